@@ -1,0 +1,160 @@
+"""Every error a user can meet; each says what was asked, what is true, and what to do next.
+
+They are raised where the situation is known and caught in one place, the command line's `main`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+
+
+class LostflopsError(Exception):
+    """An input or a request that cannot be answered. `hint` says what to do about it."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}\nHint: {self.hint}" if self.hint else self.message
+
+
+def shown(name: str | Path) -> str:
+    """A name from outside, made safe to print on one line: control characters escaped, length bounded."""
+    text = str(name)
+    text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    return text if len(text) <= 200 else f"{text[:120]}…{text[-70:]}"
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """' Did you mean …?' when something close is known, else nothing."""
+    close = get_close_matches(name.replace("-", "_"), list(known), n=1, cutoff=0.6)
+    return f" Did you mean '{close[0]}'?" if close else ""
+
+
+class NothingThere(LostflopsError):
+    """A path that does not exist, or a pattern that matches nothing."""
+
+    def __init__(self, path: str | Path) -> None:
+        super().__init__(
+            f"There is no file or folder at '{shown(path)}'.",
+            "give a trace file, a folder of traces, a glob in quotes, or a run made by `lostflops import`.",
+        )
+
+
+class NoTraces(LostflopsError):
+    """A folder without anything that looks like a trace."""
+
+    def __init__(self, path: str | Path, looked_for: Sequence[str]) -> None:
+        super().__init__(
+            f"'{shown(path)}' holds no trace that lostflops can read.",
+            f"it looks for {', '.join(looked_for)}.",
+        )
+
+
+class NotATrace(LostflopsError):
+    """A file that could be opened but is not a trace."""
+
+    def __init__(self, path: Path, why: str, hint: str = "") -> None:
+        super().__init__(
+            f"{shown(path.name)} is not a trace that lostflops can read: {why}",
+            hint or "a PyTorch profiler trace is written by `prof.export_chrome_trace(...)` or "
+            "`tensorboard_trace_handler`; an Nsight Systems export by `nsys export --type sqlite`.",
+        )
+
+
+class Unreadable(LostflopsError):
+    """A file the operating system would not let us read."""
+
+    def __init__(self, path: Path, error: OSError) -> None:
+        super().__init__(f"{shown(path.name)} could not be read: {error.strerror or error}.", "check its permissions.")
+
+
+class Truncated(LostflopsError):
+    """A file that ends before it should."""
+
+    def __init__(self, path: Path, where: str, salvage: str = "") -> None:
+        super().__init__(
+            f"{shown(path.name)} {where}.\nThe process was probably killed while writing, or the copy is incomplete.",
+            salvage or "`--salvage` keeps everything up to the last whole event.",
+        )
+
+
+class SameRankTwice(LostflopsError):
+    """Two files that both claim to be one rank at the same time."""
+
+    def __init__(self, rank: int, first: str, second: str) -> None:
+        super().__init__(
+            f"{shown(first)} and {shown(second)} both hold rank {rank}, over the same time.",
+            "give only the files of one job, or one of the two.",
+        )
+
+
+class RanksMissing(LostflopsError):
+    """Fewer files than the job has ranks."""
+
+    def __init__(self, missing: Sequence[int], world_size: int, present: int) -> None:
+        listed = ", ".join(map(str, missing[:12])) + (", …" if len(missing) > 12 else "")
+        super().__init__(
+            f"The job has {world_size} ranks; {present} of them {'is' if present == 1 else 'are'} here. "
+            f"Missing: {listed}.",
+            "add the missing files, or pass `--allow-missing-ranks`: waiting for an absent rank cannot be "
+            "told from transfer then.",
+        )
+
+
+class NoSuchRecipe(LostflopsError):
+    """A recipe name that is not known."""
+
+    def __init__(self, name: str, known: Iterable[str]) -> None:
+        super().__init__(
+            f"There is no recipe called '{shown(name)}'.{suggestion(name, known)}",
+            "`lostflops recipes` lists them.",
+        )
+
+
+class NoSuchStep(LostflopsError):
+    """A step range that selects nothing."""
+
+    def __init__(self, asked: str, present: str) -> None:
+        super().__init__(f"No step lies in '{shown(asked)}'; this run has steps {present}.")
+
+
+class BadOption(LostflopsError):
+    """An option value that cannot be used."""
+
+
+class NewerStore(LostflopsError):
+    """A stored run written in a format this version does not know."""
+
+    def __init__(self, path: Path, found: object, known: int) -> None:
+        super().__init__(
+            f"'{shown(path)}' is a run in store format {shown(str(found))}; this lostflops reads format {known}.",
+            "import the traces again, or use the version of lostflops that wrote it.",
+        )
+
+
+class DamagedStore(LostflopsError):
+    """A stored run whose files do not hold together."""
+
+    def __init__(self, path: Path, why: str) -> None:
+        super().__init__(
+            f"The run in '{shown(path)}' is damaged: {why}", "delete the folder and import the traces again."
+        )
+
+
+class CannotWrite(LostflopsError):
+    """An output that cannot be written."""
+
+    def __init__(self, path: str | Path, error: OSError) -> None:
+        super().__init__(f"'{shown(path)}' could not be written: {error.strerror or error}.")
+
+
+class OutputExists(LostflopsError):
+    """An output folder that already holds something else."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(f"'{shown(path)}' already exists and is not a lostflops run.", "choose another --output.")

@@ -1,0 +1,42 @@
+"""What a finding is: a claim with its size, its evidence, and the next thing to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Gain = Literal["at most", "predicted", "measured", "unknown"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is true about a run and worth acting on.
+
+    `ns_per_step` is what acting on it could save in a mean step of a mean rank, to be read with `gain`:
+    *at most* is an upper bound, *predicted* comes from replay, *measured* from interleaved repetition;
+    *unknown* says that the trace cannot tell, and then `ns_per_step` is 0. Gains of several findings do
+    not add up.
+    """
+
+    name: str  # stable, in kebab-case: 'data-loading-starves-gpu'
+    claim: str  # one sentence with the numbers in it
+    ns_per_step: int
+    gain: Gain
+    evidence: tuple[str, ...]  # short facts, each with its number
+    next: str  # the next thing to do
+    recipe: str = ""  # filled in by the runner
+    doubt: str = ""  # why this may be wrong, when it may
+
+
+def milliseconds(ns: float) -> str:
+    """A duration in words for a claim: three significant digits, in s, ms, µs or ns."""
+    for unit, size in (("s", 10**9), ("ms", 10**6), ("µs", 10**3)):
+        if abs(ns) >= size:
+            value = ns / size
+            return f"{value:.{0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2}f} {unit}"
+    return f"{ns:.0f} ns"
+
+
+def percent(part: float, whole: float) -> str:
+    """A share in words; 'no share' of an empty whole is never printed as a number."""
+    return "–" if whole == 0 else f"{100 * part / whole:.1f} %"

@@ -1,0 +1,353 @@
+"""Algebra on sets of half-open intervals of integers; knows nothing of traces.
+
+Everything rests on one sweep. Each interval becomes two edges, +1 at its start and -1 at its end; sorted by
+time, the running sum is the number of intervals open between one edge and the next. Every set of intervals
+returns its count to zero after its last edge, so one running sum over frames sorted by group and time serves
+all groups at once, and nothing loops over rows. All results are exact integers.
+
+Frames have int64 columns `start` and `end`; intervals with `end <= start` hold no time and count for nothing.
+`by` names the grouping columns: intervals of different groups never meet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+Int = npt.NDArray[np.int64]
+
+
+def union(frame: pl.LazyFrame, by: Sequence[str] = ()) -> pl.LazyFrame:
+    """The instants covered by any interval, as disjoint intervals that do not touch, sorted."""
+    keys = list(by)
+    furthest = pl.col("end").cum_max().shift(1)
+    if keys:
+        furthest = furthest.over(keys)
+    return (
+        frame.filter(pl.col("end") > pl.col("start"))
+        .select(*keys, "start", "end")
+        .sort(*keys, "start")
+        .with_columns(_run=(furthest.is_null() | (pl.col("start") > furthest)).cum_sum())
+        .group_by(*keys, "_run", maintain_order=True)
+        .agg(pl.col("start").first(), pl.col("end").max())
+        .drop("_run")
+    )
+
+
+def paint(
+    windows: pl.LazyFrame,
+    layers: Mapping[str, pl.LazyFrame],
+    by: Sequence[str] = (),
+    account: str = "account",
+) -> pl.LazyFrame:
+    """Split every window into maximal runs by the first layer that covers each instant.
+
+    The windows of one group must be disjoint. The result has the columns of `windows`, with `start` and `end`
+    of the run, and `account`: the layer's name, or null where none covers. For every window the runs add up to
+    its length, exactly.
+    """
+    keys = list(by)
+    names = list(layers)
+    numbered = windows.filter(pl.col("end") > pl.col("start")).with_row_index("_window", offset=1)
+    edges = [_edges(numbered, keys, "_window", pl.col("_window").cast(pl.Int64))]
+    edges += [
+        _edges(frame.filter(pl.col("end") > pl.col("start")), keys, f"_layer{i}", pl.lit(1, dtype=pl.Int64))
+        for i, frame in enumerate(layers.values())
+    ]
+    counts = ["_window", *(f"_layer{i}" for i in range(len(names)))]
+    covering = pl.lit(None, dtype=pl.Int16)
+    for i in reversed(range(len(names))):
+        covering = pl.when(pl.col(f"_layer{i}") > 0).then(pl.lit(i, dtype=pl.Int16)).otherwise(covering)
+    last_of_group = pl.struct(keys) != pl.struct(keys).shift(-1) if keys else pl.lit(False)
+    changed = pl.col("_window").ne_missing(pl.col("_window").shift(1)) | pl.col("_code").ne_missing(
+        pl.col("_code").shift(1)
+    )
+    runs = (
+        pl.concat(edges, how="diagonal")
+        .with_columns(pl.col(counts).fill_null(0))
+        .sort(*keys, "_at")
+        # Both counts return to zero after a group's last edge, so one running sum serves all groups.
+        .with_columns(pl.col(counts).cum_sum(), _next=pl.col("_at").shift(-1), _last=last_of_group)
+        .filter((pl.col("_window") > 0) & ~pl.col("_last").fill_null(True) & (pl.col("_next") > pl.col("_at")))
+        .with_columns(_code=covering)
+        .with_columns(_run=changed.cum_sum())
+        .group_by("_run", maintain_order=True)
+        .agg(
+            pl.col("_window").first().cast(pl.UInt32),
+            pl.col("_code").first(),
+            start=pl.col("_at").first(),
+            end=pl.col("_next").last(),
+        )
+        .with_columns(
+            pl.col("_code")
+            .replace_strict(dict(enumerate(names)), default=None, return_dtype=pl.String)
+            .alias(account)
+            if names
+            else pl.lit(None, dtype=pl.String).alias(account)
+        )
+        .select("_window", "start", "end", account)
+    )
+    rest = numbered.drop("start", "end").with_columns(pl.col("_window").cast(pl.UInt32))
+    return runs.join(rest, on="_window", how="left", maintain_order="left").drop("_window")
+
+
+def _edges(frame: pl.LazyFrame, keys: list[str], column: str, delta: pl.Expr) -> pl.LazyFrame:
+    opening = frame.select(*keys, _at=pl.col("start"), **{column: delta})
+    closing = frame.select(*keys, _at=pl.col("end"), **{column: -delta})
+    return pl.concat([opening, closing])
+
+
+def coverage(a: pl.LazyFrame, b: pl.LazyFrame, by: Sequence[str] = ()) -> pl.LazyFrame:
+    """Per group, the time in which only `a`, only `b`, and both have something open.
+
+    Columns: `by`, `only_a`, `only_b`, `both`. Groups that appear in neither are absent.
+    """
+    keys = list(by)
+    edges = pl.concat(
+        [
+            _edges(a.filter(pl.col("end") > pl.col("start")), keys, "_a", pl.lit(1, dtype=pl.Int64)),
+            _edges(b.filter(pl.col("end") > pl.col("start")), keys, "_b", pl.lit(1, dtype=pl.Int64)),
+        ],
+        how="diagonal",
+    )
+    open_a, open_b, length = pl.col("_a") > 0, pl.col("_b") > 0, pl.col("_next") - pl.col("_at")
+    swept = (
+        edges.with_columns(pl.col("_a", "_b").fill_null(0))
+        .sort(*keys, "_at")
+        # After a group's last edge both counts are zero, so the jump to the next group counts for nothing.
+        .with_columns(pl.col("_a", "_b").cum_sum(), _next=pl.col("_at").shift(-1))
+    )
+    sums = [
+        length.filter(open_a & ~open_b).sum().alias("only_a"),
+        length.filter(open_b & ~open_a).sum().alias("only_b"),
+        length.filter(open_a & open_b).sum().alias("both"),
+    ]
+    return swept.group_by(keys, maintain_order=True).agg(sums) if keys else swept.select(sums)
+
+
+def clip(frame: pl.LazyFrame, windows: pl.LazyFrame, by: Sequence[str] = ()) -> pl.LazyFrame:
+    """The parts of each row inside each window of its group: one row per row and window that meet.
+
+    Columns of both; `start` and `end` are cut to the window. The windows of a group must be disjoint.
+    """
+    keys = list(by)
+    order = windows.filter(pl.col("end") > pl.col("start")).sort(*keys, "start")
+    renamed = order.rename({"start": "_from", "end": "_to"})
+    if keys:
+        met = frame.join(renamed, on=keys, how="inner")
+    else:
+        met = frame.join(renamed, how="cross")
+    return (
+        met.filter((pl.col("start") < pl.col("_to")) & (pl.col("end") > pl.col("_from")))
+        .with_columns(
+            start=pl.max_horizontal("start", "_from"),
+            end=pl.min_horizontal("end", "_to"),
+        )
+        .drop("_from", "_to")
+    )
+
+
+def depth_over_time(frame: pl.LazyFrame, by: Sequence[str] = ()) -> pl.LazyFrame:
+    """How many intervals are open, as runs of constant depth: `by`, `start`, `end`, `depth` (at least 1)."""
+    keys = list(by)
+    return (
+        _edges(frame.filter(pl.col("end") > pl.col("start")), keys, "depth", pl.lit(1, dtype=pl.Int64))
+        .group_by(*keys, "_at")
+        .agg(pl.col("depth").sum())
+        .sort(*keys, "_at")
+        .with_columns(pl.col("depth").cum_sum(), end=pl.col("_at").shift(-1))
+        .filter(pl.col("depth") > 0)
+        .select(*keys, pl.col("_at").alias("start"), "end", "depth")
+    )
+
+
+@dataclass(frozen=True)
+class Forest:
+    """Intervals of many groups nested into trees, as arrays over the intervals sorted by (group, start, -end).
+
+    `order` gives the sorted position's original index; `parent` is a sorted position, or -1 for a root.
+    `end` is cut to the parent's end where an interval sticks out of its parent; `repaired` counts those.
+    """
+
+    order: Int
+    group: Int
+    start: Int
+    end: Int
+    parent: Int
+    depth: Int
+    repaired: int
+
+
+def nest(start: Int, end: Int, group: Int) -> Forest:
+    """Nest intervals by containment within their group.
+
+    An interval that begins inside another and outlives it is cut at the other's end, for nesting only: real
+    traces have a few such among proper trees.
+    """
+    # Sorting by (group, start, -end) puts every parent before its children.
+    order = np.lexsort((-end, start, group)).astype(np.int64, copy=False)
+    group, start, end = group[order], start[order], end[order].copy()
+    end = np.maximum(end, start)
+    repaired = 0
+    for _ in range(8):
+        parent, depth = _parents(start, end, group)
+        inner = np.flatnonzero(parent >= 0)
+        limit = end[parent[inner]]
+        # While some still stick out, a level count may name a parent that is over already: leave those be.
+        over = limit <= start[inner]
+        out = (end[inner] > limit) & ~over
+        if out.any():
+            repaired += int(out.sum())
+            end[inner[out]] = limit[out]
+        elif over.any():
+            break
+        else:
+            return Forest(order, group, start, end, parent, depth, repaired)
+    return _nest_one_by_one(order, start, end, group, repaired)
+
+
+def _nest_one_by_one(order: Int, start: Int, end: Int, group: Int, repaired: int) -> Forest:
+    """The same with a stack, for input so entangled that cutting in rounds does not settle it."""
+    ends = end.tolist()
+    parents: list[int] = []
+    depths: list[int] = []
+    stack: list[int] = []
+    current: int | None = None
+    for i, (s, g) in enumerate(zip(start.tolist(), group.tolist(), strict=True)):
+        if g != current:
+            stack.clear()
+            current = g
+        while stack and ends[stack[-1]] <= s:
+            stack.pop()
+        if stack and ends[i] > ends[stack[-1]]:
+            ends[i] = ends[stack[-1]]
+            repaired += 1
+        parents.append(stack[-1] if stack else -1)
+        depths.append(len(stack))
+        stack.append(i)
+    return Forest(
+        order,
+        group,
+        start,
+        np.array(ends, dtype=np.int64),
+        np.array(parents, dtype=np.int64),
+        np.array(depths, dtype=np.int64),
+        repaired,
+    )
+
+
+def _parents(start: Int, end: Int, group: Int) -> tuple[Int, Int]:
+    """Parent and depth of intervals sorted by (group, start, -end)."""
+    n = len(start)
+    position = np.arange(n, dtype=np.int64)
+    if n == 0:
+        return position, position
+    first = np.flatnonzero(np.r_[True, group[1:] != group[:-1]])
+    base = np.repeat(first, np.diff(np.r_[first, n]))
+    # Depth = begun before me in my group, less ended by the time I begin. Ends are ranked within the group.
+    closes = np.lexsort((end, group))
+    ended = _count_at_most(end[closes], group[closes], start, group)
+    depth = position - ended
+    # An interval of no length ends as it begins, and has then been counted as ended before itself.
+    zero = (end == start).astype(np.int64)
+    if zero.any():
+        same = np.r_[True, (start[1:] != start[:-1]) | (group[1:] != group[:-1])]
+        run = np.maximum.accumulate(np.where(same, position, 0))
+        total = np.r_[0, np.cumsum(zero)]
+        last = np.r_[np.flatnonzero(same)[1:], n]
+        stop = np.repeat(last, np.diff(np.r_[np.flatnonzero(same), n]))
+        depth = depth + (total[stop] - total[run]) - (total[position] - total[run])
+    depth = np.maximum(depth, 0)
+    # The parent is the nearest earlier interval of my group that is one level up.
+    parent = np.full(n, -1, dtype=np.int64)
+    rows = np.lexsort((position, depth))
+    levels = depth[rows]
+    deep = int(levels[-1])
+    bounds = np.searchsorted(levels, np.arange(deep + 2))
+    for level in range(1, deep + 1):
+        mine = rows[bounds[level] : bounds[level + 1]]
+        above = rows[bounds[level - 1] : bounds[level]]
+        if len(mine) == 0 or len(above) == 0:
+            continue
+        at = np.searchsorted(above, mine) - 1
+        found = above[np.maximum(at, 0)]
+        valid = (at >= 0) & (found >= base[mine])
+        parent[mine[valid]] = found[valid]
+    return parent, depth
+
+
+def _count_at_most(values: Int, value_group: Int, query: Int, query_group: Int) -> Int:
+    """For each query, how many values of all earlier groups, and of its own up to and including it."""
+    merged = np.lexsort(
+        (
+            np.r_[np.zeros(len(values), np.int8), np.ones(len(query), np.int8)],
+            np.r_[values, query],
+            np.r_[value_group, query_group],
+        )
+    )
+    is_value = merged < len(values)
+    running = np.cumsum(is_value)
+    counts = np.empty(len(query), dtype=np.int64)
+    asked = ~is_value
+    counts[merged[asked] - len(values)] = running[asked]
+    return counts
+
+
+def innermost_at(forest: Forest, point: Int, group: Int) -> Int:
+    """The sorted position of the deepest interval that contains each point, or -1.
+
+    The latest interval begun at or before the point is it, or one of that interval's ancestors is.
+    """
+    n = len(forest.start)
+    if n == 0 or len(point) == 0:
+        return np.full(len(point), -1, dtype=np.int64)
+    at = _count_at_most(forest.start, forest.group, point, group) - 1
+    at[(at >= 0) & (forest.group[np.maximum(at, 0)] != group)] = -1
+    active = np.flatnonzero(at >= 0)
+    while len(active):
+        here = at[active]
+        over = forest.end[here] <= point[active]
+        active = active[over]
+        at[active] = forest.parent[here[over]]
+        active = active[at[active] >= 0]
+    return at
+
+
+def self_pieces(forest: Forest) -> tuple[Int, Int, Int]:
+    """The time of each interval outside its children, as (sorted position, start, end), sorted by time.
+
+    Pieces of one group never overlap; together they cover exactly the group's union.
+    """
+    n = len(forest.start)
+    position = np.arange(n, dtype=np.int64)
+    # At its start an interval takes over; at its end its parent does. Deeper ends come before shallower ones.
+    at = np.r_[forest.start, forest.end]
+    owner = np.r_[position, forest.parent]
+    group = np.r_[forest.group, forest.group]
+    closing = np.r_[np.zeros(n, np.int8), np.ones(n, np.int8)]
+    # At one instant: ends before starts, except that an interval of no length must begin before it ends.
+    empty = forest.end == forest.start
+    keep = np.r_[~empty, ~empty]
+    at, owner, group, closing = at[keep], owner[keep], group[keep], closing[keep]
+    level = np.r_[forest.depth, forest.depth][keep]
+    order = np.lexsort((np.where(closing == 1, -level, level), 1 - closing, at, group))
+    at, owner, group = at[order], owner[order], group[order]
+    if len(at) == 0:
+        return at, at, at
+    stop = np.r_[at[1:], at[-1]]
+    same = np.r_[group[1:] == group[:-1], False]
+    good = (stop > at) & same & (owner >= 0)
+    return owner[good], at[good], stop[good]
+
+
+def group_ids(frame: pl.DataFrame, by: Sequence[str]) -> Int:
+    """A dense integer per distinct combination of `by`, in no particular order."""
+    if not by:
+        return np.zeros(frame.height, dtype=np.int64)
+    ids: Any = frame.select(pl.struct(list(by)).rank("dense")).to_series().cast(pl.Int64).to_numpy()
+    return ids
