@@ -1,0 +1,71 @@
+"""Give GPU work the call that launched it and the operator that made that call.
+
+Two joins hold in every trace seen, so nothing else is used: GPU work to its call by correlation id, and a call
+to the deepest operator that contains its start on its thread.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+
+from .. import intervals
+from ..intervals import Forest
+from ..tables import NAME, PHASE
+
+
+class OperatorTree:
+    """The operators of one rank, nested per thread."""
+
+    def __init__(self, operators: pl.DataFrame) -> None:
+        self.operators = operators
+        self.forest: Forest = intervals.nest(
+            operators["start"].to_numpy(), operators["end"].to_numpy(), operators["thread"].to_numpy()
+        )
+
+    def at(self, moments: pl.Series, threads: pl.Series) -> pl.Series:
+        """The row number of the deepest operator at each moment on each thread; null where there is none."""
+        known = (moments.is_not_null() & threads.is_not_null()).to_numpy()
+        rows = np.full(len(moments), -1, dtype=np.int64)
+        found = intervals.innermost_at(
+            self.forest,
+            moments.fill_null(0).to_numpy()[known],
+            threads.fill_null(0).to_numpy()[known],
+        )
+        rows[known] = np.where(found >= 0, self.forest.order[np.maximum(found, 0)], -1)
+        return pl.Series(rows).replace({-1: None})
+
+
+def attribute(
+    work: pl.DataFrame, launches: pl.DataFrame | None, operators: pl.DataFrame | OperatorTree | None
+) -> pl.DataFrame:
+    """`work` (kernels or copies of one rank) with launch_start, launch_end, thread, operator and phase.
+
+    They are null where the launch was not recorded. One call may own many rows, as a graph launch does; of
+    several calls that share an id, the first counts.
+    """
+    work = work.drop("launch_start", "launch_end", "thread", "operator", "phase", strict=False)
+    if launches is None or launches.is_empty():
+        return work.with_columns(
+            pl.lit(None, dtype=pl.Int64).alias(c) for c in ("launch_start", "launch_end", "thread")
+        ).with_columns(operator=pl.lit(None, dtype=NAME), phase=pl.lit(None, dtype=PHASE))
+    calls = (
+        launches.lazy()
+        .filter(pl.col("correlation").is_not_null())
+        .join(work.lazy().select("correlation").unique(), on="correlation", how="semi")
+        .sort("start")
+        .unique("correlation", keep="first", maintain_order=True)
+        .select("correlation", "thread", launch_start="start", launch_end="end")
+        .collect()
+    )
+    work = work.join(calls, on="correlation", how="left", maintain_order="left")
+    if operators is None or (isinstance(operators, pl.DataFrame) and operators.is_empty()):
+        return work.with_columns(operator=pl.lit(None, dtype=NAME), phase=pl.lit(None, dtype=PHASE))
+    tree = operators if isinstance(operators, OperatorTree) else OperatorTree(operators)
+    rows = tree.at(work["launch_start"], work["thread"])
+    phase = (
+        tree.operators["phase"].gather(rows)
+        if "phase" in tree.operators.columns
+        else pl.Series([None] * work.height, dtype=PHASE)
+    )
+    return work.with_columns(operator=tree.operators["name"].gather(rows), phase=phase)

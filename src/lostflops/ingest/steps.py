@@ -1,0 +1,191 @@
+"""Find the optimizer steps of a rank, from the best mark there is.
+
+In order: the profiler's own step markers, ranges that name a step, the ends of optimizer ranges, bursts of
+optimizer kernels, the period of the kernel sequence; failing all, the whole trace is one step. Which one was
+used is recorded with every step.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+
+from ..tables import STEP_SOURCE
+
+# A range that names a step: 'step 3', 'Iteration-12', 'train_step', 'training_batch#7'.
+STEP_RANGE = r"(?i)^(?:train(?:ing)?|global|optimizer)?[ _:/-]*(?:step|iter|iteration|batch)[ _#:/=-]*(\d{1,15})?$"
+PROFILER_STEP = r"^ProfilerStep[#*](\d{1,15})$"
+OPTIMIZER_RANGE = r"^Optimizer\.step#.*\.step$"
+
+# Periods are only looked for in sequences that could show three of them, and accepted when 19 of 20 kernels repeat.
+FEWEST_PERIODS = 3
+SAME_SHARE = 0.95
+
+
+def find_steps(
+    ranges: pl.DataFrame | None,
+    operators: pl.DataFrame | None,
+    kernels: pl.DataFrame | None,
+    start: int,
+    end: int,
+) -> pl.DataFrame:
+    """The steps of one rank: start, end, step, source, complete. `start` and `end` bound what was recorded.
+
+    Steps are disjoint and sorted. A step lasts from its mark to the next one's; the last to its own end. A mark
+    that runs beyond the recording is cut there and its step marked incomplete.
+    """
+    for found in (
+        _marked(ranges, PROFILER_STEP, "profiler", at_least=1),
+        _marked(ranges, STEP_RANGE, "range", at_least=2),
+        _between_optimizers(_optimizer_range_ends(ranges, operators), start, end),
+        _between_optimizers(_optimizer_burst_ends(kernels), start, end),
+        _periods(kernels),
+    ):
+        if found is not None:
+            steps = _inside(found, start, end)
+            if steps.height:
+                return steps
+    first, last = start, end
+    if kernels is not None and kernels.height:
+        first, last = kernels["start"].min(), kernels["end"].max()  # pyright: ignore[reportAssignmentType]
+    return _table([first], [last], [0], "whole trace", [False]).filter(pl.col("end") > pl.col("start"))
+
+
+def _table(
+    start: list[int], end: list[int], step: list[int], source: str, complete: list[bool]
+) -> pl.DataFrame:
+    return pl.DataFrame(
+        {
+            "start": pl.Series(start, dtype=pl.Int64),
+            "end": pl.Series(end, dtype=pl.Int64),
+            "step": pl.Series(step, dtype=pl.Int64),
+            "source": pl.Series([source] * len(start), dtype=STEP_SOURCE),
+            "complete": pl.Series(complete, dtype=pl.Boolean),
+        }
+    )
+
+
+def _inside(steps: pl.DataFrame, start: int, end: int) -> pl.DataFrame:
+    """Steps cut to what was recorded, and flagged where the cut took something."""
+    whole = (pl.col("start") >= start) & (pl.col("end") <= end)
+    return steps.with_columns(
+        pl.col("start").clip(start, end),
+        pl.col("end").clip(start, end),
+        complete=pl.col("complete") & whole,
+    ).filter(pl.col("end") > pl.col("start"))
+
+
+def _marked(ranges: pl.DataFrame | None, pattern: str, source: str, at_least: int) -> pl.DataFrame | None:
+    if ranges is None or ranges.is_empty():
+        return None
+    names = ranges["name"].unique().cast(pl.String)
+    names = names.filter(names.str.contains(pattern).fill_null(False))
+    if names.is_empty():
+        return None
+    marks = (
+        ranges.filter(pl.col("name").cast(pl.String).is_in(names.to_list()))
+        .with_columns(text=pl.col("name").cast(pl.String))
+        .with_columns(step=pl.col("text").str.extract(pattern, 1).cast(pl.Int64, strict=False))
+        .sort("start", pl.col("end"), descending=[False, True])
+    )
+    # Marks of several threads or nested ones would give overlapping steps: keep the thread with most time.
+    thread = marks.group_by("thread").agg((pl.col("end") - pl.col("start")).sum()).sort("end").row(-1)[0]
+    marks = marks.filter(pl.col("thread").eq_missing(thread))
+    outer = pl.col("start") >= pl.col("end").cum_max().shift(1).fill_null(pl.lit(-(2**62)))
+    marks = marks.filter(outer)
+    if marks.height < at_least:
+        return None
+    numbers = marks["step"]
+    step = (
+        numbers
+        if numbers.null_count() == 0 and numbers.is_sorted() and numbers.is_unique().all()
+        else pl.Series(range(marks.height), dtype=pl.Int64)
+    )
+    # A step reaches to the next mark: what happens between two marks belongs to the step that leads there. A
+    # long pause between two recordings of one rank does not.
+    until = marks["start"].shift(-1).fill_null(marks["end"][-1])
+    usual = int((marks["end"] - marks["start"]).median() or 0)  # pyright: ignore[reportArgumentType]
+    far = (until - marks["end"]) > max(usual, 1)
+    until = pl.select(pl.when(far).then(marks["end"]).otherwise(until)).to_series()
+    return _table(marks["start"].to_list(), until.to_list(), step.to_list(), source, [True] * marks.height)
+
+
+def _optimizer_range_ends(ranges: pl.DataFrame | None, operators: pl.DataFrame | None) -> list[int]:
+    for rows in (ranges, operators):
+        if rows is None or rows.is_empty():
+            continue
+        names = rows["name"].unique().cast(pl.String)
+        names = names.filter(names.str.contains(OPTIMIZER_RANGE).fill_null(False)).to_list()
+        if names:
+            found = rows.filter(pl.col("name").cast(pl.String).is_in(names)).sort("start")
+            # Several optimizers in one step: the one that comes last ends it.
+            last = found["name"][-1]
+            return found.filter(pl.col("name") == last)["end"].to_list()
+    return []
+
+
+def _optimizer_burst_ends(kernels: pl.DataFrame | None) -> list[int]:
+    if kernels is None or kernels.is_empty() or "family" not in kernels.columns:
+        return []
+    order = kernels.sort("start").select("end", optimizer=pl.col("family") == "optimizer")
+    bursts = (
+        order.with_columns(run=pl.col("optimizer").rle_id())
+        .group_by("run", maintain_order=True)
+        .agg(pl.col("optimizer").first(), pl.len(), pl.col("end").max())
+    )
+    # A burst goes on over a few foreign kernels: weight decay, norms and copies between fused updates.
+    bursts = (
+        bursts.with_columns(break_=~pl.col("optimizer") & (pl.col("len") >= 16))
+        .with_columns(burst=pl.col("break_").cum_sum())
+        .filter(pl.col("optimizer"))
+        .group_by("burst", maintain_order=True)
+        .agg(pl.col("end").max())
+    )
+    return bursts["end"].to_list() if bursts.height >= 2 else []
+
+
+def _between_optimizers(ends: list[int], start: int, end: int) -> pl.DataFrame | None:
+    if not ends:
+        return None
+    bounds = [start, *ends]
+    complete = [False, *([True] * (len(ends) - 1))]
+    if ends[-1] < end:  # what follows the last update belongs to a step that was not recorded to its end
+        bounds.append(end)
+        complete.append(False)
+    return _table(bounds[:-1], bounds[1:], list(range(len(bounds) - 1)), "optimizer", complete)
+
+
+def _periods(kernels: pl.DataFrame | None) -> pl.DataFrame | None:
+    if kernels is None or kernels.height < 4 * FEWEST_PERIODS or bool(kernels["continued"].any()):
+        return None
+    order = kernels.sort("start")
+    codes = order["name"].to_physical().to_numpy().astype(np.int64)
+    period = _period(codes)
+    if period is None:
+        return None
+    begins = order["start"].to_numpy()
+    firsts = np.arange(0, len(codes), period)
+    bounds = [*begins[firsts].tolist(), int(order["end"].max())]  # pyright: ignore[reportArgumentType]
+    whole = [True] * (len(firsts) - 1) + [len(codes) % period == 0]
+    return _table(bounds[:-1], bounds[1:], list(range(len(firsts))), "period", whole)
+
+
+def _period(codes: np.ndarray) -> int | None:
+    """The shift after which the sequence repeats best, when it repeats well enough."""
+    n = len(codes)
+    longest = n // FEWEST_PERIODS
+    _, inverse, counts = np.unique(codes, return_inverse=True, return_counts=True)
+    rare = np.flatnonzero(counts >= FEWEST_PERIODS)
+    if len(rare) == 0:
+        return None
+    # A kernel that runs once a step is among the rarest; distances between its runs are the candidates.
+    candidates: set[int] = set()
+    for name in rare[np.argsort(counts[rare])][:8]:
+        distances = np.diff(np.flatnonzero(inverse == name))
+        candidates.update(np.unique(distances)[:16].tolist())
+    best, share = None, SAME_SHARE
+    for period in sorted(c for c in candidates if 4 <= c <= longest):
+        same = float(np.mean(codes[:-period] == codes[period:]))
+        if same > share or (best is None and same >= share):
+            best, share = period, same
+    return best
