@@ -1,0 +1,63 @@
+# A fresh clone needs Python 3.11+ with pip, and make. Nothing else has to be typed to set up:
+#
+#     make demo     the first page of a recorded training run, and its HTML report
+#     make test     every test
+#     make check    formatting, lint, types, layers
+#     make bench    speed and memory against the targets, written to benchmarks/README.md
+#     make docs     regenerate docs/ and the README's output from the code
+#     make record-examples    record examples/runs again (installs torch)
+#     make clean    remove what these made
+
+PYTHON ?= python3
+PIP = $(PYTHON) -m pip --disable-pip-version-check --python
+INSTALL = install --quiet --constraint constraints.txt
+DEV = .venv/.installed
+
+# The demo needs the core alone, so it does not wait for the development tools where those are not there yet.
+DEMO = $(if $(wildcard $(DEV)),.venv,.venv-demo)
+
+.PHONY: demo test check bench docs record-examples clean
+
+demo: $(DEMO)/.installed
+	@$(DEMO)/bin/python -m lostflops why examples/runs/lora-workers-0 --html demo-report.html
+	@echo
+	@echo "The same page with plots and tables: $(CURDIR)/demo-report.html"
+	@echo "The run it explains: examples/runs/lora-workers-0 (see examples/README.md)"
+
+test: $(DEV)
+	.venv/bin/python -m pytest --numprocesses auto --maxprocesses 8
+
+check: $(DEV)
+	.venv/bin/ruff format --check .
+	.venv/bin/ruff check .
+	.venv/bin/basedpyright
+	.venv/bin/lint-imports
+
+bench: $(DEV)
+	.venv/bin/python benchmarks/run.py
+
+docs: $(DEV)
+	.venv/bin/python docs/generate.py
+
+record-examples: .venv-torch/.installed
+	.venv-torch/bin/python examples/record.py
+
+clean:
+	rm -rf .venv .venv-demo .venv-torch demo-report.html
+	rm -rf .hypothesis .ruff_cache .import_linter_cache .lostflops build dist
+
+# `venv --without-pip` because Debian ships Python without ensurepip; the caller's pip fills the environment.
+.venv/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv --without-pip .venv
+	$(PIP) .venv/bin/python $(INSTALL) --editable '.[dev]'
+	@touch $@
+
+.venv-demo/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv --without-pip .venv-demo
+	$(PIP) .venv-demo/bin/python $(INSTALL) --editable .
+	@touch $@
+
+.venv-torch/.installed: constraints.txt
+	$(PYTHON) -m venv --without-pip .venv-torch
+	$(PIP) .venv-torch/bin/python $(INSTALL) torch==2.13.0 numpy
+	@touch $@
