@@ -1,0 +1,46 @@
+"""Overlays and parts of intervals, against an oracle that looks at every nanosecond."""
+
+from __future__ import annotations
+
+import polars as pl
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lostflops import intervals
+
+Drawn = list[tuple[int, int, int]]
+# Rank, start, length: lengths may be zero or negative, as in broken traces.
+DRAWN = st.lists(st.tuples(st.integers(0, 2), st.integers(-5, 25), st.integers(-2, 9)), max_size=12)
+
+
+def frame(drawn: Drawn) -> pl.LazyFrame:
+    schema = {"rank": pl.Int32, "start": pl.Int64, "end": pl.Int64}
+    rows = [{"rank": rank, "start": start, "end": start + length} for rank, start, length in drawn]
+    return pl.DataFrame(rows, schema=schema).lazy()
+
+
+def instants(drawn: Drawn) -> list[tuple[int, int]]:
+    return [(rank, t) for rank, start, length in drawn for t in range(start, start + length)]
+
+
+@settings(max_examples=150, deadline=None)
+@given(DRAWN, DRAWN)
+def test_an_overlay_counts_what_is_open_at_every_instant(a: Drawn, b: Drawn) -> None:
+    pieces = intervals.overlay({"a": frame(a), "b": frame(b)}, by=["rank"]).collect()
+    got: dict[tuple[int, int], tuple[int, int]] = {}
+    for rank, start, end, of_a, of_b in pieces.iter_rows():
+        for t in range(start, end):
+            assert (rank, t) not in got
+            got[rank, t] = (of_a, of_b)
+    expected = {at: (instants(a).count(at), instants(b).count(at)) for at in instants(a) + instants(b)}
+    assert got == expected
+
+
+@settings(max_examples=150, deadline=None)
+@given(DRAWN, DRAWN, DRAWN)
+def test_the_part_inside_windows_is_counted_row_by_row(rows: Drawn, a: Drawn, b: Drawn) -> None:
+    answer = intervals.inside(frame(rows), {"a": frame(a), "b": frame(b)}).collect()
+    expected = [
+        tuple(sum(at in instants(windows) for at in instants([row])) for windows in (a, b)) for row in rows
+    ]
+    assert answer.select("a", "b").rows() == expected
