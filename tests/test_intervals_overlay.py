@@ -38,9 +38,16 @@ def test_an_overlay_counts_what_is_open_at_every_instant(a: Drawn, b: Drawn) -> 
 
 @settings(max_examples=150, deadline=None)
 @given(DRAWN, DRAWN, DRAWN)
-def test_the_part_inside_windows_is_counted_row_by_row(rows: Drawn, a: Drawn, b: Drawn) -> None:
-    answer = intervals.inside(frame(rows), {"a": frame(a), "b": frame(b)}).collect()
+def test_the_part_inside_pieces_is_counted_row_by_row(rows: Drawn, a: Drawn, b: Drawn) -> None:
+    pieces = intervals.overlay({"a": frame(a), "b": frame(b)}, by=["rank"])
+    parts = {"only_b": (pl.col("b") > 0) & (pl.col("a") == 0), "twice_a": pl.col("a") >= 2}
+    answer = intervals.inside(frame(rows), pieces, parts).collect()
+    of_a, of_b = instants(a), instants(b)
     expected = [
-        tuple(sum(at in instants(windows) for at in instants([row])) for windows in (a, b)) for row in rows
+        (
+            sum(at in of_b and at not in of_a for at in instants([row])),
+            sum(of_a.count(at) >= 2 for at in instants([row])),
+        )
+        for row in rows
     ]
-    assert answer.select("a", "b").rows() == expected
+    assert answer.select(*parts).rows() == expected

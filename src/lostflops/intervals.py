@@ -73,7 +73,9 @@ def paint(
         .sort(*keys, "_at")
         # Both counts return to zero after a group's last edge, so one running sum serves all groups.
         .with_columns(pl.col(counts).cum_sum(), _next=pl.col("_at").shift(-1), _last=last_of_group)
-        .filter((pl.col("_window") > 0) & ~pl.col("_last").fill_null(True) & (pl.col("_next") > pl.col("_at")))
+        .filter(
+            (pl.col("_window") > 0) & ~pl.col("_last").fill_null(True) & (pl.col("_next") > pl.col("_at"))
+        )
         .with_columns(_code=covering)
         .with_columns(_run=changed.cum_sum())
         .group_by("_run", maintain_order=True)
@@ -153,37 +155,38 @@ def overlay(sets: Mapping[str, pl.LazyFrame], by: Sequence[str] = ()) -> pl.Lazy
     )
 
 
-def inside(frame: pl.LazyFrame, windows: Mapping[str, pl.LazyFrame], by: str = "rank") -> pl.LazyFrame:
-    """`frame` with a column per set of windows: how much of each row's time lies in any window of its group.
+def inside(
+    frame: pl.LazyFrame, pieces: pl.LazyFrame, parts: Mapping[str, pl.Expr], by: str = "rank"
+) -> pl.LazyFrame:
+    """`frame` with a column per part: how much of each row's time lies in the pieces where that part is true.
 
-    The windows' time up to an instant is a function that rises inside a window and rests outside; a row's
-    part is its rise from `start` to `end`. So a row costs two binary searches, however many windows it meets.
-    `by` is one integer column.
+    `pieces` are disjoint and sorted within their group, as `union` and `overlay` give them; a part is a boolean
+    over their columns. The time of such pieces up to an instant is a function that rises inside them and rests
+    outside; a row's share is its rise from `start` to `end`. So a row costs two binary searches, however many
+    pieces it meets. `by` is one integer column.
     """
-    rows, *covers = pl.collect_all([frame, *(union(w, [by]) for w in windows.values())])
+    chosen = pieces.select(by, "start", "end", **{f"_{name}": part for name, part in parts.items()})
+    rows, cover = pl.collect_all([frame, chosen])
     order = np.argsort(rows[by].to_numpy(), kind="stable")
     group, start, end = (rows[c].to_numpy()[order] for c in (by, "start", "end"))
-    parts: list[pl.Series] = []
-    for name, cover in zip(windows, covers, strict=True):
-        opens, closes, of = (cover[c].to_numpy() for c in ("start", "end", by))
-        part = np.zeros(rows.height, dtype=np.int64)
-        for value in np.intersect1d(of, group):
-            mine = slice(*np.searchsorted(group, [value, value + 1]))
-            ours = slice(*np.searchsorted(of, [value, value + 1]))
-            rise = _rise(opens[ours], closes[ours], end[mine]) - _rise(opens[ours], closes[ours], start[mine])
-            part[order[mine]] = np.maximum(rise, 0)
-        parts.append(pl.Series(name, part))
-    return rows.with_columns(parts).lazy()
-
-
-def _rise(opens: Int, closes: Int, at: Int) -> Int:
-    """The time of sorted, disjoint windows before each instant."""
-    before = np.r_[0, np.cumsum(closes - opens)]
-    index = np.searchsorted(closes, at, side="right")
-    last = np.minimum(index, len(opens) - 1)
-    partial = np.where(index < len(opens), np.maximum(at - opens[last], 0), 0)
-    rise: Int = before[index] + partial
-    return rise
+    of, opens, closes = (cover[c].to_numpy() for c in (by, "start", "end"))
+    shares = {name: np.zeros(rows.height, dtype=np.int64) for name in parts}
+    for value in np.intersect1d(of, group):
+        mine = slice(*np.searchsorted(group, [value, value + 1]))
+        ours = slice(*np.searchsorted(of, [value, value + 1]))
+        first, last = opens[ours], closes[ours]
+        at_start, at_end = (np.searchsorted(last, t[mine], side="right") for t in (start, end))
+        for name, share in shares.items():
+            counted = cover[f"_{name}"].to_numpy()[ours]
+            before = np.r_[0, np.cumsum((last - first) * counted)]
+            rise = before[at_end] - before[at_start]
+            for sign, t, at in ((1, end[mine], at_end), (-1, start[mine], at_start)):
+                within = np.minimum(at, len(first) - 1)
+                rise += sign * np.where(
+                    at < len(first), np.maximum(t - first[within], 0) * counted[within], 0
+                )
+            share[order[mine]] = np.maximum(rise, 0)
+    return rows.with_columns(pl.Series(name, share) for name, share in shares.items()).lazy()
 
 
 def clip(frame: pl.LazyFrame, windows: pl.LazyFrame, by: Sequence[str] = ()) -> pl.LazyFrame:
