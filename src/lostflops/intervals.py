@@ -158,7 +158,7 @@ def overlay(sets: Mapping[str, pl.LazyFrame], by: Sequence[str] = ()) -> pl.Lazy
 def inside(
     frame: pl.LazyFrame, pieces: pl.LazyFrame, parts: Mapping[str, pl.Expr], by: str = "rank"
 ) -> pl.LazyFrame:
-    """`frame` with a column per part: how much of each row's time lies in the pieces where that part is true.
+    """`frame` with a column per part: how much of a row's time lies in the pieces where that part is true.
 
     `pieces` are disjoint and sorted within their group, as `union` and `overlay` give them; a part is a boolean
     over their columns. The time of such pieces up to an instant is a function that rises inside them and rests

@@ -286,3 +286,19 @@ def _neutral(name: str, dtype: Any, row: Mapping[str, Any]) -> Any:
     if isinstance(dtype, pl.Categorical):
         return "x"
     return _NEUTRAL.get(dtype, 0)
+
+
+def on_example(wanted: Recipe, given: Mapping[str, Rows], **options: Any) -> pl.DataFrame:
+    """What a recipe answers on an example's rows; recipes it reads are run on the same rows.
+
+    A table that is not given is absent: None where the recipe admits that, else empty.
+    """
+    frames: list[pl.LazyFrame | None] = []
+    for needed in wanted.inputs:
+        if needed.name not in TABLES:
+            frames.append(on_example(named(needed.name), given).lazy())
+        elif needed.optional and needed.name not in given:
+            frames.append(None)
+        else:
+            frames.append(example_table(TABLES[needed.name], given.get(needed.name, ())))
+    return wanted(*frames, **options).collect()

@@ -1,0 +1,120 @@
+"""How much communication time no computation hides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import polars as pl
+
+from lostflops.finding import Finding, milliseconds, percent
+from lostflops.recipe import Bars, Example, recipe
+from lostflops.tables import Collectives
+from .step_totals import per_step
+
+# Share of the step from which exposed communication is worth a finding (TraceLens warns from there, too).
+WORTH_SAYING = 0.05
+
+
+@recipe(
+    question="How much communication time was not hidden behind compute?",
+    scope="rank",
+    plot=Bars(x="rank", y=("hidden", "exposed"), stacked=True),
+    columns={
+        "rank": "rank",
+        "compute": "time in which a kernel that is not communication runs, ns",
+        "total": "time in which communication runs, ns; hidden + exposed",
+        "hidden": "communication time under compute, ns",
+        "exposed": "communication time without compute, ns",
+        "hidden_share": "hidden / total",
+        "per_step": "exposed time in a mean step, ns",
+        "step_share": "share of the rank's step time that is exposed communication",
+    },
+    examples=[
+        Example(
+            "the first 2 ns of an all-reduce run under a matmul",
+            given={
+                "kernels": [{"start": 0, "end": 6, "family": "gemm"}],
+                "collectives": [{"start": 4, "end": 11}],
+                "steps": [{"start": 0, "end": 8}, {"start": 8, "end": 16}],
+            },
+            expect=[
+                {
+                    "rank": 0,
+                    "compute": 6,
+                    "total": 7,
+                    "hidden": 2,
+                    "exposed": 5,
+                    "hidden_share": 2 / 7,
+                    "per_step": 2,
+                    "step_share": 5 / 16,
+                }
+            ],
+        ),
+        Example(
+            "collectives that overlap count once, and what runs outside steps is in no step",
+            given={
+                "kernels": [{"start": 13, "end": 90, "family": "attention"}],
+                "collectives": [{"start": 0, "end": 10}, {"start": 3, "end": 20}],
+                "steps": [{"start": 12, "end": 92}],
+            },
+            expect=[
+                {
+                    "rank": 0,
+                    "compute": 77,
+                    "total": 20,
+                    "hidden": 7,
+                    "exposed": 13,
+                    "hidden_share": 0.35,
+                    "per_step": 1,
+                    "step_share": 1 / 80,
+                }
+            ],
+        ),
+    ],
+)
+def communication_exposed(
+    gpu_activity: pl.LazyFrame, collectives: Collectives, step_totals: pl.LazyFrame
+) -> pl.LazyFrame:
+    """Split each rank's communication time into hidden and exposed.
+
+    Exposed time is step time: removing all of it is the most that better overlap can save. Ranks that do not
+    communicate are left out.
+    """
+    length = pl.col("end") - pl.col("start")
+    computes, communicates = pl.col("compute") > 0, pl.col("communication") > 0
+    exposed = ~computes & communicates
+    split = (
+        gpu_activity.join(collectives.select("rank").unique(), on="rank", how="semi")
+        .group_by("rank")
+        .agg(
+            compute=length.filter(computes).sum(),
+            total=length.filter(communicates).sum(),
+            hidden=length.filter(computes & communicates).sum(),
+            exposed=length.filter(exposed).sum(),
+            _in_steps=length.filter(exposed & (pl.col("in_step") > 0)).sum(),
+        )
+        .with_columns(hidden_share=pl.when(pl.col("total") > 0).then(pl.col("hidden") / pl.col("total")))
+    )
+    return per_step(split, step_totals, "_in_steps").drop("_in_steps").sort("rank")
+
+
+@communication_exposed.finding
+def communication_is_exposed(table: pl.DataFrame) -> Iterator[Finding]:
+    mean = table.select(pl.col("per_step").mean(), pl.col("step_share").mean()).row(0)
+    exposed, total = table.select(pl.col("exposed").sum(), pl.col("total").sum()).row(0)
+    if mean[0] is None or mean[1] is None or mean[1] < WORTH_SAYING:
+        return
+    worst = table.sort("per_step", "rank", descending=[True, False], nulls_last=True).row(0, named=True)
+    yield Finding(
+        name="communication-exposed",
+        claim=f"In a mean step {milliseconds(mean[0])} ({percent(mean[1], 1)}) is communication that no "
+        "computation hides.",
+        ns_per_step=int(mean[0]),
+        gain="at most",
+        evidence=(
+            f"{percent(exposed, total)} of all communication time is exposed",
+            f"most of it on rank {worst['rank']}: {milliseconds(worst['per_step'])} a step",
+        ),
+        next="Communication-wait tells how much of it is waiting for a late rank, which overlap cannot mend; "
+        "for the rest, start the communication earlier (prefetch, smaller first bucket) or send less.",
+    )

@@ -1,0 +1,49 @@
+"""How many steps each rank recorded, and their time: what every share of a step is taken of."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from lostflops.recipe import Example, recipe
+from lostflops.tables import Steps
+
+
+@recipe(
+    question="How many steps did each rank record, and how long were they together?",
+    scope="rank",
+    page=False,
+    columns={
+        "rank": "rank",
+        "steps": "number of steps, those cut by the recording included",
+        "step_time": "their lengths added up, ns",
+    },
+    examples=[
+        Example(
+            "two steps of 30 and 40 ns",
+            given={"steps": [{"start": 0, "end": 30, "step": 5}, {"start": 30, "end": 70, "step": 6}]},
+            expect=[{"rank": 0, "steps": 2, "step_time": 70}],
+        ),
+    ],
+)
+def step_totals(steps: Steps) -> pl.LazyFrame:
+    """Count each rank's steps and add up their lengths."""
+    return (
+        steps.group_by("rank")
+        .agg(steps=pl.len().cast(pl.Int64), step_time=(pl.col("end") - pl.col("start")).sum())
+        .sort("rank")
+    )
+
+
+def per_step(frame: pl.LazyFrame, totals: pl.LazyFrame, in_steps: str) -> pl.LazyFrame:
+    """`frame` with `per_step` and `step_share`: its time inside steps, spread over the rank's steps.
+
+    Both are null on a rank without steps.
+    """
+    return (
+        frame.join(totals, on="rank", how="left", maintain_order="left")
+        .with_columns(
+            per_step=pl.col(in_steps) // pl.col("steps"),
+            step_share=pl.when(pl.col("step_time") > 0).then(pl.col(in_steps) / pl.col("step_time")),
+        )
+        .drop("steps", "step_time")
+    )

@@ -1,0 +1,202 @@
+"""What every recipe promises, checked on its own examples."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from itertools import combinations
+from typing import Any, get_args
+
+import polars as pl
+import pytest
+from polars.testing import assert_frame_equal
+
+from lostflops.finding import Finding, Gain
+from lostflops.recipe import Bars, Example, HeatMap, Points, Recipe, Rows, on_example, recipes
+from lostflops.tables import TABLES, TIME_COLUMNS
+
+ALL = [pytest.param(recipe, id=name) for name, recipe in recipes().items()]
+EXAMPLES = [
+    pytest.param(recipe, example, id=f"{name}-{number}")
+    for name, recipe in recipes().items()
+    for number, example in enumerate(recipe.examples)
+]
+# Points in time move with the clock, everything else stays. Recipes may add some to those of the tables.
+POINTS = TIME_COLUMNS | {"last_arrival", "last_end"}
+every_recipe = pytest.mark.parametrize("recipe", ALL)
+every_example = pytest.mark.parametrize(("recipe", "example"), EXAMPLES)
+
+
+def answer(recipe: Recipe, example: Example, given: Mapping[str, Rows] | None = None) -> pl.DataFrame:
+    return on_example(recipe, example.given if given is None else given, **example.options)
+
+
+def findings(recipe: Recipe, table: pl.DataFrame) -> list[Finding]:
+    return [] if recipe.findings is None else list(recipe.findings(table))
+
+
+def rewritten(example: Example, change: Any) -> dict[str, list[dict[str, Any]]]:
+    """The example's rows, each passed through `change(table name, row)`."""
+    return {name: [change(name, dict(row)) for row in rows] for name, rows in example.given.items()}
+
+
+def filled(name: str, row: dict[str, Any]) -> dict[str, Any]:
+    """The row with the times that the example leaves to their neutral values."""
+    neutral = {"rank": 0, "start": 0, "end": 0}
+    if name == "collectives":
+        neutral["arrival"] = row.get("start", 0)
+    return {**neutral, **row}
+
+
+@every_recipe
+def test_a_recipe_says_what_it_answers(recipe: Recipe) -> None:
+    assert recipe.question.endswith("?") and recipe.question[0].isupper()
+    assert recipe.doc.strip().endswith("."), "the docstring says what the caller gets"
+    assert recipe.examples, "examples are the tests and the documentation"
+    for option in recipe.options:
+        assert option.help, f"option '{option.name}' needs a help text: Annotated[type, 'help']"
+
+
+@every_recipe
+def test_inputs_are_tables_or_recipes(recipe: Recipe) -> None:
+    for needed in recipe.inputs:
+        assert needed.name in TABLES or needed.name in recipes()
+
+
+@every_example
+def test_examples_hold(recipe: Recipe, example: Example) -> None:
+    got = answer(recipe, example)
+    expected = pl.DataFrame(
+        list(example.expect) or None,
+        schema={c: got.schema[c] for c in got.columns if not example.expect or c in example.expect[0]},
+    )
+    assert_frame_equal(got.select(expected.columns), expected, rel_tol=1e-12)
+
+
+@every_recipe
+def test_every_column_is_documented(recipe: Recipe) -> None:
+    for example in recipe.examples:
+        assert answer(recipe, example).columns == list(recipe.columns)
+    assert all(recipe.columns.values())
+
+
+@every_recipe
+def test_examples_show_every_column(recipe: Recipe) -> None:
+    shown = set[str]().union(*(row for example in recipe.examples for row in example.expect))
+    assert shown == set(recipe.columns)
+
+
+@every_recipe
+def test_no_two_columns_could_be_swapped_unseen(recipe: Recipe) -> None:
+    tables = [answer(recipe, example) for example in recipe.examples]
+    for one, two in combinations(recipe.columns, 2):
+        if tables[0].schema[one] == tables[0].schema[two]:
+            same = all(table[one].equals(table[two]) for table in tables)
+            assert not same, f"'{one}' equals '{two}' in every example"
+
+
+@every_example
+@pytest.mark.parametrize("turn", ["reversed", "rotated", "shuffled"])
+def test_row_order_does_not_matter(recipe: Recipe, example: Example, turn: str) -> None:
+    def turned(rows: Rows) -> Rows:
+        if turn == "reversed":
+            return list(reversed(rows))
+        if turn == "rotated":
+            return [*rows[1:], *rows[:1]]
+        return [*rows[::2], *rows[1::2]]
+
+    given = {name: turned(rows) for name, rows in example.given.items()}
+    assert_frame_equal(answer(recipe, example, given), answer(recipe, example))
+
+
+@every_example
+@pytest.mark.parametrize("shift", [-1_000, 1_754_000_000_000_000_000])
+def test_the_clock_may_start_anywhere(recipe: Recipe, example: Example, shift: int) -> None:
+    def moved(name: str, row: dict[str, Any]) -> dict[str, Any]:
+        row = filled(name, row)
+        return {c: v + shift if c in TIME_COLUMNS and v is not None else v for c, v in row.items()}
+
+    got = answer(recipe, example, rewritten(example, moved))
+    assert_frame_equal(
+        got.with_columns(pl.col(c) - shift for c in got.columns if c in POINTS), answer(recipe, example)
+    )
+
+
+@every_example
+def test_ranks_are_independent_where_the_scope_says_so(recipe: Recipe, example: Example) -> None:
+    if recipe.scope != "rank":
+        return
+
+    def other(name: str, row: dict[str, Any]) -> dict[str, Any]:
+        row = filled(name, row)
+        times = {c: 3 * v + 1 for c, v in row.items() if c in TIME_COLUMNS and v is not None}
+        return {**row, **times, "rank": row["rank"] + 100}
+
+    more = rewritten(example, other)
+    both = {name: [*rows, *more[name]] for name, rows in example.given.items()}
+    got = answer(recipe, example, both)
+    assert_frame_equal(got.filter(pl.col("rank") < 100), answer(recipe, example))
+    theirs = got.filter(pl.col("rank") >= 100).with_columns(pl.col("rank") - 100)
+    assert_frame_equal(
+        theirs,
+        answer(recipe, example, more).with_columns(pl.col("rank") - 100),
+    )
+
+
+@every_recipe
+def test_an_empty_trace_gives_an_empty_table_and_no_findings(recipe: Recipe) -> None:
+    options = recipe.examples[0].options
+    for given in ({}, {name: [] for name in TABLES}):
+        table = on_example(recipe, given, **options)
+        assert table.is_empty()
+        assert table.columns == list(recipe.columns)
+        assert findings(recipe, table) == []
+
+
+@every_recipe
+def test_the_types_do_not_depend_on_the_rows(recipe: Recipe) -> None:
+    empty = on_example(recipe, {name: [] for name in TABLES})
+    for example in recipe.examples:
+        assert answer(recipe, example).schema == empty.schema
+
+
+@every_recipe
+def test_the_plot_names_columns_that_exist(recipe: Recipe) -> None:
+    match recipe.plot:
+        case Bars(x, y):
+            used = [x, *y]
+        case HeatMap(x, y, value):
+            used = [x, y, value]
+        case Points(x, y):
+            used = [x, y]
+        case None:
+            used = []
+    assert set(used) <= set(recipe.columns)
+
+
+@every_recipe
+def test_every_number_is_a_number(recipe: Recipe) -> None:
+    for example in recipe.examples:
+        table = answer(recipe, example)
+        for column in table.select(pl.selectors.float()):
+            assert column.is_finite().all() is not False, f"'{column.name}' holds NaN or infinity"
+
+
+@every_example
+def test_findings_have_a_claim_with_its_number(recipe: Recipe, example: Example) -> None:
+    for found in findings(recipe, answer(recipe, example)):
+        assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)+", found.name)
+        assert re.search(r"\d", found.claim) and found.claim.endswith(".")
+        assert found.next.endswith(".")
+        assert found.gain in get_args(Gain)
+        assert isinstance(found.ns_per_step, int) and found.ns_per_step >= 0
+        assert found.gain != "unknown" or found.ns_per_step == 0
+        assert isinstance(found.evidence, tuple) and all(found.evidence)
+        for text in (found.claim, found.next, found.doubt, *found.evidence):
+            assert not re.search(r"\b(None|nan|inf|null)\b", text), text
+
+
+@every_recipe
+def test_an_example_shows_the_finding(recipe: Recipe) -> None:
+    if recipe.findings is not None:
+        assert any(findings(recipe, answer(recipe, example)) for example in recipe.examples)
