@@ -83,6 +83,38 @@ class Truncated(LostflopsError):
         )
 
 
+class UnknownSchema(LostflopsError):
+    """An Nsight Systems export in a layout this version does not know."""
+
+    def __init__(self, path: Path, found: str, known: str) -> None:
+        super().__init__(
+            f"{shown(path.name)} has export schema {shown(found)}; this lostflops reads schema {known}.",
+            "export the .nsys-rep again with an nsys of 2021.5 or later, or use a newer lostflops.",
+        )
+
+
+class NsysNotFound(LostflopsError):
+    """A report that only nsys can open, on a machine without nsys."""
+
+    def __init__(self, path: Path, command: str) -> None:
+        super().__init__(
+            f"{shown(path.name)} is an Nsight Systems report, which only nsys can open, and there is no nsys on "
+            "the PATH.",
+            f"where nsys is installed, run `{shown(command)}` and give the .sqlite file.",
+        )
+
+
+class ExportFailed(LostflopsError):
+    """A report that the user's nsys could not export."""
+
+    def __init__(self, path: Path, own: str | None, written_by: str | None, command: str) -> None:
+        super().__init__(
+            f"nsys {own or '(of unknown version)'} could not export {shown(path.name)}, "
+            f"written by nsys {written_by or '(version unknown)'}. An older nsys cannot read a newer report.",
+            f"run `{shown(command)}` with an nsys at least as new as the report, and give the .sqlite file.",
+        )
+
+
 class SameRankTwice(LostflopsError):
     """Two files that both claim to be one rank at the same time."""
 
@@ -113,6 +145,23 @@ class NoSuchRecipe(LostflopsError):
         super().__init__(
             f"There is no recipe called '{shown(name)}'.{suggestion(name, known)}",
             "`lostflops recipes` lists them.",
+        )
+
+
+class CannotAnswer(LostflopsError):
+    """A recipe that was asked for by name and needs what the trace does not have."""
+
+    def __init__(self, recipe: str, reason: str) -> None:
+        super().__init__(f"'{shown(recipe)}' cannot be answered on this trace: {shown(reason)}.")
+
+
+class NothingToExplain(LostflopsError):
+    """A name that is no recipe, account, finding or table."""
+
+    def __init__(self, name: str, known: Iterable[str]) -> None:
+        super().__init__(
+            f"There is nothing called '{shown(name)}' to explain.{suggestion(name, known)}",
+            "`lostflops recipes` lists the recipes; accounts, findings and tables have names too.",
         )
 
 

@@ -1,0 +1,7 @@
+"""`python -m lostflops` is `lostflops`."""
+
+import sys
+
+from lostflops.cli import main
+
+sys.exit(main())

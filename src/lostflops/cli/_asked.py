@@ -1,0 +1,74 @@
+"""Which traces a command is about: the arguments that commands share, and how they open a job."""
+
+from __future__ import annotations
+
+import re
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lostflops.errors import BadOption, shown
+
+if TYPE_CHECKING:
+    from lostflops.trace import Trace
+
+Progress = Callable[[str, float], None]
+
+
+def add_paths(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "paths",
+        metavar="PATH",
+        nargs="+",
+        help="a trace file, a folder of traces, a glob in quotes, or a run made by `lostflops import`",
+    )
+    parser.add_argument(
+        "--salvage", action="store_true", help="use a truncated trace up to its last whole event"
+    )
+    parser.add_argument(
+        "--allow-missing-ranks",
+        action="store_true",
+        help="go on when traces of some of the job's ranks are missing; waiting for them is then not told",
+    )
+
+
+def add_steps(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--steps", metavar="A-B", help="only the steps A to B, both included; one number is one step"
+    )
+
+
+def opened(given: Namespace, progress: Progress | None = None, output: Path | None = None) -> Trace:
+    """The job that the arguments name, sliced to the steps they ask for."""
+    steps = span(given.steps) if getattr(given, "steps", None) else None
+    from lostflops import job
+
+    trace = job.open(
+        given.paths,
+        salvage=given.salvage,
+        allow_missing_ranks=given.allow_missing_ranks,
+        output=output,
+        progress=progress,
+    )
+    return trace.select(steps=steps) if steps else trace
+
+
+def span(text: str) -> tuple[int, int]:
+    """'3-7' as (3, 7) and '3' as (3, 3). Raises BadOption for anything else."""
+    match = re.fullmatch(r"\s*(\d{1,18})\s*(?:-\s*(\d{1,18})\s*)?", text)
+    if not match:
+        raise BadOption(f"'{shown(text)}' is no range of numbers.", "write '3-7', or '3' for one.")
+    low = int(match[1])
+    high = int(match[2]) if match[2] else low
+    if low > high:
+        raise BadOption(f"'{shown(text)}' ends before it begins.", f"write '{high}-{low}'.")
+    return low, high
+
+
+def numbers(text: str) -> frozenset[int]:
+    """'0,2-4' as {0, 2, 3, 4}. Raises BadOption for anything else, or more than a million numbers."""
+    spans = [span(part) for part in text.split(",")]
+    if sum(high - low for low, high in spans) > 10**6:
+        raise BadOption(f"'{shown(text)}' names more than a million numbers.")
+    return frozenset(n for low, high in spans for n in range(low, high + 1))

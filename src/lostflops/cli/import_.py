@@ -1,0 +1,33 @@
+"""Import traces into a run, to ask again and to keep.
+
+`why` and `recipe` import by themselves and remember what they imported; this puts the
+run, a folder of Parquet tables, where you want it.
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+from pathlib import Path
+
+from . import _asked
+from ._waiting import waiting
+
+
+def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
+    _asked.add_paths(parser)
+    parser.add_argument(
+        "--output", metavar="RUN", type=Path, required=True, help="the folder to make, or the run to replace"
+    )
+
+
+def run(given: Namespace) -> None:
+    with waiting() as tell:
+        trace = _asked.opened(given, tell, given.output)
+    ranks = trace.table("ranks")
+    num_ranks = 0 if ranks is None else ranks.collect()["rank"].n_unique()
+    stored = sum(file.stat().st_size for file in given.output.rglob("*.parquet"))
+    print(
+        f"imported {trace.manifest.num_events:,} events of {num_ranks} rank{'s' * (num_ranks != 1)} "
+        f"-> {given.output}  ({stored / 1e6:.1f} MB)"
+    )

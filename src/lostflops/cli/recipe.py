@@ -1,0 +1,160 @@
+"""Ask one recipe, and print or write its table.
+
+`lostflops recipes` lists the recipes, `lostflops explain NAME` says what one computes, and
+`lostflops recipe NAME --help` shows the options of that one.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+import types
+import typing
+from argparse import SUPPRESS, ArgumentParser, BooleanOptionalAction, Namespace
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Literal
+
+from lostflops.errors import BadOption, CannotAnswer
+
+from . import _asked, _output
+from ._waiting import waiting
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from lostflops.recipe import Answer, Option, Recipe
+
+FORMATS = ("table", "csv", "json", "parquet")
+SHOWN_ROWS = 50  # of a table in the terminal
+NO_WRAPPING = 10_000  # columns, where no terminal limits them
+
+
+def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
+    parser.add_argument("name", metavar="NAME", help="the recipe, with dashes or underscores")
+    _asked.add_paths(parser)
+    _asked.add_steps(parser)
+    parser.add_argument("--ranks", metavar="A,B-C", help="only the rows of these ranks")
+    parser.add_argument(
+        "--format",
+        choices=FORMATS,
+        help="how to write the table; the default is the ending of --output, else 'table', for reading, "
+        f"which stops after {SHOWN_ROWS} rows",
+    )
+    parser.add_argument("--output", metavar="F", type=Path, help="write to the file F")
+    if any(not word.startswith("-") for word in words):
+        _add_options(parser, words)
+
+
+def _add_options(parser: ArgumentParser, words: Sequence[str]) -> None:
+    from lostflops.recipe import named, recipes
+
+    known = [word for word in words if word.replace("-", "_") in recipes()]
+    if not known and words[0].startswith("-"):
+        return  # the name may be missing, and argparse says so
+    wanted = named(known[0] if known else words[0])
+    if not wanted.options:
+        return
+    group = parser.add_argument_group(f"options of {wanted.name}")
+    for option in wanted.options:
+        group.add_argument(flag(option), dest=f"option_{option.name}", default=SUPPRESS, **_how(option))
+
+
+def flag(option: Option) -> str:
+    """An option of a recipe as the command line spells it."""
+    return "--" + option.name.replace("_", "-")
+
+
+def _how(option: Option) -> dict[str, Any]:
+    """An option's type in argparse's words; one that is not given is not passed on."""
+    default = "" if option.default is None else f" (default: {option.default})"
+    how: dict[str, Any] = {"help": (option.help + default).replace("%", "%%")}
+    hint = option.type
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        hint = next(t for t in typing.get_args(hint) if t is not type(None))
+    if typing.get_origin(hint) is Literal:
+        return {**how, "choices": typing.get_args(hint)}
+    if hint is bool:
+        return {**how, "action": BooleanOptionalAction}
+    return {**how, "type": hint, "metavar": hint.__name__.upper()}
+
+
+def run(given: Namespace) -> None:
+    form = _format(given.format, given.output)
+    if given.output:
+        _output.check(given.output, given.paths)
+    from lostflops.recipe import Session, Skipped, named
+
+    wanted = named(given.name)
+    ranks = _asked.numbers(given.ranks) if given.ranks else None
+    options = {k.removeprefix("option_"): v for k, v in vars(given).items() if k.startswith("option_")}
+    with waiting() as tell:
+        trace = _asked.opened(given, tell)
+        if tell:
+            tell(wanted.name, 1.0)
+        said = Session(trace).run(wanted.name, **options)
+    if isinstance(said, Skipped):
+        raise CannotAnswer(said.recipe, said.reason)
+    table = said.table if ranks is None else _of(ranks, wanted, said.table)
+    if given.output:
+        with _output.replacing(given.output) as place, place.open("wb") as file:
+            _write(said, table, form, file)
+    else:
+        sys.stdout.flush()
+        _write(said, table, form, sys.stdout.buffer)
+
+
+def _format(asked: str | None, output: Path | None) -> str:
+    ending = output.suffix.removeprefix(".") if output else ""
+    form = asked or (ending if ending in FORMATS else "table")
+    if form == "parquet" and output is None:
+        raise BadOption("Parquet is no text for a terminal.", "name a file: `--output table.parquet`.")
+    return form
+
+
+def _of(ranks: frozenset[int], wanted: Recipe, table: pl.DataFrame) -> pl.DataFrame:
+    """The rows of those ranks. All were computed: without one, the others' waiting would differ."""
+    import polars as pl
+
+    if "rank" not in table.columns:
+        raise BadOption(f"The table of '{wanted.name}' is not by rank.", "leave --ranks out.")
+    return table.filter(pl.col("rank").is_in(sorted(ranks)))
+
+
+def _write(said: Answer, table: pl.DataFrame, form: str, file: IO[bytes]) -> None:
+    match form:
+        case "csv":
+            _flat(table).write_csv(file)
+        case "json":
+            file.write(table.write_json().encode() + b"\n")
+        case "parquet":
+            table.write_parquet(file)
+        case _:
+            _show(said, table, file)
+
+
+def _flat(table: pl.DataFrame) -> pl.DataFrame:
+    """Lists and structs as JSON text, since a CSV cell holds one value."""
+    import msgspec
+    import polars as pl
+
+    nested = [name for name, dtype in table.schema.items() if dtype.is_nested()]
+    as_text = (
+        pl.col(name).map_elements(lambda v: msgspec.json.encode(v).decode(), return_dtype=pl.String)
+        for name in nested
+    )
+    return table.with_columns(as_text)
+
+
+def _show(said: Answer, table: pl.DataFrame, file: IO[bytes]) -> None:
+    from rich.console import Console
+
+    from lostflops.report import table as report
+
+    if file is sys.stdout.buffer:
+        console = Console() if sys.stdout.isatty() else Console(width=NO_WRAPPING)
+        report.show(said, table, console, at_most=SHOWN_ROWS)
+    else:
+        text = io.StringIO()
+        report.show(said, table, Console(file=text, width=NO_WRAPPING))
+        file.write(text.getvalue().encode())

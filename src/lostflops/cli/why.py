@@ -1,0 +1,64 @@
+"""Say where each step's time went, and what to change.
+
+Prints the first page of a run: the ledger of a mean step, whose parts add up to it, and the findings, largest
+first. Two runs are imported apart: give the files of one job.
+"""
+
+from __future__ import annotations
+
+import shlex
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from . import _asked, _output
+from ._waiting import waiting
+
+LONGEST_PATHS = 60  # characters of a command that the page repeats
+
+
+def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
+    _asked.add_paths(parser)
+    _asked.add_steps(parser)
+    parser.add_argument(
+        "--html", metavar="F", type=Path, help="also write the page, with plots and tables, to F"
+    )
+    parser.add_argument(
+        "--json", metavar="F", help="also write the page as one JSON document to F; '-' prints it instead"
+    )
+
+
+def run(given: Namespace) -> None:
+    if given.html:
+        _output.check(given.html, given.paths)
+    if given.json and given.json != "-":
+        _output.check(Path(given.json), given.paths)
+    from rich.console import Console
+
+    from lostflops.recipe import Session
+    from lostflops.report import document, html, page, terminal
+
+    with waiting() as tell:
+        trace = _asked.opened(given, tell)
+        shown = page.page(trace, Session(trace), _asking(tell))
+    if given.html:
+        with _output.replacing(given.html) as file:
+            file.write_text(html.html(shown), encoding="utf-8")
+    if given.json:
+        text = document.text(shown)
+        if given.json == "-":
+            print(text)
+            return
+        with _output.replacing(Path(given.json)) as file:
+            file.write_text(text, encoding="utf-8")
+    terminal.show(shown, Console(), _again(given.paths))
+
+
+def _asking(tell: _asked.Progress | None) -> Callable[[str, int, int], None] | None:
+    return (lambda name, done, of: tell(name, done / of)) if tell else None
+
+
+def _again(paths: Sequence[str]) -> str:
+    """What to type to ask about the same traces, or a placeholder where that is long."""
+    typed = shlex.join(paths)
+    return typed if len(typed) <= LONGEST_PATHS else "PATH"

@@ -1,0 +1,167 @@
+"""What a name on the page means: a recipe, an account of the ledger, a finding, or a table.
+
+Everything is read from where it is declared; nothing is told twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table as Grid
+from rich.text import Text
+
+from lostflops.accounts import ACCOUNTS, Account
+from lostflops.errors import NothingToExplain
+from lostflops.finding import Finding
+from lostflops.recipe import Example, Input, Option, Recipe, on_example, recipes
+from lostflops.tables import TABLES, Table
+
+from .table import cell
+from .words import as_command
+
+
+@dataclass(frozen=True)
+class KnownFinding:
+    """A finding as an example of its recipe shows it."""
+
+    recipe: Recipe
+    example: Example
+    shown: Finding
+
+
+def findings(asked: Iterable[Recipe]) -> Mapping[str, KnownFinding]:
+    """Every finding that these recipes' examples show, by name."""
+    known: dict[str, KnownFinding] = {}
+    for recipe in asked:
+        for example in recipe.examples if recipe.findings else ():
+            assert recipe.findings
+            for found in recipe.findings(on_example(recipe, example.given, **example.options)):
+                known.setdefault(found.name, KnownFinding(recipe, example, found))
+    return known
+
+
+def of(name: str) -> RenderableType:
+    """The explanation of `name`, with dashes or underscores. Raises NothingToExplain with a suggestion."""
+    plain = name.replace("-", "_")
+    if plain in ACCOUNTS:
+        return Group(*_account(ACCOUNTS[plain]))
+    if plain in recipes():
+        return Group(*_recipe(recipes()[plain]))
+    if plain in TABLES:
+        return Group(*_table(TABLES[plain]))
+    found = {name.replace("-", "_"): known for name, known in findings(recipes().values()).items()}
+    if plain in found:
+        return Group(*_finding(found[plain]))
+    raise NothingToExplain(name, [*ACCOUNTS, *recipes(), *TABLES, *found])
+
+
+def _account(account: Account) -> Iterator[RenderableType]:
+    yield Text(f"{account.name}: {account.label}", style="bold")
+    yield from _section("what it means", Text(account.meaning))
+    yield from _section("how it is found", Text(account.found))
+    yield from _section("what to do", Text(account.remedy))
+
+
+def _finding(known: KnownFinding) -> Iterator[RenderableType]:
+    yield Text(f"{known.shown.name}: a finding of {as_command(known.recipe.name)}", style="bold")
+    yield from _section("the question", Text(known.recipe.question))
+    yield from _section("how it reads", Text(known.shown.claim))
+    yield from _section("its evidence", Text("\n".join(known.shown.evidence)))
+    yield from _section("what to do", Text(known.shown.next))
+    if known.shown.doubt:
+        yield from _section("how sure it is", Text(known.shown.doubt))
+    yield from _section("the example it comes from", Text(known.example.title))
+    yield Text()
+    yield Text(f"lostflops explain {as_command(known.recipe.name)} says how it is computed.", style="dim")
+
+
+def _table(table: Table) -> Iterator[RenderableType]:
+    yield Text(f"{table.name}: one row is {table.row}", style="bold")
+    columns = [(c.name, type_name(c.dtype), c.meaning) for c in table.columns]
+    yield from _section("columns", _grid(("name", "type", "meaning"), columns))
+    yield from _section("recorded with", Text(table.record_with))
+
+
+def _recipe(recipe: Recipe) -> Iterator[RenderableType]:
+    yield Text(f"{as_command(recipe.name)}: {recipe.question}", style="bold")
+    yield Text()
+    yield Text("\n\n".join(" ".join(paragraph.split()) for paragraph in recipe.doc.split("\n\n")))
+    inputs = [(needed.name, describe(needed)) for needed in recipe.inputs]
+    yield from _section("what it reads", _grid((), inputs))
+    yield from _section("columns", _grid((), list(recipe.columns.items())))
+    if recipe.options:
+        options = [(flag(option), option.help, _default(option)) for option in recipe.options]
+        yield from _section("options", _grid((), options))
+    named = sorted(findings([recipe]))
+    if named:
+        yield from _section("findings", Text("\n".join(named)))
+    for example in recipe.examples:
+        yield Text()
+        yield Text("example", style="dim")
+        yield Padding(Group(*_example(example)), (0, 0, 0, 2))
+
+
+def type_name(dtype: pl.DataType | type[pl.DataType]) -> str:
+    """A column's type in words, with the values of an enumeration."""
+    if isinstance(dtype, pl.Enum):
+        return f"one of {', '.join(dtype.categories)}"
+    if isinstance(dtype, pl.List):
+        return "List"
+    return str(dtype.base_type())
+
+
+def describe(needed: Input) -> str:
+    """An input of a recipe in words."""
+    if needed.name in TABLES:
+        said = f"the table whose row is {TABLES[needed.name].row}"
+    else:
+        said = f"the recipe: {recipes()[needed.name].question}"
+    return f"{said} (goes on without it)" if needed.optional else said
+
+
+def flag(option: Option) -> str:
+    """An option as the command line spells it."""
+    return f"--{as_command(option.name)}"
+
+
+def _default(option: Option) -> str:
+    return "" if option.default is None else f"default {option.default}"
+
+
+def _example(example: Example) -> Iterator[RenderableType]:
+    yield Text(example.title)
+    for name, rows in example.given.items():
+        yield Text(f"given {name}", style="dim")
+        yield Padding(_rows(rows), (0, 0, 0, 2))
+    if example.options:
+        said = ", ".join(f"--{as_command(k)} {v}" for k, v in example.options.items())
+        yield Text(f"with {said}", style="dim")
+    yield Text("expect", style="dim")
+    yield Padding(_rows(example.expect), (0, 0, 0, 2))
+
+
+def _rows(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
+    if not rows:
+        return Text("no row")
+    header = list(dict.fromkeys(name for row in rows for name in row))
+    return _grid(header, [tuple(cell(row.get(name)) for name in header) for row in rows])
+
+
+def _section(title: str, body: RenderableType) -> Iterator[RenderableType]:
+    yield Text()
+    yield Text(title, style="dim")
+    yield Padding(body, (0, 0, 0, 2))
+
+
+def _grid(header: Sequence[str], rows: Sequence[tuple[str, ...]]) -> Grid:
+    grid = Grid(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", show_header=bool(header))
+    for name in header or rows[0] if rows else ():
+        grid.add_column(Text(name) if header else "")
+    for row in rows:
+        grid.add_row(*map(Text, row))
+    return grid
