@@ -9,7 +9,8 @@ import polars as pl
 from lostflops.finding import Finding, milliseconds, percent
 from lostflops.recipe import Bars, Example, recipe
 from lostflops.tables import Collectives
-from .step_totals import per_step
+
+from .step_totals import on_mean_rank, per_step
 
 # Share of the step from which exposed communication is worth a finding (TraceLens warns from there, too).
 WORTH_SAYING = 0.05
@@ -100,16 +101,16 @@ def communication_exposed(
 
 @communication_exposed.finding
 def communication_is_exposed(table: pl.DataFrame) -> Iterator[Finding]:
-    mean = table.select(pl.col("per_step").mean(), pl.col("step_share").mean()).row(0)
-    exposed, total = table.select(pl.col("exposed").sum(), pl.col("total").sum()).row(0)
-    if mean[0] is None or mean[1] is None or mean[1] < WORTH_SAYING:
+    per_rank, share = on_mean_rank(table, table)
+    if share < WORTH_SAYING:
         return
+    exposed, total = table.select(pl.col("exposed").sum(), pl.col("total").sum()).row(0)
     worst = table.sort("per_step", "rank", descending=[True, False], nulls_last=True).row(0, named=True)
     yield Finding(
         name="communication-exposed",
-        claim=f"In a mean step {milliseconds(mean[0])} ({percent(mean[1], 1)}) is communication that no "
+        claim=f"In a mean step {milliseconds(per_rank)} ({percent(share, 1)}) is communication that no "
         "computation hides.",
-        ns_per_step=int(mean[0]),
+        ns_per_step=per_rank,
         gain="at most",
         evidence=(
             f"{percent(exposed, total)} of all communication time is exposed",
