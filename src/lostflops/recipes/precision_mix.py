@@ -102,12 +102,13 @@ def matrix_work_off_tensor_cores(table: pl.DataFrame) -> Iterator[Finding]:
     ):
         slow = table.filter((pl.col("precision") == precision) & ~pl.col("tensor_cores"))
         per_rank, share = on_mean_rank(slow, table)
+        time = slow.select(pl.col("time").sum()).item()
         if share < WORTH_SAYING:
             continue
         doubt = f"{percent(unknown, matrix)} of matrix work does not say its precision." if unknown else ""
         yield Finding(
             name=f"{precision}-without-tensor-cores",
-            claim=f"{percent(slow['time'].sum(), matrix)} of matrix work runs in {precision} without tensor cores: "
+            claim=f"{percent(time, matrix)} of matrix work runs in {precision} without tensor cores: "
             f"{milliseconds(per_rank)} of a mean step ({percent(share, 1)}).",
             ns_per_step=per_rank,
             gain="at most",

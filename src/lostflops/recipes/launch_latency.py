@@ -1,0 +1,169 @@
+"""How long kernels take from their launching call to their end, and how far ahead the host is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import polars as pl
+
+from lostflops import intervals
+from lostflops.finding import Finding, milliseconds, percent
+from lostflops.recipe import Bars, Example, recipe
+from lostflops.tables import Kernels
+
+# Clocks of host and GPU are matched by the profiler with an error of its own; fewer than this is no news.
+WORTH_SAYING = 0.01
+
+
+@recipe(
+    question="How long do kernels wait between their launch and their start?",
+    scope="rank",
+    plot=Bars(x="stream", y=("median_api", "median_queue", "median_kernel"), stacked=True),
+    columns={
+        "rank": "rank",
+        "stream": "stream of the kernels",
+        "graph": "true for kernels that a CUDA graph launched: their call is shared",
+        "kernels": "number of kernels whose launching call was recorded",
+        "unlaunched": "number of kernels whose call was not recorded",
+        "before_launch": "kernels that begin before their call: the clocks of host and GPU disagree",
+        "worst_before_launch": "by how much at most, ns; null when there are none",
+        "median_api": "median duration of the launching call, ns",
+        "median_queue": "median time from the call's end to the kernel's start, ns; 0 if it began earlier",
+        "median_kernel": "median duration of the kernel, ns",
+        "median_total": "median time from the call's start to the end of call and kernel, ns",
+        "mean_depth": "kernels launched and not yet started, averaged over the recording's time",
+        "max_depth": "the most of them at any instant",
+        "ahead_share": "share of the recording's time in which at least one kernel is queued",
+    },
+    examples=[
+        Example(
+            "the second kernel waits for the first, the third begins before its call returns",
+            given={
+                "kernels": [
+                    {"start": 16, "end": 46, "launch_start": 0, "launch_end": 10, "stream": 7},
+                    {"start": 46, "end": 57, "launch_start": 10, "launch_end": 14, "stream": 7},
+                    {"start": 67, "end": 80, "launch_start": 60, "launch_end": 70, "stream": 7},
+                    {"start": 81, "end": 100, "stream": 7},
+                ]
+            },
+            expect=[
+                {
+                    "rank": 0,
+                    "stream": 7,
+                    "graph": False,
+                    "kernels": 3,
+                    "unlaunched": 1,
+                    "before_launch": 0,
+                    "worst_before_launch": None,
+                    "median_api": 10,
+                    "median_queue": 6,
+                    "median_kernel": 13,
+                    "median_total": 46,
+                    "mean_depth": 0.59,
+                    "max_depth": 2,
+                    "ahead_share": 0.53,
+                }
+            ],
+        ),
+        Example(
+            "a kernel that begins 3 ns before its call",
+            given={"kernels": [{"start": 7, "end": 20, "launch_start": 10, "launch_end": 15, "stream": 9}]},
+            expect=[
+                {
+                    "rank": 0,
+                    "stream": 9,
+                    "kernels": 1,
+                    "before_launch": 1,
+                    "worst_before_launch": 3,
+                    "median_queue": 0,
+                    "median_total": 10,
+                    "mean_depth": 0.0,
+                    "max_depth": 0,
+                    "ahead_share": 0.0,
+                }
+            ],
+        ),
+    ],
+)
+def launch_latency(kernels: Kernels) -> pl.LazyFrame:
+    """Split each stream's launches into call, queue and kernel, and tell how many kernels are queued.
+
+    A long queue is good: the host is ahead. A short one means that the GPU waits for the next launch. Kernels
+    of a graph share one call, so their queue includes the kernels before them.
+    """
+    lanes = ["rank", "stream", "graph"]
+    rows = kernels.select(
+        "rank",
+        "stream",
+        "start",
+        "end",
+        "launch_start",
+        "launch_end",
+        graph=pl.col("graph_node").is_not_null(),
+    )
+    launched = pl.col("launch_start").is_not_null()
+    early = pl.col("launch_start") - pl.col("start")
+    queue = (pl.col("start") - pl.col("launch_end")).clip(0)
+    total = pl.max_horizontal("end", "launch_end") - pl.col("launch_start")
+    recorded = rows.group_by("rank").agg(
+        _recorded=pl.col("end").max() - pl.min_horizontal(pl.col("start").min(), pl.col("launch_start").min())
+    )
+    queued = (
+        intervals.overlay(
+            {"depth": rows.filter(launched).with_columns(start="launch_start", end="start")}, by=lanes
+        )
+        .group_by(lanes)
+        .agg(
+            max_depth=pl.col("depth").max().cast(pl.Int64),
+            _waits=(pl.col("depth") * (pl.col("end") - pl.col("start"))).sum(),
+            _ahead=(pl.col("end") - pl.col("start")).sum(),
+        )
+    )
+    return (
+        rows.group_by(lanes)
+        .agg(
+            kernels=launched.sum().cast(pl.Int64),
+            unlaunched=(~launched).sum().cast(pl.Int64),
+            before_launch=(early > 0).sum().cast(pl.Int64),
+            worst_before_launch=early.filter(early > 0).max(),
+            median_api=_median(pl.col("launch_end") - pl.col("launch_start")),
+            median_queue=_median(queue),
+            median_kernel=_median((pl.col("end") - pl.col("start")).filter(launched)),
+            median_total=_median(total),
+        )
+        .join(queued, on=lanes, how="left", nulls_equal=True)
+        .join(recorded, on="rank", how="left")
+        .with_columns(pl.col("max_depth", "_waits", "_ahead").fill_null(0))
+        .with_columns(
+            mean_depth=pl.when(pl.col("_recorded") > 0).then(pl.col("_waits") / pl.col("_recorded")),
+            ahead_share=pl.when(pl.col("_recorded") > 0).then(pl.col("_ahead") / pl.col("_recorded")),
+        )
+        .select(*launch_latency.columns)
+        .sort("rank", "kernels", "stream", "graph", descending=[False, True, False, False])
+    )
+
+
+def _median(of: pl.Expr) -> pl.Expr:
+    return of.median().round().cast(pl.Int64)
+
+
+@launch_latency.finding
+def kernels_begin_before_their_launch(table: pl.DataFrame) -> Iterator[Finding]:
+    kernels, early, worst = table.select(
+        pl.col("kernels").sum(), pl.col("before_launch").sum(), pl.col("worst_before_launch").max()
+    ).row(0)
+    if early <= WORTH_SAYING * kernels:
+        return
+    yield Finding(
+        name="kernels-before-launch",
+        claim=f"{early:,} of {kernels:,} kernels ({percent(early, kernels)}) begin before the call that "
+        f"launches them, by up to {milliseconds(worst)}.",
+        ns_per_step=0,
+        gain="unknown",
+        evidence=tuple(
+            f"rank {row['rank']}, stream {row['stream']}: {row['before_launch']:,} kernels"
+            for row in table.filter(pl.col("before_launch") > 0).head(8).to_dicts()
+        ),
+        next="Record again with a newer profiler; until then, causes of idle time carry that error.",
+        doubt="The clocks of host and GPU disagree in this recording.",
+    )
