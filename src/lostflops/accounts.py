@@ -20,10 +20,7 @@ class Account:
     remedy: str
 
 
-_IDLE = (
-    "Nothing runs on the device, and in the gap's cause window (from the end of the last device work to "
-    "the start of the call that launches the next) "
-)
+_LATE = "Nothing runs on the device, and the thread that launches the next work "
 
 ACCOUNTS: Mapping[str, Account] = {
     account.name: account
@@ -73,60 +70,60 @@ ACCOUNTS: Mapping[str, Account] = {
         Account(
             "idle.data_loading",
             "data loading",
-            _IDLE + "the host waits for the next batch.",
-            "A range of the data loader covers the cause window: `enumerate(DataLoader)#…__next__`, or an "
-            "NVTX range that names loading.",
+            _LATE + "waits for the next batch.",
+            "Ranges and frames of data loaders on that thread: `enumerate(DataLoader)#…__next__`, or "
+            "an NVTX range whose name says so.",
             "More loader workers with `persistent_workers=True` and a larger `prefetch_factor`; "
             "preprocess once instead of in every epoch.",
         ),
         Account(
             "idle.host_synchronisation",
             "host synchronisation",
-            _IDLE + "the host had waited for the device, and launches again only afterwards.",
-            "A synchronising call covers or ends in the cause window: `cudaStreamSynchronize`, "
-            "`cudaDeviceSynchronize`, a blocking copy, `aten::item`.",
+            _LATE + "waits for the device, or refills the queue that it had drained by waiting.",
+            "Synchronising calls on that thread (`cudaStreamSynchronize`, `cudaDeviceSynchronize`, "
+            "`aten::item`, a blocking copy), and, when such a call had emptied the queue, the "
+            "operators and launches until new work arrives.",
             "Take `.item()`, `.cpu()` and prints of device values out of the step, or do them every "
             "hundredth step.",
         ),
         Account(
             "idle.memory_allocator",
             "memory allocator",
-            _IDLE + "the host allocates or frees device memory.",
-            "`cudaMalloc`, `cudaFree`, `cuMemMap` and their like cover the cause window; the framework's "
-            "cache does not call them in a steady state.",
+            _LATE + "allocates or frees device memory.",
+            "`cudaMalloc`, `cudaFree`, `cuMemMap` and their like on that thread; in a steady state "
+            "the framework's cache does not call them.",
             "Keep the shapes steady, leave some memory free, or set "
             "`PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`.",
         ),
         Account(
             "idle.garbage_collection",
             "garbage collection",
-            _IDLE + "Python collects garbage.",
-            "A range or a frame of the collector covers the cause window.",
-            "`gc.disable()` in the loop, and `gc.collect()` every few hundred steps, on all ranks in the "
-            "same one.",
+            _LATE + "collects Python's garbage.",
+            "Ranges and frames of the collector on that thread.",
+            "`gc.disable()` in the loop, and `gc.collect()` every few hundred steps, on all ranks in "
+            "the same one.",
         ),
         Account(
             "idle.compilation",
             "compilation",
-            _IDLE + "the host compiles, loads or tunes kernels.",
-            "Ranges and calls of compilers, of lazy module loading and of autotuning cover the cause window.",
-            "Record after the warm-up. If it goes on, look for shapes that change: pad them, or mark them "
-            "dynamic.",
+            _LATE + "compiles, loads or tunes kernels.",
+            "Ranges, frames and calls of compilers, of lazy module loading and of autotuning on that thread.",
+            "Record after the warm-up. If it goes on, look for shapes that change: pad them, or mark "
+            "them dynamic.",
         ),
         Account(
             "idle.checkpoint_logging",
             "checkpoints, logging",
-            _IDLE + "the host writes checkpoints or logs.",
-            "A range or a frame that names saving or logging covers the cause window.",
+            _LATE + "writes checkpoints or logs.",
+            "Ranges and frames on that thread whose names say that something is saved or logged.",
             "Save asynchronously (`torch.distributed.checkpoint.async_save`) and log less often.",
         ),
         Account(
             "idle.launch_bound",
             "launch-bound",
-            "Nothing runs on the device, because the host launches work more slowly than the device "
-            "finishes it.",
-            "The next work was launched after the device ran dry, and the host was busy with operators "
-            "and launches all the while.",
+            _LATE + "is busy getting there: it runs operators and launches, more slowly than the device "
+            "finishes the work.",
+            "Operators and launches on that thread that none of the causes above claims.",
             "`torch.compile`, CUDA graphs, fused optimizers (`fused=True`), larger batches: fewer and "
             "larger kernels.",
         ),
@@ -134,32 +131,33 @@ ACCOUNTS: Mapping[str, Account] = {
             "idle.dependency",
             "dependency",
             "Nothing runs on the device although the next work was launched already.",
-            "The launching call of the next work began before the gap did: the work waited for an event, "
-            "for another stream or for the device's own start-up time.",
+            "The part of a gap after the launching call of the next work began: the work waits for an "
+            "event, for another stream, or for the device's own start-up time.",
             "Look at the streams around the gap; CUDA graphs shorten the start-up between small kernels.",
         ),
         Account(
             "idle.pipeline_bubble",
             "pipeline bubble",
-            "The pipeline schedule leaves the device without work.",
-            "The gap lies before work that a receive from another stage precedes. Often the bubble shows "
-            "as communication.wait instead: a receive kernel spins from its launch.",
+            _LATE + "waits for another pipeline stage.",
+            "Ranges on that thread that name a receive of the pipeline schedule. Often the bubble "
+            "shows as communication.wait instead: a receive kernel spins from its launch.",
             "More microbatches, an interleaved or zero-bubble schedule, stages of equal cost.",
         ),
         Account(
             "idle.other_host_work",
             "other host work",
-            _IDLE + "the host does something else that the trace names.",
-            "Operators or ranges that are none of the above cover the cause window.",
+            _LATE + "does something that the trace names and no account of its own.",
+            "Ranges and frames on that thread that nothing above claims.",
             "`lostflops recipe idle-causes` names them.",
         ),
         Account(
             "idle.unexplained",
             "unexplained",
             "Nothing runs on the device, and the trace does not say why.",
-            "What no cause covers. Plain Python between operators is not recorded, for one.",
-            "Record with the CPU activity and `with_stack=True`, or `nsys profile -t cuda,nvtx,osrt`, and "
-            "ask again.",
+            "What no row of that thread covers, or the launch of the next work was not recorded. "
+            "Plain Python between two operators is not in a trace without stacks, for one.",
+            "Record with the CPU activity and `with_stack=True`, or `nsys profile -t cuda,nvtx,osrt`, "
+            "and ask again.",
         ),
     )
 }

@@ -7,6 +7,7 @@ first. Two runs are imported apart: give the files of one job.
 from __future__ import annotations
 
 import shlex
+import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -45,12 +46,12 @@ def run(given: Namespace) -> None:
         with _output.replacing(given.html) as file:
             file.write_text(html.html(shown), encoding="utf-8")
     if given.json:
-        text = document.text(shown)
+        data = document.document(shown)
         if given.json == "-":
-            print(text)
+            sys.stdout.buffer.write(data)
             return
         with _output.replacing(Path(given.json)) as file:
-            file.write_text(text, encoding="utf-8")
+            file.write_bytes(data)
     terminal.show(shown, Console(), _again(given.paths))
 
 

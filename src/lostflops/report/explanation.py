@@ -21,7 +21,7 @@ from lostflops.finding import Finding
 from lostflops.recipe import Example, Input, Option, Recipe, on_example, recipes
 from lostflops.tables import TABLES, Table
 
-from .table import cell
+from .cells import UNKNOWN
 from .words import as_command
 
 
@@ -150,6 +150,19 @@ def _rows(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
         return Text("no row")
     header = list(dict.fromkeys(name for row in rows for name in row))
     return _grid(header, [tuple(cell(row.get(name)) for name in header) for row in rows])
+
+
+def cell(value: object) -> str:
+    """A value of an example, as exact as it was given."""
+    match value:
+        case None:
+            return UNKNOWN
+        case bool():
+            return "yes" if value else "no"
+        case float():
+            return f"{value:.4g}"
+        case _:
+            return str(value)
 
 
 def _section(title: str, body: RenderableType) -> Iterator[RenderableType]:

@@ -1,0 +1,343 @@
+"""The command line: what it answers, how it fails, and that it answers at once when asked for help."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import polars as pl
+import pytest
+
+from lostflops import cli, recipe
+from lostflops.cli import _asked, _output, main
+from lostflops.errors import BadOption, CannotWrite, LostflopsError
+from lostflops.recipe import Example, Recipe
+from lostflops.tables import Steps
+
+ROOT = Path(__file__).parent.parent
+RUNS = ROOT / "examples" / "runs"
+DDP = str(RUNS / "ddp")
+LORA = str(RUNS / "lora-workers-0")
+
+
+@pytest.fixture(autouse=True)
+def _own_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("LOSTFLOPS_DEBUG", raising=False)
+
+
+def child(*words: str, code: str = "", **more: Any) -> subprocess.CompletedProcess[str]:
+    """A process of its own, as a user starts it."""
+    command = [sys.executable, "-c", code] if code else [sys.executable, "-m", "lostflops", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, **more)
+
+
+@pytest.fixture
+def slow_recipe(monkeypatch: pytest.MonkeyPatch) -> Recipe:
+    """A recipe with an option of each kind."""
+
+    @recipe.recipe(question="Which steps are slow?", scope="rank", columns={}, examples=[])
+    def slow(
+        steps: Steps,
+        *,
+        top: Annotated[int, "how many, at most 100 %"] = 3,
+        above: Annotated[float | None, "only those above"] = None,
+        last: Annotated[bool, "count the last step"] = True,
+    ) -> pl.LazyFrame:
+        """Steps."""
+        return steps.head(top).select("step", above=pl.lit(above), last=pl.lit(last))
+
+    monkeypatch.setattr(recipe, "recipes", lambda: {"slow": slow})
+    return slow
+
+
+def test_help_answers_at_once() -> None:
+    spent: list[float] = []
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        assert child("--help").returncode == 0
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        spent.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    assert min(spent) < 0.2
+
+
+@pytest.mark.parametrize("words", [["--help"], *([name, "--help"] for name in cli.commands())])
+def test_help_imports_nothing_heavy(words: list[str]) -> None:
+    code = (
+        "import sys; from lostflops.cli import main\n"
+        f"try: main({words!r})\n"
+        "except SystemExit: pass\n"
+        "print('heavy', sorted({'polars', 'numpy', 'rich', 'msgspec', 'asyncio'} & set(sys.modules)))"
+    )
+    assert child(code=code).stdout.endswith("heavy []\n")
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["--help"])
+    assert stopped.value.code == 0
+    printed = capsys.readouterr().out
+    assert list(cli.commands()) == ["explain", "import", "recipe", "recipes", "why"]
+    assert all(f"    {name} " in printed for name in cli.commands())
+
+
+def test_an_error_says_what_is_true_and_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipe", "comunication-exposed", DDP]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err == (
+        "There is no recipe called 'comunication-exposed'. Did you mean 'communication_exposed'?\n"
+        "Hint: `lostflops recipes` lists them.\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["whi"],
+        ["why"],
+        ["why", "--stes", "3", DDP],
+        ["recipe"],
+        ["recipe", "--format", "xml", "kernel_summary", DDP],
+        ["import", DDP],
+    ],
+)
+def test_usage_that_makes_no_sense_exits_with_2(words: list[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(words)
+    assert stopped.value.code == 2
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["why", "no/such/trace.json"],
+        ["why", "--steps", "7-3", DDP],
+        ["why", "--steps", "two", DDP],
+        ["why", "--steps", "900", DDP],
+        ["why", "--html", "no/such/folder/page.html", DDP],
+        ["why", "--html", ".", DDP],
+        ["recipe", "kernel_summary", "--format", "parquet", DDP],
+        ["recipe", "kernel_summary", "--ranks", "zero", DDP],
+        ["explain", "nothing_like_it"],
+    ],
+)
+def test_what_cannot_be_answered_exits_with_2_and_a_message(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err and "Traceback" not in said.err
+
+
+def test_a_trace_is_never_overwritten_by_its_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = tmp_path / "rank-0.json"
+    trace.write_text("{}")
+    assert main(["why", str(trace), "--html", str(trace)]) == 2
+    assert trace.read_text() == "{}"
+    assert "it would be overwritten" in capsys.readouterr().err
+
+
+def _raising(error: BaseException) -> Any:
+    def run(_: object) -> None:
+        raise error
+
+    return run
+
+
+def test_a_fault_of_ours_is_one_short_message(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli.commands()["recipes"], "run", _raising(ZeroDivisionError("a\nb")))
+    assert main(["recipes"]) == 70
+    said = capsys.readouterr().err
+    assert "ZeroDivisionError: a\\nb" in said and "LOSTFLOPS_DEBUG=1" in said and "Traceback" not in said
+    monkeypatch.setenv("LOSTFLOPS_DEBUG", "1")
+    with pytest.raises(ZeroDivisionError):
+        main(["recipes"])
+
+
+def test_an_interrupt_exits_as_shells_expect(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli.commands()["recipes"], "run", _raising(KeyboardInterrupt()))
+    assert main(["recipes"]) == 130
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "lostflops", "recipes"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout and process.stderr
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait() == 141
+
+
+def test_a_terminal_without_the_letters_shows_question_marks(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", stream)
+    assert main(["explain", "idle.data_loading"]) == 0
+    stream.flush()
+    assert b"enumerate(DataLoader)#?__next__" in stream.buffer.getvalue()  # type: ignore[attr-defined]
+
+
+def test_spans_of_steps_are_read_exactly() -> None:
+    assert _asked.span("3-7") == (3, 7)
+    assert _asked.span(" 5 ") == (5, 5)
+    assert _asked.numbers("0,2-4") == {0, 2, 3, 4}
+    for bad in ("", "-3", "3-", "3-4-5", "7-3", "1e3", "٣", "1,", "0-99999999999"):
+        with pytest.raises(LostflopsError):
+            _asked.numbers(bad)
+
+
+def test_an_output_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    target = tmp_path / "page.html"
+    target.write_text("old")
+    with pytest.raises(RuntimeError), _output.replacing(target) as file:
+        file.write_text("half")
+        raise RuntimeError
+    assert target.read_text() == "old"
+    with _output.replacing(target) as file:
+        file.write_text("new")
+    assert [(f.name, f.read_text()) for f in tmp_path.iterdir()] == [("page.html", "new")]
+
+
+def test_an_output_may_be_a_device() -> None:
+    with _output.replacing(Path(os.devnull)) as file:
+        file.write_text("x")
+    assert not Path(os.devnull).is_file()
+
+
+def test_an_output_that_cannot_be_written_says_why(tmp_path: Path) -> None:
+    with pytest.raises(CannotWrite, match="is a folder"):
+        _output.check(tmp_path, [])
+    with pytest.raises(CannotWrite, match="does not exist"):
+        _output.check(tmp_path / "a" / "b", [])
+    with pytest.raises(BadOption, match="overwritten"):
+        _output.check(tmp_path / "a", [str(tmp_path / "a")])
+
+
+def test_options_of_a_recipe_are_flags(slow_recipe: Recipe, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipe", "slow", LORA, "--top", "2", "--above", "0.5", "--no-last", "--format", "csv"]) == 0
+    assert capsys.readouterr().out == "step,above,last\n3,0.5,false\n4,0.5,false\n"
+    assert main(["recipe", "--format", "csv", "slow", "--steps", "6", LORA]) == 0
+    assert capsys.readouterr().out == "step,above,last\n6,,true\n"
+    with pytest.raises(SystemExit):
+        main(["recipe", "slow", "--help"])
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "--top INT how many, at most 100 % (default: 3)" in printed
+    with pytest.raises(SystemExit):
+        main(["recipe", "slow", LORA, "--top", "many"])
+
+
+@pytest.mark.parametrize("name", recipe.recipes())
+def test_no_option_of_a_recipe_hides_a_flag_of_the_command(name: str) -> None:
+    cli.parser(["recipe", name, "trace.json"])
+
+
+@pytest.mark.parametrize("name", recipe.recipes())
+def test_every_recipe_can_be_explained(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", name.replace("_", "-")]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    known = recipe.named(name)
+    assert known.question in printed
+    for column, meaning in known.columns.items():
+        assert f"{column} {meaning}" in printed
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("idle.launch_bound", "what to do"),
+        ("idle.launch-bound", "what to do"),
+        ("communication-exposed", "hidden behind compute?"),
+        ("kernels", "one row is a kernel execution"),
+        ("data-loading-starves-gpu", "a finding of"),
+    ],
+)
+def test_what_stands_on_the_page_can_be_explained(
+    name: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["explain", name]) == 0
+    assert says in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("run", ["ddp", "fsdp2", "lora-workers-0", "lora-workers-4"])
+def test_the_ledger_of_every_example_adds_up(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["why", str(RUNS / run), "--json", "-"]) == 0
+    page = json.loads(capsys.readouterr().out)
+    assert page["schema"] == 1
+    steps = {(s["rank"], s["step"]): s["end"] - s["start"] for s in page["steps"]}
+    spent = dict.fromkeys(steps, 0)
+    for row in page["ledger"]:
+        assert row["ns"] > 0
+        spent[row["rank"], row["step"]] += row["ns"]
+    assert spent == steps
+    assert len(steps) == 4 * len(list((RUNS / run).glob("*.json.gz")))
+
+
+def test_the_page_is_printed_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    html, document = tmp_path / "page.html", tmp_path / "page.json"
+    assert main(["why", LORA, "--html", str(html), "--json", str(document)]) == 0
+    printed = capsys.readouterr().out
+    assert "data loading" in printed
+    assert html.read_text().startswith("<!doctype html>")
+    assert json.loads(document.read_text())["findings"]
+
+
+def test_an_imported_run_answers_like_its_traces(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run"
+    assert main(["import", LORA, "--output", str(run)]) == 0
+    assert capsys.readouterr().out.startswith("imported ")
+    pages: list[Any] = []
+    for path in (LORA, str(run)):
+        assert main(["why", path, "--json", "-"]) == 0
+        pages.append(json.loads(capsys.readouterr().out))
+    assert pages[0] == pages[1]
+
+
+def test_a_table_comes_in_every_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tables: list[pl.DataFrame] = []
+    for form in ("csv", "json", "parquet"):
+        target = tmp_path / f"table.{form}"
+        assert main(["recipe", "step-ledger", DDP, "--output", str(target)]) == 0
+        read = {"csv": pl.read_csv, "json": pl.read_json, "parquet": pl.read_parquet}[form]
+        tables.append(read(target).cast({"rank": pl.Int32}))
+    assert tables[0].equals(tables[1]) and tables[1].equals(tables[2])
+    capsys.readouterr()
+    assert main(["recipe", "step-ledger", DDP, "--ranks", "1,3", "--format", "csv"]) == 0
+    some = pl.read_csv(io.StringIO(capsys.readouterr().out)).cast({"rank": pl.Int32})
+    assert some.equals(tables[0].filter(pl.col("rank").is_in([1, 3])))
+
+
+def test_a_question_the_trace_cannot_answer_says_how_to_record_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["recipe", "copy-summary-by-time", LORA]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "copy_summary_by_time" in said.err and "record it with" in said.err
+
+
+def test_examples_are_read_without_a_store_that_can_be_written(tmp_path: Path) -> None:
+    store = tmp_path / "cache"
+    store.write_text("a file where a folder should be")
+    done = child("why", LORA, env={**os.environ, "XDG_CACHE_HOME": str(store)})
+    assert done.returncode in (0, 2)
+    assert "Traceback" not in done.stderr and "fault of its own" not in done.stderr
+
+
+def test_every_example_option_is_an_option() -> None:
+    for known in recipe.recipes().values():
+        example: Example
+        for example in known.examples:
+            assert set(example.options) <= {option.name for option in known.options}
