@@ -1,0 +1,54 @@
+"""Trace formats to tables: one file per format, each saying what it recognises and how it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from lostflops.errors import NotATrace, Unreadable
+from lostflops.ingest.part import Part
+
+KINETO, NSYS = "kineto", "nsys"
+LOOKED_FOR = (
+    "PyTorch profiler traces (*.json, *.json.gz)",
+    "Nsight Systems exports (*.sqlite, *_pqtdir, *_arwdir) and reports (*.nsys-rep)",
+)
+
+
+def format_of(path: Path) -> str:
+    """Which reader a file or folder is for. Raises NotATrace or Unreadable."""
+    from lostflops.ingest import kineto, nsys
+
+    try:
+        head = b""
+        if path.is_file():
+            with path.open("rb") as file:
+                head = file.read(512)
+    except OSError as error:
+        raise Unreadable(path, error) from error
+    if nsys.recognises(path, head):
+        return NSYS
+    if path.is_file() and not head:
+        raise NotATrace(path, "it is empty.")
+    if path.is_file() and kineto.recognises(path, head):
+        return KINETO
+    raise NotATrace(path, "neither its name nor its first bytes are those of a format that lostflops knows.")
+
+
+def looks_like_trace(path: Path) -> bool:
+    """Whether a name found in a folder is worth opening."""
+    name = path.name.lower()
+    if path.is_dir():
+        return name.endswith(("_pqtdir", "_arwdir"))
+    return name.endswith((".json", ".json.gz", ".sqlite", ".nsys-rep", ".arrows"))
+
+
+def read(
+    path: Path, folder: Path, *, salvage: bool, progress: Callable[[float], None] | None = None
+) -> list[Part]:
+    """Read one source into the tables of its ranks, below `folder`."""
+    from lostflops.ingest import kineto, nsys
+
+    if format_of(path) == NSYS:
+        return nsys.read(path, folder, progress)
+    return kineto.read(path, folder, salvage=salvage, progress=progress)

@@ -13,7 +13,9 @@ import polars as pl
 from ..tables import STEP_SOURCE
 
 # A range that names a step: 'step 3', 'Iteration-12', 'train_step', 'training_batch#7'.
-STEP_RANGE = r"(?i)^(?:train(?:ing)?|global|optimizer)?[ _:/-]*(?:step|iter|iteration|batch)[ _#:/=-]*(\d{1,15})?$"
+STEP_RANGE = (
+    r"(?i)^(?:train(?:ing)?|global|optimizer)?[ _:/-]*(?:step|iter|iteration|batch)[ _#:/=-]*(\d{1,15})?$"
+)
 PROFILER_STEP = r"^ProfilerStep[#*](\d{1,15})$"
 OPTIMIZER_RANGE = r"^Optimizer\.step#.*\.step$"
 

@@ -1,0 +1,437 @@
+"""Cut a trace file into head, chunks of events, and tail, in bounded memory.
+
+A Kineto file is one JSON object whose `traceEvents` array is nearly all of it. The head is what stands before
+the array, the tail what follows. Chunks are cut between events at the byte string that separates the first two;
+a cut is right exactly when the chunk decodes, since a cut inside a string or a nested value leaves it open.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import re
+import threading
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Generic, TypeVar
+
+import msgspec
+
+from ..errors import NotATrace, Truncated, Unreadable
+
+CHUNK = 4 << 20
+BLOCK = 1 << 20
+# A head or tail beyond this is no profiler's: metadata of ten thousand ranks takes some megabytes.
+LARGEST_FRAME = 512 << 20
+# One event beyond this is no profiler's.
+LARGEST_EVENT = 256 << 20
+
+Event = TypeVar("Event")
+
+
+class Blocks:
+    """The uncompressed bytes of a file, a block at a time, read ahead by a thread.
+
+    Inflating and decoding then overlap, as zlib lets other threads run. `whole` turns false when a compressed
+    stream ends before its end; `progress` is told the share of the file read.
+    """
+
+    def __init__(self, path: Path, progress: Callable[[float], None] | None = None) -> None:
+        self.path = path
+        self.whole = True
+        self.damage = ""
+        self._progress = progress
+        self._ready: queue.Queue[bytes | BaseException | None] = queue.Queue(maxsize=8)
+        self._stop = threading.Event()
+        try:
+            self._size = path.stat().st_size
+            self._file: BinaryIO = path.open("rb")
+        except OSError as error:
+            raise Unreadable(path, error) from error
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def __iter__(self) -> Iterator[bytes]:
+        while True:
+            block = self._ready.get()
+            if block is None:
+                return
+            if isinstance(block, OSError):
+                raise Unreadable(self.path, block) from block
+            if isinstance(block, BaseException):
+                raise block
+            yield block
+
+    def close(self) -> None:
+        self._stop.set()
+        while self._thread.is_alive():
+            try:
+                self._ready.get(timeout=0.05)
+            except queue.Empty:
+                continue
+        self._file.close()
+
+    def _put(self, item: bytes | BaseException | None) -> bool:
+        while not self._stop.is_set():
+            try:
+                self._ready.put(item, timeout=0.1)
+            except queue.Full:
+                continue
+            return True
+        return False
+
+    def _read(self) -> None:
+        try:
+            for block in self._inflated():
+                if not self._put(block):
+                    return
+            self._put(None)
+        except BaseException as error:
+            self._put(error)
+
+    def _raw(self) -> Iterator[bytes]:
+        done = 0
+        while block := self._file.read(BLOCK):
+            done += len(block)
+            if self._progress:
+                self._progress(done / max(self._size, 1))
+            yield block
+
+    def _inflated(self) -> Iterator[bytes]:
+        blocks = self._raw()
+        first = next(blocks, b"")
+        if first[:2] != b"\x1f\x8b":
+            if first:
+                yield first
+            yield from blocks
+            return
+        inflater = zlib.decompressobj(wbits=31)
+        pending = first
+        try:
+            while True:
+                while pending:
+                    # Several gzip members may follow each other; zeros after the last are padding.
+                    if inflater.eof:
+                        pending = (inflater.unused_data or pending).lstrip(b"\0")
+                        if not pending:
+                            break
+                        inflater = zlib.decompressobj(wbits=31)
+                    out = inflater.decompress(pending, CHUNK)
+                    pending = inflater.unconsumed_tail
+                    if out:
+                        yield out
+                    if inflater.eof:
+                        pending = inflater.unused_data
+                pending = next(blocks, b"")
+                if not pending:
+                    break
+        except zlib.error as error:
+            self.whole, self.damage = False, f"its compressed data is damaged ({error})"
+            return
+        if not inflater.eof:
+            self.whole = False
+
+
+@dataclass
+class Layout:
+    """The bytes between two events, from the brace that ends one to the brace that begins the next."""
+
+    separator: bytes
+
+    @property
+    def brace(self) -> int:
+        """How much of the separator belongs to the event before it."""
+        return self.separator.index(b"}") + 1
+
+    @property
+    def certain(self) -> bool:
+        """A separator with a newline in it cannot stand inside a string, where newlines are escaped."""
+        return b"\n" in self.separator
+
+
+class EventStream(Generic[Event]):
+    """The events of one file, as decoded chunks.
+
+    `decode` turns the bytes of a JSON array into events and raises msgspec.DecodeError when it cannot;
+    `decode_one_by_one` gets the texts of single events and returns what could be had of them. `head` and `tail`
+    are complete once the chunks are exhausted. A file that ends too early raises Truncated; with `salvage` it
+    gives its whole events and says in `cut` where it ended.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        decode: Callable[[bytes], list[Event]],
+        decode_one_by_one: Callable[[list[bytes]], list[Event]],
+        salvage: bool = False,
+        progress: Callable[[float], None] | None = None,
+    ) -> None:
+        self.path = path
+        self.head: dict[str, object] = {}
+        self.tail: dict[str, object] = {}
+        self.num_events = 0
+        self.cut = ""
+        self.complete_trailer = True
+        self._decode = decode
+        self._one_by_one = decode_one_by_one
+        self._salvage = salvage
+        self._source = Blocks(path, progress)
+        self._blocks = iter(self._source)
+        self._offset = 0  # uncompressed bytes before the buffer
+        self._buffer = b""
+        self._ended = False
+        self._layout: Layout | None = None
+        self._bare = False
+
+    def __iter__(self) -> Iterator[list[Event]]:
+        try:
+            if not self._open_array():
+                return
+            while (events := self._next()) is not None:
+                self.num_events += len(events)
+                if events:
+                    yield events
+            self.complete_trailer = self._source.whole
+        finally:
+            self._source.close()
+
+    def _read(self, at_least: int) -> None:
+        parts, have = [self._buffer], len(self._buffer)
+        while have < at_least and not self._ended:
+            block = next(self._blocks, None)
+            if block is None:
+                self._ended = True
+            else:
+                parts.append(block)
+                have += len(block)
+        self._buffer = b"".join(parts)
+
+    def _skip(self, count: int) -> None:
+        self._buffer = self._buffer[count:]
+        self._offset += count
+
+    def _open_array(self) -> bool:
+        self._read(CHUNK)
+        start = len(self._buffer) - len(self._buffer.lstrip(b"\xef\xbb\xbf \t\r\n"))
+        self._skip(start)
+        if not self._buffer:
+            if not self._source.whole:
+                raise self._truncated("ends before its first byte of content")
+            raise NotATrace(self.path, "it is empty.")
+        if self._buffer[:1] == b"[":
+            self._bare = True
+            self._skip(1)
+            return True
+        if self._buffer[:1] != b"{":
+            raise NotATrace(self.path, "it is not JSON.")
+        while True:
+            for match in _ARRAY_BEGINS.finditer(self._buffer):
+                # The text up to the array, closed, is an object only if the array is one of its own keys:
+                # not when the same words stand in a string or deeper down.
+                before = self._buffer[: match.start()]
+                try:
+                    self.head = msgspec.json.decode(before + b'"":0}', type=dict[str, object])
+                except (msgspec.DecodeError, RecursionError):
+                    continue
+                del self.head[""]
+                self._skip(match.end())
+                return True
+            if self._ended or len(self._buffer) > LARGEST_FRAME:
+                break
+            self._read(2 * len(self._buffer))
+        return self._open_damaged_head()
+
+    def _open_damaged_head(self) -> bool:
+        match = _ARRAY_BEGINS.search(self._buffer)
+        if match is not None:  # a quote in the user's metadata breaks the file, not the events
+            self.head = loose_keys(self._buffer[: match.start()])
+            self.damaged_frame = True
+            self._skip(match.end())
+            return True
+        if not self._source.whole:
+            raise self._truncated(f"ends before its events begin (byte {self._offset + len(self._buffer):,})")
+        try:
+            msgspec.json.decode(self._buffer)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise NotATrace(self.path, f"it is not whole JSON ({error}).") from error
+        raise NotATrace(self.path, "it is JSON without 'traceEvents'.")
+
+    damaged_frame = False
+
+    def _next(self) -> list[Event] | None:
+        """The next chunk of events; None after the last."""
+        self._read(CHUNK)
+        text = self._buffer.lstrip(b" \t\r\n,")
+        self._skip(len(self._buffer) - len(text))
+        if not self._buffer:
+            return self._next() if not self._ended else self._cut_short("between two events")
+        if self._buffer[:1] == b"]":
+            self._close_array()
+            return None
+        cut = self._last_separator()
+        if cut > 0:
+            try:
+                events = self._decode(b"[" + self._buffer[:cut] + b"]")
+            except (msgspec.DecodeError, RecursionError):
+                return self._carefully(cut)
+            self._skip(cut)
+            return events
+        return self._carefully(cut)
+
+    def _last_separator(self) -> int:
+        """Where the last event that is followed by another ends, reading on until there is one; else 0."""
+        while True:
+            if self._layout is None:
+                self._layout = _layout(self._buffer)
+            if self._layout is not None:
+                at = self._buffer.rfind(self._layout.separator)
+                if at > 0:
+                    return at + self._layout.brace
+            if self._ended or len(self._buffer) > LARGEST_EVENT:
+                return 0
+            self._read(2 * len(self._buffer))
+
+    def _carefully(self, cut: int) -> list[Event] | None:
+        """A chunk that does not decode: it holds the array's end, a broken event, or the file's sudden end."""
+        for tries, match in enumerate(_ARRAY_ENDS.finditer(self._buffer)):
+            if tries == 16:
+                break
+            end = match.start() + 1
+            try:
+                events = self._decode(b"[" + self._buffer[:end] + b"]")
+            except (msgspec.DecodeError, RecursionError):
+                continue
+            self._skip(end)
+            return events
+        if self._layout is not None and self._layout.certain and cut > 0:
+            texts = self._buffer[:cut].split(self._layout.separator)
+            opening = self._layout.separator[self._layout.brace :].lstrip(b" \t\r\n,")
+            closing = self._layout.separator[: self._layout.brace]
+            last = len(texts) - 1
+            texts = [
+                (opening if i else b"") + text + (b"" if i == last else closing)
+                for i, text in enumerate(texts)
+            ]
+            closed = next((i for i, text in enumerate(texts) if _ARRAY_ENDS.search(text)), None)
+            if closed is None:
+                self._skip(cut)
+                return self._one_by_one(texts)
+        texts, rest, closed_here = scan_events(self._buffer)
+        if not texts and not closed_here:
+            return self._last_event()
+        self._skip(rest)
+        return self._one_by_one(texts)
+
+    def _last_event(self) -> list[Event] | None:
+        """What is left holds no whole event that a scan could see."""
+        match = _ARRAY_ENDS.search(self._buffer)
+        if match is not None:
+            text = self._buffer[: match.start() + 1]
+            self._skip(match.start() + 1)
+            return self._one_by_one([text])
+        if not self._ended:
+            raise NotATrace(
+                self.path, f"an event at byte {self._offset:,} is larger than {LARGEST_EVENT:,} bytes."
+            )
+        return self._cut_short("in the middle of an event")
+
+    def _cut_short(self, where: str) -> None:
+        at = f"{where}, after event {self.num_events:,} (byte {self._offset + len(self._buffer):,})"
+        if not self._salvage:
+            raise self._truncated(f"ends {at}")
+        self.cut = at
+
+    def _truncated(self, where: str) -> Truncated:
+        if self._source.damage:
+            where = f"{where}: {self._source.damage}"
+        if self.num_events:
+            return Truncated(
+                self.path, where, f"`--salvage` keeps the {self.num_events:,} whole events before that point."
+            )
+        return Truncated(self.path, where, "record again: nothing in this file can be used.")
+
+    def _close_array(self) -> None:
+        self._read(LARGEST_FRAME)
+        rest = self._buffer[1:].strip(b" \t\r\n\0")
+        if self._bare and not rest:
+            return
+        text = b"{" + rest[1:] if rest[:1] == b"," else b"{" + rest
+        try:
+            self.tail = msgspec.json.decode(text, type=dict[str, object])
+        except (msgspec.DecodeError, RecursionError):
+            if rest[-1:] == b"}" and self._source.whole:
+                self.tail = loose_keys(text)
+                self.damaged_frame = True
+                return
+            self._cut_short("in the metadata behind its events")
+            self.tail = loose_keys(text)
+
+
+# The name, and the bracket that opens its array.
+_ARRAY_BEGINS = re.compile(rb'"traceEvents"\s*:\s*\[')
+# The brace that ends the last event, before the bracket that ends the array.
+_ARRAY_ENDS = re.compile(rb"\}(?=\s*,?\s*\]\s*(?:,\s*\"|\}|\Z))")
+_TOKENS = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
+
+
+def _layout(text: bytes) -> Layout | None:
+    """How the events of this file are separated, seen from the first two."""
+    end = _event_end(text, 0)
+    if end is None:
+        return None
+    following = re.compile(rb"\s*,\s*\{").match(text, end)
+    if following is None:
+        return None
+    begin = end - 1
+    while begin > 0 and text[begin - 1 : begin] in b" \t\r\n" and text[begin - 1 : begin]:
+        begin -= 1
+    return Layout(text[begin : following.end()])
+
+
+def _event_end(text: bytes, start: int) -> int | None:
+    depth = 0
+    for token in _TOKENS.finditer(text, start):
+        first = text[token.start()]
+        if first in b"{[":
+            depth += 1
+        elif first in b"}]":
+            depth -= 1
+            if depth <= 0:
+                return token.end()
+    return None
+
+
+def scan_events(text: bytes) -> tuple[list[bytes], int, bool]:
+    """Split text into whole events by following strings and depth.
+
+    Returns them, where the rest begins, and whether that is the bracket that closes the array.
+    """
+    events: list[bytes] = []
+    at = 0
+    while True:
+        while at < len(text) and text[at] in b" \t\r\n,":
+            at += 1
+        if text[at : at + 1] == b"]":
+            return events, at, True
+        end = _event_end(text, at) if at < len(text) else None
+        if end is None:
+            return events, at, False
+        events.append(text[at:end])
+        at = end
+
+
+def loose_keys(text: bytes) -> dict[str, object]:
+    """What can be read of a damaged object: the keys that matter to us, each on its own."""
+    found: dict[str, object] = {}
+    reader = json.JSONDecoder()
+    readable = text.decode("utf-8", "replace")
+    for key in ("baseTimeNanoseconds", "displayTimeUnit", "distributedInfo", "deviceProperties"):
+        match = re.search(rf'"{key}"\s*:\s*', readable)
+        if match is not None:
+            try:
+                found[key] = reader.raw_decode(readable, match.end())[0]
+            except (ValueError, RecursionError):
+                continue
+    return found

@@ -1,0 +1,60 @@
+"""A process that reads some of a job's files: `python -m lostflops.ingest.worker`.
+
+It takes one JSON line per file on standard input and answers each with lines of progress and one of result, so
+that a job's ranks are read on all cores from any program, a notebook included, without importing that
+program again.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import msgspec
+
+from lostflops import ingest
+from lostflops.errors import LostflopsError
+from lostflops.ingest.part import Part
+
+
+class Task(msgspec.Struct):
+    path: str
+    folder: str
+    salvage: bool
+
+
+class Reply(msgspec.Struct, omit_defaults=True):
+    """Progress while `parts` and `error` are both absent; then one of them."""
+
+    progress: float = 0.0
+    parts: list[Part] | None = None
+    error: tuple[str, str] | None = None
+
+
+def main() -> None:
+    encoder = msgspec.json.Encoder()
+
+    def say(reply: Reply) -> None:
+        sys.stdout.buffer.write(encoder.encode(reply) + b"\n")
+        sys.stdout.buffer.flush()
+
+    for line in sys.stdin.buffer:
+        task = msgspec.json.decode(line, type=Task)
+        told = 0.0
+
+        def progress(share: float) -> None:
+            nonlocal told
+            if share - told >= 0.05:
+                told = share
+                say(Reply(progress=share))
+
+        try:
+            parts = ingest.read(Path(task.path), Path(task.folder), salvage=task.salvage, progress=progress)
+        except LostflopsError as error:
+            say(Reply(error=(error.message, error.hint)))
+        else:
+            say(Reply(parts=parts))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""Where each step's time went, to the nanosecond."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from lostflops.recipe import Bars, Example, recipe
+from lostflops.tables import Steps
+
+
+@recipe(
+    question="Where did each step's time go?",
+    scope="job",
+    columns={
+        "rank": "rank",
+        "step": "step number",
+        "start": "start of the step, ns",
+        "end": "end of the step, ns",
+        "account": "account of the ledger",
+        "ns": "time of the step in this account, ns; the accounts of a step add up to it",
+    },
+    plot=Bars(x="rank", y=("ns",), stacked=True),
+    examples=[
+        Example(
+            "a matmul hides the first 2 ns of an all-reduce, a copy hides nothing, and the rest is idle",
+            given={
+                "steps": [{"rank": 0, "step": 3, "start": 0, "end": 30}],
+                "kernels": [
+                    {"rank": 0, "start": 4, "end": 9, "family": "gemm", "name": "mm"},
+                    {"rank": 0, "start": 7, "end": 12, "family": "communication", "name": "nccl"},
+                ],
+                "copies": [{"rank": 0, "start": 12, "end": 19}],
+                "collectives": [{"rank": 0, "start": 7, "end": 12, "name": "nccl"}],
+                "ranks": [{"rank": 0}],
+            },
+            expect=[
+                {"rank": 0, "step": 3, "account": "compute", "ns": 5},
+                {"rank": 0, "step": 3, "account": "communication.exposed", "ns": 3},
+                {"rank": 0, "step": 3, "account": "copy", "ns": 7},
+                {"rank": 0, "step": 3, "account": "idle.unexplained", "ns": 15},
+            ],
+        ),
+    ],
+)
+def step_ledger(steps: Steps, device_runs: pl.LazyFrame, idle_causes: pl.LazyFrame) -> pl.LazyFrame:
+    """Every nanosecond of every step of every rank, in exactly one account.
+
+    An instant is compute while any kernel that is not communication runs; else communication while only that
+    runs, split into wait and transfer where the ranks' collectives could be matched; else copy; else idle, by
+    cause. On a CPU-only trace host operators take the kernels' place.
+    """
+    length = pl.col("end") - pl.col("start")
+    busy = device_runs.filter(pl.col("account").is_not_null())
+    spent = pl.concat([f.select("rank", "step", "account", ns=length) for f in (busy, idle_causes)])
+    return (
+        spent.group_by("rank", "step", "account")
+        .agg(pl.col("ns").sum())
+        .filter(pl.col("ns") > 0)
+        .join(steps.select("rank", "step", "start", "end"), on=["rank", "step"], how="inner")
+        .select("rank", "step", "start", "end", "account", "ns")
+        .sort("rank", "step", "ns", "account", descending=[False, False, True, False])
+    )
