@@ -461,10 +461,11 @@ class Assembly:
             "frames": frames,
             "allocations": allocations,
         }
-        bound = [t for t in (kernels, copies, calls, operators) if t is not None and t.height]
-        everything = bound or [t for t in (ranges, frames) if t is not None and t.height]
-        start = min((int(t["start"].min()) for t in everything), default=0)  # pyright: ignore[reportArgumentType]
-        end = max((*(int(t["end"].max()) for t in everything), *window), default=0)  # pyright: ignore[reportArgumentType]
+        # A range may outlive the recording by far, but none begins before it.
+        work = [t for t in (kernels, copies, calls, operators) if t is not None and t.height]
+        spans = [t for t in (ranges, frames) if t is not None and t.height]
+        start = min((_least(t["start"]) for t in work + spans), default=0)
+        end = max((*(_most(t["end"]) for t in work or spans), *window), default=0)
         devices = self._devices(kernels if gpu else None, copies)
         parts = [
             self._part(i, device, tables, start, end, calls, gpu, first=i == 0, alone=len(devices) == 1)
@@ -847,6 +848,14 @@ def phases(tree: OperatorTree, operators: pl.DataFrame, ranges: pl.DataFrame | N
 def _coded(values: pl.Series, codes: pl.Series) -> pl.Series:
     texts = pl.select(pl.when(values != "").then(values)).to_series().cast(NAME)
     return texts.gather(codes)
+
+
+def _least(values: pl.Series) -> int:
+    return int(values.min())  # pyright: ignore[reportArgumentType]
+
+
+def _most(values: pl.Series) -> int:
+    return int(values.max())  # pyright: ignore[reportArgumentType]
 
 
 def _mapping(value: object) -> dict[str, Any]:
