@@ -16,6 +16,8 @@ from lostflops.recipe import Bars, Example, HeatMap, Points, Recipe, Rows, on_ex
 from lostflops.tables import TABLES, TIME_COLUMNS
 
 ALL = [pytest.param(recipe, id=name) for name, recipe in recipes().items()]
+# Those that people read, and those that only feed them.
+PAGES = [pytest.param(recipe, id=name) for name, recipe in recipes().items() if recipe.page]
 EXAMPLES = [
     pytest.param(recipe, example, id=f"{name}-{number}")
     for name, recipe in recipes().items()
@@ -24,6 +26,7 @@ EXAMPLES = [
 # Points in time move with the clock, everything else stays. Recipes may add some to those of the tables.
 POINTS = TIME_COLUMNS | {"last_arrival", "last_end"}
 every_recipe = pytest.mark.parametrize("recipe", ALL)
+every_page = pytest.mark.parametrize("recipe", PAGES)
 every_example = pytest.mark.parametrize(("recipe", "example"), EXAMPLES)
 
 
@@ -76,17 +79,22 @@ def test_examples_hold(recipe: Recipe, example: Example) -> None:
 @every_recipe
 def test_every_column_is_documented(recipe: Recipe) -> None:
     for example in recipe.examples:
-        assert answer(recipe, example).columns == list(recipe.columns)
+        assert set(answer(recipe, example).columns) == set(recipe.columns)
     assert all(recipe.columns.values())
 
 
-@every_recipe
+@every_page
+def test_columns_stand_in_the_order_of_their_documentation(recipe: Recipe) -> None:
+    assert answer(recipe, recipe.examples[0]).columns == list(recipe.columns)
+
+
+@every_page
 def test_examples_show_every_column(recipe: Recipe) -> None:
     shown = set[str]().union(*(row for example in recipe.examples for row in example.expect))
     assert shown == set(recipe.columns)
 
 
-@every_recipe
+@every_page
 def test_no_two_columns_could_be_swapped_unseen(recipe: Recipe) -> None:
     tables = [answer(recipe, example) for example in recipe.examples]
     for one, two in combinations(recipe.columns, 2):
@@ -106,7 +114,8 @@ def test_row_order_does_not_matter(recipe: Recipe, example: Example, turn: str) 
         return [*rows[::2], *rows[1::2]]
 
     given = {name: turned(rows) for name, rows in example.given.items()}
-    assert_frame_equal(answer(recipe, example, given), answer(recipe, example))
+    got = answer(recipe, example, given)
+    assert_frame_equal(got, answer(recipe, example), check_row_order=recipe.page)
 
 
 @every_example
@@ -149,7 +158,7 @@ def test_an_empty_trace_gives_an_empty_table_and_no_findings(recipe: Recipe) -> 
     for given in ({}, {name: [] for name in TABLES}):
         table = on_example(recipe, given, **options)
         assert table.is_empty()
-        assert table.columns == list(recipe.columns)
+        assert set(table.columns) == set(recipe.columns)
         assert findings(recipe, table) == []
 
 

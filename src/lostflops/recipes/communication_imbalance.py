@@ -1,0 +1,142 @@
+"""Which rank the others wait for, how often, and what it costs them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import polars as pl
+
+from lostflops.finding import Finding, milliseconds, percent
+from lostflops.recipe import Bars, Example, recipe
+
+# A rank stands out when it causes this much more than its even share of all waiting …
+MORE_THAN_EVEN = 1.5
+# … and that waiting is at least this share of the step.
+WORTH_SAYING = 0.01
+
+
+@recipe(
+    question="Which rank arrives last in collectives, how often, and how long do the others wait for it?",
+    scope="job",
+    plot=Bars(x="rank", y=("blame",)),
+    columns={
+        "rank": "rank; null for collectives whose last two ranks arrive within the clocks' error",
+        "collectives": "matched collectives the rank takes part in",
+        "last": "those in which it arrives last",
+        "late_share": "last / collectives",
+        "blame": "waiting of the others in those, added up, ns",
+        "blame_share": "blame / all waiting of all ranks",
+        "own_wait": "how long the rank itself waits for others, ns",
+        "per_step": "blame in a mean step of a mean rank, ns",
+        "step_share": "blame / step time of all ranks",
+    },
+    examples=[
+        Example(
+            "rank 2 is last twice, rank 0 once",
+            given={
+                "collectives": [
+                    {"rank": rank, "start": start, "end": end, "kind": "all-reduce"}
+                    for rank, start, end in (
+                        (0, 10, 50),
+                        (1, 17, 50),
+                        (2, 40, 50),
+                        (0, 60, 92),
+                        (1, 61, 92),
+                        (2, 80, 92),
+                        (0, 111, 120),
+                        (1, 106, 120),
+                        (2, 108, 120),
+                    )
+                ],
+                "ranks": [{"rank": rank, "world_size": 3, "clock_error": 1} for rank in range(3)],
+                "steps": [{"rank": rank, "start": 0, "end": 140} for rank in range(3)],
+            },
+            expect=[
+                {
+                    "rank": rank,
+                    "collectives": 3,
+                    "last": last,
+                    "late_share": last / 3,
+                    "blame": blame,
+                    "blame_share": blame / 100,
+                    "own_wait": own_wait,
+                    "per_step": blame // 3,
+                    "step_share": blame / 420,
+                }
+                for rank, last, blame, own_wait in ((2, 2, 92, 3), (0, 1, 8, 50), (1, 0, 0, 47))
+            ],
+        ),
+        Example(
+            "below the clocks' error nobody is blamed",
+            given={
+                "collectives": [
+                    {"rank": 0, "start": 10, "end": 50, "kind": "all-reduce"},
+                    {"rank": 1, "start": 17, "end": 50, "kind": "all-reduce"},
+                ],
+                "ranks": [{"rank": rank, "world_size": 2, "clock_error": 7} for rank in range(2)],
+            },
+            expect=[
+                {"rank": None, "collectives": 1, "last": 1, "blame": 7, "own_wait": None},
+                {"rank": 0, "collectives": 1, "last": 0, "blame": 0, "own_wait": 7},
+                {"rank": 1, "collectives": 1, "last": 0, "blame": 0, "own_wait": 0},
+            ],
+        ),
+    ],
+)
+def communication_imbalance(communication_matches: pl.LazyFrame, step_totals: pl.LazyFrame) -> pl.LazyFrame:
+    """Charge each collective's waiting to the rank that arrives last, the most blamed first.
+
+    The slow rank is the one that waits least: durations of collectives say the opposite. What made it late
+    lies before the collective. The blame of all rows adds up to all waiting.
+    """
+    matched = communication_matches.filter(pl.col("wait").is_not_null())
+    per_rank = matched.group_by("rank").agg(
+        collectives=pl.col("instance").n_unique().cast(pl.Int64), own_wait=pl.col("wait").sum()
+    )
+    blamed = (
+        matched.group_by("instance")
+        .agg(rank=pl.col("last_rank").first(), wait=pl.col("wait").sum())
+        .group_by("rank")
+        .agg(last=pl.len().cast(pl.Int64), blame=pl.col("wait").sum())
+    )
+    totals = step_totals.select(_steps=pl.col("steps").sum(), _time=pl.col("step_time").sum())
+    return (
+        per_rank.join(blamed, on="rank", how="full", coalesce=True, nulls_equal=True)
+        .with_columns(pl.col("last", "blame").fill_null(0))
+        .with_columns(collectives=pl.coalesce("collectives", "last"), _all=pl.col("blame").sum())
+        .join(totals, how="cross")
+        .with_columns(
+            late_share=pl.col("last") / pl.col("collectives"),
+            blame_share=pl.when(pl.col("_all") > 0).then(pl.col("blame") / pl.col("_all")),
+            per_step=pl.when(pl.col("_steps") > 0).then(pl.col("blame") // pl.col("_steps")),
+            step_share=pl.when(pl.col("_time") > 0).then(pl.col("blame") / pl.col("_time")),
+        )
+        .select(*communication_imbalance.columns)
+        .sort("blame", "rank", descending=[True, False])
+    )
+
+
+@communication_imbalance.finding
+def a_rank_arrives_last(table: pl.DataFrame) -> Iterator[Finding]:
+    known = table.filter(pl.col("rank").is_not_null())
+    if known.is_empty():
+        return
+    worst = known.row(0, named=True)
+    even = 1 / known.height
+    if (worst["blame_share"] or 0) < MORE_THAN_EVEN * even or (worst["step_share"] or 0) < WORTH_SAYING:
+        return
+    others = known.filter(pl.col("rank") != worst["rank"])
+    mean_wait: float = others.select(pl.col("own_wait").mean()).item()
+    yield Finding(
+        name="rank-arrives-last",
+        claim=f"Rank {worst['rank']} arrives last in {worst['last']:,} of its {worst['collectives']:,} "
+        f"collectives and causes {percent(worst['blame_share'], 1)} of all waiting.",
+        ns_per_step=worst["per_step"],
+        gain="at most",
+        evidence=(
+            f"the others wait {milliseconds(worst['blame'])} for it, added up over ranks and steps",
+            f"it waits {milliseconds(worst['own_wait'])} itself, the others {milliseconds(mean_wait)} each",
+        ),
+        next=f"Compare rank {worst['rank']}'s compute, input and gaps with another's in step-ledger: what "
+        "makes it late lies before the collective.",
+    )

@@ -1,0 +1,264 @@
+"""Which collectives a job runs, how large they are, and which bandwidth they reach."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import polars as pl
+
+from lostflops import intervals
+from lostflops.finding import Finding, milliseconds, percent
+from lostflops.recipe import Example, Points, recipe
+from lostflops.tables import Steps
+
+# What counts as small: far below the size from which links reach their bandwidth.
+SMALL_BYTES = 1 << 20
+# How many of them in a step of a rank, and which share of the step, are worth a finding.
+MANY = 10
+WORTH_SAYING = 0.01
+
+
+def _convention(size: pl.Expr) -> tuple[pl.Expr, pl.Expr]:
+    """nccl-tests' size of an operation in a group of `size`, and its factor to bus bandwidth.
+
+    The size is one rank's buffer for all-reduce, and the whole result or input over all ranks where each rank
+    holds only its part of one side.
+    """
+    kind = pl.col("kind").cast(pl.String)
+    sent, received = pl.col("bytes_in"), pl.col("bytes_out")
+    gathers, scatters = kind.is_in(["all-gather", "gather"]), kind.is_in(["reduce-scatter", "scatter"])
+    exchanges = kind == "all-to-all"
+    straight = kind.is_in(["broadcast", "reduce", "send", "receive", "send-receive"])
+    counted = (
+        pl.when(gathers)
+        .then(pl.coalesce(received, sent * size))
+        .when(scatters)
+        .then(pl.coalesce(sent, received * size))
+        .otherwise(pl.coalesce(sent, received))
+    )
+    factor = (
+        pl.when(kind == "all-reduce")
+        .then(2 * (size - 1) / size)
+        .when(gathers | scatters | exchanges)
+        .then((size - 1) / size)
+        .when(straight)
+        .then(1.0)
+    )
+    return counted, factor
+
+
+@recipe(
+    question="Which collectives run, in which groups and sizes, and which bandwidth do they reach?",
+    scope="job",
+    plot=Points(x="bytes", y="bus_bandwidth", log=True),
+    columns={
+        "group": "process group; null when unknown",
+        "kind": "operation",
+        "library": "library that ran it",
+        "dtype": "element type; null when unknown",
+        "bytes": "size as nccl-tests counts it: one rank's buffer, or all ranks' for gather and scatter",
+        "group_size": "ranks that take part",
+        "calls": "executions, each rank's counted",
+        "matched": "different operations whose participants were found",
+        "time": "from arrival to end over all executions, ns; mostly waiting, maybe",
+        "min_stay": "shortest time from arrival to end on any rank, ns",
+        "median_stay": "median time from arrival to end, ns",
+        "latency": "median over operations of their shortest stay on any rank, ns; needs no common clock",
+        "algorithm_bandwidth": "bytes / latency, GB/s (10⁹ bytes)",
+        "bus_bandwidth": "the same times nccl-tests' factor for the operation, to compare with a link's",
+        "no_bandwidth": "why there is none",
+        "calls_per_step": "executions in a mean step of a mean rank",
+        "per_step": "transfer in a mean step of a mean rank, ns; null when not told from waiting",
+        "step_share": "the same as a share of step time",
+    },
+    examples=[
+        Example(
+            "an all-reduce over three ranks; its early ranks' durations say nothing",
+            given={
+                "collectives": [
+                    {"rank": rank, "start": start, "end": 70, "kind": "all-reduce", "bytes_in": 1200}
+                    | {"group": "dp", "group_size": 3, "dtype": "bf16", "library": "NCCL"}
+                    for rank, start in ((0, 10), (1, 30), (2, 50))
+                ],
+                "ranks": [{"rank": rank, "world_size": 3} for rank in range(3)],
+                "steps": [{"rank": rank, "start": 0, "end": 100} for rank in range(3)],
+            },
+            expect=[
+                {
+                    "group": "dp",
+                    "kind": "all-reduce",
+                    "library": "NCCL",
+                    "dtype": "bf16",
+                    "bytes": 1200,
+                    "group_size": 3,
+                    "calls": 3,
+                    "matched": 1,
+                    "time": 120,
+                    "min_stay": 20,
+                    "median_stay": 40,
+                    "latency": 20,
+                    "algorithm_bandwidth": 60.0,
+                    "bus_bandwidth": 80.0,
+                    "no_bandwidth": None,
+                    "calls_per_step": 1.0,
+                    "per_step": 20,
+                    "step_share": 0.2,
+                }
+            ],
+        ),
+        Example(
+            "an all-gather counts what all ranks gather; without sizes there is no bandwidth",
+            given={
+                "collectives": [
+                    {"rank": rank, "start": start, "end": end, "kind": kind, "bytes_in": sent, "group": "dp"}
+                    | {"group_size": 2}
+                    for rank, start, end, kind, sent in (
+                        (0, 10, 30, "all-gather", 50),
+                        (1, 10, 35, "all-gather", 50),
+                        (0, 40, 48, "broadcast", None),
+                        (1, 40, 49, "broadcast", None),
+                    )
+                ],
+                "ranks": [{"rank": rank, "world_size": 2} for rank in range(2)],
+            },
+            expect=[
+                {
+                    "kind": "all-gather",
+                    "bytes": 100,
+                    "latency": 20,
+                    "algorithm_bandwidth": 5.0,
+                    "bus_bandwidth": 2.5,
+                    "no_bandwidth": None,
+                    "per_step": None,
+                },
+                {
+                    "kind": "broadcast",
+                    "bytes": None,
+                    "latency": 8,
+                    "algorithm_bandwidth": None,
+                    "bus_bandwidth": None,
+                    "no_bandwidth": "its size was not recorded",
+                    "per_step": None,
+                },
+            ],
+        ),
+        Example(
+            "one rank alone cannot tell transfer from waiting",
+            given={
+                "collectives": [
+                    {"start": 10, "end": 30, "kind": "all-reduce", "bytes_in": 50, "group_size": 2}
+                ],
+                "ranks": [{"world_size": 2}],
+            },
+            expect=[
+                {
+                    "kind": "all-reduce",
+                    "matched": 0,
+                    "latency": None,
+                    "bus_bandwidth": None,
+                    "no_bandwidth": "only one rank is here; waiting cannot be told from transfer",
+                }
+            ],
+        ),
+        Example(
+            "a dozen all-reduces of 8 bytes in one step",
+            given={
+                "collectives": [
+                    {"rank": rank, "start": 10 * i + rank, "end": 10 * i + 6, "kind": "all-reduce"}
+                    | {"bytes_in": 8, "group": "dp", "group_size": 2}
+                    for i in range(12)
+                    for rank in range(2)
+                ],
+                "ranks": [{"rank": rank, "world_size": 2} for rank in range(2)],
+                "steps": [{"rank": rank, "start": 0, "end": 200} for rank in range(2)],
+            },
+            expect=[{"calls": 24, "matched": 12, "calls_per_step": 12.0, "per_step": 60, "step_share": 0.3}],
+        ),
+    ],
+)
+def communication_summary(
+    communication_matches: pl.LazyFrame, steps: Steps, step_totals: pl.LazyFrame
+) -> pl.LazyFrame:
+    """Add up communication by group, operation, size and type, the most time first.
+
+    Bandwidth is bytes over the shortest stay of any participant, the one that waits for nobody. In-network
+    reduction would make bus bandwidth mean less; traces do not say whether it is used.
+    """
+    size = pl.coalesce("group_size", "members").cast(pl.Int64)
+    counted, factor = _convention(size)
+    matched = pl.col("wait").is_not_null()
+    uneven = matched & (pl.col("kind").cast(pl.String) == "all-to-all")
+    rows = (
+        intervals.inside(communication_matches, intervals.union(steps, ["rank"]), {"_inside": pl.lit(True)})
+        .with_columns(bytes=counted, _factor=factor, group_size=size, _stay=pl.col("end") - pl.col("arrival"))
+        # Ranks may send different amounts in an all-to-all: the largest decides how long it takes.
+        .with_columns(
+            bytes=pl.when(uneven).then(pl.col("bytes").max().over("instance")).otherwise("bytes"),
+            _in_steps=pl.col("_inside") > 0,
+        )
+    )
+    kinds = ["group", "kind", "library", "dtype", "bytes", "group_size"]
+    totals = step_totals.select(_steps=pl.col("steps").sum(), _time=pl.col("step_time").sum())
+    moving = pl.col("transfer").filter(pl.col("_in_steps"))
+    latency, rate = pl.col("latency"), pl.col("algorithm_bandwidth")
+    return (
+        rows.group_by(kinds)
+        .agg(
+            calls=pl.len().cast(pl.Int64),
+            matched=pl.col("instance").drop_nulls().n_unique().cast(pl.Int64),
+            time=pl.col("_stay").sum(),
+            min_stay=pl.col("_stay").min(),
+            median_stay=pl.col("_stay").median().round().cast(pl.Int64),
+            latency=latency.median().round().cast(pl.Int64),
+            _factor=pl.col("_factor").first(),
+            _reason=pl.col("reason").filter(~matched).mode().sort().first(),
+            _calls=pl.col("_in_steps").sum(),
+            _moving=pl.when(moving.is_not_null().any()).then(moving.sum()),
+        )
+        .with_columns(algorithm_bandwidth=pl.when(latency > 0).then(pl.col("bytes") / latency))
+        .join(totals, how="cross")
+        .with_columns(
+            bus_bandwidth=rate * pl.col("_factor"),
+            no_bandwidth=pl.when(pl.col("bytes").is_null())
+            .then(pl.lit("its size was not recorded"))
+            .when(latency.is_null())
+            .then("_reason")
+            .when(latency <= 0)
+            .then(pl.lit("it takes less time than the clock resolves"))
+            .when(pl.col("_factor").is_null())
+            .then(pl.lit("nccl-tests defines no bus bandwidth for it")),
+            calls_per_step=pl.when(pl.col("_steps") > 0).then(pl.col("_calls") / pl.col("_steps")),
+            per_step=pl.when(pl.col("_steps") > 0).then(pl.col("_moving") // pl.col("_steps")),
+            step_share=pl.when(pl.col("_time") > 0).then(pl.col("_moving") / pl.col("_time")),
+        )
+        .select(*communication_summary.columns)
+        .sort("time", *kinds, descending=[True] + [False] * len(kinds))
+    )
+
+
+@communication_summary.finding
+def collectives_are_small(table: pl.DataFrame) -> Iterator[Finding]:
+    small = (
+        table.filter((pl.col("bytes") <= SMALL_BYTES) & (pl.col("kind").cast(pl.String) != "barrier"))
+        .group_by("group", "kind")
+        .agg(
+            pl.col("calls_per_step", "per_step", "step_share").sum(),
+            high=pl.col("bytes").max(),
+        )
+        .filter((pl.col("calls_per_step") >= MANY) & (pl.col("step_share") >= WORTH_SAYING))
+        .sort("step_share", "kind", "group", descending=[True, False, False])
+    )
+    for row in small.head(3).to_dicts():
+        where = f" in group {row['group']}" if row["group"] else ""
+        yield Finding(
+            name="collectives-small",
+            claim=f"A mean step runs {row['calls_per_step']:.0f} {row['kind']} operations of at most "
+            f"{row['high']:,} bytes{where}: {milliseconds(row['per_step'])} of transfer "
+            f"({percent(row['step_share'], 1)}).",
+            ns_per_step=row["per_step"],
+            gain="at most",
+            evidence=(
+                "sizes this small pay for latency, not for bytes: ten in one cost little more than one",
+            ),
+            next="Join them: larger buckets (`bucket_cap_mb`), flattened gradients, coalescing.",
+        )

@@ -1,0 +1,207 @@
+"""How much of the communication is waiting for ranks that are not there yet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import polars as pl
+
+from lostflops import intervals
+from lostflops.finding import Finding, milliseconds, percent
+from lostflops.recipe import Bars, Example, recipe
+
+from .step_totals import on_mean_rank, per_step
+
+# Below this share of the step, exposed waiting is not worth a finding (XProf lists hosts from 10 % on).
+WORTH_SAYING = 0.03
+
+
+@recipe(
+    question="How much of the communication is waiting for other ranks, and how much is transfer?",
+    scope="job",
+    plot=Bars(x="rank", y=("wait", "transfer"), stacked=True),
+    columns={
+        "rank": "rank",
+        "collectives": "communication operations on the rank",
+        "matched": "those of them whose other participants were found",
+        "time": "from arrival to end, added up over the matched, ns; wait + transfer",
+        "wait": "the part before the last participant arrived, ns; null when none is matched",
+        "transfer": "the part after it, ns",
+        "wait_share": "wait / time",
+        "clock_free_wait": "wait by durations alone: time beyond the shortest stay of any participant, ns",
+        "clock_free_transfer": "transfer by durations alone: that shortest stay, ns",
+        "exposed_wait": "waiting under which the rank neither computes nor transfers, ns",
+        "exposed_transfer": "transfer under which the rank does not compute, ns",
+        "unmatched_time": "from arrival to end, added up over the others: wait or transfer, ns",
+        "unmatched_reason": "why they are not matched (the most frequent reason)",
+        "per_step": "exposed wait in a mean step, ns",
+        "step_share": "share of the rank's step time that is exposed wait",
+    },
+    examples=[
+        Example(
+            "rank 1 comes 30 ns late while rank 0 computes for 9 of them",
+            given={
+                "collectives": [
+                    {"rank": 0, "start": 10, "end": 52, "kind": "all-reduce", "bytes_in": 8},
+                    {"rank": 1, "start": 40, "end": 51, "kind": "all-reduce", "bytes_in": 8},
+                ],
+                "kernels": [
+                    {"rank": 0, "start": 0, "end": 19, "family": "gemm"},
+                    {"rank": 1, "start": 0, "end": 44, "family": "gemm"},
+                ],
+                "steps": [
+                    {"rank": 0, "start": 0, "end": 26},
+                    {"rank": 0, "start": 26, "end": 60},
+                    {"rank": 1, "start": 0, "end": 60},
+                ],
+                "ranks": [{"rank": 0, "world_size": 2}, {"rank": 1, "world_size": 2}],
+            },
+            expect=[
+                {
+                    "rank": 0,
+                    "collectives": 1,
+                    "matched": 1,
+                    "time": 42,
+                    "wait": 30,
+                    "transfer": 12,
+                    "wait_share": 30 / 42,
+                    "clock_free_wait": 31,
+                    "clock_free_transfer": 11,
+                    "exposed_wait": 21,
+                    "exposed_transfer": 12,
+                    "unmatched_time": 0,
+                    "unmatched_reason": None,
+                    "per_step": 10,
+                    "step_share": 21 / 60,
+                },
+                {
+                    "rank": 1,
+                    "collectives": 1,
+                    "matched": 1,
+                    "time": 11,
+                    "wait": 0,
+                    "transfer": 11,
+                    "wait_share": 0.0,
+                    "clock_free_wait": 0,
+                    "clock_free_transfer": 11,
+                    "exposed_wait": 0,
+                    "exposed_transfer": 7,
+                    "unmatched_time": 0,
+                    "unmatched_reason": None,
+                    "per_step": 0,
+                    "step_share": 0.0,
+                },
+            ],
+        ),
+        Example(
+            "with one rank of two, waiting cannot be told",
+            given={
+                "collectives": [{"start": 10, "end": 52, "kind": "all-reduce"}],
+                "kernels": [],
+                "steps": [{"start": 0, "end": 60}],
+                "ranks": [{"rank": 0, "world_size": 2}],
+            },
+            expect=[
+                {
+                    "rank": 0,
+                    "collectives": 1,
+                    "matched": 0,
+                    "time": 0,
+                    "wait": None,
+                    "transfer": None,
+                    "exposed_wait": None,
+                    "unmatched_time": 42,
+                    "unmatched_reason": "only one rank is here; waiting cannot be told from transfer",
+                    "per_step": None,
+                }
+            ],
+        ),
+    ],
+)
+def communication_wait(
+    communication_matches: pl.LazyFrame, gpu_activity: pl.LazyFrame, step_totals: pl.LazyFrame
+) -> pl.LazyFrame:
+    """Split each rank's communication into waiting for the last participant, and transfer.
+
+    The clock-free columns need no common clock: the last participant waits for nobody, so the shortest stay
+    is the transfer. Where both splits differ much, mistrust the clocks.
+    """
+    matched = pl.col("wait").is_not_null()
+    stay = pl.col("end") - pl.col("arrival")
+    summed = communication_matches.group_by("rank").agg(
+        collectives=pl.len().cast(pl.Int64),
+        matched=matched.sum().cast(pl.Int64),
+        time=stay.filter(matched).sum(),
+        wait=pl.when(matched.any()).then(pl.col("wait").sum()),
+        transfer=pl.when(matched.any()).then(pl.col("transfer").sum()),
+        clock_free_transfer=pl.when(matched.any()).then(pl.col("latency").sum()),
+        unmatched_time=stay.filter(~matched).sum(),
+        unmatched_reason=pl.col("reason").filter(~matched).mode().sort().first(),
+    )
+    whole = (
+        summed.join(_exposed(communication_matches, gpu_activity), on="rank", how="left")
+        .with_columns(
+            pl.when(pl.col("matched") > 0).then(pl.col(column).fill_null(0)).alias(column)
+            for column in ("exposed_wait", "exposed_transfer", "_in_steps")
+        )
+        .with_columns(
+            wait_share=pl.when(pl.col("time") > 0).then(pl.col("wait") / pl.col("time")),
+            clock_free_wait=pl.col("time") - pl.col("clock_free_transfer"),
+        )
+    )
+    return per_step(whole, step_totals, "_in_steps").select(*communication_wait.columns).sort("rank")
+
+
+def _exposed(matches: pl.LazyFrame, activity: pl.LazyFrame) -> pl.LazyFrame:
+    """Per rank, the waiting and the transfer that no compute hides.
+
+    While one operation transfers another's waiting costs nothing: as in the ledger, that is transfer.
+    """
+    until = pl.col("arrival") + pl.col("wait")
+    pieces = intervals.overlay(
+        {
+            "wait": matches.with_columns(end=pl.min_horizontal("end", until)),
+            "transfer": matches.with_columns(start=pl.max_horizontal("start", until)).filter(
+                pl.col("wait").is_not_null()
+            ),
+        },
+        by=["rank"],
+    )
+    idle = pl.col("compute") == 0
+    return (
+        intervals.inside(pieces, activity, {"_bare": idle, "_in_step": idle & (pl.col("in_step") > 0)})
+        .group_by("rank")
+        .agg(
+            exposed_wait=pl.col("_bare").filter(pl.col("transfer") == 0).sum(),
+            exposed_transfer=pl.col("_bare").filter(pl.col("transfer") > 0).sum(),
+            _in_steps=pl.col("_in_step").filter(pl.col("transfer") == 0).sum(),
+        )
+    )
+
+
+@communication_wait.finding
+def communication_is_waiting(table: pl.DataFrame) -> Iterator[Finding]:
+    cost, share = on_mean_rank(table, table)
+    if share < WORTH_SAYING:
+        return
+    time, wait, clock_free, unmatched = table.select(
+        pl.col("time", "wait", "clock_free_wait", "unmatched_time").sum()
+    ).row(0)
+    least = table.filter(pl.col("wait").is_not_null()).sort("wait", "rank").row(0, named=True)
+    evidence = [
+        f"in a mean step {milliseconds(cost)} ({percent(share, 1)}) pass waiting with nothing computed",
+        f"by durations alone, without comparing clocks: {percent(clock_free, time)}",
+        f"rank {least['rank']} waits least: {milliseconds(least['wait'])}",
+    ]
+    if unmatched:
+        evidence.append(f"not in this: {milliseconds(unmatched)} in operations that could not be matched")
+    yield Finding(
+        name="communication-waits",
+        claim=f"{percent(wait, time)} of the {milliseconds(time)} that ranks spend communicating is waiting "
+        "for the last of them to arrive.",
+        ns_per_step=cost,
+        gain="at most",
+        evidence=tuple(evidence),
+        next="`lostflops recipe communication-imbalance` tells who arrives last; shorten that rank's work "
+        "before the collective, or make the ranks' work more even. A faster network would not help.",
+    )
