@@ -23,7 +23,8 @@ from ._waiting import waiting
 if TYPE_CHECKING:
     import polars as pl
 
-    from lostflops.recipe import Answer, Option, Recipe
+    from lostflops.recipe import Answer, Option
+    from lostflops.trace import Trace
 
 FORMATS = ("table", "csv", "json", "parquet")
 SHOWN_ROWS = 50  # of a table in the terminal
@@ -95,7 +96,7 @@ def run(given: Namespace) -> None:
         said = Session(trace).run(wanted.name, **options)
     if isinstance(said, Skipped):
         raise CannotAnswer(said.recipe, said.reason)
-    table = said.table if ranks is None else _of(ranks, wanted, said.table)
+    table = said.table if ranks is None else _of(ranks, trace, said)
     if given.output:
         with _output.replacing(given.output) as place, place.open("wb") as file:
             _write(said, table, form, file)
@@ -112,13 +113,18 @@ def _format(asked: str | None, output: Path | None) -> str:
     return form
 
 
-def _of(ranks: frozenset[int], wanted: Recipe, table: pl.DataFrame) -> pl.DataFrame:
+def _of(asked: frozenset[int], trace: Trace, said: Answer) -> pl.DataFrame:
     """The rows of those ranks. All were computed: without one, the others' waiting would differ."""
     import polars as pl
 
-    if "rank" not in table.columns:
-        raise BadOption(f"The table of '{wanted.name}' is not by rank.", "leave --ranks out.")
-    return table.filter(pl.col("rank").is_in(sorted(ranks)))
+    if "rank" not in said.table.columns:
+        raise BadOption(f"The table of '{said.recipe.name}' is not by rank.", "leave --ranks out.")
+    known = trace.table("ranks")
+    present = set[int]() if known is None else set(known.collect()["rank"].to_list())
+    absent = sorted(asked - present)
+    if absent:
+        raise BadOption(f"This run has no rank {absent[0]}.", f"it has {len(present)}, up to {max(present)}.")
+    return said.table.filter(pl.col("rank").is_in(sorted(asked)))
 
 
 def _write(said: Answer, table: pl.DataFrame, form: str, file: IO[bytes]) -> None:
