@@ -1,0 +1,369 @@
+"""Nsight Systems exports (SQLite, Parquet and Arrow directories, schema 3) and reports to tables.
+
+One export holds every process that ran under nsys, launchers and shells among them. A rank is a process with
+GPU work, or one with NCCL calls; a process that keeps several devices busy becomes one rank per device.
+Tables are read one after the other, each for one process at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import polars as pl
+
+from ..classification import kernel_facts
+from ..tables import FAMILY, NAME, TABLES
+from ..trace import Quality
+from . import nsys_cuda, nsys_host, nsys_nccl
+from .attribution import OperatorTree, attribute
+from .kineto import phases
+from .nsys_export import Export, opened, recognises
+from .nsys_nvtx import Nvtx, nvtx
+from .nsys_rows import fitting
+from .nsys_target import Device, Devices, Recording, mpi_ranks, recording
+from .part import Part, write_table
+from .steps import find_steps
+
+__all__ = ["read", "recognises"]
+
+# A device that a process merely touches is no rank of its own.
+SECOND_DEVICE_SHARE = 0.05
+HOST_TABLES = ("CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS", "OSRT_API", "SYSCALL")
+NO_PROCESS = -1  # for GPU work that names no process
+WHY_ABSENT = {
+    "frames": "Nsight Systems exports do not carry this",
+    "kernels": "this export holds no GPU kernels of this process",
+}
+
+
+def read(path: Path, folder: Path, progress: Callable[[float], None] | None = None) -> list[Part]:
+    """The ranks in one export, in the order of their devices, their tables written below `folder`.
+
+    A `.nsys-rep` report is first exported with the user's own nsys. Raises NotATrace, Truncated, Unreadable,
+    UnknownSchema, NsysNotFound or ExportFailed where that cannot be read.
+    """
+    with opened(path, folder) as export:
+        machine = _Machine(export)
+        homes = _homes(export)
+        several = sum(len(home.devices) for home in homes) > 1
+        placed: list[tuple[tuple[int, int], Part]] = []
+        for number, home in enumerate(homes):
+            process = _Process(machine, home)
+            for device in home.devices:
+                gpu = machine.devices.of(home.process, device)
+                order = gpu.gpu_id if gpu.gpu_id is not None else -1 if device is None else device
+                part = process.part(folder / str(len(placed)), device, gpu, machine.samples(gpu, several))
+                placed.append(((order, home.process), part))
+            if progress is not None:
+                progress((number + 1) / len(homes))
+        parts = [part for _, part in sorted(placed, key=lambda place: place[0])]
+        _forget_repeated_ranks(parts)
+        parts[0].quality = [*machine.told.quality, *parts[0].quality]
+        return parts
+
+
+class _Machine:
+    """What holds for every process of an export."""
+
+    def __init__(self, export: Export) -> None:
+        self.export = export
+        self.told: Recording = recording(export)
+        self.devices = Devices(export)
+        self.mpi_ranks = mpi_ranks(export)
+        self._metrics: pl.DataFrame | None = None
+
+    def samples(self, gpu: Device, several: bool) -> pl.DataFrame | None:
+        """The metrics of one GPU; None where they are not there, or where it is not known whose they are."""
+        if not self.export.has("GPU_METRICS"):
+            return None
+        if self._metrics is None:
+            self._metrics = nsys_host.gpu_metrics(self.export)
+        sampled = self._metrics["gpu_id"].unique()
+        gpu_id = sampled[0] if gpu.gpu_id is None and sampled.len() == 1 and not several else gpu.gpu_id
+        return None if gpu_id is None else self._metrics.filter(pl.col("gpu_id") == gpu_id)
+
+
+@dataclass(frozen=True)
+class _Home:
+    """A process that becomes one rank or more.
+
+    `devices` are the CUDA ordinals that it keeps busy, `main` the busiest of them, `touched` how many others
+    it merely touches: their work is counted with the main one. `orphans`: rows that name no process are its
+    own, because no other process could own them.
+    """
+
+    process: int
+    devices: tuple[int | None, ...]
+    main: int | None
+    touched: int
+    orphans: bool
+
+
+def _homes(export: Export) -> list[_Home]:
+    work = (
+        pl.concat([export.census(table) for table in nsys_cuda.GPU_WORK])
+        .group_by("process", "device")
+        .agg(pl.col("rows", "busy").sum())
+    )
+    if work.is_empty():
+        return _without_gpu_work(export)
+    owners = work["process"].drop_nulls().unique().sort().to_list()
+    if (
+        not owners
+    ):  # GPU work that names no process: that of the only process that made CUDA calls, if there is one
+        callers = export.census("CUPTI_ACTIVITY_KIND_RUNTIME")["process"].drop_nulls().unique().to_list()
+        owners = callers if len(callers) == 1 else [NO_PROCESS]
+    orphans = len(owners) == 1
+    homes: list[_Home] = []
+    for owner in owners:
+        mine = (pl.col("process") == owner) | (pl.col("process").is_null() & orphans)
+        ranked = (
+            work.filter(mine)
+            .group_by("device")
+            .agg(pl.col("rows", "busy").sum())
+            .sort("busy", "rows", "device", descending=[True, True, False])
+        )
+        busy = ranked.filter(
+            (pl.col("busy") >= SECOND_DEVICE_SHARE * pl.col("busy").sum()) & (pl.col("busy") > 0)
+            | (pl.int_range(pl.len()) == 0)
+        )
+        devices = tuple(busy.sort("device")["device"].to_list())
+        homes.append(_Home(owner, devices, ranked["device"][0], ranked.height - len(devices), orphans))
+    return homes
+
+
+def _without_gpu_work(export: Export) -> list[_Home]:
+    """Without GPU work: the processes that made ranges, NCCL's among them; failing that, the most
+    talkative one."""
+    for table in HOST_TABLES:
+        seen = export.census(table).drop_nulls("process").sort("rows", "process", descending=[True, False])
+        owners = seen["process"].to_list() if table == "NVTX_EVENTS" else seen["process"].to_list()[:1]
+        if owners:
+            return [_Home(owner, (None,), None, 0, len(owners) == 1) for owner in sorted(owners)]
+    return [_Home(NO_PROCESS, (None,), None, 0, True)]
+
+
+class _Process:
+    """One process: what its host threads did, read once, and the GPU work that they started."""
+
+    def __init__(self, machine: _Machine, home: _Home) -> None:
+        export, process, orphans = machine.export, home.process, home.orphans
+        self.machine, self.home = machine, home
+        quality = self.quality = list[Quality]()
+        launches = nsys_cuda.launches(export, process, orphans, quality)
+        kernels = nsys_cuda.kernels(export, process, orphans, quality)
+        copies = nsys_cuda.copies(export, process, orphans, quality)
+        kernels, copies = nsys_cuda.own_streams(kernels, copies)
+        last = max((int(t["end"].max()) for t in (launches, kernels, copies) if t.height), default=None)  # pyright: ignore[reportArgumentType]
+        marks = nvtx(export, process, orphans, last)
+        quality += marks.quality
+        operators, tree = _with_phases(marks)
+        calls = nsys_nccl.payloads(export, process, orphans, marks.nccl)
+        self.communicators = nsys_nccl.communicators(calls)
+        self.talks = calls.height > 0
+
+        kernels = attribute(_with_facts(kernels), launches, tree)
+        copies = attribute(copies, launches, tree).drop("phase")
+        self._note_launches(kernels, launches)
+        around = nsys_nccl.Surroundings(calls, marks.ranges, operators)
+        kernels, by_kernel = nsys_nccl.on_kernels(kernels, around)
+        copies, by_copy = nsys_nccl.on_copies(copies, around)
+        self._note_collectives(by_kernel)
+        ranges = [
+            marks.ranges,
+            nsys_cuda.synchronisations(export, process, orphans, launches, quality),
+            nsys_cuda.overheads(export, process, orphans, quality),
+        ]
+        self.tables = {
+            "kernels": kernels,
+            "copies": copies,
+            "launches": launches,
+            "operators": operators,
+            "ranges": pl.concat(ranges, how="diagonal_relaxed"),
+            "collectives": pl.concat([by_kernel, by_copy], how="vertical_relaxed").sort("start"),
+            "os_calls": nsys_host.os_calls(export, process, orphans, quality),
+            "allocations": nsys_host.allocations(export, process, orphans, quality),
+            "page_faults": nsys_host.page_faults(export, process, orphans, quality),
+        }
+        self._note("devices with little work", home.touched, "counted with the rank's main device")
+        if len(home.devices) > 1:
+            self._note(
+                "devices of one process",
+                len(home.devices),
+                "each is a rank; what the process's host threads did is repeated for each of them",
+            )
+
+    def part(self, folder: Path, device: int | None, gpu: Device, samples: pl.DataFrame | None) -> Part:
+        """Write the tables of one device of this process, and tell about it."""
+        first = device == self.home.devices[0]
+        mine = {name: self._of_device(name, table, device) for name, table in self.tables.items()}
+        start, end = _extent(mine)
+        work = mine["kernels"]
+        mine["steps"] = find_steps(mine["ranges"], mine["operators"], work, start, end)
+        if samples is not None:
+            mine["counters"] = samples.with_columns(device=pl.lit(device, dtype=pl.Int64))
+        folder.mkdir(parents=True, exist_ok=True)
+        written: list[str] = []
+        for name, table in mine.items():
+            if table.height:
+                write_table(folder, name, fitting(table, name))
+                written.append(name)
+        told = self.machine.told
+        rank, rank_source, world_size = self._rank(device)
+        return Part(
+            folder=str(folder),
+            rank=rank,
+            rank_source=rank_source,
+            start=start,
+            end=end,
+            num_events=sum(t.height for t in self.tables.values()) if first else 0,
+            tables=written,
+            epoch_ns=told.epoch_ns,
+            world_size=world_size,
+            host=told.host,
+            session=told.session,
+            facts={
+                **gpu.facts(),
+                "device": device,
+                "device_kind": "gpu" if work.height or mine["copies"].height else None,
+                "backend": "nccl" if self.talks else None,
+                "groups": [
+                    {"name": f"NCCL communicator {name}", "description": f"{size} ranks", "ranks": []}
+                    for name, size in self.communicators.select("communicator", "size")
+                    .unique()
+                    .sort("communicator")
+                    .rows()
+                ],
+                "versions": told.versions,
+                "main_thread": _main_thread(self.tables["launches"], self.tables["operators"]),
+                "source": "nsys",
+            },
+            quality=self.quality if first else [],
+            absent=self._absent(set(written), samples is not None),
+        )
+
+    def _of_device(self, name: str, table: pl.DataFrame, device: int | None) -> pl.DataFrame:
+        if len(self.home.devices) == 1 or name not in ("kernels", "copies", "collectives"):
+            return table
+        chosen = pl.col("device").eq_missing(device)
+        if device == self.home.main:
+            chosen = chosen | ~pl.col("device").is_in(self.home.devices, nulls_equal=True)
+        return table.filter(chosen)
+
+    def _rank(self, device: int | None) -> tuple[int | None, str, int | None]:
+        """The rank of this process, where it was read, and the size of its world, as far as the export
+        tells."""
+        if len(self.home.devices) == 1 and self.home.process in self.machine.mpi_ranks:
+            return self.machine.mpi_ranks[self.home.process], "MPI_RANKS", None
+        # The largest communicator is the job's, as far as this process knows.
+        joined = self.communicators
+        if len(self.home.devices) > 1:
+            joined = joined.filter(pl.col("device") == device)
+        joined = joined.filter(pl.col("size") == pl.col("size").max())
+        ranks = joined["rank"].unique()
+        if ranks.len() == 1:
+            return ranks[0], "NCCL communicator", joined["size"][0]
+        return None, "device order", None
+
+    def _absent(self, written: set[str], sampled: bool) -> dict[str, str]:
+        told = self.machine.told
+        missing = "not in this export" + (", which is a part of a recording" if told.limited else "")
+        why = {
+            name: WHY_ABSENT.get(name, missing) for name in TABLES if name not in written and name != "ranks"
+        }
+        if "allocations" in why and told.off("COLLECT_GPU_MEMORY_USAGE"):
+            why["allocations"] = "device memory use was not recorded"
+        if (
+            "page_faults" in why
+            and told.off("COLLECT_UVM_CPU_PAGE_FAULTS")
+            and told.off("COLLECT_UVM_GPU_PAGE_FAULTS")
+        ):
+            why["page_faults"] = "page faults were not recorded"
+        if "counters" in why and self.machine.export.has("GPU_METRICS"):
+            why["counters"] = "GPU metrics are in this export, but not which rank's GPU they belong to"
+        return why
+
+    def _note(self, name: str, count: int, text: str, level: str = "note") -> None:
+        if count:
+            self.quality.append(Quality(None, name, count, text, level))
+
+    def _note_launches(self, kernels: pl.DataFrame, launches: pl.DataFrame) -> None:
+        self._note(
+            "kernels without their launch",
+            kernels["launch_start"].null_count(),
+            f"of {kernels.height:,}; launched before the recording, or by calls that were not recorded",
+        )
+        early = kernels.filter(pl.col("start") < pl.col("launch_start"))
+        if early.height:
+            furthest = int((early["launch_start"] - early["start"]).max())  # pyright: ignore[reportArgumentType]
+            self._note(
+                "kernels that start before their launch",
+                early.height,
+                f"by up to {furthest:,} ns: the clocks of host and GPU agree no better",
+                "warning",
+            )
+        ids = launches["correlation"].drop_nulls()
+        self._note(
+            "launches that share a correlation id",
+            ids.len() - ids.n_unique(),
+            "the first of each counts",
+            "warning",
+        )
+
+    def _note_collectives(self, collectives: pl.DataFrame) -> None:
+        self._note(
+            "collectives without bytes",
+            collectives.filter(pl.col("bytes_in").is_null() & pl.col("bytes_out").is_null()).height,
+            f"of {collectives.height:,}; record with `-t nccl` and export with `--include-json=true`",
+        )
+
+
+def _with_phases(marks: Nvtx) -> tuple[pl.DataFrame, OperatorTree | None]:
+    if marks.operators.is_empty():
+        return marks.operators.drop("backward"), None
+    tree = OperatorTree(marks.operators)
+    tree.operators = marks.operators.with_columns(phase=phases(tree, marks.operators, marks.ranges)).drop(
+        "backward"
+    )
+    return tree.operators, tree
+
+
+def _with_facts(kernels: pl.DataFrame) -> pl.DataFrame:
+    """Kernels with what their names say. A graph of unknown content is unclassified, whatever it is
+    called."""
+    names = kernels["name"].unique()
+    facts = kernel_facts(names.cast(pl.String).to_list()).with_columns(pl.col("name").cast(NAME))
+    is_graph = pl.col("name").cast(pl.String) == nsys_cuda.GRAPH
+    return kernels.join(facts, on="name", how="left", maintain_order="left").with_columns(
+        family=pl.when(is_graph).then(pl.lit("unclassified", dtype=FAMILY)).otherwise("family")
+    )
+
+
+def _extent(tables: dict[str, pl.DataFrame]) -> tuple[int, int]:
+    """From the first to the last thing that the rank did, as far as calls, GPU work and ranges show it."""
+    for names in (
+        ("kernels", "copies", "launches", "operators", "ranges"),
+        ("os_calls", "allocations", "page_faults"),
+    ):
+        seen = [tables[name] for name in names if tables[name].height]
+        if seen:
+            return min(int(t["start"].min()) for t in seen), max(int(t["end"].max()) for t in seen)  # pyright: ignore[reportArgumentType]
+    return 0, 0
+
+
+def _main_thread(launches: pl.DataFrame, operators: pl.DataFrame) -> int | None:
+    for rows in (launches, operators):
+        if rows.height:
+            return rows.group_by("thread").len().sort("len", "thread")["thread"][-1]
+    return None
+
+
+def _forget_repeated_ranks(parts: list[Part]) -> None:
+    """Two ranks of one number are none: a communicator smaller than the job numbers its own members only."""
+    known = [part.rank for part in parts if part.rank is not None]
+    repeated = {rank for rank in known if known.count(rank) > 1}
+    if repeated:
+        for part in parts:
+            part.rank, part.rank_source, part.world_size = None, "device order", None

@@ -1,0 +1,168 @@
+"""Read tables of a SQLite file into Polars, without ever writing beside it."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import adbc_driver_manager
+import adbc_driver_sqlite
+import polars as pl
+from adbc_driver_manager import AdbcConnection, AdbcStatement
+
+from ..errors import NotATrace, Truncated, Unreadable, shown
+
+MAGIC = b"SQLite format 3\x00"
+EXPORT_AGAIN = "export the report again: `nsys export --type sqlite --force-overwrite true …`."
+BATCH_ROWS = 65536
+
+
+class SqliteFile:
+    """A `.sqlite` export. `columns` names the columns of each of its tables."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        _check_whole(path)
+        # Immutable: SQLite then takes no lock and makes no file, so a read-only folder will do.
+        uri = f"file:{quote(str(path.resolve()))}?mode=ro&immutable=1"
+        try:
+            self._database = adbc_driver_sqlite.connect(uri)
+            self._connection = AdbcConnection(self._database)
+        except adbc_driver_manager.Error as error:
+            raise self._damaged(error) from error
+        self.columns: dict[str, frozenset[str]] = {}
+        found = self._query(
+            "SELECT t.name AS t, c.name AS c FROM sqlite_master AS t JOIN pragma_table_info(t.name) AS c "
+            "WHERE t.type = 'table'"
+        )
+        if found.height:
+            for (table,), columns in found.group_by("t"):
+                self.columns[str(table)] = frozenset(columns["c"].to_list())
+
+    def read(
+        self,
+        table: str,
+        integers: Sequence[str],
+        texts: Sequence[str],
+        within: tuple[str, int, int, bool] | None,
+    ) -> pl.DataFrame:
+        where = ""
+        if within is not None:
+            column, low, high, orphans = within
+            where = f' WHERE "{column}" BETWEEN {low} AND {high}' + (
+                f' OR "{column}" IS NULL' if orphans else ""
+            )
+        source = f' FROM "{table}"{where}'
+        texts_sql = [_text(c) for c in texts]
+        found: pl.DataFrame | None = None
+        if integers:
+            try:
+                found = self._rows("SELECT " + ", ".join([f'"{c}"' for c in integers] + texts_sql) + source)
+            except pl.exceptions.ComputeError as error:
+                if "type mismatch" not in str(error).lower():
+                    raise self._damaged(error) from error
+        if found is None or any(found.schema[c] != pl.Int64 for c in integers):
+            # Something else than integers lies where they belong: take the integers alone, at some cost.
+            checked = [_integer(c) for c in integers]
+            found = self._query("SELECT " + ", ".join(checked + texts_sql) + source)
+        return found.with_columns(_decoded(found[c]) for c in texts)
+
+    def values(self, table: str, keys: Sequence[str]) -> pl.DataFrame:
+        listed = ", ".join(f"'{key}'" for key in keys)
+        found = self._query(
+            f'SELECT {_text("name")}, CAST(coalesce("value", \'\') AS BLOB) AS "value" '
+            f'FROM "{table}" WHERE "name" IN ({listed})'
+        )
+        return found.select(_decoded(found["name"]), _decoded(found["value"])).drop_nulls()
+
+    def counts(self, table: str, by: Sequence[str]) -> pl.DataFrame:
+        timed = {"start", "end"} <= self.columns[table]
+        busy = 'total(max("end" - "start", 0))' if timed else "0.0"
+        columns = ", ".join([*(_integer(c) for c in by), 'count(*) AS "rows"', f'{busy} AS "busy"'])
+        grouping = " GROUP BY " + ", ".join(str(i + 1) for i in range(len(by))) if by else ""
+        return self._query(f'SELECT {columns} FROM "{table}"{grouping}')
+
+    def close(self) -> None:
+        self._connection.close()
+        self._database.close()
+
+    def _query(self, sql: str) -> pl.DataFrame:
+        try:
+            return self._rows(sql)
+        except pl.exceptions.ComputeError as error:
+            raise self._damaged(error) from error
+
+    def _rows(self, sql: str) -> pl.DataFrame:
+        statement = AdbcStatement(self._connection)
+        try:
+            statement.set_options(**{"adbc.sqlite.query.batch_rows": str(BATCH_ROWS)})
+            statement.set_sql_query(sql)  # pyright: ignore[reportUnknownMemberType]
+            stream: Any = statement.execute_query()[0]  # pyright: ignore[reportUnknownMemberType]
+            rows = pl.from_arrow(stream)  # pyright: ignore[reportUnknownMemberType]
+        except adbc_driver_manager.Error as error:
+            raise self._damaged(error) from error
+        finally:
+            statement.close()
+        assert isinstance(rows, pl.Series)
+        return rows.struct.unnest()
+
+    def _damaged(self, error: Exception) -> NotATrace:
+        if "not a database" in str(error):
+            return NotATrace(self.path, "it is not a SQLite database.")
+        return NotATrace(self.path, "the SQLite database is damaged.", EXPORT_AGAIN)
+
+
+# The driver fixes a column's type from its first batch, where nulls count as integers: texts are therefore
+# never null. They travel as bytes, because what a program named a range need not be UTF-8.
+def _text(column: str) -> str:
+    return f'iif(typeof("{column}") = \'text\', CAST("{column}" AS BLOB), x\'\') AS "{column}"'
+
+
+def _integer(column: str) -> str:
+    return f'iif(typeof("{column}") = \'integer\', "{column}", NULL) AS "{column}"'
+
+
+def _decoded(texts: pl.Series) -> pl.Series:
+    """Bytes as text, with null for none; what is not UTF-8 gets replacement characters."""
+    if texts.dtype != pl.Binary:  # a result without rows: the driver calls all of it integers
+        return pl.Series(texts.name, [None] * len(texts), dtype=pl.String)
+    try:
+        decoded = texts.cast(pl.String)
+    except pl.exceptions.ComputeError:
+        distinct: list[bytes] = texts.unique().to_list()
+        decoded = texts.replace_strict(
+            pl.Series(distinct, dtype=pl.Binary),
+            pl.Series([text.decode("utf-8", "replace") for text in distinct], dtype=pl.String),
+        )
+    return decoded.replace({"": None})
+
+
+def _check_whole(path: Path) -> None:
+    """Raise where the file cannot be a whole database: SQLite itself would make a guess, or an empty one."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(100)
+        size = path.stat().st_size
+    except OSError as error:
+        raise Unreadable(path, error) from error
+    if not head:
+        raise NotATrace(path, "it is empty.", EXPORT_AGAIN)
+    if head[:16] != MAGIC or len(head) < 100:
+        raise NotATrace(path, "it is not a SQLite database.")
+    # Header fields: page size at 16; change counter at 24, number of pages at 28, valid where 92 equals 24.
+    page = struct.unpack_from(">H", head, 16)[0]
+    page = 65536 if page == 1 else page
+    change, pages = struct.unpack_from(">II", head, 24)
+    whole = page * pages
+    if change == struct.unpack_from(">I", head, 92)[0] and size < whole:
+        raise Truncated(path, f"ends after {size:,} of {whole:,} bytes", EXPORT_AGAIN)
+    for beside in (path.with_name(path.name + suffix) for suffix in ("-wal", "-journal")):
+        if beside.is_file() and beside.stat().st_size > 0:
+            raise Truncated(
+                path,
+                f"is not written to its end: changes wait in '{shown(beside.name)}'",
+                "close the program that has it open, or export the report again.",
+            )
