@@ -1,0 +1,79 @@
+"""The first page as one JSON document, for programs. `docs/json.md` describes every key."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import polars as pl
+
+from .page import Page
+
+SCHEMA = 1
+MOST_ROWS = 1000  # of each recipe's table
+
+
+def document(page: Page) -> bytes:
+    """The document as UTF-8 text, ending in a newline. It holds no NaN or infinity: those are null."""
+    run = page.run
+    parts: dict[str, Any] = {
+        "schema": SCHEMA,
+        "lostflops": page.lostflops,
+        "run": {
+            "clock": run.clock,
+            "clock_origin_ns": run.clock_origin_ns,
+            "clock_error_ns": run.clock_error_ns,
+            "ranks": list(run.ranks),
+            "world_size": run.world_size,
+            "device_kind": run.device_kind,
+            "gpu": run.gpu,
+            "step_source": run.step_source,
+            "selected_steps": list(run.selected_steps) if run.selected_steps else None,
+            "num_events": run.num_events,
+            "sources": list(run.sources),
+            "versions": run.versions,
+        },
+        "verdict": page.verdict,
+        "notes": list(page.notes),
+        "steps": rows(page.steps.select("rank", "step", "start", "end", "source", "complete")),
+        "ledger": rows(page.ledger.select("rank", "step", "account", "ns")),
+        "findings": [
+            {
+                "name": finding.name,
+                "claim": finding.claim,
+                "ns_per_step": finding.ns_per_step,
+                "gain": finding.gain,
+                "evidence": list(finding.evidence),
+                "next": finding.next,
+                "recipe": finding.recipe,
+                "doubt": finding.doubt,
+            }
+            for finding in page.findings
+        ],
+        "skipped": [{"recipe": skipped.recipe, "reason": skipped.reason} for skipped in page.skipped],
+        "quality": [
+            {
+                "rank": fact.rank,
+                "name": fact.name,
+                "count": fact.count,
+                "text": fact.text,
+                "level": fact.level,
+            }
+            for fact in page.quality
+        ],
+        "recipes": {
+            answer.recipe.name: {
+                "question": answer.recipe.question,
+                "num_rows": answer.table.height,
+                "rows": rows(answer.table.head(MOST_ROWS)),
+            }
+            for answer in page.answers
+            if answer.recipe.name != "step_ledger"
+        },
+    }
+    return msgspec.json.encode(parts) + b"\n"
+
+
+def rows(table: pl.DataFrame) -> msgspec.Raw:
+    """The rows of a table as a JSON array of objects. Polars writes what is not finite as null."""
+    return msgspec.Raw(table.write_json().encode())

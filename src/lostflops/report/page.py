@@ -1,0 +1,342 @@
+"""The first page of a run, as data: all that the terminal, the JSON document and the HTML file show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+
+from lostflops import recipe
+from lostflops.errors import LostflopsError
+from lostflops.finding import Finding, milliseconds
+from lostflops.recipe import Answer, Session, Skipped
+from lostflops.tables import STEPS
+from lostflops.trace import Quality, Trace
+from lostflops.version import __version__
+
+from .amounts import percent
+from .budget import Budget, budget
+from .verdict import verdict
+
+LEDGER = pl.Schema(
+    {
+        "rank": pl.Int32,
+        "step": pl.Int64,
+        "start": pl.Int64,
+        "end": pl.Int64,
+        "account": pl.String,
+        "ns": pl.Int64,
+    }
+)
+# Kernel time of no known family is a fault of ours from this share on, and then stands among the warnings.
+UNCLASSIFIED_PER_MILLE = 10
+
+
+@dataclass(frozen=True)
+class Run:
+    """What was recorded."""
+
+    clock: str
+    clock_origin_ns: int
+    clock_error_ns: int | None  # the largest of the ranks'; None when no rank's could be told
+    ranks: tuple[int, ...]
+    world_size: int | None
+    device_kind: str | None  # 'gpu', 'cpu', 'mixed', or None when nothing ran
+    gpu: str | None
+    step_source: str | None
+    num_steps: int  # different step numbers
+    num_windows: int  # (rank, step) pairs
+    selected_steps: tuple[int, int] | None
+    num_events: int
+    sources: tuple[dict[str, Any], ...]  # without file names: profilers put the host's name in them
+    versions: str | None
+
+    @property
+    def on_host(self) -> bool:
+        """Whether host operators stand in for kernels."""
+        return self.device_kind == "cpu"
+
+    @property
+    def extent(self) -> str:
+        """How many ranks and steps, in words."""
+        of = f" of {self.world_size}" if self.world_size not in (None, len(self.ranks)) else ""
+        return f"{_count(len(self.ranks), 'rank', of)} · {self._steps}"
+
+    @property
+    def windows(self) -> str:
+        """What a mean is taken over, in words."""
+        if self.num_windows != self.num_steps * len(self.ranks):
+            return f"of {self.num_windows} steps on {_count(len(self.ranks), 'rank')}"
+        return f"of {self._steps} on {_count(len(self.ranks), 'rank')}"
+
+    @property
+    def _steps(self) -> str:
+        if self.step_source == "whole trace":
+            return "whole recording"
+        chosen = f" ({self.selected_steps[0]} to {self.selected_steps[1]})" if self.selected_steps else ""
+        return _count(self.num_steps, "step") + chosen
+
+
+def _count(number: int, what: str, of: str = "") -> str:
+    return f"{number or 'no'}{of} {what}{'s' * (number != 1)}"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A number of the strip under the verdict."""
+
+    label: str
+    value: str
+    meaning: str
+
+
+@dataclass(frozen=True)
+class Page:
+    """The first page of a run.
+
+    `notes` say what a reader must know before believing the numbers; `ledger` has the columns of the recipe
+    `step_ledger` and is empty when that was skipped; `findings` come largest first.
+    """
+
+    lostflops: str
+    run: Run
+    verdict: str
+    notes: tuple[str, ...]
+    figures: tuple[Figure, ...]
+    budget: Budget | None
+    steps: pl.DataFrame
+    ledger: pl.DataFrame
+    answers: tuple[Answer, ...]
+    findings: tuple[Finding, ...]
+    skipped: tuple[Skipped, ...]
+    quality: tuple[Quality, ...]
+
+
+def page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], None] | None = None) -> Page:
+    """Ask every recipe that belongs on the page. `on_recipe(name, done, of)` is called before each."""
+    names = sorted(name for name, known in recipe.recipes().items() if known.page)
+    answers: list[Answer] = []
+    skipped: list[Skipped] = []
+    for done, name in enumerate(names):
+        if on_recipe:
+            on_recipe(name, done, len(names))
+        said = _ask(session, name)
+        (answers if isinstance(said, Answer) else skipped).append(said)  # pyright: ignore[reportArgumentType]
+    by_name = {answer.recipe.name: answer for answer in answers}
+    ledger = LEDGER.to_frame()
+    if "step_ledger" in by_name:
+        ledger = by_name["step_ledger"].table.select(pl.col(c).cast(t) for c, t in LEDGER.items())
+    steps_table = trace.table("steps")
+    steps = STEPS.empty() if steps_table is None else steps_table.sort("rank", "start").collect()
+    run = _run(trace, steps, ledger)
+    spent = budget(ledger, run.on_host)
+    unclassified, kernel_time = _unclassified(trace)
+    return Page(
+        lostflops=__version__,
+        run=run,
+        verdict=_verdict(trace, run, spent, skipped, by_name),
+        notes=tuple(_notes(run, steps, spent, unclassified, kernel_time)),
+        figures=tuple(_figures(run, ledger, spent, by_name, unclassified, kernel_time)),
+        budget=spent,
+        steps=steps,
+        ledger=ledger,
+        answers=tuple(sorted(answers, key=lambda a: (a.recipe.name != "step_ledger", a.recipe.name))),
+        findings=tuple(
+            sorted((f for a in answers for f in a.findings), key=lambda f: (-f.ns_per_step, f.recipe, f.name))
+        ),
+        skipped=tuple(skipped),
+        quality=tuple(sorted(trace.manifest.quality, key=_gravity)),
+    )
+
+
+def _ask(session: Session, name: str) -> Answer | Skipped:
+    try:
+        return session.run(name)
+    except LostflopsError as error:  # what one recipe cannot answer must not cost the reader the others
+        return Skipped(name, error.message)
+
+
+def _gravity(fact: Quality) -> tuple[bool, int, str]:
+    return (fact.level != "warning", -1 if fact.rank is None else fact.rank, fact.name)
+
+
+def _run(trace: Trace, steps: pl.DataFrame, ledger: pl.DataFrame) -> Run:
+    manifest = trace.manifest
+    table = trace.table("ranks")
+    ranks = None if table is None else table.collect()
+    present = ledger["rank"] if ranks is None else ranks["rank"]
+    windows = steps if steps.height else ledger.unique(("rank", "step", "start", "end"))
+    return Run(
+        clock=manifest.clock,
+        clock_origin_ns=manifest.origin_ns,
+        clock_error_ns=None if ranks is None else _largest(ranks["clock_error"]),
+        ranks=tuple(present.unique().sort().to_list()),
+        world_size=None if ranks is None else _largest(ranks["world_size"]),
+        device_kind=None if ranks is None else _one(ranks["device_kind"], "mixed"),
+        gpu=None if ranks is None else _one(ranks["gpu"]),
+        step_source=_one(steps["source"].cast(pl.String)) if steps.height else None,
+        num_steps=windows["step"].n_unique(),
+        num_windows=windows.height,
+        selected_steps=trace.steps,
+        num_events=manifest.num_events,
+        sources=tuple(
+            {"format": source.format, "bytes": source.bytes, "identity": source.identity}
+            for source in manifest.sources
+        ),
+        versions=None if ranks is None else _one(ranks["versions"]),
+    )
+
+
+def _largest(column: pl.Series) -> int | None:
+    return column.max()  # pyright: ignore[reportReturnType]
+
+
+def _one(column: pl.Series, several: str = "") -> str | None:
+    """The value that all rows share; several are joined, unless `several` says what to call them."""
+    values: list[str] = column.drop_nulls().unique().sort().to_list()
+    if len(values) > 1:
+        return several or ", ".join(values)
+    return values[0] if values else None
+
+
+def _unclassified(trace: Trace) -> tuple[int, int]:
+    """Summed duration of the kernels whose family is not known, and of all kernels, ns."""
+    kernels = trace.table("kernels")
+    if kernels is None:
+        return 0, 0
+    length = (pl.col("end") - pl.col("start")).clip(0)
+    return (
+        kernels.select(
+            length.filter(pl.col("family") == "unclassified").sum().alias("unclassified"),
+            length.sum().alias("all"),
+        )
+        .collect()
+        .row(0)
+    )
+
+
+def _rows(trace: Trace, *tables: str) -> int:
+    frames = [frame for frame in map(trace.table, tables) if frame is not None]
+    return sum(frame.select(pl.len()).collect().item() for frame in frames)
+
+
+def _verdict(
+    trace: Trace, run: Run, spent: Budget | None, skipped: list[Skipped], by_name: dict[str, Answer]
+) -> str:
+    if not _rows(trace, "kernels", "copies", "collectives"):
+        if not _rows(trace, "operators"):
+            return "This trace holds no GPU work and no operators: there is nothing to account for."
+        return "This trace holds no GPU work: only the host's side of the run was recorded."
+    if spent is None:
+        reason = next(
+            (s.reason for s in skipped if s.recipe == "step_ledger"), "no step of it holds any time"
+        )
+        return f"The time of this trace cannot be accounted for: {reason}."
+    span = "trace" if run.step_source == "whole trace" else "step"
+    return verdict(spent, run.on_host, span, _culprit(by_name))
+
+
+def _culprit(by_name: dict[str, Answer]) -> str:
+    """A clause on the rank that costs the others most by arriving last, when one stands out."""
+    answer = by_name.get("communication_imbalance")
+    if answer is None or not answer.findings:
+        return ""
+    worst = answer.table.filter(pl.col("rank").is_not_null()).row(0, named=True)
+    late = round(100 * worst["late_share"])
+    return f"rank {worst['rank']} arrives last in {late} % of its collectives"
+
+
+def _notes(
+    run: Run, steps: pl.DataFrame, spent: Budget | None, unclassified: int, kernel_time: int
+) -> Iterator[str]:
+    if run.on_host:
+        yield (
+            "No GPU work was recorded: host operators take the kernels' place. Compute is time in operators, "
+            "idle is time in which no operator ran."
+        )
+    match run.step_source:
+        case "whole trace":
+            yield "The trace marks no steps: each rank's whole recording counts as one step."
+        case "period":
+            yield "The trace marks no steps: their boundaries were taken from the period of the work."
+        case "optimizer":
+            yield "The trace marks no steps: each was taken to end with the optimizer's work."
+        case _:
+            pass
+    if run.world_size is not None and len(run.ranks) < run.world_size:
+        yield (
+            f"{len(run.ranks)} of the job's {run.world_size} ranks {'is' if len(run.ranks) == 1 else 'are'} "
+            "here: how long the others were waited for cannot be told."
+        )
+    if run.world_size is None and len(run.ranks) > 1:
+        yield "The number of ranks in the job was not recorded: some may be missing here."
+    incomplete = int((~steps["complete"].fill_null(True)).sum())
+    if incomplete:
+        yield (
+            f"The recording begins or ends inside {incomplete} of the {steps.height} steps; "
+            "they count in the mean as far as they were recorded."
+        )
+    if kernel_time and unclassified * 1000 >= UNCLASSIFIED_PER_MILLE * kernel_time:
+        yield (
+            f"{_share(unclassified, kernel_time)} of the kernel time is of no family that lostflops knows; "
+            "it counts as compute."
+        )
+
+
+def _share(part: int, whole: int) -> str:
+    return percent((2000 * part + whole) // (2 * whole))
+
+
+def _figures(
+    run: Run,
+    ledger: pl.DataFrame,
+    spent: Budget | None,
+    by_name: dict[str, Answer],
+    unclassified: int,
+    kernel_time: int,
+) -> Iterator[Figure]:
+    if spent is not None:
+        lengths = ledger.unique(("rank", "step", "start", "end")).select(pl.col("end") - pl.col("start"))
+        length = lengths.to_series()
+        what = "recording" if run.step_source == "whole trace" else "step"
+        many = spent.num_windows > 1
+        yield Figure(
+            f"mean {what}" if many else what,
+            f"{spent.shown} {spent.unit.name}",
+            f"Mean {run.windows}." if many else f"One {what} of one rank.",
+        )
+        if length.len() > 2:
+            low, median, high = (length.quantile(q, "nearest") for q in (0.0, 0.5, 1.0))
+            yield Figure(
+                f"median {what}",
+                milliseconds(median or 0),
+                f"From {milliseconds(low or 0)} to {milliseconds(high or 0)}.",
+            )
+        for line in spent.groups:
+            yield Figure(line.label, line.share, line.meaning)
+    hidden = _hidden(by_name)
+    if hidden:
+        yield hidden
+    if kernel_time:
+        yield Figure(
+            "unclassified",
+            _share(unclassified, kernel_time),
+            "Share of the kernel time, added up, whose family is not known; it counts as compute.",
+        )
+
+
+def _hidden(by_name: dict[str, Answer]) -> Figure | None:
+    """How much of the communication ran behind compute, from the recipe that measures it."""
+    answer = by_name.get("communication_exposed")
+    if answer is None or not {"hidden", "exposed"} <= set(answer.table.columns):
+        return None
+    hidden, exposed = answer.table.select(pl.col("hidden").sum(), pl.col("exposed").sum()).row(0)
+    if not hidden + exposed:
+        return None
+    return Figure(
+        "communication hidden",
+        _share(hidden, hidden + exposed),
+        "Share of the communication time during which kernels ran as well.",
+    )

@@ -1,0 +1,210 @@
+"""The first page in a terminal: verdict, step ledger, findings, and what could not be told.
+
+Nothing that comes from a trace is read as markup or reaches the terminal as a control character.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.segment import Segment, Segments
+from rich.table import Table
+from rich.text import Text
+
+from lostflops.finding import Finding, milliseconds
+from lostflops.trace import Quality
+
+from .budget import Budget, Line
+from .page import Page, Run
+from .words import as_command, one_line
+
+WIDEST = 120
+BARS_FROM = 66  # columns; a narrower terminal shows the numbers without bars
+COLORS = {"compute": "blue", "communication": "yellow", "copy": "green", "idle": "bright_black"}
+MOST_QUALITY = 8
+# For terminals that cannot show more than ASCII.
+PLAIN = str.maketrans(
+    {"█": "#", "·": "|", "–": "-", "…": "~", "µ": "u", "×": "x"} | dict.fromkeys("▏▎▍▌▋▊▉", "#")
+)
+
+
+def show(page: Page, console: Console, paths: str = "PATH") -> None:
+    """Print the page. `paths` is what the user would type again to ask about the same traces."""
+    width = min(console.width, WIDEST)
+    if console.encoding.lower().startswith("utf"):
+        _print(page, console, width, paths)
+        return
+    with console.capture() as captured:
+        _print(page, console, width, paths)
+    text = captured.get().translate(PLAIN).encode(console.encoding, "replace").decode(console.encoding)
+    console.file.write(text)
+
+
+def _print(page: Page, console: Console, width: int, paths: str) -> None:
+    options = console.options.update(width=width, highlight=False, markup=False)
+    for block in _blocks(page, width, paths):
+        for line in console.render_lines(block, options, pad=False):
+            console.print(Segments([*_trimmed(line), Segment.line()]), end="")
+
+
+def _trimmed(line: Sequence[Segment]) -> Sequence[Segment]:
+    """The line without the blanks that only fill it, so that it can be compared and pasted."""
+    kept = list(line)
+    while kept:
+        last = kept.pop()
+        text = last.text.rstrip()
+        if text:
+            return [*kept, Segment(text, last.style)]
+    return kept
+
+
+def _blocks(page: Page, width: int, paths: str) -> Iterator[RenderableType]:
+    yield Text(one_line(_described(page.run)), style="dim")
+    yield Text()
+    yield Text(one_line(page.verdict), style="bold")
+    for note in page.notes:
+        yield Padding(Text(one_line(note), style="dim"), (0, 0, 0, 2))
+    if page.budget is not None:
+        yield Text()
+        yield _ledger(page.budget, page.run, width)
+    if page.findings:
+        yield Text()
+        for number, finding in enumerate(page.findings, 1):
+            yield _finding(number, finding, page.budget, paths, width >= BARS_FROM)
+        if len([f for f in page.findings if f.ns_per_step]) > 1:
+            yield Text("   Gains of several findings do not add up.", style="dim")
+    elif page.budget is not None:
+        yield Text()
+        yield Text("No finding: no recipe saw anything worth a change.")
+    if page.skipped:
+        yield Text()
+        yield Text("not answered", style="bold")
+        yield _pairs([(as_command(s.recipe), s.reason) for s in page.skipped])
+    if page.quality:
+        yield Text()
+        yield Text("data quality", style="bold")
+        yield _quality(page.quality)
+
+
+def _described(run: Run) -> str:
+    device = run.gpu or ("CPU only" if run.on_host else None)
+    return " · ".join(filter(None, (run.extent, device, f"{run.num_events:,} events")))
+
+
+def _ledger(budget: Budget, run: Run, width: int) -> Table:
+    """One row per line of the budget, its bar as long as its share of the step."""
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(no_wrap=True, overflow="ellipsis")
+    for narrowest in (len(f"{budget.shown} {budget.unit.name}"), len("100.0 %"))[
+        : 2 if width >= BARS_FROM else 1
+    ]:
+        grid.add_column(justify="right", no_wrap=True, min_width=narrowest)
+    grid.add_column(no_wrap=True)
+    span = "recording" if run.step_source == "whole trace" else "step"
+    whole = (f"mean {span}" if budget.num_windows > 1 else span, f"{budget.shown} {budget.unit.name}")
+    if width < BARS_FROM:
+        grid.add_row(Text(whole[0], style="bold"), Text(whole[1], style="bold"))
+        for line in budget.lines:
+            grid.add_row(*_cells(line, budget.unit.name)[:2])
+        return grid
+    of = run.windows if budget.num_windows > 1 else ""
+    grid.add_row(
+        Text(whole[0], style="bold"),
+        Text(whole[1], style="bold"),
+        Text("100.0 %", style="dim"),
+        Text(of, "dim"),
+    )
+    labels = max(len(line.label) + 2 * line.depth for line in budget.lines) + 2
+    room = max(8, width - labels - len(whole[1]) - 14)
+    for line in budget.lines:
+        grid.add_row(*_cells(line, budget.unit.name), _bar(line, room))
+    return grid
+
+
+def _cells(line: Line, unit: str) -> tuple[Text, Text, Text]:
+    style = "dim" if line.depth else ""
+    indent = "  " * (line.depth + 1)
+    return (
+        Text(indent + one_line(line.label, 40), style=style),
+        Text(f"{line.shown} {unit}", style=style),
+        Text(line.share, style="dim"),
+    )
+
+
+def _bar(line: Line, room: int) -> Text:
+    """Eighths of a block, so that the bar is right to about a tenth of a per cent of the step."""
+    eighths = (line.per_mille * room * 8 + 500) // 1000
+    if not eighths and line.ns:
+        eighths = 1
+    whole, part = divmod(eighths, 8)
+    text = "█" * whole + ("▏▎▍▌▋▊▉"[part - 1] if part else "")
+    color = COLORS.get(line.account.partition(".")[0], "magenta")
+    return Text(text, style=f"{color} dim" if line.depth else color)
+
+
+def _finding(number: int, finding: Finding, budget: Budget | None, paths: str, wide: bool) -> RenderableType:
+    head = Table.grid(padding=(0, 1, 0, 0), expand=True)
+    head.add_column(justify="right", width=2)
+    head.add_column(ratio=1)
+    cells = [Text(f"{number}."), Text(one_line(finding.claim), style="bold")]
+    size = gain(finding, budget)
+    if wide:
+        head.add_column(justify="right", no_wrap=True)
+        cells.append(Text(f" {size}", style="bold green"))
+    head.add_row(*cells)
+    lines = [] if wide else [("gain", size)]
+    lines += [("evidence", fact) for fact in finding.evidence]
+    if finding.doubt:
+        lines.append(("doubt", finding.doubt))
+    lines.append(("next", finding.next))
+    if finding.recipe:
+        lines.append(("show", f"lostflops recipe {as_command(finding.recipe)} {paths}"))
+    body = Table.grid(padding=(0, 1, 0, 0))
+    body.add_column(no_wrap=True, width=8)
+    body.add_column()
+    before = ""
+    for label, text in lines:
+        body.add_row(Text("" if label == before else label, style="dim"), Text(one_line(text)))
+        before = label
+    return Group(head, Padding(body, (0, 0, 0, 3)))
+
+
+def gain(finding: Finding, budget: Budget | None) -> str:
+    """What acting on a finding could save, as the page says it: size, share of the step, and how sure."""
+    if finding.gain == "unknown":
+        return "gain unknown"
+    share = ""
+    if budget is not None:
+        per_mille = (2000 * finding.ns_per_step * budget.num_windows + budget.ns) // (2 * budget.ns)
+        share = f" ({per_mille // 10}.{per_mille % 10} %)"
+    return f"{finding.gain} {milliseconds(finding.ns_per_step)}{share}"
+
+
+def _quality(quality: Sequence[Quality]) -> RenderableType:
+    """Equal facts about several ranks are told once."""
+    told: dict[tuple[str, str], list[Quality]] = {}
+    for fact in quality:
+        told.setdefault((fact.level, fact.text), []).append(fact)
+    pairs = [(level, _about(facts)) for (level, _), facts in list(told.items())[:MOST_QUALITY]]
+    if len(told) > MOST_QUALITY:
+        pairs.append(("", f"and {len(told) - MOST_QUALITY} more: see the HTML report or --json"))
+    return _pairs(pairs)
+
+
+def _about(facts: Sequence[Quality]) -> str:
+    ranks = [fact.rank for fact in facts if fact.rank is not None]
+    if not ranks:
+        return facts[0].text
+    listed = ", ".join(map(str, ranks[:6])) + (f" and {len(ranks) - 6} more" if len(ranks) > 6 else "")
+    return f"rank{'s' * (len(ranks) > 1)} {listed}: {facts[0].text}"
+
+
+def _pairs(pairs: Sequence[tuple[str, str]]) -> RenderableType:
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(no_wrap=True)
+    grid.add_column()
+    for label, text in pairs:
+        grid.add_row(Text(one_line(label)), Text(one_line(text), style="dim"))
+    return Padding(grid, (0, 0, 0, 2))

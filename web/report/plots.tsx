@@ -1,0 +1,329 @@
+// The three plots that a recipe can declare.
+
+import { named, value, type Column, type Plot, type Table } from "./data";
+import { amountScale, css } from "./color";
+import { inBytes, label, shown, ticks, withUnit } from "./format";
+import { choice, pointing } from "./state";
+import { chosenRows } from "./table";
+
+const MOST_BARS = 16;
+const MOST_POINTS = 3000;
+const MOST_CELLS = 6000;
+const MOST_COLUMNS = 1200;
+const WIDTH = 920;
+
+export function Drawn({ table }: { table: Table }) {
+  const plot = table.plot;
+  if (!plot) return null;
+  const used = plot.kind === "heat" ? [plot.x, plot.y, plot.value] : [plot.x, ...(Array.isArray(plot.y) ? plot.y : [plot.y])];
+  const rows = chosenRows(table, used);
+  if (rows.length < 2 || used.some((name) => !named(table, name))) return null;
+  switch (plot.kind) {
+    case "bars":
+      return <Bars table={table} plot={plot} rows={rows} />;
+    case "heat":
+      return <Cells table={table} plot={plot} rows={rows} />;
+    case "points":
+      return <Dots table={table} plot={plot} rows={rows} />;
+  }
+}
+
+interface Props<K> {
+  table: Table;
+  plot: Extract<Plot, { kind: K }>;
+  rows: number[];
+}
+
+function facts(table: Table, row: number): string[] {
+  return table.columns.map((column) => `${label(column)}: ${withUnit(column, value(column, row))}`);
+}
+
+function numberOf(column: Column, row: number): number {
+  const found = value(column, row);
+  return typeof found === "number" ? found : 0;
+}
+
+// Whether a row is about the rank or step chosen in the heat map.
+function isChosen(table: Table, row: number): boolean {
+  return (["rank", "step"] as const).some((name) => {
+    const column = named(table, name);
+    return column !== undefined && choice.value[name] !== null && String(column.values[row]) === choice.value[name];
+  });
+}
+
+function Legend({ columns }: { columns: Column[] }) {
+  if (columns.length < 2) return null;
+  return (
+    <p class="legend">
+      {columns.map((column, i) => (
+        <span key={column.name} title={column.meaning}>
+          <i class={`s${i}`} />
+          {label(column)}
+        </span>
+      ))}
+    </p>
+  );
+}
+
+function Bars({ table, plot, rows }: Props<"bars">) {
+  const x = named(table, plot.x)!;
+  const ys = plot.y.map((name) => named(table, name)!);
+  const length = (row: number) => {
+    const parts = ys.map((y) => Math.max(0, numberOf(y, row)));
+    return plot.stacked ? parts.reduce((sum, part) => sum + part, 0) : Math.max(...parts);
+  };
+  if (rows.length > MOST_BARS && x.kind === "integer") return <Upright table={table} plot={plot} rows={rows} />;
+  const drawn = rows.slice(0, MOST_BARS);
+  const most = Math.max(...drawn.map(length)) || 1;
+  return (
+    <figure>
+      <Legend columns={ys} />
+      <div class="bars">
+        {drawn.map((row) => (
+          <div key={row} class={isChosen(table, row) ? "row chosen-row" : "row"} {...pointing(() => facts(table, row))}>
+            <span class="name">
+              {x.kind === "integer" ? `${label(x)} ${shown(x, value(x, row))}` : shown(x, value(x, row))}
+            </span>
+            <span class={plot.stacked ? "track" : "track apart"}>
+              {ys.map((y, i) => (
+                <i key={y.name} class={`s${i}`} style={{ width: `${(100 * Math.max(0, numberOf(y, row))) / most}%` }} />
+              ))}
+            </span>
+            <span class="amount">{ys.map((y) => withUnit(y, value(y, row))).join(" + ")}</span>
+          </div>
+        ))}
+      </div>
+      {drawn.length < rows.length && (
+        <figcaption>
+          The first {drawn.length} of {rows.length} rows are drawn.
+        </figcaption>
+      )}
+    </figure>
+  );
+}
+
+// Many numbered rows: thin upright bars side by side.
+function Upright({ table, plot, rows }: Props<"bars">) {
+  const x = named(table, plot.x)!;
+  const ys = plot.y.map((name) => named(table, name)!);
+  const drawn = rows.slice(0, MOST_COLUMNS);
+  const sums = drawn.map((row) => ys.reduce((sum, y) => sum + Math.max(0, numberOf(y, row)), 0));
+  const peaks = drawn.map((row) => Math.max(...ys.map((y) => numberOf(y, row))));
+  const most = Math.max(...(plot.stacked ? sums : peaks)) || 1;
+  const [left, top, height] = [70, 8, 180];
+  const each = (WIDTH - left) / drawn.length;
+  const bar = each > 3 ? each - 1 : each;
+  const scale = (amount: number) => (height * Math.max(0, amount)) / most;
+  return (
+    <figure>
+      <Legend columns={ys} />
+      <svg class="plot" viewBox={`0 0 ${WIDTH} ${height + top + 34}`} role="img" aria-label={`${label(ys[0]!)} by ${label(x)}`}>
+        <YAxis column={ys[0]!} low={0} high={most} top={top} height={height} left={left} />
+        {drawn.map((row, i) => {
+          let below = 0;
+          return (
+            <g key={row} {...pointing(() => facts(table, row))}>
+              <rect class="catch" x={left + i * each} y={top} width={each} height={height} />
+              {ys.map((y, k) => {
+                const tall = scale(numberOf(y, row));
+                const wide = plot.stacked ? bar : bar / ys.length;
+                const at = left + i * each + (plot.stacked ? 0 : k * wide);
+                if (plot.stacked) below += tall;
+                const upper = plot.stacked ? below : tall;
+                return <rect key={y.name} class={`s${k}`} x={at} y={top + height - upper} width={wide} height={tall} />;
+              })}
+            </g>
+          );
+        })}
+        {ticks(0, drawn.length - 1, 8)
+          .filter(Number.isInteger)
+          .map((i) => (
+            <text key={i} class="tick" x={left + (i + 0.5) * each} y={top + height + 16} text-anchor="middle">
+              {shown(x, value(x, drawn[i]!))}
+            </text>
+          ))}
+        <text class="tick axis" x={WIDTH} y={top + height + 30} text-anchor="end">
+          {label(x)}
+        </text>
+      </svg>
+      {drawn.length < rows.length && (
+        <figcaption>
+          The first {drawn.length} of {rows.length} rows are drawn.
+        </figcaption>
+      )}
+    </figure>
+  );
+}
+
+interface Axis {
+  column: Column;
+  low: number;
+  high: number;
+  top: number;
+  height: number;
+  left: number;
+  log?: boolean;
+}
+
+function YAxis({ column, low, high, top, height, left, log }: Axis) {
+  const place = placed(low, high, log);
+  return (
+    <>
+      {marks(column, low, high, log).map((mark) => {
+        const y = top + height * (1 - place(mark));
+        return (
+          <g key={mark}>
+            <line class="grid" x1={left} x2={WIDTH} y1={y} y2={y} />
+            <text class="tick" x={left - 8} y={y + 4} text-anchor="end">
+              {tickText(column, mark)}
+            </text>
+          </g>
+        );
+      })}
+    </>
+  );
+}
+
+function placed(low: number, high: number, log?: boolean): (at: number) => number {
+  if (log) return (at) => (Math.log(at) - Math.log(low)) / (Math.log(high) - Math.log(low) || 1);
+  return (at) => (at - low) / (high - low || 1);
+}
+
+// Round in the unit that is shown, not in the one that is stored.
+function marks(column: Column, low: number, high: number, log?: boolean): number[] {
+  const scale = column.kind === "share" ? 0.01 : column.scale;
+  if (!log) return ticks(low / scale, high / scale, 4).map((at) => at * scale);
+  const made: number[] = [];
+  for (let power = Math.ceil(Math.log10(low / scale)); power <= Math.log10(high / scale); power++) {
+    made.push(10 ** power * scale);
+  }
+  const every = Math.ceil(made.length / 8);
+  return made.length > 1 ? made.filter((_, i) => i % every === 0) : [low, high];
+}
+
+function tickText(column: Column, at: number): string {
+  if (column.kind === "bytes") return inBytes(Number(at.toPrecision(3))).replace(/\.0+ /, " ");
+  const scale = column.kind === "share" ? 0.01 : column.scale;
+  return `${Number((at / scale).toPrecision(3)).toLocaleString("en-US", { maximumSignificantDigits: 3 })}${column.unit ? ` ${column.unit}` : ""}`;
+}
+
+function Dots({ table, plot, rows }: Props<"points">) {
+  const x = named(table, plot.x)!;
+  const y = named(table, plot.y)!;
+  const usable = rows.filter((row) =>
+    [x, y].every((column) => {
+      const found = value(column, row);
+      return typeof found === "number" && (!plot.log || found > 0);
+    }),
+  );
+  if (usable.length < 2) return null;
+  const every = Math.ceil(usable.length / MOST_POINTS);
+  const drawn = usable.filter((_, i) => i % every === 0);
+  const [left, top, height] = [84, 8, 220];
+  const xs = drawn.map((row) => numberOf(x, row));
+  const ys = drawn.map((row) => numberOf(y, row));
+  const [lowX, highX] = [Math.min(...xs), Math.max(...xs)];
+  const [lowY, highY] = [plot.log ? Math.min(...ys) : Math.min(0, ...ys), Math.max(...ys)];
+  const placeX = placed(lowX, highX, plot.log);
+  const placeY = placed(lowY, highY, plot.log);
+  const wide = WIDTH - left - 12;
+  return (
+    <figure>
+      <svg class="plot" viewBox={`0 0 ${WIDTH} ${height + top + 44}`} role="img" aria-label={`${label(y)} against ${label(x)}`}>
+        <YAxis column={y} low={lowY} high={highY} top={top} height={height} left={left} log={plot.log} />
+        {marks(x, lowX, highX, plot.log).map((mark) => (
+          <text key={mark} class="tick" x={left + wide * placeX(mark)} y={top + height + 20} text-anchor={placeX(mark) > 0.96 ? "end" : "middle"}>
+            {tickText(x, mark)}
+          </text>
+        ))}
+        <text class="tick axis" x={WIDTH} y={top + height + 38} text-anchor="end">
+          {label(y)} against {label(x)}
+          {plot.log ? ", both logarithmic" : ""}
+        </text>
+        {drawn.map((row, i) => (
+          <circle
+            key={row}
+            class="dot"
+            cx={left + wide * placeX(xs[i]!)}
+            cy={top + height * (1 - placeY(ys[i]!))}
+            r={drawn.length > 300 ? 2.5 : 4.5}
+            {...pointing(() => facts(table, row))}
+          />
+        ))}
+      </svg>
+      {drawn.length < rows.length && (
+        <figcaption>
+          {drawn.length} of {rows.length} rows are drawn
+          {usable.length < rows.length ? "; the others have no position on these axes" : ""}.
+        </figcaption>
+      )}
+    </figure>
+  );
+}
+
+function Cells({ table, plot, rows }: Props<"heat">) {
+  const [x, y, amount] = [plot.x, plot.y, plot.value].map((name) => named(table, name)!) as [Column, Column, Column];
+  const drawn = rows.slice(0, MOST_CELLS);
+  const across = places(x, drawn);
+  const down = places(y, drawn);
+  const amounts = drawn.map((row) => value(amount, row)).filter((found) => typeof found === "number");
+  if (!amounts.length) return null;
+  const [low, high] = [Math.min(0, ...amounts), Math.max(...amounts)];
+  const color = amountScale();
+  const left = Math.min(260, 16 + 7 * Math.max(...[...down.keys()].map((key) => shown(y, key).length)));
+  const wide = Math.min(56, (WIDTH - left) / across.size);
+  const tall = Math.min(26, Math.max(3, 420 / down.size));
+  const everyX = Math.ceil(28 / wide);
+  const everyY = Math.ceil(14 / tall);
+  const bottom = down.size * tall;
+  return (
+    <figure>
+      <svg class="plot" viewBox={`0 0 ${WIDTH} ${bottom + 36}`} role="img" aria-label={`${label(amount)} by ${label(x)} and ${label(y)}`}>
+        {drawn.map((row) => {
+          const found = value(amount, row);
+          if (typeof found !== "number") return null;
+          return (
+            <rect
+              key={row}
+              x={left + across.get(value(x, row))! * wide}
+              y={down.get(value(y, row))! * tall}
+              width={Math.max(0.5, wide - (wide > 4 ? 1 : 0))}
+              height={Math.max(0.5, tall - (tall > 4 ? 1 : 0))}
+              fill={css(color((found - low) / (high - low || 1)))}
+              {...pointing(() => facts(table, row))}
+            />
+          );
+        })}
+        {[...down.keys()].map((key, i) =>
+          i % everyY ? null : (
+            <text key={i} class="tick" x={left - 8} y={i * tall + tall / 2 + 4} text-anchor="end">
+              {shown(y, key).slice(0, 34)}
+            </text>
+          ),
+        )}
+        {[...across.keys()].map((key, i) =>
+          i % everyX ? null : (
+            <text key={i} class="tick" x={left + (i + 0.5) * wide} y={bottom + 16} text-anchor="middle">
+              {shown(x, key).slice(0, 12)}
+            </text>
+          ),
+        )}
+        <text class="tick axis" x={left} y={bottom + 33}>
+          {label(x)}; darkest is {withUnit(amount, high)}
+        </text>
+      </svg>
+      {drawn.length < rows.length && (
+        <figcaption>
+          The first {drawn.length} of {rows.length} cells are drawn.
+        </figcaption>
+      )}
+    </figure>
+  );
+}
+
+// The distinct values of a column and where they stand: numbers in order, names as they come.
+function places(column: Column, rows: number[]): Map<ReturnType<typeof value>, number> {
+  const found = [...new Set(rows.map((row) => value(column, row)))];
+  if (found.every((one) => typeof one === "number")) found.sort((a, b) => Number(a) - Number(b));
+  return new Map(found.map((one, i) => [one, i]));
+}

@@ -1,0 +1,52 @@
+// Brings the report to life: the page is complete without it, up to the heat map, the plots and long tables.
+
+import { render, type ComponentChild } from "preact";
+import { unpacked, type Data } from "./data";
+import { HeatMap } from "./heatmap";
+import { Drawn } from "./plots";
+import { choice, Tip } from "./state";
+import { Rows } from "./table";
+
+const data = JSON.parse(document.getElementById("data")!.textContent!) as Data;
+
+function put(id: string, what: ComponentChild): void {
+  const place = document.getElementById(id);
+  if (!place) return;
+  place.replaceChildren();
+  render(what, place);
+}
+
+function Chosen() {
+  const { rank, step } = choice.value;
+  if (rank === null) return null;
+  return (
+    <p class="chosen">
+      Only rank {rank}, step {step} in tables that have them
+      <button type="button" onClick={() => (choice.value = { rank: null, step: null })}>
+        show all
+      </button>
+    </p>
+  );
+}
+
+for (const table of data.tables) {
+  put(
+    table.anchor,
+    <>
+      <Drawn table={table} />
+      <Rows table={table} />
+    </>,
+  );
+}
+if (data.map && data.unit) {
+  const { map, unit } = data;
+  void unpacked(map).then((cells) => put("map-here", <HeatMap heat={map} cells={cells} unit={unit} />));
+}
+const layer = document.body.appendChild(document.createElement("div"));
+render(
+  <>
+    <Tip />
+    <Chosen />
+  </>,
+  layer,
+);
