@@ -1,4 +1,4 @@
-"""Overlays and parts of intervals, against an oracle that looks at every nanosecond."""
+"""Unions, overlays and parts of intervals, against an oracle that looks at every nanosecond."""
 
 from __future__ import annotations
 
@@ -21,6 +21,17 @@ def frame(drawn: Drawn) -> pl.LazyFrame:
 
 def instants(drawn: Drawn) -> list[tuple[int, int]]:
     return [(rank, t) for rank, start, length in drawn for t in range(start, start + length)]
+
+
+@settings(max_examples=150, deadline=None)
+@given(DRAWN)
+def test_a_union_holds_each_covered_instant_once_in_the_fewest_pieces(drawn: Drawn) -> None:
+    pieces = intervals.union(frame(drawn), by=["rank"]).collect().rows()
+    assert pieces == sorted(pieces)
+    covered = [(rank, t) for rank, start, end in pieces for t in range(start, end)]
+    assert sorted(covered) == sorted(set(instants(drawn)))
+    ends = {(rank, end) for rank, _, end in pieces}
+    assert not any((rank, start) in ends for rank, start, _ in pieces)
 
 
 @settings(max_examples=150, deadline=None)

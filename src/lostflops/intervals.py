@@ -25,17 +25,15 @@ Int = npt.NDArray[np.int64]
 def union(frame: pl.LazyFrame, by: Sequence[str] = ()) -> pl.LazyFrame:
     """The instants covered by any interval, as disjoint intervals that do not touch, sorted."""
     keys = list(by)
-    furthest = pl.col("end").cum_max().shift(1)
-    if keys:
-        furthest = furthest.over(keys)
+    at, step, depth = pl.col("_at"), pl.col("_step"), pl.col("_depth")
+    # `_edges` puts starts before ends and the sort keeps that at one instant, so that intervals which touch do
+    # not return the count to zero. It then leaves zero and returns to it in turns: once each per interval.
+    leaves, returns = (depth == 1) & (step == 1), depth == 0
     return (
-        frame.filter(pl.col("end") > pl.col("start"))
-        .select(*keys, "start", "end")
-        .sort(*keys, "start")
-        .with_columns(_run=(furthest.is_null() | (pl.col("start") > furthest)).cum_sum())
-        .group_by(*keys, "_run", maintain_order=True)
-        .agg(pl.col("start").first(), pl.col("end").max())
-        .drop("_run")
+        _edges(frame.filter(pl.col("end") > pl.col("start")), keys, "_step", pl.lit(1, dtype=pl.Int32))
+        .sort(*keys, "_at", maintain_order=True)
+        .with_columns(_depth=step.cum_sum())
+        .select(*(pl.col(k).filter(leaves) for k in keys), start=at.filter(leaves), end=at.filter(returns))
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import polars as pl
 
-from lostflops import intervals
 from lostflops.recipe import Bars, Example, recipe
 from lostflops.tables import Kernels
 
@@ -26,7 +25,7 @@ from .step_totals import per_step
         "min": "shortest, ns; null where a CPU operator ran in several stretches",
         "median": "median, ns; null where a CPU operator ran in several stretches",
         "max": "longest, ns; null where a CPU operator ran in several stretches",
-        "busy_share": "time / the time in which any kernel of the rank runs; concurrent kernels each count",
+        "busy_share": "time / time in which a kernel or communication runs; concurrent kernels each count",
         "per_step": "time in a mean step, ns",
         "step_share": "time inside steps / step time",
     },
@@ -99,7 +98,9 @@ from .step_totals import per_step
         ),
     ],
 )
-def kernel_summary(kernels: Kernels, kernel_work: pl.LazyFrame, step_totals: pl.LazyFrame) -> pl.LazyFrame:
+def kernel_summary(
+    kernels: Kernels, kernel_work: pl.LazyFrame, gpu_activity: pl.LazyFrame, step_totals: pl.LazyFrame
+) -> pl.LazyFrame:
     """List each rank's kernels by name, the most time first; communication kernels too.
 
     The duration of a communication kernel is mostly waiting on the ranks that arrive early. Count, sum and
@@ -113,7 +114,8 @@ def kernel_summary(kernels: Kernels, kernel_work: pl.LazyFrame, step_totals: pl.
         median=pl.when(whole).then(length.median().round().cast(pl.Int64)),
         max=pl.when(whole).then(length.max()),
     )
-    busy = intervals.union(kernels, ["rank"]).group_by("rank").agg(_busy=length.sum())
+    runs = (pl.col("compute") > 0) | (pl.col("communication") > 0)
+    busy = gpu_activity.filter(runs).group_by("rank").agg(_busy=length.sum())
     summed = (
         kernel_work.group_by(kinds)
         .agg(pl.col("calls", "time", "in_steps").sum())
