@@ -34,7 +34,17 @@ from lostflops.errors import (
 from lostflops.ingest.part import Part
 from lostflops.ingest.worker import Reply, Task
 from lostflops.tables import RANKS, TABLES
-from lostflops.trace import FORMAT, MANIFEST, Manifest, Quality, Source, Trace, write_manifest, write_part, writing
+from lostflops.trace import (
+    FORMAT,
+    MANIFEST,
+    Manifest,
+    Quality,
+    Source,
+    Trace,
+    write_manifest,
+    write_part,
+    writing,
+)
 from lostflops.version import __version__
 
 Progress = Callable[[str, float], None]
@@ -104,7 +114,11 @@ def find(paths: Sequence[PathLike]) -> list[Path]:
         for match in matched:
             found.setdefault(match.resolve(), match)
     exported = {p.with_suffix("") for p in found if p.suffix == ".sqlite"}
-    sources = [p for real, p in found.items() if not (real.suffix == ".nsys-rep" and real.with_suffix("") in exported)]
+    sources = [
+        p
+        for real, p in found.items()
+        if not (real.suffix == ".nsys-rep" and real.with_suffix("") in exported)
+    ]
     return sorted(sources, key=lambda p: [int(t) if t.isdigit() else t for t in re.split(r"(\d+)", str(p))])
 
 
@@ -152,7 +166,9 @@ def _key(sources: list[Source], salvage: bool) -> str:
 def _code() -> str:
     """What the readers are, as far as their files tell: another version reads anew."""
     stats = [f.stat() for f in sorted(Path(__file__).parent.rglob("*.py"))]
-    return hashlib.blake2b(str([(s.st_size, s.st_mtime_ns) for s in stats]).encode(), digest_size=8).hexdigest()
+    return hashlib.blake2b(
+        str([(s.st_size, s.st_mtime_ns) for s in stats]).encode(), digest_size=8
+    ).hexdigest()
 
 
 def _cache() -> Path:
@@ -169,7 +185,8 @@ def _read_all(
     """The parts of each source, in order, read on as many cores as pay."""
     sizes = [s.stat().st_size if s.is_file() else WORTH_A_PROCESS for s in sources]
     whole = sum(sizes) or 1
-    workers = min(len(sources), len(os.sched_getaffinity(0)), max(1, whole // WORTH_A_PROCESS))
+    cores = len(os.sched_getaffinity(0))
+    workers = min(len(sources), cores, max(1, whole // WORTH_A_PROCESS))
     done = [0.0] * len(sources)
 
     def tell(number: int, share: float) -> None:
@@ -182,7 +199,13 @@ def _read_all(
         results: list[list[Part]] = []
         for i, source in enumerate(sources):
             results.append(
-                ingest.read(source, folder / str(i), salvage=salvage, progress=lambda share, i=i: tell(i, share))
+                ingest.read(
+                    source,
+                    folder / str(i),
+                    salvage=salvage,
+                    processes=cores,
+                    progress=lambda share, i=i: tell(i, share),
+                )
             )
             tell(i, 1.0)
         return results
@@ -294,7 +317,12 @@ def _assemble(
                 if recording and isinstance(lowest, int) and lowest <= last_step[rank]:
                     steps = steps.with_columns(pl.col("step") + (last_step[rank] + 1 - lowest))
                     quality.append(
-                        Quality(rank, "steps renumbered", steps.height, "its recordings count steps from the same number")
+                        Quality(
+                            rank,
+                            "steps renumbered",
+                            steps.height,
+                            "its recordings count steps from the same number",
+                        )
                     )
                 write_part(folder, "steps", rank, steps, recording)
                 last_step[rank] = int(steps["step"].max())  # pyright: ignore[reportArgumentType]
@@ -401,7 +429,9 @@ def _numbered(
                 if part.rank_source == "assigned"
                 else f"{name} does not say which rank this is; it is shown as rank {rank} ({part.rank_source})"
             )
-            quality.append(Quality(rank, "rank not recorded", 1, text, "warning" if len(parts) > 1 else "note"))
+            quality.append(
+                Quality(rank, "rank not recorded", 1, text, "warning" if len(parts) > 1 else "note")
+            )
         numbered.append(rank)
     return numbered
 
@@ -442,4 +472,3 @@ def _require_ranks(trace: Trace, allow_missing: bool) -> None:
     if isinstance(world, int) and 1 < len(present) < world:
         missing = [r for r in range(min(world, 100_000)) if r not in present]
         raise RanksMissing(missing, world, len(present))
-

@@ -44,11 +44,16 @@ def looks_like_trace(path: Path) -> bool:
 
 
 def read(
-    path: Path, folder: Path, *, salvage: bool, progress: Callable[[float], None] | None = None
+    path: Path,
+    folder: Path,
+    *,
+    salvage: bool,
+    processes: int = 1,
+    progress: Callable[[float], None] | None = None,
 ) -> list[Part]:
-    """Read one source into the tables of its ranks, below `folder`."""
+    """Read one source into the tables of its ranks, below `folder`, with the help of `processes`."""
     from lostflops.ingest import kineto, nsys
 
     if format_of(path) == NSYS:
         return nsys.read(path, folder, progress)
-    return kineto.read(path, folder, salvage=salvage, progress=progress)
+    return kineto.read(path, folder, salvage=salvage, processes=processes, progress=progress)

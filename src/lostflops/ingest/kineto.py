@@ -10,43 +10,33 @@ from __future__ import annotations
 import gc
 import hashlib
 import re
-from collections.abc import Callable, Iterable
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
 from ..classification import copy_facts, kernel_facts, operator_facts
-from ..errors import NotATrace
+from ..errors import NotATrace, Truncated
 from ..tables import NAME, PHASE
 from ..trace import Quality
 from .attribution import OperatorTree, attribute
 from .kineto_collectives import Communication, communication
-from .kineto_events import Args, Decoder, Event
+from .kineto_columns import Columns, Reader, integer, product, text_of
+from .kineto_events import Decoder, Event
+from .kineto_parallel import FailedError, Pool
 from .kineto_stream import EventStream
 from .part import Part, write_table
 from .steps import find_steps
 
-KERNEL_ROWS = frozenset({"kernel", "Kernel", "xpu_kernel"})
-COPY_ROWS = frozenset({"gpu_memcpy", "Memcpy", "gpu_memset", "Memset"})
-CALL_ROWS = frozenset({"cuda_runtime", "Runtime", "cuda_driver", "xpu_runtime", "xpu_driver"})
-OPERATOR_ROWS = frozenset({"cpu_op", "Operator"})
-RANGE_ROWS = frozenset({"user_annotation", "overhead", "cuda_sync"})
-FRAME_ROWS = frozenset({"python_function"})
-DROPPED = frozenset(
-    {"ac2g", "async", "async_gpu", "async_cpu_to_gpu", "fwdbwd", "gpu_user_annotation", "cuda_event", "Trace"}
-)
-DOMAINS = {"user_annotation": "user", "overhead": "overhead", "cuda_sync": "synchronisation"}
 # Annotations of the years before annotations had a category of their own.
 ANNOTATION = (
     r"^(?:ProfilerStep#|enumerate\(DataLoader\)#|Optimizer\.(?:step|zero_grad)#|DistributedDataParallel\.forward"
     r"|nccl:|gloo:)"
 )
-LONGEST_NAME = 1 << 16
-LONGEST_DURATION = 10 * 24 * 3600 * 10**9
 # A device that a process merely touches is no rank of its own.
 SECOND_DEVICE_SHARE = 0.05
 VERSIONS = (
@@ -58,307 +48,9 @@ VERSIONS = (
     "roctracer_version",
     "rocprofiler-sdk_version",
 )
+# Starting processes pays from about this many bytes of JSON on.
+WORTH_PROCESSES = 96 << 20
 RANK_IN_NAME = re.compile(r"(?:rank|worker)[-_ ]?(\d{1,6})", re.IGNORECASE)
-
-_NO_ARGS = Args()
-
-
-class Codes(dict[Any, int]):
-    """Distinct values, numbered as they come."""
-
-    def __missing__(self, key: Any) -> int:
-        code = self[key] = len(self)
-        return code
-
-    def categories(self) -> pl.Series:
-        """The values as text in the order of their codes."""
-        return pl.Series([_text(value) for value in self], dtype=pl.String)
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, bytes):
-        value = value.decode("utf-8", "replace")
-    text = value if isinstance(value, str) else "" if value is None else str(value)
-    return text if len(text) <= LONGEST_NAME else text[:LONGEST_NAME]
-
-
-def nanoseconds(values: Iterable[Any]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """Microseconds as integer nanoseconds, and which of them are usable.
-
-    Splitting off the whole microseconds first makes the conversion exact for every double below 2^43 µs;
-    multiplying by 1000 is 1 ns off for a quarter of some files' events.
-    """
-    given = list(values)
-    try:
-        exact = np.array(given, dtype=np.float64)
-    except (TypeError, ValueError, OverflowError):
-        exact = np.array([_float(v) for v in given], dtype=np.float64)
-    good = np.isfinite(exact) & (np.abs(exact) < 2**53)
-    exact = np.where(good, exact, 0.0)
-    whole = np.floor(exact)
-    return whole.astype(np.int64) * 1000 + np.rint((exact - whole) * 1000).astype(np.int64), good
-
-
-def _float(value: Any) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError, OverflowError):
-        return float("nan")
-
-
-def integers(values: list[Any]) -> pl.Series:
-    """Integers of unstable type: numbers, or text such as '7' and 'stream 7'; null where there is none."""
-    try:
-        return pl.Series(values, dtype=pl.Int64)
-    except (TypeError, OverflowError, pl.exceptions.PolarsError):
-        return pl.Series([_integer(v) for v in values], dtype=pl.Int64)
-
-
-def _integer(value: Any) -> int | None:
-    if isinstance(value, str):
-        digits = re.search(r"-?\d{1,20}$", value)
-        value = int(digits[0]) if digits else None
-    elif isinstance(value, float):
-        value = int(value) if value == value and abs(value) < 2**63 else None
-    if not isinstance(value, int):
-        return None
-    # Ids are bit patterns: one beyond int64 keeps its bits.
-    return value if -(2**63) <= value < 2**63 else (value & (2**64 - 1)) - (2**64 if value & 2**63 else 0)
-
-
-def _product(value: Any) -> int | None:
-    if not isinstance(value, list):
-        return None
-    total = 1
-    for factor in value:  # pyright: ignore[reportUnknownVariableType]
-        if not isinstance(factor, int):
-            return None
-        total *= factor
-    return total if 0 <= total < 2**62 else None
-
-
-class Columns:
-    """The rows of one kind, as frames per chunk."""
-
-    def __init__(self) -> None:
-        self.frames: list[pl.DataFrame] = []
-
-    def add(self, frame: pl.DataFrame) -> None:
-        self.frames.append(frame)
-
-    def take(self) -> pl.DataFrame | None:
-        """All rows as one frame; the chunks are let go."""
-        frames, self.frames = self.frames, []
-        return pl.concat(frames) if frames else None
-
-
-class Reader:
-    """Collects the events of one file into columns."""
-
-    def __init__(self, exact_text: bool = False) -> None:
-        self.names = Codes()
-        self.shapes = Codes()
-        self.types = Codes()
-        self.concrete = Codes()
-        self.kernels = Columns()
-        self.copies = Columns()
-        self.calls = Columns()
-        self.operators = Columns()
-        self.ranges = Columns()
-        self.frames_ = Columns()
-        self.allocations = Columns()
-        self.parameters: list[tuple[Any, ...]] = []
-        self.window: list[int] = []
-        self.unusable = 0
-        self.negative = 0
-        self.overlong = 0
-        self.forced = 0
-        self.device_rows_elsewhere: dict[str, int] = {}
-        self.flows = 0
-        self.ranks_named: set[int] = set()
-
-    def add(self, events: list[Event]) -> None:
-        """Sort a chunk of events by what they are, and keep their columns."""
-        by: dict[Any, list[Event]] = {}
-        for event in events:
-            rows = by.get(event.cat)
-            if rows is None:
-                by[event.cat] = [event]
-            else:
-                rows.append(event)
-        for cat, rows in by.items():
-            if cat in KERNEL_ROWS:
-                self._add_kernels(rows)
-            elif cat in COPY_ROWS:
-                self._add_copies(rows)
-            elif cat in CALL_ROWS:
-                self._add_calls(rows)
-            elif cat in OPERATOR_ROWS:
-                self._add_operators(rows)
-            elif cat in FRAME_ROWS:
-                self._add_spans(rows, self.frames_, None)
-            elif cat in RANGE_ROWS:
-                self._add_spans(rows, self.ranges, DOMAINS[cat])
-            elif cat == "cpu_instant_event" or cat is None:
-                self._add_instants(rows)
-            elif cat == "Trace":
-                self._add_window(rows)
-            elif cat in DROPPED:
-                self.flows += len(rows)
-            else:
-                spans = [e for e in rows if e.ph == "X"]
-                if spans:
-                    self._add_spans(spans, self.ranges, _text(cat)[:64])
-                    self.device_rows_elsewhere[_text(cat)[:64]] = self.device_rows_elsewhere.get(
-                        _text(cat)[:64], 0
-                    ) + len(spans)
-
-    def _times(self, rows: list[Event]) -> tuple[dict[str, Any], pl.Series | None]:
-        start, good_start = nanoseconds([e.ts for e in rows])
-        length, good_length = nanoseconds([e.dur for e in rows])
-        good = good_start & good_length & (length <= LONGEST_DURATION)
-        self.overlong += int((length > LONGEST_DURATION).sum())
-        self.unusable += int((~(good_start & good_length)).sum())
-        self.negative += int((length < 0).sum())
-        columns = {"start": start, "end": start + np.maximum(length, 0)}
-        return columns, None if good.all() else pl.Series(good)
-
-    def _keep(self, columns: dict[str, Any], good: pl.Series | None, into: Columns) -> None:
-        frame = pl.DataFrame(columns)
-        into.add(frame if good is None else frame.filter(good))
-
-    def _name_codes(self, rows: list[Event]) -> npt.NDArray[np.uint32]:
-        names = self.names
-        return np.array([names[e.name] for e in rows], dtype=np.uint32)
-
-    def _add_kernels(self, rows: list[Event]) -> None:
-        columns, good = self._times(rows)
-        args = [e.args or _NO_ARGS for e in rows]
-        columns["name"] = self._name_codes(rows)
-        columns["device"] = integers(
-            [a.device if a.device is not None else e.pid for e, a in zip(rows, args, strict=True)]
-        )
-        columns["stream"] = integers(
-            [a.stream if a.stream is not None else e.tid for e, a in zip(rows, args, strict=True)]
-        )
-        columns["correlation"] = integers([a.correlation for a in args])
-        columns["grid"] = pl.Series([_product(a.grid) for a in args], dtype=pl.Int64)
-        columns["block"] = pl.Series([_product(a.block) for a in args], dtype=pl.Int64)
-        columns["registers"] = integers([a.registers for a in args])
-        columns["shared_memory"] = integers([a.shared_memory for a in args])
-        columns["graph_node"] = integers([a.graph_node for a in args])
-        columns["meta"] = pl.Series([self._parameters(a) for a in args], dtype=pl.Int64)
-        self._keep(columns, good, self.kernels)
-
-    def _parameters(self, a: Args) -> int | None:
-        """Keep what a row says of its collective; its number, or null when it says nothing."""
-        if a.collective is None:
-            return None
-        if a.rank is not None and (rank := _integer(a.rank)) is not None:
-            self.ranks_named.add(rank)
-        self.parameters.append(
-            (
-                _text(a.collective),
-                _integer(a.in_elements),
-                _integer(a.out_elements),
-                _text(a.dtype),
-                _integer(a.group_size),
-                None if a.group_name is None and a.group_id is None else _text(a.group_name or a.group_id),
-                None if a.group_ranks is None else _text(a.group_ranks),
-                None if a.group_description is None else _text(a.group_description),
-                _integer(a.sequence_in_group),
-                _integer(a.source_rank),
-                _integer(a.destination_rank),
-            )
-        )
-        return len(self.parameters) - 1
-
-    def _add_copies(self, rows: list[Event]) -> None:
-        columns, good = self._times(rows)
-        args = [e.args or _NO_ARGS for e in rows]
-        columns["name"] = self._name_codes(rows)
-        columns["device"] = integers(
-            [a.device if a.device is not None else e.pid for e, a in zip(rows, args, strict=True)]
-        )
-        columns["stream"] = integers(
-            [a.stream if a.stream is not None else e.tid for e, a in zip(rows, args, strict=True)]
-        )
-        columns["correlation"] = integers([a.correlation for a in args])
-        columns["bytes"] = integers([a.bytes for a in args])
-        columns["set"] = pl.Series(["emset" in (e.cat or "") for e in rows], dtype=pl.Boolean)  # pyright: ignore[reportOperatorIssue]
-        self._keep(columns, good, self.copies)
-
-    def _add_calls(self, rows: list[Event]) -> None:
-        columns, good = self._times(rows)
-        args = [e.args or _NO_ARGS for e in rows]
-        columns["name"] = self._name_codes(rows)
-        columns["thread"] = integers([e.tid for e in rows])
-        columns["correlation"] = integers([a.correlation for a in args])
-        columns["bytes"] = integers([a.bytes if a.bytes is not None else a.size for a in args])
-        self._keep(columns, good, self.calls)
-
-    def _add_operators(self, rows: list[Event]) -> None:
-        columns, good = self._times(rows)
-        args = [e.args or _NO_ARGS for e in rows]
-        shapes, types, concrete = self.shapes, self.types, self.concrete
-        columns["name"] = self._name_codes(rows)
-        columns["thread"] = integers([e.tid for e in rows])
-        columns["shapes"] = np.array([shapes[bytes(a.dims) or bytes(a.dims_2021)] for a in args], np.uint32)
-        columns["types"] = np.array([types[bytes(a.types)] for a in args], np.uint32)
-        columns["sequence"] = integers([a.sequence for a in args])
-        columns["backward"] = np.array([a.forward_thread not in (None, 0, "0") for a in args], dtype=np.bool_)
-        columns["meta"] = pl.Series([self._parameters(a) for a in args], dtype=pl.Int64)
-        columns["concrete"] = np.array(
-            [
-                concrete[bytes(a.concrete)] if type(e.name) is str and e.name.startswith("c10d::") else 0
-                for e, a in zip(rows, args, strict=True)
-            ],
-            np.uint32,
-        )
-        self._keep(columns, good, self.operators)
-
-    def _add_spans(self, rows: list[Event], into: Columns, domain: str | None) -> None:
-        columns, good = self._times(rows)
-        columns["name"] = self._name_codes(rows)
-        columns["thread"] = integers([e.tid for e in rows])
-        if domain is not None:
-            args = [e.args or _NO_ARGS for e in rows]
-            shapes, types = self.shapes, self.types
-            columns["shapes"] = np.array([shapes[bytes(a.dims)] for a in args], np.uint32)
-            columns["types"] = np.array([types[bytes(a.types)] for a in args], np.uint32)
-            columns["domain"] = np.full(len(rows), self.names[domain], np.uint32)
-        self._keep(columns, good, into)
-
-    def _add_window(self, rows: list[Event]) -> None:
-        start, good = nanoseconds([e.ts for e in rows])
-        length, fine = nanoseconds([e.dur for e in rows])
-        both = good & fine & (length >= 0) & (length <= LONGEST_DURATION)
-        self.window.extend((start + length)[both].tolist())
-
-    def _add_instants(self, rows: list[Event]) -> None:
-        memory = [e for e in rows if e.name == "[memory]" and e.args is not None]
-        if memory:
-            start, good = nanoseconds([e.ts for e in memory])
-            args = [e.args or _NO_ARGS for e in memory]
-            kinds = integers([a.device_type for a in args])
-            frame = pl.DataFrame(
-                {
-                    "start": start,
-                    "end": start,
-                    "thread": integers([e.tid for e in memory]),
-                    "device": integers([a.device_id for a in args]),
-                    "kind": kinds,
-                    "address": integers([a.address for a in args]),
-                    "bytes": integers([a.allocation_bytes for a in args]),
-                    "allocated": integers([a.total_allocated for a in args]),
-                    "reserved": integers([a.total_reserved for a in args]),
-                }
-            ).with_columns(device=pl.when(pl.col("kind") == 0).then(None).otherwise(pl.col("device")))
-            self.allocations.add(frame.filter(pl.Series(good) & pl.col("bytes").is_not_null()).drop("kind"))
-        ends = [e.ts for e in rows if e.name == "Record Window End"]
-        if ends:
-            at, good = nanoseconds(ends)
-            self.window.extend(at[good].tolist())
 
 
 def recognises(path: Path, head: bytes) -> bool:
@@ -374,26 +66,62 @@ def read(
     folder: Path,
     *,
     salvage: bool = False,
+    processes: int = 1,
     progress: Callable[[float], None] | None = None,
 ) -> list[Part]:
     """Read one file into the tables of one rank (or several, when it names several busy devices).
 
-    Raises NotATrace, Truncated or Unreadable; with `salvage`, a truncated file gives its whole events.
+    A large file is decoded by `processes` processes. Raises NotATrace, Truncated or Unreadable; with `salvage`,
+    a truncated file gives its whole events.
     """
     # Events come and go by the hundred thousand without a cycle among them: collecting would only cost.
     collecting = gc.isenabled()
     gc.disable()
     try:
         reader, decoder = Reader(), Decoder()
-        stream = EventStream(path, decoder.chunk, decoder.one_by_one, salvage=salvage, progress=progress)
-        for events in stream:
-            reader.add(events)
+        stream = None
+        if processes > 1 and _is_large(path):
+            stream = _read_in_parallel(path, folder / "chunks", reader, decoder, processes, progress)
+            if stream is None:  # something in the file needs care
+                reader, decoder = Reader(), Decoder()
+        if stream is None:
+            stream = EventStream(path, decoder.chunk, decoder.one_by_one, salvage=salvage, progress=progress)
+            for events in stream:
+                reader.add(events)
         if stream.num_events == 0 and decoder.skipped:
             raise NotATrace(path, "its 'traceEvents' are no events.")
         return Assembly(path, folder, reader, decoder, stream).parts()
     finally:
         if collecting:
             gc.enable()
+
+
+def _is_large(path: Path) -> bool:
+    with path.open("rb") as file:
+        packed = file.read(2) == b"\x1f\x8b"
+    return path.stat().st_size > (WORTH_PROCESSES // 12 if packed else WORTH_PROCESSES)
+
+
+def _read_in_parallel(
+    path: Path,
+    folder: Path,
+    reader: Reader,
+    decoder: Decoder,
+    processes: int,
+    progress: Callable[[float], None] | None,
+) -> EventStream[Event] | None:
+    """The exhausted stream, its events in `reader`; None when the file cannot be read without care."""
+    try:
+        with Pool(folder, processes) as pool:
+            stream = EventStream(path, decoder.chunk, decoder.one_by_one, progress=progress, ship=pool.ship)
+            for events in stream:
+                reader.add(events)
+            stream.num_events += pool.finish(reader)
+    except (FailedError, Truncated):
+        return None
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return None if decoder.skipped or decoder.repaired else stream
 
 
 class Assembly:
@@ -420,7 +148,7 @@ class Assembly:
         copies = self._timed(reader.copies)
         calls = self._timed(reader.calls)
         operators, ranges = self._operators_and_ranges()
-        frames = self._timed(reader.frames_)
+        frames = self._timed(reader.frames)
         allocations = self._timed(reader.allocations)
         window = [self.base + w for w in reader.window]
         tree = None
@@ -515,7 +243,7 @@ class Assembly:
             end=end,
             num_events=self.stream.num_events if first else 0,
             tables=written,
-            world_size=_integer(self.distributed.get("world_size")),
+            world_size=integer(self.distributed.get("world_size")),
             host=self._host(),
             facts={
                 **self._device_facts(device, gpu),
@@ -531,6 +259,8 @@ class Assembly:
         if frame is None or frame.is_empty():
             return None
         with_names = [c for c in ("name", "domain") if c in frame.columns]
+        if "meta" in frame.columns:
+            frame = frame.with_columns(pl.when(pl.col("meta") >= 0).then("meta"))
         return frame.with_columns(
             pl.col("start") + self.base,
             pl.col("end") + self.base,
@@ -594,6 +324,11 @@ class Assembly:
     def _kernel_facts(self, kernels: pl.DataFrame) -> pl.DataFrame:
         names = kernels["name"].unique()
         facts = kernel_facts(names.cast(pl.String).to_list()).with_columns(pl.col("name").cast(NAME))
+        products = [product(text) for text in self.reader.extents]
+        extent = pl.Series(products, dtype=pl.Int64)
+        kernels = kernels.with_columns(
+            grid=extent.gather(kernels["grid"]), block=extent.gather(kernels["block"])
+        )
         swapped = pl.col("block") > 1024  # rocprofiler-sdk: grid and block change places, in work-items
         kernels = kernels.with_columns(
             grid=pl.when(swapped & (pl.col("grid") > 0))
@@ -665,7 +400,7 @@ class Assembly:
         return sorted(ranked["device"].to_list()) if ranked.height > 1 else [ranked["device"][0]]
 
     def _rank(self) -> tuple[int | None, str]:
-        if (rank := _integer(self.distributed.get("rank"))) is not None and rank >= 0:
+        if (rank := integer(self.distributed.get("rank"))) is not None and rank >= 0:
             return rank, "distributedInfo"
         if len(self.reader.ranks_named) == 1:
             return next(iter(self.reader.ranks_named)), "record_param_comms"
@@ -690,8 +425,8 @@ class Assembly:
             )  # pyright: ignore[reportUnknownVariableType]
             groups.append(
                 {
-                    "name": _text(group.get("pg_name")),
-                    "description": _text(group.get("pg_desc")),
+                    "name": text_of(group.get("pg_name")),
+                    "description": text_of(group.get("pg_desc")),
                     "ranks": members,
                 }
             )
@@ -701,15 +436,15 @@ class Assembly:
         properties = self.frame.get("deviceProperties")
         known = [_mapping(p) for p in properties] if isinstance(properties, list) else []  # pyright: ignore[reportUnknownVariableType]
         chosen: dict[str, Any] = {}
-        same = {_text(p.get("name")) for p in known}
+        same = {text_of(p.get("name")) for p in known}
         for entry in known:
             if entry.get("id") == device:
                 chosen = entry
         if not chosen and len(same) == 1:  # ROCm numbers devices otherwise than it lists them
             chosen = known[0]
-        name = _text(chosen.get("name")).strip()
+        name = text_of(chosen.get("name")).strip()
         versions = ", ".join(
-            f"{key.removesuffix('_version').replace('_', ' ')} {_text(self.frame[key])[:40]}"
+            f"{key.removesuffix('_version').replace('_', ' ')} {text_of(self.frame[key])[:40]}"
             for key in VERSIONS
             if key in self.frame
         )
@@ -718,9 +453,9 @@ class Assembly:
             "device": device,
             "device_kind": "gpu" if gpu else "cpu",
             "gpu": name if gpu and name else None,
-            "num_sms": _integer(sms),
-            "memory_bytes": _integer(chosen.get("totalGlobalMem")),
-            "backend": _text(self.distributed.get("backend")) or None,
+            "num_sms": integer(sms),
+            "memory_bytes": integer(chosen.get("totalGlobalMem")),
+            "backend": text_of(self.distributed.get("backend")) or None,
             "groups": self._groups(),
             "versions": versions or None,
             "source": "kineto",

@@ -22,8 +22,8 @@ class Args(msgspec.Struct, gc=False):
     device: Number = None
     stream: Number = None
     correlation: Number = None
-    grid: Any = None
-    block: Any = None
+    grid: msgspec.Raw = NO_TEXT
+    block: msgspec.Raw = NO_TEXT
     registers: Number = msgspec.field(default=None, name="registers per thread")
     shared_memory: Number = msgspec.field(default=None, name="shared memory")
     graph_node: Number = msgspec.field(default=None, name="graph node id")

@@ -157,7 +157,8 @@ class EventStream(Generic[Event]):
     `decode` turns the bytes of a JSON array into events and raises msgspec.DecodeError when it cannot;
     `decode_one_by_one` gets the texts of single events and returns what could be had of them. `head` and `tail`
     are complete once the chunks are exhausted. A file that ends too early raises Truncated; with `salvage` it
-    gives its whole events and says in `cut` where it ended.
+    gives its whole events and says in `cut` where it ended. With `ship`, chunks that surely hold nothing but
+    events are handed on undecoded, and are missing from `num_events`.
     """
 
     def __init__(
@@ -167,8 +168,10 @@ class EventStream(Generic[Event]):
         decode_one_by_one: Callable[[list[bytes]], list[Event]],
         salvage: bool = False,
         progress: Callable[[float], None] | None = None,
+        ship: Callable[[bytes], None] | None = None,
     ) -> None:
         self.path = path
+        self._ship = ship
         self.head: dict[str, object] = {}
         self.tail: dict[str, object] = {}
         self.num_events = 0
@@ -211,6 +214,10 @@ class EventStream(Generic[Event]):
     def _skip(self, count: int) -> None:
         self._buffer = self._buffer[count:]
         self._offset += count
+
+    def _skip_blank(self) -> None:
+        if self._buffer[:1] in _BLANK:
+            self._skip(len(self._buffer) - len(self._buffer.lstrip(_BLANK)))
 
     def _open_array(self) -> bool:
         self._read(CHUNK)
@@ -262,9 +269,10 @@ class EventStream(Generic[Event]):
 
     def _next(self) -> list[Event] | None:
         """The next chunk of events; None after the last."""
+        # What is left of the last chunk is short: looking for the next event before reading on saves a copy.
+        self._skip_blank()
         self._read(CHUNK)
-        text = self._buffer.lstrip(b" \t\r\n,")
-        self._skip(len(self._buffer) - len(text))
+        self._skip_blank()
         if not self._buffer:
             return self._next() if not self._ended else self._cut_short("between two events")
         if self._buffer[:1] == b"]":
@@ -272,13 +280,22 @@ class EventStream(Generic[Event]):
             return None
         cut = self._last_separator()
         if cut > 0:
+            array = b"".join((b"[", memoryview(self._buffer)[:cut], b"]"))
+            if self._ship and self._only_events(array):
+                self._ship(array)
+                self._skip(cut)
+                return []
             try:
-                events = self._decode(b"[" + self._buffer[:cut] + b"]")
+                events = self._decode(array)
             except (msgspec.DecodeError, RecursionError):
                 return self._carefully(cut)
             self._skip(cut)
             return events
         return self._carefully(cut)
+
+    def _only_events(self, array: bytes) -> bool:
+        """Whether the array's end cannot be in here: Kineto sets it on a line of its own."""
+        return self._layout == Layout(_KINETO) and _KINETO_END not in array
 
     def _last_separator(self) -> int:
         """Where the last event that is followed by another ends, reading on until there is one; else 0."""
@@ -369,6 +386,9 @@ class EventStream(Generic[Event]):
             self.tail = loose_keys(text)
 
 
+_KINETO = b"\n  },\n  {"
+_KINETO_END = b"\n  ]"
+_BLANK = b" \t\r\n,"
 # The name, and the bracket that opens its array.
 _ARRAY_BEGINS = re.compile(rb'"traceEvents"\s*:\s*\[')
 # The brace that ends the last event, before the bracket that ends the array.

@@ -1,0 +1,392 @@
+"""The events of a Kineto file as columns, by what they are; names and shapes as codes of one dictionary each."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from lostflops.ingest.kineto_events import Args, Event
+
+KERNEL_ROWS = frozenset({"kernel", "Kernel", "xpu_kernel"})
+COPY_ROWS = frozenset({"gpu_memcpy", "Memcpy", "gpu_memset", "Memset"})
+CALL_ROWS = frozenset({"cuda_runtime", "Runtime", "cuda_driver", "xpu_runtime", "xpu_driver"})
+OPERATOR_ROWS = frozenset({"cpu_op", "Operator"})
+RANGE_ROWS = frozenset({"user_annotation", "overhead", "cuda_sync"})
+FRAME_ROWS = frozenset({"python_function"})
+DROPPED = frozenset(
+    {"ac2g", "async", "async_gpu", "async_cpu_to_gpu", "fwdbwd", "gpu_user_annotation", "cuda_event", "Trace"}
+)
+DOMAINS = {"user_annotation": "user", "overhead": "overhead", "cuda_sync": "synchronisation"}
+LONGEST_NAME = 1 << 16
+LONGEST_DURATION = 10 * 24 * 3600 * 10**9
+
+_NO_ARGS = Args()
+
+
+class Codes(dict[Any, int]):
+    """Distinct values, numbered as they come."""
+
+    def __missing__(self, key: Any) -> int:
+        code = self[key] = len(self)
+        return code
+
+    def categories(self) -> pl.Series:
+        """The values as text in the order of their codes."""
+        return pl.Series([text_of(value) for value in self], dtype=pl.String)
+
+
+def text_of(value: Any) -> str:
+    if isinstance(value, bytes):
+        value = value.decode("utf-8", "replace")
+    text = value if isinstance(value, str) else "" if value is None else str(value)
+    return text if len(text) <= LONGEST_NAME else text[:LONGEST_NAME]
+
+
+def nanoseconds(values: Iterable[Any]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    """Microseconds as integer nanoseconds, and which of them are usable.
+
+    Splitting off the whole microseconds first makes the conversion exact for every double below 2^43 µs;
+    multiplying by 1000 is 1 ns off for a quarter of some files' events.
+    """
+    given = list(values)
+    try:
+        exact = np.array(given, dtype=np.float64)
+    except (TypeError, ValueError, OverflowError):
+        exact = np.array([_float(v) for v in given], dtype=np.float64)
+    good = np.isfinite(exact) & (np.abs(exact) < 2**53)
+    exact = np.where(good, exact, 0.0)
+    whole = np.floor(exact)
+    return whole.astype(np.int64) * 1000 + np.rint((exact - whole) * 1000).astype(np.int64), good
+
+
+def _float(value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        return float("nan")
+
+
+def integers(values: list[Any]) -> pl.Series:
+    """Integers of unstable type: numbers, or text such as '7' and 'stream 7'; null where there is none."""
+    try:
+        return pl.Series(values, dtype=pl.Int64)
+    except (TypeError, OverflowError, pl.exceptions.PolarsError):
+        return pl.Series([integer(v) for v in values], dtype=pl.Int64)
+
+
+def integer(value: Any) -> int | None:
+    if isinstance(value, str):
+        digits = re.search(r"-?\d{1,20}$", value)
+        value = int(digits[0]) if digits else None
+    elif isinstance(value, float):
+        value = int(value) if value == value and abs(value) < 2**63 else None
+    if not isinstance(value, int):
+        return None
+    # Ids are bit patterns: one beyond int64 keeps its bits.
+    return value if -(2**63) <= value < 2**63 else (value & (2**64 - 1)) - (2**64 if value & 2**63 else 0)
+
+
+def product(text: bytes) -> int | None:
+    """The product of a JSON list of extents."""
+    try:
+        value: Any = msgspec.json.decode(text) if text else None
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    if not isinstance(value, list):
+        return None
+    total = 1
+    for factor in value:  # pyright: ignore[reportUnknownVariableType]
+        if not isinstance(factor, int):
+            return None
+        total *= factor
+    return total if 0 <= total < 2**62 else None
+
+
+class Columns:
+    """The rows of one kind, as frames per chunk."""
+
+    def __init__(self) -> None:
+        self.frames: list[pl.DataFrame] = []
+
+    def add(self, frame: pl.DataFrame) -> None:
+        self.frames.append(frame)
+
+    def take(self) -> pl.DataFrame | None:
+        """All rows as one frame; the chunks are let go."""
+        frames, self.frames = self.frames, []
+        return pl.concat(frames) if frames else None
+
+
+# Which columns hold codes of which dictionary.
+CODED = {
+    "name": "names", "domain": "names", "shapes": "shapes", "types": "types", "concrete": "concrete",
+    "grid": "extents", "block": "extents",
+}  # fmt: skip
+KINDS = ("kernels", "copies", "calls", "operators", "ranges", "frames", "allocations")
+COUNTS = ("unusable", "negative", "overlong", "flows")
+
+
+class Reader:
+    """Collects the events of one file into columns."""
+
+    def __init__(self) -> None:
+        self.names = Codes()
+        self.shapes = Codes()
+        self.types = Codes()
+        self.concrete = Codes()
+        self.concrete[b""]
+        self.extents = Codes()
+        self.kernels = Columns()
+        self.copies = Columns()
+        self.calls = Columns()
+        self.operators = Columns()
+        self.ranges = Columns()
+        self.frames = Columns()
+        self.allocations = Columns()
+        self.parameters: list[tuple[Any, ...]] = []
+        self.window: list[int] = []
+        self.unusable = 0
+        self.negative = 0
+        self.overlong = 0
+        self.device_rows_elsewhere: dict[str, int] = {}
+        self.flows = 0
+        self.ranks_named: set[int] = set()
+        self._names_seen = 0
+        self._prefixed: list[int] = []
+
+    def save(self, folder: Path) -> None:
+        """Put the rows into files, so that the rest can be handed to another process."""
+        for kind in KINDS:
+            rows = getattr(self, kind).take()
+            if rows is not None:
+                rows.write_ipc(folder / f"{kind}.arrow")
+
+    def load(self, folder: Path) -> None:
+        """Take up the rows that `save` put away."""
+        for kind in KINDS:
+            if (folder / f"{kind}.arrow").exists():
+                getattr(self, kind).add(pl.read_ipc(folder / f"{kind}.arrow"))
+
+    def merge(self, other: Reader) -> None:
+        """Add what another reader collected from other chunks of the same file."""
+        recoded = {
+            name: np.array([getattr(self, name)[v] for v in getattr(other, name)], dtype=np.uint32)
+            for name in set(CODED.values())
+        }
+        shift = len(self.parameters)
+        for kind in KINDS:
+            for rows in getattr(other, kind).frames:
+                changed = [
+                    pl.Series(c, recoded[CODED[c]][rows[c].to_numpy()]) for c in rows.columns if c in CODED
+                ]
+                if "meta" in rows.columns:
+                    changed.append(
+                        rows.select(
+                            pl.when(pl.col("meta") >= 0).then(pl.col("meta") + shift).otherwise(-1)
+                        ).to_series()
+                    )
+                getattr(self, kind).add(rows.with_columns(changed))
+        self.parameters += other.parameters
+        self.window += other.window
+        self.ranks_named |= other.ranks_named
+        for cat, count in other.device_rows_elsewhere.items():
+            self.device_rows_elsewhere[cat] = self.device_rows_elsewhere.get(cat, 0) + count
+        for name in COUNTS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+    def add(self, events: list[Event]) -> None:
+        """Sort a chunk of events by what they are, and keep their columns."""
+        by: defaultdict[Any, list[Event]] = defaultdict(list)
+        for event in events:
+            by[event.cat].append(event)
+        for cat, rows in by.items():
+            if cat in KERNEL_ROWS:
+                self._add_kernels(rows)
+            elif cat in COPY_ROWS:
+                self._add_copies(rows)
+            elif cat in CALL_ROWS:
+                self._add_calls(rows)
+            elif cat in OPERATOR_ROWS:
+                self._add_operators(rows)
+            elif cat in FRAME_ROWS:
+                self._add_spans(rows, self.frames, None)
+            elif cat in RANGE_ROWS:
+                self._add_spans(rows, self.ranges, DOMAINS[cat])
+            elif cat == "cpu_instant_event" or cat is None:
+                self._add_instants(rows)
+            elif cat == "Trace":
+                self._add_window(rows)
+            elif cat in DROPPED:
+                self.flows += len(rows)
+            else:
+                spans = [e for e in rows if e.ph == "X"]
+                if spans:
+                    self._add_spans(spans, self.ranges, text_of(cat)[:64])
+                    self.device_rows_elsewhere[text_of(cat)[:64]] = self.device_rows_elsewhere.get(
+                        text_of(cat)[:64], 0
+                    ) + len(spans)
+
+    def _times(self, rows: list[Event]) -> tuple[dict[str, Any], pl.Series | None]:
+        start, good_start = nanoseconds([e.ts for e in rows])
+        length, good_length = nanoseconds([e.dur for e in rows])
+        good = good_start & good_length & (length <= LONGEST_DURATION)
+        self.overlong += int((length > LONGEST_DURATION).sum())
+        self.unusable += int((~(good_start & good_length)).sum())
+        self.negative += int((length < 0).sum())
+        columns = {"start": start, "end": start + np.maximum(length, 0)}
+        return columns, None if good.all() else pl.Series(good)
+
+    def _keep(self, columns: dict[str, Any], good: pl.Series | None, into: Columns) -> None:
+        frame = pl.DataFrame(columns)
+        into.add(frame if good is None else frame.filter(good))
+
+    def _name_codes(self, rows: list[Event]) -> npt.NDArray[np.uint32]:
+        names = self.names
+        return np.array([names[e.name] for e in rows], dtype=np.uint32)
+
+    def _add_kernels(self, rows: list[Event]) -> None:
+        columns, good = self._times(rows)
+        args = [e.args or _NO_ARGS for e in rows]
+        columns["name"] = self._name_codes(rows)
+        columns["device"] = integers(
+            [a.device if a.device is not None else e.pid for e, a in zip(rows, args, strict=True)]
+        )
+        columns["stream"] = integers(
+            [a.stream if a.stream is not None else e.tid for e, a in zip(rows, args, strict=True)]
+        )
+        columns["correlation"] = integers([a.correlation for a in args])
+        extents = self.extents
+        columns["grid"] = np.array([extents[bytes(a.grid)] for a in args], np.uint32)
+        columns["block"] = np.array([extents[bytes(a.block)] for a in args], np.uint32)
+        columns["registers"] = integers([a.registers for a in args])
+        columns["shared_memory"] = integers([a.shared_memory for a in args])
+        columns["graph_node"] = integers([a.graph_node for a in args])
+        columns["meta"] = self._meta(args)
+        self._keep(columns, good, self.kernels)
+
+    def _meta(self, args: list[Args]) -> npt.NDArray[np.int64]:
+        """The number of each row's description of a collective; -1 where it has none."""
+        meta = np.full(len(args), -1, dtype=np.int64)
+        for row in [i for i, a in enumerate(args) if a.collective is not None]:
+            meta[row] = self._described(args[row])
+        return meta
+
+    def _described(self, a: Args) -> int:
+        if a.rank is not None and (rank := integer(a.rank)) is not None:
+            self.ranks_named.add(rank)
+        self.parameters.append(
+            (
+                text_of(a.collective),
+                integer(a.in_elements),
+                integer(a.out_elements),
+                text_of(a.dtype),
+                integer(a.group_size),
+                None if a.group_name is None and a.group_id is None else text_of(a.group_name or a.group_id),
+                None if a.group_ranks is None else text_of(a.group_ranks),
+                None if a.group_description is None else text_of(a.group_description),
+                integer(a.sequence_in_group),
+                integer(a.source_rank),
+                integer(a.destination_rank),
+            )
+        )
+        return len(self.parameters) - 1
+
+    def _add_copies(self, rows: list[Event]) -> None:
+        columns, good = self._times(rows)
+        args = [e.args or _NO_ARGS for e in rows]
+        columns["name"] = self._name_codes(rows)
+        columns["device"] = integers(
+            [a.device if a.device is not None else e.pid for e, a in zip(rows, args, strict=True)]
+        )
+        columns["stream"] = integers(
+            [a.stream if a.stream is not None else e.tid for e, a in zip(rows, args, strict=True)]
+        )
+        columns["correlation"] = integers([a.correlation for a in args])
+        columns["bytes"] = integers([a.bytes for a in args])
+        columns["set"] = pl.Series(["emset" in (e.cat or "") for e in rows], dtype=pl.Boolean)  # pyright: ignore[reportOperatorIssue]
+        self._keep(columns, good, self.copies)
+
+    def _add_calls(self, rows: list[Event]) -> None:
+        columns, good = self._times(rows)
+        args = [e.args or _NO_ARGS for e in rows]
+        columns["name"] = self._name_codes(rows)
+        columns["thread"] = integers([e.tid for e in rows])
+        columns["correlation"] = integers([a.correlation for a in args])
+        columns["bytes"] = integers([a.bytes if a.bytes is not None else a.size for a in args])
+        self._keep(columns, good, self.calls)
+
+    def _add_operators(self, rows: list[Event]) -> None:
+        columns, good = self._times(rows)
+        args = [e.args or _NO_ARGS for e in rows]
+        shapes, types, concrete = self.shapes, self.types, self.concrete
+        columns["name"] = self._name_codes(rows)
+        columns["thread"] = integers([e.tid for e in rows])
+        columns["shapes"] = np.array([shapes[bytes(a.dims) or bytes(a.dims_2021)] for a in args], np.uint32)
+        columns["types"] = np.array([types[bytes(a.types)] for a in args], np.uint32)
+        columns["sequence"] = integers([a.sequence for a in args])
+        columns["backward"] = np.array([bool(a.forward_thread) for a in args], dtype=np.bool_)
+        columns["meta"] = self._meta(args)
+        columns["concrete"] = np.zeros(len(rows), np.uint32)
+        for row in self._rows_named("c10d::", columns["name"]):
+            columns["concrete"][row] = concrete[bytes(args[row].concrete)]
+        self._keep(columns, good, self.operators)
+
+    def _rows_named(self, prefix: str, codes: npt.NDArray[np.uint32]) -> list[int]:
+        """The rows whose name begins so; only names not seen before are looked at."""
+        for name in islice(self.names, self._names_seen, None):
+            if isinstance(name, str) and name.startswith(prefix):
+                self._prefixed.append(self.names[name])
+        self._names_seen = len(self.names)
+        return np.flatnonzero(np.isin(codes, self._prefixed)).tolist() if self._prefixed else []
+
+    def _add_spans(self, rows: list[Event], into: Columns, domain: str | None) -> None:
+        columns, good = self._times(rows)
+        columns["name"] = self._name_codes(rows)
+        columns["thread"] = integers([e.tid for e in rows])
+        if domain is not None:
+            args = [e.args or _NO_ARGS for e in rows]
+            shapes, types = self.shapes, self.types
+            columns["shapes"] = np.array([shapes[bytes(a.dims)] for a in args], np.uint32)
+            columns["types"] = np.array([types[bytes(a.types)] for a in args], np.uint32)
+            columns["domain"] = np.full(len(rows), self.names[domain], np.uint32)
+        self._keep(columns, good, into)
+
+    def _add_window(self, rows: list[Event]) -> None:
+        start, good = nanoseconds([e.ts for e in rows])
+        length, fine = nanoseconds([e.dur for e in rows])
+        both = good & fine & (length >= 0) & (length <= LONGEST_DURATION)
+        self.window.extend((start + length)[both].tolist())
+
+    def _add_instants(self, rows: list[Event]) -> None:
+        memory = [e for e in rows if e.name == "[memory]" and e.args is not None]
+        if memory:
+            start, good = nanoseconds([e.ts for e in memory])
+            args = [e.args or _NO_ARGS for e in memory]
+            kinds = integers([a.device_type for a in args])
+            frame = pl.DataFrame(
+                {
+                    "start": start,
+                    "end": start,
+                    "thread": integers([e.tid for e in memory]),
+                    "device": integers([a.device_id for a in args]),
+                    "kind": kinds,
+                    "address": integers([a.address for a in args]),
+                    "bytes": integers([a.allocation_bytes for a in args]),
+                    "allocated": integers([a.total_allocated for a in args]),
+                    "reserved": integers([a.total_reserved for a in args]),
+                }
+            ).with_columns(device=pl.when(pl.col("kind") == 0).then(None).otherwise(pl.col("device")))
+            self.allocations.add(frame.filter(pl.Series(good) & pl.col("bytes").is_not_null()).drop("kind"))
+        ends = [e.ts for e in rows if e.name == "Record Window End"]
+        if ends:
+            at, good = nanoseconds(ends)
+            self.window.extend(at[good].tolist())
