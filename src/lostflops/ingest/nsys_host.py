@@ -103,7 +103,7 @@ def gpu_metrics(export: Export) -> pl.DataFrame:
     name = pl.col("metricName").fill_null(pl.format("metric {}", "metricId"))
     return (
         samples.with_columns(
-            name.str.extract_groups(r"^(?<metric>.*?)\s*(?:\[(?<unit>[^\[\]]*)\])?$").alias("_name")
+            name.str.extract_groups(r"(?s)^(?<metric>.*?)\s*(?:\[(?<unit>[^\[\]]*)\])?$").alias("_name")
         )
         .unnest("_name")
         .select(

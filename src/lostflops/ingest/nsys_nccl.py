@@ -48,34 +48,32 @@ def payloads(export: Export, process: int, orphans: bool, nccl: pl.DataFrame) ->
         process=process,
         orphans=orphans,
     ).filter(pl.col("jsonText").is_not_null() | pl.col("jsonTextId").is_not_null())
-    said = export.named(rows, "jsonTextId", "_registered").select(
-        "start", thread=thread_of("globalTid"), _said=pl.coalesce("jsonText", "_registered")
+    said = (
+        export.named(rows, "jsonTextId", "_registered")
+        .select("start", thread=thread_of("globalTid"), _said=pl.coalesce("jsonText", "_registered"))
+        .unique(["start", "thread"], keep="first")
     )
-    calls = nccl.join(
-        said.unique(["start", "thread"], keep="first"),
-        on=["start", "thread"],
-        how="left",
-        maintain_order="left",
-    )
-    dtype = (
-        pl.col("_said").str.extract(r'(?i)"(?:data ?type)"\s*:\s*"(?:nccl)?([a-z0-9_]+)"').str.to_lowercase()
-    )
+    dtype = pl.col("_said").str.extract(r'(?i)"data ?type"\s*:\s*"(?:nccl)?([a-z0-9_]+)"').str.to_lowercase()
     dtype = dtype.str.replace_all("_", "")
-    return (
-        calls.with_columns(_number(field, names) for field, names in PAYLOAD.items())
+    calls = (
+        nccl.join(said, on=["start", "thread"], how="left", maintain_order="left")
+        .with_columns(_number(field, names) for field, names in PAYLOAD.items())
         .with_columns(
-            pl.col("rank", "size", "device").cast(pl.Int64, strict=False),
-            pl.col("bytes", "count", "operation").cast(pl.Int64, strict=False),
+            pl.col("rank", "size", "device", "bytes", "count", "operation").cast(pl.Int64, strict=False),
             dtype=pl.when(dtype.is_in(list(DTYPES))).then(dtype),
         )
-        .with_columns(
-            bytes=pl.coalesce(
-                "bytes",
-                pl.col("count") * pl.col("dtype").replace_strict(DTYPES, default=None, return_dtype=pl.Int64),
-            )
-        )
-        .drop("_said", "count")
     )
+    element = pl.col("dtype").replace_strict(DTYPES, default=None, return_dtype=pl.Int64)
+    # Only the call that makes a communicator says how many ranks it has.
+    sizes = dict(communicators(calls).select("communicator", "size").rows())
+    return calls.with_columns(
+        bytes=pl.coalesce(
+            "bytes", pl.when(pl.col("count").is_between(0, 2**50)).then(pl.col("count") * element)
+        ),
+        size=pl.coalesce(
+            "size", pl.col("communicator").replace_strict(sizes, default=None, return_dtype=pl.Int64)
+        ),
+    ).drop("_said", "count")
 
 
 def _number(field: str, names: str) -> pl.Expr:
@@ -83,6 +81,12 @@ def _number(field: str, names: str) -> pl.Expr:
     commas."""
     found = pl.col("_said").str.extract(rf'(?i)"(?:{names})"\s*:\s*"?(-?(?:0x[0-9a-f]+|[0-9,]+))')
     return found.str.replace_all(",", "").alias(field)
+
+
+def _kinds(names: list[str]) -> dict[str, str]:
+    """What kind of communication each name means, for those that mean one kind."""
+    kinds = {name: collective_kind(name) for name in names}
+    return {name: kind for name, kind in kinds.items() if kind is not None and kind != "unknown"}
 
 
 def communicators(calls: pl.DataFrame) -> pl.DataFrame:
@@ -104,7 +108,7 @@ def episodes(calls: pl.DataFrame) -> pl.DataFrame:
         {"ncclGroupStart": 1, "ncclGroupEnd": -1}, default=0, return_dtype=pl.Int64
     )
     names = calls["name"].unique().to_list()
-    kinds = {name: kind for name in names if (kind := collective_kind(name)) is not None}
+    kinds = _kinds(names)
     ordered = (
         calls.with_columns(
             _group=group,
@@ -142,7 +146,7 @@ def episodes(calls: pl.DataFrame) -> pl.DataFrame:
             .then(one.first())
             .when(one.is_in(["send", "receive"]).all() & (one.n_unique() == 2))
             .then(pl.lit("send-receive")),
-            bytes=pl.when((described.len() > 0) & described.is_not_null().all()).then(described.sum()),
+            message=pl.when((described.len() > 0) & described.is_not_null().all()).then(described.sum()),
             sent=pl.when(described.is_not_null().all()).then(sent),
             received=pl.when(described.is_not_null().all()).then(received),
         )
@@ -181,7 +185,7 @@ class Surroundings:
             .filter(pl.col("launch_start") < pl.col("_to"))
             # Of several kernels that one group launched, none carried all of its bytes.
             .with_columns(_alone=pl.len().over("thread", "_from") == 1)
-            .with_columns(pl.when("_alone").then(pl.col(c)).alias(c) for c in ("bytes", "sent", "received"))
+            .with_columns(pl.when("_alone").then(pl.col(c)).alias(c) for c in ("message", "sent", "received"))
             .drop("thread", "launch_start", "_from", "_to", "_alone")
         )
         return rows.join(around, on="_row", how="left", maintain_order="left").drop("_row")
@@ -194,7 +198,7 @@ def _marks(rows: pl.DataFrame | None, prefixes: tuple[str, ...]) -> OperatorTree
     names = [
         n for n in rows["name"].unique().cast(pl.String).to_list() if n is not None and n.startswith(prefixes)
     ]
-    kinds = {name: kind for name in names if (kind := collective_kind(name)) is not None}
+    kinds = _kinds(names)
     text = pl.col("name").cast(pl.String)
     found = rows.filter(text.is_in(list(kinds)), pl.col("thread").is_not_null())
     if found.is_empty():
@@ -256,8 +260,8 @@ def _described(rows: pl.DataFrame, least: pl.Expr) -> pl.DataFrame:
     itself tells."""
     # What was called as sends and receives may be more than that: a framework's annotation knows.
     kind = pl.coalesce("kind_annotated", "kind_operator", "kind_called", "kind_named", pl.lit("unknown"))
-    whole = pl.col("bytes") * pl.col("size")
-    payload = pl.col("bytes").is_not_null()
+    whole = pl.col("message") * pl.col("size")
+    payload = pl.col("message").is_not_null()
     host = pl.any_horizontal(pl.col("kind_annotated", "kind_operator", "kind_called").is_not_null())
     evidence = (
         pl.when(payload & pl.col("operation").is_not_null()).then(1).when(payload).then(2).when(host).then(3)
@@ -272,13 +276,13 @@ def _described(rows: pl.DataFrame, least: pl.Expr) -> pl.DataFrame:
             group_size="size",
             sequence="operation",
             bytes_in=pl.when(same | pl.col("kind").is_in(["all-gather", "send"]))
-            .then("bytes")
+            .then("message")
             .when(pl.col("kind") == "reduce-scatter")
             .then(whole)
             .when(by_parts & (pl.col("sent") > 0))
             .then("sent"),
             bytes_out=pl.when(same | pl.col("kind").is_in(["reduce-scatter", "receive"]))
-            .then("bytes")
+            .then("message")
             .when(pl.col("kind") == "all-gather")
             .then(whole)
             .when(by_parts & (pl.col("received") > 0))

@@ -22,7 +22,7 @@ UNNAMED = "(unnamed range)"
 
 # What PyTorch's `emit_nvtx` appends to a name, in this order.
 _IDS = (
-    r"^(?<name>.*?)(?:, seq = (?<sequence>\d{1,18}))?(?<op>, op_id = \d+)?"
+    r"(?s)^(?<name>.*?)(?:, seq = (?<sequence>\d{1,18}))?(?<op>, op_id = \d+)?"
     r"(?:, sizes = (?<shapes>\[.*?\]))?(?:, input_op_ids = \[.*\])?$"
 )
 # `emit_nvtx` marks operators and `record_function` annotations alike: operators are in a lower-case

@@ -155,6 +155,8 @@ def _check_whole(path: Path) -> None:
     # Header fields: page size at 16; change counter at 24, number of pages at 28, valid where 92 equals 24.
     page = struct.unpack_from(">H", head, 16)[0]
     page = 65536 if page == 1 else page
+    if page < 512 or page & (page - 1):
+        raise NotATrace(path, "the header of the SQLite database is damaged.", EXPORT_AGAIN)
     change, pages = struct.unpack_from(">II", head, 24)
     whole = page * pages
     if change == struct.unpack_from(">I", head, 92)[0] and size < whole:

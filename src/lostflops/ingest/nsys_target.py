@@ -166,10 +166,9 @@ class Devices:
         self._by_process = export.read("TARGET_INFO_CUDA_DEVICE")
         self._gpus = export.read("TARGET_INFO_GPU")
 
-    def of(self, process: int | None, ordinal: int | None) -> Device:
+    def of(self, process: int, ordinal: int | None) -> Device:
         seen = self._by_process.filter(
-            pl.col("cudaId") == ordinal,
-            pl.col("pid") == (None if process is None else (process >> 24) & 0xFFFFFF),
+            pl.col("cudaId").eq_missing(ordinal), pl.col("pid") == (process >> 24) & 0xFFFFFF
         )
         gpu_id = _only(seen["gpuId"])
         # Without the mapping, what all GPUs of the machine have in common still holds for this one.
