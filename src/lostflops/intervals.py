@@ -30,8 +30,10 @@ def union(frame: pl.LazyFrame, by: Sequence[str] = ()) -> pl.LazyFrame:
     # not return the count to zero. It then leaves zero and returns to it in turns: once each per interval.
     leaves, returns = (depth == 1) & (step == 1), depth == 0
     return (
-        _edges(frame.filter(pl.col("end") > pl.col("start")), keys, "_step", pl.lit(1, dtype=pl.Int32))
-        .sort(*keys, "_at", maintain_order=True)
+        _in_order(
+            _edges(frame.filter(pl.col("end") > pl.col("start")), keys, "_step", pl.lit(1, dtype=pl.Int32)),
+            keys,
+        )
         .with_columns(_depth=step.cum_sum())
         .select(*(pl.col(k).filter(leaves) for k in keys), start=at.filter(leaves), end=at.filter(returns))
     )
@@ -66,9 +68,7 @@ def paint(
         pl.col("_code").shift(1)
     )
     runs = (
-        pl.concat(edges, how="diagonal")
-        .with_columns(pl.col(counts).fill_null(0))
-        .sort(*keys, "_at")
+        _in_order(pl.concat(edges, how="diagonal").with_columns(pl.col(counts).fill_null(0)), keys)
         # Both counts return to zero after a group's last edge, so one running sum serves all groups.
         .with_columns(pl.col(counts).cum_sum(), _next=pl.col("_at").shift(-1), _last=last_of_group)
         .filter(
@@ -102,6 +102,24 @@ def _edges(frame: pl.LazyFrame, keys: list[str], column: str, delta: pl.Expr) ->
     return pl.concat([opening, closing])
 
 
+def _in_order(edges: pl.LazyFrame, keys: list[str]) -> pl.LazyFrame:
+    """Edges by group and time; those at one instant stay in the order in which they stand.
+
+    Starts and ends are mostly in order already. NumPy's sort merges such runs, in a fifth of the time that
+    Polars takes for several keys.
+    """
+
+    def ordered(frame: pl.DataFrame) -> pl.DataFrame:
+        columns = frame.select("_at", *reversed(keys))
+        if any(
+            c.null_count() or not (c.dtype.is_integer() or c.dtype in (pl.Boolean, pl.Enum)) for c in columns
+        ):
+            return frame.sort(*keys, "_at", maintain_order=True)
+        return frame[np.lexsort([column.to_physical().to_numpy() for column in columns])]
+
+    return edges.map_batches(ordered, predicate_pushdown=False, projection_pushdown=False)
+
+
 def coverage(a: pl.LazyFrame, b: pl.LazyFrame, by: Sequence[str] = ()) -> pl.LazyFrame:
     """Per group, the time in which only `a`, only `b`, and both have something open.
 
@@ -117,8 +135,7 @@ def coverage(a: pl.LazyFrame, b: pl.LazyFrame, by: Sequence[str] = ()) -> pl.Laz
     )
     open_a, open_b, length = pl.col("_a") > 0, pl.col("_b") > 0, pl.col("_next") - pl.col("_at")
     swept = (
-        edges.with_columns(pl.col("_a", "_b").fill_null(0))
-        .sort(*keys, "_at")
+        _in_order(edges.with_columns(pl.col("_a", "_b").fill_null(0)), keys)
         # After a group's last edge both counts are zero, so the jump to the next group counts for nothing.
         .with_columns(pl.col("_a", "_b").cum_sum(), _next=pl.col("_at").shift(-1))
     )
@@ -142,9 +159,7 @@ def overlay(sets: Mapping[str, pl.LazyFrame], by: Sequence[str] = ()) -> pl.Lazy
         for name, frame in sets.items()
     ]
     return (
-        pl.concat(edges, how="diagonal")
-        .with_columns(pl.col(names).fill_null(0))
-        .sort(*keys, "_at")
+        _in_order(pl.concat(edges, how="diagonal").with_columns(pl.col(names).fill_null(0)), keys)
         # Only the last of the edges at one instant has a piece after it, and by then all of them are counted.
         # After a group's last edge nothing is open, so the jump to the next group is left out too.
         .with_columns(pl.col(names).cum_sum(), end=pl.col("_at").shift(-1))
