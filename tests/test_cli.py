@@ -262,7 +262,8 @@ def test_every_recipe_can_be_explained(name: str, capsys: pytest.CaptureFixture[
         ("idle.launch-bound", "what to do"),
         ("communication-exposed", "hidden behind compute?"),
         ("kernels", "one row is a kernel execution"),
-        ("data-loading-starves-gpu", "a finding of"),
+        ("idle-data-loading", "what to do"),
+        ("rank-arrives-last", "a finding of communication-imbalance"),
     ],
 )
 def test_what_stands_on_the_page_can_be_explained(

@@ -46,17 +46,21 @@ def findings(asked: Iterable[Recipe]) -> Mapping[str, KnownFinding]:
 
 
 def of(name: str) -> RenderableType:
-    """The explanation of `name`, with dashes or underscores. Raises NothingToExplain with a suggestion."""
-    plain = name.replace("-", "_")
-    if plain in ACCOUNTS:
-        return Group(*_account(ACCOUNTS[plain]))
-    if plain in recipes():
-        return Group(*_recipe(recipes()[plain]))
-    if plain in TABLES:
-        return Group(*_table(TABLES[plain]))
-    found = {name.replace("-", "_"): known for name, known in findings(recipes().values()).items()}
-    if plain in found:
-        return Group(*_finding(found[plain]))
+    """The explanation of `name`, however its words are joined. Raises NothingToExplain with a suggestion."""
+    exact = name.replace("-", "_")
+    if exact in ACCOUNTS:
+        return Group(*_account(ACCOUNTS[exact]))
+    if exact in recipes():
+        return Group(*_recipe(recipes()[exact]))
+    if exact in TABLES:
+        return Group(*_table(TABLES[exact]))
+    # Findings about an account carry its name in their own spelling, 'idle-data-loading'.
+    accounts = {known.replace(".", "_"): account for known, account in ACCOUNTS.items()}
+    if exact in accounts:
+        return Group(*_account(accounts[exact]))
+    found = {known.replace("-", "_"): finding for known, finding in findings(recipes().values()).items()}
+    if exact in found:
+        return Group(*_finding(found[exact]))
     raise NothingToExplain(name, [*ACCOUNTS, *recipes(), *TABLES, *found])
 
 
