@@ -45,7 +45,7 @@ def open(
 
 
 def why(trace: Trace) -> Page:
-    """The first page of a run: where each step's time went, findings by size, and what could not be answered."""
+    """The first page of a run: where each step's time went, findings by size, and what could not be told."""
     from lostflops.recipe import Session
     from lostflops.report.page import page
 
