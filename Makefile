@@ -12,6 +12,7 @@ PYTHON ?= python3
 PIP = $(PYTHON) -m pip --disable-pip-version-check --python
 INSTALL = install --quiet --constraint constraints.txt
 DEV = .venv/.installed
+DEMO_RUN = examples/runs/ddp
 
 # The demo needs the core alone, so it does not wait for the development tools where those are not there yet.
 DEMO = $(if $(wildcard $(DEV)),.venv,.venv-demo)
@@ -19,10 +20,10 @@ DEMO = $(if $(wildcard $(DEV)),.venv,.venv-demo)
 .PHONY: demo test check bench docs record-examples clean
 
 demo: $(DEMO)/.installed
-	@$(DEMO)/bin/python -m lostflops why examples/runs/lora-workers-0 --html demo-report.html
+	@$(DEMO)/bin/python -m lostflops why $(DEMO_RUN) --html demo-report.html
 	@echo
-	@echo "The same page with plots and tables: $(CURDIR)/demo-report.html"
-	@echo "The run it explains: examples/runs/lora-workers-0 (see examples/README.md)"
+	@echo "The same with plots and tables, to open in a browser: $(CURDIR)/demo-report.html"
+	@echo "What was recorded, and with what fault: examples/README.md"
 
 test: $(DEV)
 	.venv/bin/python -m pytest --numprocesses auto --maxprocesses 8

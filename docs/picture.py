@@ -11,11 +11,11 @@ from playwright.sync_api import sync_playwright
 from lostflops.cli import main
 
 ROOT = Path(__file__).parent.parent
-WIDTH, HEIGHT = 1100, 900
+WIDTH, HEIGHT = 1100, 1200
 
 with tempfile.TemporaryDirectory() as place, sync_playwright() as playwright:
     report = Path(place) / "report.html"
-    main(["why", str(ROOT / "examples/runs/lora-workers-0"), "--html", str(report)])
+    main(["why", str(ROOT / "examples/runs/ddp"), "--html", str(report)])
     browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
     page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT}, color_scheme="light")
     page.goto(report.as_uri())
