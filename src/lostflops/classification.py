@@ -235,33 +235,19 @@ class CopyPattern:
 
 
 COPY_PATTERNS: tuple[CopyPattern, ...] = (
-    CopyPattern(
-        "migration to device",
-        ("Unified Host", "Unified HtoD"),
-        "Nsight Systems, managed memory",
-        "[CUDA Unified Memory memcpy HtoD]",
-        also=r"Unified (?:Host-to-Device|HtoD)",
-    ),
-    CopyPattern(
-        "migration to device",
-        ("Unified Memory memcpy",),
-        "Nsight Systems, managed memory",
-        "[CUDA Unified Memory memcpy HtoD]",
-        also=r"memcpy (?:Host-to-Device|HtoD)",
-    ),
-    CopyPattern(
-        "migration to host",
-        ("Unified Device", "Unified DtoH", "Unified Memory memcpy"),
-        "Nsight Systems",
-        "[CUDA Unified Memory memcpy DtoH]",
-        also=r"(?:Unified|memcpy) (?:Device-to-Host|DtoH)",
-    ),
-    CopyPattern(
-        "migration between devices",
-        ("Unified Device", "Unified DtoD", "Unified Memory memcpy"),
-        "Nsight Systems",
-        "[CUDA Unified Memory memcpy DtoD]",
-        also=r"(?:Unified|memcpy) (?:Device-to-Device|DtoD)",
+    *(
+        CopyPattern(
+            direction,
+            ("Unified ",),
+            "Nsight Systems, managed memory",
+            example,
+            also=rf"Unified (?:Memory memcpy )?(?:{spellings})",
+        )
+        for direction, spellings, example in (
+            ("migration to device", "Host-to-Device|HtoD", "[CUDA Unified Memory memcpy HtoD]"),
+            ("migration to host", "Device-to-Host|DtoH", "[CUDA Unified Memory memcpy DtoH]"),
+            ("migration between devices", "Device-to-Device|DtoD", "Unified Device-to-Device"),
+        )
     ),
     CopyPattern(
         "memset",

@@ -148,13 +148,17 @@ _COMMUNICATION = (
         "MSCCL inside RCCL: the algorithm is a file, the name has only operator and type",
         "mscclKernel_Sum_half_Simple_false(ncclDevComm*, mscclAlgo*, mscclWork*)",
     ),
-    _communication(
-        "all-reduce",
-        "MSCCL++",
-        ("mscclpp",),
-        "MSCCL++",
-        "void mscclpp::collective::allreducePacket<mscclpp::SUM, __half>(__half*, __half*)",
-        also=r"(?i)mscclpp.*all_?reduce",
+    *(
+        _communication(kind, "MSCCL++", ("mscclpp",), "MSCCL++", example, also=rf"(?i)mscclpp\S*{word}")
+        for kind, word, example in (
+            (
+                "all-reduce",
+                "all_?reduce",
+                "void mscclpp::collective::allreducePacket<mscclpp::SUM, __half>(int)",
+            ),
+            ("all-gather", "all_?gather", "void mscclpp::collective::allgatherFullmesh2<false>(void*)"),
+            ("all-to-all", "all_?to_?all", "mscclpp::collective::alltoallvKernel(void*, int, int)"),
+        )
     ),
     _communication("unknown", "MSCCL++", ("mscclpp",), "MSCCL++", "mscclpp::executionKernel<float>(int)"),
     *(
@@ -230,7 +234,7 @@ _COMMUNICATION = (
             ("all-gather", "fcollect", "void fcollect_on_stream_kernel<float>(int, float*, float const*)"),
             (
                 "all-reduce",
-                "(?:rdxn|reduce)",
+                r"(?:rdxn|reduce)(?:_\w+)?",
                 "void rdxn_on_stream_kernel<float, 1>(int, float*, float const*)",
             ),
             ("reduce-scatter", "reducescatter", "void reducescatter_on_stream_kernel<float, 1>(int, float*)"),
@@ -462,7 +466,7 @@ _ATTENTION = (
     KernelPattern(
         "attention",
         ("attn_fwd", "attn_bwd", "sage_fwd", "bwd_kernel_dk_dv", "bwd_kernel_dkdv", "bwd_kernel_dq"),
-        "attention written in Triton: the tutorial's, AMD's, SageAttention",
+        "attention by direction: Triton's tutorial, AMD's kernel, SageAttention, FlashMLA",
         "attn_fwd",
     ),
     KernelPattern(
@@ -604,6 +608,7 @@ _NORM = (
             "instance_norm",
             "InstanceNorm",
             "l2norm",
+            "weight_norm",
             "qk_norm",
         ),
         "kernels that call themselves a norm: PyTorch, Apex, Transformer Engine, vLLM, FlashInfer, MIOpen",
@@ -632,7 +637,6 @@ _NORM = (
             "GammaBetaBackward",
             "GradGammaBeta",
             "cuComputeGradInput",
-            "cuApplyLayerNorm",
             "ComputeFusedParamsCUDAKernel",
             "ComputeBackwardFusedParamsCUDAKernel",
             "ComputeInternalGradientsCUDAKernel",
@@ -645,6 +649,14 @@ _NORM = (
 )
 
 _FUSED_ELEMENTWISE = (
+    KernelPattern(
+        "elementwise",
+        ("transformer_engine::",),
+        "Transformer Engine, activations and casts without scales",
+        "void transformer_engine::gated_act_kernel<8, true, float, transformer_engine::Empty>(int)",
+        also=r"transformer_engine::(?:\w+::)*(?:unary_(?:grad_)?|d?gated_act_)kernel",
+        precision="element",
+    ),
     KernelPattern(
         "elementwise",
         (
@@ -680,6 +692,7 @@ _FUSED_ELEMENTWISE = (
             "fused_rope",
             "_rope_",
             "apply_rope",
+            "triton_rope",
         ),
         "rotary position embedding of vLLM, FlashAttention, FlashInfer, Transformer Engine",
         "void vllm::rotary_embedding_kernel<c10::BFloat16, true>(long const*, c10::BFloat16*, "
@@ -826,8 +839,8 @@ _REDUCTION = (
     ),
     KernelPattern(
         "reduction",
-        ("cross_entropy",),
-        "losses of Liger, Unsloth, FlashAttention, Megatron",
+        ("cross_entropy", "ctc_loss"),
+        "losses of Liger, Unsloth, FlashAttention, Megatron, PyTorch ATen",
         "liger_cross_entropy_kernel",
     ),
     KernelPattern(
@@ -939,7 +952,7 @@ _GEMM = (
         ("deep_gemm::",),
         "DeepGEMM",
         "void deep_gemm::sm90_fp8_gemm_1d2d_impl<0u, 2112u, 7168u, 1u, 128u, 128u>(float*)",
-        also=r"gemm_|_gemm|logits|einsum",
+        also=r"deep_gemm::\w*(?:gemm|logits|einsum)",
         precision="matrix",
         tensor_cores=True,
     ),
@@ -1044,26 +1057,65 @@ _COPY = (
             "index_put_kernel",
             "masked_scatter",
             "compute_cuda_kernel",
+            "roll_cuda_kernel",
+            "flip_kernel_impl",
+            "reflection_pad",
+            "replication_pad",
         ),
-        "PyTorch ATen, elements moved by index: index, gather, scatter, index_select, repeat_interleave",
+        "PyTorch ATen, elements moved by index: index, gather, scatter, repeat_interleave, roll, pad",
         "void at::native::(anonymous namespace)::indexSelectLargeIndex<c10::BFloat16, long, unsigned "
         "int, 2, 2>(int)",
     ),
     KernelPattern(
         "copy",
-        ("batched_transpose", "transpose_readWrite", "transpose_kernel", "tensorTransform", "permute_kernel"),
-        "transposes: MIOpen, cuBLAS, cuDNN, DeepSeek",
+        (
+            "batched_transpose",
+            "transpose_readWrite",
+            "transpose_kernel",
+            "transpose_optimized_kernel",
+            "transpose_general_kernel",
+            "tensorTransform",
+            "permute_kernel",
+        ),
+        "transposes: MIOpen, cuBLAS, cuDNN, Transformer Engine, DeepSeek",
         "batched_transpose_32x32_half",
     ),
     KernelPattern(
         "copy",
-        ("permute_2D_", "permute_1D_", "permute_indices_weights", "expand_to_fused", "expand_into_jagged"),
-        "tokens and sparse features put in another order: FBGEMM, DeepSeek",
+        (
+            "permute_2D_",
+            "permute_1D_",
+            "permute_indices_weights",
+            "expand_to_fused",
+            "expand_into_jagged",
+            "_sort_chunks_by_map",
+        ),
+        "tokens and sparse features put in another order: FBGEMM, DeepSeek, Transformer Engine",
         "void fbgemm_gpu::permute_2D_data_kernel<true, int, int, float>(int, int, int, int const*)",
     ),
 )
 
 _OTHER = (
+    KernelPattern(
+        "other",
+        (
+            "delta_rule",
+            "selective_scan",
+            "chunk_scan",
+            "chunk_state",
+            "state_passing",
+            "recompute_w_u",
+            "fused_recurrent",
+        ),
+        "recurrent layers: Mamba, flash-linear-attention",
+        "chunk_gated_delta_rule_fwd_kernel_h_blockdim64",
+    ),
+    KernelPattern(
+        "other",
+        ("RNN_blockPersist", "persistRNN", "row_id_map"),
+        "cuDNN, recurrent networks; Megatron and Transformer Engine, maps of routed tokens",
+        "_row_id_map_pass_1_kernel",
+    ),
     KernelPattern(
         "other",
         (
@@ -1171,6 +1223,12 @@ _OTHER = (
 _LOOPS = (
     KernelPattern(
         "elementwise",
+        ("__parallel_for::", "__transform::", "triu_tril_kernel", "elementWise_fp"),
+        "Thrust, PyTorch ATen and cuDNN, loops over elements",
+        "void thrust::cuda_cub::core::_kernel_agent<thrust::cuda_cub::__parallel_for::ParallelForAgent>()",
+    ),
+    KernelPattern(
+        "elementwise",
         ("elementwise_kernel_with_index",),
         "PyTorch ATen, arange and linspace; the type in the name is the index's",
         "void (anonymous namespace)::elementwise_kernel_with_index<int, at::native::arange_cuda_"
@@ -1222,8 +1280,8 @@ _LOOPS = (
     KernelPattern(
         "attention",
         ("attention", "Attention", "_attn_", "fused_attn"),
-        "kernels that call themselves attention",
-        "void sm90::fwd::sparse_attn_fwd_kernel_attention<512, true>(int)",
+        "kernels that call themselves attention, and what Transformer Engine does around them",
+        "void transformer_engine::fused_attn_rocm::remove_padding<__hip_bfloat16>(int)",
         precision="matrix",
     ),
     KernelPattern(
