@@ -1,4 +1,5 @@
-"""Build small Nsight Systems exports by hand: the tables as NVIDIA documents them, with the rows a test needs."""
+"""Build small Nsight Systems exports by hand: the tables as NVIDIA documents them, with the rows a test
+needs."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ Row = Mapping[str, Any]
 Tables = Mapping[str, Sequence[Row]]
 
 _GPU_ROW = "deviceId contextId greenContextId streamId correlationId globalPid"
-# Every column is an INTEGER but those marked with * (TEXT). 'name>=minor' and 'name<minor' bound the schema version.
+# Every column is an INTEGER but those marked with * (TEXT). 'name>=minor' and 'name<minor' bound the schema
+# version.
 DEFINITIONS = {
     "StringIds": "id value*",
     "META_DATA_EXPORT": "name* value*",
@@ -31,14 +33,17 @@ DEFINITIONS = {
     "DIAGNOSTIC_EVENT": "timestamp timestampType source severity text* globalPid",
     "ENUM_CUDA_MEMCPY_OPER": "id name* label*",
     "ENUM_CUDA_MEM_KIND": "id name* label*",
-    "CUPTI_ACTIVITY_KIND_KERNEL": f"start end {_GPU_ROW} demangledName shortName mangledName launchType cacheConfig "
+    "CUPTI_ACTIVITY_KIND_KERNEL": f"start end {_GPU_ROW} demangledName shortName mangledName launchType "
+    "cacheConfig "
     "registersPerThread gridX gridY gridZ blockX blockY blockZ staticSharedMemory dynamicSharedMemory gridId "
     "graphNodeId graphId>=7 tensorSizeMinusOneElements*>=25",
     "CUPTI_ACTIVITY_KIND_GRAPH_TRACE": f"start end {_GPU_ROW} graphId graphExecId",
-    "CUPTI_ACTIVITY_KIND_MEMCPY": f"start end {_GPU_ROW} bytes copyKind srcKind dstKind srcDeviceId dstDeviceId "
+    "CUPTI_ACTIVITY_KIND_MEMCPY": f"start end {_GPU_ROW} bytes copyKind srcKind dstKind srcDeviceId "
+    "dstDeviceId "
     "migrationCause graphNodeId virtualAddress copyCount>=20",
     "CUPTI_ACTIVITY_KIND_MEMSET": f"start end {_GPU_ROW} value bytes graphNodeId memKind",
-    "CUPTI_ACTIVITY_KIND_RUNTIME": "start end eventClass globalTid correlationId nameId returnValue callchainId",
+    "CUPTI_ACTIVITY_KIND_RUNTIME": "start end eventClass globalTid correlationId nameId returnValue "
+    "callchainId",
     "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION": f"start end {_GPU_ROW} syncType eventId",
     "CUPTI_ACTIVITY_KIND_OVERHEAD": "start end eventClass globalTid correlationId nameId overheadType",
     "CUPTI_ACTIVITY_KIND_JIT": "start end eventClass globalTid overheadType cachePath*",
@@ -51,9 +56,11 @@ DEFINITIONS = {
     "OSRT_FILE_ACCESS_EVENTS": "fileAccessId threadId startedAt endedAt filePath*",
     "GPU_METRICS": "rawTimestamp timestamp typeId metricId value",
     "TARGET_INFO_GPU_METRICS": "typeId sourceId typeName* metricId metricName*",
-    "CUDA_GPU_MEMORY_USAGE_EVENTS": "start globalPid deviceId contextId address pc bytes memKind memoryOperationType name*",
+    "CUDA_GPU_MEMORY_USAGE_EVENTS": "start globalPid deviceId contextId address pc bytes memKind "
+    "memoryOperationType name*",
     "CUDA_UM_CPU_PAGE_FAULT_EVENTS": "start globalPid address CpuInstruction module sourceFile",
-    "CUDA_UM_GPU_PAGE_FAULT_EVENTS": "start end globalPid deviceId address numberOfPageFaults faultAccessType",
+    "CUDA_UM_GPU_PAGE_FAULT_EVENTS": "start end globalPid deviceId address numberOfPageFaults "
+    "faultAccessType",
 }
 
 
@@ -108,7 +115,8 @@ def call(start: int, end: int, **more: Any) -> dict[str, Any]:
 def push(start: int, end: int | None, text: str | None = None, **more: Any) -> dict[str, Any]:
     """A push/pop range of process 7, thread 8, in the default domain."""
     return {
-        "start": start, "end": end, "eventType": 59, "text": text, "globalTid": process(7) | 8, "domainId": 0, **more,
+        "start": start, "end": end, "eventType": 59, "text": text, "globalTid": process(7) | 8, "domainId": 0,
+        **more,
     }  # fmt: skip
 
 

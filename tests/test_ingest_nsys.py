@@ -1,4 +1,5 @@
-"""What the Nsight Systems reader makes of exports: golden values of real ones, and every quirk in a small one."""
+"""What the Nsight Systems reader makes of exports: golden values of real ones, and every quirk in a small
+one."""
 
 from __future__ import annotations
 
@@ -13,13 +14,13 @@ from typing import Any
 import msgspec
 import polars as pl
 import pytest
-from nsys_exports import DEFINITIONS, STRINGS, call, columns, copy, folder, kernel, process, push, sqlite
 
-from lostflops import intervals
+from lostflops import intervals, job
 from lostflops.errors import ExportFailed, LostflopsError, NotATrace, NsysNotFound, Truncated, UnknownSchema
 from lostflops.ingest import nsys
 from lostflops.ingest.part import Part
 from lostflops.tables import TABLES
+from nsys_exports import DEFINITIONS, STRINGS, call, columns, copy, folder, kernel, process, push, sqlite
 
 REAL = Path(__file__).parents[2] / "shared" / "traces" / "nsys"
 KERNEL, MEMCPY, MEMSET = (f"CUPTI_ACTIVITY_KIND_{k}" for k in ("KERNEL", "MEMCPY", "MEMSET"))
@@ -53,7 +54,8 @@ def notes(part: Part) -> dict[str, int]:
     return {q.name: q.count for q in part.quality}
 
 
-# --- real exports -----------------------------------------------------------------------------------------------
+# --- real exports
+# -----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -203,7 +205,8 @@ def test_ranks_of_a_real_export_come_in_the_order_of_their_devices(real: Callabl
     assert notes(parts[0])["window cut from a longer recording"] == 1
 
 
-# --- forms and versions -----------------------------------------------------------------------------------------
+# --- forms and versions
+# -----------------------------------------------------------------------------------------
 
 SMALL = {
     KERNEL: [kernel(100, 105, correlationId=1), kernel(107, 120, correlationId=2)],
@@ -273,7 +276,8 @@ def test_nothing_is_written_beside_the_export(tmp_path: Path) -> None:
     assert export.read_bytes() == before
 
 
-# --- what is not an export --------------------------------------------------------------------------------------
+# --- what is not an export
+# --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -320,7 +324,7 @@ def test_a_truncated_export_says_where_it_ends(tmp_path: Path) -> None:
 def test_an_export_with_changes_waiting_beside_it_is_refused(tmp_path: Path) -> None:
     path = sqlite(tmp_path / "busy.sqlite", SMALL)
     (tmp_path / "busy.sqlite-wal").write_bytes(b"x")
-    with pytest.raises(Truncated, match="changes wait in 'busy.sqlite-wal'"):
+    with pytest.raises(Truncated, match=r"changes wait in 'busy\.sqlite-wal'"):
         nsys.read(path, tmp_path / "out")
 
 
@@ -352,7 +356,8 @@ def test_a_rank_without_kernels_that_used_nccl_is_found_by_its_ranges(made: Made
     assert [p.facts["backend"] for p in parts] == [None, "nccl"]
 
 
-# --- identity ---------------------------------------------------------------------------------------------------
+# --- identity
+# ---------------------------------------------------------------------------------------------------
 
 
 def test_ids_collide_across_processes_and_contexts(made: Made) -> None:
@@ -428,6 +433,35 @@ def test_rows_that_name_no_process_belong_to_the_only_one(made: Made) -> None:
     assert rows(without_host, "kernels", "start", "launch_start") == [(100, None)]
 
 
+def test_many_reports_become_one_job_on_one_clock(tmp_path: Path) -> None:
+    exports = [
+        sqlite(
+            tmp_path / f"node{rank}.sqlite",
+            {
+                KERNEL: [kernel(100 + rank, 150 + rank)],
+                "MPI_RANKS": [{"globalTid": process(7) | 7, "rank": rank}],
+                "TARGET_INFO_SESSION_START_TIME": [{"utcEpochNs": 10**18 + 1000 * rank}],
+                "META_DATA_CAPTURE": [{"name": "PROFILING_SESSION_UUID", "value": f"0000-{rank}"}],
+            },
+        )
+        for rank in (1, 0)
+    ]
+    run = job.open(exports, output=tmp_path / "run")
+    kernels = run.table("kernels")
+    assert kernels is not None
+    assert kernels.select("rank", "start", "end").sort("rank").collect().rows() == [
+        (0, 0, 50),
+        (1, 1001, 1051),
+    ]
+
+
+def test_two_exports_of_one_session_are_refused(tmp_path: Path) -> None:
+    session = {"META_DATA_CAPTURE": [{"name": "PROFILING_SESSION_UUID", "value": "0000-ABC"}]}
+    exports = [sqlite(tmp_path / f"{n}.sqlite", {**SMALL, **session}) for n in ("one", "two")]
+    with pytest.raises(LostflopsError, match="exports of one recording session"):
+        job.open(exports, output=tmp_path / "run")
+
+
 def test_mpi_ranks_number_the_processes(made: Made) -> None:
     tables = {
         KERNEL: [kernel(100, 150), kernel(100, 170, globalPid=process(8))],
@@ -438,7 +472,8 @@ def test_mpi_ranks_number_the_processes(made: Made) -> None:
     assert [(p.rank, p.rank_source) for p in made(tables)] == [(None, "device order")] * 2
 
 
-# --- rows that need care ----------------------------------------------------------------------------------------
+# --- rows that need care
+# ----------------------------------------------------------------------------------------
 
 
 def test_two_exports_of_one_run_with_different_shifts_agree(made: Made) -> None:
@@ -570,7 +605,10 @@ def test_a_launch_that_begins_after_its_kernel_is_counted_against_the_clock(made
     ("given", "name", "direction", "host_memory"),
     [
         ({"copyKind": 1, "srcKind": 0}, "Memcpy HtoD (Pageable -> Device)", "host to device", "pageable"),
-        ({"copyKind": 2, "srcKind": 2, "dstKind": 1}, "Memcpy DtoH (Device -> Pinned)", "device to host", "pinned"),
+        (
+            {"copyKind": 2, "srcKind": 2, "dstKind": 1},
+            "Memcpy DtoH (Device -> Pinned)", "device to host", "pinned",
+        ),
         ({"copyKind": 8, "srcKind": 2}, "Memcpy DtoD (Device -> Device)", "device to device", "none"),
         (
             {"copyKind": 8, "srcKind": 2, "srcDeviceId": 0, "dstDeviceId": 1},
@@ -621,7 +659,8 @@ def test_a_graph_traced_whole_is_busy_and_unclassified(made: Made) -> None:
     assert any("--cuda-graph-trace=node" in q.text for q in part.quality)
 
 
-# --- NVTX -------------------------------------------------------------------------------------------------------
+# --- NVTX
+# -------------------------------------------------------------------------------------------------------
 
 
 def test_messages_stand_in_text_or_in_the_string_table(made: Made) -> None:
@@ -718,7 +757,8 @@ def test_ranges_that_were_filtered_out_are_missed_aloud(made: Made) -> None:
     assert notes(part)["NVTX without ranges"] == 2
 
 
-# --- collectives ------------------------------------------------------------------------------------------------
+# --- collectives
+# ------------------------------------------------------------------------------------------------
 
 
 def nccl(start: int, end: int, name: str, payload: str | None = None) -> dict[str, Any]:
@@ -827,6 +867,26 @@ def test_without_payloads_the_kind_comes_from_operator_call_or_kernel(made: Made
     assert notes(part)["collectives without bytes"] == 4
 
 
+def test_a_stream_that_serves_nothing_but_communication_tells_what_a_name_does_not(made: Made) -> None:
+    strings = [{"id": 70, "value": "zqxj_vlw"}]
+    (part,) = made(
+        {
+            "StringIds": strings,
+            KERNEL: [
+                kernel(100, 101, demangledName=11, streamId=20),
+                kernel(102, 104, demangledName=70, streamId=20),
+                kernel(105, 108, demangledName=11, streamId=30),
+                kernel(109, 113, demangledName=70, streamId=30),
+                kernel(114, 119, demangledName=10, streamId=30),
+            ],
+        }
+    )
+    assert [f for (f,) in rows(part, "kernels", "family")] == [
+        "communication", "communication", "communication", "unclassified", "gemm",
+    ]  # fmt: skip
+    assert rows(part, "collectives", "start", "kind", "evidence")[1] == (102, "unknown", 5)
+
+
 def test_copies_between_devices_inside_a_collective_are_communication(made: Made) -> None:
     peer = {"copyKind": 10, "srcKind": 2, "bytes": 4096}
     (part,) = made(
@@ -843,7 +903,8 @@ def test_copies_between_devices_inside_a_collective_are_communication(made: Made
     ]
 
 
-# --- what else was sampled --------------------------------------------------------------------------------------
+# --- what else was sampled
+# --------------------------------------------------------------------------------------
 
 
 def test_host_tables_metrics_memory_and_faults(made: Made) -> None:
@@ -941,7 +1002,8 @@ def test_nsyss_own_warnings_are_counted_but_not_repeated(made: Made) -> None:
     assert "/home" not in str(part.quality)
 
 
-# --- privacy ----------------------------------------------------------------------------------------------------
+# --- privacy
+# ----------------------------------------------------------------------------------------------------
 
 # What may leave an export: texts that recipes show, and the values of a few keys.
 MAY_LEAVE = {
@@ -993,7 +1055,9 @@ def test_nothing_that_is_not_on_the_allow_list_leaves_the_export(form: str, tmp_
     parts = nsys.read(export, tmp_path / "out")
     assert {"kernels", "copies", "ranges", "os_calls", "counters"} <= {t for p in parts for t in p.tables}
     assert canary.encode() not in msgspec.json.encode(parts)
-    written = [f for f in (tmp_path / "out").rglob("*") if f.is_file()]
+    run = job.open(export, output=tmp_path / "run")
+    assert canary.encode() not in (run.path / "run.json").read_bytes()
+    written = [f for place in ("out", "run") for f in (tmp_path / place).rglob("*.parquet")]
     assert written
     for file in written:
         frame = pl.read_parquet(file)
@@ -1002,7 +1066,8 @@ def test_nothing_that_is_not_on_the_allow_list_leaves_the_export(form: str, tmp_
         assert canary.encode() not in file.read_bytes()
 
 
-# --- reports ----------------------------------------------------------------------------------------------------
+# --- reports
+# ----------------------------------------------------------------------------------------------------
 
 FAKE_NSYS = """#!/bin/sh
 if [ "$1" = "--version" ]; then echo "NVIDIA Nsight Systems version 2024.6.1.90-246135264466v0"; exit 0; fi
@@ -1045,7 +1110,8 @@ def test_an_old_nsys_that_does_not_know_an_option_is_asked_without_it(
 ) -> None:
     ready = sqlite(tmp_path / "ready.sqlite", SMALL)
     log = fake_nsys(
-        f'case "$*" in *include-json*) echo "unrecognised option --include-json" >&2; exit 1;; esac; cp "{ready}" "$out"'
+        'case "$*" in *include-json*) echo "unrecognised option --include-json" >&2; exit 1;; esac\n'
+        f'cp "{ready}" "$out"'
     )
     report = tmp_path / "run.nsys-rep"
     report.write_bytes(b"opaque")

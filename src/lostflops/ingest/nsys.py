@@ -30,11 +30,14 @@ __all__ = ["read", "recognises"]
 
 # A device that a process merely touches is no rank of its own.
 SECOND_DEVICE_SHARE = 0.05
+# With more launches missing than this, what is said of launches is said of a sample.
+MANY_LOST = 0.05
 HOST_TABLES = ("CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS", "OSRT_API", "SYSCALL")
 NO_PROCESS = -1  # for GPU work that names no process
 WHY_ABSENT = {
     "frames": "Nsight Systems exports do not carry this",
     "kernels": "this export holds no GPU kernels of this process",
+    "collectives": "this export holds no communication of this process",
 }
 
 
@@ -160,7 +163,7 @@ class _Process:
         marks = nvtx(export, process, orphans, last)
         quality += marks.quality
         operators, tree = _with_phases(marks)
-        calls = nsys_nccl.payloads(export, process, orphans, marks.nccl)
+        calls = nsys_nccl.payloads(marks.nccl)
         self.communicators = nsys_nccl.communicators(calls)
         self.talks = calls.height > 0
 
@@ -290,10 +293,12 @@ class _Process:
             self.quality.append(Quality(None, name, count, text, level))
 
     def _note_launches(self, kernels: pl.DataFrame, launches: pl.DataFrame) -> None:
+        lost = kernels["launch_start"].null_count()
         self._note(
             "kernels without their launch",
-            kernels["launch_start"].null_count(),
+            lost,
             f"of {kernels.height:,}; launched before the recording, or by calls that were not recorded",
+            "warning" if lost > MANY_LOST * kernels.height else "note",
         )
         early = kernels.filter(pl.col("start") < pl.col("launch_start"))
         if early.height:

@@ -40,7 +40,7 @@ INTEGERS = {
     "CUPTI_ACTIVITY_KIND_OVERHEAD": "start end globalTid overheadType",
     "CUPTI_ACTIVITY_KIND_JIT": "start end globalTid",
     "PROFILER_OVERHEAD": "start end globalTid overheadType",
-    "NVTX_EVENTS": "start end eventType color globalTid textId domainId jsonTextId eventId",
+    "NVTX_EVENTS": "start end eventType color globalTid textId domainId jsonTextId",
     "OSRT_API": "start end globalTid nameId nestingLevel",
     "SYSCALL": "start end globalTid nameId",
     "GPU_METRICS": "timestamp typeId metricId value",

@@ -16,7 +16,6 @@ import polars as pl
 from ..classification import collective_kind
 from ..tables import FAMILY, NAME
 from .attribution import OperatorTree
-from .nsys_export import Export, thread_of
 
 PAYLOAD = {
     "communicator": r"nccl communicator id|communicator hash|comm ?hash|communicator id",
@@ -40,28 +39,15 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def payloads(export: Export, process: int, orphans: bool, nccl: pl.DataFrame) -> pl.DataFrame:
+def payloads(calls: pl.DataFrame) -> pl.DataFrame:
     """NCCL's calls with what their payloads say; the fields are null where no payload was exported."""
-    rows = export.read(
-        "NVTX_EVENTS",
-        only=("start", "globalTid", "jsonText", "jsonTextId"),
-        process=process,
-        orphans=orphans,
-    ).filter(pl.col("jsonText").is_not_null() | pl.col("jsonTextId").is_not_null())
-    said = (
-        export.named(rows, "jsonTextId", "_registered")
-        .select("start", thread=thread_of("globalTid"), _said=pl.coalesce("jsonText", "_registered"))
-        .unique(["start", "thread"], keep="first")
+    dtype = (
+        pl.col("payload").str.extract(r'(?i)"data ?type"\s*:\s*"(?:nccl)?([a-z0-9_]+)"').str.to_lowercase()
     )
-    dtype = pl.col("_said").str.extract(r'(?i)"data ?type"\s*:\s*"(?:nccl)?([a-z0-9_]+)"').str.to_lowercase()
     dtype = dtype.str.replace_all("_", "")
-    calls = (
-        nccl.join(said, on=["start", "thread"], how="left", maintain_order="left")
-        .with_columns(_number(field, names) for field, names in PAYLOAD.items())
-        .with_columns(
-            pl.col("rank", "size", "device", "bytes", "count", "operation").cast(pl.Int64, strict=False),
-            dtype=pl.when(dtype.is_in(list(DTYPES))).then(dtype),
-        )
+    calls = calls.with_columns(_number(field, names) for field, names in PAYLOAD.items()).with_columns(
+        pl.col("rank", "size", "device", "bytes", "count", "operation").cast(pl.Int64, strict=False),
+        dtype=pl.when(dtype.is_in(list(DTYPES))).then(dtype),
     )
     element = pl.col("dtype").replace_strict(DTYPES, default=None, return_dtype=pl.Int64)
     # Only the call that makes a communicator says how many ranks it has.
@@ -73,13 +59,13 @@ def payloads(export: Export, process: int, orphans: bool, nccl: pl.DataFrame) ->
         size=pl.coalesce(
             "size", pl.col("communicator").replace_strict(sizes, default=None, return_dtype=pl.Int64)
         ),
-    ).drop("_said", "count")
+    ).drop("payload", "count")
 
 
 def _number(field: str, names: str) -> pl.Expr:
     """A number from JSON text, by the name of its field; written with or without quotes and thousands
     commas."""
-    found = pl.col("_said").str.extract(rf'(?i)"(?:{names})"\s*:\s*"?(-?(?:0x[0-9a-f]+|[0-9,]+))')
+    found = pl.col("payload").str.extract(rf'(?i)"(?:{names})"\s*:\s*"?(-?(?:0x[0-9a-f]+|[0-9,]+))')
     return found.str.replace_all(",", "").alias(field)
 
 
@@ -219,21 +205,32 @@ def on_kernels(kernels: pl.DataFrame, around: Surroundings) -> tuple[pl.DataFram
 
     `kernels` know their launch, and from their names `family`, `library` and `kind`.
     """
-    rows = around.of(kernels)
+    numbered = kernels.with_row_index("_number")
+    unexplained = pl.col("family").is_in(["unclassified", "other"])
+    named = pl.col("family") == "communication"
+    rows = around.of(numbered.filter(named | unexplained))
     # Work that its name does not explain is communication where a communication operator launched it, or
     # where its stream serves nothing else.
-    unexplained = pl.col("family").is_in(["unclassified", "other"])
     launcher = pl.col("operator").cast(pl.String) == "record_param_comms"
     by_host = unexplained & (pl.col("kind_annotated").is_not_null() | launcher.fill_null(False))
-    rows = rows.with_columns(_talks=(pl.col("family") == "communication") | by_host)
     unknown = pl.col("family") == "unclassified"
-    alone = (pl.col("_talks") | unknown).all() & pl.col("_talks").any()
-    rows = rows.with_columns(_by_stream=alone.over("device", "stream") & unknown & ~pl.col("_talks"))
-    rows = rows.with_columns(_talks=pl.col("_talks") | pl.col("_by_stream"))
+    place = ["device", "stream"]
+    elsewhere = numbered.filter(~named & (pl.col("family") != "unclassified")).select(place).unique()
+    lone = rows.select(place).unique().join(elsewhere, on=place, how="anti", nulls_equal=True)
+    rows = (
+        rows.with_columns(_talks=named | by_host)
+        .join(lone.with_columns(_lone=True), on=place, how="left", maintain_order="left", nulls_equal=True)
+        .with_columns(
+            _by_stream=pl.col("_talks").any().over(place) & pl.col("_lone").fill_null(False) & unknown
+        )
+        .with_columns(pl.col("_by_stream") & ~pl.col("_talks"))
+        .filter(pl.col("_talks") | pl.col("_by_stream"))
+    )
+    talks = numbered["_number"].is_in(rows["_number"].implode())
     marked = kernels.with_columns(
-        family=pl.when(rows["_talks"]).then(pl.lit("communication", dtype=FAMILY)).otherwise("family")
+        family=pl.when(talks).then(pl.lit("communication", dtype=FAMILY)).otherwise("family")
     ).drop("library", "kind")
-    carried = rows.filter("_talks").with_columns(
+    carried = rows.with_columns(
         library=pl.col("library").fill_null("unknown"),
         kind_named=pl.when(pl.col("kind") != "unknown").then("kind"),
     )
@@ -242,11 +239,12 @@ def on_kernels(kernels: pl.DataFrame, around: Surroundings) -> tuple[pl.DataFram
 
 def on_copies(copies: pl.DataFrame, around: Surroundings) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Copies between devices that a collective made the copy engine do, marked and as collectives."""
-    rows = around.of(copies)
+    numbered = copies.with_row_index("_number")
+    rows = around.of(numbered.filter(pl.col("direction") == "peer to peer"))
     said = pl.any_horizontal(pl.col("kind_annotated", "kind_operator", "kind_called").is_not_null())
-    rows = rows.with_columns(_talks=(pl.col("direction") == "peer to peer") & said)
-    marked = copies.with_columns(communication=rows["_talks"])
-    carried = rows.filter("_talks").with_columns(
+    rows = rows.filter(said)
+    marked = copies.with_columns(communication=numbered["_number"].is_in(rows["_number"].implode()))
+    carried = rows.with_columns(
         library=pl.lit("copy engine"),
         kind_named=pl.lit(None, dtype=pl.String),
         _copied=pl.col("bytes"),

@@ -52,12 +52,12 @@ def nvtx(export: Export, process: int, orphans: bool, last: int | None) -> Nvtx:
     quality: list[Quality] = []
     events = export.read(
         "NVTX_EVENTS",
-        only=("start", "end", "eventType", "color", "text", "globalTid", "textId", "domainId"),
         process=process,
         orphans=orphans,
     )
     num_events = events.height
-    events = export.named(events, "textId", "registered").select(
+    events = export.named(events, "textId", "registered")
+    events = export.named(events, "jsonTextId", "json").select(
         "start",
         "end",
         "eventType",
@@ -65,6 +65,7 @@ def nvtx(export: Export, process: int, orphans: bool, last: int | None) -> Nvtx:
         thread=thread_of("globalTid"),
         domain_id=pl.col("domainId").fill_null(0),
         text=pl.coalesce("text", "registered"),
+        payload=pl.coalesce("jsonText", "json"),
     )
     domains = _domains(events)
     spans = events.filter(pl.col("eventType").is_in([PUSH_POP, START_END, MARK]))
@@ -104,7 +105,7 @@ def nvtx(export: Export, process: int, orphans: bool, last: int | None) -> Nvtx:
         nested=pl.col("eventType") == PUSH_POP,
     )
     nccl = spans.filter(is_nccl, pl.col("eventType") == PUSH_POP).select(
-        "start", "end", "thread", name="text"
+        "start", "end", "thread", "payload", name="text"
     )
     return Nvtx(operators, ranges, nccl, num_events, quality)
 

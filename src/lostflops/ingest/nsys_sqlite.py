@@ -35,12 +35,11 @@ class SqliteFile:
             raise self._damaged(error) from error
         self.columns: dict[str, frozenset[str]] = {}
         found = self._query(
-            "SELECT t.name AS t, c.name AS c FROM sqlite_master AS t JOIN pragma_table_info(t.name) AS c "
-            "WHERE t.type = 'table'"
+            "SELECT CAST(t.name AS BLOB) AS t, CAST(c.name AS BLOB) AS c "
+            "FROM sqlite_master AS t JOIN pragma_table_info(t.name) AS c WHERE t.type = 'table'"
         )
-        if found.height:
-            for (table,), columns in found.group_by("t"):
-                self.columns[str(table)] = frozenset(columns["c"].to_list())
+        for table, column in zip(_decoded(found["t"]), _decoded(found["c"]), strict=True):
+            self.columns[table] = self.columns.get(table, frozenset[str]()) | {column}
 
     def read(
         self,
@@ -81,9 +80,13 @@ class SqliteFile:
     def counts(self, table: str, by: Sequence[str]) -> pl.DataFrame:
         timed = {"start", "end"} <= self.columns[table]
         busy = 'total(max("end" - "start", 0))' if timed else "0.0"
-        columns = ", ".join([*(_integer(c) for c in by), 'count(*) AS "rows"', f'{busy} AS "busy"'])
-        grouping = " GROUP BY " + ", ".join(str(i + 1) for i in range(len(by))) if by else ""
-        return self._query(f'SELECT {columns} FROM "{table}"{grouping}')
+        keys = ", ".join(f'"{c}"' for c in by)
+        grouped = f'SELECT {keys}{", " if by else ""}count(*) AS "rows", {busy} AS "busy" FROM "{table}"'
+        if by:
+            grouped += f" GROUP BY {keys}"
+        return self._query(
+            "SELECT " + ", ".join([*(_integer(c) for c in by), "rows", "busy"]) + f" FROM ({grouped})"
+        )
 
     def close(self) -> None:
         self._connection.close()
