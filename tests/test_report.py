@@ -23,12 +23,8 @@ HOSTILE = (
 )
 
 
-def stored(folder: Path, tables: dict[str, list[dict[str, object]]], quality: Sequence[Quality] = ()) -> Trace:
-    """A run on disk with those rows."""
-    for name, rows in tables.items():
-        frame = recipes_module.example_table(TABLES[name], rows).collect()
-        for (rank,), part in frame.group_by("rank"):
-            write_part(folder, name, int(str(rank)), part)
+def stored(folder: Path, tables: dict[str, pl.DataFrame], quality: Sequence[Quality] = ()) -> Trace:
+    """A run on disk with those rows, whose times count from the run's origin."""
     manifest = Manifest(
         format=FORMAT,
         lostflops="0",
@@ -39,38 +35,38 @@ def stored(folder: Path, tables: dict[str, list[dict[str, object]]], quality: Se
         num_events=12_345,
         quality=list(quality),
     )
-    shift = manifest.origin_ns
-    for part in folder.rglob("*.parquet"):
-        frame = pl.read_parquet(part)
-        times = TABLES[part.parent.parent.name].times
-        frame.with_columns(pl.col(c) + shift for c in times if c in frame.columns).write_parquet(part)
+    for name, frame in tables.items():
+        (folder / name).mkdir(parents=True)
+        full = TABLES[name].conform(frame)
+        full = full.with_columns(pl.col(c) + manifest.origin_ns for c in TABLES[name].times)
+        for (rank,), part in full.group_by("rank"):
+            write_part(folder, name, int(str(rank)), part)
     write_manifest(folder, manifest)
     return Trace.open(folder)
 
 
-def ledger_of(num_ranks: int, num_steps: int, slow_rank: int = 1) -> pl.DataFrame:
-    """A ledger of unequal numbers: one rank computes longer and the others wait for it."""
-    rows: list[dict[str, object]] = []
-    for step in range(num_steps):
-        start = step * 420_000_011
-        for rank in range(num_ranks):
-            slow = 31_000_007 if rank == slow_rank else 0
-            jitter = (rank * 7919 + step * 104_729) % 3_000_017
-            parts = {
-                "compute": 240_000_001 + slow + jitter,
-                "communication.wait": 61_000_003 - slow - jitter,
-                "communication.transfer": 42_000_013 + 11 * rank,
-                "copy": 1_300_021 + rank,
-                "idle.data_loading": 21_000_017 if step % 4 == 0 else 900_001,
-                "idle.launch_bound": 14_000_003,
-                "idle.unexplained": 5_000_009 + step,
-            }
-            end = start + sum(parts.values())
-            rows += [
-                {"rank": rank, "step": step + 10, "start": start, "end": end, "account": a, "ns": ns}
-                for a, ns in parts.items()
-            ]
-    return pl.DataFrame(rows, schema=LEDGER)
+def ledger_of(num_ranks: int, num_steps: int) -> pl.DataFrame:
+    """A ledger of unequal numbers: rank 1 computes longer and the others wait for it."""
+    rank, step = pl.col("rank").cast(pl.Int64), pl.col("step")
+    late = pl.when(rank == 1).then(31_000_007).otherwise(0) + (rank * 7919 + step * 104_729) % 3_000_017
+    accounts = {
+        "compute": 240_000_001 + late,
+        "communication.wait": 61_000_003 - late,
+        "communication.transfer": 42_000_013 + 11 * rank,
+        "copy": 1_300_021 + rank,
+        "idle.data_loading": pl.when(step % 4 == 0).then(21_000_017).otherwise(900_001),
+        "idle.launch_bound": pl.lit(14_000_003, dtype=pl.Int64),
+        "idle.unexplained": 5_000_009 + step,
+    }
+    windows = (
+        pl.DataFrame({"rank": range(num_ranks)}, schema={"rank": pl.Int32})
+        .join(pl.DataFrame({"step": range(10, 10 + num_steps)}, schema={"step": pl.Int64}), how="cross")
+        .with_columns(**accounts, start=(step - 10) * 420_000_011)
+        .with_columns(end=pl.col("start") + pl.sum_horizontal(*accounts))
+    )
+    return windows.unpivot(
+        list(accounts), index=["rank", "step", "start", "end"], variable_name="account", value_name="ns"
+    ).select(pl.col(c).cast(t) for c, t in LEDGER.items())
 
 
 def made(ledger: pl.DataFrame, names: Sequence[str] = ("ncclDevKernel_AllReduce", "gemm")) -> dict[str, Recipe]:
@@ -197,6 +193,7 @@ def example_page(
     names: Sequence[str] = ("ncclDevKernel_AllReduce", "gemm"),
     device_kind: str = "gpu",
     step_source: str = "profiler",
+    world_size: int | None = None,
     quality: Sequence[Quality] = (),
 ) -> Page:
     ledger = ledger_of(num_ranks, num_steps)
@@ -204,15 +201,16 @@ def example_page(
     trace = stored(
         folder,
         {
-            "ranks": [
-                {"rank": r, "start": 0, "end": 10**9, "device_kind": device_kind, "gpu": names[0], "world_size": num_ranks}
-                for r in range(num_ranks)
-            ],
-            "steps": [{**row, "source": step_source, "complete": True} for row in windows.iter_rows(named=True)],
-            "kernels": [
-                {"rank": 0, "start": 0, "end": 995, "name": "k", "family": "gemm"},
-                {"rank": 0, "start": 995, "end": 1000, "name": names[0], "family": "unclassified"},
-            ],
+            "ranks": pl.DataFrame({"rank": range(num_ranks), "start": 0, "end": 10**9}).with_columns(
+                device_kind=pl.lit(device_kind), gpu=pl.lit(names[0]), world_size=world_size or num_ranks
+            ),
+            "steps": windows.with_columns(source=pl.lit(step_source), complete=pl.lit(True)),
+            "kernels": pl.DataFrame(
+                [
+                    {"rank": 0, "start": 0, "end": 987, "name": "k", "family": "gemm"},
+                    {"rank": 0, "start": 987, "end": 1000, "name": names[0], "family": "unclassified"},
+                ]
+            ),
         },
         quality,
     )

@@ -1,6 +1,6 @@
 // What the page carries for its interactive part; `report/html.py` and `report/heat.py` write it.
 
-export type Kind = "time" | "bytes" | "share" | "integer" | "number" | "text" | "flag";
+export type Kind = "time" | "bytes" | "share" | "integer" | "id" | "number" | "text" | "flag";
 export type Value = number | boolean | string | null;
 
 export interface Column {
@@ -15,9 +15,16 @@ export interface Column {
 }
 
 export type Plot =
-  | { kind: "bars"; x: string; y: string[]; stacked: boolean }
+  | { kind: "bars"; x: string; y: string[]; stacked: boolean; summed: Summed | null }
   | { kind: "heat"; x: string; y: string; value: string }
   | { kind: "points"; x: string; y: string; log: boolean };
+
+// Bars of names that stand on several rows, added up over the whole table: the largest of `of`.
+export interface Summed {
+  names: string[];
+  values: number[][];
+  of: number;
+}
 
 export interface Table {
   name: string;

@@ -7,7 +7,7 @@ export const UNKNOWN = "–";
 export function shown(column: Column, value: Value): string {
   if (value === null) return UNKNOWN;
   if (typeof value === "boolean") return value ? "yes" : "no";
-  if (typeof value === "string") return value;
+  if (typeof value === "string" || column.kind === "id") return String(value);
   if (column.kind === "share") return (100 * value).toFixed(column.decimals);
   if (column.kind === "number") return fourDigits(value);
   if (column.kind === "bytes") return inBytes(value);

@@ -9,6 +9,9 @@ import { range } from "./table";
 
 type Mode = "step" | "rank" | "amount";
 
+// A row and a column of the map; -1 stands for all of them.
+type Place = [rank: number, step: number];
+
 interface Metric {
   label: string;
   planes: number[];
@@ -24,7 +27,7 @@ export function HeatMap({ heat, cells, unit }: { heat: Heat; cells: Uint32Array;
   const metrics = useMemo(() => metricsOf(heat), [heat]);
   const [metric, setMetric] = useState(Math.max(0, metrics.findIndex((m) => m.label === "compute" && numRanks > 1)));
   const [mode, setMode] = useState<Mode>(numRanks > 1 ? "step" : numSteps > 1 ? "rank" : "amount");
-  const [at, setAt] = useState<[number, number] | null>(null);
+  const [at, setAt] = useState<Place | null>(null);
   const [width, setWidth] = useState(0);
   const [isDark, setDark] = useState(dark.matches);
   const holder = useRef<HTMLDivElement>(null);
@@ -58,23 +61,26 @@ export function HeatMap({ heat, cells, unit }: { heat: Heat; cells: Uint32Array;
     paint(canvas.current, { heat, amounts, drawn, colors, width, height, cellWidth, cellHeight });
   }, [drawn, width, isDark, choice.value, low, high]);
 
-  const find = (event: PointerEvent): [number, number] | null => {
+  // Beside the map a whole row is meant, above and below it a whole column.
+  const find = (event: MouseEvent): Place | null => {
     const box = canvas.current!.getBoundingClientRect();
     const step = Math.floor((event.clientX - box.left - LEFT) / cellWidth);
     const rank = Math.floor((event.clientY - box.top - TOP) / cellHeight);
-    return step >= 0 && step < numSteps && rank >= 0 && rank < numRanks ? [rank, step] : null;
+    const [onRank, onStep] = [rank >= 0 && rank < numRanks, step >= 0 && step < numSteps];
+    return onRank || onStep ? [onRank ? rank : -1, onStep ? step : -1] : null;
   };
-  const say = (rank: number, step: number): string[] => {
-    const amount = amounts[rank * numSteps + step]!;
-    const lines = [`rank ${heat.ranks[rank]}, step ${heat.steps[step]}`];
+  const say = (place: Place): string[] => {
+    const cells = cellsOf(heat, place);
+    const amount = mean(cells.map((cell) => amounts[cell]!));
+    const lines = [titleOf(heat, place)];
     if (Number.isNaN(amount)) return [...lines, "not recorded"];
-    lines.push(`${metrics[metric]!.label}: ${inUnit(amount, unit)}`);
-    if (mode !== "amount") lines.push(`${signed(drawn[rank * numSteps + step]!, unit)} ${MODES[mode]}`);
+    lines.push(`${metrics[metric]!.label}: ${inUnit(amount, unit)}${cells.length > 1 ? " on average" : ""}`);
+    if (mode !== "amount") lines.push(`${signed(mean(cells.map((cell) => drawn[cell]!)), unit)} ${MODES[mode]}`);
     return lines;
   };
-  const choose = (found: [number, number] | null) => {
+  const choose = (found: Place | null) => {
     if (!found) return;
-    const [rank, step] = [heat.ranks[found[0]]!, heat.steps[found[1]]!];
+    const [rank, step] = [heat.ranks[found[0]] ?? null, heat.steps[found[1]] ?? null];
     const same = choice.value.rank === rank && choice.value.step === step;
     choice.value = same ? { rank: null, step: null } : { rank, step };
   };
@@ -88,7 +94,7 @@ export function HeatMap({ heat, cells, unit }: { heat: Heat; cells: Uint32Array;
     setAt([clamp(rank + by[0]!, numRanks), clamp(step + by[1]!, numSteps)]);
   };
 
-  const kept = choice.value.rank === null ? null : ([heat.ranks.indexOf(choice.value.rank), heat.steps.indexOf(choice.value.step!)] as [number, number]);
+  const kept = chosenPlace(heat);
   const told = at ?? kept;
   return (
     <div class="map">
@@ -124,15 +130,16 @@ export function HeatMap({ heat, cells, unit }: { heat: Heat; cells: Uint32Array;
             onPointerMove={(event) => {
               const found = find(event);
               setAt(found);
-              tip.value = found ? { x: event.clientX, y: event.clientY, lines: say(...found) } : null;
+              tip.value = found ? { x: event.clientX, y: event.clientY, lines: say(found) } : null;
             }}
             onPointerLeave={() => {
               setAt(null);
               hide();
             }}
-            onClick={(event) => choose(find(event as unknown as PointerEvent))}
+            onClick={(event) => choose(find(event))}
             onKeyDown={move}
           />
+          {mode !== "amount" && <Furthest heat={heat} drawn={drawn} mode={mode} unit={unit} choose={choose} />}
         </div>
         <Detail heat={heat} cells={cells} unit={unit} at={told} kept={kept !== null} />
       </div>
@@ -205,15 +212,16 @@ function median(values: number[]): number {
   return inOrder.length % 2 ? inOrder[half]! : ((inOrder[half - 1] ?? 0) + (inOrder[half] ?? 0)) / 2;
 }
 
-// What the ends of the colour scale mean. A few outliers may lie beyond them.
+// What the ends of the colour scale mean. One slow rank in a thousand must stand out, so nothing is cut off.
 function extent(values: Float64Array, mode: Mode): [number, number] {
-  const known = [...values].filter((value) => !Number.isNaN(value));
-  if (mode === "amount") {
-    const inOrder = known.sort((a, b) => a - b);
-    return [inOrder[0] ?? 0, inOrder[Math.floor(0.995 * (inOrder.length - 1))] ?? 0];
+  let [low, high] = [Infinity, -Infinity];
+  for (const value of values) {
+    if (value < low) low = value;
+    if (value > high) high = value;
   }
-  const sizes = known.map(Math.abs).sort((a, b) => a - b);
-  const most = sizes[Math.floor(0.995 * (sizes.length - 1))] || sizes.at(-1) || 1;
+  if (low > high) return [0, 0];
+  if (mode === "amount") return [low, high];
+  const most = Math.max(-low, high) || 1;
   return [-most, most];
 }
 
@@ -256,10 +264,12 @@ function paint(canvas: HTMLCanvasElement, picture: Picture): void {
   margins(draw, picture);
   draw.strokeStyle = variable("--ink");
   draw.lineWidth = 2;
-  if (choice.value.rank !== null) {
-    const [rank, step] = [heat.ranks.indexOf(choice.value.rank), heat.steps.indexOf(choice.value.step!)];
-    draw.strokeRect(LEFT + step * cellWidth - 1, TOP + rank * cellHeight - 1, Math.max(3, cellWidth) + 1, Math.max(3, cellHeight) + 1);
-  }
+  const kept = chosenPlace(heat);
+  if (!kept) return;
+  const [rank, step] = kept;
+  const [x, wide] = step < 0 ? [0, numSteps * cellWidth] : [step * cellWidth, Math.max(3, cellWidth)];
+  const [y, tall] = rank < 0 ? [0, numRanks * cellHeight] : [rank * cellHeight, Math.max(3, cellHeight)];
+  draw.strokeRect(LEFT + x - 1, TOP + y - 1, wide + 1, tall + 1);
 }
 
 // Labels, the mean of every step above the map and of every rank beside it.
@@ -268,7 +278,8 @@ function margins(draw: CanvasRenderingContext2D, picture: Picture): void {
   const [numRanks, numSteps] = [heat.ranks.length, heat.steps.length];
   const byStep = range(numSteps).map((step) => mean(range(numRanks).map((rank) => amounts[rank * numSteps + step]!)));
   const byRank = range(numRanks).map((rank) => mean(range(numSteps).map((step) => amounts[rank * numSteps + step]!)));
-  const [highStep, highRank] = [Math.max(...byStep, 1), Math.max(...byRank, 1)];
+  const highest = (means: number[]) => means.reduce((high, one) => (one > high ? one : high), 1);
+  const [highStep, highRank] = [highest(byStep), highest(byRank)];
   draw.fillStyle = variable("--bar");
   byStep.forEach((amount, step) => {
     const tall = (30 * amount) / highStep;
@@ -300,12 +311,51 @@ function margins(draw: CanvasRenderingContext2D, picture: Picture): void {
 
 function mean(values: number[]): number {
   const known = values.filter((value) => !Number.isNaN(value));
-  return known.length ? known.reduce((sum, value) => sum + value, 0) / known.length : 0;
+  return known.length ? known.reduce((sum, value) => sum + value, 0) / known.length : NaN;
 }
 
 function nice(least: number): number {
   const power = 10 ** Math.floor(Math.log10(least));
   return [1, 2, 5, 10].find((factor) => factor * power >= least)! * power;
+}
+
+function chosenPlace(heat: Heat): Place | null {
+  const { rank, step } = choice.value;
+  if (rank === null && step === null) return null;
+  return [rank === null ? -1 : heat.ranks.indexOf(rank), step === null ? -1 : heat.steps.indexOf(step)];
+}
+
+function cellsOf(heat: Heat, [rank, step]: Place): number[] {
+  const [numRanks, numSteps] = [heat.ranks.length, heat.steps.length];
+  if (rank >= 0 && step >= 0) return [rank * numSteps + step];
+  return rank >= 0 ? range(numSteps).map((one) => rank * numSteps + one) : range(numRanks).map((one) => one * numSteps + step);
+}
+
+function titleOf(heat: Heat, [rank, step]: Place): string {
+  const words = [rank < 0 ? "all ranks" : `rank ${heat.ranks[rank]}`, step < 0 ? "mean step" : `step ${heat.steps[step]}`];
+  return words.join(", ");
+}
+
+// Of many rows a screen shows none by name: those furthest out are named below the map.
+function Furthest({ heat, drawn, mode, unit, choose }: { heat: Heat; drawn: Float64Array; mode: Mode; unit: Unit; choose: (place: Place) => void }) {
+  const places = mode === "step" ? range(heat.ranks.length).map((rank): Place => [rank, -1]) : range(heat.steps.length).map((step): Place => [-1, step]);
+  const far = places
+    .map((place) => ({ place, by: mean(cellsOf(heat, place).map((cell) => drawn[cell]!)) }))
+    .filter(({ by }) => Math.abs(by) >= unit.ns / 10 ** unit.decimals)
+    .sort((a, b) => Math.abs(b.by) - Math.abs(a.by))
+    .filter(({ by }, _, all) => Math.abs(by) >= Math.abs(all[0]!.by) / 10)
+    .slice(0, 4);
+  if (!far.length) return null;
+  return (
+    <p class="count">
+      Furthest out on average:
+      {far.map(({ place, by }) => (
+        <button key={place.join()} type="button" onClick={() => choose(place)}>
+          {mode === "step" ? `rank ${heat.ranks[place[0]]}` : `step ${heat.steps[place[1]]}`} {signed(by, unit)}
+        </button>
+      ))}
+    </p>
+  );
 }
 
 function Scale({ low, high, mode, unit, isDark }: { low: number; high: number; mode: Mode; unit: Unit; isDark: boolean }) {
@@ -322,13 +372,23 @@ function Scale({ low, high, mode, unit, isDark }: { low: number; high: number; m
 }
 
 // The ledger of one rank and step; its parts add up to the step as displayed.
-function Detail({ heat, cells, unit, at, kept }: { heat: Heat; cells: Uint32Array; unit: Unit; at: [number, number] | null; kept: boolean }) {
-  if (!at || at[0] < 0 || at[1] < 0) {
-    return <aside class="detail"><p class="hint">Point at a cell for its ledger. Click to keep it, and to show only its rows in the tables below.</p></aside>;
+function Detail({ heat, cells, unit, at, kept }: { heat: Heat; cells: Uint32Array; unit: Unit; at: Place | null; kept: boolean }) {
+  if (!at) {
+    return (
+      <aside class="detail">
+        <p class="hint">
+          Point at a cell, a row or a column for its ledger. Click to keep it, and to show only its rows in the tables
+          below.
+        </p>
+      </aside>
+    );
   }
   const size = heat.ranks.length * heat.steps.length;
-  const cell = at[0] * heat.steps.length + at[1];
-  const parts = heat.accounts.map((_, plane) => cells[plane * size + cell]! * heat.quantum);
+  const known = cellsOf(heat, at).filter(recorded(cells, heat));
+  const parts = heat.accounts.map((_, plane) => {
+    const sum = known.reduce((total, cell) => total + cells[plane * size + cell]!, 0);
+    return known.length ? (sum / known.length) * heat.quantum : 0;
+  });
   const quantum = unit.ns / 10 ** unit.decimals;
   const amounts = apportioned(parts, quantum);
   const total = amounts.reduce((sum, amount) => sum + amount, 0);
@@ -336,7 +396,7 @@ function Detail({ heat, cells, unit, at, kept }: { heat: Heat; cells: Uint32Arra
   return (
     <aside class="detail">
       <h3>
-        rank {heat.ranks[at[0]]}, step {heat.steps[at[1]]}
+        {titleOf(heat, at)}
         {kept && (
           <button type="button" onClick={() => (choice.value = { rank: null, step: null })}>
             clear

@@ -65,40 +65,80 @@ function Legend({ columns }: { columns: Column[] }) {
   );
 }
 
+interface Bar {
+  name: string;
+  amounts: number[];
+  lines: () => string[];
+  chosen: boolean;
+}
+
 function Bars({ table, plot, rows }: Props<"bars">) {
   const x = named(table, plot.x)!;
   const ys = plot.y.map((name) => named(table, name)!);
-  const length = (row: number) => {
-    const parts = ys.map((y) => Math.max(0, numberOf(y, row)));
+  const isNumbered = x.kind === "id" || x.kind === "integer";
+  if (rows.length > MOST_BARS && isNumbered) return <Upright table={table} plot={plot} rows={rows} />;
+  const summed = rows.length === table.rows ? plot.summed : null;
+  const bars: Bar[] = summed
+    ? summed.names.map((name, i) => ({
+        name,
+        amounts: summed.values.map((values) => values[i]!),
+        lines: () => [name, ...ys.map((y, k) => `${label(y)}: ${withUnit(y, summed.values[k]![i]!)}`)],
+        chosen: false,
+      }))
+    : rows.slice(0, MOST_BARS).map((row) => ({
+        name: isNumbered ? `${label(x)} ${shown(x, value(x, row))}` : withUnit(x, value(x, row)),
+        amounts: ys.map((y) => numberOf(y, row)),
+        lines: () => facts(table, row),
+        chosen: isChosen(table, row),
+      }));
+  const lengths = bars.map(({ amounts }) => {
+    const parts = amounts.map((amount) => Math.max(0, amount));
     return plot.stacked ? parts.reduce((sum, part) => sum + part, 0) : Math.max(...parts);
-  };
-  if (rows.length > MOST_BARS && x.kind === "integer") return <Upright table={table} plot={plot} rows={rows} />;
-  const drawn = rows.slice(0, MOST_BARS);
-  const most = Math.max(...drawn.map(length)) || 1;
+  });
+  const most = Math.max(...lengths) || 1;
   return (
     <figure>
       <Legend columns={ys} />
       <div class="bars">
-        {drawn.map((row) => (
-          <div key={row} class={isChosen(table, row) ? "row chosen-row" : "row"} {...pointing(() => facts(table, row))}>
-            <span class="name">
-              {x.kind === "integer" ? `${label(x)} ${shown(x, value(x, row))}` : shown(x, value(x, row))}
-            </span>
+        {bars.map((bar, i) => (
+          <div key={i} class={bar.chosen ? "row chosen-row" : "row"} {...pointing(bar.lines)}>
+            <span class="name">{bar.name}</span>
             <span class={plot.stacked ? "track" : "track apart"}>
-              {ys.map((y, i) => (
-                <i key={y.name} class={`s${i}`} style={{ width: `${(100 * Math.max(0, numberOf(y, row))) / most}%` }} />
-              ))}
+              {bar.amounts.map((amount, k) =>
+                amount > 0 ? <i key={k} class={`s${k}`} style={{ width: `${(100 * amount) / most}%` }} /> : null,
+              )}
             </span>
-            <span class="amount">{ys.map((y) => withUnit(y, value(y, row))).join(" + ")}</span>
+            <span class="amount">{amountsText(ys, bar.amounts)}</span>
           </div>
         ))}
       </div>
-      {drawn.length < rows.length && (
+      {summed ? (
         <figcaption>
-          The first {drawn.length} of {rows.length} rows are drawn.
+          Rows of the same {label(x)} are added up
+          {bars.length < summed.of && `; the largest ${bars.length} of ${summed.of} are drawn`}.
         </figcaption>
+      ) : (
+        <Left drawn={bars.length} rows={rows.length} table={table} />
       )}
     </figure>
+  );
+}
+
+function amountsText(columns: Column[], amounts: number[]): string {
+  const units = new Set(columns.map((column) => column.unit));
+  if (units.size > 1) return columns.map((column, i) => withUnit(column, amounts[i]!)).join(" + ");
+  const text = columns.map((column, i) => shown(column, amounts[i]!)).join(" + ");
+  return [text, ...units].join(" ").trim();
+}
+
+// What a picture leaves out, so that nobody takes a part for the whole.
+function Left({ drawn, rows, table }: { drawn: number; rows: number; table: Table }) {
+  if (drawn === rows && table.rows === table.of) return null;
+  const of = table.rows < table.of ? table.of : rows;
+  return (
+    <figcaption>
+      {drawn.toLocaleString("en-US")} of {of.toLocaleString("en-US")} rows are drawn.
+    </figcaption>
   );
 }
 
@@ -117,7 +157,11 @@ function Upright({ table, plot, rows }: Props<"bars">) {
   return (
     <figure>
       <Legend columns={ys} />
-      <svg class="plot" viewBox={`0 0 ${WIDTH} ${height + top + 34}`} role="img" aria-label={`${label(ys[0]!)} by ${label(x)}`}>
+      <svg
+        class="plot"
+        viewBox={`0 0 ${WIDTH} ${height + top + 34}`}
+        shape-rendering="crispEdges"
+        role="img" aria-label={`${label(ys[0]!)} by ${label(x)}`}>
         <YAxis column={ys[0]!} low={0} high={most} top={top} height={height} left={left} />
         {drawn.map((row, i) => {
           let below = 0;
@@ -146,11 +190,7 @@ function Upright({ table, plot, rows }: Props<"bars">) {
           {label(x)}
         </text>
       </svg>
-      {drawn.length < rows.length && (
-        <figcaption>
-          The first {drawn.length} of {rows.length} rows are drawn.
-        </figcaption>
-      )}
+      <Left drawn={drawn.length} rows={rows.length} table={table} />
     </figure>
   );
 }
@@ -192,7 +232,7 @@ function placed(low: number, high: number, log?: boolean): (at: number) => numbe
 // Round in the unit that is shown, not in the one that is stored.
 function marks(column: Column, low: number, high: number, log?: boolean): number[] {
   const scale = column.kind === "share" ? 0.01 : column.scale;
-  if (!log) return ticks(low / scale, high / scale, 4).map((at) => at * scale);
+  if (!log) return ticks(low / scale, high / scale, 5).map((at) => at * scale);
   const made: number[] = [];
   for (let power = Math.ceil(Math.log10(low / scale)); power <= Math.log10(high / scale); power++) {
     made.push(10 ** power * scale);
@@ -251,12 +291,7 @@ function Dots({ table, plot, rows }: Props<"points">) {
           />
         ))}
       </svg>
-      {drawn.length < rows.length && (
-        <figcaption>
-          {drawn.length} of {rows.length} rows are drawn
-          {usable.length < rows.length ? "; the others have no position on these axes" : ""}.
-        </figcaption>
-      )}
+      <Left drawn={drawn.length} rows={rows.length} table={table} />
     </figure>
   );
 }
@@ -312,11 +347,7 @@ function Cells({ table, plot, rows }: Props<"heat">) {
           {label(x)}; darkest is {withUnit(amount, high)}
         </text>
       </svg>
-      {drawn.length < rows.length && (
-        <figcaption>
-          The first {drawn.length} of {rows.length} cells are drawn.
-        </figcaption>
-      )}
+      <Left drawn={drawn.length} rows={rows.length} table={table} />
     </figure>
   );
 }

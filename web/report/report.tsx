@@ -18,10 +18,11 @@ function put(id: string, what: ComponentChild): void {
 
 function Chosen() {
   const { rank, step } = choice.value;
-  if (rank === null) return null;
+  if (rank === null && step === null) return null;
+  const words = [rank !== null && `rank ${rank}`, step !== null && `step ${step}`].filter(Boolean).join(", ");
   return (
     <p class="chosen">
-      Only rank {rank}, step {step} in tables that have them
+      Only {words} in tables that have them
       <button type="button" onClick={() => (choice.value = { rank: null, step: null })}>
         show all
       </button>

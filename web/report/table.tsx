@@ -53,7 +53,7 @@ export function Rows({ table }: { table: Table }) {
                   <th
                     key={column.name}
                     scope="col"
-                    class={isNumber(column) ? "n" : undefined}
+                    class={cellClass(column)}
                     title={column.meaning}
                     aria-sort={down === null ? "none" : down ? "descending" : "ascending"}
                   >
@@ -70,7 +70,7 @@ export function Rows({ table }: { table: Table }) {
             {visible.map((row) => (
               <tr key={row}>
                 {table.columns.map((column) => (
-                  <td key={column.name} class={isNumber(column) ? "n" : undefined}>
+                  <td key={column.name} class={cellClass(column)}>
                     {shown(column, value(column, row))}
                   </td>
                 ))}
@@ -103,6 +103,12 @@ export function Rows({ table }: { table: Table }) {
       </p>
     </>
   );
+}
+
+// Short names stay on one line, as in `report/cells.py`.
+function cellClass(column: Column): string | undefined {
+  if (isNumber(column)) return "n";
+  return column.words?.some((word) => word !== null && word.length > 36) ? "long" : undefined;
 }
 
 function isNumber(column: Column): boolean {

@@ -22,6 +22,7 @@ def document(page: Page) -> bytes:
         "run": {
             "clock": run.clock,
             "clock_origin_ns": run.clock_origin_ns,
+            "clock_offsets_ns": {str(rank): ns for rank, ns in run.clock_offsets.items()},
             "clock_error_ns": run.clock_error_ns,
             "ranks": list(run.ranks),
             "world_size": run.world_size,
@@ -50,13 +51,15 @@ def document(page: Page) -> bytes:
             }
             for finding in page.findings
         ],
-        "skipped": [{"recipe": skipped.recipe, "reason": skipped.reason} for skipped in page.skipped],
+        "skipped": [
+            {"recipe": skipped.recipe, "reason": page.nameless(skipped.reason)} for skipped in page.skipped
+        ],
         "quality": [
             {
                 "rank": fact.rank,
                 "name": fact.name,
                 "count": fact.count,
-                "text": fact.text,
+                "text": page.nameless(fact.text),
                 "level": fact.level,
             }
             for fact in page.quality

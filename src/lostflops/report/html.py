@@ -16,16 +16,17 @@ from importlib.resources import files
 from typing import Any
 
 import msgspec
+import polars as pl
 
 from lostflops.accounts import ACCOUNTS
 from lostflops.recipe import Answer, Bars, HeatMap, Points
-from lostflops.trace import Quality
 
 from .budget import Budget, Line
-from .cells import Cells, cells
+from .cells import LONGEST_TEXT, UNKNOWN, Cells, cells
 from .heat import Heat, heat
 from .markup import Markup, join, tag
 from .page import Page, Run
+from .quality import facts
 from .terminal import gain
 from .words import as_command, one_line
 
@@ -35,6 +36,9 @@ MOST_BYTES_OF_A_TABLE = 60_000
 MOST_FINDINGS = 100
 MOST_FACTS = 100
 MOST_TEXT = 2000
+MOST_BARS = 16
+LONG_VERDICT = 110
+AVERAGES = re.compile(r"(mean|median|min|max|p\d+|latency|longest|shortest)(_|$)")
 
 
 def html(page: Page) -> str:
@@ -62,8 +66,8 @@ def html(page: Page) -> str:
         _section("ledger", "Where the time goes", _ledger(page.budget, page.run)) if page.budget else None,
         _section("findings", "Findings", _findings(page)),
         _section("map", "Every rank and step", _map(picture)) if picture else None,
-        _section("answers", "Answers", [table.section(page) for table in tables]) if tables else None,
-        _section("quality", "Data quality", _quality(page.quality)),
+        _section("answers", "Answers", _answers(tables)) if tables else None,
+        _section("quality", "Data quality", _quality(page)),
         _section("skipped", "Not answered", _skipped(page)),
         _section("method", "Method", _method(page)),
     ]
@@ -111,10 +115,10 @@ def _navigation(page: Page, has_map: bool) -> Markup:
 def _verdict(page: Page) -> Iterator[Markup]:
     run = page.run
     device = run.gpu or ("CPU only" if run.on_host else None)
-    facts = filter(None, (device, run.extent, f"{run.num_events:,} events"))
-    yield tag("p", " · ".join(facts), class_="run")
-    yield tag("h1", _unbroken(page.verdict))
-    warnings = len({fact.text for fact in page.quality if fact.level == "warning"})
+    described = filter(None, (device, run.extent, f"{run.num_events:,} events"))
+    yield tag("p", " · ".join(described), class_="run")
+    yield tag("h1", _unbroken(page.verdict), class_="long" if len(page.verdict) > LONG_VERDICT else None)
+    warnings = sum(fact.is_warning for fact in facts(page.quality))
     if warnings:
         text = "one warning" if warnings == 1 else f"{warnings} warnings"
         yield tag("p", tag("a", f"{text} about the data", href="#quality", class_="badge"), class_="badges")
@@ -135,12 +139,21 @@ def _unbroken(text: str) -> Markup:
     return Markup(re.sub(r"(\d) (?=(ns|µs|ms|s|%)(\W|$))", r"\1&nbsp;", join(text)))
 
 
+def _coded(text: str) -> Markup:
+    """The text as HTML, with what stands between backticks as code."""
+    parts = text.split("`")
+    if len(parts) % 2 == 0:
+        return join(text)
+    return join(*(tag("code", part) if i % 2 else part for i, part in enumerate(parts)))
+
+
 def _ledger(budget: Budget, run: Run) -> Iterator[Markup]:
-    what = "recording" if run.step_source == "whole trace" else "step"
-    of = f" {run.windows}" if budget.num_windows > 1 else ""
+    whole = run.step_source == "whole trace"
+    what = "the recording" if whole else "a step" if budget.num_windows > 1 else "the step"
+    of = f"Mean {run.windows}. " if budget.num_windows > 1 else ""
     yield tag(
         "p",
-        f"Every nanosecond of the mean {what}{of} is in exactly one account; the amounts add up.",
+        f"{of}Every nanosecond of {what} is in exactly one account, and the amounts add up.",
         class_="lead",
     )
     leaves = [line for line in budget.lines if line.depth or not budget.parts(line.account)]
@@ -148,7 +161,7 @@ def _ledger(budget: Budget, run: Run) -> Iterator[Markup]:
     rows = [_ledger_row(line, budget) for line in budget.lines]
     total = tag(
         "tr",
-        tag("th", what, scope="row"),
+        tag("th", "recording" if whole else "step", scope="row"),
         tag("td", f"{budget.shown} {budget.unit.name}", class_="n"),
         tag("td", "100.0 %", class_="n share"),
         tag("td", class_="bar"),
@@ -235,8 +248,8 @@ def _findings(page: Page) -> Iterator[Markup]:
                 tag("ul", [tag("li", one_line(fact, MOST_TEXT)) for fact in finding.evidence[:20]])
                 if finding.evidence
                 else None,
-                tag("p", tag("b", "Next "), one_line(finding.next, MOST_TEXT), class_="next"),
-                tag("p", tag("b", "Doubt "), one_line(finding.doubt, MOST_TEXT), class_="doubt")
+                tag("p", tag("b", "Next "), _coded(one_line(finding.next, MOST_TEXT)), class_="next"),
+                tag("p", tag("b", "Doubt "), _coded(one_line(finding.doubt, MOST_TEXT)), class_="doubt")
                 if finding.doubt
                 else None,
                 tag(
@@ -286,6 +299,16 @@ def _map(picture: Heat) -> Iterator[Markup]:
     )
 
 
+def _answers(tables: Sequence[_Table]) -> Iterator[Markup]:
+    links = [
+        tag("li", tag("a", table.answer.recipe.question, href=f"#{_anchor(table.answer.recipe.name)}"))
+        for table in tables
+    ]
+    yield tag("ul", links, class_="index")
+    for table in tables:
+        yield table.section()
+
+
 class _Table:
     """A recipe's answer on the page: question, plot and table."""
 
@@ -299,10 +322,12 @@ class _Table:
             self._keep(self.kept // 2)
 
     def _keep(self, num_rows: int) -> None:
+        recipe = self.answer.recipe
+        alike = recipe.plot.y if isinstance(recipe.plot, Bars) else ()
         self.kept = num_rows
-        self.columns = cells(self.answer.table.head(num_rows), dict(self.answer.recipe.columns))
+        self.columns = cells(self.answer.table.head(num_rows), recipe.columns, alike)
 
-    def section(self, page: Page) -> Markup:
+    def section(self) -> Markup:
         recipe = self.answer.recipe
         first, _, _ = recipe.doc.partition("\n\n")
         name = as_command(recipe.name)
@@ -325,7 +350,7 @@ class _Table:
                 tag("small", f" {column.unit}") if column.unit else None,
                 scope="col",
                 title=column.meaning,
-                class_="n" if column.is_number else None,
+                class_=_cell_class(column),
             )
             for column in self.columns
         ]
@@ -333,7 +358,7 @@ class _Table:
             tag(
                 "tr",
                 [
-                    tag("td", column.show(column.values[i]), class_="n" if column.is_number else None)
+                    tag("td", column.show(column.values[i]), class_=_cell_class(column))
                     for column in self.columns
                 ],
             )
@@ -352,8 +377,12 @@ class _Table:
             "rows": self.kept,
             "of": self.num_rows,
             "columns": [_column(column) for column in self.columns],
-            "plot": _plot(recipe.plot),
+            "plot": _plot(recipe.plot, self.answer.table),
         }
+
+
+def _cell_class(column: Cells) -> str | None:
+    return "n" if column.is_number else "long" if column.is_long else None
 
 
 def _column(column: Cells) -> dict[str, Any]:
@@ -372,10 +401,11 @@ def _column(column: Cells) -> dict[str, Any]:
     return {**described, "values": column.values}
 
 
-def _plot(plot: Bars | HeatMap | Points | None) -> dict[str, Any] | None:
+def _plot(plot: Bars | HeatMap | Points | None, table: pl.DataFrame) -> dict[str, Any] | None:
     match plot:
         case Bars():
-            return {"kind": "bars", "x": plot.x, "y": list(plot.y), "stacked": plot.stacked}
+            summed = _summed(plot, table)
+            return {"kind": "bars", "x": plot.x, "y": list(plot.y), "stacked": plot.stacked, "summed": summed}
         case HeatMap():
             return {"kind": "heat", "x": plot.x, "y": plot.y, "value": plot.value}
         case Points():
@@ -384,43 +414,61 @@ def _plot(plot: Bars | HeatMap | Points | None) -> dict[str, Any] | None:
             return None
 
 
-def _quality(quality: Sequence[Quality]) -> Iterator[Markup]:
-    if not quality:
+def _summed(plot: Bars, table: pl.DataFrame) -> dict[str, Any] | None:
+    """The bars of names that stand on several rows, such as one for each rank, where it makes sense."""
+    names = table[plot.x]
+    if plot.x in ("rank", "step") or names.n_unique() == names.len():
+        return None
+    if any(table[y].dtype.is_float() or AVERAGES.match(y) for y in plot.y):
+        return None
+    sums = (
+        table.group_by(pl.col(plot.x).cast(pl.String))
+        .agg(pl.col(*plot.y).sum())
+        .sort(pl.sum_horizontal(*plot.y), plot.x, descending=[True, False])
+        .head(MOST_BARS)
+    )
+    return {
+        "names": [one_line(name or UNKNOWN, LONGEST_TEXT) for name in sums[plot.x]],
+        "values": [sums[y].to_list() for y in plot.y],
+        "of": names.n_unique(),
+    }
+
+
+def _quality(page: Page) -> Iterator[Markup]:
+    told = facts(page.quality)
+    if not told:
         yield tag("p", "Nothing to report: the recording is whole as far as it tells.", class_="lead")
         return
-    told: dict[tuple[str, str], list[int]] = {}
-    for fact in quality:
-        ranks = told.setdefault((fact.level, fact.text), [])
-        if fact.rank is not None:
-            ranks.append(fact.rank)
     rows = [
         tag(
             "tr",
-            tag("td", level, class_=f"level {'warning' if level == 'warning' else 'note'}"),
-            tag("td", _listed(ranks) if ranks else "run"),
-            tag("td", one_line(text, MOST_TEXT)),
+            tag("td", fact.level, class_="level warning" if fact.is_warning else "level"),
+            tag("td", fact.where),
+            tag("td", one_line(page.nameless(fact.text), MOST_TEXT)),
         )
-        for (level, text), ranks in list(told.items())[:MOST_FACTS]
+        for fact in told[:MOST_FACTS]
     ]
-    heads = [tag("th", name, scope="col") for name in ("level", "rank", "what")]
+    heads = [tag("th", name, scope="col") for name in ("level", "where", "what")]
     yield tag("div", tag("table", tag("thead", tag("tr", heads)), tag("tbody", rows)), class_="scroll")
     if len(told) > MOST_FACTS:
         yield tag("p", f"{MOST_FACTS} of {len(told)} facts shown", class_="count")
-
-
-def _listed(ranks: Sequence[int]) -> str:
-    return ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
 
 
 def _skipped(page: Page) -> Iterator[Markup]:
     if not page.skipped:
         yield tag("p", "Every question could be put to this trace.", class_="lead")
         return
+    by_reason: dict[str, list[str]] = {}
+    for question in page.skipped:
+        by_reason.setdefault(question.reason, []).append(as_command(question.recipe))
     yield tag(
         "dl",
         [
-            join(tag("dt", tag("code", as_command(s.recipe))), tag("dd", one_line(s.reason, MOST_TEXT)))
-            for s in page.skipped
+            join(
+                tag("dt", [tag("code", name) for name in names]),
+                tag("dd", _coded(one_line(page.nameless(reason), MOST_TEXT))),
+            )
+            for reason, names in by_reason.items()
         ],
         class_="skipped",
     )
@@ -438,13 +486,13 @@ def _method(page: Page) -> Iterator[Markup]:
     yield tag(
         "dl",
         [
-            join(tag("dt", account.label), tag("dd", f"{account.meaning} {account.found}"))
+            join(tag("dt", account.label), tag("dd", _coded(f"{account.meaning} {account.found}")))
             for account in ACCOUNTS.values()
             if account.name in used
         ],
         class_="skipped",
     )
-    facts: Mapping[str, str | None] = {
+    said: Mapping[str, str | None] = {
         "steps": f"{run.num_steps}, read from: {run.step_source}" if run.step_source else None,
         "clock": f"{run.clock}; origin {run.clock_origin_ns} ns",
         "clock error between ranks": f"{run.clock_error_ns:,} ns" if run.clock_error_ns is not None else None,
@@ -453,7 +501,7 @@ def _method(page: Page) -> Iterator[Markup]:
     }
     yield tag(
         "dl",
-        [join(tag("dt", name), tag("dd", one_line(text, MOST_TEXT))) for name, text in facts.items() if text],
+        [join(tag("dt", name), tag("dd", one_line(text, MOST_TEXT))) for name, text in said.items() if text],
         class_="skipped",
     )
     rows = [

@@ -40,6 +40,7 @@ class Run:
 
     clock: str
     clock_origin_ns: int
+    clock_offsets: dict[int, int]  # rank -> ns added to its times to align its clock with the others'
     clock_error_ns: int | None  # the largest of the ranks'; None when no rank's could be told
     ranks: tuple[int, ...]
     world_size: int | None
@@ -61,8 +62,9 @@ class Run:
     @property
     def extent(self) -> str:
         """How many ranks and steps, in words."""
-        of = f" of {self.world_size}" if self.world_size not in (None, len(self.ranks)) else ""
-        return f"{_count(len(self.ranks), 'rank', of)} · {self._steps}"
+        if self.world_size in (None, len(self.ranks)):
+            return f"{_count(len(self.ranks), 'rank')} · {self._steps}"
+        return f"{len(self.ranks)} of {_count(self.world_size, 'rank')} · {self._steps}"
 
     @property
     def windows(self) -> str:
@@ -79,8 +81,8 @@ class Run:
         return _count(self.num_steps, "step") + chosen
 
 
-def _count(number: int, what: str, of: str = "") -> str:
-    return f"{number or 'no'}{of} {what}{'s' * (number != 1)}"
+def _count(number: int, what: str) -> str:
+    return f"{number or 'no'} {what}{'s' * (number != 1)}"
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,13 @@ class Page:
     findings: tuple[Finding, ...]
     skipped: tuple[Skipped, ...]
     quality: tuple[Quality, ...]
+    source_names: tuple[str, ...]
+
+    def nameless(self, text: str) -> str:
+        """`text` without the names of the trace files, in which profilers put the name of the host."""
+        for number, name in enumerate(self.source_names, 1):
+            text = text.replace(name, f"source {number}")
+        return text
 
 
 def page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], None] | None = None) -> Page:
@@ -148,6 +157,7 @@ def page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], No
         ),
         skipped=tuple(skipped),
         quality=tuple(sorted(trace.manifest.quality, key=_gravity)),
+        source_names=tuple(source.name for source in trace.manifest.sources),
     )
 
 
@@ -171,6 +181,7 @@ def _run(trace: Trace, steps: pl.DataFrame, ledger: pl.DataFrame) -> Run:
     return Run(
         clock=manifest.clock,
         clock_origin_ns=manifest.origin_ns,
+        clock_offsets={int(rank): ns for rank, ns in manifest.offsets.items() if ns},
         clock_error_ns=None if ranks is None else _largest(ranks["clock_error"]),
         ranks=tuple(present.unique().sort().to_list()),
         world_size=None if ranks is None else _largest(ranks["world_size"]),
@@ -273,7 +284,7 @@ def _notes(
     if run.world_size is None and len(run.ranks) > 1:
         yield "The number of ranks in the job was not recorded: some may be missing here."
     incomplete = int((~steps["complete"].fill_null(True)).sum())
-    if incomplete:
+    if incomplete and run.step_source != "whole trace":
         yield (
             f"The recording begins or ends inside {incomplete} of the {steps.height} steps; "
             "they count in the mean as far as they were recorded."

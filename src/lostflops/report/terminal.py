@@ -14,10 +14,12 @@ from rich.table import Table
 from rich.text import Text
 
 from lostflops.finding import Finding, milliseconds
+from lostflops.recipe import Skipped
 from lostflops.trace import Quality
 
 from .budget import Budget, Line
 from .page import Page, Run
+from .quality import facts
 from .words import as_command, one_line
 
 WIDEST = 120
@@ -81,7 +83,7 @@ def _blocks(page: Page, width: int, paths: str) -> Iterator[RenderableType]:
     if page.skipped:
         yield Text()
         yield Text("not answered", style="bold")
-        yield _pairs([(as_command(s.recipe), s.reason) for s in page.skipped])
+        yield _not_answered(page.skipped)
     if page.quality:
         yield Text()
         yield Text("data quality", style="bold")
@@ -183,22 +185,32 @@ def gain(finding: Finding, budget: Budget | None) -> str:
 
 
 def _quality(quality: Sequence[Quality]) -> RenderableType:
-    """Equal facts about several ranks are told once."""
-    told: dict[tuple[str, str], list[Quality]] = {}
-    for fact in quality:
-        told.setdefault((fact.level, fact.text), []).append(fact)
-    pairs = [(level, _about(facts)) for (level, _), facts in list(told.items())[:MOST_QUALITY]]
+    told = facts(quality)
+    pairs = [
+        (fact.level, fact.text if fact.where == "run" else f"{fact.where}: {fact.text}") for fact in told
+    ]
     if len(told) > MOST_QUALITY:
-        pairs.append(("", f"and {len(told) - MOST_QUALITY} more: see the HTML report or --json"))
+        pairs = [
+            *pairs[:MOST_QUALITY],
+            ("", f"and {len(told) - MOST_QUALITY} more; --html and --json show all"),
+        ]
     return _pairs(pairs)
 
 
-def _about(facts: Sequence[Quality]) -> str:
-    ranks = [fact.rank for fact in facts if fact.rank is not None]
-    if not ranks:
-        return facts[0].text
-    listed = ", ".join(map(str, ranks[:6])) + (f" and {len(ranks) - 6} more" if len(ranks) > 6 else "")
-    return f"rank{'s' * (len(ranks) > 1)} {listed}: {facts[0].text}"
+def _not_answered(skipped: Sequence[Skipped]) -> RenderableType:
+    """Questions that lack the same thing share a line."""
+    by_reason: dict[str, list[str]] = {}
+    for question in skipped:
+        by_reason.setdefault(question.reason, []).append(as_command(question.recipe))
+    return Group(
+        *(
+            Group(
+                Padding(Text(one_line(", ".join(names))), (0, 0, 0, 2)),
+                Padding(Text(one_line(reason), style="dim"), (0, 0, 0, 4)),
+            )
+            for reason, names in by_reason.items()
+        )
+    )
 
 
 def _pairs(pairs: Sequence[tuple[str, str]]) -> RenderableType:

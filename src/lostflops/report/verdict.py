@@ -17,7 +17,6 @@ COMPUTE_BOUND_PER_MILLE = 900
 NAMES: Mapping[str, str] = {
     "communication": "Communication-bound",
     "copy": "Copy-bound",
-    "idle": "Idle",
     "idle.data_loading": "Input-bound",
     "idle.host_synchronisation": "Synchronisation-bound",
     "idle.memory_allocator": "Allocator-bound",
@@ -32,53 +31,58 @@ NAMES: Mapping[str, str] = {
 
 
 def verdict(budget: Budget, on_host: bool = False, span: str = "step", culprit: str = "") -> str:
-    """What bounds the mean step. `culprit` is a clause on who arrives last, for when communication does."""
+    """What bounds the mean step. `culprit` is a clause on who arrives last, for when that matters."""
     length = f"{milliseconds(budget.mean)} {span}"
     losses = sorted((g for g in budget.groups if g.account != "compute"), key=lambda g: -g.ns)
-    compute = budget.per_mille("compute")
-    if losses and losses[0].per_mille >= BOUND_PER_MILLE:
-        worst = losses[0]
-        said = f"{_name(worst, budget)}: {_loss(worst, budget, on_host, f'of the {length}')}"
+    large = [loss for loss in losses if loss.per_mille >= BOUND_PER_MILLE]
+    if large:
+        said = f"{_name(large[0], budget)}: {_loss(large[0], budget, on_host, length)}"
+        if large[1:]:
+            said += f"; another {large[1].share} is {large[1].label}"
     else:
+        compute = budget.per_mille("compute")
         head = "Compute-bound" if compute >= COMPUTE_BOUND_PER_MILLE else "Mostly compute"
         who = "operators run" if on_host else "kernels run"
         said = f"{head}: {who} for {percent(compute)} of the {length}"
         if losses and losses[0].per_mille:
-            said += f"; the largest loss is {_loss(losses[0], budget, on_host, '')}"
-    if culprit and losses and losses[0].account == "communication":
+            said += f"; the largest loss is {_noun(losses[0])}, {losses[0].share}"
+    if culprit and "communication" in {loss.account for loss in [*large, *losses[:1]]}:
         said += f"; {culprit}"
     return said + "."
+
+
+def _noun(loss: Line) -> str:
+    return "idle time" if loss.account == "idle" else loss.label
 
 
 def _name(worst: Line, budget: Budget) -> str:
     """A loss is called after its main cause when that is most of it."""
     main = max(budget.parts(worst.account), key=lambda part: part.ns, default=worst)
-    return NAMES.get(main.account if 2 * main.ns >= worst.ns else worst.account) or NAMES.get(
-        worst.account, worst.label.capitalize()
-    )
+    if worst.account == "idle" and 2 * main.ns < worst.ns:
+        return "Mostly idle" if 2 * worst.ns >= budget.ns else "Partly idle"
+    for name in (main.account if 2 * main.ns >= worst.ns else "", worst.account):
+        if name in NAMES:
+            return NAMES[name]
+    return worst.label.capitalize()
 
 
-def _loss(worst: Line, budget: Budget, on_host: bool, of: str) -> str:
-    share = f"{worst.share} {of}".strip()
-    match worst.account:
-        case "communication":
-            said = f"{share} is exposed communication" if of else f"exposed communication, {share}"
-        case "copy":
-            said = f"{share} is copies that nothing hides" if of else f"copies that nothing hides, {share}"
-        case _:
-            device = "no operator runs" if on_host else "the GPU is idle"
-            said = f"{device} for {share}" if of else f"time in which {device}, {share}"
+def _loss(worst: Line, budget: Budget, on_host: bool, length: str) -> str:
+    if worst.account == "idle":
+        said = f"{'no operator runs' if on_host else 'the GPU is idle'} for {worst.share} of the {length}"
+    else:
+        what = "copies that nothing hides" if worst.account == "copy" else worst.label
+        said = f"{worst.share} of the {length} is {what}"
     parts = budget.parts(worst.account)
-    if len(parts) > 1:
-        said += f" ({_parts(parts, worst.per_mille)})"
-    return said
+    return f"{said} ({_parts(parts, worst.per_mille)})" if len(parts) > 1 else said
 
 
 def _parts(parts: tuple[Line, ...], whole: int) -> str:
     """The largest parts by name and the rest in one, so that the shares named add up to the whole."""
-    named = sorted(parts, key=lambda part: -part.ns)[: 3 if len(parts) == 3 else 2]
+    largest = sorted(parts, key=lambda part: -part.ns)
+    named = largest[:2]
+    while (rest := whole - sum(part.per_mille for part in named)) > named[-1].per_mille and len(named) < 3:
+        named = largest[: len(named) + 1]
     words = [f"{part.share} {part.label}" for part in named]
-    rest = whole - sum(part.per_mille for part in named)
     if rest:
-        words.append(f"{percent(rest)} other causes")
+        words.append(f"{percent(rest)} the rest")
     return ", ".join(words)
