@@ -132,7 +132,7 @@ def test_a_copy_pattern_reads_its_own_example(pattern: Any) -> None:
             "void cudnn::winograd_nonfused::winogradForwardData4x4<float, float>(int)",
             "convolution",
             "fp32",
-            None,
+            False,
         ),
         ("Cijk_Alik_Bljk_F8B8BS_BH_Bias_HA_S_SAB_SAV_UserArgs_MT256x256x128_MI16x16x1", "gemm", "fp8", True),
         ("Cijk_Ailk_Bjlk_S_B_Bias_HA_S_SAV_UserArgs_MT64x64x64_MI16x16x1_SN", "gemm", "fp32", True),

@@ -1541,6 +1541,13 @@ TENSOR_CORE_SIGNS: tuple[TensorCoreSign, ...] = (
         "volta_h884gemm_128x64_ldg8_nn",
     ),
     TensorCoreSign(
+        r"wgrad_alg\d|dgrad_alg\d|dgrad2d_alg\d|dgrad_engine|winograd|fft[12]d_|flip_filter"
+        r"|pointwise_mult_and_sum|cask_cudnn|reduce_wgrad|[Ii]m2[Cc]ol|2d2Col",
+        False,
+        "cuDNN and MIOpen, algorithms and helpers that have no matrix instructions",
+        "void cudnn::detail::dgrad_engine<float, 512, 6, 5, 3, 3, 3, false>(int)",
+    ),
+    TensorCoreSign(
         r"(?<![a-z0-9])g?[sdcz](?:gemm|cudnn)(?![a-z0-9])",
         False,
         "cuBLAS and cuDNN, plain single and double precision",
