@@ -8,9 +8,12 @@ used is recorded with every step.
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from ..tables import STEP_SOURCE
+
+Codes = npt.NDArray[np.int64]
 
 # A range that names a step: 'step 3', 'Iteration-12', 'train_step', 'training_batch#7'.
 STEP_RANGE = (
@@ -158,6 +161,11 @@ def _between_optimizers(ends: list[int], start: int, end: int) -> pl.DataFrame |
 
 
 def _periods(kernels: pl.DataFrame | None) -> pl.DataFrame | None:
+    """Steps from the period of the kernel sequence, where the sequence shows that it is the step's.
+
+    The layers of a model repeat as well as its steps do. Tokens are looked up in an embedding once a step and
+    never once a layer, so a period counts only when an embedding kernel marks each of its beginnings.
+    """
     if kernels is None or kernels.height < 4 * FEWEST_PERIODS or bool(kernels["continued"].any()):
         return None
     order = kernels.sort("start")
@@ -165,14 +173,30 @@ def _periods(kernels: pl.DataFrame | None) -> pl.DataFrame | None:
     period = _period(codes)
     if period is None:
         return None
+    marks = _marks(order, codes, period)
+    if marks is None:
+        return None
     begins = order["start"].to_numpy()
-    firsts = np.arange(0, len(codes), period)
-    bounds = [*begins[firsts].tolist(), int(order["end"].max())]  # pyright: ignore[reportArgumentType]
-    whole = [True] * (len(firsts) - 1) + [len(codes) % period == 0]
-    return _table(bounds[:-1], bounds[1:], list(range(len(firsts))), "period", whole)
+    bounds = begins[marks].tolist()
+    complete = [True] * (len(marks) - 1) + [len(codes) - int(marks[-1]) == period]
+    numbers = list(range(len(marks)))
+    if marks[0] > 0:  # what runs before the first mark belongs to a step whose beginning was not recorded
+        bounds, complete, numbers = [int(begins[0]), *bounds], [False, *complete], [*numbers, len(numbers)]
+    bounds.append(int(order["end"].max()))  # pyright: ignore[reportArgumentType]
+    return _table(bounds[:-1], bounds[1:], numbers, "period", complete)
 
 
-def _period(codes: np.ndarray) -> int | None:
+def _marks(order: pl.DataFrame, codes: Codes, period: int) -> Codes | None:
+    """Where an embedding kernel that runs once a period runs, or None when there is none."""
+    looked_up = (order["family"].cast(pl.String) == "embedding").to_numpy()
+    for code in np.unique(codes[looked_up]):
+        at = np.flatnonzero(codes == code)
+        if len(at) >= FEWEST_PERIODS and (np.diff(at) == period).all():
+            return at
+    return None
+
+
+def _period(codes: Codes) -> int | None:
     """The shift after which the sequence repeats best, when it repeats well enough."""
     n = len(codes)
     longest = n // FEWEST_PERIODS
