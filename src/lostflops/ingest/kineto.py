@@ -227,7 +227,9 @@ class Assembly:
             talk = mine["collectives"]
             mine["collectives"] = None if talk is None else talk.filter(pl.col("device") == device)
         work = mine["kernels"]
-        steps = find_steps(mine["ranges"], mine["operators"], work if gpu else None, start, end)
+        steps = find_steps(
+            mine["ranges"], mine["operators"], work if gpu else None, start, end, mine["copies"]
+        )
         mine["steps"] = steps if steps.height else None
         written = []
         for name, table in mine.items():

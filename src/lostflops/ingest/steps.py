@@ -33,6 +33,7 @@ def find_steps(
     kernels: pl.DataFrame | None,
     start: int,
     end: int,
+    copies: pl.DataFrame | None = None,
 ) -> pl.DataFrame:
     """The steps of one rank: start, end, step, source, complete. `start` and `end` bound what was recorded.
 
@@ -50,9 +51,11 @@ def find_steps(
             steps = _inside(found, start, end)
             if steps.height:
                 return steps
+    work = [t.select("start", "end") for t in (kernels, copies) if t is not None and t.height]
     first, last = start, end
-    if kernels is not None and kernels.height:
-        first, last = kernels["start"].min(), kernels["end"].max()  # pyright: ignore[reportAssignmentType]
+    if work:
+        rows = pl.concat(work)
+        first, last = int(rows["start"].min()), int(rows["end"].max())  # pyright: ignore[reportArgumentType]
     return _table([first], [last], [0], "whole trace", [False]).filter(pl.col("end") > pl.col("start"))
 
 
