@@ -54,8 +54,7 @@ def notes(part: Part) -> dict[str, int]:
     return {q.name: q.count for q in part.quality}
 
 
-# --- real exports
-# -----------------------------------------------------------------------------------------------
+# real exports
 
 
 @pytest.fixture(scope="module")
@@ -205,8 +204,7 @@ def test_ranks_of_a_real_export_come_in_the_order_of_their_devices(real: Callabl
     assert notes(parts[0])["window cut from a longer recording"] == 1
 
 
-# --- forms and versions
-# -----------------------------------------------------------------------------------------
+# forms and versions
 
 SMALL = {
     KERNEL: [kernel(100, 105, correlationId=1), kernel(107, 120, correlationId=2)],
@@ -276,8 +274,7 @@ def test_nothing_is_written_beside_the_export(tmp_path: Path) -> None:
     assert export.read_bytes() == before
 
 
-# --- what is not an export
-# --------------------------------------------------------------------------------------
+# what is not an export
 
 
 @pytest.mark.parametrize(
@@ -341,9 +338,11 @@ def test_an_export_without_gpu_work_gives_an_empty_answer(made: Made) -> None:
     (part,) = made(
         {"OSRT_API": [{"start": 5, "end": 9, "globalTid": process(3) | 4, "nameId": 22, "nestingLevel": 0}]}
     )
-    assert set(part.tables) == {"os_calls", "steps"}
+    assert part.tables == ["os_calls"]
     assert part.facts["device"] is None
     assert part.absent["kernels"] == "this export holds no GPU kernels of this process"
+    # Not recorded is not idle: without steps there is no time to account for.
+    assert part.absent["steps"] == "this export holds no GPU work to account for"
     (nothing,) = made({})
     assert (nothing.tables, nothing.start, nothing.end) == ([], 0, 0)
 
@@ -352,12 +351,28 @@ def test_a_rank_without_kernels_that_used_nccl_is_found_by_its_ranges(made: Made
     parts = made(
         {"NVTX_EVENTS": [push(5, 9, "ncclAllReduce", domainId=1), push(6, 7, "x", globalTid=process(5) | 5)]}
     )
-    assert [set(p.tables) for p in parts] == [{"ranges", "steps"}] * 2
+    assert [p.tables for p in parts] == [["ranges"]] * 2
     assert [p.facts["backend"] for p in parts] == [None, "nccl"]
 
 
-# --- identity
-# ---------------------------------------------------------------------------------------------------
+def test_a_rank_whose_gpu_work_was_lost_still_counts_when_it_called_nccl(made: Made) -> None:
+    lost, silent = process(8) | 8, process(9) | 9
+    parts = made(
+        {
+            KERNEL: [kernel(100, 105)],
+            "NVTX_EVENTS": [
+                push(5, 9, "ncclAllReduce", domainId=1, globalTid=lost),
+                push(5, 9, "parse arguments", globalTid=silent),
+            ],
+        }
+    )
+    assert sorted(("kernels" in p.tables, p.facts["backend"]) for p in parts) == [
+        (False, "nccl"),
+        (True, None),
+    ]
+
+
+# identity
 
 
 def test_ids_collide_across_processes_and_contexts(made: Made) -> None:
@@ -472,8 +487,7 @@ def test_mpi_ranks_number_the_processes(made: Made) -> None:
     assert [(p.rank, p.rank_source) for p in made(tables)] == [(None, "device order")] * 2
 
 
-# --- rows that need care
-# ----------------------------------------------------------------------------------------
+# rows that need care
 
 
 def test_two_exports_of_one_run_with_different_shifts_agree(made: Made) -> None:
@@ -659,8 +673,7 @@ def test_a_graph_traced_whole_is_busy_and_unclassified(made: Made) -> None:
     assert any("--cuda-graph-trace=node" in q.text for q in part.quality)
 
 
-# --- NVTX
-# -------------------------------------------------------------------------------------------------------
+# NVTX
 
 
 def test_messages_stand_in_text_or_in_the_string_table(made: Made) -> None:
@@ -757,8 +770,7 @@ def test_ranges_that_were_filtered_out_are_missed_aloud(made: Made) -> None:
     assert notes(part)["NVTX without ranges"] == 2
 
 
-# --- collectives
-# ------------------------------------------------------------------------------------------------
+# collectives
 
 
 def nccl(start: int, end: int, name: str, payload: str | None = None) -> dict[str, Any]:
@@ -903,8 +915,7 @@ def test_copies_between_devices_inside_a_collective_are_communication(made: Made
     ]
 
 
-# --- what else was sampled
-# --------------------------------------------------------------------------------------
+# what else was sampled
 
 
 def test_host_tables_metrics_memory_and_faults(made: Made) -> None:
@@ -1002,8 +1013,7 @@ def test_nsyss_own_warnings_are_counted_but_not_repeated(made: Made) -> None:
     assert "/home" not in str(part.quality)
 
 
-# --- privacy
-# ----------------------------------------------------------------------------------------------------
+# privacy
 
 # What may leave an export: texts that recipes show, and the values of a few keys.
 MAY_LEAVE = {
@@ -1066,8 +1076,7 @@ def test_nothing_that_is_not_on_the_allow_list_leaves_the_export(form: str, tmp_
         assert canary.encode() not in file.read_bytes()
 
 
-# --- reports
-# ----------------------------------------------------------------------------------------------------
+# reports
 
 FAKE_NSYS = """#!/bin/sh
 if [ "$1" = "--version" ]; then echo "NVIDIA Nsight Systems version 2024.6.1.90-246135264466v0"; exit 0; fi

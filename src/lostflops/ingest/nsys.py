@@ -37,6 +37,7 @@ NO_PROCESS = -1  # for GPU work that names no process
 WHY_ABSENT = {
     "frames": "Nsight Systems exports do not carry this",
     "kernels": "this export holds no GPU kernels of this process",
+    "steps": "this export holds no GPU work to account for",
     "collectives": "this export holds no communication of this process",
 }
 
@@ -53,14 +54,18 @@ def read(path: Path, folder: Path, progress: Callable[[float], None] | None = No
         several = sum(len(home.devices) for home in homes) > 1
         placed: list[tuple[tuple[int, int], Part]] = []
         for number, home in enumerate(homes):
-            process = _Process(machine, home)
+
+            def tell(share: float, number: int = number) -> None:
+                if progress is not None:
+                    progress((number + share) / len(homes))
+
+            process = _Process(machine, home, tell)
             for device in home.devices:
                 gpu = machine.devices.of(home.process, device)
                 order = gpu.gpu_id if gpu.gpu_id is not None else -1 if device is None else device
                 part = process.part(folder / str(len(placed)), device, gpu, machine.samples(gpu, several))
                 placed.append(((order, home.process), part))
-            if progress is not None:
-                progress((number + 1) / len(homes))
+            tell(1.0)
         parts = [part for _, part in sorted(placed, key=lambda place: place[0])]
         _forget_repeated_ranks(parts)
         parts[0].quality = [*machine.told.quality, *parts[0].quality]
@@ -113,9 +118,8 @@ def _homes(export: Export) -> list[_Home]:
     if work.is_empty():
         return _without_gpu_work(export)
     owners = work["process"].drop_nulls().unique().sort().to_list()
-    if (
-        not owners
-    ):  # GPU work that names no process: that of the only process that made CUDA calls, if there is one
+    if not owners:
+        # GPU work that names no process is that of the only process that made CUDA calls, if there is one.
         callers = export.census("CUPTI_ACTIVITY_KIND_RUNTIME")["process"].drop_nulls().unique().to_list()
         owners = callers if len(callers) == 1 else [NO_PROCESS]
     orphans = len(owners) == 1
@@ -134,7 +138,13 @@ def _homes(export: Export) -> list[_Home]:
         )
         devices = tuple(busy.sort("device")["device"].to_list())
         homes.append(_Home(owner, devices, ranked["device"][0], ranked.height - len(devices), orphans))
-    return homes
+    return homes + [_Home(owner, (None,), None, 0, False) for owner in _talkers(export, owners)]
+
+
+def _talkers(export: Export, known: list[int]) -> list[int]:
+    """Other processes that called NCCL: ranks whose GPU work was lost."""
+    others = export.census("NVTX_EVENTS")["process"].drop_nulls().unique().sort()
+    return [owner for owner in others if owner not in known and nvtx(export, owner, False, None).nccl.height]
 
 
 def _without_gpu_work(export: Export) -> list[_Home]:
@@ -151,7 +161,7 @@ def _without_gpu_work(export: Export) -> list[_Home]:
 class _Process:
     """One process: what its host threads did, read once, and the GPU work that they started."""
 
-    def __init__(self, machine: _Machine, home: _Home) -> None:
+    def __init__(self, machine: _Machine, home: _Home, tell: Callable[[float], None]) -> None:
         export, process, orphans = machine.export, home.process, home.orphans
         self.machine, self.home = machine, home
         quality = self.quality = list[Quality]()
@@ -159,9 +169,11 @@ class _Process:
         kernels = nsys_cuda.kernels(export, process, orphans, quality)
         copies = nsys_cuda.copies(export, process, orphans, quality)
         kernels, copies = nsys_cuda.own_streams(kernels, copies)
+        tell(0.4)
         last = max((int(t["end"].max()) for t in (launches, kernels, copies) if t.height), default=None)  # pyright: ignore[reportArgumentType]
         marks = nvtx(export, process, orphans, last)
         quality += marks.quality
+        tell(0.7)
         operators, tree = _with_phases(marks)
         calls = nsys_nccl.payloads(marks.nccl)
         self.communicators = nsys_nccl.communicators(calls)
@@ -174,6 +186,7 @@ class _Process:
         kernels, by_kernel = nsys_nccl.on_kernels(kernels, around)
         copies, by_copy = nsys_nccl.on_copies(copies, around)
         self._note_collectives(by_kernel)
+        tell(0.8)
         ranges = [
             marks.ranges,
             nsys_cuda.synchronisations(export, process, orphans, launches, quality),
@@ -204,7 +217,8 @@ class _Process:
         mine = {name: self._of_device(name, table, device) for name, table in self.tables.items()}
         start, end = _extent(mine)
         work = mine["kernels"]
-        mine["steps"] = find_steps(mine["ranges"], mine["operators"], work, start, end)
+        if work.height or mine["copies"].height:  # what was not recorded must not pass for idle
+            mine["steps"] = find_steps(mine["ranges"], mine["operators"], work, start, end)
         if samples is not None:
             mine["counters"] = samples.with_columns(device=pl.lit(device, dtype=pl.Int64))
         folder.mkdir(parents=True, exist_ok=True)
