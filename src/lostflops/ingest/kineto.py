@@ -48,6 +48,8 @@ VERSIONS = (
     "roctracer_version",
     "rocprofiler-sdk_version",
 )
+# Operators that run others, or hooks, and compute nothing themselves.
+HOST_WRAPPER = r"^(?:autograd::engine::evaluate_function|RegisterPostBackwardFunction)"
 # Starting processes pays from about this many bytes of JSON on.
 WORTH_PROCESSES = 96 << 20
 RANK_IN_NAME = re.compile(r"(?:rank|worker)[-_ ]?(\d{1,6})", re.IGNORECASE)
@@ -376,8 +378,10 @@ class Assembly:
             operator=pl.col("name"),
             continued=pl.Series(start != tree.forest.start[position]),
         ).join(facts, on="name", how="left", maintain_order="left")
-        # What belongs to communication is in `collectives`; a host waiting for it does not compute.
-        return pieces.filter(pl.col("family") != "communication").with_columns(
+        # What belongs to communication is in `collectives`; a host waiting for it does not compute, nor does
+        # the autograd engine around a node, where hooks of FSDP wait for their shards.
+        waits = pl.col("name").cast(pl.String).str.contains(HOST_WRAPPER)
+        return pieces.filter((pl.col("family") != "communication") & ~waits).with_columns(
             device=pl.lit(None, dtype=pl.Int32)
         )
 
