@@ -218,7 +218,7 @@ class _Process:
         start, end = _extent(mine)
         work = mine["kernels"]
         if work.height or mine["copies"].height:  # what was not recorded must not pass for idle
-            mine["steps"] = find_steps(mine["ranges"], mine["operators"], work, start, end)
+            mine["steps"] = find_steps(mine["ranges"], mine["operators"], work, start, end, mine["copies"])
         if samples is not None:
             mine["counters"] = samples.with_columns(device=pl.lit(device, dtype=pl.Int64))
         folder.mkdir(parents=True, exist_ok=True)
