@@ -114,8 +114,8 @@ def communication_is_exposed(table: pl.DataFrame) -> Iterator[Finding]:
         gain="at most",
         evidence=(
             f"{percent(exposed, total)} of all communication time is exposed",
-            f"most of it on rank {worst['rank']}: {milliseconds(worst['per_step'])} a step",
-        ),
+            f"the most is on rank {worst['rank']}: {milliseconds(worst['per_step'])} a step",
+        )[: table.height],
         next="Communication-wait tells how much of it is waiting for a late rank, which overlap cannot mend; "
         "for the rest, start the communication earlier (prefetch, smaller first bucket) or send less.",
     )

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import polars as pl
 
+from lostflops import intervals
 from lostflops.finding import Finding, milliseconds, percent
 from lostflops.recipe import Bars, Example, recipe
 
@@ -27,12 +28,12 @@ WORTH_SAYING = 0.01
         "blame": "waiting of the others in those, added up, ns",
         "blame_share": "blame / all waiting of all ranks",
         "own_wait": "how long the rank itself waits for others, ns",
-        "per_step": "blame in a mean step of a mean rank, ns",
-        "step_share": "blame / step time of all ranks",
+        "per_step": "waiting for it in a mean step of a mean rank with nothing computed meanwhile, ns",
+        "step_share": "the same as a share of step time",
     },
     examples=[
         Example(
-            "rank 2 is last twice, rank 0 once",
+            "rank 2 is last twice, rank 0 once; a kernel hides 15 ns of rank 0's waiting",
             given={
                 "collectives": [
                     {"rank": rank, "start": start, "end": end, "kind": "all-reduce"}
@@ -49,6 +50,7 @@ WORTH_SAYING = 0.01
                     )
                 ],
                 "ranks": [{"rank": rank, "world_size": 3, "clock_error": 1} for rank in range(3)],
+                "kernels": [{"rank": 0, "start": 0, "end": 25, "family": "gemm"}],
                 "steps": [{"rank": rank, "start": 0, "end": 140} for rank in range(3)],
             },
             expect=[
@@ -60,10 +62,14 @@ WORTH_SAYING = 0.01
                     "blame": blame,
                     "blame_share": blame / 100,
                     "own_wait": own_wait,
-                    "per_step": blame // 3,
-                    "step_share": blame / 420,
+                    "per_step": bare // 3,
+                    "step_share": bare / 420,
                 }
-                for rank, last, blame, own_wait in ((2, 2, 92, 3), (0, 1, 8, 50), (1, 0, 0, 47))
+                for rank, last, blame, bare, own_wait in (
+                    (2, 2, 92, 77, 3),
+                    (0, 1, 8, 8, 50),
+                    (1, 0, 0, 0, 47),
+                )
             ],
         ),
         Example(
@@ -83,7 +89,9 @@ WORTH_SAYING = 0.01
         ),
     ],
 )
-def communication_imbalance(communication_matches: pl.LazyFrame, step_totals: pl.LazyFrame) -> pl.LazyFrame:
+def communication_imbalance(
+    communication_matches: pl.LazyFrame, gpu_activity: pl.LazyFrame, step_totals: pl.LazyFrame
+) -> pl.LazyFrame:
     """Charge each collective's waiting to the rank that arrives last, the most blamed first.
 
     The slow rank is the one that waits least: durations of collectives say the opposite. What made it late
@@ -99,17 +107,30 @@ def communication_imbalance(communication_matches: pl.LazyFrame, step_totals: pl
         .group_by("rank")
         .agg(last=pl.len().cast(pl.Int64), blame=pl.col("wait").sum())
     )
+    # Waits of one rank for another can overlap, and compute can hide them: their exposed union is the cost.
+    until = pl.min_horizontal("end", pl.col("arrival") + pl.col("wait"))
+    waits = matched.select("rank", "start", end=until, last_rank=pl.col("last_rank").fill_null(-1))
+    bare = (
+        intervals.inside(
+            intervals.union(waits, ["rank", "last_rank"]),
+            gpu_activity,
+            {"_bare": (pl.col("compute") == 0) & (pl.col("in_step") > 0)},
+        )
+        .group_by(rank=pl.when(pl.col("last_rank") >= 0).then("last_rank"))
+        .agg(pl.col("_bare").sum())
+    )
     totals = step_totals.select(_steps=pl.col("steps").sum(), _time=pl.col("step_time").sum())
     return (
         per_rank.join(blamed, on="rank", how="full", coalesce=True, nulls_equal=True)
-        .with_columns(pl.col("last", "blame").fill_null(0))
+        .join(bare, on="rank", how="left", nulls_equal=True)
+        .with_columns(pl.col("last", "blame", "_bare").fill_null(0))
         .with_columns(collectives=pl.coalesce("collectives", "last"), _all=pl.col("blame").sum())
         .join(totals, how="cross")
         .with_columns(
             late_share=pl.col("last") / pl.col("collectives"),
             blame_share=pl.when(pl.col("_all") > 0).then(pl.col("blame") / pl.col("_all")),
-            per_step=pl.when(pl.col("_steps") > 0).then(pl.col("blame") // pl.col("_steps")),
-            step_share=pl.when(pl.col("_time") > 0).then(pl.col("blame") / pl.col("_time")),
+            per_step=pl.when(pl.col("_steps") > 0).then(pl.col("_bare") // pl.col("_steps")),
+            step_share=pl.when(pl.col("_time") > 0).then(pl.col("_bare") / pl.col("_time")),
         )
         .select(*communication_imbalance.columns)
         .sort("blame", "rank", descending=[True, False])
@@ -134,6 +155,7 @@ def a_rank_arrives_last(table: pl.DataFrame) -> Iterator[Finding]:
         ns_per_step=worst["per_step"],
         gain="at most",
         evidence=(
+            f"{milliseconds(worst['per_step'])} of a mean step pass waiting for it with nothing computed",
             f"the others wait {milliseconds(worst['blame'])} for it, added up over ranks and steps",
             f"it waits {milliseconds(worst['own_wait'])} itself, the others {milliseconds(mean_wait)} each",
         ),

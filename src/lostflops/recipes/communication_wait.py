@@ -39,11 +39,12 @@ WORTH_SAYING = 0.03
     },
     examples=[
         Example(
-            "rank 1 comes 30 ns late while rank 0 computes for 9 of them",
+            "rank 1 comes 30 ns late while rank 0 computes for 9 of them; nobody knows who receives the 5 ns",
             given={
                 "collectives": [
                     {"rank": 0, "start": 10, "end": 52, "kind": "all-reduce", "bytes_in": 8},
                     {"rank": 1, "start": 40, "end": 51, "kind": "all-reduce", "bytes_in": 8},
+                    {"rank": 0, "start": 53, "end": 58, "kind": "send"},
                 ],
                 "kernels": [
                     {"rank": 0, "start": 0, "end": 19, "family": "gemm"},
@@ -59,7 +60,7 @@ WORTH_SAYING = 0.03
             expect=[
                 {
                     "rank": 0,
-                    "collectives": 1,
+                    "collectives": 2,
                     "matched": 1,
                     "time": 42,
                     "wait": 30,
@@ -69,8 +70,8 @@ WORTH_SAYING = 0.03
                     "clock_free_transfer": 11,
                     "exposed_wait": 21,
                     "exposed_transfer": 12,
-                    "unmatched_time": 0,
-                    "unmatched_reason": None,
+                    "unmatched_time": 5,
+                    "unmatched_reason": "its peer is unknown",
                     "per_step": 10,
                     "step_share": 21 / 60,
                 },
@@ -158,12 +159,11 @@ def _exposed(matches: pl.LazyFrame, activity: pl.LazyFrame) -> pl.LazyFrame:
     While one operation transfers another's waiting costs nothing: as in the ledger, that is transfer.
     """
     until = pl.col("arrival") + pl.col("wait")
+    known = matches.filter(pl.col("wait").is_not_null())
     pieces = intervals.overlay(
         {
-            "wait": matches.with_columns(end=pl.min_horizontal("end", until)),
-            "transfer": matches.with_columns(start=pl.max_horizontal("start", until)).filter(
-                pl.col("wait").is_not_null()
-            ),
+            "wait": known.with_columns(end=pl.min_horizontal("end", until)),
+            "transfer": known.with_columns(start=pl.max_horizontal("start", until)),
         },
         by=["rank"],
     )

@@ -147,25 +147,19 @@ def copy_summary_by_time(
 
 @copy_summary_by_time.finding
 def copies_cost_step_time(table: pl.DataFrame) -> Iterator[Finding]:
-    """One finding for the direction that costs most, one for pageable memory."""
-    by_direction = table.group_by("direction").agg(pl.col("per_step").sum(), pl.col("exposed").sum())
-    for (direction,) in (
-        by_direction.sort("exposed", "direction", descending=[True, False]).select("direction").rows()
-    ):
-        rows = table.filter(pl.col("direction") == direction)
-        cost, share = on_mean_rank(rows, table)
-        if share >= WORTH_SAYING:
-            yield Finding(
-                name="copies-exposed",
-                claim=f"In a mean step {milliseconds(cost)} ({percent(share, 1)}) pass in copies "
-                f"({direction}) beside which no kernel runs.",
-                ns_per_step=cost,
-                gain="at most",
-                evidence=_facts(rows),
-                next=_ADVICE.get(
-                    direction, "Overlap the copies with kernels on a second stream, or avoid them."
-                ),
-            )
+    """One finding for all copies, with advice for the direction that costs most; one for pageable memory."""
+    cost, share = on_mean_rank(table, table)
+    if share >= WORTH_SAYING:
+        most = table.group_by("direction").agg(pl.col("exposed").sum()).sort("exposed", "direction").row(-1)
+        yield Finding(
+            name="copies-exposed",
+            claim=f"In a mean step {milliseconds(cost)} ({percent(share, 1)}) pass in copies beside which no "
+            f"kernel runs, most of them {most[0]}.",
+            ns_per_step=cost,
+            gain="at most",
+            evidence=_facts(table),
+            next=_ADVICE.get(most[0], "Overlap the copies with kernels on a second stream, or avoid them."),
+        )
     pageable = table.filter(pl.col("host_memory") == "pageable")
     cost, share = on_mean_rank(pageable, table)
     if share >= PAGEABLE_WORTH_SAYING:
@@ -194,7 +188,8 @@ def _facts(rows: pl.DataFrame) -> tuple[str, ...]:
     """What was copied and how fast, a line per direction and kind of memory."""
     kinds = rows.group_by("direction", "host_memory").agg(pl.col("copies", "bytes", "time").sum())
     facts: list[str] = []
-    for row in kinds.sort("time", descending=True).to_dicts():
+    by_time = kinds.sort("time", "direction", "host_memory", descending=[True, False, False])
+    for row in by_time.head(5).to_dicts():
         fact = f"{row['direction']}, host memory {row['host_memory']}: {row['copies']:,} copies"
         if row["bytes"] and row["time"]:
             fact += f", {row['bytes']:,} bytes at {row['bytes'] / row['time']:.2f} GB/s"

@@ -9,7 +9,7 @@ import polars as pl
 from lostflops import intervals
 from lostflops.finding import Finding, milliseconds, percent
 from lostflops.recipe import Bars, Example, recipe
-from lostflops.tables import Kernels
+from lostflops.tables import Kernels, Launches
 
 # Clocks of host and GPU are matched by the profiler with an error of its own; fewer than this is no news.
 WORTH_SAYING = 0.01
@@ -44,7 +44,8 @@ WORTH_SAYING = 0.01
                     {"start": 46, "end": 57, "launch_start": 10, "launch_end": 14, "stream": 7},
                     {"start": 67, "end": 80, "launch_start": 60, "launch_end": 70, "stream": 7},
                     {"start": 81, "end": 100, "stream": 7},
-                ]
+                ],
+                "launches": [{"start": 0, "end": 10}],
             },
             expect=[
                 {
@@ -67,7 +68,10 @@ WORTH_SAYING = 0.01
         ),
         Example(
             "a kernel that begins 3 ns before its call",
-            given={"kernels": [{"start": 7, "end": 20, "launch_start": 10, "launch_end": 15, "stream": 9}]},
+            given={
+                "kernels": [{"start": 7, "end": 20, "launch_start": 10, "launch_end": 15, "stream": 9}],
+                "launches": [{"start": 10, "end": 15}],
+            },
             expect=[
                 {
                     "rank": 0,
@@ -85,14 +89,14 @@ WORTH_SAYING = 0.01
         ),
     ],
 )
-def launch_latency(kernels: Kernels) -> pl.LazyFrame:
+def launch_latency(kernels: Kernels, launches: Launches) -> pl.LazyFrame:
     """Split each stream's launches into call, queue and kernel, and tell how many kernels are queued.
 
     A long queue is good: the host is ahead. A short one means that the GPU waits for the next launch. Kernels
     of a graph share one call, so their queue includes the kernels before them.
     """
     lanes = ["rank", "stream", "graph"]
-    rows = kernels.select(
+    rows = kernels.join(launches.select("rank").unique(), on="rank", how="semi").select(
         "rank",
         "stream",
         "start",

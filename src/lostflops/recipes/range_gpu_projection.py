@@ -7,7 +7,7 @@ import polars as pl
 
 from lostflops import intervals
 from lostflops.recipe import Bars, Example, recipe
-from lostflops.tables import Copies, Kernels, Ranges, Steps
+from lostflops.tables import Copies, Kernels, Launches, Ranges, Steps
 
 from .step_totals import per_step
 
@@ -43,6 +43,7 @@ from .step_totals import per_step
                     {"thread": 1, "launch_start": 9, "start": 15, "end": 40, "stream": 8},
                     {"thread": 1, "launch_start": 35, "start": 90, "end": 97, "stream": 7},
                 ],
+                "launches": [{"start": 2, "end": 5}],
                 "copies": [{"thread": 1, "launch_start": 20, "start": 50, "end": 53}],
                 "steps": [{"start": 0, "end": 20}, {"start": 20, "end": 80}],
             },
@@ -70,7 +71,12 @@ from .step_totals import per_step
     ],
 )
 def range_gpu_projection(
-    ranges: Ranges, kernels: Kernels, copies: Copies | None, steps: Steps, step_totals: pl.LazyFrame
+    ranges: Ranges,
+    kernels: Kernels,
+    launches: Launches,
+    copies: Copies | None,
+    steps: Steps,
+    step_totals: pl.LazyFrame,
 ) -> pl.LazyFrame:
     """Follow each kernel and copy to the nested ranges around its launching call, and add up its time there.
 
@@ -83,7 +89,7 @@ def range_gpu_projection(
     marks, work = pl.collect_all(
         [
             ranges.filter(pl.col("nested")).select("rank", "thread", "start", "end", "domain", "name"),
-            pl.concat(launched),
+            pl.concat(launched).join(launches.select("rank").unique(), on="rank", how="semi"),
         ]
     )
     pairs = _pairs(marks, work).lazy()
