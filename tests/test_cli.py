@@ -119,6 +119,7 @@ def test_usage_that_makes_no_sense_exits_with_2(words: list[str]) -> None:
     "words",
     [
         ["why", "no/such/trace.json"],
+        ["why", ""],
         ["why", "--steps", "7-3", DDP],
         ["why", "--steps", "two", DDP],
         ["why", "--steps", "900", DDP],

@@ -9,8 +9,9 @@ from pathlib import Path
 import generate
 import pytest
 
-from lostflops import cli
+from lostflops import cli, ledger
 from lostflops.accounts import ACCOUNTS
+from lostflops.recipe import named
 from lostflops.tables import TABLES
 
 ROOT = Path(__file__).parent.parent
@@ -38,17 +39,13 @@ def test_every_command_and_every_flag_is_documented(name: str) -> None:
 
 
 def test_every_account_of_the_ledger_is_explained() -> None:
-    from lostflops import ledger
-
-    assert tuple(ACCOUNTS) == ledger.ACCOUNTS or set(ACCOUNTS) == set(ledger.ACCOUNTS)
+    assert set(ACCOUNTS) == set(ledger.ACCOUNTS)
     for account in ACCOUNTS.values():
         for text in (account.meaning, account.found, account.remedy):
             assert text.endswith(".") and "  " not in text
 
 
 def test_recipes_that_the_accounts_name_exist() -> None:
-    from lostflops.recipe import named
-
     for account in ACCOUNTS.values():
         for name in re.findall(r"lostflops recipe ([\w-]+)", account.remedy + account.found):
             named(name)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lostflops.errors import BadOption, shown
+from lostflops.errors import BadOption, NothingThere, shown
 
 if TYPE_CHECKING:
     from lostflops.trace import Trace
@@ -41,6 +41,8 @@ def add_steps(parser: ArgumentParser) -> None:
 
 def opened(given: Namespace, progress: Progress | None = None, output: Path | None = None) -> Trace:
     """The job that the arguments name, sliced to the steps they ask for."""
+    if "" in given.paths:  # an unset shell variable, which Path would take for the current folder
+        raise NothingThere("")
     steps = span(given.steps) if getattr(given, "steps", None) else None
     from lostflops import job
 

@@ -52,12 +52,12 @@ class _Bar:
 
     def start(self) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
         with self._lock:
             if self._over:
                 return
-            columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
+            columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn())
             self._drawn = Progress(*columns, console=Console(stderr=True), transient=True)
             self._drawn.add_task(self._what, total=1.0)
             self._show(self._drawn)
