@@ -32,7 +32,7 @@ check: $(DEV)
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
 	.venv/bin/basedpyright
-	.venv/bin/lint-imports
+	.venv/bin/lint-imports --no-cache
 
 bench: $(DEV)
 	.venv/bin/python benchmarks/run.py
@@ -45,7 +45,7 @@ record-examples: .venv-torch/.installed
 
 clean:
 	rm -rf .venv .venv-demo .venv-torch demo-report.html
-	rm -rf .hypothesis .ruff_cache .import_linter_cache .lostflops build dist
+	rm -rf .hypothesis .ruff_cache .lostflops build dist
 
 # `venv --without-pip` because Debian ships Python without ensurepip; the caller's pip fills the environment.
 .venv/.installed: pyproject.toml constraints.txt
