@@ -24,9 +24,7 @@ OFFSET_OVER_ERROR = 10
 WORLD = "all ranks"
 
 
-def matches(
-    collectives: pl.LazyFrame, ranks: pl.LazyFrame, *, trust_clocks: bool = True
-) -> pl.DataFrame:
+def matches(collectives: pl.LazyFrame, ranks: pl.LazyFrame, *, trust_clocks: bool = True) -> pl.DataFrame:
     """Every collective of every rank, with its instance, wait and transfer where the ranks could be matched.
 
     Adds to `collectives`: instance, members, last_arrival, last_rank, latency, wait, transfer and reason. Wait
@@ -43,7 +41,9 @@ def matches(
     world = known["world_size"].max()
     error = known["clock_error"].max()
     rows = _grouped(rows, present, int(world) if isinstance(world, int) else None)
-    rows = pl.concat([_by_sequence(rows), _by_place(rows, trust_clocks), _pairs(rows), _unmatchable(rows)]).sort("_row")
+    rows = pl.concat(
+        [_by_sequence(rows), _by_place(rows, trust_clocks), _pairs(rows), _unmatchable(rows)]
+    ).sort("_row")
     noise = error if isinstance(error, int) else 0
     return _finish(_plausible(rows, noise, trust_clocks), noise)
 
@@ -143,22 +143,31 @@ def _by_place(rows: pl.DataFrame, trust_clocks: bool) -> pl.DataFrame:
         )
         .otherwise(pl.lit("the ranks' collectives differ in kind, bytes or order"))
     )
-    return mine.with_columns(_key=key).with_columns(
-        reason=pl.when(pl.col("_key").is_null()).then(why).otherwise(pl.lit(""))
-    ).select(*rows.columns, "_key")
+    return (
+        mine.with_columns(_key=key)
+        .with_columns(reason=pl.when(pl.col("_key").is_null()).then(why).otherwise(pl.lit("")))
+        .select(*rows.columns, "_key")
+    )
 
 
 def _agreement(mine: pl.DataFrame, place: str, trust_clocks: bool) -> pl.DataFrame:
-    """Per group, whether the ranks agree in kind and bytes at every place that all of them have."""
+    """Per group, whether the ranks agree in kind and bytes at every place that all of them have.
+
+    What a row does not say agrees with anything, as long as the kernel has the same name and most places do
+    say their kind: the first collectives of a recording lose their metadata with their launch.
+    """
     members = mine.group_by("_group").agg(_ranks=pl.col("rank").n_unique())
     kind = pl.col("kind").cast(pl.String)
-    same_bytes = (pl.col("bytes_in").n_unique() == 1) | ~kind.is_in(SAME_BYTES).all()
+    told = kind.filter(kind != "unknown")
+    same_kind = (told.n_unique() <= 1) & ((told.len() == pl.len()) | (pl.col("name").n_unique() == 1))
+    same_bytes = (pl.col("bytes_in").drop_nulls().n_unique() <= 1) | ~kind.is_in(SAME_BYTES).all()
     places = (
         mine.group_by("_group", place)
         .agg(
             pl.len(),
             pl.col("_count").max(),
-            _same=(kind.n_unique() == 1) & (kind.first() != "unknown") & same_bytes,
+            _same=same_kind & same_bytes,
+            _told=told.len() > 0,
             _inside=(pl.col("arrival").max() <= pl.col("end").min() + SMALLEST_OFFSET)
             | ~kind.is_in(SYNCHRONISING).all(),
         )
@@ -166,14 +175,18 @@ def _agreement(mine: pl.DataFrame, place: str, trust_clocks: bool) -> pl.DataFra
         .filter((pl.col("len") == pl.col("_ranks")) & (pl.col("_ranks") > 1))
     )
     if trust_clocks:
-        good = pl.col("_same").all() & (pl.col("_inside").mean() > 0.5)
+        good = pl.col("_same").all() & (pl.col("_told").mean() > 0.5) & (pl.col("_inside").mean() > 0.5)
     else:  # a shift by one place would look like a clock offset of one step
-        good = pl.col("_same").all() & (pl.col("_count").n_unique() == 1)
-    return members.select("_group").join(
-        places.group_by("_group").agg(_good=good),
-        on="_group",
-        how="left",
-    ).with_columns(pl.col("_good").fill_null(False))
+        good = pl.col("_same").all() & (pl.col("_told").mean() > 0.5) & (pl.col("_count").n_unique() == 1)
+    return (
+        members.select("_group")
+        .join(
+            places.group_by("_group").agg(_good=good),
+            on="_group",
+            how="left",
+        )
+        .with_columns(pl.col("_good").fill_null(False))
+    )
 
 
 def _pairs(rows: pl.DataFrame) -> pl.DataFrame:
@@ -184,7 +197,9 @@ def _pairs(rows: pl.DataFrame) -> pl.DataFrame:
         _from=pl.when(sends).then("rank").otherwise("peer"), _to=pl.when(sends).then("peer").otherwise("rank")
     )
     mine = mine.with_columns(_nth=pl.int_range(pl.len()).over("_from", "_to", "kind"))
-    return mine.with_columns(_key=pl.format("x|{}|{}|{}", "_from", "_to", "_nth")).select(*rows.columns, "_key")
+    return mine.with_columns(_key=pl.format("x|{}|{}|{}", "_from", "_to", "_nth")).select(
+        *rows.columns, "_key"
+    )
 
 
 def _unmatchable(rows: pl.DataFrame) -> pl.DataFrame:
@@ -226,7 +241,9 @@ def _finish(rows: pl.DataFrame, error: int) -> pl.DataFrame:
     stay = pl.col("end") - pl.col("arrival")
     rows = (
         rows.with_columns(_when=pl.col("arrival").min().over("_key"))
-        .with_columns(instance=pl.when(matched).then(pl.struct("_when", "_key").rank("dense").cast(pl.Int64) - 1))
+        .with_columns(
+            instance=pl.when(matched).then(pl.struct("_when", "_key").rank("dense").cast(pl.Int64) - 1)
+        )
         .with_columns(
             members=pl.when(matched).then(pl.len().over("_key").cast(pl.Int32)),
             last_arrival=pl.when(matched).then(pl.col("arrival").max().over("_key")),
@@ -278,5 +295,7 @@ def clock_offsets(collectives: pl.LazyFrame, ranks: pl.LazyFrame) -> pl.DataFram
     return found.select(
         "rank",
         offset=pl.when(large).then(-pl.col("_offset").round().cast(pl.Int64)).otherwise(0),
-        error=pl.max_horizontal("error", pl.when(large).then(0).otherwise(pl.col("_offset").abs().ceil().cast(pl.Int64))),
+        error=pl.max_horizontal(
+            "error", pl.when(large).then(0).otherwise(pl.col("_offset").abs().ceil().cast(pl.Int64))
+        ),
     )
