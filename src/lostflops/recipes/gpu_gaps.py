@@ -28,24 +28,25 @@ from lostflops.recipe import Bars, Example, recipe
             given={
                 "steps": [
                     {"step": 1, "start": 0, "end": 200},
-                    {"rank": 1, "step": 1, "start": 0, "end": 200},
+                    {"rank": 1, "step": 4, "start": 3, "end": 200},
                 ],
                 "kernels": [
                     {"start": 0, "end": 110},
                     {"start": 119, "end": 200},
-                    {"rank": 1, "start": 61, "end": 200},
+                    {"rank": 1, "start": 61, "end": 200, "launch_start": 50, "thread": 7},
                 ],
-                "ranks": [{}, {"rank": 1}],
+                "operators": [{"rank": 1, "start": 9, "end": 55, "thread": 7}],
+                "ranks": [{"device_kind": "gpu"}, {"rank": 1, "device_kind": "gpu"}],
             },
             expect=[
                 {
                     "rank": 1,
-                    "step": 1,
-                    "start": 0,
+                    "step": 4,
+                    "start": 3,
                     "end": 61,
-                    "ns": 61,
-                    "cause": "idle.unexplained",
-                    "cause_ns": 61,
+                    "ns": 58,
+                    "cause": "idle.launch_bound",
+                    "cause_ns": 41,
                 }
             ],
             options={"at_least_ns": 10},

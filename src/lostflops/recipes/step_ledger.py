@@ -29,7 +29,7 @@ from lostflops.tables import Steps
         Example(
             "a matmul hides the first 2 ns of an all-reduce, a copy hides nothing, and the rest is idle",
             given={
-                "steps": [{"rank": 0, "step": 3, "start": 0, "end": 30}],
+                "steps": [{"rank": 0, "step": 3, "start": 1, "end": 31}],
                 "kernels": [
                     {"rank": 0, "start": 4, "end": 9, "family": "gemm", "name": "mm"},
                     {"rank": 0, "start": 7, "end": 12, "family": "communication", "name": "nccl"},
@@ -39,10 +39,10 @@ from lostflops.tables import Steps
                 "ranks": [{"rank": 0}],
             },
             expect=[
-                {"rank": 0, "step": 3, "account": "compute", "ns": 5},
-                {"rank": 0, "step": 3, "account": "communication.exposed", "ns": 3},
-                {"rank": 0, "step": 3, "account": "copy", "ns": 7},
-                {"rank": 0, "step": 3, "account": "idle.unexplained", "ns": 15},
+                {"rank": 0, "step": 3, "start": 1, "end": 31, "account": "idle.unexplained", "ns": 15},
+                {"rank": 0, "step": 3, "start": 1, "end": 31, "account": "copy", "ns": 7},
+                {"rank": 0, "step": 3, "start": 1, "end": 31, "account": "compute", "ns": 5},
+                {"rank": 0, "step": 3, "start": 1, "end": 31, "account": "communication.exposed", "ns": 3},
             ],
         ),
     ],
@@ -88,11 +88,21 @@ LOSSES = (
     Loss("idle.compilation", "compilation-inside-step", "compiling or loading kernels", 0.01),
     Loss("idle.memory_allocator", "allocator-stalls", "in device memory allocation", 0.01),
     Loss("idle.pipeline_bubble", "pipeline-bubble", "waiting for another pipeline stage", 0.03),
-    Loss("idle.host_synchronisation", "host-waits-for-device", "because the host waited for the device", 0.03),
+    Loss(
+        "idle.host_synchronisation", "host-waits-for-device", "because the host waited for the device", 0.03
+    ),
     Loss("idle.launch_bound", "launch-bound", "the host still dispatching operators", 0.03),
-    Loss("idle.dependency", "late-after-launch", "between the launch of the next work and its start", 0.03, removable=False),
+    Loss(
+        "idle.dependency",
+        "late-after-launch",
+        "between the launch of the next work and its start",
+        0.03,
+        removable=False,
+    ),
     Loss("idle.other_host_work", "host-busy-elsewhere", "the host busy outside operators", 0.03),
-    Loss("idle.unexplained", "idle-unexplained", "for reasons this trace does not show", 0.03, removable=False),
+    Loss(
+        "idle.unexplained", "idle-unexplained", "for reasons this trace does not show", 0.03, removable=False
+    ),
 )
 
 
