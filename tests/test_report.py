@@ -2,18 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import base64
+import gzip
+import io
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from decimal import Decimal
+from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import polars as pl
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
 
 from lostflops import recipe as recipes_module
+from lostflops.errors import BadOption
 from lostflops.finding import Finding
-from lostflops.recipe import Bars, HeatMap, Points, Recipe, Session, recipe
+from lostflops.recipe import Answer, Bars, HeatMap, Points, Recipe, Session, Skipped, recipe
+from lostflops.report import heat as heat_module
+from lostflops.report import terminal
+from lostflops.report.amounts import apportion, per_mille, unit_for
+from lostflops.report.budget import budget, mean
+from lostflops.report.cells import cells
+from lostflops.report.document import document
+from lostflops.report.heat import heat
+from lostflops.report.html import html
 from lostflops.report.page import LEDGER, Page, page
+from lostflops.report.quality import facts
+from lostflops.report.verdict import verdict
 from lostflops.tables import TABLES, Ranks, Steps
 from lostflops.trace import FORMAT, Manifest, Quality, Source, Trace, write_manifest, write_part
+
+ROOT = Path(__file__).parent.parent
+WEB = ROOT / "web"
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+NODE = shutil.which("node")
 
 HOSTILE = (
     "</script><img src=x onerror=alert(1)>",
@@ -69,7 +100,9 @@ def ledger_of(num_ranks: int, num_steps: int) -> pl.DataFrame:
     ).select(pl.col(c).cast(t) for c, t in LEDGER.items())
 
 
-def made(ledger: pl.DataFrame, names: Sequence[str] = ("ncclDevKernel_AllReduce", "gemm")) -> dict[str, Recipe]:
+def made(
+    ledger: pl.DataFrame, names: Sequence[str] = ("ncclDevKernel_AllReduce", "gemm")
+) -> dict[str, Recipe]:
     """Recipes that answer with given tables, under names of ours."""
     kernels = pl.DataFrame(
         {
@@ -80,15 +113,26 @@ def made(ledger: pl.DataFrame, names: Sequence[str] = ("ncclDevKernel_AllReduce"
             "share": [1 / (i + 2) for i in range(59)] + [float("nan")],
         }
     )
-    per_rank = ledger.group_by("rank").agg(
-        hidden=pl.col("ns").filter(pl.col("account") == "compute").sum() // 4,
-        exposed=pl.col("ns").filter(pl.col("account").str.starts_with("communication")).sum(),
-    ).sort("rank")
+    per_rank = (
+        ledger.group_by("rank")
+        .agg(
+            hidden=pl.col("ns").filter(pl.col("account") == "compute").sum() // 4,
+            exposed=pl.col("ns").filter(pl.col("account").str.starts_with("communication")).sum(),
+        )
+        .sort("rank")
+    )
 
     @recipe(
         question="Where did the time of each step go?",
         scope="rank",
-        columns={"rank": "rank", "step": "step", "start": "start, ns", "end": "end, ns", "account": "account", "ns": "time, ns"},
+        columns={
+            "rank": "rank",
+            "step": "step",
+            "start": "start, ns",
+            "end": "end, ns",
+            "account": "account",
+            "ns": "time, ns",
+        },
         examples=[],
         plot=None,
     )
@@ -102,7 +146,13 @@ def made(ledger: pl.DataFrame, names: Sequence[str] = ("ncclDevKernel_AllReduce"
     @recipe(
         question="Which kernels take the time?",
         scope="rank",
-        columns={"name": "kernel", "count": "number of runs", "total": "summed duration, ns", "longest": "longest run, ns", "share": "share of all"},
+        columns={
+            "name": "kernel",
+            "count": "number of runs",
+            "total": "summed duration, ns",
+            "longest": "longest run, ns",
+            "share": "share of all",
+        },
         examples=[],
         plot=Bars(x="name", y=("total",)),
     )
@@ -133,7 +183,12 @@ def made(ledger: pl.DataFrame, names: Sequence[str] = ("ncclDevKernel_AllReduce"
             doubt="the waiting part is no fault of this rank",
         )
         yield Finding(
-            "transfer-is-slow", "The transfer rate is below the link's", 7_000_003, "predicted", (), "look at the link"
+            "transfer-is-slow",
+            "The transfer rate is below the link's",
+            7_000_003,
+            "predicted",
+            (),
+            "look at the link",
         )
         yield Finding("cannot-tell", "Something is odd", 0, "unknown", ("one fact",), "record with stacks")
 
@@ -181,7 +236,14 @@ def made(ledger: pl.DataFrame, names: Sequence[str] = ("ncclDevKernel_AllReduce"
         """Never runs: the table it needs is not there."""
         raise AssertionError
 
-    every = [step_ledger, kernel_summary, communication_exposed, communication_summary, kernel_families, page_faults_by_cause]
+    every = [
+        step_ledger,
+        kernel_summary,
+        communication_exposed,
+        communication_summary,
+        kernel_families,
+        page_faults_by_cause,
+    ]
     return {r.name: r for r in every}
 
 
@@ -217,3 +279,575 @@ def example_page(
     known = made(ledger, names)
     monkeypatch.setattr(recipes_module, "recipes", lambda: known)
     return page(trace, Session(trace))
+
+
+# Amounts
+
+
+@given(st.lists(st.integers(0, 10**12), min_size=1, max_size=12), st.integers(1, 10**9))
+def test_displayed_parts_add_up_to_the_displayed_whole(parts: list[int], size: int) -> None:
+    quanta = apportion(parts, size)
+    assert sum(quanta) == (2 * sum(parts) + size) // (2 * size)
+    assert all(abs(q * size - part) < size for q, part in zip(quanta, parts, strict=True))
+    assert all(q == 0 for q, part in zip(quanta, parts, strict=True) if part == 0)
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 10**9), min_size=1, max_size=6), min_size=1, max_size=5),
+    st.integers(1, 10**6),
+)
+def test_parts_of_parts_add_up_too(groups: list[list[int]], size: int) -> None:
+    outer = apportion([sum(group) for group in groups], size)
+    for group, total in zip(groups, outer, strict=True):
+        inner = apportion(group, size, total)
+        assert sum(inner) == total
+        assert all(abs(q * size - part) < size for q, part in zip(inner, group, strict=True))
+
+
+def test_a_table_has_one_unit_with_five_digits_of_its_whole() -> None:
+    units = {ns: unit_for(ns) for ns in (7, 8_123, 129_012_345, 9_876_543_210, 45_678_901_234)}
+    assert [f"{u.show(round(ns / u.quantum))} {u.name}" for ns, u in units.items()] == [
+        "7 ns",
+        "8.123 µs",
+        "129.01 ms",
+        "9876.5 ms",
+        "45.679 s",
+    ]
+
+
+def test_shares_of_nothing_are_no_shares() -> None:
+    assert per_mille([0, 0]) == [0, 0]
+    assert per_mille([1, 1, 1]) == [334, 333, 333]
+
+
+# The mean step
+
+ACCOUNTS = (
+    "compute",
+    "communication.wait",
+    "communication.transfer",
+    "communication.exposed",
+    "copy",
+    "idle.data_loading",
+    "idle.launch_bound",
+    "idle.unexplained",
+    "idle",
+    "something.new",
+)
+
+
+@given(
+    st.dictionaries(st.sampled_from(ACCOUNTS), st.integers(1, 10**10), min_size=1),
+    st.integers(1, 60),
+)
+def test_the_mean_of_any_ledger_adds_up_as_displayed(sums: dict[str, int], num_windows: int) -> None:
+    found = mean(sums, num_windows)
+    assert found is not None
+    assert sum(Decimal(line.shown) for line in found.groups) == Decimal(found.shown)
+    assert sum(line.per_mille for line in found.groups) == 1000
+    assert sum(line.ns for line in found.groups) == found.ns
+    for group in found.groups:
+        parts = found.parts(group.account)
+        if parts:
+            assert sum(Decimal(line.shown) for line in parts) == Decimal(group.shown)
+            assert sum(line.per_mille for line in parts) == group.per_mille
+            assert sum(line.ns for line in parts) == group.ns
+        quantum = found.unit.quantum * num_windows
+        shown = Decimal(group.shown) * found.unit.ns * num_windows
+        assert abs(shown - group.ns) < quantum
+
+
+def test_the_mean_step_is_all_time_by_the_number_of_steps() -> None:
+    found = budget(ledger_of(2, 3))
+    assert found is not None
+    assert found.num_windows == 6 and found.ns == ledger_of(2, 3)["ns"].sum()
+    assert [line.label for line in found.groups] == [
+        "compute",
+        "exposed communication",
+        "exposed copies",
+        "idle",
+    ]
+
+
+def test_a_ledger_without_time_has_no_budget() -> None:
+    assert budget(LEDGER.to_frame()) is None
+
+
+def spent(**parts: int) -> pl.DataFrame:
+    total = sum(parts.values())
+    return pl.DataFrame(
+        [
+            {"rank": 0, "step": 0, "start": 0, "end": total, "account": a.replace("__", "."), "ns": ns}
+            for a, ns in parts.items()
+        ],
+        schema=LEDGER,
+    )
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        (
+            {
+                "compute": 569,
+                "communication__wait": 240,
+                "communication__transfer": 71,
+                "idle__unexplained": 120,
+            },
+            (
+                "Communication-bound: 31.1 % of the 1.00 µs step is exposed communication "
+                "(24.0 % waiting for other ranks, 7.1 % transfer); rank 7 is last."
+            ),
+        ),
+        (
+            {"compute": 600, "idle__data_loading": 300, "idle__dependency": 60, "idle__launch_bound": 40},
+            (
+                "Input-bound: the GPU is idle for 40.0 % of the 1.00 µs step "
+                "(30.0 % data loading, 6.0 % dependency, 4.0 % the rest)."
+            ),
+        ),
+        (
+            {"compute": 30, "copy": 970},
+            "Copy-bound: 97.0 % of the 1.00 µs step is copies that nothing hides.",
+        ),
+        (
+            {"compute": 960, "communication__exposed": 33, "idle__unexplained": 7},
+            (
+                "Compute-bound: kernels run for 96.0 % of the 1.00 µs step; "
+                "the largest loss is exposed communication, 3.3 %; rank 7 is last."
+            ),
+        ),
+        ({"compute": 1000}, "Compute-bound: kernels run for 100.0 % of the 1.00 µs step."),
+        ({"idle__unexplained": 500, "something__new": 500}, None),
+    ],
+)
+def test_the_verdict_names_what_bounds_the_step(parts: dict[str, int], said: str | None) -> None:
+    found = budget(spent(**parts))
+    assert found is not None
+    sentence = verdict(found, culprit="rank 7 is last")
+    assert sentence.endswith(".")
+    if said:
+        assert sentence == said
+
+
+# The page
+
+
+def test_the_page_holds_answers_findings_skips_and_quality(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[str] = []
+    quality = [
+        Quality(0, "lost", 3, "of 310; not recorded"),
+        Quality(1, "lost", 5, "of 290; not recorded"),
+        Quality(None, "cut", 1, "it ends", "warning"),
+    ]
+    shown = example_page(monkeypatch, tmp_path, quality=quality)
+    assert [f.ns_per_step for f in shown.findings] == [61_000_003, 7_000_003, 0]
+    assert [s.recipe for s in shown.skipped] == ["page_faults_by_cause"]
+    assert "record it with" in shown.skipped[0].reason
+    assert shown.verdict.startswith("Communication-bound: 26.6 % of the 368 ms step")
+    assert shown.run.ranks == tuple(range(8)) and shown.run.num_windows == 40
+    assert [(f.level, f.where, f.text) for f in facts(shown.quality)] == [
+        ("warning", "run", "cut: it ends"),
+        ("note", "ranks 0, 1", "lost: 5 of 290; not recorded (rank 1)"),
+    ]
+    assert {f.label: f.value for f in shown.figures}["unclassified"] == "1.3 %"
+    assert any("1.3 % of the kernel time" in note for note in shown.notes)
+    trace = Trace.open(tmp_path)
+    page(trace, Session(trace), lambda name, done, of: asked.append(f"{name} {done}/{of}"))
+    assert asked[0] == "communication_exposed 0/6" and len(asked) == 6
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"device_kind": "cpu"}, "host operators take the kernels' place"),
+        ({"step_source": "whole trace"}, "marks no steps: each rank's whole recording counts as one step"),
+        ({"step_source": "period"}, "were taken from the period of the work"),
+        ({"world_size": 64}, "8 of the job's 64 ranks are here"),
+    ],
+)
+def test_what_a_reader_must_know_is_said(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, given: dict[str, Any], said: str
+) -> None:
+    shown = example_page(monkeypatch, tmp_path, **given)
+    assert any(said in note for note in shown.notes), shown.notes
+    assert said in " ".join(printed(shown, 100).split())
+    assert said.replace("'", "&#x27;") in html(shown)
+
+
+def test_an_empty_trace_is_called_empty(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    trace = stored(tmp_path, {})
+    known = made(LEDGER.to_frame())
+    monkeypatch.setattr(recipes_module, "recipes", lambda: known)
+    shown = page(trace, Session(trace))
+    assert shown.verdict == "This trace holds no GPU work and no operators: there is nothing to account for."
+    assert shown.budget is None
+    assert len(shown.skipped) == 6
+    assert "no rank" in printed(shown, 80)
+    assert json.loads(document(shown))["ledger"] == []
+    assert "nothing to account for" in html(shown)
+
+
+def test_a_recipe_that_cannot_answer_does_not_cost_the_others(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    shown = example_page(monkeypatch, tmp_path)
+    trace = Trace.open(tmp_path)
+    run = Session.run
+
+    def failing(self: Session, name: str, **options: Any) -> Answer | Skipped:
+        if name == "kernel_summary":
+            raise BadOption("cannot")
+        return run(self, name, **options)
+
+    monkeypatch.setattr(Session, "run", failing)
+    again = page(trace, Session(trace))
+    assert Skipped("kernel_summary", "cannot") in again.skipped
+    assert again.findings == shown.findings
+
+
+# The terminal
+
+
+def printed(shown: Page, width: int, encoding: str = "utf-8", color: bool = False) -> str:
+    raw = io.BytesIO()
+    out = io.TextIOWrapper(raw, encoding=encoding, errors="strict", newline="\n")
+    terminal.show(
+        shown,
+        Console(file=out, width=width, force_terminal=color, color_system="truecolor" if color else None),
+    )
+    out.flush()
+    return raw.getvalue().decode(encoding)
+
+
+@pytest.mark.parametrize("width", [24, 40, 80, 100, 300])
+def test_the_terminal_page_never_breaks_its_width(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, width: int
+) -> None:
+    lines = printed(example_page(monkeypatch, tmp_path), width).splitlines()
+    assert max(len(line) for line in lines) <= min(width, 120)
+    assert not any(line.endswith(" ") for line in lines)
+
+
+def test_the_terminal_page_shows_the_ledger_the_findings_and_the_skips(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    text = printed(example_page(monkeypatch, tmp_path), 100)
+    assert "mean step                    368.22 ms  100.0 %  of 5 steps on 8 ranks" in text
+    assert "    waiting for other ranks   55.84 ms   15.2 %  █" in text
+    assert "at most 61.0 ms (16.6 %)" in text
+    assert "gain unknown" in text
+    assert "show     lostflops recipe communication-exposed PATH" in text
+    assert "page-faults-by-cause" in text
+
+
+def test_a_terminal_without_unicode_gets_ascii(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    text = printed(example_page(monkeypatch, tmp_path), 80, encoding="ascii")
+    assert "waiting for other ranks   55.84 ms   15.2 %  #" in text
+
+
+@pytest.mark.parametrize("color", [False, True])
+def test_no_name_is_markup_or_a_control_character_in_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, color: bool
+) -> None:
+    shown = example_page(monkeypatch, tmp_path, names=(HOSTILE[1], HOSTILE[2]))
+    text = printed(shown, 120, color=color)
+    assert "[bold red]x[/] & 'quotes'" in re.sub(r"\x1b\[[\d;]*m", "", text)
+    assert "line\\nbreak\\r\\ttab \\x1b[31mred" in re.sub(r"\x1b\[[\d;]*m", "", text)
+    assert "\x1b[31m" not in text and "\u202e" not in text and "\r" not in text and "\t" not in text
+
+
+# The JSON document
+
+
+def refuse(constant: str) -> None:
+    raise AssertionError(f"{constant} is not JSON")
+
+
+def test_the_document_is_json_and_its_ledger_adds_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    shown = example_page(monkeypatch, tmp_path, names=HOSTILE)
+    made = json.loads(document(shown), parse_constant=refuse)
+    sums: dict[tuple[int, int], int] = {}
+    for row in made["ledger"]:
+        assert list(row) == ["rank", "step", "account", "ns"]
+        sums[row["rank"], row["step"]] = sums.get((row["rank"], row["step"]), 0) + row["ns"]
+    assert sums == {(s["rank"], s["step"]): s["end"] - s["start"] for s in made["steps"]}
+    assert made["schema"] == 1
+    assert made["run"]["clock_origin_ns"] == 1_700_000_000_000_000_000
+    assert made["recipes"]["kernel_summary"]["rows"][-1]["share"] is None
+    assert made["findings"][0]["recipe"] == "communication_exposed"
+
+
+def test_every_key_of_the_document_is_described(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    made = json.loads(document(example_page(monkeypatch, tmp_path, quality=[Quality(1, "n", 2, "t")])))
+    text = (ROOT / "docs" / "json.md").read_text()
+    described = set(re.findall(r"`(\w+)`", text))
+    keys = {*made, *made["run"], *made["recipes"]["kernel_summary"]}
+    for table in ("steps", "ledger", "findings", "skipped", "quality"):
+        keys |= set(made[table][0])
+    assert keys <= described
+    top = re.findall(r"^\| `(\w+)` \|", text.split("## `run`")[0], re.M)
+    assert top == list(made)
+
+
+def test_long_tables_are_cut_in_the_document_and_say_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    shown = example_page(monkeypatch, tmp_path)
+    answer = shown.answers[1]
+    longer = replace(answer, table=pl.concat([answer.table] * 200))
+    made = json.loads(document(replace(shown, answers=(longer,))))["recipes"][answer.recipe.name]
+    assert made["num_rows"] == longer.table.height > 1000 and len(made["rows"]) == 1000
+
+
+def test_files_are_not_named_in_what_may_be_sent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    quality = [Quality(0, "rank not recorded", 1, f"{HOSTILE[0]} does not say which rank it is")]
+    shown = example_page(monkeypatch, tmp_path, quality=quality)
+    made = json.loads(document(shown))
+    assert made["quality"][0]["text"] == "source 1 does not say which rank it is"
+    assert "source 1 does not say" in html(shown)
+    assert "onerror" not in html(shown)
+
+
+# The HTML file
+
+
+class Elements(HTMLParser):
+    """Every element and attribute of a page, and its text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.text: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def test_no_name_is_markup_in_the_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    shown = example_page(monkeypatch, tmp_path, names=HOSTILE)
+    plain = Elements(html(example_page(monkeypatch, tmp_path / "plain")))
+    hostile = Elements(html(shown))
+    assert set(hostile.tags) <= set(plain.tags) | {"span"}
+    assert hostile.tags.count("script") == 2 and hostile.tags.count("style") == 1
+    assert "img" not in hostile.tags
+    assert not [name for name, _ in hostile.attributes if name.startswith("on") or name == "style"]
+    text = "".join(hostile.text)
+    assert HOSTILE[0] in text and HOSTILE[1] in text
+    assert "\x1b" not in text and "\u202e" not in text
+    data = re.search(r'<script type="application/json" id="data">(.*?)</script>', html(shown), re.S)
+    assert data is not None and not set("<>&\u2028") & set(data[1])
+    assert HOSTILE[0] in str(json.loads(data[1]))
+
+
+def test_the_file_asks_for_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    found = Elements(html(example_page(monkeypatch, tmp_path)))
+    links = [value for name, value in found.attributes if name in ("src", "href", "action", "srcset", "data")]
+    assert links and all(link and link.startswith("#") for link in links)
+    anchors = {value for name, value in found.attributes if name == "id"}
+    assert {link[1:] for link in links if link} <= anchors
+    policy = next(
+        value for name, value in found.attributes if name == "content" and "default-src" in str(value)
+    )
+    assert "default-src 'none'" in str(policy) and "unsafe" not in str(policy)
+
+
+def test_the_file_is_complete_without_scripts_up_to_the_findings(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    shown = example_page(monkeypatch, tmp_path)
+    text = "".join(Elements(re.sub(r"<script.*", "", html(shown), flags=re.S)).text)
+    assert shown.verdict in text.replace("\xa0", " ")
+    for line in shown.budget.lines if shown.budget else ():
+        assert f"{line.shown} ms" in text and line.share in text
+    for finding in shown.findings:
+        assert finding.claim in text
+    assert "8 of 60 rows shown" in text
+
+
+def test_bars_in_the_file_are_as_long_as_their_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    shown = example_page(monkeypatch, tmp_path)
+    whole = re.search(r'<div class="whole".*?</div>', html(shown))
+    assert whole is not None and shown.budget is not None
+    widths = [float(w) for w in re.findall(r'width="([\d.]+)%" height', whole[0].split("<rect", 1)[1])]
+    compute = next(line for line in shown.budget.lines if line.account == "compute")
+    assert widths[0] == pytest.approx(100 * compute.ns / shown.budget.ns, abs=1e-3)
+    assert sum(widths) == pytest.approx(100, abs=0.01)
+
+
+def test_a_thousand_ranks_fit_into_a_small_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    ledger = ledger_of(1000, 50)
+    shown = replace(example_page(monkeypatch, tmp_path), ledger=ledger, budget=budget(ledger))
+    assert len(html(shown).encode()) < 1_000_000
+
+
+def test_no_run_makes_a_huge_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    shown = example_page(monkeypatch, tmp_path)
+    rng = np.random.default_rng(7)
+    ledger = ledger_of(2000, 60).with_columns(ns=pl.lit(rng.integers(1, 10**9, 2000 * 60 * 7)))
+    finding = replace(shown.findings[0], claim="x" * 10**6, evidence=("y" * 10**5,) * 30)
+    quality = tuple(Quality(r, f"n{r}", 1, "z" * 10**4) for r in range(2000))
+    large = replace(shown, ledger=ledger, findings=(finding,) * 500, quality=quality)
+    text = html(large)
+    assert len(text.encode()) < 5_000_000
+    assert "100 of 500 findings are shown" in text
+    assert "100 of 2000 facts shown" in text
+
+
+# The heat map
+
+
+def unpacked(picture: heat_module.Heat) -> np.ndarray[Any, Any]:
+    raw = np.frombuffer(gzip.decompress(base64.b64decode(picture.cells)), dtype="<u4")
+    shape = (len(picture.accounts), len(picture.ranks), len(picture.steps))
+    return raw.reshape(shape).astype(np.int64) * picture.quantum
+
+
+def test_the_heat_map_holds_the_exact_ledger() -> None:
+    ledger = ledger_of(3, 2)
+    picture = heat(ledger)
+    assert picture is not None and picture.notices == [] and picture.quantum == 1
+    planes = unpacked(picture)
+    names = [account["name"] for account in picture.accounts]
+    assert planes.sum() == ledger["ns"].sum()
+    for row in ledger.iter_rows(named=True):
+        at = (
+            names.index(row["account"]),
+            picture.ranks.index(str(row["rank"])),
+            picture.steps.index(str(row["step"])),
+        )
+        assert planes[at] == row["ns"]
+
+
+def test_steps_longer_than_the_integers_of_the_picture_are_rounded_and_say_so() -> None:
+    picture = heat(spent(compute=7 * 10**9, idle__unexplained=3))
+    assert picture is not None and picture.notices == ["times are rounded to 10 ns"]
+    assert unpacked(picture).tolist() == [[[7 * 10**9]], [[0]]]
+
+
+def test_a_picture_that_grows_too_large_loses_detail_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heat_module, "MOST_BYTES", 2000)
+    monkeypatch.setattr(heat_module, "MOST_RANKS", 40)
+    ledger = ledger_of(100, 30)
+    picture = heat(ledger)
+    assert picture is not None and len(picture.cells) <= 2000
+    assert "the causes of idle time are shown as one" in picture.notices
+    assert any("a row is the mean of" in notice for notice in picture.notices)
+    assert picture.ranks[0].startswith("0 to ")
+    mean = ledger["ns"].sum() / 3000
+    assert unpacked(picture).sum() / len(picture.ranks) / len(picture.steps) == pytest.approx(mean, rel=0.05)
+
+
+# Columns
+
+
+def test_columns_are_shown_in_units_that_fit() -> None:
+    table = pl.DataFrame(
+        {
+            "rank": [0, 1],
+            "time": [1_234_000, 2_345_600],
+            "bytes": [1_500, 2_000_000],
+            "share": [0.25, float("nan")],
+            "rate": [12.3456, 1e9],
+            "calls": [1_234_567, None],
+            "big": [2**60, 1],
+        }
+    )
+    meanings = {"time": "how long, ns", "rate": "bus bandwidth, GB/s", "bytes": "size, bytes"}
+    shown = {c.name: (c.unit, [c.show(v) for v in c.values]) for c in cells(table, meanings)}
+    assert shown == {
+        "rank": ("", ["0", "1"]),
+        "time": ("ms", ["1.234", "2.346"]),
+        "bytes": ("", ["1.50 kB", "2.00 MB"]),
+        "share": ("%", ["25.0", "–"]),
+        "rate": ("GB/s", ["12.3", "1.000e+09"]),
+        "calls": ("", ["1,234,567", "–"]),
+        "big": ("", [str(2**60), "1"]),
+    }
+
+
+# In a browser
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api")
+    if CHROMIUM is None:
+        pytest.skip("no Chromium here")
+    with playwright.sync_playwright() as running:
+        opened = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+def test_the_file_works_in_a_browser_offline(
+    browser: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "page.html"
+    file.write_text(html(example_page(monkeypatch, tmp_path / "run", names=HOSTILE)), encoding="utf-8")
+    tab = browser.new_context(offline=True).new_page()
+    said: list[str] = []
+    requests: list[str] = []
+    tab.on("console", lambda message: said.append(message.text))
+    tab.on("pageerror", lambda error: said.append(str(error)))
+    tab.on("dialog", lambda dialog: said.append(dialog.message))
+    tab.on("request", lambda request: requests.append(request.url))
+    tab.goto(file.as_uri())
+    tab.wait_for_selector("canvas")
+    tab.wait_for_timeout(100)
+    assert tab.locator("img").count() == 0
+    assert tab.locator("#recipe-kernel-summary tbody tr").count() == 8
+    tab.locator("#recipe-kernel-summary").get_by_role("button", name="show all").click()
+    assert tab.locator("#recipe-kernel-summary tbody tr").count() == 60
+    tab.locator("#recipe-kernel-summary input").fill("nothing has this name")
+    assert tab.locator("#recipe-kernel-summary tbody tr").count() == 0
+    # A choice in the heat map filters the tables that have ranks.
+    tab.locator("canvas").click(position={"x": 66, "y": 46 + 24 + 12})
+    assert tab.locator(".detail h3").inner_text().startswith("rank 1, step 10")
+    assert tab.locator("#recipe-communication-exposed tbody tr").count() == 1
+    assert tab.locator("#recipe-communication-exposed .row").count() == 8
+    assert said == []
+    assert requests == [file.as_uri()]
+
+
+def test_the_file_can_be_read_without_scripts(
+    browser: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "page.html"
+    shown = example_page(monkeypatch, tmp_path / "run")
+    file.write_text(html(shown), encoding="utf-8")
+    tab = browser.new_context(java_script_enabled=False, viewport={"width": 400, "height": 800}).new_page()
+    tab.goto(file.as_uri())
+    assert tab.locator("h1").inner_text().replace("\xa0", " ") == shown.verdict
+    assert tab.locator("#ledger tbody tr").count() == len(shown.budget.lines if shown.budget else ())
+    assert tab.locator("#findings li h3").count() == 3
+
+
+def test_the_narrow_page_does_not_scroll_sideways(
+    browser: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "page.html"
+    file.write_text(html(example_page(monkeypatch, tmp_path / "run", names=HOSTILE)), encoding="utf-8")
+    tab = browser.new_context(viewport={"width": 380, "height": 800}).new_page()
+    tab.goto(file.as_uri())
+    tab.wait_for_selector("canvas")
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 380
+
+
+@pytest.mark.skipif(
+    NODE is None or not (WEB / "node_modules").is_dir(), reason="needs Node and `npm ci` in web/"
+)
+def test_the_bundle_is_what_the_sources_build_to() -> None:
+    assert NODE is not None
+    built = subprocess.run(
+        [NODE, "build.mjs", "--check"], cwd=WEB, capture_output=True, text=True, check=False
+    )
+    assert built.returncode == 0, built.stderr

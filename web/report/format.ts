@@ -20,7 +20,13 @@ export function withUnit(column: Column, value: Value): string {
 }
 
 export function label(column: Column): string {
-  return column.name.replaceAll("_", " ");
+  return column.name.replace(/(^|_)ns$/, "$1time").replaceAll("_", " ");
+}
+
+// A C++ name without its namespaces, so that what tells two kernels apart comes early.
+export function brief(name: string): string {
+  if (!name.includes("::")) return name;
+  return name.replace(/^void /, "").replace(/\b(?:[A-Za-z_]\w*::)+/g, "");
 }
 
 export function fixed(value: number, decimals: number): string {

@@ -50,7 +50,7 @@ export function HeatMap({ heat, cells, unit }: { heat: Heat; cells: Uint32Array;
   );
   const drawn = useMemo(() => relative(amounts, numRanks, numSteps, mode), [amounts, mode]);
   const [low, high] = useMemo(() => extent(drawn, mode), [drawn, mode]);
-  const cellWidth = Math.min(110, Math.max(0.2, (width - LEFT - RIGHT) / numSteps));
+  const cellWidth = Math.max(0.2, (width - LEFT - RIGHT) / numSteps);
   const cellHeight = Math.min(24, Math.max(1, 480 / numRanks));
   const height = TOP + cellHeight * numRanks + BOTTOM;
 

@@ -2,7 +2,7 @@
 
 import { named, value, type Column, type Plot, type Table } from "./data";
 import { amountScale, css } from "./color";
-import { inBytes, label, shown, ticks, withUnit } from "./format";
+import { brief, inBytes, label, shown, ticks, UNKNOWN, withUnit } from "./format";
 import { choice, pointing } from "./state";
 import { chosenRows } from "./table";
 
@@ -76,17 +76,18 @@ function Bars({ table, plot, rows }: Props<"bars">) {
   const x = named(table, plot.x)!;
   const ys = plot.y.map((name) => named(table, name)!);
   const isNumbered = x.kind === "id" || x.kind === "integer";
-  if (rows.length > MOST_BARS && isNumbered) return <Upright table={table} plot={plot} rows={rows} />;
+  const distinct = new Set(rows.map((row) => value(x, row)));
+  if (rows.length > MOST_BARS && isNumbered && distinct.size === rows.length) return <Upright table={table} plot={plot} rows={rows} />;
   const summed = rows.length === table.rows ? plot.summed : null;
   const bars: Bar[] = summed
     ? summed.names.map((name, i) => ({
-        name,
+        name: brief(name),
         amounts: summed.values.map((values) => values[i]!),
         lines: () => [name, ...ys.map((y, k) => `${label(y)}: ${withUnit(y, summed.values[k]![i]!)}`)],
         chosen: false,
       }))
     : rows.slice(0, MOST_BARS).map((row) => ({
-        name: isNumbered ? `${label(x)} ${shown(x, value(x, row))}` : withUnit(x, value(x, row)),
+        name: barName(table, x, row, isNumbered),
         amounts: ys.map((y) => numberOf(y, row)),
         lines: () => facts(table, row),
         chosen: isChosen(table, row),
@@ -108,13 +109,13 @@ function Bars({ table, plot, rows }: Props<"bars">) {
                 amount > 0 ? <i key={k} class={`s${k}`} style={{ width: `${(100 * amount) / most}%` }} /> : null,
               )}
             </span>
-            <span class="amount">{amountsText(ys, bar.amounts)}</span>
+            <span class="amount">{amountsText(ys, bar.amounts, plot.stacked ? " + " : " / ")}</span>
           </div>
         ))}
       </div>
       {summed ? (
         <figcaption>
-          Rows of the same {label(x)} are added up
+          Added up over rows of the same {label(x)}
           {bars.length < summed.of && `; the largest ${bars.length} of ${summed.of} are drawn`}.
         </figcaption>
       ) : (
@@ -124,10 +125,19 @@ function Bars({ table, plot, rows }: Props<"bars">) {
   );
 }
 
-function amountsText(columns: Column[], amounts: number[]): string {
+// With the rank where the rows are of several.
+function barName(table: Table, x: Column, row: number, isNumbered: boolean): string {
+  const found = value(x, row);
+  const name = isNumbered ? `${label(x)} ${shown(x, found)}` : brief(withUnit(x, found));
+  const rank = named(table, "rank");
+  const several = rank !== undefined && rank !== x && new Set(rank.values).size > 1;
+  return several ? `rank ${rank.values[row] ?? UNKNOWN}, ${name}` : name;
+}
+
+function amountsText(columns: Column[], amounts: number[], between: string): string {
   const units = new Set(columns.map((column) => column.unit));
-  if (units.size > 1) return columns.map((column, i) => withUnit(column, amounts[i]!)).join(" + ");
-  const text = columns.map((column, i) => shown(column, amounts[i]!)).join(" + ");
+  if (units.size > 1) return columns.map((column, i) => withUnit(column, amounts[i]!)).join(between);
+  const text = columns.map((column, i) => shown(column, amounts[i]!)).join(between);
   return [text, ...units].join(" ").trim();
 }
 

@@ -71,7 +71,11 @@ export function Rows({ table }: { table: Table }) {
               <tr key={row}>
                 {table.columns.map((column) => (
                   <td key={column.name} class={cellClass(column)}>
-                    {shown(column, value(column, row))}
+                    {cellClass(column) === "long" ? (
+                      <span title={shown(column, value(column, row))}>{shown(column, value(column, row))}</span>
+                    ) : (
+                      shown(column, value(column, row))
+                    )}
                   </td>
                 ))}
               </tr>

@@ -87,7 +87,7 @@ class Budget:
         return tuple(line for line in self.lines if line.depth == 0)
 
     def parts(self, group: str) -> tuple[Line, ...]:
-        return tuple(line for line in self.lines if line.depth == 1 and line.account.startswith(f"{group}."))
+        return tuple(line for line in self.lines if line.depth and line.account.partition(".")[0] == group)
 
     def per_mille(self, name: str) -> int:
         return next((line.per_mille for line in self.lines if line.account == name), 0)
@@ -95,8 +95,14 @@ class Budget:
 
 def budget(ledger: pl.DataFrame, on_host: bool = False) -> Budget | None:
     """The mean step of a step ledger, or None when it holds no time."""
-    sums = dict(ledger.group_by("account").agg(pl.col("ns").sum()).sort("account").iter_rows())
-    num_windows = ledger.select("rank", "step", "start", "end").n_unique() if ledger.height else 0
+    if not ledger.height:
+        return None
+    sums = dict(ledger.group_by("account").agg(pl.col("ns").sum()).iter_rows())
+    return mean(sums, ledger.select("rank", "step", "start", "end").n_unique(), on_host)
+
+
+def mean(sums: Mapping[str, int], num_windows: int, on_host: bool = False) -> Budget | None:
+    """The mean of `num_windows` steps whose accounts hold these sums, ns; None when they hold nothing."""
     whole = sum(sums.values())
     if whole <= 0:
         return None

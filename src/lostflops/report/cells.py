@@ -39,6 +39,11 @@ class Cells:
     values: list[Any]
 
     @property
+    def label(self) -> str:
+        """The column's name for readers: its unit is not nanoseconds here."""
+        return re.sub(r"(^|_)ns$", r"\1time", self.name).replace("_", " ")
+
+    @property
     def is_long(self) -> bool:
         """Whether its texts may be broken into lines."""
         return self.kind == "text" and any(value and len(value) > LONGEST_UNBROKEN for value in self.values)
@@ -125,7 +130,7 @@ def _typical(column: pl.Series) -> int:
 
 def _needed_decimals(column: pl.Series, unit: Unit) -> int:
     """At most three, and none that are zero in every row."""
-    decimals = min(3, len(str(unit.ns)) - 1)
+    decimals = min(3, unit.decimals)
     while decimals and not (column % (unit.ns // 10 ** (decimals - 1)) != 0).any():
         decimals -= 1
     return decimals

@@ -15,7 +15,7 @@ from .budget import in_order, words
 MOST_RANKS = 1024  # rows of the picture: at least a pixel each
 MOST_STEPS = 1000
 MOST_BYTES = 700_000
-DIGITS_KEPT = 10**5
+DIGITS_KEPT = 6  # of the longest step, when the picture would be too large
 Planes = npt.NDArray[np.int64]  # [account, rank, step], ns
 
 
@@ -42,25 +42,22 @@ def heat(ledger: pl.DataFrame, on_host: bool = False) -> Heat | None:
     planes, names, ranks, steps = _planes(ledger)
     notices: list[str] = []
     by_rank, by_step = -(-len(ranks) // MOST_RANKS), -(-len(steps) // MOST_STEPS)
-    quantum = 1
-    while planes.max() // quantum >= 2**32:
-        quantum *= 10
-    small = _binned(planes, by_rank, by_step)
-    packed = _packed(small, quantum)
-    if len(packed) > MOST_BYTES and any(name.startswith("idle.") for name in names):
-        planes, names = _with_idle_as_one(planes, names)
-        notices.append("the causes of idle time are shown as one")
-        small = _binned(planes, by_rank, by_step)
-        packed = _packed(small, quantum)
+    longest = int(planes.sum(axis=0).max())
+    quantum = 10 ** max(0, len(str(longest // 2**32)) if longest >= 2**32 else 0)
+    packed = _packed(_binned(planes, by_rank, by_step), quantum)
+    if len(packed) > MOST_BYTES:
+        if sum(name.startswith("idle.") for name in names) > 1:
+            planes, names = _with_idle_as_one(planes, names)
+            notices.append("the causes of idle time are shown as one")
+        quantum = max(quantum, 10 ** max(0, len(str(longest)) - DIGITS_KEPT))
+        packed = _packed(_binned(planes, by_rank, by_step), quantum)
     while len(packed) > MOST_BYTES:
-        if small.sum(axis=0).max() // quantum >= DIGITS_KEPT * 10:
-            quantum *= 10
-        elif by_step < len(steps):
-            by_step *= 2
+        fewer = 1 + len(packed) // MOST_BYTES
+        if by_step < len(steps):
+            by_step = min(by_step * fewer, len(steps))
         else:
-            by_rank *= 2
-        small = _binned(planes, by_rank, by_step)
-        packed = _packed(small, quantum)
+            by_rank *= fewer
+        packed = _packed(_binned(planes, by_rank, by_step), quantum)
     if quantum > 1:
         notices.append(f"times are rounded to {quantum:,} ns")
     if by_rank > 1:

@@ -34,10 +34,12 @@ ROWS_WITHOUT_SCRIPT = 8
 MOST_ROWS = 1000
 MOST_BYTES_OF_A_TABLE = 60_000
 MOST_FINDINGS = 100
+MOST_EVIDENCE = 8
 MOST_FACTS = 100
-MOST_TEXT = 2000
+MOST_TEXT = 1000
 MOST_BARS = 16
 LONG_VERDICT = 110
+THINNEST = 0.15  # per cent of a bar's room: what holds time is visible
 AVERAGES = re.compile(r"(mean|median|min|max|p\d+|latency|longest|shortest)(_|$)")
 
 
@@ -156,9 +158,20 @@ def _ledger(budget: Budget, run: Run) -> Iterator[Markup]:
         f"{of}Every nanosecond of {what} is in exactly one account, and the amounts add up.",
         class_="lead",
     )
+    spans = _spans(budget)
     leaves = [line for line in budget.lines if line.depth or not budget.parts(line.account)]
-    yield tag("div", _bar(_spans(leaves, budget)), class_="whole", aria_hidden="true")
-    rows = [_ledger_row(line, budget) for line in budget.lines]
+    yield tag("div", _bar(leaves, spans), class_="whole", aria_hidden="true")
+    rows = [
+        tag(
+            "tr",
+            tag("th", line.label, tag("span", line.meaning, class_="meaning"), scope="row"),
+            tag("td", f"{line.shown} {budget.unit.name}", class_="n"),
+            tag("td", line.share, class_="n share"),
+            tag("td", _bar((not line.depth and budget.parts(line.account)) or (line,), spans), class_="bar"),
+            class_="part" if line.depth else "group",
+        )
+        for line in budget.lines
+    ]
     total = tag(
         "tr",
         tag("th", "recording" if whole else "step", scope="row"),
@@ -170,22 +183,30 @@ def _ledger(budget: Budget, run: Run) -> Iterator[Markup]:
     yield tag("table", tag("tbody", rows), tag("tfoot", total), class_="waterfall")
 
 
-def _spans(lines: Sequence[Line], budget: Budget) -> list[tuple[Line, float, float]]:
-    """The lines with where they begin and how long they are, per cent of the step."""
-    spans: list[tuple[Line, float, float]] = []
-    before = 0
-    for line in lines:
-        spans.append((line, 100 * before / budget.ns, 100 * line.ns / budget.ns))
-        before += line.ns
+def _spans(budget: Budget) -> dict[Line, tuple[float, float]]:
+    """Where each line begins and how long it is, per cent of the step; parts lie within their group."""
+    spans: dict[Line, tuple[float, float]] = {}
+    in_step = in_group = 0
+    for line in budget.lines:
+        if not line.depth:
+            in_group = in_step
+            in_step += line.ns
+        spans[line] = (100 * in_group / budget.ns, 100 * line.ns / budget.ns)
+        in_group += line.ns if line.depth else 0
     return spans
 
 
-def _bar(spans: Sequence[tuple[Line, float, float]]) -> Markup:
+def _bar(lines: Sequence[Line], spans: Mapping[Line, tuple[float, float]]) -> Markup:
     rects = [
         tag(
-            "rect", x=f"{at:.3f}%", y=0, width=f"{max(length, 0.15):.3f}%", height="100%", class_=_color(line)
+            "rect",
+            x=f"{spans[line][0]:.3f}%",
+            y=0,
+            width=f"{max(spans[line][1], THINNEST):.3f}%",
+            height="100%",
+            class_=_color(line),
         )
-        for line, at, length in spans
+        for line in lines
     ]
     return tag("svg", rects, width="100%", height="100%", aria_hidden="true")
 
@@ -195,41 +216,6 @@ def _color(line: Line) -> str:
     group, _, part = line.account.partition(".")
     name = f"c-{group}" if group in known else "c-other"
     return f"{name} p-{part.replace('_', '-')}" if part.replace("_", "").isalpha() else name
-
-
-def _ledger_row(line: Line, budget: Budget) -> Markup:
-    same_depth = [other for other in budget.lines if other.depth == line.depth]
-    if line.depth:
-        group = line.account.partition(".")[0]
-        at = _start(group, budget) + sum(
-            other.ns for other in _before(line, [o for o in same_depth if o.account.startswith(f"{group}.")])
-        )
-    else:
-        at = _start(line.account, budget)
-    spans = [(line, 100 * at / budget.ns, 100 * line.ns / budget.ns)]
-    if not line.depth and budget.parts(line.account):
-        parts = budget.parts(line.account)
-        offset = spans[0][1]
-        spans = [(part, offset + begin, length) for part, begin, length in _spans(parts, budget)]
-    return tag(
-        "tr",
-        tag("th", line.label, tag("span", line.meaning, class_="meaning"), scope="row"),
-        tag("td", f"{line.shown} {budget.unit.name}", class_="n"),
-        tag("td", line.share, class_="n share"),
-        tag("td", _bar(spans), class_="bar"),
-        class_="part" if line.depth else "group",
-    )
-
-
-def _start(group: str, budget: Budget) -> int:
-    return sum(line.ns for line in _before(group, budget.groups))
-
-
-def _before(wanted: Line | str, lines: Sequence[Line]) -> Iterator[Line]:
-    for line in lines:
-        if wanted in (line, line.account):
-            return
-        yield line
 
 
 def _findings(page: Page) -> Iterator[Markup]:
@@ -245,7 +231,7 @@ def _findings(page: Page) -> Iterator[Markup]:
                 "li",
                 tag("h3", one_line(finding.claim, MOST_TEXT)),
                 tag("p", gain(finding, page.budget), class_=f"gain {finding.gain.replace(' ', '-')}"),
-                tag("ul", [tag("li", one_line(fact, MOST_TEXT)) for fact in finding.evidence[:20]])
+                tag("ul", [tag("li", one_line(fact, MOST_TEXT)) for fact in finding.evidence[:MOST_EVIDENCE]])
                 if finding.evidence
                 else None,
                 tag("p", tag("b", "Next "), _coded(one_line(finding.next, MOST_TEXT)), class_="next"),
@@ -346,7 +332,7 @@ class _Table:
         heads = [
             tag(
                 "th",
-                column.name.replace("_", " "),
+                column.label,
                 tag("small", f" {column.unit}") if column.unit else None,
                 scope="col",
                 title=column.meaning,
@@ -355,13 +341,7 @@ class _Table:
             for column in self.columns
         ]
         rows = [
-            tag(
-                "tr",
-                [
-                    tag("td", column.show(column.values[i]), class_=_cell_class(column))
-                    for column in self.columns
-                ],
-            )
+            tag("tr", [_cell(column, column.show(column.values[i])) for column in self.columns])
             for i in range(shown)
         ]
         return join(
@@ -379,6 +359,11 @@ class _Table:
             "columns": [_column(column) for column in self.columns],
             "plot": _plot(recipe.plot, self.answer.table),
         }
+
+
+def _cell(column: Cells, text: str) -> Markup:
+    kept = tag("span", text, title=text) if column.is_long else text
+    return tag("td", kept, class_=_cell_class(column))
 
 
 def _cell_class(column: Cells) -> str | None:
@@ -417,7 +402,7 @@ def _plot(plot: Bars | HeatMap | Points | None, table: pl.DataFrame) -> dict[str
 def _summed(plot: Bars, table: pl.DataFrame) -> dict[str, Any] | None:
     """The bars of names that stand on several rows, such as one for each rank, where it makes sense."""
     names = table[plot.x]
-    if plot.x in ("rank", "step") or names.n_unique() == names.len():
+    if names.dtype.is_numeric() or names.n_unique() == names.len():
         return None
     if any(table[y].dtype.is_float() or AVERAGES.match(y) for y in plot.y):
         return None

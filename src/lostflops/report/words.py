@@ -10,6 +10,8 @@ def one_line(text: str, at_most: int = 0) -> str:
 
     Longer text than `at_most` loses its middle, since names differ at both ends.
     """
+    if at_most and len(text) > 2 * at_most:
+        text = text[:at_most] + text[-at_most:]
     safe = "".join(c if c.isprintable() else _escaped(c) for c in text)
     if at_most and len(safe) > at_most:
         head = (at_most - 1) * 2 // 3
