@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -30,6 +31,8 @@ ON_HOST: Mapping[str, Words] = {
     "compute": Words("compute", "At least one operator that is not communication runs."),
     "idle": Words("idle", "No operator runs."),
 }
+# A line inside a group need not repeat what its group says.
+SAID_BY_GROUP = re.compile(r"^(Nothing runs on the device|Only communication runs), and ")
 ORDER = {name: i for i, name in enumerate(dict.fromkeys((*GROUPS, *ACCOUNTS)))}
 
 
@@ -38,7 +41,8 @@ def words(name: str, on_host: bool = False) -> Words:
     if name in GROUPS:
         return (ON_HOST.get(name) if on_host else None) or GROUPS[name]
     if name in ACCOUNTS:
-        return Words(ACCOUNTS[name].label, ACCOUNTS[name].meaning)
+        meaning = SAID_BY_GROUP.sub("", ACCOUNTS[name].meaning)
+        return Words(ACCOUNTS[name].label, meaning[:1].upper() + meaning[1:])
     return Words(name.partition(".")[2].replace("_", " ") or name, "")
 
 

@@ -69,6 +69,8 @@ class Run:
     @property
     def windows(self) -> str:
         """What a mean is taken over, in words."""
+        if self.step_source == "whole trace":
+            return f"of {_count(len(self.ranks), 'rank')}"
         if self.num_windows != self.num_steps * len(self.ranks):
             return f"of {self.num_windows} steps on {_count(len(self.ranks), 'rank')}"
         return f"of {self._steps} on {_count(len(self.ranks), 'rank')}"

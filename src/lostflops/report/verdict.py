@@ -58,12 +58,11 @@ def _noun(loss: Line) -> str:
 def _name(worst: Line, budget: Budget) -> str:
     """A loss is called after its main cause when that is most of it."""
     main = max(budget.parts(worst.account), key=lambda part: part.ns, default=worst)
-    if worst.account == "idle" and 2 * main.ns < worst.ns:
+    if 2 * main.ns >= worst.ns and main.account in NAMES:
+        return NAMES[main.account]
+    if worst.account == "idle":
         return "Mostly idle" if 2 * worst.ns >= budget.ns else "Partly idle"
-    for name in (main.account if 2 * main.ns >= worst.ns else "", worst.account):
-        if name in NAMES:
-            return NAMES[name]
-    return worst.label.capitalize()
+    return NAMES.get(worst.account) or worst.label.capitalize()
 
 
 def _loss(worst: Line, budget: Budget, on_host: bool, length: str) -> str:
@@ -72,7 +71,7 @@ def _loss(worst: Line, budget: Budget, on_host: bool, length: str) -> str:
     else:
         what = "copies that nothing hides" if worst.account == "copy" else worst.label
         said = f"{worst.share} of the {length} is {what}"
-    parts = budget.parts(worst.account)
+    parts = tuple(part for part in budget.parts(worst.account) if part.per_mille)
     return f"{said} ({_parts(parts, worst.per_mille)})" if len(parts) > 1 else said
 
 
