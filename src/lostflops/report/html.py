@@ -10,43 +10,35 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.resources import files
-from typing import Any
 
 import msgspec
-import polars as pl
 
 from lostflops.accounts import ACCOUNTS
-from lostflops.recipe import Answer, Bars, HeatMap, Points
 
+from .answer import Shown, anchor
 from .budget import Budget, Line
-from .cells import LONGEST_TEXT, UNKNOWN, Cells, cells
 from .heat import Heat, heat
-from .markup import Markup, join, tag
-from .page import Page, Run
+from .markup import Markup, coded, join, tag, unbroken
+from .page import Page
 from .quality import facts
+from .run import Run
 from .terminal import gain
 from .words import as_command, one_line
 
-ROWS_WITHOUT_SCRIPT = 8
-MOST_ROWS = 1000
-MOST_BYTES_OF_A_TABLE = 60_000
 MOST_FINDINGS = 100
 MOST_EVIDENCE = 8
 MOST_FACTS = 100
 MOST_TEXT = 1000
-MOST_BARS = 16
 LONG_VERDICT = 110
 THINNEST = 0.15  # per cent of a bar's room: what holds time is visible
-AVERAGES = re.compile(r"(mean|median|min|max|p\d+|latency|longest|shortest)(_|$)")
 
 
 def html(page: Page) -> str:
     """The whole file."""
     style, script = _asset("report.css"), _asset("report.js")
-    tables = [_Table(answer) for answer in page.answers if answer.recipe.name != "step_ledger"]
+    tables = [Shown(answer) for answer in page.answers if answer.recipe.name != "step_ledger"]
     picture = heat(page.ledger, page.run.on_host)
     policy = (
         f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; img-src data:; "
@@ -119,7 +111,7 @@ def _verdict(page: Page) -> Iterator[Markup]:
     device = run.gpu or ("CPU only" if run.on_host else None)
     described = filter(None, (device, run.extent, f"{run.num_events:,} events"))
     yield tag("p", " · ".join(described), class_="run")
-    yield tag("h1", _unbroken(page.verdict), class_="long" if len(page.verdict) > LONG_VERDICT else None)
+    yield tag("h1", unbroken(page.verdict), class_="long" if len(page.verdict) > LONG_VERDICT else None)
     warnings = sum(fact.is_warning for fact in facts(page.quality))
     if warnings:
         text = "one warning" if warnings == 1 else f"{warnings} warnings"
@@ -134,19 +126,6 @@ def _verdict(page: Page) -> Iterator[Markup]:
         ],
         class_="figures",
     )
-
-
-def _unbroken(text: str) -> Markup:
-    """The text as HTML, without line breaks between a number and its unit."""
-    return Markup(re.sub(r"(\d) (?=(ns|µs|ms|s|%)(\W|$))", r"\1&nbsp;", join(text)))
-
-
-def _coded(text: str) -> Markup:
-    """The text as HTML, with what stands between backticks as code."""
-    parts = text.split("`")
-    if len(parts) % 2 == 0:
-        return join(text)
-    return join(*(tag("code", part) if i % 2 else part for i, part in enumerate(parts)))
 
 
 def _ledger(budget: Budget, run: Run) -> Iterator[Markup]:
@@ -234,8 +213,8 @@ def _findings(page: Page) -> Iterator[Markup]:
                 tag("ul", [tag("li", one_line(fact, MOST_TEXT)) for fact in finding.evidence[:MOST_EVIDENCE]])
                 if finding.evidence
                 else None,
-                tag("p", tag("b", "Next "), _coded(one_line(finding.next, MOST_TEXT)), class_="next"),
-                tag("p", tag("b", "Doubt "), _coded(one_line(finding.doubt, MOST_TEXT)), class_="doubt")
+                tag("p", tag("b", "Next "), coded(one_line(finding.next, MOST_TEXT)), class_="next"),
+                tag("p", tag("b", "Doubt "), coded(one_line(finding.doubt, MOST_TEXT)), class_="doubt")
                 if finding.doubt
                 else None,
                 tag(
@@ -243,7 +222,7 @@ def _findings(page: Page) -> Iterator[Markup]:
                     tag(
                         "a",
                         f"Evidence: {_question(finding.recipe, page)}",
-                        href=f"#{_anchor(finding.recipe)}",
+                        href=f"#{anchor(finding.recipe)}",
                     ),
                 )
                 if finding.recipe
@@ -259,10 +238,6 @@ def _findings(page: Page) -> Iterator[Markup]:
 
 def _question(recipe: str, page: Page) -> str:
     return next((a.recipe.question for a in page.answers if a.recipe.name == recipe), as_command(recipe))
-
-
-def _anchor(recipe: str) -> str:
-    return "ledger" if recipe == "step_ledger" else f"recipe-{as_command(recipe)}"
 
 
 def _map(picture: Heat) -> Iterator[Markup]:
@@ -285,138 +260,14 @@ def _map(picture: Heat) -> Iterator[Markup]:
     )
 
 
-def _answers(tables: Sequence[_Table]) -> Iterator[Markup]:
+def _answers(tables: Sequence[Shown]) -> Iterator[Markup]:
     links = [
-        tag("li", tag("a", table.answer.recipe.question, href=f"#{_anchor(table.answer.recipe.name)}"))
+        tag("li", tag("a", table.answer.recipe.question, href=f"#{anchor(table.answer.recipe.name)}"))
         for table in tables
     ]
     yield tag("ul", links, class_="index")
     for table in tables:
         yield table.section()
-
-
-class _Table:
-    """A recipe's answer on the page: question, plot and table."""
-
-    def __init__(self, answer: Answer) -> None:
-        self.answer = answer
-        self.num_rows = answer.table.height
-        self._keep(min(self.num_rows, MOST_ROWS))
-        while (
-            self.kept > ROWS_WITHOUT_SCRIPT and len(msgspec.json.encode(self.data())) > MOST_BYTES_OF_A_TABLE
-        ):
-            self._keep(self.kept // 2)
-
-    def _keep(self, num_rows: int) -> None:
-        recipe = self.answer.recipe
-        alike = recipe.plot.y if isinstance(recipe.plot, Bars) else ()
-        self.kept = num_rows
-        self.columns = cells(self.answer.table.head(num_rows), recipe.columns, alike)
-
-    def section(self) -> Markup:
-        recipe = self.answer.recipe
-        first, _, _ = recipe.doc.partition("\n\n")
-        name = as_command(recipe.name)
-        return tag(
-            "article",
-            tag("h3", recipe.question),
-            tag("p", " ".join(first.split()), " ", tag("code", name), class_="lead"),
-            tag("div", self._table(), id=f"{_anchor(recipe.name)}-here", class_="answer"),
-            id=_anchor(recipe.name),
-        )
-
-    def _table(self) -> Markup:
-        if not self.num_rows:
-            return tag("p", "Nothing of the kind is in this trace.", class_="empty")
-        shown = min(self.kept, ROWS_WITHOUT_SCRIPT)
-        heads = [
-            tag(
-                "th",
-                column.label,
-                tag("small", f" {column.unit}") if column.unit else None,
-                scope="col",
-                title=column.meaning,
-                class_=_cell_class(column),
-            )
-            for column in self.columns
-        ]
-        rows = [
-            tag("tr", [_cell(column, column.show(column.values[i])) for column in self.columns])
-            for i in range(shown)
-        ]
-        return join(
-            tag("div", tag("table", tag("thead", tag("tr", heads)), tag("tbody", rows)), class_="scroll"),
-            tag("p", f"{shown} of {self.num_rows:,} rows shown", class_="count"),
-        )
-
-    def data(self) -> dict[str, Any]:
-        recipe = self.answer.recipe
-        return {
-            "name": as_command(recipe.name),
-            "anchor": f"{_anchor(recipe.name)}-here",
-            "rows": self.kept,
-            "of": self.num_rows,
-            "columns": [_column(column) for column in self.columns],
-            "plot": _plot(recipe.plot, self.answer.table),
-        }
-
-
-def _cell(column: Cells, text: str) -> Markup:
-    kept = tag("span", text, title=text) if column.is_long else text
-    return tag("td", kept, class_=_cell_class(column))
-
-
-def _cell_class(column: Cells) -> str | None:
-    return "n" if column.is_number else "long" if column.is_long else None
-
-
-def _column(column: Cells) -> dict[str, Any]:
-    described: dict[str, Any] = {
-        "name": column.name,
-        "meaning": column.meaning,
-        "kind": column.kind,
-        "unit": column.unit,
-        "scale": column.scale,
-        "decimals": column.decimals,
-    }
-    if column.kind == "text":
-        words = list(dict.fromkeys(column.values))
-        index = {word: i for i, word in enumerate(words)}
-        return {**described, "words": words, "values": [index[value] for value in column.values]}
-    return {**described, "values": column.values}
-
-
-def _plot(plot: Bars | HeatMap | Points | None, table: pl.DataFrame) -> dict[str, Any] | None:
-    match plot:
-        case Bars():
-            summed = _summed(plot, table)
-            return {"kind": "bars", "x": plot.x, "y": list(plot.y), "stacked": plot.stacked, "summed": summed}
-        case HeatMap():
-            return {"kind": "heat", "x": plot.x, "y": plot.y, "value": plot.value}
-        case Points():
-            return {"kind": "points", "x": plot.x, "y": plot.y, "log": plot.log}
-        case None:
-            return None
-
-
-def _summed(plot: Bars, table: pl.DataFrame) -> dict[str, Any] | None:
-    """The bars of names that stand on several rows, such as one for each rank, where it makes sense."""
-    names = table[plot.x]
-    if names.dtype.is_numeric() or names.n_unique() == names.len():
-        return None
-    if any(table[y].dtype.is_float() or AVERAGES.match(y) for y in plot.y):
-        return None
-    sums = (
-        table.group_by(pl.col(plot.x).cast(pl.String))
-        .agg(pl.col(*plot.y).sum())
-        .sort(pl.sum_horizontal(*plot.y), plot.x, descending=[True, False])
-        .head(MOST_BARS)
-    )
-    return {
-        "names": [one_line(name or UNKNOWN, LONGEST_TEXT) for name in sums[plot.x]],
-        "values": [sums[y].to_list() for y in plot.y],
-        "of": names.n_unique(),
-    }
 
 
 def _quality(page: Page) -> Iterator[Markup]:
@@ -451,7 +302,7 @@ def _skipped(page: Page) -> Iterator[Markup]:
         [
             join(
                 tag("dt", [tag("code", name) for name in names]),
-                tag("dd", _coded(one_line(page.nameless(reason), MOST_TEXT))),
+                tag("dd", coded(one_line(page.nameless(reason), MOST_TEXT))),
             )
             for reason, names in by_reason.items()
         ],
@@ -471,7 +322,7 @@ def _method(page: Page) -> Iterator[Markup]:
     yield tag(
         "dl",
         [
-            join(tag("dt", account.label), tag("dd", _coded(f"{account.meaning} {account.found}")))
+            join(tag("dt", account.label), tag("dd", coded(f"{account.meaning} {account.found}")))
             for account in ACCOUNTS.values()
             if account.name in used
         ],
@@ -510,7 +361,7 @@ def _method(page: Page) -> Iterator[Markup]:
     )
 
 
-def _data(page: Page, picture: Heat | None, tables: Sequence[_Table]) -> str:
+def _data(page: Page, picture: Heat | None, tables: Sequence[Shown]) -> str:
     """The data of the interactive part; no text in it can end the script element or begin another."""
     unit = page.budget.unit if page.budget else None
     data = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from html import escape
 from typing import TypeAlias
 
@@ -42,3 +43,16 @@ def join(*children: Child) -> Markup:
         elif child is not None:
             made.append(child if isinstance(child, Markup) else escape(one_line(child)))
     return Markup("".join(made))
+
+
+def unbroken(text: str) -> Markup:
+    """The text as HTML, without line breaks between a number and its unit."""
+    return Markup(re.sub(r"(\d) (?=(ns|µs|ms|s|%)(\W|$))", r"\1&nbsp;", join(text)))
+
+
+def coded(text: str) -> Markup:
+    """The text as HTML, with what stands between backticks as code."""
+    parts = text.split("`")
+    if len(parts) % 2 == 0:
+        return join(text)
+    return join(*(tag("code", part) if i % 2 else part for i, part in enumerate(parts)))

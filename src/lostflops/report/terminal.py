@@ -18,8 +18,9 @@ from lostflops.recipe import Skipped
 from lostflops.trace import Quality
 
 from .budget import Budget, Line
-from .page import Page, Run
+from .page import Page
 from .quality import facts
+from .run import Run
 from .words import as_command, one_line
 
 WIDEST = 120
