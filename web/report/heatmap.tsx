@@ -141,7 +141,7 @@ export function HeatMap({ heat, cells, unit }: { heat: Heat; cells: Uint32Array;
           />
           {mode !== "amount" && <Furthest heat={heat} drawn={drawn} mode={mode} unit={unit} choose={choose} />}
         </div>
-        <Detail heat={heat} cells={cells} unit={unit} at={told} kept={kept !== null} />
+        <Detail heat={heat} cells={cells} unit={unit} at={told} kept={kept !== null && at === null} />
       </div>
     </div>
   );

@@ -48,7 +48,8 @@ def words(name: str, on_host: bool = False) -> Words:
 
 def in_order(names: Iterable[str]) -> list[str]:
     """Accounts or groups in the order of the page: those that are not known come last."""
-    return sorted(names, key=lambda name: (ORDER.get(name, len(ORDER)), name))
+    last = len(ORDER)
+    return sorted(names, key=lambda n: (ORDER.get(n.partition(".")[0], last), ORDER.get(n, last), n))
 
 
 @dataclass(frozen=True)
