@@ -21,13 +21,21 @@ const result = await build({
   jsx: "automatic",
   jsxImportSource: "preact",
   legalComments: "none",
+  banner: { js: "/* Holds Preact and its signals: (c) Jason Miller, (c) Preact Team; MIT licence. */" },
   charset: "utf8",
   write: false,
 });
 
+// What is bundled asks for its licence to travel with it.
+const licences = [];
+for (const name of ["preact", "@preact/signals", "@preact/signals-core"]) {
+  licences.push(`${name}\n\n${await readFile(join(here, "node_modules", name, "LICENSE"), "utf8")}`);
+}
+const notice = Buffer.from(`report.js holds these libraries.\n\n${licences.join("\n\n")}`);
+
 let stale = false;
 await mkdir(into, { recursive: true });
-for (const file of result.outputFiles) {
+for (const file of [...result.outputFiles, { path: "LICENSES.txt", contents: notice, text: "" }]) {
   const name = basename(file.path);
   const size = gzipSync(file.contents, { level: 9 }).length;
   if (name.endsWith(".js") && size > LARGEST) throw new Error(`${name} is ${size} bytes gzipped, more than ${LARGEST}`);
