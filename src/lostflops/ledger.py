@@ -161,7 +161,7 @@ def _drained(gaps: pl.DataFrame, launches: Frame) -> pl.DataFrame:
     names = launches.select(pl.col("name").unique()).collect()["name"].cast(pl.String).drop_nulls().to_list()
     waits = cause_of(names, "launch").filter(pl.col("cause") == "host_synchronisation")["name"].to_list()
     calls = (
-        launches.filter(pl.col("name").cast(pl.String).is_in(waits))
+        launches.filter(pl.col("name").is_in(waits))
         .select("rank", _called=pl.col("start"), _returned=pl.col("end"))
         .sort("_called")
         .collect()
@@ -200,11 +200,11 @@ def _host_rows(
         for cause in HOST_CAUSES:
             mine = named.filter(pl.col("cause") == cause)["name"].to_list()
             if mine:
-                by_cause[cause].append(here.filter(pl.col("name").cast(pl.String).is_in(mine)).select(columns))
+                by_cause[cause].append(here.filter(pl.col("name").is_in(mine)).select(columns))
         if row in ("operator", "launch"):
             dispatch.append(here.select(columns))
         else:
-            marker = pl.col("name").cast(pl.String).str.starts_with("ProfilerStep")
+            marker = pl.col("name").cat.starts_with("ProfilerStep")
             other.append(here.filter(~marker).select(columns))
     layers = {f"idle.{c}": pl.concat(rows) for c, rows in by_cause.items() if rows}
     if dispatch:
