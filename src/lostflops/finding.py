@@ -12,18 +12,19 @@ Gain = Literal["at most", "predicted", "measured", "unknown"]
 class Finding:
     """One thing that is true about a run and worth acting on.
 
-    `ns_per_step` is what acting on it could save in a mean step of a mean rank, to be read with `gain`:
-    *at most* is an upper bound, *predicted* comes from replay, *measured* from interleaved repetition;
-    *unknown* says that the trace cannot tell, and then `ns_per_step` is 0. Gains of several findings do
-    not add up.
+    `ns_per_step` is what acting on it could save in a mean step of a mean rank. A recipe gives either that or
+    `ns_in_steps`, added up over all ranks and steps, which the runner then spreads. It is to be read with
+    `gain`: *at most* is an upper bound, *predicted* comes from replay, *measured* from interleaved repetition;
+    *unknown* says that the trace cannot tell, and then it is 0. Gains of several findings do not add up.
     """
 
     name: str  # stable, in kebab-case: 'data-loading-starves-gpu'
     claim: str  # one sentence with the numbers in it
-    ns_per_step: int
     gain: Gain
     evidence: tuple[str, ...]  # short facts, each with its number
     next: str  # the next thing to do
+    ns_per_step: int = 0
+    ns_in_steps: int = 0
     recipe: str = ""  # filled in by the runner
     doubt: str = ""  # why this may be wrong, when it may
 

@@ -229,10 +229,17 @@ class Session:
         table = self._table(wanted, options)
         if isinstance(table, Skipped):
             return Skipped(wanted.name, table.reason)
-        found: tuple[Finding, ...] = ()
-        if wanted.findings and table.height:
-            found = tuple(replace(f, recipe=wanted.name) for f in wanted.findings(table))
-        return Answer(wanted, table, found)
+        found = tuple(wanted.findings(table)) if wanted.findings and table.height else ()
+        return Answer(wanted, table, tuple(self._sized(wanted, f) for f in found))
+
+    def _sized(self, wanted: Recipe, finding: Finding) -> Finding:
+        """A finding with its recipe, and its size spread over all steps of all ranks."""
+        if not finding.ns_in_steps:
+            return replace(finding, recipe=wanted.name)
+        totals = self._table(named("step_totals"), {})
+        steps = 0 if isinstance(totals, Skipped) else int(totals["steps"].sum())
+        per_step = finding.ns_in_steps // steps if steps else 0
+        return replace(finding, recipe=wanted.name, ns_per_step=per_step)
 
     def _table(self, wanted: Recipe, options: Mapping[str, Any]) -> pl.DataFrame | Skipped:
         key = f"{wanted.name}{sorted(options.items())}"

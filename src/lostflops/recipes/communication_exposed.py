@@ -10,7 +10,7 @@ from lostflops.finding import Finding, milliseconds, percent
 from lostflops.recipe import Bars, Example, recipe
 from lostflops.tables import Collectives
 
-from .step_totals import on_mean_rank, per_step
+from .step_totals import mean_share, per_step
 
 # Share of the step from which exposed communication is worth a finding (TraceLens warns from there, too).
 WORTH_SAYING = 0.05
@@ -27,6 +27,7 @@ WORTH_SAYING = 0.05
         "hidden": "communication time under compute, ns",
         "exposed": "communication time without compute, ns",
         "hidden_share": "hidden / total",
+        "in_steps": "exposed time inside steps, ns",
         "per_step": "exposed time in a mean step, ns",
         "step_share": "share of the rank's step time that is exposed communication",
     },
@@ -46,6 +47,7 @@ WORTH_SAYING = 0.05
                     "hidden": 2,
                     "exposed": 5,
                     "hidden_share": 2 / 7,
+                    "in_steps": 5,
                     "per_step": 2,
                     "step_share": 5 / 16,
                 }
@@ -66,6 +68,7 @@ WORTH_SAYING = 0.05
                     "hidden": 7,
                     "exposed": 13,
                     "hidden_share": 0.35,
+                    "in_steps": 1,
                     "per_step": 1,
                     "step_share": 1 / 80,
                 }
@@ -92,28 +95,26 @@ def communication_exposed(
             total=length.filter(communicates).sum(),
             hidden=length.filter(computes & communicates).sum(),
             exposed=length.filter(exposed).sum(),
-            _in_steps=length.filter(exposed & (pl.col("in_step") > 0)).sum(),
+            in_steps=length.filter(exposed & (pl.col("in_step") > 0)).sum(),
         )
         .with_columns(hidden_share=pl.when(pl.col("total") > 0).then(pl.col("hidden") / pl.col("total")))
     )
-    return per_step(split, step_totals, "_in_steps").drop("_in_steps").sort("rank")
+    return per_step(split, step_totals, "in_steps").select(*communication_exposed.columns).sort("rank")
 
 
 @communication_exposed.finding
 def communication_is_exposed(table: pl.DataFrame) -> Iterator[Finding]:
-    per_rank, share = on_mean_rank(table, table)
-    if share < WORTH_SAYING:
+    if mean_share(table, table) < WORTH_SAYING:
         return
     exposed, total = table.select(pl.col("exposed").sum(), pl.col("total").sum()).row(0)
     worst = table.sort("per_step", "rank", descending=[True, False], nulls_last=True).row(0, named=True)
     yield Finding(
         name="communication-exposed",
-        claim=f"In a mean step {milliseconds(per_rank)} ({percent(share, 1)}) is communication that no "
-        "computation hides.",
-        ns_per_step=per_rank,
+        claim=f"{percent(exposed, total)} of the communication is exposed: no computation hides it.",
+        ns_in_steps=table["in_steps"].sum(),
         gain="at most",
         evidence=(
-            f"{percent(exposed, total)} of all communication time is exposed",
+            f"{milliseconds(exposed)} of {milliseconds(total)}, added up over ranks",
             f"the most is on rank {worst['rank']}: {milliseconds(worst['per_step'])} a step",
         )[: table.height],
         next="Communication-wait tells how much of it is waiting for a late rank, which overlap cannot mend; "

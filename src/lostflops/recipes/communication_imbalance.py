@@ -107,14 +107,19 @@ def communication_imbalance(
         .group_by("rank")
         .agg(last=pl.len().cast(pl.Int64), blame=pl.col("wait").sum())
     )
-    # Waits of one rank for another can overlap, and compute can hide them: their exposed union is the cost.
+    # Waits of one rank for another can overlap, and compute or another operation's transfer can hide them, as
+    # in the ledger: their exposed union is the cost.
     until = pl.min_horizontal("end", pl.col("arrival") + pl.col("wait"))
     waits = matched.select("rank", "start", end=until, last_rank=pl.col("last_rank").fill_null(-1))
+    idle = gpu_activity.filter((pl.col("compute") == 0) & (pl.col("in_step") > 0))
+    moving = matched.select(
+        "rank", "end", start=pl.max_horizontal("start", pl.col("arrival") + pl.col("wait"))
+    )
     bare = (
         intervals.inside(
             intervals.union(waits, ["rank", "last_rank"]),
-            gpu_activity,
-            {"_bare": (pl.col("compute") == 0) & (pl.col("in_step") > 0)},
+            intervals.overlay({"idle": idle, "moving": moving}, by=["rank"]),
+            {"_bare": (pl.col("idle") > 0) & (pl.col("moving") == 0)},
         )
         .group_by(rank=pl.when(pl.col("last_rank") >= 0).then("last_rank"))
         .agg(pl.col("_bare").sum())

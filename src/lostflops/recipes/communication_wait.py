@@ -10,7 +10,7 @@ from lostflops import intervals
 from lostflops.finding import Finding, milliseconds, percent
 from lostflops.recipe import Bars, Example, recipe
 
-from .step_totals import on_mean_rank, per_step
+from .step_totals import mean_share, per_step
 
 # Below this share of the step, exposed waiting is not worth a finding (XProf lists hosts from 10 % on).
 WORTH_SAYING = 0.03
@@ -34,6 +34,7 @@ WORTH_SAYING = 0.03
         "exposed_transfer": "transfer under which the rank does not compute, ns",
         "unmatched_time": "from arrival to end, added up over the others: wait or transfer, ns",
         "unmatched_reason": "why they are not matched (the most frequent reason)",
+        "in_steps": "exposed wait inside steps, ns",
         "per_step": "exposed wait in a mean step, ns",
         "step_share": "share of the rank's step time that is exposed wait",
     },
@@ -51,7 +52,7 @@ WORTH_SAYING = 0.03
                     {"rank": 1, "start": 0, "end": 44, "family": "gemm"},
                 ],
                 "steps": [
-                    {"rank": 0, "start": 0, "end": 26},
+                    {"rank": 0, "start": 22, "end": 26},
                     {"rank": 0, "start": 26, "end": 60},
                     {"rank": 1, "start": 0, "end": 60},
                 ],
@@ -72,8 +73,9 @@ WORTH_SAYING = 0.03
                     "exposed_transfer": 12,
                     "unmatched_time": 5,
                     "unmatched_reason": "its peer is unknown",
-                    "per_step": 10,
-                    "step_share": 21 / 60,
+                    "in_steps": 18,
+                    "per_step": 9,
+                    "step_share": 18 / 38,
                 },
                 {
                     "rank": 1,
@@ -89,6 +91,7 @@ WORTH_SAYING = 0.03
                     "exposed_transfer": 7,
                     "unmatched_time": 0,
                     "unmatched_reason": None,
+                    "in_steps": 0,
                     "per_step": 0,
                     "step_share": 0.0,
                 },
@@ -113,6 +116,7 @@ WORTH_SAYING = 0.03
                     "exposed_wait": None,
                     "unmatched_time": 42,
                     "unmatched_reason": "only one rank is here; waiting cannot be told from transfer",
+                    "in_steps": None,
                     "per_step": None,
                 }
             ],
@@ -143,14 +147,14 @@ def communication_wait(
         summed.join(_exposed(communication_matches, gpu_activity), on="rank", how="left")
         .with_columns(
             pl.when(pl.col("matched") > 0).then(pl.col(column).fill_null(0)).alias(column)
-            for column in ("exposed_wait", "exposed_transfer", "_in_steps")
+            for column in ("exposed_wait", "exposed_transfer", "in_steps")
         )
         .with_columns(
             wait_share=pl.when(pl.col("time") > 0).then(pl.col("wait") / pl.col("time")),
             clock_free_wait=pl.col("time") - pl.col("clock_free_transfer"),
         )
     )
-    return per_step(whole, step_totals, "_in_steps").select(*communication_wait.columns).sort("rank")
+    return per_step(whole, step_totals, "in_steps").select(*communication_wait.columns).sort("rank")
 
 
 def _exposed(matches: pl.LazyFrame, activity: pl.LazyFrame) -> pl.LazyFrame:
@@ -174,22 +178,21 @@ def _exposed(matches: pl.LazyFrame, activity: pl.LazyFrame) -> pl.LazyFrame:
         .agg(
             exposed_wait=pl.col("_bare").filter(pl.col("transfer") == 0).sum(),
             exposed_transfer=pl.col("_bare").filter(pl.col("transfer") > 0).sum(),
-            _in_steps=pl.col("_in_step").filter(pl.col("transfer") == 0).sum(),
+            in_steps=pl.col("_in_step").filter(pl.col("transfer") == 0).sum(),
         )
     )
 
 
 @communication_wait.finding
 def communication_is_waiting(table: pl.DataFrame) -> Iterator[Finding]:
-    cost, share = on_mean_rank(table, table)
-    if share < WORTH_SAYING:
+    if mean_share(table, table) < WORTH_SAYING:
         return
     time, wait, clock_free, unmatched = table.select(
         pl.col("time", "wait", "clock_free_wait", "unmatched_time").sum()
     ).row(0)
     least = table.filter(pl.col("wait").is_not_null()).sort("wait", "rank").row(0, named=True)
     evidence = [
-        f"in a mean step {milliseconds(cost)} ({percent(share, 1)}) pass waiting with nothing computed",
+        f"{milliseconds(table['exposed_wait'].sum())} of it with nothing computed, added up over ranks",
         f"by durations alone, without comparing clocks: {percent(clock_free, time)}",
         f"rank {least['rank']} waits least: {milliseconds(least['wait'])}",
     ]
@@ -199,7 +202,7 @@ def communication_is_waiting(table: pl.DataFrame) -> Iterator[Finding]:
         name="communication-waits",
         claim=f"{percent(wait, time)} of the {milliseconds(time)} that ranks spend communicating is waiting "
         "for the last of them to arrive.",
-        ns_per_step=cost,
+        ns_in_steps=table["in_steps"].sum(),
         gain="at most",
         evidence=tuple(evidence),
         next="`lostflops recipe communication-imbalance` tells who arrives last; shorten that rank's work "

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import polars as pl
 
 from lostflops import intervals
-from lostflops.finding import Finding, milliseconds, percent
+from lostflops.finding import Finding, milliseconds
 from lostflops.recipe import Bars, Example, recipe
 from lostflops.tables import Copies
 
-from .step_totals import on_mean_rank, per_step
+from .step_totals import mean_share, per_step
 
 # Share of the step from which exposed copies are worth a finding (TraceLens: 5 % in one direction).
 WORTH_SAYING = 0.05
@@ -33,6 +33,7 @@ PAGEABLE_WORTH_SAYING = 0.01
         "bandwidth": "bytes / time over the copies with known bytes, GB/s (10⁹ bytes)",
         "hidden": "time in which one of them and a kernel or communication runs, ns",
         "exposed": "time in which one of them runs and neither kernel nor communication, ns",
+        "in_steps": "exposed time inside steps, ns",
         "per_step": "exposed time in a mean step, ns",
         "step_share": "share of the rank's step time in which these copies are exposed",
     },
@@ -62,6 +63,7 @@ PAGEABLE_WORTH_SAYING = 0.01
                     "bandwidth": 5.4,
                     "hidden": 4,
                     "exposed": 46,
+                    "in_steps": 41,
                     "per_step": 20,
                     "step_share": 41 / 95,
                 },
@@ -75,6 +77,7 @@ PAGEABLE_WORTH_SAYING = 0.01
                     "bandwidth": 8.0,
                     "hidden": 3,
                     "exposed": 1,
+                    "in_steps": 1,
                     "per_step": 0,
                     "step_share": 1 / 95,
                 },
@@ -101,6 +104,7 @@ PAGEABLE_WORTH_SAYING = 0.01
                     "bandwidth": 20.0,
                     "hidden": 0,
                     "exposed": 37,
+                    "in_steps": 37,
                     "per_step": 37,
                     "step_share": 0.74,
                 }
@@ -133,13 +137,13 @@ def copy_summary_by_time(
     shown = intervals.inside(
         intervals.union(moved, kinds),
         gpu_activity,
-        {"hidden": ~alone, "exposed": alone, "_in_steps": alone & (pl.col("in_step") > 0)},
+        {"hidden": ~alone, "exposed": alone, "in_steps": alone & (pl.col("in_step") > 0)},
     )
     whole = summed.join(
-        shown.group_by(kinds).agg(pl.col("hidden", "exposed", "_in_steps").sum()), on=kinds, how="left"
-    ).with_columns(pl.col("hidden", "exposed", "_in_steps").fill_null(0))
+        shown.group_by(kinds).agg(pl.col("hidden", "exposed", "in_steps").sum()), on=kinds, how="left"
+    ).with_columns(pl.col("hidden", "exposed", "in_steps").fill_null(0))
     return (
-        per_step(whole, step_totals, "_in_steps")
+        per_step(whole, step_totals, "in_steps")
         .select(*copy_summary_by_time.columns)
         .sort("rank", "exposed", *kinds[1:], descending=[False, True, False, False])
     )
@@ -148,26 +152,22 @@ def copy_summary_by_time(
 @copy_summary_by_time.finding
 def copies_cost_step_time(table: pl.DataFrame) -> Iterator[Finding]:
     """One finding for all copies, with advice for the direction that costs most; one for pageable memory."""
-    cost, share = on_mean_rank(table, table)
-    if share >= WORTH_SAYING:
+    if mean_share(table, table) >= WORTH_SAYING:
         most = table.group_by("direction").agg(pl.col("exposed").sum()).sort("exposed", "direction").row(-1)
         yield Finding(
             name="copies-exposed",
-            claim=f"In a mean step {milliseconds(cost)} ({percent(share, 1)}) pass in copies beside which no "
-            f"kernel runs, most of them {most[0]}.",
-            ns_per_step=cost,
+            claim=f"{_hidden_by_nothing(table)}, most of it {most[0]}.",
+            ns_in_steps=table["in_steps"].sum(),
             gain="at most",
             evidence=_facts(table),
             next=_ADVICE.get(most[0], "Overlap the copies with kernels on a second stream, or avoid them."),
         )
     pageable = table.filter(pl.col("host_memory") == "pageable")
-    cost, share = on_mean_rank(pageable, table)
-    if share >= PAGEABLE_WORTH_SAYING:
+    if mean_share(pageable, table) >= PAGEABLE_WORTH_SAYING:
         yield Finding(
             name="copies-pageable",
-            claim=f"In a mean step {milliseconds(cost)} ({percent(share, 1)}) pass in exposed copies of "
-            "pageable host memory.",
-            ns_per_step=cost,
+            claim=f"{_hidden_by_nothing(pageable)}: pageable host memory.",
+            ns_in_steps=pageable["in_steps"].sum(),
             gain="at most",
             evidence=_facts(pageable),
             next="Pin the host's memory: `DataLoader(pin_memory=True)` and `.to(device, non_blocking=True)`; "
@@ -182,6 +182,11 @@ _ADVICE = {
     "on a second stream into pinned memory.",
     "memset": "Look for buffers that are zeroed in every step; `set_to_none=True` spares those of gradients.",
 }
+
+
+def _hidden_by_nothing(rows: pl.DataFrame) -> str:
+    exposed, time = rows.select(pl.col("exposed", "time").sum()).row(0)
+    return f"{milliseconds(exposed)} of the {milliseconds(time)} of copying hides behind nothing"
 
 
 def _facts(rows: pl.DataFrame) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ import polars as pl
 from lostflops.finding import Finding, milliseconds, percent
 from lostflops.recipe import Bars, Example, recipe
 
-from .step_totals import on_mean_rank, per_step
+from .step_totals import mean_share, per_step
 
 MATRIX_WORK = ("gemm", "attention", "convolution")
 # Share of the step from which slow arithmetic is worth a finding.
@@ -28,6 +28,7 @@ WORTH_SAYING = 0.05
         "calls": "number of executions",
         "time": "their durations added up, ns",
         "time_share": "time / all matrix work of the rank",
+        "in_steps": "time inside steps, ns",
         "per_step": "time in a mean step, ns",
         "step_share": "time inside steps / step time",
     },
@@ -53,6 +54,7 @@ WORTH_SAYING = 0.05
                     "calls": calls,
                     "time": time,
                     "time_share": time / 100,
+                    "in_steps": in_steps,
                     "per_step": in_steps // 2,
                     "step_share": in_steps / 330,
                 }
@@ -80,7 +82,7 @@ def precision_mix(kernel_work: pl.LazyFrame, step_totals: pl.LazyFrame) -> pl.La
     )
     return (
         per_step(summed, step_totals, "in_steps")
-        .select(*kinds, "calls", "time", "time_share", "per_step", "step_share")
+        .select(*kinds, "calls", "time", "time_share", "in_steps", "per_step", "step_share")
         .sort("rank", "time", *kinds[1:], descending=[False, True, False, False, False])
     )
 
@@ -94,24 +96,22 @@ def matrix_work_off_tensor_cores(table: pl.DataFrame) -> Iterator[Finding]:
         (
             "fp32",
             (
-                "Train in bf16 under `torch.autocast` (before Ampere in fp16, with a gradient scaler), or, from "
-                "Ampere on, let fp32 matmuls use TF32 with `torch.set_float32_matmul_precision('high')`; "
+                "Train in bf16 under `torch.autocast` (before Ampere in fp16, with a gradient scaler), or, "
+                "from Ampere on, let fp32 matmuls use TF32 with `torch.set_float32_matmul_precision('high')`; "
                 "compare the loss before you keep it."
             ),
         ),
         ("fp64", "Find the tensor that is float64: PyTorch makes them from NumPy arrays by default."),
     ):
         slow = table.filter((pl.col("precision") == precision) & ~pl.col("tensor_cores"))
-        per_rank, share = on_mean_rank(slow, table)
         time = slow.select(pl.col("time").sum()).item()
-        if share < WORTH_SAYING:
+        if mean_share(slow, table) < WORTH_SAYING:
             continue
         doubt = f"{percent(unknown, matrix)} of matrix work does not say its precision." if unknown else ""
         yield Finding(
             name=f"{precision}-without-tensor-cores",
-            claim=f"{percent(time, matrix)} of matrix work runs in {precision} without tensor cores: "
-            f"{milliseconds(per_rank)} of a mean step ({percent(share, 1)}).",
-            ns_per_step=per_rank,
+            claim=f"{percent(time, matrix)} of matrix work runs in {precision} without tensor cores.",
+            ns_in_steps=slow["in_steps"].sum(),
             gain="at most",
             evidence=tuple(
                 f"{row['family']}: {row['calls']:,} executions, {milliseconds(row['time'])}"

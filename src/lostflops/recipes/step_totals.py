@@ -49,11 +49,6 @@ def per_step(frame: pl.LazyFrame, totals: pl.LazyFrame, in_steps: str) -> pl.Laz
     )
 
 
-def on_mean_rank(rows: pl.DataFrame, table: pl.DataFrame) -> tuple[int, float]:
-    """`per_step` and `step_share` of some of a table's rows, added up and averaged over the table's ranks.
-
-    Zero where there are no steps to tell them by.
-    """
-    ranks = max(1, table["rank"].n_unique())
-    per_step, step_share = rows.select(pl.col("per_step").sum(), pl.col("step_share").sum()).row(0)
-    return int(per_step // ranks), step_share / ranks
+def mean_share(rows: pl.DataFrame, table: pl.DataFrame) -> float:
+    """`step_share` of some of a table's rows, averaged over the table's ranks: what thresholds look at."""
+    return rows["step_share"].sum() / max(1, table["rank"].n_unique())
