@@ -176,21 +176,21 @@ def made(
         yield Finding(
             "communication-is-exposed",
             f"All-gathers start after the matmul that could hide them: {names[0]}",
-            61_000_003,
             "at most",
             ("exposed communication is 88.3 ms of the 412.6 ms step", f"the longest is {names[-1]}"),
             "set prefetching one layer ahead: `fully_shard(..., reshard_after_forward=False)`",
+            ns_per_step=61_000_003,
             doubt="the waiting part is no fault of this rank",
         )
         yield Finding(
             "transfer-is-slow",
             "The transfer rate is below the link's",
-            7_000_003,
             "predicted",
             (),
             "look at the link",
+            ns_per_step=7_000_003,
         )
-        yield Finding("cannot-tell", "Something is odd", 0, "unknown", ("one fact",), "record with stacks")
+        yield Finding("cannot-tell", "Something is odd", "unknown", ("one fact",), "record with stacks")
 
     @recipe(
         question="Does bandwidth grow with size?",
