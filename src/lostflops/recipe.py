@@ -23,6 +23,7 @@ from typing import Any, Literal
 
 import polars as pl
 
+from .answers import Answers
 from .errors import BadOption, LostflopsError, NoSuchRecipe, shown
 from .finding import Finding
 from .tables import TABLES, Table
@@ -211,10 +212,11 @@ class Answer:
 
 
 class Session:
-    """Runs recipes on one trace; what several of them need is computed once."""
+    """Runs recipes on one trace. What several need is computed once; answers are kept beside the run."""
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
+        self._answers = Answers(trace)
         self._known: dict[str, pl.DataFrame | Skipped] = {}
 
     def run(self, name: str, **options: Any) -> Answer | Skipped:
@@ -248,6 +250,13 @@ class Session:
         return self._known[key]
 
     def _compute(self, wanted: Recipe, options: Mapping[str, Any]) -> pl.DataFrame | Skipped:
+        # What only feeds others is not kept: where their answers are, nobody asks for it. What other packages
+        # compute may change without our noticing.
+        kept = wanted.page and wanted.function.__module__.startswith(f"{__package__}.")
+        if kept:
+            known = self._answers.read(wanted.name, options)
+            if known is not None:
+                return known
         frames: list[pl.LazyFrame | None] = []
         for needed in wanted.inputs:
             given = self._input(needed.name)
@@ -256,7 +265,10 @@ class Session:
                     return given
                 given = None
             frames.append(given)
-        return wanted(*frames, **options).collect()
+        table = wanted(*frames, **options).collect()
+        if kept:
+            self._answers.keep(wanted.name, options, table)
+        return table
 
     def _input(self, name: str) -> pl.LazyFrame | Skipped:
         if name in TABLES:
