@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 import polars as pl
 
-from lostflops import ingest, matching
+from lostflops import clocks, ingest
 from lostflops.errors import (
     LostflopsError,
     NoTraces,
@@ -379,15 +379,12 @@ def _align(folder: Path, manifest: Manifest, rows: list[dict[str, Any]]) -> None
     trace = Trace(folder, manifest)
     collectives, ranks = trace.table("collectives"), trace.table("ranks")
     assert collectives is not None and ranks is not None
-    found = {r["rank"]: r for r in matching.clock_offsets(collectives, ranks).iter_rows(named=True)}
-    # Ranks of one host share a clock: whatever their collectives say, it is not the clock that differs.
-    hosts = {row["host"] for row in rows}
-    one_host = len(hosts) == 1 and None not in hosts
+    found = {r["rank"]: r for r in clocks.clock_offsets(collectives, ranks).iter_rows(named=True)}
     for row in rows:
         measured = found.get(row["rank"])
         if measured is None:
             continue
-        offset = 0 if one_host else int(measured["offset"])
+        offset = int(measured["offset"])
         row["clock_error"] = int(measured["error"])
         row["clock_offset"] = offset
         if offset:

@@ -3,13 +3,16 @@
 A collective begins to move data when its last participant arrives. What a rank spends in it before that is
 waiting for others, what it spends after is transfer, whatever the kernel's own duration says.
 
-Ranks run the collectives of one group in one order, so instances are told by the group and the place in that
-order, never by time: by the source's sequence number where there is one, else by counting, from the start of
-the recording or, when ranks began at different places, from its end. A match must agree in kind and bytes, and
-no member of a synchronising collective may leave before the last has come.
+Ranks run the operations of one lane, a process group or the two ends of a send, in one order. So instances
+are told by the lane and the place in that order, never by time: by the source's sequence number where there
+is one, else by counting, from the start of the recording or, when ranks began at different places, from its
+end. An instance counts only when all members are there and agree in kind and bytes, and when no member of a
+synchronising collective leaves before the last has come.
 """
 
 from __future__ import annotations
+
+import re
 
 import polars as pl
 
@@ -17,285 +20,314 @@ import polars as pl
 SYNCHRONISING = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "barrier")
 # All ranks move the same bytes in these; an all-to-all may split unevenly.
 SAME_BYTES = ("all-reduce", "all-gather", "reduce-scatter", "broadcast", "reduce")
-# Shifting clocks needs a reason: an offset no noise explains.
-SMALLEST_OFFSET = 1_000_000
-OFFSET_OVER_ERROR = 10
+PAIR = ("send", "receive")
+# A step of communication that one rank does alone: DeepEP counts tokens before it sends them.
+LOCAL = ("layout",)
+# Without a measured error, times up to this far apart are not held against a match.
+UNKNOWN_ERROR = 1_000_000
 
 WORLD = "all ranks"
+ONE_RANK = "only one rank is here; waiting cannot be told from transfer"
+LISTED = re.compile(r"\[([0-9, ]*)\]$")
 
 
 def matches(collectives: pl.LazyFrame, ranks: pl.LazyFrame, *, trust_clocks: bool = True) -> pl.DataFrame:
-    """Every collective of every rank, with its instance, wait and transfer where the ranks could be matched.
+    """Every collective of every rank, with its instance, wait and transfer where ranks could be matched.
 
-    Adds to `collectives`: instance, members, last_arrival, last_rank, latency, wait, transfer and reason. Wait
-    and transfer add up to end - arrival; they are null, and `reason` says why, where there is no match. The
-    last rank is null when it leads by less than the clock error. `latency` is the shortest stay of any member,
-    which needs no common clock. Without `trust_clocks`, times of different ranks are not compared, and ranks must
-    have recorded equally many collectives.
+    Adds to `collectives`: reason, instance, members, last_arrival, last_rank, latency, wait and transfer.
+    Wait and transfer add up to end - arrival; they are null, and `reason` says why, where they cannot be
+    told. The last rank is null when it leads by less than the clock error. `latency` is the shortest stay of
+    any member, which needs no common clock. Without `trust_clocks`, times of different ranks are not
+    compared, and ranks must have recorded equally many operations of a lane.
     """
-    rows = collectives.collect().with_row_index("_row")
-    known = ranks.select("rank", "world_size", "clock_error").unique("rank").collect()
-    if rows.is_empty():
-        return _finish(rows.with_columns(_key=pl.lit(None, dtype=pl.String), reason=pl.lit("")), 0)
-    present = set(known["rank"].to_list())
-    world = known["world_size"].max()
-    error = known["clock_error"].max()
-    rows = _grouped(rows, present, int(world) if isinstance(world, int) else None)
+    known = ranks.select("rank", "world_size", "clock_error").unique("rank", keep="first").collect()
+    rows = _laned(collectives.collect().with_row_index("_row"), known)
     rows = pl.concat(
-        [_by_sequence(rows), _by_place(rows, trust_clocks), _pairs(rows), _unmatchable(rows)]
-    ).sort("_row")
-    noise = error if isinstance(error, int) else 0
-    return _finish(_plausible(rows, noise, trust_clocks), noise)
-
-
-def _grouped(rows: pl.DataFrame, present: set[int], world: int | None) -> pl.DataFrame:
-    """Name each row's group, or say why it cannot be matched in `reason`."""
-    if len(present) < 2:
-        text = "only one rank is here; waiting cannot be told from transfer"
-        return rows.with_columns(_group=pl.lit(None, dtype=pl.String), reason=pl.lit(text))
-    listed = pl.col("group").cast(pl.String)
-    groups = rows["group"].unique().cast(pl.String).to_list()
-    several = len({g for g in groups if g is not None}) > 1
-    missing: dict[str, str] = {}
-    for group in groups:
-        members = _members(group)
-        absent = sorted(members - present) if members else []
-        if absent:
-            missing[str(group)] = f"ranks {_some(absent)} of its group are not here"
-    whole = world is None or len(present) >= world
-    if not whole:
-        text = f"only {len(present)} of {world} ranks are here and its group is unknown"
-        unknown = pl.lit(text)
-    elif several:
-        unknown = pl.lit("its group is unknown and the job has several")
-    else:
-        unknown = pl.lit("")
-    p2p = pl.col("kind").cast(pl.String).is_in(["send", "receive"])
-    return rows.with_columns(
-        _group=listed.fill_null(WORLD),
-        reason=pl.when(p2p)
-        .then(pl.when(pl.col("peer").is_null()).then(pl.lit("its peer is unknown")).otherwise(pl.lit("")))
-        .when(listed.is_null())
-        .then(unknown)
-        .otherwise(listed.replace_strict(missing, default="", return_dtype=pl.String)),
+        [
+            _by_sequence(rows.filter((pl.col("reason") == "") & pl.col("_sequenced"))),
+            _by_place(rows.filter((pl.col("reason") == "") & ~pl.col("_sequenced")), trust_clocks),
+            rows.filter(pl.col("reason") != "").with_columns(_key=pl.lit(None, dtype=pl.String)),
+        ]
     )
+    return _split(rows, _instances(rows, trust_clocks))
 
 
-def _members(group: str | None) -> set[int]:
+def _is_pair() -> pl.Expr:
+    return pl.col("_kind") == "pair"
+
+
+def _laned(rows: pl.DataFrame, known: pl.DataFrame) -> pl.DataFrame:
+    """Each row's lane, and how many members its instances have, or the reason why it cannot be matched.
+
+    Adds `_error` of its clock, `_kind` (both ends of a send are 'pair'), `_bytes`, `_lane`, `_size`,
+    whether it is `_sequenced`, and `reason`.
+    """
+    present: set[int] = set(known["rank"].to_list())
+    worlds: list[int] = known["world_size"].drop_nulls().to_list()
+    world = max(worlds) if worlds else max(2, len(present))
+    group = pl.col("group").cast(pl.String)
+    names: list[str] = rows["group"].cast(pl.String).drop_nulls().unique().to_list()
+    listed = {name: _members(name) for name in names}
+    absent = {
+        name: f"ranks {_some(sorted(ranks - present))} of its group are not here"
+        for name, ranks in listed.items()
+        if ranks - present
+    }
+    kind = pl.col("kind").cast(pl.String)
+    pair = kind.is_in(PAIR)
+    sends = kind == "send"
+    ends = (
+        pl.when(sends).then(pl.format("{}>{}", "rank", "peer")).otherwise(pl.format("{}>{}", "peer", "rank"))
+    )
+    if len(present) < world:
+        unknown = f"only {len(present)} of {world} ranks are here and its group is unknown"
+    else:
+        unknown = "its group is unknown and the job has several" if len(names) > 1 else ""
+    alone = pl.col("_size") == 1
+    return (
+        rows.join(known.select("rank", _error="clock_error"), on="rank", how="left", maintain_order="left")
+        .with_columns(
+            _kind=pl.when(pair).then(pl.lit("pair")).otherwise(kind),
+            _bytes=pl.when(sends).then(pl.coalesce("bytes_in", "bytes_out"))
+            .when(pair).then(pl.coalesce("bytes_out", "bytes_in"))
+            .otherwise("bytes_in"),
+            _lane=pl.when(pair).then(pl.concat_str(ends, group.fill_null(""), separator=" "))
+            .otherwise(group.fill_null(WORLD)),
+            _size=pl.when(pair).then(2)
+            .when(group.is_null()).then(world)
+            .otherwise(
+                pl.coalesce(
+                    group.replace_strict(
+                        {name: len(ranks) for name, ranks in listed.items() if ranks},
+                        default=None,
+                        return_dtype=pl.Int64,
+                    ),
+                    pl.col("group_size").cast(pl.Int64),
+                    pl.max_horizontal(2, pl.col("rank").n_unique().over("group").cast(pl.Int64)),
+                )
+            ),
+            # A send and its receive count on their own.
+            _sequenced=pl.col("sequence").is_not_null() & ~pair,
+        )
+        .with_columns(
+            reason=pl.when(kind.is_in(LOCAL)).then(pl.lit("it takes part in nothing with other ranks"))
+            .when((kind == "send-receive") | (pair & pl.col("peer").is_null()))
+            .then(pl.lit("its peer is unknown"))
+            .when(alone).then(pl.lit(""))
+            .when(len(present) < 2).then(pl.lit(ONE_RANK))
+            .when(pair & ~pl.col("peer").is_in(sorted(present)))
+            .then(pl.format("rank {}, its peer, is not here", "peer"))
+            .when(pair).then(pl.lit(""))
+            .when(group.is_null()).then(pl.lit(unknown))
+            .otherwise(group.replace_strict(absent, default="", return_dtype=pl.String))
+        )
+    )  # fmt: skip
+
+
+def _members(group: str) -> set[int]:
     """The ranks that a group's name lists: '0 [0, 1, 2]'."""
-    if group is None or not group.endswith("]") or "[" not in group:
-        return set()
-    inside = group[group.rindex("[") + 1 : -1]
-    parts = [p.strip() for p in inside.split(",")]
-    return {int(p) for p in parts} if all(p.isdigit() for p in parts) else set()
+    found = LISTED.search(group)
+    return {int(rank) for rank in re.findall(r"[0-9]{1,9}", found[1])} if found else set()
 
 
 def _some(ranks: list[int]) -> str:
     return ", ".join(map(str, ranks[:6])) + (", …" if len(ranks) > 6 else "")
 
 
-def _is_pair() -> pl.Expr:
-    return pl.col("kind").cast(pl.String).is_in(["send", "receive"])
-
-
 def _by_sequence(rows: pl.DataFrame) -> pl.DataFrame:
-    mine = rows.filter((pl.col("reason") == "") & pl.col("sequence").is_not_null() & ~_is_pair())
-    return mine.with_columns(
-        _key=pl.format("s|{}|{}|{}", pl.col("_group"), pl.col("kind").cast(pl.String), pl.col("sequence"))
-    )
-
-
-def _by_place(rows: pl.DataFrame, trust_clocks: bool) -> pl.DataFrame:
-    """Instances by their place in the group's order, counted from the start, or else from the end."""
-    mine = rows.filter((pl.col("reason") == "") & pl.col("sequence").is_null() & ~_is_pair())
-    if mine.is_empty():
-        return mine.with_columns(_key=pl.lit(None, dtype=pl.String))
-    mine = mine.sort("arrival", "_row").with_columns(
-        _place=pl.int_range(pl.len()).over("_group", "rank"),
-        _count=pl.len().over("_group", "rank"),
-    )
-    mine = mine.with_columns(_back=pl.col("_count") - pl.col("_place"))
-    verdict = _agreement(mine, "_place", trust_clocks).join(
-        _agreement(mine, "_back", trust_clocks).rename({"_good": "_good_back"}), on="_group"
-    )
-    counts = mine.group_by("_group").agg(
-        _fewest=pl.col("_count").min(), _most=pl.col("_count").max(), _ranks=pl.col("rank").n_unique()
-    )
-    mine = mine.join(verdict, on="_group", maintain_order="left").join(
-        counts, on="_group", maintain_order="left"
-    )
-    key = (
-        pl.when(pl.col("_good"))
-        .then(pl.format("p|{}|{}", "_group", "_place"))
-        .when(pl.col("_good_back"))
-        .then(pl.format("b|{}|{}", "_group", "_back"))
-    )
-    why = (
-        pl.when(pl.col("_ranks") < 2)
-        .then(pl.lit("only one rank of its group recorded it"))
-        .when(pl.col("_fewest") != pl.col("_most"))
-        .then(
-            pl.format(
-                "ranks recorded between {} and {} collectives of its group, and neither end lines up",
-                "_fewest",
-                "_most",
-            )
-        )
-        .otherwise(pl.lit("the ranks' collectives differ in kind, bytes or order"))
-    )
+    """Instances by the source's number. Operations issued together share it, and count on within it."""
+    here = ["rank", "_lane", "_kind", "sequence"]
+    nth, times = pl.int_range(pl.len()).over(here), pl.len().over(here)
     return (
-        mine.with_columns(_key=key)
-        .with_columns(reason=pl.when(pl.col("_key").is_null()).then(why).otherwise(pl.lit("")))
+        rows.sort("arrival", "end", "_row")
+        .with_columns(_nth=nth, _times=times)
+        .with_columns(_key=pl.format("s|{}|{}|{}|{}/{}", "_lane", "_kind", "sequence", "_nth", "_times"))
         .select(*rows.columns, "_key")
     )
 
 
-def _agreement(mine: pl.DataFrame, place: str, trust_clocks: bool) -> pl.DataFrame:
-    """Per group, whether the ranks agree in kind and bytes at every place that all of them have.
+def _by_place(rows: pl.DataFrame, trust_clocks: bool) -> pl.DataFrame:
+    """Instances by their place in the lane's order, counted from the start, or else from the end."""
+    own = ["_lane", "rank"]
+    mine = (
+        rows.sort("arrival", "end", "_row")
+        .with_columns(_place=pl.int_range(pl.len()).over(own), _count=pl.len().over(own).cast(pl.Int64))
+        .with_columns(_back=pl.col("_count") - pl.col("_place"))
+    )
+    lanes = mine.group_by("_lane").agg(
+        _fewest=pl.col("_count").min(), _most=pl.col("_count").max(), _ranks=pl.col("rank").n_unique()
+    )
+    lanes = lanes.join(_agreement(mine, lanes, "_place"), on="_lane").join(
+        _agreement(mine, lanes, "_back"), on="_lane", suffix="_back"
+    )
+    equal = pl.col("_fewest") == pl.col("_most")
+    told = pl.col("_told") > 0.5
+    likely = pl.col("_same") & told & (pl.col("_inside") > 0.5)
+    likely_back = pl.col("_same_back") & told & (pl.col("_inside_back") > 0.5)
+    if trust_clocks:
+        # Off by one, ranks leave before others come: where both ends agree, the possible one is the true one.
+        forward = likely & (equal | ~likely_back | (pl.col("_inside") > pl.col("_inside_back")))
+        back = likely_back & (~likely | (pl.col("_inside_back") > pl.col("_inside")))
+    else:  # a shift by one place would look like a clock offset of one step
+        forward, back = pl.col("_same") & told & equal, pl.lit(False)
+    lanes = lanes.select(
+        "_lane",
+        _forward=forward,
+        _backward=back,
+        _why=pl.when(pl.col("_ranks") < 2)
+        .then(pl.lit("no other rank recorded it"))
+        .when(~told)
+        .then(pl.lit("what most of its group's operations do is unknown"))
+        .when(equal)
+        .then(pl.lit("the ranks' collectives differ in kind, bytes or order"))
+        .otherwise(
+            pl.format(
+                "ranks recorded between {} and {} operations of its group; which belong together is unclear",
+                "_fewest",
+                "_most",
+            )
+        ),
+    )
+    return (
+        mine.join(lanes, on="_lane", maintain_order="left")
+        .with_columns(
+            _key=pl.when("_forward")
+            .then(pl.format("p|{}|{}", "_lane", "_place"))
+            .when("_backward")
+            .then(pl.format("b|{}|{}", "_lane", "_back"))
+        )
+        .with_columns(reason=pl.when(pl.col("_key").is_null()).then("_why").otherwise("reason"))
+        .select(*rows.columns, "_key")
+    )
 
-    What a row does not say agrees with anything, as long as the kernel has the same name and most places do
-    say their kind: the first collectives of a recording lose their metadata with their launch.
-    """
-    members = mine.group_by("_group").agg(_ranks=pl.col("rank").n_unique())
-    kind = pl.col("kind").cast(pl.String)
-    told = kind.filter(kind != "unknown")
-    same_kind = (told.n_unique() <= 1) & ((told.len() == pl.len()) | (pl.col("name").n_unique() == 1))
-    same_bytes = (pl.col("bytes_in").drop_nulls().n_unique() <= 1) | ~kind.is_in(SAME_BYTES).all()
+
+def _agreement(mine: pl.DataFrame, lanes: pl.DataFrame, place: str) -> pl.DataFrame:
+    """Per lane, whether all ranks agree at every place that all have (`_same`), and the share of those places
+    whose kind is told at all (`_told`) and whose times are possible (`_inside`)."""
+    known = pl.col("_error").max()
+    slack = pl.when(known.is_null()).then(UNKNOWN_ERROR).otherwise(2 * known)
     places = (
-        mine.group_by("_group", place)
+        mine.group_by("_lane", place)
         .agg(
             pl.len(),
-            pl.col("_count").max(),
-            _same=same_kind & same_bytes,
-            _told=told.len() > 0,
-            _inside=(pl.col("arrival").max() <= pl.col("end").min() + SMALLEST_OFFSET)
-            | ~kind.is_in(SYNCHRONISING).all(),
+            _one=_agree(),
+            _kinds=(pl.col("_kind") != "unknown").any(),
+            _possible=_overrun() <= slack,
         )
-        .join(members, on="_group")
-        .filter((pl.col("len") == pl.col("_ranks")) & (pl.col("_ranks") > 1))
+        .join(lanes.select("_lane", "_ranks"), on="_lane")
+        .filter(pl.col("len") == pl.col("_ranks"))
+        .group_by("_lane")
+        .agg(_same=pl.col("_one").all(), _told=pl.col("_kinds").mean(), _inside=pl.col("_possible").mean())
     )
-    if trust_clocks:
-        good = pl.col("_same").all() & (pl.col("_told").mean() > 0.5) & (pl.col("_inside").mean() > 0.5)
-    else:  # a shift by one place would look like a clock offset of one step
-        good = pl.col("_same").all() & (pl.col("_told").mean() > 0.5) & (pl.col("_count").n_unique() == 1)
     return (
-        members.select("_group")
-        .join(
-            places.group_by("_group").agg(_good=good),
-            on="_group",
-            how="left",
-        )
-        .with_columns(pl.col("_good").fill_null(False))
+        lanes.select("_lane")
+        .join(places, on="_lane", how="left")
+        .with_columns(pl.col("_same").fill_null(False), pl.col("_told", "_inside").fill_null(0.0))
     )
 
 
-def _pairs(rows: pl.DataFrame) -> pl.DataFrame:
-    """Sends and their receives: the k-th from one rank to another."""
-    mine = rows.filter((pl.col("reason") == "") & _is_pair()).sort("arrival", "_row")
-    sends = pl.col("kind").cast(pl.String) == "send"
-    mine = mine.with_columns(
-        _from=pl.when(sends).then("rank").otherwise("peer"), _to=pl.when(sends).then("peer").otherwise("rank")
+def _agree() -> pl.Expr:
+    """Whether the rows of one instance do the same to as many bytes.
+
+    What a row does not say agrees with anything that has the same name: the first operations of a recording
+    lose what describes them with their launch.
+    """
+    kind = pl.col("_kind")
+    told = kind.filter(kind != "unknown")
+    same_kind = (told.n_unique() <= 1) & ((told.len() == pl.len()) | (pl.col("name").n_unique() == 1))
+    ends = ~_is_pair().all() | (pl.col("kind").cast(pl.String).n_unique() == pl.len())
+    same_bytes = pl.col("_bytes").drop_nulls().n_unique() <= 1
+    return same_kind & ends & (same_bytes | ~kind.is_in([*SAME_BYTES, "pair"]).all())
+
+
+def _overrun() -> pl.Expr:
+    """How far the times of one instance's rows contradict each other, ns; at most 0 where they do not.
+
+    Nobody leaves a synchronising collective before everybody is there, and no receive ends before its send
+    began.
+    """
+    received = pl.col("kind").cast(pl.String) == "receive"
+    return (
+        pl.when(pl.col("_kind").is_in(SYNCHRONISING).all())
+        .then(pl.col("arrival").max() - pl.col("end").min())
+        .when(_is_pair().all())
+        .then(pl.col("arrival").filter(~received).max() - pl.col("end").filter(received).min())
+        .otherwise(0)
+        .fill_null(0)
     )
-    mine = mine.with_columns(_nth=pl.int_range(pl.len()).over("_from", "_to", "kind"))
-    return mine.with_columns(_key=pl.format("x|{}|{}|{}", "_from", "_to", "_nth")).select(
-        *rows.columns, "_key"
-    )
 
 
-def _unmatchable(rows: pl.DataFrame) -> pl.DataFrame:
-    return rows.filter(pl.col("reason") != "").with_columns(_key=pl.lit(None, dtype=pl.String))
-
-
-def _plausible(rows: pl.DataFrame, error: int, trust_clocks: bool) -> pl.DataFrame:
-    """Drop instances with one member, two rows of one rank, or times that contradict each other."""
-    checked = (
+def _instances(rows: pl.DataFrame, trust_clocks: bool) -> pl.DataFrame:
+    """One row per instance, by first arrival: what its members share, or why it does not count (`_why`)."""
+    arrival = pl.col("arrival")
+    error = pl.col("_error").max().fill_null(0)
+    found = (
         rows.filter(pl.col("_key").is_not_null())
         .group_by("_key")
         .agg(
-            _members=pl.len(),
+            members=pl.len().cast(pl.Int32),
+            _size=pl.col("_size").max(),
             _distinct=pl.col("rank").n_unique(),
-            _early=(pl.col("arrival").max() > pl.col("end").min() + 2 * error)
-            & pl.col("kind").cast(pl.String).is_in(SYNCHRONISING).all(),
+            _agree=_agree(),
+            _contradict=_overrun() > 2 * error,
+            _noise=error,
+            _first=arrival.min(),
+            last_arrival=arrival.max(),
+            _second=arrival.top_k(2).min(),
+            _last=pl.col("rank").sort_by("arrival", "rank").last(),
+            latency=(pl.col("end") - arrival).min(),
         )
+        .with_columns(
+            _why=pl.when(pl.col("_distinct") < pl.col("members"))
+            .then(pl.lit("one rank appears twice in it"))
+            .when((pl.col("_distinct") == 1) & (pl.col("_size") > 1))
+            .then(pl.lit("no other rank recorded it"))
+            .when(pl.col("_distinct") != pl.col("_size"))
+            .then(pl.format("{} ranks recorded it, of the {} in its group", "_distinct", "_size"))
+            .when(~pl.col("_agree"))
+            .then(pl.lit("the ranks' collectives differ in kind, bytes or order"))
+            .when(pl.col("_contradict") & trust_clocks)
+            .then(pl.lit("the ranks' times contradict each other: one leaves before another has come"))
+            .otherwise(pl.lit(""))
+        )
+        .sort("_first", "_key")
     )
-    rows = rows.join(checked, on="_key", how="left", maintain_order="left")
-    why = (
-        pl.when(pl.col("_key").is_null())
-        .then(pl.col("reason"))
-        .when(pl.col("_members") < 2)
-        .then(pl.lit("no other rank recorded it"))
-        .when(pl.col("_members") != pl.col("_distinct"))
-        .then(pl.lit("one rank appears twice in it"))
-        .when(pl.col("_early") & trust_clocks)
-        .then(pl.lit("the ranks' times contradict each other: one leaves before another has come"))
-        .otherwise(pl.lit(""))
-    )
-    return rows.with_columns(reason=why).with_columns(
-        _key=pl.when(pl.col("reason") == "").then(pl.col("_key"))
+    counts = pl.col("_why") == ""
+    leads = (pl.col("last_arrival") - pl.col("_second") > pl.col("_noise")) & (pl.col("members") > 1)
+    return found.with_columns(
+        instance=pl.when(counts).then(counts.cast(pl.Int64).cum_sum() - 1),
+        last_rank=pl.when(leads).then("_last"),
     )
 
 
-def _finish(rows: pl.DataFrame, error: int) -> pl.DataFrame:
-    """Number the instances and split each member's time."""
-    matched = pl.col("_key").is_not_null()
+def _split(rows: pl.DataFrame, instances: pl.DataFrame) -> pl.DataFrame:
+    """The rows with what their instance says, and each member's time split at the last arrival."""
+    own = [c for c in rows.columns if not c.startswith("_") and c != "reason"]
+    shared = ["members", "last_arrival", "last_rank", "latency"]
     stay = pl.col("end") - pl.col("arrival")
-    rows = (
-        rows.with_columns(_when=pl.col("arrival").min().over("_key"))
-        .with_columns(
-            instance=pl.when(matched).then(pl.struct("_when", "_key").rank("dense").cast(pl.Int64) - 1)
-        )
-        .with_columns(
-            members=pl.when(matched).then(pl.len().over("_key").cast(pl.Int32)),
-            last_arrival=pl.when(matched).then(pl.col("arrival").max().over("_key")),
-            _second=pl.col("arrival").top_k(2).min().over("_key"),
-            latency=pl.when(matched).then(stay.min().over("_key")),
-        )
+    waited = (pl.min_horizontal("end", "last_arrival") - pl.col("arrival")).clip(lower_bound=0)
+    # Whoever leaves before the last comes did not wait for it: the root of a broadcast, a buffered send.
+    left = (pl.col("last_arrival") - pl.col("end") > 2 * pl.col("_noise")) & ~pl.col("_kind").is_in(
+        SYNCHRONISING
     )
-    # The rank ids are dense over matched rows only: unmatched ones took part in the ranking above.
-    first = rows["instance"].min()
-    shift = first if isinstance(first, int) else 0
-    leads = pl.col("last_arrival") - pl.col("_second") > error
-    last = pl.col("rank").sort_by("arrival").last().over("_key")
-    wait = (pl.min_horizontal("end", "last_arrival") - pl.col("arrival")).clip(lower_bound=0)
+    matched = pl.col("instance").is_not_null()
     return (
-        rows.with_columns(
-            instance=pl.col("instance") - shift,
-            last_rank=pl.when(matched & leads).then(last),
-            wait=pl.when(matched).then(wait),
+        rows.join(
+            instances.select("_key", "_why", "_noise", "instance", *shared),
+            on="_key",
+            how="left",
+            maintain_order="left",
+        )
+        .with_columns(
+            *(pl.when(matched).then(c).alias(c) for c in shared),
+            wait=pl.when(matched & ~left).then(waited),
+            reason=pl.when(pl.col("_why").fill_null("") != "")
+            .then("_why")
+            .when(left)
+            .then(pl.lit("it left before the last rank came, so it did not wait for that"))
+            .otherwise("reason"),
         )
         .with_columns(transfer=stay - pl.col("wait"))
         .sort("_row")
-        .drop("_row", "_key", "_group", "_when", "_second", "_members", "_distinct", "_early", strict=False)
-    )
-
-
-def clock_offsets(collectives: pl.LazyFrame, ranks: pl.LazyFrame) -> pl.DataFrame:
-    """Per rank, the ns to add to its times, and the error that remains: rank, offset, error.
-
-    All members of a synchronising collective leave at nearly the same moment, so the median of how far a rank's
-    ends lie from the middle of each instance is its clock's offset. An offset is only given where it exceeds
-    what scatter explains; the error is 1.4826 times the median absolute deviation. Ranks without matched
-    collectives are absent.
-    """
-    rows = matches(collectives, ranks, trust_clocks=False)
-    usable = rows.filter(
-        pl.col("instance").is_not_null() & pl.col("kind").cast(pl.String).is_in(SYNCHRONISING)
-    )
-    apart = usable.with_columns(_apart=pl.col("end") - pl.col("end").median().over("instance"))
-    offset = apart.group_by("rank").agg(_offset=pl.col("_apart").median(), _n=pl.len())
-    spread = (
-        apart.join(offset, on="rank")
-        .group_by("rank")
-        .agg(error=(1.4826 * (pl.col("_apart") - pl.col("_offset")).abs().median()).ceil().cast(pl.Int64))
-    )
-    found = offset.join(spread, on="rank").sort("rank")
-    large = (pl.col("_offset").abs() > SMALLEST_OFFSET) & (
-        pl.col("_offset").abs() > OFFSET_OVER_ERROR * pl.col("error")
-    )
-    return found.select(
-        "rank",
-        offset=pl.when(large).then(-pl.col("_offset").round().cast(pl.Int64)).otherwise(0),
-        error=pl.max_horizontal(
-            "error", pl.when(large).then(0).otherwise(pl.col("_offset").abs().ceil().cast(pl.Int64))
-        ),
+        .select(*own, "reason", "instance", *shared, "wait", "transfer")
     )
