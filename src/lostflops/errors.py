@@ -22,6 +22,15 @@ class LostflopsError(Exception):
         return f"{self.message}\nHint: {self.hint}" if self.hint else self.message
 
 
+def revived(kind: str, message: str, hint: str) -> LostflopsError:
+    """An error that was raised in another process, of the class that was raised there."""
+    made: object = globals().get(kind)
+    error = LostflopsError(message, hint)
+    if isinstance(made, type) and issubclass(made, LostflopsError):
+        error.__class__ = made
+    return error
+
+
 def shown(name: str | Path) -> str:
     """A name from outside, made safe to print on one line: control characters escaped, length bounded."""
     text = str(name)
@@ -61,7 +70,8 @@ class NotATrace(LostflopsError):
     def __init__(self, path: Path, why: str, hint: str = "") -> None:
         super().__init__(
             f"{shown(path.name)} is not a trace that lostflops can read: {why}",
-            hint or "a PyTorch profiler trace is written by `prof.export_chrome_trace(...)` or "
+            hint
+            or "a PyTorch profiler trace is written by `prof.export_chrome_trace(...)` or "
             "`tensorboard_trace_handler`; an Nsight Systems export by `nsys export --type sqlite`.",
         )
 
@@ -70,7 +80,9 @@ class Unreadable(LostflopsError):
     """A file the operating system would not let us read."""
 
     def __init__(self, path: Path, error: OSError) -> None:
-        super().__init__(f"{shown(path.name)} could not be read: {error.strerror or error}.", "check its permissions.")
+        super().__init__(
+            f"{shown(path.name)} could not be read: {error.strerror or error}.", "check its permissions."
+        )
 
 
 class Truncated(LostflopsError):
@@ -80,6 +92,27 @@ class Truncated(LostflopsError):
         super().__init__(
             f"{shown(path.name)} {where}.\nThe process was probably killed while writing, or the copy is incomplete.",
             salvage or "`--salvage` keeps everything up to the last whole event.",
+        )
+
+
+class Damaged(LostflopsError):
+    """A file whose content is not what was written."""
+
+    def __init__(self, path: Path, why: str) -> None:
+        super().__init__(
+            f"{shown(path.name)} is damaged: {shown(why)}.",
+            "copy it again from where it was recorded; `--salvage` reads it as it is.",
+        )
+
+
+class NothingRecorded(LostflopsError):
+    """A trace in which nothing that a question could be asked about was recorded."""
+
+    def __init__(self, path: Path, what: str) -> None:
+        super().__init__(
+            f"{shown(path.name)} is a trace in which {what}.",
+            "with a `schedule=`, the profiler records only once `prof.step()` has been called often enough to "
+            "reach its active steps.",
         )
 
 
@@ -206,4 +239,6 @@ class OutputExists(LostflopsError):
     """An output folder that already holds something else."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(f"'{shown(path)}' already exists and is not a lostflops run.", "choose another --output.")
+        super().__init__(
+            f"'{shown(path)}' already exists and is not a lostflops run.", "choose another --output."
+        )

@@ -29,6 +29,7 @@ from lostflops.errors import (
     RanksMissing,
     SameRankTwice,
     Unreadable,
+    revived,
     shown,
 )
 from lostflops.ingest.part import Part
@@ -252,7 +253,7 @@ def _read_in_processes(
                         )
                     reply = msgspec.json.decode(line, type=Reply)
                     if reply.error is not None:
-                        raise LostflopsError(*reply.error)
+                        raise revived(*reply.error)
                     if reply.parts is not None:
                         results[number] = reply.parts
                         tell(number, 1.0)
@@ -298,12 +299,13 @@ def _assemble(
     }
     ranks = _numbered([p for _, p in flat], names, epochs, quality)
     hosts = _hosts([p for _, p in flat])
-    rows: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = [{} for _ in flat]
     tables: set[str] = {"ranks"}
     last_step: dict[int, int] = {}
     recordings: dict[int, int] = {}
-    for number, (_, part) in enumerate(flat):
-        rank = ranks[number]
+    # Recordings of one rank follow each other in time, whatever their files are called.
+    for number in sorted(range(len(flat)), key=lambda n: flat[n][1].start):
+        part, rank = flat[number][1], ranks[number]
         recording = recordings.get(rank, 0)
         recordings[rank] = recording + 1
         for table in part.tables:
@@ -314,7 +316,7 @@ def _assemble(
             if table == "steps":
                 steps = pl.read_parquet(written)
                 lowest = steps["step"].min()
-                if recording and isinstance(lowest, int) and lowest <= last_step[rank]:
+                if rank in last_step and isinstance(lowest, int) and lowest <= last_step[rank]:
                     steps = steps.with_columns(pl.col("step") + (last_step[rank] + 1 - lowest))
                     quality.append(
                         Quality(
@@ -329,17 +331,15 @@ def _assemble(
             else:
                 written.rename(place / f"part-{recording}.parquet")
         quality += [msgspec.structs.replace(q, rank=rank) for q in part.quality]
-        rows.append(
-            {
-                **{k: v for k, v in part.facts.items() if k in RANKS.schema},
-                "rank": rank,
-                "start": part.start,
-                "end": part.end,
-                "host": hosts[number],
-                "world_size": part.world_size,
-                "rank_source": part.rank_source,
-            }
-        )
+        rows[number] = {
+            **{k: v for k, v in part.facts.items() if k in RANKS.schema},
+            "rank": rank,
+            "start": part.start,
+            "end": part.end,
+            "host": hosts[number],
+            "world_size": part.world_size,
+            "rank_source": part.rank_source,
+        }
     first = [row for i, row in enumerate(rows) if ranks[i] not in ranks[:i]]
     for row in first:
         same = [r for i, r in enumerate(rows) if ranks[i] == row["rank"]]

@@ -1,7 +1,7 @@
 """Give GPU work the call that launched it and the operator that made that call.
 
-Two joins hold in every trace seen, so nothing else is used: GPU work to its call by correlation id, and a call
-to the deepest operator that contains its start on its thread.
+Two joins hold in every trace seen, so nothing else is used: GPU work to its call by correlation id, and a
+call to the deepest operator that contains its start on its thread.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from .. import intervals
 from ..intervals import Forest
 from ..tables import NAME, PHASE
 
+UNKNOWN_THREAD = -(2**62)
+
 
 class OperatorTree:
     """The operators of one rank, nested per thread."""
@@ -20,7 +22,9 @@ class OperatorTree:
     def __init__(self, operators: pl.DataFrame) -> None:
         self.operators = operators
         self.forest: Forest = intervals.nest(
-            operators["start"].to_numpy(), operators["end"].to_numpy(), operators["thread"].to_numpy()
+            operators["start"].to_numpy(),
+            operators["end"].to_numpy(),
+            operators["thread"].fill_null(UNKNOWN_THREAD).to_numpy(),
         )
 
     def at(self, moments: pl.Series, threads: pl.Series) -> pl.Series:
@@ -42,7 +46,7 @@ def attribute(
     """`work` (kernels or copies of one rank) with launch_start, launch_end, thread, operator and phase.
 
     They are null where the launch was not recorded. One call may own many rows, as a graph launch does; of
-    several calls that share an id, the first counts.
+    several calls that share an id, the first counts, or of those the longest: it contains the others.
     """
     work = work.drop("launch_start", "launch_end", "thread", "operator", "phase", strict=False)
     if launches is None or launches.is_empty():
@@ -53,7 +57,7 @@ def attribute(
         launches.lazy()
         .filter(pl.col("correlation").is_not_null())
         .join(work.lazy().select("correlation").unique(), on="correlation", how="semi")
-        .sort("start")
+        .sort("start", "end", descending=[False, True])
         .unique("correlation", keep="first", maintain_order=True)
         .select("correlation", "thread", launch_start="start", launch_end="end")
         .collect()

@@ -1,8 +1,8 @@
 """PyTorch profiler traces (Kineto JSON, plain or gzipped, torch 1.8 to 2.13; CUDA, ROCm, CPU-only) to tables.
 
-One pass over the file: chunks of typed events become columns by category, names become codes of one dictionary,
-and everything else is a join on columns. Only what is named here is read: environment, host names, users, paths
-and addresses that a trace may carry are never decoded or stay behind.
+One pass over the file: chunks of typed events become columns by category, names become codes of one
+dictionary, and everything else is a join on columns. Only what is named here is read: environment, host
+names, users, paths and addresses that a trace may carry are never decoded or stay behind.
 """
 
 from __future__ import annotations
@@ -20,15 +20,25 @@ import numpy as np
 import polars as pl
 
 from ..classification import copy_facts, kernel_facts, operator_facts
-from ..errors import NotATrace, Truncated
+from ..errors import NotATrace, NothingRecorded, Truncated
 from ..tables import NAME, PHASE
 from ..trace import Quality
 from .attribution import OperatorTree, attribute
 from .kineto_collectives import Communication, communication
-from .kineto_columns import Columns, Reader, integer, product, text_of
+from .kineto_columns import (
+    KINDS,
+    LONGEST_DURATION,
+    CoarseTimesError,
+    Columns,
+    Reader,
+    integer,
+    number,
+    product,
+    text_of,
+)
 from .kineto_events import Decoder, Event
 from .kineto_parallel import FailedError, Pool
-from .kineto_stream import EventStream
+from .kineto_stream import UNDECODABLE, EventStream
 from .part import Part, write_table
 from .steps import find_steps
 
@@ -50,9 +60,17 @@ VERSIONS = (
 )
 # Operators that run others, or hooks, and compute nothing themselves.
 HOST_WRAPPER = r"^(?:autograd::engine::evaluate_function|RegisterPostBackwardFunction)"
+# No GPU runs larger blocks.
+MOST_THREADS = 1024
 # Starting processes pays from about this many bytes of JSON on.
 WORTH_PROCESSES = 96 << 20
-RANK_IN_NAME = re.compile(r"(?:rank|worker)[-_ ]?(\d{1,6})", re.IGNORECASE)
+# The word that names a rank best comes first.
+RANK_IN_NAME = tuple(
+    re.compile(rf"{word}[-_ ]?(\d{{1,6}})(?!\d)", re.IGNORECASE) for word in ("rank", "worker")
+)
+DROPPED_RECORDS = re.compile(r"(?i)dropped\s+(\d{1,12})\s+activity records")
+# rocprofiler-sdk names the kernel's descriptor.
+KD_SUFFIX = r"(?: \[clone \.kd\]|\.kd)$"
 
 
 def recognises(path: Path, head: bytes) -> bool:
@@ -73,29 +91,47 @@ def read(
 ) -> list[Part]:
     """Read one file into the tables of one rank (or several, when it names several busy devices).
 
-    A large file is decoded by `processes` processes. Raises NotATrace, Truncated or Unreadable; with `salvage`,
-    a truncated file gives its whole events.
+    A large file is decoded by `processes` processes. Raises NotATrace, NothingRecorded, Truncated, Damaged or
+    Unreadable; with `salvage`, a truncated file gives its whole events, and no step of it counts as complete.
     """
     # Events come and go by the hundred thousand without a cycle among them: collecting would only cost.
     collecting = gc.isenabled()
     gc.disable()
     try:
-        reader, decoder = Reader(), Decoder()
-        stream = None
-        if processes > 1 and _is_large(path):
-            stream = _read_in_parallel(path, folder / "chunks", reader, decoder, processes, progress)
-            if stream is None:  # something in the file needs care
-                reader, decoder = Reader(), Decoder()
-        if stream is None:
-            stream = EventStream(path, decoder.chunk, decoder.one_by_one, salvage=salvage, progress=progress)
-            for events in stream:
-                reader.add(events)
-        if stream.num_events == 0 and decoder.skipped:
-            raise NotATrace(path, "its 'traceEvents' are no events.")
-        return Assembly(path, folder, reader, decoder, stream).parts()
+        try:
+            return _read(path, folder, salvage, processes, progress, exact=False)
+        except CoarseTimesError:
+            shutil.rmtree(folder, ignore_errors=True)
+            return _read(path, folder, salvage, 1, progress, exact=True)
     finally:
         if collecting:
             gc.enable()
+
+
+def _read(
+    path: Path,
+    folder: Path,
+    salvage: bool,
+    processes: int,
+    progress: Callable[[float], None] | None,
+    *,
+    exact: bool,
+) -> list[Part]:
+    reader, decoder = Reader(exact), Decoder(exact)
+    stream = None
+    if processes > 1 and _is_large(path):
+        stream = _read_in_parallel(path, folder / "chunks", reader, decoder, processes, progress)
+        if stream is None:  # something in the file needs care
+            reader, decoder = Reader(exact), Decoder(exact)
+    if stream is None:
+        stream = EventStream(path, decoder.chunk, decoder.one_by_one, salvage=salvage, progress=progress)
+        for events in stream:
+            reader.add(events)
+    if stream.num_events == 0:
+        if decoder.skipped:
+            raise NotATrace(path, "what it lists are no events.")
+        raise NothingRecorded(path, "there are no events")
+    return Assembly(path, folder, reader, decoder, stream).parts()
 
 
 def _is_large(path: Path) -> bool:
@@ -139,24 +175,29 @@ class Assembly:
         self.quality: list[Quality] = []
         self.frame = {**stream.head, **stream.tail}
         base = self.frame.get("baseTimeNanoseconds")
-        self.base = base if isinstance(base, int) and abs(base) < 2**62 else 0
+        self.base = base if isinstance(base, int) and 0 <= base < 2**61 else 0
         self.names = reader.names.categories()
         self.distributed: dict[str, Any] = _mapping(self.frame.get("distributedInfo"))
         self._note_decoding(decoder)
+        self.rank, self.rank_source = self._rank()
 
     def parts(self) -> list[Part]:
         reader = self.reader
+        self._drop_far_away()
         kernels = self._timed(reader.kernels)
         copies = self._timed(reader.copies)
         calls = self._timed(reader.calls)
         operators, ranges = self._operators_and_ranges()
         frames = self._timed(reader.frames)
         allocations = self._timed(reader.allocations)
+        if allocations is not None:  # what an address is for is to tell blocks apart
+            allocations = allocations.with_columns(pl.col("address").rank("dense").cast(pl.Int64))
         window = [self.base + w for w in reader.window]
         tree = None
         if operators is not None:
             operators, tree = self._with_phases(operators, ranges)
         gpu = kernels is not None or copies is not None
+        self._require_work(gpu, calls, operators, ranges, frames, allocations)
         if kernels is not None:
             kernels = attribute(self._kernel_facts(kernels), calls, tree)
             self._note_launches(kernels)
@@ -173,7 +214,7 @@ class Assembly:
                 types=reader.types.categories(),
                 concrete=reader.concrete.categories(),
                 groups=self._groups(),
-                rank=self._rank()[0],
+                rank=self.rank,
             )
         )
         kernels, copies = talk.kernels, talk.copies
@@ -191,11 +232,12 @@ class Assembly:
             "frames": frames,
             "allocations": allocations,
         }
-        # A range may outlive the recording by far, but none begins before it.
+        # A range may outlive the recording by far where it says when it ended, but none begins before it.
         work = [t for t in (kernels, copies, calls, operators) if t is not None and t.height]
         spans = [t for t in (ranges, frames) if t is not None and t.height]
         start = min((_least(t["start"]) for t in work + spans), default=0)
-        end = max((*(_most(t["end"]) for t in work or spans), *window), default=0)
+        reach = work if work and window else work + spans
+        end = max((*(_most(t["end"]) for t in reach), *window), default=0)
         devices = self._devices(kernels if gpu else None, copies)
         parts = [
             self._part(i, device, tables, start, end, calls, gpu, first=i == 0, alone=len(devices) == 1)
@@ -208,7 +250,7 @@ class Assembly:
 
     def _part(
         self,
-        number: int,
+        place: int,
         device: int | None,
         tables: dict[str, pl.DataFrame | None],
         start: int,
@@ -219,7 +261,7 @@ class Assembly:
         first: bool,
         alone: bool,
     ) -> Part:
-        folder = self.folder / str(number)
+        folder = self.folder / str(place)
         folder.mkdir(parents=True, exist_ok=True)
         mine = dict(tables)
         if not alone:
@@ -232,22 +274,23 @@ class Assembly:
         steps = find_steps(
             mine["ranges"], mine["operators"], work if gpu else None, start, end, mine["copies"]
         )
+        if not self.stream.events_whole:
+            steps = steps.with_columns(complete=pl.lit(False))
         mine["steps"] = steps if steps.height else None
-        written = []
+        written: list[str] = []
         for name, table in mine.items():
             if table is not None and (table.height or name in ("kernels", "operators")):
                 write_table(folder, name, table)
                 written.append(name)
-        rank, rank_source = self._rank()
         return Part(
             folder=str(folder),
-            rank=rank,
-            rank_source=rank_source,
+            rank=self.rank,
+            rank_source=self.rank_source,
             start=start,
             end=end,
             num_events=self.stream.num_events if first else 0,
             tables=written,
-            world_size=integer(self.distributed.get("world_size")),
+            world_size=number(self.distributed.get("world_size")) or None,
             host=self._host(),
             facts={
                 **self._device_facts(device, gpu),
@@ -256,6 +299,38 @@ class Assembly:
             quality=self.quality if first else [],
             absent=self._absent(gpu),
         )
+
+    def _drop_far_away(self) -> None:
+        """Leave out rows that a broken clock put days away from all others: they would be all one sees."""
+        reader = self.reader
+        kinds: list[Columns] = [getattr(reader, kind) for kind in KINDS]
+        starts = [frame["start"] for kind in kinds for frame in kind.frames if frame.height]
+        if not starts:
+            return
+        bounds = [_least(s) for s in starts] + [_most(s) for s in starts] + reader.window
+        if max(bounds) - min(bounds) <= LONGEST_DURATION:
+            return
+        middle = int(pl.concat(starts).cast(pl.Float64).median())  # pyright: ignore[reportArgumentType]
+        low, high = middle - LONGEST_DURATION, middle + LONGEST_DURATION
+        lost = 0
+        for kind in kinds:
+            near = [f.filter(pl.col("start").is_between(low, high)) for f in kind.frames]
+            lost += sum(f.height for f in kind.frames) - sum(f.height for f in near)
+            kind.frames = near
+        reader.window = [w for w in reader.window if low <= w <= high]
+        self._note("rows more than ten days from the others", lost, "left out as corrupted", "warning")
+
+    def _require_work(self, gpu: bool, *host: pl.DataFrame | None) -> None:
+        """Raise NothingRecorded or Truncated where nothing, or only half of the picture, could be shown."""
+        if not gpu and all(table is None for table in host):
+            raise NothingRecorded(self.path, "no event is work, or has a usable time")
+        cut = not self.stream.events_whole
+        if cut and not gpu and (self._listed_devices() or host[0] is not None):
+            raise Truncated(
+                self.path,
+                f"ends {self.stream.cut}, before any GPU work",
+                "record again: the profiler writes GPU work last, and none is in this file.",
+            )
 
     def _timed(self, columns: Columns) -> pl.DataFrame | None:
         """The rows with absolute times and names instead of codes."""
@@ -326,22 +401,27 @@ class Assembly:
         return operators, tree
 
     def _kernel_facts(self, kernels: pl.DataFrame) -> pl.DataFrame:
-        names = kernels["name"].unique()
-        facts = kernel_facts(names.cast(pl.String).to_list()).with_columns(pl.col("name").cast(NAME))
+        written = kernels["name"].unique()
+        plain = written.cast(pl.String).str.replace(KD_SUFFIX, "")
+        facts = kernel_facts(plain.unique().to_list()).with_columns(pl.col("name").cast(NAME))
+        facts = pl.DataFrame({"name": written, "_plain": plain.cast(NAME)}).join(
+            facts, left_on="_plain", right_on="name", how="left"
+        )
         products = [product(text) for text in self.reader.extents]
         extent = pl.Series(products, dtype=pl.Int64)
         kernels = kernels.with_columns(
             grid=extent.gather(kernels["grid"]), block=extent.gather(kernels["block"])
         )
-        swapped = pl.col("block") > 1024  # rocprofiler-sdk: grid and block change places, in work-items
-        kernels = kernels.with_columns(
-            grid=pl.when(swapped & (pl.col("grid") > 0))
-            .then(pl.col("block") // pl.col("grid"))
-            .otherwise("grid"),
-            block=pl.when(swapped).then(pl.col("grid")).otherwise("block"),
-        ).with_columns(block=pl.when(pl.col("block") < 2**31).then(pl.col("block")))
-        return kernels.join(facts, on="name", how="left", maintain_order="left").with_columns(
-            continued=pl.lit(False)
+        if bool((kernels["block"] > MOST_THREADS).any()) and bool((kernels["grid"] <= MOST_THREADS).all()):
+            # rocprofiler-sdk writes a block's threads as the grid, and all threads, not blocks, as the block.
+            kernels = kernels.with_columns(
+                grid=pl.when(pl.col("grid") > 0).then(pl.col("block") // pl.col("grid")), block="grid"
+            )
+        return (
+            kernels.with_columns(block=pl.when(pl.col("block") <= MOST_THREADS).then("block"))
+            .join(facts, on="name", how="left", maintain_order="left")
+            .with_columns(name="_plain", continued=pl.lit(False))
+            .drop("_plain")
         )
 
     def _copy_facts(self, copies: pl.DataFrame, calls: pl.DataFrame | None) -> pl.DataFrame:
@@ -406,29 +486,35 @@ class Assembly:
         return sorted(ranked["device"].to_list()) if ranked.height > 1 else [ranked["device"][0]]
 
     def _rank(self) -> tuple[int | None, str]:
-        if (rank := integer(self.distributed.get("rank"))) is not None and rank >= 0:
-            return rank, "distributedInfo"
-        if len(self.reader.ranks_named) == 1:
-            return next(iter(self.reader.ranks_named)), "record_param_comms"
-        named = RANK_IN_NAME.findall(self.path.name)
-        if len(set(named)) == 1:
-            return int(named[0]), "file name"
-        return None, "assigned"
+        """The rank and where it was read, the content before the name; a note where they disagree."""
+        named: list[set[str]] = [set(word.findall(self.path.name)) for word in RANK_IN_NAME]
+        best = next((found for found in named if found), set[str]())
+        in_name = int(best.pop()) if len(best) == 1 else None
+        rank, source = in_name, "file name" if in_name is not None else "assigned"
+        if (said := number(self.distributed.get("rank"))) is not None:
+            rank, source = said, "distributedInfo"
+        elif len(self.reader.ranks_named) == 1:
+            rank, source = next(iter(self.reader.ranks_named)), "record_param_comms"
+        if in_name is not None and in_name != rank:
+            self._note(
+                "rank in the file's name",
+                1,
+                f"it says {in_name}, the content says {rank}; the content counts",
+                "warning",
+            )
+        return rank, source
 
     def _groups(self) -> list[dict[str, Any]]:
         groups: list[dict[str, Any]] = []
-        given = self.distributed.get("pg_config")
-        for entry in given if isinstance(given, list) else []:  # pyright: ignore[reportUnknownVariableType]
+        for entry in _list(self.distributed.get("pg_config")):
             group = _mapping(entry)
             ranks = group.get("ranks")
             if isinstance(ranks, str):
                 try:
                     ranks = msgspec.json.decode(ranks)
-                except msgspec.DecodeError:
+                except UNDECODABLE:
                     ranks = None
-            members = (
-                [r for r in ranks if isinstance(r, int) and 0 <= r < 2**31] if isinstance(ranks, list) else []
-            )  # pyright: ignore[reportUnknownVariableType]
+            members = [r for r in _list(ranks) if isinstance(r, int) and 0 <= r < 2**31]
             groups.append(
                 {
                     "name": text_of(group.get("pg_name")),
@@ -438,9 +524,13 @@ class Assembly:
             )
         return groups
 
+    def _listed_devices(self) -> list[dict[str, Any]]:
+        """All devices that the process could see; traces of early 2021 call them otherwise."""
+        listed = self.frame.get("deviceProperties") or self.frame.get("computeProperties")
+        return [_mapping(entry) for entry in _list(listed)]
+
     def _device_facts(self, device: int | None, gpu: bool) -> dict[str, Any]:
-        properties = self.frame.get("deviceProperties")
-        known = [_mapping(p) for p in properties] if isinstance(properties, list) else []  # pyright: ignore[reportUnknownVariableType]
+        known = self._listed_devices()
         chosen: dict[str, Any] = {}
         same = {text_of(p.get("name")) for p in known}
         for entry in known:
@@ -459,7 +549,7 @@ class Assembly:
             "device": device,
             "device_kind": "gpu" if gpu else "cpu",
             "gpu": name if gpu and name else None,
-            "num_sms": integer(sms),
+            "num_sms": number(sms),
             "memory_bytes": integer(chosen.get("totalGlobalMem")),
             "backend": text_of(self.distributed.get("backend")) or None,
             "groups": self._groups(),
@@ -472,9 +562,8 @@ class Assembly:
         return hashlib.sha256(host.encode()).hexdigest() if isinstance(host, str) and host else None
 
     def _absent(self, gpu: bool) -> dict[str, str]:
-        absent = dict.fromkeys(
-            ("os_calls", "page_faults", "counters"), "PyTorch profiler traces do not carry this"
-        )
+        never = "PyTorch profiler traces do not carry this"
+        absent = {"os_calls": never, "page_faults": never, "counters": never}
         if not gpu:
             absent["copies"] = absent["launches"] = "this trace holds no GPU work"
         if not self.frame.get("with_stack"):
@@ -492,6 +581,12 @@ class Assembly:
         self._note(
             "event names repaired", decoder.repaired, "the profiler wrote them without escaping", "warning"
         )
+        self._note(
+            "events with text that is no JSON",
+            decoder.mended,
+            "control characters, bad UTF-8 or NaN; mended, what is no number is missing",
+            "warning",
+        )
         self._note("events that could not be decoded", decoder.skipped, "left out", "warning")
         self._note("rows without usable times", reader.unusable, "left out", "warning")
         self._note("rows longer than ten days", reader.overlong, "left out as corrupted", "warning")
@@ -500,8 +595,29 @@ class Assembly:
             self._note(
                 f"rows of category '{cat}'", count, "kept as ranges; lostflops does not know this category"
             )
-        if self.stream.cut:
-            self._note("truncated file", 1, f"it ends {self.stream.cut}; what follows is unknown", "warning")
+        dropped = [
+            int(n)
+            for line in _list(self.frame.get("WARNING"))
+            for n in DROPPED_RECORDS.findall(text_of(line))
+        ]
+        self._note(
+            "activity records dropped by the profiler",
+            sum(dropped),
+            "they are missing from this trace",
+            "warning",
+        )
+        if not self.stream.events_whole:
+            self._note(
+                "truncated file",
+                1,
+                f"it ends {self.stream.cut}. The profiler writes events by kind, not by time: any step may "
+                "lack some of its work, and lost work is shown as idle",
+                "warning",
+            )
+        elif self.stream.cut:
+            self._note("truncated file", 1, f"it ends {self.stream.cut}; the events are whole", "warning")
+        elif self.stream.damage:
+            self._note("damaged file", 1, f"{self.stream.damage}; some events may be wrong", "warning")
         elif not self.stream.complete_trailer:
             self._note("truncated gzip trailer", 1, "the events are whole", "warning")
         if self.stream.damaged_frame:
@@ -601,6 +717,10 @@ def _most(values: pl.Series) -> int:
 
 def _mapping(value: object) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}  # pyright: ignore[reportUnknownVariableType]
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []  # pyright: ignore[reportUnknownVariableType]
 
 
 def _main_thread(calls: pl.DataFrame | None, operators: pl.DataFrame | None) -> int | None:

@@ -1,13 +1,13 @@
 """Find every communication operation of a Kineto trace, from the best evidence each one has.
 
-1 metadata on the kernel or the enclosing `record_param_comms`; 2 an `nccl:` or `gloo:` annotation with shapes;
-3 the enclosing c10d operator; 4 the kernel's name; 5 a stream that only communication uses.
+1 metadata on the kernel or the enclosing `record_param_comms`; 2 an `nccl:` or `gloo:` annotation with
+shapes; 3 the enclosing c10d operator; 4 the kernel's name; 5 a stream that only communication uses.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import polars as pl
@@ -16,12 +16,14 @@ from ..classification import collective_kind
 from ..tables import FAMILY, NAME
 from ..trace import Quality
 from .attribution import OperatorTree
+from .kineto_columns import MOST_BYTES, number
+from .kineto_stream import UNDECODABLE
 
 DTYPE_BYTES = {
     "float": 4, "float32": 4, "double": 8, "float64": 8, "half": 2, "float16": 2, "c10::half": 2,
     "bfloat16": 2, "c10::bfloat16": 2, "long": 8, "long int": 8, "int64": 8, "int": 4, "int32": 4, "short": 2,
-    "short int": 2, "int16": 2, "byte": 1, "unsigned char": 1, "uint8": 1, "char": 1, "signed char": 1, "int8": 1,
-    "bool": 1, "float8_e4m3fn": 1, "float8_e5m2": 1, "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1,
+    "short int": 2, "int16": 2, "byte": 1, "unsigned char": 1, "uint8": 1, "char": 1, "signed char": 1,
+    "int8": 1, "bool": 1, "float8_e4m3fn": 1, "float8_e5m2": 1, "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1,
     "c10::float8_e4m3fn": 1, "c10::float8_e5m2": 1, "c10::float8_e4m3fnuz": 1, "c10::float8_e5m2fnuz": 1,
     "complexfloat": 8, "complexdouble": 16, "c10::complex<float>": 8, "c10::complex<double>": 16,
 }  # fmt: skip
@@ -214,30 +216,33 @@ def _sized(rows: pl.DataFrame, shapes: str, types: str, given: Communication) ->
     )
 
 
-def _first_tensor(shapes: str, types: str) -> tuple[int | None, str | None]:
+def _items(text: str) -> list[Any]:
+    """A JSON list; empty for anything else."""
     try:
-        dims, kinds = msgspec.json.decode(shapes or "[]"), msgspec.json.decode(types or "[]")
-    except (msgspec.DecodeError, RecursionError):
-        return None, None
-    while (
-        isinstance(dims, list)
-        and dims
-        and isinstance(dims[0], list)
-        and dims[0]
-        and isinstance(dims[0][0], list)
-    ):
-        dims = dims[0]
-    first: Any = dims[0] if isinstance(dims, list) and dims else None
-    kind = kinds[0] if isinstance(kinds, list) and kinds and isinstance(kinds[0], str) else None
-    size = DTYPE_BYTES.get(kind.lower()) if kind else None
-    if size is None or not isinstance(first, list) or not first:
-        return None, kind if size else None
-    total = size
+        value: Any = msgspec.json.decode(text or "[]")
+    except UNDECODABLE:
+        return []
+    return value if isinstance(value, list) else []  # pyright: ignore[reportUnknownVariableType]
+
+
+def _first_tensor(shapes: str, types: str) -> tuple[int | None, str | None]:
+    """Bytes and type of the first tensor; inside lists of tensors, of the first there."""
+    return _tensor(_items(shapes), _items(types))
+
+
+def _tensor(dims: list[Any], kinds: list[Any]) -> tuple[int | None, str | None]:
+    while dims and isinstance(dims[0], list) and dims[0] and isinstance(dims[0][0], list):
+        dims = cast("list[Any]", dims[0])
+    first = cast("object", dims[0]) if dims else None
+    kind = kinds[0] if kinds and isinstance(kinds[0], str) else None
+    total = DTYPE_BYTES.get(kind.lower()) if kind else None
+    if total is None or not isinstance(first, list) or not first:
+        return None, kind if total else None
     for extent in first:  # pyright: ignore[reportUnknownVariableType]
         if not isinstance(extent, int) or extent < 0:
             return None, kind
         total *= extent
-    return (total if total < 2**62 else None), kind
+    return (total if total < MOST_BYTES else None), kind
 
 
 def _on_kernels(
@@ -424,21 +429,15 @@ def _buffers(kind: str, shapes: str, types: str) -> tuple[int | None, int | None
 
     In the `_base` forms the first argument is the output and the second the input.
     """
-    try:
-        dims, kinds = msgspec.json.decode(shapes or "[]"), msgspec.json.decode(types or "[]")
-    except (msgspec.DecodeError, RecursionError):
+    dims, kinds = _items(shapes), _items(types)
+    if not dims or not kinds:
         return None, None, None
-    if not isinstance(dims, list) or not isinstance(kinds, list) or not dims or not kinds:
-        return None, None, None
-    first, dtype = _first_tensor(shapes, types)
+    first, dtype = _tensor(dims, kinds)
     if kinds[0] == "TensorList":
         # The types of a list's tensors are not recorded, nor are they all of one.
         return None, None, None
     if kind in ("all-gather", "reduce-scatter", "all-to-all") and len(dims) > 1 and isinstance(kinds[1], str):
-        second, _ = _first_tensor(
-            msgspec.json.encode(dims[1:]).decode(), msgspec.json.encode(kinds[1:]).decode()
-        )
-        return second, first, dtype
+        return _tensor(dims[1:], kinds[1:])[0], first, dtype
     return first, first, dtype
 
 
@@ -446,20 +445,19 @@ def _peer(kind: str, concrete: str, given: Communication) -> int | None:
     """The other side's global rank: gloo writes its place in the group, so the group must be certain."""
     if kind not in ("send", "receive") or given.rank is None:
         return None
-    try:
-        values = msgspec.json.decode(concrete or "[]")
-        place = int(values[2])
-    except (msgspec.DecodeError, RecursionError, ValueError, TypeError, IndexError):
+    values = _items(concrete)
+    place = number(values[2]) if len(values) > 2 else None
+    if place is None:
         return None
     sides = {
         g["ranks"][place]
         for g in given.groups
-        if 0 <= place < len(g["ranks"]) > 1 and g["ranks"][place] != given.rank
+        if place < len(g["ranks"]) > 1 and g["ranks"][place] != given.rank
     }
     pipeline = {
         g["ranks"][place]
         for g in given.groups
-        if "pp" in g["description"].lower() and 0 <= place < len(g["ranks"])
+        if "pp" in g["description"].lower() and place < len(g["ranks"])
     }
     chosen = pipeline if len(pipeline) == 1 else sides
     return chosen.pop() if len(chosen) == 1 else None

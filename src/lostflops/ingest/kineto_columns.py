@@ -1,10 +1,11 @@
-"""The events of a Kineto file as columns, by what they are; names and shapes as codes of one dictionary each."""
+"""The events of a Kineto file as columns, by what they are; names and shapes as codes of dictionaries."""
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Sequence
+from decimal import Decimal
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from lostflops.errors import shown
 from lostflops.ingest.kineto_events import Args, Event
+from lostflops.ingest.kineto_stream import UNDECODABLE
 
 KERNEL_ROWS = frozenset({"kernel", "Kernel", "xpu_kernel"})
 COPY_ROWS = frozenset({"gpu_memcpy", "Memcpy", "gpu_memset", "Memset"})
@@ -27,7 +30,14 @@ DROPPED = frozenset(
 )
 DOMAINS = {"user_annotation": "user", "overhead": "overhead", "cuda_sync": "synchronisation"}
 LONGEST_NAME = 1 << 16
+# No step lasts ten days; clocks that jump and durations that were never set do.
 LONGEST_DURATION = 10 * 24 * 3600 * 10**9
+# Times beyond these, in µs, are no clock's (the year 2116), and would not add up in 64 bits.
+LATEST, EARLIEST = 2**62 // 1000, -(2**60) // 1000
+# No device holds so many, and sums of them stay in 64 bits.
+MOST_BYTES = 2**50
+# From here on a double no longer holds microseconds with three decimals. Relative times stay below.
+COARSE = 2**43
 
 _NO_ARGS = Args()
 
@@ -51,21 +61,46 @@ def text_of(value: Any) -> str:
     return text if len(text) <= LONGEST_NAME else text[:LONGEST_NAME]
 
 
-def nanoseconds(values: Iterable[Any]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+class CoarseTimesError(Exception):
+    """Times with decimals that a double cannot hold: the file must be decoded again, with exact times."""
+
+
+def nanoseconds(
+    given: Sequence[Any], *, exact: bool = False
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
     """Microseconds as integer nanoseconds, and which of them are usable.
 
     Splitting off the whole microseconds first makes the conversion exact for every double below 2^43 µs;
-    multiplying by 1000 is 1 ns off for a quarter of some files' events.
+    multiplying by 1000 is 1 ns off for a quarter of some files' events. Larger ones with a fraction are only
+    right as decimals (`exact`). Raises CoarseTimesError when they come as doubles.
     """
-    given = list(values)
+    if exact:
+        return _exactly(given)
     try:
-        exact = np.array(given, dtype=np.float64)
+        value = np.array(given, dtype=np.float64)
     except (TypeError, ValueError, OverflowError):
-        exact = np.array([_float(v) for v in given], dtype=np.float64)
-    good = np.isfinite(exact) & (np.abs(exact) < 2**53)
-    exact = np.where(good, exact, 0.0)
-    whole = np.floor(exact)
-    return whole.astype(np.int64) * 1000 + np.rint((exact - whole) * 1000).astype(np.int64), good
+        value = np.array([_float(v) for v in given], dtype=np.float64)
+    good = np.isfinite(value) & (value < LATEST) & (value > EARLIEST)
+    value = np.where(good, value, 0.0)
+    if value.max(initial=0) >= COARSE and not {float, str}.isdisjoint(map(type, given)):
+        raise CoarseTimesError
+    whole = np.floor(value)
+    return whole.astype(np.int64) * 1000 + np.rint((value - whole) * 1000).astype(np.int64), good
+
+
+def _exactly(given: Sequence[Any]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    value = [_decimal(v) for v in given]
+    good = np.array([v is not None for v in value], dtype=np.bool_)
+    ns = [0 if v is None else int((v * 1000).to_integral_value()) for v in value]
+    return np.array(ns, dtype=np.int64), good
+
+
+def _decimal(value: Any) -> Decimal | None:
+    try:
+        number = Decimal(value)
+    except (TypeError, ValueError, ArithmeticError):
+        return None
+    return number if number.is_finite() and EARLIEST < number < LATEST else None
 
 
 def _float(value: Any) -> float:
@@ -83,6 +118,17 @@ def integers(values: list[Any]) -> pl.Series:
         return pl.Series([integer(v) for v in values], dtype=pl.Int64)
 
 
+def small(values: list[Any]) -> pl.Series:
+    """The same where a table holds 32 bits: null for what does not fit."""
+    return integers(values).cast(pl.Int32, strict=False).cast(pl.Int64)
+
+
+def sizes(values: list[Any]) -> pl.Series:
+    """Numbers of bytes; null where they cannot be."""
+    found = integers(values)
+    return found.set(~found.is_between(0, MOST_BYTES), None)
+
+
 def integer(value: Any) -> int | None:
     if isinstance(value, str):
         digits = re.search(r"-?\d{1,20}$", value)
@@ -95,11 +141,17 @@ def integer(value: Any) -> int | None:
     return value if -(2**63) <= value < 2**63 else (value & (2**64 - 1)) - (2**64 if value & 2**63 else 0)
 
 
+def number(value: Any, below: int = 2**31) -> int | None:
+    """A rank, a size, a count: not negative, and not beyond what can be."""
+    found = integer(value)
+    return found if found is not None and 0 <= found < below else None
+
+
 def product(text: bytes) -> int | None:
     """The product of a JSON list of extents."""
     try:
         value: Any = msgspec.json.decode(text) if text else None
-    except (msgspec.DecodeError, RecursionError):
+    except UNDECODABLE:
         return None
     if not isinstance(value, list):
         return None
@@ -135,10 +187,41 @@ KINDS = ("kernels", "copies", "calls", "operators", "ranges", "frames", "allocat
 COUNTS = ("unusable", "negative", "overlong", "flows")
 
 
-class Reader:
-    """Collects the events of one file into columns."""
+# Where installed code and Python's own begin; what stands before tells where somebody keeps it.
+_INSTALLED = re.compile(r"^.*[\\/](?:site-packages|dist-packages|python\d+\.\d+t?)[\\/]")
+_ABSOLUTE = re.compile(r"^(?:[A-Za-z]:|~|\.{0,2})[\\/](?:.*[\\/])?")
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+_LINE = re.compile(r"(.*)(\(\d+\): .*)", re.DOTALL)
 
-    def __init__(self) -> None:
+
+def frame_name(name: Any) -> str:
+    """A Python frame without the folders that it was run from, and without addresses.
+
+    '/home/me/job/train.py(12): step' is 'train.py(12): step'; of a package, the path inside it remains.
+    """
+    text = _ADDRESS.sub("", text_of(name))
+    at_line = _LINE.fullmatch(text)
+    path, rest = at_line.groups() if at_line else (text, "")
+    inside = _INSTALLED.sub("", path)
+    return (_ABSOLUTE.sub("", path) if inside == path else inside) + rest
+
+
+class FrameCodes(dict[Any, int]):
+    """Codes of frames as they are written, by their reduced names."""
+
+    def __init__(self, names: Codes) -> None:
+        self.names = names
+
+    def __missing__(self, key: Any) -> int:
+        code = self[key] = self.names[frame_name(key)]
+        return code
+
+
+class Reader:
+    """Collects the events of one file into columns. With `exact`, events carry times as decimals."""
+
+    def __init__(self, exact: bool = False) -> None:
+        self.exact = exact
         self.names = Codes()
         self.shapes = Codes()
         self.types = Codes()
@@ -162,9 +245,11 @@ class Reader:
         self.ranks_named: set[int] = set()
         self._names_seen = 0
         self._prefixed: list[int] = []
+        self._frames_named = FrameCodes(self.names)
 
     def save(self, folder: Path) -> None:
         """Put the rows into files, so that the rest can be handed to another process."""
+        self._frames_named.clear()  # paths stay behind
         for kind in KINDS:
             rows = getattr(self, kind).take()
             if rows is not None:
@@ -218,9 +303,9 @@ class Reader:
             elif cat in OPERATOR_ROWS:
                 self._add_operators(rows)
             elif cat in FRAME_ROWS:
-                self._add_spans(rows, self.frames, None)
+                self._add_frames(rows)
             elif cat in RANGE_ROWS:
-                self._add_spans(rows, self.ranges, DOMAINS[cat])
+                self._add_spans(rows, DOMAINS[cat])
             elif cat == "cpu_instant_event" or cat is None:
                 self._add_instants(rows)
             elif cat == "Trace":
@@ -230,14 +315,13 @@ class Reader:
             else:
                 spans = [e for e in rows if e.ph == "X"]
                 if spans:
-                    self._add_spans(spans, self.ranges, text_of(cat)[:64])
-                    self.device_rows_elsewhere[text_of(cat)[:64]] = self.device_rows_elsewhere.get(
-                        text_of(cat)[:64], 0
-                    ) + len(spans)
+                    kind = shown(text_of(cat)[:64])
+                    self._add_spans(spans, kind)
+                    self.device_rows_elsewhere[kind] = self.device_rows_elsewhere.get(kind, 0) + len(spans)
 
     def _times(self, rows: list[Event]) -> tuple[dict[str, Any], pl.Series | None]:
-        start, good_start = nanoseconds([e.ts for e in rows])
-        length, good_length = nanoseconds([e.dur for e in rows])
+        start, good_start = nanoseconds([e.ts for e in rows], exact=self.exact)
+        length, good_length = nanoseconds([e.dur for e in rows], exact=self.exact)
         good = good_start & good_length & (length <= LONGEST_DURATION)
         self.overlong += int((length > LONGEST_DURATION).sum())
         self.unusable += int((~(good_start & good_length)).sum())
@@ -249,15 +333,15 @@ class Reader:
         frame = pl.DataFrame(columns)
         into.add(frame if good is None else frame.filter(good))
 
-    def _name_codes(self, rows: list[Event]) -> npt.NDArray[np.uint32]:
-        names = self.names
+    def _name_codes(self, rows: list[Event], names: dict[Any, int] | None = None) -> npt.NDArray[np.uint32]:
+        names = self.names if names is None else names
         return np.array([names[e.name] for e in rows], dtype=np.uint32)
 
     def _add_kernels(self, rows: list[Event]) -> None:
         columns, good = self._times(rows)
         args = [e.args or _NO_ARGS for e in rows]
         columns["name"] = self._name_codes(rows)
-        columns["device"] = integers(
+        columns["device"] = small(
             [a.device if a.device is not None else e.pid for e, a in zip(rows, args, strict=True)]
         )
         columns["stream"] = integers(
@@ -267,7 +351,7 @@ class Reader:
         extents = self.extents
         columns["grid"] = np.array([extents[bytes(a.grid)] for a in args], np.uint32)
         columns["block"] = np.array([extents[bytes(a.block)] for a in args], np.uint32)
-        columns["registers"] = integers([a.registers for a in args])
+        columns["registers"] = small([a.registers for a in args])
         columns["shared_memory"] = integers([a.shared_memory for a in args])
         columns["graph_node"] = integers([a.graph_node for a in args])
         columns["meta"] = self._meta(args)
@@ -281,21 +365,21 @@ class Reader:
         return meta
 
     def _described(self, a: Args) -> int:
-        if a.rank is not None and (rank := integer(a.rank)) is not None:
+        if a.rank is not None and (rank := number(a.rank)) is not None:
             self.ranks_named.add(rank)
         self.parameters.append(
             (
                 text_of(a.collective),
-                integer(a.in_elements),
-                integer(a.out_elements),
+                number(a.in_elements, MOST_BYTES),
+                number(a.out_elements, MOST_BYTES),
                 text_of(a.dtype),
-                integer(a.group_size),
+                number(a.group_size),
                 None if a.group_name is None and a.group_id is None else text_of(a.group_name or a.group_id),
                 None if a.group_ranks is None else text_of(a.group_ranks),
                 None if a.group_description is None else text_of(a.group_description),
                 integer(a.sequence_in_group),
-                integer(a.source_rank),
-                integer(a.destination_rank),
+                number(a.source_rank),
+                number(a.destination_rank),
             )
         )
         return len(self.parameters) - 1
@@ -304,14 +388,14 @@ class Reader:
         columns, good = self._times(rows)
         args = [e.args or _NO_ARGS for e in rows]
         columns["name"] = self._name_codes(rows)
-        columns["device"] = integers(
+        columns["device"] = small(
             [a.device if a.device is not None else e.pid for e, a in zip(rows, args, strict=True)]
         )
         columns["stream"] = integers(
             [a.stream if a.stream is not None else e.tid for e, a in zip(rows, args, strict=True)]
         )
         columns["correlation"] = integers([a.correlation for a in args])
-        columns["bytes"] = integers([a.bytes for a in args])
+        columns["bytes"] = sizes([a.bytes for a in args])
         columns["set"] = pl.Series(["emset" in (e.cat or "") for e in rows], dtype=pl.Boolean)  # pyright: ignore[reportOperatorIssue]
         self._keep(columns, good, self.copies)
 
@@ -321,7 +405,7 @@ class Reader:
         columns["name"] = self._name_codes(rows)
         columns["thread"] = integers([e.tid for e in rows])
         columns["correlation"] = integers([a.correlation for a in args])
-        columns["bytes"] = integers([a.bytes if a.bytes is not None else a.size for a in args])
+        columns["bytes"] = sizes([a.bytes if a.bytes is not None else a.size for a in args])
         self._keep(columns, good, self.calls)
 
     def _add_operators(self, rows: list[Event]) -> None:
@@ -348,28 +432,33 @@ class Reader:
         self._names_seen = len(self.names)
         return np.flatnonzero(np.isin(codes, self._prefixed)).tolist() if self._prefixed else []
 
-    def _add_spans(self, rows: list[Event], into: Columns, domain: str | None) -> None:
+    def _add_frames(self, rows: list[Event]) -> None:
+        columns, good = self._times(rows)
+        columns["name"] = self._name_codes(rows, self._frames_named)
+        columns["thread"] = integers([e.tid for e in rows])
+        self._keep(columns, good, self.frames)
+
+    def _add_spans(self, rows: list[Event], domain: str) -> None:
         columns, good = self._times(rows)
         columns["name"] = self._name_codes(rows)
         columns["thread"] = integers([e.tid for e in rows])
-        if domain is not None:
-            args = [e.args or _NO_ARGS for e in rows]
-            shapes, types = self.shapes, self.types
-            columns["shapes"] = np.array([shapes[bytes(a.dims)] for a in args], np.uint32)
-            columns["types"] = np.array([types[bytes(a.types)] for a in args], np.uint32)
-            columns["domain"] = np.full(len(rows), self.names[domain], np.uint32)
-        self._keep(columns, good, into)
+        args = [e.args or _NO_ARGS for e in rows]
+        shapes, types = self.shapes, self.types
+        columns["shapes"] = np.array([shapes[bytes(a.dims)] for a in args], np.uint32)
+        columns["types"] = np.array([types[bytes(a.types)] for a in args], np.uint32)
+        columns["domain"] = np.full(len(rows), self.names[domain], np.uint32)
+        self._keep(columns, good, self.ranges)
 
     def _add_window(self, rows: list[Event]) -> None:
-        start, good = nanoseconds([e.ts for e in rows])
-        length, fine = nanoseconds([e.dur for e in rows])
+        start, good = nanoseconds([e.ts for e in rows], exact=self.exact)
+        length, fine = nanoseconds([e.dur for e in rows], exact=self.exact)
         both = good & fine & (length >= 0) & (length <= LONGEST_DURATION)
         self.window.extend((start + length)[both].tolist())
 
     def _add_instants(self, rows: list[Event]) -> None:
         memory = [e for e in rows if e.name == "[memory]" and e.args is not None]
         if memory:
-            start, good = nanoseconds([e.ts for e in memory])
+            start, good = nanoseconds([e.ts for e in memory], exact=self.exact)
             args = [e.args or _NO_ARGS for e in memory]
             kinds = integers([a.device_type for a in args])
             frame = pl.DataFrame(
@@ -377,7 +466,7 @@ class Reader:
                     "start": start,
                     "end": start,
                     "thread": integers([e.tid for e in memory]),
-                    "device": integers([a.device_id for a in args]),
+                    "device": small([a.device_id for a in args]),
                     "kind": kinds,
                     "address": integers([a.address for a in args]),
                     "bytes": integers([a.allocation_bytes for a in args]),
@@ -388,5 +477,5 @@ class Reader:
             self.allocations.add(frame.filter(pl.Series(good) & pl.col("bytes").is_not_null()).drop("kind"))
         ends = [e.ts for e in rows if e.name == "Record Window End"]
         if ends:
-            at, good = nanoseconds(ends)
+            at, good = nanoseconds(ends, exact=self.exact)
             self.window.extend(at[good].tolist())

@@ -1,15 +1,18 @@
 """One Kineto event, decoded tolerantly: every field of unstable type is a union, every field is optional.
 
-One wrong type loses the whole chunk to a strict decoder, so fields admit what has been seen in the wild; a chunk
-that still fails is decoded event by event, its event names repaired where a quote broke them.
+One wrong type loses the whole chunk to a strict decoder, so fields admit what has been seen in the wild; a
+chunk that still fails is decoded event by event, its event names repaired where a quote broke them.
 """
 
 from __future__ import annotations
 
 import re
+from decimal import Decimal
 from typing import Any
 
 import msgspec
+
+from lostflops.ingest.kineto_stream import UNDECODABLE
 
 Number = int | float | str | None
 Text = str | int | float | None
@@ -29,7 +32,6 @@ class Args(msgspec.Struct, gc=False):
     graph_node: Number = msgspec.field(default=None, name="graph node id")
     bytes: Number = None
     size: Number = None
-    kernel: Text = None
     sequence: Number = msgspec.field(default=None, name="Sequence number")
     forward_thread: Number = msgspec.field(default=None, name="Fwd thread id")
     dims: msgspec.Raw = msgspec.field(default=NO_TEXT, name="Input Dims")
@@ -68,24 +70,44 @@ class Event(msgspec.Struct, gc=False):
     args: Args | None = None
 
 
-_PLAIN = tuple(
-    (f.name, f.encode_name) for f in msgspec.structs.fields(Args) if f.type == Number or f.type == Text
-)
+class ExactEvent(Event, gc=False):
+    """The same with times as the file's own digits: microseconds since 1970 with decimals fit no double."""
 
-# Names that Kineto writes with a bare quote inside (torch up to 2.13): the name ends at the last quote before the
+    ts: Decimal | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
+    dur: Decimal | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
+
+
+_PLAIN = tuple((f.name, f.encode_name) for f in msgspec.structs.fields(Args) if f.type in (Number, Text))
+_RAW = tuple((f.name, f.encode_name) for f in msgspec.structs.fields(Args) if f.type is msgspec.Raw)
+_LOOSE = msgspec.json.Decoder(dict[str, Any], float_hook=Decimal)
+
+# Names that Kineto writes with a bare quote inside (torch up to 2.13): the name ends at the quote before the
 # next key, or before the line's end where every key has a line.
-_NAME = re.compile(rb'("name"\s*:\s*")(.*)("\s*,\s*(?:"pid"|"cat"|"ts"|"args"|\n))', re.DOTALL)
+_NAME = re.compile(
+    rb'("name"\s*:\s*")(.*?)("\s*(?:,\s*"(?:ph|cat|pid|tid|ts|dur|args)"\s*:|,?[ \t\r]*\n|\}))', re.DOTALL
+)
 _BARE_QUOTE = re.compile(rb'(?<!\\)"')
 _CONTROL = re.compile(rb"[\x00-\x1f]")
+_BETWEEN_TOKENS = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]")
+_NO_NUMBER = re.compile(rb"(?<=[:,\[])\s*(?:[-+]?Infinity|[-+]?inf|[-+]?nan|NaN)\b")
+_HALF_A_PAIR = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB]..)\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+)
 
 
 class Decoder:
-    """Decodes chunks of events and counts what it had to repair, coerce or skip."""
+    """Decodes chunks of events and counts what it had to repair, mend or skip.
 
-    def __init__(self) -> None:
-        self._array = msgspec.json.Decoder(list[Event])
-        self._event = msgspec.json.Decoder(Event)
+    With `exact`, times are decoded as decimals.
+    """
+
+    def __init__(self, exact: bool = False) -> None:
+        kind = ExactEvent if exact else Event
+        self._array: Any = msgspec.json.Decoder(list[kind])
+        self._event: Any = msgspec.json.Decoder(kind)
+        self._exact = exact
         self.repaired = 0
+        self.mended = 0
         self.skipped = 0
 
     def chunk(self, text: bytes) -> list[Event]:
@@ -102,20 +124,25 @@ class Decoder:
         return events
 
     def _one(self, text: bytes) -> Event | None:
-        for repair in (None, _repair_name, _repair_text):
-            attempt = repair(text) if repair else text
-            if attempt is None:
-                continue
-            try:
-                event = self._event.decode(attempt)
-            except msgspec.ValidationError:
-                event = _coerced(attempt)
-            except (msgspec.DecodeError, RecursionError):
-                continue
-            if event is not None and repair:
-                self.repaired += 1
+        if (event := self._decoded(text)) is not None:
             return event
+        renamed = _repair_name(text)
+        if renamed is not None and (event := self._decoded(renamed)) is not None:
+            self.repaired += 1
+            return event
+        for damaged in (text, renamed):
+            if damaged is not None and (event := self._decoded(_mend(damaged))) is not None:
+                self.mended += 1
+                return event
         return None
+
+    def _decoded(self, text: bytes) -> Event | None:
+        try:
+            return self._event.decode(text)
+        except msgspec.ValidationError:
+            return _coerced(text, self._exact)
+        except UNDECODABLE:
+            return None
 
 
 def _repair_name(text: bytes) -> bytes | None:
@@ -126,32 +153,36 @@ def _repair_name(text: bytes) -> bytes | None:
     return text[: match.start(2)] + _CONTROL.sub(b" ", name) + text[match.end(2) :]
 
 
-def _repair_text(text: bytes) -> bytes | None:
-    """Control characters and bad UTF-8, which older builds write as they come."""
+def _mend(text: bytes) -> bytes:
+    """Replace control characters, bad UTF-8 and halves of surrogate pairs; NaN and Infinity become null."""
     fixed = text.decode("utf-8", "replace").encode()
-    fixed = re.sub(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]", b" ", fixed)
-    return re.sub(rb":\s*(?:-?Infinity|-?inf|-?nan|NaN)\b", b": null", fixed)
+    fixed = _BETWEEN_TOKENS.sub(b" ", fixed)
+    return _HALF_A_PAIR.sub(rb"\\ufffd", _NO_NUMBER.sub(b" null", fixed))
 
 
-def _coerced(text: bytes) -> Event | None:
+def _coerced(text: bytes, exact: bool) -> Event | None:
     """An event whose fields have unforeseen types: those fields are dropped, the others kept."""
     try:
-        loose = msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError):
+        fields = _LOOSE.decode(text)
+    except UNDECODABLE:
         return None
-    if not isinstance(loose, dict):
-        return None
-    fields: dict[str, Any] = loose  # pyright: ignore[reportUnknownVariableType]
     event = Event()
     for name in ("ph", "cat", "name", "ts", "dur", "pid", "tid"):
-        value = fields.get(name)
-        if isinstance(value, (str, int, float)) and not isinstance(value, bool):
+        value: Any = fields.get(name)
+        if isinstance(value, Decimal) and not (exact and name in ("ts", "dur")):
+            value = float(value)
+        if isinstance(value, (str, int, float, Decimal)) and not isinstance(value, bool):
             setattr(event, name, value)
-    given = fields.get("args")
-    if isinstance(given, dict):
+    if isinstance(fields.get("args"), dict):
+        given: dict[str, Any] = fields["args"]
         event.args = Args()
         for field, key in _PLAIN:
-            value: Any = given.get(key)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+            value = given.get(key)
+            if isinstance(value, Decimal):
+                value = float(value)
             if isinstance(value, (str, int, float)) and not isinstance(value, bool):
                 setattr(event.args, field, value)
+        for field, key in _RAW:
+            if key in given:
+                setattr(event.args, field, msgspec.Raw(msgspec.json.encode(given[key])))
     return event

@@ -7,6 +7,7 @@ that dies, make the whole attempt fail: the file is then read again in one proce
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import gc
 import os
@@ -18,10 +19,9 @@ import threading
 from pathlib import Path
 from typing import IO
 
-import msgspec
-
-from lostflops.ingest.kineto_columns import Reader
+from lostflops.ingest.kineto_columns import CoarseTimesError, Reader
 from lostflops.ingest.kineto_events import Decoder
+from lostflops.ingest.kineto_stream import UNDECODABLE
 
 LENGTH = 8
 FAILED = b"failed\n"
@@ -67,10 +67,8 @@ class Pool:
             process.wait()
 
     def _feed(self, pipe: IO[bytes]) -> None:
-        try:
+        with contextlib.suppress(OSError):  # only slower
             fcntl.fcntl(pipe, getattr(fcntl, "F_SETPIPE_SZ", 1031), PIPE_BYTES)
-        except OSError:
-            pass  # only slower
         try:
             while (chunk := self._chunks.get()) is not None:
                 pipe.write(len(chunk).to_bytes(LENGTH, "little") + chunk)
@@ -125,10 +123,10 @@ def main(folder: Path) -> int:
         chunk = source.read(int.from_bytes(head, "little"))
         try:
             rows = decoder.chunk(chunk)
-        except (msgspec.DecodeError, RecursionError):
+            reader.add(rows)
+        except (*UNDECODABLE, CoarseTimesError):
             return 1
         events += len(rows)
-        reader.add(rows)
     reader.save(folder)
     with (folder / "state").open("wb") as file:
         pickle.dump(events, file)

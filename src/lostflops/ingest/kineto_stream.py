@@ -1,8 +1,9 @@
 """Cut a trace file into head, chunks of events, and tail, in bounded memory.
 
 A Kineto file is one JSON object whose `traceEvents` array is nearly all of it. The head is what stands before
-the array, the tail what follows. Chunks are cut between events at the byte string that separates the first two;
-a cut is right exactly when the chunk decodes, since a cut inside a string or a nested value leaves it open.
+the array, the tail what follows. Chunks are cut between events at the byte string that separates the first
+two; a cut is right exactly when the chunk decodes, since a cut inside a string or a nested value leaves it
+open.
 """
 
 from __future__ import annotations
@@ -19,14 +20,22 @@ from typing import BinaryIO, Generic, TypeVar
 
 import msgspec
 
-from ..errors import NotATrace, Truncated, Unreadable
+from ..errors import Damaged, NotATrace, Truncated, Unreadable
 
 CHUNK = 4 << 20
 BLOCK = 1 << 20
 # A head or tail beyond this is no profiler's: metadata of ten thousand ranks takes some megabytes.
 LARGEST_FRAME = 512 << 20
+# How far to look for the array that the head announces when what stands before it is broken.
+LARGEST_HEAD = 64 << 20
 # One event beyond this is no profiler's.
 LARGEST_EVENT = 256 << 20
+
+# So many things that are no events at the start of a list, and no trace follows.
+MANY = 1000
+# What msgspec raises for text that is not the JSON it was asked for: malformed or of another type, nested too
+# deeply, not UTF-8, a number of thousands of digits.
+UNDECODABLE = (msgspec.DecodeError, RecursionError, ValueError)
 
 Event = TypeVar("Event")
 
@@ -109,29 +118,45 @@ class Blocks:
             return
         inflater = zlib.decompressobj(wbits=31)
         pending = first
-        try:
-            while True:
-                while pending:
-                    # Several gzip members may follow each other; zeros after the last are padding.
-                    if inflater.eof:
-                        pending = (inflater.unused_data or pending).lstrip(b"\0")
-                        if not pending:
-                            break
-                        inflater = zlib.decompressobj(wbits=31)
+        while pending:
+            while pending:
+                # Several gzip members may follow each other; zeros after the last are padding.
+                if inflater.eof:
+                    pending = (inflater.unused_data or pending).lstrip(b"\0")
+                    if not pending:
+                        break
+                    inflater = zlib.decompressobj(wbits=31)
+                before = inflater.copy()
+                try:
                     out = inflater.decompress(pending, CHUNK)
-                    pending = inflater.unconsumed_tail
-                    if out:
-                        yield out
-                    if inflater.eof:
-                        pending = inflater.unused_data
-                pending = next(blocks, b"")
-                if not pending:
-                    break
-        except zlib.error as error:
-            self.whole, self.damage = False, f"its compressed data is damaged ({error})"
-            return
+                except zlib.error as error:
+                    reason = str(error).rpartition(": ")[2]
+                    self.whole, self.damage = False, f"its compressed data does not hold together ({reason})"
+                    yield from _until_broken(before, pending)
+                    return
+                pending = inflater.unconsumed_tail
+                if out:
+                    yield out
+                if inflater.eof:
+                    pending = inflater.unused_data
+            pending = next(blocks, b"")
         if not inflater.eof:
             self.whole = False
+
+
+def _until_broken(inflater: zlib._Decompress, data: bytes) -> Iterator[bytes]:
+    """What can be inflated of data before the byte that is wrong: an error withholds all that came with it."""
+    for size in (4096, 64, 1):
+        while data:
+            before = inflater.copy()
+            try:
+                out = inflater.decompress(data[:size])
+            except zlib.error:
+                inflater = before
+                break
+            data = data[size:]
+            if out:
+                yield out
 
 
 @dataclass
@@ -154,11 +179,14 @@ class Layout:
 class EventStream(Generic[Event]):
     """The events of one file, as decoded chunks.
 
-    `decode` turns the bytes of a JSON array into events and raises msgspec.DecodeError when it cannot;
-    `decode_one_by_one` gets the texts of single events and returns what could be had of them. `head` and `tail`
-    are complete once the chunks are exhausted. A file that ends too early raises Truncated; with `salvage` it
-    gives its whole events and says in `cut` where it ended. With `ship`, chunks that surely hold nothing but
-    events are handed on undecoded, and are missing from `num_events`.
+    `decode` turns the bytes of a JSON array into events and raises one of UNDECODABLE when it cannot;
+    `decode_one_by_one` gets the texts of single events and returns what could be had of them. `head` and
+    `tail` are complete once the chunks are exhausted. A file that ends too early raises Truncated, one whose
+    checksum is wrong Damaged; with `salvage` the one gives its whole events, the other what it holds. `cut`
+    then says where the file ended, `events_whole` is false if events are missing, `damage` says what is
+    wrong.
+    With `ship`, chunks that surely hold nothing but events are handed on undecoded, and are missing from
+    `num_events`.
     """
 
     def __init__(
@@ -176,7 +204,10 @@ class EventStream(Generic[Event]):
         self.tail: dict[str, object] = {}
         self.num_events = 0
         self.cut = ""
+        self.events_whole = True
         self.complete_trailer = True
+        self.damaged_frame = False
+        self.damage = ""
         self._decode = decode
         self._one_by_one = decode_one_by_one
         self._salvage = salvage
@@ -197,6 +228,9 @@ class EventStream(Generic[Event]):
                 if events:
                     yield events
             self.complete_trailer = self._source.whole
+            self.damage = self._source.damage
+            if self.damage and not self.cut and not self._salvage:
+                raise Damaged(self.path, self.damage)
         finally:
             self._source.close()
 
@@ -232,40 +266,46 @@ class EventStream(Generic[Event]):
             self._skip(1)
             return True
         if self._buffer[:1] != b"{":
-            raise NotATrace(self.path, "it is not JSON.")
+            raise NotATrace(self.path, "it does not begin as a JSON object or list.")
         while True:
+            announced = False
             for match in _ARRAY_BEGINS.finditer(self._buffer):
+                announced = True
                 # The text up to the array, closed, is an object only if the array is one of its own keys:
                 # not when the same words stand in a string or deeper down.
                 before = self._buffer[: match.start()]
                 try:
                     self.head = msgspec.json.decode(before + b'"":0}', type=dict[str, object])
-                except (msgspec.DecodeError, RecursionError):
+                except UNDECODABLE:
                     continue
                 del self.head[""]
                 self._skip(match.end())
                 return True
-            if self._ended or len(self._buffer) > LARGEST_FRAME:
+            if self._ended or len(self._buffer) > (LARGEST_HEAD if announced else LARGEST_FRAME):
                 break
             self._read(2 * len(self._buffer))
         return self._open_damaged_head()
 
     def _open_damaged_head(self) -> bool:
+        """Find the array in a file whose head is no JSON, or say why there is none."""
+        try:
+            found = msgspec.json.decode(self._buffer, type=dict[str, object]) if self._ended else None
+        except UNDECODABLE as error:
+            found, why = None, error
+        else:
+            why = None
+        if found is not None:
+            what = "whose 'traceEvents' is no list" if "traceEvents" in found else "without 'traceEvents'"
+            raise NotATrace(self.path, f"it is JSON {what}.")
         match = _ARRAY_BEGINS.search(self._buffer)
         if match is not None:  # a quote in the user's metadata breaks the file, not the events
             self.head = loose_keys(self._buffer[: match.start()])
             self.damaged_frame = True
             self._skip(match.end())
             return True
-        if not self._source.whole:
+        if not self._source.whole or str(why) == "Input data was truncated":
             raise self._truncated(f"ends before its events begin (byte {self._offset + len(self._buffer):,})")
-        try:
-            msgspec.json.decode(self._buffer)
-        except (msgspec.DecodeError, RecursionError) as error:
-            raise NotATrace(self.path, f"it is not whole JSON ({error}).") from error
-        raise NotATrace(self.path, "it is JSON without 'traceEvents'.")
-
-    damaged_frame = False
+        raise NotATrace(self.path, f"it is not JSON ({why or 'no end in sight'}).")
 
     def _next(self) -> list[Event] | None:
         """The next chunk of events; None after the last."""
@@ -287,7 +327,7 @@ class EventStream(Generic[Event]):
                 return []
             try:
                 events = self._decode(array)
-            except (msgspec.DecodeError, RecursionError):
+            except UNDECODABLE:
                 return self._carefully(cut)
             self._skip(cut)
             return events
@@ -311,14 +351,14 @@ class EventStream(Generic[Event]):
             self._read(2 * len(self._buffer))
 
     def _carefully(self, cut: int) -> list[Event] | None:
-        """A chunk that does not decode: it holds the array's end, a broken event, or the file's sudden end."""
+        """A chunk that does not decode: it holds the array's end, a broken event, or the file's end."""
         for tries, match in enumerate(_ARRAY_ENDS.finditer(self._buffer)):
             if tries == 16:
                 break
             end = match.start() + 1
             try:
                 events = self._decode(b"[" + self._buffer[:end] + b"]")
-            except (msgspec.DecodeError, RecursionError):
+            except UNDECODABLE:
                 continue
             self._skip(end)
             return events
@@ -339,7 +379,10 @@ class EventStream(Generic[Event]):
         if not texts and not closed_here:
             return self._last_event()
         self._skip(rest)
-        return self._one_by_one(texts)
+        events = self._one_by_one(texts)
+        if len(texts) >= MANY and not events and not self.num_events:
+            raise NotATrace(self.path, "what it lists are no events.")
+        return events
 
     def _last_event(self) -> list[Event] | None:
         """What is left holds no whole event that a scan could see."""
@@ -354,11 +397,12 @@ class EventStream(Generic[Event]):
             )
         return self._cut_short("in the middle of an event")
 
-    def _cut_short(self, where: str) -> None:
+    def _cut_short(self, where: str, *, events_whole: bool = False) -> None:
         at = f"{where}, after event {self.num_events:,} (byte {self._offset + len(self._buffer):,})"
-        if not self._salvage:
+        if not self._salvage or not self.num_events:
             raise self._truncated(f"ends {at}")
         self.cut = at
+        self.events_whole = events_whole
 
     def _truncated(self, where: str) -> Truncated:
         if self._source.damage:
@@ -370,20 +414,34 @@ class EventStream(Generic[Event]):
         return Truncated(self.path, where, "record again: nothing in this file can be used.")
 
     def _close_array(self) -> None:
+        begins = self._offset
         self._read(LARGEST_FRAME)
         rest = self._buffer[1:].strip(b" \t\r\n\0")
-        if self._bare and not rest:
+        if self._bare:
+            if rest:
+                raise self._joined(begins + 1)
             return
-        text = b"{" + rest[1:] if rest[:1] == b"," else b"{" + rest
+        text = b"{" + (rest[1:] if rest[:1] == b"," else rest)
         try:
             self.tail = msgspec.json.decode(text, type=dict[str, object])
-        except (msgspec.DecodeError, RecursionError):
+        except UNDECODABLE as error:
+            end = _event_end(text, 0)
+            if end is not None and text[end:].strip() and _is_object(text[:end]):
+                raise self._joined(begins + end) from error
             if rest[-1:] == b"}" and self._source.whole:
-                self.tail = loose_keys(text)
                 self.damaged_frame = True
-                return
-            self._cut_short("in the metadata behind its events")
+            else:
+                self._cut_short("in the metadata behind its events", events_whole=True)
             self.tail = loose_keys(text)
+        if "traceEvents" in self.tail:
+            raise NotATrace(self.path, "it has 'traceEvents' twice.", "keep one of the two lists.")
+
+    def _joined(self, byte: int) -> NotATrace:
+        return NotATrace(
+            self.path,
+            f"something else follows where it ends (byte {byte:,}).",
+            "two files seem to have been joined: give each trace as a file of its own.",
+        )
 
 
 _KINETO = b"\n  },\n  {"
@@ -393,11 +451,14 @@ _BLANK = b" \t\r\n,"
 _ARRAY_BEGINS = re.compile(rb'"traceEvents"\s*:\s*\[')
 # The brace that ends the last event, before the bracket that ends the array.
 _ARRAY_ENDS = re.compile(rb"\}(?=\s*,?\s*\]\s*(?:,\s*\"|\}|\Z))")
+_SCALAR = re.compile(rb'"(?:[^"\\]|\\.)*"|[^\s,\[\]{}"]+', re.DOTALL)
 _TOKENS = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
 
 
 def _layout(text: bytes) -> Layout | None:
-    """How the events of this file are separated, seen from the first two."""
+    """How the events of this file are separated: as Kineto does it, or as between the first two."""
+    if _KINETO in text:
+        return Layout(_KINETO)
     end = _event_end(text, 0)
     if end is None:
         return None
@@ -423,6 +484,14 @@ def _event_end(text: bytes, start: int) -> int | None:
     return None
 
 
+def _is_object(text: bytes) -> bool:
+    try:
+        msgspec.json.decode(text, type=dict[str, object])
+    except UNDECODABLE:
+        return False
+    return True
+
+
 def scan_events(text: bytes) -> tuple[list[bytes], int, bool]:
     """Split text into whole events by following strings and depth.
 
@@ -435,7 +504,11 @@ def scan_events(text: bytes) -> tuple[list[bytes], int, bool]:
             at += 1
         if text[at : at + 1] == b"]":
             return events, at, True
-        end = _event_end(text, at) if at < len(text) else None
+        if text[at : at + 1] in (b"{", b"["):
+            end = _event_end(text, at)
+        else:
+            scalar = _SCALAR.match(text, at)
+            end = scalar.end() if scalar else None
         if end is None:
             return events, at, False
         events.append(text[at:end])

@@ -22,7 +22,8 @@ STEP_RANGE = (
 PROFILER_STEP = r"^ProfilerStep[#*](\d{1,15})$"
 OPTIMIZER_RANGE = r"^Optimizer\.step#.*\.step$"
 
-# Periods are only looked for in sequences that could show three of them, and accepted when 19 of 20 kernels repeat.
+# Periods are only looked for in sequences that could show three of them, and accepted when 19 of 20 kernels
+# repeat.
 FEWEST_PERIODS = 3
 SAME_SHARE = 0.95
 
@@ -37,8 +38,8 @@ def find_steps(
 ) -> pl.DataFrame:
     """The steps of one rank: start, end, step, source, complete. `start` and `end` bound what was recorded.
 
-    Steps are disjoint and sorted. A step lasts from its mark to the next one's; the last to its own end. A mark
-    that runs beyond the recording is cut there and its step marked incomplete.
+    Steps are disjoint and sorted. A step lasts from its mark to the next one's; the last to its own end. A
+    mark that runs beyond the recording is cut there and its step marked incomplete.
     """
     for found in (
         _marked(ranges, PROFILER_STEP, "profiler", at_least=1),
@@ -211,7 +212,7 @@ def _period(codes: Codes) -> int | None:
     candidates: set[int] = set()
     for name in rare[np.argsort(counts[rare])][:8]:
         distances = np.diff(np.flatnonzero(inverse == name))
-        candidates.update(np.unique(distances)[:16].tolist())
+        candidates.update(int(d) for d in np.unique(distances)[:16])
     best, share = None, SAME_SHARE
     for period in sorted(c for c in candidates if 4 <= c <= longest):
         same = float(np.mean(codes[:-period] == codes[period:]))

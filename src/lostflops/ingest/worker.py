@@ -1,7 +1,7 @@
 """A process that reads some of a job's files: `python -m lostflops.ingest.worker`.
 
-It takes one JSON line per file on standard input and answers each with lines of progress and one of result, so
-that a job's ranks are read on all cores from any program, a notebook included, without importing that
+It takes one JSON line per file on standard input and answers each with lines of progress and one of result,
+so that a job's ranks are read on all cores from any program, a notebook included, without importing that
 program again.
 """
 
@@ -28,7 +28,7 @@ class Reply(msgspec.Struct, omit_defaults=True):
 
     progress: float = 0.0
     parts: list[Part] | None = None
-    error: tuple[str, str] | None = None
+    error: tuple[str, str, str] | None = None  # its class, message and hint
 
 
 def main() -> None:
@@ -51,7 +51,7 @@ def main() -> None:
         try:
             parts = ingest.read(Path(task.path), Path(task.folder), salvage=task.salvage, progress=progress)
         except LostflopsError as error:
-            say(Reply(error=(error.message, error.hint)))
+            say(Reply(error=(type(error).__name__, error.message, error.hint)))
         else:
             say(Reply(parts=parts))
 
