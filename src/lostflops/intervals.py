@@ -61,14 +61,20 @@ def paint(
 ) -> pl.LazyFrame:
     """Split every window into maximal runs by the first layer that covers each instant.
 
-    The windows of one group must be disjoint. The result has the columns of `windows`, with `start` and `end`
-    of the run, and `account`: the layer's name, or null where none covers. For every window the runs add up to
-    its length, exactly.
+    The windows of one group must be disjoint. The result has the columns of `windows`, with `start` and
+    `end` of the run, and `account`: the layer's name, or null where none covers. For every window the runs
+    add up to its length, exactly.
     """
     keys = list(by)
     names = list(layers)
-    numbered = windows.filter(pl.col("end") > pl.col("start")).with_row_index("_window", offset=1)
-    edges = [_edges(numbered, keys, "_window", pl.col("_window").cast(pl.Int64))]
+    # In a fixed order, so that windows keep their numbers wherever this frame is computed again.
+    numbered = (
+        windows.filter(pl.col("end") > pl.col("start"))
+        .sort(*keys, "start")
+        .with_row_index("_window", offset=1)
+        .with_columns(pl.col("_window").cast(pl.Int64))
+    )
+    edges = [_edges(numbered, keys, "_window", pl.col("_window"))]
     # Rows of one layer nest: united first, a stack of frames is one interval.
     edges += [
         _edges(union(frame, keys), keys, f"_layer{i}", pl.lit(1, dtype=pl.Int64))
@@ -78,37 +84,30 @@ def paint(
     covering = pl.lit(None, dtype=pl.Int16)
     for i in reversed(range(len(names))):
         covering = pl.when(pl.col(f"_layer{i}") > 0).then(pl.lit(i, dtype=pl.Int16)).otherwise(covering)
-    last_of_group = pl.struct(keys) != pl.struct(keys).shift(-1) if keys else pl.lit(False)
-    changed = pl.col("_window").ne_missing(pl.col("_window").shift(1)) | pl.col("_code").ne_missing(
-        pl.col("_code").shift(1)
-    )
+    window, code = pl.col("_window"), pl.col("_code")
+    begins = window.ne_missing(window.shift()) | code.ne_missing(code.shift())
     runs = (
         _in_order(pl.concat(edges, how="diagonal").with_columns(pl.col(counts).fill_null(0)), keys)
-        # Both counts return to zero after a group's last edge, so one running sum serves all groups.
-        .with_columns(pl.col(counts).cum_sum(), _next=pl.col("_at").shift(-1), _last=last_of_group)
-        .filter(
-            (pl.col("_window") > 0) & ~pl.col("_last").fill_null(True) & (pl.col("_next") > pl.col("_at"))
+        # One window of a group is open at a time, so the running sum of their numbers is its number. All
+        # counts return to zero after a group's last edge, so one running sum serves all groups.
+        .with_columns(pl.col(counts).cum_sum(), _next=pl.col("_at").shift(-1))
+        .filter((window > 0) & (pl.col("_next") > pl.col("_at")))
+        .select("_window", "_at", "_next", _code=covering)
+        .with_columns(_begins=begins)
+        .with_columns(_ends=pl.col("_begins").shift(-1, fill_value=True))
+        .select(
+            window.filter("_begins"),
+            code.filter("_begins"),
+            start=pl.col("_at").filter("_begins"),
+            end=pl.col("_next").filter("_ends"),
         )
-        .with_columns(_code=covering)
-        .with_columns(_run=changed.cum_sum())
-        .group_by("_run", maintain_order=True)
-        .agg(
-            pl.col("_window").first().cast(pl.UInt32),
-            pl.col("_code").first(),
-            start=pl.col("_at").first(),
-            end=pl.col("_next").last(),
-        )
-        .with_columns(
-            pl.col("_code")
-            .replace_strict(dict(enumerate(names)), default=None, return_dtype=pl.String)
-            .alias(account)
-            if names
-            else pl.lit(None, dtype=pl.String).alias(account)
-        )
-        .select("_window", "start", "end", account)
     )
-    rest = numbered.drop("start", "end").with_columns(pl.col("_window").cast(pl.UInt32))
-    return runs.join(rest, on="_window", how="left", maintain_order="left").drop("_window")
+    named = code.replace_strict(dict(enumerate(names)), default=None, return_dtype=pl.String)
+    return (
+        runs.with_columns((named if names else pl.lit(None, dtype=pl.String)).alias(account))
+        .join(numbered.drop("start", "end"), on="_window", how="left", maintain_order="left")
+        .drop("_window", "_code")
+    )
 
 
 def _edges(frame: pl.LazyFrame, keys: list[str], column: str, delta: pl.Expr) -> pl.LazyFrame:
@@ -148,25 +147,14 @@ def coverage(a: pl.LazyFrame, b: pl.LazyFrame, by: Sequence[str] = ()) -> pl.Laz
     Columns: `by`, `only_a`, `only_b`, `both`. Groups that appear in neither are absent.
     """
     keys = list(by)
-    edges = pl.concat(
-        [
-            _edges(a.filter(pl.col("end") > pl.col("start")), keys, "_a", pl.lit(1, dtype=pl.Int64)),
-            _edges(b.filter(pl.col("end") > pl.col("start")), keys, "_b", pl.lit(1, dtype=pl.Int64)),
-        ],
-        how="diagonal",
-    )
-    open_a, open_b, length = pl.col("_a") > 0, pl.col("_b") > 0, pl.col("_next") - pl.col("_at")
-    swept = (
-        _in_order(edges.with_columns(pl.col("_a", "_b").fill_null(0)), keys)
-        # After a group's last edge both counts are zero, so the jump to the next group counts for nothing.
-        .with_columns(pl.col("_a", "_b").cum_sum(), _next=pl.col("_at").shift(-1))
-    )
+    in_a, in_b, length = pl.col("_a") > 0, pl.col("_b") > 0, pl.col("end") - pl.col("start")
     sums = [
-        length.filter(open_a & ~open_b).sum().alias("only_a"),
-        length.filter(open_b & ~open_a).sum().alias("only_b"),
-        length.filter(open_a & open_b).sum().alias("both"),
+        length.filter(in_a & ~in_b).sum().alias("only_a"),
+        length.filter(in_b & ~in_a).sum().alias("only_b"),
+        length.filter(in_a & in_b).sum().alias("both"),
     ]
-    return swept.group_by(keys, maintain_order=True).agg(sums) if keys else swept.select(sums)
+    pieces = overlay({"_a": a, "_b": b}, keys)
+    return pieces.group_by(keys, maintain_order=True).agg(sums) if keys else pieces.select(sums)
 
 
 def overlay(sets: Mapping[str, pl.LazyFrame], by: Sequence[str] = ()) -> pl.LazyFrame:
@@ -195,10 +183,10 @@ def inside(
 ) -> pl.LazyFrame:
     """`frame` with a column per part: how much of a row's time lies in the pieces where that part is true.
 
-    `pieces` are disjoint and sorted within their group, as `union` and `overlay` give them; a part is a boolean
-    over their columns. The time of such pieces up to an instant is a function that rises inside them and rests
-    outside; a row's share is its rise from `start` to `end`. So a row costs two binary searches, however many
-    pieces it meets. `by` is one integer column.
+    `pieces` are disjoint and sorted by group and time, as `union` and `overlay` give them; a part is a
+    boolean over their columns. The time of such pieces up to an instant is a function that rises inside them
+    and rests outside; a row's share is its rise from `start` to `end`. So a row costs two binary searches,
+    however many pieces it meets. `by` is one integer column.
     """
     chosen = pieces.select(by, "start", "end", **{f"_{name}": part for name, part in parts.items()})
     rows, cover = pl.collect_all([frame, chosen])
@@ -230,39 +218,36 @@ def clip(frame: pl.LazyFrame, windows: pl.LazyFrame, by: Sequence[str] = ()) -> 
     Columns of both; `start` and `end` are cut to the window. The windows of a group must be disjoint.
     """
     keys = list(by)
-    order = windows.filter(pl.col("end") > pl.col("start")).sort(*keys, "start")
-    renamed = order.rename({"start": "_from", "end": "_to"})
-    if keys:
-        met = frame.join(renamed, on=keys, how="inner")
-    else:
-        met = frame.join(renamed, how="cross")
+    holding = pl.col("end") > pl.col("start")
+    rows, cuts = pl.collect_all([frame.filter(holding), windows.filter(holding).sort(*keys, "start")])
+    groups = group_ids(pl.concat([rows.select(*keys, "start"), cuts.select(*keys, "start")]), keys)
+    of_row, of_cut = groups[: rows.height], groups[rows.height :]
+    order = np.argsort(of_cut, kind="stable")
+    cuts, of_cut = cuts[order], of_cut[order]
+    # The windows that a row meets stand together: from the first that ends after the row starts.
+    first = _count_at_most(cuts["end"].to_numpy(), of_cut, rows["start"].to_numpy(), of_row)
+    beyond = _count_at_most(cuts["start"].to_numpy(), of_cut, rows["end"].to_numpy() - 1, of_row)
+    times = beyond - first
+    row = np.repeat(np.arange(rows.height), times)
+    window = np.arange(len(row)) + np.repeat(first - np.r_[0, np.cumsum(times)[:-1]], times)
+    met = cuts[window].drop(keys).rename({"start": "_from", "end": "_to"})
     return (
-        met.filter((pl.col("start") < pl.col("_to")) & (pl.col("end") > pl.col("_from")))
-        .with_columns(
-            start=pl.max_horizontal("start", "_from"),
-            end=pl.min_horizontal("end", "_to"),
-        )
+        rows[row]
+        .hstack(met)
+        .with_columns(start=pl.max_horizontal("start", "_from"), end=pl.min_horizontal("end", "_to"))
         .drop("_from", "_to")
+        .lazy()
     )
 
 
 def depth_over_time(frame: pl.LazyFrame, by: Sequence[str] = ()) -> pl.LazyFrame:
-    """How many intervals are open, as runs of constant depth: `by`, `start`, `end`, `depth` (at least 1)."""
-    keys = list(by)
-    return (
-        _edges(frame.filter(pl.col("end") > pl.col("start")), keys, "depth", pl.lit(1, dtype=pl.Int64))
-        .group_by(*keys, "_at")
-        .agg(pl.col("depth").sum())
-        .sort(*keys, "_at")
-        .with_columns(pl.col("depth").cum_sum(), end=pl.col("_at").shift(-1))
-        .filter(pl.col("depth") > 0)
-        .select(*keys, pl.col("_at").alias("start"), "end", "depth")
-    )
+    """How many intervals are open, as pieces of one depth: `by`, `start`, `end`, `depth` (at least 1)."""
+    return overlay({"depth": frame}, by)
 
 
 @dataclass(frozen=True)
 class Forest:
-    """Intervals of many groups nested into trees, as arrays over the intervals sorted by (group, start, -end).
+    """Intervals of many groups nested into trees, as arrays over the intervals sorted by group, start, -end.
 
     `order` gives the sorted position's original index; `parent` is a sorted position, or -1 for a root.
     `end` is cut to the parent's end where an interval sticks out of its parent; `repaired` counts those.
@@ -418,7 +403,7 @@ def innermost_at(forest: Forest, point: Int, group: Int) -> Int:
 
 
 def self_pieces(forest: Forest) -> tuple[Int, Int, Int]:
-    """The time of each interval outside its children, as (sorted position, start, end), sorted by time.
+    """The time of each interval outside its children: sorted position, start and end, by group and time.
 
     Pieces of one group never overlap; together they cover exactly the group's union.
     """
@@ -433,7 +418,7 @@ def self_pieces(forest: Forest) -> tuple[Int, Int, Int]:
     empty = forest.end == forest.start
     keep = np.r_[~empty, ~empty]
     at, owner, group, closing = at[keep], owner[keep], group[keep], closing[keep]
-    level = np.r_[forest.depth, forest.depth][keep]
+    level: Int = np.r_[forest.depth, forest.depth][keep]
     order = np.lexsort((np.where(closing == 1, -level, level), 1 - closing, at, group))
     at, owner, group = at[order], owner[order], group[order]
     if len(at) == 0:
