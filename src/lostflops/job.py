@@ -235,6 +235,7 @@ def _read_in_processes(
             env=environment,
         )
         assert process.stdin is not None and process.stdout is not None
+        number = 0
         try:
             while not errors:
                 with lock:
@@ -262,7 +263,7 @@ def _read_in_processes(
         except (LostflopsError, BrokenPipeError) as error:
             if not isinstance(error, LostflopsError):
                 error = LostflopsError(f"The process reading {shown(sources[number].name)} ended early.")
-            errors[number] = error  # pyright: ignore[reportPossiblyUnboundVariable]
+            errors[number] = error
         finally:
             process.stdin.close()
             process.kill()

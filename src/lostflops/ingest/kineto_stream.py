@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Generic, TypeVar
+from typing import Any, BinaryIO, Generic, TypeVar
 
 import msgspec
 
@@ -144,7 +144,7 @@ class Blocks:
             self.whole = False
 
 
-def _until_broken(inflater: zlib._Decompress, data: bytes) -> Iterator[bytes]:
+def _until_broken(inflater: Any, data: bytes) -> Iterator[bytes]:
     """What can be inflated of data before the byte that is wrong: an error withholds all that came with it."""
     for size in (4096, 64, 1):
         while data:

@@ -215,7 +215,7 @@ def _period(codes: Codes) -> int | None:
         candidates.update(int(d) for d in np.unique(distances)[:16])
     best, share = None, SAME_SHARE
     for period in sorted(c for c in candidates if 4 <= c <= longest):
-        same = float(np.mean(codes[:-period] == codes[period:]))
+        same = np.count_nonzero(codes[:-period] == codes[period:]) / (n - period)
         if same > share or (best is None and same >= share):
             best, share = period, same
     return best
