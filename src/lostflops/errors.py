@@ -158,6 +158,15 @@ class SameRankTwice(LostflopsError):
         )
 
 
+class DifferentJobs(LostflopsError):
+    """Files that cannot be of one job."""
+
+    def __init__(self, first: str, second: str, why: str) -> None:
+        super().__init__(
+            f"{shown(first)} and {shown(second)} are not of one job: {why}.", "ask about one job at a time."
+        )
+
+
 class RanksMissing(LostflopsError):
     """Fewer files than the job has ranks."""
 
@@ -231,8 +240,8 @@ class DamagedStore(LostflopsError):
 class CannotWrite(LostflopsError):
     """An output that cannot be written."""
 
-    def __init__(self, path: str | Path, error: OSError) -> None:
-        super().__init__(f"'{shown(path)}' could not be written: {error.strerror or error}.")
+    def __init__(self, path: str | Path, error: OSError, hint: str = "") -> None:
+        super().__init__(f"'{shown(path)}' could not be written: {error.strerror or error}.", hint)
 
 
 class OutputExists(LostflopsError):

@@ -14,7 +14,8 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ import polars as pl
 
 from lostflops import clocks, ingest
 from lostflops.errors import (
+    CannotWrite,
+    DifferentJobs,
     LostflopsError,
     NoTraces,
     NothingThere,
@@ -82,12 +85,23 @@ def open(  # noqa: A001 - the public name
         else:
             _require_ranks(trace, allow_missing_ranks)
             return trace
-    with writing(stored) as folder:
+    with _named_store(output), writing(stored) as folder:
         parts = _read_all(sources, folder / "parts", salvage, progress)
         _assemble(sources, identities, parts, folder, progress)
         shutil.rmtree(folder / "parts")
         _require_ranks(Trace.open(folder), allow_missing_ranks)
     return Trace.open(stored)
+
+
+@contextmanager
+def _named_store(output: Path | None) -> Iterator[None]:
+    """Say how to choose another store when ours cannot be written."""
+    try:
+        yield
+    except CannotWrite as error:
+        if output is None and not error.hint:
+            error.hint = "name a folder for the store that can be: LOSTFLOPS_CACHE=/some/folder lostflops …"
+        raise
 
 
 def find(paths: Sequence[PathLike]) -> list[Path]:
@@ -299,7 +313,7 @@ def _assemble(
         n: part.epoch_ns or 0 for n, (_, part) in enumerate(flat) if several and part.epoch_ns is not None
     }
     ranks = _numbered([p for _, p in flat], names, epochs, quality)
-    hosts = _hosts([p for _, p in flat])
+    hosts = _hosts(flat)
     rows: list[dict[str, Any]] = [{} for _ in flat]
     tables: set[str] = {"ranks"}
     last_step: dict[int, int] = {}
@@ -407,6 +421,7 @@ def _numbered(
 ) -> list[int]:
     """The rank of each part. Raises SameRankTwice when two of the same time claim one rank."""
     ranks = [part.rank for part in parts]
+    _require_one_job(parts, names)
     spans: dict[int, list[tuple[int, int, str]]] = {}
     for n, (part, rank, name) in enumerate(zip(parts, ranks, names, strict=True)):
         if rank is None:
@@ -434,10 +449,35 @@ def _numbered(
     return numbered
 
 
-def _hosts(parts: list[Part]) -> list[int | None]:
-    """Hosts as numbers, in the order in which they appear; their names stay behind."""
+def _require_one_job(parts: list[Part], names: list[str]) -> None:
+    """Ranks of one job agree on how many they are, and several recordings of one rank on more than that."""
+    sized = [(part.world_size, name) for part, name in zip(parts, names, strict=True) if part.world_size]
+    for size, name in sized[1:]:
+        if size != sized[0][0]:
+            raise DifferentJobs(sized[0][1], name, f"one has {sized[0][0]} ranks, the other {size}")
+    known: dict[int, tuple[Part, str]] = {}
+    for part, name in zip(parts, names, strict=True):
+        if part.rank is None:
+            continue
+        other, other_name = known.setdefault(part.rank, (part, name))
+        same = ("world_size", "host"), ("gpu", "backend", "source")
+        if any(getattr(part, k) != getattr(other, k) for k in same[0]) or any(
+            part.facts.get(k) != other.facts.get(k) for k in same[1]
+        ):
+            raise DifferentJobs(
+                other_name, name, f"both are rank {part.rank}, but of jobs with other sizes, hosts or devices"
+            )
+
+
+def _hosts(flat: list[tuple[int, Part]]) -> list[int | None]:
+    """Hosts as numbers, in the order in which they appear; their names stay behind.
+
+    Ranks of one source were recorded on one host, whether or not the source names it.
+    """
     seen: dict[str, int] = {}
-    return [None if p.host is None else seen.setdefault(p.host, len(seen)) for p in parts]
+    sources = [source for source, _ in flat]
+    keys = [p.host or (f"source {s}" if sources.count(s) > 1 else None) for s, p in flat]
+    return [None if key is None else seen.setdefault(key, len(seen)) for key in keys]
 
 
 def _require_different_sessions(flat: list[tuple[int, Part]], identities: list[Source]) -> None:
