@@ -34,7 +34,7 @@ check: $(DEV)
 	.venv/bin/basedpyright
 	.venv/bin/lint-imports --no-cache
 
-bench: $(DEV)
+bench: $(DEV) .venv-hta/.installed
 	.venv/bin/python benchmarks/run.py
 
 docs: $(DEV)
@@ -44,7 +44,7 @@ record-examples: .venv-torch/.installed
 	.venv-torch/bin/python examples/record.py
 
 clean:
-	rm -rf .venv .venv-demo .venv-torch demo-report.html
+	rm -rf .venv .venv-demo .venv-hta .venv-torch demo-report.html
 	rm -rf .hypothesis .ruff_cache .lostflops build dist
 
 # `venv --without-pip` because Debian ships Python without ensurepip; the caller's pip fills the environment.
@@ -56,6 +56,12 @@ clean:
 .venv-demo/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv --without-pip .venv-demo
 	$(PIP) .venv-demo/bin/python $(INSTALL) --editable .
+	@touch $@
+
+# The peer that bench measures. With pandas 3 it fails on some traces.
+.venv-hta/.installed:
+	$(PYTHON) -m venv --without-pip .venv-hta
+	$(PIP) .venv-hta/bin/python install --quiet traceinsight==0.6.1 pandas==2.3.3
 	@touch $@
 
 .venv-torch/.installed: constraints.txt

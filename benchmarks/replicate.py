@@ -2,8 +2,8 @@
 
     python benchmarks/replicate.py TRACE.json.gz COPIES OUT.json
 
-The layout of the file stays as the profiler wrote it, so that reading the result costs what reading such a trace
-costs. Names are the same in every copy: the result stands for size, not for diversity.
+The layout of the file stays as the profiler wrote it, so that reading the result costs what reading such a
+trace costs. Names are the same in every copy: the result stands for size, not for diversity.
 """
 
 from __future__ import annotations
