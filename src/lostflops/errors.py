@@ -90,7 +90,8 @@ class Truncated(LostflopsError):
 
     def __init__(self, path: Path, where: str, salvage: str = "") -> None:
         super().__init__(
-            f"{shown(path.name)} {where}.\nThe process was probably killed while writing, or the copy is incomplete.",
+            f"{shown(path.name)} {where}.\n"
+            "The process was probably killed while writing, or the copy is incomplete.",
             salvage or "`--salvage` keeps everything up to the last whole event.",
         )
 
@@ -111,7 +112,8 @@ class NothingRecorded(LostflopsError):
     def __init__(self, path: Path, what: str) -> None:
         super().__init__(
             f"{shown(path.name)} is a trace in which {what}.",
-            "with a `schedule=`, the profiler records only once `prof.step()` has been called often enough to "
+            "with a `schedule=`, the profiler records only once `prof.step()` has been called often enough "
+            "to "
             "reach its active steps.",
         )
 
@@ -131,7 +133,8 @@ class NsysNotFound(LostflopsError):
 
     def __init__(self, path: Path, command: str) -> None:
         super().__init__(
-            f"{shown(path.name)} is an Nsight Systems report, which only nsys can open, and there is no nsys on "
+            f"{shown(path.name)} is an Nsight Systems report, which only nsys can open, and there is no "
+            "nsys on "
             "the PATH.",
             f"where nsys is installed, run `{shown(command)}` and give the .sqlite file.",
         )
@@ -223,7 +226,8 @@ class NewerStore(LostflopsError):
 
     def __init__(self, path: Path, found: object, known: int) -> None:
         super().__init__(
-            f"'{shown(path)}' is a run in store format {shown(str(found))}; this lostflops reads format {known}.",
+            f"'{shown(path)}' is a run in store format {shown(str(found))}; "
+            f"this lostflops reads format {known}.",
             "import the traces again, or use the version of lostflops that wrote it.",
         )
 

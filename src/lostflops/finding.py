@@ -14,8 +14,9 @@ class Finding:
 
     `ns_per_step` is what acting on it could save in a mean step of a mean rank. A recipe gives either that or
     `ns_in_steps`, added up over all ranks and steps, which the runner then spreads. It is to be read with
-    `gain`: *at most* is an upper bound, *predicted* comes from replay, *measured* from interleaved repetition;
-    *unknown* says that the trace cannot tell, and then it is 0. Gains of several findings do not add up.
+    `gain`: *at most* is an upper bound, *predicted* comes from replay, *measured* from interleaved
+    repetition; *unknown* says that the trace cannot tell, and then it is 0. Gains of several
+    findings do not add up.
     """
 
     name: str  # stable, in kebab-case: 'data-loading-starves-gpu'

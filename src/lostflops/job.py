@@ -1,4 +1,4 @@
-"""From the paths a user gives to the tables of one job: find the sources, read each once, put the ranks together.
+"""From the paths a user gives to the tables of one job: find the sources, read each, put the ranks together.
 
 What was read is kept in a store under the user's cache folder, keyed by the identity of the files, so the
 second question about a trace does not read it again.
@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,8 @@ from lostflops.errors import (
     CannotWrite,
     DifferentJobs,
     LostflopsError,
-    NoTraces,
     NothingThere,
+    NoTraces,
     RanksMissing,
     SameRankTwice,
     Unreadable,
@@ -94,7 +94,7 @@ def open(  # noqa: A001 - the public name
 
 
 @contextmanager
-def _named_store(output: Path | None) -> Iterator[None]:
+def _named_store(output: Path | None) -> Generator[None]:
     """Say how to choose another store when ours cannot be written."""
     try:
         yield
@@ -410,7 +410,8 @@ def _align(folder: Path, manifest: Manifest, rows: list[dict[str, Any]]) -> None
                     row["rank"],
                     "clock moved",
                     abs(offset),
-                    f"by {offset:,} ns, so that collectives end together; {row['clock_error']:,} ns remain uncertain",
+                    f"by {offset:,} ns, so that collectives end together; "
+                    f"{row['clock_error']:,} ns remain uncertain",
                 )
             )
     _write_ranks(folder, rows)
@@ -440,7 +441,8 @@ def _numbered(
             text = (
                 f"{name} does not say which rank it is; it is shown as rank {rank}"
                 if part.rank_source == "assigned"
-                else f"{name} does not say which rank this is; it is shown as rank {rank} ({part.rank_source})"
+                else f"{name} does not say which rank this is; it is shown as rank {rank} "
+                f"({part.rank_source})"
             )
             quality.append(
                 Quality(rank, "rank not recorded", 1, text, "warning" if len(parts) > 1 else "note")
@@ -488,7 +490,7 @@ def _require_different_sessions(flat: list[tuple[int, Part]], identities: list[S
         other = sessions.setdefault(part.session, source)
         if other != source:
             raise LostflopsError(
-                f"{identities[other].name} and {identities[source].name} are exports of one recording session.",
+                f"{identities[other].name} and {identities[source].name} are exports of one recording.",
                 "give one of them.",
             )
 

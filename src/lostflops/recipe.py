@@ -1,9 +1,9 @@
 """What a recipe is and how one is run: a pure function from tables to one table.
 
 A recipe's positional parameters name the tables, or the other recipes, that it needs; a parameter whose
-annotation admits None is given None where the trace lacks it, any other missing input skips the recipe with the
-reason. Keyword-only parameters are its options and become flags of the command line. Question, scope, column
-meanings, plot, findings and examples stand in the same file; examples are tests and documentation.
+annotation admits None is given None where the trace lacks it, any other missing input skips the recipe with
+the reason. Keyword-only parameters are its options and become flags of the command line. Question, scope,
+column meanings, plot, findings and examples stand in the same file; examples are tests and documentation.
 
 Recipes are found in the folder `lostflops/recipes` and in the entry-point group `lostflops.recipes`.
 """

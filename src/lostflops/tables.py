@@ -156,7 +156,7 @@ KERNELS = Table(
         Column("family", FAMILY, "what kind of work it is", required=True),
         Column("precision", PRECISION, "precision of its arithmetic; null when the name does not say"),
         Column("tensor_cores", pl.Boolean, "true when matrix units were used; null when unknown"),
-        Column("continued", pl.Boolean, "CPU-only: true when this row goes on after a child operator returned"),
+        Column("continued", pl.Boolean, "CPU-only: true when this row goes on after a child returned"),
         Column("launch_start", pl.Int64, "start of the launching call, ns; null when it was not recorded"),
         Column("launch_end", pl.Int64, "end of the launching call, ns"),
         Column("thread", pl.Int64, "thread of the launching call"),
@@ -221,7 +221,7 @@ RANGES = Table(
     (
         *_WHEN,
         _THREAD,
-        Column("domain", NAME, "NVTX domain, 'user' for profiler annotations, or 'overhead', 'synchronisation'"),
+        Column("domain", NAME, "NVTX domain; 'user' for annotations, 'overhead', 'synchronisation'"),
         Column("name", NAME, "text of the range", required=True),
         Column("color", pl.Int64, "ARGB"),
         Column("nested", pl.Boolean, "true for push/pop ranges, which nest within their thread"),
@@ -235,7 +235,9 @@ COLLECTIVES = Table(
     "one communication operation on a rank",
     (
         *_WHEN,
-        Column("arrival", pl.Int64, "when the rank was ready: kernel start, or start of the host operator", required=True),
+        Column(
+            "arrival", pl.Int64, "when the rank was ready: start of kernel or host operator", required=True
+        ),
         Column("kind", NAME, "all-reduce, all-gather, …, or 'unknown'", required=True),
         Column("library", NAME, "NCCL, RCCL, DeepEP, NVSHMEM, gloo, copy engine, …"),
         Column("group", NAME, "process group: name and ranks as far as the source tells; null when unknown"),
@@ -245,7 +247,12 @@ COLLECTIVES = Table(
         Column("bytes_out", pl.Int64, "bytes of this rank's output buffer"),
         Column("dtype", NAME, "element type"),
         Column("sequence", pl.Int64, "sequence number in its group, when the source gives one"),
-        Column("evidence", pl.Int8, "1 metadata, 2 annotation with sizes, 3 operator, 4 kernel name, 5 stream only", required=True),
+        Column(
+            "evidence",
+            pl.Int8,
+            "1 metadata, 2 annotation, 3 operator, 4 kernel name, 5 stream",
+            required=True,
+        ),
         Column("stream", pl.Int64, "stream or thread that carried it"),
         Column("correlation", pl.Int64, "id of the launch"),
         Column("name", NAME, "kernel, copy or annotation that carried it", required=True),

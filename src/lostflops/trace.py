@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -87,9 +87,8 @@ class Trace:
         """Open a stored run. Raises NewerStore or DamagedStore when it cannot be read."""
         try:
             raw = (path / MANIFEST).read_bytes()
-            header = msgspec.json.decode(raw)
-            if not isinstance(header, dict) or header.get("format") != FORMAT:  # pyright: ignore[reportUnknownMemberType]
-                found: object = header.get("format") if isinstance(header, dict) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+            found = msgspec.json.decode(raw, type=dict[str, object]).get("format")
+            if found != FORMAT:
                 raise NewerStore(path, found, FORMAT)
             manifest = msgspec.json.decode(raw, type=Manifest)
         except OSError as error:
@@ -172,13 +171,14 @@ class Trace:
 
 
 @contextmanager
-def writing(target: Path) -> Iterator[Path]:
+def writing(target: Path) -> Generator[Path]:
     """A folder to fill; it takes `target`'s place only when the block ends without an error.
 
     A killed import leaves at most a folder beginning with '.importing-', which nothing reads.
     Raises CannotWrite when the place cannot be written, OutputExists when it holds something else.
     """
-    if target.exists() and not (target / MANIFEST).is_file() and (not target.is_dir() or any(target.iterdir())):
+    taken = target.exists() and (not target.is_dir() or any(target.iterdir()))
+    if taken and not (target / MANIFEST).is_file():
         raise OutputExists(target)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

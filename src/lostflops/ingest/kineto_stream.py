@@ -145,7 +145,7 @@ class Blocks:
 
 
 def _until_broken(inflater: Any, data: bytes) -> Iterator[bytes]:
-    """What can be inflated of data before the byte that is wrong: an error withholds all that came with it."""
+    """What can be inflated before the byte that is wrong: an error withholds all that came with it."""
     for size in (4096, 64, 1):
         while data:
             before = inflater.copy()

@@ -111,7 +111,7 @@ def communication_is_exposed(table: pl.DataFrame) -> Iterator[Finding]:
     yield Finding(
         name="communication-exposed",
         claim=f"{percent(exposed, total)} of the communication is exposed: no computation hides it.",
-        ns_in_steps=table["in_steps"].sum(),
+        ns_in_steps=int(table["in_steps"].sum()),
         gain="at most",
         evidence=(
             f"{milliseconds(exposed)} of {milliseconds(total)}, added up over ranks",

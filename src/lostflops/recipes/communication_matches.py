@@ -10,7 +10,7 @@ from lostflops.tables import Collectives, Ranks
 
 
 @recipe(
-    question="Which collectives of different ranks belong together, and when did the last participant arrive?",
+    question="Which collectives of different ranks belong together, and when did the last of them arrive?",
     scope="job",
     columns={
         "rank": "rank",

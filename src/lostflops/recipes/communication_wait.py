@@ -192,7 +192,7 @@ def communication_is_waiting(table: pl.DataFrame) -> Iterator[Finding]:
     ).row(0)
     least = table.filter(pl.col("wait").is_not_null()).sort("wait", "rank").row(0, named=True)
     evidence = [
-        f"{milliseconds(table['exposed_wait'].sum())} of it with nothing computed, added up over ranks",
+        f"{milliseconds(int(table['exposed_wait'].sum()))} of it with nothing computed, added up over ranks",
         f"by durations alone, without comparing clocks: {percent(clock_free, time)}",
         f"rank {least['rank']} waits least: {milliseconds(least['wait'])}",
     ]
@@ -202,7 +202,7 @@ def communication_is_waiting(table: pl.DataFrame) -> Iterator[Finding]:
         name="communication-waits",
         claim=f"{percent(wait, time)} of the {milliseconds(time)} that ranks spend communicating is waiting "
         "for the last of them to arrive.",
-        ns_in_steps=table["in_steps"].sum(),
+        ns_in_steps=int(table["in_steps"].sum()),
         gain="at most",
         evidence=tuple(evidence),
         next="`lostflops recipe communication-imbalance` tells who arrives last; shorten that rank's work "

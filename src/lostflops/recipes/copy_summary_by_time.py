@@ -157,7 +157,7 @@ def copies_cost_step_time(table: pl.DataFrame) -> Iterator[Finding]:
         yield Finding(
             name="copies-exposed",
             claim=f"{_hidden_by_nothing(table)}, most of it {most[0]}.",
-            ns_in_steps=table["in_steps"].sum(),
+            ns_in_steps=int(table["in_steps"].sum()),
             gain="at most",
             evidence=_facts(table),
             next=_ADVICE.get(most[0], "Overlap the copies with kernels on a second stream, or avoid them."),
@@ -167,7 +167,7 @@ def copies_cost_step_time(table: pl.DataFrame) -> Iterator[Finding]:
         yield Finding(
             name="copies-pageable",
             claim=f"{_hidden_by_nothing(pageable)}: pageable host memory.",
-            ns_in_steps=pageable["in_steps"].sum(),
+            ns_in_steps=int(pageable["in_steps"].sum()),
             gain="at most",
             evidence=_facts(pageable),
             next="Pin the host's memory: `DataLoader(pin_memory=True)` and `.to(device, non_blocking=True)`; "

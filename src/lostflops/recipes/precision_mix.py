@@ -97,8 +97,8 @@ def matrix_work_off_tensor_cores(table: pl.DataFrame) -> Iterator[Finding]:
             "fp32",
             (
                 "Train in bf16 under `torch.autocast` (before Ampere in fp16, with a gradient scaler), or, "
-                "from Ampere on, let fp32 matmuls use TF32 with `torch.set_float32_matmul_precision('high')`; "
-                "compare the loss before you keep it."
+                "from Ampere on, let fp32 matmuls use TF32 with "
+                "`torch.set_float32_matmul_precision('high')`; compare the loss before you keep it."
             ),
         ),
         ("fp64", "Find the tensor that is float64: PyTorch makes them from NumPy arrays by default."),
@@ -111,7 +111,7 @@ def matrix_work_off_tensor_cores(table: pl.DataFrame) -> Iterator[Finding]:
         yield Finding(
             name=f"{precision}-without-tensor-cores",
             claim=f"{percent(time, matrix)} of matrix work runs in {precision} without tensor cores.",
-            ns_in_steps=slow["in_steps"].sum(),
+            ns_in_steps=int(slow["in_steps"].sum()),
             gain="at most",
             evidence=tuple(
                 f"{row['family']}: {row['calls']:,} executions, {milliseconds(row['time'])}"

@@ -51,4 +51,4 @@ def per_step(frame: pl.LazyFrame, totals: pl.LazyFrame, in_steps: str) -> pl.Laz
 
 def mean_share(rows: pl.DataFrame, table: pl.DataFrame) -> float:
     """`step_share` of some of a table's rows, averaged over the table's ranks: what thresholds look at."""
-    return rows["step_share"].sum() / max(1, table["rank"].n_unique())
+    return float(rows["step_share"].sum()) / max(1, table["rank"].n_unique())
