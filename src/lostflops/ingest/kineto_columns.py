@@ -55,10 +55,11 @@ class Codes(dict[Any, int]):
 
 
 def text_of(value: Any) -> str:
+    """A value as text that can be stored: of bounded length, and without halves of surrogate pairs."""
     if isinstance(value, bytes):
         value = value.decode("utf-8", "replace")
     text = value if isinstance(value, str) else "" if value is None else str(value)
-    return text if len(text) <= LONGEST_NAME else text[:LONGEST_NAME]
+    return text[:LONGEST_NAME].encode("utf-8", "replace").decode()
 
 
 class CoarseTimesError(Exception):
@@ -115,7 +116,8 @@ def integers(values: list[Any]) -> pl.Series:
     try:
         return pl.Series(values, dtype=pl.Int64)
     except (TypeError, OverflowError, pl.exceptions.PolarsError):
-        return pl.Series([integer(v) for v in values], dtype=pl.Int64)
+        known = {value: integer(value) for value in set(values)}  # threads and streams are few
+        return pl.Series([known[value] for value in values], dtype=pl.Int64)
 
 
 def small(values: list[Any]) -> pl.Series:
