@@ -571,6 +571,27 @@ def test_work_without_its_launch_is_counted_not_guessed(
     assert (work.height, work["launch_start"].null_count()) == (rows, without)
 
 
+@pytest.mark.parametrize(
+    ("name", "before", "after"),
+    [
+        ("mi300__resnet", 0, 1848),
+        ("deepseek/train", 0, 120),
+        ("negative_queue", 0, 880),
+        ("h100__Qwen", 7, 78),
+    ],
+)
+def test_gpu_work_outside_all_steps_is_told(name: str, before: int, after: int, opened: Opened) -> None:
+    """Of the 8 rows that start before the H100's step, one reaches into it."""
+    told = notes(opened(name))
+    assert told.get("GPU work before the first step", 0) == before
+    assert told.get("GPU work after the last step", 0) == after
+
+
+def test_work_shorter_than_a_microsecond_clock_is_told(opened: Opened) -> None:
+    assert notes(opened("deepseek/train"))["GPU rows of no length"] == 7
+    assert notes(opened("worker0.1623143089861"))["GPU rows of no length"] == 636
+
+
 def test_steps_end_with_their_marker_and_what_follows_is_outside(opened: Opened) -> None:
     session = opened("mi300__resnet")
     steps = table(session, "steps")

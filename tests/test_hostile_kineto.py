@@ -26,6 +26,7 @@ from lostflops.errors import (
     SameRankTwice,
     Truncated,
 )
+from lostflops.ingest import kineto, kineto_stream
 from lostflops.ingest.kineto_columns import CoarseTimesError, frame_name, nanoseconds
 from lostflops.ingest.kineto_events import Args
 from lostflops.recipe import Session, Skipped
@@ -204,7 +205,7 @@ def test_salvage_keeps_the_whole_events_before_the_cut(asked: Asked) -> None:
     whole = trace(events)
     begins = [whole.index(event_text(e).strip().encode()) for e in events]
     first_kernel = begins[4]
-    for at in range(first_kernel, len(whole) - 1, 37):
+    for at in range(first_kernel, len(whole) - 1, 97):
         with pytest.raises(Truncated) as caught:
             asked(whole[:at])
         kept = sum(begin + len(event_text(e).strip()) <= at for begin, e in zip(begins, events, strict=True))
@@ -329,6 +330,65 @@ def test_white_space_does_not_matter(layout: str, change: bytes, asked: Asked) -
 def test_a_bare_list_of_events_is_a_trace(asked: Asked) -> None:
     content = "[" + ",".join(map(event_text, one_step())) + "\n]"
     assert ledger(asked(content.encode())) == ONE_STEP
+
+
+# --- chunks
+# ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", ["torch", "lines", "line"])
+@pytest.mark.parametrize("broken", [False, True], ids=["whole", "broken"])
+def test_it_does_not_matter_where_chunks_are_cut(
+    layout: str, broken: bool, asked: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[Any] = [
+        *one_step(),
+        *(kernel(1072 + i, 0.5, 9 + i, grid=[i, {"a": [{}]}]) for i in range(20)),
+    ]
+    if broken:
+        bad = event_text(span("user_annotation", "NAME", 1001, 5), layout).replace("NAME", 'a"b')
+        events[5:5] = [] if layout == "line" else [bad]
+        events += [event_text(operator("o", "NAN", 1), layout).replace('"NAN"', "NaN")]
+    content = trace(events, layout=layout)
+    for size in (1, 60, 333, 1000, len(content) - 1):
+        monkeypatch.setattr(kineto_stream, "CHUNK", size)
+        monkeypatch.setattr(kineto_stream, "BLOCK", max(20, size // 3))
+        for name in ("trace.json", "trace.json.gz"):
+            session = asked(content, names=(name,))
+            assert rows(session, "kernels").height == 21
+            assert ledger(session)["compute"] == 50_250
+            assert notes(session).get("events with text that is no JSON", 0) == broken
+
+
+@pytest.mark.parametrize("fault", ["a quote", "a wrong type", "a cut", "coarse times", "a wrong checksum"])
+def test_what_processes_cannot_decode_is_read_with_care(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kineto_stream, "CHUNK", 2000)
+    monkeypatch.setattr(kineto, "WORTH_PROCESSES", 0)
+    shift = 1_712_345_678_900_000 if fault == "coarse times" else 0
+    events = [*one_step(shift), *(kernel(shift + 1072 + i / 8, 0.125, 9 + i) for i in range(100))]
+    content = trace(events)
+    if fault == "a quote":
+        content = content.replace(b"ampere", b'am"pere', 1)
+    elif fault == "a wrong type":
+        content = content.replace(b'"stream": 7', b'"stream": true', 1)
+    elif fault == "a cut":
+        content = content[:-50]
+    path = written(tmp_path / "trace.json.gz", content)
+    if fault == "a wrong checksum":
+        packed = bytearray(path.read_bytes())
+        packed[-8] ^= 1
+        path.write_bytes(packed)
+    if fault in ("a cut", "a wrong checksum"):
+        with pytest.raises((Truncated, Damaged)):
+            kineto.read(path, tmp_path / "refused", processes=2)
+    (part,) = kineto.read(path, tmp_path / "parts", processes=2, salvage=True)
+    kernels = pl.read_parquet(Path(part.folder) / "kernels.parquet")
+    assert kernels.height == (100 if fault == "a cut" else 101)
+    last = {"a cut": 1_084_250, "coarse times": 1_084_500}.get(fault, 1_084_375)  # as Python writes doubles
+    assert kernels["start"].max() == shift * 1000 + last
+    assert not (tmp_path / "parts" / "chunks").exists()
 
 
 # --- depth, length, keys
@@ -569,7 +629,16 @@ def test_distributed_info_of_any_type_is_survived(info: Any, asked: Asked) -> No
 
 
 @pytest.mark.parametrize(
-    "devices", [[], 3, "x", {}, [3], [{}], [{"id": "x", "name": 5, "numSms": "many"}], [None]]
+    "devices",
+    [
+        [],
+        3,
+        "x",
+        {},
+        [3, {}, None],
+        [{"id": "x", "name": 5, "numSms": "many"}],
+        [{"id": 0, "name": "\ud800"}],
+    ],
 )
 def test_device_properties_of_any_type_are_survived(devices: Any, asked: Asked) -> None:
     session = asked(trace(one_step(), {**head(), "deviceProperties": devices}))
@@ -666,13 +735,15 @@ def test_the_content_names_the_rank_not_the_file(asked: Asked) -> None:
 
 
 def test_one_process_on_two_devices_is_shown_as_two_ranks(asked: Asked) -> None:
-    other = kernel(1040, 20, 2)
-    other["args"]["device"] = 5
-    session = asked(trace([*one_step(), other], head(None)))
-    assert sorted(rows(session, "ranks")["device"]) == [0, 5]
-    kernels = rows(session, "kernels")
-    assert kernels.group_by("rank").agg(pl.col("device").n_unique())["device"].to_list() == [1, 1]
-    assert ledger(session)["compute"] == 60_250
+    other, little, unknown = (kernel(at, length, 2) for at, length in ((1040, 20), (1080, 0.5), (1082, 0.25)))
+    other["args"]["device"], little["args"]["device"] = 5, 3
+    del unknown["args"]["device"], unknown["pid"]
+    session = asked(trace([*one_step(), other, little, unknown], head(None)))
+    assert rows(session, "ranks").select("rank", "device").sort("rank").rows() == [(0, 0), (1, 5)]
+    kernels = rows(session, "kernels").sort("rank", "start").select("rank", "device").rows()
+    assert kernels == [(0, 0), (0, 3), (0, None), (1, 5)]
+    assert ledger(session)["compute"] == 40_250 + 500 + 250 + 20_000
+    assert notes(session)["devices with little work"] == 1
 
 
 def test_one_bad_file_of_many_refuses_the_job_and_leaves_nothing(asked: Asked, store: Path) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 import polars as pl
 
 from ..classification import copy_facts, kernel_facts, operator_facts
-from ..errors import NotATrace, NothingRecorded, Truncated
+from ..errors import Damaged, NotATrace, NothingRecorded, Truncated
 from ..tables import NAME, PHASE
 from ..trace import Quality
 from .attribution import OperatorTree, attribute
@@ -101,7 +101,6 @@ def read(
         try:
             return _read(path, folder, salvage, processes, progress, exact=False)
         except CoarseTimesError:
-            shutil.rmtree(folder, ignore_errors=True)
             return _read(path, folder, salvage, 1, progress, exact=True)
     finally:
         if collecting:
@@ -155,7 +154,7 @@ def _read_in_parallel(
             for events in stream:
                 reader.add(events)
             stream.num_events += pool.finish(reader)
-    except (FailedError, Truncated):
+    except (FailedError, Truncated, Damaged):
         return None
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -238,11 +237,11 @@ class Assembly:
         start = min((_least(t["start"]) for t in work + spans), default=0)
         reach = work if work and window else work + spans
         end = max((*(_most(t["end"]) for t in reach), *window), default=0)
-        devices = self._devices(kernels if gpu else None, copies)
-        parts = [
-            self._part(i, device, tables, start, end, calls, gpu, first=i == 0, alone=len(devices) == 1)
-            for i, device in enumerate(devices)
-        ]
+        devices, busiest = self._devices(kernels if gpu else None, copies)
+        parts: list[Part] = []
+        for device in devices:
+            mine = tables if len(devices) == 1 else _on_device(tables, device, devices, busiest)
+            parts.append(self._part(len(parts), device, mine, calls, start, end, gpu))
         if len(parts) > 1:
             for part in parts:
                 part.rank, part.rank_source = None, "assigned, one per device of the process"
@@ -253,23 +252,15 @@ class Assembly:
         place: int,
         device: int | None,
         tables: dict[str, pl.DataFrame | None],
+        calls: pl.DataFrame | None,
         start: int,
         end: int,
-        calls: pl.DataFrame | None,
         gpu: bool,
-        *,
-        first: bool,
-        alone: bool,
     ) -> Part:
         folder = self.folder / str(place)
         folder.mkdir(parents=True, exist_ok=True)
+        first = place == 0
         mine = dict(tables)
-        if not alone:
-            for name in ("kernels", "copies"):
-                table = mine[name]
-                mine[name] = None if table is None else table.filter(pl.col("device") == device)
-            talk = mine["collectives"]
-            mine["collectives"] = None if talk is None else talk.filter(pl.col("device") == device)
         work = mine["kernels"]
         steps = find_steps(
             mine["ranges"], mine["operators"], work if gpu else None, start, end, mine["copies"]
@@ -277,6 +268,7 @@ class Assembly:
         if not self.stream.events_whole:
             steps = steps.with_columns(complete=pl.lit(False))
         mine["steps"] = steps if steps.height else None
+        outside = self._device_notes(steps, *(mine[t] for t in ("kernels", "copies") if gpu))
         written: list[str] = []
         for name, table in mine.items():
             if table is not None and (table.height or name in ("kernels", "operators")):
@@ -296,9 +288,35 @@ class Assembly:
                 **self._device_facts(device, gpu),
                 "main_thread": _main_thread(calls, tables["operators"]),
             },
-            quality=self.quality if first else [],
+            quality=(self.quality if first else []) + outside,
             absent=self._absent(gpu),
         )
+
+    def _device_notes(self, steps: pl.DataFrame, *work: pl.DataFrame | None) -> list[Quality]:
+        """What the device did outside all steps, as the host runs ahead by whole steps, and in no time."""
+        rows = [t.select("start", "end") for t in work if t is not None and t.height]
+        if not rows:
+            return []
+        every = pl.concat(rows).with_columns(ns=pl.col("end") - pl.col("start"))
+        of = f"of {every.height:,}"
+        said: list[Quality] = []
+        if nothing := every.filter(pl.col("ns") == 0).height:
+            said.append(
+                Quality(None, "GPU rows of no length", nothing, f"{of}; shorter than the clock tells")
+            )
+        if steps.is_empty():
+            return said
+        for name, outside in (
+            ("GPU work before the first step", pl.col("end") <= _least(steps["start"])),
+            ("GPU work after the last step", pl.col("start") >= _most(steps["end"])),
+        ):
+            found = every.filter(outside)
+            if found.height:
+                ms = int(found["ns"].sum()) / 1e6
+                said.append(
+                    Quality(None, name, found.height, f"{of} rows, {ms:,.1f} ms: it is in no account")
+                )
+        return said
 
     def _drop_far_away(self) -> None:
         """Leave out rows that a broken clock put days away from all others: they would be all one sees."""
@@ -465,10 +483,13 @@ class Assembly:
             device=pl.lit(None, dtype=pl.Int32)
         )
 
-    def _devices(self, kernels: pl.DataFrame | None, copies: pl.DataFrame | None) -> list[int | None]:
+    def _devices(
+        self, kernels: pl.DataFrame | None, copies: pl.DataFrame | None
+    ) -> tuple[list[int | None], int | None]:
+        """The devices that did a fair share of the process's work, and the busiest of them."""
         work = [t.select("device", "start", "end") for t in (kernels, copies) if t is not None]
         if not work:
-            return [None]
+            return [None], None
         busy = (
             pl.concat(work)
             .group_by("device")
@@ -476,14 +497,16 @@ class Assembly:
             .sort("busy", "device", descending=[True, False])
         )
         total = int(busy["busy"].sum())
-        ranked = busy.filter((pl.col("busy") >= SECOND_DEVICE_SHARE * total) | (pl.int_range(pl.len()) == 0))
-        if busy.height > ranked.height:
+        known = busy.drop_nulls("device")
+        ranked = known.filter((pl.col("busy") >= SECOND_DEVICE_SHARE * total) | (pl.int_range(pl.len()) == 0))
+        if known.height > ranked.height:
             self._note(
                 "devices with little work",
-                busy.height - ranked.height,
-                "counted with the rank's main device",
+                known.height - ranked.height,
+                "counted with the busiest device",
             )
-        return sorted(ranked["device"].to_list()) if ranked.height > 1 else [ranked["device"][0]]
+        chosen: list[int | None] = ranked["device"].to_list() or [None]
+        return sorted(chosen, key=lambda device: device or 0), chosen[0]
 
     def _rank(self) -> tuple[int | None, str]:
         """The rank and where it was read, the content before the name; a note where they disagree."""
@@ -700,6 +723,22 @@ def phases(tree: OperatorTree, operators: pl.DataFrame, ranges: pl.DataFrame | N
         recompute: "recompute",
     }
     return pl.Series(by_row).replace_strict({**words, 5: "optimizer"}, return_dtype=PHASE)
+
+
+def _on_device(
+    tables: dict[str, pl.DataFrame | None],
+    device: int | None,
+    devices: list[int | None],
+    busiest: int | None,
+) -> dict[str, pl.DataFrame | None]:
+    """What one of several devices did; the busiest gets what belongs to none of them."""
+    home = pl.when(pl.col("device").is_in(devices)).then("device").otherwise(busiest)
+    return {
+        name: table.filter(home == device)
+        if table is not None and name in ("kernels", "copies", "collectives")
+        else table
+        for name, table in tables.items()
+    }
 
 
 def _coded(values: pl.Series, codes: pl.Series) -> pl.Series:

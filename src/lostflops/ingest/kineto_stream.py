@@ -173,7 +173,19 @@ class Layout:
     @property
     def certain(self) -> bool:
         """A separator with a newline in it cannot stand inside a string, where newlines are escaped."""
-        return b"\n" in self.separator
+        return b"\n" in self.separator[: self.brace]
+
+    @property
+    def ends(self) -> re.Pattern[bytes]:
+        """The last event's brace, standing as the others do, before the bracket that ends the array."""
+        return re.compile(re.escape(self.separator[: self.brace]) + _BRACKET)
+
+    def split(self, events: bytes) -> list[bytes]:
+        """The events as texts of their own, however broken each may be."""
+        first, *others = events.split(self.separator)
+        closing = self.separator[: self.brace]
+        texts = [first, *(b"{" + text for text in others)]
+        return [text + closing for text in texts[:-1]] + texts[-1:]
 
 
 class EventStream(Generic[Event]):
@@ -355,25 +367,18 @@ class EventStream(Generic[Event]):
         for tries, match in enumerate(_ARRAY_ENDS.finditer(self._buffer)):
             if tries == 16:
                 break
-            end = match.start() + 1
             try:
-                events = self._decode(b"[" + self._buffer[:end] + b"]")
+                events = self._decode(b"[" + self._buffer[: match.end()] + b"]")
             except UNDECODABLE:
                 continue
-            self._skip(end)
+            self._skip(match.end())
             return events
-        if self._layout is not None and self._layout.certain and cut > 0:
-            texts = self._buffer[:cut].split(self._layout.separator)
-            opening = self._layout.separator[self._layout.brace :].lstrip(b" \t\r\n,")
-            closing = self._layout.separator[: self._layout.brace]
-            last = len(texts) - 1
-            texts = [
-                (opening if i else b"") + text + (b"" if i == last else closing)
-                for i, text in enumerate(texts)
-            ]
-            closed = next((i for i, text in enumerate(texts) if _ARRAY_ENDS.search(text)), None)
-            if closed is None:
-                self._skip(cut)
+        if self._layout is not None and self._layout.certain:
+            closed = self._layout.ends.search(self._buffer)
+            stop = cut if closed is None else closed.end()
+            if stop > 0:
+                texts = self._layout.split(self._buffer[:stop])
+                self._skip(stop)
                 return self._one_by_one(texts)
         texts, rest, closed_here = scan_events(self._buffer)
         if not texts and not closed_here:
@@ -388,8 +393,8 @@ class EventStream(Generic[Event]):
         """What is left holds no whole event that a scan could see."""
         match = _ARRAY_ENDS.search(self._buffer)
         if match is not None:
-            text = self._buffer[: match.start() + 1]
-            self._skip(match.start() + 1)
+            text = self._buffer[: match.end()]
+            self._skip(match.end())
             return self._one_by_one([text])
         if not self._ended:
             raise NotATrace(
@@ -449,8 +454,9 @@ _KINETO_END = b"\n  ]"
 _BLANK = b" \t\r\n,"
 # The name, and the bracket that opens its array.
 _ARRAY_BEGINS = re.compile(rb'"traceEvents"\s*:\s*\[')
-# The brace that ends the last event, before the bracket that ends the array.
-_ARRAY_ENDS = re.compile(rb"\}(?=\s*,?\s*\]\s*(?:,\s*\"|\}|\Z))")
+# What follows the last event's brace: the bracket that ends the array, and the next key or the file's end.
+_BRACKET = rb"(?=\s*,?\s*\]\s*(?:,\s*\"|\}|\Z))"
+_ARRAY_ENDS = re.compile(rb"\}" + _BRACKET)
 _SCALAR = re.compile(rb'"(?:[^"\\]|\\.)*"|[^\s,\[\]{}"]+', re.DOTALL)
 _TOKENS = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
 
