@@ -82,9 +82,10 @@ ACCOUNTS: Mapping[str, Account] = {
             _LATE + "waits for the device, or refills the queue that it had drained by waiting.",
             "Synchronising calls on that thread (`cudaStreamSynchronize`, `cudaDeviceSynchronize`, "
             "`aten::item`, a blocking copy), and, when such a call had emptied the queue, the "
-            "operators and launches until new work arrives.",
+            "operators and launches until new work arrives. On a CPU-only trace: calls of communication "
+            "(`wait_tensor`, `c10d::…`) while no communication that the trace shows runs.",
             "Take `.item()`, `.cpu()` and prints of device values out of the step, or do them every "
-            "hundredth step.",
+            "hundredth step. On a CPU-only trace, leave cores free for the threads that communicate.",
         ),
         Account(
             "idle.memory_allocator",
@@ -123,7 +124,8 @@ ACCOUNTS: Mapping[str, Account] = {
             "launch-bound",
             _LATE + "is busy getting there: it runs operators and launches, more slowly than the device "
             "finishes the work.",
-            "Operators and launches on that thread that none of the causes above claims.",
+            "Operators and launches on that thread that none of the causes above claims. Never on a "
+            "CPU-only trace, where nothing is launched.",
             "`torch.compile`, CUDA graphs, fused optimizers (`fused=True`), larger batches: fewer and "
             "larger kernels.",
         ),
@@ -147,7 +149,8 @@ ACCOUNTS: Mapping[str, Account] = {
             "idle.other_host_work",
             "other host work",
             _LATE + "does something that the trace names and no account of its own.",
-            "Ranges and frames on that thread that nothing above claims.",
+            "Ranges and frames on that thread that nothing above claims. On a CPU-only trace also the "
+            "autograd engine's own time around operators, in which hooks run.",
             "`lostflops recipe idle-causes` names them.",
         ),
         Account(

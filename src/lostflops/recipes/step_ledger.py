@@ -89,7 +89,10 @@ LOSSES = (
     Loss("idle.memory_allocator", "allocator-stalls", "in device memory allocation", 0.01),
     Loss("idle.pipeline_bubble", "pipeline-bubble", "waiting for another pipeline stage", 0.03),
     Loss(
-        "idle.host_synchronisation", "host-waits-for-device", "because the host waited for the device", 0.03
+        "idle.host_synchronisation",
+        "host-waits-for-device",
+        "the host waiting, or refilling the queue after it waited",
+        0.03,
     ),
     Loss("idle.launch_bound", "launch-bound", "the host still dispatching operators", 0.03),
     Loss(
@@ -99,7 +102,7 @@ LOSSES = (
         0.03,
         removable=False,
     ),
-    Loss("idle.other_host_work", "host-busy-elsewhere", "the host busy outside operators", 0.03),
+    Loss("idle.other_host_work", "host-busy-elsewhere", "the host busy with other work", 0.03),
     Loss(
         "idle.unexplained", "idle-unexplained", "for reasons this trace does not show", 0.03, removable=False
     ),
