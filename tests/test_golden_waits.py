@@ -26,9 +26,7 @@ GOLDEN = {
 
 
 @pytest.mark.parametrize("name", GOLDEN)
-def test_waits_of_a_real_export_are_exact(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_waits_of_a_real_export_are_exact(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     packed = TRACES / f"{name}.sqlite.zst"
     if not packed.exists():
         pytest.skip("the shared traces are not here")

@@ -1,12 +1,12 @@
 """lostflops finds where your GPU hours go, what to change, and proves that it helped.
 
-    import lostflops
+import lostflops
 
-    trace = lostflops.open("my_traces/")          # files, folders, globs, or an imported run
-    page = lostflops.why(trace)                   # the first page: ledger, findings, what was skipped
-    for finding in page.findings:
-        print(finding.claim, finding.next)
-    gaps = lostflops.ask(trace, "gpu_gaps")       # any recipe's table, as a Polars frame
+trace = lostflops.open("my_traces/")          # files, folders, globs, or an imported run
+page = lostflops.why(trace)                   # the first page: ledger, findings, what was skipped
+for finding in page.findings:
+    print(finding.claim, finding.next)
+gaps = lostflops.ask(trace, "gpu_gaps")       # any recipe's table, as a Polars frame
 """
 
 from __future__ import annotations
