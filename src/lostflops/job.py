@@ -37,6 +37,7 @@ from lostflops.errors import (
 )
 from lostflops.ingest.part import Part
 from lostflops.ingest.worker import Reply, Task
+from lostflops.installation import fingerprint
 from lostflops.tables import RANKS, TABLES
 from lostflops.trace import (
     FORMAT,
@@ -172,18 +173,10 @@ def _identity(source: Path) -> Source:
 
 def _key(sources: list[Source], salvage: bool) -> str:
     digest = hashlib.blake2b(digest_size=16)
-    digest.update(f"{FORMAT}|{__version__}|{_code()}|{salvage}".encode())
+    digest.update(f"{FORMAT}|{fingerprint()}|{salvage}".encode())
     for source in sources:
         digest.update(f"|{source.name}|{source.bytes}|{source.identity}".encode())
     return digest.hexdigest()
-
-
-def _code() -> str:
-    """What the readers are, as far as their files tell: another version reads anew."""
-    stats = [f.stat() for f in sorted(Path(__file__).parent.rglob("*.py"))]
-    return hashlib.blake2b(
-        str([(s.st_size, s.st_mtime_ns) for s in stats]).encode(), digest_size=8
-    ).hexdigest()
 
 
 def _cache() -> Path:
