@@ -483,7 +483,8 @@ def _require_different_sessions(flat: list[tuple[int, Part]], identities: list[S
         other = sessions.setdefault(part.session, source)
         if other != source:
             raise LostflopsError(
-                f"{identities[other].name} and {identities[source].name} are exports of one recording.",
+                f"{identities[other].name} and {identities[source].name} "
+                "are exports of one recording session.",
                 "give one of them.",
             )
 
