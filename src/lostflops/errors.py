@@ -64,6 +64,16 @@ class NoTraces(LostflopsError):
         )
 
 
+class RunAmongTraces(LostflopsError):
+    """An imported run where traces are wanted."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(
+            f"'{shown(path)}' is an imported run, which can only be asked about by itself.",
+            "give that one path, or the traces of one job.",
+        )
+
+
 class NotATrace(LostflopsError):
     """A file that could be opened but is not a trace."""
 

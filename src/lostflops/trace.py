@@ -13,18 +13,27 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 import polars as pl
 
-from .errors import CannotWrite, DamagedStore, NewerStore, NoSuchStep, OutputExists
-from .tables import TABLES
+from lostflops.errors import CannotWrite, DamagedStore, NewerStore, NoSuchStep, OutputExists
+from lostflops.tables import TABLES
 
 FORMAT = 1
 MANIFEST = "run.json"
+# A folder that is being filled. One that has not been touched for a day is what a killed import left.
+UNFINISHED = ".importing-"
+ABANDONED_AFTER = 86_400
+MARK = b"PAR1"  # at both ends of a whole Parquet file
+
+
+Nanoseconds = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 class Quality(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -52,12 +61,12 @@ class Manifest(msgspec.Struct):
     format: int
     lostflops: str
     clock: str  # what the source's own clock counts from
-    origin_ns: int
+    origin_ns: Nanoseconds
     sources: list[Source]
     tables: list[str]
     num_events: int
     quality: list[Quality]
-    offsets: dict[str, int] = {}  # rank -> ns to add
+    offsets: dict[str, Nanoseconds] = {}  # rank -> ns to add
     absent: dict[str, str] = {}  # table -> why this run does not have it
 
 
@@ -66,7 +75,8 @@ class Trace:
 
     `table(name)` gives a lazy frame on the run's clock, or None where the run does not have that table;
     `absence(name)` then says why. A trace sliced with `select` shows only those ranks and steps: an event
-    belongs to the slice when it overlaps one of the rank's selected steps.
+    belongs to the slice when some of it lies between the start of the rank's first selected step and the end
+    of its last.
     """
 
     def __init__(
@@ -88,7 +98,7 @@ class Trace:
         try:
             raw = (path / MANIFEST).read_bytes()
             found = msgspec.json.decode(raw, type=dict[str, object]).get("format")
-            if found != FORMAT:
+            if found is not None and found != FORMAT:
                 raise NewerStore(path, found, FORMAT)
             manifest = msgspec.json.decode(raw, type=Manifest)
         except OSError as error:
@@ -96,8 +106,12 @@ class Trace:
         except msgspec.MsgspecError as error:
             raise DamagedStore(path, f"{MANIFEST} is not what lostflops writes.") from error
         for name in manifest.tables:
-            if name not in TABLES or not (path / name).is_dir():
+            files = list((path / name).glob("rank=*/part-*.parquet")) if name in TABLES else []
+            if not files:
                 raise DamagedStore(path, f"its table '{name}' is missing.")
+            for file in files:
+                if not _is_whole(file):
+                    raise DamagedStore(path, f"'{file.relative_to(path)}' is not whole.")
         return cls(path, manifest)
 
     def has(self, name: str) -> bool:
@@ -113,7 +127,12 @@ class Trace:
 
         Raises NoSuchStep when no step of the run lies in that range.
         """
-        chosen = Trace(self.path, self.manifest, ranks or self.ranks, steps or self.steps)
+        chosen = Trace(
+            self.path,
+            self.manifest,
+            self.ranks if ranks is None else ranks,
+            self.steps if steps is None else steps,
+        )
         if steps is not None:
             present = self._whole("steps")
             numbers: list[int] = []
@@ -128,18 +147,30 @@ class Trace:
         frame = self._whole(name)
         if frame is None:
             return None
-        if self.ranks is not None:
-            frame = frame.filter(pl.col("rank").is_in(sorted(self.ranks)))
-        if self.steps is None or name == "ranks":
+        return self._of_ranks(frame) if name == "ranks" else self.cut(frame)
+
+    @property
+    def whole(self) -> Trace:
+        """The run without the slicing."""
+        return self if self.ranks is None and self.steps is None else Trace(self.path, self.manifest)
+
+    def cut(self, frame: pl.LazyFrame) -> pl.LazyFrame:
+        """Those rows of a frame with `rank`, and `step` or `start` and `end`, that lie in this slice."""
+        frame = self._of_ranks(frame)
+        if self.steps is None:
             return frame
-        if name == "steps":
+        if "step" in frame.collect_schema().names():
             return frame.filter(pl.col("step").is_between(*self.steps))
-        windows = self._step_extent()
+        start, end, first, last = (pl.col(c) for c in ("start", "end", "_from", "_to"))
         return (
-            frame.join(windows.lazy(), on="rank", how="inner", maintain_order="left")
-            .filter((pl.col("end") > pl.col("_from")) & (pl.col("start") < pl.col("_to")))
+            frame.join(self._step_extent().lazy(), on="rank", how="inner", maintain_order="left")
+            # What takes no time lies where it starts.
+            .filter((start < last) & ((end > first) | (start >= first)))
             .drop("_from", "_to")
         )
+
+    def _of_ranks(self, frame: pl.LazyFrame) -> pl.LazyFrame:
+        return frame if self.ranks is None else frame.filter(pl.col("rank").is_in(sorted(self.ranks)))
 
     def _step_extent(self) -> pl.DataFrame:
         if self._windows is None:
@@ -157,11 +188,9 @@ class Trace:
         if name not in self.manifest.tables:
             return None
         table = TABLES[name]
+        # Without globbing, for the run's own path may hold brackets and stars.
         frame = pl.scan_parquet(
-            self.path / name / "**" / "*.parquet",
-            hive_partitioning=True,
-            hive_schema={"rank": pl.Int32},
-            glob=True,
+            self.path / name, hive_partitioning=True, hive_schema={"rank": pl.Int32}, glob=False
         ).select(list(table.schema))
         offsets = {int(rank): ns for rank, ns in self.manifest.offsets.items() if ns}
         shift: pl.Expr = pl.lit(-self.manifest.origin_ns, dtype=pl.Int64)
@@ -170,25 +199,39 @@ class Trace:
         return frame.with_columns(pl.col(c) + shift for c in table.times)
 
 
+def _is_whole(file: Path) -> bool:
+    """Whether a Parquet file begins and ends as one: what a full disk or a lost page leaves does not."""
+    try:
+        with file.open("rb") as content:
+            head = content.read(len(MARK))
+            content.seek(-len(MARK), os.SEEK_END)
+            return head == MARK == content.read()
+    except OSError:
+        return False
+
+
 @contextmanager
-def writing(target: Path) -> Generator[Path]:
+def writing(target: Path, *, replace: bool = True) -> Generator[Path]:
     """A folder to fill; it takes `target`'s place only when the block ends without an error.
 
-    A killed import leaves at most a folder beginning with '.importing-', which nothing reads.
+    A killed import leaves at most a folder beginning with '.importing-', which nothing reads and a later
+    import sweeps away. Without `replace`, a run that is there by the end stays and this one is dropped.
     Raises CannotWrite when the place cannot be written, OutputExists when it holds something else.
     """
-    taken = target.exists() and (not target.is_dir() or any(target.iterdir()))
-    if taken and not (target / MANIFEST).is_file():
-        raise OutputExists(target)
     try:
+        taken = target.exists() and (not target.is_dir() or any(target.iterdir()))
+        if taken and not (target / MANIFEST).is_file():
+            raise OutputExists(target)
         target.parent.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=".importing-", dir=target.parent))
+        _sweep(target.parent)
+        folder = Path(tempfile.mkdtemp(prefix=UNFINISHED, dir=target.parent))
     except OSError as error:
         raise CannotWrite(target, error) from error
     try:
         yield folder
         folder.chmod(0o755)
-        _swap(folder, target)
+        if replace or not (target / MANIFEST).is_file():
+            _swap(folder, target)
     except OSError as error:
         raise CannotWrite(target, error) from error
     finally:
@@ -196,23 +239,29 @@ def writing(target: Path) -> Generator[Path]:
 
 
 def _swap(folder: Path, target: Path) -> None:
-    if not target.exists():
+    """Give the folder its name; what bore it goes."""
+    aside = Path(tempfile.mkdtemp(prefix=UNFINISHED, dir=target.parent)) / "old"
+    try:
+        if target.exists():
+            target.rename(aside)
         try:
             folder.rename(target)
         except OSError:
             if (target / MANIFEST).is_file():  # somebody else imported the same traces meanwhile
                 return
+            if aside.exists():
+                aside.rename(target)
             raise
-        return
-    aside = Path(tempfile.mkdtemp(prefix=".importing-", dir=target.parent))
-    old = aside / "old"
-    target.rename(old)
-    try:
-        folder.rename(target)
-    except OSError:
-        old.rename(target)
-        raise
-    shutil.rmtree(aside, ignore_errors=True)
+    finally:
+        shutil.rmtree(aside.parent, ignore_errors=True)
+
+
+def _sweep(place: Path) -> None:
+    """Remove what imports that were killed left behind."""
+    for left in place.glob(f"{UNFINISHED}*"):
+        with suppress(OSError):
+            if time.time() - left.stat().st_mtime > ABANDONED_AFTER:
+                shutil.rmtree(left, ignore_errors=True)
 
 
 def write_part(folder: Path, table: str, rank: int, frame: pl.DataFrame, part: int = 0) -> None:

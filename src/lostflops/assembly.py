@@ -1,0 +1,230 @@
+"""Put what was read of each source into one run: ranks numbered, recordings in order, clocks aligned."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import polars as pl
+
+from lostflops import clocks, ingest
+from lostflops.errors import DifferentJobs, LostflopsError, NothingRecorded, SameRankTwice
+from lostflops.ingest.part import Part
+from lostflops.tables import RANKS, TABLES
+from lostflops.trace import FORMAT, Manifest, Quality, Source, Trace, write_manifest, write_part
+from lostflops.version import __version__
+
+LARGEST_RANK = 2**31 - 1
+
+
+def assemble(read: Sequence[tuple[Source, list[Part]]], notes: Sequence[Quality], folder: Path) -> None:
+    """Give every part its rank, move its tables into `folder`, align clocks and write the manifest.
+
+    `notes` go into the manifest with what the parts say of themselves. Raises SameRankTwice, DifferentJobs or
+    NothingRecorded.
+    """
+    flat = [(source, part) for source, parts in read for part in parts]
+    if not flat:
+        raise NothingRecorded(Path(read[0][0].name), "no process left anything")
+    sources = [source for source, _ in read]
+    parts = [part for _, part in flat]
+    names = [source.name for source, _ in flat]
+    quality = [*notes]
+    _require_different_sessions(flat)
+    epochs = _epochs(flat, quality) if len(sources) > 1 else [0] * len(flat)
+    ranks = _numbered(parts, names, epochs, quality)
+    hosts = _hosts(flat)
+    recordings: dict[int, list[int]] = {}
+    # Recordings of one rank follow each other in time, whatever their files are called.
+    for number in sorted(range(len(flat)), key=lambda n: parts[n].start + epochs[n]):
+        recordings.setdefault(ranks[number], []).append(number)
+    rows: list[dict[str, Any]] = []
+    for rank in dict.fromkeys(ranks):
+        mine = recordings[rank]
+        # A run moves the times of a rank by one offset, that of its first recording.
+        shifts = [epochs[n] - epochs[mine[0]] for n in mine]
+        _place(folder, rank, [(parts[n], shift) for n, shift in zip(mine, shifts, strict=True)], quality)
+        part = parts[mine[0]]
+        rows.append(
+            {
+                **{k: v for k, v in part.facts.items() if k in RANKS.schema},
+                "rank": rank,
+                "start": part.start,
+                "end": max(parts[n].end + shift for n, shift in zip(mine, shifts, strict=True)),
+                "host": hosts[mine[0]],
+                "world_size": part.world_size,
+                "rank_source": part.rank_source,
+            }
+        )
+    offsets = {rank: epochs[mine[0]] for rank, mine in recordings.items()}
+    tables = {"ranks", *(table for part in parts for table in part.tables)}
+    manifest = Manifest(
+        format=FORMAT,
+        lostflops=__version__,
+        clock=_clock_name(sources, moved=any(epochs)),
+        origin_ns=min(row["start"] + offsets[row["rank"]] for row in rows),
+        sources=sources,
+        tables=sorted(tables, key=list(TABLES).index),
+        num_events=sum(part.num_events for part in parts),
+        quality=quality,
+        offsets={str(rank): ns for rank, ns in offsets.items() if ns},
+        absent={k: v for part in parts for k, v in part.absent.items() if k not in tables},
+    )
+    _write_ranks(folder, rows)
+    if len(rows) > 1 and "collectives" in tables:
+        _align(folder, manifest, rows)
+    write_manifest(folder, manifest)
+
+
+def _epochs(flat: list[tuple[Source, Part]], quality: list[Quality]) -> list[int]:
+    """What to add to each part's times to compare them with the others': when its own clock began, in UTC.
+
+    Reports of Nsight Systems have clocks of their own; what has none counts from UTC already.
+    """
+    unknown = [source.name for source, part in flat if source.format == ingest.NSYS and part.epoch_ns is None]
+    if unknown:
+        text = f"{unknown[0]} does not say when its clock began; only their collectives can align the reports"
+        quality.append(Quality(None, "clocks unrelated", len(set(unknown)), text, "warning"))
+        return [0] * len(flat)
+    return [part.epoch_ns or 0 for _, part in flat]
+
+
+def _place(folder: Path, rank: int, recordings: list[tuple[Part, int]], quality: list[Quality]) -> None:
+    """Move the tables of a rank's recordings into the run, their times shifted, their steps numbered on."""
+    last_step: int | None = None
+    for number, (part, shift) in enumerate(recordings):
+        for name in part.tables:
+            written = Path(part.folder) / f"{name}.parquet"
+            if name != "steps" and not shift:
+                place = folder / name / f"rank={rank}"
+                place.mkdir(parents=True, exist_ok=True)
+                written.rename(place / f"part-{number}.parquet")
+                continue
+            frame = pl.read_parquet(written).with_columns(pl.col(TABLES[name].times) + shift)
+            if name == "steps" and frame.height:
+                lowest = int(frame["step"].min())  # pyright: ignore[reportArgumentType]
+                if last_step is not None and lowest <= last_step:
+                    frame = frame.with_columns(pl.col("step") + (last_step + 1 - lowest))
+                    text = "its recordings count steps from the same number"
+                    quality.append(Quality(rank, "steps renumbered", frame.height, text))
+                last_step = int(frame["step"].max())  # pyright: ignore[reportArgumentType]
+            write_part(folder, name, rank, frame, number)
+        quality += [msgspec.structs.replace(fact, rank=rank) for fact in part.quality]
+
+
+def _write_ranks(folder: Path, rows: list[dict[str, Any]]) -> None:
+    schema: Any = RANKS.schema
+    for row in rows:
+        full = {name: row.get(name) for name in RANKS.schema}
+        write_part(folder, "ranks", row["rank"], pl.DataFrame([full], schema=schema, strict=False))
+
+
+def _align(folder: Path, manifest: Manifest, rows: list[dict[str, Any]]) -> None:
+    """Measure how far the ranks' clocks are apart, and move those that no noise explains."""
+    trace = Trace(folder, manifest)
+    collectives, ranks = trace.table("collectives"), trace.table("ranks")
+    assert collectives is not None and ranks is not None
+    found = {r["rank"]: r for r in clocks.clock_offsets(collectives, ranks).iter_rows(named=True)}
+    for row in rows:
+        measured = found.get(row["rank"])
+        if measured is None:
+            continue
+        offset = int(measured["offset"])
+        row["clock_error"] = int(measured["error"])
+        row["clock_offset"] = offset
+        if offset:
+            key = str(row["rank"])
+            manifest.offsets[key] = manifest.offsets.get(key, 0) + offset
+            manifest.quality.append(
+                Quality(
+                    row["rank"],
+                    "clock moved",
+                    abs(offset),
+                    f"by {offset:,} ns, so that collectives end together; "
+                    f"{row['clock_error']:,} ns remain uncertain",
+                )
+            )
+    _write_ranks(folder, rows)
+
+
+def _numbered(parts: list[Part], names: list[str], epochs: list[int], quality: list[Quality]) -> list[int]:
+    """The rank of each part. Raises SameRankTwice when two of the same time claim one rank."""
+    ranks = [part.rank if part.rank is not None and part.rank <= LARGEST_RANK else None for part in parts]
+    _require_one_job(parts, names)
+    spans: dict[int, list[tuple[int, int, str]]] = {}
+    for part, rank, name, epoch in zip(parts, ranks, names, epochs, strict=True):
+        if rank is None:
+            continue
+        start, end = part.start + epoch, part.end + epoch
+        for other_start, other_end, other in spans.get(rank, []):
+            if start < other_end and other_start < end:
+                raise SameRankTwice(rank, other, name)
+        spans.setdefault(rank, []).append((start, end, name))
+    taken = {r for r in ranks if r is not None}
+    free = (r for r in range(len(parts) + len(taken) + 1) if r not in taken)
+    numbered: list[int] = []
+    for part, rank, name in zip(parts, ranks, names, strict=True):
+        if rank is None:
+            rank = next(free)
+            text = (
+                f"{name} does not say which rank it is; it is shown as rank {rank}"
+                if part.rank_source == "assigned"
+                else f"{name} does not say which rank this is; it is shown as rank {rank} "
+                f"({part.rank_source})"
+            )
+            quality.append(
+                Quality(rank, "rank not recorded", 1, text, "warning" if len(parts) > 1 else "note")
+            )
+        numbered.append(rank)
+    return numbered
+
+
+def _require_one_job(parts: list[Part], names: list[str]) -> None:
+    """Ranks of one job agree on how many they are, and several recordings of one rank on more than that."""
+    sized = [(part.world_size, name) for part, name in zip(parts, names, strict=True) if part.world_size]
+    for size, name in sized[1:]:
+        if size != sized[0][0]:
+            raise DifferentJobs(sized[0][1], name, f"one has {sized[0][0]} ranks, the other {size}")
+    known: dict[int, tuple[Part, str]] = {}
+    for part, name in zip(parts, names, strict=True):
+        if part.rank is None:
+            continue
+        other, other_name = known.setdefault(part.rank, (part, name))
+        same = ("world_size", "host"), ("gpu", "backend", "source")
+        if any(getattr(part, k) != getattr(other, k) for k in same[0]) or any(
+            part.facts.get(k) != other.facts.get(k) for k in same[1]
+        ):
+            raise DifferentJobs(
+                other_name, name, f"both are rank {part.rank}, but of jobs with other sizes, hosts or devices"
+            )
+
+
+def _hosts(flat: list[tuple[Source, Part]]) -> list[int | None]:
+    """Hosts as numbers, in the order in which they appear; their names stay behind.
+
+    Ranks of one source were recorded on one host, whether or not the source names it.
+    """
+    seen: dict[str, int] = {}
+    sources = [id(source) for source, _ in flat]
+    keys = [p.host or (f"source {id(s)}" if sources.count(id(s)) > 1 else None) for s, p in flat]
+    return [None if key is None else seen.setdefault(key, len(seen)) for key in keys]
+
+
+def _require_different_sessions(flat: list[tuple[Source, Part]]) -> None:
+    sessions: dict[str, Source] = {}
+    for source, part in flat:
+        if part.session is None:
+            continue
+        other = sessions.setdefault(part.session, source)
+        if other is not source:
+            raise LostflopsError(
+                f"{other.name} and {source.name} are exports of one recording session.", "give one of them."
+            )
+
+
+def _clock_name(sources: list[Source], *, moved: bool) -> str:
+    if sources[0].format == ingest.NSYS and not moved:
+        return "nanoseconds since the start of the Nsight Systems session"
+    return "nanoseconds since the Unix epoch, as the source wrote them"
