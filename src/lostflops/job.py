@@ -58,7 +58,7 @@ def open(  # noqa: A001 - the public name
     optional = {source for source in sources if source not in given}
     identities = [_identity(source, source in optional) for source in sources]
     stored = output or _cache() / _key(identities, salvage)
-    if output is None and (stored / MANIFEST).is_file():
+    if output is None and stored.exists():
         try:
             return _with_all_ranks(Trace.open(stored), allow_missing_ranks)
         except RanksMissing:

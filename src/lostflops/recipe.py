@@ -109,6 +109,7 @@ class Recipe:
     inputs: tuple[Input, ...]
     options: tuple[Option, ...]
     page: bool
+    whole: bool
     findings: Findings | None = None
 
     def __call__(self, *frames: pl.LazyFrame | None, **options: Any) -> pl.LazyFrame:
@@ -132,9 +133,11 @@ def recipe(
     examples: Sequence[Example],
     plot: Plot | None = None,
     page: bool = True,
+    whole: bool = False,
 ) -> Callable[[Callable[..., pl.LazyFrame]], Recipe]:
     """Declare a recipe. `scope='rank'` promises that ranks are independent; `page=False` keeps a recipe that
-    only feeds others out of the report."""
+    only feeds others out of the report. `whole` says that what a row tells may depend on rows far from it:
+    the recipe always reads the whole run, and its rows are cut to the steps and ranks that were asked for."""
 
     def declare(function: Callable[..., pl.LazyFrame]) -> Recipe:
         hints = typing.get_type_hints(function, include_extras=True)
@@ -160,6 +163,7 @@ def recipe(
             inputs=tuple(inputs),
             options=tuple(options),
             page=page,
+            whole=whole,
         )
 
     return declare
@@ -218,6 +222,7 @@ class Session:
         self.trace = trace
         self._answers = Answers(trace)
         self._known: dict[str, pl.DataFrame | Skipped] = {}
+        self._unsliced: Session = self if trace.whole is trace else Session(trace.whole)
 
     def run(self, name: str, **options: Any) -> Answer | Skipped:
         """The recipe's answer, or why it could not be given.
@@ -250,6 +255,9 @@ class Session:
         return self._known[key]
 
     def _compute(self, wanted: Recipe, options: Mapping[str, Any]) -> pl.DataFrame | Skipped:
+        if wanted.whole and self._unsliced is not self:
+            table = self._unsliced._table(wanted, options)
+            return table if isinstance(table, Skipped) else self.trace.cut(table.lazy()).collect()
         # What only feeds others is not kept: where their answers are, nobody asks for it. What other packages
         # compute may change without our noticing.
         kept = wanted.page and wanted.function.__module__.startswith(f"{__package__}.")

@@ -40,6 +40,7 @@ from lostflops.tables import Collectives, Ranks
         "transfer": "ns from the last arrival to this rank's end",
     },
     page=False,
+    whole=True,
     examples=[
         Example(
             "rank 1 comes 30 ns late: rank 0 waits that long",

@@ -13,6 +13,7 @@ from lostflops.tables import Copies, Kernels, Steps
     question="What did each rank's device do at every instant of every step?",
     scope="job",
     page=False,
+    whole=True,
     columns={
         "rank": "rank",
         "step": "step number",

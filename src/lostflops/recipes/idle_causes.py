@@ -15,6 +15,7 @@ LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
     question="Why was the GPU idle?",
     scope="job",
     page=False,
+    whole=True,
     columns={
         "rank": "rank",
         "step": "step number",
