@@ -339,7 +339,8 @@ class Reader:
         names = self.names if names is None else names
         return np.array([names[e.name] for e in rows], dtype=np.uint32)
 
-    def _add_kernels(self, rows: list[Event]) -> None:
+    def _on_device(self, rows: list[Event]) -> tuple[dict[str, Any], pl.Series | None, list[Args]]:
+        """The columns that all work of a device has, which rows to keep, and the rows' arguments."""
         columns, good = self._times(rows)
         args = [e.args or _NO_ARGS for e in rows]
         columns["name"] = self._name_codes(rows)
@@ -350,6 +351,10 @@ class Reader:
             [a.stream if a.stream is not None else e.tid for e, a in zip(rows, args, strict=True)]
         )
         columns["correlation"] = integers([a.correlation for a in args])
+        return columns, good, args
+
+    def _add_kernels(self, rows: list[Event]) -> None:
+        columns, good, args = self._on_device(rows)
         extents = self.extents
         columns["grid"] = np.array([extents[bytes(a.grid)] for a in args], np.uint32)
         columns["block"] = np.array([extents[bytes(a.block)] for a in args], np.uint32)
@@ -387,16 +392,7 @@ class Reader:
         return len(self.parameters) - 1
 
     def _add_copies(self, rows: list[Event]) -> None:
-        columns, good = self._times(rows)
-        args = [e.args or _NO_ARGS for e in rows]
-        columns["name"] = self._name_codes(rows)
-        columns["device"] = small(
-            [a.device if a.device is not None else e.pid for e, a in zip(rows, args, strict=True)]
-        )
-        columns["stream"] = integers(
-            [a.stream if a.stream is not None else e.tid for e, a in zip(rows, args, strict=True)]
-        )
-        columns["correlation"] = integers([a.correlation for a in args])
+        columns, good, args = self._on_device(rows)
         columns["bytes"] = sizes([a.bytes for a in args])
         columns["set"] = pl.Series(["emset" in (e.cat or "") for e in rows], dtype=pl.Boolean)  # pyright: ignore[reportOperatorIssue]
         self._keep(columns, good, self.copies)
