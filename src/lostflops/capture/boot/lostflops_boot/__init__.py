@@ -1,0 +1,35 @@
+"""Records a training job from inside: copied beside the recording and run in every Python of the job.
+
+Standard library only, Python 3.10 and later, no import of lostflops: the job's environment need not have it.
+Everything here fails open. A fault of ours ends the recording of this process and leaves one line in our log;
+the job's output, exit status and random numbers are never touched.
+"""
+
+from __future__ import annotations
+
+import os
+
+from . import imports, log
+
+_ARMED_IN = 0
+
+
+def arm() -> None:
+    """Wait for PyTorch to be imported. Cheap: nothing but this package is loaded before that."""
+    global _ARMED_IN
+    if os.getpid() == _ARMED_IN:
+        return
+    _ARMED_IN = os.getpid()
+    # Without it Kineto prints lines of its own for every window.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    log.mark("python")
+    imports.arm(
+        {
+            "torch.optim.optimizer": "optimizer",
+            "torch.utils.data.dataloader": "dataloader",
+            "torch.autograd.profiler": "profiler",
+            "torch.serialization": "saving",
+            "torch.distributed.checkpoint.state_dict_saver": "saving",
+            "deepspeed.runtime.engine": "deepspeed",
+        }
+    )

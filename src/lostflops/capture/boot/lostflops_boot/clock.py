@@ -1,0 +1,165 @@
+"""Counts the steps of this process: a step ends when the optimizer has returned.
+
+Step 0 ends with the first call. With several optimizers one of them leads: the first that is called twice while the
+leader is not called at all takes over, so that an optimizer built anew during training does not stop the clock.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from . import log, settings
+from .rank import identify
+from .step_log import StepLog
+from .window import Window
+
+now = time.monotonic_ns
+
+
+class Clock:
+    """What this process knows of its steps, its log and its window."""
+
+    def __init__(self) -> None:
+        self.on = True
+        self.depth = threading.local()
+        self.step = 0
+        self.log: StepLog | None = None
+        self.window: Window | None = None
+        self.started: int | None = None  # of the running step; nobody saw the first one start
+        self.own = self.optimizer = self.data = self.checkpoint = self.collecting = 0
+        self._collection_began = 0
+        self._leader: int | None = None
+        self._followers: set[int] = set()
+        self._lock = threading.Lock()
+        os.register_at_fork(after_in_child=self._forked)
+
+    def called(self, optimizer: object, began: int, counts: bool = True) -> None:
+        """The outermost call of an optimizer returned."""
+        if not self.on:
+            return
+        ended = now()
+        try:
+            # Per-parameter optimizers are called from the backward pass's threads.
+            with self._lock:
+                self.optimizer += ended - began
+                if counts and self._leads(id(optimizer)):
+                    self._boundary(ended)
+        except Exception as error:
+            self.stop(error)
+
+    def stop(self, error: Exception) -> None:
+        """A fault of ours: this process is recorded no further."""
+        self.on = False
+        log.fault(f"step {self.step}", error)
+        try:
+            if self.window is not None:
+                self.window.drop(f"{type(error).__name__}: {error}")
+        except Exception as second:
+            log.fault("closing the window", second)
+
+    def _leads(self, optimizer: int) -> bool:
+        if self._leader is None or optimizer in self._followers:
+            self._leader = optimizer
+        if optimizer == self._leader:
+            self._followers.clear()
+            return True
+        self._followers.add(optimizer)
+        return False
+
+    def _boundary(self, ended: int) -> None:
+        if self.log is None:
+            self._begin()
+        assert self.log is not None and self.window is not None
+        duration = "null" if self.started is None else str(ended - self.started)
+        self.log.step(
+            self.step,
+            ended,
+            f'"duration":{duration},"own":{self.own},"optimizer":{self.optimizer},"data":{self.data},'
+            f'"checkpoint":{self.checkpoint},"gc":{self.collecting},"window":{int(self.window.recording)}',
+        )
+        self.step += 1
+        self.optimizer = self.data = self.checkpoint = self.collecting = 0
+        self.window.boundary(self.step)
+        self.started = now()
+        self.own = self.started - ended
+
+    def _begin(self) -> None:
+        rank = identify()
+        torch = sys.modules["torch"]
+        try:
+            self.log = StepLog(rank)
+        except OSError as error:
+            self.on = False
+            sys.stderr.write(
+                f"lostflops: rank {rank.rank} is not recorded: {log.RUN} cannot be written there "
+                f"({error.strerror}). Training goes on.\n"
+            )
+            raise
+        self.log.add(
+            kind="rank",
+            format=1,
+            rank=rank.rank,
+            local=rank.local,
+            world=rank.world,
+            attempt=rank.attempt,
+            source=rank.source,
+            pid=os.getpid(),
+            python=sys.version.split()[0],
+            torch=str(torch.__version__),
+            monotonic=now(),
+            wall=time.time_ns(),
+        )
+        self.window = Window(torch, self.log, rank, settings.read())
+        atexit.register(self._ended)
+        gc.callbacks.append(self._collected)
+
+    def _collected(self, phase: str, info: dict[str, Any]) -> None:
+        if phase == "start":
+            self._collection_began = now()
+        elif self._collection_began:
+            self.collecting += now() - self._collection_began
+            self._collection_began = 0
+
+    def _ended(self) -> None:
+        """The interpreter exits: also after an exception, `sys.exit` and Ctrl-C."""
+        if not self.on or self.log is None or self.window is None:
+            return
+        try:
+            self.window.close("the job ended")
+            self.log.add(kind="end", steps=self.step, lines_lost=self.log.lines_lost)
+        except Exception as error:
+            self.stop(error)
+
+    def _forked(self) -> None:
+        """Loader workers inherit hooks and open files: their lines would land in their parent's log."""
+        self.on = False
+        if self.window is not None:
+            self.window.forked()
+
+
+CLOCK = Clock()
+
+
+def timed(account: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, with the time of its outermost calls added to an account of the running step."""
+    nested = threading.local()
+
+    def counting(*args: Any, **kwargs: Any) -> Any:
+        if not CLOCK.on or getattr(nested, "inside", False):
+            return function(*args, **kwargs)
+        nested.inside = True
+        began = now()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            nested.inside = False
+            setattr(CLOCK, account, getattr(CLOCK, account) + now() - began)
+
+    return counting

@@ -1,0 +1,99 @@
+"""What is changed in PyTorch, one function per module, called when that module has executed.
+
+No global module hooks: even hooks that do nothing split compiled graphs.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from . import log
+from .clock import CLOCK, now, timed
+from .sessions import SESSIONS
+
+
+def optimizer(module: Any) -> None:
+    """The step's boundary, outside the profiler's own range of the optimizer.
+
+    PyTorch wraps each optimizer class with `profile_hook_step` when it is first instantiated; wrapping that wrapper's
+    result is early enough because nobody can have built an optimizer yet.
+    """
+    log.mark("torch")
+    cls = module.Optimizer
+    if not isinstance(vars(cls).get("profile_hook_step"), staticmethod):
+        log.write("this PyTorch is older than 2.0: its optimizers cannot be followed")
+        return
+    original = cls.profile_hook_step
+    torch = module.torch
+
+    def profile_hook_step(step: Callable[..., Any]) -> Callable[..., Any]:
+        inner = original(step)
+        compiling = getattr(getattr(torch, "compiler", None), "is_compiling", None)
+
+        @functools.wraps(inner)
+        def outer(*args: Any, **kwargs: Any) -> Any:
+            # First, so that a compiler that traces through here sees nothing but the call.
+            if compiling is not None and compiling():
+                return inner(*args, **kwargs)
+            return outermost(inner, args, kwargs)
+
+        return outer
+
+    cls.profile_hook_step = staticmethod(profile_hook_step)
+
+
+def outermost(
+    step: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    ended: Callable[[], bool] | None = None,
+) -> Any:
+    """Call an optimizer's step. A subclass whose step calls its base class's is one call, not two."""
+    if not CLOCK.on or getattr(CLOCK.depth, "inside", False):
+        return step(*args, **kwargs)
+    CLOCK.depth.inside = True
+    began = now()
+    try:
+        result = step(*args, **kwargs)
+    finally:
+        CLOCK.depth.inside = False
+    CLOCK.called(args[0], began, ended is None or ended())
+    return result
+
+
+def dataloader(module: Any) -> None:
+    cls = module._BaseDataLoaderIter
+    cls.__next__ = functools.wraps(cls.__next__)(timed("data", cls.__next__))
+
+
+def saving(module: Any) -> None:
+    """Checkpoints, of `torch.save` and of `torch.distributed.checkpoint`."""
+    module.save = functools.wraps(module.save)(timed("checkpoint", module.save))
+
+
+def profiler(module: Any) -> None:
+    """Know of every profiler session of this process: two at once end in lost traces or a crash."""
+    session = module.profile
+    for name in ("_prepare_trace", "_start_trace"):
+        setattr(session, name, SESSIONS.starting(getattr(session, name)))
+    session.__exit__ = SESSIONS.ending(session.__exit__)
+    for other in ("emit_nvtx", "emit_itt"):
+        cls = getattr(module, other, None)
+        if cls is not None:
+            cls.__enter__ = SESSIONS.starting(cls.__enter__)
+            cls.__exit__ = SESSIONS.ending(cls.__exit__)
+
+
+def deepspeed(module: Any) -> None:
+    """DeepSpeed calls torch's optimizer once per parameter group: its own counter tells the steps."""
+    cls = module.DeepSpeedEngine
+    step = cls.step
+
+    @functools.wraps(step)
+    def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        before = getattr(self, "global_steps", 0)
+        return outermost(step, (self, *args), kwargs, lambda: getattr(self, "global_steps", 0) > before)
+
+    cls.step = counted

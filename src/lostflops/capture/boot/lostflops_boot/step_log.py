@@ -1,0 +1,82 @@
+"""One line per step, appended and never rewritten, so that a killed process loses nothing that was written."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from typing import Any
+
+from . import log
+from .rank import Rank
+
+CLOCK_EVERY = 60_000_000_000
+MEMORY_EVERY = 1_000_000_000
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def resident() -> int | None:
+    """Bytes of memory that this process holds now."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * PAGE
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+class StepLog:
+    """The file of one rank: who it is, its steps, its windows, and how it ended."""
+
+    def __init__(self, rank: Rank) -> None:
+        folder = os.path.join(log.RUN, rank.node)
+        os.makedirs(folder, exist_ok=True)
+        base = f"{rank.rank:05d}-a{rank.attempt}"
+        # Two processes that both are this rank keep a file each.
+        names = [base, f"{base}-p{os.getpid()}", *(f"{base}-p{os.getpid()}-{n}" for n in range(2, 100))]
+        for name in names:
+            try:
+                path = os.path.join(folder, f"steps-{name}.jsonl")
+                self._file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            except FileExistsError:
+                continue
+            break
+        else:
+            raise FileExistsError(f"a hundred logs of rank {rank.rank}")
+        self.folder, self.name = folder, name
+        self._clock_due = self._memory_due = 0
+        self._torn = False
+        self.lines_lost = 0
+
+    def add(self, **fields: Any) -> None:
+        self._append(json.dumps(fields, separators=(",", ":")))
+
+    def step(self, step: int, end: int, fields: str) -> None:
+        """Append a step. `fields` is JSON already: building a dictionary would cost more than the rest."""
+        if end >= self._memory_due:
+            self._memory_due = end + MEMORY_EVERY
+            fields += self._memory()
+        self._append(f'{{"step":{step},"end":{end},{fields}}}')
+        if end >= self._clock_due:
+            self._clock_due = end + CLOCK_EVERY
+            self.add(kind="clock", monotonic=time.monotonic_ns(), wall=time.time_ns())
+
+    def _memory(self) -> str:
+        held = resident()
+        text = f',"resident":{held}' if held is not None else ""
+        torch = sys.modules.get("torch")
+        # Asking a GPU that nobody uses would initialise it.
+        if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
+            stats = torch.cuda.memory_stats()
+            text += f',"allocated":{stats.get("allocated_bytes.all.current", 0)}'
+            text += f',"reserved":{stats.get("reserved_bytes.all.current", 0)}'
+        return text
+
+    def _append(self, line: str) -> None:
+        data = (("\n" if self._torn else "") + line + "\n").encode()
+        try:
+            self._torn = os.write(self._file, data) != len(data)
+        except OSError:
+            self.lines_lost += 1
+        else:
+            self.lines_lost += self._torn

@@ -1,0 +1,272 @@
+"""The steps that are recorded in full: a session of torch.profiler, opened and closed between steps."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from types import FrameType
+from typing import Any
+
+from . import log
+from .rank import Rank
+from .sessions import SESSIONS
+from .settings import Settings
+from .step_log import StepLog, resident
+
+SMALLEST_TRACE = 200  # bytes; what PyTorch writes of an empty session is longer
+GROW_BY = 2 << 30
+LATER, WARMING, RECORDING, DONE = "later", "warming", "recording", "done"
+
+
+class Window:
+    """The window of one rank. Call `boundary` after each step, on the thread that ended it."""
+
+    def __init__(self, torch: Any, steps: StepLog, rank: Rank, wanted: Settings) -> None:
+        self._torch, self._log, self._rank, self._wanted = torch, steps, rank, wanted
+        self.state = LATER if wanted.wants(rank.rank) else DONE
+        self._session: Any = None
+        self._range: Any = None
+        self._thread = 0
+        self._pid = os.getpid()
+        self._first = self._step = 0
+        self._held: int | None = None
+        self._grow = wanted.grow or min(GROW_BY, _memory() // 20 or GROW_BY)
+        self._handler: Any = None
+        self._hindrance = ""
+
+    @property
+    def recording(self) -> bool:
+        return self.state == RECORDING
+
+    def boundary(self, step: int) -> None:
+        """The step before `step` has ended."""
+        if self.state == DONE or (self.state == LATER and step < self._wanted.first - 1):
+            return
+        self._step = step
+        if self.state == LATER:
+            if step > self._wanted.last:
+                self._say("lost", self._hindrance)
+                self.state = DONE
+                return
+            if not self._free_to_open():
+                return
+            self._prepare()
+        if threading.get_ident() != self._thread:
+            return
+        if self.state == WARMING:
+            if step < self._wanted.first:
+                return
+            self._start()
+        elif self.state == RECORDING:
+            self._leave_range()
+            grown = (resident() or 0) - (self._held or 0)
+            if step > self._wanted.last:
+                self._stop("")
+                return
+            if grown > self._grow:
+                self._stop(f"the process grew by {grown >> 20} MB while recording")
+                return
+        self._enter_range()
+
+    def close(self, reason: str) -> None:
+        """End an open window before its time, keeping what it has."""
+        if self.state == RECORDING:
+            self._leave_range()
+            self._stop(reason)
+        elif self.state == WARMING:
+            self._end_session()
+            self._say("lost", reason)
+            self.state = DONE
+        elif self.state == LATER and self._hindrance:
+            self._say("lost", self._hindrance)
+            self.state = DONE
+
+    def drop(self, reason: str) -> None:
+        """After a fault of ours: end the session and write nothing of it."""
+        if self.state in (WARMING, RECORDING):
+            self.state = DONE
+            self._end_session()
+            self._say("lost", reason)
+        self.state = DONE
+
+    def forked(self) -> None:
+        """This is a child of the process that records: it must not write, and dies of SIGTERM as it would have."""
+        self.state = DONE
+        SESSIONS.yield_window = None
+        self._default_signal()
+
+    def _free_to_open(self) -> bool:
+        current = threading.current_thread()
+        if isinstance(current, threading._DummyThread):  # pyright: ignore[reportPrivateUsage]
+            self._hindrance = "the optimizer is called inside the backward pass, on threads of PyTorch's own"
+            return False
+        if SESSIONS.others or self._torch._C._autograd._profiler_type().name != "NONE":
+            self._hindrance = "the job's own profiler was running"
+            return False
+        return True
+
+    def _prepare(self) -> None:
+        profiler = self._torch.profiler
+        activities = [profiler.ProfilerActivity.CPU]
+        # Nsight Systems and Kineto both want CUPTI, and only one can have it.
+        if self._wanted.cuda and not os.environ.get("NSYS_PROFILING_SESSION_ID"):
+            activities = list(profiler.supported_activities())
+        self._thread = threading.get_ident()
+        SESSIONS.ours.working = True
+        try:
+            self._session = profiler._KinetoProfile(
+                activities=activities,
+                record_shapes=self._wanted.shapes,
+                with_stack=self._wanted.python,
+                profile_memory=self._wanted.memory,
+                experimental_config=self._lean(),
+            )
+            self._session.prepare_trace()
+            self.state = WARMING
+        finally:
+            SESSIONS.ours.working = False
+        SESSIONS.yield_window = self._make_way
+
+    def _lean(self) -> Any:
+        """Leave out the Python copy of the events, which nobody reads: it doubles the time to stop."""
+        if self._wanted.python:
+            return None
+        try:
+            return self._torch._C._profiler._ExperimentalConfig(trace_only=True)
+        except (AttributeError, TypeError):
+            return None
+
+    def _start(self) -> None:
+        SESSIONS.ours.working = True
+        try:
+            self._held = resident()
+            self._session.start_trace()
+            self.state = RECORDING
+        finally:
+            SESSIONS.ours.working = False
+        self._first = self._step
+        self._name_rank()
+        self._take_signal()
+
+    def _name_rank(self) -> None:
+        """Without a process group PyTorch does not write which rank this is; the launcher said it."""
+        distributed = self._torch.distributed
+        if self._rank.source == "assumed" or (distributed.is_available() and distributed.is_initialized()):
+            return
+        known = {"rank": self._rank.rank, "world_size": self._rank.world}
+        self._session.add_metadata_json(
+            "distributedInfo", json.dumps({k: v for k, v in known.items() if v is not None})
+        )
+
+    def _enter_range(self) -> None:
+        if self.state == RECORDING:
+            self._range = self._torch.autograd.profiler.record_function(f"ProfilerStep#{self._step}")
+            self._range.__enter__()
+
+    def _leave_range(self) -> None:
+        if self._range is not None:
+            entered, self._range = self._range, None
+            entered.__exit__(None, None, None)
+
+    def _end_session(self) -> None:
+        SESSIONS.yield_window = None
+        SESSIONS.ours.working = True
+        try:
+            if self._session is not None and self.state == WARMING:
+                self._session.start_trace()  # a session that was only prepared cannot be stopped
+            if self._session is not None:
+                self._session.stop_trace()
+        finally:
+            SESSIONS.ours.working = False
+            self._default_signal()
+
+    def _stop(self, reason: str) -> None:
+        """Stop and write the window once: plain JSON, because compressing here would hold the job up."""
+        began = time.monotonic_ns()
+        self.state = DONE  # first: whatever goes wrong below, this is not tried again
+        grown = max(0, (resident() or 0) - (self._held or 0))
+        self._end_session()
+        name = f"window-{self._log.name}-w000.pt.trace.json"
+        target = os.path.join(self._log.folder, name)
+        beside = os.path.join(self._log.folder, f".{name}.tmp")
+        try:
+            disk = os.statvfs(self._log.folder)
+            free = disk.f_bavail * disk.f_frsize
+            if free < grown + self._wanted.keep_free:
+                raise OSError(f"only {free >> 20} MB are free on the disk")
+            self._session.export_chrome_trace(beside)
+            if not _whole(beside):
+                raise OSError("the trace could not be written to its end")
+            size = os.stat(beside).st_size
+            os.replace(beside, target)
+        except Exception as error:
+            self._remove(beside)
+            self._session = None
+            self._say("lost", str(error))
+            return
+        self._session = None
+        took = time.monotonic_ns() - began
+        state = "partial" if reason else "complete"
+        # The step that runs when the window is closed early is not whole.
+        self._say(state, reason, first=self._first, last=self._step - 1, file=name, bytes=size, took=took)
+
+    def _remove(self, path: str) -> None:
+        try:
+            os.unlink(path)
+        except OSError:
+            pass
+
+    def _say(self, state: str, reason: str, **more: Any) -> None:
+        self._log.add(kind="window", state=state, reason=reason, **more)
+
+    def _make_way(self) -> bool:
+        """The job starts a profiler of its own. False when this is the wrong thread to close ours."""
+        if os.getpid() != self._pid or self.state not in (WARMING, RECORDING):
+            return True
+        if threading.get_ident() != self._thread:
+            return False
+        self.close("the job's own profiler was started")
+        return True
+
+    def _take_signal(self) -> None:
+        """Keep the window when a scheduler ends the job, unless the job looks after SIGTERM itself."""
+        if threading.current_thread() is threading.main_thread():
+            if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+                self._handler = self._terminated
+                signal.signal(signal.SIGTERM, self._handler)
+
+    def _default_signal(self) -> None:
+        handler, self._handler = self._handler, None
+        if handler is not None and threading.current_thread() is threading.main_thread():
+            if signal.getsignal(signal.SIGTERM) is handler:
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def _terminated(self, number: int, frame: FrameType | None) -> None:
+        try:
+            if os.getpid() == self._pid:
+                self.close("the job was terminated")
+        except Exception as error:
+            log.fault("closing the window on SIGTERM", error)
+        finally:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _memory() -> int:
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):
+        return 0
+
+
+def _whole(path: str) -> bool:
+    """Whether a JSON document was written to its end: PyTorch does not say when the disk was full."""
+    size = os.stat(path).st_size
+    if size < SMALLEST_TRACE:
+        return False
+    with open(path, "rb") as file:
+        file.seek(-64, os.SEEK_END)
+        return file.read().rstrip().endswith(b"}")

@@ -1,0 +1,218 @@
+"""What came of a recording, read from its folder after the job has ended, and how it is said."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shlex
+import shutil
+import signal
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lostflops.capture.plan import Plan
+
+WARM_UP = 3  # first steps, in which a job still builds its caches
+NEARBY = 100  # steps before and after the window that it is compared with
+ENOUGH = 3
+
+
+@dataclass(frozen=True)
+class RankLog:
+    """The log of one process of the job."""
+
+    path: Path
+    who: Mapping[str, Any]
+    steps: Sequence[Mapping[str, Any]]
+    windows: Sequence[Mapping[str, Any]]
+
+    @property
+    def rank(self) -> int:
+        return self.who.get("rank", 0)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """All that the job left in the folder."""
+
+    plan: Plan
+    status: int
+    logs: Sequence[RankLog]
+    messages: Sequence[str] = field(default=())
+
+    @property
+    def kept(self) -> list[tuple[RankLog, Mapping[str, Any]]]:
+        return [(log, window) for log in self.logs for window in log.windows if window.get("file")]
+
+    @property
+    def lost(self) -> list[tuple[RankLog, str]]:
+        return [(log, str(w.get("reason"))) for log in self.logs for w in log.windows if not w.get("file")]
+
+
+def read(plan: Plan, status: int) -> Outcome:
+    logs = [read_log(path) for path in sorted(plan.run.glob("node-*/steps-*.jsonl"))]
+    messages: list[str] = []
+    with suppress(OSError):
+        messages = (plan.run / "lostflops.log").read_text(errors="replace").splitlines()
+    return Outcome(plan, status, logs, messages)
+
+
+def read_log(path: Path) -> RankLog:
+    """The lines of a rank's log; those that were torn by a kill or a full disk are passed over."""
+    who: dict[str, Any] = {}
+    steps: list[dict[str, Any]] = []
+    windows: list[dict[str, Any]] = []
+    with path.open("rb") as file:
+        for line in file:
+            try:
+                entry = json.loads(line)
+            except ValueError:
+                continue
+            if "step" in entry:
+                steps.append(entry)
+            elif entry.get("kind") == "rank":
+                who = entry
+            elif entry.get("kind") == "window":
+                windows.append(entry)
+    return RankLog(path, who, steps, windows)
+
+
+def compress(outcome: Outcome) -> int:
+    """Pack the traces, now that nobody waits for them; the bytes they take then."""
+    total = 0
+    for log, window in outcome.kept:
+        plain = log.path.parent / window["file"]
+        packed = plain.with_name(plain.name + ".gz")
+        beside = plain.with_name(f".{packed.name}.tmp")
+        try:
+            with plain.open("rb") as source, gzip.open(beside, "wb", compresslevel=2) as target:
+                shutil.copyfileobj(source, target, 1 << 20)
+            beside.replace(packed)
+            plain.unlink()
+            total += packed.stat().st_size
+        except OSError:  # a full disk: the trace stays as it is
+            with suppress(OSError):
+                beside.unlink(missing_ok=True)
+                total += plain.stat().st_size
+    return total
+
+
+def slowdown(logs: Iterable[RankLog]) -> float | None:
+    """By what share steps were longer inside the window than around it, in the median rank; None if unmeasured."""
+    measured = [found for log in logs if (found := _slowdown(log.steps)) is not None]
+    return statistics.median(measured) if measured else None
+
+
+def _slowdown(steps: Sequence[Mapping[str, Any]]) -> float | None:
+    inside = {s["step"] for s in steps if s["window"]}
+    if not inside:
+        return None
+    near = range(max(WARM_UP, min(inside) - NEARBY), max(inside) + NEARBY + 1)
+    # The step before the window prepares the profiler, so it belongs to neither.
+    around = [s["duration"] for s in steps if s["step"] in near and not s["window"] and s["step"] + 1 not in inside]
+    recorded = [s["duration"] for s in steps if s["window"]]
+    if len(recorded) < ENOUGH or len(around) < ENOUGH:
+        return None
+    return statistics.median(recorded) / statistics.median(around) - 1
+
+
+def summary(outcome: Outcome) -> list[str]:
+    """The lines that `record` ends with: what was recorded, what was not and why, and what to do next."""
+    if not outcome.kept:
+        return [*_nothing(outcome), *_faults(outcome)]
+    size = compress(outcome)
+    ranks = {log.rank for log, _ in outcome.kept}
+    first = min(window["first"] for _, window in outcome.kept)
+    last = max(window["last"] for _, window in outcome.kept)
+    facts = [amount(size)]
+    slower = slowdown(log for log, _ in outcome.kept)
+    if slower is not None:
+        facts.append(f"{slower:.1%} slower while recording".replace("%", " %") if slower > 0 else "not slower")
+    writing = max(window["took"] for _, window in outcome.kept) / 1e9
+    facts.append(f"{writing:.1f} s to write")
+    many = f"{len(ranks)} rank{'s' * (len(ranks) != 1)}"
+    steps = f"step {first}" if first >= last else f"steps {first}-{last}"
+    lines = [f"recorded {steps} on {many} -> {outcome.plan.run}  ({', '.join(facts)})"]
+    early = {w["reason"] for _, w in outcome.kept if w["reason"]}
+    lines += [f"ended early: {reason}" for reason in sorted(early)]
+    lines += [f"rank {log.rank} is missing: {reason}" for log, reason in outcome.lost]
+    world = max((log.who.get("world") or 1 for log in outcome.logs), default=1)
+    absent = sorted(set(range(min(world, 1 << 20))) - {log.rank for log in outcome.logs})
+    if absent:
+        lines.append(f"{_listed(absent)} made no step that was seen here")
+    lines += _faults(outcome)
+    path = shlex.quote(str(outcome.plan.run))
+    partly = " --allow-missing-ranks" if 1 < len(ranks) < world else ""
+    return [*lines, f"next: lostflops why {path}{partly}"]
+
+
+def amount(size: int) -> str:
+    return f"{size / 1e6:.1f} MB" if size < 1e9 else f"{size / 1e9:.2f} GB"
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    named = ", ".join(map(str, ranks[:12])) + (", …" if len(ranks) > 12 else "")
+    return f"rank{'s' * (len(ranks) != 1)} {named}"
+
+
+def _faults(outcome: Outcome) -> list[str]:
+    shown = [f"lostflops.log: {message}" for message in outcome.messages[:3]]
+    more = len(outcome.messages) - len(shown)
+    return shown + ([f"lostflops.log: {more} more line{'s' * (more != 1)}"] if more > 0 else [])
+
+
+def _nothing(outcome: Outcome) -> list[str]:
+    """Why there is no window, as far as the folder tells, and what to do."""
+    ended = _ending(outcome.status)
+    plan, seen = outcome.plan, lambda what: (outcome.plan.boot / f"seen-{what}").exists()
+    first, last = plan.steps
+    if outcome.lost:
+        reasons = sorted({reason for _, reason in outcome.lost})
+        lines = [f"nothing was recorded: {'; '.join(reasons)}"]
+        if any("own profiler" in reason for reason in reasons):
+            lines.append("Hint: record other steps with `--steps`, or take the profiler out of the script")
+        elif any("free on the disk" in reason for reason in reasons):
+            lines.append("Hint: make room, or choose an --output on another disk")
+        return lines
+    if outcome.logs:
+        made = max((s["step"] + 1 for log in outcome.logs for s in log.steps[-1:]), default=0)
+        steps = f"{made} step{'s' * (made != 1)}"
+        if plan.ranks is not None and not any(
+            low <= log.rank <= high for log in outcome.logs for low, high in plan.ranks
+        ):
+            had = _listed(sorted({log.rank for log in outcome.logs}))
+            return [f"nothing was recorded: --ranks names none of the job's ranks; it had {had}"]
+        if made > first:
+            return [f"nothing was recorded: the job {ended} in its step {made}, while the window was open"]
+        advice = f"`--steps {max(1, made // 2)}-{made - 1}`" if made > 2 else "let it make more steps"
+        return [
+            f"nothing was recorded: the job {ended} after {steps}, before step {first}, the first to be recorded",
+            f"Hint: {advice}",
+        ]
+    if seen("torch"):
+        if outcome.status:
+            return [f"nothing was recorded: the job {ended} before its first step"]
+        return [
+            "nothing was recorded: PyTorch was imported, but no `torch.optim` optimizer made a step",
+            "Hint: steps are counted where `optimizer.step()` returns; inference, and optimizer steps compiled "
+            "by torch.compile, have none",
+        ]
+    if seen("python"):
+        why = f"the job {ended}, and " if outcome.status else ""
+        return [f"nothing was recorded: {why}no Python of it imported PyTorch's optimizers"]
+    return [
+        f"nothing was recorded: no Python of the job (it {ended}) read PYTHONPATH={plan.boot}",
+        "Hint: a container, `sudo`, `env -i` or `python -I` inside the command keeps the variable or the folder out",
+    ]
+
+
+def _ending(status: int) -> str:
+    if status < 0:
+        with suppress(ValueError):
+            return f"was ended by {signal.Signals(-status).name}"
+    return f"ended with status {status}"
+
