@@ -34,7 +34,10 @@ def run(command: Sequence[str], environment: Mapping[str, str]) -> int:
                 list(command),
                 dict(environment),
                 setsigmask=before,
-                setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],  # Python ignores them; the job is to have its default
+                setsigdef=[
+                    signal.SIGPIPE,
+                    signal.SIGXFSZ,
+                ],  # Python ignores them; the job is to have its default
             )
         except OSError as error:
             raise BadOption(f"'{shown(command[0])}' could not be started: {error.strerror}.") from error

@@ -113,7 +113,9 @@ def _slowdown(steps: Sequence[Mapping[str, Any]]) -> float | None:
         return None
     near = range(max(WARM_UP, min(inside) - NEARBY), max(inside) + NEARBY + 1)
     # The step before the window prepares the profiler, so it belongs to neither.
-    around = [s["duration"] for s in steps if s["step"] in near and not s["window"] and s["step"] + 1 not in inside]
+    around = [
+        s["duration"] for s in steps if s["step"] in near and not s["window"] and s["step"] + 1 not in inside
+    ]
     recorded = [s["duration"] for s in steps if s["window"]]
     if len(recorded) < ENOUGH or len(around) < ENOUGH:
         return None
@@ -131,7 +133,9 @@ def summary(outcome: Outcome) -> list[str]:
     facts = [amount(size)]
     slower = slowdown(log for log, _ in outcome.kept)
     if slower is not None:
-        facts.append(f"{slower:.1%} slower while recording".replace("%", " %") if slower > 0 else "not slower")
+        facts.append(
+            f"{slower:.1%} slower while recording".replace("%", " %") if slower > 0 else "not slower"
+        )
     writing = max(window["took"] for _, window in outcome.kept) / 1e9
     facts.append(f"{writing:.1f} s to write")
     many = f"{len(ranks)} rank{'s' * (len(ranks) != 1)}"
@@ -215,4 +219,3 @@ def _ending(status: int) -> str:
         with suppress(ValueError):
             return f"was ended by {signal.Signals(-status).name}"
     return f"ended with status {status}"
-

@@ -38,7 +38,7 @@ class Plan:
 
     @property
     def boot(self) -> Path:
-        return self.run / "boot"
+        return self.run.absolute() / "boot"  # the job may change its folder
 
     def environment(self, given: Mapping[str, str]) -> dict[str, str]:
         """What is set for the command, beside what it has anyway."""
@@ -59,7 +59,9 @@ def steps(text: str) -> tuple[int, int]:
         raise BadOption(f"'{shown(text)}' names no steps.", "write `--steps 10-14`, or one number.")
     first, last = int(found[1]), int(found[2] or found[1])
     if last < first:
-        raise BadOption(f"The steps '{shown(text)}' end before they begin.", f"write `--steps {last}-{first}`.")
+        raise BadOption(
+            f"The steps '{shown(text)}' end before they begin.", f"write `--steps {last}-{first}`."
+        )
     if first == 0:
         raise BadOption(
             "Step 0 cannot be recorded: lostflops first learns of the steps when it has ended.",
@@ -90,7 +92,9 @@ def what(text: str) -> tuple[str, ...]:
                 "Ranges of `torch.profiler.record_function` are always recorded.",
             )
         if word not in WHAT:
-            raise BadOption(f"There is nothing called '{shown(word)}' to record.", f"choose from {', '.join(WHAT)}.")
+            raise BadOption(
+                f"There is nothing called '{shown(word)}' to record.", f"choose from {', '.join(WHAT)}."
+            )
     return asked
 
 

@@ -30,14 +30,18 @@ PAYLOAD = Path(__file__).parent / "boot"
 RECORDING = "recording.jsonl"
 REMOVED = "<removed>"
 SECRET_NAME = re.compile(r"(?i)(token|key|secret|passw(or)?d|credential|auth)")
-SECRET_VALUE = re.compile(r"\b(hf_|sk-|ghp_|github_pat_|AKIA|xox[abp]-)[\w-]{8,}|(?<=://)[^/@\s]+:[^/@\s]+(?=@)")
+SECRET_VALUE = re.compile(
+    r"\b(hf_|sk-|ghp_|github_pat_|AKIA|xox[abp]-)[\w-]{8,}|(?<=://)[^/@\s]+:[^/@\s]+(?=@)"
+)
 
 
 def write(plan: Plan) -> None:
     """Make the folder. Raises OutputExists or CannotWrite."""
     run = plan.run
     if os.pathsep in str(run):
-        raise BadOption(f"'{run}' cannot be on PYTHONPATH: it holds a '{os.pathsep}'.", "choose another --output.")
+        raise BadOption(
+            f"'{run}' cannot be on PYTHONPATH: it holds a '{os.pathsep}'.", "choose another --output."
+        )
     if run.exists() and (not run.is_dir() or any(run.iterdir())):
         raise OutputExists(run)
     first, last = plan.steps
@@ -53,7 +57,9 @@ def write(plan: Plan) -> None:
         run.mkdir(parents=True, exist_ok=True)
         shutil.copytree(PAYLOAD, plan.boot, ignore=shutil.ignore_patterns("__pycache__"))
         (plan.boot / "settings.jsonl").write_text(json.dumps(settings) + "\n")
-        note(plan, kind="start", lostflops=__version__, command=without_secrets(plan.command), steps=plan.steps)
+        note(
+            plan, kind="start", lostflops=__version__, command=without_secrets(plan.command), steps=plan.steps
+        )
     except OSError as error:
         raise CannotWrite(run, error) from error
 

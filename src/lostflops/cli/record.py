@@ -35,12 +35,17 @@ def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
         help="what to record of them: cuda, shapes, python (call stacks), memory (default cuda,shapes)",
     )
     parser.add_argument(
-        "--output", metavar="RUN", type=Path, help="the folder to make (default runs/ and a name with the time)"
+        "--output",
+        metavar="RUN",
+        type=Path,
+        help="the folder to make (default runs/ and a name with the time)",
     )
     parser.add_argument(
         "--print", action="store_true", help="show the exact command and environment instead of running it"
     )
-    parser.add_argument("job", metavar="COMMAND", nargs=REMAINDER, help="what to run, as you type it without lostflops")
+    parser.add_argument(
+        "job", metavar="COMMAND", nargs=REMAINDER, help="what to run, as you type it without lostflops"
+    )
 
 
 def run(given: Namespace) -> None:
@@ -53,7 +58,7 @@ def run(given: Namespace) -> None:
         raise BadOption("LOSTFLOPS_OFF is set, so nothing would be recorded.", "unset it.")
     asked = plan.Plan(
         command=command,
-        run=Path(os.path.abspath(given.output or Path("runs") / _name(command))),
+        run=given.output or Path("runs") / _name(command),
         steps=plan.steps(given.steps),
         ranks=None if given.ranks is None else plan.ranks(given.ranks),
         what=plan.what(given.what),

@@ -11,15 +11,15 @@ import os
 
 from . import imports, log
 
-_ARMED_IN = 0
+_armed_in = 0
 
 
 def arm() -> None:
     """Wait for PyTorch to be imported. Cheap: nothing but this package is loaded before that."""
-    global _ARMED_IN
-    if os.getpid() == _ARMED_IN:
+    global _armed_in
+    if os.getpid() == _armed_in:
         return
-    _ARMED_IN = os.getpid()
+    _armed_in = os.getpid()
     # Without it Kineto prints lines of its own for every window.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     log.mark("python")

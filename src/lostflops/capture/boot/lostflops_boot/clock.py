@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from . import log, settings
+from . import compiler, log, settings
 from .rank import identify
 from .step_log import StepLog
 from .window import Window
@@ -45,6 +45,7 @@ class Clock:
         if not self.on:
             return
         ended = now()
+        watched = compiler.watch(None)
         try:
             # Per-parameter optimizers are called from the backward pass's threads.
             with self._lock:
@@ -53,6 +54,8 @@ class Clock:
                     self._boundary(ended)
         except Exception as error:
             self.stop(error)
+        finally:
+            compiler.watch(watched)
 
     def stop(self, error: Exception) -> None:
         """A fault of ours: this process is recorded no further."""

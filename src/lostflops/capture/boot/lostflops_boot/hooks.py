@@ -9,7 +9,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from . import log
+from . import compiler, log
 from .clock import CLOCK, now, timed
 from .sessions import SESSIONS
 
@@ -42,6 +42,7 @@ def optimizer(module: Any) -> None:
         return outer
 
     cls.profile_hook_step = staticmethod(profile_hook_step)
+    compiler.hide()
 
 
 def outermost(

@@ -22,7 +22,9 @@ class Sessions:
     def __init__(self) -> None:
         self.others: set[int] = set()
         self.ours = threading.local()  # `.working` while this thread starts or ends our own session
-        self.yield_window: Callable[[], bool] | None = None  # closes our open window; False: on another thread
+        self.yield_window: Callable[[], bool] | None = (
+            None  # closes our open window; False: on another thread
+        )
 
     def starting(self, start: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(start)

@@ -37,7 +37,9 @@ class StepLog:
         for name in names:
             try:
                 path = os.path.join(folder, f"steps-{name}.jsonl")
-                self._file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o644)
+                self._file = os.open(
+                    path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o644
+                )
             except FileExistsError:
                 continue
             break
