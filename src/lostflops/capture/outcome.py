@@ -172,8 +172,11 @@ def _faults(outcome: Outcome) -> list[str]:
 def _nothing(outcome: Outcome) -> list[str]:
     """Why there is no window, as far as the folder tells, and what to do."""
     ended = _ending(outcome.status)
-    plan, seen = outcome.plan, lambda what: (outcome.plan.boot / f"seen-{what}").exists()
-    first, last = plan.steps
+    plan = outcome.plan
+    seen = {file.name for file in plan.boot.glob("seen-*")}
+    first = plan.steps[0]
+    made = max((log.steps[-1]["step"] + 1 for log in outcome.logs if log.steps), default=0)
+    advice = f"Hint: `--steps {max(1, made // 2)}-{made - 1}`" if made > 1 else "Hint: let it make more steps"
     if outcome.lost:
         reasons = sorted({reason for _, reason in outcome.lost})
         lines = [f"nothing was recorded: {'; '.join(reasons)}"]
@@ -181,9 +184,10 @@ def _nothing(outcome: Outcome) -> list[str]:
             lines.append("Hint: record other steps with `--steps`, or take the profiler out of the script")
         elif any("free on the disk" in reason for reason in reasons):
             lines.append("Hint: make room, or choose an --output on another disk")
+        elif any("whole step" in reason for reason in reasons):
+            lines.append(advice)
         return lines
     if outcome.logs:
-        made = max((s["step"] + 1 for log in outcome.logs for s in log.steps[-1:]), default=0)
         steps = f"{made} step{'s' * (made != 1)}"
         if plan.ranks is not None and not any(
             low <= log.rank <= high for log in outcome.logs for low, high in plan.ranks
@@ -192,12 +196,11 @@ def _nothing(outcome: Outcome) -> list[str]:
             return [f"nothing was recorded: --ranks names none of the job's ranks; it had {had}"]
         if made > first:
             return [f"nothing was recorded: the job {ended} in its step {made}, while the window was open"]
-        advice = f"`--steps {max(1, made // 2)}-{made - 1}`" if made > 2 else "let it make more steps"
         return [
             f"nothing was recorded: the job {ended} after {steps}, before step {first}, the first to be recorded",
-            f"Hint: {advice}",
+            advice,
         ]
-    if seen("torch"):
+    if "seen-torch" in seen:
         if outcome.status:
             return [f"nothing was recorded: the job {ended} before its first step"]
         return [
@@ -205,7 +208,7 @@ def _nothing(outcome: Outcome) -> list[str]:
             "Hint: steps are counted where `optimizer.step()` returns; inference, and optimizer steps compiled "
             "by torch.compile, have none",
         ]
-    if seen("python"):
+    if "seen-python" in seen:
         why = f"the job {ended}, and " if outcome.status else ""
         return [f"nothing was recorded: {why}no Python of it imported PyTorch's optimizers"]
     return [

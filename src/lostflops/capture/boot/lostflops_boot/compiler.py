@@ -27,8 +27,16 @@ def hide() -> None:
     if eval_frame is None:
         return
     watch = eval_frame.set_eval_frame
+    skip = getattr(eval_frame, "skip_code", None)  # older PyTorch
+    if skip is None:
+        actions = eval_frame._FrameAction
+        strategy = eval_frame._FrameExecStrategy(actions.SKIP, actions.DEFAULT)
+
+        def skip(code: CodeType) -> None:
+            eval_frame.set_code_exec_strategy(code, strategy)
+
     for code in _codes():
-        eval_frame.skip_code(code)
+        skip(code)
 
 
 def _codes() -> Iterator[CodeType]:

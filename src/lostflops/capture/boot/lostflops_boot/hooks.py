@@ -42,7 +42,13 @@ def optimizer(module: Any) -> None:
         return outer
 
     cls.profile_hook_step = staticmethod(profile_hook_step)
-    compiler.hide()
+    try:
+        compiler.hide()
+    except (
+        AttributeError,
+        TypeError,
+    ) as error:  # private to PyTorch; only compiled optimizer steps would notice
+        log.write(f"torch.compile may look at lostflops' functions: {error}")
 
 
 def outermost(

@@ -32,4 +32,4 @@ def write(message: str) -> None:
 
 
 def fault(where: str, error: BaseException) -> None:
-    write(f"{where}: {type(error).__name__}: {error}; this process is recorded no further")
+    write(f"{where}: {type(error).__name__}: {error}")

@@ -73,24 +73,22 @@ class Window:
 
     def close(self, reason: str) -> None:
         """End an open window before its time, keeping what it has."""
-        if self.state == RECORDING:
+        if self.state == RECORDING and self._step > self._first:
             self._leave_range()
             self._stop(reason)
-        elif self.state == WARMING:
-            self._end_session()
-            self._say("lost", reason)
-            self.state = DONE
+        elif self.state in (WARMING, RECORDING):
+            self.drop(f"{reason} before a whole step was recorded")
         elif self.state == LATER and self._hindrance:
             self._say("lost", self._hindrance)
             self.state = DONE
 
     def drop(self, reason: str) -> None:
-        """After a fault of ours: end the session and write nothing of it."""
-        if self.state in (WARMING, RECORDING):
-            self.state = DONE
-            self._end_session()
+        """End the session and write nothing of it."""
+        state, self.state = self.state, DONE
+        if state in (WARMING, RECORDING):
+            self._leave_range()
+            self._end_session(warming=state == WARMING)
             self._say("lost", reason)
-        self.state = DONE
 
     def forked(self) -> None:
         """This is a child of the process that records: it must not write, and dies of SIGTERM as it would have."""
@@ -171,11 +169,11 @@ class Window:
             entered, self._range = self._range, None
             entered.__exit__(None, None, None)
 
-    def _end_session(self) -> None:
+    def _end_session(self, warming: bool = False) -> None:
         SESSIONS.yield_window = None
         SESSIONS.ours.working = True
         try:
-            if self._session is not None and self.state == WARMING:
+            if self._session is not None and warming:
                 self._session.start_trace()  # a session that was only prepared cannot be stopped
             if self._session is not None:
                 self._session.stop_trace()

@@ -1,0 +1,288 @@
+"""`lostflops record` in front of real training jobs: it records them, and they cannot tell."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from recorded import TRAIN, environment, record, record_script
+
+import lostflops
+
+pytest.importorskip("torch")
+
+
+def test_a_script_is_recorded_and_explained_and_cannot_tell(tmp_path: Path) -> None:
+    # Batches come from the random generator, so one draw of ours would change every loss after it.
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "sitecustomize.py").write_text("import os\nos.environ['THEIRS'] = 'ran'\n")
+    script = """
+import importlib.util
+losses = [train(1) for _ in range(12)]
+print(losses, os.environ["THEIRS"], sys.modules["sitecustomize"].__file__, torch.optim.AdamW.step.__name__)
+print(torch.rand(3).tolist(), importlib.util.find_spec("torch").loader, sys.modules["torch.optim.optimizer"].__loader__)
+sys.exit(7)
+"""
+    theirs = str(tmp_path / "theirs")
+    recorded = record_script(tmp_path, script, PYTHONPATH=theirs)
+    plain = subprocess.run(
+        [sys.executable, "train.py"],
+        env=environment(PYTHONPATH=theirs),
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    address = r" object at 0x"
+    assert [part.split(">")[-1] for part in recorded.out.split(address)] == [
+        part.split(">")[-1] for part in plain.stdout.split(address)
+    ]
+    assert recorded.status == plain.returncode == 7
+    assert plain.stderr == ""
+
+    window = recorded.window()
+    assert (window["state"], window["first"], window["last"]) == ("complete", 3, 5)
+    assert recorded.said.startswith("recorded steps 3-5 on 1 rank -> ")
+    assert recorded.said.endswith(f"next: lostflops why {recorded.run}\n")
+    assert [step["step"] for step in recorded.steps()] == list(range(12))
+    assert [step["step"] for step in recorded.steps() if step["window"]] == [3, 4, 5]
+    assert recorded.steps()[0]["duration"] is None
+    assert all(step["duration"] > step["optimizer"] > 0 for step in recorded.steps()[1:])
+    steps = lostflops.open(recorded.run).table("steps")
+    assert steps is not None
+    assert steps.collect()["step"].to_list() == [3, 4, 5]
+
+
+def test_the_boundary_lies_outside_the_optimizers_range(tmp_path: Path) -> None:
+    script = """
+class Twice(torch.optim.SGD):
+    def step(self, closure=None):
+        return super().step(closure)
+torch.optim.SGD(model.parameters())
+optimizer = Twice(model.parameters())
+train(9)
+"""
+    recorded = record_script(tmp_path, script)
+    assert [step["step"] for step in recorded.steps()] == list(range(9)), "an inner step counted too"
+    (file,) = recorded.run.glob("node-*/window-*.json.gz")
+    events = json.loads(gzip.decompress(file.read_bytes()))["traceEvents"]
+    ranges: dict[str, list[tuple[float, float]]] = {
+        name: [] for name in ("ProfilerStep#", "Optimizer.step#Twice")
+    }
+    for event in events:
+        for name, found in ranges.items():
+            if event.get("cat") == "user_annotation" and event["name"].startswith(name):
+                found.append((event["ts"], event["ts"] + event["dur"]))
+    steps, optimizers = ranges.values()
+    assert (len(steps), len(optimizers)) == (3, 6), "PyTorch itself shows the call and the call inside it"
+    for start, end in optimizers:
+        assert sum(step[0] < start < end <= step[1] for step in steps) == 1
+
+
+def test_ranks_of_torchrun_know_who_they_are(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        TRAIN
+        + """
+import torch.distributed as dist
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(model)
+optimizer = torch.optim.SGD(model.parameters())
+train(9)
+dist.barrier()
+dist.destroy_process_group()
+"""
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "train.py",
+    ]
+    recorded = record(tmp_path, *command)
+    assert recorded.status == 0, recorded.said
+    assert "recorded steps 3-5 on 2 ranks" in recorded.said
+    for rank in (0, 1):
+        who = recorded.lines(rank)[0]
+        assert (who["rank"], who["world"], who["source"]) == (rank, 2, "process group")
+    trace = lostflops.open(recorded.run)
+    ranks, collectives = trace.table("ranks"), trace.table("collectives")
+    assert ranks is not None and collectives is not None
+    assert sorted(ranks.collect()["rank"]) == [0, 1]
+    assert collectives.collect().height > 0
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_loader_workers_leave_nothing(method: str, tmp_path: Path) -> None:
+    script = f"""
+class Data(torch.utils.data.Dataset):
+    def __len__(self): return 40
+    def __getitem__(self, i):
+        time.sleep(.002)
+        return torch.full((8,), float(i))
+if __name__ == "__main__":
+    loader = torch.utils.data.DataLoader(Data(), 4, num_workers=1, multiprocessing_context="{method}")
+    train(10, loader)
+"""
+    recorded = record_script(tmp_path, script)
+    assert recorded.status == 0, recorded.said
+    assert recorded.window()["state"] == "complete"
+    assert sum(step["data"] for step in recorded.steps()) > 0
+    assert len(list(recorded.run.glob("node-*/*"))) == 2
+    assert not (recorded.run / "lostflops.log").exists()
+
+
+def test_the_jobs_own_profiler_wins(tmp_path: Path) -> None:
+    script = """
+from torch.profiler import profile, schedule
+train(4)  # our window opens before step 3 and is closed when this one starts
+with profile(schedule=schedule(wait=0, warmup=2, active=2), on_trace_ready=lambda p: p.export_chrome_trace("own.json")) as p:
+    for _ in range(4):
+        train(1)
+        p.step()
+"""
+    recorded = record_script(tmp_path, script, options=("--steps", "3-9"))
+    assert recorded.status == 0, recorded.said
+    window = recorded.window()
+    assert (window["state"], window["first"], window["last"]) == ("partial", 3, 3)
+    assert "the job's own profiler was started" in recorded.said
+    assert '"aten::addmm"' in (tmp_path / "own.json").read_text()
+
+
+def test_a_window_is_not_opened_beside_a_profiler_in_warm_up(tmp_path: Path) -> None:
+    script = """
+from torch.profiler import profile, schedule
+with profile(schedule=schedule(wait=0, warmup=20, active=1)) as p:
+    for _ in range(9):
+        train(1)
+        p.step()
+"""
+    recorded = record_script(tmp_path, script)
+    assert recorded.status == 0
+    assert "nothing was recorded: the job's own profiler was running\nHint:" in recorded.said
+    assert len(recorded.steps()) == 9
+
+
+def test_sigterm_keeps_the_window_and_the_status(tmp_path: Path) -> None:
+    recorded = record_script(
+        tmp_path,
+        "train(7)\nos.kill(os.getpid(), signal.SIGTERM)\ntime.sleep(60)",
+        options=("--steps", "3-99"),
+    )
+    assert recorded.status == -15
+    window = recorded.window()
+    assert (window["state"], window["reason"], window["last"]) == ("partial", "the job was terminated", 6)
+
+
+def test_os_exit_loses_the_open_window_only(tmp_path: Path) -> None:
+    recorded = record_script(tmp_path, "train(7)\nos._exit(5)", options=("--steps", "3-99"))
+    assert recorded.status == 5
+    assert (
+        "nothing was recorded: the job ended with status 5 in its step 7, while the window was open"
+        in recorded.said
+    )
+    assert len(recorded.steps()) == 7
+
+
+def test_an_exception_ends_the_window_early(tmp_path: Path) -> None:
+    recorded = record_script(tmp_path, "train(7)\nraise ValueError('theirs')", options=("--steps", "3-99"))
+    assert recorded.status == 1
+    assert "ValueError: theirs" in recorded.said
+    assert "ended early: the job ended" in recorded.said
+    assert recorded.window()["last"] == 6
+
+
+def test_torch_compile_sees_the_same_frames(tmp_path: Path) -> None:
+    # A backend of our own, so that no compiler is needed.
+    script = """
+import torch._dynamo
+def backend(graph, inputs): return graph.forward
+compiled = torch.compile(model, backend=backend)
+step = torch.compile(lambda: optimizer.step(), backend=backend)
+for i in range(9):
+    compiled(torch.randn(4, 8)).square().mean().backward()
+    step() if i % 2 else optimizer.step()
+counters = torch._dynamo.utils.counters
+print(dict(counters["frames"]), dict(counters["stats"]), len(counters["graph_break"]))
+"""
+    recorded = record_script(tmp_path, script)
+    plain = subprocess.run(
+        [sys.executable, "train.py"], env=environment(), capture_output=True, text=True, cwd=tmp_path
+    )
+    assert "frames" not in plain.stderr and plain.stdout
+    assert recorded.out == plain.stdout
+    assert recorded.window()["state"] == "complete"
+    assert len(recorded.steps()) == 9
+
+
+def test_deepspeed_counts_its_own_steps(tmp_path: Path) -> None:
+    engine = tmp_path / "deepspeed" / "runtime"
+    engine.mkdir(parents=True)
+    (engine / "engine.py").write_text(
+        """
+class DeepSpeedEngine:
+    global_steps = calls = 0
+    def step(self):
+        self.calls += 1
+        if self.calls % 2 == 0:
+            [optimizer.step() for optimizer in self.optimizers]
+            self.global_steps += 1
+"""
+    )
+    script = """
+from deepspeed.runtime.engine import DeepSpeedEngine
+engine = DeepSpeedEngine()
+engine.optimizers = [torch.optim.SGD([p]) for p in model.parameters()]
+for i in range(18):
+    model(torch.randn(4, 8)).mean().backward()
+    engine.step()
+"""
+    recorded = record_script(tmp_path, script)
+    assert len(recorded.steps()) == 9
+    assert recorded.window()["state"] == "complete"
+
+
+def test_a_full_disk_loses_the_window_and_nothing_else(tmp_path: Path) -> None:
+    # No room is asked for by asking for more than any disk has.
+    script = """
+import lostflops_boot.settings as s
+read = s.read
+import dataclasses
+s.read = lambda: dataclasses.replace(read(), keep_free=1 << 60)
+train(9)
+"""
+    recorded = record_script(tmp_path, script)
+    assert recorded.status == 0
+    assert "MB are free on the disk\nHint: make room" in recorded.said
+    assert len(recorded.steps()) == 9
+
+
+def test_a_fault_of_ours_is_not_the_jobs(tmp_path: Path) -> None:
+    script = """
+import lostflops_boot.window as w
+def broken(self): raise RuntimeError("ours")
+w.Window._start = broken
+print(train(9))
+"""
+    recorded = record_script(tmp_path, script)
+    assert recorded.status == 0 and recorded.out
+    assert "RuntimeError: ours" in recorded.said
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_a_rank_cannot_write_is_said_once(tmp_path: Path) -> None:
+    script = """
+import lostflops_boot.log as l
+os.chmod(l.RUN, 0o500)
+print(train(9))
+os.chmod(l.RUN, 0o700)
+"""
+    recorded = record_script(tmp_path, script)
+    assert recorded.status == 0 and recorded.out
+    assert recorded.said.count("is not recorded") == 1

@@ -1,0 +1,180 @@
+"""What `lostflops record` says before a job starts, and after one that did not train."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from recorded import environment, record
+
+from lostflops.capture import outcome, plan, run_folder
+from lostflops.errors import BadOption, OutputExists
+
+
+def job(folder: Path, script: str, **more: str):
+    return record(folder, sys.executable, "-c", script, **more)
+
+
+def test_a_command_that_does_not_exist(tmp_path: Path) -> None:
+    recorded = record(tmp_path, "no-such-command")
+    assert recorded.status == 2
+    assert recorded.said.startswith("There is no command 'no-such-command' on the PATH.\nHint: ")
+    assert not recorded.run.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "flag"),
+    [
+        ("python -E x.py", "-E"),
+        ("/usr/bin/python3.12 -uI -m x", "-I"),
+        ("python -W ignore -S x.py", "-S"),
+        ("python -X dev x.py -I", ""),
+        ("python -cE", ""),
+        ("python -m x -E", ""),
+        ("torchrun -E", ""),
+        ("python -Wignore::E x.py", ""),
+    ],
+)
+def test_flags_that_keep_us_out_are_seen(words: str, flag: str) -> None:
+    assert plan.deaf(words.split()) == flag
+
+
+def test_a_script_is_read_for_such_flags_too(tmp_path: Path) -> None:
+    script = tmp_path / "launch"
+    script.write_text("#!/usr/bin/python3 -I\n")
+    script.chmod(0o755)
+    with pytest.raises(BadOption, match="`/usr/bin/python3 -I` makes Python ignore PYTHONPATH"):
+        plan.check([str(script)])
+
+
+def test_steps_and_ranks_are_read_as_typed() -> None:
+    assert plan.steps("10-14") == (10, 14)
+    assert plan.steps("7") == (7, 7)
+    assert plan.ranks("0,8-15") == ((0, 0), (8, 15))
+    assert plan.what("memory, cuda,memory") == ("memory", "cuda")
+    for wrong in ("", "3-", "5-4", "0-4", "a"):
+        with pytest.raises(BadOption):
+            plan.steps(wrong)
+    for wrong in ("", "3-1", "1,,2"):
+        with pytest.raises(BadOption):
+            plan.ranks(wrong)
+    with pytest.raises(BadOption, match="not recorded by the PyTorch profiler"):
+        plan.what("nvtx")
+
+
+def test_print_shows_the_command_and_starts_nothing(tmp_path: Path) -> None:
+    recorded = record(tmp_path, "python", "a b.py", options=("--print",), PYTHONPATH="theirs")
+    assert recorded.out == f"PYTHONPATH={recorded.run}/boot:theirs python 'a b.py'\n"
+    assert not recorded.run.exists()
+
+
+def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "kept").write_text("")
+    with pytest.raises(OutputExists):
+        run_folder.write(plan.Plan(["true"], tmp_path))
+
+
+def test_an_output_that_cannot_be_written_is_said_before_the_start(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("")
+    recorded = record(tmp_path, "touch", "started", options=())
+    assert recorded.status == 2
+    assert "already exists" in recorded.said
+    assert not (tmp_path / "started").exists()
+
+
+def test_input_and_output_are_the_jobs(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "lostflops", "record", "--output", str(tmp_path / "run"), "--", "cat"],
+        input="typed",
+        capture_output=True,
+        text=True,
+        env=environment(),
+    )
+    assert (done.returncode, done.stdout) == (0, "typed")
+    assert "nothing was recorded: no Python of the job" in done.stderr
+
+
+def test_a_job_without_torch_and_one_that_crashes_in_its_import(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    assert "nothing was recorded: no Python of it imported PyTorch" in job(tmp_path / "a", "pass").said
+    crashed = job(tmp_path / "b", "import no_such_module")
+    assert crashed.status == 1
+    assert "No module named 'no_such_module'" in crashed.said
+    assert "nothing was recorded: the job ended with status 1, and no Python of it imported" in crashed.said
+
+
+def test_a_job_that_makes_no_step_or_too_few(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    none = job(tmp_path / "a", "import torch; torch.rand(3)")
+    assert "no `torch.optim` optimizer made a step" in none.said
+    script = "import torch; o = torch.optim.SGD([torch.zeros(1)]); [o.step() for _ in range(2)]"
+    few = job(tmp_path / "b", script)
+    assert "nothing was recorded: the job ended before a whole step was recorded" in few.said
+    assert "`--steps 1-1`" in few.said
+    (tmp_path / "c").mkdir()
+    few = record(tmp_path / "c", sys.executable, "-c", script, options=("--steps", "9"))
+    assert "ended with status 0 after 2 steps, before step 9" in few.said
+
+
+def test_signals_reach_the_job_and_end_us_alike(tmp_path: Path) -> None:
+    script = "import os, signal, time\nsignal.signal(signal.SIGUSR1, lambda *_: print('seen', flush=True))\nprint('up', flush=True)\nwhile True: time.sleep(.05)"
+    command = ["record", "--output", str(tmp_path / "run"), "--", sys.executable, "-c", script]
+    with subprocess.Popen(
+        [sys.executable, "-m", "lostflops", *command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    ) as process:
+        assert process.stdout is not None and process.stdout.readline() == "up\n"
+        process.send_signal(signal.SIGUSR1)
+        assert process.stdout.readline() == "seen\n"
+        process.terminate()
+        began = time.monotonic()
+        process.communicate(timeout=30)
+        assert time.monotonic() - began < 20
+        assert process.returncode == -signal.SIGTERM
+
+
+def test_secrets_are_not_kept(tmp_path: Path) -> None:
+    given = [
+        "train.py",
+        "--hf-token",
+        "abc",
+        "--api_key=xyz",
+        "--url",
+        "https://me:pw@host/x",
+        "hf_0123456789abcd",
+        "--lr",
+        "1",
+    ]
+    kept = run_folder.without_secrets(given)
+    assert kept == [
+        "train.py",
+        "--hf-token",
+        "<removed>",
+        "--api_key=<removed>",
+        "--url",
+        "https://<removed>@host/x",
+        "<removed>",
+        "--lr",
+        "1",
+    ]
+
+
+def test_the_slowdown_is_measured_around_the_window() -> None:
+    def step(n: int, duration: int | None, window: int = 0):
+        return {"step": n, "duration": duration, "window": window}
+
+    plain = [step(0, None), step(1, 900), step(2, 900), *(step(n, 100) for n in range(3, 9)), step(9, 500)]
+    recorded = [step(n, 130, 1) for n in (10, 11, 12)]
+    log = outcome.RankLog(Path("x"), {}, [*plain, *recorded, step(13, 100)], [])
+    assert outcome.slowdown([log]) == pytest.approx(0.3)
+    assert outcome.slowdown([outcome.RankLog(Path("x"), {}, recorded, [])]) is None
