@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from recorded import TRAIN, environment, record, record_script
 
 import lostflops
+from recorded import TRAIN, environment, record, record_script
 
 pytest.importorskip("torch")
 

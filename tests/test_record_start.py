@@ -9,10 +9,10 @@ import time
 from pathlib import Path
 
 import pytest
-from recorded import environment, record
 
 from lostflops.capture import outcome, plan, run_folder
 from lostflops.errors import BadOption, OutputExists
+from recorded import environment, record
 
 
 def job(folder: Path, script: str, **more: str):

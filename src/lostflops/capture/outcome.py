@@ -102,7 +102,7 @@ def compress(outcome: Outcome) -> int:
 
 
 def slowdown(logs: Iterable[RankLog]) -> float | None:
-    """By what share steps were longer inside the window than around it, in the median rank; None if unmeasured."""
+    """By what share steps took longer inside the window than around it, in the median rank, if that is known."""
     measured = [found for log in logs if (found := _slowdown(log.steps)) is not None]
     return statistics.median(measured) if measured else None
 
@@ -197,7 +197,7 @@ def _nothing(outcome: Outcome) -> list[str]:
         if made > first:
             return [f"nothing was recorded: the job {ended} in its step {made}, while the window was open"]
         return [
-            f"nothing was recorded: the job {ended} after {steps}, before step {first}, the first to be recorded",
+            f"nothing was recorded: the job {ended} after {steps}, before step {first}, the first to record",
             advice,
         ]
     if "seen-torch" in seen:
@@ -205,15 +205,14 @@ def _nothing(outcome: Outcome) -> list[str]:
             return [f"nothing was recorded: the job {ended} before its first step"]
         return [
             "nothing was recorded: PyTorch was imported, but no `torch.optim` optimizer made a step",
-            "Hint: steps are counted where `optimizer.step()` returns; inference, and optimizer steps compiled "
-            "by torch.compile, have none",
+            "Hint: a step ends where `optimizer.step()` returns; inference and fully compiled steps have none",
         ]
     if "seen-python" in seen:
         why = f"the job {ended}, and " if outcome.status else ""
         return [f"nothing was recorded: {why}no Python of it imported PyTorch's optimizers"]
     return [
         f"nothing was recorded: no Python of the job (it {ended}) read PYTHONPATH={plan.boot}",
-        "Hint: a container, `sudo`, `env -i` or `python -I` inside the command keeps the variable or the folder out",
+        "Hint: a container, `sudo`, `env -i` or `python -I` inside the command keeps the variable out",
     ]
 
 

@@ -88,7 +88,7 @@ def what(text: str) -> tuple[str, ...]:
         if word in ELSEWHERE:
             raise BadOption(
                 f"'{word}' is not recorded by the PyTorch profiler.",
-                f"it needs Nsight Systems, which `record` does not start yet; here there are {', '.join(WHAT)}. "
+                f"it needs Nsight Systems, which `record` does not start yet; there are {', '.join(WHAT)}. "
                 "Ranges of `torch.profiler.record_function` are always recorded.",
             )
         if word not in WHAT:
@@ -119,8 +119,8 @@ def check(command: Sequence[str], path: str | None = None) -> None:
         flag = deaf(words)
         if flag:
             raise BadOption(
-                f"`{shown(shlex.join(words[:1]))} {flag}` makes Python ignore PYTHONPATH, by which lostflops gets "
-                "into the job: nothing would be recorded.",
+                f"`{shown(shlex.join(words[:1]))} {flag}` makes Python ignore PYTHONPATH, by which lostflops "
+                "gets into the job: nothing would be recorded.",
                 "leave out that flag for the recording.",
             )
 

@@ -1,6 +1,7 @@
 """What Python runs when it starts with this folder on PYTHONPATH: `lostflops record` put it there.
 
-It arms hooks for PyTorch and does nothing else. Any Python may come by here, so this file stays readable for old ones.
+It arms hooks for PyTorch and does nothing else. Any Python may come by here: this file stays readable for old
+ones.
 """
 
 import os
@@ -25,9 +26,9 @@ def _chain():
 def _arm():
     if sys.version_info >= (3, 10) and not os.environ.get("LOSTFLOPS_OFF"):
         try:
-            import lostflops_boot
+            import lostflops_boot  # pyright: ignore[reportMissingImports]
 
-            lostflops_boot.arm()
+            lostflops_boot.arm()  # pyright: ignore[reportUnknownMemberType]
         except Exception:  # the job goes on without us
             pass
 

@@ -1,7 +1,7 @@
 """Counts the steps of this process: a step ends when the optimizer has returned.
 
-Step 0 ends with the first call. With several optimizers one of them leads: the first that is called twice while the
-leader is not called at all takes over, so that an optimizer built anew during training does not stop the clock.
+Step 0 ends with the first call. With several optimizers one of them leads: the first that is called twice
+while the leader is not called at all takes over, so that an optimizer built anew does not stop the clock.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """Keeps torch.compile from looking at our functions.
 
-What a compiled function calls outside its graphs is compiled too, frame by frame. Ours would be, and what they call:
-six times as many frames in a loop whose optimizer step is compiled.
+What a compiled function calls outside its graphs is compiled too, frame by frame. Ours would be, and what
+they call: six times as many frames in a loop whose optimizer step is compiled.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Iterator
 from types import CodeType
@@ -27,16 +28,18 @@ def hide() -> None:
     if eval_frame is None:
         return
     watch = eval_frame.set_eval_frame
-    skip = getattr(eval_frame, "skip_code", None)  # older PyTorch
-    if skip is None:
+    if hasattr(eval_frame, "skip_code"):  # older PyTorch
+        skip: Callable[[CodeType], Any] = eval_frame.skip_code
+    else:
         actions = eval_frame._FrameAction
         strategy = eval_frame._FrameExecStrategy(actions.SKIP, actions.DEFAULT)
-
-        def skip(code: CodeType) -> None:
-            eval_frame.set_code_exec_strategy(code, strategy)
-
+        skip = functools.partial(_mark, eval_frame, strategy)
     for code in _codes():
         skip(code)
+
+
+def _mark(eval_frame: Any, strategy: Any, code: CodeType) -> None:
+    eval_frame.set_code_exec_strategy(code, strategy)
 
 
 def _codes() -> Iterator[CodeType]:

@@ -6,6 +6,7 @@ No global module hooks: even hooks that do nothing split compiled graphs.
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -17,12 +18,12 @@ from .sessions import SESSIONS
 def optimizer(module: Any) -> None:
     """The step's boundary, outside the profiler's own range of the optimizer.
 
-    PyTorch wraps each optimizer class with `profile_hook_step` when it is first instantiated; wrapping that wrapper's
-    result is early enough because nobody can have built an optimizer yet.
+    PyTorch wraps each optimizer class with `profile_hook_step` when it is first instantiated. Wrapping the
+    result of that is early enough, because nobody can have built an optimizer yet.
     """
     log.mark("torch")
     cls = module.Optimizer
-    if not isinstance(vars(cls).get("profile_hook_step"), staticmethod):
+    if not isinstance(inspect.getattr_static(cls, "profile_hook_step", None), staticmethod):
         log.write("this PyTorch is older than 2.0: its optimizers cannot be followed")
         return
     original = cls.profile_hook_step

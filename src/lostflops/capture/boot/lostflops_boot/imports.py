@@ -1,7 +1,7 @@
 """Calls a hook when a module has been executed.
 
-A finder that gave up its place when a module was looked up would never see it run: `find_spec("torch")`, by which
-libraries ask whether torch is there, looks modules up. So a name stays armed until its module has executed.
+A finder that gave up its place when a module was looked up would never see it run: `find_spec("torch")`, by
+which libraries ask whether torch is there, looks it up. So a name stays armed until its module has executed.
 """
 
 from __future__ import annotations

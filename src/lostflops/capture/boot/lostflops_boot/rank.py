@@ -1,6 +1,6 @@
 """Which rank of the job this process is.
 
-Asked when first needed, not when Python starts: frameworks that place ranks from inside Python set RANK later.
+Asked when first needed, not when Python starts: frameworks that place ranks from inside set RANK later.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _number(name: str) -> int | None:
 
 
 def _node() -> str:
-    # In an srun that starts one torchrun a node, GROUP_RANK and SLURM_NODEID agree; the first is the job's own.
+    # Where srun starts one torchrun a node, GROUP_RANK and SLURM_NODEID agree; the first is the job's own.
     for name in ("GROUP_RANK", "CROSS_RANK", "SLURM_NODEID"):
         number = _number(name)
         if number is not None:

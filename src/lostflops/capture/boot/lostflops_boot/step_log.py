@@ -1,4 +1,4 @@
-"""One line per step, appended and never rewritten, so that a killed process loses nothing that was written."""
+"""One line per step, appended and never rewritten: a killed process loses nothing that was written."""
 
 from __future__ import annotations
 

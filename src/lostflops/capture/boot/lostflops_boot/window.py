@@ -91,7 +91,7 @@ class Window:
             self._say("lost", reason)
 
     def forked(self) -> None:
-        """This is a child of the process that records: it must not write, and dies of SIGTERM as it would have."""
+        """In a child of the process that records: write nothing, and die of SIGTERM as it would have."""
         self.state = DONE
         SESSIONS.yield_window = None
         self._default_signal()
