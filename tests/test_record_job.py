@@ -24,8 +24,9 @@ def test_a_script_is_recorded_and_explained_and_cannot_tell(tmp_path: Path) -> N
     script = """
 import importlib.util
 losses = [train(1) for _ in range(12)]
-print(losses, os.environ["THEIRS"], sys.modules["sitecustomize"].__file__, torch.optim.AdamW.step.__name__)
-print(torch.rand(3).tolist(), importlib.util.find_spec("torch").loader, sys.modules["torch.optim.optimizer"].__loader__)
+print(losses, os.environ["THEIRS"], sys.modules["sitecustomize"].__file__)
+print(torch.rand(3).tolist(), importlib.util.find_spec("torch").loader)
+print(torch.optim.AdamW.step.__name__, sys.modules["torch.optim.optimizer"].__loader__)
 sys.exit(7)
 """
     theirs = str(tmp_path / "theirs")
@@ -142,7 +143,8 @@ def test_the_jobs_own_profiler_wins(tmp_path: Path) -> None:
     script = """
 from torch.profiler import profile, schedule
 train(4)  # our window opens before step 3 and is closed when this one starts
-with profile(schedule=schedule(wait=0, warmup=2, active=2), on_trace_ready=lambda p: p.export_chrome_trace("own.json")) as p:
+plan = schedule(wait=0, warmup=2, active=2)
+with profile(schedule=plan, on_trace_ready=lambda p: p.export_chrome_trace("own.json")) as p:
     for _ in range(4):
         train(1)
         p.step()

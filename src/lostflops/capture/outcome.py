@@ -102,7 +102,7 @@ def compress(outcome: Outcome) -> int:
 
 
 def slowdown(logs: Iterable[RankLog]) -> float | None:
-    """By what share steps took longer inside the window than around it, in the median rank, if that is known."""
+    """By what share steps took longer inside the window than around it: the median rank's, if it is known."""
     measured = [found for log in logs if (found := _slowdown(log.steps)) is not None]
     return statistics.median(measured) if measured else None
 
@@ -205,7 +205,7 @@ def _nothing(outcome: Outcome) -> list[str]:
             return [f"nothing was recorded: the job {ended} before its first step"]
         return [
             "nothing was recorded: PyTorch was imported, but no `torch.optim` optimizer made a step",
-            "Hint: a step ends where `optimizer.step()` returns; inference and fully compiled steps have none",
+            "Hint: a step ends where `optimizer.step()` returns; inference and compiled steps have none",
         ]
     if "seen-python" in seen:
         why = f"the job {ended}, and " if outcome.status else ""

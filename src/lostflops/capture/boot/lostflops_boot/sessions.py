@@ -1,8 +1,8 @@
 """Which profiler sessions live in this process, so that ours never meets another.
 
 A second session beside an active one loses the first one's events or ends the process; so does one beside a
-session in warm-up, which PyTorch does not report. Hence both are asked: PyTorch, and what was seen to start and
-end. The user's profiler wins: ours is closed before it starts.
+session in warm-up, which PyTorch does not report. Hence both are asked: PyTorch, and what was seen to start
+and end. The user's profiler wins: ours is closed before it starts.
 """
 
 from __future__ import annotations
