@@ -183,12 +183,11 @@ def test_the_slowdown_is_measured_around_the_window() -> None:
 
 
 def test_too_few_steps_are_said_with_how_many_there_were(tmp_path: Path) -> None:
-    log = outcome.RankLog(
-        Path("x"), {"rank": 0}, [{"step": n, "duration": 1, "window": 0} for n in range(5)], []
-    )
-    said = outcome.summary(outcome.Outcome(plan.Plan(["job"], tmp_path), 0, [log]))
-    assert said == [
     steps = [{"step": n, "duration": 1, "window": 0} for n in range(5)]
     log = outcome.RankLog(Path("x"), {"rank": 0}, steps, [])
+    said = outcome.summary(outcome.Outcome(plan.Plan(["job"], tmp_path), 0, [log]))
+    first = "before step 10, the first to record"
+    assert said == [
+        f"nothing was recorded: the job ended with status 0 after 5 steps, {first}",
         "Hint: `--steps 2-4`",
     ]
