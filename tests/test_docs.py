@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from argparse import ArgumentParser
+from argparse import ArgumentParser, _SubParsersAction
+from collections.abc import Iterator
 from pathlib import Path
 
 import generate
@@ -33,9 +34,17 @@ def test_every_command_and_every_flag_is_documented(name: str) -> None:
     assert section, f"docs/commands.md has no section '{name}'"
     parser = ArgumentParser(add_help=False)
     cli.commands()[name].arguments(parser, ())
+    for word in words(parser):
+        assert re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-])", section[1]), f"'{word}' of '{name}'"
+
+
+def words(parser: ArgumentParser) -> Iterator[str]:
+    """What can be typed after a command: flags, arguments, and the names of its sub-commands with theirs."""
     for action in parser._actions:  # pyright: ignore[reportPrivateUsage]
-        for word in action.option_strings or [str(action.metavar)]:
-            assert re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-])", section[1]), f"'{word}' of '{name}'"
+        yield from action.option_strings or [str(action.metavar)]
+        if isinstance(action, _SubParsersAction):
+            for name, below in action.choices.items():
+                yield from (name, *words(below))
 
 
 def test_every_account_of_the_ledger_is_explained() -> None:
