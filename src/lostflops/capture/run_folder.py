@@ -9,6 +9,8 @@
       lostflops.log                       lostflops' own messages
 
 Each file has one writer. What grows is only appended to; the rest appears under another name and is renamed.
+The tasks of a scheduler's job share one folder without talking to each other: whose `boot` gets its name
+first has made it, the others find it and join, and so does the job when it is started again.
 Nothing of lostflops' own ends in `.json`, because that is what traces are found by.
 """
 
@@ -17,17 +19,22 @@ from __future__ import annotations
 import json
 import os
 import re
+import secrets
 import shutil
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
+from lostflops.capture.membership import Membership
 from lostflops.capture.plan import KEEP_FREE, Plan
 from lostflops.errors import BadOption, CannotWrite, OutputExists
 from lostflops.version import __version__
 
 PAYLOAD = Path(__file__).parent / "boot"
 RECORDING = "recording.jsonl"
+JOB = "job"  # in boot/: the scheduler's job that made the folder
+UNFINISHED = ".tmp"
 REMOVED = "<removed>"
 SECRET_NAME = re.compile(r"(?i)(token|key|secret|passw(or)?d|credential|auth)")
 SECRET_VALUE = re.compile(
@@ -35,15 +42,27 @@ SECRET_VALUE = re.compile(
 )
 
 
-def write(plan: Plan) -> None:
-    """Make the folder. Raises OutputExists or CannotWrite."""
+def write(plan: Plan, member: Membership | None = None) -> bool:
+    """Make the folder, or join what another task or attempt of the same job has made; whether we made it.
+
+    Raises OutputExists or CannotWrite.
+    """
     run = plan.run
     if os.pathsep in str(run):
         raise BadOption(
             f"'{run}' cannot be on PYTHONPATH: it holds a '{os.pathsep}'.", "choose another --output."
         )
-    if run.exists() and (not run.is_dir() or any(run.iterdir())):
-        raise OutputExists(run)
+    start = {"kind": "start", "lostflops": __version__, "attempt": member.attempt if member else 0}
+    start |= {"command": without_secrets(plan.command), "steps": plan.steps}
+    try:
+        if not _empty(run):
+            if member is None or not _joins(plan, member):
+                raise OutputExists(run)
+            if member.task is None:
+                note(plan, **start)
+            return False
+    except OSError as error:
+        raise CannotWrite(run, error) from error
     first, last = plan.steps
     settings = {
         "first": first,
@@ -53,15 +72,55 @@ def write(plan: Plan) -> None:
         "grow": 0,
         "keep_free": KEEP_FREE,
     }
+    beside = run / f".boot.{secrets.token_hex(6)}{UNFINISHED}"
     try:
         run.mkdir(parents=True, exist_ok=True)
-        shutil.copytree(PAYLOAD, plan.boot, ignore=shutil.ignore_patterns("__pycache__"))
-        (plan.boot / "settings.jsonl").write_text(json.dumps(settings) + "\n")
-        note(
-            plan, kind="start", lostflops=__version__, command=without_secrets(plan.command), steps=plan.steps
-        )
+        shutil.copytree(PAYLOAD, beside, ignore=shutil.ignore_patterns("__pycache__"))
+        (beside / "settings.jsonl").write_text(json.dumps(settings) + "\n")
+        if member:
+            (beside / JOB).write_text(member.job)
+        try:
+            beside.rename(plan.boot)
+        except OSError as error:
+            if member is None or not _joins(plan, member):
+                raise CannotWrite(run, error) from error
+            return False
+        note(plan, **start)
     except OSError as error:
         raise CannotWrite(run, error) from error
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+    return True
+
+
+def _empty(run: Path) -> bool:
+    """Whether nothing is there but what other tasks are making at this moment."""
+    try:
+        return all(p.name.startswith(".boot.") and p.suffix == UNFINISHED for p in run.iterdir())
+    except FileNotFoundError:
+        return True
+    except NotADirectoryError:
+        return not run.exists()
+
+
+def _joins(plan: Plan, member: Membership) -> bool:
+    """Whether the folder was made by the same job: another task of it, or an earlier attempt."""
+    try:
+        if (plan.boot / JOB).read_text() != member.job:
+            return False
+    except (OSError, ValueError):
+        return False
+    return member.task is not None or member.attempt > _last_attempt(plan.run)
+
+
+def _last_attempt(run: Path) -> int:
+    attempts = [0]
+    with suppress(OSError), (run / RECORDING).open("rb") as file:
+        for line in file:
+            with suppress(ValueError):
+                entry = json.loads(line)
+                attempts.append(entry.get("attempt") or 0)
+    return max(attempts)
 
 
 def note(plan: Plan, **fields: object) -> None:

@@ -50,6 +50,7 @@ def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
 
 def run(given: Namespace) -> None:
     from lostflops.capture import job_process, outcome, plan, run_folder
+    from lostflops.capture.membership import membership
     from lostflops.errors import BadOption, LostflopsError
 
     command: list[str] = given.job[1:] if given.job[:1] == ["--"] else given.job
@@ -66,7 +67,7 @@ def run(given: Namespace) -> None:
     if given.print:
         print(asked.shell(os.environ))
         return
-    run_folder.write(asked)
+    run_folder.write(asked, membership(os.environ))
     status = job_process.run(command, {**os.environ, **asked.environment(os.environ)})
     # From here on nothing may come between the job's exit status and whoever waits for it.
     try:

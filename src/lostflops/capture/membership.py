@@ -1,0 +1,38 @@
+"""Which job of a scheduler this process belongs to, and which part of it: what it knows by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Membership:
+    """One process of a job. All with the same `job` may share a run folder."""
+
+    job: str
+    attempt: int = 0  # of the job, which a scheduler may start again
+    task: int | None = None  # which of several tasks this is; None: the only one
+    node: str | None = None  # the folder of this task's node, as boot/lostflops_boot/rank.py names it
+
+
+def membership(environment: Mapping[str, str]) -> Membership | None:
+    """None outside of a scheduler, or where it says too little."""
+
+    def number(name: str) -> int | None:
+        value = environment.get(name, "")
+        return int(value) if value.isdigit() else None
+
+    job = number("SLURM_JOB_ID")
+    if job is not None:
+        attempt = number("SLURM_RESTART_COUNT") or 0
+        step, task, tasks = (number(f"SLURM_{name}") for name in ("STEP_ID", "PROCID", "STEP_NUM_TASKS"))
+        # A job's own script is no step. A step of one task is alone in it, like a shell of `srun --pty`.
+        if step is None or task is None or tasks is None or tasks < 2:
+            return Membership(f"slurm-{job}", attempt)
+        node = number("SLURM_NODEID")
+        return Membership(f"slurm-{job}.{step}", attempt, task, None if node is None else f"node-{node:04d}")
+    space, rank = environment.get("PMIX_NAMESPACE", ""), number("PMIX_RANK")
+    if space.isalnum() and rank is not None:
+        return Membership(f"mpi-{space}", task=rank)
+    return None
