@@ -32,7 +32,7 @@ def starts(folder: Path) -> list[int]:
         ({"SLURM_JOB_ID": "no number"}, None),
         (BATCH, Membership("slurm-12")),
         ({**BATCH, "SLURM_RESTART_COUNT": "2"}, Membership("slurm-12", attempt=2)),
-        ({**TASK, "SLURM_STEP_NUM_TASKS": "1"}, Membership("slurm-12")),
+        ({**TASK, "SLURM_STEP_NUM_TASKS": "1"}, Membership("slurm-12.3")),
         (TASK, Membership("slurm-12.3", task=5, node="node-0002")),
         ({"PMIX_NAMESPACE": "2371616769", "PMIX_RANK": "1"}, Membership("mpi-2371616769", task=1)),
         ({"PMIX_NAMESPACE": "../..", "PMIX_RANK": "1"}, None),

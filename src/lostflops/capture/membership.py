@@ -27,9 +27,10 @@ def membership(environment: Mapping[str, str]) -> Membership | None:
     if job is not None:
         attempt = number("SLURM_RESTART_COUNT") or 0
         step, task, tasks = (number(f"SLURM_{name}") for name in ("STEP_ID", "PROCID", "STEP_NUM_TASKS"))
-        # A job's own script is no step. A step of one task is alone in it, like a shell of `srun --pty`.
-        if step is None or task is None or tasks is None or tasks < 2:
+        if step is None:  # the job's own script
             return Membership(f"slurm-{job}", attempt)
+        if task is None or tasks is None or tasks < 2:  # like a shell of `srun --pty`
+            return Membership(f"slurm-{job}.{step}", attempt)
         node = number("SLURM_NODEID")
         return Membership(f"slurm-{job}.{step}", attempt, task, None if node is None else f"node-{node:04d}")
     space, rank = environment.get("PMIX_NAMESPACE", ""), number("PMIX_RANK")

@@ -43,6 +43,7 @@ class Outcome:
     status: int
     logs: Sequence[RankLog]
     messages: Sequence[str] = field(default=())
+    whole: bool = True  # False: the logs of one node of several
 
     @property
     def kept(self) -> list[tuple[RankLog, Mapping[str, Any]]]:
@@ -53,12 +54,13 @@ class Outcome:
         return [(log, str(w.get("reason"))) for log in self.logs for w in log.windows if not w.get("file")]
 
 
-def read(plan: Plan, status: int) -> Outcome:
-    logs = [read_log(path) for path in sorted(plan.run.glob("node-*/steps-*.jsonl"))]
+def read(plan: Plan, status: int, node: str | None = None) -> Outcome:
+    """What is in the folder, or in that of one node where other nodes look after theirs."""
+    logs = [read_log(path) for path in sorted(plan.run.glob(f"{node or 'node-*'}/steps-*.jsonl"))]
     messages: list[str] = []
     with suppress(OSError):
         messages = (plan.run / "lostflops.log").read_text(errors="replace").splitlines()
-    return Outcome(plan, status, logs, messages)
+    return Outcome(plan, status, logs, messages, whole=node is None)
 
 
 def read_log(path: Path) -> RankLog:
@@ -146,7 +148,7 @@ def summary(outcome: Outcome) -> list[str]:
     lines += [f"rank {log.rank} is missing: {reason}" for log, reason in outcome.lost]
     world = max((log.who.get("world") or 1 for log in outcome.logs), default=1)
     absent = sorted(set(range(min(world, 1 << 20))) - {log.rank for log in outcome.logs})
-    if absent:
+    if absent and outcome.whole:
         lines.append(f"{_listed(absent)} made no step that was seen here")
     lines += _faults(outcome)
     path = shlex.quote(str(outcome.plan.run))

@@ -15,6 +15,11 @@ import time
 from argparse import REMAINDER, ArgumentParser, Namespace
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lostflops.capture.membership import Membership
+    from lostflops.capture.plan import Plan
 
 
 def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
@@ -48,31 +53,39 @@ def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
     )
 
 
-def run(given: Namespace) -> None:
-    from lostflops.capture import job_process, outcome, plan, run_folder
-    from lostflops.capture.membership import membership
-    from lostflops.errors import BadOption, LostflopsError
+def asked(given: Namespace, member: Membership | None = None) -> Plan:
+    """The plan that the arguments describe. Raises BadOption for what cannot work."""
+    from lostflops.capture import plan
 
     command: list[str] = given.job[1:] if given.job[:1] == ["--"] else given.job
     plan.check(command)
-    if os.environ.get("LOSTFLOPS_OFF"):
-        raise BadOption("LOSTFLOPS_OFF is set, so nothing would be recorded.", "unset it.")
-    asked = plan.Plan(
+    return plan.Plan(
         command=command,
-        run=given.output or Path("runs") / _name(command),
+        run=given.output or Path("runs") / _name(command, member),
         steps=plan.steps(given.steps),
         ranks=None if given.ranks is None else plan.ranks(given.ranks),
         what=plan.what(given.what),
     )
+
+
+def run(given: Namespace) -> None:
+    from lostflops.capture import job_process, outcome, run_folder
+    from lostflops.capture.membership import membership
+    from lostflops.errors import BadOption, LostflopsError
+
+    member = membership(os.environ)
+    plan = asked(given, member)
+    if os.environ.get("LOSTFLOPS_OFF"):
+        raise BadOption("LOSTFLOPS_OFF is set, so nothing would be recorded.", "unset it.")
     if given.print:
-        print(asked.shell(os.environ))
+        print(plan.shell(os.environ))
         return
-    run_folder.write(asked, membership(os.environ))
-    status = job_process.run(command, {**os.environ, **asked.environment(os.environ)})
+    run_folder.write(plan, member)
+    status = job_process.run(plan.command, {**os.environ, **plan.environment(os.environ)})
     # From here on nothing may come between the job's exit status and whoever waits for it.
     try:
-        run_folder.note(asked, kind="end", status=status)
-        lines = outcome.summary(outcome.read(asked, status))
+        run_folder.note(plan, kind="end", status=status)
+        lines = outcome.summary(outcome.read(plan, status, member and member.node))
     except (OSError, LostflopsError, LookupError, TypeError, ValueError) as error:
         lines = [f"lostflops: the recording could not be looked through: {error}"]
     try:
@@ -81,7 +94,9 @@ def run(given: Namespace) -> None:
         job_process.leave(status)
 
 
-def _name(command: Sequence[str]) -> str:
+def _name(command: Sequence[str], member: Membership | None) -> str:
     script = next((word for word in command if word.endswith(".py")), command[0])
     stem = re.sub(r"[^\w.-]", "_", Path(script).stem) or "job"
-    return f"{stem[:60]}-{time.strftime('%Y%m%d-%H%M%S')}"
+    # The tasks of one job must come to the same name.
+    made = member.job if member and member.task is not None else time.strftime("%Y%m%d-%H%M%S")
+    return f"{stem[:60]}-{made}"
