@@ -11,6 +11,17 @@ import os
 
 from . import imports, log
 
+# Which function of `hooks` is called when a module has executed.
+HOOKS = {
+    "torch.optim.optimizer": "optimizer",
+    "torch.utils.data.dataloader": "dataloader",
+    "torch.autograd.profiler": "profiler",
+    "torch.serialization": "saving",
+    "torch.distributed.checkpoint.state_dict_saver": "saving",
+    "deepspeed.runtime.engine": "deepspeed",
+}
+ANNOTATIONS = "annotations.jsonl"
+
 _armed_in = 0
 
 
@@ -23,13 +34,10 @@ def arm() -> None:
     # Without it Kineto prints lines of its own for every window.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     log.mark("python")
-    imports.arm(
-        {
-            "torch.optim.optimizer": "optimizer",
-            "torch.utils.data.dataloader": "dataloader",
-            "torch.autograd.profiler": "profiler",
-            "torch.serialization": "saving",
-            "torch.distributed.checkpoint.state_dict_saver": "saving",
-            "deepspeed.runtime.engine": "deepspeed",
-        }
-    )
+    waited = {name: [f"hooks.{hook}"] for name, hook in HOOKS.items()}
+    if os.path.exists(os.path.join(log.BOOT, ANNOTATIONS)):
+        from . import annotations
+
+        for name in annotations.modules():
+            waited.setdefault(name, []).append("annotations.executed")
+    imports.arm(waited)

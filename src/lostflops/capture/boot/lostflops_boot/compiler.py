@@ -17,19 +17,21 @@ def _unchanged(callback: Any) -> Any:
     """Stands for `set_eval_frame` before the compiler can be there."""
 
 
+skip: Callable[[CodeType], Any] = _unchanged  # has the compiler pass over a code object
+
 # Sets what is called for each new frame of this thread and gives what was set before.
 watch: Callable[[Any], Any] = _unchanged
 
 
 def hide() -> None:
     """Be skipped by the compiler from now on. Does not import it."""
-    global watch
+    global watch, skip
     eval_frame: Any = sys.modules.get("torch._C._dynamo.eval_frame")
     if eval_frame is None:
         return
     watch = eval_frame.set_eval_frame
     if hasattr(eval_frame, "skip_code"):  # older PyTorch
-        skip: Callable[[CodeType], Any] = eval_frame.skip_code
+        skip = eval_frame.skip_code
     else:
         actions = eval_frame._FrameAction
         strategy = eval_frame._FrameExecStrategy(actions.SKIP, actions.DEFAULT)

@@ -7,7 +7,8 @@ which libraries ask whether torch is there, looks it up. So a name stays armed u
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import Any
 
 from . import log
@@ -37,7 +38,7 @@ class Loader:
 class Finder:
     """First on `sys.meta_path`; every import that is not waited for costs it one dictionary lookup."""
 
-    def __init__(self, waited: dict[str, str]) -> None:
+    def __init__(self, waited: dict[str, tuple[str, ...]]) -> None:
         self._waited = waited
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> Any:
@@ -55,20 +56,17 @@ class Finder:
         return None
 
     def executed(self, name: str, module: Any) -> None:
-        hook = self._waited.pop(name, None)
-        if hook is None:
-            return
-        try:
-            from . import hooks
-
-            getattr(hooks, hook)(module)
-        except Exception as error:
-            log.fault(f"hooking {name}", error)
+        for hook in self._waited.pop(name, ()):
+            file, _, function = hook.partition(".")
+            try:
+                getattr(import_module(f".{file}", __package__), function)(module)
+            except Exception as error:
+                log.fault(f"hooking {name}", error)
 
 
-def arm(waited: dict[str, str]) -> None:
-    """Wait for each module of `waited`; its value is a function of `hooks`."""
-    finder = Finder(dict(waited))
+def arm(waited: Mapping[str, Sequence[str]]) -> None:
+    """Wait for each module of `waited`; its values are functions of this package, as in 'hooks.saving'."""
+    finder = Finder({name: tuple(hooks) for name, hooks in waited.items()})
     sys.meta_path.insert(0, finder)  # pyright: ignore[reportArgumentType]
     for name in waited:
         if name in sys.modules:

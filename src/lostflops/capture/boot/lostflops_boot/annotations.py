@@ -1,0 +1,153 @@
+"""Applies the annotations that `lostflops record --annotate` was given: no line of the job's source changes.
+
+A module's functions are replaced when the module has executed, before anybody can have taken one from it.
+Those of the script itself, `__main__`, are when the first step has ended. Whoever took one before keeps the old
+one, so a plain function stays the same object there and gets another body.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import json
+import os
+import sys
+from types import FunctionType
+from typing import Any
+
+from . import compiler, log, marks
+
+FILE = "annotations.jsonl"
+MAIN = "__main__"
+MOST_SAID = 200  # names per list
+
+_entries: dict[str, list[dict[str, Any]]] = {}  # by module, those that wait for it
+_applied: list[marks.Annotation] = []
+_failed: dict[str, str] = {}  # text -> why
+_early: set[str] = set()  # modules from which somebody may have taken a function before
+_numbers = itertools.count()
+
+
+def modules() -> list[str]:
+    """The modules whose execution is waited for."""
+    try:
+        with open(os.path.join(log.BOOT, FILE), encoding="utf-8") as file:
+            for line in file:
+                entry = json.loads(line)
+                _entries.setdefault(entry["module"], []).append(entry)
+    except Exception as error:
+        log.fault("reading the annotations", error)
+    marks.faults = _fault
+    _early.update(name for name in _entries if name in sys.modules)
+    # PyTorch is waited for, so that the first annotated call may already be one that is compiled.
+    return [name for name in {*_entries, "torch"} if name != MAIN]
+
+
+def executed(module: Any) -> None:
+    """Annotate what was asked for of a module."""
+    name = module.__name__
+    for entry in _entries.pop(name, ()):
+        try:
+            _apply(module, entry, name in _early)
+        except Exception as error:
+            _failed[entry["text"]] = str(error) or type(error).__name__
+    marks.look()
+
+
+def first_step() -> None:
+    """The job has made a step: its script has defined what it defines."""
+    marks.look()
+    main = sys.modules.get(MAIN)
+    if main is not None and MAIN in _entries:
+        _early.add(MAIN)
+        executed(main)
+
+
+def summary() -> dict[str, Any] | None:
+    """What became of the annotations, for this rank's log; None when there were none."""
+    if not (_entries or _applied or _failed):
+        return None
+    waiting = [entry["text"] for entries in _entries.values() for entry in entries]
+    return {
+        "calls": {annotation.text: annotation.calls for annotation in _applied[:MOST_SAID]},
+        "failed": dict(itertools.islice(_failed.items(), MOST_SAID)),
+        "not_imported": waiting[:MOST_SAID],
+    }
+
+
+def _fault(error: Exception) -> None:
+    log.fault("marking annotated functions; none is marked from here on", error)
+
+
+def _apply(module: Any, entry: dict[str, Any], early: bool) -> None:
+    *path, last = entry["function"].split(".")
+    holder = module
+    for name in path:
+        holder = _attribute(holder, name)
+    raw = inspect.getattr_static(holder, last, None)
+    if raw is None:
+        raise AttributeError(_missing(holder, last))
+    annotation = marks.Annotation(entry["text"], entry["domain"], entry["color"])
+    try:
+        if early and isinstance(raw, FunctionType) and not raw.__closure__ and not isinstance(holder, type):
+            _give_body(raw, annotation)
+        else:
+            setattr(holder, last, marks.annotated(raw, annotation))
+    except TypeError as error:
+        raise TypeError(f"it is {error}") from error
+    _applied.append(annotation)
+
+
+def _attribute(holder: Any, name: str) -> Any:
+    try:
+        return getattr(holder, name)
+    except AttributeError:
+        raise AttributeError(_missing(holder, name)) from None
+
+
+def _missing(holder: Any, name: str) -> str:
+    return f"{getattr(holder, '__qualname__', getattr(holder, '__name__', 'it'))} has no '{name}'"
+
+
+def _give_body(function: FunctionType, annotation: marks.Annotation) -> None:
+    """Have `function` call an annotated copy of itself.
+
+    A replacement under its name would leave those who hold it already with the old function, which then can
+    no longer be pickled, as spawned loader workers require.
+    """
+    copy = FunctionType(
+        function.__code__,
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    for attribute in ("__kwdefaults__", "__qualname__", "__module__", "__doc__", "__annotations__"):
+        setattr(copy, attribute, getattr(function, attribute))
+    copy.__dict__.update(function.__dict__)
+    flags = function.__code__.co_flags
+    template = _waits if flags & marks.COROUTINE else _yields if flags & marks.GENERATOR else _calls
+    name = f"_lostflops_annotated_{next(_numbers)}"
+    function.__globals__[name] = marks.annotated(copy, annotation)
+    code = template.__code__.replace(
+        co_names=tuple(name if used == "_annotated" else used for used in template.__code__.co_names),
+        co_name=function.__name__,
+    )
+    compiler.skip(code)
+    function.__code__ = code
+    function.__wrapped__ = copy  # pyright: ignore[reportFunctionMemberAccess] - signatures are read from it
+
+
+_annotated: Any = None  # the name that stands in the templates
+
+
+def _calls(*args: Any, **kwargs: Any) -> Any:
+    return _annotated(*args, **kwargs)
+
+
+def _yields(*args: Any, **kwargs: Any) -> Any:
+    return (yield from _annotated(*args, **kwargs))
+
+
+async def _waits(*args: Any, **kwargs: Any) -> Any:
+    return await _annotated(*args, **kwargs)  # pyright: ignore[reportUnknownVariableType]
