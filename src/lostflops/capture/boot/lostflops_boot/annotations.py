@@ -1,8 +1,8 @@
 """Applies the annotations that `lostflops record --annotate` was given: no line of the job's source changes.
 
 A module's functions are replaced when the module has executed, before anybody can have taken one from it.
-Those of the script itself, `__main__`, are when the first step has ended. Whoever took one before keeps the old
-one, so a plain function stays the same object there and gets another body.
+Those of the script itself, `__main__`, are when the first step has ended. Whoever took one before keeps the
+old one, so a plain function stays the same object there and gets another body.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import itertools
 import json
 import os
 import sys
+from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
@@ -138,7 +139,7 @@ def _give_body(function: FunctionType, annotation: marks.Annotation) -> None:
     function.__wrapped__ = copy  # pyright: ignore[reportFunctionMemberAccess] - signatures are read from it
 
 
-_annotated: Any = None  # the name that stands in the templates
+_annotated: Callable[..., Any] = marks.annotated  # the name that stands in the templates
 
 
 def _calls(*args: Any, **kwargs: Any) -> Any:
@@ -150,4 +151,5 @@ def _yields(*args: Any, **kwargs: Any) -> Any:
 
 
 async def _waits(*args: Any, **kwargs: Any) -> Any:
-    return await _annotated(*args, **kwargs)  # pyright: ignore[reportUnknownVariableType]
+    given: Any = await _annotated(*args, **kwargs)
+    return given
