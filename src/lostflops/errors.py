@@ -265,3 +265,11 @@ class OutputExists(LostflopsError):
         super().__init__(
             f"'{shown(path)}' already exists and is not a lostflops run.", "choose another --output."
         )
+
+
+class BadAnnotations(LostflopsError):
+    """A file of functions to annotate that is not what it should be. `where` names the entry."""
+
+    def __init__(self, path: Path, where: str, why: str, hint: str = "") -> None:
+        place = f"{where} of {shown(path.name)}" if where else shown(path.name)
+        super().__init__(f"{place}: {why}", hint or "docs/annotations.md describes the file.")

@@ -36,8 +36,8 @@ def arm() -> None:
     log.mark("python")
     waited = {name: [f"hooks.{hook}"] for name, hook in HOOKS.items()}
     if os.path.exists(os.path.join(log.BOOT, ANNOTATIONS)):
-        from . import annotations
+        from . import annotated
 
-        for name in annotations.modules():
-            waited.setdefault(name, []).append("annotations.executed")
+        for name in annotated.modules():
+            waited.setdefault(name, []).append("annotated.executed")
     imports.arm(waited)

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from . import annotations, compiler, log, settings
+from . import annotated, compiler, log, settings
 from .rank import identify
 from .step_log import StepLog
 from .window import Window
@@ -122,7 +122,7 @@ class Clock:
         self.window = Window(torch, self.log, rank, settings.read())
         atexit.register(self._ended)
         gc.callbacks.append(self._collected)
-        annotations.first_step()
+        annotated.first_step()
 
     def _collected(self, phase: str, info: dict[str, Any]) -> None:
         if phase == "start":
@@ -137,7 +137,7 @@ class Clock:
             return
         try:
             self.window.close("the job ended")
-            marked = annotations.summary()
+            marked = annotated.summary()
             if marked:
                 self.log.add(kind="annotations", **marked)
             self.log.add(kind="end", steps=self.step, lines_lost=self.log.lines_lost)

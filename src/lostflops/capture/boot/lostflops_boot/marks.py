@@ -14,7 +14,7 @@ import os
 import sys
 from collections.abc import Callable, Generator
 from types import FunctionType, TracebackType
-from typing import Any
+from typing import Any, TypeVar, overload
 
 PREFIX = "lostflops:"
 GENERATOR, COROUTINE, ASYNC_GENERATOR = 0x20, 0x80, 0x200  # of a code object's flags
@@ -43,6 +43,7 @@ COLORS = {
 }
 
 Closing = Callable[[], Any]
+Marked = TypeVar("Marked", bound=Callable[..., Any])
 
 
 class _NothingRecords:
@@ -234,9 +235,13 @@ class Annotation:
         return _open(self.text, self.domain, self.color)
 
 
+@overload
+def annotate(what: Marked, /) -> Marked: ...
+@overload
 def annotate(
-    what: Callable[..., Any] | str | None = None, /, *, domain: str = "", color: int | str | None = None
-) -> Any:
+    what: str | None = None, /, *, domain: str = "", color: int | str | None = None
+) -> Callable[[Marked], Marked]: ...
+def annotate(what: Any = None, /, *, domain: str = "", color: int | str | None = None) -> Any:
     """Mark each call of a function: `@annotate`, `@annotate("text")`, `@annotate(domain="model")`.
 
     The text is the function's module and name unless it is given. Ranges of generators and coroutines end

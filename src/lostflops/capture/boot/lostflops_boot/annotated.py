@@ -147,7 +147,8 @@ def _calls(*args: Any, **kwargs: Any) -> Any:
 
 
 def _yields(*args: Any, **kwargs: Any) -> Any:
-    return (yield from _annotated(*args, **kwargs))
+    given: Any = yield from _annotated(*args, **kwargs)
+    return given
 
 
 async def _waits(*args: Any, **kwargs: Any) -> Any:
