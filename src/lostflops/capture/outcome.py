@@ -19,6 +19,7 @@ from lostflops.capture.plan import Plan
 WARM_UP = 3  # first steps, in which a job still builds its caches
 NEARBY = 100  # steps before and after the window that it is compared with
 ENOUGH = 3
+MOST_NAMED = 6
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class RankLog:
     who: Mapping[str, Any]
     steps: Sequence[Mapping[str, Any]]
     windows: Sequence[Mapping[str, Any]]
+    annotations: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @property
     def rank(self) -> int:
@@ -68,6 +70,7 @@ def read_log(path: Path) -> RankLog:
     who: dict[str, Any] = {}
     steps: list[dict[str, Any]] = []
     windows: list[dict[str, Any]] = []
+    annotations: dict[str, Any] = {}
     with path.open("rb") as file:
         for line in file:
             try:
@@ -80,7 +83,9 @@ def read_log(path: Path) -> RankLog:
                 who = entry
             elif entry.get("kind") == "window":
                 windows.append(entry)
-    return RankLog(path, who, steps, windows)
+            elif entry.get("kind") == "annotations":
+                annotations = entry
+    return RankLog(path, who, steps, windows, annotations)
 
 
 def compress(outcome: Outcome) -> int:
@@ -150,7 +155,7 @@ def summary(outcome: Outcome) -> list[str]:
     absent = sorted(set(range(min(world, 1 << 20))) - {log.rank for log in outcome.logs})
     if absent and outcome.whole:
         lines.append(f"{_listed(absent)} made no step that was seen here")
-    lines += _faults(outcome)
+    lines += [*_unmarked(outcome.logs), *_faults(outcome)]
     path = shlex.quote(str(outcome.plan.run))
     partly = " --allow-missing-ranks" if 1 < len(ranks) < world else ""
     return [*lines, f"next: lostflops why {path}{partly}"]
@@ -163,6 +168,26 @@ def amount(size: int) -> str:
 def _listed(ranks: Sequence[int]) -> str:
     named = ", ".join(map(str, ranks[:12])) + (", …" if len(ranks) > 12 else "")
     return f"rank{'s' * (len(ranks) != 1)} {named}"
+
+
+def _unmarked(logs: Sequence[RankLog]) -> Iterable[str]:
+    """Which annotations left no mark on any rank, and why."""
+    told = [log.annotations for log in logs if log.annotations]
+    if not told:
+        return
+    marked = {name for said in told for name, calls in said.get("calls", {}).items() if calls}
+    why: dict[str, list[str]] = {}
+    for said in told:
+        for name, reason in said.get("failed", {}).items():
+            why.setdefault(f"not annotated, {reason}", []).append(name)
+        why.setdefault("not annotated, the module was not imported", []).extend(said.get("not_imported", ()))
+        why.setdefault("annotated, not called while recording", []).extend(said.get("calls", ()))
+    for reason, found in why.items():
+        names = [name for name in dict.fromkeys(found) if name not in marked]
+        marked.update(names)  # said once
+        if names:
+            more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+            yield f"{reason}: {', '.join(names[:MOST_NAMED])}{more}"
 
 
 def _faults(outcome: Outcome) -> list[str]:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lostflops.capture.annotation_file import Annotations
 from lostflops.errors import BadOption, shown
 
 WHAT = {
@@ -35,6 +36,7 @@ class Plan:
     steps: tuple[int, int] = DEFAULT_STEPS
     ranks: Ranges | None = None
     what: Sequence[str] = DEFAULT_WHAT
+    annotations: Annotations = ()
 
     @property
     def boot(self) -> Path:

@@ -77,6 +77,9 @@ def write(plan: Plan, member: Membership | None = None) -> bool:
         run.mkdir(parents=True, exist_ok=True)
         shutil.copytree(PAYLOAD, beside, ignore=shutil.ignore_patterns("__pycache__"))
         (beside / "settings.jsonl").write_text(json.dumps(settings) + "\n")
+        if plan.annotations:
+            lines = (json.dumps(annotation) + "\n" for annotation in plan.annotations)
+            (beside / "annotations.jsonl").write_text("".join(lines))
         if member:
             (beside / JOB).write_text(member.job)
         try:

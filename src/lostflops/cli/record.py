@@ -40,6 +40,12 @@ def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
         help="what to record of them: cuda, shapes, python (call stacks), memory (default cuda,shapes)",
     )
     parser.add_argument(
+        "--annotate",
+        metavar="FILE",
+        type=Path,
+        help="a JSON file of functions whose calls stand in the traces by name",
+    )
+    parser.add_argument(
         "--output",
         metavar="RUN",
         type=Path,
@@ -55,7 +61,7 @@ def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
 
 def asked(given: Namespace, member: Membership | None = None) -> Plan:
     """The plan that the arguments describe. Raises BadOption for what cannot work."""
-    from lostflops.capture import plan
+    from lostflops.capture import annotation_file, plan
 
     command: list[str] = given.job[1:] if given.job[:1] == ["--"] else given.job
     plan.check(command)
@@ -64,6 +70,7 @@ def asked(given: Namespace, member: Membership | None = None) -> Plan:
         run=given.output or Path("runs") / _name(command, member),
         steps=plan.steps(given.steps),
         ranks=None if given.ranks is None else plan.ranks(given.ranks),
+        annotations=annotation_file.read(given.annotate) if given.annotate else (),
         what=plan.what(given.what),
     )
 

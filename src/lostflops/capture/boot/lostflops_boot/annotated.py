@@ -147,10 +147,8 @@ def _calls(*args: Any, **kwargs: Any) -> Any:
 
 
 def _yields(*args: Any, **kwargs: Any) -> Any:
-    given: Any = yield from _annotated(*args, **kwargs)
-    return given
+    return (yield from _annotated(*args, **kwargs))  # pyright: ignore[reportUnknownVariableType]
 
 
 async def _waits(*args: Any, **kwargs: Any) -> Any:
-    given: Any = await _annotated(*args, **kwargs)
-    return given
+    return await _annotated(*args, **kwargs)  # pyright: ignore[reportUnknownVariableType]
