@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,12 @@ def assemble(read: Sequence[tuple[Source, list[Part]]], notes: Sequence[Quality]
     `notes` go into the manifest with what the parts say of themselves. Raises SameRankTwice, DifferentJobs or
     NothingRecorded.
     """
-    flat = [(source, part) for source, parts in read for part in parts]
-    if not flat:
+    every = [(source, part) for source, parts in read for part in parts]
+    if not every:
         raise NothingRecorded(Path(read[0][0].name), "no process left anything")
+    # What a monitor saw is all there is, or it comes beside what else tells of the ranks.
+    flat = [(source, part) for source, part in every if not part.beside] or every
+    beside = [part for _, part in every if part.beside and len(flat) < len(every)]
     sources = [source for source, _ in read]
     parts = [part for _, part in flat]
     names = [source.name for source, _ in flat]
@@ -59,11 +62,13 @@ def assemble(read: Sequence[tuple[Source, list[Part]]], notes: Sequence[Quality]
             }
         )
     offsets = {rank: epochs[mine[0]] for rank, mine in recordings.items()}
+    known = list(zip(ranks, parts, strict=True))
+    parts = [*parts, *_place_beside(folder, _comparable(flat, beside), known, offsets, quality)]
     tables = {"ranks", *(table for part in parts for table in part.tables)}
     manifest = Manifest(
         format=FORMAT,
         lostflops=__version__,
-        clock=_clock_name(sources, moved=any(epochs)),
+        clock=_clock_name(flat[0][0], moved=any(epochs)),
         origin_ns=min(row["start"] + offsets[row["rank"]] for row in rows),
         sources=sources,
         tables=sorted(tables, key=list(TABLES).index),
@@ -112,6 +117,48 @@ def _place(folder: Path, rank: int, recordings: list[tuple[Part, int]], quality:
                 last_step = int(frame["step"].max())  # pyright: ignore[reportArgumentType]
             write_part(folder, name, rank, frame, number)
         quality += [msgspec.structs.replace(fact, rank=rank) for fact in part.quality]
+
+
+def _comparable(flat: list[tuple[Source, Part]], beside: list[Part]) -> list[Part]:
+    """Those of `beside`, unless a recording does not say when its clock began: then where they belong is not
+    known."""
+    dated = all(source.format != ingest.NSYS or part.epoch_ns is not None for source, part in flat)
+    return beside if dated else []
+
+
+def _place_beside(
+    folder: Path,
+    beside: Sequence[Part],
+    known: Sequence[tuple[int, Part]],
+    offsets: Mapping[int, int],
+    quality: list[Quality],
+) -> list[Part]:
+    """Move the tables of parts that only add to ranks into the run, and give those that had a place.
+
+    Their times are UTC; a rank's are on its recording's own clock.
+    """
+    placed: list[Part] = []
+    homes: dict[str, int] = {}
+    for rank, part in known:
+        if part.host is not None:
+            homes[part.host] = min(rank, homes.get(part.host, rank))
+    for number, part in enumerate(beside, start=len(known)):
+        rank = part.rank if part.rank is not None else homes.get(part.host or "")
+        if rank is None or rank not in offsets:
+            text = "no rank here ran on its node" if rank is None else f"no trace here is of rank {rank}"
+            quality.append(Quality(None, "monitor left out", 1, text, "warning"))
+            continue
+        for name in part.tables:
+            frame = pl.read_parquet(Path(part.folder) / f"{name}.parquet")
+            moved = frame.with_columns(pl.col(TABLES[name].times) - offsets[rank])
+            write_part(folder, name, rank, moved, number)
+        spans = [(p.start + offsets[r], p.end + offsets[r]) for r, p in known if r == rank]
+        if not any(start < part.end and part.start < end for start, end in spans):
+            text = "the monitor's samples and the rank's trace are of different times"
+            quality.append(Quality(rank, "monitor elsewhere", 1, text, "warning"))
+        quality += [msgspec.structs.replace(fact, rank=rank) for fact in part.quality]
+        placed.append(part)
+    return placed
 
 
 def _write_ranks(folder: Path, rows: list[dict[str, Any]]) -> None:
@@ -224,7 +271,7 @@ def _require_different_sessions(flat: list[tuple[Source, Part]]) -> None:
             )
 
 
-def _clock_name(sources: list[Source], *, moved: bool) -> str:
-    if sources[0].format == ingest.NSYS and not moved:
+def _clock_name(source: Source, *, moved: bool) -> str:
+    if source.format == ingest.NSYS and not moved:
         return "nanoseconds since the start of the Nsight Systems session"
     return "nanoseconds since the Unix epoch, as the source wrote them"

@@ -118,7 +118,7 @@ RANKS = Table(
         Column("backend", pl.String, "communication backend named by the source (nccl, gloo, …)"),
         Column("groups", GROUPS, "process groups this rank belongs to, with their ranks"),
         Column("rank_source", pl.String, "where the rank number was read, or 'assigned'"),
-        Column("source", pl.String, "'kineto' or 'nsys'"),
+        Column("source", pl.String, "'kineto', 'nsys' or 'monitor'"),
         Column("versions", pl.String, "tool and runtime versions, as text"),
         Column("main_thread", pl.Int64, "thread that made most launches (or ran most operators)"),
         Column("clock_offset", pl.Int64, "ns already added to this rank's times to align it with the others"),
@@ -287,12 +287,13 @@ COUNTERS = Table(
     "a sampled value; it holds from start to end",
     (
         *_WHEN,
-        Column("device", pl.Int32, "device index"),
+        Column("device", pl.Int32, "device index; a monitor's is the node's own; null for what is no GPU"),
         Column("metric", NAME, "name of the metric", required=True),
+        Column("instance", NAME, "core, port, link, disk, … that it is of, where there are several"),
         Column("value", pl.Float64, "value", required=True),
         Column("unit", NAME, "unit; null when the source does not say"),
     ),
-    "`nsys profile --gpu-metrics-devices=…`",
+    "`lostflops record --monitor`, or `nsys profile --gpu-metrics-devices=…`",
 )
 
 OS_CALLS = Table(

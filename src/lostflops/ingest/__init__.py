@@ -8,17 +8,20 @@ from pathlib import Path
 from lostflops.errors import NotATrace, Unreadable
 from lostflops.ingest.part import Part
 
-KINETO, NSYS = "kineto", "nsys"
+KINETO, NSYS, MONITOR = "kineto", "nsys", "monitor"
 LOOKED_FOR = (
     "PyTorch profiler traces (*.json, *.json.gz)",
     "Nsight Systems exports (*.sqlite, *_pqtdir, *_arwdir) and reports (*.nsys-rep)",
+    "samples of a monitor (monitor/)",
 )
 
 
 def format_of(path: Path) -> str:
     """Which reader a file or folder is for. Raises NotATrace or Unreadable."""
-    from lostflops.ingest import kineto, nsys
+    from lostflops.ingest import kineto, monitor, nsys
 
+    if monitor.recognises(path):
+        return MONITOR
     try:
         head = b""
         if path.is_file():
@@ -39,7 +42,9 @@ def looks_like_trace(path: Path) -> bool:
     """Whether a name found in a folder is worth opening."""
     name = path.name.lower()
     if path.is_dir():
-        return name.endswith(("_pqtdir", "_arwdir"))
+        return name.endswith(("_pqtdir", "_arwdir")) or (
+            name == "monitor" and (path / "facts.jsonl").exists()
+        )
     return name.endswith((".json", ".json.gz", ".sqlite", ".nsys-rep", ".arrows"))
 
 
@@ -52,8 +57,11 @@ def read(
     progress: Callable[[float], None] | None = None,
 ) -> list[Part]:
     """Read one source into the tables of its ranks, below `folder`, with the help of `processes`."""
-    from lostflops.ingest import kineto, nsys
+    from lostflops.ingest import kineto, monitor, nsys
 
-    if format_of(path) == NSYS:
+    form = format_of(path)
+    if form == MONITOR:
+        return monitor.read(path, folder)
+    if form == NSYS:
         return nsys.read(path, folder, progress)
     return kineto.read(path, folder, salvage=salvage, processes=processes, progress=progress)

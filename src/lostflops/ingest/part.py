@@ -33,6 +33,8 @@ class Part(msgspec.Struct):
     facts: dict[str, Any] = {}
     quality: list[Quality] = []
     absent: dict[str, str] = {}
+    # Its tables go to a rank that other sources tell of, by number or host; of the rank it says nothing then.
+    beside: bool = False
 
 
 def write_table(folder: Path, name: str, frame: pl.DataFrame) -> None:

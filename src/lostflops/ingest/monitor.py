@@ -1,0 +1,182 @@
+"""The samples of `lostflops monitor` to the table `counters`: one source per node.
+
+A sample is of a node, a row of `counters` of a rank. What a GPU shows belongs to the rank whose process ran
+on it, if the monitor saw exactly one; all else to the lowest rank of the node. A running total becomes what
+was added between two readings, a level holds for the time since the reading before it. Times are the node's
+own UTC, which profilers use too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import polars as pl
+
+from ..errors import NotATrace
+from ..tables import NAME
+from ..trace import Quality
+from .monitor_files import FACTS, TAIL, facts, read_folder, step_logs
+from .part import Part, write_table
+
+FOLDER = "monitor"
+CHAIN = ("session", "metric", "device", "instance")
+# Between two readings the wall clock may gain or lose this much and this share: NTP slews by 500 ppm. More
+# is a clock that was set.
+SLEWED, SLEWED_SHARE = 1_000_000, 1e-3
+
+
+def recognises(path: Path) -> bool:
+    if path.name != FOLDER or not path.is_dir():
+        return False
+    return (path / FACTS).is_file() or (path / TAIL).is_file() or any(path.glob("segment-*"))
+
+
+def read(path: Path, folder: Path) -> list[Part]:
+    """The counters of a node, one part per rank that they belong to. Raises NotATrace or Unreadable."""
+    found = read_folder(path)
+    rows, times_set = _over_time(found.rows)
+    if rows.is_empty():
+        raise NotATrace(path, "it holds fewer than two samples of a monitor.")
+    told = facts(path)
+    logs = _logs(path)
+    home = min(logs, key=_order)["rank"] if logs else None
+    owners = _owners(told, logs)
+    devices = {f["device"]: f for f in told if f["kind"] == "device" and type(f.get("device")) is int}
+    quality = list(_quality(found.torn, found.damaged, times_set))
+    without = sorted(set[int](rows["device"].drop_nulls().unique().to_list()) - set(owners))
+    if without and home is not None:
+        text = (
+            f"which rank ran on GPU {', '.join(map(str, without))} of its node was not seen; "
+            f"what they show stands at rank {home}"
+        )
+        quality.append(Quality(home, "GPU without rank", len(without), text))
+    owner = pl.col("device").replace_strict(owners, default=home, return_dtype=pl.Int32)
+    placed = rows.with_columns(_owner=pl.when(pl.col("device").is_null()).then(home).otherwise(owner))
+    hosts = [f["host"] for f in told if f["kind"] == "monitor" and isinstance(f.get("host"), str)]
+    parts: list[Part] = []
+    for number, ((rank,), mine) in enumerate(placed.partition_by("_owner", as_dict=True).items()):
+        place = folder / str(number)
+        write_table(place, "counters", mine)
+        part = Part(
+            folder=str(place),
+            rank=rank if isinstance(rank, int) else None,
+            rank_source="assigned" if rank is None else "monitor",
+            start=_int(mine["start"].min()),
+            end=_int(mine["end"].max()),
+            num_events=mine.height,
+            tables=["counters"],
+            host=hosts[-1] if hosts else None,
+            facts={"source": "monitor", **_of(devices, mine)},
+            quality=quality if not parts else [],
+            beside=True,
+        )
+        parts.append(part)
+    return parts
+
+
+def _over_time(rows: pl.DataFrame) -> tuple[pl.DataFrame, int]:
+    """The rows of `counters`, and how often the wall clock was set meanwhile."""
+
+    def before(column: str) -> pl.Expr:
+        return pl.col(column).shift().over(CHAIN)
+
+    passed = pl.col("monotonic") - before("monotonic")
+    gained = pl.col("wall") - before("wall") - passed
+    was_set = gained.abs() > SLEWED + SLEWED_SHARE * passed
+    start = pl.when(was_set).then(pl.col("wall") - passed).otherwise(before("wall"))
+    paired = rows.with_columns(_passed=passed, _set=was_set, _before=before("count"), _start=start).filter(
+        pl.col("_passed") > 0
+    )
+    # A total that is smaller than before has wrapped or begun anew: what was added meanwhile is not known.
+    added = pl.when(pl.col("count") >= pl.col("_before")).then(pl.col("count") - pl.col("_before"))
+    valued = paired.select(
+        "device",
+        pl.col("metric", "instance", "unit").cast(NAME),
+        start="_start",
+        end="wall",
+        value=pl.when("counts").then(added.cast(pl.Float64) / pl.col("per")).otherwise("level"),
+        _set="_set",
+        _wall="wall",
+    ).filter(pl.col("value").is_not_null())
+    times_set = valued.filter("_set")["_wall"].n_unique()
+    return valued.drop("_set", "_wall").sort("start", "end", maintain_order=True), times_set
+
+
+def _logs(path: Path) -> list[dict[str, Any]]:
+    """The step logs of the monitor's node: those beside it, or those of the only node that the run has."""
+    beside = step_logs(path.parent)
+    if beside:
+        return beside
+    run = path.parent.parent
+    others = [node for node in run.glob("node-*") if any(node.glob("steps-*.jsonl"))]
+    monitors = list(run.glob(f"node-*/{FOLDER}"))
+    return step_logs(others[0]) if len(others) == len(monitors) == 1 else []
+
+
+def _order(log: Mapping[str, Any]) -> tuple[int, int]:
+    local = log.get("local")
+    return (local if type(local) is int else 0, log["rank"])
+
+
+def _owners(told: list[dict[str, Any]], logs: list[dict[str, Any]]) -> dict[int, int]:
+    """The rank of each GPU on which just one rank's processes were seen.
+
+    A rank that has a GPU of its own is no candidate for another: ranks often touch the first GPU in passing.
+    """
+    ranks = {log["pid"]: log["rank"] for log in logs if type(log.get("pid")) is int}
+    candidates: dict[int, set[int]] = {}
+    for fact in told:
+        pids = fact.get("pids")
+        if fact["kind"] == "processes" and type(fact.get("device")) is int and isinstance(pids, list):
+            running = [pid for pid in cast("list[object]", pids) if isinstance(pid, int)]
+            seen = {ranks[pid] for pid in running if pid in ranks}
+            candidates.setdefault(fact["device"], set()).update(seen)
+    owners: dict[int, int] = {}
+    while True:
+        settled = set(owners.values())
+        new = {
+            device: next(iter(left))
+            for device, seen in candidates.items()
+            if device not in owners and len(left := seen - settled) == 1
+        }
+        # Two GPUs with the same single rank are both its.
+        if not new:
+            return owners
+        owners.update(new)
+
+
+def _of(devices: Mapping[int, Mapping[str, Any]], rows: pl.DataFrame) -> dict[str, Any]:
+    """What is known of the GPU of a part, if it is of one."""
+    mine = rows["device"].drop_nulls().unique().to_list()
+    if not mine:
+        return {}
+    names = {devices.get(device, {}).get("gpu") for device in mine}
+    memory = {devices.get(device, {}).get("memory") for device in mine}
+    name = names.pop() if len(names) == 1 else None
+    size = memory.pop() if len(memory) == 1 else None
+    return {
+        "device": mine[0] if len(mine) == 1 else None,
+        "gpu": name if isinstance(name, str) else None,
+        "memory_bytes": size if type(size) is int and 0 < size < 2**62 else None,
+    }
+
+
+def _quality(torn: int, damaged: Any, times_set: int) -> list[Quality]:
+    told: list[Quality] = []
+    if torn:
+        text = "lines of a monitor's file are not whole: it was killed, or the disk was full"
+        told.append(Quality(None, "samples lost", torn, text))
+    if damaged:
+        text = f"of a monitor cannot be read: {', '.join(damaged)}"
+        told.append(Quality(None, "segments damaged", len(damaged), text, "warning"))
+    if times_set:
+        text = "the node's clock was set while the monitor ran; its samples keep their own length"
+        told.append(Quality(None, "clock set", times_set, text, "warning"))
+    return told
+
+
+def _int(value: object) -> int:
+    assert isinstance(value, int)
+    return value
