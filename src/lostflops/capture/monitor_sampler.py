@@ -16,11 +16,11 @@ import signal
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from lostflops.capture.boot.lostflops_boot.rank import identify
 from lostflops.capture.monitor_amd import Amd
 from lostflops.capture.monitor_dcgm import Dcgm
 from lostflops.capture.monitor_host import Host
@@ -44,7 +44,7 @@ class Sampler:
         self.run = run
         self.interval = interval
         self.sources = sources
-        self.log = MonitorLog(run / identify().node / FOLDER)
+        self.log = MonitorLog(run / _node() / FOLDER)
         self.samples = 0
         self.textfile: Path | None = None
         self._latest: dict[tuple[str, int | None, str | None], tuple[float, Reading]] = {}
@@ -131,6 +131,12 @@ class Sampler:
                 file.write(f"{text}\n")
         except OSError:
             pass
+
+
+def _node() -> str:
+    """The folder of this node in a run, as the ranks of the job name it."""
+    sys.path.append(str(Path(__file__).parent / "boot"))
+    return import_module("lostflops_boot.rank").identify().node
 
 
 def sources(settings: Mapping[str, Any]) -> list[Source]:
