@@ -45,7 +45,7 @@ def rewritten(example: Example, change: Any) -> dict[str, list[dict[str, Any]]]:
 
 def filled(name: str, row: dict[str, Any]) -> dict[str, Any]:
     """The row with the times that the example leaves to their neutral values."""
-    neutral = {"rank": 0, "start": 0, "end": 0}
+    neutral = {c: 0 for c in ("rank", "start", "end") if c in TABLES[name].schema}
     if name == "collectives":
         neutral["arrival"] = row.get("start", 0)
     return {**neutral, **row}

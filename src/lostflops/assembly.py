@@ -19,11 +19,16 @@ from lostflops.version import __version__
 LARGEST_RANK = 2**31 - 1
 
 
-def assemble(read: Sequence[tuple[Source, list[Part]]], notes: Sequence[Quality], folder: Path) -> None:
+def assemble(
+    read: Sequence[tuple[Source, list[Part]]],
+    notes: Sequence[Quality],
+    folder: Path,
+    machine: Mapping[str, pl.DataFrame] | None = None,
+) -> None:
     """Give every part its rank, move its tables into `folder`, align clocks and write the manifest.
 
-    `notes` go into the manifest with what the parts say of themselves. Raises SameRankTwice, DifferentJobs or
-    NothingRecorded.
+    `notes` go into the manifest with what the parts say of themselves, `machine` holds tables of what the job
+    ran on. Raises SameRankTwice, DifferentJobs or NothingRecorded.
     """
     every = [(source, part) for source, parts in read for part in parts]
     if not every:
@@ -64,7 +69,10 @@ def assemble(read: Sequence[tuple[Source, list[Part]]], notes: Sequence[Quality]
     offsets = {rank: epochs[mine[0]] for rank, mine in recordings.items()}
     known = list(zip(ranks, parts, strict=True))
     parts = [*parts, *_place_beside(folder, _comparable(flat, beside), known, offsets, quality)]
-    tables = {"ranks", *(table for part in parts for table in part.tables)}
+    tables = {"ranks", *(table for part in parts for table in part.tables), *(machine or {})}
+    for name, frame in (machine or {}).items():
+        for (rank,), rows_of_rank in frame.partition_by("rank", as_dict=True).items():
+            write_part(folder, name, rank, rows_of_rank)
     manifest = Manifest(
         format=FORMAT,
         lostflops=__version__,

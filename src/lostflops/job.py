@@ -28,6 +28,7 @@ from lostflops.errors import (
     Unreadable,
     shown,
 )
+from lostflops.ingest import machine
 from lostflops.ingest.sources import read_all
 from lostflops.installation import fingerprint
 from lostflops.trace import FORMAT, MANIFEST, Quality, Source, Trace, writing
@@ -57,7 +58,8 @@ def open(  # noqa: A001 - the public name
     # A folder or a pattern may hold other files than traces; what was named itself has to be one.
     optional = {source for source in sources if source not in given}
     identities = [_identity(source, source in optional) for source in sources]
-    stored = output or _cache() / _key(identities, salvage)
+    beside = machine.documents(given)
+    stored = output or _cache() / _key([*identities, *(_identity(file, True) for file in beside)], salvage)
     if output is None and stored.exists():
         try:
             return _with_all_ranks(Trace.open(stored), allow_missing_ranks)
@@ -78,7 +80,8 @@ def open(  # noqa: A001 - the public name
         if not read:
             raise left_out[0]
         notes = [Quality(None, "file left out", 1, error.message, "warning") for error in left_out]
-        assemble(read, notes, folder)
+        known, more = machine.tables(beside)
+        assemble(read, [*notes, *more], folder, known)
         shutil.rmtree(folder / "parts", ignore_errors=True)
         if output is not None:
             _with_all_ranks(Trace.open(folder), allow_missing_ranks)

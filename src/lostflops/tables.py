@@ -316,6 +316,76 @@ PAGE_FAULTS = Table(
     "`nsys profile --cuda-um-cpu-page-faults=true --cuda-um-gpu-page-faults=true`",
 )
 
+TOPOLOGY_DEVICES = Table(
+    "topology_devices",
+    "a GPU, network card, port or memory node of a machine; it holds at all times",
+    (
+        Column("rank", pl.Int32, "first rank on that machine, 0 when unknown", required=True),
+        Column("kind", pl.String, "gpu, nic, port, nvlink, numa or process", required=True),
+        Column("name", pl.String, "GPU0, mlx5_0, eth0, node 0", required=True),
+        Column("port", pl.Int32, "number of the port or NVLink; of a process its GPU's"),
+        Column("model", pl.String, "what it is, as the tool says"),
+        Column("numa", pl.Int32, "memory node it is attached to; null when unknown"),
+        Column("cpus", pl.String, "nearby CPUs, as in 0-15,32-47; of a process those it may run on"),
+        Column("address", pl.String, "PCI address"),
+        Column("network", pl.String, "network interface of a card, or of its port"),
+        Column("layer", pl.String, "InfiniBand or Ethernet"),
+        Column("state", pl.String, "logical state of a port or link, in lower case"),
+        Column("physical", pl.String, "physical state of a port, in lower case"),
+        Column("rate", pl.Float64, "of a port or link in one direction, Gb/s"),
+        Column("lanes", pl.Int32, "PCIe lanes in use"),
+        Column("most_lanes", pl.Int32, "PCIe lanes it could use"),
+        Column("bytes", pl.Int64, "memory of a memory node"),
+        Column("tool", pl.String, "who says so first"),
+    ),
+    "`lostflops topology --output RUN`",
+)
+
+TOPOLOGY_LINKS = Table(
+    "topology_links",
+    "how one device of a machine reaches another; it holds at all times",
+    (
+        Column("rank", pl.Int32, "first rank on that machine, 0 when unknown", required=True),
+        Column("matrix", pl.String, "path, read, write, nvlink, atomics, pcie or distance", required=True),
+        Column("device", pl.String, "from", required=True),
+        Column("peer", pl.String, "to", required=True),
+        Column("code", pl.String, "as the tool writes it: NV18, PIX, OK, TNS, …", required=True),
+        Column("num_links", pl.Int32, "bonded NVLinks; null for other paths"),
+        Column("tool", pl.String, "who says so"),
+    ),
+    "`lostflops topology --output RUN`",
+)
+
+BANDWIDTHS = Table(
+    "bandwidths",
+    "a measured bandwidth at one size; it holds at all times",
+    (
+        Column("rank", pl.Int32, "rank that wrote it down", required=True),
+        Column("operation", pl.String, "all-reduce, host to device, … or barrier", required=True),
+        Column("tool", pl.String, "torch, nccl-tests or nvbandwidth"),
+        Column("backend", pl.String, "nccl or gloo, for collectives"),
+        Column("group_size", pl.Int32, "ranks that took part"),
+        Column("hosts", pl.Int32, "machines they ran on; null when unknown"),
+        Column("in_place", pl.Boolean, "result in the input's buffer; null where there is no choice"),
+        Column("device", pl.String, "of a copy: GPU0"),
+        Column("peer", pl.String, "of a copy between GPUs: the target"),
+        Column("host_memory", pl.String, "of a copy: pinned or pageable"),
+        Column("numa", pl.Int32, "of a copy: memory node of the host's buffer"),
+        Column("both", pl.Boolean, "of a copy: the other direction ran at the same time"),
+        Column("bytes", pl.Int64, "size as nccl-tests counts it; of a copy what was copied"),
+        Column("repeats", pl.Int32, "how often it was timed; null when the tool does not say"),
+        Column("time", pl.Int64, "median of the repeats, each the slowest rank's, ns; nccl-tests: mean"),
+        Column("fastest", pl.Int64, "shortest repeat, ns"),
+        Column("slowest", pl.Int64, "longest repeat, ns"),
+        Column("algorithm_bandwidth", pl.Float64, "bytes / time, GB/s (10⁹ bytes)"),
+        Column("bus_bandwidth", pl.Float64, "the same times nccl-tests' factor, GB/s"),
+        Column("correct", pl.Boolean, "the result was checked and right; null when it was not checked"),
+        Column("remark", pl.String, "why there is no time, when there is none"),
+        Column("measured_at", pl.Int64, "ns since the Unix epoch"),
+    ),
+    "`lostflops bench collectives --output RUN` or `lostflops bench links --output RUN`",
+)
+
 TABLES: dict[str, Table] = {
     table.name: table
     for table in (
@@ -332,6 +402,9 @@ TABLES: dict[str, Table] = {
         COUNTERS,
         OS_CALLS,
         PAGE_FAULTS,
+        TOPOLOGY_DEVICES,
+        TOPOLOGY_LINKS,
+        BANDWIDTHS,
     )
 }
 
@@ -349,3 +422,6 @@ Allocations: TypeAlias = Annotated[pl.LazyFrame, ALLOCATIONS]
 Counters: TypeAlias = Annotated[pl.LazyFrame, COUNTERS]
 OsCalls: TypeAlias = Annotated[pl.LazyFrame, OS_CALLS]
 PageFaults: TypeAlias = Annotated[pl.LazyFrame, PAGE_FAULTS]
+TopologyDevices: TypeAlias = Annotated[pl.LazyFrame, TOPOLOGY_DEVICES]
+TopologyLinks: TypeAlias = Annotated[pl.LazyFrame, TOPOLOGY_LINKS]
+Bandwidths: TypeAlias = Annotated[pl.LazyFrame, BANDWIDTHS]

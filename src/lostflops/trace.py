@@ -147,6 +147,8 @@ class Trace:
         frame = self._whole(name)
         if frame is None:
             return None
+        if not TABLES[name].times:  # of the machine, not of a moment: a slice does not change it
+            return frame
         return self._of_ranks(frame) if name == "ranks" else self.cut(frame)
 
     @property

@@ -1,0 +1,61 @@
+"""Show how the devices of this machine are linked, and what is wrong with that.
+
+Prints GPUs, network cards and ports, memory nodes and the matrices between them, as told by the tools
+that are here: nvidia-smi, rocm-smi, ibstat, ibdev2netdev, lstopo, numactl and Linux itself. What is
+missing is said.
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+from pathlib import Path
+
+from . import _output
+
+
+def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
+    parser.add_argument(
+        "--output", metavar="RUN", type=Path, help="also keep it in this recording, for `why` to look at"
+    )
+    parser.add_argument(
+        "--json", metavar="F", help="also write it as one JSON document to F; '-' prints that instead"
+    )
+    parser.add_argument(
+        "--from",
+        dest="folder",
+        metavar="FOLDER",
+        type=Path,
+        help="read what the tools printed on another machine, kept in files (docs/topology.md names them)",
+    )
+    parser.add_argument(
+        "--expected-rate",
+        metavar="N",
+        type=int,
+        default=0,
+        help="Gb/s that each active network port should have (default: as its neighbours)",
+    )
+
+
+def run(given: Namespace) -> None:
+    import json
+    import sys
+
+    from lostflops.capture import topology
+    from lostflops.report import links
+
+    if given.json and given.json != "-":
+        _output.check(Path(given.json), [])
+    found = topology.recorded(given.folder) if given.folder else topology.here()
+    content = topology.document(found, "" if given.output is None else topology.node(given.output))
+    if given.output:
+        topology.keep(content, topology.place(given.output) / content["node"] / topology.TOPOLOGY)
+    if given.json:
+        text = json.dumps(content, ensure_ascii=False, indent=1) + "\n"
+        if given.json == "-":
+            sys.stdout.write(text)
+            return
+        with _output.replacing(Path(given.json)) as file:
+            file.write_text(text, encoding="utf-8")
+    lines = links.lines(found.devices, found.links, given.expected_rate)
+    print(*lines, *links.left_out(found.remarks, found.absent), sep="\n")

@@ -1,0 +1,81 @@
+"""What is known of the machines of a job beside its traces: their topology, and bandwidths measured there.
+
+`lostflops topology` and `lostflops bench` leave documents of one JSON object in the folder of a recording, at
+its top or in the folder of a node; they become tables of the run that is made of the traces there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import polars as pl
+
+from ..errors import shown
+from ..tables import TABLES
+from ..trace import Quality
+
+NAMES = ("topology.jsonl", "links.jsonl", "collectives-*.jsonl")
+GIVES = ("topology_devices", "topology_links", "bandwidths")
+LONGEST = 64 << 20
+
+
+def documents(paths: Iterable[Path]) -> list[Path]:
+    """The documents in the folders among `paths`."""
+    folders = [path for path in paths if path.is_dir()]
+    found = (
+        file
+        for folder in folders
+        for name in NAMES
+        for file in [*folder.glob(name), *folder.glob(f"node-*/{name}")]
+    )
+    return sorted(set(found))
+
+
+def tables(documents: Sequence[Path]) -> tuple[dict[str, pl.DataFrame], list[Quality]]:
+    """The tables that they give together, and what is to be said of those that cannot be read.
+
+    A node's rows have the first rank that was recorded on it.
+    """
+    read: dict[str, list[pl.DataFrame]] = {}
+    notes: list[Quality] = []
+    for file in documents:
+        try:
+            if file.stat().st_size > LONGEST:
+                raise ValueError("it is too long")
+            content = msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
+            frames = dict(_frames(content, _first_rank(file.parent)))
+        except (OSError, ValueError, msgspec.MsgspecError, pl.exceptions.PolarsError) as error:
+            said = f"{shown(file.name)} is not what lostflops writes and was left out: {shown(str(error))}"
+            notes.append(Quality(None, "machine left out", 1, said, "warning"))
+            continue
+        for name, frame in frames.items():
+            read.setdefault(name, []).append(frame)
+    return {name: pl.concat(read[name]) for name in GIVES if name in read}, notes
+
+
+def _frames(content: Mapping[str, Any], rank: int | None) -> Iterator[tuple[str, pl.DataFrame]]:
+    if content.get("format") != 1:
+        raise ValueError(f"its format is {content.get('format')!r}")
+    for name in GIVES:
+        rows = content.get(name)
+        if not rows:
+            continue
+        if not isinstance(rows, list):
+            raise ValueError(f"its '{name}' is no list")
+        table = TABLES[name]
+        frame = pl.DataFrame(rows, schema=table.schema, strict=True)  # pyright: ignore[reportUnknownArgumentType]
+        if rank is not None:
+            frame = frame.with_columns(rank=pl.lit(rank, dtype=pl.Int32))
+        for column in table.columns:
+            if column.required and frame[column.name].null_count():
+                raise ValueError(f"'{name}' lacks '{column.name}'")
+        yield name, frame
+
+
+def _first_rank(folder: Path) -> int | None:
+    ranks = (re.match(r"steps-(\d{1,9})-", file.name) for file in folder.glob("steps-*.jsonl"))
+    return min((int(match[1]) for match in ranks if match), default=None)
