@@ -47,8 +47,11 @@ class Recorded:
     def steps(self, rank: int = 0) -> list[dict[str, Any]]:
         return [line for line in self.lines(rank) if "step" in line]
 
+    def windows(self, rank: int = 0) -> list[dict[str, Any]]:
+        return [line for line in self.lines(rank) if line.get("kind") == "window"]
+
     def window(self, rank: int = 0) -> dict[str, Any]:
-        (window,) = [line for line in self.lines(rank) if line.get("kind") == "window"]
+        (window,) = self.windows(rank)
         return window
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import lostflops
-from recorded import TRAIN, environment, record, record_script
+from recorded import environment, record_script
 
 pytest.importorskip("torch")
 
@@ -82,41 +82,6 @@ train(9)
     assert (len(steps), len(optimizers)) == (3, 6), "PyTorch itself shows the call and the call inside it"
     for start, end in optimizers:
         assert sum(step[0] < start < end <= step[1] for step in steps) == 1
-
-
-def test_ranks_of_torchrun_know_who_they_are(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(
-        TRAIN
-        + """
-import torch.distributed as dist
-dist.init_process_group("gloo")
-model = torch.nn.parallel.DistributedDataParallel(model)
-optimizer = torch.optim.SGD(model.parameters())
-train(9)
-dist.barrier()
-dist.destroy_process_group()
-"""
-    )
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        "train.py",
-    ]
-    recorded = record(tmp_path, *command)
-    assert recorded.status == 0, recorded.said
-    assert "recorded steps 3-5 on 2 ranks" in recorded.said
-    for rank in (0, 1):
-        who = recorded.lines(rank)[0]
-        assert (who["rank"], who["world"], who["source"]) == (rank, 2, "process group")
-    trace = lostflops.open(recorded.run)
-    ranks, collectives = trace.table("ranks"), trace.table("collectives")
-    assert ranks is not None and collectives is not None
-    assert sorted(ranks.collect()["rank"]) == [0, 1]
-    assert collectives.collect().height > 0
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
@@ -221,33 +186,6 @@ print(dict(counters["frames"]), dict(counters["stats"]), len(counters["graph_bre
     assert recorded.out == plain.stdout
     assert recorded.window()["state"] == "complete"
     assert len(recorded.steps()) == 9
-
-
-def test_deepspeed_counts_its_own_steps(tmp_path: Path) -> None:
-    engine = tmp_path / "deepspeed" / "runtime"
-    engine.mkdir(parents=True)
-    (engine / "engine.py").write_text(
-        """
-class DeepSpeedEngine:
-    global_steps = calls = 0
-    def step(self):
-        self.calls += 1
-        if self.calls % 2 == 0:
-            [optimizer.step() for optimizer in self.optimizers]
-            self.global_steps += 1
-"""
-    )
-    script = """
-from deepspeed.runtime.engine import DeepSpeedEngine
-engine = DeepSpeedEngine()
-engine.optimizers = [torch.optim.SGD([p]) for p in model.parameters()]
-for i in range(18):
-    model(torch.randn(4, 8)).mean().backward()
-    engine.step()
-"""
-    recorded = record_script(tmp_path, script)
-    assert len(recorded.steps()) == 9
-    assert recorded.window()["state"] == "complete"
 
 
 def test_a_full_disk_loses_the_window_and_nothing_else(tmp_path: Path) -> None:

@@ -52,11 +52,13 @@ def test_a_script_is_read_for_such_flags_too(tmp_path: Path) -> None:
 
 
 def test_steps_and_ranks_are_read_as_typed() -> None:
-    assert plan.steps("10-14") == (10, 14)
-    assert plan.steps("7") == (7, 7)
+    assert plan.steps("10-14") == ((10, 14),)
+    assert plan.steps("100-104, 7") == ((7, 7), (100, 104))
+    assert plan.steps("10-") == ((10, None),)
+    assert [plan.seconds("--delay", text) for text in ("90", "1.5s", "2m", "20ms")] == [90, 1.5, 120, 0.02]
     assert plan.ranks("0,8-15") == ((0, 0), (8, 15))
     assert plan.what("memory, cuda,memory") == ("memory", "cuda")
-    for wrong in ("", "3-", "5-4", "0-4", "a"):
+    for wrong in ("", "-3", "5-4", "0-4", "a", "3,", "3-5,6", "3-,9"):
         with pytest.raises(BadOption):
             plan.steps(wrong)
     for wrong in ("", "3-1", "1,,2"):

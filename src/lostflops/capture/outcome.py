@@ -14,12 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lostflops.capture import nsys_outcome
 from lostflops.capture.plan import Plan
 
 WARM_UP = 3  # first steps, in which a job still builds its caches
 NEARBY = 100  # steps before and after the window that it is compared with
 ENOUGH = 3
-MOST_NAMED = 6
+MOST_NAMED = 6  # windows
 
 
 @dataclass(frozen=True)
@@ -131,12 +132,13 @@ def _slowdown(steps: Sequence[Mapping[str, Any]]) -> float | None:
 
 def summary(outcome: Outcome) -> list[str]:
     """The lines that `record` ends with: what was recorded, what was not and why, and what to do next."""
+    if outcome.plan.nsys:
+        logs = [log.path for log in outcome.logs]
+        return [*nsys_outcome.summary(outcome.plan, logs, _ending(outcome.status)), *_faults(outcome)]
     if not outcome.kept:
         return [*_nothing(outcome), *_faults(outcome)]
     size = compress(outcome)
     ranks = {log.rank for log, _ in outcome.kept}
-    first = min(window["first"] for _, window in outcome.kept)
-    last = max(window["last"] for _, window in outcome.kept)
     facts = [amount(size)]
     slower = slowdown(log for log, _ in outcome.kept)
     if slower is not None:
@@ -146,11 +148,10 @@ def summary(outcome: Outcome) -> list[str]:
     writing = max(window["took"] for _, window in outcome.kept) / 1e9
     facts.append(f"{writing:.1f} s to write")
     many = f"{len(ranks)} rank{'s' * (len(ranks) != 1)}"
-    steps = f"step {first}" if first >= last else f"steps {first}-{last}"
-    lines = [f"recorded {steps} on {many} -> {outcome.plan.run}  ({', '.join(facts)})"]
+    lines = [f"recorded {_steps(outcome)} on {many} -> {outcome.plan.run}  ({', '.join(facts)})"]
     early = {w["reason"] for _, w in outcome.kept if w["reason"]}
     lines += [f"ended early: {reason}" for reason in sorted(early)]
-    lines += [f"rank {log.rank} is missing: {reason}" for log, reason in outcome.lost]
+    lines += [f"rank {log.rank} has a window less: {reason}" for log, reason in outcome.lost]
     world = max((log.who.get("world") or 1 for log in outcome.logs), default=1)
     absent = sorted(set(range(min(world, 1 << 20))) - {log.rank for log in outcome.logs})
     if absent and outcome.whole:
@@ -159,6 +160,19 @@ def summary(outcome: Outcome) -> list[str]:
     path = shlex.quote(str(outcome.plan.run))
     partly = " --allow-missing-ranks" if 1 < len(ranks) < world else ""
     return [*lines, f"next: lostflops why {path}{partly}"]
+
+
+def _steps(outcome: Outcome) -> str:
+    """The recorded steps: of each window from the first to the last of any rank."""
+    windows: dict[object, list[Mapping[str, Any]]] = {}
+    for _, window in outcome.kept:
+        windows.setdefault(window.get("request") or window.get("number"), []).append(window)
+    ranges = sorted((min(w["first"] for w in of), max(w["last"] for w in of)) for of in windows.values())
+    named = [f"{first}" if first >= last else f"{first}-{last}" for first, last in ranges]
+    shown = ", ".join(named[:MOST_NAMED]) + (
+        f" and {len(named) - MOST_NAMED} more windows" if named[MOST_NAMED:] else ""
+    )
+    return f"step {shown}" if len(named) == 1 and "-" not in shown else f"steps {shown}"
 
 
 def amount(size: int) -> str:
@@ -201,7 +215,7 @@ def _nothing(outcome: Outcome) -> list[str]:
     ended = _ending(outcome.status)
     plan = outcome.plan
     seen = {file.name for file in plan.boot.glob("seen-*")}
-    first = plan.steps[0]
+    first = plan.steps[0][0]
     made = max((log.steps[-1]["step"] + 1 for log in outcome.logs if log.steps), default=0)
     advice = f"Hint: `--steps {max(1, made // 2)}-{made - 1}`" if made > 1 else "Hint: let it make more steps"
     if outcome.lost:
@@ -221,6 +235,9 @@ def _nothing(outcome: Outcome) -> list[str]:
         ):
             had = _listed(sorted({log.rank for log in outcome.logs}))
             return [f"nothing was recorded: --ranks names none of the job's ranks; it had {had}"]
+        if plan.delay is not None:
+            why = f"before the {plan.delay:g} s of --delay were over and the window was open"
+            return [f"nothing was recorded: the job {ended} after {steps}, {why}", "Hint: a shorter --delay"]
         if made > first:
             return [f"nothing was recorded: the job {ended} in its step {made}, while the window was open"]
         return [

@@ -8,10 +8,15 @@ import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lostflops.capture.annotation_file import Annotations
 from lostflops.errors import BadOption, shown
+
+if TYPE_CHECKING:
+    from lostflops.capture.nsys_plan import NsysPlan
 
 WHAT = {
     "cuda": "kernels, copies and CUDA calls, where there is a GPU",
@@ -21,10 +26,12 @@ WHAT = {
 }
 ELSEWHERE = {"nvtx", "os", "metrics", "nic"}
 DEFAULT_WHAT = ("cuda", "shapes")
-DEFAULT_STEPS = (10, 14)
+LENGTH = 5  # steps of a window that nobody gave an end
 KEEP_FREE = 256 << 20
 
 Ranges = tuple[tuple[int, int], ...]
+Steps = tuple[tuple[int, int | None], ...]  # closed ranges; None: no last step
+DEFAULT_STEPS: Steps = ((10, 14),)
 
 
 @dataclass(frozen=True)
@@ -33,10 +40,35 @@ class Plan:
 
     command: Sequence[str]
     run: Path
-    steps: tuple[int, int] = DEFAULT_STEPS
+    steps: Steps = DEFAULT_STEPS
+    every: int = 0  # the ranges of steps come again after so many; 0: never
+    delay: float | None = None  # seconds before the window opens, in place of steps
+    duration: float | None = None  # seconds after which a window ends
     ranks: Ranges | None = None
     what: Sequence[str] = DEFAULT_WHAT
     annotations: Annotations = ()
+    nsys: NsysPlan | None = None  # None: the PyTorch profiler records
+
+    def __post_init__(self) -> None:
+        open_ended = any(last is None for _, last in self.steps)
+        if open_ended and self.duration is None:
+            raise BadOption(
+                "Steps without a last one need --duration.", "write `--steps 10-14`, or `--duration 5` too."
+            )
+        if not self.every:
+            return
+        if self.delay is not None or open_ended:
+            raise BadOption(
+                "--every repeats windows that begin and end at known steps.",
+                "write `--steps 10-14 --every 1000`, without --delay.",
+            )
+        ends = [last for _, last in self.steps if last is not None]
+        least = max(ends) - self.steps[0][0] + 2
+        if self.every < least:
+            raise BadOption(
+                f"Windows every {self.every} steps would overlap.",
+                f"between two windows lies at least one step: `--every {least}` or more.",
+            )
 
     @property
     def boot(self) -> Path:
@@ -51,25 +83,53 @@ class Plan:
     def shell(self, given: Mapping[str, str]) -> str:
         """The command line that a shell would be given for the same."""
         settings = (f"{name}={shlex.quote(value)}" for name, value in self.environment(given).items())
-        return " ".join([*settings, shlex.join(self.command)])
+        command = " ".join([*settings, shlex.join(self.command)])
+        return "\n".join([command, *(self.nsys.shell(self.run) if self.nsys else [])])
 
 
-def steps(text: str) -> tuple[int, int]:
-    """The first and last step of 'A-B' or 'A'. Step 0 cannot be recorded: nothing is seen before its end."""
-    found = re.fullmatch(r"(\d{1,12})(?:-(\d{1,12}))?", text)
+def steps(text: str) -> Steps:
+    """The ranges of '10-14,100-104', '7' or '10-'.
+
+    Step 0 cannot be recorded: nothing is seen before its end.
+    """
+    ranges: list[tuple[int, int | None]] = []
+    for part in text.split(","):
+        found = re.fullmatch(r"\s*(\d{1,12})(-(\d{1,12})?)?\s*", part)
+        if not found:
+            raise BadOption(
+                f"'{shown(text)}' names no steps.",
+                "write `--steps 10-14`, one number, or several with commas.",
+            )
+        first, last = int(found[1]), int(found[3] or found[1])
+        if last < first:
+            raise BadOption(
+                f"The steps '{shown(part)}' end before they begin.", f"write `--steps {last}-{first}`."
+            )
+        if first == 0:
+            raise BadOption(
+                "Step 0 cannot be recorded: lostflops first learns of the steps when it has ended.",
+                f"begin with step 1, better after the warm-up: `--steps 10-{max(14, last)}`.",
+            )
+        ranges.append((first, None if found[2] == "-" else last))
+    ranges.sort(key=lambda one: one[0])
+    for (first, last), (after, _) in pairwise(ranges):
+        if last is None or after < last + 2:
+            whole = f"{first}-" if last is None else f"{first}-{last}"
+            raise BadOption(
+                f"The steps {whole} run into those from {after} on.",
+                "leave at least one step between two windows, in which the profiler is prepared.",
+            )
+    return tuple(ranges)
+
+
+def seconds(option: str, text: str) -> float:
+    """A time in seconds, as in '90', '1.5' or '2m'."""
+    found = re.fullmatch(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*(ms|s|m|h)?\s*", text)
     if not found:
-        raise BadOption(f"'{shown(text)}' names no steps.", "write `--steps 10-14`, or one number.")
-    first, last = int(found[1]), int(found[2] or found[1])
-    if last < first:
         raise BadOption(
-            f"The steps '{shown(text)}' end before they begin.", f"write `--steps {last}-{first}`."
+            f"'{shown(text)}' is no time.", f"write seconds, as in `{option} 30`, or `{option} 2m`."
         )
-    if first == 0:
-        raise BadOption(
-            "Step 0 cannot be recorded: lostflops first learns of the steps when it has ended.",
-            f"begin with step 1, better after the warm-up: `--steps 10-{max(14, last)}`.",
-        )
-    return first, last
+    return float(found[1]) * {"ms": 0.001, "s": 1, "m": 60, "h": 3600}[found[2] or "s"]
 
 
 def ranks(text: str) -> Ranges:
@@ -90,7 +150,7 @@ def what(text: str) -> tuple[str, ...]:
         if word in ELSEWHERE:
             raise BadOption(
                 f"'{word}' is not recorded by the PyTorch profiler.",
-                f"it needs Nsight Systems, which `record` does not start yet; there are {', '.join(WHAT)}. "
+                f"it needs Nsight Systems: add `--with nsys`. Without, there are {', '.join(WHAT)}. "
                 "Ranges of `torch.profiler.record_function` are always recorded.",
             )
         if word not in WHAT:

@@ -27,7 +27,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from lostflops.capture.membership import Membership
-from lostflops.capture.plan import KEEP_FREE, Plan
+from lostflops.capture.plan import KEEP_FREE, LENGTH, Plan
 from lostflops.errors import BadOption, CannotWrite, OutputExists
 from lostflops.version import __version__
 
@@ -63,11 +63,14 @@ def write(plan: Plan, member: Membership | None = None) -> bool:
             return False
     except OSError as error:
         raise CannotWrite(run, error) from error
-    first, last = plan.steps
     settings = {
-        "first": first,
-        "last": last,
-        "ranks": plan.ranks,
+        "steps": [[first] if last is None else [first, last] for first, last in plan.steps],
+        "every": plan.every,
+        "delay": plan.delay,
+        "duration": plan.duration,
+        "length": LENGTH,
+        "began": time.time(),
+        "ranks": [] if plan.nsys else plan.ranks,
         **{kind: kind in plan.what for kind in ("cuda", "shapes", "python", "memory")},
         "grow": 0,
         "keep_free": KEEP_FREE,
@@ -80,6 +83,8 @@ def write(plan: Plan, member: Membership | None = None) -> bool:
         if plan.annotations:
             lines = (json.dumps(annotation) + "\n" for annotation in plan.annotations)
             (beside / "annotations.jsonl").write_text("".join(lines))
+        if plan.nsys:
+            plan.nsys.write(beside, plan.ranks)
         if member:
             (beside / JOB).write_text(member.job)
         try:

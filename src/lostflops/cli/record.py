@@ -15,7 +15,7 @@ import time
 from argparse import REMAINDER, ArgumentParser, Namespace
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lostflops.capture.membership import Membership
@@ -27,8 +27,19 @@ def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
     parser.add_argument(
         "--steps",
         metavar="A-B",
-        default="10-14",
-        help="the steps to record in full, both included (default 10-14); the first step is 0",
+        help="the steps to record in full, both included (default 10-14); several with commas, as in "
+        "10-14,100-104; the first step is 0",
+    )
+    parser.add_argument(
+        "--every", metavar="N", type=int, default=0, help="record the steps again after each N steps"
+    )
+    parser.add_argument(
+        "--delay",
+        metavar="SECONDS",
+        help="open the window when the job has run so long, instead of at a step (also 90s, 2m)",
+    )
+    parser.add_argument(
+        "--duration", metavar="SECONDS", help="end a window at the first step after so long, if not before"
     )
     parser.add_argument(
         "--ranks", metavar="LIST", help="record steps in full on these ranks only, as in 0,8-15 (default all)"
@@ -36,8 +47,19 @@ def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
     parser.add_argument(
         "--what",
         metavar="LIST",
-        default="cuda,shapes",
-        help="what to record of them: cuda, shapes, python (call stacks), memory (default cuda,shapes)",
+        help="what to record of them: cuda, shapes, python (call stacks), memory (default cuda,shapes); "
+        "with nsys also nvtx, os, metrics, nic (default cuda,nvtx)",
+    )
+    parser.add_argument(
+        "--with",
+        dest="recorder",
+        metavar="TOOL",
+        choices=("torch", "nsys"),
+        default="torch",
+        help="torch: the PyTorch profiler (default); nsys: your own Nsight Systems",
+    )
+    parser.add_argument(
+        "--nsys", metavar="PATH", type=Path, help="the nsys to use, when it is not the one that is found"
     )
     parser.add_argument(
         "--annotate",
@@ -65,13 +87,22 @@ def asked(given: Namespace, member: Membership | None = None) -> Plan:
 
     command: list[str] = given.job[1:] if given.job[:1] == ["--"] else given.job
     plan.check(command)
+    when = _when(given)
+    under: dict[str, Any] = {}
+    if given.recorder == "torch" and not given.nsys:
+        under["what"] = plan.what(given.what or ",".join(plan.DEFAULT_WHAT))
+    else:
+        from lostflops.capture import nsys_options, nsys_plan
+
+        under["what"] = nsys_options.what(given.what or "")
+        under["nsys"] = nsys_plan.planned(given.nsys, under["what"], command, os.environ, **when)
     return plan.Plan(
         command=command,
         run=given.output or Path("runs") / _name(command, member),
-        steps=plan.steps(given.steps),
+        **when,
         ranks=None if given.ranks is None else plan.ranks(given.ranks),
         annotations=annotation_file.read(given.annotate) if given.annotate else (),
-        what=plan.what(given.what),
+        **under,
     )
 
 
@@ -88,6 +119,8 @@ def run(given: Namespace) -> None:
         print(plan.shell(os.environ))
         return
     run_folder.write(plan, member)
+    for line in plan.nsys.said() if plan.nsys else ():
+        print(f"lostflops: {line}", file=sys.stderr)
     status = job_process.run(plan.command, {**os.environ, **plan.environment(os.environ)})
     # From here on nothing may come between the job's exit status and whoever waits for it.
     try:
@@ -99,6 +132,27 @@ def run(given: Namespace) -> None:
         print(*lines, sep="\n", file=sys.stderr, flush=True)
     finally:
         job_process.leave(status)
+
+
+def _when(given: Namespace) -> dict[str, Any]:
+    """The part of the plan that says when to record."""
+    from lostflops.capture import plan
+    from lostflops.errors import BadOption
+
+    delay, duration = (
+        None if text is None else plan.seconds(option, text)
+        for option, text in (("--delay", given.delay), ("--duration", given.duration))
+    )
+    if given.every < 0:
+        raise BadOption("--every takes a number of steps.", "as in `--steps 10-14 --every 1000`.")
+    if given.steps is not None and delay is not None:
+        raise BadOption("--steps and --delay both say when to begin.", "leave one of them out.")
+    steps = plan.DEFAULT_STEPS
+    if given.steps is not None:
+        steps = plan.steps(given.steps)
+    elif duration is not None and delay is None:
+        steps = ((plan.DEFAULT_STEPS[0][0], None),)
+    return {"steps": steps, "every": given.every, "delay": delay, "duration": duration}
 
 
 def _name(command: Sequence[str], member: Membership | None) -> str:

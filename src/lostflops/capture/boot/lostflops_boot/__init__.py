@@ -13,6 +13,7 @@ from . import imports, log
 
 # Which function of `hooks` is called when a module has executed.
 HOOKS = {
+    "torch.autograd": "backward",
     "torch.optim.optimizer": "optimizer",
     "torch.utils.data.dataloader": "dataloader",
     "torch.autograd.profiler": "profiler",
@@ -34,10 +35,19 @@ def arm() -> None:
     # Without it Kineto prints lines of its own for every window.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     log.mark("python")
+    if os.path.exists(os.path.join(log.BOOT, "nsys.jsonl")):
+        from . import nsys, nsys_window  # noqa: F401 - the compiler is told to skip what is loaded by then
+
+        try:
+            nsys.supervise()
+        except Exception as error:
+            log.fault("nsys", error)
     waited = {name: [f"hooks.{hook}"] for name, hook in HOOKS.items()}
     if os.path.exists(os.path.join(log.BOOT, ANNOTATIONS)):
         from . import annotated
 
         for name in annotated.modules():
             waited.setdefault(name, []).append("annotated.executed")
+    if os.environ.get("LOSTFLOPS_COLLECTOR"):
+        waited.setdefault("torch.optim.optimizer", []).append("copying.begin")
     imports.arm(waited)

@@ -33,8 +33,9 @@ class Clock:
         self.log: StepLog | None = None
         self.window: Window | None = None
         self.started: int | None = None  # of the running step; nobody saw the first one start
-        self.own = self.optimizer = self.data = self.checkpoint = self.collecting = 0
+        self.own = self.optimizer = self.data = self.checkpoint = self.collecting = self.micro_steps = 0
         self._collection_began = 0
+        self._in_backward = False
         self._leader: int | None = None
         self._followers: set[int] = set()
         self._lock = threading.Lock()
@@ -80,18 +81,33 @@ class Clock:
         if self.log is None:
             self._begin()
         assert self.log is not None and self.window is not None
-        duration = "null" if self.started is None else str(ended - self.started)
+        took = None if self.started is None else ended - self.started
+        duration = "null" if took is None else str(took)
         self.log.step(
             self.step,
             ended,
-            f'"duration":{duration},"own":{self.own},"optimizer":{self.optimizer},"data":{self.data},'
-            f'"checkpoint":{self.checkpoint},"gc":{self.collecting},"window":{int(self.window.recording)}',
+            f'"duration":{duration},"own":{self.own},"micro_steps":{self.micro_steps},'
+            f'"optimizer":{self.optimizer},"data":{self.data},"checkpoint":{self.checkpoint},"gc":{self.collecting},"window":{int(self.window.recording)}',
         )
         self.step += 1
-        self.optimizer = self.data = self.checkpoint = self.collecting = 0
-        self.window.boundary(self.step)
+        self.optimizer = self.data = self.checkpoint = self.collecting = self.micro_steps = 0
+        self.window.boundary(self.step, (took or 0) / 1e9)
         self.started = now()
         self.own = self.started - ended
+
+    def backward(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a backward pass. One inside another, as of activation checkpoints, is no pass of its own."""
+        # Not by thread: on a GPU the inner ones run on threads of PyTorch's own.
+        if not self.on or self._in_backward:
+            return function(*args, **kwargs)
+        self._in_backward = True
+        self.micro_steps += 1
+        try:
+            if self.window is not None and self.window.ranges.attached:
+                return self.window.ranges.named("backward", function, *args, **kwargs)
+            return function(*args, **kwargs)
+        finally:
+            self._in_backward = False
 
     def _begin(self) -> None:
         rank = identify()
@@ -119,7 +135,11 @@ class Clock:
             monotonic=now(),
             wall=time.time_ns(),
         )
-        self.window = Window(torch, self.log, rank, settings.read())
+        nsys = sys.modules.get(f"{__package__}.nsys")
+        kind: Any = Window
+        if nsys is not None and nsys.inside():
+            kind = sys.modules[f"{__package__}.nsys_window"].NsysWindow
+        self.window = kind(torch, self.log, rank, settings.read())
         atexit.register(self._ended)
         gc.callbacks.append(self._collected)
         annotated.first_step()

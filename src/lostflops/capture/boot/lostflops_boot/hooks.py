@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -69,6 +70,28 @@ def outermost(
         CLOCK.depth.inside = False
     CLOCK.called(args[0], began, ended is None or ended())
     return result
+
+
+def backward(module: Any) -> None:
+    """Count backward passes: several in a step are gradient accumulation."""
+    inner = module.backward
+    compiling: Callable[[], bool] | None = None
+
+    @functools.wraps(inner)
+    def backward(*args: Any, **kwargs: Any) -> Any:
+        nonlocal compiling
+        if compiling is None:  # PyTorch has not got that far when this module has executed
+            compiling = _compiling()
+        if compiling():
+            return inner(*args, **kwargs)
+        return CLOCK.backward(inner, args, kwargs)
+
+    module.backward = backward
+
+
+def _compiling() -> Callable[[], bool]:
+    found = getattr(getattr(sys.modules["torch"], "compiler", None), "is_compiling", None)
+    return found or (lambda: False)
 
 
 def dataloader(module: Any) -> None:

@@ -48,10 +48,8 @@ def _node() -> str:
     return f"node-{hashlib.sha256((boot + platform.node()).encode()).hexdigest()[:8]}"
 
 
-def _placed() -> tuple[int, int | None, int | None, str]:
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        return distributed.get_rank(), _number("LOCAL_RANK"), distributed.get_world_size(), "process group"
+def _launched() -> tuple[int, int | None, int | None, str]:
+    """Rank, local rank and world size as the launcher tells them, and which variable or launcher it was."""
     rank, local, world = _number("RANK"), _number("LOCAL_RANK"), _number("WORLD_SIZE")
     # RANK alone may be the index of a pod.
     if rank is not None and local is not None and world is not None:
@@ -60,10 +58,22 @@ def _placed() -> tuple[int, int | None, int | None, str]:
         rank = _number(names[0])
         if rank is not None:
             return rank, _number(names[1]), _number(names[2]), source
+    # srun starts launchers too: their one task is the node, and each pod or worker may be a job of its own.
     rank, world = _number("SLURM_PROCID"), _number("SLURM_STEP_NUM_TASKS")
     if rank is not None and world is not None and world > 1:
         return rank, _number("SLURM_LOCALID"), world, "Slurm"
+    rank = _number("JOB_COMPLETION_INDEX")
+    if rank is not None:
+        return rank, None, None, "index of the pod"
     return 0, None, None, "assumed"
+
+
+def _placed() -> tuple[int, int | None, int | None, str]:
+    launched = _launched()
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), launched[1], distributed.get_world_size(), "process group"
+    return launched
 
 
 def identify() -> Rank:

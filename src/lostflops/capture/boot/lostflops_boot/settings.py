@@ -11,8 +11,12 @@ from .log import BOOT
 
 @dataclass(frozen=True)
 class Settings:
-    first: int
-    last: int
+    steps: list[list[int]]  # closed ranges of steps, ascending; without a second number the range has no end
+    every: int  # the ranges come again after so many steps; 0: never
+    delay: float | None  # seconds from `began` on before a window opens; null: windows open by steps
+    duration: float | None  # seconds after which a window ends
+    length: int  # steps of a window that says neither its last step nor its duration
+    began: float  # when the job was started, seconds since the epoch
     ranks: list[list[int]] | None  # closed ranges; None is every rank
     cuda: bool
     shapes: bool
@@ -21,10 +25,14 @@ class Settings:
     grow: int  # bytes that the process may grow by while a window is open; 0: the default
     keep_free: int  # bytes that an export leaves free on the disk
 
-    def wants(self, rank: int) -> bool:
-        return self.ranks is None or any(low <= rank <= high for low, high in self.ranks)
-
 
 def read() -> Settings:
     with open(os.path.join(BOOT, "settings.jsonl")) as file:
-        return Settings(**json.load(file))
+        given = json.load(file)
+    # In a pod the file is the same for all jobs of a namespace; what one of them was asked for stands here.
+    own = json.loads(os.environ.get("LOSTFLOPS_SETTINGS") or "{}")
+    return Settings(**{**given, **{name: own[name] for name in own if name in given}})
+
+
+def within(rank: int, ranks: list[list[int]] | None) -> bool:
+    return ranks is None or any(low <= rank <= high for low, high in ranks)

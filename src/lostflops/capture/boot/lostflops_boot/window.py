@@ -1,4 +1,4 @@
-"""The steps that are recorded in full: a session of torch.profiler, opened and closed between steps."""
+"""The steps that are recorded in full: sessions of torch.profiler, opened and closed between steps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from types import FrameType
 from typing import Any
 
 from . import log
+from .memory import History
+from .ranges import Ranges
 from .rank import Rank
+from .schedule import Schedule, Span
+from .room import room
 from .sessions import SESSIONS
 from .settings import Settings
 from .step_log import StepLog, resident
@@ -22,16 +26,22 @@ LATER, WARMING, RECORDING, DONE = "later", "warming", "recording", "done"
 
 
 class Window:
-    """The window of one rank. Call `boundary` after each step, on the thread that ended it."""
+    """The windows of one rank, in turn. Call `boundary` after each step, on the thread that ended it."""
 
     def __init__(self, torch: Any, steps: StepLog, rank: Rank, wanted: Settings) -> None:
         self._torch, self._log, self._rank, self._wanted = torch, steps, rank, wanted
-        self.state = LATER if wanted.wants(rank.rank) else DONE
+        self.state = LATER
+        self.ranges = Ranges(torch)
+        self._schedule = Schedule(rank, wanted)
+        self._span: Span | None = None
+        self._number = 0
+        self._history = History(torch)
         self._session: Any = None
         self._range: Any = None
         self._thread = 0
         self._pid = os.getpid()
         self._first = self._step = 0
+        self._since = 0.0
         self._held: int | None = None
         self._grow = wanted.grow or min(GROW_BY, _memory() // 20 or GROW_BY)
         self._handler: Any = None
@@ -41,35 +51,47 @@ class Window:
     def recording(self) -> bool:
         return self.state == RECORDING
 
-    def boundary(self, step: int) -> None:
-        """The step before `step` has ended."""
-        if self.state == DONE or (self.state == LATER and step < self._wanted.first - 1):
+    def boundary(self, step: int, step_seconds: float) -> None:
+        """The step before `step` has ended; it took `step_seconds`."""
+        if self.state == DONE:
             return
         self._step = step
         if self.state == LATER:
-            if step > self._wanted.last:
-                self._say("lost", self._hindrance)
-                self.state = DONE
+            span = self._span = self._schedule.current(step, step_seconds)
+            if span is None or step < span.first - 1:
+                return
+            if span.last is not None and step > span.last:
+                self._say("lost", self._hindrance or "another window was open")
+                self._over()
                 return
             if not self._free_to_open():
                 return
             self._prepare()
-        if threading.get_ident() != self._thread:
+        if threading.get_ident() != self._thread or self._span is None:
             return
         if self.state == WARMING:
-            if step < self._wanted.first:
+            if step < self._span.first:
                 return
             self._start()
         elif self.state == RECORDING:
             self._leave_range()
             grown = (resident() or 0) - (self._held or 0)
-            if step > self._wanted.last:
+            last = self._schedule.last_of(self._span, step, self._since)
+            if last is not None and step > last:
                 self._stop("")
                 return
             if grown > self._grow:
                 self._stop(f"the process grew by {grown >> 20} MB while recording")
                 return
         self._enter_range()
+
+    def _over(self) -> None:
+        """This window is: wait for the next one."""
+        self._schedule.done()
+        self._hindrance = ""
+        self._span = None
+        self._number += 1
+        self.state = LATER
 
     def close(self, reason: str) -> None:
         """End an open window before its time, keeping what it has."""
@@ -78,16 +100,19 @@ class Window:
             self._stop(reason)
         elif self.state in (WARMING, RECORDING):
             self.drop(f"{reason} before a whole step was recorded")
+            self._over()
         elif self.state == LATER and self._hindrance:
             self._say("lost", self._hindrance)
-            self.state = DONE
+            self._over()
 
     def drop(self, reason: str) -> None:
-        """End the session and write nothing of it."""
+        """End the session and write nothing of it. There is no other window after a fault of ours."""
         state, self.state = self.state, DONE
         if state in (WARMING, RECORDING):
             self._leave_range()
             self._end_session(warming=state == WARMING)
+            self._history.stop()
+            self._session = None
             self._say("lost", reason)
 
     def forked(self) -> None:
@@ -127,6 +152,7 @@ class Window:
         finally:
             SESSIONS.ours.working = False
         SESSIONS.yield_window = self._make_way
+        self.ranges.attach()
 
     def _lean(self) -> Any:
         """Leave out the Python copy of the events, which nobody reads: it doubles the time to stop."""
@@ -141,11 +167,14 @@ class Window:
         SESSIONS.ours.working = True
         try:
             self._held = resident()
+            if self._wanted.memory:
+                self._history.start()
             self._session.start_trace()
             self.state = RECORDING
         finally:
             SESSIONS.ours.working = False
         self._first = self._step
+        self._since = time.monotonic()
         self._name_rank()
         self._take_signal()
 
@@ -171,6 +200,7 @@ class Window:
 
     def _end_session(self, warming: bool = False) -> None:
         SESSIONS.yield_window = None
+        self.ranges.detach()
         SESSIONS.ours.working = True
         try:
             if self._session is not None and warming:
@@ -187,12 +217,12 @@ class Window:
         self.state = DONE  # first: whatever goes wrong below, this is not tried again
         grown = max(0, (resident() or 0) - (self._held or 0))
         self._end_session()
-        name = f"window-{self._log.name}-w000.pt.trace.json"
+        name = f"window-{self._log.name}-w{self._number:03d}.pt.trace.json"
         target = os.path.join(self._log.folder, name)
         beside = os.path.join(self._log.folder, f".{name}.tmp")
+        snapshot = f"memory-{self._log.name}-w{self._number:03d}.pickle"
         try:
-            disk = os.statvfs(self._log.folder)
-            free = disk.f_bavail * disk.f_frsize
+            free = room(self._log.folder, self._wanted.keep_free)
             if free < grown + self._wanted.keep_free:
                 raise OSError(f"only {free >> 20} MB are free on the disk")
             self._session.export_chrome_trace(beside)
@@ -200,16 +230,28 @@ class Window:
                 raise OSError("the trace could not be written to its end")
             size = os.stat(beside).st_size
             os.replace(beside, target)
+            dumped = self._history.dump(os.path.join(self._log.folder, snapshot))
         except Exception as error:
             self._remove(beside)
+            self._history.stop()
             self._session = None
             self._say("lost", str(error))
-            return
-        self._session = None
-        took = time.monotonic_ns() - began
-        state = "partial" if reason else "complete"
-        # The step that runs when the window is closed early is not whole.
-        self._say(state, reason, first=self._first, last=self._step - 1, file=name, bytes=size, took=took)
+        else:
+            self._session = None
+            took = time.monotonic_ns() - began
+            more = {"memory": snapshot} if dumped else {}
+            # The step that runs when the window is closed early is not whole.
+            self._say(
+                "partial" if reason else "complete",
+                reason,
+                first=self._first,
+                last=self._step - 1,
+                file=name,
+                bytes=size,
+                took=took,
+                **more,
+            )
+        self._over()
 
     def _remove(self, path: str) -> None:
         try:
@@ -218,7 +260,8 @@ class Window:
             pass
 
     def _say(self, state: str, reason: str, **more: Any) -> None:
-        self._log.add(kind="window", state=state, reason=reason, **more)
+        asked = {"request": self._span.request} if self._span is not None and self._span.request else {}
+        self._log.add(kind="window", number=self._number, state=state, reason=reason, **asked, **more)
 
     def _make_way(self) -> bool:
         """The job starts a profiler of its own. False when this is the wrong thread to close ours."""
