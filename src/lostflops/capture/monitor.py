@@ -8,7 +8,8 @@ import re
 import select
 import subprocess
 import sys
-from contextlib import suppress
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from lostflops.errors import BadOption, CannotWrite, LostflopsError, shown
 
 SHORTEST = 0.1
 DEFAULT_INTERVAL = 1.0
+JOB_WAITS = 10.0  # s that a job's end waits for the last sample
 PATIENCE = 30.0  # s; the driver may have to wake up first
 
 
@@ -134,6 +136,29 @@ def start(wanted: Wanted) -> Monitor:
     except OSError as error:
         raise LostflopsError(f"The monitor could not be started: {error.strerror}.") from error
     return Monitor(process, wanted)
+
+
+@contextmanager
+def beside(run: Path, *, wanted: bool) -> Generator[list[str]]:
+    """Sample while the block runs, if `wanted`. What there is to say of it is in the list when it has ended.
+
+    A monitor that cannot start costs its samples only.
+    """
+    said: list[str] = []
+    if not wanted:
+        yield said
+        return
+    try:
+        sampler = start(Wanted(run))
+    except LostflopsError as error:
+        said.append(f"monitor: {error.message}")
+        yield said
+        return
+    try:
+        yield said
+    finally:
+        sampler.stop(JOB_WAITS)
+        said += sampler.lines()
 
 
 def interval(text: str) -> float:

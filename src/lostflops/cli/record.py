@@ -74,6 +74,11 @@ def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
         help="the folder to make (default runs/ and a name with the time)",
     )
     parser.add_argument(
+        "--monitor",
+        action="store_true",
+        help="also sample the node every second: GPUs, cores, memory, disks and networks",
+    )
+    parser.add_argument(
         "--print", action="store_true", help="show the exact command and environment instead of running it"
     )
     parser.add_argument(
@@ -107,7 +112,7 @@ def asked(given: Namespace, member: Membership | None = None) -> Plan:
 
 
 def run(given: Namespace) -> None:
-    from lostflops.capture import job_process, outcome, run_folder
+    from lostflops.capture import job_process, monitor, outcome, run_folder
     from lostflops.capture.membership import membership
     from lostflops.errors import BadOption, LostflopsError
 
@@ -121,11 +126,12 @@ def run(given: Namespace) -> None:
     run_folder.write(plan, member)
     for line in plan.nsys.said() if plan.nsys else ():
         print(f"lostflops: {line}", file=sys.stderr)
-    status = job_process.run(plan.command, {**os.environ, **plan.environment(os.environ)})
+    with monitor.beside(plan.run, wanted=given.monitor) as monitored:
+        status = job_process.run(plan.command, {**os.environ, **plan.environment(os.environ)})
     # From here on nothing may come between the job's exit status and whoever waits for it.
     try:
         run_folder.note(plan, kind="end", status=status)
-        lines = outcome.summary(outcome.read(plan, status, member and member.node))
+        lines = outcome.summary(outcome.read(plan, status, member and member.node)) + monitored
     except (OSError, LostflopsError, LookupError, TypeError, ValueError) as error:
         lines = [f"lostflops: the recording could not be looked through: {error}"]
     try:

@@ -1,0 +1,157 @@
+"""Sample what the GPUs, cores, memory, disks and networks of this node do.
+
+By itself until Ctrl-C, or around a command whose output and exit status are passed through. The samples
+become the table `counters` of the run. One monitor per node is enough; `lostflops record --monitor` has one
+with it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from argparse import REMAINDER, ArgumentParser, Namespace
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+from . import _output
+
+
+def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
+    parser.usage = "lostflops monitor [options] [-- COMMAND]"
+    parser.add_argument(
+        "--interval",
+        metavar="SECONDS",
+        default="1",
+        help="time between samples (default 1; 200ms; at least 0.1)",
+    )
+    parser.add_argument("--duration", metavar="SECONDS", help="end after so long (90, 2m, 1h)")
+    parser.add_argument(
+        "--output",
+        metavar="RUN",
+        type=Path,
+        help="the run to add to, or to make (default runs/ and a name with the time)",
+    )
+    parser.add_argument("--csv", metavar="F", type=Path, help="write every sample to F when it has ended")
+    parser.add_argument(
+        "--html", metavar="F", type=Path, help="draw memory, utilisation and watts into F when it has ended"
+    )
+    parser.add_argument(
+        "--port", metavar="PORT", help="offer OpenMetrics to Prometheus at 127.0.0.1:PORT, or ADDRESS:PORT"
+    )
+    parser.add_argument(
+        "--textfile",
+        metavar="F",
+        type=Path,
+        help="keep F.prom up to date for node_exporter's textfile collector",
+    )
+    parser.add_argument(
+        "--dcgm", metavar="URL", help="also read the DCGM exporter there, as in http://127.0.0.1:9400/metrics"
+    )
+    parser.add_argument(
+        "--from", metavar="RUN", dest="source", help="sample nothing: write --csv and --html of that run"
+    )
+    parser.add_argument("job", metavar="COMMAND", nargs=REMAINDER, help="what to run meanwhile, if anything")
+
+
+def run(given: Namespace) -> None:
+    from lostflops.errors import BadOption
+
+    for target in filter(None, (given.csv, given.html)):
+        _output.check(target, [given.source] if given.source else [])
+    if given.source is not None:
+        if given.job or not (given.csv or given.html):
+            raise BadOption("--from reads a run.", "say what to write with --csv or --html, and no command.")
+        _write(Path(given.source), given)
+        return
+    _sample(given)
+
+
+def _sample(given: Namespace) -> None:
+    from lostflops.capture import job_process, monitor, plan
+    from lostflops.errors import LostflopsError
+
+    command: list[str] = given.job[1:] if given.job[:1] == ["--"] else given.job
+    if command:
+        plan.check(command)
+    address, port = monitor.listening(given.port) if given.port is not None else ("127.0.0.1", None)
+    wanted = monitor.Wanted(
+        run=given.output or Path("runs") / f"monitor-{time.strftime('%Y%m%d-%H%M%S')}",
+        interval=monitor.interval(given.interval),
+        duration=None if given.duration is None else monitor.duration(given.duration),
+        address=address,
+        port=port,
+        textfile=given.textfile,
+        dcgm=given.dcgm,
+    )
+    sampler = monitor.start(wanted)
+    status = 0
+    try:
+        sampler.wait_ready()
+        _say(f"monitoring {sampler.beginning['series']} values of this node -> {wanted.run}")
+        for text in sampler.beginning["missing"]:
+            _say(f"monitor: {text}")
+        if port is not None:
+            _say(f"metrics: http://{address}:{sampler.beginning['port']}/metrics")
+        if command:
+            status = job_process.run(command, os.environ)
+        else:
+            signal.signal(signal.SIGTERM, _ended)
+            sampler.process.wait()
+    except KeyboardInterrupt:
+        if not sampler.beginning:
+            raise
+    finally:
+        sampler.stop()
+    _say(*sampler.lines())
+    try:
+        _write(wanted.run, given)
+    except LostflopsError as error:
+        if not command:
+            raise
+        _say(str(error))
+    _say(f"next: lostflops why {wanted.run}")
+    if command:
+        job_process.leave(status)
+
+
+def _write(run: Path, given: Namespace) -> None:
+    """The CSV and the drawing of what a run's monitors saw."""
+    if not (given.csv or given.html):
+        return
+    import polars as pl
+
+    from lostflops import job
+    from lostflops.errors import CannotAnswer
+    from lostflops.report.monitor import page
+
+    monitors = sorted(run.glob("node-*/monitor")) if run.is_dir() else []
+    trace = job.open(monitors or run, allow_missing_ranks=True)
+    counters = trace.table("counters")
+    if counters is None:
+        raise CannotAnswer("monitor", trace.absence("counters"))
+    if given.csv:
+        utc = (pl.col("end") + trace.manifest.origin_ns).cast(pl.Datetime("ns", "UTC"))
+        named = counters.select(utc.dt.to_string("iso:strict").alias("time"), *_COLUMNS)
+        with _output.replacing(given.csv) as file:
+            named.collect().write_csv(file)
+    if given.html:
+        drawn = page(trace)
+        if drawn is None:
+            raise CannotAnswer("monitor", "the run holds no samples that are drawn")
+        with _output.replacing(given.html) as file:
+            file.write_text(drawn)
+
+
+_COLUMNS = ("start", "end", "rank", "device", "metric", "instance", "value", "unit")
+
+
+def _ended(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _say(*lines: str) -> None:
+    if lines:
+        print(*lines, sep="\n", file=sys.stderr, flush=True)
