@@ -19,6 +19,7 @@ from .settings import Settings, within
 
 REQUEST = "request.jsonl"
 LOOK_EVERY = 0.5  # seconds
+MOST_PASSED = 5000  # steps
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Schedule:
 
     def current(self, step: int, step_seconds: float) -> Span | None:
         now = time.monotonic()
-        if now >= self._look:
+        if now >= self._look and step_seconds > 0:  # nobody knows how long the first step took
             self._look = now + LOOK_EVERY
             self._ask(step, step_seconds)
             if self._after_delay and time.time() >= self._wanted.began + (self._wanted.delay or 0):
@@ -107,7 +108,8 @@ class Schedule:
         request: str = "",
     ) -> Span:
         # Until the others have looked too, some steps pass; one more prepares the profiler.
-        first = self._agreed(name, step + 2 + int(LOOK_EVERY / max(step_seconds, 1e-6)))
+        passed = min(int(LOOK_EVERY / step_seconds), MOST_PASSED)
+        first = self._agreed(name, step + 2 + passed)
         if steps is None and duration is None:
             steps = self._wanted.length
         return Span(name, first, None if steps is None else first + steps - 1, duration, request)
