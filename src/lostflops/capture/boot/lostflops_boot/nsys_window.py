@@ -1,0 +1,141 @@
+"""The steps that nsys records: its range is opened and closed between steps, by the rank itself.
+
+With CUDA that is `cudaProfilerStart` and `cudaProfilerStop`, which nsys listens for; without, its own
+commands `nsys start` and `nsys stop` for the session that this rank runs in. Neither is verified with a real
+nsys.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from dataclasses import replace
+from typing import Any
+
+from . import log, nsys
+from .ranges import Ranges
+from .rank import Rank
+from .schedule import Schedule, Span
+from .settings import Settings
+from .step_log import StepLog
+
+ANSWER = 120  # seconds for `nsys start` and `nsys stop`
+
+
+class NsysWindow:
+    """The windows of one rank under nsys, called as `window.Window` is."""
+
+    def __init__(self, torch: Any, steps: StepLog, rank: Rank, wanted: Settings) -> None:
+        self._torch, self._log = torch, steps
+        self._asked = nsys.read_settings()
+        self._method = os.environ.get(nsys.METHOD, "")
+        self._schedule = Schedule(rank, replace(wanted, ranks=self._asked["ranks"]))
+        self._span: Span | None = None
+        self._first = self._step = 0
+        self._since = 0.0
+        self._ranged = False
+        self._pid = os.getpid()
+        self.recording = False
+        self.on = True
+        self.ranges = Ranges(torch)  # never attached: what it opens is not seen by nsys
+
+    def boundary(self, step: int, step_seconds: float) -> None:
+        """The step before `step` has ended; it took `step_seconds`."""
+        if not self.on:
+            return
+        self._step = step
+        self._leave_range()
+        if self._method == "time":
+            self._enter_range()  # nobody here knows when nsys listens
+            return
+        if self.recording and self._span is not None:
+            last = self._schedule.last_of(self._span, step, self._since)
+            if last is not None and step > last:
+                self._close("")
+        if not self.recording:
+            span = self._schedule.current(step, step_seconds)
+            if span is not None and step >= span.first:
+                self._open(span)
+        if self.recording:
+            self._enter_range()
+
+    def close(self, reason: str) -> None:
+        """End an open window before its time."""
+        self._leave_range()
+        if self.recording:
+            self._close(reason)
+
+    def drop(self, reason: str) -> None:
+        """After a fault of ours: no other window."""
+        self.close(reason)
+        self.on = False
+
+    def forked(self) -> None:
+        self.on = self.recording = self._ranged = False
+
+    def _open(self, span: Span) -> None:
+        self._span, self._first, self._since = span, self._step, time.monotonic()
+        try:
+            self._call("start")
+        except Exception as error:  # no CUDA in this PyTorch, an nsys that does not answer
+            self.on = False
+            self._say("lost", _one_line(error))
+            return
+        self.recording = True
+        self._say("open", "")
+
+    def _close(self, reason: str) -> None:
+        self.recording = False
+        self._schedule.done()
+        try:
+            self._call("stop")
+        except Exception as error:
+            self.on = False
+            self._say("lost", _one_line(error))
+            return
+        self._say("partial" if reason else "complete", reason, last=self._step - 1)
+
+    def _call(self, what: str) -> None:
+        if self._method == "cuda":
+            getattr(self._torch.cuda.profiler, what)()
+            return
+        words = [self._asked["nsys"], what, f"--session={os.environ.get(nsys.SESSION, '')}"]
+        # Its own lines do not belong into the job's output; nor is it one of the job's Pythons.
+        done = subprocess.run(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=ANSWER,
+            check=False,
+        )
+        if done.returncode:
+            said = done.stdout.decode(errors="replace")
+            raise OSError(f"`nsys {what}` ended with status {done.returncode}: {said}")
+
+    def _enter_range(self) -> None:
+        """Name the step in the report."""
+        if getattr(self._torch.version, "cuda", None):
+            try:
+                self._torch.cuda.nvtx.range_push(f"ProfilerStep#{self._step}")
+            except RuntimeError:  # a PyTorch without NVTX
+                return
+            self._ranged = True
+
+    def _leave_range(self) -> None:
+        if self._ranged:
+            self._ranged = False
+            self._torch.cuda.nvtx.range_pop()
+
+    def _say(self, state: str, reason: str, **more: Any) -> None:
+        if os.getpid() != self._pid:
+            return
+        asked = {"request": self._span.request} if self._span is not None and self._span.request else {}
+        self._log.add(kind="nsys", state=state, reason=reason, first=self._first, **asked, **more)
+        if state == "lost":
+            log.write(f"nsys window: {reason}")
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
