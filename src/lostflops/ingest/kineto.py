@@ -39,13 +39,14 @@ from .kineto_columns import (
 from .kineto_events import Decoder, Event
 from .kineto_parallel import FailedError, Pool
 from .kineto_stream import UNDECODABLE, EventStream
+from .marked import by_domain
 from .part import Part, write_table
 from .steps import find_steps
 
 # Annotations of the years before annotations had a category of their own.
 ANNOTATION = (
     r"^(?:ProfilerStep#|enumerate\(DataLoader\)#|Optimizer\.(?:step|zero_grad)#|DistributedDataParallel\.forward"
-    r"|nccl:|gloo:)"
+    r"|nccl:|gloo:|lostflops:)"
 )
 # A device that a process merely touches is no rank of its own.
 SECOND_DEVICE_SHARE = 0.05
@@ -187,6 +188,7 @@ class Assembly:
         copies = self._timed(reader.copies)
         calls = self._timed(reader.calls)
         operators, ranges = self._operators_and_ranges()
+        ranges = None if ranges is None else by_domain(ranges)
         frames = self._timed(reader.frames)
         allocations = self._timed(reader.allocations)
         if allocations is not None:  # what an address is for is to tell blocks apart

@@ -13,6 +13,7 @@ import polars as pl
 
 from ..tables import NAME
 from ..trace import Quality
+from .marked import by_domain
 from .nsys_export import Export, thread_of
 from .nsys_rows import usable
 
@@ -107,7 +108,7 @@ def nvtx(export: Export, process: int, orphans: bool, last: int | None) -> Nvtx:
     nccl = spans.filter(is_nccl, pl.col("eventType") == PUSH_POP).select(
         "start", "end", "thread", "payload", name="text"
     )
-    return Nvtx(operators, ranges, nccl, num_events, quality)
+    return Nvtx(operators, by_domain(ranges), nccl, num_events, quality)
 
 
 def _domains(events: pl.DataFrame) -> dict[int, str]:

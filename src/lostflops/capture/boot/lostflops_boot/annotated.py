@@ -12,8 +12,7 @@ import itertools
 import json
 import os
 import sys
-from collections.abc import Callable
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any
 
 from . import compiler, log, marks
@@ -126,29 +125,36 @@ def _give_body(function: FunctionType, annotation: marks.Annotation) -> None:
     for attribute in ("__kwdefaults__", "__qualname__", "__module__", "__doc__", "__annotations__"):
         setattr(copy, attribute, getattr(function, attribute))
     copy.__dict__.update(function.__dict__)
-    flags = function.__code__.co_flags
-    template = _waits if flags & marks.COROUTINE else _yields if flags & marks.GENERATOR else _calls
     name = f"_lostflops_annotated_{next(_numbers)}"
     function.__globals__[name] = marks.annotated(copy, annotation)
-    code = template.__code__.replace(
-        co_names=tuple(name if used == "_annotated" else used for used in template.__code__.co_names),
-        co_name=function.__name__,
-    )
+    code = _calling(function.__code__, name)
     compiler.skip(code)
     function.__code__ = code
-    function.__wrapped__ = copy  # pyright: ignore[reportFunctionMemberAccess] - signatures are read from it
 
 
-_annotated: Callable[..., Any] = marks.annotated  # the name that stands in the templates
-
-
-def _calls(*args: Any, **kwargs: Any) -> Any:
-    return _annotated(*args, **kwargs)
-
-
-def _yields(*args: Any, **kwargs: Any) -> Any:
-    return (yield from _annotated(*args, **kwargs))  # pyright: ignore[reportUnknownVariableType]
-
-
-async def _waits(*args: Any, **kwargs: Any) -> Any:
-    return await _annotated(*args, **kwargs)  # pyright: ignore[reportUnknownVariableType]
+def _calling(like: CodeType, name: str) -> CodeType:
+    """The code of a function with the parameters of `like` that passes all of them to the global `name`."""
+    some, named = like.co_argcount, like.co_argcount + like.co_kwonlyargcount
+    parameters = list(like.co_varnames[:some])
+    passed = list(parameters)
+    if like.co_posonlyargcount:
+        parameters.insert(like.co_posonlyargcount, "/")
+    rest = list(like.co_varnames[named:])
+    if like.co_flags & inspect.CO_VARARGS:
+        parameters.append(f"*{rest[0]}")
+        passed.append(f"*{rest.pop(0)}")
+    elif like.co_kwonlyargcount:
+        parameters.append("*")
+    parameters += like.co_varnames[some:named]
+    passed += [f"{keyword}={keyword}" for keyword in like.co_varnames[some:named]]
+    if like.co_flags & inspect.CO_VARKEYWORDS:
+        parameters.append(f"**{rest[0]}")
+        passed.append(f"**{rest[0]}")
+    call = f"{name}({', '.join(passed)})"
+    waits, yields = like.co_flags & marks.COROUTINE, like.co_flags & marks.GENERATOR
+    result = f"await {call}" if waits else f"(yield from {call})" if yields else call
+    source = f"{'async ' if waits else ''}def f({', '.join(parameters)}): return {result}"
+    made: dict[str, Any] = {}
+    exec(compile(source, like.co_filename, "exec"), made)
+    # Whoever asks for the source is shown the function's own.
+    return made["f"].__code__.replace(co_name=like.co_name, co_firstlineno=like.co_firstlineno)

@@ -16,6 +16,8 @@ from collections.abc import Callable, Generator
 from types import FunctionType, TracebackType
 from typing import Any, TypeVar, overload
 
+from . import compiler
+
 PREFIX = "lostflops:"
 GENERATOR, COROUTINE, ASYNC_GENERATOR = 0x20, 0x80, 0x200  # of a code object's flags
 BUILT_IN = (type(len), type(str.join), type(object.__init__))
@@ -127,6 +129,7 @@ def argb(color: int | str | None) -> int | None:
 def _open(text: str, domain: str, color: int | None) -> list[Closing]:
     """Begin a range in everything that records. What is returned ends it, last first."""
     closing: list[Closing] = []
+    watched = compiler.watch(None)
     try:
         # The fast one looks like an operator in the trace: only the prefix tells it from one.
         entered = (
@@ -141,6 +144,8 @@ def _open(text: str, domain: str, color: int | None) -> list[Closing]:
             closing.extend(_nvtx(text, domain, color))
     except Exception as error:
         _fault(error)
+    finally:
+        compiler.watch(watched)
     return closing
 
 
@@ -171,11 +176,13 @@ def _nvtx_package() -> Any:
 
 
 def _close(closing: list[Closing]) -> None:
+    watched = compiler.watch(None)
     while closing:
         try:
             closing.pop()()
         except Exception as error:
             _fault(error)
+    compiler.watch(watched)
 
 
 def _fault(error: Exception) -> None:
