@@ -267,6 +267,32 @@ class OutputExists(LostflopsError):
         )
 
 
+class BadManifest(LostflopsError):
+    """A Kubernetes manifest that is not what its kind says it is."""
+
+    def __init__(self, why: str, hint: str = "") -> None:
+        super().__init__(
+            f"The manifest cannot be read: {shown(why)}.",
+            hint or "`kubectl apply --dry-run=server` checks it.",
+        )
+
+
+class MissingExtra(LostflopsError):
+    """Something that an optional package is needed for."""
+
+    def __init__(self, what: str, extra: str) -> None:
+        super().__init__(
+            f"{what} needs a package that is not installed.", f"`pip install 'lostflops[{extra}]'`."
+        )
+
+
+class ClusterSilent(LostflopsError):
+    """A Kubernetes cluster that cannot be asked."""
+
+    def __init__(self, why: str, hint: str = "") -> None:
+        super().__init__(f"{why}.", hint or "`kubectl get pods` shows whether the cluster answers.")
+
+
 class BadAnnotations(LostflopsError):
     """A file of functions to annotate that is not what it should be. `where` names the entry."""
 

@@ -6,7 +6,8 @@ import os
 import time
 
 BOOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-RUN = os.path.dirname(BOOT)
+# In a pod what goes into the job lies on a volume that cannot be written.
+RUN = os.environ.get("LOSTFLOPS_RUN") or os.path.dirname(BOOT)
 
 
 def mark(what: str) -> None:
