@@ -161,6 +161,42 @@ class ExportFailed(LostflopsError):
         )
 
 
+class NoNsys(LostflopsError):
+    """A recording that needs the user's nsys, and none is there."""
+
+    def __init__(self, given: str) -> None:
+        there = (
+            f"at '{shown(given)}'" if given else "on the PATH, in $CUDA_HOME or where it is usually installed"
+        )
+        super().__init__(
+            f"There is no nsys {there}.",
+            "name it with `--nsys /path/to/nsys`, or leave out `--with nsys`: the PyTorch profiler needs no "
+            "installation.",
+        )
+
+
+class NsysTooOld(LostflopsError):
+    """An nsys without what a recording needs."""
+
+    def __init__(self, path: Path, version: str, why: str) -> None:
+        super().__init__(
+            f"nsys {version} ({shown(path)}) is too old to record with: {why}.",
+            "name a newer one with `--nsys /path/to/nsys`, or leave out `--with nsys`.",
+        )
+
+
+class NsysUnusable(LostflopsError):
+    """A program called nsys that does not answer as one."""
+
+    def __init__(self, path: Path, asked: str, said: str) -> None:
+        answer = " ".join(said.split())
+        super().__init__(
+            f"'{shown(path)}' does not answer {asked} as nsys does: "
+            + (f"'{shown(answer[-200:])}'." if answer else "it says nothing."),
+            "run it by hand to see what is wrong, or name another one with `--nsys /path/to/nsys`.",
+        )
+
+
 class SameRankTwice(LostflopsError):
     """Two files that both claim to be one rank at the same time."""
 
