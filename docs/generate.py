@@ -21,6 +21,7 @@ from unittest.mock import patch
 
 from lostflops import cli
 from lostflops.accounts import ACCOUNTS
+from lostflops.capture.monitor_metrics import GPU, HOST, METRICS
 from lostflops.recipe import Example, Recipe, recipes
 from lostflops.report.explanation import cell, describe, findings, flag, type_name
 from lostflops.report.words import as_command
@@ -156,7 +157,26 @@ def _accounts() -> Iterator[str]:
         yield f"- *What to do:* {known.remedy}\n"
 
 
-PARTS: Mapping[str, Callable[[], str]] = {"accounts": accounts}
+def metrics() -> str:
+    """What a monitor reads, from `capture/monitor_metrics.py`."""
+    return "\n".join(_metrics())
+
+
+def _metrics() -> Iterator[str]:
+    ports = [known for known in METRICS.values() if known not in (*GPU, *HOST)]
+    for title, group in (("GPUs", GPU), ("Host", HOST), ("InfiniBand, RoCE and EFA ports", ports)):
+        yield f"### {title}\n"
+        yield from _grid(
+            ("metric", "unit", "per", "what"),
+            (
+                (f"`{m.name}`", m.unit or "", m.label, ("added: " if m.counts else "") + m.meaning)
+                for m in group
+            ),
+        )
+        yield ""
+
+
+PARTS: Mapping[str, Callable[[], str]] = {"accounts": accounts, "metrics": metrics}
 
 
 def with_parts(text: str) -> str:

@@ -292,6 +292,7 @@ COUNTERS = Table(
         Column("instance", NAME, "core, port, link, disk, … that it is of, where there are several"),
         Column("value", pl.Float64, "value", required=True),
         Column("unit", NAME, "unit; null when the source does not say"),
+        Column("added", pl.Boolean, "value is what was added from start to end, not a level; null: unknown"),
     ),
     "`lostflops record --monitor`, or `nsys profile --gpu-metrics-devices=…`",
 )

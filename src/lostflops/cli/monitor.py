@@ -45,7 +45,7 @@ def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
         "--textfile",
         metavar="F",
         type=Path,
-        help="keep F.prom up to date for node_exporter's textfile collector",
+        help="keep F, a .prom file, up to date for node_exporter's textfile collector",
     )
     parser.add_argument(
         "--dcgm", metavar="URL", help="also read the DCGM exporter there, as in http://127.0.0.1:9400/metrics"
@@ -59,7 +59,7 @@ def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
 def run(given: Namespace) -> None:
     from lostflops.errors import BadOption
 
-    for target in filter(None, (given.csv, given.html)):
+    for target in filter(None, (given.csv, given.html, given.textfile)):
         _output.check(target, [given.source] if given.source else [])
     if given.source is not None:
         if given.job or not (given.csv or given.html):
@@ -145,7 +145,7 @@ def _write(run: Path, given: Namespace) -> None:
             file.write_text(drawn)
 
 
-_COLUMNS = ("start", "end", "rank", "device", "metric", "instance", "value", "unit")
+_COLUMNS = ("start", "end", "rank", "device", "metric", "instance", "value", "unit", "added")
 
 
 def _ended(number: int, frame: FrameType | None) -> None:

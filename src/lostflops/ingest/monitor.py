@@ -94,8 +94,9 @@ def _over_time(rows: pl.DataFrame) -> tuple[pl.DataFrame, int]:
     valued = paired.select(
         "device",
         pl.col("metric", "instance", "unit").cast(NAME),
-        start="_start",
+        start=pl.min_horizontal("_start", "wall"),
         end="wall",
+        added="counts",
         value=pl.when("counts").then(added.cast(pl.Float64) / pl.col("per")).otherwise("level"),
         _set="_set",
         _wall="wall",

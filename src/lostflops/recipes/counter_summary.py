@@ -1,0 +1,98 @@
+"""What every sampled counter showed over the run."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from lostflops.recipe import Example, recipe
+from lostflops.tables import Counters
+
+
+@recipe(
+    question="What did each sampled counter show?",
+    scope="rank",
+    columns={
+        "rank": "rank",
+        "device": "GPU; null for what is of the host",
+        "metric": "name of the metric",
+        "unit": "unit; means of what is added are in it per second",
+        "instances": "cores, ports, disks, … that it was sampled of",
+        "samples": "number of values",
+        "mean": "mean over time; of what is added, per second and instance",
+        "least": "least of a single sample, of what is added per second",
+        "most": "most of a single sample, of what is added per second",
+        "total": "all that was added; null for levels",
+    },
+    examples=[
+        Example(
+            "a temperature is a level, bytes of two interfaces are added",
+            given={
+                "counters": [
+                    {"metric": "gpu_temperature", "device": 1, "unit": "°C", "added": False, **row}
+                    for row in (
+                        {"start": 0, "end": 3_000_000_000, "value": 50},
+                        {"start": 3_000_000_000, "end": 4_000_000_000, "value": 62},
+                    )
+                ]
+                + [
+                    {"metric": "network_sent", "unit": "B", "added": True, **row}
+                    for row in (
+                        {"instance": "eth0", "start": 0, "end": 2_000_000_000, "value": 700},
+                        {"instance": "eth0", "start": 2_000_000_000, "end": 3_000_000_000, "value": 20},
+                        {"instance": "eth1", "start": 0, "end": 2_000_000_000, "value": 4},
+                    )
+                ]
+            },
+            expect=[
+                {
+                    "rank": 0,
+                    "device": None,
+                    "metric": "network_sent",
+                    "unit": "B",
+                    "instances": 2,
+                    "samples": 3,
+                    "mean": 144.8,
+                    "least": 2.0,
+                    "most": 350.0,
+                    "total": 724.0,
+                },
+                {
+                    "rank": 0,
+                    "device": 1,
+                    "metric": "gpu_temperature",
+                    "unit": "°C",
+                    "instances": 1,
+                    "samples": 2,
+                    "mean": 53.0,
+                    "least": 50.0,
+                    "most": 62.0,
+                    "total": None,
+                },
+            ],
+        ),
+    ],
+)
+def counter_summary(counters: Counters) -> pl.LazyFrame:
+    """Sum up each metric of each GPU and host: mean over time, extremes, and what was added.
+
+    Several instances of a metric, like the cores of a host, are taken together. A source that does not say
+    what its values are, like GPU metrics of Nsight Systems, is taken to give levels.
+    """
+    ns, value = pl.col("end") - pl.col("start"), pl.col("value")
+    added = pl.col("added").fill_null(False)
+    rate = pl.when(added).then(pl.when(ns > 0).then(1e9 * value / ns)).otherwise(value)
+    return (
+        counters.with_columns(pl.col("metric", "unit", "instance").cast(pl.String), _ns=ns, _rate=rate)
+        .group_by("rank", "device", "metric", "unit")
+        .agg(
+            instances=pl.col("instance").n_unique(),
+            samples=pl.len(),
+            mean=pl.when(pl.col("_ns").sum() > 0)
+            .then((pl.col("_rate") * pl.col("_ns")).sum() / pl.col("_ns").sum())
+            .otherwise(pl.col("_rate").mean()),
+            least=pl.col("_rate").min(),
+            most=pl.col("_rate").max(),
+            total=pl.when(added.any()).then(value.sum()),
+        )
+        .sort("rank", "device", "metric", "unit")
+    )
