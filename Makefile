@@ -2,6 +2,7 @@
 #
 #     make demo     the first page of a recorded training run, and its HTML report
 #     make test     every test
+#     make test-slurm    recording on a Slurm of four virtual nodes, started for it
 #     make check    formatting, lint, types, layers
 #     make bench    speed and memory against the targets, written to benchmarks/README.md
 #     make docs     regenerate docs/ and the README's output from the code
@@ -17,7 +18,7 @@ DEMO_RUN = examples/runs/ddp
 # The demo needs the core alone, so it does not wait for the development tools where those are not there yet.
 DEMO = $(if $(wildcard $(DEV)),.venv,.venv-demo)
 
-.PHONY: demo test check bench docs record-examples clean
+.PHONY: demo test test-slurm check bench docs record-examples clean
 
 demo: $(DEMO)/.installed
 	@$(DEMO)/bin/python -m lostflops why $(DEMO_RUN) --html demo-report.html
@@ -27,6 +28,10 @@ demo: $(DEMO)/.installed
 
 test: $(DEV)
 	.venv/bin/python -m pytest --numprocesses auto --maxprocesses 8
+
+test-slurm: $(DEV)
+	tests/slurm/install
+	LOSTFLOPS_TEST_SLURM=1 .venv/bin/python -m pytest tests/test_slurm_cluster.py -rs
 
 check: $(DEV)
 	.venv/bin/ruff format --check .

@@ -267,6 +267,32 @@ class BadOption(LostflopsError):
     """An option value that cannot be used."""
 
 
+class NotSubmitted(LostflopsError):
+    """A job that its scheduler does not take."""
+
+    def __init__(self, said: str, again: str) -> None:
+        reason = " ".join(line.removeprefix("sbatch: ").removeprefix("error: ") for line in said.splitlines())
+        super().__init__(
+            f"Slurm did not take the job: {shown(reason) or 'sbatch says nothing'}",
+            f"`sinfo` shows the partitions; change the script by hand if need be and submit it: `{again}`.",
+        )
+
+
+class BenchFailed(LostflopsError):
+    """A measurement that ended before it had measured anything."""
+
+    def __init__(self, said: str) -> None:
+        missing = "No module named 'torch'" in said
+        super().__init__(
+            "The measurement needs PyTorch, which this Python does not have."
+            if missing
+            else f"The measurement failed: {shown(said)}.",
+            "name the job's own: `--python /path/to/python`."
+            if missing
+            else "LOSTFLOPS_DEBUG=1 shows all that it printed.",
+        )
+
+
 class NewerStore(LostflopsError):
     """A stored run written in a format this version does not know."""
 

@@ -1,0 +1,205 @@
+"""Recording on a real Slurm of four virtual nodes: `make test-slurm`.
+
+Asked for by itself because it starts a cluster; `make test` skips it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lostflops
+from recorded import TRAIN, environment
+from slurm_cluster import CannotStart, Cluster, cluster, until
+
+ASKED = "LOSTFLOPS_TEST_SLURM"
+
+pytestmark = pytest.mark.skipif(not os.environ.get(ASKED), reason="starts a cluster: `make test-slurm`")
+
+DISTRIBUTED = """
+import torch.distributed as dist
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(model)
+optimizer = torch.optim.SGD(model.parameters())
+train(8)
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture(scope="module")
+def slurm() -> Iterator[Cluster]:
+    pytest.importorskip("torch")
+    with tempfile.TemporaryDirectory(prefix="lf") as folder:
+        try:
+            with cluster(Path(folder)) as made:
+                yield made
+        except CannotStart as reason:
+            pytest.skip(f"no Slurm can be started here: {reason}")
+
+
+@pytest.fixture
+def job(slurm: Cluster, tmp_path: Path) -> Job:
+    return Job(slurm, tmp_path)
+
+
+class Job:
+    """A folder to submit from, as a user has it."""
+
+    def __init__(self, slurm: Cluster, folder: Path) -> None:
+        self.slurm, self.folder = slurm, folder
+        self.environment = {**environment(GLOO_SOCKET_IFNAME="lo"), **slurm.environment}
+        self.environment["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+
+    def script(self, text: str) -> None:
+        (self.folder / "train.py").write_text(TRAIN + text)
+
+    def launch(self, *words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "lostflops", "launch", "slurm", "--steps=3-5", *words]
+        return subprocess.run(
+            command, cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=80
+        )
+
+    def submit(self, *words: str) -> str:
+        """Launch, and the job's number."""
+        done = self.launch(*words)
+        assert done.stdout.startswith("submitted job "), done.stderr
+        return done.stdout.split()[2].rstrip(":")
+
+    def ended(self, *words: str) -> str:
+        """Launch and wait; how it ended, as Slurm says it. `sbatch --wait` may look only twice a minute."""
+        return self.slurm.wait(self.submit(*words))["ExitCode"]
+
+    def log(self) -> str:
+        return "".join(path.read_text() for path in self.folder.glob("runs/*.out"))
+
+    @property
+    def run(self) -> Path:
+        (run,) = (path for path in (self.folder / "runs").iterdir() if path.is_dir())
+        return run
+
+    def logs(self) -> dict[str, list[dict[str, Any]]]:
+        """The lines of each steps file by node, rank and attempt."""
+        found = sorted(self.run.glob("node-*/steps-*.jsonl"))
+        return {
+            f"{path.parent.name} {path.stem.removeprefix('steps-')}": [
+                json.loads(line) for line in path.read_text().splitlines()
+            ]
+            for path in found
+        }
+
+
+def test_a_plain_python_is_started_on_all_nodes_and_why_explains_them(job: Job) -> None:
+    job.script(DISTRIBUTED)
+    assert job.ended("--nodes=4", "--", "python", "train.py") == "0:0", job.log()
+    assert "recorded steps 3-5 on 4 ranks" in job.log()
+    logs = job.logs()
+    assert list(logs) == [f"node-{n:04d} {n:05d}-a0" for n in range(4)]
+    assert {lines[0]["source"] for lines in logs.values()} == {"process group"}
+    trace = lostflops.open(job.run)
+    ranks = trace.table("ranks")
+    assert ranks is not None and sorted(ranks.collect()["rank"]) == [0, 1, 2, 3]
+    why = subprocess.run(
+        [sys.executable, "-m", "lostflops", "why", str(job.run)],
+        env={**job.environment, "XDG_CACHE_HOME": str(job.folder / "cache")},
+        capture_output=True,
+        text=True,
+    )
+    assert why.stdout.startswith("4 ranks · 3 steps"), why.stderr
+
+
+def test_torchrun_is_told_of_the_other_nodes(job: Job) -> None:
+    job.script(DISTRIBUTED)
+    options = ("--nodes=2", "--output", 'runs/the "best" 50%', "--sbatch=--comment=a b")
+    command = ("torchrun", "--nproc-per-node", "2", "train.py", "--nnodes", "7")
+    assert job.ended(*options, "--", *command) == "0:0", job.log()
+    assert job.run.name == 'the "best" 50%'
+    assert "recorded steps 3-5 on 4 ranks" in job.log()
+    logs = job.logs()
+    assert sorted(name.split()[1] for name in logs) == [f"{n:05d}-a0" for n in range(4)]
+    assert {name.split()[0] for name in logs} == {"node-0000", "node-0001"}
+
+
+def test_a_requeued_job_goes_on_in_its_run(job: Job) -> None:
+    """Written by hand around `srun lostflops-rank`: nothing but the ranks' own environment joins them."""
+    job.script(
+        """
+train(8)
+if "SLURM_RESTART_COUNT" not in os.environ:
+    open(f"ready-{os.environ['SLURM_PROCID']}", "w").close()
+    time.sleep(60)
+"""
+    )
+    (job.folder / "job.sbatch").write_text(
+        "#!/bin/bash\n"
+        "#SBATCH --nodes=2 --ntasks-per-node=1 --requeue --open-mode=append --output=job.out\n"
+        "srun lostflops-rank --steps 3-5 -- python train.py\n"
+    )
+    number = job.slurm("sbatch", "--parsable", "job.sbatch", cwd=job.folder, env=job.environment)
+    until(lambda: len(list(job.folder.glob("ready-*"))) == 2, 60)
+    job.slurm("scontrol", "requeue", number)
+    job.slurm.wait(number, "PENDING")
+    until(lambda: job.slurm("sinfo", "--noheader", "--states=idle", "--format=%D") == "4", 30)
+    job.slurm("scontrol", "update", f"JobId={number}", "StartTime=now")
+    assert job.slurm.wait(number)["ExitCode"] == "0:0", (job.folder / "job.out").read_text()
+    assert job.run.name == f"train-slurm-{number}.0"
+    assert list(job.logs()) == [
+        f"node-{rank:04d} {rank:05d}-a{attempt}" for rank in (0, 1) for attempt in (0, 1)
+    ]
+    said = (job.folder / "job.out").read_text()
+    assert said.count(f"lostflops: recording into runs/{job.run.name}") == 2
+
+
+def test_what_was_recorded_of_a_cancelled_job_is_kept(job: Job) -> None:
+    job.script(
+        """
+train(5)
+open(f"ready-{os.environ['RANK']}", "w").close()
+while True: time.sleep(.01)
+"""
+    )
+    number = job.submit("--nodes=2", "--", "python", "train.py")
+    until(lambda: len(list(job.folder.glob("ready-*"))) == 2, 60, job.log)
+    job.slurm("scancel", number)
+    assert job.slurm.wait(number)["JobState"] == "CANCELLED"
+    windows = [line for lines in job.logs().values() for line in lines if line.get("kind") == "window"]
+    assert [(w["state"], w["reason"], w["first"]) for w in windows] == [
+        ("partial", "the job was terminated", 3)
+    ] * 2
+    assert "recorded steps 3-4 on 2 ranks" in job.log() or "recorded step 3 on 2 ranks" in job.log()
+
+
+def test_a_rank_that_fails_ends_the_job(job: Job) -> None:
+    job.script(
+        """
+train(8)
+if os.environ["RANK"] == "1": sys.exit(3)
+time.sleep(60)
+"""
+    )
+    assert job.ended("--nodes=2", "--", "python", "train.py") == "143:0", job.log()
+    assert "task 1: Exited with exit code 3" in job.log()
+    assert "recorded steps 3-5 on 2 ranks" in job.log()
+
+
+def test_words_arrive_as_typed_and_the_status_comes_back(job: Job) -> None:
+    words = ["a b", '$HOME "q"', "it's", "*", "back\\slash", "", "--nodes", "ü\n2"]
+    show = "import sys; print(sys.argv[1:]); sys.exit(5)"
+    done = job.launch("--wait", "--", sys.executable, "-c", show, *words)
+    assert done.returncode == 5, done.stderr
+    assert f"{words}\n" in job.log()
+
+
+def test_a_job_that_slurm_does_not_take_says_why(job: Job) -> None:
+    done = job.launch("--partition=none such", "--", "true")
+    assert done.returncode == 2
+    assert done.stderr.startswith("Slurm did not take the job: ")
+    assert "invalid partition" in done.stderr
