@@ -28,7 +28,7 @@ from lostflops.errors import (
     Unreadable,
     shown,
 )
-from lostflops.ingest import machine
+from lostflops.ingest import attempts, machine
 from lostflops.ingest.sources import read_all
 from lostflops.installation import fingerprint
 from lostflops.trace import FORMAT, MANIFEST, Quality, Source, Trace, writing
@@ -54,7 +54,7 @@ def open(  # noqa: A001 - the public name
     given = [Path(p).expanduser() for p in ([paths] if isinstance(paths, (str, Path)) else paths)]
     if output is None and len(given) == 1 and (given[0] / MANIFEST).is_file():
         return Trace.open(given[0])
-    sources = find(given)
+    sources, earlier = attempts.last(find(given), given)
     # A folder or a pattern may hold other files than traces; what was named itself has to be one.
     optional = {source for source in sources if source not in given}
     identities = [_identity(source, source in optional) for source in sources]
@@ -80,6 +80,7 @@ def open(  # noqa: A001 - the public name
         if not read:
             raise left_out[0]
         notes = [Quality(None, "file left out", 1, error.message, "warning") for error in left_out]
+        notes += [Quality(None, "earlier attempt left out", 1, text) for text in earlier]
         known, more = machine.tables(beside)
         assemble(read, [*notes, *more], folder, known)
         shutil.rmtree(folder / "parts", ignore_errors=True)

@@ -8,6 +8,7 @@ import shlex
 import shutil
 import signal
 import statistics
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from lostflops.capture.plan import Plan
 WARM_UP = 3  # first steps, in which a job still builds its caches
 NEARBY = 100  # steps before and after the window that it is compared with
 ENOUGH = 3
+PACKS_FOR = 60.0  # s
 MOST_NAMED = 6  # windows
 
 
@@ -90,10 +92,18 @@ def read_log(path: Path) -> RankLog:
 
 
 def compress(outcome: Outcome) -> int:
-    """Pack the traces, now that nobody waits for them; the bytes they take then."""
+    """Pack the traces, now that training does not wait for it; the bytes they take then.
+
+    A scheduler still keeps the nodes for us, so what is not packed in a minute stays as it is.
+    """
     total = 0
+    deadline = time.monotonic() + PACKS_FOR
     for log, window in outcome.kept:
         plain = log.path.parent / window["file"]
+        if time.monotonic() > deadline:
+            with suppress(OSError):
+                total += plain.stat().st_size
+            continue
         packed = plain.with_name(plain.name + ".gz")
         beside = plain.with_name(f".{packed.name}.tmp")
         try:

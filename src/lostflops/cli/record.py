@@ -114,7 +114,7 @@ def asked(given: Namespace, member: Membership | None = None) -> Plan:
 def run(given: Namespace) -> None:
     from lostflops.capture import job_process, monitor, outcome, run_folder
     from lostflops.capture.membership import membership
-    from lostflops.errors import BadOption, LostflopsError
+    from lostflops.errors import BadOption, CannotWrite, LostflopsError, OutputExists
 
     member = membership(os.environ)
     plan = asked(given, member)
@@ -123,7 +123,14 @@ def run(given: Namespace) -> None:
     if given.print:
         print(plan.shell(os.environ))
         return
-    run_folder.write(plan, member)
+    try:
+        run_folder.write(plan, member)
+    except (CannotWrite, OutputExists) as error:
+        if member is None or sys.stdin.isatty():
+            raise
+        # A job that has waited for its nodes is not sent away for this.
+        print(f"{error}\nlostflops: training goes on and is not recorded.", file=sys.stderr, flush=True)
+        job_process.leave(job_process.run(plan.command, os.environ))
     for line in plan.nsys.said() if plan.nsys else ():
         print(f"lostflops: {line}", file=sys.stderr)
     with monitor.beside(plan.run, wanted=given.monitor) as monitored:

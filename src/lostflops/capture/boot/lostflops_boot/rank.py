@@ -9,6 +9,7 @@ import hashlib
 import os
 import platform
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 # Rank, local rank, world size and node, as each launcher tells its processes.
@@ -17,6 +18,7 @@ LAUNCHERS = (
     ("PMIx", "PMIX_RANK", "", ""),
     ("MPICH", "PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE"),
 )
+PER_REQUEUE = 100  # by how much the attempt's number grows when Slurm starts the job again
 
 
 @dataclass(frozen=True)
@@ -29,14 +31,15 @@ class Rank:
     source: str
 
 
-def _number(name: str) -> int | None:
-    value = os.environ.get(name, "") if name else ""
+def _number(name: str, environment: Mapping[str, str] = os.environ) -> int | None:
+    value = environment.get(name, "") if name else ""
     return int(value) if value.isdigit() else None
 
 
 def _node() -> str:
-    # Where srun starts one torchrun a node, GROUP_RANK and SLURM_NODEID agree; the first is the job's own.
-    for name in ("GROUP_RANK", "CROSS_RANK", "SLURM_NODEID"):
+    # torchrun numbers nodes as they come to its rendezvous, srun as they are. A job's own script is no step.
+    srun = ("SLURM_NODEID",) if "SLURM_STEP_ID" in os.environ else ()
+    for name in (*srun, "GROUP_RANK", "CROSS_RANK", "SLURM_NODEID"):
         number = _number(name)
         if number is not None:
             return f"node-{number:04d}"
@@ -48,35 +51,41 @@ def _node() -> str:
     return f"node-{hashlib.sha256((boot + platform.node()).encode()).hexdigest()[:8]}"
 
 
-def _launched() -> tuple[int, int | None, int | None, str]:
+def launched(environment: Mapping[str, str]) -> tuple[int, int | None, int | None, str]:
     """Rank, local rank and world size as the launcher tells them, and which variable or launcher it was."""
-    rank, local, world = _number("RANK"), _number("LOCAL_RANK"), _number("WORLD_SIZE")
+
+    def number(name: str) -> int | None:
+        return _number(name, environment)
+
+    rank, local, world = number("RANK"), number("LOCAL_RANK"), number("WORLD_SIZE")
     # RANK alone may be the index of a pod.
     if rank is not None and local is not None and world is not None:
         return rank, local, world, "RANK"
     for source, *names in LAUNCHERS:
-        rank = _number(names[0])
+        rank = number(names[0])
         if rank is not None:
-            return rank, _number(names[1]), _number(names[2]), source
+            return rank, number(names[1]), number(names[2]), source
     # srun starts launchers too: their one task is the node, and each pod or worker may be a job of its own.
-    rank, world = _number("SLURM_PROCID"), _number("SLURM_STEP_NUM_TASKS")
+    rank, world = number("SLURM_PROCID"), number("SLURM_STEP_NUM_TASKS")
     if rank is not None and world is not None and world > 1:
-        return rank, _number("SLURM_LOCALID"), world, "Slurm"
-    rank = _number("JOB_COMPLETION_INDEX")
+        return rank, number("SLURM_LOCALID"), world, "Slurm"
+    rank = number("JOB_COMPLETION_INDEX")
     if rank is not None:
         return rank, None, None, "index of the pod"
     return 0, None, None, "assumed"
 
 
 def _placed() -> tuple[int, int | None, int | None, str]:
-    launched = _launched()
+    placed = launched(os.environ)
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        return distributed.get_rank(), launched[1], distributed.get_world_size(), "process group"
-    return launched
+        return distributed.get_rank(), placed[1], distributed.get_world_size(), "process group"
+    return placed
 
 
 def identify() -> Rank:
     rank, local, world, source = _placed()
-    attempt = _number("TORCHELASTIC_RESTART_COUNT") or _number("SLURM_RESTART_COUNT") or 0
+    # A requeued job counts its own restarts from 0 again.
+    requeues, restarts = _number("SLURM_RESTART_COUNT") or 0, _number("TORCHELASTIC_RESTART_COUNT") or 0
+    attempt = PER_REQUEUE * requeues + restarts
     return Rank(rank, local, world, _node(), attempt, source)
