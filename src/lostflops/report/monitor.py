@@ -146,8 +146,8 @@ def _energy(node: pl.DataFrame) -> str:
     if counted.is_empty():
         return ""
     each = counted.group_by("device").agg(pl.col("joules").sum()).sort("device")
-    named = ", ".join(f"GPU {device}: {joules / JOULES_PER_KWH:.4f}" for device, joules in each.iter_rows())
-    return f"{doubt}{_number(each['joules'].sum()) / JOULES_PER_KWH:.4f} kWh together ({named})"
+    named = ", ".join(f"GPU {device}: {joules / JOULES_PER_KWH:.4g}" for device, joules in each.iter_rows())
+    return f"{doubt}{_number(each['joules'].sum()) / JOULES_PER_KWH:.4g} kWh together ({named})"
 
 
 def _figure(plot: Plot, node: pl.DataFrame) -> Markup:
