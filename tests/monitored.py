@@ -106,7 +106,11 @@ static Long calls;
 static int pid(void) { const char *p = getenv("STUB_PID"); return p ? atoi(p) : 0; }
 int nvmlInitWithFlags(unsigned f) { return 0; }
 int nvmlShutdown(void) { return 0; }
-int nvmlDeviceGetCount_v2(unsigned *n) { *n = 2; return 0; }
+int nvmlDeviceGetCount_v2(unsigned *n) {
+    const char *more = getenv("STUB_GPUS");
+    *n = more ? atoi(more) : 2;
+    return 0;
+}
 int nvmlDeviceGetHandleByIndex_v2(unsigned i, void **h) { *h = (void *)(long)(i + 1); return 0; }
 int nvmlDeviceGetName(void *h, char *name, unsigned n) { strncpy(name, "Stub GPU", n); return 0; }
 int nvmlDeviceGetUtilizationRates(void *h, unsigned *u) { u[0] = 97; u[1] = 31; return 0; }

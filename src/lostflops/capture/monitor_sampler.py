@@ -189,8 +189,6 @@ def main() -> None:
     sampler.until(began + duration if duration else float("inf"), [asked])
     sampler.sample(thorough=True)
     told = missing(read)
-    for text in told:
-        sampler.say(f"monitor: {text}")
     took, cpu = time.monotonic() - began, time.process_time() - started
     sampler.log.close()
     _say(ended=True, samples=sampler.samples, took=took, cpu=cpu, lost=sampler.log.lost, missing=told)
