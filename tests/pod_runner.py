@@ -9,11 +9,13 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +39,8 @@ class Cluster:
 
     def stop(self) -> None:
         for process in self.running:
-            process.kill()
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
 
     def serve(self, deployment: str) -> dict[int, int]:
@@ -84,13 +87,14 @@ class Cluster:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
+                start_new_session=True,
             )
         )
 
     def finish(self) -> tuple[int, str, str]:
         """Wait for what was started last."""
+        out, said = self.running[-1].communicate(timeout=90)
         process = self.running.pop()
-        out, said = process.communicate(timeout=90)
         return process.returncode, out, said
 
     def volume(self, pod: str, name: str) -> Path:

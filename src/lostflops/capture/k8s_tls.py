@@ -71,7 +71,7 @@ class Server(ThreadingHTTPServer):
 
     def handle_error(self, request: socket | tuple[bytes, socket], client_address: Any) -> None:
         error = sys.exc_info()[1]
-        print(f"{client_address[0]}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        sys.stderr.write(f"{client_address[0]}: {type(error).__name__}: {error}\n")
 
 
 class Handler(BaseHTTPRequestHandler):

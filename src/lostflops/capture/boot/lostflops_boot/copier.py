@@ -136,16 +136,21 @@ def alive(pid: int) -> bool:
     return True
 
 
+def say(run: str, error: Exception) -> None:
+    with open(os.path.join(run, "lostflops.log"), "a") as file:
+        file.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} copying results: {error}\n")
+
+
 def main(run: str, starter: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # of a pod that is to end: the job may still write
-    copier = Copier(
-        run,
-        Collector(
-            os.environ["LOSTFLOPS_COLLECTOR"],
-            os.environ.get("LOSTFLOPS_COLLECTOR_CA", ""),
-            os.environ.get("LOSTFLOPS_COLLECTOR_TOKEN", ""),
-        ),
+    url, authority, token = (
+        os.environ.get(f"LOSTFLOPS_COLLECTOR{part}", "") for part in ("", "_CA", "_TOKEN")
     )
+    try:
+        copier = Copier(run, Collector(url, authority, token))
+    except (OSError, ValueError) as error:  # what is wrong with a certificate is an OSError
+        say(run, error)
+        return
     busy = heard = time.monotonic()
     said = False
     while True:
@@ -160,8 +165,7 @@ def main(run: str, starter: int) -> None:
             done = now - heard > GIVE_UP
             if not said:
                 said = True
-                with open(os.path.join(run, "lostflops.log"), "a") as file:
-                    file.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} copying results: {error}\n")
+                say(run, error)
             time.sleep(1 - POLL)
         if done:
             for name in asked:

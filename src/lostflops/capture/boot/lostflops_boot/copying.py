@@ -51,6 +51,18 @@ def _start() -> bool:
         os.close(lock)
 
 
+def _free() -> bool:
+    """Whether nobody copies."""
+    lock = os.open(LOCK, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(lock)
+
+
 def _finish(pid: int, started: bool) -> None:
     """The interpreter exits, and after the last process of a container everything in it is gone."""
     clock = sys.modules.get(f"{__package__}.clock")
@@ -61,7 +73,7 @@ def _finish(pid: int, started: bool) -> None:
         asked = os.path.join(log.RUN, f".finish-{pid}")
         os.close(os.open(asked, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644))
         until = time.monotonic() + WAIT
-        while os.path.exists(asked) and time.monotonic() < until:
+        while os.path.exists(asked) and time.monotonic() < until and not _free():
             time.sleep(0.02)
     except Exception as error:
         log.fault("waiting for the results to be copied", error)
