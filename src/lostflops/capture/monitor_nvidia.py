@@ -147,6 +147,8 @@ class Nvidia:
         # The slices of a GPU have calls of their own; of the whole GPU, GPM says nothing then.
         if supported is not None and supported.isSupportedDevice and not (mode and mode[0]):
             device.gpm = list(GPM)
+        for _ in self._fields(device, thorough=True):
+            pass  # drops those that this GPU does not have, so that the first sample is like the others
         return device
 
     def facts(self) -> Iterator[Mapping[str, Any]]:

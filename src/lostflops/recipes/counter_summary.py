@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import polars as pl
 
 from lostflops.recipe import Example, recipe
@@ -16,7 +18,8 @@ from lostflops.tables import Counters
         "device": "GPU; null for what is of the host",
         "metric": "name of the metric",
         "unit": "unit; means of what is added are in it per second",
-        "instances": "cores, ports, disks, … that it was sampled of",
+        "instance": "core, port, disk, reason, …; null where several are taken together or there is one",
+        "instances": "how many of them the row holds",
         "samples": "number of values",
         "mean": "mean over time; of what is added, per second and instance",
         "least": "least of a single sample, of what is added per second",
@@ -49,6 +52,7 @@ from lostflops.tables import Counters
                     "device": None,
                     "metric": "network_sent",
                     "unit": "B",
+                    "instance": None,
                     "instances": 2,
                     "samples": 3,
                     "mean": 144.8,
@@ -61,6 +65,7 @@ from lostflops.tables import Counters
                     "device": 1,
                     "metric": "gpu_temperature",
                     "unit": "°C",
+                    "instance": None,
                     "instances": 1,
                     "samples": 2,
                     "mean": 53.0,
@@ -69,21 +74,54 @@ from lostflops.tables import Counters
                     "total": None,
                 },
             ],
+            options={"at_most_instances": 1},
+        ),
+        Example(
+            "few instances have a row each",
+            given={
+                "counters": [
+                    {"metric": "gpu_clock_reason", "device": 0, "instance": reason, "end": 2, "value": value}
+                    for reason, value in (("idle", 0), ("power cap", 1))
+                ]
+            },
+            expect=[
+                {
+                    "rank": 0,
+                    "device": 0,
+                    "metric": "gpu_clock_reason",
+                    "unit": None,
+                    "instance": reason,
+                    "instances": 1,
+                    "samples": 1,
+                    "mean": value,
+                    "least": value,
+                    "most": value,
+                    "total": None,
+                }
+                for reason, value in (("idle", 0.0), ("power cap", 1.0))
+            ],
         ),
     ],
 )
-def counter_summary(counters: Counters) -> pl.LazyFrame:
+def counter_summary(
+    counters: Counters,
+    *,
+    at_most_instances: Annotated[int, "take more than so many instances together; 0 takes all"] = 9,
+) -> pl.LazyFrame:
     """Sum up each metric of each GPU and host: mean over time, extremes, and what was added.
 
-    Several instances of a metric, like the cores of a host, are taken together. A source that does not say
-    what its values are, like GPU metrics of Nsight Systems, is taken to give levels.
+    Many instances of a metric, like the cores of a host, are taken together. A source that does not say what
+    its values are, like GPU metrics of Nsight Systems, is taken to give levels.
     """
     ns, value = pl.col("end") - pl.col("start"), pl.col("value")
     added = pl.col("added").fill_null(False)
     rate = pl.when(added).then(pl.when(ns > 0).then(1e9 * value / ns)).otherwise(value)
+    of = ["rank", "device", "metric", "unit"]
+    many = pl.col("instance").n_unique().over(of) > at_most_instances
     return (
         counters.with_columns(pl.col("metric", "unit", "instance").cast(pl.String), _ns=ns, _rate=rate)
-        .group_by("rank", "device", "metric", "unit")
+        .with_columns(_shown=pl.when(~many).then("instance"))
+        .group_by(*of, "_shown")
         .agg(
             instances=pl.col("instance").n_unique(),
             samples=pl.len(),
@@ -94,5 +132,7 @@ def counter_summary(counters: Counters) -> pl.LazyFrame:
             most=pl.col("_rate").max(),
             total=pl.when(added.any()).then(value.sum()),
         )
-        .sort("rank", "device", "metric", "unit")
+        .rename({"_shown": "instance"})
+        .select(*of, "instance", "instances", "samples", "mean", "least", "most", "total")
+        .sort(*of, "instance")
     )
