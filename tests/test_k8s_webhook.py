@@ -176,16 +176,22 @@ def test_a_pod_that_opts_out_is_left_alone() -> None:
 
 def test_annotations_of_a_pod_say_what_to_record() -> None:
     asked = question()
-    asked["request"]["object"]["metadata"]["annotations"] = {
+    annotations = asked["request"]["object"]["metadata"]["annotations"] = {
         "lostflops.dev/steps": "20-24",
+        "lostflops.dev/every": "1000",
         "lostflops.dev/ranks": "0,8-9",
-        "lostflops.dev/what": "tea",
     }
+    env = {
+        e["name"]: e.get("value") for e in patched(asked, review(asked, WISH))["spec"]["containers"][0]["env"]
+    }
+    expected = {"steps": [[20, 24]], "every": 1000, "ranks": [[0, 0], [8, 9]]}
+    assert json.loads(env["LOSTFLOPS_SETTINGS"]) == expected
+    annotations["lostflops.dev/what"] = "tea"
     answer = review(asked, WISH)
     (warning,) = answer["response"]["warnings"]
-    assert warning.startswith("lostflops: annotation lostflops.dev/what: There is nothing called 'tea'")
-    env = {e["name"]: e.get("value") for e in patched(asked, answer)["spec"]["containers"][0]["env"]}
-    assert json.loads(env["LOSTFLOPS_SETTINGS"]) == {"steps": [[20, 24]], "ranks": [[0, 0], [8, 9]]}
+    assert "There is nothing called 'tea' to record. Recorded as if there were none." in warning
+    env = {e["name"] for e in patched(asked, answer)["spec"]["containers"][0]["env"]}
+    assert "LOSTFLOPS_RUN" in env and "LOSTFLOPS_SETTINGS" not in env
 
 
 def test_a_container_without_a_command_is_said_in_annotation_and_warning(client: Client) -> None:

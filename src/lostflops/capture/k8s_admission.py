@@ -10,11 +10,13 @@ import json
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from lostflops.capture import plan
 from lostflops.capture.k8s_pod import DOMAIN, Wish, mapping, record
-from lostflops.errors import BadManifest, LostflopsError, shown
+from lostflops.capture.plan import DEFAULT_STEPS, Plan
+from lostflops.errors import BadManifest, BadOption, LostflopsError, shown
 
 VERSION = "admission.k8s.io/v1"
 LABEL = f"{DOMAIN}/record"
@@ -30,6 +32,7 @@ OWNERS = (
     "batch.kubernetes.io/job-name",
     "job-name",
 )
+ASKED = ("steps", "ranks", "what", "every", "duration")  # annotations by which a pod says what to record
 LONGEST_WARNING = 250  # the API server cuts off what is longer
 
 
@@ -81,22 +84,38 @@ def _changes(
 def _asked(metadata: Mapping[str, Any], warnings: list[str]) -> dict[str, Any]:
     """What a pod's annotations say about its recording."""
     annotations = mapping(metadata, "annotations", "the pod")
-    found: dict[str, Any] = {}
-    for name in ("steps", "ranks", "what"):
-        text = annotations.get(f"{DOMAIN}/{name}")
-        if text is not None:
-            try:
-                found |= settings(**{name: str(text)})
-            except LostflopsError as error:
-                warnings.append(f"annotation {DOMAIN}/{name}: {error.message}")
-    return found
+    given = {name: annotations.get(f"{DOMAIN}/{name}") for name in ASKED}
+    try:
+        return settings(**{name: str(text) for name, text in given.items() if text is not None})
+    except LostflopsError as error:
+        warnings.append(f"annotations {DOMAIN}: {error.message} Recorded as if there were none.")
+        return {}
 
 
-def settings(steps: str | None = None, ranks: str | None = None, what: str | None = None) -> dict[str, Any]:
+def settings(
+    steps: str | None = None,
+    ranks: str | None = None,
+    what: str | None = None,
+    every: str | None = None,
+    duration: str | None = None,
+) -> dict[str, Any]:
     """The recorder's settings for options as they are typed. Raises BadOption."""
     found: dict[str, Any] = {}
+    if every is not None and not every.isdecimal():
+        raise BadOption(f"'{shown(every)}' is no number of steps.", "write `--every 1000`.")
+    when = Plan(
+        (),
+        Path(),
+        steps=DEFAULT_STEPS if steps is None else plan.steps(steps),
+        every=int(every or 0),
+        duration=None if duration is None else plan.seconds("--duration", duration),
+    )
     if steps is not None:
-        found["steps"] = [[a] if b is None else [a, b] for a, b in plan.steps(steps)]
+        found["steps"] = [[a] if b is None else [a, b] for a, b in when.steps]
+    if every is not None:
+        found["every"] = when.every
+    if duration is not None:
+        found["duration"] = when.duration
     if ranks is not None:
         found["ranks"] = plan.ranks(ranks)
     if what is not None:

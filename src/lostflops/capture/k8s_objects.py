@@ -11,7 +11,7 @@ import base64
 import json
 import secrets
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -72,12 +72,21 @@ def program(module: str) -> Mapping[str, str]:
         if spec is None or spec.origin is None or spec.submodule_search_locations is not None:
             continue  # a package needs no file of its own to be imported from
         found[path] = Path(spec.origin).read_text()
-        for node in ast.walk(ast.parse(found[path])):
+        for node in _runs(ast.parse(found[path])):
             if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("lostflops"):
                 left += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
             elif isinstance(node, ast.Import):
                 left += [alias.name for alias in node.names if alias.name.startswith("lostflops.")]
     return dict(sorted(found.items()))
+
+
+def _runs(node: ast.AST) -> Iterator[ast.AST]:
+    """A node and all below it, but for what only type checkers read."""
+    if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+        return
+    yield node
+    for below in ast.iter_child_nodes(node):
+        yield from _runs(below)
 
 
 def config_map(name: str, namespace: str | None, files: Mapping[str, str]) -> Object:

@@ -39,6 +39,8 @@ def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
     patch.add_argument("--output", metavar="F", type=Path, help="write to F instead of printing")
     patch.add_argument("--diff", action="store_true", help="print what changes instead")
     patch.add_argument("--steps", metavar="A-B", help="the steps to record in full (default 10-14)")
+    patch.add_argument("--every", metavar="N", help="record the steps again after each N steps")
+    patch.add_argument("--duration", metavar="SECONDS", help="end a window at the first step after so long")
     patch.add_argument(
         "--ranks", metavar="LIST", help="record steps in full on these ranks only, as in 0,8-15"
     )
@@ -155,7 +157,7 @@ def _patch(given: Namespace) -> None:
     wish = Wish(
         sorted(k8s_objects.payload()),
         _regex(given.pattern),
-        settings(given.steps, given.ranks, given.what),
+        settings(given.steps, given.ranks, given.what, given.every, given.duration),
         given.claim,
         _bytes("--limit", given.limit),
         given.force_env,
