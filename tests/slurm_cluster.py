@@ -99,7 +99,7 @@ class Cluster:
         words = self("scontrol", "--oneliner", "show", "job", job).split()
         return dict(word.partition("=")[::2] for word in words if "=" in word)
 
-    def wait(self, job: str, *states: str, seconds: float = 60) -> dict[str, str]:
+    def wait(self, job: str, *states: str, seconds: float = 150) -> dict[str, str]:
         """Until the job is in one of the states, by default one that a job ends in."""
         wanted = states or ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
         until(lambda: self.state(job)["JobState"] in wanted, seconds, lambda: f"{wanted}: {self.state(job)}")

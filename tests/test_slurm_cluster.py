@@ -65,7 +65,7 @@ class Job:
     def launch(self, *words: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "lostflops", "launch", "slurm", "--steps=3-5", *words]
         return subprocess.run(
-            command, cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=80
+            command, cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=150
         )
 
     def submit(self, *words: str) -> str:
@@ -99,11 +99,12 @@ class Job:
 
 def test_a_plain_python_is_started_on_all_nodes_and_why_explains_them(job: Job) -> None:
     job.script(DISTRIBUTED)
-    assert job.ended("--nodes=4", "--", "python", "train.py") == "0:0", job.log()
+    assert job.ended("--nodes=4", "--monitor", "--", "python", "train.py") == "0:0", job.log()
     assert "recorded steps 3-5 on 4 ranks" in job.log()
     logs = job.logs()
     assert list(logs) == [f"node-{n:04d} {n:05d}-a0" for n in range(4)]
     assert {lines[0]["source"] for lines in logs.values()} == {"process group"}
+    assert len(list(job.run.glob("node-*/monitor/*.parquet"))) == 4
     trace = lostflops.open(job.run)
     ranks = trace.table("ranks")
     assert ranks is not None and sorted(ranks.collect()["rank"]) == [0, 1, 2, 3]
@@ -144,7 +145,7 @@ if "SLURM_RESTART_COUNT" not in os.environ:
         "srun lostflops-rank --steps 3-5 -- python train.py\n"
     )
     number = job.slurm("sbatch", "--parsable", "job.sbatch", cwd=job.folder, env=job.environment)
-    until(lambda: len(list(job.folder.glob("ready-*"))) == 2, 60)
+    until(lambda: len(list(job.folder.glob("ready-*"))) == 2, 150)
     job.slurm("scontrol", "requeue", number)
     job.slurm.wait(number, "PENDING")
     until(lambda: job.slurm("sinfo", "--noheader", "--states=idle", "--format=%D") == "4", 30)
@@ -167,7 +168,7 @@ while True: time.sleep(.01)
 """
     )
     number = job.submit("--nodes=2", "--", "python", "train.py")
-    until(lambda: len(list(job.folder.glob("ready-*"))) == 2, 60, job.log)
+    until(lambda: len(list(job.folder.glob("ready-*"))) == 2, 150, job.log)
     job.slurm("scancel", number)
     assert job.slurm.wait(number)["JobState"] == "CANCELLED"
     windows = [line for lines in job.logs().values() for line in lines if line.get("kind") == "window"]

@@ -185,6 +185,16 @@ def test_training_goes_on_where_lostflops_is_missing(tmp_path: Path) -> None:
     )
 
 
+def test_monitors_run_on_every_node_until_the_job_has_ended(tmp_path: Path) -> None:
+    (tmp_path / "run 70123" / "boot").mkdir(parents=True)  # as `record` makes it
+    made = ran(tmp_path, "python", "x.py", nodes=2, monitor=["lostflops", "monitor"])
+    assert made.words == ["x.py"]
+    shown = [call for call in made.calls if call.startswith("lostflops monitor --output ")]
+    assert len(shown) == 1 and f" --output {tmp_path}/run 70123 -- sh -c until" in shown[0]
+    assert any(call.startswith("srun --overlap ") for call in made.calls)
+    assert (tmp_path / "run 70123" / "boot" / "ended-0").exists()
+
+
 def test_lines_of_setup_come_first(tmp_path: Path) -> None:
     assert ran(tmp_path, "python", "x.py", setup=["export SET='a b'"]).environment["SET"] == "a b"
 
@@ -241,10 +251,11 @@ def test_the_script_is_written_where_there_is_no_sbatch(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}")
     assert (
-        main(["launch", "slurm", "--what", "cuda,python", "--output", "runs/base", "--", "python", "x.py"])
+        main(["launch", "slurm", "--what", "cuda,python", "--output", "runs/base %u", "--", "python", "x.py"])
         == 2
     )
-    assert "submit it on a machine of the cluster: `sbatch runs/base.sbatch`" in capsys.readouterr().err
-    text = (tmp_path / "runs" / "base.sbatch").read_text()
+    assert "submit it on a machine of the cluster: `sbatch 'runs/base %u.sbatch'`" in capsys.readouterr().err
+    text = (tmp_path / "runs" / "base %u.sbatch").read_text()
     assert 'record --what=cuda,python --output "$run" --)' in text
-    assert f'run="{tmp_path}/runs/base"' in text
+    assert f'run="{tmp_path}/runs/base %u"' in text
+    assert f'#SBATCH --output="{tmp_path}/runs/base %%u.out"' in text

@@ -48,6 +48,7 @@ class Job:
     container: str | None = None
     runtime: str = ""
     mounts: Sequence[str] = ()
+    monitor: Sequence[str] = ()  # `lostflops monitor`, or nothing
     again: str = ""  # how to submit the same script again
 
 
@@ -72,7 +73,7 @@ def script(job: Job) -> str:
     lines = ["#!/bin/bash", *_directives(job, placed)]
     lines += [f"# Written by `lostflops launch slurm`.{job.again and f' To submit it again: {job.again}'}"]
     lines += [f"# {placed.why}", "", *job.setup, *([""] if job.setup else [])]
-    lines += [f"run={_path(job.run)}", *placed.exports]
+    lines += [f"run={_path(job.run)}", *placed.exports, *(_with_monitors(job) if job.monitor else [])]
     lines += [
         "# Sites that submit with --export=NONE would keep PYTHONPATH from the tasks too.",
         "unset SLURM_EXPORT_ENV",
@@ -80,6 +81,7 @@ def script(job: Job) -> str:
         'if ! command -v "${record[0]}" >/dev/null; then',
         '  echo "lostflops: ${record[0]} is not on $(hostname): training goes on and is not recorded" >&2',
         "  record=()",
+        *(['  with_monitors() { "$@"; }'] if job.monitor else []),
         "fi",
     ]
     if job.container:
@@ -230,6 +232,26 @@ def _meeting() -> list[str]:
     ]
 
 
+def _with_monitors(job: Job) -> list[str]:
+    """A signal to srun would kill the monitors, so they look for a file that says that the job has ended."""
+    waits = shlex.quote('until [ -e "$0" ]; do sleep 1; done')
+    return [
+        "# A monitor on every node, in a step that shares the nodes with the job's and ends after it.",
+        "export run",
+        "with_monitors() {",
+        "  trap : TERM INT  # the job's step has the signal too",
+        '  ended="$run/boot/ended-${SLURM_RESTART_COUNT:-0}"',
+        f'  srun --overlap --export=ALL --ntasks-per-node=1 {shlex.join(job.monitor)} --output "$run" -- \\',
+        f'    sh -c {waits} "$ended" >>"$run/monitors.log" 2>&1 &',
+        '  "$@"',
+        "  status=$?",
+        '  touch "$ended"',
+        "  wait",
+        '  exit "$status"',
+        "}",
+    ]
+
+
 def _directives(job: Job, placed: Placement) -> list[str]:
     options = [
         f"--job-name={job.name}",
@@ -256,6 +278,8 @@ def _directive(option: str) -> str:
 def _start(job: Job, placed: Placement) -> list[str]:
     """The command at the end of the script, one part per line."""
     parts = [['exec "${record[@]}"']]
+    if job.monitor:
+        parts.append(["""bash -c "$(declare -f with_monitors)"'; with_monitors "$@"' job"""])
     if placed.srun:
         # A rank that fails leaves the others waiting for it until the time limit.
         srun = ["srun", "--export=ALL", "--kill-on-bad-exit=1", f"--ntasks-per-node={placed.tasks}"]

@@ -37,6 +37,9 @@ WITH_VALUE = {  # options of sbatch that most sites want
 }
 
 
+HERE = ("job", "output", "print", "monitor")  # options of `record` that are not passed on to it
+
+
 def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
     record.arguments(parser, ())
     parser.usage = "lostflops launch slurm [options] -- COMMAND"
@@ -105,7 +108,7 @@ def run(given: Namespace) -> None:
         command=command,
         record=[*_lostflops(), "record", *_record_options(given)],
         run=str(output),
-        log=f"{output}.out",
+        log=re.sub(r"%(?!j)", "%%", f"{output}.out"),
         name=given.job_name or stem,
         nodes=given.nodes,
         gpus=given.gpus_per_node,
@@ -119,6 +122,7 @@ def run(given: Namespace) -> None:
         container=given.container,
         runtime=given.container_runtime or slurm.runtime_of(given.container or ""),
         mounts=given.mount,
+        monitor=[*_lostflops(), "monitor"] if given.monitor else [],
         again=f"sbatch {shlex.quote(os.path.relpath(target))}",
     )
     text = slurm.script(job)
@@ -173,7 +177,7 @@ def _record_options(given: Namespace) -> list[str]:
     words: list[str] = []
     for action in parser._actions:  # pyright: ignore[reportPrivateUsage]
         value: object = getattr(given, action.dest)
-        if action.dest in ("job", "output", "print") or value == action.default:
+        if action.dest in HERE or value == action.default:
             continue
         flag = action.option_strings[-1]
         words += [flag] if value is True else [f"{flag}={_absolute(value)}"]
