@@ -145,6 +145,11 @@ def summary(outcome: Outcome) -> list[str]:
     if outcome.plan.nsys:
         logs = [log.path for log in outcome.logs]
         return [*nsys_outcome.summary(outcome.plan, logs, _ending(outcome.status)), *_faults(outcome)]
+    on_demand = sorted(outcome.plan.run.glob("on-demand/*.json"))
+    if not outcome.kept and on_demand:
+        many = f"{len(on_demand)} trace{'s' * (len(on_demand) != 1)}"
+        said = f"recorded {many} on demand -> {on_demand[0].parent}"
+        return [said, *_faults(outcome), f"next: lostflops why {shlex.quote(str(outcome.plan.run))}"]
     if not outcome.kept:
         return [*_nothing(outcome), *_faults(outcome)]
     size = compress(outcome)

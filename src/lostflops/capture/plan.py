@@ -12,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lostflops.capture import on_demand
 from lostflops.capture.annotation_file import Annotations
 from lostflops.errors import BadOption, shown
 
@@ -47,6 +48,7 @@ class Plan:
     ranks: Ranges | None = None
     what: Sequence[str] = DEFAULT_WHAT
     annotations: Annotations = ()
+    sockets: Path | None = None  # where processes ask on demand; None: they do not ask
     nsys: NsysPlan | None = None  # None: the PyTorch profiler records
 
     def __post_init__(self) -> None:
@@ -78,7 +80,8 @@ class Plan:
         """What is set for the command, beside what it has anyway."""
         # An empty entry would mean the current folder, so none may arise.
         paths = [str(self.boot), *filter(None, [given.get("PYTHONPATH")])]
-        return {"PYTHONPATH": os.pathsep.join(paths)}
+        found = {"PYTHONPATH": os.pathsep.join(paths)}
+        return found | on_demand.environment(self.sockets, self.run) if self.sockets else found
 
     def shell(self, given: Mapping[str, str]) -> str:
         """The command line that a shell would be given for the same."""

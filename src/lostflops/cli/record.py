@@ -74,6 +74,11 @@ def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
         help="the folder to make (default runs/ and a name with the time)",
     )
     parser.add_argument(
+        "--on-demand",
+        action="store_true",
+        help="let `lostflops trigger` record the job even when it makes no optimizer steps",
+    )
+    parser.add_argument(
         "--monitor",
         action="store_true",
         help="also sample the node every second: GPUs, cores, memory, disks and networks",
@@ -88,7 +93,7 @@ def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
 
 def asked(given: Namespace, member: Membership | None = None) -> Plan:
     """The plan that the arguments describe. Raises BadOption for what cannot work."""
-    from lostflops.capture import annotation_file, plan
+    from lostflops.capture import annotation_file, on_demand, plan
 
     command: list[str] = given.job[1:] if given.job[:1] == ["--"] else given.job
     plan.check(command)
@@ -107,12 +112,13 @@ def asked(given: Namespace, member: Membership | None = None) -> Plan:
         **when,
         ranks=None if given.ranks is None else plan.ranks(given.ranks),
         annotations=annotation_file.read(given.annotate) if given.annotate else (),
+        sockets=on_demand.new_folder() if given.on_demand else None,
         **under,
     )
 
 
 def run(given: Namespace) -> None:
-    from lostflops.capture import job_process, monitor, outcome, run_folder
+    from lostflops.capture import job_process, monitor, on_demand, outcome, run_folder
     from lostflops.capture.membership import membership
     from lostflops.errors import BadOption, CannotWrite, LostflopsError, OutputExists
 
@@ -133,7 +139,10 @@ def run(given: Namespace) -> None:
         job_process.leave(job_process.run(plan.command, os.environ))
     for line in plan.nsys.said() if plan.nsys else ():
         print(f"lostflops: {line}", file=sys.stderr)
-    with monitor.beside(plan.run, wanted=given.monitor) as monitored:
+    with (
+        on_demand.answerable(plan.sockets, plan.run),
+        monitor.beside(plan.run, wanted=given.monitor) as monitored,
+    ):
         status = job_process.run(plan.command, {**os.environ, **plan.environment(os.environ)})
     # From here on nothing may come between the job's exit status and whoever waits for it.
     try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 
-from . import imports, log
+from . import imports, log, on_demand
 
 # Which function of `hooks` is called when a module has executed.
 HOOKS = {
@@ -35,6 +35,7 @@ def arm() -> None:
     # Without it Kineto prints lines of its own for every window.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     log.mark("python")
+    on_demand.arm()
     if os.path.exists(os.path.join(log.BOOT, "nsys.jsonl")):
         from . import nsys, nsys_window  # noqa: F401 - the compiler is told to skip what is loaded by then
 

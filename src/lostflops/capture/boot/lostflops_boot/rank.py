@@ -36,6 +36,11 @@ def _number(name: str, environment: Mapping[str, str] = os.environ) -> int | Non
     return int(value) if value.isdigit() else None
 
 
+def host() -> str:
+    """A hash of the host's name, which tells hosts apart and does not name them."""
+    return hashlib.sha256(platform.node().encode()).hexdigest()
+
+
 def _node() -> str:
     # torchrun numbers nodes as they come to its rendezvous, srun as they are. A job's own script is no step.
     srun = ("SLURM_NODEID",) if "SLURM_STEP_ID" in os.environ else ()

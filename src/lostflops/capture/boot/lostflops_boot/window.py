@@ -10,12 +10,12 @@ import time
 from types import FrameType
 from typing import Any
 
-from . import log
+from . import log, on_demand
 from .memory import History
 from .ranges import Ranges
 from .rank import Rank
-from .schedule import Schedule, Span
 from .room import room
+from .schedule import Schedule, Span
 from .sessions import SESSIONS
 from .settings import Settings
 from .step_log import StepLog, resident
@@ -128,6 +128,9 @@ class Window:
             return False
         if SESSIONS.others or self._torch._C._autograd._profiler_type().name != "NONE":
             self._hindrance = "the job's own profiler was running"
+            return False
+        if on_demand.recording():
+            self._hindrance = "a trace was being recorded on demand"
             return False
         return True
 

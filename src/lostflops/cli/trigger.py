@@ -1,0 +1,41 @@
+"""Record some steps of a job that runs already.
+
+TARGET is the folder that `lostflops record` made for the job, or the id of one of its processes. The window
+is opened between two steps of all ranks, some steps from now, and ends up in the job's own run folder. A
+process that `record` did not start can be asked when it was started with KINETO_USE_DAEMON=1.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
+    parser.add_argument("target", metavar="TARGET", help="the job's run folder, or the id of a process of it")
+    parser.add_argument("--steps", metavar="N", type=int, help="record so many steps (default 5)")
+    parser.add_argument("--duration", metavar="SECONDS", help="record so long instead (also 500ms, 2m)")
+    parser.add_argument("--ranks", metavar="LIST", help="on these ranks only, as in 0,8-15 (default all)")
+    parser.add_argument(
+        "--output", metavar="DIR", type=Path, help="where to put the traces of a process without a run folder"
+    )
+
+
+def run(given: Namespace) -> None:
+    from lostflops.capture import on_demand, plan, trigger
+    from lostflops.errors import BadOption
+
+    if given.steps is not None and (given.steps < 1 or given.duration is not None):
+        raise BadOption("--steps takes a number of steps, and not together with --duration.", "`--steps 5`.")
+    duration = None if given.duration is None else plan.seconds("--duration", given.duration)
+    answer = trigger.record(
+        given.target,
+        on_demand.Request(duration, given.steps),
+        None if given.ranks is None else plan.ranks(given.ranks),
+        given.output,
+    )
+    print(*answer.lines, sep="\n", file=sys.stderr)
+    print(f"next: lostflops why {shlex.join(map(str, answer.paths))}", file=sys.stderr)
