@@ -129,7 +129,6 @@ def collector(namespace: str, image: str, size: int, days: int) -> list[Object]:
             image,
             _from_sources(COLLECTOR_PROGRAM, arguments),
             [*volumes, _program_volume(f"{COLLECTOR}-program", files)],
-            [{"name": "results", "mountPath": "/results"}],
             replicas=1,
         ),
     ]
@@ -160,14 +159,13 @@ def webhook_of_image(
 ) -> list[Object]:
     """The webhook on an image that has lostflops, as in the chart."""
     command = ["lostflops", "launch", "k8s", "serve", "--certificate", "/certificate"]
-    return _webhook(
-        namespace, image, made, {"command": [*command, *_answering(namespace, pattern, size)]}, []
-    )
+    runs = {"command": [*command, *_answering(namespace, pattern, size)]}
+    return _webhook(namespace, image, made, runs, [{"name": "tmp", "emptyDir": {"sizeLimit": "16Mi"}}])
 
 
 def _answering(namespace: str, pattern: str, size: int) -> list[str]:
     where = ["--host", "0.0.0.0", "--port", str(PORT), "--namespace", namespace]
-    return [*where, "--pattern", pattern, "--size", str(size)]
+    return [*where, "--pattern", pattern, "--limit", str(size)]
 
 
 def _webhook(
@@ -178,7 +176,7 @@ def _webhook(
     return [
         _secret(f"{WEBHOOK}-certificate", namespace, secret),
         _service(WEBHOOK, namespace),
-        _deployment(WEBHOOK, namespace, image, runs, [certificate, *volumes], [], replicas=2),
+        _deployment(WEBHOOK, namespace, image, runs, [certificate, *volumes], replicas=2),
         registration(namespace, made.authority),
     ]
 
@@ -219,7 +217,7 @@ def registration(namespace: str, authority: str) -> Object:
             "objectSelector": pods,
         }
 
-    return {
+    made = {
         "apiVersion": "admissionregistration.k8s.io/v1",
         "kind": "MutatingWebhookConfiguration",
         "metadata": {"name": WEBHOOK},
@@ -228,6 +226,7 @@ def registration(namespace: str, authority: str) -> Object:
             entry("namespace.lostflops.dev", enabled, {"matchExpressions": [undecided]}),
         ],
     }
+    return json.loads(json.dumps(made))  # or YAML would show what is shared
 
 
 def _named(name: str, namespace: str | None) -> Object:
@@ -275,14 +274,16 @@ def _deployment(
     image: str,
     runs: Object,
     volumes: Sequence[Object],
-    mounts: Sequence[Object],
     *,
     replicas: int,
 ) -> Object:
-    read_only = [
-        {"name": volume["name"], "mountPath": f"/{volume['name']}", "readOnly": True}
+    mounts = [
+        {
+            "name": volume["name"],
+            "mountPath": f"/{volume['name']}",
+            **({} if "emptyDir" in volume else {"readOnly": True}),
+        }
         for volume in volumes
-        if "emptyDir" not in volume
     ]
     container = {
         "name": name,
@@ -292,7 +293,7 @@ def _deployment(
         "readinessProbe": {"httpGet": {"path": "/healthz", "port": PORT, "scheme": "HTTPS"}},
         "resources": {"requests": dict(RESOURCES), "limits": dict(RESOURCES)},
         "securityContext": json.loads(json.dumps(RESTRICTED)),
-        "volumeMounts": [*read_only, *mounts],
+        "volumeMounts": mounts,
     }
     return {
         "apiVersion": "apps/v1",

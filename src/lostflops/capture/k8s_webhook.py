@@ -59,10 +59,10 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8443)
     parser.add_argument("--pattern", default=PATTERN)
-    parser.add_argument("--size", type=int, default=SIZE)
+    parser.add_argument("--limit", type=int, default=SIZE)
     parser.add_argument("--namespace", default="")
     given = parser.parse_args(words)
-    wish = Wish(json.loads(given.payload.read_text()), given.pattern, size=given.size)
+    wish = Wish(json.loads(given.payload.read_text()), given.pattern, size=given.limit)
     re.compile(wish.pattern)
     serve(wish, given.certificate, given.host, given.port, given.namespace)
 
