@@ -163,9 +163,7 @@ def test_what_one_tool_does_not_know_another_adds(tmp_path: Path) -> None:
     assert gpu["cpus"] == "0-15"
 
 
-def test_json_holds_what_is_known(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_json_holds_what_is_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(printed(capsys, "--from", machine_texts.folder(tmp_path), "--json", "-"))
     assert found["kind"] == "topology" and found["format"] == 1
     assert {"rank", "matrix", "device", "peer", "code", "num_links", "tool"} == set(

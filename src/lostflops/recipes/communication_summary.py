@@ -18,33 +18,37 @@ MANY = 10
 WORTH_SAYING = 0.01
 
 
-def _convention(size: pl.Expr) -> tuple[pl.Expr, pl.Expr]:
-    """nccl-tests' size of an operation in a group of `size`, and its factor to bus bandwidth.
+GATHERS = ["all-gather", "gather"]
+SCATTERS = ["reduce-scatter", "scatter"]
+STRAIGHT = ["broadcast", "reduce", "send", "receive", "send-receive"]
 
-    The size is one rank's buffer for all-reduce, and the whole result or input over all ranks where each rank
-    holds only its part of one side.
+
+def counted_bytes(kind: pl.Expr, size: pl.Expr) -> pl.Expr:
+    """nccl-tests' size of an operation among `size` ranks, from `bytes_in` and `bytes_out`.
+
+    One rank's buffer for all-reduce, and the whole result or input over all ranks where each rank holds only
+    its part of one side.
     """
-    kind = pl.col("kind").cast(pl.String)
     sent, received = pl.col("bytes_in"), pl.col("bytes_out")
-    gathers, scatters = kind.is_in(["all-gather", "gather"]), kind.is_in(["reduce-scatter", "scatter"])
-    exchanges = kind == "all-to-all"
-    straight = kind.is_in(["broadcast", "reduce", "send", "receive", "send-receive"])
-    counted = (
-        pl.when(gathers)
+    return (
+        pl.when(kind.is_in(GATHERS))
         .then(pl.coalesce(received, sent * size))
-        .when(scatters)
+        .when(kind.is_in(SCATTERS))
         .then(pl.coalesce(sent, received * size))
         .otherwise(pl.coalesce(sent, received))
     )
-    factor = (
+
+
+def bus_factor(kind: pl.Expr, size: pl.Expr) -> pl.Expr:
+    """nccl-tests' factor from algorithm to bus bandwidth; null for operations that it does not define."""
+    return (
         pl.when(kind == "all-reduce")
         .then(2 * (size - 1) / size)
-        .when(gathers | scatters | exchanges)
+        .when(kind.is_in([*GATHERS, *SCATTERS, "all-to-all"]))
         .then((size - 1) / size)
-        .when(straight)
+        .when(kind.is_in(STRAIGHT))
         .then(1.0)
     )
-    return counted, factor
 
 
 @recipe(
@@ -185,12 +189,17 @@ def communication_summary(
     reduction would make bus bandwidth mean less; traces do not say whether it is used.
     """
     size = pl.coalesce("group_size", "members").cast(pl.Int64)
-    counted, factor = _convention(size)
+    kind = pl.col("kind").cast(pl.String)
     matched = pl.col("wait").is_not_null()
-    uneven = matched & (pl.col("kind").cast(pl.String) == "all-to-all")
+    uneven = matched & (kind == "all-to-all")
     rows = (
         intervals.inside(communication_matches, intervals.union(steps, ["rank"]), {"_inside": pl.lit(True)})
-        .with_columns(bytes=counted, _factor=factor, group_size=size, _stay=pl.col("end") - pl.col("arrival"))
+        .with_columns(
+            bytes=counted_bytes(kind, size),
+            _factor=bus_factor(kind, size),
+            group_size=size,
+            _stay=pl.col("end") - pl.col("arrival"),
+        )
         # Ranks may send different amounts in an all-to-all: the largest decides how long it takes.
         .with_columns(
             bytes=pl.when(uneven).then(pl.col("bytes").max().over("instance")).otherwise("bytes"),

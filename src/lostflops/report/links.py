@@ -106,7 +106,7 @@ def _kind_of(code: str) -> str:
 def _devices(rows: pl.DataFrame, columns: Mapping[str, str]) -> Iterator[str]:
     shown = [(title, name) for title, name in columns.items() if rows[name].drop_nulls().len()]
     ordered = sorted(rows.iter_rows(named=True), key=lambda row: (natural(row["name"]), row["port"] or 0))
-    yield from _grid(
+    yield from grid(
         [title for title, _ in shown], [[_cell(row[name], name) for _, name in shown] for row in ordered]
     )
 
@@ -129,7 +129,7 @@ def _matrix(rows: pl.DataFrame, title: str) -> Iterator[str]:
         [name, *("·" if name == other else codes.get((name, other), "–") for other in across)]
         for name in down
     ]
-    yield from _grid(["", *across], body)
+    yield from grid(["", *across], body)
 
 
 def _nvlinks(rows: pl.DataFrame) -> Iterator[str]:
@@ -144,7 +144,8 @@ def _nvlinks(rows: pl.DataFrame) -> Iterator[str]:
         yield ""
 
 
-def _grid(header: Sequence[str], body: Sequence[Sequence[str]]) -> Iterator[str]:
+def grid(header: Sequence[str], body: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Lines of a table, each column as wide as its widest cell."""
     widths = [max(len(row[n]) for row in [header, *body]) for n in range(len(header))]
     for row in [header, *body]:
         yield "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()

@@ -1,0 +1,57 @@
+"""Latency and bandwidth from times at several sizes: t = t0 + bytes / B."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import polars as pl
+
+ENOUGH = 3  # sizes
+
+
+def fits(bandwidths: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
+    """Per group, the line that lies nearest to the times by relative error.
+
+    `latency` is t0 in ns and not below 0, `bandwidth` B in GB/s, `half_size` the bytes at which half of B is
+    reached, `spread` the median relative distance of the times from the line. A group of fewer than three
+    sizes, or whose time does not grow, has no line. Least squares with weights 1 / t².
+    """
+    x, y = pl.col("bytes").cast(pl.Float64), pl.col("time").cast(pl.Float64)
+    weight = 1 / (y * y)
+    rows = bandwidths.filter((pl.col("time") > 0) & (pl.col("bytes") > 0))
+    sums = rows.group_by(by, maintain_order=True).agg(
+        _n=pl.col("bytes").n_unique(),
+        _w=weight.sum(),
+        _x=(weight * x).sum(),
+        _y=(weight * y).sum(),
+        _xx=(weight * x * x).sum(),
+        _xy=(weight * x * y).sum(),
+    )
+    slope = (pl.col("_w") * pl.col("_xy") - pl.col("_x") * pl.col("_y")) / (
+        pl.col("_w") * pl.col("_xx") - pl.col("_x") * pl.col("_x")
+    )
+    start = (pl.col("_y") - pl.col("_slope") * pl.col("_x")) / pl.col("_w")
+    lines = (
+        sums.filter(pl.col("_n") >= ENOUGH)
+        .with_columns(_slope=slope)
+        .with_columns(_start=start)
+        # A line that would begin below 0 begins at 0.
+        .with_columns(
+            _slope=pl.when(pl.col("_start") < 0).then(pl.col("_xy") / pl.col("_xx")).otherwise("_slope"),
+            _start=pl.col("_start").clip(0),
+        )
+        .filter(pl.col("_slope") > 0)
+    )
+    distance = ((pl.col("_start") + pl.col("_slope") * x) / y - 1).abs()
+    spread = (
+        rows.join(lines, on=list(by), how="inner", nulls_equal=True)
+        .group_by(by)
+        .agg(spread=distance.median())
+    )
+    return lines.join(spread, on=list(by), how="left", nulls_equal=True, maintain_order="left").select(
+        *by,
+        latency=pl.col("_start").round().cast(pl.Int64),
+        bandwidth=1 / pl.col("_slope"),
+        half_size=(pl.col("_start") / pl.col("_slope")).round().cast(pl.Int64),
+        spread="spread",
+    )

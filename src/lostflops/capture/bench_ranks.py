@@ -1,0 +1,139 @@
+"""Runs a measuring script of `bench/` in the Python that has torch, as one process or as a job of ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lostflops.errors import BadOption, BenchFailed, shown
+
+SCRIPTS = Path(__file__).parent / "bench"
+# What a launcher sets for every rank; torch.distributed needs all of them.
+PLACED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+AFTER_A_FAILURE = 5.0  # seconds in which the other ranks may end by themselves
+
+
+def interpreter(asked: str | None) -> str:
+    """The Python to measure with: the one that was asked for, or the one that lostflops runs in."""
+    if asked is None:
+        return sys.executable
+    found = shutil.which(asked)
+    if found is None:
+        raise BadOption(f"There is no Python '{shown(asked)}' that can be run.", "give its path.")
+    return found
+
+
+def placed() -> bool:
+    """Whether a launcher has made this process a rank of a job."""
+    return all(os.environ.get(name) for name in PLACED)
+
+
+def as_rank(python: str, script: str, wanted: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Be the rank that the launcher made of this process; what rank 0 measured, nothing on others."""
+    return _measured(python, script, wanted, [dict(os.environ)])
+
+
+def alone(python: str, script: str, wanted: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Run the script as one process that is no rank."""
+    return _measured(python, script, wanted, [dict(os.environ)])
+
+
+def as_job(python: str, script: str, wanted: Mapping[str, Any], num_ranks: int) -> list[dict[str, Any]]:
+    """Start that many ranks on this machine. They meet through a file and talk over the loopback only."""
+    threads = max(1, len(os.sched_getaffinity(0)) // num_ranks)
+    with tempfile.TemporaryDirectory(prefix="lostflops-") as folder:
+        meet = (Path(folder) / "meet").as_uri()
+        ranks = [
+            {
+                "OMP_NUM_THREADS": str(threads),
+                "GLOO_SOCKET_IFNAME": "lo",
+                **os.environ,
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": str(num_ranks),
+            }
+            for rank in range(num_ranks)
+        ]
+        return _measured(python, script, {**wanted, "meet": meet}, ranks)
+
+
+def _measured(
+    python: str, script: str, wanted: Mapping[str, Any], environments: Sequence[Mapping[str, str]]
+) -> list[dict[str, Any]]:
+    """The lines that the processes leave. Raises BenchFailed when one ends in an error and there are none."""
+    with tempfile.TemporaryDirectory(prefix="lostflops-") as folder:
+        result = Path(folder) / "result.jsonl"
+        words = [python, str(SCRIPTS / script), json.dumps(wanted), str(result)]
+        logs = [Path(folder) / f"said-{number}" for number in range(len(environments))]
+        running: list[subprocess.Popen[bytes]] = []
+        try:
+            for environment, log in zip(environments, logs, strict=True):
+                with log.open("wb") as file:
+                    running.append(
+                        subprocess.Popen(
+                            words, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file
+                        )
+                    )
+            _wait(running)
+        finally:
+            for process in running:
+                if process.poll() is None:
+                    process.kill()
+                process.wait()
+        texts = [log.read_text(errors="replace") for log in logs]
+        if os.environ.get("LOSTFLOPS_DEBUG"):
+            print(*texts, file=sys.stderr)
+        lines = _lines(result)
+        # Of the ranks that failed, one that was told to end by our kill says least.
+        failed = sorted((p.returncode < 0, n) for n, p in enumerate(running) if p.returncode)
+        if failed:
+            said = [line for line in texts[failed[0][1]].splitlines() if line.strip()]
+            reason = (
+                said[-1].strip() if said else f"a rank ended with status {running[failed[0][1]].returncode}"
+            )
+            if not any("times" in line for line in lines):
+                raise BenchFailed(reason)
+            lines.append({"kind": "failed", "remark": reason})
+        return lines
+
+
+def _wait(running: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Until all have ended, or some time after the first has failed."""
+    until = float("inf")
+    while any(process.poll() is None for process in running) and time.monotonic() < until:
+        if any(process.returncode for process in running):
+            until = min(until, time.monotonic() + AFTER_A_FAILURE)
+        time.sleep(0.02)
+
+
+def _lines(result: Path) -> list[dict[str, Any]]:
+    """The whole lines; a crash may have torn the last."""
+    found: list[dict[str, Any]] = []
+    if result.exists():
+        for line in result.read_text().splitlines():
+            try:
+                found.append(json.loads(line))
+            except ValueError:
+                continue
+    return found
+
+
+def gpus(python: str) -> int:
+    """How many GPUs that Python's torch can use; 0 without torch too, which is told when it is needed."""
+    code = "import torch; print(torch.cuda.device_count())"
+    try:
+        done = subprocess.run(
+            [python, "-c", code], stdin=subprocess.DEVNULL, capture_output=True, timeout=120
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    said = done.stdout.decode(errors="replace").split()
+    return int(said[-1]) if done.returncode == 0 and said and said[-1].isdecimal() else 0

@@ -1,0 +1,150 @@
+"""Measure what the links of this machine, or of a job's machines, give.
+
+`bench collectives` times what ranks exchange, `bench links` copies between host and GPU. With --output the
+numbers are kept in a recording, and `why` compares what the job reached with them.
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from . import _output
+
+COLLECTIVES = """\
+Time collectives of torch.distributed between ranks, and check their results.
+
+Starts the ranks itself on this machine, or is one when a launcher starts it:
+  torchrun --nproc-per-node 8 --no-python lostflops bench collectives --output RUN
+On several machines each machine's ranks and one rank of each are measured as well. With NCCL on one
+machine the programs of nccl-tests that are on the PATH are run too.
+"""
+LINKS = """\
+Time copies between host memory and GPUs, and between GPUs, by size, kind of memory and memory node.
+
+Writes the machine card: latency and bandwidth of each link. Without a GPU only copies inside host memory
+are timed. nvbandwidth is run too when it is on the PATH.
+"""
+
+
+def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
+    below = parser.add_subparsers(dest="what", metavar="WHAT", required=True, help="collectives or links")
+    for name, text in (("collectives", COLLECTIVES), ("links", LINKS)):
+        one = below.add_parser(
+            name,
+            help=text.partition("\n")[0],
+            description=text,
+            formatter_class=RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        one.add_argument("--output", metavar="RUN", type=Path, help="also keep it in this recording")
+        one.add_argument(
+            "--json", metavar="F", help="also write it as one JSON document to F; '-': only that"
+        )
+        one.add_argument("--python", metavar="PYTHON", help="the Python that has torch (default: this one)")
+        one.add_argument("--sizes", metavar="LIST", help="bytes, as in 8,4K,1M, or 8-1G in steps of four")
+        one.add_argument(
+            "--repeats", metavar="N", type=int, default=20, help="timed runs of each (default 20)"
+        )
+        one.add_argument("--from", dest="files", metavar="F", type=Path, action="append", help=_of(name))
+        if name == "collectives":
+            one.add_argument(
+                "--ranks", metavar="N", type=int, help="how many to start (default: one per GPU, or 2)"
+            )
+            one.add_argument("--backend", metavar="NAME", choices=("nccl", "gloo"), help="nccl or gloo")
+            one.add_argument(
+                "--operations", metavar="LIST", help="some of the ten, and barrier (default all)"
+            )
+
+
+def _of(name: str) -> str:
+    tool = "nccl-tests" if name == "collectives" else "`nvbandwidth -j`"
+    return f"read what {tool} printed into a file instead of measuring"
+
+
+def run(given: Namespace) -> None:
+    from lostflops.errors import BadOption
+
+    if given.json and given.json != "-":
+        _output.check(Path(given.json), [str(file) for file in given.files or ()])
+    if given.repeats < 1:
+        raise BadOption("`--repeats` has to be 1 or more.")
+    if given.what == "collectives":
+        _collectives(given)
+    else:
+        _links(given)
+
+
+def _collectives(given: Namespace) -> None:
+    import os
+
+    from lostflops.capture import bench_collectives, bench_ranks, topology
+    from lostflops.errors import BadOption
+    from lostflops.report import bandwidths
+
+    if given.ranks is not None and not 1 <= given.ranks <= 1024:
+        raise BadOption("`--ranks` has to be from 1 to 1024.")
+    run = topology.place(given.output) if given.output else None
+    if given.files:
+        found = bench_collectives.recorded(given.files)
+    else:
+        wanted = bench_collectives.Wanted(
+            operations=bench_collectives.OPERATIONS
+            if given.operations is None
+            else bench_collectives.operations(given.operations),
+            sizes=bench_collectives.sizes(given.sizes) if given.sizes else (),
+            backend=given.backend or "",
+            repeats=given.repeats,
+        )
+        python = bench_ranks.interpreter(given.python)
+        if given.ranks is None and bench_ranks.placed():
+            lines = bench_ranks.as_rank(python, "collectives.py", wanted.settings())
+            if os.environ["RANK"] != "0":
+                return
+            found = bench_collectives.measured(lines)
+        else:
+            ranks = given.ranks or bench_ranks.gpus(python) or 2
+            lines = bench_ranks.as_job(python, "collectives.py", wanted.settings(), ranks)
+            found = bench_collectives.measured(lines)
+            if found.about.get("backend") == "nccl":
+                found = bench_collectives.together([found, bench_collectives.nccl_tests(wanted, ranks)])
+    content = bench_collectives.document(found)
+    if run:
+        topology.keep(content, run / bench_collectives.file_name(found))
+    _say(given, content, bandwidths.collectives(found.bandwidths, found.about, found.remarks))
+
+
+def _links(given: Namespace) -> None:
+    from lostflops.capture import bench_collectives, bench_links, bench_ranks, topology
+    from lostflops.report import bandwidths
+
+    run = topology.place(given.output) if given.output else None
+    if given.files:
+        found = bench_links.recorded(given.files)
+    else:
+        sizes = bench_collectives.sizes(given.sizes) if given.sizes else bench_links.SIZES
+        python = bench_ranks.interpreter(given.python)
+        lines = bench_ranks.alone(python, "links.py", bench_links.settings(sizes, given.repeats))
+        found = bench_links.measured(lines)
+        if found.about.get("gpus", "0") != "0":
+            found = bench_collectives.together([found, bench_links.nvbandwidth()])
+    content = bench_links.document(found)
+    if run:
+        topology.keep(content, run / topology.node(run) / bench_links.FILE)
+    _say(given, content, bandwidths.links(found.bandwidths, content["cards"], found.about, found.remarks))
+
+
+def _say(given: Namespace, content: Mapping[str, Any], lines: Sequence[str]) -> None:
+    import json
+    import sys
+
+    if given.json:
+        text = json.dumps(content, ensure_ascii=False, indent=1) + "\n"
+        if given.json == "-":
+            sys.stdout.write(text)
+            return
+        with _output.replacing(Path(given.json)) as file:
+            file.write_text(text, encoding="utf-8")
+    print(*lines, sep="\n")
