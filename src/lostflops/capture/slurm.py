@@ -23,6 +23,7 @@ RUNTIMES = ("pyxis", "apptainer", "singularity", "enroot")
 JOB_ID = "%j"  # in paths, as in sbatch's own
 RANKS = {"RANK": "SLURM_PROCID", "LOCAL_RANK": "SLURM_LOCALID", "WORLD_SIZE": "SLURM_NTASKS"}
 TORCHRUN_MEETS = ("nnodes", "node-rank", "rdzv-", "master-", "standalone")  # how its nodes find each other
+LINE = 100  # characters
 ACCELERATE_MEETS = ("num-machines", "machine-rank", "main-process-", "rdzv-")
 
 
@@ -289,7 +290,18 @@ def _start(job: Job, placed: Placement) -> list[str]:
     if job.container and job.runtime != "pyxis":
         parts.append(_container(job))
     parts += _in_task(job, placed)
-    return " \\\n  ".join(" ".join(map(str, part)) for part in parts).splitlines()
+    return " \\\n  ".join(" \\\n    ".join(_lines(part)) for part in parts).split("\n")
+
+
+def _lines(words: Sequence[str]) -> list[str]:
+    """Words in lines that can be read without scrolling, as far as the words let them."""
+    lines = [words[0]]
+    for word in words[1:]:
+        if len(lines[-1]) + len(word) > LINE:
+            lines.append(word)
+        else:
+            lines[-1] += f" {word}"
+    return lines
 
 
 def _in_task(job: Job, placed: Placement) -> list[list[str]]:
