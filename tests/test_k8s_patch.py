@@ -233,3 +233,19 @@ def test_options_are_checked(patch: Any) -> None:
     for option, value in (("--steps", "4-2"), ("--limit", "much"), ("--pattern", "("), ("--what", "tea")):
         assert patch(JOB, option, value).status == 2
     assert main(["launch", "k8s", "patch", "/nowhere.yaml"]) == 2
+
+
+def test_every_action_and_flag_is_documented() -> None:
+    from argparse import ArgumentParser
+
+    from lostflops.cli._launch import k8s
+
+    page = (Path(__file__).parent.parent / "docs" / "commands.md").read_text()
+    section = page[page.index("### launch k8s") : page.index("### launch slurm")]
+    parser = ArgumentParser()
+    k8s.arguments(parser, ())
+    (below,) = (action.choices for action in parser._actions if isinstance(action.choices, dict))
+    for name, action in below.items():
+        assert re.search(rf"`{name}\b|    {name} ", section), name
+        for flag in (word for one in action._actions for word in one.option_strings):
+            assert re.search(rf"(?<![\w-]){flag}(?![\w-])", section), f"{flag} of {name}"
