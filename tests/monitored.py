@@ -146,10 +146,11 @@ int nvmlGpmMetricsGet(Metrics *m) {
 }
 int nvmlDeviceGetComputeRunningProcesses_v3(void *h, unsigned *n, Process *p) {
     if (h == (void *)2 || !pid()) { *n = 0; return 0; }
-    if (!p) { *n = 1; return 7; }
-    *n = 1;
-    memset(p, 0, sizeof *p);
-    p->pid = pid();
+    if (!p) { *n = 2; return 7; }
+    *n = 2;
+    memset(p, 0, 2 * sizeof *p);
+    p[0].pid = pid();
+    p[1].pid = pid() + 1;
     return 0;
 }
 const char *nvmlErrorString(int r) { return "stub"; }

@@ -193,9 +193,9 @@ def test_one_sample_is_too_few(tmp_path: Path) -> None:
         lostflops.open(tmp_path)
 
 
-def log(run: Path, rank: int, pid: int, local: int | None, node: str = "node-0000") -> None:
+def log(run: Path, rank: int, pid: int, local: int, node: str = "node-0000", host: str = "abc") -> None:
     (run / node).mkdir(parents=True, exist_ok=True)
-    line = {"kind": "rank", "format": 1, "rank": rank, "local": local, "pid": pid}
+    line = {"kind": "rank", "format": 1, "rank": rank, "local": local, "pid": pid, "host": host}
     (run / node / f"steps-{rank:05d}-a0.jsonl").write_text(json.dumps(line) + "\n")
 
 
@@ -216,11 +216,12 @@ def test_a_gpu_belongs_to_the_rank_whose_process_ran_on_it(tmp_path: Path) -> No
     assert [(fact.rank, fact.name) for part in parts for fact in part.quality] == [(4, "GPU without rank")]
 
 
-def test_the_only_node_of_a_run_may_be_named_differently_by_its_launcher(tmp_path: Path) -> None:
+def test_ranks_are_those_of_the_same_host_whatever_the_node_is_called(tmp_path: Path) -> None:
     log(tmp_path, 3, 70, 0, node="node-0000")
-    folder = left(tmp_path / "node-abcd" / "monitor", [sample(s, {POWER: s}) for s in (1, 2)])
+    log(tmp_path, 0, 70, 0, node="node-0001", host="another")
+    folder = left(tmp_path / "node-0001" / "monitor", [sample(s, {POWER: s}) for s in (1, 2)])
     assert [part.rank for part in monitor.read(folder, tmp_path / "parts")] == [3]
-    log(tmp_path, 4, 71, 0, node="node-0001")
+    log(tmp_path, 3, 70, 0, node="node-0000", host="a third")
     assert [part.rank for part in monitor.read(folder, tmp_path / "more")] == [None]
 
 

@@ -64,7 +64,10 @@ def test_gpus_are_read_through_nvml_and_what_it_lacks_is_absent(
         pytest.skip("needs a C compiler: apt-get install gcc")
     monkeypatch.setenv("LD_LIBRARY_PATH", str(stub))
     monkeypatch.setenv("STUB_PID", "70")
-    running = started(tmp_path / "run")
+    root = tree(tmp_path / "root", HOST)
+    (root / "proc/70/fd").mkdir(parents=True)
+    (root / "proc/70/fd/3").symlink_to("/dev/nvidia0")
+    running = started(tmp_path / "run", root=root)
     time.sleep(0.35)
     running.stop()
     assert running.ending["ended"] and not running.ending["missing"]
@@ -100,6 +103,9 @@ def test_gpus_are_read_through_nvml_and_what_it_lacks_is_absent(
     assert {("gpu_nvlink_link_tx", "0"), ("gpu_nvlink_link_tx", "1")} < set(several)
     told = [json.loads(line) for line in (tmp_path / "run").glob("*/monitor/facts.jsonl").__next__().open()]
     assert {"kind": "processes", "device": 0, "pids": [70]} in told
+    assert not any(t["kind"] == "processes" and 71 in t["pids"] for t in told), (
+        "no process of that number here"
+    )
     assert any(t["kind"] == "device" and t["gpu"] == "Stub GPU" and t["memory"] == 1000 for t in told)
 
 

@@ -103,6 +103,7 @@ class Device:
     fields: list[Field]
     never: set[str] = field(default_factory=set[str])
     pids: set[int] = field(default_factory=set[int])
+    strangers: set[int] = field(default_factory=set[int])  # of other users, or numbers of other containers
     gpm: list[int] = field(default_factory=list[int])  # metrics that this GPU may have
     sample: Any = None  # GPM's, of the reading before
     spare: Any = None
@@ -113,6 +114,7 @@ class Nvidia:
     """The GPUs of a node that NVML shows. `missing` says why there are none, where there should be some."""
 
     def __init__(self, root: Path = Path("/")) -> None:
+        self.root = root
         self.devices: list[Device] = []
         self.missing = ""
         self._processes_due = 0.0
@@ -184,7 +186,8 @@ class Nvidia:
                     "processes",
                     lambda h=device.handle: self.nvml.nvmlDeviceGetComputeRunningProcesses(h),
                 )
-                device.pids.update(process.pid for process in running or ())
+                for pid in {process.pid for process in running or ()} - device.pids - device.strangers:
+                    (device.pids if self._ours(pid) else device.strangers).add(pid)
 
     def _common(self, device: Device) -> Iterator[Reading]:
         nvml, handle, index = self.nvml, device.handle, device.index
@@ -298,6 +301,16 @@ class Nvidia:
             elif metric.nvmlReturn == 0 and math.isfinite(metric.value):
                 name, factor = GPM[metric.metricId]
                 yield Reading(name, device.index, None, metric.value * factor)
+
+    def _ours(self, pid: int) -> bool:
+        """Whether that number is a process that uses a GPU here too: a driver outside of a container does not
+        count processes as those in it do."""
+        with suppress(OSError):
+            for file in (self.root / "proc" / str(pid) / "fd").iterdir():
+                with suppress(OSError):  # closed meanwhile
+                    if str(file.readlink()).startswith("/dev/nvidia"):
+                        return True
+        return False
 
     def _ask(self, device: Device, what: str, call: Callable[[], Any]) -> Any:
         """What NVML answers, or None."""

@@ -7,10 +7,8 @@ line of JSON when it has read everything once, and one when it ends.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import platform
 import select
 import signal
 import sys
@@ -44,20 +42,20 @@ class Sampler:
         self.run = run
         self.interval = interval
         self.sources = sources
-        self.log = MonitorLog(run / _node() / FOLDER)
+        rank = _rank()
+        self.log = MonitorLog(run / rank.identify().node / FOLDER)
         self.samples = 0
         self.textfile: Path | None = None
         self._latest: dict[tuple[str, int | None, str | None], tuple[float, Reading]] = {}
         self._thorough_due = 0.0
         self._faults: set[str] = set()
-        host = hashlib.sha256(platform.node().encode()).hexdigest()
         self.log.tell(
             [
                 {
                     "kind": "monitor",
                     "format": FORMAT,
                     "lostflops": __version__,
-                    "host": host,
+                    "host": rank.host(),
                     "interval": int(interval * 1e9),
                     "pid": os.getpid(),
                     "monotonic": time.monotonic_ns(),
@@ -133,10 +131,10 @@ class Sampler:
             pass
 
 
-def _node() -> str:
-    """The folder of this node in a run, as the ranks of the job name it."""
+def _rank() -> Any:
+    """The module by which the ranks of the job name themselves and their node."""
     sys.path.append(str(Path(__file__).parent / "boot"))
-    return import_module("lostflops_boot.rank").identify().node
+    return import_module("lostflops_boot.rank")
 
 
 def sources(settings: Mapping[str, Any]) -> list[Source]:

@@ -40,7 +40,8 @@ def read(path: Path, folder: Path) -> list[Part]:
     if rows.is_empty():
         raise NotATrace(path, "it holds fewer than two samples of a monitor.")
     told = facts(path)
-    logs = _logs(path)
+    hosts = [f["host"] for f in told if f["kind"] == "monitor" and isinstance(f.get("host"), str)]
+    logs = _logs(path, hosts[-1] if hosts else None)
     home = min(logs, key=_order)["rank"] if logs else None
     owners = _owners(told, logs)
     devices = {f["device"]: f for f in told if f["kind"] == "device" and type(f.get("device")) is int}
@@ -54,7 +55,6 @@ def read(path: Path, folder: Path) -> list[Part]:
         quality.append(Quality(home, "GPU without rank", len(without), text))
     owner = pl.col("device").replace_strict(owners, default=home, return_dtype=pl.Int32)
     placed = rows.with_columns(_owner=pl.when(pl.col("device").is_null()).then(home).otherwise(owner))
-    hosts = [f["host"] for f in told if f["kind"] == "monitor" and isinstance(f.get("host"), str)]
     parts: list[Part] = []
     for number, ((rank,), mine) in enumerate(placed.partition_by("_owner", as_dict=True).items()):
         place = folder / str(number)
@@ -105,15 +105,12 @@ def _over_time(rows: pl.DataFrame) -> tuple[pl.DataFrame, int]:
     return valued.drop("_set", "_wall").sort("start", "end", maintain_order=True), times_set
 
 
-def _logs(path: Path) -> list[dict[str, Any]]:
-    """The step logs of the monitor's node: those beside it, or those of the only node that the run has."""
-    beside = step_logs(path.parent)
-    if beside:
-        return beside
-    run = path.parent.parent
-    others = [node for node in run.glob("node-*") if any(node.glob("steps-*.jsonl"))]
-    monitors = list(run.glob(f"node-*/{FOLDER}"))
-    return step_logs(others[0]) if len(others) == len(monitors) == 1 else []
+def _logs(path: Path, host: str | None) -> list[dict[str, Any]]:
+    """The step logs of the monitor's host, whatever its launcher calls that node."""
+    if path.parent.name[:5] != "node-":
+        return []
+    every = [log for node in sorted(path.parent.parent.glob("node-*")) for log in step_logs(node)]
+    return [log for log in every if host is not None and log.get("host") == host]
 
 
 def _order(log: Mapping[str, Any]) -> tuple[int, int]:

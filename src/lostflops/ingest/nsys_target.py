@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from hashlib import blake2b
+from hashlib import sha256
 from typing import Any
 
 import polars as pl
@@ -71,7 +71,7 @@ def recording(export: Export) -> Recording:
     return Recording(
         versions=_versions(stated, system, export.version),
         epoch_ns=epoch,
-        host=blake2b(hostname.encode(), digest_size=16).hexdigest() if hostname else None,
+        host=sha256(hostname.encode()).hexdigest() if hostname else None,
         session=session.lower() if session else None,
         duration=duration if isinstance(duration, int) and 0 <= duration < 2**62 else None,
         captured=captured,

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from . import annotated, compiler, log, settings
-from .rank import identify
+from .rank import host, identify
 from .step_log import StepLog
 from .window import Window
 
@@ -130,6 +130,7 @@ class Clock:
             attempt=rank.attempt,
             source=rank.source,
             pid=os.getpid(),
+            host=host(),
             python=sys.version.split()[0],
             torch=str(torch.__version__),
             monotonic=now(),
