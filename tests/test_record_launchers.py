@@ -49,6 +49,9 @@ def both_ranks(recorded: Recorded, steps: int) -> None:
     assert ranks is not None and collectives is not None
     assert sorted(ranks.collect()["rank"]) == [0, 1]
     assert collectives.collect().height > 0
+    log = trace.table("step_log")
+    assert log is not None
+    assert sorted(log.collect().group_by("rank").len().rows()) == [(0, steps), (1, steps)]
 
 
 def test_ranks_of_torchrun(tmp_path: Path) -> None:

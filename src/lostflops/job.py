@@ -28,7 +28,7 @@ from lostflops.errors import (
     Unreadable,
     shown,
 )
-from lostflops.ingest import attempts, machine
+from lostflops.ingest import attempts, machine, step_logs
 from lostflops.ingest.sources import read_all
 from lostflops.installation import fingerprint
 from lostflops.trace import FORMAT, MANIFEST, Quality, Source, Trace, writing
@@ -58,8 +58,9 @@ def open(  # noqa: A001 - the public name
     # A folder or a pattern may hold other files than traces; what was named itself has to be one.
     optional = {source for source in sources if source not in given}
     identities = [_identity(source, source in optional) for source in sources]
-    beside = machine.documents(given)
-    stored = output or _cache() / _key([*identities, *(_identity(file, True) for file in beside)], salvage)
+    beside, logs = machine.documents(given), step_logs.documents(given)
+    known_by = [*identities, *(_identity(file, True) for file in (*beside, *logs))]
+    stored = output or _cache() / _key(known_by, salvage)
     if output is None and stored.exists():
         try:
             return _with_all_ranks(Trace.open(stored), allow_missing_ranks)
@@ -82,7 +83,8 @@ def open(  # noqa: A001 - the public name
         notes = [Quality(None, "file left out", 1, error.message, "warning") for error in left_out]
         notes += [Quality(None, "earlier attempt left out", 1, text) for text in earlier]
         known, more = machine.tables(beside)
-        assemble(read, [*notes, *more], folder, known)
+        logged, less = step_logs.tables(logs)
+        assemble(read, [*notes, *more, *less], folder, {**known, **logged})
         shutil.rmtree(folder / "parts", ignore_errors=True)
         if output is not None:
             _with_all_ranks(Trace.open(folder), allow_missing_ranks)

@@ -333,7 +333,7 @@ TOPOLOGY_DEVICES = Table(
         Column("layer", pl.String, "InfiniBand or Ethernet"),
         Column("state", pl.String, "logical state of a port or link, in lower case"),
         Column("physical", pl.String, "physical state of a port, in lower case"),
-        Column("rate", pl.Float64, "of a port or link in one direction, Gb/s"),
+        Column("rate", pl.Float64, "of a port, NVLink or GPU's PCIe link in one direction, Gb/s"),
         Column("lanes", pl.Int32, "PCIe lanes in use"),
         Column("most_lanes", pl.Int32, "PCIe lanes it could use"),
         Column("bytes", pl.Int64, "memory of a memory node"),
@@ -387,6 +387,25 @@ BANDWIDTHS = Table(
     "`lostflops bench collectives --output RUN` or `lostflops bench links --output RUN`",
 )
 
+STEP_LOG = Table(
+    "step_log",
+    "a step in the log of a recorded job: every step of every rank, recorded in full or not",
+    (
+        Column("rank", pl.Int32, "rank", required=True),
+        Column("world_size", pl.Int32, "ranks of the job; null when the rank was not told"),
+        Column("step", pl.Int64, "step number", required=True),
+        Column("duration", pl.Int64, "from the end of the step before, ns; null for a rank's first"),
+        Column("own", pl.Int64, "what lostflops took before the step, ns; no part of duration"),
+        Column("micro_steps", pl.Int32, "backward passes; null when they were not counted"),
+        Column("optimizer", pl.Int64, "in optimizers, on the host, ns"),
+        Column("data", pl.Int64, "waiting for a DataLoader, ns"),
+        Column("checkpoint", pl.Int64, "in torch.save and torch.distributed.checkpoint.save, ns"),
+        Column("garbage", pl.Int64, "collecting garbage, ns"),
+        Column("recorded", pl.Boolean, "it was recorded in full", required=True),
+    ),
+    "`lostflops record`",
+)
+
 TABLES: dict[str, Table] = {
     table.name: table
     for table in (
@@ -406,6 +425,7 @@ TABLES: dict[str, Table] = {
         TOPOLOGY_DEVICES,
         TOPOLOGY_LINKS,
         BANDWIDTHS,
+        STEP_LOG,
     )
 }
 
@@ -426,3 +446,4 @@ PageFaults: TypeAlias = Annotated[pl.LazyFrame, PAGE_FAULTS]
 TopologyDevices: TypeAlias = Annotated[pl.LazyFrame, TOPOLOGY_DEVICES]
 TopologyLinks: TypeAlias = Annotated[pl.LazyFrame, TOPOLOGY_LINKS]
 Bandwidths: TypeAlias = Annotated[pl.LazyFrame, BANDWIDTHS]
+StepLog: TypeAlias = Annotated[pl.LazyFrame, STEP_LOG]

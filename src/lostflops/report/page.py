@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import polars as pl
@@ -95,7 +95,7 @@ def page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], No
         lostflops=__version__,
         run=run,
         verdict=_verdict(trace, run, spent, skipped, by_name),
-        notes=tuple(_notes(run, steps, spent, unclassified, kernel_time)),
+        notes=(*_notes(run, steps, spent, unclassified, kernel_time), *_beside_the_log(by_name)),
         figures=tuple(_figures(run, ledger, spent, by_name, unclassified, kernel_time)),
         budget=spent,
         steps=steps,
@@ -107,6 +107,22 @@ def page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], No
         skipped=tuple(skipped),
         quality=tuple(sorted(trace.manifest.quality, key=_gravity)),
         source_names=tuple(source.name for source in trace.manifest.sources),
+    )
+
+
+def _beside_the_log(answers: Mapping[str, Answer]) -> Iterator[str]:
+    """How the recorded steps compare with all that the job has logged."""
+    if "step_log_summary" not in answers:
+        return
+    log = answers["step_log_summary"].table.filter(pl.col("longer").is_not_null())
+    if log.is_empty():
+        return
+    others, kept = log["median"].median(), log["recorded_median"].median()
+    assert isinstance(others, float) and isinstance(kept, float)
+    ranks = "on the median rank" if log.height > 1 else f"on rank {log['rank'][0]}"
+    yield (
+        f"The step log holds {log['steps'].max():,} steps, of which {log['recorded'].max():,} were recorded: "
+        f"median {milliseconds(kept)}, of the others {milliseconds(others)} ({ranks})."
     )
 
 

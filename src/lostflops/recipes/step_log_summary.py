@@ -1,0 +1,199 @@
+"""How the few steps that were recorded in full compare with all the others of the job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import polars as pl
+
+from lostflops.finding import Finding, milliseconds, percent
+from lostflops.recipe import Bars, Example, recipe
+from lostflops.tables import StepLog
+
+WARM_UP = 3  # first steps, in which a job still builds its caches
+ENOUGH = 3  # steps that a median is taken of
+UNLIKE = 0.25  # more than recording costs
+WORTH_SAYING = 0.05  # of step time
+MOST_NAMED = 12
+
+
+def _log(*steps: tuple[int, int | None, int, bool], rank: int = 0, world: int | None = 1) -> list[Any]:
+    return [
+        {"rank": rank, "world_size": world, "step": step, "duration": duration, "data": data,
+         "checkpoint": 0, "recorded": recorded}
+        for step, duration, data, recorded in steps
+    ]  # fmt: skip
+
+
+@recipe(
+    question="Are the recorded steps like the job's other ones, and did every rank report?",
+    scope="rank",
+    plot=Bars(x="rank", y=("median", "recorded_median")),
+    columns={
+        "rank": "rank",
+        "world_size": "ranks of the job; null when this one was not told",
+        "steps": "steps in its log",
+        "recorded": "those recorded in full",
+        "median": "median duration of the others after the first three, ns; null for fewer than three",
+        "recorded_median": "median duration of the recorded ones, ns; null for fewer than three",
+        "longer": "recorded_median / median - 1",
+        "longest": "longest of the others after the first three, ns",
+        "longest_step": "its number; of several the first",
+        "data": "waiting for data in a mean step of the others after the first three, ns",
+        "data_share": "the same as a share of their time",
+        "recorded_data_share": "waiting for data as a share of the recorded steps' time",
+        "checkpoint_share": "share of the others' time in saving checkpoints",
+    },
+    examples=[
+        Example(
+            "the recorded steps take 55 ns, the others 40 and one 100; two ranks never reported",
+            given={
+                "step_log": _log(
+                    *((0, None, 9, False), (1, 900, 9, False), (2, 800, 9, False)),
+                    *((3, 30, 6, False), (4, 40, 6, False), (5, 100, 20, False)),
+                    *((6, 70, 0, False), (7, 50, 0, True), (8, 60, 3, True), (9, 55, 2, True)),
+                    *((10, 40, 10, False), (11, 41, 11, False)),
+                    rank=1,
+                    world=3,
+                )
+            },
+            expect=[
+                {
+                    "rank": 1,
+                    "world_size": 3,
+                    "steps": 12,
+                    "recorded": 3,
+                    "median": 40,
+                    "recorded_median": 55,
+                    "longer": 0.375,
+                    "longest": 100,
+                    "longest_step": 5,
+                    "data": 10,
+                    "data_share": 53 / 251,
+                    "recorded_data_share": 5 / 165,
+                    "checkpoint_share": 0.0,
+                }
+            ],
+        ),
+        Example(
+            "of too few steps no median is taken",
+            given={"step_log": _log((0, None, 0, False), (1, 7, 1, True), (2, 9, 1, True))},
+            expect=[
+                {"rank": 0, "world_size": 1, "steps": 3, "recorded": 2, "median": None}
+                | {"recorded_median": None, "longer": None, "longest": None, "data": None}
+                | {"data_share": None, "recorded_data_share": 2 / 16, "checkpoint_share": None}
+            ],
+        ),
+    ],
+)
+def step_log_summary(step_log: StepLog) -> pl.LazyFrame:
+    """Set each rank's recorded steps beside the others in its log.
+
+    Durations are the host's and hold nothing of lostflops' own work between steps. The step before a window,
+    in which the profiler is prepared, counts with neither.
+    """
+    before_window = (pl.col("recorded") & ~pl.col("recorded").shift(fill_value=False)).shift(
+        -1, fill_value=False
+    )
+    timed = pl.col("duration").is_not_null()
+    ordered = step_log.sort("rank", "step").with_columns(
+        _recorded=pl.col("recorded") & timed,
+        _other=timed & ~pl.col("recorded") & (pl.col("step") >= WARM_UP)
+        & ~before_window.over("rank", order_by="step"),
+    )  # fmt: skip
+    other, recorded = pl.col("duration").filter("_other"), pl.col("duration").filter("_recorded")
+    spent, kept = other.sum(), recorded.sum()
+    data, saving = pl.col("data").filter("_other").sum(), pl.col("checkpoint").filter("_other").sum()
+    return (
+        ordered.group_by("rank", maintain_order=True)
+        .agg(
+            world_size=pl.col("world_size").max(),
+            steps=pl.len().cast(pl.Int64),
+            recorded=pl.col("recorded").sum().cast(pl.Int64),
+            median=pl.when(other.len() >= ENOUGH).then(other.median()).round().cast(pl.Int64),
+            recorded_median=pl.when(recorded.len() >= ENOUGH).then(recorded.median()).round().cast(pl.Int64),
+            longest=other.max(),
+            longest_step=pl.col("step").filter(pl.col("_other") & (pl.col("duration") == other.max())).min(),
+            data=pl.when(other.len() > 0).then(data // other.len()).cast(pl.Int64),
+            data_share=pl.when(spent > 0).then(data / spent),
+            recorded_data_share=pl.when(kept > 0).then(pl.col("data").filter("_recorded").sum() / kept),
+            checkpoint_share=pl.when(spent > 0).then(saving / spent),
+        )
+        .with_columns(
+            longer=pl.when(pl.col("median") > 0).then(pl.col("recorded_median") / pl.col("median") - 1)
+        )
+        .select(*step_log_summary.columns)
+    )
+
+
+@step_log_summary.finding
+def what_the_recorded_steps_do_not_show(table: pl.DataFrame) -> Iterator[Finding]:
+    yield from _ranks_never_reported(table)
+    yield from _unlike_the_others(table)
+    yield from _waits_for_data_elsewhere(table)
+
+
+def _ranks_never_reported(table: pl.DataFrame) -> Iterator[Finding]:
+    world = table["world_size"].max()
+    if not isinstance(world, int):
+        return
+    present = set(table["rank"].to_list())
+    absent = [rank for rank in range(min(world, 1 << 20)) if rank not in present]
+    if not absent:
+        return
+    named = ", ".join(map(str, absent[:MOST_NAMED])) + (", …" if len(absent) > MOST_NAMED else "")
+    yield Finding(
+        name="ranks-never-reported",
+        claim=f"{len(absent)} of {world} ranks never finished a step that was seen: {named}.",
+        gain="unknown",
+        evidence=(f"{len(present)} ranks have a step log",),
+        next="Look at the output of those ranks: they did not start, or hang before their first step.",
+        doubt="their logs may lie in another folder: give all folders of the job",
+    )
+
+
+def _unlike_the_others(table: pl.DataFrame) -> Iterator[Finding]:
+    unlike = table.filter(pl.col("longer").abs() > UNLIKE).sort(pl.col("longer").abs(), descending=True)
+    if unlike.is_empty():
+        return
+    most = unlike.row(0, named=True)
+    word = "longer" if most["longer"] > 0 else "shorter"
+    many = f"On {unlike.height} of {table.height} ranks" if table.height > 1 else "On the only rank"
+    yield Finding(
+        name="recorded-steps-unlike-others",
+        claim=f"{many} the recorded steps are not like the job's others: on rank {most['rank']} they are "
+        f"{percent(abs(most['longer']), 1)} {word}.",
+        gain="unknown",
+        evidence=(
+            f"rank {most['rank']}: median {milliseconds(most['recorded_median'])} of the recorded steps",
+            f"{milliseconds(most['median'])} of the others",
+        ),
+        next="Record other steps (`--steps`), and less of them (`--what cuda`), before you trust the shares.",
+        doubt="recording itself takes time, the more the shorter the operators are",
+    )
+
+
+def _waits_for_data_elsewhere(table: pl.DataFrame) -> Iterator[Finding]:
+    # What the recorded steps show too is found there.
+    unseen = table.filter(
+        (pl.col("data_share") > WORTH_SAYING)
+        & (pl.col("data_share") > 2 * pl.col("recorded_data_share").fill_null(0))
+    ).sort("data_share", descending=True)
+    if unseen.is_empty():
+        return
+    worst = unseen.row(0, named=True)
+    shown = worst["recorded_data_share"]
+    yield Finding(
+        name="data-wait-outside-window",
+        claim=f"Outside the recorded steps rank {worst['rank']} spends {percent(worst['data_share'], 1)} of "
+        "its time waiting for data.",
+        gain="unknown",
+        evidence=(
+            f"{milliseconds(worst['data'])} in a mean step",
+            "no recorded step" if shown is None else f"{percent(shown, 1)} in the recorded steps",
+            f"{unseen.height} of {table.height} ranks wait like this",
+        ),
+        next="Record steps in which it happens, such as those with a new epoch, and give the loader more "
+        "workers or longer prefetch.",
+    )
