@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+import lostflops
 import machine_texts
+from kineto_files import head, operator, trace, written
 from lostflops import cli
 from lostflops.capture import topology
 from lostflops.errors import LostflopsError
@@ -200,3 +202,28 @@ def test_it_is_kept_under_the_node_of_the_run(
     (run / "run.json").write_text("{}")
     assert cli.main(["topology", "--from", str(texts), "--output", str(run)]) == 2
     assert "imported run, which cannot be added to" in capsys.readouterr().err
+
+
+def test_beside_the_traces_it_becomes_tables_under_the_first_rank_of_its_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LOSTFLOPS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("SLURM_NODEID", "1")
+    texts = machine_texts.folder(
+        tmp_path / "texts", ibstat=machine_texts.ibstat({1: ("Down", "Disabled", 10)})
+    )
+    run, node = tmp_path / "run", tmp_path / "run/node-0001"
+    node.mkdir(parents=True)
+    for rank in (4, 5):
+        written(node / f"rank{rank}.json", trace([operator("aten::mm", 10, 5)], head(rank, 8)))
+        (node / f"steps-{rank:05d}-a0.jsonl").write_text("")
+    assert cli.main(["why", str(run), "--allow-missing-ranks"]) == 0
+    assert "topology-faults" in capsys.readouterr().out, "there it is not answered"
+    printed(capsys, "--from", texts, "--output", run)
+    opened = lostflops.open(run, allow_missing_ranks=True)
+    devices, links = opened.table("topology_devices"), opened.table("topology_links")
+    assert devices is not None and links is not None
+    assert set(devices.collect()["rank"]) == set(links.collect()["rank"]) == {4}
+    assert cli.main(["why", str(run), "--allow-missing-ranks"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "1 network port is not active." in said and "mlx5_1 port 1 is down, disabled, not active" in said

@@ -109,7 +109,7 @@ def test_nvlinks_are_counted_with_their_rate() -> None:
 
 def test_gpus_come_with_their_lanes_and_the_kernels_address() -> None:
     found = topology_texts.nvidia_gpus(
-        "0, NVIDIA A100-SXM4-80GB, 00000000:3B:00.0, 8, 16\n1, X, 00000000:AF:00.0, [N/A], 16\nno devices\n"
+        "0, NVIDIA A100-SXM4-80GB, 00000000:3B:00.0, 8, 16, 4\n1, X, 00000000:AF:00.0, [N/A], 16, 4\nno\n"
     )
     assert device(found, "GPU0") == {
         "kind": "gpu",
@@ -118,10 +118,11 @@ def test_gpus_come_with_their_lanes_and_the_kernels_address() -> None:
         "address": "0000:3b:00.0",
         "lanes": 8,
         "most_lanes": 16,
+        "rate": 126.032,
         "tool": "nvidia-smi --query-gpu",
     }
-    assert device(found, "GPU1")["lanes"] is None
-    assert found.remarks == ["left out: 'no devices'"]
+    assert device(found, "GPU1")["lanes"] is None and device(found, "GPU1")["rate"] is None
+    assert found.remarks == ["left out: 'no'"]
 
 
 def test_ports_have_states_rates_and_interfaces_and_no_guids() -> None:

@@ -185,7 +185,15 @@ def nvidia_nvlinks(text: str) -> Found:
     return found
 
 
-NVIDIA_GPUS = ("index", "name", "pci.bus_id", "pcie.link.width.current", "pcie.link.width.max")
+NVIDIA_GPUS = (
+    "index",
+    "name",
+    "pci.bus_id",
+    "pcie.link.width.current",
+    "pcie.link.width.max",
+    "pcie.link.gen.max",
+)
+PER_LANE = {1: 2.0, 2: 4.0, 3: 7.877, 4: 15.754, 5: 31.508, 6: 60.5}  # Gb/s in one direction, by generation
 
 
 def nvidia_gpus(text: str) -> Found:
@@ -196,14 +204,17 @@ def nvidia_gpus(text: str) -> Found:
         if len(cells) != len(NVIDIA_GPUS) or not cells[0].isdecimal():
             found.remarks.append(f"left out: '{shown(line)}'")
             continue
+        lanes, per_lane = _number(cells[3]), PER_LANE.get(_number(cells[5]) or 0)
         found.devices.append(
             {
                 "kind": "gpu",
                 "name": f"GPU{int(cells[0])}",
                 "model": cells[1],
                 "address": address(cells[2]),
-                "lanes": _number(cells[3]),
+                "lanes": lanes,
                 "most_lanes": _number(cells[4]),
+                # By the highest generation that card and slot share; an idle link runs at a lower one.
+                "rate": lanes * per_lane if lanes and per_lane else None,
                 "tool": "nvidia-smi --query-gpu",
             }
         )

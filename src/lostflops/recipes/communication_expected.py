@@ -42,7 +42,7 @@ def _measured(*points: tuple[int, int], hosts: int = 1) -> Rows:
 @recipe(
     question="Do collectives reach the bandwidth that was measured on these machines?",
     scope="job",
-    plot=Points(x="bytes", y="reached", log=True),
+    plot=Points(x="bytes", y="reached_share", log=True),
     columns={
         "group": "process group; null when unknown",
         "kind": "operation",
@@ -57,7 +57,7 @@ def _measured(*points: tuple[int, int], hosts: int = 1) -> Rows:
         "their logarithms",
         "bus_bandwidth": "reached, GB/s",
         "expected_bandwidth": "measured, GB/s",
-        "reached": "the first as a share of the second",
+        "reached_share": "the first as a share of the second",
         "no_expectation": "why there is nothing to compare",
         "lost_per_step": "transfer in a mean step of a mean rank beyond what was measured, ns",
         "step_share": "the same as a share of step time",
@@ -80,7 +80,7 @@ def _measured(*points: tuple[int, int], hosts: int = 1) -> Rows:
                     "expected": 30,
                     "bus_bandwidth": 4000 / 60,
                     "expected_bandwidth": 4000 / 30,
-                    "reached": 0.5,
+                    "reached_share": 0.5,
                     "no_expectation": None,
                     "lost_per_step": 30,
                     "step_share": 0.3,
@@ -90,7 +90,9 @@ def _measured(*points: tuple[int, int], hosts: int = 1) -> Rows:
         Example(
             "what is larger than all that was measured is expected at the bandwidth of the largest",
             given={**_job(8000, (67, 47)), "bandwidths": _measured((500, 3), (2000, 10))},
-            expect=[{"latency": 50, "expected": 40, "reached": 0.8, "lost_per_step": 20, "step_share": 0.1}],
+            expect=[
+                {"latency": 50, "expected": 40, "reached_share": 0.8, "lost_per_step": 20, "step_share": 0.1}
+            ],
         ),
         Example(
             "what was measured across machines says nothing of ranks on one",
@@ -98,7 +100,7 @@ def _measured(*points: tuple[int, int], hosts: int = 1) -> Rows:
             expect=[
                 {
                     "expected": None,
-                    "reached": None,
+                    "reached_share": None,
                     "no_expectation": "all-reduce among 2 ranks on 1 host was not measured with nccl",
                     "lost_per_step": None,
                 }
@@ -107,7 +109,7 @@ def _measured(*points: tuple[int, int], hosts: int = 1) -> Rows:
         Example(
             "what is smaller than all that was measured is expected to take as long as the smallest",
             given={**_job(10, (9,)), "bandwidths": _measured((500, 3), (2000, 10))},
-            expect=[{"latency": 2, "expected": 3, "reached": 1.5, "lost_per_step": 0}],
+            expect=[{"latency": 2, "expected": 3, "reached_share": 1.5, "lost_per_step": 0}],
         ),
     ],
 )
@@ -139,13 +141,13 @@ def communication_expected(
     )
     expected = _expected(rows, bandwidths)
     reached = pl.col("expected") / pl.col("latency")
-    lost = (1 - pl.col("reached")).clip(0)
+    lost = (1 - pl.col("reached_share")).clip(0)
     where = pl.format("{} among {} ranks", "operation", "group_size")
     hosts = pl.when(pl.col("hosts") == 1).then(pl.lit("1 host")).otherwise(pl.format("{} hosts", "hosts"))
     return (
         rows.join(expected, on="_row", how="left")
         .with_columns(
-            reached=pl.when(pl.col("latency") > 0).then(reached),
+            reached_share=pl.when(pl.col("latency") > 0).then(reached),
             expected_bandwidth=pl.when(pl.col("expected") > 0).then(
                 pl.col("bytes") / pl.col("expected") * bus_factor(pl.col("operation"), pl.col("group_size"))
             ),
@@ -241,13 +243,13 @@ def _expected(rows: pl.LazyFrame, bandwidths: pl.LazyFrame) -> pl.LazyFrame:
 
 @communication_expected.finding
 def collectives_are_slower_than_measured(table: pl.DataFrame) -> Iterator[Finding]:
-    slow = table.filter((pl.col("reached") < SLOW) & (pl.col("step_share") >= WORTH_SAYING))
+    slow = table.filter((pl.col("reached_share") < SLOW) & (pl.col("step_share") >= WORTH_SAYING))
     for row in slow.sort("lost_per_step", descending=True).head(3).to_dicts():
         where = f" in group {row['group']}" if row["group"] else ""
         yield Finding(
             name="communication-slower-than-measured",
             claim=f"{str(row['kind']).capitalize()} of {row['bytes']:,} bytes among {row['group_size']} ranks"
-            f"{where} reaches {percent(row['reached'], 1)} of the bandwidth that was measured for it.",
+            f"{where} reaches {percent(row['reached_share'], 1)} of the bandwidth that was measured for it.",
             ns_per_step=row["lost_per_step"],
             gain="at most",
             evidence=(

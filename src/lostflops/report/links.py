@@ -51,6 +51,7 @@ COLUMNS = {
         "PCI address": "address",
         "PCIe lanes": "lanes",
         "at most": "most_lanes",
+        "Gb/s": "rate",
     },
     "nic": {
         "network card": "name",
