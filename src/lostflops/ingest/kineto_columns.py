@@ -6,7 +6,8 @@ import re
 from collections import defaultdict
 from collections.abc import Sequence
 from decimal import Decimal
-from itertools import islice
+from functools import lru_cache
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +17,23 @@ import numpy.typing as npt
 import polars as pl
 
 from lostflops.errors import shown
-from lostflops.ingest.kineto_events import Args, Event
+from lostflops.ingest.kineto_events import (
+    CALL_ROWS,
+    CATEGORY,
+    COPY_ROWS,
+    DROPPED,
+    FRAME_ROWS,
+    INSTANT_ROWS,
+    KERNEL_ROWS,
+    NO_TEXT,
+    OPERATOR_ROWS,
+    RANGE_ROWS,
+    WINDOW_ROWS,
+    Args,
+    Event,
+)
 from lostflops.ingest.kineto_stream import UNDECODABLE
 
-KERNEL_ROWS = frozenset({"kernel", "Kernel", "xpu_kernel"})
-COPY_ROWS = frozenset({"gpu_memcpy", "Memcpy", "gpu_memset", "Memset"})
-CALL_ROWS = frozenset({"cuda_runtime", "Runtime", "cuda_driver", "xpu_runtime", "xpu_driver"})
-OPERATOR_ROWS = frozenset({"cpu_op", "Operator"})
-RANGE_ROWS = frozenset({"user_annotation", "overhead", "cuda_sync"})
-FRAME_ROWS = frozenset({"python_function"})
-DROPPED = frozenset(
-    {"ac2g", "async", "async_gpu", "async_cpu_to_gpu", "fwdbwd", "gpu_user_annotation", "cuda_event", "Trace"}
-)
 DOMAINS = {"user_annotation": "user", "overhead": "overhead", "cuda_sync": "synchronisation"}
 LONGEST_NAME = 1 << 16
 # No step lasts ten days; clocks that jump and durations that were never set do.
@@ -48,6 +54,12 @@ class Codes(dict[Any, int]):
     def __missing__(self, key: Any) -> int:
         code = self[key] = len(self)
         return code
+
+    def of_raw(self, values: list[msgspec.Raw]) -> npt.NDArray[np.uint32]:
+        """The codes of JSON texts."""
+        if all(value is NO_TEXT for value in values):
+            return np.full(len(values), self[b""], np.uint32)
+        return np.array([self[bytes(value)] for value in values], np.uint32)
 
     def categories(self) -> pl.Series:
         """The values as text in the order of their codes."""
@@ -196,6 +208,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _LINE = re.compile(r"(.*)(\(\d+\): .*)", re.DOTALL)
 
 
+@lru_cache(maxsize=1 << 16)
 def frame_name(name: Any) -> str:
     """A Python frame without the folders that it was run from, and without addresses.
 
@@ -292,34 +305,44 @@ class Reader:
 
     def add(self, events: list[Event]) -> None:
         """Sort a chunk of events by what they are, and keep their columns."""
-        by: defaultdict[Any, list[Event]] = defaultdict(list)
-        for event in events:
-            by[event.cat].append(event)
-        for cat, rows in by.items():
-            if cat in KERNEL_ROWS:
-                self._add_kernels(rows)
-            elif cat in COPY_ROWS:
-                self._add_copies(rows)
-            elif cat in CALL_ROWS:
-                self._add_calls(rows)
-            elif cat in OPERATOR_ROWS:
-                self._add_operators(rows)
-            elif cat in FRAME_ROWS:
-                self._add_frames(rows)
-            elif cat in RANGE_ROWS:
-                self._add_spans(rows, DOMAINS[cat])
-            elif cat == "cpu_instant_event" or cat is None:
-                self._add_instants(rows)
-            elif cat == "Trace":
-                self._add_window(rows)
-            elif cat in DROPPED:
-                self.flows += len(rows)
-            else:
-                spans = [e for e in rows if e.ph == "X"]
-                if spans:
-                    kind = shown(text_of(cat)[:64])
-                    self._add_spans(spans, kind)
-                    self.device_rows_elsewhere[kind] = self.device_rows_elsewhere.get(kind, 0) + len(spans)
+        by: defaultdict[type, list[Event]] = defaultdict(list)
+        for kind, run in groupby(events, type):
+            by[kind].extend(run)
+        for kind, rows in by.items():
+            if kind in CATEGORY:
+                self._add(CATEGORY[kind], rows)
+                continue
+            of: defaultdict[Any, list[Event]] = defaultdict(list)
+            for event in rows:
+                of[event.cat].append(event)
+            for category, some in of.items():
+                self._add(category, some)
+
+    def _add(self, cat: Any, rows: list[Event]) -> None:
+        if cat in KERNEL_ROWS:
+            self._add_kernels(rows)
+        elif cat in COPY_ROWS:
+            self._add_copies(rows, is_set="emset" in cat)
+        elif cat in CALL_ROWS:
+            self._add_calls(rows)
+        elif cat in OPERATOR_ROWS:
+            self._add_operators(rows)
+        elif cat in FRAME_ROWS:
+            self._add_frames(rows)
+        elif cat in RANGE_ROWS:
+            self._add_spans(rows, DOMAINS[cat])
+        elif cat in INSTANT_ROWS or cat is None:
+            self._add_instants(rows)
+        elif cat in WINDOW_ROWS:
+            self._add_window(rows)
+        elif cat in DROPPED:
+            self.flows += len(rows)
+        else:
+            spans = [e for e in rows if e.ph == "X"]
+            if spans:
+                kind = shown(text_of(cat)[:64])
+                self._add_spans(spans, kind)
+                self.device_rows_elsewhere[kind] = self.device_rows_elsewhere.get(kind, 0) + len(spans)
 
     def _times(self, rows: list[Event]) -> tuple[dict[str, Any], pl.Series | None]:
         start, good_start = nanoseconds([e.ts for e in rows], exact=self.exact)
@@ -355,9 +378,8 @@ class Reader:
 
     def _add_kernels(self, rows: list[Event]) -> None:
         columns, good, args = self._on_device(rows)
-        extents = self.extents
-        columns["grid"] = np.array([extents[bytes(a.grid)] for a in args], np.uint32)
-        columns["block"] = np.array([extents[bytes(a.block)] for a in args], np.uint32)
+        columns["grid"] = self.extents.of_raw([a.grid for a in args])
+        columns["block"] = self.extents.of_raw([a.block for a in args])
         columns["registers"] = small([a.registers for a in args])
         columns["shared_memory"] = integers([a.shared_memory for a in args])
         columns["graph_node"] = integers([a.graph_node for a in args])
@@ -391,10 +413,10 @@ class Reader:
         )
         return len(self.parameters) - 1
 
-    def _add_copies(self, rows: list[Event]) -> None:
+    def _add_copies(self, rows: list[Event], *, is_set: bool) -> None:
         columns, good, args = self._on_device(rows)
         columns["bytes"] = sizes([a.bytes for a in args])
-        columns["set"] = pl.Series(["emset" in (e.cat or "") for e in rows], dtype=pl.Boolean)  # pyright: ignore[reportOperatorIssue]
+        columns["set"] = np.full(len(rows), is_set)
         self._keep(columns, good, self.copies)
 
     def _add_calls(self, rows: list[Event]) -> None:
@@ -409,11 +431,12 @@ class Reader:
     def _add_operators(self, rows: list[Event]) -> None:
         columns, good = self._times(rows)
         args = [e.args or _NO_ARGS for e in rows]
-        shapes, types, concrete = self.shapes, self.types, self.concrete
+        concrete = self.concrete
         columns["name"] = self._name_codes(rows)
         columns["thread"] = integers([e.tid for e in rows])
-        columns["shapes"] = np.array([shapes[bytes(a.dims) or bytes(a.dims_2021)] for a in args], np.uint32)
-        columns["types"] = np.array([types[bytes(a.types)] for a in args], np.uint32)
+        dims = [a.dims_2021 if a.dims is NO_TEXT else a.dims for a in args]
+        columns["shapes"] = self.shapes.of_raw(dims)
+        columns["types"] = self.types.of_raw([a.types for a in args])
         columns["sequence"] = integers([a.sequence for a in args])
         columns["backward"] = np.array([bool(a.forward_thread) for a in args], dtype=np.bool_)
         columns["meta"] = self._meta(args)
@@ -441,9 +464,8 @@ class Reader:
         columns["name"] = self._name_codes(rows)
         columns["thread"] = integers([e.tid for e in rows])
         args = [e.args or _NO_ARGS for e in rows]
-        shapes, types = self.shapes, self.types
-        columns["shapes"] = np.array([shapes[bytes(a.dims)] for a in args], np.uint32)
-        columns["types"] = np.array([types[bytes(a.types)] for a in args], np.uint32)
+        columns["shapes"] = self.shapes.of_raw([a.dims for a in args])
+        columns["types"] = self.types.of_raw([a.types for a in args])
         columns["domain"] = np.full(len(rows), self.names[domain], np.uint32)
         self._keep(columns, good, self.ranges)
 

@@ -8,6 +8,7 @@ open.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import queue
 import re
@@ -21,6 +22,9 @@ from typing import Any, BinaryIO, Generic, TypeVar
 import msgspec
 
 from ..errors import Damaged, NotATrace, Truncated, Unreadable
+
+# The extra `fast` inflates two to three times as fast.
+FAST: Any = importlib.import_module("isal.isal_zlib") if importlib.util.find_spec("isal") else None
 
 CHUNK = 4 << 20
 BLOCK = 1 << 20
@@ -116,8 +120,21 @@ class Blocks:
                 yield first
             yield from blocks
             return
-        inflater = zlib.decompressobj(wbits=31)
-        pending = first
+        if FAST is None:
+            yield from self._inflated_with_care(first, blocks, 0)
+            return
+        given = 0
+        try:
+            for out in self._inflated_fast(first, blocks):
+                given += len(out)
+                yield out
+        except FAST.error:  # the standard library can tell where
+            self._file.seek(0)
+            blocks = self._raw()
+            yield from self._inflated_with_care(next(blocks, b""), blocks, given)
+
+    def _inflated_fast(self, pending: bytes, blocks: Iterator[bytes]) -> Iterator[bytes]:
+        inflater: Any = FAST.decompressobj(wbits=31)
         while pending:
             while pending:
                 # Several gzip members may follow each other; zeros after the last are padding.
@@ -125,20 +142,44 @@ class Blocks:
                     pending = (inflater.unused_data or pending).lstrip(b"\0")
                     if not pending:
                         break
-                    inflater = zlib.decompressobj(wbits=31)
-                before = inflater.copy()
-                try:
-                    out = inflater.decompress(pending, CHUNK)
-                except zlib.error as error:
-                    reason = str(error).rpartition(": ")[2]
-                    self.whole, self.damage = False, f"its compressed data does not hold together ({reason})"
-                    yield from _until_broken(before, pending)
-                    return
+                    inflater = FAST.decompressobj(wbits=31)
+                out = inflater.decompress(pending, CHUNK)
                 pending = inflater.unconsumed_tail
                 if out:
                     yield out
                 if inflater.eof:
                     pending = inflater.unused_data
+            pending = next(blocks, b"")
+        if not inflater.eof:
+            self.whole = False
+
+    def _inflated_with_care(self, pending: bytes, blocks: Iterator[bytes], skip: int) -> Iterator[bytes]:
+        """The same up to the byte that is wrong, less the first `skip` bytes."""
+        inflater: Any = zlib.decompressobj(wbits=31)
+        while pending:
+            while pending:
+                if inflater.eof:
+                    pending = (inflater.unused_data or pending).lstrip(b"\0")
+                    if not pending:
+                        break
+                    inflater = zlib.decompressobj(wbits=31)
+                before = inflater.copy()
+                try:
+                    found = [inflater.decompress(pending, CHUNK)]
+                    pending = inflater.unconsumed_tail
+                    if inflater.eof:
+                        pending = inflater.unused_data
+                except zlib.error as error:
+                    reason = str(error).rpartition(": ")[2]
+                    self.whole, self.damage = False, f"its compressed data does not hold together ({reason})"
+                    found = _until_broken(before, pending)
+                for out in found:
+                    rest = out[skip:]
+                    skip -= len(out) - len(rest)
+                    if rest:
+                        yield rest
+                if self.damage:
+                    return
             pending = next(blocks, b"")
         if not inflater.eof:
             self.whole = False
