@@ -147,6 +147,21 @@ def test_sigterm_keeps_the_window_and_the_status(tmp_path: Path) -> None:
     assert (window["state"], window["reason"], window["last"]) == ("partial", "the job was terminated", 6)
 
 
+def test_a_second_sigterm_does_not_interrupt_the_writing(tmp_path: Path) -> None:
+    """Slurm sends one to the step and one more when a task of it has ended."""
+    script = """
+import subprocess
+train(200)
+again = "import os, time; [(os.kill({pid}, 15), time.sleep(.001)) for _ in range(2000)]"
+subprocess.Popen([sys.executable, "-S", "-c", again.format(pid=os.getpid())], stderr=subprocess.DEVNULL)
+time.sleep(60)
+"""
+    recorded = record_script(tmp_path, script, options=("--steps", "3-999"))
+    assert recorded.status == -15
+    window = recorded.window()
+    assert (window["state"], window["last"]) == ("partial", 199)
+
+
 def test_os_exit_loses_the_open_window_only(tmp_path: Path) -> None:
     recorded = record_script(tmp_path, "train(7)\nos._exit(5)", options=("--steps", "3-99"))
     assert recorded.status == 5

@@ -45,6 +45,7 @@ class Window:
         self._held: int | None = None
         self._grow = wanted.grow or min(GROW_BY, _memory() // 20 or GROW_BY)
         self._handler: Any = None
+        self._writing = self._ends_after = False
         self._hindrance = ""
 
     @property
@@ -110,7 +111,10 @@ class Window:
         state, self.state = self.state, DONE
         if state in (WARMING, RECORDING):
             self._leave_range()
-            self._end_session(warming=state == WARMING)
+            try:
+                self._end_session(warming=state == WARMING)
+            finally:
+                self._default_signal()
             self._history.stop()
             self._session = None
             self._say("lost", reason)
@@ -212,12 +216,22 @@ class Window:
                 self._session.stop_trace()
         finally:
             SESSIONS.ours.working = False
-            self._default_signal()
 
     def _stop(self, reason: str) -> None:
         """Stop and write the window once: plain JSON, because compressing here would hold the job up."""
-        began = time.monotonic_ns()
         self.state = DONE  # first: whatever goes wrong below, this is not tried again
+        self._writing = True
+        try:
+            self._write(reason)
+        finally:
+            self._writing = False
+            self._default_signal()
+        self._over()
+        if self._ends_after:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def _write(self, reason: str) -> None:
+        began = time.monotonic_ns()
         grown = max(0, (resident() or 0) - (self._held or 0))
         self._end_session()
         name = f"window-{self._log.name}-w{self._number:03d}.pt.trace.json"
@@ -254,7 +268,6 @@ class Window:
                 took=took,
                 **more,
             )
-        self._over()
 
     def _remove(self, path: str) -> None:
         try:
@@ -289,6 +302,10 @@ class Window:
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def _terminated(self, number: int, frame: FrameType | None) -> None:
+        # Schedulers send it more than once, and a window half written would be lost.
+        if self._writing:
+            self._ends_after = True
+            return
         try:
             if os.getpid() == self._pid:
                 self.close("the job was terminated")
