@@ -23,7 +23,7 @@ from lostflops.capture import outcome
 from lostflops.capture.k8s_admission import LABEL
 from lostflops.capture.k8s_certificate import expiry
 from lostflops.capture.k8s_collector import DEPTH, PART
-from lostflops.capture.k8s_objects import READ_PORT, WEBHOOK
+from lostflops.capture.k8s_objects import READ_PORT, WEBHOOK, payload, payload_map
 from lostflops.capture.k8s_pod import COLLECTOR, PAYLOAD
 from lostflops.errors import BadOption, CannotWrite, ClusterSilent, OutputExists, shown
 
@@ -183,6 +183,12 @@ def status(namespace: str) -> list[str]:
         else:
             ready = deployment.get("status", {}).get("readyReplicas") or 0
             lines.append(f"webhook: {ready} of {deployment['spec'].get('replicas', 1)} replicas ready")
+        program: Any = _get("configmap", f"{WEBHOOK}-program", "-n", namespace)
+        # The webhook of the chart has no such ConfigMap.
+        if program is not None and _text(program, "data", "payload.json") != json.dumps(sorted(payload())):
+            lines.append(
+                "webhook: of another lostflops than this; apply `lostflops launch k8s manifests` again"
+            )
         secret: Any = _get("secret", f"{WEBHOOK}-certificate", "-n", namespace)
         lines.append(f"authority {_lasts(_text(registered, 'webhooks', 0, 'clientConfig', 'caBundle'))}")
         lines.append(f"certificate {_lasts(_text(secret, 'data', 'tls.crt'))}")
@@ -190,9 +196,14 @@ def status(namespace: str) -> list[str]:
     names = sorted(one["metadata"]["name"] for one in (labelled or {}).get("items", []))
     lines.append(f"namespaces recorded: {', '.join(names) or 'none, only labelled pods'}")
     for name in names:
-        for kind, wanted in (("configmap", PAYLOAD), ("deployment", COLLECTOR)):
-            if _get(kind, wanted, "-n", name) is None:
-                lines.append(f"  {name}: no {kind} '{wanted}'; run `lostflops launch k8s install -n {name}`")
+        remedy = f"run `lostflops launch k8s install -n {name}`"
+        there: Any = _get("configmap", PAYLOAD, "-n", name)
+        if there is None:
+            lines.append(f"  {name}: no configmap '{PAYLOAD}'; {remedy}")
+        elif there.get("data") != payload_map(name)["data"]:
+            lines.append(f"  {name}: its configmap '{PAYLOAD}' is of another lostflops; {remedy}")
+        if _get("deployment", COLLECTOR, "-n", name) is None:
+            lines.append(f"  {name}: no deployment '{COLLECTOR}'; {remedy}")
     return lines
 
 

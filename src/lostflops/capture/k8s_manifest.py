@@ -80,7 +80,7 @@ def read(path: Path) -> tuple[str, list[Object]]:
     from ruamel.yaml.error import YAMLError
 
     try:
-        text = sys.stdin.read() if str(path) == "-" else path.read_text()
+        text = sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
     except OSError as error:
         raise Unreadable(path, error) from error
     except UnicodeDecodeError as error:

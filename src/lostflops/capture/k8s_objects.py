@@ -39,7 +39,7 @@ RESTRICTED = {
     "capabilities": {"drop": ["ALL"]},
     "seccompProfile": {"type": "RuntimeDefault"},
 }
-RESOURCES = {"cpu": "250m", "memory": "256Mi"}
+RESOURCES = {"cpu": "1", "memory": "512Mi"}
 
 
 @cache

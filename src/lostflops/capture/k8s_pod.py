@@ -28,6 +28,7 @@ BOOT_VOLUME, RESULTS_VOLUME = "lostflops-boot", "lostflops-run"
 PAYLOAD = "lostflops-boot"  # the ConfigMap that holds what goes into the job
 COLLECTOR = "lostflops-collector"  # the Secret that says where results go; without it they stay in the pod
 PATTERN = r"torchrun|accelerate|deepspeed|python|ray start|dask[ -]worker"
+RECORDS_ITSELF = re.compile(r"\blostflops(-rank\b| record\b)")
 SIZE = 4 << 30
 KEPT = 0.75  # of the volume: the kubelet evicts a pod whose volume outgrows its limit
 FROM_SECRET = {
@@ -38,7 +39,8 @@ FROM_SECRET = {
 # A pod's `env` would replace the PYTHONPATH that the image sets, so the command adds to what it finds.
 # Kubernetes itself replaces only '$(NAME)', which neither text holds.
 THROUGH_PYTHON = (
-    "import os,sys;b='/lostflops/boot';p=os.environ.get('PYTHONPATH');"
+    "import sys;sys.path=[p for p in sys.path if p];import os;"  # not an os.py of the job's folder
+    "b='/lostflops/boot';p=os.environ.get('PYTHONPATH');"
     "os.path.isfile(b+'/sitecustomize.py') and os.environ.update(PYTHONPATH=b+os.pathsep+p if p else b);"
     "os.execvp(sys.argv[1],sys.argv[1:])"
 )
@@ -133,6 +135,8 @@ def set_up(container: Object, name: str, job: str, wish: Wish, size: int) -> str
     flag = deaf(command or strings(container, "args"))
     if flag:
         return f"`{shown(command[0] if command else 'python')} {flag}` makes Python ignore PYTHONPATH"
+    if RECORDS_ITSELF.search(" ".join([*command, *strings(container, "args")])):
+        return "it has itself recorded by lostflops"
     if "LOSTFLOPS_RUN" in known or "LOSTFLOPS_OFF" in known:
         return "its environment sets LOSTFLOPS_RUN or LOSTFLOPS_OFF"
     if any(str(mount.get("mountPath", "")).startswith("/lostflops") for mount in mounts):
@@ -144,7 +148,7 @@ def set_up(container: Object, name: str, job: str, wish: Wish, size: int) -> str
         own = next(entry for entry in env if entry.get("name") == "PYTHONPATH")
         own["value"] = ":".join(filter(None, [BOOT, own.get("value")]))
     elif command and re.fullmatch(r"(python|pypy)[\d.]*t?", PurePosixPath(command[0]).name):
-        container["command"] = [command[0], "-IS", "-c", THROUGH_PYTHON, *command]
+        container["command"] = [command[0], "-ES", "-c", THROUGH_PYTHON, *command]
     elif command:
         container["command"] = ["/bin/sh", "-c", THROUGH_SHELL, "sh", *command]
     elif wish.force and path is None:

@@ -15,14 +15,14 @@ from socket import socket
 from typing import Any
 
 PATIENCE = 10.0  # seconds for the handshake, and for each read
-AT_ONCE = 64
+AT_ONCE = 512
 
 
 class Server(ThreadingHTTPServer):
     """Serves `handler`; with a folder that holds tls.crt and tls.key, over TLS."""
 
     daemon_threads = True
-    request_queue_size = AT_ONCE
+    request_queue_size = 128
 
     def __init__(
         self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler], certificate: Path | None

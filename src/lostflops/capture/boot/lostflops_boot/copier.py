@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from urllib.parse import quote, urlsplit
 
 POLL = 0.2
+LOG_EVERY = 10.0  # seconds; a thousand pods must not keep the collector busy with a line at a time
 AT_ONCE = 1 << 20
 GIVE_UP = 10.0  # a collector that was silent for so long is not waited for when the job ends
 IDLE = 60.0
@@ -49,9 +50,13 @@ class Collector:
             answer.read()
             return answer.status, int(answer.headers.get("Lostflops-Size") or 0)
         except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        if self._connection is not None:
             self._connection.close()
             self._connection = None
-            raise
 
 
 class Copier:
@@ -61,17 +66,23 @@ class Copier:
         self._run, self._collector = run, collector
         self._prefix = "/" + "/".join(run.rstrip("/").split("/")[-3:])
         self._sent: dict[str, int] = {}  # of a file that grows, its bytes; of another, 1
+        self._logs_due = 0.0
 
     def copy(self, ending: bool) -> bool:
         """Send what is new; whether there was anything. What is being written waits, but for the end."""
         news = False
-        for path in sorted(self._files()):
+        paths = sorted(self._files())
+        for path in paths:
             name = os.path.relpath(path, self._run)
-            if path.endswith(GROWS):
-                news |= self._grown(path, name)
-            elif name not in self._sent and (ending or self._settled(path)):
+            if not path.endswith(GROWS) and name not in self._sent and (ending or self._settled(path)):
                 self._whole(path, name)
                 news = True
+        if news or ending or time.monotonic() > self._logs_due:
+            self._logs_due = time.monotonic() + LOG_EVERY
+            for path in paths:
+                if path.endswith(GROWS):
+                    news |= self._grown(path, os.path.relpath(path, self._run))
+            self._collector.close()
         return news
 
     def _settled(self, path: str) -> bool:
