@@ -156,8 +156,7 @@ def _control_group(root: Path) -> Path | None:
         if line.startswith(b"0::"):
             inside = line[3:].decode(errors="replace").strip("/")
             for mount in ("sys/fs/cgroup", "sys/fs/cgroup/unified"):
-                # Inside a container the mount begins at the group itself.
-                for folder in (root / mount / inside, root / mount):
-                    if (folder / "cpu.stat").exists() or (folder / "memory.current").exists():
-                        return folder
+                folder = root / mount / inside
+                if (folder / "cpu.stat").exists() or (folder / "memory.current").exists():
+                    return folder
     return None

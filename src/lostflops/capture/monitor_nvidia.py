@@ -111,10 +111,14 @@ class Device:
 
 
 class Nvidia:
-    """The GPUs of a node that NVML shows. `missing` says why there are none, where there should be some."""
+    """The GPUs of a node that NVML shows. `missing` says why there are none, where there should be some.
 
-    def __init__(self, root: Path = Path("/")) -> None:
+    Without `gpm` the counters of the multiprocessors are left to somebody else, who reads them already.
+    """
+
+    def __init__(self, root: Path = Path("/"), *, gpm: bool = True) -> None:
         self.root = root
+        self._gpm_wanted = gpm
         self.devices: list[Device] = []
         self.missing = ""
         self._processes_due = 0.0
@@ -147,7 +151,8 @@ class Nvidia:
         mode = self._ask(device, "mig", lambda: self.nvml.nvmlDeviceGetMigMode(handle))
         supported = self._ask(device, "gpm", lambda: self.nvml.nvmlGpmQueryDeviceSupport(handle))
         # The slices of a GPU have calls of their own; of the whole GPU, GPM says nothing then.
-        if supported is not None and supported.isSupportedDevice and not (mode and mode[0]):
+        there = supported is not None and supported.isSupportedDevice and not (mode and mode[0])
+        if there and self._gpm_wanted:
             device.gpm = list(GPM)
         for _ in self._fields(device, thorough=True):
             pass  # drops those that this GPU does not have, so that the first sample is like the others

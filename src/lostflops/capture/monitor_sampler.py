@@ -140,7 +140,7 @@ def _rank() -> Any:
 def sources(settings: Mapping[str, Any]) -> list[Source]:
     root = Path(settings.get("root") or "/")
     found: list[Source] = [Host(root), Nics(root)]
-    nvidia, amd = Nvidia(root), Amd(root)
+    nvidia, amd = Nvidia(root, gpm=not settings.get("dcgm")), Amd(root)
     found += [
         source for source, there in ((nvidia, nvidia.devices or nvidia.missing), (amd, amd.cards)) if there
     ]
