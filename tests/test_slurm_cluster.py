@@ -83,15 +83,18 @@ class Job:
 
     @property
     def run(self) -> Path:
-        (run,) = (path for path in (self.folder / "runs").iterdir() if path.is_dir())
+        (run,) = self.runs()
         return run
+
+    def runs(self) -> list[Path]:
+        return [path for path in (self.folder / "runs").iterdir() if path.is_dir()]
 
     def logs(self) -> dict[str, list[dict[str, Any]]]:
         """The lines of each steps file by node, rank and attempt."""
-        found = sorted(self.run.glob("node-*/steps-*.jsonl"))
+        found = sorted(path for run in self.runs() for path in run.glob("node-*/steps-*.jsonl"))
         return {
             f"{path.parent.name} {path.stem.removeprefix('steps-')}": [
-                json.loads(line) for line in path.read_text().splitlines()
+                json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")
             ]
             for path in found
         }
@@ -178,17 +181,26 @@ while True: time.sleep(.01)
     assert "recorded steps 3-4 on 2 ranks" in job.log() or "recorded step 3 on 2 ranks" in job.log()
 
 
-def test_a_rank_that_fails_ends_the_job(job: Job) -> None:
+def test_a_running_job_is_asked_for_a_window_and_ends_when_a_rank_fails(job: Job) -> None:
     job.script(
         """
-train(8)
+while not os.path.exists("stop"):
+    train(1)
+    time.sleep(.02)
 if os.environ["RANK"] == "1": sys.exit(3)
 time.sleep(60)
 """
     )
-    assert job.ended("--nodes=2", "--", "python", "train.py") == "143:0", job.log()
+    number = job.submit("--nodes=2", "--", "python", "train.py")
+    until(lambda: [len(lines) > 9 for lines in job.logs().values()] == [True] * 2, 150, job.log)
+    step = ("srun", f"--jobid={number}", "--overlap", "--nodes=1", "--ntasks=1")
+    job.slurm(*step, "lostflops", "trigger", str(job.run), "--steps=2", cwd=job.folder, env=job.environment)
+    (job.folder / "stop").write_text("")
+    assert job.slurm.wait(number)["ExitCode"] == "143:0", job.log()
     assert "task 1: Exited with exit code 3" in job.log()
-    assert "recorded steps 3-5 on 2 ranks" in job.log()
+    assert "on 2 ranks" in job.log()
+    windows = [line for lines in job.logs().values() for line in lines if line.get("kind") == "window"]
+    assert [w["last"] - w["first"] for w in windows] == [2, 1, 2, 1]
 
 
 def test_words_arrive_as_typed_and_the_status_comes_back(job: Job) -> None:
