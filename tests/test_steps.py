@@ -1,0 +1,169 @@
+"""Where a rank's steps are found: the best mark wins, and what was cut is called incomplete."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import polars as pl
+
+from lostflops.ingest.steps import find_steps
+from lostflops.tables import FAMILY, NAME
+
+Rows = list[tuple[Any, ...]]
+
+
+def ranges(*rows: tuple[str, int, int], thread: int = 1) -> pl.DataFrame:
+    return pl.DataFrame(
+        {
+            "name": pl.Series([r[0] for r in rows], dtype=NAME),
+            "start": [r[1] for r in rows],
+            "end": [r[2] for r in rows],
+            "thread": [thread] * len(rows),
+        }
+    )
+
+
+def kernels(*rows: tuple[str, str, int, int]) -> pl.DataFrame:
+    return pl.DataFrame(
+        {
+            "name": pl.Series([r[0] for r in rows], dtype=NAME),
+            "family": pl.Series([r[1] for r in rows], dtype=FAMILY),
+            "start": [r[2] for r in rows],
+            "end": [r[3] for r in rows],
+            "continued": [False] * len(rows),
+        }
+    )
+
+
+def found(
+    of_ranges: pl.DataFrame | None = None,
+    work: pl.DataFrame | None = None,
+    start: int = 0,
+    end: int = 1000,
+    operators: pl.DataFrame | None = None,
+) -> Rows:
+    steps = find_steps(of_ranges, operators, work, start, end)
+    assert steps["start"].is_sorted()
+    assert (steps["end"] > steps["start"]).all()
+    assert (steps["start"][1:] >= steps["end"][:-1]).all()
+    return steps.select("step", "start", "end", pl.col("source").cast(pl.String), "complete").rows()
+
+
+def test_a_profiler_step_lasts_until_the_next_one_begins_and_the_last_to_its_own_end() -> None:
+    marks = ranges(("ProfilerStep#7", 10, 95), ("ProfilerStep#8", 100, 190))
+    assert found(marks) == [(7, 10, 100, "profiler", True), (8, 100, 190, "profiler", True)]
+
+
+def test_a_long_pause_between_two_recordings_is_in_no_step() -> None:
+    marks = ranges(("ProfilerStep#7", 10, 95), ("ProfilerStep#40", 700, 790))
+    assert found(marks) == [(7, 10, 95, "profiler", True), (40, 700, 790, "profiler", True)]
+
+
+def test_a_step_that_outlives_the_recording_is_cut_and_incomplete() -> None:
+    marks = ranges(("ProfilerStep#7", 10, 95), ("ProfilerStep#8", 100, 190))
+    assert found(marks, end=150) == [(7, 10, 100, "profiler", True), (8, 100, 150, "profiler", False)]
+
+
+def test_profiler_steps_win_over_ranges_that_name_steps_and_these_over_optimizers() -> None:
+    of_user = ranges(("step 3", 5, 45), ("step 4", 50, 90))
+    updates = ranges(("Optimizer.step#AdamW.step", 40, 44), ("Optimizer.step#AdamW.step", 84, 89))
+    both = pl.concat([of_user, updates])
+    assert found(both) == [(3, 5, 50, "range", True), (4, 50, 90, "range", True)]
+    assert found(pl.concat([both, ranges(("ProfilerStep#9", 6, 91))])) == [(9, 6, 91, "profiler", True)]
+
+
+def test_one_range_that_looks_like_a_step_is_not_enough() -> None:
+    assert [row[3] for row in found(ranges(("train_step", 5, 45)))] == ["whole trace"]
+
+
+def test_step_numbers_that_do_not_rise_are_counted_instead() -> None:
+    marks = ranges(("batch 3", 10, 20), ("batch 3", 21, 30), ("batch 1", 31, 44))
+    assert [row[0] for row in found(marks)] == [0, 1, 2]
+
+
+def test_a_word_inside_another_names_no_step() -> None:
+    marks = ranges(("footstep 1", 10, 20), ("footstep 2", 21, 30), ("my step function", 31, 44))
+    assert [row[3] for row in found(marks)] == ["whole trace"]
+
+
+def test_of_two_threads_with_marks_the_one_with_more_time_has_the_steps() -> None:
+    main = ranges(("step 1", 10, 60), ("step 2", 61, 120))
+    loader = ranges(("step 1", 12, 20), ("step 2", 70, 75), thread=2)
+    assert found(pl.concat([loader, main])) == [(1, 10, 61, "range", True), (2, 61, 120, "range", True)]
+
+
+def test_a_mark_inside_another_is_no_step_of_its_own() -> None:
+    marks = ranges(("step 1", 10, 60), ("step 99", 20, 30), ("step 2", 61, 120))
+    assert [row[:3] for row in found(marks)] == [(1, 10, 61), (2, 61, 120)]
+
+
+def test_steps_end_with_the_optimizer_and_those_at_both_edges_are_incomplete() -> None:
+    updates = ranges(("Optimizer.step#AdamW.step", 90, 100), ("Optimizer.step#AdamW.step", 190, 205))
+    assert found(updates, start=3, end=260) == [
+        (0, 3, 100, "optimizer", False),
+        (1, 100, 205, "optimizer", True),
+        (2, 205, 260, "optimizer", False),
+    ]
+
+
+def test_the_optimizer_that_comes_last_ends_the_step() -> None:
+    updates = ranges(
+        ("Optimizer.step#Muon.step", 80, 85), ("Optimizer.step#AdamW.step", 90, 100),
+        ("Optimizer.step#Muon.step", 180, 186), ("Optimizer.step#AdamW.step", 190, 205),
+    )  # fmt: skip
+    assert [row[2] for row in found(updates, end=205)] == [100, 205]
+
+
+def test_bursts_of_optimizer_kernels_end_steps_over_a_few_foreign_kernels() -> None:
+    rows = []
+    for base in (0, 300):
+        rows += [("gemm", "gemm", base + 10 * i, base + 10 * i + 7) for i in range(20)]
+        rows += [("adam", "optimizer", base + 210, base + 220), ("norm", "norm", base + 221, base + 223)]
+        rows += [("adam", "optimizer", base + 225, base + 231)]
+    assert found(work=kernels(*rows), end=531) == [
+        (0, 0, 231, "optimizer", False),
+        (1, 231, 531, "optimizer", True),
+    ]
+
+
+def repeated(names: list[tuple[str, str]], times: int, length: int = 100) -> pl.DataFrame:
+    return kernels(
+        *(
+            (name, family, length * t + 10 * i, length * t + 10 * i + 8)
+            for t in range(times)
+            for i, (name, family) in enumerate(names)
+        )
+    )
+
+
+MODEL = [("embed", "embedding"), ("a", "gemm"), ("b", "norm"), ("a", "gemm"), ("c", "gemm")]
+
+
+def test_a_period_that_an_embedding_marks_is_the_step() -> None:
+    assert found(work=repeated(MODEL, 4)) == [
+        (0, 0, 100, "period", True),
+        (1, 100, 200, "period", True),
+        (2, 200, 300, "period", True),
+        (3, 300, 348, "period", True),
+    ]
+
+
+def test_a_period_without_an_embedding_may_be_the_layers_and_is_no_step() -> None:
+    steps = found(work=repeated([("a", "gemm"), ("b", "norm"), ("c", "gemm"), ("d", "gemm")], 6))
+    assert steps == [(0, 0, 538, "whole trace", False)]
+
+
+def test_two_repetitions_are_no_period() -> None:
+    long = [*MODEL, *((f"k{i}", "gemm") for i in range(9))]
+    assert [row[3] for row in found(work=repeated(long, 2, 200))] == ["whole trace"]
+    assert [row[3] for row in found(work=repeated(long, 3, 200))] == ["period"] * 3
+
+
+def test_without_any_mark_the_whole_trace_is_one_step_from_the_first_work_to_the_last() -> None:
+    assert found(work=kernels(("a", "gemm", 31, 44), ("b", "gemm", 50, 77))) == [
+        (0, 31, 77, "whole trace", False)
+    ]
+
+
+def test_nothing_recorded_is_no_step() -> None:
+    assert found(start=5, end=5) == []
