@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from .. import intervals
-from ..intervals import Forest
-from ..tables import NAME, PHASE
+from lostflops import intervals
+from lostflops.intervals import Forest
+from lostflops.tables import NAME, PHASE
 
 UNKNOWN_THREAD = -(2**62)
 

@@ -19,13 +19,11 @@ import msgspec
 import numpy as np
 import polars as pl
 
-from ..classification import copy_facts, kernel_facts, operator_facts
-from ..errors import Damaged, NotATrace, NothingRecorded, Truncated
-from ..tables import NAME, PHASE
-from ..trace import Quality
-from .attribution import OperatorTree, attribute
-from .kineto_collectives import Communication, communication
-from .kineto_columns import (
+from lostflops.classification import copy_facts, kernel_facts, operator_facts
+from lostflops.errors import Damaged, NotATrace, NothingRecorded, Truncated
+from lostflops.ingest.attribution import OperatorTree, attribute
+from lostflops.ingest.kineto_collectives import Communication, communication
+from lostflops.ingest.kineto_columns import (
     KINDS,
     LONGEST_DURATION,
     CoarseTimesError,
@@ -36,12 +34,14 @@ from .kineto_columns import (
     product,
     text_of,
 )
-from .kineto_events import Decoder, Event
-from .kineto_parallel import FailedError, Pool
-from .kineto_stream import UNDECODABLE, EventStream
-from .marked import by_domain
-from .part import Part, write_table
-from .steps import find_steps
+from lostflops.ingest.kineto_events import Decoder, Event
+from lostflops.ingest.kineto_parallel import FailedError, Pool
+from lostflops.ingest.kineto_stream import UNDECODABLE, EventStream
+from lostflops.ingest.marked import by_domain
+from lostflops.ingest.part import Part, write_table
+from lostflops.ingest.steps import find_steps
+from lostflops.tables import NAME, PHASE
+from lostflops.trace import Quality
 
 # Annotations of the years before annotations had a category of their own.
 ANNOTATION = (
@@ -464,7 +464,7 @@ class Assembly:
 
     def _host_kernels(self, operators: pl.DataFrame, tree: OperatorTree) -> pl.DataFrame:
         """The stretches of host operators outside their children, in place of kernels."""
-        from ..intervals import self_pieces
+        from lostflops.intervals import self_pieces
 
         position, start, end = self_pieces(tree.forest)
         row = tree.forest.order[position]
@@ -677,7 +677,7 @@ def phases(tree: OperatorTree, operators: pl.DataFrame, ranges: pl.DataFrame | N
     An operator is backward inside an autograd node, recompute inside the node of a checkpoint, forward when
     autograd numbered it otherwise, and the optimizer's inside `Optimizer.step`.
     """
-    from ..intervals import innermost_at, nest
+    from lostflops.intervals import innermost_at, nest
 
     forest = tree.forest
     names = operators["name"]

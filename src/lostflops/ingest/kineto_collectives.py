@@ -12,12 +12,12 @@ from typing import Any, cast
 import msgspec
 import polars as pl
 
-from ..classification import collective_kind
-from ..tables import FAMILY, NAME
-from ..trace import Quality
-from .attribution import OperatorTree
-from .kineto_columns import MOST_BYTES, number
-from .kineto_stream import UNDECODABLE
+from lostflops.classification import collective_kind
+from lostflops.ingest.attribution import OperatorTree
+from lostflops.ingest.kineto_columns import MOST_BYTES, number
+from lostflops.ingest.kineto_stream import UNDECODABLE
+from lostflops.tables import FAMILY, NAME
+from lostflops.trace import Quality
 
 DTYPE_BYTES = {
     "float": 4, "float32": 4, "double": 8, "float64": 8, "half": 2, "float16": 2, "c10::half": 2,

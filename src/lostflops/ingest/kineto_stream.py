@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, Generic, TypeVar
 
 import msgspec
 
-from ..errors import Damaged, NotATrace, Truncated, Unreadable
+from lostflops.errors import Damaged, NotATrace, Truncated, Unreadable
 
 # The extra `fast` inflates two to three times as fast.
 FAST: Any = importlib.import_module("isal.isal_zlib") if importlib.util.find_spec("isal") else None

@@ -14,11 +14,11 @@ from typing import Any
 import msgspec
 import polars as pl
 
-from ..errors import shown
-from ..tables import TABLES
-from ..trace import Quality
+from lostflops.errors import shown
+from lostflops.tables import TABLES
+from lostflops.trace import Quality
 
-NAMES = ("topology.jsonl", "links.jsonl", "collectives-*.jsonl")
+NAMES = ("topology.jsonl", "topology-*.jsonl", "links.jsonl", "collectives-*.jsonl")
 GIVES = ("topology_devices", "topology_links", "bandwidths")
 LONGEST = 64 << 20
 
@@ -38,23 +38,35 @@ def documents(paths: Iterable[Path]) -> list[Path]:
 def tables(documents: Sequence[Path]) -> tuple[dict[str, pl.DataFrame], list[Quality]]:
     """The tables that they give together, and what is to be said of those that cannot be read.
 
-    A node's rows have the first rank that was recorded on it.
+    A node's rows have the first rank that was recorded on it. Of several topologies of a node the newest
+    counts, with the placement that the others tell of their ranks.
     """
     read: dict[str, list[pl.DataFrame]] = {}
     notes: list[Quality] = []
+    topologies: dict[Path, list[tuple[int, dict[str, pl.DataFrame]]]] = {}
     for file in documents:
         try:
             if file.stat().st_size > LONGEST:
                 raise ValueError("it is too long")
             content = msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
             frames = dict(_frames(content, _first_rank(file.parent)))
-        except (OSError, ValueError, msgspec.MsgspecError, pl.exceptions.PolarsError) as error:
+            when = int(content.get("measured_at", 0))
+        except (OSError, ValueError, TypeError, OverflowError, pl.exceptions.PolarsError) as error:
             said = f"{shown(file.name)} is not what lostflops writes and was left out: {shown(str(error))}"
             notes.append(Quality(None, "machine left out", 1, said, "warning"))
             continue
-        for name, frame in frames.items():
+        if "topology_devices" in frames or "topology_links" in frames:
+            topologies.setdefault(file.parent, []).append((when, frames))
+        elif "bandwidths" in frames:
+            read.setdefault("bandwidths", []).append(frames["bandwidths"])
+    for of_node in topologies.values():
+        newest, *older = sorted(of_node, key=lambda dated: dated[0], reverse=True)
+        for name, frame in newest[1].items():
             read.setdefault(name, []).append(frame)
-    return {name: pl.concat(read[name]) for name in GIVES if name in read}, notes
+        placed = (frames["topology_devices"] for _, frames in older if "topology_devices" in frames)
+        read.setdefault("topology_devices", []).extend(frame.filter(kind="process") for frame in placed)
+    together = {name: pl.concat(read[name]).unique(maintain_order=True) for name in GIVES if read.get(name)}
+    return together, notes
 
 
 def _frames(content: Mapping[str, Any], rank: int | None) -> Iterator[tuple[str, pl.DataFrame]]:

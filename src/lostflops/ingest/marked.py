@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from ..tables import NAME
+from lostflops.tables import NAME
 
 PREFIX = "lostflops:"
 MARKED = r"(?s)^lostflops:([^:]*):(.*)$"

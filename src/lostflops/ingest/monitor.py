@@ -14,11 +14,11 @@ from typing import Any, cast
 
 import polars as pl
 
-from ..errors import NotATrace
-from ..tables import NAME
-from ..trace import Quality
-from .monitor_files import FACTS, TAIL, facts, read_folder, step_logs
-from .part import Part, write_table
+from lostflops.errors import NotATrace
+from lostflops.ingest.monitor_files import FACTS, TAIL, facts, read_folder, step_logs
+from lostflops.ingest.part import Part, write_table
+from lostflops.tables import NAME
+from lostflops.trace import Quality
 
 FOLDER = "monitor"
 CHAIN = ("session", "metric", "device", "instance")

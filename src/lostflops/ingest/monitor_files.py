@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import msgspec
 import polars as pl
 
-from ..errors import Unreadable, shown
+from lostflops.errors import Unreadable, shown
 
 FACTS, TAIL = "facts.jsonl", "tail.jsonl"
 Time = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]

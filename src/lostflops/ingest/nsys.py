@@ -13,18 +13,18 @@ from pathlib import Path
 
 import polars as pl
 
-from ..classification import kernel_facts
-from ..tables import FAMILY, NAME, TABLES
-from ..trace import Quality
-from . import nsys_cuda, nsys_host, nsys_nccl
-from .attribution import OperatorTree, attribute
-from .kineto import phases
-from .nsys_export import Export, opened, recognises
-from .nsys_nvtx import Nvtx, nvtx
-from .nsys_rows import fitting
-from .nsys_target import Device, Devices, Recording, mpi_ranks, recording
-from .part import Part, write_table
-from .steps import find_steps
+from lostflops.classification import kernel_facts
+from lostflops.ingest import nsys_cuda, nsys_host, nsys_nccl
+from lostflops.ingest.attribution import OperatorTree, attribute
+from lostflops.ingest.kineto import phases
+from lostflops.ingest.nsys_export import Export, opened, recognises
+from lostflops.ingest.nsys_nvtx import Nvtx, nvtx
+from lostflops.ingest.nsys_rows import fitting
+from lostflops.ingest.nsys_target import Device, Devices, Recording, mpi_ranks, recording
+from lostflops.ingest.part import Part, write_table
+from lostflops.ingest.steps import find_steps
+from lostflops.tables import FAMILY, NAME, TABLES
+from lostflops.trace import Quality
 
 __all__ = ["read", "recognises"]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import polars as pl
 
-from ..tables import NAME
-from ..trace import Quality
-from .nsys_export import Export, thread_of
-from .nsys_rows import usable
+from lostflops.ingest.nsys_export import Export, thread_of
+from lostflops.ingest.nsys_rows import usable
+from lostflops.tables import NAME
+from lostflops.trace import Quality
 
 GPU_WORK = (
     "CUPTI_ACTIVITY_KIND_KERNEL",

@@ -17,10 +17,10 @@ from typing import Protocol
 
 import polars as pl
 
-from ..errors import NotATrace, UnknownSchema
-from . import nsys_report
-from .nsys_folder import TableFolder
-from .nsys_sqlite import MAGIC, SqliteFile
+from lostflops.errors import NotATrace, UnknownSchema
+from lostflops.ingest import nsys_report
+from lostflops.ingest.nsys_folder import TableFolder
+from lostflops.ingest.nsys_sqlite import MAGIC, SqliteFile
 
 FOLDERS = ("_pqtdir", "_arwdir")
 KNOWN_MAJOR = "3"

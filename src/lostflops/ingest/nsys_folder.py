@@ -7,7 +7,7 @@ from pathlib import Path
 
 import polars as pl
 
-from ..errors import NotATrace, Unreadable
+from lostflops.errors import NotATrace, Unreadable
 
 PARQUET = (".parquet", ".pqt")
 ARROW = (".arrow", ".arrows", ".ipc", ".feather")

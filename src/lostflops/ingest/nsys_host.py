@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import polars as pl
 
-from ..tables import NAME
-from ..trace import Quality
-from .nsys_cuda import MEM_KIND
-from .nsys_export import Export, thread_of
-from .nsys_rows import usable
+from lostflops.ingest.nsys_cuda import MEM_KIND
+from lostflops.ingest.nsys_export import Export, thread_of
+from lostflops.ingest.nsys_rows import usable
+from lostflops.tables import NAME
+from lostflops.trace import Quality
 
 ACCESS = {
     1: "CUPTI_ACTIVITY_UNIFIED_MEMORY_ACCESS_TYPE_READ",

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import polars as pl
 
-from ..classification import collective_kind
-from ..tables import FAMILY, NAME
-from .attribution import OperatorTree
+from lostflops.classification import collective_kind
+from lostflops.ingest.attribution import OperatorTree
+from lostflops.tables import FAMILY, NAME
 
 PAYLOAD = {
     "communicator": r"nccl communicator id|communicator hash|comm ?hash|communicator id",

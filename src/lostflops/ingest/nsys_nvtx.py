@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from ..tables import NAME
-from ..trace import Quality
-from .marked import by_domain
-from .nsys_export import Export, thread_of
-from .nsys_rows import usable
+from lostflops.ingest.marked import by_domain
+from lostflops.ingest.nsys_export import Export, thread_of
+from lostflops.ingest.nsys_rows import usable
+from lostflops.tables import NAME
+from lostflops.trace import Quality
 
 CATEGORY, MARK, THREAD_NAME, PUSH_POP, START_END, DOMAIN = 33, 34, 39, 59, 60, 75
 NCCL_DOMAINS = ("NCCL", "RCCL")

@@ -11,7 +11,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..errors import ExportFailed, NsysNotFound, Unreadable
+from lostflops.errors import ExportFailed, NsysNotFound, Unreadable
 
 SUFFIXES = (".nsys-rep", ".qdrep")
 _VERSION = re.compile(r"\b20\d\d\.\d+(?:\.\d+)*")

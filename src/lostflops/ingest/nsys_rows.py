@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import polars as pl
 
-from ..tables import TABLES
-from ..trace import Quality
+from lostflops.tables import TABLES
+from lostflops.trace import Quality
 
 # Beyond this a difference of two times could overflow; it is 146 years.
 FURTHEST = 2**62

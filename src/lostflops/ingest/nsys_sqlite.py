@@ -13,7 +13,7 @@ import adbc_driver_sqlite
 import polars as pl
 from adbc_driver_manager import AdbcConnection, AdbcStatement
 
-from ..errors import NotATrace, Truncated, Unreadable, shown
+from lostflops.errors import NotATrace, Truncated, Unreadable, shown
 
 MAGIC = b"SQLite format 3\x00"
 EXPORT_AGAIN = "export the report again: `nsys export --type sqlite --force-overwrite true …`."

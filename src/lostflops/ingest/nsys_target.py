@@ -9,8 +9,8 @@ from typing import Any
 
 import polars as pl
 
-from ..trace import Quality
-from .nsys_export import Export, process_of
+from lostflops.ingest.nsys_export import Export, process_of
+from lostflops.trace import Quality
 
 _VERSION = re.compile(r"\d+(?:\.\d+)*")
 _UUID = re.compile(r"[0-9a-fA-F-]{8,64}")

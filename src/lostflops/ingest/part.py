@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import polars as pl
 
-from ..tables import TABLES
-from ..trace import Quality
+from lostflops.tables import TABLES
+from lostflops.trace import Quality
 
 
 class Part(msgspec.Struct):

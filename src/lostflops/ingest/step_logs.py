@@ -10,9 +10,9 @@ from typing import Annotated
 import msgspec
 import polars as pl
 
-from ..errors import shown
-from ..tables import STEP_LOG
-from ..trace import Quality
+from lostflops.errors import shown
+from lostflops.tables import STEP_LOG
+from lostflops.trace import Quality
 
 # What `record` calls a rank's log: rank, attempt, perhaps the process.
 LOG = re.compile(r"steps-\d{5,9}-a(\d{1,9})(?:-p\d+)?(?:-\d+)?\.jsonl")

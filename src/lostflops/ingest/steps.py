@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from ..tables import STEP_SOURCE
+from lostflops.tables import STEP_SOURCE
 
 Codes = npt.NDArray[np.int64]
 
