@@ -8,6 +8,8 @@ import threading
 import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -198,3 +200,60 @@ def test_the_sampler_imports_nothing_large() -> None:
     script = "import sys, lostflops.capture.monitor_sampler; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert not {"polars", "numpy", "msgspec", "rich", "torch"} & set(done.stdout.split())
+
+
+class FakeError(Exception):
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+
+class FakeNvml(SimpleNamespace):
+    """A binding whose every function is missing, but for those given."""
+
+    NVMLError = FakeError
+
+    def __getattr__(self, name: str) -> Any:
+        def missing(*given: object) -> None:
+            raise FakeError(13)
+
+        return missing
+
+
+def gpus(monkeypatch: pytest.MonkeyPatch, **functions: Any) -> None:
+    found = {"nvmlInit": lambda: None, "nvmlDeviceGetCount": lambda: 1} | functions
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(nvmlDeviceGetHandleByIndex=str, **found))
+
+
+def test_what_a_gpu_cannot_tell_is_asked_once_and_what_failed_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    answers: dict[str, list[Any]] = {
+        "nvmlDeviceGetPowerUsage": [FakeError(15), 412500],
+        "nvmlDeviceGetTemperature": [FakeError(3)],
+    }
+
+    def function(name: str) -> Any:
+        def answer(*given: object) -> Any:
+            said = answers[name].pop(0)
+            if isinstance(said, FakeError):
+                raise said
+            return said
+
+        return answer
+
+    gpus(monkeypatch, **{name: function(name) for name in answers})
+    nvidia = Nvidia(tmp_path)
+    assert values(nvidia) == {}, "the GPU is lost for now, and has no sensor"
+    assert values(nvidia) == {("gpu_power", 0, None): 412.5}
+
+
+@pytest.mark.parametrize(("asked", "mig", "read"), [(True, 0, True), (False, 0, False), (True, 1, False)])
+def test_multiprocessors_are_counted_by_one_only_and_of_whole_gpus(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, asked: bool, mig: int, read: bool
+) -> None:
+    supported = SimpleNamespace(isSupportedDevice=1)
+    gpus(
+        monkeypatch, nvmlGpmQueryDeviceSupport=lambda _: supported, nvmlDeviceGetMigMode=lambda _: [mig, mig]
+    )
+    (device,) = Nvidia(tmp_path, gpm=asked).devices
+    assert bool(device.gpm) == read

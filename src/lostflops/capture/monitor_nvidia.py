@@ -230,7 +230,7 @@ class Nvidia:
         # The first version counts what the driver keeps for itself as used.
         try:
             return self.nvml.nvmlDeviceGetMemoryInfo(handle, version=self.nvml.nvmlMemory_v2)
-        except self.nvml.NVMLError:
+        except (self.nvml.NVMLError, AttributeError, TypeError):
             return self.nvml.nvmlDeviceGetMemoryInfo(handle)
 
     def _slow(self, device: Device) -> Iterator[Reading]:
@@ -326,4 +326,6 @@ class Nvidia:
         except self.nvml.NVMLError as error:
             if error.value in FOR_GOOD:
                 device.never.add(what)
-            return None
+        except (AttributeError, TypeError):  # an old binding, which does not know the function
+            device.never.add(what)
+        return None
