@@ -1,0 +1,46 @@
+"""Make a copy of a recording that can be shared: without names, folders, addresses and secrets.
+
+Cleans a PyTorch profiler trace, an Nsight Systems export (.sqlite, parquetdir, arrowdir) or a folder of
+recordings. Times, sizes and counts stay as they are, so `lostflops why` says the same of the copy. The
+recording itself is not changed.
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
+    parser.add_argument("path", metavar="PATH", type=Path, help="a trace, an export, or a folder")
+    parser.add_argument(
+        "--output", metavar="CLEAN", type=Path, required=True, help="the file or folder to make"
+    )
+    parser.add_argument(
+        "--keep",
+        metavar="LIST",
+        default="",
+        help="kinds to leave in, as in hosts,paths: those that `lostflops inspect` counts",
+    )
+    parser.add_argument(
+        "--also",
+        metavar="WORD",
+        action="append",
+        default=[],
+        help="a word to take out wherever it stands, like the name of a project (may be repeated)",
+    )
+
+
+def run(given: Namespace) -> None:
+    from lostflops.errors import shown
+    from lostflops.privacy.cleaner import Cleaner
+    from lostflops.privacy.recording import kinds, scrubbed
+
+    cleaner = Cleaner(keep=kinds(given.keep), also=[word for word in given.also if word])
+    left_out = scrubbed(given.path, given.output, cleaner)
+    counted = [f"{kind} {counter.total():,}" for kind, counter in cleaner.found.items() if counter]
+    print(f"clean copy -> {given.output}  (taken out: {', '.join(counted) or 'nothing'})")
+    for looked in left_out:
+        if looked.form != "payload":
+            print(f"left out: {shown(looked.name)}: {looked.why_not}")

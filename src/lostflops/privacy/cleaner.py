@@ -1,0 +1,270 @@
+"""Takes out of any text what could identify a person or a machine, and keeps count of it.
+
+Works on bytes and on nothing but the bytes: traces hold broken JSON, and what breaks a parser must not save a
+secret. The same thing gets the same new name throughout, so what was different stays different and what was
+the same stays the same; every number stays as it was written.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets as random
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
+from os.path import commonprefix
+
+from lostflops.privacy import secrets
+
+REMOVED = secrets.REMOVED.encode()
+SECRETS, HOSTS, USERS, PATHS = "secrets", "hosts", "users", "paths"
+ADDRESSES, HARDWARE, JOBS, ENVIRONMENT = "addresses", "hardware", "jobs", "environment"
+OUTPUT = "output"
+KINDS = {
+    SECRETS: "what looks like a token, a key or a password",
+    ENVIRONMENT: "values of environment variables",
+    OUTPUT: "what the job printed, and files that were captured",
+    HOSTS: "names of machines",
+    USERS: "names of people",
+    PATHS: "folders",
+    ADDRESSES: "network addresses, e-mail addresses and servers",
+    HARDWARE: "serial numbers of devices",
+    JOBS: "names of jobs, as a cluster gives them",
+}
+
+_NAME = rb"(?:\\u[0-9a-fA-F]{4}|[^\s/\"'\\:;,()<>|*?\[\]{}=&#\x00-\x1f])+"
+# What may stand before a path without a blank: an escaped line break, a compiler's flag, 'file://', dots.
+# It is looked for behind the slash, because an expression that begins with a letter is found much faster.
+_BEHIND = rb"(?:(?<![\w/~.]/)|(?<=\\[nrt]/)|(?<=-[IL]/)|(?<=:///)|(?<=[\s\"'(=:]\./)|(?<=[\s\"'(=:]\.\./)|(?<=^\.\./))"
+_PATH = re.compile(rb"/" + _BEHIND + _NAME + rb"(?:/" + _NAME + rb")*/?")
+# A Python frame: its file may have blanks in its name.
+_FRAMES = [re.compile(start + rb"[^\"\\\n]{1,4000}?(?=\(\d+\): )") for start in (rb"\"/", rb"\"\.\./")]
+_WINDOWS = re.compile(rb"\b[A-Za-z]:(?:\\\\|\\|/)(?:[^\s\"\\:*?<>|/]+(?:\\\\|\\|/))+[^\s\"\\:*?<>|/()]*")
+_INSTALLED = re.compile(rb"^.*[\\/](?:site-packages|dist-packages|python\d+\.\d+t?)[\\/]+")
+_FILE = re.compile(rb"[^/]+\.[A-Za-z]\w{0,7}(?:\.\d+)*")
+_PROGRAM = re.compile(rb"(?:python[\d.]*|torchrun|accelerate|deepspeed|mpirun|srun|nsys|bash|sh)")
+# First folders of a path. A name like '/layer1/attention' is no path unless something else says so.
+_ROOTS = set(
+    b"home users root tmp var opt usr mnt data datasets scratch work workspace workspaces nfs gpfs lustre "
+    b"fsx efs proj projects project share shared export exports srv media run dev proc sys etc lib lib64 bin "
+    b"sbin app apps code src net storage vol volumes cluster global pfs beegfs ceph private content kaggle "
+    b"local nvme ssd raid group groups depot orcd iopsstor capstor leonardo lus ptmp".split()
+)
+_PEOPLE = re.compile(rb"[\\/](?:home|Users)[\\/]+([^\s/\"'\\:;,()<>]+)")
+_STRING = rb"\"((?:[^\"\\]|\\.)*)\""
+_HOST_KEY = re.compile(rb"(\"(?:\w*_)?(?:host_?name|node_?name|host)\"\s*:\s*)" + _STRING, re.IGNORECASE)
+_USER_KEY = re.compile(
+    rb"(\"(?:\w*_)?(?:user_?name|user|owner|e?mail|login|account)\"\s*:\s*)" + _STRING, re.IGNORECASE
+)
+_JOB_KEY = re.compile(
+    rb"(\"(?:(?:PT_PROFILER|tw|mast|slurm|k8s)_\w+|cluster)\"\s*:\s*)" + _STRING, re.IGNORECASE
+)
+# Looking for these is a hundred times faster than for the expressions, and most text has none of them.
+_HOST_KEYS = (b'host"', b'hostname"', b'host_name"', b'nodename"', b'node_name"')
+_USER_KEYS = (b'username"', b'user_name"', b'user"', b'owner"', b'mail"', b'login"', b'account"')
+_JOB_KEYS = (b'"pt_profiler_', b'"tw_', b'"mast_', b'"slurm_', b'"k8s_', b'"cluster"')
+_SERVER = re.compile(rb"(?<=://)((?:<removed>@)?)([A-Za-z0-9][\w.-]*)(:\d+)?(/[^\s\"'\\<>]*)?")
+_AT = re.compile(rb"@[\w-]+\.[A-Za-z]")
+_MAIL = re.compile(rb"[\w.+-]+@[\w-]+(?:\.[A-Za-z][\w-]+)+")
+_OCTET = rb"(?:25[0-5]|2[0-4]\d|1?\d?\d)"
+_DOTS = re.compile(rb"\.\d{1,3}\.\d{1,3}\.\d")
+_IPV4 = re.compile(rb"(?<![\w.])(?:" + _OCTET + rb"\.){3}" + _OCTET + rb"(?![\w.])")
+_COLONS = re.compile(rb":[0-9a-fA-F]{2}:|:[0-9a-fA-F]{4}:")
+_LINK = re.compile(
+    rb"(?<![\w:])(?:(?:[0-9a-fA-F]{2}:){5}[0-9a-fA-F]{2}|(?:[0-9a-fA-F]{4}:){3,7}[0-9a-fA-F]{4}"
+    rb"|(?:[0-9a-fA-F]{1,4}:){7}[0-9a-fA-F]{1,4}|fe80:(?::[0-9a-fA-F]{1,4}){1,4})(?![\w:])"
+)
+_DEVICE = re.compile(rb"\b(GPU|MIG|DLA)-[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}\b")
+_OWN = (b"localhost", b"127.", b"0.0.0.0", b"::1")
+# A name like these is told from a word; others are taken out only where a field says what they are.
+_TELLING = re.compile(rb"[\d.-]")
+
+
+class Cleaner:
+    """Text in, clean text out. `keep` names KINDS to leave alone, `also` words to take out everywhere.
+
+    `node` is what every machine is called; without it each gets a name of its own.
+    """
+
+    def __init__(
+        self, keep: Collection[str] = (), also: Collection[str] = (), node: Callable[[str], str] | None = None
+    ) -> None:
+        self.found: dict[str, Counter[bytes]] = {kind: Counter() for kind in KINDS}
+        self._keep = frozenset(keep)
+        self._node = node
+        # Two recordings that are cleaned at different times must not seem to be of one machine.
+        self._tag = random.token_hex(2)
+        self._names: dict[str, dict[bytes, bytes]] = {kind: {} for kind in (*KINDS, "also")}
+        self._made: set[bytes] = set()  # names that we gave
+        self._words: re.Pattern[bytes] | None = None
+        for word in also:
+            self._names["also"][word.encode()] = REMOVED
+        self._learned()
+
+    def learn(self, text: bytes) -> None:
+        """Note the machines that a text names as such, so that they are known wherever they stand."""
+        if _any(_HOST_KEYS, text.lower()):
+            for match in _HOST_KEY.finditer(text):
+                self.host(match[2])
+
+    def host(self, name: bytes) -> bytes:
+        """What a machine is called from now on."""
+        known = self._names[HOSTS]
+        if (
+            name
+            and name not in known
+            and name not in self._made
+            and HOSTS not in self._keep
+            and not name.startswith(_OWN)
+        ):
+            made = (
+                f"node-{self._tag}-{len(known)}"
+                if self._node is None
+                else self._node(name.decode("utf8", "replace"))
+            )
+            known[name] = made.encode()
+            self._made.add(known[name])
+            short = name.split(b".")[0]
+            if short != name and not short.isdigit():
+                known.setdefault(short, known[name])
+            self._learned()
+        return known.get(name, name)
+
+    def removed(self, kind: str, value: bytes) -> bytes:
+        """Count a value and give what stands in its place."""
+        if kind in self._keep or not value or value == REMOVED or value in self._made:
+            return value
+        self.found[kind][value] += 1
+        return REMOVED
+
+    def text(self, text: bytes) -> bytes:
+        """The text without what identifies. Numbers outside of strings are never touched."""
+        lower: bytes | None = None
+        if SECRETS not in self._keep:
+            if any(prefix.encode() in text for prefix in secrets.PREFIXES):
+                text = secrets.VALUE.sub(lambda m: self.removed(SECRETS, m[0]), text)
+            lower = text.lower()
+            if _any(secrets.ASSIGNING, lower):
+                text = secrets.ASSIGNED.sub(lambda m: m[1] + self.removed(SECRETS, m[2]), text)
+        if b"://" in text:
+            if SECRETS not in self._keep:
+                text = secrets.LOGIN.sub(lambda m: self.removed(SECRETS, m[0]), text)
+            text = _SERVER.sub(self._server, text)
+        lower = lower or text.lower()
+        if _any(_HOST_KEYS, lower):
+            text = _HOST_KEY.sub(lambda m: m[1] + b'"' + self._host(m[2]) + b'"', text)
+        if _any(_USER_KEYS, lower):
+            text = _USER_KEY.sub(lambda m: m[1] + b'"' + self._named(USERS, m[2], "user") + b'"', text)
+        if _any(_JOB_KEYS, lower):
+            text = _JOB_KEY.sub(lambda m: m[1] + b'"' + self.removed(JOBS, m[2]) + b'"', text)
+        if PATHS not in self._keep:
+            text = self._without_paths(text)
+        if self._words is not None:
+            text = self._words.sub(self._word, text)
+        if ADDRESSES not in self._keep:
+            text = self._without_addresses(text)
+        if HARDWARE not in self._keep and _any((b"GPU-", b"MIG-", b"DLA-"), text):
+            text = _DEVICE.sub(lambda m: self._named(HARDWARE, m[0], m[1].decode()), text)
+        return text
+
+    def blob(self, data: bytes) -> bytes:
+        """Data whose length means something: what identifies is blotted out."""
+        clean = self.text(data)
+        if clean == data:
+            return data
+        head = len(commonprefix([data, clean]))  # noqa: RUF071 - bytes, not paths
+        tail = len(commonprefix([data[head:][::-1], clean[head:][::-1]]))  # noqa: RUF071
+        return data[:head] + b"x" * (len(data) - head - tail) + data[len(data) - tail :]
+
+    def path(self, path: bytes) -> bytes:
+        """A path without the folders that somebody chose. Inside an installed package they remain."""
+        inside = _INSTALLED.sub(b"", path)
+        people = _PEOPLE.search(path)
+        if people:
+            self._named(USERS, people[1], "user")
+        if inside != path:
+            self.found[PATHS][path[: len(path) - len(inside)]] += 1
+            return inside
+        folder, _, name = path.replace(b"\\", b"/").rstrip(b"/").rpartition(b"/")
+        if not (_FILE.fullmatch(name) or _PROGRAM.fullmatch(name)):
+            folder, name = path.rstrip(b"/"), b""
+        up = path[: len(path) - len(path.lstrip(b"."))]  # '..' before the first slash
+        known = self._names[PATHS].setdefault(folder, b"/folder-%d" % len(self._names[PATHS]))
+        self.found[PATHS][folder] += 1
+        return up + known + (b"/" + name if name else b"")
+
+    def _without_paths(self, text: bytes) -> bytes:
+        if b"/" in text:
+            if b"): " in text:
+                for frame in _FRAMES:
+                    text = frame.sub(lambda m: b'"' + self.path(m[0][1:]), text)
+            text = _PATH.sub(self._path, text)
+        if b":\\" in text:
+            text = _WINDOWS.sub(lambda m: self.path(m[0]), text)
+        return text
+
+    def _path(self, match: re.Match[bytes]) -> bytes:
+        path = match[0]
+        parts = [part for part in path.split(b"/") if part not in (b"", b".", b"..")]
+        if not parts or path.startswith(b"/folder-"):
+            return path
+        telling = len(parts) >= 4 or (len(parts) > 1 and bool(_FILE.fullmatch(parts[-1])))
+        rooted = len(parts) > 1 and parts[0].lower().rstrip(b"0123456789") in _ROOTS
+        return self.path(path) if telling or rooted else path
+
+    def _without_addresses(self, text: bytes) -> bytes:
+        if _DOTS.search(text):
+            text = _IPV4.sub(self._number_of_a_net, text)
+        if _COLONS.search(text) or b"fe80:" in text:
+            text = _LINK.sub(lambda m: self._named(ADDRESSES, m[0], "address"), text)
+        if _AT.search(text):
+            text = _MAIL.sub(lambda m: self._named(ADDRESSES, m[0], "mail"), text)
+        return text
+
+    def _number_of_a_net(self, match: re.Match[bytes]) -> bytes:
+        # Versions have four parts, too.
+        before = match.string[max(0, match.start() - 40) : match.start()].lower()
+        if match[0].startswith(_OWN) or b"version" in before or b"release" in before:
+            return match[0]
+        return self._named(ADDRESSES, match[0], "address")
+
+    def _server(self, match: re.Match[bytes]) -> bytes:
+        if ADDRESSES in self._keep or match[2].startswith(_OWN):
+            return match[0]
+        return match[1] + self._named(ADDRESSES, match[2], "server") + (match[3] or b"")
+
+    def _host(self, name: bytes) -> bytes:
+        made = self.host(name)
+        if made != name:
+            self.found[HOSTS][name] += 1
+        return made
+
+    def _named(self, kind: str, value: bytes, name: str) -> bytes:
+        if kind in self._keep or not value or value == REMOVED or value.startswith(_OWN):
+            return value
+        known = self._names[kind]
+        if value in self._made:
+            return value
+        self.found[kind][value] += 1
+        if value not in known:
+            known[value] = f"{name}-{len(known)}".encode()
+            self._made.add(known[value])
+            self._learned()
+        return known[value]
+
+    def _learned(self) -> None:
+        words = [w for kind in (HOSTS, USERS) for w in self._names[kind] if len(w) > 3 and _TELLING.search(w)]
+        words += self._names["also"]
+        if words:
+            longest = sorted(map(re.escape, words), key=len, reverse=True)
+            self._words = re.compile(rb"(?<![A-Za-z0-9])(?:" + b"|".join(longest) + rb")(?![A-Za-z0-9])")
+
+    def _word(self, match: re.Match[bytes]) -> bytes:
+        for kind in (HOSTS, USERS, "also"):
+            if match[0] in self._names[kind]:
+                self.found[SECRETS if kind == "also" else kind][match[0]] += 1
+                return self._names[kind][match[0]]
+        return match[0]
+
+
+def _any(words: Iterable[bytes], text: bytes) -> bool:
+    return any(word in text for word in words)

@@ -1,0 +1,81 @@
+"""A PyTorch profiler trace, or any other text, cleaned as it streams by."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+from lostflops.errors import Damaged, Truncated, Unreadable
+from lostflops.ingest.kineto_stream import Blocks
+from lostflops.privacy.cleaner import Cleaner
+
+PIECE = 4 << 20
+# A line or an object longer than this is cut anyway.
+LONGEST = 64 << 20
+
+
+class Sink(Protocol):
+    """What bytes can be written to."""
+
+    def write(self, data: bytes, /) -> int: ...
+
+
+def learn(path: Path, cleaner: Cleaner) -> None:
+    """Note the machines that the file names, which may be after they are mentioned."""
+    for piece in pieces(path):
+        cleaner.learn(piece)
+
+
+def clean(path: Path, target: Sink | None, cleaner: Cleaner) -> None:
+    """Write the clean text to `target`; without one, only count. Raises Unreadable, Damaged or Truncated."""
+    for piece in pieces(path):
+        text = cleaner.text(piece)
+        if target is not None:
+            target.write(text)
+
+
+def packed(path: Path, target: Path, cleaner: Cleaner, *, zipped: bool, level: int = 6) -> None:
+    """Write the clean text to a file, compressed or plain."""
+    with target.open("wb") as file:
+        if not zipped:
+            clean(path, file, cleaner)
+            return
+        with gzip.GzipFile("", "wb", level, file, mtime=0) as inner:
+            clean(path, inner, cleaner)
+
+
+def pieces(path: Path) -> Iterator[bytes]:
+    """The uncompressed file in pieces that end where nothing that identifies can go on.
+
+    That is behind a closing brace or a line: no path, name or secret holds one.
+    """
+    source = Blocks(path)
+    held: list[bytes] = []
+    size = 0
+    try:
+        for block in source:
+            held.append(block)
+            size += len(block)
+            if size < PIECE:
+                continue
+            whole = b"".join(held)
+            cut = max(whole.rfind(b"}"), whole.rfind(b"\n")) + 1
+            if not cut and size > LONGEST:
+                cut = size
+            if cut:
+                yield whole[:cut]
+            held = [whole[cut:]]
+            size = len(held[0])
+        if source.damage:
+            raise Damaged(path, source.damage)
+        if not source.whole:
+            raise Truncated(path, "ends in the middle of its compressed data", "copy it again.")
+        if size:
+            yield b"".join(held)
+    except (OSError, zlib.error) as error:
+        raise Unreadable(path, error if isinstance(error, OSError) else OSError(str(error))) from error
+    finally:
+        source.close()

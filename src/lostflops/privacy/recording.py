@@ -1,0 +1,235 @@
+"""Whatever holds a recording - a file, an export, a folder of both - cleaned or looked through."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from lostflops.errors import BadOption, CannotWrite, NothingThere, NoTraces, OutputExists, Unreadable, shown
+from lostflops.ingest.nsys_export import FOLDERS
+from lostflops.ingest.nsys_report import SUFFIXES as REPORTS
+from lostflops.ingest.nsys_sqlite import MAGIC
+from lostflops.privacy import columns, database, kineto
+from lostflops.privacy.cleaner import KINDS, Cleaner
+
+Form = Literal["text", "database", "columns", "export", "report", "pickle", "payload", "unknown"]
+TEXTS = (
+    ".json",
+    ".json.gz",
+    ".jsonl",
+    ".log",
+    ".txt",
+    ".csv",
+    ".md",
+    ".html",
+    ".yaml",
+    ".yml",
+    ".om",
+    ".prom",
+)
+WHY_NOT = {
+    "report": "a report of nsys is closed to everyone but nsys and holds the job's environment unless it was "
+    "discarded: export it and clean the export",
+    "pickle": "a memory snapshot is a program of Python's, which is not run to look into it",
+    "payload": "it is what went into the job, not what came out",
+    "unknown": "its form is not known, so neither is what it holds",
+}
+
+
+@dataclass
+class Looked:
+    """What one file holds: how often each kind was found, and how many different ones."""
+
+    name: str
+    form: Form
+    found: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
+    values: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
+
+    @property
+    def why_not(self) -> str:
+        """Why it cannot be looked into, nothing if it can."""
+        return WHY_NOT.get(self.form, "")
+
+
+def inspected(path: Path, cleaner: Cleaner) -> Iterator[Looked]:
+    """What each file at `path` holds. Raises NothingThere or what is wrong with a file."""
+    files = _listed(path)
+    for file in files:
+        _learn(file, cleaner)
+    for file in files:
+        looked = Looked(_name(file, path), form_of(file))
+        if looked.form == "payload":
+            continue
+        for counter in cleaner.found.values():
+            counter.clear()
+        cleaner.text(file.name.encode(errors="surrogateescape"))
+        if not looked.why_not:
+            _clean(file, None, cleaner)
+        looked.found = {k: (c.total(), len(c)) for k, c in cleaner.found.items() if c}
+        looked.values = {
+            k: sorted(v.decode(errors="replace") for v in c) for k, c in cleaner.found.items() if c
+        }
+        yield looked
+
+
+def scrubbed(path: Path, output: Path, cleaner: Cleaner) -> list[Looked]:
+    """Write a clean copy of a file or a folder to `output`, which appears when it is whole.
+
+    What cannot be cleaned is left out and told. Raises BadOption, OutputExists, CannotWrite, NothingThere, or
+    what is wrong with a file.
+    """
+    files = _listed(path)
+    _refuse(path, output, files)
+    for file in files:
+        _learn(file, cleaner)
+    try:
+        beside = Path(tempfile.mkdtemp(prefix=f".{output.name[:100]}.", suffix=".tmp", dir=output.parent))
+    except OSError as error:
+        raise CannotWrite(output, error) from error
+    try:
+        left_out: list[Looked] = []
+        for file in files:
+            looked = Looked(_name(file, path), form_of(file))
+            if looked.why_not:
+                left_out.append(looked)
+                continue
+            target = (
+                beside / "whole"
+                if file == path
+                else _place(beside / "whole", file.relative_to(path), cleaner)
+            )
+            if looked.form == "export":
+                target.mkdir(parents=True)
+            else:
+                target.parent.mkdir(parents=True, exist_ok=True)
+            _clean(file, target, cleaner, named=output if file == path else file)
+        if not (beside / "whole").exists():
+            raise NoTraces(path, ("something that can be cleaned",))
+        (beside / "whole").replace(output)
+        return left_out
+    except OSError as error:
+        raise CannotWrite(output, error) from error
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def form_of(path: Path) -> Form:
+    """What kind of file or folder it is, by its name and first bytes. Raises Unreadable."""
+    name = path.name.lower()
+    if path.is_dir():
+        return "export"
+    if path.parent.name == "boot" or "lostflops_boot" in path.parts:
+        return "payload"
+    if name.endswith(REPORTS):
+        return "report"
+    if name.endswith((".pickle", ".pkl")):
+        return "pickle"
+    try:
+        with path.open("rb") as file:
+            head = file.read(512)
+    except OSError as error:
+        raise Unreadable(path, error) from error
+    if head.startswith(MAGIC):
+        return "database"
+    if path.suffix in columns.SUFFIXES:
+        return "columns"
+    if name.endswith(TEXTS) or head.lstrip()[:1] in (b"{", b"["):
+        return "text"
+    return "unknown"
+
+
+def kinds(text: str) -> Collection[str]:
+    """The kinds of 'hosts,paths'. Raises BadOption."""
+    asked = [word.strip() for word in text.split(",") if word.strip()]
+    for word in asked:
+        if word not in KINDS:
+            raise BadOption(
+                f"'{shown(word)}' is nothing that is taken out.", f"choose from {', '.join(KINDS)}."
+            )
+    return asked
+
+
+def _listed(path: Path) -> list[Path]:
+    """The files and exports at a path. Links are not followed: they may lead out of it."""
+    if not path.exists():
+        raise NothingThere(path)
+    if path.is_file() or path.name.endswith(FOLDERS):
+        return [path]
+    found: list[Path] = []
+    try:
+        for folder, inside, files in os.walk(path):
+            exports = [name for name in inside if name.endswith(FOLDERS)]
+            inside[:] = sorted(name for name in inside if name not in exports)
+            here = [Path(folder, name) for name in (*exports, *files)]
+            found += [p for p in here if not p.is_symlink() and (p.is_file() or p.is_dir())]
+    except OSError as error:
+        raise Unreadable(path, error) from error
+    if not found:
+        raise NoTraces(path, ("any file",))
+    return sorted(found)
+
+
+def _refuse(path: Path, output: Path, files: list[Path]) -> None:
+    given, made = path.resolve(), output.resolve()
+    if made == given or given in made.parents or made in given.parents:
+        raise BadOption(
+            f"'{shown(output)}' is where the input lies: a recording is never cleaned in place.",
+            "choose another --output.",
+        )
+    if output.exists() and not (output.is_file() and files == [path] and path.is_file()):
+        raise OutputExists(output)
+    if not output.parent.is_dir():
+        raise CannotWrite(output, FileNotFoundError(0, "its folder does not exist"))
+
+
+def _learn(path: Path, cleaner: Cleaner) -> None:
+    match form_of(path):
+        case "text":
+            kineto.learn(path, cleaner)
+        case "database":
+            database.learn(path, cleaner)
+        case "export":
+            columns.learn(path, cleaner)
+        case _:
+            pass
+
+
+def _clean(path: Path, target: Path | None, cleaner: Cleaner, named: Path | None = None) -> None:
+    match form_of(path):
+        case "text" if target is None:
+            kineto.clean(path, None, cleaner)
+        case "text":
+            assert target is not None
+            kineto.packed(path, target, cleaner, zipped=".gz" in (named or path).suffixes)
+        case "database":
+            database.clean(path, target, cleaner)
+        case "columns":
+            columns.clean(path, target, cleaner)
+        case "export":
+            columns.clean_export(path, target, cleaner)
+        case _:
+            pass
+
+
+def _place(top: Path, inside: Path, cleaner: Cleaner) -> Path:
+    """Where a file goes: machines and people stand in names of files and folders too."""
+    parts = [
+        cleaner.text(part.encode(errors="surrogateescape")).decode(errors="replace") for part in inside.parts
+    ]
+    place = top.joinpath(*(part.replace("/", "-") for part in parts))
+    number = 1
+    while place.exists():
+        number += 1
+        with suppress(ValueError):
+            place = place.with_name(f"{number}-{parts[-1]}")
+    return place
+
+
+def _name(file: Path, path: Path) -> str:
+    return path.name if file == path else str(file.relative_to(path))

@@ -1,0 +1,64 @@
+"""What looks like a secret: in command lines, where names tell, and in any text, where only the value can."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+REMOVED = "<removed>"
+
+# Of a flag or a variable. 'keys' and 'tokens' count things, in this trade; 'key' and 'token' may open them.
+NAME = re.compile(
+    r"(?i)(?:token(?!s|i)|(?<!mon)(?<!tur)key(?!s|word|board|frame)|secret|passw(?:or)?d|passphrase|credential"
+    r"|auth(?!or))"
+)
+PREFIXES = (
+    "hf_", "sk-", "ghp_", "gho_", "ghs_", "ghu_", "github_pat_", "glpat-", "AKIA", "ASIA", "xoxa-", "xoxb-",
+    "xoxp-", "xoxs-", "nvapi-", "npm_", "pypi-", "dop_v1_", "eyJhbGciOi",
+)  # fmt: skip
+VALUE = re.compile(
+    rb"(?<![A-Za-z0-9_])(?:" + b"|".join(re.escape(p.encode()) for p in PREFIXES) + rb")[\w.+/=-]{8,}"
+)
+LOGIN = re.compile(rb"(?<=://)[^/@\s\"'\\]+:[^/@\s\"'\\]+(?=@)")
+# Where a name says so in the middle of a text. Counts of tokens are no secrets, so numbers are not.
+ASSIGNED = re.compile(
+    rb"(?i)((?:api_?-?key|access_?-?key|secret(?:_?-?(?:access_?-?)?key)?|passw(?:or)?d|passphrase|[_-]token"
+    rb"|bearer|credentials?)(?:[\\\"']{0,4}\s*[=:]\s*[\\\"']{0,4}"
+    rb"|\s+))(?!\d+(?![\w.+/=-]))(?!<removed>)([\w.+/=~!@#$%^&*-]{4,})"
+)
+ASSIGNING = tuple(
+    b"api_key api-key apikey access_key access-key accesskey secret passw passphrase _token -token bearer "
+    b"credential".split()
+)
+LONG, RANDOM = 32, 4.2  # characters, and bits of entropy in each
+
+
+def without_secrets(words: Sequence[str]) -> list[str]:
+    """A command line with what looks like a secret taken out."""
+    kept: list[str] = []
+    hide = False
+    for word in words:
+        name, equals, value = word.partition("=")
+        if hide and not word.startswith("-"):
+            kept.append(REMOVED)
+        elif (equals and value and NAME.search(name)) or (equals and random(value)):
+            kept.append(f"{name}={REMOVED}")
+        elif random(word):
+            kept.append(REMOVED)
+        else:
+            text = LOGIN.sub(REMOVED.encode(), word.encode(errors="surrogateescape"))
+            kept.append(VALUE.sub(REMOVED.encode(), text).decode(errors="surrogateescape"))
+        hide = word.startswith("-") and not equals and bool(NAME.search(word))
+    return kept
+
+
+def random(word: str) -> bool:
+    """Whether a word is too long and too mixed to mean anything to a person."""
+    if len(word) < LONG or not re.fullmatch(r"[A-Za-z0-9+=_-]+", word):
+        return False
+    if not (re.search("[a-z]", word) and re.search("[A-Z]", word) and re.search("[0-9]", word)):
+        return False
+    shares = [count / len(word) for count in Counter(word).values()]
+    return -sum(share * math.log2(share) for share in shares) >= RANDOM
