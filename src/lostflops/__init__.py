@@ -7,6 +7,11 @@ page = lostflops.why(trace)                   # the first page: ledger, findings
 for finding in page.findings:
     print(finding.claim, finding.next)
 gaps = lostflops.ask(trace, "gpu_gaps")       # any recipe's table, as a Polars frame
+
+@lostflops.annotate                           # in training code: names for what stands in the trace
+def tokenise(texts): ...
+
+with lostflops.range("evaluate"): ...
 """
 
 from __future__ import annotations
@@ -22,10 +27,22 @@ if TYPE_CHECKING:
 
     import polars as pl
 
+    from lostflops.ranges import annotate
+    from lostflops.ranges import range as range
     from lostflops.report.page import Page
     from lostflops.trace import Trace
 
-__all__ = ["LostflopsError", "__version__", "ask", "open", "why"]
+# Not `range`: `from lostflops import *` would take Python's own away.
+__all__ = ["LostflopsError", "__version__", "annotate", "ask", "open", "why"]
+
+
+def __getattr__(name: str) -> Any:
+    """What is for training code comes from a module of its own, imported when it is first asked for."""
+    if name in ("annotate", "range"):
+        from lostflops import ranges
+
+        return getattr(ranges, name)
+    raise AttributeError(f"module 'lostflops' has no attribute '{name}'")
 
 
 # Polars and the readers are imported when they are first needed, so that `import lostflops` costs nothing.
@@ -65,3 +82,10 @@ def ask(trace: Trace, recipe: str, **options: Any) -> pl.DataFrame:
     if isinstance(answer, Skipped):
         raise CannotAnswer(answer.recipe, answer.reason)
     return answer.table
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """`%load_ext lostflops` in a notebook: offers `%%lostflops`, which records a cell, and `%lostflops`."""
+    from lostflops.cli import _magics
+
+    _magics.load(shell)

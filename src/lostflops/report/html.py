@@ -32,21 +32,31 @@ MOST_EVIDENCE = 8
 MOST_FACTS = 100
 MOST_TEXT = 1000
 LONG_VERDICT = 110
+BASE_POLICY = "base-uri 'none'; "
+FRAMED = (
+    ":root{font-size:13.5px}body{font-size:1rem}header{padding:.5rem 1.25rem}main{margin:0}"
+    "h1{font-size:1.6rem}"
+    "section{margin-top:2rem}#verdict{margin-top:1rem}"
+    ".figures{margin-top:1.2rem;grid-template-columns:repeat(auto-fill,minmax(11rem,1fr))}"
+)
 THINNEST = 0.15  # per cent of a bar's room: what holds time is visible
 
 
-def html(page: Page) -> str:
-    """The whole file."""
-    style, script = _asset("report.css"), _asset("report.js")
+def html(page: Page, *, framed: bool = False) -> str:
+    """The whole file. `framed` makes it smaller, for the `srcdoc` of a frame in another page."""
+    style, script = _asset("report.css") + FRAMED * framed, _asset("report.js")
     tables = [Shown(answer) for answer in page.answers if answer.recipe.name != "step_ledger"]
     picture = heat(page.ledger, page.run.on_host)
     policy = (
         f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; img-src data:; "
-        "base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+        f"{'' if framed else BASE_POLICY}"
+        "form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
     )
     head = tag(
         "head",
         tag("meta", charset="utf-8"),
+        # Without it a link to another part of the page would lead to the page around the frame.
+        Markup('<base href="about:srcdoc">') if framed else None,
         tag("meta", http_equiv="Content-Security-Policy", content=policy),
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("meta", name="color-scheme", content="light dark"),

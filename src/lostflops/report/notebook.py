@@ -1,0 +1,41 @@
+"""The first page inside a notebook: the HTML report in a frame, and as text where frames are taken out."""
+
+from __future__ import annotations
+
+import io
+from html import escape
+
+from rich.console import Console
+
+from . import terminal
+from .html import html
+from .page import Page
+from .words import one_line
+
+HEIGHT = 640  # pixels
+WIDTH = 100  # columns of the text
+# Shown as it stands by viewers that keep scripts and frames out: GitHub, and notebooks that are not trusted.
+TEXT_STYLE = "font-size: 12px; line-height: 1.35; overflow-x: auto"
+FRAME_STYLE = (
+    "display: block; box-sizing: border-box; width: 100%; height: {height}px; margin: 0; "
+    "border: 1px solid rgba(128, 128, 128, 0.35); border-radius: 6px"
+)
+
+
+def bundle(page: Page, paths: str, height: int = HEIGHT) -> dict[str, str]:
+    """The page by MIME type. `paths` is what the text says the run can be asked about by."""
+    said = text(page, paths)
+    frame = (
+        f'<iframe srcdoc="{escape(html(page, framed=True))}" sandbox="allow-scripts" '
+        f'title="lostflops: {escape(one_line(page.verdict))}" style="{FRAME_STYLE.format(height=height)}">'
+        "</iframe>"
+    )
+    words = f'<details><summary>as text</summary><pre style="{TEXT_STYLE}">{escape(said)}</pre></details>'
+    return {"text/html": f"<div>{frame}{words}</div>", "text/plain": said}
+
+
+def text(page: Page, paths: str) -> str:
+    """What a terminal would show."""
+    file = io.StringIO()
+    terminal.show(page, Console(file=file, width=WIDTH, force_terminal=False, force_jupyter=False), paths)
+    return file.getvalue()
