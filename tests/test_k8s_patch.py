@@ -192,6 +192,14 @@ def test_what_cannot_be_recorded_is_said(patch: Any) -> None:
     assert "nothing in it has pods" in patch("kind: Service\nmetadata: {name: s}\n").err
 
 
+def test_yaml_that_refers_to_itself_a_billion_times_is_read_at_once(patch: Any) -> None:
+    lines = ["a0: &a0 {x: y}"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 10)]
+    said = patch("kind: Odd\nmetadata: {name: o}\n" + "\n".join(lines) + "\n")
+    assert said.status == 0
+    assert len(said.out) < 2000
+
+
 def test_diff_shows_what_changes_only(patch: Any) -> None:
     out = patch(JOB, "--diff").out
     assert out.startswith("--- before\n+++ after\n")

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from lostflops.capture.k8s_admission import VERSION, review
 from lostflops.capture.k8s_pod import STATUS, Wish
@@ -278,6 +280,39 @@ def test_a_fault_of_ours_admits_the_pod_with_a_warning(monkeypatch: pytest.Monke
     assert response["allowed"] is True
     assert response["warnings"] == [r"lostflops: not recorded: on\npurpose"]
     assert "patch" not in response
+
+
+WORDS = st.text("ab/-$()'\"~ ", max_size=5)
+CONTAINERS = st.fixed_dictionaries(
+    {"name": st.sampled_from(["c", "d", "a/b~c"])},
+    optional={
+        "command": st.lists(st.sampled_from(["python", "/opt/bin/python3.11", "sh", "-c", "-E", "$(X)"])),
+        "args": st.lists(WORDS, max_size=2),
+        "env": st.none()
+        | st.lists(st.fixed_dictionaries({"name": st.sampled_from(["A", "PYTHONPATH"]), "value": WORDS})),
+        "volumeMounts": st.none() | st.just([{"name": "v", "mountPath": "/v"}]),
+    },
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(CONTAINERS, max_size=3), st.booleans())
+def test_every_patch_applies_and_makes_what_recording_needs(containers: list[Any], empty: bool) -> None:
+    asked = question()
+    spec = asked["request"]["object"]["spec"] = {
+        "containers": containers,
+        **({"volumes": None} if empty else {}),
+    }
+    answer = review(asked, WISH)
+    made = patched(asked, answer)
+    again = question(made)
+    assert patched(again, review(again, WISH)) == made
+    recorded = [one for one in made["spec"]["containers"] if "LOSTFLOPS_RUN" in str(one.get("env"))]
+    assert bool(recorded) == ("lostflops-boot" in str(made["spec"].get("volumes")))
+    for before, after in zip(spec["containers"], made["spec"]["containers"], strict=True):
+        kept = before.get("command") or []
+        assert (after.get("command") or [])[-len(kept) or len(after.get("command") or []) :] == kept
+        assert after.get("args") == before.get("args")
 
 
 def test_the_question_is_not_changed_by_answering_it() -> None:

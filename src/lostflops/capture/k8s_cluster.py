@@ -6,16 +6,18 @@ import base64
 import json
 import re
 import select
+import shlex
 import shutil
 import subprocess
+import threading
 import time
 import urllib.request
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from urllib.error import URLError
 from urllib.parse import quote
 
@@ -55,11 +57,21 @@ def forwarded(namespace: str | None) -> Generator[str]:
     """The collector's address on this machine, for as long as this is open."""
     where = ["-n", namespace] if namespace else []
     command = [kubectl(), *where, "port-forward", f"deployment/{COLLECTOR}", f":{READ_PORT}"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as forwarding:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0) as forwarding:
         try:
-            yield f"http://127.0.0.1:{_port(forwarding)}"
+            port = _port(forwarding)
+            # It says a line for each connection, and would stop once nobody reads them.
+            for stream in (forwarding.stdout, forwarding.stderr):
+                threading.Thread(target=_drain, args=(stream,), daemon=True).start()
+            yield f"http://127.0.0.1:{port}"
         finally:
             forwarding.terminate()
+
+
+def _drain(stream: IO[bytes]) -> None:
+    with suppress(OSError, ValueError):
+        while stream.read(AT_ONCE):
+            pass
 
 
 def _port(forwarding: subprocess.Popen[bytes]) -> int:
@@ -149,13 +161,16 @@ def summary(run: Path, kept: Sequence[Kept]) -> list[str]:
     logs = [outcome.read_log(path) for path in sorted(run.rglob("steps-*.jsonl"))]
     files = f"{len(kept)} file{'s' * (len(kept) != 1)} of {len(pods)} pod{'s' * (len(pods) != 1)}"
     lines = [f"fetched {files} -> {run}  ({outcome.amount(size)})"]
-    whole = [(log, window) for log in logs for window in log.windows if window.get("file")]
+    said = [(log, window) for log in logs for window in log.windows if window.get("file")]
+    whole = [(log, window) for log, window in said if (log.path.parent / f"{window['file']}.gz").exists()]
+    world = max((log.who.get("world") or 1 for log in logs), default=1)
     if whole:
         first = min(window["first"] for _, window in whole)
         last = max(window["last"] for _, window in whole)
         ranks = len({log.rank for log, _ in whole})
         lines.append(f"recorded steps {first}-{last} on {ranks} rank{'s' * (ranks != 1)}")
-        lines.append(f"next: lostflops why {run}")
+        partly = " --allow-missing-ranks" if 1 < ranks < world else ""
+        lines.append(f"next: lostflops why {shlex.quote(str(run))}{partly}")
     elif logs:
         made = max((log.steps[-1]["step"] + 1 for log in logs if log.steps), default=0)
         lines.append(f"no step was recorded in full: the log says of {made} steps")
@@ -167,6 +182,11 @@ def summary(run: Path, kept: Sequence[Kept]) -> list[str]:
         for w in log.windows
         if not w.get("file")
     ]
+    if len(said) > len(whole):
+        late = len(said) - len(whole)
+        lost.append(
+            f"{late} trace{'s' * (late != 1)} of the log did not come: while the pods run, fetch again"
+        )
     return [*lines, *lost]
 
 

@@ -122,7 +122,7 @@ def patch(document: Object, wish: Wish) -> list[tuple[str, Said]]:
     if kind not in TEMPLATES:
         return [
             (name, Said((), [f"is of a kind that is not known, and left alone with the pods at `{where}`"]))
-            for where in _unknown(document)
+            for where in _unknown(document, set())
         ]
     seen: dict[int, Said] = {}  # templates that YAML anchors share are one
     found = [(where, template) for path in _paths(document) for where, template in _walk(document, path)]
@@ -176,17 +176,20 @@ def _walk(holder: Any, path: str, where: str = "") -> Iterator[tuple[str, Object
         yield from _walk(holder[step], rest, where)
 
 
-def _unknown(holder: Any, path: str = "") -> Iterator[str]:
-    """Where an object of a kind that we do not know has pod templates."""
+def _unknown(holder: Any, seen: set[int], path: str = "") -> Iterator[str]:
+    """Where an object of a kind that we do not know has pod templates. What YAML shares is looked at once."""
+    if id(holder) in seen:
+        return
+    seen.add(id(holder))
     if isinstance(holder, dict):
         spec = holder.get("spec")
         if path and isinstance(spec, dict) and isinstance(spec.get("containers"), list):
             yield path
         for name, below in holder.items():
-            yield from _unknown(below, f"{path}.{name}".lstrip("."))
+            yield from _unknown(below, seen, f"{path}.{name}".lstrip("."))
     elif isinstance(holder, list):
         for place, below in enumerate(holder):
-            yield from _unknown(below, f"{path}.{place}")
+            yield from _unknown(below, seen, f"{path}.{place}")
 
 
 def _train_job(document: Object, job: str, wish: Wish) -> Said:
