@@ -171,35 +171,6 @@ def test_coverage_adds_up_what_only_one_or_both_cover(a: Drawn, b: Drawn, origin
 
 
 @exact
-@given(DRAWN, ORIGINS)
-def test_depth_over_time_counts_open_intervals(drawn: Drawn, origin: int) -> None:
-    runs = intervals.depth_over_time(frame(drawn, origin), by=BY).collect()
-    assert painted(runs, "depth") == {at: (n,) for at, n in Counter(instants(drawn, origin)).items()}
-
-
-@exact
-@given(DRAWN, DRAWN, ORIGINS)
-def test_clip_cuts_each_row_to_each_window_it_meets(rows: Drawn, windows: Drawn, origin: int) -> None:
-    windows = disjoint(windows)
-    cut = intervals.clip(
-        frame(rows, origin).with_columns(row=pl.int_range(pl.len())),
-        frame(windows, origin).with_columns(window=pl.int_range(pl.len())),
-        by=BY,
-    ).collect()
-    got = {
-        (row, window): (rank, thread, start, end)
-        for rank, thread, start, end, row, window in cut.select(*SCHEMA, "row", "window").iter_rows()
-    }
-    assert len(got) == cut.height
-    meetings = {
-        (r, w): sorted(set(instants([row], origin)) & set(instants([window], origin)))
-        for r, row in enumerate(rows)
-        for w, window in enumerate(windows)
-    }
-    assert got == {pair: (*shared[0], shared[-1][2] + 1) for pair, shared in meetings.items() if shared}
-
-
-@exact
 @given(DRAWN, DRAWN, DRAWN, ORIGINS)
 def test_the_part_inside_pieces_is_counted_row_by_row(rows: Drawn, a: Drawn, b: Drawn, origin: int) -> None:
     rows, a, b = ([(rank, 0, *time) for rank, _, *time in drawn] for drawn in (rows, a, b))
@@ -224,8 +195,6 @@ def test_nothing_in_gives_nothing_out_with_the_same_types(by: list[str]) -> None
         lambda f: intervals.union(f, by),
         lambda f: intervals.paint(f, {"a": f}, by),
         lambda f: intervals.overlay({"a": f}, by),
-        lambda f: intervals.clip(f, f.select(*by, "start", "end"), by),
-        lambda f: intervals.depth_over_time(f, by),
     ):
         empty, full = operation(none).collect(), operation(some).collect()
         assert empty.is_empty()

@@ -212,39 +212,6 @@ def inside(
     return rows.with_columns(pl.Series(name, share) for name, share in shares.items()).lazy()
 
 
-def clip(frame: pl.LazyFrame, windows: pl.LazyFrame, by: Sequence[str] = ()) -> pl.LazyFrame:
-    """The parts of each row inside each window of its group: one row per row and window that meet.
-
-    Columns of both; `start` and `end` are cut to the window. The windows of a group must be disjoint.
-    """
-    keys = list(by)
-    holding = pl.col("end") > pl.col("start")
-    rows, cuts = pl.collect_all([frame.filter(holding), windows.filter(holding).sort(*keys, "start")])
-    groups = group_ids(pl.concat([rows.select(*keys, "start"), cuts.select(*keys, "start")]), keys)
-    of_row, of_cut = groups[: rows.height], groups[rows.height :]
-    order = np.argsort(of_cut, kind="stable")
-    cuts, of_cut = cuts[order], of_cut[order]
-    # The windows that a row meets stand together: from the first that ends after the row starts.
-    first = _count_at_most(cuts["end"].to_numpy(), of_cut, rows["start"].to_numpy(), of_row)
-    beyond = _count_at_most(cuts["start"].to_numpy(), of_cut, rows["end"].to_numpy() - 1, of_row)
-    times = beyond - first
-    row = np.repeat(np.arange(rows.height), times)
-    window = np.arange(len(row)) + np.repeat(first - np.r_[0, np.cumsum(times)[:-1]], times)
-    met = cuts[window].drop(keys).rename({"start": "_from", "end": "_to"})
-    return (
-        rows[row]
-        .hstack(met)
-        .with_columns(start=pl.max_horizontal("start", "_from"), end=pl.min_horizontal("end", "_to"))
-        .drop("_from", "_to")
-        .lazy()
-    )
-
-
-def depth_over_time(frame: pl.LazyFrame, by: Sequence[str] = ()) -> pl.LazyFrame:
-    """How many intervals are open, as pieces of one depth: `by`, `start`, `end`, `depth` (at least 1)."""
-    return overlay({"depth": frame}, by)
-
-
 @dataclass(frozen=True)
 class Forest:
     """Intervals of many groups nested into trees, as arrays over the intervals sorted by group, start, -end.
