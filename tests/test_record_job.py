@@ -7,12 +7,13 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 
 import lostflops
-from recorded import environment, record_script
+from recorded import TRAIN, environment, record_script
 
 pytest.importorskip("torch")
 
@@ -172,6 +173,22 @@ def test_os_exit_loses_the_open_window_only(tmp_path: Path) -> None:
     assert len(recorded.steps()) == 7
 
 
+def test_sigkill_loses_the_open_window_only_and_absent_ranks_are_named(tmp_path: Path) -> None:
+    recorded = record_script(
+        tmp_path,
+        "train(7)\nos.kill(os.getpid(), signal.SIGKILL)",
+        options=("--steps", "3-4,6-99"),
+        RANK="1",
+        LOCAL_RANK="1",
+        WORLD_SIZE="3",
+    )
+    assert recorded.status == -9
+    assert len(recorded.steps(1)) == 7
+    assert [window["state"] for window in recorded.windows(1)] == ["complete"]
+    assert recorded.said.startswith("recorded steps 3-4 on 1 rank")
+    assert "ranks 0, 2 made no step that was seen here" in recorded.said
+
+
 def test_an_exception_ends_the_window_early(tmp_path: Path) -> None:
     recorded = record_script(tmp_path, "train(7)\nraise ValueError('theirs')", options=("--steps", "3-99"))
     assert recorded.status == 1
@@ -187,7 +204,10 @@ import torch._dynamo
 def backend(graph, inputs): return graph.forward
 compiled = torch.compile(model, backend=backend)
 step = torch.compile(lambda: optimizer.step(), backend=backend)
+def passes(x): model(x).square().mean().backward()
+passes = torch.compile(passes, backend=backend)
 for i in range(9):
+    passes(torch.randn(6 if i == 5 else 4, 8))
     compiled(torch.randn(4, 8)).square().mean().backward()
     step() if i % 2 else optimizer.step()
 counters = torch._dynamo.utils.counters
@@ -228,6 +248,51 @@ print(train(9))
     recorded = record_script(tmp_path, script)
     assert recorded.status == 0 and recorded.out
     assert "RuntimeError: ours" in recorded.said
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Generator[Path]:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", disk], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("a small file system can be mounted by root only")
+    yield disk
+    subprocess.run(["umount", "--lazy", disk], check=True)
+
+
+def test_a_disk_that_is_full_or_read_only_costs_the_recording_only(tmp_path: Path, small_disk: Path) -> None:
+    # It fills up after the first steps and is emptied again; then another job finds it read-only.
+    script = f"""
+print(train(5))
+disk = {str(small_disk)!r}
+with open(disk + "/full", "wb", buffering=0) as full:
+    try:
+        while full.write(b"0" * 4096): pass
+    except OSError: pass
+print(train(5))
+os.unlink(disk + "/full")
+print(train(9))
+"""
+    (tmp_path / "train.py").write_text(TRAIN + script)
+    run = small_disk / "run"
+    before = [sys.executable, "-m", "lostflops", "record", "--steps", "2-3,6-7,12-13", "--output", str(run)]
+    done = subprocess.run(
+        [*before, "--", sys.executable, "train.py"],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert (done.returncode, done.stdout.count("\n")) == (0, 3), done.stderr
+    assert "MB are free on the disk" in done.stderr
+    steps = [json.loads(line) for line in next(run.glob("node-*/steps-*")).read_text().split("\n") if line]
+    assert {0, 1, 2, 3, 4} <= {step["step"] for step in steps if "step" in step}
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+    again = subprocess.run([*before[:-1], str(small_disk / "b"), "--", "true"], env=environment(),
+                           capture_output=True, text=True)  # fmt: skip
+    assert again.returncode == 2
+    assert "could not be written: Read-only file system" in again.stderr
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")

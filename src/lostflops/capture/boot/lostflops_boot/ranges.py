@@ -12,6 +12,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from . import compiler, log
+
 MOST_MODULES = 1_000_000
 
 
@@ -20,16 +22,19 @@ class Ranges:
 
     def __init__(self, torch: Any) -> None:
         self._torch = torch
+        self.attached = False  # no property: the compiler is told to skip functions only
         self._thread = 0
         self._depth = 0
         self._replaced: dict[type, tuple[Callable[..., Any] | None, Callable[..., Any]]] = {}
 
-    @property
-    def attached(self) -> bool:
-        return self._thread != 0
-
     def attach(self) -> None:
-        self._thread, self._depth = threading.get_ident(), 0
+        self.attached, self._thread, self._depth = True, threading.get_ident(), 0
+        try:
+            self._follow_models()
+        except Exception as error:  # the window goes on without their names
+            log.fault("looking for the model", error)
+
+    def _follow_models(self) -> None:
         roots: dict[type, set[int]] = {}
         for module in _roots(self._torch.nn.Module):
             roots.setdefault(module.__class__, set()).add(id(module))
@@ -37,7 +42,7 @@ class Ranges:
             self._replace(kind, modules)
 
     def detach(self) -> None:
-        self._thread = 0
+        self.attached, self._thread = False, 0
         for kind, (own, ours) in self._replaced.items():
             if kind.__dict__.get("__call__") is not ours:
                 continue  # somebody replaced it again and calls ours, which now does nothing
@@ -47,23 +52,48 @@ class Ranges:
                 kind.__call__ = own
         self._replaced = {}
 
-    def named(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def named(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Call `function`, in a range when it is the outermost of this thread."""
         if self._thread != threading.get_ident() or self._depth:
             return function(*args, **kwargs)
         self._depth = 1
+        entered = self._opened(name)
         try:
-            with self._torch.autograd.profiler.record_function(name):
-                return function(*args, **kwargs)
+            return function(*args, **kwargs)
         finally:
+            self._close(entered)
             self._depth = 0
+
+    def _opened(self, name: str) -> Any:
+        # What PyTorch does to open and close a range is not the compiler's business either.
+        watched = compiler.watch(None)
+        try:
+            entered = self._torch.autograd.profiler.record_function(name)
+            entered.__enter__()
+            return entered
+        except Exception as error:
+            log.fault(f"naming {name}", error)
+            self.detach()
+            return None
+        finally:
+            compiler.watch(watched)
+
+    def _close(self, entered: Any) -> None:
+        watched = compiler.watch(None)
+        try:
+            if entered is not None:
+                entered.__exit__(None, None, None)
+        except Exception as error:
+            log.fault("naming a part of a step", error)
+        finally:
+            compiler.watch(watched)
 
     def _replace(self, kind: type, modules: set[int]) -> None:
         called = kind.__call__
         name = f"forward#{kind.__name__}"
         compiling = getattr(getattr(self._torch, "compiler", None), "is_compiling", None)
 
-        def __call__(module: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+        def __call__(module: Any, /, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
             # First, so that a compiler that traces through here sees nothing but the call.
             if (compiling is not None and compiling()) or id(module) not in modules:
                 return called(module, *args, **kwargs)
