@@ -7,6 +7,7 @@ import os
 import sys
 from pathlib import Path
 
+import polars as pl
 import pytest
 
 import lostflops
@@ -224,6 +225,15 @@ def test_beside_the_traces_it_becomes_tables_under_the_first_rank_of_its_node(
     devices, links = opened.table("topology_devices"), opened.table("topology_links")
     assert devices is not None and links is not None
     assert set(devices.collect()["rank"]) == set(links.collect()["rank"]) == {4}
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("RANK", "5")
+    placed = topology.document(topology.here(tmp_path / "no sysfs"), "node-0001")
+    topology.keep(placed | {"measured_at": 1}, node / topology.file_name())
+    assert (node / "topology-1.jsonl").is_file()
+    again = lostflops.open(run, allow_missing_ranks=True).table("topology_devices")
+    assert again is not None
+    added = again.collect().filter(~pl.col("name").is_in(devices.collect()["name"].to_list()))
+    assert added.select("rank", "kind", "name").rows() == [(4, "process", "rank 5")]
     assert cli.main(["why", str(run), "--allow-missing-ranks"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "1 network port is not active." in said and "mlx5_1 port 1 is down, disabled, not active" in said

@@ -122,7 +122,7 @@ def measured(lines: Sequence[Mapping[str, Any]]) -> Collectives:
     rows: list[dict[str, Any]] = []
     for line in lines:
         if line.get("kind") == "job":
-            about = {k: str(v) for k, v in line.items() if k != "kind"}
+            about = {k: str(v) for k, v in line.items() if k not in ("kind", "planned")}
             continue
         if line.get("kind") == "failed":
             remarks.append(f"it ended early: {line['remark']}")

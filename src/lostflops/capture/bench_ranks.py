@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from lostflops.errors import BadOption, BenchFailed, shown
 SCRIPTS = Path(__file__).parent / "bench"
 # What a launcher sets for every rank; torch.distributed needs all of them.
 PLACED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+Progress = Callable[[str, float], None]
 AFTER_A_FAILURE = 5.0  # seconds in which the other ranks may end by themselves
 
 
@@ -36,17 +37,19 @@ def placed() -> bool:
     return all(os.environ.get(name) for name in PLACED)
 
 
-def as_rank(python: str, script: str, wanted: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Be the rank that the launcher made of this process; what rank 0 measured, nothing on others."""
-    return _measured(python, script, wanted, [dict(os.environ)])
+def alone(
+    python: str, script: str, wanted: Mapping[str, Any], tell: Progress | None = None
+) -> list[dict[str, Any]]:
+    """What the script measures as one process: no rank, or the one that a launcher made of this process.
+
+    Of the ranks only the first has something to return.
+    """
+    return _measured(python, script, wanted, [dict(os.environ)], tell)
 
 
-def alone(python: str, script: str, wanted: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Run the script as one process that is no rank."""
-    return _measured(python, script, wanted, [dict(os.environ)])
-
-
-def as_job(python: str, script: str, wanted: Mapping[str, Any], num_ranks: int) -> list[dict[str, Any]]:
+def as_job(
+    python: str, script: str, wanted: Mapping[str, Any], num_ranks: int, tell: Progress | None = None
+) -> list[dict[str, Any]]:
     """Start that many ranks on this machine. They meet through a file and talk over the loopback only."""
     threads = max(1, len(os.sched_getaffinity(0)) // num_ranks)
     with tempfile.TemporaryDirectory(prefix="lostflops-") as folder:
@@ -62,11 +65,15 @@ def as_job(python: str, script: str, wanted: Mapping[str, Any], num_ranks: int) 
             }
             for rank in range(num_ranks)
         ]
-        return _measured(python, script, {**wanted, "meet": meet}, ranks)
+        return _measured(python, script, {**wanted, "meet": meet}, ranks, tell)
 
 
 def _measured(
-    python: str, script: str, wanted: Mapping[str, Any], environments: Sequence[Mapping[str, str]]
+    python: str,
+    script: str,
+    wanted: Mapping[str, Any],
+    environments: Sequence[Mapping[str, str]],
+    tell: Progress | None,
 ) -> list[dict[str, Any]]:
     """The lines that the processes leave. Raises BenchFailed when one ends in an error and there are none."""
     with tempfile.TemporaryDirectory(prefix="lostflops-") as folder:
@@ -82,7 +89,7 @@ def _measured(
                             words, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file
                         )
                     )
-            _wait(running)
+            _wait(running, result, tell)
         finally:
             for process in running:
                 if process.poll() is None:
@@ -105,13 +112,17 @@ def _measured(
         return lines
 
 
-def _wait(running: Sequence[subprocess.Popen[bytes]]) -> None:
+def _wait(running: Sequence[subprocess.Popen[bytes]], result: Path, tell: Progress | None) -> None:
     """Until all have ended, or some time after the first has failed."""
     until = float("inf")
     while any(process.poll() is None for process in running) and time.monotonic() < until:
         if any(process.returncode for process in running):
             until = min(until, time.monotonic() + AFTER_A_FAILURE)
-        time.sleep(0.02)
+        if tell:
+            about, *found = _lines(result) or [{}]
+            planned = about.get("planned") or 1
+            tell(f"measuring {found[-1]['operation'] if found else ''}", min(1.0, len(found) / planned))
+        time.sleep(0.2 if tell else 0.02)
 
 
 def _lines(result: Path) -> list[dict[str, Any]]:

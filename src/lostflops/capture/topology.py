@@ -33,7 +33,6 @@ from lostflops.version import __version__
 
 PATIENCE = 30  # seconds; a driver in trouble lets its tools hang
 LONGEST = 16 << 20  # bytes of one tool's output
-TOPOLOGY = "topology.jsonl"
 
 
 @dataclass(frozen=True)
@@ -172,18 +171,15 @@ def _ask(command: Sequence[str]) -> tuple[str, str]:
 
 def _this_process() -> Row | None:
     """Where a rank of a job may run and which GPU it has, when this process is placed as one."""
-    rank, local = (
-        os.environ.get("RANK", ""),
-        os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID", ""),
-    )
-    if not local.isdecimal():
+    rank, local = os.environ.get("RANK", ""), _local_rank()
+    if local is None:
         return None
     seen = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    number = seen[0] if len(seen) == 1 else seen[int(local)] if int(local) < len(seen) else ""
+    number = seen[0] if len(seen) == 1 else seen[local] if local < len(seen) else ""
     return {
         "kind": "process",
         "name": f"rank {rank}" if rank.isdecimal() else f"local rank {local}",
-        "port": int(number) if number.isdecimal() else None if number else int(local),
+        "port": int(number) if number.isdecimal() else None if number else local,
         "cpus": topology_texts.spans(sorted(os.sched_getaffinity(0))),
         "tool": "this process",
     }
@@ -199,6 +195,17 @@ def place(run: Path) -> Path:
     if run.exists() and not run.is_dir():
         raise OutputExists(run)
     return run
+
+
+def file_name() -> str:
+    """One file per node, or per rank where a launcher starts this: each rank tells its own placement."""
+    local = _local_rank()
+    return "topology.jsonl" if local is None else f"topology-{local}.jsonl"
+
+
+def _local_rank() -> int | None:
+    local = os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID", "")
+    return int(local) if local.isdecimal() else None
 
 
 def node(run: Path) -> str:

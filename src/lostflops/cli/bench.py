@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from . import _output
+from ._waiting import waiting
 
 COLLECTIVES = """\
 Time collectives of torch.distributed between ranks, and check their results.
@@ -44,7 +45,7 @@ def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
             "--json", metavar="F", help="also write it as one JSON document to F; '-': only that"
         )
         one.add_argument("--python", metavar="PYTHON", help="the Python that has torch (default: this one)")
-        one.add_argument("--sizes", metavar="LIST", help="bytes, as in 8,4K,1M, or 8-1G in steps of four")
+        one.add_argument("--sizes", metavar="LIST", help="bytes, as in 8,4K,1M, or 4K-1G in steps of four")
         one.add_argument(
             "--repeats", metavar="N", type=int, default=20, help="timed runs of each (default 20)"
         )
@@ -100,13 +101,15 @@ def _collectives(given: Namespace) -> None:
         )
         python = bench_ranks.interpreter(given.python)
         if given.ranks is None and bench_ranks.placed():
-            lines = bench_ranks.as_rank(python, "collectives.py", wanted.settings())
+            with waiting() as tell:
+                lines = bench_ranks.alone(python, "collectives.py", wanted.settings(), tell)
             if os.environ["RANK"] != "0":
                 return
             found = bench_collectives.measured(lines)
         else:
             ranks = given.ranks or bench_ranks.gpus(python) or 2
-            lines = bench_ranks.as_job(python, "collectives.py", wanted.settings(), ranks)
+            with waiting() as tell:
+                lines = bench_ranks.as_job(python, "collectives.py", wanted.settings(), ranks, tell)
             found = bench_collectives.measured(lines)
             if found.about.get("backend") == "nccl":
                 found = bench_collectives.together([found, bench_collectives.nccl_tests(wanted, ranks)])
@@ -126,7 +129,9 @@ def _links(given: Namespace) -> None:
     else:
         sizes = bench_collectives.sizes(given.sizes) if given.sizes else bench_links.SIZES
         python = bench_ranks.interpreter(given.python)
-        lines = bench_ranks.alone(python, "links.py", bench_links.settings(sizes, given.repeats))
+        with waiting() as tell:
+            wanted = bench_links.settings(sizes, given.repeats)
+            lines = bench_ranks.alone(python, "links.py", wanted, tell)
         found = bench_links.measured(lines)
         if found.about.get("gpus", "0") != "0":
             found = bench_collectives.together([found, bench_links.nvbandwidth()])

@@ -49,7 +49,7 @@ def run(given: Namespace) -> None:
     found = topology.recorded(given.folder) if given.folder else topology.here()
     content = topology.document(found, "" if given.output is None else topology.node(given.output))
     if given.output:
-        topology.keep(content, topology.place(given.output) / content["node"] / topology.TOPOLOGY)
+        topology.keep(content, topology.place(given.output) / content["node"] / topology.file_name())
     if given.json:
         text = json.dumps(content, ensure_ascii=False, indent=1) + "\n"
         if given.json == "-":

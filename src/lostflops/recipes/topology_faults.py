@@ -77,8 +77,8 @@ FAULTS = {
         "some slots are wired with fewer lanes",
     ),
     "process far from its GPU": (
-        "process runs on CPUs that are not near its GPU",
-        "processes run on CPUs that are not near their GPU",
+        "process may run on no CPU near its GPU",
+        "processes may run on no CPU near their GPU",
         "Bind it: `srun --cpu-bind`, `numactl --cpunodebind`, or torchrun's `--numa-binding`.",
         "",
     ),
@@ -191,6 +191,7 @@ FAULTS = {
                     {"kind": "nvlink", "name": "GPU0", "port": 1, "state": "inactive"},
                     {"kind": "nvlink", "name": "GPU1", "port": 0, "state": "inactive"},
                     {"kind": "process", "name": "rank 0", "port": 0, "cpus": "4-7"},
+                    {"kind": "process", "name": "rank 1", "port": 0, "cpus": "3-7"},
                 ],
             },
             expect=[
@@ -311,13 +312,13 @@ def _of_devices(devices: pl.LazyFrame, expected_rate: int) -> Iterator[pl.LazyFr
 
 
 def _placed(devices: pl.LazyFrame) -> pl.LazyFrame:
-    """Processes none of whose CPUs are near their GPU, or only some of them."""
+    """Processes that may run on no CPU near their GPU; one that may run anywhere is no fault."""
     processes = devices.filter((pl.col("kind") == "process") & pl.col("port").is_not_null()).select(
         "rank", "cpus", process="name", name=pl.format("GPU{}", "port")
     )
     gpus = devices.filter(pl.col("kind") == "gpu").select("rank", "name", near="cpus")
     both = processes.join(gpus, on=["rank", "name"]).drop_nulls()
-    outside = _cpus("cpus").list.set_difference(_cpus("near")).list.len() > 0
+    outside = _cpus("cpus").list.set_intersection(_cpus("near")).list.len() == 0
     return _faults(
         both.filter(outside),
         "process far from its GPU",

@@ -8,13 +8,16 @@ written as the slowest rank's nanoseconds of each repeat.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 import os
 import platform
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib import import_module
@@ -30,6 +33,7 @@ STRIDE = 5  # values repeat after so many elements: what lands in the wrong plac
 MOST = 1000  # ranks whose values differ; more would make sums that float32 does not hold exactly
 LONGEST_WAIT = 300  # seconds for a rank that does not come
 FEWEST = 5  # repeats of what takes long
+PR_SET_PDEATHSIG = 1
 
 Run = Callable[[], object]
 Check = Callable[[], bool]
@@ -390,7 +394,14 @@ def groups(of: Measured) -> list[Group]:
     return found
 
 
+def end_with_parent() -> None:
+    """Have the kernel end this process when the one that started it is gone: nobody would read the result."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def main(words: Sequence[str]) -> None:
+    end_with_parent()
     wanted: dict[str, Any] = json.loads(words[0])
     result = words[1]
     local = int(os.environ.get("LOCAL_RANK", "0"))
@@ -413,9 +424,12 @@ def main(words: Sequence[str]) -> None:
         version: Any = torch.cuda.nccl.version()
         about |= {"gpu": torch.cuda.get_device_name(), "nccl": ".".join(map(str, version))}
     about["threads"] = torch.get_num_threads()
+    of_all = groups(of)
+    ways = sum(0 if name == "barrier" else 1 + (name in CHOICE) for name in wanted["operations"])
+    about["planned"] = len(of_all) * (ways * len(wanted["sizes"]) + ("barrier" in wanted["operations"]))
     with Path(result if dist.get_rank() == 0 else os.devnull).open("a", buffering=1) as file:
         file.write(json.dumps(about) + "\n")
-        for group in groups(of):
+        for group in of_all:
             for found in measure(of, wanted, group):
                 found |= {"group_size": group.size, "hosts": group.hosts}
                 file.write(json.dumps(found) + "\n")

@@ -6,11 +6,14 @@ RESULT a file to which a JSON line per measurement is appended. Not verified on 
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,7 @@ torch: Any = import_module("torch")  # whose types differ between the versions t
 
 Copy = Callable[[], object]
 FEWEST = 5
+PR_SET_PDEATHSIG = 1
 
 
 def enough(first: Sequence[int], wanted: dict[str, Any]) -> int:
@@ -166,7 +170,14 @@ def said(error: BaseException) -> str:
     return f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200] if str(error).strip() else ''}"
 
 
+def end_with_parent() -> None:
+    """Have the kernel end this process when the one that started it is gone: nobody would read the result."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def main(words: Sequence[str]) -> None:
+    end_with_parent()
     wanted: dict[str, Any] = json.loads(words[0])
     # Torch's other threads stay on the CPUs on which they began, and would put memory there.
     torch.set_num_threads(1)
@@ -174,6 +185,9 @@ def main(words: Sequence[str]) -> None:
     about: dict[str, Any] = {"kind": "job", "torch": torch.__version__, "gpus": gpus}
     if gpus:
         about["gpu"] = torch.cuda.get_device_name(0)
+    places = len(wanted["nodes"]) or 1
+    links = 6 * places * gpus + gpus * gpus if gpus else places  # as far as memory and affinity allow
+    about["planned"] = links * len(wanted["sizes"])
     with Path(words[1]).open("a", buffering=1) as file:
         file.write(json.dumps(about) + "\n")
         for measure in (gpu_copies, between_gpus) if gpus else (host_copies,):
