@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import sqlite3
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from lostflops.privacy.cleaner import Cleaner
 from lostflops.recipe import Session
 from lostflops.report.document import document
 from lostflops.report.page import page
+from recorded import TRAIN, record
 
 ROOT = Path(__file__).parent.parent
 REAL = ROOT.parent / "shared" / "traces"
@@ -279,6 +281,33 @@ def test_inspect_counts_and_prints_no_secret(tmp_path: Path, capsys: pytest.Capt
     written(tmp_path / "r2" / "t.json", trace(one_step()))
     assert cli.main(["inspect", str(tmp_path / "r2")]) == 0
     assert capsys.readouterr().out == "nothing was found\n"
+
+
+def test_what_record_leaves_names_nobody(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    script = "print('$TOKEN'); model = torch.nn.Linear(8, 8); train(5)"
+    where = tmp_path / "of-alice" / "hush-hush"
+    where.mkdir(parents=True)
+    (where / "train.py").write_text(TRAIN + script.replace("$TOKEN", TOKEN))
+    command = [str(where / "train.py"), "--hf-token", "s3cr3t-pw", "--url=http://bob:s3cr3t-pw@corp"]
+    recorded = record(
+        tmp_path,
+        sys.executable,
+        *command,
+        options=("--steps", "2-3", "--what", "cuda,python"),
+        HF_TOKEN=TOKEN,
+        MY_PIN="hush-hush",
+    )
+    (trace,) = recorded.run.glob("node-*/*.json.gz")
+    text = gzip.decompress(trace.read_bytes())
+    assert f'"host_name": "{trace.parent.name}"'.encode() in text
+    assert b"train.py(" in text
+    assert str(tmp_path).encode() not in text
+    assert left(trace) == set()
+    kept = [p for p in recorded.run.rglob("*") if p.is_file() and p.name != "recording.jsonl"]
+    assert not [p.name for p in kept if left(p)]
+    # The command is kept as it was typed, but for its secrets.
+    assert left(recorded.run / "recording.jsonl") == {"alice", "hush-hush"}
 
 
 def test_nothing_is_cleaned_in_place_or_over_something(tmp_path: Path) -> None:

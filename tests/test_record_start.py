@@ -12,6 +12,7 @@ import pytest
 
 from lostflops.capture import outcome, plan, run_folder
 from lostflops.errors import BadOption, OutputExists
+from lostflops.privacy.secrets import without_secrets
 from recorded import environment, record
 
 
@@ -159,7 +160,7 @@ def test_secrets_are_not_kept(tmp_path: Path) -> None:
         "--lr",
         "1",
     ]
-    kept = run_folder.without_secrets(given)
+    kept = without_secrets(given)
     assert kept == [
         "train.py",
         "--hf-token",

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import shlex
-import shutil
 import signal
 import statistics
 import time
@@ -17,6 +15,9 @@ from typing import Any
 
 from lostflops.capture import nsys_outcome
 from lostflops.capture.plan import Plan
+from lostflops.errors import LostflopsError
+from lostflops.privacy import kineto
+from lostflops.privacy.cleaner import Cleaner
 
 WARM_UP = 3  # first steps, in which a job still builds its caches
 NEARBY = 100  # steps before and after the window that it is compared with
@@ -92,9 +93,10 @@ def read_log(path: Path) -> RankLog:
 
 
 def compress(outcome: Outcome) -> int:
-    """Pack the traces, now that training does not wait for it; the bytes they take then.
+    """Pack the traces and clean them of names and folders; the bytes they take then.
 
-    A scheduler still keeps the nodes for us, so what is not packed in a minute stays as it is.
+    Training does not wait for it. A scheduler still keeps the nodes for us, so what is not packed in a minute
+    stays as it is.
     """
     total = 0
     deadline = time.monotonic() + PACKS_FOR
@@ -107,12 +109,13 @@ def compress(outcome: Outcome) -> int:
         packed = plain.with_name(plain.name + ".gz")
         beside = plain.with_name(f".{packed.name}.tmp")
         try:
-            with plain.open("rb") as source, gzip.open(beside, "wb", compresslevel=2) as target:
-                shutil.copyfileobj(source, target, 1 << 20)
+            # A machine is called as the folder of its node is.
+            cleaner = Cleaner(node=lambda _, node=log.path.parent.name: node)
+            kineto.packed(plain, beside, cleaner, zipped=True, level=2)
             beside.replace(packed)
             plain.unlink()
             total += packed.stat().st_size
-        except OSError:  # a full disk: the trace stays as it is
+        except (OSError, LostflopsError):  # a full disk: the trace stays as it is
             with suppress(OSError):
                 beside.unlink(missing_ok=True)
                 total += plain.stat().st_size
@@ -171,10 +174,17 @@ def summary(outcome: Outcome) -> list[str]:
     absent = sorted(set(range(min(world, 1 << 20))) - {log.rank for log in outcome.logs})
     if absent and outcome.whole:
         lines.append(f"{_listed(absent)} made no step that was seen here")
-    lines += [*_unmarked(outcome.logs), *_faults(outcome)]
+    lines += [*_as_written(outcome), *_unmarked(outcome.logs), *_faults(outcome)]
     path = shlex.quote(str(outcome.plan.run))
     partly = " --allow-missing-ranks" if 1 < len(ranks) < world else ""
     return [*lines, f"next: lostflops why {path}{partly}"]
+
+
+def _as_written(outcome: Outcome) -> list[str]:
+    """Say what was not packed, and so not cleaned either."""
+    plain = sum((log.path.parent / window["file"]).exists() for log, window in outcome.kept)
+    traces = f"{plain} trace{'s are' if plain != 1 else ' is'} not packed"
+    return [f"{traces} and may name machines and folders: `lostflops scrub` before sharing"] if plain else []
 
 
 def _steps(outcome: Outcome) -> str:
