@@ -59,7 +59,7 @@ def _run(given: Namespace) -> None:
     environment = dict(os.environ)
     if environment.get("LOSTFLOPS_OFF"):
         _become(plan.command, environment)
-    speaks = environment.get("SLURM_LOCALID", "0") == "0"
+    speaks = environment.get("SLURM_LOCALID", str(member.task or 0)) == "0"  # one of each node
     deadline = time.monotonic() + GIVES_WAY
     while member.task and not plan.boot.exists() and time.monotonic() < deadline:
         time.sleep(0.05)
