@@ -16,7 +16,7 @@ import nsys_exports as nsys
 from lostflops.capture import monitor_segment
 from lostflops.errors import NotATrace, NoTraces
 from lostflops.ingest import monitor
-from lostflops.ingest.monitor_files import read_folder
+from lostflops.ingest.monitor_files import readings
 from lostflops.trace import Trace
 from monitored import Named, left
 
@@ -32,6 +32,10 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def sample(second: float, values: dict[Named, float | None], *, clock: int = UTC) -> tuple[int, int, Any]:
     return int(second * T), clock + int(second * T), values
+
+
+def rows(folder: Path) -> pl.DataFrame:
+    return pl.concat([read.rows for read in readings(folder)])
 
 
 def counters(trace: Trace, *columns: str) -> list[tuple[Any, ...]]:
@@ -116,10 +120,10 @@ def test_packing_changes_no_reading(tmp_path: Path) -> None:
     ]
     samples = [sample(s, v) for s, v in enumerate(values)]
     folder = left(tmp_path / "monitor", samples, name="segment-0000.jsonl")
-    before = read_folder(folder).rows
+    before = rows(folder)
     monitor_segment.pack(folder / "segment-0000.jsonl")
     assert [file.name for file in folder.glob("segment*")] == ["segment-0000.parquet"]
-    assert read_folder(folder).rows.equals(before) and before.height == 4
+    assert rows(folder).equals(before) and before.height == 4
 
 
 def test_a_segment_counts_once_while_its_tail_is_still_there(tmp_path: Path) -> None:
@@ -128,7 +132,7 @@ def test_a_segment_counts_once_while_its_tail_is_still_there(tmp_path: Path) -> 
     tail = (folder / "segment-0000.jsonl").read_bytes()
     monitor_segment.pack(folder / "segment-0000.jsonl")
     (folder / "segment-0000.jsonl").write_bytes(tail)
-    assert read_folder(folder).rows.height == 3
+    assert rows(folder).height == 3
 
 
 def test_a_torn_line_is_passed_over(tmp_path: Path) -> None:
