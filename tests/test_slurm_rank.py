@@ -81,6 +81,12 @@ def test_tasks_of_mpirun_come_to_one_folder_too(tmp_path: Path) -> None:
     assert [json.loads(line)[0] for line in done.stdout.splitlines()] == [f"{run}/boot"] * 2, done.stderr
 
 
+def test_what_needs_a_process_beside_the_rank_is_refused(tmp_path: Path) -> None:
+    for option in ("--monitor", "--on-demand"):
+        done = task(tmp_path, 0, option, "--", "true")
+        assert (done.returncode, option in done.stderr) == (2, True)
+
+
 def test_it_can_be_switched_off_and_shown(tmp_path: Path) -> None:
     off = task(tmp_path, 0, "--", sys.executable, "-c", SHOW, LOSTFLOPS_OFF="1", PYTHONPATH="")
     assert json.loads(off.stdout)[0] == ""

@@ -230,6 +230,7 @@ def test_a_directive_is_one_line() -> None:
         (["--container", "x.sif", "--", "bash", "run.sh"], "`--tasks-per-node 1`"),
         (["--nodes", "2", "--setup", ":", "--", "deepspeed", "x.py"], "`-- torchrun x.py`"),
         (["--output", "a:b", "--", "true"], "it holds a ':'"),
+        (["--nodes", "2", "--on-demand", "--", "true"], "--on-demand answers the processes of one node"),
     ],
 )
 def test_what_cannot_work_is_said_before_the_job_waits(

@@ -159,9 +159,15 @@ def _check(given: Namespace, command: Sequence[str]) -> None:
         raise BadOption(
             f"'{given.output}' cannot be on PYTHONPATH: it holds a ':'.", "choose another --output."
         )
-    # A command that a module, a line of setup or a container brings is not here yet.
-    elsewhere = given.module or given.setup or given.container
-    record.asked(Namespace(**{**vars(given), "job": ["true"] if elsewhere else command}))
+    if given.on_demand and given.nodes > 1:
+        raise BadOption(
+            "--on-demand answers the processes of one node; on the others they would wait for an answer.",
+            "leave it out: `lostflops trigger RUN` reaches every rank that makes optimizer steps.",
+        )
+    # What a module, a line of setup or a container brings is not here yet.
+    elsewhere = bool(given.module or given.setup or given.container)
+    if not (elsewhere and given.recorder == "nsys"):
+        record.asked(Namespace(**{**vars(given), "job": ["true"] if elsewhere else command}))
 
 
 def _lostflops() -> list[str]:
