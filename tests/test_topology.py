@@ -92,6 +92,11 @@ def test_one_fault_is_one_warning(
     assert f"  {evidence}\n" in text
 
 
+def test_a_machine_without_near_cards_is_built_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = machine_texts.folder(tmp_path, nvidia_smi_topo_m=machine_texts.paths(near=("NODE",) * 4))
+    assert not warnings(printed(capsys, "--from", folder))
+
+
 def test_a_rate_that_all_ports_lack_is_seen_when_it_is_stated(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
