@@ -16,8 +16,6 @@ from typing import Any
 from lostflops.capture import nsys_outcome
 from lostflops.capture.plan import Plan
 from lostflops.errors import LostflopsError
-from lostflops.privacy import kineto
-from lostflops.privacy.cleaner import Cleaner
 
 WARM_UP = 3  # first steps, in which a job still builds its caches
 NEARBY = 100  # steps before and after the window that it is compared with
@@ -98,6 +96,10 @@ def compress(outcome: Outcome) -> int:
     Training does not wait for it. A scheduler still keeps the nodes for us, so what is not packed in a minute
     stays as it is.
     """
+    # It takes a while to import, and the job is not to start later for it.
+    from lostflops.privacy import kineto
+    from lostflops.privacy.cleaner import Cleaner
+
     total = 0
     deadline = time.monotonic() + PACKS_FOR
     for log, window in outcome.kept:
