@@ -217,7 +217,8 @@ def test_a_gpu_belongs_to_the_rank_whose_process_ran_on_it(tmp_path: Path) -> No
         for part in parts
     }
     assert found == {4: [(0, 100.0), (3, 103.0), (None, 7.0)], 5: [(1, 101.0)], 6: [(2, 102.0)]}
-    assert [(fact.rank, fact.name) for part in parts for fact in part.quality] == [(4, "GPU without rank")]
+    told = [(fact.rank, fact.name, fact.count) for part in parts for fact in part.quality]
+    assert told == [(4, "GPU without rank", 1)], "the stranger's GPU"
 
 
 def test_ranks_are_those_of_the_same_host_whatever_the_node_is_called(tmp_path: Path) -> None:
