@@ -202,6 +202,18 @@ torch.distributed.destroy_process_group()
     assert sorted(set(steps.collect()["rank"])) == [0, 1]
 
 
+@pytest.mark.parametrize("module", [k8s_objects.WEBHOOK_PROGRAM, k8s_objects.COLLECTOR_PROGRAM])
+def test_the_programs_need_a_python_and_nothing_else(module: str, tmp_path: Path) -> None:
+    files = k8s_objects.program(module)
+    assert len(json.dumps(files)) < 200_000
+    for path, text in files.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    command = [sys.executable, "-S", "-m", module, "--help"]
+    done = subprocess.run(command, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_the_collector_takes_from_pods_what_nobody_can_change(team: Cluster) -> None:
     to = collector(team)
     path = "/job/pod/c/steps.jsonl"

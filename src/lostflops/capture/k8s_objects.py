@@ -57,26 +57,33 @@ def payload() -> Mapping[str, str]:
 
 
 def program(module: str) -> Mapping[str, str]:
-    """The sources of a module and of all of lostflops that it imports, by path."""
+    """The sources of a module and of all of lostflops that it imports, by path.
+
+    The packages themselves are empty here: importing `lostflops` needs more than these have.
+    """
     found: dict[str, str] = {}
     left = [module]
     while left:
         name = left.pop()
         path = f"{name.replace('.', '/')}.py"
-        if path in found:
+        if path in found or not name.startswith("lostflops."):
             continue
         try:
             spec = find_spec(name)
         except ModuleNotFoundError:  # the name of something inside a module
             continue
         if spec is None or spec.origin is None or spec.submodule_search_locations is not None:
-            continue  # a package needs no file of its own to be imported from
+            continue
         found[path] = Path(spec.origin).read_text()
         for node in _runs(ast.parse(found[path])):
-            if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("lostflops"):
-                left += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-            elif isinstance(node, ast.Import):
-                left += [alias.name for alias in node.names if alias.name.startswith("lostflops.")]
+            if isinstance(node, ast.Import):
+                left += [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                outer = name.split(".")[: -node.level] if node.level else []
+                origin = ".".join([*outer, *filter(None, [node.module])])
+                left += [origin, *(f"{origin}.{alias.name}" for alias in node.names)]
+    packages = {str(above) for path in found for above in Path(path).parents if str(above) != "."}
+    found |= {f"{package}/__init__.py": "" for package in packages}
     return dict(sorted(found.items()))
 
 
