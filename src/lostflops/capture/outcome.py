@@ -22,6 +22,7 @@ NEARBY = 100  # steps before and after the window that it is compared with
 ENOUGH = 3
 PACKS_FOR = 60.0  # s
 MOST_NAMED = 6  # windows
+ON_DEMAND = "on-demand"  # the folder of traces that PyTorch itself was asked for
 
 
 @dataclass(frozen=True)
@@ -102,8 +103,9 @@ def compress(outcome: Outcome) -> int:
 
     total = 0
     deadline = time.monotonic() + PACKS_FOR
-    for log, window in outcome.kept:
-        plain = log.path.parent / window["file"]
+    written = [(log.path.parent / window["file"], log.path.parent.name) for log, window in outcome.kept]
+    written += [(trace, ON_DEMAND) for trace in _on_demand(outcome)]
+    for plain, name in written:
         if time.monotonic() > deadline:
             with suppress(OSError):
                 total += plain.stat().st_size
@@ -112,7 +114,7 @@ def compress(outcome: Outcome) -> int:
         beside = plain.with_name(f".{packed.name}.tmp")
         try:
             # A machine is called as the folder of its node is.
-            cleaner = Cleaner(node=lambda _, node=log.path.parent.name: node)
+            cleaner = Cleaner(node=lambda _, node=name: node)
             kineto.packed(plain, beside, cleaner, zipped=True, level=2)
             beside.replace(packed)
             plain.unlink()
@@ -122,6 +124,10 @@ def compress(outcome: Outcome) -> int:
                 beside.unlink(missing_ok=True)
                 total += plain.stat().st_size
     return total
+
+
+def _on_demand(outcome: Outcome) -> list[Path]:
+    return sorted(outcome.plan.run.glob(f"{ON_DEMAND}/*.json"))
 
 
 def slowdown(logs: Iterable[RankLog]) -> float | None:
@@ -150,8 +156,9 @@ def summary(outcome: Outcome) -> list[str]:
     if outcome.plan.nsys:
         logs = [log.path for log in outcome.logs]
         return [*nsys_outcome.summary(outcome.plan, logs, _ending(outcome.status)), *_faults(outcome)]
-    on_demand = sorted(outcome.plan.run.glob("on-demand/*.json"))
+    on_demand = _on_demand(outcome)
     if not outcome.kept and on_demand:
+        compress(outcome)
         many = f"{len(on_demand)} trace{'s' * (len(on_demand) != 1)}"
         said = f"recorded {many} on demand -> {on_demand[0].parent}"
         return [said, *_faults(outcome), f"next: lostflops why {shlex.quote(str(outcome.plan.run))}"]

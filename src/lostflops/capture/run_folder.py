@@ -72,7 +72,7 @@ def write(plan: Plan, member: Membership | None = None) -> bool:
     beside = run / f".boot.{secrets.token_hex(6)}{UNFINISHED}"
     try:
         run.mkdir(parents=True, exist_ok=True)
-        shutil.copytree(PAYLOAD, beside, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(PAYLOAD, beside, ignore=shutil.ignore_patterns("__pycache__", "seen-*"))
         (beside / "settings.jsonl").write_text(json.dumps(settings) + "\n")
         if plan.annotations:
             lines = (json.dumps(annotation) + "\n" for annotation in plan.annotations)
