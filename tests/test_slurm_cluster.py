@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -130,6 +131,36 @@ def test_torchrun_is_told_of_the_other_nodes(job: Job) -> None:
     logs = job.logs()
     assert sorted(name.split()[1] for name in logs) == [f"{n:05d}-a0" for n in range(4)]
     assert {name.split()[0] for name in logs} == {"node-0000", "node-0001"}
+
+
+def test_accelerate_is_told_of_the_other_nodes(job: Job) -> None:
+    pytest.importorskip("accelerate")
+    job.script(
+        """
+from accelerate import Accelerator
+accelerator = Accelerator()
+model, optimizer = accelerator.prepare(model, optimizer)
+train(8)
+accelerator.end_training()
+"""
+    )
+    job.environment["ACCELERATE_USE_CPU"] = "true"
+    command = ("accelerate", "launch", "--multi_gpu", "--num_processes", "2", "train.py")
+    assert job.ended("--nodes=2", "--", *command) == "0:0", job.log()
+    assert list(job.logs()) == ["node-0000 00000-a0", "node-0001 00001-a0"]
+    assert {lines[0]["source"] for lines in job.logs().values()} == {"process group"}
+
+
+def test_ranks_of_mpirun_on_other_nodes_are_recorded(job: Job) -> None:
+    if shutil.which("mpirun") is None:
+        pytest.skip("there is no mpirun: `apt-get install openmpi-bin`")
+    job.script("train(8)")
+    job.environment |= {f"OMPI_MCA_{kind}_tcp_if_include": "lo" for kind in ("oob", "btl")}
+    job.environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    command = ("mpirun", "python", "train.py")
+    assert job.ended("--nodes=2", "--tasks-per-node=1", "--", *command) == "0:0", job.log()
+    assert list(job.logs()) == ["node-0000 00000-a0", "node-0001 00001-a0"]
+    assert {lines[0]["source"] for lines in job.logs().values()} == {"Open MPI"}
 
 
 def test_a_requeued_job_goes_on_in_its_run(job: Job) -> None:
