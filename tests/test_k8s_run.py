@@ -154,9 +154,10 @@ def test_a_pod_that_the_webhook_patched_is_recorded_and_killed_and_explained(
     (tmp_path / "payload").write_text(json.dumps(payload))
     report = printed(capsys, "status")
     assert report.count("of another lostflops") == 2
+    assert "apply `lostflops launch k8s install -n team --update`\n" in report
     (tmp_path / "payload").write_text("")
     (tmp_path / "registration").write_text("")
-    assert "  team: no configmap 'lostflops-boot'; run `lostflops launch k8s install -n team`\n" in printed(
+    assert "  team: no configmap 'lostflops-boot'; apply `lostflops launch k8s install -n team`\n" in printed(
         capsys, "status"
     )
 
@@ -245,12 +246,20 @@ def test_the_collector_takes_no_path_that_leads_elsewhere(team: Cluster) -> None
         connection.close()
 
 
+def test_an_update_leaves_token_and_certificate_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    kinds = [one["kind"] for one in yaml.safe_load_all(printed(capsys, "install", "-n", "x", "--update"))]
+    assert sorted(kinds) == ["ConfigMap", "ConfigMap", "Deployment", "Service"]
+
+
 def test_the_collector_asks_for_its_token_and_answers_readers_on_loopback_only(team: Cluster) -> None:
     to = collector(team)
     assert to.ask("GET", "/")[0] == 404
     to._headers = {"Authorization": "Bearer guessed"}
     assert to.ask("PUT", "/a/b/c/x.log", b"x")[0] == 401
     assert to.ask("HEAD", "/a/b/c/x.log")[0] == 401
+    renewed = team.volume("lostflops-collector-0", "certificate") / "token"
+    renewed.write_text("guessed")
+    assert to.ask("HEAD", "/a/b/c/x.log")[0] == 404
     command = team.objects["Deployment", "lostflops-collector"]["spec"]["template"]["spec"]["containers"][0]
     assert "--read-port" in command["command"]
     assert k8s_objects.READ_PORT not in {port["containerPort"] for port in command["ports"]}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import base64
+import hashlib
 import json
 import secrets
 import tempfile
@@ -20,7 +21,7 @@ from typing import Any
 from lostflops.capture import run_folder
 from lostflops.capture.k8s_admission import LABEL, SYSTEM
 from lostflops.capture.k8s_certificate import Certificate
-from lostflops.capture.k8s_pod import COLLECTOR, PATTERN, PAYLOAD, SIZE, key
+from lostflops.capture.k8s_pod import COLLECTOR, DOMAIN, PATTERN, PAYLOAD, SIZE, key
 from lostflops.capture.plan import Plan
 
 Object = dict[str, Any]
@@ -106,8 +107,11 @@ def payload_map(namespace: str | None) -> Object:
     return config_map(PAYLOAD, namespace, payload())
 
 
-def collector(namespace: str, image: str, size: int, days: int) -> list[Object]:
-    """What a namespace needs for its pods to be recorded and the results kept until they are fetched."""
+def collector(namespace: str, image: str, size: int, days: int, update: bool = False) -> list[Object]:
+    """What a namespace needs for its pods to be recorded and the results kept until they are fetched.
+
+    An update leaves out the Secret: with another token and certificate, pods that run could send no more.
+    """
     from lostflops.capture.k8s_certificate import certificate
 
     made = certificate([COLLECTOR, f"{COLLECTOR}.{namespace}", f"{COLLECTOR}.{namespace}.svc"], days)
@@ -128,7 +132,7 @@ def collector(namespace: str, image: str, size: int, days: int) -> list[Object]:
     return [
         payload_map(namespace),
         config_map(f"{COLLECTOR}-program", namespace, files),
-        _secret(COLLECTOR, namespace, secret),
+        *([] if update else [_secret(COLLECTOR, namespace, secret)]),
         _service(COLLECTOR, namespace),
         _deployment(
             COLLECTOR,
@@ -148,16 +152,21 @@ def webhook(
     files = {**program(WEBHOOK_PROGRAM), "payload.json": json.dumps(sorted(payload()))}
     arguments = ["--certificate", "/certificate", "--payload", "/program/payload.json"]
     arguments += _answering(namespace, pattern, size)
+    objects = _webhook(
+        namespace,
+        image,
+        made,
+        _from_sources(WEBHOOK_PROGRAM, arguments),
+        [_program_volume(f"{WEBHOOK}-program", files)],
+    )
+    (deployment,) = [one for one in objects if one["kind"] == "Deployment"]
+    # Kubernetes starts the pods anew when their template changes, not when a ConfigMap does.
+    version = hashlib.sha256(json.dumps(files).encode()).hexdigest()[:16]
+    deployment["spec"]["template"]["metadata"]["annotations"] = {f"{DOMAIN}/program": version}
     return [
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}},
         config_map(f"{WEBHOOK}-program", namespace, files),
-        *_webhook(
-            namespace,
-            image,
-            made,
-            _from_sources(WEBHOOK_PROGRAM, arguments),
-            [_program_volume(f"{WEBHOOK}-program", files)],
-        ),
+        *objects,
     ]
 
 

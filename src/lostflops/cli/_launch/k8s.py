@@ -62,6 +62,11 @@ def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
     )
     _namespace(install, None)
     install.add_argument(
+        "--update",
+        action="store_true",
+        help="leave token and certificate as they are, for the sake of jobs that run",
+    )
+    install.add_argument(
         "--size", metavar="SIZE", default="20Gi", help="what the collector keeps (default 20Gi)"
     )
     _image(install)
@@ -218,9 +223,11 @@ def _install(given: Namespace) -> None:
 
     image = given.image or k8s_objects.IMAGE
     objects = k8s_objects.collector(
-        given.namespace, image, _bytes("--size", given.size), _positive(given.days)
+        given.namespace, image, _bytes("--size", given.size), _positive(given.days), given.update
     )
     print(k8s_manifest.written(objects), end="")
+    if given.update:
+        return
     print(
         f"apply it with `| kubectl apply -f -`. To have the webhook record all pods of {given.namespace}:\n"
         f"  kubectl label namespace {given.namespace} lostflops.dev/record=enabled",
