@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+import lostflops
+import nsys_exports
 from lostflops.capture import nsys_options, nsys_plan, nsys_tool
 from lostflops.errors import BadOption, NoNsys, NsysTooOld, NsysUnusable
 from recorded import TRAIN, Recorded, environment
@@ -261,6 +263,23 @@ def test_by_time_nsys_itself_begins_and_ends(tmp_path: Path) -> None:
     (profile,) = calls(tmp_path)
     assert {"--delay=0", "--duration=1", "--kill=none"} <= set(profile["words"])
     assert recorded.said.startswith("recorded on 1 rank with nsys 2026.2.1 -> ")
+
+
+def test_why_explains_the_ranks_that_were_recorded(tmp_path: Path) -> None:
+    export = nsys_exports.sqlite(
+        tmp_path / "theirs.sqlite",
+        {"CUPTI_ACTIVITY_KIND_KERNEL": [nsys_exports.kernel(100, 150), nsys_exports.kernel(170, 200)]},
+    )
+    placed = {"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "6"}
+    recorded = record(tmp_path, sys.executable, "-c", "pass", options=BY_TIME, **placed)
+    said = recorded.said.splitlines()[-1]
+    assert said == f"next: lostflops why {recorded.run}"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", f"{tmp_path}/bin:{NOTHING_ELSE}")
+        patch.setenv("FAKE_NSYS_EXPORT", str(export))
+        ranks = lostflops.open(recorded.run).table("ranks")
+    assert ranks is not None
+    assert ranks.collect().select("rank", "rank_source").rows() == [(5, "file name")]
 
 
 def test_a_refusal_costs_the_recording_and_not_the_rank(tmp_path: Path) -> None:
