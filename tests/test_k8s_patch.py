@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -235,6 +237,26 @@ def test_what_is_no_manifest_is_an_error_with_a_hint(patch: Any, text: str, why:
     said = patch(text)
     assert (said.status, said.out) == (2, "")
     assert why in said.err and "\nHint: " in said.err
+
+
+def test_standard_input_is_a_manifest_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(JOB))
+    assert main(["launch", "k8s", "patch", "-"]) == 0
+    assert "LOSTFLOPS_RUN" in capsys.readouterr().out
+
+
+def test_a_file_that_is_no_text_and_a_reader_that_is_not_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_bytes(b"\xff\xfe\x00")
+    assert main(["launch", "k8s", "patch", str(file)]) == 2
+    assert "job.yaml is not text" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "ruamel.yaml", None)
+    assert main(["launch", "k8s", "patch", str(file)]) == 2
+    assert capsys.readouterr().err.endswith("Hint: `pip install 'lostflops[k8s]'`.\n")
 
 
 def test_options_are_checked(patch: Any) -> None:

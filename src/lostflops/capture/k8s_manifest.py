@@ -215,7 +215,7 @@ def _train_job(document: Object, job: str, wish: Wish) -> Said:
     metadata = document.setdefault("metadata", {})
     if metadata.get("annotations") is None:
         metadata["annotations"] = {}
-    metadata["annotations"][STATUS] = f"recording {NODE}"
+    metadata["annotations"][STATUS] = f"set up to record {NODE}"
     if "runtimePatches" in spec or str(document.get("apiVersion")).endswith("/v2alpha1"):
         inner: Object = {"name": NODE, "template": {"spec": {"template": {"spec": pod}}}}
         change = {
