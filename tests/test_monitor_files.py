@@ -221,6 +221,18 @@ def test_a_gpu_belongs_to_the_rank_whose_process_ran_on_it(tmp_path: Path) -> No
     assert told == [(4, "GPU without rank", 1)], "the stranger's GPU"
 
 
+def test_what_a_process_takes_stands_at_its_own_rank(tmp_path: Path) -> None:
+    log(tmp_path, 3, 70, 0)
+    log(tmp_path, 4, 71, 1)
+    values: dict[Named, float | None] = {("rank_resident", None, "4"): 8, ("rank_resident", None, "9"): 7}
+    folder = left(tmp_path / "node-0000" / "monitor", [sample(s, values) for s in (1, 2)])
+    parts = monitor.read(folder, tmp_path / "parts")
+    found = {
+        part.rank: pl.read_parquet(f"{part.folder}/counters.parquet")["value"].to_list() for part in parts
+    }
+    assert found == {4: [8.0], 3: [7.0]}, "a rank that no log names is not made up"
+
+
 def test_ranks_are_those_of_the_same_host_whatever_the_node_is_called(tmp_path: Path) -> None:
     log(tmp_path, 3, 70, 0, node="node-0000")
     log(tmp_path, 0, 70, 0, node="node-0001", host="another")

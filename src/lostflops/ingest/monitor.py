@@ -1,9 +1,9 @@
 """The samples of `lostflops monitor` to the table `counters`: one source per node.
 
 A sample is of a node, a row of `counters` of a rank. What a GPU shows belongs to the rank whose process ran
-on it, if the monitor saw exactly one; all else to the lowest rank of the node. A running total becomes what
-was added between two readings, a level holds for the time since the reading before it. Times are the node's
-own UTC, which profilers use too.
+on it, if the monitor saw exactly one; what a rank's process takes to that rank; all else to the node's first
+rank. A running total becomes what was added between two readings, a level holds for the time since the
+reading before it. Times are the node's own UTC, which profilers use too.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from lostflops.trace import Quality
 
 FOLDER = "monitor"
 CHAIN = ("session", "metric", "device", "instance")
+# Metrics whose instance is the rank that they are of.
+OF_RANKS = ["rank_resident", "rank_threads", "rank_workers", "rank_workers_resident", "rank_cpu"]
 # Between two readings the wall clock may gain or lose this much and this share: NTP slews by 500 ppm. More
 # is a clock that was set.
 SLEWED, SLEWED_SHARE = 1_000_000, 1e-3
@@ -40,6 +42,7 @@ def read(path: Path, folder: Path) -> list[Part]:
     hosts = [f["host"] for f in told if f["kind"] == "monitor" and isinstance(f.get("host"), str)]
     logs = _logs(path, hosts[-1] if hosts else None)
     home = min(logs, key=_order)["rank"] if logs else None
+    ranks = [log["rank"] for log in logs]
     owners = _owners(told, logs)
     devices = {f["device"]: f for f in told if f["kind"] == "device" and type(f.get("device")) is int}
     shares: dict[int | None, _Share] = {}
@@ -56,7 +59,14 @@ def read(path: Path, folder: Path) -> list[Part]:
         counters, more = _over_time(rows)
         times_set += more
         owner = pl.col("device").replace_strict(owners, default=home, return_dtype=pl.Int32)
-        owned = counters.with_columns(_owner=pl.when(pl.col("device").is_null()).then(home).otherwise(owner))
+        named = pl.col("instance").cast(pl.String).cast(pl.Int32, strict=False)
+        owned = counters.with_columns(
+            _owner=pl.when(pl.col("metric").cast(pl.String).is_in(OF_RANKS) & named.is_in(ranks))
+            .then(named)
+            .when(pl.col("device").is_null())
+            .then(home)
+            .otherwise(owner)
+        )
         for (rank,), mine in owned.partition_by("_owner", as_dict=True, maintain_order=True).items():
             shares.setdefault(rank, _Share(folder / str(len(shares)))).add(mine.drop("_owner"))
     if not shares:
