@@ -322,7 +322,7 @@ def job(folder: Path, script: str, **settings: Any) -> tuple[dict[str, str], lis
     planned = plan.Plan(
         ["python"],
         folder / "run",
-        steps=((2, 3),),
+        steps=((2, 3), (6, 7)),
         nsys=nsys_plan.NsysPlan(tool, ["--kill=none"], [], ranges),
     )
     run_folder.write(planned)
@@ -345,11 +345,18 @@ def test_with_cuda_the_rank_opens_the_range_itself(tmp_path: Path) -> None:
     script = TRAIN + (
         "torch.cuda.profiler.start = lambda: print('start')\n"
         "torch.cuda.profiler.stop = lambda: print('stop')\n"
-        "for n in range(5): train(1); print(n)\n"
+        "for n in range(9): train(1); print(n)\n"
     )
     given, command = job(tmp_path, script, gpu="/dev/null")
     done = subprocess.run(command, env=given, capture_output=True, text=True, timeout=60)
-    assert done.stdout.split() == ["0", "start", "1", "2", "stop", "3", "4"], done.stderr
+    assert done.stdout.split() == [*"0", "start", *"12", "stop", *"345678"], done.stderr
+    (log,) = (tmp_path / "run").glob("node-*/steps-*.jsonl")
+    said = [json.loads(line) for line in log.read_text().splitlines() if '"nsys"' in line]
+    assert [(s["state"], s["first"], s.get("last")) for s in said] == [
+        ("open", 2, None), ("complete", 2, 3), ("lost", 6, None),
+    ]  # fmt: skip
+    assert said[1]["file"] == "nsys-00000-a0-w000.nsys-rep"
+    assert said[2]["reason"] == "nsys was started for the windows of --steps, and they have passed"
     (profile,) = calls(tmp_path)
     assert "--capture-range=cudaProfilerApi" in profile["words"]
 

@@ -116,7 +116,8 @@ def _answers(asked: Iterable[RankLog], name: str) -> tuple[dict[int, Mapping[str
             if lines:
                 moved = time.monotonic()
             for line in lines:
-                if line.get("kind") == "window" and line.get("request") == name:
+                over = line.get("kind") in ("window", "nsys") and line.get("state") != "open"
+                if over and line.get("request") == name:
                     done[log.rank] = line
                     waiting.pop(path, None)
             if gone and path in waiting:
