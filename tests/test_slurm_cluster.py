@@ -35,6 +35,27 @@ dist.barrier()
 dist.destroy_process_group()
 """
 
+DASK = """
+import os, sys
+from dask_jobqueue import SLURMCluster
+from distributed import Client
+
+def work(number):
+    import train
+    train.train(8)
+
+with SLURMCluster(
+    cores=1, processes=1, memory="1GB", job_directives_skip=["--mem"], queue="debug", walltime="00:05:00",
+    interface="lo", python=sys.executable, worker_extra_args=["--no-dashboard"],
+    scheduler_options={"dashboard_address": None},
+    job_script_prologue=[f"export PYTHONPATH={os.environ['PYTHONPATH']}"],
+) as cluster, Client(cluster) as client:
+    cluster.scale(jobs=2)
+    client.wait_for_workers(2)
+    workers = client.scheduler_info()["workers"]
+    client.gather([client.submit(work, n, workers=w, pure=False) for n, w in enumerate(workers)])
+"""
+
 
 @pytest.fixture(scope="module")
 def slurm() -> Iterator[Cluster]:
@@ -161,6 +182,26 @@ def test_ranks_of_mpirun_on_other_nodes_are_recorded(job: Job) -> None:
     assert job.ended("--nodes=2", "--tasks-per-node=1", "--", *command) == "0:0", job.log()
     assert list(job.logs()) == ["node-0000 00000-a0", "node-0001 00001-a0"]
     assert {lines[0]["source"] for lines in job.logs().values()} == {"Open MPI"}
+
+
+def test_dask_workers_in_jobs_of_their_own_are_recorded(job: Job) -> None:
+    pytest.importorskip("dask_jobqueue")
+    job.script("")
+    (job.folder / "driver.py").write_text(DASK)
+    command = ["record", "--steps=3-5", "--output=runs/dask", "--", "python", "driver.py"]
+    job.environment["PYTHONPATH"] = str(job.folder)  # where the workers find the script
+    job.environment["DASK_CONFIG"] = str(job.folder / "dask")  # or dask would write into the home folder
+    done = subprocess.run(
+        ["lostflops", *command],
+        cwd=job.folder,
+        env=job.environment,
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "recorded steps 3-5 on 2 ranks" in done.stderr
+    assert [lines[0]["rank"] for lines in job.logs().values()] == [0, 1]
 
 
 def test_a_requeued_job_goes_on_in_its_run(job: Job) -> None:
