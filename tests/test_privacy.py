@@ -245,6 +245,7 @@ def test_a_folder_is_cleaned_file_by_file_and_what_cannot_be_is_left_out(
     (run / "node-0000" / "steps-00000-a0.jsonl").write_text('{"host": "gpu-node17", "step": 1}\n')
     (run / "node-0000" / "nsys-00000.nsys-rep").write_text("alice")
     (run / "node-0000" / "memory.pickle").write_text("alice")
+    (run / "rack7-n3_4711.1690000000000.pt.trace.json").write_text('{"traceEvents": [], "x": "rack7-n3"}')
     (run / "lostflops.log").write_text("pid 3 cannot write /home/alice/hush-hush/x.json on gpu-node17\n")
     (run / "away").symlink_to("/etc/passwd")
     clean = tmp_path / "clean"
@@ -253,10 +254,13 @@ def test_a_folder_is_cleaned_file_by_file_and_what_cannot_be_is_left_out(
     assert "left out: node-0000/nsys-00000.nsys-rep: a report of nsys is closed" in said
     assert "left out: node-0000/memory.pickle: " in said
     names = sorted(str(p.relative_to(clean)) for p in clean.rglob("*") if p.is_file())
-    assert [n.split("/")[-1][:5] for n in names] == ["lostf", "node-", "steps"]
+    assert [n.split("/")[-1][:5] for n in names] == ["lostf", "node-", "steps", "node-"]
     assert all(not left(clean / name) and "gpu-node17" not in name for name in names)
+    assert b"rack7" not in (clean / names[-1]).read_bytes() + names[-1].encode()
     assert json.loads((clean / "node-0000" / "steps-00000-a0.jsonl").read_text())["step"] == 1
     (run / "node-0000" / "nsys-00000.nsys-rep").unlink()
+    for folder in (run, clean):
+        next(folder.glob("*_4711.*")).unlink()
     assert wordless(numbers(clean)) == wordless(numbers(run))
 
 

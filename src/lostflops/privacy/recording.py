@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Collection, Iterator
@@ -33,6 +34,8 @@ TEXTS = (
     ".om",
     ".prom",
 )
+# As `tensorboard_trace_handler` names a trace: host, process, time.
+BY_HOST = re.compile(r"([\w.-]+)_\d{3,8}\.(?:\d+\.)?pt\.trace\.json")
 WHY_NOT = {
     "report": "a report of nsys is closed to everyone but nsys and holds the job's environment unless it was "
     "discarded: export it and clean the export",
@@ -189,6 +192,9 @@ def _refuse(path: Path, output: Path, files: list[Path]) -> None:
 
 
 def _learn(path: Path, cleaner: Cleaner) -> None:
+    host = BY_HOST.match(path.name)
+    if host is not None:
+        cleaner.host(host[1].encode())
     match form_of(path):
         case "text":
             kineto.learn(path, cleaner)
