@@ -194,3 +194,11 @@ def test_too_few_steps_are_said_with_how_many_there_were(tmp_path: Path) -> None
         f"nothing was recorded: the job ended with status 0 after 5 steps, {first}",
         "Hint: `--steps 2-4`",
     ]
+
+
+def test_windows_that_were_lost_are_said_with_what_to_do(tmp_path: Path) -> None:
+    window = {"kind": "window", "state": "lost", "reason": "the job's own profiler was running"}
+    log = outcome.RankLog(Path("x"), {"rank": 0}, [{"step": 20}], [window])
+    said = outcome.summary(outcome.Outcome(plan.Plan(["job"], tmp_path), 0, [log]))
+    assert said[0] == "nothing was recorded: the job's own profiler was running"
+    assert said[1].startswith("Hint: record other steps")
