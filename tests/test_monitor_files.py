@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,8 @@ import pytest
 import kineto_files as kineto
 import lostflops
 import nsys_exports as nsys
-from lostflops.capture import monitor_segment
+from lostflops.capture import monitor_log, monitor_segment
+from lostflops.capture.monitor_metrics import Reading
 from lostflops.errors import NotATrace, NoTraces
 from lostflops.ingest import monitor
 from lostflops.ingest.monitor_files import readings
@@ -314,3 +317,33 @@ def test_a_folder_without_samples_costs_the_traces_beside_it_nothing(tmp_path: P
     left(tmp_path / "node-0000" / "monitor", [])
     trace = lostflops.open(tmp_path)
     assert facts(trace) == {"file left out": 1} and trace.has("kernels")
+
+
+def test_a_full_disk_costs_the_samples_that_did_not_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = monitor_log.MonitorLog(tmp_path / "monitor")
+    log.tell([{"kind": "monitor"}])
+    whole = os.write
+
+    def sampled(second: int) -> None:
+        log.add(second * T, UTC + second * T, [Reading(*POWER, 100 + second)])
+
+    def half(file: int, data: bytes) -> int:
+        if len(data) == 1:
+            return whole(file, data)
+        return whole(file, data[: len(data) // 2])
+
+    def none(file: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "full")
+
+    sampled(1)
+    for second, write in ((2, half), (3, none)):
+        monkeypatch.setattr(os, "write", write)
+        sampled(second)
+    monkeypatch.setattr(os, "write", whole)
+    sampled(4)
+    assert log.lost == 2
+    trace = lostflops.open(tmp_path / "monitor")
+    assert counters(trace, "start", "end", "value") == [(0, 3 * T, 104.0)]
+    assert facts(trace) == {"rank not recorded": 1, "samples lost": 1}
