@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from lostflops.capture import k8s_objects, k8s_pod
 from lostflops.cli import main
 
 pytest.importorskip("ruamel.yaml")
@@ -105,6 +106,8 @@ def test_a_job_is_patched_and_the_rest_of_its_text_stays(patch: Any) -> None:
         "ConfigMap",
         {"name": "lostflops-boot", "namespace": "team"},
     )
+    assert payload["data"] == {k8s_pod.key(path): text for path, text in k8s_objects.payload().items()}
+    assert "\n    def " in said.out, "sources are not written as lines"
     (container,) = job["spec"]["template"]["spec"]["containers"]
     assert container["command"][-4:] == ["torchrun", "--nproc-per-node", "8", "train.py"]
     env = {entry["name"]: entry.get("value") for entry in container["env"]}
@@ -116,6 +119,12 @@ def test_a_job_is_patched_and_the_rest_of_its_text_stays(patch: Any) -> None:
     for line in JOB.splitlines():
         if "command:" not in line:
             assert line in rest, f"'{line}' is gone"
+
+
+def test_a_comment_inside_the_command_is_lost_and_that_is_said(patch: Any) -> None:
+    said = patch(JOB.replace('["torchrun", ', '["torchrun",  # ranks\n          '))
+    assert "1 comment could not be kept" in said.err
+    assert "comment" not in patch(JOB).err
 
 
 def test_patching_twice_is_patching_once(patch: Any) -> None:

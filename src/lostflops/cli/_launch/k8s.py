@@ -174,12 +174,11 @@ def _patch(given: Namespace) -> None:
     said = [one for document in documents for one in k8s_manifest.patch(document, wish)]
     recorded = any(one.recorded for _, one in said)
     made = k8s_manifest.missing_payloads(documents) if recorded else []
-    after = k8s_manifest.written(
-        [*[k8s_objects.payload_map(namespace) for namespace in made], *documents], before
-    )
-    _say(said, recorded and given.claim is None, _comments(before) - _comments(after))
+    payloads = [k8s_objects.payload_map(namespace) for namespace in made]
+    after = k8s_manifest.written([*payloads, *documents], before)
+    patched = k8s_manifest.written(documents, before)
+    _say(said, recorded and given.claim is None, _comments(before) - _comments(patched))
     if given.diff:
-        patched = k8s_manifest.written(documents, before)
         lines = difflib.unified_diff(
             unchanged.splitlines(), patched.splitlines(), "before", "after", lineterm=""
         )
