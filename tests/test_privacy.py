@@ -6,11 +6,14 @@ import gzip
 import json
 import sqlite3
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import nsys_exports
 from kineto_files import head, one_step, operator, span, trace, written
@@ -66,6 +69,9 @@ def cleaned(text: str, **options: Any) -> str:
         ("mail bob@corp.example, GLIBC@2.2.5", "mail mail-0, GLIBC@2.2.5"),
         ("GPU-8f6d0b32-1c1d-2f45-9fae-d6f5e3a4c111", "GPU-0"),
         ('API_KEY="s3cr3t-pw" password: hunter22', 'API_KEY="<removed>" password: <removed>'),
+        ("--hf-token s3cr3t-pw --tokenizer gpt2 --key 3", "--hf-token <removed> --tokenizer gpt2 --key 3"),
+        ("next_token go pad_token: x a_token=s3cr3t-pw-ok", "next_token go pad_token: x a_token=<removed>"),
+        ("Authorization: Bearer abcdefghijklmnop", "Authorization: Bearer <removed>"),
         ("num_tokens=128 max_token=17 tokenizer key=3", "num_tokens=128 max_token=17 tokenizer key=3"),
         ('{"tw_user": "x", "mast_job_name": "y"}', '{"tw_user": "user-0", "mast_job_name": "<removed>"}'),
     ],
@@ -73,6 +79,51 @@ def cleaned(text: str, **options: Any) -> str:
 def test_text_is_cleaned_and_what_only_looks_private_stays(text: str, clean: str) -> None:
     assert cleaned(text) == clean
     assert cleaned(clean) == clean, "cleaning twice changes it"
+
+
+PIECES = st.sampled_from(
+    [
+        *PLANTED,
+        "/home/alice/x y/",
+        "/a/b.py(3): f",
+        "\\",
+        '"',
+        "\n",
+        "//",
+        "api_key=",
+        "host",
+        "://",
+        "\u00fc",
+        "--token ",
+    ]
+)
+TEXTS = st.lists(PIECES | st.text(max_size=4), max_size=6).map("".join)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXTS,
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["a", "host_name", "user"]), inner)
+    ),
+    max_leaves=8,
+)
+
+
+@given(value=VALUES, ascii_only=st.booleans())
+@settings(max_examples=150, deadline=None)
+def test_json_stays_json_and_every_number_stays(value: Any, ascii_only: bool) -> None:
+    text = json.dumps(value, ensure_ascii=ascii_only)
+    assert wordless(json.loads(cleaned(text))) == wordless(json.loads(text))
+
+
+def test_no_text_takes_long() -> None:
+    for hard in (
+        "a" * (1 << 20) + "@b.cd",
+        '"/' * (1 << 17) + "(1): ",
+        "/a" * (1 << 19),
+        "1.2.3." * (1 << 17),
+    ):
+        began = time.process_time()
+        cleaned(hard)
+        assert time.process_time() - began < 5
 
 
 def test_the_same_machine_has_the_same_name_everywhere_and_others_have_others() -> None:

@@ -37,7 +37,7 @@ _NAME = rb"(?:\\u[0-9a-fA-F]{4}|[^\s/\"'\\:;,()<>|*?\[\]{}=&#\x00-\x1f])+"
 _BEHIND = rb"(?:(?<![\w/~.]/)|(?<=\\[nrt]/)|(?<=-[IL]/)|(?<=:///)|(?<=[\s\"'(=:]\./)|(?<=[\s\"'(=:]\.\./)|(?<=^\.\./))"
 _PATH = re.compile(rb"/" + _BEHIND + _NAME + rb"(?:/" + _NAME + rb")*/?")
 # A Python frame: its file may have blanks in its name.
-_FRAMES = [re.compile(start + rb"[^\"\\\n]{1,4000}?(?=\(\d+\): )") for start in (rb"\"/", rb"\"\.\./")]
+_FRAMES = [re.compile(start + rb"[^\"\\\n]{1,1000}?(?=\(\d+\): )") for start in (rb"\"/", rb"\"\.\./")]
 _WINDOWS = re.compile(rb"\b[A-Za-z]:(?:\\\\|\\|/)(?:[^\s\"\\:*?<>|/]+(?:\\\\|\\|/))+[^\s\"\\:*?<>|/()]*")
 _INSTALLED = re.compile(rb"^.*[\\/](?:site-packages|dist-packages|python\d+\.\d+t?)[\\/]+")
 _FILE = re.compile(rb"[^/]+\.[A-Za-z]\w{0,7}(?:\.\d+)*")
@@ -64,7 +64,7 @@ _USER_KEYS = (b'username"', b'user_name"', b'user"', b'owner"', b'mail"', b'logi
 _JOB_KEYS = (b'"pt_profiler_', b'"tw_', b'"mast_', b'"slurm_', b'"k8s_', b'"cluster"')
 _SERVER = re.compile(rb"(?<=://)((?:<removed>@)?)([A-Za-z0-9][\w.-]*)(:\d+)?(/[^\s\"'\\<>]*)?")
 _AT = re.compile(rb"@[\w-]+\.[A-Za-z]")
-_MAIL = re.compile(rb"[\w.+-]+@[\w-]+(?:\.[A-Za-z][\w-]+)+")
+_MAIL = re.compile(rb"[\w.+-]{1,64}@[\w-]{1,64}(?:\.[A-Za-z][\w-]+)+")
 _OCTET = rb"(?:25[0-5]|2[0-4]\d|1?\d?\d)"
 _DOTS = re.compile(rb"\.\d{1,3}\.\d{1,3}\.\d")
 _IPV4 = re.compile(rb"(?<![\w.])(?:" + _OCTET + rb"\.){3}" + _OCTET + rb"(?![\w.])")
@@ -144,7 +144,8 @@ class Cleaner:
                 text = secrets.VALUE.sub(lambda m: self.removed(SECRETS, m[0]), text)
             lower = text.lower()
             if _any(secrets.ASSIGNING, lower):
-                text = secrets.ASSIGNED.sub(lambda m: m[1] + self.removed(SECRETS, m[2]), text)
+                for pattern in (secrets.FLAG, secrets.ASSIGNED, secrets.TOKEN):
+                    text = pattern.sub(lambda m: m[1] + self.removed(SECRETS, m[2]), text)
         if b"://" in text:
             if SECRETS not in self._keep:
                 text = secrets.LOGIN.sub(lambda m: self.removed(SECRETS, m[0]), text)

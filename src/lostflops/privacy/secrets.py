@@ -22,14 +22,25 @@ VALUE = re.compile(
     rb"(?<![A-Za-z0-9_])(?:" + b"|".join(re.escape(p.encode()) for p in PREFIXES) + rb")[\w.+/=-]{8,}"
 )
 LOGIN = re.compile(rb"(?<=://)[^/@\s\"'\\]+:[^/@\s\"'\\]+(?=@)")
-# Where a name says so in the middle of a text. Counts of tokens are no secrets, so numbers are not.
+# Where a name says so in the middle of a text. Much is called a token or a key in this trade: what is short
+# or a number is no secret.
+_IS = rb"[\\\"']{0,4}\s{0,9}[=:]\s{0,9}[\\\"']{0,4}"
+_NO_NUMBER = rb"(?!\d+(?![\w.+/=-]))(?!<removed>)"
 ASSIGNED = re.compile(
-    rb"(?i)((?:api_?-?key|access_?-?key|secret(?:_?-?(?:access_?-?)?key)?|passw(?:or)?d|passphrase|[_-]token"
-    rb"|bearer|credentials?)(?:[\\\"']{0,4}\s*[=:]\s*[\\\"']{0,4}"
-    rb"|\s+))(?!\d+(?![\w.+/=-]))(?!<removed>)([\w.+/=~!@#$%^&*-]{4,})"
+    rb"(?i)((?:api_?-?key|access_?-?key|secret(?:_?-?(?:access_?-?)?key)?|passw(?:or)?d|passphrase|credentials?)"
+    + _IS
+    + rb")"
+    + _NO_NUMBER
+    + rb"([\w.+/=~!@#$%^&*-]{4,})"
+)
+TOKEN = re.compile(rb"(?i)((?:[_-]token" + _IS + rb"|\bbearer\s+))" + _NO_NUMBER + rb"([\w.+/=~-]{12,})")
+FLAG = re.compile(
+    rb"(--[\w-]{0,64}(?:token(?![si])|key(?!s|word|board|frame)|secret|passw(?:or)?d|passphrase|credential)[\w-]*"
+    rb"(?:=|[ \t]+))(?!-)" + _NO_NUMBER + rb"([\w.+/=~!@#$%^&*-]{4,})"
 )
 ASSIGNING = tuple(
     b"api_key api-key apikey access_key access-key accesskey secret passw passphrase _token -token bearer "
+    b"--key -key "
     b"credential".split()
 )
 LONG, RANDOM = 32, 4.2  # characters, and bits of entropy in each
