@@ -264,14 +264,24 @@ print(train(9))
     assert "could not be written: Read-only file system" in again.stderr
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_that_a_rank_cannot_write_is_said_once(tmp_path: Path) -> None:
-    script = """
+def test_a_rank_that_cannot_write_the_run_folder_is_recorded_elsewhere(tmp_path: Path) -> None:
+    forbid = "os.chmod(l.RUN, 0o500)"
+    if os.geteuid() == 0:  # who may write everywhere
+        forbid = "os.system(f'mount --bind {l.RUN} {l.RUN} && mount -o remount,bind,ro {l.RUN}')"
+    script = f"""
 import lostflops_boot.log as l
-os.chmod(l.RUN, 0o500)
+{forbid}
+try: os.close(os.open(l.RUN + "/probe", os.O_CREAT | os.O_WRONLY))
+except OSError: print("forbidden")
 print(train(9))
-os.chmod(l.RUN, 0o700)
+os.chmod(l.RUN, 0o700) if os.geteuid() else os.system(f"umount --lazy {{l.RUN}}")
 """
-    recorded = record_script(tmp_path, script)
-    assert recorded.status == 0 and recorded.out
-    assert recorded.said.count("is not recorded") == 1
+    (tmp_path / "tmp").mkdir()
+    recorded = record_script(tmp_path, script, TMPDIR=str(tmp_path / "tmp"))
+    if "forbidden" not in recorded.out:
+        pytest.skip("a folder cannot be made read-only here")
+    assert recorded.status == 0 and recorded.out.count("\n") == 2
+    assert recorded.said.count("lostflops: rank 0:") == 1
+    (folder,) = (tmp_path / "tmp").glob("lostflops-*/run")
+    assert f"its recording lies in {folder}" in recorded.said
+    assert len(list(folder.glob("node-*/window-*"))) == 1

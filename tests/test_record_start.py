@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from lostflops.capture import outcome, plan, run_folder
+from lostflops.capture.boot.lostflops_boot.rank import launched
 from lostflops.errors import BadOption, OutputExists
 from lostflops.privacy.secrets import without_secrets
 from recorded import environment, record
@@ -146,6 +147,24 @@ while True: time.sleep(.05)
         process.communicate(timeout=30)
         assert time.monotonic() - began < 20
         assert process.returncode == -signal.SIGTERM
+
+
+@pytest.mark.parametrize(
+    ("told", "placed"),
+    [
+        ("RANK=5 LOCAL_RANK=1 WORLD_SIZE=8 SLURM_PROCID=2 SLURM_STEP_NUM_TASKS=4", (5, 1, 8, "RANK")),
+        ("OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_LOCAL_RANK=1 OMPI_COMM_WORLD_SIZE=4 PMIX_RANK=3",
+         (3, 1, 4, "Open MPI")),
+        ("PMI_RANK=2 MPI_LOCALRANKID=0 PMI_SIZE=4", (2, 0, 4, "MPICH")),
+        ("PMIX_RANK=6", (6, None, None, "PMIx")),
+        ("SLURM_PROCID=3 SLURM_LOCALID=1 SLURM_STEP_NUM_TASKS=4", (3, 1, 4, "Slurm")),
+        ("SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_STEP_NUM_TASKS=1", (0, None, None, "assumed")),
+        ("RANK=2 WORLD_SIZE=4 JOB_COMPLETION_INDEX=2", (2, None, None, "index of the pod")),
+        ("RANK=x LOCAL_RANK= WORLD_SIZE=-1", (0, None, None, "assumed")),
+    ],
+)  # fmt: skip
+def test_a_rank_is_what_its_launcher_says(told: str, placed: tuple[object, ...]) -> None:
+    assert launched(dict(word.split("=") for word in told.split())) == placed
 
 
 def test_secrets_are_not_kept(tmp_path: Path) -> None:
