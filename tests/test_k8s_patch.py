@@ -75,6 +75,12 @@ items:
 """
 
 
+def valid_pod(template: dict[str, Any]) -> None:
+    """Schemas of custom kinds are not at hand; what is in them is a pod's."""
+    validate = pytest.importorskip("kubernetes_validate").validate
+    validate({"apiVersion": "v1", "kind": "Pod", "metadata": {}, **template}, "1.37", strict=True)
+
+
 class Said:
     def __init__(self, status: int, out: str, err: str) -> None:
         self.status, self.out, self.err = status, out, err
@@ -141,6 +147,7 @@ def test_both_roles_of_a_pytorch_job_are_recorded_once_though_yaml_shares_their_
     roles = said.documents[-1]["spec"]["pytorchReplicaSpecs"]
     assert roles["Master"]["template"] == roles["Worker"]["template"]
     assert len(roles["Master"]["template"]["spec"]["volumes"]) == 2
+    valid_pod(roles["Worker"]["template"])
     assert "PyTorchJob 'two' Master: recording pytorch" in said.err
     assert "PyTorchJob 'two' Worker: recording pytorch" in said.err
 
@@ -162,6 +169,7 @@ def test_a_train_job_takes_volumes_as_a_change_to_its_runtime(patch: Any, newer:
         (change,) = spec["podTemplateOverrides"]
         assert change["targetJobs"] == [{"name": "node"}]
         pod = change["spec"]
+    valid_pod({"spec": pod})
     assert [volume["name"] for volume in pod["volumes"]] == ["lostflops-boot", "lostflops-run"]
     assert [mount["name"] for mount in pod["containers"][0]["volumeMounts"]] == [
         "lostflops-boot",
