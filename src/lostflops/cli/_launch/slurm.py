@@ -41,6 +41,8 @@ HERE = ("job", "output", "print", "monitor")  # options of `record` that are not
 
 
 def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
+    from lostflops.capture.slurm import RUNTIMES
+
     record.arguments(parser, ())
     parser.usage = "lostflops launch slurm [options] -- COMMAND"
     add = parser.add_argument_group("the job").add_argument
@@ -76,7 +78,7 @@ def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
     add(
         "--container-runtime",
         metavar="NAME",
-        choices=("pyxis", "apptainer", "singularity", "enroot"),
+        choices=RUNTIMES,
         help="pyxis, apptainer, singularity or enroot (default apptainer for .sif files and docker://, "
         "else pyxis)",
     )
@@ -148,8 +150,7 @@ def _check(given: Namespace, command: Sequence[str]) -> None:
         raise BadOption(
             "There is no command to start.", "write `lostflops launch slurm -- torchrun train.py`."
         )
-    flag = plan.deaf(command)
-    if flag:
+    if plan.deaf(command):
         plan.check(command)
     for name in ("nodes", "gpus_per_node", "tasks_per_node", "cpus_per_task"):
         value: int | None = getattr(given, name)
@@ -215,5 +216,6 @@ def _submit(given: Namespace, job: slurm.Job, target: Path) -> None:
         said = sbatch.stderr.read()
     if not number:
         raise NotSubmitted(said, job.again)
+    print(said, end="", file=sys.stderr)  # what a site has to say of the job
     if sbatch.returncode:
         raise SystemExit(sbatch.returncode)
