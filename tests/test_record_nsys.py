@@ -361,6 +361,16 @@ def test_with_cuda_the_rank_opens_the_range_itself(tmp_path: Path) -> None:
     assert "--capture-range=cudaProfilerApi" in profile["words"]
 
 
+def test_ranks_that_share_an_nsys_open_its_range_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(nsys_plan.__file__).parent / "boot"))
+    from lostflops_boot import nsys  # pyright: ignore[reportMissingImports]
+
+    monkeypatch.setenv(nsys.MARKER, str(tmp_path / ".nsys-00000-a0-w000.started"))
+    assert (nsys.leads(), nsys.leads()) == (True, False)
+
+
 def test_a_signal_reaches_the_program_and_its_status_comes_back(tmp_path: Path) -> None:
     script = """
 import signal, sys, time

@@ -35,6 +35,7 @@ class NsysWindow:
         self._first = self._step = 0
         self._since = 0.0
         self._ranged = False
+        self._leader: bool | None = None  # of the processes under one nsys
         self._left = _windows(self._asked["ranges"]["cuda"]) if self._method == "cuda" else float("inf")
         self._pid = os.getpid()
         self.recording = False
@@ -105,6 +106,10 @@ class NsysWindow:
         self._say(state, reason, last=self._step - 1, file=f"{name}.nsys-rep")
 
     def _call(self, what: str) -> None:
+        if self._leader is None:
+            self._leader = nsys.leads()
+        if not self._leader:  # ranks that one process has spawned share its nsys, and its range
+            return
         if self._method == "cuda":
             getattr(self._torch.cuda.profiler, what)()
             return
