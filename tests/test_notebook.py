@@ -292,7 +292,9 @@ def lab(tmp_path: Path) -> Iterator[str]:
     options |= {"LabApp.news_url": "None", "LabApp.extension_manager": "readonly"}
     settings = tmp_path / "SETTINGS_DIR" / "@jupyterlab" / "apputils-extension"
     settings.mkdir(parents=True)
-    (settings / "notification.jupyterlab-settings").write_text(json.dumps({"fetchNews": "false"}))
+    (settings / "notification.jupyterlab-settings").write_text(
+        json.dumps({"fetchNews": "false", "checkForUpdates": False})
+    )
     running = subprocess.Popen(
         [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root"]
         + [f"--{name}={value}" for name, value in options.items()],
