@@ -6,6 +6,7 @@ import base64
 import http.client
 import json
 import os
+import shutil
 import ssl
 import subprocess
 import sys
@@ -329,6 +330,18 @@ def test_a_full_collector_says_so_and_the_rest_is_kept(tmp_path: Path) -> None:
     assert (store.take(7), store.take(1)) == (True, False)
     store.give_back(2)
     assert store.take(2)
+
+
+def test_a_recording_inside_a_pod_is_left_to_record(tmp_path: Path) -> None:
+    for name, in_pod in (("mounted", True), ("recorded", False)):
+        folder = tmp_path / name
+        shutil.copytree(run_folder.PAYLOAD, folder / "boot")
+        if not in_pod:
+            (folder / "recording.jsonl").write_text("")
+        script = "from lostflops_boot import log; print(log.RUN, log.IN_POD)"
+        env = {"PYTHONPATH": str(folder / "boot"), "LOSTFLOPS_RUN": "/lostflops/run/j/p/c"}
+        done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True)
+        assert done.stdout == f"{'/lostflops/run/j/p/c' if in_pod else folder} {in_pod}\n", done.stderr
 
 
 def test_room_ends_where_the_pods_volume_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,6 +49,6 @@ def arm() -> None:
 
         for name in annotated.modules():
             waited.setdefault(name, []).append("annotated.executed")
-    if os.environ.get("LOSTFLOPS_COLLECTOR"):
+    if log.IN_POD and os.environ.get("LOSTFLOPS_COLLECTOR"):
         waited.setdefault("torch.optim.optimizer", []).append("copying.begin")
     imports.arm(waited)
