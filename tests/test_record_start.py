@@ -102,6 +102,20 @@ def test_input_and_output_are_the_jobs(tmp_path: Path) -> None:
     assert "nothing was recorded: no Python of the job" in done.stderr
 
 
+def test_a_fault_of_ours_after_the_job_keeps_its_status(tmp_path: Path) -> None:
+    script = """
+import sys
+from lostflops import cli
+from lostflops.capture import outcome
+outcome.summary = lambda *_: 1 / 0
+sys.argv[1:] = ["record", "--output", "run", "--", "sh", "-c", "exit 5"]
+cli.main()
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 5
+    assert done.stderr.endswith("could not be looked through: ZeroDivisionError: division by zero\n")
+
+
 def test_a_job_without_torch_and_one_that_crashes_in_its_import(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()

@@ -133,7 +133,6 @@ def run(given: Namespace) -> None:
     from lostflops.errors import (
         BadOption,
         CannotWrite,
-        LostflopsError,
         NoNsys,
         NsysTooOld,
         NsysUnusable,
@@ -164,17 +163,20 @@ def run(given: Namespace) -> None:
         job_process.leave(job_process.run(plan.command, os.environ))
     for line in plan.nsys.said() if plan.nsys else ():
         print(f"lostflops: {line}", file=sys.stderr)
-    with (
-        on_demand.answerable(plan.sockets, plan.run),
-        monitor.beside(plan.run, wanted=given.monitor) as monitored,
-    ):
-        status = job_process.run(plan.command, {**os.environ, **plan.environment(os.environ)})
-    # From here on nothing may come between the job's exit status and whoever waits for it.
+    status: int | None = None
     try:
+        with (
+            on_demand.answerable(plan.sockets, plan.run),
+            monitor.beside(plan.run, wanted=given.monitor) as monitored,
+        ):
+            status = job_process.run(plan.command, {**os.environ, **plan.environment(os.environ)})
         run_folder.note(plan, kind="end", status=status)
         lines = outcome.summary(outcome.read(plan, status, member and member.node)) + monitored
-    except (OSError, LostflopsError, LookupError, TypeError, ValueError) as error:
-        lines = [f"lostflops: the recording could not be looked through: {error}"]
+    except BaseException as error:
+        if status is None:
+            raise
+        # Nothing may come between the job's exit status and whoever waits for it, Ctrl-C and panics included.
+        lines = [f"lostflops: the recording could not be looked through: {type(error).__name__}: {error}"]
     try:
         print(*lines, sep="\n", file=sys.stderr, flush=True)
     finally:
