@@ -71,6 +71,8 @@ def cleaned(text: str, **options: Any) -> str:
         ('API_KEY="s3cr3t-pw" password: hunter22', 'API_KEY="<removed>" password: <removed>'),
         ("--hf-token s3cr3t-pw --tokenizer gpt2 --key 3", "--hf-token <removed> --tokenizer gpt2 --key 3"),
         ("next_token go pad_token: x a_token=s3cr3t-pw-ok", "next_token go pad_token: x a_token=<removed>"),
+        (rf"\n{TOKEN}\tbob@a.org\u00fc10.2.3.4\\{TOKEN}", r"\n<removed>\tmail-1\u00fcaddress-0\\<removed>"),
+        ("mailto:bob@a.org;to:10.2.3.4 mac:0c:42:a1:00:be:ef", "mailto:mail-2;to:address-0 mac:address-1"),
         ("Authorization: Bearer abcdefghijklmnop", "Authorization: Bearer <removed>"),
         ("num_tokens=128 max_token=17 tokenizer key=3", "num_tokens=128 max_token=17 tokenizer key=3"),
         ('{"tw_user": "x", "mast_job_name": "y"}', '{"tw_user": "user-0", "mast_job_name": "<removed>"}'),
@@ -391,6 +393,15 @@ def test_what_is_damaged_gives_an_error_and_no_output(tmp_path: Path, name: str,
         recording.scrubbed(tmp_path / name, tmp_path / "clean", Cleaner())
     assert isinstance(raised.value, NotATrace) or raised.value.hint
     assert [p.name for p in tmp_path.iterdir()] == [name]
+    (tmp_path / "good.log").write_text("/home/alice/x.py\n")
+    (looked,) = recording.scrubbed(tmp_path, tmp_path.parent / f"clean-{name}", Cleaner())
+    assert looked.name == name
+    assert looked.problem
+    assert [p.name for p in (tmp_path.parent / f"clean-{name}").iterdir()] == ["good.log"]
+    assert {p.name: bool(p.problem) for p in recording.inspected(tmp_path, Cleaner())} == {
+        name: True,
+        "good.log": False,
+    }
 
 
 SAMPLES = [

@@ -18,9 +18,10 @@ PREFIXES = (
     "hf_", "sk-", "ghp_", "gho_", "ghs_", "ghu_", "github_pat_", "glpat-", "AKIA", "ASIA", "xoxa-", "xoxb-",
     "xoxp-", "xoxs-", "nvapi-", "npm_", "pypi-", "dop_v1_", "eyJhbGciOi",
 )  # fmt: skip
-VALUE = re.compile(
-    rb"(?<![A-Za-z0-9_])(?:" + b"|".join(re.escape(p.encode()) for p in PREFIXES) + rb")[\w.+/=-]{8,}"
-)
+# Behind an escape like '\\n', '\\u00fc' or two backslashes, in which no letter of a word may be seen.
+ESCAPE = rb"(?<=\\[nrtbf])(?<!\\\\[nrtbf])|(?<=\\u[0-9a-fA-F]{4})|(?<=\\\\)(?<!\\\\\\)"
+_KNOWN = b"|".join(re.escape(p.encode()) for p in PREFIXES)
+VALUE = re.compile(rb"(?:" + ESCAPE + rb"|(?<![A-Za-z0-9\\]))(?:" + _KNOWN + rb")[\w.+/=-]{8,}")
 LOGIN = re.compile(rb"(?<=://)[^/@\s\"'\\]+:[^/@\s\"'\\]+(?=@)")
 # Where a name says so in the middle of a text. Much is called a token or a key in this trade: what is short
 # or a number is no secret.
@@ -33,7 +34,7 @@ ASSIGNED = re.compile(
     + _NO_NUMBER
     + rb"([\w.+/=~!@#$%^&*-]{4,})"
 )
-TOKEN = re.compile(rb"(?i)((?:[_-]token" + _IS + rb"|\bbearer\s+))" + _NO_NUMBER + rb"([\w.+/=~-]{12,})")
+TOKEN = re.compile(rb"(?i)((?:[_-]token" + _IS + rb"|bearer\s+))" + _NO_NUMBER + rb"([\w.+/=~-]{12,})")
 FLAG = re.compile(
     rb"(--[\w-]{0,64}(?:token(?![si])|key(?!s|word|board|frame)|secret|passw(?:or)?d|passphrase|credential)[\w-]*"
     rb"(?:=|[ \t]+))(?!-)" + _NO_NUMBER + rb"([\w.+/=~!@#$%^&*-]{4,})"
