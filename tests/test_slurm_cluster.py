@@ -241,7 +241,7 @@ def test_what_was_recorded_of_a_cancelled_job_is_kept(job: Job) -> None:
         """
 train(5)
 open(f"ready-{os.environ['RANK']}", "w").close()
-while True: time.sleep(.01)
+for _ in range(10000): time.sleep(.01)
 """
     )
     number = job.submit("--nodes=2", "--", "python", "train.py")
@@ -258,7 +258,8 @@ while True: time.sleep(.01)
 def test_a_running_job_is_asked_for_a_window_and_ends_when_a_rank_fails(job: Job) -> None:
     job.script(
         """
-while not os.path.exists("stop"):
+began = time.monotonic()
+while not os.path.exists("stop") and time.monotonic() < began + 120:
     train(1)
     time.sleep(.02)
 if os.environ["RANK"] == "1": sys.exit(3)
