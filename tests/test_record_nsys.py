@@ -197,10 +197,12 @@ def test_print_shows_every_command_and_starts_nothing(tmp_path: Path) -> None:
     first, *others = shown.out.splitlines()
     assert first == f"PYTHONPATH={shown.run}/boot python x.py"
     nsys = str(installed(tmp_path))
-    assert others[0].startswith(f"# local rank 0, where there is CUDA: {nsys} profile --trace=cuda,nvtx ")
+    assert others[0].startswith(
+        f"# local rank 0, where there is CUDA: PYTHONUNBUFFERED=1 {nsys} profile --trace=cuda,nvtx "
+    )
     assert "--gpu-metrics-device=all --capture-range=cudaProfilerApi --capture-range-end=stop " in others[0]
     assert others[0].endswith(f"--output={shown.run}/node-NNNN/nsys-RRRRR-aN-wNNN python ...")
-    assert others[1].startswith(f"# each rank, where there is CUDA: {nsys} profile ")
+    assert others[1].startswith(f"# each rank, where there is CUDA: PYTHONUNBUFFERED=1 {nsys} profile ")
     assert "--start-later=true --session-new=NAME" in others[3]
     assert "tokens included" in others[4]
     assert not shown.run.exists()
