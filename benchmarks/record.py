@@ -19,8 +19,8 @@ from itertools import groupby
 from pathlib import Path
 from statistics import median
 
-BLOCK = 10  # steps with the log, then as many without
-BLOCKS = 40
+BLOCK = 5  # steps with the log, then as many without
+BLOCKS = 160
 WINDOW, EVERY, WINDOWS = 5, 15, 12
 WARM_UP = 20
 JOB = f"""
