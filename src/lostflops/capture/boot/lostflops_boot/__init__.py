@@ -37,7 +37,8 @@ def arm() -> None:
     log.mark("python")
     on_demand.arm()
     if os.path.exists(os.path.join(log.BOOT, "nsys.jsonl")):
-        from . import nsys, nsys_window  # noqa: F401 - the compiler is told to skip what is loaded by then
+        # The compiler is told to skip what is loaded by then.
+        from . import nsys, nsys_window  # noqa: F401 # pyright: ignore[reportUnusedImport]
 
         try:
             nsys.supervise()
