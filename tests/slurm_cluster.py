@@ -53,6 +53,7 @@ MailProg=/bin/true
 ReturnToService=2
 SlurmdParameters=config_overrides
 KillWait=5
+SchedulerParameters=batch_sched_delay=0,sched_interval=1,bf_interval=1
 JobRequeue=1
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none

@@ -262,3 +262,29 @@ def test_the_script_is_written_where_there_is_no_sbatch(
     assert 'record --what=cuda,python --output "$run" --)' in text
     assert f'run="{tmp_path}/runs/base %u"' in text
     assert f'#SBATCH --output="{tmp_path}/runs/base %%u.out"' in text
+
+
+@pytest.mark.parametrize("status", [0, 7])
+def test_waiting_ends_with_the_jobs_status(
+    status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sbatch = tmp_path / "bin" / "sbatch"
+    sbatch.parent.mkdir()
+    sbatch.write_text(
+        f'#!/bin/sh\necho "$@" >given; echo "31;cluster"; echo "site: hello" >&2; exit {status}\n'
+    )
+    sbatch.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{sbatch.parent}:{os.environ['PATH']}")
+    words = ["launch", "slurm", "--wait", "--output", "a b-%j", "--", "true"]
+    if status:
+        with pytest.raises(SystemExit) as left:
+            main(words)
+        assert left.value.code == status
+    else:
+        assert main(words) == 0
+    said = capsys.readouterr()
+    (script,) = tmp_path.glob("*.sbatch")
+    assert (tmp_path / "given").read_text() == f"--parsable --wait {script}\n"
+    assert said.out.endswith("it prints to a b-31.out; when it has ended: lostflops why 'a b-31'\n")
+    assert said.err == "site: hello\n"
