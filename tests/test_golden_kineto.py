@@ -483,10 +483,9 @@ def test_data_loading_costs_what_no_gpu_work_hides(
     session = opened(name)
     idle = ask(session, "idle_causes")
     loader = table(session, "ranges").filter(pl.col("name").cast(pl.String).str.starts_with("enumerate("))
-    within = intervals.clip(idle.lazy(), loader.select("rank", "start", "end").lazy(), by=["rank"])
-    spent = dict(
-        within.group_by("account").agg((pl.col("end") - pl.col("start")).sum()).collect().iter_rows()
-    )
+    loading = intervals.union(loader.select("rank", "start", "end").lazy(), by=["rank"])
+    within = intervals.inside(idle.lazy(), loading, {"within": pl.lit(True)}).filter(pl.col("within") > 0)
+    spent = dict(within.group_by("account").agg(pl.col("within").sum()).collect().iter_rows())
     ledger = ask(session, "step_ledger")
     whole = ledger.unique("step").select((pl.col("end") - pl.col("start")).sum()).item()
     loading = ledger.filter(pl.col("account") == "idle.data_loading")["ns"].sum()

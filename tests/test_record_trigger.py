@@ -110,6 +110,8 @@ def test_what_cannot_be_asked_is_said(tmp_path: Path) -> None:
         ["sleep", "60"], env={"KINETO_USE_DAEMON": "", "KINETO_IPC_SOCKET_DIR": str(tmp_path)}
     )
     try:
+        while not all(on_demand.environment_of(p.pid) for p in (sleeping, deaf)):
+            time.sleep(0.01)  # they are still being started
         with pytest.raises(BadOption, match="was not started so that it can be asked"):
             trigger.record(str(sleeping.pid), FIVE, None, None)
         with pytest.raises(BadOption, match="the window is kept short"):
