@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Literal, get_args
 
 from lostflops.errors import ImpossibleLayout
@@ -111,18 +112,29 @@ def stage_weights(shape: Shape, layout: Layout, stage: int) -> Iterator[Weight]:
     """What one rank of a pipeline stage holds before ZeRO or FSDP shards it."""
     last = stage == layout.pipeline - 1
     if stage == 0 or (last and shape.tied):
-        yield from (held(weight, layout) for weight in shape.before())
+        yield from (held(weight, layout.tensor, layout.expert) for weight in shape.before())
     for number in stage_layers(shape, layout, stage):
-        yield from (held(weight, layout) for weight in shape.layer(number))
+        yield from held_layer(shape, layout, number)
     if last:
-        yield from (held(weight, layout) for weight in shape.after())
+        yield from (held(weight, layout.tensor, layout.expert) for weight in shape.after())
 
 
-def held(weight: Weight, layout: Layout) -> Weight:
+def held_layer(shape: Shape, layout: Layout, number: int) -> tuple[Weight, ...]:
+    """A layer's weights as one rank holds them."""
+    like = 0 if shape.is_dense(number) else shape.layers - 1
+    return _held_layer(shape, like, layout.tensor, layout.expert)
+
+
+@lru_cache(maxsize=64)
+def _held_layer(shape: Shape, like: int, tensor: int, expert: int) -> tuple[Weight, ...]:
+    return tuple(held(weight, tensor, expert) for weight in shape.layer(like))
+
+
+def held(weight: Weight, tensor: int, expert: int) -> Weight:
     """The piece of a weight that one tensor- and expert-parallel rank holds; padded up where it must be."""
-    pieces = min(layout.tensor, weight.at_most or layout.tensor)
+    pieces = min(tensor, weight.at_most or tensor)
     if weight.expert:
-        weight = replace(weight, copies=weight.copies // layout.expert)
+        weight = replace(weight, copies=weight.copies // expert)
     if weight.split == "outputs":
         return replace(weight, outputs=-(-weight.outputs // pieces))
     if weight.split == "inputs":

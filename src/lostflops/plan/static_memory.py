@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
-from .layout import Layout, held, stage_layers, stage_weights
+from .layout import Layout, held_layer, stage_layers, stage_weights
 from .shape import Shape, Weight, elements
 
 BLOCK_8BIT = 256  # elements that share one fp32 scale in 8-bit optimizer states (bitsandbytes)
@@ -128,21 +129,19 @@ def base_bytes(weights: Iterable[Weight], lora: Lora) -> int:
     return total
 
 
-def trained(
-    shape: Shape, layout: Layout, stage: int, optimizer: Optimizer, lora: Lora | None
-) -> tuple[list[Weight], list[Weight], int]:
-    """Weights that are trained, those that are frozen, and the bytes of the frozen before sharding."""
+def trained(shape: Shape, layout: Layout, stage: int, lora: Lora | None) -> list[Weight]:
+    """The weights of a stage that are trained: all, or the adapters."""
     weights = list(stage_weights(shape, layout, stage))
-    if lora is None:
-        return weights, [], 0
-    return adapters(weights, lora), weights, base_bytes(weights, lora)
+    return adapters(weights, lora) if lora else weights
 
 
+@lru_cache(maxsize=1024)
 def parts(
     shape: Shape, layout: Layout, stage: int, optimizer: Optimizer, lora: Lora | None = None
-) -> list[Part]:
+) -> tuple[Part, ...]:
     """A rank's static memory on one pipeline stage, by component."""
-    training, frozen, _ = trained(shape, layout, stage, optimizer, lora)
+    frozen = list(stage_weights(shape, layout, stage)) if lora else []
+    training = trained(shape, layout, stage, lora)
     weights = gradients = moments = base = 0
     for of_experts, ranks in ((False, layout.replicas), (True, layout.expert_replicas)):
         some = [w for w in training if w.expert == of_experts]
@@ -161,7 +160,7 @@ def parts(
         how = "16 bits" if lora.base_bits == 16 else "4 bits and scales; embedding, head, norms in 16"
         found.insert(0, Part("frozen base", base, f"{elements(frozen):,} in {how}" + _over(layout, 3)))
         found[1] = Part("adapters", weights, f"rank {lora.rank} on {', '.join(lora.targets)}: {count:,}")
-    return found
+    return tuple(found)
 
 
 def _meaning(optimizer: Optimizer, lora: Lora | None) -> str:
@@ -188,18 +187,18 @@ def _of(
     return _sharded((weights_, gradients, moments), layout.stage, ranks)
 
 
+@lru_cache(maxsize=1024)
 def communication(
     shape: Shape, layout: Layout, stage: int, optimizer: Optimizer, tokens: int, lora: Lora | None = None
 ) -> Part:
     """Buffers that communication fills: unsharded layers, buckets, gathered hidden states."""
-    training, _, _ = trained(shape, layout, stage, optimizer, lora)
     total, said = 0, list[str]()
     if layout.replicas > 1:
         if layout.stage >= 3:
             total += _unsharded(shape, layout, stage, lora)
             said.append("two gathered layers" + ("" if lora else " and one layer's gradients"))
         elif layout.stage:
-            total += 2 * min(BUCKET, elements(training)) * optimizer.gradients
+            total += 2 * min(BUCKET, elements(trained(shape, layout, stage, lora))) * optimizer.gradients
             said.append("two buckets of at most 5e8 elements")
     if layout.tensor > 1 and layout.sequence_parallel:
         total += 2 * tokens * shape.hidden
@@ -213,7 +212,7 @@ def communication(
 def _unsharded(shape: Shape, layout: Layout, stage: int, lora: Lora | None) -> int:
     largest = 0
     for number in {stage_layers(shape, layout, stage)[0], stage_layers(shape, layout, stage)[-1]}:
-        weights = [held(weight, layout) for weight in shape.layer(number)]
+        weights = held_layer(shape, layout, number)
         if lora:
             largest = max(largest, 2 * base_bytes(weights, lora))
         else:
