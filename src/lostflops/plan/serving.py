@@ -7,7 +7,7 @@ streamed from host memory, which bounds every token by the link.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from . import kv_cache, layout
 from .hardware import Gpu, Link
@@ -17,6 +17,8 @@ from .shape import Shape, elements
 from .static_memory import Lora, Part, base_bytes
 from .training import CONTEXT
 
+OTHER_NUMBERS = "check the answers"
+MANY = 1 << 24  # sequences at once; nobody asks for more
 CHUNK = 8192  # tokens that a server's prefill takes at a time
 
 
@@ -55,17 +57,10 @@ class Served:
         layout.check(serving.shape, serving.layout, serving.prompt)
         self.serving = serving
 
-    @cached_property
+    @property
     def weight_bytes(self) -> int:
         """One rank's weights, streamed or not."""
-        s = self.serving
-        weights = list(layout.stage_weights(s.shape, s.layout, 0))
-        if s.weight_bits == 16:
-            return 2 * elements(weights)
-        if s.weight_bits == 8:  # embedding and head stay as they are
-            ends = elements([w for w in weights if w.name in ("embedding", "head")])
-            return elements(weights) + ends
-        return base_bytes(weights, Lora(base_bits=4))
+        return _weights(self.serving.shape, self.serving.layout, self.serving.weight_bits)
 
     @cached_property
     def cache_per_token(self) -> int:
@@ -115,14 +110,14 @@ class Served:
     @property
     def largest_batch(self) -> int:
         """How many sequences at once fit, 0 where not even one does."""
-        each = (self.serving.prompt + self.serving.generated) * self.cache_per_token
-        one = Served(replace(self.serving, batch=1))
-        # Working memory grows up to the chunk; counting it full errs on the safe side.
-        full = Served(replace(self.serving, batch=max(1, CHUNK // self.serving.prompt)))
-        logits = 6 * self.serving.shape.vocabulary // self.serving.layout.tensor
-        fixed = one.parts[0].bytes + full.parts[2].bytes + one.parts[3].bytes
-        room = self.serving.gpu.memory - fixed
-        return max(room // (each + logits), 1 if one.fits else 0)
+        low, high = 0, 1
+        while high < MANY and Served(replace(self.serving, batch=high)).fits:
+            low, high = high, 2 * high
+        while high - low > 1:
+            middle = (low + high) // 2
+            fits = Served(replace(self.serving, batch=middle)).fits
+            low, high = (middle, high) if fits else (low, middle)
+        return low
 
     def _pace(self, name: str, operations: float, memory: int, tokens: int) -> Pace:
         s = self.serving
@@ -172,6 +167,16 @@ class Served:
         return self.serving.streamed
 
 
+@lru_cache(maxsize=64)
+def _weights(shape: Shape, here: Layout, bits: int) -> int:
+    weights = list(layout.stage_weights(shape, here, 0))
+    if bits == 16:
+        return 2 * elements(weights)
+    if bits == 8:  # embedding and head stay as they are
+        return elements(weights) + elements([w for w in weights if w.name in ("embedding", "head")])
+    return base_bytes(weights, Lora(base_bits=4))
+
+
 @dataclass(frozen=True)
 class Option:
     """A way to serve, by its change in words."""
@@ -186,11 +191,11 @@ def options(serving: Serving) -> tuple[Option, ...]:
     asked = Served(serving)
     found = [Option("as asked", asked)]
     if serving.weight_bits > 8:
-        found.append(Option("8-bit weights", Served(replace(serving, weight_bits=8)), "check the answers"))
+        found.append(Option("8-bit weights", Served(replace(serving, weight_bits=8)), OTHER_NUMBERS))
     if serving.weight_bits > 4:
-        found.append(Option("4-bit weights", Served(replace(serving, weight_bits=4)), "check the answers"))
+        found.append(Option("4-bit weights", Served(replace(serving, weight_bits=4)), OTHER_NUMBERS))
     if serving.cache_bits > 8:
-        found.append(Option("8-bit KV cache", Served(replace(serving, cache_bits=8)), "check the answers"))
+        found.append(Option("8-bit KV cache", Served(replace(serving, cache_bits=8)), OTHER_NUMBERS))
     batch = asked.largest_batch
     if batch and batch != serving.batch:
         found.append(Option(f"batch {batch}", Served(replace(serving, batch=batch)), "the largest that fits"))
@@ -216,4 +221,9 @@ def verdict(found: tuple[Option, ...]) -> str:
     if not fitting:
         return "Nothing that was tried makes it fit: more GPUs with `--tensor` would."
     best = max(fitting, key=lambda option: option.served.tokens_per_second)
-    return f"It does not fit as it is: {asked.excess / 1e9:.1f} GB over. The fastest way: {best.name}."
+    said = f"It does not fit as it is: {asked.excess / 1e9:.1f} GB over. The fastest way: {best.name}"
+    same = [option for option in fitting if option.remark != OTHER_NUMBERS]
+    if best.remark != OTHER_NUMBERS or not same:
+        return f"{said}."
+    kept = max(same, key=lambda option: option.served.tokens_per_second)
+    return f"{said}; without other numbers in the model: {kept.name}."
