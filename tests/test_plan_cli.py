@@ -9,20 +9,7 @@ import pytest
 
 from lostflops import cli
 
-LORA = [
-    "plan",
-    "train",
-    "--model",
-    "llama-2-70b",
-    "--method",
-    "lora",
-    "--gpu",
-    "gh200",
-    "--gpus",
-    "4",
-    "--sequence",
-    "4096",
-]
+LORA = ["plan", "train", "--model", "llama-2-70b", "--method", "lora", "--gpu", "gh200", "--gpus", "4"]
 SERVE = ["plan", "serve", "--model", "llama-3-70b", "--gpu", "gh200", "--batch", "8"]
 
 
