@@ -118,3 +118,13 @@ def test_a_measured_rate_and_the_host_s_memory_replace_the_assumed(
     assert "rate given; 600 TFLOP/s sustained" in text
     ways = text.partition("what fits")[2]
     assert "checkpoint" in ways and "offload" not in ways
+
+
+def test_a_recorded_run_replaces_the_assumed_rate(capsys: pytest.CaptureFixture[str]) -> None:
+    run = str(Path(__file__).parent.parent / "examples" / "runs" / "ddp")
+    command = ["plan", "train", "--model", "llama-3.2-1b", "--gpu", "h100", "--gpus", "4", "--from-run", run]
+    content = json.loads(said(capsys, *command, "--json", "-"))
+    assert "sustained rate from the run" in content["gpu_status"]
+    assert content["calibration"].startswith("Calibrated with ")
+    assert content["calibration"] in said(capsys, *command)
+    assert "no file or folder" in refused(capsys, *command[:-1], "nowhere")

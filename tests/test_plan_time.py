@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lostflops.errors import BadCard, NoSuchHardware
-from lostflops.plan import hardware, kv_cache, layer_time, serving, training
+from lostflops.errors import BadCard, BadOption, NoSuchHardware
+from lostflops.plan import calibration, hardware, kv_cache, layer_time, serving, training
 from lostflops.plan.layout import Layout
 from lostflops.plan.ranking import Ranking, rank
 from lostflops.plan.shape import named
@@ -283,3 +283,23 @@ def test_unknown_hardware_is_said_with_a_suggestion() -> None:
         hardware.gpu("gh20")
     with pytest.raises(NoSuchHardware, match="'pcie5'"):
         hardware.link("pcie")
+
+
+def test_a_run_gives_the_rate_at_which_it_computed() -> None:
+    """The plan's own compute time, played as a run, gives back the rate it was made with."""
+    asked = job("llama-3-8b", checkpointing="full", fused_loss=True, layout=Layout(gpus=8, sharding="fsdp2"))
+    fast = replace(asked, gpu=msgspec.structs.replace(asked.gpu, sustained=600e12))
+    layers = sum(s.ns for s in training.Prediction(fast).spans if s.bound == "compute")
+    rows = [(rank, step, layers, layers + 7) for rank in range(2) for step in range(3)]
+    found, said = calibration.calibrated(asked, calibration.measured("run", rows))
+    assert found.gpu.sustained == pytest.approx(600e12, rel=1e-3)
+    assert found.gpu.status.endswith("sustained rate from the run")
+    assert said.startswith("Calibrated with 3 steps on 2 ranks: compute ")
+
+
+def test_a_run_of_another_job_or_of_too_few_steps_is_refused_in_words() -> None:
+    with pytest.raises(BadOption, match="2 steps in which a GPU computes"):
+        calibration.measured("run", [(0, 1, 5, 9), (0, 2, 5, 9), (0, 3, 0, 9)])
+    run = calibration.measured("run", [(0, step, 10**6, 10**7) for step in range(3)])
+    with pytest.raises(BadOption, match="has at most 989"):
+        calibration.calibrated(job(), run)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -51,7 +52,7 @@ def parameter(*size: int, trained: bool, kind: Any = None) -> Any:
     return torch.nn.Parameter(torch.randn(*size, dtype=kind or torch.bfloat16) / 8, requires_grad=trained)
 
 
-def layer(lora: Lora | None, keep: list[Any]) -> Any:
+def layer(lora: Lora | None, keep: list[Any], *, inner_norms: bool) -> Any:
     """One layer's output for one sequence. `keep` gets every tensor that is no activation."""
     sizes = {
         "q": (HEADS * SIZE, HIDDEN),
@@ -64,16 +65,20 @@ def layer(lora: Lora | None, keep: list[Any]) -> Any:
     }
     of = {name: Projection(*size, name, lora) for name, size in sizes.items()}
     first, second = (parameter(HIDDEN, trained=lora is None) for _ in range(2))
+    inner = [parameter(SIZE, trained=lora is None) for _ in range(2)]
     cos, sin = (torch.randn(TOKENS, SIZE, dtype=torch.bfloat16) for _ in range(2))
     for p in of.values():
         keep += [p.weight, *((p.a, p.b) if p.lora else ())]
-    keep += [first, second, cos, sin]
+    keep += [first, second, cos, sin, *inner]
     x = torch.randn(1, TOKENS, HIDDEN, dtype=torch.bfloat16, requires_grad=True)
     residual = x * 1
 
     def forward() -> Any:
         y = norm(residual, first)
-        q, k, v = (of[n](y).view(1, TOKENS, -1, SIZE).transpose(1, 2) for n in ("q", "k", "v"))
+        q, k, v = (of[n](y).view(1, TOKENS, -1, SIZE) for n in ("q", "k", "v"))
+        if inner_norms:
+            q, k = norm(q, inner[0]), norm(k, inner[1])
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
         q, k = turned(q, cos, sin), turned(k, cos, sin)
         attended = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         middle = residual + of["o"](attended.transpose(1, 2).reshape(1, TOKENS, -1))
@@ -95,9 +100,11 @@ def layer(lora: Lora | None, keep: list[Any]) -> Any:
     ],
     ids=["full", "fp32 q,v", "16-bit q,v", "16-bit q,k,v,o", "16-bit all", "fp32 all"],
 )
-def test_a_layer_saves_the_storages_that_are_counted(lora: Lora | None) -> None:
+@pytest.mark.parametrize("inner_norms", [False, True], ids=["", "norms of queries and keys"])
+def test_a_layer_saves_the_storages_that_are_counted(lora: Lora | None, inner_norms: bool) -> None:
     keep: list[Any] = []
-    forward = layer(lora, keep)
+    shape = replace(SHAPE, query_key_norm=inner_norms)
+    forward = layer(lora, keep, inner_norms=inner_norms)
     known = {tensor.untyped_storage().data_ptr() for tensor in keep}
     found: dict[int, Any] = {}
 
@@ -111,4 +118,4 @@ def test_a_layer_saves_the_storages_that_are_counted(lora: Lora | None) -> None:
     # Scalars and dropout's random state, a few bytes each, are no activations.
     saved = sum(size for size in sizes if size >= TOKENS)
     assert out.requires_grad
-    assert saved == activation_memory.layer_bytes(SHAPE, 0, TOKENS, Layout(), lora)
+    assert saved == activation_memory.layer_bytes(shape, 0, TOKENS, Layout(), lora)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from . import _output
 
 if TYPE_CHECKING:
+    from lostflops.plan.calibration import Measured
     from lostflops.plan.hardware import Gpu, Link
     from lostflops.plan.serving import Serving
     from lostflops.plan.static_memory import Lora
@@ -103,6 +104,7 @@ def _train(parser: ArgumentParser) -> None:
     say("--offload", metavar="N", default="0", help="layers whose activations leave the GPU: N, all or free")
     say("--fused-loss", action="store_true", help="the loss is computed without keeping the logits")
     say("--fp8", action="store_true", help="matrix products in FP8")
+    say("--from-run", metavar="RUN", help="take the sustained rate from a recorded run of this very job")
     say("--unified", action="store_true", help="what is too much migrates to host memory")
 
 
@@ -124,8 +126,14 @@ def run(given: Namespace) -> None:
     if given.what == "train":
         from lostflops.plan.ranking import rank
 
-        ranking = rank(_training(given))
-        _say(given, pages.training_data(ranking), pages.training(ranking))
+        asked, remark = _training(given), ""
+        if given.from_run:
+            from lostflops.plan import calibration
+
+            asked, remark = calibration.calibrated(asked, _recorded(given.from_run))
+        ranking = rank(asked)
+        lines = [*pages.training(ranking), *([remark] if remark else [])]
+        _say(given, pages.training_data(ranking) | {"calibration": remark or None}, lines)
     else:
         from lostflops.plan import serving
 
@@ -155,7 +163,9 @@ def _hardware(given: Namespace) -> tuple[Gpu, Link]:
     gpu = hardware.gpu(given.gpu)
     if given.sustained:
         gpu = msgspec.structs.replace(
-            gpu, sustained=given.sustained * 1e12, status=f"{gpu.status}; rate given"
+            gpu,
+            sustained=given.sustained * 1e12,
+            status=f"{gpu.status.replace('sustained rate, ', '')}; rate given",
         )
     if given.host_memory:
         gpu = msgspec.structs.replace(gpu, host_memory=int(given.host_memory * 1e9))
@@ -201,6 +211,30 @@ def _training(given: Namespace) -> Training:
         layers = asked.shape.layers
         raise BadOption(f"`--offload` is all, free, or a number of layers up to {layers}.")
     return replace(asked, offloaded=int(given.offload))
+
+
+def _recorded(path: str) -> Measured:
+    """How long the ranks of a run computed in each step, from its ledger."""
+    import polars as pl
+
+    from lostflops import job
+    from lostflops.errors import CannotAnswer, shown
+    from lostflops.plan import calibration
+    from lostflops.recipe import Session, Skipped
+
+    from ._waiting import waiting
+
+    with waiting() as tell:
+        answer = Session(job.open([path], progress=tell)).run("step_ledger")
+    if isinstance(answer, Skipped):
+        raise CannotAnswer("step-ledger", answer.reason)
+    computed = pl.col("ns").filter(pl.col("account") == "compute").sum()
+    steps = (
+        answer.table.group_by("rank", "step")
+        .agg(compute=computed, whole=pl.col("ns").sum())
+        .sort("rank", "step")
+    )
+    return calibration.measured(shown(path), steps.select("rank", "step", "compute", "whole").rows())
 
 
 def _lora(given: Namespace) -> Lora:

@@ -1,9 +1,8 @@
 """What the forward pass keeps for the backward, per layer and for the head: exact for Llama-type layers.
 
-The closed form of an eager 16-bit layer with flash attention and no mask was compared with what autograd
-saves, storage by storage, on four shapes and nine recipes each. Experts, latent attention and norms of
-queries and keys are counted by the same rules, and were not compared. Everything is bytes per token first:
-a token of a 16-bit hidden state is 2 x hidden.
+The closed form of an eager 16-bit layer with flash attention and no mask is compared with what autograd
+saves, storage by storage and byte for byte. Experts and latent attention are counted by the same rules, and
+were not compared. Everything is bytes per token first: a token of a 16-bit hidden state is 2 x hidden.
 """
 
 from __future__ import annotations
@@ -55,7 +54,10 @@ def _attention(shape: Shape, lora: Lora | None) -> Iterator[Saved]:
     else:
         kv = shape.kv_heads * shape.head_size
         if shape.query_key_norm:
-            yield Saved("fp32 copies of queries and keys", (4 if lora else 6) * (q + kv), True)
+            yield Saved("fp32 copies of queries and keys", 4 * (q + kv), True)
+            yield Saved("statistics of queries and keys", 4 * (shape.heads + shape.kv_heads), True)
+            if not lora:
+                yield Saved("normalised queries and keys", 2 * (q + kv), True)
         yield Saved("keys and values", 2 * 2 * kv, True)
     yield Saved("queries", 2 * q, True)
     yield Saved("attention output", 2 * value, True)
