@@ -16,7 +16,7 @@ from lostflops.plan.layout import SHARDINGS, Layout, Sharding
 from lostflops.plan.shape import KNOWN, Shape, elements, named
 from lostflops.plan.static_memory import OPTIMIZERS, PROJECTIONS, Lora
 from lostflops.plan.training import Prediction
-from planned import job
+from planned import job, patient
 
 ADAM = OPTIMIZERS["adam"]
 
@@ -194,6 +194,7 @@ def test_a_factored_optimizer_keeps_rows_and_columns() -> None:
     assert static_memory.factored_states(weights) == 4 * (64 + 256 + 8)
 
 
+@settings(patient)
 @given(
     count=st.integers(1, 10**12),
     ranks=st.integers(1, 5000),
@@ -216,7 +217,7 @@ SMALL = Shape("small", 64, 128, 6, 8, 4, 8, 96)
 EXPERTS = replace(SMALL, name="experts", experts=4, experts_per_token=2, expert_width=32, dense_layers=1)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(patient, max_examples=60)
 @given(
     model=st.sampled_from([SMALL, EXPERTS, KNOWN["deepseek-v2-lite"], KNOWN["llama-3.2-1b"]]),
     tensor=st.sampled_from([1, 2, 4]),
@@ -239,7 +240,7 @@ def test_all_ranks_together_hold_the_whole_model(
     assert held * (data if here.stage == 3 else 1) >= 16 * split or here.stage in (1, 2)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(patient, max_examples=40)
 @given(
     model=st.sampled_from(["llama-3.2-1b", "mixtral-8x7b", "deepseek-v2-lite"]),
     sequence=st.sampled_from([64, 1024, 4096, 32768]),

@@ -102,6 +102,7 @@ def _train(parser: ArgumentParser) -> None:
         help="layers to recompute: none, all but attention, whole (default none)",
     )
     say("--offload", metavar="N", default="0", help="layers whose activations leave the GPU: N, all or free")
+    say("--stream-frozen", action="store_true", help="LoRA's frozen layers stay in host memory")
     say("--fused-loss", action="store_true", help="the loss is computed without keeping the logits")
     say("--fp8", action="store_true", help="matrix products in FP8")
     say("--from-run", metavar="RUN", help="take the sustained rate from a recorded run of this very job")
@@ -200,6 +201,7 @@ def _training(given: Namespace) -> Training:
         microbatches=given.microbatches,
         lora=None if given.method == "full" else _lora(given),
         checkpointing=given.checkpoint,
+        streamed=given.stream_frozen,
         fused_loss=given.fused_loss,
         fp8=given.fp8,
         unified=given.unified,

@@ -87,7 +87,10 @@ def _choices(training: Training) -> list[dict[str, Change]]:
         more = t.microbatches * (t.microbatch // size)
         batch[f"microbatch {size}"] = {"microbatch": size, "microbatches": more}
     loss: dict[str, Change] = {} if t.fused_loss else {"fused loss": {"fused_loss": True}}
-    return [checkpoint, offload, sharding, batch, loss]
+    stream: dict[str, Change] = {}
+    if t.lora and not t.streamed and t.layout.stage < 3:
+        stream["stream frozen weights"] = {"streamed": True}
+    return [checkpoint, offload, stream, sharding, batch, loss]
 
 
 def _others(training: Training) -> dict[str, Change]:
@@ -146,6 +149,8 @@ def _combined(training: Training) -> Iterator[Way]:
             merged: dict[str, Any] = {}
             for _, change in picked:
                 merged |= change
+            if merged.get("streamed") and merged.get("layout", training.layout).stage >= 3:
+                continue  # a sharded weight is gathered from the other ranks, not from the host
             new = changed(training, merged)
             # What is free may be all, which has a name of its own, or nothing.
             if merged.get("offloaded") != "free" or 0 < new.offloaded < _all(new):

@@ -20,6 +20,7 @@ from .shape import Shape
 from .static_memory import Lora, Optimizer, Part
 from .timeline import SETS, free_layers, simulate
 
+SLOTS = 3  # streamed layers that are on the GPU: in use, arriving, and the next
 CONTEXT = 1 << 30  # of CUDA, NCCL and the libraries, outside the allocator (assumed)
 
 
@@ -42,6 +43,7 @@ class Training:
     lora: Lora | None = None
     checkpointing: Checkpointing = "none"
     offloaded: int = 0
+    streamed: bool = False  # frozen layers lie in host memory and are fetched for every pass
     fused_loss: bool = False
     fp8: bool = False
     unified: bool = False
@@ -74,6 +76,11 @@ def check(training: Training) -> None:
     layout.check(training.shape, training.layout, training.sequence)
     if training.fp8 and training.gpu.fp8_gain is None:
         raise BadOption(f"A {training.gpu.name} has no FP8 units.", "leave out `--fp8`.")
+    if training.streamed and (training.lora is None or training.layout.stage >= 3):
+        raise BadOption(
+            "Only frozen weights that every rank has whole can be streamed.",
+            "choose `--method lora` and a `--sharding` below zero-3, or leave out `--stream-frozen`.",
+        )
     if training.lora and not static_memory.adapters(training.shape.layer(0), training.lora):
         raise BadOption(
             f"{training.shape.name} has none of the projections {', '.join(training.lora.targets)}.",
@@ -107,7 +114,10 @@ class Prediction:
     @cached_property
     def host_bytes(self) -> int:
         """Host memory per GPU that offloading or unified memory takes."""
-        away = max(_offloaded_bytes(self.training, stage) for stage in range(self.training.layout.pipeline))
+        stages = range(self.training.layout.pipeline)
+        away = max(
+            _offloaded_bytes(self.training, stage) + _streamed_bytes(self.training, stage) for stage in stages
+        )
         return away + (self.excess if self.training.unified else 0)
 
     @property
@@ -202,9 +212,37 @@ def _saved(training: Training, stage: int) -> list[Part]:
     return [Part("activations", total, why)]
 
 
+def _streamed_bytes(training: Training, stage: int) -> int:
+    """Frozen layers of a stage that are in host memory only: all but those in the slots."""
+    t = training
+    if not t.streamed or t.lora is None:
+        return 0
+    layers = layout.stage_layers(t.shape, t.layout, stage)
+    dense = sum(t.shape.is_dense(n) for n in layers)
+    first, last = (_frozen_layer(t, n) for n in (layers[0], layers[-1]))
+    total = dense * first + (len(layers) - dense) * last
+    return max(0, total - SLOTS * max(first, last))
+
+
+def _frozen_layer(training: Training, number: int) -> int:
+    lora = training.lora or Lora()
+    return static_memory.base_bytes(layout.held_layer(training.shape, training.layout, number), lora)
+
+
+def _static(training: Training, stage: int) -> tuple[Part, ...]:
+    t = training
+    parts = static_memory.parts(t.shape, t.layout, stage, t.optimizer, t.lora)
+    away = _streamed_bytes(t, stage)
+    if not away:
+        return parts
+    base, *others = parts
+    why = f"{SLOTS} layers at a time, {away / 1e9:.2f} GB more in host memory"
+    return Part(base.name, base.bytes - away, why), *others
+
+
 def _moments(training: Training, stage: int) -> Iterator[Moment]:
     t = training
-    static = static_memory.parts(t.shape, t.layout, stage, t.optimizer, t.lora)
+    static = _static(t, stage)
     tokens = local_tokens(t)
     buffers = static_memory.communication(t.shape, t.layout, stage, t.optimizer, tokens, t.lora)
     outside = Part("CUDA context and libraries", CONTEXT, "assumed")
@@ -345,12 +383,25 @@ def _stage_seconds(training: Training, stage: int) -> list[tuple[str, float, str
     ]
     if again:
         found.append(("layers recomputed", layers * again, there.bound))
-    if t.offloaded:
-        line = simulate(layers, there.seconds, back.seconds + again, *copies(t, stage), t.offloaded)
-        found.append(("waiting for offloaded activations", max(line.exposed, 0.0), "link"))
+    found += _waiting(t, stage, there.seconds, back.seconds + again)
     if stage == t.layout.pipeline - 1:
         found.append(("head and loss", *_head(t)))
     return found
+
+
+def _waiting(training: Training, stage: int, there: float, back: float) -> Iterator[tuple[str, float, str]]:
+    """What offloaded activations and streamed weights make compute wait; both come in over one link."""
+    t = training
+    layers = len(layout.stage_layers(t.shape, t.layout, stage))
+    weights = 0.0
+    if t.streamed:
+        weights = max(_frozen_layer(t, n) for n in _kinds(t, stage)) / t.link.into
+        late = max(0.0, weights - there) + (0.0 if t.offloaded else max(0.0, weights - back))
+        yield "waiting for streamed weights", layers * late, "link"
+    if t.offloaded:
+        out, into = copies(t, stage)
+        line = simulate(layers, max(there, weights), back, out, into + weights, t.offloaded)
+        yield "waiting for offloaded activations", max(line.exposed, 0.0), "link"
 
 
 def _head(training: Training) -> tuple[float, str]:
