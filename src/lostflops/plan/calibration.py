@@ -49,18 +49,15 @@ def measured(run: str, rows: Sequence[tuple[int, int, int, int]]) -> Measured:
 
 
 def operations(training: Training) -> float:
-    """Of one step, on the mean rank: forward, backward, recomputation, head and loss."""
+    """Of one step on the mean rank, FP8 ones by what they take: forward, backward, recomputation, head."""
     t = training
+    unit = msgspec.structs.replace(t.gpu, sustained=1.0)
     total = 0.0
     for number in range(t.shape.layers):
         work = layer_time.work(t.shape, number, t.layout, t.sequence, t.microbatch, t.lora)
-        square = layer_time.attention_operations(t.shape, t.sequence, t.microbatch)
-        again = {
-            "none": 0.0,
-            "selective": work.forward - square / (t.layout.tensor * t.layout.context),
-            "full": work.forward,
-        }
-        total += work.forward + work.backward + again[t.checkpointing]
+        forward = layer_time.forward(work, unit, t.layout, fp8=t.fp8).compute
+        total += forward + layer_time.backward(work, unit, t.layout, fp8=t.fp8, reduces=False).compute
+        total += {"none": 0.0, "selective": forward - work.attention, "full": forward}[t.checkpointing]
     head = 2 * t.shape.vocabulary * t.shape.hidden * local_tokens(t) / t.layout.tensor
     total += head * (3 if t.lora is None else 2)
     return total * t.microbatches / t.layout.pipeline
@@ -73,15 +70,13 @@ def calibrated(training: Training, run: Measured) -> tuple[Training, str]:
     """
     layout.check(training.shape, training.layout, training.sequence)
     rate = operations(training) / run.compute_ns * 1e9
-    peak = training.gpu.peak * (2 if training.fp8 else 1)
+    peak = training.gpu.peak
     if rate > peak:
         raise BadOption(
             f"In the run's time this job needs {rate / 1e12:,.0f} TFLOP/s; a {training.gpu.name} has at most "
             f"{peak / 1e12:,.0f}.",
             "describe the job that was recorded: its model, sequence, microbatch, layout and GPU.",
         )
-    if training.fp8:
-        rate /= training.gpu.fp8_gain or 1.0
     status = training.gpu.status.replace("sustained rate, ", "") + "; sustained rate from the run"
     known = replace(training, gpu=msgspec.structs.replace(training.gpu, sustained=rate, status=status))
     step = Prediction(known).step_ns

@@ -18,7 +18,10 @@ from lostflops.errors import BadCard, NoSuchHardware, Unreadable
 Rate = Annotated[float, msgspec.Meta(gt=0, le=1e18)]
 Size = Annotated[int, msgspec.Meta(gt=0, le=1 << 60)]
 
-SUSTAINED = 0.455  # of the peak, for whole 16-bit layers: 450 TFLOP/s on an H100 or H200 (assumed)
+# Of the peak, for whole 16-bit layers: 450 TFLOP/s on an H100 or H200 is assumed, and for others the same
+# share; 200 TFLOP/s on an A100 is what torchtitan's published runs come to.
+SUSTAINED = 0.455
+KNOWN_RATES = {"a100": 200e12, "h100": 450e12, "h200": 450e12, "gh200": 450e12}
 MIB = 1 << 20
 
 
@@ -66,7 +69,7 @@ def _gpu(
         name=name,
         memory=mib * MIB,
         peak=tera * 1e12,
-        sustained=450e12 if tera == 989 else SUSTAINED * tera * 1e12,
+        sustained=KNOWN_RATES.get(name, SUSTAINED * tera * 1e12),
         memory_bandwidth=hbm * 1e12,
         node_bandwidth=node[1] * 1e9,
         network=network * 1e9,

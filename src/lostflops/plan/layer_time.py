@@ -23,8 +23,9 @@ FLASH_BACKWARD = 2.5  # of the forward's operations
 class Work:
     """What one rank does for one layer and microbatch."""
 
-    forward: float  # floating-point operations
-    backward: float  # the same, without recomputation
+    linear: float  # floating-point operations of matrices, forward
+    attention: float  # of attention, which stays in 16 bits
+    linear_backward: float  # without recomputation
     memory: int  # bytes moved in GPU memory, forward
     tensor_bytes: float  # between tensor ranks, that compute waits for, forward; as many backward
     expert_bytes: float  # between expert ranks, likewise
@@ -91,8 +92,9 @@ def work(
     if layout.context > 1:  # keys and values travel round the ring
         gathered += 4 * tokens * (layout.context - 1) * shape.kv_heads * shape.head_size / layout.tensor
     return Work(
-        forward=linear + adapted + attention,
-        backward=linear * (1 if lora else 2) + 2 * adapted + FLASH_BACKWARD * attention,
+        linear=linear + adapted,
+        attention=attention,
+        linear_backward=linear * (1 if lora else 2) + 2 * adapted,
         memory=2 * count + 2 * layer_bytes(shape, number, tokens, layout, lora),
         tensor_bytes=tensor,
         expert_bytes=expert,
@@ -101,9 +103,10 @@ def work(
     )
 
 
-def rate(gpu: Gpu, *, fp8: bool) -> float:
-    """Sustained operations per second. FP8 speeds up matrix products, which are nearly all of them."""
-    return gpu.sustained * (gpu.fp8_gain or 1.0) if fp8 else gpu.sustained
+def seconds(linear: float, attention: float, gpu: Gpu, *, fp8: bool) -> float:
+    """Of operations at the sustained rate; FP8 speeds up matrix products only."""
+    gain = gpu.fp8_gain or 1.0 if fp8 else 1.0
+    return (linear / gain + attention) / gpu.sustained
 
 
 def bandwidth(gpu: Gpu, ranks: int, gpus: int) -> float:
@@ -117,9 +120,9 @@ def bandwidth(gpu: Gpu, ranks: int, gpus: int) -> float:
 
 def forward(work: Work, gpu: Gpu, layout: Layout, *, fp8: bool) -> Cost:
     """Of one layer and microbatch."""
-    far = _far(gpu, layout)
+    far = between_replicas(gpu, layout)
     return Cost(
-        work.forward / rate(gpu, fp8=fp8),
+        seconds(work.linear, work.attention, gpu, fp8=fp8),
         work.memory / gpu.memory_bandwidth,
         work.gathered_bytes / far,
         _exposed(work, gpu, layout),
@@ -128,9 +131,9 @@ def forward(work: Work, gpu: Gpu, layout: Layout, *, fp8: bool) -> Cost:
 
 def backward(work: Work, gpu: Gpu, layout: Layout, *, fp8: bool, reduces: bool) -> Cost:
     """Of one layer and microbatch; `reduces` says whether its gradients are reduced beside it."""
-    far = _far(gpu, layout)
+    far = between_replicas(gpu, layout)
     return Cost(
-        work.backward / rate(gpu, fp8=fp8),
+        seconds(work.linear_backward, FLASH_BACKWARD * work.attention, gpu, fp8=fp8),
         2 * work.memory / gpu.memory_bandwidth,
         (work.gathered_bytes + (work.reduced_bytes if reduces else 0)) / far,
         _exposed(work, gpu, layout),
@@ -144,6 +147,9 @@ def _exposed(work: Work, gpu: Gpu, layout: Layout) -> float:
     )
 
 
-def _far(gpu: Gpu, layout: Layout) -> float:
-    """Of data-parallel collectives: their ranks lie apart by tensor and pipeline ranks."""
-    return COLLECTIVE * (gpu.node_bandwidth if layout.gpus <= gpu.node else gpu.network)
+def between_replicas(gpu: Gpu, layout: Layout) -> float:
+    """Of data-parallel collectives, whose ranks on one node use all of their network cards together."""
+    if layout.gpus <= gpu.node:
+        return COLLECTIVE * gpu.node_bandwidth
+    members = max(1, gpu.node // layout.tensor)
+    return COLLECTIVE * min(gpu.node_bandwidth, members * gpu.network)

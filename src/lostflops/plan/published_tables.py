@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from . import shape
-from .activation_memory import kept_bytes, layer_bytes
+from . import hardware, shape
+from .activation_memory import Checkpointing, kept_bytes, layer_bytes
 from .layout import Layout
 from .static_memory import OPTIMIZERS, Lora, states
+from .training import Prediction, Training
 
 ADAM = OPTIMIZERS["adam"]
 NOMINAL_70B = "the source takes 70e9 parameters; there are 68,976,648,192"
@@ -39,7 +40,7 @@ class Row:
 
 def rows() -> tuple[Row, ...]:
     """All published tables, row by row."""
-    return (*_zero(), *_llama(), *_mistral(), *_mixture())
+    return (*_zero(), *_llama(), *_mistral(), *_mixture(), *_runs())
 
 
 def _zero() -> Iterator[Row]:
@@ -112,6 +113,47 @@ def _mixture() -> Iterator[Row]:
     yield Row(table, "together", 251.2, 17 * layers * state / 1e9, "34 bytes per token and width", why)
 
 
+ONE_RATE = "one rate for six runs: 200 TFLOP/s was chosen for them"
+ASSUMED = "450 TFLOP/s assumed; theirs ran at 500 W, compiled"
+LONG = "attention of long sequences is slower than one rate for all knows"
+
+# Model, GPU, GPUs, sequence, microbatch, checkpointing, other, published tokens/s and GPU, why.
+RUNS: tuple[tuple[str, str, int, int, int, Checkpointing, dict[str, int], float, str], ...] = (
+    ("llama-3-8b", "a100", 64, 8192, 1, "selective", {}, 2973, ONE_RATE),
+    ("llama-3-70b", "a100", 64, 8192, 1, "full", {}, 331, ONE_RATE),
+    ("llama-2-13b", "a100", 64, 4096, 2, "none", {}, 2162, ONE_RATE),
+    ("llama-2-13b", "a100", 64, 4096, 2, "selective", {}, 1904, ONE_RATE),
+    ("llama-2-70b", "a100", 64, 4096, 1, "selective", {}, 355, ONE_RATE),
+    ("llama-2-70b", "a100", 64, 4096, 2, "full", {}, 353, ONE_RATE),
+    ("llama-3.1-8b", "h100", 8, 8192, 2, "selective", {}, 6667, ASSUMED),
+    ("llama-3.1-8b", "h100", 128, 8192, 2, "selective", {}, 6514, ASSUMED),
+    ("llama-3.1-8b", "h100", 8, 8192, 2, "selective", {"fp8": 1}, 8532, ASSUMED),
+    ("llama-3.1-70b", "h100", 256, 8192, 16, "full", {"fp8": 1, "tensor": 8}, 829, ASSUMED),
+    ("llama-3.1-8b", "h100", 8, 32768, 1, "full", {"fp8": 1}, 3890, LONG),
+    ("llama-3.1-8b", "h100", 8, 65536, 1, "full", {"fp8": 1, "context": 2}, 2540, LONG),
+    ("llama-3.1-8b", "h100", 8, 262144, 1, "full", {"fp8": 1, "context": 8}, 548, LONG),
+)
+
+
+def _runs() -> Iterator[Row]:
+    """Times are a model with an assumed rate: every row says so, however near it comes."""
+    table = (
+        "torchtitan's published runs with FSDP2, tokens/s and GPU (its docs/performance.md and benchmarks)"
+    )
+    for model, gpu, gpus, sequence, batch, checkpointing, other, published, why in RUNS:
+        card, ranks = hardware.gpu(gpu), other.get("tensor", 1)
+        here = Layout(gpus, ranks, ranks > 1, context=other.get("context", 1), sharding="fsdp2")
+        fp8 = "fp8" in other
+        asked = Training(
+            shape.named(model), card, hardware.link(card.link), here, ADAM, sequence, batch,
+            checkpointing=checkpointing, fp8=fp8,
+        )  # fmt: skip
+        name = f"{model}, {gpus} {gpu}, {batch} x {sequence:,}"
+        more = "".join(f", {what} {size}" for what, size in other.items() if what != "fp8")
+        recipe = f"checkpointing {checkpointing}{more}{', FP8' if fp8 else ''}"
+        yield Row(table, name, published, Prediction(asked).tokens_per_second_and_gpu, recipe, why, "")
+
+
 def lines() -> Iterator[str]:
     """The tables in Markdown."""
     table = ""
@@ -123,4 +165,5 @@ def lines() -> Iterator[str]:
         computed = "not reproduced" if row.computed is None else f"{row.computed:.4g}"
         difference = "" if row.difference is None else f"{row.difference:+.1%}"
         how = ": ".join(part for part in (row.recipe, row.why) if part)
-        yield f"| {row.name} | {row.published:g} {row.unit} | {computed} | {difference} | {how} |"
+        published = f"{row.published:g} {row.unit}".strip()
+        yield f"| {row.name} | {published} | {computed} | {difference} | {how} |"

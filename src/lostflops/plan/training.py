@@ -312,11 +312,11 @@ def _reduction(training: Training, stage: int) -> Iterator[Span]:
     if t.layout.replicas == 1 or t.layout.stage >= 2:
         return
     reduced = hidden = 0.0
-    far = layer_time.bandwidth(t.gpu, t.layout.gpus, t.layout.gpus)
+    far = layer_time.between_replicas(t.gpu, t.layout)
     for number in layout.stage_layers(t.shape, t.layout, stage):
         done = _work(t, number)
         reduced += done.reduced_bytes / far
-        hidden += done.backward / layer_time.rate(t.gpu, fp8=t.fp8)
+        hidden += layer_time.backward(done, t.gpu, t.layout, fp8=t.fp8, reduces=False).compute
     # The first layer's gradients come last and hide behind nothing.
     layers = len(layout.stage_layers(t.shape, t.layout, stage))
     yield Span("gradients reduced", round(max(reduced - hidden, reduced / layers) * 1e9), "network")
@@ -361,8 +361,7 @@ def _recompute(training: Training, number: int, cost: layer_time.Cost) -> float:
         return 0.0
     if t.checkpointing == "full":
         return cost.seconds
-    square = layer_time.attention_operations(t.shape, t.sequence, t.microbatch)
-    saved = square / (t.layout.tensor * t.layout.context) / layer_time.rate(t.gpu, fp8=t.fp8)
+    saved = _work(t, number).attention / t.gpu.sustained
     return max(cost.compute - saved, cost.memory) + cost.exposed
 
 
