@@ -72,7 +72,8 @@ def work(
     tokens = -(-sequence * sequences // layout.context)
     linear = linear_operations(shape, number, sequence * sequences) / share
     attention = attention_operations(shape, sequence, sequences) / share
-    small = elements(adapters(shape.layer(number), lora)) if lora else 0
+    beside = adapters(shape.layer(number), lora) if lora else []
+    small = sum(shape.reached(weight) for weight in beside)
     adapted = 2 * small * sequence * sequences / share
     mine = held_layer(shape, layout, number)
     count = elements(mine)

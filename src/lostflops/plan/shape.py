@@ -122,11 +122,11 @@ class Shape:
 
     def active(self, number: int) -> int:
         """Elements of a layer's matrices that one token is multiplied with."""
-        return sum(
-            w.elements * self.experts_per_token // self.experts if w.expert else w.elements
-            for w in self.layer(number)
-            if w.inputs
-        )
+        return sum(self.reached(weight) for weight in self.layer(number) if weight.inputs)
+
+    def reached(self, weight: Weight) -> int:
+        """Elements of a weight that one token reaches: of experts, only those it is given to."""
+        return weight.elements * self.experts_per_token // self.experts if weight.expert else weight.elements
 
 
 def elements(weights: Sequence[Weight]) -> int:
