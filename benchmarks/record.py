@@ -1,85 +1,106 @@
-"""What `lostflops record` costs a step: run with and without it in turn, CPU time compared.
+"""What `lostflops record` costs a training job.
 
-    python benchmarks/record.py [PAIRS]
-
-Wall time of a busy machine swings more than what is measured, so the job's CPU time per step is compared, of
-steps of about 20 ms with one thread. The interval is the middle half of the pairs.
+CPU time is compared, because wall time of a busy machine swings more than what is measured. One process has
+the step log switched on and off every few steps, and a window opened every few steps, so that whatever else
+the machine does meets both; what is compared are neighbours.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
+from statistics import median
 
-STEPS = range(20, 140)
-WINDOW = range(200, 205)
+BLOCK = 5  # steps with the log, then as many without
+BLOCKS = 160
+WINDOW, EVERY, WINDOWS = 5, 15, 12
+WARM_UP = 20
 JOB = f"""
-import json, os, time, torch
+import json, sys, time, torch
 torch.manual_seed(0)
 torch.set_num_threads(1)
-layers = [torch.nn.Linear(256, 256) for _ in range(24)]
-model = torch.nn.Sequential(*layers)
+model = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(24)])
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-marks = []
-for step in range({WINDOW.stop + 10}):
+clock = sys.modules["lostflops_boot.clock"].CLOCK
+steps, cpu = [], time.process_time_ns
+# Called when the optimizer has finished, before lostflops does anything.
+optimizer.register_step_post_hook(lambda *_: steps[-1].append(cpu()))
+
+def step():
+    steps.append([clock.on, clock.window is not None and clock.window.recording, cpu()])
     optimizer.zero_grad()
     model(torch.randn(256, 256)).square().mean().backward()
     optimizer.step()
-    marks.append(time.process_time_ns())
-print(json.dumps(marks))
+    steps[-1].append(cpu())
+
+for _ in range({WARM_UP}): step()
+for block in range({BLOCKS}):
+    clock.on = block % 2 == 0
+    for _ in range({BLOCK}): step()
+clock.on = True
+for _ in range({EVERY * WINDOWS + WINDOW}): step()
+print(json.dumps(steps))
 """
+# The step after which the second part of the job begins, as the log counts.
+FIRST_WINDOW = WARM_UP + BLOCK * BLOCKS // 2 + EVERY - WINDOW
 
 
-def job(before: list[str]) -> list[int]:
-    """The process's CPU time at the end of each step."""
-    done = subprocess.run([*before, sys.executable, "-c", JOB], stdout=subprocess.PIPE, check=True)
-    return json.loads(done.stdout)
+@dataclass
+class Measured:
+    """Ratios of neighbours, and seconds."""
+
+    step: list[float] = field(default_factory=list)  # CPU time without anything
+    log: list[float] = field(default_factory=list)
+    window: list[float] = field(default_factory=list)
+    between: list[float] = field(default_factory=list)  # what the log says of itself
+    command: list[float] = field(default_factory=list)  # `lostflops record -- true`, less `true`
+    start: list[float] = field(default_factory=list)  # a Python that imports PyTorch, with less without
+    writing: list[float] = field(default_factory=list)  # a window
 
 
-def per_step(marks: list[int], steps: range) -> float:
-    return statistics.median(marks[n] - marks[n - 1] for n in steps) / 1e6
-
-
-def start_up(environment: dict[str, str]) -> float:
-    began = time.perf_counter()
-    subprocess.run([sys.executable, "-c", "pass"], env=environment, check=True)
-    return time.perf_counter() - began
-
-
-def main(pairs: int) -> None:
-    log: list[float] = []
-    window: list[float] = []
-    starts: list[float] = []
-    own: list[float] = []
-    step = 0.0
+def measure(into: Measured) -> None:
+    """One turn."""
     with tempfile.TemporaryDirectory() as folder:
-        for pair in range(pairs):
-            run = Path(folder) / f"run-{pair}"
-            steps = f"{WINDOW.start}-{WINDOW.stop - 1}"
-            recording = ["lostflops", "record", "--steps", steps, "--output", str(run), "--"]
-            order = [[], [sys.executable, "-m", *recording]]
-            found = {bool(before): job(before) for before in (order if pair % 2 else order[::-1])}
-            step = per_step(found[False], STEPS)
-            log.append(per_step(found[True], STEPS) / step - 1)
-            window.append(per_step(found[True], WINDOW) / per_step(found[False], WINDOW) - 1)
-            (steps_log,) = run.glob("node-*/steps-*.jsonl")
-            lines = [json.loads(line) for line in steps_log.read_text().splitlines()]
-            own += [line["own"] / 1e3 for line in lines if line.get("step") in STEPS]
-            with_boot = {**os.environ, "PYTHONPATH": str(run / "boot")}
-            starts.append(start_up(with_boot) - start_up(dict(os.environ)))
-    print(f"CPU time of a step: {step:.1f} ms; {pairs} interleaved pairs, median (middle half)")
-    for name, shares in (("step log", log), ("inside the window", window)):
-        low, middle, high = statistics.quantiles(shares, n=4) if len(shares) > 1 else shares * 3
-        print(f"{name:18} {middle:+7.2%}  ({low:+.2%} to {high:+.2%})")
-    print(f"between two steps  {statistics.median(own):7.1f} us, as the log says of itself")
-    print(f"start of Python    {statistics.median(starts) * 1e3:+7.1f} ms")
+        run = Path(folder, "run")
+        steps = ["--steps", f"{FIRST_WINDOW}-{FIRST_WINDOW + WINDOW - 1}", "--every", str(EVERY)]
+        command = [sys.executable, "-m", "lostflops", "record", *steps, "--output", str(run), "--"]
+        done = subprocess.run([*command, sys.executable, "-c", JOB], capture_output=True, check=True)
+        lines = json.loads(done.stdout)[WARM_UP:]
+        logged = [(line[0], line[-1] - line[2]) for line in lines[: BLOCK * BLOCKS]]
+        inside = [(line[1], line[3] - line[2]) for line in lines[BLOCK * BLOCKS :]]
+        into.step.append(median(cost for on, cost in logged if not on) / 1e9)
+        into.log += _against_neighbours(logged)
+        into.window += _against_neighbours(inside)
+        log = next(run.glob("node-*/steps-*.jsonl")).read_text().splitlines()
+        entries = [json.loads(line) for line in log]
+        into.between.append(median(e["own"] for e in entries if e.get("step", 0) in range(5, WARM_UP)) / 1e9)
+        into.writing += [e["took"] / 1e9 for e in entries if e.get("file")]
+        with_boot = {**os.environ, "PYTHONPATH": str(run / "boot")}
+        importing = [sys.executable, "-c", "import torch"]
+        into.start.append(_seconds(importing, with_boot) - _seconds(importing, os.environ))
+        recording = ["-m", "lostflops", "record", "--output", str(Path(folder, "none")), "--", "true"]
+        into.command.append(
+            _seconds([sys.executable, *recording], os.environ) - _seconds(["true"], os.environ)
+        )
 
 
-if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 5)
+def _against_neighbours(steps: Sequence[tuple[bool, int]]) -> Iterator[float]:
+    """How much more a block of steps with something costs than the blocks without around it."""
+    blocks = [(state, [cost for _, cost in of]) for state, of in groupby(steps, key=lambda step: step[0])]
+    for before, (state, costs), after in zip(blocks, blocks[1:], blocks[2:], strict=False):
+        if state:
+            yield median(costs) / median([*before[1], *after[1]]) - 1
+
+
+def _seconds(command: Sequence[str], environment: os._Environ[str] | dict[str, str]) -> float:
+    began = time.perf_counter()
+    subprocess.run(command, env=environment, stderr=subprocess.DEVNULL, check=True)
+    return time.perf_counter() - began

@@ -9,9 +9,11 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 
+import record
 import traces
 from processes import Cost, cost, loader, lostflops
 
@@ -22,6 +24,7 @@ LEAST_TIMES_PEER = 20
 BASE = 300_000_000  # bytes of memory that do not grow with the trace
 MOST_PER_EVENT = 120  # bytes
 MOST_COLD, MOST_AGAIN, MOST_HELP = 10.0, 1.0, 0.2  # seconds
+MOST_LOG, MOST_WINDOW, MOST_START = 0.01, 0.15, 0.5  # shares of a step, seconds
 
 Say = Callable[[str], None]
 
@@ -181,6 +184,44 @@ def first_page(repeat: int, big: bool, say: Say) -> Found:
         rows,
         f"Missed targets: {missed}." if missed else "All targets are met.",
     )
+
+
+def recording(repeat: int, big: bool, say: Say) -> Found:
+    """What recording costs the job."""
+    found = record.Measured()
+    for turn in range(repeat):
+        say(f"turn {turn + 1} of {repeat}")
+        record.measure(found)
+    rows = [
+        _share("step log, share of a step's CPU time", found.log, MOST_LOG),
+        _share("inside a window, share of a step's CPU time", found.window, MOST_WINDOW),
+        _took("`lostflops record -- true`, more than `true`, s", found.command, MOST_START),
+        _took(
+            "`python -c 'import torch'` inside a recorded job, more than outside, s", found.start, MOST_START
+        ),
+        _took("writing a window of five steps, s", found.writing),
+        _took("between two steps, as the log says, µs", [s * 1e6 for s in found.between]),
+    ]
+    missed = sum(row[-1] == "missed" for row in rows)
+    return Found(
+        ("what", "median (middle half)", "target", ""),
+        rows,
+        f"A step takes {median(found.step) * 1e3:.1f} ms of CPU time. "
+        + (f"Missed targets: {missed}." if missed else "All targets are met."),
+        f"lostflops {version('lostflops')}, torch {version('torch')}",
+    )
+
+
+def _share(what: str, shares: Sequence[float], target: float) -> list[str]:
+    low, _, high = quantiles(shares, n=4)
+    met = "met" if median(shares) <= target else "missed"
+    return [what, f"{median(shares):+.2%} ({low:+.2%} to {high:+.2%})", f"{target:.0%}", met]
+
+
+def _took(what: str, seconds: Sequence[float], target: float | None = None) -> list[str]:
+    low, _, high = quantiles(seconds, n=4) if len(seconds) > 1 else seconds * 3
+    aim = ["", ""] if target is None else [f"{target:g}", "met" if median(seconds) <= target else "missed"]
+    return [what, f"{median(seconds):.3g} ({low:.3g} to {high:.3g})", *aim]
 
 
 def _timed(what: str, costs: Sequence[Cost], target: float | None = None) -> list[str]:

@@ -131,6 +131,7 @@ def profile(words: list[str]) -> int:
     if FAULT == "slow":
         time.sleep(1.5)
     if FAULT == "hang":
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         time.sleep(600)
     recorded = "session-new" not in given or session_file(given["session-new"]).exists()
     if recorded and FAULT not in ("untriggered", "lost"):

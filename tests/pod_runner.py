@@ -70,7 +70,10 @@ class Cluster:
         (container,) = pod["spec"]["containers"]
         volumes = {one["name"]: self._volume(one, name) for one in pod["spec"].get("volumes", [])}
         mounts = {one["mountPath"]: volumes[one["name"]] for one in container.get("volumeMounts", [])}
-        env = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "HOSTNAME": name, **image}
+        # An image of Python alone has none of our packages, and so has the Python that made this environment.
+        bare = container["image"].startswith("python:")
+        programs = Path(sys.base_prefix) / "bin" if bare else Path(sys.executable).parent
+        env = {"PATH": f"{programs}:/usr/bin:/bin", "HOSTNAME": name, **image}
         env |= {"HOME": str(self.folder), "OMP_NUM_THREADS": "1"}
         own: dict[str, str] = {}
         for entry in container.get("env", []):

@@ -1,7 +1,8 @@
 """A real Slurm of four virtual nodes on this host, for tests: no root, no systemd, no file outside a folder.
 
-Every daemon of it is a child of ours that the kernel ends when we end, however that happens. All of them
-listen on 127.0.0.1 only, on ports that were free.
+Every daemon of it is a child of ours that the kernel ends when we end, however that happens (jobs are
+cancelled before; after a SIGKILL of ours they end by themselves). All of them listen on 127.0.0.1 only, on
+ports that were free.
 """
 
 from __future__ import annotations

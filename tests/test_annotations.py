@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 import lostflops
+from lostflops import cli
 from lostflops.capture import annotation_file
 from lostflops.capture.boot.lostflops_boot import marks
 from lostflops.errors import BadAnnotations, Unreadable
@@ -352,6 +353,16 @@ def test_a_wrong_file_is_refused_and_the_entry_named(text: str, said: str, tmp_p
     (tmp_path / "a.json").write_text(text)
     with pytest.raises(BadAnnotations, match=said):
         annotation_file.read(tmp_path / "a.json")
+
+
+def test_a_wrong_file_is_refused_before_the_job_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.json").write_text('[{"module": "m", "functions": ["f", {"functin": "g"}]}]')
+    options = ["--annotate", str(tmp_path / "a.json"), "--output", str(tmp_path / "run")]
+    assert cli.main(["record", *options, "--", "touch", str(tmp_path / "started")]) == 2
+    assert "entry 1, function 2 of a.json: nobody knows the key 'functin'" in capsys.readouterr().err
+    assert [file.name for file in tmp_path.iterdir()] == ["a.json"]
 
 
 def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:

@@ -103,6 +103,24 @@ def test_under_torchrun_it_is_a_rank_and_the_first_one_speaks(tmp_path: Path) ->
     assert [row["bytes"] for row in kept(run)["bandwidths"]] == [64]
 
 
+def test_other_launchers_ranks_are_ranks_when_they_know_where_to_meet() -> None:
+    meet = {"MASTER_ADDR": "first", "MASTER_PORT": "1234"}
+    mpi = {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
+    found = bench_ranks.placed({**mpi, **meet})
+    assert {name: found[name] for name in bench_ranks.PLACED} == {
+        **meet,
+        "RANK": "3",
+        "WORLD_SIZE": "4",
+        "LOCAL_RANK": "1",
+    }
+    with pytest.raises(BadOption, match="one of 4 processes that mpirun started"):
+        bench_ranks.placed(mpi)
+    with pytest.raises(BadOption, match="srun"):
+        bench_ranks.placed({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"})
+    assert not bench_ranks.placed({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}), "a task alone"
+    assert not bench_ranks.placed({"RANK": "0"}), "may be the index of a pod"
+
+
 # The measuring script with one thing changed, as a rank.
 CHANGED = """
 import importlib.util, sys

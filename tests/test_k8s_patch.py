@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from lostflops.capture import k8s_objects, k8s_pod
 from lostflops.cli import main
 
 pytest.importorskip("ruamel.yaml")
@@ -72,6 +75,12 @@ items:
 """
 
 
+def valid_pod(template: dict[str, Any]) -> None:
+    """Schemas of custom kinds are not at hand; what is in them is a pod's."""
+    validate = pytest.importorskip("kubernetes_validate").validate
+    validate({"apiVersion": "v1", "kind": "Pod", "metadata": {}, **template}, "1.37", strict=True)
+
+
 class Said:
     def __init__(self, status: int, out: str, err: str) -> None:
         self.status, self.out, self.err = status, out, err
@@ -103,6 +112,8 @@ def test_a_job_is_patched_and_the_rest_of_its_text_stays(patch: Any) -> None:
         "ConfigMap",
         {"name": "lostflops-boot", "namespace": "team"},
     )
+    assert payload["data"] == {k8s_pod.key(path): text for path, text in k8s_objects.payload().items()}
+    assert "\n    def " in said.out, "sources are not written as lines"
     (container,) = job["spec"]["template"]["spec"]["containers"]
     assert container["command"][-4:] == ["torchrun", "--nproc-per-node", "8", "train.py"]
     env = {entry["name"]: entry.get("value") for entry in container["env"]}
@@ -114,6 +125,12 @@ def test_a_job_is_patched_and_the_rest_of_its_text_stays(patch: Any) -> None:
     for line in JOB.splitlines():
         if "command:" not in line:
             assert line in rest, f"'{line}' is gone"
+
+
+def test_a_comment_inside_the_command_is_lost_and_that_is_said(patch: Any) -> None:
+    said = patch(JOB.replace('["torchrun", ', '["torchrun",  # ranks\n          '))
+    assert "1 comment could not be kept" in said.err
+    assert "comment" not in patch(JOB).err
 
 
 def test_patching_twice_is_patching_once(patch: Any) -> None:
@@ -130,6 +147,7 @@ def test_both_roles_of_a_pytorch_job_are_recorded_once_though_yaml_shares_their_
     roles = said.documents[-1]["spec"]["pytorchReplicaSpecs"]
     assert roles["Master"]["template"] == roles["Worker"]["template"]
     assert len(roles["Master"]["template"]["spec"]["volumes"]) == 2
+    valid_pod(roles["Worker"]["template"])
     assert "PyTorchJob 'two' Master: recording pytorch" in said.err
     assert "PyTorchJob 'two' Worker: recording pytorch" in said.err
 
@@ -151,6 +169,7 @@ def test_a_train_job_takes_volumes_as_a_change_to_its_runtime(patch: Any, newer:
         (change,) = spec["podTemplateOverrides"]
         assert change["targetJobs"] == [{"name": "node"}]
         pod = change["spec"]
+    valid_pod({"spec": pod})
     assert [volume["name"] for volume in pod["volumes"]] == ["lostflops-boot", "lostflops-run"]
     assert [mount["name"] for mount in pod["containers"][0]["volumeMounts"]] == [
         "lostflops-boot",
@@ -235,6 +254,26 @@ def test_what_is_no_manifest_is_an_error_with_a_hint(patch: Any, text: str, why:
     said = patch(text)
     assert (said.status, said.out) == (2, "")
     assert why in said.err and "\nHint: " in said.err
+
+
+def test_standard_input_is_a_manifest_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(JOB))
+    assert main(["launch", "k8s", "patch", "-"]) == 0
+    assert "LOSTFLOPS_RUN" in capsys.readouterr().out
+
+
+def test_a_file_that_is_no_text_and_a_reader_that_is_not_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_bytes(b"\xff\xfe\x00")
+    assert main(["launch", "k8s", "patch", str(file)]) == 2
+    assert "job.yaml is not text" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "ruamel.yaml", None)
+    assert main(["launch", "k8s", "patch", str(file)]) == 2
+    assert capsys.readouterr().err.endswith("Hint: `pip install 'lostflops[k8s]'`.\n")
 
 
 def test_options_are_checked(patch: Any) -> None:

@@ -126,7 +126,7 @@ def test_nothing_but_what_is_documented_is_added() -> None:
     assert [m["mountPath"] for m in container.pop("volumeMounts")] == ["/lostflops/boot", "/lostflops/run"]
     assert container.pop("command")[-2:] == ["python", "train.py"]
     assert [volume["name"] for volume in one["spec"].pop("volumes")] == ["lostflops-boot", "lostflops-run"]
-    assert one["metadata"].pop("annotations") == {STATUS: "recording c"}
+    assert one["metadata"].pop("annotations") == {STATUS: "set up to record c"}
     before["spec"]["containers"][0].pop("command")
     assert one == before
 

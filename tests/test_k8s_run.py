@@ -6,6 +6,7 @@ import base64
 import http.client
 import json
 import os
+import shutil
 import ssl
 import subprocess
 import sys
@@ -154,9 +155,10 @@ def test_a_pod_that_the_webhook_patched_is_recorded_and_killed_and_explained(
     (tmp_path / "payload").write_text(json.dumps(payload))
     report = printed(capsys, "status")
     assert report.count("of another lostflops") == 2
+    assert "apply `lostflops launch k8s install -n team --update`\n" in report
     (tmp_path / "payload").write_text("")
     (tmp_path / "registration").write_text("")
-    assert "  team: no configmap 'lostflops-boot'; run `lostflops launch k8s install -n team`\n" in printed(
+    assert "  team: no configmap 'lostflops-boot'; apply `lostflops launch k8s install -n team`\n" in printed(
         capsys, "status"
     )
 
@@ -202,6 +204,18 @@ torch.distributed.destroy_process_group()
     assert sorted(set(steps.collect()["rank"])) == [0, 1]
 
 
+@pytest.mark.parametrize("module", [k8s_objects.WEBHOOK_PROGRAM, k8s_objects.COLLECTOR_PROGRAM])
+def test_the_programs_need_a_python_and_nothing_else(module: str, tmp_path: Path) -> None:
+    files = k8s_objects.program(module)
+    assert len(json.dumps(files)) < 200_000
+    for path, text in files.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    command = [sys.executable, "-S", "-m", module, "--help"]
+    done = subprocess.run(command, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_the_collector_takes_from_pods_what_nobody_can_change(team: Cluster) -> None:
     to = collector(team)
     path = "/job/pod/c/steps.jsonl"
@@ -233,12 +247,20 @@ def test_the_collector_takes_no_path_that_leads_elsewhere(team: Cluster) -> None
         connection.close()
 
 
+def test_an_update_leaves_token_and_certificate_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    kinds = [one["kind"] for one in yaml.safe_load_all(printed(capsys, "install", "-n", "x", "--update"))]
+    assert sorted(kinds) == ["ConfigMap", "ConfigMap", "Deployment", "Service"]
+
+
 def test_the_collector_asks_for_its_token_and_answers_readers_on_loopback_only(team: Cluster) -> None:
     to = collector(team)
     assert to.ask("GET", "/")[0] == 404
     to._headers = {"Authorization": "Bearer guessed"}
     assert to.ask("PUT", "/a/b/c/x.log", b"x")[0] == 401
     assert to.ask("HEAD", "/a/b/c/x.log")[0] == 401
+    renewed = team.volume("lostflops-collector-0", "certificate") / "token"
+    renewed.write_text("guessed")
+    assert to.ask("HEAD", "/a/b/c/x.log")[0] == 404
     command = team.objects["Deployment", "lostflops-collector"]["spec"]["template"]["spec"]["containers"][0]
     assert "--read-port" in command["command"]
     assert k8s_objects.READ_PORT not in {port["containerPort"] for port in command["ports"]}
@@ -308,6 +330,18 @@ def test_a_full_collector_says_so_and_the_rest_is_kept(tmp_path: Path) -> None:
     assert (store.take(7), store.take(1)) == (True, False)
     store.give_back(2)
     assert store.take(2)
+
+
+def test_a_recording_inside_a_pod_is_left_to_record(tmp_path: Path) -> None:
+    for name, in_pod in (("mounted", True), ("recorded", False)):
+        folder = tmp_path / name
+        shutil.copytree(run_folder.PAYLOAD, folder / "boot")
+        if not in_pod:
+            (folder / "recording.jsonl").write_text("")
+        script = "from lostflops_boot import log; print(log.RUN, log.IN_POD)"
+        env = {"PYTHONPATH": str(folder / "boot"), "LOSTFLOPS_RUN": "/lostflops/run/j/p/c"}
+        done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True)
+        assert done.stdout == f"{'/lostflops/run/j/p/c' if in_pod else folder} {in_pod}\n", done.stderr
 
 
 def test_room_ends_where_the_pods_volume_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

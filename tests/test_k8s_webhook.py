@@ -7,6 +7,8 @@ import http.client
 import json
 import socket
 import ssl
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -19,10 +21,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lostflops.capture import k8s_objects
 from lostflops.capture.k8s_admission import VERSION, review
 from lostflops.capture.k8s_pod import STATUS, Wish
 from lostflops.capture.k8s_tls import Server
 from lostflops.capture.k8s_webhook import LARGEST, answering
+from lostflops.cli import main
+from pod_runner import free_port
 
 pytest.importorskip("cryptography")
 from lostflops.capture.k8s_certificate import certificate, expiry
@@ -135,7 +140,7 @@ def test_a_pod_is_patched_over_tls(client: Client) -> None:
     env = {entry["name"]: entry.get("value") for entry in trainer["env"]}
     assert env["LOSTFLOPS_RUN"] == "/lostflops/run/train/$(LOSTFLOPS_POD)/trainer"
     assert proxy == asked["request"]["object"]["spec"]["containers"][1]
-    assert pod["metadata"]["annotations"] == {STATUS: "recording trainer"}
+    assert pod["metadata"]["annotations"] == {STATUS: "set up to record trainer"}
     assert pod["metadata"]["labels"] == asked["request"]["object"]["metadata"]["labels"]
 
 
@@ -320,6 +325,37 @@ def test_the_question_is_not_changed_by_answering_it() -> None:
     before = deepcopy(asked)
     review(asked, WISH)
     assert asked == before
+
+
+def test_serve_is_the_webhook_with_the_whole_payload(tmp_path: Path) -> None:
+    made = certificate([SERVICE], 30)
+    (tmp_path / "tls.crt").write_text(made.certificate)
+    (tmp_path / "tls.key").write_text(made.key)
+    port = free_port()
+    command = ["launch", "k8s", "serve", "--certificate", str(tmp_path), "--port", str(port)]
+    with subprocess.Popen(
+        [sys.executable, "-m", "lostflops", *command], stderr=subprocess.PIPE, text=True
+    ) as serving:
+        try:
+            assert serving.stderr is not None
+            assert serving.stderr.readline() == f"answering on 127.0.0.1:{port}\n"
+            context = ssl.create_default_context(cadata=made.authority)
+            connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=20, context=context)
+            connection.request("GET", "/healthz")
+            assert connection.getresponse().read() == b"ok\n"
+            asked = question()
+            connection.request("POST", "/mutate", json.dumps(asked), {"Content-Type": "application/json"})
+            pod = patched(asked, json.load(connection.getresponse()))
+            connection.close()
+        finally:
+            serving.kill()
+    items = {item["path"] for item in pod["spec"]["volumes"][1]["configMap"]["items"]}
+    assert items == set(k8s_objects.payload())
+
+
+def test_serve_says_what_it_lacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["launch", "k8s", "serve", "--certificate", str(tmp_path), "--port", "0"]) == 2
+    assert "the folder holds tls.crt and tls.key" in capsys.readouterr().err
 
 
 def test_a_renewed_certificate_is_taken_without_a_restart(tmp_path: Path) -> None:

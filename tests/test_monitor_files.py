@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +15,11 @@ import pytest
 import kineto_files as kineto
 import lostflops
 import nsys_exports as nsys
-from lostflops.capture import monitor_segment
+from lostflops.capture import monitor_log, monitor_segment
+from lostflops.capture.monitor_metrics import Reading
 from lostflops.errors import NotATrace, NoTraces
 from lostflops.ingest import monitor
-from lostflops.ingest.monitor_files import read_folder
+from lostflops.ingest.monitor_files import readings
 from lostflops.trace import Trace
 from monitored import Named, left
 
@@ -32,6 +35,10 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def sample(second: float, values: dict[Named, float | None], *, clock: int = UTC) -> tuple[int, int, Any]:
     return int(second * T), clock + int(second * T), values
+
+
+def rows(folder: Path) -> pl.DataFrame:
+    return pl.concat([read.rows for read in readings(folder)])
 
 
 def counters(trace: Trace, *columns: str) -> list[tuple[Any, ...]]:
@@ -116,10 +123,10 @@ def test_packing_changes_no_reading(tmp_path: Path) -> None:
     ]
     samples = [sample(s, v) for s, v in enumerate(values)]
     folder = left(tmp_path / "monitor", samples, name="segment-0000.jsonl")
-    before = read_folder(folder).rows
+    before = rows(folder)
     monitor_segment.pack(folder / "segment-0000.jsonl")
     assert [file.name for file in folder.glob("segment*")] == ["segment-0000.parquet"]
-    assert read_folder(folder).rows.equals(before) and before.height == 4
+    assert rows(folder).equals(before) and before.height == 4
 
 
 def test_a_segment_counts_once_while_its_tail_is_still_there(tmp_path: Path) -> None:
@@ -128,7 +135,7 @@ def test_a_segment_counts_once_while_its_tail_is_still_there(tmp_path: Path) -> 
     tail = (folder / "segment-0000.jsonl").read_bytes()
     monitor_segment.pack(folder / "segment-0000.jsonl")
     (folder / "segment-0000.jsonl").write_bytes(tail)
-    assert read_folder(folder).rows.height == 3
+    assert rows(folder).height == 3
 
 
 def test_a_torn_line_is_passed_over(tmp_path: Path) -> None:
@@ -213,7 +220,20 @@ def test_a_gpu_belongs_to_the_rank_whose_process_ran_on_it(tmp_path: Path) -> No
         for part in parts
     }
     assert found == {4: [(0, 100.0), (3, 103.0), (None, 7.0)], 5: [(1, 101.0)], 6: [(2, 102.0)]}
-    assert [(fact.rank, fact.name) for part in parts for fact in part.quality] == [(4, "GPU without rank")]
+    told = [(fact.rank, fact.name, fact.count) for part in parts for fact in part.quality]
+    assert told == [(4, "GPU without rank", 1)], "the stranger's GPU"
+
+
+def test_what_a_process_takes_stands_at_its_own_rank(tmp_path: Path) -> None:
+    log(tmp_path, 3, 70, 0)
+    log(tmp_path, 4, 71, 1)
+    values: dict[Named, float | None] = {("rank_resident", None, "4"): 8, ("rank_resident", None, "9"): 7}
+    folder = left(tmp_path / "node-0000" / "monitor", [sample(s, values) for s in (1, 2)])
+    parts = monitor.read(folder, tmp_path / "parts")
+    found = {
+        part.rank: pl.read_parquet(f"{part.folder}/counters.parquet")["value"].to_list() for part in parts
+    }
+    assert found == {4: [8.0], 3: [7.0]}, "a rank that no log names is not made up"
 
 
 def test_ranks_are_those_of_the_same_host_whatever_the_node_is_called(tmp_path: Path) -> None:
@@ -297,3 +317,33 @@ def test_a_folder_without_samples_costs_the_traces_beside_it_nothing(tmp_path: P
     left(tmp_path / "node-0000" / "monitor", [])
     trace = lostflops.open(tmp_path)
     assert facts(trace) == {"file left out": 1} and trace.has("kernels")
+
+
+def test_a_full_disk_costs_the_samples_that_did_not_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = monitor_log.MonitorLog(tmp_path / "monitor")
+    log.tell([{"kind": "monitor"}])
+    whole = os.write
+
+    def sampled(second: int) -> None:
+        log.add(second * T, UTC + second * T, [Reading(*POWER, 100 + second)])
+
+    def half(file: int, data: bytes) -> int:
+        if len(data) == 1:
+            return whole(file, data)
+        return whole(file, data[: len(data) // 2])
+
+    def none(file: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "full")
+
+    sampled(1)
+    for second, write in ((2, half), (3, none)):
+        monkeypatch.setattr(os, "write", write)
+        sampled(second)
+    monkeypatch.setattr(os, "write", whole)
+    sampled(4)
+    assert log.lost == 2
+    trace = lostflops.open(tmp_path / "monitor")
+    assert counters(trace, "start", "end", "value") == [(0, 3 * T, 104.0)]
+    assert facts(trace) == {"rank not recorded": 1, "samples lost": 1}

@@ -68,7 +68,8 @@ def test_gpus_are_read_through_nvml_and_what_it_lacks_is_absent(
     (root / "proc/70/fd").mkdir(parents=True)
     (root / "proc/70/fd/3").symlink_to("/dev/nvidia0")
     running = started(tmp_path / "run", root=root)
-    time.sleep(0.35)
+    (tail,) = (tmp_path / "run").glob("node-*/monitor/tail.jsonl")
+    until(lambda: tail.read_bytes().count(b'"m":') > 4)
     running.stop()
     assert running.ending["ended"] and not running.ending["missing"]
     trace = lostflops.open(tmp_path / "run")
@@ -223,6 +224,10 @@ def test_times_and_ports_are_read_as_typed() -> None:
     for wrong in ("", "0", "1e3"):
         with pytest.raises(BadOption):
             monitor.duration(wrong)
+    assert monitor.exporter("http://node:9400/metrics") == "http://node:9400/metrics"
+    for wrong in ("", "9400", "file:///etc/hostname", "http://"):
+        with pytest.raises(BadOption):
+            monitor.exporter(wrong)
     for wrong in ("", "70000", "a b:1", "http://x:1"):
         with pytest.raises(BadOption):
             monitor.listening(wrong)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -20,6 +21,7 @@ from lostflops.capture.monitor_metrics import METRICS, Source
 from lostflops.capture.monitor_nics import Nics
 from lostflops.capture.monitor_nvidia import Nvidia
 from lostflops.capture.monitor_openmetrics import UNITS
+from lostflops.capture.monitor_ranks import Ranks
 from monitored import AMD, EFA, HOST, INFINIBAND, STAT, Named, tree
 
 DCGM = """\
@@ -141,6 +143,44 @@ def test_amd_gpus_are_numbered_as_their_cards(tmp_path: Path) -> None:
     }
     first, second = amd.facts()
     assert (first["gpu"], first["memory"], second["gpu"], second["memory"]) == ("Instinct", 8000, None, None)
+
+
+def test_ranks_are_read_with_what_they_started(tmp_path: Path) -> None:
+    def process(pid: int, times: str, pages: int, tasks: dict[int, str], began: int = 9) -> dict[str, str]:
+        stat = f"{pid} (a) b) S 1 1 1 0 -1 0 0 0 0 0 {times} 20 0 1 0 {began} 7 7"
+        files = {f"proc/{pid}/stat": stat, f"proc/{pid}/statm": f"99 {pages} 1 1 0 1 0"}
+        return files | {f"proc/{pid}/task/{task}/children": started for task, started in tasks.items()}
+
+    def log(rank: int, pid: int, host: str) -> str:
+        return f'{{"kind":"rank","rank":{rank},"pid":{pid},"host":"{host}"}}\n'
+
+    root = tree(
+        tmp_path,
+        process(70, "100 20 3 1", 10, {70: "80 ", 71: "81"}),
+        process(80, "30 2 0 0", 4, {80: ""}),
+        process(81, "5 0 0 0", 2, {81: ""}),
+        process(90, "7 7 7 7", 1, {90: ""}),
+        {
+            "run/node-0/steps-00003-a0.jsonl": log(3, 70, "here"),
+            "run/node-1/steps-00000-a0.jsonl": log(0, 90, "there"),
+        },
+        {
+            "run/node-0/steps-00004-a0.jsonl": log(4, 12345, "here"),
+            "run/node-0/steps-00005-a0.jsonl": '{"kind":"ra',
+        },
+    )
+    page = os.sysconf("SC_PAGE_SIZE")
+    ranks = Ranks(root / "run", "here", root)
+    assert values(ranks, thorough=False) == {}
+    assert values(ranks) == {
+        ("rank_resident", None, "3"): 10 * page,
+        ("rank_threads", None, "3"): 2,
+        ("rank_workers", None, "3"): 2,
+        ("rank_workers_resident", None, "3"): 6 * page,
+        ("rank_cpu", None, "3"): 161,
+    }
+    tree(tmp_path, process(70, "1 1 1 1", 10, {70: ""}, began=11))
+    assert values(ranks) == {}, "another process of the same number"
 
 
 def test_an_exporter_of_dcgm_is_read_for_what_nvml_lacks() -> None:

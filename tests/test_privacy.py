@@ -5,11 +5,15 @@ from __future__ import annotations
 import gzip
 import json
 import sqlite3
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import nsys_exports
 from kineto_files import head, one_step, operator, span, trace, written
@@ -20,6 +24,7 @@ from lostflops.privacy.cleaner import Cleaner
 from lostflops.recipe import Session
 from lostflops.report.document import document
 from lostflops.report.page import page
+from recorded import TRAIN, record
 
 ROOT = Path(__file__).parent.parent
 REAL = ROOT.parent / "shared" / "traces"
@@ -64,6 +69,11 @@ def cleaned(text: str, **options: Any) -> str:
         ("mail bob@corp.example, GLIBC@2.2.5", "mail mail-0, GLIBC@2.2.5"),
         ("GPU-8f6d0b32-1c1d-2f45-9fae-d6f5e3a4c111", "GPU-0"),
         ('API_KEY="s3cr3t-pw" password: hunter22', 'API_KEY="<removed>" password: <removed>'),
+        ("--hf-token s3cr3t-pw --tokenizer gpt2 --key 3", "--hf-token <removed> --tokenizer gpt2 --key 3"),
+        ("next_token go pad_token: x a_token=s3cr3t-pw-ok", "next_token go pad_token: x a_token=<removed>"),
+        (rf"\n{TOKEN}\tbob@a.org\u00fc10.2.3.4\\{TOKEN}", r"\n<removed>\tmail-1\u00fcaddress-0\\<removed>"),
+        ("mailto:bob@a.org;to:10.2.3.4 mac:0c:42:a1:00:be:ef", "mailto:mail-2;to:address-0 mac:address-1"),
+        ("Authorization: Bearer abcdefghijklmnop", "Authorization: Bearer <removed>"),
         ("num_tokens=128 max_token=17 tokenizer key=3", "num_tokens=128 max_token=17 tokenizer key=3"),
         ('{"tw_user": "x", "mast_job_name": "y"}', '{"tw_user": "user-0", "mast_job_name": "<removed>"}'),
     ],
@@ -71,6 +81,51 @@ def cleaned(text: str, **options: Any) -> str:
 def test_text_is_cleaned_and_what_only_looks_private_stays(text: str, clean: str) -> None:
     assert cleaned(text) == clean
     assert cleaned(clean) == clean, "cleaning twice changes it"
+
+
+PIECES = st.sampled_from(
+    [
+        *PLANTED,
+        "/home/alice/x y/",
+        "/a/b.py(3): f",
+        "\\",
+        '"',
+        "\n",
+        "//",
+        "api_key=",
+        "host",
+        "://",
+        "\u00fc",
+        "--token ",
+    ]
+)
+TEXTS = st.lists(PIECES | st.text(max_size=4), max_size=6).map("".join)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXTS,
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["a", "host_name", "user"]), inner)
+    ),
+    max_leaves=8,
+)
+
+
+@given(value=VALUES, ascii_only=st.booleans())
+@settings(max_examples=150, deadline=None)
+def test_json_stays_json_and_every_number_stays(value: Any, ascii_only: bool) -> None:
+    text = json.dumps(value, ensure_ascii=ascii_only)
+    assert wordless(json.loads(cleaned(text))) == wordless(json.loads(text))
+
+
+def test_no_text_takes_long() -> None:
+    for hard in (
+        "a" * (1 << 20) + "@b.cd",
+        '"/' * (1 << 17) + "(1): ",
+        "/a" * (1 << 19),
+        "1.2.3." * (1 << 17),
+    ):
+        began = time.process_time()
+        cleaned(hard)
+        assert time.process_time() - began < 5
 
 
 def test_the_same_machine_has_the_same_name_everywhere_and_others_have_others() -> None:
@@ -243,6 +298,7 @@ def test_a_folder_is_cleaned_file_by_file_and_what_cannot_be_is_left_out(
     (run / "node-0000" / "steps-00000-a0.jsonl").write_text('{"host": "gpu-node17", "step": 1}\n')
     (run / "node-0000" / "nsys-00000.nsys-rep").write_text("alice")
     (run / "node-0000" / "memory.pickle").write_text("alice")
+    (run / "rack7-n3_4711.1690000000000.pt.trace.json").write_text('{"traceEvents": [], "x": "rack7-n3"}')
     (run / "lostflops.log").write_text("pid 3 cannot write /home/alice/hush-hush/x.json on gpu-node17\n")
     (run / "away").symlink_to("/etc/passwd")
     clean = tmp_path / "clean"
@@ -251,10 +307,13 @@ def test_a_folder_is_cleaned_file_by_file_and_what_cannot_be_is_left_out(
     assert "left out: node-0000/nsys-00000.nsys-rep: a report of nsys is closed" in said
     assert "left out: node-0000/memory.pickle: " in said
     names = sorted(str(p.relative_to(clean)) for p in clean.rglob("*") if p.is_file())
-    assert [n.split("/")[-1][:5] for n in names] == ["lostf", "node-", "steps"]
+    assert [n.split("/")[-1][:5] for n in names] == ["lostf", "node-", "steps", "node-"]
     assert all(not left(clean / name) and "gpu-node17" not in name for name in names)
+    assert b"rack7" not in (clean / names[-1]).read_bytes() + names[-1].encode()
     assert json.loads((clean / "node-0000" / "steps-00000-a0.jsonl").read_text())["step"] == 1
     (run / "node-0000" / "nsys-00000.nsys-rep").unlink()
+    for folder in (run, clean):
+        next(folder.glob("*_4711.*")).unlink()
     assert wordless(numbers(clean)) == wordless(numbers(run))
 
 
@@ -279,6 +338,33 @@ def test_inspect_counts_and_prints_no_secret(tmp_path: Path, capsys: pytest.Capt
     written(tmp_path / "r2" / "t.json", trace(one_step()))
     assert cli.main(["inspect", str(tmp_path / "r2")]) == 0
     assert capsys.readouterr().out == "nothing was found\n"
+
+
+def test_what_record_leaves_names_nobody(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    script = "print('$TOKEN'); model = torch.nn.Linear(8, 8); train(5)"
+    where = tmp_path / "of-alice" / "hush-hush"
+    where.mkdir(parents=True)
+    (where / "train.py").write_text(TRAIN + script.replace("$TOKEN", TOKEN))
+    command = [str(where / "train.py"), "--hf-token", "s3cr3t-pw", "--url=http://bob:s3cr3t-pw@corp"]
+    recorded = record(
+        tmp_path,
+        sys.executable,
+        *command,
+        options=("--steps", "2-3", "--what", "cuda,python"),
+        HF_TOKEN=TOKEN,
+        MY_PIN="hush-hush",
+    )
+    (trace,) = recorded.run.glob("node-*/*.json.gz")
+    text = gzip.decompress(trace.read_bytes())
+    assert f'"host_name": "{trace.parent.name}"'.encode() in text
+    assert b"train.py(" in text
+    assert str(tmp_path).encode() not in text
+    assert left(trace) == set()
+    kept = [p for p in recorded.run.rglob("*") if p.is_file() and p.name != "recording.jsonl"]
+    assert not [p.name for p in kept if left(p)]
+    # The command is kept as it was typed, but for its secrets.
+    assert left(recorded.run / "recording.jsonl") == {"alice", "hush-hush"}
 
 
 def test_nothing_is_cleaned_in_place_or_over_something(tmp_path: Path) -> None:
@@ -307,6 +393,15 @@ def test_what_is_damaged_gives_an_error_and_no_output(tmp_path: Path, name: str,
         recording.scrubbed(tmp_path / name, tmp_path / "clean", Cleaner())
     assert isinstance(raised.value, NotATrace) or raised.value.hint
     assert [p.name for p in tmp_path.iterdir()] == [name]
+    (tmp_path / "good.log").write_text("/home/alice/x.py\n")
+    (looked,) = recording.scrubbed(tmp_path, tmp_path.parent / f"clean-{name}", Cleaner())
+    assert looked.name == name
+    assert looked.problem
+    assert [p.name for p in (tmp_path.parent / f"clean-{name}").iterdir()] == ["good.log"]
+    assert {p.name: bool(p.problem) for p in recording.inspected(tmp_path, Cleaner())} == {
+        name: True,
+        "good.log": False,
+    }
 
 
 SAMPLES = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import subprocess
@@ -13,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import lostflops
-from recorded import TRAIN, environment, record_script
+from recorded import TRAIN, environment, record, record_script
 
 pytest.importorskip("torch")
 
@@ -59,82 +58,51 @@ sys.exit(7)
     assert steps.collect()["step"].to_list() == [3, 4, 5]
 
 
-def test_the_boundary_lies_outside_the_optimizers_range(tmp_path: Path) -> None:
+def test_loader_workers_leave_nothing(tmp_path: Path) -> None:
     script = """
-class Twice(torch.optim.SGD):
-    def step(self, closure=None):
-        return super().step(closure)
-torch.optim.SGD(model.parameters())
-optimizer = Twice(model.parameters())
-train(9)
-"""
-    recorded = record_script(tmp_path, script)
-    assert [step["step"] for step in recorded.steps()] == list(range(9)), "an inner step counted too"
-    (file,) = recorded.run.glob("node-*/window-*.json.gz")
-    events = json.loads(gzip.decompress(file.read_bytes()))["traceEvents"]
-    ranges: dict[str, list[tuple[float, float]]] = {
-        name: [] for name in ("ProfilerStep#", "Optimizer.step#Twice")
-    }
-    for event in events:
-        for name, found in ranges.items():
-            if event.get("cat") == "user_annotation" and event["name"].startswith(name):
-                found.append((event["ts"], event["ts"] + event["dur"]))
-    steps, optimizers = ranges.values()
-    assert (len(steps), len(optimizers)) == (3, 6), "PyTorch itself shows the call and the call inside it"
-    for start, end in optimizers:
-        assert sum(step[0] < start < end <= step[1] for step in steps) == 1
-
-
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_loader_workers_leave_nothing(method: str, tmp_path: Path) -> None:
-    script = f"""
 class Data(torch.utils.data.Dataset):
     def __len__(self): return 40
     def __getitem__(self, i):
         time.sleep(.002)
         return torch.full((8,), float(i))
 if __name__ == "__main__":
-    loader = torch.utils.data.DataLoader(Data(), 4, num_workers=1, multiprocessing_context="{method}")
-    train(10, loader)
+    for method in "fork", "spawn":
+        train(10, torch.utils.data.DataLoader(Data(), 4, num_workers=1, multiprocessing_context=method))
 """
-    recorded = record_script(tmp_path, script)
+    recorded = record_script(tmp_path, script, options=("--steps", "3-5,13-15"))
     assert recorded.status == 0, recorded.said
-    assert recorded.window()["state"] == "complete"
-    assert sum(step["data"] for step in recorded.steps()) > 0
-    assert len(list(recorded.run.glob("node-*/*"))) == 2
+    assert [window["state"] for window in recorded.windows()] == ["complete", "complete"]
+    waited = [step["data"] for step in recorded.steps()]
+    assert len(waited) == 20 and sum(waited[:10]) > 0 < sum(waited[10:])
+    assert len(list(recorded.run.glob("node-*/*"))) == 3
     assert not (recorded.run / "lostflops.log").exists()
 
 
 def test_the_jobs_own_profiler_wins(tmp_path: Path) -> None:
+    # The first window is open when it starts; the second would be opened while it is in warm-up.
     script = """
 from torch.profiler import profile, schedule
-train(4)  # our window opens before step 3 and is closed when this one starts
+train(4)
 plan = schedule(wait=0, warmup=2, active=2)
 with profile(schedule=plan, on_trace_ready=lambda p: p.export_chrome_trace("own.json")) as p:
     for _ in range(4):
         train(1)
         p.step()
-"""
-    recorded = record_script(tmp_path, script, options=("--steps", "3-9"))
-    assert recorded.status == 0, recorded.said
-    window = recorded.window()
-    assert (window["state"], window["first"], window["last"]) == ("partial", 3, 3)
-    assert "the job's own profiler was started" in recorded.said
-    assert '"aten::addmm"' in (tmp_path / "own.json").read_text()
-
-
-def test_a_window_is_not_opened_beside_a_profiler_in_warm_up(tmp_path: Path) -> None:
-    script = """
-from torch.profiler import profile, schedule
+train(3)
 with profile(schedule=schedule(wait=0, warmup=20, active=1)) as p:
     for _ in range(9):
         train(1)
         p.step()
 """
-    recorded = record_script(tmp_path, script)
-    assert recorded.status == 0
-    assert "nothing was recorded: the job's own profiler was running\nHint:" in recorded.said
-    assert len(recorded.steps()) == 9
+    recorded = record_script(tmp_path, script, options=("--steps", "3-9,13-16"))
+    assert recorded.status == 0, recorded.said
+    partial, lost = recorded.windows()
+    assert (partial["state"], partial["first"], partial["last"]) == ("partial", 3, 3)
+    assert "the job's own profiler was started" in recorded.said
+    assert '"aten::addmm"' in (tmp_path / "own.json").read_text()
+    assert (lost["state"], lost["reason"]) == ("lost", "the job's own profiler was running")
+    assert "rank 0 has a window less: the job's own profiler was running" in recorded.said
+    assert len(recorded.steps()) == 20
 
 
 def test_sigterm_keeps_the_window_and_the_status(tmp_path: Path) -> None:
@@ -189,8 +157,9 @@ def test_sigkill_loses_the_open_window_only_and_absent_ranks_are_named(tmp_path:
     assert "ranks 0, 2 made no step that was seen here" in recorded.said
 
 
-def test_an_exception_ends_the_window_early(tmp_path: Path) -> None:
-    recorded = record_script(tmp_path, "train(7)\nraise ValueError('theirs')", options=("--steps", "3-99"))
+def test_an_exception_ends_the_window_of_a_module_early(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAIN + "train(7)\nraise ValueError('theirs')")
+    recorded = record(tmp_path, sys.executable, "-X", "dev", "-m", "train", options=("--steps", "3-99"))
     assert recorded.status == 1
     assert "ValueError: theirs" in recorded.said
     assert "ended early: the job ended" in recorded.said
@@ -295,14 +264,24 @@ print(train(9))
     assert "could not be written: Read-only file system" in again.stderr
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_that_a_rank_cannot_write_is_said_once(tmp_path: Path) -> None:
-    script = """
+def test_a_rank_that_cannot_write_the_run_folder_is_recorded_elsewhere(tmp_path: Path) -> None:
+    forbid = "os.chmod(l.RUN, 0o500)"
+    if os.geteuid() == 0:  # who may write everywhere
+        forbid = "os.system(f'mount --bind {l.RUN} {l.RUN} && mount -o remount,bind,ro {l.RUN}')"
+    script = f"""
 import lostflops_boot.log as l
-os.chmod(l.RUN, 0o500)
+{forbid}
+try: os.close(os.open(l.RUN + "/probe", os.O_CREAT | os.O_WRONLY))
+except OSError: print("forbidden")
 print(train(9))
-os.chmod(l.RUN, 0o700)
+os.chmod(l.RUN, 0o700) if os.geteuid() else os.system(f"umount --lazy {{l.RUN}}")
 """
-    recorded = record_script(tmp_path, script)
-    assert recorded.status == 0 and recorded.out
-    assert recorded.said.count("is not recorded") == 1
+    (tmp_path / "tmp").mkdir()
+    recorded = record_script(tmp_path, script, TMPDIR=str(tmp_path / "tmp"))
+    if "forbidden" not in recorded.out:
+        pytest.skip("a folder cannot be made read-only here")
+    assert recorded.status == 0 and recorded.out.count("\n") == 2
+    assert recorded.said.count("lostflops: rank 0:") == 1
+    (folder,) = (tmp_path / "tmp").glob("lostflops-*/run")
+    assert f"its recording lies in {folder}" in recorded.said
+    assert len(list(folder.glob("node-*/window-*"))) == 1

@@ -54,12 +54,6 @@ def both_ranks(recorded: Recorded, steps: int) -> None:
     assert sorted(log.collect().group_by("rank").len().rows()) == [(0, steps), (1, steps)]
 
 
-def test_ranks_of_torchrun(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(TRAIN + DISTRIBUTED)
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    both_ranks(record(tmp_path, *launcher, "train.py"), 9)
-
-
 def test_ranks_of_mpirun(tmp_path: Path) -> None:
     if shutil.which("mpirun") is None:
         pytest.skip("there is no mpirun: `apt-get install openmpi-bin`")

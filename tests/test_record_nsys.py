@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+import lostflops
+import nsys_exports
 from lostflops.capture import nsys_options, nsys_plan, nsys_tool
 from lostflops.errors import BadOption, NoNsys, NsysTooOld, NsysUnusable
 from recorded import TRAIN, Recorded, environment
@@ -42,6 +44,7 @@ def record(folder: Path, *command: str, options: Sequence[str] = ("--steps", "3-
             FAKE_NSYS_LOG=str(folder / "calls"),
             **more,
         ),
+        stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         timeout=120,
@@ -165,8 +168,18 @@ def test_an_nsys_that_will_not_do_is_said_before_the_start(
     assert too_old.said.startswith("nsys 2020.1.1 (")
     none = record(tmp_path, "touch", "started", options=("--nsys", "nowhere"))
     assert (none.status, none.said.splitlines()[0]) == (2, "There is no nsys at 'nowhere'.")
+    both = record(tmp_path, "touch", "started", options=("--on-demand",))
+    assert (both.status, both.said.split(",")[0]) == (2, "--on-demand is of the PyTorch profiler")
     assert not (tmp_path / "started").exists()
     assert not none.run.exists()
+
+
+def test_a_job_that_has_waited_for_its_nodes_trains_without_nsys(tmp_path: Path) -> None:
+    given = {"options": ("--nsys", "nowhere"), "SLURM_JOB_ID": "7"}
+    recorded = record(tmp_path, "sh", "-c", "echo trained; exit 4", **given)
+    assert (recorded.status, recorded.out) == (4, "trained\n")
+    assert recorded.said.startswith("There is no nsys at 'nowhere'.\nHint: ")
+    assert recorded.said.endswith("lostflops: training goes on and is not recorded.\n")
 
 
 def test_nsys_within_nsys_is_refused(tmp_path: Path) -> None:
@@ -184,10 +197,12 @@ def test_print_shows_every_command_and_starts_nothing(tmp_path: Path) -> None:
     first, *others = shown.out.splitlines()
     assert first == f"PYTHONPATH={shown.run}/boot python x.py"
     nsys = str(installed(tmp_path))
-    assert others[0].startswith(f"# local rank 0, where there is CUDA: {nsys} profile --trace=cuda,nvtx ")
+    assert others[0].startswith(
+        f"# local rank 0, where there is CUDA: PYTHONUNBUFFERED=1 {nsys} profile --trace=cuda,nvtx "
+    )
     assert "--gpu-metrics-device=all --capture-range=cudaProfilerApi --capture-range-end=stop " in others[0]
     assert others[0].endswith(f"--output={shown.run}/node-NNNN/nsys-RRRRR-aN-wNNN python ...")
-    assert others[1].startswith(f"# each rank, where there is CUDA: {nsys} profile ")
+    assert others[1].startswith(f"# each rank, where there is CUDA: PYTHONUNBUFFERED=1 {nsys} profile ")
     assert "--start-later=true --session-new=NAME" in others[3]
     assert "tokens included" in others[4]
     assert not shown.run.exists()
@@ -219,25 +234,26 @@ class TestJobs:
         assert [s["step"] for s in recorded.steps() if s["window"]] == [3, 4, 5]
         assert not list(recorded.run.glob("node-*/window-*")), "two profilers at once"
 
-    def test_ranks_of_torchrun_each_have_a_report_and_only_the_chosen(self, tmp_path: Path) -> None:
+    def test_ranks_of_torchrun_have_reports_and_only_the_chosen(self, tmp_path: Path) -> None:
         (tmp_path / "train.py").write_text(TRAIN + "train(6)")
-        options = ("--steps", "2-3", "--ranks", "1-2", "--what", "cuda,metrics")
-        run = ("-m", "torch.distributed.run", "--nproc-per-node", "3", "train.py")
+        options = ("--steps", "2-3", "--ranks", "1-7", "--what", "cuda,metrics")
+        run = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "train.py")
         recorded = record(tmp_path, sys.executable, *run, options=options)
         assert recorded.status == 0, recorded.said
-        assert sorted(c["environment"]["RANK"] for c in calls(tmp_path)) == ["1", "2"]
+        assert sorted(c["environment"]["RANK"] for c in calls(tmp_path)) == ["1"]
         names = sorted(p.name for p in recorded.run.glob("node-*/*.nsys-rep"))
-        assert names == ["nsys-00001-a0-w000.nsys-rep", "nsys-00002-a0-w000.nsys-rep"]
+        assert names == ["nsys-00001-a0-w000.nsys-rep"]
         assert not any("metrics" in w for c in calls(tmp_path) for w in c["words"])
-        assert "recorded steps 2-3 on 2 ranks" in recorded.said
+        assert "recorded steps 2-3 on 1 rank" in recorded.said
         assert "no counters: they are read by local rank 0, which is not among --ranks" in recorded.said
 
-    def test_a_range_that_was_never_opened_is_noticed(self, tmp_path: Path) -> None:
-        (tmp_path / "train.py").write_text(TRAIN + "train(4)")
-        recorded = record(tmp_path, sys.executable, "train.py", options=("--steps", "90-95"))
-        assert calls(tmp_path, "start") == []
-        why = "its range was never opened; it made 4 steps, and the first to record is step 90"
-        assert f"rank 0 has no report: {why}\nHint: `--steps 2-3`" in recorded.said
+
+def test_a_range_that_was_never_opened_is_noticed(tmp_path: Path) -> None:
+    recorded = record(tmp_path, sys.executable, "-c", "pass")
+    assert len(calls(tmp_path)) == 1
+    assert calls(tmp_path, "start") == []
+    why = "its range was never opened; it made 0 steps, and the first to record is step 3"
+    assert f"rank 0 has no report: {why}\nHint: without steps of an optimizer, `--delay S" in recorded.said
 
 
 BY_TIME = ("--delay", "0", "--duration", "1")  # which needs no steps, and so no PyTorch
@@ -249,6 +265,23 @@ def test_by_time_nsys_itself_begins_and_ends(tmp_path: Path) -> None:
     (profile,) = calls(tmp_path)
     assert {"--delay=0", "--duration=1", "--kill=none"} <= set(profile["words"])
     assert recorded.said.startswith("recorded on 1 rank with nsys 2026.2.1 -> ")
+
+
+def test_why_explains_the_ranks_that_were_recorded(tmp_path: Path) -> None:
+    export = nsys_exports.sqlite(
+        tmp_path / "theirs.sqlite",
+        {"CUPTI_ACTIVITY_KIND_KERNEL": [nsys_exports.kernel(100, 150), nsys_exports.kernel(170, 200)]},
+    )
+    placed = {"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "6"}
+    recorded = record(tmp_path, sys.executable, "-c", "pass", options=BY_TIME, **placed)
+    said = recorded.said.splitlines()[-1]
+    assert said == f"next: lostflops why {recorded.run}"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", f"{tmp_path}/bin:{NOTHING_ELSE}")
+        patch.setenv("FAKE_NSYS_EXPORT", str(export))
+        ranks = lostflops.open(recorded.run).table("ranks")
+    assert ranks is not None
+    assert ranks.collect().select("rank", "rank_source").rows() == [(5, "file name")]
 
 
 def test_a_refusal_costs_the_recording_and_not_the_rank(tmp_path: Path) -> None:
@@ -291,7 +324,7 @@ def job(folder: Path, script: str, **settings: Any) -> tuple[dict[str, str], lis
     planned = plan.Plan(
         ["python"],
         folder / "run",
-        steps=((2, 3),),
+        steps=((2, 3), (6, 7)),
         nsys=nsys_plan.NsysPlan(tool, ["--kill=none"], [], ranges),
     )
     run_folder.write(planned)
@@ -314,13 +347,30 @@ def test_with_cuda_the_rank_opens_the_range_itself(tmp_path: Path) -> None:
     script = TRAIN + (
         "torch.cuda.profiler.start = lambda: print('start')\n"
         "torch.cuda.profiler.stop = lambda: print('stop')\n"
-        "for n in range(5): train(1); print(n)\n"
+        "for n in range(9): train(1); print(n)\n"
     )
     given, command = job(tmp_path, script, gpu="/dev/null")
     done = subprocess.run(command, env=given, capture_output=True, text=True, timeout=60)
-    assert done.stdout.split() == ["0", "start", "1", "2", "stop", "3", "4"], done.stderr
+    assert done.stdout.split() == [*"0", "start", *"12", "stop", *"345678"], done.stderr
+    (log,) = (tmp_path / "run").glob("node-*/steps-*.jsonl")
+    said = [json.loads(line) for line in log.read_text().splitlines() if '"nsys"' in line]
+    assert [(s["state"], s["first"], s.get("last")) for s in said] == [
+        ("open", 2, None), ("complete", 2, 3), ("lost", 6, None),
+    ]  # fmt: skip
+    assert said[1]["file"] == "nsys-00000-a0-w000.nsys-rep"
+    assert said[2]["reason"] == "nsys was started for the windows of --steps, and they have passed"
     (profile,) = calls(tmp_path)
     assert "--capture-range=cudaProfilerApi" in profile["words"]
+
+
+def test_ranks_that_share_an_nsys_open_its_range_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(nsys_plan.__file__).parent / "boot"))
+    from lostflops_boot import nsys  # pyright: ignore[reportMissingImports]
+
+    monkeypatch.setenv(nsys.MARKER, str(tmp_path / ".nsys-00000-a0-w000.started"))
+    assert (nsys.leads(), nsys.leads()) == (True, False)
 
 
 def test_a_signal_reaches_the_program_and_its_status_comes_back(tmp_path: Path) -> None:

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from lostflops.capture import outcome, plan, run_folder
+from lostflops.capture.boot.lostflops_boot.rank import launched
 from lostflops.errors import BadOption, OutputExists
+from lostflops.privacy.secrets import without_secrets
 from recorded import environment, record
 
 
@@ -100,6 +102,20 @@ def test_input_and_output_are_the_jobs(tmp_path: Path) -> None:
     assert "nothing was recorded: no Python of the job" in done.stderr
 
 
+def test_a_fault_of_ours_after_the_job_keeps_its_status(tmp_path: Path) -> None:
+    script = """
+import sys
+from lostflops import cli
+from lostflops.capture import outcome
+outcome.summary = lambda *_: 1 / 0
+sys.argv[1:] = ["record", "--output", "run", "--", "sh", "-c", "exit 5"]
+cli.main()
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 5
+    assert done.stderr.endswith("could not be looked through: ZeroDivisionError: division by zero\n")
+
+
 def test_a_job_without_torch_and_one_that_crashes_in_its_import(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
@@ -147,6 +163,24 @@ while True: time.sleep(.05)
         assert process.returncode == -signal.SIGTERM
 
 
+@pytest.mark.parametrize(
+    ("told", "placed"),
+    [
+        ("RANK=5 LOCAL_RANK=1 WORLD_SIZE=8 SLURM_PROCID=2 SLURM_STEP_NUM_TASKS=4", (5, 1, 8, "RANK")),
+        ("OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_LOCAL_RANK=1 OMPI_COMM_WORLD_SIZE=4 PMIX_RANK=3",
+         (3, 1, 4, "Open MPI")),
+        ("PMI_RANK=2 MPI_LOCALRANKID=0 PMI_SIZE=4", (2, 0, 4, "MPICH")),
+        ("PMIX_RANK=6", (6, None, None, "PMIx")),
+        ("SLURM_PROCID=3 SLURM_LOCALID=1 SLURM_STEP_NUM_TASKS=4", (3, 1, 4, "Slurm")),
+        ("SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_STEP_NUM_TASKS=1", (0, None, None, "assumed")),
+        ("RANK=2 WORLD_SIZE=4 JOB_COMPLETION_INDEX=2", (2, None, None, "index of the pod")),
+        ("RANK=x LOCAL_RANK= WORLD_SIZE=-1", (0, None, None, "assumed")),
+    ],
+)  # fmt: skip
+def test_a_rank_is_what_its_launcher_says(told: str, placed: tuple[object, ...]) -> None:
+    assert launched(dict(word.split("=") for word in told.split())) == placed
+
+
 def test_secrets_are_not_kept(tmp_path: Path) -> None:
     given = [
         "train.py",
@@ -159,7 +193,7 @@ def test_secrets_are_not_kept(tmp_path: Path) -> None:
         "--lr",
         "1",
     ]
-    kept = run_folder.without_secrets(given)
+    kept = without_secrets(given)
     assert kept == [
         "train.py",
         "--hf-token",
@@ -193,3 +227,11 @@ def test_too_few_steps_are_said_with_how_many_there_were(tmp_path: Path) -> None
         f"nothing was recorded: the job ended with status 0 after 5 steps, {first}",
         "Hint: `--steps 2-4`",
     ]
+
+
+def test_windows_that_were_lost_are_said_with_what_to_do(tmp_path: Path) -> None:
+    window = {"kind": "window", "state": "lost", "reason": "the job's own profiler was running"}
+    log = outcome.RankLog(Path("x"), {"rank": 0}, [{"step": 20}], [window])
+    said = outcome.summary(outcome.Outcome(plan.Plan(["job"], tmp_path), 0, [log]))
+    assert said[0] == "nothing was recorded: the job's own profiler was running"
+    assert said[1].startswith("Hint: record other steps")

@@ -90,9 +90,13 @@ class Mine(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.inner = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU())
-    def forward(self, x, name=None, module=None): return checkpoint(self.inner, x, use_reentrant=True).square().mean()
+    def forward(self, x, name=None, module=None):
+        return checkpoint(self.inner, x, use_reentrant=True).square().mean()
 model = Mine()
-optimizer = torch.optim.AdamW(model.parameters())
+class Twice(torch.optim.AdamW):
+    def step(self, closure=None): return super().step(closure)
+torch.optim.AdamW(model.parameters())  # PyTorch names the inner call too, once this is there
+optimizer = Twice(model.parameters())
 torch.nn.Linear(3, 3)(torch.randn(3)).sum()
 for number, batch in enumerate(torch.utils.data.DataLoader(torch.randn(60, 8).requires_grad_(), 2)):
     model(batch, name="theirs", module="theirs").backward()
@@ -117,20 +121,24 @@ print(Mine.__dict__.get("__call__"))
     named = [event for event in events if event.get("cat") == "user_annotation"]
     count = {name: sum(e["name"].startswith(name) for e in named) for name in NAMES}
     assert count == {"ProfilerStep#": 2, "forward#Mine": 4, "backward": 4, "enumerate(DataLoader)": 4,
-                     "Optimizer.step#AdamW": 2}  # fmt: skip
+                     "Optimizer.step#Twice": 4}  # fmt: skip
+    steps = [e for e in named if e["name"].startswith("ProfilerStep#")]
     for one in named:
+        if one["name"].startswith("Optimizer.step#"):
+            begins, ends = one["ts"], one["ts"] + one["dur"]
+            assert sum(s["ts"] < begins < ends <= s["ts"] + s["dur"] for s in steps) == 1
         for other in named:
             begins, ends = one["ts"], one["ts"] + one["dur"]
             assert not begins < other["ts"] < ends < other["ts"] + other["dur"], "two ranges cross"
-    steps = lostflops.open(recorded.run).table("steps")
-    assert steps is not None
-    assert steps.collect()["step"].to_list() == [3, 4, 7, 13, 14]
+    table = lostflops.open(recorded.run).table("steps")
+    assert table is not None
+    assert table.collect()["step"].to_list() == [3, 4, 7, 13, 14]
 
 
-NAMES = ("ProfilerStep#", "forward#Mine", "backward", "enumerate(DataLoader)", "Optimizer.step#AdamW")
+NAMES = ("ProfilerStep#", "forward#Mine", "backward", "enumerate(DataLoader)", "Optimizer.step#Twice")
 
 
-def test_a_window_by_time_is_the_same_on_all_ranks(tmp_path: Path) -> None:
+def test_a_window_by_time_is_the_same_on_all_ranks_of_torchrun(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     script = """
 import torch.distributed as dist
@@ -147,6 +155,11 @@ dist.destroy_process_group()
     options = ("--delay", "1", "--duration", "0.3s")
     recorded = record(tmp_path, *launcher, "train.py", options=options)
     assert recorded.status == 0, recorded.said
+    for rank in (0, 1):
+        who = recorded.lines(rank)[0]
+        assert (who["rank"], who["local"], who["world"], who["source"]) == (rank, rank, 2, "process group")
+    ranks = lostflops.open(recorded.run).table("ranks")
+    assert ranks is not None and sorted(ranks.collect()["rank"]) == [0, 1]
     first, second = recorded.window(0), recorded.window(1)
     assert (first["state"], second["state"]) == ("complete", "complete")
     assert (first["first"], first["last"]) == (second["first"], second["last"])

@@ -5,8 +5,10 @@ Asked for by itself because it starts a cluster; `make test` skips it.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -32,6 +34,27 @@ optimizer = torch.optim.SGD(model.parameters())
 train(8)
 dist.barrier()
 dist.destroy_process_group()
+"""
+
+DASK = """
+import os, sys
+from dask_jobqueue import SLURMCluster
+from distributed import Client
+
+def work(number):
+    import train
+    train.train(8)
+
+with SLURMCluster(
+    cores=1, processes=1, memory="1GB", job_directives_skip=["--mem"], queue="debug", walltime="00:05:00",
+    interface="lo", python=sys.executable, worker_extra_args=["--no-dashboard"],
+    scheduler_options={"dashboard_address": None},
+    job_script_prologue=[f"export PYTHONPATH={os.environ['PYTHONPATH']}"],
+) as cluster, Client(cluster) as client:
+    cluster.scale(jobs=2)
+    client.wait_for_workers(2)
+    workers = client.scheduler_info()["workers"]
+    client.gather([client.submit(work, n, workers=w, pure=False) for n, w in enumerate(workers)])
 """
 
 
@@ -132,6 +155,57 @@ def test_torchrun_is_told_of_the_other_nodes(job: Job) -> None:
     assert {name.split()[0] for name in logs} == {"node-0000", "node-0001"}
 
 
+def test_accelerate_is_told_of_the_other_nodes(job: Job) -> None:
+    pytest.importorskip("accelerate")
+    job.script(
+        """
+from accelerate import Accelerator
+accelerator = Accelerator()
+model, optimizer = accelerator.prepare(model, optimizer)
+train(8)
+accelerator.end_training()
+"""
+    )
+    job.environment["ACCELERATE_USE_CPU"] = "true"
+    command = ("accelerate", "launch", "--multi_gpu", "--num_processes", "2", "train.py")
+    assert job.ended("--nodes=2", "--", *command) == "0:0", job.log()
+    assert list(job.logs()) == ["node-0000 00000-a0", "node-0001 00001-a0"]
+    assert {lines[0]["source"] for lines in job.logs().values()} == {"process group"}
+
+
+def test_ranks_of_mpirun_on_other_nodes_are_recorded(job: Job) -> None:
+    if shutil.which("mpirun") is None:
+        pytest.skip("there is no mpirun: `apt-get install openmpi-bin`")
+    job.script("train(8)")
+    job.environment |= {f"OMPI_MCA_{kind}_tcp_if_include": "lo" for kind in ("oob", "btl")}
+    job.environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    command = ("mpirun", "python", "train.py")
+    assert job.ended("--nodes=2", "--tasks-per-node=1", "--", *command) == "0:0", job.log()
+    assert list(job.logs()) == ["node-0000 00000-a0", "node-0001 00001-a0"]
+    assert {lines[0]["source"] for lines in job.logs().values()} == {"Open MPI"}
+
+
+def test_dask_workers_in_jobs_of_their_own_are_recorded(job: Job) -> None:
+    if importlib.util.find_spec("dask_jobqueue") is None:  # importing it would write into the home folder
+        pytest.skip("dask-jobqueue is not installed: `pip install dask-jobqueue`")
+    job.script("")
+    (job.folder / "driver.py").write_text(DASK)
+    command = ["record", "--steps=3-5", "--output=runs/dask", "--", "python", "driver.py"]
+    job.environment["PYTHONPATH"] = str(job.folder)  # where the workers find the script
+    job.environment["DASK_CONFIG"] = str(job.folder / "dask")
+    done = subprocess.run(
+        ["lostflops", *command],
+        cwd=job.folder,
+        env=job.environment,
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "recorded steps 3-5 on 2 ranks" in done.stderr
+    assert [lines[0]["rank"] for lines in job.logs().values()] == [0, 1]
+
+
 def test_a_requeued_job_goes_on_in_its_run(job: Job) -> None:
     """Written by hand around `srun lostflops-rank`: nothing but the ranks' own environment joins them."""
     job.script(
@@ -167,7 +241,7 @@ def test_what_was_recorded_of_a_cancelled_job_is_kept(job: Job) -> None:
         """
 train(5)
 open(f"ready-{os.environ['RANK']}", "w").close()
-while True: time.sleep(.01)
+for _ in range(10000): time.sleep(.01)
 """
     )
     number = job.submit("--nodes=2", "--", "python", "train.py")
@@ -184,7 +258,8 @@ while True: time.sleep(.01)
 def test_a_running_job_is_asked_for_a_window_and_ends_when_a_rank_fails(job: Job) -> None:
     job.script(
         """
-while not os.path.exists("stop"):
+began = time.monotonic()
+while not os.path.exists("stop") and time.monotonic() < began + 120:
     train(1)
     time.sleep(.02)
 if os.environ["RANK"] == "1": sys.exit(3)

@@ -15,6 +15,8 @@ from lostflops.errors import CannotWrite, OutputExists
 BATCH = {"SLURM_JOB_ID": "12", "SLURM_PROCID": "0", "SLURM_NODEID": "0", "SLURM_NTASKS": "8"}
 TASK = {**BATCH, "SLURM_STEP_ID": "3", "SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "8", "SLURM_NODEID": "2"}
 
+NODE = "node-0002"
+
 
 def asked(folder: Path) -> plan.Plan:
     return plan.Plan(["python", "train.py"], folder / "run")
@@ -33,9 +35,13 @@ def starts(folder: Path) -> list[int]:
         (BATCH, Membership("slurm-12")),
         ({**BATCH, "SLURM_RESTART_COUNT": "2"}, Membership("slurm-12", attempt=2)),
         ({**TASK, "SLURM_STEP_NUM_TASKS": "1"}, Membership("slurm-12.3")),
-        (TASK, Membership("slurm-12.3", task=5, node="node-0002")),
-        ({"PMIX_NAMESPACE": "2371616769", "PMIX_RANK": "1"}, Membership("mpi-2371616769", task=1)),
-        ({"PMIX_NAMESPACE": "../..", "PMIX_RANK": "1"}, None),
+        (TASK, Membership("slurm-12.3", 0, 5, NODE)),
+        ({"PMIX_NAMESPACE": "1", "PMIX_RANK": "4"}, Membership("mpi-6b86b273ff", task=4)),
+        ({**BATCH, "PMIX_NAMESPACE": "1", "PMIX_RANK": "4"}, Membership("mpi-6b86b273ff", task=4)),
+        (
+            {**TASK, "PMIX_NAMESPACE": "slurm.pmix.12.3", "PMIX_RANK": "5"},
+            Membership("slurm-12.3", 0, 5, NODE),
+        ),
     ],
 )
 def test_a_process_knows_its_job(environment: dict[str, str], known: Membership | None) -> None:

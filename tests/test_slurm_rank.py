@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 from recorded import environment
 
@@ -58,6 +61,30 @@ def test_a_task_that_nobody_counts_is_told_what_starts_it(tmp_path: Path) -> Non
     )
     assert done.returncode == 2
     assert "write `srun lostflops-rank -- python train.py`" in done.stderr
+
+
+def test_tasks_of_mpirun_come_to_one_folder_too(tmp_path: Path) -> None:
+    if shutil.which("mpirun") is None:
+        pytest.skip("there is no mpirun: `apt-get install openmpi-bin`")
+    (tmp_path / "train.py").write_text(SHOW)
+    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    done = subprocess.run(
+        ["mpirun", "--oversubscribe", "-n", "2", *RANK, "--", sys.executable, "train.py"],
+        env=environment(**root),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    (run,) = (tmp_path / "runs").iterdir()
+    assert run.name.startswith("train-mpi-")
+    assert [json.loads(line)[0] for line in done.stdout.splitlines()] == [f"{run}/boot"] * 2, done.stderr
+
+
+def test_what_needs_a_process_beside_the_rank_is_refused(tmp_path: Path) -> None:
+    for option in ("--monitor", "--on-demand"):
+        done = task(tmp_path, 0, option, "--", "true")
+        assert (done.returncode, option in done.stderr) == (2, True)
 
 
 def test_it_can_be_switched_off_and_shown(tmp_path: Path) -> None:

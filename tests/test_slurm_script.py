@@ -85,8 +85,8 @@ def test_a_plain_python_gets_a_task_per_gpu_and_its_rank(tmp_path: Path) -> None
     made = ran(tmp_path, "python", "a b.py", "it's", nodes=2, gpus=4)
     run = f"{tmp_path}/run 70123"
     assert made.calls[:2] == [
-        f"lostflops record --steps=3-5 --output {run} -- srun --export=ALL --kill-on-bad-exit=1 "
-        "--ntasks-per-node=4 sh -c " + made.calls[0].partition(" sh -c ")[2],
+        f"lostflops record --steps=3-5 --output {run} -- srun --export=ALL --ntasks-per-node=4 "
+        "--kill-on-bad-exit=1 sh -c " + made.calls[0].partition(" sh -c ")[2],
         "srun " + made.calls[0].partition(" srun ")[2],
     ]
     assert made.words == ["a b.py", "it's"]
@@ -116,12 +116,14 @@ def test_torchrun_meets_at_the_first_node(tmp_path: Path) -> None:
         "--nnodes",
         "9",
     ]
-    assert "--ntasks-per-node=1 --cpus-per-task=12 torchrun" in made.calls[1]
+    assert "--ntasks-per-node=1 --kill-on-bad-exit=1 --cpus-per-task=12 torchrun" in made.calls[1]
 
 
 def test_torchrun_keeps_what_it_was_told(tmp_path: Path) -> None:
     own = ["-m", "torch.distributed.run", "--nnodes=2", "--nproc_per_node", "2", "train.py"]
-    assert ran(tmp_path, "python", *own, nodes=2, gpus=8).words == own
+    made = ran(tmp_path, "python", *own, nodes=2, gpus=8)
+    assert made.words == own
+    assert "--kill-on-bad-exit" not in made.text, "the job may go on with fewer nodes"
 
 
 def test_one_node_needs_no_meeting(tmp_path: Path) -> None:
@@ -171,8 +173,8 @@ def test_pyxis_takes_the_image_as_options_of_srun(tmp_path: Path) -> None:
 
 
 def test_what_starts_its_ranks_by_itself_runs_once(tmp_path: Path) -> None:
-    made = ran(tmp_path, "mpirun", "-x", "A", "python", "x.py", nodes=2, gpus=3)
-    assert made.words == ["-x", "PYTHONPATH", "-x", "A", "python", "x.py"]
+    made = ran(tmp_path, "mpirun", "-x", "A", "python", "x.py", "-x", nodes=2, gpus=3)
+    assert made.words == ["-x", "PYTHONPATH", "-x", "A", "python", "x.py", "-x"]
     assert not any(call.startswith("srun") for call in made.calls)
     assert "#SBATCH --ntasks-per-node=3\n" in made.text
 
@@ -230,6 +232,7 @@ def test_a_directive_is_one_line() -> None:
         (["--container", "x.sif", "--", "bash", "run.sh"], "`--tasks-per-node 1`"),
         (["--nodes", "2", "--setup", ":", "--", "deepspeed", "x.py"], "`-- torchrun x.py`"),
         (["--output", "a:b", "--", "true"], "it holds a ':'"),
+        (["--nodes", "2", "--on-demand", "--", "true"], "--on-demand answers the processes of one node"),
     ],
 )
 def test_what_cannot_work_is_said_before_the_job_waits(

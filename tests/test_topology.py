@@ -18,6 +18,12 @@ from lostflops.capture import topology
 from lostflops.errors import LostflopsError
 
 
+@pytest.fixture(autouse=True)
+def _no_rank(monkeypatch: pytest.MonkeyPatch) -> None:  # pyright: ignore[reportUnusedFunction]
+    for name in ("LOCAL_RANK", "RANK", "SLURM_LOCALID", "GROUP_RANK", "CROSS_RANK", "SLURM_NODEID"):
+        monkeypatch.delenv(name, raising=False)
+
+
 def printed(capsys: pytest.CaptureFixture[str], *words: str | Path) -> str:
     status = cli.main(["topology", *map(str, words)])
     out, err = capsys.readouterr()
@@ -92,6 +98,11 @@ def test_one_fault_is_one_warning(
     assert f"  {evidence}\n" in text
 
 
+def test_a_machine_without_near_cards_is_built_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = machine_texts.folder(tmp_path, nvidia_smi_topo_m=machine_texts.paths(near=("NODE",) * 4))
+    assert not warnings(printed(capsys, "--from", folder))
+
+
 def test_a_rate_that_all_ports_lack_is_seen_when_it_is_stated(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -125,7 +136,6 @@ def test_tools_on_the_path_are_asked_and_their_failures_told(
     )
     fake(tmp_path, "ibstat", "import os; os.kill(os.getpid(), 9)")
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("LOCAL_RANK", raising=False)
     found = topology.here(tmp_path / "no sysfs")
     assert found.links.height == 8 * 7
     assert set(found.absent) == {"rocm-smi", "ibdev2netdev", "lstopo-no-graphics", "numactl"}
@@ -191,8 +201,6 @@ def test_it_is_kept_under_the_node_of_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     texts = machine_texts.folder(tmp_path / "texts")
-    for name in ("GROUP_RANK", "CROSS_RANK", "SLURM_NODEID"):
-        monkeypatch.delenv(name, raising=False)
     run = tmp_path / "run"
     (run / "node-0007").mkdir(parents=True)
     printed(capsys, "--from", texts, "--output", run)

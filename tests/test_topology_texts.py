@@ -222,6 +222,17 @@ def test_a_device_has_the_memory_node_of_what_contains_it() -> None:
     assert "secret" not in str(found) and "nvme" not in str(found)
 
 
+def test_a_machine_of_many_cpus_has_masks_of_several_words() -> None:
+    mask = 'type="NUMANode" os_index="1" cpuset="0x0000ff00"'
+    for text, cpus in (
+        ("0x00000003,,0x00000001", "0,64-65"),
+        ("0x80000000,0x00000000", "63"),
+        ("oops", None),
+    ):
+        found = topology_texts.lstopo(LSTOPO.replace(mask, mask.replace("0x0000ff00", text)))
+        assert device(found, "node 1", "numa")["cpus"] == cpus
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

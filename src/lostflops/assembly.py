@@ -157,9 +157,12 @@ def _place_beside(
             quality.append(Quality(None, "monitor left out", 1, text, "warning"))
             continue
         for name in part.tables:
-            frame = pl.read_parquet(Path(part.folder) / f"{name}.parquet")
-            moved = frame.with_columns(pl.col(TABLES[name].times) - offsets[rank])
-            write_part(folder, name, rank, moved, number)
+            place = folder / name / f"rank={rank}"
+            place.mkdir(parents=True, exist_ok=True)
+            frame = pl.scan_parquet(Path(part.folder) / f"{name}.parquet", glob=False)
+            frame.with_columns(pl.col(TABLES[name].times) - offsets[rank]).sink_parquet(
+                place / f"part-{number}.parquet", compression="lz4", statistics=False
+            )
         spans = [(p.start + offsets[r], p.end + offsets[r]) for r, p in known if r == rank]
         if not any(start < part.end and part.start < end for start, end in spans):
             text = "the monitor's samples and the rank's trace are of different times"

@@ -16,8 +16,13 @@ from typing import Any
 from lostflops.errors import BadOption, BenchFailed, shown
 
 SCRIPTS = Path(__file__).parent / "bench"
-# What a launcher sets for every rank; torch.distributed needs all of them.
-PLACED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+# What torch.distributed needs of a rank, and what other launchers call the first three.
+PLACED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+LAUNCHERS = {
+    "mpirun": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    "mpiexec": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
+    "srun": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
+}
 Progress = Callable[[str, float], None]
 AFTER_A_FAILURE = 5.0  # seconds in which the other ranks may end by themselves
 
@@ -32,19 +37,37 @@ def interpreter(asked: str | None) -> str:
     return found
 
 
-def placed() -> bool:
-    """Whether a launcher has made this process a rank of a job."""
-    return all(os.environ.get(name) for name in PLACED)
+def placed(given: Mapping[str, str]) -> dict[str, str]:
+    """The environment of the rank that a launcher has made of this process; empty when none has.
+
+    Raises BadOption when it is one of several that do not know where to meet.
+    """
+    if all(given.get(name) for name in PLACED):
+        return dict(given)
+    for launcher, names in LAUNCHERS.items():
+        said = dict(zip(PLACED, (given.get(name, "") for name in names), strict=False))
+        if not said["RANK"].isdecimal() or said["WORLD_SIZE"] in ("", "0", "1"):
+            continue
+        if not given.get("MASTER_ADDR") or not given.get("MASTER_PORT"):
+            raise BadOption(
+                f"This is one of {shown(said['WORLD_SIZE'])} processes that {launcher} started, and they do "
+                "not know where to meet.",
+                "set MASTER_ADDR to the host of the first one and MASTER_PORT to a free port, for all of "
+                "them; or let torchrun start them; `--ranks N` starts ranks on this machine instead.",
+            )
+        return {**given, **said, "LOCAL_RANK": said["LOCAL_RANK"] or "0"}
+    return {}
 
 
 def alone(
-    python: str, script: str, wanted: Mapping[str, Any], tell: Progress | None = None
+    python: str,
+    script: str,
+    wanted: Mapping[str, Any],
+    tell: Progress | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> list[dict[str, Any]]:
-    """What the script measures as one process: no rank, or the one that a launcher made of this process.
-
-    Of the ranks only the first has something to return.
-    """
-    return _measured(python, script, wanted, [dict(os.environ)], tell)
+    """What the script measures as one process. Of a job's ranks only the first has something to return."""
+    return _measured(python, script, wanted, [environment or dict(os.environ)], tell)
 
 
 def as_job(

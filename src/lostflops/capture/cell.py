@@ -22,6 +22,7 @@ from typing import Any
 from lostflops.capture.boot.lostflops_boot.step_log import resident
 
 TRACE = "cell.pt.trace.json"
+ALONE = '{"rank": 0, "world_size": 1}'
 LOOK_EVERY = 0.2  # seconds between looks at the memory that the process holds
 GROW_BY = 2 << 30
 PENDING = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
@@ -109,6 +110,9 @@ class _Session:
         )
         self._profiler.prepare_trace()
         self._profiler.start_trace()
+        distributed = self._torch.distributed
+        if not (distributed.is_available() and distributed.is_initialized()):
+            self._profiler.add_metadata_json("distributedInfo", ALONE)
         self._began = time.monotonic()
         self.open = True
 

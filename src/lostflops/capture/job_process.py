@@ -6,6 +6,7 @@ import os
 import resource
 import signal
 from collections.abc import Mapping, Sequence
+from typing import NoReturn
 
 from lostflops.errors import BadOption, shown
 
@@ -54,7 +55,7 @@ def run(command: Sequence[str], environment: Mapping[str, str]) -> int:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def leave(status: int) -> None:
+def leave(status: int) -> NoReturn:
     """End this process as the job ended, by the same signal if it was one."""
     if status < 0:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the job left its core; ours would be of no use

@@ -216,12 +216,14 @@ def status(namespace: str) -> list[str]:
     names = sorted(one["metadata"]["name"] for one in (labelled or {}).get("items", []))
     lines.append(f"namespaces recorded: {', '.join(names) or 'none, only labelled pods'}")
     for name in names:
-        remedy = f"run `lostflops launch k8s install -n {name}`"
+        remedy = f"apply `lostflops launch k8s install -n {name}`"
         there: Any = _get("configmap", PAYLOAD, "-n", name)
         if there is None:
             lines.append(f"  {name}: no configmap '{PAYLOAD}'; {remedy}")
         elif there.get("data") != payload_map(name)["data"]:
-            lines.append(f"  {name}: its configmap '{PAYLOAD}' is of another lostflops; {remedy}")
+            lines.append(
+                f"  {name}: its configmap '{PAYLOAD}' is of another lostflops; {remedy[:-1]} --update`"
+            )
         if _get("deployment", COLLECTOR, "-n", name) is None:
             lines.append(f"  {name}: no deployment '{COLLECTOR}'; {remedy}")
     return lines

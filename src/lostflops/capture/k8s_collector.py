@@ -61,7 +61,7 @@ class Store:
         ]
 
 
-def writing(store: Store, token: str) -> type[Handler]:
+def writing(store: Store, token: Path) -> type[Handler]:
     """Answers pods."""
 
     class Writing(Handler):
@@ -127,7 +127,9 @@ def writing(store: Store, token: str) -> type[Handler]:
 
         def _place(self) -> Path | None:
             given = self.headers.get("Authorization", "")
-            if not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
+            # Read each time: like the certificate, it may be renewed.
+            wanted = f"Bearer {token.read_text().strip()}"
+            if not hmac.compare_digest(given.encode(), wanted.encode()):
                 self.answer(401, b"the token is missing or another\n")
                 return None
             place = store.place(self.path)
@@ -172,14 +174,13 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--read-port", type=int, default=8080)
     parser.add_argument("--limit", type=int, required=True)
     given = parser.parse_args(words)
-    token = (given.certificate / "token").read_text().strip()
     given.folder.mkdir(parents=True, exist_ok=True)
     for left in given.folder.rglob(".*"):
         with suppress(OSError):
             left.unlink()  # half a file of the time before a restart
     room = shutil.disk_usage(given.folder).free
     store = Store(given.folder, min(given.limit, room))
-    writer = Server((given.host, given.port), writing(store, token), given.certificate)
+    writer = Server((given.host, given.port), writing(store, given.certificate / "token"), given.certificate)
     reader = Server(("127.0.0.1", given.read_port), reading(store), None)
     threading.Thread(target=reader.serve_forever, daemon=True).start()
     print(f"collecting in {given.folder}", file=sys.stderr, flush=True)

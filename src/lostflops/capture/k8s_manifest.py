@@ -64,9 +64,20 @@ def yaml(like: str = "") -> Any:
     """The reader and writer that keeps comments, order and quotes, and writes lists as `like` does."""
     try:
         from ruamel.yaml import YAML
+        from ruamel.yaml.representer import RoundTripRepresenter
     except ImportError as error:
         raise MissingExtra("Reading and writing manifests", "k8s") from error
+
+    class Readable(RoundTripRepresenter):
+        """Writes text of several lines as lines. What was read keeps the style that it had."""
+
+    def text(representer: Any, value: str) -> Any:
+        style = "|" if "\n" in value else None
+        return representer.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+
+    Readable.add_representer(str, text)
     made = YAML()
+    made.Representer = Readable
     made.preserve_quotes = True
     made.width = 4096
     indented = re.search(r"^( *)[^\s#-][^\n]*:[ \t]*\n\1  +- ", like, re.MULTILINE)
@@ -215,7 +226,7 @@ def _train_job(document: Object, job: str, wish: Wish) -> Said:
     metadata = document.setdefault("metadata", {})
     if metadata.get("annotations") is None:
         metadata["annotations"] = {}
-    metadata["annotations"][STATUS] = f"recording {NODE}"
+    metadata["annotations"][STATUS] = f"set up to record {NODE}"
     if "runtimePatches" in spec or str(document.get("apiVersion")).endswith("/v2alpha1"):
         inner: Object = {"name": NODE, "template": {"spec": {"template": {"spec": pod}}}}
         change = {

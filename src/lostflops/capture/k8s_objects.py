@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import base64
+import hashlib
 import json
 import secrets
 import tempfile
@@ -20,7 +21,7 @@ from typing import Any
 from lostflops.capture import run_folder
 from lostflops.capture.k8s_admission import LABEL, SYSTEM
 from lostflops.capture.k8s_certificate import Certificate
-from lostflops.capture.k8s_pod import COLLECTOR, PATTERN, PAYLOAD, SIZE, key
+from lostflops.capture.k8s_pod import COLLECTOR, DOMAIN, PATTERN, PAYLOAD, SIZE, key
 from lostflops.capture.plan import Plan
 
 Object = dict[str, Any]
@@ -57,26 +58,33 @@ def payload() -> Mapping[str, str]:
 
 
 def program(module: str) -> Mapping[str, str]:
-    """The sources of a module and of all of lostflops that it imports, by path."""
+    """The sources of a module and of all of lostflops that it imports, by path.
+
+    The packages themselves are empty here: importing `lostflops` needs more than these have.
+    """
     found: dict[str, str] = {}
     left = [module]
     while left:
         name = left.pop()
         path = f"{name.replace('.', '/')}.py"
-        if path in found:
+        if path in found or not name.startswith("lostflops."):
             continue
         try:
             spec = find_spec(name)
         except ModuleNotFoundError:  # the name of something inside a module
             continue
         if spec is None or spec.origin is None or spec.submodule_search_locations is not None:
-            continue  # a package needs no file of its own to be imported from
+            continue
         found[path] = Path(spec.origin).read_text()
         for node in _runs(ast.parse(found[path])):
-            if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("lostflops"):
-                left += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-            elif isinstance(node, ast.Import):
-                left += [alias.name for alias in node.names if alias.name.startswith("lostflops.")]
+            if isinstance(node, ast.Import):
+                left += [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                outer = name.split(".")[: -node.level] if node.level else []
+                origin = ".".join([*outer, *filter(None, [node.module])])
+                left += [origin, *(f"{origin}.{alias.name}" for alias in node.names)]
+    packages = {str(above) for path in found for above in Path(path).parents if str(above) != "."}
+    found |= {f"{package}/__init__.py": "" for package in packages}
     return dict(sorted(found.items()))
 
 
@@ -99,8 +107,11 @@ def payload_map(namespace: str | None) -> Object:
     return config_map(PAYLOAD, namespace, payload())
 
 
-def collector(namespace: str, image: str, size: int, days: int) -> list[Object]:
-    """What a namespace needs for its pods to be recorded and the results kept until they are fetched."""
+def collector(namespace: str, image: str, size: int, days: int, update: bool = False) -> list[Object]:
+    """What a namespace needs for its pods to be recorded and the results kept until they are fetched.
+
+    An update leaves out the Secret: with another token and certificate, pods that run could send no more.
+    """
     from lostflops.capture.k8s_certificate import certificate
 
     made = certificate([COLLECTOR, f"{COLLECTOR}.{namespace}", f"{COLLECTOR}.{namespace}.svc"], days)
@@ -121,7 +132,7 @@ def collector(namespace: str, image: str, size: int, days: int) -> list[Object]:
     return [
         payload_map(namespace),
         config_map(f"{COLLECTOR}-program", namespace, files),
-        _secret(COLLECTOR, namespace, secret),
+        *([] if update else [_secret(COLLECTOR, namespace, secret)]),
         _service(COLLECTOR, namespace),
         _deployment(
             COLLECTOR,
@@ -141,16 +152,21 @@ def webhook(
     files = {**program(WEBHOOK_PROGRAM), "payload.json": json.dumps(sorted(payload()))}
     arguments = ["--certificate", "/certificate", "--payload", "/program/payload.json"]
     arguments += _answering(namespace, pattern, size)
+    objects = _webhook(
+        namespace,
+        image,
+        made,
+        _from_sources(WEBHOOK_PROGRAM, arguments),
+        [_program_volume(f"{WEBHOOK}-program", files)],
+    )
+    (deployment,) = [one for one in objects if one["kind"] == "Deployment"]
+    # Kubernetes starts the pods anew when their template changes, not when a ConfigMap does.
+    version = hashlib.sha256(json.dumps(files).encode()).hexdigest()[:16]
+    deployment["spec"]["template"]["metadata"]["annotations"] = {f"{DOMAIN}/program": version}
     return [
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}},
         config_map(f"{WEBHOOK}-program", namespace, files),
-        *_webhook(
-            namespace,
-            image,
-            made,
-            _from_sources(WEBHOOK_PROGRAM, arguments),
-            [_program_volume(f"{WEBHOOK}-program", files)],
-        ),
+        *objects,
     ]
 
 

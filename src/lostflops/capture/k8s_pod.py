@@ -113,7 +113,7 @@ def record(template: Object, job: str, wish: Wish) -> Said:
     if recorded:
         _extend(spec, "volumes", volumes(wish, size))
     if recorded or refused:
-        status = "; ".join([*([f"recording {', '.join(recorded)}"] if recorded else []), *refused])
+        status = "; ".join([*([f"set up to record {', '.join(recorded)}"] if recorded else []), *refused])
         _annotate(template, status)
     return Said(recorded, [*refused, *notes])
 

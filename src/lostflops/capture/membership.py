@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -23,6 +24,11 @@ def membership(environment: Mapping[str, str]) -> Membership | None:
         value = environment.get(name, "")
         return int(value) if value.isdigit() else None
 
+    # Before Slurm: of the ranks that mpirun starts in a job, only those on other nodes are in a step.
+    space, rank = environment.get("PMIX_NAMESPACE", ""), number("PMIX_RANK")
+    if space and rank is not None and not space.startswith("slurm"):
+        # Some namespaces hold the host's name.
+        return Membership(f"mpi-{hashlib.sha256(space.encode()).hexdigest()[:10]}", task=rank)
     job = number("SLURM_JOB_ID")
     if job is not None:
         attempt = number("SLURM_RESTART_COUNT") or 0
@@ -33,7 +39,4 @@ def membership(environment: Mapping[str, str]) -> Membership | None:
             return Membership(f"slurm-{job}.{step}", attempt)
         node = number("SLURM_NODEID")
         return Membership(f"slurm-{job}.{step}", attempt, task, None if node is None else f"node-{node:04d}")
-    space, rank = environment.get("PMIX_NAMESPACE", ""), number("PMIX_RANK")
-    if space.isalnum() and rank is not None:
-        return Membership(f"mpi-{space}", task=rank)
     return None

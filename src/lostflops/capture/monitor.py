@@ -194,6 +194,15 @@ def listening(text: str) -> tuple[str, int]:
     return (found[1] or "127.0.0.1").strip("[]"), int(found[2])
 
 
+def exporter(text: str) -> str:
+    """The address of a DCGM exporter. Raises BadOption."""
+    if not re.fullmatch(r"https?://[^\s/]+(/\S*)?", text):
+        raise BadOption(
+            f"'{shown(text)}' is no address of an exporter.", "write `--dcgm http://127.0.0.1:9400/metrics`."
+        )
+    return text
+
+
 def _said(line: bytes) -> dict[str, Any]:
     try:
         said: Any = json.loads(line)

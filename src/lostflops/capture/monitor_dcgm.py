@@ -21,6 +21,9 @@ MIB = 1 << 20
 LINE = re.compile(r"(DCGM_FI_\w+)\{(.*)\} +(\S+)")
 LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
+# An exporter is on the node itself or near; the proxies of the environment lead out of the site.
+DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
 # The exporter's name, our metric, and what to multiply with.
 PROFILING = {
     "DCGM_FI_PROF_GR_ENGINE_ACTIVE": ("gpu_graphics_active", 100),
@@ -74,7 +77,7 @@ class Dcgm:
 
     def _ask(self) -> None:
         try:
-            with urllib.request.urlopen(self.url, timeout=PATIENCE) as response:
+            with DIRECT.open(self.url, timeout=PATIENCE) as response:
                 text = response.read(MOST).decode(errors="replace")
             self._answer = list(parsed(text, self.wanted))
             self.missing = "" if self._answer else f"{self.url} names no metric that is known"

@@ -131,6 +131,13 @@ HOST = (
     _count("network_receive_drops", None, "packets received and dropped", label="interface"),
     _count("network_send_errors", None, "packets not sent for an error", label="interface"),
     _count("network_send_drops", None, "packets dropped before they were sent", label="interface"),
+    _level("rank_resident", "B", "resident memory of a recorded rank's process", label="rank"),
+    _level("rank_threads", None, "threads of its process", label="rank"),
+    _level("rank_workers", None, "processes that it started, like loader workers", label="rank"),
+    _level(
+        "rank_workers_resident", "B", "resident memory of those; what they share counts in each", label="rank"
+    ),
+    _count("rank_cpu", "s", "core time of the rank and its workers", per=100, label="rank"),
     _count("monitor_cpu", "s", "core time of the monitor itself", per=1_000_000_000),
 )
 

@@ -69,6 +69,8 @@ def serve(address: str, port: int, latest: Callable[[], Iterable[Reading]]) -> i
     """Answer at that address in the background, and say at which port. Raises OSError."""
 
     class Answer(BaseHTTPRequestHandler):
+        timeout = 10
+
         def do_GET(self) -> None:
             if self.path.partition("?")[0] not in ("/", "/metrics"):
                 self.send_error(404)

@@ -27,6 +27,7 @@ from lostflops.capture.monitor_metrics import Reading, Source
 from lostflops.capture.monitor_nics import Nics
 from lostflops.capture.monitor_nvidia import Nvidia
 from lostflops.capture.monitor_openmetrics import exposition, serve
+from lostflops.capture.monitor_ranks import Ranks
 from lostflops.version import __version__
 
 FOLDER = "monitor"
@@ -139,7 +140,7 @@ def _rank() -> Any:
 
 def sources(settings: Mapping[str, Any]) -> list[Source]:
     root = Path(settings.get("root") or "/")
-    found: list[Source] = [Host(root), Nics(root)]
+    found: list[Source] = [Host(root), Nics(root), Ranks(Path(settings["run"]), _rank().host(), root)]
     nvidia, amd = Nvidia(root, gpm=not settings.get("dcgm")), Amd(root)
     found += [
         source for source, there in ((nvidia, nvidia.devices or nvidia.missing), (amd, amd.cards)) if there

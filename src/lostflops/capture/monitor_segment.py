@@ -7,6 +7,8 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+import polars as pl
+
 from lostflops.ingest.monitor_files import read_tail
 
 
@@ -17,7 +19,7 @@ def pack(tail: Path) -> None:
     try:
         read_tail(tail).rows.write_parquet(unfinished, compression="zstd")
         unfinished.replace(segment)
-    except OSError:  # a full disk: the tail stays, and is read as it is
+    except (OSError, pl.exceptions.PolarsError):  # a full disk: the tail stays, and is read as it is
         with suppress(OSError):
             unfinished.unlink(missing_ok=True)
         return

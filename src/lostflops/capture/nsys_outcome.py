@@ -74,7 +74,7 @@ def summary(plan: Plan, logs: Iterable[Path], ended: str) -> list[str]:
         f"rank {a.rank}: part of its windows: {w.get('reason')}"
         for a in kept
         for w in a.windows
-        if w.get("state") in ("lost", "partial")
+        if w.get("state") in ("lost", "partial") and not w.get("request")
     ]
     if plan.nsys.node and not any(a.start.get("role") == "node" for a in kept):
         lines.append(f"no counters: {_no_counters(attempts)}")

@@ -53,20 +53,14 @@ class NsysPlan:
     def shell(self, run: Path) -> list[str]:
         """The commands that the ranks will start, as comments."""
         target = f"--output={shlex.quote(str(run.absolute()))}/node-NNNN/nsys-RRRRR-aN-wNNN"
+        started = f"PYTHONUNBUFFERED=1 {shlex.quote(str(self.tool.path))} profile"
+        where = {"cuda": ", where there is CUDA", "session": ", where there is none", "time": ""}
+        roles = {"local rank 0": [*self.lean, *self.node]} if self.node else {}
         lines: list[str] = []
         for method, range_words in self.ranges.items():
-            for who, words in (("local rank 0", [*self.lean, *self.node]), ("each rank", self.lean)):
-                if who == "local rank 0" and not self.node:
-                    continue
-                when = {"cuda": ", where there is CUDA", "session": ", where there is none", "time": ""}[
-                    method
-                ]
-                options = shlex.join([*words, *range_words]).replace(
-                    "'--session-new={session}'", "--session-new=NAME"
-                )
-                lines.append(
-                    f"# {who}{when}: {shlex.quote(str(self.tool.path))} profile {options} {target} python ..."
-                )
+            for who, words in (roles | {"each rank": self.lean}).items():
+                options = shlex.join(w.format(session="NAME") for w in [*words, *range_words])
+                lines.append(f"# {who}{where[method]}: {started} {options} {target} python ...")
         return [*lines, *(f"# {line}" for line in self.said())]
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import shlex
-import shutil
 import signal
 import statistics
 import time
@@ -17,12 +15,14 @@ from typing import Any
 
 from lostflops.capture import nsys_outcome
 from lostflops.capture.plan import Plan
+from lostflops.errors import LostflopsError
 
 WARM_UP = 3  # first steps, in which a job still builds its caches
 NEARBY = 100  # steps before and after the window that it is compared with
 ENOUGH = 3
 PACKS_FOR = 60.0  # s
 MOST_NAMED = 6  # windows
+ON_DEMAND = "on-demand"  # the folder of traces that PyTorch itself was asked for
 
 
 @dataclass(frozen=True)
@@ -92,14 +92,20 @@ def read_log(path: Path) -> RankLog:
 
 
 def compress(outcome: Outcome) -> int:
-    """Pack the traces, now that training does not wait for it; the bytes they take then.
+    """Pack the traces and clean them of names and folders; the bytes they take then.
 
-    A scheduler still keeps the nodes for us, so what is not packed in a minute stays as it is.
+    Training does not wait for it. A scheduler still keeps the nodes for us, so what is not packed in a minute
+    stays as it is.
     """
+    # It takes a while to import, and the job is not to start later for it.
+    from lostflops.privacy import kineto
+    from lostflops.privacy.cleaner import Cleaner
+
     total = 0
     deadline = time.monotonic() + PACKS_FOR
-    for log, window in outcome.kept:
-        plain = log.path.parent / window["file"]
+    written = [(log.path.parent / window["file"], log.path.parent.name) for log, window in outcome.kept]
+    written += [(trace, ON_DEMAND) for trace in _on_demand(outcome)]
+    for plain, name in written:
         if time.monotonic() > deadline:
             with suppress(OSError):
                 total += plain.stat().st_size
@@ -107,16 +113,21 @@ def compress(outcome: Outcome) -> int:
         packed = plain.with_name(plain.name + ".gz")
         beside = plain.with_name(f".{packed.name}.tmp")
         try:
-            with plain.open("rb") as source, gzip.open(beside, "wb", compresslevel=2) as target:
-                shutil.copyfileobj(source, target, 1 << 20)
+            # A machine is called as the folder of its node is.
+            cleaner = Cleaner(node=lambda _, node=name: node)
+            kineto.packed(plain, beside, cleaner, zipped=True, level=2)
             beside.replace(packed)
             plain.unlink()
             total += packed.stat().st_size
-        except OSError:  # a full disk: the trace stays as it is
+        except (OSError, LostflopsError):  # a full disk: the trace stays as it is
             with suppress(OSError):
                 beside.unlink(missing_ok=True)
                 total += plain.stat().st_size
     return total
+
+
+def _on_demand(outcome: Outcome) -> list[Path]:
+    return sorted(outcome.plan.run.glob(f"{ON_DEMAND}/*.json"))
 
 
 def slowdown(logs: Iterable[RankLog]) -> float | None:
@@ -145,8 +156,9 @@ def summary(outcome: Outcome) -> list[str]:
     if outcome.plan.nsys:
         logs = [log.path for log in outcome.logs]
         return [*nsys_outcome.summary(outcome.plan, logs, _ending(outcome.status)), *_faults(outcome)]
-    on_demand = sorted(outcome.plan.run.glob("on-demand/*.json"))
+    on_demand = _on_demand(outcome)
     if not outcome.kept and on_demand:
+        compress(outcome)
         many = f"{len(on_demand)} trace{'s' * (len(on_demand) != 1)}"
         said = f"recorded {many} on demand -> {on_demand[0].parent}"
         return [said, *_faults(outcome), f"next: lostflops why {shlex.quote(str(outcome.plan.run))}"]
@@ -171,10 +183,17 @@ def summary(outcome: Outcome) -> list[str]:
     absent = sorted(set(range(min(world, 1 << 20))) - {log.rank for log in outcome.logs})
     if absent and outcome.whole:
         lines.append(f"{_listed(absent)} made no step that was seen here")
-    lines += [*_unmarked(outcome.logs), *_faults(outcome)]
+    lines += [*_as_written(outcome), *_unmarked(outcome.logs), *_faults(outcome)]
     path = shlex.quote(str(outcome.plan.run))
     partly = " --allow-missing-ranks" if 1 < len(ranks) < world else ""
     return [*lines, f"next: lostflops why {path}{partly}"]
+
+
+def _as_written(outcome: Outcome) -> list[str]:
+    """Say what was not packed, and so not cleaned either."""
+    plain = sum((log.path.parent / window["file"]).exists() for log, window in outcome.kept)
+    traces = f"{plain} trace{'s are' if plain != 1 else ' is'} not packed"
+    return [f"{traces} and may name machines and folders: `lostflops scrub` before sharing"] if plain else []
 
 
 def _steps(outcome: Outcome) -> str:

@@ -18,28 +18,22 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import secrets
 import shutil
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from lostflops.capture.membership import Membership
 from lostflops.capture.plan import KEEP_FREE, LENGTH, Plan
 from lostflops.errors import BadOption, CannotWrite, OutputExists
+from lostflops.privacy.secrets import without_secrets
 from lostflops.version import __version__
 
 PAYLOAD = Path(__file__).parent / "boot"
 RECORDING = "recording.jsonl"
 JOB = "job"  # in boot/: the scheduler's job that made the folder
 UNFINISHED = ".tmp"
-REMOVED = "<removed>"
-SECRET_NAME = re.compile(r"(?i)(token|key|secret|passw(or)?d|credential|auth)")
-SECRET_VALUE = re.compile(
-    r"\b(hf_|sk-|ghp_|github_pat_|AKIA|xox[abp]-)[\w-]{8,}|(?<=://)[^/@\s]+:[^/@\s]+(?=@)"
-)
 
 
 def write(plan: Plan, member: Membership | None = None) -> bool:
@@ -78,7 +72,7 @@ def write(plan: Plan, member: Membership | None = None) -> bool:
     beside = run / f".boot.{secrets.token_hex(6)}{UNFINISHED}"
     try:
         run.mkdir(parents=True, exist_ok=True)
-        shutil.copytree(PAYLOAD, beside, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(PAYLOAD, beside, ignore=shutil.ignore_patterns("__pycache__", "seen-*"))
         (beside / "settings.jsonl").write_text(json.dumps(settings) + "\n")
         if plan.annotations:
             lines = (json.dumps(annotation) + "\n" for annotation in plan.annotations)
@@ -135,19 +129,3 @@ def note(plan: Plan, **fields: object) -> None:
     """Append a line to the recording's own notes."""
     with (plan.run / RECORDING).open("a") as file:
         file.write(json.dumps({**fields, "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}) + "\n")
-
-
-def without_secrets(command: Sequence[str]) -> list[str]:
-    """The command line with what looks like a secret taken out."""
-    kept: list[str] = []
-    hide = False
-    for word in command:
-        name, equals, value = word.partition("=")
-        if hide and not word.startswith("-"):
-            kept.append(REMOVED)
-        elif equals and value and SECRET_NAME.search(name):
-            kept.append(f"{name}={REMOVED}")
-        else:
-            kept.append(SECRET_VALUE.sub(REMOVED, word))
-        hide = word.startswith("-") and not equals and bool(SECRET_NAME.search(word))
-    return kept

@@ -11,6 +11,7 @@ mpirun by itself.
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 from collections.abc import Sequence
@@ -23,8 +24,10 @@ RUNTIMES = ("pyxis", "apptainer", "singularity", "enroot")
 JOB_ID = "%j"  # in paths, as in sbatch's own
 RANKS = {"RANK": "SLURM_PROCID", "LOCAL_RANK": "SLURM_LOCALID", "WORLD_SIZE": "SLURM_NTASKS"}
 TORCHRUN_MEETS = ("nnodes", "node-rank", "rdzv-", "master-", "standalone")  # how its nodes find each other
-LINE = 100  # characters
 ACCELERATE_MEETS = ("num-machines", "machine-rank", "main-process-", "rdzv-")
+PYTHON = re.compile(r"(?:.*/)?(?:python|pypy)[\d.]*t?")
+LINE = 100  # characters of the script that are read without scrolling
+MONITORS_END = 30  # seconds that the job's end waits for the monitors at most
 
 
 class Text(str):
@@ -61,6 +64,7 @@ class Placement:
     tasks: int | None  # per node; None: nothing is said of them
     why: str
     srun: bool = True  # False: the command runs once, and starts the tasks by itself
+    all_or_none: bool = True  # a task that fails ends the others
     exports: Sequence[str] = ()  # lines of shell before the start
     in_task: str = ""  # shell that each task runs before the command
     head: int = 0  # words of the command that start the launcher
@@ -112,7 +116,7 @@ def placement(job: Job) -> Placement:
                 f"`-- torchrun {shown(shlex.join(job.command[rest:]))}`.",
             )
         return Placement(job.command, 1, "One task: deepspeed starts the ranks of its node itself.")
-    if job.tasks or program.startswith(("python", "pypy")):
+    if job.tasks or PYTHON.fullmatch(program):
         return _plain(job)
     if job.container:
         raise BadOption(
@@ -134,7 +138,7 @@ def _once(job: Job, why: str) -> Placement:
 def _program(command: Sequence[str]) -> tuple[str, int]:
     """What is started, whatever way it is spelled, and how many words of the command say so."""
     name = Path(command[0]).name
-    if re.fullmatch(r"python[\d.]*t?", name) and "-m" in command:
+    if PYTHON.fullmatch(name) and "-m" in command:
         at = list(command).index("-m")
         module = command[at + 1] if at + 1 < len(command) else ""
         # Only flags before it: `python train.py -m x` is a script with an option.
@@ -163,7 +167,8 @@ def _torchrun(job: Job, rest: int) -> Placement:
     own = _options(job.command[rest:])
     added: list[str] = []
     exports: list[str] = []
-    if not any(option.startswith(TORCHRUN_MEETS) for option in own):
+    meets = any(option.startswith(TORCHRUN_MEETS) for option in own)
+    if not meets:
         if job.nodes == 1:
             added = ["--standalone"]
         else:
@@ -178,7 +183,16 @@ def _torchrun(job: Job, rest: int) -> Placement:
         added.append(f"--nproc-per-node={job.gpus}")
     command = [*job.command[:rest], *added, *job.command[rest:]]
     why = "One task per node: torchrun starts the ranks of its node itself."
-    return Placement(command, job.tasks or 1, why, exports=exports, head=rest, added=len(added))
+    # What the job says of its meeting may let it go on with fewer nodes.
+    return Placement(
+        command,
+        job.tasks or 1,
+        why,
+        all_or_none=not meets,
+        exports=exports,
+        head=rest,
+        added=len(added),
+    )
 
 
 def _accelerate(job: Job, rest: int) -> Placement:
@@ -210,7 +224,8 @@ def _accelerate(job: Job, rest: int) -> Placement:
 def _mpirun(job: Job) -> Placement:
     """Open MPI passes a variable on to other nodes only when it is told to."""
     placed = _once(job, "it starts a process in every slot of the nodes.")
-    if "-x" in job.command:  # which Open MPI does not take together with the variable
+    own = itertools.takewhile(lambda word: not (PYTHON.fullmatch(word) or word.endswith(".py")), job.command)
+    if "-x" in own:  # which Open MPI does not take together with the variable
         return replace(placed, command=[job.command[0], "-x", "PYTHONPATH", *job.command[1:]])
     return replace(placed, exports=["export OMPI_MCA_mca_base_env_list=PYTHONPATH"])
 
@@ -244,10 +259,15 @@ def _with_monitors(job: Job) -> list[str]:
         '  ended="$run/boot/ended-${SLURM_RESTART_COUNT:-0}"',
         f'  srun --overlap --export=ALL --ntasks-per-node=1 {shlex.join(job.monitor)} --output "$run" -- \\',
         f'    sh -c {waits} "$ended" >>"$run/monitors.log" 2>&1 &',
+        "  monitors=$!",
         '  "$@"',
         "  status=$?",
         '  touch "$ended"',
-        "  wait",
+        f"  for _ in {{1..{MONITORS_END}}}; do",
+        '    kill -0 "$monitors" 2>/dev/null || exit "$status"',
+        "    sleep 1",
+        "  done",
+        '  kill "$monitors"',
         '  exit "$status"',
         "}",
     ]
@@ -282,8 +302,9 @@ def _start(job: Job, placed: Placement) -> list[str]:
     if job.monitor:
         parts.append(["""bash -c "$(declare -f with_monitors)"'; with_monitors "$@"' job"""])
     if placed.srun:
-        # A rank that fails leaves the others waiting for it until the time limit.
-        srun = ["srun", "--export=ALL", "--kill-on-bad-exit=1", f"--ntasks-per-node={placed.tasks}"]
+        srun = ["srun", "--export=ALL", f"--ntasks-per-node={placed.tasks}"]
+        if placed.all_or_none:  # a rank that fails leaves the others waiting for it until the time limit
+            srun.append("--kill-on-bad-exit=1")
         if job.cpus:
             srun.append(f"--cpus-per-task={job.cpus}")  # not inherited from sbatch since Slurm 22.05
         parts.append([*srun, *(_pyxis(job) if job.container and job.runtime == "pyxis" else [])])

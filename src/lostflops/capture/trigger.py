@@ -57,12 +57,18 @@ def record(target: str, request: on_demand.Request, ranks: Ranges | None, output
         if found is None:
             return _without_recorder(process, request, output)
         run = found
+    if output is not None:
+        raise BadOption("What is recorded goes into the job's own run folder.", "leave out --output.")
     alive = [log for log in _logs(run) if _alive(log)]
     if process is not None and any(log.who.get("pid") == process for log in alive):
         alive = [log for log in alive if log.who.get("pid") == process]
         ranks = tuple((log.rank, log.rank) for log in alive)
     if alive:
         return _inside(run, request, ranks, alive)
+    if ranks is not None:
+        raise BadOption(
+            "Which rank a process is, is known once it has made a step; none has.", "leave out --ranks."
+        )
     return _by_pytorch(run, request)
 
 
@@ -116,7 +122,8 @@ def _answers(asked: Iterable[RankLog], name: str) -> tuple[dict[int, Mapping[str
             if lines:
                 moved = time.monotonic()
             for line in lines:
-                if line.get("kind") == "window" and line.get("request") == name:
+                over = line.get("kind") in ("window", "nsys") and line.get("state") != "open"
+                if over and line.get("request") == name:
                     done[log.rank] = line
                     waiting.pop(path, None)
             if gone and path in waiting:

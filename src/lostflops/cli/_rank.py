@@ -52,6 +52,14 @@ def _run(given: Namespace) -> None:
             "Neither Slurm nor mpirun started this task, so nothing says which rank it is.",
             "write `srun lostflops-rank -- python train.py`, or put `lostflops record --` before a launcher.",
         )
+    for asked, beside in ((given.monitor, "monitor"), (given.on_demand, "on-demand")):
+        if asked:
+            raise BadOption(
+                f"--{beside} needs a process beside the rank, and lostflops-rank becomes the rank.",
+                "`lostflops launch slurm --monitor`, or `lostflops record` in front of srun, has that."
+                if beside == "monitor"
+                else "leave it out: `lostflops trigger RUN` reaches every rank that makes optimizer steps.",
+            )
     plan = record.asked(given, member)
     if given.print:
         print(plan.shell(os.environ))
@@ -59,7 +67,7 @@ def _run(given: Namespace) -> None:
     environment = dict(os.environ)
     if environment.get("LOSTFLOPS_OFF"):
         _become(plan.command, environment)
-    speaks = environment.get("SLURM_LOCALID", "0") == "0"
+    speaks = environment.get("SLURM_LOCALID", str(member.task or 0)) == "0"  # one of each node
     deadline = time.monotonic() + GIVES_WAY
     while member.task and not plan.boot.exists() and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -100,10 +100,11 @@ def _collectives(given: Namespace) -> None:
             repeats=given.repeats,
         )
         python = bench_ranks.interpreter(given.python)
-        if given.ranks is None and bench_ranks.placed():
+        rank = bench_ranks.placed(os.environ) if given.ranks is None else {}
+        if rank:
             with waiting() as tell:
-                lines = bench_ranks.alone(python, "collectives.py", wanted.settings(), tell)
-            if os.environ["RANK"] != "0":
+                lines = bench_ranks.alone(python, "collectives.py", wanted.settings(), tell, rank)
+            if rank["RANK"] != "0":
                 return
             found = bench_collectives.measured(lines)
         else:

@@ -84,7 +84,7 @@ def _sample(given: Namespace) -> None:
         address=address,
         port=port,
         textfile=given.textfile,
-        dcgm=given.dcgm,
+        dcgm=None if given.dcgm is None else monitor.exporter(given.dcgm),
     )
     sampler = monitor.start(wanted)
     status = 0

@@ -95,7 +95,7 @@ def asked(given: Namespace, member: Membership | None = None) -> Plan:
     """The plan that the arguments describe. Raises BadOption for what cannot work."""
     from lostflops.capture import annotation_file, on_demand, plan
 
-    command: list[str] = given.job[1:] if given.job[:1] == ["--"] else given.job
+    command = _command(given)
     plan.check(command)
     when = _when(given)
     under: dict[str, Any] = {}
@@ -103,7 +103,13 @@ def asked(given: Namespace, member: Membership | None = None) -> Plan:
         under["what"] = plan.what(given.what or ",".join(plan.DEFAULT_WHAT))
     else:
         from lostflops.capture import nsys_options, nsys_plan
+        from lostflops.errors import BadOption
 
+        if given.on_demand:
+            raise BadOption(
+                "--on-demand is of the PyTorch profiler, which cannot record beside nsys.",
+                "leave it out: `lostflops trigger` opens windows of nsys too, at the job's steps.",
+            )
         under["what"] = nsys_options.what(given.what or "")
         under["nsys"] = nsys_plan.planned(given.nsys, under["what"], command, os.environ, **when)
     return plan.Plan(
@@ -117,13 +123,32 @@ def asked(given: Namespace, member: Membership | None = None) -> Plan:
     )
 
 
+def _command(given: Namespace) -> list[str]:
+    return given.job[1:] if given.job[:1] == ["--"] else given.job
+
+
 def run(given: Namespace) -> None:
     from lostflops.capture import job_process, monitor, on_demand, outcome, run_folder
     from lostflops.capture.membership import membership
-    from lostflops.errors import BadOption, CannotWrite, LostflopsError, OutputExists
+    from lostflops.errors import (
+        BadOption,
+        CannotWrite,
+        NoNsys,
+        NsysTooOld,
+        NsysUnusable,
+        OutputExists,
+    )
 
     member = membership(os.environ)
-    plan = asked(given, member)
+    # A job that has waited for its nodes is not sent away for want of a recording.
+    waited = member is not None and not sys.stdin.isatty() and not given.print
+    try:
+        plan = asked(given, member)
+    except (NoNsys, NsysTooOld, NsysUnusable) as error:
+        if not waited:
+            raise
+        print(f"{error}\nlostflops: training goes on and is not recorded.", file=sys.stderr, flush=True)
+        job_process.leave(job_process.run(_command(given), os.environ))
     if os.environ.get("LOSTFLOPS_OFF"):
         raise BadOption("LOSTFLOPS_OFF is set, so nothing would be recorded.", "unset it.")
     if given.print:
@@ -132,24 +157,26 @@ def run(given: Namespace) -> None:
     try:
         run_folder.write(plan, member)
     except (CannotWrite, OutputExists) as error:
-        if member is None or sys.stdin.isatty():
+        if not waited:
             raise
-        # A job that has waited for its nodes is not sent away for this.
         print(f"{error}\nlostflops: training goes on and is not recorded.", file=sys.stderr, flush=True)
         job_process.leave(job_process.run(plan.command, os.environ))
     for line in plan.nsys.said() if plan.nsys else ():
         print(f"lostflops: {line}", file=sys.stderr)
-    with (
-        on_demand.answerable(plan.sockets, plan.run),
-        monitor.beside(plan.run, wanted=given.monitor) as monitored,
-    ):
-        status = job_process.run(plan.command, {**os.environ, **plan.environment(os.environ)})
-    # From here on nothing may come between the job's exit status and whoever waits for it.
+    status: int | None = None
     try:
+        with (
+            on_demand.answerable(plan.sockets, plan.run),
+            monitor.beside(plan.run, wanted=given.monitor) as monitored,
+        ):
+            status = job_process.run(plan.command, {**os.environ, **plan.environment(os.environ)})
         run_folder.note(plan, kind="end", status=status)
         lines = outcome.summary(outcome.read(plan, status, member and member.node)) + monitored
-    except (OSError, LostflopsError, LookupError, TypeError, ValueError) as error:
-        lines = [f"lostflops: the recording could not be looked through: {error}"]
+    except BaseException as error:
+        if status is None:
+            raise
+        # Nothing may come between the job's exit status and whoever waits for it, Ctrl-C and panics included.
+        lines = [f"lostflops: the recording could not be looked through: {type(error).__name__}: {error}"]
     try:
         print(*lines, sep="\n", file=sys.stderr, flush=True)
     finally:

@@ -1,13 +1,14 @@
 """The samples of `lostflops monitor` to the table `counters`: one source per node.
 
 A sample is of a node, a row of `counters` of a rank. What a GPU shows belongs to the rank whose process ran
-on it, if the monitor saw exactly one; all else to the lowest rank of the node. A running total becomes what
-was added between two readings, a level holds for the time since the reading before it. Times are the node's
-own UTC, which profilers use too.
+on it, if the monitor saw exactly one; what a rank's process takes to that rank; all else to the node's first
+rank. A running total becomes what was added between two readings, a level holds for the time since the
+reading before it. Times are the node's own UTC, which profilers use too.
 """
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -15,13 +16,15 @@ from typing import Any, cast
 import polars as pl
 
 from lostflops.errors import NotATrace
-from lostflops.ingest.monitor_files import FACTS, TAIL, facts, read_folder, step_logs
+from lostflops.ingest.monitor_files import FACTS, ROWS, TAIL, facts, readings, step_logs
 from lostflops.ingest.part import Part, write_table
 from lostflops.tables import NAME
 from lostflops.trace import Quality
 
 FOLDER = "monitor"
 CHAIN = ("session", "metric", "device", "instance")
+# Metrics whose instance is the rank that they are of.
+OF_RANKS = ["rank_resident", "rank_threads", "rank_workers", "rank_workers_resident", "rank_cpu"]
 # Between two readings the wall clock may gain or lose this much and this share: NTP slews by 500 ppm. More
 # is a clock that was set.
 SLEWED, SLEWED_SHARE = 1_000_000, 1e-3
@@ -35,40 +38,60 @@ def recognises(path: Path) -> bool:
 
 def read(path: Path, folder: Path) -> list[Part]:
     """The counters of a node, one part per rank that they belong to. Raises NotATrace or Unreadable."""
-    found = read_folder(path)
-    rows, times_set = _over_time(found.rows)
-    if rows.is_empty():
-        raise NotATrace(path, "it holds fewer than two samples of a monitor.")
     told = facts(path)
     hosts = [f["host"] for f in told if f["kind"] == "monitor" and isinstance(f.get("host"), str)]
     logs = _logs(path, hosts[-1] if hosts else None)
     home = min(logs, key=_order)["rank"] if logs else None
+    ranks = [log["rank"] for log in logs]
     owners = _owners(told, logs)
     devices = {f["device"]: f for f in told if f["kind"] == "device" and type(f.get("device")) is int}
-    quality = list(_quality(found.torn, found.damaged, times_set))
-    without = sorted(set[int](rows["device"].drop_nulls().unique().to_list()) - set(owners))
+    shares: dict[int | None, _Share] = {}
+    torn, damaged, times_set = 0, list[str](), 0
+    # A file at a time: the samples of a day do not fit into memory.
+    carried = pl.DataFrame(schema=ROWS)
+    for found in readings(path):
+        torn += found.torn
+        damaged += [found.damaged] if found.damaged else []
+        rows = pl.concat([carried, found.rows.sort("session", "monotonic", maintain_order=True)])
+        carried = rows.unique(CHAIN, keep="last", maintain_order=True).filter(
+            pl.col("session") == pl.col("session").max()
+        )
+        counters, more = _over_time(rows)
+        times_set += more
+        owner = pl.col("device").replace_strict(owners, default=home, return_dtype=pl.Int32)
+        named = pl.col("instance").cast(pl.String).cast(pl.Int32, strict=False)
+        owned = counters.with_columns(
+            _owner=pl.when(pl.col("metric").cast(pl.String).is_in(OF_RANKS) & named.is_in(ranks))
+            .then(named)
+            .when(pl.col("device").is_null())
+            .then(home)
+            .otherwise(owner)
+        )
+        for (rank,), mine in owned.partition_by("_owner", as_dict=True, maintain_order=True).items():
+            shares.setdefault(rank, _Share(folder / str(len(shares)))).add(mine.drop("_owner"))
+    if not shares:
+        raise NotATrace(path, "it holds fewer than two samples of a monitor.")
+    quality = list(_quality(torn, damaged, times_set))
+    without = sorted({device for share in shares.values() for device in share.devices} - set(owners))
     if without and home is not None:
         text = (
             f"which rank ran on GPU {', '.join(map(str, without))} of its node was not seen; "
             f"what they show stands at rank {home}"
         )
         quality.append(Quality(home, "GPU without rank", len(without), text))
-    owner = pl.col("device").replace_strict(owners, default=home, return_dtype=pl.Int32)
-    placed = rows.with_columns(_owner=pl.when(pl.col("device").is_null()).then(home).otherwise(owner))
     parts: list[Part] = []
-    for number, ((rank,), mine) in enumerate(placed.partition_by("_owner", as_dict=True).items()):
-        place = folder / str(number)
-        write_table(place, "counters", mine)
+    for rank, share in shares.items():
+        share.write()
         part = Part(
-            folder=str(place),
-            rank=rank if isinstance(rank, int) else None,
+            folder=str(share.folder),
+            rank=rank,
             rank_source="assigned" if rank is None else "monitor",
-            start=_int(mine["start"].min()),
-            end=_int(mine["end"].max()),
-            num_events=mine.height,
+            start=share.start,
+            end=share.end,
+            num_events=share.num_rows,
             tables=["counters"],
             host=hosts[-1] if hosts else None,
-            facts={"source": "monitor", **_of(devices, mine)},
+            facts={"source": "monitor", **_of(devices, share.devices)},
             quality=quality if not parts else [],
             beside=True,
         )
@@ -76,8 +99,37 @@ def read(path: Path, folder: Path) -> list[Part]:
     return parts
 
 
+class _Share:
+    """What of a node's counters belongs to one rank, on disk."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.start, self.end = 2**63 - 1, -(2**63)
+        self.num_rows = self.num_files = 0
+        self.devices: set[int] = set()
+
+    def add(self, rows: pl.DataFrame) -> None:
+        write_table(self.folder / "files" / str(self.num_files), "counters", rows)
+        self.num_files += 1
+        self.num_rows += rows.height
+        self.start = min(self.start, _int(rows["start"].min()))
+        self.end = max(self.end, _int(rows["end"].max()))
+        self.devices |= set(rows["device"].drop_nulls().unique().to_list())
+
+    def write(self) -> None:
+        """Make one table of the files."""
+        files = [self.folder / "files" / str(n) / "counters.parquet" for n in range(self.num_files)]
+        pl.scan_parquet(files, glob=False).sink_parquet(
+            self.folder / "counters.parquet", compression="lz4", statistics=False
+        )
+        shutil.rmtree(self.folder / "files")
+
+
 def _over_time(rows: pl.DataFrame) -> tuple[pl.DataFrame, int]:
-    """The rows of `counters`, and how often the wall clock was set meanwhile."""
+    """The rows of `counters`, and how often the wall clock was set meanwhile.
+
+    The first reading of each chain gives none: it is only what the next is compared with.
+    """
 
     def before(column: str) -> pl.Expr:
         return pl.col(column).shift().over(CHAIN)
@@ -145,17 +197,14 @@ def _owners(told: list[dict[str, Any]], logs: list[dict[str, Any]]) -> dict[int,
         owners.update(new)
 
 
-def _of(devices: Mapping[int, Mapping[str, Any]], rows: pl.DataFrame) -> dict[str, Any]:
+def _of(devices: Mapping[int, Mapping[str, Any]], mine: set[int]) -> dict[str, Any]:
     """What is known of the GPU of a part, if it is of one."""
-    mine = rows["device"].drop_nulls().unique().to_list()
-    if not mine:
-        return {}
     names = {devices.get(device, {}).get("gpu") for device in mine}
     memory = {devices.get(device, {}).get("memory") for device in mine}
     name = names.pop() if len(names) == 1 else None
     size = memory.pop() if len(memory) == 1 else None
     return {
-        "device": mine[0] if len(mine) == 1 else None,
+        "device": next(iter(mine)) if len(mine) == 1 else None,
         "gpu": name if isinstance(name, str) else None,
         "memory_bytes": size if type(size) is int and 0 < size < 2**62 else None,
     }

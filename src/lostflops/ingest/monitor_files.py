@@ -6,8 +6,10 @@ A line that was torn by a kill or a full disk is passed over and counted; so is 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -58,11 +60,11 @@ class Line(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Read:
-    """The readings of one or more files, one row each, and how many lines or files could not be read."""
+    """The readings of a file, one row each; how many lines could not be read; its name if none could."""
 
     rows: pl.DataFrame
     torn: int = 0
-    damaged: Sequence[str] = field(default=())
+    damaged: str = ""
 
 
 def read_tail(path: Path) -> Read:
@@ -116,35 +118,35 @@ def read_tail(path: Path) -> Read:
     return Read(kept.select(list(ROWS)), torn)
 
 
-def read_folder(folder: Path) -> Read:
-    """The readings of all segments and the tail, by time. Raises Unreadable."""
-    frames = [pl.DataFrame(schema=ROWS)]
-    torn = 0
-    damaged: list[str] = []
+def readings(folder: Path) -> Iterator[Read]:
+    """The readings of each segment and of the tail, one after the other in time. Raises Unreadable."""
     try:
         names = {file.name for file in folder.iterdir()}
-        segments = sorted(name for name in names if name.startswith("segment-"))
-        whole: set[str] = set()
-        for name in (name for name in segments if name.endswith(".parquet")):
-            try:
-                frame = pl.read_parquet(folder / name, columns=list(ROWS), glob=False)
-                frame = frame.cast(pl.Schema(ROWS))
-            except (pl.exceptions.PolarsError, pl.exceptions.PanicException):
-                damaged.append(shown(name))
-            else:
-                frames.append(frame)
-                whole.add(Path(name).stem)
-        tails = [name for name in segments if name.endswith(".jsonl") and Path(name).stem not in whole]
-        for name in [*tails, *([TAIL] if TAIL in names else [])]:
-            try:
-                read = read_tail(folder / name)
-            except FileNotFoundError:  # it was packed meanwhile
-                continue
-            frames.append(read.rows)
-            torn += read.torn
+        stems = {
+            Path(name).stem for name in names if re.fullmatch(r"segment-[0-9]{1,9}\.(parquet|jsonl)", name)
+        }
+        for stem in sorted(stems, key=lambda stem: int(stem[8:])):
+            yield _segment(folder, stem)
+        if TAIL in names:
+            with suppress(FileNotFoundError):  # it was closed meanwhile
+                yield read_tail(folder / TAIL)
     except OSError as error:
         raise Unreadable(folder, error) from error
-    return Read(pl.concat(frames).sort("session", "monotonic", maintain_order=True), torn, damaged)
+
+
+def _segment(folder: Path, stem: str) -> Read:
+    """A closed tail, or what it was packed into; while both are there they hold the same."""
+    packed = folder / f"{stem}.parquet"
+    with suppress(FileNotFoundError):
+        if not packed.exists():
+            return read_tail(folder / f"{stem}.jsonl")
+    try:
+        rows = pl.read_parquet(packed, columns=list(ROWS), glob=False).cast(pl.Schema(ROWS))
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException):
+        with suppress(FileNotFoundError):
+            return read_tail(folder / f"{stem}.jsonl")
+        return Read(pl.DataFrame(schema=ROWS), damaged=shown(packed.name))
+    return Read(rows)
 
 
 def facts(folder: Path) -> list[dict[str, Any]]:

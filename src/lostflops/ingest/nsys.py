@@ -7,6 +7,7 @@ Tables are read one after the other, each for one process at a time.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,7 @@ SECOND_DEVICE_SHARE = 0.05
 # With more launches missing than this, what is said of launches is said of a sample.
 MANY_LOST = 0.05
 HOST_TABLES = ("CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS", "OSRT_API", "SYSCALL")
+RECORDED = re.compile(r"nsys-(\d{5,9})-a\d+-w\d+")
 NO_PROCESS = -1  # for GPU work that names no process
 WHY_ABSENT = {
     "frames": "Nsight Systems exports do not carry this",
@@ -68,6 +70,9 @@ def read(path: Path, folder: Path, progress: Callable[[float], None] | None = No
             tell(1.0)
         parts = [part for _, part in sorted(placed, key=lambda place: place[0])]
         _forget_repeated_ranks(parts)
+        named = RECORDED.match(path.name)
+        if named is not None and len(parts) == 1:  # `lostflops record` knew which rank it put nsys around
+            parts[0].rank, parts[0].rank_source = int(named[1]), "file name"
         parts[0].quality = [*machine.told.quality, *parts[0].quality]
         return parts
 

@@ -31,14 +31,18 @@ KINDS = {
     JOBS: "names of jobs, as a cluster gives them",
 }
 
+_START = rb"(?:" + secrets.ESCAPE + rb"|(?<![\w.\\]))"
+_AFTER = rb"(?:" + secrets.ESCAPE + rb"|(?<![A-Za-z0-9\\]))"
 _NAME = rb"(?:\\u[0-9a-fA-F]{4}|[^\s/\"'\\:;,()<>|*?\[\]{}=&#\x00-\x1f])+"
 # What may stand before a path without a blank: an escaped line break, a compiler's flag, 'file://', dots.
 # It is looked for behind the slash, because an expression that begins with a letter is found much faster.
-_BEHIND = rb"(?:(?<![\w/~.]/)|(?<=\\[nrt]/)|(?<=-[IL]/)|(?<=:///)|(?<=[\s\"'(=:]\./)|(?<=[\s\"'(=:]\.\./)|(?<=^\.\./))"
+_BEHIND = rb"(?:(?<![\w/~.]/)|(?<=\\[nrt]/)|(?<=\\u[0-9a-fA-F]{4}/)|(?<=-[IL]/)|(?<=:///)|(?<=[\s\"'(=:]\./)|(?<=[\s\"'(=:]\.\./)|(?<=^\.\./))"
 _PATH = re.compile(rb"/" + _BEHIND + _NAME + rb"(?:/" + _NAME + rb")*/?")
 # A Python frame: its file may have blanks in its name.
-_FRAMES = [re.compile(start + rb"[^\"\\\n]{1,4000}?(?=\(\d+\): )") for start in (rb"\"/", rb"\"\.\./")]
-_WINDOWS = re.compile(rb"\b[A-Za-z]:(?:\\\\|\\|/)(?:[^\s\"\\:*?<>|/]+(?:\\\\|\\|/))+[^\s\"\\:*?<>|/()]*")
+_FRAMES = [re.compile(start + rb"[^\"\\\n]{1,1000}?(?=\(\d+\): )") for start in (rb"\"/", rb"\"\.\./")]
+_WINDOWS = re.compile(
+    _START + rb"[A-Za-z]:(?:\\\\|\\|/)(?:[^\s\"\\:*?<>|/]+(?:\\\\|\\|/))+[^\s\"\\:*?<>|/()]*"
+)
 _INSTALLED = re.compile(rb"^.*[\\/](?:site-packages|dist-packages|python\d+\.\d+t?)[\\/]+")
 _FILE = re.compile(rb"[^/]+\.[A-Za-z]\w{0,7}(?:\.\d+)*")
 _PROGRAM = re.compile(rb"(?:python[\d.]*|torchrun|accelerate|deepspeed|mpirun|srun|nsys|bash|sh)")
@@ -64,16 +68,18 @@ _USER_KEYS = (b'username"', b'user_name"', b'user"', b'owner"', b'mail"', b'logi
 _JOB_KEYS = (b'"pt_profiler_', b'"tw_', b'"mast_', b'"slurm_', b'"k8s_', b'"cluster"')
 _SERVER = re.compile(rb"(?<=://)((?:<removed>@)?)([A-Za-z0-9][\w.-]*)(:\d+)?(/[^\s\"'\\<>]*)?")
 _AT = re.compile(rb"@[\w-]+\.[A-Za-z]")
-_MAIL = re.compile(rb"[\w.+-]+@[\w-]+(?:\.[A-Za-z][\w-]+)+")
+_MAIL = re.compile(
+    rb"(?:" + secrets.ESCAPE + rb"|(?<![\w.+\\-]))[\w.+-]{1,200}@[\w-]{1,64}(?:\.[A-Za-z][\w-]+)+"
+)
 _OCTET = rb"(?:25[0-5]|2[0-4]\d|1?\d?\d)"
 _DOTS = re.compile(rb"\.\d{1,3}\.\d{1,3}\.\d")
-_IPV4 = re.compile(rb"(?<![\w.])(?:" + _OCTET + rb"\.){3}" + _OCTET + rb"(?![\w.])")
+_IPV4 = re.compile(_START + rb"(?:" + _OCTET + rb"\.){3}" + _OCTET + rb"(?![\w.])")
 _COLONS = re.compile(rb":[0-9a-fA-F]{2}:|:[0-9a-fA-F]{4}:")
 _LINK = re.compile(
-    rb"(?<![\w:])(?:(?:[0-9a-fA-F]{2}:){5}[0-9a-fA-F]{2}|(?:[0-9a-fA-F]{4}:){3,7}[0-9a-fA-F]{4}"
+    _START + rb"(?:(?:[0-9a-fA-F]{2}:){5}[0-9a-fA-F]{2}|(?:[0-9a-fA-F]{4}:){3,7}[0-9a-fA-F]{4}"
     rb"|(?:[0-9a-fA-F]{1,4}:){7}[0-9a-fA-F]{1,4}|fe80:(?::[0-9a-fA-F]{1,4}){1,4})(?![\w:])"
 )
-_DEVICE = re.compile(rb"\b(GPU|MIG|DLA)-[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}\b")
+_DEVICE = re.compile(_START + rb"(GPU|MIG|DLA)-[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}\b")
 _OWN = (b"localhost", b"127.", b"0.0.0.0", b"::1")
 # A name like these is told from a word; others are taken out only where a field says what they are.
 _TELLING = re.compile(rb"[\d.-]")
@@ -144,7 +150,8 @@ class Cleaner:
                 text = secrets.VALUE.sub(lambda m: self.removed(SECRETS, m[0]), text)
             lower = text.lower()
             if _any(secrets.ASSIGNING, lower):
-                text = secrets.ASSIGNED.sub(lambda m: m[1] + self.removed(SECRETS, m[2]), text)
+                for pattern in (secrets.FLAG, secrets.ASSIGNED, secrets.TOKEN):
+                    text = pattern.sub(lambda m: m[1] + self.removed(SECRETS, m[2]), text)
         if b"://" in text:
             if SECRETS not in self._keep:
                 text = secrets.LOGIN.sub(lambda m: self.removed(SECRETS, m[0]), text)
@@ -256,7 +263,7 @@ class Cleaner:
         words += self._names["also"]
         if words:
             longest = sorted(map(re.escape, words), key=len, reverse=True)
-            self._words = re.compile(rb"(?<![A-Za-z0-9])(?:" + b"|".join(longest) + rb")(?![A-Za-z0-9])")
+            self._words = re.compile(_AFTER + rb"(?:" + b"|".join(longest) + rb")(?![A-Za-z0-9])")
 
     def _word(self, match: re.Match[bytes]) -> bytes:
         for kind in (HOSTS, USERS, "also"):

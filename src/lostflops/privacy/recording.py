@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
-from collections.abc import Collection, Iterator
-from contextlib import suppress
+from collections.abc import Collection, Generator, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from lostflops.errors import BadOption, CannotWrite, NothingThere, NoTraces, OutputExists, Unreadable, shown
+from lostflops.errors import (
+    BadOption,
+    CannotWrite,
+    LostflopsError,
+    NothingThere,
+    NoTraces,
+    OutputExists,
+    Unreadable,
+    shown,
+)
 from lostflops.ingest.nsys_export import FOLDERS
 from lostflops.ingest.nsys_report import SUFFIXES as REPORTS
 from lostflops.ingest.nsys_sqlite import MAGIC
@@ -33,6 +43,8 @@ TEXTS = (
     ".om",
     ".prom",
 )
+# As `tensorboard_trace_handler` names a trace: host, process, time.
+BY_HOST = re.compile(r"([\w.-]+)_\d{3,8}\.(?:\d+\.)?pt\.trace\.json")
 WHY_NOT = {
     "report": "a report of nsys is closed to everyone but nsys and holds the job's environment unless it was "
     "discarded: export it and clean the export",
@@ -50,27 +62,28 @@ class Looked:
     form: Form
     found: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
     values: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
+    problem: str = ""
 
     @property
     def why_not(self) -> str:
         """Why it cannot be looked into, nothing if it can."""
-        return WHY_NOT.get(self.form, "")
+        return self.problem or WHY_NOT.get(self.form, "")
 
 
 def inspected(path: Path, cleaner: Cleaner) -> Iterator[Looked]:
-    """What each file at `path` holds. Raises NothingThere or what is wrong with a file."""
-    files = _listed(path)
-    for file in files:
-        _learn(file, cleaner)
-    for file in files:
-        looked = Looked(_name(file, path), form_of(file))
+    """What each file at `path` holds; of a folder, also which are damaged.
+
+    Raises NothingThere, or what is wrong with the file that was named.
+    """
+    for file, looked in _learned(path, cleaner):
         if looked.form == "payload":
             continue
         for counter in cleaner.found.values():
             counter.clear()
         cleaner.text(file.name.encode(errors="surrogateescape"))
         if not looked.why_not:
-            _clean(file, None, cleaner)
+            with _told(looked, file != path):
+                _clean(file, None, cleaner)
         looked.found = {k: (c.total(), len(c)) for k, c in cleaner.found.items() if c}
         looked.values = {
             k: sorted(v.decode(errors="replace") for v in c) for k, c in cleaner.found.items() if c
@@ -84,18 +97,15 @@ def scrubbed(path: Path, output: Path, cleaner: Cleaner) -> list[Looked]:
     What cannot be cleaned is left out and told. Raises BadOption, OutputExists, CannotWrite, NothingThere, or
     what is wrong with a file.
     """
-    files = _listed(path)
-    _refuse(path, output, files)
-    for file in files:
-        _learn(file, cleaner)
+    _refuse(path, output)
+    files = _learned(path, cleaner)
     try:
         beside = Path(tempfile.mkdtemp(prefix=f".{output.name[:100]}.", suffix=".tmp", dir=output.parent))
     except OSError as error:
         raise CannotWrite(output, error) from error
     try:
         left_out: list[Looked] = []
-        for file in files:
-            looked = Looked(_name(file, path), form_of(file))
+        for file, looked in files:
             if looked.why_not:
                 left_out.append(looked)
                 continue
@@ -108,8 +118,12 @@ def scrubbed(path: Path, output: Path, cleaner: Cleaner) -> list[Looked]:
                 target.mkdir(parents=True)
             else:
                 target.parent.mkdir(parents=True, exist_ok=True)
-            _clean(file, target, cleaner, named=output if file == path else file)
-        if not (beside / "whole").exists():
+            with _told(looked, file != path):
+                _clean(file, target, cleaner, named=output if file == path else file)
+            if looked.problem:
+                left_out.append(looked)
+                shutil.rmtree(target) if target.is_dir() else target.unlink(missing_ok=True)
+        if not any(p.is_file() for p in (beside, *beside.rglob("*"))):
             raise NoTraces(path, ("something that can be cleaned",))
         (beside / "whole").replace(output)
         return left_out
@@ -175,20 +189,46 @@ def _listed(path: Path) -> list[Path]:
     return sorted(found)
 
 
-def _refuse(path: Path, output: Path, files: list[Path]) -> None:
+@contextmanager
+def _told(looked: Looked, tell: bool) -> Generator[None]:
+    """Note what is wrong with a file that was found in a folder; raise it for one that was named."""
+    try:
+        yield
+    except LostflopsError as error:
+        if not tell or isinstance(error, CannotWrite):
+            raise
+        looked.problem = error.message
+
+
+def _learned(path: Path, cleaner: Cleaner) -> list[tuple[Path, Looked]]:
+    """The files at a path, each looked through for names of machines."""
+    found: list[tuple[Path, Looked]] = []
+    for file in _listed(path):
+        looked = Looked(_name(file, path), "unknown")
+        with _told(looked, file != path):
+            looked.form = form_of(file)
+            _learn(file, cleaner)
+        found.append((file, looked))
+    return found
+
+
+def _refuse(path: Path, output: Path) -> None:
     given, made = path.resolve(), output.resolve()
     if made == given or given in made.parents or made in given.parents:
         raise BadOption(
             f"'{shown(output)}' is where the input lies: a recording is never cleaned in place.",
             "choose another --output.",
         )
-    if output.exists() and not (output.is_file() and files == [path] and path.is_file()):
+    if output.exists() and not (output.is_file() and path.is_file()):
         raise OutputExists(output)
     if not output.parent.is_dir():
         raise CannotWrite(output, FileNotFoundError(0, "its folder does not exist"))
 
 
 def _learn(path: Path, cleaner: Cleaner) -> None:
+    host = BY_HOST.match(path.name)
+    if host is not None:
+        cleaner.host(host[1].encode())
     match form_of(path):
         case "text":
             kineto.learn(path, cleaner)

@@ -18,18 +18,30 @@ PREFIXES = (
     "hf_", "sk-", "ghp_", "gho_", "ghs_", "ghu_", "github_pat_", "glpat-", "AKIA", "ASIA", "xoxa-", "xoxb-",
     "xoxp-", "xoxs-", "nvapi-", "npm_", "pypi-", "dop_v1_", "eyJhbGciOi",
 )  # fmt: skip
-VALUE = re.compile(
-    rb"(?<![A-Za-z0-9_])(?:" + b"|".join(re.escape(p.encode()) for p in PREFIXES) + rb")[\w.+/=-]{8,}"
-)
+# Behind an escape like '\\n', '\\u00fc' or two backslashes, in which no letter of a word may be seen.
+ESCAPE = rb"(?<=\\[nrtbf])(?<!\\\\[nrtbf])|(?<=\\u[0-9a-fA-F]{4})|(?<=\\\\)(?<!\\\\\\)"
+_KNOWN = b"|".join(re.escape(p.encode()) for p in PREFIXES)
+VALUE = re.compile(rb"(?:" + ESCAPE + rb"|(?<![A-Za-z0-9\\]))(?:" + _KNOWN + rb")[\w.+/=-]{8,}")
 LOGIN = re.compile(rb"(?<=://)[^/@\s\"'\\]+:[^/@\s\"'\\]+(?=@)")
-# Where a name says so in the middle of a text. Counts of tokens are no secrets, so numbers are not.
+# Where a name says so in the middle of a text. Much is called a token or a key in this trade: what is short
+# or a number is no secret.
+_IS = rb"[\\\"']{0,4}\s{0,9}[=:]\s{0,9}[\\\"']{0,4}"
+_NO_NUMBER = rb"(?!\d+(?![\w.+/=-]))(?!<removed>)"
 ASSIGNED = re.compile(
-    rb"(?i)((?:api_?-?key|access_?-?key|secret(?:_?-?(?:access_?-?)?key)?|passw(?:or)?d|passphrase|[_-]token"
-    rb"|bearer|credentials?)(?:[\\\"']{0,4}\s*[=:]\s*[\\\"']{0,4}"
-    rb"|\s+))(?!\d+(?![\w.+/=-]))(?!<removed>)([\w.+/=~!@#$%^&*-]{4,})"
+    rb"(?i)((?:api_?-?key|access_?-?key|secret(?:_?-?(?:access_?-?)?key)?|passw(?:or)?d|passphrase|credentials?)"
+    + _IS
+    + rb")"
+    + _NO_NUMBER
+    + rb"([\w.+/=~!@#$%^&*-]{4,})"
+)
+TOKEN = re.compile(rb"(?i)((?:[_-]token" + _IS + rb"|bearer\s+))" + _NO_NUMBER + rb"([\w.+/=~-]{12,})")
+FLAG = re.compile(
+    rb"(--[\w-]{0,64}(?:token(?![si])|key(?!s|word|board|frame)|secret|passw(?:or)?d|passphrase|credential)[\w-]*"
+    rb"(?:=|[ \t]+))(?!-)" + _NO_NUMBER + rb"([\w.+/=~!@#$%^&*-]{4,})"
 )
 ASSIGNING = tuple(
     b"api_key api-key apikey access_key access-key accesskey secret passw passphrase _token -token bearer "
+    b"--key -key "
     b"credential".split()
 )
 LONG, RANDOM = 32, 4.2  # characters, and bits of entropy in each

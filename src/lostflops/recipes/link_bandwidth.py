@@ -61,13 +61,14 @@ GPU = r"^GPU\d+$"
                 ],
                 "bandwidths": [
                     {"operation": operation, "device": device, "peer": peer, "host_memory": memory}
-                    | {"algorithm_bandwidth": rate, "both": False}
-                    for operation, device, peer, memory, rate in (
-                        ("host to device", "GPU0", None, "pinned", 12.0),
-                        ("host to device", "GPU0", None, "pinned", 24.0),
-                        ("host to device", "GPU0", None, "pageable", 28.0),
-                        ("peer to peer", "GPU0", "GPU1", None, 90.0),
-                        ("peer to peer", "GPU1", "GPU0", None, 25.0),
+                    | {"algorithm_bandwidth": rate, "both": both}
+                    for operation, device, peer, memory, rate, both in (
+                        ("host to device", "GPU0", None, "pinned", 12.0, False),
+                        ("host to device", "GPU0", None, "pinned", 24.0, False),
+                        ("host to device", "GPU0", None, "pinned", 27.0, True),
+                        ("host to device", "GPU0", None, "pageable", 28.0, False),
+                        ("peer to peer", "GPU0", "GPU1", None, 90.0, None),
+                        ("peer to peer", "GPU1", "GPU0", None, 25.0, None),
                     )
                 ],
             },

@@ -65,7 +65,7 @@ def _best(best: pl.DataFrame) -> list[str]:
     if best.is_empty():
         return ["–", "–", "–"]
     row = best.row(0, named=True)
-    return [f"{row['bus_bandwidth']:.2f}", f"{row['algorithm_bandwidth']:.2f}", _bytes(row["bytes"])]
+    return [f"{row['bus_bandwidth']:.3g}", f"{row['algorithm_bandwidth']:.3g}", _bytes(row["bytes"])]
 
 
 def links(
@@ -110,7 +110,7 @@ def _links(
             card["tool"],
             "both ways" if card["both"] else "",
             "–" if card["latency"] is None else milliseconds(card["latency"]),
-            f"{card['bandwidth']:.2f}",
+            f"{card['bandwidth']:.4g}",
             "–" if card["half_size"] is None else _bytes(card["half_size"]),
             "–" if card["spread"] is None else f"{100 * card['spread']:.0f} %",
         ]

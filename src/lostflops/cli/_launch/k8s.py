@@ -62,6 +62,11 @@ def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
     )
     _namespace(install, None)
     install.add_argument(
+        "--update",
+        action="store_true",
+        help="leave token and certificate as they are, for the sake of jobs that run",
+    )
+    install.add_argument(
         "--size", metavar="SIZE", default="20Gi", help="what the collector keeps (default 20Gi)"
     )
     _image(install)
@@ -169,12 +174,11 @@ def _patch(given: Namespace) -> None:
     said = [one for document in documents for one in k8s_manifest.patch(document, wish)]
     recorded = any(one.recorded for _, one in said)
     made = k8s_manifest.missing_payloads(documents) if recorded else []
-    after = k8s_manifest.written(
-        [*[k8s_objects.payload_map(namespace) for namespace in made], *documents], before
-    )
-    _say(said, recorded and given.claim is None, _comments(before) - _comments(after))
+    payloads = [k8s_objects.payload_map(namespace) for namespace in made]
+    after = k8s_manifest.written([*payloads, *documents], before)
+    patched = k8s_manifest.written(documents, before)
+    _say(said, recorded and given.claim is None, _comments(before) - _comments(patched))
     if given.diff:
-        patched = k8s_manifest.written(documents, before)
         lines = difflib.unified_diff(
             unchanged.splitlines(), patched.splitlines(), "before", "after", lineterm=""
         )
@@ -218,9 +222,11 @@ def _install(given: Namespace) -> None:
 
     image = given.image or k8s_objects.IMAGE
     objects = k8s_objects.collector(
-        given.namespace, image, _bytes("--size", given.size), _positive(given.days)
+        given.namespace, image, _bytes("--size", given.size), _positive(given.days), given.update
     )
     print(k8s_manifest.written(objects), end="")
+    if given.update:
+        return
     print(
         f"apply it with `| kubectl apply -f -`. To have the webhook record all pods of {given.namespace}:\n"
         f"  kubectl label namespace {given.namespace} lostflops.dev/record=enabled",

@@ -41,6 +41,8 @@ HERE = ("job", "output", "print", "monitor")  # options of `record` that are not
 
 
 def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
+    from lostflops.capture.slurm import RUNTIMES
+
     record.arguments(parser, ())
     parser.usage = "lostflops launch slurm [options] -- COMMAND"
     add = parser.add_argument_group("the job").add_argument
@@ -76,7 +78,7 @@ def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
     add(
         "--container-runtime",
         metavar="NAME",
-        choices=("pyxis", "apptainer", "singularity", "enroot"),
+        choices=RUNTIMES,
         help="pyxis, apptainer, singularity or enroot (default apptainer for .sif files and docker://, "
         "else pyxis)",
     )
@@ -148,8 +150,7 @@ def _check(given: Namespace, command: Sequence[str]) -> None:
         raise BadOption(
             "There is no command to start.", "write `lostflops launch slurm -- torchrun train.py`."
         )
-    flag = plan.deaf(command)
-    if flag:
+    if plan.deaf(command):
         plan.check(command)
     for name in ("nodes", "gpus_per_node", "tasks_per_node", "cpus_per_task"):
         value: int | None = getattr(given, name)
@@ -159,9 +160,15 @@ def _check(given: Namespace, command: Sequence[str]) -> None:
         raise BadOption(
             f"'{given.output}' cannot be on PYTHONPATH: it holds a ':'.", "choose another --output."
         )
-    # A command that a module, a line of setup or a container brings is not here yet.
-    elsewhere = given.module or given.setup or given.container
-    record.asked(Namespace(**{**vars(given), "job": ["true"] if elsewhere else command}))
+    if given.on_demand and given.nodes > 1:
+        raise BadOption(
+            "--on-demand answers the processes of one node; on the others they would wait for an answer.",
+            "leave it out: `lostflops trigger RUN` reaches every rank that makes optimizer steps.",
+        )
+    # What a module, a line of setup or a container brings is not here yet.
+    elsewhere = bool(given.module or given.setup or given.container)
+    if not (elsewhere and given.recorder == "nsys"):
+        record.asked(Namespace(**{**vars(given), "job": ["true"] if elsewhere else command}))
 
 
 def _lostflops() -> list[str]:
@@ -209,5 +216,6 @@ def _submit(given: Namespace, job: slurm.Job, target: Path) -> None:
         said = sbatch.stderr.read()
     if not number:
         raise NotSubmitted(said, job.again)
+    print(said, end="", file=sys.stderr)  # what a site has to say of the job
     if sbatch.returncode:
         raise SystemExit(sbatch.returncode)

@@ -37,7 +37,8 @@ def arm() -> None:
     log.mark("python")
     on_demand.arm()
     if os.path.exists(os.path.join(log.BOOT, "nsys.jsonl")):
-        from . import nsys, nsys_window  # noqa: F401 - the compiler is told to skip what is loaded by then
+        # The compiler is told to skip what is loaded by then.
+        from . import nsys, nsys_window  # noqa: F401 # pyright: ignore[reportUnusedImport]
 
         try:
             nsys.supervise()
@@ -49,6 +50,6 @@ def arm() -> None:
 
         for name in annotated.modules():
             waited.setdefault(name, []).append("annotated.executed")
-    if os.environ.get("LOSTFLOPS_COLLECTOR"):
+    if log.IN_POD and os.environ.get("LOSTFLOPS_COLLECTOR"):
         waited.setdefault("torch.optim.optimizer", []).append("copying.begin")
     imports.arm(waited)

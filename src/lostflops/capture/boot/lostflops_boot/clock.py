@@ -17,7 +17,7 @@ from typing import Any
 
 from . import annotated, compiler, log, settings
 from .rank import host, identify
-from .step_log import StepLog
+from .step_log import StepLog, elsewhere
 from .window import Window
 
 now = time.monotonic_ns
@@ -115,12 +115,15 @@ class Clock:
         try:
             self.log = StepLog(rank)
         except OSError as error:
-            self.on = False
-            sys.stderr.write(
-                f"lostflops: rank {rank.rank} is not recorded: {log.RUN} cannot be written there "
-                f"({error.strerror}). Training goes on.\n"
-            )
-            raise
+            why = f"{log.RUN} cannot be written there ({error.strerror})"
+            try:
+                self.log = StepLog(rank, elsewhere())
+            except OSError:
+                self.on = False
+                sys.stderr.write(f"lostflops: rank {rank.rank} is not recorded: {why}. Training goes on.\n")
+                raise
+            said = f"{why}; its recording lies in {os.path.dirname(self.log.folder)} on its machine"
+            sys.stderr.write(f"lostflops: rank {rank.rank}: {said}.\n")
         self.log.add(
             kind="rank",
             format=1,

@@ -6,8 +6,12 @@ import os
 import time
 
 BOOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-# In a pod what goes into the job lies on a volume that cannot be written.
-RUN = os.environ.get("LOSTFLOPS_RUN") or os.path.dirname(BOOT)
+# In a pod what goes into the job lies on a volume that cannot be written, and the run folder elsewhere. There
+# too `lostflops record` may be what has started the job.
+IN_POD = "LOSTFLOPS_RUN" in os.environ and not os.path.exists(
+    os.path.join(os.path.dirname(BOOT), "recording.jsonl")
+)
+RUN = os.environ["LOSTFLOPS_RUN"] if IN_POD else os.path.dirname(BOOT)
 
 
 def mark(what: str) -> None:

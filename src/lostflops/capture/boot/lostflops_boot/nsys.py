@@ -25,6 +25,7 @@ from .settings import within
 SETTINGS = "nsys.jsonl"
 TRIED = "LOSTFLOPS_NSYS_TRIED"
 MARKER = "LOSTFLOPS_NSYS_MARKER"
+LEADER = ".leader"  # behind the marker's name
 METHOD = "LOSTFLOPS_NSYS_METHOD"
 SESSION = "LOSTFLOPS_NSYS_SESSION"
 LAUNCHER = "LOSTFLOPS_NSYS_LAUNCHER"
@@ -106,6 +107,15 @@ def _arrived(marker: str) -> None:
     except OSError:
         return
     atexit.register(_leaves, marker, os.getpid())
+
+
+def leads() -> bool:
+    """Whether this process is the first of those under its nsys that asks."""
+    try:
+        os.close(os.open(os.environ[MARKER] + LEADER, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
+    except FileExistsError:
+        return False
+    return True
 
 
 def _leaves(marker: str, pid: int) -> None:
@@ -218,8 +228,9 @@ class Attempt:
             if self._scratch:
                 shutil.rmtree(self._scratch, ignore_errors=True)
         started = os.path.exists(self._marker)
-        if started:
-            os.unlink(self._marker)
+        for mark in (self._marker, self._marker + LEADER):
+            if os.path.exists(mark):
+                os.unlink(mark)
         self._say(kind="end", status=status, started=started)
         self.ending = f"ended with status {status}" if status >= 0 else f"was ended by signal {-status}"
         if started:

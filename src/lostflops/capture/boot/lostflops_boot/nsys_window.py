@@ -35,6 +35,8 @@ class NsysWindow:
         self._first = self._step = 0
         self._since = 0.0
         self._ranged = False
+        self._leader: bool | None = None  # of the processes under one nsys
+        self._left = _windows(self._asked["ranges"]["cuda"]) if self._method == "cuda" else float("inf")
         self._pid = os.getpid()
         self.recording = False
         self.on = True
@@ -76,6 +78,11 @@ class NsysWindow:
 
     def _open(self, span: Span) -> None:
         self._span, self._first, self._since = span, self._step, time.monotonic()
+        if not self._left:
+            self._schedule.done()
+            self._say("lost", "nsys was started for the windows of --steps, and they have passed")
+            return
+        self._left -= 1
         try:
             self._call("start")
         except Exception as error:  # no CUDA in this PyTorch, an nsys that does not answer
@@ -94,9 +101,15 @@ class NsysWindow:
             self.on = False
             self._say("lost", _one_line(error))
             return
-        self._say("partial" if reason else "complete", reason, last=self._step - 1)
+        name = os.path.basename(os.environ[nsys.MARKER])[1:].rpartition(".")[0]
+        state = "partial" if reason else "complete"
+        self._say(state, reason, last=self._step - 1, file=f"{name}.nsys-rep")
 
     def _call(self, what: str) -> None:
+        if self._leader is None:
+            self._leader = nsys.leads()
+        if not self._leader:  # ranks that one process has spawned share its nsys, and its range
+            return
         if self._method == "cuda":
             getattr(self._torch.cuda.profiler, what)()
             return
@@ -135,6 +148,13 @@ class NsysWindow:
         self._log.add(kind="nsys", state=state, reason=reason, first=self._first, **asked, **more)
         if state == "lost":
             log.write(f"nsys window: {reason}")
+
+
+def _windows(switches: list[str]) -> float:
+    """For how many windows nsys was started."""
+    end = next((s for s in switches if s.startswith("--capture-range-end=")), "").partition("=")[2]
+    count = end.partition(":")[2]
+    return int(count) if count.isdigit() else float("inf") if end == "repeat" else 1
 
 
 def _one_line(error: Exception) -> str:

@@ -77,7 +77,21 @@ def launched(environment: Mapping[str, str]) -> tuple[int, int | None, int | Non
     rank = number("JOB_COMPLETION_INDEX")
     if rank is not None:
         return rank, None, None, "index of the pod"
+    rank = _dask_worker()
+    if rank is not None:
+        return rank, None, None, "number of the Dask worker"
     return 0, None, None, "assumed"
+
+
+def _dask_worker() -> int | None:
+    """The number that a cluster of Dask gives its worker, like 2 or SLURMCluster-2."""
+    module = sys.modules.get("distributed.worker")
+    workers = list(getattr(getattr(module, "Worker", None), "_instances", ()))
+    if len(workers) != 1:
+        return None
+    name = str(workers[0].name)
+    number = name[len(name.rstrip("0123456789")) :]
+    return int(number) if number and len(number) < 7 else None
 
 
 def _placed() -> tuple[int, int | None, int | None, str]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass
+from typing import Any
 
-from .log import BOOT
+from .log import BOOT, IN_POD
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ def read() -> Settings:
     with open(os.path.join(BOOT, "settings.jsonl")) as file:
         given = json.load(file)
     # In a pod the file is the same for all jobs of a namespace; what one of them was asked for stands here.
-    own = json.loads(os.environ.get("LOSTFLOPS_SETTINGS") or "{}")
+    own: dict[str, Any] = json.loads(os.environ.get("LOSTFLOPS_SETTINGS") or "{}") if IN_POD else {}
     return Settings(**{**given, **{name: own[name] for name in own if name in given}})
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import sys
+import tempfile
 import time
 from typing import Any
 
@@ -25,11 +27,22 @@ def resident() -> int | None:
         return None
 
 
+def elsewhere() -> str:
+    """A folder of this machine for a run whose own cannot be written here. Raises OSError."""
+    private = os.path.join(tempfile.gettempdir(), f"lostflops-{os.getuid()}")
+    os.makedirs(private, mode=0o700, exist_ok=True)
+    found = os.lstat(private)
+    # Anybody may make folders there, under this name too.
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise PermissionError(f"{private} is not private")
+    return os.path.join(private, os.path.basename(log.RUN))
+
+
 class StepLog:
     """The file of one rank: who it is, its steps, its windows, and how it ended."""
 
-    def __init__(self, rank: Rank) -> None:
-        folder = os.path.join(log.RUN, rank.node)
+    def __init__(self, rank: Rank, run: str = log.RUN) -> None:
+        folder = os.path.join(run, rank.node)
         os.makedirs(folder, exist_ok=True)
         base = f"{rank.rank:05d}-a{rank.attempt}"
         # Two processes that both are this rank keep a file each.
