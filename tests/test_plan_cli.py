@@ -129,3 +129,9 @@ def test_a_recorded_run_replaces_the_assumed_rate(capsys: pytest.CaptureFixture[
     assert content["calibration"].startswith("Calibrated with ")
     assert content["calibration"] in said(capsys, *command)
     assert "no file or folder" in refused(capsys, *command[:-1], "nowhere")
+
+
+def test_a_long_sequence_is_said_to_take_longer_than_predicted(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["plan", "train", "--model", "llama-3-8b", "--gpu", "h100", "--sequence"]
+    assert "expect more time" in said(capsys, *command, "32768")
+    assert "expect more time" not in said(capsys, *command, "8192")

@@ -11,6 +11,7 @@ from .static_memory import Part
 from .training import Moment, Prediction
 
 BAR = 24
+LONG = 0.25  # attention's share above which one sustained rate was seen to be too fast
 
 
 def _grid(header: Sequence[str], rows: Sequence[Sequence[str]], right: set[int]) -> Iterator[str]:
@@ -65,6 +66,11 @@ def _training(ranking: Ranking) -> Iterator[str]:
     rows.append(["step", _ms(now.step_ns), "", f"mostly {now.bound}"])
     yield from _grid(["step, predicted", "ms", "", "bound by"], rows, {1})
     yield f"  {now.tokens_per_second_and_gpu:,.0f} tokens/s and GPU, {now.tokens:,} tokens per step"
+    if now.attention_share > LONG:
+        yield (
+            f"  attention is {now.attention_share:.0%} of the operations: expect more time, published runs "
+            "of long sequences took a third more and over"
+        )
     yield ""
     yield from _ways("each remedy alone, predicted", [ranking.asked, *ranking.alone])
     if ranking.ways and not ranking.asked.prediction.fits:
@@ -191,6 +197,7 @@ def _way(way: Way) -> dict[str, Any]:
         "step_ns": now.step_ns,
         "spans": [{"name": s.name, "ns": s.ns, "bound": s.bound} for s in now.spans],
         "bound": now.bound,
+        "attention_share": now.attention_share,
         "tokens": now.tokens,
         "tokens_per_second_and_gpu": now.tokens_per_second_and_gpu,
         "remark": way.remark,

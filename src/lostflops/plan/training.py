@@ -143,6 +143,12 @@ class Prediction:
         return max(by, key=lambda name: by[name])
 
     @property
+    def attention_share(self) -> float:
+        """Of a layer's operations forward, what attention takes: it grows with the sequence."""
+        work = _work(self.training, self.training.shape.layers - 1)
+        return work.attention / (work.attention + work.linear)
+
+    @property
     def tokens(self) -> int:
         """Tokens of one step, over all ranks."""
         t = self.training
