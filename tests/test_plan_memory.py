@@ -341,3 +341,13 @@ def test_a_layout_that_does_not_come_out_even_is_refused_in_words(
 ) -> None:
     with pytest.raises(ImpossibleLayout, match=says):
         Prediction(job(model, layout=here))
+
+
+def test_offloaded_layers_leave_two_under_way_on_the_gpu() -> None:
+    asked = job("llama-3-8b", offloaded=25)  # of 32 layers
+    parts = {
+        p.name: p.bytes for m in Prediction(asked).moments if m.name == "backward begins" for p in m.parts
+    }
+    one = activation_memory.layer_bytes(asked.shape, 0, 4096, Layout())
+    assert parts["activations"] == (32 - 25 + 2) * one
+    assert Prediction(asked).host_bytes == 25 * one

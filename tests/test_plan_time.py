@@ -334,3 +334,18 @@ def test_a_model_of_several_gpus_trains_on_one_with_streamed_weights() -> None:
     base = best.prediction.peak.parts[0]
     assert base.bytes == 2 * (3 * 855_654_400 + 2 * 32000 * 8192 + 8192)
     assert best.prediction.host_bytes > 2 * 77 * 855_654_400
+
+
+def test_streamed_weights_and_activations_share_the_way_in() -> None:
+    asked = job("llama-2-70b", "gh200", lora=Lora(), sequence=8192)
+    waits = {
+        (streamed, offloaded): sum(
+            span.ns
+            for span in training.Prediction(replace(asked, streamed=streamed, offloaded=offloaded)).spans
+            if span.bound == "link"
+        )
+        for streamed in (False, True)
+        for offloaded in (0, 78)
+    }
+    assert waits[True, 0] == waits[False, 0] == 0
+    assert waits[True, 78] > waits[False, 78] > 0
