@@ -22,6 +22,10 @@ from unittest.mock import patch
 from lostflops import cli
 from lostflops.accounts import ACCOUNTS
 from lostflops.capture.monitor_metrics import GPU, HOST, METRICS
+from lostflops.plan import published_tables
+from lostflops.plan.hardware import GPUS, LINKS
+from lostflops.plan.kv_cache import per_token
+from lostflops.plan.shape import KNOWN
 from lostflops.recipe import Example, Recipe, recipes
 from lostflops.report.explanation import cell, describe, findings, flag, type_name
 from lostflops.report.words import as_command
@@ -176,7 +180,53 @@ def _metrics() -> Iterator[str]:
         yield ""
 
 
-PARTS: Mapping[str, Callable[[], str]] = {"accounts": accounts, "metrics": metrics}
+def published() -> str:
+    """The planner's published tables, from `plan/published_tables.py`."""
+    return "\n".join(published_tables.lines()).strip("\n")
+
+
+def gpus() -> str:
+    """The planner's GPU cards."""
+    header = ("card", "memory GB", "peak / sustained TFLOP/s", "memory TB/s", "node x GB/s", "link")
+    rows = (
+        (
+            f"`{g.name}`",
+            f"{g.memory / 1e9:.1f}",
+            f"{g.peak / 1e12:.0f} / {g.sustained / 1e12:.0f}",
+            f"{g.memory_bandwidth / 1e12:g}",
+            f"{g.node} x {g.node_bandwidth / 1e9:.0f}",
+            f"`{g.link}`",
+        )
+        for g in GPUS.values()
+    )
+    return "\n".join(_grid(header, rows))
+
+
+def links() -> str:
+    """The planner's link cards."""
+    header = ("card", "out GB/s", "in GB/s", "how sure")
+    rows = ((f"`{k.name}`", f"{k.out / 1e9:.0f}", f"{k.into / 1e9:.0f}", k.status) for k in LINKS.values())
+    return "\n".join(_grid(header, rows))
+
+
+def models() -> str:
+    """The models that the planner knows by name."""
+    header = ("name", "parameters", "layers", "KV cache per token")
+    rows = (
+        (f"`{m.name}`", f"{m.parameters():,}", str(m.layers), f"{per_token(m) / 1024:g} KiB")
+        for m in KNOWN.values()
+    )
+    return "\n".join(_grid(header, rows))
+
+
+PARTS: Mapping[str, Callable[[], str]] = {
+    "accounts": accounts,
+    "metrics": metrics,
+    "published": published,
+    "gpus": gpus,
+    "links": links,
+    "models": models,
+}
 
 
 def with_parts(text: str) -> str:

@@ -361,3 +361,50 @@ class BadAnnotations(LostflopsError):
     def __init__(self, path: Path, where: str, why: str, hint: str = "") -> None:
         place = f"{where} of {shown(path.name)}" if where else shown(path.name)
         super().__init__(f"{place}: {why}", hint or "docs/annotations.md describes the file.")
+
+
+class NoSuchModel(LostflopsError):
+    """A model name that the planner does not know."""
+
+    def __init__(self, name: str, known: Iterable[str]) -> None:
+        close = get_close_matches(name.lower(), list(known), n=1, cutoff=0.5)
+        super().__init__(
+            f"There is no model called '{shown(name)}'." + (f" Did you mean '{close[0]}'?" if close else ""),
+            f"known are {', '.join(known)}; any other is read from its Hugging Face config.json.",
+        )
+
+
+class BadModel(LostflopsError):
+    """A config.json that does not describe a model the planner can count."""
+
+    def __init__(self, name: str, why: str) -> None:
+        super().__init__(
+            f"'{shown(name)}' does not describe a decoder that can be planned: {shown(why)}.",
+            "give the config.json of a Llama, Mistral, Mixtral, Qwen or DeepSeek model.",
+        )
+
+
+class NoSuchHardware(LostflopsError):
+    """A GPU or link name that the planner does not know."""
+
+    def __init__(self, what: str, name: str, known: Iterable[str]) -> None:
+        close = get_close_matches(name.lower(), list(known), n=1, cutoff=0.5)
+        super().__init__(
+            f"There is no {what} card called '{shown(name)}'."
+            + (f" Did you mean '{close[0]}'?" if close else ""),
+            f"known are {', '.join(known)}; any other is read from a JSON card.",
+        )
+
+
+class BadCard(LostflopsError):
+    """A hardware card that cannot be read."""
+
+    def __init__(self, path: Path, why: str) -> None:
+        super().__init__(
+            f"{shown(path.name)} is not a hardware card: {shown(why)}.",
+            "`lostflops bench links --json FILE` writes a link card; docs/planning.md describes both kinds.",
+        )
+
+
+class ImpossibleLayout(LostflopsError):
+    """A way to spread a model over GPUs that does not come out even."""

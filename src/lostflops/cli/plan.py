@@ -1,0 +1,295 @@
+"""Say what fits and how fast it would be, before a GPU is rented.
+
+`plan train` and `plan serve` count the memory of a model by component, model the time of a step or token
+with the resource that bounds it, and rank the ways to make it fit. Every figure is predicted, none measured.
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from . import _output
+
+if TYPE_CHECKING:
+    from lostflops.plan.calibration import Measured
+    from lostflops.plan.hardware import Gpu, Link
+    from lostflops.plan.serving import Serving
+    from lostflops.plan.static_memory import Lora
+    from lostflops.plan.training import Training
+
+TRAIN = """\
+Plan a training job: memory at its fullest moment, the time of a step, and the ways to make it fit.
+
+  lostflops plan train --model llama-2-70b --method lora --gpu gh200 --gpus 4 --sequence 4096
+"""
+SERVE = """\
+Plan inference: weights and KV cache, the time of prompts and of each token, and the ways to need less.
+
+  lostflops plan serve --model llama-3-70b --gpu gh200 --sequence 4096 --generate 256 --batch 8
+"""
+
+
+def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
+    below = parser.add_subparsers(dest="what", metavar="WHAT", required=True, help="train or serve")
+    train, serve = (
+        below.add_parser(
+            name,
+            help=text.partition("\n")[0],
+            description=text,
+            formatter_class=RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        for name, text in (("train", TRAIN), ("serve", SERVE))
+    )
+    _both(train)
+    _train(train)
+    _both(serve)
+    _serve(serve)
+
+
+def _both(parser: ArgumentParser) -> None:
+    say = parser.add_argument
+    say("--model", required=True, help="a name such as llama-3-8b, or a Hugging Face config.json")
+    say("--gpu", required=True, help="a100, h100, h200, gh200, b200, gb200, mi300x, or a JSON card")
+    say("--gpus", metavar="N", type=int, default=1, help="how many (default 1)")
+    say("--link", help="pcie4, pcie5, c2c, c2c-four, ..., or a JSON card (default: what the GPU usually has)")
+    say("--sustained", metavar="TFLOPS", type=float, help="what whole layers reach, if you measured it")
+    say("--host-memory", metavar="GB", type=float, help="host memory per GPU")
+    say("--sequence", metavar="N", type=int, default=4096, help="tokens of a sequence (default 4096)")
+    say("--tensor", metavar="N", type=int, help="tensor-parallel ranks (default: train 1, serve all)")
+    say("--json", metavar="F", help="also write it as one JSON document to F; '-': only that")
+
+
+def _train(parser: ArgumentParser) -> None:
+    say = parser.add_argument
+    say("--method", choices=("full", "lora", "qlora"), default="full", help="what is trained (default full)")
+    say("--rank", metavar="R", type=int, default=16, help="of LoRA's adapters (default 16)")
+    say("--targets", metavar="LIST", default="q,v", help="projections with adapters, or all (default q,v)")
+    say(
+        "--adapters",
+        choices=("fp32", "16bit"),
+        default="fp32",
+        help="their precision (default fp32, as PEFT)",
+    )
+    say("--dropout", action="store_true", help="the adapters have dropout")
+    say(
+        "--optimizer",
+        choices=("adam", "adam-fp32-gradients", "adam-16bit", "adam-fp32", "adam-8bit", "factored"),
+        default="adam",
+        help="default adam: 16-bit weights and gradients, fp32 master weights and moments",
+    )
+    say(
+        "--sharding",
+        choices=("none", "zero-1", "zero-2", "zero-3", "fsdp2"),
+        default="none",
+        help="of what data-parallel ranks hold (default none)",
+    )
+    say("--microbatch", metavar="N", type=int, default=1, help="sequences at a time (default 1)")
+    say("--microbatches", metavar="N", type=int, default=1, help="of one step, per data-parallel rank")
+    say("--sequence-parallel", action="store_true", help="tensor ranks split norms and inputs as well")
+    say("--pipeline", metavar="N", type=int, default=1, help="pipeline stages (default 1)")
+    say("--schedule", choices=("gpipe", "1f1b", "interleaved"), default="1f1b", help="of the pipeline")
+    say("--chunks", metavar="N", type=int, default=1, help="pieces per stage, if interleaved")
+    say("--expert", metavar="N", type=int, default=1, help="ranks that share the experts (default 1)")
+    say("--context", metavar="N", type=int, default=1, help="ranks that share a sequence (default 1)")
+    say(
+        "--checkpoint",
+        choices=("none", "selective", "full"),
+        default="none",
+        help="layers to recompute: none, all but attention, whole (default none)",
+    )
+    say("--offload", metavar="N", default="0", help="layers whose activations leave the GPU: N, all or free")
+    say("--stream-frozen", action="store_true", help="LoRA's frozen layers stay in host memory")
+    say("--fused-loss", action="store_true", help="the loss is computed without keeping the logits")
+    say("--fp8", action="store_true", help="matrix products in FP8")
+    say("--from-run", metavar="RUN", help="take the sustained rate from a recorded run of this very job")
+    say("--unified", action="store_true", help="what is too much migrates to host memory")
+
+
+def _serve(parser: ArgumentParser) -> None:
+    say = parser.add_argument
+    say("--generate", metavar="N", type=int, default=256, help="tokens after the prompt (default 256)")
+    say("--batch", metavar="N", type=int, default=1, help="sequences at once (default 1)")
+    say("--weight-bits", type=int, choices=(16, 8, 4), default=16, help="of the weights (default 16)")
+    say("--cache-bits", type=int, choices=(16, 8), default=16, help="of keys and values (default 16)")
+    say("--stream", metavar="GB", type=float, default=0.0, help="weights that stay in host memory")
+
+
+def run(given: Namespace) -> None:
+    if given.json and given.json != "-":
+        _output.check(Path(given.json), [word for word in (given.model, given.gpu, given.link) if word])
+    _sane(given)
+    from lostflops.plan import pages
+
+    if given.what == "train":
+        from lostflops.plan.ranking import rank
+
+        asked, remark = _training(given), ""
+        if given.from_run:
+            from lostflops.plan import calibration
+
+            asked, remark = calibration.calibrated(asked, _recorded(given.from_run))
+        ranking = rank(asked)
+        lines = [*pages.training(ranking), *([remark] if remark else [])]
+        _say(given, pages.training_data(ranking) | {"calibration": remark or None}, lines)
+    else:
+        from lostflops.plan import serving
+
+        found = serving.options(_serving(given))
+        verdict = serving.verdict(found)
+        _say(given, pages.serving_data(found, verdict), pages.serving(found, verdict))
+
+
+def _sane(given: Namespace) -> None:
+    """Numbers that nothing could be planned with are refused, by the flag they came from."""
+    from lostflops.errors import BadOption
+
+    for name, value in vars(given).items():
+        flag = "--" + name.replace("_", "-")
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        if whole and not 1 <= value <= 1 << 30:
+            raise BadOption(f"`{flag}` has to be from 1 to {1 << 30:,}.")
+        if isinstance(value, float) and not (0 if name == "stream" else 1e-6) <= value <= 1e9:
+            raise BadOption(f"`{flag}` has to be a positive number.")
+
+
+def _hardware(given: Namespace) -> tuple[Gpu, Link]:
+    import msgspec
+
+    from lostflops.plan import hardware
+
+    gpu = hardware.gpu(given.gpu)
+    if given.sustained:
+        gpu = msgspec.structs.replace(
+            gpu,
+            sustained=given.sustained * 1e12,
+            status=f"{gpu.status.replace('sustained rate, ', '')}; rate given",
+        )
+    if given.host_memory:
+        gpu = msgspec.structs.replace(gpu, host_memory=int(given.host_memory * 1e9))
+    return gpu, hardware.link(given.link or gpu.link)
+
+
+def _training(given: Namespace) -> Training:
+    from dataclasses import replace
+
+    from lostflops.errors import BadOption
+    from lostflops.plan import layout, ranking, shape, static_memory, training
+
+    gpu, link = _hardware(given)
+    asked = training.Training(
+        shape=shape.named(given.model),
+        gpu=gpu,
+        link=link,
+        layout=layout.Layout(
+            gpus=given.gpus,
+            tensor=given.tensor or 1,
+            sequence_parallel=given.sequence_parallel,
+            pipeline=given.pipeline,
+            schedule=given.schedule,
+            chunks=given.chunks,
+            expert=given.expert,
+            context=given.context,
+            sharding=given.sharding,
+        ),
+        optimizer=static_memory.OPTIMIZERS[given.optimizer],
+        sequence=given.sequence,
+        microbatch=given.microbatch,
+        microbatches=given.microbatches,
+        lora=None if given.method == "full" else _lora(given),
+        checkpointing=given.checkpoint,
+        streamed=given.stream_frozen,
+        fused_loss=given.fused_loss,
+        fp8=given.fp8,
+        unified=given.unified,
+    )
+    training.check(asked)
+    if given.offload in ("all", "free"):
+        return ranking.changed(asked, {"offloaded": given.offload})
+    if not given.offload.isdecimal() or int(given.offload) > asked.shape.layers:
+        layers = asked.shape.layers
+        raise BadOption(f"`--offload` is all, free, or a number of layers up to {layers}.")
+    return replace(asked, offloaded=int(given.offload))
+
+
+def _recorded(path: str) -> Measured:
+    """How long the ranks of a run computed in each step, from its ledger."""
+    import polars as pl
+
+    from lostflops import job
+    from lostflops.errors import CannotAnswer, shown
+    from lostflops.plan import calibration
+    from lostflops.recipe import Session, Skipped
+
+    from ._waiting import waiting
+
+    with waiting() as tell:
+        answer = Session(job.open([path], progress=tell)).run("step_ledger")
+    if isinstance(answer, Skipped):
+        raise CannotAnswer("step-ledger", answer.reason)
+    computed = pl.col("ns").filter(pl.col("account") == "compute").sum()
+    steps = (
+        answer.table.group_by("rank", "step")
+        .agg(compute=computed, whole=pl.col("ns").sum())
+        .sort("rank", "step")
+    )
+    return calibration.measured(shown(path), steps.select("rank", "step", "compute", "whole").rows())
+
+
+def _lora(given: Namespace) -> Lora:
+    from lostflops.errors import BadOption, shown
+    from lostflops.plan.static_memory import PROJECTIONS, Lora
+
+    asked = PROJECTIONS if given.targets == "all" else tuple(dict.fromkeys(given.targets.split(",")))
+    for name in asked:
+        if name.removesuffix("_proj") not in PROJECTIONS:
+            raise BadOption(
+                f"There is no projection '{shown(name)}'.", f"choose from {', '.join(PROJECTIONS)}, or `all`."
+            )
+    return Lora(
+        rank=given.rank,
+        targets=tuple(name.removesuffix("_proj") for name in asked),
+        fp32=given.adapters == "fp32",
+        dropout=given.dropout,
+        base_bits=4 if given.method == "qlora" else 16,
+    )
+
+
+def _serving(given: Namespace) -> Serving:
+    from lostflops.errors import BadOption
+    from lostflops.plan import layout, serving, shape
+
+    gpu, link = _hardware(given)
+    asked = serving.Serving(
+        shape=shape.named(given.model),
+        gpu=gpu,
+        link=link,
+        layout=layout.Layout(gpus=given.gpus, tensor=given.tensor or given.gpus),
+        prompt=given.sequence,
+        generated=given.generate,
+        batch=given.batch,
+        weight_bits=given.weight_bits,
+        cache_bits=given.cache_bits,
+        streamed=int(given.stream * 1e9),
+    )
+    weights = serving.Served(asked).weight_bytes
+    if asked.streamed > weights:
+        raise BadOption(f"`--stream` is more than the {weights / 1e9:.2f} GB of weights that a GPU has.")
+    return asked
+
+
+def _say(given: Namespace, content: dict[str, Any], lines: Sequence[str]) -> None:
+    import json
+    import sys
+
+    if given.json:
+        text = json.dumps(content, ensure_ascii=False, indent=1) + "\n"
+        if given.json == "-":
+            sys.stdout.write(text)
+            return
+        with _output.replacing(Path(given.json)) as file:
+            file.write_text(text, encoding="utf-8")
+    print(*lines, sep="\n")

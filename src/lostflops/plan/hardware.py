@@ -1,0 +1,198 @@
+"""Cards of GPUs and of the links to their hosts: how much, how fast, and how sure that is.
+
+Named cards hold specifications, published measurements and, where neither exists, assumptions; `status` says
+which. A measured card replaces them: `lostflops bench links --json FILE` writes one for links, and a GPU's is
+a JSON object with the fields of `Gpu`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+
+from lostflops.errors import BadCard, NoSuchHardware, Unreadable
+
+Rate = Annotated[float, msgspec.Meta(gt=0, le=1e18)]
+Size = Annotated[int, msgspec.Meta(gt=0, le=1 << 60)]
+
+# Of the peak, for whole 16-bit layers: 450 TFLOP/s on an H100 or H200 is assumed, and for others the same
+# share; 200 TFLOP/s on an A100 is what torchtitan's published runs come to.
+SUSTAINED = 0.455
+KNOWN_RATES = {"a100": 200e12, "h100": 450e12, "h200": 450e12, "gh200": 450e12}
+MIB = 1 << 20
+
+
+class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One GPU. Rates are per second and direction; `network` is what it has between nodes."""
+
+    name: str
+    memory: Size  # bytes, as the driver shows them
+    peak: Rate  # dense 16-bit FLOP/s
+    sustained: Rate  # FLOP/s of whole 16-bit layers
+    memory_bandwidth: Rate
+    node_bandwidth: Rate
+    network: Rate
+    node: Annotated[int, msgspec.Meta(ge=1, le=100_000)]  # GPUs that `node_bandwidth` joins
+    link: str  # the usual one to its host
+    host_memory: Size  # bytes of host memory per GPU
+    fp8_gain: Annotated[float, msgspec.Meta(ge=1, le=10)] | None = None  # of 16-bit matrix products
+    status: str = "given"
+
+
+class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Host and GPU: bytes per second each way for large pinned copies, and the time to start one."""
+
+    name: str
+    out: Rate
+    into: Rate
+    latency_ns: Annotated[int, msgspec.Meta(ge=0, le=10**9)]
+    migration: Rate  # bytes per second of unified memory on demand
+    status: str
+
+
+def _gpu(
+    name: str,
+    *,
+    mib: int,
+    tera: float,
+    hbm: float,
+    node: tuple[int, float],
+    network: float,
+    link: str,
+    host: float,
+    fp8: bool = True,
+) -> Gpu:
+    return Gpu(
+        name=name,
+        memory=mib * MIB,
+        peak=tera * 1e12,
+        sustained=KNOWN_RATES.get(name, SUSTAINED * tera * 1e12),
+        memory_bandwidth=hbm * 1e12,
+        node_bandwidth=node[1] * 1e9,
+        network=network * 1e9,
+        node=node[0],
+        link=link,
+        host_memory=int(host * 1e9),
+        fp8_gain=1.3 if fp8 else None,
+        status="specification; sustained rate, network, host memory and FP8 gain assumed",
+    )
+
+
+GPUS = {
+    gpu.name: gpu
+    for gpu in (
+        _gpu(
+            "a100",
+            mib=81920,
+            tera=312,
+            hbm=2.039,
+            node=(8, 300),
+            network=25,
+            link="pcie4",
+            host=128,
+            fp8=False,
+        ),
+        _gpu("h100", mib=81559, tera=989, hbm=3.35, node=(8, 450), network=50, link="pcie5", host=256),
+        _gpu("h200", mib=143771, tera=989, hbm=4.8, node=(8, 450), network=50, link="pcie5", host=256),
+        _gpu("gh200", mib=97871, tera=989, hbm=4.0, node=(4, 450), network=50, link="c2c", host=480),
+        _gpu("b200", mib=183359, tera=2250, hbm=8.0, node=(8, 900), network=50, link="pcie5", host=256),
+        _gpu("gb200", mib=189471, tera=2500, hbm=8.0, node=(72, 900), network=50, link="c2c-gb200", host=240),
+        _gpu("mi300x", mib=196592, tera=1307, hbm=5.3, node=(8, 448), network=50, link="pcie5", host=256),
+    )
+}
+
+LINKS = {
+    link.name: link
+    for link in (
+        Link("pcie4", 25e9, 25e9, 10_000, 5e9, "assumed; 31.5 GB/s raw"),
+        Link("pcie5", 55e9, 55e9, 10_000, 10e9, "assumed; 63 GB/s raw, 55.7 published for pinned copies"),
+        Link("c2c", 297e9, 375e9, 10_000, 100e9, "published for one GH200; migration assumed"),
+        Link(
+            "c2c-four", 170e9, 415e9, 10_000, 100e9, "published for four GH200 in a node; migration assumed"
+        ),
+        Link("c2c-gb200", 350e9, 350e9, 10_000, 100e9, "published outbound; inbound and migration assumed"),
+        Link("c2c-gb300", 187e9, 190e9, 10_000, 100e9, "published for four GB300 in a node"),
+        Link("c2c-raw", 450e9, 450e9, 10_000, 450e9, "specification, not reached"),
+    )
+}
+
+
+def gpu(name: str) -> Gpu:
+    """The GPU called `name`, or the card in a JSON file."""
+    path = Path(name)
+    if path.suffix == ".json" or path.is_file():
+        return _card(path, Gpu)
+    if name.lower() not in GPUS:
+        raise NoSuchHardware("GPU", name, GPUS)
+    return GPUS[name.lower()]
+
+
+def link(name: str) -> Link:
+    """The link called `name`, or a card in a JSON file: one of these, or what `bench links` wrote."""
+    path = Path(name)
+    if path.suffix == ".json" or path.is_file():
+        content = _read(path)
+        try:
+            head = msgspec.json.decode(content, type=dict[str, Any])
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise BadCard(path, str(error)) from error
+        return _measured(path, head) if head.get("kind") == "links" else _card(path, Link)
+    if name.lower() not in LINKS:
+        raise NoSuchHardware("link", name, LINKS)
+    return LINKS[name.lower()]
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise Unreadable(path, error) from error
+
+
+Card = TypeVar("Card", Gpu, Link)
+
+
+def _card(path: Path, kind: type[Card]) -> Card:
+    try:
+        return msgspec.json.decode(_read(path), type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise BadCard(path, str(error)) from error
+
+
+class _Line(msgspec.Struct):
+    """What is read of one of the `cards` that `bench links` fits."""
+
+    operation: str
+    device: str | None = None
+    host_memory: str | None = None
+    both: bool | None = None
+    bandwidth: Rate | None = None
+    latency: Annotated[int, msgspec.Meta(ge=0, le=10**9)] | None = None
+
+
+def _measured(path: Path, content: Mapping[str, Any]) -> Link:
+    """Of pinned copies in one direction at a time: each GPU's best memory node, and the slowest GPU."""
+    try:
+        lines = msgspec.convert(content.get("cards"), list[_Line])
+    except msgspec.ValidationError as error:
+        raise BadCard(path, str(error)) from error
+    rates: list[float] = []
+    for operation in ("device to host", "host to device"):
+        best: dict[str, float] = {}
+        for line in lines:
+            pinned = line.host_memory == "pinned" and not line.both
+            if line.operation == operation and pinned and line.bandwidth:
+                device = line.device or ""
+                best[device] = max(best.get(device, 0.0), line.bandwidth)
+        if not best:
+            raise BadCard(path, f"it has no pinned copies {operation}")
+        rates.append(min(best.values()) * 1e9)
+    latency = max(
+        (line.latency for line in lines if line.latency and line.host_memory == "pinned"), default=0
+    )
+    # Nobody measures migration here; a fifth of the link is what the named PCIe cards have as well.
+    out, into = rates
+    return Link(path.name, out, into, latency, min(rates) / 5, "measured; migration assumed")

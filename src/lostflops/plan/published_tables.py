@@ -1,0 +1,169 @@
+"""Published numbers beside what this planner computes: where they differ by over 1 %, the row says why.
+
+`computed` is always exact in parameters; where the source used a nominal count a second row repeats it with
+that. A None stands for what could not be reproduced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from . import hardware, shape
+from .activation_memory import Checkpointing, kept_bytes, layer_bytes
+from .layout import Layout
+from .static_memory import OPTIMIZERS, Lora, states
+from .training import Prediction, Training
+
+ADAM = OPTIMIZERS["adam"]
+NOMINAL_70B = "the source takes 70e9 parameters; there are 68,976,648,192"
+ROUNDED = "the source rounds to one digit"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One published number in GB, or in `unit`."""
+
+    table: str
+    name: str
+    published: float
+    computed: float | None
+    recipe: str
+    why: str = ""
+    unit: str = "GB"
+
+    @property
+    def difference(self) -> float | None:
+        """Of the computed number from the published, as a share of that."""
+        return None if self.computed is None else self.computed / self.published - 1
+
+
+def rows() -> tuple[Row, ...]:
+    """All published tables, row by row."""
+    return (*_zero(), *_llama(), *_mistral(), *_mixture(), *_runs())
+
+
+def _zero() -> Iterator[Row]:
+    table = "ZeRO paper, 7.5e9 parameters on 64 GPUs"
+    for stage, published in enumerate((120, 31.4, 16.6, 1.88)):
+        name = f"stage {stage}" if stage else "none"
+        computed = sum(states(7_500_000_000, ADAM, stage, 64)) / 1e9
+        yield Row(table, name, published, computed, "2 + 2 + 12 bytes per parameter, sharded")
+
+
+def _llama() -> Iterator[Row]:
+    table = "Llama-2-70B, 4,096 tokens, batch 1 (Grace Hopper talk, 2024)"
+    model, here, tokens = shape.named("llama-2-70b"), Layout(), 4096
+    count, layer = model.parameters(), shape.elements(model.layer(0))
+    lora = Lora()  # PEFT's default adapters on q and v, fp32, without dropout
+    one = layer_bytes(model, 0, tokens, here, lora)
+    inputs = kept_bytes(model, 0, tokens, here, lora, "full")
+    pure = OPTIMIZERS["adam-16bit"]
+    exact = "exact count"
+    yield Row(table, "parameters, LoRA", 140, 2 * count / 1e9, f"2 bytes, {exact}", NOMINAL_70B)
+    yield Row(table, "the same", 140, 2 * 70e9 / 1e9, "2 bytes, nominal 70e9")
+    yield Row(
+        table, "parameters, full", 560, sum(states(count, pure)) / 1e9, f"8 bytes, {exact}", NOMINAL_70B
+    )
+    yield Row(table, "the same", 560, sum(states(70 * 10**9, pure)) / 1e9, "8 bytes, nominal: no fp32 master")
+    half = "140 / 80 is 1.75: the source divides the nominal count, head and embedding included, and rounds"
+    yield Row(table, "one layer, LoRA", 1.8, 2 * layer / 1e9, "2 bytes, exact layer", half)
+    yield Row(
+        table, "one layer, full", 7, 8 * layer / 1e9, "8 bytes, exact layer", "560 / 80 of the nominal count"
+    )
+    yield Row(table, "the same", 7, 8 * 70e9 / 80 / 1e9, "8 bytes, nominal / 80")
+    yield Row(table, "activations of a layer, checkpointed", 0.07, inputs / 1e9, "its input", ROUNDED)
+    yield Row(table, "activations of a layer", 1.4, one / 1e9, "fp32 adapters on q and v, rank 16")
+    fit = "the source names no adapters: other usual ones give 95 to 117"
+    yield Row(table, "activations", 112, 80 * one / 1e9, "80 layers", fit)
+    yield Row(
+        table, "activations, checkpointed", 6.7, (80 * inputs + one) / 1e9, "80 inputs and a live layer"
+    )
+
+
+def _mistral() -> Iterator[Row]:
+    table = "Mistral-7B, static (BSC course)"
+    nominal = states(7 * 10**9, ADAM)
+    names = ("weights", "gradients", "optimizer")
+    for name, published, computed in zip(names, (14, 14, 84), nominal, strict=True):
+        yield Row(table, name, published, computed / 1e9, "nominal 7e9")
+    yield Row(table, "together", 112, sum(nominal) / 1e9, "nominal 7e9")
+    shared = sum(states(7 * 10**9, ADAM, 3, 4)) / 1e9
+    yield Row(table, "each of four, ZeRO-3", 28, shared, "nominal 7e9")
+    count = shape.named("mistral-7b").parameters()
+    why = "the source takes 7e9 parameters; there are 7,241,732,096"
+    yield Row(table, "together", 112, sum(states(count, ADAM)) / 1e9, "exact count", why)
+    exact = sum(states(count, ADAM, 3, 4)) / 1e9
+    yield Row(table, "each of four, ZeRO-3", 28, exact, "exact count", why)
+
+
+def _mixture() -> Iterator[Row]:
+    """Hidden 7680, 15 layers, two experts of twice the width: 10e9 parameters; 8 x 8,192 tokens."""
+    table = "MoE temporaries, 675 tensors (Grace Hopper talk, 2024)"
+    tokens, hidden, layers = 8 * 8192, 7680, 15
+    state = 2 * tokens * hidden  # one 16-bit hidden state
+    unknown = "not reproduced: the source does not say what these tensors are"
+    yield Row(table, "below 100 MB, 270 tensors", 0.2, None, "", unknown)
+    yield Row(table, "100-499 MB, 195 tensors", 51.7, None, "", unknown)
+    yield Row(table, "500-999 MB, 60 tensors", 33.3, None, "", unknown)
+    nine = 9 * layers * state / 1e9
+    yield Row(table, "1000-1999 MB, 135 tensors", 135.9, nine, "nine hidden states in each layer")
+    yield Row(table, "over 2000 MB, 15 tensors", 30.2, 2 * layers * state / 1e9, "one of twice the size")
+    why = "Korthikanti's 34 bytes are of a dense layer with dropout; the two middle bins are not known"
+    yield Row(table, "together", 251.2, 17 * layers * state / 1e9, "34 bytes per token and width", why)
+
+
+ONE_RATE = "one rate for six runs: 200 TFLOP/s was chosen for them"
+ASSUMED = "450 TFLOP/s assumed; theirs ran at 500 W, compiled"
+LONG = "attention of long sequences is slower than one rate for all knows"
+
+# Model, GPU, GPUs, sequence, microbatch, checkpointing, other, published tokens/s and GPU, why.
+RUNS: tuple[tuple[str, str, int, int, int, Checkpointing, dict[str, int], float, str], ...] = (
+    ("llama-3-8b", "a100", 64, 8192, 1, "selective", {}, 2973, ONE_RATE),
+    ("llama-3-70b", "a100", 64, 8192, 1, "full", {}, 331, ONE_RATE),
+    ("llama-2-13b", "a100", 64, 4096, 2, "none", {}, 2162, ONE_RATE),
+    ("llama-2-13b", "a100", 64, 4096, 2, "selective", {}, 1904, ONE_RATE),
+    ("llama-2-70b", "a100", 64, 4096, 1, "selective", {}, 355, ONE_RATE),
+    ("llama-2-70b", "a100", 64, 4096, 2, "full", {}, 353, ONE_RATE),
+    ("llama-3.1-8b", "h100", 8, 8192, 2, "selective", {}, 6667, ASSUMED),
+    ("llama-3.1-8b", "h100", 128, 8192, 2, "selective", {}, 6514, ASSUMED),
+    ("llama-3.1-8b", "h100", 8, 8192, 2, "selective", {"fp8": 1}, 8532, ASSUMED),
+    ("llama-3.1-70b", "h100", 256, 8192, 16, "full", {"fp8": 1, "tensor": 8}, 829, ASSUMED),
+    ("llama-3.1-8b", "h100", 8, 32768, 1, "full", {"fp8": 1}, 3890, LONG),
+    ("llama-3.1-8b", "h100", 8, 65536, 1, "full", {"fp8": 1, "context": 2}, 2540, LONG),
+    ("llama-3.1-8b", "h100", 8, 262144, 1, "full", {"fp8": 1, "context": 8}, 548, LONG),
+)
+
+
+def _runs() -> Iterator[Row]:
+    """Times are a model with an assumed rate: every row says so, however near it comes."""
+    table = (
+        "torchtitan's published runs with FSDP2, tokens/s and GPU (its docs/performance.md and benchmarks)"
+    )
+    for model, gpu, gpus, sequence, batch, checkpointing, other, published, why in RUNS:
+        card, ranks = hardware.gpu(gpu), other.get("tensor", 1)
+        here = Layout(gpus, ranks, ranks > 1, context=other.get("context", 1), sharding="fsdp2")
+        fp8 = "fp8" in other
+        asked = Training(
+            shape.named(model), card, hardware.link(card.link), here, ADAM, sequence, batch,
+            checkpointing=checkpointing, fp8=fp8,
+        )  # fmt: skip
+        name = f"{model}, {gpus} {gpu}, {batch} x {sequence:,}"
+        more = "".join(f", {what} {size}" for what, size in other.items() if what != "fp8")
+        recipe = f"checkpointing {checkpointing}{more}{', FP8' if fp8 else ''}"
+        yield Row(table, name, published, Prediction(asked).tokens_per_second_and_gpu, recipe, why, "")
+
+
+def lines() -> Iterator[str]:
+    """The tables in Markdown."""
+    table = ""
+    for row in rows():
+        if row.table != table:
+            table = row.table
+            yield from ("", f"**{table}**", "", "| | published | computed | difference | how |")
+            yield "| --- | --- | --- | --- | --- |"
+        computed = "not reproduced" if row.computed is None else f"{row.computed:.4g}"
+        difference = "" if row.difference is None else f"{row.difference:+.1%}"
+        how = ": ".join(part for part in (row.recipe, row.why) if part)
+        published = f"{row.published:g} {row.unit}".strip()
+        yield f"| {row.name} | {published} | {computed} | {difference} | {how} |"
