@@ -267,6 +267,7 @@ def _printed(command: str, folder: Path) -> str:
     }
     ours = re.fullmatch(r"lostflops ([^|]*)(?:\| head -n ([0-9]+))?", command)
     with patch.dict(os.environ, terminal):
+        os.environ.pop("PYTHONPATH", None)  # some commands print it
         if ours:
             with chdir(folder):
                 lines = _of_ours(shlex.split(ours[1])).splitlines()
