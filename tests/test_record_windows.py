@@ -55,6 +55,12 @@ def test_ranges_come_in_turn_and_again(boot: Path) -> None:
     assert spans(planned(boot, rank=5, ranks=[[0, 4]]), 1) == []
 
 
+def test_a_rank_that_is_past_the_step_that_another_chose_goes_by_its_own(boot: Path) -> None:
+    slow, ahead = (planned(boot, rank=rank, delay=1.0, duration=2.0) for rank in (0, 1))
+    first = [one.current(step, 0.1) for one, step in ((slow, 3), (ahead, 40))]
+    assert [span and span.first for span in first] == [5, 42]
+
+
 def test_after_a_delay_the_ranks_begin_and_end_together(boot: Path) -> None:
     early = planned(boot, rank=3, delay=1.0, duration=0.0)
     late = planned(boot, rank=2, delay=1.0, duration=0.0)
