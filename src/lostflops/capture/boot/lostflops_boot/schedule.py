@@ -110,7 +110,7 @@ class Schedule:
         # Until the others have looked too, some steps pass; one more prepares the profiler.
         passed = min(int(LOOK_EVERY / step_seconds), MOST_PASSED)
         first = self._agreed(name, step + 2 + passed)
-        if first < step + 2:  # without collectives ranks drift apart, and this one is past it
+        if first <= step:  # without collectives ranks drift apart, and this one is past it
             first = step + 2
         if steps is None and duration is None:
             steps = self._wanted.length
