@@ -12,6 +12,7 @@ import hashlib
 import re
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,8 @@ VERSIONS = (
 )
 # Operators that run others, or hooks, and compute nothing themselves.
 HOST_WRAPPER = r"^(?:autograd::engine::evaluate_function|RegisterPostBackwardFunction)"
+# So many tables are written at a time; most are small.
+WRITERS = 2
 # No GPU runs larger blocks.
 MOST_THREADS = 1024
 # Starting processes pays from about this many bytes of JSON on.
@@ -271,11 +274,14 @@ class Assembly:
             steps = steps.with_columns(complete=pl.lit(False))
         mine["steps"] = steps if steps.height else None
         outside = self._device_notes(steps, *(mine[t] for t in ("kernels", "copies") if gpu))
-        written: list[str] = []
-        for name, table in mine.items():
-            if table is not None and (table.height or name in ("kernels", "operators")):
-                write_table(folder, name, table)
-                written.append(name)
+        found = {
+            name: table
+            for name, table in mine.items()
+            if table is not None and (table.height or name in ("kernels", "operators"))
+        }
+        with ThreadPoolExecutor(WRITERS) as pool:
+            for done in [pool.submit(write_table, folder, *one) for one in found.items()]:
+                done.result()
         return Part(
             folder=str(folder),
             rank=self.rank,
@@ -283,7 +289,7 @@ class Assembly:
             start=start,
             end=end,
             num_events=self.stream.num_events if first else 0,
-            tables=written,
+            tables=list(found),
             world_size=number(self.distributed.get("world_size")) or None,
             host=self._host(),
             facts={

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from decimal import Decimal
 from functools import lru_cache
 from itertools import groupby, islice
@@ -59,7 +60,11 @@ class Codes(dict[Any, int]):
         """The codes of JSON texts."""
         if all(value is NO_TEXT for value in values):
             return np.full(len(values), self[b""], np.uint32)
-        return np.array([self[bytes(value)] for value in values], np.uint32)
+        return self.of(map(bytes, values), len(values))
+
+    def of(self, values: Iterable[Any], count: int) -> npt.NDArray[np.uint32]:
+        """The codes of `count` values."""
+        return np.fromiter(map(self.__getitem__, values), np.uint32, count)
 
     def categories(self) -> pl.Series:
         """The values as text in the order of their codes."""
@@ -125,11 +130,11 @@ def _float(value: Any) -> float:
 
 def integers(values: list[Any]) -> pl.Series:
     """Integers of unstable type: numbers, or text such as '7' and 'stream 7'; null where there is none."""
-    try:
-        return pl.Series(values, dtype=pl.Int64)
-    except (TypeError, OverflowError, pl.exceptions.PolarsError):
-        known = {value: integer(value) for value in set(values)}  # threads and streams are few
-        return pl.Series([known[value] for value in values], dtype=pl.Int64)
+    if not values or not isinstance(values[0], str):
+        with suppress(TypeError, OverflowError, pl.exceptions.PolarsError):
+            return pl.Series(values, dtype=pl.Int64)
+    known = {value: integer(value) for value in set(values)}  # threads and streams are few
+    return pl.Series(map(known.__getitem__, values), dtype=pl.Int64)
 
 
 def small(values: list[Any]) -> pl.Series:
@@ -221,7 +226,7 @@ def frame_name(name: Any) -> str:
     return (_ABSOLUTE.sub("", path) if inside == path else inside) + rest
 
 
-class FrameCodes(dict[Any, int]):
+class FrameCodes(Codes):
     """Codes of frames as they are written, by their reduced names."""
 
     def __init__(self, names: Codes) -> None:
@@ -358,9 +363,8 @@ class Reader:
         frame = pl.DataFrame(columns)
         into.add(frame if good is None else frame.filter(good))
 
-    def _name_codes(self, rows: list[Event], names: dict[Any, int] | None = None) -> npt.NDArray[np.uint32]:
-        names = self.names if names is None else names
-        return np.array([names[e.name] for e in rows], dtype=np.uint32)
+    def _name_codes(self, rows: list[Event], names: Codes | None = None) -> npt.NDArray[np.uint32]:
+        return (self.names if names is None else names).of([e.name for e in rows], len(rows))
 
     def _on_device(self, rows: list[Event]) -> tuple[dict[str, Any], pl.Series | None, list[Args]]:
         """The columns that all work of a device has, which rows to keep, and the rows' arguments."""
