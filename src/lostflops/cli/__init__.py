@@ -11,10 +11,10 @@ import io
 import os
 import pkgutil
 import sys
-from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
-from collections.abc import Mapping, Sequence
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter, _SubParsersAction  # pyright: ignore[reportPrivateUsage]
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from lostflops.errors import LostflopsError, shown
 from lostflops.version import __version__
@@ -33,6 +33,9 @@ exit status: {ANSWERED} answered, {CANNOT_ANSWER} input or usage that cannot be 
 """
 
 
+Below: TypeAlias = "_SubParsersAction[ArgumentParser]"
+
+
 class Command(Protocol):
     """What a module of this package offers."""
 
@@ -47,8 +50,32 @@ class Command(Protocol):
 
 def commands() -> Mapping[str, Command]:
     """Every command by name. A trailing underscore keeps a module's name off Python's keywords."""
-    found = (m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_"))
-    return {name.rstrip("_"): import_module(f"{__name__}.{name}") for name in sorted(found)}  # pyright: ignore[reportReturnType]
+    return {name.rstrip("_"): command for name, command in found_in(__name__, __path__).items()}
+
+
+def found_in(package: str, path: Iterable[str]) -> Mapping[str, Command]:
+    """The commands that lie as files in a package, by the names of the files."""
+    found = (m.name for m in pkgutil.iter_modules(path) if not m.name.startswith("_"))
+    return {name: import_module(f"{package}.{name}") for name in sorted(found)}  # pyright: ignore[reportReturnType]
+
+
+def declare(below: Below, commands: Mapping[str, Command], words: Sequence[str]) -> None:
+    """Give each command a parser of its own; `words` are those typed from the command's name on."""
+    for name, command in commands.items():
+        one = described(below, name, command.__doc__ or "")
+        command.arguments(one, words[1:] if words[:1] == [name] else ())
+
+
+def described(below: Below, name: str, text: str) -> ArgumentParser:
+    """A parser of a command that says what it does in `text`, of which the first line is its short help."""
+    text = text.strip()
+    return below.add_parser(
+        name,
+        help=text.partition("\n")[0],
+        description=text,
+        formatter_class=RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
 
 
 def parser(words: Sequence[str] = ()) -> ArgumentParser:
@@ -62,16 +89,7 @@ def parser(words: Sequence[str] = ()) -> ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"lostflops {__version__}")
     below = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for name, command in commands().items():
-        doc = (command.__doc__ or "").strip()
-        one = below.add_parser(
-            name,
-            help=doc.partition("\n")[0],
-            description=doc,
-            formatter_class=RawDescriptionHelpFormatter,
-            allow_abbrev=False,
-        )
-        command.arguments(one, words[1:] if words[:1] == [name] else ())
+    declare(below, commands(), words)
     return top
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from lostflops.errors import BadOption, CannotWrite, shown
 
@@ -18,6 +19,31 @@ def check(target: Path, inputs: Sequence[str]) -> None:
         raise CannotWrite(target, IsADirectoryError(0, "it is a folder"))
     if not target.parent.is_dir():
         raise CannotWrite(target, FileNotFoundError(0, "its folder does not exist"))
+
+
+def check_document(target: str | None, inputs: Sequence[str] = ()) -> None:
+    """The same for what `--json F` names: nothing, '-' for standard output, or a file."""
+    if target and target != "-":
+        check(Path(target), inputs)
+
+
+def document(target: str | None, content: Mapping[str, Any]) -> bool:
+    """Write one JSON document to what `--json F` names.
+
+    Whether that is standard output, where nothing else then belongs.
+    """
+    if not target:
+        return False
+    import json
+    import sys
+
+    text = json.dumps(content, ensure_ascii=False, indent=1) + "\n"
+    if target == "-":
+        sys.stdout.write(text)
+        return True
+    with replacing(Path(target)) as file:
+        file.write_text(text, encoding="utf-8")
+    return False
 
 
 def _same(a: Path, b: Path) -> bool:

@@ -6,12 +6,12 @@ numbers are kept in a recording, and `why` compares what the job reached with th
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import _output
+from . import _output, described
 from ._waiting import waiting
 
 COLLECTIVES = """\
@@ -33,13 +33,7 @@ are timed. nvbandwidth is run too when it is on the PATH.
 def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
     below = parser.add_subparsers(dest="what", metavar="WHAT", required=True, help="collectives or links")
     for name, text in (("collectives", COLLECTIVES), ("links", LINKS)):
-        one = below.add_parser(
-            name,
-            help=text.partition("\n")[0],
-            description=text,
-            formatter_class=RawDescriptionHelpFormatter,
-            allow_abbrev=False,
-        )
+        one = described(below, name, text)
         one.add_argument("--output", metavar="RUN", type=Path, help="also keep it in this recording")
         one.add_argument(
             "--json", metavar="F", help="also write it as one JSON document to F; '-': only that"
@@ -68,8 +62,7 @@ def _of(name: str) -> str:
 def run(given: Namespace) -> None:
     from lostflops.errors import BadOption
 
-    if given.json and given.json != "-":
-        _output.check(Path(given.json), [str(file) for file in given.files or ()])
+    _output.check_document(given.json, [str(file) for file in given.files or ()])
     if given.repeats < 1:
         raise BadOption("`--repeats` has to be 1 or more.")
     if given.what == "collectives":
@@ -143,14 +136,5 @@ def _links(given: Namespace) -> None:
 
 
 def _say(given: Namespace, content: Mapping[str, Any], lines: Sequence[str]) -> None:
-    import json
-    import sys
-
-    if given.json:
-        text = json.dumps(content, ensure_ascii=False, indent=1) + "\n"
-        if given.json == "-":
-            sys.stdout.write(text)
-            return
-        with _output.replacing(Path(given.json)) as file:
-            file.write_text(text, encoding="utf-8")
-    print(*lines, sep="\n")
+    if not _output.document(given.json, content):
+        print(*lines, sep="\n")

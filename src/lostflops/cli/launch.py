@@ -6,32 +6,20 @@
 
 from __future__ import annotations
 
-import pkgutil
-from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 
-from . import Command, _launch
+from . import Command, _launch, declare, found_in
 
 
 def schedulers() -> Mapping[str, Command]:
     """Every scheduler by name: each is a file in `_launch/`, found by being there."""
-    found = (m.name for m in pkgutil.iter_modules(_launch.__path__) if not m.name.startswith("_"))
-    return {name: import_module(f"{_launch.__name__}.{name}") for name in sorted(found)}  # pyright: ignore[reportReturnType]
+    return found_in(_launch.__name__, _launch.__path__)
 
 
 def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
     below = parser.add_subparsers(dest="scheduler", metavar="SCHEDULER", required=True)
-    for name, scheduler in schedulers().items():
-        doc = (scheduler.__doc__ or "").strip()
-        one = below.add_parser(
-            name,
-            help=doc.partition("\n")[0],
-            description=doc,
-            formatter_class=RawDescriptionHelpFormatter,
-            allow_abbrev=False,
-        )
-        scheduler.arguments(one, words[1:] if words[:1] == [name] else ())
+    declare(below, schedulers(), words)
 
 
 def run(given: Namespace) -> None:

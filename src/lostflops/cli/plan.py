@@ -6,12 +6,11 @@ with the resource that bounds it, and rank the ways to make it fit. Every figure
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import _output
+from . import _output, described
 
 if TYPE_CHECKING:
     from lostflops.plan.calibration import Measured
@@ -34,16 +33,7 @@ Plan inference: weights and KV cache, the time of prompts and of each token, and
 
 def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
     below = parser.add_subparsers(dest="what", metavar="WHAT", required=True, help="train or serve")
-    train, serve = (
-        below.add_parser(
-            name,
-            help=text.partition("\n")[0],
-            description=text,
-            formatter_class=RawDescriptionHelpFormatter,
-            allow_abbrev=False,
-        )
-        for name, text in (("train", TRAIN), ("serve", SERVE))
-    )
+    train, serve = (described(below, name, text) for name, text in (("train", TRAIN), ("serve", SERVE)))
     _both(train)
     _train(train)
     _both(serve)
@@ -119,8 +109,7 @@ def _serve(parser: ArgumentParser) -> None:
 
 
 def run(given: Namespace) -> None:
-    if given.json and given.json != "-":
-        _output.check(Path(given.json), [word for word in (given.model, given.gpu, given.link) if word])
+    _output.check_document(given.json, [word for word in (given.model, given.gpu, given.link) if word])
     _sane(given)
     from lostflops.plan import pages
 
@@ -282,14 +271,5 @@ def _serving(given: Namespace) -> Serving:
 
 
 def _say(given: Namespace, content: dict[str, Any], lines: Sequence[str]) -> None:
-    import json
-    import sys
-
-    if given.json:
-        text = json.dumps(content, ensure_ascii=False, indent=1) + "\n"
-        if given.json == "-":
-            sys.stdout.write(text)
-            return
-        with _output.replacing(Path(given.json)) as file:
-            file.write_text(text, encoding="utf-8")
-    print(*lines, sep="\n")
+    if not _output.document(given.json, content):
+        print(*lines, sep="\n")

@@ -38,24 +38,15 @@ def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
 
 
 def run(given: Namespace) -> None:
-    import json
-    import sys
-
     from lostflops.capture import topology
     from lostflops.report import links
 
-    if given.json and given.json != "-":
-        _output.check(Path(given.json), [])
+    _output.check_document(given.json)
     found = topology.recorded(given.folder) if given.folder else topology.here()
     content = topology.document(found, "" if given.output is None else topology.node(given.output))
     if given.output:
         topology.keep(content, topology.place(given.output) / content["node"] / topology.file_name())
-    if given.json:
-        text = json.dumps(content, ensure_ascii=False, indent=1) + "\n"
-        if given.json == "-":
-            sys.stdout.write(text)
-            return
-        with _output.replacing(Path(given.json)) as file:
-            file.write_text(text, encoding="utf-8")
+    if _output.document(given.json, content):
+        return
     lines = links.lines(found.devices, found.links, given.expected_rate)
     print(*lines, *links.left_out(found.remarks, found.absent), sep="\n")

@@ -32,8 +32,7 @@ def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
 def run(given: Namespace) -> None:
     if given.html:
         _output.check(given.html, given.paths)
-    if given.json and given.json != "-":
-        _output.check(Path(given.json), given.paths)
+    _output.check_document(given.json, given.paths)
     from rich.console import Console
 
     from lostflops.recipe import Session

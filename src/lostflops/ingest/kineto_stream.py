@@ -14,7 +14,7 @@ import queue
 import re
 import threading
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Generic, TypeVar
@@ -120,21 +120,31 @@ class Blocks:
                 yield first
             yield from blocks
             return
-        if FAST is None:
-            yield from self._inflated_with_care(first, blocks, 0)
-            return
         given = 0
-        try:
-            for out in self._inflated_fast(first, blocks):
-                given += len(out)
-                yield out
-        except FAST.error:  # the standard library can tell where
-            self._file.seek(0)
-            blocks = self._raw()
-            yield from self._inflated_with_care(next(blocks, b""), blocks, given)
+        if FAST is not None:
+            try:
+                for out in self._members(first, blocks, FAST, _inflated):
+                    given += len(out)
+                    yield out
+                return
+            except FAST.error:  # the standard library can tell where
+                self._file.seek(0)
+                blocks = self._raw()
+                first = next(blocks, b"")
+        for out in self._members(first, blocks, zlib, self._inflated_with_care):
+            rest = out[given:]
+            given -= len(out) - len(rest)
+            if rest:
+                yield rest
 
-    def _inflated_fast(self, pending: bytes, blocks: Iterator[bytes]) -> Iterator[bytes]:
-        inflater: Any = FAST.decompressobj(wbits=31)
+    def _members(
+        self,
+        pending: bytes,
+        blocks: Iterator[bytes],
+        library: Any,
+        inflated: Callable[[Any, bytes], Iterable[bytes]],
+    ) -> Iterator[bytes]:
+        inflater = library.decompressobj(wbits=31)
         while pending:
             while pending:
                 # Several gzip members may follow each other; zeros after the last are padding.
@@ -142,47 +152,30 @@ class Blocks:
                     pending = (inflater.unused_data or pending).lstrip(b"\0")
                     if not pending:
                         break
-                    inflater = FAST.decompressobj(wbits=31)
-                out = inflater.decompress(pending, CHUNK)
-                pending = inflater.unconsumed_tail
-                if out:
-                    yield out
-                if inflater.eof:
-                    pending = inflater.unused_data
+                    inflater = library.decompressobj(wbits=31)
+                yield from inflated(inflater, pending)
+                if self.damage:
+                    return
+                pending = inflater.unused_data if inflater.eof else inflater.unconsumed_tail
             pending = next(blocks, b"")
         if not inflater.eof:
             self.whole = False
 
-    def _inflated_with_care(self, pending: bytes, blocks: Iterator[bytes], skip: int) -> Iterator[bytes]:
-        """The same up to the byte that is wrong, less the first `skip` bytes."""
-        inflater: Any = zlib.decompressobj(wbits=31)
-        while pending:
-            while pending:
-                if inflater.eof:
-                    pending = (inflater.unused_data or pending).lstrip(b"\0")
-                    if not pending:
-                        break
-                    inflater = zlib.decompressobj(wbits=31)
-                before = inflater.copy()
-                try:
-                    found = [inflater.decompress(pending, CHUNK)]
-                    pending = inflater.unconsumed_tail
-                    if inflater.eof:
-                        pending = inflater.unused_data
-                except zlib.error as error:
-                    reason = str(error).rpartition(": ")[2]
-                    self.whole, self.damage = False, f"its compressed data does not hold together ({reason})"
-                    found = _until_broken(before, pending)
-                for out in found:
-                    rest = out[skip:]
-                    skip -= len(out) - len(rest)
-                    if rest:
-                        yield rest
-                if self.damage:
-                    return
-            pending = next(blocks, b"")
-        if not inflater.eof:
-            self.whole = False
+    def _inflated_with_care(self, inflater: Any, data: bytes) -> Iterable[bytes]:
+        """The same, and what comes before a byte that is wrong."""
+        before = inflater.copy()
+        try:
+            return _inflated(inflater, data)
+        except zlib.error as error:
+            reason = str(error).rpartition(": ")[2]
+            self.whole, self.damage = False, f"its compressed data does not hold together ({reason})"
+            return _until_broken(before, data)
+
+
+def _inflated(inflater: Any, data: bytes) -> Iterable[bytes]:
+    """The next piece; it may be empty."""
+    out = inflater.decompress(data, CHUNK)
+    return [out] if out else []
 
 
 def _until_broken(inflater: Any, data: bytes) -> Iterator[bytes]:
