@@ -1,0 +1,39 @@
+"""Remedies for training and inference code: one call each on the model as it is, and a report of what it did.
+
+    from lostflops import optimize
+
+    with optimize.offload(model, budget="70 GiB") as engine:
+        for batch in batches:
+            model(**batch).loss.backward()
+            optimizer.step(); optimizer.zero_grad()
+    print(engine.report())
+
+Needs torch, and nothing else of lostflops: what the planner and the recipes exchange with it is plain data.
+What cannot be done raises `Refused`, with what to do instead; nothing is ignored silently.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lostflops.optimize.refused import Refused as Refused
+
+# Which file knows what; each is imported when one of its names is first asked for.
+_FILES = {
+    "refused": ("Refused",),
+}
+_WHERE = {name: file for file, names in _FILES.items() for name in names}
+
+__all__ = [*_WHERE]  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    return getattr(import_module(f"{__name__}.{_WHERE[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,233 @@
+"""The few verbs of streams, events, memory and copies that moving bytes needs: CUDA's, and threads on a CPU.
+
+Everything that moves bytes is written against `Device`, so that tests can put a simulated one in its place:
+one that checks for races, one that copies as late as it may, one whose time is a number.
+
+The rules of the streams, for all who use this. Work on a stream runs in order; streams know of each other
+only through events. `current_stream` is read anew at every use: autograd runs the backward on a thread of its
+own and on the stream of the matching forward. Memory belongs to the stream that was current when it was
+allocated: its block is given to the next tensor of that stream as soon as the last reference goes, so whoever
+copies on another stream keeps a reference until an event says that the copy is done, or makes the owning
+stream wait for it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import Any, Protocol, cast
+
+import torch
+
+from lostflops.optimize.refused import Refused
+
+Stream = Any  # what the device made: opaque to its users
+Event = Any
+
+
+class Device(Protocol):
+    """Where storages live, and how their bytes travel to host memory and back."""
+
+    torch_device: torch.device
+    coherent: bool  # host and device share one memory: moving frees nothing
+
+    def current_stream(self) -> Stream:
+        """The compute stream of the calling thread, now."""
+        ...
+
+    def new_stream(self) -> Stream:
+        """For copies; make it once."""
+        ...
+
+    def record(self, stream: Stream) -> Event:
+        """Done when all that is queued on the stream so far has run. Events can be timed."""
+        ...
+
+    def wait(self, stream: Stream, event: Event) -> None:
+        """What is queued on the stream from now on runs after the event. The host does not wait."""
+        ...
+
+    def is_done(self, event: Event) -> bool: ...
+
+    def synchronize(self, event: Event) -> None:
+        """The host waits."""
+        ...
+
+    def elapsed(self, start: Event, end: Event) -> int:
+        """Nanoseconds on the device between two events that are done."""
+        ...
+
+    def allocate(self, nbytes: int) -> torch.Tensor:
+        """uint8[nbytes] on the device, owned by the calling thread's current stream, contents undefined."""
+        ...
+
+    def host_memory(self, nbytes: int) -> torch.Tensor:
+        """uint8[nbytes] in host memory that the device can copy to asynchronously: exactly that much, slow to
+        get, so get it once."""
+        ...
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Stream) -> None:
+        """Queues a copy of bytes, uint8[n] to uint8[n], on the stream. The caller keeps both alive."""
+        ...
+
+
+class CudaDevice:
+    """A CUDA (or ROCm) device. Not verified on a GPU yet."""
+
+    def __init__(self, torch_device: torch.device) -> None:
+        if not torch.cuda.is_available():
+            raise Refused(f"there is no GPU here for {torch_device}", "run where torch.cuda.is_available()")
+        given = cast("int | None", torch_device.index)  # torch's own annotation leaves out None
+        index = torch.cuda.current_device() if given is None else given
+        self.torch_device = torch.device("cuda", index)
+        properties = cast("Any", torch.cuda.get_device_properties(index))  # pyright: ignore[reportUnknownMemberType]
+        self.coherent = bool(properties.is_integrated)
+
+    def current_stream(self) -> Stream:
+        return torch.cuda.current_stream(self.torch_device)
+
+    def new_stream(self) -> Stream:
+        return torch.cuda.Stream(self.torch_device)
+
+    def record(self, stream: Stream) -> Event:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(stream)
+        return event
+
+    def wait(self, stream: Stream, event: Event) -> None:
+        stream.wait_event(event)
+
+    def is_done(self, event: Event) -> bool:
+        return event.query()
+
+    def synchronize(self, event: Event) -> None:
+        event.synchronize()
+
+    def elapsed(self, start: Event, end: Event) -> int:
+        return round(1e6 * start.elapsed_time(end))
+
+    def allocate(self, nbytes: int) -> torch.Tensor:
+        return torch.empty(nbytes, dtype=torch.uint8, device=self.torch_device)
+
+    def host_memory(self, nbytes: int) -> torch.Tensor:
+        # torch's pinned allocator rounds up to powers of two; plain memory that is registered is exact.
+        memory = torch.zeros(nbytes, dtype=torch.uint8)
+        if nbytes:
+            runtime = cast("Any", torch.cuda.cudart())  # pyright: ignore[reportUnknownMemberType]
+            code = runtime.cudaHostRegister(memory.data_ptr(), nbytes, 0)
+            if int(code) != 0:
+                raise Refused(
+                    f"{nbytes} bytes of host memory cannot be pinned (cudaHostRegister: {code})",
+                    "raise the limit of locked memory (ulimit -l unlimited), or ask for less",
+                )
+            _unregister_with(memory, runtime)
+        return memory
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Stream) -> None:
+        if stream == torch.cuda.current_stream(self.torch_device):
+            target.copy_(source, non_blocking=True)
+            return
+        with torch.cuda.stream(stream):
+            target.copy_(source, non_blocking=True)
+
+
+def _unregister_with(memory: torch.Tensor, runtime: Any) -> None:
+    weakref.finalize(memory.untyped_storage(), runtime.cudaHostUnregister, memory.data_ptr())
+
+
+class _Thread:
+    """A stream: a thread that runs what is queued, in order."""
+
+    def __init__(self) -> None:
+        self.queue: SimpleQueue[Any] = SimpleQueue()
+        self.last: Future[int] = Future()
+        self.last.set_result(time.perf_counter_ns())
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            work, done = self.queue.get()
+            try:
+                work()
+            except BaseException as error:  # raised where the event is waited for
+                done.set_exception(error)
+            else:
+                done.set_result(time.perf_counter_ns())
+            del work, done  # keeps nothing alive while it waits
+
+    def put(self, work: Any) -> None:
+        self.last = Future()
+        self.queue.put((work, self.last))
+
+
+class ThreadedDevice:
+    """A CPU that plays both device and host: computes on the caller's thread, copies on a thread per stream.
+
+    For trying out and for tests: order, overlap and stalls are real and timed, but no memory is gained. Its
+    compute stream is whatever thread calls, so `wait` on it blocks that thread.
+    """
+
+    def __init__(self, torch_device: torch.device | None = None) -> None:
+        self.torch_device = torch_device or torch.device("cpu")
+        self.coherent = False
+
+    def current_stream(self) -> Stream:
+        return None
+
+    def new_stream(self) -> Stream:
+        return _Thread()
+
+    def record(self, stream: Stream) -> Event:
+        if stream is None:
+            now: Future[int] = Future()
+            now.set_result(time.perf_counter_ns())
+            return now
+        return stream.last
+
+    def wait(self, stream: Stream, event: Event) -> None:
+        if stream is None:
+            event.result()
+        elif not event.done():
+            stream.put(event.result)
+
+    def is_done(self, event: Event) -> bool:
+        return event.done()
+
+    def synchronize(self, event: Event) -> None:
+        event.result()
+
+    def elapsed(self, start: Event, end: Event) -> int:
+        return end.result() - start.result()
+
+    def allocate(self, nbytes: int) -> torch.Tensor:
+        return torch.empty(nbytes, dtype=torch.uint8)
+
+    def host_memory(self, nbytes: int) -> torch.Tensor:
+        return torch.zeros(nbytes, dtype=torch.uint8)
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Stream) -> None:
+        if stream is None:
+            target.copy_(source)
+        else:
+            stream.put(lambda: target.copy_(source))
+
+
+def device_of(model: torch.nn.Module) -> Device:
+    """The device of the model's parameters. Refuses a model on the CPU, or on several devices."""
+    found = {parameter.device for parameter in model.parameters()}
+    kinds = {device.type for device in found}
+    if kinds == {"cuda"} and len(found) == 1:
+        return CudaDevice(found.pop())
+    if len(found) > 1:
+        places = ", ".join(sorted(str(device) for device in found))
+        raise Refused(
+            f"the model lies on {places}", "give each process the part of the model on its own device"
+        )
+    where = next(iter(kinds), "no device")
+    raise Refused(
+        f"the model lies on {where}: there is no GPU memory to spare",
+        "move it to a GPU, or pass device=ThreadedDevice() to try it out on a CPU",
+    )
