@@ -23,14 +23,27 @@ BLOCK = 5  # steps with the log, then as many without
 BLOCKS = 160
 WINDOW, EVERY, WINDOWS = 5, 15, 12
 WARM_UP = 20
+STEP_MS = 20  # CPU time; the job takes as many layers as that needs here
 JOB = f"""
 import json, sys, time, torch
 torch.manual_seed(0)
 torch.set_num_threads(1)
-model = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(24)])
-optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 clock = sys.modules["lostflops_boot.clock"].CLOCK
 steps, cpu = [], time.process_time_ns
+
+def network(layers):
+    return torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(layers)])
+
+def cost(model):
+    costs = []
+    for _ in range(15):
+        began = cpu()
+        model(torch.randn(256, 256)).square().mean().backward()
+        costs.append(cpu() - began)
+    return sorted(costs)[7]
+
+model = network(max(1, round(24 * {STEP_MS}e6 / cost(network(24)))))
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 # Called when the optimizer has finished, before lostflops does anything.
 optimizer.register_step_post_hook(lambda *_: steps[-1].append(cpu()))
 
