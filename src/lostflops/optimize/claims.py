@@ -1,0 +1,129 @@
+"""Who takes a tensor that autograd saves: one pair of hooks, asked by all who want to keep tensors elsewhere.
+
+Of nested saved-tensor hooks only the innermost run, so two that each install their own switch one another
+off. Here everybody registers a claim and enters `hooks()`; whoever's hooks are innermost ask all claims:
+
+    withdraw = claims.register(take)       # take(tensor) -> an object with .unpack() -> tensor, or None
+    with claims.hooks():
+        loss = model(batch)
+    withdraw()
+
+A claim is asked on the thread of the forward; `unpack` is called on a thread of autograd's, once per backward
+(so again with retain_graph), and on the stream of the matching forward. The packed object lives as long as
+the graph needs it. It must not hold the tensor that it was given: for a saved output that is a cycle which
+even the garbage collector cannot free; hold `tensor.detach()`.
+
+What nobody claims stays where it is, and keeps the check that autograd gives up when hooks are installed:
+an in-place write after the save raises at the backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any, Protocol, cast
+
+import torch
+
+
+class Packed(Protocol):
+    def unpack(self) -> torch.Tensor: ...
+
+
+Claim = Callable[[torch.Tensor], "Packed | None"]
+
+_claims: list[Claim] = []
+_last: list[Claim] = []
+
+
+def register(claim: Claim, *, last: bool = False) -> Callable[[], None]:
+    """Asks `claim` for every saved tensor from now on; returns what ends that.
+
+    Claims are asked in the order of their registration; those with `last` after all others: the mover of
+    activations, which takes whatever it can get.
+    """
+    among = _last if last else _claims
+    among.append(claim)
+
+    def withdraw() -> None:
+        if claim in among:
+            among.remove(claim)
+
+    return withdraw
+
+
+class Version:
+    """The version counter of a tensor without its memory: counts in-place writes after the save."""
+
+    __slots__ = ("_at_save", "_counter", "_what")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._counter: torch.Tensor | None = None
+        if tensor.is_inference():  # has no counter, and cannot be written in place outside inference mode
+            return
+        self._what = (tuple(tensor.shape), tensor.dtype)
+        self._at_save = tensor._version
+        self._counter = (
+            tensor.detach()
+        )  # shares the counter; given other data below, it no longer shares memory
+        if type(self._counter) is torch.Tensor:
+            self._counter.data = _nothing(tensor)
+
+    def changed(self) -> bool:
+        return self._counter is not None and self._counter._version != self._at_save
+
+    def check(self) -> None:
+        """Raises what autograd raises without hooks."""
+        if self._counter is not None and self._counter._version != self._at_save:
+            shape, dtype = self._what
+            now = self._counter._version
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an "
+                f"inplace operation: [{dtype} {list(shape)}] is at version {now}; expected version {self._at_save} instead. "
+                "Hint: it was written after the operation that saved it; write out of place."
+            )
+
+
+_NOTHING: dict[tuple[torch.device, torch.dtype], torch.Tensor] = {}
+
+
+def _nothing(like: torch.Tensor) -> torch.Tensor:
+    key = (like.device, like.dtype)
+    if key not in _NOTHING:
+        _NOTHING[key] = torch.empty(0, device=like.device, dtype=like.dtype)
+    return _NOTHING[key]
+
+
+class Kept:
+    """A saved tensor that stays where it is."""
+
+    __slots__ = ("_tensor", "_version")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor.detach()
+        self._version = Version(tensor)
+
+    def unpack(self) -> torch.Tensor:
+        self._version.check()
+        return self._tensor
+
+
+def packed(tensor: torch.Tensor) -> Packed:
+    """What the first claim makes of a tensor, or the tensor kept."""
+    for claim in (*_claims, *_last):
+        taken = claim(tensor)
+        if taken is not None:
+            return taken
+    return Kept(tensor)
+
+
+@contextmanager
+def hooks() -> Generator[None]:
+    """Every tensor that autograd saves on this thread goes to the claims. May be nested."""
+    pack = cast("Callable[[torch.Tensor], Any]", packed)
+    with torch.autograd.graph.saved_tensors_hooks(pack, _unpack):
+        yield
+
+
+def _unpack(taken: Packed) -> torch.Tensor:
+    return taken.unpack()
