@@ -79,8 +79,8 @@ class Version:
             now = self._counter._version
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an "
-                f"inplace operation: [{dtype} {list(shape)}] is at version {now}; expected version {self._at_save} instead. "
-                "Hint: it was written after the operation that saved it; write out of place."
+                f"inplace operation: [{dtype} {list(shape)}] is at version {now}; expected version "
+                f"{self._at_save} instead. Hint: write out of place what an operation has saved."
             )
 
 
