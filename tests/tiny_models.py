@@ -47,6 +47,7 @@ def lora(
     targets: tuple[str, ...] = ("q_proj", "v_proj"),
     dropout: float = 0.0,
     seed: int = 2,
+    fp32: bool = True,
     **changes: Any,
 ) -> Any:
     """The Llama with PEFT's adapters; B is random, for a zero B would hide wrong gradients of A."""
@@ -57,7 +58,7 @@ def lora(
     config = LoraConfig(
         r=rank, lora_alpha=2 * rank, lora_dropout=dropout, target_modules=list(targets), **changes
     )
-    adapted: Any = get_peft_model(base, config)
+    adapted: Any = get_peft_model(base, config, autocast_adapter_dtype=fp32)
     with torch.no_grad():
         for name, parameter in adapted.named_parameters():
             if "lora_B" in name:

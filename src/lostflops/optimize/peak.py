@@ -1,0 +1,143 @@
+"""The most memory that was alive at once: by the allocator's counters on a GPU, by watching tensors on a CPU.
+
+    with peak.measured(device) as meter:
+        train_one_step()
+    meter.peak_bytes
+
+On a CPU every operator is watched, which makes it slow. Memory counts from the operator that made it until
+its last tensor, view or autograd node lets go. What an operator needs inside is not seen; on a GPU it is.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+# Storages that play host memory in a test on a CPU, by address: they are no memory of the device.
+_HOST: set[int] = set()
+
+
+def is_host_memory(memory: torch.Tensor) -> None:
+    """From now on the storage counts for no peak: it stands for host memory."""
+    storage = memory.untyped_storage()
+    _HOST.add(address_of(storage))
+    weakref.finalize(storage, _HOST.discard, address_of(storage)).atexit = False
+
+
+def address_of(storage: torch.UntypedStorage) -> int:
+    """What is the same for all tensors of one storage. Given to another one when this one is gone."""
+    return cast("Any", storage)._cdata
+
+
+def storages_of(value: Any) -> Iterator[torch.UntypedStorage]:
+    """The storages behind a tensor; of a subclass, those of the tensors that it is made of."""
+    if not isinstance(value, torch.Tensor):
+        return
+    if type(value) is not torch.Tensor and hasattr(value, "__tensor_flatten__"):
+        names, _ = cast("Any", value).__tensor_flatten__()
+        for name in names:
+            yield from storages_of(getattr(value, name))
+        return
+    try:
+        yield value.untyped_storage()
+    except NotImplementedError:  # sparse tensors have none
+        return
+
+
+def measured(device: torch.device | str, existing: Iterable[torch.Tensor] = ()) -> _Allocator | _Watched:
+    """A context that knows `peak_bytes` of the device while entered and afterwards.
+
+    Counts what was alive before as well: on a GPU all of it, on a CPU `existing` (say, the model's
+    parameters) and whatever the watched code touches. On a GPU it resets
+    `torch.cuda.max_memory_allocated()`.
+    """
+    device = torch.device(device)
+    return _Allocator(device) if device.type == "cuda" else _Watched(device, existing)
+
+
+class _Allocator:
+    """CUDA's allocator counts by itself. Not verified on a GPU yet."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._peak: int | None = None
+
+    @property
+    def peak_bytes(self) -> int:
+        return torch.cuda.max_memory_allocated(self._device) if self._peak is None else self._peak
+
+    def __enter__(self) -> _Allocator:
+        torch.cuda.reset_peak_memory_stats(self._device)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._peak = self.peak_bytes
+
+
+class _Watched(TorchDispatchMode):
+    """Storages alive, by watching what goes into and comes out of every operator."""
+
+    def __init__(self, device: torch.device, existing: Iterable[torch.Tensor]) -> None:
+        super().__init__()  # pyright: ignore[reportUnknownMemberType]
+        self._device = device
+        self._existing = list(existing)
+        self._alive: dict[int, int] = {}  # bytes by the address of the storage
+        self._freed: deque[int] = deque()
+        self._watches: dict[int, Any] = {}
+        self.live_bytes = 0
+        self.peak_bytes = 0
+
+    def __enter__(self) -> _Watched:
+        self._see(self._existing, was_there=True)
+        self._existing.clear()
+        super().__enter__()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        super().__exit__(*exception)  # pyright: ignore[reportUnknownMemberType]
+        for watch in self._watches.values():
+            watch.detach()
+        self._watches.clear()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        # A tensor made from Python's numbers is first seen going into lift_fresh: it is new.
+        self._see(tree_leaves((args, kwargs)), was_there=func is not torch.ops.aten.lift_fresh.default)
+        result = func(*args, **(kwargs or {}))
+        self._see(tree_leaves(result), was_there=False)
+        return result
+
+    def _see(self, values: Iterable[Any], was_there: bool) -> None:
+        # A storage may be freed in the middle of anything, by another thread or the garbage collector: that
+        # is noted, and taken off before anything is added. The peak is at an addition, so it is exact.
+        while self._freed:
+            address = self._freed.popleft()
+            self.live_bytes -= self._alive.pop(address)
+            del self._watches[address]
+        for value in values:
+            for storage in storages_of(value):
+                self._add(storage, was_there)
+
+    def _add(self, storage: torch.UntypedStorage, was_there: bool) -> None:
+        address = address_of(storage)
+        if address in _HOST or storage.device != self._device:
+            return
+        known = address in self._watches
+        if not known:
+            self._watches[address] = weakref.finalize(storage, self._freed.append, address)
+        more = storage.nbytes() - self._alive.get(address, 0)  # it may have been resized
+        self._alive[address] = storage.nbytes()
+        self.live_bytes += more
+        # What was there before we first saw it was there at all earlier times, too: the peak rises with it.
+        self.peak_bytes = (
+            self.peak_bytes + more if was_there and not known else max(self.peak_bytes, self.live_bytes)
+        )
