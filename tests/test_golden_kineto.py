@@ -14,7 +14,7 @@ import pytest
 
 from lostflops import intervals, job
 from lostflops.errors import NotATrace
-from lostflops.ingest import kineto
+from lostflops.ingest import kineto, kineto_stream
 from lostflops.recipe import Session, Skipped
 
 REAL = Path(__file__).parents[2] / "shared" / "traces" / "kineto"
@@ -690,16 +690,29 @@ def test_counters_instead_of_kernels_are_named(opened: Opened) -> None:
 # ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("plain", [False, True])
 @pytest.mark.parametrize("name", ["mi300__resnet", "torch213_cpu/tp_pp_rank0"])
 def test_several_processes_read_the_same_tables_as_one(
-    name: str, opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, plain: bool, opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = found(name)
+    if plain:
+        unpacked = tmp_path / source.name.removesuffix(".gz")
+        unpacked.write_bytes(gzip.decompress(source.read_bytes()))
+        source = unpacked
     shipped: list[int] = []
-    ship = kineto.Pool.ship
+    ship, skip = kineto.Pool.ship, kineto.PlainPool.skip
+    monkeypatch.setattr(kineto_stream, "CHUNK", 1 << 20)
     monkeypatch.setattr(
         kineto.Pool, "ship", lambda pool, chunk: (shipped.append(len(chunk)), ship(pool, chunk))
     )
+
+    def skipped(pool: kineto.PlainPool, begin: int) -> int:
+        end = skip(pool, begin)
+        shipped.extend([end - begin] if end > begin else [])
+        return end
+
+    monkeypatch.setattr(kineto.PlainPool, "skip", skipped)
     (alone,) = kineto.read(source, tmp_path / "one", processes=1)
     assert not shipped
     monkeypatch.setattr(kineto, "WORTH_PROCESSES", 0)

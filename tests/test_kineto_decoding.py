@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import gzip
+import io
+import itertools
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import polars as pl
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
 from kineto_files import call, head, kernel, one_step, operator, span, trace, written
 from lostflops.errors import Damaged, Truncated
-from lostflops.ingest import kineto, kineto_events, kineto_stream
+from lostflops.ingest import kineto, kineto_events, kineto_parallel, kineto_stream
 
 REAL = Path(__file__).parents[2] / "shared" / "traces" / "kineto"
 SMALL = [p for p in sorted(REAL.glob("*/*.json.gz")) if p.stat().st_size < 300_000] if REAL.is_dir() else []
@@ -111,3 +118,40 @@ def test_damage_is_found_at_the_same_byte_with_and_without_isal(
             kineto.read(path, tmp_path / "out")
         said.append(str(found.value))
     assert said[0] == said[1]
+
+
+# --- where chunks of a plain file lie
+# ------------------------------------------------------------------------------------------
+
+
+@given(sizes=st.lists(st.integers(0, 90), min_size=1, max_size=30), chunk=st.integers(40, 400))
+def test_chunks_of_a_plain_file_are_events_one_after_the_other(sizes: list[int], chunk: int) -> None:
+    texts = [b'{\n    "name": "' + b"x" * size + b'"\n  }' for size in sizes]
+    head = b'{"traceEvents": [\n  '
+    file = io.BytesIO(head + b",\n  ".join(texts) + b'\n  ], "a": 1}')
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kineto_stream, "CHUNK", chunk)
+        places = list(kineto_stream.ranges(file, len(head)))
+    content = file.getvalue()
+    found: list[object] = []
+    for begin, end in places:
+        assert end - begin <= chunk
+        found += json.loads(b"[" + content[begin:end] + b"]")
+    assert found == [json.loads(text) for text in texts[: len(found)]]
+    assert [begin for begin, _ in places[:1]] in ([], [len(head)])
+    assert all(content[end:begin] == b",\n  " for (_, end), (begin, _) in itertools.pairwise(places))
+    rest = content[places[-1][1] if places else len(head) :]
+    if max(map(len, texts)) + 8 < chunk:  # else no event may end within a chunk
+        assert rest.index(b"\n  ]") <= 2 * chunk
+
+
+def test_a_plain_file_that_has_become_shorter_is_read_again_with_care(tmp_path: Path) -> None:
+    source = tmp_path / "trace.json"
+    source.write_bytes(b"{}")
+    done = subprocess.run(
+        [sys.executable, "-m", "lostflops.ingest.kineto_parallel", str(tmp_path / "out"), str(source)],
+        input=kineto_parallel.RANGE.pack(0, 3),
+        check=False,
+    )
+    assert done.returncode == 1
+    assert not (tmp_path / "out" / "state").exists()

@@ -36,7 +36,7 @@ from lostflops.ingest.kineto_columns import (
     text_of,
 )
 from lostflops.ingest.kineto_events import Decoder, Event
-from lostflops.ingest.kineto_parallel import FailedError, Pool
+from lostflops.ingest.kineto_parallel import FailedError, PlainPool, Pool
 from lostflops.ingest.kineto_stream import UNDECODABLE, EventStream
 from lostflops.ingest.marked import by_domain
 from lostflops.ingest.part import Part, write_table
@@ -138,9 +138,12 @@ def _read(
 
 
 def _is_large(path: Path) -> bool:
+    return path.stat().st_size > (WORTH_PROCESSES // 12 if _is_packed(path) else WORTH_PROCESSES)
+
+
+def _is_packed(path: Path) -> bool:
     with path.open("rb") as file:
-        packed = file.read(2) == b"\x1f\x8b"
-    return path.stat().st_size > (WORTH_PROCESSES // 12 if packed else WORTH_PROCESSES)
+        return file.read(2) == b"\x1f\x8b"
 
 
 def _read_in_parallel(
@@ -153,8 +156,16 @@ def _read_in_parallel(
 ) -> EventStream[Event] | None:
     """The exhausted stream, its events in `reader`; None when the file cannot be read without care."""
     try:
-        with Pool(folder, processes) as pool:
-            stream = EventStream(path, decoder.chunk, decoder.one_by_one, progress=progress, ship=pool.ship)
+        packed = _is_packed(path)
+        with Pool(folder, processes) if packed else PlainPool(path, folder, processes, progress) as pool:
+            stream = EventStream(
+                path,
+                decoder.chunk,
+                decoder.one_by_one,
+                progress=progress if packed else None,
+                ship=pool.ship if isinstance(pool, Pool) else None,
+                skip=pool.skip if isinstance(pool, PlainPool) else None,
+            )
             for events in stream:
                 reader.add(events)
             stream.num_events += pool.finish(reader)

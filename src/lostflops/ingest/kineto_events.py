@@ -187,7 +187,7 @@ class Decoder:
         self.mended = 0
         self.skipped = 0
 
-    def chunk(self, text: bytes) -> list[Event]:
+    def chunk(self, text: bytes | bytearray) -> list[Event]:
         if self._by_category is not None and self._misses < MOST_MISSES:
             # Looking for events without a category costs, and most chunks have none.
             for given in (text, None) if self._without < MOST_MISSES else (None,):
@@ -232,7 +232,7 @@ class Decoder:
             return None
 
 
-def _with_categories(text: bytes) -> bytes:
+def _with_categories(text: bytes | bytearray) -> bytes | bytearray:
     for found, put in _WITHOUT:
         text = text.replace(found, put)
     return text

@@ -1,8 +1,10 @@
-"""Decode one large file on several cores: `python -m lostflops.ingest.kineto_parallel FOLDER`.
+"""Decode one large file on several cores: `python -m lostflops.ingest.kineto_parallel FOLDER [FILE]`.
 
-The main process inflates the file and cuts it; each worker decodes the chunks it is sent into columns of its
-own, and leaves them in FOLDER, where the main process picks them up. Chunks that do not decode, or a worker
-that dies, make the whole attempt fail: the file is then read again in one process, which can be careful.
+Each worker decodes chunks of events into columns of its own and leaves them in FOLDER, where the main process
+picks them up. Of a compressed file, the main process inflates and cuts, and sends each chunk to whichever
+worker is free. Of a plain file it sends only where chunks begin and end, and the workers read them from FILE.
+Chunks that do not decode, or a worker that dies, make the whole attempt fail: the file is then read again in
+one process, which can be careful.
 """
 
 from __future__ import annotations
@@ -13,42 +15,72 @@ import gc
 import os
 import pickle
 import queue
+import struct
 import subprocess
 import sys
+import termios
 import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
 from lostflops.ingest.kineto_columns import CoarseTimesError, Reader
 from lostflops.ingest.kineto_events import Decoder
-from lostflops.ingest.kineto_stream import UNDECODABLE
+from lostflops.ingest.kineto_stream import UNDECODABLE, ranges
 
 LENGTH = 8
-FAILED = b"failed\n"
+RANGE = struct.Struct("<QQ")  # first byte, and the one after the last
+NUMBER = struct.Struct("i")
 # Linux's F_SETPIPE_SZ: a chunk then moves in a few system calls.
 PIPE_BYTES = 1 << 20
+POLL_SECONDS = 0.02
 
 
 class FailedError(Exception):
     """Some chunk could not be decoded in the fast way."""
 
 
-class Pool:
-    """Worker processes that take chunks of events in turn. Use it as a context."""
+class _Workers:
+    """Processes that decode chunks, until there are no more. Use them as a context."""
 
-    def __init__(self, folder: Path, workers: int) -> None:
+    def __init__(self, folder: Path, count: int, stdin: int | IO[bytes], *more: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        environment = {**os.environ, "POLARS_MAX_THREADS": "1"}
-        self._folders = [folder / f"worker-{i}" for i in range(workers)]
+        self._folders = [folder / f"worker-{i}" for i in range(count)]
         self._processes = [
             subprocess.Popen(
-                [sys.executable, "-m", "lostflops.ingest.kineto_parallel", str(place)],
-                stdin=subprocess.PIPE,
+                [sys.executable, "-m", "lostflops.ingest.kineto_parallel", str(place), *more],
+                stdin=stdin,
                 stdout=subprocess.DEVNULL,
-                env=environment,
+                env={**os.environ, "POLARS_MAX_THREADS": "1"},
             )
             for place in self._folders
         ]
+
+    def _kill(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.wait()
+
+    def _collected(self, into: Reader) -> int:
+        """Wait for the workers, merge what they read, and return how many events that was."""
+        events = 0
+        for process, place in zip(self._processes, self._folders, strict=True):
+            if process.wait() != 0:
+                raise FailedError
+            state: Reader
+            with (place / "state").open("rb") as file:
+                events, state = events + pickle.load(file), pickle.load(file)
+            state.load(place)
+            into.merge(state)
+        return events
+
+
+class Pool(_Workers):
+    """Workers that are sent chunks in turn."""
+
+    def __init__(self, folder: Path, workers: int) -> None:
+        super().__init__(folder, workers, subprocess.PIPE)
         self._chunks: queue.Queue[bytes | None] = queue.Queue(maxsize=workers)
         self._broken = threading.Event()
         self._feeders = [
@@ -62,9 +94,7 @@ class Pool:
 
     def __exit__(self, *_: object) -> None:
         self._broken.set()
-        for process in self._processes:
-            process.kill()
-            process.wait()
+        self._kill()
 
     def _feed(self, pipe: IO[bytes]) -> None:
         with contextlib.suppress(OSError):  # only slower
@@ -93,16 +123,7 @@ class Pool:
             self.ship_end()
         for feeder in self._feeders:
             feeder.join()
-        events = 0
-        for process, place in zip(self._processes, self._folders, strict=True):
-            if process.wait() != 0:
-                raise FailedError
-            state: Reader
-            with (place / "state").open("rb") as file:
-                events, state = events + pickle.load(file), pickle.load(file)
-            state.load(place)
-            into.merge(state)
-        return events
+        return self._collected(into)
 
     def ship_end(self) -> None:
         while not self._broken.is_set():
@@ -114,25 +135,90 @@ class Pool:
         raise FailedError
 
 
-def main(folder: Path) -> int:
+class PlainPool(_Workers):
+    """Workers that take turns at the chunks of a file that is not compressed.
+
+    All read where their next chunk lies from one pipe, from which each takes when it is free.
+    """
+
+    def __init__(
+        self, path: Path, folder: Path, workers: int, progress: Callable[[float], None] | None
+    ) -> None:
+        self._path, self._progress, self._sent = path, progress, 0
+        reading, self._writing = os.pipe()
+        try:
+            super().__init__(folder, workers, reading, str(path))
+        finally:
+            os.close(reading)
+
+    def __enter__(self) -> PlainPool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close()
+        self._kill()
+
+    def _close(self) -> None:
+        if self._writing >= 0:
+            os.close(self._writing)
+            self._writing = -1
+
+    def skip(self, begin: int) -> int:
+        """Hand on what surely are events, from the byte `begin` on. Returns where the rest begins."""
+        end = begin
+        with contextlib.suppress(BrokenPipeError), self._path.open("rb") as file:
+            for start, end in ranges(file, begin):
+                os.write(self._writing, RANGE.pack(start, end))
+                self._sent += 1
+        return end
+
+    def finish(self, into: Reader) -> int:
+        """Wait for the workers, merge what they read, and return how many events that was."""
+        waiting = self._sent
+        while waiting and self._progress and all(process.poll() is None for process in self._processes):
+            (waiting,) = NUMBER.unpack(fcntl.ioctl(self._writing, termios.FIONREAD, bytes(NUMBER.size)))
+            waiting //= RANGE.size
+            self._progress(1 - waiting / self._sent)
+            time.sleep(POLL_SECONDS)
+        self._close()
+        return self._collected(into)
+
+
+def main(folder: Path, file: Path | None) -> int:
     gc.disable()
     folder.mkdir(parents=True, exist_ok=True)
     reader, decoder, events = Reader(), Decoder(), 0
-    source = sys.stdin.buffer
-    while head := source.read(LENGTH):
-        chunk = source.read(int.from_bytes(head, "little"))
-        try:
+    try:
+        for chunk in _taken(file) if file else _sent():
             rows = decoder.chunk(chunk)
             reader.add(rows)
-        except (*UNDECODABLE, CoarseTimesError):
-            return 1
-        events += len(rows)
+            events += len(rows)
+    except (*UNDECODABLE, CoarseTimesError, OSError):
+        return 1
     reader.save(folder)
-    with (folder / "state").open("wb") as file:
-        pickle.dump(events, file)
-        pickle.dump(reader, file)
+    with (folder / "state").open("wb") as state:
+        pickle.dump(events, state)
+        pickle.dump(reader, state)
     return 0
 
 
+def _sent() -> Iterator[bytes]:
+    source = sys.stdin.buffer
+    while head := source.read(LENGTH):
+        yield source.read(int.from_bytes(head, "little"))
+
+
+def _taken(path: Path) -> Iterator[bytearray]:
+    with path.open("rb", buffering=0) as file:
+        # A pipe gives each reader its bytes together, as long as what is written is a whole number of these.
+        while place := os.read(0, RANGE.size):
+            begin, end = RANGE.unpack(place)
+            chunk = bytearray(end - begin + 2)
+            chunk[0], chunk[-1] = b"[]"
+            if os.preadv(file.fileno(), [memoryview(chunk)[1:-1]], begin) != end - begin:
+                raise OSError  # it has become shorter
+            yield chunk
+
+
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    sys.exit(main(Path(sys.argv[1]), Path(sys.argv[2]) if len(sys.argv) > 2 else None))

@@ -51,7 +51,7 @@ class Blocks:
     stream ends before its end; `progress` is told the share of the file read.
     """
 
-    def __init__(self, path: Path, progress: Callable[[float], None] | None = None) -> None:
+    def __init__(self, path: Path, progress: Callable[[float], None] | None = None, start: int = 0) -> None:
         self.path = path
         self.whole = True
         self.damage = ""
@@ -61,6 +61,7 @@ class Blocks:
         try:
             self._size = path.stat().st_size
             self._file: BinaryIO = path.open("rb")
+            self._file.seek(start)
         except OSError as error:
             raise Unreadable(path, error) from error
         self._thread = threading.Thread(target=self._read, daemon=True)
@@ -105,7 +106,7 @@ class Blocks:
             self._put(error)
 
     def _raw(self) -> Iterator[bytes]:
-        done = 0
+        done = self._file.tell()
         while block := self._file.read(BLOCK):
             done += len(block)
             if self._progress:
@@ -232,7 +233,8 @@ class EventStream(Generic[Event]):
     then says where the file ended, `events_whole` is false if events are missing, `damage` says what is
     wrong.
     With `ship`, chunks that surely hold nothing but events are handed on undecoded, and are missing from
-    `num_events`.
+    `num_events`. So is what `skip` takes: of a file that is not compressed, it is told at which byte the
+    events begin, and says at which one to go on.
     """
 
     def __init__(
@@ -243,9 +245,12 @@ class EventStream(Generic[Event]):
         salvage: bool = False,
         progress: Callable[[float], None] | None = None,
         ship: Callable[[bytes], None] | None = None,
+        skip: Callable[[int], int] | None = None,
     ) -> None:
         self.path = path
         self._ship = ship
+        self._skip_some = skip
+        self._progress = progress
         self.head: dict[str, object] = {}
         self.tail: dict[str, object] = {}
         self.num_events = 0
@@ -269,6 +274,9 @@ class EventStream(Generic[Event]):
         try:
             if not self._open_array():
                 return
+            if self._skip_some and _KINETO in self._buffer:
+                self._skip_blank()
+                self._go_on_at(self._skip_some(self._offset))
             while (events := self._next()) is not None:
                 self.num_events += len(events)
                 if events:
@@ -290,6 +298,14 @@ class EventStream(Generic[Event]):
                 parts.append(block)
                 have += len(block)
         self._buffer = b"".join(parts)
+
+    def _go_on_at(self, byte: int) -> None:
+        if byte == self._offset:
+            return
+        self._source.close()
+        self._source = Blocks(self.path, self._progress, byte)
+        self._blocks, self._offset, self._buffer = iter(self._source), byte, b""
+        self._ended = False
 
     def _skip(self, count: int) -> None:
         self._buffer = self._buffer[count:]
@@ -493,6 +509,34 @@ _BRACKET = rb"(?=\s*,?\s*\]\s*(?:,\s*\"|\}|\Z))"
 _ARRAY_ENDS = re.compile(rb"\}" + _BRACKET)
 _SCALAR = re.compile(rb'"(?:[^"\\]|\\.)*"|[^\s,\[\]{}"]+', re.DOTALL)
 _TOKENS = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
+
+
+def ranges(file: BinaryIO, begin: int) -> Iterator[tuple[int, int]]:
+    """Where chunks of events lie in a plain file as Kineto writes it, from the event at `begin` on.
+
+    Each begins and ends with an event. The last events are left out, and all of a file that ends otherwise.
+    """
+    end = _rightmost(file, _KINETO_END, begin, file.seek(0, 2), LARGEST_HEAD)
+    while begin + CHUNK < end:
+        cut = _rightmost(file, _KINETO, begin, begin + CHUNK, CHUNK)
+        if cut < 0:
+            return
+        yield begin, cut + _KINETO.index(b"}") + 1
+        begin = cut + len(_KINETO) - 1
+
+
+def _rightmost(file: BinaryIO, words: bytes, begin: int, end: int, most: int) -> int:
+    """Where the words stand last in these bytes of a file, at most so many before the end; -1 if nowhere."""
+    length = 1 << 14
+    while True:
+        start = max(begin, end - length)
+        file.seek(start)
+        found = file.read(end - start).rfind(words)
+        if found >= 0:
+            return start + found
+        if start == begin or length >= most:
+            return -1
+        length *= 8
 
 
 def _layout(text: bytes) -> Layout | None:
