@@ -163,6 +163,10 @@ class _Thread:
         self.queue.put((work, self.last))
 
 
+def _nothing() -> None:
+    """What an event of an idle stream waits for."""
+
+
 class ThreadedDevice:
     """A CPU that plays both device and host: computes on the caller's thread, copies on a thread per stream.
 
@@ -185,6 +189,8 @@ class ThreadedDevice:
             now: Future[int] = Future()
             now.set_result(time.perf_counter_ns())
             return now
+        if stream.last.done():  # an idle stream's event is of now, not of when it became idle
+            stream.put(_nothing)
         return stream.last
 
     def wait(self, stream: Stream, event: Event) -> None:
