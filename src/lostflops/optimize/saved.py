@@ -87,8 +87,7 @@ def _called(model: torch.nn.Module, batch: Any) -> Any:
 
 def _loss(output: Any) -> torch.Tensor:
     """A scalar to run backward from. Summing saves nothing, so that the profile is the model's own."""
-    given = cast("Any", output)
-    found = given.get("loss") if isinstance(output, dict) else getattr(given, "loss", None)
+    found = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)  # pyright: ignore
     if found is None:
         found = next((leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor)), None)
     if not isinstance(found, torch.Tensor) or not found.requires_grad:
