@@ -18,12 +18,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lostflops.optimize.checkpointing import checkpoint as checkpoint
     from lostflops.optimize.link import measure_link as measure_link
     from lostflops.optimize.refused import Refused as Refused
     from lostflops.optimize.saved import saved_tensors as saved_tensors
 
 # Which file knows what; each is imported when one of its names is first asked for.
 _FILES = {
+    "checkpointing": ("checkpoint",),
     "link": ("measure_link",),
     "refused": ("Refused",),
     "saved": ("saved_tensors",),

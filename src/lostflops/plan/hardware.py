@@ -1,8 +1,8 @@
 """Cards of GPUs and of the links to their hosts: how much, how fast, and how sure that is.
 
 Named cards hold specifications, published measurements and, where neither exists, assumptions; `status` says
-which. A measured card replaces them: `lostflops bench links --json FILE` writes one for links, and a GPU's is
-a JSON object with the fields of `Gpu`.
+which. A measured card replaces them: `lostflops bench links --card FILE` and `optimize.measure_link()` make
+one for links, and a GPU's is a JSON object with the fields of `Gpu`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ Size = Annotated[int, msgspec.Meta(gt=0, le=1 << 60)]
 SUSTAINED = 0.455
 KNOWN_RATES = {"a100": 200e12, "h100": 450e12, "h200": 450e12, "gh200": 450e12}
 MIB = 1 << 20
+UNMEASURED_MIGRATION = 0.2  # of the link: what the named PCIe cards come to as well
 
 
 class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -131,7 +132,7 @@ def gpu(name: str) -> Gpu:
 
 
 def link(name: str) -> Link:
-    """The link called `name`, or a card in a JSON file: one of these, or what `bench links` wrote."""
+    """The link called `name`, or a card in a JSON file: one of these, or a measured one."""
     path = Path(name)
     if path.suffix == ".json" or path.is_file():
         content = _read(path)
@@ -139,6 +140,8 @@ def link(name: str) -> Link:
             head = msgspec.json.decode(content, type=dict[str, Any])
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise BadCard(path, str(error)) from error
+        if head.get("kind") == "link card":
+            return _link_card(path, content)
         return _measured(path, head) if head.get("kind") == "links" else _card(path, Link)
     if name.lower() not in LINKS:
         raise NoSuchHardware("link", name, LINKS)
@@ -160,6 +163,43 @@ def _card(path: Path, kind: type[Card]) -> Card:
         return msgspec.json.decode(_read(path), type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise BadCard(path, str(error)) from error
+
+
+class _Rate(msgspec.Struct):
+    """What is read of a rate on a link card; more may stand there."""
+
+    bytes_per_second: Rate
+    launch_ns: Annotated[int, msgspec.Meta(ge=0, le=10**9)] | None = None
+
+
+class _LinkCard(msgspec.Struct):
+    """What is read of a measured card: by kind of host memory, each way."""
+
+    device_to_host: dict[str, _Rate]
+    host_to_device: dict[str, _Rate]
+    gpu: str = ""
+    measured_on: str = ""
+
+
+def _link_card(path: Path, content: bytes) -> Link:
+    """Of a card of `measure_link` or `bench links --card`: pinned copies, and migration where measured."""
+    try:
+        card = msgspec.json.decode(content, type=_LinkCard)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise BadCard(path, str(error)) from error
+    rates: list[_Rate] = []
+    for name, kinds in (("device to host", card.device_to_host), ("host to device", card.host_to_device)):
+        if "pinned" not in kinds:
+            raise BadCard(path, f"it has no pinned copies {name}")
+        rates.append(kinds["pinned"])
+    out, into = (rate.bytes_per_second for rate in rates)
+    managed = card.host_to_device.get("managed")
+    migration = managed.bytes_per_second if managed else min(out, into) * UNMEASURED_MIGRATION
+    status = f"measured on {card.measured_on or 'an unknown day'}" + (
+        "" if managed else "; migration assumed"
+    )
+    latency = max(rate.launch_ns or 0 for rate in rates)
+    return Link(path.name, out, into, latency, migration, status)
 
 
 class _Line(msgspec.Struct):
@@ -193,6 +233,6 @@ def _measured(path: Path, content: Mapping[str, Any]) -> Link:
     latency = max(
         (line.latency for line in lines if line.latency and line.host_memory == "pinned"), default=0
     )
-    # Nobody measures migration here; a fifth of the link is what the named PCIe cards have as well.
     out, into = rates
-    return Link(path.name, out, into, latency, min(rates) / 5, "measured; migration assumed")
+    migration = min(rates) * UNMEASURED_MIGRATION
+    return Link(path.name, out, into, latency, migration, "measured; migration assumed")
