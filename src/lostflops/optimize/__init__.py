@@ -19,12 +19,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lostflops.optimize.checkpointing import checkpoint as checkpoint
+    from lostflops.optimize.data_loader import LoaderSetting as LoaderSetting
+    from lostflops.optimize.data_loader import tune_loader as tune_loader
     from lostflops.optimize.link import measure_link as measure_link
     from lostflops.optimize.refused import Refused as Refused
     from lostflops.optimize.saved import saved_tensors as saved_tensors
 
 # Which file knows what; each is imported when one of its names is first asked for.
 _FILES = {
+    "data_loader": ("LoaderSetting", "tune_loader"),
     "checkpointing": ("checkpoint",),
     "link": ("measure_link",),
     "refused": ("Refused",),

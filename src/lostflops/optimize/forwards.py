@@ -1,0 +1,68 @@
+"""Replace the forward of modules, and put it back exactly.
+
+The replacement is an attribute of the instance: the module's class, its parameters and its hooks are not
+touched, hooks stay outside of it, a copy of the model (`copy.deepcopy`) calls its own layers, and whoever
+reads the signature of `model.forward` (the Trainer drops the columns that are not in it) finds the original
+one."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from types import MethodType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+
+
+class Forwards:
+    """Modules whose forward is replaced, until `restore`."""
+
+    def __init__(self) -> None:
+        self._active = True
+        self._replaced: list[tuple[torch.nn.Module, Any, Any]] = []
+
+    def replace(self, module: torch.nn.Module, around: Callable[..., Any]) -> None:
+        """From now on the module runs `around(forward, module, *args, **kwargs)`; `forward(module, ...)` is
+        the one that it had."""
+        had = module.__dict__.get("forward")
+        forward: Any = type(module).forward if had is None else _unbound(had)
+
+        @functools.wraps(forward)
+        def replacement(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if not self._active:
+                return forward(module, *args, **kwargs)
+            return around(forward, module, *args, **kwargs)
+
+        ours = MethodType(replacement, module)
+        module.__dict__["forward"] = ours
+        self._replaced.append((module, had, ours))
+
+    def restore(self) -> None:
+        """Everything as it was. What somebody else put over ours meanwhile stays, and ours does nothing in
+        it."""
+        self._active = False
+        for module, had, ours in reversed(self._replaced):
+            if module.__dict__.get("forward") is not ours:
+                continue
+            if had is None:
+                del module.__dict__["forward"]
+            else:
+                module.__dict__["forward"] = had
+        self._replaced.clear()
+
+
+def _unbound(had: Any) -> Any:
+    """For a forward that somebody replaced before us, on the instance."""
+
+    @functools.wraps(had)
+    def forward(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return had(*args, **kwargs)
+
+    there = inspect.signature(had)
+    module = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    forward.__dict__["__signature__"] = there.replace(parameters=[module, *there.parameters.values()])
+    return forward
