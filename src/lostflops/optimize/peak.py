@@ -69,10 +69,21 @@ class _Allocator:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._peak: int | None = None
+        self._most = 0  # before the counter was reset
+        self.found_bytes = 0
 
     @property
     def peak_bytes(self) -> int:
-        return torch.cuda.max_memory_allocated(self._device) if self._peak is None else self._peak
+        if self._peak is not None:
+            return self._peak
+        return max(self._most, torch.cuda.max_memory_allocated(self._device))
+
+    def high_bytes(self) -> int:
+        """The most since the last call."""
+        high = torch.cuda.max_memory_allocated(self._device)
+        self._most = max(self._most, high)
+        torch.cuda.reset_peak_memory_stats(self._device)
+        return high
 
     def __enter__(self) -> _Allocator:
         torch.cuda.reset_peak_memory_stats(self._device)
@@ -94,6 +105,14 @@ class _Watched(TorchDispatchMode):
         self._watches: dict[int, Any] = {}
         self.live_bytes = 0
         self.peak_bytes = 0
+        self.found_bytes = 0  # of what was there before it was first seen
+        self._high = 0
+
+    def high_bytes(self) -> int:
+        """The most since the last call, without what was there but is only found later (`found_bytes`)."""
+        self._see((), was_there=False)
+        high, self._high = self._high, self.live_bytes
+        return high
 
     def __enter__(self) -> _Watched:
         self._see(self._existing, was_there=True)
@@ -138,6 +157,10 @@ class _Watched(TorchDispatchMode):
         self._alive[address] = storage.nbytes()
         self.live_bytes += more
         # What was there before we first saw it was there at all earlier times, too: the peak rises with it.
-        self.peak_bytes = (
-            self.peak_bytes + more if was_there and not known else max(self.peak_bytes, self.live_bytes)
-        )
+        if was_there and not known:
+            self.peak_bytes += more
+            self.found_bytes += more
+            self._high += more
+        else:
+            self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+            self._high = max(self._high, self.live_bytes)

@@ -40,7 +40,8 @@ def saved_tensors(model: torch.nn.Module, batch_or_closure: Any) -> dict[str, An
     that the largest of its saved views spans, `unpack_ns` the first time that the backward asked for it
     (None: never), `recompute_ns` the time of the operators that wrote it. `static_bytes` was alive before:
     on a GPU all that was allocated, on a CPU parameters and buffers. `one_by_one_bytes` is what counting
-    every saved tensor would give.
+    every saved tensor would give. `highs` is memory over time: pairs of an instant and the most bytes since
+    the one before, at every save and request; None if the two passes did not save alike.
 
     Refuses a loss without a gradient, and a model on several devices.
     """
@@ -68,8 +69,16 @@ def saved_tensors(model: torch.nn.Module, batch_or_closure: Any) -> dict[str, An
         "static_bytes": second.static_bytes,
         "peak_bytes": second.peak_bytes if device.type == "cuda" else first.peak_bytes,
         "one_by_one_bytes": second.one_by_one_bytes,
+        "highs": _highs(first, second),
         "rows": rows,
     }
+
+
+def _highs(watched: _Pass, timed: _Pass) -> list[list[int]] | None:
+    """Memory was read in the one pass, the time in the other."""
+    if len(watched.highs) != len(timed.highs):
+        return None
+    return [[at, high] for (at, _), (_, high) in zip(timed.highs, watched.highs, strict=True)]
 
 
 def _device(model: torch.nn.Module) -> torch.device:
@@ -170,6 +179,9 @@ class _Pass:
         self._open: dict[int, tuple[_Row, list[int]]] = {}
         self._rows: list[_Row] = []
         self._order = 0
+        self._instants: list[tuple[Any, int, int]] = []  # and the most bytes, and those found until then
+        self._watched = watched
+        self.highs: list[tuple[int, int]] = []
         self.one_by_one_bytes = 0
         self.static_bytes = 0
         self.peak_bytes = 0
@@ -190,8 +202,10 @@ class _Pass:
                     inner.enter_context(self._operators)
                 loss = _loss(forward())
             middle = self._clock.now()
+            self._note(middle)
             loss.backward()  # pyright: ignore[reportUnknownMemberType]
             end = self._clock.now()
+            self._note(end)
             del loss
         self.forward_ns = self._clock.ns(begin, middle)
         self.backward_ns = self._clock.ns(middle, end)
@@ -200,12 +214,25 @@ class _Pass:
             row.unpack_ns = None if row.unpack_ns is None else self._clock.ns(begin, row.unpack_ns)
         if self._meter is not None:
             self.peak_bytes = self._meter.peak_bytes
+        found = self._meter.found_bytes if self._meter is not None else 0
+        self.highs = [
+            (self._clock.ns(begin, instant), high + found - before)
+            for instant, high, before in self._instants
+        ]
+
+    def _note(self, instant: Any) -> None:
+        """Reading an allocator takes longer than saving a tensor: only where time does not count."""
+        if self._watched and self._meter is not None:
+            self._instants.append((instant, self._meter.high_bytes(), self._meter.found_bytes))
+        else:
+            self._instants.append((instant, 0, 0))
 
     def rows(self) -> list[dict[str, Any]]:
         return [asdict(row) for row in self._rows]
 
     def _pack(self, tensor: torch.Tensor) -> _Handle:
         order, self._order = self._order, self._order + 1
+        self._note(self._clock.now())
         rows: list[_Row] = []
         handle = _Handle(tensor, rows)
         for part in _parts(tensor):
@@ -238,7 +265,7 @@ class _Pass:
             operator=operator,
             is_output=False,
             kept_reason=self._kept_reason(part, storage),
-            pack_ns=self._clock.now(),
+            pack_ns=self._instants[-1][0],
             unpack_ns=None,
             recompute_ns=self._operators.ns(storage) if self._operators is not None else None,
         )
@@ -266,9 +293,11 @@ class _Pass:
                 f"operation: {list(handle.tensor.shape)} is at version {handle.tensor._version}; "
                 f"expected version {handle.version} instead"
             )
+        now = self._clock.now()
+        self._note(now)
         for row in handle.rows:
             if row.unpack_ns is None:
-                row.unpack_ns = self._clock.now()
+                row.unpack_ns = now
         return handle.tensor
 
 
