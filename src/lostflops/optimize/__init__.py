@@ -21,15 +21,32 @@ if TYPE_CHECKING:
     from lostflops.optimize.checkpointing import checkpoint as checkpoint
     from lostflops.optimize.data_loader import LoaderSetting as LoaderSetting
     from lostflops.optimize.data_loader import tune_loader as tune_loader
+    from lostflops.optimize.device import CudaDevice as CudaDevice
+    from lostflops.optimize.device import Device as Device
+    from lostflops.optimize.device import ThreadedDevice as ThreadedDevice
+    from lostflops.optimize.fp8 import to_fp8 as to_fp8
     from lostflops.optimize.link import measure_link as measure_link
+    from lostflops.optimize.offload_report import OffloadReport as OffloadReport
+    from lostflops.optimize.offloading import Engine as Engine
+    from lostflops.optimize.offloading import offload as offload
+    from lostflops.optimize.parity import loss_parity as loss_parity
+    from lostflops.optimize.precision import autocast as autocast
+    from lostflops.optimize.precision import to_bf16 as to_bf16
+    from lostflops.optimize.precision import to_fp16 as to_fp16
     from lostflops.optimize.refused import Refused as Refused
     from lostflops.optimize.saved import saved_tensors as saved_tensors
 
 # Which file knows what; each is imported when one of its names is first asked for.
 _FILES = {
+    "offloading": ("Engine", "offload"),
+    "offload_report": ("OffloadReport",),
+    "device": ("CudaDevice", "Device", "ThreadedDevice"),
     "data_loader": ("LoaderSetting", "tune_loader"),
     "checkpointing": ("checkpoint",),
     "link": ("measure_link",),
+    "fp8": ("to_fp8",),
+    "parity": ("loss_parity",),
+    "precision": ("autocast", "to_bf16", "to_fp16"),
     "refused": ("Refused",),
     "saved": ("saved_tensors",),
 }

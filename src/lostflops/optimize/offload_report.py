@@ -1,0 +1,131 @@
+"""What the offload engine did: bytes, how much copying was hidden, what waited, and whether it was right."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from lostflops.optimize.amounts import written
+
+
+@dataclass(frozen=True)
+class OneWay:
+    """The copies of one direction. A stream copies one thing at a time, so `copy_ns` is the union of their
+    intervals; `link_bytes_per_second` is the link card's, if one was given."""
+
+    bytes: int
+    copies: int
+    copy_ns: int
+    stalled_ns: int
+    link_bytes_per_second: float | None = None
+
+    @property
+    def hidden(self) -> float | None:
+        """The share of the copying during which compute did not wait for it; None when nothing was copied."""
+        return min(1.0, max(0.0, 1 - self.stalled_ns / self.copy_ns)) if self.copy_ns else None
+
+    @property
+    def bytes_per_second(self) -> float | None:
+        return 1e9 * self.bytes / self.copy_ns if self.copy_ns else None
+
+    @property
+    def share_of_link(self) -> float | None:
+        rate = self.bytes_per_second
+        return rate / self.link_bytes_per_second if rate and self.link_bytes_per_second else None
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {
+            "hidden": self.hidden,
+            "bytes_per_second": self.bytes_per_second,
+            "share_of_link": self.share_of_link,
+        }
+
+
+@dataclass(frozen=True)
+class OffloadReport:
+    """Totals since the engine was made. A microbatch is one forward with its backward."""
+
+    state: str  # what the engine does now, in words
+    microbatches: int
+    budget_bytes: int | None
+    threshold_bytes: int
+    out: OneWay
+    into: OneWay
+    stalls_ns: dict[str, int]  # by cause
+    order_missed: int  # storages asked for before they were fetched
+    shared_bytes: int  # saved more than once, moved once
+    moved: int  # storages sent
+    kept_bytes: dict[str, int]  # by reason
+    bypassed_bytes: int  # held by selective checkpointing, which hooks never see; of one microbatch
+    pageable_bytes: int
+    host_requested_bytes: int  # at most at once
+    host_held_bytes: int
+    host_allocations: int
+    host_allocations_after_warm_up: int  # after the second microbatch: 0, or the engine had to grow
+    pack_ns: float | None  # of the host, per saved tensor that moves
+    keep_ns: float | None  # per saved tensor that stays
+    unpack_ns: float | None
+    predicted: dict[str, int] = field(default_factory=dict[str, int])
+    measured: dict[str, int] = field(default_factory=dict[str, int])
+    verified: str | None = None  # what was checked, in words
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "schema": 1,
+            "kind": "offload report",
+            **asdict(self),
+            "out": self.out.to_json(),
+            "into": self.into.to_json(),
+            "notes": list(self.notes),
+        }
+
+    def __str__(self) -> str:
+        rows = [("state", self.state), ("microbatches", f"{self.microbatches}")]
+        if self.budget_bytes is not None:
+            rows.append(("budget", written(self.budget_bytes)))
+        for name, way in (("to the host", self.out), ("and back", self.into)):
+            if way.bytes:
+                rows.append((name, _travel(way)))
+        if self.shared_bytes:
+            rows.append(("saved twice, moved once", written(self.shared_bytes)))
+        for cause, nanoseconds in self.stalls_ns.items():
+            rows.append((f"waited: {cause}", f"{nanoseconds / 1e6:.3g} ms"))
+        if self.order_missed:
+            rows.append(("asked for too early", f"{self.order_missed} storages"))
+        for reason, nbytes in sorted(self.kept_bytes.items(), key=lambda item: -item[1]):
+            rows.append((f"stayed: {reason}", written(nbytes)))
+        if self.bypassed_bytes:
+            rows.append(("out of reach", f"{written(self.bypassed_bytes)} held by selective checkpointing"))
+        if self.pageable_bytes:
+            rows.append(("by pageable copies", written(self.pageable_bytes)))
+        held, used = written(self.host_held_bytes), written(self.host_requested_bytes)
+        later = self.host_allocations_after_warm_up
+        rows.append(
+            ("host memory", f"{held} for at most {used}; {later} allocations after the second microbatch")
+        )
+        for name, nanoseconds in (("pack", self.pack_ns), ("keep", self.keep_ns), ("unpack", self.unpack_ns)):
+            if nanoseconds is not None:
+                rows.append((f"host time per {name}", f"{nanoseconds / 1000:.1f} us"))
+        for name in sorted({*self.predicted, *self.measured}):
+            both = (("predicted", self.predicted), ("measured", self.measured))
+            told = [f"{_amount(name, found[name])} {word}" for word, found in both if name in found]
+            rows.append((name.removesuffix("_bytes").removesuffix("_ns").replace("_", " "), ", ".join(told)))
+        if self.verified:
+            rows.append(("checked", self.verified))
+        rows += [("note", note) for note in self.notes]
+        width = max(len(name) for name, _ in rows)
+        return "\n".join(f"{name:<{width}}  {text}" for name, text in rows)
+
+
+def _travel(way: OneWay) -> str:
+    text = f"{written(way.bytes)} in {way.copies} copies"
+    if way.bytes_per_second is not None:
+        text += f", {way.bytes_per_second / 1e9:.3g} GB/s while copying"
+    if way.share_of_link is not None:
+        text += f" ({way.share_of_link:.0%} of the link)"
+    return text if way.hidden is None else f"{text}, {way.hidden:.1%} hidden"
+
+
+def _amount(name: str, value: int) -> str:
+    return written(value) if name.endswith("_bytes") else f"{value / 1e6:.3g} ms"

@@ -1,0 +1,74 @@
+"""The sums behind the offload report, kept while the engine runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from lostflops.optimize.selection import Link
+
+if TYPE_CHECKING:
+    from lostflops.optimize.device import Device
+    from lostflops.optimize.schedule import Cause, Direction, Schedule
+
+LAUNCH_NS = 10_000  # of one copy, where no link card says
+ASSUMED_RATE = 55e9  # bytes per second over PCIe 5, where no link card says
+
+
+@dataclass
+class OneWaySum:
+    bytes: int = 0
+    copies: int = 0
+    nanoseconds: int = 0
+
+
+@dataclass
+class Tally:
+    microbatches: int = 0
+    moved: int = 0
+    shared_bytes: int = 0
+    kept_bytes: dict[str, int] = field(default_factory=dict[str, int])
+    ways: dict[Direction, OneWaySum] = field(default_factory=lambda: {"out": OneWaySum(), "in": OneWaySum()})
+    stalls_ns: dict[Cause, int] = field(default_factory=dict["Cause", int])
+    host_ns: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])  # how often, sum
+
+    def keeps(self, reason: str, nbytes: int) -> None:
+        self.kept_bytes[reason] = self.kept_bytes.get(reason, 0) + nbytes
+
+    def took(self, what: str, nanoseconds: int) -> None:
+        count, total = self.host_ns.get(what, (0, 0))
+        self.host_ns[what] = count + 1, total + nanoseconds
+
+    def mean_ns(self, what: str) -> float | None:
+        count, total = self.host_ns.get(what, (0, 0))
+        return total / count if count else None
+
+    def harvest(self, schedule: Schedule, device: Device, *, wait: bool) -> None:
+        """Adds up copies and stalls that are over; with `wait`, the host waits until all are."""
+        copies, schedule.copies = schedule.copies, []
+        for copy in copies:
+            if wait:
+                device.synchronize(copy.end)
+            elif not device.is_done(copy.end):
+                schedule.copies.append(copy)
+                continue
+            way = self.ways[copy.direction]
+            way.bytes += copy.nbytes
+            way.copies += 1
+            way.nanoseconds += device.elapsed(copy.start, copy.end)
+        stalls, schedule.stalls = schedule.stalls, []
+        for stall in stalls:
+            if wait:
+                device.synchronize(stall.end)
+            elif not device.is_done(stall.end):
+                schedule.stalls.append(stall)
+                continue
+            lasted = device.elapsed(stall.start, stall.end)
+            self.stalls_ns[stall.cause] = self.stalls_ns.get(stall.cause, 0) + lasted
+
+    def link(self) -> Link:
+        """The rates so far; PCIe 5 where nothing was copied."""
+        out, into = self.ways["out"], self.ways["in"]
+        if not (out.nanoseconds and into.nanoseconds):
+            return Link(ASSUMED_RATE, ASSUMED_RATE, LAUNCH_NS)
+        return Link(1e9 * out.bytes / out.nanoseconds, 1e9 * into.bytes / into.nanoseconds, 0)

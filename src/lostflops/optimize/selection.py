@@ -1,0 +1,203 @@
+"""Which saved storages travel: as many as hide behind compute, or as few as a budget asks for.
+
+From one measured microbatch: when each storage was saved and when it was asked for, in compute time, and how
+fast both directions copy. Three resources are simulated, compute and copies each way, each doing one thing at
+a time and in order. Contention for the device's memory and sharing of the link are not modelled.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+
+TOLERANCE = 0.005  # of the compute time, that copies may add and still count as hidden
+
+
+@dataclass(frozen=True)
+class Saved:
+    """One storage. Times are compute time since the start of the microbatch, stalls taken out."""
+
+    nbytes: int
+    saved_ns: int
+    asked_ns: int | None  # None: no backward asked for it
+    movable: bool = True
+
+
+@dataclass(frozen=True)
+class Link:
+    out_bytes_per_second: float
+    in_bytes_per_second: float
+    launch_ns: int = 10_000
+
+    def out_ns(self, nbytes: int) -> int:
+        return self.launch_ns + round(1e9 * nbytes / self.out_bytes_per_second)
+
+    def in_ns(self, nbytes: int) -> int:
+        return self.launch_ns + round(1e9 * nbytes / self.in_bytes_per_second)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What travels, by the order of saving, and what that is predicted to cost."""
+
+    moves: tuple[bool, ...]
+    in_flight_bytes: int
+    look_ahead_bytes: int
+    look_ahead_ns: int
+    step_ns: int  # of a microbatch, with the stalls that the simulation sees
+    exposed_ns: int
+    resident_bytes: int  # the most that saved storages hold on the device at once
+    bytes_out: int
+
+
+@dataclass(frozen=True)
+class _Run:
+    total_ns: int
+    resident_bytes: int
+
+
+def select(saved: list[Saved], compute_ns: int, link: Link, room_bytes: int | None = None) -> Selection:
+    """Without `room_bytes`: the most that hides. With it: the least such that saved storages fit in the room,
+    or everything that can move where that is not enough.
+
+    Storages that are needed last after they were saved travel first: those saved earliest, in a backward that
+    runs in reverse. So the tail of the forward, whose backward comes at once, stays.
+    """
+    candidates = [
+        number for number, one in enumerate(saved) if one.movable and one.asked_ns is not None and one.nbytes
+    ]
+    candidates.sort(key=lambda number: saved[number].saved_ns - (saved[number].asked_ns or 0))
+    low, high = 0, len(candidates)
+    if room_bytes is None:
+        while low < high:
+            middle = (low + high + 1) // 2
+            run = _try(saved, candidates[:middle], compute_ns, link)
+            low, high = (middle, high) if run.exposed_ns <= TOLERANCE * compute_ns else (low, middle - 1)
+    else:
+        while low < high:
+            middle = (low + high) // 2
+            run = _try(saved, candidates[:middle], compute_ns, link)
+            low, high = (low, middle) if run.resident_bytes <= room_bytes else (middle + 1, high)
+    return _try(saved, candidates[:low], compute_ns, link)
+
+
+def _try(saved: list[Saved], chosen: list[int], compute_ns: int, link: Link) -> Selection:
+    moves = [False] * len(saved)
+    for number in chosen:
+        moves[number] = True
+    in_flight = _in_flight(saved, moves, link)
+    ahead_bytes, ahead_ns = _look_ahead(saved, moves, link)
+    run = simulate(saved, moves, compute_ns, link, in_flight, ahead_bytes, ahead_ns)
+    return Selection(
+        moves=tuple(moves),
+        in_flight_bytes=in_flight,
+        look_ahead_bytes=ahead_bytes,
+        look_ahead_ns=ahead_ns,
+        step_ns=run.total_ns,
+        exposed_ns=run.total_ns - compute_ns,
+        resident_bytes=run.resident_bytes,
+        bytes_out=sum(saved[number].nbytes for number in chosen),
+    )
+
+
+def _in_flight(saved: list[Saved], moves: list[bool], link: Link) -> int:
+    """The most bytes under way out at once when compute never waits, but no more than double the smallest
+    amount that keeps the link busy: sources held longer gain nothing."""
+    busy_until, under_way, most, largest = 0, list[tuple[int, int]](), 0, 0
+    for one, moved in zip(saved, moves, strict=True):
+        if moved:
+            busy_until = max(busy_until, one.saved_ns) + link.out_ns(one.nbytes)
+            under_way = [(end, nbytes) for end, nbytes in under_way if end > one.saved_ns]
+            under_way.append((busy_until, one.nbytes))
+            most = max(most, sum(nbytes for _, nbytes in under_way))
+            largest = max(largest, one.nbytes)
+    return max(most, 2 * largest)
+
+
+def _look_ahead(saved: list[Saved], moves: list[bool], link: Link) -> tuple[int, int]:
+    """How far ahead of its use each copy in must start so that none is late, scheduling back from the end."""
+    asked = sorted(
+        (one.asked_ns, one.nbytes)
+        for one, moved in zip(saved, moves, strict=True)
+        if moved and one.asked_ns is not None
+    )
+    latest, far_ns, far_bytes = inf, 0, 0
+    ahead: list[tuple[int, int]] = []  # when it must have started, bytes
+    for asked_ns, nbytes in reversed(asked):
+        latest = min(asked_ns, latest) - link.in_ns(nbytes)
+        far_ns = max(far_ns, asked_ns - round(latest))
+        ahead.append((round(latest), nbytes))
+    starts = sorted(ahead)
+    under_way = 0
+    place = 0
+    for asked_ns, nbytes in asked:
+        while place < len(starts) and starts[place][0] <= asked_ns:
+            under_way += starts[place][1]
+            place += 1
+        far_bytes = max(far_bytes, under_way)
+        under_way -= nbytes
+    return far_bytes, far_ns
+
+
+def simulate(
+    saved: list[Saved],
+    moves: list[bool],
+    compute_ns: int,
+    link: Link,
+    in_flight_bytes: int,
+    look_ahead_bytes: int,
+    look_ahead_ns: int,
+) -> _Run:
+    """Runs one microbatch: how long it takes, and the most that saved storages hold on the device."""
+    events = [(one.saved_ns, number, False) for number, one in enumerate(saved)]
+    events += [(one.asked_ns, number, True) for number, one in enumerate(saved) if one.asked_ns is not None]
+    events.sort(key=lambda event: event[0])
+    order = [number for _, number, asked in events if asked and moves[number]]
+    due = {number: saved[number].asked_ns or 0 for number in order}
+    late = out_end = in_end = 0  # how much later than without copies compute is; when each copier is free
+    leaving: list[tuple[int, int]] = []
+    left: dict[int, int] = {}
+    fetched: dict[int, int] = {}
+    cursor = ahead = resident = most = 0
+    for time, number, asked in events:
+        now = time + late
+        nbytes = saved[number].nbytes
+        if not asked:
+            resident += nbytes
+            if moves[number]:
+                out_end = left[number] = max(out_end, now) + link.out_ns(nbytes)
+                leaving.append((out_end, nbytes))
+                while len(leaving) > 1 and (
+                    leaving[0][0] <= now or sum(size for _, size in leaving) > in_flight_bytes
+                ):
+                    end, size = leaving.pop(0)
+                    late += max(0, end - now)
+                    now = time + late
+                    most = max(most, resident)
+                    resident -= size
+            most = max(most, resident)
+            continue
+        while leaving and leaving[0][0] <= now:
+            resident -= leaving.pop(0)[1]
+        if moves[number]:
+            if number not in fetched:
+                resident += nbytes
+                in_end = fetched[number] = max(in_end, now, left[number]) + link.in_ns(nbytes)
+                cursor = max(cursor, order.index(number) + 1)
+            else:
+                ahead -= nbytes
+            late += max(0, fetched[number] - now)
+            now = time + late
+        while cursor < len(order):
+            following = order[cursor]
+            size = saved[following].nbytes
+            far = due[following] - time > look_ahead_ns
+            if ahead and (ahead + size > look_ahead_bytes or far):
+                break
+            in_end = fetched[following] = max(in_end, now, left[following]) + link.in_ns(size)
+            resident += size
+            ahead += size
+            cursor += 1
+        most = max(most, resident)
+        resident -= nbytes
+    return _Run(compute_ns + late, most)
