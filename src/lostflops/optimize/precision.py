@@ -1,0 +1,271 @@
+"""16-bit training, one call for each way: bf16 weights, bf16 autocast, or fp16 with its loss scaled.
+
+    optimize.to_bf16(model)                        # half the bytes of weights, gradients and activations
+    optimize.autocast(model)                       # fp32 weights, products in bf16
+    scaled = optimize.to_fp16(model, optimizer, scheduler=scheduler, max_norm=1.0)
+    scaled.backward(loss)
+    scaled.step()                                  # unscales, clips, and steps both or neither
+
+bf16 has the range of fp32 and needs no scaling. fp16 has three bits more of accuracy and overflows at 65,504,
+so its loss is scaled up, and steps whose gradients overflow are skipped."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from lostflops.optimize.amounts import written
+from lostflops.optimize.checkpoint_layers import ends_like, named
+from lostflops.optimize.forwards import Forwards
+from lostflops.optimize.refused import Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+WARM_UP = 100  # steps in which the scale is still being found
+CHURN = 0.01  # skipped steps of those after it
+
+
+def to_bf16(model: torch.nn.Module, keep: Sequence[str] = ("*inv_freq",)) -> Bf16:
+    """Weights and buffers become bf16, in place: make the optimizer afterwards. `undo()` gives back the
+    dtypes.
+
+    What stays as it is: whatever is not fp32, buffers and parameters that `keep` names (by default the rotary
+    frequencies: rounded to 8 bits they turn late positions by whole radians), and BatchNorm with its
+    statistics. Refuses when gradients are there already, for they would be of another dtype than their
+    weights."""
+    return Bf16(model, keep)
+
+
+class Bf16:
+    """A model whose fp32 weights are bf16 now. `undo()` makes them fp32 again; what was rounded stays
+    rounded."""
+
+    def __init__(self, model: torch.nn.Module, keep: Sequence[str]) -> None:
+        held = next(
+            (name for name, parameter in model.named_parameters() if parameter.grad is not None), None
+        )
+        if held is not None:
+            raise Refused(f"'{held}' has a gradient", "optimizer.zero_grad(set_to_none=True) first")
+        self.model = model
+        self.kept: list[str] = []
+        self._converted: list[torch.Tensor] = []
+        apart = {
+            f"{name}.{tensor_name}"
+            for name, module in named(model)
+            if isinstance(module, torch.nn.modules.batchnorm._BatchNorm)  # pyright: ignore[reportPrivateUsage]
+            for tensor_name in (*module.__dict__["_parameters"], *module.__dict__["_buffers"])
+        }
+        seen: set[int] = set()
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            if tensor.dtype != torch.float32 or id(tensor) in seen:
+                continue
+            seen.add(id(tensor))
+            if name in apart or any(ends_like(name, pattern) for pattern in keep):
+                self.kept.append(name)
+            else:
+                self._converted.append(tensor)
+        if not self._converted:
+            raise Refused("the model has no fp32 weights", "it may be in bf16 already: see its dtypes")
+        for tensor in self._converted:
+            tensor.data = tensor.data.to(torch.bfloat16)
+
+    def __enter__(self) -> Bf16:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.undo()
+
+    def undo(self) -> None:
+        """fp32 again, with the values that they have now. Gradients are dropped: they are bf16."""
+        for tensor in self._converted:
+            if tensor.dtype == torch.bfloat16:
+                tensor.grad = None
+                tensor.data = tensor.data.to(torch.float32)
+        self._converted.clear()
+
+    def report(self) -> str:
+        """Bytes before and after, what was left out, and what it means for the optimizer."""
+        now = sum(tensor.nbytes for tensor in self._converted)
+        lines = [f"bf16           {written(2 * now)} of fp32 weights and buffers are {written(now)} now"]
+        if self.kept:
+            more = f" and {len(self.kept) - 3} more" if len(self.kept) > 3 else ""
+            lines.append(f"kept in fp32   {', '.join(self.kept[:3])}{more}")
+        lines.append(
+            "updates        an optimizer that keeps no fp32 copy loses those smaller than about 1/256 of a"
+            " weight; optimize.autocast keeps fp32 weights"
+        )
+        return "\n".join(lines)
+
+
+def autocast(model: torch.nn.Module, dtype: torch.dtype = torch.bfloat16) -> Autocast:
+    """The model's forward runs under `torch.autocast`: fp32 weights, products in 16 bits; until `undo()`.
+
+    The loss belongs inside the model's forward, as with Hugging Face's labels, or in fp32: outputs are what
+    autocast leaves them, and not copied to fp32. Refuses fp16 (that needs its loss scaled: `to_fp16`) and a
+    model whose weights are 16-bit already."""
+    if dtype == torch.float16:
+        raise Refused("fp16 needs its loss scaled", "optimize.to_fp16(model, optimizer), or torch.bfloat16")
+    return Autocast(model, dtype)
+
+
+class Autocast:
+    """A model that computes in 16 bits, until `undo()` or the end of the `with` block."""
+
+    def __init__(self, model: torch.nn.Module, dtype: torch.dtype) -> None:
+        if dtype not in (torch.bfloat16, torch.float16):
+            raise Refused(f"autocast to {dtype} is none", "torch.bfloat16; optimize.to_fp16 for fp16")
+        fp32 = sum(parameter.numel() for parameter in model.parameters() if parameter.dtype == torch.float32)
+        if not fp32:
+            raise Refused(
+                "the model has no fp32 weights to cast", "leave autocast out: it computes in their dtype"
+            )
+        self.model = model
+        self.dtype = dtype
+        self.device_type = next(model.parameters()).device.type
+        self._weights = fp32
+        self._forwards = Forwards()
+        self._forwards.replace(model, self._run)
+
+    def __enter__(self) -> Autocast:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.undo()
+
+    def _run(self, forward: Callable[..., Any], model: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+        with torch.autocast(self.device_type, self.dtype):
+            return forward(model, *args, **kwargs)
+
+    def undo(self) -> None:
+        self._forwards.restore()
+
+    def report(self) -> str:
+        kind = str(self.dtype).removeprefix("torch.")
+        return "\n".join(
+            [
+                f"autocast       {kind}: products, and most of what they save",
+                f"weights        {self._weights:,} stay fp32, with their gradients and the optimizer's states",
+                f"copies         a {kind} copy of each, {written(2 * self._weights)}, lives until its backward",
+            ]
+        )
+
+
+def to_fp16(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scheduler: Any = None,
+    max_norm: float | None = None,
+    scale: float = 65536.0,
+    growth_interval: int = 2000,
+) -> Fp16:
+    """fp16 autocast and a scaled loss: call `backward(loss)` and `step()` of what this returns.
+
+    Weights stay fp32, since gradients in fp16 cannot be unscaled. `scheduler.step()` is called with the
+    optimizer and skipped with it; `max_norm` clips after unscaling. `scale` is where the search begins: it is
+    halved at every overflow, and doubled after `growth_interval` steps without one."""
+    half = next((name for name, p in model.named_parameters() if p.dtype == torch.float16), None)
+    if half is not None:
+        raise Refused(
+            f"'{half}' is fp16, and so would its gradient be", "keep the weights in fp32: model.float() first"
+        )
+    return Fp16(model, optimizer, scheduler, max_norm, scale, growth_interval)
+
+
+class Fp16:
+    """fp16 training of one model with one optimizer. Gradients may be accumulated: several `backward`, one
+    `step`."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        scheduler: Any,
+        max_norm: float | None,
+        scale: float,
+        growth_interval: int,
+    ) -> None:
+        self._autocast = Autocast(model, torch.float16)
+        self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
+        self.max_norm = max_norm
+        self.scaler: Any = cast("Any", torch.amp).GradScaler(
+            self._autocast.device_type, init_scale=scale, growth_interval=growth_interval
+        )
+        self.scale = scale
+        self.lowest_scale = scale
+        self.steps = 0  # asked for, skipped ones included
+        self.skipped: list[int] = []  # their numbers
+        self._backwards = 0
+
+    def __enter__(self) -> Fp16:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.undo()
+
+    def undo(self) -> None:
+        """The model computes in fp32 again."""
+        self._autocast.undo()
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Of the scaled loss. Divide by the number of microbatches yourself."""
+        self._backwards += 1
+        self.scaler.scale(loss).backward()
+
+    def step(self) -> bool:
+        """The optimizer's step and the scheduler's, gradients unscaled and clipped first. False when an
+        overflow made both be skipped. Gradients are left to `zero_grad`."""
+        if not self._backwards:
+            raise Refused(
+                "there has been no backward(loss) since the last step", "scaled.backward(loss) first"
+            )
+        self._backwards = 0
+        # Clipping sees true gradients, not ones that are larger by the scale.
+        self.scaler.unscale_(self.optimizer)
+        if self.max_norm is not None:
+            groups = self.optimizer.param_groups
+            parameters = [parameter for group in groups for parameter in group["params"]]
+            torch.nn.utils.clip_grad_norm_(parameters, self.max_norm)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        before, self.scale = self.scale, self.scaler.get_scale()
+        self.lowest_scale = min(self.lowest_scale, self.scale)
+        self.steps += 1
+        if self.scale < before:  # it falls at an overflow, and only then
+            self.skipped.append(self.steps)
+            return False
+        if self.scheduler is not None:
+            self.scheduler.step()
+        return True
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint: the scale, and what has been counted."""
+        return {"scaler": self.scaler.state_dict(), "steps": self.steps, "skipped": list(self.skipped)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.scaler.load_state_dict(state["scaler"])
+        self.steps, self.skipped = state["steps"], list(state["skipped"])
+        self.scale = self.scaler.get_scale()
+
+    @property
+    def churn(self) -> float | None:
+        """Share of steps skipped after the warm-up of 100 steps; None before its end."""
+        late = self.steps - WARM_UP
+        return sum(number > WARM_UP for number in self.skipped) / late if late > 0 else None
+
+    def report(self) -> str:
+        """Scale and skipped steps, and advice when there are too many of them."""
+        early = sum(number <= WARM_UP for number in self.skipped)
+        lines = [
+            f"fp16           loss scale {self.scale:,.0f}, lowest so far {self.lowest_scale:,.0f}",
+            f"skipped        {len(self.skipped)} of {self.steps} steps, {early} of them in the first {WARM_UP}",
+        ]
+        if self.churn is not None and self.churn > CHURN:
+            lines.append(
+                f"CHURN          {100 * self.churn:.1f} of 100 steps are skipped after the warm-up: gradients"
+                " outgrow fp16. Use bf16 (optimize.autocast), or a lower learning rate"
+            )
+        if self.scale < 1:
+            lines.append("SCALE < 1      the loss itself overflows: look for it in the forward, or use bf16")
+        return "\n".join(lines)
