@@ -384,7 +384,9 @@ class _Tuning:
             before = min(before, 1 + self.length // 4)
         fits = int(share / max(seconds, 1e-6)) - before
         enough = max(LEAST_TIMED, math.ceil(LEAST_TIMED_SECONDS / max(seconds, 1e-6)))
-        rounds = min(max(fits // per_round, math.ceil(2 / per_round)), math.ceil(enough / per_round))
+        # Fewer would be flattered by what is ready when the machine was busy elsewhere for a moment.
+        least = max(2 * per_round, LEAST_TIMED // 2 if workers else 2)
+        rounds = min(max(fits // per_round, math.ceil(least / per_round)), math.ceil(enough / per_round))
         return before, rounds * per_round
 
     def _run(
@@ -406,8 +408,9 @@ class _Tuning:
                 if number + 1 == before + counted or self.left() < -1:
                     break
             _synchronize()
+            took = time.perf_counter() - since  # without the end of the workers
         done = number + 1 - before
-        return first, (time.perf_counter() - since) / done if done > 0 and done >= counted // 2 else None
+        return first, took / done if done > 0 and done >= counted // 2 else None
 
     def _batches(self, workers: int, number: int, **more: Any) -> Batches:
         """That many batches, or fewer where there are fewer, through a loader with so many workers."""
@@ -445,13 +448,16 @@ class _Tuning:
         def cost(row: Candidate) -> float:
             # Workers start anew in each epoch: a short one pays for that.
             starting = (row.start_seconds or 0.0) / self.length if self.length and self.keep_order else 0.0
-            # The lowest: what else runs on the machine only adds to it.
-            return (row.lowest_seconds or math.inf) + (starting if row.workers else 0.0)
+            return (row.measured_seconds or math.inf) + (starting if row.workers else 0.0)
 
         measured = [row for row in rows if row.runs]
         if derived not in {row.workers for row in measured}:
             return derived
         best = min(map(cost, measured))
+        # No worker at all is simplest: the rest must beat its best run. Of workers the best run says less,
+        # because it may have begun with more than usual held ready.
+        if any(not row.workers and (row.lowest_seconds or 0) <= best * (1 + CLOSE) for row in measured):
+            return 0
         return min(row.workers for row in measured if cost(row) <= best * (1 + CLOSE))
 
     def _say(

@@ -25,7 +25,7 @@ class Order:
 
     def __init__(self, loader: Any) -> None:
         sampler: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
-        if is_its_own_iterator(sampler):
+        if is_its_own_iterator(sampler) or is_its_own_iterator(loader.sampler):
             raise Refused(
                 "the sampler is its own iterator: measuring would take batches from it",
                 "give the loader a sampler that begins anew, such as a list",
@@ -94,6 +94,7 @@ class Batches:
                 raise
             except Exception as error:
                 if isinstance(error, RuntimeError) and "DataLoader timed out" in str(error):
+                    self._end_at_once()
                     raise Refused(
                         f"no batch came within {self._seconds:g} s",
                         "see what the dataset waits for, or give more seconds=",
@@ -101,6 +102,11 @@ class Batches:
                 raise Refused(
                     f"loading failed: {_said(error)}", "see whether the loader runs with num_workers=1"
                 ) from error
+
+    def _end_at_once(self) -> None:
+        """A worker that hangs would be waited for."""
+        for worker in getattr(self._iterator, "_workers", ()):
+            worker.terminate()
 
     def close(self) -> None:
         """Now, not when the garbage collector comes by."""
@@ -194,5 +200,6 @@ def knows_order() -> bool:
     return "in_order" in _parameters()
 
 
-def is_its_own_iterator(dataset: Any) -> bool:
-    return inspect.getattr_static(dataset, "__next__", None) is not None
+def is_its_own_iterator(thing: Any) -> bool:
+    """Whether iterating uses it up. Its code is not run to find out."""
+    return inspect.getattr_static(thing, "__next__", None) is not None
