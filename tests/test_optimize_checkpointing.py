@@ -14,7 +14,7 @@ from torch import nn
 import tiny_models
 from lostflops import optimize
 from lostflops.optimize import Refused
-from lostflops.optimize.checkpoint_layers import repeated_layers
+from lostflops.optimize.model_parts import repeated_layers
 
 torch.set_num_threads(1)
 

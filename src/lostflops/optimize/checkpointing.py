@@ -25,7 +25,6 @@ from torch.utils._pytree import tree_leaves
 
 from lostflops.optimize import peak
 from lostflops.optimize.amounts import written
-from lostflops.optimize.checkpoint_layers import ends_like, named, planned_modules, repeated_layers
 from lostflops.optimize.checkpoint_measured import (
     GEMMS,
     Gemms,
@@ -35,7 +34,9 @@ from lostflops.optimize.checkpoint_measured import (
     differing,
     state_put_back,
 )
+from lostflops.optimize.checkpoint_plan import planned_modules
 from lostflops.optimize.forwards import Forwards
+from lostflops.optimize.model_parts import ends_like, named, repeated_layers
 from lostflops.optimize.refused import Refused
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from lostflops.optimize.checkpoint_layers import ends_like, named
+from lostflops.optimize.model_parts import ends_like, is_output_head, named
 from lostflops.optimize.refused import Refused, needs
 
 if TYPE_CHECKING:
@@ -189,7 +189,7 @@ def _why_not(
         return "named in `skip`"
     if type(linear) is not torch.nn.Linear:
         return f"a {type(linear).__name__}, whose weight may be used without its forward"
-    if _is_head(model, name, linear):
+    if is_output_head(model, name, linear):
         return "the output head: its rounding goes straight into the loss"
     if outputs % MULTIPLE or inputs % MULTIPLE:
         return f"{outputs} x {inputs}, and FP8 needs multiples of {MULTIPLE}"
@@ -200,15 +200,6 @@ def _why_not(
     if not small and _too_small(outputs, inputs, recipe):
         return f"small ({outputs} x {inputs}): casts cost more than the product gains"
     return None
-
-
-def _is_head(model: torch.nn.Module, name: str, linear: torch.nn.Linear) -> bool:
-    """What the model says is its head, what shares the embedding's weight, or by its usual names."""
-    head = getattr(model, "get_output_embeddings", lambda: None)()
-    if linear is head or name.rpartition(".")[2] in ("lm_head", "head", "output_head", "classifier", "score"):
-        return True
-    embeddings = (module for _, module in named(model) if isinstance(module, torch.nn.Embedding))
-    return any(linear.weight is embedding.weight for embedding in embeddings)
 
 
 def _own_hooks(module: torch.nn.Module) -> bool:

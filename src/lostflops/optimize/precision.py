@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from lostflops.optimize.amounts import written
-from lostflops.optimize.checkpoint_layers import ends_like, named
 from lostflops.optimize.forwards import Forwards
+from lostflops.optimize.model_parts import ends_like, named
 from lostflops.optimize.refused import Refused
 
 if TYPE_CHECKING:
@@ -146,8 +146,8 @@ class Autocast:
         return "\n".join(
             [
                 f"autocast       {kind}: products, and most of what they save",
-                f"weights        {self._weights:,} stay fp32, with their gradients and the optimizer's states",
-                f"copies         a {kind} copy of each, {written(2 * self._weights)}, lives until its backward",
+                f"weights        {self._weights:,} stay fp32, and so do gradients and optimizer states",
+                f"copies         a {kind} copy of each, {written(2 * self._weights)}, until its backward",
             ]
         )
 
@@ -259,7 +259,7 @@ class Fp16:
         early = sum(number <= WARM_UP for number in self.skipped)
         lines = [
             f"fp16           loss scale {self.scale:,.0f}, lowest so far {self.lowest_scale:,.0f}",
-            f"skipped        {len(self.skipped)} of {self.steps} steps, {early} of them in the first {WARM_UP}",
+            f"skipped        {len(self.skipped)} of {self.steps} steps, {early} in the first {WARM_UP}",
         ]
         if self.churn is not None and self.churn > CHURN:
             lines.append(
@@ -267,5 +267,5 @@ class Fp16:
                 " outgrow fp16. Use bf16 (optimize.autocast), or a lower learning rate"
             )
         if self.scale < 1:
-            lines.append("SCALE < 1      the loss itself overflows: look for it in the forward, or use bf16")
+            lines.append("SCALE < 1      the loss itself overflows: look for it in the forward")
         return "\n".join(lines)

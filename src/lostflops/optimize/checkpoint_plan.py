@@ -1,39 +1,16 @@
-"""Which modules of a model are checkpointed: the repeated layers, or those that a plan recomputes as a
-whole."""
+"""Which modules are recomputed when a plan decides per class of saved tensors."""
 
 from __future__ import annotations
 
-from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lostflops.optimize.model_parts import named, repeated_layers
 from lostflops.optimize.refused import Refused
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-
-def repeated_layers(model: torch.nn.Module) -> list[list[torch.nn.Module]]:
-    """The model's stacks of layers, outermost ones only: decoder layers, not the experts inside of them.
-
-    A stack is the part of a ModuleList or Sequential that is of the class with the most parameters, when that
-    occurs at least twice and has submodules. Encoder and decoder are two stacks, each in order.
-    """
-    stacks: list[list[torch.nn.Module]] = []
-    inside: set[int] = set()
-    for _, module in named(model):
-        if id(module) in inside or not isinstance(module, torch.nn.ModuleList | torch.nn.Sequential):
-            continue
-        by_class: dict[type, list[torch.nn.Module]] = {}
-        for child in module.children():
-            if next(child.children(), None) is not None:
-                by_class.setdefault(type(child), []).append(child)
-        several = [group for group in by_class.values() if len(group) > 1]
-        if several:
-            stacks.append(max(several, key=lambda group: sum(map(_parameter_count, group))))
-            inside.update(id(part) for layer in stacks[-1] for part in layer.modules())
-    return stacks
 
 
 def planned_modules(model: torch.nn.Module, plan: Mapping[str, Any]) -> list[torch.nn.Module]:
@@ -75,21 +52,6 @@ def planned_modules(model: torch.nn.Module, plan: Mapping[str, Any]) -> list[tor
     if not chosen:
         raise Refused("the plan recomputes nothing", "apply it with optimize.offload alone")
     return chosen
-
-
-def ends_like(name: str, pattern: str) -> bool:
-    """Whether the last parts of a dotted name are like the pattern's; `*` stands for one part, or some of
-    it."""
-    parts, wanted = name.split("."), pattern.split(".")
-    return len(parts) >= len(wanted) and all(map(fnmatchcase, parts[-len(wanted) :], wanted))
-
-
-def named(module: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
-    return list(cast("Any", module).named_modules())
-
-
-def _parameter_count(module: torch.nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def _starred(name: str) -> str:

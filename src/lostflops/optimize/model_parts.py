@@ -1,0 +1,55 @@
+"""What is what in a model that we did not write: its repeated layers, its output head, modules by pattern."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from typing import Any, cast
+
+import torch
+
+
+def repeated_layers(model: torch.nn.Module) -> list[list[torch.nn.Module]]:
+    """The model's stacks of layers, outermost ones only: decoder layers, not the experts inside of them.
+
+    A stack is the part of a ModuleList or Sequential that is of the class with the most parameters, when that
+    occurs at least twice and has submodules. Encoder and decoder are two stacks, each in order.
+    """
+    stacks: list[list[torch.nn.Module]] = []
+    inside: set[int] = set()
+    for _, module in named(model):
+        if id(module) in inside or not isinstance(module, torch.nn.ModuleList | torch.nn.Sequential):
+            continue
+        by_class: dict[type, list[torch.nn.Module]] = {}
+        for child in module.children():
+            if next(child.children(), None) is not None:
+                by_class.setdefault(type(child), []).append(child)
+        several = [group for group in by_class.values() if len(group) > 1]
+        if several:
+            stacks.append(max(several, key=lambda group: sum(map(_parameter_count, group))))
+            inside.update(id(part) for layer in stacks[-1] for part in layer.modules())
+    return stacks
+
+
+def is_output_head(model: torch.nn.Module, name: str, linear: torch.nn.Module) -> bool:
+    """What the model says is its head, what shares the embedding's weight, or goes by one of the usual
+    names."""
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    if linear is head or name.rpartition(".")[2] in ("lm_head", "head", "output_head", "classifier", "score"):
+        return True
+    embeddings = (module for _, module in named(model) if isinstance(module, torch.nn.Embedding))
+    return any(linear.weight is embedding.weight for embedding in embeddings)
+
+
+def ends_like(name: str, pattern: str) -> bool:
+    """Whether the last parts of a dotted name are like the pattern's; `*` stands for one part, or some of
+    it."""
+    parts, wanted = name.split("."), pattern.split(".")
+    return len(parts) >= len(wanted) and all(map(fnmatchcase, parts[-len(wanted) :], wanted))
+
+
+def named(module: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
+    return list(cast("Any", module).named_modules())
+
+
+def _parameter_count(module: torch.nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
