@@ -1,0 +1,153 @@
+"""What the sections share: the machine, models of random weights by size, and steps timed in turns."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import torch
+
+# Decoders like Llama's: hidden, feed-forward, layers, heads, heads of keys, vocabulary.
+SIZES = {
+    "tiny": (64, 192, 4, 4, 2, 256),  # shows on a CPU that the section runs; its times mean nothing
+    "1b": (2048, 8192, 16, 32, 8, 32_000),
+    "3b": (3072, 8192, 28, 24, 8, 32_000),
+    "8b": (4096, 14_336, 32, 32, 8, 32_000),
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Where a section runs, on which model, and for how long."""
+
+    size: str
+    tokens: tuple[int, ...]  # per sequence
+    seconds: float  # that one section may take
+    threads: bool  # the CPU plays the GPU
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu" if self.threads else "cuda")
+
+    def engine_device(self) -> Any:
+        from lostflops.optimize.device import CudaDevice, ThreadedDevice
+
+        return ThreadedDevice() if self.threads else CudaDevice(self.device)
+
+    def model(self, size: str | None = None, layers: int | None = None, **changed: Any) -> Any:
+        """In bf16 (float32 on a CPU), random, in training mode."""
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        hidden, wide, depth, heads, kv_heads, words = SIZES[size or self.size]
+        config = LlamaConfig(
+            hidden_size=hidden,
+            intermediate_size=wide,
+            num_hidden_layers=layers or depth,
+            num_attention_heads=heads,
+            num_key_value_heads=kv_heads,
+            vocab_size=words,
+            max_position_embeddings=1 << 17,
+            use_cache=False,
+            **changed,
+        )
+        torch.manual_seed(0)
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float32 if self.threads else torch.bfloat16)
+        try:
+            with self.device:
+                return LlamaForCausalLM(config).train()
+        finally:
+            torch.set_default_dtype(before)
+
+    def batch(self, tokens: int, words: int) -> dict[str, torch.Tensor]:
+        made = torch.Generator().manual_seed(tokens)
+        ids = torch.randint(words, (1, tokens), generator=made).to(self.device)
+        return {"input_ids": ids, "labels": ids}
+
+    def synchronize(self) -> None:
+        if not self.threads:
+            torch.cuda.synchronize()
+
+    def clear(self) -> None:
+        gc.collect()
+        if not self.threads:
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+
+    def peak(self) -> int | None:
+        """Bytes since `clear`; on a CPU nobody counts them."""
+        return None if self.threads else torch.cuda.max_memory_allocated()
+
+
+Case = Callable[[ExitStack], Callable[[], Any]]
+"""Sets something up, with what undoes it on the stack, and returns a step."""
+
+
+def in_turns(
+    setting: Setting, cases: Mapping[str, Case], warm_up: int = 3, steps: int = 3
+) -> list[dict[str, Any]]:
+    """One row per case: its steps' times in nanoseconds, its peak in bytes, or why it failed.
+
+    Turns go around until the section's time is over, at least twice, so that a clock that drops meets all.
+    """
+    began = time.monotonic()
+    rows = {name: {"case": name, "step_ns": [], "peak_bytes": None} for name in cases}
+    turns = 0
+    while turns < 2 or (time.monotonic() - began < setting.seconds and turns < 8):
+        for name, case in cases.items():
+            row = rows[name]
+            if "failed" not in row:
+                _turn(setting, case, row, warm_up, steps)
+        turns += 1
+    return list(rows.values())
+
+
+def _turn(setting: Setting, case: Case, row: dict[str, Any], warm_up: int, steps: int) -> None:
+    setting.clear()
+    try:
+        with ExitStack() as undo:
+            step = case(undo)
+            for _ in range(warm_up):
+                step()
+            setting.synchronize()
+            for _ in range(steps):
+                began = time.perf_counter_ns()
+                said = step()
+                setting.synchronize()
+                row["step_ns"].append(time.perf_counter_ns() - began)
+            row["peak_bytes"] = setting.peak()
+            report = said.to_json() if hasattr(said, "to_json") else said
+            if report is not None:
+                row["report"] = report
+    except (RuntimeError, ImportError) as error:  # out of memory too; the other cases go on
+        row["failed"] = f"{type(error).__name__}: {str(error).splitlines()[0][:300]}"
+    setting.clear()
+
+
+def entered(undo: ExitStack, context: AbstractContextManager[Any]) -> Any:
+    return undo.enter_context(context)
+
+
+def middle(values: list[int]) -> float | None:
+    return median(values) if values else None
+
+
+def trained(model: Any, batch: Mapping[str, torch.Tensor], optimizer: Any = None) -> Callable[[], None]:
+    """A step: forward, backward, and the optimizer where there is one."""
+
+    def step() -> None:
+        model(**batch).loss.backward()
+        if optimizer is not None:
+            optimizer.step()
+        model.zero_grad(set_to_none=True)
+
+    return step
+
+
+def gradients(model: Any) -> Iterator[torch.Tensor]:
+    return (parameter.grad for parameter in model.parameters() if parameter.grad is not None)
