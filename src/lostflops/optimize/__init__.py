@@ -25,19 +25,47 @@ if TYPE_CHECKING:
     from lostflops.optimize.device import Device as Device
     from lostflops.optimize.device import ThreadedDevice as ThreadedDevice
     from lostflops.optimize.fp8 import to_fp8 as to_fp8
+    from lostflops.optimize.frozen import stream_frozen as stream_frozen
     from lostflops.optimize.link import measure_link as measure_link
     from lostflops.optimize.offload_report import OffloadReport as OffloadReport
     from lostflops.optimize.offloading import Engine as Engine
     from lostflops.optimize.offloading import offload as offload
+    from lostflops.optimize.optimizer_offloading import exposed_optimizer_seconds as exposed_optimizer_seconds
+    from lostflops.optimize.optimizer_offloading import measure_cpu_adam as measure_cpu_adam
+    from lostflops.optimize.optimizer_offloading import optimizer_offload as optimizer_offload
     from lostflops.optimize.parity import loss_parity as loss_parity
+    from lostflops.optimize.platform_memory import memory_capabilities as memory_capabilities
     from lostflops.optimize.precision import autocast as autocast
     from lostflops.optimize.precision import to_bf16 as to_bf16
     from lostflops.optimize.precision import to_fp16 as to_fp16
     from lostflops.optimize.refused import Refused as Refused
     from lostflops.optimize.saved import saved_tensors as saved_tensors
+    from lostflops.optimize.streaming import Streaming as Streaming
+    from lostflops.optimize.streaming_report import StreamingReport as StreamingReport
+    from lostflops.optimize.unified_memory import ManagedReport as ManagedReport
+    from lostflops.optimize.unified_memory import advise as advise
+    from lostflops.optimize.unified_memory import managed as managed
+    from lostflops.optimize.unified_memory import managed_prediction as managed_prediction
+    from lostflops.optimize.unified_memory import prefetch as prefetch
+    from lostflops.optimize.unified_memory import release_managed as release_managed
+    from lostflops.optimize.unified_memory import use_managed_everywhere as use_managed_everywhere
+    from lostflops.optimize.weights import stream_weights as stream_weights
+    from lostflops.optimize.weights import streaming_knee as streaming_knee
+    from lostflops.optimize.weights import streaming_prediction as streaming_prediction
+    from lostflops.optimize.weights import streaming_sweep as streaming_sweep
 
 # Which file knows what; each is imported when one of its names is first asked for.
 _FILES = {
+    "unified_memory": (
+        "ManagedReport",
+        "advise",
+        "managed",
+        "managed_prediction",
+        "prefetch",
+        "release_managed",
+        "use_managed_everywhere",
+    ),
+    "platform_memory": ("memory_capabilities",),
     "offloading": ("Engine", "offload"),
     "offload_report": ("OffloadReport",),
     "device": ("CudaDevice", "Device", "ThreadedDevice"),
@@ -47,8 +75,13 @@ _FILES = {
     "fp8": ("to_fp8",),
     "parity": ("loss_parity",),
     "precision": ("autocast", "to_bf16", "to_fp16"),
+    "optimizer_offloading": ("exposed_optimizer_seconds", "measure_cpu_adam", "optimizer_offload"),
     "refused": ("Refused",),
     "saved": ("saved_tensors",),
+    "frozen": ("stream_frozen",),
+    "streaming": ("Streaming",),
+    "streaming_report": ("StreamingReport",),
+    "weights": ("stream_weights", "streaming_knee", "streaming_prediction", "streaming_sweep"),
 }
 _WHERE = {name: file for file, names in _FILES.items() for name in names}
 
