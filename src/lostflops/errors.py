@@ -408,3 +408,14 @@ class BadCard(LostflopsError):
 
 class ImpossibleLayout(LostflopsError):
     """A way to spread a model over GPUs that does not come out even."""
+
+
+class BadProfile(LostflopsError):
+    """A profile of saved tensors that cannot be planned with."""
+
+    def __init__(self, path: Path, why: str) -> None:
+        super().__init__(
+            f"{shown(path.name)} is no profile of saved tensors: {shown(why)}.",
+            "write one with `json.dump(lostflops.optimize.saved_tensors(model, batch), file)`; "
+            "docs/planning.md describes it.",
+        )

@@ -1,7 +1,8 @@
 """Say what fits and how fast it would be, before a GPU is rented.
 
 `plan train` and `plan serve` count the memory of a model by component, model the time of a step or token
-with the resource that bounds it, and rank the ways to make it fit. Every figure is predicted, none measured.
+with the resource that bounds it, and rank the ways to make it fit. `plan offload` decides from a profile of a
+real step which saved tensors to move to the host or to compute again. Every figure is predicted.
 """
 
 from __future__ import annotations
@@ -30,10 +31,22 @@ Plan inference: weights and KV cache, the time of prompts and of each token, and
   lostflops plan serve --model llama-3-70b --gpu gh200 --sequence 4096 --generate 256 --batch 8
 """
 
+OFFLOAD = """\
+Plan which saved tensors wait in host memory or are computed again, so that a step fits a budget.
+
+  lostflops plan offload --profile profile.json --budget "70 GiB" --link links.json --json plan.json
+
+The profile is what `lostflops.optimize.saved_tensors(model, batch)` returns, as JSON; the plan is followed by
+`lostflops.optimize.offload(model, plan=plan)` and `checkpoint(model, plan=plan)`. A step that fits is left
+alone.
+"""
+
 
 def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
-    below = parser.add_subparsers(dest="what", metavar="WHAT", required=True, help="train or serve")
-    train, serve = (described(below, name, text) for name, text in (("train", TRAIN), ("serve", SERVE)))
+    below = parser.add_subparsers(dest="what", metavar="WHAT", required=True, help="train, serve or offload")
+    texts = (("train", TRAIN), ("serve", SERVE), ("offload", OFFLOAD))
+    train, serve, offload = (described(below, name, text) for name, text in texts)
+    _offload(offload)
     _both(train)
     _train(train)
     _both(serve)
@@ -108,7 +121,24 @@ def _serve(parser: ArgumentParser) -> None:
     say("--stream", metavar="GB", type=float, default=0.0, help="weights that stay in host memory")
 
 
+def _offload(parser: ArgumentParser) -> None:
+    say = parser.add_argument
+    say("--profile", metavar="FILE", required=True, help="of one step's saved tensors")
+    say(
+        "--budget",
+        metavar="SIZE",
+        required=True,
+        help='memory that the step may fill, as "70 GiB" or "512 MB"',
+    )
+    say("--link", default="pcie5", help="pcie4, pcie5, c2c, ..., or a JSON card (default pcie5, assumed)")
+    say("--host-memory", metavar="SIZE", help="host memory that may be used (default: as much as is needed)")
+    say("--json", metavar="F", help="write the plan as JSON to F; '-': only that")
+
+
 def run(given: Namespace) -> None:
+    if given.what == "offload":
+        _planned_offload(given)
+        return
     _output.check_document(given.json, [word for word in (given.model, given.gpu, given.link) if word])
     _sane(given)
     from lostflops.plan import pages
@@ -130,6 +160,19 @@ def run(given: Namespace) -> None:
         found = serving.options(_serving(given))
         verdict = serving.verdict(found)
         _say(given, pages.serving_data(found, verdict), pages.serving(found, verdict))
+
+
+def _planned_offload(given: Namespace) -> None:
+    from pathlib import Path
+
+    from lostflops.plan import amounts, hardware, offload_page, offload_plan, saved_profile
+
+    _output.check_document(given.json, [given.profile, given.link])
+    budget = amounts.size("--budget", given.budget)
+    host = None if given.host_memory is None else amounts.size("--host-memory", given.host_memory)
+    profile = saved_profile.read(Path(given.profile))
+    found = offload_plan.plan(profile, budget, hardware.link(given.link), host)
+    _say(given, offload_plan.record(found), offload_page.page(found))
 
 
 def _sane(given: Namespace) -> None:

@@ -14,7 +14,8 @@ BAR = 24
 LONG = 0.25  # attention's share above which one sustained rate was seen to be too fast
 
 
-def _grid(header: Sequence[str], rows: Sequence[Sequence[str]], right: set[int]) -> Iterator[str]:
+def grid(header: Sequence[str], rows: Sequence[Sequence[str]], right: set[int]) -> Iterator[str]:
+    """Lines of a table whose columns are as wide as they need; those numbered in `right` end flush."""
     widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
     for row in [header, *rows]:
         cells = [
@@ -40,7 +41,7 @@ def _memory(parts: Sequence[Part], capacity: int) -> Iterator[str]:
     total = sum(part.bytes for part in parts)
     rows = [[part.name, _gb(part.bytes), _bar(part.bytes, total), part.why] for part in parts if part.bytes]
     rows.append(["together", _gb(total), "", f"of {_gb(capacity)}"])
-    yield from _grid(["memory per GPU, predicted", "GB", "", ""], rows, {1})
+    yield from grid(["memory per GPU, predicted", "GB", "", ""], rows, {1})
 
 
 def training(ranking: Ranking) -> list[str]:
@@ -64,7 +65,7 @@ def _training(ranking: Ranking) -> Iterator[str]:
     yield ""
     rows = [[s.name, _ms(s.ns), _bar(s.ns, now.step_ns), s.bound] for s in now.spans]
     rows.append(["step", _ms(now.step_ns), "", f"mostly {now.bound}"])
-    yield from _grid(["step, predicted", "ms", "", "bound by"], rows, {1})
+    yield from grid(["step, predicted", "ms", "", "bound by"], rows, {1})
     yield f"  {now.tokens_per_second_and_gpu:,.0f} tokens/s and GPU, {now.tokens:,} tokens per step"
     if now.attention_share > LONG:
         yield (
@@ -109,7 +110,7 @@ def _ways(title: str, ways: Sequence[Way]) -> Iterator[str]:
         ]
         for way in ways
     ]
-    yield from _grid([title, "fits", "GB", "host GB", "step ms", "bound by", ""], rows, {2, 3, 4})
+    yield from grid([title, "fits", "GB", "host GB", "step ms", "bound by", ""], rows, {2, 3, 4})
 
 
 def serving(found: Sequence[Option], verdict: str) -> list[str]:
@@ -129,7 +130,7 @@ def _serving(found: Sequence[Option], verdict: str) -> Iterator[str]:
     yield from _memory(now.parts, s.gpu.memory)
     yield ""
     rows = [[pace.name, _ms(pace.ns), pace.bound] for pace in now.paces]
-    yield from _grid(["time, predicted", "ms", "bound by"], rows, {1})
+    yield from grid(["time, predicted", "ms", "bound by"], rows, {1})
     yield f"  {now.tokens_per_second:,.0f} generated tokens/s over all GPUs"
     reload, again = _prefix(now)
     yield f"  a cached prompt comes back in {_ms(reload)} ms over the link; computing it takes {_ms(again)}"
@@ -147,7 +148,7 @@ def _serving(found: Sequence[Option], verdict: str) -> Iterator[str]:
         for option in found
     ]
     head = ["each way alone, predicted", "fits", "GB", "prompts ms", "token ms", "tokens/s", ""]
-    yield from _grid(head, rows, {2, 3, 4, 5})
+    yield from grid(head, rows, {2, 3, 4, 5})
     yield ""
     yield f"GPU card {s.gpu.name}: {s.gpu.status}; {s.gpu.sustained / 1e12:.0f} TFLOP/s sustained."
     yield f"Link card {s.link.name}: {s.link.into / 1e9:.0f} GB/s in; {s.link.status}."
