@@ -17,6 +17,7 @@ SOURCE = r"""
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/types.h>
 
 struct location { int type, id; };
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -26,7 +27,9 @@ static int attributes[256], unknown[256];
 static size_t left = (size_t)1 << 40;
 static __thread int current;
 
+static int silent;
 static int note(const char *text, int code) {
+    if (silent) return code;
     pthread_mutex_lock(&lock);
     if (strlen(written) + strlen(text) + 2 < sizeof written) strcat(strcat(written, text), "\n");
     if (code) error = code;
@@ -42,6 +45,29 @@ void fake_refuse(int advice, int prefetch) { advice_error = advice; prefetch_err
 int fake_error(void) { return error; }
 int fake_live(void) { return live; }
 int fake_set_devices(void) { return set_devices; }
+
+/* Threads that take and give back as fast as they can, without Python between. */
+struct hammer {
+    void *(*take)(ssize_t, int, void *);
+    void (*give)(void *, ssize_t, int, void *);
+    int rounds;
+};
+static void *hammered(void *given) {
+    struct hammer *with = given;
+    for (int i = 0; i < with->rounds; i++) {
+        void *memory = with->take(64 + i % 7, 0, NULL);
+        with->give(memory, 64 + i % 7, 0, NULL);
+    }
+    return NULL;
+}
+void fake_hammer(void *take, void *give, int threads, int rounds) {
+    pthread_t running[64];
+    struct hammer with = {take, give, rounds};
+    silent = 1;
+    for (int i = 0; i < threads; i++) pthread_create(&running[i], NULL, hammered, &with);
+    for (int i = 0; i < threads; i++) pthread_join(running[i], NULL);
+    silent = 0;
+}
 
 int cudaRuntimeGetVersion(int *version) { *version = VERSION; return 0; }
 int cudaGetDeviceCount(int *many) {
@@ -61,6 +87,7 @@ int cudaSetDevice(int device) { current = device; set_devices++; return 0; }
 int cudaDeviceSynchronize(void) { return note("synchronize", 0); }
 
 static int take(const char *how, void **memory, size_t size, unsigned flags) {
+    if (silent) return (*memory = malloc(size)) ? 0 : 2;
     char text[99];
     pthread_mutex_lock(&lock);
     int enough = size <= left;
@@ -76,6 +103,7 @@ int cudaMallocManaged(void **memory, size_t size, unsigned flags) {
 int cudaMalloc(void **memory, size_t size) { return take("malloc", memory, size, 0); }
 int cudaFree(void *memory) {
     free(memory);
+    if (silent) return 0;
     pthread_mutex_lock(&lock);
     live--;
     pthread_mutex_unlock(&lock);
@@ -157,6 +185,7 @@ class Cudart:
         self.library: Any = ctypes.CDLL(str(self.path))
         self.library.fake_calls.restype = ctypes.c_char_p
         self.library.fake_left.argtypes = [ctypes.c_size_t]
+        self.library.fake_hammer.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_int]
         self.become(platform)
 
     def become(self, platform: str) -> None:
