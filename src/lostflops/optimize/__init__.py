@@ -18,6 +18,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lostflops.optimize.adapters import lora as lora
     from lostflops.optimize.checkpointing import checkpoint as checkpoint
     from lostflops.optimize.data_loader import LoaderSetting as LoaderSetting
     from lostflops.optimize.data_loader import tune_loader as tune_loader
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
 
 # Which file knows what; each is imported when one of its names is first asked for.
 _FILES = {
+    "adapters": ("lora",),
     "unified_memory": (
         "ManagedReport",
         "advise",
