@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from lostflops.optimize.device import ThreadedDevice as ThreadedDevice
     from lostflops.optimize.fp8 import to_fp8 as to_fp8
     from lostflops.optimize.frozen import stream_frozen as stream_frozen
+    from lostflops.optimize.kv_cache import DialogueCache as DialogueCache
+    from lostflops.optimize.kv_gain import kv_prediction as kv_prediction
     from lostflops.optimize.link import measure_link as measure_link
     from lostflops.optimize.offload_report import OffloadReport as OffloadReport
     from lostflops.optimize.offloading import Engine as Engine
@@ -73,6 +75,8 @@ _FILES = {
     "device": ("CudaDevice", "Device", "ThreadedDevice"),
     "data_loader": ("LoaderSetting", "tune_loader"),
     "checkpointing": ("checkpoint",),
+    "kv_cache": ("DialogueCache",),
+    "kv_gain": ("kv_prediction",),
     "link": ("measure_link",),
     "fp8": ("to_fp8",),
     "parity": ("loss_parity",),

@@ -1,0 +1,117 @@
+"""Whose keys and values these are: a name for a model's configuration, weights and adapters, as they are now.
+
+A cache of another model, or of the same one after training, has the right shape and the wrong numbers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import weakref
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from lostflops.optimize.refused import Refused
+
+SAMPLES = 8  # elements of every parameter
+# These say where a model came from, or how it is run, and not what it computes.
+NEUTRAL = (
+    "_name_or_path",
+    "transformers_version",
+    "use_cache",
+    "_attn_implementation",
+    "torch_dtype",
+    "dtype",
+)
+# Rotations of these depend on how long the dialogue was when a key was computed.
+CHANGING_ROPE = ("dynamic", "longrope")
+
+
+class Identity:
+    """Names a model, and notices when it changes, without reading its weights anew each time."""
+
+    def __init__(self) -> None:
+        self._model: Any = None
+        self._marks: int | None = None
+        self._name = ""
+
+    def of(self, model: nn.Module | str) -> str:
+        """The name: a digest. A string names itself: for weights that cannot be read at any time."""
+        if isinstance(model, str):
+            return model
+        marks = hash(tuple(_marks(model)))
+        if self._model is None or self._model() is not model or self._marks != marks:
+            self._name = _digest(model)
+            self._model, self._marks = weakref.ref(model), marks
+        return self._name
+
+
+def refuse_changing_keys(config: Mapping[str, Any]) -> None:
+    """Refuses models whose keys of a prefix are not a matter of the prefix alone."""
+    if config.get("is_encoder_decoder"):
+        raise Refused(
+            "an encoder-decoder model attends to its encoder's input too", "use a decoder-only model"
+        )
+    for kind in _rope_types({k: v for k, v in config.items() if k.startswith("rope")}):
+        if kind in CHANGING_ROPE:
+            raise Refused(
+                f"this model's rotary embedding is '{kind}': keys depend on how long the dialogue was",
+                "keep its cache on the GPU, or set a fixed rope_type such as 'llama3' or 'yarn'",
+            )
+
+
+def config_of(model: Any) -> dict[str, Any]:
+    """A model's configuration, or that given, as plain data; empty when it has none."""
+    config: Any = getattr(model, "config", model)
+    if isinstance(config, Mapping):
+        return dict(cast("Mapping[str, Any]", config))
+    return cast("dict[str, Any]", config.to_dict()) if hasattr(config, "to_dict") else {}
+
+
+def _digest(model: nn.Module) -> str:
+    config = {k: v for k, v in config_of(model).items() if k not in NEUTRAL}
+    refuse_changing_keys(config)
+    digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
+    samples: list[torch.Tensor] = []
+    for name, parameter in model.named_parameters():
+        digest.update(f"{name} {list(parameter.shape)} {parameter.dtype};".encode())
+        plain = type(parameter) in (nn.Parameter, torch.Tensor) and parameter.device.type != "meta"
+        if plain and parameter.numel():
+            flat = parameter.detach().flatten()
+            step = max(1, flat.numel() // SAMPLES)
+            samples.append(flat[::step][:SAMPLES].to(torch.float32))
+    for device in sorted({str(sample.device) for sample in samples}):
+        together = torch.cat([sample for sample in samples if str(sample.device) == device])
+        digest.update(cast("Any", together.cpu()).numpy().tobytes())
+    digest.update(repr(list(_adapters(model))).encode())
+    return digest.hexdigest()
+
+
+def _marks(model: nn.Module) -> Iterator[Any]:
+    """What changes when a parameter is replaced or written, or an adapter is switched."""
+    yield id(model)
+    for parameter in model.parameters():
+        yield parameter.data_ptr() if type(parameter) in (nn.Parameter, torch.Tensor) else id(parameter)
+        yield 0 if parameter.is_inference() else parameter._version
+    yield from _adapters(model)
+
+
+def _adapters(model: nn.Module) -> Iterator[str]:
+    for module in model.modules():
+        if hasattr(module, "merged_adapters"):  # a layer of PEFT's
+            layer = cast("Any", module)
+            scaling = getattr(layer, "scaling", "")
+            yield f"{layer.active_adapters} {layer.disable_adapters} {layer.merged_adapters} {scaling}"
+
+
+def _rope_types(value: Any) -> Iterator[str]:
+    if not isinstance(value, Mapping):
+        return
+    for name, inner in cast("Mapping[str, Any]", value).items():
+        if name in ("rope_type", "type") and isinstance(inner, str):
+            yield inner
+        else:
+            yield from _rope_types(inner)
