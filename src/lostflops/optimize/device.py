@@ -22,6 +22,7 @@ from typing import Any, Protocol, cast
 
 import torch
 
+from lostflops.optimize.peak import is_host_memory
 from lostflops.optimize.refused import Refused
 
 Stream = Any  # what the device made: opaque to its users
@@ -212,7 +213,9 @@ class ThreadedDevice:
         return torch.empty(nbytes, dtype=torch.uint8)
 
     def host_memory(self, nbytes: int) -> torch.Tensor:
-        return torch.zeros(nbytes, dtype=torch.uint8)
+        memory = torch.zeros(nbytes, dtype=torch.uint8)
+        is_host_memory(memory)
+        return memory
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Stream) -> None:
         if stream is None:

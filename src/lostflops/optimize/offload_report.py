@@ -57,8 +57,7 @@ class OffloadReport:
     moved: int  # storages sent
     kept_bytes: dict[str, int]  # by reason
     bypassed_bytes: int  # held by selective checkpointing, which hooks never see; of one microbatch
-    pageable_bytes: int
-    host_requested_bytes: int  # at most at once
+    host_used_bytes: int  # at most at once
     host_held_bytes: int
     host_allocations: int
     host_allocations_after_warm_up: int  # after the second microbatch: 0, or the engine had to grow
@@ -92,14 +91,12 @@ class OffloadReport:
         for cause, nanoseconds in self.stalls_ns.items():
             rows.append((f"waited: {cause}", f"{nanoseconds / 1e6:.3g} ms"))
         if self.order_missed:
-            rows.append(("asked for too early", f"{self.order_missed} storages"))
+            rows.append(("asked for before fetched", f"{self.order_missed} storages"))
         for reason, nbytes in sorted(self.kept_bytes.items(), key=lambda item: -item[1]):
             rows.append((f"stayed: {reason}", written(nbytes)))
         if self.bypassed_bytes:
             rows.append(("out of reach", f"{written(self.bypassed_bytes)} held by selective checkpointing"))
-        if self.pageable_bytes:
-            rows.append(("by pageable copies", written(self.pageable_bytes)))
-        held, used = written(self.host_held_bytes), written(self.host_requested_bytes)
+        held, used = written(self.host_held_bytes), written(self.host_used_bytes)
         later = self.host_allocations_after_warm_up
         rows.append(
             ("host memory", f"{held} for at most {used}; {later} allocations after the second microbatch")

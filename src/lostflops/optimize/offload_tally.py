@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from lostflops.optimize.selection import Link
 
 if TYPE_CHECKING:
-    from lostflops.optimize.device import Device
+    from lostflops.optimize.device import Device, Event
     from lostflops.optimize.schedule import Cause, Direction, Schedule
 
 LAUNCH_NS = 10_000  # of one copy, where no link card says
@@ -31,6 +31,8 @@ class Tally:
     ways: dict[Direction, OneWaySum] = field(default_factory=lambda: {"out": OneWaySum(), "in": OneWaySum()})
     stalls_ns: dict[Cause, int] = field(default_factory=dict["Cause", int])
     host_ns: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])  # how often, sum
+    steps: list[tuple[Event, Event]] = field(default_factory=list["tuple[Event, Event]"])  # begin, end
+    _steps: tuple[int, int] = (0, 0)  # how many, sum of nanoseconds
 
     def keeps(self, reason: str, nbytes: int) -> None:
         self.kept_bytes[reason] = self.kept_bytes.get(reason, 0) + nbytes
@@ -56,6 +58,15 @@ class Tally:
             way.bytes += copy.nbytes
             way.copies += 1
             way.nanoseconds += device.elapsed(copy.start, copy.end)
+        steps, self.steps = self.steps, []
+        for begin, end in steps:
+            if wait:
+                device.synchronize(end)
+            elif not device.is_done(end):
+                self.steps.append((begin, end))
+                continue
+            count, total = self._steps
+            self._steps = count + 1, total + device.elapsed(begin, end)
         stalls, schedule.stalls = schedule.stalls, []
         for stall in stalls:
             if wait:
@@ -66,8 +77,13 @@ class Tally:
             lasted = device.elapsed(stall.start, stall.end)
             self.stalls_ns[stall.cause] = self.stalls_ns.get(stall.cause, 0) + lasted
 
-    def link(self) -> Link:
+    def step_ns(self) -> int | None:
+        """The mean from the begin of a microbatch to its last asking."""
+        return self._steps[1] // self._steps[0] if self._steps[0] else None
+
+    def measured_link(self, schedule: Schedule, device: Device) -> Link:
         """The rates so far; PCIe 5 where nothing was copied."""
+        self.harvest(schedule, device, wait=True)
         out, into = self.ways["out"], self.ways["in"]
         if not (out.nanoseconds and into.nanoseconds):
             return Link(ASSUMED_RATE, ASSUMED_RATE, LAUNCH_NS)

@@ -20,42 +20,34 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import Any, Literal, cast
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from lostflops.optimize import claims, host_share, saved_views
-from lostflops.optimize.amounts import bytes_of
+from lostflops.optimize.amounts import bytes_of, written
 from lostflops.optimize.arena import Arena, aligned
+from lostflops.optimize.bypassed import held_by_selective_checkpoints
 from lostflops.optimize.checksum import checksum
 from lostflops.optimize.device import Device, Event, device_of
 from lostflops.optimize.link import rate
+from lostflops.optimize.offload_choice import EVERYTHING, Learned, Plan, Watched, choose, learn
+from lostflops.optimize.offload_memory import Metered, PeakMeter, static_bytes
+from lostflops.optimize.offload_proof import Proof, prove
 from lostflops.optimize.offload_report import OffloadReport, OneWay
 from lostflops.optimize.offload_tally import ASSUMED_RATE, LAUNCH_NS, Tally
 from lostflops.optimize.peak import address_of, storages_of
 from lostflops.optimize.refused import Refused
 from lostflops.optimize.saved_views import View, restored, view_of, whole_view
-from lostflops.optimize.schedule import (
-    DIRECTION_OF,
-    Direction,
-    Entry,
-    Handle,
-    Limits,
-    Microbatch,
-    Schedule,
-    State,
-)
-from lostflops.optimize.selection import Link, Saved, Selection, select
+from lostflops.optimize.schedule import DIRECTION_OF, Direction, Entry, Handle, Limits, Schedule, State
+from lostflops.optimize.selection import Link, Selection
 from lostflops.optimize.tensor_class import ModulePaths, operator_of, tensor_class
 
 FIRST_SHARE = 0.8  # of the budget that may fill before anything moves, as long as the peak is not known
-EVERYTHING = "everything"
 
-Plan = Mapping[str, Any]
-
-_AUTOGRAD: Any = torch._C  # pyright: ignore[reportPrivateUsage]
+_TORCH: Any = torch._C  # pyright: ignore[reportPrivateUsage]
 
 
 def offload(
@@ -78,9 +70,10 @@ def offload(
     plan        a plan record that says per tensor class what moves (lostflops.plan makes them), or
                 "everything" for all that can, whatever it costs.
     link        a link card (`measure_link`); without, the rates of the first microbatch are used.
-    threshold   storages below this stay; without, what the link carries while one copy is launched.
+    threshold   storages below this stay; without, what the link carries while one copy is launched, and
+                with a plan nothing: it has decided.
     device      how to copy; without, the GPU that the model is on. `ThreadedDevice()` tries it out on a CPU.
-    verify      "first step": checksums of everything that moved in the first microbatch.
+    verify      "first step": checksums of everything that moved in the first microbatch that moved anything.
     host_limit  the most host memory; without, what this process may use by its container's limits.
 
     Raises Refused, here, on entering, or in a step, when it cannot do what was asked.
@@ -91,21 +84,26 @@ def offload(
         _check(plan)
     elif plan not in (None, EVERYTHING):
         raise Refused(f"{plan!r} is no plan", 'give a plan record, or "everything"')
+    card = None if link is None else _link(link)
+    if threshold is not None:
+        least = bytes_of(threshold)
+    else:
+        least = 1 if isinstance(plan, Mapping) else _threshold(card)
     return Engine(
         model,
         None if budget is None else bytes_of(budget),
         plan,
-        link,
-        None if threshold is None else bytes_of(threshold),
+        card,
+        least,
         device or device_of(model),
         verify is not None,
-        None if host_limit is None else bytes_of(host_limit),
+        host_share.memory() if host_limit is None else bytes_of(host_limit),
     )
 
 
 def _check(plan: Plan) -> None:
     if plan.get("kind") != "offload plan" or plan.get("schema") != 1:
-        raise Refused("the plan is no offload plan of schema 1", "make it with lostflops.plan")
+        raise Refused("this is no offload plan of schema 1", "make it with `lostflops plan`")
     if plan.get("refused"):
         raise Refused(
             f"the plan is a refusal: {plan['refused']}", "plan with another budget or another method"
@@ -118,8 +116,17 @@ def _check(plan: Plan) -> None:
         )
 
 
-# Hooks see what all models save, so one engine at a time.
-_entered: list[Engine] = []
+def _link(card: Mapping[str, Any]) -> Link:
+    out_launch, out_rate = rate(card, "device_to_host")
+    in_launch, in_rate = rate(card, "host_to_device")
+    return Link(out_rate, in_rate, max(out_launch, in_launch))
+
+
+def _threshold(link: Link | None) -> int:
+    """Below this a copy takes mostly its launch."""
+    if link is None:
+        return round(LAUNCH_NS * ASSUMED_RATE / 1e9)
+    return round(link.launch_ns * link.out_bytes_per_second / 1e9)
 
 
 class _Stays(claims.Kept):
@@ -142,7 +149,7 @@ class _Travels:
     __slots__ = ("_engine", "handle", "microbatch", "version", "view")
 
     def __init__(
-        self, engine: Engine, microbatch: _Watched, handle: Handle, tensor: torch.Tensor, view: View
+        self, engine: Engine, microbatch: Watched, handle: Handle, tensor: torch.Tensor, view: View
     ) -> None:
         self._engine = engine
         self.microbatch = microbatch
@@ -175,39 +182,8 @@ class _Assembled:
         return self._kind.__tensor_unflatten__(parts, self._context, self._size, self._stride)
 
 
-@dataclass
-class _Watched(Microbatch):
-    """A microbatch with what is measured of it."""
-
-    number: int = 0
-    begin: Event = None
-    asked: list[int] = field(
-        default_factory=list[int]
-    )  # numbers of entries, in the order of their first unpacking
-    unpacks: int = 0
-    packs: int = 0
-    live: int = 0  # entries with handles
-    missed: int = 0
-    # Only when watched closely:
-    classes: list[str] = field(default_factory=list[str])
-    saved_events: list[Event] = field(default_factory=list[Event])
-    asked_events: dict[int, Event] = field(default_factory=dict[int, Event])
-    last_event: Event = None
-
-
-@dataclass(frozen=True)
-class _Learned:
-    """What the first microbatch showed, by the order of saving."""
-
-    saved: list[Saved]
-    classes: list[str]
-    order: list[int]
-    due_ns: list[int]
-    compute_ns: int
-    link: Link
-    base_bytes: int  # on the device before the forward
-    peak_bytes: int
-    resident_bytes: int  # the most that entries held at once
+# Hooks see what all models save, so one engine at a time.
+_entered: list[Engine] = []
 
 
 class Engine:
@@ -218,39 +194,44 @@ class Engine:
         model: torch.nn.Module,
         budget: int | None,
         plan: Plan | str | None,
-        link: Mapping[str, Any] | None,
-        threshold: int | None,
+        card: Link | None,
+        threshold: int,
         device: Device,
         verify: bool,
-        host_limit: int | None,
+        host_limit: int,
     ) -> None:
-        self._model = model
+        self.model = model
+        self.device = device
         self._budget = budget
         self._plan = plan
-        self._card = None if link is None else _link(link)
-        self._device = device
-        self._threshold = _threshold(self._card) if threshold is None else threshold
+        self._card = card
+        self._threshold = threshold
         self._verify = verify
-        self._arena = Arena(device, host_share.memory() if host_limit is None else host_limit)
+        self._arena = Arena(device, host_limit)
         self._schedule = Schedule(device, self._arena)
+        self._meter = PeakMeter(device)
+        self._tally = Tally()
         self._lock = threading.Lock()  # not reentrant: a finalizer that finds it taken leaves a note instead
         self._dropped: deque[Handle] = deque()
         self._open: dict[tuple[Any, ...], tuple[Entry, StorageWeakRef]] = {}
-        self._keys: dict[Entry, tuple[Any, ...]] = {}
-        self._owners: dict[Entry, _Watched] = {}
+        self._known: dict[Entry, tuple[tuple[Any, ...], Watched]] = {}
         self._own: set[int] = set()
-        self._seen_own: dict[int, StorageWeakRef] = {}
-        self._now: _Watched | None = None
-        self._learned: _Learned | None = None
+        self._now: Watched | None = None
+        self._learned: Learned | None = None
         self._selection: Selection | None = None
+        self._to_watch = 2  # microbatches: much is done once, in the first, so the second is timed again
+        self._slab_bytes = 0  # that the selection needs
+        self._in_use_at_choice = 0
         self._off: str | None = None  # why nothing moves any more
         self._stack: ExitStack | None = None
         self._paths: ModulePaths | None = None
-        self._checks: list[tuple[str, torch.Tensor, torch.Tensor]] = []
         self._sums: dict[Entry, torch.Tensor] = {}
+        self._checks: list[tuple[str, torch.Tensor, torch.Tensor]] = []
         self._checked = 0
-        self._tally = Tally()
+        self._bypassed_bytes = 0
+        self._peak_bytes = 0  # measured, since the choice
         self._warm_allocations: int | None = None
+        self._notes: dict[str, None] = {}
 
     # The context.
 
@@ -258,14 +239,15 @@ class Engine:
         self._refuse_here()
         stack = ExitStack()
         try:
-            self._collect_own()
             if self._learned is None:
-                self._paths = stack.enter_context(ModulePaths(self._model))
+                self._paths = stack.enter_context(ModulePaths(self.model))
             stack.callback(claims.register(self._claim, last=True))
             stack.enter_context(claims.hooks())
-        except BaseException:
+        except RuntimeError as error:
             stack.close()
-            raise
+            raise Refused(
+                f"saved-tensor hooks cannot be installed here ({error})", "enter the engine outside"
+            ) from error
         _entered.append(self)
         self._stack = stack
         return self
@@ -285,7 +267,7 @@ class Engine:
             raise Refused("an offload engine is entered already", "enter one engine, around the whole step")
         if torch.compiler.is_compiling():
             raise Refused("the context is being traced", "enter it outside of what torch.compile compiles")
-        top = _AUTOGRAD._autograd._top_saved_tensors_default_hooks(True)
+        top = _TORCH._autograd._top_saved_tensors_default_hooks(True)
         if top is not None and top[0] is not claims.packed:
             name = f"{top[0].__module__}.{top[0].__qualname__}"
             if top[0].__module__ == "torch.utils.checkpoint":
@@ -298,26 +280,25 @@ class Engine:
                 f"other saved-tensor hooks are active ({name}): the engine's would switch them off",
                 "leave them out, or enter them inside of the engine where they shall win",
             )
-        wrong = next((p for p in self._model.parameters() if p.device != self._device.torch_device), None)
-        if wrong is not None:
-            raise Refused(
-                f"a parameter is on {wrong.device}, the engine works on {self._device.torch_device}",
-                "move the model, or pass the device that it is on",
-            )
+        for name, parameter in self.model.named_parameters():
+            if parameter.device != self.device.torch_device:
+                raise Refused(
+                    f"{name} is on {parameter.device}, the engine works on {self.device.torch_device}",
+                    "move the model, or pass the device that it is on",
+                )
 
-    def _collect_own(self) -> None:
-        """Parameters and buffers by their storages: what autograd saves of them is a view of any shape.
+    @property
+    def entered(self) -> bool:
+        return self._stack is not None
 
-        Anew in each microbatch, as wrapping replaces them; storages that modules had while they ran (FSDP's
-        gathered weights) count as long as they exist, by weak references, as addresses are used again.
-        """
-        own: list[torch.Tensor] = [*self._model.parameters(), *self._model.buffers()]
-        gone = [address for address, alive in self._seen_own.items() if alive.expired()]
-        for address in gone:
-            del self._seen_own[address]
-        self._own = {address_of(storage) for tensor in own for storage in storages_of(tensor)} | set(
-            self._seen_own
-        )
+    def predicted_slower(self) -> float:
+        """By how much the copies make a microbatch longer, as a share of it."""
+        learned, chosen = self._learned, self._selection
+        return chosen.exposed_ns / max(1, learned.compute_ns) if learned and chosen else 0.0
+
+    def switch_off(self, why: str) -> None:
+        """From now on everything stays. What has left comes back when asked for."""
+        self._off = why
 
     # Saving.
 
@@ -328,30 +309,33 @@ class Engine:
             )
         begun = time.perf_counter_ns()
         with self._lock:
-            microbatch = self._microbatch()
-            packed = self._pack(microbatch, tensor)
+            packed = self._pack(self._microbatch(), tensor)
         self._collect()
-        self._tally.took("keep" if isinstance(packed, _Stays) else "pack", time.perf_counter_ns() - begun)
+        if self._learned is not None:
+            stays = isinstance(packed, _Stays)
+            self._tally.took("keep" if stays else "pack", time.perf_counter_ns() - begun)
         return packed
 
-    def _microbatch(self) -> _Watched:
+    def _microbatch(self) -> Watched:
         """The one that is going on; a new one when a backward has run since."""
         now = self._now
-        inside = _inside_backward()
-        if now is None or (now.unpacks and not inside):
+        if _inside_backward():
+            now = now or self._begin()
+        elif now is None or now.unpacks:
             self._end()
             now = self._begin()
-        elif now.packs and not now.live and not inside and not now.unpacks and now.entries:
-            now = self._begin(again=True)  # a forward that was given up
+            self._tally.microbatches += 1
+        elif now.entries and not now.live:
+            now = self._begin()  # a forward that was given up: again from the start
         now.packs += 1
         return now
 
-    def _pack(self, microbatch: _Watched, tensor: torch.Tensor) -> claims.Packed:
+    def _pack(self, now: Watched, tensor: torch.Tensor) -> claims.Packed:
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
-            return self._take_apart(microbatch, tensor)
+            return self._take_apart(now, tensor)
         reason = self._why_it_stays(tensor)
         if reason is not None:
-            return self._stay(tensor, reason)
+            return self._stay(now, tensor, reason)
         storage = tensor.untyped_storage()
         version = None if tensor.is_inference() else tensor._version
         key = (address_of(storage), storage.data_ptr(), version)
@@ -364,25 +348,26 @@ class Engine:
         if entry is not None:
             self._tally.shared_bytes += tensor.numel() * tensor.element_size()
             if entry in self._sums:
-                now = checksum(saved_views.bytes_of(tensor, view))
-                self._checks.append((self._class_name(self._owners[entry], entry), self._sums[entry], now))
-            return self._travels(entry, tensor, view)
-        if storage.nbytes() < self._threshold:  # what is freed, even where less travels
-            return self._stay(tensor, "below the threshold")
-        if _inside_backward():
-            return self._stay(tensor, "saved during the backward")
-        return self._travels(self._admit(microbatch, key, tensor, view), tensor, view)
+                self._check(entry, saved_views.bytes_of(tensor, view))
+        elif storage.nbytes() < self._threshold:  # what is freed, even where less travels
+            return self._stay(now, tensor, "below the threshold")
+        elif _inside_backward():
+            return self._stay(now, tensor, "saved during the backward")
+        else:
+            entry = self._admit(now, key, tensor, view)
+        return _Travels(self, self._known[entry][1], self._schedule.add_handle(entry), tensor, view)
 
-    def _take_apart(self, microbatch: _Watched, tensor: torch.Tensor) -> claims.Packed:
-        if _is_traced(tensor):
+    def _take_apart(self, now: Watched, tensor: torch.Tensor) -> claims.Packed:
+        kinds = {kind.__name__ for kind in type(tensor).__mro__}
+        if kinds & {"FakeTensor", "FunctionalTensor"}:
             raise Refused(
                 f"a saved {type(tensor).__name__} is being traced",
                 "enter the engine outside of what is traced",
             )
         if not hasattr(tensor, "__tensor_flatten__"):
-            return self._stay(tensor, f"a {type(tensor).__name__}, which cannot be taken apart")
+            return self._stay(now, tensor, f"a {type(tensor).__name__}, which cannot be taken apart")
         names, context = cast("Any", tensor).__tensor_flatten__()
-        parts = {name: self._pack(microbatch, getattr(tensor, name)) for name in names}
+        parts = {name: self._pack(now, getattr(tensor, name)) for name in names}
         if all(isinstance(part, _Stays) for part in parts.values()):
             return _Stays(self, tensor)
         return _Assembled(tensor, parts, context)
@@ -390,7 +375,7 @@ class Engine:
     def _why_it_stays(self, tensor: torch.Tensor) -> str | None:
         if self._off is not None:
             return "the engine is off"
-        if tensor.device != self._device.torch_device:
+        if tensor.device != self.device.torch_device:
             return "on another device"
         if tensor.layout != torch.strided or tensor.is_quantized:
             return "not strided"
@@ -400,127 +385,122 @@ class Engine:
             return "parameter or buffer"
         if tensor.numel() == 0:
             return "empty"
-        return "host and device share memory" if self._device.coherent else None
+        return "host and device share memory" if self.device.coherent else None
 
-    def _stay(self, tensor: torch.Tensor, reason: str) -> _Stays:
-        self._tally.keeps(reason, tensor.numel() * tensor.element_size())
+    def _stay(self, now: Watched, tensor: torch.Tensor, reason: str) -> _Stays:
+        try:
+            (storage,) = storages_of(tensor)
+            address, nbytes = address_of(storage), storage.nbytes()
+        except ValueError:  # none, or several
+            address, nbytes = id(tensor), tensor.numel() * tensor.element_size()
+        if address not in now.counted:
+            now.counted.add(address)
+            self._tally.keeps(reason, nbytes)
+        if self._learned is None:
+            now.stayed.setdefault(self._class_of(tensor), reason)
         return _Stays(self, tensor)
+
+    def _class_of(self, tensor: torch.Tensor) -> str:
+        return tensor_class(self._paths.innermost if self._paths else "", operator_of(tensor))
 
     def _find(self, key: tuple[Any, ...]) -> Entry | None:
         """An entry of the same memory and version. The weak reference keeps the storage's address from being
         used again, so a key means one storage, alive or not."""
         found = self._open.get(key)
-        if found is None:
-            return None
-        entry, alive = found
-        if alive.expired() or not entry.handles:
-            del self._open[key]
-            return None
-        return entry
+        return None if found is None or found[1].expired() else found[0]
 
-    def _admit(
-        self,
-        microbatch: _Watched,
-        key: tuple[Any, ...],
-        tensor: torch.Tensor,
-        view: View,
-    ) -> Entry:
+    def _admit(self, now: Watched, key: tuple[Any, ...], tensor: torch.Tensor, view: View) -> Entry:
+        if self.device.torch_device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            raise Refused("a CUDA graph is being captured", "capture outside of the engine")
         source = saved_views.bytes_of(tensor, view)
-        entry = self._schedule.admit(microbatch, source)
+        entry = self._schedule.admit(now, source)
         self._open[key] = entry, StorageWeakRef(tensor.untyped_storage())
-        self._keys[entry] = key
-        self._owners[entry] = microbatch
-        microbatch.live += 1
-        name = self._note(microbatch, tensor) if self._learned is None else self._class_of(entry)
-        if self._verify and not self._checked:
+        self._known[entry] = key, now
+        now.live += 1
+        if self._to_watch:
+            now.saved_events.append(self._record())
+        if self._learned is None:
+            now.classes.append(self._class_of(tensor))
+            self._schedule.limits = Limits(
+                in_flight_bytes=max(4 * entry.nbytes, self._schedule.limits.in_flight_bytes or 0),
+                look_ahead_bytes=max(2 * entry.nbytes, self._schedule.limits.look_ahead_bytes),
+            )
+        if self._verify:
             self._sums[entry] = checksum(source)
-        reason = self._why_not_sent(entry, name)
-        if reason is None:
-            if self._schedule.send(entry):
-                self._tally.moved += 1
-        elif reason:
-            self._schedule.keep(entry, reason)
-        if entry.state is State.KEPT and entry.reason is not None:
-            self._tally.keeps(entry.reason, entry.nbytes)
-        if self._learned is None and self._budget is not None:
-            self._relieve(microbatch, self._budget)
+        self._decide(now, entry)
         return entry
 
-    def _why_not_sent(self, entry: Entry, name: str) -> str | None:
-        """None: it is sent. "": it waits, resident, until memory runs short."""
-        if isinstance(self._plan, Mapping):
-            action = self._plan["classes"].get(name)
-            if action != "offload":
-                return "by the plan" if action else "not in the plan"
-        if self._selection is not None:
-            moves = self._selection.moves
-            return None if entry.number >= len(moves) or moves[entry.number] else "not needed, or not hidden"
-        if self._learned is None and self._budget is not None:
-            return ""
-        return None
+    def _decide(self, now: Watched, entry: Entry) -> None:
+        chosen = self._selection
+        if chosen is not None:
+            known = entry.number < len(chosen.moves)
+            if (
+                chosen.moves[entry.number]
+                if known
+                else chosen.bytes_out and not isinstance(self._plan, Mapping)
+            ):
+                self._send(now, entry)
+            else:
+                self._keep(entry, "by the plan" if self._plan else "not needed, or not hidden")
+        elif isinstance(self._plan, Mapping):
+            if self._plan["classes"].get(now.classes[entry.number]) == "offload":
+                self._send(now, entry)
+            else:
+                self._keep(entry, "by the plan")
+        elif self._budget is None:
+            self._send(now, entry)
+        else:
+            self._relieve(now, self._budget)
 
-    def _relieve(self, microbatch: _Watched, budget: int) -> None:
+    def _relieve(self, now: Watched, budget: int) -> None:
         """In the first microbatch, whose peak nobody knows: sends the oldest once the device fills up."""
         excess = self._in_use() - self._schedule.leaving_bytes - FIRST_SHARE * budget
-        for entry in microbatch.entries:
+        for entry in now.entries:
             if excess <= 0:
                 return
             if entry.state is State.RESIDENT and not entry.sent and entry.handles:
-                if self._schedule.send(entry):
-                    self._tally.moved += 1
+                self._send(now, entry)
                 excess -= entry.nbytes
 
-    def _note(self, microbatch: _Watched, tensor: torch.Tensor) -> str:
-        name = tensor_class(self._paths.innermost if self._paths else "", operator_of(tensor))
-        microbatch.classes.append(name)
-        microbatch.saved_events.append(self._record())
-        largest = max(entry.nbytes for entry in microbatch.entries)
-        self._schedule.limits = Limits(4 * largest, 2 * largest)
-        return name
+    def _send(self, now: Watched, entry: Entry) -> None:
+        if self._schedule.send(entry):
+            now.sent += 1
+            self._tally.moved += 1
+        else:
+            self._tally.keeps("host memory full", entry.nbytes)
 
-    def _class_of(self, entry: Entry) -> str:
-        assert self._learned is not None
-        classes = self._learned.classes
-        return classes[entry.number] if entry.number < len(classes) else ""
-
-    def _travels(self, entry: Entry, tensor: torch.Tensor, view: View) -> _Travels:
-        return _Travels(self, self._owners[entry], self._schedule.add_handle(entry), tensor, view)
+    def _keep(self, entry: Entry, reason: str) -> None:
+        self._schedule.keep(entry, reason)
+        self._tally.keeps(reason, entry.nbytes)
 
     # Asking.
 
     def backward_runs(self) -> None:
-        if self._now is not None:
-            self._now.unpacks += 1
+        now = self._now
+        if now is not None:
+            if self._learned is None and not now.unpacks:
+                self._bypassed_bytes = held_by_selective_checkpoints(self.device.torch_device)
+            now.unpacks += 1
 
     def unpack(self, saved: _Travels) -> torch.Tensor:
         begun = time.perf_counter_ns()
         saved.version.check()
         entry, microbatch = saved.handle.entry, saved.microbatch
+        self.backward_runs()
         with self._lock:
-            if self._now is not None:
-                self._now.unpacks += 1
-            microbatch.unpacks += 1
-            before = self._schedule.missed
-            present = self._schedule.hand_out(microbatch, saved.handle, _backward())
-            microbatch.missed += self._schedule.missed - before
-            if entry.number not in microbatch.asked_events:
-                microbatch.asked.append(entry.number)
-                microbatch.asked_events[entry.number] = None
-                if self._learned is None:
-                    microbatch.asked_events[entry.number] = self._record()
-            if self._learned is None:
-                microbatch.last_event = self._record()
-            if entry.sent and entry in self._sums:
-                self._checks.append(
-                    (self._class_name(microbatch, entry), self._sums[entry], checksum(present))
-                )
-        result = restored(saved.view, present)
+            if microbatch is not self._now:
+                microbatch.unpacks += 1
+            memory = self._schedule.hand_out(microbatch, saved.handle, _backward())
+            if self._to_watch or (microbatch.order and entry.number == microbatch.order[-1]):
+                microbatch.end = self._record()
+            microbatch.asked.setdefault(entry.number, microbatch.end)
+            if entry in self._sums and entry.sent:
+                self._check(entry, memory)
+            tensor = restored(saved.view, memory)
         self._collect()
-        self._tally.took("unpack", time.perf_counter_ns() - begun)
-        return result
-
-    def _class_name(self, microbatch: _Watched, entry: Entry) -> str:
-        return microbatch.classes[entry.number] if entry.number < len(microbatch.classes) else "a storage"
+        if self._learned is not None:
+            self._tally.took("unpack", time.perf_counter_ns() - begun)
+        return tensor
 
     def dropped(self, handle: Handle) -> None:
         self._dropped.append(handle)
@@ -530,158 +510,190 @@ class Engine:
         """Drops what finalizers have left, unless somebody is at it: they do so when they are done."""
         while self._dropped and self._lock.acquire(blocking=False):
             try:
-                while self._dropped:
-                    self._drop(self._dropped.popleft())
+                self._drop_all()
             finally:
                 self._lock.release()
 
-    def _drop(self, handle: Handle) -> None:
-        entry = handle.entry
-        self._schedule.drop(handle)
-        if not entry.handles:
-            key = self._keys.pop(entry)
-            if key in self._open and self._open[key][0] is entry:
-                del self._open[key]
-            self._owners.pop(entry).live -= 1
-            self._sums.pop(entry, None)
-
-    # Between microbatches.
-
-    def _record(self) -> Event:
-        return self._device.record(self._device.current_stream())
-
-    def _begin(self, again: bool = False) -> _Watched:
-        self._collect_own()
-        if self._device.torch_device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            raise Refused("a CUDA graph is being captured", "capture outside of the engine")
-        self._tally.microbatches += not again
-        self._tally.harvest(self._schedule, self._device, wait=False)
-        if self._tally.microbatches == 3 and self._warm_allocations is None:
-            self._warm_allocations = self._arena.allocations
-        now = _Watched(number=self._tally.microbatches)
-        learned = self._learned
-        if learned is not None:
-            now.order = list(learned.order)
-            now.due_ns = list(learned.due_ns)
-        now.begin = self._record()
-        self._now = now
-        return now
-
-    def _end(self) -> None:
-        """Learns from the first microbatch, and makes room for the next."""
+    def _drop_all(self) -> None:
         while self._dropped:
-            self._drop(self._dropped.popleft())
-        now = self._now
-        if now is None or not now.unpacks:
-            return
-        if self._checks:
-            self._compare()
-        if self._learned is None and now.asked:
-            self._learn(now)
+            handle = self._dropped.popleft()
+            entry = handle.entry
+            self._schedule.drop(handle)
+            if not entry.handles:
+                key, microbatch = self._known.pop(entry)
+                if self._open[key][0] is entry:
+                    del self._open[key]
+                microbatch.live -= 1
+                self._sums.pop(entry, None)
 
-    def _learn(self, now: _Watched) -> None:
-        device, schedule = self._device, self._schedule
-        schedule.finish()
-        device.synchronize(now.last_event)
-        stalls = [
-            (device.elapsed(now.begin, one.start), device.elapsed(one.start, one.end))
-            for one in schedule.stalls
-        ]
+    # Checking.
 
-        def compute_ns(event: Event) -> int:
-            at = device.elapsed(now.begin, event)
-            return max(0, at - sum(lasted for start, lasted in stalls if start < at))
-
-        saved = [
-            Saved(entry.nbytes, compute_ns(event), asked and compute_ns(asked))
-            for entry, event, asked in zip(
-                now.entries,
-                now.saved_events,
-                (now.asked_events.get(n) for n in range(len(now.entries))),
-                strict=True,
-            )
-        ]
-        missing = [number for number in range(len(saved)) if number not in now.asked_events]
-        order = [*now.asked, *missing]
-        total = compute_ns(now.last_event)
-        self._tally.harvest(schedule, device, wait=True)
-        self._learned = _Learned(
-            saved=saved,
-            classes=now.classes,
-            order=order,
-            due_ns=[total if (asked := saved[number].asked_ns) is None else asked for number in order],
-            compute_ns=total,
-            link=self._card or self._tally.link(),
-            base_bytes=0,
-            peak_bytes=0,
-            resident_bytes=schedule.most_resident_bytes,
-        )
-        self._choose()
-
-    def _choose(self) -> None:
-        learned = self._learned
-        assert learned is not None
-        if self._plan is None:
-            room = None
-            if self._budget is not None:
-                room = self._budget - self._static_bytes()
-            self._selection = select(learned.saved, learned.compute_ns, learned.link, room)
-            chosen = self._selection
-            self._schedule.limits = Limits(
-                chosen.in_flight_bytes, chosen.look_ahead_bytes, chosen.look_ahead_ns
-            )
-            moved = [one.nbytes for one, moves in zip(learned.saved, chosen.moves, strict=True) if moves]
-        else:
-            moved = [
-                one.nbytes
-                for one, name in zip(learned.saved, learned.classes, strict=True)
-                if self._plan == EVERYTHING or cast("Plan", self._plan)["classes"].get(name) == "offload"
-            ]
-        self._arena.settle(sum(aligned(nbytes) for nbytes in moved))
-
-    def _static_bytes(self) -> int:
-        own: list[torch.Tensor] = [*self._model.parameters(), *self._model.buffers()]
-        own += [p.grad for p in self._model.parameters() if p.grad is not None]
-        sizes = {address_of(storage): storage.nbytes() for tensor in own for storage in storages_of(tensor)}
-        return sum(sizes.values())
-
-    def _in_use(self) -> int:
-        """Bytes of device memory: by the allocator on a GPU; on a CPU what the engine knows of."""
-        if self._device.torch_device.type == "cuda":
-            return torch.cuda.memory_allocated(self._device.torch_device)
-        return self._static_bytes() + self._schedule.resident_bytes
+    def _check(self, entry: Entry, memory: torch.Tensor) -> None:
+        microbatch = self._known[entry][1]
+        classes = self._learned.classes if self._learned is not None else microbatch.classes
+        name = classes[entry.number] if entry.number < len(classes) else "a saved tensor"
+        self._checks.append((name, self._sums[entry], checksum(memory)))
 
     def _compare(self) -> None:
         checks, self._checks = self._checks, []
         for name, before, after in checks:
             if not torch.equal(before, after):
-                self._off = f"switched off: {name} came back changed"
+                self._off = f"switched off: {name} changed between its save and its use"
                 raise Refused(
-                    f"{name} came back from host memory with other bytes than it left with",
+                    f"{name} changed between its save and its use",
                     "a kernel writes into saved memory behind autograd's back; have the plan keep its class",
                 )
         self._checked += len(checks)
+        self._verify = self._verify and not checks
+
+    # Between microbatches.
+
+    def _record(self) -> Event:
+        return self.device.record(self.device.current_stream())
+
+    def _begin(self) -> Watched:
+        # Anew each time, as wrapping a model replaces them. By storage: what is saved is a view of any shape.
+        own: list[torch.Tensor] = [*self.model.parameters(), *self.model.buffers()]
+        self._own = {address_of(storage) for tensor in own for storage in storages_of(tensor)}
+        self._tally.harvest(self._schedule, self.device, wait=False)
+        now = Watched(begin=self._record())
+        self._now = now
+        if self._budget is not None:
+            now.base_bytes = self._in_use()
+            self._meter.start()
+        if self._learned is not None:
+            self._adapt(self._learned)
+            now.expected = len(self._learned.saved)
+            now.order = list(self._learned.order)
+            now.due_ns = list(self._learned.due_ns)
+        if self._tally.microbatches == 2 and self._warm_allocations is None:
+            self._warm_allocations = self._arena.allocations
+        return now
+
+    def _end(self) -> None:
+        """Learns from the first microbatch, and chooses what the next ones move."""
+        self._drop_all()
+        now = self._now
+        if now is None or not now.unpacks:
+            return
+        self._now = None
+        if self._checks:
+            self._compare()
+        if self._off is not None:
+            return
+        asked_to = self._plan is not None or (self._selection is not None and self._selection.bytes_out)
+        if asked_to and not self._tally.moved:
+            stayed = ", ".join(f"{written(n)} {why}" for why, n in self._tally.kept_bytes.items()) or "none"
+            self._off = "switched off: nothing could be moved"
+            raise Refused(
+                f"tensors were to be moved and none was; those that stayed: {stayed}",
+                "lower the threshold, enter the engine around the forward, or raise host_limit",
+            )
+        learned = self._learned
+        if learned is None:
+            if now.asked:
+                self._learn(now)
+            return
+        if now.end is not None and not self._to_watch:
+            self._tally.steps.append((now.begin, now.end))
+        if now.expected == len(now.entries) and len(now.asked) == len(learned.order):
+            if self._to_watch:
+                self._learn_again(now, learned)
+            else:
+                self._learned = replace(learned, order=list(now.asked))
+        elif now.entries:
+            self._notes["microbatches do not all save the same: some copies are not foreseen"] = None
+
+    def _learn(self, now: Watched) -> None:
+        schedule = self._schedule
+        schedule.finish()
+        stalls = list(schedule.stalls)
+        link = self._card or self._tally.measured_link(schedule, self.device)
+        peak, resident = self._meter.peak(), schedule.most_resident_bytes
+        self._learned = learn(now, stalls, self.device, link, peak, resident)
+        self._to_watch -= 1
+        if self._paths is not None:
+            self._paths.__exit__()
+        self._choose(self._learned)
+
+    def _learn_again(self, now: Watched, learned: Learned) -> None:
+        """What is saved is known; when, anew. What moves can only become less: its host memory is there."""
+        self._schedule.finish()
+        stalls = list(self._schedule.stalls)
+        timed = learn(now, stalls, self.device, learned.link, None, 0)
+        self._learned = replace(
+            timed, classes=learned.classes, stayed=learned.stayed, other_bytes=learned.other_bytes
+        )
+        self._to_watch -= 1
+        self._choose(self._learned)
+
+    def _adapt(self, learned: Learned) -> None:
+        """Chooses again when a step needs more than was foreseen: it has optimizer states, a higher peak."""
+        budget, chosen = self._budget, self._selection
+        if budget is not None and chosen is not None and self._off is None:
+            over = (self._meter.last or 0) - budget
+            if over > 0:
+                self._learned = learned = replace(learned, other_bytes=learned.other_bytes + over)
+            if self._in_use() + learned.other_bytes + chosen.resident_bytes > budget:
+                self._choose(learned)
+        if self._arena.idle:
+            self._arena.settle(max(self._slab_bytes, self._arena.most_used_bytes))
+
+    def _choose(self, learned: Learned) -> None:
+        in_use, among = self._in_use(), self._selection
+        try:
+            chosen = choose(learned, self._plan, self._budget, in_use, among and among.moves)
+            moved = (one.nbytes for one, moves in zip(learned.saved, chosen.moves, strict=True) if moves)
+            self._slab_bytes = sum(aligned(nbytes) for nbytes in moved)
+            if self._slab_bytes > self._arena.limit:
+                if self._plan is not None or self._budget is not None:
+                    raise Refused(
+                        f"{written(self._slab_bytes)} would have to wait in host memory, of which there are "
+                        f"{written(self._arena.limit)} for this process",
+                        "allow the container more memory, pass host_limit, or move less",
+                    )
+                self._slab_bytes = self._arena.limit
+        except Refused as refused:
+            self._off = f"switched off: {refused.reason}"
+            raise
+        self._selection = chosen
+        self._in_use_at_choice = in_use
+        self._schedule.limits = Limits(chosen.in_flight_bytes, chosen.look_ahead_bytes, chosen.look_ahead_ns)
+        self._schedule.most_resident_bytes = self._schedule.resident_bytes
+        self._arena.start_counting()
+        if self._arena.idle:
+            self._arena.settle(self._slab_bytes)
+
+    def _in_use(self) -> int:
+        """Bytes of device memory now: by the device's own count where it has one, else what is known here."""
+        if isinstance(self.device, Metered):
+            return self.device.allocated_bytes() + self.device.outside_bytes()
+        return static_bytes(self.model) + self._schedule.resident_bytes
 
     # Telling.
+
+    def prove(self, step: Any, pairs: int = 3) -> Proof:
+        """Runs `step` (a forward and backward, no optimizer) with and without the engine, in turns, and
+        compares gradients, time and peak. Switches the engine off when it does harm, and says so."""
+        return prove(self, step, pairs)
 
     def report(self) -> OffloadReport:
         """What happened so far. Waits for the copies under way."""
         with self._lock:
-            while self._dropped:
-                self._drop(self._dropped.popleft())
+            self._drop_all()
             if self._checks:
                 self._compare()
-            self._tally.harvest(self._schedule, self._device, wait=True)
-        tally = self._tally
+            self._tally.harvest(self._schedule, self.device, wait=True)
+        tally, card, arena = self._tally, self._card, self._arena
 
         def one_way(direction: Direction) -> OneWay:
-            stalled = sum(ns for cause, ns in tally.stalls_ns.items() if DIRECTION_OF[cause] == direction)
-            card = self._card
-            speed = card and (card.out_bytes_per_second if direction == "out" else card.in_bytes_per_second)
             way = tally.ways[direction]
+            stalled = sum(ns for cause, ns in tally.stalls_ns.items() if DIRECTION_OF[cause] == direction)
+            speed = card and (card.out_bytes_per_second if direction == "out" else card.in_bytes_per_second)
             return OneWay(way.bytes, way.copies, way.nanoseconds, stalled, speed)
 
-        allocations = self._arena.allocations
+        warm = arena.allocations if self._warm_allocations is None else self._warm_allocations
+        predicted, measured = self._foreseen()
         return OffloadReport(
             state=self._state(),
             microbatches=tally.microbatches,
@@ -694,62 +706,57 @@ class Engine:
             shared_bytes=tally.shared_bytes,
             moved=tally.moved,
             kept_bytes=dict(tally.kept_bytes),
-            bypassed_bytes=0,
-            pageable_bytes=0,
-            host_requested_bytes=self._arena.most_used_bytes,
-            host_held_bytes=self._arena.held_bytes,
-            host_allocations=allocations,
-            host_allocations_after_warm_up=0
-            if self._warm_allocations is None
-            else allocations - self._warm_allocations,
+            bypassed_bytes=self._bypassed_bytes,
+            host_used_bytes=arena.most_used_bytes,
+            host_held_bytes=arena.held_bytes,
+            host_allocations=arena.allocations,
+            host_allocations_after_warm_up=arena.allocations - warm,
             pack_ns=tally.mean_ns("pack"),
             keep_ns=tally.mean_ns("keep"),
             unpack_ns=tally.mean_ns("unpack"),
-            predicted={},
-            measured={},
-            verified=f"{self._checked} storages came back bit for bit" if self._checked else None,
+            predicted=predicted,
+            measured=measured,
+            verified=f"{self._checked} times, bytes were those that had been saved"
+            if self._checked
+            else None,
+            notes=tuple(self._notes),
         )
+
+    def _foreseen(self) -> tuple[dict[str, int], dict[str, int]]:
+        learned, chosen = self._learned, self._selection
+        if learned is None or chosen is None:
+            return {}, {}
+        predicted = {"step_ns": chosen.step_ns, "saved_on_device_bytes": chosen.resident_bytes}
+        measured = {"saved_on_device_bytes": self._schedule.most_resident_bytes}
+        step_ns = self._tally.step_ns()
+        if step_ns is not None:
+            measured["step_ns"] = step_ns
+        if isinstance(self.device, Metered) and self._budget is not None:
+            predicted["peak_bytes"] = self._in_use_at_choice + learned.other_bytes + chosen.resident_bytes
+            measured["peak_bytes"] = self.device.most_allocated_bytes() + self.device.outside_bytes()
+        return predicted, measured
 
     def _state(self) -> str:
         if self._off is not None:
             return self._off
-        if self._learned is None:
+        if self._selection is None:
             return "watching the first microbatch"
-        if self._selection is not None and not any(self._selection.moves):
-            if self._budget is not None:
-                return "everything fits: nothing is moved"
-            return "no copy would hide behind compute: nothing is moved"
-        return "moving"
+        if self._selection.bytes_out:
+            return "moving"
+        if self._budget is not None:
+            return "everything fits: nothing is moved"
+        return "no copy would hide behind compute: nothing is moved"
 
 
 def _is_own(tensor: torch.Tensor) -> bool:
-    """A parameter that the model did not list, or a view of one: a gathered weight of FSDP."""
-    base = tensor._base if tensor._is_view() else tensor
-    return isinstance(base, torch.nn.Parameter)
-
-
-def _is_traced(tensor: torch.Tensor) -> bool:
-    names = {kind.__name__ for kind in type(tensor).__mro__}
-    return bool(names & {"FakeTensor", "FunctionalTensor"})
+    """A parameter that the model does not list, or a view of one: a weight gathered by FSDP."""
+    return isinstance(tensor._base if tensor._is_view() else tensor, torch.nn.Parameter)
 
 
 def _backward() -> int:
     """Autograd's number of the backward that this thread works for, -1 outside."""
-    return _AUTOGRAD._current_graph_task_id()
+    return _TORCH._current_graph_task_id()
 
 
 def _inside_backward() -> bool:
     return _backward() != -1
-
-
-def _link(card: Mapping[str, Any]) -> Link:
-    out_launch, out_rate = rate(card, "device_to_host")
-    in_launch, in_rate = rate(card, "host_to_device")
-    return Link(out_rate, in_rate, max(out_launch, in_launch))
-
-
-def _threshold(link: Link | None) -> int:
-    """Below this a copy takes mostly its launch."""
-    if link is None:
-        return round(LAUNCH_NS * ASSUMED_RATE / 1e9)
-    return round(link.launch_ns * link.out_bytes_per_second / 1e9)

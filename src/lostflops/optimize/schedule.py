@@ -103,7 +103,10 @@ class Microbatch:
     """The entries of one forward, and the order in which its backward is expected to ask for them."""
 
     entries: list[Entry] = field(default_factory=list[Entry])
-    order: list[int] | None = None  # numbers of entries; None: reverse of the order of saving
+    expected: int | None = None  # how many entries there are, if `order` is to be used
+    order: list[int] = field(
+        default_factory=list[int]
+    )  # numbers of entries; else the reverse of their saving
     due_ns: list[int] | None = None  # by place in the order: when it was asked for, in compute time
     cursor: int = 0  # next place in the order to fetch
     place: dict[int, int] | None = None  # of each number in the order
@@ -229,20 +232,19 @@ class Schedule:
             microbatch.backwards += 1
             microbatch.cursor = 0
         if microbatch.place is None:
-            order = microbatch.order
-            if order is None or sorted(order) != list(range(len(microbatch.entries))):
-                order = list(reversed(range(len(microbatch.entries))))
+            if microbatch.expected != len(microbatch.entries):
+                microbatch.order = list(reversed(range(len(microbatch.entries))))
                 microbatch.due_ns = None
-            microbatch.order = order
-            microbatch.place = {number: place for place, number in enumerate(order)}
+            microbatch.place = {number: place for place, number in enumerate(microbatch.order)}
 
     def _fetch_ahead(self, microbatch: Microbatch, entry: Entry) -> None:
         order, places = microbatch.order, microbatch.place
-        assert order is not None and places is not None
+        assert places is not None
         here = places.get(entry.number)
-        if here is None:  # saved after the backward began
+        if here is None:  # saved after the backward began, or not expected to be asked for
             return
-        microbatch.cursor = max(microbatch.cursor, here + 1)
+        if microbatch.due_ns is not None:  # what is due before this one is not expected any more
+            microbatch.cursor = max(microbatch.cursor, here + 1)
         due, limits = microbatch.due_ns, self.limits
         while microbatch.cursor < len(order):
             entry = microbatch.entries[order[microbatch.cursor]]

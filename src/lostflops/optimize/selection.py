@@ -7,7 +7,7 @@ a time and in order. Contention for the device's memory and sharing of the link 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 TOLERANCE = 0.005  # of the compute time, that copies may add and still count as hidden
@@ -49,6 +49,17 @@ class Selection:
     resident_bytes: int  # the most that saved storages hold on the device at once
     bytes_out: int
 
+    def within(
+        self, in_flight_bytes: int | None, look_ahead_bytes: int | None, look_ahead_ns: int | None
+    ) -> Selection:
+        """The same with the limits of a plan, where it has any."""
+        return replace(
+            self,
+            in_flight_bytes=in_flight_bytes or self.in_flight_bytes,
+            look_ahead_bytes=look_ahead_bytes or self.look_ahead_bytes,
+            look_ahead_ns=look_ahead_ns or self.look_ahead_ns,
+        )
+
 
 @dataclass(frozen=True)
 class _Run:
@@ -71,20 +82,25 @@ def select(saved: list[Saved], compute_ns: int, link: Link, room_bytes: int | No
     if room_bytes is None:
         while low < high:
             middle = (low + high + 1) // 2
-            run = _try(saved, candidates[:middle], compute_ns, link)
+            run = _first(saved, candidates[:middle], compute_ns, link)
             low, high = (middle, high) if run.exposed_ns <= TOLERANCE * compute_ns else (low, middle - 1)
     else:
         while low < high:
             middle = (low + high) // 2
-            run = _try(saved, candidates[:middle], compute_ns, link)
+            run = _first(saved, candidates[:middle], compute_ns, link)
             low, high = (low, middle) if run.resident_bytes <= room_bytes else (middle + 1, high)
-    return _try(saved, candidates[:low], compute_ns, link)
+    return _first(saved, candidates[:low], compute_ns, link)
 
 
-def _try(saved: list[Saved], chosen: list[int], compute_ns: int, link: Link) -> Selection:
+def _first(saved: list[Saved], chosen: list[int], compute_ns: int, link: Link) -> Selection:
     moves = [False] * len(saved)
     for number in chosen:
         moves[number] = True
+    return foresee(saved, moves, compute_ns, link)
+
+
+def foresee(saved: list[Saved], moves: list[bool], compute_ns: int, link: Link) -> Selection:
+    """How far ahead copies must be queued for these to travel, and what comes of it."""
     in_flight = _in_flight(saved, moves, link)
     ahead_bytes, ahead_ns = _look_ahead(saved, moves, link)
     run = simulate(saved, moves, compute_ns, link, in_flight, ahead_bytes, ahead_ns)
@@ -96,7 +112,7 @@ def _try(saved: list[Saved], chosen: list[int], compute_ns: int, link: Link) -> 
         step_ns=run.total_ns,
         exposed_ns=run.total_ns - compute_ns,
         resident_bytes=run.resident_bytes,
-        bytes_out=sum(saved[number].nbytes for number in chosen),
+        bytes_out=sum(one.nbytes for one, moved in zip(saved, moves, strict=True) if moved),
     )
 
 

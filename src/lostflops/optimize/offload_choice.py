@@ -1,0 +1,137 @@
+"""What the engine learned from the first microbatch, and what it therefore moves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from lostflops.optimize.amounts import written
+from lostflops.optimize.refused import Refused
+from lostflops.optimize.schedule import Microbatch
+from lostflops.optimize.selection import Link, Saved, Selection, foresee, select
+
+if TYPE_CHECKING:
+    from lostflops.optimize.device import Device, Event
+    from lostflops.optimize.schedule import Stall
+
+EVERYTHING = "everything"
+
+Plan = Mapping[str, Any]
+
+
+@dataclass
+class Watched(Microbatch):
+    """A microbatch with what is measured of it. The events only while it is watched closely."""
+
+    begin: Event = None
+    base_bytes: int = 0  # device memory in use before it
+    live: int = 0  # entries that somebody can ask for
+    packs: int = 0
+    unpacks: int = 0
+    sent: int = 0  # entries
+    asked: dict[int, Event] = field(default_factory=dict[int, "Event"])  # by number, in the order of asking
+    classes: list[str] = field(default_factory=list[str])  # of entries, by number
+    counted: set[int] = field(default_factory=set[int])  # storages that stayed
+    stayed: dict[str, str] = field(default_factory=dict[str, str])  # reason by class, of what is no entry
+    saved_events: list[Event] = field(default_factory=list["Event"])
+    end: Event = None  # when the last one was asked for
+
+
+@dataclass(frozen=True)
+class Learned:
+    saved: list[Saved]  # by number
+    classes: list[str]
+    stayed: dict[str, str]
+    order: list[int]  # numbers, as they were asked for
+    due_ns: list[int]  # by place in the order
+    compute_ns: int
+    link: Link
+    base_bytes: int  # device memory in use before the microbatch
+    other_bytes: int  # on top of it and of saved storages, at the peak; 0 where the peak is not known
+
+
+def learn(
+    watched: Watched,
+    stalls: list[Stall],
+    device: Device,
+    link: Link,
+    peak_bytes: int | None,
+    resident_bytes: int,
+) -> Learned:
+    """Waits until the microbatch is over. `resident_bytes` is the most that saved storages held in it."""
+    device.synchronize(watched.end)
+    waits = [(device.elapsed(watched.begin, s.start), device.elapsed(s.start, s.end)) for s in stalls]
+
+    def compute_ns(event: Event) -> int:
+        """On a clock that stands still while compute waits for copies."""
+        at = device.elapsed(watched.begin, event)
+        return max(0, at - sum(lasted for start, lasted in waits if start < at))
+
+    asked = {number: compute_ns(event) for number, event in watched.asked.items()}
+    saved = [
+        Saved(entry.nbytes, compute_ns(event), asked.get(entry.number))
+        for entry, event in zip(watched.entries, watched.saved_events, strict=True)
+    ]
+    other = 0 if peak_bytes is None else max(0, peak_bytes - watched.base_bytes - resident_bytes)
+    return Learned(
+        saved=saved,
+        classes=watched.classes,
+        stayed=watched.stayed,
+        order=list(asked),
+        due_ns=list(asked.values()),
+        compute_ns=compute_ns(watched.end),
+        link=link,
+        base_bytes=watched.base_bytes,
+        other_bytes=other,
+    )
+
+
+def choose(
+    learned: Learned,
+    plan: Plan | str | None,
+    budget: int | None,
+    in_use: int,
+    among: tuple[bool, ...] | None = None,
+) -> Selection:
+    """What moves. `in_use` is the device memory in use outside of a step. Without plan and budget, none but
+    `among`. Refuses what cannot be reached."""
+    if isinstance(plan, Mapping):
+        return _planned(learned, plan)
+    if plan == EVERYTHING:
+        return foresee(learned.saved, [True] * len(learned.saved), learned.compute_ns, learned.link)
+    if budget is None:
+        saved = learned.saved
+        if among is not None:
+            saved = [replace(one, movable=may) for one, may in zip(saved, among, strict=True)]
+        return select(saved, learned.compute_ns, learned.link)
+    chosen = select(learned.saved, learned.compute_ns, learned.link, budget - in_use - learned.other_bytes)
+    least = in_use + learned.other_bytes + chosen.resident_bytes
+    if least > budget:
+        raise Refused(
+            f"{written(budget)} cannot be reached: with everything moved that can be, the step takes "
+            f"{written(least)}: {written(in_use)} before it, {written(learned.other_bytes)} for what it "
+            f"makes besides, {written(chosen.resident_bytes)} of saved tensors on their way",
+            "allow more, or make the step smaller: a smaller microbatch, `optimize.checkpoint`",
+        )
+    return chosen
+
+
+def _planned(learned: Learned, plan: Plan) -> Selection:
+    offloaded = {name for name, action in plan["classes"].items() if action == "offload"}
+    found = set(learned.classes)
+    for name in sorted(offloaded - found):
+        if name in learned.stayed:
+            raise Refused(
+                f"the plan moves {name}, which stays: {learned.stayed[name]}",
+                "plan again, for this model and machine",
+            )
+        raise Refused(
+            f"the plan moves {name}, which this model does not save",
+            "plan again: the model is not the planned one",
+        )
+    moves = [name in offloaded for name in learned.classes]
+    chosen = foresee(learned.saved, moves, learned.compute_ns, learned.link)
+    return chosen.within(
+        plan.get("in_flight_bytes"), plan.get("look_ahead_bytes") or None, plan.get("look_ahead_ns")
+    )
