@@ -1,8 +1,8 @@
 """Activation offload beside what others offer, on one model in the same run: step, peak, and what was hidden.
 
-The base is the model as it is; *checkpointed* is `gradient_checkpointing_enable` of transformers, which is not
+The base is the model as it is; *checkpointed* is transformers' own `gradient_checkpointing_enable`, not
 reentrant. *inputs* moves only what checkpointed layers keep, *all* everything that autograd saves, and *free*
-what the engine chooses by itself. Bit-exact: the gradients of one microbatch against those without the remedy.
+what the engine chooses by itself. Bit-exact: the gradients of one microbatch against those without it.
 """
 
 from __future__ import annotations
