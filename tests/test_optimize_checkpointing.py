@@ -188,7 +188,7 @@ def test_a_measurement_changes_nothing() -> None:
         assert all(parameter.grad is was for parameter, was in zip(model.parameters(), grads, strict=True))
         assert equal(tiny_models.gradients(model), gradients)
         assert torch.equal(torch.get_rng_state(), state)
-        assert "so far         4 forwards, 4 recomputed" not in checkpointed.report()
+        assert "so far         0 forwards, 0 recomputed" in checkpointed.report()
 
 
 def test_a_peak_that_lies_elsewhere_is_said_not_to_fall() -> None:

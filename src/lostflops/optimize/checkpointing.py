@@ -175,11 +175,10 @@ class Checkpointed:
 
     def report(self) -> str:
         """What is checkpointed, what has been recomputed so far, and what was measured."""
-        kept = ", ".join(f"{name} ({count} operators)" for name, count in self._kept.items()) or "nothing"
         first, last = self._name(self.layers[0]), self._name(self.layers[-1])
         lines = [
             f"checkpointed   {len(self.layers)} modules, {first} to {last}",
-            f"kept           {kept}",
+            f"kept           {', '.join(self.keep) or 'nothing'}",
             f"so far         {self.forwards} forwards, {self.recomputed} recomputed",
         ]
         if self.caches_dropped:
@@ -191,7 +190,7 @@ class Checkpointed:
 
     def _measured(self, step: Callable[[], torch.Tensor], bypassed: bool) -> Step:
         self._bypassed = bypassed
-        recomputed = self.recomputed
+        forwards, recomputed = self.forwards, self.recomputed  # in training: these do not count
         parameters = list(self.model.parameters())
         try:
             with state_put_back(self.model):
@@ -204,14 +203,16 @@ class Checkpointed:
                 with peak.measured(self._device(), existing=parameters) as meter:
                     cast("Any", step()).backward()
                 gradients = [None if p.grad is None else p.grad.clone() for p in parameters]
+            done = self.recomputed - recomputed
         finally:
+            self.forwards, self.recomputed = forwards, recomputed
             self._bypassed, self._cached = False, None
         return Step(
             saved.nbytes + kept_bytes,
             kept_bytes,
             meter.peak_bytes,
             gemms.count,
-            self.recomputed - recomputed,
+            done,
             gradients,
         )
 

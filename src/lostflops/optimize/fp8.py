@@ -95,9 +95,8 @@ class Fp8:
         self.converted = tuple(chosen)
         self.skipped = skipped
         self.emulated = emulated
-        self._dtypes = sorted(
-            {str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters()}
-        )
+        dtypes = {str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters()}
+        self._dtypes = ", ".join(sorted(dtypes))
         wanted = {id(module) for name, module in named(model) if name in set(chosen)}
         self._swaps: list[_Swap] = []
         new: dict[int, torch.nn.Module] = {}
