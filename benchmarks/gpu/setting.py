@@ -39,21 +39,20 @@ class Setting:
 
         return ThreadedDevice() if self.threads else CudaDevice(self.device)
 
-    def model(self, size: str | None = None, layers: int | None = None, **changed: Any) -> Any:
+    def model(self, size: str | None = None, layers: int | None = None, words: int | None = None) -> Any:
         """In bf16 (float32 on a CPU), random, in training mode."""
         from transformers import LlamaConfig, LlamaForCausalLM
 
-        hidden, wide, depth, heads, kv_heads, words = SIZES[size or self.size]
+        hidden, wide, depth, heads, kv_heads, known = SIZES[size or self.size]
         config = LlamaConfig(
             hidden_size=hidden,
             intermediate_size=wide,
             num_hidden_layers=layers or depth,
             num_attention_heads=heads,
             num_key_value_heads=kv_heads,
-            vocab_size=words,
+            vocab_size=words or known,
             max_position_embeddings=1 << 17,
             use_cache=False,
-            **changed,
         )
         torch.manual_seed(0)
         before = torch.get_default_dtype()
