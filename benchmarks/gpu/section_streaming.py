@@ -76,7 +76,7 @@ def _inbound(setting: Setting) -> float:
     from lostflops import optimize
 
     card = optimize.measure_link(setting.engine_device(), [1 << 20, 1 << 22, 1 << 24], under_gemm=False)
-    return card["pinned"]["host_to_device"]["bytes_per_second"]
+    return card["host_to_device"]["pinned"]["bytes_per_second"]
 
 
 def page(rows: list[dict[str, Any]]) -> str:
