@@ -10,9 +10,12 @@ from typing import Any
 
 import pytest
 
+from gpu_torch import python_with_gpus
 from lostflops import cli
 from lostflops.capture import bench_collectives, bench_links, bench_ranks
+from lostflops.capture.bench_collectives import Collectives as Measured
 from lostflops.errors import LostflopsError
+from lostflops.plan import hardware
 
 
 def test_without_a_gpu_host_memory_is_copied_and_that_is_said(
@@ -75,6 +78,97 @@ def test_a_card_is_a_line_per_link() -> None:
     assert [c["bandwidth"] for c in cards] == pytest.approx([55, 40, 9, 55.5], rel=1e-3)
     assert [c["latency"] for c in cards] == [8000, 8000, 20000, None]
     assert cards[2]["half_size"] == pytest.approx(180_000, rel=1e-2)
+
+
+def test_one_command_measures_a_card_that_the_planner_reads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench_links, "nvbandwidth", lambda: Measured(bench_collectives.table([])))
+    file, everything = tmp_path / "card.json", tmp_path / "links.json"
+    words = ["bench", "links", "--python", python_with_gpus(tmp_path), "--sizes", "64K-64M", "--repeats", "6"]
+    assert cli.main([*words, "--card", str(file), "--json", str(everything)]) == 0
+    assert "both ways" in capsys.readouterr().out
+    card = json.loads(file.read_text())
+    assert card["kind"] == "link card" and card["gpu"] == "Fast Card" and card["torch"] == "9.9"
+    assert card["remarks"] == ["GPU1, the slowest of 2 GPUs"]
+    out, into = card["device_to_host"], card["host_to_device"]
+    assert [out["pinned"]["bytes_per_second"], into["pinned"]["bytes_per_second"]] == pytest.approx(
+        [40e9, 30e9], rel=1e-3
+    )
+    assert (out["pinned"]["launch_ns"], into["pinned"]["launch_ns"]) == pytest.approx((7000, 9000), abs=5)
+    assert out["pageable"]["bytes_per_second"] == pytest.approx(8e9, rel=1e-3)
+    assert out["pinned"]["half_size_bytes"] == pytest.approx(280_000, rel=1e-2)
+    assert [each["bytes"] for each in out["pinned"]["sizes"]] == [65536 * 4**n for n in range(6)]
+    under, both = card["under_gemm"], card["both_directions"]
+    assert under["device_to_host"]["pinned"]["bytes_per_second"] == pytest.approx(32e9, rel=1e-2)
+    # The faster direction is done first; the other's copies from then on do not count.
+    assert both["host_to_device"]["pinned"]["bytes_per_second"] == pytest.approx(15e9, rel=0.02)
+    assert both["device_to_host"]["pinned"]["bytes_per_second"] == pytest.approx(40e9, rel=1e-3)
+    found = hardware.link(str(file))
+    assert (found.out, found.into) == pytest.approx((40e9, 30e9), rel=1e-3)
+    document = json.loads(everything.read_text())
+    assert set(document["link_cards"]) == {"GPU0", "GPU1"} and document["kind"] == "links"
+    assert document["link_cards"]["GPU0"]["host_to_device"]["pinned"]["bytes_per_second"] == pytest.approx(
+        60e9, rel=1e-3
+    )
+    assert all("load" not in row for row in document["bandwidths"])
+    same = hardware.link(str(everything))
+    assert (same.out, same.into) == (found.out, found.into), "either file gives the same plan"
+    assert cli.main(["plan", "train", "--model", "llama-3-8b", "--gpu", "h200", "--link", str(file)]) == 0
+
+
+def test_each_memory_node_has_its_rates_and_the_nearest_is_the_cards() -> None:
+    rows: list[dict[str, Any]] = [
+        {"tool": "torch", "operation": operation, "device": "GPU0", "host_memory": "pinned", "both": False}
+        | {"numa": node, "bytes": n, "time": round(8000 + n / rate), "repeats": 7}
+        for operation in ("host to device", "device to host")
+        for node, rate in ((0, 18.0), (1, 52.0))
+        for n in bench_links.SIZES
+    ]
+    found = Measured(bench_collectives.table(rows), {"gpus": "1", "gpu": "Card"})
+    card = bench_links.slowest(bench_links.link_cards(found))
+    assert card["numa_node"] == 1 and card["host"].endswith("2 memory nodes measured")
+    assert card["host_to_device"]["pinned"]["bytes_per_second"] == pytest.approx(52e9, rel=1e-3)
+    (other,) = card["by_node"]
+    assert other["numa_node"] == 0
+    assert other["device_to_host"]["pinned"]["bytes_per_second"] == pytest.approx(18e9, rel=1e-3)
+    assert card["both_directions"] is None and card["under_gemm"] is None and card["remarks"] == []
+
+
+def test_without_a_gpu_there_is_no_link_card(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    words = [
+        "bench",
+        "links",
+        "--sizes",
+        "4K,8K,16K",
+        "--repeats",
+        "2",
+        "--card",
+        str(tmp_path / "card.json"),
+    ]
+    assert cli.main(words) != 0
+    assert "There is no link card" in capsys.readouterr().err
+    assert not (tmp_path / "card.json").exists()
+
+
+def test_what_nvbandwidth_printed_makes_a_card_too(tmp_path: Path) -> None:
+    (tmp_path / "nv.json").write_text(
+        nvbandwidth(
+            case("host_to_device_memcpy_ce", [["55.25", "54.5"]], bufferSize=512),
+            case("device_to_host_memcpy_ce", [["44.25", "45.5"]], bufferSize=512),
+            case("device_to_host_bidirectional_memcpy_ce", [["27", "28"]]),
+        )
+    )
+    words = ["bench", "links", "--from", str(tmp_path / "nv.json"), "--card", str(tmp_path / "card.json")]
+    assert cli.main(words) == 0
+    card = json.loads((tmp_path / "card.json").read_text())
+    assert card["remarks"] == ["GPU0, the slowest of 2 GPUs"] and card["driver"] == "580.95.05"
+    assert card["both_directions"]["device_to_host"]["pinned"]["bytes_per_second"] == 27e9
+    found = hardware.link(str(tmp_path / "card.json"))
+    assert (found.out, found.into, found.latency_ns) == (44.25e9, 55.25e9, 0)
 
 
 def nvbandwidth(*tests: dict[str, Any]) -> str:

@@ -17,8 +17,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpu_torch import python_with_gpus
 from lostflops import cli, optimize
-from lostflops.capture import bench_fit
+from lostflops.capture import bench_fit, bench_links, bench_ranks
 from lostflops.errors import BadCard
 from lostflops.optimize import Refused, link, numa
 from lostflops.optimize.device import ThreadedDevice
@@ -180,6 +181,21 @@ def test_a_card_goes_through_a_file_into_a_plan(
     words = ["plan", "train", "--model", "llama-3-8b", "--gpu", "h200", "--link", str(file), "--json", "-"]
     assert cli.main(words) == 0
     assert "measured on 2" in capsys.readouterr().out
+
+
+def test_the_bench_writes_a_card_of_the_same_form_as_optimize(card: dict[str, Any], tmp_path: Path) -> None:
+    wanted = bench_links.settings((4096, 65536, 1 << 20), 3, tmp_path)
+    lines = bench_ranks.alone(python_with_gpus(tmp_path), "links.py", wanted)
+    bench = bench_links.slowest(
+        bench_links.link_cards(bench_links.measured(lines), bench_links.under_load(lines))
+    )
+
+    def form(value: Any, name: str = "") -> Any:
+        if name in ("sizes", "by_node", "remarks"):
+            return sorted(value[0]) if name == "sizes" else "list"
+        return {key: form(each, key) for key, each in value.items()} if isinstance(value, dict) else "value"
+
+    assert form(bench) == form(card)
 
 
 def test_a_measured_migration_is_taken(card: dict[str, Any], tmp_path: Path) -> None:

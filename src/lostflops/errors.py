@@ -402,7 +402,7 @@ class BadCard(LostflopsError):
     def __init__(self, path: Path, why: str) -> None:
         super().__init__(
             f"{shown(path.name)} is not a hardware card: {shown(why)}.",
-            "`lostflops bench links --json FILE` writes a link card; docs/planning.md describes both kinds.",
+            "`lostflops bench links --card FILE` writes a link card; docs/planning.md describes both kinds.",
         )
 
 

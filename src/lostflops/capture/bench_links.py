@@ -55,12 +55,17 @@ def settings(sizes: Sequence[int], repeats: int, sysfs: Path = Path("/sys")) -> 
 
 
 def measured(lines: Sequence[Mapping[str, Any]]) -> Measured:
-    """What the script wrote down."""
-    found = bench_collectives.measured(lines)
+    """What the script wrote down of copies that had the GPU to themselves."""
+    found = bench_collectives.measured([line for line in lines if "load" not in line])
     remarks = list(found.remarks)
     if found.about.get("gpus") == "0":
         remarks.append("this Python's torch sees no GPU: only copies inside host memory were timed")
     return Measured(found.bandwidths.with_columns(backend=pl.lit(None, pl.String)), found.about, remarks)
+
+
+def under_load(lines: Sequence[Mapping[str, Any]]) -> pl.DataFrame:
+    """Copies that ran while the GPU multiplied matrices, as `bandwidths`."""
+    return bench_collectives.measured([line for line in lines if "load" in line]).bandwidths
 
 
 def nvbandwidth() -> Measured:
@@ -167,7 +172,101 @@ def cards(bandwidths: pl.DataFrame) -> list[dict[str, Any]]:
     )
 
 
-def document(found: Measured) -> dict[str, Any]:
+def link_cards(found: Measured, loaded: pl.DataFrame | None = None) -> dict[str, dict[str, Any]]:
+    """Per GPU the link card that the planner reads, as `lostflops.optimize.measure_link` makes it.
+
+    Rates are of the memory node whose pinned copies are fastest; the other nodes' stand in `by_node`.
+    Measured by torch, or where that saw no GPU by nvbandwidth, which tells no launch time and no sizes.
+    """
+    tools = found.bandwidths["tool"].unique().to_list()
+    tool = "torch" if found.about.get("gpus", "0") != "0" or tools == ["torch"] else "nvbandwidth"
+    rows = found.bandwidths.filter(pl.col("tool") == tool, pl.col("algorithm_bandwidth").is_not_null())
+    made: dict[str, dict[str, Any]] = {}
+    for device in rows["device"].drop_nulls().unique().sort().to_list():
+        own = rows.filter(pl.col("device") == device)
+        nodes = [_node(own.filter(pl.col("numa").eq_missing(n))) for n in own["numa"].unique().to_list()]
+        nodes = sorted((n for n in nodes if _slowest(n) > 0), key=_slowest, reverse=True)
+        if not nodes:
+            continue
+        best, *others = nodes
+        both = _node(own.filter(pl.col("numa").eq_missing(best["numa_node"])), both=True)
+        under = None
+        if loaded is not None and loaded.height:
+            here = pl.col("numa").eq_missing(best["numa_node"]) & (pl.col("device") == device)
+            under = _node(loaded.filter(here))
+        made[device] = {
+            "kind": "link card",
+            "format": 1,
+            "gpu": found.about.get("gpu", device),
+            "host": f"{found.about.get('machine', 'unknown')}, "
+            f"{len(nodes)} memory node{'s' if len(nodes) > 1 else ''} measured",
+            "measured_on": time.strftime("%Y-%m-%d", time.gmtime()),
+            "tool": f"lostflops bench links {__version__}, by {tool}",
+            "torch": found.about.get("torch"),
+            "driver": found.about.get("driver"),
+            **best,
+            "both_directions": _ways(both),
+            "under_gemm": _ways(under),
+            "by_node": others,
+            "remarks": [],
+        }
+    return made
+
+
+def slowest(made: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """The card of the GPU that the others wait for. Raises an error when there is none."""
+    if not made:
+        raise LostflopsError(
+            "There is no link card: no pinned copies between host and GPU were measured both ways.",
+            "run it where this Python's torch sees a GPU (`--python` names another Python).",
+        )
+    device = min(made, key=lambda each: _slowest(made[each]))
+    card = made[device]
+    return card if len(made) == 1 else {**card, "remarks": [f"{device}, the slowest of {len(made)} GPUs"]}
+
+
+WAYS = {"device_to_host": "device to host", "host_to_device": "host to device"}
+
+
+def _slowest(card: Mapping[str, Any]) -> float:
+    """Bytes per second of pinned copies in the slower direction, 0 when one is unknown."""
+    return min(card[way].get("pinned", {}).get("bytes_per_second", 0.0) for way in WAYS)
+
+
+def _ways(node: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Both directions alone; None when nothing was measured."""
+    return {way: node[way] for way in WAYS} if node and any(node[way] for way in WAYS) else None
+
+
+def _node(rows: pl.DataFrame, both: bool = False) -> dict[str, Any]:
+    """Rates of one GPU's copies with the memory of one node, by direction and kind of memory."""
+    rows = rows.filter(pl.col("both").fill_null(False) == both)
+    node: dict[str, Any] = {"numa_node": rows["numa"].first() if rows.height else None}
+    for way, operation in WAYS.items():
+        node[way] = {}
+        for kind in ("pinned", "pageable"):
+            copies = rows.filter(pl.col("operation") == operation, pl.col("host_memory") == kind).sort(
+                "bytes"
+            )
+            if copies.height:
+                node[way][kind] = _rate_of(copies)
+    return node
+
+
+def _rate_of(copies: pl.DataFrame) -> dict[str, Any]:
+    """A rate as link cards hold it: the line through the times, else the best that was measured."""
+    (line,) = cards(copies)
+    timed = copies.filter(pl.col("time").is_not_null())
+    return {
+        "launch_ns": line["latency"],
+        "bytes_per_second": line["bandwidth"] * 1e9,
+        "spread": line["spread"],
+        "half_size_bytes": line["half_size"],
+        "sizes": timed.select("bytes", median_ns="time", repeats="repeats").to_dicts(),
+    }
+
+
+def document(found: Measured, loaded: pl.DataFrame | None = None) -> dict[str, Any]:
     """The machine card, as one JSON object."""
     return {
         "kind": "links",
@@ -177,5 +276,6 @@ def document(found: Measured) -> dict[str, Any]:
         "about": dict(found.about),
         "remarks": list(found.remarks),
         "cards": cards(found.bandwidths),
+        "link_cards": link_cards(found, loaded),
         "bandwidths": said(found.bandwidths),
     }

@@ -43,6 +43,10 @@ def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
         one.add_argument(
             "--repeats", metavar="N", type=int, default=20, help="timed runs of each (default 20)"
         )
+        if name == "links":
+            one.add_argument(
+                "--card", metavar="F", help="also write the slowest GPU's link card to F, for `plan --link F`"
+            )
         one.add_argument("--from", dest="files", metavar="F", type=Path, action="append", help=_of(name))
         if name == "collectives":
             one.add_argument(
@@ -62,7 +66,8 @@ def _of(name: str) -> str:
 def run(given: Namespace) -> None:
     from lostflops.errors import BadOption
 
-    _output.check_document(given.json, [str(file) for file in given.files or ()])
+    for written in (given.json, getattr(given, "card", None)):
+        _output.check_document(written, [str(file) for file in given.files or ()])
     if given.repeats < 1:
         raise BadOption("`--repeats` has to be 1 or more.")
     if given.what == "collectives":
@@ -118,6 +123,7 @@ def _links(given: Namespace) -> None:
     from lostflops.report import bandwidths
 
     run = topology.place(given.output) if given.output else None
+    loaded = None
     if given.files:
         found = bench_links.recorded(given.files)
     else:
@@ -126,13 +132,15 @@ def _links(given: Namespace) -> None:
         with waiting() as tell:
             wanted = bench_links.settings(sizes, given.repeats)
             lines = bench_ranks.alone(python, "links.py", wanted, tell)
-        found = bench_links.measured(lines)
+        found, loaded = bench_links.measured(lines), bench_links.under_load(lines)
         if found.about.get("gpus", "0") != "0":
             found = bench_collectives.together([found, bench_links.nvbandwidth()])
-    content = bench_links.document(found)
+    content = bench_links.document(found, loaded)
     if run:
         topology.keep(content, run / topology.node(run) / bench_links.FILE)
     _say(given, content, bandwidths.links(found.bandwidths, content["cards"], found.about, found.remarks))
+    if given.card:
+        _output.document(given.card, bench_links.slowest(content["link_cards"]))
 
 
 def _say(given: Namespace, content: Mapping[str, Any], lines: Sequence[str]) -> None:

@@ -9,12 +9,15 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import platform
+import re
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,7 @@ torch: Any = import_module("torch")  # whose types differ between the versions t
 
 Copy = Callable[[], object]
 FEWEST = 5
+MATRIX = 4096  # rows of the matrices that are multiplied while copies run
 PR_SET_PDEATHSIG = 1
 
 
@@ -40,28 +44,60 @@ def on_host(copy: Copy, repeats: int) -> list[int]:
     return found
 
 
-def on_gpu(copies: Sequence[tuple[Any, Copy]], repeats: int) -> list[list[int]]:
-    """Nanoseconds of each repeat, per stream; the streams start each repeat together."""
-    times: list[list[int]] = [[] for _ in copies]
-    for _ in range(repeats):
-        marks: list[tuple[Any, Any]] = []
-        for stream, copy in copies:
+def on_gpu(
+    copies: Sequence[tuple[Any, Copy]], repeats: int, meanwhile: Copy | None = None
+) -> list[list[int]]:
+    """Nanoseconds of each copy, per stream, queued one after the other; of two streams only while both run.
+
+    A copy goes ahead on each stream, so that what is timed begins where another copy ended. `meanwhile` is
+    called until the copies are done.
+    """
+    zero = torch.cuda.Event(enable_timing=True)
+    marks: list[list[Any]] = [[] for _ in copies]
+    with torch.cuda.stream(copies[0][0]):
+        zero.record()
+    for stream, _ in copies:
+        stream.wait_event(zero)
+    if meanwhile:
+        meanwhile()
+    for _ in range(repeats + 1):
+        for own, (stream, copy) in zip(marks, copies, strict=True):
             with torch.cuda.stream(stream):
-                start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-                start.record()
                 copy()
-                end.record()
-            marks.append((start, end))
-        for stream, _ in copies:
-            stream.synchronize()
-        for own, (start, end) in zip(times, marks, strict=True):
-            own.append(round(1e6 * start.elapsed_time(end)))
-    return times
+                own.append(torch.cuda.Event(enable_timing=True))
+                own[-1].record()
+    while meanwhile and not marks[0][-1].query():
+        meanwhile()
+    for stream, _ in copies:
+        stream.synchronize()
+    alone = min(zero.elapsed_time(own[-1]) for own in marks)  # from then on one direction has the link
+    return [
+        [
+            max(1, round(1e6 * start.elapsed_time(end)))
+            for number, (start, end) in enumerate(pairwise(own))
+            if number == 0 or zero.elapsed_time(end) <= alone
+        ]
+        for own in marks
+    ]
 
 
-def timed(copies: Sequence[tuple[Any, Copy]], wanted: dict[str, Any]) -> list[list[int]]:
+def timed(
+    copies: Sequence[tuple[Any, Copy]], wanted: dict[str, Any], meanwhile: Copy | None = None
+) -> list[list[int]]:
     first = on_gpu(copies, wanted["warm_up"])
-    return on_gpu(copies, enough([max(each) for each in zip(*first, strict=True)], wanted))
+    worst = [max(each) for each in zip(*first, strict=False)]
+    return on_gpu(copies, enough(worst, wanted), meanwhile)
+
+
+def products(device: Any) -> Copy:
+    """Multiplies matrices on the GPU and waits, so that few are queued."""
+    a, b = (torch.ones(MATRIX, MATRIX, dtype=torch.bfloat16, device=device) for _ in range(2))
+
+    def multiply() -> None:
+        torch.mm(a, b)
+        torch.cuda.current_stream(device).synchronize()
+
+    return multiply
 
 
 def host_copies(wanted: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -94,6 +130,7 @@ def _of_gpu(gpu: int, node: int | None, kind: str, wanted: dict[str, Any]) -> It
     device = torch.device("cuda", gpu)
     out, back = torch.cuda.Stream(device), torch.cuda.Stream(device)
     about = {"device": f"GPU{gpu}", "host_memory": kind, "numa": node}
+    busy = products(device)
     for size in wanted["sizes"]:
         try:
             # Touched here, on the node's CPUs, so that its pages lie there.
@@ -121,6 +158,9 @@ def _of_gpu(gpu: int, node: int | None, kind: str, wanted: dict[str, Any]) -> It
             sent, fetched = timed([(out, send), (back, fetch)], wanted)
             yield row | {"operation": "host to device", "both": True, "times": sent}
             yield row | {"operation": "device to host", "both": True, "times": fetched}
+            for operation, stream, copy in (("host to device", out, send), ("device to host", back, fetch)):
+                (times,) = timed([(stream, copy)], wanted, busy)
+                yield row | {"operation": operation, "load": "matrix products", "times": times}
 
 
 def between_gpus(wanted: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -185,8 +225,12 @@ def main(words: Sequence[str]) -> None:
     about: dict[str, Any] = {"kind": "job", "torch": torch.__version__, "gpus": gpus}
     if gpus:
         about["gpu"] = torch.cuda.get_device_name(0)
+        about["machine"] = platform.machine()
+        with suppress(OSError):
+            version = Path("/proc/driver/nvidia/version").read_text(errors="replace")
+            about["driver"] = next(iter(re.findall(r"\b\d{3,4}\.\d+(?:\.\d+)?\b", version)), "unknown")
     places = len(wanted["nodes"]) or 1
-    links = 6 * places * gpus + gpus * gpus if gpus else places  # as far as memory and affinity allow
+    links = 8 * places * gpus + gpus * gpus if gpus else places  # as far as memory and affinity allow
     about["planned"] = links * len(wanted["sizes"])
     with Path(words[1]).open("a", buffering=1) as file:
         file.write(json.dumps(about) + "\n")
