@@ -48,7 +48,7 @@ def rows(setting: Setting) -> list[dict[str, Any]]:
             {
                 "budget_bytes": budget,
                 "seconds_per_token": seconds,
-                "predicted_seconds": expected.step_seconds,
+                "predicted_seconds": expected.seconds,
                 "same": torch.equal(said, now),
                 "report": report.to_json(),
             }
