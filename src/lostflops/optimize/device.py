@@ -29,6 +29,9 @@ Stream = Any  # what the device made: opaque to its users
 Event = Any
 
 
+CONTEXT_BYTES = 1 << 30  # that a process's CUDA context and libraries take at most
+
+
 class Device(Protocol):
     """Where storages live, and how their bytes travel to host memory and back."""
 
@@ -87,6 +90,18 @@ class CudaDevice:
         properties = cast("Any", torch.cuda.get_device_properties(index))  # pyright: ignore[reportUnknownMemberType]
         self.coherent = bool(properties.is_integrated)
 
+    def allocated_bytes(self) -> int:
+        return torch.cuda.memory_allocated(self.torch_device)
+
+    def most_allocated_bytes(self) -> int:
+        return torch.cuda.max_memory_allocated(self.torch_device)
+
+    def outside_bytes(self) -> int:
+        """What the driver holds for this process, at most: other processes on the device count too."""
+        free, total = torch.cuda.mem_get_info(self.torch_device)
+        used = total - free - torch.cuda.memory_reserved(self.torch_device)
+        return min(max(0, used), CONTEXT_BYTES)
+
     def current_stream(self) -> Stream:
         return torch.cuda.current_stream(self.torch_device)
 
@@ -140,28 +155,30 @@ def _unregister_with(memory: torch.Tensor, runtime: Any) -> None:
 
 
 class _Thread:
-    """A stream: a thread that runs what is queued, in order."""
+    """A stream: a thread that runs what is queued, in order, and ends when nobody holds the stream."""
 
     def __init__(self) -> None:
-        self.queue: SimpleQueue[Any] = SimpleQueue()
         self.last: Future[int] = Future()
         self.last.set_result(time.perf_counter_ns())
-        threading.Thread(target=self._run, daemon=True).start()
-
-    def _run(self) -> None:
-        while True:
-            work, done = self.queue.get()
-            try:
-                work()
-            except BaseException as error:  # raised where the event is waited for
-                done.set_exception(error)
-            else:
-                done.set_result(time.perf_counter_ns())
-            del work, done  # keeps nothing alive while it waits
+        self._queue: SimpleQueue[Any] = SimpleQueue()
+        threading.Thread(target=_run, args=(self._queue,), daemon=True).start()
+        weakref.finalize(self, self._queue.put, None)
 
     def put(self, work: Any) -> None:
         self.last = Future()
-        self.queue.put((work, self.last))
+        self._queue.put((work, self.last))
+
+
+def _run(queue: SimpleQueue[Any]) -> None:
+    while (queued := queue.get()) is not None:
+        work, done = queued
+        try:
+            work()
+        except BaseException as error:  # raised where the event is waited for
+            done.set_exception(error)
+        else:
+            done.set_result(time.perf_counter_ns())
+        del work, done, queued  # keeps nothing alive while it waits
 
 
 def _nothing() -> None:

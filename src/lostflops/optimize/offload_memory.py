@@ -38,7 +38,6 @@ class PeakMeter:
     def __init__(self, device: object) -> None:
         self._device = device if isinstance(device, Metered) else None
         self._before = 0
-        self.last: int | None = None  # what `peak` said last
 
     def start(self) -> None:
         if self._device is not None:
@@ -49,5 +48,4 @@ class PeakMeter:
         if self._device is None:
             return None
         most = self._device.most_allocated_bytes()
-        self.last = most + self._device.outside_bytes() if most > self._before else None
-        return self.last
+        return most + self._device.outside_bytes() if most > self._before else None

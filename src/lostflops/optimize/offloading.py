@@ -222,6 +222,7 @@ class Engine:
         self._to_watch = 2  # microbatches: much is done once, in the first, so the second is timed again
         self._slab_bytes = 0  # that the selection needs
         self._in_use_at_choice = 0
+        self._resting = False  # nothing is to move: the engine only looks up once per forward
         self._off: str | None = None  # why nothing moves any more
         self._stack: ExitStack | None = None
         self._paths: ModulePaths | None = None
@@ -241,6 +242,7 @@ class Engine:
         try:
             if self._learned is None:
                 self._paths = stack.enter_context(ModulePaths(self.model))
+            stack.callback(self.model.register_forward_pre_hook(self._forward_begins).remove)
             stack.callback(claims.register(self._claim, last=True))
             stack.enter_context(claims.hooks())
         except RuntimeError as error:
@@ -307,6 +309,8 @@ class Engine:
             raise Refused(
                 "a saved tensor is being traced", "compile the model's layers, not the engine's context"
             )
+        if self._resting:
+            return None
         begun = time.perf_counter_ns()
         with self._lock:
             packed = self._pack(self._microbatch(), tensor)
@@ -558,10 +562,10 @@ class Engine:
         self._tally.harvest(self._schedule, self.device, wait=False)
         now = Watched(begin=self._record())
         self._now = now
-        if self._budget is not None:
+        if self._learned is None:
             now.base_bytes = self._in_use()
             self._meter.start()
-        if self._learned is not None:
+        else:
             self._adapt(self._learned)
             now.expected = len(self._learned.saved)
             now.order = list(self._learned.order)
@@ -630,10 +634,11 @@ class Engine:
     def _adapt(self, learned: Learned) -> None:
         """Chooses again when a step needs more than was foreseen: it has optimizer states, a higher peak."""
         budget, chosen = self._budget, self._selection
+        peak = self._meter.peak()
+        self._meter.start()
         if budget is not None and chosen is not None and self._off is None:
-            over = (self._meter.last or 0) - budget
-            if over > 0:
-                self._learned = learned = replace(learned, other_bytes=learned.other_bytes + over)
+            if peak is not None and peak > budget:
+                self._learned = learned = replace(learned, other_bytes=learned.other_bytes + peak - budget)
             if self._in_use() + learned.other_bytes + chosen.resident_bytes > budget:
                 self._choose(learned)
         if self._arena.idle:
@@ -663,6 +668,13 @@ class Engine:
         self._arena.start_counting()
         if self._arena.idle:
             self._arena.settle(self._slab_bytes)
+        self._resting = not chosen.bytes_out and not self._to_watch
+
+    def _forward_begins(self, *_: Any) -> None:
+        if self._resting and torch.is_grad_enabled() and not _inside_backward() and self._learned is not None:
+            with self._lock:
+                self._tally.microbatches += 1
+                self._adapt(self._learned)
 
     def _in_use(self) -> int:
         """Bytes of device memory now: by the device's own count where it has one, else what is known here."""
