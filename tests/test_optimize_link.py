@@ -21,7 +21,7 @@ from gpu_torch import python_with_gpus
 from lostflops import cli, optimize
 from lostflops.capture import bench_fit, bench_links, bench_ranks
 from lostflops.errors import BadCard
-from lostflops.optimize import Refused, link, numa
+from lostflops.optimize import Refused, link, migration, numa
 from lostflops.optimize.device import ThreadedDevice
 from lostflops.plan import hardware
 
@@ -230,7 +230,7 @@ def test_a_card_without_pinned_rates_is_refused_by_planner_and_engine(
 # The line
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.integers(1, 1 << 30), min_size=3, max_size=8, unique=True),
     st.lists(st.integers(1, 10**9), min_size=8, max_size=8),
@@ -244,6 +244,15 @@ def test_the_line_is_the_one_that_bench_links_fits(sizes: list[int], times: list
         assert ours["bytes_per_second"] == pytest.approx(theirs[0]["bandwidth"] * 1e9, rel=1e-6)
         assert ours["launch_ns"] == pytest.approx(theirs[0]["latency"], rel=1e-6, abs=2)
         assert ours["spread"] == pytest.approx(theirs[0]["spread"], rel=1e-6, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "times"), [([1, 2, 4044], [2693] * 3), ([1, 2, 3], [39, 1, 39]), ([1, 2, 3], [7, 1, 7])]
+)
+def test_times_that_do_not_grow_are_no_line(sizes: list[int], times: list[int]) -> None:
+    # Rounding made lines of 1e21 bytes per second of these.
+    assert link.line(sizes, times) is None
+    assert bench_fit.fits(pl.DataFrame({"by": ["a"] * 3, "bytes": sizes, "time": times}), ["by"]).is_empty()
 
 
 def test_a_line_is_found_through_six_decades() -> None:
@@ -285,11 +294,41 @@ def test_a_device_that_copies_only_one_way_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "given", [{"sizes": (8, 16)}, {"sizes": (0, 8, 16)}, {"repeats": 0}, {"memory": ("managed",)}]
+    "given",
+    [
+        {"sizes": (8, 16)},
+        {"sizes": (0, 8, 16)},
+        {"repeats": 0},
+        {"memory": ("managed",)},
+        {"memory": ("disk",)},
+    ],
 )
 def test_what_makes_no_line_is_refused(given: dict[str, Any]) -> None:
     with pytest.raises(Refused):
         optimize.measure_link(ThreadedDevice(), **{"sizes": SIZES, **given})
+
+
+def test_migration_is_timed_from_where_the_pages_are_not() -> None:
+    class Played:
+        """Pages move at 4 bytes per ns to the host and 10 to the GPU; the first migration is slow."""
+
+        def __init__(self) -> None:
+            self.at_host, self.cold = 0, True
+
+        def send(self, nbytes: int, to_host: bool) -> None:
+            self.at_host = nbytes if to_host else 0
+
+        def touch(self, nbytes: int, on_host: bool) -> int:
+            missing = nbytes - self.at_host if on_host else self.at_host
+            self.at_host = nbytes if on_host else 0
+            late, self.cold = (10**9 if self.cold else 0), False
+            return late + 30_000 + missing // (4 if on_host else 10)
+
+    sizes = (4096, 65536, 1 << 20)
+    found = migration.migrations(Played(), sizes, 3)
+    assert {way: len(times) for way, times in found.items()} == dict.fromkeys(link.DIRECTIONS, 3)
+    assert found["device_to_host"][2] == [30_000 + (1 << 18)] * 3
+    assert found["host_to_device"][0] == [30_000 + 409] * 3
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import polars as pl
 
 ENOUGH = 3  # sizes
+FLAT = 1e-6  # of the start: what the line rises up to the largest size is less than the arithmetic can tell
 
 
 def fits(bandwidths: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
@@ -21,6 +22,7 @@ def fits(bandwidths: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
     rows = bandwidths.filter((pl.col("time") > 0) & (pl.col("bytes") > 0))
     sums = rows.group_by(by, maintain_order=True).agg(
         _n=pl.col("bytes").n_unique(),
+        _largest=x.max(),
         _w=weight.sum(),
         _x=(weight * x).sum(),
         _y=(weight * y).sum(),
@@ -40,7 +42,7 @@ def fits(bandwidths: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
             _slope=pl.when(pl.col("_start") < 0).then(pl.col("_xy") / pl.col("_xx")).otherwise("_slope"),
             _start=pl.col("_start").clip(0),
         )
-        .filter(pl.col("_slope") > 0)
+        .filter(pl.col("_slope") * pl.col("_largest") > FLAT * pl.col("_start"))
     )
     distance = ((pl.col("_start") + pl.col("_slope") * x) / y - 1).abs()
     spread = (

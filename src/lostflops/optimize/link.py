@@ -28,12 +28,15 @@ import torch
 from lostflops.optimize import numa
 from lostflops.optimize.amounts import written
 from lostflops.optimize.device import CudaDevice, Device, Event, Stream
+from lostflops.optimize.migration import CudaPages, migrations
 from lostflops.optimize.refused import Refused
 
 KIND = "link card"
 SIZES = tuple(4096 * 4**n for n in range(9))  # 4 KiB to 256 MiB
 ENOUGH = 3  # sizes that make a line
+FLAT = 1e-6  # of the start: what the line rises up to the largest size is less than the arithmetic can tell
 DIRECTIONS = ("device_to_host", "host_to_device")
+MEMORY = ("pinned", "pageable", "managed")
 MATRIX = {"cuda": 4096}  # rows of the matrices that are multiplied meanwhile; on a CPU fewer
 SENT, FETCHED = 0x5A, 0xA5  # bytes that tell whether a copy took place
 
@@ -57,7 +60,7 @@ def line(sizes: Sequence[int], times: Sequence[float]) -> dict[str, Any] | None:
     start = (y - slope * x) / w
     if start < 0:
         start, slope = 0.0, xy / xx
-    if slope <= 0:
+    if slope * max(n for n, _ in rows) <= FLAT * start:
         return None
     return {
         "launch_ns": round(start),
@@ -97,16 +100,19 @@ def measure_link(
     GPU's own memory node, by running on that node's CPUs meanwhile; when its pages lie elsewhere all the
     same, a warning says so and the card remarks it. Times are of copies that are queued one after the other,
     the median of `repeats`. Refuses when a copy leaves other bytes than it should.
-    `device`: a GPU, or any `Device`, such as a ThreadedDevice to try it out.
+    `device`: a GPU, or any `Device`, such as a ThreadedDevice to try it out. memory: with "managed" how fast
+    pages of unified memory migrate when they are touched is measured too, which takes a C compiler.
     """
     if repeats < 1 or len(set(sizes)) < ENOUGH or min(sizes) < 1:
         raise Refused(
             f"{len(set(sizes))} sizes and {repeats} repeats make no line",
             f"give {ENOUGH} sizes or more, of at least a byte, and 1 repeat or more",
         )
-    if unknown := set(memory) - {"pinned", "pageable"}:
-        raise Refused(f"host memory is not '{sorted(unknown)[0]}'", "choose from pinned and pageable")
+    if unknown := set(memory) - set(MEMORY):
+        raise Refused(f"host memory is not '{sorted(unknown)[0]}'", f"choose from {', '.join(MEMORY)}")
     where = _device(device)
+    if "managed" in memory and where.torch_device.type != "cuda":
+        raise Refused("migration of managed memory needs a GPU", "leave 'managed' out")
     node = numa.node_of_gpu(where.torch_device, sysfs)
     remarks: list[str] = []
     card = _about(where, node, sysfs)
@@ -114,6 +120,11 @@ def measure_link(
         leaving.enter_context(numa.on_node(node, sysfs))
         ways = _Ways(where, max(sizes))
         for kind in memory:
+            if kind == "managed":
+                moved = migrations(CudaPages(where.torch_device, max(sizes)), sizes, repeats)
+                for way in DIRECTIONS:
+                    card[way][kind] = _rate(sizes, moved[way])
+                continue
             down, up = ways.host(kind)
             if kind == "pinned" and (far := numa.elsewhere(down, node)):
                 remarks.append(far)
