@@ -347,6 +347,47 @@ def test_an_empty_cache_is_dropped_and_a_filled_one_refused() -> None:
             model(batch["input_ids"], past_key_values=cache)
 
 
+def test_the_empty_caches_of_encoder_and_decoder_are_dropped() -> None:
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 61, "d_model": 16, "d_ff": 24, "num_layers": 2, "num_heads": 2, "d_kv": 8}
+    model = T5ForConditionalGeneration(T5Config(**sizes, decoder_start_token_id=0, pad_token_id=0)).train()
+    batch = tiny_models.llama_batch(8)
+    with optimize.checkpoint(model, keep=()) as checkpointed:
+        with pytest.warns(UserWarning, match="use_cache=False"):
+            gradients_of(model, batch)
+        assert len(checkpointed.layers) == 4 and checkpointed.recomputed == 4
+        # What a cache alone changes (masks, the order of random numbers) is not held against checkpointing.
+        assert checkpointed.measure(lambda: tiny_models.loss_of(model, batch)).gradients_differing == ()
+
+
+def test_a_layer_that_runs_twice_is_recomputed_twice() -> None:
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList([tiny_models.Block(32, 4), tiny_models.Block(32, 4)])
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for _ in range(3):
+                for block in self.blocks:
+                    x = block(x)
+            return x
+
+    model, batch = Shared(), tiny_models.transformer_batch()
+    plain = gradients_of(model, batch)
+    with optimize.checkpoint(model) as checkpointed:
+        assert equal(gradients_of(model, batch), plain)
+        assert checkpointed.forwards == checkpointed.recomputed == 6
+
+
+def test_compiling_a_checkpointed_model_is_refused() -> None:
+    model = tiny_models.transformer()
+    with optimize.checkpoint(model, keep=()), pytest.raises(Refused, match="is being compiled"):
+        torch.compile(model, backend="eager")(tiny_models.transformer_batch())
+    torch._dynamo.reset()
+
+
 def test_accumulation_and_two_backwards_are_equal_to_the_bit() -> None:
     model, batch = case("llama")
 

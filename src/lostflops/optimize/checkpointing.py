@@ -223,9 +223,15 @@ class Checkpointed:
         return self._names.get(id(module)) or type(module).__name__
 
     def _run(self, forward: Callable[..., Any], layer: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
-        if self._bypassed or not torch.is_grad_enabled():
+        if not torch.is_grad_enabled():
             return forward(layer, *args, **kwargs)
         try:
+            args = tuple(self._without_cache(layer, value) for value in args)
+            kwargs = {name: self._without_cache(layer, value) for name, value in kwargs.items()}
+            if kwargs.get("use_cache"):
+                kwargs["use_cache"] = False
+            if self._bypassed:
+                return forward(layer, *args, **kwargs)
             return self._checkpointed(forward, layer, args, kwargs)
         except Refused:
             self.undo()
@@ -245,10 +251,6 @@ class Checkpointed:
             )
         if layer.training and getattr(layer, "gradient_checkpointing", False):
             raise Refused(f"'{self._name(layer)}' meanwhile checkpoints by itself", _SWITCH_OFF)
-        args = tuple(self._without_cache(layer, value) for value in args)
-        kwargs = {name: self._without_cache(layer, value) for name, value in kwargs.items()}
-        if kwargs.get("use_cache"):
-            kwargs["use_cache"] = False
         names, count = list(kwargs), len(args)
         first, again = id(layer) in self._unchecked, False
         self.forwards += 1
@@ -279,7 +281,9 @@ class Checkpointed:
         indices = (getattr(module, "layer_idx", None) for module in layer.modules())
         index = next((one for one in indices if isinstance(one, int)), 0)
         filled = int(value.get_seq_length(index))
-        if filled or not type(value).__name__.startswith("Dynamic"):
+        parts = (getattr(value, part, None) for part in ("self_attention_cache", "cross_attention_cache"))
+        kinds = {type(part).__name__ for part in parts if part is not None} or {type(value).__name__}
+        if filled or kinds != {"DynamicCache"}:  # others are of their final size from the start
             raise Refused(
                 f"'{self._name(layer)}' reads a {type(value).__name__} of {filled} tokens, which recomputing"
                 " would change",
@@ -349,7 +353,8 @@ class Checkpointed:
             what = "fused attention operator" if name == _ATTENTION else f"matrix product inside '{name}'"
             raise Refused(
                 f"no layer ran any {what}, so nothing of it could be kept",
-                'attn_implementation="sdpa" makes attention one operator; keep=() recomputes everything',
+                "attn_implementation='sdpa' makes attention one operator (with dropout on a GPU only);"
+                " keep=() recomputes everything",
             )
 
 
@@ -373,8 +378,8 @@ class _Check(TorchDispatchMode):
     ) -> Any:
         if _top_hooks() is not self._hooks:
             raise Refused(
-                f"saved-tensor hooks are opened inside '{self._name}' (seen at {func.name()}): they would"
-                " switch checkpointing off",
+                f"saved-tensor hooks are opened inside '{self._name}' (seen at {func.name()}), by a"
+                " checkpoint of its own or another remedy: they would switch this one off",
                 "open them around the layer, or do not checkpoint this one: layers=...",
             )
         return func(*args, **(kwargs or {}))
