@@ -24,6 +24,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -121,6 +122,10 @@ class Simulated:
     ) -> None: ...
 
 
+# Change what a tensor is, and touch no memory.
+_NO_WORK = {torch.ops.aten.set_, torch.ops.aten.set_data, torch.ops.aten.detach_, torch.ops.aten.resize_}
+
+
 class _Operators(TorchDispatchMode):
     def __init__(self, device: Simulated) -> None:
         super().__init__()
@@ -130,7 +135,7 @@ class _Operators(TorchDispatchMode):
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         device = self._device()
-        if device is not None and not device._inside:
+        if device is not None and not device._inside and func.overloadpacket not in _NO_WORK:
             schema = func._schema.arguments
             given = [
                 *zip(schema, args, strict=False),
@@ -215,12 +220,17 @@ def _learn(known: dict[int, int], other: dict[int, int]) -> None:
 
 
 class Sanitizer:
-    """torch's stream sanitizer behind the same verbs. It is private: a test says when it has changed."""
+    """torch's stream sanitizer behind the same verbs. It is private: a test says when it has changed.
+
+    It takes a stack trace per access, which takes nearly all of its time and is not wanted here.
+    """
 
     def __init__(self) -> None:
-        from torch.cuda._sanitizer import EventHandler
+        from torch.cuda import _sanitizer
 
-        self._handler = EventHandler()
+        nothing = SimpleNamespace(extract=lambda *_, **__: [])
+        _sanitizer.traceback = SimpleNamespace(StackSummary=nothing, walk_stack=lambda *_: ())
+        self._handler = _sanitizer.EventHandler()
 
     def new_stream(self, stream: int) -> None:
         self._handler._handle_stream_creation(stream)
@@ -547,15 +557,25 @@ class ClockDevice(Simulated):
 
 
 class OnStream(torch.autograd.Function):
-    """The identity; what follows runs on `stream`, and so does its backward, as autograd has it."""
+    """The identity; what follows runs on `stream`, and the backward of what came before on the one before.
+
+    It copies, and the stream before waits for the copy, as else even a plain program would have to tell the
+    allocator that memory of one stream is used on another.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, device: Simulated, stream: Stream) -> torch.Tensor:
         ctx.device, ctx.before = device, device.current_stream()
-        device.switch(stream)
-        return x.view_as(x)
+        return _crossing(x, device, stream)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        ctx.device.switch(ctx.before)
-        return gradients[0], None, None
+        return _crossing(gradients[0], ctx.device, ctx.before), None, None
+
+
+def _crossing(x: torch.Tensor, device: Simulated, stream: Stream) -> torch.Tensor:
+    before = device.current_stream()
+    device.switch(stream)
+    copy = x.clone()
+    device.wait(before, device.record(stream))
+    return copy

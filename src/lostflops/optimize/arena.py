@@ -7,6 +7,7 @@ slab, between steps.
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_left
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -130,6 +131,11 @@ class Arena:
         self.held_bytes = wanted
         self._free = [(0, wanted, ())] if wanted else []
         return True
+
+    def __del__(self) -> None:
+        # The last reloads may still be reading: the host is ahead of the device when it drops the engine.
+        if not sys.is_finalizing():
+            self._let_go()
 
     def _let_go(self) -> None:
         for _, _, after in self._free:
