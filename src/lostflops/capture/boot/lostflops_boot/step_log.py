@@ -66,6 +66,9 @@ class StepLog:
     def add(self, **fields: Any) -> None:
         self._append(json.dumps(fields, separators=(",", ":")))
 
+    def close(self) -> None:
+        os.close(self._file)
+
     def step(self, step: int, end: int, fields: str) -> None:
         """Append a step. `fields` is JSON already: building a dictionary would cost more than the rest."""
         if end >= self._memory_due:
