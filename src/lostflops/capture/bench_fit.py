@@ -20,29 +20,28 @@ def fits(bandwidths: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
     x, y = pl.col("bytes").cast(pl.Float64), pl.col("time").cast(pl.Float64)
     weight = 1 / (y * y)
     rows = bandwidths.filter((pl.col("time") > 0) & (pl.col("bytes") > 0))
+    # Around the weighted means: sums of squares that nearly cancel would leave nothing but rounding.
+    all_weight = weight.sum()
+    dx, dy = x - (weight * x).sum() / all_weight, y - (weight * y).sum() / all_weight
     sums = rows.group_by(by, maintain_order=True).agg(
         _n=pl.col("bytes").n_unique(),
         _largest=x.max(),
-        _w=weight.sum(),
-        _x=(weight * x).sum(),
-        _y=(weight * y).sum(),
-        _xx=(weight * x * x).sum(),
-        _xy=(weight * x * y).sum(),
+        _x=(weight * x).sum() / all_weight,
+        _y=(weight * y).sum() / all_weight,
+        _slope=(weight * dx * dy).sum() / (weight * dx * dx).sum(),
+        _through_zero=(weight * x * y).sum() / (weight * x * x).sum(),
     )
-    slope = (pl.col("_w") * pl.col("_xy") - pl.col("_x") * pl.col("_y")) / (
-        pl.col("_w") * pl.col("_xx") - pl.col("_x") * pl.col("_x")
-    )
-    start = (pl.col("_y") - pl.col("_slope") * pl.col("_x")) / pl.col("_w")
     lines = (
         sums.filter(pl.col("_n") >= ENOUGH)
-        .with_columns(_slope=slope)
-        .with_columns(_start=start)
+        .with_columns(_start=pl.col("_y") - pl.col("_slope") * pl.col("_x"))
         # A line that would begin below 0 begins at 0.
         .with_columns(
-            _slope=pl.when(pl.col("_start") < 0).then(pl.col("_xy") / pl.col("_xx")).otherwise("_slope"),
+            _slope=pl.when(pl.col("_start") < 0).then("_through_zero").otherwise("_slope"),
             _start=pl.col("_start").clip(0),
         )
-        .filter(pl.col("_slope") * pl.col("_largest") > FLAT * pl.col("_start"))
+        .filter(
+            pl.col("_slope").is_finite() & (pl.col("_slope") * pl.col("_largest") > FLAT * pl.col("_start"))
+        )
     )
     distance = ((pl.col("_start") + pl.col("_slope") * x) / y - 1).abs()
     spread = (

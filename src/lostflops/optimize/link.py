@@ -51,15 +51,19 @@ def line(sizes: Sequence[int], times: Sequence[float]) -> dict[str, Any] | None:
     rows = [(float(n), float(t)) for n, t in zip(sizes, times, strict=True) if n > 0 and t > 0]
     if len({n for n, _ in rows}) < ENOUGH:
         return None
-    w = sum(1 / t**2 for _, t in rows)
-    x = sum(n / t**2 for n, t in rows)
-    y = sum(1 / t for _, t in rows)
-    xx = sum(n * n / t**2 for n, t in rows)
-    xy = sum(n / t for n, t in rows)
-    slope = (w * xy - x * y) / (w * xx - x * x)
-    start = (y - slope * x) / w
+    # Around the weighted means: sums of squares that nearly cancel would leave nothing but rounding.
+    weights = [1 / t**2 for _, t in rows]
+    all_weight = sum(weights)
+    x = sum(w * n for w, (n, _) in zip(weights, rows, strict=True)) / all_weight
+    y = sum(w * t for w, (_, t) in zip(weights, rows, strict=True)) / all_weight
+    xy = sum(w * (n - x) * (t - y) for w, (n, t) in zip(weights, rows, strict=True))
+    xx = sum(w * (n - x) ** 2 for w, (n, _) in zip(weights, rows, strict=True))
+    if not xx:
+        return None
+    slope = xy / xx
+    start = y - slope * x
     if start < 0:
-        start, slope = 0.0, xy / xx
+        start, slope = 0.0, sum(n / t for n, t in rows) / sum((n / t) ** 2 for n, t in rows)
     if slope * max(n for n, _ in rows) <= FLAT * start:
         return None
     return {
