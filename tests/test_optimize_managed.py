@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import doctest
 import gc
 import json
 import shutil
@@ -729,3 +730,9 @@ def test_a_card_without_a_measured_migration_is_not_taken_at_link_rate() -> None
     for odd in ({}, 0.0, -1.0):
         with pytest.raises(Refused):
             optimize.managed_prediction("1 GB", odd)
+
+
+def test_the_documentation_shows_what_is_printed() -> None:
+    page = Path(__file__).parent.parent / "docs" / "unified-memory.md"
+    found = doctest.testfile(str(page), module_relative=False, optionflags=doctest.NORMALIZE_WHITESPACE)
+    assert found.attempted == 5 and found.failed == 0
