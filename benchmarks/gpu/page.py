@@ -49,10 +49,8 @@ def about(record: dict[str, Any]) -> str:
 
 def table(header: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:
     """Numbers to the right; None is not measured."""
-    aligned = [
-        "---:" if all(isinstance(row[i], int | float | None) for row in rows) else "---"
-        for i in range(len(header))
-    ]
+    numbers = [{type(row[i]) for row in rows} - {type(None)} for i in range(len(header))]
+    aligned = ["---:" if kinds and kinds <= {int, float} else "---" for kinds in numbers]
     lines = [header, aligned, *([shown(cell) for cell in row] for row in rows)]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 

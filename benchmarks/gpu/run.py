@@ -46,13 +46,13 @@ def main() -> int:
     given = arguments()
     if given.section:
         return measure(given)
-    given.results.mkdir(parents=True, exist_ok=True)
     machine = about(given)
     if machine["gpu"] is None and not given.threads:
         print(
             "No GPU here. `--threads` lets the CPU play one, to see that the sections run.", file=sys.stderr
         )
         return 2
+    given.results.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     for name, seconds in SECTIONS.items():
         if given.only and name not in given.only:
@@ -112,7 +112,8 @@ def about(given: Namespace) -> dict[str, Any]:
 
 def kept(record: Path, machine: dict[str, Any]) -> bool:
     try:
-        return json.loads(record.read_text())["about"] == machine
+        found = json.loads(record.read_text())
+        return "failed" not in found and found["about"] == machine
     except (OSError, ValueError, KeyError):
         return False
 

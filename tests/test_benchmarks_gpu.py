@@ -1,0 +1,72 @@
+"""The command that measures the remedies on a GPU: what of it shows without one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+COMMAND = Path(__file__).parents[1] / "benchmarks" / "gpu" / "run.py"
+
+
+def run(*words: str, results: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(COMMAND), "--results", str(results), *words],
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_without_a_gpu_nothing_is_measured_and_the_way_to_try_it_is_said(tmp_path: Path) -> None:
+    done = run(results=tmp_path / "results")
+    assert done.returncode == 2
+    assert "--threads" in done.stderr and not done.stdout
+    assert not (tmp_path / "results").exists()
+
+
+def test_a_section_leaves_its_record_and_the_page_says_that_a_cpu_played_the_gpu(tmp_path: Path) -> None:
+    done = run("--threads", "--share", "0.01", "--only", "link", "pack_cost", results=tmp_path)
+    assert done.returncode == 0, done.stderr
+    record = json.loads((tmp_path / "pack_cost.json").read_text())
+    (report,) = record["rows"]
+    assert report["pack_ns"] > 0 and report["unpack_ns"] > 0 and report["keep_ns"] > 0
+    assert record["about"]["gpu"] is None
+    (card,) = json.loads((tmp_path / "link.json").read_text())["rows"]
+    assert card["host_to_device"]["pinned"]["bytes_per_second"] > 0
+    page = (tmp_path / "README.md").read_text()
+    assert page in done.stdout
+    assert page.count("a CPU that plays the GPU: only shows that the section runs") == 2
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_a_second_run_measures_only_what_is_missing_or_was_measured_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(COMMAND.parent))
+    import run as command
+
+    measured: list[str] = []
+
+    def measure(given: object, name: str, seconds: float, record: Path, machine: dict[str, object]) -> None:
+        measured.append(name)
+        failed = {"failed": "RuntimeError: no"} if name == "kv_cache" else {"rows": []}
+        said = {"section": name, "about": machine, "measured": "today", "took_seconds": 1.0, **failed}
+        record.write_text(json.dumps(said))
+
+    monkeypatch.setattr(command, "run", measure)
+    monkeypatch.setattr(command, "SECTIONS", {"sanitizer": 1, "managed": 1, "kv_cache": 1})
+    monkeypatch.setattr(sys, "argv", ["run.py", "--threads", "--results", str(tmp_path)])
+    assert command.main() == 0
+    assert measured == ["sanitizer", "managed", "kv_cache"]
+    assert "Failed: `RuntimeError: no`" in capsys.readouterr().out
+    record = json.loads((tmp_path / "managed.json").read_text())
+    record["about"]["gpu"] = "another"
+    (tmp_path / "managed.json").write_text(json.dumps(record))
+    assert command.main() == 0
+    assert measured[3:] == ["managed", "kv_cache"], "what failed is tried again"
