@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import stat
 import weakref
 from collections.abc import Callable
@@ -487,6 +488,25 @@ def test_every_wait_is_needed(lazily: Any) -> None:
     }
 
 
+def test_saving_waits_for_stores_under_way(lazily: Any, tmp_path: Path) -> None:
+    tokens = list(range(11))
+    cache = small(device=lazily(""))
+    cache.suspend("a", made_up(tokens), tokens)
+    cache.save(tmp_path)
+    assert same(load(tmp_path).resume("a", plain=True), tokens)
+
+
+def test_suspending_and_resuming_do_not_make_the_host_wait(lazily: Any) -> None:
+    device, a, b = lazily(""), list(range(7)), [40 + n for n in range(8)]
+    cache = small(blocks=2, device=device)
+    for _ in range(3):
+        for key, tokens in (("a", a), ("b", b)):
+            cache.suspend(key, made_up(tokens), tokens)
+            assert [layer.keys.shape[2] for layer in cache.resume(key).layers] == [len(tokens)] * 2
+    assert device.compute.done == 0
+    assert all(stream.done == 0 for stream in device.made)
+
+
 def test_a_resumed_cache_may_be_dropped_while_it_loads(lazily: Any) -> None:
     tokens = list(range(7))
     for forgetful in (False, True):
@@ -661,6 +681,21 @@ def test_rows_inside_a_window_are_shared_with_who_leaves_the_dialogue_there(mist
     other = torch.cat([long[:, :22], questions(2, 4)], 1)
     assert torch.equal(answered(mistral, cache, other, "b"), answered(mistral, None, other, "b"))
     assert cache.report().hits == 4
+
+
+def test_inference_mode_may_come_and_go(llama: Any) -> None:
+    cache, ids = for_model(), questions(6, 11)
+    with torch.inference_mode():
+        ids = torch.cat([answered(llama, cache, ids, "a"), questions(7, 3)], 1)
+    ids = torch.cat([answered(llama, cache, ids, "a"), questions(8, 3)], 1)
+    with torch.inference_mode():
+        got = answered(llama, cache, ids, "a")
+    assert torch.equal(got, answered(llama, None, ids, "a"))
+    assert cache.report().hits == 2
+    layer = cache.resume("a", model=llama).layers[0]
+    layer.keys.add_(1)
+    llama(ids, past_key_values=cache.resume(tokens=ids, model=llama)).logits.sum().backward()
+    llama.zero_grad()
 
 
 def test_a_static_cache_can_be_suspended_and_comes_back_as_a_dynamic_one(llama: Any) -> None:
@@ -1080,4 +1115,31 @@ def test_the_report_is_json_with_units() -> None:
     assert found["host_bytes"] == 8 * slot_bytes(4)
     assert found["out_bytes_per_second"] > 0
     assert found["in_bytes_per_second"] > 0
-    assert "1 dialogues, 3 tokens" in str(cache.report())
+    assert "1 dialogue, 3 tokens" in str(cache.report())
+
+
+# The page.
+
+
+PAGE = (Path(__file__).parent.parent / "docs" / "kv-cache.md").read_text()
+
+
+def test_the_example_of_the_page_prints_what_the_page_says(capsys: pytest.CaptureFixture[str]) -> None:
+    example, rest = PAGE.split("```python\n")[1].split("```\n", 1)
+    expected = rest.split("```text\n")[1].split("```\n")[0]
+    exec(example, {})
+    printed = re.sub(r"stalls.*\n", "", capsys.readouterr().out)  # times are not the page's
+    assert re.sub(r"at [\d.]+ GB/s", "at ... GB/s", printed) == expected
+
+
+def test_the_predictions_of_the_page_are_those_of_the_code() -> None:
+    llama_3_8b = {**LLAMA_2_7B, "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256}
+    for name, config in (("2-7B", LLAMA_2_7B), ("3-8B", llama_3_8b), ("2-70B", LLAMA_2_70B)):
+        slow, fast = (kv_gain.kv_prediction(config, 4096, rate) for rate in (55e9, 375e9))
+        ratios = [f"{each['recompute_ms'] / each['reload_ms']:.2g}x" for each in (slow, fast)]
+        row = (
+            f"| Llama-{name} | {slow['bytes_per_token'] // 1024} KiB | {slow['bytes'] / 1e9:.2f} GB "
+            f"| {slow['reload_ms']:.1f} ms | {fast['reload_ms']:.1f} ms | {slow['recompute_ms']:,.0f} ms "
+            f"| {', '.join(ratios)} |"
+        )
+        assert row.replace("3.5e+02", "350") in PAGE

@@ -22,8 +22,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 from torch import nn
@@ -40,6 +41,19 @@ from lostflops.optimize.refused import Refused
 STAGING = 256 << 20  # bytes of device memory for rows on their way out
 CHUNK = 64 << 20  # of one layer at a time
 Tokens = torch.Tensor | Sequence[int]
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def plain_tensors(call: Callable[P, R]) -> Callable[P, R]:
+    """Under `torch.inference_mode()` too, tensors that are kept are such as may be written at any time."""
+
+    @wraps(call)
+    def called(*args: P.args, **kwargs: P.kwargs) -> R:
+        with torch.inference_mode(False), torch.no_grad():
+            return call(*args, **kwargs)
+
+    return called
 
 
 @dataclass(frozen=True)
@@ -114,6 +128,7 @@ class DialogueCache:
 
     # What users call.
 
+    @plain_tensors
     def suspend(
         self, key: str, past: Any, tokens: Tokens, *, model: nn.Module | str | None = None
     ) -> Suspended:
@@ -151,6 +166,7 @@ class DialogueCache:
         self._tally.shared_bytes += plan.shared * layout.token_bytes
         return Suspended(len(ids), fresh, plan.kept, plan.shared, copied)
 
+    @plain_tensors
     def resume(
         self,
         key: str | None = None,
@@ -250,14 +266,16 @@ class DialogueCache:
 
     def flush(self) -> None:
         """Waits until every copy under way is done."""
-        for moving in (*self._leaving, *self._coming.values()):
-            self._on.synchronize(moving.done)
+        for last in (self._last_out, self._last_in) if self._layout else ():
+            if last is not None:
+                self._on.synchronize(last)
         self._tidy()
 
     def report(self) -> KvReport:
-        """What moved, what that saved, and what it cost, so far. Waits for copies under way."""
+        """What moved, what that saved, and what it cost, so far. Waits for compute and copies under way."""
         if self._layout is None:
             return self._tally.report(self.host_bytes)
+        self._on.synchronize(self._on.record(self._on.current_stream()))
         self.flush()
         return self._tally.report(self.host_bytes, self._layout, self._blocks, self._host.numel())
 
@@ -287,6 +305,7 @@ class DialogueCache:
         kv_files.save(Path(folder), self._layout, self._blocks, self._rows_of, self._model)
 
     @classmethod
+    @plain_tensors
     def load(
         cls,
         folder: str | Path,
@@ -382,6 +401,7 @@ class DialogueCache:
             )
         return self._layout
 
+    @plain_tensors
     def _take(self, layout: Layout) -> None:
         """The host memory, exactly as many blocks as the budget holds, and the streams."""
         slot_bytes = layout.offsets[-1]

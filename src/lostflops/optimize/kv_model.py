@@ -77,6 +77,7 @@ def _digest(model: nn.Module) -> str:
     digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
     samples: list[torch.Tensor] = []
     for name, parameter in model.named_parameters():
+        name = name.replace("_orig_mod.", "")  # of torch.compile
         digest.update(f"{name} {list(parameter.shape)} {parameter.dtype};".encode())
         plain = type(parameter) in (nn.Parameter, torch.Tensor) and parameter.device.type != "meta"
         if plain and parameter.numel():

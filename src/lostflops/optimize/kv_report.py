@@ -189,8 +189,9 @@ class KvReport:
         into = f"restored {written(self.restored_bytes)} {_rate(self.in_bytes_per_second)}"
         small = f"{self.small_copies:,} below {written(SMALL)}"
         times = f"{self.host_allocations} time" + ("" if self.host_allocations == 1 else "s")
+        plural = "" if self.dialogues == 1 else "s"
         lines = [
-            f"{self.dialogues} dialogues, {self.held_tokens:,} tokens in {memory}, allocated {times}",
+            f"{self.dialogues} dialogue{plural}, {self.held_tokens:,} tokens in {memory}, allocated {times}",
             f"resumed {self.hit_tokens:,} tokens{share}; {self.hits} hits, {self.misses} misses",
             f"{out}, {into}",
             f"not copied: {kept} of earlier turns, {shared} that other dialogues had stored",
@@ -242,4 +243,4 @@ def advice(report: KvReport, gpu_spare: int | None, coherent: bool) -> list[str]
 
 
 def _rate(per_second: float | None) -> str:
-    return "(not timed)" if per_second is None else f"at {per_second / 1e9:.2f} GB/s"
+    return "(not timed)" if per_second is None else f"at {per_second / 1e9:.3g} GB/s"
