@@ -435,6 +435,7 @@ def test_a_plan_recomputes_whole_modules(only: str) -> None:
             "model.layers.*.mlp.act_fn/MmBackward0": "recompute",
             "model.layers.*.mlp/SiluBackward0": "recompute",
             "model.layers.*.mlp.down_proj/MulBackward0": "recompute",
+            "model.layers.*.mlp.down_proj/leaf": "keep",  # the weight, which no plan moves
             "model.layers.*.self_attn/AddBackward0": rest,
             "lm_head/MulBackward0": "keep",
         }
@@ -446,6 +447,23 @@ def test_a_plan_recomputes_whole_modules(only: str) -> None:
         assert checkpointed.recomputed == 4
         measured = checkpointed.measure(lambda: tiny_models.loss_of(model, batch))
         assert measured.saved_bytes_after < measured.saved_bytes_before
+
+
+def test_the_planners_plan_is_followed_and_its_peak_is_met() -> None:
+    import msgspec
+
+    from lostflops.plan import offload_plan, saved_profile
+    from lostflops.plan.hardware import LINKS
+
+    model, batch = case("llama")
+    profile = msgspec.convert(optimize.saved_tensors(model, batch), saved_profile.Profile)
+    link = next(iter(LINKS.values()))
+    found = offload_plan.plan(profile, int(0.8 * profile.peak_bytes), link, may=("recompute",))
+    plan = offload_plan.record(found)
+    with optimize.checkpoint(model, plan=plan) as checkpointed:
+        measured = checkpointed.measure(lambda: tiny_models.loss_of(model, batch))
+    assert measured.peak_bytes_after < 0.8 * measured.peak_bytes_before
+    assert plan["predicted"]["peak_bytes"] == pytest.approx(measured.peak_bytes_after, rel=0.01)
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import sys
+import types
 from dataclasses import replace
 from typing import Any
 
@@ -316,6 +318,53 @@ def test_fp8_saves_as_many_bytes_as_before_and_more_where_weights_are_frozen() -
 def test_transformer_engine_is_refused_in_words_where_it_is_absent() -> None:
     with pytest.raises(Refused, match="needs 'transformer-engine'"):
         optimize.to_fp8(small_llama(), engine="transformer-engine", small=True)
+
+
+def test_transformer_engines_layers_take_the_parameters_and_run_in_its_context(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With a stand-in for the library: what is tested is what we do with it."""
+    inside: list[Any] = []
+
+    class Linear(nn.Linear):
+        def __init__(self, inputs: int, outputs: int, bias: bool, params_dtype: Any, device: Any) -> None:
+            super().__init__(inputs, outputs, bias, device, params_dtype)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            assert inside, "called outside of FP8"
+            return super().forward(x)
+
+    @contextlib.contextmanager
+    def fp8_autocast(enabled: bool, fp8_recipe: Any) -> Any:
+        inside.append(fp8_recipe)
+        yield
+        inside.pop()
+
+    library, common = types.ModuleType("transformer_engine.pytorch"), types.ModuleType("common")
+    library.Linear, library.fp8_autocast = Linear, fp8_autocast
+    common.recipe = types.SimpleNamespace(
+        Float8CurrentScaling=lambda fp8_format: fp8_format, Format=types.SimpleNamespace(HYBRID="hybrid")
+    )
+    for name, module in (("", types.ModuleType("te")), (".pytorch", library), (".common", common)):
+        monkeypatch.setitem(sys.modules, f"transformer_engine{name}", module)
+    sys.modules["transformer_engine"].pytorch = library
+    model, batch = small_llama(), batch_of(0)
+    options = {"engine": "transformer-engine", "small": True}
+    with pytest.raises(Refused, match="needs FP8 hardware"):
+        optimize.to_fp8(model, "tensorwise", **options)
+    with pytest.raises(Refused, match="no recipe 'rowwise'"):
+        optimize.to_fp8(model, **options)
+    monkeypatch.setattr(sys.modules["lostflops.optimize.fp8"], "hardware_lacks_fp8", lambda model: None)
+    plain, modules, parameters = (
+        tiny_models.loss_of(model, batch),
+        list(model.modules()),
+        list(model.parameters()),
+    )
+    with optimize.to_fp8(model, "tensorwise", **options) as converted:
+        assert isinstance(model.model.layers[1].mlp.up_proj, Linear) and converted.emulated is None
+        assert all(one is other for one, other in zip(model.parameters(), parameters, strict=True))
+        assert torch.equal(tiny_models.loss_of(model, batch), plain)
+    assert all(one is other for one, other in zip(model.modules(), modules, strict=True))
 
 
 # Loss parity

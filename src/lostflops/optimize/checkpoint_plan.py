@@ -26,7 +26,9 @@ def planned_modules(model: torch.nn.Module, plan: Mapping[str, Any]) -> list[tor
         raise Refused(f"the plan says {sorted(unknown)}", f"a class may be one of {sorted(known)}")
     by_path: dict[str, set[str]] = {}
     for name, decision in classes.items():
-        by_path.setdefault(name.rpartition("/")[0], set()).add(decision)
+        path, _, operator = name.rpartition("/")
+        if operator != "leaf":  # parameters and inputs: no operator makes them again
+            by_path.setdefault(path, set()).add(decision)
     wanted = {path for path, decisions in by_path.items() if "recompute" in decisions}
     layers = {id(layer) for stack in repeated_layers(model) for layer in stack}
     chosen: list[torch.nn.Module] = []
