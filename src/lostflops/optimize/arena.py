@@ -126,8 +126,8 @@ class Arena:
         if not self.idle or wanted > self.limit:
             return False
         self._let_go()
-        self.allocations += 1
-        self._slab = self._device.host_memory(wanted)
+        self.allocations += wanted > 0
+        self._slab = self._device.host_memory(wanted) if wanted else torch.empty(0, dtype=torch.uint8)
         self.held_bytes = wanted
         self._free = [(0, wanted, ())] if wanted else []
         return True

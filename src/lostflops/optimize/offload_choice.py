@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +35,8 @@ class Watched(Microbatch):
     counted: set[int] = field(default_factory=set[int])  # storages that stayed
     stayed: dict[str, str] = field(default_factory=dict[str, str])  # reason by class, of what is no entry
     saved_events: list[Event] = field(default_factory=list["Event"])
+    beside: dict[tuple[int, bool], int] = field(default_factory=dict[tuple[int, bool], int])
+    most_in_use: int = 0  # of what was seen
     end: Event = None  # when the last one was asked for
 
 
@@ -42,24 +44,17 @@ class Watched(Microbatch):
 class Learned:
     saved: list[Saved]  # by number
     classes: list[str]
-    stayed: dict[str, str]
     order: list[int]  # numbers, as they were asked for
     due_ns: list[int]  # by place in the order
     compute_ns: int
     link: Link
-    base_bytes: int  # device memory in use before the microbatch
-    other_bytes: int  # on top of it and of saved storages, at the peak; 0 where the peak is not known
+    other_bytes: int  # of the peak, on top of what was seen at saves and askings; 0 where it is not known
 
 
 def learn(
-    watched: Watched,
-    stalls: list[Stall],
-    device: Device,
-    link: Link,
-    peak_bytes: int | None,
-    resident_bytes: int,
+    watched: Watched, stalls: list[Stall], device: Device, link: Link, peak_bytes: int | None
 ) -> Learned:
-    """Waits until the microbatch is over. `resident_bytes` is the most that saved storages held in it."""
+    """Waits until the microbatch is over. `peak_bytes` is the device memory in use at its peak, if known."""
     device.synchronize(watched.end)
     waits = [(device.elapsed(watched.begin, s.start), device.elapsed(s.start, s.end)) for s in stalls]
 
@@ -70,19 +65,23 @@ def learn(
 
     asked = {number: compute_ns(event) for number, event in watched.asked.items()}
     saved = [
-        Saved(entry.nbytes, compute_ns(event), asked.get(entry.number))
+        Saved(
+            entry.nbytes,
+            compute_ns(event),
+            asked.get(entry.number),
+            beside_at_save=watched.beside.get((entry.number, False), 0),
+            beside_at_ask=watched.beside.get((entry.number, True), 0),
+        )
         for entry, event in zip(watched.entries, watched.saved_events, strict=True)
     ]
-    other = 0 if peak_bytes is None else max(0, peak_bytes - watched.base_bytes - resident_bytes)
+    other = 0 if peak_bytes is None else max(0, peak_bytes - watched.most_in_use)
     return Learned(
         saved=saved,
         classes=watched.classes,
-        stayed=watched.stayed,
         order=list(asked),
         due_ns=list(asked.values()),
         compute_ns=compute_ns(watched.end),
         link=link,
-        base_bytes=watched.base_bytes,
         other_bytes=other,
     )
 
@@ -110,26 +109,30 @@ def choose(
     if least > budget:
         raise Refused(
             f"{written(budget)} cannot be reached: with everything moved that can be, the step takes "
-            f"{written(least)}: {written(in_use)} before it, {written(learned.other_bytes)} for what it "
-            f"makes besides, {written(chosen.resident_bytes)} of saved tensors on their way",
+            f"{written(least)}: {written(in_use)} before it, {written(chosen.resident_bytes)} for saved "
+            f"tensors on their way and gradients, {written(learned.other_bytes)} for a moment",
             "allow more, or make the step smaller: a smaller microbatch, `optimize.checkpoint`",
         )
     return chosen
 
 
+def check_found(plan: Plan, classes: Collection[str], stayed: Mapping[str, str]) -> None:
+    """Refuses a plan for what the model does not save, or what cannot be moved."""
+    for name, action in plan["classes"].items():
+        if action == "offload" and name not in classes:
+            if name in stayed:
+                raise Refused(
+                    f"the plan moves {name}, which stays: {stayed[name]}",
+                    "plan again, for this model and machine",
+                )
+            raise Refused(
+                f"the plan moves {name}, which this model does not save",
+                "plan again: the model is not the planned one",
+            )
+
+
 def _planned(learned: Learned, plan: Plan) -> Selection:
     offloaded = {name for name, action in plan["classes"].items() if action == "offload"}
-    found = set(learned.classes)
-    for name in sorted(offloaded - found):
-        if name in learned.stayed:
-            raise Refused(
-                f"the plan moves {name}, which stays: {learned.stayed[name]}",
-                "plan again, for this model and machine",
-            )
-        raise Refused(
-            f"the plan moves {name}, which this model does not save",
-            "plan again: the model is not the planned one",
-        )
     moves = [name in offloaded for name in learned.classes]
     chosen = foresee(learned.saved, moves, learned.compute_ns, learned.link)
     return chosen.within(

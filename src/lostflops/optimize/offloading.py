@@ -18,10 +18,10 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -33,7 +33,7 @@ from lostflops.optimize.bypassed import held_by_selective_checkpoints
 from lostflops.optimize.checksum import checksum
 from lostflops.optimize.device import Device, Event, device_of
 from lostflops.optimize.link import rate
-from lostflops.optimize.offload_choice import EVERYTHING, Learned, Plan, Watched, choose, learn
+from lostflops.optimize.offload_choice import EVERYTHING, Learned, Plan, Watched, check_found, choose, learn
 from lostflops.optimize.offload_memory import Metered, PeakMeter, static_bytes
 from lostflops.optimize.offload_proof import Proof, prove
 from lostflops.optimize.offload_report import OffloadReport, OneWay
@@ -46,6 +46,8 @@ from lostflops.optimize.selection import Link, Selection
 from lostflops.optimize.tensor_class import ModulePaths, operator_of, tensor_class
 
 FIRST_SHARE = 0.8  # of the budget that may fill before anything moves, as long as the peak is not known
+
+T = TypeVar("T")
 
 _TORCH: Any = torch._C  # pyright: ignore[reportPrivateUsage]
 
@@ -423,6 +425,7 @@ class Engine:
         now.live += 1
         if self._to_watch:
             now.saved_events.append(self._record())
+            self._see_memory(now, entry, asked=False)
         if self._learned is None:
             now.classes.append(self._class_of(tensor))
             self._schedule.limits = Limits(
@@ -473,6 +476,14 @@ class Engine:
         else:
             self._tally.keeps("host memory full", entry.nbytes)
 
+    def _see_memory(self, now: Watched, entry: Entry, asked: bool) -> None:
+        """What there is besides the saved storages: what the backward makes is part of the peak."""
+        if self._learned is None and self._budget is not None:
+            in_use = self._in_use()
+            now.most_in_use = max(now.most_in_use, in_use)
+            beside = in_use - now.base_bytes - self._schedule.resident_bytes
+            now.beside[entry.number, asked] = max(beside, now.beside.get((entry.number, asked), 0))
+
     def _keep(self, entry: Entry, reason: str) -> None:
         self._schedule.keep(entry, reason)
         self._tally.keeps(reason, entry.nbytes)
@@ -497,6 +508,7 @@ class Engine:
             memory = self._schedule.hand_out(microbatch, saved.handle, _backward())
             if self._to_watch or (microbatch.order and entry.number == microbatch.order[-1]):
                 microbatch.end = self._record()
+            self._see_memory(microbatch, entry, asked=True)
             microbatch.asked.setdefault(entry.number, microbatch.end)
             if entry in self._sums and entry.sent:
                 self._check(entry, memory)
@@ -585,6 +597,8 @@ class Engine:
             self._compare()
         if self._off is not None:
             return
+        if self._learned is None and isinstance(self._plan, Mapping):
+            self._refusing(lambda: check_found(cast("Plan", self._plan), now.classes, now.stayed))
         asked_to = self._plan is not None or (self._selection is not None and self._selection.bytes_out)
         if asked_to and not self._tally.moved:
             stayed = ", ".join(f"{written(n)} {why}" for why, n in self._tally.kept_bytes.items()) or "none"
@@ -613,8 +627,7 @@ class Engine:
         schedule.finish()
         stalls = list(schedule.stalls)
         link = self._card or self._tally.measured_link(schedule, self.device)
-        peak, resident = self._meter.peak(), schedule.most_resident_bytes
-        self._learned = learn(now, stalls, self.device, link, peak, resident)
+        self._learned = learn(now, stalls, self.device, link, self._meter.peak())
         self._to_watch -= 1
         if self._paths is not None:
             self._paths.__exit__()
@@ -624,10 +637,12 @@ class Engine:
         """What is saved is known; when, anew. What moves can only become less: its host memory is there."""
         self._schedule.finish()
         stalls = list(self._schedule.stalls)
-        timed = learn(now, stalls, self.device, learned.link, None, 0)
-        self._learned = replace(
-            timed, classes=learned.classes, stayed=learned.stayed, other_bytes=learned.other_bytes
-        )
+        timed = learn(now, stalls, self.device, learned.link, None)
+        saved = [
+            replace(one, saved_ns=again.saved_ns, asked_ns=again.asked_ns)
+            for one, again in zip(learned.saved, timed.saved, strict=True)
+        ]
+        self._learned = replace(timed, saved=saved, classes=learned.classes, other_bytes=learned.other_bytes)
         self._to_watch -= 1
         self._choose(self._learned)
 
@@ -646,21 +661,20 @@ class Engine:
 
     def _choose(self, learned: Learned) -> None:
         in_use, among = self._in_use(), self._selection
-        try:
-            chosen = choose(learned, self._plan, self._budget, in_use, among and among.moves)
-            moved = (one.nbytes for one, moves in zip(learned.saved, chosen.moves, strict=True) if moves)
-            self._slab_bytes = sum(aligned(nbytes) for nbytes in moved)
-            if self._slab_bytes > self._arena.limit:
-                if self._plan is not None or self._budget is not None:
-                    raise Refused(
-                        f"{written(self._slab_bytes)} would have to wait in host memory, of which there are "
-                        f"{written(self._arena.limit)} for this process",
-                        "allow the container more memory, pass host_limit, or move less",
-                    )
-                self._slab_bytes = self._arena.limit
-        except Refused as refused:
-            self._off = f"switched off: {refused.reason}"
-            raise
+        chosen = self._refusing(
+            lambda: choose(learned, self._plan, self._budget, in_use, among and among.moves)
+        )
+        moved = (one.nbytes for one, moves in zip(learned.saved, chosen.moves, strict=True) if moves)
+        self._slab_bytes = sum(aligned(nbytes) for nbytes in moved)
+        if self._slab_bytes > self._arena.limit:
+            if self._plan is not None or self._budget is not None:
+                self._off = "switched off: too little host memory"
+                raise Refused(
+                    f"{written(self._slab_bytes)} would have to wait in host memory, of which there are "
+                    f"{written(self._arena.limit)} for this process",
+                    "allow the container more memory, pass host_limit, or move less",
+                )
+            self._slab_bytes = self._arena.limit
         self._selection = chosen
         self._in_use_at_choice = in_use
         self._schedule.limits = Limits(chosen.in_flight_bytes, chosen.look_ahead_bytes, chosen.look_ahead_ns)
@@ -675,6 +689,14 @@ class Engine:
             with self._lock:
                 self._tally.microbatches += 1
                 self._adapt(self._learned)
+
+    def _refusing(self, decide: Callable[[], T]) -> T:
+        """A refusal in the middle of training switches the engine off: the caller may go on without it."""
+        try:
+            return decide()
+        except Refused as refused:
+            self._off = f"switched off: {refused.reason}"
+            raise
 
     def _in_use(self) -> int:
         """Bytes of device memory now: by the device's own count where it has one, else what is known here."""

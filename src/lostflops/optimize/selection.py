@@ -7,9 +7,12 @@ a time and in order. Contention for the device's memory and sharing of the link 
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, replace
 from math import inf
 
+LADDER = 48  # how many choices of what moves are tried for a room
+SHARES = (1, 1 / 2, 1 / 4, 1 / 8, 0)  # of what may be under way, that are tried for a tight room
 TOLERANCE = 0.005  # of the compute time, that copies may add and still count as hidden
 
 
@@ -21,6 +24,8 @@ class Saved:
     saved_ns: int
     asked_ns: int | None  # None: no backward asked for it
     movable: bool = True
+    beside_at_save: int = 0  # bytes on the device besides saved storages and what was there before
+    beside_at_ask: int = 0
 
 
 @dataclass(frozen=True)
@@ -46,7 +51,7 @@ class Selection:
     look_ahead_ns: int
     step_ns: int  # of a microbatch, with the stalls that the simulation sees
     exposed_ns: int
-    resident_bytes: int  # the most that saved storages hold on the device at once
+    resident_bytes: int  # the most that saved storages, and what is beside them then, hold on the device
     bytes_out: int
 
     def within(
@@ -68,8 +73,8 @@ class _Run:
 
 
 def select(saved: list[Saved], compute_ns: int, link: Link, room_bytes: int | None = None) -> Selection:
-    """Without `room_bytes`: the most that hides. With it: the least such that saved storages fit in the room,
-    or everything that can move where that is not enough.
+    """Without `room_bytes`: the most that hides. With it: of what fits into the room, what takes the least
+    time, and of that the least; where nothing fits, what takes the least room.
 
     Storages that are needed last after they were saved travel first: those saved earliest, in a backward that
     runs in reverse. So the tail of the forward, whose backward comes at once, stays.
@@ -78,31 +83,45 @@ def select(saved: list[Saved], compute_ns: int, link: Link, room_bytes: int | No
         number for number, one in enumerate(saved) if one.movable and one.asked_ns is not None and one.nbytes
     ]
     candidates.sort(key=lambda number: saved[number].saved_ns - (saved[number].asked_ns or 0))
-    low, high = 0, len(candidates)
     if room_bytes is None:
+        low, high = 0, len(candidates)
         while low < high:
             middle = (low + high + 1) // 2
             run = _first(saved, candidates[:middle], compute_ns, link)
             low, high = (middle, high) if run.exposed_ns <= TOLERANCE * compute_ns else (low, middle - 1)
-    else:
-        while low < high:
-            middle = (low + high) // 2
-            run = _first(saved, candidates[:middle], compute_ns, link)
-            low, high = (low, middle) if run.resident_bytes <= room_bytes else (middle + 1, high)
-    return _first(saved, candidates[:low], compute_ns, link)
+        return _first(saved, candidates[:low], compute_ns, link)
+    nothing = _first(saved, [], compute_ns, link)
+    if nothing.resident_bytes <= room_bytes:
+        return nothing
+    # The same choices whatever the room, so that more room is never slower. How much room one takes does not
+    # fall with what it moves: over a slow link, what is under way takes more than it frees.
+    rungs = min(len(candidates), LADDER)
+    counts = {round(rung * len(candidates) / rungs) for rung in range(1, rungs + 1)} if rungs else set[int]()
+    found = [
+        _first(saved, candidates[:count], compute_ns, link, share) for count in counts for share in SHARES
+    ]
+    fitting = [one for one in found if one.resident_bytes <= room_bytes]
+    if fitting:
+        hidden = round(TOLERANCE * compute_ns)
+        return min(fitting, key=lambda one: (max(one.exposed_ns, hidden), one.bytes_out))
+    return min([nothing, *found], key=lambda one: one.resident_bytes)
 
 
-def _first(saved: list[Saved], chosen: list[int], compute_ns: int, link: Link) -> Selection:
+def _first(saved: list[Saved], chosen: list[int], compute_ns: int, link: Link, share: float = 1) -> Selection:
     moves = [False] * len(saved)
     for number in chosen:
         moves[number] = True
-    return foresee(saved, moves, compute_ns, link)
+    return foresee(saved, moves, compute_ns, link, share)
 
 
-def foresee(saved: list[Saved], moves: list[bool], compute_ns: int, link: Link) -> Selection:
-    """How far ahead copies must be queued for these to travel, and what comes of it."""
-    in_flight = _in_flight(saved, moves, link)
+def foresee(
+    saved: list[Saved], moves: list[bool], compute_ns: int, link: Link, share: float = 1
+) -> Selection:
+    """How far ahead copies must be queued for these to travel, and what comes of it. With a `share` below 1,
+    only so much of that: what is under way takes room at both ends."""
+    in_flight = round(share * _in_flight(saved, moves, link))
     ahead_bytes, ahead_ns = _look_ahead(saved, moves, link)
+    ahead_bytes = round(share * ahead_bytes)
     run = simulate(saved, moves, compute_ns, link, in_flight, ahead_bytes, ahead_ns)
     return Selection(
         moves=tuple(moves),
@@ -117,15 +136,17 @@ def foresee(saved: list[Saved], moves: list[bool], compute_ns: int, link: Link) 
 
 
 def _in_flight(saved: list[Saved], moves: list[bool], link: Link) -> int:
-    """The most bytes under way out at once when compute never waits, but no more than double the smallest
-    amount that keeps the link busy: sources held longer gain nothing."""
-    busy_until, under_way, most, largest = 0, list[tuple[int, int]](), 0, 0
+    """The most bytes under way out at once when compute never waits, and room for two."""
+    busy_until = under_way = most = largest = 0
+    leaving: deque[tuple[int, int]] = deque()
     for one, moved in zip(saved, moves, strict=True):
         if moved:
             busy_until = max(busy_until, one.saved_ns) + link.out_ns(one.nbytes)
-            under_way = [(end, nbytes) for end, nbytes in under_way if end > one.saved_ns]
-            under_way.append((busy_until, one.nbytes))
-            most = max(most, sum(nbytes for _, nbytes in under_way))
+            while leaving and leaving[0][0] <= one.saved_ns:
+                under_way -= leaving.popleft()[1]
+            leaving.append((busy_until, one.nbytes))
+            under_way += one.nbytes
+            most = max(most, under_way)
             largest = max(largest, one.nbytes)
     return max(most, 2 * largest)
 
@@ -169,51 +190,64 @@ def simulate(
     events += [(one.asked_ns, number, True) for number, one in enumerate(saved) if one.asked_ns is not None]
     events.sort(key=lambda event: event[0])
     order = [number for _, number, asked in events if asked and moves[number]]
+    place = {number: here for here, number in enumerate(order)}
     due = {number: saved[number].asked_ns or 0 for number in order}
     late = out_end = in_end = 0  # how much later than without copies compute is; when each copier is free
-    leaving: list[tuple[int, int]] = []
+    leaving: dict[int, int] = {}  # until when, by number, in order: still on the device
+    leaving_bytes = 0
     left: dict[int, int] = {}
     fetched: dict[int, int] = {}
+    stays: set[int] = set()  # asked for before they had left
     cursor = ahead = resident = most = 0
+
+    def first_gone() -> int:
+        nonlocal leaving_bytes, resident
+        number = next(iter(leaving))
+        leaving_bytes -= saved[number].nbytes
+        resident -= 0 if number in stays else saved[number].nbytes
+        return leaving.pop(number)
+
     for time, number, asked in events:
         now = time + late
         nbytes = saved[number].nbytes
+        while leaving and next(iter(leaving.values())) <= now:
+            first_gone()
         if not asked:
             resident += nbytes
+            most = max(most, resident + saved[number].beside_at_save)
             if moves[number]:
                 out_end = left[number] = max(out_end, now) + link.out_ns(nbytes)
-                leaving.append((out_end, nbytes))
-                while len(leaving) > 1 and (
-                    leaving[0][0] <= now or sum(size for _, size in leaving) > in_flight_bytes
-                ):
-                    end, size = leaving.pop(0)
-                    late += max(0, end - now)
+                leaving[number] = out_end
+                leaving_bytes += nbytes
+                while len(leaving) > 1 and leaving_bytes > in_flight_bytes:
+                    late += max(0, first_gone() - now)
                     now = time + late
-                    most = max(most, resident)
-                    resident -= size
-            most = max(most, resident)
             continue
-        while leaving and leaving[0][0] <= now:
-            resident -= leaving.pop(0)[1]
         if moves[number]:
-            if number not in fetched:
-                resident += nbytes
-                in_end = fetched[number] = max(in_end, now, left[number]) + link.in_ns(nbytes)
-                cursor = max(cursor, order.index(number) + 1)
-            else:
-                ahead -= nbytes
-            late += max(0, fetched[number] - now)
-            now = time + late
+            cursor = max(cursor, place[number] + 1)
+            if number in leaving:
+                stays.add(number)
+            elif number not in stays:
+                if number not in fetched:
+                    resident += nbytes
+                    in_end = fetched[number] = max(in_end, now, left[number]) + link.in_ns(nbytes)
+                else:
+                    ahead -= nbytes
+                late += max(0, fetched[number] - now)
+                now = time + late
         while cursor < len(order):
             following = order[cursor]
             size = saved[following].nbytes
-            far = due[following] - time > look_ahead_ns
-            if ahead and (ahead + size > look_ahead_bytes or far):
-                break
-            in_end = fetched[following] = max(in_end, now, left[following]) + link.in_ns(size)
-            resident += size
-            ahead += size
+            if following in leaving:
+                stays.add(following)
+            else:
+                far = due[following] - time > look_ahead_ns
+                if ahead and (ahead + size > look_ahead_bytes or far):
+                    break
+                in_end = fetched[following] = max(in_end, now, left[following]) + link.in_ns(size)
+                resident += size
+                ahead += size
             cursor += 1
-        most = max(most, resident)
+        most = max(most, resident + saved[number].beside_at_ask)
         resident -= nbytes
     return _Run(compute_ns + late, most)
