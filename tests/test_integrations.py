@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import subprocess
 import sys
 import textwrap
@@ -513,3 +514,23 @@ def test_the_report_survives_a_disk_that_cannot_be_written(tmp_path: Path) -> No
     (tmp_path / "lostflops" / "report-00000.jsonl").mkdir()
     report = training.end()
     assert report is not None and training.end() is None
+
+
+# --- documentation ---
+
+
+@pytest.mark.parametrize("page", ["integrations.md", "data-loading.md"])
+def test_the_examples_of_the_documentation_run(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (Path(__file__).parent.parent / "docs" / page).read_text()
+    monkeypatch.chdir(tmp_path)
+    examples = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert examples
+    for example in examples:
+        exec(compile(example.replace("seconds=10", "seconds=2"), page, "exec"), {"__name__": "example"})
+    said = capsys.readouterr().out
+    if page == "data-loading.md":
+        assert "DataLoader(..., num_workers=" in said and "parameters/s" in said and "predicted" in said
+    else:
+        assert "2 modules" in said and report_of(tmp_path / "runs" / "a")["steps"]["steps"] == 4

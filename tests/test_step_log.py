@@ -49,6 +49,18 @@ def test_logs_become_a_table(tmp_path: Path) -> None:
     ]
 
 
+def test_a_folder_of_step_logs_goes_beside_the_traces(tmp_path: Path) -> None:
+    folder = run(tmp_path, **{f"0000{rank}_a0": log(rank, 3 + rank, world=2) for rank in range(2)})
+    ddp = Path(__file__).parent.parent / "examples" / "runs" / "ddp"
+    trace = lostflops.open([ddp, folder])
+    table = trace.table("step_log")
+    assert table is not None and table.collect().height == 7
+    with pytest.raises(lostflops.LostflopsError, match="holds no trace"):
+        lostflops.open(folder)
+    with pytest.raises(lostflops.LostflopsError, match="holds no trace"):
+        lostflops.open([folder, folder])
+
+
 def test_of_a_restarted_job_the_last_attempt_counts(tmp_path: Path) -> None:
     folder = run(tmp_path, **{"00000_a0": log(0, 9), "00000_a2": log(0, 2), "00001_a1": log(1, 4)})
     assert [path.name for path in step_logs.documents([folder])] == ["steps-00000-a2.jsonl"]

@@ -117,7 +117,8 @@ def find(paths: Sequence[PathLike]) -> list[Path]:
                 matched = [path]
             elif path.is_dir():
                 matched = list(_below(path))
-                if not matched:
+                # A training framework's step log lies in a folder of its own, beside the traces.
+                if not matched and (len(paths) == 1 or not step_logs.documents([path])):
                     raise NoTraces(path, ingest.LOOKED_FOR)
             else:
                 matched = [Path(m) for m in glob.glob(str(path), recursive=True)]  # noqa: PTH207 - absolute globs
@@ -128,6 +129,8 @@ def find(paths: Sequence[PathLike]) -> list[Path]:
             raise Unreadable(path, error) from error
         for match in matched:
             found.setdefault(match.resolve(), match)
+    if paths and not found:
+        raise NoTraces(Path(paths[0]), ingest.LOOKED_FOR)
     exported = {p.with_suffix("") for p in found if p.suffix == ".sqlite"}
     sources = [
         p
