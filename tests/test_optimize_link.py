@@ -335,6 +335,27 @@ def test_migration_is_timed_from_where_the_pages_are_not() -> None:
 def test_without_a_gpu_and_without_a_device_it_is_refused() -> None:
     with pytest.raises(Refused, match="there is no GPU here"):
         optimize.measure_link()
+    with pytest.raises(Refused, match="there is no GPU here for cuda:1"):
+        optimize.measure_link("cuda:1")
+    with pytest.raises(Refused, match="cpu is no GPU"):
+        optimize.measure_link(torch.device("cpu"))
+
+
+def test_measuring_leaves_torchs_threads_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    inside: list[int] = []
+
+    class Curious(ThreadedDevice):
+        def host_memory(self, nbytes: int) -> torch.Tensor:
+            inside.append(torch.get_num_threads())
+            raise KeyError
+
+    torch.set_num_threads(3)
+    try:
+        with pytest.raises(KeyError):
+            optimize.measure_link(Curious(), SIZES)
+        assert (inside, torch.get_num_threads()) == ([1], 3), "memory is first touched by this thread alone"
+    finally:
+        torch.set_num_threads(1)
 
 
 # Memory nodes

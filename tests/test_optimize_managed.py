@@ -131,6 +131,9 @@ def test_without_a_gpu_the_reason_is_said(cuda: Cudart, many: int, code: int, sa
 def test_a_gpu_that_does_not_exist_is_not_described(cuda: Cudart) -> None:
     assert "there is no GPU 7, only 2" in str(optimize.memory_capabilities(7))
     assert "no GPU 2" in str(optimize.memory_capabilities(torch.device("cuda", 2)))
+    assert optimize.memory_capabilities("cuda:1").device == 1
+    with pytest.raises(Refused, match="cpu is no GPU"):
+        optimize.memory_capabilities("cpu")
 
 
 def test_without_a_runtime_library_that_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ step takes beyond the same step in plain memory; nothing records the migrations 
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
@@ -28,6 +29,8 @@ def rows(setting: Setting) -> list[dict[str, Any]]:
         """`left`: of what the plain step needs, this share of memory is free."""
 
         def case(undo: ExitStack) -> Any:
+            optimize.release_managed()  # what the case before has left
+            free = torch.cuda.mem_get_info()[0]
             memory = undo.enter_context(optimize.managed()) if managed else None
             model = setting.model("1b")
             if lora:
@@ -37,8 +40,10 @@ def rows(setting: Setting) -> list[dict[str, Any]]:
             if left is not None:
                 step()
                 needed = memory.report().most_bytes if memory else torch.cuda.max_memory_allocated()
-                free = torch.cuda.mem_get_info()[0]
-                plain = torch.cuda.caching_allocator_alloc(max(0, free - int(left * needed)))
+                # On a thread of its own: this one's memory is managed, and would make way.
+                with ThreadPoolExecutor(1) as other:
+                    take = torch.cuda.caching_allocator_alloc
+                    plain = other.submit(take, max(0, free - int(left * needed))).result()
                 undo.callback(torch.cuda.caching_allocator_delete, plain)
 
             def with_report() -> Any:

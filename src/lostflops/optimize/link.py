@@ -17,8 +17,8 @@ import re
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
@@ -90,7 +90,7 @@ def rate(card: Mapping[str, Any], direction: str, memory: str = "pinned") -> tup
 
 
 def measure_link(
-    device: Device | torch.device | int | None = None,
+    device: Device | torch.device | str | int | None = None,
     sizes: Sequence[int] = SIZES,
     repeats: int = 7,
     *,
@@ -121,6 +121,7 @@ def measure_link(
     remarks: list[str] = []
     card = _about(where, node, sysfs)
     with ExitStack() as leaving:
+        leaving.enter_context(_one_thread())
         leaving.enter_context(numa.on_node(node, sysfs))
         ways = _Ways(where, max(sizes))
         for kind in memory:
@@ -170,12 +171,26 @@ def described(card: Mapping[str, Any]) -> str:
     return "\n".join([*lines, *(f"  {remark}" for remark in card.get("remarks", ()))])
 
 
-def _device(given: Device | torch.device | int | None) -> Device:
-    if given is None:
-        return CudaDevice(torch.device("cuda"))
-    if isinstance(given, int):
-        return CudaDevice(torch.device("cuda", given))
-    return CudaDevice(given) if isinstance(given, torch.device) else given
+def _device(given: Device | torch.device | str | int | None) -> Device:
+    if given is not None and not isinstance(given, torch.device | str | int):
+        return given
+    where = torch.device("cuda" if given is None else given)
+    if where.type != "cuda":
+        raise Refused(
+            f"{where} is no GPU", "name a GPU, or pass device=ThreadedDevice() to try it out on a CPU"
+        )
+    return CudaDevice(where)
+
+
+@contextmanager
+def _one_thread() -> Generator[None]:
+    """torch's other threads stay on the CPUs on which they began, and would put memory there."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _about(device: Device, node: int | None, sysfs: Path) -> dict[str, Any]:

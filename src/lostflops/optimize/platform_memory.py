@@ -16,11 +16,12 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from lostflops.optimize.amounts import written
+from lostflops.optimize.refused import Refused
 
 ATTRIBUTES = {  # cudaDeviceAttr, the same numbers as CUdevice_attribute
     "integrated": 18,
@@ -119,7 +120,7 @@ class MemoryCapabilities:
         return "\n".join(lines)
 
 
-def memory_capabilities(device: int | torch.device | None = None) -> MemoryCapabilities:
+def memory_capabilities(device: int | str | torch.device | None = None) -> MemoryCapabilities:
     """What kinds of memory this machine can give to tensors, and why not the others. Also without a GPU.
 
     `device`: its number; None is the first, or torch's current one. Starts CUDA's driver but no context;
@@ -167,10 +168,13 @@ def _runtime_libraries() -> Iterator[str]:
     yield f"libcudart.so.{major}"
 
 
-def _index(device: int | torch.device | None) -> int:
+def _index(device: int | str | torch.device | None) -> int:
     if isinstance(device, int):
         return device
-    given = None if device is None else device.index
+    where = torch.device("cuda" if device is None else device)
+    if where.type != "cuda":
+        raise Refused(f"{where} is no GPU", "name a GPU, such as 'cuda:0'")
+    given = cast("int | None", where.index)  # torch's own annotation leaves out None
     if given is not None:
         return given
     return torch.cuda.current_device() if torch.cuda.is_initialized() else 0

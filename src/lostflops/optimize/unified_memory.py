@@ -131,7 +131,7 @@ class ManagedMemory:
 
 @contextmanager
 def managed(
-    prefer: str = "gpu", kind: str = "managed", device: int | torch.device | None = None
+    prefer: str = "gpu", kind: str = "managed", device: int | str | torch.device | None = None
 ) -> Generator[ManagedMemory]:
     """What this thread allocates on the GPU inside lies in unified memory, and stays there after the context.
 
@@ -167,7 +167,7 @@ def managed(
 
 
 def use_managed_everywhere(
-    prefer: str = "gpu", kind: str = "managed", device: int | torch.device | None = None
+    prefer: str = "gpu", kind: str = "managed", device: int | str | torch.device | None = None
 ) -> ManagedMemory:
     """All GPU memory of this process, of every thread, is unified from now on. Cannot be undone.
 
@@ -267,7 +267,7 @@ def _migration_rate(card: Mapping[str, Any]) -> tuple[float, str]:
     return UNMEASURED_MIGRATION * slowest, "assumed, a fifth of pinned copies"
 
 
-def _ready(prefer: str, kind: str, device: int | torch.device | None) -> tuple[Allocator, int]:
+def _ready(prefer: str, kind: str, device: int | str | torch.device | None) -> tuple[Allocator, int]:
     """The allocator and the GPU's number, after all that can be refused before the model is touched."""
     if kind not in KINDS:
         raise Refused(f"there is no kind of memory {kind!r}", f"choose from {', '.join(KINDS)}")
