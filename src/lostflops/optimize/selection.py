@@ -11,8 +11,8 @@ from collections import deque
 from dataclasses import dataclass, replace
 from math import inf
 
-LADDER = 48  # how many choices of what moves are tried for a room
-SHARES = (1, 1 / 2, 1 / 4, 1 / 8, 0)  # of what may be under way, that are tried for a tight room
+LADDER = 32  # how many choices of what moves are tried for a room
+SHARES = (1, 1 / 2, 1 / 4, 0)  # of what may be under way, that are tried for a tight room
 TOLERANCE = 0.005  # of the compute time, that copies may add and still count as hidden
 
 
