@@ -652,10 +652,32 @@ def test_a_resumed_cache_can_be_cropped_repeated_and_copied(llama: Any) -> None:
     assert twin.get_seq_length() == 10
 
 
+@pytest.fixture(scope="module")
+def gemma() -> Any:
+    """Every other layer attends to the last 12 tokens, the others to all."""
+    from transformers import Gemma2Config, Gemma2ForCausalLM
+
+    torch.manual_seed(5)
+    config = Gemma2Config(
+        vocab_size=tiny_models.VOCABULARY,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        sliding_window=12,
+        max_position_embeddings=256,
+        attn_implementation="eager",
+    )
+    return Gemma2ForCausalLM(config).eval()
+
+
 @pytest.mark.parametrize("first", [5, 9, 40])
-def test_a_model_with_a_sliding_window_answers_the_same(mistral: Any, first: int) -> None:
+@pytest.mark.parametrize("name", ["mistral", "gemma"])
+def test_a_model_with_a_sliding_window_answers_the_same(request: Any, name: str, first: int) -> None:
     cache = for_model(block_tokens=4)
-    dialogue(mistral, cache, "a", questions(first, first), turns=5)
+    dialogue(request.getfixturevalue(name), cache, "a", questions(first, first), turns=5)
     report = cache.report()
     assert report.hits == 4
     assert cache.dialogues["a"] > 2 * 12
@@ -805,6 +827,16 @@ def test_training_between_turns_makes_it_another_model() -> None:
         cache.resume("a")
 
 
+def test_an_empty_cache_takes_another_model_unless_one_is_bound(llama: Any) -> None:
+    other, ids = tiny_models.llama(seed=9).eval(), questions(1, 9)
+    cache = for_model()
+    assert cache.resume("a", model=llama) is None
+    assert answered(other, cache, ids, "a").shape == (1, 14)
+    bound = for_model(model=llama)
+    with pytest.raises(Refused, match="another model"):
+        answered(other, bound, ids, "a")
+
+
 def test_switching_an_adapter_off_makes_it_another_model() -> None:
     model = tiny_models.lora().eval()
     cache, ids = for_model(), questions(1, 9)
@@ -848,6 +880,7 @@ def test_wrong_names_tokens_and_budgets_are_refused() -> None:
         (lambda: small().suspend("", past, [1, 2]), "named by text"),
         (lambda: small().suspend("a", past, torch.ones(2, 2).long()), "one dialogue"),
         (lambda: small().suspend("a", past, [1.0, 2.0]), "whole numbers"),
+        (lambda: small().suspend("a", past, [1 << 63, 2]), "whole numbers"),
         (lambda: small(block_tokens=0), "hold nothing"),
         (lambda: DialogueCache(1 << 60), "this process can get"),
         (
@@ -962,6 +995,11 @@ def test_damaged_and_foreign_folders_are_refused(tmp_path: Path) -> None:
         text = json.dumps(header).encode()
         return json.dumps({"sha256": kv_files.hashlib.sha256(text).hexdigest()}).encode() + b"\n" + text
 
+    def twice(header: Any) -> None:
+        number = len(header["blocks"])
+        header["blocks"].append(next(block for block in header["blocks"] if len(block["tokens"]) == 4))
+        header["dialogues"]["z"] = [number]
+
     for change, said in (
         (lambda: index.write_bytes(first), "no index"),
         (lambda: index.write_bytes(b"{}"), "no index"),
@@ -980,6 +1018,12 @@ def test_damaged_and_foreign_folders_are_refused(tmp_path: Path) -> None:
             "fit together",
         ),
         (lambda: index.write_bytes(written_index(lambda h: h["layout"].update(layers=3))), "fit together"),
+        (lambda: index.write_bytes(written_index(lambda h: h["blocks"][0].update(tokens=[1 << 70]))), "fit"),
+        (
+            lambda: index.write_bytes(written_index(lambda h: h["dialogues"].update(z=h["dialogues"]["a"]))),
+            "tail",
+        ),
+        (lambda: index.write_bytes(written_index(twice)), "twice"),
         (lambda: rows.write_bytes(data[:-1]), "instead of"),
         (lambda: rows.write_bytes(data[:50] + b"x" + data[51:]), "its digest"),
         (lambda: rows.unlink(), "missing"),

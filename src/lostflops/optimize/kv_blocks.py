@@ -10,7 +10,8 @@ A block may be used in part: its first rows are right for whoever shares no more
 
 The least recently used go first, leaves before what they stand on: whoever uses a block uses all before it,
 so the order of last use, the later blocks of a dialogue first, never removes a block that another stands on.
-Plain Python: nothing here knows what a row is."""
+Plain Python: nothing here knows what a row is.
+"""
 
 from __future__ import annotations
 
@@ -223,7 +224,8 @@ def usable(found: Sequence[Placed], window: int) -> int:
     layers see everything.
 
     A layer with a sliding window needs the last window - 1 rows before the next token, and does not have
-    those that it had dropped before they were stored."""
+    those that it had dropped before they were stored.
+    """
     best, run = 0, 0  # `run`: where the rows that are there without a gap begin
     for placed in found:
         end = placed.block.start + placed.last

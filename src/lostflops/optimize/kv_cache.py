@@ -100,7 +100,8 @@ class DialogueCache:
     few tenths of a second per GiB. `block_tokens`: tokens that are stored and shared together; by default so
     many that one layer's are 1 MiB (16 to 512). `model`: refuses anything of another model, of other weights
     or with other adapters; or a name for it, where weights cannot be read. `device`: by default that of the
-    first cache. `verify` compares checksums of every row at each resume, and waits for it."""
+    first cache. `verify` compares checksums of every row at each resume, and waits for it.
+    """
 
     def __init__(
         self,
@@ -138,7 +139,9 @@ class DialogueCache:
         it may be changed or dropped as soon as this returns. tokens: the dialogue's ids from the first on, as
         `generate` returned them, [1, n] or [n]. They may be more than `past` has seen (the last token of an
         answer is in no cache yet), or fewer: then only those are stored. Refuses, with nothing changed, what
-        does not fit into the budget even alone."""
+        does not fit into the budget even alone.
+        """
+        _refuse_while_recorded()
         layers, seen = kv_past.layers_of(past)
         ids = token_ids(tokens)[:seen]
         if not ids:
@@ -180,7 +183,9 @@ class DialogueCache:
 
         Given tokens, it has one token less than those at most, so that `generate(tokens,
         past_key_values=...)` has one to start from; its `get_seq_length()` says how many it has. It is yours:
-        use it, change it. `plain` gives a list of (keys, values), strided, instead of a DynamicCache."""
+        use it, change it. `plain` gives a list of (keys, values), strided, instead of a DynamicCache.
+        """
+        _refuse_while_recorded()
         if key is not None:
             self._is_key(key)
         if key is None and tokens is None:
@@ -362,7 +367,7 @@ class DialogueCache:
                 )
             return
         name = self._identity.of(given)
-        if self._model is None and not self.dialogues:
+        if not self.dialogues and self._watched in (None, given):
             self._model = name
         elif self._model is None:
             raise Refused(
@@ -627,9 +632,19 @@ def token_ids(tokens: Tokens) -> tuple[int, ...]:
             )
         return tuple(cast("Any", tokens).tolist())
     found = tuple(tokens)
-    if not all(type(token) is int for token in found):
+    if not all(type(token) is int and -(1 << 63) <= token < 1 << 63 for token in found):
         raise Refused("token ids are whole numbers", "give a tensor [n] or [1, n], or a list of ints")
     return found
+
+
+def _refuse_while_recorded() -> None:
+    if torch.compiler.is_compiling() or (
+        torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+    ):
+        raise Refused(
+            "copies to and from host memory cannot be part of a compiled or captured graph",
+            "suspend and resume outside of it, between the turns",
+        )
 
 
 def _refuse_more_than_there_is(nbytes: int) -> None:

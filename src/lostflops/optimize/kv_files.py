@@ -4,7 +4,8 @@
     rows-<digest>.bin  of each block in the index's order, each layer's rows, without what is not filled
 
 The index is replaced last and at once, so the folder holds either what it held before or all that is new. It
-is data only: nothing in it is ever executed."""
+is data only: nothing in it is ever executed.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ import hashlib
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -197,7 +199,7 @@ def _checked(header: Mapping[str, Any], folder: Path) -> Saved:
         tokens: tuple[int, ...] = tuple(each["tokens"])
         before: int = each["before"]
         absent: int = each["absent"]
-        whole = all(type(n) is int for n in (*tokens, before, absent))
+        whole = all(type(n) is int and -(1 << 63) <= n < 1 << 63 for n in (*tokens, before, absent))
         if not whole or not -1 <= before < number or not 0 <= absent <= len(tokens):
             raise ValueError(f"block {number}")
         if not 0 < len(tokens) <= layout.block_tokens:
@@ -211,8 +213,14 @@ def _checked(header: Mapping[str, Any], folder: Path) -> Saved:
             if type(number) is not int or not 0 <= number < len(blocks) or blocks[number].before != parent:
                 raise ValueError(f"dialogue of blocks {chain}")
         dialogues[key] = tuple(chain)
-    if {number for chain in dialogues.values() for number in chain} != set(range(len(blocks))):
+    holders = Counter(number for chain in dialogues.values() for number in chain)
+    if set(holders) != set(range(len(blocks))):
         raise ValueError("blocks of no dialogue")
+    if any(holders[n] > 1 for n, block in enumerate(blocks) if len(block.tokens) < layout.block_tokens):
+        raise ValueError("a tail of two dialogues")
+    full = [(block.before, block.tokens) for block in blocks if len(block.tokens) == layout.block_tokens]
+    if len(set(full)) < len(full):
+        raise ValueError("a block that is there twice")
     model = header["model"]
     if model is not None and not isinstance(model, str):
         raise ValueError("model")

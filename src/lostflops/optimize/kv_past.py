@@ -2,7 +2,8 @@
 
 Only what is known token by token can be cut at a prefix and joined again: layers that grow with the dialogue,
 with a sliding window or without, and static ones. What holds a running state, or numbers in a code of its
-own, is refused by name."""
+own, is refused by name.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """How keys and values lie in memory while they travel: a row per token, all its keys, then all its values.
 
 Host memory, and the memory that a cache returns in, have the same rows, so that any run of tokens of a layer
-is one contiguous copy, and the first rows of a block are as good as the block."""
+is one contiguous copy, and the first rows of a block are as good as the block.
+"""
 
 from __future__ import annotations
 
