@@ -22,7 +22,7 @@ from lostflops import cli, optimize
 from lostflops.capture import bench_fit, bench_links, bench_ranks
 from lostflops.errors import BadCard
 from lostflops.optimize import Refused, link, migration, numa
-from lostflops.optimize.device import ThreadedDevice
+from lostflops.optimize.device import CudaDevice, ThreadedDevice
 from lostflops.plan import hardware
 
 torch.set_num_threads(1)
@@ -341,23 +341,6 @@ def test_without_a_gpu_and_without_a_device_it_is_refused() -> None:
         optimize.measure_link(torch.device("cpu"))
 
 
-def test_measuring_leaves_torchs_threads_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
-    inside: list[int] = []
-
-    class Curious(ThreadedDevice):
-        def host_memory(self, nbytes: int) -> torch.Tensor:
-            inside.append(torch.get_num_threads())
-            raise KeyError
-
-    torch.set_num_threads(3)
-    try:
-        with pytest.raises(KeyError):
-            optimize.measure_link(Curious(), SIZES)
-        assert (inside, torch.get_num_threads()) == ([1], 3), "memory is first touched by this thread alone"
-    finally:
-        torch.set_num_threads(1)
-
-
 # Memory nodes
 
 
@@ -408,6 +391,43 @@ def test_a_thread_runs_on_the_node_meanwhile_and_is_put_back(two_nodes: Path) ->
     for node in (0, 2, 7, None):
         with numa.on_node(node, two_nodes) as moved:
             assert not moved and os.sched_getaffinity(0) == before
+
+
+def test_torch_uses_one_thread_while_memory_is_placed(two_nodes: Path) -> None:
+    torch.set_num_threads(3)
+    try:
+        with numa.on_node(1, two_nodes):
+            assert torch.get_num_threads() == 1, "its others run on CPUs of any node"
+        assert torch.get_num_threads() == 3
+        with numa.on_node(None, two_nodes):
+            assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_a_gpus_host_memory_is_touched_on_its_node(two_nodes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchtitan#3489: pinned memory on the other node."""
+    near = {max(os.sched_getaffinity(0))}
+    touched: list[set[int]] = []
+    real = torch.zeros
+
+    def zeros(*size: Any, **how: Any) -> torch.Tensor:
+        touched.append(os.sched_getaffinity(0))
+        return real(*size, **how)
+
+    about = types.SimpleNamespace(pci_domain_id=0, pci_bus_id=0x17, pci_device_id=0, is_integrated=False)
+    runtime = types.SimpleNamespace(cudaHostRegister=lambda *a: 0, cudaHostUnregister=lambda *a: 0)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: about)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    known = numa.nodes(two_nodes)
+    monkeypatch.setattr(numa, "nodes", lambda sysfs: known)
+    monkeypatch.setattr(numa, "node_at", lambda slot, sysfs: {"0000:17:00.0": 1}[slot])
+    device = CudaDevice(torch.device("cuda", 0))
+    monkeypatch.setattr(torch, "zeros", zeros)
+    assert device.host_memory(4096).numel() == 4096
+    assert touched == [near]
+    assert os.sched_getaffinity(0) >= near
 
 
 def test_memory_on_another_node_than_the_gpus_is_said(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from typing import Any, Protocol, cast
 
 import torch
 
+from lostflops.optimize import numa
 from lostflops.optimize.peak import is_host_memory
 from lostflops.optimize.refused import Refused
 
@@ -89,6 +90,7 @@ class CudaDevice:
         self.torch_device = torch.device("cuda", index)
         properties = cast("Any", torch.cuda.get_device_properties(index))  # pyright: ignore[reportUnknownMemberType]
         self.coherent = bool(properties.is_integrated)
+        self._node = numa.node_of_gpu(self.torch_device)
 
     def allocated_bytes(self) -> int:
         return torch.cuda.memory_allocated(self.torch_device)
@@ -129,8 +131,10 @@ class CudaDevice:
         return torch.empty(nbytes, dtype=torch.uint8, device=self.torch_device)
 
     def host_memory(self, nbytes: int) -> torch.Tensor:
-        # torch's pinned allocator rounds up to powers of two; plain memory that is registered is exact.
-        memory = torch.zeros(nbytes, dtype=torch.uint8)
+        # torch's pinned allocator rounds up to powers of two; plain memory that is registered is exact. It
+        # lies on the memory node of the CPU that touches it first: the GPU's.
+        with numa.on_node(self._node):
+            memory = torch.zeros(nbytes, dtype=torch.uint8)
         if nbytes:
             runtime = cast("Any", torch.cuda.cudart())  # pyright: ignore[reportUnknownMemberType]
             code = runtime.cudaHostRegister(memory.data_ptr(), nbytes, 0)

@@ -17,8 +17,7 @@ import re
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
@@ -120,9 +119,7 @@ def measure_link(
     node = numa.node_of_gpu(where.torch_device, sysfs)
     remarks: list[str] = []
     card = _about(where, node, sysfs)
-    with ExitStack() as leaving:
-        leaving.enter_context(_one_thread())
-        leaving.enter_context(numa.on_node(node, sysfs))
+    with numa.on_node(node, sysfs):
         ways = _Ways(where, max(sizes))
         for kind in memory:
             if kind == "managed":
@@ -182,21 +179,10 @@ def _device(given: Device | torch.device | str | int | None) -> Device:
     return CudaDevice(where)
 
 
-@contextmanager
-def _one_thread() -> Generator[None]:
-    """torch's other threads stay on the CPUs on which they began, and would put memory there."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def _about(device: Device, node: int | None, sysfs: Path) -> dict[str, Any]:
     """What was measured on, without the names of machines."""
     cuda = device.torch_device.type == "cuda"
-    nodes = len(numa.nodes(sysfs)) or 1
+    nodes = sum(bool(cpus) for cpus in numa.nodes(sysfs).values()) or 1
     return {
         "kind": KIND,
         "format": 1,

@@ -51,22 +51,21 @@ def node_at(slot: str, sysfs: Path = SYSFS) -> int | None:
 def on_node(node: int | None, sysfs: Path = SYSFS) -> Generator[bool]:
     """Runs the calling thread on the node's CPUs, so that memory which it first touches lies there.
 
-    Yields whether it could: not without such a CPU among those that this process may use. None: stay.
+    Yields whether it could: not without such a CPU among those that this process may use. None: stay. torch
+    uses one thread meanwhile: its others stay on the CPUs on which they began, and would put memory there.
     """
     before = os.sched_getaffinity(0)
     wanted = (nodes(sysfs).get(node, frozenset()) if node is not None else frozenset[int]()) & before
-    if not wanted:
-        yield False
-        return
+    threads = torch.get_num_threads()
     try:
-        os.sched_setaffinity(0, wanted)
-    except OSError:
-        yield False
-        return
-    try:
-        yield True
+        if wanted:
+            os.sched_setaffinity(0, wanted)
+            torch.set_num_threads(1)
+        yield bool(wanted)
     finally:
-        os.sched_setaffinity(0, before)
+        if wanted:
+            os.sched_setaffinity(0, before)
+            torch.set_num_threads(threads)
 
 
 def pages(tensor: torch.Tensor, maps: Path = MAPS) -> dict[int, int]:
