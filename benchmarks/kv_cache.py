@@ -122,6 +122,7 @@ def measured(model: Any, cache: Any, prefix: int, repeats: int) -> dict[str, Any
                 past_key_values=past,
                 max_new_tokens=1,
                 do_sample=False,
+                use_cache=True,
                 pad_token_id=0,
             )
             if turn:  # the first one warms up

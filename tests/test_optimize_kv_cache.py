@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tiny_models
+from lostflops import optimize
 from lostflops.optimize import kv_cache, kv_files, kv_gain
 from lostflops.optimize.device import ThreadedDevice
 from lostflops.optimize.kv_cache import DialogueCache
@@ -137,6 +138,14 @@ def test_an_answer_that_is_written_anew_replaces_the_former_one() -> None:
     cache.suspend("a", made_up(second), second)
     assert same(cache.resume("a", plain=True), second)
     assert cache.report().held_tokens == 6
+
+
+def test_the_same_words_at_another_place_are_other_rows() -> None:
+    for first, second in (([0, 1, 2, 3, 5, 6], [5, 6, 7]), ([5, 6], [0, 1, 2, 3, 5, 6, 7])):
+        cache = small()
+        cache.suspend("a", made_up(first), first)
+        assert cache.suspend("a", made_up(second), second).kept_tokens == 0
+        assert same(cache.resume("a", plain=True), second)
 
 
 def test_two_dialogues_may_grow_from_the_same_unfinished_block() -> None:
@@ -825,6 +834,20 @@ def test_training_between_turns_makes_it_another_model() -> None:
     optimizer.step()
     with pytest.raises(Refused, match="another model"):
         cache.resume("a")
+
+
+def test_a_name_stands_for_a_model_whose_weights_are_streamed() -> None:
+    model = tiny_models.llama().eval()
+    size = sum(parameter.numel() * 4 for parameter in model.parameters())
+    cache, ids = for_model(model="tiny llama"), questions(1, 9)
+    expected = answered(model, None, ids, "a")
+    with optimize.stream_weights(model, int(0.7 * size), device=ThreadedDevice()):
+        first = answered(model, cache, ids, "a")
+    assert torch.equal(first, expected)
+    assert torch.equal(answered(model, cache, first, "a"), answered(model, None, first, "a"))
+    assert cache.report().hits == 1
+    with pytest.raises(Refused, match="another model"):
+        cache.resume("a", model="another")
 
 
 def test_an_empty_cache_takes_another_model_unless_one_is_bound(llama: Any) -> None:

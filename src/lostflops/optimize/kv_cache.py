@@ -229,7 +229,8 @@ class DialogueCache:
         self._is_key(key)
         if self._device is None:
             self._device = device_of(model)
-        past = self.resume(key, input_ids, model=model)
+        named = None if isinstance(self._watched, str) else model  # a name given once stands for the model
+        past = self.resume(key, input_ids, model=named)
         if past is None:
             past = kv_past.empty(model)
             kv_past.layers_of(past)  # refuses before anything is computed
@@ -242,7 +243,7 @@ class DialogueCache:
         layout = self._bind(layers)
         room = self._blocks.slots * layout.block_tokens
         self._tally.left_out_tokens += max(0, min(seen, len(ids)) - room)
-        self.suspend(key, past, ids[:room], model=model)
+        self.suspend(key, past, ids[:room], model=named)
         return output
 
     def forget(self, key: str) -> int:
