@@ -31,7 +31,7 @@ def test_the_first_screen_is_sentence_commands_picture_install() -> None:
 
 
 def test_the_python_shown_runs(tmp_path: Path) -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    _, code = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     assert len([line for line in code.splitlines() if line]) <= 6
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     done = subprocess.run(
@@ -43,6 +43,22 @@ def test_the_python_shown_runs(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout
+
+
+WITHOUT_A_GPU = """
+import torch
+from lostflops import optimize
+offload, model = optimize.offload, torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 3))
+optimize.offload = lambda *given, **more: offload(*given, device=optimize.ThreadedDevice(), **more)
+train = lambda model: [model(torch.ones(9, 64)).sum().backward() for _ in range(3)]
+"""
+
+
+def test_the_remedy_shown_runs_where_threads_play_the_gpu() -> None:
+    code, _ = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    done = subprocess.run([sys.executable, "-c", WITHOUT_A_GPU + code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "70 GiB" in done.stdout
 
 
 @pytest.mark.parametrize("trace", RUNS, ids=lambda path: f"{path.parent.name}-{path.stem}")
