@@ -121,6 +121,49 @@ def test_pairs_that_do_not_go_together_say_why(monkeypatch: pytest.MonkeyPatch) 
     assert checked({"offload": True, "fp8": False}) == {"offload": {}}
 
 
+ON = {
+    "fp8": {"small": True},
+    "checkpoint": {"keep": ()},
+    "stream_frozen": {"resident": "120 KB", "device": OFFLOAD["device"]},
+    "offload": OFFLOAD,
+}
+
+
+def trained(*names: str, adapters: bool) -> tuple[list[float], list[torch.Tensor], dict[str, Any]]:
+    """Losses, weights and reports of a model of which a part is frozen."""
+    model = tiny_models.llama()
+    if adapters:
+        model = tiny_models.lora(model)
+    else:
+        model.model.layers[:3].requires_grad_(False)
+    weights = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(weights, lr=1e-2)
+    on = Remedies({name: ON[name] for name in reversed(names)})
+    on.enter(model)
+    losses = []
+    for seed in range(3):
+        loss = model(**tiny_models.llama_batch(sequence=32, seed=seed)).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses, weights, on.leave()
+
+
+@pytest.mark.parametrize("adapters", [True, False])
+def test_all_remedies_together_compute_what_the_model_computes(adapters: bool) -> None:
+    alone = () if adapters else ("fp8",)  # FP8 leaves frozen layers alone, and rounds the others
+    together = (*alone, "checkpoint", "stream_frozen", "offload")
+    wanted, weights, _ = trained(*alone, adapters=adapters)
+    found, others, reports = trained(*together, adapters=adapters)
+    assert found == wanted
+    assert all(torch.equal(a, b) for a, b in zip(weights, others, strict=True))
+    assert list(reports) == list(together)
+    assert "12 forwards, 12 recomputed" in reports["checkpoint"]
+    assert reports["stream_frozen"]["bytes_in"] > 0 and reports["stream_frozen"]["bytes_out"] == 0
+    assert reports["offload"]["moved"] > 0 and reports["offload"]["into"]["bytes"] > 0
+
+
 # --- steps ---
 
 

@@ -8,7 +8,8 @@
 Memory falls from what every layer saves to each layer's input, what is kept, and one live layer; the price is
 the forward of the recomputed part once more in every backward. Nothing here predicts the peak: `measure`
 compares a step with and one without, because a peak that lies elsewhere (logits, the recomputation itself)
-does not fall."""
+does not fall.
+"""
 
 from __future__ import annotations
 
@@ -50,12 +51,11 @@ _OURS: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 def checkpoint(
     model: torch.nn.Module,
     every: int = 1,
-    keep: Sequence[str] = (_ATTENTION,),
+    keep: str | Sequence[str] = (_ATTENTION,),
     plan: Mapping[str, Any] | None = None,
     layers: str | Sequence[torch.nn.Module] | None = None,
 ) -> Checkpointed:
-    """Recomputes layers in the backward instead of keeping what they save; use it like a context, or `undo()`
-    it.
+    """Recomputes layers in the backward instead of keeping what they save, until `undo()`; also a context.
 
     `every=k` takes layers 0, k, 2k, ... and leaves the others as they are. `keep` names what is not
     recomputed: "attention" is the output of the fused attention operators, anything else are modules of a
@@ -70,7 +70,8 @@ def checkpoint(
     checkpoints, saved-tensor hooks inside a layer, compiled layers, BatchNorm and other buffers that a second
     forward would change again. What only shows when a layer runs (hooks, buffers, something to keep that is
     not there) is refused in its first forward, and everything undone. With something kept, a graph allows one
-    backward."""
+    backward.
+    """
     if every < 1:
         raise Refused(f"every={every} takes no layer", "every=1 takes all of them, every=2 every second one")
     _refuse_what_checkpoints(model)
@@ -95,7 +96,7 @@ def checkpoint(
             else "no repeated layers were found",
             'pass layers="blocks.*", or the modules themselves',
         )
-    return Checkpointed(model, chosen, tuple(keep))
+    return Checkpointed(model, chosen, (keep,) if isinstance(keep, str) else tuple(keep))
 
 
 class Checkpointed:
@@ -143,7 +144,8 @@ class Checkpointed:
 
         `step` runs the forward and returns the loss; the backward is run here. Each side runs twice, once to
         count what is saved and once for the peak. Gradients, buffers and random numbers are put back
-        afterwards. Refuses, and undoes, when nothing is saved."""
+        afterwards. Refuses, and undoes, when nothing is saved.
+        """
         before, after = self._measured(step, bypassed=True), self._measured(step, bypassed=False)
         names = [name for name, _ in self.model.named_parameters()]
         different = differing(names, before.gradients, after.gradients)
@@ -197,24 +199,19 @@ class Checkpointed:
                 saved, self._cached = Storages(parameters), Storages(parameters)
                 with torch.autograd.graph.saved_tensors_hooks(saved.pack, lambda tensor: tensor):
                     loss = step()
-                kept_bytes, self._cached = self._cached.nbytes, None
-                del loss
+                kept_bytes, saved_bytes = self._cached.nbytes, saved.nbytes
+                self._cached = None
+                del loss, saved  # what is held here would count in the peak below
             with state_put_back(self.model), Gemms() as gemms:
                 with peak.measured(self._device(), existing=parameters) as meter:
                     cast("Any", step()).backward()
-                gradients = [None if p.grad is None else p.grad.clone() for p in parameters]
+                gradients = [None if p.grad is None else p.grad.to("cpu", copy=True) for p in parameters]
             done = self.recomputed - recomputed
         finally:
             self.forwards, self.recomputed = forwards, recomputed
             self._bypassed, self._cached = False, None
-        return Step(
-            saved.nbytes + kept_bytes,
-            kept_bytes,
-            meter.peak_bytes,
-            gemms.count,
-            done,
-            gradients,
-        )
+        saved_bytes += kept_bytes
+        return Step(saved_bytes, kept_bytes, meter.peak_bytes, gemms.count, done, gradients)
 
     def _device(self) -> torch.device:
         return next(self.model.parameters()).device
@@ -334,8 +331,6 @@ class Checkpointed:
     def _noting(self, name: str) -> Callable[..., Any]:
         def run(forward: Callable[..., Any], module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
             names: list[str] = self._running.__dict__.setdefault("names", [])
-            if name in names:  # inside of another one that goes by the same name
-                return forward(module, *args, **kwargs)
             names.append(name)
             try:
                 return forward(module, *args, **kwargs)
@@ -363,7 +358,8 @@ class _Check(TorchDispatchMode):
 
     Saved-tensor hooks that are opened inside the layer win over those of checkpointing: everything is kept,
     nothing is recomputed, and torch says nothing. So every operator must see the hooks that the layer began
-    with."""
+    with.
+    """
 
     def __init__(self, name: str, layer: torch.nn.Module) -> None:
         super().__init__()  # pyright: ignore[reportUnknownMemberType]
@@ -398,8 +394,12 @@ class _Check(TorchDispatchMode):
 
 
 def _top_hooks() -> Any:
+    """The innermost, but for those that pass on what is not theirs to the ones around them."""
     hooks: Any = cast("Any", torch)._C._autograd._top_saved_tensors_default_hooks(False)
-    return hooks[0] if hooks else None
+    pack: Any = hooks[0] if hooks else None
+    while hasattr(pack, "passes_on_to"):
+        pack = pack.passes_on_to
+    return pack
 
 
 def _version(tensor: Any) -> int:
@@ -418,15 +418,20 @@ def _refuse_what_checkpoints(model: torch.nn.Module) -> None:
             raise Refused(f"{where} already checkpoints (CheckpointWrapper)", "take one of the two away")
         if module in _OURS:
             raise Refused(f"{where} is already checkpointed", "undo() the first one, or use it")
-        if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
-            raise Refused(
-                f"{where} is compiled, and checkpointing here is eager",
-                "leave it out: the compiler recomputes what is cheap by itself (about -31 % of saved bytes)",
-            )
+    _refuse_compiled("the model", model)
+
+
+def _refuse_compiled(where: str, module: torch.nn.Module) -> None:
+    if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
+        raise Refused(
+            f"{where} is compiled, and checkpointing here is eager",
+            "leave it out: the compiler recomputes what is cheap by itself",
+        )
 
 
 def _refuse_layer(where: str, layer: torch.nn.Module, chosen: set[int]) -> None:
     for name, module in named(layer):
+        _refuse_compiled(f"'{where}.{name}'" if name else f"'{where}'", module)
         if name and id(module) in chosen:
             raise Refused(
                 f"both '{where}' and '{name}' in it are to be checkpointed",

@@ -122,5 +122,6 @@ def asking(claim: claims.Claim) -> Generator[None]:
         return taken.packed.unpack() if isinstance(taken, _Taken) else unpack(taken)
 
     take.asks = claim  # pyright: ignore[reportFunctionMemberAccess]
+    take.passes_on_to = pack  # pyright: ignore[reportFunctionMemberAccess]
     with torch.autograd.graph.saved_tensors_hooks(take, give):
         yield
