@@ -7,7 +7,8 @@
 
 Adapters shrink gradients and optimizer states. What they do to saved activations depends on two defaults:
 PEFT's fp32 adapters save a copy of their own of every input, and dropout saves a mask and a dropped copy per
-adapter. With both on all seven projections of a Llama, more is saved than by full fine-tuning."""
+adapter. With both on all seven projections of a Llama, more is saved than by full fine-tuning.
+"""
 
 from __future__ import annotations
 

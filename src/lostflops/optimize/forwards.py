@@ -3,7 +3,8 @@
 The replacement is an attribute of the instance: the module's class, its parameters and its hooks are not
 touched, hooks stay outside of it, a copy of the model (`copy.deepcopy`) calls its own layers, and whoever
 reads the signature of `model.forward` (the Trainer drops the columns that are not in it) finds the original
-one."""
+one.
+"""
 
 from __future__ import annotations
 

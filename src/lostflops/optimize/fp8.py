@@ -5,7 +5,8 @@
 
 For speed, not for memory: weights, gradients, optimizer states and what autograd saves stay in the model's
 own precision. It pays with `torch.compile` only, which fuses the casts. Whether the loss still falls as it
-did is for `optimize.loss_parity` to say. Speed is not verified on a GPU yet."""
+did is for `optimize.loss_parity` to say. Speed is not verified on a GPU yet.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ def to_fp8(
     recipe: str = "rowwise",
     engine: str = "torchao",
     emulate: bool | None = None,
-    skip: Sequence[str] = (),
+    skip: str | Sequence[str] = (),
     small: bool = False,
 ) -> Fp8:
     """Swaps the model's linear layers for FP8 ones that share their parameters, until `undo()`.
@@ -49,11 +50,13 @@ def to_fp8(
     rounding is the same and the speed is not: products run in the model's precision.
 
     Batch times sequence must be a multiple of 16, too, where gradients of weights are in FP8. Once per
-    process, torchao also corrects the compiler's minimum and maximum; that stays."""
+    process, torchao also corrects the compiler's minimum and maximum; that stays.
+    """
     if recipe not in RECIPES:
         raise Refused(f"there is no recipe {recipe!r}", f"one of {', '.join(RECIPES)}")
     if engine not in ENGINES:
         raise Refused(f"there is no engine {engine!r}", f"one of {', '.join(ENGINES)}")
+    skip = (skip,) if isinstance(skip, str) else skip
     skipped = {name: _why_not(model, name, linear, recipe, skip, small) for name, linear in _linears(model)}
     chosen = [name for name, reason in skipped.items() if reason is None]
     reasons = {name: reason for name, reason in skipped.items() if reason is not None}

@@ -41,7 +41,8 @@ def loss_parity(
 
     A variant passes when its loss is finite and within `tolerance`, relative to the baseline's, at every
     step. Neither the model nor the caller's random numbers are changed; all copies and their optimizers are
-    in memory at once. Refuses a baseline that does not train: nothing could be said."""
+    in memory at once. Refuses a baseline that does not train: nothing could be said.
+    """
     if steps < 2 or not variants or BASELINE in variants:
         raise Refused(
             f"{steps} steps and variants {sorted(variants)} compare nothing",

@@ -7,7 +7,8 @@
     scaled.step()                                  # unscales, clips, and steps both or neither
 
 bf16 has the range of fp32 and needs no scaling. fp16 has three bits more of accuracy and overflows at 65,504,
-so its loss is scaled up, and steps whose gradients overflow are skipped."""
+so its loss is scaled up, and steps whose gradients overflow are skipped.
+"""
 
 from __future__ import annotations
 
@@ -27,15 +28,16 @@ WARM_UP = 100  # steps in which the scale is still being found
 CHURN = 0.01  # skipped steps of those after it
 
 
-def to_bf16(model: torch.nn.Module, keep: Sequence[str] = ("*inv_freq",)) -> Bf16:
+def to_bf16(model: torch.nn.Module, keep: str | Sequence[str] = ("*inv_freq",)) -> Bf16:
     """Weights and buffers become bf16, in place: make the optimizer afterwards. `undo()` gives back the
     dtypes.
 
     What stays as it is: whatever is not fp32, buffers and parameters that `keep` names (by default the rotary
     frequencies: rounded to 8 bits they turn late positions by whole radians), and BatchNorm with its
     statistics. Refuses when gradients are there already, for they would be of another dtype than their
-    weights."""
-    return Bf16(model, keep)
+    weights.
+    """
+    return Bf16(model, (keep,) if isinstance(keep, str) else keep)
 
 
 class Bf16:
@@ -104,7 +106,8 @@ def autocast(model: torch.nn.Module, dtype: torch.dtype = torch.bfloat16) -> Aut
 
     The loss belongs inside the model's forward, as with Hugging Face's labels, or in fp32: outputs are what
     autocast leaves them, and not copied to fp32. Refuses fp16 (that needs its loss scaled: `to_fp16`) and a
-    model whose weights are 16-bit already."""
+    model whose weights are 16-bit already.
+    """
     if dtype == torch.float16:
         raise Refused("fp16 needs its loss scaled", "optimize.to_fp16(model, optimizer), or torch.bfloat16")
     return Autocast(model, dtype)
@@ -164,7 +167,8 @@ def to_fp16(
 
     Weights stay fp32, since gradients in fp16 cannot be unscaled. `scheduler.step()` is called with the
     optimizer and skipped with it; `max_norm` clips after unscaling. `scale` is where the search begins: it is
-    halved at every overflow, and doubled after `growth_interval` steps without one."""
+    halved at every overflow, and doubled after `growth_interval` steps without one.
+    """
     half = next((name for name, p in model.named_parameters() if p.dtype == torch.float16), None)
     if half is not None:
         raise Refused(
