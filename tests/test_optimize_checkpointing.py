@@ -149,6 +149,15 @@ def test_the_measurement_counts_saved_bytes_once_and_recomputed_products() -> No
     full = optimize.checkpoint(model, keep=())
     measured = full.measure(step)
     full.undo()
+    seen: list[torch.Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda t: seen.append(t.detach()) or t.detach(), lambda t: t
+    ):
+        step()
+    of_parameters = {parameter.data_ptr() for parameter in model.parameters()}
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in seen}
+    once = sum(size for address, size in storages.items() if address not in of_parameters)
+    assert measured.saved_bytes_before == once < 0.9 * sum(t.nbytes for t in seen)
     tokens, hidden = 48, 32
     layers, head = 4 * tokens * hidden * 4, measured.saved_bytes_after
     assert measured.saved_bytes_after < measured.saved_bytes_before / 2

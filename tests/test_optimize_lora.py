@@ -69,6 +69,15 @@ def test_the_closed_forms_of_a_llama_layer_on_a_gpu() -> None:
     assert states(ALL, 0.1, 4) == 2.5 * (6 + phi)
 
 
+def test_costly_adapters_save_more_than_full_fine_tuning_and_cheap_ones_less() -> None:
+    model = llama().bfloat16()
+    full = saved_bytes(model)
+    with optimize.lora(model, rank=2, targets="all-linear", dropout=0.1, dtype=torch.float32):
+        assert saved_bytes(model) > 1.3 * full
+    with optimize.lora(model, rank=2, targets="all-linear"):
+        assert saved_bytes(model) < full
+
+
 def test_the_report_says_what_the_defaults_of_peft_would_cost() -> None:
     plain = optimize.lora(llama().bfloat16(), rank=4, targets="all-linear").report()
     assert "rank 4 on 14 modules" in plain and "in bfloat16" in plain and "WARNING" not in plain

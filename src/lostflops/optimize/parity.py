@@ -130,13 +130,13 @@ class Parity:
         """For JSON."""
         return {
             "steps": self.steps,
-            "tolerance": self.tolerance,
+            "tolerance_fraction": self.tolerance,
             "baseline": {"name": BASELINE, "losses": list(self.baseline)},
             "variants": {
                 name: {
                     "losses": list(losses),
-                    "worst_gap": max(self.gaps(name)),
-                    "final_gap": self.gaps(name)[-1],
+                    "worst_gap_fraction": max(self.gaps(name)),
+                    "final_gap_fraction": self.gaps(name)[-1],
                     "passes": self.passes(name),
                     "verdict": self.verdict(name),
                 }
