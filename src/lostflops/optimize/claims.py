@@ -32,6 +32,9 @@ class Packed(Protocol):
 
 Claim = Callable[[torch.Tensor], "Packed | None"]
 
+# Parameters, by id, whose memory comes and goes: between their turns they lie on the host by design.
+travelling: set[int] = set()
+
 _claims: list[Claim] = []
 _last: list[Claim] = []
 

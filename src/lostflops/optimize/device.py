@@ -22,7 +22,7 @@ from typing import Any, Protocol, cast
 
 import torch
 
-from lostflops.optimize import numa
+from lostflops.optimize import claims, numa
 from lostflops.optimize.peak import is_host_memory
 from lostflops.optimize.refused import Refused
 
@@ -234,9 +234,10 @@ class ThreadedDevice:
         return torch.empty(nbytes, dtype=torch.uint8)
 
     def host_memory(self, nbytes: int) -> torch.Tensor:
-        memory = torch.zeros(nbytes, dtype=torch.uint8)
+        # Not by an operator, which whoever watches operators would take for memory of the device.
+        memory = torch.frombuffer(bytearray(max(1, nbytes)), dtype=torch.uint8)
         is_host_memory(memory)
-        return memory
+        return memory[:nbytes]
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Stream) -> None:
         if stream is None:
@@ -246,8 +247,8 @@ class ThreadedDevice:
 
 
 def device_of(model: torch.nn.Module) -> Device:
-    """The device of the model's parameters. Refuses a model on the CPU, or on several devices."""
-    found = {parameter.device for parameter in model.parameters()}
+    """The device of the parameters that do not travel. Refuses a model on the CPU, or on several devices."""
+    found = {each.device for each in model.parameters() if id(each) not in claims.travelling}
     kinds = {device.type for device in found}
     if kinds == {"cuda"} and len(found) == 1:
         return CudaDevice(found.pop())

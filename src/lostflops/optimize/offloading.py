@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -24,7 +25,6 @@ from dataclasses import replace
 from typing import Any, Literal, TypeVar, cast
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from lostflops.optimize import claims, host_share, saved_views
 from lostflops.optimize.amounts import bytes_of, written
@@ -45,7 +45,7 @@ from lostflops.optimize.schedule import DIRECTION_OF, Direction, Entry, Handle, 
 from lostflops.optimize.selection import Link, Selection
 from lostflops.optimize.tensor_class import ModulePaths, operator_of, tensor_class
 
-FIRST_SHARE = 0.8  # of the budget that may fill before anything moves, as long as the peak is not known
+FIRST_SHARE = 0.7  # of the budget that may fill before anything moves, as long as the peak is not known
 
 T = TypeVar("T")
 
@@ -215,7 +215,7 @@ class Engine:
         self._tally = Tally()
         self._lock = threading.Lock()  # not reentrant: a finalizer that finds it taken leaves a note instead
         self._dropped: deque[Handle] = deque()
-        self._open: dict[tuple[Any, ...], tuple[Entry, StorageWeakRef]] = {}
+        self._open: dict[tuple[Any, ...], tuple[Entry, weakref.ref[torch.UntypedStorage]]] = {}
         self._known: dict[Entry, tuple[tuple[Any, ...], Watched]] = {}
         self._own: set[int] = set()
         self._now: Watched | None = None
@@ -285,7 +285,7 @@ class Engine:
                 "leave them out, or enter them inside of the engine where they shall win",
             )
         for name, parameter in self.model.named_parameters():
-            if parameter.device != self.device.torch_device:
+            if parameter.device != self.device.torch_device and id(parameter) not in claims.travelling:
                 raise Refused(
                     f"{name} is on {parameter.device}, the engine works on {self.device.torch_device}",
                     "move the model, or pass the device that it is on",
@@ -410,17 +410,17 @@ class Engine:
         return tensor_class(self._paths.innermost if self._paths else "", operator_of(tensor))
 
     def _find(self, key: tuple[Any, ...]) -> Entry | None:
-        """An entry of the same memory and version. The weak reference keeps the storage's address from being
-        used again, so a key means one storage, alive or not."""
+        """An entry of the same memory and version. A storage whose reference is dead is another one, at an
+        address that is used again."""
         found = self._open.get(key)
-        return None if found is None or found[1].expired() else found[0]
+        return None if found is None or found[1]() is None else found[0]
 
     def _admit(self, now: Watched, key: tuple[Any, ...], tensor: torch.Tensor, view: View) -> Entry:
         if self.device.torch_device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             raise Refused("a CUDA graph is being captured", "capture outside of the engine")
         source = saved_views.bytes_of(tensor, view)
         entry = self._schedule.admit(now, source)
-        self._open[key] = entry, StorageWeakRef(tensor.untyped_storage())
+        self._open[key] = entry, weakref.ref(tensor.untyped_storage())
         self._known[entry] = key, now
         now.live += 1
         if self._to_watch:
@@ -429,7 +429,7 @@ class Engine:
         if self._learned is None:
             now.classes.append(self._class_of(tensor))
             self._schedule.limits = Limits(
-                in_flight_bytes=max(4 * entry.nbytes, self._schedule.limits.in_flight_bytes or 0),
+                in_flight_bytes=max(2 * entry.nbytes, self._schedule.limits.in_flight_bytes or 0),
                 look_ahead_bytes=max(2 * entry.nbytes, self._schedule.limits.look_ahead_bytes),
             )
         if self._verify:
@@ -537,7 +537,7 @@ class Engine:
             self._schedule.drop(handle)
             if not entry.handles:
                 key, microbatch = self._known.pop(entry)
-                if self._open[key][0] is entry:
+                if key in self._open and self._open[key][0] is entry:
                     del self._open[key]
                 microbatch.live -= 1
                 self._sums.pop(entry, None)
@@ -688,6 +688,7 @@ class Engine:
         if self._resting and torch.is_grad_enabled() and not _inside_backward() and self._learned is not None:
             with self._lock:
                 self._tally.microbatches += 1
+                self._now = None  # what began as the last before the rest
                 self._adapt(self._learned)
 
     def _refusing(self, decide: Callable[[], T]) -> T:
