@@ -7,7 +7,8 @@ import gc
 import json
 import weakref
 from collections.abc import Callable
-from functools import partial
+from contextlib import ExitStack
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -15,19 +16,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 import tiny_models
 from lostflops import optimize
-from lostflops.optimize import claims, peak, slots, streaming
+from lostflops.optimize import claims, slots, streaming
 from lostflops.optimize.device import ThreadedDevice
 from lostflops.optimize.frozen import stream_frozen
 from lostflops.optimize.refused import Refused
 from lostflops.optimize.slots import Order, Slots
 from lostflops.optimize.streamed_layers import Layer, Leaf, placed
 from lostflops.optimize.streaming import Streaming
+from no_host import NoHost
 from simulated_devices import ClockDevice, LazyDevice, RaceDevice, bytes_over
 
 torch.set_num_threads(1)
@@ -75,19 +75,6 @@ def adapted(layers: int = 6) -> nn.Module:
     return model
 
 
-class NoHost(TorchDispatchMode):
-    """On a GPU, computing with a weight in host memory fails; on a CPU it would go unseen."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = tree_leaves((args, kwargs))
-        aten = torch.ops.aten
-        if func.overloadpacket not in (aten.set_, aten.detach, aten.copy_):
-            for tensor in given:
-                for storage in peak.storages_of(tensor):
-                    assert peak.address_of(storage) not in peak._HOST, f"{func} in host memory"
-        return func(*args, **(kwargs or {}))
-
-
 def steps(
     model: nn.Module, many: int = 3, backward: Callable[[torch.Tensor], Any] = torch.Tensor.backward
 ) -> Any:
@@ -96,7 +83,7 @@ def steps(
     found: list[Any] = []
     for number in range(many):
         optimizer.zero_grad()
-        x = tiny_models.transformer_batch(seed=number).requires_grad_()
+        x = tiny_models.transformer_batch(sequence=6, seed=number).requires_grad_()
         with NoHost():
             loss = tiny_models.loss_of(model, x)
             backward(loss)
@@ -193,32 +180,55 @@ def test_gradients_add_up_over_microbatches_and_under_autocast() -> None:
         assert_same(run(model), expected)
 
 
+def with_adapters(checkpointed: bool) -> Any:
+    model = tiny_models.lora(tiny_models.llama(6), dropout=0.1)
+    if checkpointed:
+        model.enable_input_require_grads()
+        model.base_model.model.activation_checkpointing_enable()
+    return model
+
+
+def adapter_steps(model: Any) -> Any:
+    found: list[Any] = []
+    torch.manual_seed(3)
+    for seed in range(3):
+        model.zero_grad()
+        with NoHost():
+            loss = tiny_models.loss_of(model, tiny_models.llama_batch(sequence=8, seed=seed))
+            loss.backward()
+        found.append({"loss": loss.detach(), **tiny_models.gradients(model)})
+    return found
+
+
+@cache
+def adapter_steps_without(checkpointed: bool) -> Any:
+    return adapter_steps(with_adapters(checkpointed))
+
+
 @pytest.mark.parametrize("checkpointed", [False, True])
 def test_adapters_of_peft_train_the_same(checkpointed: bool) -> None:
-    def made() -> Any:
-        model = tiny_models.lora(tiny_models.llama(6), dropout=0.1)
-        if checkpointed:
-            model.enable_input_require_grads()
-            model.gradient_checkpointing_enable()
-        return model
-
-    def run(model: Any) -> Any:
-        found: list[Any] = []
-        torch.manual_seed(3)
-        for seed in range(3):
-            model.zero_grad()
-            with NoHost():
-                loss = tiny_models.loss_of(model, tiny_models.llama_batch(seed=seed))
-                loss.backward()
-            found.append({"loss": loss.detach(), **tiny_models.gradients(model)})
-        return found
-
-    expected = run(made())
-    model = made()
+    """Transformers' checkpoint is inside the layer's forward: its recomputation enters the parts."""
+    model = with_adapters(checkpointed)
     with stream_frozen(model, "150 KiB", device=ThreadedDevice()) as streamed:
-        assert_same(run(model), expected)
+        assert_same(adapter_steps(model), adapter_steps_without(checkpointed))
     report = streamed.report()
     assert report.layers_streamed >= 4 and report.bytes_in > 0 and report.stalls["order missed"] == 0
+
+
+@pytest.mark.parametrize(("checkpointed", "outer"), [(False, "offload"), (True, "stream")])
+def test_weights_and_activations_travel_together(checkpointed: bool, outer: str) -> None:
+    model = with_adapters(checkpointed)
+    device = ThreadedDevice()
+    with ExitStack() as stack:
+        if outer == "stream":
+            streamed = stack.enter_context(stream_frozen(model, "150 KiB", device=device))
+        engine = stack.enter_context(optimize.offload(model, plan="everything", device=device, threshold=1))
+        if outer == "offload":
+            streamed = stack.enter_context(stream_frozen(model, "150 KiB", device=device))
+        assert_same(adapter_steps(model), adapter_steps_without(checkpointed))
+        assert streamed.report().bytes_in > 0 and streamed.report().stalls["order missed"] == 0
+    assert engine.report().out.bytes > 0
+    assert claims._claims == [] and not claims.travelling
 
 
 # Memory
@@ -383,7 +393,7 @@ def test_a_function_that_keeps_a_weight_on_its_context_is_refused() -> None:
 def test_a_backward_after_leaving_uses_the_weights_that_came_back() -> None:
     expected = steps(adapted(), 1)
     model = adapted()
-    x = tiny_models.transformer_batch(seed=0).requires_grad_()
+    x = tiny_models.transformer_batch(sequence=6, seed=0).requires_grad_()
     with small(model):
         loss = tiny_models.loss_of(model, x)
     loss.backward()

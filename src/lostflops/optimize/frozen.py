@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from lostflops.optimize.device import Device
-from lostflops.optimize.streaming import Streaming
+from lostflops.optimize.streaming import TRAINING, Streaming
 
 
 def stream_frozen(
@@ -44,6 +44,4 @@ def stream_frozen(
     Raises `Refused` when the budget is too small (with the smallest that works), when nothing is frozen, for
     weights on the meta device or sharded over processes. Not verified on a GPU yet.
     """
-    return Streaming(
-        model, "frozen weights in training", resident, "resident", device, link, layers, look_ahead
-    )
+    return Streaming(model, TRAINING, resident, device, link, layers, look_ahead)

@@ -71,8 +71,12 @@ class Placement:
         return self.resident_bytes + self.slots * self.slot_bytes
 
 
-def layers_of(model: torch.nn.Module, given: Iterable[torch.nn.Module] | None) -> tuple[list[Layer], int]:
-    """The layers with the weights that may travel, and the bytes of all other weights that are not trained.
+def layers_of(
+    model: torch.nn.Module, given: Iterable[torch.nn.Module] | None, frozen_only: bool
+) -> tuple[list[Layer], int]:
+    """The layers with the weights that may travel, and the bytes of the others and of the buffers.
+
+    With `frozen_only`, weights that are trained do not travel, and do not count.
 
     A weight that two layers share stays, as does one whose memory overlaps another's or has gaps.
     """
@@ -91,7 +95,8 @@ def layers_of(model: torch.nn.Module, given: Iterable[torch.nn.Module] | None) -
     seen: set[int] = set()
     for module, owner, key, parameter in weights:
         parts = list(parts_of(parameter))
-        stays = len(users[id(parameter)]) > 1 or id(parameter) in overlapping or parameter.requires_grad
+        stays = len(users[id(parameter)]) > 1 or id(parameter) in overlapping
+        stays |= frozen_only and parameter.requires_grad
         if module is None or stays or id(parameter) in seen or not all(_dense(part) for _, part in parts):
             continue
         seen.add(id(parameter))
@@ -104,16 +109,17 @@ def layers_of(model: torch.nn.Module, given: Iterable[torch.nn.Module] | None) -
             layer.leaves.append(leaf)
     layers = [layer for layer in found.values() if layer.leaves]
     travels = {id(leaf.parameter) for layer in layers for leaf in layer.leaves}
-    outside = [each for each in model.parameters() if not each.requires_grad and id(each) not in travels]
-    total = sum(
-        part.numel() * part.itemsize for each in (*outside, *model.buffers()) for _, part in parts_of(each)
-    )
+    stay: list[torch.Tensor] = [
+        each
+        for each in (*model.parameters(), *model.buffers())
+        if id(each) not in travels and not (frozen_only and each.requires_grad)
+    ]
+    total = sum(part.numel() * part.itemsize for each in stay for _, part in parts_of(each))
     if not layers:
         raise Refused(
             "there is no list of layers with frozen weights in this model",
             "freeze the base model (PEFT does), or name the modules that are called in turn: layers=[...]",
         )
-    return layers, total
     return layers, total
 
 

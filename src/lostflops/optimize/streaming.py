@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from types import MethodType
 from typing import Any, cast
 from weakref import WeakMethod, WeakSet, finalize
@@ -27,7 +28,6 @@ from lostflops.optimize.streamed_layers import (
     Layer,
     bring_home,
     layers_of,
-    parts_of,
     placed,
     send_to_host,
 )
@@ -35,6 +35,17 @@ from lostflops.optimize.streamed_saves import SavedWeight, asked_first, asking, 
 from lostflops.optimize.streaming_report import StreamingReport
 
 _STREAMED: WeakSet[torch.nn.Module] = WeakSet()
+
+
+@dataclass(frozen=True)
+class Technique:
+    name: str
+    budget_name: str
+    frozen_only: bool  # else all weights travel, and no gradients can be asked for
+
+
+TRAINING = Technique("frozen weights in training", "resident", frozen_only=True)
+INFERENCE = Technique("weights in inference", "budget", frozen_only=False)
 
 
 class Streaming:
@@ -46,9 +57,8 @@ class Streaming:
     def __init__(
         self,
         model: torch.nn.Module,
-        technique: str,
+        technique: Technique,
         budget: int | str,
-        budget_name: str,
         device: Device | torch.device | str | None,
         link: Mapping[str, Any] | None,
         layers: Iterable[torch.nn.Module] | None,
@@ -60,8 +70,8 @@ class Streaming:
         self._device = _device(model, device)
         self._link = rate(link, "host_to_device") if link is not None else None
         _check(model, self._device)
-        found, outside = layers_of(model, layers)
-        self.placement = placed(found, outside, self._budget, look_ahead, budget_name)
+        found, outside = layers_of(model, layers, technique.frozen_only)
+        self.placement = placed(found, outside, self._budget, look_ahead, technique.budget_name)
         self._travelling = list(self.placement.travelling)
         self._forwards = Forwards()
         self._undo: list[Callable[[], None]] = []
@@ -80,10 +90,6 @@ class Streaming:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-    def on_close(self, undo: Callable[[], None]) -> None:
-        """Called when the streaming ends, after the weights are back."""
-        self._undo.insert(0, undo)
 
     def synchronize(self) -> None:
         """The host waits for what the device computes."""
@@ -104,7 +110,7 @@ class Streaming:
         waits = self._last_waits
         travelling = self._travelling
         return StreamingReport(
-            technique=self._technique,
+            technique=self._technique.name,
             budget_bytes=self._budget,
             layers_streamed=len(travelling),
             layers_resident=len(place.staying),
@@ -147,7 +153,10 @@ class Streaming:
     _bytes_in = 0
 
     def _start(self) -> None:
-        travels = {id(leaf.tensor) for layer in self._travelling for leaf in layer.leaves}
+        travels = {id(leaf.parameter) for layer in self._travelling for leaf in layer.leaves}
+        claims.travelling.update(travels)
+        finalize(self, claims.travelling.difference_update, travels)
+        self._undo.append(lambda: claims.travelling.difference_update(travels))
         self._used = [0] * len(self._travelling)
         for number, layer in enumerate(self._travelling):
             layer.number = number
@@ -178,10 +187,8 @@ class Streaming:
         to = self._device.torch_device
         for owner in self.model.modules():
             for parameter in owner.parameters(recurse=False):
-                leaves = list(parts_of(parameter))
-                if parameter.device == to or any(id(part) in travels for _, part in leaves):
-                    continue
-                self._undo.append(_moved(parameter, to))
+                if parameter.device != to and id(parameter) not in travels:
+                    self._undo.append(_moved(parameter, to))
             for key, buffer in owner.named_buffers(recurse=False):
                 if buffer.device != to:
                     _buffers(owner)[key] = buffer.to(to)
@@ -227,8 +234,14 @@ class Streaming:
         """A weight that was given other memory meanwhile (`weight.data = ...`) has that value from now on."""
         for leaf in layer.leaves:
             host = cast("torch.Tensor", leaf.host)
-            if getattr(leaf.owner, leaf.key) is not leaf.parameter or leaf.parameter.requires_grad:
-                what = "trained" if leaf.parameter.requires_grad else "replaced by another parameter"
+            trained = leaf.parameter.requires_grad and torch.is_grad_enabled()
+            if trained and not self._technique.frozen_only:
+                raise Refused(
+                    f"'{leaf.name}' is streamed for inference, and gradients are on",
+                    "run it under torch.no_grad(), or train adapters and optimize.stream_frozen",
+                )
+            if trained or getattr(leaf.owner, leaf.key, None) is not leaf.parameter:
+                what = "trained" if trained else "replaced by another parameter"
                 raise Refused(
                     f"'{leaf.name}' is streamed, and is to be {what}",
                     "close the streaming, change the model, and stream it again",

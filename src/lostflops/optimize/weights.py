@@ -22,7 +22,7 @@ import torch
 from lostflops.optimize.amounts import bytes_of
 from lostflops.optimize.device import Device
 from lostflops.optimize.refused import Refused
-from lostflops.optimize.streaming import Streaming
+from lostflops.optimize.streaming import INFERENCE, Streaming
 
 FLOPS = 450e12  # per second that whole layers of 16-bit products sustain; assumed, take a trace's
 
@@ -39,29 +39,13 @@ def stream_weights(
     """Streams the model's weights until `close`, or the end of a `with`. Same results, bit by bit.
 
     `budget`: what weights and buffers may take on the device, at most, as in `stream_frozen`; the KV cache
-    and the activations come on top. Nothing is trained meanwhile: all weights are frozen, until `close`. The
-    slots stay where they are on the device. Modules that are called or not (experts, given as `layers`) are
-    fetched when they are called, which is counted.
+    and the activations come on top. Nothing can be trained meanwhile: run it under `torch.no_grad()`, as
+    `generate` does. The slots stay where they are on the device. Modules that are called or not (experts,
+    given as `layers`) are fetched when they are called, which is counted.
 
     Raises `Refused` as `stream_frozen` does. Not verified on a GPU yet.
     """
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    for parameter in trained:
-        parameter.requires_grad_(False)
-
-    def undo() -> None:
-        for parameter in trained:
-            parameter.requires_grad_(True)
-
-    try:
-        streaming = Streaming(
-            model, "weights in inference", budget, "budget", device, link, layers, look_ahead
-        )
-    except BaseException:
-        undo()
-        raise
-    streaming.on_close(undo)
-    return streaming
+    return Streaming(model, INFERENCE, budget, device, link, layers, look_ahead)
 
 
 @dataclass(frozen=True)
@@ -169,7 +153,7 @@ def measured_sweep(
     """
     rows: list[dict[str, Any]] = []
     for budget in budgets:
-        with stream_weights(model, budget, **more) as streamed:
+        with stream_weights(model, budget, **more) as streamed, torch.no_grad():
             run()
             times = sorted(_seconds(run, streamed) for _ in range(repeats))
             report = streamed.report().to_json()
