@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import tiny_models
 from lostflops import optimize
-from lostflops.optimize import kv_cache, kv_files, kv_gain
+from lostflops.optimize import kv_files, kv_gain, kv_store
 from lostflops.optimize.device import ThreadedDevice
 from lostflops.optimize.kv_cache import DialogueCache
 from lostflops.optimize.kv_rows import LayerShape, checksums, fitting_block, gather, views
@@ -265,7 +265,7 @@ def test_damaged_host_memory_is_found_when_verifying_and_only_then() -> None:
         cache.suspend("a", made_up(tokens), tokens)
         assert same(cache.resume("a", plain=True), tokens)
         assert (cache.report().verified_bytes > 0) == verify
-        cache._host[cache._rows_of(1, 1, 0, 4).storage_offset() + 9] ^= 1
+        cache._store.rows(1, 1, 0, 4)[9] ^= 1
         if verify:
             with pytest.raises(Refused, match="layer 1"):
                 cache.resume("a")
@@ -453,8 +453,8 @@ def lazily(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Lazy]:
         base = device[-1].memory[place]
         device[-1].compute.work.append(lambda: gather(torch.from_numpy(base), *rest))
 
-    monkeypatch.setattr(kv_cache, "gather", later)
-    monkeypatch.setattr(kv_cache, "STAGING", 1)
+    monkeypatch.setattr(kv_store, "gather", later)
+    monkeypatch.setattr(kv_store, "STAGING", 1)
 
     def new(eager: str, skip: Wait | None = None) -> Lazy:
         device.append(Lazy(eager, skip))
@@ -524,7 +524,7 @@ def test_a_resumed_cache_may_be_dropped_while_it_loads(lazily: Any) -> None:
         cache.suspend("a", made_up(tokens), tokens)
         past = cache.resume("a")
         if forgetful:  # the naive version
-            cache._coming.clear()
+            cache._store.coming.clear()
         del past
         device.synchronize(device.record(device.compute))  # its next owner writes
         if forgetful:
@@ -541,8 +541,8 @@ def test_device_memory_of_copies_that_are_over_is_let_go() -> None:
     past = cache.resume("a")
     kept = [weakref.ref(layer.keys.untyped_storage()) for layer in past.layers]
     cache.flush()
-    assert not cache._leaving
-    assert not cache._coming
+    assert not cache._store.leaving
+    assert not cache._store.coming
     for layer in past.layers:
         layer.update(torch.zeros(1, HEADS, 1, SIZE), torch.zeros(1, HEADS, 1, VALUE))
         assert layer.arrive is None
@@ -1169,6 +1169,13 @@ def test_advice_says_when_not_to() -> None:
     cache.resume(tokens=[100, 101])
     cache.resume("180")
     assert "too small" in " ".join(cache.advice())
+
+
+def test_advice_says_when_blocks_are_too_long_for_the_dialogues() -> None:
+    cache = small(blocks=3, block_tokens=16)
+    for first in range(0, 50, 10):
+        cache.suspend(str(first), made_up([first, 1, 2]), [first, 1, 2])
+    assert "fewer block_tokens than 16" in " ".join(cache.advice())
 
 
 def test_the_report_is_json_with_units() -> None:

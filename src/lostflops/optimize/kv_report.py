@@ -16,6 +16,7 @@ from lostflops.optimize.kv_rows import Layout
 
 SMALL = 64 << 10  # bytes: a copy below this is mostly launch cost
 RECENT = 10_000  # copies whose sizes are remembered
+HALF = 0.5  # of the blocks' room
 ENOUGH = 5  # resumes before a share of hits says anything
 FEW_HITS = 0.1
 
@@ -233,6 +234,12 @@ def advice(report: KvReport, gpu_spare: int | None, coherent: bool) -> list[str]
         found.append(
             f"{report.hit_share or 0:.0%} of the tokens asked for were held: nothing is shared, so storing "
             "is all cost; check that the history is sent back token for token as it was generated"
+        )
+    if report.evicted_tokens and report.filled_bytes < HALF * report.occupied_bytes:
+        full = report.filled_bytes / report.occupied_bytes
+        found.append(
+            f"the blocks that are held are {full:.0%} full, and others were evicted: these dialogues are short, "
+            f"give fewer block_tokens than {report.block_tokens}"
         )
     if report.hits and report.evicted_tokens > report.hit_tokens:
         found.append(
