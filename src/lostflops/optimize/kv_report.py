@@ -238,8 +238,8 @@ def advice(report: KvReport, gpu_spare: int | None, coherent: bool) -> list[str]
     if report.evicted_tokens and report.filled_bytes < HALF * report.occupied_bytes:
         full = report.filled_bytes / report.occupied_bytes
         found.append(
-            f"the blocks that are held are {full:.0%} full, and others were evicted: these dialogues are short, "
-            f"give fewer block_tokens than {report.block_tokens}"
+            f"the blocks that are held are {full:.0%} full, and others were evicted: these dialogues are "
+            f"short, give fewer block_tokens than {report.block_tokens}"
         )
     if report.hits and report.evicted_tokens > report.hit_tokens:
         found.append(
