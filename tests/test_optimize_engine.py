@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import io
 import json
+import re
+import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -726,3 +731,26 @@ def test_what_selective_checkpointing_holds_is_told() -> None:
     rows, width = x.shape
     assert engine.report().bypassed_bytes == tiny_models.LAYERS * rows * width * 4
     assert "held by selective checkpointing" in str(engine.report())
+
+
+def test_the_page_shows_what_its_code_prints() -> None:
+    """Labels, and what does not depend on how busy the machine is."""
+    page = (Path(__file__).parent.parent / "docs" / "offloading.md").read_text().split("\n## ")[1]
+    blocks = re.findall(r"```(python|text)\n(.*?)```", page, re.DOTALL)
+    assert [kind for kind, _ in blocks] == ["python", "text"] * 2
+    scope: dict[str, object] = {}
+    printed: list[str] = []
+    for kind, text in blocks:
+        if kind == "python":
+            with contextlib.redirect_stdout(io.StringIO()) as stream, warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                exec(text, scope)
+            printed.append(stream.getvalue())
+    shown = [text for kind, text in blocks if kind == "text"]
+    sure = ("state", "microbatches", "a microbatch", "saved twice", "stayed", "host memory")
+    for now, then in zip(printed, shown, strict=True):
+        lines, told = ([line for line in text.splitlines() if line.startswith(sure)] for text in (now, then))
+        assert lines == told
+        labels, known = ({line.split("  ")[0] for line in text.splitlines()} for text in (now, then))
+        varying = {"not fetched ahead"}
+        assert {x for x in labels ^ known if not x.startswith("waited")} <= varying

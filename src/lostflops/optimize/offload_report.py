@@ -86,12 +86,14 @@ class OffloadReport:
         for name, way in (("to the host", self.out), ("and back", self.into)):
             if way.bytes:
                 rows.append((name, _travel(way)))
+        if self.out.bytes and self.microbatches > 1:
+            rows.append(("a microbatch", f"{written(self.out.bytes / self.microbatches)} out, on average"))
         if self.shared_bytes:
             rows.append(("saved twice, moved once", written(self.shared_bytes)))
         for cause, nanoseconds in self.stalls_ns.items():
-            rows.append((f"waited: {cause}", f"{nanoseconds / 1e6:.3g} ms"))
+            rows.append((f"waited: {cause}", _milliseconds(nanoseconds)))
         if self.order_missed:
-            rows.append(("asked for before fetched", f"{self.order_missed} storages"))
+            rows.append(("not fetched ahead", f"{self.order_missed} storages"))
         for reason, nbytes in sorted(self.kept_bytes.items(), key=lambda item: -item[1]):
             rows.append((f"stayed: {reason}", written(nbytes)))
         if self.bypassed_bytes:
@@ -125,4 +127,9 @@ def _travel(way: OneWay) -> str:
 
 
 def _amount(name: str, value: int) -> str:
-    return written(value) if name.endswith("_bytes") else f"{value / 1e6:.3g} ms"
+    return written(value) if name.endswith("_bytes") else _milliseconds(value)
+
+
+def _milliseconds(nanoseconds: int) -> str:
+    value = nanoseconds / 1e6
+    return f"{value:,.0f} ms" if value >= 99.95 else f"{value:.3g} ms"

@@ -173,7 +173,9 @@ def _look_ahead(saved: list[Saved], moves: list[bool], link: Link) -> tuple[int,
             place += 1
         far_bytes = max(far_bytes, under_way)
         under_way -= nbytes
-    return far_bytes, far_ns
+    # Twice as far, as compute is not as even as when it was watched; and two at least.
+    largest = max((nbytes for _, nbytes in asked), default=0)
+    return max(far_bytes, 2 * largest), 2 * far_ns
 
 
 def simulate(
