@@ -170,17 +170,20 @@ class _Travels:
 class _Assembled:
     """A tensor subclass, taken apart into what it is made of."""
 
-    __slots__ = ("_context", "_kind", "_parts", "_size", "_stride")
+    __slots__ = ("_context", "_kind", "_others", "_parts", "_size", "_stride")
 
-    def __init__(self, tensor: torch.Tensor, parts: dict[str, claims.Packed], context: Any) -> None:
+    def __init__(
+        self, tensor: torch.Tensor, parts: dict[str, claims.Packed], others: dict[str, Any], context: Any
+    ) -> None:
         self._kind = cast("Any", type(tensor))
         self._parts = parts
+        self._others = others
         self._context = context
         self._size = tensor.size()
         self._stride = tensor.stride()
 
     def unpack(self) -> torch.Tensor:
-        parts = {name: part.unpack() for name, part in self._parts.items()}
+        parts = self._others | {name: part.unpack() for name, part in self._parts.items()}
         return self._kind.__tensor_unflatten__(parts, self._context, self._size, self._stride)
 
 
@@ -373,10 +376,13 @@ class Engine:
         if not hasattr(tensor, "__tensor_flatten__"):
             return self._stay(now, tensor, f"a {type(tensor).__name__}, which cannot be taken apart")
         names, context = cast("Any", tensor).__tensor_flatten__()
-        parts = {name: self._pack(now, getattr(tensor, name)) for name in names}
+        inner = {name: getattr(tensor, name) for name in names}
+        # A DTensor lists its mesh among what it is made of.
+        others = {name: value for name, value in inner.items() if not isinstance(value, torch.Tensor)}
+        parts = {name: self._pack(now, value) for name, value in inner.items() if name not in others}
         if all(isinstance(part, _Stays) for part in parts.values()):
             return _Stays(self, tensor)
-        return _Assembled(tensor, parts, context)
+        return _Assembled(tensor, parts, others, context)
 
     def _why_it_stays(self, tensor: torch.Tensor) -> str | None:
         if self._off is not None:

@@ -307,7 +307,9 @@ def _parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
         yield tensor
     elif hasattr(tensor, "__tensor_flatten__"):
         for name in cast("Any", tensor).__tensor_flatten__()[0]:
-            yield from _parts(getattr(tensor, name))
+            inner = getattr(tensor, name)
+            if isinstance(inner, torch.Tensor):  # a DTensor lists its mesh, too
+                yield from _parts(inner)
     else:
         yield tensor
 
