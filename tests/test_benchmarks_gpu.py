@@ -70,3 +70,20 @@ def test_a_second_run_measures_only_what_is_missing_or_was_measured_elsewhere(
     (tmp_path / "managed.json").write_text(json.dumps(record))
     assert command.main() == 0
     assert measured[3:] == ["managed", "kv_cache"], "what failed is tried again"
+
+
+def test_every_section_says_what_it_measures_and_shows_a_record_of_another_version_as_such(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(COMMAND.parent))
+    import page
+    import run as command
+
+    about = {"gpu": "one", "cores": 2, "machine": "m", "size": "3b", "lostflops": "1", "torch": "2"}
+    about |= {"transformers": None, "peft": None, "torchao": None, "trl": None}
+    for name in command.SECTIONS:
+        said = {"about": about, "measured": "today", "took_seconds": 1.0, "rows": [{"other": 1}]}
+        (tmp_path / f"{name}.json").write_text(json.dumps(said))
+    text = page.page(tmp_path)
+    assert text.count("\n## ") == len(command.SECTIONS)
+    assert text.count("another version of this benchmark") >= len(command.SECTIONS) - 2

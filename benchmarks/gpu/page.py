@@ -22,7 +22,10 @@ def page(results: Path) -> str:
         if "failed" in record:
             parts.append(f"Failed: `{record['failed'].strip().splitlines()[-1]}`")
         else:
-            parts.append(section.page(record["rows"]))
+            try:
+                parts.append(section.page(record["rows"]))
+            except (KeyError, TypeError, ValueError):
+                parts.append("Its record is of another version of this benchmark.")
         parts.append(f"*{about(record)}*")
     return "\n\n".join(["# Remedies, measured", HOW, *parts]) + "\n"
 

@@ -11,6 +11,7 @@ what is missing runs. RESULTS/README.md is the table of all records; nothing in 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import platform
@@ -100,6 +101,7 @@ def about(given: Namespace) -> dict[str, Any]:
     if torch.cuda.is_available() and not given.threads:
         gpu = torch.cuda.get_device_name(0)
     found: dict[str, Any] = {"gpu": gpu, "size": given.size, "tokens": given.tokens}
+    found["code"] = code()
     found["machine"] = platform.machine()
     found["cores"] = len(os.sched_getaffinity(0))
     for name in ("lostflops", "torch", "transformers", "peft", "torchao", "trl"):
@@ -108,6 +110,15 @@ def about(given: Namespace) -> dict[str, Any]:
         except PackageNotFoundError:
             found[name] = None
     return found
+
+
+def code() -> str:
+    """Which remedies and which sections: a record of others is no record of these."""
+    import lostflops
+
+    files = [*HERE.glob("*.py"), *(Path(lostflops.__file__).parent / "optimize").rglob("*")]
+    content = b"".join(file.read_bytes() for file in sorted(files) if file.suffix in (".py", ".c"))
+    return hashlib.blake2b(content, digest_size=6).hexdigest()
 
 
 def kept(record: Path, machine: dict[str, Any]) -> bool:
