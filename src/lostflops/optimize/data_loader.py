@@ -47,7 +47,8 @@ UNEVEN = 0.5  # standard deviation of a batch's time, as a share of its mean, fr
 MOST_MEMORY = 0.8  # of the host memory that is left, for workers and what they hold ready
 HELD_READY = 2  # batches per worker: torch's own default
 HELD_READY_UNEVEN = 4
-MOST_PROBED = 24  # batches
+LEAST_PROBED, MOST_PROBED = 8, 24  # batches
+LONG = 0.3  # seconds for a batch that a worker is not waited for
 PROBING = 0.2  # share of the time given
 LEAST_TIMED, LEAST_TIMED_SECONDS = 16, 0.1  # batches of a run, if there is time; as many as take so long
 
@@ -248,7 +249,7 @@ class _Tuning:
         batches = self.order.next(MOST_PROBED) if self.order else [None] * MOST_PROBED
         size = None if loader.batch_sampler is None else loader.batch_size or 1
         probe = Probe(loader.dataset, batches, loader.collate_fn, size)
-        until = time.perf_counter() + PROBING * self.seconds
+        until = 0.0
         seen: list[Seen] = []
         worker = DataLoader(
             cast("Any", probe), batch_size=None, num_workers=1, collate_fn=as_it_is,
@@ -269,9 +270,13 @@ class _Tuning:
                     break
                 if not seen:
                     self.start_seconds = time.perf_counter() - began - one.seconds
+                    until = time.perf_counter() + PROBING * self.seconds
                 seen.append(one)
-                if time.perf_counter() > until:
+                enough = len(seen) >= LEAST_PROBED and time.perf_counter() > until
+                if enough or self.left() < self.seconds / 2:
                     break
+            if seen and seen[-1].seconds > LONG:
+                found.end_at_once()
         if not seen:
             raise Refused("the dataset gives no batch", "give a loader with samples in it")
         # The first batch opens files and imports modules, once per worker.
@@ -442,13 +447,14 @@ class _Tuning:
                 arguments["in_order"] = False
         return arguments
 
-    def _chosen(self, rows: Sequence[Candidate], derived: int) -> int:
+    def _chosen(self, rows: Sequence[Candidate], derived: int, starting: bool = True) -> int:
         """The fewest workers that are as good as the best; the derived number where nothing was measured."""
+        length = self.length if starting and self.keep_order and not self._stays_persistent() else None
 
         def cost(row: Candidate) -> float:
             # Workers start anew in each epoch: a short one pays for that.
-            starting = (row.start_seconds or 0.0) / self.length if self.length and self.keep_order else 0.0
-            return (row.measured_seconds or math.inf) + (starting if row.workers else 0.0)
+            anew = (row.start_seconds or 0.0) / length if length and row.workers else 0.0
+            return (row.measured_seconds or math.inf) + anew
 
         measured = [row for row in rows if row.runs]
         if derived not in {row.workers for row in measured}:
@@ -492,6 +498,12 @@ class _Tuning:
             say(
                 f"batches' times vary by {load.batch_spread:.0%}: in_order=False would not wait for the slow "
                 "ones; keep_order=False allows it"
+            )
+        longer = self._chosen(rows, chosen, starting=False)
+        if longer > chosen:
+            say(
+                f"an epoch of {self.length} batches is too short for {longer} workers that start in each; "
+                "persistent_workers=True would pay, but changes how torch shuffles; see keep_order=False"
             )
         started = next((row.start_seconds for row in rows if row.workers == chosen), None)
         if chosen and started and self.keep_order and not self._stays_persistent():

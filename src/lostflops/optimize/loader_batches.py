@@ -94,7 +94,7 @@ class Batches:
                 raise
             except Exception as error:
                 if isinstance(error, RuntimeError) and "DataLoader timed out" in str(error):
-                    self._end_at_once()
+                    self.end_at_once()
                     raise Refused(
                         f"no batch came within {self._seconds:g} s",
                         "see what the dataset waits for, or give more seconds=",
@@ -103,8 +103,8 @@ class Batches:
                     f"loading failed: {_said(error)}", "see whether the loader runs with num_workers=1"
                 ) from error
 
-    def _end_at_once(self) -> None:
-        """A worker that hangs would be waited for."""
+    def end_at_once(self) -> None:
+        """In the middle of a batch: closing would wait for it, five seconds at most. Closes nothing yet."""
         for worker in getattr(self._iterator, "_workers", ()):
             worker.terminate()
 
