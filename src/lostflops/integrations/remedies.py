@@ -35,9 +35,6 @@ ELSEWHERE = {
     **dict.fromkeys(("to_bf16", "to_fp16", "autocast", "bf16", "fp16"), _PRECISION),
 }
 
-# Pairs that do not go together, and why.
-NOT_TOGETHER: dict[frozenset[str], str] = {}
-
 
 def checked(given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """The remedies that are on, with their arguments, in the order of composition. Raises Refused."""
@@ -56,9 +53,6 @@ def checked(given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
                 f"give the arguments as a dictionary, or {name}=True for none",
             )
         on[name] = {} if value is True else dict(cast("Mapping[str, Any]", value))
-    for pair, reason in NOT_TOGETHER.items():
-        if pair <= on.keys():
-            raise Refused(f"{' and '.join(sorted(pair))} do not go together: {reason}", "leave one out")
     return {name: on[name] for name in (*FUNCTIONS, LOADER) if name in on}
 
 
@@ -73,6 +67,12 @@ class Remedies:
     def enter(self, model: Any) -> None:
         """All or none: when one is refused, those before it are undone."""
         entered: dict[str, Any] = {}
+        partitioned = any(hasattr(parameter, "ds_id") for parameter in model.parameters())
+        if partitioned and "stream_frozen" in self.on:
+            raise Refused(
+                "DeepSpeed's ZeRO-3 keeps each weight in parts, and none is here to be streamed",
+                "use offload_param in DeepSpeed's settings",
+            )
         with ExitStack() as stack:
             for name, arguments in self.on.items():
                 if name != LOADER:
