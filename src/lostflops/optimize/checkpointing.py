@@ -164,7 +164,11 @@ class Checkpointed:
             layers_recomputed=after.recomputed,
             gradients_differing=tuple(different),
             gradients_repeatable=repeatable,
-            peak_by="CUDA's allocator" if self._device().type == "cuda" else "tensors alive on the CPU",
+            peak_by=(
+                f"the allocator of {self._device()}"
+                if self._device().type == "cuda"
+                else "tensors alive on the CPU"
+            ),
         )
         if after.saved_bytes >= before.saved_bytes or not after.recomputed:
             self.undo()
