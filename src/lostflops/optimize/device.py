@@ -22,8 +22,7 @@ from typing import Any, Protocol, cast
 
 import torch
 
-from lostflops.optimize import claims, numa
-from lostflops.optimize.peak import is_host_memory
+from lostflops.optimize import claims, numa, peak
 from lostflops.optimize.refused import Refused
 
 Stream = Any  # what the device made: opaque to its users
@@ -234,10 +233,7 @@ class ThreadedDevice:
         return torch.empty(nbytes, dtype=torch.uint8)
 
     def host_memory(self, nbytes: int) -> torch.Tensor:
-        # Not by an operator, which whoever watches operators would take for memory of the device.
-        memory = torch.frombuffer(bytearray(max(1, nbytes)), dtype=torch.uint8)
-        is_host_memory(memory)
-        return memory[:nbytes]
+        return peak.host_memory(nbytes)
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Stream) -> None:
         if stream is None:

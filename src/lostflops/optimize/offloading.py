@@ -367,6 +367,8 @@ class Engine:
         return _Travels(self, self._known[entry][1], self._schedule.add_handle(entry), tensor, view)
 
     def _take_apart(self, now: Watched, tensor: torch.Tensor) -> claims.Packed:
+        if hasattr(tensor, "trigger_wait"):  # a collective may still be writing: what uses it would wait, too
+            return self._pack(now, cast("Any", tensor).trigger_wait())
         kinds = {kind.__name__ for kind in type(tensor).__mro__}
         if kinds & {"FakeTensor", "FunctionalTensor"}:
             raise Refused(

@@ -23,13 +23,17 @@ if TYPE_CHECKING:
 
 # Storages that play host memory in a test on a CPU, by address: they are no memory of the device.
 _HOST: set[int] = set()
+_METERS: list[_Watched] = []  # that are entered
 
 
 def is_host_memory(memory: torch.Tensor) -> None:
-    """From now on the storage counts for no peak: it stands for host memory."""
+    """The storage, just made, counts for no peak: it stands for host memory where a CPU plays the device."""
     storage = memory.untyped_storage()
-    _HOST.add(address_of(storage))
-    weakref.finalize(storage, _HOST.discard, address_of(storage)).atexit = False
+    address = address_of(storage)
+    _HOST.add(address)
+    weakref.finalize(storage, _HOST.discard, address).atexit = False
+    for meter in _METERS:
+        meter.forget(address)
 
 
 def address_of(storage: torch.UntypedStorage) -> int:
@@ -122,6 +126,7 @@ class _Watched(TorchDispatchMode):
 
     def __exit__(self, *exception: Any) -> None:
         super().__exit__(*exception)  # pyright: ignore[reportUnknownMemberType]
+        _METERS.remove(self)
         for watch in self._watches.values():
             watch.detach()
         self._watches.clear()
@@ -156,11 +161,5 @@ class _Watched(TorchDispatchMode):
         more = storage.nbytes() - self._alive.get(address, 0)  # it may have been resized
         self._alive[address] = storage.nbytes()
         self.live_bytes += more
-        # What was there before we first saw it was there at all earlier times, too: the peak rises with it.
-        if was_there and not known:
-            self.peak_bytes += more
-            self.found_bytes += more
-            self._high += more
-        else:
-            self.peak_bytes = max(self.peak_bytes, self.live_bytes)
-            self._high = max(self._high, self.live_bytes)
+        if was_there and not known:  # it was there at all earlier times, too: the peak rises with it
+            self._peak += more
