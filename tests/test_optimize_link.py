@@ -8,6 +8,7 @@ import random
 import statistics
 import time
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -284,13 +285,64 @@ def test_a_device_whose_copies_do_nothing_is_refused() -> None:
         optimize.measure_link(Idle(), SIZES, repeats=1)
 
 
-def test_a_device_that_copies_only_one_way_is_refused() -> None:
-    class OneWay(Timed):
-        def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Any) -> None:
-            super().copy(target if self.way(source) == "device_to_host" else target.clone(), source, stream)
+class Lazy(Timed):
+    """Leaves out the copies for which `skips` says so: told how many there were, and if others wait."""
 
+    def __init__(self, skips: Callable[[str, int, bool], bool]) -> None:
+        super().__init__()
+        self.skips, self.copies = skips, 0
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Any) -> None:
+        way = self.way(source)
+        beside = any(rows for other, rows in self.queued.items() if other != way)
+        skip = self.skips(way, self.copies, beside)
+        self.copies += 1
+        super().copy(target.clone() if skip else target, source, stream)
+
+
+@pytest.mark.parametrize(
+    ("skips", "said"),
+    [
+        (lambda way, copies, beside: way == "host_to_device", "host to device left other bytes"),
+        (lambda way, copies, beside: way == "device_to_host", "device to host left other bytes"),
+        # What an earlier copy left must not pass for this one's.
+        (lambda way, copies, beside: copies > 3, "left other bytes"),
+    ],
+    ids=["one way", "the other", "after the first"],
+)
+def test_a_device_that_leaves_copies_out_is_refused(
+    skips: Callable[[str, int, bool], bool], said: str
+) -> None:
+    with pytest.raises(Refused, match=said):
+        optimize.measure_link(Lazy(skips), SIZES, 1, memory=("pageable",))
+
+
+def test_copies_both_ways_at_once_are_checked_too() -> None:
+    naughty = Lazy(lambda way, copies, beside: way == "host_to_device" and beside)
     with pytest.raises(Refused, match="host to device left other bytes"):
-        optimize.measure_link(OneWay(), SIZES, repeats=1)
+        optimize.measure_link(naughty, SIZES, 3, memory=("pinned",))
+
+
+def test_a_product_runs_already_when_the_first_copy_is_queued(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    real = torch.mm
+
+    class Told(Timed):
+        def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Any) -> None:
+            told.append("copy")
+            super().copy(target, source, stream)
+
+        def synchronize(self, event: Any) -> None:
+            told.append("wait")
+            super().synchronize(event)
+
+    def mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        told.append("product")
+        return real(a, b)
+
+    monkeypatch.setattr(torch, "mm", mm)
+    optimize.measure_link(Told(), SIZES, 1, memory=("pinned",))
+    assert " ".join(told).count("product wait product copy copy product wait") == 2 * len(SIZES)
 
 
 @pytest.mark.parametrize(
