@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import time
 from functools import cache
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -283,3 +285,58 @@ def test_a_sweep_is_measured_and_plain() -> None:
 def test_it_is_there_by_name() -> None:
     assert optimize.stream_weights is stream_weights
     assert optimize.streaming_prediction is streaming_prediction
+
+
+# The page
+
+PAGE = Path(__file__).parent.parent / "docs" / "weight-streaming.md"
+LINKS = {"PCIe 4, 25 GB/s": 25e9, "PCIe 5, 55 GB/s": 55e9, "NVLink-C2C, 375 GB/s": 375e9}
+
+
+def tokens_table() -> str:
+    lines = ["| link, host to device | 16 bits | 8 bits | 4 bits |", "| --- | --- | --- | --- |"]
+    for name, rate in LINKS.items():
+        tokens = (break_even_tokens(rate, bytes_per_parameter=width) for width in (2, 1, 0.5))
+        lines.append(f"| {name} | {' | '.join(f'{each:,.0f}' for each in tokens)} |")
+    return "\n".join(lines)
+
+
+def budgets_table() -> str:
+    lines = ["| budget | tokens/s at 55 GB/s | at 375 GB/s |", "| --- | --- | --- |"]
+    slow, fast = (
+        streaming_sweep("140 GB", rate, compute_seconds=0.03, points=8, slot_bytes=3_500_000_000)
+        for rate in (55e9, 375e9)
+    )
+    found = {row.budget_bytes: [row, None] for row in slow}
+    for row in fast:
+        found.setdefault(row.budget_bytes, [None, None])[1] = row
+    for budget, rows in sorted(found.items()):
+        if budget:
+            cells = (f"{row.tokens_per_second:.2f}, {row.bound_by}" if row else "" for row in rows)
+            lines.append(f"| {budget / 1e9:.1f} GB | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def test_the_page_has_the_tables_of_the_formulas() -> None:
+    assert tokens_table() in PAGE.read_text()
+    assert budgets_table() in PAGE.read_text()
+
+
+def masked(text: str) -> list[str]:
+    """Without the times, which differ from run to run, nor whether a copy was late."""
+    lines = (re.sub(r" +", " ", line).strip() for line in text.strip().splitlines())
+    return [line.split(" in ")[0] if line.startswith("copies") else line for line in lines if timeless(line)]
+
+
+def timeless(line: str) -> bool:
+    return not line.startswith(("hidden", "stalls"))
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_the_page_shows_what_its_code_prints(number: int, capsys: pytest.CaptureFixture[str]) -> None:
+    page = PAGE.read_text()
+    code = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[number]
+    shown = re.findall(r"```text\n(.*?)```", page, re.DOTALL)[number]
+    capsys.readouterr()
+    exec(code, {})
+    assert masked(capsys.readouterr().out) == masked(shown)

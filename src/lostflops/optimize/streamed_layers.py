@@ -126,9 +126,9 @@ def layers_of(
 def _repeated(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
     """The members of the outermost lists of modules; of a sequence, those inside its largest if any."""
     if isinstance(model, torch.nn.Sequential):
-        sizes = {each: sum(weight.numel() for weight in each.parameters()) for each in model}
-        largest = max(sizes, key=lambda each: sizes[each], default=None)
-        below = list(_repeated(largest)) if largest and 2 * sizes[largest] > sum(sizes.values()) else []
+        sizes = [sum(weight.numel() for weight in each.parameters()) for each in model]
+        most = max(sizes, default=0)
+        below = list(_repeated(model[sizes.index(most)])) if 2 * most > sum(sizes) else []
         yield from below or model
         return
     for child in model.children():

@@ -203,6 +203,8 @@ class Streaming:
         def around(forward: Callable[..., Any], module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
             if module is not own or self._slots is None:  # a copy of the model; after the end
                 return forward(module, *args, **kwargs)
+            if torch.compiler.is_compiling() and layer.forwards:  # a part of a layer that is compiled
+                return forward(module, *args, **kwargs)
             if layer.forwards and asked_first(self._claim):
                 return forward(module, *args, **kwargs)
             with nullcontext() if layer.forwards else self._in_slot(layer), asking(self._claim):
@@ -401,7 +403,7 @@ def _check_not_recorded(device: Device) -> None:
     if torch.compiler.is_compiling():
         raise Refused(
             "a model whose weights are streamed is being compiled",
-            "compile its layers instead: layer.compile()",
+            "compile its layers, before they are streamed: layers[n] = torch.compile(layers[n])",
         )
     if device.torch_device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         raise Refused("a model whose weights are streamed is captured as a CUDA graph", "run it without one")
