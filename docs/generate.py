@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 import shlex
@@ -219,6 +220,12 @@ def models() -> str:
     return "\n".join(_grid(header, rows))
 
 
+def predictions() -> str:
+    """Offload plans and the steps that followed them, from `benchmarks/predictions.json`."""
+    header, *rows = json.loads((ROOT / "benchmarks" / "predictions.json").read_text())["table"]
+    return "\n".join(_grid(header, rows))
+
+
 PARTS: Mapping[str, Callable[[], str]] = {
     "accounts": accounts,
     "metrics": metrics,
@@ -226,6 +233,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "gpus": gpus,
     "links": links,
     "models": models,
+    "predictions": predictions,
 }
 
 

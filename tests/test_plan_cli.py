@@ -117,7 +117,7 @@ def test_a_measured_rate_and_the_host_s_memory_replace_the_assumed(
 ) -> None:
     text = said(capsys, *LORA, "--sustained", "600", "--host-memory", "1")
     assert "rate given; 600 TFLOP/s sustained" in text
-    ways = text.partition("what fits")[2]
+    ways = text.partition("what fits")[2].partition("Remedies that are one call")[0]
     assert "checkpoint" in ways and "offload" not in ways
 
 
@@ -135,3 +135,34 @@ def test_a_long_sequence_is_said_to_take_longer_than_predicted(capsys: pytest.Ca
     command = ["plan", "train", "--model", "llama-3-8b", "--gpu", "h100", "--sequence"]
     assert "expect more time" in said(capsys, *command, "32768")
     assert "expect more time" not in said(capsys, *command, "8192")
+
+
+def test_every_function_that_applies_a_remedy_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+    from lostflops import optimize
+    from lostflops.plan.ranking import APPLY
+
+    named: set[str] = set(APPLY.values())
+    for command in (LORA, SERVE):
+        text = said(capsys, *command)
+        content = json.loads(said(capsys, *command, "--json", "-"))
+        ways = [*content.get("alone", []), *content["ways"]]
+        for way in ways:
+            assert isinstance(way["apply"], list)
+            named.update(way["apply"])
+            for name in way["apply"]:
+                assert name.rpartition(".")[2] in text
+        assert any(way["apply"] for way in ways)
+    for name in named:
+        module, _, function = name.rpartition(".")
+        assert module == "lostflops.optimize"
+        assert callable(getattr(optimize, function)), name
+
+
+def test_a_way_names_what_applies_each_of_its_changes(capsys: pytest.CaptureFixture[str]) -> None:
+    ways = json.loads(said(capsys, *LORA, "--json", "-"))["ways"]
+    both = next(
+        way for way in ways if {"offload activations", "stream frozen weights"} <= set(way["changes"])
+    )
+    assert both["apply"] == ["lostflops.optimize.offload", "lostflops.optimize.stream_frozen"]
+    sharded = next(way for way in ways if "ZeRO stage 3" in way["changes"])
+    assert len(sharded["apply"]) == len(sharded["changes"]) - 1

@@ -132,6 +132,7 @@ def _offload(parser: ArgumentParser) -> None:
     )
     say("--link", default="pcie5", help="pcie4, pcie5, c2c, ..., or a JSON card (default pcie5, assumed)")
     say("--host-memory", metavar="SIZE", help="host memory that may be used (default: as much as is needed)")
+    say("--only", choices=("offload", "recompute"), help="do not mix the two: one call then applies the plan")
     say("--json", metavar="F", help="write the plan as JSON to F; '-': only that")
 
 
@@ -171,7 +172,8 @@ def _planned_offload(given: Namespace) -> None:
     budget = amounts.size("--budget", given.budget)
     host = None if given.host_memory is None else amounts.size("--host-memory", given.host_memory)
     profile = saved_profile.read(Path(given.profile))
-    found = offload_plan.plan(profile, budget, hardware.link(given.link), host)
+    may = (given.only,) if given.only else ("offload", "recompute")
+    found = offload_plan.plan(profile, budget, hardware.link(given.link), host, may)
     _say(given, offload_plan.record(found), offload_page.page(found))
 
 

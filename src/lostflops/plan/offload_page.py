@@ -29,10 +29,12 @@ def _page(found: OffloadPlan) -> Iterator[str]:
     if found.refused:
         yield f"No plan: {found.refused}."
     else:
-        yield f"A plan for {shown_size(found.budget_bytes)}: {'; '.join(found.reasons)}."
+        yield f"A plan for {shown_size(found.budget_bytes)}:"
+        yield from (f"  {reason}" for reason in found.reasons)
     yield ""
-    yield from _classes(found)
-    yield ""
+    if found.without.peak_bytes > found.budget_bytes:
+        yield from _classes(found)
+        yield ""
     if not found.refused:
         yield from _predicted(found)
         yield ""

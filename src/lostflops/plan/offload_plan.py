@@ -11,8 +11,9 @@ is left, classes are moved, the largest storages first, for each copy costs its 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
 from lostflops.errors import shown
@@ -118,28 +119,45 @@ class OffloadPlan:
 
 
 def plan(
-    profile: Profile, budget_bytes: int, link: Link, host_memory_bytes: int | None = None
+    profile: Profile,
+    budget_bytes: int,
+    link: Link,
+    host_memory_bytes: int | None = None,
+    may: Sequence[Decision] = ("offload", "recompute"),
 ) -> OffloadPlan:
-    """The fastest plan whose predicted peak is within the budget, or a refusal."""
-    return Planning(profile, link, host_memory_bytes).within(budget_bytes)
+    """The fastest plan whose predicted peak is within the budget, or a refusal. It does nothing but `may`."""
+    return Planning(profile, link, host_memory_bytes, may).within(budget_bytes)
 
 
 class Planning:
-    """All plans that are considered for a profile and a link, each played; no budget yet."""
+    """A profile and a link, and all plans that are considered for them; no budget yet."""
 
-    def __init__(self, profile: Profile, link: Link, host_memory: int | None = None) -> None:
-        self.profile, self.link, self.host_memory = profile, link, host_memory
+    def __init__(
+        self,
+        profile: Profile,
+        link: Link,
+        host_memory: int | None = None,
+        may: Sequence[Decision] = ("offload", "recompute"),
+    ) -> None:
+        self.profile, self.link, self.host_memory, self.may = profile, link, host_memory, may
         self.step = recorded(profile)
         self.rows = profile.in_order
         self.copies = Copies(link.out, link.into, link.latency_ns)
         self.kept = [_kept_because(row, least_bytes(link)) for row in self.rows]
         self.classes = self._classes()
-        self.modules = _modules(self.rows)
+        self.modules = _modules(self.rows) if "recompute" in may else ()
         self.without = play(self.step, self.copies)
-        self.considered = self._considered()
-        self.allowed = [
-            c for c in self.considered if host_memory is None or c.played.bytes_out <= host_memory
-        ]
+
+    @cached_property
+    def considered(self) -> list[Considered]:
+        """Every plan that is thought of, without a budget."""
+        return self._considered()
+
+    @cached_property
+    def allowed(self) -> list[Considered]:
+        """Those for which there is host memory."""
+        most = self.host_memory
+        return [c for c in self.considered if most is None or c.played.bytes_out <= most]
 
     def within(self, budget: int) -> OffloadPlan:
         nothing = Considered(Mix(), Limits(), self.without)
@@ -183,9 +201,9 @@ class Planning:
         return tuple(sorted(found, key=lambda c: (-c.bytes, c.name)))
 
     def _considered(self) -> list[Considered]:
-        first = [self._played(mix, limits) for mix in self._mixes() for limits in self._limits(mix, few=True)]
+        first = [self.played(mix, limits) for mix in self._mixes() for limits in self._limits(mix, few=True)]
         finer = (
-            self._played(at.mix, limits) for at in _front(first) for limits in self._limits(at.mix, few=False)
+            self.played(at.mix, limits) for at in _front(first) for limits in self._limits(at.mix, few=False)
         )
         return [*first, *finer]
 
@@ -194,10 +212,10 @@ class Planning:
         most = min(MOST_CLASSES, max(2, MOST_PLAYED // (4 * MOST_MODULES * len(self.rows))))
         least = max(1, FEWEST_SHARE * self.profile.saved_bytes)
         big = sorted(
-            (c for c in self.classes if c.movable_bytes >= least),
+            (c for c in self.classes if c.movable_bytes >= least and "offload" in self.may),
             key=lambda c: (-max(row.bytes for row in c.rows), -c.movable_bytes, c.name),
         )
-        for modules in _recomputed(self.modules):
+        for modules in _recomputed(self.modules, self.classes):
             left = [c for c in big if not any(m.holds(c.module) for m in modules)][:most]
             for count in range(len(left) + 1):
                 if modules or count:
@@ -228,7 +246,8 @@ class Planning:
         looks = sorted({min(n * look, backward) for n in (1, 2, 4, 16)})
         return [Limits(size, ahead, size) for size in sizes for ahead in looks]
 
-    def _played(self, mix: Mix, limits: Limits) -> Considered:
+    def played(self, mix: Mix, limits: Limits) -> Considered:
+        """What such a plan would do."""
         again = [one for module in mix.modules for one in module.instances]
         return Considered(mix, limits, play(self.step, self.copies, self._moved(mix), again, limits))
 
@@ -259,7 +278,7 @@ class Planning:
             f"{shown_size(smallest.peak_bytes - budget)} over the budget of {shown_size(budget)}; "
             f"it is then {self._place(smallest.peak_at)}"
         )
-        if not self.modules:
+        if not self.modules and "recompute" in self.may:
             text += "; no repeated layers are named in the profile, so nothing can be computed again"
         return text
 
@@ -350,23 +369,43 @@ def _modules(rows: Sequence[Row]) -> tuple[Module, ...]:
                 instances.setdefault(".".join(parts[:end]), []).append(number)
     found: list[Module] = []
     for name, instances in members.items():
+        later = [*list(instances.values())[1:], []]
+        own_only = [_own(rows, own, after) for own, after in zip(instances.values(), later, strict=True)]
         again = tuple(
             Again(tuple(own[1:]), rows[own[-1]].pack_ns - rows[own[0]].pack_ns)
-            for own in instances.values()
+            for own in own_only
             if len(own) > 1
         )
         freed = sum(rows[number].bytes for one in again for number in one.storages)
         if freed:
             found.append(Module(name, again, freed))
-    largest = sorted(found, key=lambda m: (-m.freed_bytes, m.name))[:MOST_MODULES]
-    return tuple(sorted(largest, key=lambda m: (m.ns / m.freed_bytes, m.name)))
+    return tuple(sorted(found, key=lambda m: (m.ns / m.freed_bytes, m.name)))
 
 
-def _recomputed(modules: Sequence[Module]) -> list[tuple[Module, ...]]:
-    """Sets of modules to compute again: none, each alone, and the cheapest 2, 3, ... together."""
-    sets = [(), *((module,) for module in modules)]
-    sets += [_outermost(modules[:count]) for count in range(2, len(modules) + 1)]
-    return list(dict.fromkeys(sets))
+def _own(rows: Sequence[Row], own: Sequence[int], after: Sequence[int]) -> list[int]:
+    """Without what the next instance asks for as well, as layers share a rotary table: that is an input."""
+    if not after:
+        return list(own)
+    asked = sorted(rows[number].unpack_ns or 0 for number in after)
+    return [number for number in own if (rows[number].unpack_ns or 0) > asked[len(asked) // 2]]
+
+
+def _recomputed(modules: Sequence[Module], classes: Sequence[Class]) -> list[tuple[Module, ...]]:
+    """Sets of modules to compute again: none, each of the largest, and the cheapest 2, 3, ... of them."""
+    largest = sorted(modules, key=lambda m: (-m.freed_bytes, m.name))[:MOST_MODULES]
+    cheapest = sorted(largest, key=modules.index)
+    sets = [(), *((module,) for module in cheapest)]
+    sets += [tuple(cheapest[:count]) for count in range(2, len(cheapest) + 1)]
+    paths = {entry.module for entry in classes}
+    return list(dict.fromkeys(_as_applied(some, modules, paths) for some in sets))
+
+
+def _as_applied(
+    some: Sequence[Module], modules: Sequence[Module], paths: Collection[str]
+) -> tuple[Module, ...]:
+    """As `lostflops.optimize.checkpoint` does it: a module is computed again if all of its parts are."""
+    covered = {path for path in paths if any(module.holds(path) for module in some)}
+    return _outermost([m for m in modules if all(path in covered for path in paths if m.holds(path))])
 
 
 def _outermost(modules: Sequence[Module]) -> tuple[Module, ...]:
@@ -398,6 +437,7 @@ def record(found: OffloadPlan) -> dict[str, Any]:
         "host_memory_bytes": found.host_memory_bytes,
         "link": found.link.name,
         "classes": {entry.name: entry.decision for entry in found.classes},
+        "threshold_bytes": least_bytes(found.link),
         "in_flight_bytes": found.chosen.limits.in_flight_bytes,
         "look_ahead_ns": found.chosen.limits.look_ahead_ns,
         "look_ahead_bytes": found.chosen.limits.look_ahead_bytes or 0,

@@ -78,9 +78,19 @@ def _training(ranking: Ranking) -> Iterator[str]:
         yield ""
         yield from _ways("what fits, fastest first, predicted", ranking.ways)
     yield ""
+    yield from _applied([way.apply for way in (*ranking.alone, *ranking.ways)])
     yield f"GPU card {t.gpu.name}: {t.gpu.status}; {t.gpu.sustained / 1e12:.0f} TFLOP/s sustained."
     rates = f"{t.link.out / 1e9:.0f} GB/s out, {t.link.into / 1e9:.0f} in"
     yield f"Link card {t.link.name}: {rates}; {t.link.status}."
+
+
+def _applied(functions: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Where the remedies on the page are: one line."""
+    found = list(dict.fromkeys(name for names in functions for name in names))
+    if found:
+        first, *rest = found
+        others = "".join(f", {name.rpartition('.')[2]}" for name in rest)
+        yield f"Remedies that are one call on the model: {first}{others}."
 
 
 def _on(moment: Moment, now: Prediction) -> str:
@@ -150,6 +160,7 @@ def _serving(found: Sequence[Option], verdict: str) -> Iterator[str]:
     head = ["each way alone, predicted", "fits", "GB", "prompts ms", "token ms", "tokens/s", ""]
     yield from grid(head, rows, {2, 3, 4, 5})
     yield ""
+    yield from _applied([option.apply for option in found])
     yield f"GPU card {s.gpu.name}: {s.gpu.status}; {s.gpu.sustained / 1e12:.0f} TFLOP/s sustained."
     yield f"Link card {s.link.name}: {s.link.into / 1e9:.0f} GB/s in; {s.link.status}."
 
@@ -187,6 +198,7 @@ def _way(way: Way) -> dict[str, Any]:
     now = way.prediction
     return {
         "changes": list(way.changes),
+        "apply": list(way.apply),
         "fits": now.fits,
         "peak_bytes": now.peak.bytes,
         "peak_at": now.peak.name,
@@ -224,6 +236,7 @@ def serving_data(found: Sequence[Option], verdict: str) -> dict[str, Any]:
         "ways": [
             {
                 "name": option.name,
+                "apply": list(option.apply),
                 "fits": option.served.fits,
                 "bytes": option.served.bytes,
                 "parts": [{"name": p.name, "bytes": p.bytes, "why": p.why} for p in option.served.parts],

@@ -17,6 +17,17 @@ from .training import Prediction, Training, free
 
 Change = Mapping[str, Any]
 
+# What applies a change to a model as it is. The others are settings of the job, or of its framework.
+APPLY = {
+    "checkpoint all but attention": "lostflops.optimize.checkpoint",
+    "checkpoint every layer": "lostflops.optimize.checkpoint",
+    "offload activations": "lostflops.optimize.offload",
+    "offload what is free": "lostflops.optimize.offload",
+    "stream frozen weights": "lostflops.optimize.stream_frozen",
+    "unified memory": "lostflops.optimize.managed",
+    "FP8": "lostflops.optimize.to_fp8",
+}
+
 
 @dataclass(frozen=True)
 class Way:
@@ -29,6 +40,11 @@ class Way:
     @property
     def name(self) -> str:
         return " + ".join(self.changes) or "as asked"
+
+    @property
+    def apply(self) -> tuple[str, ...]:
+        """Functions that make those of the changes that are made by a call."""
+        return tuple(dict.fromkeys(APPLY[change] for change in self.changes if change in APPLY))
 
 
 @dataclass(frozen=True)

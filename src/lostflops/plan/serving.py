@@ -185,6 +185,11 @@ class Option:
     served: Served
     remark: str = ""
 
+    @property
+    def apply(self) -> tuple[str, ...]:
+        """The function that makes the change, if a call does."""
+        return ("lostflops.optimize.stream_weights",) if self.name == "stream weights" else ()
+
 
 def options(serving: Serving) -> tuple[Option, ...]:
     """As asked, and the ways to need less, each alone."""

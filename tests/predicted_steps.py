@@ -1,0 +1,265 @@
+"""Steps that are planned and then run: what was predicted beside what was measured.
+
+A step is profiled, planned under a budget, and run with what the plan says, on a device whose copies take a
+launch and their bytes at a rate. `virtual_device` keeps virtual time, in which the host waits for every
+operator as on a CPU, so its times are the same at every run; `CpuTimeDevice` takes the processor's.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from statistics import median
+from typing import Any, Literal
+from unittest.mock import patch
+
+import msgspec
+import torch
+
+import tiny_models
+from lostflops import optimize
+from lostflops.optimize import peak, saved
+from lostflops.plan import offload_plan, saved_profile
+from lostflops.plan.hardware import Link
+from simulated_devices import ClockDevice
+
+WARM_UP = 2  # steps of an engine: one is watched, one allocates
+
+
+@dataclass(frozen=True)
+class Configuration:
+    name: str
+    model: Callable[[], Any]
+    batch: Callable[[], Any]
+    budget: float  # of the peak without a plan
+    out: float  # bytes per second
+    into: float
+    launch_ns: int = 1000
+    checkpointed: bool = False  # every layer, before the profile
+    does: Literal["offload", "recompute"] = "offload"
+
+
+@dataclass
+class Outcome:
+    """`plan` is the record, with what was predicted; `measured` has the blocks that ran."""
+
+    name: str
+    plan: dict[str, Any]
+    measured: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+
+    @property
+    def refused(self) -> str | None:
+        return self.plan["refused"]
+
+    def step_ns(self, which: str) -> int:
+        return int(median(t for block in self.measured if block["as"] == which for t in block["steps_ns"]))
+
+    def peak_bytes(self, which: str) -> int:
+        return max(block["peak_bytes"] for block in self.measured if block["as"] == which)
+
+    def moved_bytes(self) -> int:
+        return max((block["moved_bytes"] for block in self.measured), default=0)
+
+    def errors(self, which: str) -> tuple[float, float]:
+        """Of the step and of the peak: predicted over measured, less one."""
+        predicted = self.plan["predicted"] if which == "planned" else self.plan["predicted"]["without"]
+        return (
+            predicted["step_ns"] / self.step_ns(which) - 1,
+            predicted["peak_bytes"] / self.peak_bytes(which) - 1,
+        )
+
+
+class InStep(ClockDevice):
+    """The host waits for every operator and for what compute waits for, as on a CPU."""
+
+    def operator(self, *given: Any) -> None:
+        super().operator(*given)
+        self.now = max(self.now, self._current.time)
+
+    def wait(self, stream: Any, event: Any) -> None:
+        super().wait(stream, event)
+        if stream is self._current:
+            self.now = max(self.now, stream.time)
+
+
+@dataclass
+class _Stream:
+    time: int = 0
+
+
+class CpuTimeDevice:
+    """Computes in the time that the processor takes for it, and copies in the time that the link would.
+
+    Its clock is the CPU time of this process and what compute waited for copies: the steps are real ones, and
+    what else the machine does is not in them.
+    """
+
+    torch_device = torch.device("cpu")
+    coherent = False
+
+    def __init__(self, configuration: Configuration) -> None:
+        self._given = configuration
+        self._host: set[int] = set()
+        self._waited = self._copied = 0
+
+    @property
+    def now(self) -> int:
+        return time.process_time_ns() - self._copied + self._waited
+
+    def current_stream(self) -> Any:
+        return None
+
+    def new_stream(self) -> _Stream:
+        return _Stream()
+
+    def record(self, stream: _Stream | None) -> int:
+        if stream is None:
+            return self.now
+        stream.time = max(stream.time, self.now)
+        return stream.time
+
+    def wait(self, stream: _Stream | None, event: int) -> None:
+        if stream is None:
+            self._waited += max(0, event - self.now)
+        else:
+            stream.time = max(stream.time, event)
+
+    def is_done(self, event: int) -> bool:
+        return event <= self.now
+
+    def synchronize(self, event: int) -> None:
+        self.wait(None, event)
+
+    def elapsed(self, start: int, end: int) -> int:
+        return end - start
+
+    def allocate(self, nbytes: int) -> torch.Tensor:
+        return torch.empty(nbytes, dtype=torch.uint8)
+
+    def host_memory(self, nbytes: int) -> torch.Tensor:
+        memory = torch.zeros(nbytes, dtype=torch.uint8)
+        peak.is_host_memory(memory)
+        self._host.add(peak.address_of(memory.untyped_storage()))
+        return memory
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor, stream: _Stream | None) -> None:
+        out = peak.address_of(target.untyped_storage()) in self._host
+        begin, began = self.now, time.process_time_ns()
+        target.copy_(source)
+        self._copied += time.process_time_ns() - began
+        rate = self._given.out if out else self._given.into
+        took = self._given.launch_ns + round(1e9 * target.numel() / rate)
+        if stream is None:
+            self._waited += took
+        else:
+            stream.time = max(stream.time, begin) + took
+
+
+class _DeviceClock:
+    def __init__(self, device: Any) -> None:
+        self._device = device
+
+    def now(self) -> Any:
+        return self._device.record(self._device.current_stream())
+
+    def ns(self, start: Any, end: Any) -> int:
+        return self._device.elapsed(start, end)
+
+
+def virtual_device(configuration: Configuration) -> InStep:
+    """Operators take a microsecond and 0.2 ns a byte."""
+    return InStep(
+        lambda _, nbytes: 1000 + nbytes // 5,
+        configuration.out / 1e9,
+        configuration.into / 1e9,
+        configuration.launch_ns,
+    )
+
+
+def profiled(model: Any, batch: Any, device: Any) -> saved_profile.Profile:
+    """Of a step that takes the device's time."""
+    with ExitStack() as stack:
+        if isinstance(device, ClockDevice):
+            stack.enter_context(device)
+        if isinstance(device, ClockDevice | CpuTimeDevice):
+            stack.enter_context(patch.object(saved, "_Clock", lambda: _DeviceClock(device)))
+        record = optimize.saved_tensors(model, lambda: tiny_models.loss_of(model, batch))
+    return msgspec.convert(record, saved_profile.Profile)
+
+
+def outcome(
+    configuration: Configuration, make: Callable[[Configuration], Any], blocks: int = 1, steps: int = 1
+) -> Outcome:
+    """Planned from a first profile; then profiled, run as it is and run as planned, in turns.
+
+    The prediction is the plan's for the profile of median time: so it has met the same machine as the steps.
+    """
+    c = configuration
+    model, batch = c.model(), c.batch()
+    link = Link("given", c.out, c.into, c.launch_ns, c.into, "given")
+    with ExitStack() as stack:
+        if c.checkpointed:
+            stack.enter_context(optimize.checkpoint(model, keep=()))
+        profiles = [profiled(model, batch, make(c))]
+        budget = int(c.budget * profiles[0].peak_bytes)
+        planned = offload_plan.plan(profiles[0], budget, link, may=(c.does,))
+        result = Outcome(c.name, offload_plan.record(planned))
+        for block in range(blocks):
+            if block:
+                profiles.append(profiled(model, batch, make(c)))
+            for name, plan in (("without", None), ("planned", result.plan)):
+                if plan is None or not result.refused:
+                    ran = _block(model, batch, make(c), plan, steps)
+                    result.measured.append(ran | {"block": block, "as": name})
+    typical = sorted(profiles, key=lambda p: p.forward_ns + p.backward_ns)[(len(profiles) - 1) // 2]
+    again = offload_plan.Planning(typical, link, may=(c.does,))
+    chosen = again.played(planned.chosen.mix, planned.chosen.limits)
+    result.plan = offload_plan.record(replace(planned, chosen=chosen, without=again.without))
+    return result
+
+
+def _block(model: Any, batch: Any, device: Any, plan: dict[str, Any] | None, steps: int) -> dict[str, Any]:
+    """Nanoseconds of steps, and bytes of one more, as watching every operator takes time."""
+    own = [*model.parameters(), *model.buffers()]
+    times: list[int] = []
+    with _following(model, plan, device) as engine:
+        warm_up = WARM_UP if plan else 1
+        for number in range(warm_up + steps):
+            _settle(model)
+            begin = device.record(device.current_stream())
+            _step(model, batch)
+            end = device.record(device.current_stream())
+            device.synchronize(end)
+            times += [device.elapsed(begin, end)] if number >= warm_up else []
+        _settle(model)
+        with peak.measured("cpu", own) as meter:
+            _step(model, batch)
+        moved = engine.report().out.bytes if engine is not None else 0
+    return {"steps_ns": times, "peak_bytes": meter.peak_bytes, "moved_bytes": moved}
+
+
+@contextmanager
+def _following(model: Any, plan: dict[str, Any] | None, device: Any) -> Iterator[Any]:
+    with ExitStack() as stack:
+        if isinstance(device, ClockDevice):
+            stack.enter_context(device)
+        if plan and "recompute" in plan["classes"].values():
+            stack.enter_context(optimize.checkpoint(model, plan=plan))
+        elif plan:
+            least = plan["threshold_bytes"]
+            yield stack.enter_context(optimize.offload(model, plan=plan, device=device, threshold=least))
+            return
+        yield None
+
+
+def _settle(model: Any) -> None:
+    model.zero_grad(set_to_none=True)
+    gc.collect()
+
+
+def _step(model: Any, batch: Any) -> None:
+    loss = tiny_models.loss_of(model, batch)
+    loss.backward()
