@@ -36,6 +36,13 @@ def is_host_memory(memory: torch.Tensor) -> None:
         meter.forget(address)
 
 
+def host_memory(nbytes: int) -> torch.Tensor:
+    """uint8[nbytes] of zeros that stand for host memory."""
+    memory = torch.zeros(nbytes, dtype=torch.uint8)
+    is_host_memory(memory)
+    return memory
+
+
 def address_of(storage: torch.UntypedStorage) -> int:
     """What is the same for all tensors of one storage. Given to another one when this one is gone."""
     return cast("Any", storage)._cdata
@@ -108,9 +115,13 @@ class _Watched(TorchDispatchMode):
         self._freed: deque[int] = deque()
         self._watches: dict[int, Any] = {}
         self.live_bytes = 0
-        self.peak_bytes = 0
         self.found_bytes = 0  # of what was there before it was first seen
+        self._peak = 0  # up to the operator before
         self._high = 0
+
+    @property
+    def peak_bytes(self) -> int:
+        return max(self._peak, self.live_bytes)
 
     def high_bytes(self) -> int:
         """The most since the last call, without what was there but is only found later (`found_bytes`)."""
@@ -118,10 +129,17 @@ class _Watched(TorchDispatchMode):
         high, self._high = self._high, self.live_bytes
         return high
 
+    def forget(self, address: int) -> None:
+        """What the last operator made is none of the device's."""
+        self.live_bytes -= self._alive.pop(address, 0)
+        if address in self._watches:
+            self._watches.pop(address).detach()
+
     def __enter__(self) -> _Watched:
         self._see(self._existing, was_there=True)
         self._existing.clear()
         super().__enter__()
+        _METERS.append(self)
         return self
 
     def __exit__(self, *exception: Any) -> None:
@@ -143,6 +161,8 @@ class _Watched(TorchDispatchMode):
     def _see(self, values: Iterable[Any], was_there: bool) -> None:
         # A storage may be freed in the middle of anything, by another thread or the garbage collector: that
         # is noted, and taken off before anything is added. The peak is at an addition, so it is exact.
+        self._peak = self.peak_bytes
+        self._high = max(self._high, self.live_bytes)
         while self._freed:
             address = self._freed.popleft()
             self.live_bytes -= self._alive.pop(address)
@@ -163,3 +183,5 @@ class _Watched(TorchDispatchMode):
         self.live_bytes += more
         if was_there and not known:  # it was there at all earlier times, too: the peak rises with it
             self._peak += more
+            self.found_bytes += more
+            self._high += more
