@@ -45,7 +45,7 @@ from lostflops.optimize.schedule import DIRECTION_OF, Direction, Entry, Handle, 
 from lostflops.optimize.selection import Link, Selection
 from lostflops.optimize.tensor_class import ModulePaths, operator_of, tensor_class
 
-FIRST_SHARE = 0.7  # of the budget that may fill before anything moves, as long as the peak is not known
+FIRST_SHARE = 0.8  # of the budget that may fill before anything moves, as long as the peak is not known
 
 T = TypeVar("T")
 
@@ -436,8 +436,9 @@ class Engine:
             self._see_memory(now, entry, asked=False)
         if self._learned is None:
             now.classes.append(self._class_of(tensor))
+            several = 4 if self._budget is None else 2
             self._schedule.limits = Limits(
-                in_flight_bytes=max(2 * entry.nbytes, self._schedule.limits.in_flight_bytes or 0),
+                in_flight_bytes=max(several * entry.nbytes, self._schedule.limits.in_flight_bytes or 0),
                 look_ahead_bytes=max(2 * entry.nbytes, self._schedule.limits.look_ahead_bytes),
             )
         if self._verify:
