@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import random
 import sys
 import types
 from dataclasses import replace
@@ -17,6 +18,7 @@ import tiny_models
 from lostflops import optimize
 from lostflops.optimize import Refused
 from lostflops.optimize.checkpoint_measured import Storages
+from lostflops.optimize.parity import Parity
 
 torch.set_num_threads(1)
 RECIPES = ("rowwise", "tensorwise", "rowwise_with_gw_hp")
@@ -412,6 +414,18 @@ def test_fp8_stays_within_one_percent_of_bf16_and_a_broken_variant_does_not() ->
     assert "fp8: within 1 %" in str(parity)
     assert torch.equal(torch.get_rng_state(), random_state)
     assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
+
+
+def test_the_verdict_is_on_the_worst_step() -> None:
+    losses = {"strays": (4.0, 3.5, 2.0), "near": (4.02, 2.99, 2.01), "fails": (4.0, float("nan"), 2.0)}
+    parity = Parity(3, 0.01, (4.0, 3.0, 2.0), losses)
+    assert parity.verdict("strays") == "NOT within 1 % of bf16: 16.7 % above at step 1"
+    assert parity.verdict("near") == "within 1 % of bf16 over 3 steps"
+    assert parity.verdict("fails") == "NOT within 1 % of bf16: the loss is nan at step 1"
+    assert [parity.passes(name) for name in losses] == [False, True, False] and not parity.ok
+    record = parity.record()["variants"]
+    assert record["near"]["worst_gap_fraction"] == pytest.approx(0.005)
+    assert record["strays"]["final_gap_fraction"] == 0
 
 
 def test_dropout_and_data_are_the_same_for_every_variant() -> None:
