@@ -11,6 +11,7 @@ Each stream runs in order, so its latest event implies its earlier ones. The hos
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import wraps
@@ -68,6 +69,14 @@ class _Moving:
     stream: Stream  # that the memory belongs to
 
 
+@dataclass
+class _Last:
+    """The ends of the latest copies, each way."""
+
+    out: Event = None
+    into: Event = None
+
+
 @dataclass(frozen=True)
 class Coming:
     """A layer under way: its keys and values, and what makes the current stream wait for them.
@@ -91,11 +100,12 @@ class Store:
         tally.host_allocations += 1
         self._slots = [_Slot() for _ in range(slots)]
         self._out, self._in = on.new_stream(), on.new_stream()
-        self._last_out: Event = None
-        self._last_in: Event = None
+        self._last = _Last()
         self._marks = 0
         self.leaving: list[_Moving] = []
         self.coming: dict[int, _Moving] = {}
+        # All memory outlives the copies that use it, also when the store is dropped in the middle of them.
+        weakref.finalize(self, _outlive, on, self._last, self.host).atexit = False
 
     def rows(self, slot: int, layer: int, first: int, last: int) -> torch.Tensor:
         """uint8: rows of one layer of a block in host memory."""
@@ -118,7 +128,7 @@ class Store:
         self._follow(self._out, [self._slots[placed.block.slot].read for placed in plan.copies])
         total = sum(self._store_layer(n, layer, plan.copies) for n, layer in enumerate(layers) if layer)
         if total:
-            mark = self._mark(self._last_out)
+            mark = self._mark(self._last.out)
             for placed in plan.copies:
                 self._slots[placed.block.slot].written = mark
         return total
@@ -143,13 +153,13 @@ class Store:
             begin, memory = place
             self._load_layer(number, begin, memory, found, length)
             done = on.record(self._in)
-            self._tally.into.add(free, self._last_in, done, memory.numel())
-            self._last_in = done
+            self._tally.into.add(free, self._last.into, done, memory.numel())
+            self._last.into = done
             moving = _Moving(done, memory, compute)
             self.coming[id(moving)] = moving
             shape = self._shape(number)
             coming.append(Coming((shape, *views(memory, shape)), self._arrival(id(moving), done)))
-        mark = self._mark(self._last_in)
+        mark = self._mark(self._last.into)
         for placed in found:
             self._slots[placed.block.slot].read = mark
         if self.verify:
@@ -166,9 +176,7 @@ class Store:
     def flush(self) -> None:
         """The host waits for compute and for every copy."""
         self.on.synchronize(self.on.record(self.on.current_stream()))
-        for last in (self._last_out, self._last_in):
-            if last is not None:
-                self.on.synchronize(last)
+        _outlive(self.on, self._last, self.host)
         self.tidy()
 
     def trust(self, slot: int) -> None:
@@ -199,8 +207,8 @@ class Store:
                 if (sums := self._slots[slot].sums) is not None:
                     sums[number, first - start : last - start] = checksums(source, layer.shape).cpu()
             done = on.record(self._out)
-            self._tally.out.add(ready, self._last_out, done, memory.numel())
-            self._last_out = done
+            self._tally.out.add(ready, self._last.out, done, memory.numel())
+            self._last.out = done
             self.leaving.append(_Moving(done, memory, compute))
             total += memory.numel()
         return total
@@ -262,8 +270,8 @@ class Store:
 
     def _check(self, found: Sequence[Placed], places: Sequence[tuple[int, torch.Tensor] | None]) -> None:
         """Compares the rows that came with those that left; the host waits for them."""
-        self.on.synchronize(self._last_in)
-        self.on.wait(self.on.current_stream(), self._last_in)
+        self.on.synchronize(self._last.into)
+        self.on.wait(self.on.current_stream(), self._last.into)
         for number, place in enumerate(places):
             if place is None:
                 continue
@@ -288,6 +296,13 @@ class Store:
 
     def _no_sums(self) -> torch.Tensor:
         return torch.zeros(len(self.layout.layers), self.layout.block_tokens, dtype=torch.int64)
+
+
+def _outlive(on: Device, last: _Last, memory: torch.Tensor) -> None:
+    """Keeps host memory until all copies are over."""
+    for event in (last.out, last.into):
+        if event is not None:
+            on.synchronize(event)
 
 
 def _chunks(copies: Sequence[Placed], row_bytes: int) -> list[list[Placed]]:
