@@ -444,9 +444,11 @@ def test_dropout_and_data_are_the_same_for_every_variant() -> None:
 
         return step
 
+    state = random.getstate()
     parity = optimize.loss_parity(
         make, make_step, {"same": lambda model: model}, steps=5, baseline=lambda m: m
     )
+    assert random.getstate() == state
     assert parity.verdict("same") == "equal to bf16 to the bit over 5 steps"
     assert len(set(parity.baseline)) == 5
 
