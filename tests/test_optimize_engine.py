@@ -174,6 +174,20 @@ def test_copies_back_are_queued_in_the_learned_order_as_far_ahead_as_allowed() -
     assert schedule.missed == 1
 
 
+def test_what_would_be_late_at_the_next_chance_is_fetched_now() -> None:
+    """The second is due 5 ns after the first is asked for, and needs 8: it is fetched with the third, 1 ms before."""
+    device, schedule, microbatch = scripted(Limits(look_ahead_bytes=10**6, look_ahead_ns=8))
+    handles = [sent(schedule, microbatch, n) for n in (50, 100, 200, 300)]
+    device.done.add("out")
+    schedule.settle()
+    microbatch.expected, microbatch.order = 4, [3, 2, 1, 0]
+    microbatch.due_ns = [0, 10**6, 10**6 + 5, 2 * 10**6]
+    device.told()
+    schedule.hand_out(microbatch, handles[3])
+    copied = [line for line in device.told() if line.startswith("copy")]
+    assert copied == ["copy 300 on in", "copy 200 on in", "copy 100 on in"]
+
+
 def test_what_comes_out_of_order_is_fetched_at_once_and_counted() -> None:
     device, schedule, microbatch = scripted()
     handles = [sent(schedule, microbatch, n) for n in (10, 20, 30)]

@@ -246,6 +246,8 @@ class Schedule:
         if microbatch.due_ns is not None:  # what is due before this one is not expected any more
             microbatch.cursor = max(microbatch.cursor, here + 1)
         due, limits = microbatch.due_ns, self.limits
+        # The next chance to fetch is when the next one is asked for: what would be late then is fetched now.
+        next_ns = due[min(here + 1, len(due) - 1)] if due else 0
         while microbatch.cursor < len(order):
             entry = microbatch.entries[order[microbatch.cursor]]
             wanted = entry.handles and entry.round < microbatch.backwards
@@ -256,7 +258,7 @@ class Schedule:
                     if self._ahead_bytes + entry.nbytes > limits.look_ahead_bytes:
                         return
                     far = limits.look_ahead_ns
-                    if due and far is not None and due[microbatch.cursor] - due[here] > far:
+                    if due and far is not None and due[microbatch.cursor] - next_ns > far:
                         return
                 self._fetch(entry)
                 entry.prefetched = True

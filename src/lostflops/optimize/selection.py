@@ -209,6 +209,8 @@ def simulate(
         resident -= 0 if number in stays else saved[number].nbytes
         return leaving.pop(number)
 
+    asks = [time for time, _, asked in events if asked]
+    asked_so_far = 0
     for time, number, asked in events:
         now = time + late
         nbytes = saved[number].nbytes
@@ -237,13 +239,15 @@ def simulate(
                     ahead -= nbytes
                 late += max(0, fetched[number] - now)
                 now = time + late
+        asked_so_far += 1
+        next_ns = asks[min(asked_so_far, len(asks) - 1)]
         while cursor < len(order):
             following = order[cursor]
             size = saved[following].nbytes
             if following in leaving:
                 stays.add(following)
             else:
-                far = due[following] - time > look_ahead_ns
+                far = due[following] - next_ns > look_ahead_ns  # at the next chance it is early enough
                 if ahead and (ahead + size > look_ahead_bytes or far):
                     break
                 in_end = fetched[following] = max(in_end, now, left[following]) + link.in_ns(size)
