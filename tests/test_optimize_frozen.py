@@ -738,6 +738,116 @@ def test_quantised_weights_travel_in_their_own_bytes() -> None:
     assert torch.equal(y.grad, z.grad)  # pyright: ignore[reportArgumentType]
 
 
+class Two(torch.Tensor):
+    """A tensor that is made of two, as quantised ones are of values and scales."""
+
+    @staticmethod
+    def __new__(cls, a: torch.Tensor, b: torch.Tensor) -> Any:
+        return torch.Tensor._make_wrapper_subclass(cls, a.shape, dtype=a.dtype, device=a.device)  # pyright: ignore
+
+    def __init__(self, a: torch.Tensor, b: torch.Tensor) -> None:
+        self.a, self.b = a, b
+
+    def __tensor_flatten__(self) -> Any:
+        return ["a", "b"], None
+
+    @staticmethod
+    def __tensor_unflatten__(inner: Any, context: Any, size: Any, stride: Any) -> Any:
+        return Two(inner["a"], inner["b"])
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert func in (torch.ops.aten.detach.default, torch.ops.aten.alias.default), func
+        return Two(func(args[0].a), func(args[0].b))
+
+
+class SavesPair(torch.autograd.Function):
+    """Saves a weight that is made of two tensors, whole."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: Any) -> torch.Tensor:
+        ctx.save_for_backward(weight)
+        return x @ weight.a + x @ weight.b.t()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (weight,) = ctx.saved_tensors
+        return grads[0] @ weight.a.t() + grads[0] @ weight.b, None
+
+
+class Pair(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        whole: Any = Two(torch.randn(32, 32), torch.randn(32, 32))
+        self.weight = nn.Parameter(whole, requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return SavesPair.apply(x, self.weight) / 8
+
+
+def test_a_saved_weight_that_is_made_of_others_is_rebuilt() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(Pair() for _ in range(5)))
+
+    def input_gradient() -> torch.Tensor:
+        x = torch.linspace(0, 1, 64).view(2, 32).requires_grad_()
+        model(x).square().sum().backward()
+        assert x.grad is not None
+        return x.grad
+
+    expected = input_gradient()
+    with stream_frozen(model, device=ThreadedDevice()) as streamed:
+        for _ in range(2):
+            assert torch.equal(input_gradient(), expected)
+        assert streamed.report().streamed_bytes == 5 * 2 * 4096
+        assert streamed.report().device_bytes_max == 2 * 2 * 4096
+    assert torch.equal(input_gradient(), expected)
+
+
+class Nested(nn.Module):
+    """A layer with layers inside: its own weight is used before, between and after theirs."""
+
+    def __init__(self, inner: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(32, 32), requires_grad=False)
+        self.parts = nn.ModuleList([nn.Linear(32, 32, bias=False) for _ in range(inner)]).requires_grad_(
+            False
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for part in self.parts:
+            x = torch.tanh(part(x @ self.weight / 8) @ self.weight / 8)
+        return x
+
+
+def test_layers_inside_of_layers_travel_by_themselves() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(Nested(3) for _ in range(3)))
+    layers = [*model, *(part for each in model for part in each.parts)]  # pyright: ignore
+
+    def input_gradient() -> torch.Tensor:
+        x = torch.linspace(0, 1, 64).view(2, 32).requires_grad_()
+        with NoHost():
+            model(x).square().sum().backward()
+        assert x.grad is not None
+        return x.grad
+
+    expected = input_gradient()
+    with stream_frozen(model, device=ThreadedDevice(), layers=layers) as streamed:
+        for _ in range(3):
+            assert torch.equal(input_gradient(), expected)
+        assert streamed.report().layers_streamed == 12 and streamed.report().slots == 2
+    deeper = [model, *layers]
+    model.register_parameter("extra", nn.Parameter(torch.zeros(3, 3), requires_grad=False))
+    with (
+        stream_frozen(model, device=ThreadedDevice(), layers=deeper),
+        pytest.raises(Refused, match="2 layers run inside one another, and there are 2 slots"),
+    ):
+        input_gradient()
+    with stream_frozen(model, device=ThreadedDevice(), layers=deeper, look_ahead=2):
+        assert torch.equal(input_gradient(), expected)
+
+
 # Refusals
 
 
@@ -747,7 +857,11 @@ def test_too_small_a_budget_says_the_smallest_that_works() -> None:
     assert "each of 2 slots takes 43.5 KiB for 'blocks.0'" in refused.value.reason
     smallest = int(refused.value.hint.split()[5])
     assert smallest == 2 * LAYER + 33 * 4  # the head stays
-    stream_frozen(adapted(), smallest, device=ThreadedDevice()).close()
+    for resident in (smallest, None):  # without one, the least that works
+        with stream_frozen(adapted(), resident, device=ThreadedDevice()) as streamed:
+            report = streamed.report()
+            assert (report.device_bytes_max, report.budget_bytes) == (smallest, smallest)
+            assert report.layers_streamed == 6
 
 
 class DTensor:

@@ -49,7 +49,7 @@ def _steps(technique: str) -> None:
             undo.enter_context(optimize.checkpoint(model, keep=()))
         if technique == "stream_frozen":
             model.model.requires_grad_(False)
-            undo.enter_context(optimize.stream_frozen(model, resident=0))
+            undo.enter_context(optimize.stream_frozen(model))
         else:
             undo.enter_context(optimize.offload(model, plan="everything", threshold=256))
         step = trained(model, setting.batch(256, model.config.vocab_size))

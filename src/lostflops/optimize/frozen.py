@@ -23,7 +23,7 @@ from lostflops.optimize.streaming import TRAINING, Streaming
 
 def stream_frozen(
     model: torch.nn.Module,
-    resident: int | str,
+    resident: int | str | None = None,
     *,
     device: Device | torch.device | str | None = None,
     link: Mapping[str, Any] | None = None,
@@ -33,8 +33,9 @@ def stream_frozen(
     """Streams the model's frozen weights until `close`, or the end of a `with`. Same results, bit by bit.
 
     `resident`: what frozen weights may take on the device, at most: those that stay, and `look_ahead` + 1
-    slots of the largest layer that travels. As many layers stay as fit, evenly between those that travel.
-    Weights outside of the layers, such as embeddings, stay, and so does everything that is trained.
+    slots of the largest layer that travels; without it, the least that works. As many layers stay as fit,
+    evenly between those that travel. Weights outside of the layers, such as embeddings, stay, and so does
+    everything that is trained.
 
     The model may lie on the GPU, or on the CPU when it does not fit: then `device` says which GPU (the
     current one), whatever does not travel is moved there, and back on leaving. Host memory of the size of the

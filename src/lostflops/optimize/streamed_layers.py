@@ -196,28 +196,30 @@ def _overlapping(model: torch.nn.Module) -> set[int]:
 
 
 def placed(
-    layers: Sequence[Layer], outside: int, budget: int, look_ahead: int, budget_name: str
+    layers: Sequence[Layer], outside: int, budget: int | None, look_ahead: int, budget_name: str
 ) -> Placement:
-    """The fewest layers that must travel, evenly between those that stay. Refuses what cannot fit."""
+    """The fewest layers that must travel, evenly between those that stay; without a budget, all that can."""
     slots = look_ahead + 1
     if look_ahead < 1:
         raise Refused(f"look_ahead={look_ahead} hides nothing", "1 copies a layer while another computes")
-    smallest: int | None = None
+    places: list[Placement] = []
     for travelling in (0, *range(slots + 1, len(layers) + 1)):
         chosen = {(2 * i + 1) * len(layers) // (2 * travelling) for i in range(travelling)}
         go = tuple(layer for number, layer in enumerate(layers) if number in chosen)
         stay = tuple(layer for number, layer in enumerate(layers) if number not in chosen)
         slot = max((layer.nbytes for layer in go), default=0)
         resident = outside + sum(leaf.nbytes for layer in stay for leaf in layer.leaves)
-        place = Placement(go, stay, slots if go else 0, slot, resident)
-        if place.device_bytes <= budget:
-            return place
-        smallest = place.device_bytes if smallest is None else min(smallest, place.device_bytes)
+        places.append(Placement(go, stay, slots if go else 0, slot, resident))
+        if budget is not None and places[-1].device_bytes <= budget:
+            return places[-1]
+    smallest = min(places, key=lambda place: place.device_bytes)
+    if budget is None:
+        return smallest
     largest = max(layers, key=lambda layer: layer.nbytes)
     raise Refused(
         f"{budget_name} of {written(budget)} is too small: {written(outside)} of weights are outside of the "
         f"layers, and each of {slots} slots takes {written(largest.nbytes)} for '{largest.name}'",
-        f"the smallest that works is {smallest} bytes ({written(cast('int', smallest))})",
+        f"the smallest that works is {smallest.device_bytes} bytes ({written(smallest.device_bytes)})",
     )
 
 

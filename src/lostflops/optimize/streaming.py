@@ -58,7 +58,7 @@ class Streaming:
         self,
         model: torch.nn.Module,
         technique: Technique,
-        budget: int | str,
+        budget: int | str | None,
         device: Device | torch.device | str | None,
         link: Mapping[str, Any] | None,
         layers: Iterable[torch.nn.Module] | None,
@@ -66,12 +66,13 @@ class Streaming:
     ) -> None:
         self.model = model
         self._technique = technique
-        self._budget = bytes_of(budget)
         self._device = _device(model, device)
         self._link = rate(link, "host_to_device") if link is not None else None
         _check(model, self._device)
         found, outside = layers_of(model, layers, technique.frozen_only)
-        self.placement = placed(found, outside, self._budget, look_ahead, technique.budget_name)
+        given = None if budget is None else bytes_of(budget)
+        self.placement = placed(found, outside, given, look_ahead, technique.budget_name)
+        self._budget = self.placement.device_bytes if given is None else given
         self._travelling = list(self.placement.travelling)
         self._forwards = Forwards()
         self._undo: list[Callable[[], None]] = []

@@ -29,7 +29,7 @@ FLOPS = 450e12  # per second that whole layers of 16-bit products sustain; assum
 
 def stream_weights(
     model: torch.nn.Module,
-    budget: int | str,
+    budget: int | str | None = None,
     *,
     device: Device | torch.device | str | None = None,
     link: Mapping[str, Any] | None = None,
@@ -38,10 +38,10 @@ def stream_weights(
 ) -> Streaming:
     """Streams the model's weights until `close`, or the end of a `with`. Same results, bit by bit.
 
-    `budget`: what weights and buffers may take on the device, at most, as in `stream_frozen`; the KV cache
-    and the activations come on top. Nothing can be trained meanwhile: run it under `torch.no_grad()`, as
-    `generate` does. The slots stay where they are on the device. Modules that are called or not (experts,
-    given as `layers`) are fetched when they are called, which is counted.
+    `budget`: what weights and buffers may take on the device, at most, as in `stream_frozen`, and without
+    it the least that works; the KV cache and the activations come on top. Nothing can be trained meanwhile:
+    run it under `torch.no_grad()`, as `generate` does. The slots stay where they are on the device. Modules
+    that are called or not (experts, given as `layers`) are fetched when they are called, which is counted.
 
     Raises `Refused` as `stream_frozen` does. Not verified on a GPU yet.
     """
