@@ -175,7 +175,7 @@ def test_copies_back_are_queued_in_the_learned_order_as_far_ahead_as_allowed() -
 
 
 def test_what_would_be_late_at_the_next_chance_is_fetched_now() -> None:
-    """The second is due 5 ns after the first is asked for, and needs 8: it is fetched with the third, 1 ms before."""
+    """The 100 are due 5 ns after the 200, and need 8: they are fetched a millisecond before."""
     device, schedule, microbatch = scripted(Limits(look_ahead_bytes=10**6, look_ahead_ns=8))
     handles = [sent(schedule, microbatch, n) for n in (50, 100, 200, 300)]
     device.done.add("out")
