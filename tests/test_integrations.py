@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -248,6 +249,18 @@ def test_the_boot_shims_log_is_not_doubled(tmp_path: Path) -> None:
     (trace,) = run.run.glob("node-*/window-*.json.gz")
     names = gzip.decompress(trace.read_bytes()).decode()
     assert '"lostflops:training:forward"' in names and '"lostflops:training:step"' in names
+
+
+def test_only_a_recorder_that_records_keeps_us_from_logging(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SimpleNamespace(CLOCK=SimpleNamespace(on=True))
+    monkeypatch.setitem(sys.modules, "lostflops_boot.clock", clock)
+    Steps(tmp_path).stop()
+    assert not (tmp_path / "lostflops").exists()
+    clock.CLOCK.on = False  # it has met a fault and stopped
+    Steps(tmp_path).stop()
+    assert log_of(tmp_path)[-1]["kind"] == "end"
 
 
 # --- Hugging Face Trainer ---

@@ -74,6 +74,7 @@ class _Watching:
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
         steps = self._training.steps
         if steps is not None:
+            steps.end("optimizer")  # of a loop that steps several optimizers by hand
             steps.end("forward")
             steps.passed_backward()
             steps.begin("backward")
