@@ -564,6 +564,48 @@ def test_the_engine_is_left_without_a_trace_also_by_an_exception() -> None:
     assert engine.report().out.bytes > 0
 
 
+def test_a_backward_that_breaks_off_teaches_nothing() -> None:
+    model, batch = tiny_models.transformer(), tiny_models.transformer_batch()
+    expected = step(model, batch)
+
+    def stop(gradient: torch.Tensor) -> None:
+        raise ValueError("half-way")
+
+    engine = everything(model, plan=None)
+    handle = model.blocks[2].norm.weight.register_hook(stop)
+    with pytest.raises(ValueError, match="half-way"), engine:
+        loss_of(model, batch).backward()
+    handle.remove()
+    model.zero_grad()
+    with engine:
+        for _ in range(3):
+            assert same(step(model, batch), expected)
+    assert engine._learned is not None
+    assert all(one.asked_ns is not None for one in engine._learned.saved)
+    assert engine.report().out.bytes > 0
+
+
+def test_microbatches_that_save_differently_are_right_and_told() -> None:
+    model = tiny_models.transformer()
+    x = tiny_models.transformer_batch()
+    whole = step(model, x)
+
+    def first_block() -> dict[str, torch.Tensor]:
+        model.blocks[0](x).square().mean().backward()
+        found = gradients(model)
+        model.zero_grad()
+        return found
+
+    part = first_block()
+    with everything(model) as engine:
+        for _ in range(2):
+            assert same(step(model, x), whole)
+            assert same(first_block(), part)
+    report = engine.report()
+    assert report.microbatches == 4
+    assert any("do not all save the same" in note for note in report.notes)
+
+
 def test_who_claims_a_tensor_gets_it_before_the_engine() -> None:
     model, batch = tiny_models.mlp(), tiny_models.mlp_batch()
     expected = step(model, batch)

@@ -265,9 +265,11 @@ class Engine:
         assert stack is not None
         stack.close()
         self._paths = None
-        if kind is None:
-            with self._lock:
+        with self._lock:
+            if kind is None:
                 self._end()
+            else:
+                self._now = None  # a backward that broke off teaches nothing
 
     def _refuse_here(self) -> None:
         if _entered:
@@ -630,6 +632,9 @@ class Engine:
                 self._learned = replace(learned, order=list(now.asked))
         elif now.entries:
             self._notes["microbatches do not all save the same: some copies are not foreseen"] = None
+            if self._to_watch and self._selection is not None:
+                self._to_watch = 0
+                self._resting = not self._selection.bytes_out
 
     def _learn(self, now: Watched) -> None:
         schedule = self._schedule
