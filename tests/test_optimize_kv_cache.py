@@ -889,6 +889,28 @@ def test_what_cannot_be_cut_at_a_token_is_refused_by_name(llama: Any) -> None:
         cache.suspend("a", DynamicCache(), [1])
 
 
+def test_layers_that_do_not_belong_together_are_refused() -> None:
+    def cache_of(*layers: tuple[int, int]) -> Any:
+        """Of so many tokens and such windows."""
+        rows = [made_up(list(range(n)), 1)[0] for n, _ in layers]
+        shapes = [LayerShape(HEADS, SIZE, VALUE, "float32", window) for _, window in layers]
+        made = [(shape, *pair) for shape, pair in zip(shapes, rows, strict=True)]
+        return kv_past.cache_of(made, layers[0][0])
+
+    uneven = made_up([1, 2, 3])[:1] + made_up([1, 2])[1:]
+    for past, said in (
+        (cache_of((5, 0), (4, 0)), "have seen 4, 5 tokens"),
+        (cache_of((5, 8), (5, 16)), "windows of 8 and 16"),
+        (uneven, "2, 3"),
+        ([made_up([1, 2])[0][0]], "no pair"),
+        ([(k[0], v[0]) for k, v in made_up([1, 2])], "no pair"),
+        ([(k, v.half()) for k, v in made_up([1, 2])], "belong together"),
+        ([(k.to("meta"), v) for k, v in made_up([1], 1)] + made_up([1], 1), "lie on cpu and meta"),
+    ):
+        with pytest.raises(Refused, match=said):
+            small().suspend("a", past, [1, 2, 3, 4, 5])
+
+
 def test_a_batch_of_dialogues_is_refused(llama: Any) -> None:
     ids, cache = torch.cat([questions(1, 6), questions(2, 6)]), for_model()
     past = llama(ids, use_cache=True).past_key_values

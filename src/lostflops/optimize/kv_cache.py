@@ -53,8 +53,8 @@ class Suspended:
 class DialogueCache:
     """Keys and values of dialogues in at most `host` bytes of host memory.
 
-    The memory is taken at the first suspend, at once and exactly, and never again: on CUDA, pinning takes a
-    few tenths of a second per GiB. `block_tokens`: tokens that are stored and shared together; by default so
+    The memory is taken at the first suspend, at once and exactly, and never again; on CUDA it is pinned,
+    which makes that suspend slow. `block_tokens`: tokens that are stored and shared together; by default so
     many that one layer's are 1 MiB (16 to 512). `model`: refuses anything of another model, of other weights
     or with other adapters; or a name for it, where weights cannot be read. `device`: by default that of the
     first cache. `verify` compares checksums of every row at each resume, and waits for it.

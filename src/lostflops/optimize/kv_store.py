@@ -1,10 +1,8 @@
 """Rows on their way between device and host memory: slots, two copy streams, and who waits for whom.
 
-| what | waits for |
-| a store | the compute that gathers its rows, and the loads that still read its slot |
-| a load | the store that filled its slot, and the compute that may still write where it goes |
-| a layer's compute | its load, when the layer is first touched |
-| staging, beyond its allowance | the oldest store |
+- A store waits for the compute that gathers its rows, and for loads that still read its slot.
+- A load waits for the store that filled its slot, and for compute that may still write where it goes.
+- Compute waits for a layer's load when the layer is first touched, and for stores when staging is full.
 
 Each stream runs in order, so its latest event implies its earlier ones. The host waits for nothing.
 """
@@ -121,7 +119,6 @@ class Store:
         for placed in plan.copies:
             block = placed.block
             if placed.first == 0:
-                block.absent = 0
                 self._slots[block.slot].sums = self._no_sums() if self.verify else None
             if self.layout.window and gone > block.start + placed.first:
                 block.absent = min(gone - block.start, placed.last)
