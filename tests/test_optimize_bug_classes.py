@@ -357,22 +357,23 @@ class Counting(ThreadedDevice):
 
 
 def test_15_no_host_memory_is_asked_for_after_the_second_step() -> None:
-    build, step = CASES["full fine-tune"]
-    naive, model, device = Counting(), build(), Counting()
-    with saved_tensors_hooks(lambda t: (naive.host_memory(t.numel()), t)[1].detach(), lambda t: t):
-        trained(model, step, 2)
-    after_two = naive.allocations
-    with saved_tensors_hooks(lambda t: (naive.host_memory(t.numel()), t)[1].detach(), lambda t: t):
-        trained(model, step, 1)
-    assert naive.allocations > after_two
+    model, batch = tiny_models.mlp(), tiny_models.mlp_batch()
+    naive, device = Counting(), Counting()
+    counts: list[int] = []
+    for _ in range(3):
+        with saved_tensors_hooks(lambda t: (naive.host_memory(t.numel()), t)[1].detach(), lambda t: t):
+            loss_of(model, batch).backward()
+        counts.append(naive.allocations)
+    assert counts[0] < counts[1] < counts[2]
+    counts.clear()
     with everything(model, device=device) as engine:
-        trained(model, step, 2)
-        after_two, moved = device.allocations, engine.report().out.bytes
-        trained(model, step, 2)
-        assert device.allocations == after_two
+        for _ in range(4):
+            loss_of(model, batch).backward()
+            counts.append(device.allocations)
     report = engine.report()
-    assert report.out.bytes > moved
+    assert 0 < counts[1] == counts[2] == counts[3]
     assert report.host_allocations_after_warm_up == 0
+    assert report.out.copies >= 4
 
 
 # 16
@@ -435,19 +436,15 @@ def test_18_no_copy_goes_through_pageable_memory_unnoticed() -> None:
 # 19
 
 
-def test_19_compiled_layers_are_right_and_what_is_traced_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_19_what_is_traced_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled layers inside of the engine are among the gradients' cases."""
+    assert "compiled" in CASES
     model, batch = tiny_models.mlp(), tiny_models.mlp_batch()
     with everything(model):
         monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
         with pytest.raises(Refused, match="traced"):
             loss_of(model, batch)
         monkeypatch.undo()
-    build, step = CASES["compiled"]
-    model = build()
-    with everything(model) as engine:
-        found = trained(model, step, 3)
-    assert differences(expected("compiled"), found) == []
-    assert engine.report().into.bytes > 0
 
 
 # 20

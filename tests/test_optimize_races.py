@@ -331,11 +331,10 @@ def clocked(device: ClockDevice, plan: str | None, case: str) -> tuple[Any, floa
     return found, 1 - stalled / copied, hidden_in_the_ledger(device, begin, end)
 
 
-LINKS = [(0.05, 0.05), (0.1, 0.3), (0.2, 0.2), (1.0, 1.0)]
-
-
-@pytest.mark.parametrize("plan", ["everything", None])
-@pytest.mark.parametrize("link", LINKS)
+@pytest.mark.parametrize(
+    ("link", "plan"),
+    [((0.05, 0.05), "everything"), ((0.1, 0.3), None), ((0.2, 0.2), "everything"), ((1.0, 1.0), None)],
+)
 def test_the_hidden_share_is_the_ledgers_within_two_points(
     link: tuple[float, float], plan: str | None
 ) -> None:
