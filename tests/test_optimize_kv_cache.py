@@ -560,6 +560,19 @@ def test_it_finds_one_without_the_waits_of_a_kind(monkeypatch: pytest.MonkeyPatc
     assert not device.disagreements
 
 
+def test_another_stream_may_touch_a_layer_and_drop_it() -> None:
+    device, tokens = RaceDevice(), list(range(7))
+    with device:
+        cache = small(device=device)
+        cache.suspend("a", made_up(tokens), tokens)
+        past = cache.resume("a")
+        device.switch(device.new_stream())
+        assert all(layer.keys is not None for layer in past.layers)
+        del past  # into the memory of the first stream, which has not waited for the load
+        cache.flush()
+    assert device.races == []
+
+
 @pytest.mark.parametrize("name", ["llama", "mistral"])
 def test_a_model_generates_without_a_race(request: Any, name: str) -> None:
     model, device = request.getfixturevalue(name), RaceDevice()
@@ -1098,6 +1111,7 @@ def test_dialogues_outlive_the_process(tmp_path: Path) -> None:
     assert cache.dialogues == {"a": 6, "b": 5, "c": 1}
     assert same(cache.resume("a", plain=True), [0, 1, 2, 3, 4, 5])
     assert same(cache.resume(tokens=[0, 1, 2, 3, 9, 9], plain=True), [0, 1, 2, 3, 9])
+    assert cache.report().verified_bytes == cache.report().restored_bytes
     grown = [0, 1, 2, 3, 9, 10, 11, 12, 13]
     assert cache.suspend("b", made_up(grown), grown).copied_tokens == 4
     assert same(cache.resume("b", plain=True), grown)
