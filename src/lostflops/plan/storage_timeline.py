@@ -8,8 +8,9 @@ stands still while compute waits: so the step can be played again with other wai
 The rules are those of `lostflops.optimize.offload`. A copy out is queued when its storage is saved; if more
 than `in_flight_bytes` are then on their way, compute waits for the oldest, never for the newest. Once the
 backward begins, what has not left yet stays. After each request of the backward copies in are queued, in the
-order of the requests to come: of those no more than `look_ahead_ns` of compute away and `look_ahead_bytes`
-together, and always one. What compute does not wait for is hidden. Contention for memory is not modelled.
+order of the requests to come: of those no more than `look_ahead_ns` of compute after the next and
+`look_ahead_bytes` together, and always one; the distance counts from the next request, the next chance. What
+compute does not wait for is hidden. Contention for memory is not modelled.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ class Storage:
     bytes: int
     saved: int
     asked: int | None
+    own: bool = False  # the model's: nothing that could move
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,11 @@ class Copies:
 
     def out_ns(self, size: int) -> int:
         return self.launch_ns + round(1e9 * size / self.out)
+
+    @property
+    def least_bytes(self) -> int:
+        """Below this the start of a copy takes longer than its bytes: they stay, as in the engine."""
+        return round(self.launch_ns * self.out / 1e9)
 
     def in_ns(self, size: int) -> int:
         return self.launch_ns + round(1e9 * size / self.into)
@@ -195,8 +202,10 @@ class _Run:
         )
         order = [(at, -negative) for at, negative in asked if -negative in self.out_ends]
         cursor = ahead = 0
-        for at, negative in asked:
+        for place, (at, negative) in enumerate(asked):
             number = -negative
+            # The engine's next chance to fetch is the next request: what would be late then goes now.
+            next_at = at if self.limits.as_layers else asked[min(place + 1, len(asked) - 1)][0]
             if not self.limits.as_layers:
                 self._settle(at, waiting=True)
                 self._stay()
@@ -217,12 +226,17 @@ class _Run:
                 if due >= at and leaves and wanted != number and wanted not in self.in_ends:
                     most = self.limits.look_ahead_bytes
                     if (ahead or self.limits.as_layers) and (
-                        due - at > self.limits.look_ahead_ns or (most is not None and ahead + size > most)
+                        due - next_at > self.limits.look_ahead_ns
+                        or (most is not None and ahead + size > most)
                     ):
                         break
                     self._fetch(wanted, at)
                     ahead += size
                 cursor += 1
+
+    def _might_move(self, number: int) -> bool:
+        storage = self.step.storages[number]
+        return not storage.own and storage.bytes >= self.link.least_bytes
 
     def _stay(self) -> None:
         """What has not left when the backward begins is not let go."""
