@@ -219,10 +219,26 @@ def test_9_memory_at_the_same_address_is_not_the_same_memory() -> None:
             wrong, again = many_saves(model)
         went_wrong |= again and not torch.equal(right, wrong)
     assert went_wrong
+    kept = all_terms(model)
     with everything(model):
         for _ in range(5):
             found, _ = many_saves(model)
             assert torch.equal(found, right)
+            assert torch.equal(all_terms(model), kept)
+
+
+def all_terms(model: nn.Module) -> torch.Tensor:
+    """The same with all terms in the loss: the engine lets go of each storage, and is asked for it later."""
+    weight = next(model.parameters())
+    weight.grad = None
+    loss = torch.zeros(())
+    for number in range(30):
+        term = (weight * torch.linspace(0.5, 2, 4096) + number).sin()
+        loss = loss + (term * term).sum()
+        del term
+    loss.backward()
+    assert weight.grad is not None
+    return weight.grad
 
 
 # 10
