@@ -130,6 +130,16 @@ def test_a_forward_that_somebody_replaced_before_is_run_and_put_back() -> None:
     assert block.forward is twice
 
 
+def test_undone_under_a_forward_that_somebody_put_over_it_nothing_is_recomputed() -> None:
+    model, batch = case("plain torch")
+    checkpointed = optimize.checkpoint(model, keep=())
+    ours = model.blocks[1].forward
+    model.blocks[1].forward = theirs = lambda x: ours(x)
+    checkpointed.undo()
+    gradients_of(model, batch)
+    assert model.blocks[1].forward is theirs and checkpointed.forwards == 0
+
+
 def test_a_copy_of_the_model_runs_its_own_layers() -> None:
     model, batch = case("plain torch")
     with optimize.checkpoint(model, keep=()):
