@@ -156,8 +156,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", help="configurations whose name has this in it")
-    parser.add_argument("--blocks", type=int, default=2, help="profiles, and turns of each way to run")
-    parser.add_argument("--steps", type=int, default=2, help="of a turn, after those that warm up")
+    parser.add_argument("--rounds", type=int, default=5, help="profiles, and steps of each way to run")
     parser.add_argument("--wall", action="store_true", help="on the wall clock")
     parser.add_argument("--json", help="the raw records, to a file")
     given = parser.parse_args()
@@ -166,9 +165,7 @@ def main() -> int:
     found: list[Outcome] = []
     for one in configurations():
         if given.only is None or given.only in one.name:
-            found.append(
-                outcome(one, ThrottledDevice if given.wall else CpuTimeDevice, given.blocks, given.steps)
-            )
+            found.append(outcome(one, ThrottledDevice if given.wall else CpuTimeDevice, given.rounds))
             print("  ".join(line(found[-1])), flush=True)
             if given.json:
                 _write(Path(given.json), found)

@@ -44,7 +44,7 @@ class Configuration:
 
 @dataclass
 class Outcome:
-    """`plan` is the record, with what was predicted; `measured` has the blocks that ran."""
+    """`plan` is the record, with what was predicted; `measured` has each way that ran."""
 
     name: str
     plan: dict[str, Any]
@@ -55,13 +55,16 @@ class Outcome:
         return self.plan["refused"]
 
     def step_ns(self, which: str) -> int:
-        return int(median(t for block in self.measured if block["as"] == which for t in block["steps_ns"]))
+        return int(median(self._of(which)["steps_ns"]))
 
     def peak_bytes(self, which: str) -> int:
-        return max(block["peak_bytes"] for block in self.measured if block["as"] == which)
+        return self._of(which)["peak_bytes"]
 
     def moved_bytes(self) -> int:
-        return max((block["moved_bytes"] for block in self.measured), default=0)
+        return self._of("planned")["moved_bytes"]
+
+    def _of(self, which: str) -> dict[str, Any]:
+        return next(ran for ran in self.measured if ran["as"] == which)
 
     def errors(self, which: str) -> tuple[float, float]:
         """Of the step and of the peak: predicted over measured, less one."""
@@ -190,10 +193,8 @@ def profiled(model: Any, batch: Any, device: Any) -> saved_profile.Profile:
     return msgspec.convert(record, saved_profile.Profile)
 
 
-def outcome(
-    configuration: Configuration, make: Callable[[Configuration], Any], blocks: int = 1, steps: int = 1
-) -> Outcome:
-    """Planned from a first profile; then profiled, run as it is and run as planned, in turns.
+def outcome(configuration: Configuration, make: Callable[[Configuration], Any], rounds: int = 1) -> Outcome:
+    """Planned from a first profile; then profiled, run as it is and run as planned, a step each in turns.
 
     The prediction is the plan's for the profile of median time: so it has met the same machine as the steps.
     """
@@ -207,13 +208,19 @@ def outcome(
         budget = int(c.budget * profiles[0].peak_bytes)
         planned = offload_plan.plan(profiles[0], budget, link, may=(c.does,))
         result = Outcome(c.name, offload_plan.record(planned))
-        for block in range(blocks):
-            if block:
+        ways = [_Way("without", model, batch, make(c))]
+        if not result.refused:
+            ways.append(_Way("planned", model, batch, make(c), result.plan))
+        for way in ways:
+            way.run(WARM_UP if way.plan else 1)
+        times: dict[str, list[int]] = {way.name: [] for way in ways}
+        for number in range(rounds):
+            if number:
                 profiles.append(profiled(model, batch, make(c)))
-            for name, plan in (("without", None), ("planned", result.plan)):
-                if plan is None or not result.refused:
-                    ran = _block(model, batch, make(c), plan, steps)
-                    result.measured.append(ran | {"block": block, "as": name})
+            for way in ways:
+                times[way.name] += way.run(1)
+        for way in ways:
+            result.measured.append({"as": way.name, "steps_ns": times[way.name], **way.memory()})
     typical = sorted(profiles, key=lambda p: p.forward_ns + p.backward_ns)[(len(profiles) - 1) // 2]
     again = offload_plan.Planning(typical, link, may=(c.does,))
     chosen = again.played(planned.chosen.mix, planned.chosen.limits)
@@ -221,38 +228,52 @@ def outcome(
     return result
 
 
-def _block(model: Any, batch: Any, device: Any, plan: dict[str, Any] | None, steps: int) -> dict[str, Any]:
-    """Nanoseconds of steps, and bytes of one more, as watching every operator takes time."""
-    own = [*model.parameters(), *model.buffers()]
-    times: list[int] = []
-    with _following(model, plan, device) as engine:
-        warm_up = WARM_UP if plan else 1
-        for number in range(warm_up + steps):
-            _settle(model)
-            begin = device.record(device.current_stream())
-            _step(model, batch)
-            end = device.record(device.current_stream())
-            device.synchronize(end)
-            times += [device.elapsed(begin, end)] if number >= warm_up else []
-        _settle(model)
-        with peak.measured("cpu", own) as meter:
-            _step(model, batch)
-        moved = engine.report().out.bytes if engine is not None else 0
-    return {"steps_ns": times, "peak_bytes": meter.peak_bytes, "moved_bytes": moved}
+class _Way:
+    """To run steps: as they are, or as a plan says."""
 
-
-@contextmanager
-def _following(model: Any, plan: dict[str, Any] | None, device: Any) -> Iterator[Any]:
-    with ExitStack() as stack:
-        if isinstance(device, ClockDevice):
-            stack.enter_context(device)
-        if plan and "recompute" in plan["classes"].values():
-            stack.enter_context(optimize.checkpoint(model, plan=plan))
-        elif plan:
+    def __init__(
+        self, name: str, model: Any, batch: Any, device: Any, plan: dict[str, Any] | None = None
+    ) -> None:
+        self.name, self.model, self.batch, self.device, self.plan = name, model, batch, device, plan
+        self.engine: Any = None
+        if plan and "recompute" not in plan["classes"].values():
             least = plan["threshold_bytes"]
-            yield stack.enter_context(optimize.offload(model, plan=plan, device=device, threshold=least))
-            return
-        yield None
+            self.engine = optimize.offload(model, plan=plan, device=device, threshold=least)
+
+    @contextmanager
+    def _entered(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            if isinstance(self.device, ClockDevice):
+                stack.enter_context(self.device)
+            if self.engine is not None:
+                stack.enter_context(self.engine)
+            elif self.plan:
+                stack.enter_context(optimize.checkpoint(self.model, plan=self.plan))
+            yield
+
+    def run(self, steps: int) -> list[int]:
+        """The nanoseconds of each."""
+        times: list[int] = []
+        device = self.device
+        with self._entered():
+            for _ in range(steps):
+                _settle(self.model)
+                begin = device.record(device.current_stream())
+                _step(self.model, self.batch)
+                end = device.record(device.current_stream())
+                device.synchronize(end)
+                times.append(device.elapsed(begin, end))
+        return times
+
+    def memory(self) -> dict[str, int]:
+        """Of a step of its own, as watching every operator takes time."""
+        own = [*self.model.parameters(), *self.model.buffers()]
+        with self._entered():
+            _settle(self.model)
+            with peak.measured("cpu", own) as meter:
+                _step(self.model, self.batch)
+        moved = 0 if self.engine is None else self.engine.report().out.bytes
+        return {"peak_bytes": meter.peak_bytes, "moved_bytes": moved}
 
 
 def _settle(model: Any) -> None:

@@ -27,6 +27,7 @@ Decision: TypeAlias = Literal["keep", "offload", "recompute"]
 
 MOST_CLASSES = 24  # that are decided about; the others are kept
 MOST_MODULES = 8  # that are thought of to be computed again
+MOST_NAMED = 64  # modules of a profile that are looked at
 MOST_PLAYED = 3_000_000  # storages, over all plans: some ten seconds
 FEWEST_SHARE = 0.005  # of what is saved, below which a class is not worth deciding about
 
@@ -143,7 +144,7 @@ class Planning:
         self.step = recorded(profile)
         self.rows = profile.in_order
         self.copies = Copies(link.out, link.into, link.latency_ns)
-        self.kept = [_kept_because(row, least_bytes(link)) for row in self.rows]
+        self.kept = [_kept_because(row, self.copies.least_bytes) for row in self.rows]
         self.classes = self._classes()
         self.modules = _modules(self.rows) if "recompute" in may else ()
         self.without = play(self.step, self.copies)
@@ -331,11 +332,6 @@ class Planning:
         yield f"the step gets {longer:.1%} longer" if longer >= 0.0005 else "the step does not get longer"
 
 
-def least_bytes(link: Link) -> int:
-    """Below this the start of a copy takes longer than its bytes: they stay, as in the engine."""
-    return round(link.latency_ns * link.out / 1e9)
-
-
 def free_bytes(step: Recorded, link: Link) -> int:
     """What can travel at most without making the step longer."""
     return int(min(link.out * step.forward, link.into * step.backward) / 1e9)
@@ -379,7 +375,8 @@ def _modules(rows: Sequence[Row]) -> tuple[Module, ...]:
         freed = sum(rows[number].bytes for one in again for number in one.storages)
         if freed:
             found.append(Module(name, again, freed))
-    return tuple(sorted(found, key=lambda m: (m.ns / m.freed_bytes, m.name)))
+    largest = sorted(found, key=lambda m: (-m.freed_bytes, m.name))[:MOST_NAMED]  # no part before its whole
+    return tuple(sorted(largest, key=lambda m: (m.ns / m.freed_bytes, m.name)))
 
 
 def _own(rows: Sequence[Row], own: Sequence[int], after: Sequence[int]) -> list[int]:
@@ -437,7 +434,7 @@ def record(found: OffloadPlan) -> dict[str, Any]:
         "host_memory_bytes": found.host_memory_bytes,
         "link": found.link.name,
         "classes": {entry.name: entry.decision for entry in found.classes},
-        "threshold_bytes": least_bytes(found.link),
+        "threshold_bytes": Copies(found.link.out, found.link.into, found.link.latency_ns).least_bytes,
         "in_flight_bytes": found.chosen.limits.in_flight_bytes,
         "look_ahead_ns": found.chosen.limits.look_ahead_ns,
         "look_ahead_bytes": found.chosen.limits.look_ahead_bytes or 0,

@@ -16,7 +16,7 @@ from .storage_timeline import Recorded, Storage
 Bytes = Annotated[int, msgspec.Meta(ge=0, le=1 << 50)]
 Nanoseconds = Annotated[int, msgspec.Meta(ge=0, le=10**14)]  # a step of at most a day
 Name = Annotated[str, msgspec.Meta(max_length=2000)]
-MOST_ROWS = 200_000
+MOST_ROWS = 30_000
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -105,7 +105,10 @@ def _wrong(profile: Profile) -> str:
 
 def recorded(profile: Profile) -> Recorded:
     """The step for the simulator."""
-    storages = [Storage(row.bytes, row.pack_ns, row.unpack_ns) for row in profile.in_order]
+    storages = [
+        Storage(row.bytes, row.pack_ns, row.unpack_ns, row.kept_reason is not None)
+        for row in profile.in_order
+    ]
     highs = profile.highs or _highs(profile, storages)
     return Recorded(profile.forward_ns, profile.backward_ns, storages, highs)
 

@@ -8,9 +8,9 @@ stands still while compute waits: so the step can be played again with other wai
 The rules are those of `lostflops.optimize.offload`. A copy out is queued when its storage is saved; if more
 than `in_flight_bytes` are then on their way, compute waits for the oldest, never for the newest. Once the
 backward begins, what has not left yet stays. After each request of the backward copies in are queued, in the
-order of the requests to come: of those no more than `look_ahead_ns` of compute after the next and
-`look_ahead_bytes` together, and always one; the distance counts from the next request, the next chance. What
-compute does not wait for is hidden. Contention for memory is not modelled.
+order of the requests to come: of those no more than `look_ahead_ns` of compute after the next one, and
+`look_ahead_bytes` together, and always one. What compute does not wait for is hidden. Contention for memory
+is not modelled.
 """
 
 from __future__ import annotations
@@ -202,10 +202,12 @@ class _Run:
         )
         order = [(at, -negative) for at, negative in asked if -negative in self.out_ends]
         cursor = ahead = 0
-        for place, (at, negative) in enumerate(asked):
+        chances = [at for at, negative in asked if self._might_move(-negative)]
+        for at, negative in asked:
             number = -negative
             # The engine's next chance to fetch is the next request: what would be late then goes now.
-            next_at = at if self.limits.as_layers else asked[min(place + 1, len(asked) - 1)][0]
+            following = bisect_right(chances, at)
+            next_at = at if self.limits.as_layers or following == len(chances) else chances[following]
             if not self.limits.as_layers:
                 self._settle(at, waiting=True)
                 self._stay()
