@@ -626,17 +626,28 @@ def test_the_state_is_whole_and_can_be_loaded() -> None:
 
 def test_values_given_through_data_count() -> None:
     model, other = adapted(), adapted()
-    for each in (model, other):
-        if each is model:
-            streamed = small(model)
-            steps(model, 1)
-        else:
-            steps(other, 1)
-        each.blocks[0].mlp[3].weight.data = each.blocks[0].mlp[3].weight.data * 2
-        each.blocks[1].mlp[3].weight.data.mul_(3)
-    streamed.refresh()
-    assert_same(steps(model, 1), steps(other, 1))
-    streamed.close()
+    with small(model) as streamed:
+        assert_same(steps(model, 1), steps(other, 1))
+        for each in (model, other):
+            each.blocks[0].mlp[3].weight.data = each.blocks[0].mlp[3].weight.data * 2
+        assert_same(steps(model, 1), steps(other, 1))
+        for each in (model, other):
+            each.blocks[1].mlp[3].weight.data.mul_(3)
+        streamed.refresh()
+        assert_same(steps(model, 1), steps(other, 1))
+
+
+def test_a_weight_written_while_its_layer_is_the_last_that_was_used_counts() -> None:
+    model = Routed()
+    model.order = [2]
+    x = tiny_models.transformer_batch()
+    with small(model), torch.no_grad():
+        before = model(x)
+        model.blocks[2].mlp[3].weight.mul_(2)
+        after = model(x)
+    assert not torch.equal(before, after)
+    with torch.no_grad():
+        assert torch.equal(model(x), after)
 
 
 def test_leaving_restores_everything_also_by_an_exception() -> None:
