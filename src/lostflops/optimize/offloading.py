@@ -548,8 +548,9 @@ class Engine:
             self._schedule.drop(handle)
             if not entry.handles:
                 key, microbatch = self._known.pop(entry)
-                if key in self._open and self._open[key][0] is entry:
-                    del self._open[key]
+                found = self._open.get(key)
+                if found is not None and found[0] is entry:
+                    self._open.pop(key, None)
                 microbatch.live -= 1
                 self._sums.pop(entry, None)
 
