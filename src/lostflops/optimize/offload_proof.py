@@ -14,7 +14,7 @@ import torch
 from lostflops.optimize import peak
 from lostflops.optimize.amounts import written
 from lostflops.optimize.refused import Refused
-from lostflops.optimize.saved import _as_it_was  # pyright: ignore[reportPrivateUsage]
+from lostflops.optimize.saved import as_it_was  # pyright: ignore[reportPrivateUsage]
 
 if TYPE_CHECKING:
     from lostflops.optimize.offloading import Engine
@@ -67,7 +67,7 @@ def prove(engine: Engine, step: Callable[[], Any], pairs: int) -> Proof:
         raise Refused("the engine is entered", "prove it before entering, or after leaving")
     begun = time.perf_counter_ns()
     device = engine.device.torch_device
-    with _as_it_was(engine.model, device) as rewind:
+    with as_it_was(engine.model, device) as rewind:
 
         def run(context: Any) -> tuple[int, Gradients]:
             rewind()

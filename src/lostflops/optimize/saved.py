@@ -47,7 +47,7 @@ def saved_tensors(model: torch.nn.Module, batch_or_closure: Any) -> dict[str, An
     """
     device = _device(model)
     run = batch_or_closure if callable(batch_or_closure) else lambda: _called(model, batch_or_closure)
-    with _as_it_was(model, device) as rewind:
+    with as_it_was(model, device) as rewind:
         first = _Pass(model, device, watched=True)
         first.run(run)
         rewind()
@@ -108,7 +108,7 @@ def _loss(output: Any) -> torch.Tensor:
 
 
 @contextmanager
-def _as_it_was(model: torch.nn.Module, device: torch.device) -> Generator[Callable[[], None]]:
+def as_it_was(model: torch.nn.Module, device: torch.device) -> Generator[Callable[[], None]]:
     """Puts gradients aside, and gives a function that restores buffers and random numbers."""
     parameters = list(model.parameters())
     gradients = [parameter.grad for parameter in parameters]
