@@ -14,7 +14,7 @@ import torch
 from lostflops.optimize import peak
 from lostflops.optimize.amounts import written
 from lostflops.optimize.refused import Refused
-from lostflops.optimize.saved import as_it_was  # pyright: ignore[reportPrivateUsage]
+from lostflops.optimize.saved import as_it_was
 
 if TYPE_CHECKING:
     from lostflops.optimize.offloading import Engine
