@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -79,14 +81,14 @@ def test_a_job_without_steps_is_asked_by_pytorch_and_may_end_meanwhile(tmp_path:
     # Without the guard at its end the process crashes: it ends in the middle of the window.
     script = """
 open('up', 'w').close()
-while not os.path.exists('stop'): model(torch.randn(4, 8))
+while not os.path.exists('stop'): model(torch.randn(4, 8)); time.sleep(.001)
 """
     run = tmp_path / "run"
     with running(tmp_path, script, "--on-demand") as job:
         until((tmp_path / "up").exists, job)
         (sockets,) = on_demand.folders(run)
-        ending = subprocess.Popen(["/bin/sh", "-c", f"sleep 3; touch {tmp_path / 'stop'}"])
-        answer = trigger.record(str(run), on_demand.Request(duration=4.0, steps=None), None, None)
+        ending = subprocess.Popen(["/bin/sh", "-c", f"sleep 4.5; touch {tmp_path / 'stop'}"])
+        answer = trigger.record(str(run), on_demand.Request(duration=3.0, steps=None), None, None)
         ending.wait()
         assert answer.lines == [f"recorded 1 process -> {run / 'on-demand'}"]
         _, said = job.communicate(timeout=60)
@@ -156,6 +158,59 @@ def test_questions_are_answered_once_and_only_by_processes_that_are_free(tmp_pat
     stale.close()
     with on_demand.Agent(folder):
         pass
+
+
+class Late(threading.Thread):
+    """A process whose profiler misses the first `misses` starts, and writes a trace at the next."""
+
+    def __init__(self, folder: Path, pid: int, misses: int) -> None:
+        super().__init__(daemon=True)
+        self.folder, self.pid, self.misses, self.starts = folder, pid, misses, list[float]()
+
+    def run(self) -> None:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as mine:
+            mine.bind(str(self.folder / f"client-{self.pid}"))
+            mine.settimeout(5)
+            question = on_demand.QUESTION.pack(3, 1, 0) + self.pid.to_bytes(4, "little")
+            message = on_demand.HEADER.pack(len(question), b"req") + question
+            while not (self.folder / "dynolog").exists():
+                time.sleep(0.01)
+            with suppress(OSError):  # the agent has ended
+                while True:
+                    mine.sendto(message, str(self.folder / "dynolog"))
+                    told = mine.recv(4096)[on_demand.HEADER.size :].decode()
+                    keys = dict(line.split("=", 1) for line in told.splitlines())
+                    if keys:
+                        answered = time.time()
+                        self.starts.append(int(keys["PROFILE_START_TIME"]) / 1000 - answered)
+                        trace = Path(keys["ACTIVITIES_LOG_FILE"].replace(".json", f"_{self.pid}.json"))
+                        trace.with_name(f"{trace.name}.tmp").touch()
+                        if len(self.starts) > self.misses:
+                            trace.with_name(f"{trace.name}.tmp").rename(trace)
+                    time.sleep(0.1)
+
+
+@pytest.mark.parametrize(("misses", "processes", "asked"), [(1, 1, [2]), (9, 1, [3]), (1, 2, [1, 1])])
+def test_a_start_that_pytorch_missed_is_asked_for_again(
+    tmp_path: Path, misses: int, processes: int, asked: list[int]
+) -> None:
+    """Of several processes it is only said: a later window would not be the one of the others."""
+    folder = tmp_path / "s"
+    folder.mkdir()
+    alive = [os.getpid(), os.getppid()][:processes]
+    clients = [Late(folder, pid, misses if pid == os.getpid() else 0) for pid in alive]
+    for client in clients:
+        client.start()
+    answer = on_demand.ask(folder, on_demand.Request(0.2, None), tmp_path / "out", lead=0.3)
+    assert [len(client.starts) for client in clients] == asked
+    assert all(start > on_demand.LOOK for client in clients for start in client.starts)
+    recorded = {client.pid for client in clients if len(client.starts) > client.misses}
+    assert set(answer.traces) == recorded
+    assert answer.lost == {
+        client.pid: "PyTorch missed the start of the window; ask again"
+        for client in clients
+        if client.pid not in recorded
+    }
 
 
 def test_nobody_asks(tmp_path: Path) -> None:

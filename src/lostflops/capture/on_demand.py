@@ -32,6 +32,8 @@ IDLE = 2
 ANSWERED = b"req"
 CONFIG = "ON_DEMAND_CONFIG_UPDATE_INTERVAL_SECS=1\n"
 LOOK_AGAIN = 6.0  # seconds between two questions of a client that nobody configured
+LOOK = 1.0  # seconds from the answer to a client's first look at the clock; a start before it is missed
+ATTEMPTS = 3
 PATIENCE = 60.0  # seconds for writing a trace
 EMPTY = 2048  # bytes; a process that did nothing, like a launcher, leaves less
 LONGEST = 54  # bytes of a socket folder's path, so that the names in it fit
@@ -155,11 +157,10 @@ def ask(
     except OSError as error:
         raise CannotWrite(output, error) from error
     name = f"asked-{secrets.token_hex(4)}"
-    began = time.monotonic()
-    start = time.time() + lead + 0.5
-    last_answer = began + lead  # whoever asks later would miss the time
-    until = began + lead + 0.5 + (request.duration or PATIENCE) + PATIENCE
-    files: dict[int, Path] = {}
+    start = time.time() + lead + 1.5 * LOOK
+    last_answer = time.monotonic() + lead  # whoever asks later could miss the time
+    until = last_answer + _longest(request)
+    told: dict[int, _Told] = {}
     busy: set[int] = set()
     lost: dict[int, str] = {}
     with Agent(folder) as agent:
@@ -167,58 +168,83 @@ def ask(
             now = time.monotonic()
             if client := agent.question(0.1):
                 pid = client.pids[0]
-                if not wanted(client) or pid in files or now > last_answer:
-                    agent.answer(client)
-                    # It is free again: its window is over, with or without a trace.
-                    if (
-                        client.idle
-                        and pid in files
-                        and request.duration
-                        and now > _over(began, lead, request)
-                    ):
-                        _settle(pid, files, lost)
-                elif client.idle:
+                settings = ""
+                if not wanted(client):
+                    pass
+                elif pid in told:
+                    if told[pid].missed(client, request):
+                        if len(told) == 1 and told[pid].attempts < ATTEMPTS:
+                            settings = told[pid].again(request, time.time() + 1.5 * LOOK)
+                            until = now + _longest(request)
+                        else:
+                            lost[pid] = told[pid].why
+                elif now <= last_answer and client.idle:
                     file = (output / f"{name}.json").absolute()
-                    agent.answer(client, request.settings(file, start))
-                    files[pid] = file.with_name(f"{name}_{pid}.json")
+                    told[pid] = _Told(file, file.with_name(f"{name}_{pid}.json"), start)
+                    settings = request.settings(file, start)
                     busy.discard(pid)
-                else:
-                    agent.answer(client)
+                elif now <= last_answer:
                     busy.add(pid)
+                agent.answer(client, settings)
             if now <= last_answer:
                 continue
-            waiting = [pid for pid in files if pid not in lost and not files[pid].exists()]
+            waiting = [pid for pid in told if pid not in lost and not told[pid].trace.exists()]
             for pid in waiting:
                 if not Path(f"/proc/{pid}").exists():
                     lost[pid] = "it ended while it was being recorded"
             if not waiting or now > until:
                 break
-    lost |= dict.fromkeys((pid for pid in busy if pid not in files), "a profiler was running in it already")
-    for pid, file in files.items():
-        if not file.exists() and pid not in lost:
+    lost |= dict.fromkeys((pid for pid in busy if pid not in told), "a profiler was running in it already")
+    for pid, one in told.items():
+        if not one.trace.exists() and pid not in lost:
             lost[pid] = (
                 "it has written nothing; it may have made no steps" if request.steps else "it wrote nothing"
             )
         with suppress(OSError):
-            file.with_name(f"{file.name}.tmp").unlink(missing_ok=True)
-    if not files and not busy:
+            one.unfinished.unlink(missing_ok=True)
+    if not told and not busy:
         raise BadOption(
             "No process asked whether it is to record.",
             "only PyTorch 2.7 or later asks, and only when KINETO_USE_DAEMON was set before it was started.",
         )
-    return Asked(_named({pid: file for pid, file in files.items() if file.exists()}, name), lost)
+    return Asked(_named({pid: one.trace for pid, one in told.items() if one.trace.exists()}, name), lost)
 
 
-def _over(began: float, lead: float, request: Request) -> float:
-    return began + lead + 1.5 + (request.duration or 0)
+def _longest(request: Request) -> float:
+    return 1.5 * LOOK + (request.duration or PATIENCE) + PATIENCE
 
 
-def _settle(pid: int, files: Mapping[int, Path], lost: dict[int, str]) -> None:
-    file = files[pid]
-    unfinished = file.with_name(f"{file.name}.tmp")
-    with suppress(OSError):
-        if not file.exists() and (not unfinished.exists() or not unfinished.stat().st_size):
-            lost[pid] = "its own profiler was started meanwhile"
+@dataclass
+class _Told:
+    """A process that was told to record into `file`, which it gives its own number, at `start`."""
+
+    file: Path
+    trace: Path
+    start: float
+    attempts: int = 1
+    why: str = "PyTorch missed the start of the window; ask again"
+
+    @property
+    def unfinished(self) -> Path:
+        return self.trace.with_name(f"{self.trace.name}.tmp")
+
+    def missed(self, client: Client, request: Request) -> bool:
+        """Whether it is free although its time has come, and has nothing written."""
+        late = time.time() - self.start
+        if not client.idle:
+            if late < 0:
+                self.why = "its own profiler was started meanwhile"
+            return False
+        if request.duration is None or late < LOOK / 2:
+            return False
+        with suppress(OSError):
+            # In this order: a trace gets its name when it is finished.
+            return not (self.unfinished.stat().st_size or self.trace.exists())
+        return not self.trace.exists()
+
+    def again(self, request: Request, start: float) -> str:
+        self.attempts, self.start = self.attempts + 1, start
+        return request.settings(self.file, start)
 
 
 def _named(files: Mapping[int, Path], name: str) -> dict[int, Path]:
