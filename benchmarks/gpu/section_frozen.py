@@ -36,13 +36,7 @@ def rows(setting: Setting) -> list[dict[str, Any]]:
                     streaming = undo.enter_context(
                         optimize.stream_frozen(model, resident=resident, device=device)
                     )
-                step = trained(model, batch)
-
-                def with_report() -> Any:
-                    step()
-                    return streaming.report() if streaming else None
-
-                return with_report
+                return trained(model, batch, remedy=streaming)
 
             return case
 
@@ -51,8 +45,10 @@ def rows(setting: Setting) -> list[dict[str, Any]]:
             "half resident": case_of(max(least, frozen // 2)),
             "least resident": case_of(least),
         }
-        part = Setting(setting.size, (tokens,), setting.seconds / len(setting.tokens), setting.threads)
-        found += [{"tokens": tokens, "frozen_bytes": frozen, **row} for row in in_turns(part, cases, 2, 2)]
+        found += [
+            {"tokens": tokens, "frozen_bytes": frozen, **row}
+            for row in in_turns(setting.part(tokens), cases, 2, 2)
+        ]
         del model, batch, cases
         setting.clear()
     return found

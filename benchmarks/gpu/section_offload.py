@@ -21,7 +21,6 @@ TITLE = "Activation offload"
 def rows(setting: Setting) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for tokens in setting.tokens:
-        part = Setting(setting.size, (tokens,), setting.seconds / len(setting.tokens), setting.threads)
         model = setting.model()
         batch = setting.batch(tokens, model.config.vocab_size)
         cases = {
@@ -30,7 +29,8 @@ def rows(setting: Setting) -> list[dict[str, Any]]:
         }
         exact = _exact(setting, model, batch, cases)
         found += [
-            {"tokens": tokens, **row, "bit_exact": exact.get(row["case"])} for row in in_turns(part, cases)
+            {"tokens": tokens, **row, "bit_exact": exact.get(row["case"])}
+            for row in in_turns(setting.part(tokens), cases)
         ]
         del model, batch, cases
         setting.clear()
@@ -73,13 +73,7 @@ def _case(
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
             undo.callback(model.gradient_checkpointing_disable)
         engine = undo.enter_context(context()) if context else None
-        step = trained(model, batch)
-
-        def with_report() -> Any:
-            step()
-            return engine.report() if hasattr(engine, "report") else None
-
-        return with_report
+        return trained(model, batch, remedy=engine)
 
     return case
 

@@ -43,20 +43,13 @@ def rows(setting: Setting) -> list[dict[str, Any]]:
                     engine = undo.enter_context(
                         optimize.offload(model, threshold=plan["threshold_bytes"], **given)
                     )
-                step = trained(model, batch)
-
-                def with_report() -> Any:
-                    step()
-                    return engine.report() if engine else None
-
-                return with_report
+                return trained(model, batch, remedy=engine)
 
             return case
 
         followed = {share: plan for share, plan in plans.items() if not plan["refused"]}
         cases = {"as it is": of(None)} | {str(share): of(plan) for share, plan in followed.items()}
-        part = Setting(setting.size, (tokens,), setting.seconds / len(setting.tokens), setting.threads)
-        measured = {row["case"]: row for row in in_turns(part, cases)}
+        measured = {row["case"]: row for row in in_turns(setting.part(tokens), cases)}
         for share, plan in plans.items():
             row = measured.get(str(share), measured["as it is"])
             found.append({"tokens": tokens, "budget_share": share, "plan": plan, **row})

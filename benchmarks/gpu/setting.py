@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -29,6 +29,10 @@ class Setting:
     tokens: tuple[int, ...]  # per sequence
     seconds: float  # that one section may take
     threads: bool  # the CPU plays the GPU
+
+    def part(self, tokens: int) -> Setting:
+        """Of a section that measures one length after the other, what one may take."""
+        return replace(self, tokens=(tokens,), seconds=self.seconds / len(self.tokens))
 
     @property
     def device(self) -> torch.device:
@@ -128,25 +132,20 @@ def _turn(setting: Setting, case: Case, row: dict[str, Any], warm_up: int, steps
     setting.clear()
 
 
-def entered(undo: ExitStack, context: AbstractContextManager[Any]) -> Any:
-    return undo.enter_context(context)
-
-
 def middle(values: list[int]) -> float | None:
     return median(values) if values else None
 
 
-def trained(model: Any, batch: Mapping[str, torch.Tensor], optimizer: Any = None) -> Callable[[], None]:
-    """A step: forward, backward, and the optimizer where there is one."""
+def trained(
+    model: Any, batch: Mapping[str, torch.Tensor], optimizer: Any = None, remedy: Any = None
+) -> Callable[[], Any]:
+    """A step: forward, backward, and the optimizer where there is one. It returns the remedy's report."""
 
-    def step() -> None:
+    def step() -> Any:
         model(**batch).loss.backward()
         if optimizer is not None:
             optimizer.step()
         model.zero_grad(set_to_none=True)
+        return remedy.report() if hasattr(remedy, "report") else None
 
     return step
-
-
-def gradients(model: Any) -> Iterator[torch.Tensor]:
-    return (parameter.grad for parameter in model.parameters() if parameter.grad is not None)

@@ -122,8 +122,9 @@ def _read(
 ) -> list[Part]:
     reader, decoder = Reader(exact), Decoder(exact)
     stream = None
-    if processes > 1 and _is_large(path):
-        stream = _read_in_parallel(path, folder / "chunks", reader, decoder, processes, progress)
+    packed = processes > 1 and _is_packed(path)
+    if processes > 1 and path.stat().st_size > (WORTH_PROCESSES // 12 if packed else WORTH_PROCESSES):
+        stream = _read_in_parallel(path, packed, folder / "chunks", reader, decoder, processes, progress)
         if stream is None:  # something in the file needs care
             reader, decoder = Reader(exact), Decoder(exact)
     if stream is None:
@@ -137,10 +138,6 @@ def _read(
     return Assembly(path, folder, reader, decoder, stream).parts()
 
 
-def _is_large(path: Path) -> bool:
-    return path.stat().st_size > (WORTH_PROCESSES // 12 if _is_packed(path) else WORTH_PROCESSES)
-
-
 def _is_packed(path: Path) -> bool:
     with path.open("rb") as file:
         return file.read(2) == b"\x1f\x8b"
@@ -148,6 +145,7 @@ def _is_packed(path: Path) -> bool:
 
 def _read_in_parallel(
     path: Path,
+    packed: bool,
     folder: Path,
     reader: Reader,
     decoder: Decoder,
@@ -156,7 +154,6 @@ def _read_in_parallel(
 ) -> EventStream[Event] | None:
     """The exhausted stream, its events in `reader`; None when the file cannot be read without care."""
     try:
-        packed = _is_packed(path)
         with Pool(folder, processes) if packed else PlainPool(path, folder, processes, progress) as pool:
             stream = EventStream(
                 path,

@@ -108,27 +108,20 @@ class Pool(_Workers):
 
     def ship(self, chunk: bytes) -> None:
         """Hand a JSON array of events to whichever worker is free. Raises FailedError when one has died."""
-        while True:
-            if self._broken.is_set():
-                raise FailedError
-            try:
-                self._chunks.put(chunk, timeout=0.2)
-            except queue.Full:
-                continue
-            return
+        self._put(chunk)
 
     def finish(self, into: Reader) -> int:
         """Wait for the workers, merge what they read, and return how many events that was."""
         for _ in self._feeders:
-            self.ship_end()
+            self._put(None)
         for feeder in self._feeders:
             feeder.join()
         return self._collected(into)
 
-    def ship_end(self) -> None:
+    def _put(self, chunk: bytes | None) -> None:
         while not self._broken.is_set():
             try:
-                self._chunks.put(None, timeout=0.2)
+                self._chunks.put(chunk, timeout=0.2)
             except queue.Full:
                 continue
             return

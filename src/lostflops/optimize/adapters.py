@@ -19,6 +19,7 @@ import torch
 from lostflops.optimize.amounts import written
 from lostflops.optimize.model_parts import ends_like, is_output_head, named
 from lostflops.optimize.refused import Refused, needs
+from lostflops.optimize.undoable import Undoable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -79,7 +80,7 @@ def lora(
     return Adapters(model, adapted, traces, chosen, rank, dropout, next(iter(base)), kind)
 
 
-class Adapters:
+class Adapters(Undoable):
     """A frozen model with adapters. `model` is PEFT's; the model that was given has them, too, until
     `undo()`."""
 
@@ -100,12 +101,6 @@ class Adapters:
         self.base_dtype, self.dtype = base_dtype, dtype
         self._widths = {name: _width(module) for name, module in chosen.items()}
         self._traces = traces
-
-    def __enter__(self) -> Adapters:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.undo()
 
     def undo(self) -> None:
         """The model as it was: no adapters, and trainable what was trainable. What the adapters learnt is

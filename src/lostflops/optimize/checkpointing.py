@@ -39,6 +39,7 @@ from lostflops.optimize.checkpoint_plan import planned_modules
 from lostflops.optimize.forwards import Forwards
 from lostflops.optimize.model_parts import ends_like, named, repeated_layers
 from lostflops.optimize.refused import Refused
+from lostflops.optimize.undoable import Undoable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -99,7 +100,7 @@ def checkpoint(
     return Checkpointed(model, chosen, (keep,) if isinstance(keep, str) else tuple(keep))
 
 
-class Checkpointed:
+class Checkpointed(Undoable):
     """A model whose layers are recomputed in the backward, until `undo()` or the end of the `with` block."""
 
     def __init__(
@@ -126,12 +127,6 @@ class Checkpointed:
         for layer in self.layers:
             self._forwards.replace(layer, self._run)
             _OURS.add(layer)
-
-    def __enter__(self) -> Checkpointed:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.undo()
 
     def undo(self) -> None:
         """The layers' forwards are what they were. Graphs made before may still be used."""

@@ -16,9 +16,10 @@ from __future__ import annotations
 import threading
 import time
 import weakref
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from queue import SimpleQueue
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 
@@ -27,6 +28,7 @@ from lostflops.optimize.refused import Refused
 
 Stream = Any  # what the device made: opaque to its users
 Event = Any
+T = TypeVar("T")
 
 
 CONTEXT_BYTES = 1 << 30  # that a process's CUDA context and libraries take at most
@@ -242,6 +244,29 @@ class ThreadedDevice:
             target.copy_(source)
         else:
             stream.put(lambda: target.copy_(source))
+
+
+def over(
+    device: Device, pending: Iterable[T], end: Callable[[T], Event], *, wait: bool = False
+) -> tuple[list[T], list[T]]:
+    """Those whose end is done, and those that still run; with `wait`, the host waits until all are done."""
+    done: list[T] = []
+    running: list[T] = []
+    for one in pending:
+        if wait:
+            device.synchronize(end(one))
+        (done if wait or device.is_done(end(one)) else running).append(one)
+    return done, running
+
+
+def device_named(where: torch.device | str | int) -> CudaDevice:
+    """A GPU by its name or number."""
+    found = torch.device(where)
+    if found.type != "cuda":
+        raise Refused(
+            f"{found} is no GPU", "name a GPU, or pass device=ThreadedDevice() to try it out on a CPU"
+        )
+    return CudaDevice(found)
 
 
 def device_of(model: torch.nn.Module) -> Device:

@@ -17,6 +17,7 @@ import torch
 
 from lostflops.optimize.model_parts import ends_like, is_output_head, named
 from lostflops.optimize.refused import Refused, needs
+from lostflops.optimize.undoable import Undoable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -77,7 +78,7 @@ def to_fp8(
     )
 
 
-class Fp8:
+class Fp8(Undoable):
     """A model whose larger linear layers multiply in FP8, until `undo()` or the end of the `with` block."""
 
     def __init__(
@@ -112,12 +113,6 @@ class Fp8:
             swap.parent.__dict__["_modules"][swap.name] = swap.converted
         for swap in self._swaps:
             swap.converted.train(swap.original.training)
-
-    def __enter__(self) -> Fp8:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.undo()
 
     def undo(self) -> None:
         """The layers that were there, with the parameters as trained."""

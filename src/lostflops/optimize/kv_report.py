@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from lostflops.optimize.amounts import written
-from lostflops.optimize.device import Device, Event
+from lostflops.optimize.device import Device, Event, over
 from lostflops.optimize.kv_blocks import Blocks
 from lostflops.optimize.kv_rows import Layout
 
@@ -40,16 +40,11 @@ class Direction:
         self.pending.append((ready, previous, done, nbytes))
 
     def settle(self, device: Device) -> None:
-        late: list[tuple[Event, Event, Event, int]] = []
-        for entry in self.pending:
-            ready, previous, done, nbytes = entry
-            if not device.is_done(done):
-                late.append(entry)
-                continue
+        copied, self.pending = over(device, self.pending, lambda copies: copies[2])
+        for ready, previous, done, nbytes in copied:
             took = device.elapsed(ready, done)
             self.ns += min(took, device.elapsed(previous, done)) if previous is not None else took
             self.timed_bytes += nbytes
-        self.pending = late
 
     @property
     def per_second(self) -> float | None:
@@ -93,14 +88,9 @@ class Tally:
     def settle(self, device: Device) -> None:
         self.out.settle(device)
         self.into.settle(device)
-        late: list[tuple[str, Event, Event]] = []
-        for wait in self._waits:
-            cause, before, after = wait
-            if device.is_done(after):
-                self.stalled_ns[cause] = self.stalled_ns.get(cause, 0) + device.elapsed(before, after)
-            else:
-                late.append(wait)  # the host does not wait for it
-        self._waits = late
+        waits, self._waits = over(device, self._waits, lambda wait: wait[2])
+        for cause, before, after in waits:
+            self.stalled_ns[cause] = self.stalled_ns.get(cause, 0) + device.elapsed(before, after)
 
     def report(
         self, budget: int, layout: Layout | None = None, blocks: Blocks | None = None, held: int = 0

@@ -26,7 +26,7 @@ import torch
 
 from lostflops.optimize import numa
 from lostflops.optimize.amounts import written
-from lostflops.optimize.device import CudaDevice, Device, Event, Stream
+from lostflops.optimize.device import Device, Event, Stream, device_named
 from lostflops.optimize.migration import CudaPages, migrations
 from lostflops.optimize.refused import Refused
 
@@ -171,12 +171,7 @@ def described(card: Mapping[str, Any]) -> str:
 def _device(given: Device | torch.device | str | int | None) -> Device:
     if given is not None and not isinstance(given, torch.device | str | int):
         return given
-    where = torch.device("cuda" if given is None else given)
-    if where.type != "cuda":
-        raise Refused(
-            f"{where} is no GPU", "name a GPU, or pass device=ThreadedDevice() to try it out on a CPU"
-        )
-    return CudaDevice(where)
+    return device_named("cuda" if given is None else given)
 
 
 def _about(device: Device, node: int | None, sysfs: Path) -> dict[str, Any]:

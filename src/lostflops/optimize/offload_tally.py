@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from lostflops.optimize.device import over
 from lostflops.optimize.selection import Link
 
 if TYPE_CHECKING:
@@ -47,33 +48,18 @@ class Tally:
 
     def harvest(self, schedule: Schedule, device: Device, *, wait: bool) -> None:
         """Adds up copies and stalls that are over; with `wait`, the host waits until all are."""
-        copies, schedule.copies = schedule.copies, []
+        copies, schedule.copies = over(device, schedule.copies, lambda copy: copy.end, wait=wait)
         for copy in copies:
-            if wait:
-                device.synchronize(copy.end)
-            elif not device.is_done(copy.end):
-                schedule.copies.append(copy)
-                continue
             way = self.ways[copy.direction]
             way.bytes += copy.nbytes
             way.copies += 1
             way.nanoseconds += device.elapsed(copy.start, copy.end)
-        steps, self.steps = self.steps, []
+        steps, self.steps = over(device, self.steps, lambda step: step[1], wait=wait)
         for begin, end in steps:
-            if wait:
-                device.synchronize(end)
-            elif not device.is_done(end):
-                self.steps.append((begin, end))
-                continue
             count, total = self._steps
             self._steps = count + 1, total + device.elapsed(begin, end)
-        stalls, schedule.stalls = schedule.stalls, []
+        stalls, schedule.stalls = over(device, schedule.stalls, lambda stall: stall.end, wait=wait)
         for stall in stalls:
-            if wait:
-                device.synchronize(stall.end)
-            elif not device.is_done(stall.end):
-                schedule.stalls.append(stall)
-                continue
             lasted = device.elapsed(stall.start, stall.end)
             self.stalls_ns[stall.cause] = self.stalls_ns.get(stall.cause, 0) + lasted
 

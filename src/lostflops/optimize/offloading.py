@@ -43,6 +43,7 @@ from lostflops.optimize.refused import Refused
 from lostflops.optimize.saved_views import View, restored, view_of, whole_view
 from lostflops.optimize.schedule import DIRECTION_OF, Direction, Entry, Handle, Limits, Schedule, State
 from lostflops.optimize.selection import Link, Selection
+from lostflops.optimize.subclasses import Rebuilt, apart
 from lostflops.optimize.tensor_class import ModulePaths, operator_of, tensor_class
 
 FIRST_SHARE = 0.8  # of the budget that may fill before anything moves, as long as the peak is not known
@@ -165,26 +166,6 @@ class _Travels:
     def __del__(self) -> None:
         # Any thread, in the middle of anything: the engine takes note, and acts when it can.
         self._engine.dropped(self.handle)
-
-
-class _Assembled:
-    """A tensor subclass, taken apart into what it is made of."""
-
-    __slots__ = ("_context", "_kind", "_others", "_parts", "_size", "_stride")
-
-    def __init__(
-        self, tensor: torch.Tensor, parts: dict[str, claims.Packed], others: dict[str, Any], context: Any
-    ) -> None:
-        self._kind = cast("Any", type(tensor))
-        self._parts = parts
-        self._others = others
-        self._context = context
-        self._size = tensor.size()
-        self._stride = tensor.stride()
-
-    def unpack(self) -> torch.Tensor:
-        parts = self._others | {name: part.unpack() for name, part in self._parts.items()}
-        return self._kind.__tensor_unflatten__(parts, self._context, self._size, self._stride)
 
 
 # Hooks see what all models save, so one engine at a time.
@@ -379,14 +360,11 @@ class Engine:
             )
         if not hasattr(tensor, "__tensor_flatten__"):
             return self._stay(now, tensor, f"a {type(tensor).__name__}, which cannot be taken apart")
-        names, context = cast("Any", tensor).__tensor_flatten__()
-        inner = {name: getattr(tensor, name) for name in names}
-        # A DTensor lists its mesh among what it is made of.
-        others = {name: value for name, value in inner.items() if not isinstance(value, torch.Tensor)}
-        parts = {name: self._pack(now, value) for name, value in inner.items() if name not in others}
+        whole = apart(tensor)
+        parts = {name: self._pack(now, value) for name, value in whole.tensors.items()}
         if all(isinstance(part, _Stays) for part in parts.values()):
             return _Stays(self, tensor)
-        return _Assembled(tensor, parts, others, context)
+        return Rebuilt(tensor, whole, parts)
 
     def _why_it_stays(self, tensor: torch.Tensor) -> str | None:
         if self._off is not None:

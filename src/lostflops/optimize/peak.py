@@ -18,6 +18,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from lostflops.optimize.subclasses import apart
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
@@ -53,9 +55,8 @@ def storages_of(value: Any) -> Iterator[torch.UntypedStorage]:
     if not isinstance(value, torch.Tensor):
         return
     if type(value) is not torch.Tensor and hasattr(value, "__tensor_flatten__"):
-        names, _ = cast("Any", value).__tensor_flatten__()
-        for name in names:
-            yield from storages_of(getattr(value, name))
+        for inner in apart(value).tensors.values():
+            yield from storages_of(inner)
         return
     try:
         yield value.untyped_storage()

@@ -20,6 +20,7 @@ from lostflops.optimize.amounts import written
 from lostflops.optimize.forwards import Forwards
 from lostflops.optimize.model_parts import ends_like, named
 from lostflops.optimize.refused import Refused
+from lostflops.optimize.undoable import Undoable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -40,7 +41,7 @@ def to_bf16(model: torch.nn.Module, keep: str | Sequence[str] = ("*inv_freq",)) 
     return Bf16(model, (keep,) if isinstance(keep, str) else keep)
 
 
-class Bf16:
+class Bf16(Undoable):
     """A model whose fp32 weights are bf16 now. `undo()` makes them fp32 again; what was rounded stays
     rounded."""
 
@@ -72,12 +73,6 @@ class Bf16:
             raise Refused("the model has no fp32 weights", "it may be in bf16 already: see its dtypes")
         for tensor in self._converted:
             tensor.data = tensor.data.to(torch.bfloat16)
-
-    def __enter__(self) -> Bf16:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.undo()
 
     def undo(self) -> None:
         """fp32 again, with the values that they have now. Gradients are dropped: they are bf16."""
@@ -113,7 +108,7 @@ def autocast(model: torch.nn.Module, dtype: torch.dtype = torch.bfloat16) -> Aut
     return Autocast(model, dtype)
 
 
-class Autocast:
+class Autocast(Undoable):
     """A model that computes in 16 bits, until `undo()` or the end of the `with` block."""
 
     def __init__(self, model: torch.nn.Module, dtype: torch.dtype) -> None:
@@ -130,12 +125,6 @@ class Autocast:
         self._weights = fp32
         self._forwards = Forwards()
         self._forwards.replace(model, self._run)
-
-    def __enter__(self) -> Autocast:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.undo()
 
     def _run(self, forward: Callable[..., Any], model: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         with torch.autocast(self.device_type, self.dtype):
@@ -177,7 +166,7 @@ def to_fp16(
     return Fp16(model, optimizer, scheduler, max_norm, scale, growth_interval)
 
 
-class Fp16:
+class Fp16(Undoable):
     """fp16 training of one model with one optimizer. Gradients may be accumulated: several `backward`, one
     `step`."""
 
@@ -201,12 +190,6 @@ class Fp16:
         self.steps = 0  # asked for, skipped ones included
         self.skipped: list[int] = []  # their numbers
         self._backwards = 0
-
-    def __enter__(self) -> Fp16:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.undo()
 
     def undo(self) -> None:
         """The model computes in fp32 again."""

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 from lostflops.optimize import peak
 from lostflops.optimize.peak import address_of, storages_of
 from lostflops.optimize.refused import Refused
+from lostflops.optimize.subclasses import apart
 from lostflops.optimize.tensor_class import ModulePaths, operator_of, tensor_class
 
 if TYPE_CHECKING:
@@ -306,10 +307,8 @@ def _parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     if type(tensor) in (torch.Tensor, torch.nn.Parameter):
         yield tensor
     elif hasattr(tensor, "__tensor_flatten__"):
-        for name in cast("Any", tensor).__tensor_flatten__()[0]:
-            inner = getattr(tensor, name)
-            if isinstance(inner, torch.Tensor):  # a DTensor lists its mesh, too
-                yield from _parts(inner)
+        for inner in apart(tensor).tensors.values():
+            yield from _parts(inner)
     else:
         yield tensor
 

@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from lostflops.optimize.amounts import written
 from lostflops.optimize.device import Device
 from lostflops.optimize.refused import Refused
+from lostflops.optimize.subclasses import apart
 
 ALIGNMENT = 512  # bytes, of every weight in its layer's memory
 
@@ -158,8 +159,8 @@ def parts_of(tensor: torch.Tensor, name: str = "") -> Iterator[tuple[str, torch.
     if not is_traceable_wrapper_subclass(tensor):
         yield name, tensor
         return
-    for attribute in cast("Any", tensor).__tensor_flatten__()[0]:
-        yield from parts_of(getattr(tensor, attribute), f"{name}.{attribute}")
+    for attribute, inner in apart(tensor).tensors.items():
+        yield from parts_of(inner, f"{name}.{attribute}")
 
 
 def _dense(tensor: torch.Tensor) -> bool:

@@ -15,6 +15,7 @@ import torch
 
 from lostflops.optimize import claims
 from lostflops.optimize.streamed_layers import Layer, Leaf, view_of
+from lostflops.optimize.subclasses import Rebuilt, apart
 
 
 class SavedWeight:
@@ -54,28 +55,14 @@ class SavedWeight:
         return view_of(memory, at, self._dtype, self._shape, self._stride)
 
 
-class Rebuilt:
-    """A saved tensor that is made of others, some of which travel: a quantised weight."""
-
-    def __init__(self, whole: Any, parts: dict[str, claims.Packed], context: Any) -> None:
-        self._kind: Any = type(whole)
-        self._shape, self._stride = whole.size(), whole.stride()
-        self._parts, self._context = parts, context
-
-    def unpack(self) -> torch.Tensor:
-        inner = {name: part.unpack() for name, part in self._parts.items()}
-        return self._kind.__tensor_unflatten__(inner, self._context, self._shape, self._stride)
-
-
 def rebuilt(tensor: torch.Tensor, claim: claims.Claim) -> Rebuilt | None:
     """A tensor that is made of others, if any of them is claimed."""
-    whole = cast("Any", tensor)
-    names, context = whole.__tensor_flatten__()
-    taken = {name: claim(getattr(whole, name)) for name in names}
+    whole = apart(tensor)
+    taken = {name: claim(value) for name, value in whole.tensors.items()}
     if not any(taken.values()):
         return None
-    parts = {name: each or claims.Kept(getattr(whole, name)) for name, each in taken.items()}
-    return Rebuilt(whole, parts, context)
+    parts = {name: each or claims.Kept(whole.tensors[name]) for name, each in taken.items()}
+    return Rebuilt(tensor, whole, parts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from lostflops.optimize import claims, host_share
 from lostflops.optimize.amounts import bytes_of, written
-from lostflops.optimize.device import CudaDevice, Device, device_of
+from lostflops.optimize.device import CudaDevice, Device, device_named, device_of
 from lostflops.optimize.forwards import Forwards
 from lostflops.optimize.link import rate
 from lostflops.optimize.refused import Refused
@@ -339,10 +339,7 @@ def _device(model: torch.nn.Module, given: Device | torch.device | str | None) -
         return CudaDevice(torch.device("cuda")) if torch.cuda.is_available() else device_of(model)
     if not isinstance(given, torch.device | str):
         return given
-    where = torch.device(given)
-    if where.type != "cuda":
-        raise Refused(f"{where} is no GPU", "pass a GPU, or device=ThreadedDevice() to try it out on a CPU")
-    return CudaDevice(where)
+    return device_named(given)
 
 
 def _check(model: torch.nn.Module, device: Device) -> None:
