@@ -133,11 +133,11 @@ def test_workers_that_start_in_every_short_epoch_are_paid_for() -> None:
 
 @exactly
 def test_uneven_samples_are_noticed_and_order_is_given_up_only_when_asked() -> None:
-    # 40 to 60 ms on average, whichever five or more of them a busy machine measures.
+    # A busy machine measures five or more of them: 26 ms (one of seven is slow) to 59 (two of five) on average.
     loader = DataLoader(Sleeping(0.008, every=4, rarely=0.136), batch_size=1)
     setting = tuned(loader, step_seconds=0.005, seconds=1.5)
     assert setting.load.batch_spread > 1 and setting.workers >= 2
-    assert setting.load.batch_seconds == pytest.approx(0.050, rel=0.3)
+    assert 0.026 <= setting.load.batch_seconds < 0.080
     assert "in_order" not in setting.arguments and not setting.arguments["persistent_workers"]
     assert setting.arguments["prefetch_factor"] == 4
     assert any("keep_order=False" in note for note in setting.notes)
