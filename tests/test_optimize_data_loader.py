@@ -133,7 +133,7 @@ def test_workers_that_start_in_every_short_epoch_are_paid_for() -> None:
 
 @exactly
 def test_uneven_samples_are_noticed_and_order_is_given_up_only_when_asked() -> None:
-    # A busy machine measures five or more of them: 26 ms (one of seven is slow) to 59 (two of five) on average.
+    # Five or more of them are measured: on average 26 ms (one of seven is slow) to 59 (two of five).
     loader = DataLoader(Sleeping(0.008, every=4, rarely=0.136), batch_size=1)
     setting = tuned(loader, step_seconds=0.005, seconds=1.5)
     assert setting.load.batch_spread > 1 and setting.workers >= 2
