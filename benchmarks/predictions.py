@@ -91,6 +91,7 @@ def configurations() -> Iterator[Configuration]:
         "LoRA, checkpointed", partial(lora, 6), (128, 4), budget=0.97, out=2e8, into=2e8, checkpointed=True
     )
     yield some("full, recomputed", llama, (128, 4), budget=0.85, out=8e8, into=8e8, does="recompute")
+    yield some("full, both", llama, (128, 4), budget=0.6, out=8e8, into=8e8, does="both")
     yield some("full, fits", llama, (128, 4), budget=1.0, out=8e8, into=8e8)
     yield some("LoRA, fits", lora, (96, 4), budget=1.2, out=8e8, into=8e8)
 
@@ -117,9 +118,12 @@ def line(found: Outcome) -> list[str]:
 
 def _does(found: Outcome) -> str:
     predicted = found.plan["predicted"]
+    does: list[str] = []
     if predicted["bytes_out"]:
-        return f"moves {predicted['bytes_out'] / 1e6:.1f} MB, {predicted['hidden_share']:.0%} hidden"
-    return f"computes again for {predicted['recompute_ns'] / 1e6:.0f} ms"
+        does.append(f"moves {predicted['bytes_out'] / 1e6:.1f} MB, {predicted['hidden_share']:.0%} hidden")
+    if "recompute" in found.plan["classes"].values():
+        does.append(f"computes again for {predicted['recompute_ns'] / 1e6:.0f} ms")
+    return "; ".join(does)
 
 
 HEADER = [

@@ -39,7 +39,11 @@ class Configuration:
     into: float
     launch_ns: int = 1000
     checkpointed: bool = False  # every layer, before the profile
-    does: Literal["offload", "recompute"] = "offload"
+    does: Literal["offload", "recompute", "both"] = "offload"
+
+    @property
+    def may(self) -> tuple[Literal["offload", "recompute"], ...]:
+        return ("offload", "recompute") if self.does == "both" else (self.does,)
 
 
 @dataclass
@@ -206,7 +210,7 @@ def outcome(configuration: Configuration, make: Callable[[Configuration], Any], 
             stack.enter_context(optimize.checkpoint(model, keep=()))
         profiles = [profiled(model, batch, make(c))]
         budget = int(c.budget * profiles[0].peak_bytes)
-        planned = offload_plan.plan(profiles[0], budget, link, may=(c.does,))
+        planned = offload_plan.plan(profiles[0], budget, link, may=c.may)
         result = Outcome(c.name, offload_plan.record(planned))
         ways = [_Way("without", model, batch, make(c))]
         if not result.refused:
@@ -222,7 +226,7 @@ def outcome(configuration: Configuration, make: Callable[[Configuration], Any], 
         for way in ways:
             result.measured.append({"as": way.name, "steps_ns": times[way.name], **way.memory()})
     typical = sorted(profiles, key=lambda p: p.forward_ns + p.backward_ns)[(len(profiles) - 1) // 2]
-    again = offload_plan.Planning(typical, link, may=(c.does,))
+    again = offload_plan.Planning(typical, link, may=c.may)
     chosen = again.played(planned.chosen.mix, planned.chosen.limits)
     result.plan = offload_plan.record(replace(planned, chosen=chosen, without=again.without))
     return result
@@ -236,7 +240,7 @@ class _Way:
     ) -> None:
         self.name, self.model, self.batch, self.device, self.plan = name, model, batch, device, plan
         self.engine: Any = None
-        if plan and "recompute" not in plan["classes"].values():
+        if plan and "offload" in plan["classes"].values():
             least = plan["threshold_bytes"]
             self.engine = optimize.offload(model, plan=plan, device=device, threshold=least)
 

@@ -662,6 +662,30 @@ def test_a_plan_moves_its_classes_and_no_other() -> None:
     assert engine.report().kept_bytes["by the plan"] > 0
 
 
+def test_a_plan_moves_and_computes_again_with_one_call() -> None:
+    model, batch = tiny_models.llama(), tiny_models.llama_batch()
+    expected = step(model, batch)
+    before = [module.forward for module in model.modules()]
+    plan = offload_plan(
+        **{
+            "model.layers.*.mlp.act_fn__MmBackward0": "recompute",
+            "model.layers.*.mlp__SiluBackward0": "recompute",
+            "model.layers.*.mlp.down_proj__MulBackward0": "recompute",
+            "model.layers.*.input_layernorm__MulBackward0": "offload",
+        }
+    )
+    engine = optimize.offload(model, plan=plan, device=ThreadedDevice(), verify="first step")
+    for _ in range(2):  # entered again, it computes again
+        with engine:
+            for _ in range(3):
+                assert same(step(model, batch), expected)
+    assert [module.forward for module in model.modules()] == before
+    report = engine.report()
+    assert report.state == "moving and computing again" and report.out.bytes > 0
+    proof = engine.prove(lambda: tiny_models.loss_of(model, batch).backward())
+    assert proof.gradients == "equal bit for bit" and proof.with_engine_peak_bytes < proof.plain_peak_bytes
+
+
 def inside_a_checkpoint(model: nn.Module) -> None:
     def forward(x: torch.Tensor) -> torch.Tensor:
         with everything(model):
@@ -700,9 +724,13 @@ REFUSALS: dict[str, tuple[Callable[[nn.Module], object], str]] = {
     "no plan": (lambda m: everything(m, plan="all"), "'all' is no plan"),
     "another record": (lambda m: everything(m, plan={"kind": "link card"}), "no offload plan"),
     "a refused plan": (lambda m: everything(m, plan=offload_plan() | {"refused": "it fits"}), "it fits"),
-    "a recomputing plan": (
-        lambda m: everything(m, plan=offload_plan(a="recompute")),
-        "wants more .a: recompute",
+    "a plan that recomputes what is not there": (
+        lambda m: trained(m, plan=offload_plan(decoder__MulBackward0="recompute")),
+        "recomputes something in 'decoder', but no module",
+    ),
+    "another decision": (
+        lambda m: everything(m, plan=offload_plan(a="compress")),
+        "wants more .a: compress",
     ),
     "another model": (
         lambda m: trained(m, plan=offload_plan(**{"blocks.*__Mul": "offload"})),

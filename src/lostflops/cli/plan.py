@@ -37,8 +37,7 @@ Plan which saved tensors wait in host memory or are computed again, so that a st
   lostflops plan offload --profile profile.json --budget "70 GiB" --link links.json --json plan.json
 
 The profile is what `lostflops.optimize.saved_tensors(model, batch)` returns, as JSON; the plan is followed by
-`lostflops.optimize.offload(model, plan=plan)` and `checkpoint(model, plan=plan)`. A step that fits is left
-alone.
+`lostflops.optimize.offload(model, plan=plan)`. A step that fits is left alone.
 """
 
 

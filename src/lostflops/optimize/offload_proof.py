@@ -105,7 +105,7 @@ def prove(engine: Engine, step: Callable[[], Any], pairs: int) -> Proof:
         harm = f"switched off: {verdict}"
     elif moved_ns / plain_ns - 1 > predicted + max(STEP_ERROR, spread):
         harm = f"switched off: steps take {moved_ns / plain_ns - 1:.0%} longer, predicted {predicted:.0%}"
-    elif bytes_out and peaks[1] >= peaks[0]:
+    elif (bytes_out or engine.recomputes) and peaks[1] >= peaks[0]:
         harm = f"switched off: the peak did not fall ({written(peaks[0])} to {written(peaks[1])})"
     if harm is not None:
         engine.switch_off(harm)

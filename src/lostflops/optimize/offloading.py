@@ -30,6 +30,7 @@ from lostflops.optimize import claims, host_share, saved_views
 from lostflops.optimize.amounts import bytes_of, written
 from lostflops.optimize.arena import Arena, aligned
 from lostflops.optimize.bypassed import held_by_selective_checkpoints
+from lostflops.optimize.checkpointing import checkpoint
 from lostflops.optimize.checksum import checksum
 from lostflops.optimize.device import Device, Event, device_of
 from lostflops.optimize.link import rate
@@ -46,6 +47,7 @@ from lostflops.optimize.selection import Link, Selection
 from lostflops.optimize.subclasses import Rebuilt, apart
 from lostflops.optimize.tensor_class import ModulePaths, operator_of, tensor_class
 
+DECISIONS = ("keep", "offload", "recompute")  # of a plan, for a class of saved tensors
 FIRST_SHARE = 0.8  # of the budget that may fill before anything moves, as long as the peak is not known
 
 T = TypeVar("T")
@@ -70,8 +72,8 @@ def offload(
 
     budget      the most device memory of this process, "70 GiB" or bytes. As few bytes as needed move; none
                 when all fits. Without a budget as much moves as hides behind compute.
-    plan        a plan record that says per tensor class what moves (lostflops.plan makes them), or
-                "everything" for all that can, whatever it costs.
+    plan        a plan record that says per tensor class what moves and what is computed again (`lostflops
+                plan offload` makes them), or "everything" for all that can move, whatever it costs.
     link        a link card (`measure_link`); without, the rates of the first microbatch are used.
     threshold   storages below this stay; without, what the link carries while one copy is launched, and
                 with a plan nothing: it has decided.
@@ -111,11 +113,11 @@ def _check(plan: Plan) -> None:
         raise Refused(
             f"the plan is a refusal: {plan['refused']}", "plan with another budget or another method"
         )
-    wrong = [f"{name}: {what}" for name, what in plan["classes"].items() if what not in ("keep", "offload")]
+    wrong = [f"{name}: {what}" for name, what in plan["classes"].items() if what not in DECISIONS]
     if wrong:
         raise Refused(
-            f"the engine keeps and offloads, the plan wants more ({wrong[0]})",
-            "apply `optimize.checkpoint` for what is to be recomputed, then plan what it still saves",
+            f"the engine keeps, offloads and recomputes, the plan wants more ({wrong[0]})",
+            "make it with `lostflops plan offload`",
         )
 
 
@@ -190,6 +192,9 @@ class Engine:
         self.device = device
         self._budget = budget
         self._plan = plan
+        self._decisions = (
+            frozenset(plan["classes"].values()) if isinstance(plan, Mapping) else frozenset[str]()
+        )
         self._card = card
         self._threshold = threshold
         self._verify = verify
@@ -225,6 +230,8 @@ class Engine:
     def __enter__(self) -> Engine:
         self._refuse_here()
         stack = ExitStack()
+        if self.recomputes:
+            stack.enter_context(checkpoint(self.model, plan=cast("Plan", self._plan)))
         try:
             if self._learned is None:
                 self._paths = stack.enter_context(ModulePaths(self.model))
@@ -281,10 +288,20 @@ class Engine:
     def entered(self) -> bool:
         return self._stack is not None
 
+    @property
+    def recomputes(self) -> bool:
+        """Whether the plan computes something again, beside what it moves."""
+        return "recompute" in self._decisions and self._off is None
+
     def predicted_slower(self) -> float:
-        """By how much the copies make a microbatch longer, as a share of it."""
+        """By how much copies and what is computed again make a microbatch longer, as a share of it."""
         learned, chosen = self._learned, self._selection
-        return chosen.exposed_ns / max(1, learned.compute_ns) if learned and chosen else 0.0
+        copies = chosen.exposed_ns / max(1, learned.compute_ns) if learned and chosen else 0.0
+        again = 0.0
+        if self.recomputes and isinstance(self._plan, Mapping) and "predicted" in self._plan:
+            predicted = self._plan["predicted"]
+            again = predicted["recompute_ns"] / max(1, predicted["without"]["step_ns"])
+        return (1 + copies) * (1 + again) - 1
 
     def switch_off(self, why: str) -> None:
         """From now on everything stays. What has left comes back when asked for."""
@@ -416,7 +433,7 @@ class Engine:
             self._see_memory(now, entry, asked=False)
         if self._learned is None:
             now.classes.append(self._class_of(tensor))
-            several = 4 if self._budget is None else 2
+            several = 4 if self._budget is None else 1  # while the peak is unknown, no more than must be
             self._schedule.limits = Limits(
                 in_flight_bytes=max(several * entry.nbytes, self._schedule.limits.in_flight_bytes or 0),
                 look_ahead_bytes=max(2 * entry.nbytes, self._schedule.limits.look_ahead_bytes),
@@ -589,7 +606,8 @@ class Engine:
             return
         if self._learned is None and isinstance(self._plan, Mapping):
             self._refusing(lambda: check_found(cast("Plan", self._plan), now.classes, now.stayed))
-        asked_to = self._plan is not None or (self._selection is not None and self._selection.bytes_out)
+        moves = self._plan == EVERYTHING or "offload" in self._decisions
+        asked_to = moves or (self._selection is not None and self._selection.bytes_out)
         if asked_to and not self._tally.moved:
             stayed = ", ".join(f"{written(n)} {why}" for why, n in self._tally.kept_bytes.items()) or "none"
             self._off = "switched off: nothing could be moved"
@@ -769,8 +787,11 @@ class Engine:
             return self._off
         if self._selection is None:
             return "watching the first microbatch"
+        again = " and computing again" if self.recomputes else ""
         if self._selection.bytes_out:
-            return "moving"
+            return f"moving{again}"
+        if self._decisions:
+            return f"nothing is moved{again}, by the plan"
         if self._budget is not None:
             return "everything fits: nothing is moved"
         return "no copy would hide behind compute: nothing is moved"

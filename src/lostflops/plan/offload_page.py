@@ -38,7 +38,7 @@ def _page(found: OffloadPlan) -> Iterator[str]:
     if not found.refused:
         yield from _predicted(found)
         yield ""
-        yield from _apply(found)
+        yield "Apply it with lostflops.optimize.offload(model, plan=plan); `--json F` writes the plan."
     link = found.link
     yield (
         f"Link card {link.name}: {link.out / 1e9:.3g} GB/s out, {link.into / 1e9:.3g} in, "
@@ -92,17 +92,6 @@ def _predicted(found: OffloadPlan) -> Iterator[str]:
 
 def _guessed(found: OffloadPlan) -> str:
     return ", as the profile has no memory over time" if found.peak_error != PEAK_ERROR else ""
-
-
-def _apply(found: OffloadPlan) -> Iterator[str]:
-    if found.chosen.mix.modules and found.chosen.mix.moved:
-        yield (
-            "Apply it in two steps: lostflops.optimize.checkpoint(model, plan=plan), then profile and plan "
-            "again what is left to move, for lostflops.optimize.offload."
-        )
-    else:
-        name = "checkpoint" if found.chosen.mix.modules else "offload"
-        yield f"Apply it with lostflops.optimize.{name}(model, plan=plan); `--json F` writes the plan."
 
 
 def _ms(ns: int) -> str:
