@@ -505,6 +505,26 @@ def test_a_plan_that_cannot_be_followed_is_refused(classes: dict[str, str], matc
         optimize.checkpoint(tiny_models.llama(), plan={"classes": classes})
 
 
+def test_checkpointing_stays_when_another_remedy_refuses() -> None:
+    model, batch = case("llama")
+    plain = gradients_of(model, batch)
+    with optimize.checkpoint(model, keep=()) as checkpointed:
+
+        def refusing(tensor: torch.Tensor) -> torch.Tensor:
+            if checkpointed.forwards == 2:  # in a layer: its input is being saved
+                raise Refused("this cannot move", "leave it")
+            return tensor
+
+        with (
+            pytest.raises(Refused, match="this cannot move"),
+            torch.autograd.graph.saved_tensors_hooks(refusing, lambda tensor: tensor),
+        ):
+            gradients_of(model, batch)
+        model.zero_grad()
+        assert equal(gradients_of(model, batch), plain)
+        assert checkpointed.recomputed == 4
+
+
 def test_random_numbers_of_a_device_are_kept_when_tensors_come_by_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -49,6 +49,10 @@ _torch = cast("Any", torch_checkpointing)  # its annotations are incomplete
 _OURS: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
 
+class _Impossible(Refused):
+    """Found while a layer runs: it cannot be recomputed. Another remedy's refusal leaves checkpointing on."""
+
+
 def checkpoint(
     model: torch.nn.Module,
     every: int = 1,
@@ -229,7 +233,7 @@ class Checkpointed(Undoable):
             if self._bypassed:
                 return forward(layer, *args, **kwargs)
             return self._checkpointed(forward, layer, args, kwargs)
-        except Refused:
+        except _Impossible:
             self.undo()
             raise
 
@@ -241,12 +245,12 @@ class Checkpointed(Undoable):
         kwargs: dict[str, Any],
     ) -> Any:
         if torch.compiler.is_compiling():
-            raise Refused(
+            raise _Impossible(
                 f"'{self._name(layer)}' is being compiled, and checkpointing here is eager",
                 "compile without optimize.checkpoint: the compiler recomputes what is cheap by itself",
             )
         if layer.training and getattr(layer, "gradient_checkpointing", False):
-            raise Refused(f"'{self._name(layer)}' meanwhile checkpoints by itself", _SWITCH_OFF)
+            raise _Impossible(f"'{self._name(layer)}' meanwhile checkpoints by itself", _SWITCH_OFF)
         names, count = list(kwargs), len(args)
         first, again = id(layer) in self._unchecked, False
         self.forwards += 1
@@ -280,7 +284,7 @@ class Checkpointed(Undoable):
         parts = (getattr(value, part, None) for part in ("self_attention_cache", "cross_attention_cache"))
         kinds = {type(part).__name__ for part in parts if part is not None} or {type(value).__name__}
         if filled or kinds != {"DynamicCache"}:  # others are of their final size from the start
-            raise Refused(
+            raise _Impossible(
                 f"'{self._name(layer)}' reads a {type(value).__name__} of {filled} tokens, which recomputing"
                 " would change",
                 "call the model with use_cache=False and without past_key_values, or under torch.no_grad()",
@@ -345,7 +349,7 @@ class Checkpointed(Undoable):
             if count:
                 continue
             what = "fused attention operator" if name == _ATTENTION else f"matrix product inside '{name}'"
-            raise Refused(
+            raise _Impossible(
                 f"no layer ran any {what}, so nothing of it could be kept",
                 "attn_implementation='sdpa' makes attention one operator (with dropout on a GPU only);"
                 " keep=() recomputes everything",
@@ -372,7 +376,7 @@ class _Check(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if _top_hooks() is not self._hooks:
-            raise Refused(
+            raise _Impossible(
                 f"saved-tensor hooks are opened inside '{self._name}' (seen at {func.name()}), by a"
                 " checkpoint of its own or another remedy: they would switch this one off",
                 "open them around the layer, or do not checkpoint this one: layers=...",
@@ -385,7 +389,7 @@ class _Check(TorchDispatchMode):
             return
         for name, (buffer, version) in self._buffers.items():
             if _version(buffer) != version:
-                raise Refused(
+                raise _Impossible(
                     f"the forward of '{self._name}' writes to its buffer '{name}': recomputing would write"
                     " twice",
                     "do not checkpoint this layer: layers=..., or keep the statistic outside of it",
