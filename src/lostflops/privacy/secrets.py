@@ -25,7 +25,9 @@ VALUE = re.compile(rb"(?:" + ESCAPE + rb"|(?<![A-Za-z0-9\\]))(?:" + _KNOWN + rb"
 LOGIN = re.compile(rb"(?<=://)[^/@\s\"'\\]+:[^/@\s\"'\\]+(?=@)")
 # Where a name says so in the middle of a text. Much is called a token or a key in this trade: what is short
 # or a number is no secret.
-_IS = rb"[\\\"']{0,4}\s{0,9}[=:]\s{0,9}[\\\"']{0,4}"
+# An escape is taken whole: half of it left over would break the text that it is in.
+_OPENS = rb"(?:\\[bfnrt/\\]|\\u[0-9a-fA-F]{4}|\\?[\"']|\\(?![bfnrtu/\\])){0,4}"
+_IS = rb"[\\\"']{0,4}\s{0,9}[=:]\s{0,9}" + _OPENS
 _NO_NUMBER = rb"(?!\d+(?![\w.+/=-]))(?!<removed>)"
 ASSIGNED = re.compile(
     rb"(?i)((?:api_?-?key|access_?-?key|secret(?:_?-?(?:access_?-?)?key)?|passw(?:or)?d|passphrase|credentials?)"
