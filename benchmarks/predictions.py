@@ -91,7 +91,7 @@ def configurations() -> Iterator[Configuration]:
         "LoRA, checkpointed", partial(lora, 6), (128, 4), budget=0.97, out=2e8, into=2e8, checkpointed=True
     )
     yield some("full, recomputed", llama, (128, 4), budget=0.85, out=8e8, into=8e8, does="recompute")
-    yield some("full, both", llama, (128, 4), budget=0.6, out=8e8, into=8e8, does="both")
+    yield some("full, both", llama, (128, 4), budget=0.75, out=8e8, into=8e8, does="both")
     yield some("full, fits", llama, (128, 4), budget=1.0, out=8e8, into=8e8)
     yield some("LoRA, fits", lora, (96, 4), budget=1.2, out=8e8, into=8e8)
 
