@@ -281,9 +281,16 @@ def _nothing(outcome: Outcome) -> list[str]:
     if "seen-torch" in seen:
         if outcome.status:
             return [f"nothing was recorded: the job {ended} before its first step"]
+        if plan.step_on:
+            batches = plan.step_on.function is None
+            what = "no DataLoader gave a batch" if batches else f"{plan.step_on} was never called"
+            return [
+                f"nothing was recorded: {what}, so no step ended",
+                f"Hint: {plan.run / 'lostflops.log'} says why, if it could not be followed",
+            ]
         return [
             "nothing was recorded: PyTorch was imported, but no `torch.optim` optimizer made a step",
-            "Hint: a step ends where `optimizer.step()` returns; inference and compiled steps have none",
+            "Hint: a step ends where `optimizer.step()` returns; for others, `--step-on MODULE:FUNCTION`",
         ]
     if "seen-python" in seen:
         why = f"the job {ended}, and " if outcome.status else ""

@@ -36,6 +36,17 @@ DEFAULT_STEPS: Steps = ((10, 14),)
 
 
 @dataclass(frozen=True)
+class StepOn:
+    """What ends a step: each batch of a data loader, or each call of a function of a module."""
+
+    module: str
+    function: str | None  # "Class.method" too; None: each batch
+
+    def __str__(self) -> str:
+        return "batch" if self.function is None else f"{self.module}:{self.function}"
+
+
+@dataclass(frozen=True)
 class Plan:
     """One recording: the command, the folder, and what goes into it."""
 
@@ -48,6 +59,7 @@ class Plan:
     ranks: Ranges | None = None
     what: Sequence[str] = DEFAULT_WHAT
     annotations: Annotations = ()
+    step_on: StepOn | None = None  # what ends a step; None: the optimizer
     sockets: Path | None = None  # where processes ask on demand; None: they do not ask
     nsys: NsysPlan | None = None  # None: the PyTorch profiler records
 
@@ -88,6 +100,27 @@ class Plan:
         settings = (f"{name}={shlex.quote(value)}" for name, value in self.environment(given).items())
         command = " ".join([*settings, shlex.join(self.command)])
         return "\n".join([command, *(self.nsys.shell(self.run) if self.nsys else [])])
+
+
+def step_on(text: str) -> StepOn | None:
+    """What ends a step, of 'optimizer' (None), 'batch' or 'MODULE:FUNCTION'."""
+    if text == "optimizer":
+        return None
+    if text == "batch":
+        return StepOn("torch.utils.data.dataloader", None)
+    module, colon, function = text.partition(":")
+    if not colon or not all(part.isidentifier() for part in (*module.split("."), *function.split("."))):
+        raise BadOption(
+            f"'{shown(text)}' is nothing that ends a step.",
+            "write `optimizer`, `batch`, or a module and its function, as in "
+            "`transformers.generation.utils:GenerationMixin.generate`.",
+        )
+    if module == "__main__":
+        raise BadOption(
+            "A function of the script itself cannot be waited for: the script defines it while it runs.",
+            "name one of a module that it imports.",
+        )
+    return StepOn(module, function)
 
 
 def steps(text: str) -> Steps:

@@ -22,6 +22,7 @@ import secrets
 import shutil
 import time
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 
 from lostflops.capture.membership import Membership
@@ -77,6 +78,8 @@ def write(plan: Plan, member: Membership | None = None) -> bool:
         if plan.annotations:
             lines = (json.dumps(annotation) + "\n" for annotation in plan.annotations)
             (beside / "annotations.jsonl").write_text("".join(lines))
+        if plan.step_on:
+            (beside / "step-on.jsonl").write_text(json.dumps(asdict(plan.step_on)) + "\n")
         if plan.nsys:
             plan.nsys.write(beside, plan.ranks)
         if member:

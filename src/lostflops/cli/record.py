@@ -34,6 +34,13 @@ def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
         "--every", metavar="N", type=int, default=0, help="record the steps again after each N steps"
     )
     parser.add_argument(
+        "--step-on",
+        metavar="WHAT",
+        default="optimizer",
+        help="what ends a step: optimizer (default), batch (the next one of a DataLoader is asked for), or "
+        "a function that returns, as in transformers.generation.utils:GenerationMixin.generate",
+    )
+    parser.add_argument(
         "--delay",
         metavar="SECONDS",
         help="open the window when the job has run so long, instead of at a step (also 90s, 2m)",
@@ -117,6 +124,7 @@ def asked(given: Namespace, member: Membership | None = None) -> Plan:
         run=given.output or Path("runs") / _name(command, member),
         **when,
         ranks=None if given.ranks is None else plan.ranks(given.ranks),
+        step_on=plan.step_on(given.step_on),
         annotations=annotation_file.read(given.annotate) if given.annotate else (),
         sockets=on_demand.new_folder() if given.on_demand else None,
         **under,

@@ -22,6 +22,7 @@ HOOKS = {
     "deepspeed.runtime.engine": "deepspeed",
 }
 ANNOTATIONS = "annotations.jsonl"
+STEP_ON = "step-on.jsonl"
 
 _armed_in = 0
 
@@ -50,6 +51,11 @@ def arm() -> None:
 
         for name in annotated.modules():
             waited.setdefault(name, []).append("annotated.executed")
+    if os.path.exists(os.path.join(log.BOOT, STEP_ON)):
+        from . import stepping
+
+        for name in stepping.modules():
+            waited.setdefault(name, []).append("stepping.executed")
     if log.IN_POD and os.environ.get("LOSTFLOPS_COLLECTOR"):
         waited.setdefault("torch.optim.optimizer", []).append("copying.begin")
     imports.arm(waited)

@@ -1,4 +1,4 @@
-"""Counts the steps of this process: a step ends when the optimizer has returned.
+"""Counts the steps of this process: a step ends when the optimizer has returned, or where `stepping` says.
 
 Step 0 ends with the first call. With several optimizers one of them leads: the first that is called twice
 while the leader is not called at all takes over, so that an optimizer built anew does not stop the clock.
@@ -28,6 +28,7 @@ class Clock:
 
     def __init__(self) -> None:
         self.on = True
+        self.elsewhere = False  # whether something other than optimizers ends the steps
         self.depth = threading.local()
         self.step = 0
         self.log: StepLog | None = None
@@ -43,6 +44,14 @@ class Clock:
 
     def called(self, optimizer: object, began: int, counts: bool = True) -> None:
         """The outermost call of an optimizer returned."""
+        self._passed(id(optimizer), began, counts and not self.elsewhere)
+
+    def passed(self, what: object) -> None:
+        """Something that ends steps in the optimizer's place has been passed."""
+        if "torch" in sys.modules:
+            self._passed(id(what), None, True)
+
+    def _passed(self, what: int, began: int | None, counts: bool) -> None:
         if not self.on:
             return
         ended = now()
@@ -50,8 +59,9 @@ class Clock:
         try:
             # Per-parameter optimizers are called from the backward pass's threads.
             with self._lock:
-                self.optimizer += ended - began
-                if counts and self._leads(id(optimizer)):
+                if began is not None:
+                    self.optimizer += ended - began
+                if counts and self._leads(what):
                     self._boundary(ended)
         except Exception as error:
             self.stop(error)
