@@ -7,12 +7,15 @@ names, users, paths and addresses that a trace may carry are never decoded or st
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import hashlib
 import re
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +71,8 @@ WRITERS = 2
 MOST_THREADS = 1024
 # Starting processes pays from about this many bytes of JSON on.
 WORTH_PROCESSES = 96 << 20
+KEPT_BYTES = 64 << 20  # of freed memory, at most
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # mallopt's names for them, in <malloc.h>
 # The word that names a rank best comes first.
 RANK_IN_NAME = tuple(
     re.compile(rf"{word}[-_ ]?(\d{{1,6}})(?!\d)", re.IGNORECASE) for word in ("rank", "worker")
@@ -120,6 +125,7 @@ def _read(
     *,
     exact: bool,
 ) -> list[Part]:
+    _keep_freed_memory()
     reader, decoder = Reader(exact), Decoder(exact)
     stream = None
     packed = processes > 1 and _is_packed(path)
@@ -136,6 +142,16 @@ def _read(
             raise NotATrace(path, "what it lists are no events.")
         raise NothingRecorded(path, "there are no events")
     return Assembly(path, folder, reader, decoder, stream).parts()
+
+
+@cache
+def _keep_freed_memory() -> None:
+    """Has the C library keep some of what is freed. By itself it gives every chunk's buffers back to the
+    kernel, and pays a page fault for each 4 KiB of the next: a tenth of an import, where faults are slow."""
+    with suppress(OSError, AttributeError):  # another C library has no such thing
+        adjust = ctypes.CDLL(None).mallopt
+        adjust(_TRIM_THRESHOLD, KEPT_BYTES)
+        adjust(_MMAP_THRESHOLD, KEPT_BYTES // 2)
 
 
 def _is_packed(path: Path) -> bool:
