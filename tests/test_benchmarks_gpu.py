@@ -31,15 +31,17 @@ def test_without_a_gpu_nothing_is_measured_and_the_way_to_try_it_is_said(tmp_pat
 
 
 def test_a_section_leaves_its_record_and_the_page_says_that_a_cpu_played_the_gpu(tmp_path: Path) -> None:
-    done = run("--threads", "--share", "0.01", "--only", "pack_cost", results=tmp_path)
+    done = run("--threads", "--share", "0.01", "--only", "link", "pack_cost", results=tmp_path)
     assert done.returncode == 0, done.stderr
     record = json.loads((tmp_path / "pack_cost.json").read_text())
     (report,) = record["rows"]
     assert report["pack_ns"] > 0 and report["unpack_ns"] > 0 and report["keep_ns"] > 0
     assert record["about"]["gpu"] is None
+    (card,) = json.loads((tmp_path / "link.json").read_text())["rows"]
+    assert card["host_to_device"]["pinned"]["bytes_per_second"] > 0
     page = (tmp_path / "README.md").read_text()
     assert page in done.stdout
-    assert page.count("a CPU that plays the GPU: only shows that the section runs") == 1
+    assert page.count("a CPU that plays the GPU: only shows that the section runs") == 2
     assert not list(tmp_path.glob("*.tmp"))
 
 

@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import random
+import statistics
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -133,11 +134,13 @@ def test_workers_that_start_in_every_short_epoch_are_paid_for() -> None:
 
 @exactly
 def test_uneven_samples_are_noticed_and_order_is_given_up_only_when_asked() -> None:
-    # Five or more of them are measured: on average 26 ms (one of seven is slow) to 59 (two of five).
     loader = DataLoader(Sleeping(0.008, every=4, rarely=0.136), batch_size=1)
     setting = tuned(loader, step_seconds=0.005, seconds=1.5)
     assert setting.load.batch_spread > 1 and setting.workers >= 2
-    assert 0.026 <= setting.load.batch_seconds < 0.080
+    # A busy machine measures fewer of them, so how many are slow depends on where they begin and end.
+    samples = [0.136 if index % 4 == 0 else 0.008 for index in range(setting.load.batches + 4)]
+    means = [statistics.fmean(samples[begin : begin + setting.load.batches]) for begin in range(4)]
+    assert any(setting.load.batch_seconds == pytest.approx(mean, rel=0.3) for mean in means)
     assert "in_order" not in setting.arguments and not setting.arguments["persistent_workers"]
     assert setting.arguments["prefetch_factor"] == 4
     assert any("keep_order=False" in note for note in setting.notes)

@@ -19,7 +19,7 @@ import struct
 import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lostflops.capture.boot.lostflops_boot.rank import launched
@@ -33,6 +33,7 @@ ANSWERED = b"req"
 CONFIG = "ON_DEMAND_CONFIG_UPDATE_INTERVAL_SECS=1\n"
 LOOK_AGAIN = 6.0  # seconds between two questions of a client that nobody configured
 LOOK = 1.0  # seconds from the answer to a client's first look at the clock; a start before it is missed
+AHEAD = 1.5 * LOOK  # so long after the last answer a window begins
 ATTEMPTS = 3
 PATIENCE = 60.0  # seconds for writing a trace
 EMPTY = 2048  # bytes; a process that did nothing, like a launcher, leaves less
@@ -157,7 +158,8 @@ def ask(
     except OSError as error:
         raise CannotWrite(output, error) from error
     name = f"asked-{secrets.token_hex(4)}"
-    start = time.time() + lead + 1.5 * LOOK
+    file = (output / f"{name}.json").absolute()  # each process adds its number
+    start = time.time() + lead + AHEAD
     last_answer = time.monotonic() + lead  # whoever asks later could miss the time
     until = last_answer + _longest(request)
     told: dict[int, _Told] = {}
@@ -168,24 +170,24 @@ def ask(
             now = time.monotonic()
             if client := agent.question(0.1):
                 pid = client.pids[0]
-                settings = ""
+                begins = None
                 if not wanted(client):
                     pass
                 elif pid in told:
                     if told[pid].missed(client, request):
                         if len(told) == 1 and told[pid].attempts < ATTEMPTS:
-                            settings = told[pid].again(request, time.time() + 1.5 * LOOK)
+                            begins = time.time() + AHEAD
+                            told[pid] = replace(told[pid], start=begins, attempts=told[pid].attempts + 1)
                             until = now + _longest(request)
                         else:
                             lost[pid] = told[pid].why
                 elif now <= last_answer and client.idle:
-                    file = (output / f"{name}.json").absolute()
-                    told[pid] = _Told(file, file.with_name(f"{name}_{pid}.json"), start)
-                    settings = request.settings(file, start)
+                    begins = start
+                    told[pid] = _Told(file.with_name(f"{name}_{pid}.json"), start)
                     busy.discard(pid)
                 elif now <= last_answer:
                     busy.add(pid)
-                agent.answer(client, settings)
+                agent.answer(client, "" if begins is None else request.settings(file, begins))
             if now <= last_answer:
                 continue
             waiting = [pid for pid in told if pid not in lost and not told[pid].trace.exists()]
@@ -211,14 +213,13 @@ def ask(
 
 
 def _longest(request: Request) -> float:
-    return 1.5 * LOOK + (request.duration or PATIENCE) + PATIENCE
+    return AHEAD + (request.duration or PATIENCE) + PATIENCE
 
 
 @dataclass
 class _Told:
-    """A process that was told to record into `file`, which it gives its own number, at `start`."""
+    """A process that was told to record `trace` from `start` on."""
 
-    file: Path
     trace: Path
     start: float
     attempts: int = 1
@@ -241,10 +242,6 @@ class _Told:
             # In this order: a trace gets its name when it is finished.
             return not (self.unfinished.stat().st_size or self.trace.exists())
         return not self.trace.exists()
-
-    def again(self, request: Request, start: float) -> str:
-        self.attempts, self.start = self.attempts + 1, start
-        return request.settings(self.file, start)
 
 
 def _named(files: Mapping[int, Path], name: str) -> dict[int, Path]:

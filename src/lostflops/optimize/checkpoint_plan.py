@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
+DECISIONS = ("keep", "offload", "recompute")  # of a plan, for a class of saved tensors
+
+
 def planned_modules(model: torch.nn.Module, plan: Mapping[str, Any]) -> list[torch.nn.Module]:
     """The largest modules below which the plan recomputes every class that it names, in the model's order: a
     layer or less, for several layers recomputed at once are all alive at once.
@@ -21,9 +24,8 @@ def planned_modules(model: torch.nn.Module, plan: Mapping[str, Any]) -> list[tor
     offloads: recomputing works on whole modules.
     """
     classes: dict[str, str] = dict(plan.get("classes", {}))
-    known = {"keep", "offload", "recompute"}
-    if unknown := {decision for decision in classes.values() if decision not in known}:
-        raise Refused(f"the plan says {sorted(unknown)}", f"a class may be one of {sorted(known)}")
+    if unknown := set(classes.values()).difference(DECISIONS):
+        raise Refused(f"the plan says {sorted(unknown)}", f"a class may be one of {list(DECISIONS)}")
     by_path: dict[str, set[str]] = {}
     for name, decision in classes.items():
         path, _, operator = name.rpartition("/")

@@ -30,6 +30,7 @@ from lostflops.optimize import claims, host_share, saved_views
 from lostflops.optimize.amounts import bytes_of, written
 from lostflops.optimize.arena import Arena, aligned
 from lostflops.optimize.bypassed import held_by_selective_checkpoints
+from lostflops.optimize.checkpoint_plan import DECISIONS
 from lostflops.optimize.checkpointing import checkpoint
 from lostflops.optimize.checksum import checksum
 from lostflops.optimize.device import Device, Event, device_of
@@ -47,7 +48,6 @@ from lostflops.optimize.selection import Link, Selection
 from lostflops.optimize.subclasses import Rebuilt, apart
 from lostflops.optimize.tensor_class import ModulePaths, operator_of, tensor_class
 
-DECISIONS = ("keep", "offload", "recompute")  # of a plan, for a class of saved tensors
 FIRST_SHARE = 0.8  # of the budget that may fill before anything moves, as long as the peak is not known
 
 T = TypeVar("T")

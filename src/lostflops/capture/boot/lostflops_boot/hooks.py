@@ -81,7 +81,7 @@ def backward(module: Any) -> None:
     def backward(*args: Any, **kwargs: Any) -> Any:
         nonlocal compiling
         if compiling is None:  # PyTorch has not got that far when this module has executed
-            compiling = _compiling()
+            compiling = compiling_test()
         if compiling():
             return inner(*args, **kwargs)
         return CLOCK.backward(inner, args, kwargs)
@@ -89,7 +89,8 @@ def backward(module: Any) -> None:
     module.backward = backward
 
 
-def _compiling() -> Callable[[], bool]:
+def compiling_test() -> Callable[[], bool]:
+    """PyTorch's own test of whether a compiler traces what runs. Only after PyTorch was imported."""
     found = getattr(getattr(sys.modules["torch"], "compiler", None), "is_compiling", None)
     return found or (lambda: False)
 

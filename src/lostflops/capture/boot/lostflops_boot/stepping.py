@@ -12,15 +12,13 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
-from . import log
+from . import hooks, log
 from .clock import CLOCK
 
 FILE = "step-on.jsonl"
-LOADER = "torch.utils.data.dataloader"
 
 
 def modules() -> list[str]:
@@ -74,25 +72,23 @@ def _ending(raw: Any, name: str) -> Any:
         raise TypeError(f"{name} is a {type(raw).__name__}, and no function")
     if inspect.isgeneratorfunction(raw) or inspect.isasyncgenfunction(raw):
         raise TypeError(f"{name} gives its results one by one, so no call of it is a step")
-    running = threading.local()
-
-    def outermost() -> bool:
-        return CLOCK.on and not getattr(running, "inside", False) and not _compiling()
-
     if inspect.iscoroutinefunction(raw):
 
         @functools.wraps(raw)
         async def awaited(*args: Any, **kwargs: Any) -> Any:
             result = await raw(*args, **kwargs)  # others run meanwhile: calls that overlap are steps each
-            if CLOCK.on:
-                CLOCK.passed(raw)
+            CLOCK.passed(raw)
             return result
 
         return awaited
 
+    running = threading.local()
+
     @functools.wraps(raw)
     def called(*args: Any, **kwargs: Any) -> Any:
-        if not outermost():
+        # A compiler that traces through here must see nothing but the call.
+        compiling = "torch" in sys.modules and hooks.compiling_test()()
+        if compiling or not CLOCK.on or getattr(running, "inside", False):
             return raw(*args, **kwargs)
         running.inside = True
         try:
@@ -103,9 +99,3 @@ def _ending(raw: Any, name: str) -> Any:
         return result
 
     return called
-
-
-def _compiling() -> bool:
-    compiler: Any = getattr(sys.modules.get("torch"), "compiler", None)
-    found: Callable[[], bool] | None = getattr(compiler, "is_compiling", None)
-    return found is not None and found()
