@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated
 
 import polars as pl
 
+from lostflops.accounts import ACCOUNTS
+from lostflops.finding import Finding, milliseconds, percent
 from lostflops.recipe import Bars, Example, recipe
+from lostflops.tables import Steps
+
+# One gap is worth a look of its own from this share of its step on, when it is most of what its rank idles.
+SHARE_OF_STEP, SHARE_OF_IDLE = 0.1, 0.5
 
 
 @recipe(
@@ -20,11 +27,13 @@ from lostflops.recipe import Bars, Example, recipe
         "ns": "length of the gap, ns",
         "cause": "account that claims most of the gap",
         "cause_ns": "how much of the gap that is, ns",
+        "step_ns": "length of the step, ns",
+        "idle_ns": "all gaps of the rank, in all its steps and however short, ns",
     },
     plot=Bars(x="start", y=("ns",)),
     examples=[
         Example(
-            "gaps of two ranks, one too short to list",
+            "gaps of two ranks, two too short to list",
             given={
                 "steps": [
                     {"step": 1, "start": 0, "end": 200},
@@ -33,7 +42,7 @@ from lostflops.recipe import Bars, Example, recipe
                 "kernels": [
                     {"start": 0, "end": 110},
                     {"start": 119, "end": 200},
-                    {"rank": 1, "start": 61, "end": 200, "launch_start": 50, "thread": 7},
+                    {"rank": 1, "start": 61, "end": 193, "launch_start": 50, "thread": 7},
                 ],
                 "operators": [{"rank": 1, "start": 9, "end": 55, "thread": 7}],
                 "ranks": [{"device_kind": "gpu"}, {"rank": 1, "device_kind": "gpu"}],
@@ -47,6 +56,8 @@ from lostflops.recipe import Bars, Example, recipe
                     "ns": 58,
                     "cause": "idle.launch_bound",
                     "cause_ns": 41,
+                    "step_ns": 197,
+                    "idle_ns": 65,
                 }
             ],
             options={"at_least_ns": 10},
@@ -54,6 +65,7 @@ from lostflops.recipe import Bars, Example, recipe
     ],
 )
 def gpu_gaps(
+    steps: Steps,
     idle_causes: pl.LazyFrame,
     *,
     at_least_ns: Annotated[int, "shortest gap to list, ns"] = 50_000,
@@ -76,7 +88,34 @@ def gpu_gaps(
             cause=pl.col("account").first(),
             cause_ns=pl.col("cause_ns").first(),
         )
+        .with_columns(idle_ns=pl.col("ns").sum().over("rank"))
         .filter(pl.col("ns") >= at_least_ns)
+        .join(
+            steps.select("rank", "step", step_ns=pl.col("end") - pl.col("start")),
+            on=["rank", "step"],
+            how="left",
+        )
+        .select("rank", "step", "start", "end", "ns", "cause", "cause_ns", "step_ns", "idle_ns")
         .sort("ns", "rank", "start", descending=[True, False, False])
-        .drop("gap")
     )
+
+
+@gpu_gaps.finding
+def one_gap_is_most(table: pl.DataFrame) -> Iterator[Finding]:
+    """A pause that came once is another thing than a pattern that comes back in every step."""
+    for gap in table.head(1).iter_rows(named=True):
+        ns, step_ns, idle_ns = gap["ns"], gap["step_ns"], gap["idle_ns"]
+        if ns < SHARE_OF_STEP * step_ns or ns < SHARE_OF_IDLE * idle_ns:
+            return
+        yield Finding(
+            name="one-gap-is-most",
+            claim=f"One gap of {milliseconds(ns)} is {percent(ns, idle_ns)} of all idle time of rank "
+            f"{gap['rank']}.",
+            gain="unknown",
+            evidence=(
+                f"{percent(ns, step_ns)} of step {gap['step']} of that rank",
+                f"{percent(gap['cause_ns'], ns)} of it: {ACCOUNTS[gap['cause']].label}",
+            ),
+            next="This is a pause, not a pattern: see what the host and the other streams do there before you "
+            "look at averages.",
+        )

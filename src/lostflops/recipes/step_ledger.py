@@ -127,7 +127,8 @@ def idle_costs_step_time(table: pl.DataFrame) -> Iterator[Finding]:
             .select("rank", ns=pl.col("ns") // pl.col("len"))
             .sort("ns", "rank", descending=[True, False])
         )
-        evidence = [f"{percent(ns, whole)} of all step time, added up over {windows} steps of the ranks here"]
+        counted = "1 step" if windows == 1 else f"{windows:,} steps"
+        evidence = [f"{percent(ns, whole)} of all step time, added up over {counted} of the ranks here"]
         if per_rank.height > 1:
             rank, most = per_rank.row(0)
             evidence.append(f"most of it on rank {rank}: {milliseconds(most)} a step")
