@@ -124,7 +124,14 @@ def peer(repeat: int, big: bool, say: Say) -> Found:
     if large:
         summary += f" The trace of 1 GB: **{spread(large)}** times. "
         summary += verdict(median(large) >= LEAST_TIMES_PEER, "at least 20")
-    header = ("trace", "events", "HTA, events/s", "lostflops, events/s", "`gzip -dc`, events/s", "times as fast")
+    header = (
+        "trace",
+        "events",
+        "HTA, events/s",
+        "lostflops, events/s",
+        "`gzip -dc`, events/s",
+        "times as fast",
+    )
     return Found(header, rows, summary, versions)
 
 
