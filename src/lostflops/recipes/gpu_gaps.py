@@ -116,6 +116,6 @@ def one_gap_is_most(table: pl.DataFrame) -> Iterator[Finding]:
                 f"{percent(ns, step_ns)} of step {gap['step']} of that rank",
                 f"{percent(gap['cause_ns'], ns)} of it: {ACCOUNTS[gap['cause']].label}",
             ),
-            next="This is a pause, not a pattern: see what the host and the other streams do there before you "
-            "look at averages.",
+            next="This is a pause, not a pattern: see what the host and the other streams do there before "
+            "you look at averages.",
         )
