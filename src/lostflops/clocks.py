@@ -13,9 +13,9 @@ import polars as pl
 
 from lostflops.matching import SYNCHRONISING, WORLD, matches
 
-# Shifting clocks needs a reason: an offset no noise explains.
-SMALLEST_OFFSET = 1_000_000
-OFFSET_OVER_ERROR = 10
+# Shifting clocks needs a reason: an offset no noise explains, and more than ranks differ in leaving a collective.
+SMALLEST_OFFSET = 20_000
+OFFSET_OVER_ERROR = 5
 # Processes of one host read one clock. Profilers convert it in each process, to within microseconds.
 SAME_HOST_ERROR = 10_000
 # The spread of few values is underestimated more often than not: with fewer than FEW the largest deviation
