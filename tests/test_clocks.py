@@ -88,7 +88,7 @@ def test_what_scatter_explains_moves_no_clock_and_counts_as_error() -> None:
 
 @pytest.mark.parametrize("apart", [30_000, 200_000, 900_000])
 def test_clocks_that_time_servers_keep_close_are_aligned_too(apart: int) -> None:
-    """A fraction of a millisecond is as long as many collectives last: left alone, it would all be waiting."""
+    """A fraction of a millisecond is as long as many collectives last: left alone, it would be waiting."""
     offsets = told(job_of(3, 3).tables({1: apart}))
     assert [rank for rank, (offset, _) in offsets.items() if offset] == [1]
     assert abs(offsets[1][0] + apart) <= offsets[1][1] + offsets[0][1] < apart / 2

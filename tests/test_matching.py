@@ -331,6 +331,33 @@ def test_a_group_is_only_guessed_when_the_job_has_no_other() -> None:
     assert reasons(table[:2]) == {"its group is unknown and the job has several"}
 
 
+def test_groups_that_the_job_lists_keep_operations_without_a_group_apart() -> None:
+    """gloo's operations name no group: in a job of two pairs, whose they are cannot be told."""
+
+    def grouped(*groups: list[int]) -> list[dict[str, Any]]:
+        listed = [{"name": str(n), "description": "", "ranks": ranks} for n, ranks in enumerate(groups)]
+        return [{"rank": r, "world_size": 2, "groups": listed} for r in range(2)]
+
+    rows = [row(0, 0, 9), row(1, 4, 9)]
+    assert matched(rows, grouped([0, 1], [1, 0], [0], []))["wait"].to_list() == [4, 0]
+    assert reasons(matched(rows, grouped([0, 1], [0, 2]))) == {"its group is unknown and the job has several"}
+
+
+def test_ranks_below_the_highest_are_missed_where_no_world_size_is_known() -> None:
+    table = matched([row(2, 0, 9), row(3, 4, 9)], [{"rank": 2}, {"rank": 3}])
+    assert reasons(table) == {"only 2 of at least 4 ranks are here and its group is unknown"}
+
+
+def test_it_is_said_where_the_ranks_here_were_taken_for_all() -> None:
+    rows = [row(0, 0, 9), row(1, 4, 9)]
+    unknown = [{"rank": 0}, {"rank": 1}]
+    assert matched(rows, unknown)["assumed"].to_list() == [True, True]
+    assert matched(rows)["assumed"].to_list() == [False, False]
+    for group, size, assumed in (("a", None, True), ("a", 2, False), ("a [0, 1]", None, False)):
+        of_group = [{**one, "group": group, "group_size": size} for one in rows]
+        assert matched(of_group, unknown)["assumed"].to_list() == [assumed, assumed]
+
+
 def test_what_lost_its_description_matches_by_its_neighbours_and_its_name() -> None:
     rows = [row(0, 0, 9), row(1, 4, 9), row(0, 20, 29), row(1, 23, 29)]
     first = [

@@ -164,3 +164,6 @@ ACCOUNTS: Mapping[str, Account] = {
         ),
     )
 }
+
+# What a rank spends on others that are not there yet, as far as the trace can tell.
+WAITING = ("communication.wait", "communication.exposed", "idle.pipeline_bubble")

@@ -13,7 +13,8 @@ import polars as pl
 
 from lostflops.matching import SYNCHRONISING, WORLD, matches
 
-# Shifting clocks needs a reason: an offset no noise explains, and more than ranks differ in leaving a collective.
+# Shifting clocks needs a reason: an offset that no noise explains, and more than ranks take to leave one
+# collective.
 SMALLEST_OFFSET = 20_000
 OFFSET_OVER_ERROR = 5
 # Processes of one host read one clock. Profilers convert it in each process, to within microseconds.

@@ -13,7 +13,8 @@ class Finding:
     """One thing that is true about a run and worth acting on.
 
     `ns_per_step` is what acting on it could save in a mean step of a mean rank. A recipe gives either that or
-    `ns_in_steps`, added up over all ranks and steps, which the runner then spreads. It is to be read with
+    `ns_in_steps`, added up over all ranks and steps, which the runner then spreads; where it is `shared`,
+    what shortens one rank's step also ends others' waiting, and the runner adds that. It is to be read with
     `gain`: *at most* is an upper bound, *predicted* comes from replay, *measured* from interleaved
     repetition; *unknown* says that the trace cannot tell, and then it is 0. Gains of several
     findings do not add up.
@@ -26,8 +27,12 @@ class Finding:
     next: str  # the next thing to do
     ns_per_step: int = 0
     ns_in_steps: int = 0
+    shared: bool = False
     recipe: str = ""  # filled in by the runner
     doubt: str = ""  # why this may be wrong, when it may
+
+
+OTHERS_GAIN_TOO = "the bound counts the time in which ranks that wait for others could gain too"
 
 
 def milliseconds(ns: float) -> str:

@@ -34,13 +34,15 @@ LISTED = re.compile(r"\[([0-9, ]*)\]$")
 def matches(collectives: pl.LazyFrame, ranks: pl.LazyFrame, *, trust_clocks: bool = True) -> pl.DataFrame:
     """Every collective of every rank, with its instance, wait and transfer where ranks could be matched.
 
-    Adds to `collectives`: reason, instance, members, last_arrival, last_rank, latency, wait and transfer.
-    Wait and transfer add up to end - arrival; they are null, and `reason` says why, where they cannot be
-    told. The last rank is null when it leads by less than the clock error. `latency` is the shortest stay of
-    any member, which needs no common clock. Without `trust_clocks`, times of different ranks are not
-    compared, and ranks must have recorded equally many operations of a lane.
+    Adds to `collectives`: reason, instance, members, last_arrival, last_rank, lead, latency, wait, transfer,
+    clock_error and assumed. Wait and transfer add up to end - arrival; they are null, and `reason` says why,
+    where they cannot be told. The last rank is null when it leads by less than the clock error; `lead` is by
+    how much it comes after the next to last. `latency` is the shortest stay of any member, which needs no
+    common clock. `clock_error` is the largest of the members', and `assumed` says that nothing tells how many
+    members there should be: the ranks that are here were taken for all. Without `trust_clocks`, times of
+    different ranks are not compared, and ranks must have recorded equally many operations of a lane.
     """
-    known = ranks.select("rank", "world_size", "clock_error").unique("rank", keep="first").collect()
+    known = ranks.select("rank", "world_size", "clock_error", "groups").unique("rank", keep="first").collect()
     rows = _laned(collectives.collect().with_row_index("_row"), known)
     rows = pl.concat(
         [
@@ -60,13 +62,15 @@ def _laned(rows: pl.DataFrame, known: pl.DataFrame) -> pl.DataFrame:
     """Each row's lane, and how many members its instances have, or the reason why it cannot be matched.
 
     Adds `_error` of its clock, `_kind` (both ends of a send are 'pair'), `_bytes`, `_lane`, `_size`,
-    whether it is `_sequenced`, and `reason`.
+    whether that is `assumed`, whether it is `_sequenced`, and `reason`.
     """
     present: set[int] = set(known["rank"].to_list())
     worlds: list[int] = known["world_size"].drop_nulls().to_list()
-    world = max(worlds) if worlds else max(2, len(present))
+    # A job that does not say how many ranks it has, has at least those up to the highest here.
+    world = max(worlds) if worlds else max([2, *(rank + 1 for rank in present)])
     group = pl.col("group").cast(pl.String)
     names: list[str] = rows["group"].cast(pl.String).drop_nulls().unique().to_list()
+    several = len(names) > 1 or _num_memberships(known) > 1
     listed = {name: _members(name) for name in names}
     absent = {
         name: f"ranks {_some(sorted(ranks - present))} of its group are not here"
@@ -80,10 +84,14 @@ def _laned(rows: pl.DataFrame, known: pl.DataFrame) -> pl.DataFrame:
         pl.when(sends).then(pl.format("{}>{}", "rank", "peer")).otherwise(pl.format("{}>{}", "peer", "rank"))
     )
     if len(present) < world:
-        unknown = f"only {len(present)} of {world} ranks are here and its group is unknown"
+        least = "" if worlds else "at least "
+        unknown = f"only {len(present)} of {least}{world} ranks are here and its group is unknown"
     else:
-        unknown = "its group is unknown and the job has several" if len(names) > 1 else ""
+        unknown = "its group is unknown and the job has several" if several else ""
     alone = pl.col("_size") == 1
+    sized = {name: len(ranks) for name, ranks in listed.items() if ranks}
+    size_told = group.replace_strict(sized, default=None, return_dtype=pl.Int64)
+    size_told = pl.coalesce(size_told, pl.col("group_size").cast(pl.Int64))
     return (
         rows.join(known.select("rank", _error="clock_error"), on="rank", how="left", maintain_order="left")
         .with_columns(
@@ -97,15 +105,12 @@ def _laned(rows: pl.DataFrame, known: pl.DataFrame) -> pl.DataFrame:
             .when(group.is_null()).then(world)
             .otherwise(
                 pl.coalesce(
-                    group.replace_strict(
-                        {name: len(ranks) for name, ranks in listed.items() if ranks},
-                        default=None,
-                        return_dtype=pl.Int64,
-                    ),
-                    pl.col("group_size").cast(pl.Int64),
-                    pl.max_horizontal(2, pl.col("rank").n_unique().over("group").cast(pl.Int64)),
+                    size_told, pl.max_horizontal(2, pl.col("rank").n_unique().over("group").cast(pl.Int64))
                 )
             ),
+            assumed=pl.when(pair).then(False)
+            .when(group.is_null()).then(not worlds)
+            .otherwise(size_told.is_null()),
             # A send and its receive count on their own.
             _sequenced=pl.col("sequence").is_not_null() & ~pair,
         )
@@ -122,6 +127,13 @@ def _laned(rows: pl.DataFrame, known: pl.DataFrame) -> pl.DataFrame:
             .otherwise(group.replace_strict(absent, default="", return_dtype=pl.String))
         )
     )  # fmt: skip
+
+
+def _num_memberships(known: pl.DataFrame) -> int:
+    """How many different sets of ranks the job's process groups join, those of one rank apart."""
+    members = known.select(pl.col("groups").explode().struct.field("ranks"))["ranks"]
+    listed = members.filter(members.list.len() > 1).list.sort().cast(pl.List(pl.String))
+    return listed.list.join(" ").n_unique()
 
 
 def _members(group: str) -> set[int]:
@@ -273,7 +285,7 @@ def _instances(rows: pl.DataFrame, trust_clocks: bool) -> pl.DataFrame:
             _noise=error,
             _first=arrival.min(),
             last_arrival=arrival.max(),
-            _second=arrival.top_k(2).min(),
+            lead=arrival.max() - arrival.top_k(2).min(),
             _last=pl.col("rank").sort_by("arrival", "rank").last(),
             latency=(pl.col("end") - arrival).min(),
         )
@@ -293,7 +305,7 @@ def _instances(rows: pl.DataFrame, trust_clocks: bool) -> pl.DataFrame:
         .sort("_first", "_key")
     )
     counts = pl.col("_why") == ""
-    leads = (pl.col("last_arrival") - pl.col("_second") > pl.col("_noise")) & (pl.col("members") > 1)
+    leads = (pl.col("lead") > pl.col("_noise")) & (pl.col("members") > 1)
     return found.with_columns(
         instance=pl.when(counts).then(counts.cast(pl.Int64).cum_sum() - 1),
         last_rank=pl.when(leads).then("_last"),
@@ -302,8 +314,8 @@ def _instances(rows: pl.DataFrame, trust_clocks: bool) -> pl.DataFrame:
 
 def _split(rows: pl.DataFrame, instances: pl.DataFrame) -> pl.DataFrame:
     """The rows with what their instance says, and each member's time split at the last arrival."""
-    own = [c for c in rows.columns if not c.startswith("_") and c != "reason"]
-    shared = ["members", "last_arrival", "last_rank", "latency"]
+    own = [c for c in rows.columns if not c.startswith("_") and c not in ("reason", "assumed")]
+    shared = ["members", "last_arrival", "last_rank", "lead", "latency"]
     stay = pl.col("end") - pl.col("arrival")
     waited = (pl.min_horizontal("end", "last_arrival") - pl.col("arrival")).clip(lower_bound=0)
     # Whoever leaves before the last comes did not wait for it: the root of a broadcast, a buffered send.
@@ -321,6 +333,8 @@ def _split(rows: pl.DataFrame, instances: pl.DataFrame) -> pl.DataFrame:
         .with_columns(
             *(pl.when(matched).then(c).alias(c) for c in shared),
             wait=pl.when(matched & ~left).then(waited),
+            clock_error=pl.when(matched).then("_noise"),
+            assumed=pl.when(matched).then("assumed"),
             reason=pl.when(pl.col("_why").fill_null("") != "")
             .then("_why")
             .when(left)
@@ -329,5 +343,5 @@ def _split(rows: pl.DataFrame, instances: pl.DataFrame) -> pl.DataFrame:
         )
         .with_columns(transfer=stay - pl.col("wait"))
         .sort("_row")
-        .select(*own, "reason", "instance", *shared, "wait", "transfer")
+        .select(*own, "reason", "instance", *shared, "wait", "transfer", "clock_error", "assumed")
     )

@@ -23,9 +23,10 @@ from typing import Any, Literal
 
 import polars as pl
 
+from .accounts import WAITING
 from .answers import Answers
 from .errors import BadOption, LostflopsError, NoSuchRecipe, shown
-from .finding import Finding
+from .finding import OTHERS_GAIN_TOO, Finding
 from .tables import TABLES, Table
 from .trace import Trace
 
@@ -246,7 +247,22 @@ class Session:
         totals = self._table(named("step_totals"), {})
         steps = 0 if isinstance(totals, Skipped) else int(totals["steps"].sum())
         per_step = finding.ns_in_steps // steps if steps else 0
-        return replace(finding, recipe=wanted.name, ns_per_step=per_step)
+        more = self._gain_of_others(per_step, steps) if finding.shared and steps else 0
+        evidence = (*finding.evidence, OTHERS_GAIN_TOO) if more else finding.evidence
+        return replace(finding, recipe=wanted.name, ns_per_step=per_step + more, evidence=evidence)
+
+    def _gain_of_others(self, per_step: int, steps: int) -> int:
+        """How much more than `per_step` a mean step may gain, as ranks wait for each other, ns.
+
+        At most what ranks spend waiting in a mean step; and, where all ranks of the job are here, at most
+        what the others have of it: the longest chain of work through the job passes one rank at a time.
+        """
+        ledger, ranks = self._table(named("step_ledger"), {}), self.trace.table("ranks")
+        if isinstance(ledger, Skipped) or ranks is None:
+            return 0
+        waiting = int(ledger.filter(pl.col("account").is_in(WAITING))["ns"].sum()) // steps
+        here, world = ranks.select(pl.col("rank").n_unique(), pl.col("world_size").max()).collect().row(0)
+        return min(waiting, (here - 1) * per_step) if world is not None and here >= world else waiting
 
     def _table(self, wanted: Recipe, options: Mapping[str, Any]) -> pl.DataFrame | Skipped:
         key = f"{wanted.name}{sorted(options.items())}"

@@ -8,7 +8,10 @@ import polars as pl
 
 from lostflops import intervals
 from lostflops.finding import Finding, milliseconds, percent
+from lostflops.matching import PAIR
 from lostflops.recipe import Bars, Example, recipe
+
+from .communication_wait import ALL_HERE
 
 # A rank stands out when it causes this much more than its even share of all waiting …
 MORE_THAN_EVEN = 1.5
@@ -23,13 +26,17 @@ WORTH_SAYING = 0.01
     columns={
         "rank": "rank; null for collectives whose last two ranks arrive within the clocks' error",
         "collectives": "matched collectives the rank takes part in",
+        "unmatched": "its collectives that could not be matched",
+        "assumed": "matched ones whose number of members nothing tells: the ranks here were taken for all",
         "last": "those in which it arrives last",
         "late_share": "last / collectives",
-        "blame": "waiting of the others in those, added up, ns",
+        "blame": "waiting of the others in those, added up over ranks and operations, ns",
         "blame_share": "blame / all waiting of all ranks",
-        "own_wait": "how long the rank itself waits for others, ns",
+        "lead": "by how much it comes after the next to last in those, added up, ns",
+        "own_wait": "how long the rank itself waits for others, overlapping operations counted once, ns",
         "per_step": "waiting for it in a mean step of a mean rank with nothing computed meanwhile, ns",
         "step_share": "the same as a share of step time",
+        "at_most": "most that its coming with the next to last could save in a mean step, ns",
     },
     examples=[
         Example(
@@ -57,18 +64,22 @@ WORTH_SAYING = 0.01
                 {
                     "rank": rank,
                     "collectives": 3,
+                    "unmatched": 0,
+                    "assumed": 0,
                     "last": last,
                     "late_share": last / 3,
                     "blame": blame,
                     "blame_share": blame / 100,
+                    "lead": lead,
                     "own_wait": own_wait,
                     "per_step": bare // 3,
                     "step_share": bare / 420,
+                    "at_most": at_most,
                 }
-                for rank, last, blame, bare, own_wait in (
-                    (2, 2, 92, 77, 3),
-                    (0, 1, 8, 8, 50),
-                    (1, 0, 0, 0, 47),
+                for rank, last, blame, lead, bare, own_wait, at_most in (
+                    (2, 2, 92, 42, 77, 3, 42),
+                    (0, 1, 8, 3, 8, 50, 3),
+                    (1, 0, 0, 0, 0, 47, 0),
                 )
             ],
         ),
@@ -78,13 +89,14 @@ WORTH_SAYING = 0.01
                 "collectives": [
                     {"rank": 0, "start": 10, "end": 50, "kind": "all-reduce"},
                     {"rank": 1, "start": 17, "end": 50, "kind": "all-reduce"},
+                    {"rank": 0, "start": 60, "end": 63, "kind": "layout"},
                 ],
                 "ranks": [{"rank": rank, "world_size": 2, "clock_error": 7} for rank in range(2)],
             },
             expect=[
                 {"rank": None, "collectives": 1, "last": 1, "blame": 7, "own_wait": None},
-                {"rank": 0, "collectives": 1, "last": 0, "blame": 0, "own_wait": 7},
-                {"rank": 1, "collectives": 1, "last": 0, "blame": 0, "own_wait": 0},
+                {"rank": 0, "collectives": 1, "unmatched": 1, "last": 0, "blame": 0, "own_wait": 7},
+                {"rank": 1, "collectives": 1, "unmatched": 0, "last": 0, "blame": 0, "own_wait": 0},
             ],
         ),
     ],
@@ -95,40 +107,63 @@ def communication_imbalance(
     """Charge each collective's waiting to the rank that arrives last, the most blamed first.
 
     The slow rank is the one that waits least: durations of collectives say the opposite. What made it late
-    lies before the collective. The blame of all rows adds up to all waiting.
+    lies before the collective. The blame of all rows adds up to all waiting. Sends and receives are left out:
+    in a pipeline one side waits for the other by design.
     """
-    matched = communication_matches.filter(pl.col("wait").is_not_null())
-    per_rank = matched.group_by("rank").agg(
-        collectives=pl.col("instance").n_unique().cast(pl.Int64), own_wait=pl.col("wait").sum()
+    known = communication_matches.filter(~pl.col("kind").cast(pl.String).is_in(PAIR).fill_null(False))
+    matched = known.filter(pl.col("wait").is_not_null())
+    until = pl.min_horizontal("end", pl.col("arrival") + pl.col("wait"))
+    waits = matched.select(
+        "rank", "start", "last_arrival", "lead", end=until, last_rank=pl.col("last_rank").fill_null(-1)
+    )
+    length = pl.col("end") - pl.col("start")
+    per_rank = (
+        known.group_by("rank")
+        .agg(
+            collectives=pl.col("instance").filter(pl.col("wait").is_not_null()).n_unique().cast(pl.Int64),
+            unmatched=pl.col("wait").is_null().sum().cast(pl.Int64),
+            assumed=pl.col("assumed").fill_null(False).sum().cast(pl.Int64),
+        )
+        .filter(pl.col("collectives") > 0)
+        .join(
+            intervals.union(waits, ["rank"]).group_by("rank").agg(own_wait=length.sum()),
+            on="rank",
+            how="left",
+        )
+        .with_columns(pl.col("own_wait").fill_null(0))
     )
     blamed = (
         matched.group_by("instance")
-        .agg(rank=pl.col("last_rank").first(), wait=pl.col("wait").sum())
+        .agg(rank=pl.col("last_rank").first(), wait=pl.col("wait").sum(), lead=pl.col("lead").first())
         .group_by("rank")
-        .agg(last=pl.len().cast(pl.Int64), blame=pl.col("wait").sum())
+        .agg(last=pl.len().cast(pl.Int64), blame=pl.col("wait").sum(), lead=pl.col("lead").sum())
     )
     # Waits of one rank for another can overlap, and compute or another operation's transfer can hide them, as
     # in the ledger: their exposed union is the cost.
-    until = pl.min_horizontal("end", pl.col("arrival") + pl.col("wait"))
-    waits = matched.select("rank", "start", end=until, last_rank=pl.col("last_rank").fill_null(-1))
     idle = gpu_activity.filter((pl.col("compute") == 0) & (pl.col("in_step") > 0))
     moving = matched.select(
         "rank", "end", start=pl.max_horizontal("start", pl.col("arrival") + pl.col("wait"))
     )
-    bare = (
-        intervals.inside(
-            intervals.union(waits, ["rank", "last_rank"]),
-            intervals.overlay({"idle": idle, "moving": moving}, by=["rank"]),
-            {"_bare": (pl.col("idle") > 0) & (pl.col("moving") == 0)},
-        )
-        .group_by(rank=pl.when(pl.col("last_rank") >= 0).then("last_rank"))
-        .agg(pl.col("_bare").sum())
+    free = intervals.overlay({"idle": idle, "moving": moving}, by=["rank"])
+    in_lead = waits.with_columns(
+        start=pl.max_horizontal("start", pl.col("last_arrival") - pl.col("lead"))
+    ).filter(pl.col("rank") != pl.col("last_rank"))
+    bare = _bare(waits, free).group_by("last_rank").agg(pl.col("_bare").sum())
+    # No rank's step gets shorter by more than it waits between the next to last and the last.
+    spared = (
+        _bare(in_lead, free)
+        .join(step_totals, on="rank")
+        .group_by("last_rank")
+        .agg(at_most=(pl.col("_bare") // pl.col("steps")).max())
+    )
+    cost = bare.join(spared, on="last_rank", how="left").with_columns(
+        rank=pl.when(pl.col("last_rank") >= 0).then("last_rank")
     )
     totals = step_totals.select(_steps=pl.col("steps").sum(), _time=pl.col("step_time").sum())
     return (
         per_rank.join(blamed, on="rank", how="full", coalesce=True, nulls_equal=True)
-        .join(bare, on="rank", how="left", nulls_equal=True)
-        .with_columns(pl.col("last", "blame", "_bare").fill_null(0))
+        .join(cost, on="rank", how="left", nulls_equal=True)
+        .with_columns(pl.col("last", "blame", "lead", "_bare", "at_most").fill_null(0))
         .with_columns(collectives=pl.coalesce("collectives", "last"), _all=pl.col("blame").sum())
         .join(totals, how="cross")
         .with_columns(
@@ -136,10 +171,21 @@ def communication_imbalance(
             blame_share=pl.when(pl.col("_all") > 0).then(pl.col("blame") / pl.col("_all")),
             per_step=pl.when(pl.col("_steps") > 0).then(pl.col("_bare") // pl.col("_steps")),
             step_share=pl.when(pl.col("_time") > 0).then(pl.col("_bare") / pl.col("_time")),
+            at_most=pl.when(pl.col("_steps") > 0).then("at_most"),
         )
         .select(*communication_imbalance.columns)
         .sort("blame", "rank", descending=[True, False])
     )
+
+
+def _bare(waits: pl.LazyFrame, free: pl.LazyFrame) -> pl.LazyFrame:
+    """How long each rank waits for each other in steps, with nothing computed or transferred meanwhile."""
+    each = intervals.inside(
+        intervals.union(waits, ["rank", "last_rank"]),
+        free,
+        {"_bare": (pl.col("idle") > 0) & (pl.col("moving") == 0)},
+    )
+    return each.group_by("rank", "last_rank").agg(pl.col("_bare").sum())
 
 
 @communication_imbalance.finding
@@ -151,19 +197,25 @@ def a_rank_arrives_last(table: pl.DataFrame) -> Iterator[Finding]:
     even = 1 / known.height
     if (worst["blame_share"] or 0) < MORE_THAN_EVEN * even or (worst["step_share"] or 0) < WORTH_SAYING:
         return
-    others = known.filter(pl.col("rank") != worst["rank"])
-    mean_wait: float = others.select(pl.col("own_wait").mean()).item()
+    if worst["unmatched"] > worst["collectives"]:  # who is last in a few says nothing of the rest
+        return
+    others = known.filter(pl.col("rank") != worst["rank"])["own_wait"].sort()
+    own_waits = list(dict.fromkeys((milliseconds(others[0]), milliseconds(others[-1]))))
+    evidence = [
+        f"{milliseconds(worst['per_step'])} of a mean step pass waiting for it with nothing computed",
+        f"it comes {milliseconds(worst['lead'])} after the next to last, added up over those collectives",
+        f"it waits {milliseconds(worst['own_wait'])} itself, the others {' to '.join(own_waits)}",
+    ]
+    if worst["unmatched"]:
+        evidence.append(f"not in this: {worst['unmatched']:,} of its collectives that could not be matched")
     yield Finding(
         name="rank-arrives-last",
         claim=f"Rank {worst['rank']} arrives last in {worst['last']:,} of its {worst['collectives']:,} "
-        f"collectives and causes {percent(worst['blame_share'], 1)} of all waiting.",
-        ns_per_step=worst["per_step"],
+        f"collectives; {percent(worst['blame_share'], 1)} of all waiting is for it.",
+        ns_per_step=worst["at_most"],
         gain="at most",
-        evidence=(
-            f"{milliseconds(worst['per_step'])} of a mean step pass waiting for it with nothing computed",
-            f"the others wait {milliseconds(worst['blame'])} for it, added up over ranks and steps",
-            f"it waits {milliseconds(worst['own_wait'])} itself, the others {milliseconds(mean_wait)} each",
-        ),
+        evidence=tuple(evidence),
         next=f"Compare rank {worst['rank']}'s compute, input and gaps with another's in step-ledger: what "
         "makes it late lies before the collective.",
+        doubt=ALL_HERE if worst["assumed"] else "",
     )

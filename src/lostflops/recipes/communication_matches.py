@@ -35,9 +35,12 @@ from lostflops.tables import Collectives, Ranks
         "members": "ranks matched",
         "last_arrival": "when the last of them arrived, ns",
         "last_rank": "who that was; null when the lead is within the clock error",
+        "lead": "by how much it came after the next to last, ns",
         "latency": "shortest stay of any member, ns: needs no common clock",
         "wait": "ns from this rank's arrival to the last arrival",
         "transfer": "ns from the last arrival to this rank's end",
+        "clock_error": "largest error of the members' clocks, ns",
+        "assumed": "nothing tells how many ranks take part: those here were taken for all",
     },
     page=False,
     whole=True,
@@ -49,11 +52,24 @@ from lostflops.tables import Collectives, Ranks
                     {"rank": 0, "start": 10, "end": 52, "kind": "all-reduce", "bytes_in": 8, "name": "nccl"},
                     {"rank": 1, "start": 40, "end": 51, "kind": "all-reduce", "bytes_in": 8, "name": "nccl"},
                 ],
-                "ranks": [{"rank": 0, "world_size": 2}, {"rank": 1, "world_size": 2}],
+                "ranks": [
+                    {"rank": 0, "world_size": 2, "clock_error": 3},
+                    {"rank": 1, "world_size": 2, "clock_error": 4},
+                ],
             },
             expect=[
-                {"rank": 0, "instance": 0, "last_rank": 1, "latency": 11, "wait": 30, "transfer": 12},
-                {"rank": 1, "instance": 0, "last_rank": 1, "latency": 11, "wait": 0, "transfer": 11},
+                {
+                    "rank": rank,
+                    "instance": 0,
+                    "last_rank": 1,
+                    "lead": 30,
+                    "latency": 11,
+                    "wait": wait,
+                    "transfer": transfer,
+                    "clock_error": 4,
+                    "assumed": False,
+                }
+                for rank, wait, transfer in ((0, 30, 12), (1, 0, 11))
             ],
         ),
         Example(

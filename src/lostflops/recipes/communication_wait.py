@@ -12,6 +12,10 @@ from lostflops.recipe import Bars, Example, recipe
 
 from .step_totals import mean_share, per_step
 
+# What a split rests on where nothing says how many ranks there should be.
+ALL_HERE = "Nothing in the traces says how many ranks the job has: if some are missing here, this is wrong."
+# The clocks' error is worth saying from this share of the time that it splits on.
+WORTH_DOUBTING = 0.1
 # Below this share of the step, exposed waiting is not worth a finding (XProf lists hosts from 10 % on).
 WORTH_SAYING = 0.03
 
@@ -24,15 +28,18 @@ WORTH_SAYING = 0.03
         "rank": "rank",
         "collectives": "communication operations on the rank",
         "matched": "those of them whose other participants were found",
-        "time": "from arrival to end, added up over the matched, ns; wait + transfer",
-        "wait": "the part before the last participant arrived, ns; null when none is matched",
-        "transfer": "the part after it, ns",
+        "assumed": "matched ones whose number of members nothing tells: the ranks here were taken for all",
+        "time": "time in matched operations, overlapping ones counted once, ns; wait + transfer",
+        "wait": "the part in which the rank only waits for a last participant, ns; null when none is matched",
+        "transfer": "the part in which one of them transfers, ns",
         "wait_share": "wait / time",
-        "clock_free_wait": "wait by durations alone: time beyond the shortest stay of any participant, ns",
-        "clock_free_transfer": "transfer by durations alone: that shortest stay, ns",
+        "clock_free_wait": "wait by durations alone: time beyond the shortest stay of any participant, added "
+        "up over operations, ns",
+        "clock_free_transfer": "transfer by durations alone: that shortest stay, added up likewise, ns",
+        "uncertain": "how much of the split the clocks' error could change, added up over operations, ns",
         "exposed_wait": "waiting under which the rank neither computes nor transfers, ns",
         "exposed_transfer": "transfer under which the rank does not compute, ns",
-        "unmatched_time": "from arrival to end, added up over the others: wait or transfer, ns",
+        "unmatched_time": "time in other operations alone, ns: wait or transfer",
         "unmatched_reason": "why they are not matched (the most frequent reason)",
         "in_steps": "exposed wait inside steps, ns",
         "per_step": "exposed wait in a mean step, ns",
@@ -56,19 +63,21 @@ WORTH_SAYING = 0.03
                     {"rank": 0, "start": 26, "end": 60},
                     {"rank": 1, "start": 0, "end": 60},
                 ],
-                "ranks": [{"rank": 0, "world_size": 2}, {"rank": 1, "world_size": 2}],
+                "ranks": [{"rank": rank, "world_size": 2, "clock_error": 5} for rank in range(2)],
             },
             expect=[
                 {
                     "rank": 0,
                     "collectives": 2,
                     "matched": 1,
+                    "assumed": 0,
                     "time": 42,
                     "wait": 30,
                     "transfer": 12,
                     "wait_share": 30 / 42,
                     "clock_free_wait": 31,
                     "clock_free_transfer": 11,
+                    "uncertain": 10,
                     "exposed_wait": 21,
                     "exposed_transfer": 12,
                     "unmatched_time": 5,
@@ -81,12 +90,14 @@ WORTH_SAYING = 0.03
                     "rank": 1,
                     "collectives": 1,
                     "matched": 1,
+                    "assumed": 0,
                     "time": 11,
                     "wait": 0,
                     "transfer": 11,
                     "wait_share": 0.0,
                     "clock_free_wait": 0,
                     "clock_free_transfer": 11,
+                    "uncertain": 10,
                     "exposed_wait": 0,
                     "exposed_transfer": 7,
                     "unmatched_time": 0,
@@ -94,6 +105,44 @@ WORTH_SAYING = 0.03
                     "in_steps": 0,
                     "per_step": 0,
                     "step_share": 0.0,
+                },
+            ],
+        ),
+        Example(
+            "two operations at a time: the rank waits 30 ns and transfers 20, whatever they add up to",
+            given={
+                "collectives": [
+                    {"rank": 0, "start": 10, "end": 60, "kind": "all-reduce", "bytes_in": 8},
+                    {"rank": 0, "start": 20, "end": 55, "kind": "all-reduce", "bytes_in": 4},
+                    {"rank": 1, "start": 40, "end": 60, "kind": "all-reduce", "bytes_in": 8},
+                    {"rank": 1, "start": 45, "end": 55, "kind": "all-reduce", "bytes_in": 4},
+                ],
+                "kernels": [],
+                "steps": [{"rank": rank, "start": 0, "end": 60} for rank in range(2)],
+                "ranks": [{"rank": 0}, {"rank": 1}],
+            },
+            expect=[
+                {
+                    "rank": 0,
+                    "matched": 2,
+                    "assumed": 2,
+                    "time": 50,
+                    "wait": 30,
+                    "transfer": 20,
+                    "clock_free_wait": 55,
+                    "clock_free_transfer": 30,
+                    "exposed_wait": 30,
+                },
+                {
+                    "rank": 1,
+                    "matched": 2,
+                    "assumed": 2,
+                    "time": 20,
+                    "wait": 0,
+                    "transfer": 20,
+                    "clock_free_wait": 0,
+                    "clock_free_transfer": 30,
+                    "exposed_wait": 0,
                 },
             ],
         ),
@@ -133,52 +182,60 @@ def communication_wait(
     """
     matched = pl.col("wait").is_not_null()
     stay = pl.col("end") - pl.col("arrival")
-    summed = communication_matches.group_by("rank").agg(
+    counted = communication_matches.group_by("rank").agg(
         collectives=pl.len().cast(pl.Int64),
         matched=matched.sum().cast(pl.Int64),
-        time=stay.filter(matched).sum(),
-        wait=pl.when(matched.any()).then(pl.col("wait").sum()),
-        transfer=pl.when(matched.any()).then(pl.col("transfer").sum()),
-        clock_free_transfer=pl.when(matched.any()).then(pl.col("latency").sum()),
-        unmatched_time=stay.filter(~matched).sum(),
+        assumed=(matched & pl.col("assumed")).sum().cast(pl.Int64),
+        clock_free_wait=(stay - pl.col("latency")).filter(matched).sum(),
+        clock_free_transfer=pl.col("latency").filter(matched).sum(),
+        uncertain=pl.min_horizontal(2 * pl.col("clock_error"), stay).filter(matched).sum(),
         unmatched_reason=pl.col("reason").filter(~matched).mode().sort().first(),
     )
     whole = (
-        summed.join(_exposed(communication_matches, gpu_activity), on="rank", how="left")
+        counted.join(_spent(communication_matches, gpu_activity), on="rank", how="left")
+        .with_columns(pl.col("time", "unmatched_time").fill_null(0))
         .with_columns(
             pl.when(pl.col("matched") > 0).then(pl.col(column).fill_null(0)).alias(column)
-            for column in ("exposed_wait", "exposed_transfer", "in_steps")
+            for column in (
+                *("wait", "transfer", "exposed_wait", "exposed_transfer", "in_steps"),
+                *("clock_free_wait", "clock_free_transfer", "uncertain"),
+            )
         )
-        .with_columns(
-            wait_share=pl.when(pl.col("time") > 0).then(pl.col("wait") / pl.col("time")),
-            clock_free_wait=pl.col("time") - pl.col("clock_free_transfer"),
-        )
+        .with_columns(wait_share=pl.when(pl.col("time") > 0).then(pl.col("wait") / pl.col("time")))
     )
     return per_step(whole, step_totals, "in_steps").select(*communication_wait.columns).sort("rank")
 
 
-def _exposed(matches: pl.LazyFrame, activity: pl.LazyFrame) -> pl.LazyFrame:
-    """Per rank, the waiting and the transfer that no compute hides.
+def _spent(matches: pl.LazyFrame, activity: pl.LazyFrame) -> pl.LazyFrame:
+    """Per rank, its time in waiting, in transfer and in what could not be matched, and what is exposed.
 
     While one operation transfers another's waiting costs nothing: as in the ledger, that is transfer.
     """
-    until = pl.col("arrival") + pl.col("wait")
     known = matches.filter(pl.col("wait").is_not_null())
+    until = pl.col("arrival") + pl.col("wait")
     pieces = intervals.overlay(
         {
             "wait": known.with_columns(end=pl.min_horizontal("end", until)),
             "transfer": known.with_columns(start=pl.max_horizontal("start", until)),
+            "unmatched": matches.filter(pl.col("wait").is_null()),
         },
         by=["rank"],
     )
     idle = pl.col("compute") == 0
+    moves = pl.col("transfer") > 0
+    waits = ~moves & (pl.col("wait") > 0)
+    length = pl.col("end") - pl.col("start")
     return (
         intervals.inside(pieces, activity, {"_bare": idle, "_in_step": idle & (pl.col("in_step") > 0)})
         .group_by("rank")
         .agg(
-            exposed_wait=pl.col("_bare").filter(pl.col("transfer") == 0).sum(),
-            exposed_transfer=pl.col("_bare").filter(pl.col("transfer") > 0).sum(),
-            in_steps=pl.col("_in_step").filter(pl.col("transfer") == 0).sum(),
+            time=length.filter(waits | moves).sum(),
+            transfer=length.filter(moves).sum(),
+            exposed_wait=pl.col("_bare").filter(waits).sum(),
+            exposed_transfer=pl.col("_bare").filter(moves).sum(),
+            in_steps=pl.col("_in_step").filter(waits).sum(),
+            unmatched_time=length.filter(~moves & ~waits).sum(),
+            wait=length.filter(waits).sum(),
         )
     )
 
@@ -187,24 +244,39 @@ def _exposed(matches: pl.LazyFrame, activity: pl.LazyFrame) -> pl.LazyFrame:
 def communication_is_waiting(table: pl.DataFrame) -> Iterator[Finding]:
     if mean_share(table, table) < WORTH_SAYING:
         return
-    time, wait, clock_free, unmatched = table.select(
-        pl.col("time", "wait", "clock_free_wait", "unmatched_time").sum()
+    time, wait, unmatched, assumed, uncertain = table.select(
+        pl.col("time", "wait", "unmatched_time", "assumed", "uncertain").sum()
     ).row(0)
-    least = table.filter(pl.col("wait").is_not_null()).sort("wait", "rank").row(0, named=True)
+    clock_free, shortest = table.select(pl.col("clock_free_wait", "clock_free_transfer").sum()).row(0)
+    by_durations = clock_free + shortest
+    known = table.filter(pl.col("wait").is_not_null())
+    least = known.sort("wait", "rank").row(0, named=True)
     evidence = [
         f"{milliseconds(int(table['exposed_wait'].sum()))} of it with nothing computed, added up over ranks",
-        f"by durations alone, without comparing clocks: {percent(clock_free, time)}",
+        f"by durations alone, without comparing clocks: {percent(clock_free, by_durations)}",
         f"rank {least['rank']} waits least: {milliseconds(least['wait'])}",
     ]
     if unmatched:
         evidence.append(f"not in this: {milliseconds(unmatched)} in operations that could not be matched")
     yield Finding(
         name="communication-waits",
-        claim=f"{percent(wait, time)} of the {milliseconds(time)} that ranks spend communicating is waiting "
-        "for the last of them to arrive.",
-        ns_in_steps=int(table["in_steps"].sum()),
+        claim=f"{percent(wait, time)} of the {milliseconds(time)} that ranks together spend communicating is "
+        "waiting for the last of them to arrive.",
+        # Who waits most does the least of its own, and no levelling makes a step shorter than that.
+        ns_per_step=max(known["per_step"].drop_nulls().to_list(), default=0),
         gain="at most",
         evidence=tuple(evidence),
         next="`lostflops recipe communication-imbalance` tells who arrives last; shorten that rank's work "
         "before the collective, or make the ranks' work more even. A faster network would not help.",
+        doubt=" ".join(_doubts(assumed, uncertain, by_durations)),
     )
+
+
+def _doubts(assumed: int, uncertain: int, time: int) -> Iterator[str]:
+    if assumed:
+        yield ALL_HERE
+    if uncertain > WORTH_DOUBTING * time:
+        yield (
+            f"The ranks' clocks are not known well enough: {percent(uncertain, time)} of the time could be "
+            "waiting as well as transfer."
+        )

@@ -158,6 +158,7 @@ def copies_cost_step_time(table: pl.DataFrame) -> Iterator[Finding]:
             name="copies-exposed",
             claim=f"{_hidden_by_nothing(table)}, most of it {most[0]}.",
             ns_in_steps=int(table["in_steps"].sum()),
+            shared=True,
             gain="at most",
             evidence=_facts(table),
             next=_ADVICE.get(most[0], "Overlap the copies with kernels on a second stream, or avoid them."),
@@ -168,6 +169,7 @@ def copies_cost_step_time(table: pl.DataFrame) -> Iterator[Finding]:
             name="copies-pageable",
             claim=f"{_hidden_by_nothing(pageable)}: pageable host memory.",
             ns_in_steps=int(pageable["in_steps"].sum()),
+            shared=True,
             gain="at most",
             evidence=_facts(pageable),
             next="Pin the host's memory: `DataLoader(pin_memory=True)` and `.to(device, non_blocking=True)`; "

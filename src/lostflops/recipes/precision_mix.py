@@ -112,6 +112,7 @@ def matrix_work_off_tensor_cores(table: pl.DataFrame) -> Iterator[Finding]:
             name=f"{precision}-without-tensor-cores",
             claim=f"{percent(time, matrix)} of matrix work runs in {precision} without tensor cores.",
             ns_in_steps=int(slow["in_steps"].sum()),
+            shared=True,
             gain="at most",
             evidence=tuple(
                 f"{row['family']}: {row['calls']:,} executions, {milliseconds(row['time'])}"

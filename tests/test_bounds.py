@@ -1,0 +1,140 @@
+"""*At most* is a bound: no made-up job gains more from losing a cause than the page offers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lostflops.recipe import named, on_example
+
+LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+THREAD = 7
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one rank does before a collective: it waits for its loader, copies, then computes."""
+
+    loads: int
+    copies: int
+    computes: int
+
+
+Plan = list[list[list[Part]]]  # steps, collectives of a step, ranks
+TRANSFER = 3
+
+
+def run(plan: Plan) -> tuple[dict[str, list[dict[str, Any]]], list[int]]:
+    """The tables of the job by one true clock, and how long each step lasts; all ranks keep in step."""
+    num_ranks = len(plan[0][0])
+    tables: dict[str, list[dict[str, Any]]] = {
+        name: [] for name in ("steps", "kernels", "copies", "ranges", "collectives")
+    }
+    free, lengths = 0, list[int]()
+    for number, step in enumerate(plan):
+        begin = free
+        for parts in step:
+            arrivals = list[int]()
+            for rank, part in enumerate(parts):
+                copied = free + part.loads
+                computed = copied + part.copies
+                arrivals.append(computed + part.computes)
+                mine = {"rank": rank, "thread": THREAD}
+                tables["ranges"].append({**mine, "start": free, "end": copied, "name": LOADER})
+                if part.copies:
+                    tables["copies"].append(
+                        {
+                            **mine,
+                            "start": copied,
+                            "end": computed,
+                            "launch_start": copied,
+                            "launch_end": copied,
+                        }
+                    )
+                tables["kernels"].append(
+                    {
+                        **mine,
+                        "start": computed,
+                        "end": arrivals[-1],
+                        "launch_start": copied,
+                        "launch_end": copied,
+                    }
+                )
+            free = max(arrivals) + TRANSFER
+            for rank, arrival in enumerate(arrivals):
+                tables["collectives"].append(
+                    {"rank": rank, "start": arrival, "end": free, "kind": "all-reduce"}
+                )
+        lengths.append(free - begin)
+        tables["steps"] += [
+            {"rank": r, "step": number, "start": begin, "end": free} for r in range(num_ranks)
+        ]
+    tables["ranks"] = [
+        {"rank": r, "world_size": num_ranks, "clock_error": 0, "device_kind": "gpu", "main_thread": THREAD}
+        for r in range(num_ranks)
+    ]
+    return tables, lengths
+
+
+def mean(lengths: list[int]) -> float:
+    return sum(lengths) / len(lengths)
+
+
+def without(plan: Plan, **zero: int) -> Plan:
+    return [[[Part(**{**vars(p), **zero}) for p in parts] for parts in step] for step in plan]
+
+
+amounts = st.integers(0, 40)
+parts = st.builds(Part, loads=amounts, copies=amounts, computes=st.integers(1, 40))
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> Plan:
+    num_ranks = draw(st.integers(1, 4))
+    collective = st.lists(parts, min_size=num_ranks, max_size=num_ranks)
+    step = st.lists(collective, min_size=1, max_size=3)
+    return draw(st.lists(step, min_size=1, max_size=3))
+
+
+@settings(max_examples=25, deadline=None)
+@given(plans())
+def test_no_job_gains_more_from_losing_its_loader_than_the_bound_says(plan: Plan) -> None:
+    tables, lengths = run(plan)
+    gain = mean(lengths) - mean(run(without(plan, loads=0))[1])
+    table = on_example(named("idle_summary"), tables).filter(account="idle.data_loading")
+    assert sum(table["at_most"]) >= int(gain)
+
+
+@settings(max_examples=25, deadline=None)
+@given(plans())
+def test_no_job_gains_more_from_levelling_its_ranks_than_the_bound_says(plan: Plan) -> None:
+    """However the ranks that come late are sped up, the one that waits most keeps its own work."""
+    tables, lengths = run(plan)
+    table = on_example(named("communication_wait"), tables)
+    own = [[sum(sum(vars(ranks[r]).values()) for ranks in s) for r in range(len(s[0]))] for s in plan]
+    fastest = min(range(len(own[0])), key=lambda r: sum(step[r] for step in own))
+    as_fastest = [[[ranks[fastest]] * len(ranks) for ranks in s] for s in plan]
+    gain = mean(lengths) - mean(run(as_fastest)[1])
+    assert max(table["per_step"].drop_nulls(), default=0) >= int(gain)
+
+
+@settings(max_examples=25, deadline=None)
+@given(plans())
+def test_no_job_gains_more_from_a_late_rank_coming_with_the_next_than_the_bound_says(plan: Plan) -> None:
+    tables, lengths = run(plan)
+    table = on_example(named("communication_imbalance"), tables)
+    for row in table.drop_nulls("rank").iter_rows(named=True):
+        late = row["rank"]
+        eased: Plan = []
+        for step in plan:
+            eased.append([])
+            for ranks in step:
+                work = [p.loads + p.copies + p.computes for p in ranks]
+                next_to_last = max((w for r, w in enumerate(work) if r != late), default=work[late])
+                shorter = min(work[late], next_to_last)
+                eased[-1].append([Part(0, 0, shorter) if r == late else part for r, part in enumerate(ranks)])
+        gain = mean(lengths) - mean(run(eased)[1])
+        assert row["at_most"] >= int(gain)
