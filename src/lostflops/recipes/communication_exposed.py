@@ -8,9 +8,9 @@ import polars as pl
 
 from lostflops.finding import Finding, milliseconds, percent
 from lostflops.recipe import Bars, Example, recipe
-from lostflops.tables import Collectives
+from lostflops.tables import Collectives, Ranks
 
-from .step_totals import mean_share, per_step
+from .step_totals import added_up, mean_share, per_step
 
 # Share of the step from which exposed communication is worth a finding (TraceLens warns from there, too).
 WORTH_SAYING = 0.05
@@ -27,9 +27,11 @@ WORTH_SAYING = 0.05
         "hidden": "communication time under compute, ns",
         "exposed": "communication time without compute, ns",
         "hidden_share": "hidden / total",
+        "total_in_steps": "communication time inside steps, ns",
         "in_steps": "exposed time inside steps, ns",
         "per_step": "exposed time in a mean step, ns",
         "step_share": "share of the rank's step time that is exposed communication",
+        "world_size": "ranks of the job; null when unknown",
     },
     examples=[
         Example(
@@ -38,6 +40,7 @@ WORTH_SAYING = 0.05
                 "kernels": [{"start": 0, "end": 6, "family": "gemm"}],
                 "collectives": [{"start": 4, "end": 11}],
                 "steps": [{"start": 0, "end": 8}, {"start": 8, "end": 16}],
+                "ranks": [{"world_size": 4}],
             },
             expect=[
                 {
@@ -47,9 +50,11 @@ WORTH_SAYING = 0.05
                     "hidden": 2,
                     "exposed": 5,
                     "hidden_share": 2 / 7,
+                    "total_in_steps": 7,
                     "in_steps": 5,
                     "per_step": 2,
                     "step_share": 5 / 16,
+                    "world_size": 4,
                 }
             ],
         ),
@@ -68,16 +73,18 @@ WORTH_SAYING = 0.05
                     "hidden": 7,
                     "exposed": 13,
                     "hidden_share": 0.35,
+                    "total_in_steps": 8,
                     "in_steps": 1,
                     "per_step": 1,
                     "step_share": 1 / 80,
+                    "world_size": None,
                 }
             ],
         ),
     ],
 )
 def communication_exposed(
-    gpu_activity: pl.LazyFrame, collectives: Collectives, step_totals: pl.LazyFrame
+    gpu_activity: pl.LazyFrame, collectives: Collectives, step_totals: pl.LazyFrame, ranks: Ranks
 ) -> pl.LazyFrame:
     """Split each rank's communication time into hidden and exposed.
 
@@ -86,7 +93,7 @@ def communication_exposed(
     """
     length = pl.col("end") - pl.col("start")
     computes, communicates = pl.col("compute") > 0, pl.col("communication") > 0
-    exposed = ~computes & communicates
+    exposed, inside = ~computes & communicates, pl.col("in_step") > 0
     split = (
         gpu_activity.join(collectives.select("rank").unique(), on="rank", how="semi")
         .group_by("rank")
@@ -95,8 +102,10 @@ def communication_exposed(
             total=length.filter(communicates).sum(),
             hidden=length.filter(computes & communicates).sum(),
             exposed=length.filter(exposed).sum(),
-            in_steps=length.filter(exposed & (pl.col("in_step") > 0)).sum(),
+            total_in_steps=length.filter(communicates & inside).sum(),
+            in_steps=length.filter(exposed & inside).sum(),
         )
+        .join(ranks.group_by("rank").agg(pl.col("world_size").max()), on="rank", how="left")
         .with_columns(hidden_share=pl.when(pl.col("total") > 0).then(pl.col("hidden") / pl.col("total")))
     )
     return per_step(split, step_totals, "in_steps").select(*communication_exposed.columns).sort("rank")
@@ -106,17 +115,34 @@ def communication_exposed(
 def communication_is_exposed(table: pl.DataFrame) -> Iterator[Finding]:
     if mean_share(table, table) < WORTH_SAYING:
         return
-    exposed, total = table.select(pl.col("exposed").sum(), pl.col("total").sum()).row(0)
+    exposed, total = table.select(pl.col("in_steps").sum(), pl.col("total_in_steps").sum()).row(0)
     worst = table.sort("per_step", "rank", descending=[True, False], nulls_last=True).row(0, named=True)
+    most = f"the most is on rank {worst['rank']}: {milliseconds(worst['per_step'])} a step"
     yield Finding(
         name="communication-exposed",
-        claim=f"{percent(exposed, total)} of the communication is exposed: no computation hides it.",
-        ns_in_steps=int(table["in_steps"].sum()),
+        claim=f"{percent(exposed, total)} of the communication inside steps is exposed: no computation hides "
+        "it.",
+        ns_in_steps=int(exposed),
         gain="at most",
         evidence=(
-            f"{milliseconds(exposed)} of {milliseconds(total)}, added up over ranks",
-            f"the most is on rank {worst['rank']}: {milliseconds(worst['per_step'])} a step",
-        )[: table.height],
-        next="Communication-wait tells how much of it is waiting for a late rank, which overlap cannot mend; "
-        "for the rest, start the communication earlier (prefetch, smaller first bucket) or send less.",
+            ", ".join((f"{milliseconds(exposed)} of {milliseconds(total)} inside steps", *added_up(table))),
+            *((most,) if table.height > 1 else ()),
+        ),
+        next=_advice(table),
+    )
+
+
+def _advice(table: pl.DataFrame) -> str:
+    """What to do, as far as the ranks that are here can tell waiting from transfer."""
+    world = table["world_size"].max()
+    start = "start the communication earlier (prefetch, smaller first bucket) or send less"
+    if table.height == 1 and world != 1:
+        return (
+            f"{start[0].upper()}{start[1:]}. Overlap cannot mend waiting for a late rank, and one rank alone "
+            "does not tell how much of this that is: ask with the traces of all ranks."
+        )
+    where = "" if world == table.height else ", for process groups of which all ranks are here"
+    return (
+        f"`lostflops recipe communication-wait` tells how much of it is waiting for a late rank{where}; "
+        f"overlap cannot mend that. For the rest, {start}."
     )

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TypedDict
 
 import polars as pl
 
 from lostflops import intervals
-from lostflops.finding import Finding, milliseconds
+from lostflops.finding import Finding, Gain, milliseconds
 from lostflops.recipe import Bars, Example, recipe
 from lostflops.tables import Copies
 
-from .step_totals import mean_share, per_step
+from .step_totals import added_up, mean_share, per_step
 
 # Share of the step from which exposed copies are worth a finding (TraceLens: 5 % in one direction).
 WORTH_SAYING = 0.05
@@ -33,23 +34,32 @@ PAGEABLE_WORTH_SAYING = 0.01
         "bandwidth": "bytes / time over the copies with known bytes, GB/s (10⁹ bytes)",
         "hidden": "time in which one of them and a kernel or communication runs, ns",
         "exposed": "time in which one of them runs and neither kernel nor communication, ns",
+        "copies_in_steps": "number of them that run inside steps, wholly or in part",
+        "bytes_in_steps": "bytes of those, as far as they were recorded; null when none were",
+        "hidden_in_steps": "hidden time inside steps, ns",
         "in_steps": "exposed time inside steps, ns",
         "per_step": "exposed time in a mean step, ns",
         "step_share": "share of the rank's step time in which these copies are exposed",
+        "idle_in_calls": "time inside steps in which the device does nothing from the start of a launching "
+        "call to its end, or to the copy's start if later, ns; null where a launch was not recorded",
+        "idle_share": "idle_in_calls / step time",
+        "held": "time inside steps in which a launching call holds the host, the device at other work, ns",
+        "at_most": "the most that these copies and their calls cost inside steps, ns: exposed time, idle "
+        "time in the calls, and as much of the time held as the device idles elsewhere",
     },
     examples=[
         Example(
-            "a batch is copied from pageable memory before the kernels, a result under them",
+            "two pageable batches, whose calls cost 9 ns idle and hold the host for 2; one pinned result",
             given={
                 "copies": [
                     {"start": 0, "end": 40, "bytes": 200, "direction": "host to device"}
-                    | {"host_memory": "pageable"},
+                    | {"host_memory": "pageable", "launch_start": -9, "launch_end": 43},
                     {"start": 50, "end": 60, "bytes": 70, "direction": "host to device"}
-                    | {"host_memory": "pageable"},
+                    | {"host_memory": "pageable", "launch_start": 44, "launch_end": 58},
                     {"start": 70, "end": 74, "bytes": 32, "direction": "device to host"}
                     | {"host_memory": "pinned"},
                 ],
-                "kernels": [{"start": 56, "end": 73}],
+                "kernels": [{"start": 1, "end": 3}, {"start": 56, "end": 73}],
                 "steps": [{"start": 5, "end": 60}, {"start": 60, "end": 100}],
             },
             expect=[
@@ -61,11 +71,18 @@ PAGEABLE_WORTH_SAYING = 0.01
                     "bytes": 270,
                     "time": 50,
                     "bandwidth": 5.4,
-                    "hidden": 4,
-                    "exposed": 46,
+                    "hidden": 6,
+                    "exposed": 44,
+                    "copies_in_steps": 2,
+                    "bytes_in_steps": 270,
+                    "hidden_in_steps": 4,
                     "in_steps": 41,
                     "per_step": 20,
                     "step_share": 41 / 95,
+                    "idle_in_calls": 9,
+                    "idle_share": 9 / 95,
+                    "held": 2,
+                    "at_most": 52,
                 },
                 {
                     "rank": 0,
@@ -77,9 +94,16 @@ PAGEABLE_WORTH_SAYING = 0.01
                     "bandwidth": 8.0,
                     "hidden": 3,
                     "exposed": 1,
+                    "copies_in_steps": 1,
+                    "bytes_in_steps": 32,
+                    "hidden_in_steps": 3,
                     "in_steps": 1,
                     "per_step": 0,
                     "step_share": 1 / 95,
+                    "idle_in_calls": None,
+                    "idle_share": None,
+                    "held": None,
+                    "at_most": None,
                 },
             ],
         ),
@@ -90,6 +114,7 @@ PAGEABLE_WORTH_SAYING = 0.01
                     {"start": 0, "end": 30, "bytes": 600},
                     {"start": 10, "end": 37},
                     {"start": 40, "end": 48, "bytes": 50, "communication": True},
+                    {"start": 51, "end": 54, "bytes": 9},
                 ],
                 "steps": [{"start": 0, "end": 50}],
             },
@@ -98,15 +123,22 @@ PAGEABLE_WORTH_SAYING = 0.01
                     "rank": 0,
                     "direction": "unknown",
                     "host_memory": "unknown",
-                    "copies": 2,
-                    "bytes": 600,
-                    "time": 57,
-                    "bandwidth": 20.0,
+                    "copies": 3,
+                    "bytes": 609,
+                    "time": 60,
+                    "bandwidth": 609 / 33,
                     "hidden": 0,
-                    "exposed": 37,
+                    "exposed": 40,
+                    "copies_in_steps": 2,
+                    "bytes_in_steps": 600,
+                    "hidden_in_steps": 0,
                     "in_steps": 37,
                     "per_step": 37,
                     "step_share": 0.74,
+                    "idle_in_calls": None,
+                    "idle_share": None,
+                    "held": None,
+                    "at_most": None,
                 }
             ],
         ),
@@ -118,34 +150,89 @@ def copy_summary_by_time(
     """Add up each rank's copies by direction and kind of host memory, the most exposed first.
 
     Copies that carry a collective are communication and left out. When two kinds of copy are exposed at one
-    time, both say so: over all kinds the exposed time can exceed the ledger's.
+    time, both say so: over all kinds the exposed time can exceed the ledger's. `at_most` bounds what a change
+    can save that leaves neither copies nor calls where anything waits for them.
     """
     kinds = ["rank", "direction", "host_memory"]
-    moved = copies.filter(~pl.col("communication")).with_columns(_time=pl.col("end") - pl.col("start"))
-    known = pl.col("bytes").is_not_null()
-    summed = (
-        moved.group_by(kinds)
-        .agg(
-            copies=pl.len().cast(pl.Int64),
-            bytes=pl.when(known.any()).then(pl.col("bytes").sum()),
-            time=pl.col("_time").sum(),
-            _timed=pl.col("_time").filter(known).sum(),
-        )
-        .with_columns(bandwidth=pl.when(pl.col("_timed") > 0).then(pl.col("bytes") / pl.col("_timed")))
+    moved = _marked(copies.filter(~pl.col("communication")), gpu_activity)
+    summed = moved.group_by(kinds).agg(
+        copies=pl.len().cast(pl.Int64),
+        bytes=_known_bytes(pl.lit(True)),
+        time=_length().sum(),
+        _timed=_length().filter(pl.col("bytes").is_not_null()).sum(),
+        copies_in_steps=pl.col("_in_step").sum().cast(pl.Int64),
+        bytes_in_steps=_known_bytes(pl.col("_in_step")),
+        _launched=(pl.col("launch_start").is_not_null() | ~pl.col("_in_step")).all(),
     )
     alone = (pl.col("compute") == 0) & (pl.col("communication") == 0)
-    shown = intervals.inside(
-        intervals.union(moved, kinds),
-        gpu_activity,
-        {"hidden": ~alone, "exposed": alone, "in_steps": alone & (pl.col("in_step") > 0)},
+    inside, idle = pl.col("in_step") > 0, alone & (pl.col("copies") == 0)
+    begin, end = pl.col("launch_start"), pl.col("launch_end")
+    ran = {"hidden": ~alone, "exposed": alone, "hidden_in_steps": ~alone & inside, "in_steps": alone & inside}
+    spans = (
+        (pl.col("start"), pl.col("end"), ran),
+        (begin, pl.max_horizontal(end, "start"), {"idle_in_calls": idle & inside}),
+        (begin, end, {"_busy": ~idle & inside}),
+        # In its own call a copy is exposed, not other work.
+        (pl.max_horizontal(begin, "start"), pl.min_horizontal(end, "end"), {"_own": alone & inside}),
     )
-    whole = summed.join(
-        shown.group_by(kinds).agg(pl.col("hidden", "exposed", "in_steps").sum()), on=kinds, how="left"
-    ).with_columns(pl.col("hidden", "exposed", "in_steps").fill_null(0))
+    whole = summed
+    for first, last, parts in spans:
+        span = intervals.union(moved.with_columns(start=first, end=last), kinds)
+        sums = intervals.inside(span, gpu_activity, parts).group_by(kinds).agg(pl.col(list(parts)).sum())
+        whole = whole.join(sums, on=kinds, how="left").with_columns(pl.col(list(parts)).fill_null(0))
     return (
-        per_step(whole, step_totals, "in_steps")
+        per_step(_with_bound(whole, gpu_activity, idle & inside, step_totals), step_totals, "in_steps")
         .select(*copy_summary_by_time.columns)
         .sort("rank", "exposed", *kinds[1:], descending=[False, True, False, False])
+    )
+
+
+def _marked(copies: pl.LazyFrame, activity: pl.LazyFrame) -> pl.LazyFrame:
+    """The copies, and whether each runs inside a step; one of no length is where it starts."""
+    last = pl.max_horizontal("end", pl.col("start") + 1)
+    touched = copies.with_columns(_end=pl.col("end"), end=last)
+    return (
+        intervals.inside(touched, activity, {"_in_step": pl.col("in_step") > 0})
+        .with_columns(pl.col("_in_step") > 0, end=pl.col("_end"))
+        .drop("_end")
+    )
+
+
+def _length() -> pl.Expr:
+    return pl.col("end") - pl.col("start")
+
+
+def _known_bytes(which: pl.Expr) -> pl.Expr:
+    known = which & pl.col("bytes").is_not_null()
+    return pl.when(known.any()).then(pl.col("bytes").filter(known).sum())
+
+
+def _with_bound(
+    whole: pl.LazyFrame, activity: pl.LazyFrame, idle: pl.Expr, totals: pl.LazyFrame
+) -> pl.LazyFrame:
+    """The rates, and what copies and calls of no length would save.
+
+    Every dependency between events becomes shorter by at most the calls and the copies that lie on it, so no
+    event can come earlier by more than those take together. And the device cannot save time in which it does
+    other work: what a call costs while the device is busy can only come out of idle time elsewhere.
+    """
+    idled = activity.group_by("rank").agg(_idle=_length().filter(idle).sum())
+    calls = ("idle_in_calls", "held")
+    return (
+        whole.join(idled, on="rank", how="left")
+        .join(totals, on="rank", how="left")
+        .with_columns(
+            bandwidth=pl.when(pl.col("_timed") > 0).then(pl.col("bytes") / pl.col("_timed")),
+            held=pl.max_horizontal(pl.col("_busy") - pl.col("_own"), 0),
+        )
+        .with_columns(pl.when("_launched").then(pl.col(calls)))
+        .with_columns(
+            idle_share=pl.when(pl.col("step_time") > 0).then(pl.col("idle_in_calls") / pl.col("step_time")),
+            at_most=pl.col("in_steps")
+            + pl.col("idle_in_calls")
+            + pl.when("_launched").then(pl.min_horizontal("held", pl.col("_idle") - pl.col("idle_in_calls"))),
+        )
+        .drop("steps", "step_time")
     )
 
 
@@ -153,29 +240,34 @@ def copy_summary_by_time(
 def copies_cost_step_time(table: pl.DataFrame) -> Iterator[Finding]:
     """One finding for all copies, with advice for the direction that costs most; one for pageable memory."""
     if mean_share(table, table) >= WORTH_SAYING:
-        most = table.group_by("direction").agg(pl.col("exposed").sum()).sort("exposed", "direction").row(-1)
+        most = _costliest(table)
         yield Finding(
             name="copies-exposed",
-            claim=f"{_hidden_by_nothing(table)}, most of it {most[0]}.",
-            ns_in_steps=int(table["in_steps"].sum()),
+            claim=f"{_hidden_by_nothing(table)}, most of it {most}.",
+            evidence=(*_facts(table), *_in_calls(table)),
+            next=_ADVICE.get(most, "Overlap the copies with kernels on a second stream, or avoid them."),
             shared=True,
-            gain="at most",
-            evidence=_facts(table),
-            next=_ADVICE.get(most[0], "Overlap the copies with kernels on a second stream, or avoid them."),
+            **_gain(table),
         )
     pageable = table.filter(pl.col("host_memory") == "pageable")
-    if mean_share(pageable, table) >= PAGEABLE_WORTH_SAYING:
+    idle = float(pageable["idle_share"].sum()) / max(1, table["rank"].n_unique())
+    if mean_share(pageable, table) + idle >= PAGEABLE_WORTH_SAYING:
         yield Finding(
             name="copies-pageable",
-            claim=f"{_hidden_by_nothing(pageable)}: pageable host memory.",
-            ns_in_steps=int(pageable["in_steps"].sum()),
+            claim=f"{_hidden_by_nothing(pageable, 'pageable ')}.",
+            evidence=(*_facts(pageable), *_in_calls(pageable)),
+            next=_PINNING.get(_costliest(pageable), _PINNING["host to device"]),
             shared=True,
-            gain="at most",
-            evidence=_facts(pageable),
-            next="Pin the host's memory: `DataLoader(pin_memory=True)` and `.to(device, non_blocking=True)`; "
-            "pageable copies are staged, and make the host wait.",
+            **_gain(pageable),
         )
 
+
+_PINNING = {
+    "host to device": "Pin the host's memory: `DataLoader(pin_memory=True)` and "
+    "`.to(device, non_blocking=True)`; pageable copies are staged, and make the host wait.",
+    "device to host": "Copy into pinned memory with `non_blocking=True`, and read it once an event says that "
+    "it is there; pageable copies, as of `.item()` and `.cpu()`, make the host wait.",
+}
 
 _ADVICE = {
     "host to device": "Copy ahead on a second stream from pinned memory (`non_blocking=True`), "
@@ -186,19 +278,60 @@ _ADVICE = {
 }
 
 
-def _hidden_by_nothing(rows: pl.DataFrame) -> str:
-    exposed, time = rows.select(pl.col("exposed", "time").sum()).row(0)
-    return f"{milliseconds(exposed)} of the {milliseconds(time)} of copying hides behind nothing"
+class _Gain(TypedDict):
+    ns_in_steps: int
+    gain: Gain
+    doubt: str
+
+
+def _hidden_by_nothing(rows: pl.DataFrame, kind: str = "") -> str:
+    exposed, hidden, copies = rows.select(pl.col("in_steps", "hidden_in_steps", "copies_in_steps").sum()).row(
+        0
+    )
+    whose = f"{copies:,} {kind}copies take" if copies > 1 else f"one {kind}copy takes"
+    both = milliseconds(exposed + hidden)
+    return f"{milliseconds(exposed)} of the {both} that {whose} inside steps hides behind nothing"
+
+
+def _costliest(rows: pl.DataFrame) -> str:
+    """The direction in which copies and their calls cost most inside steps."""
+    by = rows.group_by("direction").agg(pl.col("in_steps").sum() + pl.col("idle_in_calls").sum())
+    return by.sort("in_steps", "direction").row(-1)[0]
+
+
+def _gain(rows: pl.DataFrame) -> _Gain:
+    """The most that these copies cost, which only recorded launches tell."""
+    if rows["at_most"].null_count():
+        doubt = "Launches of some copies were not recorded: what their calls cost cannot be told."
+        return {"ns_in_steps": 0, "gain": "unknown", "doubt": doubt}
+    return {"ns_in_steps": int(rows["at_most"].sum()), "gain": "at most", "doubt": ""}
 
 
 def _facts(rows: pl.DataFrame) -> tuple[str, ...]:
-    """What was copied and how fast, a line per direction and kind of memory."""
-    kinds = rows.group_by("direction", "host_memory").agg(pl.col("copies", "bytes", "time").sum())
+    """What was copied inside steps and how fast, a line per direction and kind of memory."""
+    of = "copies_in_steps", "bytes_in_steps", "in_steps", "hidden_in_steps", "bytes", "_timed"
+    timed = pl.when(pl.col("bandwidth") > 0).then(pl.col("bytes") / pl.col("bandwidth")).alias("_timed")
+    kinds = rows.with_columns(timed).group_by("direction", "host_memory").agg(pl.col(of).sum())
     facts: list[str] = []
-    by_time = kinds.sort("time", "direction", "host_memory", descending=[True, False, False])
-    for row in by_time.head(5).to_dicts():
-        fact = f"{row['direction']}, host memory {row['host_memory']}: {row['copies']:,} copies"
-        if row["bytes"] and row["time"]:
-            fact += f", {row['bytes']:,} bytes at {row['bytes'] / row['time']:.2f} GB/s"
+    shown = kinds.filter(pl.col("copies_in_steps") > 0).sort(
+        pl.col("in_steps") + pl.col("hidden_in_steps"),
+        "direction",
+        "host_memory",
+        descending=[True, False, False],
+    )
+    for row in shown.head(5).to_dicts():
+        fact = f"{row['direction']}, host memory {row['host_memory']}: {row['copies_in_steps']:,} copies"
+        if row["bytes_in_steps"] and row["_timed"]:
+            fact += f", {row['bytes_in_steps']:,} bytes at {row['bytes'] / row['_timed']:.2f} GB/s"
         facts.append(fact)
     return tuple(facts)
+
+
+def _in_calls(rows: pl.DataFrame) -> Iterator[str]:
+    """What the calls that launch the copies cost beside them, and what all amounts are sums over."""
+    idle, held = rows.select(pl.col("idle_in_calls", "held").sum()).row(0)
+    if idle:
+        yield f"the device idles for another {milliseconds(idle)} in the calls that launch them"
+    if held:
+        yield f"these calls hold the host for {milliseconds(held)} while the device does other work"
+    yield from added_up(rows)

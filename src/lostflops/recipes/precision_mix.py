@@ -9,7 +9,7 @@ import polars as pl
 from lostflops.finding import Finding, milliseconds, percent
 from lostflops.recipe import Bars, Example, recipe
 
-from .step_totals import mean_share, per_step
+from .step_totals import added_up, mean_share, per_step
 
 MATRIX_WORK = ("gemm", "attention", "convolution")
 # Share of the step from which slow arithmetic is worth a finding.
@@ -90,7 +90,7 @@ def precision_mix(kernel_work: pl.LazyFrame, step_totals: pl.LazyFrame) -> pl.La
 @precision_mix.finding
 def matrix_work_off_tensor_cores(table: pl.DataFrame) -> Iterator[Finding]:
     matrix, unknown = table.select(
-        pl.col("time").sum(), unknown=pl.col("time").filter(pl.col("precision").is_null()).sum()
+        pl.col("in_steps").sum(), unknown=pl.col("in_steps").filter(pl.col("precision").is_null()).sum()
     ).row(0)
     for precision, advice in (
         (
@@ -104,23 +104,26 @@ def matrix_work_off_tensor_cores(table: pl.DataFrame) -> Iterator[Finding]:
         ("fp64", "Find the tensor that is float64: PyTorch makes them from NumPy arrays by default."),
     ):
         slow = table.filter((pl.col("precision") == precision) & ~pl.col("tensor_cores"))
-        time = slow.select(pl.col("time").sum()).item()
         if mean_share(slow, table) < WORTH_SAYING:
             continue
-        doubt = f"{percent(unknown, matrix)} of matrix work does not say its precision." if unknown else ""
+        time = int(slow["in_steps"].sum())
+        doubt = (
+            f"{percent(unknown, matrix)} of this matrix work does not say its precision." if unknown else ""
+        )
         yield Finding(
             name=f"{precision}-without-tensor-cores",
-            claim=f"{percent(time, matrix)} of matrix work runs in {precision} without tensor cores.",
-            ns_in_steps=int(slow["in_steps"].sum()),
+            claim=f"{percent(time, matrix)} of the matrix work inside steps runs in {precision} without "
+            "tensor cores.",
+            ns_in_steps=time,
             shared=True,
             gain="at most",
-            evidence=tuple(
-                f"{row['family']}: {row['calls']:,} executions, {milliseconds(row['time'])}"
-                for row in slow.group_by("family")
-                .agg(pl.col("calls", "time").sum())
-                .sort("family")
-                .to_dicts()
-            ),
+            evidence=(*_by_family(slow), *added_up(slow)),
             next=advice,
             doubt=doubt,
         )
+
+
+def _by_family(rows: pl.DataFrame) -> Iterator[str]:
+    by = rows.group_by("family").agg(pl.col("in_steps").sum()).filter(pl.col("in_steps") > 0).sort("family")
+    for family, time in by.iter_rows():
+        yield f"{family}: {milliseconds(time)} inside steps"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import polars as pl
 
 from lostflops.recipe import Example, recipe
@@ -52,3 +54,11 @@ def per_step(frame: pl.LazyFrame, totals: pl.LazyFrame, in_steps: str) -> pl.Laz
 def mean_share(rows: pl.DataFrame, table: pl.DataFrame) -> float:
     """`step_share` of some of a table's rows, averaged over the table's ranks: what thresholds look at."""
     return float(rows["step_share"].sum()) / max(1, table["rank"].n_unique())
+
+
+def added_up(rows: pl.DataFrame) -> Iterator[str]:
+    """What amounts inside steps are sums over, in words for evidence; nothing for one step of one rank."""
+    ranks = ["ranks"] if rows["rank"].n_unique() > 1 else []
+    steps = ["steps"] if (rows["in_steps"] != rows["per_step"]).any() else []
+    if ranks or steps:
+        yield f"added up over {' and '.join(ranks + steps)}"
