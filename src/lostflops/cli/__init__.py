@@ -7,16 +7,19 @@ caught here and nowhere else.
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import pkgutil
 import sys
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter, _SubParsersAction  # pyright: ignore[reportPrivateUsage]
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from importlib import import_module
+from pathlib import Path
 from typing import Protocol, TypeAlias
 
-from lostflops.errors import LostflopsError, shown
+from lostflops.errors import CannotWrite, LostflopsError, shown
 from lostflops.version import __version__
 
 ANSWERED = 0
@@ -24,6 +27,8 @@ CANNOT_ANSWER = 2  # also what argparse exits with
 OUR_FAULT = 70  # EX_SOFTWARE of sysexits.h
 INTERRUPTED = 130  # 128 + SIGINT
 NOBODY_READS = 141  # 128 + SIGPIPE
+# What a write to an open stream fails with when the place behind it takes no more.
+UNWRITABLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF})
 
 EPILOG = f"""\
 Start with: lostflops why my_traces/
@@ -96,32 +101,70 @@ def parser(words: Sequence[str] = ()) -> ArgumentParser:
 def main(words: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit status."""
     words = list(sys.argv[1:] if words is None else words)
+    _open_streams()
+    try:
+        _answer(words)
+        return ANSWERED
+    except LostflopsError as error:
+        _complain(str(error))
+        return CANNOT_ANSWER
+    except KeyboardInterrupt:
+        _complain("Interrupted.")
+        return INTERRUPTED
+    except SystemExit as stop:
+        if isinstance(stop.__context__, BrokenPipeError):  # Rich's way of ending then
+            return NOBODY_READS
+        raise
+    except GeneratorExit:
+        raise
+    except BaseException as error:  # Polars' panics are no Exceptions
+        status = _unwritten(error)
+        if status is not None:
+            return status
+        if os.environ.get("LOSTFLOPS_DEBUG"):
+            raise
+        _complain(
+            f"lostflops failed on a fault of its own ({type(error).__name__}: {shown(str(error))}).\n"
+            "Hint: please report it with the traceback that LOSTFLOPS_DEBUG=1 shows."
+        )
+        return OUR_FAULT
+
+
+def _open_streams() -> None:
+    """Make standard output and error take all that is printed."""
+    # A stream that was closed before we started is None; what is printed to it goes nowhere.
+    sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115
+    sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without '█' shows '?', not a traceback
+
+
+def _answer(words: Sequence[str]) -> None:
     try:
         given = parser(words).parse_args(words)
         commands()[given.command].run(given)
+    finally:  # also after --help, which exits
         sys.stdout.flush()
-        return ANSWERED
-    except LostflopsError as error:
-        print(error, file=sys.stderr)
-        return CANNOT_ANSWER
-    except KeyboardInterrupt:
-        print("Interrupted.", file=sys.stderr)
-        return INTERRUPTED
-    except BrokenPipeError:
-        # Python flushes stdout once more when it exits; that must not complain about the closed pipe.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _unwritten(error: BaseException) -> int | None:
+    """The exit status when an error is that standard output cannot be written, else None.
+
+    Files have errors of their own, from `_output`; that of a write to an open stream names no file.
+    """
+    if not isinstance(error, OSError) or error.filename is not None:
+        return None
+    if error.errno != errno.EPIPE and error.errno not in UNWRITABLE:
+        return None
+    # Python flushes stdout once more when it exits; that must not complain again.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if error.errno == errno.EPIPE:
         return NOBODY_READS
-    except (SystemExit, GeneratorExit):
-        raise
-    except BaseException as error:  # Polars' panics are no Exceptions
-        if os.environ.get("LOSTFLOPS_DEBUG"):
-            raise
-        print(
-            f"lostflops failed on a fault of its own ({type(error).__name__}: {shown(str(error))}).\n"
-            "Hint: please report it with the traceback that LOSTFLOPS_DEBUG=1 shows.",
-            file=sys.stderr,
-        )
-        return OUR_FAULT
+    _complain(str(CannotWrite("standard output", error)))
+    return CANNOT_ANSWER
+
+
+def _complain(text: str) -> None:
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)

@@ -149,9 +149,8 @@ class Magics:
             except HelpShown:
                 return
             self._check(given)
-            given.paths = self._named(given.paths)
-            shown_as = CELL if given.paths == [str(self._last)] else shlex.join(given.paths)
-            self._show(_asked.opened(given), shown_as, given.height)
+            asked, given.paths = given.paths, self._named(given.paths)
+            self._show(_asked.opened(given), asked, given)
 
     def _check(self, given: Namespace, cell: str = "") -> None:
         """Raise before the cell runs what would be wrong after it."""
@@ -206,17 +205,18 @@ class Magics:
                     f"lostflops recorded the first {recorded.seconds:.1f} s of {recorded.worked:.1f} s: "
                     f"{recorded.reason}."
                 )
-            self._show(_whole_steps(trace, given.steps), CELL, given.height)
+            self._show(_whole_steps(trace, given.steps), [CELL], given)
         except LostflopsError as error:  # the cell itself has done its work
             print(f"lostflops: {error}")
 
-    def _show(self, trace: Trace, paths: str, height: int | None) -> None:
+    def _show(self, trace: Trace, paths: Sequence[str], given: Namespace) -> None:
         from lostflops.recipe import Session
         from lostflops.report import notebook
         from lostflops.report.page import page
 
         made = page(trace, Session(trace))
-        self._shell.display_pub.publish(notebook.bundle(made, paths, height or notebook.HEIGHT))
+        typed = _asked.again(paths, given, trace.steps)
+        self._shell.display_pub.publish(notebook.bundle(made, typed, given.height or notebook.HEIGHT))
 
     def _named(self, words: Sequence[str]) -> list[str]:
         """The words, with the last recorded cell's folder for `cell`."""

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 FORMATS = ("table", "csv", "json", "parquet")
 SHOWN_ROWS = 50  # of a table in the terminal
 NO_WRAPPING = 10_000  # columns, where no terminal limits them
+CSV_ROWS = 100_000  # that are text at one time
 
 
 def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
@@ -128,13 +129,19 @@ def _of(asked: frozenset[int], trace: Trace, said: Answer) -> pl.DataFrame:
 
 
 def _write(said: Answer, table: pl.DataFrame, form: str, file: IO[bytes]) -> None:
+    """Write through Python: Polars would write to the descriptor itself, and its errors have no number."""
     match form:
         case "csv":
-            _flat(table).write_csv(file)
+            flat = _flat(table)
+            file.write(flat.clear().write_csv().encode())
+            for rows in flat.iter_slices(CSV_ROWS):
+                file.write(rows.write_csv(include_header=False).encode())
         case "json":
             file.write(table.write_json().encode() + b"\n")
         case "parquet":
-            table.write_parquet(file)
+            whole = io.BytesIO()
+            table.write_parquet(whole)
+            file.write(whole.getbuffer())
         case _:
             _show(said, table, file)
 

@@ -6,7 +6,6 @@ first. All paths together are the traces of one job.
 
 from __future__ import annotations
 
-import shlex
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
@@ -14,8 +13,6 @@ from pathlib import Path
 
 from . import _asked, _output
 from ._waiting import waiting
-
-LONGEST_PATHS = 60  # characters of a command that the page repeats
 
 
 def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
@@ -51,14 +48,8 @@ def run(given: Namespace) -> None:
             return
         with _output.replacing(Path(given.json)) as file:
             file.write_bytes(data)
-    terminal.show(shown, Console(), _again(given.paths))
+    terminal.show(shown, Console(), _asked.again(given.paths, given, trace.steps))
 
 
 def _asking(tell: _asked.Progress | None) -> Callable[[str, int, int], None] | None:
     return (lambda name, done, of: tell(name, done / of)) if tell else None
-
-
-def _again(paths: Sequence[str]) -> str:
-    """What to type to ask about the same traces, or a placeholder where that is long."""
-    typed = shlex.join(paths)
-    return typed if len(typed) <= LONGEST_PATHS else "PATH"

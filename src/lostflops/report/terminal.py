@@ -34,7 +34,10 @@ PLAIN = str.maketrans(
 
 
 def show(page: Page, console: Console, paths: str = "PATH") -> None:
-    """Print the page. `paths` is what the user would type again to ask about the same traces."""
+    """Print the page. `paths` is what the user would type again to ask about the same steps of the same job.
+
+    Commands stand whole on their lines, however wide, so that they can be copied.
+    """
     width = min(console.width, WIDEST)
     if console.encoding.lower().startswith("utf"):
         _print(page, console, width, paths)
@@ -48,6 +51,9 @@ def show(page: Page, console: Console, paths: str = "PATH") -> None:
 def _print(page: Page, console: Console, width: int, paths: str) -> None:
     options = console.options.update(width=width, highlight=False, markup=False)
     for block in _blocks(page, width, paths):
+        if isinstance(block, Text) and block.no_wrap:
+            console.print(block, soft_wrap=True, highlight=False)
+            continue
         for line in console.render_lines(block, options, pad=False):
             console.print(Segments([*_trimmed(line), Segment.line()]), end="")
 
@@ -75,7 +81,10 @@ def _blocks(page: Page, width: int, paths: str) -> Iterator[RenderableType]:
     if page.findings:
         yield Text()
         for number, finding in enumerate(page.findings, 1):
-            yield _finding(number, finding, page.budget, paths, width >= BARS_FROM)
+            yield _finding(number, finding, page.budget, width >= BARS_FROM)
+            if finding.recipe:
+                command = f"lostflops recipe {as_command(finding.recipe)} {paths}"
+                yield Text.assemble("   ", ("show     ", "dim"), one_line(command), no_wrap=True)
         if len([f for f in page.findings if f.ns_per_step]) > 1:
             yield Text("   Gains of several findings do not add up.", style="dim")
     elif page.budget is not None:
@@ -147,7 +156,7 @@ def _bar(line: Line, room: int) -> Text:
     return Text(text, style=f"{color} dim" if line.depth else color)
 
 
-def _finding(number: int, finding: Finding, budget: Budget | None, paths: str, wide: bool) -> RenderableType:
+def _finding(number: int, finding: Finding, budget: Budget | None, wide: bool) -> RenderableType:
     head = Table.grid(padding=(0, 1, 0, 0), expand=True)
     head.add_column(justify="right", width=2)
     head.add_column(ratio=1)
@@ -162,8 +171,6 @@ def _finding(number: int, finding: Finding, budget: Budget | None, paths: str, w
     if finding.doubt:
         lines.append(("doubt", finding.doubt))
     lines.append(("next", finding.next))
-    if finding.recipe:
-        lines.append(("show", f"lostflops recipe {as_command(finding.recipe)} {paths}"))
     body = Table.grid(padding=(0, 1, 0, 0))
     body.add_column(no_wrap=True, width=8)
     body.add_column()
