@@ -6,8 +6,11 @@ import io
 import json
 import os
 import resource
+import shlex
+import shutil
 import subprocess
 import sys
+from argparse import Namespace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +19,7 @@ import pytest
 
 from lostflops import cli, recipe
 from lostflops.cli import _asked, _output, main
+from lostflops.cli import recipe as recipe_command
 from lostflops.errors import BadOption, CannotWrite, LostflopsError
 from lostflops.recipe import Example, Recipe
 from lostflops.tables import Steps
@@ -184,6 +188,60 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
         assert process.wait() == 141
 
 
+STATUS = "import sys; from lostflops.cli import main; sys.exit(main(sys.argv[1:]))"
+EVERY_FORMAT = [
+    ["why", LORA],
+    ["why", LORA, "--json", "-"],
+    *(["recipe", "step-ledger", LORA, "--format", form] for form in ("table", "csv", "json")),
+]
+
+
+@pytest.mark.parametrize("words", EVERY_FORMAT, ids=lambda words: " ".join(map(str, words[2:])) or "page")
+def test_every_output_ends_quietly_when_its_reader_goes_away(words: list[str]) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run([sys.executable, "-c", STATUS, *words], stdout=write, stderr=subprocess.PIPE)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("words", EVERY_FORMAT, ids=lambda words: " ".join(map(str, words[2:])) or "page")
+def test_a_full_disk_behind_standard_output_is_said(words: list[str]) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([sys.executable, "-c", STATUS, *words], stdout=full, stderr=subprocess.PIPE)
+    said = b"'standard output' could not be written: No space left on device.\n"
+    assert (done.returncode, done.stderr) == (2, said)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("form", ["table", "csv", "json", "parquet"])
+def test_a_full_disk_behind_a_file_is_said(form: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipe", "step-ledger", LORA, "--format", form, "--output", "/dev/full"]) == 2
+    assert capsys.readouterr().err == "'/dev/full' could not be written: No space left on device.\n"
+
+
+def test_a_closed_standard_output_is_no_error(tmp_path: Path) -> None:
+    target = tmp_path / "table.csv"
+    recipe = [sys.executable, "-m", "lostflops", "recipe", "step-ledger", LORA]
+    for words in (recipe, [*recipe, "--output", str(target)]):
+        done = subprocess.run(["sh", "-c", '"$@" >&-', "sh", *words], stderr=subprocess.PIPE)
+        assert (done.returncode, done.stderr) == (0, b"")
+    assert target.read_text().startswith("rank,step,")
+
+
+def test_a_table_of_many_rows_is_one_csv(
+    monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    words = ["recipe", "step-ledger", DDP, "--format", "csv"]
+    assert main(words) == 0
+    whole = capsysbinary.readouterr().out
+    monkeypatch.setattr(recipe_command, "CSV_ROWS", 3)
+    assert main(words) == 0
+    assert capsysbinary.readouterr().out == whole
+    assert whole.count(b"rank,step,") == 1 and whole.count(b"\n") > 7
+
+
 def test_a_terminal_without_the_letters_shows_question_marks(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", stream)
@@ -295,6 +353,39 @@ def test_the_page_is_printed_and_written(tmp_path: Path, capsys: pytest.CaptureF
     assert "data loading" in printed
     assert html.read_text().startswith("<!doctype html>")
     assert json.loads(document.read_text())["findings"]
+
+
+def commands_of(page: str) -> list[str]:
+    """The commands that a page prints, as they stand there."""
+    lines = (line.partition("show     lostflops ") for line in page.splitlines())
+    return [command for before, found, command in lines if found and not before.strip()]
+
+
+@pytest.mark.parametrize("left_out", ["rank-2.json.gz", "none"])
+def test_every_printed_command_answers_for_the_same_steps_of_the_same_ranks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], left_out: str
+) -> None:
+    folder = tmp_path / ("a folder that isn't short " * 4)
+    shutil.copytree(DDP, folder, ignore=lambda *_: [left_out])
+    words = ["why", str(folder), "--allow-missing-ranks", "--steps", "4-5"]
+    assert main(words) == 0
+    printed = commands_of(capsys.readouterr().out)
+    assert main([*words, "--json", "-"]) == 0
+    page = json.loads(capsys.readouterr().out)
+    assert len(printed) == len(page["findings"]) > 0
+    for command, finding in zip(printed, page["findings"], strict=True):
+        assert main([*shlex.split(command), "--format", "json"]) == 0
+        assert json.loads(capsys.readouterr().out) == page["recipes"][finding["recipe"]]["rows"]
+
+
+def test_what_is_typed_again_survives_a_shell() -> None:
+    paths = ["plain.json", "it's a trace.json", "-x.json", "new\nline\\and\x1b[31m'quote'.json", "*.json"]
+    given = Namespace(salvage=True, allow_missing_ranks=False)
+    typed = _asked.again(paths, given, (3, 3))
+    assert typed.isprintable()
+    echoed = subprocess.run(["bash", "-c", f"printf '%s\\0' {typed}"], capture_output=True, text=True)
+    paths[2] = "./-x.json"
+    assert echoed.stdout.split("\0") == [*paths, "--salvage", "--steps", "3", ""]
 
 
 def test_an_imported_run_answers_like_its_traces(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

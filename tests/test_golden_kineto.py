@@ -217,6 +217,30 @@ def test_deepseek_hides_its_communication_that_others_do_not_see(opened: Opened)
     assert set(table(session, "collectives")["library"].cast(pl.String)) == {"DeepEP"}
 
 
+@pytest.mark.parametrize(
+    ("name", "exposed", "idle"),
+    [("num_workers_4__worker0", 18_959_000, 37_641_000), ("worker0.1623143566756", 10_403_000, 7_884_000)],
+)
+def test_pinning_could_save_what_pageable_copies_and_their_calls_cost(
+    opened: Opened, name: str, exposed: int, idle: int
+) -> None:
+    answer = opened(name).run("copy_summary_by_time")
+    assert not isinstance(answer, Skipped)
+    row = answer.table.filter(pl.col("host_memory") == "pageable").row(0, named=True)
+    assert (row["copies_in_steps"], row["in_steps"], row["idle_in_calls"]) == (12, exposed, idle)
+    (finding,) = (f for f in answer.findings if f.name == "copies-pageable")
+    assert finding.ns_per_step == row["at_most"] // 6 >= (exposed + idle) // 6
+
+
+def test_exposed_communication_is_claimed_of_the_steps_that_its_gain_is_of(opened: Opened) -> None:
+    answer = opened("mi300__resnet_act_checkpoint").run("communication_exposed")
+    assert not isinstance(answer, Skipped)
+    (finding,) = answer.findings
+    assert finding.claim.startswith("80.2 % of the communication inside steps is exposed")
+    assert finding.evidence == ("32.2 ms of 40.1 ms inside steps, added up over steps",)
+    assert finding.ns_per_step == answer.table["in_steps"][0] // 3 == 10_717_964
+
+
 def test_the_top_kernel_of_an_h100_is_counted_exactly(opened: Opened) -> None:
     kernels = table(opened("h100__Qwen"), "kernels").with_columns(ns=pl.col("end") - pl.col("start"))
     assert kernels["name"].n_unique() == 26

@@ -114,6 +114,41 @@ def test_exposed_copies_are_what_nothing_else_covers(trace: Given) -> None:
         assert row["hidden"] == of_rank(mine.keys() & busy, row["rank"])
 
 
+@settings(max_examples=100, deadline=None)
+@given(traces(), st.data())
+def test_what_copies_cost_beside_themselves_is_in_the_calls_that_launch_them(
+    trace: Given, data: st.DataObject
+) -> None:
+    for copy in trace["copies"]:
+        copy["launch_start"] = copy["start"] - data.draw(st.integers(0, 9))
+        copy["launch_end"] = copy["launch_start"] + data.draw(st.integers(0, 25))
+    working = instants(trace["kernels"]).keys() | instants(trace["collectives"]).keys()
+    busy, steps = working | instants(trace["copies"]).keys(), instants(trace["steps"]).keys()
+    for row in answer("copy_summary_by_time", trace).to_dicts():
+        rank = row["rank"]
+        mine = [c for c in trace["copies"] if (c["rank"], c["direction"]) == (rank, row["direction"])]
+        spans = [
+            instants([{"rank": rank, "start": first(c), "end": last(c)} for c in mine]).keys() & steps
+            for first, last in (
+                (lambda c: c["launch_start"], lambda c: max(c["launch_end"], c["start"])),
+                (lambda c: c["launch_start"], lambda c: c["launch_end"]),
+                (lambda c: c["start"], lambda c: min(c["launch_end"], c["end"])),
+                (lambda c: c["start"], lambda c: c["end"]),
+            )
+        ]
+        waited, called, own, run = spans
+        idle = steps - busy
+        assert row["idle_in_calls"] == of_rank(waited & idle, rank)
+        assert row["held"] == of_rank((called & busy) - (own - working), rank)
+        assert (row["in_steps"], row["hidden_in_steps"]) == (
+            of_rank(run - working, rank),
+            of_rank(run & working, rank),
+        )
+        # At least all calls and exposed copies, as far as the device is not busy then; never more than that.
+        bare, room = run - working, of_rank((run - working) | idle, rank)
+        assert min(of_rank(called | bare | (waited & idle), rank), room) <= row["at_most"] <= room
+
+
 @settings(max_examples=25, deadline=None)
 @given(traces())
 def test_kernels_overlap_by_what_is_open_beside_them(trace: Given) -> None:

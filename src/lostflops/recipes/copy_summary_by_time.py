@@ -150,8 +150,8 @@ def copy_summary_by_time(
     """Add up each rank's copies by direction and kind of host memory, the most exposed first.
 
     Copies that carry a collective are communication and left out. When two kinds of copy are exposed at one
-    time, both say so: over all kinds the exposed time can exceed the ledger's. `at_most` bounds what a change
-    can save that leaves neither copies nor calls where anything waits for them.
+    time, both say so: over all kinds the exposed time can exceed the ledger's. `at_most` bounds what can
+    be saved by hiding the copies and by taking their calls off the host's way.
     """
     kinds = ["rank", "direction", "host_memory"]
     moved = _marked(copies.filter(~pl.col("communication")), gpu_activity)
@@ -210,11 +210,11 @@ def _known_bytes(which: pl.Expr) -> pl.Expr:
 def _with_bound(
     whole: pl.LazyFrame, activity: pl.LazyFrame, idle: pl.Expr, totals: pl.LazyFrame
 ) -> pl.LazyFrame:
-    """The rates, and what copies and calls of no length would save.
+    """The rates, and what would be saved if all copies hid and their calls took no time.
 
-    Every dependency between events becomes shorter by at most the calls and the copies that lie on it, so no
-    event can come earlier by more than those take together. And the device cannot save time in which it does
-    other work: what a call costs while the device is busy can only come out of idle time elsewhere.
+    A chain of events that wait for each other gets shorter by no more than the exposed copies and the calls
+    on it. And the device saves no time in which it works: what a call costs beside other work can only come
+    out of idle time elsewhere.
     """
     idled = activity.group_by("rank").agg(_idle=_length().filter(idle).sum())
     calls = ("idle_in_calls", "held")

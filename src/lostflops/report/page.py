@@ -264,15 +264,15 @@ def _figures(
 
 
 def _hidden(by_name: dict[str, Answer]) -> Figure | None:
-    """How much of the communication ran behind compute, from the recipe that measures it."""
+    """How much of the communication inside steps ran behind compute, from the recipe that measures it."""
     answer = by_name.get("communication_exposed")
-    if answer is None or not {"hidden", "exposed"} <= set(answer.table.columns):
+    if answer is None or not {"total_in_steps", "in_steps"} <= set(answer.table.columns):
         return None
-    hidden, exposed = answer.table.select(pl.col("hidden").sum(), pl.col("exposed").sum()).row(0)
-    if not hidden + exposed:
+    total, exposed = answer.table.select(pl.col("total_in_steps", "in_steps").sum()).row(0)
+    if not total:
         return None
     return Figure(
         "communication hidden",
-        _share(hidden, hidden + exposed),
-        "Share of the communication time during which kernels ran as well.",
+        _share(total - exposed, total),
+        "Share of the communication time inside steps during which kernels ran as well.",
     )
