@@ -1,9 +1,10 @@
 """What recipes said of a stored run, kept beside its tables, so that asking again reads instead of computing.
 
-    RUN/answers/<recipe>-<key>.parquet
+    RUN/answers/<recipe>-<key>
 
 The key tells the run, the slice of it, the recipe's options and which lostflops asks: an answer under it is
-what computing would give. A run that cannot be written to keeps none.
+what computing would give. A file begins with a digest of its name and of what follows, so one that was
+damaged or put in another's place counts as none. A run that cannot be written to keeps none.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from .installation import fingerprint
 from .trace import Trace
 
 FOLDER = "answers"
+DIGEST = 16  # bytes
 
 
 class Answers:
@@ -37,8 +39,15 @@ class Answers:
 
     def read(self, recipe: str, options: Mapping[str, Any]) -> pl.DataFrame | None:
         """What was kept, or None. A file that is damaged counts as none."""
+        file = self._file(recipe, options)
         try:
-            return pl.read_parquet(self._file(recipe, options).read_bytes())
+            kept = memoryview(file.read_bytes())
+            content = kept[DIGEST:]
+            return (
+                pl.read_parquet(io.BytesIO(content))
+                if bytes(kept[:DIGEST]) == _digest(file, content)
+                else None
+            )
         except (OSError, PolarsError):
             return None
 
@@ -51,7 +60,9 @@ class Answers:
         with suppress(OSError):
             self._folder.mkdir(exist_ok=True)
             try:
-                written.write_bytes(content.getbuffer())
+                with written.open("wb") as kept:
+                    kept.write(_digest(file, content.getbuffer()))
+                    kept.write(content.getbuffer())
                 written.replace(file)
             finally:
                 written.unlink(missing_ok=True)
@@ -59,4 +70,10 @@ class Answers:
     def _file(self, recipe: str, options: Mapping[str, Any]) -> Path:
         key = self._asked.copy()
         key.update(f"|{recipe}|{sorted(options.items())}".encode())
-        return self._folder / f"{recipe}-{key.hexdigest()}.parquet"
+        return self._folder / f"{recipe}-{key.hexdigest()}"
+
+
+def _digest(file: Path, content: memoryview) -> bytes:
+    digest = hashlib.blake2b(file.name.encode(), digest_size=DIGEST)
+    digest.update(content)
+    return digest.digest()

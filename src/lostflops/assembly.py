@@ -115,7 +115,7 @@ def _place(folder: Path, rank: int, recordings: list[tuple[Part, int]], quality:
                 place.mkdir(parents=True, exist_ok=True)
                 written.rename(place / f"part-{number}.parquet")
                 continue
-            frame = pl.read_parquet(written).with_columns(pl.col(TABLES[name].times) + shift)
+            frame = pl.read_parquet(written, glob=False).with_columns(pl.col(TABLES[name].times) + shift)
             if name == "steps" and frame.height:
                 lowest = int(frame["step"].min())  # pyright: ignore[reportArgumentType]
                 if last_step is not None and lowest <= last_step:
@@ -175,8 +175,17 @@ def _place_beside(
 def _write_ranks(folder: Path, rows: list[dict[str, Any]]) -> None:
     schema: Any = RANKS.schema
     for row in rows:
-        full = {name: row.get(name) for name in RANKS.schema}
+        full = {name: _fitting(row.get(name), dtype) for name, dtype in schema.items()}
         write_part(folder, "ranks", row["rank"], pl.DataFrame([full], schema=schema, strict=False))
+
+
+def _fitting(value: Any, dtype: Any) -> Any:
+    """The value, or None for a number that its column cannot hold."""
+    if not isinstance(value, int) or not dtype.is_integer():
+        return value
+    return (
+        pl.Series([value], dtype=pl.Int128).cast(dtype, strict=False).item() if abs(value) < 2**127 else None
+    )
 
 
 def _align(folder: Path, manifest: Manifest, rows: list[dict[str, Any]]) -> None:

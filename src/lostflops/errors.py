@@ -5,6 +5,7 @@ They are raised where the situation is known and caught in one place, the comman
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -90,9 +91,14 @@ class Unreadable(LostflopsError):
     """A file the operating system would not let us read."""
 
     def __init__(self, path: Path, error: OSError) -> None:
-        super().__init__(
-            f"{shown(path.name)} could not be read: {error.strerror or error}.", "check its permissions."
-        )
+        hint = {
+            errno.EACCES: "check its permissions.",
+            errno.EPERM: "check its permissions.",
+            errno.ENOENT: "it was moved or removed; ask again when it is there.",
+            errno.ENAMETOOLONG: "give a shorter path.",
+            errno.ELOOP: "its links lead round in a circle: name the file itself.",
+        }.get(error.errno or 0, "copy it to a disk of this machine and ask about the copy.")
+        super().__init__(f"{shown(path.name)} could not be read: {error.strerror or error}.", hint)
 
 
 class Truncated(LostflopsError):

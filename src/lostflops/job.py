@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from lostflops import ingest
@@ -52,35 +52,39 @@ def open(  # noqa: A001 - the public name
     `progress` is told what is being done and the share done. Raises a LostflopsError that says what to do.
     """
     given = [Path(p).expanduser() for p in ([paths] if isinstance(paths, (str, Path)) else paths)]
-    if output is None and len(given) == 1 and (given[0] / MANIFEST).is_file():
+    if output is None and len(given) == 1 and _is_run(given[0]):
         return Trace.open(given[0])
     sources, earlier = attempts.last(find(given), given)
     # A folder or a pattern may hold other files than traces; what was named itself has to be one.
-    optional = {source for source in sources if source not in given}
-    identities = [_identity(source, source in optional) for source in sources]
+    formats, left_out = _formats(sources, given)
+    identities = {source: _identity(source, formats.get(source, "")) for source in sources}
     beside, logs = machine.documents(given), step_logs.documents(given)
-    known_by = [*identities, *(_identity(file, True) for file in (*beside, *logs))]
+    known_by = [*identities.values(), *(_identity(file, "") for file in (*beside, *logs))]
     stored = output or _cache() / _key(known_by, salvage)
-    if output is None and stored.exists():
+    if output is None and os.path.lexists(stored):
         try:
             return _with_all_ranks(Trace.open(stored), allow_missing_ranks)
         except RanksMissing:
             raise
         except LostflopsError:
-            shutil.rmtree(stored, ignore_errors=True)
+            _discard(stored)
     with _named_store(output), writing(stored, replace=output is not None) as folder:
-        outcomes = read_all(sources, folder / "parts", salvage=salvage, optional=optional, progress=progress)
+        optional = {source for source in formats if source not in given}
+        outcomes = read_all(
+            list(formats), folder / "parts", salvage=salvage, optional=optional, progress=progress
+        )
         if progress:
             progress("putting the ranks together", 1.0)
         read = [
-            (source, parts)
-            for source, parts in zip(identities, outcomes, strict=True)
+            (identities[source], parts)
+            for source, parts in zip(formats, outcomes, strict=True)
             if isinstance(parts, list)
         ]
-        left_out = [error for error in outcomes if isinstance(error, NotATrace)]
+        left_out |= {s: o for s, o in zip(formats, outcomes, strict=True) if isinstance(o, NotATrace)}
+        refused = [left_out[source] for source in sources if source in left_out]
         if not read:
-            raise left_out[0]
-        notes = [Quality(None, "file left out", 1, error.message, "warning") for error in left_out]
+            raise refused[0]
+        notes = [Quality(None, "file left out", 1, error.message, "warning") for error in refused]
         notes += [Quality(None, "earlier attempt left out", 1, text) for text in earlier]
         known, more = machine.tables(beside)
         logged, less = step_logs.tables(logs)
@@ -111,7 +115,7 @@ def find(paths: Sequence[PathLike]) -> list[Path]:
     for given in paths:
         path = Path(given).expanduser()
         try:
-            if (path / MANIFEST).is_file():
+            if _is_run(path):
                 raise RunAmongTraces(path)
             if path.is_file() or (path.is_dir() and ingest.looks_like_trace(path)):
                 matched = [path]
@@ -126,9 +130,9 @@ def find(paths: Sequence[PathLike]) -> list[Path]:
                 if not matched:
                     raise NothingThere(given)
         except OSError as error:
-            raise Unreadable(path, error) from error
+            raise Unreadable(Path(error.filename or path), error) from error
         for match in matched:
-            found.setdefault(match.resolve(), match)
+            found.setdefault(_real(match), match)
     if paths and not found:
         raise NoTraces(Path(paths[0]), ingest.LOOKED_FOR)
     exported = {p.with_suffix("") for p in found if p.suffix == ".sqlite"}
@@ -145,7 +149,7 @@ def _below(folder: Path) -> Iterable[Path]:
     if ingest.looks_like_trace(folder):
         return [folder]
     files: list[Path] = []
-    for here, folders, names in os.walk(folder):
+    for here, folders, names in os.walk(folder, onerror=_unlisted):
         inside = Path(here)
         folders[:] = [f for f in folders if not f.startswith(".") and not (inside / f / MANIFEST).is_file()]
         for name in [f for f in folders if ingest.looks_like_trace(inside / f)]:
@@ -155,19 +159,70 @@ def _below(folder: Path) -> Iterable[Path]:
     return files
 
 
-def _identity(source: Path, optional: bool) -> Source:
-    """Name, size and a hash of size, time of change, and both ends of the content.
+def _unlisted(error: OSError) -> None:
+    """A folder in which ranks may lie unseen."""
+    raise error
 
-    Raises Unreadable, or NotATrace where the source is not optional.
+
+def reads(file: Path, paths: Sequence[PathLike]) -> bool:
+    """Whether a file is one of those that the paths name, or lies in a run or an export that they name."""
+    given = [Path(p).expanduser() for p in paths]
+    sources = [path for path in given if _is_run(path)]
+    with suppress(LostflopsError, OSError):  # who asks about the paths says what is wrong with them
+        sources += [*machine.documents(given), *step_logs.documents(given)]
+        sources += find([path for path in given if path not in sources])
+    used = {_real(source) for source in sources}
+    return not used.isdisjoint([_real(file), *_real(file).parents])
+
+
+def _is_run(path: Path) -> bool:
+    try:
+        return (path / MANIFEST).is_file()
+    except OSError:
+        return False
+
+
+def _real(path: Path) -> Path:
+    """The path without links; one whose links lead round in a circle as far as they lead."""
+    return Path(os.path.realpath(path))
+
+
+def _discard(stored: Path) -> None:
+    """Remove a store, or what lies in its place."""
+    if stored.is_dir() and not stored.is_symlink():
+        shutil.rmtree(stored, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            stored.unlink()
+
+
+def _formats(sources: Sequence[Path], given: Sequence[Path]) -> tuple[dict[Path, str], dict[Path, NotATrace]]:
+    """The format of each source that has one, and why the others are left out.
+
+    Raises Unreadable, or NotATrace for one that was named itself.
     """
+    formats: dict[Path, str] = {}
+    left_out: dict[Path, NotATrace] = {}
+    for source in sources:
+        try:
+            formats[source] = ingest.format_of(source)
+        except NotATrace as error:
+            if source in given:
+                raise
+            left_out[source] = error
+    return formats, left_out
+
+
+def _identity(source: Path, form: str) -> Source:
+    """Name, size and a hash of size, time of change, and both ends of the content. Raises Unreadable."""
     digest = hashlib.blake2b(digest_size=16)
     try:
-        files = sorted(f for f in source.rglob("*") if f.is_file()) if source.is_dir() else [source]
+        files = sorted(source.rglob("*")) if source.is_dir() else [source]
         total = 0
-        for file in files:
+        for file in filter(Path.is_file, files):  # opening a pipe would wait for who fills it
             stat = file.stat()
             total += stat.st_size
-            digest.update(f"{file.name}|{stat.st_size}|{stat.st_mtime_ns}|".encode())
+            digest.update(os.fsencode(f"{file.name}|{stat.st_size}|{stat.st_mtime_ns}|"))
             with file.open("rb") as content:
                 digest.update(content.read(EDGE))
                 if stat.st_size > 2 * EDGE:
@@ -175,12 +230,6 @@ def _identity(source: Path, optional: bool) -> Source:
                 digest.update(content.read(EDGE))
     except OSError as error:
         raise Unreadable(source, error) from error
-    try:
-        form = ingest.format_of(source)
-    except NotATrace:
-        if not optional:
-            raise
-        form = ""
     return Source(shown(source.name), total, digest.hexdigest(), form)
 
 

@@ -289,7 +289,8 @@ class Session:
                     return given
                 given = None
             frames.append(given)
-        table = wanted(*frames, **options).collect()
+        with self.trace.reading():
+            table = wanted(*frames, **options).collect()
         if kept:
             self._answers.keep(wanted.name, options, table)
         return table

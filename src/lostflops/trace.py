@@ -3,6 +3,9 @@
     RUN/run.json                     what was imported, from what, and how good it is
     RUN/<table>/rank=<r>/part-*.parquet
 
+The manifest lists every part with its size and checksum: a run that lost one, or whose bytes changed, is
+damaged, and says so instead of answering.
+
 Times on disk are the source's own clock, so that ranks can be written independently; opening a trace
 subtracts the run's origin and adds each rank's clock offset. A run appears under its name only when it is
 whole: it is written beside its place and renamed.
@@ -11,9 +14,11 @@ whole: it is written beside its place and renamed.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
 import time
+import zlib
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,8 +26,9 @@ from typing import Annotated
 
 import msgspec
 import polars as pl
+from polars.exceptions import PolarsError
 
-from lostflops.errors import CannotWrite, DamagedStore, NewerStore, NoSuchStep, OutputExists
+from lostflops.errors import CannotWrite, DamagedStore, NewerStore, NoSuchStep, OutputExists, Unreadable
 from lostflops.tables import TABLES
 
 FORMAT = 1
@@ -30,7 +36,12 @@ MANIFEST = "run.json"
 # A folder that is being filled. One that has not been touched for a day is what a killed import left.
 UNFINISHED = ".importing-"
 ABANDONED_AFTER = 86_400
-MARK = b"PAR1"  # at both ends of a whole Parquet file
+# Checksums of a run of at most so many bytes are compared when it is opened, which takes a fifth of a second;
+# of a larger one each table's when it is first read, which takes longer than comparing.
+COMPARED_AT_ONCE = 256 << 20
+BLOCK = 1 << 20
+# How Polars words an error of the operating system.
+OS_ERROR = re.compile(r"\(os error (\d+)\)")
 
 
 Nanoseconds = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
@@ -55,6 +66,13 @@ class Source(msgspec.Struct, frozen=True):
     format: str
 
 
+class Stored(msgspec.Struct, frozen=True):
+    """One part as it was written."""
+
+    bytes: int
+    crc32: int
+
+
 class Manifest(msgspec.Struct):
     """What `run.json` holds."""
 
@@ -68,6 +86,7 @@ class Manifest(msgspec.Struct):
     quality: list[Quality]
     offsets: dict[str, Nanoseconds] = {}  # rank -> ns to add
     absent: dict[str, str] = {}  # table -> why this run does not have it
+    parts: dict[str, Stored] | None = None  # by path below the run; None as an earlier lostflops left it
 
 
 class Trace:
@@ -91,6 +110,7 @@ class Trace:
         self.ranks = ranks
         self.steps = steps
         self._windows: pl.DataFrame | None = None
+        self._compared: set[str] = set()  # tables whose checksums were compared
 
     @classmethod
     def open(cls, path: Path) -> Trace:
@@ -105,14 +125,56 @@ class Trace:
             raise DamagedStore(path, f"{MANIFEST} is missing or unreadable ({error.strerror}).") from error
         except msgspec.MsgspecError as error:
             raise DamagedStore(path, f"{MANIFEST} is not what lostflops writes.") from error
-        for name in manifest.tables:
-            files = list((path / name).glob("rank=*/part-*.parquet")) if name in TABLES else []
-            if not files:
-                raise DamagedStore(path, f"its table '{name}' is missing.")
-            for file in files:
-                if not _is_whole(file):
-                    raise DamagedStore(path, f"'{file.relative_to(path)}' is not whole.")
-        return cls(path, manifest)
+        opened = cls(path, manifest)
+        opened._require_parts()
+        if sum(part.bytes for part in (manifest.parts or {}).values()) <= COMPARED_AT_ONCE:
+            for name in manifest.tables:
+                opened._compare(name)
+        return opened
+
+    @contextmanager
+    def reading(self) -> Generator[None]:
+        """Raise DamagedStore for an error in the block that comes of what became of the run's files."""
+        try:
+            yield
+        except (PolarsError, OSError):
+            now = Trace.open(self.path)
+            for name in now.manifest.tables:
+                now._compare(name)
+            raise
+
+    def _require_parts(self) -> None:
+        """Raise DamagedStore unless exactly the parts that were written are there, as long as they were."""
+        written = self.manifest.parts
+        try:
+            present = {
+                str(file.relative_to(self.path)): file.stat().st_size
+                for name in self.manifest.tables
+                for file in (self.path / name).rglob("*.parquet")
+            }
+        except OSError as error:
+            raise DamagedStore(self.path, f"it cannot be read ({error.strerror}).") from error
+        for name in self.manifest.tables:
+            if name not in TABLES or not any(part.startswith(f"{name}/") for part in present):
+                raise DamagedStore(self.path, f"its table '{name}' is missing.")
+        if written is None:
+            return
+        for part in sorted({*present, *written}):
+            if part not in present:
+                raise DamagedStore(self.path, f"'{part}' is missing.")
+            if part not in written:
+                raise DamagedStore(self.path, f"'{part}' is no part of it.")
+            if present[part] != written[part].bytes:
+                raise DamagedStore(self.path, f"'{part}' is not whole.")
+
+    def _compare(self, name: str) -> None:
+        """Raise DamagedStore when a part of the table is not what was written."""
+        if name in self._compared:
+            return
+        for part, written in (self.manifest.parts or {}).items():
+            if part.startswith(f"{name}/") and _stored(self.path / part) != written:
+                raise DamagedStore(self.path, f"'{part}' is not what was written.")
+        self._compared.add(name)
 
     def has(self, name: str) -> bool:
         return name in self.manifest.tables
@@ -133,6 +195,7 @@ class Trace:
             self.ranks if ranks is None else ranks,
             self.steps if steps is None else steps,
         )
+        chosen._compared = self._compared
         if steps is not None:
             present = self._whole("steps")
             numbers: list[int] = []
@@ -154,7 +217,11 @@ class Trace:
     @property
     def whole(self) -> Trace:
         """The run without the slicing."""
-        return self if self.ranks is None and self.steps is None else Trace(self.path, self.manifest)
+        if self.ranks is None and self.steps is None:
+            return self
+        whole = Trace(self.path, self.manifest)
+        whole._compared = self._compared
+        return whole
 
     def cut(self, frame: pl.LazyFrame) -> pl.LazyFrame:
         """Those rows of a frame with `rank`, and `step` or `start` and `end`, that lie in this slice."""
@@ -189,6 +256,7 @@ class Trace:
     def _whole(self, name: str) -> pl.LazyFrame | None:
         if name not in self.manifest.tables:
             return None
+        self._compare(name)
         table = TABLES[name]
         # Without globbing, for the run's own path may hold brackets and stars.
         frame = pl.scan_parquet(
@@ -201,15 +269,36 @@ class Trace:
         return frame.with_columns(pl.col(c) + shift for c in table.times)
 
 
-def _is_whole(file: Path) -> bool:
-    """Whether a Parquet file begins and ends as one: what a full disk or a lost page leaves does not."""
+def _stored(file: Path) -> Stored:
+    """Size and checksum of a part. What cannot be read has none of its own: -1."""
+    size = crc = 0
     try:
         with file.open("rb") as content:
-            head = content.read(len(MARK))
-            content.seek(-len(MARK), os.SEEK_END)
-            return head == MARK == content.read()
+            while block := content.read(BLOCK):
+                size += len(block)
+                crc = zlib.crc32(block, crc)
     except OSError:
-        return False
+        return Stored(-1, 0)
+    return Stored(size, crc)
+
+
+@contextmanager
+def storing(target: Path, folder: Path) -> Generator[None]:
+    """Raise CannotWrite for `target` when the block cannot write in `folder`, and Unreadable for any file
+    elsewhere that it cannot read."""
+    try:
+        yield
+    except OSError as error:
+        # An error of writing to an open file names none.
+        name = error.filename
+        if isinstance(name, str) and not Path(name).is_relative_to(folder):
+            raise Unreadable(Path(name), error) from error
+        raise CannotWrite(target, error) from error
+    except PolarsError as error:
+        number = OS_ERROR.search(str(error))
+        if number is None:
+            raise
+        raise CannotWrite(target, OSError(int(number[1]), os.strerror(int(number[1])))) from error
 
 
 @contextmanager
@@ -221,6 +310,10 @@ def writing(target: Path, *, replace: bool = True) -> Generator[Path]:
     Raises CannotWrite when the place cannot be written, OutputExists when it holds something else.
     """
     try:
+        str(target.absolute()).encode()
+    except UnicodeEncodeError as error:
+        raise CannotWrite(target, OSError(0, "its path is not UTF-8")) from error
+    try:
         taken = target.exists() and (not target.is_dir() or any(target.iterdir()))
         if taken and not (target / MANIFEST).is_file():
             raise OutputExists(target)
@@ -230,7 +323,8 @@ def writing(target: Path, *, replace: bool = True) -> Generator[Path]:
     except OSError as error:
         raise CannotWrite(target, error) from error
     try:
-        yield folder
+        with storing(target, folder):
+            yield folder
         folder.chmod(0o755)
         if replace or not (target / MANIFEST).is_file():
             _swap(folder, target)
@@ -276,7 +370,10 @@ def write_part(folder: Path, table: str, rank: int, frame: pl.DataFrame, part: i
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write `run.json`, the last file of a run."""
+    """Write `run.json`, the last file of a run, with a list of the parts that are there."""
+    parts = {str(file.relative_to(folder)): _stored(file)
+             for name in manifest.tables for file in sorted((folder / name).rglob("*.parquet"))}  # fmt: skip
+    manifest = msgspec.structs.replace(manifest, parts=parts)
     data = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
     with (folder / MANIFEST).open("wb") as file:
         file.write(data)

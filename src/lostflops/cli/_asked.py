@@ -45,7 +45,7 @@ def opened(given: Namespace, progress: Progress | None = None, output: Path | No
     """The job that the arguments name, sliced to the steps they ask for."""
     if "" in given.paths:  # an unset shell variable, which Path would take for the current folder
         raise NothingThere("")
-    steps = span(given.steps) if getattr(given, "steps", None) else None
+    steps = None if getattr(given, "steps", None) is None else span(given.steps)
     from lostflops import job
 
     trace = job.open(

@@ -27,7 +27,7 @@ def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
 
 
 def run(given: Namespace) -> None:
-    if given.html:
+    if given.html is not None:
         _output.check(given.html, given.paths)
     _output.check_document(given.json, given.paths)
     from rich.console import Console
@@ -37,16 +37,17 @@ def run(given: Namespace) -> None:
 
     with waiting() as tell:
         trace = _asked.opened(given, tell)
-        shown = page.page(trace, Session(trace), _asking(tell))
-    if given.html:
-        with _output.replacing(given.html) as file:
+        with trace.reading():
+            shown = page.page(trace, Session(trace), _asking(tell))
+    if given.html is not None:
+        with _output.replacing(given.html, given.paths) as file:
             file.write_text(html.html(shown), encoding="utf-8")
-    if given.json:
+    if given.json is not None:
         data = document.document(shown)
         if given.json == "-":
             sys.stdout.buffer.write(data)
             return
-        with _output.replacing(Path(given.json)) as file:
+        with _output.replacing(Path(given.json), given.paths) as file:
             file.write_bytes(data)
     terminal.show(shown, Console(), _asked.again(given.paths, given, trace.steps))
 

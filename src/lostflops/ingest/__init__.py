@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,9 +22,10 @@ def format_of(path: Path) -> str:
     """Which reader a file or folder is for. Raises NotATrace or Unreadable."""
     from lostflops.ingest import kineto, monitor, nsys
 
-    if monitor.recognises(path):
-        return MONITOR
     try:
+        _require_kept(path)
+        if monitor.recognises(path):
+            return MONITOR
         head = b""
         if path.is_file():
             with path.open("rb") as file:
@@ -36,6 +39,25 @@ def format_of(path: Path) -> str:
     if path.is_file() and kineto.recognises(path, head):
         return KINETO
     raise NotATrace(path, "neither its name nor its first bytes are those of a format that lostflops knows.")
+
+
+def _require_kept(path: Path) -> None:
+    """Raise NotATrace unless this is a file or folder that can be read more than once. Raises OSError."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError as error:
+        raise NotATrace(path, "its path is not UTF-8.", "rename it.") from error
+    try:
+        kind = path.stat().st_mode
+    except OSError as error:
+        if path.is_symlink() and error.errno in (errno.ENOENT, errno.ELOOP):
+            where = "to nothing" if error.errno == errno.ENOENT else "round in a circle"
+            raise NotATrace(path, f"it is a link that leads {where}.", "name the file itself.") from error
+        raise
+    if stat.S_ISFIFO(kind):
+        raise NotATrace(path, "it is a pipe, which can be read only once.", "write it to a file first.")
+    if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
+        raise NotATrace(path, "it is a device or a socket.", "name a file or a folder.")
 
 
 def looks_like_trace(path: Path) -> bool:

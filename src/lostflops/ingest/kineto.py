@@ -24,7 +24,7 @@ import numpy as np
 import polars as pl
 
 from lostflops.classification import copy_facts, kernel_facts, operator_facts
-from lostflops.errors import Damaged, NotATrace, NothingRecorded, Truncated
+from lostflops.errors import Damaged, NotATrace, NothingRecorded, Truncated, shown
 from lostflops.ingest.attribution import OperatorTree, attribute
 from lostflops.ingest.kineto_collectives import Communication, communication
 from lostflops.ingest.kineto_columns import (
@@ -603,7 +603,7 @@ class Assembly:
         return {
             "device": device,
             "device_kind": "gpu" if gpu else "cpu",
-            "gpu": name if gpu and name else None,
+            "gpu": shown(name) if gpu and name else None,
             "num_sms": number(sms),
             "memory_bytes": integer(chosen.get("totalGlobalMem")),
             "backend": text_of(self.distributed.get("backend")) or None,

@@ -25,7 +25,11 @@ class TableFolder:
         except OSError as error:
             raise Unreadable(path, error) from error
         for file in files:
-            if file.stat().st_size:
+            try:
+                empty = file.stat().st_size == 0
+            except OSError as error:
+                raise Unreadable(file, error) from error
+            if not empty:
                 self._frames[file.stem] = self._scan(file)
                 try:
                     self.columns[file.stem] = frozenset(self._frames[file.stem].collect_schema().names())
@@ -83,7 +87,7 @@ class TableFolder:
             with file.open("rb") as opened:
                 is_file_format = opened.read(6) == b"ARROW1"
             # The streaming form has no index to scan by.
-            return pl.scan_ipc(file) if is_file_format else pl.read_ipc_stream(file).lazy()
+            return pl.scan_ipc(file, glob=False) if is_file_format else pl.read_ipc_stream(file).lazy()
         except (pl.exceptions.PolarsError, OSError) as error:
             raise self._damaged(file.name) from error
 

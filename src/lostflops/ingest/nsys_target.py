@@ -9,6 +9,7 @@ from typing import Any
 
 import polars as pl
 
+from lostflops.errors import shown
 from lostflops.ingest.nsys_export import Export, process_of
 from lostflops.trace import Quality
 
@@ -156,7 +157,8 @@ class Device:
     memory_bytes: int | None = None
 
     def facts(self) -> dict[str, Any]:
-        return {"gpu": self.name, "num_sms": self.num_sms, "memory_bytes": self.memory_bytes}
+        gpu = None if self.name is None else shown(self.name)
+        return {"gpu": gpu, "num_sms": self.num_sms, "memory_bytes": self.memory_bytes}
 
 
 class Devices:

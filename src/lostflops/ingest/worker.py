@@ -15,6 +15,7 @@ import msgspec
 from lostflops import ingest
 from lostflops.errors import LostflopsError
 from lostflops.ingest.part import Part
+from lostflops.trace import storing
 
 
 class Task(msgspec.Struct):
@@ -49,7 +50,9 @@ def main() -> None:
                 say(Reply(progress=share))
 
         try:
-            parts = ingest.read(Path(task.path), Path(task.folder), salvage=task.salvage, progress=progress)
+            folder = Path(task.folder)
+            with storing(folder, folder):
+                parts = ingest.read(Path(task.path), folder, salvage=task.salvage, progress=progress)
         except LostflopsError as error:
             say(Reply(error=(type(error).__name__, error.message, error.hint)))
         else:
