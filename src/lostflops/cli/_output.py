@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from glob import has_magic
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from lostflops.errors import BadOption, CannotWrite, shown
+
+PAGE = re.compile(rb'\{"schema":\d+,"lostflops":"')
 
 
 def check(target: Path, inputs: Sequence[str]) -> None:
@@ -63,9 +66,22 @@ def _is_input(target: Path, inputs: Sequence[str]) -> bool:
     several = [given for given in inputs if _is_folder(Path(given)) or has_magic(given)]
     if not several:
         return False
+    if _is_page(target):  # what an earlier question left among the traces
+        return False
     from lostflops import job
 
     return job.reads(target, several)
+
+
+def _is_page(target: Path) -> bool:
+    """Whether a file is a page that `--json` wrote."""
+    try:
+        if not target.is_file():
+            return False
+        with target.open("rb") as file:
+            return PAGE.match(file.read(40)) is not None
+    except OSError:
+        return False
 
 
 def _is_folder(path: Path) -> bool:
