@@ -152,9 +152,6 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "another table's part": lambda run: shutil.copy(
         run / "steps" / "rank=1" / "part-0.parquet", run / "kernels" / "rank=1" / "part-0.parquet"
     ),
-    "another rank's part": lambda run: shutil.copy(
-        run / "ranks" / "rank=0" / "part-0.parquet", run / "ranks" / "rank=1" / "part-0.parquet"
-    ),
     "one part too many": lambda run: shutil.copy(
         run / "kernels" / "rank=0" / "part-0.parquet", run / "kernels" / "rank=0" / "part-1.parquet"
     ),
