@@ -538,6 +538,80 @@ def test_times_before_the_session_and_backwards_and_beyond_measure(made: Made) -
     assert notes(part)["kernels with a negative duration"] == 1
 
 
+LATER = 155 * 10**9  # a recording that begins some minutes after its session, as real ones do
+
+
+@pytest.mark.parametrize("form", ["sqlite", "folder"])
+@pytest.mark.parametrize(
+    ("start", "end", "said"),
+    [
+        (0, 0, "kernels without usable times"),
+        (0, LATER + 30, "kernels without a start"),
+        (LATER + 20, LATER + 315_360_000 * 10**9, "kernels longer than ten days"),
+        (-(2**62), 2**62, "kernels without usable times"),
+        (-(2**62), 2**62 - 1, "kernels without usable times"),
+        (-(2**61), 2**61, "kernels longer than ten days"),
+        (2**60, 2**60 + 5, "rows more than ten days from the others"),
+    ],
+)
+def test_one_row_with_a_broken_time_is_left_out_aloud(
+    form: str, start: int, end: int, said: str, tmp_path: Path
+) -> None:
+    tables = {
+        KERNEL: [kernel(LATER + 10 * i, LATER + 10 * i + 7, correlationId=i) for i in range(9)],
+        MEMCPY: [copy(LATER + 100, LATER + 140)],
+        "NVTX_EVENTS": [push(LATER - 5, LATER + 150, "all"), push(LATER + 4, None, "left open")],
+    }
+    tables[KERNEL][2] |= {"start": start, "end": end}
+    export = (sqlite if form == "sqlite" else folder)(tmp_path / f"x.{form}", tables)
+    (part,) = nsys.read(export, tmp_path / "parts")
+    assert (part.start, part.end) == (LATER - 5, LATER + 150)
+    assert table(part, "kernels").height == 8
+    assert rows(part, "ranges", "end") == [(LATER + 150,)] * 2
+    warned = {(q.name, q.count) for q in part.quality if q.level == "warning"}
+    lost = ("kernels without their launch", 8)
+    assert warned == {(said, 1), ("ranges left open", 1), lost}
+
+
+def test_a_broken_range_call_or_metric_does_not_stretch_the_recording(made: Made) -> None:
+    (part,) = made(
+        {
+            KERNEL: [kernel(LATER, LATER + 7), kernel(LATER + 10, LATER + 17)],
+            RUNTIME: [call(2**60, 2**60 + 1), call(LATER - 2, LATER - 1), call(LATER, LATER + 1)],
+            "NVTX_EVENTS": [
+                push(LATER, LATER + 4, "x"),
+                push(LATER, 2**60, "y"),
+                push(-(2**60), 5 - 2**60, "z"),
+            ],
+            "GPU_METRICS": [
+                {"timestamp": t, "typeId": 0, "metricId": 1, "value": 50}
+                for t in (LATER, LATER + 5, LATER + 10, 2**60)
+            ],
+        }
+    )
+    assert (part.start, part.end) == (LATER - 2, LATER + 17)
+    assert rows(part, "ranges", "name") == [("x",)]
+    assert table(part, "counters")["end"].max() == LATER + 10
+    assert notes(part)["rows more than ten days from the others"] == 2
+    assert notes(part)["NVTX ranges longer than ten days"] == 1
+    assert notes(part)["GPU metrics more than ten days from the others"] == 1
+
+
+def test_an_export_whose_times_were_shifted_may_begin_at_zero(made: Made) -> None:
+    (part,) = made({KERNEL: [kernel(0, 40), kernel(50, 70), kernel(90, 120)], MEMCPY: [copy(5, 9)]})
+    assert (part.start, part.end, table(part, "kernels").height) == (0, 120, 3)
+
+
+def test_a_broken_time_does_not_decide_which_devices_count(made: Made) -> None:
+    parts = made(
+        {KERNEL: [kernel(LATER, LATER + 7), kernel(0, LATER), kernel(LATER, LATER + 9, deviceId=1)]},
+    )
+    assert [rows(part, "kernels", "start", "end") for part in parts] == [
+        [(LATER, LATER + 7)],
+        [(LATER, LATER + 9)],
+    ]
+
+
 def test_nulls_first_and_values_after_a_batch_keep_their_types(made: Made) -> None:
     many = 70_000  # more than one batch of the driver
     (part,) = made(

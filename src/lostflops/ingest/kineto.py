@@ -26,10 +26,10 @@ import polars as pl
 from lostflops.classification import copy_facts, kernel_facts, operator_facts
 from lostflops.errors import Damaged, NotATrace, NothingRecorded, Truncated, shown
 from lostflops.ingest.attribution import OperatorTree, attribute
+from lostflops.ingest.broken_times import surroundings
 from lostflops.ingest.kineto_collectives import Communication, communication
 from lostflops.ingest.kineto_columns import (
     KINDS,
-    LONGEST_DURATION,
     CoarseTimesError,
     Columns,
     Reader,
@@ -355,18 +355,15 @@ class Assembly:
         reader = self.reader
         kinds: list[Columns] = [getattr(reader, kind) for kind in KINDS]
         starts = [frame["start"] for kind in kinds for frame in kind.frames if frame.height]
-        if not starts:
+        near = surroundings(starts, reader.window)
+        if near is None:
             return
-        bounds = [_least(s) for s in starts] + [_most(s) for s in starts] + reader.window
-        if max(bounds) - min(bounds) <= LONGEST_DURATION:
-            return
-        middle = int(pl.concat(starts).cast(pl.Float64).median())  # pyright: ignore[reportArgumentType]
-        low, high = middle - LONGEST_DURATION, middle + LONGEST_DURATION
+        low, high = near
         lost = 0
         for kind in kinds:
-            near = [f.filter(pl.col("start").is_between(low, high)) for f in kind.frames]
-            lost += sum(f.height for f in kind.frames) - sum(f.height for f in near)
-            kind.frames = near
+            kept = [f.filter(pl.col("start").is_between(low, high)) for f in kind.frames]
+            lost += sum(f.height for f in kind.frames) - sum(f.height for f in kept)
+            kind.frames = kept
         reader.window = [w for w in reader.window if low <= w <= high]
         self._note("rows more than ten days from the others", lost, "left out as corrupted", "warning")
 

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import polars as pl
 
 from lostflops.errors import shown
+from lostflops.ingest.broken_times import LONGEST_DURATION
 from lostflops.ingest.kineto_events import (
     CALL_ROWS,
     CATEGORY,
@@ -37,8 +38,6 @@ from lostflops.ingest.kineto_stream import UNDECODABLE
 
 DOMAINS = {"user_annotation": "user", "overhead": "overhead", "cuda_sync": "synchronisation"}
 LONGEST_NAME = 1 << 16
-# No step lasts ten days; clocks that jump and durations that were never set do.
-LONGEST_DURATION = 10 * 24 * 3600 * 10**9
 # Times beyond these, in µs, are no clock's (the year 2116), and would not add up in 64 bits.
 LATEST, EARLIEST = 2**62 // 1000, -(2**60) // 1000
 # No device holds so many, and sums of them stay in 64 bits.

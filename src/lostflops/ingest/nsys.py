@@ -20,7 +20,7 @@ from lostflops.ingest.attribution import OperatorTree, attribute
 from lostflops.ingest.kineto import phases
 from lostflops.ingest.nsys_export import Export, opened, recognises
 from lostflops.ingest.nsys_nvtx import Nvtx, nvtx
-from lostflops.ingest.nsys_rows import fitting
+from lostflops.ingest.nsys_rows import fitting, near
 from lostflops.ingest.nsys_target import Device, Devices, Recording, mpi_ranks, recording
 from lostflops.ingest.part import Part, write_table
 from lostflops.ingest.steps import find_steps
@@ -73,7 +73,7 @@ def read(path: Path, folder: Path, progress: Callable[[float], None] | None = No
         named = RECORDED.match(path.name)
         if named is not None and len(parts) == 1:  # `lostflops record` knew which rank it put nsys around
             parts[0].rank, parts[0].rank_source = int(named[1]), "file name"
-        parts[0].quality = [*machine.told.quality, *parts[0].quality]
+        parts[0].quality = [*machine.quality, *parts[0].quality]
         return parts
 
 
@@ -85,6 +85,7 @@ class _Machine:
         self.told: Recording = recording(export)
         self.devices = Devices(export)
         self.mpi_ranks = mpi_ranks(export)
+        self.quality = list(self.told.quality)
         self._metrics: pl.DataFrame | None = None
 
     def samples(self, gpu: Device, several: bool) -> pl.DataFrame | None:
@@ -92,7 +93,7 @@ class _Machine:
         if not self.export.has("GPU_METRICS"):
             return None
         if self._metrics is None:
-            self._metrics = nsys_host.gpu_metrics(self.export)
+            self._metrics = nsys_host.gpu_metrics(self.export, self.quality)
         sampled = self._metrics["gpu_id"].unique()
         gpu_id = sampled[0] if gpu.gpu_id is None and sampled.len() == 1 and not several else gpu.gpu_id
         return None if gpu_id is None else self._metrics.filter(pl.col("gpu_id") == gpu_id)
@@ -173,6 +174,8 @@ class _Process:
         launches = nsys_cuda.launches(export, process, orphans, quality)
         kernels = nsys_cuda.kernels(export, process, orphans, quality)
         copies = nsys_cuda.copies(export, process, orphans, quality)
+        # Before ranges left open are closed at the end of these.
+        (launches, kernels, copies), far = near([launches, kernels, copies])
         kernels, copies = nsys_cuda.own_streams(kernels, copies)
         tell(0.4)
         last = max((int(t["end"].max()) for t in (launches, kernels, copies) if t.height), default=None)  # pyright: ignore[reportArgumentType]
@@ -197,17 +200,24 @@ class _Process:
             nsys_cuda.synchronisations(export, process, orphans, launches, quality),
             nsys_cuda.overheads(export, process, orphans, quality),
         ]
-        self.tables = {
+        collectives = pl.concat([by_kernel, by_copy], how="vertical_relaxed").sort("start")
+        tables = {
             "kernels": kernels,
             "copies": copies,
             "launches": launches,
             "operators": operators,
             "ranges": pl.concat(ranges, how="diagonal_relaxed"),
-            "collectives": pl.concat([by_kernel, by_copy], how="vertical_relaxed").sort("start"),
             "os_calls": nsys_host.os_calls(export, process, orphans, quality),
             "allocations": nsys_host.allocations(export, process, orphans, quality),
             "page_faults": nsys_host.page_faults(export, process, orphans, quality),
         }
+        kept, further = near(list(tables.values()))
+        self.tables = dict(zip(tables, kept, strict=True))
+        # They are of the same work as kernels and copies: not counted twice.
+        self.tables["collectives"] = _of_work(collectives, self.tables) if further else collectives
+        self._note(
+            "rows more than ten days from the others", far + further, "left out as corrupted", "warning"
+        )
         self._note("devices with little work", home.touched, "counted with the rank's main device")
         if len(home.devices) > 1:
             self._note(
@@ -352,6 +362,12 @@ def _with_phases(marks: Nvtx) -> tuple[pl.DataFrame, OperatorTree | None]:
         "backward"
     )
     return tree.operators, tree
+
+
+def _of_work(collectives: pl.DataFrame, tables: dict[str, pl.DataFrame]) -> pl.DataFrame:
+    """The collectives whose kernel or copy is among the rank's `tables`."""
+    starts = pl.concat([tables[name]["start"] for name in ("kernels", "copies")]).unique()
+    return collectives.filter(pl.col("start").is_in(starts.implode()))
 
 
 def _with_facts(kernels: pl.DataFrame) -> pl.DataFrame:

@@ -8,6 +8,7 @@ from pathlib import Path
 import polars as pl
 
 from lostflops.errors import NotATrace, Unreadable
+from lostflops.ingest.broken_times import LONGEST_DURATION
 
 PARQUET = (".parquet", ".pqt")
 ARROW = (".arrow", ".arrows", ".ipc", ".feather")
@@ -68,7 +69,10 @@ class TableFolder:
         keyed = self._frames[table].select(
             _integer(c, schema[c]) for c in [*by, *(("start", "end") if timed else ())]
         )
-        busy = (pl.col("end") - pl.col("start")).clip(0).cast(pl.Float64).sum() if timed else pl.lit(0.0)
+        length = pl.col("end") - pl.col("start")
+        # Rows with a broken time must not decide which devices count.
+        sane = (pl.col("start") != 0) & length.is_between(0, LONGEST_DURATION)
+        busy = length.filter(sane).cast(pl.Float64).sum() if timed else pl.lit(0.0)
         sums = [pl.len().cast(pl.Int64).alias("rows"), busy.alias("busy")]
         return self._collect(
             table,

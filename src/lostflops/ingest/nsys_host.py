@@ -6,7 +6,7 @@ import polars as pl
 
 from lostflops.ingest.nsys_cuda import MEM_KIND
 from lostflops.ingest.nsys_export import Export, thread_of
-from lostflops.ingest.nsys_rows import usable
+from lostflops.ingest.nsys_rows import near, usable
 from lostflops.tables import NAME
 from lostflops.trace import Quality
 
@@ -85,16 +85,21 @@ def page_faults(export: Export, process: int | None, orphans: bool, quality: lis
     return usable(rows, "page faults", quality).sort("start")
 
 
-def gpu_metrics(export: Export) -> pl.DataFrame:
+def gpu_metrics(export: Export, quality: list[Quality]) -> pl.DataFrame:
     """Samples of all GPUs of the machine, each holding since the one before it, with `gpu_id`.
 
     The unit stands in brackets at the end of a metric's name.
     """
     names = export.read("TARGET_INFO_GPU_METRICS").unique(["typeId", "metricId"], keep="first")
+    taken = export.read("GPU_METRICS").drop_nulls()
+    timed = usable(taken.with_columns(start="timestamp", end="timestamp"), "GPU metrics", quality)
+    (kept,), far = near([timed])
+    if far:
+        quality.append(
+            Quality(None, "GPU metrics more than ten days from the others", far, "left out", "warning")
+        )
     samples = (
-        export.read("GPU_METRICS")
-        .drop_nulls()
-        .filter(pl.col("timestamp").is_between(-(2**62), 2**62))
+        kept.drop("start", "end")
         .join(names, on=["typeId", "metricId"], how="left", maintain_order="left")
         .sort("typeId", "metricId", "timestamp")
     )

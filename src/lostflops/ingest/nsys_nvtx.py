@@ -13,7 +13,7 @@ import polars as pl
 
 from lostflops.ingest.marked import by_domain
 from lostflops.ingest.nsys_export import Export, thread_of
-from lostflops.ingest.nsys_rows import usable
+from lostflops.ingest.nsys_rows import near, usable
 from lostflops.tables import NAME
 from lostflops.trace import Quality
 
@@ -128,9 +128,12 @@ def _domains(events: pl.DataFrame) -> dict[int, str]:
 def _closed(spans: pl.DataFrame, last: int | None) -> tuple[pl.DataFrame, int]:
     """Spans with an end: a mark's is its start, an open range's is the end of the recording."""
     is_open = pl.col("end").is_null() & (pl.col("eventType") != MARK)
-    starts = spans["start"].max()
-    bound = max((b for b in (last, starts, spans["end"].max()) if isinstance(b, int)), default=0)
-    count = spans.filter(is_open).height
+    opened = spans.filter(is_open)
+    # A broken time is no end of the recording.
+    whole = spans.filter(~is_open).with_columns(end=pl.coalesce("end", "start"))
+    known, _ = near([usable(table, "", []) for table in (whole, opened.with_columns(end="start"))])
+    ends = [last, *(table["end"].max() for table in known)]
+    bound = max((end for end in ends if isinstance(end, int)), default=0)
     closed = spans.with_columns(
         complete=~is_open,
         end=pl.when(pl.col("end").is_not_null())
@@ -139,7 +142,7 @@ def _closed(spans: pl.DataFrame, last: int | None) -> tuple[pl.DataFrame, int]:
         .then("start")
         .otherwise(pl.lit(bound, dtype=pl.Int64)),
     )
-    return closed, count
+    return closed, opened.height
 
 
 def _emitted(spans: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:

@@ -14,6 +14,7 @@ import polars as pl
 from adbc_driver_manager import AdbcConnection, AdbcStatement
 
 from lostflops.errors import NotATrace, Truncated, Unreadable, shown
+from lostflops.ingest.broken_times import LONGEST_DURATION
 
 MAGIC = b"SQLite format 3\x00"
 EXPORT_AGAIN = "export the report again: `nsys export --type sqlite --force-overwrite true …`."
@@ -79,7 +80,10 @@ class SqliteFile:
 
     def counts(self, table: str, by: Sequence[str]) -> pl.DataFrame:
         timed = {"start", "end"} <= self.columns[table]
-        busy = 'total(max("end" - "start", 0))' if timed else "0.0"
+        length = '"end" - "start"'
+        # Rows with a broken time must not decide which devices count.
+        sane = f'"start" <> 0 AND {length} BETWEEN 0 AND {LONGEST_DURATION}'
+        busy = f"total(iif({sane}, {length}, 0))" if timed else "0.0"
         keys = ", ".join(f'"{c}"' for c in by)
         grouped = f'SELECT {keys}{", " if by else ""}count(*) AS "rows", {busy} AS "busy" FROM "{table}"'
         if by:

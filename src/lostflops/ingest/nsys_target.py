@@ -125,7 +125,7 @@ def _epoch(export: Export, stated: dict[str, list[str]], quality: list[Quality])
     if any(v.lower() in ("true", "1") for v in stated.get("EXPORT_PARAM_TIME_NORMALIZE", [])):
         return -shift
     epoch = export.read("TARGET_INFO_SESSION_START_TIME")["utcEpochNs"].drop_nulls()
-    return int(epoch[0]) - shift if epoch.len() and abs(int(epoch[0])) < 2**62 else None
+    return int(epoch[0]) - shift if epoch.len() and abs(int(epoch[0])) < 2**61 else None
 
 
 def _diagnostics(export: Export) -> list[Quality]:
