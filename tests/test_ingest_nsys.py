@@ -448,6 +448,78 @@ def test_rows_that_name_no_process_belong_to_the_only_one(made: Made) -> None:
     assert rows(without_host, "kernels", "start", "launch_start") == [(100, None)]
 
 
+@pytest.mark.parametrize("pid", ["NULL", "'none'", "x'00ff'"])
+def test_gpu_work_that_names_no_process_is_missed_aloud(pid: str, tmp_path: Path) -> None:
+    path = sqlite(
+        tmp_path / "x.sqlite",
+        {
+            KERNEL: [kernel(100, 150), kernel(200, 270, globalPid=process(8))],
+            MEMCPY: [copy(100, 103), copy(200, 205, globalPid=process(8))],
+        },
+    )
+    with sqlite3.connect(path) as database:
+        database.execute(f"CREATE TABLE untyped AS SELECT * FROM {KERNEL}")
+        database.execute(f"DROP TABLE {KERNEL}")
+        database.execute(f"ALTER TABLE untyped RENAME TO {KERNEL}")
+        database.execute(f"UPDATE {KERNEL} SET globalPid = {pid}")
+    database.close()
+    parts = nsys.read(path, tmp_path / "out")
+    assert [part.tables for part in parts] == [["copies"]] * 2
+    assert notes(parts[0])["GPU work that names no process"] == 2
+    # The copies alone would make an account of a rank that computed nothing.
+    assert {p.absent[t] for p in parts for t in ("kernels", "steps")} == {
+        "much of the GPU work in this export does not say whose it is"
+    }
+
+
+def test_a_few_rows_that_name_no_process_cost_no_account(made: Made) -> None:
+    mine = [kernel(10 * i, 10 * i + 5) for i in range(1, 15)]
+    others = [kernel(10 * i, 10 * i + 5, globalPid=process(8)) for i in range(1, 15)]
+    parts = made({KERNEL: [*mine, *others, kernel(200, 205, globalPid=None)]})
+    assert [table(part, "kernels").height for part in parts] == [14, 14]
+    assert all("steps" in part.tables for part in parts)
+    assert notes(parts[0])["GPU work that names no process"] == 1
+
+
+def test_rows_whose_process_is_a_text_belong_to_the_only_one(tmp_path: Path) -> None:
+    path = sqlite(tmp_path / "x.sqlite", {KERNEL: [kernel(1, 5)], MEMCPY: [copy(7, 9)]})
+    with sqlite3.connect(path) as database:
+        database.execute(f"UPDATE {KERNEL} SET globalPid = 'seven'")
+    database.close()
+    (part,) = nsys.read(path, tmp_path / "out")
+    assert rows(part, "kernels", "start", "end") == [(1, 5)]
+
+
+def test_a_view_is_read_like_a_table_and_one_that_does_not_work_is_passed_over(tmp_path: Path) -> None:
+    path = sqlite(tmp_path / "x.sqlite", {KERNEL: [kernel(100, 150)], MEMCPY: [copy(100, 103)]})
+    with sqlite3.connect(path) as database:
+        database.execute(f"ALTER TABLE {KERNEL} RENAME TO kept")
+        database.execute(f"CREATE VIEW {KERNEL} AS SELECT * FROM kept")
+        database.execute("CREATE TABLE gone (a)")
+        database.execute('CREATE VIEW "of a user\'s" AS SELECT a FROM gone')
+        database.execute("DROP TABLE gone")
+    database.close()
+    (part,) = nsys.read(path, tmp_path / "out")
+    assert rows(part, "kernels", "start", "end") == [(100, 150)]
+
+
+def test_a_table_file_of_no_bytes_is_refused(tmp_path: Path) -> None:
+    export = folder(tmp_path / "x_pqtdir", SMALL)
+    (export / f"{KERNEL}.parquet").write_bytes(b"")
+    with pytest.raises(NotATrace, match=rf"its table '{KERNEL}\.parquet' is empty"):
+        nsys.read(export, tmp_path / "out")
+
+
+@pytest.mark.parametrize("arrow", [None, "file", "stream"])
+def test_files_that_are_no_tables_of_the_export_refuse_nothing(arrow: str | None, tmp_path: Path) -> None:
+    export = folder(tmp_path / "x_dir", SMALL, arrow=arrow)
+    suffix = ".parquet" if arrow is None else ".arrow"
+    for name in (f"._{KERNEL}", "foo", "EMPTY", ""):
+        (export / f"{name}{suffix}").write_bytes(b"" if name == "EMPTY" else b"junk")
+    (part,) = nsys.read(export, tmp_path / "out")
+    assert table(part, "kernels").height == len(SMALL[KERNEL])
+
+
 def test_many_reports_become_one_job_on_one_clock(tmp_path: Path) -> None:
     exports = [
         sqlite(

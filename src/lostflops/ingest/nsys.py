@@ -53,6 +53,7 @@ def read(path: Path, folder: Path, progress: Callable[[float], None] | None = No
     with opened(path, folder) as export:
         machine = _Machine(export)
         homes = _homes(export)
+        machine.note_strays(homes)
         several = sum(len(home.devices) for home in homes) > 1
         placed: list[tuple[tuple[int, int], Part]] = []
         for number, home in enumerate(homes):
@@ -87,6 +88,22 @@ class _Machine:
         self.mpi_ranks = mpi_ranks(export)
         self.quality = list(self.told.quality)
         self._metrics: pl.DataFrame | None = None
+        self.accountable = True
+
+    def note_strays(self, homes: list[_Home]) -> None:
+        """Count GPU work that names no process where several could own it.
+
+        With much of it, what the ranks did is not known: the export is not `accountable`.
+        """
+        if any(home.orphans for home in homes):
+            return
+        rows = _gpu_work(self.export)
+        strays = int(rows.filter(pl.col("process").is_null())["rows"].sum())
+        if strays:
+            total = int(rows["rows"].sum())
+            text = f"of {total:,}; which rank's they are is not known: left out"
+            self.quality.append(Quality(None, "GPU work that names no process", strays, text, "warning"))
+            self.accountable = strays <= MANY_LOST * total
 
     def samples(self, gpu: Device, several: bool) -> pl.DataFrame | None:
         """The metrics of one GPU; None where they are not there, or where it is not known whose they are."""
@@ -116,11 +133,7 @@ class _Home:
 
 
 def _homes(export: Export) -> list[_Home]:
-    work = (
-        pl.concat([export.census(table) for table in nsys_cuda.GPU_WORK])
-        .group_by("process", "device")
-        .agg(pl.col("rows", "busy").sum())
-    )
+    work = _gpu_work(export)
     if work.is_empty():
         return _without_gpu_work(export)
     owners = work["process"].drop_nulls().unique().sort().to_list()
@@ -145,6 +158,15 @@ def _homes(export: Export) -> list[_Home]:
         devices = tuple(busy.sort("device")["device"].to_list())
         homes.append(_Home(owner, devices, ranked["device"][0], ranked.height - len(devices), orphans))
     return homes + [_Home(owner, (None,), None, 0, False) for owner in _talkers(export, owners)]
+
+
+def _gpu_work(export: Export) -> pl.DataFrame:
+    """How many rows of GPU work each process and device has, and how long in all."""
+    return (
+        pl.concat([export.census(table) for table in nsys_cuda.GPU_WORK])
+        .group_by("process", "device")
+        .agg(pl.col("rows", "busy").sum())
+    )
 
 
 def _talkers(export: Export, known: list[int]) -> list[int]:
@@ -232,7 +254,8 @@ class _Process:
         mine = {name: self._of_device(name, table, device) for name, table in self.tables.items()}
         start, end = _extent(mine)
         work = mine["kernels"]
-        if work.height or mine["copies"].height:  # what was not recorded must not pass for idle
+        # What was not recorded, or is another's for all we know, must not pass for idle.
+        if self.machine.accountable and (work.height or mine["copies"].height):
             mine["steps"] = find_steps(mine["ranges"], mine["operators"], work, start, end, mine["copies"])
         if samples is not None:
             mine["counters"] = samples.with_columns(device=pl.lit(device, dtype=pl.Int64))
@@ -305,6 +328,8 @@ class _Process:
         why = {
             name: WHY_ABSENT.get(name, missing) for name in TABLES if name not in written and name != "ranks"
         }
+        if not self.machine.accountable:
+            why["kernels"] = why["steps"] = "much of the GPU work in this export does not say whose it is"
         if "allocations" in why and told.off("COLLECT_GPU_MEMORY_USAGE"):
             why["allocations"] = "device memory use was not recorded"
         if (

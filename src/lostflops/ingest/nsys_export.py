@@ -94,6 +94,8 @@ KEYS = {
     "TARGET_INFO_SYSTEM_ENV": ("CudaDriverVersion", "NvDriverVersion", "Hostname"),
 }
 
+READ = frozenset((*INTEGERS, *KEYS))
+
 # The lowest 24 bits of a global thread id are the thread, the others the process.
 THREAD_BITS = 0xFFFFFF
 
@@ -109,6 +111,7 @@ def process_of(column: str) -> pl.Expr:
 class Source(Protocol):
     """Where an export's tables lie. `Export` alone calls it, with names that are on the allow-list."""
 
+    # Of each table; of one that is not on the allow-list it may name none.
     columns: dict[str, frozenset[str]]
 
     def read(
@@ -246,7 +249,7 @@ def opened(path: Path, scratch: Path) -> Generator[Export]:
             export.path = path
             yield export
         return
-    source: Source = TableFolder(path) if path.is_dir() else SqliteFile(path)
+    source: Source = TableFolder(path, READ) if path.is_dir() else SqliteFile(path, READ)
     try:
         yield Export(path, source)
     finally:

@@ -15,9 +15,12 @@ ARROW = (".arrow", ".arrows", ".ipc", ".feather")
 
 
 class TableFolder:
-    """A `*_pqtdir` or `*_arwdir` export. `columns` names the columns of each of its tables."""
+    """A `*_pqtdir` or `*_arwdir` export. `columns` names the columns of each of its tables that is `wanted`.
 
-    def __init__(self, path: Path) -> None:
+    Other files are not opened: what a file manager or the user laid there refuses no export.
+    """
+
+    def __init__(self, path: Path, wanted: frozenset[str]) -> None:
         self.path = path
         self._frames: dict[str, pl.LazyFrame] = {}
         self.columns: dict[str, frozenset[str]] = {}
@@ -26,16 +29,20 @@ class TableFolder:
         except OSError as error:
             raise Unreadable(path, error) from error
         for file in files:
+            self.columns[file.stem] = frozenset()
+            if file.stem not in wanted:
+                continue
             try:
                 empty = file.stat().st_size == 0
             except OSError as error:
                 raise Unreadable(file, error) from error
-            if not empty:
+            if empty:  # a table without rows has a file that says so
+                raise self._damaged(file.name, "is empty: not even its columns are there")
+            try:
                 self._frames[file.stem] = self._scan(file)
-                try:
-                    self.columns[file.stem] = frozenset(self._frames[file.stem].collect_schema().names())
-                except (pl.exceptions.PolarsError, OSError) as error:
-                    raise self._damaged(file.name) from error
+                self.columns[file.stem] = frozenset(self._frames[file.stem].collect_schema().names())
+            except (pl.exceptions.PolarsError, OSError) as error:
+                raise self._damaged(file.name) from error
 
     def read(
         self,
@@ -104,8 +111,8 @@ class TableFolder:
         except (pl.exceptions.PolarsError, OSError) as error:
             raise self._damaged(table) from error
 
-    def _damaged(self, what: str) -> NotATrace:
-        return NotATrace(self.path, f"its table '{what}' is damaged.", "export the report again.")
+    def _damaged(self, what: str, how: str = "is damaged") -> NotATrace:
+        return NotATrace(self.path, f"its table '{what}' {how}.", "export the report again.")
 
 
 def _integer(column: str, dtype: pl.DataType) -> pl.Expr:

@@ -22,9 +22,12 @@ BATCH_ROWS = 65536
 
 
 class SqliteFile:
-    """A `.sqlite` export. `columns` names the columns of each of its tables."""
+    """A `.sqlite` export. `columns` names the columns of each of its tables and views that is `wanted`.
 
-    def __init__(self, path: Path) -> None:
+    What others hold is not looked at: a view that no longer works refuses no export.
+    """
+
+    def __init__(self, path: Path, wanted: frozenset[str]) -> None:
         self.path = path
         _check_whole(path)
         # Immutable: SQLite then takes no lock and makes no file, so a read-only folder will do.
@@ -34,13 +37,13 @@ class SqliteFile:
             self._connection = AdbcConnection(self._database)
         except adbc_driver_manager.Error as error:
             raise self._damaged(error) from error
-        self.columns: dict[str, frozenset[str]] = {}
-        found = self._query(
-            "SELECT CAST(t.name AS BLOB) AS t, CAST(c.name AS BLOB) AS c "
-            "FROM sqlite_master AS t JOIN pragma_table_info(t.name) AS c WHERE t.type = 'table'"
+        names = self._query(
+            "SELECT CAST(name AS BLOB) AS name FROM sqlite_master WHERE type IN ('table', 'view')"
         )
-        for table, column in zip(_decoded(found["t"]), _decoded(found["c"]), strict=True):
-            self.columns[table] = self.columns.get(table, frozenset[str]()) | {column}
+        self.columns = {name: frozenset[str]() for name in _decoded(names["name"]) if name is not None}
+        for table in self.columns.keys() & wanted:
+            found = self._query(f"SELECT CAST(name AS BLOB) AS name FROM pragma_table_info('{table}')")
+            self.columns[table] = frozenset(_decoded(found["name"]).drop_nulls())
 
     def read(
         self,
@@ -53,7 +56,7 @@ class SqliteFile:
         if within is not None:
             column, low, high, orphans = within
             where = f' WHERE "{column}" BETWEEN {low} AND {high}' + (
-                f' OR "{column}" IS NULL' if orphans else ""
+                f" OR typeof(\"{column}\") <> 'integer'" if orphans else ""
             )
         source = f' FROM "{table}"{where}'
         texts_sql = [_text(c) for c in texts]
