@@ -17,6 +17,15 @@ from lostflops.trace import FORMAT, Manifest, Quality, Source, Trace, write_mani
 from lostflops.version import __version__
 
 LARGEST_RANK = 2**31 - 1
+# Times from September 2001 on are taken for UTC; clocks that count from a boot or a session are below.
+EARLIEST_UTC = 10**18
+# A host's clock may be wrong by its time zone. What is further away was recorded on another day.
+LARGEST_CORRECTION = 24 * 3600 * 10**9
+# Clocks drift by less than this, and ranks leave a collective within that; no two runs are so alike.
+LARGEST_DRIFT, LARGEST_SCATTER = 1e-4, 50_000
+
+# Per rank its recordings: on which clock, from when to when.
+Spans = Mapping[int, Sequence[tuple[str, int, int]]]
 
 
 def assemble(
@@ -86,8 +95,10 @@ def assemble(
         absent={k: v for part in parts for k, v in part.absent.items() if k not in tables},
     )
     _write_ranks(folder, rows)
-    if len(rows) > 1 and "collectives" in tables:
-        _align(folder, manifest, rows)
+    if len(rows) > 1:
+        spans = _spans(flat, ranks, epochs)
+        moved = _align(folder, manifest, rows, spans) if "collectives" in tables else {}
+        quality += _different_times(spans, moved)
     write_manifest(folder, manifest)
 
 
@@ -188,8 +199,22 @@ def _fitting(value: Any, dtype: Any) -> Any:
     )
 
 
-def _align(folder: Path, manifest: Manifest, rows: list[dict[str, Any]]) -> None:
-    """Measure how far the ranks' clocks are apart, and move those that no noise explains."""
+def _spans(flat: list[tuple[Source, Part]], ranks: list[int], epochs: list[int]) -> Spans:
+    spans: dict[int, list[tuple[str, int, int]]] = {}
+    for (source, part), rank, epoch in zip(flat, ranks, epochs, strict=True):
+        start, end = part.start + epoch, part.end + epoch
+        clock = "UTC" if start >= EARLIEST_UTC else f"source {id(source)}"
+        if part.tables:
+            spans.setdefault(rank, []).append((clock, start, end))
+    return spans
+
+
+def _align(folder: Path, manifest: Manifest, rows: list[dict[str, Any]], spans: Spans) -> dict[int, int]:
+    """Measure how far the ranks' clocks are apart, move those that no noise explains, and give by how much.
+
+    A clock that counts from UTC is not moved to what another recording did.
+    """
+    moved: dict[int, int] = {}
     trace = Trace(folder, manifest)
     collectives, ranks = trace.table("collectives"), trace.table("ranks")
     assert collectives is not None and ranks is not None
@@ -198,22 +223,79 @@ def _align(folder: Path, manifest: Manifest, rows: list[dict[str, Any]]) -> None
         measured = found.get(row["rank"])
         if measured is None:
             continue
-        offset = int(measured["offset"])
-        row["clock_error"] = int(measured["error"])
+        offset, error = int(measured["offset"]), int(measured["error"])
+        length = _length([span for span in spans.get(row["rank"], ()) if span[0] == "UTC"])
+        far = length is not None and abs(offset) > length
+        exact = length is not None and error <= LARGEST_SCATTER + LARGEST_DRIFT * length
+        if far and not (exact and abs(offset) <= LARGEST_CORRECTION):
+            continue  # another recording, in which the same was done
+        row["clock_error"] = error
         row["clock_offset"] = offset
         if offset:
+            moved[row["rank"]] = offset
             key = str(row["rank"])
             manifest.offsets[key] = manifest.offsets.get(key, 0) + offset
-            manifest.quality.append(
-                Quality(
-                    row["rank"],
-                    "clock moved",
-                    abs(offset),
-                    f"by {offset:,} ns, so that collectives end together; "
-                    f"{row['clock_error']:,} ns remain uncertain",
-                )
-            )
+            text = f"by {offset:,} ns, so that collectives end together; {error:,} ns remain uncertain"
+            if far:
+                text += "; that is longer than its recording lasts: check that all are of one run"
+            level = "warning" if far else "note"
+            manifest.quality.append(Quality(row["rank"], "clock moved", abs(offset), text, level))
     _write_ranks(folder, rows)
+    return moved
+
+
+def _length(spans: Sequence[tuple[str, int, int]]) -> int | None:
+    if not spans:
+        return None
+    return max(end for *_, end in spans) - min(start for _, start, _ in spans)
+
+
+def _different_times(spans: Spans, moved: Mapping[int, int]) -> list[Quality]:
+    """A warning where ranks on one clock were never recorded at the same time, nor at that of a third."""
+    clocks: dict[str, list[tuple[int, int, int]]] = {}
+    for rank, mine in spans.items():
+        for clock, start, end in mine:
+            clocks.setdefault(clock, []).append((start + moved.get(rank, 0), end + moved.get(rank, 0), rank))
+    told: list[Quality] = []
+    for recordings in clocks.values():
+        together = sorted(_together(recordings), key=len, reverse=True)
+        if len(together) == 1:
+            continue
+        begin = {rank: start for start, _, rank in sorted(recordings, reverse=True)}
+        first = min(together[0], key=lambda rank: (begin[rank], rank))
+        others = [rank for ranks in together[1:] for rank in ranks]
+        apart = {rank: begin[rank] - begin[first] for rank in others}
+        furthest = max(others, key=lambda rank: abs(apart[rank]))
+        side = "after" if apart[furthest] > 0 else "before"
+        text = (
+            f"rank {furthest}'s recording begins {_long(abs(apart[furthest]))} {side} rank {first}'s, and "
+            "they have no time in common: who waited for whom cannot be told; give recordings of one time"
+        )
+        told.append(Quality(None, "recordings of different times", len(others), text, "warning"))
+    return told
+
+
+def _together(recordings: list[tuple[int, int, int]]) -> list[set[int]]:
+    """Ranks that some of their recordings, given as start, end and rank, connect."""
+    groups: list[set[int]] = []
+    until: int | None = None
+    for start, end, rank in sorted(recordings):
+        if until is None or start > until:
+            groups.append(set())
+        groups[-1].add(rank)
+        until = end if until is None else max(until, end)
+    connected: list[set[int]] = []
+    for group in groups:
+        apart = [known for known in connected if known.isdisjoint(group)]
+        connected = [*apart, group.union(*(known for known in connected if not known.isdisjoint(group)))]
+    return connected
+
+
+def _long(ns: int) -> str:
+    for unit, length in (("days", 86_400), ("hours", 3600)):
+        if ns >= 2 * length * 10**9:
+            return f"{ns / (length * 10**9):,.1f} {unit}"
+    return f"{ns / 10**9:,.3f} s"
 
 
 def _numbered(parts: list[Part], names: list[str], epochs: list[int], quality: list[Quality]) -> list[int]:

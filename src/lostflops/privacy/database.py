@@ -43,7 +43,7 @@ def clean(path: Path, target: Path | None, cleaner: Cleaner) -> None:
 
 @contextmanager
 def _opened(given: Path, path: Path, write: bool = False) -> Generator[sqlite3.Connection]:
-    SqliteFile(path).close()  # says what is wrong with it
+    SqliteFile(path, frozenset()).close()  # says what is wrong with it
     # Immutable: SQLite then takes no lock and makes no file, so a read-only folder will do.
     mode = "mode=rw" if write else "mode=ro&immutable=1"
     database: sqlite3.Connection | None = None
