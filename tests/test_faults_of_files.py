@@ -132,6 +132,7 @@ def test_an_option_without_a_value_is_refused(
     flag: str, traces: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert fails(capsys, "why", traces, flag, "")
+    assert fails(capsys, "recipe", "kernel-summary", traces, "--ranks", "")
 
 
 # -- stores -------------------------------------------------------------------------------------------------

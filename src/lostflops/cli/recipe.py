@@ -83,12 +83,12 @@ def _how(option: Option) -> dict[str, Any]:
 
 def run(given: Namespace) -> None:
     form = _format(given.format, given.output)
-    if given.output:
+    if given.output is not None:
         _output.check(given.output, given.paths)
     from lostflops.recipe import Session, Skipped, named
 
     wanted = named(given.name)
-    ranks = _asked.numbers(given.ranks) if given.ranks else None
+    ranks = None if given.ranks is None else _asked.numbers(given.ranks)
     options = {k.removeprefix("option_"): v for k, v in vars(given).items() if k.startswith("option_")}
     with waiting() as tell:
         trace = _asked.opened(given, tell)
@@ -98,8 +98,8 @@ def run(given: Namespace) -> None:
     if isinstance(said, Skipped):
         raise CannotAnswer(said.recipe, said.reason)
     table = said.table if ranks is None else _of(ranks, trace, said)
-    if given.output:
-        with _output.replacing(given.output) as place, place.open("wb") as file:
+    if given.output is not None:
+        with _output.replacing(given.output, given.paths) as place, place.open("wb") as file:
             _write(said, table, form, file)
     else:
         sys.stdout.flush()
