@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lostflops.host_causes import CAUSE_PATTERNS, CAUSES, Row, cause_of
+from lostflops.host_causes import CAUSE_PATTERNS, CAUSES, Row, captures, cause_of
 from lostflops.patterns import Recogniser
 
 ROWS: tuple[Row, ...] = get_args(Row)
@@ -153,3 +153,50 @@ def test_long_names_take_no_time(row: Row) -> None:
     began = time.perf_counter()
     cause_of(names, row)
     assert time.perf_counter() - began < 10e-3 * len(names)
+
+
+# -- captures -----------------------------------------------------------------------------------------------
+
+
+def captured(*calls: tuple[int, int, int, str]) -> list[tuple[int, int, int, str]]:
+    """Thread, start, end and name of the captures that calls (in the same columns) prove."""
+    schema = {"thread": pl.Int64, "start": pl.Int64, "end": pl.Int64, "name": pl.Categorical()}
+    table = pl.DataFrame(calls, schema=schema, orient="row")
+    names = table["name"].unique().cast(pl.String).to_list()
+    return sorted(captures(table.lazy(), names, by=["thread"]).collect().rows())
+
+
+@pytest.mark.parametrize("api", ["cuda", "hip", "cu"])
+def test_a_capture_lasts_from_the_call_that_begins_it_to_the_end_of_the_one_that_ends_it(api: str) -> None:
+    begin = f"{api}StreamBeginCapture"
+    calls = [(7, 2, 3, begin), (7, 5, 6, f"{api}LaunchKernel"), (7, 8, 11, f"{api}StreamEndCapture")]
+    assert captured(*calls) == [(7, 2, 11, begin)]
+    # As the driver and Nsight Systems spell them.
+    for old, new in (
+        ("Capture", "Capture_v2"),
+        ("Capture", "Capture_ptsz"),
+        ("BeginCapture", "BeginCaptureToGraph"),
+    ):
+        spelled = [(*call[:3], call[3].replace(old, new)) for call in calls]
+        assert [row[:3] for row in captured(*spelled)] == [(7, 2, 11)]
+
+
+@pytest.mark.parametrize("name", ["cudaStreamIsCapturing", "cudaStreamGetCaptureInfo", "cudaGraphLaunch"])
+def test_calls_that_neither_begin_nor_end_a_capture_prove_none(name: str) -> None:
+    assert captured((7, 2, 3, name), (7, 8, 11, "cudaStreamEndCapture")) == []
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from([7, 8]), st.sampled_from("BE")), max_size=12))
+def test_each_end_closes_the_last_capture_still_open_on_its_thread(calls: list[tuple[int, str]]) -> None:
+    """And what has no counterpart proves no capture."""
+    names = {"B": "cudaStreamBeginCapture", "E": "cudaStreamEndCapture"}
+    rows = [(thread, 3 * at, 3 * at + 2, names[kind]) for at, (thread, kind) in enumerate(calls)]
+    open_on: dict[int, list[int]] = {7: [], 8: []}
+    expected: list[tuple[int, int, int, str]] = []
+    for at, (thread, kind) in enumerate(calls):
+        if kind == "B":
+            open_on[thread].append(3 * at)
+        elif open_on[thread]:
+            expected.append((thread, open_on[thread].pop(), 3 * at + 2, names["B"]))
+    assert captured(*reversed(rows)) == sorted(expected)

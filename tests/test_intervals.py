@@ -366,3 +366,41 @@ def test_a_deep_stack_and_a_long_row_are_no_trouble() -> None:
     assert forest.depth.tolist() == [*range(deep), *([0] * deep)]
     _, first, last = intervals.self_pieces(forest)
     assert int((last - first).sum()) == 2 * deep + 7 * deep
+
+
+def proper(drawn: Drawn) -> Drawn:
+    """The rows that nest among those before them, as the calls of a real thread do."""
+    kept: Drawn = []
+    for row in drawn:
+        _, _, start, length = row
+        crossing = [
+            1
+            for rank, thread, s, n in kept
+            if (rank, thread) == row[:2]
+            and (s < start < s + n < start + length or start < s < start + length < s + n)
+        ]
+        kept += [] if crossing else [row]
+    return kept
+
+
+@exact
+@given(DRAWN, DRAWN, ORIGINS, st.sampled_from([0, 1, 32]))
+def test_a_point_takes_the_value_of_the_innermost_row_that_covers_it(
+    drawn: Drawn, points: Drawn, origin: int, near: int
+) -> None:
+    """The one that began last, and of those the shortest."""
+    drawn = drawn if near == 32 else proper(drawn)
+    rows = frame(drawn, origin).with_row_index("row").collect()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(intervals, "NEAR", near)
+        found = intervals.innermost(frame(points, origin).collect(), rows, by=BY, column="row").to_list()
+    for (rank, thread, at, _), row in zip(points, found, strict=True):
+        over = [
+            (start, -length)
+            for r, t, start, length in drawn
+            if (r, t) == (rank, thread) and start <= at < start + length
+        ]
+        assert (row is None) == (not over)
+        if row is not None:
+            assert drawn[row][:2] == (rank, thread)
+            assert (drawn[row][2], -drawn[row][3]) == max(over)

@@ -27,6 +27,7 @@ fast = settings(max_examples=15, deadline=None)
 LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 SAVE = "torch/serialization.py(943): save"
 WAIT_TENSOR = "_c10d_functional::wait_tensor"
+BEGIN, END = "cudaStreamBeginCapture", "cudaStreamEndCapture"
 # What a host row of that name proves; None where it proves nothing by itself.
 CAUSES: dict[str, str | None] = {
     LOADER: "idle.data_loading",
@@ -36,6 +37,8 @@ CAUSES: dict[str, str | None] = {
     "cudaStreamSynchronize": "idle.host_synchronisation",
     "aten::item": "idle.host_synchronisation",
     "c10d::recv_": "idle.pipeline_bubble",
+    BEGIN: None,
+    END: None,
     WAIT_TENSOR: None,
     "cudaLaunchKernel": None,
     "aten::mm": None,
@@ -47,8 +50,11 @@ NAMES = {
     "ranges": [LOADER, "forward", "ProfilerStep#3"],
     "operators": ["aten::mm", "aten::item", "c10d::recv_", WAIT_TENSOR],
     "frames": [SAVE, "Python GC", "model.py(3): forward"],
-    "launches": ["cudaLaunchKernel", "cudaMalloc", "cudaStreamSynchronize"],
+    "launches": ["cudaLaunchKernel", "cudaMalloc", "cudaStreamSynchronize", BEGIN, END],
 }
+MS = 1_000_000
+# Jobs are drawn in small numbers, and stretched so that some of their calls and waits are long ones.
+SCALES = st.sampled_from([1, 250_000])
 
 
 def spent(given: Tables) -> Spent:
@@ -68,10 +74,13 @@ def spent(given: Tables) -> Spent:
     return dict(total)
 
 
-def moved(tables: Tables, origin: int) -> dict[str, Rows]:
+def moved(tables: Tables, origin: int, scale: int = 1) -> dict[str, Rows]:
     times = {"start", "end", "arrival", "launch_start", "launch_end"}
     return {
-        name: [{c: v + origin if c in times and v is not None else v for c, v in row.items()} for row in rows]
+        name: [
+            {c: scale * v + origin if c in times and v is not None else v for c, v in row.items()}
+            for row in rows
+        ]
         for name, rows in tables.items()
     }
 
@@ -111,8 +120,12 @@ def jobs(draw: st.DrawFn) -> dict[str, Rows]:
             thread = draw(st.sampled_from([7, 8]))
             if cpu:
                 return row | {"thread": thread}
-            ago = draw(st.sampled_from([None, -1, 0, 2, 11]))
-            return row if ago is None else row | {"launch_start": row["start"] - ago, "thread": thread}
+            ago, took = draw(st.sampled_from([None, -1, 0, 2, 11])), draw(st.sampled_from([None, 0, 1, 4]))
+            if ago is None:
+                return row
+            called = row["start"] - ago
+            returned = None if took is None else called + took
+            return row | {"launch_start": called, "launch_end": returned, "thread": thread}
 
         for _ in range(draw(few)):
             family = draw(st.sampled_from(["gemm", "norm", "communication"]))
@@ -161,7 +174,19 @@ def busy_at(tables: Tables, collectives: Rows, rank: int, t: int) -> str | None:
     return "copy" if any(not row["communication"] for row in some(tables["copies"])) else None
 
 
-def idle_at(tables: Tables, gap: tuple[int, int, int], began: int, t: int) -> str:
+def capturing(launches: Rows, t: int) -> bool:
+    """Whether a thread with these calls captures at that moment: an end closes the last begin still open."""
+    pairs: list[tuple[int, int]] = []
+    open_calls: list[int] = []
+    for row in sorted(launches, key=lambda r: (r["start"], r["end"])):
+        if row["name"] == BEGIN:
+            open_calls.append(row["start"])
+        elif row["name"] == END and open_calls:
+            pairs.append((open_calls.pop(), row["end"]))
+    return any(start <= t < end for start, end in pairs)
+
+
+def idle_at(tables: Tables, gap: tuple[int, int, int], began: int, t: int, long: int) -> str:
     """The cause of an instant inside a gap (rank, start, end) whose first piece began at `began`."""
     rank, _, end = gap
 
@@ -173,28 +198,36 @@ def idle_at(tables: Tables, gap: tuple[int, int, int], began: int, t: int) -> st
     work = [row for row in mine("kernels", "copies") if row["start"] < row["end"]]
     coming = sorted(row["start"] for row in work if row["start"] >= end)
     ending = [row for row in work if coming and row["start"] == coming[0]]
-    unlaunched = 10**9
-    first = min(
-        ending, key=lambda r: (r.get("launch_start", unlaunched), r.get("thread", unlaunched)), default={}
-    )
+    never = 10**9
+
+    def order(row: dict[str, Any]) -> list[int]:
+        known = (row.get(c) for c in ("launch_start", "launch_end", "thread"))
+        return [never if value is None else value for value in known]
+
+    first = min(ending, key=order, default={})
     launch, thread = first.get("launch_start"), first.get("thread", facts["main_thread"])
     if ending and launch is None and not cpu:
-        return "idle.unexplained"
-    if launch is not None and t >= launch:
-        return "idle.dependency"
+        return "idle.unrecorded"
+    if launch is not None:
+        ended = first.get("launch_end")
+        returned = launch if ended is None else ended
+        if t >= returned:
+            waits = coming[0] - max(began, returned)
+            return "idle.dependency" if waits < long else "idle.unrecorded"
     there = [
-        (name, row["name"])
-        for name in NAMES
-        for row in mine(name)
-        if row["thread"] == thread and covers(row, t)
+        (name, row) for name in NAMES for row in mine(name) if row["thread"] == thread and covers(row, t)
     ]
-    said = {CAUSES[name] for _, name in there}
+    if capturing([row for row in mine("launches") if row["thread"] == thread], t):
+        return "idle.graph_capture"
+    said = {CAUSES[row["name"]] for _, row in there}
     for cause in ledger.HOST_CAUSES:
         if f"idle.{cause}" in said:
             return f"idle.{cause}"
-    kinds = {kind for kind, name in there if name != "ProfilerStep#3"}
-    if cpu and ("operators", WAIT_TENSOR) in there:
+    kinds = {kind for kind, row in there if row["name"] != "ProfilerStep#3"}
+    if cpu and WAIT_TENSOR in (row["name"] for _, row in there):
         return "idle.host_synchronisation"
+    if any(kind == "launches" and row["end"] - row["start"] >= long for kind, row in there):
+        return "idle.long_call"
     answer = "idle.unexplained"
     if "launches" in kinds or ("operators" in kinds and not cpu):
         answer = "idle.launch_bound"
@@ -211,8 +244,9 @@ def idle_at(tables: Tables, gap: tuple[int, int, int], began: int, t: int) -> st
     return "idle.host_synchronisation" if drained else answer
 
 
-def painted(tables: Tables) -> Spent:
-    """The ledger, one nanosecond after the other."""
+def painted(tables: Tables, scale: int = 1) -> Spent:
+    """The ledger, one instant after the other, of rows that are to be stretched by `scale`."""
+    long = -(-MS // scale)
     frames = (example_table(TABLES[name], tables[name]) for name in ("collectives", "ranks"))
     matched = matches(*frames).to_dicts()
     result: Spent = Counter()
@@ -232,21 +266,23 @@ def painted(tables: Tables) -> Spent:
                         end += 1
                     while busy.get(began - 1, "outside") is None:
                         began -= 1
-                    account = idle_at(tables, (rank, start, end), began, t)
-                result[rank, step["step"], account] += 1
+                    account = idle_at(tables, (rank, start, end), began, t, long)
+                result[rank, step["step"], account] += scale
     return dict(result)
 
 
 @settings(max_examples=40, deadline=None)
-@given(jobs(), ORIGINS)
-def test_the_ledger_is_what_painting_every_nanosecond_gives(job: dict[str, Rows], origin: int) -> None:
-    answer = spent(moved(job, origin))
-    assert answer == painted(job)
+@given(jobs(), ORIGINS, SCALES)
+def test_the_ledger_is_what_painting_every_instant_gives(
+    job: dict[str, Rows], origin: int, scale: int
+) -> None:
+    answer = spent(moved(job, origin, scale))
+    assert answer == painted(job, scale)
     for step in job["steps"]:
         accounts = [
             ns for (rank, number, _), ns in answer.items() if (rank, number) == (step["rank"], step["step"])
         ]
-        assert sum(accounts) == step["end"] - step["start"]
+        assert sum(accounts) == scale * (step["end"] - step["start"])
 
 
 @fast
@@ -257,8 +293,8 @@ def test_the_order_of_rows_does_not_matter(job: dict[str, Rows], random: Any) ->
 
 
 @fast
-@given(jobs(), st.integers(0, 30))
-def test_splitting_a_step_splits_its_accounts(job: dict[str, Rows], at: int) -> None:
+@given(jobs(), st.integers(0, 30), SCALES)
+def test_splitting_a_step_splits_its_accounts(job: dict[str, Rows], at: int, scale: int) -> None:
     """A gap that is cut keeps its length, but what ends its first piece is the same, so causes stay too."""
     cut: Rows = []
     for step in job["steps"]:
@@ -268,7 +304,7 @@ def test_splitting_a_step_splits_its_accounts(job: dict[str, Rows], at: int) -> 
 
     def by_step(steps: Rows) -> Counter[tuple[int, int, str]]:
         total: Counter[tuple[int, int, str]] = Counter()
-        for (rank, step, account), ns in spent(job | {"steps": steps}).items():
+        for (rank, step, account), ns in spent(moved(job | {"steps": steps}, 0, scale)).items():
             total[rank, step % 1000, account] += ns
         return total
 
@@ -511,7 +547,7 @@ def test_a_gap_at_a_step_s_end_is_ended_by_the_work_after_it() -> None:
 
 def test_work_whose_launch_was_not_recorded_says_nothing_of_the_host() -> None:
     kernels = [{"start": 0, "end": 20, "launch_start": -9, "thread": 7}, {"start": 90, "end": 100}]
-    assert causes(kernels=kernels, ranges=[host(31, 44, LOADER)]) == [(20, 90, "idle.unexplained")]
+    assert causes(kernels=kernels, ranges=[host(31, 44, LOADER)]) == [(20, 90, "idle.unrecorded")]
 
 
 def test_when_no_work_follows_the_main_thread_tells() -> None:
@@ -524,6 +560,159 @@ def test_when_no_work_follows_the_main_thread_tells() -> None:
     unknown = [{"device_kind": "gpu"}]
     assert causes(kernels=kernels, ranges=[host(31, 44, LOADER)], ranks=unknown) == [
         (20, 100, "idle.unexplained")
+    ]
+
+
+def launched(call: int, back: int, start: int, **more: Any) -> dict[str, Any]:
+    """A kernel of 7 ns that thread 7 launches."""
+    return {
+        "start": start,
+        "end": start + 7,
+        "launch_start": call,
+        "launch_end": back,
+        "thread": 7,
+        **more,
+    }
+
+
+def test_inside_the_launching_call_it_is_the_host_that_is_late() -> None:
+    kernels = [launched(-9, -4, 13), launched(77, 84, 90)]
+    call = host(77, 84, "cudaLaunchKernel")
+    tail = [(84, 90, "idle.dependency"), (97, 100, "idle.unexplained")]
+    assert causes(kernels=kernels, launches=[call]) == [
+        (0, 13, "idle.dependency"),
+        (20, 77, "idle.unexplained"),
+        (77, 84, "idle.launch_bound"),
+        *tail,
+    ]
+    nested = [call, host(79, 82, "cudaMalloc")]
+    assert causes(kernels=kernels, launches=nested)[2:] == [
+        (77, 79, "idle.launch_bound"),
+        (79, 82, "idle.memory_allocator"),
+        (82, 84, "idle.launch_bound"),
+        *tail,
+    ]
+    loading = [host(75, 83, "Lazy Function Loading")]
+    assert causes(kernels=kernels, launches=[call], ranges=loading)[2:] == [
+        (75, 83, "idle.compilation"),
+        (83, 84, "idle.launch_bound"),
+        *tail,
+    ]
+
+
+def test_work_that_begins_inside_its_call_leaves_nothing_to_dependency() -> None:
+    kernels = [launched(-9, -4, 13), launched(77, 95, 90)]
+    calls = [host(77, 95, "hipMemcpyWithStream")]
+    assert causes(kernels=kernels, launches=calls)[1:] == [
+        (20, 77, "idle.unexplained"),
+        (77, 90, "idle.host_synchronisation"),
+        (97, 100, "idle.unexplained"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("length", "expected"),
+    [(MS - 1, "idle.launch_bound"), (MS, "idle.long_call"), (9 * MS, "idle.long_call")],
+)
+def test_a_call_of_a_millisecond_is_not_sold_as_launch_bound(length: int, expected: str) -> None:
+    """Whether it launches the next work or not, and unless its name or a row in it tells the cause."""
+    steps = [{"step": 1, "start": 0, "end": 20 * MS}]
+    kernels = [launched(5 + length, 9 + length, 12 + length)]
+
+    def first(*calls: dict[str, Any], **more: Any) -> tuple[int, int, str]:
+        return causes(steps=steps, kernels=kernels, launches=[*calls], **more)[1]
+
+    for name in ("cudaLaunchKernel", "cudaStreamCreateWithFlags"):
+        call = host(3, 3 + length, name)
+        assert first(call) == (3, 3 + length, expected)
+        assert first(call, operators=[host(3, 3 + length, "aten::mm")])[2] == expected
+    assert first(host(3, 3 + length, "cudaMalloc"))[2] == "idle.memory_allocator"
+
+
+def test_a_long_call_keeps_its_name_after_the_queue_was_drained() -> None:
+    steps = [{"step": 1, "start": 0, "end": 9 * MS}]
+    calls = [
+        host(2, 23, "cudaStreamSynchronize"),
+        host(30, 33, "cudaLaunchKernel"),
+        host(40, 40 + 3 * MS, "hipLaunchKernel"),
+    ]
+    kernels = [launched(-9, -4, 13), launched(40, 40 + 3 * MS, 45 + 3 * MS)]
+    assert causes(steps=steps, kernels=kernels, launches=calls)[1:5] == [
+        (20, 23, "idle.host_synchronisation"),
+        (23, 30, "idle.host_synchronisation"),
+        (30, 33, "idle.host_synchronisation"),
+        (33, 40, "idle.host_synchronisation"),
+    ]
+    assert causes(steps=steps, kernels=kernels, launches=calls)[5:7] == [
+        (40, 40 + 3 * MS, "idle.long_call"),
+        (40 + 3 * MS, 45 + 3 * MS, "idle.dependency"),
+    ]
+
+
+@pytest.mark.parametrize(("waits", "expected"), [(MS - 1, "idle.dependency"), (MS, "idle.unrecorded")])
+def test_launched_work_that_waits_for_long_waits_for_what_was_not_recorded(waits: int, expected: str) -> None:
+    steps = [{"step": 1, "start": 0, "end": 20 * MS}]
+    kernels = [launched(-9, -4, 13), launched(40, 50, 50 + waits)]
+    assert causes(steps=steps, kernels=kernels)[2] == (50, 50 + waits, expected)
+    # What other work explains of the wait does not count.
+    early = [launched(-9, -4, 13), launched(-3, -1, 20 + waits)]
+    assert causes(steps=steps, kernels=early)[1] == (20, 20 + waits, expected)
+
+
+def test_a_step_s_end_does_not_shorten_a_wait() -> None:
+    steps = [{"step": 1, "start": 0, "end": 50 + MS // 2}, {"step": 2, "start": 50 + MS // 2, "end": 2 * MS}]
+    kernels = [launched(-9, -4, 13), launched(40, 50, 50 + MS)]
+    assert causes(steps=steps, kernels=kernels)[2:4] == [
+        (50, 50 + MS // 2, "idle.unrecorded"),
+        (50 + MS // 2, 50 + MS, "idle.unrecorded"),
+    ]
+
+
+def test_what_a_thread_does_while_it_captures_a_graph_is_capture() -> None:
+    """Also what proves another cause elsewhere, and calls of a millisecond."""
+    calls = [host(25, 28, BEGIN), host(30, 33, "cudaMalloc"), host(35, 38, "cudaLaunchKernel")]
+    assert causes(launches=[*calls, host(60, 64, END)], ranges=[host(22, 70, "forward")]) == [
+        (20, 22, "idle.unexplained"),
+        (22, 25, "idle.other_host_work"),
+        (25, 64, "idle.graph_capture"),
+        (64, 70, "idle.other_host_work"),
+        (70, 77, "idle.unexplained"),
+        (77, 90, "idle.dependency"),
+    ]
+    assert "idle.graph_capture" not in {of for *_, of in causes(launches=calls)}
+    elsewhere = [host(25, 28, BEGIN, thread=8), host(60, 64, END, thread=8)]
+    assert causes(launches=elsewhere) == causes()
+
+
+def test_each_stretch_names_the_innermost_row_that_proves_its_cause() -> None:
+    table = on_example(
+        named("idle_causes"),
+        {
+            "steps": [{"step": 1, "start": 0, "end": 100}],
+            "kernels": [launched(-9, -4, 13), launched(77, 81, 90, end=100)],
+            "ranges": [host(21, 40, LOADER), host(40, 70, "forward"), host(0, 99, "backward", thread=8)],
+            "frames": [
+                host(22, 36, "torch/utils/data/dataloader.py(720): __next__"),
+                host(41, 60, "model.py(3): forward"),
+                host(42, 50, "model.py(9): mlp"),
+            ],
+            "operators": [host(48, 56, "aten::mm"), host(58, 59, "aten::add")],
+            "launches": [host(58, 59, "cudaLaunchKernel"), host(77, 81, "cudaLaunchKernel")],
+            "ranks": [{"device_kind": "gpu", "main_thread": 7}],
+        },
+    )
+    other = "idle.other_host_work"
+    assert table.select("start", "end", "account", "name").rows()[1:] == [
+        (20, 21, "idle.unexplained", None),
+        (21, 40, "idle.data_loading", LOADER),
+        (40, 48, other, "forward"),
+        (48, 56, "idle.launch_bound", "aten::mm"),
+        (56, 58, other, "model.py(3): forward"),
+        (58, 59, "idle.launch_bound", "cudaLaunchKernel"),
+        (59, 70, other, "model.py(3): forward"),
+        (70, 77, "idle.unexplained", None),
+        (77, 81, "idle.launch_bound", "cudaLaunchKernel"),
+        (81, 90, "idle.dependency", None),
     ]
 
 
@@ -594,7 +783,7 @@ def test_a_rank_without_any_work_is_idle_throughout() -> None:
 def test_rows_without_a_thread_claim_nothing() -> None:
     rows = [{"start": 31, "end": 44, "name": LOADER, "thread": None}]
     assert causes(ranges=rows) == causes()
-    assert causes(ranges=rows, kernels=[{"start": 90, "end": 100}]) == [(0, 90, "idle.unexplained")]
+    assert causes(ranges=rows, kernels=[{"start": 90, "end": 100}]) == [(0, 90, "idle.unrecorded")]
 
 
 def test_the_layers_may_be_absent() -> None:

@@ -20,7 +20,8 @@ class Account:
     remedy: str
 
 
-_LATE = "Nothing runs on the device, and the thread that launches the next work "
+# The thread that launched the work which ends the gap; where none follows, the one that launches most.
+_LATE = "Nothing runs on the device, and the host's launching thread "
 
 ACCOUNTS: Mapping[str, Account] = {
     account.name: account
@@ -113,6 +114,16 @@ ACCOUNTS: Mapping[str, Account] = {
             "them dynamic.",
         ),
         Account(
+            "idle.graph_capture",
+            "graph capture",
+            _LATE + "captures a CUDA or HIP graph: what it launches meanwhile becomes part of the graph and "
+            "does not run.",
+            "All that the thread does from a call that begins a capture (`cudaStreamBeginCapture`, "
+            "`hipStreamBeginCapture`) to the call that ends it.",
+            "Captures belong to the start of a job: record later. If they go on, replay what was captured; "
+            "each new shape of the inputs is captured anew, so pad to a few shapes.",
+        ),
+        Account(
             "idle.checkpoint_logging",
             "checkpoints, logging",
             _LATE + "writes checkpoints or logs.",
@@ -122,19 +133,30 @@ ACCOUNTS: Mapping[str, Account] = {
         Account(
             "idle.launch_bound",
             "launch-bound",
-            _LATE + "is busy getting there: it runs operators and launches, more slowly than the device "
-            "finishes the work.",
-            "Operators and launches on that thread that none of the causes above claims. Never on a "
-            "CPU-only trace, where nothing is launched.",
+            _LATE + "is busy getting there: it runs operators and launches, or is inside the call that "
+            "launches the next work. The device finishes the work faster than that.",
+            "Operators and API calls on that thread that no other account claims, until the call that "
+            "launches the next work returns. Never on a CPU-only trace, where nothing is launched.",
             "`torch.compile`, CUDA graphs, fused optimizers (`fused=True`), larger batches: fewer and "
             "larger kernels.",
         ),
         Account(
+            "idle.long_call",
+            "long API calls",
+            _LATE + "is inside one call of the driver's or runtime's API for a millisecond or longer.",
+            "API calls of 1 ms and longer on that thread whose name tells nothing of the cause. A call that "
+            "launches takes microseconds; not so the first launch of a kernel, whose code may be loaded in "
+            "it, or a copy from pageable memory, which the host carries out itself in part.",
+            "`lostflops recipe api-call-summary PATH` lists the calls. Record after the warm-up; if they go "
+            "on, pin the memory that is copied, and reuse streams, graphs and shapes.",
+        ),
+        Account(
             "idle.dependency",
             "dependency",
-            "Nothing runs on the device although the next work was launched already.",
-            "The part of a gap after the launching call of the next work began: the work waits for an "
-            "event, for another stream, or for the device's own start-up time.",
+            "Nothing runs on the device although the next work was launched already, for less than a "
+            "millisecond.",
+            "The part of a gap after the call that launched the next work had returned: the work waits for "
+            "an event, for another stream, or for the device's own start-up time.",
             "Look at the streams around the gap; CUDA graphs shorten the start-up between small kernels.",
         ),
         Account(
@@ -151,14 +173,27 @@ ACCOUNTS: Mapping[str, Account] = {
             _LATE + "does something that the trace names and no account of its own.",
             "Ranges and frames on that thread that nothing above claims. On a CPU-only trace also the "
             "autograd engine's own time around operators, in which hooks run.",
-            "`lostflops recipe idle-causes` names them.",
+            "`lostflops recipe idle-causes PATH --format csv` names it, gap by gap.",
+        ),
+        Account(
+            "idle.unrecorded",
+            "not recorded",
+            "Nothing that was recorded runs on the device, and the recording lacks what would tell why: the "
+            "launch of the next work, or what kept launched work waiting for a millisecond or longer.",
+            "A gap that ends with work whose launch is not in the trace; or the part of a gap after the call "
+            "that launched the next work had returned, from a millisecond on. The device may be busy then: "
+            "with work launched before the recording began, with another process, or with nodes of a graph "
+            "that are not listed.",
+            "Have the profiler run some steps before those that are kept (`schedule(warmup=…)`), synchronise "
+            "before the first, and record the host's API calls (`ProfilerActivity.CPU`, "
+            "`nsys profile -t cuda --cuda-graph-trace=node`).",
         ),
         Account(
             "idle.unexplained",
             "unexplained",
-            "Nothing runs on the device, and the trace does not say why.",
-            "What no row of that thread covers, or the launch of the next work was not recorded. "
-            "Plain Python between two operators is not in a trace without stacks, for one.",
+            "Nothing runs on the device, and no row of the host's launching thread says why.",
+            "What no row of that thread covers. Plain Python between two operators is not in a trace "
+            "without stacks, for one.",
             "Record with the CPU activity and `with_stack=True`, or `nsys profile -t cuda,nvtx,osrt`, "
             "and ask again.",
         ),

@@ -8,7 +8,7 @@ called `forward` proves nothing, and neither does a compiled function that merel
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -421,4 +421,35 @@ def cause_of(names: Iterable[str], row: Row) -> pl.DataFrame:
     return pl.DataFrame(
         {"name": distinct, "cause": [pattern.cause if pattern else None for pattern in found]},
         schema={"name": pl.String(), "cause": pl.String()},
+    )
+
+
+_CAPTURE = re.compile(r"^(?:cuda|cu|hip)Stream(Begin|End)Capture")
+
+
+def captures(
+    calls: pl.LazyFrame, names: Iterable[str], by: Sequence[str] = ("rank", "thread")
+) -> pl.LazyFrame:
+    """When a thread captured a graph: `by`, start, end, and the name of the call that began it.
+
+    Between the two calls whatever the thread launches becomes part of the graph, and none of it runs. A call
+    without its counterpart on its thread proves no capture. `names` are the names in `calls`, each once.
+    """
+    role = {name: found[1] for name in names if (found := _CAPTURE.match(name))}
+    lane = list(by)
+    begins = pl.col("name").is_in([name for name, which in role.items() if which == "Begin"])
+    depth, level = pl.col("_depth"), [*lane, "_level"]
+    return (
+        calls.filter(pl.col("name").is_in(list(role)))
+        .select(*lane, "start", "end", "name", _begins=begins)
+        .sort(*lane, "start", "end")
+        .with_columns(_depth=pl.when("_begins").then(1).otherwise(-1).cum_sum().over(lane))
+        # An end that nothing began leaves the depth where it was.
+        .with_columns(_depth=depth - depth.cum_min().clip(upper_bound=0).over(lane))
+        .with_columns(_level=pl.when("_begins").then(depth).otherwise(depth.shift(1).over(lane)))
+        .filter(pl.col("_level") > 0)
+        # Within one depth, begins and ends take turns.
+        .with_columns(end=pl.col("end").shift(-1).over(level), _next=pl.col("_begins").shift(-1).over(level))
+        .filter(pl.col("_begins") & ~pl.col("_next"))
+        .select(*lane, "start", "end", "name")
     )

@@ -20,6 +20,7 @@ import numpy.typing as npt
 import polars as pl
 
 Int = npt.NDArray[np.int64]
+NEAR = 32  # rows to look back at one by one, before a whole tree is worth its making
 
 
 def union(frame: pl.LazyFrame, by: Sequence[str] = ()) -> pl.LazyFrame:
@@ -367,6 +368,54 @@ def innermost_at(forest: Forest, point: Int, group: Int) -> Int:
         at[active] = forest.parent[here[over]]
         active = active[at[active] >= 0]
     return at
+
+
+def innermost(points: pl.DataFrame, rows: pl.DataFrame, by: Sequence[str], column: str) -> pl.Series:
+    """The value of `column` in the innermost of `rows` that covers the `start` of each of `points`.
+
+    Null where none does. `by` are grouping columns without nulls in `points`.
+    """
+    keys = list(by)
+    groups = points.select(keys).unique().with_row_index("_group")
+    group = points.join(groups, on=keys, how="left", maintain_order="left")["_group"].to_numpy()
+    rows = rows.filter(pl.col("end") > pl.col("start")).join(groups, on=keys)
+    order = np.lexsort([-rows["end"].to_numpy(), *(rows[c].to_numpy() for c in ("start", "_group"))])
+    of, start, end = (rows[c].to_numpy()[order] for c in ("_group", "start", "end"))
+    at, found = points["start"].to_numpy(), np.full(points.height, -1, dtype=np.int64)
+    first = np.searchsorted(of, np.arange(groups.height + 1))
+    by_group = np.argsort(group, kind="stable")
+    bounds = np.searchsorted(group[by_group], np.arange(groups.height + 1))
+    for value in range(groups.height):
+        mine = by_group[bounds[value] : bounds[value + 1]]
+        ours = start[first[value] : first[value + 1]]
+        found[mine] = first[value] + np.searchsorted(ours, at[mine], side="right") - 1
+    # Going back from the last row begun by then, the first that has not ended is it.
+    begins = first[group]
+    over = np.flatnonzero(found >= begins)
+    for _ in range(NEAR):
+        over = over[end[found[over]] <= at[over]]
+        found[over] -= 1
+        over = over[found[over] >= begins[over]]
+    over = over[end[found[over]] <= at[over]]
+    found[found < begins] = -1
+    if len(over):  # far back: a tree, of the few rows that cover these points
+        near = np.flatnonzero(_covering(start, end, first, at[over], group[over]))
+        forest = nest(start[near], end[near], of[near].astype(np.int64))
+        deep = innermost_at(forest, at[over], group[over].astype(np.int64))
+        found[over] = -1
+        found[over[deep >= 0]] = near[forest.order[deep[deep >= 0]]]
+    place = np.where(found >= 0, order[found] if len(order) else -1, -1)
+    return rows[column].gather(pl.Series(place).replace({-1: None}))
+
+
+def _covering(start: Int, end: Int, first: Int, at: Int, group: Int) -> npt.NDArray[np.bool_]:
+    """Which intervals cover any point of their group. Those of group g stand from `first[g]` on."""
+    covering = np.zeros(len(start), dtype=np.bool_)
+    for value in np.unique(group):
+        mine = slice(first[value], first[value + 1])
+        ours = np.sort(at[group == value])
+        covering[mine] = np.searchsorted(ours, start[mine]) < np.searchsorted(ours, end[mine])
+    return covering
 
 
 def self_pieces(forest: Forest) -> tuple[Int, Int, Int]:

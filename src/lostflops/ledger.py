@@ -4,10 +4,15 @@ An instant belongs to the first of these that applies: a kernel that is not comm
 communication runs (exposed, split into wait and transfer where the last arrival is known); a copy runs;
 nothing runs, and the instant is idle by its cause.
 
-The cause of a gap is sought on the host thread that launched the work that ended it. From the gap's start to
-that launch the host was late, and each instant goes to what the thread was doing then; from the launch on
-the work was queued behind other streams' work or its own launch. A host row claims only the instants it
-covers, so the causes of a gap add up to the gap, and what no row covers stays unexplained.
+The cause of a gap is sought on the host thread that launched the work that ended it. Until the call that
+launched it returned the host was late, and each instant goes to what the thread was doing then; from there on
+the work itself was late. A host row claims only the instants it covers, so the causes of a gap add up to the
+gap, and what no row covers stays unexplained.
+
+A recording does not hold all that a device does: what was launched before it began, what other processes
+run, and nodes of graphs that are not listed leave no rows. Work that was launched and still does not begin
+for `LONG` while nothing else runs had to wait for something of the kind, so that time does not count as
+known to be idle for a cause: it is `unrecorded`, as is a gap whose end has no recorded launch.
 
 On a CPU-only rank host operators stand in for kernels and nothing is launched. The operators that cover a gap
 there are calls of communication, in which the thread waits, and the framework's own frame around others.
@@ -15,19 +20,24 @@ there are calls of communication, in which the thread waits, and the framework's
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import polars as pl
 
 from lostflops import intervals
 from lostflops.classification import operator_facts
-from lostflops.host_causes import Row, cause_of
+from lostflops.host_causes import Row, captures, cause_of
+from lostflops.tables import NAME
 
 COMPUTE = "compute"
 WAIT = "communication.wait"
 TRANSFER = "communication.transfer"
 EXPOSED = "communication.exposed"
 COPY = "copy"
-# Host causes in the order in which they claim an instant that several rows cover.
+# Host causes in the order in which they claim an instant that several rows cover. What a thread does while it
+# captures a graph, it does for the capture.
 HOST_CAUSES = (
+    "graph_capture",
     "data_loading",
     "checkpoint_logging",
     "garbage_collection",
@@ -37,12 +47,27 @@ HOST_CAUSES = (
     "host_synchronisation",
 )
 LAUNCH_BOUND = "idle.launch_bound"
+CAPTURE = "idle.graph_capture"
 SYNCHRONISED = "idle.host_synchronisation"
+LONG_CALL = "idle.long_call"
 DEPENDENCY = "idle.dependency"
 OTHER_HOST = "idle.other_host_work"
+UNRECORDED = "idle.unrecorded"
 UNEXPLAINED = "idle.unexplained"
-IDLE = (*(f"idle.{cause}" for cause in HOST_CAUSES), LAUNCH_BOUND, DEPENDENCY, OTHER_HOST, UNEXPLAINED)
+IDLE = (
+    *(f"idle.{cause}" for cause in HOST_CAUSES),
+    LONG_CALL,
+    LAUNCH_BOUND,
+    DEPENDENCY,
+    OTHER_HOST,
+    UNRECORDED,
+    UNEXPLAINED,
+)
 ACCOUNTS = (COMPUTE, WAIT, TRANSFER, EXPOSED, COPY, *IDLE)
+# A call that launches returns after some microseconds, and what it launched begins some microseconds later. A
+# hundred times that is no launch latency, on any device and driver: then there is another cause, which the
+# rows here do not tell.
+LONG = 1_000_000  # ns
 
 Frame = pl.LazyFrame | None
 
@@ -90,34 +115,44 @@ def idle_by_cause(
     ranges: Frame,
     frames: Frame,
 ) -> pl.LazyFrame:
-    """Split each idle gap by cause: rank, step, start, end, account and gap (its number). They add up to it.
+    """Split each idle gap by cause: rank, step, start, end, account, gap (its number) and name.
 
-    `gaps` has rank, step, start and end. A gap that ends with its step is ended by the next work after it.
+    They add up to the gap. `name` is that of the innermost host row, among those that prove the account, at
+    the stretch's start; null where none does. `gaps` has rank, step, start and end. A gap that ends with its
+    step is ended by the next work after it.
     """
     numbered = (
         gaps.filter(pl.col("end") > pl.col("start")).sort("rank", "start").with_row_index("gap").collect()
     )
-    columns = ("rank", "step", "start", "end", "account", "gap")
+    columns = ("rank", "step", "start", "end", "account", "gap", "name")
+    unnamed = pl.lit(None, dtype=NAME)
     if numbered.is_empty():
-        return numbered.lazy().with_columns(account=pl.lit("", dtype=pl.String)).select(columns)
-    ended = _drained(_ended_by(numbered, ranks, kernels, copies), launches, _work(kernels, copies))
-    # Before the launch the host is late; after it the work is on its way.
-    launch = pl.col("launch_start").clip(pl.col("start"), pl.col("end"))
-    on_its_way = ended.filter(pl.col("launch_start").is_not_null()).with_columns(
-        start=launch, account=pl.lit(DEPENDENCY)
+        empty = numbered.lazy().with_columns(account=pl.lit("", dtype=pl.String), name=unnamed)
+        return empty.select(columns)
+    began = _with_beginnings(numbered)
+    ended = _drained(_ended_by(began, ranks, kernels, copies), launches, _work(kernels, copies))
+    # Until the call that launches has returned the host is late; after it the work is.
+    returned = pl.max_horizontal("launch_start", "launch_end")
+    launch = returned.clip(pl.col("start"), pl.col("end"))
+    waited = pl.col("_begins") - pl.max_horizontal(returned, "began")
+    on_its_way = ended.filter(returned.is_not_null()).with_columns(
+        start=launch,
+        account=pl.when(waited < LONG).then(pl.lit(DEPENDENCY)).otherwise(pl.lit(UNRECORDED)),
+        name=unnamed,
     )
     # Work whose launch is not in the trace tells nothing of the host.
-    orphaned = ended.filter(pl.col("orphan")).with_columns(account=pl.lit(UNEXPLAINED))
+    orphaned = ended.filter(pl.col("orphan")).with_columns(account=pl.lit(UNRECORDED), name=unnamed)
     late = ended.filter(~pl.col("orphan")).with_columns(end=launch.fill_null(pl.col("end")))
+    claims = _host_rows(launches, operators, ranges, frames, late)
     painted = intervals.paint(
         late.select("rank", "thread", "start", "end", "step", "gap", "drained").lazy(),
-        _host_rows(launches, operators, ranges, frames, late),
+        claims,
         by=["rank", "thread"],
     ).collect()
     # The queue was empty because the host had waited for the device: what it does next to refill the queue,
     # unless that has a name of its own, is the price of the wait.
     nameless = pl.col("account").is_null() | pl.col("account").is_in([LAUNCH_BOUND, OTHER_HOST])
-    painted = painted.with_columns(
+    painted = _named(painted, claims).with_columns(
         account=pl.when(pl.col("drained") & nameless)
         .then(pl.lit(SYNCHRONISED))
         .otherwise(pl.col("account").fill_null(UNEXPLAINED))
@@ -130,12 +165,30 @@ def idle_by_cause(
     )
 
 
-def _ended_by(gaps: pl.DataFrame, ranks: pl.LazyFrame, kernels: Frame, copies: Frame) -> pl.DataFrame:
-    """Each gap with the launch of the work that ends it: launch_start, thread, orphan and host_only.
+def _with_beginnings(gaps: pl.DataFrame) -> pl.DataFrame:
+    """Gaps sorted by rank and start, with `began`: where the first piece began of one cut by steps' ends."""
+    new = (pl.col("start") != pl.col("end").shift(1)) | (pl.col("rank") != pl.col("rank").shift(1))
+    run = new.fill_null(True).cum_sum()
+    return gaps.with_columns(began=pl.col("start").first().over(run))
 
-    Where nothing follows, or host operators stand in for kernels (`host_only`), the launch is null and the
-    thread is the one that works next, or the rank's main thread. `orphan` says that work follows whose launch
-    was not recorded.
+
+def _named(painted: pl.DataFrame, claims: Mapping[str, pl.LazyFrame]) -> pl.DataFrame:
+    """`painted` with the name of the innermost row that claims each stretch, at its start."""
+    parts = [painted.filter(pl.col("account").is_null()).with_columns(name=pl.lit(None, dtype=NAME))]
+    for account, rows in claims.items():
+        mine = painted.filter(pl.col("account") == account)
+        if mine.height:
+            names = intervals.innermost(mine, rows.collect(), by=["rank", "thread"], column="name")
+            parts.append(mine.with_columns(names))
+    return pl.concat(parts)
+
+
+def _ended_by(gaps: pl.DataFrame, ranks: pl.LazyFrame, kernels: Frame, copies: Frame) -> pl.DataFrame:
+    """Each gap with the launch of the work that ends it: launch_start, launch_end, thread, orphan, host_only.
+
+    `_begins` is when that work begins. Where nothing follows, or host operators stand in for kernels
+    (`host_only`), the launch is null and the thread is the one that works next, or the rank's main thread.
+    `orphan` says that work follows whose launch was not recorded.
     """
     facts = (
         ranks.select("rank", "main_thread", host_only=pl.col("device_kind").eq_missing(pl.lit("cpu")))
@@ -145,11 +198,11 @@ def _ended_by(gaps: pl.DataFrame, ranks: pl.LazyFrame, kernels: Frame, copies: F
     work = _work(kernels, copies)
     none = pl.lit(None, dtype=pl.Int64)
     if work is None:
-        gaps = gaps.with_columns(_begins=none, launch_start=none, thread=none)
+        gaps = gaps.with_columns(_begins=none, launch_start=none, launch_end=none, thread=none)
     else:
         following = (
             work.rename({"start": "_begins"})
-            .sort("_begins", "rank", "launch_start", "thread", nulls_last=True)
+            .sort("_begins", "rank", "launch_start", "launch_end", "thread", nulls_last=True)
             .unique(["rank", "_begins"], keep="first", maintain_order=True)
             .collect()
         )
@@ -173,17 +226,14 @@ def _ended_by(gaps: pl.DataFrame, ranks: pl.LazyFrame, kernels: Frame, copies: F
 
 def _work(kernels: Frame, copies: Frame) -> Frame:
     """What ran on the devices for any time, and who launched it."""
-    columns = ("rank", "start", "launch_start", "thread")
+    columns = ("rank", "start", "launch_start", "launch_end", "thread")
     holding = pl.col("end") > pl.col("start")
     work = [table.filter(holding).select(columns) for table in (kernels, copies) if table is not None]
     return pl.concat(work) if work else None
 
 
 def _drained(gaps: pl.DataFrame, launches: Frame, work: Frame) -> pl.DataFrame:
-    """Whether a thread that launches was inside a call that waits for the device when each gap began.
-
-    A gap cut in two by a step's end began where its first piece began.
-    """
+    """Whether a thread that launches was inside a call that waits for the device when each gap began."""
     if launches is None or work is None:
         return gaps.with_columns(drained=pl.lit(False))
     names = launches.select(pl.col("name").unique()).collect()["name"].cast(pl.String).drop_nulls().to_list()
@@ -198,18 +248,13 @@ def _drained(gaps: pl.DataFrame, launches: Frame, work: Frame) -> pl.DataFrame:
         .sort("_called")
         .collect()
     )
-    began = (
-        gaps.sort("start")
-        .join_asof(
-            calls, left_on="start", right_on="_called", by="rank", strategy="backward", check_sortedness=False
-        )
-        .sort("rank", "start")
-    )
-    new = (pl.col("start") != pl.col("end").shift(1)) | (pl.col("rank") != pl.col("rank").shift(1))
     return (
-        began.with_columns(_run=new.fill_null(True).cum_sum(), drained=pl.col("_returned") >= pl.col("start"))
-        .with_columns(drained=pl.col("drained").first().over("_run").fill_null(False))
-        .drop("_run", "_called", "_returned")
+        gaps.sort("began")
+        .join_asof(
+            calls, left_on="began", right_on="_called", by="rank", strategy="backward", check_sortedness=False
+        )
+        .with_columns(drained=(pl.col("_returned") >= pl.col("began")).fill_null(False))
+        .drop("_called", "_returned")
     )
 
 
@@ -218,8 +263,8 @@ def _host_rows(
 ) -> dict[str, pl.LazyFrame]:
     """What host threads did, as layers in the order in which they claim an instant."""
     claims: dict[str, list[pl.LazyFrame]] = {f"idle.{cause}": [] for cause in HOST_CAUSES}
-    claims |= {LAUNCH_BOUND: [], OTHER_HOST: []}
-    columns = ("rank", "thread", "start", "end")
+    claims |= {LONG_CALL: [], LAUNCH_BOUND: [], OTHER_HOST: []}
+    columns = ("rank", "thread", "start", "end", "name")
     near = late.select("rank", "thread", "host_only").unique().lazy()
     tables: tuple[tuple[Frame, Row], ...] = (
         (ranges, "range"),
@@ -230,12 +275,14 @@ def _host_rows(
     for table, row in tables:
         if table is None:
             continue
-        here = table.select(*columns, "name").join(near, on=["rank", "thread"])
+        here = table.select(columns).join(near, on=["rank", "thread"])
         names = here.select(pl.col("name").unique()).collect()["name"].cast(pl.String).drop_nulls().to_list()
         by_cause = cause_of(names, row).filter(pl.col("cause").is_not_null()).group_by("cause").agg("name")
         for cause, proving in by_cause.iter_rows():
             claims[f"idle.{cause}"].append(here.filter(pl.col("name").is_in(proving)))
         if row == "launch":
+            claims[CAPTURE].append(captures(here, names))
+            claims[LONG_CALL].append(here.filter(pl.col("end") - pl.col("start") >= LONG))
             claims[LAUNCH_BOUND].append(here)
         elif row == "operator":
             claims[LAUNCH_BOUND].append(here.filter(~pl.col("host_only")))

@@ -25,6 +25,7 @@ import polars as pl
 
 from lostflops.classification import copy_facts, kernel_facts, operator_facts
 from lostflops.errors import Damaged, NotATrace, NothingRecorded, Truncated, shown
+from lostflops.host_causes import captures
 from lostflops.ingest.attribution import OperatorTree, attribute
 from lostflops.ingest.broken_times import surroundings
 from lostflops.ingest.kineto_collectives import Communication, communication
@@ -231,6 +232,8 @@ class Assembly:
             self._note_launches(kernels)
         if copies is not None:
             copies = attribute(self._copy_facts(copies, calls), calls, tree).drop("phase")
+        if calls is not None:
+            self._note_captured(calls, kernels, copies)
         talk = communication(
             Communication(
                 kernels=kernels,
@@ -686,6 +689,33 @@ class Assembly:
         )
         early = kernels.filter(pl.col("start") < pl.col("launch_start")).height
         self._note("kernels that start before their launch", early, "a fault of the clocks", "warning")
+
+    def _note_captured(self, calls: pl.DataFrame, *work: pl.DataFrame | None) -> None:
+        """Launches without GPU work, because they became part of a graph."""
+        names = calls["name"].unique().cast(pl.String).drop_nulls().to_list()
+        during = captures(calls.lazy(), names, by=["thread"]).sort("start").collect()
+        if during.is_empty():
+            return
+        launches = calls.filter(pl.col("name").is_in([n for n in names if "Launch" in n]))
+        found = [table.select("correlation") for table in work if table is not None]
+        ran = pl.concat(found) if found else launches.select("correlation").clear()
+        captured = (
+            launches.sort("start")
+            .join_asof(
+                during.select("thread", "start", _until="end"),
+                on="start",
+                by="thread",
+                strategy="backward",
+                check_sortedness=False,
+            )
+            .filter(pl.col("start") < pl.col("_until"))
+            .join(ran, on="correlation", how="anti")
+        )
+        self._note(
+            "launches captured into a graph",
+            captured.height,
+            f"of {launches.height:,}; they run with the graph, not where they were launched",
+        )
 
     def _note_host_only(self, calls: pl.DataFrame | None) -> None:
         if calls is not None and calls["name"].cast(pl.String).str.contains("Launch").any():

@@ -107,6 +107,7 @@ def one_gap_is_most(table: pl.DataFrame) -> Iterator[Finding]:
         ns, step_ns, idle_ns = gap["ns"], gap["step_ns"], gap["idle_ns"]
         if ns < SHARE_OF_STEP * step_ns or ns < SHARE_OF_IDLE * idle_ns:
             return
+        known = gap["cause"] != "idle.unrecorded"
         yield Finding(
             name="one-gap-is-most",
             claim=f"One gap of {milliseconds(ns)} is {percent(ns, idle_ns)} of all idle time of rank "
@@ -117,5 +118,8 @@ def one_gap_is_most(table: pl.DataFrame) -> Iterator[Finding]:
                 f"{percent(gap['cause_ns'], ns)} of it: {ACCOUNTS[gap['cause']].label}",
             ),
             next="This is a pause, not a pattern: see what the host and the other streams do there before "
-            "you look at averages.",
+            "you look at averages."
+            if known
+            else ACCOUNTS[gap["cause"]].remedy,
+            doubt="" if known else "the GPU may have been busy with work that was not recorded",
         )

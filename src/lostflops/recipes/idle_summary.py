@@ -167,6 +167,7 @@ LOSSES = (
     Loss("idle.checkpoint_logging", "checkpoint-inside-step", "saving checkpoints or logging", 0.01),
     Loss("idle.garbage_collection", "garbage-collection-inside-step", "collecting Python's garbage", 0.01),
     Loss("idle.compilation", "compilation-inside-step", "compiling or loading kernels", 0.01),
+    Loss("idle.graph_capture", "graph-capture-inside-step", "capturing graphs", 0.01),
     Loss("idle.memory_allocator", "allocator-stalls", "in device memory allocation", 0.01),
     Loss("idle.pipeline_bubble", "pipeline-bubble", "waiting for another pipeline stage", 0.03),
     Loss(
@@ -175,15 +176,23 @@ LOSSES = (
         "the host waiting, or refilling the queue after it waited",
         0.03,
     ),
-    Loss("idle.launch_bound", "launch-bound", "the host still dispatching operators", 0.03),
+    Loss("idle.long_call", "long-api-calls", "the host inside API calls of a millisecond and longer", 0.01),
+    Loss("idle.launch_bound", "launch-bound", "the host still dispatching or launching the work", 0.03),
     Loss(
         "idle.dependency",
         "late-after-launch",
-        "between the launch of the next work and its start",
+        "after the launch of the next work had returned and before the work began",
         0.03,
         removable=False,
     ),
     Loss("idle.other_host_work", "host-busy-elsewhere", "the host busy with other work", 0.03),
+    Loss(
+        "idle.unrecorded",
+        "recording-incomplete",
+        "or busy with work that was not recorded: the recording cannot tell",
+        0.03,
+        removable=False,
+    ),
     Loss(
         "idle.unexplained", "idle-unexplained", "for reasons this trace does not show", 0.03, removable=False
     ),

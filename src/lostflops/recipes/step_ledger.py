@@ -34,7 +34,7 @@ from lostflops.tables import Steps
                 "ranks": [{"rank": 0}],
             },
             expect=[
-                {"rank": 0, "step": 3, "start": 1, "end": 31, "account": "idle.unexplained", "ns": 15},
+                {"rank": 0, "step": 3, "start": 1, "end": 31, "account": "idle.unrecorded", "ns": 15},
                 {"rank": 0, "step": 3, "start": 1, "end": 31, "account": "copy", "ns": 7},
                 {"rank": 0, "step": 3, "start": 1, "end": 31, "account": "compute", "ns": 5},
                 {"rank": 0, "step": 3, "start": 1, "end": 31, "account": "communication.exposed", "ns": 3},

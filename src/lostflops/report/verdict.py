@@ -22,11 +22,14 @@ NAMES: Mapping[str, str] = {
     "idle.memory_allocator": "Allocator-bound",
     "idle.garbage_collection": "Held up by garbage collection",
     "idle.compilation": "Held up by compilation",
+    "idle.graph_capture": "Held up by graph capture",
     "idle.checkpoint_logging": "Held up by checkpoints or logging",
+    "idle.long_call": "Held up inside API calls",
     "idle.launch_bound": "Launch-bound",
     "idle.dependency": "Dependency-bound",
     "idle.pipeline_bubble": "Bubble-bound",
     "idle.other_host_work": "Host-bound",
+    "idle.unrecorded": "Incompletely recorded",
 }
 
 
