@@ -206,7 +206,7 @@ def idle_at(tables: Tables, gap: tuple[int, int, int], began: int, t: int, long:
 
     first = min(ending, key=order, default={})
     launch, thread = first.get("launch_start"), first.get("thread", facts["main_thread"])
-    if ending and launch is None and not cpu:
+    if (thread is None or (ending and launch is None)) and not cpu:
         return "idle.unrecorded"
     if launch is not None:
         ended = first.get("launch_end")
@@ -359,7 +359,7 @@ def test_an_event_that_crosses_a_step_s_end_is_cut_there() -> None:
         (0, 1, "compute"): 6,
         (0, 1, "idle.dependency"): 4,
         (0, 2, "compute"): 3,
-        (0, 2, "idle.unexplained"): 4,
+        (0, 2, "idle.unrecorded"): 4,
     }
 
 
@@ -559,7 +559,7 @@ def test_when_no_work_follows_the_main_thread_tells() -> None:
     ]
     unknown = [{"device_kind": "gpu"}]
     assert causes(kernels=kernels, ranges=[host(31, 44, LOADER)], ranks=unknown) == [
-        (20, 100, "idle.unexplained")
+        (20, 100, "idle.unrecorded")
     ]
 
 
@@ -777,7 +777,9 @@ def test_on_a_cpu_only_rank_the_thread_that_works_next_tells() -> None:
 
 def test_a_rank_without_any_work_is_idle_throughout() -> None:
     assert causes(kernels=[]) == [(0, 100, "idle.unexplained")]
-    assert causes(kernels=[], ranks=[]) == [(0, 100, "idle.unexplained")]
+    assert causes(kernels=[], ranks=[]) == [(0, 100, "idle.unrecorded")]
+    nobody = [{"device_kind": "cpu"}]
+    assert causes(kernels=[], ranks=nobody) == [(0, 100, "idle.unexplained")]
 
 
 def test_rows_without_a_thread_claim_nothing() -> None:
@@ -793,7 +795,7 @@ def test_the_layers_may_be_absent() -> None:
     assert idle.collect().rows(named=True) == [{"rank": 0, "step": 1, "start": 3, "end": 9, "account": None}]
     ranks = example_table(RANKS, [{}])
     found = ledger.idle_by_cause(idle.drop("account"), ranks, None, None, None, None, None, None).collect()
-    assert found.select("start", "end", "account").rows() == [(3, 9, "idle.unexplained")]
+    assert found.select("start", "end", "account").rows() == [(3, 9, "idle.unrecorded")]
     plain = pl.LazyFrame(
         {"rank": [0], "start": [4], "end": [6]}, {"rank": pl.Int32, "start": pl.Int64, "end": pl.Int64}
     )

@@ -180,10 +180,10 @@ ACCOUNTS: Mapping[str, Account] = {
             "not recorded",
             "Nothing that was recorded runs on the device, and the recording lacks what would tell why: the "
             "launch of the next work, or what kept launched work waiting for a millisecond or longer.",
-            "A gap that ends with work whose launch is not in the trace; or the part of a gap after the call "
-            "that launched the next work had returned, from a millisecond on. The device may be busy then: "
-            "with work launched before the recording began, with another process, or with nodes of a graph "
-            "that are not listed.",
+            "A gap that ends with work whose launch is not in the trace, and every gap where no host thread "
+            "is; or the part of a gap after the call that launched the next work had returned, from 1 ms on. "
+            "The device may be busy then: with work launched before the recording began, with another "
+            "process, or with nodes of a graph that are not listed.",
             "Have the profiler run some steps before those that are kept (`schedule(warmup=…)`), synchronise "
             "before the first, and record the host's API calls (`ProfilerActivity.CPU`, "
             "`nsys profile -t cuda --cuda-graph-trace=node`).",

@@ -12,7 +12,8 @@ gap, and what no row covers stays unexplained.
 A recording does not hold all that a device does: what was launched before it began, what other processes
 run, and nodes of graphs that are not listed leave no rows. Work that was launched and still does not begin
 for `LONG` while nothing else runs had to wait for something of the kind, so that time does not count as
-known to be idle for a cause: it is `unrecorded`, as is a gap whose end has no recorded launch.
+known to be idle for a cause: it is `unrecorded`, as is a gap whose end has no recorded launch, and every gap
+where no host thread was recorded.
 
 On a CPU-only rank host operators stand in for kernels and nothing is launched. The operators that cover a gap
 there are calls of communication, in which the thread waits, and the framework's own frame around others.
@@ -140,7 +141,7 @@ def idle_by_cause(
         account=pl.when(waited < LONG).then(pl.lit(DEPENDENCY)).otherwise(pl.lit(UNRECORDED)),
         name=unnamed,
     )
-    # Work whose launch is not in the trace tells nothing of the host.
+    # Work whose launch is not in the trace tells nothing of the host, nor does a trace without the host.
     orphaned = ended.filter(pl.col("orphan")).with_columns(account=pl.lit(UNRECORDED), name=unnamed)
     late = ended.filter(~pl.col("orphan")).with_columns(end=launch.fill_null(pl.col("end")))
     claims = _host_rows(launches, operators, ranges, frames, late)
@@ -188,7 +189,7 @@ def _ended_by(gaps: pl.DataFrame, ranks: pl.LazyFrame, kernels: Frame, copies: F
 
     `_begins` is when that work begins. Where nothing follows, or host operators stand in for kernels
     (`host_only`), the launch is null and the thread is the one that works next, or the rank's main thread.
-    `orphan` says that work follows whose launch was not recorded.
+    `orphan` says that work follows whose launch was not recorded, or that no thread is known.
     """
     facts = (
         ranks.select("rank", "main_thread", host_only=pl.col("device_kind").eq_missing(pl.lit("cpu")))
@@ -217,9 +218,14 @@ def _ended_by(gaps: pl.DataFrame, ranks: pl.LazyFrame, kernels: Frame, copies: F
     return (
         gaps.join(facts, on="rank", how="left", maintain_order="left")
         .with_columns(pl.col("host_only").fill_null(False))
+        .with_columns(thread=pl.coalesce("thread", "main_thread"))
         .with_columns(
-            orphan=pl.col("_begins").is_not_null() & pl.col("launch_start").is_null() & ~pl.col("host_only"),
-            thread=pl.coalesce("thread", "main_thread", pl.lit(-1)),
+            orphan=(
+                pl.col("thread").is_null()
+                | (pl.col("_begins").is_not_null() & pl.col("launch_start").is_null())
+            )
+            & ~pl.col("host_only"),
+            thread=pl.col("thread").fill_null(-1),
         )
     )
 
