@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import floor
 from typing import Literal
 
 Gain = Literal["at most", "predicted", "measured", "unknown"]
@@ -45,5 +46,14 @@ def milliseconds(ns: float) -> str:
 
 
 def percent(part: float, whole: float) -> str:
-    """A share in words; 'no share' of an empty whole is never printed as a number."""
-    return "–" if whole == 0 else f"{100 * part / whole:.1f} %"
+    """A share in words, rounded half up on its own, so that one amount has one share wherever it is told.
+
+    'no share' of an empty whole is never printed as a number.
+    """
+    if whole == 0:
+        return "–"
+    if isinstance(part, int) and isinstance(whole, int):
+        per_mille = (2000 * part + whole) // (2 * whole)
+    else:
+        per_mille = floor(1000 * part / whole + 0.5)
+    return f"{per_mille / 10:.1f} %"

@@ -56,12 +56,13 @@ GROUPS = pl.List(pl.Struct({"name": pl.String, "description": pl.String, "ranks"
 
 @dataclass(frozen=True)
 class Column:
-    """One documented column."""
+    """One documented column. What is not `stored`, opening a run adds."""
 
     name: str
     dtype: pl.DataType | type[pl.DataType]
     meaning: str
     required: bool = False
+    stored: bool = True
 
 
 @dataclass(frozen=True)
@@ -85,13 +86,19 @@ class Table:
     def empty(self) -> pl.DataFrame:
         return pl.DataFrame(schema=self.schema)
 
+    @property
+    def stored(self) -> list[str]:
+        """The columns that a run keeps."""
+        return [c.name for c in self.columns if c.stored]
+
     def conform(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """`frame` with exactly this table's columns, in order and type; what is missing is null."""
+        """`frame` with exactly the stored columns, in order and type; what is missing is null."""
         return frame.select(
             pl.col(c.name).cast(c.dtype)
             if c.name in frame.columns
             else pl.lit(None, dtype=c.dtype).alias(c.name)
             for c in self.columns
+            if c.stored
         )
 
 
@@ -135,6 +142,7 @@ STEPS = Table(
         Column("step", pl.Int64, "step number as the source counts it", required=True),
         Column("source", STEP_SOURCE, "where the boundaries were read from"),
         Column("complete", pl.Boolean, "false when the recording began or ended inside the step"),
+        Column("chosen", pl.Boolean, "true when it is one of the steps that were asked for", stored=False),
     ),
     "`prof.step()` in the loop with a `schedule=`, or an NVTX range around each step",
 )

@@ -47,6 +47,11 @@ OS_ERROR = re.compile(r"\(os error (\d+)\)")
 Nanoseconds = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 
+# Facts that leave open what bounds a job: its page begins with them.
+GPU_WORK_LOST = "GPU work not recorded"
+DEVICE_UNKNOWN = "device work not understood"
+
+
 class Quality(msgspec.Struct, frozen=True, omit_defaults=True):
     """One fact about how good a rank's recording is. `level` is 'note' or 'warning'."""
 
@@ -212,6 +217,8 @@ class Trace:
             return None
         if not TABLES[name].times:  # of the machine, not of a moment: a slice does not change it
             return frame
+        if name == "steps":
+            frame = frame.with_columns(chosen=pl.lit(self.steps is not None))
         return self._of_ranks(frame) if name == "ranks" else self.cut(frame)
 
     @property
@@ -261,7 +268,7 @@ class Trace:
         # Without globbing, for the run's own path may hold brackets and stars.
         frame = pl.scan_parquet(
             self.path / name, hive_partitioning=True, hive_schema={"rank": pl.Int32}, glob=False
-        ).select(list(table.schema))
+        ).select(table.stored)
         offsets = {int(rank): ns for rank, ns in self.manifest.offsets.items() if ns}
         shift: pl.Expr = pl.lit(-self.manifest.origin_ns, dtype=pl.Int64)
         if offsets:

@@ -44,9 +44,9 @@ from lostflops.ingest.kineto_parallel import FailedError, PlainPool, Pool
 from lostflops.ingest.kineto_stream import UNDECODABLE, EventStream
 from lostflops.ingest.marked import by_domain
 from lostflops.ingest.part import Part, write_table
-from lostflops.ingest.steps import find_steps
+from lostflops.ingest.steps import find_steps, outside
 from lostflops.tables import NAME, PHASE
-from lostflops.trace import Quality
+from lostflops.trace import DEVICE_UNKNOWN, GPU_WORK_LOST, Quality
 
 # Annotations of the years before annotations had a category of their own.
 ANNOTATION = (
@@ -66,6 +66,10 @@ VERSIONS = (
 )
 # Operators that run others, or hooks, and compute nothing themselves.
 HOST_WRAPPER = r"^(?:autograd::engine::evaluate_function|RegisterPostBackwardFunction)"
+# Calls after which a GPU has something to do.
+STARTS_GPU_WORK = r"^(?:cu|hip).*(?:Launch|Memcpy|Memset)"
+# How Kineto ends the names of categories in which the host calls a device's runtime.
+HOST_CALLS = ("_runtime", "_driver")
 # So many tables are written at a time; most are small.
 WRITERS = 2
 # No GPU runs larger blocks.
@@ -300,7 +304,8 @@ class Assembly:
         if not self.stream.events_whole:
             steps = steps.with_columns(complete=pl.lit(False))
         mine["steps"] = steps if steps.height else None
-        outside = self._device_notes(steps, *(mine[t] for t in ("kernels", "copies") if gpu))
+        on_device = [t for t in (mine["kernels"], mine["copies"]) if gpu and t is not None]
+        told = [*_without_length(on_device), *outside(steps, *on_device)]
         found = {
             name: table
             for name, table in mine.items()
@@ -323,35 +328,9 @@ class Assembly:
                 **self._device_facts(device, gpu),
                 "main_thread": _main_thread(calls, tables["operators"]),
             },
-            quality=(self.quality if first else []) + outside,
+            quality=(self.quality if first else []) + told,
             absent=self._absent(gpu),
         )
-
-    def _device_notes(self, steps: pl.DataFrame, *work: pl.DataFrame | None) -> list[Quality]:
-        """What the device did outside all steps, as the host runs ahead by whole steps, and in no time."""
-        rows = [t.select("start", "end") for t in work if t is not None and t.height]
-        if not rows:
-            return []
-        every = pl.concat(rows).with_columns(ns=pl.col("end") - pl.col("start"))
-        of = f"of {every.height:,}"
-        said: list[Quality] = []
-        if nothing := every.filter(pl.col("ns") == 0).height:
-            said.append(
-                Quality(None, "GPU rows of no length", nothing, f"{of}; shorter than the clock tells")
-            )
-        if steps.is_empty():
-            return said
-        for name, outside in (
-            ("GPU work before the first step", pl.col("end") <= _least(steps["start"])),
-            ("GPU work after the last step", pl.col("start") >= _most(steps["end"])),
-        ):
-            found = every.filter(outside)
-            if found.height:
-                ms = int(found["ns"].sum()) / 1e6
-                said.append(
-                    Quality(None, name, found.height, f"{of} rows, {ms:,.1f} ms: it is in no account")
-                )
-        return said
 
     def _drop_far_away(self) -> None:
         """Leave out rows that a broken clock put days away from all others: they would be all one sees."""
@@ -718,12 +697,27 @@ class Assembly:
         )
 
     def _note_host_only(self, calls: pl.DataFrame | None) -> None:
-        if calls is not None and calls["name"].cast(pl.String).str.contains("Launch").any():
+        """Why the host's time may be only half of the picture."""
+        host_only = "what is shown is host time"
+        if calls is not None:
+            started = calls.filter(pl.col("name").cast(pl.String).str.contains(STARTS_GPU_WORK))
+            if started.height:
+                self._note(
+                    GPU_WORK_LOST,
+                    started.height,
+                    f"launches and copies that the host began, but no GPU work is in this trace: {host_only}. "
+                    "Record with `activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]`",
+                    "warning",
+                )
+                return
+        seen = self.reader.device_rows_elsewhere
+        unknown = {cat: count for cat, count in seen.items() if not cat.endswith(HOST_CALLS)}
+        if self._listed_devices():
             self._note(
-                "GPU work not recorded",
-                calls.height,
-                "the host made GPU calls, but no GPU work is in this trace: what is shown is host time. "
-                "Record with `activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]`",
+                DEVICE_UNKNOWN,
+                sum(unknown.values()),
+                f"rows of categories that lostflops does not know ({', '.join(sorted(unknown))}), in a trace "
+                f"that lists a device: they count as ranges, and {host_only}",
                 "warning",
             )
 
@@ -782,6 +776,14 @@ def phases(tree: OperatorTree, operators: pl.DataFrame, ranges: pl.DataFrame | N
         recompute: "recompute",
     }
     return pl.Series(by_row).replace_strict({**words, 5: "optimizer"}, return_dtype=PHASE)
+
+
+def _without_length(work: list[pl.DataFrame]) -> list[Quality]:
+    """How many rows of the device are shorter than the profiler's clock tells."""
+    rows = sum(t.height for t in work)
+    nothing = sum(t.filter(pl.col("start") == pl.col("end")).height for t in work)
+    text = f"of {rows:,}; shorter than the clock tells"
+    return [Quality(None, "GPU rows of no length", nothing, text)] if nothing else []
 
 
 def _on_device(

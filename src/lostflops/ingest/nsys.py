@@ -23,7 +23,7 @@ from lostflops.ingest.nsys_nvtx import Nvtx, nvtx
 from lostflops.ingest.nsys_rows import fitting, near
 from lostflops.ingest.nsys_target import Device, Devices, Recording, mpi_ranks, recording
 from lostflops.ingest.part import Part, write_table
-from lostflops.ingest.steps import find_steps
+from lostflops.ingest.steps import find_steps, outside
 from lostflops.tables import FAMILY, NAME, TABLES
 from lostflops.trace import Quality
 
@@ -253,10 +253,11 @@ class _Process:
         first = device == self.home.devices[0]
         mine = {name: self._of_device(name, table, device) for name, table in self.tables.items()}
         start, end = _extent(mine)
-        work = mine["kernels"]
+        work, beside = mine["kernels"], list[Quality]()
         # What was not recorded, or is another's for all we know, must not pass for idle.
         if self.machine.accountable and (work.height or mine["copies"].height):
             mine["steps"] = find_steps(mine["ranges"], mine["operators"], work, start, end, mine["copies"])
+            beside = outside(mine["steps"], work, mine["copies"])
         if samples is not None:
             mine["counters"] = samples.with_columns(device=pl.lit(device, dtype=pl.Int64))
         folder.mkdir(parents=True, exist_ok=True)
@@ -295,7 +296,7 @@ class _Process:
                 "main_thread": _main_thread(self.tables["launches"], self.tables["operators"]),
                 "source": "nsys",
             },
-            quality=self.quality if first else [],
+            quality=(self.quality if first else []) + beside,
             absent=self._absent(set(written), samples is not None),
         )
 

@@ -1,17 +1,21 @@
 """Find the optimizer steps of a rank, from the best mark there is.
 
 In order: the profiler's own step markers, ranges that name a step, the ends of optimizer ranges, bursts of
-optimizer kernels, the period of the kernel sequence; failing all, the whole trace is one step. Which one was
-used is recorded with every step.
+optimizer kernels, the period of the kernel sequence; failing all, the time from the first to the last GPU
+work is one step. Which one was used is recorded with every step. What the device did outside of them is in no
+account, and told.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
 from lostflops.tables import STEP_SOURCE
+from lostflops.trace import Quality
 
 Codes = npt.NDArray[np.int64]
 
@@ -26,6 +30,8 @@ OPTIMIZER_RANGE = r"^Optimizer\.step#.*\.step$"
 # repeat.
 FEWEST_PERIODS = 3
 SAME_SHARE = 0.95
+# GPU work that only reaches out of the steps is told from this share of their time on.
+WORTH_TELLING = 0.01
 
 
 def find_steps(
@@ -56,8 +62,45 @@ def find_steps(
     first, last = start, end
     if work:
         rows = pl.concat(work)
-        first, last = int(rows["start"].min()), int(rows["end"].max())  # pyright: ignore[reportArgumentType]
+        first, last = _bound(rows["start"].min()), _bound(rows["end"].max())
     return _table([first], [last], [0], "whole trace", [False]).filter(pl.col("end") > pl.col("start"))
+
+
+def outside(steps: pl.DataFrame, *work: pl.DataFrame) -> list[Quality]:
+    """What the device did before the first step and after the last: the host runs ahead by whole steps."""
+    rows = [t.select("start", "end") for t in work if t.height]
+    if steps.is_empty() or not rows:
+        return []
+    every = pl.concat(rows)
+    start, end = _bound(steps["start"].min()), _bound(steps["end"].max())
+    said: list[Quality] = []
+    for name, wholly, there in (
+        (
+            "before the first step",
+            pl.col("end") <= start,
+            every.with_columns(pl.col("end").clip(None, start)),
+        ),
+        ("after the last step", pl.col("start") >= end, every.with_columns(pl.col("start").clip(end))),
+    ):
+        count, busy = every.filter(wholly).height, _covered(there)
+        if count or busy >= WORTH_TELLING * (end - start):
+            text = f"of {every.height:,} rows; with the ends of others the device is busy there for "
+            said.append(
+                Quality(None, f"GPU work {name}", count, f"{text}{busy / 1e6:,.2f} ms, in no account")
+            )
+    return said
+
+
+def _bound(value: Any) -> int:
+    return int(value)
+
+
+def _covered(rows: pl.DataFrame) -> int:
+    """How much time some rows cover together, ns."""
+    rows = rows.filter(pl.col("end") > pl.col("start")).sort("start")
+    reached = pl.col("end").cum_max().shift(1)
+    new = pl.col("end") - pl.max_horizontal("start", reached)
+    return int(rows.select(new.clip(0).sum()).item())
 
 
 def _table(

@@ -9,7 +9,7 @@ import polars as pl
 from lostflops import intervals
 from lostflops.finding import Finding, milliseconds
 from lostflops.recipe import Bars, Example, recipe
-from lostflops.tables import Launches, Steps
+from lostflops.tables import Launches
 
 from .step_totals import per_step
 
@@ -71,7 +71,9 @@ OUT_OF_MEMORY = 2
         ),
     ],
 )
-def api_call_summary(launches: Launches, steps: Steps, step_totals: pl.LazyFrame) -> pl.LazyFrame:
+def api_call_summary(
+    launches: Launches, counted_steps: pl.LazyFrame, step_totals: pl.LazyFrame
+) -> pl.LazyFrame:
     """Add up each rank's calls by thread, name and return code, the most time first.
 
     A long synchronising call is no loss while the GPU is busy. Calls of several threads run at the same time:
@@ -82,7 +84,7 @@ def api_call_summary(launches: Launches, steps: Steps, step_totals: pl.LazyFrame
     summed = (
         intervals.inside(
             launches.select(*kinds, "start", "end"),
-            intervals.union(steps, ["rank"]),
+            intervals.union(counted_steps, ["rank"]),
             {"_in_steps": pl.lit(True)},
         )
         .group_by(kinds)

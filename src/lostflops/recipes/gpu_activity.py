@@ -6,7 +6,7 @@ import polars as pl
 
 from lostflops import intervals
 from lostflops.recipe import Example, recipe
-from lostflops.tables import Collectives, Copies, Kernels, Steps
+from lostflops.tables import Collectives, Copies, Kernels
 
 
 @recipe(
@@ -20,7 +20,7 @@ from lostflops.tables import Collectives, Copies, Kernels, Steps
         "compute": "kernels running that are not communication",
         "communication": "communication operations running",
         "copies": "copies running that carry no communication",
-        "in_step": "1 inside a step, else 0",
+        "in_step": "1 inside a step that counts in means, else 0",
     },
     examples=[
         Example(
@@ -51,12 +51,13 @@ from lostflops.tables import Collectives, Copies, Kernels, Steps
     ],
 )
 def gpu_activity(
-    kernels: Kernels, steps: Steps, collectives: Collectives | None, copies: Copies | None
+    kernels: Kernels, counted_steps: pl.LazyFrame, collectives: Collectives | None, copies: Copies | None
 ) -> pl.LazyFrame:
     """Cut each rank's time at every edge of its work and its steps, and count what runs in each piece.
 
     Communication is what `collectives` says, whatever carried it: its kernels do not count as compute, nor
-    its copies as copies. Pieces in which nothing runs are listed only inside steps.
+    its copies as copies. Pieces in which nothing runs are listed only inside steps
+    that count.
     """
     nothing = kernels.clear()
     return intervals.overlay(
@@ -64,7 +65,7 @@ def gpu_activity(
             "compute": kernels.filter(pl.col("family") != "communication"),
             "communication": nothing if collectives is None else collectives,
             "copies": nothing if copies is None else copies.filter(~pl.col("communication")),
-            "in_step": intervals.union(steps, ["rank"]),
+            "in_step": intervals.union(counted_steps, ["rank"]),
         },
         by=["rank"],
     )

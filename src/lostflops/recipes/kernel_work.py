@@ -6,7 +6,7 @@ import polars as pl
 
 from lostflops import intervals
 from lostflops.recipe import Example, recipe
-from lostflops.tables import Kernels, Steps
+from lostflops.tables import Kernels
 
 
 @recipe(
@@ -90,7 +90,7 @@ from lostflops.tables import Kernels, Steps
         ),
     ],
 )
-def kernel_work(kernels: Kernels, steps: Steps) -> pl.LazyFrame:
+def kernel_work(kernels: Kernels, counted_steps: pl.LazyFrame) -> pl.LazyFrame:
     """Add up kernels by name, family, precision, use of tensor cores and phase.
 
     Kernels that run at the same time each count: the sum is no busy time.
@@ -98,7 +98,7 @@ def kernel_work(kernels: Kernels, steps: Steps) -> pl.LazyFrame:
     kinds = ["rank", "name", "family", "precision", "tensor_cores", "phase"]
     rows = intervals.inside(
         kernels.select(*kinds, "start", "end", "continued"),
-        intervals.union(steps, ["rank"]),
+        intervals.union(counted_steps, ["rank"]),
         {"in_steps": pl.lit(True)},
     )
     return (

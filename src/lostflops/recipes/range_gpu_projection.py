@@ -7,7 +7,7 @@ import polars as pl
 
 from lostflops import intervals
 from lostflops.recipe import Bars, Example, recipe
-from lostflops.tables import Copies, Kernels, Launches, Ranges, Steps
+from lostflops.tables import Copies, Kernels, Launches, Ranges
 
 from .step_totals import per_step
 
@@ -75,7 +75,7 @@ def range_gpu_projection(
     kernels: Kernels,
     launches: Launches,
     copies: Copies | None,
-    steps: Steps,
+    counted_steps: pl.LazyFrame,
     step_totals: pl.LazyFrame,
 ) -> pl.LazyFrame:
     """Follow each kernel and copy to the nested ranges around its launching call, and add up its time there.
@@ -96,7 +96,9 @@ def range_gpu_projection(
     of_range = ["rank", "_range"]
     length = pl.col("end") - pl.col("start")
     busy = intervals.inside(
-        intervals.union(pairs, of_range), intervals.union(steps, ["rank"]), {"_in_steps": pl.lit(True)}
+        intervals.union(pairs, of_range),
+        intervals.union(counted_steps, ["rank"]),
+        {"_in_steps": pl.lit(True)},
     )
     each = (
         pairs.group_by(of_range)

@@ -7,7 +7,7 @@ import polars as pl
 
 from lostflops import intervals
 from lostflops.recipe import Bars, Example, recipe
-from lostflops.tables import Ranges, Steps
+from lostflops.tables import Ranges
 
 from .step_totals import per_step
 
@@ -80,7 +80,7 @@ from .step_totals import per_step
         ),
     ],
 )
-def range_summary(ranges: Ranges, steps: Steps, step_totals: pl.LazyFrame) -> pl.LazyFrame:
+def range_summary(ranges: Ranges, counted_steps: pl.LazyFrame, step_totals: pl.LazyFrame) -> pl.LazyFrame:
     """Add up each rank's ranges by domain and text, the most time first.
 
     A range inside another of the same text counts in both; `self_time` counts each instant of a thread once.
@@ -90,7 +90,7 @@ def range_summary(ranges: Ranges, steps: Steps, step_totals: pl.LazyFrame) -> pl
     length = pl.col("end") - pl.col("start")
     rows = intervals.inside(
         ranges.select(*kinds, "thread", "start", "end", "nested", "complete"),
-        intervals.union(steps, ["rank"]),
+        intervals.union(counted_steps, ["rank"]),
         {"_in_steps": pl.lit(True)},
     ).collect()
     nested = rows.filter(pl.col("nested"))

@@ -11,7 +11,8 @@ from lostflops.finding import Finding, milliseconds, percent
 from lostflops.recipe import Example, recipe
 from lostflops.tables import Ranges, Steps
 
-FEWEST = 3  # whole steps that make a mean
+from .counted_steps import FEWEST
+
 SLOWER = 1.5  # than the slowest of the others: a first step that does something else than the others
 MANY = 20  # steps, from which on fewer could have been enough
 CLOSE = 0.01  # of the mean step: no account is further from what it is over all steps
@@ -129,11 +130,11 @@ def _range(name: str, start: int, end: int, complete: bool = True) -> dict[str, 
 def recording_lint(steps: Steps, ranges: Ranges | None, step_ledger: pl.LazyFrame | None) -> pl.LazyFrame:
     """List what makes a recording worth less than it could be, whatever the job does.
 
-    Few steps make no mean. A first step that takes much longer than the others is in every mean. Some steps
-    would have been enough where a quarter of them gives every account of the
-    ledger within 1 % of the mean step. Ranges of one text that are open twice when the recording ends were
-    left open; ranges that cross have no time of their own. The last check is no fault: own ranges that cover
-    less than half of the steps leave most of them without a name.
+    Few steps make no mean. A first step that takes much longer than the others is in every mean, unless the
+    recording begins inside it and enough whole ones follow. Some steps would have been enough where a quarter
+    of them gives every account of the ledger within 1 % of the mean step. Ranges of one text that are open
+    twice when the recording ends were left open; ranges that cross have no time of their own. The last check
+    is no fault: own ranges that cover less than half of the steps leave most of them without a name.
     """
     marked = steps.filter(pl.col("source").cast(pl.String).is_in(["whole trace", "period"]).not_()).collect()
     parts = [_few(marked), _slow_first(marked)]
@@ -168,9 +169,12 @@ def _few(steps: pl.DataFrame) -> pl.DataFrame:
 
 
 def _slow_first(steps: pl.DataFrame) -> pl.DataFrame:
+    """First steps that take longer than all whole ones after them, themselves whole or not: the recording may
+    begin inside a step that warms up."""
     length = pl.col("end") - pl.col("start")
-    whole = steps.filter("complete").sort("rank", "start").with_columns(ns=length)
-    by_rank = whole.group_by("rank").agg(
+    first = pl.col("start") == pl.col("start").min().over("rank")
+    compared = steps.filter(pl.col("complete") | first).sort("rank", "start").with_columns(ns=length)
+    by_rank = compared.group_by("rank", maintain_order=True).agg(
         pl.col("start", "end", "ns").first(),
         slowest=pl.col("ns").slice(1).max(),
         beside_ns=pl.col("ns").slice(1).median().round(),
@@ -306,9 +310,9 @@ def _tell_slow_first(rows: pl.DataFrame) -> Finding:
     return _found(
         "slow-first-step",
         f"The first recorded step of rank {worst['rank']} takes {milliseconds(worst['ns'])}, the median of "
-        f"the {worst['of'] - 1} others {milliseconds(worst['beside_ns'])}.",
+        f"the {worst['of'] - 1} whole ones after it {milliseconds(worst['beside_ns'])}.",
         (f"so on {_ranks(rows)}: it takes more than {SLOWER:g} times as long as the slowest of the others",),
-        "See the page without it (`--steps`), and let a few steps pass before recording: "
+        "If it is in the mean, see the page without it (`--steps`); let a few steps pass before recording: "
         "`lostflops record --steps 10-14`, or `schedule(wait=5, warmup=1, active=5)`.",
     )
 

@@ -1,4 +1,4 @@
-"""How many steps each rank recorded, and their time: what every share of a step is taken of."""
+"""How many steps of each rank count, and their time: what every share of a step is taken of."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ from collections.abc import Iterator
 import polars as pl
 
 from lostflops.recipe import Example, recipe
-from lostflops.tables import Steps
 
 
 @recipe(
-    question="How many steps did each rank record, and how long were they together?",
+    question="How many steps of each rank count in means, and how long were they together?",
     scope="rank",
     page=False,
     columns={
         "rank": "rank",
-        "steps": "number of steps, those cut by the recording included",
+        "steps": "number of steps that count, which are the whole ones where a rank has enough of them",
         "step_time": "their lengths added up, ns",
     },
     examples=[
@@ -27,10 +26,10 @@ from lostflops.tables import Steps
         ),
     ],
 )
-def step_totals(steps: Steps) -> pl.LazyFrame:
+def step_totals(counted_steps: pl.LazyFrame) -> pl.LazyFrame:
     """Count each rank's steps and add up their lengths."""
     return (
-        steps.group_by("rank")
+        counted_steps.group_by("rank")
         .agg(steps=pl.len().cast(pl.Int64), step_time=(pl.col("end") - pl.col("start")).sum())
         .sort("rank")
     )

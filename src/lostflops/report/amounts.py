@@ -50,13 +50,3 @@ def unit_for(ns: int) -> Unit:
             decimals = max(0, SIGNIFICANT_DIGITS - len(str(ns // size)))
             return Unit(name, size, min(decimals, len(str(size)) - 1))
     return Unit("ns", 1, 0)
-
-
-def per_mille(parts: Sequence[int], total: int | None = None) -> list[int]:
-    """Shares of the sum of `parts` in thousandths; they add up to 1000 unless there is nothing to share."""
-    whole = sum(parts)
-    return [0] * len(parts) if whole == 0 else apportion([part * 1000 for part in parts], whole, total)
-
-
-def percent(per_mille: int) -> str:
-    return f"{per_mille // 10}.{per_mille % 10} %"

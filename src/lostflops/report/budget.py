@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import polars as pl
 
 from lostflops.accounts import ACCOUNTS
+from lostflops.finding import percent
 
-from .amounts import Unit, apportion, per_mille, percent, unit_for
+from .amounts import Unit, apportion, unit_for
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ GROUPS: Mapping[str, Words] = {
 }
 ON_HOST: Mapping[str, Words] = {
     "compute": Words("compute", "At least one operator that is not communication runs."),
-    "idle": Words("idle", "No operator runs."),
+    "idle": Words("idle", "No operator that computes runs."),
 }
 # A line inside a group need not repeat what its group says.
 SAID_BY_GROUP = re.compile(r"^(Nothing runs on the device|Only communication runs), and ")
@@ -56,7 +57,8 @@ def in_order(names: Iterable[str]) -> list[str]:
 class Line:
     """One line of the budget: a group of accounts (depth 0) or an account inside one (depth 1).
 
-    `ns` is the exact sum over all windows; `shown` and `per_mille` are rounded so that they add up.
+    `ns` is the exact sum over all windows, `whole` that of the budget. What is `shown` is rounded so that it
+    adds up; each `share` is rounded on its own.
     """
 
     account: str
@@ -64,12 +66,17 @@ class Line:
     meaning: str
     depth: int
     ns: int
+    whole: int
     shown: str
-    per_mille: int
 
     @property
     def share(self) -> str:
-        return percent(self.per_mille)
+        return percent(self.ns, self.whole)
+
+    @property
+    def visible(self) -> bool:
+        """Whether its share is shown as more than 0.0 %."""
+        return 2000 * self.ns >= self.whole
 
 
 @dataclass(frozen=True)
@@ -81,6 +88,7 @@ class Budget:
     unit: Unit
     shown: str
     lines: tuple[Line, ...]
+    median: float | None = None  # step, ns; None where the steps are not known one by one
 
     @property
     def mean(self) -> float:
@@ -94,8 +102,9 @@ class Budget:
     def parts(self, group: str) -> tuple[Line, ...]:
         return tuple(line for line in self.lines if line.depth and line.account.partition(".")[0] == group)
 
-    def per_mille(self, name: str) -> int:
-        return next((line.per_mille for line in self.lines if line.account == name), 0)
+    def of(self, name: str) -> int:
+        """The time of an account or group, ns."""
+        return next((line.ns for line in self.lines if line.account == name), 0)
 
 
 def budget(ledger: pl.DataFrame, on_host: bool = False) -> Budget | None:
@@ -103,7 +112,10 @@ def budget(ledger: pl.DataFrame, on_host: bool = False) -> Budget | None:
     if not ledger.height:
         return None
     sums = dict(ledger.group_by("account").agg(pl.col("ns").sum()).iter_rows())
-    return mean(sums, ledger.select("rank", "step", "start", "end").n_unique(), on_host)
+    steps = ledger.select("rank", "step", "start", "end").unique()
+    found = mean(sums, steps.height, on_host)
+    lengths = steps["end"] - steps["start"]
+    return None if found is None else replace(found, median=lengths.median())  # pyright: ignore[reportArgumentType]
 
 
 def mean(sums: Mapping[str, int], num_windows: int, on_host: bool = False) -> Budget | None:
@@ -116,19 +128,16 @@ def mean(sums: Mapping[str, int], num_windows: int, on_host: bool = False) -> Bu
     groups = _groups(sums)
     group_ns = [sum(sums[name] for name in names) for names in groups.values()]
     quanta = apportion(group_ns, size)
-    shares = per_mille(group_ns)
     lines: list[Line] = []
-    for (group, names), ns, amount, share in zip(groups.items(), group_ns, quanta, shares, strict=True):
+    for (group, names), ns, amount in zip(groups.items(), group_ns, quanta, strict=True):
         known = words(group, on_host)
-        lines.append(Line(group, known.label, known.meaning, 0, ns, unit.show(amount), share))
+        lines.append(Line(group, known.label, known.meaning, 0, ns, whole, unit.show(amount)))
         if names == [group]:
             continue
-        part_ns = [sums[name] for name in names]
-        amounts = apportion(part_ns, size, amount)
-        part_shares = apportion([n * 1000 for n in part_ns], whole, share)
-        for name, n, a, s in zip(names, part_ns, amounts, part_shares, strict=True):
+        amounts = apportion([sums[name] for name in names], size, amount)
+        for name, a in zip(names, amounts, strict=True):
             known = words(name, on_host)
-            lines.append(Line(name, known.label, known.meaning, 1, n, unit.show(a), s))
+            lines.append(Line(name, known.label, known.meaning, 1, sums[name], whole, unit.show(a)))
     return Budget(whole, num_windows, unit, unit.show(sum(quanta)), tuple(lines))
 
 

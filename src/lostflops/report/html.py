@@ -118,8 +118,7 @@ def _navigation(page: Page, has_map: bool) -> Markup:
 
 def _verdict(page: Page) -> Iterator[Markup]:
     run = page.run
-    device = run.gpu or ("CPU only" if run.on_host else None)
-    described = filter(None, (device, run.extent, f"{run.num_events:,} events"))
+    described = filter(None, (run.device, run.extent, f"{run.num_events:,} events"))
     yield tag("p", " · ".join(described), class_="run")
     yield tag("h1", unbroken(page.verdict), class_="long" if len(page.verdict) > LONG_VERDICT else None)
     warnings = sum(fact.is_warning for fact in facts(page.quality))
@@ -139,12 +138,13 @@ def _verdict(page: Page) -> Iterator[Markup]:
 
 
 def _ledger(budget: Budget, run: Run) -> Iterator[Markup]:
-    whole = run.step_source == "whole trace"
-    what = "the recording" if whole else "a step" if budget.num_windows > 1 else "the step"
+    what = run.bounds or (
+        "of a step" if budget.num_windows > 1 and not run.is_whole else f"of the {run.span}"
+    )
     of = f"Mean {run.windows}. " if budget.num_windows > 1 else ""
     yield tag(
         "p",
-        f"{of}Every nanosecond of {what} is in exactly one account, and the amounts add up.",
+        f"{of}Every nanosecond {what} is in exactly one account, and the amounts add up.",
         class_="lead",
     )
     spans = _spans(budget)
@@ -163,7 +163,7 @@ def _ledger(budget: Budget, run: Run) -> Iterator[Markup]:
     ]
     total = tag(
         "tr",
-        tag("th", "recording" if whole else "step", scope="row"),
+        tag("th", run.span, scope="row"),
         tag("td", f"{budget.shown} {budget.unit.name}", class_="n"),
         tag("td", "100.0 %", class_="n share"),
         tag("td", class_="bar"),
@@ -209,7 +209,7 @@ def _color(line: Line) -> str:
 
 def _findings(page: Page) -> Iterator[Markup]:
     if not page.findings:
-        yield tag("p", "No recipe saw anything worth a change.", class_="lead")
+        yield tag("p", f"{page.no_finding[:1].upper()}{page.no_finding[1:]}", class_="lead")
         return
     if len(page.findings) > 1:
         yield tag("p", "Largest first. Gains of several findings do not add up.", class_="lead")
@@ -326,7 +326,8 @@ def _method(page: Page) -> Iterator[Markup]:
         "p",
         "For each rank and step, every instant goes to the first account that applies: compute, exposed "
         "communication, exposed copies, idle by cause. Overlapping work counts once. Times are integer "
-        "nanoseconds; displayed amounts are rounded by largest remainders, so that they add up as well.",
+        "nanoseconds; displayed amounts are rounded by largest remainders, so that they add up as well, and "
+        "each share is rounded on its own.",
     )
     used = {line.account for line in page.budget.lines} if page.budget else set[str]()
     yield tag(
@@ -339,7 +340,7 @@ def _method(page: Page) -> Iterator[Markup]:
         class_="skipped",
     )
     said: Mapping[str, str | None] = {
-        "steps": f"{run.num_steps}, read from: {run.step_source}" if run.step_source else None,
+        "steps": f"{run.num_steps}, read from: {run.bounds or run.step_source}" if run.step_source else None,
         "clock": f"{run.clock}; origin {run.clock_origin_ns} ns",
         "clock error between ranks": f"{run.clock_error_ns:,} ns" if run.clock_error_ns is not None else None,
         "recorded by": run.versions,

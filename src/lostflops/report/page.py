@@ -9,13 +9,13 @@ import polars as pl
 
 from lostflops import recipe
 from lostflops.errors import LostflopsError
-from lostflops.finding import Finding, milliseconds
+from lostflops.finding import Finding, milliseconds, percent
 from lostflops.recipe import Answer, Session, Skipped
+from lostflops.recipes.counted_steps import counted_steps
 from lostflops.tables import STEPS
-from lostflops.trace import Quality, Trace
+from lostflops.trace import GPU_WORK_LOST, Quality, Trace
 from lostflops.version import __version__
 
-from .amounts import percent
 from .budget import Budget, budget
 from .run import Run, recorded
 from .verdict import verdict
@@ -32,6 +32,8 @@ LEDGER = pl.Schema(
 )
 # Kernel time of no known family is a fault of ours from this share on, and then stands among the warnings.
 UNCLASSIFIED_PER_MILLE = 10
+# What lies outside of the time that counts is told from this share of a recording on.
+OUTSIDE_PER_MILLE = 10
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,13 @@ class Page:
     quality: tuple[Quality, ...]
     source_names: tuple[str, ...]
 
+    @property
+    def no_finding(self) -> str:
+        """What it means that there is no finding."""
+        if self.run.lost:
+            return "what the device did is not in this trace."
+        return "no recipe saw anything worth a change."
+
     def nameless(self, text: str) -> str:
         """`text` without the names of the trace files, in which profilers put the name of the host."""
         for number, name in enumerate(self.source_names, 1):
@@ -88,15 +97,22 @@ def page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], No
         ledger = by_name["step_ledger"].table.select(pl.col(c).cast(t) for c, t in LEDGER.items())
     steps_table = trace.table("steps")
     steps = STEPS.empty() if steps_table is None else steps_table.sort("rank", "start").collect()
-    run = recorded(trace, steps, ledger)
-    spent = budget(ledger, run.on_host)
+    counted = ledger
+    if steps_table is not None:
+        counted = ledger.join(counted_steps(steps_table).collect(), on=["rank", "step"], how="semi")
+    run = recorded(trace, steps, counted)
+    spent = budget(counted, run.on_host)
     unclassified, kernel_time = _unclassified(trace)
     return Page(
         lostflops=__version__,
         run=run,
         verdict=_verdict(trace, run, spent, skipped, by_name),
-        notes=(*_notes(run, steps, spent, unclassified, kernel_time), *_beside_the_log(by_name)),
-        figures=tuple(_figures(run, ledger, spent, by_name, unclassified, kernel_time)),
+        notes=(
+            *_notes(run, _outside(trace, steps), unclassified, kernel_time),
+            *_partial(run, steps),
+            *_beside_the_log(by_name),
+        ),
+        figures=tuple(_figures(run, counted, spent, by_name, unclassified, kernel_time)),
         budget=spent,
         steps=steps,
         ledger=ledger,
@@ -170,8 +186,16 @@ def _verdict(
             (s.reason for s in skipped if s.recipe == "step_ledger"), "no step of it holds any time"
         )
         return f"The time of this trace cannot be accounted for: {reason}."
-    span = "trace" if run.step_source == "whole trace" else "step"
-    return verdict(spent, run.on_host, span, _culprit(by_name))
+    return verdict(spent, run.on_host, run.bounds or run.span, _culprit(by_name), _unseen(run))
+
+
+def _unseen(run: Run) -> str:
+    """A clause on device work that the trace does not show, when only the host's side is there."""
+    if run.lost is None or not run.on_host:
+        return ""
+    if run.lost.name == GPU_WORK_LOST:
+        return f"the host launched GPU work and copies {run.lost.count:,} times, but none of it was recorded"
+    return f"{run.lost.count:,} rows seem to be a device's work, of kinds that lostflops does not know"
 
 
 def _culprit(by_name: dict[str, Answer]) -> str:
@@ -180,25 +204,76 @@ def _culprit(by_name: dict[str, Answer]) -> str:
     if answer is None or not answer.findings:
         return ""
     worst = answer.table.filter(pl.col("rank").is_not_null()).row(0, named=True)
-    late = round(100 * worst["late_share"])
-    return f"rank {worst['rank']} arrives last in {late} % of its collectives"
+    late = percent(worst["last"], worst["collectives"])
+    return f"rank {worst['rank']} arrives last in {late} of its collectives"
 
 
-def _notes(
-    run: Run, steps: pl.DataFrame, spent: Budget | None, unclassified: int, kernel_time: int
-) -> Iterator[str]:
+def _outside(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
+    """Per rank what of its recording lies before its first step and after its last, the most first, ns."""
+    table = trace.table("ranks")
+    if table is None or steps.is_empty():
+        return pl.DataFrame(schema={"rank": pl.Int32, "before": pl.Int64, "after": pl.Int64, "all": pl.Int64})
+    within = steps.group_by("rank").agg(first=pl.col("start").min(), last=pl.col("end").max())
+    return (
+        table.select("rank", "start", "end")
+        .collect()
+        .join(within, on="rank")
+        .select(
+            "rank",
+            before=(pl.col("first") - pl.col("start")).clip(0),
+            after=(pl.col("end") - pl.col("last")).clip(0),
+            all=pl.col("end") - pl.col("start"),
+        )
+        .sort(pl.col("before") + pl.col("after"), "rank", descending=[True, False])
+    )
+
+
+def _told_outside(outside: pl.DataFrame) -> Iterator[str]:
+    for rank, before, after, whole in outside.head(1).iter_rows():
+        where, most = (f" on rank {rank}", ", the most of any rank") if outside.height > 1 else ("", "")
+        if 1000 * (before + after) >= OUTSIDE_PER_MILLE * whole:
+            yield (
+                f"Of the {milliseconds(whole)} recorded{where}, {milliseconds(before)} lie before the first "
+                f"GPU work and {milliseconds(after)} after the last{most}: they are in no account."
+            )
+
+
+def _partial(run: Run, steps: pl.DataFrame) -> Iterator[str]:
+    """What became of the steps that were not recorded from end to end."""
+    partial = int((~steps["complete"].fill_null(True)).sum())
+    if not partial or run.is_whole:
+        return
+    cut = f"The recording begins or ends inside {partial} of the {steps.height} steps; "
+    if run.num_counted_windows == run.num_windows:
+        yield f"{cut}they count in the mean as far as they were recorded."
+        return
+    left = run.num_windows - run.num_counted_windows
+    which = "they" if left == partial else f"{left} of them"
+    yield (
+        f"{cut}{which} {'is' if left == 1 and left != partial else 'are'} left out of the mean step. "
+        f"`--steps {steps['step'].min()}-{steps['step'].max()}` counts them."
+    )
+
+
+def _notes(run: Run, outside: pl.DataFrame, unclassified: int, kernel_time: int) -> Iterator[str]:
     if run.on_host:
         yield (
-            "No GPU work was recorded: host operators take the kernels' place. Compute is time in operators, "
-            "idle is time in which no operator ran."
+            f"{'Host' if run.lost else 'No GPU work was recorded: host'} operators take the kernels' place. "
+            "Compute is time in operators, idle is time in which no operator that computes ran."
         )
     match run.step_source:
+        case "whole trace" if run.bounds:
+            yield "The trace marks no steps: each rank's time from its first to its last GPU work counts as one."
+            yield from _told_outside(outside)
         case "whole trace":
             yield "The trace marks no steps: each rank's whole recording counts as one step."
         case "period":
             yield "The trace marks no steps: their boundaries were taken from the period of the work."
         case "optimizer":
-            yield "The trace marks no steps: each was taken to end with the optimizer's work."
+            yield (
+                "The trace marks no steps: each was taken to end where the host leaves the optimizer's step, "
+                "or with the optimizer's last kernel where the trace lacks that range."
+            )
         case _:
             pass
     if run.world_size is not None and len(run.ranks) < run.world_size:
@@ -208,21 +283,11 @@ def _notes(
         )
     if run.world_size is None and len(run.ranks) > 1:
         yield "The number of ranks in the job was not recorded: some may be missing here."
-    incomplete = int((~steps["complete"].fill_null(True)).sum())
-    if incomplete and run.step_source != "whole trace":
-        yield (
-            f"The recording begins or ends inside {incomplete} of the {steps.height} steps; "
-            "they count in the mean as far as they were recorded."
-        )
     if kernel_time and unclassified * 1000 >= UNCLASSIFIED_PER_MILLE * kernel_time:
         yield (
-            f"{_share(unclassified, kernel_time)} of the kernel time is of no family that lostflops knows; "
+            f"{percent(unclassified, kernel_time)} of the kernel time is of no family that lostflops knows; "
             "it counts as compute."
         )
-
-
-def _share(part: int, whole: int) -> str:
-    return percent((2000 * part + whole) // (2 * whole))
 
 
 def _figures(
@@ -236,18 +301,17 @@ def _figures(
     if spent is not None:
         lengths = ledger.unique(("rank", "step", "start", "end")).select(pl.col("end") - pl.col("start"))
         length = lengths.to_series()
-        what = "recording" if run.step_source == "whole trace" else "step"
         many = spent.num_windows > 1
         yield Figure(
-            f"mean {what}" if many else what,
+            f"mean {run.span}" if many and not run.bounds else run.span,
             f"{spent.shown} {spent.unit.name}",
-            f"Mean {run.windows}." if many else f"One {what} of one rank.",
+            f"Mean {run.windows}." if many else f"One {'window' if run.bounds else run.span} of one rank.",
         )
-        if length.len() > 2:
-            low, median, high = (length.quantile(q, "nearest") for q in (0.0, 0.5, 1.0))
+        if length.len() > 2 and spent.median is not None:
+            low, high = (length.quantile(q, "nearest") for q in (0.0, 1.0))
             yield Figure(
-                f"median {what}",
-                milliseconds(median or 0),
+                "median" if run.bounds else f"median {run.span}",
+                milliseconds(spent.median),
                 f"From {milliseconds(low or 0)} to {milliseconds(high or 0)}.",
             )
         for line in spent.groups:
@@ -258,7 +322,7 @@ def _figures(
     if kernel_time:
         yield Figure(
             "unclassified",
-            _share(unclassified, kernel_time),
+            percent(unclassified, kernel_time),
             "Share of the kernel time, added up, whose family is not known; it counts as compute.",
         )
 
@@ -273,6 +337,6 @@ def _hidden(by_name: dict[str, Answer]) -> Figure | None:
         return None
     return Figure(
         "communication hidden",
-        _share(total - exposed, total),
+        percent(total - exposed, total),
         "Share of the communication time inside steps during which kernels ran as well.",
     )

@@ -42,7 +42,7 @@ def _told(found: Sequence[Quality]) -> Fact:
     first = max(found, key=lambda fact: fact.count)
     text = stated(first)
     if len({(fact.count, fact.text) for fact in found}) > 1 and first.rank is not None:
-        text = f"{text} (rank {first.rank})"
+        text = f"{text} (numbers of rank {first.rank})"
     return Fact(first.level, where, text)
 
 

@@ -13,7 +13,7 @@ from rich.segment import Segment, Segments
 from rich.table import Table
 from rich.text import Text
 
-from lostflops.finding import Finding, milliseconds
+from lostflops.finding import Finding, milliseconds, percent
 from lostflops.recipe import Skipped
 from lostflops.trace import Quality
 
@@ -27,6 +27,7 @@ WIDEST = 120
 BARS_FROM = 66  # columns; a narrower terminal shows the numbers without bars
 COLORS = {"compute": "blue", "communication": "yellow", "copy": "green", "idle": "bright_black"}
 MOST_QUALITY = 8
+UNLIKE = 0.1  # of the mean step: a median further from it is shown
 # For terminals that cannot show more than ASCII.
 PLAIN = str.maketrans(
     {"█": "#", "·": "|", "–": "-", "…": "~", "µ": "u", "×": "x"} | dict.fromkeys("▏▎▍▌▋▊▉", "#")
@@ -89,7 +90,7 @@ def _blocks(page: Page, width: int, paths: str) -> Iterator[RenderableType]:
             yield Text("   Gains of several findings do not add up.", style="dim")
     elif page.budget is not None:
         yield Text()
-        yield Text("No finding: no recipe saw anything worth a change.")
+        yield Text(f"No finding: {page.no_finding}")
     if page.skipped:
         yield Text()
         yield Text("not answered", style="bold")
@@ -101,8 +102,7 @@ def _blocks(page: Page, width: int, paths: str) -> Iterator[RenderableType]:
 
 
 def _described(run: Run) -> str:
-    device = run.gpu or ("CPU only" if run.on_host else None)
-    return " · ".join(filter(None, (run.extent, device, f"{run.num_events:,} events")))
+    return " · ".join(filter(None, (run.extent, run.device, f"{run.num_events:,} events")))
 
 
 def _ledger(budget: Budget, run: Run, width: int) -> Table:
@@ -114,25 +114,40 @@ def _ledger(budget: Budget, run: Run, width: int) -> Table:
     ]:
         grid.add_column(justify="right", no_wrap=True, min_width=narrowest)
     grid.add_column(no_wrap=True)
-    span = "recording" if run.step_source == "whole trace" else "step"
-    whole = (f"mean {span}" if budget.num_windows > 1 else span, f"{budget.shown} {budget.unit.name}")
+    many = budget.num_windows > 1
+    whole = (
+        f"mean {run.span}" if many and not run.bounds else run.span,
+        f"{budget.shown} {budget.unit.name}",
+    )
+    median = _median(budget)
     if width < BARS_FROM:
         grid.add_row(Text(whole[0], style="bold"), Text(whole[1], style="bold"))
+        if median:
+            grid.add_row(Text("median", "dim"), Text(median, "dim"))
         for line in budget.lines:
             grid.add_row(*_cells(line, budget.unit.name)[:2])
         return grid
-    of = run.windows if budget.num_windows > 1 else ""
+    of = f"{'mean ' if run.bounds else ''}{run.windows}" if many else ""
     grid.add_row(
         Text(whole[0], style="bold"),
         Text(whole[1], style="bold"),
         Text("100.0 %", style="dim"),
         Text(of, "dim"),
     )
+    if median:
+        grid.add_row(Text("median", "dim"), Text(median, "dim"))
     labels = max(len(line.label) + 2 * line.depth for line in budget.lines) + 2
     room = max(8, width - labels - len(whole[1]) - 14)
     for line in budget.lines:
         grid.add_row(*_cells(line, budget.unit.name), _bar(line, room))
     return grid
+
+
+def _median(budget: Budget) -> str:
+    """The median step, where the mean is of steps so unlike that it is no step of them."""
+    if budget.median is None or abs(budget.median - budget.mean) <= UNLIKE * budget.mean:
+        return ""
+    return f"{budget.unit.show(round(budget.median / budget.unit.quantum))} {budget.unit.name}"
 
 
 def _cells(line: Line, unit: str) -> tuple[Text, Text, Text]:
@@ -147,7 +162,7 @@ def _cells(line: Line, unit: str) -> tuple[Text, Text, Text]:
 
 def _bar(line: Line, room: int) -> Text:
     """Eighths of a block, so that the bar is right to about a tenth of a per cent of the step."""
-    eighths = (line.per_mille * room * 8 + 500) // 1000
+    eighths = (2 * line.ns * room * 8 + line.whole) // (2 * line.whole)
     if not eighths and line.ns:
         eighths = 1
     whole, part = divmod(eighths, 8)
@@ -187,8 +202,7 @@ def gain(finding: Finding, budget: Budget | None) -> str:
         return "gain unknown"
     share = ""
     if budget is not None:
-        per_mille = (2000 * finding.ns_per_step * budget.num_windows + budget.ns) // (2 * budget.ns)
-        share = f" ({per_mille // 10}.{per_mille % 10} %)"
+        share = f" ({percent(finding.ns_per_step * budget.num_windows, budget.ns)})"
     return f"{finding.gain} {milliseconds(finding.ns_per_step)}{share}"
 
 

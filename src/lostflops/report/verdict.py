@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from lostflops.finding import milliseconds
+from lostflops.finding import milliseconds, percent
 
-from .amounts import percent
 from .budget import Budget, Line
 
 # From this share of the step on, a loss gives the verdict its name. XProf's rule engine calls collectives,
@@ -16,6 +15,7 @@ COMPUTE_BOUND_PER_MILLE = 900
 
 NAMES: Mapping[str, str] = {
     "communication": "Communication-bound",
+    "communication.wait": "Waiting for late ranks",
     "copy": "Copy-bound",
     "idle.data_loading": "Input-bound",
     "idle.host_synchronisation": "Synchronisation-bound",
@@ -33,21 +33,32 @@ NAMES: Mapping[str, str] = {
 }
 
 
-def verdict(budget: Budget, on_host: bool = False, span: str = "step", culprit: str = "") -> str:
-    """What bounds the mean step. `culprit` is a clause on who arrives last, for when that matters."""
+def verdict(
+    budget: Budget, on_host: bool = False, span: str = "step", culprit: str = "", unseen: str = ""
+) -> str:
+    """What bounds the mean step. `culprit` is a clause on who arrives last, for when that matters; `unseen`
+    one on work that was not recorded, and then only the host's side can be told."""
     length = f"{milliseconds(budget.mean)} {span}"
+    compute = budget.of("compute")
+    if unseen:
+        return (
+            f"What bounds this job cannot be told: {unseen}. On the host, operators that compute run for "
+            f"{percent(compute, budget.ns)} of the {length}."
+        )
     losses = sorted((g for g in budget.groups if g.account != "compute"), key=lambda g: -g.ns)
-    large = [loss for loss in losses if loss.per_mille >= BOUND_PER_MILLE]
+    large = [loss for loss in losses if 1000 * loss.ns >= BOUND_PER_MILLE * budget.ns]
     if large:
         said = f"{_name(large[0], budget)}: {_loss(large[0], budget, on_host, length)}"
         if large[1:]:
             said += f"; another {large[1].share} is {large[1].label}"
     else:
-        compute = budget.per_mille("compute")
-        head = "Compute-bound" if compute >= COMPUTE_BOUND_PER_MILLE else "Mostly compute"
+        bound = 1000 * compute >= COMPUTE_BOUND_PER_MILLE * budget.ns
         who = "operators run" if on_host else "kernels run"
-        said = f"{head}: {who} for {percent(compute)} of the {length}"
-        if losses and losses[0].per_mille:
+        said = (
+            f"{'Compute-bound' if bound else 'Mostly compute'}: {who} for {percent(compute, budget.ns)} of "
+        )
+        said += f"the {length}"
+        if losses and losses[0].visible:
             said += f"; the largest loss is {_noun(losses[0])}, {losses[0].share}"
     if culprit and "communication" in {loss.account for loss in [*large, *losses[:1]]}:
         said += f"; {culprit}"
@@ -70,21 +81,22 @@ def _name(worst: Line, budget: Budget) -> str:
 
 def _loss(worst: Line, budget: Budget, on_host: bool, length: str) -> str:
     if worst.account == "idle":
-        said = f"{'no operator runs' if on_host else 'the GPU is idle'} for {worst.share} of the {length}"
+        nothing = "no operator that computes runs" if on_host else "the GPU is idle"
+        said = f"{nothing} for {worst.share} of the {length}"
     else:
         what = "copies that nothing hides" if worst.account == "copy" else worst.label
         said = f"{worst.share} of the {length} is {what}"
-    parts = tuple(part for part in budget.parts(worst.account) if part.per_mille)
-    return f"{said} ({_parts(parts, worst.per_mille)})" if len(parts) > 1 else said
+    parts = tuple(part for part in budget.parts(worst.account) if part.visible)
+    return f"{said} ({_parts(parts, worst.ns)})" if len(parts) > 1 else said
 
 
-def _parts(parts: tuple[Line, ...], whole: int) -> str:
-    """The largest parts by name and the rest in one, so that the shares named add up to the whole."""
+def _parts(parts: tuple[Line, ...], ns: int) -> str:
+    """The largest parts by name and the rest of `ns` in one."""
     largest = sorted(parts, key=lambda part: -part.ns)
     named = largest[:2]
-    while (rest := whole - sum(part.per_mille for part in named)) > named[-1].per_mille and len(named) < 3:
+    while (rest := ns - sum(part.ns for part in named)) > named[-1].ns and len(named) < 3:
         named = largest[: len(named) + 1]
     words = [f"{part.share} {part.label}" for part in named]
-    if rest:
-        words.append(f"{percent(rest)} the rest")
+    if len(largest) > len(named):
+        words.append(f"{percent(rest, parts[0].whole)} the rest")
     return ", ".join(words)
