@@ -87,7 +87,15 @@ def test_a_first_step_is_slow_beside_all_others_and_not_beside_the_median() -> N
     assert not rows(steps=steps(36, 10, 11, 30))
     assert [row["check"] for row in rows(steps=steps(46, 10, 11, 30))] == [lint.SLOW_FIRST]
     assert claims(steps=steps(46, 10, 11, 30)) == [
-        "The first recorded step of rank 0 takes 46 ns, the median of the 3 others 11 ns."
+        "The first recorded step of rank 0 takes 46 ns, the median of the 3 whole ones after it 11 ns."
+    ]
+
+
+def test_a_first_step_that_the_recording_begins_in_may_be_slow_too() -> None:
+    cut = steps(46, 10, 11, 30, 90)
+    cut[0]["complete"] = cut[4]["complete"] = False
+    assert claims(steps=cut) == [
+        "The first recorded step of rank 0 takes 46 ns, the median of the 3 whole ones after it 11 ns."
     ]
 
 

@@ -12,6 +12,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from decimal import Decimal
+from fractions import Fraction
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -25,11 +26,11 @@ from rich.console import Console
 
 from lostflops import recipe as recipes_module
 from lostflops.errors import BadOption
-from lostflops.finding import Finding
+from lostflops.finding import Finding, percent
 from lostflops.recipe import Answer, Bars, HeatMap, Points, Recipe, Session, Skipped, recipe
 from lostflops.report import heat as heat_module
 from lostflops.report import terminal
-from lostflops.report.amounts import apportion, per_mille, unit_for
+from lostflops.report.amounts import apportion, unit_for
 from lostflops.report.budget import budget, mean
 from lostflops.report.cells import cells
 from lostflops.report.document import document
@@ -39,7 +40,17 @@ from lostflops.report.page import LEDGER, Page, page
 from lostflops.report.quality import facts
 from lostflops.report.verdict import verdict
 from lostflops.tables import TABLES, Ranks, Steps
-from lostflops.trace import FORMAT, Manifest, Quality, Source, Trace, write_manifest, write_part
+from lostflops.trace import (
+    DEVICE_UNKNOWN,
+    FORMAT,
+    GPU_WORK_LOST,
+    Manifest,
+    Quality,
+    Source,
+    Trace,
+    write_manifest,
+    write_part,
+)
 
 ROOT = Path(__file__).parent.parent
 WEB = ROOT / "web"
@@ -315,9 +326,23 @@ def test_a_table_has_one_unit_with_five_digits_of_its_whole() -> None:
     ]
 
 
-def test_shares_of_nothing_are_no_shares() -> None:
-    assert per_mille([0, 0]) == [0, 0]
-    assert per_mille([1, 1, 1]) == [334, 333, 333]
+@given(st.lists(st.integers(1, 10**15), min_size=1, max_size=3))
+def test_a_share_is_the_exact_one_rounded_half_up(parts: list[int]) -> None:
+    part, whole = parts[0], sum(parts)
+    exact = Fraction(100 * part, whole)
+    tenths = int(exact * 10 + Fraction(1, 2))
+    assert percent(part, whole) == f"{Decimal(tenths) / 10:.1f} %"
+
+
+def test_shares_of_nothing_are_no_shares_and_halves_go_up() -> None:
+    assert percent(0, 0) == "–"
+    assert [percent(1, 3), percent(5, 8), percent(59, 100_000), percent(1, 2000)] == [
+        "33.3 %",
+        "62.5 %",
+        "0.1 %",
+        "0.1 %",
+    ]
+    assert percent(0.36138, 1) == "36.1 %"
 
 
 # The mean step
@@ -344,13 +369,12 @@ def test_the_mean_of_any_ledger_adds_up_as_displayed(sums: dict[str, int], num_w
     found = mean(sums, num_windows)
     assert found is not None
     assert sum(Decimal(line.shown) for line in found.groups) == Decimal(found.shown)
-    assert sum(line.per_mille for line in found.groups) == 1000
+    assert all(line.share == percent(line.ns, sum(sums.values())) for line in found.lines)
     assert sum(line.ns for line in found.groups) == found.ns
     for group in found.groups:
         parts = found.parts(group.account)
         if parts:
             assert sum(Decimal(line.shown) for line in parts) == Decimal(group.shown)
-            assert sum(line.per_mille for line in parts) == group.per_mille
             assert sum(line.ns for line in parts) == group.ns
         quantum = found.unit.quantum * num_windows
         shown = Decimal(group.shown) * found.unit.ns * num_windows
@@ -395,7 +419,7 @@ def spent(**parts: int) -> pl.DataFrame:
                 "idle__unexplained": 120,
             },
             (
-                "Communication-bound: 31.1 % of the 1.00 µs step is exposed communication "
+                "Waiting for late ranks: 31.1 % of the 1.00 µs step is exposed communication "
                 "(24.0 % waiting for other ranks, 7.1 % transfer); rank 7 is last."
             ),
         ),
@@ -418,6 +442,13 @@ def spent(**parts: int) -> pl.DataFrame:
             ),
         ),
         ({"compute": 1000}, "Compute-bound: kernels run for 100.0 % of the 1.00 µs step."),
+        (
+            {"compute": 640, "communication__wait": 159, "communication__transfer": 201},
+            (
+                "Communication-bound: 36.0 % of the 1.00 µs step is exposed communication "
+                "(20.1 % transfer, 15.9 % waiting for other ranks); rank 7 is last."
+            ),
+        ),
         ({"idle__unexplained": 500, "something__new": 500}, None),
     ],
 )
@@ -430,7 +461,153 @@ def test_the_verdict_names_what_bounds_the_step(parts: dict[str, int], said: str
         assert sentence == said
 
 
+def test_the_rest_of_a_loss_is_the_rest_of_its_time_and_not_of_its_rounded_shares() -> None:
+    found = budget(spent(compute=6000, idle__data_loading=2504, idle__dependency=1204, idle__unexplained=292))
+    assert found is not None
+    assert "(25.0 % data loading, 12.0 % dependency, 2.9 % the rest)" in verdict(found)
+
+
+def test_without_the_device_the_verdict_only_tells_of_the_host() -> None:
+    found = budget(spent(compute=989, idle__unexplained=11), on_host=True)
+    assert found is not None
+    assert verdict(found, on_host=True, unseen="nothing of the GPU was recorded") == (
+        "What bounds this job cannot be told: nothing of the GPU was recorded. On the host, operators that "
+        "compute run for 98.9 % of the 1.00 µs step."
+    )
+
+
 # The page
+
+
+def unlike_steps(folder: Path, complete: Sequence[bool], lengths: Sequence[int], **selected: Any) -> Page:
+    """The page of a rank that computes for 3 ns of each step and idles for the rest of it."""
+    ends = np.cumsum(lengths).tolist()
+    starts = [0, *ends[:-1]]
+    trace = stored(
+        folder,
+        {
+            "ranks": pl.DataFrame([{"rank": 0, "start": 0, "end": ends[-1], "device_kind": "gpu"}]),
+            "steps": pl.DataFrame(
+                {"rank": 0, "step": range(4, 4 + len(ends)), "start": starts, "end": ends}
+            ).with_columns(source=pl.lit("profiler"), complete=pl.Series(complete)),
+            "kernels": pl.DataFrame(
+                {"rank": 0, "start": starts, "end": [a + 3 for a in starts], "name": "k", "family": "gemm"}
+            ),
+        },
+    ).select(**selected)
+    return page(trace, Session(trace))
+
+
+def test_steps_that_the_recording_cuts_are_left_out_of_the_mean_and_told(tmp_path: Path) -> None:
+    shown = unlike_steps(tmp_path, [False, True, True, True, False], [90, 10, 11, 12, 5])
+    assert shown.budget is not None and shown.budget.mean == 11
+    assert "72.7 % of the 11 ns step" in shown.verdict
+    assert (
+        "The recording begins or ends inside 2 of the 5 steps; they are left out of the mean step. "
+        "`--steps 4-8` counts them."
+    ) in shown.notes
+    assert shown.run.extent == "1 rank · 5 steps" and shown.run.windows == "of 3 steps on 1 rank"
+    assert shown.ledger["step"].n_unique() == shown.steps.height == 5  # nothing of it is dropped
+
+
+def test_steps_that_were_asked_for_count_whole_or_not(tmp_path: Path) -> None:
+    shown = unlike_steps(tmp_path, [False, True, True, True, False], [90, 10, 11, 12, 5], steps=(4, 8))
+    assert shown.budget is not None and shown.budget.mean == 128 / 5
+    assert any("they count in the mean as far as they were recorded" in note for note in shown.notes)
+
+
+def test_figures_per_step_are_of_the_same_steps_as_the_page(tmp_path: Path) -> None:
+    shown = unlike_steps(tmp_path, [False, True, True, True, False], [90, 10, 11, 12, 5])
+    kernels = next(a.table for a in shown.answers if a.recipe.name == "kernel_summary")
+    assert kernels.select("calls", "time", "per_step", "step_share").rows() == [(5, 15, 3, 9 / 33)]
+
+
+@pytest.mark.parametrize(("lengths", "median"), [([10, 11, 60], "11 ns"), ([10, 11, 12], None)])
+def test_a_median_unlike_the_mean_stands_beside_it(
+    tmp_path: Path, lengths: list[int], median: str | None
+) -> None:
+    text = printed(unlike_steps(tmp_path, [True] * 3, lengths), 100)
+    assert re.findall(r"^median +(.*)$", text, re.M) == ([median] if median else [])
+
+
+def whole_trace(folder: Path, extents: Sequence[tuple[int, int, int, int]], kind: str = "gpu") -> Page:
+    """The page of ranks that work from the second to the third of their times, of all that was recorded."""
+    trace = stored(
+        folder,
+        {
+            "ranks": pl.DataFrame(
+                [
+                    {"rank": n, "start": a, "end": d, "device_kind": kind}
+                    for n, (a, _, _, d) in enumerate(extents)
+                ]
+            ),
+            "steps": pl.DataFrame(
+                [
+                    {"rank": n, "step": 0, "start": b, "end": c, "complete": False, "source": "whole trace"}
+                    for n, (_, b, c, _) in enumerate(extents)
+                ]
+            ),
+            "kernels": pl.DataFrame(
+                [
+                    {"rank": n, "start": b, "end": c, "name": "k", "family": "gemm"}
+                    for n, (_, b, c, _) in enumerate(extents)
+                ]
+            ),
+        },
+    )
+    return page(trace, Session(trace))
+
+
+def test_what_is_recorded_around_the_gpu_work_is_told_with_its_length(tmp_path: Path) -> None:
+    shown = whole_trace(tmp_path, [(0, 251, 411, 415)])
+    assert shown.verdict == (
+        "Compute-bound: kernels run for 100.0 % of the 160 ns from the first to the last GPU work."
+    )
+    assert (
+        "Of the 415 ns recorded, 251 ns lie before the first GPU work and 4 ns after the last: they are in "
+        "no account."
+    ) in shown.notes
+    text = printed(shown, 100)
+    assert text.startswith("1 rank · from the first to the last GPU work · ")
+    assert re.search(r"^first to last GPU work +160 ns +100\.0 %", text, re.M)
+    assert "Every nanosecond from the first to the last GPU work is in exactly one account" in html(shown)
+
+
+def test_of_several_ranks_the_one_with_most_outside_is_told(tmp_path: Path) -> None:
+    shown = whole_trace(tmp_path, [(0, 10, 100, 100), (0, 30, 100, 107)])
+    assert any(
+        note
+        == "Of the 107 ns recorded on rank 1, 30 ns lie before the first GPU work and 7 ns after the last, "
+        "the most of any rank: they are in no account."
+        for note in shown.notes
+    )
+    assert "mean of 2 ranks" in printed(shown, 100)
+
+
+def test_less_than_a_hundredth_outside_is_not_told(tmp_path: Path) -> None:
+    assert not any("in no account" in n for n in whole_trace(tmp_path, [(0, 5, 999, 1000)]).notes)
+
+
+def test_a_recording_of_the_host_alone_counts_as_a_whole(tmp_path: Path) -> None:
+    shown = whole_trace(tmp_path, [(0, 0, 100, 100)], "cpu")
+    assert shown.run.extent == "1 rank · whole recording" and "100 ns recording" in shown.verdict
+    assert any("idle is time in which no operator that computes ran" in note for note in shown.notes)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        (GPU_WORK_LOST, "the host launched GPU work and copies 104 times, but none of it was recorded"),
+        (DEVICE_UNKNOWN, "104 rows seem to be a device's work, of kinds that lostflops does not know"),
+    ],
+)
+def test_device_work_that_was_not_recorded_leads_the_page(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, said: str
+) -> None:
+    lost = [Quality(0, name, 100, "text", "warning"), Quality(1, name, 4, "text", "warning")]
+    shown = example_page(monkeypatch, tmp_path, device_kind="cpu", quality=lost)
+    assert shown.verdict.startswith(f"What bounds this job cannot be told: {said}. On the host, operators ")
+    assert not any("No GPU work was recorded" in note for note in shown.notes)
 
 
 def test_the_page_holds_answers_findings_skips_and_quality(
@@ -446,11 +623,11 @@ def test_the_page_holds_answers_findings_skips_and_quality(
     assert [f.ns_per_step for f in shown.findings] == [61_000_003, 7_000_003, 0]
     assert [s.recipe for s in shown.skipped] == ["page_faults_by_cause"]
     assert "record it with" in shown.skipped[0].reason
-    assert shown.verdict.startswith("Communication-bound: 26.6 % of the 368 ms step")
+    assert shown.verdict.startswith("Waiting for late ranks: 26.6 % of the 368 ms step")
     assert shown.run.ranks == tuple(range(8)) and shown.run.num_windows == 40
     assert [(f.level, f.where, f.text) for f in facts(shown.quality)] == [
         ("warning", "run", "cut: it ends"),
-        ("note", "ranks 0, 1", "lost: 5 of 290; not recorded (rank 1)"),
+        ("note", "ranks 0, 1", "lost: 5 of 290; not recorded (numbers of rank 1)"),
     ]
     assert {f.label: f.value for f in shown.figures}["unclassified"] == "1.3 %"
     assert any("1.3 % of the kernel time" in note for note in shown.notes)
@@ -463,7 +640,14 @@ def test_the_page_holds_answers_findings_skips_and_quality(
     ("given", "said"),
     [
         ({"device_kind": "cpu"}, "host operators take the kernels' place"),
-        ({"step_source": "whole trace"}, "marks no steps: each rank's whole recording counts as one step"),
+        (
+            {"step_source": "whole trace", "device_kind": "cpu"},
+            "marks no steps: each rank's whole recording counts as one step",
+        ),
+        (
+            {"step_source": "whole trace"},
+            "marks no steps: each rank's time from the first to the last GPU work is taken for one step",
+        ),
         ({"step_source": "period"}, "were taken from the period of the work"),
         ({"world_size": 64}, "8 of the job's 64 ranks are here"),
     ],

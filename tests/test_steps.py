@@ -6,7 +6,7 @@ from typing import Any
 
 import polars as pl
 
-from lostflops.ingest.steps import find_steps
+from lostflops.ingest.steps import find_steps, outside
 from lostflops.tables import FAMILY, NAME
 
 Rows = list[tuple[Any, ...]]
@@ -167,3 +167,34 @@ def test_without_any_mark_the_whole_trace_is_one_step_from_the_first_work_to_the
 
 def test_nothing_recorded_is_no_step() -> None:
     assert found(start=5, end=5) == []
+
+
+def told(work: list[tuple[int, int]], *copies: tuple[int, int]) -> dict[str, tuple[int, str]]:
+    """What is said of work outside a step from 100 to 200 ms."""
+    steps = pl.DataFrame({"start": [100_000_000], "end": [200_000_000]})
+    rows = [
+        pl.DataFrame({"start": [a * 10**6 for a, _ in some], "end": [b * 10**6 for _, b in some]})
+        for some in (work, list(copies))
+        if some
+    ]
+    return {fact.name: (fact.count, fact.text) for fact in outside(steps, *rows)}
+
+
+def test_overlapping_work_outside_the_steps_counts_once_and_with_the_tails_of_what_crosses() -> None:
+    assert told([(90, 95), (92, 97), (150, 203), (201, 210), (220, 231)], (205, 212), (98, 101)) == {
+        "GPU work before the first step": (
+            2,
+            "of 7 rows; with the ends of others the device is busy there for 9.00 ms, in no account",
+        ),
+        "GPU work after the last step": (
+            3,
+            "of 7 rows; with the ends of others the device is busy there for 23.00 ms, in no account",
+        ),
+    }
+
+
+def test_a_tail_beyond_the_steps_is_told_when_it_is_long() -> None:
+    assert not told([(100, 200)])
+    steps = pl.DataFrame({"start": [0], "end": [1000]})
+    assert not outside(steps, pl.DataFrame({"start": [990], "end": [1009]}))
+    assert [fact.count for fact in outside(steps, pl.DataFrame({"start": [990], "end": [1010]}))] == [0]

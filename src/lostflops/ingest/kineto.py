@@ -705,7 +705,7 @@ class Assembly:
                 self._note(
                     GPU_WORK_LOST,
                     started.height,
-                    f"launches and copies that the host began, but no GPU work is in this trace: {host_only}. "
+                    f"launches and copies by the host, but no GPU work is in this trace: {host_only}. "
                     "Record with `activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]`",
                     "warning",
                 )

@@ -263,7 +263,10 @@ def _notes(run: Run, outside: pl.DataFrame, unclassified: int, kernel_time: int)
         )
     match run.step_source:
         case "whole trace" if run.bounds:
-            yield "The trace marks no steps: each rank's time from its first to its last GPU work counts as one."
+            yield (
+                "The trace marks no steps: each rank's time from the first to the last GPU work is taken for "
+                "one step."
+            )
             yield from _told_outside(outside)
         case "whole trace":
             yield "The trace marks no steps: each rank's whole recording counts as one step."

@@ -136,7 +136,7 @@ def _ledger(budget: Budget, run: Run, width: int) -> Table:
     )
     if median:
         grid.add_row(Text("median", "dim"), Text(median, "dim"))
-    labels = max(len(line.label) + 2 * line.depth for line in budget.lines) + 2
+    labels = max(len(whole[0]), *(len(line.label) + 2 * line.depth + 2 for line in budget.lines))
     room = max(8, width - labels - len(whole[1]) - 14)
     for line in budget.lines:
         grid.add_row(*_cells(line, budget.unit.name), _bar(line, room))
