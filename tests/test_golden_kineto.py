@@ -15,7 +15,8 @@ import pytest
 from lostflops import intervals, job
 from lostflops.errors import NotATrace
 from lostflops.ingest import kineto, kineto_stream
-from lostflops.recipe import Session, Skipped
+from lostflops.recipe import Answer, Session, Skipped
+from lostflops.trace import DEVICE_UNKNOWN, GPU_WORK_LOST
 
 REAL = Path(__file__).parents[2] / "shared" / "traces" / "kineto"
 TRACES = sorted(f"{p.parent.name}/{p.name}" for p in REAL.glob("*/*.json.gz")) if REAL.is_dir() else []
@@ -679,11 +680,37 @@ def test_work_that_waits_on_a_device_that_seems_idle_is_not_recorded_as_dependen
     spent = ns_by_account(session)
     assert spent["idle.unrecorded"] / 1e6 == pytest.approx(waits_ms, abs=0.01)
     assert spent["idle.dependency"] < 100_000
-    said = session.run("step_ledger")
+    said = session.run("idle_summary")
     assert not isinstance(said, Skipped)
     found = {finding.name: finding for finding in said.findings}
     assert found["recording-incomplete"].gain == "unknown"
     assert found["recording-incomplete"].ns_per_step == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "busy"),
+    [
+        ("mi300__resnet", "37.72 ms"),
+        ("deepseek/train", "17.33 ms"),
+        ("negative_queue", "56.99 ms"),
+        ("worker0.1623143089861", "15.58 ms"),
+    ],
+)
+def test_work_after_the_last_step_is_told_as_time_of_the_device(name: str, busy: str, opened: Opened) -> None:
+    (fact,) = [q for q in opened(name).trace.manifest.quality if q.name == "GPU work after the last step"]
+    assert f"busy there for {busy}," in fact.text
+
+
+def test_a_mean_step_is_of_the_steps_that_were_recorded_from_end_to_end(opened: Opened) -> None:
+    session = opened("kineto_tb/v0.1_resnet50")
+    steps = table(session, "steps")
+    assert steps.filter("complete").height == 5 and steps.height == 7
+    totals = session.run("step_totals")
+    assert isinstance(totals, Answer)
+    assert totals.table["steps"].to_list() == [5]
+    assert round(totals.table["step_time"].item() / 5e6, 2) == 160.17
+    asked = Session(session.trace.select(steps=(0, 6))).run("step_totals")
+    assert isinstance(asked, Answer) and asked.table["steps"].to_list() == [7]
 
 
 def test_work_shorter_than_a_microsecond_clock_is_told(opened: Opened) -> None:
@@ -783,6 +810,13 @@ def test_ids_beyond_64_bits_are_read(opened: Opened) -> None:
 def test_counters_instead_of_kernels_are_named(opened: Opened) -> None:
     session = opened("cupti_profiler")
     assert notes(session)["rows of category 'cuda_profiler_range'"] == 77
+
+
+def test_device_work_that_is_not_there_is_counted_by_what_began_it(opened: Opened) -> None:
+    told = notes(opened("cupti_profiler"))
+    assert told[GPU_WORK_LOST] == 77 + 16 + 1 + 10  # launches, copies and memsets
+    assert DEVICE_UNKNOWN not in told
+    assert notes(opened("mtia_inference"))[DEVICE_UNKNOWN] == 1313  # what its host calls is apart
 
 
 # --- the parallel way

@@ -126,7 +126,7 @@ def _verdict(page: Page) -> Iterator[Markup]:
         text = "one warning" if warnings == 1 else f"{warnings} warnings"
         yield tag("p", tag("a", f"{text} about the data", href="#quality", class_="badge"), class_="badges")
     if page.notes:
-        yield tag("ul", [tag("li", note) for note in page.notes], class_="notes")
+        yield tag("ul", [tag("li", coded(note)) for note in page.notes], class_="notes")
     yield tag(
         "dl",
         [
