@@ -257,10 +257,12 @@ class Session:
         At most what ranks spend waiting in a mean step; and, where all ranks of the job are here, at most
         what the others have of it: the longest chain of work through the job passes one rank at a time.
         """
-        ledger, ranks = self._table(named("step_ledger"), {}), self.trace.table("ranks")
-        if isinstance(ledger, Skipped) or ranks is None:
+        ledger, counted = (self._table(named(name), {}) for name in ("step_ledger", "counted_steps"))
+        ranks = self.trace.table("ranks")
+        if isinstance(ledger, Skipped) or isinstance(counted, Skipped) or ranks is None:
             return 0
-        waiting = int(ledger.filter(pl.col("account").is_in(WAITING))["ns"].sum()) // steps
+        waits = ledger.filter(pl.col("account").is_in(WAITING))
+        waiting = int(waits.join(counted, on=["rank", "step"], how="semi")["ns"].sum()) // steps
         here, world = ranks.select(pl.col("rank").n_unique(), pl.col("world_size").max()).collect().row(0)
         return min(waiting, (here - 1) * per_step) if world is not None and here >= world else waiting
 

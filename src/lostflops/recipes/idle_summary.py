@@ -11,7 +11,7 @@ from lostflops import intervals
 from lostflops.accounts import ACCOUNTS, WAITING
 from lostflops.finding import OTHERS_GAIN_TOO, Finding, milliseconds, percent
 from lostflops.recipe import Bars, Example, recipe
-from lostflops.tables import Ranks, Steps
+from lostflops.tables import Ranks
 
 
 @recipe(
@@ -77,7 +77,7 @@ from lostflops.tables import Ranks, Steps
     ],
 )
 def idle_summary(
-    step_ledger: pl.LazyFrame, idle_causes: pl.LazyFrame, steps: Steps, ranks: Ranks
+    step_ledger: pl.LazyFrame, idle_causes: pl.LazyFrame, counted_steps: pl.LazyFrame, ranks: Ranks
 ) -> pl.LazyFrame:
     """Add up idle time by cause, the largest first, with a bound on what removing each cause could save.
 
@@ -87,7 +87,7 @@ def idle_summary(
     """
     window = ["rank", "step"]
     idle = pl.col("account").str.starts_with("idle.")
-    counted = steps.select(*window, "start", "end").filter(pl.col("end") > pl.col("start"))
+    counted = counted_steps.select(*window, "start", "end").filter(pl.col("end") > pl.col("start"))
     own = step_ledger.filter(idle).select(*window, "account", own="ns")
     waits = (
         step_ledger.filter(pl.col("account").is_in(WAITING))

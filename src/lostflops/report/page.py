@@ -201,7 +201,7 @@ def _unseen(run: Run) -> str:
 def _culprit(by_name: dict[str, Answer]) -> str:
     """A clause on the rank that costs the others most by arriving last, when one stands out."""
     answer = by_name.get("communication_imbalance")
-    if answer is None or not answer.findings:
+    if answer is None or not answer.findings or answer.findings[0].doubt:
         return ""
     worst = answer.table.filter(pl.col("rank").is_not_null()).row(0, named=True)
     late = percent(worst["last"], worst["collectives"])
