@@ -249,7 +249,7 @@ def _training(given: Namespace) -> Training:
 
 
 def _recorded(path: str) -> Measured:
-    """How long the ranks of a run computed in each step, from its ledger."""
+    """How long the ranks of a run computed in each step that counts, from its ledger."""
     import polars as pl
 
     from lostflops import job
@@ -260,12 +260,16 @@ def _recorded(path: str) -> Measured:
     from ._waiting import waiting
 
     with waiting() as tell:
-        answer = Session(job.open([path], progress=tell)).run("step_ledger")
-    if isinstance(answer, Skipped):
-        raise CannotAnswer("step-ledger", answer.reason)
+        session = Session(job.open([path], progress=tell))
+        answer, counted = session.run("step_ledger"), session.run("counted_steps")
+    for said in (answer, counted):
+        if isinstance(said, Skipped):
+            raise CannotAnswer("step-ledger", said.reason)
+    assert not isinstance(answer, Skipped) and not isinstance(counted, Skipped)
     computed = pl.col("ns").filter(pl.col("account") == "compute").sum()
     steps = (
-        answer.table.group_by("rank", "step")
+        answer.table.join(counted.table, on=["rank", "step"], how="semi")
+        .group_by("rank", "step")
         .agg(compute=computed, whole=pl.col("ns").sum())
         .sort("rank", "step")
     )

@@ -9,7 +9,6 @@ import polars as pl
 from lostflops import intervals
 from lostflops.finding import Finding, milliseconds, percent
 from lostflops.recipe import Example, Points, recipe
-from lostflops.tables import Steps
 
 # What counts as small: far below the size from which links reach their bandwidth.
 SMALL_BYTES = 1 << 20
@@ -181,7 +180,7 @@ def bus_factor(kind: pl.Expr, size: pl.Expr) -> pl.Expr:
     ],
 )
 def communication_summary(
-    communication_matches: pl.LazyFrame, steps: Steps, step_totals: pl.LazyFrame
+    communication_matches: pl.LazyFrame, counted_steps: pl.LazyFrame, step_totals: pl.LazyFrame
 ) -> pl.LazyFrame:
     """Add up communication by group, operation, size and type, the most time first.
 
@@ -193,7 +192,9 @@ def communication_summary(
     matched = pl.col("wait").is_not_null()
     uneven = matched & (kind == "all-to-all")
     rows = (
-        intervals.inside(communication_matches, intervals.union(steps, ["rank"]), {"_inside": pl.lit(True)})
+        intervals.inside(
+            communication_matches, intervals.union(counted_steps, ["rank"]), {"_inside": pl.lit(True)}
+        )
         .with_columns(
             bytes=counted_bytes(kind, size),
             _factor=bus_factor(kind, size),

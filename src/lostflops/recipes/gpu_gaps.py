@@ -29,6 +29,7 @@ SHARE_OF_STEP, SHARE_OF_IDLE = 0.1, 0.5
         "cause_ns": "how much of the gap that is, ns",
         "step_ns": "length of the step, ns",
         "idle_ns": "all gaps of the rank, in all its steps and however short, ns",
+        "counted": "whether the step counts in means: partial ones do not where enough are whole",
     },
     plot=Bars(x="start", y=("ns",)),
     examples=[
@@ -58,6 +59,7 @@ SHARE_OF_STEP, SHARE_OF_IDLE = 0.1, 0.5
                     "cause_ns": 41,
                     "step_ns": 197,
                     "idle_ns": 65,
+                    "counted": True,
                 }
             ],
             options={"at_least_ns": 10},
@@ -66,6 +68,7 @@ SHARE_OF_STEP, SHARE_OF_IDLE = 0.1, 0.5
 )
 def gpu_gaps(
     steps: Steps,
+    counted_steps: pl.LazyFrame,
     idle_causes: pl.LazyFrame,
     *,
     at_least_ns: Annotated[int, "shortest gap to list, ns"] = 50_000,
@@ -95,7 +98,9 @@ def gpu_gaps(
             on=["rank", "step"],
             how="left",
         )
-        .select("rank", "step", "start", "end", "ns", "cause", "cause_ns", "step_ns", "idle_ns")
+        .join(counted_steps.select("rank", "step", counted=pl.lit(True)), on=["rank", "step"], how="left")
+        .with_columns(pl.col("counted").fill_null(False))
+        .select(*gpu_gaps.columns)
         .sort("ns", "rank", "start", descending=[True, False, False])
     )
 
@@ -103,7 +108,7 @@ def gpu_gaps(
 @gpu_gaps.finding
 def one_gap_is_most(table: pl.DataFrame) -> Iterator[Finding]:
     """A pause that came once is another thing than a pattern that comes back in every step."""
-    for gap in table.head(1).iter_rows(named=True):
+    for gap in table.filter("counted").head(1).iter_rows(named=True):
         ns, step_ns, idle_ns = gap["ns"], gap["step_ns"], gap["idle_ns"]
         if ns < SHARE_OF_STEP * step_ns or ns < SHARE_OF_IDLE * idle_ns:
             return
