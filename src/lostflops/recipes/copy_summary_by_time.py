@@ -244,7 +244,7 @@ def copies_cost_step_time(table: pl.DataFrame) -> Iterator[Finding]:
         yield Finding(
             name="copies-exposed",
             claim=f"{_hidden_by_nothing(table)}, most of it {most}.",
-            evidence=(*_facts(table), *_in_calls(table)),
+            evidence=(*_facts(table), *_idle(table), *_held(table), *added_up(table)),
             next=_ADVICE.get(most, "Overlap the copies with kernels on a second stream, or avoid them."),
             shared=True,
             **_gain(table),
@@ -254,8 +254,8 @@ def copies_cost_step_time(table: pl.DataFrame) -> Iterator[Finding]:
     if mean_share(pageable, table) + idle >= PAGEABLE_WORTH_SAYING:
         yield Finding(
             name="copies-pageable",
-            claim=f"{_hidden_by_nothing(pageable, 'pageable ')}.",
-            evidence=(*_facts(pageable), *_in_calls(pageable)),
+            claim=f"{', and '.join((_hidden_by_nothing(pageable, 'pageable '), *_idle(pageable)))}.",
+            evidence=(*_facts(pageable), *_held(pageable), *added_up(pageable)),
             next=_PINNING.get(_costliest(pageable), _PINNING["host to device"]),
             shared=True,
             **_gain(pageable),
@@ -327,11 +327,15 @@ def _facts(rows: pl.DataFrame) -> tuple[str, ...]:
     return tuple(facts)
 
 
-def _in_calls(rows: pl.DataFrame) -> Iterator[str]:
-    """What the calls that launch the copies cost beside them, and what all amounts are sums over."""
-    idle, held = rows.select(pl.col("idle_in_calls", "held").sum()).row(0)
+def _idle(rows: pl.DataFrame) -> Iterator[str]:
+    """What the calls that launch the copies cost beside them."""
+    idle = rows["idle_in_calls"].sum()
     if idle:
-        yield f"the device idles for another {milliseconds(idle)} in the calls that launch them"
+        yield f"the device idles for another {milliseconds(idle)} in their calls"
+
+
+def _held(rows: pl.DataFrame) -> Iterator[str]:
+    """What the calls may cost elsewhere."""
+    held = rows["held"].sum()
     if held:
-        yield f"these calls hold the host for {milliseconds(held)} while the device does other work"
-    yield from added_up(rows)
+        yield f"their calls hold the host for {milliseconds(held)} while the device does other work"
