@@ -329,13 +329,13 @@ def _facts(rows: pl.DataFrame) -> tuple[str, ...]:
 
 def _idle(rows: pl.DataFrame) -> Iterator[str]:
     """What the calls that launch the copies cost beside them."""
-    idle = rows["idle_in_calls"].sum()
+    idle = int(rows["idle_in_calls"].sum())
     if idle:
         yield f"the device idles for another {milliseconds(idle)} in their calls"
 
 
 def _held(rows: pl.DataFrame) -> Iterator[str]:
     """What the calls may cost elsewhere."""
-    held = rows["held"].sum()
+    held = int(rows["held"].sum())
     if held:
         yield f"their calls hold the host for {milliseconds(held)} while the device does other work"
