@@ -98,10 +98,21 @@ def test_exposed_wait_and_transfer_are_the_ledgers(trace: Given) -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(traces())
-def test_all_blame_is_all_waiting(trace: Given) -> None:
-    wait = answer("communication_wait", trace)["wait"].sum()
+def test_all_blame_is_all_waiting_and_a_rank_waits_each_instant_once(trace: Given) -> None:
+    matches = answer("communication_matches", trace)
+    split = matches.filter(pl.col("wait").is_not_null()).with_columns(until=pl.col("start") + pl.col("wait"))
     imbalance = answer("communication_imbalance", trace)
-    assert imbalance["blame"].sum() == wait == imbalance["own_wait"].sum()
+    assert imbalance["blame"].sum() == split["wait"].sum()
+    waiting = instants(split.select("rank", "start", end="until").to_dicts())
+    moving = instants(split.select("rank", start="until", end="end").to_dicts())
+    for row in imbalance.drop_nulls("rank").to_dicts():
+        assert row["own_wait"] == of_rank(waiting, row["rank"])
+    unmatched = instants(matches.filter(pl.col("wait").is_null()).to_dicts())
+    for row in answer("communication_wait", trace).to_dicts():
+        rank = row["rank"]
+        assert (row["wait"] or 0) == of_rank(waiting.keys() - moving.keys(), rank)
+        assert (row["transfer"] or 0) == of_rank(moving, rank)
+        assert row["unmatched_time"] == of_rank(unmatched.keys() - waiting.keys() - moving.keys(), rank)
 
 
 @settings(max_examples=25, deadline=None)

@@ -69,11 +69,17 @@ def _noun(loss: Line) -> str:
     return "idle time" if loss.account == "idle" else loss.label
 
 
+def _main(worst: Line, budget: Budget) -> str:
+    """The account that is most of a loss; empty where none is."""
+    main = max(budget.parts(worst.account), key=lambda part: part.ns, default=worst)
+    return main.account if 2 * main.ns >= worst.ns else ""
+
+
 def _name(worst: Line, budget: Budget) -> str:
     """A loss is called after its main cause when that is most of it."""
-    main = max(budget.parts(worst.account), key=lambda part: part.ns, default=worst)
-    if 2 * main.ns >= worst.ns and main.account in NAMES:
-        return NAMES[main.account]
+    main = _main(worst, budget)
+    if main in NAMES:
+        return NAMES[main]
     if worst.account == "idle":
         return "Mostly idle" if 2 * worst.ns >= budget.ns else "Partly idle"
     return NAMES.get(worst.account) or worst.label.capitalize()
@@ -82,6 +88,8 @@ def _name(worst: Line, budget: Budget) -> str:
 def _loss(worst: Line, budget: Budget, on_host: bool, length: str) -> str:
     if worst.account == "idle":
         nothing = "no operator that computes runs" if on_host else "the GPU is idle"
+        if _main(worst, budget) == "idle.unrecorded":  # idle, or busy with what the recording lacks
+            nothing = "nothing that was recorded runs"
         said = f"{nothing} for {worst.share} of the {length}"
     else:
         what = "copies that nothing hides" if worst.account == "copy" else worst.label
