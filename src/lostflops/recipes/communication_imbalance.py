@@ -26,8 +26,6 @@ WORTH_SAYING = 0.01
     columns={
         "rank": "rank; null for collectives whose last two ranks arrive within the clocks' error",
         "collectives": "matched collectives the rank takes part in",
-        "unmatched": "its collectives that could not be matched",
-        "assumed": "matched ones whose number of members nothing tells: the ranks here were taken for all",
         "last": "those in which it arrives last",
         "late_share": "last / collectives",
         "blame": "waiting of the others in those, added up over ranks and operations, ns",
@@ -37,6 +35,8 @@ WORTH_SAYING = 0.01
         "per_step": "waiting for it in a mean step of a mean rank with nothing computed meanwhile, ns",
         "step_share": "the same as a share of step time",
         "at_most": "most that its coming with the next to last could save in a mean step, ns",
+        "unmatched": "its collectives that could not be matched",
+        "assumed": "matched ones whose number of members nothing tells: the ranks here were taken for all",
     },
     examples=[
         Example(
