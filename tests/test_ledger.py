@@ -125,7 +125,8 @@ def jobs(draw: st.DrawFn) -> dict[str, Rows]:
                 return row
             called = row["start"] - ago
             returned = None if took is None else called + took
-            return row | {"launch_start": called, "launch_end": returned, "thread": thread}
+            by = draw(st.sampled_from([thread, thread, None]))  # a source may not say who called
+            return row | {"launch_start": called, "launch_end": returned, "thread": by}
 
         for _ in range(draw(few)):
             family = draw(st.sampled_from(["gemm", "norm", "communication"]))
@@ -205,15 +206,16 @@ def idle_at(tables: Tables, gap: tuple[int, int, int], began: int, t: int, long:
         return [never if value is None else value for value in known]
 
     first = min(ending, key=order, default={})
-    launch, thread = first.get("launch_start"), first.get("thread", facts["main_thread"])
-    if (thread is None or (ending and launch is None)) and not cpu:
-        return "idle.unrecorded"
+    launch, thread = first.get("launch_start"), first.get("thread")
+    thread = facts["main_thread"] if thread is None else thread
     if launch is not None:
         ended = first.get("launch_end")
         returned = launch if ended is None else ended
         if t >= returned:
             waits = coming[0] - max(began, returned)
             return "idle.dependency" if waits < long else "idle.unrecorded"
+    if (thread is None or (ending and launch is None)) and not cpu:
+        return "idle.unrecorded"
     there = [
         (name, row) for name in NAMES for row in mine(name) if row["thread"] == thread and covers(row, t)
     ]

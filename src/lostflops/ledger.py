@@ -142,8 +142,9 @@ def idle_by_cause(
         name=unnamed,
     )
     # Work whose launch is not in the trace tells nothing of the host, nor does a trace without the host.
-    orphaned = ended.filter(pl.col("orphan")).with_columns(account=pl.lit(UNRECORDED), name=unnamed)
-    late = ended.filter(~pl.col("orphan")).with_columns(end=launch.fill_null(pl.col("end")))
+    until = ended.with_columns(end=launch.fill_null(pl.col("end")))
+    orphaned = until.filter("orphan").with_columns(account=pl.lit(UNRECORDED), name=unnamed)
+    late = until.filter(~pl.col("orphan"))
     claims = _host_rows(launches, operators, ranges, frames, late)
     painted = intervals.paint(
         late.select("rank", "thread", "start", "end", "step", "gap", "drained").lazy(),
