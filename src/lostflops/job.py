@@ -91,8 +91,8 @@ def open(  # noqa: A001 - the public name
         assemble(read, [*notes, *more, *less], folder, {**known, **logged})
         shutil.rmtree(folder / "parts", ignore_errors=True)
         if output is not None:
-            _with_all_ranks(Trace.open(folder), allow_missing_ranks)
-    return _with_all_ranks(Trace.open(stored), allow_missing_ranks)
+            _with_all_ranks(Trace.open(folder, just_written=True), allow_missing_ranks)
+    return _with_all_ranks(Trace.open(stored, just_written=True), allow_missing_ranks)
 
 
 @contextmanager

@@ -118,8 +118,11 @@ class Trace:
         self._compared: set[str] = set()  # tables whose checksums were compared
 
     @classmethod
-    def open(cls, path: Path) -> Trace:
-        """Open a stored run. Raises NewerStore or DamagedStore when it cannot be read."""
+    def open(cls, path: Path, *, just_written: bool = False) -> Trace:
+        """Open a stored run. Raises NewerStore or DamagedStore when it cannot be read.
+
+        The checksums of one that was `just_written` were taken a moment ago: they are not compared again.
+        """
         try:
             raw = (path / MANIFEST).read_bytes()
             found = msgspec.json.decode(raw, type=dict[str, object]).get("format")
@@ -132,7 +135,9 @@ class Trace:
             raise DamagedStore(path, f"{MANIFEST} is not what lostflops writes.") from error
         opened = cls(path, manifest)
         opened._require_parts()
-        if sum(part.bytes for part in (manifest.parts or {}).values()) <= COMPARED_AT_ONCE:
+        if just_written:
+            opened._compared.update(manifest.tables)
+        elif sum(part.bytes for part in (manifest.parts or {}).values()) <= COMPARED_AT_ONCE:
             for name in manifest.tables:
                 opened._compare(name)
         return opened

@@ -261,14 +261,16 @@ def _recorded(path: str) -> Measured:
 
     with waiting() as tell:
         session = Session(job.open([path], progress=tell))
-        answer, counted = session.run("step_ledger"), session.run("counted_steps")
-    for said in (answer, counted):
-        if isinstance(said, Skipped):
-            raise CannotAnswer("step-ledger", said.reason)
-    assert not isinstance(answer, Skipped) and not isinstance(counted, Skipped)
+        tables: list[pl.DataFrame] = []
+        for recipe in ("step_ledger", "counted_steps"):
+            answer = session.run(recipe)
+            if isinstance(answer, Skipped):
+                raise CannotAnswer("step-ledger", answer.reason)
+            tables.append(answer.table)
+    ledger, counted = tables
     computed = pl.col("ns").filter(pl.col("account") == "compute").sum()
     steps = (
-        answer.table.join(counted.table, on=["rank", "step"], how="semi")
+        ledger.join(counted, on=["rank", "step"], how="semi")
         .group_by("rank", "step")
         .agg(compute=computed, whole=pl.col("ns").sum())
         .sort("rank", "step")

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from lostflops import intervals
 from lostflops.tables import STEP_SOURCE
 from lostflops.trace import Quality
 
@@ -97,10 +98,8 @@ def _bound(value: Any) -> int:
 
 def _covered(rows: pl.DataFrame) -> int:
     """How much time some rows cover together, ns."""
-    rows = rows.filter(pl.col("end") > pl.col("start")).sort("start")
-    reached = pl.col("end").cum_max().shift(1)
-    new = pl.col("end") - pl.max_horizontal("start", reached)
-    return int(rows.select(new.clip(0).sum()).item())
+    united = intervals.union(rows.lazy())
+    return int(united.select((pl.col("end") - pl.col("start")).sum()).collect().item())
 
 
 def _table(
