@@ -80,7 +80,7 @@ def test_asked_again_a_recipe_says_the_same_without_computing(
 
 def test_what_a_kept_answer_was_made_from_is_not_computed(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = ask(run, "step_ledger")
-    forget_how(monkeypatch, "device_runs", "idle_causes")
+    forget_how(monkeypatch, "device_runs", "idle_stretches")
     assert_frame_equal(ask(run, "step_ledger"), table)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 from hypothesis import given, settings
@@ -138,3 +139,141 @@ def test_no_job_gains_more_from_a_late_rank_coming_with_the_next_than_the_bound_
                 eased[-1].append([Part(0, 0, shorter) if r == late else part for r, part in enumerate(ranks)])
         gain = mean(lengths) - mean(run(eased)[1])
         assert row["at_most"] >= int(gain)
+
+
+# -- hosts that run ahead of their devices -------------------------------------------------------------------
+
+COMPUTE, SIDE, TALK = 0, 1, 2  # streams
+LATENCY = 2  # from the return of a launch to the start of what it launched
+ROWS = {"load": LOADER, "collect": "gc.collect", "other": "my_hook"}
+
+
+@dataclass(frozen=True)
+class Act:
+    """What a host does next, and what comes of it.
+
+    'load', 'collect' and 'other' take `host` ns; 'launch' takes `host` ns and gives a stream `device` ns of
+    work; 'join' has the compute stream wait for the side stream; 'wait' waits for the device.
+    """
+
+    what: str
+    host: int = 0
+    device: int = 0
+    stream: int = COMPUTE
+
+
+Program = list[list[list[Act]]]  # steps, ranks, acts; each step ends with a collective of all ranks
+
+
+def recorded(program: Program) -> tuple[dict[str, list[dict[str, Any]]], float]:
+    """The tables of a job whose hosts launch and go on, by one true clock, and its mean step."""
+    num_ranks = len(program[0])
+    tables: dict[str, list[dict[str, Any]]] = {
+        name: [] for name in ("steps", "kernels", "ranges", "operators", "launches", "collectives")
+    }
+    host = [0] * num_ranks
+    free = [[0, 0, 0] for _ in range(num_ranks)]
+    begins: list[list[int]] = [[] for _ in range(num_ranks)]
+    for step in program:
+        arrivals = list[int]()
+        for rank, acts in enumerate(step):
+            begins[rank].append(host[rank])
+            talk = Act("launch", host=1, stream=TALK)
+            for act in [*acts, talk]:
+                begin, mine = host[rank], {"rank": rank, "thread": THREAD}
+                host[rank] += act.host
+                span = {**mine, "start": begin, "end": host[rank]}
+                if act.what in ROWS:
+                    tables["ranges"].append({**span, "name": ROWS[act.what]})
+                elif act.what == "join":
+                    free[rank][COMPUTE] = max(free[rank])
+                elif act.what == "wait":
+                    host[rank] = max(host[rank], *free[rank])
+                    tables["launches"].append(
+                        {**mine, "start": begin, "end": host[rank], "name": "cudaDeviceSynchronize"}
+                    )
+                else:
+                    tables["operators"].append({**span, "name": "aten::mm"})
+                    ready = [free[rank][act.stream], *(free[rank] if act is talk else ())]
+                    start = max(host[rank] + LATENCY, *ready)
+                    free[rank][act.stream] = start + act.device
+                    kernel = {
+                        **mine,
+                        "start": start,
+                        "end": start + act.device,
+                        "stream": act.stream,
+                        "launch_start": host[rank],
+                        "launch_end": host[rank],
+                    }
+                    if act is talk:
+                        arrivals.append(start)
+                        kernel |= {"family": "communication"}
+                    tables["kernels"].append(kernel)
+        end = max(arrivals) + TRANSFER
+        for rank, arrival in enumerate(arrivals):
+            free[rank] = [end, free[rank][SIDE], end]
+            tables["kernels"][-1 - [k["rank"] for k in reversed(tables["kernels"])].index(rank)]["end"] = end
+            tables["collectives"].append({"rank": rank, "start": arrival, "end": end, "kind": "all-reduce"})
+    whole = max(*host, *(t for streams in free for t in streams))
+    for rank in range(num_ranks):
+        edges = [*begins[rank], whole]
+        tables["steps"] += [
+            {"rank": rank, "step": n, "start": a, "end": b} for n, (a, b) in enumerate(pairwise(edges))
+        ]
+    tables["ranks"] = [
+        {"rank": r, "world_size": num_ranks, "clock_error": 0, "device_kind": "gpu", "main_thread": THREAD}
+        for r in range(num_ranks)
+    ]
+    return tables, whole / len(program)
+
+
+times = st.integers(0, 30)
+acts = st.one_of(
+    st.builds(Act, what=st.sampled_from(["load", "collect", "other"]), host=times),
+    st.builds(
+        Act,
+        what=st.just("launch"),
+        host=st.integers(0, 9),
+        device=times,
+        stream=st.sampled_from([COMPUTE, COMPUTE, SIDE]),
+    ),
+    st.builds(Act, what=st.sampled_from(["join", "wait"])),
+)
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> Program:
+    num_ranks = draw(st.integers(1, 3))
+    rank = st.lists(acts, min_size=1, max_size=8)
+    return draw(st.lists(st.lists(rank, min_size=num_ranks, max_size=num_ranks), min_size=1, max_size=4))
+
+
+REMOVED = {
+    "idle.data_loading": "load",
+    "idle.garbage_collection": "collect",
+    "idle.other_host_work": "other",
+    "idle.launch_bound": "launch",
+    "idle.host_synchronisation": "wait",
+}
+
+
+def removed(program: Program, what: str) -> Program:
+    """The job in which launching takes the host no time, or in which the other acts are left out."""
+
+    def rid(done: list[Act]) -> list[Act]:
+        if what == "launch":
+            return [replace(act, host=0) if act.what == what else act for act in done]
+        return [act for act in done if act.what != what]
+
+    return [[rid(done) for done in step] for step in program]
+
+
+@settings(max_examples=50, deadline=None)
+@given(programs())
+def test_no_host_that_runs_ahead_gains_more_than_the_bound_says(program: Program) -> None:
+    tables, mean_step = recorded(program)
+    bounds = on_example(named("idle_summary"), tables)
+    for account, at_most in bounds.select("account", "at_most").iter_rows():
+        if account in REMOVED:
+            gain = mean_step - recorded(removed(program, REMOVED[account]))[1]
+            assert at_most >= int(gain), account

@@ -57,6 +57,21 @@ MS = 1_000_000
 SCALES = st.sampled_from([1, 250_000])
 
 
+def idle_of(
+    steps: pl.LazyFrame,
+    gaps: pl.LazyFrame,
+    ranks: pl.LazyFrame,
+    kernels: ledger.Frame,
+    copies: ledger.Frame,
+    launches: ledger.Frame,
+    *named_rows: ledger.Frame,
+) -> pl.LazyFrame:
+    """The gaps by cause and name."""
+    spans = ledger.host_by_cause(steps, ranks, kernels, copies, launches, *named_rows)
+    stretches = ledger.idle_by_cause(gaps, ranks, kernels, copies, launches, spans)
+    return ledger.with_names(stretches, ranks, launches, *named_rows)
+
+
 def spent(given: Tables) -> Spent:
     """The ledger of these tables: time by rank, step and account."""
     tables = ("steps", "ranks", "kernels", "copies", "collectives", *NAMES)
@@ -65,7 +80,7 @@ def spent(given: Tables) -> Spent:
     runs = ledger.busy_and_gaps(frames["steps"], frames["kernels"], frames["copies"], matched).collect()
     host = [frames[name] for name in ("kernels", "copies", "launches", "operators", "ranges", "frames")]
     gaps = runs.filter(pl.col("account").is_null()).drop("account").lazy()
-    idle = ledger.idle_by_cause(gaps, frames["ranks"], *host).collect()
+    idle = idle_of(frames["steps"], gaps, frames["ranks"], *host).collect()
     columns = ("rank", "step", "account", "start", "end")
     total: Spent = Counter()
     for table in (runs.drop_nulls("account"), idle):
@@ -243,7 +258,18 @@ def idle_at(tables: Tables, gap: tuple[int, int, int], began: int, t: int, long:
         and row["start"] <= began <= row["end"]
         for row in mine("launches")
     )
-    return "idle.host_synchronisation" if drained else answer
+    # The calls in which any launching thread waits are one wait where they touch; it costs what it took.
+    waiting = sorted(
+        (row["start"], row["end"])
+        for row in mine("launches")
+        if row["name"] == "cudaStreamSynchronize" and row["thread"] in feeding and row["start"] < row["end"]
+    )
+    called, returned = began, began
+    for start, end in [*waiting, *reversed(waiting)] * len(waiting):
+        if start <= returned and end >= called:
+            called, returned = min(called, start), max(returned, end)
+    paid = t < began + (returned - called)
+    return "idle.host_synchronisation" if drained and paid else answer
 
 
 def painted(tables: Tables, scale: int = 1) -> Spent:
@@ -489,7 +515,7 @@ def test_a_named_cause_outranks_dispatch_and_one_cause_another() -> None:
 def test_a_queue_drained_by_waiting_is_refilled_on_its_account() -> None:
     """Nameless host time until the next launch is the price of the wait; what has a name keeps it."""
     assert causes(
-        launches=[host(2, 23, "cudaStreamSynchronize")],
+        launches=[host(-34, 23, "cudaStreamSynchronize")],
         operators=[host(30, 40, "aten::mm")],
         ranges=[host(50, 60, LOADER)],
     ) == [
@@ -499,6 +525,23 @@ def test_a_queue_drained_by_waiting_is_refilled_on_its_account() -> None:
         (40, 50, "idle.host_synchronisation"),
         (50, 60, "idle.data_loading"),
         (60, 77, "idle.host_synchronisation"),
+        (77, 90, "idle.dependency"),
+    ]
+
+
+def test_a_wait_costs_no_more_than_it_took() -> None:
+    """Without the wait from 2 to 23 the host would have launched 21 ns sooner, at 56, and no sooner."""
+    answer = causes(
+        launches=[host(2, 23, "cudaStreamSynchronize"), host(70, 77, "cudaLaunchKernel")],
+        operators=[host(30, 60, "aten::mm")],
+    )
+    assert answer == [
+        (20, 23, "idle.host_synchronisation"),
+        (23, 30, "idle.host_synchronisation"),
+        (30, 41, "idle.host_synchronisation"),
+        (41, 60, "idle.launch_bound"),
+        (60, 70, "idle.unexplained"),
+        (70, 77, "idle.launch_bound"),
         (77, 90, "idle.dependency"),
     ]
 
@@ -519,7 +562,7 @@ def test_only_a_wait_of_a_launching_thread_that_sees_the_queue_run_dry_drains_it
 
 
 def test_a_long_wait_drains_though_another_call_came_and_went_inside_it() -> None:
-    calls = [host(2, 23, "cudaDeviceSynchronize"), host(5, 6, "cudaEventSynchronize")]
+    calls = [host(-34, 23, "cudaDeviceSynchronize"), host(5, 6, "cudaEventSynchronize")]
     assert {account for _, _, account in causes(launches=calls)} == {
         "idle.host_synchronisation",
         "idle.dependency",
@@ -529,7 +572,7 @@ def test_a_long_wait_drains_though_another_call_came_and_went_inside_it() -> Non
 def test_a_gap_cut_by_a_step_s_end_was_drained_where_it_began() -> None:
     answer = causes(
         steps=[{"step": 1, "start": 0, "end": 50}, {"step": 2, "start": 50, "end": 100}],
-        launches=[host(2, 23, "cudaStreamSynchronize")],
+        launches=[host(-34, 23, "cudaStreamSynchronize")],
     )
     assert answer == [
         (20, 23, "idle.host_synchronisation"),
@@ -796,7 +839,7 @@ def test_the_layers_may_be_absent() -> None:
     idle = ledger.busy_and_gaps(steps, None, None, None)
     assert idle.collect().rows(named=True) == [{"rank": 0, "step": 1, "start": 3, "end": 9, "account": None}]
     ranks = example_table(RANKS, [{}])
-    found = ledger.idle_by_cause(idle.drop("account"), ranks, None, None, None, None, None, None).collect()
+    found = idle_of(steps, idle.drop("account"), ranks, None, None, None, None, None, None).collect()
     assert found.select("start", "end", "account").rows() == [(3, 9, "idle.unrecorded")]
     plain = pl.LazyFrame(
         {"rank": [0], "start": [4], "end": [6]}, {"rank": pl.Int32, "start": pl.Int64, "end": pl.Int64}
@@ -831,7 +874,8 @@ def test_many_gaps_and_deep_stacks_take_no_long() -> None:
     gaps = ledger.busy_and_gaps(steps, kernels.lazy(), COPIES.empty().lazy(), None).filter(
         pl.col("account").is_null()
     )
-    found = ledger.idle_by_cause(
+    found = idle_of(
+        steps,
         gaps.drop("account"),
         example_table(RANKS, [{"main_thread": 7}]),
         kernels.lazy(),

@@ -19,6 +19,9 @@ class Finding:
     `gain`: *at most* is an upper bound, *predicted* comes from replay, *measured* from interleaved
     repetition; *unknown* says that the trace cannot tell, and then it is 0. Gains of several
     findings do not add up.
+
+    Findings are listed by `cost_per_step`, the time of a mean step of a mean rank that the claim is about:
+    where a bound is wide it says little. A recipe leaves it out where that is the gain itself.
     """
 
     name: str  # stable, in kebab-case: 'data-loading-starves-gpu'
@@ -28,9 +31,15 @@ class Finding:
     next: str  # the next thing to do
     ns_per_step: int = 0
     ns_in_steps: int = 0
+    cost_per_step: int | None = None
     shared: bool = False
     recipe: str = ""  # filled in by the runner
     doubt: str = ""  # why this may be wrong, when it may
+
+    @property
+    def size(self) -> int:
+        """What findings are listed by, the largest first."""
+        return self.ns_per_step if self.cost_per_step is None else self.cost_per_step
 
 
 OTHERS_GAIN_TOO = "the bound counts the time in which ranks that wait for others could gain too"

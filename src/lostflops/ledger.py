@@ -21,8 +21,6 @@ there are calls of communication, in which the thread waits, and the framework's
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import polars as pl
 
 from lostflops import intervals
@@ -65,6 +63,10 @@ IDLE = (
     UNEXPLAINED,
 )
 ACCOUNTS = (COMPUTE, WAIT, TRANSFER, EXPOSED, COPY, *IDLE)
+# What no row names, the first that applies, and which of it refills a queue.
+REFILLING = (LAUNCH_BOUND, OTHER_HOST)
+UNNAMED = (LONG_CALL, *REFILLING)
+CLAIMING = (*(f"idle.{cause}" for cause in HOST_CAUSES), *UNNAMED)  # in the order in which they do
 # A call that launches returns after some microseconds, and what it launched begins some microseconds later. A
 # hundred times that is no launch latency, on any device and driver: then there is another cause, which the
 # rows here do not tell.
@@ -112,23 +114,21 @@ def idle_by_cause(
     kernels: Frame,
     copies: Frame,
     launches: Frame,
-    operators: Frame,
-    ranges: Frame,
-    frames: Frame,
+    spans: pl.LazyFrame,
 ) -> pl.LazyFrame:
-    """Split each idle gap by cause: rank, step, start, end, account, gap (its number) and name.
+    """Split each idle gap by cause: rank, step, start, end, account, gap (its number) and thread.
 
-    They add up to the gap. `name` is that of the innermost host row, among those that prove the account, at
-    the stretch's start; null where none does. `gaps` has rank, step, start and end. A gap that ends with its
-    step is ended by the next work after it.
+    They add up to the gap. `gaps` has rank, step, start and end, `spans` is what `host_by_cause` gives. A gap
+    that ends with its step is ended by the next work after it. `thread` is the one that the cause was sought
+    on, null where none was.
     """
     numbered = (
         gaps.filter(pl.col("end") > pl.col("start")).sort("rank", "start").with_row_index("gap").collect()
     )
-    columns = ("rank", "step", "start", "end", "account", "gap", "name")
-    unnamed = pl.lit(None, dtype=NAME)
+    columns = ("rank", "step", "start", "end", "account", "gap", "thread")
+    nowhere = pl.lit(None, dtype=pl.Int64)
     if numbered.is_empty():
-        empty = numbered.lazy().with_columns(account=pl.lit("", dtype=pl.String), name=unnamed)
+        empty = numbered.lazy().with_columns(account=pl.lit("", dtype=pl.String), thread=nowhere)
         return empty.select(columns)
     began = _with_beginnings(numbered)
     ended = _drained(_ended_by(began, ranks, kernels, copies), launches, _work(kernels, copies))
@@ -139,32 +139,105 @@ def idle_by_cause(
     on_its_way = ended.filter(returned.is_not_null()).with_columns(
         start=launch,
         account=pl.when(waited < LONG).then(pl.lit(DEPENDENCY)).otherwise(pl.lit(UNRECORDED)),
-        name=unnamed,
+        thread=nowhere,
     )
     # Work whose launch is not in the trace tells nothing of the host, nor does a trace without the host.
     until = ended.with_columns(end=launch.fill_null(pl.col("end")))
-    orphaned = until.filter("orphan").with_columns(account=pl.lit(UNRECORDED), name=unnamed)
-    late = until.filter(~pl.col("orphan"))
-    claims = _host_rows(launches, operators, ranges, frames, late)
+    orphaned = until.filter("orphan").with_columns(account=pl.lit(UNRECORDED), thread=nowhere)
     painted = intervals.paint(
-        late.select("rank", "thread", "start", "end", "step", "gap", "drained").lazy(),
-        claims,
+        until.filter(~pl.col("orphan"))
+        .select("rank", "thread", "start", "end", "step", "gap", "refilled")
+        .lazy(),
+        {account: spans.filter(pl.col("account") == account) for account in CLAIMING},
         by=["rank", "thread"],
     ).collect()
     # The queue was empty because the host had waited for the device: what it does next to refill the queue,
     # unless that has a name of its own, is the price of the wait.
-    nameless = pl.col("account").is_null() | pl.col("account").is_in([LAUNCH_BOUND, OTHER_HOST])
-    painted = _named(painted, claims).with_columns(
-        account=pl.when(pl.col("drained") & nameless)
+    nameless = pl.col("account").is_null() | pl.col("account").is_in(REFILLING)
+    charged = _cut(painted, pl.when(nameless).then("refilled")).with_columns(
+        account=pl.when(nameless & (pl.col("end") <= pl.col("refilled")))
         .then(pl.lit(SYNCHRONISED))
         .otherwise(pl.col("account").fill_null(UNEXPLAINED))
     )
     return (
-        pl.concat([part.select(columns) for part in (painted, on_its_way, orphaned)])
+        pl.concat([part.select(columns) for part in (charged, on_its_way, orphaned)])
         .lazy()
         .filter(pl.col("end") > pl.col("start"))
         .sort("rank", "start")
     )
+
+
+def with_names(
+    idle: pl.LazyFrame, ranks: pl.LazyFrame, launches: Frame, operators: Frame, ranges: Frame, frames: Frame
+) -> pl.LazyFrame:
+    """What `idle_by_cause` gives, with `name` in place of `thread`.
+
+    It is the name of the innermost host row, among those that prove the account, at the stretch's start; null
+    where none does.
+    """
+    stretches = idle.collect()
+    threads = (
+        stretches.select("rank", "thread")
+        .drop_nulls()
+        .unique()
+        .join(_of_ranks(ranks).select("rank", "host_only").collect(), on="rank", how="left")
+        .with_columns(pl.col("host_only").fill_null(False))
+    )
+    claims = _host_rows(launches, operators, ranges, frames, threads)
+    unnamed = pl.lit(None, dtype=NAME)
+    left, parts = stretches.with_columns(name=unnamed), list[pl.DataFrame]()
+    for account in CLAIMING:
+        # What refills a queue has the name of what it is.
+        mine = pl.col("account").is_in([account, SYNCHRONISED] if account in REFILLING else [account])
+        mine &= pl.col("thread").is_not_null()
+        if account in claims and not left.filter(mine).is_empty():
+            asked = left.filter(mine)
+            names = intervals.innermost(asked, claims[account], by=["rank", "thread"], column="name")
+            found = asked.with_columns(names)
+            parts.append(found.drop_nulls("name"))
+            left = pl.concat([left.filter(~mine), found.filter(pl.col("name").is_null())])
+    return pl.concat([left, *parts]).lazy().drop("thread").sort("rank", "start")
+
+
+def host_by_cause(
+    steps: pl.LazyFrame,
+    ranks: pl.LazyFrame,
+    kernels: Frame,
+    copies: Frame,
+    launches: Frame,
+    operators: Frame,
+    ranges: Frame,
+    frames: Frame,
+) -> pl.LazyFrame:
+    """What the host threads that matter did: rank, thread, account, start, end, disjoint and in order.
+
+    The threads are those that launch work and each rank's main one. What a row names counts for all that it
+    and those inside it name, so stretches of two causes may overlap. Long calls, dispatching and other work,
+    which have no name, are what the others leave of steps, the first of the three that applies.
+    """
+    facts = _of_ranks(ranks)
+    threads = [facts.select("rank", "thread")]
+    work = _work(kernels, copies)
+    if work is not None:
+        threads.append(work.select("rank", "thread"))
+    near = (
+        pl.concat(threads, how="vertical_relaxed")
+        .drop_nulls()
+        .unique()
+        .join(facts.select("rank", "host_only"), on="rank", how="left")
+        .with_columns(pl.col("host_only").fill_null(False))
+        .collect()
+    )
+    lanes = ["rank", "thread"]
+    claims = {
+        account: intervals.union(rows.lazy(), lanes)
+        for account, rows in _host_rows(launches, operators, ranges, frames, near).items()
+    }
+    windows = near.lazy().select(lanes).join(steps.select("rank", "start", "end"), on="rank")
+    parts = [intervals.paint(windows, claims, by=lanes).filter(pl.col("account").is_in(UNNAMED))]
+    parts += [rows.with_columns(account=pl.lit(a)) for a, rows in claims.items() if a not in UNNAMED]
+    columns = (*lanes, "account", "start", "end")
+    return pl.concat([part.select(columns) for part in parts]).sort(*lanes, "account", "start")
 
 
 def _with_beginnings(gaps: pl.DataFrame) -> pl.DataFrame:
@@ -174,15 +247,13 @@ def _with_beginnings(gaps: pl.DataFrame) -> pl.DataFrame:
     return gaps.with_columns(began=pl.col("start").first().over(run))
 
 
-def _named(painted: pl.DataFrame, claims: Mapping[str, pl.LazyFrame]) -> pl.DataFrame:
-    """`painted` with the name of the innermost row that claims each stretch, at its start."""
-    parts = [painted.filter(pl.col("account").is_null()).with_columns(name=pl.lit(None, dtype=NAME))]
-    for account, rows in claims.items():
-        mine = painted.filter(pl.col("account") == account)
-        if mine.height:
-            names = intervals.innermost(mine, rows.collect(), by=["rank", "thread"], column="name")
-            parts.append(mine.with_columns(names))
-    return pl.concat(parts)
+def _of_ranks(ranks: pl.LazyFrame) -> pl.LazyFrame:
+    """Each rank's main thread, and whether host operators stand in for kernels on it (`host_only`)."""
+    return ranks.select(
+        "rank",
+        pl.col("main_thread").alias("thread"),
+        host_only=pl.col("device_kind").eq_missing(pl.lit("cpu")),
+    ).unique("rank", keep="first")
 
 
 def _ended_by(gaps: pl.DataFrame, ranks: pl.LazyFrame, kernels: Frame, copies: Frame) -> pl.DataFrame:
@@ -192,11 +263,7 @@ def _ended_by(gaps: pl.DataFrame, ranks: pl.LazyFrame, kernels: Frame, copies: F
     (`host_only`), the launch is null and the thread is the one that works next, or the rank's main thread.
     `orphan` says that work follows whose launch was not recorded, or that no thread is known.
     """
-    facts = (
-        ranks.select("rank", "main_thread", host_only=pl.col("device_kind").eq_missing(pl.lit("cpu")))
-        .unique("rank", keep="first")
-        .collect()
-    )
+    facts = _of_ranks(ranks).rename({"thread": "main_thread"}).collect()
     work = _work(kernels, copies)
     none = pl.lit(None, dtype=pl.Int64)
     if work is None:
@@ -240,9 +307,14 @@ def _work(kernels: Frame, copies: Frame) -> Frame:
 
 
 def _drained(gaps: pl.DataFrame, launches: Frame, work: Frame) -> pl.DataFrame:
-    """Whether a thread that launches was inside a call that waits for the device when each gap began."""
+    """Each gap with `refilled`: until when the host may refill the queue at the expense of having waited.
+
+    That is the case where a thread that launches was inside a call that waits for the device when the gap
+    began. Without the call the host would have been there sooner by as long as the call took, so no more of
+    the gap is due to it than that. Null where no call waited.
+    """
     if launches is None or work is None:
-        return gaps.with_columns(drained=pl.lit(False))
+        return gaps.with_columns(refilled=pl.lit(None, dtype=pl.Int64))
     names = launches.select(pl.col("name").unique()).collect()["name"].cast(pl.String).drop_nulls().to_list()
     waits = cause_of(names, "launch").filter(pl.col("cause") == "host_synchronisation")["name"].to_list()
     feeding = work.select("rank", "thread").unique()
@@ -260,19 +332,32 @@ def _drained(gaps: pl.DataFrame, launches: Frame, work: Frame) -> pl.DataFrame:
         .join_asof(
             calls, left_on="began", right_on="_called", by="rank", strategy="backward", check_sortedness=False
         )
-        .with_columns(drained=(pl.col("_returned") >= pl.col("began")).fill_null(False))
+        .with_columns(
+            refilled=pl.when(pl.col("_returned") >= pl.col("began")).then(
+                pl.col("began") + pl.col("_returned") - pl.col("_called")
+            )
+        )
         .drop("_called", "_returned")
     )
 
 
+def _cut(pieces: pl.DataFrame, at: pl.Expr) -> pl.DataFrame:
+    """The pieces, those in two that hold the instant `at`."""
+    inside = ((pl.col("start") < at) & (at < pl.col("end"))).fill_null(False)
+    cut = pieces.filter(inside)
+    return pl.concat([pieces.filter(~inside), cut.with_columns(end=at), cut.with_columns(start=at)])
+
+
 def _host_rows(
-    launches: Frame, operators: Frame, ranges: Frame, frames: Frame, late: pl.DataFrame
-) -> dict[str, pl.LazyFrame]:
-    """What host threads did, as layers in the order in which they claim an instant."""
-    claims: dict[str, list[pl.LazyFrame]] = {f"idle.{cause}": [] for cause in HOST_CAUSES}
-    claims |= {LONG_CALL: [], LAUNCH_BOUND: [], OTHER_HOST: []}
+    launches: Frame, operators: Frame, ranges: Frame, frames: Frame, threads: pl.DataFrame
+) -> dict[str, pl.DataFrame]:
+    """What these host threads did, by account: rank, thread, start, end, name; one row may be in several.
+
+    `threads` has rank, thread and `host_only`. Accounts stand in the order in which they claim an instant.
+    """
+    claims: dict[str, list[pl.DataFrame]] = {account: [] for account in CLAIMING}
     columns = ("rank", "thread", "start", "end", "name")
-    near = late.select("rank", "thread", "host_only").unique().lazy()
+    host_only = threads.filter("host_only").select("rank").unique()
     tables: tuple[tuple[Frame, Row], ...] = (
         (ranges, "range"),
         (operators, "operator"),
@@ -282,26 +367,23 @@ def _host_rows(
     for table, row in tables:
         if table is None:
             continue
-        here = table.select(columns).join(near, on=["rank", "thread"])
-        names = here.select(pl.col("name").unique()).collect()["name"].cast(pl.String).drop_nulls().to_list()
+        here = table.select(columns).join(threads.lazy(), on=["rank", "thread"], how="semi").collect()
+        names = here["name"].unique().cast(pl.String).drop_nulls().to_list()
         by_cause = cause_of(names, row).filter(pl.col("cause").is_not_null()).group_by("cause").agg("name")
         for cause, proving in by_cause.iter_rows():
             claims[f"idle.{cause}"].append(here.filter(pl.col("name").is_in(proving)))
         if row == "launch":
-            claims[CAPTURE].append(captures(here, names))
+            claims[CAPTURE].append(captures(here.lazy(), names).select(columns).collect())
             claims[LONG_CALL].append(here.filter(pl.col("end") - pl.col("start") >= LONG))
             claims[LAUNCH_BOUND].append(here)
         elif row == "operator":
-            claims[LAUNCH_BOUND].append(here.filter(~pl.col("host_only")))
-            if late["host_only"].any():
-                on_host = here.filter("host_only")
+            claims[LAUNCH_BOUND].append(here.join(host_only, on="rank", how="anti"))
+            if host_only.height:
+                on_host = here.join(host_only, on="rank", how="semi")
                 talk = operator_facts(names).filter(pl.col("family") == "communication")["name"].to_list()
                 claims[SYNCHRONISED].append(on_host.filter(pl.col("name").is_in(talk)))
                 claims[OTHER_HOST].append(on_host)
         else:
-            claims[OTHER_HOST].append(here.filter(~pl.col("name").cat.starts_with("ProfilerStep")))
-    return {
-        account: pl.concat([rows.select(columns) for rows in some])
-        for account, some in claims.items()
-        if some
-    }
+            steps = [name for name in names if name.startswith("ProfilerStep")]
+            claims[OTHER_HOST].append(here.filter(~pl.col("name").is_in(steps)) if steps else here)
+    return {account: pl.concat(some) for account, some in claims.items() if some}

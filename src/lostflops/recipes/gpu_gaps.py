@@ -69,7 +69,7 @@ SHARE_OF_STEP, SHARE_OF_IDLE = 0.1, 0.5
 def gpu_gaps(
     steps: Steps,
     counted_steps: pl.LazyFrame,
-    idle_causes: pl.LazyFrame,
+    idle_stretches: pl.LazyFrame,
     *,
     at_least_ns: Annotated[int, "shortest gap to list, ns"] = 50_000,
 ) -> pl.LazyFrame:
@@ -78,7 +78,7 @@ def gpu_gaps(
     A gap is the complement of the union over all streams, inside steps; one that crosses a step's end is
     listed once for each step. Gaps before the first and after the last work of a step count.
     """
-    by_cause = idle_causes.group_by("rank", "step", "gap", "account").agg(
+    by_cause = idle_stretches.group_by("rank", "step", "gap", "account").agg(
         pl.col("start").min(), pl.col("end").max(), cause_ns=(pl.col("end") - pl.col("start")).sum()
     )
     return (

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import polars as pl
 
-from lostflops.ledger import idle_by_cause
+from lostflops.ledger import with_names
 from lostflops.recipe import Example, recipe
-from lostflops.tables import Copies, Frames, Kernels, Launches, Operators, Ranges, Ranks
+from lostflops.tables import Frames, Launches, Operators, Ranges, Ranks
 
 LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 SYNCHRONISE = "cudaStreamSynchronize"
@@ -125,10 +125,8 @@ SYNCHRONISE = "cudaStreamSynchronize"
     ],
 )
 def idle_causes(
-    device_runs: pl.LazyFrame,
+    idle_stretches: pl.LazyFrame,
     ranks: Ranks,
-    kernels: Kernels | None,
-    copies: Copies | None,
     launches: Launches | None,
     operators: Operators | None,
     ranges: Ranges | None,
@@ -141,5 +139,4 @@ def idle_causes(
     or another stream's work. That takes microseconds; from 1 ms on, what it waited for was not recorded.
     Where no host row covers an instant it stays unexplained.
     """
-    gaps = device_runs.filter(pl.col("account").is_null()).drop("account")
-    return idle_by_cause(gaps, ranks, kernels, copies, launches, operators, ranges, frames)
+    return with_names(idle_stretches, ranks, launches, operators, ranges, frames)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import polars as pl
 
@@ -11,7 +12,7 @@ from lostflops import intervals
 from lostflops.accounts import ACCOUNTS, WAITING
 from lostflops.finding import OTHERS_GAIN_TOO, Finding, milliseconds, percent
 from lostflops.recipe import Bars, Example, recipe
-from lostflops.tables import Ranks
+from lostflops.tables import Copies, Kernels, Ranks
 
 
 @recipe(
@@ -21,11 +22,13 @@ from lostflops.tables import Ranks
     columns={
         "account": "cause: an account of the ledger",
         "per_step": "idle for this cause in a mean step of a mean rank, ns",
+        "host_per_step": "time of a mean step that the host spends on it, idle device or not, ns",
         "step_share": "the same as a share of step time",
         "steps": "steps of all ranks that the means are taken of",
         "most_on": "rank with the most of it in a mean step",
         "most": "how much that rank has, ns",
-        "at_most": "most that removing the cause on all ranks could save in a mean step of a mean rank, ns",
+        "at_most": "most that removing the cause on all ranks could save in a mean step, ns; null where "
+        "the recording does not say what could be removed",
     },
     examples=[
         Example(
@@ -66,24 +69,33 @@ from lostflops.tables import Ranks
                 {
                     "account": "idle.data_loading",
                     "per_step": 15,
+                    "host_per_step": 16,
                     "step_share": 0.15,
                     "steps": 2,
                     "most_on": 0,
                     "most": 30,
-                    "at_most": 27,
+                    "at_most": 28,
                 }
             ],
         ),
     ],
 )
 def idle_summary(
-    step_ledger: pl.LazyFrame, idle_causes: pl.LazyFrame, counted_steps: pl.LazyFrame, ranks: Ranks
+    step_ledger: pl.LazyFrame,
+    idle_stretches: pl.LazyFrame,
+    host_spans: pl.LazyFrame,
+    counted_steps: pl.LazyFrame,
+    kernels: Kernels | None,
+    copies: Copies | None,
+    ranks: Ranks,
 ) -> pl.LazyFrame:
     """Add up idle time by cause, the largest first, with a bound on what removing each cause could save.
 
-    A rank gains no more than its own idle time of that cause and the time in which it waits for others; and,
-    where all ranks of the job are here, no more than the time in which any of them is idle for it: the
-    longest chain of work through the job passes one rank at a time.
+    A step is as long as the longest chain of work through it. Without a cause, a rank gains no more than the
+    time in which its host is at it and the time in which the rank waits for others. What the host does while
+    the device is busy counts, because without it the host would run ahead and hide other gaps. Where all
+    ranks of the job are here it is no more than the time in which any of them is at it, for the chain passes
+    one rank at a time. And the work of the busiest stream remains.
     """
     window = ["rank", "step"]
     idle = pl.col("account").str.starts_with("idle.")
@@ -94,58 +106,98 @@ def idle_summary(
         .group_by(*window)
         .agg(waits=pl.col("ns").sum(), bubble=pl.col("ns").filter(idle).sum())
     )
+    removable = [loss.account for loss in LOSSES if loss.removable]
+    bound = pl.min_horizontal(pl.col("host") + pl.col("waits"), "anywhere", "beside")
     each = (
         counted.join(own.select("account").unique(), how="cross")
         .join(own, on=[*window, "account"], how="left")
         .join(waits, on=window, how="left")
-        .join(_anywhere(counted, idle_causes, ranks), on=[*window, "account"], how="left")
-        .with_columns(pl.col("own", "waits", "bubble").fill_null(0))
+        .join(_beside(counted, kernels, copies), on=window, how="left")
+        .join(_at_it(counted, idle_stretches, host_spans, ranks), on=[*window, "account"], how="left")
+        .with_columns(
+            pl.col("own", "waits", "bubble", "host").fill_null(0), whole=pl.col("end") - pl.col("start")
+        )
         .with_columns(
             waits=pl.col("waits") - pl.when(pl.col("account").is_in(WAITING)).then("bubble").otherwise(0)
         )
-        .with_columns(_bound=pl.min_horizontal(pl.col("own") + pl.col("waits"), "anywhere"))
-    )
-    most = (
-        each.group_by("account", "rank")
-        .agg(most=pl.col("own").sum() // pl.len())
-        .sort("most", "rank", descending=[True, False])
-        .group_by("account", maintain_order=True)
-        .agg(most_on=pl.col("rank").first(), most=pl.col("most").first())
-    )
-    return (
-        each.group_by("account")
+        # What a step gains may come from what its rank, or another, did during the step before: the sums are
+        # bounds, the steps are not.
+        .group_by("account", "rank")
         .agg(
+            pl.col("own", "host", "waits", "beside", "whole").sum(),
+            anywhere=pl.when(pl.col("anywhere").count() == pl.len()).then(pl.col("anywhere").sum()),
             steps=pl.len().cast(pl.Int64),
-            per_step=pl.col("own").sum() // pl.len(),
-            step_share=pl.col("own").sum() / (pl.col("end") - pl.col("start")).sum(),
-            at_most=pl.col("_bound").sum() // pl.len(),
+            most=pl.col("own").sum() // pl.len(),
         )
-        .join(most, on="account", how="left")
+        .with_columns(at_most=pl.when(pl.col("account").is_in(removable)).then(bound))
+        .sort("account", "most", "rank", descending=[False, True, False])
+    )
+    steps = pl.col("steps").sum()
+    return (
+        each.group_by("account", maintain_order=True)
+        .agg(
+            steps,
+            per_step=pl.col("own").sum() // steps,
+            host_per_step=pl.col("host").sum() // steps,
+            step_share=pl.col("own").sum() / pl.col("whole").sum(),
+            at_most=pl.when(pl.col("at_most").count() > 0).then(pl.col("at_most").sum() // steps),
+            most_on=pl.col("rank").first(),
+            most=pl.col("most").first(),
+        )
         .select(*idle_summary.columns)
         .sort("per_step", "account", descending=[True, False])
     )
 
 
-def _anywhere(counted: pl.LazyFrame, idle_causes: pl.LazyFrame, ranks: pl.LazyFrame) -> pl.LazyFrame:
-    """For each step and cause, how long any rank of the job is idle for it meanwhile; no rows where ranks are
-    missing or their clocks cannot be compared."""
-    known = ranks.select(
-        here=pl.col("rank").n_unique() >= pl.col("world_size").max().fill_null(pl.lit(2**31)),
-        compared=(pl.col("rank").n_unique() == 1) | pl.col("clock_error").is_not_null().all(),
+def _at_it(
+    counted: pl.LazyFrame, idle_stretches: pl.LazyFrame, host_spans: pl.LazyFrame, ranks: pl.LazyFrame
+) -> pl.LazyFrame:
+    """For each step and cause, how long its rank's host is at it, and how long any rank's of the job.
+
+    The device being idle for a cause counts as the host being at it. `anywhere` is null where ranks are
+    missing or their clocks cannot be compared.
+    """
+    compared = ranks.select(
+        known=(pl.col("rank").n_unique() >= pl.col("world_size").max().fill_null(pl.lit(2**31)))
+        & ((pl.col("rank").n_unique() == 1) | pl.col("clock_error").is_not_null().all()),
     )
     causes = {name: code for code, name in enumerate(a for a in ACCOUNTS if a.startswith("idle."))}
-    code = pl.col("account").replace_strict(causes, default=None, return_dtype=pl.Int32)
-    pieces = intervals.union(idle_causes.select("start", "end", _code=code).drop_nulls(), ["_code"])
+    code = pl.col("account").replace_strict(causes, default=None, return_dtype=pl.Int64)
+    lane = pl.col("rank").cast(pl.Int64) * len(causes)
+    spans = (
+        pl.concat([f.select("rank", "start", "end", _code=code) for f in (idle_stretches, host_spans)])
+        .drop_nulls()
+        .with_columns(_lane=lane + pl.col("_code"))
+    )
     asked = counted.join(
-        pl.LazyFrame({"account": list(causes), "_code": list(causes.values())}).cast({"_code": pl.Int32}),
-        how="cross",
+        pl.LazyFrame({"account": list(causes), "_code": list(causes.values())}), how="cross"
+    ).with_columns(_lane=lane + pl.col("_code"))
+    here = intervals.inside(asked, intervals.union(spans, ["_lane"]), {"host": pl.lit(True)}, by="_lane")
+    found = intervals.inside(here, intervals.union(spans, ["_code"]), {"anywhere": pl.lit(True)}, by="_code")
+    return found.join(compared, how="cross").select(
+        "rank", "step", "account", "host", anywhere=pl.when("known").then("anywhere")
     )
-    found = intervals.inside(asked, pieces, {"anywhere": pl.lit(True)}, by="_code")
-    return (
-        found.join(known, how="cross")
-        .filter(pl.col("here") & pl.col("compared"))
-        .select("rank", "step", "account", "anywhere")
+
+
+def _beside(counted: pl.LazyFrame, kernels: pl.LazyFrame | None, copies: pl.LazyFrame | None) -> pl.LazyFrame:
+    """How long the stream that works most in a step does not work in it: rank, step, `beside`.
+
+    Communication does not count as work, because it may be waiting.
+    """
+    window, stream = ["rank", "step"], ["rank", "device", "stream"]
+    tables = [(kernels, pl.col("family") != "communication"), (copies, ~pl.col("communication"))]
+    work = [table.filter(own).select(*stream, "start", "end") for table, own in tables if table is not None]
+    if not work:
+        return counted.select(*window, beside=pl.col("end") - pl.col("start"))
+    rows = pl.concat(work)
+    lanes = rows.select(stream).unique().sort(stream).with_row_index("_lane").collect().lazy()
+    lanes = lanes.with_columns(pl.col("_lane").cast(pl.Int64))
+    busy = intervals.union(rows.join(lanes, on=stream, nulls_equal=True), ["_lane"])
+    asked = counted.join(lanes.select("rank", "_lane"), on="rank", how="left").with_columns(
+        pl.col("_lane").fill_null(-1)
     )
+    found = intervals.inside(asked, busy, {"busy": pl.lit(True)}, by="_lane")
+    return found.group_by(window).agg(beside=(pl.col("end") - pl.col("start")).first() - pl.col("busy").max())
 
 
 @dataclass(frozen=True)
@@ -212,12 +264,22 @@ def idle_costs_step_time(table: pl.DataFrame) -> Iterator[Finding]:
         if row["most"] > row["per_step"]:
             evidence.append(f"most of it on rank {row['most_on']}: {milliseconds(row['most'])} a step")
         if loss.removable and row["at_most"] > row["per_step"]:
-            evidence.append(OTHERS_GAIN_TOO)
+            evidence.extend(_wider(row))
         yield Finding(
             name=loss.finding,
             claim=f"{milliseconds(row['per_step'])} of a mean step ({share}) pass idle, {loss.claim}.",
             ns_per_step=row["at_most"] if loss.removable else 0,
+            cost_per_step=row["per_step"],
             gain="at most" if loss.removable else "unknown",
             evidence=tuple(evidence),
             next=ACCOUNTS[loss.account].remedy,
         )
+
+
+def _wider(row: Mapping[str, Any]) -> Iterator[str]:
+    """Why a bound is more than the idle time."""
+    if row["host_per_step"] > row["per_step"]:
+        spent = milliseconds(row["host_per_step"])
+        yield f"the host spends {spent} a step on it in all, and the bound counts all of that"
+    if row["at_most"] > row["host_per_step"]:
+        yield OTHERS_GAIN_TOO

@@ -42,7 +42,7 @@ from lostflops.tables import Steps
         ),
     ],
 )
-def step_ledger(steps: Steps, device_runs: pl.LazyFrame, idle_causes: pl.LazyFrame) -> pl.LazyFrame:
+def step_ledger(steps: Steps, device_runs: pl.LazyFrame, idle_stretches: pl.LazyFrame) -> pl.LazyFrame:
     """Every nanosecond of every step of every rank, in exactly one account.
 
     An instant is compute while any kernel that is not communication runs; else communication while only that
@@ -51,7 +51,7 @@ def step_ledger(steps: Steps, device_runs: pl.LazyFrame, idle_causes: pl.LazyFra
     """
     length = pl.col("end") - pl.col("start")
     busy = device_runs.filter(pl.col("account").is_not_null())
-    spent = pl.concat([f.select("rank", "step", "account", ns=length) for f in (busy, idle_causes)])
+    spent = pl.concat([f.select("rank", "step", "account", ns=length) for f in (busy, idle_stretches)])
     return (
         spent.group_by("rank", "step", "account")
         .agg(pl.col("ns").sum())

@@ -118,7 +118,7 @@ def page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], No
         ledger=ledger,
         answers=tuple(sorted(answers, key=lambda a: (a.recipe.name != "step_ledger", a.recipe.name))),
         findings=tuple(
-            sorted((f for a in answers for f in a.findings), key=lambda f: (-f.ns_per_step, f.recipe, f.name))
+            sorted((f for a in answers for f in a.findings), key=lambda f: (-f.size, f.recipe, f.name))
         ),
         skipped=tuple(skipped),
         quality=tuple(sorted(trace.manifest.quality, key=_gravity)),
