@@ -104,6 +104,15 @@ def test_a_page_among_the_traces_may_be_written_again(traces: Path) -> None:
         assert main(["why", str(traces), "--json", str(traces / "page.json")]) == 0
 
 
+def test_two_outputs_in_one_file_are_refused(
+    traces: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "here").symlink_to(tmp_path)
+    two = ("--html", tmp_path / "page", "--json", tmp_path / "here" / "page")
+    assert "name one file" in fails(capsys, "why", traces, *two)
+    assert not (tmp_path / "page").exists()
+
+
 def test_a_link_stays_a_link_and_what_it_leads_to_is_replaced(tmp_path: Path) -> None:
     page, link = tmp_path / "deep" / "page.html", tmp_path / "link.html"
     page.parent.mkdir()

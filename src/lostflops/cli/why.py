@@ -30,6 +30,7 @@ def run(given: Namespace) -> None:
     if given.html is not None:
         _output.check(given.html, given.paths)
     _output.check_document(given.json, given.paths)
+    _output.check_apart("--html", given.html, "--json", given.json)
     from rich.console import Console
 
     from lostflops.recipe import Session

@@ -36,6 +36,7 @@ PAGEABLE_WORTH_SAYING = 0.01
         "exposed": "time in which one of them runs and neither kernel nor communication, ns",
         "copies_in_steps": "number of them that run inside steps, wholly or in part",
         "bytes_in_steps": "bytes of those, as far as they were recorded; null when none were",
+        "bandwidth_in_steps": "the bandwidth of those alone, GB/s",
         "hidden_in_steps": "hidden time inside steps, ns",
         "in_steps": "exposed time inside steps, ns",
         "per_step": "exposed time in a mean step, ns",
@@ -75,6 +76,7 @@ PAGEABLE_WORTH_SAYING = 0.01
                     "exposed": 44,
                     "copies_in_steps": 2,
                     "bytes_in_steps": 270,
+                    "bandwidth_in_steps": 5.4,
                     "hidden_in_steps": 4,
                     "in_steps": 41,
                     "per_step": 20,
@@ -96,6 +98,7 @@ PAGEABLE_WORTH_SAYING = 0.01
                     "exposed": 1,
                     "copies_in_steps": 1,
                     "bytes_in_steps": 32,
+                    "bandwidth_in_steps": 8.0,
                     "hidden_in_steps": 3,
                     "in_steps": 1,
                     "per_step": 0,
@@ -131,6 +134,7 @@ PAGEABLE_WORTH_SAYING = 0.01
                     "exposed": 40,
                     "copies_in_steps": 2,
                     "bytes_in_steps": 600,
+                    "bandwidth_in_steps": 20.0,
                     "hidden_in_steps": 0,
                     "in_steps": 37,
                     "per_step": 37,
@@ -160,6 +164,7 @@ def copy_summary_by_time(
         bytes=_known_bytes(pl.lit(True)),
         time=_length().sum(),
         _timed=_length().filter(pl.col("bytes").is_not_null()).sum(),
+        _timed_in_steps=_length().filter(pl.col("bytes").is_not_null() & pl.col("_in_step")).sum(),
         copies_in_steps=pl.col("_in_step").sum().cast(pl.Int64),
         bytes_in_steps=_known_bytes(pl.col("_in_step")),
         _launched=(pl.col("launch_start").is_not_null() | ~pl.col("_in_step")).all(),
@@ -223,6 +228,9 @@ def _with_bound(
         .join(totals, on="rank", how="left")
         .with_columns(
             bandwidth=pl.when(pl.col("_timed") > 0).then(pl.col("bytes") / pl.col("_timed")),
+            bandwidth_in_steps=pl.when(pl.col("_timed_in_steps") > 0).then(
+                pl.col("bytes_in_steps") / pl.col("_timed_in_steps")
+            ),
             held=pl.max_horizontal(pl.col("_busy") - pl.col("_own"), 0),
         )
         .with_columns(pl.when("_launched").then(pl.col(calls)))
@@ -309,8 +317,9 @@ def _gain(rows: pl.DataFrame) -> _Gain:
 
 def _facts(rows: pl.DataFrame) -> tuple[str, ...]:
     """What was copied inside steps and how fast, a line per direction and kind of memory."""
-    of = "copies_in_steps", "bytes_in_steps", "in_steps", "hidden_in_steps", "bytes", "_timed"
-    timed = pl.when(pl.col("bandwidth") > 0).then(pl.col("bytes") / pl.col("bandwidth")).alias("_timed")
+    of = "copies_in_steps", "bytes_in_steps", "in_steps", "hidden_in_steps", "_timed"
+    rate = pl.col("bandwidth_in_steps")
+    timed = pl.when(rate > 0).then(pl.col("bytes_in_steps") / rate).alias("_timed")
     kinds = rows.with_columns(timed).group_by("direction", "host_memory").agg(pl.col(of).sum())
     facts: list[str] = []
     shown = kinds.filter(pl.col("copies_in_steps") > 0).sort(
@@ -322,7 +331,7 @@ def _facts(rows: pl.DataFrame) -> tuple[str, ...]:
     for row in shown.head(5).to_dicts():
         fact = f"{row['direction']}, host memory {row['host_memory']}: {row['copies_in_steps']:,} copies"
         if row["bytes_in_steps"] and row["_timed"]:
-            fact += f", {row['bytes_in_steps']:,} bytes at {row['bytes'] / row['_timed']:.2f} GB/s"
+            fact += f", {row['bytes_in_steps']:,} bytes at {row['bytes_in_steps'] / row['_timed']:.2f} GB/s"
         facts.append(fact)
     return tuple(facts)
 

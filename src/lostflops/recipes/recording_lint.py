@@ -301,7 +301,7 @@ def _tell_few(rows: pl.DataFrame) -> Finding:
         "few-whole-steps",
         f"{steps} of rank {least['rank']} {'were' if least['found'] > 1 else 'was'} recorded.",
         (f"fewer than {FEWEST} on {_ranks(rows)}: means of so few say little of the others",),
-        "Record more: `lostflops record --steps 10-14`, or `schedule(active=5)`.",
+        "Record more: `lostflops record --steps 10-14 -- COMMAND`, or `schedule(active=5)`.",
     )
 
 
@@ -313,7 +313,7 @@ def _tell_slow_first(rows: pl.DataFrame) -> Finding:
         f"the {worst['of'] - 1} whole ones after it {milliseconds(worst['beside_ns'])}.",
         (f"so on {_ranks(rows)}: it takes more than {SLOWER:g} times as long as the slowest of the others",),
         "If it is in the mean, see the page without it (`--steps`); let a few steps pass before recording: "
-        "`lostflops record --steps 10-14`, or `schedule(wait=5, warmup=1, active=5)`.",
+        "`lostflops record --steps 10-14 -- COMMAND`, or `schedule(wait=5, warmup=1, active=5)`.",
     )
 
 
