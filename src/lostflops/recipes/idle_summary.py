@@ -112,7 +112,6 @@ def idle_summary(
         counted.join(own.select("account").unique(), how="cross")
         .join(own, on=[*window, "account"], how="left")
         .join(waits, on=window, how="left")
-        .join(_beside(counted, kernels, copies), on=window, how="left")
         .join(_at_it(counted, idle_stretches, host_spans, ranks), on=[*window, "account"], how="left")
         .with_columns(
             pl.col("own", "waits", "bubble", "host").fill_null(0), whole=pl.col("end") - pl.col("start")
@@ -124,11 +123,12 @@ def idle_summary(
         # bounds, the steps are not.
         .group_by("account", "rank")
         .agg(
-            pl.col("own", "host", "waits", "beside", "whole").sum(),
+            pl.col("own", "host", "waits", "whole").sum(),
             anywhere=pl.when(pl.col("anywhere").count() == pl.len()).then(pl.col("anywhere").sum()),
             steps=pl.len().cast(pl.Int64),
             most=pl.col("own").sum() // pl.len(),
         )
+        .join(_beside(counted, kernels, copies), on="rank", how="left")
         .with_columns(at_most=pl.when(pl.col("account").is_in(removable)).then(bound))
         .sort("account", "most", "rank", descending=[False, True, False])
     )
@@ -180,15 +180,16 @@ def _at_it(
 
 
 def _beside(counted: pl.LazyFrame, kernels: pl.LazyFrame | None, copies: pl.LazyFrame | None) -> pl.LazyFrame:
-    """How long the stream that works most in a step does not work in it: rank, step, `beside`.
+    """How long in all its steps each rank's busiest stream does not work: rank, `beside`.
 
     Communication does not count as work, because it may be waiting.
     """
-    window, stream = ["rank", "step"], ["rank", "device", "stream"]
+    stream = ["rank", "device", "stream"]
+    length = pl.col("end") - pl.col("start")
     tables = [(kernels, pl.col("family") != "communication"), (copies, ~pl.col("communication"))]
     work = [table.filter(own).select(*stream, "start", "end") for table, own in tables if table is not None]
     if not work:
-        return counted.select(*window, beside=pl.col("end") - pl.col("start"))
+        return counted.group_by("rank").agg(beside=length.sum())
     rows = pl.concat(work)
     lanes = rows.select(stream).unique().sort(stream).with_row_index("_lane").collect().lazy()
     lanes = lanes.with_columns(pl.col("_lane").cast(pl.Int64))
@@ -196,8 +197,13 @@ def _beside(counted: pl.LazyFrame, kernels: pl.LazyFrame | None, copies: pl.Lazy
     asked = counted.join(lanes.select("rank", "_lane"), on="rank", how="left").with_columns(
         pl.col("_lane").fill_null(-1)
     )
-    found = intervals.inside(asked, busy, {"busy": pl.lit(True)}, by="_lane")
-    return found.group_by(window).agg(beside=(pl.col("end") - pl.col("start")).first() - pl.col("busy").max())
+    return (
+        intervals.inside(asked, busy, {"busy": pl.lit(True)}, by="_lane")
+        .group_by("rank", "_lane")
+        .agg(beside=(length - pl.col("busy")).sum())
+        .group_by("rank")
+        .agg(pl.col("beside").min())
+    )
 
 
 @dataclass(frozen=True)
