@@ -1,7 +1,7 @@
 """Say where each step's time went, and what to change.
 
-Prints the first page of a run: the ledger of a mean step, whose parts add up to it, and the findings, largest
-first. All paths together are the traces of one job.
+Prints the first page of a run: the ledger of a mean step, whose parts add up to it, and the findings, first
+what costs most. All paths together are the traces of one job.
 """
 
 from __future__ import annotations

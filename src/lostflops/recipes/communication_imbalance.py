@@ -213,6 +213,7 @@ def a_rank_arrives_last(table: pl.DataFrame) -> Iterator[Finding]:
         claim=f"Rank {worst['rank']} arrives last in {worst['last']:,} of its {worst['collectives']:,} "
         f"collectives; {percent(worst['blame_share'], 1)} of all waiting is for it.",
         ns_per_step=worst["at_most"],
+        cost_per_step=worst["per_step"] or 0,
         gain="at most",
         evidence=tuple(evidence),
         next=f"Compare rank {worst['rank']}'s compute, input and gaps with another's in step-ledger: what "

@@ -264,6 +264,7 @@ def communication_is_waiting(table: pl.DataFrame) -> Iterator[Finding]:
         "waiting for the last of them to arrive.",
         # Who waits most does the least of its own, and no levelling makes a step shorter than that.
         ns_per_step=max(known["per_step"].drop_nulls().to_list(), default=0),
+        cost_per_step=int(table["per_step"].sum()) // table.height,
         gain="at most",
         evidence=tuple(evidence),
         next="`lostflops recipe communication-imbalance` tells who arrives last; shorten that rank's work "

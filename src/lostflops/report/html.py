@@ -212,7 +212,8 @@ def _findings(page: Page) -> Iterator[Markup]:
         yield tag("p", f"{page.no_finding[:1].upper()}{page.no_finding[1:]}", class_="lead")
         return
     if len(page.findings) > 1:
-        yield tag("p", "Largest first. Gains of several findings do not add up.", class_="lead")
+        told = "First what costs most time. Gains of several findings do not add up."
+        yield tag("p", told, class_="lead")
     yield tag(
         "ol",
         [
