@@ -83,8 +83,9 @@ ACCOUNTS: Mapping[str, Account] = {
             _LATE + "waits for the device, or refills the queue that it had drained by waiting.",
             "Synchronising calls on that thread (`cudaStreamSynchronize`, `cudaDeviceSynchronize`, "
             "`aten::item`, a blocking copy), and, when such a call had emptied the queue, the "
-            "operators and launches until new work arrives. On a CPU-only trace: calls of communication "
-            "(`wait_tensor`, `c10d::…`) while no communication that the trace shows runs.",
+            "operators and launches until new work arrives, for as long as the call took. On a CPU-only "
+            "trace: calls of communication (`wait_tensor`, `c10d::…`) while no communication that the trace "
+            "shows runs.",
             "Take `.item()`, `.cpu()` and prints of device values out of the step, or do them every "
             "hundredth step. On a CPU-only trace, leave cores free for the threads that communicate.",
         ),
