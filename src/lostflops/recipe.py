@@ -339,12 +339,18 @@ def on_example(wanted: Recipe, given: Mapping[str, Rows], **options: Any) -> pl.
 
     A table that is not given is absent: None where the recipe admits that, else empty.
     """
-    frames: list[pl.LazyFrame | None] = []
-    for needed in wanted.inputs:
+    known: dict[str, pl.DataFrame] = {}
+
+    def read(needed: Input) -> pl.LazyFrame | None:
         if needed.name not in TABLES:
-            frames.append(on_example(named(needed.name), given).lazy())
-        elif needed.optional and needed.name not in given:
-            frames.append(None)
-        else:
-            frames.append(example_table(TABLES[needed.name], given.get(needed.name, ())))
-    return wanted(*frames, **options).collect()
+            if needed.name not in known:
+                known[needed.name] = answer(named(needed.name))
+            return known[needed.name].lazy()
+        if needed.optional and needed.name not in given:
+            return None
+        return example_table(TABLES[needed.name], given.get(needed.name, ()))
+
+    def answer(asked: Recipe, **options: Any) -> pl.DataFrame:
+        return asked(*map(read, asked.inputs), **options).collect()
+
+    return answer(wanted, **options)
