@@ -187,7 +187,8 @@ class Decoder:
         self.mended = 0
         self.skipped = 0
 
-    def chunk(self, text: bytes | bytearray) -> list[Event]:
+    def chunk(self, text: bytes | memoryview) -> list[Event]:
+        """The events of a JSON array; what they hold undecoded lasts as long as the array's memory."""
         if self._by_category is not None and self._misses < MOST_MISSES:
             # Looking for events without a category costs, and most chunks have none.
             for given in (text, None) if self._without < MOST_MISSES else (None,):
@@ -232,7 +233,8 @@ class Decoder:
             return None
 
 
-def _with_categories(text: bytes | bytearray) -> bytes | bytearray:
+def _with_categories(text: bytes | memoryview) -> bytes:
+    text = bytes(text)
     for found, put in _WITHOUT:
         text = text.replace(found, put)
     return text

@@ -27,7 +27,7 @@ from typing import IO
 
 from lostflops.ingest.kineto_columns import CoarseTimesError, Reader
 from lostflops.ingest.kineto_events import Decoder
-from lostflops.ingest.kineto_stream import UNDECODABLE, ranges
+from lostflops.ingest.kineto_stream import CHUNK, UNDECODABLE, ranges
 
 LENGTH = 8
 RANGE = struct.Struct("<QQ")  # first byte, and the one after the last
@@ -195,20 +195,38 @@ def main(folder: Path, file: Path | None) -> int:
     return 0
 
 
-def _sent() -> Iterator[bytes]:
-    source = sys.stdin.buffer
-    while head := source.read(LENGTH):
-        yield source.read(int.from_bytes(head, "little"))
+class _Place:
+    """Room for one chunk at a time: what new memory would cost each chunk is a tenth of its decoding."""
+
+    def __init__(self) -> None:
+        self._memory = bytearray()
+
+    def of(self, size: int) -> memoryview:
+        """So many bytes, which hold until the next are asked for."""
+        if len(self._memory) < size:
+            self._memory = bytearray(max(size, CHUNK + 2))
+        return memoryview(self._memory)[:size]
 
 
-def _taken(path: Path) -> Iterator[bytearray]:
+def _sent() -> Iterator[memoryview]:
+    place = _Place()
+    with os.fdopen(0, "rb", closefd=False) as source:
+        while head := source.read(LENGTH):
+            chunk = place.of(int.from_bytes(head, "little"))
+            if source.readinto(chunk) != len(chunk):
+                raise OSError  # the main process is gone
+            yield chunk
+
+
+def _taken(path: Path) -> Iterator[memoryview]:
+    place = _Place()
     with path.open("rb", buffering=0) as file:
         # A pipe gives each reader its bytes together, as long as what is written is a whole number of these.
-        while place := os.read(0, RANGE.size):
-            begin, end = RANGE.unpack(place)
-            chunk = bytearray(end - begin + 2)
+        while said := os.read(0, RANGE.size):
+            begin, end = RANGE.unpack(said)
+            chunk = place.of(end - begin + 2)
             chunk[0], chunk[-1] = b"[]"
-            if os.preadv(file.fileno(), [memoryview(chunk)[1:-1]], begin) != end - begin:
+            if os.preadv(file.fileno(), [chunk[1:-1]], begin) != end - begin:
                 raise OSError  # it has become shorter
             yield chunk
 
