@@ -63,10 +63,12 @@ IDLE = (
     UNEXPLAINED,
 )
 ACCOUNTS = (COMPUTE, WAIT, TRANSFER, EXPOSED, COPY, *IDLE)
-# What no row names, the first that applies, and which of it refills a queue.
+# What a thread does that proves no cause by its name; after a wait, all but long calls refill the queue.
 REFILLING = (LAUNCH_BOUND, OTHER_HOST)
 UNNAMED = (LONG_CALL, *REFILLING)
-CLAIMING = (*(f"idle.{cause}" for cause in HOST_CAUSES), *UNNAMED)  # in the order in which they do
+# All that host rows claim, in the order in which they do.
+CLAIMING = (*(f"idle.{cause}" for cause in HOST_CAUSES), *UNNAMED)
+HOST_ONLY = pl.col("device_kind").eq_missing(pl.lit("cpu"))  # host operators stand in for kernels
 # A call that launches returns after some microseconds, and what it launched begins some microseconds later. A
 # hundred times that is no launch latency, on any device and driver: then there is another cause, which the
 # rows here do not tell.
@@ -176,14 +178,8 @@ def with_names(
     where none does.
     """
     stretches = idle.collect()
-    threads = (
-        stretches.select("rank", "thread")
-        .drop_nulls()
-        .unique()
-        .join(_of_ranks(ranks).select("rank", "host_only").collect(), on="rank", how="left")
-        .with_columns(pl.col("host_only").fill_null(False))
-    )
-    claims = _host_rows(launches, operators, ranges, frames, threads)
+    threads = stretches.select("rank", "thread").drop_nulls().unique()
+    claims = _host_rows(ranks, launches, operators, ranges, frames, threads)
     unnamed = pl.lit(None, dtype=NAME)
     left, parts = stretches.with_columns(name=unnamed), list[pl.DataFrame]()
     for account in CLAIMING:
@@ -215,25 +211,17 @@ def host_by_cause(
     and those inside it name, so stretches of two causes may overlap. Long calls, dispatching and other work,
     which have no name, are what the others leave of steps, the first of the three that applies.
     """
-    facts = _of_ranks(ranks)
-    threads = [facts.select("rank", "thread")]
+    lanes = ["rank", "thread"]
+    threads = [ranks.select("rank", thread="main_thread")]
     work = _work(kernels, copies)
     if work is not None:
-        threads.append(work.select("rank", "thread"))
-    near = (
-        pl.concat(threads, how="vertical_relaxed")
-        .drop_nulls()
-        .unique()
-        .join(facts.select("rank", "host_only"), on="rank", how="left")
-        .with_columns(pl.col("host_only").fill_null(False))
-        .collect()
-    )
-    lanes = ["rank", "thread"]
+        threads.append(work.select(lanes))
+    near = pl.concat(threads, how="vertical_relaxed").drop_nulls().unique().collect()
     claims = {
         account: intervals.union(rows.lazy(), lanes)
-        for account, rows in _host_rows(launches, operators, ranges, frames, near).items()
+        for account, rows in _host_rows(ranks, launches, operators, ranges, frames, near).items()
     }
-    windows = near.lazy().select(lanes).join(steps.select("rank", "start", "end"), on="rank")
+    windows = near.lazy().join(steps.select("rank", "start", "end"), on="rank")
     parts = [intervals.paint(windows, claims, by=lanes).filter(pl.col("account").is_in(UNNAMED))]
     parts += [rows.with_columns(account=pl.lit(a)) for a, rows in claims.items() if a not in UNNAMED]
     columns = (*lanes, "account", "start", "end")
@@ -247,15 +235,6 @@ def _with_beginnings(gaps: pl.DataFrame) -> pl.DataFrame:
     return gaps.with_columns(began=pl.col("start").first().over(run))
 
 
-def _of_ranks(ranks: pl.LazyFrame) -> pl.LazyFrame:
-    """Each rank's main thread, and whether host operators stand in for kernels on it (`host_only`)."""
-    return ranks.select(
-        "rank",
-        pl.col("main_thread").alias("thread"),
-        host_only=pl.col("device_kind").eq_missing(pl.lit("cpu")),
-    ).unique("rank", keep="first")
-
-
 def _ended_by(gaps: pl.DataFrame, ranks: pl.LazyFrame, kernels: Frame, copies: Frame) -> pl.DataFrame:
     """Each gap with the launch of the work that ends it: launch_start, launch_end, thread, orphan, host_only.
 
@@ -263,7 +242,7 @@ def _ended_by(gaps: pl.DataFrame, ranks: pl.LazyFrame, kernels: Frame, copies: F
     (`host_only`), the launch is null and the thread is the one that works next, or the rank's main thread.
     `orphan` says that work follows whose launch was not recorded, or that no thread is known.
     """
-    facts = _of_ranks(ranks).rename({"thread": "main_thread"}).collect()
+    facts = ranks.select("rank", "main_thread", host_only=HOST_ONLY).unique("rank", keep="first").collect()
     work = _work(kernels, copies)
     none = pl.lit(None, dtype=pl.Int64)
     if work is None:
@@ -349,15 +328,20 @@ def _cut(pieces: pl.DataFrame, at: pl.Expr) -> pl.DataFrame:
 
 
 def _host_rows(
-    launches: Frame, operators: Frame, ranges: Frame, frames: Frame, threads: pl.DataFrame
+    ranks: pl.LazyFrame,
+    launches: Frame,
+    operators: Frame,
+    ranges: Frame,
+    frames: Frame,
+    threads: pl.DataFrame,
 ) -> dict[str, pl.DataFrame]:
     """What these host threads did, by account: rank, thread, start, end, name; one row may be in several.
 
-    `threads` has rank, thread and `host_only`. Accounts stand in the order in which they claim an instant.
+    Accounts stand in the order in which they claim an instant.
     """
     claims: dict[str, list[pl.DataFrame]] = {account: [] for account in CLAIMING}
     columns = ("rank", "thread", "start", "end", "name")
-    host_only = threads.filter("host_only").select("rank").unique()
+    host_only = ranks.unique("rank", keep="first").filter(HOST_ONLY).select("rank").collect()
     tables: tuple[tuple[Frame, Row], ...] = (
         (ranges, "range"),
         (operators, "operator"),

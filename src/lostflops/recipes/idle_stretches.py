@@ -55,12 +55,9 @@ def idle_stretches(
     copies: Copies | None,
     launches: Launches | None,
 ) -> pl.LazyFrame:
-    """Split every idle gap of every step by what the host was doing; `idle_causes` adds names.
+    """Split every idle gap of every step by what the host was doing.
 
-    Until the call that launched the work which ended the gap returned, the host was late, and each instant
-    goes to what the launching thread did then. From there on the work itself was late: by its launch latency
-    or another stream's work. That takes microseconds; from 1 ms on, what it waited for was not recorded.
-    Where no host row covers an instant it stays unexplained.
+    `idle_causes` says how, and adds names.
     """
     gaps = device_runs.filter(pl.col("account").is_null()).drop("account")
     return idle_by_cause(gaps, ranks, kernels, copies, launches, host_spans)

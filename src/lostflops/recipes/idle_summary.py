@@ -108,14 +108,12 @@ def idle_summary(
     )
     removable = [loss.account for loss in LOSSES if loss.removable]
     bound = pl.min_horizontal(pl.col("host") + pl.col("waits"), "anywhere", "beside")
+    asked = counted.join(own.select("account").unique(), how="cross")
     each = (
-        counted.join(own.select("account").unique(), how="cross")
+        _at_it(asked, idle_stretches, host_spans, ranks)
         .join(own, on=[*window, "account"], how="left")
         .join(waits, on=window, how="left")
-        .join(_at_it(counted, idle_stretches, host_spans, ranks), on=[*window, "account"], how="left")
-        .with_columns(
-            pl.col("own", "waits", "bubble", "host").fill_null(0), whole=pl.col("end") - pl.col("start")
-        )
+        .with_columns(pl.col("own", "waits", "bubble").fill_null(0), whole=pl.col("end") - pl.col("start"))
         .with_columns(
             waits=pl.col("waits") - pl.when(pl.col("account").is_in(WAITING)).then("bubble").otherwise(0)
         )
@@ -150,9 +148,9 @@ def idle_summary(
 
 
 def _at_it(
-    counted: pl.LazyFrame, idle_stretches: pl.LazyFrame, host_spans: pl.LazyFrame, ranks: pl.LazyFrame
+    asked: pl.LazyFrame, idle_stretches: pl.LazyFrame, host_spans: pl.LazyFrame, ranks: pl.LazyFrame
 ) -> pl.LazyFrame:
-    """For each step and cause, how long its rank's host is at it, and how long any rank's of the job.
+    """Each step and account with how long its rank's host is at it, and how long any rank's of the job.
 
     The device being idle for a cause counts as the host being at it. `anywhere` is null where ranks are
     missing or their clocks cannot be compared.
@@ -163,20 +161,17 @@ def _at_it(
     )
     causes = {name: code for code, name in enumerate(a for a in ACCOUNTS if a.startswith("idle."))}
     code = pl.col("account").replace_strict(causes, default=None, return_dtype=pl.Int64)
-    lane = pl.col("rank").cast(pl.Int64) * len(causes)
-    spans = (
-        pl.concat([f.select("rank", "start", "end", _code=code) for f in (idle_stretches, host_spans)])
-        .drop_nulls()
-        .with_columns(_lane=lane + pl.col("_code"))
+    lane = pl.col("rank").cast(pl.Int64) * len(causes) + code
+    spans, steps = (
+        frame.with_columns(_code=code, _lane=lane)
+        for frame in (
+            pl.concat([f.select("rank", "start", "end", "account") for f in (idle_stretches, host_spans)]),
+            asked,
+        )
     )
-    asked = counted.join(
-        pl.LazyFrame({"account": list(causes), "_code": list(causes.values())}), how="cross"
-    ).with_columns(_lane=lane + pl.col("_code"))
-    here = intervals.inside(asked, intervals.union(spans, ["_lane"]), {"host": pl.lit(True)}, by="_lane")
+    here = intervals.inside(steps, intervals.union(spans, ["_lane"]), {"host": pl.lit(True)}, by="_lane")
     found = intervals.inside(here, intervals.union(spans, ["_code"]), {"anywhere": pl.lit(True)}, by="_code")
-    return found.join(compared, how="cross").select(
-        "rank", "step", "account", "host", anywhere=pl.when("known").then("anywhere")
-    )
+    return found.join(compared, how="cross").with_columns(anywhere=pl.when("known").then("anywhere"))
 
 
 def _beside(counted: pl.LazyFrame, kernels: pl.LazyFrame | None, copies: pl.LazyFrame | None) -> pl.LazyFrame:
