@@ -35,6 +35,9 @@ class Finding:
     shared: bool = False
     recipe: str = ""  # filled in by the runner
     doubt: str = ""  # why this may be wrong, when it may
+    contributors: tuple[str, ...] = ()  # what it is made of, by name and with its time, the largest first
+    accounts: tuple[str, ...] = ()  # accounts of the ledger whose time it is about
+    rank: int | None = None  # the rank that it blames, where it blames one
 
     @property
     def size(self) -> int:
