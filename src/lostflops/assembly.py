@@ -11,6 +11,7 @@ import polars as pl
 
 from lostflops import clocks, ingest
 from lostflops.errors import DifferentJobs, LostflopsError, NothingRecorded, SameRankTwice
+from lostflops.ingest import counted
 from lostflops.ingest.part import Part
 from lostflops.tables import RANKS, TABLES
 from lostflops.trace import FORMAT, Manifest, Quality, Source, Trace, write_manifest, write_part
@@ -58,11 +59,13 @@ def assemble(
     for number in sorted(range(len(flat)), key=lambda n: parts[n].start + epochs[n]):
         recordings.setdefault(ranks[number], []).append(number)
     rows: list[dict[str, Any]] = []
+    steps: list[pl.DataFrame] = []
     for rank in dict.fromkeys(ranks):
         mine = recordings[rank]
         # A run moves the times of a rank by one offset, that of its first recording.
         shifts = [epochs[n] - epochs[mine[0]] for n in mine]
-        _place(folder, rank, [(parts[n], shift) for n, shift in zip(mine, shifts, strict=True)], quality)
+        recorded = [(parts[n], shift) for n, shift in zip(mine, shifts, strict=True)]
+        steps += _place(folder, rank, recorded, quality)
         part = parts[mine[0]]
         rows.append(
             {
@@ -75,6 +78,7 @@ def assemble(
                 "rank_source": part.rank_source,
             }
         )
+    _place_steps(folder, steps)
     offsets = {rank: epochs[mine[0]] for rank, mine in recordings.items()}
     known = list(zip(ranks, parts, strict=True))
     parts = [*parts, *_place_beside(folder, _comparable(flat, beside), known, offsets, quality)]
@@ -115,9 +119,13 @@ def _epochs(flat: list[tuple[Source, Part]], quality: list[Quality]) -> list[int
     return [part.epoch_ns or 0 for _, part in flat]
 
 
-def _place(folder: Path, rank: int, recordings: list[tuple[Part, int]], quality: list[Quality]) -> None:
-    """Move the tables of a rank's recordings into the run, their times shifted, their steps numbered on."""
+def _place(
+    folder: Path, rank: int, recordings: list[tuple[Part, int]], quality: list[Quality]
+) -> list[pl.DataFrame]:
+    """Move the tables of a rank's recordings into the run, their times shifted; their steps, numbered on, are
+    given back: which of them count is known when those of all ranks are."""
     last_step: int | None = None
+    steps: list[pl.DataFrame] = []
     for number, (part, shift) in enumerate(recordings):
         for name in part.tables:
             written = Path(part.folder) / f"{name}.parquet"
@@ -134,8 +142,21 @@ def _place(folder: Path, rank: int, recordings: list[tuple[Part, int]], quality:
                     text = "its recordings count steps from the same number"
                     quality.append(Quality(rank, "steps renumbered", frame.height, text))
                 last_step = int(frame["step"].max())  # pyright: ignore[reportArgumentType]
-            write_part(folder, name, rank, frame, number)
+            if name == "steps":
+                steps.append(frame.with_columns(rank=pl.lit(rank, pl.Int32), recording=number))
+            else:
+                write_part(folder, name, rank, frame, number)
         quality += [msgspec.structs.replace(fact, rank=rank) for fact in part.quality]
+    return steps
+
+
+def _place_steps(folder: Path, steps: list[pl.DataFrame]) -> None:
+    """Write the steps of all ranks, and which of them count. Raises StepsOverlap."""
+    if not steps:
+        return
+    judged = counted.judged(pl.concat(steps))
+    for (rank, number), mine in judged.partition_by("rank", "recording", as_dict=True).items():
+        write_part(folder, "steps", rank, mine.drop("recording"), number)
 
 
 def _comparable(flat: list[tuple[Source, Part]], beside: list[Part]) -> list[Part]:

@@ -112,6 +112,18 @@ class Truncated(LostflopsError):
         )
 
 
+class StepsOverlap(LostflopsError):
+    """Steps of a rank that were read overlap, hold no time, or share a number: no ledger could add up."""
+
+    def __init__(self, rank: int, steps: Sequence[int]) -> None:
+        listed = ", ".join(map(str, steps[:5])) + (", …" if len(steps) > 5 else "")
+        super().__init__(
+            f"The steps of rank {rank} overlap or share a number (steps {listed}).",
+            "lostflops read the marks of this trace wrongly. Mark each step once, with `prof.step()` or one "
+            "NVTX range, and please report the trace.",
+        )
+
+
 class Damaged(LostflopsError):
     """A file whose content is not what was written."""
 

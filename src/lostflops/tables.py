@@ -43,6 +43,18 @@ DIRECTIONS = (
 )
 HOST_MEMORY = ("pageable", "pinned", "managed", "none", "unknown")
 STEP_SOURCES = ("profiler", "range", "optimizer", "period", "whole trace")
+# Why a step does not count in means: the recording or the job cut it; the device was at other work when it
+# began; it is not like the others; or that is so on another rank.
+LEFT_OUT_BECAUSE = (
+    "recording began in it",
+    "recording ended in it",
+    "job ended in it",
+    "waits at its end",
+    "device was behind",
+    "nothing in it",
+    "outlier",
+    "left out on another rank",
+)
 
 FAMILY = pl.Enum(FAMILIES)
 PRECISION = pl.Enum(PRECISIONS)
@@ -50,6 +62,7 @@ PHASE = pl.Enum(PHASES)
 DIRECTION = pl.Enum(DIRECTIONS)
 HOST_MEMORY_KIND = pl.Enum(HOST_MEMORY)
 STEP_SOURCE = pl.Enum(STEP_SOURCES)
+LEFT_OUT = pl.Enum(LEFT_OUT_BECAUSE)
 NAME = pl.Categorical()
 GROUPS = pl.List(pl.Struct({"name": pl.String, "description": pl.String, "ranks": pl.List(pl.Int32)}))
 
@@ -102,7 +115,7 @@ class Table:
         )
 
 
-TIME_COLUMNS = frozenset({"start", "end", "launch_start", "launch_end", "arrival"})
+TIME_COLUMNS = frozenset({"start", "end", "launch_start", "launch_end", "arrival", "host_start", "host_end"})
 
 _RANK = Column("rank", pl.Int32, "rank of the process in its job", required=True)
 _START = Column("start", pl.Int64, "start, ns", required=True)
@@ -141,7 +154,11 @@ STEPS = Table(
         *_WHEN,
         Column("step", pl.Int64, "step number as the source counts it", required=True),
         Column("source", STEP_SOURCE, "where the boundaries were read from"),
-        Column("complete", pl.Boolean, "false when the recording began or ended inside the step"),
+        Column("complete", pl.Boolean, "false when the recording or the job began or ended inside the step"),
+        Column("host_start", pl.Int64, "where the host began it, ns; null when no mark on the host says so"),
+        Column("host_end", pl.Int64, "where the host began the next one or left the last, ns"),
+        Column("amount", pl.Int64, "rows of GPU work launched in it; on a CPU-only rank, operators begun"),
+        Column("left_out", LEFT_OUT, "why it does not count in means; null when it does"),
         Column("chosen", pl.Boolean, "true when it is one of the steps that were asked for", stored=False),
     ),
     "`prof.step()` in the loop with a `schedule=`, or an NVTX range around each step",

@@ -2,8 +2,9 @@
 
 In order: the profiler's own step markers, ranges that name a step, the ends of optimizer ranges, bursts of
 optimizer kernels, the period of the kernel sequence; failing all, the time from the first to the last GPU
-work is one step. Which one was used is recorded with every step. What the device did outside of them is in no
-account, and told.
+work is one step. Which one was used is recorded with every step. What is marked on the host is then moved to
+where the device gets there (`device_steps`); where the host's marks lay is kept beside it. What the device
+did outside of the steps is in no account, and told.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ import numpy.typing as npt
 import polars as pl
 
 from lostflops import intervals
-from lostflops.tables import STEP_SOURCE
+from lostflops.ingest import device_steps
+from lostflops.tables import LEFT_OUT, STEP_SOURCE
 from lostflops.trace import Quality
 
 Codes = npt.NDArray[np.int64]
+Moments = npt.NDArray[np.int64]
 
 # A range that names a step: 'step 3', 'Iteration-12', 'train_step', 'training_batch#7'.
 STEP_RANGE = (
@@ -43,28 +46,97 @@ def find_steps(
     end: int,
     copies: pl.DataFrame | None = None,
 ) -> pl.DataFrame:
-    """The steps of one rank: start, end, step, source, complete. `start` and `end` bound what was recorded.
+    """The steps of one rank, as `tables.STEPS` says. `start` and `end` bound what was recorded.
 
     Steps are disjoint and sorted. A step lasts from its mark to the next one's; the last to its own end. A
-    mark that runs beyond the recording is cut there and its step marked incomplete.
+    mark that runs beyond the recording is cut there and its step marked incomplete. On a device each begins
+    when the work before it has ended, and the last one ends with its work.
     """
-    for found in (
-        _marked(ranges, PROFILER_STEP, "profiler", at_least=1),
-        _marked(ranges, STEP_RANGE, "range", at_least=2),
-        _between_optimizers(_optimizer_range_ends(ranges, operators), start, end),
-        _between_optimizers(_optimizer_burst_ends(kernels), start, end),
-        _periods(kernels),
+    done = device_steps.work(kernels, copies)
+    for found, on_host in (
+        (_marked(ranges, PROFILER_STEP, "profiler", at_least=1), True),
+        (_marked(ranges, STEP_RANGE, "range", at_least=2), True),
+        (_between_optimizers(_optimizer_range_ends(ranges, operators), start, end), True),
+        (_between_optimizers(_optimizer_burst_ends(kernels), start, end), False),
+        (_periods(kernels), False),
     ):
         if found is not None:
             steps = _inside(found, start, end)
             if steps.height:
-                return steps
+                return _finished(steps, on_host, done, operators, start, end)
     work = [t.select("start", "end") for t in (kernels, copies) if t is not None and t.height]
     first, last = start, end
     if work:
         rows = pl.concat(work)
         first, last = _bound(rows["start"].min()), _bound(rows["end"].max())
-    return _table([first], [last], [0], "whole trace", [False]).filter(pl.col("end") > pl.col("start"))
+    whole = _table([first], [last], [0], "whole trace", [False]).filter(pl.col("end") > pl.col("start"))
+    return whole.with_columns(
+        host_start=pl.lit(None, pl.Int64),
+        host_end=pl.lit(None, pl.Int64),
+        amount=pl.lit(None, pl.Int64),
+        left_out=pl.lit(None, LEFT_OUT),
+    )
+
+
+def _finished(
+    steps: pl.DataFrame,
+    on_host: bool,
+    done: device_steps.Work,
+    operators: pl.DataFrame | None,
+    start: int,
+    end: int,
+) -> pl.DataFrame:
+    """Steps as they were marked, with their place on the device, how much they hold, and why one is partial."""
+    by_device = len(done.start) > 0
+    began = done.start
+    if by_device and on_host and done.is_attributed:
+        began = done.launch
+    elif not by_device and operators is not None:
+        began = operators["start"].to_numpy()
+    nowhere = pl.lit(None, pl.Int64)
+    marked = steps.with_columns(
+        host_start=pl.col("start") if on_host else nowhere,
+        host_end=pl.col("end") if on_host else nowhere,
+        amount=pl.Series(device_steps.amounts(steps["start"].to_numpy(), steps["end"].to_numpy(), began)),
+        # The first of those between optimizers' ends begins with the recording, wherever the step began.
+        begins=pl.col("complete") | (pl.int_range(pl.len()) > 0),
+    )
+    moved = device_steps.moved(marked, done) if on_host else marked.with_columns(behind=pl.lit(False))
+    moved = moved.with_columns(pl.col("start", "end").clip(start, end))
+    # A step that the device never came to while it lasted on the host, and in which nothing was launched.
+    moved = moved.filter(pl.col("end") > pl.col("start"))
+    cut = pl.when(~pl.col("begins")).then(pl.lit("recording began in it"))
+    reason = cut.when(~pl.col("complete")).then(pl.lit("recording ended in it"))
+    reason = reason.when("behind").then(pl.lit("device was behind"))
+    moved = moved.with_columns(left_out=reason.otherwise(None).cast(LEFT_OUT))
+    seen = done.start if by_device else began
+    return _with_stubs(moved, seen).drop("begins", "behind")
+
+
+def _with_stubs(steps: pl.DataFrame, began: Moments) -> pl.DataFrame:
+    """The steps with those told apart in which the job ended or the profiler stopped: a recording's last."""
+    starts, ends = steps["start"].to_numpy(), steps["end"].to_numpy()
+    whole = steps["complete"].to_numpy()
+    lasts = np.r_[ends[:-1] != starts[1:], True] & whole
+    quiet = device_steps.quiet_ends(starts, ends, began)
+    amount = steps["amount"].to_numpy()
+    others = np.flatnonzero(whole & ~lasts)
+    found: dict[int, str] = {}
+    for last in np.flatnonzero(lasts):  # one, unless the recording pauses between steps
+        compared = np.r_[others, last]
+        if device_steps.is_stub(amount[compared]):
+            found[int(last)] = "job ended in it"
+        elif device_steps.is_winding_down((ends - starts)[compared], quiet[compared]):
+            found[int(last)] = "waits at its end"
+    if not found:
+        return steps
+    at = pl.int_range(pl.len())
+    return steps.with_columns(
+        complete=pl.col("complete") & ~at.is_in(list(found)),
+        left_out=at.replace_strict(found, default=None, return_dtype=pl.String)
+        .cast(LEFT_OUT)
+        .fill_null(pl.col("left_out")),
+    )
 
 
 def outside(steps: pl.DataFrame, *work: pl.DataFrame) -> list[Quality]:
@@ -137,13 +209,8 @@ def _marked(ranges: pl.DataFrame | None, pattern: str, source: str, at_least: in
         ranges.filter(pl.col("name").cast(pl.String).is_in(names.to_list()))
         .with_columns(text=pl.col("name").cast(pl.String))
         .with_columns(step=pl.col("text").str.extract(pattern, 1).cast(pl.Int64, strict=False))
-        .sort("start", pl.col("end"), descending=[False, True])
     )
-    # Marks of several threads or nested ones would give overlapping steps: keep the thread with most time.
-    thread = marks.group_by("thread").agg((pl.col("end") - pl.col("start")).sum()).sort("end").row(-1)[0]
-    marks = marks.filter(pl.col("thread").eq_missing(thread))
-    outer = pl.col("start") >= pl.col("end").cum_max().shift(1).fill_null(pl.lit(-(2**62)))
-    marks = marks.filter(outer)
+    marks = _outermost(_of_one_thread(marks))
     if marks.height < at_least:
         return None
     numbers = marks["step"]
@@ -156,9 +223,29 @@ def _marked(ranges: pl.DataFrame | None, pattern: str, source: str, at_least: in
     # long pause between two recordings of one rank does not.
     until = marks["start"].shift(-1).fill_null(marks["end"][-1])
     usual = int((marks["end"] - marks["start"]).median() or 0)  # pyright: ignore[reportArgumentType]
-    far = (until - marks["end"]) > max(usual, 1)
-    until = pl.select(pl.when(far).then(marks["end"]).otherwise(until)).to_series()
-    return _table(marks["start"].to_list(), until.to_list(), step.to_list(), source, [True] * marks.height)
+    if usual:  # marks of no length are points in time, and say nothing of a pause
+        far = (until - marks["end"]) > max(usual, 1)
+        until = pl.select(pl.when(far).then(marks["end"]).otherwise(until)).to_series()
+    whole = marks["complete"].fill_null(True) if "complete" in marks.columns else [True] * marks.height
+    return _table(marks["start"].to_list(), until.to_list(), step.to_list(), source, list(whole))
+
+
+def _of_one_thread(marks: pl.DataFrame) -> pl.DataFrame:
+    """Marks of several threads would give overlapping steps: those of the thread with most time in them."""
+    thread = (
+        marks.group_by("thread")
+        .agg(time=(pl.col("end") - pl.col("start")).sum(), many=pl.len())
+        .sort("time", "many", "thread", descending=[True, True, False], nulls_last=True)
+        .row(0)[0]
+    )
+    return marks.filter(pl.col("thread").eq_missing(thread))
+
+
+def _outermost(marks: pl.DataFrame) -> pl.DataFrame:
+    """Marks of one thread without those that lie inside another; of two that cross, both begin a step."""
+    marks = marks.sort("start", pl.col("end"), descending=[False, True])
+    reach = pl.col("end").cum_max().shift(1).fill_null(pl.lit(-(2**62)))
+    return marks.filter((pl.col("start") >= reach) | (pl.col("end") > reach))
 
 
 def _optimizer_range_ends(ranges: pl.DataFrame | None, operators: pl.DataFrame | None) -> list[int]:
@@ -168,10 +255,18 @@ def _optimizer_range_ends(ranges: pl.DataFrame | None, operators: pl.DataFrame |
         names = rows["name"].unique().cast(pl.String)
         names = names.filter(names.str.contains(OPTIMIZER_RANGE).fill_null(False)).to_list()
         if names:
-            found = rows.filter(pl.col("name").cast(pl.String).is_in(names)).sort("start")
+            found = rows.filter(pl.col("name").cast(pl.String).is_in(names))
+            found = _of_one_thread(found).sort("start", pl.col("end"), descending=[False, True])
+            # One that another calls, as `super().step` does, is a part of it.
+            reach = pl.col("end").cum_max().shift(1).fill_null(pl.lit(-(2**62)))
+            updates = (
+                found.with_columns(update=(pl.col("start") >= reach).cum_sum())
+                .group_by("update", maintain_order=True)
+                .agg(pl.col("name").first(), pl.col("end").max())
+            )
             # Several optimizers in one step: the one that comes last ends it.
-            last = found["name"][-1]
-            return found.filter(pl.col("name") == last)["end"].to_list()
+            last = updates["name"][-1]
+            return updates.filter(pl.col("name") == last)["end"].unique().sort().to_list()
     return []
 
 
@@ -196,6 +291,7 @@ def _optimizer_burst_ends(kernels: pl.DataFrame | None) -> list[int]:
 
 
 def _between_optimizers(ends: list[int], start: int, end: int) -> pl.DataFrame | None:
+    ends = [at for at in ends if start < at <= end]
     if not ends:
         return None
     bounds = [start, *ends]

@@ -1,4 +1,4 @@
-"""Which steps a mean step is the mean of: whole ones, where there are enough."""
+"""Which steps a mean step is the mean of: those that nothing speaks against, where there is one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import polars as pl
 from lostflops.recipe import Example, recipe
 from lostflops.tables import Steps
 
-FEWEST = 3  # whole steps of a rank that make a mean
+FEWEST = 3  # whole steps of a rank that make a mean that says something of the others
+BEHIND = "device was behind"
 
 
 @recipe(
@@ -39,18 +40,46 @@ FEWEST = 3  # whole steps of a rank that make a mean
             ],
         ),
         Example(
-            "two whole steps are too few to leave the others out",
+            "two whole steps, and the stub in which the job ended",
             given={
                 "steps": [
                     {"step": 4, "start": 0, "end": 10, "complete": True},
                     {"step": 5, "start": 10, "end": 23, "complete": True},
-                    {"step": 6, "start": 23, "end": 29, "complete": False},
+                    {"step": 6, "start": 23, "end": 24, "complete": False, "left_out": "job ended in it"},
                 ]
             },
             expect=[
                 {"rank": 0, "step": 4, "start": 0, "end": 10},
                 {"rank": 0, "step": 5, "start": 10, "end": 23},
-                {"rank": 0, "step": 6, "start": 23, "end": 29},
+            ],
+        ),
+        Example(
+            "a first step that began on a busy device counts where there is no other whole one",
+            given={
+                "steps": [
+                    {"step": 4, "start": 7, "end": 19, "complete": True, "left_out": BEHIND},
+                    {"step": 5, "start": 19, "end": 21, "complete": False},
+                    {"rank": 1, "step": 4, "start": 8, "end": 19, "complete": True, "left_out": BEHIND},
+                    {"rank": 1, "step": 5, "start": 19, "end": 32, "complete": True},
+                ]
+            },
+            expect=[
+                {"rank": 0, "step": 4, "start": 7, "end": 19},
+                {"rank": 1, "step": 5, "start": 19, "end": 32},
+            ],
+        ),
+        Example(
+            "an outlier does not count, and where no step is whole those that were cut do",
+            given={
+                "steps": [
+                    {"step": 7, "start": 0, "end": 10, "complete": True},
+                    {"step": 8, "start": 10, "end": 99, "complete": True, "left_out": "outlier"},
+                    {"rank": 1, "step": 7, "start": 0, "end": 12, "complete": False},
+                ]
+            },
+            expect=[
+                {"rank": 0, "step": 7, "start": 0, "end": 10},
+                {"rank": 1, "step": 7, "start": 0, "end": 12},
             ],
         ),
         Example(
@@ -75,14 +104,24 @@ FEWEST = 3  # whole steps of a rank that make a mean
 def counted_steps(steps: Steps) -> pl.LazyFrame:
     """List the steps that per-step figures are taken over.
 
-    Where the recording begins or ends inside a step, its length is chance, and warm-up is often in it. A rank
-    with three whole steps or more counts only those; a rank with fewer counts all, and so does who asks for
-    certain steps.
+    Where the recording or the job begins or ends inside a step, its length is chance; an outlier says nothing
+    of the others; and on a device that was behind when the recording began, the first step may begin too
+    late. None of these counts on a rank that has other steps. One that has none counts a first step that
+    began late, failing that outliers, failing that all. Who asks for certain steps counts those.
     """
-    whole = pl.col("complete").fill_null(True)
-    few = whole.sum().over("rank") < FEWEST
+    whole, why = pl.col("complete").fill_null(True), pl.col("left_out").cast(pl.String)
+    worse = (
+        pl.when(whole & why.is_null())
+        .then(0)
+        .when(whole & (why == BEHIND))
+        .then(1)
+        .when(whole)
+        .then(2)
+        .otherwise(3)
+    )
     return (
-        steps.filter(whole | few | pl.col("chosen").fill_null(False))
+        steps.with_columns(_worse=worse)
+        .filter((pl.col("_worse") == pl.col("_worse").min().over("rank")) | pl.col("chosen").fill_null(False))
         .select("rank", "step", "start", "end")
         .sort("rank", "start")
     )

@@ -172,6 +172,7 @@ def _slow_first(steps: pl.DataFrame) -> pl.DataFrame:
     """First steps that take longer than all whole ones after them, themselves whole or not: the recording may
     begin inside a step that warms up."""
     length = pl.col("end") - pl.col("start")
+    steps = steps.filter(pl.col("left_out").ne_missing("outlier"))  # told as such
     first = pl.col("start") == pl.col("start").min().over("rank")
     compared = steps.filter(pl.col("complete") | first).sort("rank", "start").with_columns(ns=length)
     by_rank = compared.group_by("rank", maintain_order=True).agg(

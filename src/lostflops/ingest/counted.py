@@ -1,0 +1,134 @@
+"""Decide which steps of a job count in means, once the steps of all its ranks are known.
+
+Ranks wait for each other, so a step counts on every rank or on none: one that is cut on some rank counts
+nowhere, as long as steps remain that are whole on all of them.
+
+An *outlier* is a step that says nothing of the others: more than `TWICE` their median and 1.5 times the
+longest of them. What comes back is no outlier, however long: it is what the job costs. So at most one step in
+six is, never at equal distances that reach over the whole recording (a checkpoint every tenth step, a loader
+that stalls every fourth), and at least three others remain. Where few steps are known, a period cannot be
+seen: then a step that does more than the others (the update after some micro-batches) is not one either.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from lostflops.errors import StepsOverlap
+from lostflops.tables import LEFT_OUT
+
+Int = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+
+TWICE = 2  # times the median of all
+APART = 1.5  # times the longest of the others
+ONE_IN = 6  # steps at most
+FEWEST_LEFT = 3
+MORE_WORK = 1.1  # times the median amount
+# Others in a row, beside a step that does more than they do: a period of up to so many would have shown. The
+# first step needs fewer, for what it does more is most often start-up.
+UNBROKEN, AFTER_FIRST = 8, 4
+
+
+def judged(steps: pl.DataFrame) -> pl.DataFrame:
+    """The steps of all ranks with `left_out` where it was null and they do not count.
+
+    Raises StepsOverlap when steps of a rank overlap, hold no time or share a number.
+    """
+    steps = steps.sort("rank", "start")
+    _require_disjoint(steps)
+    candidates = steps.filter(pl.col("complete").fill_null(True), pl.col("left_out").is_null())
+    if candidates.is_empty():
+        return steps
+    common = (
+        candidates.group_by("step")
+        .agg(pl.col("rank").n_unique())
+        .filter(pl.col("rank") == steps["rank"].n_unique())["step"]
+    )
+    if not common.len():  # recordings of different steps, or none that is whole everywhere
+        found = [_judged(mine) for mine in candidates.partition_by("rank")]
+    else:
+        elsewhere = candidates.filter(~pl.col("step").is_in(common.implode()))
+        found = [
+            _judged(candidates.filter(pl.col("step").is_in(common.implode()))),
+            elsewhere.select("rank", "step", why=pl.lit("left out on another rank")),
+        ]
+    why = pl.concat([part.select("rank", "step", pl.col("why").cast(LEFT_OUT)) for part in found])
+    return (
+        steps.join(why, on=["rank", "step"], how="left", maintain_order="left")
+        .with_columns(pl.coalesce("left_out", "why").alias("left_out"))
+        .drop("why")
+    )
+
+
+def _require_disjoint(steps: pl.DataFrame) -> None:
+    same = pl.col("rank") == pl.col("rank").shift(1)
+    wrong = steps.filter(
+        (pl.col("end") <= pl.col("start"))
+        | (same & (pl.col("start") < pl.col("end").shift(1)))
+        | pl.struct("rank", "step").is_duplicated()
+    )
+    if wrong.height:
+        raise StepsOverlap(wrong["rank"][0], wrong["step"].to_list())
+
+
+def _judged(steps: pl.DataFrame) -> pl.DataFrame:
+    """Which of some steps, each whole on all ranks that have it, are not like the others, and why."""
+    does = pl.col("amount") / pl.col("amount").median().over("rank")
+    by_step = (
+        steps.with_columns(length=pl.col("end") - pl.col("start"), does=does)
+        .group_by("step")
+        .agg(
+            pl.col("start").min(),
+            # Ranks wait for each other: a step of the job is as long as on the rank where it is longest.
+            pl.col("length").max(),
+            more=(pl.col("does") > MORE_WORK).any().fill_null(False),
+            nothing=(pl.col("amount") == 0).all().fill_null(False),
+        )
+        .sort("start", "step")
+    )
+    nothing = by_step["nothing"].to_numpy()
+    # Where it is so every other time, steps are marked more often than they are made.
+    nothing = nothing & (ONE_IN * int(nothing.sum()) <= max(len(nothing), ONE_IN))
+    if nothing.all():
+        nothing = np.zeros_like(nothing)
+    kept = by_step.filter(pl.Series(~nothing))
+    out = outliers(kept["length"].to_numpy(), kept["more"].to_numpy())
+    numbers = pl.concat(
+        [
+            by_step.filter(pl.Series(nothing)).select("step", why=pl.lit("nothing in it")),
+            kept.filter(pl.Series(out)).select("step", why=pl.lit("outlier")),
+        ]
+    )
+    return steps.select("rank", "step").join(numbers, on="step", how="inner")
+
+
+def outliers(length: Int, does_more: Flags) -> Flags:
+    """Which of some steps, in their order, are outliers by the rule above."""
+    n = len(length)
+    none = np.zeros(n, dtype=bool)
+    if n <= FEWEST_LEFT:
+        return none
+    long = length > TWICE * np.median(length)
+    at, others = np.flatnonzero(long), length[~long]
+    if not len(at) or len(at) > max(1, n // ONE_IN) or len(others) < FEWEST_LEFT:
+        return none
+    if length[at].min() <= APART * others.max() or _may_be_periodic(at, n):
+        return none
+    before = np.diff(np.r_[-1, at]) - 1
+    after = np.diff(np.r_[at, n]) - 1
+    unbroken = np.maximum(before, after)
+    alone = ~does_more[at] | (unbroken >= UNBROKEN) | ((at == 0) & (after >= AFTER_FIRST))
+    none[at[alone]] = True
+    return none
+
+
+def _may_be_periodic(at: Int, n: int) -> bool:
+    """Whether several positions of `n` are all that a period allows."""
+    distances = np.diff(at)
+    if not len(distances):
+        return False
+    period = int(distances[0])
+    return bool((distances == period).all()) and int(at[0]) < period and n - 1 - int(at[-1]) < period

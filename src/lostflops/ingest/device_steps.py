@@ -1,0 +1,271 @@
+"""Make steps as long as their work: move boundaries that the host marked to where the device gets there.
+
+The host runs ahead. Its mark of step k lies at H(k); the device may then still be busy with steps before. So
+step k begins at
+
+    b(k) = max(H(k), E(k)),    E(k): when the work that was launched before H(k) has ended,
+
+and ends where the next begins, the last one when its own work has ended. Both H and E rise with k, so the
+boundaries do, and the steps tile.
+
+The *main stream*, the one that computes longest, decides E(k): it runs in the order of launches, so it is at
+step k from the end of the work before on. What other streams run may reach over a boundary and is then cut
+there. Their kernels (communication among them) decide as long as the main stream has not begun step k: where
+it waits for them they belong to the step that launched them, where it does not they are hidden. Copies on
+streams of their own decide nothing: a checkpoint that drains for half a second makes no step longer.
+
+Work without a recorded launch was launched when its predecessor on its stream was; without a predecessor, on
+the main stream before the recording. Where most work has no launch, the host's marks stay.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+Int = npt.NDArray[np.int64]
+
+EARLIEST, LATEST = -(2**62), 2**62
+# Launched work that does not begin for so long, while nothing runs, waits for work that was not recorded.
+LONG = 1_000_000  # ns
+FEWEST_LAUNCHED = 0.5  # of the device's rows: with fewer launches, boundaries stay where the host marked them
+# From this share of a step on, the device was behind when the recording began.
+WORTH_TELLING = 0.01
+# A last step at whose end nothing begins for twice as long as in any other, and longer by this share of their
+# median length, was cut: the job hung, or the profiler was stopping.
+WAITING_END, TWICE = 0.1, 2
+# A last step is a stub when it holds less work than these shares of the least of the others: the first where
+# their work is the same to a tenth and there are two, the second where it differs.
+SAME, LESS, MUCH_LESS = 1.1, 0.9, 0.5
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one rank's device ran, in the order of its starts."""
+
+    start: Int
+    end: Int
+    launch: Int  # when it was launched, or taken to be: EARLIEST before the recording
+    returned: Int  # when the launching call returned; LATEST where it was not recorded
+    is_launched: npt.NDArray[np.bool_]
+    is_copy: npt.NDArray[np.bool_]
+    is_main: npt.NDArray[np.bool_]
+    is_beside: npt.NDArray[np.bool_]  # a kernel, or a copy that carries a collective, on another stream
+
+    @property
+    def is_attributed(self) -> bool:
+        """Whether enough of it says when it was launched."""
+        return len(self.start) > 0 and float(self.is_launched.mean()) >= FEWEST_LAUNCHED
+
+
+def work(kernels: pl.DataFrame | None, copies: pl.DataFrame | None) -> Work:
+    """The device's rows of one rank. Columns that a table lacks are taken to say nothing."""
+    rows = pl.concat(
+        [
+            *([_rows(kernels, is_kernel=True)] if kernels is not None else []),
+            *([_rows(copies, is_kernel=False)] if copies is not None else []),
+            _rows(pl.DataFrame({"start": [], "end": []}, schema={"start": pl.Int64, "end": pl.Int64}), True),
+        ]
+    ).filter(pl.col("end") > pl.col("start"))
+    lane = pl.struct("device", "stream")
+    length = pl.col("end") - pl.col("start")
+    # Of several streams that compute equally long, the first in order, wherever its rows stand.
+    ranked = (
+        rows.group_by("device", "stream")
+        .agg(length.filter("computes").sum().alias("computing"), length.sum().alias("busy"))
+        .sort("computing", "busy", "device", "stream", descending=[True, True, False, False], nulls_last=True)
+    )
+    main = pl.lit(False)
+    if ranked.height:
+        device, stream = ranked.select("device", "stream").row(0)
+        main = pl.col("device").eq_missing(pl.lit(device, pl.Int64)) & pl.col("stream").eq_missing(
+            pl.lit(stream, pl.Int64)
+        )
+    # A predecessor is the row before it on the stream; launches on one stream are in the order of its rows.
+    rows = (
+        rows.sort("start", "end", "launch_start", nulls_last=True)
+        .with_columns(
+            main=main,
+            launched=pl.col("launch_start").is_not_null(),
+            launch=pl.col("launch_start").forward_fill().over(lane),
+        )
+        .with_columns(beside=~pl.col("main") & pl.col("decides"))
+    )
+    is_main, launch = rows["main"].to_numpy(), rows["launch"]
+    # Beside the main stream a row without launch and predecessor belongs to the step in which it runs.
+    alone = pl.when("main").then(pl.lit(EARLIEST, pl.Int64)).otherwise("start")
+    launch = rows.select(pl.col("launch").fill_null(alone)).to_series()
+    return Work(
+        rows["start"].to_numpy(),
+        rows["end"].to_numpy(),
+        launch.to_numpy(),
+        rows["launch_end"].fill_null(LATEST).to_numpy(),
+        rows["launched"].to_numpy(),
+        ~rows["is_kernel"].to_numpy(),
+        is_main,
+        rows["beside"].to_numpy(),
+    )
+
+
+def _rows(table: pl.DataFrame, is_kernel: bool) -> pl.DataFrame:
+    have = set(table.columns)
+    whole = [
+        (pl.col(c) if c in have else pl.lit(None)).cast(pl.Int64).alias(c)
+        for c in ("start", "end", "device", "stream", "launch_start", "launch_end")
+    ]
+    talks = pl.lit(False)
+    if is_kernel and "family" in have:
+        talks = (pl.col("family").cast(pl.String) == "communication").fill_null(False)
+    elif "communication" in have:
+        talks = pl.col("communication").fill_null(False)
+    return table.select(
+        *whole,
+        computes=~talks if is_kernel else pl.lit(False),
+        decides=pl.lit(True) if is_kernel else talks,
+        is_kernel=pl.lit(is_kernel),
+    )
+
+
+@dataclass(frozen=True)
+class _Ends:
+    """When work launched before some instants ends, and when work launched from then on begins."""
+
+    main: Int
+    beside: Int
+    first: Int  # the main stream's first start of work launched at the instant or later; LATEST without
+
+    @property
+    def deciding(self) -> Int:
+        return np.maximum(self.main, np.minimum(self.beside, self.first))
+
+
+def _ends(done: Work, at: Int) -> _Ends:
+    main, beside = done.is_main, done.is_beside
+    return _Ends(
+        _last_end(done.launch[main], done.end[main], at),
+        _last_end(done.launch[beside], done.end[beside], at),
+        _first_start(done.launch[main], done.start[main], at),
+    )
+
+
+def _last_end(launch: Int, end: Int, at: Int) -> Int:
+    order = np.argsort(launch, kind="stable")
+    reach = np.r_[EARLIEST, np.maximum.accumulate(end[order])] if len(end) else np.array([EARLIEST])
+    return reach[np.searchsorted(launch[order], at, side="left")]
+
+
+def _first_start(launch: Int, start: Int, at: Int) -> Int:
+    order = np.argsort(launch, kind="stable")
+    follows = np.minimum.accumulate(start[order][::-1])[::-1] if len(start) else start
+    return np.r_[follows, LATEST][np.searchsorted(launch[order], at, side="left")]
+
+
+def moved(steps: pl.DataFrame, done: Work) -> pl.DataFrame:
+    """Steps as the host marked them with the device's boundaries in place of the host's, and `behind`.
+
+    `steps` are disjoint, in order, and `begins` says whether the host's beginning of one is known. `behind`
+    says that the device was busy with what was launched before the recording when the host began the first.
+    """
+    host, until = steps["start"].to_numpy(), steps["end"].to_numpy()
+    nobody = np.zeros(len(host), dtype=bool)
+    if not done.is_attributed or not len(host):
+        return steps.with_columns(behind=pl.Series(nobody))
+    before = _ends(done, host)
+    begin = np.maximum(host, before.deciding)
+    behind = nobody
+    if steps["begins"][0]:
+        known = _launched_end(done, int(host[0]))
+        begin[0] = _unrecorded_end(done, int(begin[0]), host, until)
+        late = int(begin[0]) - max(int(host[0]), known)
+        behind[0] = late > 0
+    else:
+        late, begin[0] = 0, host[0]
+    begin = np.maximum.accumulate(begin)
+    after = _ends(done, until)
+    # What runs beside the main stream under the next step is hidden there, and would be after the last one.
+    hidden = len(host) > 1 and float(np.median((before.beside - before.first)[1:])) > 0
+    end = np.maximum(until, after.main if hidden else np.maximum(after.main, after.beside))
+    end = np.maximum(end, begin)
+    end[:-1] = np.minimum(end[:-1], begin[1:])
+    follows = np.r_[until[:-1] == host[1:], False]
+    end = np.where(follows, np.r_[begin[1:], 0], end)
+    if behind[0]:
+        behind[0] = late >= WORTH_TELLING * (end[0] - begin[0])
+    return steps.with_columns(
+        start=pl.Series(begin, dtype=pl.Int64),
+        end=pl.Series(end, dtype=pl.Int64),
+        behind=pl.Series(behind),
+    )
+
+
+def _launched_end(done: Work, host: int) -> int:
+    """When the main stream's work ends whose launch was seen before the first mark."""
+    seen = done.is_main & done.is_launched & (done.launch < host)
+    return int(done.end[seen].max(initial=EARLIEST))
+
+
+def _unrecorded_end(done: Work, begin: int, host: Int, until: Int) -> int:
+    """When the device comes to the first step, if it seems busy with what was not recorded; else `begin`."""
+    own = [_first_work(done, int(a), int(b)) for a, b in zip(host, until, strict=True)]
+    if own[0] is None:
+        return begin
+    starts, waits, usual = own[0].start, own[0].waits, 0
+    # A call that copies from pageable memory returns when the copy has run, so it is asked when it began. What
+    # it takes for itself, the other steps show.
+    if own[0].is_blocked:
+        others = [work.waits for work in own[1:] if work is not None]
+        usual = max(others) if others else waits
+    return max(begin, starts) if waits - usual >= LONG else begin
+
+
+@dataclass(frozen=True)
+class _First:
+    start: int
+    waits: int  # how long it had been launched while nothing ran
+    is_blocked: bool  # the call that launched it returned after it began
+
+
+def _first_work(done: Work, host: int, until: int) -> _First | None:
+    """The first of the main stream's work that was launched in a step."""
+    launched = done.is_main & done.is_launched & (done.launch >= host) & (done.launch < until)
+    own = np.flatnonzero(launched)
+    if not len(own):
+        return None
+    first = own[np.argmin(done.start[own])]
+    starts = int(done.start[first])
+    running = int(done.end[done.start < starts].max(initial=EARLIEST))
+    is_blocked = bool(done.is_copy[first] and done.returned[first] > starts)
+    asked = done.launch[first] if is_blocked else done.returned[first]
+    return _First(starts, starts - max(int(asked), running), is_blocked)
+
+
+def amounts(host: Int, until: Int, began: Int) -> Int:
+    """How many of the moments in `began` lie in each of some disjoint spans that are in order."""
+    ordered = np.sort(began)
+    return np.searchsorted(ordered, until, side="left") - np.searchsorted(ordered, host, side="left")
+
+
+def quiet_ends(start: Int, end: Int, began: Int) -> Int:
+    """For how long nothing has begun when each step ends, of the moments in `began`."""
+    ordered = np.r_[EARLIEST, np.sort(began)]
+    last = ordered[np.searchsorted(ordered, end, side="left") - 1]
+    return end - np.maximum(last, start)
+
+
+def is_winding_down(length: Int, quiet: Int) -> bool:
+    """Whether the last of some steps waits at its end for longer than the others do, by far."""
+    if len(length) < 2:
+        return False
+    return int(quiet[-1]) > TWICE * int(quiet[:-1].max()) + WAITING_END * float(np.median(length[:-1]))
+
+
+def is_stub(amount: Int) -> bool:
+    """Whether the last of some steps holds less work than a step does."""
+    if len(amount) < 2 or not amount[:-1].max():
+        return False
+    least, most = int(amount[:-1].min()), int(amount[:-1].max())
+    share = LESS if len(amount) > 2 and most <= SAME * least else MUCH_LESS
+    return int(amount[-1]) < share * least
