@@ -16,6 +16,7 @@ from lostflops.tables import STEPS
 from lostflops.trace import GPU_WORK_LOST, Quality, Trace
 from lostflops.version import __version__
 
+from . import step_notes
 from .budget import Budget, budget
 from .run import Run, recorded
 from .verdict import verdict
@@ -97,9 +98,10 @@ def page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], No
         ledger = by_name["step_ledger"].table.select(pl.col(c).cast(t) for c, t in LEDGER.items())
     steps_table = trace.table("steps")
     steps = STEPS.empty() if steps_table is None else steps_table.sort("rank", "start").collect()
-    counted = ledger
+    counted, counting = ledger, ledger.select("rank", "step").unique()
     if steps_table is not None:
-        counted = ledger.join(counted_steps(steps_table).collect(), on=["rank", "step"], how="semi")
+        counting = counted_steps(steps_table).collect().select("rank", "step")
+        counted = ledger.join(counting, on=["rank", "step"], how="semi")
     run = recorded(trace, steps, counted)
     spent = budget(counted, run.on_host)
     unclassified, kernel_time = _unclassified(trace)
@@ -109,7 +111,8 @@ def page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], No
         verdict=_verdict(trace, run, spent, skipped, by_name),
         notes=(
             *_notes(run, _outside(trace, steps), unclassified, kernel_time),
-            *_partial(run, steps),
+            *step_notes.lengths(steps, counting),
+            *step_notes.left_out(run, steps, counting),
             *_beside_the_log(by_name),
         ),
         figures=tuple(_figures(run, counted, spent, by_name, unclassified, kernel_time)),
@@ -238,23 +241,6 @@ def _told_outside(outside: pl.DataFrame) -> Iterator[str]:
             )
 
 
-def _partial(run: Run, steps: pl.DataFrame) -> Iterator[str]:
-    """What became of the steps that were not recorded from end to end."""
-    partial = int((~steps["complete"].fill_null(True)).sum())
-    if not partial or run.is_whole:
-        return
-    cut = f"The recording begins or ends inside {partial} of the {steps.height} steps; "
-    if run.num_counted_windows == run.num_windows:
-        yield f"{cut}they count in the mean as far as they were recorded."
-        return
-    left = run.num_windows - run.num_counted_windows
-    which = "they" if left == partial else f"{left} of them"
-    yield (
-        f"{cut}{which} {'is' if left == 1 and left != partial else 'are'} left out of the mean step. "
-        f"`--steps {steps['step'].min()}-{steps['step'].max()}` counts them."
-    )
-
-
 def _notes(run: Run, outside: pl.DataFrame, unclassified: int, kernel_time: int) -> Iterator[str]:
     if run.on_host:
         yield (
@@ -274,8 +260,8 @@ def _notes(run: Run, outside: pl.DataFrame, unclassified: int, kernel_time: int)
             yield "The trace marks no steps: their boundaries were taken from the period of the work."
         case "optimizer":
             yield (
-                "The trace marks no steps: each was taken to end where the host leaves the optimizer's step, "
-                "or with the optimizer's last kernel where the trace lacks that range."
+                "The trace marks no steps: each was taken to end with the work launched before the host leaves "
+                "the optimizer's step, or with the optimizer's last kernel where the trace lacks that range."
             )
         case _:
             pass

@@ -1,0 +1,151 @@
+"""Which steps a mean leaves out and why, and how long steps are on the host and on the device, as sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import polars as pl
+
+from lostflops.finding import milliseconds
+from lostflops.tables import LEFT_OUT_BECAUSE
+
+from .run import Run
+
+# Why a step is left out, after its number. The order is that in which ranks' reasons for one step are told.
+BECAUSE = {
+    "recording began in it": "the recording begins in it",
+    "recording ended in it": "the recording ends in it",
+    "job ended in it": "it holds less work than the others: the job or the recording ended in it",
+    "waits at its end": "nothing begins for so long at its end: the job or the recording was ending",
+    "device was behind": "the GPU was still busy with earlier work when the host began it",
+    "nothing in it": "nothing was launched in it",
+    "outlier": "unlike the others",
+    "left out on another rank": "",
+}
+CUT = "not recorded from end to end"
+DIFFERENT = 0.01  # of a step: host and device lengths that are further apart are told
+MOST_LISTED = 6
+
+
+def left_out(run: Run, steps: pl.DataFrame, counted: pl.DataFrame) -> Iterator[str]:
+    """What became of the steps that something speaks against. `counted` has rank and step of those in means."""
+    if run.is_whole:
+        return
+    doubtful = _doubtful(steps).filter("doubtful")
+    if doubtful.is_empty():
+        return
+    out = doubtful.join(counted, on=["rank", "step"], how="anti")
+    if out.height:
+        yield (
+            f"Left out of the mean: {_listed(out, steps, counted)}. "
+            f"`--steps {steps['step'].min()}-{steps['step'].max()}` counts them."
+        )
+    kept = doubtful.join(counted, on=["rank", "step"], how="semi")
+    if kept.is_empty():
+        return
+    which = _numbers(kept["step"].unique().sort().to_list())
+    one = kept["step"].n_unique() == 1
+    if run.selected_steps:
+        yield f"In the mean because `--steps` asks for {'it' if one else 'them'}: {_listed(kept, steps, counted)}."
+    elif kept["complete"].fill_null(True).all():
+        yield (
+            f"The GPU was still busy with earlier work when the host began {which}. It counts, as there is no "
+            "other whole step, and may really be longer."
+        )
+    else:
+        yield (
+            f"No whole step was recorded{_of_ranks(kept, steps)}: {which} "
+            f"{'counts' if one else 'count'} as far as recorded."
+        )
+
+
+def _doubtful(steps: pl.DataFrame) -> pl.DataFrame:
+    """Steps with `why`: null where there is no reason of their own."""
+    why = pl.col("left_out").cast(pl.String)
+    cut = ~pl.col("complete").fill_null(True)
+    return steps.with_columns(
+        why=pl.when(why.is_null() & cut).then(pl.lit(CUT)).otherwise(why),
+    ).with_columns(doubtful=pl.col("why").is_not_null())
+
+
+def _of_ranks(kept: pl.DataFrame, steps: pl.DataFrame) -> str:
+    ranks = kept["rank"].unique().sort().to_list()
+    if len(ranks) == steps["rank"].n_unique():
+        return ""
+    return f" on rank {ranks[0]}" if len(ranks) == 1 else f" on {len(ranks)} ranks"
+
+
+def _listed(out: pl.DataFrame, steps: pl.DataFrame, counted: pl.DataFrame) -> str:
+    """Steps by reason: 'step 4 (the recording begins in it), step 7 (240 ms, 15 times the others)'."""
+    order = {why: n for n, why in enumerate((*LEFT_OUT_BECAUSE, CUT))}
+    rank_of = pl.col("why").replace_strict(order, return_dtype=pl.Int64)
+    by_step = out.sort(rank_of, "rank").unique("step", keep="first", maintain_order=True).sort("step")
+    parts: list[tuple[int, str]] = []
+    for (why,), mine in by_step.partition_by("why", as_dict=True, maintain_order=True).items():
+        numbers: list[int] = mine["step"].to_list()
+        if why == "outlier":
+            parts += [(n, f"step {n} ({_times(n, steps, counted)})") for n in numbers[:MOST_LISTED]]
+            numbers = numbers[MOST_LISTED:]
+        if numbers:
+            reason = BECAUSE.get(str(why), str(why))
+            if len(numbers) > 1:
+                reason = reason.replace(" it", " them").replace("them holds", "they hold")
+            parts.append((numbers[0], f"{_numbers(numbers)} ({reason})" if reason else _numbers(numbers)))
+    return ", ".join(text for _, text in sorted(parts))
+
+
+def _times(number: int, steps: pl.DataFrame, counted: pl.DataFrame) -> str:
+    length = (pl.col("end") - pl.col("start")).alias("length")
+    lengths = steps.with_columns(length)
+    own = lengths.filter(pl.col("step") == number)["length"].max()
+    usual = lengths.join(counted, on=["rank", "step"], how="semi")["length"].median()
+    assert isinstance(own, int)
+    if not isinstance(usual, float) or usual <= 0:
+        return milliseconds(own)
+    return f"{milliseconds(own)}, {own / usual:.{0 if own >= 10 * usual else 1}f} times the others"
+
+
+def _numbers(steps: Iterable[int]) -> str:
+    """'step 4', 'steps 4 and 8', 'steps 4 to 7 and 9', shortened where they are many."""
+    runs: list[list[int]] = []
+    for step in steps:
+        if runs and step == runs[-1][1] + 1:
+            runs[-1][1] = step
+        else:
+            runs.append([step, step])
+    texts = [str(a) if a == b else f"{a} and {b}" if b == a + 1 else f"{a} to {b}" for a, b in runs]
+    if len(texts) > MOST_LISTED:
+        texts = [*texts[: MOST_LISTED - 1], "more"]
+    many = len(runs) > 1 or runs[0][0] != runs[0][1]
+    joined = ", ".join(texts[:-1]) + " and " + texts[-1] if len(texts) > 1 else texts[0]
+    return f"step{'s' * many} {joined}"
+
+
+def lengths(steps: pl.DataFrame, counted: pl.DataFrame) -> Iterator[str]:
+    """A note where the host's steps and the device's differ: the host ran ahead, or the device caught up."""
+    mine = steps.join(counted, on=["rank", "step"], how="semi").filter(
+        pl.col("host_start").is_not_null(), pl.col("host_end").is_not_null()
+    )
+    if mine.is_empty():
+        return
+    host, device = pl.col("host_end") - pl.col("host_start"), pl.col("end") - pl.col("start")
+    by_rank = (
+        mine.group_by("rank")
+        .agg(host=host.mean(), device=device.mean(), many=pl.len(), step=pl.col("step").first())
+        .with_columns(apart=(pl.col("device") - pl.col("host")).abs() / pl.col("device"))
+        .sort("apart", "rank", descending=[True, False])
+    )
+    worst = by_rank.row(0, named=True)
+    if worst["apart"] <= DIFFERENT:
+        return
+    on = f" on rank {worst['rank']}" if by_rank.height > 1 else ""
+    took = f"takes the host {milliseconds(worst['host'])} and the GPU {milliseconds(worst['device'])}{on}"
+    if worst["many"] == 1:
+        yield (
+            f"Step {worst['step']} {took}. The page counts the GPU's time; one step does not show whether the "
+            "others take as long, because the GPU falls behind or catches up in it."
+        )
+    elif worst["device"] > worst["host"]:
+        yield f"A mean step {took}: the host runs ahead, and the page counts the GPU's time."
+    else:
+        yield f"A mean step {took}: the GPU was behind and catches up, and the page counts its time."
