@@ -9,8 +9,9 @@ import polars as pl
 from lostflops import intervals
 from lostflops.finding import Finding, milliseconds, percent
 from lostflops.recipe import Bars, Example, recipe
-from lostflops.tables import Kernels, Launches
+from lostflops.tables import Kernels, Launches, Ranks, Steps
 
+GRAPH_LAUNCH = r"^(?:cuda|hip|cu)GraphLaunch"
 # Clocks of host and GPU are matched by the profiler with an error of its own; fewer than this is no news.
 WORTH_SAYING = 0.01
 
@@ -46,6 +47,7 @@ WORTH_SAYING = 0.01
                     {"start": 81, "end": 100, "stream": 7},
                 ],
                 "launches": [{"start": 0, "end": 10}],
+                "ranks": [{"start": -60, "end": 140}],
             },
             expect=[
                 {
@@ -60,10 +62,38 @@ WORTH_SAYING = 0.01
                     "median_queue": 6,
                     "median_kernel": 13,
                     "median_total": 46,
-                    "mean_depth": 0.59,
+                    "mean_depth": 0.295,
                     "max_depth": 2,
-                    "ahead_share": 0.53,
+                    "ahead_share": 0.265,
                 }
+            ],
+        ),
+        Example(
+            "two kernels of a graph, one launched alone, seen through the steps from 10 to 50",
+            given={
+                "kernels": [
+                    {"start": 20, "end": 27, "launch_start": 6, "launch_end": 9, "stream": 9}
+                    | {"correlation": 41},
+                    {"start": 30, "end": 41, "launch_start": 6, "launch_end": 9, "stream": 9}
+                    | {"correlation": 41},
+                    {"start": 46, "end": 49, "launch_start": 42, "launch_end": 45, "stream": 9}
+                    | {"correlation": 42},
+                ],
+                "launches": [
+                    {"start": 6, "end": 9, "name": "cudaGraphLaunch", "correlation": 41},
+                    {"start": 42, "end": 45, "name": "cudaLaunchKernel", "correlation": 42},
+                ],
+                "ranks": [{"start": 0, "end": 90}],
+                "steps": [
+                    {"step": 1, "start": 10, "end": 30, "chosen": True},
+                    {"step": 2, "start": 30, "end": 50, "chosen": True},
+                ],
+            },
+            expect=[
+                {"stream": 9, "graph": True, "kernels": 2, "median_queue": 16, "median_total": 28}
+                | {"mean_depth": 0.75, "max_depth": 2, "ahead_share": 0.5},
+                {"stream": 9, "graph": False, "kernels": 1, "median_queue": 1, "median_total": 7}
+                | {"mean_depth": 0.1, "max_depth": 1, "ahead_share": 0.1},
             ],
         ),
         Example(
@@ -71,6 +101,7 @@ WORTH_SAYING = 0.01
             given={
                 "kernels": [{"start": 7, "end": 20, "launch_start": 10, "launch_end": 15, "stream": 9}],
                 "launches": [{"start": 10, "end": 15}],
+                "ranks": [{"start": 7, "end": 20}],
             },
             expect=[
                 {
@@ -89,33 +120,42 @@ WORTH_SAYING = 0.01
         ),
     ],
 )
-def launch_latency(kernels: Kernels, launches: Launches) -> pl.LazyFrame:
+def launch_latency(kernels: Kernels, launches: Launches, ranks: Ranks, steps: Steps | None) -> pl.LazyFrame:
     """Split each stream's launches into call, queue and kernel, and tell how many kernels are queued.
 
     A long queue is good: the host is ahead. A short one means that the GPU waits for the next launch. Kernels
-    of a graph share one call, so their queue includes the kernels before them.
+    of a graph share one call, so their queue includes the kernels before them. The recording's time is that
+    of the steps that were asked for, where some were.
     """
     lanes = ["rank", "stream", "graph"]
-    rows = kernels.join(launches.select("rank").unique(), on="rank", how="semi").select(
-        "rank",
-        "stream",
-        "start",
-        "end",
-        "launch_start",
-        "launch_end",
-        graph=pl.col("graph_node").is_not_null(),
+    graphs = launches.filter(pl.col("name").cast(pl.String).str.contains(GRAPH_LAUNCH)).select(
+        "rank", "correlation", by_graph=pl.lit(True)
     )
+    rows = (
+        kernels.join(launches.select("rank").unique(), on="rank", how="semi")
+        .join(graphs.drop_nulls().unique(), on=["rank", "correlation"], how="left")
+        .select(
+            "rank",
+            "stream",
+            "start",
+            "end",
+            "launch_start",
+            "launch_end",
+            graph=pl.col("graph_node").is_not_null() | pl.col("by_graph").fill_null(False),
+        )
+    )
+    windows = _windows(ranks, steps)
     launched = pl.col("launch_start").is_not_null()
     early = pl.col("launch_start") - pl.col("start")
     queue = (pl.col("start") - pl.col("launch_end")).clip(0)
     total = pl.max_horizontal("end", "launch_end") - pl.col("launch_start")
-    recorded = rows.group_by("rank").agg(
-        _recorded=pl.col("end").max() - pl.min_horizontal(pl.col("start").min(), pl.col("launch_start").min())
+    waiting = (
+        rows.filter(launched)
+        .join(windows, on="rank")
+        .with_columns(start=pl.max_horizontal("launch_start", "_from"), end=pl.min_horizontal("start", "_to"))
     )
     queued = (
-        intervals.overlay(
-            {"depth": rows.filter(launched).with_columns(start="launch_start", end="start")}, by=lanes
-        )
+        intervals.overlay({"depth": waiting}, by=lanes)
         .group_by(lanes)
         .agg(
             max_depth=pl.col("depth").max().cast(pl.Int64),
@@ -136,7 +176,7 @@ def launch_latency(kernels: Kernels, launches: Launches) -> pl.LazyFrame:
             median_total=_median(total),
         )
         .join(queued, on=lanes, how="left", nulls_equal=True)
-        .join(recorded, on="rank", how="left")
+        .join(windows.select("rank", _recorded=pl.col("_to") - pl.col("_from")), on="rank", how="left")
         .with_columns(pl.col("max_depth", "_waits", "_ahead").fill_null(0))
         .with_columns(
             mean_depth=pl.when(pl.col("_recorded") > 0).then(pl.col("_waits") / pl.col("_recorded")),
@@ -144,6 +184,19 @@ def launch_latency(kernels: Kernels, launches: Launches) -> pl.LazyFrame:
         )
         .select(*launch_latency.columns)
         .sort("rank", "kernels", "stream", "graph", descending=[False, True, False, False])
+    )
+
+
+def _windows(ranks: pl.LazyFrame, steps: pl.LazyFrame | None) -> pl.LazyFrame:
+    """From when to when each rank is looked at: all of its recording, or the steps that were asked for."""
+    whole = ranks.group_by("rank").agg(_from=pl.col("start").min(), _to=pl.col("end").max())
+    if steps is None:
+        return whole
+    asked = (
+        steps.filter("chosen").group_by("rank").agg(_first=pl.col("start").min(), _last=pl.col("end").max())
+    )
+    return whole.join(asked, on="rank", how="left").select(
+        "rank", pl.coalesce("_first", "_from").alias("_from"), pl.coalesce("_last", "_to").alias("_to")
     )
 
 

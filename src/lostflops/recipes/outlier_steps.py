@@ -1,0 +1,128 @@
+"""Steps that took far longer than the others, and what they spent it on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import polars as pl
+
+from lostflops.accounts import ACCOUNTS
+from lostflops.finding import Finding, milliseconds, percent
+from lostflops.recipe import Bars, Example, recipe
+from lostflops.tables import Steps
+
+MOST_NAMED = 6
+
+
+def _steps(rank: int, *ends: int, outlier: int) -> list[dict[str, object]]:
+    return [
+        {
+            "rank": rank,
+            "step": n,
+            "start": start,
+            "end": end,
+            "complete": True,
+            "left_out": "outlier" if n == outlier else None,
+        }
+        for n, (start, end) in enumerate(zip((0, *ends), ends, strict=False))
+    ]
+
+
+@recipe(
+    question="Which steps took far longer than the others, and on what?",
+    scope="rank",
+    plot=Bars(x="step", y=("usual", "longer"), stacked=True),
+    columns={
+        "rank": "rank",
+        "step": "step number",
+        "start": "start of the step, ns",
+        "end": "its end, ns",
+        "usual": "median of the rank's steps that count, ns",
+        "longer": "how much longer than that this one is, ns",
+        "account": "account of the ledger that has most more than in the mean of those steps",
+        "more": "how much more, ns",
+    },
+    examples=[
+        Example(
+            "a step of 61 ns among steps of 11, which idles for 50 of them",
+            given={
+                "steps": _steps(2, 11, 22, 83, 94, outlier=2),
+                "kernels": [{"rank": 2, "start": s, "end": s + 11} for s in (0, 11, 72, 83)],
+                "ranks": [{"rank": 2}],
+            },
+            expect=[
+                {"rank": 2, "step": 2, "start": 22, "end": 83, "usual": 11, "longer": 50}
+                | {"account": "idle.unrecorded", "more": 50}
+            ],
+        ),
+        Example(
+            "and one that also computes for 2 ns more",
+            given={
+                "steps": _steps(0, 10, 20, 30, 52, outlier=3),
+                "kernels": [{"start": s, "end": e} for s, e in ((0, 10), (10, 17), (20, 30), (30, 41))],
+                "ranks": [{"rank": 0}],
+            },
+            expect=[
+                {"rank": 0, "step": 3, "start": 30, "end": 52, "usual": 10, "longer": 12}
+                | {"account": "idle.unrecorded", "more": 10}
+            ],
+        ),
+    ],
+)
+def outlier_steps(steps: Steps, counted_steps: pl.LazyFrame, step_ledger: pl.LazyFrame) -> pl.LazyFrame:
+    """List the steps that are left out of means because they say nothing of the others.
+
+    A step is an outlier when it takes more than twice the median and 1.5 times the longest of the others, and
+    no more than one in six does, without a period. On several ranks it is one on all.
+    """
+    length = pl.col("end") - pl.col("start")
+    usual = counted_steps.group_by("rank").agg(usual=length.median().round().cast(pl.Int64), steps=pl.len())
+    spent = step_ledger.select("rank", "step", "account", "ns")
+    mean = (
+        spent.join(counted_steps.select("rank", "step"), on=["rank", "step"], how="semi")
+        .group_by("rank", "account")
+        .agg(pl.col("ns").sum())
+        .join(usual, on="rank")
+        .select("rank", "account", mean=pl.col("ns") // pl.col("steps"))
+    )
+    out = steps.filter(pl.col("left_out") == "outlier").select("rank", "step", "start", "end")
+    most = (
+        out.select("rank", "step")
+        .join(spent, on=["rank", "step"])
+        .join(mean, on=["rank", "account"], how="left")
+        .select("rank", "step", "account", more=pl.col("ns") - pl.col("mean").fill_null(0))
+        .sort("more", "account", descending=[True, False])
+        .unique(["rank", "step"], keep="first", maintain_order=True)
+    )
+    return (
+        out.join(usual, on="rank")
+        .join(most, on=["rank", "step"])
+        .with_columns(longer=length - pl.col("usual"))
+        .select(*outlier_steps.columns)
+        .sort("longer", "rank", "step", descending=[True, False, False])
+    )
+
+
+@outlier_steps.finding
+def a_step_is_an_outlier(table: pl.DataFrame) -> Iterator[Finding]:
+    """One finding a cause: pauses of one kind have one remedy."""
+    # Ranks wait for each other: a step is told of the rank on which it has grown most by something else.
+    waits = pl.col("account") == "communication.wait"
+    worst = table.sort(waits, maintain_order=True).unique("step", keep="first", maintain_order=True)
+    for (account,), rows in worst.partition_by("account", as_dict=True, maintain_order=True).items():
+        first = rows.row(0, named=True)
+        ns, times = first["usual"] + first["longer"], 1 + first["longer"] / max(first["usual"], 1)
+        known = ACCOUNTS[str(account)]
+        yield Finding(
+            name="outlier-step",
+            claim=f"Step {first['step']} took {milliseconds(ns)}, {times:.{0 if times >= 10 else 1}f} times "
+            f"the others; most of it is {known.label}. It is left out of the mean.",
+            gain="unknown",
+            evidence=tuple(
+                f"step {row['step']} on rank {row['rank']}: {milliseconds(row['longer'])} longer, "
+                f"{percent(row['more'], row['longer'])} of that is {known.label}"
+                for row in rows.head(MOST_NAMED).iter_rows(named=True)
+            ),
+            next=known.remedy,
+            accounts=(str(account),),
+        )
