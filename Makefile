@@ -3,6 +3,7 @@
 #     make demo     the first page of a recorded training run, and its HTML report
 #     make test     every test
 #     make test-slurm    recording on a Slurm of four virtual nodes, started for it
+#     make acceptance    plant causes of slowness in made-up and in real jobs: does the first page name them?
 #     make check    formatting, lint, types, layers
 #     make bench    speed and memory against the targets, written to benchmarks/README.md
 #     make docs     regenerate docs/ and the README's output from the code
@@ -18,7 +19,7 @@ DEMO_RUN = examples/runs/ddp
 # The demo needs the core alone, so it does not wait for the development tools where those are not there yet.
 DEMO = $(if $(wildcard $(DEV)),.venv,.venv-demo)
 
-.PHONY: demo test test-slurm check bench docs record-examples clean
+.PHONY: demo test test-slurm acceptance check bench docs record-examples clean
 
 demo: $(DEMO)/.installed
 	@$(DEMO)/bin/python -m lostflops why $(DEMO_RUN) --html demo-report.html
@@ -32,6 +33,9 @@ test: $(DEV)
 test-slurm: $(DEV)
 	tests/slurm/install
 	LOSTFLOPS_TEST_SLURM=1 .venv/bin/python -m pytest tests/test_slurm_cluster.py -rs
+
+acceptance: $(DEV)
+	cd tests && ../.venv/bin/python -m acceptance.run $(ACCEPTANCE)
 
 check: $(DEV)
 	.venv/bin/ruff format --check .

@@ -1,0 +1,184 @@
+"""`make acceptance`: plant every cause, read the first page, and say which causes it named.
+
+python -m acceptance.run [--only WORDS] [--seed N] [--real] [--synthetic] [--write] [--keep FOLDER]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+
+from .cases import Case, cases, cost, milliseconds, played
+from .grading import Verdict, judged, page_of
+
+TARGET = 0.95
+README = Path(__file__).resolve().parents[2] / "benchmarks" / "README.md"
+
+
+@dataclass(frozen=True)
+class Line:
+    """A case and its twin, judged."""
+
+    case: str
+    truth: str
+    step: float
+    cost: float | None
+    verdict: Verdict
+    twin: Verdict | None
+    twin_step: float
+    folder: str
+
+
+@dataclass(frozen=True)
+class Totals:
+    named: tuple[int, int]
+    quiet: tuple[int, int]
+    steps: tuple[int, int]
+    costs: tuple[int, int]
+
+    @property
+    def met(self) -> bool:
+        return all(n >= TARGET * of for n, of in (self.named, self.quiet, self.steps))
+
+
+def examined(case: Case, folder: Path) -> Line:
+    """Run one case and its twin, and judge both pages."""
+    place = folder / case.name.replace(", ", "--").replace(" ", "-")
+    faulty = played(case.job, place / "run")
+    twin = played(case.twin, place / "twin") if case.twin else None
+    lost = None if case.truth.quiet else cost(case, faulty, twin)
+    verdict = judged(page_of(faulty.folder), case.truth, faulty.step, lost)
+    other = None
+    if twin:
+        healthy = type(case.truth)("healthy", quiet=True)
+        other = judged(page_of(twin.folder), healthy, twin.step, None)
+    return Line(
+        case.name, case.truth.what, faulty.step, lost, verdict, other, twin.step if twin else 0.0, str(place)
+    )
+
+
+def totals(lines: Sequence[Line]) -> Totals:
+    named = [x.verdict.named for x in lines if x.verdict.named is not None]
+    every = [v for x in lines for v in (x.verdict, x.twin) if v is not None]
+    quiet = [v.quiet for v in every if v.quiet is not None]
+    costs = [x.verdict.cost_right for x in lines if x.verdict.cost_right is not None]
+    return Totals(
+        (sum(named), len(named)),
+        (sum(quiet), len(quiet)),
+        (sum(v.step_right for v in every), len(every)),
+        (sum(costs), len(costs)),
+    )
+
+
+def misses(lines: Sequence[Line]) -> list[str]:
+    """What is wrong, a line each."""
+    said: list[str] = []
+    for line in lines:
+        for verdict, step, which in (
+            (line.verdict, line.step, "run"),
+            (line.twin, line.twin_step, "twin"),
+        ):
+            if verdict is None:
+                continue
+            faults: list[str] = []
+            if verdict.named is False or verdict.quiet is False:
+                faults.append(verdict.why_not)
+            if not verdict.step_right:
+                faults.append(f"step {_ms(verdict.shown)}, true {_ms(step)}")
+            if verdict.cost_right is False:
+                faults.append(f"the finding costs {_ms(verdict.cost)}, the fault {_ms(line.cost)}")
+            if faults:
+                said.append(f"{line.case} ({which}; {line.folder}/{which}): {'; '.join(faults)}")
+                said.append(f"    truth: {line.truth if which == 'run' else 'healthy'}")
+                said.append(f"    page: [{verdict.finding}] {verdict.claim}")
+    return said
+
+
+def _ms(ns: float | None) -> str:
+    return "none" if ns is None else f"{milliseconds(ns)} ms"
+
+
+def _share(pair: tuple[int, int]) -> str:
+    return f"{pair[0]} of {pair[1]}"
+
+
+def summary(found: Totals) -> str:
+    return (
+        f"The first finding names the cause in {_share(found.named)} runs; {_share(found.quiet)} healthy runs "
+        f"have no finding above 5 % of the step; the step is within 3 % in {_share(found.steps)}; the finding's "
+        f"own time is within 40 % of what the fault costs in {_share(found.costs)}."
+    )
+
+
+def table(lines: Sequence[Line]) -> list[str]:
+    """A Markdown table of all cases."""
+    rows = [
+        "| planted | truth | costs | step shown / true | first finding | named | healthy twin |",
+        "| --- | --- | ---: | ---: | --- | --- | --- |",
+    ]
+    for x in lines:
+        v = x.verdict
+        named = _mark(v.named if v.named is not None else v.quiet)
+        steps = f"{_ms(v.shown)} / {_ms(x.step)}{'' if v.step_right else ' **wrong**'}"
+        twin = "" if x.twin is None else _mark(x.twin.quiet)
+        if x.twin is not None and not x.twin.step_right:
+            twin += ", step wrong"
+        claim = " ".join(v.claim.split()).replace("|", "/")
+        finding = f"{claim}" if v.finding else "none"
+        lost = "" if x.cost is None else _ms(x.cost)
+        rows.append(f"| {x.case} | {x.truth} | {lost} | {steps} | {finding} | {named} | {twin} |")
+    return rows
+
+
+def _mark(right: bool | None) -> str:
+    return "" if right is None else "yes" if right else "**no**"
+
+
+def every_case(seed: int, only: str, folder: Path, workers: int = 2) -> list[Line]:
+    """All synthetic cases, judged; work is spread over processes."""
+    wanted = list(cases(seed, only))
+    if workers < 2:
+        return [examined(case, folder) for case in wanted]
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        return list(pool.map(examined, wanted, [folder] * len(wanted)))
+
+
+def record(lines: Sequence[Line], found: Totals) -> None:
+    """Put the table between its marks in the README of the benchmarks."""
+    begin, end = "<!-- generated: acceptance -->", "<!-- end -->"
+    before, mark, rest = README.read_text().partition(begin)
+    assert mark, f"{README.name} has no mark for the acceptance suite"
+    text = "\n".join([*table(lines), "", summary(found)])
+    README.write_text(f"{before}{begin}\n{text}\n{end}{rest.partition(end)[2]}")
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="acceptance")
+    parser.add_argument("--only", default="", help="only cases whose name contains this")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--synthetic", action="store_true", help="only the simulated jobs")
+    parser.add_argument("--real", action="store_true", help="only the recorded jobs")
+    parser.add_argument("--write", action="store_true", help="write the table to benchmarks/README.md")
+    parser.add_argument("--keep", type=Path, help="keep the traces in this folder")
+    parser.add_argument("--workers", type=int, default=2)
+    given = parser.parse_args(words)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = given.keep or Path(temporary)
+        lines = [] if given.real else every_case(given.seed, given.only, folder, given.workers)
+    found = totals(lines)
+    print("\n".join(table(lines)))
+    print("\n" + "\n".join(misses(lines)))
+    print("\n" + summary(found))
+    if given.write:
+        record(lines, found)
+    return 0 if found.met else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
