@@ -214,11 +214,68 @@ def test_both_profilers_spellings_of_a_kernel_mean_the_same(
         ("void uccl::intranode::notify_dispatch<8>(int const*)", "DeepEP", "notify"),
         ("void two_shot_all_reduce_kernel_inplace<float>()", "symmetric memory", "all-reduce"),
         ("void aiter::cross_device_reduce_2stage<float, 8>()", "custom all-reduce", "all-reduce"),
+        ("a2a_dispatch_send_kernel", "pplx", "dispatch"),
+        ("void a2a_kernels::a2a_combine_recv_kernel<16u, __nv_bfloat16>(unsigned long)", "pplx", "combine"),
+        ("void pplx::internode::dispatchKernel<10, true, 8ul>(int*, unsigned long)", "pplx", "dispatch"),
+        ("void tensorrt_llm::kernels::moeAlltoAllKernel<8>(int)", None, "all-to-all"),
+        ("tensorrt_llm::kernels::moe_comm::moeAllToAllKernel<false>(FusedMoeCommKernel)", None, "all-to-all"),
+        ("void tensorrt_llm::kernels::mnnvl_throughput::moeA2ACombineKernel<4>(int)", None, "combine"),
+        ("rcclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgs)", "RCCL", "all-reduce"),
+        ("rcclDevKernel_ReduceScatter_Sum_f32_RING_LL", "RCCL", "reduce-scatter"),
+        ("rcclDevKernel_SendRecv", "RCCL", "unknown"),
+        ("rcclDevKernel_Generic_2(ncclDevKernelArgsStorage<4096ul>)", "RCCL", "unknown"),
+        ("symm_mem_one_shot_all_reduce_kernel", "symmetric memory", "all-reduce"),
+        ("symm_mem_all_gather_bf16", "symmetric memory", "all-gather"),
+        ("void (anonymous namespace)::multimem_one_shot_all_reduce_kernel<c10::BFloat16, 16>()",
+         "symmetric memory", "all-reduce"),
+        ("triton_symm_mem_barrier", "symmetric memory", "barrier"),
+        ("void flashinfer::trtllm_allreduce_fusion::allreduce_fusion_kernel_twoshot_sync<0, 8>()",
+         "custom all-reduce", "all-reduce"),
+        ("void flashinfer::trtllm_mnnvl_allreduce::oneshotAllreduceFusionKernel<8, __nv_bfloat16>()",
+         "custom all-reduce", "all-reduce"),
+        ("void fbgemm_gpu::one_shot_all_reduce<true, true>(int, int)", "custom all-reduce", "all-reduce"),
+        ("void hybrid_ep::dispatch_kernel<int>(int)", "DeepEP", "dispatch"),
+        ("void nixl_ep::ep::combine<8>(int)", "DeepEP", "combine"),
+        ("void mscclpp::allreduce7<__half>(void*)", "MSCCL++", "all-reduce"),
+        ("ucc_ec_cuda_executor_kernel", "UCC", "unknown"),
+        ("oneccl_reduce_scatter_large", "oneCCL", "reduce-scatter"),
+        ("hcom_allReduce__503_0_1", "HCCL", "all-reduce"),
+        ("hcom_batchSendRecv__213_0_1", "HCCL", "unknown"),
+        ("allreduceAicpuKernel", "HCCL", "all-reduce"),
+        ("MoeDistributeDispatch", "HCCL", "dispatch"),
     ],
 )  # fmt: skip
-def test_communication_kernels_name_their_library_and_kind(name: str, library: str, kind: str) -> None:
+def test_communication_kernels_name_their_library_and_kind(name: str, library: str | None, kind: str) -> None:
     found = facts(name)
     assert (found["family"], found["library"], found["kind"]) == ("communication", library, kind)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a2a_mask_softmax",
+        "void my::a2a_mask_softmax_kernel<float>(float*)",
+        "a2a_dispatch_mask_kernel",
+        "moe_align_block_size_kernel",
+        "moe_all_tokens_kernel",
+        "dispatch_gather_kernel",
+        "combine_heads_kernel",
+        "step::dispatch<8>(int)",
+        "symm_mem_softmax",
+        "symmetric_quantize_kernel",
+        "multimem_widget_kernel",
+        "warp_allreduce_free_softmax",
+        "gather_all_rows_kernel",
+        "allgather_gemm_kernel",
+        "void reduce_kernel<512, 1>(int)",
+        "success_mask_kernel",
+        "accl_kernel",
+        "barrier_reduce_softmax",
+        "circcl_kernel",
+    ],
+)
+def test_a_name_that_only_resembles_communication_is_none(name: str) -> None:
+    assert facts(name)["family"] != "communication"
 
 
 def test_one_row_per_distinct_name_in_the_order_given() -> None:

@@ -119,6 +119,17 @@ CAUSE_PATTERNS: tuple[CausePattern, ...] = (
     ),
     CausePattern(
         "host_synchronisation",
+        ("launch",),
+        ("ynchroni", "EventWait", "EventsWait", "QueueFinish", "QueueSync", "EventHostWait"),
+        "Level Zero, Unified Runtime, Ascend, Gaudi, MTIA, MUSA and Cambricon",
+        "zeCommandQueueSynchronize",
+        also=r"^ze\w*Synchronize$|^(?:ur|pi)(?:Event|Events|EventsAnd)Wait$|^(?:ur|pi)QueueFinish$"
+        r"|^(?:AscendCL@)?aclrtSynchronize\w*$|^syn(?:Stream|Event|Device)Synchronize$"
+        r"|^synchronize(?:Stream|Device|Event)?$|^mu(?:sa)?(?:Device|Stream|Event|Ctx)Synchronize$"
+        r"|^cnrt(?:Queue|Device)Sync$|^cnrtWaitNotifier$",
+    ),
+    CausePattern(
+        "host_synchronisation",
         ("operator", "range"),
         ("aten::item", "aten::_local_scalar_dense", "aten::is_nonzero", "aten::nonzero"),
         "PyTorch: a value, or a size that depends on values, is needed on the host",
@@ -174,6 +185,16 @@ CAUSE_PATTERNS: tuple[CausePattern, ...] = (
         "hipMalloc",
         also=r"^hip(?:Malloc|ExtMalloc|Free|HostMalloc|HostFree|HostAlloc|HostRegister|HostUnregister"
         r"|Mem(?:Create|Map|Unmap|Release|SetAccess|AddressReserve|AddressFree)$)",
+    ),
+    CausePattern(
+        "memory_allocator",
+        ("launch",),
+        ("Malloc", "Free", "USM", "MemAlloc", "VirtualMem", "PhysicalMem"),
+        "Level Zero, Unified Runtime, Ascend, Gaudi, MUSA and Cambricon",
+        "zeMemAllocDevice",
+        also=r"^zeMem(?:Alloc\w+|Free)$|^ze(?:Virtual|Physical)Mem\w+$|^ur(?:USM|VirtualMem)(?:\w*Alloc|Free|Map|Unmap)$"
+        r"|^(?:AscendCL@)?aclrt(?:Malloc\w*|Free\w*)$|^syn(?:Device|Host)(?:Malloc|Free)$"
+        r"|^mu(?:sa)?(?:Malloc|Free)\w*$|^cnrt(?:Malloc|Free)\w*$",
     ),
     CausePattern(
         "memory_allocator",

@@ -105,7 +105,15 @@ _INDUCTOR = (
 )
 
 _NCCL = r"nccl(?:Sym|Symk)?(?:Dev)?(?:Kernel)?_?"
-_DEEPEP = r"(?:^|[\s:])(?:deep_ep|ep)::(?:\w+::)*|(?:intranode|internode|internode_ll)::"
+_RCCL = r"(?:^|[\s:])rccl(?:Dev)?(?:Kernel)?_"
+_COLLECTIVE_WORDS = (
+    ("all-reduce", "all_?reduce"),
+    ("all-gather", "all_?gather"),
+    ("reduce-scatter", "reduce_?scatter"),
+    ("all-to-all", "all_?to_?all"),
+    ("broadcast", "broadcast"),
+)
+_DEEPEP = r"(?:^|[\s:])(?:\w+_)?ep::(?:\w+::)*|(?:intranode|internode|internode_ll)::"
 _DEEPEP_PIECES = ("ep::", "intranode", "internode")
 
 _COMMUNICATION = (
@@ -132,6 +140,27 @@ _COMMUNICATION = (
         "RCCL, one kernel for everything; the number is its unrolling",
         "ncclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)",
         also=r"ncclDevKernel_Generic_\d|rccl_main_kernel",
+    ),
+    *(
+        _communication(
+            kind, "RCCL", ("rccl",), f"RCCL under its own name, {word}", example, also=_RCCL + word
+        )
+        for kind, word, example in (
+            ("all-reduce", "AllReduce", "rcclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgs)"),
+            ("all-gather", "AllGather", "rcclDevKernel_AllGather_RING_LL(ncclDevKernelArgs)"),
+            ("reduce-scatter", "ReduceScatter", "void rcclKernel_ReduceScatter_RING_SIMPLE_Sum_float(void*)"),
+            ("all-to-all", "All[Tt]o[Aa]ll", "rcclDevKernel_AllToAllPivot_RING_SIMPLE"),
+            ("broadcast", "(?:Broadcast|Bcast)", "rcclDevKernel_Broadcast_RING_LL"),
+            ("reduce", "Reduce(?!Scatter)", "rcclDevKernel_Reduce_Sum_f32_RING_LL"),
+        )
+    ),
+    _communication(
+        "unknown",
+        "RCCL",
+        ("rccl",),
+        "RCCL under its own name: point to point, and one kernel for everything",
+        "rcclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)",
+        also=r"(?:^|[\s:])rccl\w*Kernel",
     ),
     _communication(
         "unknown",
@@ -161,6 +190,20 @@ _COMMUNICATION = (
         )
     ),
     _communication("unknown", "MSCCL++", ("mscclpp",), "MSCCL++", "mscclpp::executionKernel<float>(int)"),
+    *(
+        _communication(
+            kind,
+            "pplx",
+            (f"a2a_{kind}", "pplx::"),
+            "Perplexity's kernels, expert parallelism: send and receive halves, and the older ones",
+            example,
+            also=rf"a2a_{kind}_(?:send|recv)\w*_kernel|pplx::(?:\w+::)*{kind}",
+        )
+        for kind, example in (
+            ("dispatch", "void a2a_kernels::a2a_dispatch_send_kernel<16u, 8u, NotFixed>(unsigned long)"),
+            ("combine", "void a2a_combine_recv_kernel<16u, 8u, Fixed<7168>, __nv_bfloat16>(unsigned long)"),
+        )
+    ),
     *(
         _communication(
             kind,
@@ -275,9 +318,46 @@ _COMMUNICATION = (
             ),
             (
                 "unknown",
-                ("symmetric_memory::", "put_signal_kernel", "wait_signal_kernel"),
+                (
+                    "symmetric_memory::",
+                    "put_signal_kernel",
+                    "wait_signal_kernel",
+                    "stream_write_value32_kernel",
+                ),
                 "c10d::symmetric_memory::put_signal_kernel(unsigned int**, int, int, int, int)",
             ),
+            (
+                "all-to-all",
+                ("allToAllV", "exchangeSplitAndOffset"),
+                "allToAllV(void*, void*, long*, unsigned long, int, int)",
+            ),
+        )
+    ),
+    *(
+        _communication(
+            kind,
+            "symmetric memory",
+            ("symm_mem_", "multimem_"),
+            "kernels on symmetric memory that say what they do",
+            example,
+            also=rf"(?:symm_mem|multimem)_(?:\w+_)?{word}",
+        )
+        for (kind, word), example in zip(
+            (
+                *_COLLECTIVE_WORDS,
+                ("barrier", "(?:barrier|sync)(?![a-z])"),
+                ("unknown", "(?:put|get|signal|wait)(?![a-z])"),
+            ),
+            (
+                "symm_mem_two_shot_all_reduce_bf16",
+                "symm_mem_all_gather",
+                "multimem_reduce_scatter_kernel",
+                "symm_mem_all_to_all_vdev",
+                "multimem_broadcast_kernel",
+                "symm_mem_sync",
+                "symm_mem_put_signal",
+            ),
+            strict=True,
         )
     ),
     *(
@@ -297,7 +377,7 @@ _COMMUNICATION = (
             ),
             (
                 "all-reduce",
-                ("allreduce_fusion_kernel", "trtllm_allreduce_fusion::"),
+                ("allreduce_fusion_kernel", "trtllm_allreduce_fusion::", "trtllm_mnnvl_allreduce::"),
                 "TensorRT-LLM and FlashInfer: all-reduce with residual and norm",
                 "void flashinfer::trtllm_allreduce_fusion::allreduce_fusion_kernel_oneshot_lamport<1>()",
             ),
@@ -317,6 +397,12 @@ _COMMUNICATION = (
                 ("quickreduce::allreduce",),
                 "QuickReduce on AMD",
                 "void quickreduce::allreduce_prototype_twoshot<AllReduceTwoshot<__half>, __half>(int)",
+            ),
+            (
+                "all-reduce",
+                ("one_shot_all_reduce", "two_shot_all_reduce", "all_reduce_lamport"),
+                "FBGEMM, and others that say how",
+                "void fbgemm_gpu::two_shot_all_reduce<true, true>(int, int, int, int*, fbgemm_gpu::vec_t<8>)",
             ),
             (
                 "all-gather",
@@ -365,7 +451,102 @@ _COMMUNICATION = (
                 "void tensorrt_llm::kernels::moeA2ADispatchKernel<8>(int)",
             ),
             ("combine", ("moeA2ACombineKernel",), "void tensorrt_llm::kernels::moeA2ACombineKernel<8>(int)"),
-            ("all-to-all", ("moeAllToAll", "_alltoall_kernel"), "dlslime::intranode_alltoall_kernel(char*)"),
+            (
+                "notify",
+                ("moeA2APrepare", "moeA2ASanitize", "moeAlltoAllPrepare"),
+                "void tensorrt_llm::kernels::moeA2APrepareDispatchKernel(int*, int, unsigned int*)",
+            ),
+            (
+                "all-to-all",
+                ("moeAllToAll", "moeAlltoAll", "_alltoall_kernel"),
+                "void tensorrt_llm::kernels::moeAlltoAllKernel<8>(int)",
+            ),
+        )
+    ),
+    *(
+        _communication(
+            kind,
+            "HCCL",
+            ("hcom_", "AicpuKernel"),
+            "HCCL on Ascend: the operation as one row, and the kernel that drives it",
+            example,
+            also=rf"(?i)^(?:hcom_{word}(?:v|vc)?(?:_|$)|{word}\w*AicpuKernel)",
+        )
+        for (kind, word), example in zip(
+            (*_COLLECTIVE_WORDS, ("send", "send"), ("receive", "receive"), ("unknown", "[a-z]+")),
+            (
+                "hcom_allReduce__503_0_1",
+                "hcom_allGather_",
+                "hcom_reduceScatter__213_4_1",
+                "hcom_alltoallv_",
+                "hcom_broadcast__213_0_1",
+                "hcom_send__213_0_1",
+                "hcom_receive__213_0_1",
+                "hcom_batchSendRecv__213_0_1",
+            ),
+            strict=True,
+        )
+    ),
+    *(
+        _communication(
+            kind,
+            "HCCL",
+            (f"MoeDistribute{word}",),
+            "Ascend, exchange of experts' tokens",
+            f"MoeDistribute{word}V2",
+        )
+        for kind, word in (("dispatch", "Dispatch"), ("combine", "Combine"))
+    ),
+    *(
+        _communication(
+            kind,
+            "oneCCL",
+            ("ccl_", "ccl::"),
+            "oneCCL on Intel",
+            example,
+            also=rf"(?i)\b(?:one)?ccl(?:_|::)\S*{word}",
+        )
+        for (kind, word), example in zip(
+            _COLLECTIVE_WORDS,
+            (
+                "oneccl_allreduce_large",
+                "oneccl_allgatherv_small",
+                "ccl::v1::reduce_scatter_kernel",
+                "oneccl_alltoall",
+                "oneccl_broadcast",
+            ),
+            strict=True,
+        )
+    ),
+    _communication(
+        "unknown", "UCC", ("ucc_",), "UCC", "ucc_ec_cuda_executor_kernel", also=r"\bucc_\w*kernel"
+    ),
+    _communication(
+        "barrier",
+        None,
+        ("barrier_all",),
+        "Triton-distributed and others: all ranks wait for each other",
+        "barrier_all_intra_node_atomic_cas_block",
+        also=r"(?:^|[\s:_])barrier_all(?:_|\b)",
+    ),
+    *(
+        _communication(
+            kind,
+            None,
+            pieces,
+            "kernels that call themselves one",
+            example,
+            also=rf"(?i)(?:^|[\s:_]){word}v?(?:_(?:push|pull|ring|2d|full_?mesh))*_?kernel",
+        )
+        for (kind, word), pieces, example in zip(
+            _COLLECTIVE_WORDS[1:4],
+            (
+                ("all_gather", "allgather", "AllGather", "allGather"),
+                ("reduce_scatter", "reducescatter", "ReduceScatter", "reduceScatter"),
+                ("all_to_all", "alltoall", "AllToAll", "allToAll"),
+            ),
+            ("_all_gather_kernel", "reduce_scatter_ring_kernel", "void comm::all_to_all_kernel<float>(int)"),
+            strict=True,
         )
     ),
     _communication(
@@ -1303,6 +1484,115 @@ _LOOPS = (
     ),
 )
 
+# Kernels of other accelerators, whose names are an operation's and nothing else.
+_ACCELERATORS = (
+    *(
+        KernelPattern(family, pieces, source, example, also=rf"^(?:aclnn\w*_)?(?:{words})(?:V\d|D|Grad)*$")
+        for family, pieces, source, example, words in (
+            (
+                "convolution",
+                ("Conv", "DepthwiseConv"),
+                "CANN on Ascend",
+                "Conv2DBackpropFilter",
+                r"(?:Depthwise)?Conv[23]D(?:Backprop(?:Input|Filter))?(?:Transpose)?",
+            ),
+            (
+                "optimizer",
+                ("Apply", "ForeachAdd", "ForeachMul", "ForeachSqrt", "ForeachLerp"),
+                "CANN on Ascend",
+                "ApplyAdamWV2",
+                r"Apply(?:Fused\w+|Adam\w*|Momentum|Adagrad|Rms\w+)|Foreach\w+",
+            ),
+            (
+                "elementwise",
+                (
+                    "Add",
+                    "Sub",
+                    "Mul",
+                    "Div",
+                    "RealDiv",
+                    "Neg",
+                    "Exp",
+                    "Log",
+                    "Sqrt",
+                    "Rsqrt",
+                    "Pow",
+                    "Gelu",
+                    "Relu",
+                    "Sigmoid",
+                    "Silu",
+                    "Swish",
+                    "SwiGlu",
+                    "Tanh",
+                    "Less",
+                    "Greater",
+                    "Equal",
+                    "Select",
+                    "DropOutDoMask",
+                    "Maximum",
+                    "Minimum",
+                    "Muls",
+                    "Adds",
+                    "Reciprocal",
+                ),
+                "CANN on Ascend",
+                "aclnnInplaceAdd_AddAiCore_Add",
+                (
+                    r"Adds?|Sub|Muls?|Div|RealDiv|Neg|Exp|Log|R?[Ss]qrt|Pow|Gelu|Relu|Sigmoid|Silu|Swish|SwiGlu|Tanh"
+                    r"|Less(?:Equal)?|Greater(?:Equal)?|(?:Not)?Equal|Select|DropOutDoMask|Maximum|Minimum|Reciprocal"
+                ),
+            ),
+            (
+                "reduction",
+                ("Reduce", "ArgMax", "Cumsum"),
+                "CANN on Ascend",
+                "ReduceSum",
+                r"Reduce(?:Sum|Mean|Max|Min|Any|All|Prod)|ArgMax(?:WithValue)?|Cumsum",
+            ),
+            (
+                "copy",
+                (
+                    "Cast",
+                    "TransData",
+                    "Transpose",
+                    "Gather",
+                    "Scatter",
+                    "Concat",
+                    "Slice",
+                    "Fill",
+                    "ZerosLike",
+                    "TensorMove",
+                    "Pad",
+                    "Tile",
+                    "BroadcastTo",
+                    "AsStrided",
+                    "ViewCopy",
+                ),
+                "CANN on Ascend",
+                "TransData",
+                (
+                    r"Cast|TransData|Transpose|Gather(?:Elements|Nd)?|Scatter\w*|Concat|StridedSlice|Slice|SplitV?|Fill"
+                    r"|ZerosLike|TensorMove|Pad|Tile|BroadcastTo|AsStrided|ViewCopy"
+                ),
+            ),
+        )
+    ),
+    KernelPattern(
+        "elementwise",
+        ("ElementwiseKernel", "ElementwiseGroupKernel", "LoopsKernel"),
+        "PyTorch ATen on XPU",
+        "at::native::xpu::VectorizedElementwiseKernel<4, at::native::xpu::AddFunctor<float>>",
+        also=r"xpu::\w*(?:Elementwise|Loops)\w*Kernel",
+    ),
+    KernelPattern(
+        "reduction",
+        ("ReduceKernel", "SoftmaxForward", "SoftmaxBackward"),
+        "PyTorch ATen on XPU",
+        "at::native::xpu::ReduceKernel<1, at::native::xpu::ReduceOp<float>>",
+        also=r"xpu::",
+    ),
+)
+
 KERNEL_PATTERNS: tuple[KernelPattern, ...] = (
     *_INDUCTOR,
     *_COMMUNICATION,
@@ -1319,6 +1609,7 @@ KERNEL_PATTERNS: tuple[KernelPattern, ...] = (
     *_COPY,
     *_OTHER,
     *_LOOPS,
+    *_ACCELERATORS,
 )
 
 

@@ -39,6 +39,7 @@ from lostflops.ingest.kineto_columns import (
     product,
     text_of,
 )
+from lostflops.ingest.kineto_devices import named_after_device, place
 from lostflops.ingest.kineto_events import Decoder, Event
 from lostflops.ingest.kineto_parallel import FailedError, PlainPool, Pool
 from lostflops.ingest.kineto_stream import UNDECODABLE, EventStream
@@ -67,9 +68,10 @@ VERSIONS = (
 # Operators that run others, or hooks, and compute nothing themselves.
 HOST_WRAPPER = r"^(?:autograd::engine::evaluate_function|RegisterPostBackwardFunction)"
 # Calls after which a GPU has something to do.
-STARTS_GPU_WORK = r"^(?:cu|hip).*(?:Launch|Memcpy|Memset)"
-# How Kineto ends the names of categories in which the host calls a device's runtime.
-HOST_CALLS = ("_runtime", "_driver")
+STARTS_GPU_WORK = (
+    r"^(?:cu|hip|musa|cnrt|mc).*(?:Launch|Memcpy|Memset)|^(?:ur|pi|ze|acl|syn)\w*(?:Launch|Memcpy|MemcpyAsync)"
+    r"|^AscendCL@aclnn|^enqueueCommand |^runFunction"
+)
 # So many tables are written at a time; most are small.
 WRITERS = 2
 # No GPU runs larger blocks.
@@ -208,6 +210,7 @@ class Assembly:
         self.frame = {**stream.head, **stream.tail}
         base = self.frame.get("baseTimeNanoseconds")
         self.base = base if isinstance(base, int) and 0 <= base < 2**61 else 0
+        self.not_understood = place(reader)
         self.names = reader.names.categories()
         self.distributed: dict[str, Any] = _mapping(self.frame.get("distributedInfo"))
         self._note_decoding(decoder)
@@ -625,7 +628,7 @@ class Assembly:
         self._note("rows without usable times", reader.unusable, "left out", "warning")
         self._note("rows longer than ten days", reader.overlong, "left out as corrupted", "warning")
         self._note("rows with a negative duration", reader.negative, "counted as of no length", "warning")
-        for cat, count in sorted(reader.device_rows_elsewhere.items()):
+        for cat, count in sorted(self.not_understood.items()):
             self._note(
                 f"rows of category '{cat}'", count, "kept as ranges; lostflops does not know this category"
             )
@@ -710,14 +713,14 @@ class Assembly:
                     "warning",
                 )
                 return
-        seen = self.reader.device_rows_elsewhere
-        unknown = {cat: count for cat, count in seen.items() if not cat.endswith(HOST_CALLS)}
-        if self._listed_devices():
+        unknown = self.not_understood
+        # A trace that lists a device, or whose host calls a device's runtime, is no CPU-only job's.
+        if unknown and (self._listed_devices() or calls is not None or any(map(named_after_device, unknown))):
             self._note(
                 DEVICE_UNKNOWN,
                 sum(unknown.values()),
-                f"rows of categories that lostflops does not know ({', '.join(sorted(unknown))}), in a trace "
-                f"that lists a device: they count as ranges, and {host_only}",
+                f"rows of categories that lostflops does not know ({', '.join(sorted(unknown))}), as it "
+                f"seems a device's: they count as ranges, and {host_only}",
                 "warning",
             )
 

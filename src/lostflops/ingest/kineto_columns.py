@@ -25,6 +25,7 @@ from lostflops.ingest.kineto_events import (
     COPY_ROWS,
     DROPPED,
     FRAME_ROWS,
+    HOST_CALLS,
     INSTANT_ROWS,
     KERNEL_ROWS,
     NO_TEXT,
@@ -46,6 +47,9 @@ MOST_BYTES = 2**50
 COARSE = 2**43
 
 _NO_ARGS = Args()
+# What the rows of an Ascend trace that have no category are called here, and how its library's calls begin.
+ASCEND = "Ascend"
+ASCEND_CALLS = ("AscendCL@", "Runtime@", "Node@", "HCCL@")
 
 
 class Codes(dict[Any, int]):
@@ -199,9 +203,9 @@ class Columns:
 # Which columns hold codes of which dictionary.
 CODED = {
     "name": "names", "domain": "names", "shapes": "shapes", "types": "types", "concrete": "concrete",
-    "grid": "extents", "block": "extents",
+    "grid": "extents", "block": "extents", "direction": "names", "task": "names",
 }  # fmt: skip
-KINDS = ("kernels", "copies", "calls", "operators", "ranges", "frames", "allocations")
+KINDS = ("kernels", "copies", "calls", "operators", "ranges", "frames", "allocations", "elsewhere")
 COUNTS = ("unusable", "negative", "overlong", "flows")
 
 
@@ -259,7 +263,7 @@ class Reader:
         self.unusable = 0
         self.negative = 0
         self.overlong = 0
-        self.device_rows_elsewhere: dict[str, int] = {}
+        self.elsewhere = Columns()  # rows of categories that are not known
         self.flows = 0
         self.ranks_named: set[int] = set()
         self._names_seen = 0
@@ -302,8 +306,6 @@ class Reader:
         self.parameters += other.parameters
         self.window += other.window
         self.ranks_named |= other.ranks_named
-        for cat, count in other.device_rows_elsewhere.items():
-            self.device_rows_elsewhere[cat] = self.device_rows_elsewhere.get(cat, 0) + count
         for name in COUNTS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
@@ -337,16 +339,19 @@ class Reader:
             self._add_spans(rows, DOMAINS[cat])
         elif cat in INSTANT_ROWS or cat is None:
             self._add_instants(rows)
+            # Events that are decoded by category have no phase, and are none of these.
+            self._add_ascend([e for e in rows if getattr(e, "ph", None) == "X"])
         elif cat in WINDOW_ROWS:
             self._add_window(rows)
         elif cat in DROPPED:
             self.flows += len(rows)
         else:
             spans = [e for e in rows if e.ph == "X"]
-            if spans:
-                kind = shown(text_of(cat)[:64])
-                self._add_spans(spans, kind)
-                self.device_rows_elsewhere[kind] = self.device_rows_elsewhere.get(kind, 0) + len(spans)
+            kind = shown(text_of(cat)[:64])
+            if spans and kind.endswith(HOST_CALLS):
+                self._add_calls(spans)
+            elif spans:
+                self._add_elsewhere(spans, kind)
 
     def _times(self, rows: list[Event]) -> tuple[dict[str, Any], pl.Series | None]:
         start, good_start = nanoseconds([e.ts for e in rows], exact=self.exact)
@@ -471,6 +476,49 @@ class Reader:
         columns["types"] = self.types.of_raw([a.types for a in args])
         columns["domain"] = np.full(len(rows), self.names[domain], np.uint32)
         self._keep(columns, good, self.ranges)
+
+    def _add_elsewhere(self, rows: list[Event], category: str) -> None:
+        """Rows of a category that is not known, with all that tells a device's work from the host's.
+
+        `placed` says that a row names a stream, or a device that is its process: so Kineto writes what ran on
+        a device, whatever the device is.
+        """
+        columns, good, args = self._on_device(rows)
+        if category == ASCEND:  # its processes are kinds of rows, and it writes a file per device
+            columns["device"] = small([a.device for a in args])
+        columns["thread"] = integers([e.tid for e in rows])
+        columns["bytes"] = sizes([a.bytes if a.bytes is not None else a.size for a in args])
+        columns["direction"] = self.names.of([text_of(a.direction) for a in args], len(rows))
+        columns["task"] = self.names.of([text_of(a.task_type) for a in args], len(rows))
+        columns["placed"] = np.array(
+            [
+                (a.stream is not None or a.device is not None) and (a.device is None or a.device == e.pid)
+                for e, a in zip(rows, args, strict=True)
+            ],
+            dtype=np.bool_,
+        )
+        columns["domain"] = np.full(len(rows), self.names[category], np.uint32)
+        self._keep(columns, good, self.elsewhere)
+
+    def _add_ascend(self, rows: list[Event]) -> None:
+        """Ascend's device and the calls of its library have no category; what they are stands elsewhere."""
+        work, calls = list[Event](), list[Event]()
+        for event in rows:
+            args, name = event.args, text_of(event.name)
+            if args is None:
+                continue
+            if args.task_type is not None or name.startswith("hcom_"):
+                stream = args.stream_id if args.physical_stream is None else args.physical_stream
+                args.stream = event.tid if stream is None else stream  # pyright: ignore[reportAttributeAccessIssue]
+                args.correlation = args.connection
+                work.append(event)
+            elif name.startswith(ASCEND_CALLS):
+                args.correlation = args.connection
+                calls.append(event)
+        if work:
+            self._add_elsewhere(work, ASCEND)
+        if calls:
+            self._add_calls(calls)
 
     def _add_window(self, rows: list[Event]) -> None:
         start, good = nanoseconds([e.ts for e in rows], exact=self.exact)

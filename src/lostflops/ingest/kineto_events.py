@@ -60,6 +60,12 @@ class Args(msgspec.Struct, gc=False):
     device_id: Number = msgspec.field(default=None, name="Device Id")
     total_allocated: Number = msgspec.field(default=None, name="Total Allocated")
     total_reserved: Number = msgspec.field(default=None, name="Total Reserved")
+    # What other accelerators say: MTIA's copies, and Ascend's rows, which have no category.
+    direction: Text = None
+    task_type: Text = msgspec.field(default=None, name="Task Type")
+    physical_stream: Number = msgspec.field(default=None, name="Physic Stream Id")
+    stream_id: Number = msgspec.field(default=None, name="Stream Id")
+    connection: Number = msgspec.field(default=None, name="connection_id")
 
 
 class Event(msgspec.Struct, gc=False):
@@ -82,7 +88,12 @@ class ExactEvent(Event, gc=False):
 
 KERNEL_ROWS = frozenset({"kernel", "Kernel", "xpu_kernel"})
 COPY_ROWS = frozenset({"gpu_memcpy", "Memcpy", "gpu_memset", "Memset"})
-CALL_ROWS = frozenset({"cuda_runtime", "Runtime", "cuda_driver", "xpu_runtime", "xpu_driver"})
+CALL_ROWS = frozenset(
+    {"cuda_runtime", "Runtime", "cuda_driver", "xpu_runtime", "xpu_driver", "mtia_runtime",
+     "privateuse1_runtime", "privateuse1_driver"}
+)  # fmt: skip
+# How Kineto ends the names of categories in which the host calls a device's runtime.
+HOST_CALLS = ("_runtime", "_driver")
 OPERATOR_ROWS = frozenset({"cpu_op", "Operator"})
 RANGE_ROWS = frozenset({"user_annotation", "overhead", "cuda_sync"})
 FRAME_ROWS = frozenset({"python_function"})
