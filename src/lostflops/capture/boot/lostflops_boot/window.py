@@ -13,7 +13,7 @@ from typing import Any
 from . import log, on_demand
 from .memory import History
 from .ranges import Ranges
-from .rank import Rank
+from .rank import Rank, identity
 from .room import room
 from .schedule import Schedule, Span
 from .sessions import SESSIONS
@@ -186,9 +186,16 @@ class Window:
         self._take_signal()
 
     def _name_rank(self) -> None:
-        """Without a process group PyTorch does not write which rank this is; the launcher said it."""
+        """Without a process group PyTorch does not write which rank this is; the launcher said it.
+
+        Where no launcher did, what says that all windows are of one process must do: two such processes of a
+        job would both be rank 0.
+        """
         distributed = self._torch.distributed
-        if self._rank.source == "assumed" or (distributed.is_available() and distributed.is_initialized()):
+        if distributed.is_available() and distributed.is_initialized():
+            return
+        if self._rank.source == "assumed":
+            self._session.add_metadata_json("lostflops", json.dumps({"process": identity()}))
             return
         known = {"rank": self._rank.rank, "world_size": self._rank.world}
         self._session.add_metadata_json(
