@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import polars as pl
-import pytest
-from recorded import record, record_script
 
 import lostflops
 from lostflops.recipe import Session
 from lostflops.report import page
 from lostflops.trace import Trace
+from recorded import record_script
 
 MS = 1000
 

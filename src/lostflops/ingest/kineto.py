@@ -304,6 +304,9 @@ class Assembly:
         )
         if not self.stream.events_whole:
             steps = steps.with_columns(complete=pl.lit(False))
+        last = processes.last_step(self.frame)
+        if last is not None:  # the job ended, or was ended, in the step after it
+            steps = steps.with_columns(complete=pl.col("complete") & (pl.col("step") <= last))
         mine["steps"] = steps if steps.height else None
         on_device = [t for t in (mine["kernels"], mine["copies"]) if gpu and t is not None]
         told = [*_without_length(on_device), *outside(steps, *on_device)]

@@ -15,8 +15,8 @@ from lostflops.trace import Quality
 class Process(msgspec.Struct, frozen=True):
     """What tells the process that wrote a file from others.
 
-    `identity` is our recorder's, and no other process has it. Other profilers leave a process number, which in
-    containers is often 1 on every rank, and some a host's name, or a worker's in the name of the file.
+    `identity` is our recorder's, and no other process has it. Other profilers leave a process number, which
+    in containers is often 1 on every rank, and some a host's name, or a worker's in the name of the file.
     """
 
     identity: str | None = None

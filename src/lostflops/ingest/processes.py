@@ -30,9 +30,9 @@ LOOKED_THROUGH = 1 << 20  # bytes
 
 def recorded(path: Path, frame: Mapping[str, Any]) -> str | None:
     """The identity that `record` gave a process whose rank no launcher told; None for any other."""
-    said = frame.get(KEY)
-    if isinstance(said, dict):
-        identity = said.get("process")  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    said = _said(frame)
+    if said:
+        identity = said.get("process")
         return identity if isinstance(identity, str) else None
     window = WINDOW.fullmatch(path.name)
     if window is None:
@@ -46,6 +46,18 @@ def recorded(path: Path, frame: Mapping[str, Any]) -> str | None:
     if not isinstance(who, dict) or who.get("source") != ASSUMED:  # pyright: ignore[reportUnknownMemberType]
         return None
     return f"{path.parent.resolve()}/{window[1]}"
+
+
+def last_step(frame: Mapping[str, Any]) -> int | None:
+    """The last step that `record` saw from end to end in its window."""
+    last = _said(frame).get("last")
+    return last if isinstance(last, int) and last >= 0 else None
+
+
+def _said(frame: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What `record` added to the trace."""
+    said: Any = frame.get(KEY)
+    return said if isinstance(said, Mapping) else {}  # pyright: ignore[reportUnknownVariableType]
 
 
 def number(path: Path) -> int | None:

@@ -186,21 +186,27 @@ class Window:
         self._take_signal()
 
     def _name_rank(self) -> None:
-        """Without a process group PyTorch does not write which rank this is; the launcher said it.
-
-        Where no launcher did, what says that all windows are of one process must do: two such processes of a
-        job would both be rank 0.
-        """
+        """Without a process group PyTorch does not write which rank this is; the launcher said it."""
         distributed = self._torch.distributed
-        if distributed.is_available() and distributed.is_initialized():
-            return
-        if self._rank.source == "assumed":
-            self._session.add_metadata_json("lostflops", json.dumps({"process": identity()}))
+        if self._rank.source == "assumed" or (distributed.is_available() and distributed.is_initialized()):
             return
         known = {"rank": self._rank.rank, "world_size": self._rank.world}
         self._session.add_metadata_json(
             "distributedInfo", json.dumps({k: v for k, v in known.items() if v is not None})
         )
+
+    def _name_steps(self) -> None:
+        """Say which steps the window holds from end to end, and what all windows of this process share.
+
+        Where no launcher told the rank, that must do: two such processes of a job would both be rank 0.
+        """
+        said: dict[str, Any] = {"first": self._first, "last": self._step - 1}
+        distributed = self._torch.distributed
+        if self._rank.source == "assumed" and not (
+            distributed.is_available() and distributed.is_initialized()
+        ):
+            said["process"] = identity()
+        self._session.add_metadata_json("lostflops", json.dumps(said))
 
     def _enter_range(self) -> None:
         if self.state == RECORDING:
@@ -240,6 +246,7 @@ class Window:
     def _write(self, reason: str) -> None:
         began = time.monotonic_ns()
         grown = max(0, (resident() or 0) - (self._held or 0))
+        self._name_steps()
         self._end_session()
         name = f"window-{self._log.name}-w{self._number:03d}.pt.trace.json"
         target = os.path.join(self._log.folder, name)
