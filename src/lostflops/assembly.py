@@ -11,7 +11,7 @@ import polars as pl
 
 from lostflops import clocks, ingest
 from lostflops.errors import DifferentJobs, LostflopsError, NothingRecorded, SameRankTwice
-from lostflops.ingest import counted
+from lostflops.ingest import counted, processes
 from lostflops.ingest.part import Part
 from lostflops.tables import RANKS, TABLES
 from lostflops.trace import FORMAT, Manifest, Quality, Source, Trace, write_manifest, write_part
@@ -321,6 +321,8 @@ def _long(ns: int) -> str:
 
 def _numbered(parts: list[Part], names: list[str], epochs: list[int], quality: list[Quality]) -> list[int]:
     """The rank of each part. Raises SameRankTwice when two of the same time claim one rank."""
+    first = processes.one(parts, epochs)
+    _share_what_is_told(parts, first)
     ranks = [part.rank if part.rank is not None and part.rank <= LARGEST_RANK else None for part in parts]
     _require_one_job(parts, names)
     spans: dict[int, list[tuple[int, int, str]]] = {}
@@ -335,20 +337,36 @@ def _numbered(parts: list[Part], names: list[str], epochs: list[int], quality: l
     taken = {r for r in ranks if r is not None}
     free = (r for r in range(len(parts) + len(taken) + 1) if r not in taken)
     numbered: list[int] = []
-    for part, rank, name in zip(parts, ranks, names, strict=True):
-        if rank is None:
+    for place, (part, rank, name) in enumerate(zip(parts, ranks, names, strict=True)):
+        if rank is None and first[place] != place:
+            rank = numbered[first[place]]
+        elif rank is None:
             rank = next(free)
             text = (
                 f"{name} does not say which rank it is; it is shown as rank {rank}"
-                if part.rank_source == "assigned"
+                if part.rank_source in ("assigned", processes.ASSUMED)
                 else f"{name} does not say which rank this is; it is shown as rank {rank} "
                 f"({part.rank_source})"
             )
-            quality.append(
-                Quality(rank, "rank not recorded", 1, text, "warning" if len(parts) > 1 else "note")
-            )
+            level = "warning" if len(set(first)) > 1 else "note"
+            quality.append(Quality(rank, "rank not recorded", 1, text, level))
         numbered.append(rank)
     return numbered
+
+
+def _share_what_is_told(parts: list[Part], first: list[int]) -> None:
+    """Give all parts of a process the rank and size that one of them tells.
+
+    A process that no launcher told of a rank, and that `record` saw alone, is the whole job.
+    """
+    told = {first[place]: part for place, part in enumerate(parts) if part.rank is not None}
+    alone = len(set(first)) == 1
+    for place, part in enumerate(parts):
+        known = told.get(first[place])
+        if part.rank is None and known is not None:
+            part.rank, part.rank_source, part.world_size = known.rank, known.rank_source, known.world_size
+        elif part.rank is None and alone and part.rank_source == processes.ASSUMED:
+            part.rank, part.rank_source, part.world_size = 0, "the only process", 1
 
 
 def _require_one_job(parts: list[Part], names: list[str]) -> None:

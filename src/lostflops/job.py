@@ -59,7 +59,8 @@ def open(  # noqa: A001 - the public name
     formats, left_out = _formats(sources, given)
     identities = {source: _identity(source, formats.get(source, "")) for source in sources}
     beside, logs = machine.documents(given), step_logs.documents(given)
-    known_by = [*identities.values(), *(_identity(file, "") for file in (*beside, *logs))]
+    told = step_logs.beside(logs)
+    known_by = [*identities.values(), *(_identity(file, "") for file in (*beside, *logs, *told))]
     stored = output or _cache() / _key(known_by, salvage)
     if output is None and os.path.lexists(stored):
         try:
@@ -82,13 +83,17 @@ def open(  # noqa: A001 - the public name
         ]
         left_out |= {s: o for s, o in zip(formats, outcomes, strict=True) if isinstance(o, NotATrace)}
         refused = [left_out[source] for source in sources if source in left_out]
+        logged, less = step_logs.logged(logs)
+        if logged and all(part.beside for _, parts in read for part in parts):
+            read.append((_identity(logged[0].path, step_logs.STEP_LOGS), step_logs.parts(logged)))
+        if not read and not refused:
+            raise NoTraces(given[0], ingest.LOOKED_FOR)
         if not read:
             raise refused[0]
         notes = [Quality(None, "file left out", 1, error.message, "warning") for error in refused]
         notes += [Quality(None, "earlier attempt left out", 1, text) for text in earlier]
         known, more = machine.tables(beside)
-        logged, less = step_logs.tables(logs)
-        assemble(read, [*notes, *more, *less], folder, {**known, **logged})
+        assemble(read, [*notes, *more, *less], folder, {**known, **step_logs.tables(logged)})
         shutil.rmtree(folder / "parts", ignore_errors=True)
         if output is not None:
             _with_all_ranks(Trace.open(folder, just_written=True), allow_missing_ranks)
@@ -121,8 +126,8 @@ def find(paths: Sequence[PathLike]) -> list[Path]:
                 matched = [path]
             elif path.is_dir():
                 matched = list(_below(path))
-                # A training framework's step log lies in a folder of its own, beside the traces.
-                if not matched and (len(paths) == 1 or not step_logs.documents([path])):
+                # A step log tells something without traces too.
+                if not matched and not step_logs.documents([path]):
                     raise NoTraces(path, ingest.LOOKED_FOR)
             else:
                 matched = [Path(m) for m in glob.glob(str(path), recursive=True)]  # noqa: PTH207 - absolute globs
@@ -133,7 +138,7 @@ def find(paths: Sequence[PathLike]) -> list[Path]:
             raise Unreadable(Path(error.filename or path), error) from error
         for match in matched:
             found.setdefault(_real(match), match)
-    if paths and not found:
+    if paths and not found and not step_logs.documents(Path(given).expanduser() for given in paths):
         raise NoTraces(Path(paths[0]), ingest.LOOKED_FOR)
     exported = {p.with_suffix("") for p in found if p.suffix == ".sqlite"}
     sources = [
@@ -169,7 +174,8 @@ def reads(file: Path, paths: Sequence[PathLike]) -> bool:
     given = [Path(p).expanduser() for p in paths]
     sources = [path for path in given if _is_run(path)]
     with suppress(LostflopsError, OSError):  # who asks about the paths says what is wrong with them
-        sources += [*machine.documents(given), *step_logs.documents(given)]
+        logs = step_logs.documents(given)
+        sources += [*machine.documents(given), *logs, *step_logs.beside(logs)]
         sources += find([path for path in given if path not in sources])
     used = {_real(source) for source in sources}
     return not used.isdisjoint([_real(file), *_real(file).parents])
@@ -251,13 +257,17 @@ def _cache() -> Path:
 
 
 def _with_all_ranks(trace: Trace, allow_missing: bool) -> Trace:
-    """The trace, unless ranks are missing: one file of many is a rank's own view, several are a job."""
-    table = trace.table("ranks")
+    """The trace, unless ranks are missing: one file of many is a rank's own view, several are a job.
+
+    What became of a rank that has a step log is known.
+    """
+    table, log = trace.table("ranks"), trace.table("step_log")
     if table is not None and not allow_missing:
         ranks = table.select("rank", "world_size").collect()
         world = ranks["world_size"].max()
         present = set(ranks["rank"].to_list())
-        if isinstance(world, int) and 1 < len(present) < world:
-            missing = [r for r in range(min(world, 100_000)) if r not in present]
-            raise RanksMissing(missing, world, len(present))
+        known = present if log is None else present.union(log.select("rank").unique().collect()["rank"])
+        if isinstance(world, int) and len(present) > 1 and len(known) < world:
+            missing = [r for r in range(min(world, 100_000)) if r not in known]
+            raise RanksMissing(missing, world, len(known))
     return trace

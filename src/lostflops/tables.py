@@ -138,7 +138,7 @@ RANKS = Table(
         Column("backend", pl.String, "communication backend named by the source (nccl, gloo, …)"),
         Column("groups", GROUPS, "process groups this rank belongs to, with their ranks"),
         Column("rank_source", pl.String, "where the rank number was read, or 'assigned'"),
-        Column("source", pl.String, "'kineto', 'nsys' or 'monitor'"),
+        Column("source", pl.String, "'kineto', 'nsys', 'monitor' or 'step log'"),
         Column("versions", pl.String, "tool and runtime versions, as text"),
         Column("main_thread", pl.Int64, "thread that made most launches (or ran most operators)"),
         Column("clock_offset", pl.Int64, "ns already added to this rank's times to align it with the others"),
@@ -431,6 +431,20 @@ STEP_LOG = Table(
     "`lostflops record`",
 )
 
+RANK_ENDS = Table(
+    "rank_ends",
+    "how a rank's process ended, as the step log of its last attempt tells",
+    (
+        Column("rank", pl.Int32, "rank", required=True),
+        Column("last_step", pl.Int64, "last step that it finished; null when it finished none"),
+        Column("finished", pl.Boolean, "its Python ran to its end, also after an exception", required=True),
+        Column("exception", pl.String, "class of the exception that ended it"),
+        Column("status", pl.Int32, "its exit status, negative for a signal; null when no launcher told it"),
+        Column("job_status", pl.Int32, "the same of the recorded command; null while it runs"),
+    ),
+    "`lostflops record`",
+)
+
 TABLES: dict[str, Table] = {
     table.name: table
     for table in (
@@ -451,6 +465,7 @@ TABLES: dict[str, Table] = {
         TOPOLOGY_LINKS,
         BANDWIDTHS,
         STEP_LOG,
+        RANK_ENDS,
     )
 }
 
@@ -472,3 +487,4 @@ TopologyDevices: TypeAlias = Annotated[pl.LazyFrame, TOPOLOGY_DEVICES]
 TopologyLinks: TypeAlias = Annotated[pl.LazyFrame, TOPOLOGY_LINKS]
 Bandwidths: TypeAlias = Annotated[pl.LazyFrame, BANDWIDTHS]
 StepLog: TypeAlias = Annotated[pl.LazyFrame, STEP_LOG]
+RankEnds: TypeAlias = Annotated[pl.LazyFrame, RANK_ENDS]

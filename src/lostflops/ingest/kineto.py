@@ -26,6 +26,7 @@ import polars as pl
 from lostflops.classification import copy_facts, kernel_facts, operator_facts
 from lostflops.errors import Damaged, NotATrace, NothingRecorded, Truncated, shown
 from lostflops.host_causes import captures
+from lostflops.ingest import processes
 from lostflops.ingest.attribution import OperatorTree, attribute
 from lostflops.ingest.broken_times import surroundings
 from lostflops.ingest.kineto_collectives import Communication, communication
@@ -44,7 +45,7 @@ from lostflops.ingest.kineto_events import Decoder, Event
 from lostflops.ingest.kineto_parallel import FailedError, PlainPool, Pool
 from lostflops.ingest.kineto_stream import UNDECODABLE, EventStream
 from lostflops.ingest.marked import by_domain
-from lostflops.ingest.part import Part, write_table
+from lostflops.ingest.part import Part, Process, write_table
 from lostflops.ingest.steps import find_steps, outside
 from lostflops.tables import NAME, PHASE
 from lostflops.trace import DEVICE_UNKNOWN, GPU_WORK_LOST, Quality
@@ -306,6 +307,9 @@ class Assembly:
         )
         if not self.stream.events_whole:
             steps = steps.with_columns(complete=pl.lit(False))
+        last = processes.last_step(self.frame)
+        if last is not None:  # the job ended, or was ended, in the step after it
+            steps = steps.with_columns(complete=pl.col("complete") & (pl.col("step") <= last))
         mine["steps"] = steps if steps.height else None
         on_device = [t for t in (mine["kernels"], mine["copies"]) if gpu and t is not None]
         told = [*_without_length(on_device), *outside(steps, *on_device)]
@@ -333,6 +337,19 @@ class Assembly:
             },
             quality=(self.quality if first else []) + told,
             absent=self._absent(gpu),
+            process=self._process(device, steps),
+        )
+
+    def _process(self, device: int | None, steps: pl.DataFrame) -> Process:
+        """What the file tells of the process that wrote it."""
+        counted = steps.filter(pl.col("source").cast(pl.String) == "profiler")["step"]
+        return Process(
+            identity=processes.recorded(self.path, self.frame),
+            number=processes.number(self.path),
+            host=self._host(),
+            worker=processes.worker(self.path.name),
+            device=device,
+            steps=(_least(counted), _most(counted)) if counted.len() else None,
         )
 
     def _drop_far_away(self) -> None:
@@ -532,6 +549,9 @@ class Assembly:
             rank, source = said, "distributedInfo"
         elif len(self.reader.ranks_named) == 1:
             rank, source = next(iter(self.reader.ranks_named)), "record_param_comms"
+        elif processes.recorded(self.path, self.frame) is not None:
+            rank, source = None, processes.ASSUMED  # the name's 0 is what a process without a launcher gets
+            in_name = None
         if in_name is not None and in_name != rank:
             self._note(
                 "rank in the file's name",

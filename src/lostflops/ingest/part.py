@@ -12,11 +12,27 @@ from lostflops.tables import TABLES
 from lostflops.trace import Quality
 
 
+class Process(msgspec.Struct, frozen=True):
+    """What tells the process that wrote a file from others.
+
+    `identity` is our recorder's, and no other process has it. Other profilers leave a process number, which
+    in containers is often 1 on every rank, and some a host's name, or a worker's in the name of the file.
+    """
+
+    identity: str | None = None
+    number: int | None = None
+    host: str | None = None
+    worker: str | None = None
+    device: int | None = None
+    steps: tuple[int, int] | None = None  # the first and last number that a profiler gave
+
+
 class Part(msgspec.Struct):
     """What a reader learned about one rank of one file. Its tables lie in `folder`, without `rank`.
 
     Times are the source's own clock; adding `epoch_ns`, where a source has one, makes several sources
-    comparable. `facts` fills the columns of `ranks`. `host` only serves to number hosts and is never stored.
+    comparable. `facts` fills the columns of `ranks`. `host` only serves to number hosts and is never stored,
+    `process` to tell which parts are of one process.
     """
 
     folder: str
@@ -35,6 +51,7 @@ class Part(msgspec.Struct):
     absent: dict[str, str] = {}
     # Its tables go to a rank that other sources tell of, by number or host; of the rank it says nothing then.
     beside: bool = False
+    process: Process | None = None
 
 
 def write_table(folder: Path, name: str, frame: pl.DataFrame) -> None:

@@ -21,7 +21,7 @@ MOST_NAMED = 12
 def _log(*steps: tuple[int, int | None, int, bool], rank: int = 0, world: int | None = 1) -> list[Any]:
     return [
         {"rank": rank, "world_size": world, "step": step, "duration": duration, "data": data,
-         "checkpoint": 0, "recorded": recorded}
+         "checkpoint": 0, "garbage": 3, "recorded": recorded}
         for step, duration, data, recorded in steps
     ]  # fmt: skip
 
@@ -44,6 +44,7 @@ def _log(*steps: tuple[int, int | None, int, bool], rank: int = 0, world: int | 
         "data_share": "the same as a share of their time",
         "recorded_data_share": "waiting for data as a share of the recorded steps' time",
         "checkpoint_share": "share of the others' time in saving checkpoints",
+        "garbage_share": "share of the others' time in collecting garbage",
     },
     examples=[
         Example(
@@ -73,6 +74,7 @@ def _log(*steps: tuple[int, int | None, int, bool], rank: int = 0, world: int | 
                     "data_share": 53 / 251,
                     "recorded_data_share": 5 / 165,
                     "checkpoint_share": 0.0,
+                    "garbage_share": 15 / 251,
                 }
             ],
         ),
@@ -82,7 +84,12 @@ def _log(*steps: tuple[int, int | None, int, bool], rank: int = 0, world: int | 
             expect=[
                 {"rank": 0, "world_size": 1, "steps": 3, "recorded": 2, "median": None}
                 | {"recorded_median": None, "longer": None, "longest": None, "data": None}
-                | {"data_share": None, "recorded_data_share": 2 / 16, "checkpoint_share": None}
+                | {
+                    "data_share": None,
+                    "recorded_data_share": 2 / 16,
+                    "checkpoint_share": None,
+                    "garbage_share": None,
+                }
             ],
         ),
     ],
@@ -119,6 +126,7 @@ def step_log_summary(step_log: StepLog) -> pl.LazyFrame:
             data_share=pl.when(spent > 0).then(data / spent),
             recorded_data_share=pl.when(kept > 0).then(pl.col("data").filter("_recorded").sum() / kept),
             checkpoint_share=pl.when(spent > 0).then(saving / spent),
+            garbage_share=pl.when(spent > 0).then(pl.col("garbage").filter("_other").sum() / spent),
         )
         .with_columns(
             longer=pl.when(pl.col("median") > 0).then(pl.col("recorded_median") / pl.col("median") - 1)

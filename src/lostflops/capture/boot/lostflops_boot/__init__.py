@@ -20,6 +20,8 @@ HOOKS = {
     "torch.serialization": "saving",
     "torch.distributed.checkpoint.state_dict_saver": "saving",
     "deepspeed.runtime.engine": "deepspeed",
+    "torch.distributed.elastic.multiprocessing.errors": "launching",
+    "torch.multiprocessing.spawn": "launching",
 }
 ANNOTATIONS = "annotations.jsonl"
 STEP_ON = "step-on.jsonl"

@@ -174,7 +174,7 @@ class Clock:
             marked = annotated.summary()
             if marked:
                 self.log.add(kind="annotations", **marked)
-            self.log.add(kind="end", steps=self.step, lines_lost=self.log.lines_lost)
+            self.log.add(kind="end", steps=self.step, lines_lost=self.log.lines_lost, **_exception())
         except Exception as error:
             self.stop(error)
 
@@ -183,6 +183,12 @@ class Clock:
         self.on = False
         if self.window is not None:
             self.window.forked()
+
+
+def _exception() -> dict[str, str]:
+    """The class of the exception that ends the interpreter. Its text may hold anything and stays here."""
+    raised = getattr(sys, "last_type", None)
+    return {"exception": raised.__name__} if isinstance(raised, type) else {}
 
 
 CLOCK = Clock()

@@ -5,13 +5,14 @@ No global module hooks: even hooks that do nothing split compiled graphs.
 
 from __future__ import annotations
 
+import atexit
 import functools
 import inspect
 import sys
 from collections.abc import Callable
 from typing import Any
 
-from . import compiler, log
+from . import compiler, failures, log
 from .clock import CLOCK, now, timed
 from .sessions import SESSIONS
 
@@ -129,3 +130,9 @@ def deepspeed(module: Any) -> None:
         return outermost(step, (self, *args), kwargs, lambda: getattr(self, "global_steps", 0) > before)
 
     cls.step = counted
+
+
+def launching(module: Any) -> None:
+    """This process may be what starts the ranks: PyTorch tells it how they ended."""
+    atexit.unregister(failures.note)
+    atexit.register(failures.note)

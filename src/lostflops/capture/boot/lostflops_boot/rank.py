@@ -41,6 +41,26 @@ def host() -> str:
     return hashlib.sha256(platform.node().encode()).hexdigest()
 
 
+def identity() -> str:
+    """What this process has and no other, on any machine and at any time; it names neither."""
+    began = ""
+    try:
+        with open("/proc/self/stat") as file:
+            began = file.read().rpartition(")")[2].split()[19]  # ticks from the machine's start
+    except (OSError, IndexError):
+        pass
+    said = f"{platform.node()}|{_booted()}|{os.getpid()}|{began}"
+    return hashlib.sha256(said.encode()).hexdigest()[:16]
+
+
+def _booted() -> str:
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
 def _node() -> str:
     # torchrun numbers nodes as they come to its rendezvous, srun as they are. A job's own script is no step.
     srun = ("SLURM_NODEID",) if "SLURM_STEP_ID" in os.environ else ()
@@ -48,12 +68,7 @@ def _node() -> str:
         number = _number(name)
         if number is not None:
             return f"node-{number:04d}"
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            boot = file.read()
-    except OSError:
-        boot = ""
-    return f"node-{hashlib.sha256((boot + platform.node()).encode()).hexdigest()[:8]}"
+    return f"node-{hashlib.sha256((_booted() + platform.node()).encode()).hexdigest()[:8]}"
 
 
 def launched(environment: Mapping[str, str]) -> tuple[int, int | None, int | None, str]:

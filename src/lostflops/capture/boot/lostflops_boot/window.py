@@ -13,7 +13,7 @@ from typing import Any
 from . import log, on_demand
 from .memory import History
 from .ranges import Ranges
-from .rank import Rank
+from .rank import Rank, identity
 from .room import room
 from .schedule import Schedule, Span
 from .sessions import SESSIONS
@@ -195,6 +195,19 @@ class Window:
             "distributedInfo", json.dumps({k: v for k, v in known.items() if v is not None})
         )
 
+    def _name_steps(self) -> None:
+        """Say which steps the window holds from end to end, and what all windows of this process share.
+
+        Where no launcher told the rank, that must do: two such processes of a job would both be rank 0.
+        """
+        said: dict[str, Any] = {"first": self._first, "last": self._step - 1}
+        distributed = self._torch.distributed
+        if self._rank.source == "assumed" and not (
+            distributed.is_available() and distributed.is_initialized()
+        ):
+            said["process"] = identity()
+        self._session.add_metadata_json("lostflops", json.dumps(said))
+
     def _enter_range(self) -> None:
         if self.state == RECORDING:
             self._range = self._torch.autograd.profiler.record_function(f"ProfilerStep#{self._step}")
@@ -233,6 +246,7 @@ class Window:
     def _write(self, reason: str) -> None:
         began = time.monotonic_ns()
         grown = max(0, (resident() or 0) - (self._held or 0))
+        self._name_steps()
         self._end_session()
         name = f"window-{self._log.name}-w{self._number:03d}.pt.trace.json"
         target = os.path.join(self._log.folder, name)

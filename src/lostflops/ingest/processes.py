@@ -1,0 +1,122 @@
+"""Which process wrote a profiler's file: what tells it, and which files are of one process.
+
+One process that is recorded several times is one rank. Its number alone does not name it: in containers every
+rank may be process 1.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lostflops.ingest.part import Part, Process
+
+# How `record` says that no launcher told the rank, in its log and in the trace.
+ASSUMED = "assumed"
+KEY = "lostflops"  # of what `record` adds to a trace
+WINDOW = re.compile(r"window-(\d{5,9}-a\d{1,9}(?:-p\d+)?(?:-\d+)?)-w\d+\.pt\.trace\.json(?:\.gz)?")
+# As `tensorboard_trace_handler` names a file: worker, time in ns or ms.
+WORKER = re.compile(r"(.+)\.\d{10,}\.pt\.trace\.json(?:\.gz)?")
+# A row of the host, whose process number is the process's own.
+HOST_ROW = re.compile(
+    rb'"cat"\s*:\s*"(?:cpu_op|Operator|user_annotation|cuda_runtime|Runtime)"[^{}]{0,4096}?"pid"\s*:\s*"?(\d{1,18})\b'
+)
+LOOKED_THROUGH = 1 << 20  # bytes
+
+
+def recorded(path: Path, frame: Mapping[str, Any]) -> str | None:
+    """The identity that `record` gave a process whose rank no launcher told; None for any other."""
+    said = _said(frame)
+    if said:
+        identity = said.get("process")
+        return identity if isinstance(identity, str) else None
+    window = WINDOW.fullmatch(path.name)
+    if window is None:
+        return None
+    log = path.with_name(f"steps-{window[1]}.jsonl")
+    try:
+        with log.open("rb") as file:
+            who = json.loads(file.readline(1 << 16))
+    except (OSError, ValueError):
+        return None
+    if not isinstance(who, dict) or who.get("source") != ASSUMED:  # pyright: ignore[reportUnknownMemberType]
+        return None
+    return f"{path.parent.resolve()}/{window[1]}"
+
+
+def last_step(frame: Mapping[str, Any]) -> int | None:
+    """The last step that `record` saw from end to end in its window."""
+    last = _said(frame).get("last")
+    return last if isinstance(last, int) and last >= 0 else None
+
+
+def _said(frame: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What `record` added to the trace."""
+    said: Any = frame.get(KEY)
+    return said if isinstance(said, Mapping) else {}  # pyright: ignore[reportUnknownVariableType]
+
+
+def number(path: Path) -> int | None:
+    """The number of the process, from the first rows of its host."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(LOOKED_THROUGH)
+        if head[:2] == b"\x1f\x8b":
+            head = zlib.decompressobj(31).decompress(head, LOOKED_THROUGH)
+    except (OSError, zlib.error):
+        return None
+    found = HOST_ROW.search(head)
+    return int(found[1]) if found else None
+
+
+def worker(name: str) -> str | None:
+    """Who the file's name says it is of, where it has the form that TensorBoard's plugin asks for."""
+    found = WORKER.fullmatch(name)
+    return found[1] if found else None
+
+
+def one(parts: Sequence[Part], epochs: Sequence[int]) -> list[int]:
+    """For each part the first part of the same process: its own place where there is none before.
+
+    Parts that were recorded at the same time are of different processes, or copies of one file.
+    """
+    first = list(range(len(parts)))
+    order = sorted(first, key=lambda n: parts[n].start + epochs[n])
+    groups: list[list[int]] = []
+    for place in order:
+        mine = parts[place]
+        for group in groups:
+            last = parts[group[-1]]
+            apart = mine.start + epochs[place] >= last.end + epochs[group[-1]]
+            if apart and _same(last.process, mine.process) and _may_be_one(last, mine):
+                group.append(place)
+                break
+        else:
+            groups.append([place])
+    for group in groups:
+        for place in group:
+            first[place] = min(group)
+    return first
+
+
+def _may_be_one(one: Part, other: Part) -> bool:
+    return one.rank is None or other.rank is None or one.rank == other.rank
+
+
+def _same(one: Process | None, other: Process | None) -> bool:
+    if one is None or other is None or one.device != other.device:
+        return False
+    if one.identity is not None or other.identity is not None:
+        return one.identity == other.identity
+    if one.number is None or one.number != other.number:
+        return False
+    if one.host is not None or other.host is not None:
+        return one.host == other.host
+    if one.worker is not None or other.worker is not None:
+        return one.worker == other.worker
+    # Nothing names the host: a number that two processes may share needs steps that go on.
+    return one.steps is not None and other.steps is not None and one.steps[1] < other.steps[0]
