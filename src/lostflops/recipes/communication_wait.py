@@ -8,6 +8,7 @@ import polars as pl
 
 from lostflops import intervals
 from lostflops.finding import Finding, milliseconds, percent
+from lostflops.matching import PAIR
 from lostflops.recipe import Bars, Example, recipe
 
 from .step_totals import mean_share, per_step
@@ -42,6 +43,7 @@ WORTH_SAYING = 0.03
         "unmatched_time": "time in other operations alone, ns: wait or transfer",
         "unmatched_reason": "why they are not matched (the most frequent reason)",
         "in_steps": "exposed wait inside steps, ns",
+        "in_pairs": "the part of it in sends and receives alone, as between stages of a pipeline, ns",
         "per_step": "exposed wait in a mean step, ns",
         "step_share": "share of the rank's step time that is exposed wait",
     },
@@ -83,6 +85,7 @@ WORTH_SAYING = 0.03
                     "unmatched_time": 5,
                     "unmatched_reason": "its peer is unknown",
                     "in_steps": 18,
+                    "in_pairs": 0,
                     "per_step": 9,
                     "step_share": 18 / 38,
                 },
@@ -103,6 +106,7 @@ WORTH_SAYING = 0.03
                     "unmatched_time": 0,
                     "unmatched_reason": None,
                     "in_steps": 0,
+                    "in_pairs": 0,
                     "per_step": 0,
                     "step_share": 0.0,
                 },
@@ -166,6 +170,7 @@ WORTH_SAYING = 0.03
                     "unmatched_time": 42,
                     "unmatched_reason": "only one rank is here; waiting cannot be told from transfer",
                     "in_steps": None,
+                    "in_pairs": None,
                     "per_step": None,
                 }
             ],
@@ -197,7 +202,7 @@ def communication_wait(
         .with_columns(
             pl.when(pl.col("matched") > 0).then(pl.col(column).fill_null(0)).alias(column)
             for column in (
-                *("wait", "transfer", "exposed_wait", "exposed_transfer", "in_steps"),
+                *("wait", "transfer", "exposed_wait", "exposed_transfer", "in_steps", "in_pairs"),
                 *("clock_free_wait", "clock_free_transfer", "uncertain"),
             )
         )
@@ -213,9 +218,12 @@ def _spent(matches: pl.LazyFrame, activity: pl.LazyFrame) -> pl.LazyFrame:
     """
     known = matches.filter(pl.col("wait").is_not_null())
     until = pl.col("arrival") + pl.col("wait")
+    waiting = known.with_columns(end=pl.min_horizontal("end", until))
+    paired = pl.col("kind").cast(pl.String).is_in(PAIR).fill_null(False)
     pieces = intervals.overlay(
         {
-            "wait": known.with_columns(end=pl.min_horizontal("end", until)),
+            "wait": waiting,
+            "together": waiting.filter(~paired),
             "transfer": known.with_columns(start=pl.max_horizontal("start", until)),
             "unmatched": matches.filter(pl.col("wait").is_null()),
         },
@@ -234,6 +242,7 @@ def _spent(matches: pl.LazyFrame, activity: pl.LazyFrame) -> pl.LazyFrame:
             exposed_wait=pl.col("_bare").filter(waits).sum(),
             exposed_transfer=pl.col("_bare").filter(moves).sum(),
             in_steps=pl.col("_in_step").filter(waits).sum(),
+            in_pairs=pl.col("_in_step").filter(waits & (pl.col("together") == 0)).sum(),
             unmatched_time=length.filter(~moves & ~waits).sum(),
             wait=length.filter(waits).sum(),
         )

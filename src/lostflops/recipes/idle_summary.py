@@ -11,6 +11,7 @@ import polars as pl
 from lostflops import intervals
 from lostflops.accounts import ACCOUNTS, WAITING
 from lostflops.finding import OTHERS_GAIN_TOO, Finding, milliseconds, percent
+from lostflops.ledger import HOST_ONLY
 from lostflops.recipe import Bars, Example, recipe
 from lostflops.tables import Copies, Kernels, Ranks
 
@@ -27,6 +28,8 @@ from lostflops.tables import Copies, Kernels, Ranks
         "steps": "steps of all ranks that the means are taken of",
         "most_on": "rank with the most of it in a mean step",
         "most": "how much that rank has, ns",
+        "ranks": "number of ranks that the means are taken of",
+        "on_host": "whether host operators stand in for kernels",
         "at_most": "most that removing the cause on all ranks could save in a mean step, ns; null where "
         "the recording does not say what could be removed",
     },
@@ -74,6 +77,8 @@ from lostflops.tables import Copies, Kernels, Ranks
                     "steps": 2,
                     "most_on": 0,
                     "most": 30,
+                    "ranks": 2,
+                    "on_host": False,
                     "at_most": 28,
                 }
             ],
@@ -141,7 +146,9 @@ def idle_summary(
             at_most=pl.when(pl.col("at_most").count() > 0).then(pl.col("at_most").sum() // steps),
             most_on=pl.col("rank").first(),
             most=pl.col("most").first(),
+            ranks=pl.col("rank").n_unique().cast(pl.Int64),
         )
+        .join(ranks.select(on_host=HOST_ONLY.all()), how="cross")
         .select(*idle_summary.columns)
         .sort("per_step", "account", descending=[True, False])
     )
@@ -211,43 +218,56 @@ class Loss:
     from_share: float
     # A bound holds only where removing the cause removes the time; elsewhere the gain is unknown.
     removable: bool = True
+    on_host: str = ""  # the claim, where host operators stand in for kernels
 
 
 # Starting thresholds of public rule engines: XProf calls 5 % of a step lost to input and 3 % lost to launches
 # or idle worth a look; pauses inside a step are worth one from 1 % on. They order findings and size nothing.
 LOSSES = (
     Loss("idle.data_loading", "data-loading-starves-device", "waiting for the data loader", 0.05),
-    Loss("idle.checkpoint_logging", "checkpoint-inside-step", "saving checkpoints or logging", 0.01),
-    Loss("idle.garbage_collection", "garbage-collection-inside-step", "collecting Python's garbage", 0.01),
-    Loss("idle.compilation", "compilation-inside-step", "compiling or loading kernels", 0.01),
-    Loss("idle.graph_capture", "graph-capture-inside-step", "capturing graphs", 0.01),
-    Loss("idle.memory_allocator", "allocator-stalls", "in device memory allocation", 0.01),
+    Loss(
+        "idle.checkpoint_logging", "checkpoint-inside-step", "while the CPU saves a checkpoint or logs", 0.01
+    ),
+    Loss("idle.garbage_collection", "garbage-collection-inside-step", "while Python collects garbage", 0.01),
+    Loss("idle.compilation", "compilation-inside-step", "while kernels are compiled or loaded", 0.01),
+    Loss("idle.graph_capture", "graph-capture-inside-step", "while a graph is captured", 0.01),
+    Loss("idle.memory_allocator", "allocator-stalls", "while device memory is allocated or freed", 0.01),
     Loss("idle.pipeline_bubble", "pipeline-bubble", "waiting for another pipeline stage", 0.03),
     Loss(
         "idle.host_synchronisation",
         "host-waits-for-device",
-        "the host waiting, or refilling the queue after it waited",
+        "because the CPU waited for it, and then had to refill its queue",
         0.03,
+        on_host="inside calls of communication",
     ),
-    Loss("idle.long_call", "long-api-calls", "the host inside API calls of a millisecond and longer", 0.01),
-    Loss("idle.launch_bound", "launch-bound", "the host still dispatching or launching the work", 0.03),
+    Loss(
+        "idle.long_call",
+        "long-api-calls",
+        "while the CPU is inside API calls of a millisecond or longer",
+        0.01,
+    ),
+    Loss("idle.launch_bound", "launch-bound", "because the CPU launches work too slowly", 0.05),
     Loss(
         "idle.dependency",
         "late-after-launch",
-        "after the launch of the next work had returned and before the work began",
-        0.03,
+        "after its next work was launched and before that began",
+        0.05,
         removable=False,
     ),
-    Loss("idle.other_host_work", "host-busy-elsewhere", "the host busy with other work", 0.03),
+    Loss("idle.other_host_work", "host-busy-elsewhere", "while the CPU runs other code", 0.05),
     Loss(
         "idle.unrecorded",
         "recording-incomplete",
-        "or busy with work that was not recorded: the recording cannot tell",
-        0.03,
+        "or does work that was not recorded: the recording cannot tell",
+        0.05,
         removable=False,
     ),
     Loss(
-        "idle.unexplained", "idle-unexplained", "for reasons this trace does not show", 0.03, removable=False
+        "idle.unexplained",
+        "idle-unexplained",
+        "for reasons that this recording does not show",
+        0.1,
+        removable=False,
     ),
 )
 
@@ -261,26 +281,36 @@ def idle_costs_step_time(table: pl.DataFrame) -> Iterator[Finding]:
             continue
         share = percent(row["step_share"], 1)
         counted = "1 step" if row["steps"] == 1 else f"{row['steps']:,} steps"
-        evidence = [f"{share} of all step time, added up over {counted} of the ranks here"]
+        evidence = [f"{share} of all step time, over {counted} of the ranks here"]
         if row["most"] > row["per_step"]:
-            evidence.append(f"most of it on rank {row['most_on']}: {milliseconds(row['most'])} a step")
+            evidence.append(f"most of it on rank {row['most_on']}: {milliseconds(row['most'])} per step")
         if loss.removable and row["at_most"] > row["per_step"]:
             evidence.extend(_wider(row))
+        spent = f"{milliseconds(row['per_step'])} per step ({share})"
         yield Finding(
             name=loss.finding,
-            claim=f"{milliseconds(row['per_step'])} of a mean step ({share}) pass idle, {loss.claim}.",
+            claim=f"Nothing computes for {spent} {loss.on_host or loss.claim}."
+            if row["on_host"]
+            else f"The GPU idles {spent} {loss.claim}.",
             ns_per_step=row["at_most"] if loss.removable else 0,
             cost_per_step=row["per_step"],
             gain="at most" if loss.removable else "unknown",
             evidence=tuple(evidence),
             next=ACCOUNTS[loss.account].remedy,
+            accounts=(loss.account,),
+            rank=row["most_on"] if _on_one(row) else None,
         )
+
+
+def _on_one(row: Mapping[str, Any]) -> bool:
+    """Whether nearly all of the idle time of several ranks is on one."""
+    return row["ranks"] > 1 and row["most"] >= 0.9 * row["per_step"] * row["ranks"]
 
 
 def _wider(row: Mapping[str, Any]) -> Iterator[str]:
     """Why a bound is more than the idle time."""
     if row["host_per_step"] > row["per_step"]:
         spent = milliseconds(row["host_per_step"])
-        yield f"the host spends {spent} a step on it in all, and the bound counts all of that"
+        yield f"upper limit: the CPU spends {spent} per step on this, part of it hidden today"
     if row["at_most"] > row["host_per_step"]:
         yield OTHERS_GAIN_TOO

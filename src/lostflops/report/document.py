@@ -42,8 +42,12 @@ def document(page: Page) -> bytes:
             {
                 "name": finding.name,
                 "claim": finding.claim,
+                "cost_per_step": finding.size,
                 "ns_per_step": finding.ns_per_step,
                 "gain": finding.gain,
+                "contributors": list(finding.contributors),
+                "accounts": list(finding.accounts),
+                "rank": finding.rank,
                 "evidence": list(finding.evidence),
                 "next": finding.next,
                 "recipe": finding.recipe,

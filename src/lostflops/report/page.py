@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from lostflops import recipe
+from lostflops import causes, recipe
 from lostflops.errors import LostflopsError
 from lostflops.finding import Finding, milliseconds, percent
 from lostflops.recipe import Answer, Session, Skipped
@@ -105,10 +105,12 @@ def page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], No
     run = recorded(trace, steps, counted)
     spent = budget(counted, run.on_host)
     unclassified, kernel_time = _unclassified(trace)
+    given = causes.gather(trace, session, by_name, counted, run.on_host, run.world_size)
+    found = causes.findings(given)
     return Page(
         lostflops=__version__,
         run=run,
-        verdict=_verdict(trace, run, spent, skipped, by_name),
+        verdict=_verdict(trace, run, spent, skipped, found),
         notes=(
             *_notes(run, _outside(trace, steps), unclassified, kernel_time),
             *step_notes.lengths(steps, counting),
@@ -120,9 +122,7 @@ def page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], No
         steps=steps,
         ledger=ledger,
         answers=tuple(sorted(answers, key=lambda a: (a.recipe.name != "step_ledger", a.recipe.name))),
-        findings=tuple(
-            sorted((f for a in answers for f in a.findings), key=lambda f: (-f.size, f.recipe, f.name))
-        ),
+        findings=found,
         skipped=tuple(skipped),
         quality=tuple(sorted(trace.manifest.quality, key=_gravity)),
         source_names=tuple(source.name for source in trace.manifest.sources),
@@ -178,7 +178,7 @@ def _rows(trace: Trace, *tables: str) -> int:
 
 
 def _verdict(
-    trace: Trace, run: Run, spent: Budget | None, skipped: list[Skipped], by_name: dict[str, Answer]
+    trace: Trace, run: Run, spent: Budget | None, skipped: list[Skipped], found: tuple[Finding, ...]
 ) -> str:
     if not _rows(trace, "kernels", "copies", "collectives"):
         if not _rows(trace, "operators"):
@@ -189,7 +189,7 @@ def _verdict(
             (s.reason for s in skipped if s.recipe == "step_ledger"), "no step of it holds any time"
         )
         return f"The time of this trace cannot be accounted for: {reason}."
-    return verdict(spent, run.on_host, run.bounds or run.span, _culprit(by_name), _unseen(run))
+    return verdict(spent, run.on_host, run.bounds or run.span, found[0] if found else None, _unseen(run))
 
 
 def _unseen(run: Run) -> str:
@@ -199,16 +199,6 @@ def _unseen(run: Run) -> str:
     if run.lost.name == GPU_WORK_LOST:
         return f"the host launched GPU work and copies {run.lost.count:,} times, but none of it was recorded"
     return f"{run.lost.count:,} rows seem to be a device's work, of kinds that lostflops does not know"
-
-
-def _culprit(by_name: dict[str, Answer]) -> str:
-    """A clause on the rank that costs the others most by arriving last, when one stands out."""
-    answer = by_name.get("communication_imbalance")
-    if answer is None or not answer.findings or answer.findings[0].doubt:
-        return ""
-    worst = answer.table.filter(pl.col("rank").is_not_null()).row(0, named=True)
-    late = percent(worst["last"], worst["collectives"])
-    return f"rank {worst['rank']} arrives last in {late} of its collectives"
 
 
 def _outside(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:

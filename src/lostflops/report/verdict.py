@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from lostflops.finding import milliseconds, percent
+from lostflops.finding import Finding, milliseconds, percent
 
 from .budget import Budget, Line
 
@@ -34,10 +34,15 @@ NAMES: Mapping[str, str] = {
 
 
 def verdict(
-    budget: Budget, on_host: bool = False, span: str = "step", culprit: str = "", unseen: str = ""
+    budget: Budget,
+    on_host: bool = False,
+    span: str = "step",
+    first: Finding | None = None,
+    unseen: str = "",
 ) -> str:
-    """What bounds the mean step. `culprit` is a clause on who arrives last, for when that matters; `unseen`
-    one on work that was not recorded, and then only the host's side can be told."""
+    """What bounds the mean step, in one sentence. `first` is the finding that costs most: where it costs
+    enough to name the verdict, both name one cause. `unseen` is a clause on work that was not recorded, and
+    then only the host's side can be told."""
     length = f"{milliseconds(budget.mean)} {span}"
     compute = budget.of("compute")
     if unseen:
@@ -45,24 +50,63 @@ def verdict(
             f"What bounds this job cannot be told: {unseen}. On the host, operators that compute run for "
             f"{percent(compute, budget.ns)} of the {length}."
         )
+    if first is not None and _names_it(first, budget):
+        late = _late(first, budget, length) if first.rank is not None else ""
+        if late:
+            return late
     losses = sorted((g for g in budget.groups if g.account != "compute"), key=lambda g: -g.ns)
     large = [loss for loss in losses if 1000 * loss.ns >= BOUND_PER_MILLE * budget.ns]
     if large:
-        said = f"{_name(large[0], budget)}: {_loss(large[0], budget, on_host, length)}"
-        if large[1:]:
-            said += f"; another {large[1].share} is {large[1].label}"
-    else:
-        bound = 1000 * compute >= COMPUTE_BOUND_PER_MILLE * budget.ns
-        who = "operators run" if on_host else "kernels run"
-        said = (
-            f"{'Compute-bound' if bound else 'Mostly compute'}: {who} for {percent(compute, budget.ns)} of "
+        return (
+            f"{_name(_chosen(large, first), budget, first)}: {_loss(_chosen(large, first), on_host, length)}."
         )
-        said += f"the {length}"
-        if losses and losses[0].visible:
-            said += f"; the largest loss is {_noun(losses[0])}, {losses[0].share}"
-    if culprit and "communication" in {loss.account for loss in [*large, *losses[:1]]}:
-        said += f"; {culprit}"
+    bound = 1000 * compute >= COMPUTE_BOUND_PER_MILLE * budget.ns
+    who = "operators run" if on_host else "kernels run"
+    said = f"{'Compute-bound' if bound else 'Mostly compute'}: {who} for {percent(compute, budget.ns)} of "
+    said += f"the {length}"
+    if losses and losses[0].visible:
+        said += f"; the largest loss is {_noun(losses[0])}, {losses[0].share}"
     return said + "."
+
+
+def _names_it(first: Finding, budget: Budget) -> bool:
+    return 1000 * first.size >= BOUND_PER_MILLE * budget.mean
+
+
+def _late(first: Finding, budget: Budget, length: str) -> str:
+    """The verdict where one rank holds the job up; empty where the finding is of another kind."""
+    if "communication.wait" not in first.accounts:
+        return ""
+    cause = first.accounts[0]
+    what = HELD_UP_BY.get(cause, "")
+    return (
+        f"Waiting for rank {first.rank}: {what or 'its own work'} makes it {milliseconds(first.size)} late "
+        f"in the {length} ({percent(first.size, budget.mean)})."
+    )
+
+
+HELD_UP_BY: Mapping[str, str] = {
+    "compute": "its longer compute",
+    "copy": "its copies",
+    "idle.data_loading": "its data loader",
+    "idle.host_synchronisation": "its synchronising",
+    "idle.memory_allocator": "its memory allocator",
+    "idle.garbage_collection": "its garbage collection",
+    "idle.compilation": "compilation on it",
+    "idle.graph_capture": "graph capture on it",
+    "idle.checkpoint_logging": "its checkpoints or logging",
+    "idle.long_call": "long API calls on it",
+    "idle.launch_bound": "its launching",
+    "idle.other_host_work": "CPU work on it",
+    "idle.unexplained": "something that was not recorded",
+    "idle.unrecorded": "something that was not recorded",
+}
+
+
+def _chosen(large: list[Line], first: Finding | None) -> Line:
+    """The loss that the first finding is about, where it is among the large ones; else the largest."""
+    about = {account.partition(".")[0] for account in first.accounts} if first else set[str]()
+    return next((loss for loss in large if loss.account in about), large[0])
 
 
 def _noun(loss: Line) -> str:
@@ -75,9 +119,10 @@ def _main(worst: Line, budget: Budget) -> str:
     return main.account if 2 * main.ns >= worst.ns else ""
 
 
-def _name(worst: Line, budget: Budget) -> str:
-    """A loss is called after its main cause when that is most of it."""
-    main = _main(worst, budget)
+def _name(worst: Line, budget: Budget, first: Finding | None) -> str:
+    """A loss is called after the first finding's account where that is in it, else after its main cause."""
+    about = next((a for a in first.accounts if a.partition(".")[0] == worst.account), "") if first else ""
+    main = about if first and _names_it(first, budget) and about in NAMES else _main(worst, budget)
     if main in NAMES:
         return NAMES[main]
     if worst.account == "idle":
@@ -85,26 +130,9 @@ def _name(worst: Line, budget: Budget) -> str:
     return NAMES.get(worst.account) or worst.label.capitalize()
 
 
-def _loss(worst: Line, budget: Budget, on_host: bool, length: str) -> str:
+def _loss(worst: Line, on_host: bool, length: str) -> str:
     if worst.account == "idle":
-        nothing = "no operator that computes runs" if on_host else "the GPU is idle"
-        if _main(worst, budget) == "idle.unrecorded":  # idle, or busy with what the recording lacks
-            nothing = "nothing that was recorded runs"
-        said = f"{nothing} for {worst.share} of the {length}"
-    else:
-        what = "copies that nothing hides" if worst.account == "copy" else worst.label
-        said = f"{worst.share} of the {length} is {what}"
-    parts = tuple(part for part in budget.parts(worst.account) if part.visible)
-    return f"{said} ({_parts(parts, worst.ns)})" if len(parts) > 1 else said
-
-
-def _parts(parts: tuple[Line, ...], ns: int) -> str:
-    """The largest parts by name and the rest of `ns` in one."""
-    largest = sorted(parts, key=lambda part: -part.ns)
-    named = largest[:2]
-    while (rest := ns - sum(part.ns for part in named)) > named[-1].ns and len(named) < 3:
-        named = largest[: len(named) + 1]
-    words = [f"{part.share} {part.label}" for part in named]
-    if len(largest) > len(named):
-        words.append(f"{percent(rest, parts[0].whole)} the rest")
-    return ", ".join(words)
+        nothing = "nothing computes" if on_host else "the GPU is idle"
+        return f"{nothing} for {worst.share} of the {length}"
+    what = "copies that nothing hides" if worst.account == "copy" else worst.label
+    return f"{worst.share} of the {length} is {what}"

@@ -1,0 +1,49 @@
+"""One finding per cause: what recipes found, joined where it is about the same time, and ranked.
+
+A recipe sees one side of a loss. A late rank shows as its starved loader, as collectives in which it arrives
+last, as the others' waiting and as exposed communication; a pageable copy as a copy, as a long call and as a
+synchronisation. Here the cause keeps its finding and the others become its evidence. A pure function of what
+`gather` collects.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from lostflops.finding import Finding
+
+from .board import Board
+from .copies import join_copies
+from .given import Given, gather
+from .host import join_host
+from .waiting import join_waiting
+
+__all__ = ["Given", "findings", "gather"]
+
+# Of the recording rather than of the job: they come after all causes.
+OF_THE_RECORDING = {"recording_lint"}
+ABOUT_THE_RECORDING = {
+    "kernels-before-launch",
+    "kernels-unclassified",
+    "recorded-steps-unlike-others",
+}
+
+
+def findings(given: Given) -> tuple[Finding, ...]:
+    """The findings of the page: one per cause, what costs most now first, of the recording itself last."""
+    board = Board(given)
+    join_host(board)
+    join_copies(board)
+    join_waiting(board)
+    whole = round(given.mean_step)
+    return tuple(sorted((_within(finding, whole) for finding in board.all()), key=_place))
+
+
+def _within(finding: Finding, step: int) -> Finding:
+    """No change saves more than the step."""
+    return finding if finding.ns_per_step <= step else replace(finding, ns_per_step=step)
+
+
+def _place(finding: Finding) -> tuple[bool, int, str, str]:
+    of_recording = finding.recipe in OF_THE_RECORDING or finding.name in ABOUT_THE_RECORDING
+    return of_recording, -finding.size, finding.recipe, finding.name

@@ -1,0 +1,102 @@
+"""Findings about copies: one for exposed and pageable ones, or none where something else makes them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from lostflops.finding import Finding, percent
+
+from .board import Board
+from .host import names_of
+
+COPIES = ("copies-exposed", "copies-pageable")
+# Idle time that calls which copy can be charged to.
+IN_CALLS = ("idle.long_call", "idle.host_synchronisation", "idle.launch_bound")
+HALF = 0.5
+CHECKPOINT = "idle.checkpoint_logging"
+WORTH_SAYING = 0.01
+
+
+def join_copies(board: Board) -> None:
+    """Leave copies to the checkpoint or the synchronisation that makes them, else join them into one."""
+    _in_checkpoints(board)
+    found = [f for f in board.all() if f.name in COPIES]
+    if not found:
+        return
+    cause = max(found, key=lambda f: (f.name == "copies-pageable", f.size))
+    if len(found) > 1:
+        largest = max(found, key=lambda f: f.size)
+        cause = board.absorb(cause, [f for f in found if f is not cause], largest.size - cause.size)
+    _calls(board, cause)
+
+
+def _in_checkpoints(board: Board) -> None:
+    """What a checkpoint copies off the device it costs, like the writing."""
+    given = board.given
+    copied = given.in_checkpoints // max(1, given.num_steps)
+    exposed = given.accounts.get("copy", 0)
+    if copied < HALF * exposed or not exposed:
+        return
+    saving, members = board.about(CHECKPOINT), board.take(*COPIES)
+    if saving is None and not board.reaches(copied, WORTH_SAYING):
+        return
+    if saving is None:
+        saving = Finding(
+            name="checkpoint-inside-step",
+            claim="",
+            gain="at most",
+            evidence=(),
+            next="",
+            recipe="copy_summary_by_time",
+            accounts=(CHECKPOINT,),
+            cost_per_step=0,
+        )
+        board.put(saving)
+    joined = board.absorb(saving, (replace(m, claim="") for m in members), copied)
+    board.replace(
+        joined,
+        replace(
+            joined,
+            claim=f"Checkpoints and logging hold the job up for {board.share(joined.size)}, copies included.",
+            evidence=(
+                *joined.evidence,
+                f"{percent(copied, exposed)} of the exposed copying happens inside checkpoints",
+            ),
+            ns_per_step=max(joined.ns_per_step, joined.size),
+            accounts=(*joined.accounts, "copy"),
+        ),
+    )
+
+
+def _calls(board: Board, cause: Finding) -> None:
+    """Join with the idle time that passes in the calls that copy."""
+    for account in IN_CALLS:
+        idle = board.about(account)
+        if idle is None:
+            continue
+        copying = sum(ns for name, ns in names_of(board, account) if "memcpy" in name.lower())
+        waits = account == "idle.host_synchronisation"
+        if waits and _reads_values(board) and cause.size <= idle.size:
+            # `.item()` and the like copy some bytes: it is the waiting that costs.
+            board.absorb(idle, [cause])
+            return
+        if copying >= HALF * idle.size:
+            cause = board.absorb(cause, [idle], max(0, copying - _in_calls(board)))
+
+
+def _in_calls(board: Board) -> int:
+    """Idle time in the calls that copy which the finding about copies counts already, ns per step."""
+    table = board.given.table("copy_summary_by_time")
+    return 0 if table is None else int(table["idle_in_calls"].sum() or 0) // max(1, board.given.num_steps)
+
+
+def _reads_values(board: Board) -> bool:
+    """Whether most copies bring some bytes to the host, as reading a value does."""
+    table = board.given.table("copy_summary_by_time")
+    if table is None:
+        return False
+    back = table.filter(direction="device to host")
+    copies, size = back["copies_in_steps"].sum(), back["bytes_in_steps"].sum() or 0
+    exposed = back["in_steps"].sum() + (back["idle_in_calls"].sum() or 0)
+    whole = table["in_steps"].sum() + (table["idle_in_calls"].sum() or 0)
+    return bool(copies) and size <= (64 << 10) * copies and exposed >= HALF * whole

@@ -1,0 +1,142 @@
+"""What the joining of findings looks at: answers, the ledger, and what idle time is called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import polars as pl
+
+from lostflops import intervals
+from lostflops.finding import Finding
+from lostflops.recipe import Answer, Session, Skipped
+from lostflops.trace import Trace
+
+NAMES = pl.Schema({"rank": pl.Int32, "account": pl.String, "name": pl.String, "ns": pl.Int64})
+WORK = pl.Schema(
+    {"rank": pl.Int32, "family": pl.String, "kernel": pl.String, "calls": pl.Int64, "time": pl.Int64}
+)
+CHECKPOINT = "idle.checkpoint_logging"
+COMMUNICATION = ("communication.wait", "communication.transfer", "communication.exposed")
+
+
+def _plain(name: str, otherwise: str) -> str:
+    return otherwise
+
+
+@dataclass(frozen=True)
+class Given:
+    """All that findings are joined by.
+
+    `ledger` holds the steps that count, with the columns of the recipe `step_ledger`. `names` says how long
+    each rank's idle time has each name in those steps, `work` how often each rank runs each kernel of one
+    grid, `in_checkpoints` how much of the exposed copying happens while the host is in a checkpoint, ns.
+    `advice` puts a remedy into the words of the framework that the job uses.
+    """
+
+    answers: Mapping[str, Answer]
+    ledger: pl.DataFrame
+    names: pl.DataFrame = field(default_factory=NAMES.to_frame)
+    work: pl.DataFrame = field(default_factory=WORK.to_frame)
+    in_checkpoints: int = 0
+    on_host: bool = False
+    missing_ranks: bool = False
+    advice: Callable[[str, str], str] = _plain
+
+    @cached_property
+    def findings(self) -> tuple[Finding, ...]:
+        return tuple(finding for answer in self.answers.values() for finding in answer.findings)
+
+    @cached_property
+    def steps(self) -> dict[int, int]:
+        """How many steps of each rank count."""
+        windows = self.ledger.select("rank", "step", "start").unique()
+        return dict(windows.group_by("rank").len().iter_rows())
+
+    @cached_property
+    def num_steps(self) -> int:
+        """The same over all ranks."""
+        return sum(self.steps.values())
+
+    @cached_property
+    def mean_step(self) -> float:
+        """Length of a mean step, ns."""
+        return int(self.ledger["ns"].sum()) / max(1, self.num_steps)
+
+    @cached_property
+    def accounts(self) -> dict[str, int]:
+        """What a mean step of a mean rank holds of each account, ns."""
+        sums = self.ledger.group_by("account").agg(pl.col("ns").sum())
+        return {account: ns // max(1, self.num_steps) for account, ns in sums.iter_rows()}
+
+    def table(self, recipe: str) -> pl.DataFrame | None:
+        answer = self.answers.get(recipe)
+        return None if answer is None else answer.table
+
+
+def gather(
+    trace: Trace,
+    session: Session,
+    answers: Mapping[str, Answer],
+    ledger: pl.DataFrame,
+    on_host: bool,
+    world_size: int | None,
+    advice: Callable[[str, str], str] = _plain,
+) -> Given:
+    """What a page has for the joining of its findings; `ledger` is of the steps that count."""
+    counted = ledger.select("rank", "step").unique()
+    ranks = counted["rank"].n_unique()
+    return Given(
+        answers=answers,
+        ledger=ledger,
+        names=_names(session, counted),
+        work=_work(trace) if ranks > 1 else WORK.to_frame(),
+        in_checkpoints=_in_checkpoints(session, counted) if "copy_summary_by_time" in answers else 0,
+        on_host=on_host,
+        missing_ranks=world_size is not None and ranks < world_size,
+        advice=advice,
+    )
+
+
+def _table(session: Session, recipe: str) -> pl.DataFrame | None:
+    answer = session.run(recipe)
+    return None if isinstance(answer, Skipped) else answer.table
+
+
+def _names(session: Session, counted: pl.DataFrame) -> pl.DataFrame:
+    stretches = _table(session, "idle_causes")
+    if stretches is None:
+        return NAMES.to_frame()
+    return (
+        stretches.join(counted, on=["rank", "step"], how="semi")
+        .group_by("rank", "account", "name")
+        .agg(ns=(pl.col("end") - pl.col("start")).sum())
+        .select(pl.col(c).cast(t) for c, t in NAMES.items())
+    )
+
+
+def _work(trace: Trace) -> pl.DataFrame:
+    """Kernels that compute, told apart by name and grid: the same of both is the same work."""
+    kernels = trace.table("kernels")
+    if kernels is None:
+        return WORK.to_frame()
+    name, grid = pl.col("name").cast(pl.String), pl.col("grid").cast(pl.String)
+    kind = pl.concat_str(name, grid, separator="|", ignore_nulls=True)
+    return (
+        kernels.filter(pl.col("family").ne_missing("communication"))
+        .group_by("rank", "family", kernel=kind)
+        .agg(calls=pl.len(), time=(pl.col("end") - pl.col("start")).clip(0).sum())
+        .select(pl.col(c).cast(t) for c, t in WORK.items())
+        .collect()
+    )
+
+
+def _in_checkpoints(session: Session, counted: pl.DataFrame) -> int:
+    runs, spans = (_table(session, recipe) for recipe in ("device_runs", "host_spans"))
+    if runs is None or spans is None:
+        return 0
+    copying = runs.filter(pl.col("account") == "copy").join(counted, on=["rank", "step"], how="semi")
+    saving = intervals.union(spans.lazy().filter(pl.col("account") == CHECKPOINT), ["rank"])
+    found = intervals.inside(copying.lazy(), saving, {"saving": pl.lit(True)}, by="rank")
+    return int(found.select(pl.col("saving").sum()).collect().item() or 0)

@@ -1,0 +1,75 @@
+"""Findings about idle time: who is named, and what is about the same gaps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import polars as pl
+
+from lostflops.finding import Finding, milliseconds
+
+from .board import Board
+from .names import contributors, listed, spoken
+
+BY_NAME = "host-busy-elsewhere"
+NAMED_FROM = 0.1  # of an account, which a name must hold to be shown
+
+
+def join_host(board: Board) -> None:
+    """Name what idle time is made of, and join what is about the same gaps."""
+    for finding in [f for f in board.all() if f.recipe == "idle_summary"]:
+        board.replace(finding, _named(board, finding))
+    _one_gap(board)
+    _out_of_memory(board)
+    _outside_window(board)
+
+
+def names_of(board: Board, account: str) -> list[tuple[str, int]]:
+    """What an account's idle time is called, with its time in a mean step of a mean rank, ns."""
+    given = board.given
+    by_name = (
+        given.names.filter(pl.col("account") == account)
+        .drop_nulls("name")
+        .group_by("name")
+        .agg(pl.col("ns").sum())
+        .sort("ns", "name", descending=[True, False])
+    )
+    return [(name, ns // max(1, given.num_steps)) for name, ns in by_name.iter_rows()]
+
+
+def _named(board: Board, finding: Finding) -> Finding:
+    parts = [part for account in finding.accounts for part in names_of(board, account)]
+    told = contributors(((spoken(name), ns) for name, ns in parts), at_least=round(NAMED_FROM * finding.size))
+    named = replace(finding, contributors=told)
+    if finding.name != BY_NAME or not told:
+        return named
+    largest = [(spoken(name), ns) for name, ns in parts[:2] if ns >= NAMED_FROM * finding.size]
+    what = [f"{name.partition(' (')[0]} ({milliseconds(ns)})" for name, ns in largest]
+    python = "Python" if any(".py(" in name for name, _ in parts[:2]) else "other code"
+    claim = finding.claim.replace("while the CPU runs other code", f"while the CPU runs {python}")
+    return replace(named, claim=f"{claim.rstrip('.')}: {listed(what)}.")
+
+
+def _one_gap(board: Board) -> None:
+    """A pause that is most of the idle time is no cause of its own where its cause has a finding."""
+    gaps = board.given.table("gpu_gaps")
+    pause = board.of("one-gap-is-most")
+    if gaps is None or pause is None:
+        return
+    cause = board.about(gaps.filter("counted")["cause"][0])
+    if cause is not None:
+        board.absorb(cause, [pause])
+
+
+def _out_of_memory(board: Board) -> None:
+    """Allocations that fail and are tried again are why the allocator stalls."""
+    stalls, failing = board.of("allocator-stalls"), board.of("api-calls-fail")
+    if stalls and failing and any("alloc" in fact.lower() for fact in failing.evidence):
+        board.absorb(stalls, [failing])
+
+
+def _outside_window(board: Board) -> None:
+    """A loader that starves the recorded steps does so in the others as well."""
+    inside, outside = board.of("data-loading-starves-device"), board.of("data-wait-outside-window")
+    if inside and outside:
+        board.absorb(inside, [outside])

@@ -1,0 +1,302 @@
+"""Which rank the others wait for, and what makes it late.
+
+Ranks that keep in step have steps of one length: what a rank spends on its own work and idleness beyond the
+others it does not spend waiting. So a late rank shows in the ledger as the one whose own accounts, all but
+communication, hold more than the others', and the account in which it has most more than they is the cause.
+A rank that arrives last without that did not make itself late: a stage of a pipeline, for one, or the clocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import polars as pl
+
+from lostflops.accounts import ACCOUNTS
+from lostflops.finding import milliseconds
+
+from .given import COMMUNICATION, Given
+from .names import spoken
+
+MORE_THAN_EVEN = 1.5  # times its even share of all waiting
+OWN_SHARE = 0.5  # of its lateness, which a rank's own work has to explain
+LEAD_SHARE = 1 / 3  # of the waiting for it, by which a culprit comes after the next to last
+ONCE_SHARE = 0.8  # of all lateness, from which on one step is called the only one
+ALIKE = 0.1  # kernels of two ranks take as long as each other within this share
+SAME_WORK = 0.8  # of a rank's kernel time in kernels that the others run as often
+NOT_OWN = (*COMMUNICATION, "idle.pipeline_bubble")
+
+
+@dataclass(frozen=True)
+class Excess:
+    """What a rank spends beyond the median of the others in a mean step: by account, the most first."""
+
+    rank: int
+    by_account: Mapping[str, int]
+    parts: tuple[tuple[str, int], ...]  # the names in the largest account, ns beyond the others' in each
+    own: int  # what the rank has of the largest account, ns
+
+    @property
+    def account(self) -> str:
+        return next(iter(self.by_account))
+
+    @property
+    def ns(self) -> int:
+        """How much more time of its own the rank has in all."""
+        return sum(self.by_account.values())
+
+    @property
+    def main(self) -> int:
+        """How much of that is in the largest account."""
+        return self.by_account[self.account]
+
+
+@dataclass(frozen=True)
+class Late:
+    """A rank that makes the others wait: `ns` in a mean step is what its coming with the next would save."""
+
+    rank: int
+    ns: int
+    waited: int  # what another rank waits for it in a mean step, ns
+    excess: Excess
+    only_step: int | None  # the one step in which it was late, where it was late once
+    steps: int  # steps of that rank
+    unmatched: int
+    assumed: bool
+    table: Mapping[str, Any]
+
+    @cached_property
+    def cause(self) -> str:
+        return self.excess.account
+
+
+def late_rank(given: Given) -> Late | None:
+    """The rank that is late of its own doing, when one stands out."""
+    table = given.table("communication_imbalance")
+    if table is None:
+        return None
+    known = table.filter(pl.col("rank").is_not_null())
+    if known.height < 2:
+        return None
+    worst = known.row(0, named=True)
+    ranks = known.height
+    late, waited = worst["at_most"] or 0, (worst["per_step"] or 0) * ranks // (ranks - 1)
+    if (
+        (worst["blame_share"] or 0) < MORE_THAN_EVEN / ranks
+        or worst["unmatched"] > worst["collectives"]
+        or late <= LEAD_SHARE * waited
+    ):
+        return None
+    excess = _excess(given, worst["rank"])
+    if excess is None or excess.ns < OWN_SHARE * late:
+        return None
+    return Late(
+        rank=worst["rank"],
+        ns=late,
+        waited=waited,
+        excess=excess,
+        only_step=_only_step(given, worst["rank"]),
+        steps=given.steps.get(worst["rank"], 0),
+        unmatched=worst["unmatched"],
+        assumed=bool(worst["assumed"]),
+        table=worst,
+    )
+
+
+def _excess(given: Given, rank: int) -> Excess | None:
+    """By account what the rank has more of than the median of the others; None where it is alone."""
+    steps = given.steps
+    others = [r for r in steps if r != rank]
+    if rank not in steps or not others:
+        return None
+    own = given.ledger.filter(~pl.col("account").is_in(NOT_OWN))
+    beyond = _beyond(own.group_by("rank", "account").agg(pl.col("ns").sum()), "account", rank, steps)
+    ordered = dict(sorted(beyond.items(), key=lambda part: (-part[1], part[0])))
+    if not ordered or next(iter(ordered.values())) <= 0:
+        return None
+    main = next(iter(ordered))
+    mine = given.names.filter(pl.col("account") == main).drop_nulls("name")
+    parts = _beyond(mine.group_by("rank", "name").agg(pl.col("ns").sum()), "name", rank, steps)
+    named = sorted(((spoken(name), ns) for name, ns in parts.items()), key=lambda p: (-p[1], p[0]))
+    held = own.filter((pl.col("rank") == rank) & (pl.col("account") == main))["ns"].sum() // steps[rank]
+    return Excess(rank, ordered, tuple(part for part in named if part[1] > 0), held)
+
+
+def _beyond(sums: pl.DataFrame, key: str, rank: int, steps: Mapping[int, int]) -> dict[str, int]:
+    """Per key what a mean step of the rank holds more than the median of the others."""
+    found: dict[str, dict[int, int]] = {}
+    for at, of, ns in sums.select("rank", key, "ns").iter_rows():
+        if at in steps:
+            found.setdefault(of, {})[at] = ns // steps[at]
+    others = [r for r in steps if r != rank]
+    return {
+        of: per_rank.get(rank, 0) - int(pl.Series([per_rank.get(r, 0) for r in others]).median() or 0)  # pyright: ignore[reportArgumentType]
+        for of, per_rank in found.items()
+    }
+
+
+def _own_by_step(given: Given) -> pl.DataFrame:
+    """Each rank's own time in each step that at least two ranks have: rank, step, own."""
+    own = (
+        given.ledger.with_columns(own=pl.when(pl.col("account").is_in(NOT_OWN)).then(0).otherwise("ns"))
+        .group_by("rank", "step")
+        .agg(pl.col("own").sum())
+        .filter(pl.len().over("step") > 1)
+    )
+    return own.sort("step", "rank")
+
+
+def _only_step(given: Given, rank: int) -> int | None:
+    """The step in which nearly all of the rank's lateness lies, where there are three or more."""
+    own = _own_by_step(given)
+    beside = own.filter(pl.col("rank") != rank).group_by("step").agg(beside=pl.col("own").median())
+    late = (
+        own.filter(pl.col("rank") == rank)
+        .join(beside, on="step")
+        .select("step", late=(pl.col("own") - pl.col("beside")).clip(0))
+        .sort("late", descending=True)
+    )
+    if late.height < 3 or late["late"][0] < ONCE_SHARE * late["late"].sum():
+        return None
+    return int(late["step"][0])
+
+
+@dataclass(frozen=True)
+class Turns:
+    """Ranks that are late in turn: how much of the waiting their own work explains, and by what account."""
+
+    explained: int  # ns in a mean step
+    account: str
+    share: float  # of the lateness that is in that account
+    ranks: int  # how many ranks are the last of some step
+
+
+def turns(given: Given) -> Turns | None:
+    """What makes ranks wait for each other where none is late as a rule; None where nothing tells."""
+    own = _own_by_step(given)
+    if own.is_empty():
+        return None
+    spread = own.group_by("step").agg(
+        spread=pl.col("own").max() - pl.col("own").mean(), rank=pl.col("rank").sort_by("own").last()
+    )
+    explained = int(spread["spread"].sum() / spread.height)
+    accounts = (
+        given.ledger.filter(~pl.col("account").is_in(NOT_OWN))
+        .group_by("rank", "step", "account")
+        .agg(pl.col("ns").sum())
+        .pivot("account", index=["rank", "step"], values="ns")
+        .fill_null(0)
+        .unpivot(index=["rank", "step"], variable_name="account", value_name="ns")
+    )
+    last = spread.select("step", "rank")
+    beside = (
+        accounts.join(last, on=["step", "rank"], how="anti")
+        .group_by("step", "account")
+        .agg(beside=pl.col("ns").median())
+    )
+    more = (
+        accounts.join(last, on=["step", "rank"])
+        .join(beside, on=["step", "account"])
+        .group_by("account")
+        .agg(ns=(pl.col("ns") - pl.col("beside")).clip(0).sum())
+        .sort("ns", "account", descending=[True, False])
+    )
+    if more.is_empty() or not more["ns"][0]:
+        return None
+    return Turns(explained, more["account"][0], more["ns"][0] / more["ns"].sum(), spread["rank"].n_unique())
+
+
+def says(late: Late) -> str:
+    """What the rank has more of than the others, in words: '142 ms of Python (`f` (a.py:3))'."""
+    excess = late.excess
+    if late.cause == "compute":
+        return f"it computes {milliseconds(excess.main)} longer than the others"
+    label = ACCOUNTS[late.cause].label if late.cause in ACCOUNTS else late.cause.rpartition(".")[2]
+    said = f"{milliseconds(excess.own)} {SPENT.get(late.cause, label.replace('_', ' '))}"
+    if excess.parts and 2 * excess.parts[0][1] >= excess.main and " (" in excess.parts[0][0]:
+        said += f", {excess.parts[0][0]}"
+    if excess.own - excess.main >= ALIKE * excess.own:
+        said += f", against {milliseconds(excess.own - excess.main)} on the others"
+    return said
+
+
+SPENT = {
+    "copy": "of copies",
+    "idle.data_loading": "of data loading",
+    "idle.host_synchronisation": "of waiting for the device",
+    "idle.memory_allocator": "of device memory allocation",
+    "idle.garbage_collection": "of garbage collection",
+    "idle.compilation": "of compilation",
+    "idle.checkpoint_logging": "of checkpoints or logging",
+    "idle.long_call": "inside long API calls",
+    "idle.launch_bound": "of launching",
+    "idle.other_host_work": "of Python and other CPU work",
+    "idle.unexplained": "idle for reasons that were not recorded",
+    "idle.unrecorded": "idle or busy with what was not recorded",
+}
+
+
+def slower_compute(late: Late, given: Given) -> tuple[str, bool] | None:
+    """Why a rank computes longer, in words, and whether its device is to blame.
+
+    The same kernels on the same grids, as often as on the other ranks, are the same work: taking longer they
+    run on a slower device. Others, or more of them, are more work. None where kernels do not tell.
+    """
+    work = given.work
+    mine = work.filter(pl.col("rank") == late.rank)
+    others = work.filter(pl.col("rank") != late.rank)
+    if mine.is_empty() or others.is_empty():
+        return None
+    steps, ranks = given.steps, others["rank"].n_unique()
+    median = (
+        others.group_by("family", "kernel")
+        .agg(pl.col("calls", "time").median(), on=pl.col("rank").n_unique())
+        .filter(2 * pl.col("on") >= ranks)
+        .select("family", "kernel", their_calls="calls", their_time="time")
+    )
+    both = mine.join(median, on=["family", "kernel"], how="left")
+    alike = (pl.col("calls") - pl.col("their_calls")).abs() <= 0.02 * pl.col("their_calls")
+    same = both.filter(alike.fill_null(False))
+    calls, theirs = mine["calls"].sum() / max(1, steps.get(late.rank, 1)), _calls(others, steps)
+    kind = "operators" if given.on_host else "kernels"
+    if same["time"].sum() >= SAME_WORK * mine["time"].sum() and same["their_time"].sum():
+        families = (
+            same.group_by("family")
+            .agg(pl.col("time", "their_time").sum())
+            .with_columns(
+                more=pl.col("time") - pl.col("their_time"), ratio=pl.col("time") / pl.col("their_time")
+            )
+            .sort("more", "family", descending=[True, False])
+        )
+        most = families.row(0, named=True)
+        if most["ratio"] <= 1 + ALIKE / 2:
+            return None
+        name = most["family"]
+        return f"its {name} {kind} take {most['ratio']:.2g} times as long as the same {kind} there", True
+    if calls > (1 + ALIKE) * theirs:
+        return f"it runs {calls / theirs:.2g} times as many {kind} per step", False
+    return f"it runs other or larger {kind} than they do: it has more work, such as longer sequences", False
+
+
+def _calls(others: pl.DataFrame, steps: Mapping[int, int]) -> float:
+    per_rank = others.group_by("rank").agg(pl.col("calls").sum())
+    each = [calls / max(1, steps.get(rank, 1)) for rank, calls in per_rank.iter_rows()]
+    return float(pl.Series(each).median() or 1)  # pyright: ignore[reportArgumentType]
+
+
+def chain(late: Late, given: Given) -> Iterator[str]:
+    """The evidence: who waits for whom, how often, and what the rank has more of."""
+    table = late.table
+    yield f"it arrives last in {table['last']:,} of {table['collectives']:,} collectives"
+    if late.cause == "compute":
+        slower = slower_compute(late, given)
+        if slower:
+            yield slower[0]
+    for account, ns in list(late.excess.by_account.items())[1:3]:
+        if ns >= ALIKE * late.ns and account in ACCOUNTS:
+            yield f"{ACCOUNTS[account].label}: {milliseconds(ns)} more per step than on the others"
+    if late.unmatched:
+        yield f"not in this: {late.unmatched:,} of its collectives that could not be matched"

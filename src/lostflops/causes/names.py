@@ -1,0 +1,44 @@
+"""How a finding names what it is made of."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from lostflops.finding import milliseconds
+
+MOST = 3  # names that a finding shows
+LONGEST = 60
+_FRAME = re.compile(r"^(?P<file>.+)\((?P<line>\d+)\): (?P<function>.+)$")
+_BUILT_IN = re.compile(r"^<built-in (?:function|method) (?P<function>\S+)")
+
+
+def spoken(name: str) -> str:
+    """A host row's name as a finding shows it: a Python frame as its function and place."""
+    frame = _FRAME.match(name)
+    if frame:
+        file = frame["file"].replace("\\", "/").rpartition("/")[2]
+        return f"`{_short(frame['function'])}` ({_short(file)}:{frame['line']})"
+    built_in = _BUILT_IN.match(name)
+    name = name.removeprefix("enumerate(DataLoader)#")
+    return f"`{_short(built_in['function'] if built_in else name)}`"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+
+
+def contributors(parts: Iterable[tuple[str, int]], at_least: int = 0) -> tuple[str, ...]:
+    """The largest parts by name, each with its time, ns. What is below `at_least` says nothing."""
+    named: dict[str, int] = {}
+    for name, ns in parts:
+        named[name] = named.get(name, 0) + ns
+    largest = sorted(named.items(), key=lambda part: (-part[1], part[0]))[:MOST]
+    return tuple(f"{name} {milliseconds(ns)}" for name, ns in largest if ns > 0 and ns >= at_least)
+
+
+def listed(items: Sequence[str], last: str = "and") -> str:
+    """Items in a sentence: 'a', 'a and b', 'a, b and c'."""
+    if len(items) < 2:
+        return "".join(items)
+    return f"{', '.join(items[:-1])} {last} {items[-1]}"

@@ -1,0 +1,255 @@
+"""Findings about what ranks spend on each other: a late rank, turns in being late, the network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from lostflops.accounts import ACCOUNTS
+from lostflops.finding import Finding, milliseconds, percent
+from lostflops.recipes.communication_wait import ALL_HERE
+from lostflops.recipes.idle_summary import LOSSES
+
+from .board import Board
+from .lateness import Late, chain, late_rank, says, slower_compute, turns
+from .names import contributors
+
+ARRIVES = "rank-arrives-last"
+WAITS = "communication-waits"
+EXPOSED = "communication-exposed"
+BUBBLE = "pipeline-bubble"
+CLOCKS = "gpu-clocks-held-down"
+# Findings about the network are about the time that communication is exposed for.
+NETWORK = ("collectives-small", "communication-slower-than-measured")
+LATE_FROM = 0.01  # of the step: what a late rank costs
+WAITS_FROM = 0.03
+EXPOSED_FROM = 0.05
+EXPLAINED = 0.5  # of the waiting, that ranks' own work explains
+MAIN_SHARE = 0.5  # of a rank's lateness, that one account holds
+FINDING_OF = {loss.account: loss.finding for loss in LOSSES}
+
+
+def join_waiting(board: Board) -> None:
+    """Give waiting to what causes it, and leave transfer to the communication itself."""
+    given = board.given
+    waits, exposed = board.of(WAITS), board.of(EXPOSED)
+    found = board.take(ARRIVES, WAITS, EXPOSED)
+    spent = given.accounts
+    left = spent.get("communication.wait", 0)
+    late = late_rank(given)
+    if late is not None and board.reaches(late.ns, LATE_FROM):
+        _late(board, late, waits)
+        left = max(0, left - (late.table["per_step"] or 0))
+    left -= _stages(board, left)
+    if board.reaches(left, WAITS_FROM):
+        left -= _in_turn(board, left, waits)
+    moving = spent.get("communication.transfer", 0) + spent.get("communication.exposed", 0)
+    if left > moving and waits is not None and board.reaches(left, WAITS_FROM):
+        board.put(_unexplained(board, waits, left))
+        left = 0
+    if board.reaches(moving + left, EXPOSED_FROM) and (exposed is not None or found):
+        base = exposed or found[-1]
+        _exposed(board, base, moving, left)
+
+
+def _late(board: Board, late: Late, waits: Finding | None) -> None:
+    """One rank is late: its cause is the finding, or belongs to that of all ranks."""
+    given = board.given
+    same = board.about(late.cause)
+    ranks = max(2, len(given.steps))
+    on_all = same is not None and same.size * ranks > 2 * late.excess.main
+    if same is not None and on_all:
+        fact = (
+            f"rank {late.rank} has {milliseconds(late.excess.main)} more of it than the others, which wait "
+            f"{milliseconds(late.waited)} per step for it"
+        )
+        joined = board.absorb(replace(same, evidence=(*same.evidence, fact)), [])
+        board.replace(same, _dearer(joined, late.table["per_step"] or 0, late.ns))
+        return
+    members = [same] if same is not None else []
+    device_slow = late.cause == "compute" and (slower_compute(late, given) or ("", False))[1]
+    clocks = board.of(CLOCKS) if late.cause == "compute" else None
+    members += [clocks] if clocks and f"rank {late.rank} " in clocks.claim else []
+    for member in members:
+        board.drop(member)
+    key = FINDING_OF.get(late.cause, "slow-device" if device_slow else "uneven-work")
+    remedy = given.advice(key, _advice(board, late, device_slow))
+    board.put(
+        Finding(
+            name=ARRIVES,
+            claim=_claim(board, late),
+            gain="at most",
+            ns_per_step=late.ns,
+            cost_per_step=late.ns,
+            evidence=(*chain(late, given), *(c.claim.rstrip(".") for c in members if c is clocks)),
+            next=f"On rank {late.rank}: {remedy[0].lower()}{remedy[1:]}" if _is_sentence(remedy) else remedy,
+            recipe="communication_imbalance",
+            doubt=" ".join(_doubts(board, late, waits)),
+            contributors=contributors(late.excess.parts),
+            accounts=(late.cause, "communication.wait"),
+            rank=late.rank,
+        )
+    )
+
+
+def _is_sentence(text: str) -> bool:
+    return text[:1].isupper() and text[1:2].islower()
+
+
+def _claim(board: Board, late: Late) -> str:
+    given = board.given
+    share = percent(late.ns, given.mean_step)
+    why = f"{says(late)}; the others wait {milliseconds(late.waited)} for it"
+    if late.only_step is not None:
+        once = f"Rank {late.rank} is {milliseconds(late.ns * late.steps)} late once, in step {late.only_step}"
+        return f"{once}. Spread over all steps: {why}."
+    return f"Rank {late.rank} is {milliseconds(late.ns)} late per step ({share}): {why}."
+
+
+def _advice(board: Board, late: Late, device_slow: bool) -> str:
+    if late.cause in ACCOUNTS and late.cause != "compute":
+        return ACCOUNTS[late.cause].remedy
+    if board.given.on_host:
+        return "Give its process cores of its own (`torchrun --numa-binding=node`), or less work."
+    if device_slow:
+        return (
+            "Look at its GPU's clocks, heat and power (`nvidia-smi -q -d PERFORMANCE`), and at what else runs "
+            "on its host; if a swap shows that the slowness stays with the node, leave it out "
+            "(`srun --exclude`)."
+        )
+    return (
+        "Even out the work: sequences of like length per rank (length grouping, packing), stages of one cost."
+    )
+
+
+def _doubts(board: Board, late: Late, waits: Finding | None) -> Iterator[str]:
+    if waits is not None and waits.doubt:
+        yield waits.doubt
+    elif late.assumed:
+        yield ALL_HERE
+    if board.given.missing_ranks:
+        yield "Some ranks of the job are not in this recording."
+
+
+def _dearer(finding: Finding, more: int, gain: int) -> Finding:
+    """The finding, costing `more` as well."""
+    known = finding.gain != "unknown"
+    return replace(
+        finding,
+        cost_per_step=finding.size + more,
+        ns_per_step=max(finding.ns_per_step, gain) if known else 0,
+        accounts=tuple(dict.fromkeys((*finding.accounts, "communication.wait"))),
+    )
+
+
+def _stages(board: Board, waited: int) -> int:
+    """Waiting between stages of a pipeline, which the schedule forces: how much that is of `waited`, ns."""
+    table = board.given.table("communication_wait")
+    if table is None or "in_pairs" not in table.columns:
+        return 0
+    ns = min(waited, int(table["in_pairs"].sum() or 0) // max(1, board.given.num_steps))
+    bubble = board.of(BUBBLE)
+    if bubble is not None:
+        if ns:
+            board.replace(bubble, _dearer(bubble, ns, bubble.ns_per_step + ns))
+        return ns
+    if not board.reaches(ns, WAITS_FROM):
+        return 0
+    board.put(
+        Finding(
+            name=BUBBLE,
+            claim=f"Pipeline stages wait {board.share(ns)} for each other in sends and receives.",
+            gain="at most",
+            ns_per_step=ns,
+            cost_per_step=ns,
+            evidence=("receives that spin on the GPU until the other stage sends",),
+            next=board.given.advice(BUBBLE, ACCOUNTS["idle.pipeline_bubble"].remedy),
+            recipe="communication_wait",
+            accounts=("communication.wait",),
+        )
+    )
+    return ns
+
+
+def _in_turn(board: Board, waited: int, waits: Finding | None) -> int:
+    """Ranks that are late in turn: how much of `waited` that explains, ns."""
+    given = board.given
+    found = turns(given)
+    if found is None or found.explained < EXPLAINED * waited:
+        return 0
+    same = board.about(found.account) if found.share >= MAIN_SHARE else None
+    who = f"{found.ranks} ranks take turns being late"
+    if same is not None:
+        fact = f"{who} because of it: ranks wait {milliseconds(waited)} per step for each other"
+        told = replace(same, evidence=(*same.evidence, fact))
+        board.replace(same, _dearer(told, waited, waits.ns_per_step if waits else 0))
+        return waited
+    label = ACCOUNTS[found.account].label if found.account in ACCOUNTS else found.account
+    mostly = label if found.share >= MAIN_SHARE else "no one account"
+    key = FINDING_OF.get(found.account, "uneven-work")
+    even = (
+        "Make the ranks' work more even: sequences of like length per rank (length grouping, packing), "
+        "experts or stages of one cost. A faster network would not help."
+    )
+    board.put(
+        Finding(
+            name=WAITS,
+            claim=f"Ranks wait {board.share(waited)} for each other: {who}, mostly by {mostly}.",
+            gain="at most",
+            ns_per_step=max(waited, waits.ns_per_step if waits else 0),
+            cost_per_step=waited,
+            evidence=(
+                f"what the last rank of a step does beyond the others: {percent(found.share, 1)} {label}",
+                *(waits.evidence[1:2] if waits else ()),
+            ),
+            next=given.advice(key if found.account != "compute" else "uneven-work", even),
+            recipe="communication_wait",
+            doubt=waits.doubt if waits else "",
+            accounts=("communication.wait", found.account),
+        )
+    )
+    return waited
+
+
+def _unexplained(board: Board, waits: Finding, left: int) -> Finding:
+    return replace(
+        waits,
+        claim=f"Ranks wait {board.share(left)} for each other; none of them is late as a rule.",
+        cost_per_step=left,
+        accounts=("communication.wait",),
+        doubt=" ".join(filter(None, (waits.doubt, "The ranks' own work does not explain the waiting."))),
+    )
+
+
+def _exposed(board: Board, base: Finding, moving: int, waited: int) -> None:
+    """What communication itself costs, with what is known about the network as evidence."""
+    given = board.given
+    network = board.take(*NETWORK)
+    waiting = f", {milliseconds(waited)} of it waiting" if waited else ""
+    unknown = given.accounts.get("communication.exposed", 0)
+    untold = f"{milliseconds(unknown)} of it may be waiting for other ranks" if unknown else ""
+    board.put(
+        replace(
+            base,
+            name=EXPOSED,
+            claim=f"Communication that no computation hides costs {board.share(moving + waited)}{waiting}.",
+            cost_per_step=moving + waited,
+            evidence=(
+                *base.evidence,
+                *((untold,) if untold else ()),
+                *(f.claim.rstrip(".") for f in network[:2]),
+            ),
+            next=given.advice(EXPOSED, base.next),
+            accounts=("communication.transfer", "communication.exposed"),
+            contributors=_collectives(board),
+        )
+    )
+
+
+def _collectives(board: Board) -> tuple[str, ...]:
+    """The operations that take most time in a step, hidden or not."""
+    table = board.given.table("communication_summary")
+    if table is None:
+        return ()
+    rows = table.select("kind", "bytes", "per_step").drop_nulls("per_step").iter_rows()
+    return contributors((f"{kind} of {size:,} bytes" if size else f"{kind}", ns) for kind, size, ns in rows)

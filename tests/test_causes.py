@@ -1,0 +1,155 @@
+"""One finding per cause: what several recipes saw of one loss, joined and ranked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+import lostflops
+from lostflops.finding import Finding
+from lostflops.report.page import Page
+from made_runs import MS, Job, Work, made
+
+STEPS = 5
+
+
+@pytest.fixture
+def why(tmp_path: Path):
+    def asked(steps: Sequence[Sequence[Work]], job: Job | None = None) -> Page:
+        return lostflops.why(made(tmp_path, (job or Job()).run(steps)))
+
+    return asked
+
+
+def names(page: Page) -> list[str]:
+    return [finding.name for finding in page.findings]
+
+
+def first(page: Page) -> Finding:
+    return page.findings[0]
+
+
+def late(*, ranks: int = 2, **own: float) -> list[list[Work]]:
+    """Steps in which the last rank does `own` and the others only compute."""
+    return [[Work()] * (ranks - 1) + [Work(**own)] for _ in range(STEPS)]  # pyright: ignore[reportArgumentType]
+
+
+def test_a_late_ranks_loader_is_the_first_and_only_finding(why) -> None:
+    page = why(late(loads=30))
+    assert names(page) == ["rank-arrives-last"]
+    finding = first(page)
+    assert finding.claim.startswith("Rank 1 is 30.0 ms late per step (41.7 %): 30.0 ms of data loading")
+    assert "the others wait 30.0 ms for it" in finding.claim
+    assert (finding.rank, finding.cost_per_step, finding.ns_per_step) == (1, 30 * MS, 30 * MS)
+    assert finding.accounts == ("idle.data_loading", "communication.wait")
+    assert page.verdict.startswith("Waiting for rank 1: its data loader makes it 30.0 ms late")
+
+
+def test_the_function_that_makes_a_rank_late_is_named(why) -> None:
+    finding = first(why(late(python=25, ranks=3)))
+    assert finding.name == "rank-arrives-last"
+    assert "25.0 ms of Python" in finding.claim and "`preprocess` (ddp.py:16)" in finding.claim
+    assert finding.contributors == ("`preprocess` (ddp.py:16) 25.0 ms",)
+
+
+def test_a_rank_whose_same_kernels_take_longer_has_a_slow_device(why) -> None:
+    finding = first(why(late(computes=60)))
+    assert finding.rank == 1 and finding.accounts[0] == "compute"
+    assert "20.0 ms" in finding.claim
+    assert any("1.5 times as long as the same kernels" in fact for fact in finding.evidence)
+    assert "nvidia-smi" in finding.next
+
+
+@pytest.mark.parametrize("more", [{"calls": 6}, {"grid": 96}])
+def test_a_rank_that_runs_more_or_larger_kernels_has_more_work(why, more: dict[str, int]) -> None:
+    finding = first(why(late(computes=60, **more)))
+    assert finding.rank == 1
+    assert not any("times as long" in fact for fact in finding.evidence)
+    assert "nvidia-smi" not in finding.next
+
+
+def test_a_loader_that_starves_all_ranks_comes_before_the_waits_that_its_variation_causes(why) -> None:
+    steps = [[Work(loads=20 + 6 * ((s + r) % 2)) for r in range(2)] for s in range(6)]
+    page = why(steps)
+    assert names(page) == ["data-loading-starves-device"]
+    assert any("2 ranks take turns being late because of it" in fact for fact in first(page).evidence)
+    # 23 ms of loading, and 3 ms of waiting in the mean of both ranks.
+    assert first(page).cost_per_step == 26 * MS
+
+
+def test_a_loader_slow_on_all_ranks_and_slower_on_one_is_one_finding(why) -> None:
+    page = why([[Work(loads=30), Work(loads=30), Work(loads=38)]] * STEPS)
+    assert names(page) == ["data-loading-starves-device"]
+    assert any("rank 2 has 8.00 ms more of it" in fact for fact in first(page).evidence)
+
+
+def test_ranks_with_uneven_work_take_turns_being_late(why) -> None:
+    steps = [[Work(computes=40 + 15 * ((s + r) % 3 == 0)) for r in range(3)] for s in range(6)]
+    page = why(steps)
+    assert names(page) == ["communication-waits"]
+    assert "3 ranks take turns being late, mostly by compute" in first(page).claim
+    assert "sequences of like length" in first(page).next
+
+
+def test_ranks_that_are_equally_late_are_not_blamed(why) -> None:
+    page = why([[Work(loads=30)] * 4] * STEPS)
+    assert names(page) == ["data-loading-starves-device"]
+    assert page.verdict.startswith("Input-bound")
+
+
+def test_a_rank_that_was_late_once_was_late_once(why) -> None:
+    steps = [[Work(), Work(loads=60 if s == 3 else 0)] for s in range(6)]
+    finding = first(why(steps))
+    assert "late once, in step 3" in finding.claim and "60.0 ms" in finding.claim
+
+
+def test_exposed_transfer_is_the_communications_own(why) -> None:
+    page = why(late(loads=10), Job(transfer=20))
+    assert names(page) == ["communication-exposed", "rank-arrives-last"]
+    assert first(page).cost_per_step == 20 * MS
+    assert page.verdict.startswith("Communication-bound")
+
+
+def test_a_late_rank_leaves_communication_no_more_than_its_transfer(why) -> None:
+    page = why(late(loads=20), Job(transfer=5))
+    assert names(page) == ["rank-arrives-last", "communication-exposed"]
+    assert page.findings[1].cost_per_step == 5 * MS
+    assert page.findings[1].ns_per_step == 5 * MS
+
+
+def test_stages_of_a_pipeline_that_wait_for_each_other_are_a_bubble_not_a_late_rank(why) -> None:
+    page = why([[Work(computes=30), Work(computes=40)]] * STEPS, Job(kind="send"))
+    assert "rank-arrives-last" not in names(page)
+    assert names(page)[0] == "pipeline-bubble"
+
+
+def test_the_clocks_doubt_and_missing_ranks_are_told(why, tmp_path: Path) -> None:
+    doubted = why(late(loads=30), Job(clock_error=9 * MS))
+    assert "clocks are not known well enough" in first(doubted).doubt
+
+
+def test_a_healthy_job_is_left_in_peace(why) -> None:
+    steps = [[Work(computes=100 + (s * 7 + r * 3) % 4 / 4, loads=0.5) for r in range(4)] for s in range(6)]
+    page = why(steps, Job(transfer=1))
+    assert names(page) == []
+    assert page.verdict.startswith("Compute-bound")
+
+
+def test_copies_of_a_checkpoint_belong_to_the_checkpoint(why) -> None:
+    one = Work(saves=30, copies=10, direction="device to host")
+    page = why([[one]] * STEPS, Job(transfer=0))
+    assert names(page) == ["checkpoint-inside-step"]
+    assert first(page).cost_per_step == 30 * MS
+    assert set(first(page).accounts) == {"idle.checkpoint_logging", "copy"}
+
+
+def test_what_a_recording_lacks_comes_after_the_causes(why) -> None:
+    page = why([[Work(loads=30)]] * 2, Job(transfer=0))
+    assert names(page) == ["data-loading-starves-device", "few-whole-steps"]
+
+
+def test_no_gain_exceeds_the_step(why) -> None:
+    page = why([[Work(loads=90, computes=5)] * 2] * STEPS)
+    assert all(f.ns_per_step <= page.budget.mean for f in page.findings)
