@@ -7,6 +7,7 @@ import gzip
 import io
 import json
 import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -24,6 +25,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+import lostflops
+from lostflops import cli
 from lostflops import recipe as recipes_module
 from lostflops.errors import BadOption
 from lostflops.finding import Finding, percent
@@ -591,7 +594,7 @@ def test_less_than_a_hundredth_outside_is_not_told(tmp_path: Path) -> None:
 def test_a_recording_of_the_host_alone_counts_as_a_whole(tmp_path: Path) -> None:
     shown = whole_trace(tmp_path, [(0, 0, 100, 100)], "cpu")
     assert shown.run.extent == "1 rank · whole recording" and "100 ns recording" in shown.verdict
-    assert any("idle is time in which no operator that computes ran" in note for note in shown.notes)
+    assert "No GPU in this recording: CPU operators are counted instead of kernels." in shown.notes
 
 
 @pytest.mark.parametrize(
@@ -607,7 +610,8 @@ def test_device_work_that_was_not_recorded_leads_the_page(
     lost = [Quality(0, name, 100, "text", "warning"), Quality(1, name, 4, "text", "warning")]
     shown = example_page(monkeypatch, tmp_path, device_kind="cpu", quality=lost)
     assert shown.verdict.startswith(f"What bounds this job cannot be told: {said}. On the host, operators ")
-    assert not any("No GPU work was recorded" in note for note in shown.notes)
+    assert "CPU operators are counted instead of kernels." in shown.notes
+    assert not any("No GPU in this recording" in note for note in shown.notes)
 
 
 def test_the_page_holds_answers_findings_skips_and_quality(
@@ -639,17 +643,23 @@ def test_the_page_holds_answers_findings_skips_and_quality(
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"device_kind": "cpu"}, "host operators take the kernels' place"),
+        (
+            {"device_kind": "cpu"},
+            "No GPU in this recording: CPU operators are counted instead of kernels.",
+        ),
         (
             {"step_source": "whole trace", "device_kind": "cpu"},
             "marks no steps: each rank's whole recording counts as one step",
         ),
         (
             {"step_source": "whole trace"},
-            "marks no steps: each rank's time from the first to the last GPU work is taken for one step",
+            "marks no steps: each rank's time from the first to the last GPU work counts as one step",
         ),
-        ({"step_source": "period"}, "were taken from the period of the work"),
-        ({"world_size": 64}, "8 of the job's 64 ranks are here"),
+        ({"step_source": "period"}, "a step is taken to begin where the work repeats"),
+        (
+            {"world_size": 64},
+            "8 of the job's 64 ranks are here: time spent waiting for the others is not reported",
+        ),
     ],
 )
 def test_what_a_reader_must_know_is_said(
@@ -695,12 +705,21 @@ def test_a_recipe_that_cannot_answer_does_not_cost_the_others(
 # The terminal
 
 
-def printed(shown: Page, width: int, encoding: str = "utf-8", color: bool = False) -> str:
+def printed(
+    shown: Page,
+    width: int,
+    encoding: str = "utf-8",
+    color: bool = False,
+    paths: str = "",
+    everything: bool = False,
+) -> str:
     raw = io.BytesIO()
     out = io.TextIOWrapper(raw, encoding=encoding, errors="strict", newline="\n")
     terminal.show(
         shown,
         Console(file=out, width=width, force_terminal=color, color_system="truecolor" if color else None),
+        paths,
+        everything,
     )
     out.flush()
     return raw.getvalue().decode(encoding)
@@ -721,12 +740,141 @@ def test_the_terminal_page_shows_the_ledger_the_findings_and_the_skips(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     text = printed(example_page(monkeypatch, tmp_path), 100)
-    assert "mean step                    368.22 ms  100.0 %  of 5 steps on 8 ranks" in text
+    assert "step                         368.22 ms  100.0 %  mean of 5 steps on 8 ranks" in text
     assert "    waiting for other ranks   55.84 ms   15.2 %  █" in text
-    assert "at most 61.0 ms (16.6 %)" in text
-    assert "gain unknown" in text
+    assert "gain     at most 61.0 ms per step (16.6 %)" in text
+    assert "gain     unknown" in text
     assert "show     lostflops recipe communication-exposed PATH" in text
-    assert "page-faults-by-cause" in text
+
+
+def test_what_a_page_only_counts_one_flag_lists(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    quality = [
+        Quality(0, "lost", 3, "of 310; not recorded"),
+        Quality(None, "cut", 1, "it ends early", "warning"),
+    ]
+    shown = example_page(monkeypatch, tmp_path, quality=quality)
+    text = printed(shown, 100)
+    assert "warning  cut: it ends early" in text
+    assert text.endswith(
+        "Not shown: 1 question not answered, 1 fact about the recording. Add `--all` to see them.\n"
+    )
+    assert "page-faults-by-cause" not in text and "3 of 310" not in text
+    text = printed(shown, 100, everything=True)
+    assert "page-faults-by-cause" in text and "rank 0: lost: 3 of 310; not recorded" in text
+    assert "Not shown" not in text
+
+
+def test_smaller_findings_are_counted_and_one_flag_lists_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    shown = example_page(monkeypatch, tmp_path)
+    many = tuple(replace(shown.findings[0], claim=f"cause number {n}") for n in range(7))
+    text = printed(replace(shown, findings=many), 100)
+    assert "cause number 4" in text and "cause number 5" not in text
+    assert "Not shown: 2 smaller findings, 1 question not answered." in text
+    assert "cause number 6" in printed(replace(shown, findings=many), 100, everything=True)
+
+
+def test_a_line_that_shows_no_time_is_left_out_of_the_page_and_not_of_the_document(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ledger = spent(compute=900_000_000, idle__data_loading=99_000_000, idle__dependency=300, copy=200)
+    shown = replace(example_page(monkeypatch, tmp_path), ledger=ledger, budget=budget(ledger))
+    text = printed(shown, 100)
+    assert "data loading" in text and "dependency" not in text and "exposed copies" not in text
+    assert not re.search(r" 0\.0+ (s|ms|µs)", text)
+    drawn = re.search(r'<table class="waterfall">.*?</table>', html(shown), re.S)
+    assert drawn is not None and re.findall('<th scope="row">([^<]*)', drawn[0]) == [
+        "compute",
+        "idle",
+        "data loading",
+        "step",
+    ]
+    told = {row["account"]: row["ns"] for row in json.loads(document(shown))["ledger"]}
+    assert told["idle.dependency"] == 300 and told["copy"] == 200
+
+
+def a_finding(**more: Any) -> Finding:
+    return Finding(
+        **{
+            "name": "starved",
+            "claim": "The GPU idles 47.6 ms per step (36.1 %) waiting for the data loader",
+            "gain": "at most",
+            "evidence": ("one", "two", "three", "four"),
+            "next": "More workers.",
+            "ns_per_step": 50_200_000,
+            "cost_per_step": 47_612_345,
+            "recipe": "kernel_summary",
+            **more,
+        }
+    )
+
+
+def test_a_finding_reads_cost_cause_remedy_bound(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    contributors = ("`decode` 31.0 ms", "`resize` 9.10 ms", "`collate` 4.20 ms", "`pad` 1.00 ms")
+    found = replace(example_page(monkeypatch, tmp_path), findings=(a_finding(contributors=contributors),))
+    text = printed(found, 100, color=True)
+    assert "The GPU idles \x1b[1m47.6 ms\x1b[0m per step (36.1 %)" in text
+    text = printed(found, 100, paths="runs/base")
+    assert text.split("\n 1. ")[1].split("\n\n")[0].splitlines() == [
+        "The GPU idles 47.6 ms per step (36.1 %) waiting for the data loader",
+        "    why      mostly `decode` 31.0 ms, `resize` 9.10 ms, `collate` 4.20 ms",
+        "             one",
+        "             two",
+        "    next     More workers.",
+        "    gain     at most 50.2 ms per step (13.6 %)",
+        "    show     lostflops recipe kernel-summary runs/base",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("claim", "first"),
+    [
+        ("It idles 47.6 ms", "It idles \x1b[1m47.6 ms\x1b[0m\n"),
+        ("It idles 147.6 ms, 47.6 ms of it here", "It idles 147.6 ms, \x1b[1m47.6 ms\x1b[0m of it here\n"),
+        ("It idles", "\x1b[1m47.6 ms\x1b[0m per step: It idles\n"),
+        ("It idles 147.6 ms", "\x1b[1m47.6 ms\x1b[0m per step: It idles 147.6 ms\n"),
+    ],
+)
+def test_what_a_finding_costs_now_stands_bold_in_its_first_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, claim: str, first: str
+) -> None:
+    shown = replace(example_page(monkeypatch, tmp_path), findings=(a_finding(claim=claim),))
+    assert f" 1. {first}" in printed(shown, 100, color=True)
+
+
+def test_commands_in_advice_are_whole_and_name_the_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    told = "`lostflops recipe idle-causes PATH --format csv` names it, `lostflops recipe gpu-gaps` where."
+    shown = replace(example_page(monkeypatch, tmp_path), findings=(a_finding(next=told),))
+    paths = shlex.join(["a run", "it's.json"]) + " --steps 3-4"
+    for width in (30, 80):
+        lines = printed(shown, width, paths=paths).splitlines()
+        assert sum(f"`lostflops recipe idle-causes {paths} --format csv`" in line for line in lines) == 1
+        assert sum(f"`lostflops recipe gpu-gaps {paths}`" in line for line in lines) == 1
+    assert "PATH" not in printed(shown, 80, paths=paths)
+
+
+def test_a_number_and_its_unit_stay_on_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    shown = replace(example_page(monkeypatch, tmp_path), verdict="It loses 44.1 % of 132 ms in all. " * 5)
+    for width in range(30, 60):
+        assert not re.search(r"^(%|ms)", printed(shown, width), re.M)
+
+
+def test_printing_the_page_prints_what_the_command_prints(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "100")
+    run = str(ROOT / "examples" / "runs" / "lora-workers-4")
+    assert cli.main(["why", run]) == 0
+    said = capsys.readouterr().out
+    print(lostflops.why(run), end="")
+    assert capsys.readouterr().out == said
+    shown = lostflops.why(lostflops.open(run))
+    assert repr(shown) == str(shown) == said
+    assert "<iframe" in shown._repr_html_() and run in shown._repr_html_()
 
 
 def test_a_terminal_without_unicode_gets_ascii(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -3,7 +3,8 @@
 import lostflops
 
 trace = lostflops.open("my_traces/")          # files, folders, globs, or an imported run
-page = lostflops.why(trace)                   # the first page: ledger, findings, what was skipped
+page = lostflops.why(trace)                   # the first page: ledger and findings
+print(page)                                   # as `lostflops why` prints it
 for finding in page.findings:
     print(finding.claim, finding.next)
 gaps = lostflops.ask(trace, "gpu_gaps")       # any recipe's table, as a Polars frame
@@ -16,6 +17,7 @@ with lostflops.range("evaluate"): ...
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from lostflops.errors import LostflopsError
@@ -58,15 +60,23 @@ def open(
     """
     from lostflops import job
 
-    return job.open(paths, salvage=salvage, allow_missing_ranks=allow_missing_ranks)
+    trace = job.open(paths, salvage=salvage, allow_missing_ranks=allow_missing_ranks)
+    trace.given = tuple(map(str, [paths] if isinstance(paths, (str, os.PathLike)) else paths))
+    return trace
 
 
-def why(trace: Trace) -> Page:
-    """The first page of a run: where each step's time went, findings by size, and what could not be told."""
+def why(run: Trace | str | Path | Sequence[str | Path]) -> Page:
+    """The first page of a run, opened or named by its paths: where each step's time went, and the findings.
+
+    `print(lostflops.why(...))` prints it as `lostflops why` does, and a notebook shows it.
+    """
     from lostflops.recipe import Session
     from lostflops.report.page import page
+    from lostflops.trace import Trace
 
-    return page(trace, Session(trace))
+    trace = run if isinstance(run, Trace) else open(run)
+    with trace.reading():
+        return page(trace, Session(trace))
 
 
 def ask(trace: Trace, recipe: str, **options: Any) -> pl.DataFrame:

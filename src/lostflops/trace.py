@@ -114,6 +114,7 @@ class Trace:
         self.manifest = manifest
         self.ranks = ranks
         self.steps = steps
+        self.given: tuple[str, ...] = ()  # the paths that the user named, where somebody did
         self._windows: pl.DataFrame | None = None
         self._compared: set[str] = set()  # tables whose checksums were compared
 
@@ -206,6 +207,7 @@ class Trace:
             self.steps if steps is None else steps,
         )
         chosen._compared = self._compared
+        chosen.given = self.given
         if steps is not None:
             present = self._whole("steps")
             numbers: list[int] = []
@@ -233,6 +235,7 @@ class Trace:
             return self
         whole = Trace(self.path, self.manifest)
         whole._compared = self._compared
+        whole.given = self.given
         return whole
 
     def cut(self, frame: pl.LazyFrame) -> pl.LazyFrame:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shlex
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -60,25 +58,10 @@ def opened(given: Namespace, progress: Progress | None = None, output: Path | No
 
 def again(paths: Sequence[str], given: Namespace, steps: tuple[int, int] | None) -> str:
     """What to type after a command's name to ask about the same steps of the same job, for a shell."""
-    words = [_quoted(f"./{path}" if path.startswith("-") else path) for path in paths]
+    from lostflops.report.words import typed
+
     flags = [flag for flag in ("salvage", "allow_missing_ranks") if getattr(given, flag, False)]
-    words += [f"--{flag.replace('_', '-')}" for flag in flags]
-    if steps:
-        words += ["--steps", str(steps[0]) if steps[0] == steps[1] else f"{steps[0]}-{steps[1]}"]
-    return " ".join(words)
-
-
-def _quoted(word: str) -> str:
-    """The word for a shell; one with characters that a terminal would act upon as the bytes it is made of."""
-    if word.isprintable():
-        return shlex.quote(word)
-    return "$'" + "".join(map(_spelled, word)) + "'"
-
-
-def _spelled(character: str) -> str:
-    if character.isprintable() and character not in "\\'":
-        return character
-    return "".join(f"\\x{byte:02x}" for byte in os.fsencode(character))
+    return typed(paths, steps, [f"--{flag.replace('_', '-')}" for flag in flags])
 
 
 def span(text: str) -> tuple[int, int]:

@@ -19,6 +19,11 @@ def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
     _asked.add_paths(parser)
     _asked.add_steps(parser)
     parser.add_argument(
+        "--all",
+        action="store_true",
+        help="also list what the page only counts: unanswered questions, facts about the recording",
+    )
+    parser.add_argument(
         "--html", metavar="F", type=Path, help="also write the page, with plots and tables, to F"
     )
     parser.add_argument(
@@ -50,7 +55,7 @@ def run(given: Namespace) -> None:
             return
         with _output.replacing(Path(given.json), given.paths) as file:
             file.write_bytes(data)
-    terminal.show(shown, Console(), _asked.again(given.paths, given, trace.steps))
+    terminal.show(shown, Console(), _asked.again(given.paths, given, trace.steps), given.all)
 
 
 def _asking(tell: _asked.Progress | None) -> Callable[[str, int, int], None] | None:

@@ -23,14 +23,14 @@ class Words:
 
 
 GROUPS: Mapping[str, Words] = {
-    "compute": Words("compute", "At least one kernel that is not communication runs."),
-    "communication": Words("exposed communication", "Only communication runs: nothing hides it."),
-    "copy": Words("exposed copies", "Only copies, memsets or migrations run: nothing hides them."),
-    "idle": Words("idle", "Nothing runs on the device."),
+    "compute": Words("compute", "At least one kernel runs that is not communication."),
+    "communication": Words("exposed communication", "Only communication runs."),
+    "copy": Words("exposed copies", "Only copies, memsets or page migrations run."),
+    "idle": Words("idle", "Nothing runs on the GPU."),
 }
 ON_HOST: Mapping[str, Words] = {
-    "compute": Words("compute", "At least one operator that is not communication runs."),
-    "idle": Words("idle", "No operator that computes runs."),
+    "compute": Words("compute", "At least one operator runs that is not communication."),
+    "idle": Words("idle", "Nothing computes, communicates or copies."),
 }
 # A line inside a group need not repeat what its group says.
 SAID_BY_GROUP = re.compile(r"^(Nothing runs on the device|Only communication runs), and ")
@@ -94,6 +94,11 @@ class Budget:
     def mean(self) -> float:
         """Mean step, ns."""
         return self.ns / self.num_windows
+
+    @property
+    def visible(self) -> tuple[Line, ...]:
+        """The lines that a page shows: without those whose displayed amount is zero."""
+        return tuple(line for line in self.lines if line.shown.strip("0."))
 
     @property
     def groups(self) -> tuple[Line, ...]:

@@ -159,7 +159,7 @@ def _ledger(budget: Budget, run: Run) -> Iterator[Markup]:
             tag("td", _bar((not line.depth and budget.parts(line.account)) or (line,), spans), class_="bar"),
             class_="part" if line.depth else "group",
         )
-        for line in budget.lines
+        for line in budget.visible
     ]
     total = tag(
         "tr",

@@ -22,8 +22,9 @@ FRAME_STYLE = (
 )
 
 
-def bundle(page: Page, paths: str, height: int = HEIGHT) -> dict[str, str]:
-    """The page by MIME type. `paths` is what the text says the run can be asked about by."""
+def bundle(page: Page, paths: str = "", height: int = HEIGHT) -> dict[str, str]:
+    """The page by MIME type. `paths` is what the text says the run can be asked about by: by default what the
+    page itself knows."""
     said = text(page, paths)
     frame = (
         f'<iframe srcdoc="{escape(html(page, framed=True))}" sandbox="allow-scripts" '
@@ -34,7 +35,7 @@ def bundle(page: Page, paths: str, height: int = HEIGHT) -> dict[str, str]:
     return {"text/html": f"<div>{frame}{words}</div>", "text/plain": said}
 
 
-def text(page: Page, paths: str) -> str:
+def text(page: Page, paths: str = "") -> str:
     """What a terminal would show."""
     file = io.StringIO()
     terminal.show(page, Console(file=file, width=WIDTH, force_terminal=False, force_jupyter=False), paths)

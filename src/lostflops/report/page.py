@@ -20,6 +20,7 @@ from . import step_notes
 from .budget import Budget, budget
 from .run import Run, recorded
 from .verdict import verdict
+from .words import typed
 
 LEDGER = pl.Schema(
     {
@@ -46,7 +47,7 @@ class Figure:
     meaning: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Page:
     """The first page of a run.
 
@@ -67,13 +68,28 @@ class Page:
     skipped: tuple[Skipped, ...]
     quality: tuple[Quality, ...]
     source_names: tuple[str, ...]
+    paths: str = "PATH"  # what to type after a command's name to ask about the same steps of the same job
+
+    def __str__(self) -> str:
+        """The page as a terminal of 100 columns shows it."""
+        from .notebook import text
+
+        return text(self)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """The page in a notebook."""
+        from .notebook import bundle
+
+        return bundle(self)["text/html"]
 
     @property
     def no_finding(self) -> str:
         """What it means that there is no finding."""
         if self.run.lost:
-            return "what the device did is not in this trace."
-        return "no recipe saw anything worth a change."
+            return "the GPU's work was not recorded."
+        return "nothing here is worth a change."
 
     def nameless(self, text: str) -> str:
         """`text` without the names of the trace files, in which profilers put the name of the host."""
@@ -126,6 +142,7 @@ def page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], No
         skipped=tuple(skipped),
         quality=tuple(sorted(trace.manifest.quality, key=_gravity)),
         source_names=tuple(source.name for source in trace.manifest.sources),
+        paths=typed(trace.given, trace.steps) if trace.given else "PATH",
     )
 
 
@@ -234,38 +251,36 @@ def _told_outside(outside: pl.DataFrame) -> Iterator[str]:
 def _notes(run: Run, outside: pl.DataFrame, unclassified: int, kernel_time: int) -> Iterator[str]:
     if run.on_host:
         yield (
-            f"{'Host' if run.lost else 'No GPU work was recorded: host'} operators take the kernels' place. "
-            "Compute is time in operators, idle is time in which no operator that computes ran."
+            "CPU operators are counted instead of kernels."
+            if run.lost
+            else ("No GPU in this recording: CPU operators are counted instead of kernels.")
         )
     match run.step_source:
         case "whole trace" if run.bounds:
             yield (
-                "The trace marks no steps: each rank's time from the first to the last GPU work is taken for "
+                "The trace marks no steps: each rank's time from the first to the last GPU work counts as "
                 "one step."
             )
             yield from _told_outside(outside)
         case "whole trace":
             yield "The trace marks no steps: each rank's whole recording counts as one step."
         case "period":
-            yield "The trace marks no steps: their boundaries were taken from the period of the work."
+            yield "The trace marks no steps: a step is taken to begin where the work repeats."
         case "optimizer":
-            yield (
-                "The trace marks no steps: each was taken to end with the work launched before the host leaves "
-                "the optimizer's step, or with the optimizer's last kernel where the trace lacks that range."
-            )
+            yield "The trace marks no steps: a step is taken to end with the optimizer's step."
         case _:
             pass
     if run.world_size is not None and len(run.ranks) < run.world_size:
         yield (
             f"{len(run.ranks)} of the job's {run.world_size} ranks {'is' if len(run.ranks) == 1 else 'are'} "
-            "here: how long the others were waited for cannot be told."
+            "here: time spent waiting for the others is not reported."
         )
     if run.world_size is None and len(run.ranks) > 1:
-        yield "The number of ranks in the job was not recorded: some may be missing here."
+        yield "The recording does not say how many ranks the job has: some may be missing."
     if kernel_time and unclassified * 1000 >= UNCLASSIFIED_PER_MILLE * kernel_time:
         yield (
-            f"{percent(unclassified, kernel_time)} of the kernel time is of no family that lostflops knows; "
-            "it counts as compute."
+            f"No family is known for the kernels of {percent(unclassified, kernel_time)} of the kernel time: "
+            "they count as compute."
         )
 
 
@@ -302,7 +317,7 @@ def _figures(
         yield Figure(
             "unclassified",
             percent(unclassified, kernel_time),
-            "Share of the kernel time, added up, whose family is not known; it counts as compute.",
+            "Share of the kernel time in kernels that lostflops does not know; it counts as compute.",
         )
 
 

@@ -20,6 +20,11 @@ class Fact:
     text: str
 
     @property
+    def said(self) -> str:
+        """The fact with the ranks it holds for."""
+        return self.text if self.where == "run" else f"{self.where}: {self.text}"
+
+    @property
     def is_warning(self) -> bool:
         return self.level == "warning"
 

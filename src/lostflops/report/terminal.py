@@ -5,8 +5,10 @@ Nothing that comes from a trace is read as markup or reaches the terminal as a c
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
+from rich.cells import cell_len, chop_cells
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.segment import Segment, Segments
@@ -15,18 +17,23 @@ from rich.text import Text
 
 from lostflops.finding import Finding, milliseconds, percent
 from lostflops.recipe import Skipped
-from lostflops.trace import Quality
 
 from .budget import Budget, Line
 from .page import Page
 from .quality import facts
 from .run import Run
-from .words import as_command, one_line
+from .words import advice, as_command, one_line
 
 WIDEST = 120
 BARS_FROM = 66  # columns; a narrower terminal shows the numbers without bars
 COLORS = {"compute": "blue", "communication": "yellow", "copy": "green", "idle": "bright_black"}
-MOST_QUALITY = 8
+MOST_FINDINGS = 5  # before `--all`
+MOST_WARNINGS = 3
+MOST_EVIDENCE = 3  # lines of a finding, its contributors among them
+MOST_CONTRIBUTORS = 3
+LABEL = 13  # columns before the text of a finding's line
+# What stays on one line: a command of ours, a number with its unit, a word.
+WORD = re.compile(r"`lostflops [^`]*`\S*|\S*\d (?:ns|µs|ms|s|%)(?!\w)\S*|\S+")
 UNLIKE = 0.1  # of the mean step: a median further from it is shown
 # For terminals that cannot show more than ASCII.
 PLAIN = str.maketrans(
@@ -34,24 +41,27 @@ PLAIN = str.maketrans(
 )
 
 
-def show(page: Page, console: Console, paths: str = "PATH") -> None:
-    """Print the page. `paths` is what the user would type again to ask about the same steps of the same job.
+def show(page: Page, console: Console, paths: str = "", everything: bool = False) -> None:
+    """Print the page. `paths` is what the user would type again to ask about the same steps of the same job;
+    by default it is what the page itself knows.
 
-    Commands stand whole on their lines, however wide, so that they can be copied.
+    Commands stand whole on their lines, however wide, so that they can be copied. `everything` also lists
+    what the page otherwise only counts: unanswered questions, facts about the recording, smaller findings.
     """
     width = min(console.width, WIDEST)
+    blocks = _Blocks(page, width, paths or page.paths, everything)
     if console.encoding.lower().startswith("utf"):
-        _print(page, console, width, paths)
+        _print(blocks, console, width)
         return
     with console.capture() as captured:
-        _print(page, console, width, paths)
+        _print(blocks, console, width)
     text = captured.get().translate(PLAIN).encode(console.encoding, "replace").decode(console.encoding)
     console.file.write(text)
 
 
-def _print(page: Page, console: Console, width: int, paths: str) -> None:
+def _print(blocks: _Blocks, console: Console, width: int) -> None:
     options = console.options.update(width=width, highlight=False, markup=False)
-    for block in _blocks(page, width, paths):
+    for block in blocks:
         if isinstance(block, Text) and block.no_wrap:
             console.print(block, soft_wrap=True, highlight=False)
             continue
@@ -70,35 +80,133 @@ def _trimmed(line: Sequence[Segment]) -> Sequence[Segment]:
     return kept
 
 
-def _blocks(page: Page, width: int, paths: str) -> Iterator[RenderableType]:
-    yield Text(one_line(_described(page.run)), style="dim")
-    yield Text()
-    yield Text(one_line(page.verdict), style="bold")
-    for note in page.notes:
-        yield Padding(Text(one_line(note), style="dim"), (0, 0, 0, 2))
-    if page.budget is not None:
+class _Blocks:
+    """What the page consists of, from top to bottom."""
+
+    def __init__(self, page: Page, width: int, paths: str, everything: bool) -> None:
+        self._page = page
+        self._width = width
+        self._paths = paths
+        self._everything = everything
+
+    def __iter__(self) -> Iterator[RenderableType]:
+        page = self._page
+        yield Text(one_line(_described(page.run)), style="dim")
         yield Text()
-        yield _ledger(page.budget, page.run, width)
-    if page.findings:
-        yield Text()
-        for number, finding in enumerate(page.findings, 1):
-            yield _finding(number, finding, page.budget, width >= BARS_FROM)
-            if finding.recipe:
-                command = f"lostflops recipe {as_command(finding.recipe)} {paths}"
-                yield Text.assemble("   ", ("show     ", "dim"), one_line(command), no_wrap=True)
-        if len([f for f in page.findings if f.ns_per_step]) > 1:
-            yield Text("   Gains of several findings do not add up.", style="dim")
-    elif page.budget is not None:
-        yield Text()
-        yield Text(f"No finding: {page.no_finding}")
-    if page.skipped:
-        yield Text()
-        yield Text("not answered", style="bold")
-        yield _not_answered(page.skipped)
-    if page.quality:
-        yield Text()
-        yield Text("data quality", style="bold")
-        yield _quality(page.quality)
+        for line in _wrapped(page.verdict, self._width):
+            yield Text(line, style="bold", no_wrap=True)
+        for note in page.notes:
+            for line in _wrapped(note, self._width - 2):
+                yield Text(f"  {line}", style="dim", no_wrap=True)
+        if page.budget is not None:
+            yield Text()
+            yield _ledger(page.budget, page.run, self._width)
+        yield from self._findings()
+        yield from self._about_the_recording()
+
+    def _findings(self) -> Iterator[RenderableType]:
+        page = self._page
+        shown = page.findings if self._everything else page.findings[:MOST_FINDINGS]
+        if not shown and page.budget is not None:
+            yield Text()
+            yield Text(f"No finding: {page.no_finding}")
+        for number, finding in enumerate(shown, 1):
+            yield Text()
+            yield from self._finding(number, finding)
+        if len([f for f in shown if f.ns_per_step]) > 1:
+            yield Text()
+            yield Text("Gains of several findings do not add up.", style="dim")
+
+    def _finding(self, number: int, finding: Finding) -> Iterator[RenderableType]:
+        for i, line in enumerate(_wrapped(headline(finding), self._width - 4)):
+            text = Text(f"{number:>2}. " if not i else "    ", no_wrap=True)
+            yield text.append_text(
+                Text.assemble(*((t, "bold" if b else "") for t, b in parted(line, finding)))
+            )
+        facts = [_contributors(finding)] if finding.contributors else []
+        facts += finding.evidence
+        if not self._everything:
+            facts = facts[:MOST_EVIDENCE]
+        lines = [("why", fact) for fact in facts]
+        if finding.doubt:
+            lines.append(("doubt", finding.doubt))
+        lines += [("next", advice(finding.next, self._paths)), ("gain", gain(finding, self._page.budget))]
+        if finding.recipe:
+            lines.append(("show", f"`lostflops recipe {as_command(finding.recipe)} {self._paths}`"))
+        before = ""
+        for label, text in lines:
+            yield from self._labelled("" if label == before else label, text, bare=label == "show")
+            before = label
+
+    def _labelled(self, label: str, text: str, bare: bool = False) -> Iterator[RenderableType]:
+        for i, line in enumerate(_wrapped(text, self._width - LABEL)):
+            said = line.strip("`") if bare else line
+            yield Text.assemble(
+                ("    " + (label if not i else "")).ljust(LABEL), one_line(said), no_wrap=True
+            )
+
+    def _about_the_recording(self) -> Iterator[RenderableType]:
+        page = self._page
+        told = facts(page.quality)
+        if self._everything:
+            if page.skipped:
+                yield Text()
+                yield Text("not answered", style="bold")
+                yield _not_answered(page.skipped)
+            if told:
+                yield Text()
+                yield Text("data quality", style="bold")
+                yield _pairs([(fact.level, fact.said) for fact in told])
+            return
+        shown = [fact for fact in told if fact.is_warning][:MOST_WARNINGS]
+        if shown:
+            yield Text()
+            yield _pairs([(fact.level, fact.said) for fact in shown])
+        left = (
+            (len(page.findings) - MOST_FINDINGS, "smaller finding", ""),
+            (len(page.skipped), "question", " not answered"),
+            (len(told) - len(shown), "fact", " about the recording"),
+        )
+        counted = [f"{n} {what}{'s' * (n != 1)}{which}" for n, what, which in left if n > 0]
+        if counted:
+            yield Text()
+            yield Text(f"Not shown: {', '.join(counted)}. Add `--all` to see them.", style="dim")
+
+
+def _wrapped(text: str, width: int) -> Iterator[str]:
+    """The words of `text` in lines of `width` columns; a command of ours is one word, and never cut."""
+    line = ""
+    for word in WORD.findall(one_line(text)):
+        if line and cell_len(line) + 1 + cell_len(word) > width:
+            yield line
+            line = ""
+        if word.startswith("`lostflops ") or cell_len(word) <= max(width, 1):
+            line = f"{line} {word}" if line else word
+            continue
+        *whole, line = chop_cells(word, max(width, 1))
+        yield from whole
+    yield line
+
+
+def headline(finding: Finding) -> str:
+    """The claim, with what the finding costs now in front where it does not say that itself."""
+    if finding.size <= 0 or any(is_cost for _, is_cost in parted(finding.claim, finding)):
+        return finding.claim
+    return f"{milliseconds(finding.size)} per step: {finding.claim}"
+
+
+def parted(text: str, finding: Finding) -> list[tuple[str, bool]]:
+    """Some of a claim, parted where it says what the finding costs per step; whether each part says it."""
+    if finding.size <= 0:
+        return [(text, False)]
+    now = re.escape(milliseconds(finding.size))
+    parts = re.split(rf"((?<![\d.,]){now}(?!\w))", text, maxsplit=1)
+    return [(part, i % 2 == 1) for i, part in enumerate(parts) if part]
+
+
+def _contributors(finding: Finding) -> str:
+    """What the finding is made of, the largest first."""
+    return "mostly " + ", ".join(finding.contributors[:MOST_CONTRIBUTORS])
 
 
 def _described(run: Run) -> str:
@@ -115,19 +223,16 @@ def _ledger(budget: Budget, run: Run, width: int) -> Table:
         grid.add_column(justify="right", no_wrap=True, min_width=narrowest)
     grid.add_column(no_wrap=True)
     many = budget.num_windows > 1
-    whole = (
-        f"mean {run.span}" if many and not run.bounds else run.span,
-        f"{budget.shown} {budget.unit.name}",
-    )
+    whole = (run.span, f"{budget.shown} {budget.unit.name}")
     median = _median(budget)
     if width < BARS_FROM:
         grid.add_row(Text(whole[0], style="bold"), Text(whole[1], style="bold"))
         if median:
             grid.add_row(Text("median", "dim"), Text(median, "dim"))
-        for line in budget.lines:
+        for line in budget.visible:
             grid.add_row(*_cells(line, budget.unit.name)[:2])
         return grid
-    of = f"{'mean ' if run.bounds else ''}{run.windows}" if many else ""
+    of = f"mean {run.windows}" if many else ""
     grid.add_row(
         Text(whole[0], style="bold"),
         Text(whole[1], style="bold"),
@@ -136,9 +241,9 @@ def _ledger(budget: Budget, run: Run, width: int) -> Table:
     )
     if median:
         grid.add_row(Text("median", "dim"), Text(median, "dim"))
-    labels = max(len(whole[0]), *(len(line.label) + 2 * line.depth + 2 for line in budget.lines))
+    labels = max(len(whole[0]), *(len(line.label) + 2 * line.depth + 2 for line in budget.visible))
     room = max(8, width - labels - len(whole[1]) - 14)
-    for line in budget.lines:
+    for line in budget.visible:
         grid.add_row(*_cells(line, budget.unit.name), _bar(line, room))
     return grid
 
@@ -171,52 +276,14 @@ def _bar(line: Line, room: int) -> Text:
     return Text(text, style=f"{color} dim" if line.depth else color)
 
 
-def _finding(number: int, finding: Finding, budget: Budget | None, wide: bool) -> RenderableType:
-    head = Table.grid(padding=(0, 1, 0, 0), expand=True)
-    head.add_column(justify="right", width=2)
-    head.add_column(ratio=1)
-    cells = [Text(f"{number}."), Text(one_line(finding.claim), style="bold")]
-    size = gain(finding, budget)
-    if wide:
-        head.add_column(justify="right", no_wrap=True)
-        cells.append(Text(f" {size}", style="bold green"))
-    head.add_row(*cells)
-    lines = [] if wide else [("gain", size)]
-    lines += [("evidence", fact) for fact in finding.evidence]
-    if finding.doubt:
-        lines.append(("doubt", finding.doubt))
-    lines.append(("next", finding.next))
-    body = Table.grid(padding=(0, 1, 0, 0))
-    body.add_column(no_wrap=True, width=8)
-    body.add_column()
-    before = ""
-    for label, text in lines:
-        body.add_row(Text("" if label == before else label, style="dim"), Text(one_line(text)))
-        before = label
-    return Group(head, Padding(body, (0, 0, 0, 3)))
-
-
 def gain(finding: Finding, budget: Budget | None) -> str:
-    """What acting on a finding could save, as the page says it: size, share of the step, and how sure."""
+    """What acting on a finding could save, as the page says it: how sure, size, and share of the step."""
     if finding.gain == "unknown":
-        return "gain unknown"
+        return "unknown"
     share = ""
     if budget is not None:
         share = f" ({percent(finding.ns_per_step * budget.num_windows, budget.ns)})"
-    return f"{finding.gain} {milliseconds(finding.ns_per_step)}{share}"
-
-
-def _quality(quality: Sequence[Quality]) -> RenderableType:
-    told = facts(quality)
-    pairs = [
-        (fact.level, fact.text if fact.where == "run" else f"{fact.where}: {fact.text}") for fact in told
-    ]
-    if len(told) > MOST_QUALITY:
-        pairs = [
-            *pairs[:MOST_QUALITY],
-            ("", f"and {len(told) - MOST_QUALITY} more; --html and --json show all"),
-        ]
-    return _pairs(pairs)
+    return f"{finding.gain} {milliseconds(finding.ns_per_step)} per step{share}"
 
 
 def _not_answered(skipped: Sequence[Skipped]) -> RenderableType:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import re
+import shlex
 import unicodedata
+from collections.abc import Sequence
 
 
 def one_line(text: str, at_most: int = 0) -> str:
@@ -27,3 +31,42 @@ def _escaped(character: str) -> str:
 def as_command(recipe: str) -> str:
     """A recipe's name as the command line spells it."""
     return recipe.replace("_", "-")
+
+
+def quoted(word: str) -> str:
+    """The word for a shell; one with characters that a terminal would act upon as the bytes it is made of."""
+    if word.isprintable():
+        return shlex.quote(word)
+    return "$'" + "".join(map(_spelled, word)) + "'"
+
+
+def _spelled(character: str) -> str:
+    if character.isprintable() and character not in "\\'":
+        return character
+    return "".join(f"\\x{byte:02x}" for byte in os.fsencode(character))
+
+
+def typed(paths: Sequence[str], steps: tuple[int, int] | None, flags: Sequence[str] = ()) -> str:
+    """What to type after a command's name to ask about the same steps of the same job, for a shell."""
+    words = [quoted(f"./{path}" if path.startswith("-") else path) for path in paths]
+    words += flags
+    if steps:
+        words += ["--steps", str(steps[0]) if steps[0] == steps[1] else f"{steps[0]}-{steps[1]}"]
+    return " ".join(words)
+
+
+def advice(text: str, paths: str) -> str:
+    """Advice with the commands in it complete, so that they work when pasted.
+
+    A command between backticks gets `paths` in the place of PATH, or at its end where it names none.
+    """
+
+    def complete(match: re.Match[str]) -> str:
+        verb, rest = match.groups()
+        if re.search(r"\bPATH\b", rest):
+            rest = re.sub(r"\bPATH\b", lambda _: paths, rest)
+        elif verb == "recipe":
+            rest = f"{rest} {paths}"
+        return f"`lostflops {verb} {rest}`"
+
+    return re.sub(r"`lostflops (\w+) ([^`]*)`", complete, text)
