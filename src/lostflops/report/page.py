@@ -260,8 +260,9 @@ def _notes(run: Run, outside: pl.DataFrame, unclassified: int, kernel_time: int)
             yield "The trace marks no steps: their boundaries were taken from the period of the work."
         case "optimizer":
             yield (
-                "The trace marks no steps: each was taken to end with the work launched before the host leaves "
-                "the optimizer's step, or with the optimizer's last kernel where the trace lacks that range."
+                "The trace marks no steps: each was taken to end with the work launched before the host "
+                "leaves the optimizer's step, or with the optimizer's last kernel where the trace lacks that "
+                "range."
             )
         case _:
             pass
