@@ -227,7 +227,7 @@ def test_deepseek_hides_its_communication_that_others_do_not_see(opened: Opened)
 
 @pytest.mark.parametrize(
     ("name", "exposed", "idle"),
-    [("num_workers_4__worker0", 18_959_000, 37_641_000), ("worker0.1623143566756", 10_403_000, 7_884_000)],
+    [("num_workers_4__worker0", 15_353_000, 1_175_000), ("worker0.1623143566756", 8_749_000, 765_000)],
 )
 def test_pinning_could_save_what_pageable_copies_and_their_calls_cost(
     opened: Opened, name: str, exposed: int, idle: int
@@ -235,18 +235,18 @@ def test_pinning_could_save_what_pageable_copies_and_their_calls_cost(
     answer = opened(name).run("copy_summary_by_time")
     assert not isinstance(answer, Skipped)
     row = answer.table.filter(pl.col("host_memory") == "pageable").row(0, named=True)
-    assert (row["copies_in_steps"], row["in_steps"], row["idle_in_calls"]) == (12, exposed, idle)
+    assert (row["copies_in_steps"], row["in_steps"], row["idle_in_calls"]) == (10, exposed, idle)
     (finding,) = (f for f in answer.findings if f.name == "copies-pageable")
-    assert finding.ns_per_step == row["at_most"] // 6 >= (exposed + idle) // 6
+    assert finding.ns_per_step == row["at_most"] // 5 >= (exposed + idle) // 5
 
 
 def test_exposed_communication_is_claimed_of_the_steps_that_its_gain_is_of(opened: Opened) -> None:
     answer = opened("mi300__resnet_act_checkpoint").run("communication_exposed")
     assert not isinstance(answer, Skipped)
     (finding,) = answer.findings
-    assert finding.claim.startswith("80.2 % of the communication inside steps is exposed")
-    assert finding.evidence == ("32.2 ms of 40.1 ms inside steps, added up over steps",)
-    assert finding.ns_per_step == answer.table["in_steps"][0] // 3 == 10_717_964
+    assert finding.claim.startswith("74.7 % of the communication inside steps is exposed")
+    assert finding.evidence == ("23.4 ms of 31.3 ms inside steps, added up over steps",)
+    assert finding.ns_per_step == answer.table["in_steps"][0] // 2 == 11_699_040
 
 
 def test_the_top_kernel_of_an_h100_is_counted_exactly(opened: Opened) -> None:
@@ -301,14 +301,14 @@ STEPS: dict[str, dict[int, tuple[int, ...]]] = {
         5: (344310000, 124197000, 59566000, 4535000, 156012000),
         6: (336328000, 124031000, 119069000, 4456000, 88772000),
     },
-    "deepseek/train": {1: (112202000, 108971000, 2202000, 15000, 1014000)},
-    "h100__Qwen": {6: (47151395, 43071901, 0, 203049, 3876445)},
+    "deepseek/train": {1: (129545000, 124310000, 4190000, 15000, 1030000)},
+    "h100__Qwen": {6: (35183362, 31760058, 0, 145415, 3277889)},
     "h100__Falconsai": {6: (7894065, 1220926, 0, 4384, 6668755)},
     "h100__gaunernst": {6: (4426114, 307197, 0, 2240, 4116677)},
     "mi300__resnet": {
-        15: (16819343, 4786431, 9116155, 634912, 2281845),
-        16: (15968298, 4059485, 11246291, 579113, 83409),
-        17: (15887029, 4061235, 11791448, 8775, 25571),
+        15: (18980345, 6434141, 11885056, 568529, 92619),
+        16: (18982928, 6354816, 11955460, 590354, 82298),
+        17: (18554331, 6445137, 11442621, 557953, 108620),
     },
 }
 
@@ -359,9 +359,9 @@ SPREADS = [(7624, 2), (1101, 2), (168, 1), (125, 2), (223, 5), (534, 3), (584, 5
 # step, compute, wait exposed, transfer exposed, copies exposed, idle; µs, ranks 0 to 7.
 RANKS = [
     (14_455, 1_034, 5_342, 195, 19, 7_865),
-    (19_901, 1_246, 10_854, 202, 19, 7_580),
+    (18_567, 1_043, 10_854, 202, 18, 6_450),
     (13_017, 1_068, 3_034, 183, 19, 8_713),
-    (19_313, 1_240, 9_253, 197, 18, 8_605),
+    (18_711, 1_064, 9_253, 197, 18, 8_179),
     (17_979, 1_126, 6_337, 213, 26, 10_277),
     (17_797, 1_041, 6_007, 204, 19, 10_526),
     (13_091, 1_051, 3_109, 180, 19, 8_732),
@@ -425,7 +425,7 @@ def test_the_steps_of_eight_ranks_split_into_wait_and_transfer(opened: Opened) -
     ]
     assert got == RANKS
     assert not ledger.filter(pl.col("account") == "communication.exposed").height
-    assert [sum(column) for column in zip(*got, strict=True)] == [128_062, 8_865, 45_316, 1_574, 159, 72_148]
+    assert [sum(column) for column in zip(*got, strict=True)] == [126_126, 8_486, 45_316, 1_574, 158, 70_592]
 
 
 def test_one_host_is_known_to_have_one_clock_within_microseconds(opened: Opened) -> None:
@@ -501,16 +501,16 @@ def test_every_gloo_operation_has_its_operator(job_name: str, count: int, opened
 @pytest.mark.parametrize(
     ("name", "step_ms", "starved"),
     [
-        ("worker0.1623143089861", 174.83, 33.9),
-        ("worker0.1623143566756", 152.96, 23.2),
-        ("worker0.1623212756351", 139.69, 0.85),
-        ("older_resnet50", 154.75, 20.3),
+        ("worker0.1623143089861", 177.59, 33.37),
+        ("worker0.1623143566756", 154.91, 22.92),
+        ("worker0.1623212756351", 141.09, 0.84),
+        ("older_resnet50", 148.74, 21.0),
     ],
 )
 def test_data_loading_costs_what_no_gpu_work_hides(
     name: str, step_ms: float, starved: float, opened: Opened
 ) -> None:
-    """The published shares count every moment in the loader without GPU work. Of these the ledger gives to
+    """Worked out from the rows: every moment in the loader without GPU work. Of these the ledger gives to
     other causes the microseconds between kernels that were queued already, or whose launch is not known."""
     session = opened(name)
     idle = ask(session, "idle_causes")
@@ -522,7 +522,7 @@ def test_data_loading_costs_what_no_gpu_work_hides(
     whole = ledger.unique("step").select((pl.col("end") - pl.col("start")).sum()).item()
     loading = ledger.filter(pl.col("account") == "idle.data_loading")["ns"].sum()
     assert ledger["step"].n_unique() == 6
-    assert whole / 6e6 == pytest.approx(step_ms, rel=0.001)  # theirs end with the marker, ours with the next
+    assert whole / 6e6 == pytest.approx(step_ms, rel=0.001)
     assert 100 * sum(spent.values()) / whole == pytest.approx(starved, abs=0.05)
     assert spent.pop("idle.data_loading") == loading
     assert set(spent) <= {"idle.dependency", "idle.unrecorded"}
@@ -606,14 +606,14 @@ def test_work_without_its_launch_is_counted_not_guessed(
 @pytest.mark.parametrize(
     ("name", "before", "after"),
     [
-        ("mi300__resnet", 0, 1848),
-        ("deepseek/train", 0, 120),
-        ("negative_queue", 0, 880),
-        ("h100__Qwen", 7, 78),
+        ("mi300__resnet", 968, 0),
+        ("deepseek/train", 0, 0),
+        ("negative_queue", 899, 0),
+        ("h100__Qwen", 509, 0),
     ],
 )
 def test_gpu_work_outside_all_steps_is_told(name: str, before: int, after: int, opened: Opened) -> None:
-    """Of the 8 rows that start before the H100's step, one reaches into it."""
+    """What was launched before the recording; what a step launched is in it, wherever the host is then."""
     told = notes(opened(name))
     assert told.get("GPU work before the first step", 0) == before
     assert told.get("GPU work after the last step", 0) == after
@@ -663,7 +663,7 @@ def test_a_captured_graph_is_no_launch_bound_step(
         ("simple_add__input", 4_221.7, 4_221.6),
         ("v0.1_resnet50", 1_685.3, 1_668.8),
         ("mi250", 6.759, 6.667),
-        ("worker0.1623212756351", 66.94, 55.04),
+        ("worker0.1623212756351", 67.55, 55.04),
         ("df_index_resolver", 132.5, 93.1),
         ("nccl_data", 31.2, 25.5),
     ],
@@ -697,14 +697,16 @@ def test_work_that_waits_on_a_device_that_seems_idle_is_not_recorded_as_dependen
 @pytest.mark.parametrize(
     ("name", "busy"),
     [
-        ("mi300__resnet", "37.72 ms"),
-        ("deepseek/train", "17.33 ms"),
-        ("negative_queue", "56.99 ms"),
-        ("worker0.1623143089861", "15.58 ms"),
+        ("mi300__resnet", "27.77 ms"),
+        ("older_resnet50", "35.17 ms"),
+        ("negative_queue", "62.03 ms"),
+        ("h100__Qwen", "13.74 ms"),
     ],
 )
-def test_work_after_the_last_step_is_told_as_time_of_the_device(name: str, busy: str, opened: Opened) -> None:
-    (fact,) = [q for q in opened(name).trace.manifest.quality if q.name == "GPU work after the last step"]
+def test_work_before_the_first_step_is_told_as_time_of_the_device(
+    name: str, busy: str, opened: Opened
+) -> None:
+    (fact,) = [q for q in opened(name).trace.manifest.quality if q.name == "GPU work before the first step"]
     assert f"busy there for {busy}," in fact.text
 
 
@@ -715,7 +717,7 @@ def test_a_mean_step_is_of_the_steps_that_were_recorded_from_end_to_end(opened: 
     totals = session.run("step_totals")
     assert isinstance(totals, Answer)
     assert totals.table["steps"].to_list() == [5]
-    assert round(totals.table["step_time"].item() / 5e6, 2) == 160.17
+    assert round(totals.table["step_time"].item() / 5e6, 2) == 161.12
     asked = Session(session.trace.select(steps=(0, 6))).run("step_totals")
     assert isinstance(asked, Answer) and asked.table["steps"].to_list() == [7]
 
@@ -725,14 +727,19 @@ def test_work_shorter_than_a_microsecond_clock_is_told(opened: Opened) -> None:
     assert notes(opened("worker0.1623143089861"))["GPU rows of no length"] == 636
 
 
-def test_steps_end_with_their_marker_and_what_follows_is_outside(opened: Opened) -> None:
+def test_what_a_step_launched_runs_in_it_however_far_the_host_is_ahead(opened: Opened) -> None:
+    """Not one of these rows runs while the host is still in the step that launched it."""
     session = opened("mi300__resnet")
-    steps = table(session, "steps")
-    work = pl.concat([table(session, t).select("start", "launch_start") for t in ("kernels", "copies")])
-    assert (work["start"] >= steps["end"].max()).sum() == 1848
-    for step in steps.iter_rows(named=True):  # not one of the rows inside a step was launched in it
-        inside = work.filter(pl.col("start").is_between(step["start"], step["end"], closed="left"))
-        assert not inside["launch_start"].is_between(step["start"], step["end"], closed="left").any()
+    work = pl.concat(
+        [table(session, t).select("start", "end", "launch_start") for t in ("kernels", "copies")]
+    )
+    for step in table(session, "steps").iter_rows(named=True):
+        launched = work.filter(
+            pl.col("launch_start").is_between(step["host_start"], step["host_end"], closed="left")
+        )
+        assert launched.height == 895
+        assert launched["start"].min() >= step["start"] and launched["end"].max() <= step["end"]
+        assert launched["start"].min() > step["host_end"]
 
 
 def test_a_step_that_outlives_the_recording_is_cut_and_incomplete(opened: Opened) -> None:

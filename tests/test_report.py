@@ -506,8 +506,7 @@ def test_steps_that_the_recording_cuts_are_left_out_of_the_mean_and_told(tmp_pat
     assert shown.budget is not None and shown.budget.mean == 11
     assert "72.7 % of the 11 ns step" in shown.verdict
     assert (
-        "The recording begins or ends inside 2 of the 5 steps; they are left out of the mean step. "
-        "`--steps 4-8` counts them."
+        "Left out of the mean: steps 4 and 8 (not recorded from end to end). `--steps 4-8` counts them."
     ) in shown.notes
     assert shown.run.extent == "1 rank · 5 steps" and shown.run.windows == "of 3 steps on 1 rank"
     assert shown.ledger["step"].n_unique() == shown.steps.height == 5  # nothing of it is dropped
@@ -516,7 +515,9 @@ def test_steps_that_the_recording_cuts_are_left_out_of_the_mean_and_told(tmp_pat
 def test_steps_that_were_asked_for_count_whole_or_not(tmp_path: Path) -> None:
     shown = unlike_steps(tmp_path, [False, True, True, True, False], [90, 10, 11, 12, 5], steps=(4, 8))
     assert shown.budget is not None and shown.budget.mean == 128 / 5
-    assert any("they count in the mean as far as they were recorded" in note for note in shown.notes)
+    assert (
+        "In the mean because `--steps` asks for them: steps 4 and 8 (not recorded from end to end)."
+    ) in shown.notes
 
 
 def test_figures_per_step_are_of_the_same_steps_as_the_page(tmp_path: Path) -> None:

@@ -177,9 +177,11 @@ def moved(steps: pl.DataFrame, done: Work) -> pl.DataFrame:
     begin = np.maximum(host, before.deciding)
     behind = nobody
     if steps["begins"][0]:
-        known = _launched_end(done, int(host[0]))
-        begin[0] = _unrecorded_end(done, int(begin[0]), host, until)
-        late = int(begin[0]) - max(int(host[0]), known)
+        known = max(int(host[0]), _launched_end(done, int(host[0])))
+        seems = _unrecorded_end(done, host, until)
+        if seems is not None and not seems.is_blocked:
+            begin[0] = max(int(begin[0]), seems.start)
+        late = max(int(begin[0]) - known, 0 if seems is None else seems.waits)
         behind[0] = late > 0
     else:
         late, begin[0] = 0, host[0]
@@ -207,18 +209,20 @@ def _launched_end(done: Work, host: int) -> int:
     return int(done.end[seen].max(initial=EARLIEST))
 
 
-def _unrecorded_end(done: Work, begin: int, host: Int, until: Int) -> int:
-    """When the device comes to the first step, if it seems busy with what was not recorded; else `begin`."""
+def _unrecorded_end(done: Work, host: Int, until: Int) -> _First | None:
+    """The first step's first work, where the device seems busy until then with what was not recorded.
+
+    A call that copies from pageable memory returns when the copy has run, so what it takes for itself is told
+    by the other steps. When the device became free is not known then: the host may have called late.
+    """
     own = [_first_work(done, int(a), int(b)) for a, b in zip(host, until, strict=True)]
-    if own[0] is None:
-        return begin
-    starts, waits, usual = own[0].start, own[0].waits, 0
-    # A call that copies from pageable memory returns when the copy has run, so it is asked when it began. What
-    # it takes for itself, the other steps show.
-    if own[0].is_blocked:
-        others = [work.waits for work in own[1:] if work is not None]
-        usual = max(others) if others else waits
-    return max(begin, starts) if waits - usual >= LONG else begin
+    first = own[0]
+    if first is None:
+        return None
+    usual = 0
+    if first.is_blocked:
+        usual = max((work.waits for work in own[1:] if work is not None), default=first.waits)
+    return first if first.waits - usual >= LONG else None
 
 
 @dataclass(frozen=True)

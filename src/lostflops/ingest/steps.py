@@ -86,7 +86,7 @@ def _finished(
     start: int,
     end: int,
 ) -> pl.DataFrame:
-    """Steps as they were marked, with their place on the device, how much they hold, and why one is partial."""
+    """Marked steps with their place on the device, how much they hold, and why one is partial."""
     by_device = len(done.start) > 0
     began = done.start
     if by_device and on_host and done.is_attributed:

@@ -1,4 +1,4 @@
-"""Which steps a mean leaves out and why, and how long steps are on the host and on the device, as sentences."""
+"""Which steps a mean leaves out and why, and how long steps are on host and device, as sentences."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MOST_LISTED = 6
 
 
 def left_out(run: Run, steps: pl.DataFrame, counted: pl.DataFrame) -> Iterator[str]:
-    """What became of the steps that something speaks against. `counted` has rank and step of those in means."""
+    """What became of the steps that something speaks against. `counted`: rank and step of those in means."""
     if run.is_whole:
         return
     doubtful = _doubtful(steps).filter("doubtful")
@@ -46,11 +46,12 @@ def left_out(run: Run, steps: pl.DataFrame, counted: pl.DataFrame) -> Iterator[s
     which = _numbers(kept["step"].unique().sort().to_list())
     one = kept["step"].n_unique() == 1
     if run.selected_steps:
-        yield f"In the mean because `--steps` asks for {'it' if one else 'them'}: {_listed(kept, steps, counted)}."
+        asked = f"In the mean because `--steps` asks for {'it' if one else 'them'}"
+        yield f"{asked}: {_listed(kept, steps, counted)}."
     elif kept["complete"].fill_null(True).all():
         yield (
-            f"The GPU was still busy with earlier work when the host began {which}. It counts, as there is no "
-            "other whole step, and may really be longer."
+            f"The GPU was still busy with earlier work when the host began {which}. It counts, as there is "
+            "no other whole step, and may really be longer."
         )
     else:
         yield (
@@ -142,8 +143,8 @@ def lengths(steps: pl.DataFrame, counted: pl.DataFrame) -> Iterator[str]:
     took = f"takes the host {milliseconds(worst['host'])} and the GPU {milliseconds(worst['device'])}{on}"
     if worst["many"] == 1:
         yield (
-            f"Step {worst['step']} {took}. The page counts the GPU's time; one step does not show whether the "
-            "others take as long, because the GPU falls behind or catches up in it."
+            f"Step {worst['step']} {took}. The page counts the GPU's time; one step does not show whether "
+            "the others take as long, because the GPU falls behind or catches up in it."
         )
     elif worst["device"] > worst["host"]:
         yield f"A mean step {took}: the host runs ahead, and the page counts the GPU's time."
