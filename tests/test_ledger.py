@@ -69,7 +69,7 @@ def idle_of(
     """The gaps by cause and name."""
     spans = ledger.host_by_cause(steps, ranks, kernels, copies, launches, *named_rows)
     stretches = ledger.idle_by_cause(gaps, ranks, kernels, copies, launches, spans)
-    return ledger.with_names(stretches, ranks, launches, *named_rows)
+    return ledger.with_names(stretches, launches, *named_rows)
 
 
 def spent(given: Tables) -> Spent:
@@ -729,7 +729,7 @@ def test_what_a_thread_does_while_it_captures_a_graph_is_capture() -> None:
     assert causes(launches=elsewhere) == causes()
 
 
-def test_each_stretch_names_the_innermost_row_that_proves_its_cause() -> None:
+def test_each_stretch_is_named_by_the_deepest_row_of_at_least_half_of_it() -> None:
     table = on_example(
         named("idle_causes"),
         {
@@ -749,12 +749,12 @@ def test_each_stretch_names_the_innermost_row_that_proves_its_cause() -> None:
     other = "idle.other_host_work"
     assert table.select("start", "end", "account", "name").rows()[1:] == [
         (20, 21, "idle.unexplained", None),
-        (21, 40, "idle.data_loading", LOADER),
-        (40, 48, other, "forward"),
-        (48, 56, "idle.launch_bound", "aten::mm"),
+        (21, 40, "idle.data_loading", "torch/utils/data/dataloader.py(720): __next__"),
+        (40, 48, other, "model.py(9): mlp"),
+        (48, 56, "idle.launch_bound", "aten::mm in model.py(3): forward"),
         (56, 58, other, "model.py(3): forward"),
-        (58, 59, "idle.launch_bound", "cudaLaunchKernel"),
-        (59, 70, other, "model.py(3): forward"),
+        (58, 59, "idle.launch_bound", "cudaLaunchKernel in model.py(3): forward"),
+        (59, 70, other, "forward"),
         (70, 77, "idle.unexplained", None),
         (77, 81, "idle.launch_bound", "cudaLaunchKernel"),
         (81, 90, "idle.dependency", None),

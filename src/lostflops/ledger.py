@@ -26,6 +26,7 @@ import polars as pl
 from lostflops import intervals
 from lostflops.classification import operator_facts
 from lostflops.host_causes import Row, captures, cause_of
+from lostflops.stretch_names import named
 from lostflops.tables import NAME
 
 COMPUTE = "compute"
@@ -170,29 +171,31 @@ def idle_by_cause(
 
 
 def with_names(
-    idle: pl.LazyFrame, ranks: pl.LazyFrame, launches: Frame, operators: Frame, ranges: Frame, frames: Frame
+    idle: pl.LazyFrame, launches: Frame, operators: Frame, ranges: Frame, frames: Frame
 ) -> pl.LazyFrame:
-    """What `idle_by_cause` gives, with `name` in place of `thread`.
+    """What `idle_by_cause` gives, with `name` in place of `thread`, cut where that takes several names.
 
-    It is the name of the innermost host row, among those that prove the account, at the stretch's start; null
-    where none does.
+    A stretch is named by the deepest row of its thread that covers at least half of it, whatever it proves,
+    and the user's function around that; null where no row covers it (`stretch_names` says all).
     """
     stretches = idle.collect()
-    threads = stretches.select("rank", "thread").drop_nulls().unique()
-    claims = _host_rows(ranks, launches, operators, ranges, frames, threads)
-    unnamed = pl.lit(None, dtype=NAME)
-    left, parts = stretches.with_columns(name=unnamed), list[pl.DataFrame]()
-    for account in CLAIMING:
-        # What refills a queue has the name of what it is.
-        mine = pl.col("account").is_in([account, SYNCHRONISED] if account in REFILLING else [account])
-        mine &= pl.col("thread").is_not_null()
-        if account in claims and not left.filter(mine).is_empty():
-            asked = left.filter(mine)
-            names = intervals.innermost(asked, claims[account], by=["rank", "thread"], column="name")
-            found = asked.with_columns(names)
-            parts.append(found.drop_nulls("name"))
-            left = pl.concat([left.filter(~mine), found.filter(pl.col("name").is_null())])
-    return pl.concat([left, *parts]).lazy().drop("thread").sort("rank", "start")
+    here = stretches.filter(pl.col("thread").is_not_null())
+    rest = stretches.filter(pl.col("thread").is_null()).with_columns(name=pl.lit(None, dtype=NAME))
+    lanes = here.select("rank", "thread").unique().lazy()
+    # The outer ones of two with the same times first.
+    columns = ("rank", "thread", "start", "end", "name")
+    rows = [
+        table.select(columns).join(lanes, on=["rank", "thread"], how="semi").collect()
+        for table in (ranges, frames, operators, launches)
+        if table is not None
+    ]
+    capture = pl.col("account") == CAPTURE
+    parts = [rest, *([named(some, rows)] if (some := here.filter(~capture)).height else [])]
+    if (some := here.filter(capture)).height:  # all that a thread does there it does for the capture
+        calls = rows[-1]
+        names = calls["name"].unique().cast(pl.String).drop_nulls().to_list()
+        parts.append(named(some, [captures(calls.lazy(), names).select(columns).collect()]))
+    return pl.concat(parts).lazy().drop("thread").sort("rank", "start")
 
 
 def host_by_cause(

@@ -6,7 +6,7 @@ import polars as pl
 
 from lostflops.ledger import with_names
 from lostflops.recipe import Example, recipe
-from lostflops.tables import Frames, Launches, Operators, Ranges, Ranks
+from lostflops.tables import Frames, Launches, Operators, Ranges
 
 LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 SYNCHRONISE = "cudaStreamSynchronize"
@@ -24,7 +24,8 @@ SYNCHRONISE = "cudaStreamSynchronize"
         "end": "end of the stretch, ns",
         "account": "cause: an account of the ledger",
         "gap": "number of the gap it is part of; the stretches of a gap add up to it",
-        "name": "innermost range, operator, frame or call that proves the cause, at the start of the stretch",
+        "name": "what the thread was at: the deepest range, operator, frame or call that covers at least "
+        "half of the stretch, and the user's function around it; null where nothing does",
     },
     examples=[
         Example(
@@ -126,7 +127,6 @@ SYNCHRONISE = "cudaStreamSynchronize"
 )
 def idle_causes(
     idle_stretches: pl.LazyFrame,
-    ranks: Ranks,
     launches: Launches | None,
     operators: Operators | None,
     ranges: Ranges | None,
@@ -139,4 +139,4 @@ def idle_causes(
     or another stream's work. That takes microseconds; from 1 ms on, what it waited for was not recorded.
     Where no host row covers an instant it stays unexplained.
     """
-    return with_names(idle_stretches, ranks, launches, operators, ranges, frames)
+    return with_names(idle_stretches, launches, operators, ranges, frames)
