@@ -277,3 +277,152 @@ def test_no_host_that_runs_ahead_gains_more_than_the_bound_says(program: Program
         if account in REMOVED:
             gain = mean_step - recorded(removed(program, REMOVED[account]))[1]
             assert at_most >= int(gain), account
+
+
+# -- several streams that wait for each other -----------------------------------------------------------------
+
+STREAMS = range(4)
+
+
+@dataclass(frozen=True)
+class Do:
+    """What the host of one rank does next: `host` ns, and what it gives a stream to do, `device` ns.
+
+    'python' leaves no row; 'compute', 'fp32', 'copy' and 'exchange' launch work; 'event' has a stream wait
+    for what another was given so far; 'wait' has the host wait for a stream. A `blocking` copy returns when
+    it is done.
+    """
+
+    what: str
+    host: int = 0
+    device: int = 0
+    stream: int = 0
+    other: int = 0
+    blocking: bool = False
+
+
+def several(steps: list[list[Do]]) -> tuple[dict[str, list[dict[str, Any]]], float]:
+    """The tables of one rank's job, and its mean step: the last one ends when all is done."""
+    names = "steps", "kernels", "copies", "ranges", "operators", "launches", "collectives"
+    tables: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+    host, free, begins = 0, dict.fromkeys(STREAMS, 0), list[int]()
+    for step in steps:
+        begins.append(host)
+        for act in step:
+            begin = host
+            host += act.host
+            call = {"thread": THREAD, "start": begin, "end": host}
+            if act.what == "event":
+                free[act.stream] = max(free[act.stream], free[act.other])
+            elif act.what == "wait":
+                host = max(host, free[act.stream])
+                tables["launches"].append({**call, "end": host, "name": "cudaStreamSynchronize"})
+            elif act.what == "load":
+                tables["ranges"].append({**call, "name": LOADER})
+            elif act.what != "python":
+                start = max(host + LATENCY, free[act.stream])
+                free[act.stream] = end = start + act.device
+                host = max(host, end) if act.blocking else host
+                row = {"start": start, "end": end, "stream": act.stream, "thread": THREAD}
+                row |= {"launch_start": begin, "launch_end": host}
+                if act.what == "copy":
+                    memory = "pageable" if act.blocking else "pinned"
+                    tables["copies"].append({**row, "host_memory": memory, "direction": "host to device"})
+                else:
+                    tables["operators"].append({**call, "name": "aten::mm"})
+                    kind = {"family": "communication" if act.what == "exchange" else "gemm"}
+                    slow = {"precision": "fp32", "tensor_cores": False} if act.what == "fp32" else {}
+                    tables["kernels"].append({**row, **kind, **slow})
+                if act.what == "exchange":
+                    tables["collectives"].append({"start": start, "end": end, "kind": "all-reduce"})
+    whole = max(host, *free.values())
+    tables["steps"] = [
+        {"step": n, "start": a, "end": b} for n, (a, b) in enumerate(pairwise([*begins, whole]))
+    ]
+    tables["ranks"] = [
+        {"world_size": 1, "clock_error": 0, "device_kind": "gpu", "main_thread": THREAD, "end": whole}
+    ]
+    return tables, whole / len(steps)
+
+
+lengths = st.integers(0, 12)
+streams = st.sampled_from(list(STREAMS))
+doings = st.one_of(
+    st.builds(Do, what=st.sampled_from(["python", "load"]), host=lengths),
+    st.builds(
+        Do,
+        what=st.sampled_from(["compute", "compute", "fp32", "copy", "exchange"]),
+        host=st.integers(0, 5),
+        device=times,
+        stream=streams,
+    ),
+    st.builds(Do, what=st.just("copy"), host=lengths, device=times, stream=streams, blocking=st.just(True)),
+    st.builds(Do, what=st.just("event"), stream=streams, other=streams),
+    st.builds(Do, what=st.just("wait"), stream=streams),
+)
+jobs = st.lists(st.lists(doings, min_size=1, max_size=10), min_size=1, max_size=3)
+
+
+def spared(steps: list[list[Do]], *whats: str) -> list[list[Do]]:
+    """The job with nothing left of some of what it does."""
+    gone = {"host": 0, "device": 0, "blocking": False}
+    return [[replace(do, **gone) if do.what in whats else do for do in step] for step in steps]
+
+
+def gain(steps: list[list[Do]], changed: list[list[Do]]) -> int:
+    return int(several(steps)[1] - several(changed)[1])
+
+
+@settings(max_examples=50, deadline=None)
+@given(jobs)
+def test_no_job_gains_more_from_hiding_its_communication_than_the_bound_says(job: list[list[Do]]) -> None:
+    table = on_example(named("communication_exposed"), several(job)[0])
+    changed = [[replace(d, device=0) if d.what == "exchange" else d for d in step] for step in job]
+    assert int(table["at_most"].sum()) // len(job) >= gain(job, changed)
+
+
+@settings(max_examples=50, deadline=None)
+@given(jobs)
+def test_no_job_gains_more_from_losing_its_copies_than_the_bound_says(job: list[list[Do]]) -> None:
+    table = on_example(named("copy_summary_by_time"), several(job)[0])
+    assert min(int(table["at_most"].sum()), table["beside"].max() or 0) // len(job) >= gain(
+        job, spared(job, "copy")
+    )
+
+
+@settings(max_examples=50, deadline=None)
+@given(jobs)
+def test_no_job_gains_more_from_tensor_cores_than_the_bound_says(job: list[list[Do]]) -> None:
+    table = on_example(named("precision_mix"), several(job)[0]).filter(precision="fp32")
+    changed = [[replace(d, device=0) if d.what == "fp32" else d for d in step] for step in job]
+    bound = int(table["span"].sum()) / len(job)
+    assert int(bound) >= gain(job, changed)
+    assert bound <= several(job)[1]
+
+
+@settings(max_examples=50, deadline=None)
+@given(jobs)
+def test_no_job_gains_more_from_a_graph_of_its_launches_than_the_bound_says(job: list[list[Do]]) -> None:
+    """A graph takes the host's part of launches, and the Python between them."""
+    table = on_example(named("idle_summary"), several(job)[0]).filter(account="idle.launch_bound")
+    launching = ("python", "compute", "fp32", "exchange")
+    changed = [[replace(d, host=0) if d.what in launching else d for d in step] for step in job]
+    for at_most in table["at_most"]:
+        assert at_most >= gain(job, changed)
+
+
+def test_a_stream_that_waits_behind_hidden_communication_gains_more_than_what_is_exposed() -> None:
+    """50 ns of communication, 40 of them under one stream; 40 ns of another stream wait for all of it."""
+    job = [
+        [
+            Do("exchange", device=50, stream=3),
+            Do("compute", device=40, stream=0),
+            Do("event", stream=1, other=3),
+            Do("compute", device=40, stream=1),
+        ]
+    ]
+    tables, step = several(job)
+    table = on_example(named("communication_exposed"), tables)
+    assert (step, table["in_steps"].to_list()) == (92, [10])
+    assert gain(job, spared(job, "exchange")) == 50
+    assert table["at_most"].to_list() == [50]

@@ -9,8 +9,10 @@ import pytest
 
 from lostflops.finding import Finding
 from lostflops.recipe import Rows, named, on_example
+from lostflops.recipes.communication_exposed import HIDDEN_TOO
 
 MS = 1_000_000
+INSIDE = "80.0 % of the communication inside steps is exposed"
 
 
 def found(recipe: str, **given: Rows) -> list[Finding]:
@@ -38,17 +40,19 @@ def exposed(ranks: int, world_size: int | None, steps: Sequence[tuple[int, int]]
 
 def test_exposed_communication_is_claimed_of_the_time_that_its_gain_is_of() -> None:
     finding = exposed(ranks=1, world_size=1)
-    assert finding.claim.startswith("80.0 % of the communication inside steps is exposed")
-    assert finding.evidence == ("16.0 ms of 20.0 ms inside steps",)
-    assert finding.ns_in_steps == 16 * MS
+    assert finding.claim == "Communication that no computation hides costs 16.0 ms per step (53.3 %)."
+    assert finding.evidence == (f"{INSIDE}: 16.0 ms of 20.0 ms", HIDDEN_TOO)
+    assert finding.cost_per_step == 16 * MS
+    # All 20 ms of communication may hold up something; the compute stream leaves 24 of the 30 ms free.
+    assert finding.ns_in_steps == 20 * MS
 
 
 def test_only_what_was_added_up_is_called_that() -> None:
     two_steps = ((0, 15), (15, 30))
-    assert exposed(1, 1, two_steps).evidence == ("16.0 ms of 20.0 ms inside steps, added up over steps",)
-    assert exposed(2, 2).evidence[0] == "32.0 ms of 40.0 ms inside steps, added up over ranks"
+    assert exposed(1, 1, two_steps).evidence[0] == f"{INSIDE}: 16.0 ms of 20.0 ms, added up over steps"
+    assert exposed(2, 2).evidence[0] == f"{INSIDE}: 32.0 ms of 40.0 ms, added up over ranks"
     both = exposed(2, 2, two_steps).evidence[0]
-    assert both == "32.0 ms of 40.0 ms inside steps, added up over ranks and steps"
+    assert both == f"{INSIDE}: 32.0 ms of 40.0 ms, added up over ranks and steps"
 
 
 @pytest.mark.parametrize("world_size", [8, None])
@@ -75,8 +79,12 @@ def test_matrix_work_outside_steps_is_not_claimed_of_steps() -> None:
         ],
         steps=[row(50, 90)],
     )
-    assert finding.claim == "75.0 % of the matrix work inside steps runs in fp32 without tensor cores."
-    assert finding.evidence == ("gemm: 20.0 ms inside steps", "convolution: 10.0 ms inside steps")
+    assert finding.claim == "Matrix work in fp32 without tensor cores takes 30.0 ms per step (75.0 %)."
+    assert finding.evidence == (
+        "75.0 % of the matrix work inside steps",
+        "gemm: 20.0 ms inside steps",
+        "convolution: 10.0 ms inside steps",
+    )
     assert finding.ns_in_steps == 30 * MS
 
 
@@ -98,9 +106,10 @@ def pageable(**launch: int) -> Finding:
 def test_pageable_copies_cost_what_their_calls_let_the_device_idle() -> None:
     finding = pageable(launch_start=11, launch_end=23)
     assert finding.name == "copies-pageable"
-    assert finding.claim == (
-        "4.00 ms of the 4.00 ms that one pageable copy takes inside steps hides behind nothing, "
-        "and the device idles for another 9.00 ms in their calls."
+    assert finding.claim == "Copies from or to pageable memory cost 13.0 ms per step (6.5 %)."
+    assert finding.evidence[0] == (
+        "nothing hides 4.00 ms of the 4.00 ms that one copy takes, and the GPU idles another 9.00 ms in "
+        "calls that copy"
     )
     assert (finding.gain, finding.ns_in_steps) == ("at most", 13 * MS)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import polars as pl
+
 from lostflops.finding import Finding, percent
 
 from .board import Board
@@ -15,6 +17,7 @@ IN_CALLS = ("idle.long_call", "idle.host_synchronisation", "idle.launch_bound")
 HALF = 0.5
 CHECKPOINT = "idle.checkpoint_logging"
 WORTH_SAYING = 0.01
+VALUE_BYTES = 64 << 10  # copies of more bring data, not values
 
 
 def join_copies(board: Board) -> None:
@@ -95,8 +98,12 @@ def _reads_values(board: Board) -> bool:
     table = board.given.table("copy_summary_by_time")
     if table is None:
         return False
-    back = table.filter(direction="device to host")
-    copies, size = back["copies_in_steps"].sum(), back["bytes_in_steps"].sum() or 0
-    exposed = back["in_steps"].sum() + (back["idle_in_calls"].sum() or 0)
-    whole = table["in_steps"].sum() + (table["idle_in_calls"].sum() or 0)
-    return bool(copies) and size <= (64 << 10) * copies and exposed >= HALF * whole
+    cost = pl.col("in_steps") + pl.col("idle_in_calls").fill_null(0)
+    back = pl.col("direction") == "device to host"
+    copies, size, theirs, whole = table.select(
+        pl.col("copies_in_steps").filter(back).sum(),
+        pl.col("bytes_in_steps").filter(back).sum(),
+        back=cost.filter(back).sum(),
+        all=cost.sum(),
+    ).row(0)
+    return bool(copies) and size <= VALUE_BYTES * copies and theirs >= HALF * whole

@@ -12,6 +12,7 @@ from .board import Board
 from .names import contributors, listed, spoken
 
 BY_NAME = "host-busy-elsewhere"
+ALONE = 0.9  # of the time on all ranks
 NAMED_FROM = 0.1  # of an account, which a name must hold to be shown
 
 
@@ -40,7 +41,7 @@ def names_of(board: Board, account: str) -> list[tuple[str, int]]:
 def _named(board: Board, finding: Finding) -> Finding:
     parts = [part for account in finding.accounts for part in names_of(board, account)]
     told = contributors(((spoken(name), ns) for name, ns in parts), at_least=round(NAMED_FROM * finding.size))
-    named = replace(finding, contributors=told)
+    named = replace(finding, contributors=told, rank=_alone(board, finding))
     if finding.name != BY_NAME or not told:
         return named
     largest = [(spoken(name), ns) for name, ns in parts[:2] if ns >= NAMED_FROM * finding.size]
@@ -48,6 +49,16 @@ def _named(board: Board, finding: Finding) -> Finding:
     python = "Python" if any(".py(" in name for name, _ in parts[:2]) else "other code"
     claim = finding.claim.replace("while the CPU runs other code", f"while the CPU runs {python}")
     return replace(named, claim=f"{claim.rstrip('.')}: {listed(what)}.")
+
+
+def _alone(board: Board, finding: Finding) -> int | None:
+    """The rank that has nearly all of the time, where there are several."""
+    given = board.given
+    held = given.ledger.filter(pl.col("account").is_in(finding.accounts)).group_by("rank")
+    by_rank = held.agg(pl.col("ns").sum()).sort("ns", "rank", descending=[True, False])
+    if len(given.steps) < 2 or by_rank.is_empty() or by_rank["ns"][0] < ALONE * int(by_rank["ns"].sum()):
+        return None
+    return int(by_rank["rank"][0])
 
 
 def _one_gap(board: Board) -> None:

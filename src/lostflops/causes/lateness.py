@@ -121,7 +121,7 @@ def _excess(given: Given, rank: int) -> Excess | None:
     mine = given.names.filter(pl.col("account") == main).drop_nulls("name")
     parts = _beyond(mine.group_by("rank", "name").agg(pl.col("ns").sum()), "name", rank, steps)
     named = sorted(((spoken(name), ns) for name, ns in parts.items()), key=lambda p: (-p[1], p[0]))
-    held = own.filter((pl.col("rank") == rank) & (pl.col("account") == main))["ns"].sum() // steps[rank]
+    held = int(own.filter((pl.col("rank") == rank) & (pl.col("account") == main))["ns"].sum()) // steps[rank]
     return Excess(rank, ordered, tuple(part for part in named if part[1] > 0), held)
 
 
@@ -159,7 +159,7 @@ def _only_step(given: Given, rank: int) -> int | None:
         .select("step", late=(pl.col("own") - pl.col("beside")).clip(0))
         .sort("late", descending=True)
     )
-    if late.height < 3 or late["late"][0] < ONCE_SHARE * late["late"].sum():
+    if late.height < 3 or late["late"][0] < ONCE_SHARE * float(late["late"].sum()):
         return None
     return int(late["step"][0])
 
@@ -260,9 +260,9 @@ def slower_compute(late: Late, given: Given) -> tuple[str, bool] | None:
     both = mine.join(median, on=["family", "kernel"], how="left")
     alike = (pl.col("calls") - pl.col("their_calls")).abs() <= 0.02 * pl.col("their_calls")
     same = both.filter(alike.fill_null(False))
-    calls, theirs = mine["calls"].sum() / max(1, steps.get(late.rank, 1)), _calls(others, steps)
+    calls, theirs = int(mine["calls"].sum()) / max(1, steps.get(late.rank, 1)), _calls(others, steps)
     kind = "operators" if given.on_host else "kernels"
-    if same["time"].sum() >= SAME_WORK * mine["time"].sum() and same["their_time"].sum():
+    if int(same["time"].sum()) >= SAME_WORK * int(mine["time"].sum()) and same["their_time"].sum():
         families = (
             same.group_by("family")
             .agg(pl.col("time", "their_time").sum())

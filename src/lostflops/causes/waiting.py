@@ -113,8 +113,8 @@ def _advice(board: Board, late: Late, device_slow: bool) -> str:
         return "Give its process cores of its own (`torchrun --numa-binding=node`), or less work."
     if device_slow:
         return (
-            "Look at its GPU's clocks, heat and power (`nvidia-smi -q -d PERFORMANCE`), and at what else runs "
-            "on its host; if a swap shows that the slowness stays with the node, leave it out "
+            "Look at its GPU's clocks, heat and power (`nvidia-smi -q -d PERFORMANCE`), and at what else "
+            "runs on its host; if a swap shows that the slowness stays with the node, leave it out "
             "(`srun --exclude`)."
         )
     return (
@@ -234,6 +234,7 @@ def _exposed(board: Board, base: Finding, moving: int, waited: int) -> None:
             name=EXPOSED,
             claim=f"Communication that no computation hides costs {board.share(moving + waited)}{waiting}.",
             cost_per_step=moving + waited,
+            ns_per_step=base.ns_per_step if waited else min(base.ns_per_step, _transfer(board, base)),
             evidence=(
                 *base.evidence,
                 *((untold,) if untold else ()),
@@ -244,6 +245,22 @@ def _exposed(board: Board, base: Finding, moving: int, waited: int) -> None:
             contributors=_collectives(board),
         )
     )
+
+
+def _transfer(board: Board, base: Finding) -> int:
+    """The most that communication can cost a step without the waiting that has a finding of its own, ns.
+
+    Ranks that keep in step all gain what the one gains that the others wait for; which that is may change.
+    """
+    total, waits = board.given.table("communication_exposed"), board.given.table("communication_wait")
+    if total is None or waits is None:
+        return base.ns_per_step
+    waited = {rank: ns or 0 for rank, ns in waits.select("rank", "in_steps").iter_rows()}
+    each = (
+        (ns - waited.get(rank, 0)) // max(1, board.given.steps.get(rank, 1))
+        for rank, ns in total.select("rank", "total_in_steps").iter_rows()
+    )
+    return max(each, default=base.ns_per_step)
 
 
 def _collectives(board: Board) -> tuple[str, ...]:

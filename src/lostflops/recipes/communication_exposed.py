@@ -14,6 +14,7 @@ from .step_totals import added_up, mean_share, per_step
 
 # Share of the step from which exposed communication is worth a finding (TraceLens warns from there, too).
 WORTH_SAYING = 0.05
+HIDDEN_TOO = "upper limit: work may wait behind hidden communication too"
 
 
 @recipe(
@@ -31,6 +32,8 @@ WORTH_SAYING = 0.05
         "in_steps": "exposed time inside steps, ns",
         "per_step": "exposed time in a mean step, ns",
         "step_share": "share of the rank's step time that is exposed communication",
+        "at_most": "most that the rank's steps could lose with all of it hidden or gone, ns: hidden "
+        "communication counts too, since other streams and the host may wait behind it",
         "world_size": "ranks of the job; null when unknown",
     },
     examples=[
@@ -54,6 +57,7 @@ WORTH_SAYING = 0.05
                     "in_steps": 5,
                     "per_step": 2,
                     "step_share": 5 / 16,
+                    "at_most": 7,
                     "world_size": 4,
                 }
             ],
@@ -77,6 +81,7 @@ WORTH_SAYING = 0.05
                     "in_steps": 1,
                     "per_step": 1,
                     "step_share": 1 / 80,
+                    "at_most": 3,
                     "world_size": None,
                 }
             ],
@@ -84,11 +89,17 @@ WORTH_SAYING = 0.05
     ],
 )
 def communication_exposed(
-    gpu_activity: pl.LazyFrame, collectives: Collectives, step_totals: pl.LazyFrame, ranks: Ranks
+    gpu_activity: pl.LazyFrame,
+    collectives: Collectives,
+    step_totals: pl.LazyFrame,
+    busiest_stream: pl.LazyFrame,
+    ranks: Ranks,
 ) -> pl.LazyFrame:
     """Split each rank's communication time into hidden and exposed.
 
-    Exposed time is step time: removing all of it is the most that better overlap can save. Ranks that do not
+    Exposed time is step time. Hiding it can save more than that: what waits behind communication that is
+    hidden under one stream begins sooner, too. A chain of events that wait for each other gets shorter by no
+    more than the communication on it, and the work of the busiest stream remains. Ranks that do not
     communicate are left out.
     """
     length = pl.col("end") - pl.col("start")
@@ -108,7 +119,10 @@ def communication_exposed(
         .join(ranks.group_by("rank").agg(pl.col("world_size").max()), on="rank", how="left")
         .with_columns(hidden_share=pl.when(pl.col("total") > 0).then(pl.col("hidden") / pl.col("total")))
     )
-    return per_step(split, step_totals, "in_steps").select(*communication_exposed.columns).sort("rank")
+    bounded = split.join(busiest_stream.select("rank", "beside"), on="rank", how="left").with_columns(
+        at_most=pl.min_horizontal("total_in_steps", "beside")
+    )
+    return per_step(bounded, step_totals, "in_steps").select(*communication_exposed.columns).sort("rank")
 
 
 @communication_exposed.finding
@@ -116,26 +130,32 @@ def communication_is_exposed(table: pl.DataFrame) -> Iterator[Finding]:
     if mean_share(table, table) < WORTH_SAYING:
         return
     exposed, total = table.select(pl.col("in_steps").sum(), pl.col("total_in_steps").sum()).row(0)
+    mean = int(table["per_step"].sum()) // table.height
     worst = table.sort("per_step", "rank", descending=[True, False], nulls_last=True).row(0, named=True)
-    most = f"the most is on rank {worst['rank']}: {milliseconds(worst['per_step'])} a step"
+    most = f"the most is on rank {worst['rank']}: {milliseconds(worst['per_step'])} per step"
+    wider = int(table["at_most"].sum()) > exposed
     yield Finding(
         name="communication-exposed",
-        claim=f"{percent(exposed, total)} of the communication inside steps is exposed: no computation hides "
-        "it.",
-        ns_in_steps=int(exposed),
+        claim=f"Communication that no computation hides costs {milliseconds(mean)} per step "
+        f"({percent(mean_share(table, table), 1)}).",
+        ns_in_steps=int(table["at_most"].sum()),
+        cost_per_step=mean,
         gain="at most",
         evidence=(
-            ", ".join((f"{milliseconds(exposed)} of {milliseconds(total)} inside steps", *added_up(table))),
+            f"{percent(exposed, total)} of the communication inside steps is exposed: "
+            + ", ".join((f"{milliseconds(exposed)} of {milliseconds(total)}", *added_up(table))),
             *((most,) if table.height > 1 else ()),
+            *((HIDDEN_TOO,) if wider else ()),
         ),
         next=_advice(table),
+        accounts=("communication.wait", "communication.transfer", "communication.exposed"),
     )
 
 
 def _advice(table: pl.DataFrame) -> str:
     """What to do, as far as the ranks that are here can tell waiting from transfer."""
     world = table["world_size"].max()
-    start = "start the communication earlier (prefetch, smaller first bucket) or send less"
+    start = "start the communication earlier (prefetch, or buckets of another size) or send less"
     if table.height == 1 and world != 1:
         return (
             f"{start[0].upper()}{start[1:]}. Overlap cannot mend waiting for a late rank, and one rank alone "
@@ -144,5 +164,5 @@ def _advice(table: pl.DataFrame) -> str:
     where = "" if world == table.height else ", for process groups of which all ranks are here"
     return (
         f"`lostflops recipe communication-wait` tells how much of it is waiting for a late rank{where}; "
-        f"overlap cannot mend that. For the rest, {start}."
+        f"overlap does not help there. For the rest, {start}."
     )

@@ -8,7 +8,7 @@ from typing import TypedDict
 import polars as pl
 
 from lostflops import intervals
-from lostflops.finding import Finding, Gain, milliseconds
+from lostflops.finding import Finding, Gain, milliseconds, percent
 from lostflops.recipe import Bars, Example, recipe
 from lostflops.tables import Copies
 
@@ -44,9 +44,12 @@ PAGEABLE_WORTH_SAYING = 0.01
         "idle_in_calls": "time inside steps in which the device does nothing from the start of a launching "
         "call to its end, or to the copy's start if later, ns; null where a launch was not recorded",
         "idle_share": "idle_in_calls / step time",
+        "idle_per_step": "idle_in_calls in a mean step, ns",
         "held": "time inside steps in which a launching call holds the host, the device at other work, ns",
-        "at_most": "the most that these copies and their calls cost inside steps, ns: exposed time, idle "
-        "time in the calls, and as much of the time held as the device idles elsewhere",
+        "at_most": "the most that the rank's steps could lose without these copies and their calls, ns: "
+        "hidden copies count too, since other streams and the host may wait behind them",
+        "beside": "time inside steps in which the stream with most kernels runs none, ns: what all copies "
+        "of the rank cost at most",
     },
     examples=[
         Example(
@@ -83,8 +86,10 @@ PAGEABLE_WORTH_SAYING = 0.01
                     "step_share": 41 / 95,
                     "idle_in_calls": 9,
                     "idle_share": 9 / 95,
+                    "idle_per_step": 4,
                     "held": 2,
-                    "at_most": 52,
+                    "at_most": 56,
+                    "beside": 78,
                 },
                 {
                     "rank": 0,
@@ -105,8 +110,10 @@ PAGEABLE_WORTH_SAYING = 0.01
                     "step_share": 1 / 95,
                     "idle_in_calls": None,
                     "idle_share": None,
+                    "idle_per_step": None,
                     "held": None,
                     "at_most": None,
+                    "beside": 78,
                 },
             ],
         ),
@@ -141,15 +148,17 @@ PAGEABLE_WORTH_SAYING = 0.01
                     "step_share": 0.74,
                     "idle_in_calls": None,
                     "idle_share": None,
+                    "idle_per_step": None,
                     "held": None,
                     "at_most": None,
+                    "beside": 50,
                 }
             ],
         ),
     ],
 )
 def copy_summary_by_time(
-    copies: Copies, gpu_activity: pl.LazyFrame, step_totals: pl.LazyFrame
+    copies: Copies, gpu_activity: pl.LazyFrame, step_totals: pl.LazyFrame, busiest_stream: pl.LazyFrame
 ) -> pl.LazyFrame:
     """Add up each rank's copies by direction and kind of host memory, the most exposed first.
 
@@ -186,7 +195,7 @@ def copy_summary_by_time(
         sums = intervals.inside(span, gpu_activity, parts).group_by(kinds).agg(pl.col(list(parts)).sum())
         whole = whole.join(sums, on=kinds, how="left").with_columns(pl.col(list(parts)).fill_null(0))
     return (
-        per_step(_with_bound(whole, gpu_activity, idle & inside, step_totals), step_totals, "in_steps")
+        per_step(_with_bound(whole, step_totals, busiest_stream), step_totals, "in_steps")
         .select(*copy_summary_by_time.columns)
         .sort("rank", "exposed", *kinds[1:], descending=[False, True, False, False])
     )
@@ -212,19 +221,15 @@ def _known_bytes(which: pl.Expr) -> pl.Expr:
     return pl.when(known.any()).then(pl.col("bytes").filter(known).sum())
 
 
-def _with_bound(
-    whole: pl.LazyFrame, activity: pl.LazyFrame, idle: pl.Expr, totals: pl.LazyFrame
-) -> pl.LazyFrame:
+def _with_bound(whole: pl.LazyFrame, totals: pl.LazyFrame, busiest: pl.LazyFrame) -> pl.LazyFrame:
     """The rates, and what would be saved if all copies hid and their calls took no time.
 
-    A chain of events that wait for each other gets shorter by no more than the exposed copies and the calls
-    on it. And the device saves no time in which it works: what a call costs beside other work can only come
-    out of idle time elsewhere.
+    A chain of events that wait for each other gets shorter by no more than the copies and the calls on it,
+    hidden or not: what hides a copy need not be what waits for it. The work of the busiest stream remains.
     """
-    idled = activity.group_by("rank").agg(_idle=_length().filter(idle).sum())
     calls = ("idle_in_calls", "held")
     return (
-        whole.join(idled, on="rank", how="left")
+        whole.join(busiest.select("rank", beside="beside_kernels"), on="rank", how="left")
         .join(totals, on="rank", how="left")
         .with_columns(
             bandwidth=pl.when(pl.col("_timed") > 0).then(pl.col("bytes") / pl.col("_timed")),
@@ -236,9 +241,14 @@ def _with_bound(
         .with_columns(pl.when("_launched").then(pl.col(calls)))
         .with_columns(
             idle_share=pl.when(pl.col("step_time") > 0).then(pl.col("idle_in_calls") / pl.col("step_time")),
-            at_most=pl.col("in_steps")
-            + pl.col("idle_in_calls")
-            + pl.when("_launched").then(pl.min_horizontal("held", pl.col("_idle") - pl.col("idle_in_calls"))),
+            idle_per_step=pl.when(pl.col("steps") > 0).then(pl.col("idle_in_calls") // pl.col("steps")),
+            # Null where the calls are: the least of two numbers would be the other.
+            at_most=pl.when("_launched").then(
+                pl.min_horizontal(
+                    pl.col("in_steps") + pl.col("hidden_in_steps") + pl.col("idle_in_calls") + pl.col("held"),
+                    "beside",
+                )
+            ),
         )
         .drop("steps", "step_time")
     )
@@ -251,22 +261,24 @@ def copies_cost_step_time(table: pl.DataFrame) -> Iterator[Finding]:
         most = _costliest(table)
         yield Finding(
             name="copies-exposed",
-            claim=f"{_hidden_by_nothing(table)}, most of it {most}.",
-            evidence=(*_facts(table), *_idle(table), *_held(table), *added_up(table)),
+            claim=f"Copies that nothing hides cost {_cost(table)}, most of it {most}.",
+            evidence=(_hidden_by_nothing(table), *_facts(table), *_held(table), *added_up(table)),
             next=_ADVICE.get(most, "Overlap the copies with kernels on a second stream, or avoid them."),
             shared=True,
-            **_gain(table),
+            accounts=("copy",),
+            **_gain(table, table),
         )
     pageable = table.filter(pl.col("host_memory") == "pageable")
     idle = float(pageable["idle_share"].sum()) / max(1, table["rank"].n_unique())
     if mean_share(pageable, table) + idle >= PAGEABLE_WORTH_SAYING:
         yield Finding(
             name="copies-pageable",
-            claim=f"{', and '.join((_hidden_by_nothing(pageable, 'pageable '), *_idle(pageable)))}.",
-            evidence=(*_facts(pageable), *_held(pageable), *added_up(pageable)),
+            claim=f"Copies from or to pageable memory cost {_cost(pageable, table)}.",
+            evidence=(_hidden_by_nothing(pageable), *_facts(pageable), *_held(pageable), *added_up(pageable)),
             next=_PINNING.get(_costliest(pageable), _PINNING["host to device"]),
             shared=True,
-            **_gain(pageable),
+            accounts=("copy",),
+            **_gain(pageable, table),
         )
 
 
@@ -282,23 +294,38 @@ _ADVICE = {
     "or keep on the device what is copied again in every step.",
     "device to host": "Look for `.item()`, `.cpu()`, logging or offloading in the step; copy less often, or "
     "on a second stream into pinned memory.",
-    "memset": "Look for buffers that are zeroed in every step; `set_to_none=True` spares those of gradients.",
+    "memset": "Look for buffers that are zeroed in every step: `torch.zeros`, gradients that are zeroed in "
+    "place for a CUDA graph, a framework's flat gradient buffers.",
 }
 
 
 class _Gain(TypedDict):
     ns_in_steps: int
+    cost_per_step: int
     gain: Gain
     doubt: str
 
 
-def _hidden_by_nothing(rows: pl.DataFrame, kind: str = "") -> str:
+def _hidden_by_nothing(rows: pl.DataFrame) -> str:
     exposed, hidden, copies = rows.select(pl.col("in_steps", "hidden_in_steps", "copies_in_steps").sum()).row(
         0
     )
-    whose = f"{copies:,} {kind}copies take" if copies > 1 else f"one {kind}copy takes"
-    both = milliseconds(exposed + hidden)
-    return f"{milliseconds(exposed)} of the {both} that {whose} inside steps hides behind nothing"
+    whose = f"{copies:,} copies take" if copies > 1 else "one copy takes"
+    said = f"nothing hides {milliseconds(exposed)} of the {milliseconds(exposed + hidden)} that {whose}"
+    idle = int(rows["idle_in_calls"].sum())
+    return f"{said}, and the GPU idles another {milliseconds(idle)} in calls that copy" if idle else said
+
+
+def _cost(rows: pl.DataFrame, table: pl.DataFrame | None = None) -> str:
+    """What the copies cost now, per step of a mean rank and as a share."""
+    ranks = max(1, (rows if table is None else table)["rank"].n_unique())
+    share = (float(rows["step_share"].sum()) + float(rows["idle_share"].sum())) / ranks
+    return f"{milliseconds(_now(rows, ranks))} per step ({percent(min(1.0, share), 1)})"
+
+
+def _now(rows: pl.DataFrame, ranks: int) -> int:
+    """Exposed time and idle time in calls, of a mean step of a mean rank, ns."""
+    return (int(rows["per_step"].sum()) + int(rows["idle_per_step"].sum())) // ranks
 
 
 def _costliest(rows: pl.DataFrame) -> str:
@@ -307,12 +334,15 @@ def _costliest(rows: pl.DataFrame) -> str:
     return by.sort("in_steps", "direction").row(-1)[0]
 
 
-def _gain(rows: pl.DataFrame) -> _Gain:
-    """The most that these copies cost, which only recorded launches tell."""
+def _gain(rows: pl.DataFrame, table: pl.DataFrame) -> _Gain:
+    """What these copies cost now, and at most, which only recorded launches tell."""
+    now = _now(rows, max(1, table["rank"].n_unique()))
     if rows["at_most"].null_count():
-        doubt = "Launches of some copies were not recorded: what their calls cost cannot be told."
-        return {"ns_in_steps": 0, "gain": "unknown", "doubt": doubt}
-    return {"ns_in_steps": int(rows["at_most"].sum()), "gain": "at most", "doubt": ""}
+        doubt = "Launches of some copies were not recorded: the cost of their calls is not known."
+        return {"ns_in_steps": 0, "cost_per_step": now, "gain": "unknown", "doubt": doubt}
+    by_rank = rows.group_by("rank").agg(pl.col("at_most").sum(), pl.col("beside").max())
+    bound = by_rank.select(pl.min_horizontal("at_most", "beside").sum()).item()
+    return {"ns_in_steps": int(bound), "cost_per_step": now, "gain": "at most", "doubt": ""}
 
 
 def _facts(rows: pl.DataFrame) -> tuple[str, ...]:
@@ -334,13 +364,6 @@ def _facts(rows: pl.DataFrame) -> tuple[str, ...]:
             fact += f", {row['bytes_in_steps']:,} bytes at {row['bytes_in_steps'] / row['_timed']:.2f} GB/s"
         facts.append(fact)
     return tuple(facts)
-
-
-def _idle(rows: pl.DataFrame) -> Iterator[str]:
-    """What the calls that launch the copies cost beside them."""
-    idle = int(rows["idle_in_calls"].sum())
-    if idle:
-        yield f"the device idles for another {milliseconds(idle)} in their calls"
 
 
 def _held(rows: pl.DataFrame) -> Iterator[str]:

@@ -11,9 +11,9 @@ import polars as pl
 from lostflops import intervals
 from lostflops.accounts import ACCOUNTS, WAITING
 from lostflops.finding import OTHERS_GAIN_TOO, Finding, milliseconds, percent
-from lostflops.ledger import HOST_ONLY
+from lostflops.ledger import HOST_ONLY, LAUNCH_BOUND, REFILLING
 from lostflops.recipe import Bars, Example, recipe
-from lostflops.tables import Copies, Kernels, Ranks
+from lostflops.tables import Ranks
 
 
 @recipe(
@@ -28,7 +28,6 @@ from lostflops.tables import Copies, Kernels, Ranks
         "steps": "steps of all ranks that the means are taken of",
         "most_on": "rank with the most of it in a mean step",
         "most": "how much that rank has, ns",
-        "ranks": "number of ranks that the means are taken of",
         "on_host": "whether host operators stand in for kernels",
         "at_most": "most that removing the cause on all ranks could save in a mean step, ns; null where "
         "the recording does not say what could be removed",
@@ -77,7 +76,6 @@ from lostflops.tables import Copies, Kernels, Ranks
                     "steps": 2,
                     "most_on": 0,
                     "most": 30,
-                    "ranks": 2,
                     "on_host": False,
                     "at_most": 28,
                 }
@@ -90,8 +88,7 @@ def idle_summary(
     idle_stretches: pl.LazyFrame,
     host_spans: pl.LazyFrame,
     counted_steps: pl.LazyFrame,
-    kernels: Kernels | None,
-    copies: Copies | None,
+    busiest_stream: pl.LazyFrame,
     ranks: Ranks,
 ) -> pl.LazyFrame:
     """Add up idle time by cause, the largest first, with a bound on what removing each cause could save.
@@ -101,6 +98,9 @@ def idle_summary(
     the device is busy counts, because without it the host would run ahead and hide other gaps. Where all
     ranks of the job are here it is no more than the time in which any of them is at it, for the chain passes
     one rank at a time. And the work of the busiest stream remains.
+
+    What removes launches, such as a CUDA graph, removes the Python between them as well: the host counts as
+    launching whenever it is not at a cause with a name of its own.
     """
     window = ["rank", "step"]
     idle = pl.col("account").str.starts_with("idle.")
@@ -131,7 +131,7 @@ def idle_summary(
             steps=pl.len().cast(pl.Int64),
             most=pl.col("own").sum() // pl.len(),
         )
-        .join(_beside(counted, kernels, copies), on="rank", how="left")
+        .join(busiest_stream.select("rank", "beside"), on="rank", how="left")
         .with_columns(at_most=pl.when(pl.col("account").is_in(removable)).then(bound))
         .sort("account", "most", "rank", descending=[False, True, False])
     )
@@ -146,7 +146,6 @@ def idle_summary(
             at_most=pl.when(pl.col("at_most").count() > 0).then(pl.col("at_most").sum() // steps),
             most_on=pl.col("rank").first(),
             most=pl.col("most").first(),
-            ranks=pl.col("rank").n_unique().cast(pl.Int64),
         )
         .join(ranks.select(on_host=HOST_ONLY.all()), how="cross")
         .select(*idle_summary.columns)
@@ -178,34 +177,27 @@ def _at_it(
     )
     here = intervals.inside(steps, intervals.union(spans, ["_lane"]), {"host": pl.lit(True)}, by="_lane")
     found = intervals.inside(here, intervals.union(spans, ["_code"]), {"anywhere": pl.lit(True)}, by="_code")
-    return found.join(compared, how="cross").with_columns(anywhere=pl.when("known").then("anywhere"))
-
-
-def _beside(counted: pl.LazyFrame, kernels: pl.LazyFrame | None, copies: pl.LazyFrame | None) -> pl.LazyFrame:
-    """How long in all its steps each rank's busiest stream does not work: rank, `beside`.
-
-    Communication does not count as work, because it may be waiting.
-    """
-    stream = ["rank", "device", "stream"]
-    length = pl.col("end") - pl.col("start")
-    tables = [(kernels, pl.col("family") != "communication"), (copies, ~pl.col("communication"))]
-    work = [table.filter(own).select(*stream, "start", "end") for table, own in tables if table is not None]
-    if not work:
-        return counted.group_by("rank").agg(beside=length.sum())
-    rows = pl.concat(work)
-    lanes = rows.select(stream).unique().sort(stream).with_row_index("_lane").collect().lazy()
-    lanes = lanes.with_columns(pl.col("_lane").cast(pl.Int64))
-    busy = intervals.union(rows.join(lanes, on=stream, nulls_equal=True), ["_lane"])
-    asked = counted.join(lanes.select("rank", "_lane"), on="rank", how="left").with_columns(
-        pl.col("_lane").fill_null(-1)
-    )
+    launching = pl.col("account") == LAUNCH_BOUND
     return (
-        intervals.inside(asked, busy, {"busy": pl.lit(True)}, by="_lane")
-        .group_by("rank", "_lane")
-        .agg(beside=(length - pl.col("busy")).sum())
-        .group_by("rank")
-        .agg(pl.col("beside").min())
+        intervals.inside(found, _named(host_spans), {"_named": pl.lit(True)})
+        .join(compared, how="cross")
+        .with_columns(
+            host=pl.when(launching)
+            .then(pl.max_horizontal("host", pl.col("end") - pl.col("start") - pl.col("_named")))
+            .otherwise("host"),
+            anywhere=pl.when(pl.col("known") & ~launching).then("anywhere"),
+        )
     )
+
+
+def _named(host_spans: pl.LazyFrame) -> pl.LazyFrame:
+    """When the host of each rank is at a cause that launching is no part of, on all of its threads.
+
+    Of several threads the others may launch meanwhile; only a rank with one thread is known not to.
+    """
+    named = host_spans.filter(~pl.col("account").is_in(REFILLING))
+    alone = host_spans.group_by("rank").agg(pl.col("thread").n_unique()).filter(pl.col("thread") == 1)
+    return intervals.union(named.join(alone, on="rank", how="semi"), ["rank"])
 
 
 @dataclass(frozen=True)
@@ -298,13 +290,7 @@ def idle_costs_step_time(table: pl.DataFrame) -> Iterator[Finding]:
             evidence=tuple(evidence),
             next=ACCOUNTS[loss.account].remedy,
             accounts=(loss.account,),
-            rank=row["most_on"] if _on_one(row) else None,
         )
-
-
-def _on_one(row: Mapping[str, Any]) -> bool:
-    """Whether nearly all of the idle time of several ranks is on one."""
-    return row["ranks"] > 1 and row["most"] >= 0.9 * row["per_step"] * row["ranks"]
 
 
 def _wider(row: Mapping[str, Any]) -> Iterator[str]:

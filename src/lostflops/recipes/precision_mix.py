@@ -6,14 +6,17 @@ from collections.abc import Iterator
 
 import polars as pl
 
+from lostflops import intervals
 from lostflops.finding import Finding, milliseconds, percent
 from lostflops.recipe import Bars, Example, recipe
+from lostflops.tables import Kernels
 
 from .step_totals import added_up, mean_share, per_step
 
 MATRIX_WORK = ("gemm", "attention", "convolution")
 # Share of the step from which slow arithmetic is worth a finding.
 WORTH_SAYING = 0.05
+SORTS = ("precision", "tensor_cores")
 
 
 @recipe(
@@ -31,6 +34,8 @@ WORTH_SAYING = 0.05
         "in_steps": "time inside steps, ns",
         "per_step": "time in a mean step, ns",
         "step_share": "time inside steps / step time",
+        "span": "time inside steps in which at least one kernel of this precision and use of matrix units "
+        "runs, of whatever family, ns",
     },
     examples=[
         Example(
@@ -57,6 +62,7 @@ WORTH_SAYING = 0.05
                     "in_steps": in_steps,
                     "per_step": in_steps // 2,
                     "step_share": in_steps / 330,
+                    "span": in_steps,
                 }
                 for family, precision, tensor_cores, calls, time, in_steps in (
                     ("gemm", "fp32", False, 1, 60, 40),
@@ -65,12 +71,30 @@ WORTH_SAYING = 0.05
                 )
             ],
         ),
+        Example(
+            "kernels on two streams at a time: their time adds up to more than the step, their span does not",
+            given={
+                "kernels": [
+                    {"start": s, "end": 90, "stream": s, "precision": "fp32", "tensor_cores": False}
+                    | {"family": ("gemm", "convolution")[s % 2]}
+                    for s in (2, 9, 20)
+                ],
+                "steps": [{"start": 0, "end": 100}],
+            },
+            expect=[
+                {"family": "gemm", "in_steps": 158, "step_share": 1.58, "span": 88},
+                {"family": "convolution", "in_steps": 81, "step_share": 0.81, "span": 88},
+            ],
+        ),
     ],
 )
-def precision_mix(kernel_work: pl.LazyFrame, step_totals: pl.LazyFrame) -> pl.LazyFrame:
+def precision_mix(
+    kernel_work: pl.LazyFrame, kernels: Kernels, counted_steps: pl.LazyFrame, step_totals: pl.LazyFrame
+) -> pl.LazyFrame:
     """Add up each rank's matmul, attention and convolution time by precision and use of tensor cores.
 
-    Both are read from kernel names: null is not 'no'.
+    Both are read from kernel names: null is not 'no'. Kernels that run at the same time each count, except
+    in `span`, which no change of precision can save more than.
     """
     kinds = ["rank", "family", "precision", "tensor_cores"]
     summed = (
@@ -82,8 +106,25 @@ def precision_mix(kernel_work: pl.LazyFrame, step_totals: pl.LazyFrame) -> pl.La
     )
     return (
         per_step(summed, step_totals, "in_steps")
-        .select(*kinds, "calls", "time", "time_share", "in_steps", "per_step", "step_share")
+        .join(_spans(kernels, counted_steps), on=["rank", *SORTS], how="left", nulls_equal=True)
+        .with_columns(pl.col("span").fill_null(0))
+        .select(*precision_mix.columns)
         .sort("rank", "time", *kinds[1:], descending=[False, True, False, False, False])
+    )
+
+
+def _spans(kernels: pl.LazyFrame, counted: pl.LazyFrame) -> pl.LazyFrame:
+    """How long inside steps at least one kernel of a precision runs: rank, precision, tensor_cores, span."""
+    rows = kernels.filter(pl.col("family").cast(pl.String).is_in(MATRIX_WORK)).select(
+        "rank", "start", "end", *SORTS
+    )
+    sorts = rows.select("rank", *SORTS).unique().collect()
+    lanes = sorts.sort("rank", *SORTS).with_row_index("_lane").with_columns(pl.col("_lane").cast(pl.Int64))
+    runs = intervals.union(rows.join(lanes.lazy(), on=["rank", *SORTS], nulls_equal=True), ["_lane"])
+    steps = intervals.union(counted, ["rank"])
+    at = runs.join(lanes.lazy(), on="_lane")
+    return (
+        intervals.inside(at, steps, {"span": pl.lit(True)}).group_by("rank", *SORTS).agg(pl.col("span").sum())
     )
 
 
@@ -107,19 +148,28 @@ def matrix_work_off_tensor_cores(table: pl.DataFrame) -> Iterator[Finding]:
         if mean_share(slow, table) < WORTH_SAYING:
             continue
         time = int(slow["in_steps"].sum())
+        share = min(1.0, mean_share(slow, table))
+        spans = slow.group_by("rank").agg(pl.col("span").max(), pl.col("per_step").sum())
+        per_step = int(spans["per_step"].sum()) // max(1, table["rank"].n_unique())
         doubt = (
             f"{percent(unknown, matrix)} of this matrix work does not say its precision." if unknown else ""
         )
         yield Finding(
             name=f"{precision}-without-tensor-cores",
-            claim=f"{percent(time, matrix)} of the matrix work inside steps runs in {precision} without "
-            "tensor cores.",
-            ns_in_steps=time,
+            claim=f"Matrix work in {precision} without tensor cores takes {milliseconds(per_step)} per step "
+            f"({percent(share, 1)}).",
+            ns_in_steps=int(spans["span"].sum()),
+            cost_per_step=per_step,
             shared=True,
             gain="at most",
-            evidence=(*_by_family(slow), *added_up(slow)),
+            evidence=(
+                f"{percent(time, matrix)} of the matrix work inside steps",
+                *_by_family(slow),
+                *added_up(slow),
+            ),
             next=advice,
             doubt=doubt,
+            accounts=("compute",),
         )
 
 
