@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import polars as pl
@@ -16,8 +16,10 @@ from lostflops.tables import STEPS
 from lostflops.trace import GPU_WORK_LOST, Quality, Trace
 from lostflops.version import __version__
 
+from . import facts
 from .budget import Budget, budget
 from .run import Run, recorded
+from .story import story
 from .verdict import verdict
 
 LEDGER = pl.Schema(
@@ -58,6 +60,7 @@ class Page:
     verdict: str
     notes: tuple[str, ...]
     figures: tuple[Figure, ...]
+    facts: facts.Facts
     budget: Budget | None
     steps: pl.DataFrame
     ledger: pl.DataFrame
@@ -66,6 +69,11 @@ class Page:
     skipped: tuple[Skipped, ...]
     quality: tuple[Quality, ...]
     source_names: tuple[str, ...]
+
+    @property
+    def untraced(self) -> bool:
+        """Whether there is a step log or a monitor's samples and no trace: most questions are idle."""
+        return self.budget is None and self.run.formats <= {"step log", "monitor"}
 
     @property
     def no_finding(self) -> str:
@@ -100,6 +108,7 @@ def page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], No
     counted = ledger
     if steps_table is not None:
         counted = ledger.join(counted_steps(steps_table).collect(), on=["rank", "step"], how="semi")
+    windows = counted.select("rank", "step", "start", "end").unique(maintain_order=True)
     run = recorded(trace, steps, counted)
     spent = budget(counted, run.on_host)
     unclassified, kernel_time = _unclassified(trace)
@@ -108,11 +117,12 @@ def page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], No
         run=run,
         verdict=_verdict(trace, run, spent, skipped, by_name),
         notes=(
+            *story(trace, by_name, run),
             *_notes(run, _outside(trace, steps), unclassified, kernel_time),
             *_partial(run, steps),
-            *_beside_the_log(by_name),
         ),
         figures=tuple(_figures(run, counted, spent, by_name, unclassified, kernel_time)),
+        facts=facts.known(trace, run, spent, windows, by_name | _asked(session, "step_flops")),
         budget=spent,
         steps=steps,
         ledger=ledger,
@@ -126,27 +136,16 @@ def page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], No
     )
 
 
-def _beside_the_log(answers: Mapping[str, Answer]) -> Iterator[str]:
-    """How the recorded steps compare with all that the job has logged."""
-    if "step_log_summary" not in answers:
-        return
-    log = answers["step_log_summary"].table.filter(pl.col("longer").is_not_null())
-    if log.is_empty():
-        return
-    others, kept = log["median"].median(), log["recorded_median"].median()
-    assert isinstance(others, float) and isinstance(kept, float)
-    ranks = "on the median rank" if log.height > 1 else f"on rank {log['rank'][0]}"
-    yield (
-        f"The step log holds {log['steps'].max():,} steps, of which {log['recorded'].max():,} were recorded: "
-        f"median {milliseconds(kept)}, of the others {milliseconds(others)} ({ranks})."
-    )
-
-
 def _ask(session: Session, name: str) -> Answer | Skipped:
     try:
         return session.run(name)
     except LostflopsError as error:  # what one recipe cannot answer must not cost the reader the others
         return Skipped(name, error.message)
+
+
+def _asked(session: Session, name: str) -> dict[str, Answer]:
+    said = _ask(session, name)
+    return {name: said} if isinstance(said, Answer) else {}
 
 
 def _gravity(fact: Quality) -> tuple[bool, int, str]:
@@ -178,6 +177,10 @@ def _verdict(
     trace: Trace, run: Run, spent: Budget | None, skipped: list[Skipped], by_name: dict[str, Answer]
 ) -> str:
     if not _rows(trace, "kernels", "copies", "collectives"):
+        if _rows(trace, "step_log"):
+            return _verdict_of_the_log(by_name)
+        if run.formats == {"monitor"}:
+            return "Only a monitor's samples were recorded: where the steps' time went is not known."
         if not _rows(trace, "operators"):
             return "This trace holds no GPU work and no operators: there is nothing to account for."
         return "This trace holds no GPU work: only the host's side of the run was recorded."
@@ -187,6 +190,16 @@ def _verdict(
         )
         return f"The time of this trace cannot be accounted for: {reason}."
     return verdict(spent, run.on_host, run.bounds or run.span, _culprit(by_name), _unseen(run))
+
+
+def _verdict_of_the_log(by_name: dict[str, Answer]) -> str:
+    """How long the steps took that were logged and not recorded in full."""
+    told = by_name.get("step_log_summary")
+    median = None if told is None else told.table["median"].max()
+    nothing = "no step was recorded in full, so where their time went is not known."
+    if isinstance(median, int):
+        return f"Steps take {milliseconds(median)}; {nothing}"
+    return f"{nothing[:1].upper()}{nothing[1:]}".replace("their", "the")
 
 
 def _unseen(run: Run) -> str:

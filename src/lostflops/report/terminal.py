@@ -18,10 +18,11 @@ from lostflops.recipe import Skipped
 from lostflops.trace import Quality
 
 from .budget import Budget, Line
+from .facts import lines
 from .page import Page
 from .quality import facts
 from .run import Run
-from .words import as_command, one_line
+from .words import as_command, one_line, to_record
 
 WIDEST = 120
 BARS_FROM = 66  # columns; a narrower terminal shows the numbers without bars
@@ -34,24 +35,25 @@ PLAIN = str.maketrans(
 )
 
 
-def show(page: Page, console: Console, paths: str = "PATH") -> None:
-    """Print the page. `paths` is what the user would type again to ask about the same steps of the same job.
+def show(page: Page, console: Console, paths: str = "PATH", command: str = "") -> None:
+    """Print the page. `paths` is what the user would type again to ask about the same steps of the same job,
+    `command` what starts the job, where that is known.
 
     Commands stand whole on their lines, however wide, so that they can be copied.
     """
     width = min(console.width, WIDEST)
     if console.encoding.lower().startswith("utf"):
-        _print(page, console, width, paths)
+        _print(page, console, width, paths, command)
         return
     with console.capture() as captured:
-        _print(page, console, width, paths)
+        _print(page, console, width, paths, command)
     text = captured.get().translate(PLAIN).encode(console.encoding, "replace").decode(console.encoding)
     console.file.write(text)
 
 
-def _print(page: Page, console: Console, width: int, paths: str) -> None:
+def _print(page: Page, console: Console, width: int, paths: str, command: str) -> None:
     options = console.options.update(width=width, highlight=False, markup=False)
-    for block in _blocks(page, width, paths):
+    for block in _blocks(page, width, paths, command):
         if isinstance(block, Text) and block.no_wrap:
             console.print(block, soft_wrap=True, highlight=False)
             continue
@@ -70,28 +72,35 @@ def _trimmed(line: Sequence[Segment]) -> Sequence[Segment]:
     return kept
 
 
-def _blocks(page: Page, width: int, paths: str) -> Iterator[RenderableType]:
+def _blocks(page: Page, width: int, paths: str, command: str) -> Iterator[RenderableType]:
     yield Text(one_line(_described(page.run)), style="dim")
     yield Text()
     yield Text(one_line(page.verdict), style="bold")
     for note in page.notes:
         yield Padding(Text(one_line(note), style="dim"), (0, 0, 0, 2))
+        yield from (Text(f"    {line}", no_wrap=True) for line in to_record(note, command))
     if page.budget is not None:
         yield Text()
         yield _ledger(page.budget, page.run, width)
+    told = lines(page.facts, page.run.on_host)
+    if told:
+        yield Text()
+        yield _facts(told)
     if page.findings:
         yield Text()
         for number, finding in enumerate(page.findings, 1):
             yield _finding(number, finding, page.budget, width >= BARS_FROM)
             if finding.recipe:
-                command = f"lostflops recipe {as_command(finding.recipe)} {paths}"
-                yield Text.assemble("   ", ("show     ", "dim"), one_line(command), no_wrap=True)
+                show = f"lostflops recipe {as_command(finding.recipe)} {paths}"
+                yield Text.assemble("   ", ("show     ", "dim"), one_line(show), no_wrap=True)
+            for line in to_record(finding.next, command):
+                yield Text.assemble("   ", ("record   ", "dim"), line, no_wrap=True)
         if len([f for f in page.findings if f.ns_per_step]) > 1:
             yield Text("   Gains of several findings do not add up.", style="dim")
     elif page.budget is not None:
         yield Text()
         yield Text(f"No finding: {page.no_finding}")
-    if page.skipped:
+    if page.skipped and not page.untraced:
         yield Text()
         yield Text("not answered", style="bold")
         yield _not_answered(page.skipped)
@@ -99,6 +108,16 @@ def _blocks(page: Page, width: int, paths: str) -> Iterator[RenderableType]:
         yield Text()
         yield Text("data quality", style="bold")
         yield _quality(page.quality)
+
+
+def _facts(told: Sequence[tuple[str, str]]) -> Table:
+    """A line each: what is too long for it, like a kernel's name, is cut."""
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(no_wrap=True)
+    grid.add_column(no_wrap=True, overflow="ellipsis")
+    for label, text in told:
+        grid.add_row(Text(label, style="dim"), Text(one_line(text)))
+    return grid
 
 
 def _described(run: Run) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 
 
@@ -27,3 +28,11 @@ def _escaped(character: str) -> str:
 def as_command(recipe: str) -> str:
     """A recipe's name as the command line spells it."""
     return recipe.replace("_", "-")
+
+
+def to_record(text: str, command: str) -> list[str]:
+    """The `lostflops record` lines in a text, with the job's own command, where that is known."""
+    if not command:
+        return []
+    found = re.findall(r"`(lostflops record [^`]*-- )COMMAND`", text)
+    return [one_line(f"{start}{command}") for start in found]
