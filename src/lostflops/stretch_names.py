@@ -140,16 +140,15 @@ def _text_of(did: _Rows, row: Int) -> Int:
 
 def _told(texts: list[str], leaf: Int, around: Int) -> pl.Series:
     """The names of parts: what ran, and the user's function around it where that is another."""
+
+    def name(what: int, where: int) -> str | None:
+        if what < 0:
+            return None
+        return spoken(texts[what]) + ("" if where in (-1, what) else f" in {texts[where]}")
+
     pairs = pl.DataFrame({"leaf": leaf, "around": around})
     distinct = pairs.unique()
-    names = [
-        None
-        if what < 0
-        else spoken(texts[what])
-        if where in (-1, what)
-        else f"{spoken(texts[what])} in {texts[where]}"
-        for what, where in distinct.iter_rows()
-    ]
+    names = [name(what, where) for what, where in distinct.iter_rows()]
     known = distinct.with_columns(name=pl.Series(names, dtype=pl.String))
     return pairs.join(known, on=["leaf", "around"], how="left", maintain_order="left")["name"]
 
