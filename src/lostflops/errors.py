@@ -55,6 +55,17 @@ class NothingThere(LostflopsError):
         )
 
 
+class NoRun(LostflopsError):
+    """No path was given, and no run is where recordings go."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "There is no recorded run in runs/ or in this folder.",
+            "record one with `lostflops record -- python train.py`, or name the traces: "
+            "`lostflops why my_traces/`.",
+        )
+
+
 class NoTraces(LostflopsError):
     """A folder without anything that looks like a trace."""
 

@@ -136,7 +136,7 @@ def _write(run: Path, given: Namespace) -> None:
         utc = (pl.col("end") + trace.manifest.origin_ns).cast(pl.Datetime("ns", "UTC"))
         named = counters.select(utc.dt.to_string("iso:strict").alias("time"), *_COLUMNS)
         with _output.replacing(given.csv) as file:
-            named.collect().write_csv(file)
+            _output.spreadsheet_safe(named.collect()).write_csv(file)
     if given.html:
         drawn = page(trace)
         if drawn is None:
