@@ -15,7 +15,6 @@ import sys
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter, _SubParsersAction  # pyright: ignore[reportPrivateUsage]
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -91,13 +90,21 @@ def described(below: Below, name: str, text: str) -> ArgumentParser:
     )
 
 
+class _Help(RawDescriptionHelpFormatter):
+    """Help in which the name of a command and what it does share a line."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=18)
+        self._action_max_length = 18
+
+
 def parser(words: Sequence[str] = ()) -> ArgumentParser:
     """The whole command line's parser, as far as it depends on what was typed."""
     top = Parser(
         prog="lostflops",
         description="Find where your GPU hours go, what to change, and prove that it helped.",
         epilog=EPILOG,
-        formatter_class=partial(RawDescriptionHelpFormatter, max_help_position=18),
+        formatter_class=_Help,
         allow_abbrev=False,
     )
     top.add_argument("--version", action="version", version=f"lostflops {__version__}")

@@ -106,6 +106,7 @@ def opened(given: Namespace, progress: Progress | None = None, output: Path | No
         output=output,
         progress=progress,
     )
+    trace.given = tuple(given.paths)
     return trace.select(steps=steps) if steps else trace
 
 

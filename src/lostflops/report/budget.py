@@ -53,6 +53,13 @@ def in_order(names: Iterable[str]) -> list[str]:
     return sorted(names, key=lambda n: (ORDER.get(n.partition(".")[0], last), ORDER.get(n, last), n))
 
 
+def color(account: str) -> str:
+    """The classes that give an account its colour, the same wherever it is drawn."""
+    group, _, part = account.partition(".")
+    known = f"c-{group}" if group in GROUPS else "c-other"
+    return f"{known} p-{part.replace('_', '-')}" if part.replace("_", "").isalpha() else known
+
+
 @dataclass(frozen=True)
 class Line:
     """One line of the budget: a group of accounts (depth 0) or an account inside one (depth 1).

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import polars as pl
 
@@ -20,7 +21,7 @@ from . import step_notes
 from .budget import Budget, budget
 from .run import Run, recorded
 from .verdict import verdict
-from .words import typed
+from .words import one_line, typed
 
 LEDGER = pl.Schema(
     {
@@ -68,7 +69,7 @@ class Page:
     skipped: tuple[Skipped, ...]
     quality: tuple[Quality, ...]
     source_names: tuple[str, ...]
-    paths: str = "PATH"  # what to type after a command's name to ask about the same steps of the same job
+    given: tuple[str, ...] = ()  # the paths that the user named, where somebody did
 
     def __str__(self) -> str:
         """The page as a terminal of 100 columns shows it."""
@@ -83,6 +84,24 @@ class Page:
         from .notebook import bundle
 
         return bundle(self)["text/html"]
+
+    @property
+    def paths(self) -> str:
+        """What to type after a command's name to ask about the same steps of the same job."""
+        return typed(self.given, self.run.selected_steps) if self.given else "PATH"
+
+    @property
+    def name(self) -> str:
+        """The run in a few words: its folder's name. That of a file is not told, it may hold the host's."""
+        if len(self.given) == 1 and Path(self.given[0]).is_dir():
+            return one_line(Path(self.given[0]).resolve().name)
+        return self.run.extent
+
+    @property
+    def blamed(self) -> str:
+        """The account of the ledger that the first finding is about; empty where none is named."""
+        accounts = self.findings[0].accounts if self.findings else ()
+        return accounts[0] if accounts else ""
 
     @property
     def no_finding(self) -> str:
@@ -142,7 +161,7 @@ def page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], No
         skipped=tuple(skipped),
         quality=tuple(sorted(trace.manifest.quality, key=_gravity)),
         source_names=tuple(source.name for source in trace.manifest.sources),
-        paths=typed(trace.given, trace.steps) if trace.given else "PATH",
+        given=trace.given,
     )
 
 
@@ -313,7 +332,7 @@ def _figures(
     hidden = _hidden(by_name)
     if hidden:
         yield hidden
-    if kernel_time:
+    if kernel_time and unclassified * 1000 >= UNCLASSIFIED_PER_MILLE * kernel_time:
         yield Figure(
             "unclassified",
             percent(unclassified, kernel_time),
