@@ -597,7 +597,7 @@ def test_a_question_the_trace_cannot_answer_says_how_to_record_it(
     assert main(["recipe", "copy-summary-by-time", LORA]) == 2
     said = capsys.readouterr()
     assert said.out == ""
-    assert "copy_summary_by_time" in said.err and "record it with" in said.err
+    assert "copy_summary_by_time" in said.err and "needs `activities=" in said.err
 
 
 def test_examples_are_read_without_a_store_that_can_be_written(tmp_path: Path) -> None:

@@ -176,7 +176,7 @@ def made(
         return kernels.lazy()
 
     @recipe(
-        question="How much communication time was not hidden behind compute?",
+        question="How much communication time is not hidden behind compute?",
         scope="rank",
         columns={"rank": "rank", "hidden": "hidden, ns", "exposed": "exposed, ns"},
         examples=[],
@@ -475,8 +475,8 @@ def test_without_the_device_the_verdict_only_tells_of_the_host() -> None:
     found = budget(spent(compute=989, idle__unexplained=11), on_host=True)
     assert found is not None
     assert verdict(found, on_host=True, unseen="nothing of the GPU was recorded") == (
-        "What bounds this job cannot be told: nothing of the GPU was recorded. On the host, operators that "
-        "compute run for 98.9 % of the 1.00 µs step."
+        "What bounds this job is not in the recording: nothing of the GPU was recorded. On the CPU, "
+        "operators that compute run for 98.9 % of the 1.00 µs step."
     )
 
 
@@ -602,8 +602,8 @@ def test_a_recording_of_the_host_alone_counts_as_a_whole(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        (GPU_WORK_LOST, "the host launched GPU work and copies 104 times, but none of it was recorded"),
-        (DEVICE_UNKNOWN, "104 rows seem to be a device's work, of kinds that lostflops does not know"),
+        (GPU_WORK_LOST, "the CPU launched GPU work and copies 104 times, but none of it was recorded"),
+        (DEVICE_UNKNOWN, "104 rows look like work of a device that lostflops does not know"),
     ],
 )
 def test_device_work_that_was_not_recorded_leads_the_page(
@@ -611,7 +611,9 @@ def test_device_work_that_was_not_recorded_leads_the_page(
 ) -> None:
     lost = [Quality(0, name, 100, "text", "warning"), Quality(1, name, 4, "text", "warning")]
     shown = example_page(monkeypatch, tmp_path, device_kind="cpu", quality=lost)
-    assert shown.verdict.startswith(f"What bounds this job cannot be told: {said}. On the host, operators ")
+    assert shown.verdict.startswith(
+        f"What bounds this job is not in the recording: {said}. On the CPU, operators "
+    )
     assert "CPU operators are counted instead of kernels." in shown.notes
     assert not any("No GPU in this recording" in note for note in shown.notes)
 
@@ -628,7 +630,7 @@ def test_the_page_holds_answers_findings_skips_and_quality(
     shown = example_page(monkeypatch, tmp_path, quality=quality)
     assert [f.ns_per_step for f in shown.findings] == [61_000_003, 7_000_003, 0]
     assert [s.recipe for s in shown.skipped] == ["page_faults_by_cause"]
-    assert "record it with" in shown.skipped[0].reason
+    assert shown.skipped[0].reason.startswith("needs ")
     assert shown.verdict.startswith("Waiting for late ranks: 26.6 % of the 368 ms step")
     assert shown.run.ranks == tuple(range(8)) and shown.run.num_windows == 40
     assert [(f.level, f.where, f.text) for f in facts(shown.quality)] == [
@@ -678,7 +680,10 @@ def test_an_empty_trace_is_called_empty(monkeypatch: pytest.MonkeyPatch, tmp_pat
     known = made(LEDGER.to_frame())
     monkeypatch.setattr(recipes_module, "recipes", lambda: known)
     shown = page(trace, Session(trace))
-    assert shown.verdict == "This trace holds no GPU work and no operators: there is nothing to account for."
+    assert (
+        shown.verdict
+        == "This recording holds neither GPU work nor operators: there is nothing to account for."
+    )
     assert shown.budget is None
     assert len(shown.skipped) == 6
     assert "no rank" in printed(shown, 80)

@@ -1,4 +1,4 @@
-"""Sample what the GPUs, cores, memory, disks and networks of this node do.
+"""Sample this node's GPUs, cores, memory, disks and networks.
 
 By itself until Ctrl-C, or around a command whose output and exit status are passed through. The samples
 become the table `counters` of the run. One monitor per node is enough; `lostflops record --monitor` has one

@@ -1,4 +1,4 @@
-"""Ask one recipe, and print or write its table.
+"""Ask one question and print or write its table.
 
 `lostflops recipes` lists the recipes, `lostflops explain NAME` says what one computes, and
 `lostflops recipe NAME --help` shows the options of that one.

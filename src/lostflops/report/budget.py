@@ -33,7 +33,7 @@ ON_HOST: Mapping[str, Words] = {
     "idle": Words("idle", "Nothing computes, communicates or copies."),
 }
 # A line inside a group need not repeat what its group says.
-SAID_BY_GROUP = re.compile(r"^(Nothing runs on the device|Only communication runs), and ")
+SAID_BY_GROUP = re.compile(r"^(Nothing runs on the GPU(, and| while)|Only communication runs(, and|;)) ")
 ORDER = {name: i for i, name in enumerate(dict.fromkeys((*GROUPS, *ACCOUNTS)))}
 
 

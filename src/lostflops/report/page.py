@@ -218,13 +218,13 @@ def _verdict(
 ) -> str:
     if not _rows(trace, "kernels", "copies", "collectives"):
         if not _rows(trace, "operators"):
-            return "This trace holds no GPU work and no operators: there is nothing to account for."
-        return "This trace holds no GPU work: only the host's side of the run was recorded."
+            return "This recording holds neither GPU work nor operators: there is nothing to account for."
+        return "Only the CPU side of this run was recorded: there is no GPU work to account for."
     if spent is None:
         reason = next(
             (s.reason for s in skipped if s.recipe == "step_ledger"), "no step of it holds any time"
         )
-        return f"The time of this trace cannot be accounted for: {reason}."
+        return f"There is no ledger of this recording: {reason}."
     return verdict(spent, run.on_host, run.bounds or run.span, found[0] if found else None, _unseen(run))
 
 
@@ -233,8 +233,8 @@ def _unseen(run: Run) -> str:
     if run.lost is None or not run.on_host:
         return ""
     if run.lost.name == GPU_WORK_LOST:
-        return f"the host launched GPU work and copies {run.lost.count:,} times, but none of it was recorded"
-    return f"{run.lost.count:,} rows seem to be a device's work, of kinds that lostflops does not know"
+        return f"the CPU launched GPU work and copies {run.lost.count:,} times, but none of it was recorded"
+    return f"{run.lost.count:,} rows look like work of a device that lostflops does not know"
 
 
 def _outside(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
