@@ -422,17 +422,11 @@ def spent(**parts: int) -> pl.DataFrame:
                 "communication__transfer": 71,
                 "idle__unexplained": 120,
             },
-            (
-                "Waiting for late ranks: 31.1 % of the 1.00 µs step is exposed communication "
-                "(24.0 % waiting for other ranks, 7.1 % transfer); rank 7 is last."
-            ),
+            ("Waiting for late ranks: 31.1 % of the 1.00 µs step is exposed communication."),
         ),
         (
             {"compute": 600, "idle__data_loading": 300, "idle__dependency": 60, "idle__launch_bound": 40},
-            (
-                "Input-bound: the GPU is idle for 40.0 % of the 1.00 µs step "
-                "(30.0 % data loading, 6.0 % dependency, 4.0 % the rest)."
-            ),
+            ("Input-bound: the GPU is idle for 40.0 % of the 1.00 µs step."),
         ),
         (
             {"compute": 30, "copy": 970},
@@ -442,16 +436,13 @@ def spent(**parts: int) -> pl.DataFrame:
             {"compute": 960, "communication__exposed": 33, "idle__unexplained": 7},
             (
                 "Compute-bound: kernels run for 96.0 % of the 1.00 µs step; "
-                "the largest loss is exposed communication, 3.3 %; rank 7 is last."
+                "the largest loss is exposed communication, 3.3 %."
             ),
         ),
         ({"compute": 1000}, "Compute-bound: kernels run for 100.0 % of the 1.00 µs step."),
         (
             {"compute": 640, "communication__wait": 159, "communication__transfer": 201},
-            (
-                "Communication-bound: 36.0 % of the 1.00 µs step is exposed communication "
-                "(20.1 % transfer, 15.9 % waiting for other ranks); rank 7 is last."
-            ),
+            ("Communication-bound: 36.0 % of the 1.00 µs step is exposed communication."),
         ),
         ({"idle__unexplained": 500, "something__new": 500}, None),
     ],
@@ -459,16 +450,10 @@ def spent(**parts: int) -> pl.DataFrame:
 def test_the_verdict_names_what_bounds_the_step(parts: dict[str, int], said: str | None) -> None:
     found = budget(spent(**parts))
     assert found is not None
-    sentence = verdict(found, culprit="rank 7 is last")
+    sentence = verdict(found)
     assert sentence.endswith(".")
     if said:
         assert sentence == said
-
-
-def test_the_rest_of_a_loss_is_the_rest_of_its_time_and_not_of_its_rounded_shares() -> None:
-    found = budget(spent(compute=6000, idle__data_loading=2504, idle__dependency=1204, idle__unexplained=292))
-    assert found is not None
-    assert "(25.0 % data loading, 12.0 % dependency, 2.9 % the rest)" in verdict(found)
 
 
 def test_without_the_device_the_verdict_only_tells_of_the_host() -> None:
@@ -476,7 +461,7 @@ def test_without_the_device_the_verdict_only_tells_of_the_host() -> None:
     assert found is not None
     assert verdict(found, on_host=True, unseen="nothing of the GPU was recorded") == (
         "What bounds this job is not in the recording: nothing of the GPU was recorded. On the CPU, "
-        "operators that compute run for 98.9 % of the 1.00 µs step."
+        "operators compute for 98.9 % of the 1.00 µs step."
     )
 
 
@@ -874,7 +859,7 @@ def test_printing_the_page_prints_what_the_command_prints(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("COLUMNS", "100")
-    run = str(ROOT / "examples" / "runs" / "lora-workers-4")
+    run = str(ROOT / "examples" / "runs" / "lora-workers-0")
     assert cli.main(["why", run]) == 0
     said = capsys.readouterr().out
     print(lostflops.why(run), end="")
