@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import resource
 import shlex
 import shutil
@@ -20,7 +21,7 @@ import pytest
 from lostflops import cli, recipe
 from lostflops.cli import _asked, _output, main
 from lostflops.cli import recipe as recipe_command
-from lostflops.errors import BadOption, CannotWrite, LostflopsError
+from lostflops.errors import BadOption, CannotWrite, LostflopsError, NoRun
 from lostflops.recipe import Example, Recipe
 from lostflops.tables import Steps
 
@@ -91,6 +92,185 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(f"    {name} " in printed for name in cli.commands())
 
 
+def test_without_arguments_the_help_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("usage: lostflops ") and "lostflops record -- python train.py" in printed
+
+
+LISTS = "Hint: `lostflops --help` lists the commands."
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["whi"], f"There is no command 'whi'. Did you mean 'why'?\n{LISTS}"),
+        (["zzz"], f"There is no command 'zzz'.\n{LISTS}"),
+        ([DDP], f"There is no command '{DDP}'.\nHint: `lostflops why {DDP}` shows where its time went."),
+        (
+            ["gpu_gaps"],
+            "There is no command 'gpu_gaps'.\nHint: it is a recipe: `lostflops recipe gpu-gaps PATH`.",
+        ),
+        (["why", "--stes", "3", DDP], "`lostflops why` has no option '--stes'. Did you mean '--steps'?"),
+        (["why", "--htlm=x.html", DDP], "`lostflops why` has no option '--htlm'. Did you mean '--html'?"),
+        (["recipe"], "`lostflops recipe` needs NAME and PATH."),
+        (["explain", "idle", "more"], "`lostflops explain` does not take 'more'."),
+        (["recipe", "kernel_summary", DDP, "--ranks"], "--ranks needs a value: `--ranks A,B-C`."),
+        (
+            ["recipe", "--format", "cvs", "kernel_summary", DDP],
+            "--format takes table, csv, json or parquet, not 'cvs'. Did you mean 'csv'?",
+        ),
+        (["bench", "links", "--repeats", "many"], "--repeats takes a whole number, not 'many'."),
+        (["plan"], "`lostflops plan` needs WHAT: train, serve or offload."),
+        (
+            ["plan", "trian"],
+            "`lostflops plan` has no 'trian', but train, serve and offload. Did you mean 'train'?",
+        ),
+    ],
+)
+def test_a_slip_of_the_keyboard_is_answered_with_what_was_meant(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(words)
+    assert stopped.value.code == 2
+    printed = capsys.readouterr()
+    assert printed.out == "" and printed.err.startswith(said + "\n")
+    assert re.search(r"^Hint: .+\.$", printed.err, re.M)
+
+
+EVIL = "x\x1b[31mred\x9b\u202e\nnext\ttab"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [EVIL],
+        ["why", f"--{EVIL}", DDP],
+        ["recipe", "--format", EVIL, "kernel_summary", DDP],
+        ["bench", "links", "--repeats", EVIL],
+        ["explain", "idle", EVIL],
+        ["plan", EVIL],
+    ],
+)
+def test_what_was_typed_reaches_the_terminal_without_its_controls(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(words)
+    said = capsys.readouterr().err
+    assert "x\\x1b[31mred\\x9b\\u202e\\nnext\\ttab" in said.replace("\\\\", "\\")
+    assert all(line.isprintable() for line in said.splitlines())
+
+
+def a_run(folder: Path, marker: str, made: int) -> None:
+    folder.mkdir(parents=True)
+    (folder / marker).touch()
+    os.utime(folder / marker, (made, made))
+
+
+def test_without_a_path_why_takes_the_newest_run_and_says_which(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(LORA, tmp_path / "runs" / "older")
+    shutil.copytree(LORA, tmp_path / "runs" / "it's new")
+    for name, made in (("older", 1000), ("it's new", 2000)):
+        marker = tmp_path / "runs" / name / "recording.jsonl"
+        marker.touch()
+        os.utime(marker, (made, made))
+    monkeypatch.chdir(tmp_path)
+    assert main(["why"]) == 0
+    said = capsys.readouterr()
+    assert said.err == "lostflops: the newest run is runs/it's new\n"
+    assert "lostflops recipe idle-summary 'runs/it'\"'\"'s new'" in said.out
+
+
+def test_the_newest_run_is_looked_for_where_recordings_go(tmp_path: Path) -> None:
+    with pytest.raises(NoRun, match="no recorded run in runs/ or in this folder"):
+        _asked.newest_run(tmp_path)
+    shutil.copy(next(Path(LORA).glob("*.json.gz")), tmp_path)
+    assert _asked.newest_run(tmp_path) == str(tmp_path)
+    shutil.copytree(LORA, tmp_path / "runs" / "only traces")
+    assert _asked.newest_run(tmp_path) == str(tmp_path / "runs" / "only traces")
+    a_run(tmp_path / "imported", "run.json", 1000)
+    assert _asked.newest_run(tmp_path) == str(tmp_path / "imported")
+    a_run(tmp_path / "runs" / "recorded", "recording.jsonl", 2000)
+    assert _asked.newest_run(tmp_path) == str(tmp_path / "runs" / "recorded")
+    a_run(tmp_path / "runs" / ".hidden", "recording.jsonl", 3000)
+    assert _asked.newest_run(tmp_path) == str(tmp_path / "runs" / "recorded")
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("lostflops wh", {"why"}),
+        ("lostflops why --al", {"--all", "--allow-missing-ranks"}),
+        ("lostflops recipe gpu-g", {"gpu-gaps"}),
+        ("lostflops recipe kernel-summary x --form", {"--format"}),
+        ("lostflops explain idle.data", {"idle.data_loading"}),
+        ("lostflops completion ", {"bash", "zsh", "fish"}),
+    ],
+)
+def test_a_shell_completes_commands_options_and_names(typed: str, offered: set[str], tmp_path: Path) -> None:
+    pytest.importorskip("argcomplete")
+    said = tmp_path / "said"
+    asked = {
+        "_ARGCOMPLETE": "1",
+        "_ARGCOMPLETE_IFS": "\n",
+        "_ARGCOMPLETE_SUPPRESS_SPACE": "1",
+        "_ARGCOMPLETE_STDOUT_FILENAME": str(said),
+        "COMP_LINE": typed,
+        "COMP_POINT": str(len(typed)),
+        "COMP_TYPE": "9",
+    }
+    assert child("", env={**os.environ, **asked}).returncode == 0
+    assert {word.strip() for word in said.read_text().splitlines()} - {"--help", "-h"} == offered
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_each_shell_is_taught_completion(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("argcomplete")
+    assert main(["completion", shell]) == 0
+    printed = capsys.readouterr().out
+    assert "_ARGCOMPLETE" in printed and "lostflops" in printed
+    if shell == "bash":
+        assert subprocess.run(["bash", "-n"], input=printed, text=True).returncode == 0
+
+
+def test_a_csv_holds_no_formula_and_no_control_character() -> None:
+    texts = ["=1+1", "+cmd|'x'!A0", "-2+3", "@SUM(A1)", "\tx", "\r=x", "plain", "-3.5", "+1e-3", "a=b", None]
+    texts += ["\x1b[31mred", "line\nbreak", "\u202egnp.exe", "=\x9bx", "näme · µs"]
+    table = pl.DataFrame({"name": texts, "time": [-n for n in range(len(texts))]})
+    safe = _output.spreadsheet_safe(table)
+    assert safe["time"].equals(table["time"])
+    assert safe["name"].to_list() == [
+        "'=1+1", "'+cmd|'x'!A0", "'-2+3", "'@SUM(A1)", "'\\tx", "'\\r=x", "plain", "-3.5", "+1e-3", "a=b",
+        None,
+        "\\x1b[31mred", "line\\nbreak", "\\u202egnp.exe", "'=\\x9bx", "näme · µs",
+    ]  # fmt: skip
+    kinds = table.select(pl.col("name").cast(pl.Categorical))
+    assert _output.spreadsheet_safe(kinds).equals(safe.select("name"))
+
+
+def test_json_for_a_terminal_says_the_same_without_controls() -> None:
+    text = json.dumps(EVIL + "\x7f\u2066", ensure_ascii=False)
+    safe = _output.printable_json(text.encode()).decode()
+    assert safe.isprintable() and json.loads(safe) == json.loads(text)
+
+
+def test_names_in_a_csv_are_neutralised(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @recipe.recipe(question="Which?", scope="rank", columns={}, examples=[])
+    def names(steps: Steps) -> pl.LazyFrame:
+        """Names."""
+        return steps.head(1).select(name=pl.lit("=cmd\x1b[31m"), ns=pl.lit(-5), many=pl.lit("=x").implode())
+
+    monkeypatch.setattr(recipe, "recipes", lambda: {"names": names})
+    assert main(["recipe", "names", LORA, "--format", "csv"]) == 0
+    assert capsys.readouterr().out == 'name,ns,many\n\'=cmd\\x1b[31m,-5,"[""=x""]"\n'
+
+
 def test_an_error_says_what_is_true_and_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recipe", "comunication-exposed", DDP]) == 2
     said = capsys.readouterr()
@@ -104,9 +284,7 @@ def test_an_error_says_what_is_true_and_what_to_do(capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     "words",
     [
-        [],
         ["whi"],
-        ["why"],
         ["why", "--stes", "3", DDP],
         ["recipe"],
         ["recipe", "--format", "xml", "kernel_summary", DDP],
@@ -419,7 +597,7 @@ def test_a_question_the_trace_cannot_answer_says_how_to_record_it(
     assert main(["recipe", "copy-summary-by-time", LORA]) == 2
     said = capsys.readouterr()
     assert said.out == ""
-    assert "copy_summary_by_time" in said.err and "record it with" in said.err
+    assert "copy_summary_by_time" in said.err and "needs `activities=" in said.err
 
 
 def test_examples_are_read_without_a_store_that_can_be_written(tmp_path: Path) -> None:

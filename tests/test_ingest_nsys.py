@@ -468,7 +468,7 @@ def test_gpu_work_that_names_no_process_is_missed_aloud(pid: str, tmp_path: Path
     assert notes(parts[0])["GPU work that names no process"] == 2
     # The copies alone would make an account of a rank that computed nothing.
     assert {p.absent[t] for p in parts for t in ("kernels", "steps")} == {
-        "much of the GPU work in this export does not say whose it is"
+        "much GPU work in this export names no process"
     }
 
 

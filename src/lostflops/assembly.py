@@ -290,7 +290,7 @@ def _different_times(spans: Spans, moved: Mapping[int, int]) -> list[Quality]:
         side = "after" if apart[furthest] > 0 else "before"
         text = (
             f"rank {furthest}'s recording begins {_long(abs(apart[furthest]))} {side} rank {first}'s, and "
-            "they have no time in common: who waited for whom cannot be told; give recordings of one time"
+            "they have no time in common: who waited for whom is not known. Give recordings of the same steps"
         )
         told.append(Quality(None, "recordings of different times", len(others), text, "warning"))
     return told
@@ -345,10 +345,9 @@ def _numbered(parts: list[Part], names: list[str], epochs: list[int], quality: l
         elif rank is None:
             rank = next(free)
             text = (
-                f"{name} does not say which rank it is; it is shown as rank {rank}"
+                f"{name} does not say which rank it is: assumed to be rank {rank}"
                 if part.rank_source in ("assigned", processes.ASSUMED)
-                else f"{name} does not say which rank this is; it is shown as rank {rank} "
-                f"({part.rank_source})"
+                else f"{name} does not say which rank this is: assumed to be rank {rank} ({part.rank_source})"
             )
             level = "warning" if len(set(first)) > 1 else "note"
             quality.append(Quality(rank, "rank not recorded", 1, text, level))

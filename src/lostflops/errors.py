@@ -55,6 +55,17 @@ class NothingThere(LostflopsError):
         )
 
 
+class NoRun(LostflopsError):
+    """No path was given, and no run is where recordings go."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "There is no recorded run in runs/ or in this folder.",
+            "record one with `lostflops record -- python train.py`, or name the traces: "
+            "`lostflops why my_traces/`.",
+        )
+
+
 class NoTraces(LostflopsError):
     """A folder without anything that looks like a trace."""
 
@@ -94,7 +105,7 @@ class Unreadable(LostflopsError):
         hint = {
             errno.EACCES: "check its permissions.",
             errno.EPERM: "check its permissions.",
-            errno.ENOENT: "it was moved or removed; ask again when it is there.",
+            errno.ENOENT: "check the path.",
             errno.ENAMETOOLONG: "give a shorter path.",
             errno.ELOOP: "its links lead round in a circle: name the file itself.",
         }.get(error.errno or 0, "copy it to a disk of this machine and ask about the copy.")
@@ -242,8 +253,8 @@ class RanksMissing(LostflopsError):
         super().__init__(
             f"The job has {world_size} ranks; {present} of them {'is' if present == 1 else 'are'} here. "
             f"Missing: {listed}.",
-            "add the missing files, or pass `--allow-missing-ranks`: waiting for an absent rank cannot be "
-            "told from transfer then.",
+            "add the missing files, or pass `--allow-missing-ranks`: time spent "
+            "waiting for absent ranks is then not reported.",
         )
 
 

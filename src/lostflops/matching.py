@@ -27,7 +27,7 @@ LOCAL = ("layout",)
 UNKNOWN_ERROR = 1_000_000
 
 WORLD = "all ranks"
-ONE_RANK = "only one rank is here; waiting cannot be told from transfer"
+ONE_RANK = "only one rank was recorded: its waiting and its transfer look alike"
 LISTED = re.compile(r"\[([0-9, ]*)\]$")
 
 

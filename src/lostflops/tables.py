@@ -282,7 +282,7 @@ COLLECTIVES = Table(
         Column("correlation", pl.Int64, "id of the launch"),
         Column("name", NAME, "kernel, copy or annotation that carried it", required=True),
     ),
-    "a job with more than one rank, recorded with GPU activity (or with gloo on CPU)",
+    "a recording of several ranks, with their GPU work (or gloo on CPU)",
 )
 
 FRAMES = Table(

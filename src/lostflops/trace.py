@@ -192,8 +192,9 @@ class Trace:
 
     def absence(self, name: str) -> str:
         """Why `name` is not here, and how to record it."""
-        why = self.manifest.absent.get(name, f"the '{name}' table is not in this trace")
-        return f"{why}; record it with {TABLES[name].record_with}"
+        why = self.manifest.absent.get(name)
+        needs = f"needs {TABLES[name].record_with}"
+        return f"{why}; {needs}" if why else needs
 
     def select(self, ranks: frozenset[int] | None = None, steps: tuple[int, int] | None = None) -> Trace:
         """The same run, seen through some ranks and an inclusive range of step numbers.

@@ -44,9 +44,10 @@ export interface Unit {
 export interface Heat {
   ranks: string[];
   steps: string[];
-  accounts: { name: string; group: string; label: string }[];
+  accounts: { name: string; group: string; label: string; color: string }[];
   quantum: number;
   cells: string;
+  blamed: string;
 }
 
 export interface Data {

@@ -13,10 +13,13 @@ type Mode = "step" | "rank" | "amount";
 type Place = [rank: number, step: number];
 
 interface Metric {
+  name: string;
   label: string;
   planes: number[];
 }
 
+// A finger points at nothing before it taps.
+const touched = matchMedia("(hover: none)");
 const LEFT = 64;
 const RIGHT = 92;
 const TOP = 46;
@@ -25,7 +28,7 @@ const BOTTOM = 24;
 export function HeatMap({ heat, cells, unit }: { heat: Heat; cells: Uint32Array; unit: Unit }) {
   const [numRanks, numSteps] = [heat.ranks.length, heat.steps.length];
   const metrics = useMemo(() => metricsOf(heat), [heat]);
-  const [metric, setMetric] = useState(Math.max(0, metrics.findIndex((m) => m.label === "compute" && numRanks > 1)));
+  const [metric, setMetric] = useState(() => opening(metrics, heat));
   const [mode, setMode] = useState<Mode>(numRanks > 1 ? "step" : numSteps > 1 ? "rank" : "amount");
   const [at, setAt] = useState<Place | null>(null);
   const [width, setWidth] = useState(0);
@@ -157,14 +160,25 @@ function signed(ns: number, unit: Unit): string {
   return `${ns < 0 ? "−" : "+"}${inUnit(Math.abs(ns), unit)}`;
 }
 
+// What the first finding blames; else what deviates where ranks can be compared, or the step.
+function opening(metrics: Metric[], heat: Heat): number {
+  const wanted = [heat.blamed, heat.blamed.split(".")[0]!, ...(heat.ranks.length > 1 ? ["compute"] : [])];
+  const found = wanted.map((name) => metrics.findIndex((metric) => metric.name === name));
+  return found.find((at) => at >= 0) ?? 0;
+}
+
 // The whole step, every group of accounts, and the accounts of groups that have several.
 function metricsOf(heat: Heat): Metric[] {
-  const made: Metric[] = [{ label: "step", planes: range(heat.accounts.length) }];
+  const made: Metric[] = [{ name: "step", label: "step", planes: range(heat.accounts.length) }];
   for (const group of new Set(heat.accounts.map((account) => account.group))) {
     const planes = range(heat.accounts.length).filter((i) => heat.accounts[i]!.group === group);
     const name = heat.accounts[planes[0]!]!.label.split(":")[0]!;
-    made.push({ label: name, planes });
-    if (planes.length > 1) for (const plane of planes) made.push({ label: heat.accounts[plane]!.label, planes: [plane] });
+    made.push({ name: group, label: name, planes });
+    for (const plane of planes) {
+      const { name, label } = heat.accounts[plane]!;
+      if (planes.length > 1) made.push({ name, label, planes: [plane] });
+      else made.at(-1)!.name = name === group ? group : name;
+    }
   }
   return made;
 }
@@ -377,8 +391,9 @@ function Detail({ heat, cells, unit, at, kept }: { heat: Heat; cells: Uint32Arra
     return (
       <aside class="detail">
         <p class="hint">
-          Point at a cell, a row or a column for its ledger. Click to keep it, and to show only its rows in the tables
-          below.
+          {touched.matches
+            ? "Tap a cell, a row or a column for its ledger; the tables below then show its rows only."
+            : "Point at a cell, a row or a column for its ledger. Click to keep it: the tables below then show its rows only."}
         </p>
       </aside>
     );
@@ -411,7 +426,7 @@ function Detail({ heat, cells, unit, at, kept }: { heat: Heat; cells: Uint32Arra
                 <tr key={account.name}>
                   <th scope="row">
                     {account.label}
-                    <i class={`meter c-${account.group}`} style={{ width: `${(100 * parts[i]!) / most}%` }} />
+                    <i class={`meter ${account.color}`} style={{ width: `${(100 * parts[i]!) / most}%` }} />
                   </th>
                   <td class="n">{fixed((amounts[i]! * quantum) / unit.ns, unit.decimals)}</td>
                 </tr>

@@ -43,6 +43,21 @@ if (data.map && data.unit) {
   const { map, unit } = data;
   void unpacked(map).then((cells) => put("map-here", <HeatMap heat={map} cells={cells} unit={unit} />));
 }
+// A link to what is folded opens it; browsers differ in whether they do that themselves.
+function unfold(): void {
+  const place = document.getElementById(location.hash.slice(1));
+  for (let at = place?.closest("details"); at; at = at.parentElement?.closest("details")) at.open = true;
+  place?.scrollIntoView();
+}
+addEventListener("hashchange", unfold);
+document.addEventListener("click", (event) => {
+  const link = (event.target as Element).closest<HTMLAnchorElement>('a[href^="#"]');
+  if (link && link.hash === location.hash) unfold();
+});
+if (location.hash) unfold();
+// On paper nothing can be unfolded.
+addEventListener("beforeprint", () => document.querySelectorAll("details:not(.question)").forEach((one) => one.setAttribute("open", "")));
+
 const layer = document.body.appendChild(document.createElement("div"));
 render(
   <>

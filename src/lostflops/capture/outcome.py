@@ -178,7 +178,7 @@ def summary(outcome: Outcome) -> list[str]:
     lines = [f"recorded {_steps(outcome)} on {many} -> {outcome.plan.run}  ({', '.join(facts)})"]
     early = {w["reason"] for _, w in outcome.kept if w["reason"]}
     lines += [f"ended early: {reason}" for reason in sorted(early)]
-    lines += [f"rank {log.rank} has a window less: {reason}" for log, reason in outcome.lost]
+    lines += [f"rank {log.rank} is missing one window: {reason}" for log, reason in outcome.lost]
     world = max((log.who.get("world") or 1 for log in outcome.logs), default=1)
     absent = sorted(set(range(min(world, 1 << 20))) - {log.rank for log in outcome.logs})
     if absent and outcome.whole:

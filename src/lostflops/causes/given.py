@@ -9,6 +9,7 @@ from functools import cached_property
 import polars as pl
 
 from lostflops import intervals
+from lostflops.errors import LostflopsError
 from lostflops.finding import Finding
 from lostflops.recipe import Answer, Session, Skipped
 from lostflops.trace import Trace
@@ -100,7 +101,10 @@ def gather(
 
 
 def _table(session: Session, recipe: str) -> pl.DataFrame | None:
-    answer = session.run(recipe)
+    try:
+        answer = session.run(recipe)
+    except LostflopsError:  # what one recipe cannot answer must not cost the reader the page
+        return None
     return None if isinstance(answer, Skipped) else answer.table
 
 

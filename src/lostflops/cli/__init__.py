@@ -17,10 +17,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from lostflops.errors import CannotWrite, LostflopsError, shown
 from lostflops.version import __version__
+
+from ._parser import Parser
 
 ANSWERED = 0
 CANNOT_ANSWER = 2  # also what argparse exits with
@@ -31,14 +33,19 @@ NOBODY_READS = 141  # 128 + SIGPIPE
 UNWRITABLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF})
 
 EPILOG = f"""\
-Start with: lostflops why my_traces/
+Start with:
+  lostflops record -- python train.py    record a few steps of your job
+  lostflops why                          see where their time went
+
+`lostflops COMMAND --help` shows a command's options, `lostflops completion --help` how the shell
+completes them.
 
 exit status: {ANSWERED} answered, {CANNOT_ANSWER} input or usage that cannot be answered,
 {OUR_FAULT} a fault of lostflops
 """
 
 
-Below: TypeAlias = "_SubParsersAction[ArgumentParser]"
+Below: TypeAlias = "_SubParsersAction[Any]"
 
 
 class Command(Protocol):
@@ -83,17 +90,25 @@ def described(below: Below, name: str, text: str) -> ArgumentParser:
     )
 
 
+class _Help(RawDescriptionHelpFormatter):
+    """Help in which the name of a command and what it does share a line."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=18)
+        self._action_max_length = 18
+
+
 def parser(words: Sequence[str] = ()) -> ArgumentParser:
     """The whole command line's parser, as far as it depends on what was typed."""
-    top = ArgumentParser(
+    top = Parser(
         prog="lostflops",
         description="Find where your GPU hours go, what to change, and prove that it helped.",
         epilog=EPILOG,
-        formatter_class=RawDescriptionHelpFormatter,
+        formatter_class=_Help,
         allow_abbrev=False,
     )
     top.add_argument("--version", action="version", version=f"lostflops {__version__}")
-    below = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    below = top.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
     declare(below, commands(), words)
     return top
 
@@ -102,6 +117,10 @@ def main(words: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit status."""
     words = list(sys.argv[1:] if words is None else words)
     _open_streams()
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks what could be typed next
+        from ._completing import complete
+
+        complete(parser)
     try:
         _answer(words)
         return ANSWERED
@@ -142,7 +161,11 @@ def _open_streams() -> None:
 
 def _answer(words: Sequence[str]) -> None:
     try:
-        given = parser(words).parse_args(words)
+        asked = parser(words)
+        if not words:
+            asked.print_help()
+            return
+        given = asked.parse_args(words)
         commands()[given.command].run(given)
     finally:  # also after --help, which exits
         sys.stdout.flush()

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lostflops.errors import BadOption, NothingThere, shown
+from lostflops.errors import BadOption, NoRun, NothingThere, shown
 
 if TYPE_CHECKING:
     from lostflops.trace import Trace
@@ -16,26 +17,78 @@ if TYPE_CHECKING:
 Progress = Callable[[str, float], None]
 
 
-def add_paths(parser: ArgumentParser) -> None:
+def add_paths(parser: ArgumentParser, newest: bool = False) -> None:
+    """The arguments that name traces. With `newest`, none have to: `newest_run` finds some."""
     parser.add_argument(
         "paths",
         metavar="PATH",
-        nargs="+",
-        help="a trace file, a folder of traces, a glob in quotes, or a run made by `lostflops import`",
+        nargs="*" if newest else "+",
+        help="a recorded run, a trace file, a folder of traces, or a glob in quotes"
+        + (" (default: the newest run in runs/ or here)" if newest else ""),
     )
     parser.add_argument(
-        "--salvage", action="store_true", help="use a truncated trace up to its last whole event"
+        "--salvage", action="store_true", help="read a truncated trace up to its last whole event"
     )
     parser.add_argument(
         "--allow-missing-ranks",
         action="store_true",
-        help="go on when traces of some of the job's ranks are missing; waiting for them is then not told",
+        help="go on when traces of some ranks are missing; time spent waiting for them is not reported",
     )
 
 
 def add_steps(parser: ArgumentParser) -> None:
     parser.add_argument(
-        "--steps", metavar="A-B", help="only the steps A to B, both included; one number is one step"
+        "--steps", metavar="A-B", help="only steps A to B, both included; a single number is one step"
+    )
+
+
+def newest_run(here: Path) -> str:
+    """The run in `here` or its folder `runs` that was recorded or imported last. Raises NoRun.
+
+    Where there is none, folders of traces in `runs` count, and then `here` itself if traces lie in it.
+    """
+    inside = _folders(here / "runs")
+    for folders, made in (
+        ([here, *_folders(here), *inside], _recorded),
+        (inside, _traced),
+        ([here], _traced),
+    ):
+        found = [(time, str(folder)) for folder in folders if (time := made(folder)) is not None]
+        if found:
+            return max(found)[1]
+    raise NoRun
+
+
+def _folders(place: Path) -> list[Path]:
+    with suppress(OSError):
+        return [folder for folder in place.iterdir() if folder.is_dir() and not folder.name.startswith(".")]
+    return []
+
+
+def _recorded(folder: Path) -> float | None:
+    """When a run was recorded or imported, or None for a folder that is no run."""
+    for name in ("recording.jsonl", "run.json"):
+        with suppress(OSError):
+            return (folder / name).stat().st_mtime
+    return None
+
+
+def _traced(folder: Path) -> float | None:
+    """When the newest trace in a folder was written, or None where it has none."""
+    from lostflops.ingest import looks_like_trace
+
+    with suppress(OSError):
+        return max(
+            (file.stat().st_mtime for file in folder.iterdir() if looks_like_trace(file)), default=None
+        )
+    return None
+
+
+def recipe_names(**_: object) -> list[str]:
+    """The recipes as the command line spells them, without importing them."""
+    folder = Path(__file__).parent.parent / "recipes"
+    return sorted(
+        file.stem.replace("_", "-") for file in folder.glob("*.py") if not file.stem.startswith("_")
     )
 
 
@@ -53,6 +106,7 @@ def opened(given: Namespace, progress: Progress | None = None, output: Path | No
         output=output,
         progress=progress,
     )
+    trace.given = tuple(given.paths)
     return trace.select(steps=steps) if steps else trace
 
 

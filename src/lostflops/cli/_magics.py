@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from lostflops.errors import BadOption, CannotWrite, LostflopsError, NothingRecorded, OutputExists, shown
 
 from . import _asked
+from ._parser import Parser
 
 if TYPE_CHECKING:
     from lostflops.capture.cell import Recorded
@@ -35,14 +36,14 @@ class HelpShown(Exception):
     """Help was asked for and has been printed."""
 
 
-class _Parser(ArgumentParser):
+class _Parser(Parser):
     """One that raises: a notebook's Python is not to be left."""
 
-    def error(self, message: str) -> NoReturn:
-        raise BadOption(f"{message[:1].upper()}{message[1:]}.", f"`{self.prog} --help` lists the options.")
-
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
-        raise HelpShown
+        if not status:
+            raise HelpShown
+        said, _, hint = (message or "").strip().partition("\nHint: ")
+        raise BadOption(said, hint)
 
 
 def cell_parser() -> ArgumentParser:

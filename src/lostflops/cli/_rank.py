@@ -14,19 +14,20 @@ import os
 import signal
 import sys
 import time
-from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from argparse import Namespace, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 
 from lostflops.errors import BadOption, CannotWrite, LostflopsError, OutputExists
 
 from . import CANNOT_ANSWER, record
+from ._parser import Parser
 
 GIVES_WAY = 1.0  # seconds for task 0 to make the folder: a thousand that try at once load the file system
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run `lostflops-rank`. Returns only when the command is not started, with the exit status."""
-    parser = ArgumentParser(
+    parser = Parser(
         prog="lostflops-rank",
         description=__doc__,
         formatter_class=RawDescriptionHelpFormatter,

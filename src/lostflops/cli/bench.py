@@ -1,4 +1,4 @@
-"""Measure what the links of this machine, or of a job's machines, give.
+"""Measure the bandwidth of links and collectives.
 
 `bench collectives` times what ranks exchange, `bench links` copies between host and GPU. With --output the
 numbers are kept in a recording, and `why` compares what the job reached with them.

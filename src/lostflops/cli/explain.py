@@ -9,11 +9,20 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 
+from . import _asked
+
 WIDEST = 110  # columns; longer lines are hard to read
 
 
 def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
-    parser.add_argument("name", metavar="NAME", help="what to explain")
+    name = parser.add_argument("name", metavar="NAME", help="what to explain")
+    setattr(name, "completer", _names)  # noqa: B010 - argcomplete looks for it
+
+
+def _names(**_: object) -> list[str]:
+    from lostflops.accounts import ACCOUNTS
+
+    return [*ACCOUNTS, *_asked.recipe_names()]
 
 
 def run(given: Namespace) -> None:

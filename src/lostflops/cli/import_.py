@@ -1,4 +1,4 @@
-"""Import traces into a run, to ask again and to keep.
+"""Import traces into a run folder to keep.
 
 `why` and `recipe` import by themselves and remember what they imported; this puts the
 run, a folder of Parquet tables, where you want it.

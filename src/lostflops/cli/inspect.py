@@ -1,4 +1,4 @@
-"""List what a recording holds that could identify people or machines.
+"""List what in a recording identifies people or machines.
 
 Looks through a trace, an export, or a folder of them, and counts tokens and passwords, environment values,
 names of machines and people, folders and addresses, file by file. Prints none of them unless asked.

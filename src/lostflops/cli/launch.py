@@ -1,4 +1,4 @@
-"""Start a recorded training job on a cluster, through its scheduler.
+"""Start a recorded job through Slurm or Kubernetes.
 
 `lostflops launch slurm -- COMMAND` writes an sbatch script around the command and submits it.
 `lostflops launch SCHEDULER --help` shows the options of one.

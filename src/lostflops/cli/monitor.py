@@ -1,4 +1,4 @@
-"""Sample what the GPUs, cores, memory, disks and networks of this node do.
+"""Sample this node's GPUs, cores, memory, disks and networks.
 
 By itself until Ctrl-C, or around a command whose output and exit status are passed through. The samples
 become the table `counters` of the run. One monitor per node is enough; `lostflops record --monitor` has one
@@ -136,7 +136,7 @@ def _write(run: Path, given: Namespace) -> None:
         utc = (pl.col("end") + trace.manifest.origin_ns).cast(pl.Datetime("ns", "UTC"))
         named = counters.select(utc.dt.to_string("iso:strict").alias("time"), *_COLUMNS)
         with _output.replacing(given.csv) as file:
-            named.collect().write_csv(file)
+            _output.spreadsheet_safe(named.collect()).write_csv(file)
     if given.html:
         drawn = page(trace)
         if drawn is None:

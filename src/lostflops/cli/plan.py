@@ -1,4 +1,4 @@
-"""Say what fits and how fast it would be, before a GPU is rented.
+"""Say what fits and how fast it runs, before you rent a GPU.
 
 `plan train` and `plan serve` count the memory of a model by component, model the time of a step or token
 with the resource that bounds it, and rank the ways to make it fit. `plan offload` decides from a profile of a

@@ -1,4 +1,4 @@
-"""Ask one recipe, and print or write its table.
+"""Ask one question and print or write its table.
 
 `lostflops recipes` lists the recipes, `lostflops explain NAME` says what one computes, and
 `lostflops recipe NAME --help` shows the options of that one.
@@ -33,7 +33,8 @@ CSV_ROWS = 100_000  # that are text at one time
 
 
 def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
-    parser.add_argument("name", metavar="NAME", help="the recipe, with dashes or underscores")
+    name = parser.add_argument("name", metavar="NAME", help="the recipe, with dashes or underscores")
+    setattr(name, "completer", _asked.recipe_names)  # noqa: B010 - argcomplete looks for it
     _asked.add_paths(parser)
     _asked.add_steps(parser)
     parser.add_argument("--ranks", metavar="A,B-C", help="only the rows of these ranks")
@@ -132,12 +133,13 @@ def _write(said: Answer, table: pl.DataFrame, form: str, file: IO[bytes]) -> Non
     """Write through Python: Polars would write to the descriptor itself, and its errors have no number."""
     match form:
         case "csv":
-            flat = _flat(table)
+            flat = _output.spreadsheet_safe(_flat(table))
             file.write(flat.clear().write_csv().encode())
             for rows in flat.iter_slices(CSV_ROWS):
                 file.write(rows.write_csv(include_header=False).encode())
         case "json":
-            file.write(table.write_json().encode() + b"\n")
+            text = table.write_json().encode()
+            file.write((_output.printable_json(text) if file is sys.stdout.buffer else text) + b"\n")
         case "parquet":
             whole = io.BytesIO()
             table.write_parquet(whole)
@@ -153,7 +155,10 @@ def _flat(table: pl.DataFrame) -> pl.DataFrame:
 
     nested = [name for name, dtype in table.schema.items() if dtype.is_nested()]
     as_text = (
-        pl.col(name).map_elements(lambda v: msgspec.json.encode(v).decode(), return_dtype=pl.String)
+        pl.col(name).map_elements(
+            lambda v: msgspec.json.encode(v.to_list() if isinstance(v, pl.Series) else v).decode(),
+            return_dtype=pl.String,
+        )
         for name in nested
     )
     return table.with_columns(as_text)

@@ -1,7 +1,7 @@
-"""Record a training job: put this in front of the command that starts it.
+"""Record a training job: put it in front of your command.
 
 The script is not changed. Every step of every rank goes into a log, and a few steps in full into
-traces of the PyTorch profiler, from which `lostflops why RUN` tells where their time went. Works for
+traces of the PyTorch profiler, from which `lostflops why RUN` says where their time went. Works for
 `python train.py`, `python -m ...`, torchrun, and whatever else starts Python with the environment it
 was given. The job's output and exit status are passed through.
 """
@@ -43,10 +43,10 @@ def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
     parser.add_argument(
         "--delay",
         metavar="SECONDS",
-        help="open the window when the job has run so long, instead of at a step (also 90s, 2m)",
+        help="open the window after so long instead of at a step (90, 90s, 2m)",
     )
     parser.add_argument(
-        "--duration", metavar="SECONDS", help="end a window at the first step after so long, if not before"
+        "--duration", metavar="SECONDS", help="end a window at the first step boundary after so long"
     )
     parser.add_argument(
         "--ranks", metavar="LIST", help="record steps in full on these ranks only, as in 0,8-15 (default all)"
@@ -66,13 +66,13 @@ def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
         help="torch: the PyTorch profiler (default); nsys: your own Nsight Systems",
     )
     parser.add_argument(
-        "--nsys", metavar="PATH", type=Path, help="the nsys to use, when it is not the one that is found"
+        "--nsys", metavar="PATH", type=Path, help="the nsys to use instead of the one that is found"
     )
     parser.add_argument(
         "--annotate",
         metavar="FILE",
         type=Path,
-        help="a JSON file of functions whose calls stand in the traces by name",
+        help="a JSON file of functions to name in the traces",
     )
     parser.add_argument(
         "--output",
@@ -83,7 +83,7 @@ def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
     parser.add_argument(
         "--on-demand",
         action="store_true",
-        help="let `lostflops trigger` record the job even when it makes no optimizer steps",
+        help="let `lostflops trigger` record even a job without optimizer steps",
     )
     parser.add_argument(
         "--monitor",
@@ -94,7 +94,7 @@ def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
         "--print", action="store_true", help="show the exact command and environment instead of running it"
     )
     parser.add_argument(
-        "job", metavar="COMMAND", nargs=REMAINDER, help="what to run, as you type it without lostflops"
+        "job", metavar="COMMAND", nargs=REMAINDER, help="your command, as you type it without lostflops"
     )
 
 

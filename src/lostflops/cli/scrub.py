@@ -1,4 +1,4 @@
-"""Make a copy of a recording that can be shared: without names, folders, addresses and secrets.
+"""Copy a recording without names, folders, addresses and secrets.
 
 Cleans a PyTorch profiler trace, an Nsight Systems export (.sqlite, parquetdir, arrowdir) or a folder of
 recordings. Times, sizes and counts stay as they are, so `lostflops why` says the same of the copy. The

@@ -1,4 +1,4 @@
-"""Show how the devices of this machine are linked, and what is wrong with that.
+"""Show how this machine's devices are linked, and what is wrong.
 
 Prints GPUs, network cards and ports, memory nodes and the matrices between them, as told by the tools
 that are here: nvidia-smi, rocm-smi, ibstat, ibdev2netdev, lstopo, numactl and Linux itself. What is

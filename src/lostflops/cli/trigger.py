@@ -1,4 +1,4 @@
-"""Record some steps of a job that runs already.
+"""Record some steps of a running job.
 
 TARGET is the folder that `lostflops record` made for the job, or the id of one of its processes. The window
 is opened between two steps of all ranks, some steps from now, and ends up in the job's own run folder. A

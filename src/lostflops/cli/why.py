@@ -1,7 +1,8 @@
 """Say where each step's time went, and what to change.
 
-Prints the first page of a run: the ledger of a mean step, whose parts add up to it, and the findings, first
-what costs most. All paths together are the traces of one job.
+Prints the first page of a run: the verdict, the ledger, whose parts add up to the step, and the findings,
+costliest first. Without a PATH it takes the newest run in runs/ or in this folder. Several paths are the
+traces of one job.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from lostflops.errors import shown
+
 from . import _asked, _output
 from ._waiting import waiting
 
 
 def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
-    _asked.add_paths(parser)
+    _asked.add_paths(parser, newest=True)
     _asked.add_steps(parser)
     parser.add_argument(
         "--all",
@@ -32,6 +35,9 @@ def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
 
 
 def run(given: Namespace) -> None:
+    if not given.paths:
+        given.paths = [_asked.newest_run(Path())]
+        print(f"lostflops: the newest run is {shown(given.paths[0])}", file=sys.stderr)
     if given.html is not None:
         _output.check(given.html, given.paths)
     _output.check_document(given.json, given.paths)
@@ -45,19 +51,19 @@ def run(given: Namespace) -> None:
     with waiting() as tell:
         trace = _asked.opened(given, tell)
         with trace.reading():
-            shown = page.page(trace, Session(trace), _asking(tell))
+            found = page.page(trace, Session(trace), _asking(tell))
     if given.html is not None:
         with _output.replacing(given.html, given.paths) as file:
-            file.write_text(html.html(shown), encoding="utf-8")
+            file.write_text(html.html(found), encoding="utf-8")
     if given.json is not None:
-        data = document.document(shown)
+        data = document.document(found)
         if given.json == "-":
-            sys.stdout.buffer.write(data)
+            sys.stdout.buffer.write(_output.printable_json(data))
             return
         with _output.replacing(Path(given.json), given.paths) as file:
             file.write_bytes(data)
     typed = _asked.again(given.paths, given, trace.steps)
-    terminal.show(shown, Console(), typed, given.all, run_folder.command(given.paths))
+    terminal.show(found, Console(), typed, given.all, run_folder.command(given.paths))
 
 
 def _asking(tell: _asked.Progress | None) -> Callable[[str, int, int], None] | None:

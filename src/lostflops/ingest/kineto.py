@@ -556,7 +556,7 @@ class Assembly:
             self._note(
                 "rank in the file's name",
                 1,
-                f"it says {in_name}, the content says {rank}; the content counts",
+                f"it says {in_name}, the file's content {rank}: the content counts",
                 "warning",
             )
         return rank, source
@@ -619,10 +619,10 @@ class Assembly:
         return hashlib.sha256(host.encode()).hexdigest() if isinstance(host, str) and host else None
 
     def _absent(self, gpu: bool) -> dict[str, str]:
-        never = "PyTorch profiler traces do not carry this"
+        never = "the PyTorch profiler does not record this"
         absent = {"os_calls": never, "page_faults": never, "counters": never}
         if not gpu:
-            absent["copies"] = absent["launches"] = "this trace holds no GPU work"
+            absent["copies"] = absent["launches"] = "no GPU work was recorded"
         if not self.frame.get("with_stack"):
             absent["frames"] = "Python stacks were not recorded"
         if not self.frame.get("profile_memory"):
@@ -641,13 +641,13 @@ class Assembly:
         self._note(
             "events with text that is no JSON",
             decoder.mended,
-            "control characters, bad UTF-8 or NaN; mended, what is no number is missing",
+            "control characters, bad UTF-8 or NaN: repaired; NaN counts as missing",
             "warning",
         )
         self._note("events that could not be decoded", decoder.skipped, "left out", "warning")
         self._note("rows without usable times", reader.unusable, "left out", "warning")
         self._note("rows longer than ten days", reader.overlong, "left out as corrupted", "warning")
-        self._note("rows with a negative duration", reader.negative, "counted as of no length", "warning")
+        self._note("rows with a negative duration", reader.negative, "counted with length zero", "warning")
         for cat, count in sorted(self.not_understood.items()):
             self._note(
                 f"rows of category '{cat}'", count, "kept as ranges; lostflops does not know this category"
@@ -690,7 +690,9 @@ class Assembly:
             f"of {kernels.height:,}; launched before the recording, or not recorded",
         )
         early = kernels.filter(pl.col("start") < pl.col("launch_start")).height
-        self._note("kernels that start before their launch", early, "a fault of the clocks", "warning")
+        self._note(
+            "kernels that start before their launch", early, "the clocks of host and GPU disagree", "warning"
+        )
 
     def _note_captured(self, calls: pl.DataFrame, *work: pl.DataFrame | None) -> None:
         """Launches without GPU work, because they became part of a graph."""
@@ -716,19 +718,19 @@ class Assembly:
         self._note(
             "launches captured into a graph",
             captured.height,
-            f"of {launches.height:,}; they run with the graph, not where they were launched",
+            f"of {launches.height:,}; they run when the graph is replayed",
         )
 
     def _note_host_only(self, calls: pl.DataFrame | None) -> None:
         """Why the host's time may be only half of the picture."""
-        host_only = "what is shown is host time"
+        host_only = "the page shows CPU time only"
         if calls is not None:
             started = calls.filter(pl.col("name").cast(pl.String).str.contains(STARTS_GPU_WORK))
             if started.height:
                 self._note(
                     GPU_WORK_LOST,
                     started.height,
-                    f"launches and copies by the host, but no GPU work is in this trace: {host_only}. "
+                    f"launches and copies by the CPU, but no GPU work in this trace: {host_only}. "
                     "Record with `activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]`",
                     "warning",
                 )
@@ -739,8 +741,8 @@ class Assembly:
             self._note(
                 DEVICE_UNKNOWN,
                 sum(unknown.values()),
-                f"rows of categories that lostflops does not know ({', '.join(sorted(unknown))}), as it "
-                f"seems a device's: they count as ranges, and {host_only}",
+                f"rows of categories that lostflops does not know ({', '.join(sorted(unknown))}), probably "
+                f"work of a device: counted as ranges; {host_only}",
                 "warning",
             )
 

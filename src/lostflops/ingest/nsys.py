@@ -37,7 +37,7 @@ HOST_TABLES = ("CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS", "OSRT_API", "SYSCAL
 RECORDED = re.compile(r"nsys-(\d{5,9})-a\d+-w\d+")
 NO_PROCESS = -1  # for GPU work that names no process
 WHY_ABSENT = {
-    "frames": "Nsight Systems exports do not carry this",
+    "frames": "Nsight Systems does not export this",
     "kernels": "this export holds no GPU kernels of this process",
     "steps": "this export holds no GPU work to account for",
     "collectives": "this export holds no communication of this process",
@@ -330,7 +330,7 @@ class _Process:
             name: WHY_ABSENT.get(name, missing) for name in TABLES if name not in written and name != "ranks"
         }
         if not self.machine.accountable:
-            why["kernels"] = why["steps"] = "much of the GPU work in this export does not say whose it is"
+            why["kernels"] = why["steps"] = "much GPU work in this export names no process"
         if "allocations" in why and told.off("COLLECT_GPU_MEMORY_USAGE"):
             why["allocations"] = "device memory use was not recorded"
         if (

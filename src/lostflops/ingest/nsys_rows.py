@@ -33,7 +33,7 @@ def usable(rows: pl.DataFrame, what: str, quality: list[Quality]) -> pl.DataFram
     kept = short.filter(~_without_a_start(short))
     tell("without a start", short.height - kept.height, "it is 0, long before all others: left out")
     negative = kept.filter(end < start).height
-    tell("with a negative duration", negative, "counted as of no length")
+    tell("with a negative duration", negative, "counted with length zero")
     return kept.with_columns(end=pl.max_horizontal("start", "end")) if negative else kept
 
 

@@ -58,7 +58,7 @@ def recording(export: Export) -> Recording:
                 None,
                 "window cut from a longer recording",
                 1,
-                "GPU work without its call, and calls without their GPU work, are to be expected",
+                "some GPU work has no call, and some calls no GPU work",
             )
         )
     if tables:
@@ -116,7 +116,7 @@ def _epoch(export: Export, stated: dict[str, list[str]], quality: list[Quality])
                 None,
                 "two time shifts",
                 2,
-                "which one holds is not known: times cannot be compared with other exports",
+                "which one is right is not known: times cannot be compared with other exports",
                 "warning",
             )
         )

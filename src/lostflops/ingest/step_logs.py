@@ -121,7 +121,7 @@ def logged(documents: Sequence[Path]) -> tuple[list[Logged], list[Quality]]:
         try:
             found = _read(path)
         except (OSError, ValueError, msgspec.MsgspecError) as error:
-            said = f"{shown(path.name)} is no step log that lostflops writes and was left out: {error}"
+            said = f"{shown(path.name)} is not a step log of lostflops and was left out: {error}"
             notes.append(Quality(None, "step log left out", 1, shown(said), "warning"))
             continue
         torn += found.torn
@@ -129,12 +129,12 @@ def logged(documents: Sequence[Path]) -> tuple[list[Logged], list[Quality]]:
         if not found.steps:
             continue
         if rank in kept:
-            text = f"two processes say that they are rank {rank}; {shown(path.name)} was left out"
+            text = f"two processes claim to be rank {rank}: {shown(path.name)} was left out"
             notes.append(Quality(rank, "step log left out", 1, text, "warning"))
             continue
         kept[rank] = found
     if torn:
-        text = "lines of the step logs are not whole: a process was killed, or the disk was full"
+        text = "lines of the step logs are cut off: a process was killed, or the disk was full"
         notes.append(Quality(None, "steps not logged", torn, text))
     return list(kept.values()), notes
 

@@ -20,7 +20,7 @@ OUT_OF_MEMORY = 2
 
 
 @recipe(
-    question="Which runtime and driver calls take the host's time, and do any fail?",
+    question="Which runtime and driver calls take CPU time, and do any fail?",
     scope="rank",
     plot=Bars(x="name", y=("time",)),
     columns={

@@ -18,7 +18,7 @@ HIDDEN_TOO = "upper limit: work may wait behind hidden communication too"
 
 
 @recipe(
-    question="How much communication time was not hidden behind compute?",
+    question="How much communication time is not hidden behind compute?",
     scope="rank",
     plot=Bars(x="rank", y=("hidden", "exposed"), stacked=True),
     columns={

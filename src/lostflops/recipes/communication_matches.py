@@ -35,7 +35,7 @@ from lostflops.tables import Collectives, Ranks
         "members": "ranks matched",
         "last_arrival": "when the last of them arrived, ns",
         "last_rank": "who that was; null when the lead is within the clock error",
-        "lead": "by how much it came after the next to last, ns",
+        "lead": "how much later it came than the second to last, ns",
         "latency": "shortest stay of any member, ns: needs no common clock",
         "wait": "ns from this rank's arrival to the last arrival",
         "transfer": "ns from the last arrival to this rank's end",
@@ -83,7 +83,7 @@ from lostflops.tables import Collectives, Ranks
                     "rank": 0,
                     "instance": None,
                     "wait": None,
-                    "reason": "only one rank is here; waiting cannot be told from transfer",
+                    "reason": "only one rank was recorded: its waiting and its transfer look alike",
                 }
             ],
         ),

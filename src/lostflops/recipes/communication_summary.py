@@ -51,7 +51,7 @@ def bus_factor(kind: pl.Expr, size: pl.Expr) -> pl.Expr:
 
 
 @recipe(
-    question="Which collectives run, in which groups and sizes, and which bandwidth do they reach?",
+    question="Which collectives run, in which groups and sizes, and at which bandwidth?",
     scope="job",
     plot=Points(x="bytes", y="bus_bandwidth", log=True),
     columns={
@@ -71,7 +71,7 @@ def bus_factor(kind: pl.Expr, size: pl.Expr) -> pl.Expr:
         "bus_bandwidth": "the same times nccl-tests' factor for the operation, to compare with a link's",
         "no_bandwidth": "why there is none",
         "calls_per_step": "executions in a mean step of a mean rank",
-        "per_step": "transfer in a mean step of a mean rank, ns; null when not told from waiting",
+        "per_step": "transfer per step, mean of ranks, ns; null when not told from waiting",
         "step_share": "the same as a share of step time",
     },
     examples=[
@@ -159,7 +159,7 @@ def bus_factor(kind: pl.Expr, size: pl.Expr) -> pl.Expr:
                     "matched": 0,
                     "latency": None,
                     "bus_bandwidth": None,
-                    "no_bandwidth": "only one rank is here; waiting cannot be told from transfer",
+                    "no_bandwidth": "only one rank was recorded: its waiting and its transfer look alike",
                 }
             ],
         ),

@@ -168,7 +168,7 @@ WORTH_SAYING = 0.03
                     "transfer": None,
                     "exposed_wait": None,
                     "unmatched_time": 42,
-                    "unmatched_reason": "only one rank is here; waiting cannot be told from transfer",
+                    "unmatched_reason": "only one rank was recorded: its waiting and its transfer look alike",
                     "in_steps": None,
                     "in_pairs": None,
                     "per_step": None,

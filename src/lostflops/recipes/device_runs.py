@@ -10,7 +10,7 @@ from lostflops.tables import Copies, Kernels, Steps
 
 
 @recipe(
-    question="What did each rank's device do at every instant of every step?",
+    question="What did each rank's GPU do at every instant of every step?",
     scope="job",
     page=False,
     whole=True,

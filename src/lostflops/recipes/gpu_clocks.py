@@ -18,7 +18,7 @@ SOME = 0.05
 
 
 @recipe(
-    question="Did heat, power or hardware hold the GPUs' clocks down?",
+    question="Did heat, power or hardware lower the GPUs' clocks?",
     scope="rank",
     columns={
         "rank": "rank",

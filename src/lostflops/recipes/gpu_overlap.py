@@ -10,7 +10,7 @@ KINDS = ("compute", "communication", "copies")
 
 
 @recipe(
-    question="For how long do compute, communication and copies run alone, together, or not at all?",
+    question="How long do compute, communication and copies run alone, together, or not at all?",
     scope="rank",
     plot=Bars(x="running", y=("time",)),
     columns={

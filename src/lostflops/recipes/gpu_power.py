@@ -25,7 +25,7 @@ SAMPLED = {
 
 
 @recipe(
-    question="Do GPUs that look busy draw the power of GPUs that work?",
+    question="Do busy GPUs draw the power of GPUs that compute?",
     scope="rank",
     columns={
         "rank": "rank",

@@ -37,7 +37,7 @@ ERRORS = (
 
 
 @recipe(
-    question="Did GPUs, links or network cards count errors?",
+    question="Did GPUs, links or network cards report errors?",
     scope="rank",
     columns={
         "rank": "rank; of a network card the first of its node",

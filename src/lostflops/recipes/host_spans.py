@@ -12,7 +12,7 @@ LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 
 
 @recipe(
-    question="When did the host do what can leave the GPU idle?",
+    question="When did the CPU do what can leave the GPU idle?",
     scope="rank",
     page=False,
     whole=True,

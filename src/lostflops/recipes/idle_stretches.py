@@ -12,7 +12,7 @@ LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 
 
 @recipe(
-    question="Which cause had each instant in which the GPU was idle?",
+    question="What was the cause of each idle stretch of the GPU?",
     scope="job",
     page=False,
     whole=True,

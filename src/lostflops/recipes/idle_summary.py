@@ -17,19 +17,19 @@ from lostflops.tables import Ranks
 
 
 @recipe(
-    question="What does each cause of idle time cost a mean step, and what could its removal save?",
+    question="What does each cause of idle time cost per step, and what could its removal save?",
     scope="job",
     plot=Bars(x="account", y=("per_step", "at_most")),
     columns={
         "account": "cause: an account of the ledger",
-        "per_step": "idle for this cause in a mean step of a mean rank, ns",
-        "host_per_step": "time of a mean step that the host spends on it, idle device or not, ns",
+        "per_step": "idle for this cause per step, mean of ranks, ns",
+        "host_per_step": "CPU time per step spent on it, GPU idle or not, ns",
         "step_share": "the same as a share of step time",
-        "steps": "steps of all ranks that the means are taken of",
-        "most_on": "rank with the most of it in a mean step",
+        "steps": "number of steps in the mean, over all ranks",
+        "most_on": "rank with the most of it per step",
         "most": "how much that rank has, ns",
-        "on_host": "whether host operators stand in for kernels",
-        "at_most": "most that removing the cause on all ranks could save in a mean step, ns; null where "
+        "on_host": "whether CPU operators are counted instead of kernels",
+        "at_most": "most that removing the cause on all ranks could save per step, ns; null where "
         "the recording does not say what could be removed",
     },
     examples=[

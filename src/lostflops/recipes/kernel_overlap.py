@@ -12,7 +12,7 @@ from .kernel_work import executions
 
 
 @recipe(
-    question="Which kernels run alone, and which beside communication, compute or copies?",
+    question="Which kernels run alone, and which alongside communication, compute or copies?",
     scope="rank",
     plot=Bars(x="name", y=("alone", "with_compute", "with_communication", "with_copies")),
     columns={

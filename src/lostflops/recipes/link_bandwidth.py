@@ -24,7 +24,7 @@ GPU = r"^GPU\d+$"
 
 
 @recipe(
-    question="Do the links give what they could?",
+    question="Do the links reach their nominal bandwidth?",
     scope="job",
     plot=Bars(x="subject", y=("measured", "raw")),
     columns={

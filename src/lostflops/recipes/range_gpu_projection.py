@@ -13,7 +13,7 @@ from .step_totals import per_step
 
 
 @recipe(
-    question="How much GPU time does each of the code's own ranges cause?",
+    question="How much GPU time does each range of your code cause?",
     scope="rank",
     plot=Bars(x="name", y=("self_busy", "busy", "span")),
     columns={

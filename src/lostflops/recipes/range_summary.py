@@ -13,7 +13,7 @@ from .step_totals import per_step
 
 
 @recipe(
-    question="How long do the code's own ranges take on the host?",
+    question="How long does each range of your code take on the CPU?",
     scope="rank",
     plot=Bars(x="name", y=("self_time", "time")),
     columns={

@@ -47,7 +47,7 @@ def step_ledger(steps: Steps, device_runs: pl.LazyFrame, idle_stretches: pl.Lazy
 
     An instant is compute while any kernel that is not communication runs; else communication while only that
     runs, split into wait and transfer where the ranks' collectives could be matched; else copy; else idle, by
-    cause. On a CPU-only trace host operators take the kernels' place.
+    cause. On a CPU-only trace operators are counted instead of kernels.
     """
     length = pl.col("end") - pl.col("start")
     busy = device_runs.filter(pl.col("account").is_not_null())

@@ -27,7 +27,7 @@ def _log(*steps: tuple[int, int | None, int, bool], rank: int = 0, world: int | 
 
 
 @recipe(
-    question="Are the recorded steps like the job's other ones, and did every rank report?",
+    question="Are the recorded steps like the rest of the job, and did every rank report?",
     scope="rank",
     plot=Bars(x="rank", y=("median", "recorded_median")),
     columns={

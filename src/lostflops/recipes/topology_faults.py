@@ -86,7 +86,7 @@ FAULTS = {
 
 
 @recipe(
-    question="Is a link, a port or the placement of the machines this ran on worse than it could be?",
+    question="Is a link, a port or a placement worse than the machine allows?",
     scope="job",
     columns={
         "rank": "first rank on that machine, 0 when unknown",

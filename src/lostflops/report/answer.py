@@ -41,12 +41,14 @@ class Shown:
         recipe = self.answer.recipe
         first, _, _ = recipe.doc.partition("\n\n")
         name = as_command(recipe.name)
+        rows = f"{self.num_rows:,} row{'s' * (self.num_rows != 1)}" if self.num_rows else "none"
         return tag(
-            "article",
-            tag("h3", recipe.question),
+            "details",
+            tag("summary", tag("h3", recipe.question), tag("small", rows)),
             tag("p", " ".join(first.split()), " ", tag("code", name), class_="lead"),
             tag("div", self._table(), id=f"{anchor(recipe.name)}-here", class_="answer"),
             id=anchor(recipe.name),
+            class_="question",
         )
 
     def _table(self) -> Markup:

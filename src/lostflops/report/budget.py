@@ -33,7 +33,7 @@ ON_HOST: Mapping[str, Words] = {
     "idle": Words("idle", "Nothing computes, communicates or copies."),
 }
 # A line inside a group need not repeat what its group says.
-SAID_BY_GROUP = re.compile(r"^(Nothing runs on the device|Only communication runs), and ")
+SAID_BY_GROUP = re.compile(r"^(Nothing runs on the GPU(, and| while)|Only communication runs(, and|;)) ")
 ORDER = {name: i for i, name in enumerate(dict.fromkeys((*GROUPS, *ACCOUNTS)))}
 
 
@@ -51,6 +51,13 @@ def in_order(names: Iterable[str]) -> list[str]:
     """Accounts or groups in the order of the page: those that are not known come last."""
     last = len(ORDER)
     return sorted(names, key=lambda n: (ORDER.get(n.partition(".")[0], last), ORDER.get(n, last), n))
+
+
+def color(account: str) -> str:
+    """The classes that give an account its colour, the same wherever it is drawn."""
+    group, _, part = account.partition(".")
+    known = f"c-{group}" if group in GROUPS else "c-other"
+    return f"{known} p-{part.replace('_', '-')}" if part.replace("_", "").isalpha() else known
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from .budget import in_order, words
+from .budget import color, in_order, words
 
 MOST_RANKS = 1024  # rows of the picture: at least a pixel each
 MOST_STEPS = 1000
@@ -121,4 +121,4 @@ def _described(name: str, on_host: bool) -> dict[str, str]:
     label = words(name, on_host).label
     if name != group:
         label = f"{words(group, on_host).label}: {label}"
-    return {"name": name, "group": group, "label": label}
+    return {"name": name, "group": group, "label": label, "color": color(name)}

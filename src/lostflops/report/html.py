@@ -12,21 +12,23 @@ import base64
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.resources import files
+from pathlib import Path
 
 import msgspec
 
 from lostflops.accounts import ACCOUNTS
+from lostflops.finding import Finding
 
 from .answer import Shown, anchor
-from .budget import Budget, Line
+from .budget import Budget, Line, color
 from .facts import lines
 from .heat import Heat, heat
-from .markup import Markup, coded, join, tag, unbroken
+from .markup import Child, Markup, coded, join, tag, unbroken
 from .page import Page
-from .quality import facts
+from .quality import Fact, facts
 from .run import Run
-from .terminal import gain
-from .words import as_command, one_line
+from .terminal import MOST_CONTRIBUTORS, gain, headline, parted
+from .words import advice, as_command, one_line
 
 MOST_FINDINGS = 100
 MOST_EVIDENCE = 8
@@ -43,8 +45,12 @@ FRAMED = (
 THINNEST = 0.15  # per cent of a bar's room: what holds time is visible
 
 
-def html(page: Page, *, framed: bool = False) -> str:
-    """The whole file. `framed` makes it smaller, for the `srcdoc` of a frame in another page."""
+def html(page: Page, paths: str = "", *, framed: bool = False) -> str:
+    """The whole file.
+
+    `paths` is what its commands name the run by: by default the folders that the user named, unless those
+    would tell of the machine. `framed` makes the page smaller, for the `srcdoc` of a frame in another page.
+    """
     style, script = _asset("report.css") + FRAMED * framed, _asset("report.js")
     tables = [Shown(answer) for answer in page.answers if answer.recipe.name != "step_ledger"]
     picture = heat(page.ledger, page.run.on_host)
@@ -63,19 +69,19 @@ def html(page: Page, *, framed: bool = False) -> str:
         tag("meta", name="color-scheme", content="light dark"),
         tag("meta", name="referrer", content="no-referrer"),
         tag("meta", name="generator", content=f"lostflops {page.lostflops}"),
-        tag("title", f"lostflops: {page.verdict}"),
+        tag("title", f"lostflops: {page.name}"),
         tag("style", Markup(style)),
     )
     sections = [
         _section("verdict", None, _verdict(page)),
-        _section("ledger", "Where the time goes", [*_ledger(page.budget, page.run), *_facts(page)])
+        _section("ledger", "Where the time goes", [*_ledger(page.budget, page.run), *_achieved(page)])
         if page.budget
         else None,
-        _section("findings", "Findings", _findings(page)),
+        _section("findings", "Findings", _findings(page, paths or _sharable(page))),
         _section("map", "Every rank and step", _map(picture)) if picture else None,
         _section("answers", "Answers", _answers(tables)) if tables else None,
-        _section("quality", "Data quality", _quality(page)),
-        _section("skipped", "Not answered", _skipped(page)),
+        _section("quality", "The recording", _quality(page)),
+        _section("skipped", "Not answered", _skipped(page)) if page.skipped else None,
         _section("method", "Method", _method(page)),
     ]
     shown = [section for section in sections if section]
@@ -87,12 +93,23 @@ def html(page: Page, *, framed: bool = False) -> str:
         tag("main", shown),
         tag(
             "footer",
-            f"lostflops {page.lostflops}. This file holds no scripts but its own and asks for nothing.",
+            f"lostflops {page.lostflops}. This file works offline and loads nothing.",
         ),
         tag("script", Markup(_data(page, picture, tables)), type="application/json", id="data"),
         tag("script", Markup(script)),
     )
     return f"<!doctype html>\n{tag('html', head, body, lang='en')}\n"
+
+
+def _sharable(page: Page) -> str:
+    """The paths of the commands in a file that may be sent: folders below the one that the user stood in."""
+    told = all(not Path(path).is_absolute() and Path(path).is_dir() for path in page.given)
+    return page.paths if told and not any(".." in Path(path).parts for path in page.given) else "PATH"
+
+
+def _folded(what: str, *content: Child) -> Markup:
+    """What only some readers need, behind a line that says what it is."""
+    return tag("details", tag("summary", what), *content)
 
 
 def _asset(name: str) -> str:
@@ -113,7 +130,7 @@ def _navigation(page: Page, has_map: bool) -> Markup:
         ("findings", f"Findings {len(page.findings)}", True),
         ("map", "Ranks × steps", has_map),
         ("answers", "Answers", bool(page.answers)),
-        ("quality", "Quality", True),
+        ("quality", "Recording", True),
         ("method", "Method", True),
     ]
     return tag("nav", [tag("a", text, href=f"#{name}") for name, text, shown in links if shown])
@@ -127,7 +144,9 @@ def _verdict(page: Page) -> Iterator[Markup]:
     warnings = sum(fact.is_warning for fact in facts(page.quality))
     if warnings:
         text = "one warning" if warnings == 1 else f"{warnings} warnings"
-        yield tag("p", tag("a", f"{text} about the data", href="#quality", class_="badge"), class_="badges")
+        yield tag(
+            "p", tag("a", f"{text} about the recording", href="#quality", class_="badge"), class_="badges"
+        )
     if page.notes:
         yield tag("ul", [tag("li", coded(note)) for note in page.notes], class_="notes")
     yield tag(
@@ -147,7 +166,7 @@ def _ledger(budget: Budget, run: Run) -> Iterator[Markup]:
     of = f"Mean {run.windows}. " if budget.num_windows > 1 else ""
     yield tag(
         "p",
-        f"{of}Every nanosecond {what} is in exactly one account, and the amounts add up.",
+        f"{of}Every nanosecond {what} is in exactly one account, so the amounts add up.",
         class_="lead",
     )
     spans = _spans(budget)
@@ -175,7 +194,7 @@ def _ledger(budget: Budget, run: Run) -> Iterator[Markup]:
     yield tag("table", tag("tbody", rows), tag("tfoot", total), class_="waterfall")
 
 
-def _facts(page: Page) -> Iterator[Markup]:
+def _achieved(page: Page) -> Iterator[Markup]:
     """Under the ledger: what the run achieves, and what computes longest."""
     told = lines(page.facts, page.run.on_host)
     if told:
@@ -204,58 +223,47 @@ def _bar(lines: Sequence[Line], spans: Mapping[Line, tuple[float, float]]) -> Ma
             y=0,
             width=f"{max(spans[line][1], THINNEST):.3f}%",
             height="100%",
-            class_=_color(line),
+            class_=color(line.account),
         )
         for line in lines
     ]
     return tag("svg", rects, width="100%", height="100%", aria_hidden="true")
 
 
-def _color(line: Line) -> str:
-    known = {"compute", "communication", "copy", "idle"}
-    group, _, part = line.account.partition(".")
-    name = f"c-{group}" if group in known else "c-other"
-    return f"{name} p-{part.replace('_', '-')}" if part.replace("_", "").isalpha() else name
-
-
-def _findings(page: Page) -> Iterator[Markup]:
+def _findings(page: Page, paths: str) -> Iterator[Markup]:
     if not page.findings:
         yield tag("p", f"{page.no_finding[:1].upper()}{page.no_finding[1:]}", class_="lead")
         return
     if len(page.findings) > 1:
-        told = "First what costs most time. Gains of several findings do not add up."
-        yield tag("p", told, class_="lead")
+        yield tag("p", "Costliest first. Gains of several findings do not add up.", class_="lead")
     yield tag(
         "ol",
-        [
-            tag(
-                "li",
-                tag("h3", one_line(finding.claim, MOST_TEXT)),
-                tag("p", gain(finding, page.budget), class_=f"gain {finding.gain.replace(' ', '-')}"),
-                tag("ul", [tag("li", one_line(fact, MOST_TEXT)) for fact in finding.evidence[:MOST_EVIDENCE]])
-                if finding.evidence
-                else None,
-                tag("p", tag("b", "Next "), coded(one_line(finding.next, MOST_TEXT)), class_="next"),
-                tag("p", tag("b", "Doubt "), coded(one_line(finding.doubt, MOST_TEXT)), class_="doubt")
-                if finding.doubt
-                else None,
-                tag(
-                    "p",
-                    tag(
-                        "a",
-                        f"Evidence: {_question(finding.recipe, page)}",
-                        href=f"#{anchor(finding.recipe)}",
-                    ),
-                )
-                if finding.recipe
-                else None,
-            )
-            for finding in page.findings[:MOST_FINDINGS]
-        ],
+        [tag("li", list(_finding(f, page, paths))) for f in page.findings[:MOST_FINDINGS]],
         class_="findings",
     )
     if len(page.findings) > MOST_FINDINGS:
         yield tag("p", f"{MOST_FINDINGS} of {len(page.findings)} findings are shown; --json has all.")
+
+
+def _finding(finding: Finding, page: Page, paths: str) -> Iterator[Markup]:
+    """What it costs, what it is made of, what to do, and only then what that could save."""
+    claim = parted(one_line(headline(finding), MOST_TEXT), finding)
+    yield tag("h3", [tag("b", text) if is_cost else join(text) for text, is_cost in claim])
+    if finding.contributors:
+        largest = finding.contributors[:MOST_CONTRIBUTORS]
+        yield tag("ul", [tag("li", coded(one_line(one, MOST_TEXT))) for one in largest], class_="made-of")
+    if finding.evidence:
+        yield tag(
+            "ul", [tag("li", coded(one_line(fact, MOST_TEXT))) for fact in finding.evidence[:MOST_EVIDENCE]]
+        )
+    yield tag("p", tag("b", "Next "), coded(one_line(advice(finding.next, paths), MOST_TEXT)), class_="next")
+    saved = gain(finding, page.budget)
+    yield tag("p", tag("b", "Gain "), saved, class_=f"gain {finding.gain.replace(' ', '-')}")
+    if finding.doubt:
+        yield tag("p", tag("b", "Doubt "), coded(one_line(finding.doubt, MOST_TEXT)), class_="doubt")
+    if finding.recipe:
+        link = tag("a", _question(finding.recipe, page), href=f"#{anchor(finding.recipe)}")
+        yield tag("p", link, class_="shown")
 
 
 def _question(recipe: str, page: Page) -> str:
@@ -265,8 +273,7 @@ def _question(recipe: str, page: Page) -> str:
 def _map(picture: Heat) -> Iterator[Markup]:
     yield tag(
         "p",
-        "A cell is one step of one rank. The bars above and beside the map are the means of its columns and "
-        "rows, drawn from zero.",
+        "One cell per rank and step. The bars above and beside the map are means of its columns and rows.",
         class_="lead",
     )
     if picture.notices:
@@ -283,11 +290,7 @@ def _map(picture: Heat) -> Iterator[Markup]:
 
 
 def _answers(tables: Sequence[Shown]) -> Iterator[Markup]:
-    links = [
-        tag("li", tag("a", table.answer.recipe.question, href=f"#{anchor(table.answer.recipe.name)}"))
-        for table in tables
-    ]
-    yield tag("ul", links, class_="index")
+    yield tag("p", "Every question that this recording answers, with its table.", class_="lead")
     for table in tables:
         yield table.section()
 
@@ -295,8 +298,17 @@ def _answers(tables: Sequence[Shown]) -> Iterator[Markup]:
 def _quality(page: Page) -> Iterator[Markup]:
     told = facts(page.quality)
     if not told:
-        yield tag("p", "Nothing to report: the recording is whole as far as it tells.", class_="lead")
+        yield tag("p", "Nothing is known to be missing from it.", class_="lead")
         return
+    warnings = [fact for fact in told if fact.is_warning]
+    notes = [fact for fact in told if not fact.is_warning]
+    if warnings:
+        yield _facts(warnings, page)
+    if notes:
+        yield _folded(f"{len(notes)} fact{'s' * (len(notes) != 1)} about the recording", _facts(notes, page))
+
+
+def _facts(told: Sequence[Fact], page: Page) -> Markup:
     rows = [
         tag(
             "tr",
@@ -307,19 +319,18 @@ def _quality(page: Page) -> Iterator[Markup]:
         for fact in told[:MOST_FACTS]
     ]
     heads = [tag("th", name, scope="col") for name in ("level", "where", "what")]
-    yield tag("div", tag("table", tag("thead", tag("tr", heads)), tag("tbody", rows)), class_="scroll")
-    if len(told) > MOST_FACTS:
-        yield tag("p", f"{MOST_FACTS} of {len(told)} facts shown", class_="count")
+    cut = f"{MOST_FACTS} of {len(told)} facts shown" if len(told) > MOST_FACTS else None
+    return join(
+        tag("div", tag("table", tag("thead", tag("tr", heads)), tag("tbody", rows)), class_="facts"),
+        tag("p", cut, class_="count") if cut else None,
+    )
 
 
 def _skipped(page: Page) -> Iterator[Markup]:
-    if not page.skipped:
-        yield tag("p", "Every question could be put to this trace.", class_="lead")
-        return
     by_reason: dict[str, list[str]] = {}
     for question in page.skipped:
         by_reason.setdefault(question.reason, []).append(as_command(question.recipe))
-    yield tag(
+    reasons = tag(
         "dl",
         [
             join(
@@ -330,26 +341,30 @@ def _skipped(page: Page) -> Iterator[Markup]:
         ],
         class_="skipped",
     )
+    many = f"{len(page.skipped)} question{'s' * (len(page.skipped) != 1)}"
+    yield _folded(f"{many} that this recording cannot answer, and what to record for them", reasons)
 
 
 def _method(page: Page) -> Iterator[Markup]:
     run = page.run
     yield tag(
         "p",
-        "For each rank and step, every instant goes to the first account that applies: compute, exposed "
-        "communication, exposed copies, idle by cause. Overlapping work counts once. Times are integer "
-        "nanoseconds; displayed amounts are rounded by largest remainders, so that they add up as well, and "
-        "each share is rounded on its own.",
+        "Every instant of a step goes to the first account that applies: compute, exposed communication, "
+        "exposed copies, idle by cause. Overlapping work counts once. Times are integer nanoseconds, and the "
+        "displayed amounts add up too; each share is rounded on its own.",
     )
     used = {line.account for line in page.budget.lines} if page.budget else set[str]()
-    yield tag(
-        "dl",
-        [
-            join(tag("dt", account.label), tag("dd", coded(f"{account.meaning} {account.found}")))
-            for account in ACCOUNTS.values()
-            if account.name in used
-        ],
-        class_="skipped",
+    yield _folded(
+        "How each account is found",
+        tag(
+            "dl",
+            [
+                join(tag("dt", account.label), tag("dd", coded(f"{account.meaning} {account.found}")))
+                for account in ACCOUNTS.values()
+                if account.name in used
+            ],
+            class_="skipped",
+        ),
     )
     said: Mapping[str, str | None] = {
         "steps": f"{run.num_steps}, read from: {run.bounds or run.step_source}" if run.step_source else None,
@@ -375,12 +390,15 @@ def _method(page: Page) -> Iterator[Markup]:
     heads = [tag("th", n, scope="col") for n in ("source", "format")] + [
         tag("th", "bytes", scope="col", class_="n")
     ]
-    yield tag("div", tag("table", tag("thead", tag("tr", heads)), tag("tbody", rows)), class_="scroll")
     more = f"{MOST_FACTS} of {len(run.sources)} sources shown. " if len(run.sources) > MOST_FACTS else ""
-    yield tag(
-        "p",
-        f"{more}Sources are named by their content: file names often hold the name of the host.",
-        class_="count",
+    yield _folded(
+        f"{len(run.sources)} source{'s' * (len(run.sources) != 1)}",
+        tag("div", tag("table", tag("thead", tag("tr", heads)), tag("tbody", rows)), class_="scroll"),
+        tag(
+            "p",
+            f"{more}Sources are named by their content, because file names often hold the name of the host.",
+            class_="count",
+        ),
     )
 
 
@@ -388,7 +406,7 @@ def _data(page: Page, picture: Heat | None, tables: Sequence[Shown]) -> str:
     """The data of the interactive part; no text in it can end the script element or begin another."""
     unit = page.budget.unit if page.budget else None
     data = {
-        "map": msgspec.to_builtins(picture) if picture else None,
+        "map": {**msgspec.to_builtins(picture), "blamed": page.blamed} if picture else None,
         "unit": {"name": unit.name, "ns": unit.ns, "decimals": unit.decimals} if unit else None,
         "tables": [table.data() for table in tables],
     }

@@ -27,7 +27,7 @@ def bundle(page: Page, paths: str = "", height: int = HEIGHT) -> dict[str, str]:
     page itself knows."""
     said = text(page, paths)
     frame = (
-        f'<iframe srcdoc="{escape(html(page, framed=True))}" sandbox="allow-scripts" '
+        f'<iframe srcdoc="{escape(html(page, paths, framed=True))}" sandbox="allow-scripts" '
         f'title="lostflops: {escape(one_line(page.verdict))}" style="{FRAME_STYLE.format(height=height)}">'
         "</iframe>"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import polars as pl
 
@@ -21,7 +22,7 @@ from .budget import Budget, budget
 from .run import Run, recorded
 from .story import story
 from .verdict import verdict
-from .words import typed
+from .words import one_line, typed
 
 LEDGER = pl.Schema(
     {
@@ -70,7 +71,7 @@ class Page:
     skipped: tuple[Skipped, ...]
     quality: tuple[Quality, ...]
     source_names: tuple[str, ...]
-    paths: str = "PATH"  # what to type after a command's name to ask about the same steps of the same job
+    given: tuple[str, ...] = ()  # the paths that the user named, where somebody did
 
     def __str__(self) -> str:
         """The page as a terminal of 100 columns shows it."""
@@ -90,6 +91,24 @@ class Page:
     def untraced(self) -> bool:
         """Whether there is a step log or a monitor's samples and no trace: most questions are idle."""
         return self.budget is None and self.run.formats <= {"step log", "monitor"}
+
+    @property
+    def paths(self) -> str:
+        """What to type after a command's name to ask about the same steps of the same job."""
+        return typed(self.given, self.run.selected_steps) if self.given else "PATH"
+
+    @property
+    def name(self) -> str:
+        """The run in a few words: its folder's name. That of a file is not told, it may hold the host's."""
+        if len(self.given) == 1 and Path(self.given[0]).is_dir():
+            return one_line(Path(self.given[0]).resolve().name)
+        return self.run.extent
+
+    @property
+    def blamed(self) -> str:
+        """The account of the ledger that the first finding is about; empty where none is named."""
+        accounts = self.findings[0].accounts if self.findings else ()
+        return accounts[0] if accounts else ""
 
     @property
     def no_finding(self) -> str:
@@ -151,7 +170,7 @@ def page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], No
         skipped=tuple(skipped),
         quality=tuple(sorted(trace.manifest.quality, key=_gravity)),
         source_names=tuple(source.name for source in trace.manifest.sources),
-        paths=typed(trace.given, trace.steps) if trace.given else "PATH",
+        given=trace.given,
     )
 
 
@@ -206,13 +225,13 @@ def _verdict(
         if run.formats == {"monitor"}:
             return "Only a monitor's samples were recorded: where the steps' time went is not known."
         if not _rows(trace, "operators"):
-            return "This trace holds no GPU work and no operators: there is nothing to account for."
-        return "This trace holds no GPU work: only the host's side of the run was recorded."
+            return "This recording holds neither GPU work nor operators: there is nothing to account for."
+        return "Only the CPU side of this run was recorded: there is no GPU work to account for."
     if spent is None:
         reason = next(
             (s.reason for s in skipped if s.recipe == "step_ledger"), "no step of it holds any time"
         )
-        return f"The time of this trace cannot be accounted for: {reason}."
+        return f"There is no ledger of this recording: {reason}."
     return verdict(spent, run.on_host, run.bounds or run.span, found[0] if found else None, _unseen(run))
 
 
@@ -231,8 +250,8 @@ def _unseen(run: Run) -> str:
     if run.lost is None or not run.on_host:
         return ""
     if run.lost.name == GPU_WORK_LOST:
-        return f"the host launched GPU work and copies {run.lost.count:,} times, but none of it was recorded"
-    return f"{run.lost.count:,} rows seem to be a device's work, of kinds that lostflops does not know"
+        return f"the CPU launched GPU work and copies {run.lost.count:,} times, but none of it was recorded"
+    return f"{run.lost.count:,} rows look like work of a device that lostflops does not know"
 
 
 def _outside(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
@@ -330,7 +349,7 @@ def _figures(
     hidden = _hidden(by_name)
     if hidden:
         yield hidden
-    if kernel_time:
+    if kernel_time and unclassified * 1000 >= UNCLASSIFIED_PER_MILLE * kernel_time:
         yield Figure(
             "unclassified",
             percent(unclassified, kernel_time),

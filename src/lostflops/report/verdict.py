@@ -47,7 +47,7 @@ def verdict(
     compute = budget.of("compute")
     if unseen:
         return (
-            f"What bounds this job cannot be told: {unseen}. On the host, operators that compute run for "
+            f"What bounds this job is not in the recording: {unseen}. On the CPU, operators compute for "
             f"{percent(compute, budget.ns)} of the {length}."
         )
     if first is not None and _names_it(first, budget):
