@@ -110,9 +110,9 @@ def _share(pair: tuple[int, int]) -> str:
 
 def summary(found: Totals) -> str:
     return (
-        f"The first finding names the cause in {_share(found.named)} runs; {_share(found.quiet)} healthy runs "
-        f"have no finding above 5 % of the step; the step is within 3 % in {_share(found.steps)}; the finding's "
-        f"own time is within 40 % of what the fault costs in {_share(found.costs)}."
+        f"The first finding names the cause in {_share(found.named)} runs; {_share(found.quiet)} healthy "
+        f"runs have no finding above 5 % of the step; the step is within 3 % in {_share(found.steps)}; the "
+        f"finding's own time is within 40 % of what the fault costs in {_share(found.costs)}."
     )
 
 
