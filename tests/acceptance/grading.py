@@ -77,7 +77,9 @@ def _environment(**values: str) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def judged(page: Page, truth: Truth, step: float, cost: float | None) -> Verdict:
+def judged(
+    page: Page, truth: Truth, step: float, cost: float | None, step_error: float = STEP_ERROR
+) -> Verdict:
     """Compare a page with the truth."""
     if page.error:
         lost = (None, False) if truth.quiet else (False, None)
@@ -85,7 +87,7 @@ def judged(page: Page, truth: Truth, step: float, cost: float | None) -> Verdict
     findings = page.document["findings"]
     first = findings[0] if findings else None
     shown = shown_step(page)
-    step_right = shown is not None and abs(shown - step) <= STEP_ERROR * step
+    step_right = shown is not None and abs(shown - step) <= step_error * step
     size = _size(first) if first else None
     if truth.quiet:
         loud = [f for f in findings if _is_loud(f, step) and not _pardoned(f, truth)]
