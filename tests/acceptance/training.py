@@ -237,9 +237,10 @@ class _Trainer:
             p.synchronise("cudaDeviceSynchronize")
 
     def begun(self) -> None:
-        """What a rank does of the step in which it dies."""
+        """What a rank does of the step in which it dies: its device has finished all that it was given."""
         self.batch()
         self.forward(1)
+        self.p.synchronise("cudaDeviceSynchronize")
 
     def step(self) -> None:
         if self.job.stages:
