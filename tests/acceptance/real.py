@@ -52,13 +52,19 @@ def real_cases(seed: int) -> Iterator[RealCase]:
     yield RealCase(
         "slow loader on one of two ranks",
         ("--fault", "loader", "--ms", "200", *on),
-        Truth(f"rank {late}'s loader", f"{LATE}|{LOADING}", (*blamed, LOADING), rank=late),
+        Truth(f"rank {late}'s loader", f"{LATE}|{LOADING}", (*blamed, LOADING), rank=late, cost=False),
         ranks=2,
     )
     yield RealCase(
         "Python loop on one of two ranks",
         ("--fault", "loop", "--ms", "200", *on, *named),
-        Truth(f"`{name}` on rank {late}", f"{LATE}|{PYTHON}", (*blamed, f"{name}|spin|pause"), rank=late),
+        Truth(
+            f"`{name}` on rank {late}",
+            f"{LATE}|{PYTHON}",
+            (*blamed, f"{name}|spin|pause"),
+            rank=late,
+            cost=False,
+        ),
         ranks=2,
         stacks=True,
     )
