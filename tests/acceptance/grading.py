@@ -24,7 +24,10 @@ AMOUNT = r"([\d,]+(?:\.\d+)?) (ns|µs|us|ms|s)\b"
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came of one page. `named` is null for pages that have to be quiet, `quiet` for the others."""
+    """What came of one page. `named` is null for pages that have to be quiet, `quiet` for the others.
+
+    All are null for what could not be judged.
+    """
 
     finding: str
     claim: str
@@ -32,7 +35,7 @@ class Verdict:
     cost: float | None  # of the first finding, ns
     named: bool | None
     quiet: bool | None
-    step_right: bool
+    step_right: bool | None
     cost_right: bool | None
     why_not: str = ""
 

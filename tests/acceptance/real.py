@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -17,6 +17,9 @@ from .grading import Page, Verdict, judged, page_of
 SCRIPT = Path(__file__).with_name("real_job.py")
 FIRST, LAST = 10, 14  # steps that `record` keeps
 LOOSE = 0.15  # a real machine's steps vary, and so do their means and medians
+# A job that other processes kept from running for more than a tenth of its time is not what was planted.
+UNDISTURBED = 0.9
+TURNS = 3  # how often a disturbed job is run before it is given up
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ def real_cases(seed: int) -> Iterator[RealCase]:
     for fault, ms, kind, words, what in (
         ("sleep", 120, PYTHON + "|sleep", (f"sleep|{name}",), "time.sleep"),
         ("loop", 120, PYTHON + f"|{name}", (f"{name}|spin|pause",), f"the Python loop `{name}`"),
-        ("gc", 0, COLLECTION, (), "gc.collect() over 800,000 objects"),
+        ("gc", 0, COLLECTION, (), "gc.collect() over 300,000 objects"),
         ("save", 0, "checkpoint|sav", (), "torch.save in each step"),
         ("logging", 120, LOGGING, (), "a thousand log lines in each step"),
     ):
@@ -75,8 +78,18 @@ def real_cases(seed: int) -> Iterator[RealCase]:
     yield RealCase("one step 240 ms longer", ("--fault", "outlier", "--ms", "240"), odd, stacks=True)
 
 
-def recorded(case: RealCase, folder: Path) -> tuple[Page, float, float | None]:
-    """Run the job under `lostflops record`: its page, its true step and what its fault took of one, ns."""
+@dataclass(frozen=True)
+class Ran:
+    """A recorded job: its page, its true step and what its fault took of one, ns."""
+
+    page: Page
+    step: float
+    cost: float | None
+    undisturbed: bool  # whether it had a processor nearly all the time
+
+
+def recorded(case: RealCase, folder: Path) -> Ran:
+    """Run the job under `lostflops record`."""
     folder.mkdir(parents=True, exist_ok=True)
     times = folder / "times"
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(case.ranks)]
@@ -91,20 +104,34 @@ def recorded(case: RealCase, folder: Path) -> tuple[Page, float, float | None]:
         timeout=300,
     )
     if done.returncode:
-        return Page({}, "", f"the job failed: {done.stderr.strip().splitlines()[-1:]}"), 0.0, None
+        said = done.stderr.strip().splitlines()[-1:]
+        return Ran(Page({}, "", f"the job failed: {said}"), 0.0, None, True)
     steps: list[float] = []
     lost: list[float] = []
+    busy: list[float] = []
     for rank in range(case.ranks):
         took = json.loads(Path(f"{times}.{rank}").read_text())
         ends = took["ends"]
         steps.append(median(ends[k] - ends[k - 1] for k in range(FIRST, LAST + 1)))
         lost.append(median(took["lost"][FIRST : LAST + 1] or [0.0]))
+        whole, worked = (took[key][LAST] - took[key][FIRST - 1] for key in ("ends", "busy"))
+        busy.append(worked / whole)
     cost = 1e9 * max(lost) or None
-    return page_of(folder / "run"), 1e9 * sum(steps) / len(steps), cost
+    # Ranks that wait for a late one are idle by right; the late one is not.
+    share = min(busy) if case.truth.rank is None else busy[case.truth.rank]
+    return Ran(page_of(folder / "run"), 1e9 * sum(steps) / len(steps), cost, share >= UNDISTURBED)
 
 
-def examined_for_real(case: RealCase, folder: Path) -> tuple[Verdict, float, float | None, Path]:
-    """The verdict on a real job, with its true step and what the fault took, ns."""
+def examined_for_real(case: RealCase, folder: Path) -> tuple[Verdict, Ran, Path]:
+    """The verdict on a real job. It is null where the machine was too busy each time."""
     place = folder / case.name.replace(",", "").replace(" ", "-")
-    page, step, cost = recorded(case, place)
-    return judged(page, case.truth, step, cost, LOOSE), step, cost, place
+    for turn in range(TURNS):  # the last turn counts
+        ran = recorded(case, place / str(turn))
+        if ran.undisturbed:
+            break
+    verdict = judged(ran.page, case.truth, ran.step, ran.cost, LOOSE)
+    if not ran.undisturbed:
+        verdict = replace(
+            verdict, named=None, quiet=None, step_right=None, cost_right=None, why_not="the machine was busy"
+        )
+    return verdict, ran, place / str(turn)

@@ -71,6 +71,8 @@ class Job:
         self.faulty = given.rank is None or given.rank == self.rank
         self.name: str = given.function
         self.ends: list[float] = []
+        self.busy: list[float] = []  # processor time and planned sleep so far, at each step's end
+        self.slept = 0.0
         self.lost: list[float] = []
         self.heap: list[Any] = []
 
@@ -86,6 +88,7 @@ class Job:
     def pause(self, ms: float) -> None:
         if self.fault == "sleep":
             time.sleep(ms / 1000)
+            self.slept += ms / 1000
         elif self.fault in ("loop", "outlier"):
             spin(ms)
         elif self.fault == "gc":
@@ -102,7 +105,7 @@ class Job:
         random.seed(0)
         self.model, shape = cnn() if given.model == "cnn" else mlp()
         if self.fault == "gc":
-            self.heap = [{"number": [n]} for n in range(400_000)]
+            self.heap = [{"number": [n]} for n in range(150_000)]
         log = Path(given.times).with_suffix(".log")
         logging.basicConfig(filename=log, level=logging.INFO)
         wrapped: nn.Module = self.model
@@ -131,6 +134,7 @@ class Job:
             loss.backward()
             optimizer.step()
             self.ends.append(time.perf_counter())
+            self.busy.append(time.process_time() + self.slept)
 
 
 def main() -> None:
@@ -145,7 +149,7 @@ def main() -> None:
     torch.set_num_threads(1)
     job = Job(given)
     job.train(given)
-    took = {"ends": job.ends, "lost": job.lost}
+    took = {"ends": job.ends, "lost": job.lost, "busy": job.busy}
     Path(f"{given.times}.{job.rank}").write_text(json.dumps(took))
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()

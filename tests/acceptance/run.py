@@ -70,10 +70,11 @@ def totals(lines: Sequence[Line]) -> Totals:
     every = [v for x in lines for v in (x.verdict, x.twin) if v is not None]
     quiet = [v.quiet for v in every if v.quiet is not None]
     costs = [x.verdict.cost_right for x in lines if x.verdict.cost_right is not None]
+    steps = [v.step_right for v in every if v.step_right is not None]
     return Totals(
         (sum(named), len(named)),
         (sum(quiet), len(quiet)),
-        (sum(v.step_right for v in every), len(every)),
+        (sum(steps), len(steps)),
         (sum(costs), len(costs)),
     )
 
@@ -89,9 +90,9 @@ def misses(lines: Sequence[Line]) -> list[str]:
             if verdict is None:
                 continue
             faults: list[str] = []
-            if verdict.named is False or verdict.quiet is False:
+            if verdict.named is False or verdict.quiet is False or verdict.step_right is None:
                 faults.append(verdict.why_not)
-            if not verdict.step_right:
+            if verdict.step_right is False:
                 faults.append(f"step {_ms(verdict.shown)}, true {_ms(step)}")
             if verdict.cost_right is False:
                 faults.append(f"the finding costs {_ms(verdict.cost)}, the fault {_ms(line.cost)}")
@@ -126,10 +127,10 @@ def table(lines: Sequence[Line]) -> list[str]:
     ]
     for x in lines:
         v = x.verdict
-        named = _mark(v.named if v.named is not None else v.quiet)
-        steps = f"{_ms(v.shown)} / {_ms(x.step)}{'' if v.step_right else ' **wrong**'}"
+        named = _mark(v.named if v.named is not None else v.quiet) or v.why_not
+        steps = f"{_ms(v.shown)} / {_ms(x.step)}{' **wrong**' if v.step_right is False else ''}"
         twin = "" if x.twin is None else _mark(x.twin.quiet)
-        if x.twin is not None and not x.twin.step_right:
+        if x.twin is not None and x.twin.step_right is False:
             twin += ", step wrong"
         claim = " ".join(v.claim.split()).replace("|", "/")
         finding = f"{claim}" if v.finding else "none"
@@ -164,9 +165,9 @@ def every_real_case(seed: int, only: str, folder: Path) -> list[Line]:
     lines: list[Line] = []
     for case in real_cases(seed):
         if only in case.name:
-            verdict, step, lost, place = examined_for_real(case, folder / "real")
+            verdict, ran, place = examined_for_real(case, folder / "real")
             name = f"real: {case.name}"
-            lines.append(Line(name, case.truth.what, step, lost, verdict, None, 0.0, str(place)))
+            lines.append(Line(name, case.truth.what, ran.step, ran.cost, verdict, None, 0.0, str(place)))
     return lines
 
 
