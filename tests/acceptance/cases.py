@@ -7,6 +7,7 @@ same job without the fault. What the fault costs is the difference of their step
 from __future__ import annotations
 
 import itertools
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -76,7 +77,8 @@ def played(job: Job, folder: Path) -> Played:
     recording = Recording(
         job.skip, job.steps, job.world, stacks=job.stacks, seed=job.seed, skews=job.skews, hosts=job.hosts
     )
-    folder.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
     for rank in machine.ranks:
         written(rank, recording, folder)
     lengths = [_periods(machine, rank, job.skip) for rank in range(job.world)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -90,7 +91,8 @@ class Ran:
 
 def recorded(case: RealCase, folder: Path) -> Ran:
     """Run the job under `lostflops record`."""
-    folder.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
     times = folder / "times"
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(case.ranks)]
     program = [sys.executable, *(launcher if case.ranks > 1 else []), str(SCRIPT), *case.options]

@@ -43,6 +43,7 @@ class Totals:
     quiet: tuple[int, int]
     steps: tuple[int, int]
     costs: tuple[int, int]
+    unjudged: int
 
     @property
     def met(self) -> bool:
@@ -76,6 +77,7 @@ def totals(lines: Sequence[Line]) -> Totals:
         (sum(quiet), len(quiet)),
         (sum(steps), len(steps)),
         (sum(costs), len(costs)),
+        sum(v.step_right is None for v in every),
     )
 
 
@@ -112,10 +114,11 @@ def _share(pair: tuple[int, int]) -> str:
 
 
 def summary(found: Totals) -> str:
+    left = f" {found.unjudged} runs were not judged: the machine was busy." if found.unjudged else ""
     return (
         f"The first finding names the cause in {_share(found.named)} runs; {_share(found.quiet)} healthy "
         f"runs have no finding above 5 % of the step; the step is within 3 % in {_share(found.steps)}; the "
-        f"finding's own time is within 40 % of what the fault costs in {_share(found.costs)}."
+        f"finding's own time is within 40 % of what the fault costs in {_share(found.costs)}.{left}"
     )
 
 
