@@ -1,12 +1,13 @@
 """The planted causes: which job, which fault, and what a first page must say of it.
 
 Names, ranks and sizes come from a seed, so that a page cannot know them. Every case has a healthy twin: the
-same job without the fault. What the fault costs is the difference of their steps, by the simulator's own clock.
+same job without the fault. What the fault costs is the difference of their steps, by the simulator's clock.
 """
 
 from __future__ import annotations
 
 import itertools
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,8 +38,8 @@ class Truth:
     """What the first finding must say, as expressions that its name and its words must match.
 
     `kind` is looked for in the finding's name and claim; each of `words` in the claim, what it is made of, or
-    the evidence. `never` must not be there. Where `quiet`, the run is healthy: no finding above 5 % of the step,
-    but for those that `pardoned` matches, which tell of the oddity that was planted.
+    the evidence. `never` must not be there. Where `quiet`, the run is healthy: no finding above 5 % of the
+    step, but for those that `pardoned` matches, which tell of the oddity that was planted.
     """
 
     what: str
@@ -76,7 +77,8 @@ def played(job: Job, folder: Path) -> Played:
     recording = Recording(
         job.skip, job.steps, job.world, stacks=job.stacks, seed=job.seed, skews=job.skews, hosts=job.hosts
     )
-    folder.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
     for rank in machine.ranks:
         written(rank, recording, folder)
     lengths = [_periods(machine, rank, job.skip) for rank in range(job.world)]

@@ -24,7 +24,10 @@ AMOUNT = r"([\d,]+(?:\.\d+)?) (ns|µs|us|ms|s)\b"
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came of one page. `named` is null for pages that have to be quiet, `quiet` for the others."""
+    """What came of one page. `named` is null for pages that have to be quiet, `quiet` for the others.
+
+    All are null for what could not be judged.
+    """
 
     finding: str
     claim: str
@@ -32,7 +35,7 @@ class Verdict:
     cost: float | None  # of the first finding, ns
     named: bool | None
     quiet: bool | None
-    step_right: bool
+    step_right: bool | None
     cost_right: bool | None
     why_not: str = ""
 
@@ -77,7 +80,9 @@ def _environment(**values: str) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def judged(page: Page, truth: Truth, step: float, cost: float | None) -> Verdict:
+def judged(
+    page: Page, truth: Truth, step: float, cost: float | None, step_error: float = STEP_ERROR
+) -> Verdict:
     """Compare a page with the truth."""
     if page.error:
         lost = (None, False) if truth.quiet else (False, None)
@@ -85,7 +90,7 @@ def judged(page: Page, truth: Truth, step: float, cost: float | None) -> Verdict
     findings = page.document["findings"]
     first = findings[0] if findings else None
     shown = shown_step(page)
-    step_right = shown is not None and abs(shown - step) <= STEP_ERROR * step
+    step_right = shown is not None and abs(shown - step) <= step_error * step
     size = _size(first) if first else None
     if truth.quiet:
         loud = [f for f in findings if _is_loud(f, step) and not _pardoned(f, truth)]

@@ -51,8 +51,8 @@ def _head(rank: Rank, recording: Recording) -> dict[str, Any]:
     name = recording.gpu
     device = {
         "id": 0, "name": name, "totalGlobalMem": 85029158912, "computeMajor": 9, "computeMinor": 0,
-        "maxThreadsPerBlock": 1024, "maxThreadsPerMultiprocessor": 2048, "regsPerBlock": 65536, "warpSize": 32,
-        "sharedMemPerBlock": 49152, "numSms": 132, "regsPerMultiprocessor": 65536,
+        "maxThreadsPerBlock": 1024, "maxThreadsPerMultiprocessor": 2048, "regsPerBlock": 65536,
+        "warpSize": 32, "sharedMemPerBlock": 49152, "numSms": 132, "regsPerMultiprocessor": 65536,
         "sharedMemPerBlockOptin": 232448, "sharedMemPerMultiprocessor": 233472,
     }  # fmt: skip
     head: dict[str, Any] = {"schemaVersion": 1, "deviceProperties": [device], "record_shapes": 1}

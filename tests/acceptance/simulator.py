@@ -1,8 +1,8 @@
 """Run made-up training programs on made-up machines, and keep every row that a profiler would see.
 
 A program is a tape of instructions for one rank's host: open a row, work, launch, wait. The machine follows
-the rules of CUDA. A launch returns at once unless 1,024 launches are pending; work of one stream runs in order;
-events order streams; a synchronising call returns when the device is done. A collective's kernel occupies its
+the rules of CUDA. A launch returns at once unless 1,024 are pending; work of one stream runs in order; events
+order streams; a synchronising call returns when the device is done. A collective's kernel occupies its
 stream from the moment it could start, and its transfer begins when the last rank's has arrived. Ranks are
 dataflow: times do not depend on the order in which their tapes are advanced. Times are integer nanoseconds.
 """

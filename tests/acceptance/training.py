@@ -1,8 +1,8 @@
 """Made-up training steps of a language model, as PyTorch would issue them, with faults to plant.
 
 A `Job` says what every rank does; a `Pause` is time that the host loses, with the rows that show it. Kernel
-names are those of H100 recordings. What is not a knob here is the same in a faulty job and in its healthy twin,  # noqa: E501
-down to the model's sizes, so that their steps differ by the fault alone.
+names are those of H100 recordings. What is not a knob here is the same in a faulty job and in its healthy
+twin, down to the model's sizes, so that their steps differ by the fault alone.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ GEMM = {
         "nvjet_tst_256x128_64x4_2x1_v_bz_coopA_TNT",
         "nvjet_tst_192x192_64x3_1x2_h_bz_coopB_TNN",
         (
-            "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_warpgroupsize1x1x1_execute_segment_k_off"  # noqa: E501
+            "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_warpgroupsize1x1x1_execute_segment_k_off"
             "_kernel__5x_cublas"
         ),
     ),
     FP32: (
         (
-            "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize128x128x8_stage3_warpsize2x2x1_ffma_aligna4_alignc4"  # noqa: E501
+            "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize128x128x8_stage3_warpsize2x2x1_ffma_aligna4_alignc4"
             "_execute_kernel__5x_cublas"
         ),
         "ampere_sgemm_128x64_tn",
@@ -237,9 +237,10 @@ class _Trainer:
             p.synchronise("cudaDeviceSynchronize")
 
     def begun(self) -> None:
-        """What a rank does of the step in which it dies."""
+        """What a rank does of the step in which it dies: its device has finished all that it was given."""
         self.batch()
         self.forward(1)
+        self.p.synchronise("cudaDeviceSynchronize")
 
     def step(self) -> None:
         if self.job.stages:

@@ -1,0 +1,139 @@
+"""Real jobs on the processor, recorded with `lostflops record`, each with one fault or none."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
+from statistics import median
+
+from .cases import COLLECTION, COMPILING, LATE, LOADING, LOGGING, NOUNS, PYTHON, VERBS, Truth
+from .grading import Page, Verdict, judged, page_of
+
+SCRIPT = Path(__file__).with_name("real_job.py")
+FIRST, LAST = 10, 14  # steps that `record` keeps
+LOOSE = 0.15  # a real machine's steps vary, and so do their means and medians
+# A job that other processes kept from running for more than a tenth of its time is not what was planted.
+UNDISTURBED = 0.9
+TURNS = 3  # how often a disturbed job is run before it is given up
+
+
+@dataclass(frozen=True)
+class RealCase:
+    name: str
+    options: Sequence[str]
+    truth: Truth
+    ranks: int = 1
+    stacks: bool = False
+
+
+def real_cases(seed: int) -> Iterator[RealCase]:
+    """Faults and healthy jobs. `function` is the user's name for what is slow, drawn from the seed."""
+    random = Random(f"{seed}/real")
+    name = f"{random.choice(VERBS)}_{random.choice(NOUNS)}"
+    late = random.randrange(2)
+    on = ("--rank", str(late))
+    blamed = (rf"\brank {late}\b",)
+    named = ("--function", name)
+    yield RealCase(
+        "slow dataset, no workers", ("--fault", "loader", "--ms", "120"), Truth("the loader", LOADING)
+    )
+    for fault, ms, kind, words, what in (
+        ("sleep", 120, PYTHON + "|sleep", (f"sleep|{name}",), "time.sleep"),
+        ("loop", 120, PYTHON + f"|{name}", (f"{name}|spin|pause",), f"the Python loop `{name}`"),
+        ("gc", 0, COLLECTION, (), "gc.collect() over 300,000 objects"),
+        ("save", 0, "checkpoint|sav", (), "torch.save in each step"),
+        ("logging", 120, LOGGING, (), "a thousand log lines in each step"),
+    ):
+        options = ("--fault", fault, "--ms", str(ms), *named)
+        yield RealCase(f"{fault} in each step", options, Truth(what, kind, words), stacks=True)
+    yield RealCase("a new shape in each step", ("--fault", "compile"), Truth("recompilation", COMPILING))
+    yield RealCase(
+        "slow loader on one of two ranks",
+        ("--fault", "loader", "--ms", "200", *on),
+        Truth(f"rank {late}'s loader", f"{LATE}|{LOADING}", (*blamed, LOADING), rank=late, cost=False),
+        ranks=2,
+    )
+    yield RealCase(
+        "Python loop on one of two ranks",
+        ("--fault", "loop", "--ms", "200", *on, *named),
+        Truth(
+            f"`{name}` on rank {late}",
+            f"{LATE}|{PYTHON}",
+            (*blamed, f"{name}|spin|pause"),
+            rank=late,
+            cost=False,
+        ),
+        ranks=2,
+        stacks=True,
+    )
+    yield RealCase("healthy MLP", (), Truth("healthy", quiet=True))
+    yield RealCase("healthy CNN", ("--model", "cnn"), Truth("healthy", quiet=True))
+    yield RealCase("healthy DDP", ("--model", "cnn"), Truth("healthy", quiet=True), ranks=2)
+    odd = Truth("one slow step, 12", quiet=True, pardoned=r"step 12\b|outlier|slowest step|one step")
+    yield RealCase("one step 240 ms longer", ("--fault", "outlier", "--ms", "240"), odd, stacks=True)
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A recorded job: its page, its true step and what its fault took of one, ns."""
+
+    page: Page
+    step: float
+    cost: float | None
+    undisturbed: bool  # whether it had a processor nearly all the time
+
+
+def recorded(case: RealCase, folder: Path) -> Ran:
+    """Run the job under `lostflops record`."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    times = folder / "times"
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(case.ranks)]
+    program = [sys.executable, *(launcher if case.ranks > 1 else []), str(SCRIPT), *case.options]
+    what = ["--what", "cuda,shapes,python"] if case.stacks else []
+    record = [sys.executable, "-m", "lostflops", "record", "--output", str(folder / "run"), *what]
+    done = subprocess.run(
+        [*record, "--", *program, "--times", str(times)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    if done.returncode:
+        said = done.stderr.strip().splitlines()[-1:]
+        return Ran(Page({}, "", f"the job failed: {said}"), 0.0, None, True)
+    steps: list[float] = []
+    lost: list[float] = []
+    busy: list[float] = []
+    for rank in range(case.ranks):
+        took = json.loads(Path(f"{times}.{rank}").read_text())
+        ends = took["ends"]
+        steps.append(median(ends[k] - ends[k - 1] for k in range(FIRST, LAST + 1)))
+        lost.append(median(took["lost"][FIRST : LAST + 1] or [0.0]))
+        whole, worked = (took[key][LAST] - took[key][FIRST - 1] for key in ("ends", "busy"))
+        busy.append(worked / whole)
+    cost = 1e9 * max(lost) or None
+    # Ranks that wait for a late one are idle by right; the late one is not.
+    share = min(busy) if case.truth.rank is None else busy[case.truth.rank]
+    return Ran(page_of(folder / "run"), 1e9 * sum(steps) / len(steps), cost, share >= UNDISTURBED)
+
+
+def examined_for_real(case: RealCase, folder: Path) -> tuple[Verdict, Ran, Path]:
+    """The verdict on a real job. It is null where the machine was too busy each time."""
+    place = folder / case.name.replace(",", "").replace(" ", "-")
+    for turn in range(TURNS):  # the last turn counts
+        ran = recorded(case, place / str(turn))
+        if ran.undisturbed:
+            break
+    verdict = judged(ran.page, case.truth, ran.step, ran.cost, LOOSE)
+    if not ran.undisturbed:
+        verdict = replace(
+            verdict, named=None, quiet=None, step_right=None, cost_right=None, why_not="the machine was busy"
+        )
+    return verdict, ran, place / str(turn)
