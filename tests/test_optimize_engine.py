@@ -10,7 +10,7 @@ import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -710,6 +710,14 @@ def trained(model: nn.Module, **how: Any) -> None:
             step(model, tiny_models.mlp_batch())
 
 
+def gradient_of_a_function(model: nn.Module) -> None:
+    def loss(weights: dict[str, torch.Tensor]) -> torch.Tensor:
+        return torch.func.functional_call(model, weights, (tiny_models.mlp_batch(),)).square().sum()
+
+    with everything(model):
+        torch.func.grad(loss)(dict(model.named_parameters()))
+
+
 def moves_all(model: nn.Module) -> dict[str, Any]:
     return offload_plan() | {"classes": dict.fromkeys(classes_of(model, tiny_models.mlp_batch()), "offload")}
 
@@ -746,6 +754,9 @@ REFUSALS: dict[str, tuple[Callable[[nn.Module], object], str]] = {
     ),
     "little host memory": (lambda m: trained(m, plan=moves_all(m), host_limit=9000), "host memory, of which"),
     "a budget out of reach": (lambda m: trained(m, plan=None, budget=20_000), "19.5 KiB cannot be reached"),
+    "a device that is no GPU": (lambda m: optimize.offload(m, device="cpu"), "cpu is no GPU"),
+    "no such device": (lambda m: optimize.offload(m, device="gpu"), "'gpu' names no device"),
+    "torch.func.grad inside": (gradient_of_a_function, "no saved-tensor hooks work there"),
     "another device": (lambda m: trained(m.to("meta")), "0.weight is on meta, the engine works on cpu"),
     "a bad card": (lambda m: everything(m, link={"gpu": "H200"}), "link card has no rate"),
 }
@@ -786,13 +797,125 @@ def test_an_engine_that_changes_gradients_switches_itself_off() -> None:
 
     model, batch = tiny_models.transformer(), tiny_models.transformer_batch()
     expected = step(model, batch)
-    engine = everything(model, device=Broken())
+    engine = everything(model, device=Broken(), verify=None)
     proof = engine.prove(lambda: loss_of(model, batch).backward(), pairs=2)
     assert proof.harm is not None
     assert "the gradient of" in proof.harm
     with engine:
         assert same(step(model, batch), expected)
     assert engine.report().state == proof.harm
+
+
+def test_wrong_bytes_are_told_by_the_backward_itself_before_an_optimizer_sees_them() -> None:
+    class Broken(ThreadedDevice):
+        def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Any) -> None:
+            super().copy(target, source + 1 if source.numel() > 9000 else source, stream)
+
+    model, batch = tiny_models.transformer(), tiny_models.transformer_batch()
+    expected = step(model, batch)
+    with everything(model, device=Broken()) as engine:
+        loss = loss_of(model, batch)
+        with pytest.raises(Refused, match="gradients are wrong"):
+            loss.backward()
+        model.zero_grad()
+        assert same(step(model, batch), expected)  # from now on everything stays
+    assert engine.report().state.startswith("switched off: ")
+
+
+def test_the_check_costs_nothing_once_it_is_over() -> None:
+    model, batch = tiny_models.transformer(), tiny_models.transformer_batch()
+    with everything(model) as engine:
+        counts: list[str | None] = []
+        for _ in range(4):
+            step(model, batch)
+            counts.append(engine.report().verified)
+    assert counts[0] is not None and counts == [counts[0]] * 4
+    with everything(model, verify=None) as unchecked:
+        step(model, batch)
+    assert unchecked.report().verified is None
+
+
+def sparse(layout: torch.layout) -> Callable[[nn.Module], torch.Tensor]:
+    def loss(layer: nn.Module) -> torch.Tensor:
+        y = layer(torch.ones(64, 64)).sigmoid()
+        matrix = torch.eye(64).to_sparse(layout=layout) * 2
+        return (matrix @ y).square().sum() + torch.sparse.mm(y.to_sparse(), y).sum()
+
+    return loss
+
+
+def nested_layers(layout: torch.layout) -> Callable[[nn.Module], torch.Tensor]:
+    def loss(layer: nn.Module) -> torch.Tensor:
+        rows = torch.nested.nested_tensor([torch.ones(5, 64), torch.ones(7, 64) / 3], layout=layout)
+        y = layer(rows)
+        y = y.sin().values() if layout == torch.jagged else torch.nested.to_padded_tensor(y, 0.0)
+        return y.square().sum()
+
+    return loss
+
+
+LAYOUTS = {
+    "COO": (sparse(torch.sparse_coo), "not strided"),
+    "CSR": (sparse(torch.sparse_csr), "not strided"),
+    "nested": (nested_layers(torch.strided), "not strided"),
+    "jagged": (nested_layers(torch.jagged), "nested"),
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_tensors_of_other_layouts_stay_and_are_told(layout: str) -> None:
+    loss, reason = LAYOUTS[layout]
+    model = nn.Linear(64, 64)
+
+    def gradient() -> torch.Tensor:
+        model.zero_grad()
+        loss(model).backward()
+        return cast("torch.Tensor", model.weight.grad)
+
+    expected = gradient()
+    for how in ({}, {"threshold": 10**9, "plan": None}):
+        with everything(model, **how) as engine:
+            for _ in range(3):
+                assert torch.equal(gradient(), expected)
+        assert engine.report().kept_bytes[reason] > 0
+
+
+def test_functional_calls_and_vmap_work_inside() -> None:
+    model, batch = tiny_models.mlp(), tiny_models.mlp_batch()
+
+    def one_step() -> dict[str, torch.Tensor]:
+        weights = dict(model.named_parameters())
+        y = torch.func.functional_call(model, weights, (batch,)) + torch.func.vmap(model)(batch)
+        y.square().mean().backward()
+        found = gradients(model)
+        model.zero_grad()
+        return found
+
+    expected = one_step()
+    with everything(model) as engine:
+        for _ in range(3):
+            assert same(one_step(), expected)
+    assert engine.report().out.bytes > 0
+
+
+@pytest.mark.parametrize("alias", ["data", "numpy"])
+def test_a_write_that_no_counter_sees_between_two_saves_is_told_in_the_first_step(alias: str) -> None:
+    model = tiny_models.mlp()
+
+    def one_step() -> None:
+        y = model(tiny_models.mlp_batch()).exp()
+        first = (y * y.detach()).sum()
+        if alias == "data":
+            y.data.mul_(2)
+        else:
+            y.detach().numpy()[:] *= 2
+        (first + y.sin().sum()).backward()
+
+    with everything(model), pytest.raises(Refused, match="a fault of the engine"):
+        one_step()
+    with everything(model, threshold=10**9, plan=None):  # what stays is what it is without the engine
+        one_step()
 
 
 def test_what_selective_checkpointing_holds_is_told() -> None:

@@ -231,7 +231,8 @@ def test_saving_and_asking_on_three_compute_streams_has_no_race(done: str | int)
 def test_each_wait_that_the_engine_forgets_is_found(wait: str) -> None:
     who, whom, what = ROLES[wait]
     device = Forgetful((who, whom))
-    raced(device, small(tiny_models.transformer), on_three_streams(device))
+    # The check of the first microbatch reads what is copied, too: those races would have other names.
+    raced(device, small(tiny_models.transformer), on_three_streams(device), verify=None)
     assert device.races
     assert all(what in race for race in device.races)
 

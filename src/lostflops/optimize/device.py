@@ -261,7 +261,10 @@ def over(
 
 def device_named(where: torch.device | str | int) -> CudaDevice:
     """A GPU by its name or number."""
-    found = torch.device(where)
+    try:
+        found = torch.device(where)
+    except RuntimeError as error:
+        raise Refused(f"{where!r} names no device", 'name a GPU: "cuda", "cuda:1" or its number') from error
     if found.type != "cuda":
         raise Refused(
             f"{found} is no GPU", "name a GPU, or pass device=ThreadedDevice() to try it out on a CPU"

@@ -38,6 +38,7 @@ class Watched(Microbatch):
     beside: dict[tuple[int, bool], int] = field(default_factory=dict[tuple[int, bool], int])
     most_in_use: int = 0  # of what was seen
     end: Event = None  # when the last one was asked for
+    checked: bool = False  # what came back was compared: that takes time
 
 
 @dataclass(frozen=True)
