@@ -51,7 +51,8 @@ def fingerprint(tensor: torch.Tensor, order: tuple[int, ...] | None = None) -> F
     read = without_expanded(tensor).permute(order)
     parts: tuple[torch.Tensor, ...] = (read,)
     if read.dim() and not read.is_contiguous():
-        parts = read.split(max(1, AT_ONCE // max(1, read[:1].nbytes)))
+        rows = max(1, AT_ONCE // max(1, read[:1].nbytes))
+        parts = tuple(read.narrow(0, n, min(rows, len(read) - n)) for n in range(0, len(read), rows))
     total = torch.zeros(1, dtype=torch.int64, device=tensor.device)
     for part in parts:
         flat = part.contiguous().as_strided((part.numel(),), (1,))  # one element may have any stride

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,6 @@ from lostflops.optimize.selection import Link, Saved, Selection, foresee, select
 
 if TYPE_CHECKING:
     from lostflops.optimize.device import Device, Event
-    from lostflops.optimize.schedule import Stall
 
 EVERYTHING = "everything"
 
@@ -53,11 +52,16 @@ class Learned:
 
 
 def learn(
-    watched: Watched, stalls: list[Stall], device: Device, link: Link, peak_bytes: int | None
+    watched: Watched,
+    stalls: Iterable[tuple[Event, Event]],
+    device: Device,
+    link: Link,
+    peak_bytes: int | None,
 ) -> Learned:
-    """Waits until the microbatch is over. `peak_bytes` is the device memory in use at its peak, if known."""
+    """Waits until the microbatch is over. `stalls` are from when to when something held compute up that later
+    ones do not have. `peak_bytes` is the device memory in use at its peak, if known."""
     device.synchronize(watched.end)
-    waits = [(device.elapsed(watched.begin, s.start), device.elapsed(s.start, s.end)) for s in stalls]
+    waits = [(device.elapsed(watched.begin, start), device.elapsed(start, end)) for start, end in stalls]
 
     def compute_ns(event: Event) -> int:
         """On a clock that stands still while compute waits for copies."""

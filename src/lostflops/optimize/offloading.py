@@ -587,7 +587,7 @@ class Engine:
             self.device.synchronize(self.device.record(stream))
         self._check_streams.clear()
         equal = torch.cat([before for _, before, _ in checks]) == torch.cat([after for _, _, after in checks])
-        found = equal.tolist()
+        found = cast("list[bool]", equal.tolist())  # pyright: ignore[reportUnknownMemberType]
         self.device.synchronize(self._record())  # the sums go back to the streams that they are from
         for (name, _, _), same in zip(checks, found, strict=True):
             if not same:
@@ -671,7 +671,8 @@ class Engine:
     def _learn(self, now: Watched) -> None:
         schedule = self._schedule
         schedule.finish()
-        stalls = list(schedule.stalls)
+        stalls = [(stall.start, stall.end) for stall in schedule.stalls] + self._arena.asking
+        self._arena.asking = []
         link = self._card or self._tally.measured_link(schedule, self.device)
         self._learned = learn(now, stalls, self.device, link, self._meter.peak())
         self._to_watch -= 1
@@ -682,7 +683,8 @@ class Engine:
     def _learn_again(self, now: Watched, learned: Learned) -> None:
         """What is saved is known; when, anew. What moves can only become less: its host memory is there."""
         self._schedule.finish()
-        stalls = list(self._schedule.stalls)
+        stalls = [(stall.start, stall.end) for stall in self._schedule.stalls] + self._arena.asking
+        self._arena.asking = []
         timed = learn(now, stalls, self.device, learned.link, None)
         saved = [
             replace(one, saved_ns=again.saved_ns, asked_ns=again.asked_ns)
@@ -802,8 +804,17 @@ class Engine:
             verified=f"{self._checked} times, bytes were those that had been saved"
             if self._checked
             else None,
-            notes=tuple(self._notes),
+            notes=(*self._notes, *self._of_host_memory()),
         )
+
+    def _of_host_memory(self) -> list[str]:
+        arena = self._arena
+        if arena.not_pinned is None:
+            return []
+        return [
+            f"{arena.not_pinned}: {written(arena.pageable_bytes)} of the host memory are pageable, and copies "
+            "to and from there are slower and wait for each other"
+        ]
 
     def _foreseen(self) -> tuple[dict[str, int], dict[str, int]]:
         learned, chosen = self._learned, self._selection
