@@ -7,6 +7,8 @@ import gc
 import io
 import json
 import re
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -75,6 +77,8 @@ class Script:
 
     def host_memory(self, nbytes: int) -> torch.Tensor:
         return torch.zeros(nbytes, dtype=torch.uint8)
+
+    def before_reuse(self, memory: torch.Tensor, stream: str) -> None: ...
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, stream: str) -> None:
         self.lines.append(f"copy {source.numel()} on {stream}")
@@ -461,8 +465,15 @@ def test_where_everything_fits_nothing_moves_until_it_no_longer_does() -> None:
     assert report.predicted["peak_bytes"] <= budget
 
 
-@pytest.mark.parametrize("share", [0.35, 0.6])
-def test_a_budget_is_kept_and_no_more_moves_than_it_takes(share: float) -> None:
+class Resettable(Small):
+    def reset_most_allocated(self) -> None:
+        self.meter.high_bytes()  # which takes off what has been freed
+        self.meter._peak = self.meter.live_bytes
+
+
+@pytest.mark.parametrize(("share", "earlier"), [(0.35, False), (0.6, False), (0.6, True)])
+def test_a_budget_is_kept_and_no_more_moves_than_it_takes(share: float, earlier: bool) -> None:
+    """Also where there was more memory in use before, as when a model is loaded."""
     model = tiny_models.transformer(layers=6)
     batch = tiny_models.transformer_batch(sequence=200)
     loss_of(model, batch).backward()
@@ -477,12 +488,12 @@ def test_a_budget_is_kept_and_no_more_moves_than_it_takes(share: float) -> None:
         one_step()
     plain, least = meter.peak_bytes, meter.live_bytes
     budget = round(least + share * (plain - least))
-    with (
-        peak.measured("cpu", static) as meter,
-        optimize.offload(model, budget, threshold=1, device=Small(meter)) as engine,
-    ):
-        for _ in range(3):
-            one_step()
+    with peak.measured("cpu", static) as meter:
+        if earlier:
+            torch.ones(plain).sum()
+        with optimize.offload(model, budget, threshold=1, device=Resettable(meter)) as engine:
+            for _ in range(3):
+                one_step()
     report = engine.report()
     assert report.out.bytes > 0
     assert meter.peak_bytes <= 1.05 * budget < plain  # the error that peaks are predicted with
@@ -490,6 +501,52 @@ def test_a_budget_is_kept_and_no_more_moves_than_it_takes(share: float) -> None:
     assert report.predicted["peak_bytes"] == pytest.approx(report.measured["peak_bytes"], rel=0.15)
     if share == 0.6:
         assert report.kept_bytes["not needed, or not hidden"] > 0
+
+
+def test_a_peak_that_an_earlier_one_hides_is_told() -> None:
+    model, batch = tiny_models.transformer(), tiny_models.transformer_batch()
+    with peak.measured("cpu", list(model.parameters())) as meter:
+        torch.ones(10**7).sum()
+        with optimize.offload(model, "1 GiB", threshold=1, device=Small(meter)) as engine:
+            step(model, batch)
+    assert any("its own peak is not known" in note for note in engine.report().notes)
+
+
+def test_what_cannot_be_pinned_travels_through_plain_memory_and_is_told_once() -> None:
+    asked: list[int] = []
+
+    class Unpinnable(ThreadedDevice):
+        def host_memory(self, nbytes: int) -> torch.Tensor:
+            asked.append(nbytes)
+            raise Refused(f"{nbytes} bytes of host memory cannot be pinned", "ulimit -l unlimited")
+
+    model, batch = tiny_models.transformer(), tiny_models.transformer_batch()
+    expected = step(model, batch)
+    with everything(model, device=Unpinnable()) as engine:
+        for _ in range(4):
+            assert same(step(model, batch), expected)
+    report = engine.report()
+    assert len(asked) == 1
+    assert report.state == "moving" and report.out.bytes > 0
+    assert report.host_held_bytes == engine._arena.pageable_bytes < 1.1 * report.out.bytes / 4 + 512 * 400
+    (note,) = report.notes
+    assert "cannot be pinned" in note and "pageable" in note
+
+
+def test_an_engine_that_lives_until_the_end_ends_quietly() -> None:
+    program = """
+import torch
+from lostflops import optimize
+model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Sigmoid(), torch.nn.Linear(64, 64))
+engine = optimize.offload(model, plan="everything", threshold=1, device=optimize.ThreadedDevice())
+with engine:
+    for _ in range(3):
+        loss = model(torch.ones(64, 64)).square().sum()
+        loss.backward()
+    kept = model(torch.ones(64, 64))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_what_is_written_after_its_save_raises_as_it_does_without_the_engine() -> None:

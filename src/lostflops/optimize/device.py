@@ -107,6 +107,9 @@ class CudaDevice:
     def most_allocated_bytes(self) -> int:
         return torch.cuda.max_memory_allocated(self.torch_device)
 
+    def reset_most_allocated(self) -> None:
+        torch.cuda.reset_peak_memory_stats(self.torch_device)
+
     def outside_bytes(self) -> int:
         """What the driver holds for this process, at most: other processes on the device count too."""
         free, total = torch.cuda.mem_get_info(self.torch_device)

@@ -616,7 +616,7 @@ class Engine:
         self._callback_queued = False  # a backward that broke off does not call
         if self._learned is None:
             now.base_bytes = self._in_use()
-            self._meter.start()
+            self._meter.start(anew=self._budget is not None)
         else:
             self._adapt(self._learned)
             now.expected = len(self._learned.saved)
@@ -674,7 +674,13 @@ class Engine:
         stalls = [(stall.start, stall.end) for stall in schedule.stalls] + self._arena.asking
         self._arena.asking = []
         link = self._card or self._tally.measured_link(schedule, self.device)
-        self._learned = learn(now, stalls, self.device, link, self._meter.peak())
+        peak = self._meter.peak()
+        if self._budget is not None and peak is None and isinstance(self.device, Metered):
+            self._notes[
+                "memory was higher before the first microbatch, so its own peak is not known: what the step takes "
+                "for a moment only is not in the budget until it exceeds it"
+            ] = None
+        self._learned = learn(now, stalls, self.device, link, peak)
         self._to_watch -= 1
         if self._paths is not None:
             self._paths.__exit__()
