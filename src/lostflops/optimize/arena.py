@@ -174,7 +174,9 @@ class Arena:
         if not self.idle or missing > room:
             return False
         if self._settled:
-            missing = min(room // ALIGNMENT * ALIGNMENT, max(missing, aligned(round(HEADROOM * self.held_bytes))))
+            missing = min(
+                room // ALIGNMENT * ALIGNMENT, max(missing, aligned(round(HEADROOM * self.held_bytes)))
+            )
         self._settled = True
         self._refused = self._largest_refused = 0
         if missing > 0:
