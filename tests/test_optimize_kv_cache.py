@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import tiny_models
 from lostflops import optimize
-from lostflops.optimize import kv_files, kv_gain, kv_past, kv_store, kv_store
+from lostflops.optimize import kv_files, kv_gain, kv_past, kv_store
 from lostflops.optimize.device import ThreadedDevice
 from lostflops.optimize.kv_cache import DialogueCache
 from lostflops.optimize.kv_rows import LayerShape, checksums, fitting_block, gather, views

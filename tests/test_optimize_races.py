@@ -240,8 +240,8 @@ def test_each_wait_that_the_engine_forgets_is_found(wait: str) -> None:
 def noise_from_a_side_stream(device: Any, model: Any, steps: int) -> None:
     """Each layer's output is multiplied by what another stream made meanwhile.
 
-    The program's own order is right, as what autograd saves lives until the backward: the side stream waits for
-    the compute stream, as of then, whenever it has taken memory back."""
+    The program's own order is right, as what autograd saves lives until the backward: the side stream waits
+    for the compute stream, as of then, whenever it has taken memory back."""
     side, base = device.streams[1], torch.ones(16, 16)
     for _ in range(steps):
         x = tiny_models.mlp_batch(rows=16, hidden=16)

@@ -102,7 +102,7 @@ def _exact(setting: Setting, model: Any, batch: Any, cases: dict[str, Case]) -> 
                     case(undo)()  # the engine learns
                     model(**batch).loss.backward()
                     now = [p.grad.cpu() for p in model.parameters() if p.grad is not None]
-            except Exception:  # noqa: BLE001 - whatever a peer raises; its turn will say what
+            except Exception:  # whatever a peer raises; its turn will say what
                 found[name] = None
                 continue
             finally:

@@ -144,7 +144,7 @@ def _turn(setting: Setting, case: Case, row: dict[str, Any], warm_up: int, steps
             report = said.to_json() if hasattr(said, "to_json") else said
             if report is not None:
                 row["report"] = report
-    except Exception as error:  # noqa: BLE001 - whatever a peer raises, the other cases go on
+    except Exception as error:  # whatever a peer raises, the other cases go on
         row["failed"] = why(error)
     setting.clear()
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from lostflops.optimize.amounts import written
@@ -61,12 +63,16 @@ def learn(
     """Waits until the microbatch is over. `stalls` are from when to when something held compute up that later
     ones do not have. `peak_bytes` is the device memory in use at its peak, if known."""
     device.synchronize(watched.end)
-    waits = [(device.elapsed(watched.begin, start), device.elapsed(start, end)) for start, end in stalls]
+    waits = sorted(
+        (device.elapsed(watched.begin, start), device.elapsed(start, end)) for start, end in stalls
+    )
+    starts = [start for start, _ in waits]
+    waited = [0, *accumulate(lasted for _, lasted in waits)]
 
     def compute_ns(event: Event) -> int:
         """On a clock that stands still while compute waits for copies."""
         at = device.elapsed(watched.begin, event)
-        return max(0, at - sum(lasted for start, lasted in waits if start < at))
+        return max(0, at - waited[bisect_left(starts, at)])
 
     asked = {number: compute_ns(event) for number, event in watched.asked.items()}
     saved = [

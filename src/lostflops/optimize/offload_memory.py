@@ -42,8 +42,8 @@ class PeakMeter:
     """The most memory during a microbatch, where the device counts.
 
     The counter is the whole process's, so it is left alone: a peak below an earlier one is not seen. Only the
-    peak of the microbatch that is learned from must be known, whatever came before: a model that was loaded in
-    float32, an evaluation. `start(anew=True)` resets the counter for it, where it can be.
+    peak of the microbatch that is learned from must be known, whatever came before (a model that was loaded
+    in float32, an evaluation): `start(anew=True)` resets the counter for it, where it can be.
     """
 
     def __init__(self, device: object) -> None:

@@ -677,8 +677,8 @@ class Engine:
         peak = self._meter.peak()
         if self._budget is not None and peak is None and isinstance(self.device, Metered):
             self._notes[
-                "memory was higher before the first microbatch, so its own peak is not known: what the step takes "
-                "for a moment only is not in the budget until it exceeds it"
+                "memory was higher before the first microbatch, so its own peak is not known: what the step "
+                "takes for a moment only is not in the budget until it exceeds it"
             ] = None
         self._learned = learn(now, stalls, self.device, link, peak)
         self._to_watch -= 1
@@ -817,10 +817,8 @@ class Engine:
         arena = self._arena
         if arena.not_pinned is None:
             return []
-        return [
-            f"{arena.not_pinned}: {written(arena.pageable_bytes)} of the host memory are pageable, and copies "
-            "to and from there are slower and wait for each other"
-        ]
+        pageable = f"{written(arena.pageable_bytes)} of the host memory are pageable"
+        return [f"{arena.not_pinned}: {pageable}, and copies to and from there are slower"]
 
     def _foreseen(self) -> tuple[dict[str, int], dict[str, int]]:
         learned, chosen = self._learned, self._selection
