@@ -152,6 +152,8 @@ class CpuTimeDevice:
         self._host.add(peak.address_of(memory.untyped_storage()))
         return memory
 
+    def before_reuse(self, memory: torch.Tensor, stream: _Stream | None) -> None: ...
+
     def copy(self, target: torch.Tensor, source: torch.Tensor, stream: _Stream | None) -> None:
         out = peak.address_of(target.untyped_storage()) in self._host
         begin, began = self.now, time.process_time_ns()

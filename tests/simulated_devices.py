@@ -112,6 +112,8 @@ class Simulated:
     def _host_freed(self, address: int) -> None:
         self._host.discard(address)
 
+    def before_reuse(self, memory: torch.Tensor, stream: Stream) -> None: ...
+
     def record(self, stream: Stream) -> Event:
         return Event(next(self._numbers), stream)
 
@@ -329,6 +331,11 @@ class RaceDevice(Simulated):
             self._blocks[address] = number, self._current, size
             weakref.finalize(storage, self._freed, address).atexit = False
         return self._blocks[address][0]
+
+    def before_reuse(self, memory: torch.Tensor, stream: Stream) -> None:
+        owner = self._blocks[address_of(memory.untyped_storage())][1]
+        if owner is not stream:
+            self.wait(owner, self.record(stream))
 
     def _freed(self, address: int) -> None:
         number, owner, size = self._blocks.pop(address)

@@ -6,7 +6,9 @@ import json
 import os
 import subprocess
 import sys
+from argparse import Namespace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -53,7 +55,9 @@ def test_a_second_run_measures_only_what_is_missing_or_was_measured_elsewhere(
 
     measured: list[str] = []
 
-    def measure(given: object, name: str, seconds: float, record: Path, machine: dict[str, object]) -> None:
+    def measure(
+        given: object, name: str, seconds: float, record: Path, machine: dict[str, object], limit: float
+    ) -> None:
         measured.append(name)
         failed = {"failed": "RuntimeError: no"} if name == "kv_cache" else {"rows": []}
         said = {"section": name, "about": machine, "measured": "today", "took_seconds": 1.0, **failed}
@@ -87,3 +91,89 @@ def test_every_section_says_what_it_measures_and_shows_a_record_of_another_versi
     text = page.page(tmp_path)
     assert text.count("\n## ") == len(command.SECTIONS)
     assert text.count("another version of this benchmark") >= len(command.SECTIONS) - 2
+
+
+SECTION = """
+TITLE = "One"
+def rows(setting):
+    import os, signal, subprocess, sys, time
+    setting.save([{"case": "first"}])
+    %s
+    return [{"case": "first"}, {"case": "second"}]
+def page(rows):
+    return " and ".join(row["case"] for row in rows)
+"""
+ENDS = {
+    "": (None, ["first", "second"]),
+    "os.kill(os.getpid(), signal.SIGKILL)": ("ended with -9, without a word", ["first"]),
+    "raise AttributeError('no such thing')": ("AttributeError: no such thing", ["first"]),
+    "print('[{', flush=True); os._exit(3)": ("ended with 3, without a word", ["first"]),
+    "subprocess.Popen(['sleep', '60']); time.sleep(60)": ("not done after 8 s", ["first"]),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_section_that_ends_early_keeps_what_it_had(
+    end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(COMMAND.parent))
+    import page
+    import run as command
+
+    (tmp_path / "section_link.py").write_text(SECTION % end)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    (tmp_path / "setting.py").write_text(
+        "import json\nclass Setting:\n    def __init__(self, *_): pass\n"
+        "    def save(self, rows): print(json.dumps(rows), flush=True)\n"
+    )
+    (tmp_path / "run.py").write_text(COMMAND.read_text())
+    monkeypatch.setattr(command, "__file__", str(tmp_path / "run.py"))
+    given = Namespace(size="tiny", tokens=[1], results=tmp_path, threads=False)
+    record = tmp_path / "link.json"
+    about = {"gpu": "one", "cores": 2, "machine": "m", "size": "3b", "lostflops": "1", "torch": "2"}
+    about |= {"transformers": None, "peft": None, "torchao": None, "trl": None}
+    command.run(given, "link", 1, record, about, 8)
+    found = json.loads(record.read_text())
+    failed, cases = ENDS[end]
+    assert [row["case"] for row in found["rows"]] == cases
+    assert found.get("failed", "None").splitlines()[-1] == str(failed)
+    monkeypatch.setitem(sys.modules, "section_link", SimpleNamespace(TITLE="One", page=str))
+    assert failed is None or failed in page.page(tmp_path)
+    assert command.kept(record, about) == (failed is None)
+
+
+def test_what_was_never_tried_goes_before_what_failed_and_a_call_ends_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(COMMAND.parent))
+    import run as command
+
+    limits: list[tuple[str, float]] = []
+    clock = iter([0.0, 0.0, 400.0, 560.0, 600.0])
+
+    def measure(given: object, name: str, seconds: float, record: Path, about: object, limit: float) -> None:
+        limits.append((name, limit))
+
+    monkeypatch.setattr(command, "run", measure)
+    monkeypatch.setattr(command.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(command, "SECTIONS", {"managed": 100, "kv_cache": 30, "loader": 30})
+    (tmp_path / "managed.json").write_text(json.dumps({"failed": "no"}))
+    monkeypatch.setattr(sys, "argv", ["run.py", "--threads", "--results", str(tmp_path)])
+    monkeypatch.setitem(sys.modules, "page", SimpleNamespace(page=lambda _: ""))
+    assert command.main() == 0
+    assert limits == [("kv_cache", 180), ("loader", 170)]
+    assert "managed: no time left; run the command again" in capsys.readouterr().err
+
+
+def test_whatever_a_case_raises_the_others_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(COMMAND.parent))
+    import setting
+
+    def broken(_: object) -> object:
+        raise AttributeError
+
+    where = setting.Setting("tiny", (16,), 0.01, True)
+    cases = {"a peer": broken, "ours": lambda _: lambda: None}
+    peer, ours = setting.in_turns(where, cases, 1, 1, {"tokens": 16})
+    assert peer["failed"] == "AttributeError: " and peer["step_ns"] == []
+    assert "failed" not in ours and len(ours["step_ns"]) == 2 and ours["tokens"] == 16

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lostflops.optimize.arena import ALIGNMENT, Arena, Block, aligned
+from lostflops.optimize.refused import Refused
 
 
 class Host:
@@ -25,6 +26,10 @@ class Host:
     def host_memory(self, nbytes: int) -> torch.Tensor:
         self.asked.append(nbytes)
         return torch.zeros(nbytes, dtype=torch.uint8)
+
+    def current_stream(self) -> None: ...
+
+    def record(self, stream: None) -> None: ...
 
     def is_done(self, event: Any) -> bool:
         return event in self.done
@@ -73,6 +78,7 @@ def test_a_full_slab_says_so_and_grows_only_between_steps() -> None:
     assert not arena.settle(arena.most_used_bytes)  # somebody's bytes are in it
     arena.give_back(first, None)
     assert arena.settle(arena.most_used_bytes)
+    assert host.asked == [1024, 1024]  # the second beside the first
     assert arena.held_bytes == 2048
     assert arena.take(1024) is not None
     assert arena.take(600) is not None
@@ -118,8 +124,62 @@ def test_memory_that_is_let_go_is_read_by_nobody() -> None:
     block = arena.take(10)
     assert block is not None
     arena.give_back(block, "reload from the slab")
-    arena.settle(1024)
+    assert host.waited == ["reload of a piece"]
+    del arena, block
     assert host.waited == ["reload of a piece", "reload from the slab"]
+
+
+def test_more_is_got_beside_what_there_is_and_more_than_was_missing() -> None:
+    """Steps whose longest batch grows by a hundredth each time."""
+    host = Host()
+    arena = Arena(host, limit=10**9)
+    sizes = [round(100_000 * 1.01**step) for step in range(10)]
+    for size in sizes:
+        arena.settle(arena.most_used_bytes)
+        blocks = [block for block in (arena.take(size) for _ in range(4)) if block is not None]
+        for block in blocks:
+            arena.give_back(block, None)
+    assert len(host.asked) == 3  # the slab, one beside it, and one when blocks are too long for that
+    assert sum(host.asked) == arena.held_bytes < 1.5 * 4 * sizes[-1]
+
+
+def test_a_block_that_fits_nowhere_gets_a_slab_even_where_enough_is_free_in_all() -> None:
+    host = Host()
+    arena = Arena(host, limit=10**9)
+    assert arena.settle(5120)
+    assert arena.settle(5632)  # beside: a quarter more
+    assert arena.take(6144) is None
+    assert arena.settle(arena.most_used_bytes)
+    assert arena.take(6144) is not None
+
+
+class Unpinnable(Host):
+    """Has no memory to pin beyond some."""
+
+    def __init__(self, pinnable: int) -> None:
+        super().__init__()
+        self.pinnable = pinnable
+
+    def host_memory(self, nbytes: int) -> torch.Tensor:
+        self.asked.append(nbytes)
+        self.pinnable -= nbytes
+        if self.pinnable < 0:
+            raise Refused("cannot be pinned", "raise the limit")
+        return torch.zeros(nbytes, dtype=torch.uint8)
+
+
+def test_what_cannot_be_pinned_is_plain_memory_and_asked_for_once() -> None:
+    host = Unpinnable(1024)
+    arena = Arena(host, limit=10**9)
+    for _ in range(3):
+        blocks = [arena.take(600) for _ in range(4)]
+        for block in blocks:
+            assert block is not None
+            arena.give_back(block, None)
+        assert arena.settle(arena.most_used_bytes)
+        assert arena.held_bytes == 4 * 1024 == arena.pageable_bytes
+    assert host.asked == [600, 600]
+    assert arena.not_pinned == "cannot be pinned"
 
 
 @settings(max_examples=60, deadline=None)

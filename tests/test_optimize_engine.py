@@ -7,10 +7,12 @@ import gc
 import io
 import json
 import re
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -75,6 +77,8 @@ class Script:
 
     def host_memory(self, nbytes: int) -> torch.Tensor:
         return torch.zeros(nbytes, dtype=torch.uint8)
+
+    def before_reuse(self, memory: torch.Tensor, stream: str) -> None: ...
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, stream: str) -> None:
         self.lines.append(f"copy {source.numel()} on {stream}")
@@ -461,8 +465,15 @@ def test_where_everything_fits_nothing_moves_until_it_no_longer_does() -> None:
     assert report.predicted["peak_bytes"] <= budget
 
 
-@pytest.mark.parametrize("share", [0.35, 0.6])
-def test_a_budget_is_kept_and_no_more_moves_than_it_takes(share: float) -> None:
+class Resettable(Small):
+    def reset_most_allocated(self) -> None:
+        self.meter.high_bytes()  # which takes off what has been freed
+        self.meter._peak = self.meter.live_bytes
+
+
+@pytest.mark.parametrize(("share", "earlier"), [(0.35, False), (0.6, False), (0.6, True)])
+def test_a_budget_is_kept_and_no_more_moves_than_it_takes(share: float, earlier: bool) -> None:
+    """Also where there was more memory in use before, as when a model is loaded."""
     model = tiny_models.transformer(layers=6)
     batch = tiny_models.transformer_batch(sequence=200)
     loss_of(model, batch).backward()
@@ -477,12 +488,12 @@ def test_a_budget_is_kept_and_no_more_moves_than_it_takes(share: float) -> None:
         one_step()
     plain, least = meter.peak_bytes, meter.live_bytes
     budget = round(least + share * (plain - least))
-    with (
-        peak.measured("cpu", static) as meter,
-        optimize.offload(model, budget, threshold=1, device=Small(meter)) as engine,
-    ):
-        for _ in range(3):
-            one_step()
+    with peak.measured("cpu", static) as meter:
+        if earlier:
+            torch.ones(plain).sum()
+        with optimize.offload(model, budget, threshold=1, device=Resettable(meter)) as engine:
+            for _ in range(3):
+                one_step()
     report = engine.report()
     assert report.out.bytes > 0
     assert meter.peak_bytes <= 1.05 * budget < plain  # the error that peaks are predicted with
@@ -490,6 +501,52 @@ def test_a_budget_is_kept_and_no_more_moves_than_it_takes(share: float) -> None:
     assert report.predicted["peak_bytes"] == pytest.approx(report.measured["peak_bytes"], rel=0.15)
     if share == 0.6:
         assert report.kept_bytes["not needed, or not hidden"] > 0
+
+
+def test_a_peak_that_an_earlier_one_hides_is_told() -> None:
+    model, batch = tiny_models.transformer(), tiny_models.transformer_batch()
+    with peak.measured("cpu", list(model.parameters())) as meter:
+        torch.ones(10**7).sum()
+        with optimize.offload(model, "1 GiB", threshold=1, device=Small(meter)) as engine:
+            step(model, batch)
+    assert any("its own peak is not known" in note for note in engine.report().notes)
+
+
+def test_what_cannot_be_pinned_travels_through_plain_memory_and_is_told_once() -> None:
+    asked: list[int] = []
+
+    class Unpinnable(ThreadedDevice):
+        def host_memory(self, nbytes: int) -> torch.Tensor:
+            asked.append(nbytes)
+            raise Refused(f"{nbytes} bytes of host memory cannot be pinned", "ulimit -l unlimited")
+
+    model, batch = tiny_models.transformer(), tiny_models.transformer_batch()
+    expected = step(model, batch)
+    with everything(model, device=Unpinnable()) as engine:
+        for _ in range(4):
+            assert same(step(model, batch), expected)
+    report = engine.report()
+    assert len(asked) == 1
+    assert report.state == "moving" and report.out.bytes > 0
+    assert report.host_held_bytes == engine._arena.pageable_bytes < 1.1 * report.out.bytes / 4 + 512 * 400
+    (note,) = report.notes
+    assert "cannot be pinned" in note and "pageable" in note
+
+
+def test_an_engine_that_lives_until_the_end_ends_quietly() -> None:
+    program = """
+import torch
+from lostflops import optimize
+model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Sigmoid(), torch.nn.Linear(64, 64))
+engine = optimize.offload(model, plan="everything", threshold=1, device=optimize.ThreadedDevice())
+with engine:
+    for _ in range(3):
+        loss = model(torch.ones(64, 64)).square().sum()
+        loss.backward()
+    kept = model(torch.ones(64, 64))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_what_is_written_after_its_save_raises_as_it_does_without_the_engine() -> None:
@@ -710,6 +767,14 @@ def trained(model: nn.Module, **how: Any) -> None:
             step(model, tiny_models.mlp_batch())
 
 
+def gradient_of_a_function(model: nn.Module) -> None:
+    def loss(weights: dict[str, torch.Tensor]) -> torch.Tensor:
+        return torch.func.functional_call(model, weights, (tiny_models.mlp_batch(),)).square().sum()
+
+    with everything(model):
+        torch.func.grad(loss)(dict(model.named_parameters()))
+
+
 def moves_all(model: nn.Module) -> dict[str, Any]:
     return offload_plan() | {"classes": dict.fromkeys(classes_of(model, tiny_models.mlp_batch()), "offload")}
 
@@ -746,6 +811,9 @@ REFUSALS: dict[str, tuple[Callable[[nn.Module], object], str]] = {
     ),
     "little host memory": (lambda m: trained(m, plan=moves_all(m), host_limit=9000), "host memory, of which"),
     "a budget out of reach": (lambda m: trained(m, plan=None, budget=20_000), "19.5 KiB cannot be reached"),
+    "a device that is no GPU": (lambda m: optimize.offload(m, device="cpu"), "cpu is no GPU"),
+    "no such device": (lambda m: optimize.offload(m, device="gpu"), "'gpu' names no device"),
+    "torch.func.grad inside": (gradient_of_a_function, "no saved-tensor hooks work there"),
     "another device": (lambda m: trained(m.to("meta")), "0.weight is on meta, the engine works on cpu"),
     "a bad card": (lambda m: everything(m, link={"gpu": "H200"}), "link card has no rate"),
 }
@@ -786,13 +854,125 @@ def test_an_engine_that_changes_gradients_switches_itself_off() -> None:
 
     model, batch = tiny_models.transformer(), tiny_models.transformer_batch()
     expected = step(model, batch)
-    engine = everything(model, device=Broken())
+    engine = everything(model, device=Broken(), verify=None)
     proof = engine.prove(lambda: loss_of(model, batch).backward(), pairs=2)
     assert proof.harm is not None
     assert "the gradient of" in proof.harm
     with engine:
         assert same(step(model, batch), expected)
     assert engine.report().state == proof.harm
+
+
+def test_wrong_bytes_are_told_by_the_backward_itself_before_an_optimizer_sees_them() -> None:
+    class Broken(ThreadedDevice):
+        def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Any) -> None:
+            super().copy(target, source + 1 if source.numel() > 9000 else source, stream)
+
+    model, batch = tiny_models.transformer(), tiny_models.transformer_batch()
+    expected = step(model, batch)
+    with everything(model, device=Broken()) as engine:
+        loss = loss_of(model, batch)
+        with pytest.raises(Refused, match="gradients are wrong"):
+            loss.backward()
+        model.zero_grad()
+        assert same(step(model, batch), expected)  # from now on everything stays
+    assert engine.report().state.startswith("switched off: ")
+
+
+def test_the_check_costs_nothing_once_it_is_over() -> None:
+    model, batch = tiny_models.transformer(), tiny_models.transformer_batch()
+    with everything(model) as engine:
+        counts: list[str | None] = []
+        for _ in range(4):
+            step(model, batch)
+            counts.append(engine.report().verified)
+    assert counts[0] is not None and counts == [counts[0]] * 4
+    with everything(model, verify=None) as unchecked:
+        step(model, batch)
+    assert unchecked.report().verified is None
+
+
+def sparse(layout: torch.layout) -> Callable[[nn.Module], torch.Tensor]:
+    def loss(layer: nn.Module) -> torch.Tensor:
+        y = layer(torch.ones(64, 64)).sigmoid()
+        matrix = torch.eye(64).to_sparse(layout=layout) * 2
+        return (matrix @ y).square().sum() + torch.sparse.mm(y.to_sparse(), y).sum()
+
+    return loss
+
+
+def nested_layers(layout: torch.layout) -> Callable[[nn.Module], torch.Tensor]:
+    def loss(layer: nn.Module) -> torch.Tensor:
+        rows = torch.nested.nested_tensor([torch.ones(5, 64), torch.ones(7, 64) / 3], layout=layout)
+        y = layer(rows)
+        y = y.sin().values() if layout == torch.jagged else torch.nested.to_padded_tensor(y, 0.0)
+        return y.square().sum()
+
+    return loss
+
+
+LAYOUTS = {
+    "COO": (sparse(torch.sparse_coo), "not strided"),
+    "CSR": (sparse(torch.sparse_csr), "not strided"),
+    "nested": (nested_layers(torch.strided), "not strided"),
+    "jagged": (nested_layers(torch.jagged), "nested"),
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_tensors_of_other_layouts_stay_and_are_told(layout: str) -> None:
+    loss, reason = LAYOUTS[layout]
+    model = nn.Linear(64, 64)
+
+    def gradient() -> torch.Tensor:
+        model.zero_grad()
+        loss(model).backward()
+        return cast("torch.Tensor", model.weight.grad)
+
+    expected = gradient()
+    for how in ({}, {"threshold": 10**9, "plan": None}):
+        with everything(model, **how) as engine:
+            for _ in range(3):
+                assert torch.equal(gradient(), expected)
+        assert engine.report().kept_bytes[reason] > 0
+
+
+def test_functional_calls_and_vmap_work_inside() -> None:
+    model, batch = tiny_models.mlp(), tiny_models.mlp_batch()
+
+    def one_step() -> dict[str, torch.Tensor]:
+        weights = dict(model.named_parameters())
+        y = torch.func.functional_call(model, weights, (batch,)) + torch.func.vmap(model)(batch)
+        y.square().mean().backward()
+        found = gradients(model)
+        model.zero_grad()
+        return found
+
+    expected = one_step()
+    with everything(model) as engine:
+        for _ in range(3):
+            assert same(one_step(), expected)
+    assert engine.report().out.bytes > 0
+
+
+@pytest.mark.parametrize("alias", ["data", "numpy"])
+def test_a_write_that_no_counter_sees_between_two_saves_is_told_in_the_first_step(alias: str) -> None:
+    model = tiny_models.mlp()
+
+    def one_step() -> None:
+        y = model(tiny_models.mlp_batch()).exp()
+        first = (y * y.detach()).sum()
+        if alias == "data":
+            y.data.mul_(2)
+        else:
+            y.detach().numpy()[:] *= 2
+        (first + y.sin().sum()).backward()
+
+    with everything(model), pytest.raises(Refused, match="a fault of the engine"):
+        one_step()
+    with everything(model, threshold=10**9, plan=None):  # what stays is what it is without the engine
+        one_step()
 
 
 def test_what_selective_checkpointing_holds_is_told() -> None:

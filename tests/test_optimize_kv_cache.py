@@ -225,6 +225,31 @@ def test_host_memory_is_taken_once_and_exactly() -> None:
     assert cache.report().evicted_bytes > 0
 
 
+def test_host_memory_is_taken_in_pieces_as_blocks_come_to_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The default is 100 GiB, and a first dialogue has a few."""
+    monkeypatch.setattr(kv_store, "PIECE_BYTES", 2 * slot_bytes(4) + 1)
+    taken: list[int] = []
+
+    class Counting(ThreadedDevice):
+        def host_memory(self, nbytes: int) -> torch.Tensor:
+            taken.append(nbytes)
+            if len(taken) == 3:
+                raise Refused("cannot be pinned", "ulimit -l unlimited")
+            return super().host_memory(nbytes)
+
+    cache = small(blocks=5, device=Counting())
+    first, second, third = list(range(1, 5)), list(range(11, 19)), list(range(31, 39))
+    cache.suspend("first", made_up(first), first)
+    assert taken == [2 * slot_bytes(4)] and cache.report().host_allocations == 1
+    cache.suspend("second", made_up(second), second)
+    assert len(taken) == 2
+    with pytest.warns(UserWarning, match="goes on with pageable memory"):
+        cache.suspend("third", made_up(third), third)
+    assert taken == [2 * slot_bytes(4)] * 2 + [slot_bytes(4)]
+    for name, tokens in (("first", first), ("second", second), ("third", third)):
+        assert same(cache.resume(name, plain=True), tokens)
+
+
 def test_blocks_are_so_many_tokens_that_a_layer_has_a_mebibyte() -> None:
     assert (
         fitting_block([LayerShape(8, 128, 128, "bfloat16")]) == 256

@@ -20,12 +20,15 @@ def page(results: Path) -> str:
         section = import_module(f"section_{name}")
         parts.append(f"## {section.TITLE}\n\n{' '.join((section.__doc__ or '').split())}")
         if "failed" in record:
-            parts.append(f"Failed: `{record['failed'].strip().splitlines()[-1]}`")
-        else:
+            last = (record["failed"].strip().splitlines() or ["without a word"])[-1]
+            before = ", with what it had measured by then" if "rows" in record else ""
+            parts.append(f"Failed: `{last}`{before}")
+        if "rows" in record:
             try:
                 parts.append(section.page(record["rows"]))
-            except (KeyError, TypeError, ValueError):
-                parts.append("Its record is of another version of this benchmark.")
+            except (KeyError, TypeError, ValueError, IndexError):
+                if "failed" not in record:
+                    parts.append("Its record is of another version of this benchmark.")
         parts.append(f"*{about(record)}*")
     return "\n\n".join(["# Remedies, measured", HOW, *parts]) + "\n"
 

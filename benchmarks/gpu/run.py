@@ -6,7 +6,8 @@ python benchmarks/gpu/run.py --threads            on a CPU that plays the GPU: s
 
 Each section is a process of its own and leaves a record, RESULTS/SECTION.json: what was run, on what, with
 every single time. A record of the same GPU, versions and size is kept, so that after an interruption only
-what is missing runs. RESULTS/README.md is the table of all records; nothing in it comes from elsewhere.
+what is missing runs, and a section that fails, is killed or runs out of time loses only what it had not yet
+measured. RESULTS/README.md is the table of all records; nothing in it comes from elsewhere.
 """
 
 from __future__ import annotations
@@ -15,32 +16,37 @@ import hashlib
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import time
 from argparse import ArgumentParser, Namespace
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 HERE = Path(__file__).parent
-# Seconds that each may measure; starting, warming up and the slowest case come on top.
+# Seconds that each may measure; starting, warming up and the slowest case come on top. What is worth most
+# comes first, for a machine that is lent by the minute.
 SECTIONS = {
     "link": 20,
-    "pack_cost": 10,
-    "sanitizer": 20,
     "offload": 120,
+    "pack_cost": 10,
     "predictions": 60,
     "frozen": 40,
     "streaming": 30,
     "kv_cache": 20,
-    "managed": 40,
     "precision": 40,
+    "sanitizer": 20,
+    "managed": 40,
     "loader": 30,
 }
 MARGIN = 150  # seconds after which a section that does not end is ended
+LEAST = 45  # seconds that must be left for a section to begin
 
 
 def main() -> int:
@@ -55,15 +61,25 @@ def main() -> int:
         return 2
     given.results.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
-    for name, seconds in SECTIONS.items():
+    wanted: list[str] = []
+    for name in SECTIONS:
+        record = given.results / f"{name}.json"
         if given.only and name not in given.only:
             continue
-        record = given.results / f"{name}.json"
         if not given.only and kept(record, machine):
             print(f"{name}: kept, measured {json.loads(record.read_text())['measured']}", file=sys.stderr)
             continue
-        print(f"{name}: up to {seconds * given.share:.0f} s of measuring ...", file=sys.stderr, flush=True)
-        run(given, name, seconds * given.share, record, machine)
+        wanted.append(name)
+    # What was never tried goes before what failed, or else that would keep the others from their turn.
+    wanted.sort(key=lambda name: (given.results / f"{name}.json").exists())
+    for name in wanted:
+        left = 60 * given.minutes - (time.monotonic() - began)
+        seconds = min(SECTIONS[name] * given.share, left)
+        if left < LEAST:
+            print(f"{name}: no time left; run the command again", file=sys.stderr)
+            continue
+        print(f"{name}: up to {seconds:.0f} s of measuring ...", file=sys.stderr, flush=True)
+        run(given, name, seconds, given.results / f"{name}.json", machine, min(seconds + MARGIN, left))
     import page
 
     text = page.page(given.results)
@@ -81,6 +97,9 @@ def arguments() -> Namespace:
     )
     parser.add_argument("--tokens", type=int, nargs="+", help="of a sequence (default 4096 16384 32768)")
     parser.add_argument("--share", type=float, default=1.0, help="of the time that sections take (default 1)")
+    parser.add_argument(
+        "--minutes", type=float, default=9.5, help="that one call takes at most (default 9.5)"
+    )
     parser.add_argument("--results", type=Path, default=HERE / "results", metavar="FOLDER")
     parser.add_argument("--threads", action="store_true", help="the CPU plays the GPU")
     parser.add_argument(
@@ -129,31 +148,53 @@ def kept(record: Path, machine: dict[str, Any]) -> bool:
         return False
 
 
-def run(given: Namespace, name: str, seconds: float, record: Path, machine: dict[str, Any]) -> None:
-    """The section in a process of its own; what it printed becomes its record, also when it failed."""
+def run(
+    given: Namespace, name: str, seconds: float, record: Path, machine: dict[str, Any], limit: float
+) -> None:
+    """The section in a process of its own, ended after `limit` seconds; what it printed becomes its record,
+    also when it failed, was killed or ended."""
     command = [sys.executable, str(Path(__file__)), "--section", name, "--seconds", str(seconds)]
     command += ["--size", given.size, "--tokens", *map(str, given.tokens), "--results", str(given.results)]
+    command += ["--threads"] if given.threads else []
     began = time.monotonic()
-    try:
-        done = subprocess.run(
-            [*command, *(["--threads"] if given.threads else [])],
-            capture_output=True,
-            text=True,
-            timeout=seconds + MARGIN,
-            check=False,
-        )
-        said, failed = done.stdout, done.stderr[-2000:] if done.returncode else None
-    except subprocess.TimeoutExpired as error:
-        said, failed = "", f"not done after {error.timeout:.0f} s"
-    lines = said.splitlines()
+    with TemporaryFile("w+") as out, TemporaryFile("w+") as said:
+        process = subprocess.Popen(command, stdout=out, stderr=said, text=True, start_new_session=True)
+        failed = None
+        try:
+            code = process.wait(limit)
+        except subprocess.TimeoutExpired:
+            code, failed = None, f"not done after {limit:.0f} s"
+        finally:
+            with suppress(ProcessLookupError):  # and what it has started
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        out.seek(0)
+        said.seek(0)
+        rows = last_rows(out.read())
+        if code:
+            failed = said.read()[-2000:].strip() or f"ended with {code}, without a word"
+    if rows is None and failed is None:
+        failed = "ended without a result"
     found: dict[str, Any] = {"section": name, "about": machine, "measured": f"{datetime.now(UTC):%Y-%m-%d}"}
     found["took_seconds"] = round(time.monotonic() - began, 1)
-    found |= {"failed": failed} if failed else {"rows": json.loads(lines[-1])}
+    found |= {"failed": failed} if failed else {}
+    found |= {} if rows is None else {"rows": rows}
     beside = record.with_suffix(".tmp")
     beside.write_text(json.dumps(found, indent=1) + "\n")
     beside.replace(record)
     if failed:
-        print(f"{name}: failed: {failed.strip().splitlines()[-1]}", file=sys.stderr)
+        print(f"{name}: failed: {failed.splitlines()[-1]}", file=sys.stderr)
+
+
+def last_rows(text: str) -> list[Any] | None:
+    """A section prints all its rows each time that there are more; the last line may be cut off."""
+    for line in reversed(text.splitlines()):
+        if line.startswith("["):
+            try:
+                return json.loads(line)
+            except ValueError:
+                continue
+    return None
 
 
 def measure(given: Namespace) -> int:

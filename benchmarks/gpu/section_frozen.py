@@ -47,7 +47,7 @@ def rows(setting: Setting) -> list[dict[str, Any]]:
         }
         found += [
             {"tokens": tokens, "frozen_bytes": frozen, **row}
-            for row in in_turns(setting.part(tokens), cases, 2, 2)
+            for row in in_turns(setting.part(tokens), cases, 2, 2, {"tokens": tokens}, found)
         ]
         del model, batch, cases
         setting.clear()

@@ -23,7 +23,11 @@ def rows(setting: Setting) -> list[dict[str, Any]]:
 
     model = setting.model(words=kv_cache.WORDS).eval()
     cache = optimize.DialogueCache("64 MiB" if setting.threads else "16 GiB", device=setting.engine_device())
-    return [kv_cache.measured(model, cache, tokens, 5) for tokens in setting.tokens]
+    found: list[dict[str, Any]] = []
+    for tokens in setting.tokens:
+        found.append(kv_cache.measured(model, cache, tokens, 5))
+        setting.save(found)
+    return found
 
 
 def page(rows: list[dict[str, Any]]) -> str:

@@ -35,10 +35,11 @@ def rows(setting: Setting) -> list[dict[str, Any]]:
 
         def of(plan: dict[str, Any] | None, model: Any = model, batch: Any = batch) -> Case:
             def case(undo: ExitStack) -> Any:
-                if plan and "recompute" in plan["classes"].values():
-                    undo.enter_context(optimize.checkpoint(model, plan=plan))
                 engine = None
-                if plan and "offload" in plan["classes"].values():
+                decisions = set(plan["classes"].values()) if plan else set()
+                if "recompute" in decisions and "offload" not in decisions:
+                    undo.enter_context(optimize.checkpoint(model, plan=plan))
+                if plan and "offload" in decisions:  # which also recomputes what the plan says
                     given: dict[str, Any] = {"plan": plan, "device": setting.engine_device()}
                     engine = undo.enter_context(
                         optimize.offload(model, threshold=plan["threshold_bytes"], **given)
@@ -49,10 +50,12 @@ def rows(setting: Setting) -> list[dict[str, Any]]:
 
         followed = {share: plan for share, plan in plans.items() if not plan["refused"]}
         cases = {"as it is": of(None)} | {str(share): of(plan) for share, plan in followed.items()}
-        measured = {row["case"]: row for row in in_turns(setting.part(tokens), cases)}
+        turns = in_turns(setting.part(tokens), cases)
+        measured = {row["case"]: row for row in turns}
         for share, plan in plans.items():
             row = measured.get(str(share), measured["as it is"])
             found.append({"tokens": tokens, "budget_share": share, "plan": plan, **row})
+        setting.save(found)
         del model, batch, cases
         setting.clear()
     return found

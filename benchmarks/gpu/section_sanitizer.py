@@ -18,7 +18,11 @@ TECHNIQUES = ("offload", "checkpoint and offload", "stream_frozen")
 def rows(setting: Setting) -> list[dict[str, Any]]:
     if setting.threads:  # a process on a CPU has no streams to look at; the tests simulate them
         return [{"technique": name, "races": None, "failed": "needs a GPU"} for name in TECHNIQUES]
-    return [_watched(name) for name in TECHNIQUES]
+    found: list[dict[str, Any]] = []
+    for name in TECHNIQUES:
+        found.append(_watched(name))
+        setting.save(found)
+    return found
 
 
 def _watched(technique: str) -> dict[str, Any]:
@@ -31,7 +35,8 @@ def _watched(technique: str) -> dict[str, Any]:
         check=False,
     )
     races = done.stderr.count("CSAN detected a possible data race")
-    failed = None if done.returncode == 0 or races else done.stderr.strip().splitlines()[-1][:300]
+    last = (done.stderr.strip().splitlines() or [f"ended with {done.returncode}, without a word"])[-1]
+    failed = None if done.returncode == 0 or races else last[:300]
     return {"technique": technique, "races": races, "failed": failed}
 
 

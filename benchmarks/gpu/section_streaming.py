@@ -44,6 +44,7 @@ def rows(setting: Setting) -> list[dict[str, Any]]:
             compute_seconds=median(plain),
             slot_bytes=report.slots * report.slot_bytes,
         )
+        setting.save(found)
         found.append(
             {
                 "budget_bytes": budget,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import gc
+import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from statistics import median
@@ -72,6 +73,10 @@ class Setting:
         ids = torch.randint(words, (1, tokens), generator=made).to(self.device)
         return {"input_ids": ids, "labels": ids}
 
+    def save(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """All rows so far, for the record: a section that is ended, or fails, keeps them."""
+        print(json.dumps(list(rows)), flush=True)
+
     def synchronize(self) -> None:
         if not self.threads:
             torch.cuda.synchronize()
@@ -80,6 +85,9 @@ class Setting:
         gc.collect()
         if not self.threads:
             torch.cuda.empty_cache()
+            empty_pinned = getattr(torch._C, "_host_emptyCache", None)  # what others have pinned and let go
+            if empty_pinned is not None:
+                empty_pinned()
             torch.cuda.reset_peak_memory_stats()
 
     def peak(self) -> int | None:
@@ -92,20 +100,29 @@ Case = Callable[[ExitStack], Callable[[], Any]]
 
 
 def in_turns(
-    setting: Setting, cases: Mapping[str, Case], warm_up: int = 3, steps: int = 3
+    setting: Setting,
+    cases: Mapping[str, Case],
+    warm_up: int = 3,
+    steps: int = 3,
+    about: Mapping[str, Any] | None = None,
+    after: Sequence[Mapping[str, Any]] = (),
 ) -> list[dict[str, Any]]:
     """One row per case: its steps' times in nanoseconds, its peak in bytes, or why it failed.
 
     Turns go around until the section's time is over, at least twice, so that a clock that drops meets all.
+    `about` is in every row; `after` are the rows before these, saved with them after every case.
     """
     began = time.monotonic()
-    rows = {name: {"case": name, "step_ns": [], "peak_bytes": None} for name in cases}
+    rows: dict[str, dict[str, Any]] = {
+        name: {**(about or {}), "case": name, "step_ns": [], "peak_bytes": None} for name in cases
+    }
     turns = 0
     while turns < 2 or (time.monotonic() - began < setting.seconds and turns < 8):
         for name, case in cases.items():
             row = rows[name]
             if "failed" not in row:
                 _turn(setting, case, row, warm_up, steps)
+                setting.save([*after, *rows.values()])
         turns += 1
     return list(rows.values())
 
@@ -127,9 +144,13 @@ def _turn(setting: Setting, case: Case, row: dict[str, Any], warm_up: int, steps
             report = said.to_json() if hasattr(said, "to_json") else said
             if report is not None:
                 row["report"] = report
-    except (RuntimeError, ImportError) as error:  # out of memory too; the other cases go on
-        row["failed"] = f"{type(error).__name__}: {str(error).splitlines()[0][:300]}"
+    except Exception as error:  # whatever a peer raises, the other cases go on
+        row["failed"] = why(error)
     setting.clear()
+
+
+def why(error: BaseException) -> str:
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:300]}"
 
 
 def middle(values: list[int]) -> float | None:

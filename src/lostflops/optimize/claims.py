@@ -25,6 +25,8 @@ from typing import Any, Protocol, cast
 
 import torch
 
+from lostflops.optimize.refused import Refused
+
 
 class Packed(Protocol):
     def unpack(self) -> torch.Tensor: ...
@@ -98,17 +100,27 @@ def _nothing(like: torch.Tensor) -> torch.Tensor:
 
 
 class Kept:
-    """A saved tensor that stays where it is."""
+    """A saved tensor that stays where it is: of any layout, as nothing of it is taken apart."""
 
-    __slots__ = ("_tensor", "_version")
+    __slots__ = ("_at_save", "_tensor")
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        self._tensor = tensor.detach()
-        self._version = Version(tensor)
+        self._tensor = tensor.detach()  # shares the counter of in-place writes
+        self._at_save = -1 if tensor.is_inference() else self._tensor._version
 
     def unpack(self) -> torch.Tensor:
-        self._version.check()
+        if self._at_save >= 0 and self._tensor._version != self._at_save:
+            raise written_since(self._tensor, self._at_save)
         return self._tensor
+
+
+def written_since(tensor: torch.Tensor, version: int) -> RuntimeError:
+    """What autograd raises without hooks."""
+    return RuntimeError(
+        "one of the variables needed for gradient computation has been modified by an inplace operation: "
+        f"[{tensor.dtype} {list(tensor.shape)}] is at version {tensor._version}; expected version {version} "
+        "instead. Hint: write out of place what an operation has saved."
+    )
 
 
 def packed(tensor: torch.Tensor) -> Packed:
@@ -124,8 +136,18 @@ def packed(tensor: torch.Tensor) -> Packed:
 def hooks() -> Generator[None]:
     """Every tensor that autograd saves on this thread goes to the claims. May be nested."""
     pack = cast("Callable[[torch.Tensor], Any]", packed)
-    with torch.autograd.graph.saved_tensors_hooks(pack, _unpack):
-        yield
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(pack, _unpack):
+            yield
+    except RuntimeError as error:
+        if not isinstance(error, Refused) and "support saved tensor hooks" in str(error):
+            raise Refused(
+                "torch.func.grad, vjp, jacrev or hessian ran inside, and torch lets no saved-tensor hooks "
+                f"work there ({error})",
+                "take that gradient with torch.autograd.grad, or outside of the context; torch.func.vmap, "
+                "jvp and functional_call may stay inside",
+            ) from error
+        raise
 
 
 def _unpack(taken: Packed) -> torch.Tensor:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
+from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from queue import SimpleQueue
@@ -31,6 +32,7 @@ Event = Any
 T = TypeVar("T")
 
 
+OWNERS_AGE = 16  # how often one may ask whose memory this is before the allocator's count of frees is read
 CONTEXT_BYTES = 1 << 30  # that a process's CUDA context and libraries take at most
 
 
@@ -75,6 +77,11 @@ class Device(Protocol):
         get, so get it once."""
         ...
 
+    def before_reuse(self, memory: torch.Tensor, stream: Stream) -> None:
+        """Memory about to be let go is given to nobody before all that is queued on the stream so far has
+        run. If that is the stream that it goes back to, nothing is to be done."""
+        ...
+
     def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Stream) -> None:
         """Queues a copy of bytes, uint8[n] to uint8[n], on the stream. The caller keeps both alive."""
         ...
@@ -92,12 +99,16 @@ class CudaDevice:
         properties = cast("Any", torch.cuda.get_device_properties(index))  # pyright: ignore[reportUnknownMemberType]
         self.coherent = bool(properties.is_integrated)
         self._node = numa.node_of_gpu(self.torch_device)
+        self._owners = _Owners(index)
 
     def allocated_bytes(self) -> int:
         return torch.cuda.memory_allocated(self.torch_device)
 
     def most_allocated_bytes(self) -> int:
         return torch.cuda.max_memory_allocated(self.torch_device)
+
+    def reset_most_allocated(self) -> None:
+        torch.cuda.reset_peak_memory_stats(self.torch_device)
 
     def outside_bytes(self) -> int:
         """What the driver holds for this process, at most: other processes on the device count too."""
@@ -147,12 +158,59 @@ class CudaDevice:
             _unregister_with(memory, runtime)
         return memory
 
+    def before_reuse(self, memory: torch.Tensor, stream: Stream) -> None:
+        owner = self._owners.of(memory.data_ptr())
+        if owner is None:
+            memory.record_stream(stream)
+        elif owner != stream.cuda_stream:
+            torch.cuda.ExternalStream(owner, device=self.torch_device).wait_event(self.record(stream))
+
     def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Stream) -> None:
         if stream == torch.cuda.current_stream(self.torch_device):
             target.copy_(source, non_blocking=True)
             return
         with torch.cuda.stream(stream):
             target.copy_(source, non_blocking=True)
+
+
+class _Owners:
+    """The stream that each stretch of the allocator's memory belongs to. `record_stream` would do without,
+    but keeps memory back for as long as the host is ahead of the device."""
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+        self._starts: list[int] = []
+        self._stretches: list[tuple[int, int]] = []  # end, stream
+        self._frees = -1
+        self._age = -1
+
+    def of(self, address: int) -> int | None:
+        self._age += 1
+        if self._age % OWNERS_AGE == 0:
+            frees = torch.cuda.memory_stats(self._index).get("num_device_free", -1)
+            if frees != self._frees:  # what is known may be another stream's now
+                self._frees = frees
+                self._look()
+        owner = self._known(address)
+        if owner is None:
+            self._look()
+            owner = self._known(address)
+        return owner
+
+    def _known(self, address: int) -> int | None:
+        place = bisect_right(self._starts, address) - 1
+        if place < 0 or address >= self._stretches[place][0]:
+            return None
+        return self._stretches[place][1]
+
+    def _look(self) -> None:
+        found = sorted(
+            (part["address"], part["address"] + part["total_size"], part["stream"])
+            for part in cast("list[dict[str, Any]]", torch.cuda.memory_snapshot())
+            if part["device"] == self._index
+        )
+        self._starts = [start for start, _, _ in found]
+        self._stretches = [(end, stream) for _, end, stream in found]
 
 
 def _unregister_with(memory: torch.Tensor, runtime: Any) -> None:
@@ -239,6 +297,9 @@ class ThreadedDevice:
         peak.is_host_memory(memory)
         return memory
 
+    def before_reuse(self, memory: torch.Tensor, stream: Stream) -> None:
+        """Nothing: all memory belongs to the one compute stream."""
+
     def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Stream) -> None:
         if stream is None:
             target.copy_(source)
@@ -261,7 +322,10 @@ def over(
 
 def device_named(where: torch.device | str | int) -> CudaDevice:
     """A GPU by its name or number."""
-    found = torch.device(where)
+    try:
+        found = torch.device(where)
+    except RuntimeError as error:
+        raise Refused(f"{where!r} names no device", 'name a GPU: "cuda", "cuda:1" or its number') from error
     if found.type != "cuda":
         raise Refused(
             f"{found} is no GPU", "name a GPU, or pass device=ThreadedDevice() to try it out on a CPU"

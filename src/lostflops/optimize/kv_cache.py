@@ -244,7 +244,7 @@ class DialogueCache:
         if self._store is None:
             return self._tally.report(self.host_bytes)
         self._store.flush()
-        return self._tally.report(self.host_bytes, self._store.layout, self._blocks, self._store.host.numel())
+        return self._tally.report(self.host_bytes, self._store.layout, self._blocks, self._store.host_bytes)
 
     def advice(self, gpu_free: int | str | None = None) -> list[str]:
         """Reasons not to use this here, in words; empty when there are none.
@@ -363,7 +363,7 @@ class DialogueCache:
         return self._store
 
     def _take(self, device: Device, layout: Layout) -> Store:
-        """The host memory: exactly as many blocks as the budget holds."""
+        """Exactly as many blocks as the budget holds. Their memory is taken as they come to be used."""
         slot_bytes = layout.offsets[-1]
         slots = self.host_bytes // slot_bytes
         if not slots:

@@ -9,6 +9,7 @@ Each stream runs in order, so its latest event implies its earlier ones. The hos
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 
+from lostflops.optimize import peak
 from lostflops.optimize.device import Device, Event, Stream
 from lostflops.optimize.kv_blocks import Placed, Plan
 from lostflops.optimize.kv_past import Layer
@@ -58,6 +60,9 @@ class _Slot:
     sums: torch.Tensor | None = None  # int64[layers, block_tokens], in verify mode
 
 
+PIECE_BYTES = 1 << 30  # of host memory, that is taken at a time: pinning takes about a second for three
+
+
 @dataclass(eq=False)
 class _Moving:
     """Device memory that a copy reads or writes, kept until that is over."""
@@ -87,15 +92,15 @@ class Coming:
 
 
 class Store:
-    """So many blocks of a layout in host memory, which is taken here, once."""
+    """So many blocks of a layout in host memory, which is taken in pieces, as blocks come to be used."""
 
     @plain_tensors
     def __init__(self, on: Device, layout: Layout, slots: int, tally: Tally, verify: bool) -> None:
         self.on, self.layout, self.verify = on, layout, verify
         self._tally = tally
         self._offsets = layout.offsets
-        self.host = on.host_memory(slots * self._offsets[-1])
-        tally.host_allocations += 1
+        self._blocks_per_piece = min(slots, max(1, PIECE_BYTES // max(1, self._offsets[-1])))
+        self._pieces: dict[int, torch.Tensor] = {}
         self._slots = [_Slot() for _ in range(slots)]
         self._out, self._in = on.new_stream(), on.new_stream()
         self._last = _Last()
@@ -103,13 +108,36 @@ class Store:
         self.leaving: list[_Moving] = []
         self.coming: dict[int, _Moving] = {}
         # All memory outlives the copies that use it, also when the store is dropped in the middle of them.
-        weakref.finalize(self, _outlive, on, self._last, self.host).atexit = False
+        weakref.finalize(self, _outlive, on, self._last, self._pieces).atexit = False
+        self._piece(0)
 
     def rows(self, slot: int, layer: int, first: int, last: int) -> torch.Tensor:
         """uint8: rows of one layer of a block in host memory."""
-        start = slot * self._offsets[-1] + self._offsets[layer]
+        piece, place = divmod(slot, self._blocks_per_piece)
+        start = place * self._offsets[-1] + self._offsets[layer]
         row = self._shape(layer).row_bytes
-        return self.host[start + first * row : start + last * row]
+        return self._piece(piece)[start + first * row : start + last * row]
+
+    @property
+    def host_bytes(self) -> int:
+        """That are held."""
+        return sum(piece.numel() for piece in self._pieces.values())
+
+    def _piece(self, number: int) -> torch.Tensor:
+        found = self._pieces.get(number)
+        if found is None:
+            blocks = min(self._blocks_per_piece, len(self._slots) - number * self._blocks_per_piece)
+            try:
+                found = self.on.host_memory(blocks * self._offsets[-1])
+            except Refused as refused:
+                if not self._pieces:
+                    raise
+                # A dialogue is under way: slower is better than lost.
+                warnings.warn(f"{refused.reason}; the cache goes on with pageable memory", stacklevel=2)
+                found = peak.host_memory(blocks * self._offsets[-1])
+            self._pieces[number] = found
+            self._tally.host_allocations += 1
+        return found
 
     def store(self, layers: Sequence[Layer | None], plan: Plan, gone: int) -> int:
         """Queues the copies of the plan's rows, layer by layer; the number of bytes.
@@ -173,7 +201,7 @@ class Store:
     def flush(self) -> None:
         """The host waits for compute and for every copy."""
         self.on.synchronize(self.on.record(self.on.current_stream()))
-        _outlive(self.on, self._last, self.host)
+        _outlive(self.on, self._last, self._pieces)
         self.tidy()
 
     def trust(self, slot: int) -> None:
@@ -295,7 +323,7 @@ class Store:
         return torch.zeros(len(self.layout.layers), self.layout.block_tokens, dtype=torch.int64)
 
 
-def _outlive(on: Device, last: _Last, memory: torch.Tensor) -> None:
+def _outlive(on: Device, last: _Last, memory: dict[int, torch.Tensor]) -> None:
     """Keeps host memory until all copies are over."""
     for event in (last.out, last.into):
         if event is not None:

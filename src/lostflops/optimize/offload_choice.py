@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from bisect import bisect_left
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from lostflops.optimize.amounts import written
@@ -13,7 +15,6 @@ from lostflops.optimize.selection import Link, Saved, Selection, foresee, select
 
 if TYPE_CHECKING:
     from lostflops.optimize.device import Device, Event
-    from lostflops.optimize.schedule import Stall
 
 EVERYTHING = "everything"
 
@@ -38,6 +39,7 @@ class Watched(Microbatch):
     beside: dict[tuple[int, bool], int] = field(default_factory=dict[tuple[int, bool], int])
     most_in_use: int = 0  # of what was seen
     end: Event = None  # when the last one was asked for
+    checked: bool = False  # what came back was compared: that takes time
 
 
 @dataclass(frozen=True)
@@ -52,16 +54,25 @@ class Learned:
 
 
 def learn(
-    watched: Watched, stalls: list[Stall], device: Device, link: Link, peak_bytes: int | None
+    watched: Watched,
+    stalls: Iterable[tuple[Event, Event]],
+    device: Device,
+    link: Link,
+    peak_bytes: int | None,
 ) -> Learned:
-    """Waits until the microbatch is over. `peak_bytes` is the device memory in use at its peak, if known."""
+    """Waits until the microbatch is over. `stalls` are from when to when something held compute up that later
+    ones do not have. `peak_bytes` is the device memory in use at its peak, if known."""
     device.synchronize(watched.end)
-    waits = [(device.elapsed(watched.begin, s.start), device.elapsed(s.start, s.end)) for s in stalls]
+    waits = sorted(
+        (device.elapsed(watched.begin, start), device.elapsed(start, end)) for start, end in stalls
+    )
+    starts = [start for start, _ in waits]
+    waited = [0, *accumulate(lasted for _, lasted in waits)]
 
     def compute_ns(event: Event) -> int:
         """On a clock that stands still while compute waits for copies."""
         at = device.elapsed(watched.begin, event)
-        return max(0, at - sum(lasted for start, lasted in waits if start < at))
+        return max(0, at - waited[bisect_left(starts, at)])
 
     asked = {number: compute_ns(event) for number, event in watched.asked.items()}
     saved = [

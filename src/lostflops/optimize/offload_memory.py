@@ -24,6 +24,13 @@ class Metered(Protocol):
         ...
 
 
+@runtime_checkable
+class Resettable(Metered, Protocol):
+    """A device that can begin to count anew."""
+
+    def reset_most_allocated(self) -> None: ...
+
+
 def static_bytes(model: torch.nn.Module) -> int:
     """Parameters, buffers and gradients. Optimizer states are not among them: nobody here knows them."""
     own: list[torch.Tensor] = [*model.parameters(), *model.buffers()]
@@ -32,19 +39,30 @@ def static_bytes(model: torch.nn.Module) -> int:
 
 
 class PeakMeter:
-    """The most memory during a microbatch, where the device counts. Resets nothing, so that others who read
-    the same counter are not disturbed: a peak below an earlier one is not seen."""
+    """The most memory during a microbatch, where the device counts.
+
+    The counter is the whole process's, so it is left alone: a peak below an earlier one is not seen. Only the
+    peak of the microbatch that is learned from must be known, whatever came before (a model that was loaded
+    in float32, an evaluation): `start(anew=True)` resets the counter for it, where it can be.
+    """
 
     def __init__(self, device: object) -> None:
         self._device = device if isinstance(device, Metered) else None
         self._before = 0
+        self.was_reset = False
 
-    def start(self) -> None:
-        if self._device is not None:
+    def start(self, *, anew: bool = False) -> None:
+        if self._device is None:
+            return
+        if anew and isinstance(self._device, Resettable):
+            self.was_reset |= self._device.most_allocated_bytes() > self._device.allocated_bytes()
+            self._device.reset_most_allocated()
+            self._before = -1
+        else:
             self._before = self._device.most_allocated_bytes()
 
     def peak(self) -> int | None:
-        """Since the start; None where it is not known."""
+        """Since the start; None where it is not known, or hidden by an earlier one."""
         if self._device is None:
             return None
         most = self._device.most_allocated_bytes()

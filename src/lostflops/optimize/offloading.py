@@ -32,8 +32,8 @@ from lostflops.optimize.arena import Arena, aligned
 from lostflops.optimize.bypassed import held_by_selective_checkpoints
 from lostflops.optimize.checkpoint_plan import DECISIONS
 from lostflops.optimize.checkpointing import checkpoint
-from lostflops.optimize.checksum import checksum
-from lostflops.optimize.device import Device, Event, device_of
+from lostflops.optimize.checksum import Fingerprint, fingerprint
+from lostflops.optimize.device import Device, Event, Stream, device_named, device_of
 from lostflops.optimize.link import rate
 from lostflops.optimize.offload_choice import EVERYTHING, Learned, Plan, Watched, check_found, choose, learn
 from lostflops.optimize.offload_memory import Metered, PeakMeter, static_bytes
@@ -62,8 +62,8 @@ def offload(
     plan: Plan | Literal["everything"] | None = None,
     link: Mapping[str, Any] | None = None,
     threshold: int | str | None = None,
-    device: Device | None = None,
-    verify: Literal["first step"] | None = None,
+    device: Device | torch.device | str | int | None = None,
+    verify: Literal["first step"] | None = "first step",
     host_limit: int | str | None = None,
 ) -> Engine:
     """A context in which what the model saves for its backward may wait in host memory.
@@ -77,8 +77,12 @@ def offload(
     link        a link card (`measure_link`); without, the rates of the first microbatch are used.
     threshold   storages below this stay; without, what the link carries while one copy is launched, and
                 with a plan nothing: it has decided.
-    device      how to copy; without, the GPU that the model is on. `ThreadedDevice()` tries it out on a CPU.
-    verify      "first step": checksums of everything that moved in the first microbatch that moved anything.
+    device      how to copy, or a GPU by its name; without, the GPU that the model is on. `ThreadedDevice()`
+                tries it out on a CPU.
+    verify      "first step": in the first microbatch, and in the first after each choice of more to move,
+                every tensor that the backward gets is compared with the one that was saved, before the
+                optimizer sees a gradient. Reads both once more on the device and keeps 8 bytes of each;
+                later microbatches pay nothing. None: nothing is compared.
     host_limit  the most host memory; without, what this process may use by its container's limits.
 
     Raises Refused, here, on entering, or in a step, when it cannot do what was asked.
@@ -100,7 +104,7 @@ def offload(
         plan,
         card,
         least,
-        device or device_of(model),
+        device_named(device) if isinstance(device, str | int | torch.device) else device or device_of(model),
         verify is not None,
         host_share.memory() if host_limit is None else bytes_of(host_limit),
     )
@@ -151,12 +155,19 @@ class _Stays(claims.Kept):
 class _Travels:
     """A saved tensor whose bytes are an entry's: everything of it but its memory."""
 
-    __slots__ = ("_engine", "handle", "microbatch", "version", "view")
+    __slots__ = ("_engine", "handle", "microbatch", "print", "version", "view")
 
     def __init__(
-        self, engine: Engine, microbatch: Watched, handle: Handle, tensor: torch.Tensor, view: View
+        self,
+        engine: Engine,
+        microbatch: Watched,
+        handle: Handle,
+        tensor: torch.Tensor,
+        view: View,
+        print_: Fingerprint | None,
     ) -> None:
         self._engine = engine
+        self.print = print_
         self.microbatch = microbatch
         self.handle = handle
         self.view = view
@@ -217,9 +228,12 @@ class Engine:
         self._off: str | None = None  # why nothing moves any more
         self._stack: ExitStack | None = None
         self._paths: ModulePaths | None = None
-        self._sums: dict[Entry, torch.Tensor] = {}
+        self._verify_wanted = verify
         self._checks: list[tuple[str, torch.Tensor, torch.Tensor]] = []
+        self._check_streams: set[Stream] = set()
+        self._callback_queued = False
         self._checked = 0
+        self._checked_numbers: set[int] = set()  # of entries
         self._bypassed_bytes = 0
         self._peak_bytes = 0  # measured, since the choice
         self._warm_allocations: int | None = None
@@ -251,13 +265,15 @@ class Engine:
         stack, self._stack = self._stack, None
         _entered.remove(self)
         assert stack is not None
-        stack.close()
-        self._paths = None
-        with self._lock:
-            if kind is None:
-                self._end()
-            else:
-                self._now = None  # a backward that broke off teaches nothing
+        try:
+            stack.__exit__(kind, error, trace)
+        finally:
+            self._paths = None
+            with self._lock:
+                if kind is None:
+                    self._end()
+                else:
+                    self._now = None  # a backward that broke off teaches nothing
 
     def _refuse_here(self) -> None:
         if _entered:
@@ -347,7 +363,7 @@ class Engine:
             return self._stay(now, tensor, reason)
         storage = tensor.untyped_storage()
         version = None if tensor.is_inference() else tensor._version
-        key = (address_of(storage), storage.data_ptr(), version)
+        key = (address_of(storage), storage.data_ptr(), storage.nbytes(), version)
         view, entry = whole_view(tensor), self._find(key)
         if entry is None:
             part = view_of(tensor)
@@ -356,15 +372,14 @@ class Engine:
                 entry = self._find(key)
         if entry is not None:
             self._tally.shared_bytes += tensor.numel() * tensor.element_size()
-            if entry in self._sums:
-                self._check(entry, saved_views.bytes_of(tensor, view))
         elif storage.nbytes() < self._threshold:  # what is freed, even where less travels
             return self._stay(now, tensor, "below the threshold")
         elif _inside_backward():
             return self._stay(now, tensor, "saved during the backward")
         else:
             entry = self._admit(now, key, tensor, view)
-        return _Travels(self, self._known[entry][1], self._schedule.add_handle(entry), tensor, view)
+        print_ = fingerprint(tensor) if self._verify else None
+        return _Travels(self, self._known[entry][1], self._schedule.add_handle(entry), tensor, view, print_)
 
     def _take_apart(self, now: Watched, tensor: torch.Tensor) -> claims.Packed:
         if hasattr(tensor, "trigger_wait"):  # a collective may still be writing: what uses it would wait, too
@@ -375,6 +390,8 @@ class Engine:
                 f"a saved {type(tensor).__name__} is being traced",
                 "enter the engine outside of what is traced",
             )
+        if tensor.is_nested:  # the size of a jagged dimension is known by the very tensor of its offsets
+            return self._stay(now, tensor, "nested")
         if not hasattr(tensor, "__tensor_flatten__"):
             return self._stay(now, tensor, f"a {type(tensor).__name__}, which cannot be taken apart")
         whole = apart(tensor)
@@ -388,7 +405,7 @@ class Engine:
             return "the engine is off"
         if tensor.device != self.device.torch_device:
             return "on another device"
-        if tensor.layout != torch.strided or tensor.is_quantized:
+        if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
             return "not strided"
         if tensor.is_conj() or tensor.is_neg():
             return "conjugated lazily"
@@ -399,14 +416,10 @@ class Engine:
         return "host and device share memory" if self.device.coherent else None
 
     def _stay(self, now: Watched, tensor: torch.Tensor, reason: str) -> _Stays:
-        try:
-            (storage,) = storages_of(tensor)
-            address, nbytes = address_of(storage), storage.nbytes()
-        except ValueError:  # none, or several
-            address, nbytes = id(tensor), tensor.numel() * tensor.element_size()
-        if address not in now.counted:
-            now.counted.add(address)
-            self._tally.keeps(reason, nbytes)
+        for storage in storages_of(tensor):
+            if address_of(storage) not in now.counted:
+                now.counted.add(address_of(storage))
+                self._tally.keeps(reason, storage.nbytes())
         if self._learned is None:
             now.stayed.setdefault(self._class_of(tensor), reason)
         return _Stays(self, tensor)
@@ -438,8 +451,6 @@ class Engine:
                 in_flight_bytes=max(several * entry.nbytes, self._schedule.limits.in_flight_bytes or 0),
                 look_ahead_bytes=max(2 * entry.nbytes, self._schedule.limits.look_ahead_bytes),
             )
-        if self._verify:
-            self._sums[entry] = checksum(source)
         self._decide(now, entry)
         return entry
 
@@ -516,9 +527,9 @@ class Engine:
                 microbatch.end = self._record()
             self._see_memory(microbatch, entry, asked=True)
             microbatch.asked.setdefault(entry.number, microbatch.end)
-            if entry in self._sums and entry.sent:
-                self._check(entry, memory)
             tensor = restored(saved.view, memory)
+            if saved.print is not None and (entry.sent or saved.view.gathered):
+                self._check(entry, saved.print, tensor)
         self._collect()
         if self._learned is not None:
             self._tally.took("unpack", time.perf_counter_ns() - begun)
@@ -547,27 +558,48 @@ class Engine:
                 if found is not None and found[0] is entry:
                     self._open.pop(key, None)
                 microbatch.live -= 1
-                self._sums.pop(entry, None)
 
     # Checking.
 
-    def _check(self, entry: Entry, memory: torch.Tensor) -> None:
+    def _check(self, entry: Entry, saved: Fingerprint, tensor: torch.Tensor) -> None:
         microbatch = self._known[entry][1]
         classes = self._learned.classes if self._learned is not None else microbatch.classes
         name = classes[entry.number] if entry.number < len(classes) else "a saved tensor"
-        self._checks.append((name, self._sums[entry], checksum(memory)))
+        self._checks.append((name, saved.sums, fingerprint(tensor, saved.order).sums))
+        self._check_streams |= {entry.stream, self.device.current_stream()}
+        self._checked_numbers.add(entry.number)
+        microbatch.checked = True
+        if not self._callback_queued and _inside_backward():
+            self._callback_queued = True
+            torch.autograd.Variable._execution_engine.queue_callback(self._backward_ends)  # pyright: ignore
+
+    def _backward_ends(self) -> None:
+        """Raises out of the backward itself, so that no optimizer gets what is wrong."""
+        self._callback_queued = False
+        with self._lock:
+            self._compare()
 
     def _compare(self) -> None:
         checks, self._checks = self._checks, []
-        for name, before, after in checks:
-            if not torch.equal(before, after):
+        if not checks:
+            return
+        for stream in self._check_streams:  # on which sums were made
+            self.device.synchronize(self.device.record(stream))
+        self._check_streams.clear()
+        equal = torch.cat([before for _, before, _ in checks]) == torch.cat([after for _, _, after in checks])
+        found = cast("list[bool]", equal.tolist())  # pyright: ignore[reportUnknownMemberType]
+        self.device.synchronize(self._record())  # the sums go back to the streams that they are from
+        for (name, _, _), same in zip(checks, found, strict=True):
+            if not same:
                 self._off = f"switched off: {name} changed between its save and its use"
                 raise Refused(
-                    f"{name} changed between its save and its use",
-                    "a kernel writes into saved memory behind autograd's back; have the plan keep its class",
+                    f"{name} changed between its save and its use: this backward's gradients are wrong, or "
+                    "differ from those without the engine",
+                    "if a kernel, or a write through .data, changes saved memory unseen by autograd, have "
+                    "the plan keep its class; if not, this is a fault of the engine: please report it",
                 )
         self._checked += len(checks)
-        self._verify = self._verify and not checks
+        self._verify = False
 
     # Between microbatches.
 
@@ -581,9 +613,10 @@ class Engine:
         self._tally.harvest(self._schedule, self.device, wait=False)
         now = Watched(begin=self._record())
         self._now = now
+        self._callback_queued = False  # a backward that broke off does not call
         if self._learned is None:
             now.base_bytes = self._in_use()
-            self._meter.start()
+            self._meter.start(anew=self._budget is not None)
         else:
             self._adapt(self._learned)
             now.expected = len(self._learned.saved)
@@ -623,7 +656,9 @@ class Engine:
         if now.end is not None and not self._to_watch:
             self._tally.steps.append((now.begin, now.end))
         if now.expected == len(now.entries) and len(now.asked) == len(learned.order):
-            if self._to_watch:
+            if self._to_watch and now.checked:
+                pass  # checking takes time: the next one is timed
+            elif self._to_watch:
                 self._learn_again(now, learned)
             else:
                 self._learned = replace(learned, order=list(now.asked))
@@ -636,9 +671,16 @@ class Engine:
     def _learn(self, now: Watched) -> None:
         schedule = self._schedule
         schedule.finish()
-        stalls = list(schedule.stalls)
+        stalls = [(stall.start, stall.end) for stall in schedule.stalls] + self._arena.asking
+        self._arena.asking = []
         link = self._card or self._tally.measured_link(schedule, self.device)
-        self._learned = learn(now, stalls, self.device, link, self._meter.peak())
+        peak = self._meter.peak()
+        if self._budget is not None and peak is None and isinstance(self.device, Metered):
+            self._notes[
+                "memory was higher before the first microbatch, so its own peak is not known: what the step "
+                "takes for a moment only is not in the budget until it exceeds it"
+            ] = None
+        self._learned = learn(now, stalls, self.device, link, peak)
         self._to_watch -= 1
         if self._paths is not None:
             self._paths.__exit__()
@@ -647,7 +689,8 @@ class Engine:
     def _learn_again(self, now: Watched, learned: Learned) -> None:
         """What is saved is known; when, anew. What moves can only become less: its host memory is there."""
         self._schedule.finish()
-        stalls = list(self._schedule.stalls)
+        stalls = [(stall.start, stall.end) for stall in self._schedule.stalls] + self._arena.asking
+        self._arena.asking = []
         timed = learn(now, stalls, self.device, learned.link, None)
         saved = [
             replace(one, saved_ns=again.saved_ns, asked_ns=again.asked_ns)
@@ -686,6 +729,8 @@ class Engine:
                     "allow the container more memory, pass host_limit, or move less",
                 )
             self._slab_bytes = self._arena.limit
+        new = any(moves and n not in self._checked_numbers for n, moves in enumerate(chosen.moves))
+        self._verify = self._verify or (self._verify_wanted and new)
         self._selection = chosen
         self._in_use_at_choice = in_use
         self._schedule.limits = Limits(chosen.in_flight_bytes, chosen.look_ahead_bytes, chosen.look_ahead_ns)
@@ -765,8 +810,15 @@ class Engine:
             verified=f"{self._checked} times, bytes were those that had been saved"
             if self._checked
             else None,
-            notes=tuple(self._notes),
+            notes=(*self._notes, *self._of_host_memory()),
         )
+
+    def _of_host_memory(self) -> list[str]:
+        arena = self._arena
+        if arena.not_pinned is None:
+            return []
+        pageable = f"{written(arena.pageable_bytes)} of the host memory are pageable"
+        return [f"{arena.not_pinned}: {pageable}, and copies to and from there are slower"]
 
     def _foreseen(self) -> tuple[dict[str, int], dict[str, int]]:
         learned, chosen = self._learned, self._selection

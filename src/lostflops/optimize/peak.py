@@ -50,6 +50,17 @@ def address_of(storage: torch.UntypedStorage) -> int:
     return cast("Any", storage)._cdata
 
 
+_BY_ROW = ("crow_indices", "col_indices", "values")
+_BY_COLUMN = ("ccol_indices", "row_indices", "values")
+_PARTS = {
+    torch.sparse_coo: ("_indices", "_values"),
+    torch.sparse_csr: _BY_ROW,
+    torch.sparse_bsr: _BY_ROW,
+    torch.sparse_csc: _BY_COLUMN,
+    torch.sparse_bsc: _BY_COLUMN,
+}
+
+
 def storages_of(value: Any) -> Iterator[torch.UntypedStorage]:
     """The storages behind a tensor; of a subclass, those of the tensors that it is made of."""
     if not isinstance(value, torch.Tensor):
@@ -58,9 +69,13 @@ def storages_of(value: Any) -> Iterator[torch.UntypedStorage]:
         for inner in apart(value).tensors.values():
             yield from storages_of(inner)
         return
+    if value.layout in _PARTS:  # sparse tensors have no storage of their own
+        for part in _PARTS[value.layout]:
+            yield from storages_of(getattr(torch.Tensor, part)(value.detach()))
+        return
     try:
         yield value.untyped_storage()
-    except NotImplementedError:  # sparse tensors have none
+    except NotImplementedError:  # MKL-DNN's
         return
 
 

@@ -3,6 +3,11 @@
 A tensor that covers at least half of its storage takes the whole storage along: other views of it then share
 the copy. Of a smaller part only that part travels, gathered if it lies scattered: a view may be the only one
 that keeps a large storage alive. Expanded dimensions (stride 0) travel once.
+
+Two views may share a copy only if each finds its own elements in it. The whole of a storage and an unbroken
+part of it hold the bytes as they lie, so where a view begins and how far it reaches is enough. What was
+gathered holds the elements in the order of one view's strides: another with the same size and beginning, such
+as the transpose of a square, has other elements at each place, or other elements altogether.
 """
 
 from __future__ import annotations
@@ -23,12 +28,18 @@ class View:
     offset: int
     first_byte: int  # of what travels, in the storage
     nbytes: int
-    gathered: bool = False
+    gathered_from: tuple[int, ...] | None = None  # the strides in the storage, of what lies scattered there
+
+    @property
+    def gathered(self) -> bool:
+        return self.gathered_from is not None
 
     @property
     def key(self) -> tuple[Any, ...]:
         """What tells parts of one storage from each other; the same for all who take the whole of it."""
-        return (self.dtype, self.size, self.stride, self.first_byte, self.nbytes, self.gathered)
+        if self.gathered_from is None:
+            return (self.first_byte, self.nbytes)
+        return (self.first_byte, self.nbytes, self.dtype, self.size, self.gathered_from)
 
 
 def whole_view(tensor: torch.Tensor) -> View:
@@ -51,20 +62,35 @@ def view_of(tensor: torch.Tensor) -> View | None:
     first = int(tensor.storage_offset()) * width
     if 2 * unique >= extent:
         return View(tensor.dtype, shape, stride, 0, first, extent * width)
-    step, dense = 1, list[int]()
-    for size, old in zip(reversed(shape), reversed(stride), strict=True):
-        dense.append(step if old else 0)
-        step *= size if old else 1
-    return View(tensor.dtype, shape, tuple(reversed(dense)), 0, first, unique * width, gathered=True)
+    step, dense = 1, [0] * len(shape)
+    for dimension in reversed(
+        by_stride(tensor)
+    ):  # in the order of the source: kernels add up in the same order
+        if stride[dimension]:
+            dense[dimension] = step
+            step *= shape[dimension]
+    return View(tensor.dtype, shape, tuple(dense), 0, first, unique * width, gathered_from=stride)
+
+
+def by_stride(tensor: torch.Tensor) -> list[int]:
+    """The dimensions from the one that steps farthest through memory to the one that steps least."""
+    stride = tensor.stride()
+    return sorted(range(tensor.dim()), key=lambda dimension: -stride[dimension])
+
+
+def without_expanded(tensor: torch.Tensor) -> torch.Tensor:
+    """Each element of memory once, where expanding repeats it."""
+    for dimension, stride in enumerate(tensor.stride()):
+        if stride == 0 and tensor.shape[dimension] > 1:
+            tensor = tensor.narrow(dimension, 0, 1)
+    return tensor
 
 
 def bytes_of(tensor: torch.Tensor, view: View) -> torch.Tensor:
     """uint8[nbytes]: an alias of the storage, or what was gathered from it on the current stream."""
     if view.gathered:
-        tensor = tensor.detach()
-        for dimension, stride in enumerate(tensor.stride()):
-            if stride == 0 and tensor.shape[dimension] > 1:
-                tensor = tensor.narrow(dimension, 0, 1)
+        order = by_stride(tensor)
+        tensor = without_expanded(tensor.detach()).permute(order)
         tensor = tensor.clone(memory_format=torch.contiguous_format)
     alias = torch.empty(0, dtype=torch.uint8, device=tensor.device)
     first = 0 if view.gathered else view.first_byte

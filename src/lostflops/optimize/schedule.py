@@ -7,7 +7,8 @@ way; the compute stream is the one that is current where the verb is called.
 What waits for what:
 
 send      the copy waits for the compute stream as of now, and for whoever reads its host memory
-settle    the source is let go when its copy is done, or when the compute stream waits for the copy
+settle    the source is let go when its copy is done, or when the compute stream waits for the copy; the
+          stream that its memory goes back to waits for the compute stream as of then
 fetch     the destination is allocated on the compute stream; its copy waits for that stream as of now, as the
           block's former owner may still be writing, and for the copy out
 hand_out  the compute stream waits for the copy in
@@ -186,6 +187,10 @@ class Schedule:
 
     def _let_source_go(self, entry: Entry) -> None:
         if entry.source is not None:
+            # Autograd would have held it until the backward. Given up now, it goes back to the stream that it
+            # was allocated on, which may know nothing of what the one that saved it still does with it.
+            if entry.sent:
+                self.device.before_reuse(entry.source, entry.stream)
             entry.source = None
             self.resident_bytes -= entry.nbytes
 
