@@ -1,8 +1,9 @@
-"""Steps are as long as their work: where their boundaries lie when the host runs ahead of the device, which of
-them count in means, and that they tile whatever was marked and launched."""
+"""Steps are as long as their work: where their boundaries lie when the host runs ahead of the device, which
+of them count in means, and that they tile whatever was marked and launched."""
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,8 @@ import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kineto_files import call, head, kernel, operator, step, trace, written
 
+from kineto_files import call, head, kernel, operator, step, trace, written
 from lostflops import job
 from lostflops.errors import StepsOverlap
 from lostflops.ingest import counted
@@ -38,9 +39,7 @@ def marks(*rows: tuple[str, int, int], thread: int = 1) -> pl.DataFrame:
 
 def profiled(*starts: int) -> pl.DataFrame:
     """Profiler steps that follow each other; the last number is where the last one ends."""
-    return marks(
-        *((f"ProfilerStep#{n}", a, b) for n, (a, b) in enumerate(zip(starts, starts[1:], strict=False)))
-    )
+    return marks(*((f"ProfilerStep#{n}", a, b) for n, (a, b) in enumerate(pairwise(starts))))
 
 
 def ran(start: int, end: int, launch: int | None, stream: int = 7, **more: Any) -> Row:
@@ -270,9 +269,8 @@ def test_updates_that_cross_or_have_one_name_or_no_length_end_one_step_each() ->
 
 
 def test_updates_of_another_thread_end_no_steps() -> None:
-    assert ends((UPDATE, 80, 100), (UPDATE, 180, 200), more=marks((UPDATE, 85, 90), (UPDATE, 150, 151), thread=2)) == [
-        100, 200, 300,
-    ]  # fmt: skip
+    others = marks((UPDATE, 85, 90), (UPDATE, 150, 151), thread=2)
+    assert ends((UPDATE, 80, 100), (UPDATE, 180, 200), more=others) == [100, 200, 300]
 
 
 def test_marks_of_no_length_last_to_the_next_one() -> None:
@@ -417,7 +415,7 @@ def test_steps_that_are_long_too_often_are_no_outliers() -> None:
 
 def test_a_step_in_which_nothing_was_launched_is_left_out() -> None:
     assert out(10, 11, 2, 12, 10, 11, amounts={2: 0}) == [2]
-    half = {n: 0 for n in range(0, 8, 2)}
+    half = dict.fromkeys(range(0, 8, 2), 0)
     assert out(1, 10, 1, 10, 1, 10, 1, 10, amounts=half) == []
 
 
@@ -450,7 +448,7 @@ def test_ranks_that_were_recorded_at_other_steps_are_judged_by_themselves() -> N
 
 
 def ahead(rank: int, work: float, steps: int = 6, host: float = 1500.0) -> list[Row]:
-    """A rank of four that runs ahead: each step computes for `work` µs, then all-reduces until all are there."""
+    """A rank that runs ahead: each step computes for `work` µs, then all-reduces until all are there."""
     events: list[Row] = []
     slowest, correlation = 15_000.0, 0
     for n in range(steps):
