@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import nsys_exports
 from kineto_files import call, head, kernel, operator, step, trace, written
 from lostflops import job
 from lostflops.errors import StepsOverlap
@@ -329,6 +330,10 @@ def test_two_whole_steps_and_a_stub_are_told_apart() -> None:
     assert of_host["amount"].to_list() == [10, 10, 1]
 
 
+def test_a_step_after_one_that_warms_up_is_no_stub() -> None:
+    assert why(found(profiled(0, 400, 500), kernels(*layers([0], 30), *layers([400], 9)))) == [None, None]
+
+
 def test_a_last_step_that_does_less_each_time_is_a_step() -> None:
     rows = layers([0], 9) + layers([100], 5) + layers([200], 9) + layers([300], 5)
     assert why(found(profiled(0, 100, 200, 300, 400), kernels(*rows))) == [None] * 4
@@ -538,6 +543,34 @@ def test_a_healthy_run_has_no_outlier(tmp_path: Path) -> None:
     shown = opened(tmp_path, pausing(at=None))
     assert not [f for f in shown.findings if f.name == "outlier-step"]
     assert not [note for note in shown.notes if "Left out" in note]
+
+
+@pytest.mark.parametrize("form", [nsys_exports.sqlite, nsys_exports.folder])
+def test_each_process_of_an_export_has_its_own_steps_on_the_devices_clock(form: Any, tmp_path: Path) -> None:
+    """One process replays work of 10 times the host's step, the other waits for its device."""
+    tables: dict[str, list[Row]] = {"CUPTI_ACTIVITY_KIND_KERNEL": [], "CUPTI_ACTIVITY_KIND_RUNTIME": []}
+    tables["NVTX_EVENTS"] = []
+    for pid, pace, work in ((7, 100, 1_000), (8, 2_000, 1_900)):
+        owner, correlation = nsys_exports.process(pid), 100 * pid
+        for n in range(4):
+            at, thread = 1_000 + pace * n, {"globalTid": owner | 8}
+            begins = 1_020 + max(pace, work) * n
+            tables["NVTX_EVENTS"].append(nsys_exports.push(at, at + pace - 1, f"step {n}", **thread))
+            tables["CUPTI_ACTIVITY_KIND_RUNTIME"].append(
+                nsys_exports.call(at + 10, at + 15, correlationId=correlation + n, **thread)
+            )
+            tables["CUPTI_ACTIVITY_KIND_KERNEL"].append(
+                nsys_exports.kernel(
+                    begins, begins + work, correlationId=correlation + n, globalPid=owner, deviceId=pid - 7
+                )
+            )
+    path = tmp_path / ("two.sqlite" if form is nsys_exports.sqlite else "two_pqtdir")
+    steps = job.open([form(path, tables)]).table("steps")
+    assert steps is not None
+    starts = dict(steps.sort("rank", "start").collect().group_by("rank").agg("start").iter_rows())
+    first = starts[0][0]
+    assert [at - first for at in starts[0]] == [0, 1_020, 2_020, 3_020]
+    assert [at - first for at in starts[1]] == [0, 2_000, 4_000, 6_000]
 
 
 # --- whatever was marked and launched

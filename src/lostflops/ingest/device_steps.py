@@ -31,6 +31,7 @@ Int = npt.NDArray[np.int64]
 EARLIEST, LATEST = -(2**62), 2**62
 # Launched work that does not begin for so long, while nothing runs, waits for work that was not recorded.
 LONG = 1_000_000  # ns
+MOST_COMPARED = 16  # steps with the first
 FEWEST_LAUNCHED = 0.5  # of the device's rows: with fewer launches, boundaries stay where the host marked them
 # From this share of a step on, the device was behind when the recording began.
 WORTH_TELLING = 0.01
@@ -38,8 +39,9 @@ WORTH_TELLING = 0.01
 # median length, was cut: the job hung, or the profiler was stopping.
 WAITING_END, TWICE = 0.1, 2
 # A last step is a stub when it holds less work than these shares of the least of the others: the first where
-# their work is the same to a tenth and there are two, the second where it differs.
-SAME, LESS, MUCH_LESS = 1.1, 0.9, 0.5
+# their work is the same to a tenth and there are two, the second where it differs. A single other one may have
+# done more than a step does, to warm up.
+SAME, LESS, MUCH_LESS, OF_ONE = 1.1, 0.9, 0.5, 0.2
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,6 @@ def work(kernels: pl.DataFrame | None, copies: pl.DataFrame | None) -> Work:
             _rows(pl.DataFrame({"start": [], "end": []}, schema={"start": pl.Int64, "end": pl.Int64}), True),
         ]
     ).filter(pl.col("end") > pl.col("start"))
-    lane = pl.struct("device", "stream")
     length = pl.col("end") - pl.col("start")
     # Of several streams that compute equally long, the first in order, wherever its rows stand.
     ranked = (
@@ -85,16 +86,15 @@ def work(kernels: pl.DataFrame | None, copies: pl.DataFrame | None) -> Work:
             pl.lit(stream, pl.Int64)
         )
     # A predecessor is the row before it on the stream; launches on one stream are in the order of its rows.
+    known = pl.col("launch_start")
+    if rows["launch_start"].null_count():
+        known = known.forward_fill().over("device", "stream")
     rows = (
         rows.sort("start", "end", "launch_start", nulls_last=True)
-        .with_columns(
-            main=main,
-            launched=pl.col("launch_start").is_not_null(),
-            launch=pl.col("launch_start").forward_fill().over(lane),
-        )
+        .with_columns(main=main, launched=pl.col("launch_start").is_not_null(), launch=known)
         .with_columns(beside=~pl.col("main") & pl.col("decides"))
     )
-    is_main, launch = rows["main"].to_numpy(), rows["launch"]
+    is_main = rows["main"].to_numpy()
     # Beside the main stream a row without launch and predecessor belongs to the step in which it runs.
     alone = pl.when("main").then(pl.lit(EARLIEST, pl.Int64)).otherwise("start")
     launch = rows.select(pl.col("launch").fill_null(alone)).to_series()
@@ -215,13 +215,14 @@ def _unrecorded_end(done: Work, host: Int, until: Int) -> _First | None:
     A call that copies from pageable memory returns when the copy has run, so what it takes for itself is told
     by the other steps. When the device became free is not known then: the host may have called late.
     """
-    own = [_first_work(done, int(a), int(b)) for a, b in zip(host, until, strict=True)]
-    first = own[0]
+    spans = zip(host[: 1 + MOST_COMPARED], until[: 1 + MOST_COMPARED], strict=True)
+    own = (_first_work(done, int(a), int(b)) for a, b in spans)
+    first = next(own)
     if first is None:
         return None
     usual = 0
     if first.is_blocked:
-        usual = max((work.waits for work in own[1:] if work is not None), default=first.waits)
+        usual = max((work.waits for work in own if work is not None), default=first.waits)
     return first if first.waits - usual >= LONG else None
 
 
@@ -271,5 +272,5 @@ def is_stub(amount: Int) -> bool:
     if len(amount) < 2 or not amount[:-1].max():
         return False
     least, most = int(amount[:-1].min()), int(amount[:-1].max())
-    share = LESS if len(amount) > 2 and most <= SAME * least else MUCH_LESS
+    share = OF_ONE if len(amount) == 2 else LESS if most <= SAME * least else MUCH_LESS
     return int(amount[-1]) < share * least

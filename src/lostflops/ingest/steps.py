@@ -52,18 +52,19 @@ def find_steps(
     mark that runs beyond the recording is cut there and its step marked incomplete. On a device each begins
     when the work before it has ended, and the last one ends with its work.
     """
-    done = device_steps.work(kernels, copies)
-    for found, on_host in (
-        (_marked(ranges, PROFILER_STEP, "profiler", at_least=1), True),
-        (_marked(ranges, STEP_RANGE, "range", at_least=2), True),
-        (_between_optimizers(_optimizer_range_ends(ranges, operators), start, end), True),
-        (_between_optimizers(_optimizer_burst_ends(kernels), start, end), False),
-        (_periods(kernels), False),
+    # Each is looked for only where those before it are not there.
+    for look, on_host in (
+        (lambda: _marked(ranges, PROFILER_STEP, "profiler", at_least=1), True),
+        (lambda: _marked(ranges, STEP_RANGE, "range", at_least=2), True),
+        (lambda: _between_optimizers(_optimizer_range_ends(ranges, operators), start, end), True),
+        (lambda: _between_optimizers(_optimizer_burst_ends(kernels), start, end), False),
+        (lambda: _periods(kernels), False),
     ):
+        found = look()
         if found is not None:
             steps = _inside(found, start, end)
             if steps.height:
-                return _finished(steps, on_host, done, operators, start, end)
+                return _finished(steps, on_host, device_steps.work(kernels, copies), operators, start, end)
     work = [t.select("start", "end") for t in (kernels, copies) if t is not None and t.height]
     first, last = start, end
     if work:
