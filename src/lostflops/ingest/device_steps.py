@@ -39,8 +39,8 @@ WORTH_TELLING = 0.01
 # median length, was cut: the job hung, or the profiler was stopping.
 WAITING_END, TWICE = 0.1, 2
 # A last step is a stub when it holds less work than these shares of the least of the others: the first where
-# their work is the same to a tenth and there are two, the second where it differs. A single other one may have
-# done more than a step does, to warm up.
+# their work is the same to a tenth and there are two, the second where it differs. A single other one may
+# have done more than a step does, to warm up.
 SAME, LESS, MUCH_LESS, OF_ONE = 1.1, 0.9, 0.5, 0.2
 
 
