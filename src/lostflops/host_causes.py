@@ -23,6 +23,7 @@ CAUSES = (
     "memory_allocator",
     "garbage_collection",
     "compilation",
+    "initialisation",
     "checkpoint_logging",
     "pipeline_bubble",
 )
@@ -254,15 +255,23 @@ CAUSE_PATTERNS: tuple[CausePattern, ...] = (
     ),
     CausePattern(
         "compilation",
-        ("range",),
+        ("range", "operator"),
         ("(dynamo_timed)",),
-        "PyTorch, phases of Dynamo, Inductor and their tuning",
+        "PyTorch, phases of Dynamo, Inductor and their tuning; operators since 2.13",
         "compile_fx_inner (dynamo_timed)",
         also=r"\(dynamo_timed\)$",
     ),
     CausePattern(
         "compilation",
-        ("range",),
+        ("operator",),
+        ("dynamo",),
+        "PyTorch since 2.13, all that Dynamo does to compile a frame",
+        "dynamo",
+        also=r"^dynamo$",
+    ),
+    CausePattern(
+        "compilation",
+        ("range", "operator"),
         (
             "entire_frame_compile",
             "compile_inner",
@@ -319,6 +328,39 @@ CAUSE_PATTERNS: tuple[CausePattern, ...] = (
         also=r"cpp_extension\.py\(\d+\): (?:load|load_inline|_jit_compile)$"
         r"|torch/_functorch/aot_autograd\.py\(\d+\): (?:aot_module_simplified|create_aot_dispatcher_"
         r"function)$",
+    ),
+    CausePattern(
+        "initialisation",
+        ("launch",),
+        (
+            "cuInit",
+            "cuDevicePrimaryCtxRetain",
+            "cuCtxCreate",
+            "hipInit",
+            "hipDevicePrimaryCtxRetain",
+            "ncclCommInit",
+        ),
+        "CUDA, HIP and NCCL: what is made once, on first use",
+        "cuDevicePrimaryCtxRetain",
+    ),
+    CausePattern(
+        "initialisation",
+        ("frame",),
+        ("torch/cuda/__init__.py", "torch/distributed/distributed_c10d.py"),
+        "PyTorch: the device's context and process groups",
+        "torch/cuda/__init__.py(359): _lazy_init",
+        also=r"torch/cuda/__init__\.py\(\d+\): (?:_lazy_init|init)$"
+        r"|torch/distributed/distributed_c10d\.py\(\d+\): "
+        r"(?:init_process_group|new_group|_new_process_group_helper)$",
+    ),
+    CausePattern(
+        "initialisation",
+        ("range",),
+        ("arm", "nitiali", "ncclCommInit"),
+        "ranges that say so; a schedule that warms a learning rate up does not",
+        "warm-up",
+        also=r"^ncclCommInit|^(?i:(?!.*(?:lr|learning|sched|linear|cosine|lambda))(?:.*[^a-z])?"
+        r"(?:warm[-_ ]?up|warming[-_ ]up|initiali[sz]ation)(?:[^a-z].*)?)$",
     ),
     CausePattern(
         "checkpoint_logging",
@@ -444,6 +486,12 @@ def cause_of(names: Iterable[str], row: Row) -> pl.DataFrame:
         schema={"name": pl.String(), "cause": pl.String()},
     )
 
+
+# What runs code that was compiled before, also inside what compiles.
+COMPILED = (
+    r"^(?:autograd::engine::evaluate_function: )?CompiledFunction|^Torch-Compiled Region"
+    r"|^## Call CompiledFxGraph"
+)
 
 _CAPTURE = re.compile(r"^(?:cuda|cu|hip)Stream(Begin|End)Capture")
 
