@@ -90,7 +90,7 @@ def test_ranks_with_uneven_work_take_turns_being_late(why) -> None:
     page = why(steps)
     assert names(page) == ["communication-waits"]
     assert "3 ranks take turns being late, mostly by compute" in first(page).claim
-    assert "sequences of like length" in first(page).next
+    assert "like sequence lengths" in first(page).next
 
 
 def test_ranks_that_are_equally_late_are_not_blamed(why) -> None:
@@ -123,6 +123,14 @@ def test_stages_of_a_pipeline_that_wait_for_each_other_are_a_bubble_not_a_late_r
     page = why([[Work(computes=30), Work(computes=40)]] * STEPS, Job(kind="send"))
     assert "rank-arrives-last" not in names(page)
     assert names(page)[0] == "pipeline-bubble"
+    assert first(page).claim.startswith("Rank 1 is the slowest pipeline stage: it computes 40.0 ms per step")
+    assert "Move layers off that stage" in first(page).next
+
+
+def test_stages_of_one_cost_have_a_bubble_and_no_one_to_blame(why) -> None:
+    even = [[Work(computes=30 + 6 * ((s + r) % 2)) for r in range(2)] for s in range(6)]
+    (bubble,) = [f for f in why(even, Job(kind="send")).findings if f.name == "pipeline-bubble"]
+    assert bubble.rank is None and "microbatches" in bubble.next
 
 
 def test_the_clocks_doubt_and_missing_ranks_are_told(why, tmp_path: Path) -> None:

@@ -48,7 +48,12 @@ def _named(board: Board, finding: Finding) -> Finding:
     what = [f"{name.partition(' (')[0]} ({milliseconds(ns)})" for name, ns in largest]
     python = "Python" if any(".py(" in name for name, _ in parts[:2]) else "other code"
     claim = finding.claim.replace("while the CPU runs other code", f"while the CPU runs {python}")
-    return replace(named, claim=f"{claim.rstrip('.')}: {listed(what)}.")
+    return replace(
+        named,
+        claim=f"{claim.rstrip('.')}: {listed(what)}.",
+        next=f"Make {largest[0][0] if largest else 'it'} cheaper, or take it out of the step: into the "
+        "loader's workers, onto a thread of its own, or done once for all steps.",
+    )
 
 
 def _alone(board: Board, finding: Finding) -> int | None:

@@ -37,6 +37,14 @@ def contributors(parts: Iterable[tuple[str, int]], at_least: int = 0) -> tuple[s
     return tuple(f"{name} {milliseconds(ns)}" for name, ns in largest if ns > 0 and ns >= at_least)
 
 
+def bytes_of(size: int) -> str:
+    """An amount of bytes with three digits."""
+    for unit, one in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if size >= one:
+            return f"{size / one:.3g} {unit}"
+    return f"{size} bytes"
+
+
 def listed(items: Sequence[str], last: str = "and") -> str:
     """Items in a sentence: 'a', 'a and b', 'a, b and c'."""
     if len(items) < 2:
