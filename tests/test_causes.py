@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import lostflops
+from lostflops.causes.names import spoken
 from lostflops.finding import Finding
 from lostflops.report.page import Page
 from made_runs import MS, Job, Work, made
@@ -161,3 +162,23 @@ def test_what_a_recording_lacks_comes_after_the_causes(why) -> None:
 def test_no_gain_exceeds_the_step(why) -> None:
     page = why([[Work(loads=90, computes=5)] * 2] * STEPS)
     assert all(f.ns_per_step <= page.budget.mean for f in page.findings)
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("/home/me/ddp.py(16): preprocess", "`preprocess` (ddp.py:16)"),
+        ("time.sleep in train.py(3): step", "`time.sleep` in `step` (train.py:3)"),
+        ("<built-in function sleep>", "`sleep`"),
+        ("<built-in method item of Tensor object at 0x7f11>", "`item`"),
+        (
+            "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__",
+            "`_SingleProcessDataLoaderIter.__next__`",
+        ),
+        ("cudaFree", "`cudaFree`"),
+        ("C:\\work\\train.py(7): f", "`f` (train.py:7)"),
+        ("x" * 99, f"`{'x' * 59}…`"),
+    ],
+)
+def test_a_host_rows_name_is_told_as_people_write_it(name: str, shown: str) -> None:
+    assert spoken(name) == shown

@@ -10,11 +10,15 @@ from lostflops.finding import milliseconds
 MOST = 3  # names that a finding shows
 LONGEST = 60
 _FRAME = re.compile(r"^(?P<file>.+)\((?P<line>\d+)\): (?P<function>.+)$")
-_BUILT_IN = re.compile(r"^<built-in (?:function|method) (?P<function>\S+)")
+_INSIDE = re.compile(r"^(?P<what>.+?) in (?P<frame>\S+\(\d+\): .+)$")
+_BUILT_IN = re.compile(r"^<built-in (?:function|method) (?P<function>[^\s>]+)")
 
 
 def spoken(name: str) -> str:
     """A host row's name as a finding shows it: a Python frame as its function and place."""
+    inside = _INSIDE.match(name)
+    if inside:
+        return f"`{_short(inside['what'])}` in {spoken(inside['frame'])}"
     frame = _FRAME.match(name)
     if frame:
         file = frame["file"].replace("\\", "/").rpartition("/")[2]
