@@ -11,7 +11,7 @@ import lostflops
 from lostflops.causes.names import spoken
 from lostflops.finding import Finding
 from lostflops.report.page import Page
-from made_runs import MS, Job, Work, made
+from made_runs import MS, THREAD, Job, Work, made
 
 STEPS = 5
 
@@ -182,3 +182,37 @@ def test_no_gain_exceeds_the_step(why) -> None:
 )
 def test_a_host_rows_name_is_told_as_people_write_it(name: str, shown: str) -> None:
     assert spoken(name) == shown
+
+
+def syncing(folder: Path, waits: int) -> Page:
+    """Eight kernels of 5 ms a step with 1 ms of Python before each; the host waits after `waits` of them."""
+    rows: dict[str, list[dict[str, object]]] = {name: [] for name in ("steps", "kernels", "launches")}
+    now = 0
+    for step in range(4):
+        begin, host = now, now
+        for number in range(8):
+            host += MS
+            start = max(host, now)
+            now = start + 5 * MS
+            call = {"thread": THREAD, "launch_start": host - 9, "launch_end": host}
+            rows["kernels"].append({"start": start, "end": now, "family": "gemm", "name": "k", **call})
+            rows["launches"].append(
+                {"start": host - 9, "end": host, "thread": THREAD, "name": "cudaLaunchKernel"}
+            )
+            if number < waits:
+                rows["launches"].append(
+                    {"start": host, "end": now, "thread": THREAD, "name": "cudaStreamSynchronize"}
+                )
+                host = now
+        rows["steps"].append({"step": step, "start": begin, "end": now, "source": "profiler"})
+    rows["ranks"] = [{"end": now, "device_kind": "gpu", "main_thread": THREAD, "world_size": 1}]
+    return lostflops.why(made(folder, rows))
+
+
+def test_python_between_waits_in_each_layer_belongs_to_the_waits(tmp_path: Path) -> None:
+    page = syncing(tmp_path, 8)
+    assert names(page)[0] == "host-waits-for-device"
+    assert "idle-unexplained" not in names(page)
+    # All eight milliseconds of Python: the host, which waits 40 ms, would hide them.
+    assert abs(first(page).cost_per_step - 8 * MS) < MS // 1000
+    assert "waits for it 8 times per step" in first(page).claim
