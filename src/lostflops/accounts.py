@@ -51,7 +51,8 @@ ACCOUNTS: Mapping[str, Account] = {
             "The rest of a matched collective after the last rank has arrived.",
             "Start it earlier, so that compute hides it, or send less: accumulate gradients without "
             "synchronising, reduce in bf16, shard within a node. Size buckets by what is exposed: large ones "
-            "in the middle, a small last one. `lostflops recipe communication-summary` compares the bandwidths.",
+            "in the middle, a small last one. `lostflops recipe communication-summary` compares the "
+            "bandwidths.",
         ),
         Account(
             "communication.exposed",
@@ -105,8 +106,8 @@ ACCOUNTS: Mapping[str, Account] = {
             "garbage collection",
             _LATE + "runs Python's garbage collector.",
             "Ranges and frames of the collector on that thread.",
-            "After the start `gc.collect()`, `gc.freeze()` and `gc.disable()`; then `gc.collect(1)` every few "
-            "hundred steps, in the same step on all ranks.",
+            "After the start `gc.collect()`, `gc.freeze()` and `gc.disable()`; then `gc.collect(1)` every "
+            "few hundred steps, in the same step on all ranks.",
         ),
         Account(
             "idle.compilation",
@@ -142,8 +143,8 @@ ACCOUNTS: Mapping[str, Account] = {
             + "runs operators and launch calls: the GPU finishes its work faster than the CPU launches more.",
             "Operators and API calls on that thread that no other account claims, until the call that "
             "launches the next work returns. Never on a CPU-only trace, where nothing is launched.",
-            "Run fewer and larger kernels: `torch.compile`, CUDA graphs, a fused optimizer where it is not the "
-            "default (`fused=True`), larger batches.",
+            "Run fewer and larger kernels: `torch.compile`, CUDA graphs, a fused optimizer where it is not "
+            "the default (`fused=True`), larger batches.",
         ),
         Account(
             "idle.long_call",
@@ -170,8 +171,8 @@ ACCOUNTS: Mapping[str, Account] = {
             _LATE + "waits for another pipeline stage.",
             "Ranges on that thread that name a receive of the pipeline schedule. Often the bubble shows as "
             "`communication.wait` instead, because a receive kernel runs from its launch on.",
-            "More microbatches, an interleaved schedule (zero-bubble ones are in PyTorch and torchtitan only), "
-            "stages of equal cost.",
+            "More microbatches, an interleaved schedule (zero-bubble ones are in PyTorch and torchtitan "
+            "only), stages of equal cost.",
         ),
         Account(
             "idle.other_host_work",

@@ -124,7 +124,7 @@ def _synchronised_often(board: Board) -> None:
             f"{often // given.num_steps:,} times per step, and then has to refill its queue.",
             evidence=(
                 *joined.evidence,
-                f"{milliseconds(between)} of it is launches and Python, which a CPU that runs ahead would hide",
+                f"{milliseconds(between)} of it is launches and Python that a CPU that runs ahead hides",
             ),
             accounts=(*joined.accounts, *BETWEEN),
         ),
