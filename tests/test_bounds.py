@@ -279,7 +279,7 @@ def test_no_host_that_runs_ahead_gains_more_than_the_bound_says(program: Program
             assert at_most >= int(gain), account
 
 
-# -- several streams that wait for each other -----------------------------------------------------------------
+# -- several streams that wait for each other ----------------------------------------------------------------
 
 STREAMS = range(4)
 

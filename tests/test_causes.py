@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 import lostflops
+from lostflops.causes.names import spoken
 from lostflops.finding import Finding
 from lostflops.report.page import Page
-from made_runs import MS, Job, Work, made
+from made_runs import MS, THREAD, Job, Work, made
 
 STEPS = 5
 
@@ -90,7 +91,7 @@ def test_ranks_with_uneven_work_take_turns_being_late(why) -> None:
     page = why(steps)
     assert names(page) == ["communication-waits"]
     assert "3 ranks take turns being late, mostly by compute" in first(page).claim
-    assert "sequences of like length" in first(page).next
+    assert "like sequence lengths" in first(page).next
 
 
 def test_ranks_that_are_equally_late_are_not_blamed(why) -> None:
@@ -123,6 +124,14 @@ def test_stages_of_a_pipeline_that_wait_for_each_other_are_a_bubble_not_a_late_r
     page = why([[Work(computes=30), Work(computes=40)]] * STEPS, Job(kind="send"))
     assert "rank-arrives-last" not in names(page)
     assert names(page)[0] == "pipeline-bubble"
+    assert first(page).claim.startswith("Rank 1 is the slowest pipeline stage: it computes 40.0 ms per step")
+    assert "Move layers off that stage" in first(page).next
+
+
+def test_stages_of_one_cost_have_a_bubble_and_no_one_to_blame(why) -> None:
+    even = [[Work(computes=30 + 6 * ((s + r) % 2)) for r in range(2)] for s in range(6)]
+    (bubble,) = [f for f in why(even, Job(kind="send")).findings if f.name == "pipeline-bubble"]
+    assert bubble.rank is None and "microbatches" in bubble.next
 
 
 def test_the_clocks_doubt_and_missing_ranks_are_told(why, tmp_path: Path) -> None:
@@ -153,3 +162,57 @@ def test_what_a_recording_lacks_comes_after_the_causes(why) -> None:
 def test_no_gain_exceeds_the_step(why) -> None:
     page = why([[Work(loads=90, computes=5)] * 2] * STEPS)
     assert all(f.ns_per_step <= page.budget.mean for f in page.findings)
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("/home/me/ddp.py(16): preprocess", "`preprocess` (ddp.py:16)"),
+        ("time.sleep in train.py(3): step", "`time.sleep` in `step` (train.py:3)"),
+        ("<built-in function sleep>", "`sleep`"),
+        ("<built-in method item of Tensor object at 0x7f11>", "`item`"),
+        (
+            "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__",
+            "`_SingleProcessDataLoaderIter.__next__`",
+        ),
+        ("cudaFree", "`cudaFree`"),
+        ("C:\\work\\train.py(7): f", "`f` (train.py:7)"),
+        ("x" * 99, f"`{'x' * 59}…`"),
+    ],
+)
+def test_a_host_rows_name_is_told_as_people_write_it(name: str, shown: str) -> None:
+    assert spoken(name) == shown
+
+
+def syncing(folder: Path, waits: int) -> Page:
+    """Eight kernels of 5 ms a step with 1 ms of Python before each; the host waits after `waits` of them."""
+    rows: dict[str, list[dict[str, object]]] = {name: [] for name in ("steps", "kernels", "launches")}
+    now = 0
+    for step in range(4):
+        begin, host = now, now
+        for number in range(8):
+            host += MS
+            start = max(host, now)
+            now = start + 5 * MS
+            call = {"thread": THREAD, "launch_start": host - 9, "launch_end": host}
+            rows["kernels"].append({"start": start, "end": now, "family": "gemm", "name": "k", **call})
+            rows["launches"].append(
+                {"start": host - 9, "end": host, "thread": THREAD, "name": "cudaLaunchKernel"}
+            )
+            if number < waits:
+                rows["launches"].append(
+                    {"start": host, "end": now, "thread": THREAD, "name": "cudaStreamSynchronize"}
+                )
+                host = now
+        rows["steps"].append({"step": step, "start": begin, "end": now, "source": "profiler"})
+    rows["ranks"] = [{"end": now, "device_kind": "gpu", "main_thread": THREAD, "world_size": 1}]
+    return lostflops.why(made(folder, rows))
+
+
+def test_python_between_waits_in_each_layer_belongs_to_the_waits(tmp_path: Path) -> None:
+    page = syncing(tmp_path, 8)
+    assert names(page)[0] == "host-waits-for-device"
+    assert "idle-unexplained" not in names(page)
+    # All eight milliseconds of Python: the host, which waits 40 ms, would hide them.
+    assert abs(first(page).cost_per_step - 8 * MS) < MS // 1000
+    assert "waits for it 8 times per step" in first(page).claim

@@ -422,11 +422,11 @@ def spent(**parts: int) -> pl.DataFrame:
                 "communication__transfer": 71,
                 "idle__unexplained": 120,
             },
-            ("Waiting for late ranks: 31.1 % of the 1.00 µs step is exposed communication."),
+            "Waiting for late ranks: 31.1 % of the 1.00 µs step is exposed communication.",
         ),
         (
             {"compute": 600, "idle__data_loading": 300, "idle__dependency": 60, "idle__launch_bound": 40},
-            ("Input-bound: the GPU is idle for 40.0 % of the 1.00 µs step."),
+            "Input-bound: the GPU is idle for 40.0 % of the 1.00 µs step.",
         ),
         (
             {"compute": 30, "copy": 970},
@@ -442,7 +442,7 @@ def spent(**parts: int) -> pl.DataFrame:
         ({"compute": 1000}, "Compute-bound: kernels run for 100.0 % of the 1.00 µs step."),
         (
             {"compute": 640, "communication__wait": 159, "communication__transfer": 201},
-            ("Communication-bound: 36.0 % of the 1.00 µs step is exposed communication."),
+            "Communication-bound: 36.0 % of the 1.00 µs step is exposed communication.",
         ),
         ({"idle__unexplained": 500, "something__new": 500}, None),
     ],
@@ -454,6 +454,23 @@ def test_the_verdict_names_what_bounds_the_step(parts: dict[str, int], said: str
     assert sentence.endswith(".")
     if said:
         assert sentence == said
+
+
+def about(*accounts: str, cost: int, rank: int | None = None) -> Finding:
+    return Finding("a-cause", "", "at most", (), "", cost_per_step=cost, accounts=accounts, rank=rank)
+
+
+def test_the_verdict_and_the_first_finding_name_one_cause() -> None:
+    found = budget(spent(compute=300, communication__wait=400, idle__data_loading=250, copy=50))
+    assert found is not None
+    late = about("idle.data_loading", "communication.wait", cost=450, rank=7)
+    assert verdict(found, first=late) == (
+        "Waiting for rank 7: its data loader makes it 450 ns late in the 1.00 µs step (45.0 %)."
+    )
+    starved = about("idle.data_loading", "communication.wait", cost=650)
+    assert verdict(found, first=starved) == "Input-bound: the GPU is idle for 25.0 % of the 1.00 µs step."
+    # What costs too little to name the step does not.
+    assert verdict(found, first=about("copy", cost=50)).startswith("Waiting for late ranks: 40.0 %")
 
 
 def test_without_the_device_the_verdict_only_tells_of_the_host() -> None:

@@ -49,8 +49,10 @@ ACCOUNTS: Mapping[str, Account] = {
             "transfer",
             "Only communication runs, and all ranks of the collective have arrived.",
             "The rest of a matched collective after the last rank has arrived.",
-            "Start it earlier, so that compute hides it, or send less: larger buckets, lower precision, "
-            "sharding within a node. `lostflops recipe communication-summary` compares the bandwidths.",
+            "Start it earlier, so that compute hides it, or send less: accumulate gradients without "
+            "synchronising, reduce in bf16, shard within a node. Size buckets by what is exposed: large ones "
+            "in the middle, a small last one. `lostflops recipe communication-summary` compares the "
+            "bandwidths.",
         ),
         Account(
             "communication.exposed",
@@ -74,8 +76,9 @@ ACCOUNTS: Mapping[str, Account] = {
             _LATE + "waits for the next batch.",
             "Ranges and frames of data loaders on that thread: `enumerate(DataLoader)#…__next__`, or an NVTX "
             "range named after loading.",
-            "More loader workers with `persistent_workers=True` and a larger `prefetch_factor`; "
-            "preprocess once instead of in every epoch.",
+            "Give the loader worker processes (`num_workers`; with them `persistent_workers=True` saves the "
+            "start of each epoch), or preprocess once instead of in every epoch. A larger `prefetch_factor` "
+            "helps against slow single samples, never against a loader that is too slow on average.",
         ),
         Account(
             "idle.host_synchronisation",
@@ -95,22 +98,24 @@ ACCOUNTS: Mapping[str, Account] = {
             "`cudaMalloc`, `cudaFree`, `cuMemMap` and the like on that thread; in a steady state the "
             "framework's cache does not call them.",
             "Keep the shapes steady, leave some memory free, or set "
-            "`PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`.",
+            "`PYTORCH_ALLOC_CONF=expandable_segments:True` (before torch 2.9: `PYTORCH_CUDA_ALLOC_CONF`; not "
+            "with tensors shared by CUDA IPC or managed memory).",
         ),
         Account(
             "idle.garbage_collection",
             "garbage collection",
             _LATE + "runs Python's garbage collector.",
             "Ranges and frames of the collector on that thread.",
-            "`gc.disable()` in the loop, and `gc.collect()` every few hundred steps, in the same step on all "
-            "ranks.",
+            "After the start `gc.collect()`, `gc.freeze()` and `gc.disable()`; then `gc.collect(1)` every "
+            "few hundred steps, in the same step on all ranks.",
         ),
         Account(
             "idle.compilation",
             "compilation",
             _LATE + "compiles, loads or tunes kernels.",
             "Ranges, frames and calls of compilers, of lazy module loading and of autotuning on that thread.",
-            "Record after the warm-up. If it goes on, some shapes change: pad them, or mark them dynamic.",
+            "Record after the warm-up. If it goes on, some shapes change: pad them, or mark them dynamic; "
+            "compile block by block. After 8 recompilations (`recompile_limit`) a function runs eagerly.",
         ),
         Account(
             "idle.initialisation",
@@ -138,7 +143,8 @@ ACCOUNTS: Mapping[str, Account] = {
             "checkpoints, logging",
             _LATE + "writes checkpoints or logs.",
             "Ranges and frames on that thread that are named after saving or logging.",
-            "Save asynchronously (`torch.distributed.checkpoint.async_save`) and log less often.",
+            "Save in the background (`torch.distributed.checkpoint.async_save`, which needs a CPU backend "
+            "beside NCCL: `cpu:gloo,cuda:nccl`) or less often, and log less often.",
         ),
         Account(
             "idle.launch_bound",
@@ -147,8 +153,8 @@ ACCOUNTS: Mapping[str, Account] = {
             + "runs operators and launch calls: the GPU finishes its work faster than the CPU launches more.",
             "Operators and API calls on that thread that no other account claims, until the call that "
             "launches the next work returns. Never on a CPU-only trace, where nothing is launched.",
-            "Run fewer and larger kernels: `torch.compile`, CUDA graphs, fused optimizers (`fused=True`), "
-            "larger batches.",
+            "Run fewer and larger kernels: `torch.compile`, CUDA graphs, a fused optimizer where it is not "
+            "the default (`fused=True`), larger batches.",
         ),
         Account(
             "idle.long_call",
@@ -175,7 +181,8 @@ ACCOUNTS: Mapping[str, Account] = {
             _LATE + "waits for another pipeline stage.",
             "Ranges on that thread that name a receive of the pipeline schedule. Often the bubble shows as "
             "`communication.wait` instead, because a receive kernel runs from its launch on.",
-            "More microbatches, an interleaved or zero-bubble schedule, stages of equal cost.",
+            "More microbatches, an interleaved schedule (zero-bubble ones are in PyTorch and torchtitan "
+            "only), stages of equal cost.",
         ),
         Account(
             "idle.other_host_work",

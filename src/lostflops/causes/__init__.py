@@ -16,7 +16,7 @@ from .board import Board
 from .copies import join_copies
 from .given import Given, gather
 from .host import join_host
-from .waiting import join_waiting
+from .waiting import asks_for, join_waiting
 
 __all__ = ["Given", "findings", "gather"]
 
@@ -36,7 +36,12 @@ def findings(given: Given) -> tuple[Finding, ...]:
     join_copies(board)
     join_waiting(board)
     whole = round(given.mean_step)
-    return tuple(sorted((_within(finding, whole) for finding in board.all()), key=_place))
+    return tuple(sorted((_within(_advised(f, given), whole) for f in board.all()), key=_place))
+
+
+def _advised(finding: Finding, given: Given) -> Finding:
+    """The finding with its remedy in the words of the job's framework."""
+    return replace(finding, next=given.advice(asks_for(finding), finding.next))
 
 
 def _within(finding: Finding, step: int) -> Finding:

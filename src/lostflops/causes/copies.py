@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import polars as pl
 
+from lostflops.accounts import ACCOUNTS
 from lostflops.finding import Finding, percent
 
 from .board import Board
@@ -49,7 +50,7 @@ def _in_checkpoints(board: Board) -> None:
             claim="",
             gain="at most",
             evidence=(),
-            next="",
+            next=ACCOUNTS[CHECKPOINT].remedy,
             recipe="copy_summary_by_time",
             accounts=(CHECKPOINT,),
             cost_per_step=0,

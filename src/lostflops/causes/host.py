@@ -12,6 +12,8 @@ from .board import Board
 from .names import contributors, listed, spoken
 
 BY_NAME = "host-busy-elsewhere"
+BETWEEN = ("idle.launch_bound", "idle.unexplained")  # what a host that runs ahead hides
+SYNCS = 4  # waits per step, from which on they come from inside it
 ALONE = 0.9  # of the time on all ranks
 NAMED_FROM = 0.1  # of an account, which a name must hold to be shown
 
@@ -23,6 +25,7 @@ def join_host(board: Board) -> None:
     _one_gap(board)
     _out_of_memory(board)
     _outside_window(board)
+    _synchronised_often(board)
 
 
 def names_of(board: Board, account: str) -> list[tuple[str, int]]:
@@ -48,7 +51,12 @@ def _named(board: Board, finding: Finding) -> Finding:
     what = [f"{name.partition(' (')[0]} ({milliseconds(ns)})" for name, ns in largest]
     python = "Python" if any(".py(" in name for name, _ in parts[:2]) else "other code"
     claim = finding.claim.replace("while the CPU runs other code", f"while the CPU runs {python}")
-    return replace(named, claim=f"{claim.rstrip('.')}: {listed(what)}.")
+    return replace(
+        named,
+        claim=f"{claim.rstrip('.')}: {listed(what)}.",
+        next=f"Make {largest[0][0] if largest else 'it'} cheaper, or take it out of the step: into the "
+        "loader's workers, onto a thread of its own, or done once for all steps.",
+    )
 
 
 def _alone(board: Board, finding: Finding) -> int | None:
@@ -84,3 +92,40 @@ def _outside_window(board: Board) -> None:
     inside, outside = board.of("data-loading-starves-device"), board.of("data-wait-outside-window")
     if inside and outside:
         board.absorb(inside, [outside])
+
+
+def _synchronised_often(board: Board) -> None:
+    """A host that waits for the GPU again and again never runs ahead, so its Python and its launches show.
+
+    It has time enough: as long as it waits in those calls, what it does between them would be hidden.
+    """
+    given = board.given
+    waits, calls = board.of("host-waits-for-device"), given.table("api_call_summary")
+    if waits is None or calls is None:
+        return
+    waiting = calls.filter(pl.col("name").cast(pl.String).str.contains("(?i)synchronize"))
+    often, held = waiting.select(pl.col("calls").sum(), pl.col("per_step").fill_null(0).sum()).row(0)
+    ranks = max(1, len(given.steps))
+    between = sum(given.accounts.get(account, 0) for account in BETWEEN)
+    if often < SYNCS * given.num_steps or held < between * ranks or not between:
+        return
+    members = [finding for account in BETWEEN if (finding := board.about(account))]
+    cost = waits.size + between
+    joined = board.absorb(waits, [])
+    for member in members:
+        board.drop(member)
+    board.replace(
+        joined,
+        replace(
+            joined,
+            cost_per_step=cost,
+            ns_per_step=max(joined.ns_per_step, *(m.ns_per_step for m in members), 0),
+            claim=f"The GPU idles {board.share(cost)} because the CPU waits for it "
+            f"{often // given.num_steps:,} times per step, and then has to refill its queue.",
+            evidence=(
+                *joined.evidence,
+                f"{milliseconds(between)} of it is launches and Python that a CPU that runs ahead hides",
+            ),
+            accounts=(*joined.accounts, *BETWEEN),
+        ),
+    )

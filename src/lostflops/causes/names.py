@@ -10,11 +10,15 @@ from lostflops.finding import milliseconds
 MOST = 3  # names that a finding shows
 LONGEST = 60
 _FRAME = re.compile(r"^(?P<file>.+)\((?P<line>\d+)\): (?P<function>.+)$")
-_BUILT_IN = re.compile(r"^<built-in (?:function|method) (?P<function>\S+)")
+_INSIDE = re.compile(r"^(?P<what>.+?) in (?P<frame>\S+\(\d+\): .+)$")
+_BUILT_IN = re.compile(r"^<built-in (?:function|method) (?P<function>[^\s>]+)")
 
 
 def spoken(name: str) -> str:
     """A host row's name as a finding shows it: a Python frame as its function and place."""
+    inside = _INSIDE.match(name)
+    if inside:
+        return f"`{_short(inside['what'])}` in {spoken(inside['frame'])}"
     frame = _FRAME.match(name)
     if frame:
         file = frame["file"].replace("\\", "/").rpartition("/")[2]
@@ -35,6 +39,14 @@ def contributors(parts: Iterable[tuple[str, int]], at_least: int = 0) -> tuple[s
         named[name] = named.get(name, 0) + ns
     largest = sorted(named.items(), key=lambda part: (-part[1], part[0]))[:MOST]
     return tuple(f"{name} {milliseconds(ns)}" for name, ns in largest if ns > 0 and ns >= at_least)
+
+
+def bytes_of(size: int) -> str:
+    """An amount of bytes with three digits."""
+    for unit, one in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if size >= one:
+            return f"{size / one:.3g} {unit}"
+    return f"{size} bytes"
 
 
 def listed(items: Sequence[str], last: str = "and") -> str:

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+import polars as pl
+
 from lostflops.accounts import ACCOUNTS
 from lostflops.finding import Finding, milliseconds, percent
 from lostflops.recipes.communication_wait import ALL_HERE
 from lostflops.recipes.idle_summary import LOSSES
 
-from .board import Board
+from .board import Board, joining
 from .lateness import Late, chain, late_rank, says, slower_compute, turns
-from .names import contributors
+from .names import bytes_of, contributors
 
 ARRIVES = "rank-arrives-last"
 WAITS = "communication-waits"
@@ -20,11 +22,13 @@ EXPOSED = "communication-exposed"
 BUBBLE = "pipeline-bubble"
 CLOCKS = "gpu-clocks-held-down"
 # Findings about the network are about the time that communication is exposed for.
-NETWORK = ("collectives-small", "communication-slower-than-measured")
+SMALL = "collectives-small"
+NETWORK = (SMALL, "communication-slower-than-measured")
 LATE_FROM = 0.01  # of the step: what a late rank costs
 WAITS_FROM = 0.03
 EXPOSED_FROM = 0.05
 EXPLAINED = 0.5  # of the waiting, that ranks' own work explains
+STANDS_OUT = 1.15  # times the others' compute: a stage that is too long
 MAIN_SHARE = 0.5  # of a rank's lateness, that one account holds
 FINDING_OF = {loss.account: loss.finding for loss in LOSSES}
 
@@ -148,27 +152,51 @@ def _stages(board: Board, waited: int) -> int:
     if table is None or "in_pairs" not in table.columns:
         return 0
     ns = min(waited, int(table["in_pairs"].sum() or 0) // max(1, board.given.num_steps))
-    bubble = board.of(BUBBLE)
-    if bubble is not None:
-        if ns:
-            board.replace(bubble, _dearer(bubble, ns, bubble.ns_per_step + ns))
-        return ns
-    if not board.reaches(ns, WAITS_FROM):
+    on_host = board.of(BUBBLE)
+    cost = ns + (on_host.size if on_host else 0)
+    if not ns or not board.reaches(cost, WAITS_FROM):
         return 0
+    slowest = _slowest_stage(board)
+    claim = f"Pipeline stages wait {board.share(cost)} for each other in sends and receives."
+    if slowest is not None:
+        rank, own, others = slowest
+        claim = (
+            f"Rank {rank} is the slowest pipeline stage: it computes {milliseconds(own)} per step, "
+            f"the others {milliseconds(others)}. Stages wait {board.share(cost)} for each other."
+        )
+    board.take(BUBBLE)
     board.put(
         Finding(
             name=BUBBLE,
-            claim=f"Pipeline stages wait {board.share(ns)} for each other in sends and receives.",
+            claim=claim,
             gain="at most",
-            ns_per_step=ns,
-            cost_per_step=ns,
+            ns_per_step=ns + (on_host.ns_per_step if on_host else 0),
+            cost_per_step=cost,
             evidence=("receives that spin on the GPU until the other stage sends",),
-            next=board.given.advice(BUBBLE, ACCOUNTS["idle.pipeline_bubble"].remedy),
+            next=ACCOUNTS["idle.pipeline_bubble"].remedy,
             recipe="communication_wait",
-            accounts=("communication.wait",),
+            accounts=("communication.wait", *(on_host.accounts if on_host else ())),
+            rank=None if slowest is None else slowest[0],
         )
     )
     return ns
+
+
+def _slowest_stage(board: Board) -> tuple[int, int, int] | None:
+    """The rank that computes longest, where it stands out: rank, its compute and the others', ns per step."""
+    given = board.given
+    compute = given.ledger.filter(pl.col("account") == "compute").group_by("rank").agg(pl.col("ns").sum())
+    by_rank = {rank: ns // given.steps[rank] for rank, ns in compute.iter_rows()}
+    if len(by_rank) < 2:
+        return None
+    slowest = max(by_rank, key=lambda rank: (by_rank[rank], -rank))
+    others = sorted(ns for rank, ns in by_rank.items() if rank != slowest)[(len(by_rank) - 1) // 2]
+    return (slowest, by_rank[slowest], others) if by_rank[slowest] >= STANDS_OUT * others else None
+
+
+def asks_for(finding: Finding) -> str:
+    """The name that remedies know a finding by."""
+    return "uneven-stages" if finding.name == BUBBLE and finding.rank is not None else finding.name
 
 
 def _in_turn(board: Board, waited: int, waits: Finding | None) -> int:
@@ -225,6 +253,18 @@ def _exposed(board: Board, base: Finding, moving: int, waited: int) -> None:
     """What communication itself costs, with what is known about the network as evidence."""
     given = board.given
     network = board.take(*NETWORK)
+    small = [f for f in network if f.name == SMALL]
+    if small and 2 * sum(f.size for f in small) >= moving + waited:
+        # Their number is what costs: the exposure is theirs.
+        board.put(
+            replace(
+                joining(small[0], [base, *network[1:]]),
+                cost_per_step=moving + waited,
+                contributors=_collectives(board),
+                accounts=("communication.transfer", "communication.exposed"),
+            )
+        )
+        return
     waiting = f", {milliseconds(waited)} of it waiting" if waited else ""
     unknown = given.accounts.get("communication.exposed", 0)
     untold = f"{milliseconds(unknown)} of it may be waiting for other ranks" if unknown else ""
@@ -240,7 +280,7 @@ def _exposed(board: Board, base: Finding, moving: int, waited: int) -> None:
                 *((untold,) if untold else ()),
                 *(f.claim.rstrip(".") for f in network[:2]),
             ),
-            next=given.advice(EXPOSED, base.next),
+            next=base.next,
             accounts=("communication.transfer", "communication.exposed"),
             contributors=_collectives(board),
         )
@@ -269,4 +309,4 @@ def _collectives(board: Board) -> tuple[str, ...]:
     if table is None:
         return ()
     rows = table.select("kind", "bytes", "per_step").drop_nulls("per_step").iter_rows()
-    return contributors((f"{kind} of {size:,} bytes" if size else f"{kind}", ns) for kind, size, ns in rows)
+    return contributors((f"{kind} of {bytes_of(size)}" if size else f"{kind}", ns) for kind, size, ns in rows)

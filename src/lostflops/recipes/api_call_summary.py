@@ -129,7 +129,7 @@ def calls_fail(table: pl.DataFrame) -> Iterator[Finding]:
         ),
         next=(
             "Device memory runs out; PyTorch then frees its cache and tries again. Lower the peak, or try "
-            "`PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`."
+            "`PYTORCH_ALLOC_CONF=expandable_segments:True` (before torch 2.9: `PYTORCH_CUDA_ALLOC_CONF`)."
             if out_of_memory.height
             else "Look up the code in the runtime's documentation; some libraries probe features this way."
         ),

@@ -262,13 +262,15 @@ def collectives_are_small(table: pl.DataFrame) -> Iterator[Finding]:
         where = f" in group {row['group']}" if row["group"] else ""
         yield Finding(
             name="collectives-small",
-            claim=f"A mean step runs {row['calls_per_step']:.0f} {row['kind']} operations of at most "
-            f"{row['high']:,} bytes{where}: {milliseconds(row['per_step'])} of transfer "
+            claim=f"{row['calls_per_step']:.0f} small {row['kind']} operations of at most "
+            f"{row['high']:,} bytes{where} cost {milliseconds(row['per_step'])} of transfer per step "
             f"({percent(row['step_share'], 1)}).",
             ns_per_step=row["per_step"],
             gain="at most",
             evidence=(
                 "sizes this small pay for latency, not for bytes: ten in one cost little more than one",
             ),
-            next="Join them: larger buckets (`bucket_cap_mb`), flattened gradients, coalescing.",
+            next="Join them: larger buckets (DDP: `bucket_cap_mb`), coarser wrapping where there are no "
+            "buckets (FSDP2), flattened tensors.",
+            accounts=("communication.transfer", "communication.exposed"),
         )

@@ -139,7 +139,9 @@ def matrix_work_off_tensor_cores(table: pl.DataFrame) -> Iterator[Finding]:
             (
                 "Train in bf16 under `torch.autocast` (before Ampere in fp16, with a gradient scaler), or, "
                 "from Ampere on, let fp32 matmuls use TF32 with "
-                "`torch.set_float32_matmul_precision('high')`; compare the loss before you keep it."
+                "`torch.set_float32_matmul_precision('high')` (in one way only: once `fp32_precision` is "
+                "set, "
+                "reading `allow_tf32` raises); compare the loss before you keep it."
             ),
         ),
         ("fp64", "Find the tensor that is float64: PyTorch makes them from NumPy arrays by default."),

@@ -79,7 +79,10 @@ FAULTS = {
     "process far from its GPU": (
         "process may run on no CPU near its GPU",
         "processes may run on no CPU near their GPU",
-        "Bind it: `srun --cpu-bind`, `numactl --cpunodebind`, or torchrun's `--numa-binding`.",
+        (
+            "Bind it: `srun --cpu-bind`, `numactl --cpunodebind`, `torchrun --numa-binding=node` "
+            "(`exclusive` leaves loader workers without cores), or `accelerate launch --enable_cpu_affinity`."
+        ),
         "",
     ),
 }

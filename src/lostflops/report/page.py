@@ -8,7 +8,7 @@ from pathlib import Path
 
 import polars as pl
 
-from lostflops import causes, recipe
+from lostflops import causes, recipe, remedies
 from lostflops.errors import LostflopsError
 from lostflops.finding import Finding, milliseconds, percent
 from lostflops.recipe import Answer, Session, Skipped
@@ -148,7 +148,16 @@ def page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], No
     run = recorded(trace, steps, counted)
     spent = budget(counted, run.on_host)
     unclassified, kernel_time = _unclassified(trace)
-    given = causes.gather(trace, session, by_name, counted, run.on_host, run.world_size)
+    job = remedies.setting(trace)
+    given = causes.gather(
+        trace,
+        session,
+        by_name,
+        counted,
+        run.on_host,
+        run.world_size,
+        lambda finding, otherwise: remedies.advice(finding, job, otherwise),
+    )
     found = causes.findings(given)
     return Page(
         lostflops=__version__,

@@ -106,8 +106,9 @@ HELD_UP_BY: Mapping[str, str] = {
 
 def _chosen(large: list[Line], first: Finding | None) -> Line:
     """The loss that the first finding is about, where it is among the large ones; else the largest."""
-    about = {account.partition(".")[0] for account in first.accounts} if first else set[str]()
-    return next((loss for loss in large if loss.account in about), large[0])
+    of = {loss.account: loss for loss in large}
+    about = (account.partition(".")[0] for account in (first.accounts if first else ()))
+    return next((of[group] for group in about if group in of), large[0])
 
 
 def _noun(loss: Line) -> str:

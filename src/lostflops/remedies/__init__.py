@@ -1,0 +1,61 @@
+"""What to change, in the words of the framework that the job uses.
+
+One file per subject holds the remedies; `FOR` says which finding asks for which, the best first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from . import host, input, parallel, precision  # noqa: A004 - the subject's name
+from .framework import setting
+from .remedy import FRAMEWORKS, Remedy, Setting
+
+__all__ = ["FOR", "FRAMEWORKS", "REMEDIES", "Remedy", "Setting", "advice", "setting"]
+
+REMEDIES: Mapping[str, Remedy] = {
+    remedy.name: remedy
+    for remedies in (input.REMEDIES, precision.REMEDIES, parallel.REMEDIES, host.REMEDIES)
+    for remedy in remedies
+}
+FOR: Mapping[str, tuple[str, ...]] = {
+    "data-loading-starves-device": ("loader-workers", "tokenise-ahead"),
+    "copies-pageable": ("pinned-copies",),
+    "uneven-work": ("even-lengths",),
+    "fp32-without-tensor-cores": ("bf16", "tf32"),
+    "fp64-without-tensor-cores": ("no-float64",),
+    "communication-exposed": ("overlap",),
+    "collectives-small": ("buckets",),
+    "pipeline-bubble": ("bubble",),
+    "uneven-stages": ("stage-balance",),
+    "host-waits-for-device": ("remove-syncs",),
+    "launch-bound": ("compile", "cuda-graphs", "fused-optimizer", "larger-batch"),
+    "garbage-collection-inside-step": ("gc-freeze",),
+    "checkpoint-inside-step": ("async-checkpoint",),
+    "compilation-inside-step": ("steady-shapes",),
+    "allocator-stalls": ("allocator",),
+}
+MOST = 2  # changes that a finding names
+
+
+def advice(finding: str, job: Setting, otherwise: str) -> str:
+    """What to do about a finding in this job; `otherwise` where no remedy is known or all are on."""
+    said: list[str] = []
+    for name in FOR.get(finding, ()):
+        remedy = REMEDIES[name]
+        on = remedy.on in job.on
+        text = job.text(remedy.more if on else remedy.change)
+        if text and len(said) < MOST:
+            said.append(f"{text} {remedy.note}" if remedy.note and not on else text)
+    if said and job.deepspeed:
+        said += _deepspeed(finding)
+    return " ".join(said) or otherwise
+
+
+def _deepspeed(finding: str) -> list[str]:
+    """DeepSpeed's own part of the change, for a job that another framework drives."""
+    for name in FOR.get(finding, ()):
+        text = REMEDIES[name].change.get("deepspeed", "")
+        if text and '"' in text:
+            return [f"In DeepSpeed's JSON: {text[0].lower()}{text[1:]}"]
+    return []
