@@ -195,8 +195,8 @@ ACCOUNTS: Mapping[str, Account] = {
             "Nothing runs on the device, and no row of the host's launching thread says why.",
             "What no row of that thread covers. Plain Python between two operators is not in a trace "
             "without stacks, for one.",
-            "Record with the CPU activity and `with_stack=True`, or `nsys profile -t cuda,nvtx,osrt`, "
-            "and ask again.",
+            "Record call stacks: `lostflops record --what cuda,shapes,python -- COMMAND`, or `nsys profile "
+            "-t cuda,nvtx,osrt`.",
         ),
     )
 }

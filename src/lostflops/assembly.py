@@ -340,6 +340,8 @@ def _numbered(parts: list[Part], names: list[str], epochs: list[int], quality: l
     for place, (part, rank, name) in enumerate(zip(parts, ranks, names, strict=True)):
         if rank is None and first[place] != place:
             rank = numbered[first[place]]
+        elif rank is None and part.beside:  # samples of a node are of no rank
+            rank = next(free)
         elif rank is None:
             rank = next(free)
             text = (

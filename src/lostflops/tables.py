@@ -289,7 +289,7 @@ FRAMES = Table(
     "frames",
     "a Python frame or module call on a host thread",
     (*_WHEN, _THREAD, Column("name", NAME, "file(line): function, or 'nn.Module: Linear_3'", required=True)),
-    "`with_stack=True`",
+    "`lostflops record --what cuda,shapes,python -- COMMAND`, or `with_stack=True`",
 )
 
 ALLOCATIONS = Table(

@@ -19,8 +19,10 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shlex
 import shutil
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -28,7 +30,7 @@ from pathlib import Path
 from lostflops.capture.membership import Membership
 from lostflops.capture.plan import KEEP_FREE, LENGTH, Plan
 from lostflops.errors import BadOption, CannotWrite, OutputExists
-from lostflops.privacy.secrets import without_secrets
+from lostflops.privacy.secrets import REMOVED, without_secrets
 from lostflops.version import __version__
 
 PAYLOAD = Path(__file__).parent / "boot"
@@ -126,6 +128,23 @@ def _last_attempt(run: Path) -> int:
                 entry = json.loads(line)
                 attempts.append(entry.get("attempt") or 0)
     return max(attempts)
+
+
+def command(paths: Iterable[str | Path]) -> str:
+    """What started the job whose run folder is among the paths, for a shell; nothing where it is not known.
+
+    A command that held a secret is not known: what was taken out of it would be missing.
+    """
+    found: set[str] = set()
+    for path in paths:
+        last: list[str] = []
+        with suppress(OSError), (Path(path) / RECORDING).open("rb") as file:
+            for line in file:
+                with suppress(ValueError):
+                    last = json.loads(line).get("command") or last
+        if last:
+            found.add("" if any(REMOVED in word for word in last) else shlex.join(last))
+    return found.pop() if len(found) == 1 else ""
 
 
 def note(plan: Plan, **fields: object) -> None:

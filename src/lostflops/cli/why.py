@@ -38,6 +38,7 @@ def run(given: Namespace) -> None:
     _output.check_apart("--html", given.html, "--json", given.json)
     from rich.console import Console
 
+    from lostflops.capture import run_folder
     from lostflops.recipe import Session
     from lostflops.report import document, html, page, terminal
 
@@ -55,7 +56,8 @@ def run(given: Namespace) -> None:
             return
         with _output.replacing(Path(given.json), given.paths) as file:
             file.write_bytes(data)
-    terminal.show(shown, Console(), _asked.again(given.paths, given, trace.steps), given.all)
+    again, command = _asked.again(given.paths, given, trace.steps), run_folder.command(given.paths)
+    terminal.show(shown, Console(), again, given.all, command)
 
 
 def _asking(tell: _asked.Progress | None) -> Callable[[str, int, int], None] | None:

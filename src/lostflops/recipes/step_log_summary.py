@@ -36,6 +36,7 @@ def _log(*steps: tuple[int, int | None, int, bool], rank: int = 0, world: int | 
         "steps": "steps in its log",
         "recorded": "those recorded in full",
         "median": "median duration of the others after the first three, ns; null for fewer than three",
+        "mean": "mean duration of the others after the first three, ns",
         "recorded_median": "median duration of the recorded ones, ns; null for fewer than three",
         "longer": "recorded_median / median - 1",
         "longest": "longest of the others after the first three, ns",
@@ -66,6 +67,7 @@ def _log(*steps: tuple[int, int | None, int, bool], rank: int = 0, world: int | 
                     "steps": 12,
                     "recorded": 3,
                     "median": 40,
+                    "mean": 50,
                     "recorded_median": 55,
                     "longer": 0.375,
                     "longest": 100,
@@ -82,7 +84,7 @@ def _log(*steps: tuple[int, int | None, int, bool], rank: int = 0, world: int | 
             "of too few steps no median is taken",
             given={"step_log": _log((0, None, 0, False), (1, 7, 1, True), (2, 9, 1, True))},
             expect=[
-                {"rank": 0, "world_size": 1, "steps": 3, "recorded": 2, "median": None}
+                {"rank": 0, "world_size": 1, "steps": 3, "recorded": 2, "median": None, "mean": None}
                 | {"recorded_median": None, "longer": None, "longest": None, "data": None}
                 | {
                     "data_share": None,
@@ -119,6 +121,7 @@ def step_log_summary(step_log: StepLog) -> pl.LazyFrame:
             steps=pl.len().cast(pl.Int64),
             recorded=pl.col("recorded").sum().cast(pl.Int64),
             median=pl.when(other.len() >= ENOUGH).then(other.median()).round().cast(pl.Int64),
+            mean=pl.when(other.len() > 0).then(spent // other.len()).cast(pl.Int64),
             recorded_median=pl.when(recorded.len() >= ENOUGH).then(recorded.median()).round().cast(pl.Int64),
             longest=other.max(),
             longest_step=pl.col("step").filter(pl.col("_other") & (pl.col("duration") == other.max())).min(),

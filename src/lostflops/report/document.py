@@ -36,6 +36,13 @@ def document(page: Page) -> bytes:
         },
         "verdict": page.verdict,
         "notes": list(page.notes),
+        "facts": [
+            {"name": f.name, "value": f.value, "unit": f.unit, "shown": f.shown, "basis": f.basis}
+            for f in page.facts.numbers
+        ],
+        "top": [
+            {"name": top.name, "ns_per_step": top.ns_per_step, "share": top.share} for top in page.facts.top
+        ],
         "steps": rows(page.steps.select("rank", "step", "start", "end", "source", "complete")),
         "ledger": rows(page.ledger.select("rank", "step", "account", "ns")),
         "findings": [

@@ -19,6 +19,7 @@ from lostflops.accounts import ACCOUNTS
 
 from .answer import Shown, anchor
 from .budget import Budget, Line
+from .facts import lines
 from .heat import Heat, heat
 from .markup import Markup, coded, join, tag, unbroken
 from .page import Page
@@ -67,7 +68,9 @@ def html(page: Page, *, framed: bool = False) -> str:
     )
     sections = [
         _section("verdict", None, _verdict(page)),
-        _section("ledger", "Where the time goes", _ledger(page.budget, page.run)) if page.budget else None,
+        _section("ledger", "Where the time goes", [*_ledger(page.budget, page.run), *_facts(page)])
+        if page.budget
+        else None,
         _section("findings", "Findings", _findings(page)),
         _section("map", "Every rank and step", _map(picture)) if picture else None,
         _section("answers", "Answers", _answers(tables)) if tables else None,
@@ -170,6 +173,14 @@ def _ledger(budget: Budget, run: Run) -> Iterator[Markup]:
         class_="total",
     )
     yield tag("table", tag("tbody", rows), tag("tfoot", total), class_="waterfall")
+
+
+def _facts(page: Page) -> Iterator[Markup]:
+    """Under the ledger: what the run achieves, and what computes longest."""
+    told = lines(page.facts, page.run.on_host)
+    if told:
+        rows = [tag("tr", tag("th", label, scope="row"), tag("td", one_line(text))) for label, text in told]
+        yield tag("table", tag("tbody", rows), class_="facts")
 
 
 def _spans(budget: Budget) -> dict[Line, tuple[float, float]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import polars as pl
@@ -16,9 +16,10 @@ from lostflops.tables import STEPS
 from lostflops.trace import GPU_WORK_LOST, Quality, Trace
 from lostflops.version import __version__
 
-from . import step_notes
+from . import facts, step_notes
 from .budget import Budget, budget
 from .run import Run, recorded
+from .story import story
 from .verdict import verdict
 from .words import typed
 
@@ -60,6 +61,7 @@ class Page:
     verdict: str
     notes: tuple[str, ...]
     figures: tuple[Figure, ...]
+    facts: facts.Facts
     budget: Budget | None
     steps: pl.DataFrame
     ledger: pl.DataFrame
@@ -83,6 +85,11 @@ class Page:
         from .notebook import bundle
 
         return bundle(self)["text/html"]
+
+    @property
+    def untraced(self) -> bool:
+        """Whether there is a step log or a monitor's samples and no trace: most questions are idle."""
+        return self.budget is None and self.run.formats <= {"step log", "monitor"}
 
     @property
     def no_finding(self) -> str:
@@ -118,6 +125,7 @@ def page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], No
     if steps_table is not None:
         counting = counted_steps(steps_table).collect().select("rank", "step")
         counted = ledger.join(counting, on=["rank", "step"], how="semi")
+    windows = counted.select("rank", "step", "start", "end").unique(maintain_order=True)
     run = recorded(trace, steps, counted)
     spent = budget(counted, run.on_host)
     unclassified, kernel_time = _unclassified(trace)
@@ -126,14 +134,15 @@ def page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], No
     return Page(
         lostflops=__version__,
         run=run,
-        verdict=_verdict(trace, run, spent, skipped, found),
+        verdict=_verdict(trace, run, spent, skipped, found, by_name),
         notes=(
+            *story(trace, by_name, run),
             *_notes(run, _outside(trace, steps), unclassified, kernel_time),
             *step_notes.lengths(steps, counting),
             *step_notes.left_out(run, steps, counting),
-            *_beside_the_log(by_name),
         ),
         figures=tuple(_figures(run, counted, spent, by_name, unclassified, kernel_time)),
+        facts=facts.known(trace, run, spent, windows, by_name | _asked(session, "step_flops")),
         budget=spent,
         steps=steps,
         ledger=ledger,
@@ -146,27 +155,16 @@ def page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], No
     )
 
 
-def _beside_the_log(answers: Mapping[str, Answer]) -> Iterator[str]:
-    """How the recorded steps compare with all that the job has logged."""
-    if "step_log_summary" not in answers:
-        return
-    log = answers["step_log_summary"].table.filter(pl.col("longer").is_not_null())
-    if log.is_empty():
-        return
-    others, kept = log["median"].median(), log["recorded_median"].median()
-    assert isinstance(others, float) and isinstance(kept, float)
-    ranks = "on the median rank" if log.height > 1 else f"on rank {log['rank'][0]}"
-    yield (
-        f"The step log holds {log['steps'].max():,} steps, of which {log['recorded'].max():,} were recorded: "
-        f"median {milliseconds(kept)}, of the others {milliseconds(others)} ({ranks})."
-    )
-
-
 def _ask(session: Session, name: str) -> Answer | Skipped:
     try:
         return session.run(name)
     except LostflopsError as error:  # what one recipe cannot answer must not cost the reader the others
         return Skipped(name, error.message)
+
+
+def _asked(session: Session, name: str) -> dict[str, Answer]:
+    said = _ask(session, name)
+    return {name: said} if isinstance(said, Answer) else {}
 
 
 def _gravity(fact: Quality) -> tuple[bool, int, str]:
@@ -195,9 +193,18 @@ def _rows(trace: Trace, *tables: str) -> int:
 
 
 def _verdict(
-    trace: Trace, run: Run, spent: Budget | None, skipped: list[Skipped], found: tuple[Finding, ...]
+    trace: Trace,
+    run: Run,
+    spent: Budget | None,
+    skipped: list[Skipped],
+    found: tuple[Finding, ...],
+    by_name: dict[str, Answer],
 ) -> str:
     if not _rows(trace, "kernels", "copies", "collectives"):
+        if _rows(trace, "step_log"):
+            return _verdict_of_the_log(by_name)
+        if run.formats == {"monitor"}:
+            return "Only a monitor's samples were recorded: where the steps' time went is not known."
         if not _rows(trace, "operators"):
             return "This trace holds no GPU work and no operators: there is nothing to account for."
         return "This trace holds no GPU work: only the host's side of the run was recorded."
@@ -207,6 +214,16 @@ def _verdict(
         )
         return f"The time of this trace cannot be accounted for: {reason}."
     return verdict(spent, run.on_host, run.bounds or run.span, found[0] if found else None, _unseen(run))
+
+
+def _verdict_of_the_log(by_name: dict[str, Answer]) -> str:
+    """How long the steps took that were logged and not recorded in full."""
+    told = by_name.get("step_log_summary")
+    median = None if told is None else told.table["median"].max()
+    nothing = "no step was recorded in full, so where their time went is not known."
+    if isinstance(median, int):
+        return f"Steps take {milliseconds(median)}; {nothing}"
+    return f"{nothing[:1].upper()}{nothing[1:]}".replace("their", "the")
 
 
 def _unseen(run: Run) -> str:

@@ -36,6 +36,11 @@ class Run:
     lost: Quality | None = None  # why the host's side is all there is, when the device had work
 
     @property
+    def formats(self) -> set[str]:
+        """What kinds of sources there are."""
+        return {str(source["format"]) for source in self.sources}
+
+    @property
     def on_host(self) -> bool:
         """Whether host operators stand in for kernels."""
         return self.device_kind == "cpu"

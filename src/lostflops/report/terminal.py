@@ -19,6 +19,7 @@ from lostflops.finding import Finding, milliseconds, percent
 from lostflops.recipe import Skipped
 
 from .budget import Budget, Line
+from .facts import lines
 from .page import Page
 from .quality import facts
 from .run import Run
@@ -41,15 +42,15 @@ PLAIN = str.maketrans(
 )
 
 
-def show(page: Page, console: Console, paths: str = "", everything: bool = False) -> None:
+def show(page: Page, console: Console, paths: str = "", everything: bool = False, command: str = "") -> None:
     """Print the page. `paths` is what the user would type again to ask about the same steps of the same job;
-    by default it is what the page itself knows.
+    by default it is what the page itself knows. `command` is what starts the job, where that is known.
 
     Commands stand whole on their lines, however wide, so that they can be copied. `everything` also lists
     what the page otherwise only counts: unanswered questions, facts about the recording, smaller findings.
     """
     width = min(console.width, WIDEST)
-    blocks = _Blocks(page, width, paths or page.paths, everything)
+    blocks = _Blocks(page, width, paths or page.paths, everything, command)
     if console.encoding.lower().startswith("utf"):
         _print(blocks, console, width)
         return
@@ -83,11 +84,12 @@ def _trimmed(line: Sequence[Segment]) -> Sequence[Segment]:
 class _Blocks:
     """What the page consists of, from top to bottom."""
 
-    def __init__(self, page: Page, width: int, paths: str, everything: bool) -> None:
+    def __init__(self, page: Page, width: int, paths: str, everything: bool, command: str) -> None:
         self._page = page
         self._width = width
         self._paths = paths
         self._everything = everything
+        self._command = command
 
     def __iter__(self) -> Iterator[RenderableType]:
         page = self._page
@@ -96,11 +98,14 @@ class _Blocks:
         for line in _wrapped(page.verdict, self._width):
             yield Text(line, style="bold", no_wrap=True)
         for note in page.notes:
-            for line in _wrapped(note, self._width - 2):
+            for line in _wrapped(advice(note, self._paths, self._command), self._width - 2):
                 yield Text(f"  {line}", style="dim", no_wrap=True)
         if page.budget is not None:
             yield Text()
             yield _ledger(page.budget, page.run, self._width)
+        if told := lines(page.facts, page.run.on_host):
+            yield Text()
+            yield _facts(told)
         yield from self._findings()
         yield from self._about_the_recording()
 
@@ -130,7 +135,10 @@ class _Blocks:
         lines = [("why", fact) for fact in facts]
         if finding.doubt:
             lines.append(("doubt", finding.doubt))
-        lines += [("next", advice(finding.next, self._paths)), ("gain", gain(finding, self._page.budget))]
+        lines += [
+            ("next", advice(finding.next, self._paths, self._command)),
+            ("gain", gain(finding, self._page.budget)),
+        ]
         if finding.recipe:
             lines.append(("show", f"`lostflops recipe {as_command(finding.recipe)} {self._paths}`"))
         before = ""
@@ -149,7 +157,7 @@ class _Blocks:
         page = self._page
         told = facts(page.quality)
         if self._everything:
-            if page.skipped:
+            if page.skipped and not page.untraced:
                 yield Text()
                 yield Text("not answered", style="bold")
                 yield _not_answered(page.skipped)
@@ -164,7 +172,7 @@ class _Blocks:
             yield _pairs([(fact.level, fact.said) for fact in shown])
         left = (
             (len(page.findings) - MOST_FINDINGS, "smaller finding", ""),
-            (len(page.skipped), "question", " not answered"),
+            (0 if page.untraced else len(page.skipped), "question", " not answered"),
             (len(told) - len(shown), "fact", " about the recording"),
         )
         counted = [f"{n} {what}{'s' * (n != 1)}{which}" for n, what, which in left if n > 0]
@@ -207,6 +215,16 @@ def parted(text: str, finding: Finding) -> list[tuple[str, bool]]:
 def _contributors(finding: Finding) -> str:
     """What the finding is made of, the largest first."""
     return "mostly " + ", ".join(finding.contributors[:MOST_CONTRIBUTORS])
+
+
+def _facts(told: Sequence[tuple[str, str]]) -> Table:
+    """A line each: what is too long for it, like a kernel's name, is cut."""
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(no_wrap=True, min_width=max(len(label) for label, _ in told))
+    grid.add_column(no_wrap=True, overflow="ellipsis")
+    for label, text in told:
+        grid.add_row(Text(label, style="dim"), Text(one_line(text)))
+    return grid
 
 
 def _described(run: Run) -> str:

@@ -55,10 +55,11 @@ def typed(paths: Sequence[str], steps: tuple[int, int] | None, flags: Sequence[s
     return " ".join(words)
 
 
-def advice(text: str, paths: str) -> str:
+def advice(text: str, paths: str, command: str = "") -> str:
     """Advice with the commands in it complete, so that they work when pasted.
 
-    A command between backticks gets `paths` in the place of PATH, or at its end where it names none.
+    A command between backticks gets `paths` in the place of PATH, or at its end where it names none,
+    and what starts the job in the place of COMMAND, where that is known.
     """
 
     def complete(match: re.Match[str]) -> str:
@@ -67,6 +68,8 @@ def advice(text: str, paths: str) -> str:
             rest = re.sub(r"\bPATH\b", lambda _: paths, rest)
         elif verb == "recipe":
             rest = f"{rest} {paths}"
+        if command and "`" not in command and rest.endswith("-- COMMAND"):
+            rest = rest.removesuffix("COMMAND") + command
         return f"`lostflops {verb} {rest}`"
 
     return re.sub(r"`lostflops (\w+) ([^`]*)`", complete, text)

@@ -1,0 +1,158 @@
+"""How much matrix arithmetic the operators of a run ask for, as far as their shapes tell."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from typing import Any
+
+import polars as pl
+
+from lostflops.recipe import Example, recipe
+from lostflops.tables import Kernels, Operators
+
+Shapes = Sequence[Any]
+MATRIX_WORK = ("gemm", "attention", "convolution")
+
+
+def _product(shapes: Shapes, first: int) -> int:
+    """Of a matrix product, batched or not: two for each multiplication and addition."""
+    one, other = shapes[first], shapes[first + 1]
+    if len(one) != len(other) or one[-1] != other[-2]:
+        raise ValueError(shapes)
+    return 2 * prod(one) * other[-1]
+
+
+def _attention(shapes: Shapes, first: int, products: int) -> int:
+    """Of scaled dot products of queries, keys and values as [batch, heads, length, width], without a mask."""
+    query, key, value = shapes[first : first + 3]
+    batch, heads, length, width = query
+    return products * batch * heads * length * key[2] * (width + value[3])
+
+
+# Operators of attention, and inside them the one that launches. A backward pass holds four products, not
+# counting the one that it computes again.
+ATTENTION = {
+    f"aten::_scaled_dot_product_{kind}": inner
+    for kind, inner in (
+        ("flash_attention", "aten::_flash_attention_forward"),
+        ("efficient_attention", "aten::_efficient_attention_forward"),
+        ("cudnn_attention", "aten::_cudnn_attention_forward"),
+    )
+}
+BACKWARD = {f"{name}_backward": inner.replace("forward", "backward") for name, inner in ATTENTION.items()}
+# What each counts, from the shapes of its inputs. Operators that only call these are not here.
+FLOPS: Mapping[str, Callable[[Shapes], int]] = {
+    "aten::mm": lambda shapes: _product(shapes, 0),
+    "aten::bmm": lambda shapes: _product(shapes, 0),
+    "aten::_scaled_mm": lambda shapes: _product(shapes, 0),
+    "aten::addmm": lambda shapes: _product(shapes, 1),
+    "aten::baddbmm": lambda shapes: _product(shapes, 1),
+    **dict.fromkeys(ATTENTION, lambda shapes: _attention(shapes, 0, 2)),
+    **dict.fromkeys(BACKWARD, lambda shapes: _attention(shapes, 1, 4)),
+}
+
+
+FLASH = "aten::_flash_attention_forward"
+
+
+def _operators() -> list[Any]:
+    mm = {"name": "aten::mm", "shapes": "[[7, 5], [5, 3]]"}
+    flash = "aten::_scaled_dot_product_flash_attention"
+    return [
+        mm,
+        mm,
+        {"name": "aten::addmm", "shapes": "[[3], [2, 5], [5, 3], [], []]"},
+        {"name": flash, "shapes": "[[2, 3, 4, 5], [2, 3, 7, 5], [2, 3, 7, 6], [], [], [], []]"},
+        {"name": FLASH, "shapes": "[]"},
+        {"name": "aten::relu", "shapes": "[[7, 3]]"},
+    ]
+
+
+@recipe(
+    question="How many FLOPs do matrix products and attention ask for, as far as shapes tell?",
+    scope="rank",
+    page=False,
+    columns={
+        "rank": "rank",
+        "operators": "operators that were counted",
+        "unknown": "operators of the same kinds whose shapes do not tell",
+        "flops": "FLOPs of those that were counted; attention without regard to a mask",
+        "matrix_time": "kernels of matrix products, attention and convolution, added up, ns",
+        "known_time": "the part of it that counted operators launched, ns",
+    },
+    examples=[
+        Example(
+            "three products and one attention; one kernel has an operator that is not counted",
+            given={
+                "operators": _operators(),
+                "kernels": [
+                    {"start": 0, "end": 5, "family": "gemm", "operator": "aten::mm"},
+                    {"start": 5, "end": 12, "family": "attention", "operator": FLASH},
+                    {"start": 12, "end": 23, "family": "gemm", "operator": "mine::gemm"},
+                    {"start": 23, "end": 70, "family": "norm", "operator": "aten::native_layer_norm"},
+                ],
+            },
+            expect=[
+                {"rank": 0, "operators": 4, "unknown": 0}
+                | {"flops": 2 * 210 + 60 + 1848 * 2, "matrix_time": 23, "known_time": 12}
+            ],
+        ),
+        Example(
+            "without shapes nothing is known",
+            given={
+                "operators": [{"name": "aten::mm", "shapes": shapes} for shapes in ("[]", None, "[[2, 3]]")],
+                "kernels": [{"start": 0, "end": 9, "family": "gemm", "operator": "aten::mm"}],
+            },
+            expect=[
+                {"rank": 0, "operators": 0, "unknown": 3, "flops": 0, "matrix_time": 9, "known_time": 9}
+            ],
+        ),
+    ],
+)  # fmt: skip
+def step_flops(operators: Operators, kernels: Kernels) -> pl.LazyFrame:
+    """Add up the FLOPs of matrix products and attention over each rank's whole recording.
+
+    Recomputation counts like any other work. Convolutions are not counted: their shapes do not tell the
+    stride. Where `known_time` is less than `matrix_time`, so is what was counted.
+    """
+    name = pl.col("name").cast(pl.String)
+    launchers = {**ATTENTION, **BACKWARD}
+    kinds = (
+        operators.select("rank", name, pl.col("shapes").cast(pl.String))
+        .filter(name.is_in([*FLOPS, *launchers.values()]))
+        .group_by("rank", "name", "shapes")
+        .agg(_calls=pl.len())
+        .collect()
+    )
+    asked = kinds.filter(name.is_in(list(FLOPS)))
+    each = [_flops(*row) for row in asked.select("name", "shapes").iter_rows()]
+    counted = asked.with_columns(_flops=pl.Series(each, dtype=pl.Float64))
+    told = pl.col("_flops").is_not_null()
+    summed = counted.group_by("rank").agg(
+        operators=pl.col("_calls").filter(told).sum().cast(pl.Int64),
+        unknown=pl.col("_calls").filter(~told).sum().cast(pl.Int64),
+        flops=(pl.col("_flops") * pl.col("_calls")).sum().round().cast(pl.Int64),
+    )
+    length, by = pl.col("end") - pl.col("start"), pl.col("operator").cast(pl.String)
+    known = [*FLOPS, *_called_by_counted(kinds, launchers)]
+    work = (
+        kernels.filter(pl.col("family").cast(pl.String).is_in(MATRIX_WORK))
+        .group_by("rank")
+        .agg(matrix_time=length.sum(), known_time=length.filter(by.is_in(known)).sum())
+    )
+    return summed.lazy().join(work, on="rank").select(*step_flops.columns).sort("rank")
+
+
+def _called_by_counted(kinds: pl.DataFrame, launchers: dict[str, str]) -> list[str]:
+    """The operators that launch attention and were each called by one that is counted."""
+    calls = dict(kinds.group_by("name").agg(pl.col("_calls").sum()).iter_rows())
+    return [inner for outer, inner in launchers.items() if calls.get(outer) == calls.get(inner)]
+
+
+def _flops(name: str, shapes: str | None) -> float | None:
+    try:
+        return float(FLOPS[name](json.loads(shapes or "[]")))
+    except (ValueError, IndexError, TypeError):
+        return None
