@@ -163,7 +163,10 @@ def summary(outcome: Outcome) -> list[str]:
         said = f"recorded {many} on demand -> {on_demand[0].parent}"
         return [said, *_faults(outcome), f"next: lostflops why {shlex.quote(str(outcome.plan.run))}"]
     if not outcome.kept:
-        return [*_nothing(outcome), *_faults(outcome)]
+        # The step log alone tells how long steps took and how the job ended.
+        log = any(log.steps for log in outcome.logs)
+        then = [f"next: lostflops why {shlex.quote(str(outcome.plan.run))}"] if log else []
+        return [*_nothing(outcome), *_faults(outcome), *then]
     size = compress(outcome)
     ranks = {log.rank for log, _ in outcome.kept}
     facts = [amount(size)]
@@ -178,7 +181,7 @@ def summary(outcome: Outcome) -> list[str]:
     lines = [f"recorded {_steps(outcome)} on {many} -> {outcome.plan.run}  ({', '.join(facts)})"]
     early = {w["reason"] for _, w in outcome.kept if w["reason"]}
     lines += [f"ended early: {reason}" for reason in sorted(early)]
-    lines += [f"rank {log.rank} has a window less: {reason}" for log, reason in outcome.lost]
+    lines += [f"rank {log.rank} is missing one window: {reason}" for log, reason in outcome.lost]
     world = max((log.who.get("world") or 1 for log in outcome.logs), default=1)
     absent = sorted(set(range(min(world, 1 << 20))) - {log.rank for log in outcome.logs})
     if absent and outcome.whole:

@@ -179,8 +179,8 @@ def _facts(page: Page) -> Iterator[Markup]:
     """Under the ledger: what the run achieves, and what computes longest."""
     told = lines(page.facts, page.run.on_host)
     if told:
-        rows = [tag("tr", tag("th", label, scope="row"), tag("td", one_line(text))) for label, text in told]
-        yield tag("table", tag("tbody", rows), class_="facts")
+        rows = [tag("div", tag("dt", label), tag("dd", one_line(text))) for label, text in told]
+        yield tag("dl", rows, class_="facts")
 
 
 def _spans(budget: Budget) -> dict[Line, tuple[float, float]]:
