@@ -67,6 +67,9 @@ def test_a_job_that_trains_is_recorded_now_by_its_folder_or_its_process(tmp_path
         trigger.record(str(process), on_demand.Request(duration=0.1, steps=None), None, None)
         second = recorded.windows()[1]
         assert second["first"] > first["last"] and second["request"] != first["request"]
+        trigger.record(str(job.pid), on_demand.Request(duration=None, steps=2), None, None)
+        third = recorded.windows()[2]
+        assert third["first"] > second["last"], "the id of `record` is as good as that of its job"
         with pytest.raises(BadOption, match="None of these ranks runs here"):
             trigger.record(str(run), FIVE, ((7, 9),), None)
         (tmp_path / "stop").touch()

@@ -224,7 +224,6 @@ def test_a_directive_is_one_line() -> None:
     ("words", "said"),
     [
         (["--"], "There is no command to start."),
-        (["--", "no-such-command"], "There is no command 'no-such-command' on the PATH."),
         (["--", "python3", "-I", "x.py"], "makes Python ignore PYTHONPATH"),
         (["--steps", "x", "--", "true"], "'x' names no steps."),
         (["--nodes", "0", "--", "true"], "--nodes cannot be 0."),
@@ -246,6 +245,16 @@ def test_what_cannot_work_is_said_before_the_job_waits(
     assert main(["launch", "slurm", "--dry-run", *words]) == 2
     assert said in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_a_command_that_only_the_nodes_have_is_taken_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["launch", "slurm", "--dry-run", "--", "only-on-the-nodes", "x.py"]) == 0
+    assert "only-on-the-nodes x.py" in capsys.readouterr().out
+    (tmp_path / "x.py").touch()
+    assert main(["launch", "slurm", "--dry-run", "--", "x.py"]) == 2, "what is here can be looked at"
 
 
 def test_the_script_is_written_where_there_is_no_sbatch(

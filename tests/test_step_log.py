@@ -37,7 +37,8 @@ def test_logs_become_a_table(tmp_path: Path) -> None:
     assert found == []
     (tmp_path / "other").mkdir()
     folder = run(tmp_path / "other", **{"00000_a0": log(0, 3), "00001_a0": log(1, 2, window=(1,))})
-    tables, notes = step_logs.tables(step_logs.documents([folder]))
+    logs, notes = step_logs.logged(step_logs.documents([folder]))
+    tables = step_logs.tables(logs)
     assert notes == []
     table = tables["step_log"].select("rank", "world_size", "step", "duration", "data", "recorded")
     assert table.rows() == [
@@ -55,10 +56,14 @@ def test_a_folder_of_step_logs_goes_beside_the_traces(tmp_path: Path) -> None:
     trace = lostflops.open([ddp, folder])
     table = trace.table("step_log")
     assert table is not None and table.collect().height == 7
+    alone = lostflops.open(folder).table("ranks")
+    assert alone is not None
+    assert alone.sort("rank").select("rank", "source", "world_size").collect().rows() == [
+        (0, "step log", 2),
+        (1, "step log", 2),
+    ]
     with pytest.raises(lostflops.LostflopsError, match="holds no trace"):
-        lostflops.open(folder)
-    with pytest.raises(lostflops.LostflopsError, match="holds no trace"):
-        lostflops.open([folder, folder])
+        lostflops.open(folder / "node-0000")
 
 
 def test_of_a_restarted_job_the_last_attempt_counts(tmp_path: Path) -> None:
@@ -72,7 +77,8 @@ def test_of_a_restarted_job_the_last_attempt_counts(tmp_path: Path) -> None:
 )
 def test_what_is_no_log_is_left_out_and_said(first: str, tmp_path: Path) -> None:
     folder = run(tmp_path, **{"00000_a0": first + "\n", "00001_a0": log(1, 2)})
-    tables, notes = step_logs.tables(step_logs.documents([folder]))
+    logs, notes = step_logs.logged(step_logs.documents([folder]))
+    tables = step_logs.tables(logs)
     assert tables["step_log"]["rank"].to_list() == [1, 1]
     assert [note.name for note in notes] == ["step log left out"]
 
@@ -82,7 +88,8 @@ def test_torn_lines_are_counted_and_cost_no_other(tmp_path: Path) -> None:
         log(0, 2) + '{"step":2,"dur\n\n{"step":1e999}\n{"step":99999999999999999999}\n' + '{"step":3}\n{"st'
     )
     folder = run(tmp_path, **{"00000_a0": torn, "00000_a0-p77": log(0, 5)})
-    tables, notes = step_logs.tables(step_logs.documents([folder]))
+    logs, notes = step_logs.logged(step_logs.documents([folder]))
+    tables = step_logs.tables(logs)
     assert tables["step_log"]["step"].to_list() == [0, 1, 3]
     assert tables["step_log"]["micro_steps"].to_list() == [2, 2, None]
     assert [(note.name, note.count) for note in notes] == [("step log left out", 1), ("steps not logged", 4)]
@@ -101,7 +108,10 @@ def test_the_first_page_says_how_the_recorded_steps_compare(tmp_path: Path) -> N
     (folder / "node-0000" / "window-00000-a0-w000.pt.trace.json").write_text(json.dumps(trace))
     opened = lostflops.open(folder)
     shown = page.page(opened, Session(opened))
-    assert "The step log holds 40 steps, of which 3 were recorded: median 1.01 µs" in " ".join(shown.notes)
+    assert (
+        "The step log holds 40 steps, median 1.02 µs (on rank 0); the 3 recorded in full have a median of "
+        "1.01 µs."
+    ) in shown.notes
     (absent,) = [f for f in shown.findings if f.name == "ranks-never-reported"]
     assert absent.claim == "2 of 3 ranks never finished a step that was seen: 1, 2."
     (folder / "node-0000" / "steps-00001-a0.jsonl").write_text(log(1, 3))

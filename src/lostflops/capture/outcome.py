@@ -163,7 +163,10 @@ def summary(outcome: Outcome) -> list[str]:
         said = f"recorded {many} on demand -> {on_demand[0].parent}"
         return [said, *_faults(outcome), f"next: lostflops why {shlex.quote(str(outcome.plan.run))}"]
     if not outcome.kept:
-        return [*_nothing(outcome), *_faults(outcome)]
+        # The step log alone tells how long steps took and how the job ended.
+        log = any(log.steps for log in outcome.logs)
+        then = [f"next: lostflops why {shlex.quote(str(outcome.plan.run))}"] if log else []
+        return [*_nothing(outcome), *_faults(outcome), *then]
     size = compress(outcome)
     ranks = {log.rank for log, _ in outcome.kept}
     facts = [amount(size)]

@@ -6,7 +6,7 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +38,21 @@ def run_of(process: int) -> Path | None:
     return None
 
 
+def below(process: int) -> Iterator[int]:
+    """The process and those that it started, and those that they started; parents first."""
+    parents: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError, ValueError, IndexError):
+            # The name in parentheses may hold anything.
+            parents.setdefault(int(stat.read_text().rpartition(")")[2].split()[1]), []).append(
+                int(stat.parent.name)
+            )
+    waiting = [process]
+    while waiting:
+        yield (one := waiting.pop(0))
+        waiting += sorted(parents.get(one, ()))
+
+
 def record(target: str, request: on_demand.Request, ranks: Ranges | None, output: Path | None) -> Answer:
     """Have `target`, a run folder or a process id, record now. Raises a LostflopsError that says why not."""
     process = int(target) if target.isdigit() and not Path(target).exists() else None
@@ -53,7 +68,8 @@ def record(target: str, request: on_demand.Request, ranks: Ranges | None, output
     else:
         if not Path(f"/proc/{process}").exists():
             raise BadOption(f"There is no process {process} on this machine.", "run this on the job's node.")
-        found = run_of(process)
+        # `record` itself, a shell or a launcher has the job below it.
+        found = next((run for one in below(process) if (run := run_of(one))), None)
         if found is None:
             return _without_recorder(process, request, output)
         run = found

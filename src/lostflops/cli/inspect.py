@@ -7,6 +7,7 @@ names of machines and people, folders and addresses, file by file. Prints none o
 
 from __future__ import annotations
 
+import shlex
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from pathlib import Path
@@ -44,4 +45,5 @@ def run(given: Namespace) -> None:
                         print(f"    {value[:4] + '…' if hidden else shown(value)}")
                     if different > MOST:
                         print(f"    and {different - MOST:,} more")
-    print("nothing was found" if clean else "next: lostflops scrub PATH --output CLEAN")
+    which = shlex.quote(str(given.paths[0])) if len(given.paths) == 1 else "PATH"
+    print("nothing was found" if clean else f"next: lostflops scrub {which} CLEAN")

@@ -14,9 +14,8 @@ from pathlib import Path
 
 def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
     parser.add_argument("path", metavar="PATH", type=Path, help="a trace, an export, or a folder")
-    parser.add_argument(
-        "--output", metavar="CLEAN", type=Path, required=True, help="the file or folder to make"
-    )
+    parser.add_argument("clean", metavar="CLEAN", type=Path, nargs="?", help="the file or folder to make")
+    parser.add_argument("--output", metavar="CLEAN", type=Path, help="the same, as a flag")
     parser.add_argument(
         "--keep",
         metavar="LIST",
@@ -33,14 +32,19 @@ def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
 
 
 def run(given: Namespace) -> None:
-    from lostflops.errors import shown
+    from lostflops.errors import BadOption, shown
     from lostflops.privacy.cleaner import Cleaner
     from lostflops.privacy.recording import kinds, scrubbed
 
+    if (given.clean is None) == (given.output is None):
+        raise BadOption(
+            "`scrub` makes one clean copy.", "write `lostflops scrub RUN CLEAN`; CLEAN must not exist yet."
+        )
+    output = given.clean or given.output
     cleaner = Cleaner(keep=kinds(given.keep), also=[word for word in given.also if word])
-    left_out = scrubbed(given.path, given.output, cleaner)
+    left_out = scrubbed(given.path, output, cleaner)
     counted = [f"{kind} {counter.total():,}" for kind, counter in cleaner.found.items() if counter]
-    print(f"clean copy -> {given.output}  (taken out: {', '.join(counted) or 'nothing'})")
+    print(f"clean copy -> {output}  (taken out: {', '.join(counted) or 'nothing'})")
     for looked in left_out:
         if looked.form != "payload":
             print(f"left out: {shown(looked.name)}: {looked.why_not}")

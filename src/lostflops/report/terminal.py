@@ -156,7 +156,7 @@ class _Blocks:
         page = self._page
         told = facts(page.quality)
         if self._everything:
-            if page.skipped:
+            if page.skipped and not page.untraced:
                 yield Text()
                 yield Text("not answered", style="bold")
                 yield _not_answered(page.skipped)

@@ -68,8 +68,8 @@ def advice(text: str, paths: str, command: str = "") -> str:
             rest = re.sub(r"\bPATH\b", lambda _: paths, rest)
         elif verb == "recipe":
             rest = f"{rest} {paths}"
-        if command:
-            rest = re.sub(r"-- COMMAND$", lambda _: f"-- {command}", rest)
+        if command and "`" not in command and rest.endswith("-- COMMAND"):
+            rest = rest.removesuffix("COMMAND") + command
         return f"`lostflops {verb} {rest}`"
 
     return re.sub(r"`lostflops (\w+) ([^`]*)`", complete, text)

@@ -165,10 +165,15 @@ def _check(given: Namespace, command: Sequence[str]) -> None:
             "--on-demand answers the processes of one node; on the others they would wait for an answer.",
             "leave it out: `lostflops trigger RUN` reaches every rank that makes optimizer steps.",
         )
-    # What a module, a line of setup or a container brings is not here yet.
-    elsewhere = bool(given.module or given.setup or given.container)
+    # What a module, a line of setup or a container brings is not here yet, nor what only the nodes have.
+    elsewhere = bool(given.module or given.setup or given.container) or _unknown_here(command[0])
     if not (elsewhere and given.recorder == "nsys"):
         record.asked(Namespace(**{**vars(given), "job": ["true"] if elsewhere else command}))
+
+
+def _unknown_here(name: str) -> bool:
+    """Whether nothing here is called so, no file of the working folder either."""
+    return shutil.which(name) is None and not Path(name).exists()
 
 
 def _lostflops() -> list[str]:
