@@ -226,7 +226,7 @@ def test_beside_the_traces_it_becomes_tables_under_the_first_rank_of_its_node(
     for rank in (4, 5):
         written(node / f"rank{rank}.json", trace([operator("aten::mm", 10, 5)], head(rank, 8)))
         (node / f"steps-{rank:05d}-a0.jsonl").write_text("")
-    assert cli.main(["why", str(run), "--allow-missing-ranks"]) == 0
+    assert cli.main(["why", str(run), "--allow-missing-ranks", "--all"]) == 0
     assert "topology-faults" in capsys.readouterr().out, "there it is not answered"
     printed(capsys, "--from", texts, "--output", run)
     opened = lostflops.open(run, allow_missing_ranks=True)
