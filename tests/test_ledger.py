@@ -68,7 +68,7 @@ def idle_of(
 ) -> pl.LazyFrame:
     """The gaps by cause and name."""
     spans = ledger.host_by_cause(steps, ranks, kernels, copies, launches, *named_rows)
-    stretches = ledger.idle_by_cause(gaps, ranks, kernels, copies, launches, spans)
+    stretches = ledger.idle_by_cause(gaps, ranks, kernels, copies, launches, spans, *named_rows)
     return ledger.with_names(stretches, launches, *named_rows)
 
 

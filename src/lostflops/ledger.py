@@ -4,10 +4,11 @@ An instant belongs to the first of these that applies: a kernel that is not comm
 communication runs (exposed, split into wait and transfer where the last arrival is known); a copy runs;
 nothing runs, and the instant is idle by its cause.
 
-The cause of a gap is sought on the host thread that launched the work that ended it. Until the call that
-launched it returned the host was late, and each instant goes to what the thread was doing then; from there on
-the work itself was late. A host row claims only the instants it covers, so the causes of a gap add up to the
-gap, and what no row covers stays unexplained.
+The cause of a gap is sought on the host thread that launched the work that ended it; in a backward pass on
+the autograd engine's while the caller waits for it, and between two passes on the caller's. Until the call
+that launched it returned the host was late, and each instant goes to what the thread was doing then; from
+there on the work itself was late. A host row claims only the instants it covers, so the causes of a gap add
+up to the gap, and what no row covers stays unexplained.
 
 A recording does not hold all that a device does: what was launched before it began, what other processes
 run, and nodes of graphs that are not listed leave no rows. Work that was launched and still does not begin
@@ -24,6 +25,7 @@ from __future__ import annotations
 import polars as pl
 
 from lostflops import intervals
+from lostflops.backward_threads import NODE, engines, with_doers
 from lostflops.classification import operator_facts
 from lostflops.host_causes import Row, captures, cause_of
 from lostflops.stretch_names import named
@@ -118,12 +120,15 @@ def idle_by_cause(
     copies: Frame,
     launches: Frame,
     spans: pl.LazyFrame,
+    operators: Frame = None,
+    ranges: Frame = None,
+    frames: Frame = None,
 ) -> pl.LazyFrame:
     """Split each idle gap by cause: rank, step, start, end, account, gap (its number) and thread.
 
     They add up to the gap. `gaps` has rank, step, start and end, `spans` is what `host_by_cause` gives. A gap
     that ends with its step is ended by the next work after it. `thread` is the one that the cause was sought
-    on, null where none was.
+    on, null where none was: the one that launched the work, or that does its work in a backward pass.
     """
     numbered = (
         gaps.filter(pl.col("end") > pl.col("start")).sort("rank", "start").with_row_index("gap").collect()
@@ -147,10 +152,11 @@ def idle_by_cause(
     # Work whose launch is not in the trace tells nothing of the host, nor does a trace without the host.
     until = ended.with_columns(end=launch.fill_null(pl.col("end")))
     orphaned = until.filter("orphan").with_columns(account=pl.lit(UNRECORDED), thread=nowhere)
+    sought = until.filter(~pl.col("orphan") & (pl.col("end") > pl.col("start"))).select(
+        "rank", "thread", "start", "end", "step", "gap", "refilled"
+    )
     painted = intervals.paint(
-        until.filter(~pl.col("orphan"))
-        .select("rank", "thread", "start", "end", "step", "gap", "refilled")
-        .lazy(),
+        with_doers(sought, engines(operators, ranges), launches, operators, ranges, frames).lazy(),
         {account: spans.filter(pl.col("account") == account) for account in CLAIMING},
         by=["rank", "thread"],
     ).collect()
@@ -210,15 +216,18 @@ def host_by_cause(
 ) -> pl.LazyFrame:
     """What the host threads that matter did: rank, thread, account, start, end, disjoint and in order.
 
-    The threads are those that launch work and each rank's main one. What a row names counts for all that it
-    and those inside it name, so stretches of two causes may overlap. Long calls, dispatching and other work,
-    which have no name, are what the others leave of steps, the first of the three that applies.
+    The threads are those that launch work, each rank's main one, and those of backward passes. What a row
+    names counts for all that it and those inside it name, so stretches of two causes may overlap. Long calls,
+    dispatching and other work, which have no name, are what the others leave of steps, the first of the three
+    that applies.
     """
     lanes = ["rank", "thread"]
     threads = [ranks.select("rank", thread="main_thread")]
     work = _work(kernels, copies)
     if work is not None:
         threads.append(work.select(lanes))
+    pairs = engines(operators, ranges)
+    threads += [pairs.lazy().select("rank", thread=role) for role in ("caller", "engine")]
     near = pl.concat(threads, how="vertical_relaxed").drop_nulls().unique().collect()
     claims = {
         account: intervals.union(rows.lazy(), lanes)
@@ -330,6 +339,28 @@ def _cut(pieces: pl.DataFrame, at: pl.Expr) -> pl.DataFrame:
     return pl.concat([pieces.filter(~inside), cut.with_columns(end=at), cut.with_columns(start=at)])
 
 
+def _dispatching(
+    operators: pl.DataFrame, names: list[str], launches: Frame, columns: tuple[str, ...]
+) -> pl.DataFrame:
+    """The operators, without the time in which a node of autograd runs none of its own and no call for `LONG`.
+
+    A node takes microseconds around what it runs. What takes longer is a hook, or a wait.
+    """
+    nodes = [name for name in names if name.startswith(NODE)]
+    around = operators.filter(pl.col("name").is_in(nodes))
+    rest = operators.filter(~pl.col("name").is_in(nodes)) if nodes else operators
+    if around.filter(pl.col("end") - pl.col("start") >= LONG).is_empty():
+        return operators
+    lane = ["rank", "thread"]
+    inner = [rest.lazy(), *([] if launches is None else [launches])]
+    within = pl.concat([rows.select(*lane, "start", "end") for rows in inner])
+    pieces = intervals.paint(intervals.union(around.lazy(), lane), {"inner": within}, lane).collect()
+    short = pieces.filter(
+        pl.col("account").is_not_null() | (pl.col("end") - pl.col("start") < LONG)
+    ).with_columns(name=pl.lit(None, dtype=NAME))
+    return pl.concat([rest, short.select(columns)])
+
+
 def _host_rows(
     ranks: pl.LazyFrame,
     launches: Frame,
@@ -364,7 +395,8 @@ def _host_rows(
             claims[LONG_CALL].append(here.filter(pl.col("end") - pl.col("start") >= LONG))
             claims[LAUNCH_BOUND].append(here)
         elif row == "operator":
-            claims[LAUNCH_BOUND].append(here.join(host_only, on="rank", how="anti"))
+            on_device = here.join(host_only, on="rank", how="anti")
+            claims[LAUNCH_BOUND].append(_dispatching(on_device, names, launches, columns))
             if host_only.height:
                 on_host = here.join(host_only, on="rank", how="semi")
                 talk = operator_facts(names).filter(pl.col("family") == "communication")["name"].to_list()

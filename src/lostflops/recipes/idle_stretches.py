@@ -6,7 +6,7 @@ import polars as pl
 
 from lostflops.ledger import idle_by_cause
 from lostflops.recipe import Example, recipe
-from lostflops.tables import Copies, Kernels, Launches, Ranks
+from lostflops.tables import Copies, Frames, Kernels, Launches, Operators, Ranges, Ranks
 
 LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 
@@ -54,10 +54,13 @@ def idle_stretches(
     kernels: Kernels | None,
     copies: Copies | None,
     launches: Launches | None,
+    operators: Operators | None,
+    ranges: Ranges | None,
+    frames: Frames | None,
 ) -> pl.LazyFrame:
     """Split every idle gap of every step by what the host was doing.
 
     `idle_causes` says how, and adds names.
     """
     gaps = device_runs.filter(pl.col("account").is_null()).drop("account")
-    return idle_by_cause(gaps, ranks, kernels, copies, launches, host_spans)
+    return idle_by_cause(gaps, ranks, kernels, copies, launches, host_spans, operators, ranges, frames)
