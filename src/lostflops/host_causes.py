@@ -254,15 +254,23 @@ CAUSE_PATTERNS: tuple[CausePattern, ...] = (
     ),
     CausePattern(
         "compilation",
-        ("range",),
+        ("range", "operator"),
         ("(dynamo_timed)",),
-        "PyTorch, phases of Dynamo, Inductor and their tuning",
+        "PyTorch, phases of Dynamo, Inductor and their tuning; operators since 2.13",
         "compile_fx_inner (dynamo_timed)",
         also=r"\(dynamo_timed\)$",
     ),
     CausePattern(
         "compilation",
-        ("range",),
+        ("operator",),
+        ("dynamo",),
+        "PyTorch since 2.13, all that Dynamo does to compile a frame",
+        "dynamo",
+        also=r"^dynamo$",
+    ),
+    CausePattern(
+        "compilation",
+        ("range", "operator"),
         (
             "entire_frame_compile",
             "compile_inner",
@@ -444,6 +452,12 @@ def cause_of(names: Iterable[str], row: Row) -> pl.DataFrame:
         schema={"name": pl.String(), "cause": pl.String()},
     )
 
+
+# What runs code that was compiled before, also inside what compiles.
+COMPILED = (
+    r"^(?:autograd::engine::evaluate_function: )?CompiledFunction|^Torch-Compiled Region"
+    r"|^## Call CompiledFxGraph"
+)
 
 _CAPTURE = re.compile(r"^(?:cuda|cu|hip)Stream(Begin|End)Capture")
 

@@ -342,7 +342,7 @@ def _cut(pieces: pl.DataFrame, at: pl.Expr) -> pl.DataFrame:
 def _dispatching(
     operators: pl.DataFrame, names: list[str], launches: Frame, columns: tuple[str, ...]
 ) -> pl.DataFrame:
-    """The operators, without the time in which a node of autograd runs none of its own and no call for `LONG`.
+    """The operators, without the time in which a node of autograd runs none and no call, for `LONG` or more.
 
     A node takes microseconds around what it runs. What takes longer is a hook, or a wait.
     """

@@ -29,6 +29,7 @@ from lostflops.host_causes import captures
 from lostflops.ingest import processes
 from lostflops.ingest.attribution import OperatorTree, attribute
 from lostflops.ingest.broken_times import surroundings
+from lostflops.ingest.host_compute import serving
 from lostflops.ingest.kineto_collectives import Communication, communication
 from lostflops.ingest.kineto_columns import (
     KINDS,
@@ -259,7 +260,7 @@ class Assembly:
         kernels, copies = talk.kernels, talk.copies
         self.quality += talk.quality
         if not gpu and operators is not None and tree is not None:
-            kernels = self._host_kernels(operators, tree)
+            kernels = self._host_kernels(operators, tree, ranges, frames)
             self._note_host_only(calls)
         tables = {
             "kernels": kernels,
@@ -491,11 +492,22 @@ class Assembly:
             )
         return copies
 
-    def _host_kernels(self, operators: pl.DataFrame, tree: OperatorTree) -> pl.DataFrame:
-        """The stretches of host operators outside their children, in place of kernels."""
+    def _host_kernels(
+        self,
+        operators: pl.DataFrame,
+        tree: OperatorTree,
+        ranges: pl.DataFrame | None,
+        frames: pl.DataFrame | None,
+    ) -> pl.DataFrame:
+        """The stretches of host operators outside their children, in place of kernels.
+
+        What operators do inside a loader, a checkpoint or a compiler, they do for it: that is no compute.
+        """
         from lostflops.intervals import self_pieces
 
         position, start, end = self_pieces(tree.forest)
+        own = ~serving(tree, operators, ranges, frames)[position]
+        position, start, end = position[own], start[own], end[own]
         row = tree.forest.order[position]
         rows = operators.select("name", "thread", "phase")[row]
         names = rows["name"].unique()
