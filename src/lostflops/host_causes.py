@@ -23,6 +23,7 @@ CAUSES = (
     "memory_allocator",
     "garbage_collection",
     "compilation",
+    "initialisation",
     "checkpoint_logging",
     "pipeline_bubble",
 )
@@ -327,6 +328,39 @@ CAUSE_PATTERNS: tuple[CausePattern, ...] = (
         also=r"cpp_extension\.py\(\d+\): (?:load|load_inline|_jit_compile)$"
         r"|torch/_functorch/aot_autograd\.py\(\d+\): (?:aot_module_simplified|create_aot_dispatcher_"
         r"function)$",
+    ),
+    CausePattern(
+        "initialisation",
+        ("launch",),
+        (
+            "cuInit",
+            "cuDevicePrimaryCtxRetain",
+            "cuCtxCreate",
+            "hipInit",
+            "hipDevicePrimaryCtxRetain",
+            "ncclCommInit",
+        ),
+        "CUDA, HIP and NCCL: what is made once, on first use",
+        "cuDevicePrimaryCtxRetain",
+    ),
+    CausePattern(
+        "initialisation",
+        ("frame",),
+        ("torch/cuda/__init__.py", "torch/distributed/distributed_c10d.py"),
+        "PyTorch: the device's context and process groups",
+        "torch/cuda/__init__.py(359): _lazy_init",
+        also=r"torch/cuda/__init__\.py\(\d+\): (?:_lazy_init|init)$"
+        r"|torch/distributed/distributed_c10d\.py\(\d+\): "
+        r"(?:init_process_group|new_group|_new_process_group_helper)$",
+    ),
+    CausePattern(
+        "initialisation",
+        ("range",),
+        ("arm", "nitiali", "ncclCommInit"),
+        "ranges that say so; a schedule that warms a learning rate up does not",
+        "warm-up",
+        also=r"^ncclCommInit|^(?i:(?!.*(?:lr|learning|sched|linear|cosine|lambda))(?:.*[^a-z])?"
+        r"(?:warm[-_ ]?up|warming[-_ ]up|initiali[sz]ation)(?:[^a-z].*)?)$",
     ),
     CausePattern(
         "checkpoint_logging",

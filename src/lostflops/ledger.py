@@ -44,12 +44,14 @@ HOST_CAUSES = (
     "checkpoint_logging",
     "garbage_collection",
     "compilation",
+    "initialisation",
     "memory_allocator",
     "pipeline_bubble",
     "host_synchronisation",
 )
 LAUNCH_BOUND = "idle.launch_bound"
 CAPTURE = "idle.graph_capture"
+INITIALISATION = "idle.initialisation"
 SYNCHRONISED = "idle.host_synchronisation"
 LONG_CALL = "idle.long_call"
 DEPENDENCY = "idle.dependency"
@@ -76,6 +78,14 @@ HOST_ONLY = pl.col("device_kind").eq_missing(pl.lit("cpu"))  # host operators st
 # hundred times that is no launch latency, on any device and driver: then there is another cause, which the
 # rows here do not tell.
 LONG = 1_000_000  # ns
+
+# A first call that sets something up takes ten milliseconds to minutes, and at least so many times as long as
+# the usual one. A job starts within its first steps; a single step leaves nothing to compare with, and then
+# only a call that is too long for anything else counts.
+FIRST_CALL = 10_000_000  # ns
+FIRST_CALL_ALONE = 1_000_000_000  # ns
+TIMES_THE_USUAL, TIMES_THE_LONGEST = 100, 10
+LAST_OF_THE_FIRST_STEPS = 2
 
 Frame = pl.LazyFrame | None
 
@@ -231,7 +241,7 @@ def host_by_cause(
     near = pl.concat(threads, how="vertical_relaxed").drop_nulls().unique().collect()
     claims = {
         account: intervals.union(rows.lazy(), lanes)
-        for account, rows in _host_rows(ranks, launches, operators, ranges, frames, near).items()
+        for account, rows in _host_rows(steps, ranks, launches, operators, ranges, frames, near).items()
     }
     windows = near.lazy().join(steps.select("rank", "start", "end"), on="rank")
     parts = [intervals.paint(windows, claims, by=lanes).filter(pl.col("account").is_in(UNNAMED))]
@@ -361,7 +371,46 @@ def _dispatching(
     return pl.concat([rest, short.select(columns)])
 
 
+def _first_calls(steps: pl.LazyFrame, calls: pl.DataFrame, names: pl.DataFrame) -> pl.DataFrame:
+    """The calls that set up what all later ones use: the context, a library, the first memory.
+
+    Such a call lies in the first step of a job that has just begun, frees or allocates memory or proves no
+    cause, and later ones of its name are over at once. `names` is what `cause_of` says of the calls.
+    """
+    length = pl.col("end") - pl.col("start")
+    may = names.filter(pl.col("cause").is_null() | (pl.col("cause") == "memory_allocator"))["name"]
+    may = may.filter(~may.str.contains("(?i)memcpy|wait|query|synchron")).to_list()
+    first = (
+        steps.sort("start")
+        .group_by("rank", maintain_order=True)
+        .agg(_until=pl.col("end").first(), _number=pl.col("step").first(), _steps=pl.len())
+        .filter(pl.col("_number") <= LAST_OF_THE_FIRST_STEPS)
+        .collect()
+    )
+    long = calls.filter(pl.col("name").is_in(may) & (length >= FIRST_CALL)).join(first, on="rank")
+    early = long.filter(pl.col("start") < pl.col("_until"))
+    if early.is_empty():
+        return calls.clear()
+    later = (
+        calls.join(early.select("rank", "name", "_until").unique(), on=["rank", "name"])
+        .filter(pl.col("start") >= pl.col("_until"))
+        .group_by("rank", "name")
+        .agg(_usual=length.median(), _longest=length.max())
+    )
+    alone = pl.col("_longest").is_null()
+    unlike = (length >= TIMES_THE_USUAL * pl.col("_usual")) & (
+        length >= TIMES_THE_LONGEST * pl.col("_longest")
+    )
+    enough = pl.when(pl.col("_steps") > 1).then(FIRST_CALL).otherwise(FIRST_CALL_ALONE)
+    return (
+        early.join(later, on=["rank", "name"], how="left")
+        .filter((length >= enough) & (alone | unlike))
+        .select(calls.columns)
+    )
+
+
 def _host_rows(
+    steps: pl.LazyFrame,
     ranks: pl.LazyFrame,
     launches: Frame,
     operators: Frame,
@@ -387,10 +436,12 @@ def _host_rows(
             continue
         here = table.select(columns).join(threads.lazy(), on=["rank", "thread"], how="semi").collect()
         names = here["name"].unique().cast(pl.String).drop_nulls().to_list()
-        by_cause = cause_of(names, row).filter(pl.col("cause").is_not_null()).group_by("cause").agg("name")
+        causes = cause_of(names, row)
+        by_cause = causes.filter(pl.col("cause").is_not_null()).group_by("cause").agg("name")
         for cause, proving in by_cause.iter_rows():
             claims[f"idle.{cause}"].append(here.filter(pl.col("name").is_in(proving)))
         if row == "launch":
+            claims[INITIALISATION].append(_first_calls(steps, here, causes))
             claims[CAPTURE].append(captures(here.lazy(), names).select(columns).collect())
             claims[LONG_CALL].append(here.filter(pl.col("end") - pl.col("start") >= LONG))
             claims[LAUNCH_BOUND].append(here)
@@ -403,6 +454,6 @@ def _host_rows(
                 claims[SYNCHRONISED].append(on_host.filter(pl.col("name").is_in(talk)))
                 claims[OTHER_HOST].append(on_host)
         else:
-            steps = [name for name in names if name.startswith("ProfilerStep")]
-            claims[OTHER_HOST].append(here.filter(~pl.col("name").is_in(steps)) if steps else here)
+            marks = [name for name in names if name.startswith("ProfilerStep")]
+            claims[OTHER_HOST].append(here.filter(~pl.col("name").is_in(marks)) if marks else here)
     return {account: pl.concat(some) for account, some in claims.items() if some}

@@ -222,6 +222,7 @@ LOSSES = (
     ),
     Loss("idle.garbage_collection", "garbage-collection-inside-step", "while Python collects garbage", 0.01),
     Loss("idle.compilation", "compilation-inside-step", "while kernels are compiled or loaded", 0.01),
+    Loss("idle.initialisation", "initialisation-inside-step", "while the job sets up on first use", 0.01),
     Loss("idle.graph_capture", "graph-capture-inside-step", "while a graph is captured", 0.01),
     Loss("idle.memory_allocator", "allocator-stalls", "while device memory is allocated or freed", 0.01),
     Loss("idle.pipeline_bubble", "pipeline-bubble", "waiting for another pipeline stage", 0.03),

@@ -22,6 +22,7 @@ NAMES: Mapping[str, str] = {
     "idle.memory_allocator": "Allocator-bound",
     "idle.garbage_collection": "Held up by garbage collection",
     "idle.compilation": "Held up by compilation",
+    "idle.initialisation": "Held up by first-call initialisation",
     "idle.graph_capture": "Held up by graph capture",
     "idle.checkpoint_logging": "Held up by checkpoints or logging",
     "idle.long_call": "Held up inside API calls",

@@ -1,0 +1,109 @@
+"""What is made once is first-call initialisation; an allocator that stalls step after step is not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from lostflops.recipe import named, on_example
+
+MS = 1_000_000
+LENGTH = 1000 * MS
+
+
+def spent(
+    calls: list[tuple[int, int, str]], steps: int = 4, number: int = 0, **tables: Any
+) -> dict[str, int]:
+    """ms by account; steps last a second, and each ends with a kernel launched 10 ms before its end."""
+    launches = [{"start": s * MS, "end": (s + n) * MS, "name": name, "thread": 7} for s, n, name in calls]
+    kernels = [
+        {"start": k * LENGTH + 995 * MS, "end": (k + 1) * LENGTH, "launch_start": k * LENGTH + 990 * MS,
+         "launch_end": k * LENGTH + 995 * MS, "thread": 7}
+        for k in range(steps)
+    ]  # fmt: skip
+    table = on_example(
+        named("idle_stretches"),
+        {
+            "steps": [
+                {"step": number + k, "start": k * LENGTH, "end": (k + 1) * LENGTH} for k in range(steps)
+            ],
+            "kernels": kernels,
+            "launches": launches,
+            "ranks": [{"device_kind": "gpu", "main_thread": 7}],
+            **tables,
+        },
+    )
+    found: dict[str, int] = {}
+    for start, end, account in table.select("start", "end", "account").rows():
+        found[account] = found.get(account, 0) + (end - start) // MS
+    return found
+
+
+ONCE = [(100, 500, "cudaFree")]
+SHORT = [(1100 + 10 * n, 1, "cudaFree") for n in range(5)]
+
+
+@pytest.mark.parametrize("later", [[], SHORT])
+def test_a_first_call_that_no_later_one_resembles_is_initialisation(later: list[Any]) -> None:
+    found = spent([*ONCE, *later])
+    assert found["idle.initialisation"] == 500
+    assert found.get("idle.memory_allocator", 0) == len(later)
+
+
+def test_several_libraries_may_be_set_up_in_the_first_step() -> None:
+    assert spent([*ONCE, (700, 250, "cudaFree"), *SHORT])["idle.initialisation"] == 750
+    assert (
+        spent([(100, 500, "cudaLaunchKernel"), (1100, 1, "cudaLaunchKernel")])["idle.initialisation"] == 500
+    )
+
+
+def test_an_allocator_that_stalls_in_every_step_stays_one() -> None:
+    found = spent([(1000 * k + 100, 500, "cudaFree") for k in range(4)])
+    assert found["idle.memory_allocator"] == 2000 and "idle.initialisation" not in found
+
+
+def test_an_allocator_that_stalls_now_and_then_stays_one() -> None:
+    found = spent([*ONCE, *SHORT, (3100, 400, "cudaFree")])
+    assert found["idle.memory_allocator"] == 905 and "idle.initialisation" not in found
+
+
+def test_a_job_that_has_run_for_long_sets_nothing_up() -> None:
+    assert "idle.initialisation" not in spent(ONCE, number=10)
+
+
+@pytest.mark.parametrize(
+    ("length", "account"), [(147, "idle.memory_allocator"), (1200, "idle.initialisation")]
+)
+def test_a_single_step_leaves_nothing_to_compare_with(length: int, account: str) -> None:
+    table = on_example(
+        named("idle_stretches"),
+        {
+            "steps": [{"step": 0, "start": 0, "end": 2001 * MS}],
+            "kernels": [
+                {"start": 2000 * MS, "end": 2001 * MS, "launch_start": 1999 * MS, "launch_end": 2000 * MS,
+                 "thread": 7}
+            ],
+            "launches": [{"start": 100 * MS, "end": (100 + length) * MS, "name": "hipFree", "thread": 7}],
+            "ranks": [{"device_kind": "gpu", "main_thread": 7}],
+        },
+    )  # fmt: skip
+    found = table.filter(table["end"] - table["start"] == length * MS)
+    assert found["account"].to_list() == [account]
+
+
+def test_inside_a_range_that_says_warm_up_nothing_is_the_allocator_s() -> None:
+    """Step 7 is no first step, but the range says what it is; a loader in it stays a loader."""
+    ranges = [
+        {"start": 0, "end": 900 * MS, "name": "warm-up", "thread": 7},
+        {"start": 700 * MS, "end": 800 * MS, "name": "enumerate(DataLoader)#x.__next__", "thread": 7},
+    ]
+    found = spent([*ONCE, *SHORT], number=7, ranges=ranges)
+    assert found["idle.initialisation"] == 800 and found["idle.data_loading"] == 100
+    assert found["idle.memory_allocator"] == 5
+
+
+def test_a_wait_for_the_device_is_no_first_call() -> None:
+    assert "idle.initialisation" not in spent(
+        [(100, 500, "cudaDeviceSynchronize"), (650, 200, "cudaMemcpyAsync")]
+    )
