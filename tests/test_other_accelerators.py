@@ -116,7 +116,8 @@ def test_a_device_that_waits_does_not_work_and_its_copies_are_copies(tmp_path: P
             on_device("mtia_ccp_events", "dma_request", at + 5, 15, correlation=k + 1,
                       direction="HOST_TO_DEVICE", size=4096),
             on_device("mtia_ccp_events", "event_wait", at + 5, 80, 4, wait_on_stream=3),
-            on_device("mtia_ccp_events", "merge", at + 20, 40, 5),
+            span("mtia_runtime", "runFunction", at + 4, 2, correlation=100 + k),
+            on_device("mtia_ccp_events", "merge", at + 20, 40, 5, correlation=100 + k),
             on_device("mtia_ccp_events", "event_record", at + 60, 1, 5),
         ]  # fmt: skip
 
