@@ -114,6 +114,19 @@ def test_the_next_owner_waits_for_those_who_still_read() -> None:
     assert again.after == ()
 
 
+def test_of_many_readers_on_one_stream_the_next_owner_waits_for_the_last() -> None:
+    host = Host()
+    arena = Arena(host, limit=10**9)
+    arena.settle(100 * ALIGNMENT)
+    blocks = [arena.take(ALIGNMENT) for _ in range(100)]
+    for number, block in enumerate(reversed(blocks)):
+        assert block is not None
+        arena.give_back(block, f"reload {number}", "in", (7 * number) % 100)
+    whole = arena.take(100 * ALIGNMENT)
+    assert whole is not None
+    assert whole.after == ("reload 57",)  # 7 x 57 = 399
+
+
 def test_memory_that_is_let_go_is_read_by_nobody() -> None:
     host = Host()
     arena = Arena(host, limit=10**9)

@@ -9,6 +9,7 @@ import statistics
 import time
 import types
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from gpu_torch import python_with_gpus
 from lostflops import cli, optimize
 from lostflops.capture import bench_fit, bench_links, bench_ranks
 from lostflops.errors import BadCard
-from lostflops.optimize import Refused, link, migration, numa
+from lostflops.optimize import Refused, link, migration, numa, pinned
 from lostflops.optimize.device import CudaDevice, ThreadedDevice
 from lostflops.plan import hardware
 
@@ -461,11 +462,16 @@ def test_a_gpus_host_memory_is_touched_on_its_node(two_nodes: Path, monkeypatch:
     """torchtitan#3489: pinned memory on the other node."""
     near = {max(os.sched_getaffinity(0))}
     touched: list[set[int]] = []
-    real = torch.zeros
+    guarded: list[torch.device] = []
+    real = pinned._touch
 
-    def zeros(*size: Any, **how: Any) -> torch.Tensor:
+    def touch(part: torch.Tensor) -> None:
         touched.append(os.sched_getaffinity(0))
-        return real(*size, **how)
+        real(part)
+
+    def guard(device: torch.device) -> Any:
+        guarded.append(device)
+        return nullcontext()
 
     about = types.SimpleNamespace(pci_domain_id=0, pci_bus_id=0x17, pci_device_id=0, is_integrated=False)
     runtime = types.SimpleNamespace(cudaHostRegister=lambda *a: 0, cudaHostUnregister=lambda *a: 0)
@@ -476,9 +482,12 @@ def test_a_gpus_host_memory_is_touched_on_its_node(two_nodes: Path, monkeypatch:
     monkeypatch.setattr(numa, "nodes", lambda sysfs: known)
     monkeypatch.setattr(numa, "node_at", lambda slot, sysfs: {"0000:17:00.0": 1}[slot])
     device = CudaDevice(torch.device("cuda", 0))
-    monkeypatch.setattr(torch, "zeros", zeros)
-    assert device.host_memory(4096).numel() == 4096
-    assert touched == [near]
+    monkeypatch.setattr(pinned, "_touch", touch)
+    monkeypatch.setattr(pinned, "AT_ONCE", 4096)
+    monkeypatch.setattr(torch.cuda, "device", guard)
+    assert device.host_memory(3 * 4096).numel() == 3 * 4096
+    assert touched == [near] * 3
+    assert guarded == [torch.device("cuda", 0)]  # another may be the current one
     assert os.sched_getaffinity(0) >= near
 
 

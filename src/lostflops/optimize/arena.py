@@ -32,11 +32,21 @@ def aligned(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """Who may still be reading: done with `event`. Of one `lane`, whose events are done in the order of their
+    numbers, only the last counts: else memory that was many blocks would be waited for by all of them."""
+
+    event: Event
+    lane: object = None  # None: alone
+    number: int = 0
+
+
 @dataclass(eq=False)
 class _Slab:
     memory: torch.Tensor
-    free: list[tuple[int, int, tuple[Event, ...]]] = field(
-        default_factory=list[tuple[int, int, "tuple[Event, ...]"]]
+    free: list[tuple[int, int, tuple[Reader, ...]]] = field(
+        default_factory=list[tuple[int, int, "tuple[Reader, ...]"]]
     )  # offset, length, who may still be reading
 
 
@@ -122,16 +132,17 @@ class Arena:
         for slab in self._slabs:
             for number, (offset, room, after) in enumerate(slab.free):
                 if room >= length:
+                    after = self._pending(after)
                     if room == length:
                         del slab.free[number]
                     else:
                         slab.free[number] = (offset + length, room - length, after)
                     memory = slab.memory[offset : offset + nbytes]
-                    return Block(memory, offset, self._pending(after), slab)
+                    return Block(memory, offset, tuple(reader.event for reader in after), slab)
         return None
 
-    def give_back(self, block: Block, after: Event | None) -> None:
-        """The block may be used again once `after` is done."""
+    def give_back(self, block: Block, after: Event | None, lane: object = None, number: int = 0) -> None:
+        """The block may be used again once `after` is done: see `Reader`."""
         nbytes = block.memory.numel()
         length = aligned(nbytes)
         self._blocks -= 1
@@ -144,18 +155,19 @@ class Arena:
             self.pageable_bytes = min(self.pageable_bytes, self.held_bytes)
             return
         free = block.slab.free
-        start, end, events = block.offset, block.offset + length, () if after is None else (after,)
+        start, end = block.offset, block.offset + length
+        readers = () if after is None else (Reader(after, lane, number),)
         here = bisect_left(free, (start,))
         if here < len(free) and free[here][0] == end:
             _, room, others = free.pop(here)
-            end, events = end + room, events + others
+            end, readers = end + room, _together(readers, others)
         if here and sum(free[here - 1][:2]) == start:
             start, _, others = free.pop(here - 1)
-            here, events = here - 1, others + events
-        free.insert(here, (start, end - start, self._pending(events)))
+            here, readers = here - 1, _together(others, readers)
+        free.insert(here, (start, end - start, self._pending(readers)))
 
-    def _pending(self, events: tuple[Event, ...]) -> tuple[Event, ...]:
-        return tuple(event for event in events if not self._device.is_done(event))
+    def _pending(self, readers: tuple[Reader, ...]) -> tuple[Reader, ...]:
+        return tuple(reader for reader in readers if not self._device.is_done(reader.event))
 
     def start_counting(self) -> None:
         self.most_used_bytes = self.used_bytes
@@ -188,5 +200,15 @@ def _wait_for_readers(device: Device, slabs: list[_Slab]) -> None:
     with suppress(RuntimeError):  # the device is gone: nobody reads
         for slab in slabs:
             for _, _, after in slab.free:
-                for event in after:
-                    device.synchronize(event)
+                for reader in after:
+                    device.synchronize(reader.event)
+
+
+def _together(some: tuple[Reader, ...], others: tuple[Reader, ...]) -> tuple[Reader, ...]:
+    """The last of each lane."""
+    latest: dict[object, Reader] = {}
+    for reader in (*some, *others):
+        lane = reader.event if reader.lane is None else reader.lane
+        if lane not in latest or latest[lane].number < reader.number:
+            latest[lane] = reader
+    return tuple(latest.values())

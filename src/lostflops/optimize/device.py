@@ -19,12 +19,13 @@ import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, Protocol, TypeVar, cast
 
 import torch
 
-from lostflops.optimize import claims, numa, peak
+from lostflops.optimize import claims, numa, peak, pinned
 from lostflops.optimize.refused import Refused
 
 Stream = Any  # what the device made: opaque to its users
@@ -143,20 +144,14 @@ class CudaDevice:
         return torch.empty(nbytes, dtype=torch.uint8, device=self.torch_device)
 
     def host_memory(self, nbytes: int) -> torch.Tensor:
-        # torch's pinned allocator rounds up to powers of two; plain memory that is registered is exact. It
-        # lies on the memory node of the CPU that touches it first: the GPU's.
-        with numa.on_node(self._node):
-            memory = torch.zeros(nbytes, dtype=torch.uint8)
-        if nbytes:
-            runtime = cast("Any", torch.cuda.cudart())  # pyright: ignore[reportUnknownMemberType]
-            code = runtime.cudaHostRegister(memory.data_ptr(), nbytes, 0)
-            if int(code) != 0:
-                raise Refused(
-                    f"{nbytes} bytes of host memory cannot be pinned (cudaHostRegister: {code})",
-                    "raise the limit of locked memory (ulimit -l unlimited), or ask for less",
-                )
-            _unregister_with(memory, runtime)
-        return memory
+        runtime = cast("Any", torch.cuda.cudart())  # pyright: ignore[reportUnknownMemberType]
+        with torch.cuda.device(self.torch_device):
+            return pinned.pinned(nbytes, runtime, self._clear_error, self._node)
+
+    def _clear_error(self) -> None:
+        """A call of CUDA's that failed is raised by the next kernel that is launched. This is the next."""
+        with suppress(RuntimeError):
+            torch.ones(1, device=self.torch_device)
 
     def before_reuse(self, memory: torch.Tensor, stream: Stream) -> None:
         owner = self._owners.of(memory.data_ptr())
@@ -206,15 +201,11 @@ class _Owners:
     def _look(self) -> None:
         found = sorted(
             (part["address"], part["address"] + part["total_size"], part["stream"])
-            for part in cast("list[dict[str, Any]]", torch.cuda.memory_snapshot())
+            for part in cast("Any", torch.cuda).memory_snapshot()
             if part["device"] == self._index
         )
         self._starts = [start for start, _, _ in found]
         self._stretches = [(end, stream) for _, end, stream in found]
-
-
-def _unregister_with(memory: torch.Tensor, runtime: Any) -> None:
-    weakref.finalize(memory.untyped_storage(), runtime.cudaHostUnregister, memory.data_ptr())
 
 
 class _Thread:

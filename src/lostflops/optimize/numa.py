@@ -42,7 +42,7 @@ def node_of_gpu(device: torch.device | int, sysfs: Path = SYSFS) -> int | None:
 def node_at(slot: str, sysfs: Path = SYSFS) -> int | None:
     """The memory node of a PCIe address, such as 0000:17:00.0."""
     text = _text(sysfs / "bus/pci/devices" / slot.lower() / "numa_node")
-    known = nodes(sysfs)
+    known = [number for number, cpus in nodes(sysfs).items() if cpus]  # host memory, not a GPU's own
     node = int(text) if text is not None and re.fullmatch(r"-?\d{1,9}", text) else -1
     return node if node in known and len(known) > 1 else None
 

@@ -67,6 +67,7 @@ class Entry:
     waiting: int = 0  # of those, the ones not unpacked in this round
     round: int = 0  # of unpacking; retain_graph makes several
     prefetched: bool = False
+    copy_number: int = 0  # of its latest copy, in the order of queuing
 
 
 @dataclass(eq=False)
@@ -125,6 +126,7 @@ class Schedule:
         self.missed = 0  # asked for before it was fetched
         self.resident_bytes = 0  # that entries hold on the device
         self.most_resident_bytes = 0
+        self._copies = 0
         self._out = device.new_stream()
         self._in = device.new_stream()
         self._leaving: deque[Entry] = deque()  # sent, the source still held
@@ -157,6 +159,8 @@ class Schedule:
         start = self.device.record(self._out)
         self.device.copy(block.memory, entry.source, self._out)
         entry.out_done = self.device.record(self._out)
+        self._copies += 1
+        entry.copy_number = self._copies
         entry.block = block
         entry.state = State.COPYING_OUT
         entry.sent = True
@@ -280,6 +284,8 @@ class Schedule:
         start = self.device.record(self._in)
         self.device.copy(entry.destination, entry.block.memory, self._in)
         entry.in_done = self.device.record(self._in)
+        self._copies += 1
+        entry.copy_number = self._copies
         entry.state = State.COPYING_IN
         self._resident(entry.nbytes)
         self.copies.append(Copy("in", entry.nbytes, start, entry.in_done))
@@ -344,7 +350,10 @@ class Schedule:
         self._forget_destination(entry)
         if entry.block is not None:
             # Copies out of the next owner are queued behind ours; only reloads are on another stream.
-            self.arena.give_back(entry.block, entry.in_done or entry.out_done)
+            if entry.in_done is not None:
+                self.arena.give_back(entry.block, entry.in_done, self._in, entry.copy_number)
+            else:
+                self.arena.give_back(entry.block, entry.out_done, self._out, entry.copy_number)
             entry.block = None
         entry.state = State.RELEASED
         if not entry.leaving:
