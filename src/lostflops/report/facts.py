@@ -292,7 +292,11 @@ def _cores(trace: Trace) -> Iterator[Fact]:
 def _top(answers: Mapping[str, Answer], spent: Budget | None) -> Iterator[Top]:
     """What computes longest inside steps, names taken together over ranks."""
     answer = answers.get("kernel_summary")
-    if answer is None or spent is None or not {"family", "name", "per_step"} <= set(answer.table.columns):
+    if (
+        answer is None
+        or spent is None
+        or not {"family", "name", "rank", "per_step"} <= set(answer.table.columns)
+    ):
         return
     compute = answer.table.filter(pl.col("family").cast(pl.String) != "communication")
     ranks = max(1, answer.table["rank"].n_unique())
