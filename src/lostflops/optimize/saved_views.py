@@ -101,4 +101,17 @@ def restored(view: View, memory: torch.Tensor) -> torch.Tensor:
     """The tensor, as a view of the bytes."""
     tensor = torch.empty(0, dtype=view.dtype, device=memory.device)
     first = int(memory.storage_offset()) // tensor.element_size() + view.offset
-    return tensor.set_(memory.untyped_storage(), first, view.size, view.stride)
+    tensor = tensor.set_(memory.untyped_storage(), first, view.size, view.stride)
+    return tensor if view.gathered_from is None else _as_it_lay(tensor, view.gathered_from)
+
+
+def _as_it_lay(tensor: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
+    """With the strides of the source: by them kernels choose the order in which they add up, so that other
+    strides give other last bits. For as long as the backward uses it, it takes the room that it spans."""
+    extent = 1 + sum((size - 1) * step for size, step in zip(tensor.shape, stride, strict=True))
+    placed = torch.empty(extent, dtype=tensor.dtype, device=tensor.device).as_strided(tensor.shape, stride)
+    try:
+        without_expanded(placed).copy_(without_expanded(tensor))
+    except RuntimeError:  # windows that overlap cannot be written
+        return tensor
+    return placed
