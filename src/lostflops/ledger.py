@@ -68,7 +68,8 @@ IDLE = (
     UNEXPLAINED,
 )
 ACCOUNTS = (COMPUTE, WAIT, TRANSFER, EXPOSED, COPY, *IDLE)
-# What a thread does that proves no cause by its name; after a wait, all but long calls refill the queue.
+# What a thread does that proves no cause by its name; after a wait, all but long calls and what else lasts
+# `LONG` without a call or an operator refill the queue.
 REFILLING = (LAUNCH_BOUND, OTHER_HOST)
 UNNAMED = (LONG_CALL, *REFILLING)
 # All that host rows claim, in the order in which they do.
@@ -171,8 +172,11 @@ def idle_by_cause(
         by=["rank", "thread"],
     ).collect()
     # The queue was empty because the host had waited for the device: what it does next to refill the queue,
-    # unless that has a name of its own, is the price of the wait.
-    nameless = pl.col("account").is_null() | pl.col("account").is_in(REFILLING)
+    # unless that has a name of its own, is the price of the wait. A frame or a range that runs for long and
+    # calls nothing is no part of that: it would idle the device as long if nobody had waited.
+    other_work = (pl.col("account") == OTHER_HOST) & (pl.col("end") - pl.col("start") >= LONG)
+    refills = pl.col("account").is_in(REFILLING) & ~other_work
+    nameless = pl.col("account").is_null() | refills
     charged = _cut(painted, pl.when(nameless).then("refilled")).with_columns(
         account=pl.when(nameless & (pl.col("end") <= pl.col("refilled")))
         .then(pl.lit(SYNCHRONISED))
