@@ -206,7 +206,7 @@ def with_names(
     columns = ("rank", "thread", "start", "end", "name")
     rows = [
         table.select(columns).join(lanes, on=["rank", "thread"], how="semi").collect()
-        for table in (ranges, frames, operators, launches)
+        for table in (ranges, *_nodes_first(operators, frames), launches)
         if table is not None
     ]
     capture = pl.col("account") == CAPTURE
@@ -216,6 +216,14 @@ def with_names(
         names = calls["name"].unique().cast(pl.String).drop_nulls().to_list()
         parts.append(named(some, [captures(calls.lazy(), names).select(columns).collect()]))
     return pl.concat(parts).lazy().drop("thread").sort("rank", "start")
+
+
+def _nodes_first(operators: Frame, frames: Frame) -> list[Frame]:
+    """Nodes of autograd, then frames, then the other operators: a hook may last as long as its node."""
+    if operators is None:
+        return [frames]
+    is_node = pl.col("name").cast(pl.String).str.starts_with(NODE)
+    return [operators.filter(is_node), frames, operators.filter(~is_node)]
 
 
 def host_by_cause(
