@@ -80,6 +80,13 @@ def test_what_runs_in_a_hook_on_the_engine_s_thread_is_found(name: str) -> None:
     assert found[name] == 60 * MS
 
 
+def test_a_hook_that_lasts_as_long_as_its_node_names_it() -> None:
+    work = [forward(0, 5 * MS), backward(20 * MS, 80 * MS), forward(88 * MS, 91 * MS)]
+    hook = row(20 * MS, 80 * MS, "hooks.py(3): hook", ENGINE)
+    spent = idle(job(MAIN, launch=90 * MS, operators=work, frames=[*BACKWARD_FRAMES, hook], ranges=MARKS))
+    assert spent["idle.other_host_work", "hooks.py(3): hook"] == 60 * MS
+
+
 @pytest.mark.parametrize("ranges", [[], MARKS])
 def test_between_two_passes_the_engine_waits_for_its_caller(ranges: Rows) -> None:
     """The loader runs on the main thread; the first kernel after it is backward's."""

@@ -529,6 +529,31 @@ def test_a_queue_drained_by_waiting_is_refilled_on_its_account() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("length", "account"),
+    [(1_000_000, "idle.other_host_work"), (999_999, "idle.host_synchronisation")],
+)
+def test_a_function_that_runs_for_a_millisecond_after_a_wait_refills_no_queue(
+    length: int, account: str
+) -> None:
+    late = 30 + length
+    answer = causes(
+        steps=[{"step": 1, "start": 0, "end": late + 100}],
+        kernels=[
+            {"start": 0, "end": 20, "launch_start": -9, "launch_end": -4, "thread": 7},
+            {"start": late + 90, "end": late + 100, "launch_start": late + 70, "launch_end": late + 77,
+             "thread": 7},
+        ],
+        launches=[host(-3_000_000, 23, "cudaStreamSynchronize")],
+        frames=[host(30, late, "train.py(7): tally")],
+    )  # fmt: skip
+    assert answer[2] == (30, late, account)
+    assert {name for start, _, name in answer if start != 30} == {
+        "idle.host_synchronisation",
+        "idle.dependency",
+    }
+
+
 def test_a_wait_costs_no_more_than_it_took() -> None:
     """Without the wait from 2 to 23 the host would have launched 21 ns sooner, at 56, and no sooner."""
     answer = causes(

@@ -186,6 +186,29 @@ def test_where_most_launches_are_missing_the_hosts_marks_stay() -> None:
     assert steps["amount"].to_list() == [1, 2]  # by where they begin
 
 
+def test_work_that_waited_in_the_queue_when_the_recording_began_lacks_no_launches() -> None:
+    backlog = [ran(100 * n, 100 * n + 100, None) for n in range(9)]
+    own = [ran(900, 1000, 5), ran(1000, 1100, 15), ran(1100, 1200, 25)]
+    steps = found(profiled(0, 10, 20, 30), kernels(*backlog, *own), end=1200)
+    assert spans(steps) == [(900, 1000), (1000, 1100), (1100, 1200)]
+    assert steps["amount"].to_list() == [1, 1, 1]
+
+
+def test_work_that_ran_before_the_first_known_launch_is_no_backlog() -> None:
+    rows = [ran(100 * n, 100 * n + 90, None) for n in range(9)]
+    steps = found(profiled(0, 300, 600, 1000), kernels(*rows, ran(910, 1000, 905)), end=1000)
+    assert spans(steps) == [(0, 300), (300, 600), (600, 1000)]
+
+
+def test_a_main_stream_without_launches_is_busy_with_the_step_in_which_it_runs() -> None:
+    rows = [ran(100 * n + 10, 100 * n + 90, None) for n in range(3)]
+    beside = [
+        ran(100 * n + 10 * m, 100 * n + 10 * m + 5, 100 * n + 5, stream=8) for n in range(3) for m in (2, 4)
+    ]
+    steps = found(profiled(0, 100, 200, 300), kernels(*rows, *beside))
+    assert spans(steps) == [(0, 100), (100, 200), (200, 300)]
+
+
 def test_steps_in_which_nothing_was_launched_stay_where_the_host_was() -> None:
     work = kernels(ran(10, 90, 5), ran(215, 290, 205))
     assert spans(found(profiled(0, 100, 200, 300), work)) == [(0, 100), (100, 200), (200, 300)]

@@ -85,6 +85,18 @@ def test_what_every_call_passes_through_is_left_out() -> None:
     assert names([(3, 90)], inside) == [(3, 90, "nn.Module: Linear_3 in train.py(9): step")]
 
 
+def test_what_records_is_not_what_the_job_does() -> None:
+    frames = [
+        (0, 100, "train.py(9): keep"),
+        (1, 99, "lostflops_boot/clock.py(201): counting"),
+        (2, 98, "torch/serialization.py(943): save"),
+    ]
+    assert names([(3, 90)], frames) == [
+        (3, 90, "torch/serialization.py(943): save in train.py(9): keep"),
+    ]
+    assert names([(3, 90)], frames[:2]) == [(3, 90, "train.py(9): keep")]
+
+
 def test_a_row_that_outlives_the_one_it_began_in_is_not_lost() -> None:
     frames = [(0, 10, "train.py(3): enter"), (9, 200, "train.py(8): body")]
     assert names([(20, 180)], frames) == [(20, 180, "train.py(8): body")]
@@ -100,6 +112,7 @@ def test_a_row_that_outlives_the_one_it_began_in_is_not_lost() -> None:
         ("threading.py(324): wait", False),
         ("json/decoder.py(3): decode", False),
         ("transformers/trainer.py(3208): train", False),
+        ("lostflops_boot/hooks.py(57): outermost", False),
         ("nn.Module: Linear_3", False),
         ("<built-in function sleep>", False),
         ("<frozen importlib._bootstrap>(3): _load", False),

@@ -68,7 +68,8 @@ IDLE = (
     UNEXPLAINED,
 )
 ACCOUNTS = (COMPUTE, WAIT, TRANSFER, EXPOSED, COPY, *IDLE)
-# What a thread does that proves no cause by its name; after a wait, all but long calls refill the queue.
+# What a thread does that proves no cause by its name; after a wait, all but long calls and what else lasts
+# `LONG` without a call or an operator refill the queue.
 REFILLING = (LAUNCH_BOUND, OTHER_HOST)
 UNNAMED = (LONG_CALL, *REFILLING)
 # All that host rows claim, in the order in which they do.
@@ -171,8 +172,11 @@ def idle_by_cause(
         by=["rank", "thread"],
     ).collect()
     # The queue was empty because the host had waited for the device: what it does next to refill the queue,
-    # unless that has a name of its own, is the price of the wait.
-    nameless = pl.col("account").is_null() | pl.col("account").is_in(REFILLING)
+    # unless that has a name of its own, is the price of the wait. A frame or a range that runs for long and
+    # calls nothing is no part of that: it would idle the device as long if nobody had waited.
+    other_work = (pl.col("account") == OTHER_HOST) & (pl.col("end") - pl.col("start") >= LONG)
+    refills = pl.col("account").is_in(REFILLING) & ~other_work
+    nameless = pl.col("account").is_null() | refills
     charged = _cut(painted, pl.when(nameless).then("refilled")).with_columns(
         account=pl.when(nameless & (pl.col("end") <= pl.col("refilled")))
         .then(pl.lit(SYNCHRONISED))
@@ -202,7 +206,7 @@ def with_names(
     columns = ("rank", "thread", "start", "end", "name")
     rows = [
         table.select(columns).join(lanes, on=["rank", "thread"], how="semi").collect()
-        for table in (ranges, frames, operators, launches)
+        for table in (ranges, *_nodes_first(operators, frames), launches)
         if table is not None
     ]
     capture = pl.col("account") == CAPTURE
@@ -212,6 +216,14 @@ def with_names(
         names = calls["name"].unique().cast(pl.String).drop_nulls().to_list()
         parts.append(named(some, [captures(calls.lazy(), names).select(columns).collect()]))
     return pl.concat(parts).lazy().drop("thread").sort("rank", "start")
+
+
+def _nodes_first(operators: Frame, frames: Frame) -> list[Frame]:
+    """Nodes of autograd, then frames, then the other operators: a hook may last as long as its node."""
+    if operators is None:
+        return [frames]
+    is_node = pl.col("name").cast(pl.String).str.starts_with(NODE)
+    return [operators.filter(is_node), frames, operators.filter(~is_node)]
 
 
 def host_by_cause(

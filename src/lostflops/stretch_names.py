@@ -43,7 +43,7 @@ LIBRARIES = frozenset({
     "mlflow", "comet_ml", "neptune", "clearml", "tqdm", "rich", "yaml", "omegaconf", "hydra",
     "absl", "fsspec", "s3fs", "pyarrow", "h5py", "zarr", "sympy", "networkx", "jinja2", "click",
     "typer", "requests", "urllib3", "torch_npu", "torch_xla", "intel_extension_for_pytorch",
-    "habana_frameworks", "ray", "dask", "distributed", "lostflops",
+    "habana_frameworks", "ray", "dask", "distributed", "lostflops", "lostflops_boot",
 })  # fmt: skip
 _STANDARD = frozenset(sys.stdlib_module_names) - {"test", "code", "profile", "this", "types", "trace"}
 # Frames and ranges that hold others and say nothing of them.
@@ -55,6 +55,7 @@ _PLUMBING = re.compile(
     r"|^threading\.py\(\d+\): (?:_bootstrap|run)"
     r"|^torch/(?:_tensor|autograd/__init__|autograd/graph)\.py\(\d+\): (?:backward|_engine_run_backward)$"
     r"|^<built-in (?:function|method) _record_function_(?:enter|exit)\w*"
+    r"|^lostflops_boot/\w+\.py\(\d+\): (?:backward|called|counting|named|outer|outermost|__call__)$"
 )
 _FRAME = re.compile(r"^(.+?)\(\d+\): ")
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")

@@ -15,7 +15,8 @@ it waits for them they belong to the step that launched them, where it does not 
 streams of their own decide nothing: a checkpoint that drains for half a second makes no step longer.
 
 Work without a recorded launch was launched when its predecessor on its stream was; without a predecessor, on
-the main stream before the recording. Where most work has no launch, the host's marks stay.
+the main stream before the recording. Where most work has no launch, though the recording had begun, the
+host's marks stay.
 """
 
 from __future__ import annotations
@@ -53,14 +54,16 @@ class Work:
     launch: Int  # when it was launched, or taken to be: EARLIEST before the recording
     returned: Int  # when the launching call returned; LATEST where it was not recorded
     is_launched: npt.NDArray[np.bool_]
+    is_backlog: npt.NDArray[np.bool_]  # without a recorded launch, as that came before the recording
     is_copy: npt.NDArray[np.bool_]
     is_main: npt.NDArray[np.bool_]
     is_beside: npt.NDArray[np.bool_]  # a kernel, or a copy that carries a collective, on another stream
 
     @property
     def is_attributed(self) -> bool:
-        """Whether enough of it says when it was launched."""
-        return len(self.start) > 0 and float(self.is_launched.mean()) >= FEWEST_LAUNCHED
+        """Whether enough of it says when it was launched, of what was launched while recording."""
+        told = self.is_launched[~self.is_backlog]
+        return len(told) > 0 and float(told.mean()) >= FEWEST_LAUNCHED
 
 
 def work(kernels: pl.DataFrame | None, copies: pl.DataFrame | None) -> Work:
@@ -95,15 +98,22 @@ def work(kernels: pl.DataFrame | None, copies: pl.DataFrame | None) -> Work:
         .with_columns(beside=~pl.col("main") & pl.col("decides"))
     )
     is_main = rows["main"].to_numpy()
-    # Beside the main stream a row without launch and predecessor belongs to the step in which it runs.
-    alone = pl.when("main").then(pl.lit(EARLIEST, pl.Int64)).otherwise("start")
+    # Beside the main stream a row without launch and predecessor belongs to the step in which it runs; so it
+    # does on a main stream whose launches all lack.
+    follows = pl.col("launched").any().over("device", "stream") & pl.col("main")
+    alone = pl.when(follows).then(pl.lit(EARLIEST, pl.Int64)).otherwise("start")
     launch = rows.select(pl.col("launch").fill_null(alone)).to_series()
+    # A stream runs in the order of launches: what it runs after it was given the first row whose launch is
+    # known, and before that row, it was given earlier.
+    first = pl.col("launch_start").drop_nulls().first().over("device", "stream")
+    backlog = rows.select((pl.col("launch").is_null() & (pl.col("start") >= first)).fill_null(False))
     return Work(
         rows["start"].to_numpy(),
         rows["end"].to_numpy(),
         launch.to_numpy(),
         rows["launch_end"].fill_null(LATEST).to_numpy(),
         rows["launched"].to_numpy(),
+        backlog.to_series().to_numpy(),
         ~rows["is_kernel"].to_numpy(),
         is_main,
         rows["beside"].to_numpy(),
