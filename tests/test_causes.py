@@ -216,3 +216,36 @@ def test_python_between_waits_in_each_layer_belongs_to_the_waits(tmp_path: Path)
     # All eight milliseconds of Python: the host, which waits 40 ms, would hide them.
     assert abs(first(page).cost_per_step - 8 * MS) < MS // 1000
     assert "waits for it 8 times per step" in first(page).claim
+
+
+def test_what_exposed_transfer_can_save_does_not_count_the_waiting_that_a_late_rank_costs(why) -> None:
+    page = why(late(ranks=3, saves=30), Job(transfer=6))
+    blamed, exposed = page.findings
+    assert page.verdict.startswith("Waiting for rank 2: its checkpoints or logging make it 30.0 ms late")
+    assert (blamed.name, exposed.name) == ("rank-arrives-last", "communication-exposed")
+    assert (exposed.cost_per_step, exposed.ns_per_step) == (6 * MS, 6 * MS)
+    assert not any("36.0 ms" in fact or "100.0 %" in fact for fact in exposed.evidence)
+
+
+def test_a_trace_of_waiting_is_no_word_in_the_claim_of_exposed_transfer(why) -> None:
+    steps = [[Work(), Work(computes=40.004)] for _ in range(STEPS)]
+    finding = first(why(steps, Job(transfer=20)))
+    assert finding.name == "communication-exposed"
+    assert "waiting" not in finding.claim
+
+
+def test_a_rank_whose_grouped_products_alone_take_longer_was_given_more_to_do(tmp_path: Path) -> None:
+    tables = Job().run(late(computes=60))
+    plain = [k for k in tables["kernels"] if k["family"] == "gemm"]
+    for number, kernel in enumerate(plain):
+        kernel["name"] = "sm90_gemm" if number % 4 == 0 else "cutlass_grouped_gemm"
+    page = lostflops.why(made(tmp_path, tables))
+    assert first(page).rank == 1
+    assert "nvidia-smi" not in first(page).next
+
+
+def test_one_pause_that_is_little_of_all_steps_is_no_finding(why) -> None:
+    steps = [[Work(loads=5 if n == 0 else 0)] for n in range(12)]
+    assert "one-gap-is-most" not in names(why(steps, Job(transfer=0)))
+    steps = [[Work(loads=35 if n == 0 else 0)] for n in range(12)]
+    assert [f.claim for f in why(steps, Job(transfer=0)).findings]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import polars as pl
+import pytest
 
 from lostflops.ingest.steps import find_steps, outside
 from lostflops.tables import FAMILY, NAME
@@ -70,6 +71,22 @@ def test_profiler_steps_win_over_ranges_that_name_steps_and_these_over_optimizer
     both = pl.concat([of_user, updates])
     assert found(both) == [(3, 5, 50, "range", True), (4, 50, 90, "range", True)]
     assert found(pl.concat([both, ranges(("ProfilerStep#9", 6, 91))])) == [(9, 6, 91, "profiler", True)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["Epoch 0, step {}", "epoch 1/3 iter {}/200", "Epoch: 2 | Batch {} of 90", "Step {}/100", "e"],
+)
+def test_a_range_that_names_the_epoch_or_how_many_steps_there_are_names_a_step(text: str) -> None:
+    text = "[pl][profile]run_training_batch" if text == "e" else text
+    marks = ranges((text.format(6), 5, 45), (text.format(7), 50, 90))
+    first = 6 if "{}" in text else 0
+    assert found(marks) == [(first, 5, 50, "range", True), (first + 1, 50, 90, "range", True)]
+
+
+def test_a_range_around_the_optimizers_step_ends_a_step() -> None:
+    marks = ranges(("forward", 5, 45), ("optimizer_step", 50, 90), ("optimizer_step", 150, 190))
+    assert found(marks, end=190) == [(0, 0, 90, "optimizer", False), (1, 90, 190, "optimizer", True)]
 
 
 def test_one_range_that_looks_like_a_step_is_not_enough() -> None:

@@ -347,7 +347,7 @@ def _numbered(parts: list[Part], names: list[str], epochs: list[int], quality: l
             text = (
                 f"{name} does not say which rank it is: assumed to be rank {rank}"
                 if part.rank_source in ("assigned", processes.ASSUMED)
-                else f"{name} does not say which rank this is: assumed to be rank {rank} ({part.rank_source})"
+                else f"{name} names no ranks: they are numbered in the order of its devices"
             )
             level = "warning" if len(set(first)) > 1 else "note"
             quality.append(Quality(rank, "rank not recorded", 1, text, level))

@@ -27,6 +27,8 @@ LEAD_SHARE = 1 / 3  # of the waiting for it, by which a culprit comes after the 
 ONCE_SHARE = 0.8  # of all lateness, from which on one step is called the only one
 ALIKE = 0.1  # kernels of two ranks take as long as each other within this share
 SAME_WORK = 0.8  # of a rank's kernel time in kernels that the others run as often
+# Kernels whose grid does not tell how much they are given.
+GROUPED = r"(?i)group(?:ed)?_?(?:gemm|problem|mm)|ptr_?array|\bmoe|_moe"
 NOT_OWN = (*COMMUNICATION, "idle.pipeline_bubble")
 
 
@@ -274,11 +276,25 @@ def slower_compute(late: Late, given: Given) -> tuple[str, bool] | None:
         most = families.row(0, named=True)
         if most["ratio"] <= 1 + ALIKE / 2:
             return None
-        name = most["family"]
-        return f"its {name} {kind} take {most['ratio']:.2g} times as long as the same {kind} there", True
+        said = f"its {most['family']} {kind} take {most['ratio']:.2g} times as long as the same {kind} there"
+        return said, _all_slower(same.filter(pl.col("family").eq_missing(most["family"])))
     if calls > (1 + ALIKE) * theirs:
         return f"it runs {calls / theirs:.2g} times as many {kind} per step", False
     return f"it runs other or larger {kind} than they do: it has more work, such as longer sequences", False
+
+
+def _all_slower(same: pl.DataFrame) -> bool:
+    """Whether nearly all kernels of a family take longer, as on a slower device.
+
+    Where some keep their pace, the others were given more to do: a grouped matrix product has one grid for
+    any number of tokens.
+    """
+    slower = pl.col("time") > (1 + ALIKE / 2) * pl.col("their_time")
+    fixed = ~pl.col("kernel").str.contains(GROUPED)
+    slow, whole = same.select(
+        pl.col("their_time").filter(slower & fixed).sum(), all=pl.col("their_time").sum()
+    ).row(0)
+    return bool(slow >= SAME_WORK * whole)
 
 
 def _calls(others: pl.DataFrame, steps: Mapping[int, int]) -> float:

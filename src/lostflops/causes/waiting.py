@@ -27,6 +27,7 @@ NETWORK = (SMALL, "communication-slower-than-measured")
 LATE_FROM = 0.01  # of the step: what a late rank costs
 WAITS_FROM = 0.03
 EXPOSED_FROM = 0.05
+WAITING_TOLD = 0.01  # of exposed communication: waiting that is worth a word
 EXPLAINED = 0.5  # of the waiting, that ranks' own work explains
 STANDS_OUT = 1.15  # times the others' compute: a stage that is too long
 MAIN_SHARE = 0.5  # of a rank's lateness, that one account holds
@@ -265,7 +266,9 @@ def _exposed(board: Board, base: Finding, moving: int, waited: int) -> None:
             )
         )
         return
-    waiting = f", {milliseconds(waited)} of it waiting" if waited else ""
+    worth = waited >= WAITING_TOLD * (moving + waited)
+    waiting = f", {milliseconds(waited)} of it waiting" if worth else ""
+    elsewhere = given.accounts.get("communication.wait", 0) - waited >= WAITING_TOLD * (moving + waited)
     unknown = given.accounts.get("communication.exposed", 0)
     untold = f"{milliseconds(unknown)} of it may be waiting for other ranks" if unknown else ""
     board.put(
@@ -274,9 +277,10 @@ def _exposed(board: Board, base: Finding, moving: int, waited: int) -> None:
             name=EXPOSED,
             claim=f"Communication that no computation hides costs {board.share(moving + waited)}{waiting}.",
             cost_per_step=moving + waited,
-            ns_per_step=base.ns_per_step if waited else min(base.ns_per_step, _transfer(board, base)),
+            ns_per_step=min(base.ns_per_step, _transfer(board, base) + waited),
             evidence=(
-                *base.evidence,
+                # These count the waiting that has a finding of its own.
+                *(() if elsewhere else base.evidence),
                 *((untold,) if untold else ()),
                 *(f.claim.rstrip(".") for f in network[:2]),
             ),

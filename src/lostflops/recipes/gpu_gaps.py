@@ -12,8 +12,9 @@ from lostflops.finding import Finding, milliseconds, percent
 from lostflops.recipe import Bars, Example, recipe
 from lostflops.tables import Steps
 
-# One gap is worth a look of its own from this share of its step on, when it is most of what its rank idles.
+# One gap is worth a look of its own from these shares on: of its step, and of what its rank idles.
 SHARE_OF_STEP, SHARE_OF_IDLE = 0.1, 0.5
+SHARE_OF_ALL = 0.05  # of all steps: less is no matter, however much of its own step it takes
 
 
 @recipe(
@@ -29,6 +30,7 @@ SHARE_OF_STEP, SHARE_OF_IDLE = 0.1, 0.5
         "cause_ns": "how much of the gap that is, ns",
         "step_ns": "length of the step, ns",
         "idle_ns": "all gaps of the rank, in all its steps and however short, ns",
+        "steps_ns": "length of all steps of the rank that count, ns",
         "counted": "whether the step counts in means: partial ones do not where enough are whole",
     },
     plot=Bars(x="start", y=("ns",)),
@@ -39,11 +41,13 @@ SHARE_OF_STEP, SHARE_OF_IDLE = 0.1, 0.5
                 "steps": [
                     {"step": 1, "start": 0, "end": 200},
                     {"rank": 1, "step": 4, "start": 3, "end": 200},
+                    {"rank": 1, "step": 5, "start": 200, "end": 230},
                 ],
                 "kernels": [
                     {"start": 0, "end": 110},
                     {"start": 119, "end": 200},
                     {"rank": 1, "start": 61, "end": 193, "launch_start": 50, "thread": 7},
+                    {"rank": 1, "start": 200, "end": 230},
                 ],
                 "operators": [{"rank": 1, "start": 9, "end": 55, "thread": 7}],
                 "ranks": [{"device_kind": "gpu"}, {"rank": 1, "device_kind": "gpu"}],
@@ -59,6 +63,7 @@ SHARE_OF_STEP, SHARE_OF_IDLE = 0.1, 0.5
                     "cause_ns": 41,
                     "step_ns": 197,
                     "idle_ns": 65,
+                    "steps_ns": 227,
                     "counted": True,
                 }
             ],
@@ -81,6 +86,11 @@ def gpu_gaps(
     by_cause = idle_stretches.group_by("rank", "step", "gap", "account").agg(
         pl.col("start").min(), pl.col("end").max(), cause_ns=(pl.col("end") - pl.col("start")).sum()
     )
+    counting = (
+        steps.join(counted_steps.select("rank", "step"), on=["rank", "step"], how="semi")
+        .group_by("rank")
+        .agg(steps_ns=(pl.col("end") - pl.col("start")).sum())
+    )
     return (
         by_cause.sort("cause_ns", "account", descending=[True, False])
         .group_by("rank", "step", "gap", maintain_order=True)
@@ -99,6 +109,7 @@ def gpu_gaps(
             how="left",
         )
         .join(counted_steps.select("rank", "step", counted=pl.lit(True)), on=["rank", "step"], how="left")
+        .join(counting, on="rank", how="left")
         .with_columns(pl.col("counted").fill_null(False))
         .select(*gpu_gaps.columns)
         .sort("ns", "rank", "start", descending=[True, False, False])
@@ -110,13 +121,13 @@ def one_gap_is_most(table: pl.DataFrame) -> Iterator[Finding]:
     """A pause that came once is another thing than a pattern that comes back in every step."""
     for gap in table.filter("counted").head(1).iter_rows(named=True):
         ns, step_ns, idle_ns = gap["ns"], gap["step_ns"], gap["idle_ns"]
-        if ns < SHARE_OF_STEP * step_ns or ns < SHARE_OF_IDLE * idle_ns:
+        if ns < max(SHARE_OF_STEP * step_ns, SHARE_OF_IDLE * idle_ns, SHARE_OF_ALL * gap["steps_ns"]):
             return
         known = gap["cause"] != "idle.unrecorded"
         yield Finding(
             name="one-gap-is-most",
-            claim=f"One gap of {milliseconds(ns)} is {percent(ns, idle_ns)} of all idle time of rank "
-            f"{gap['rank']}.",
+            claim=f"The GPU of rank {gap['rank']} idles once for {milliseconds(ns)}, "
+            f"{percent(ns, idle_ns)} of all its idle time.",
             gain="unknown",
             evidence=(
                 f"{percent(ns, step_ns)} of step {gap['step']} of that rank",

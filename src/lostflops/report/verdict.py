@@ -81,26 +81,26 @@ def _late(first: Finding, budget: Budget, length: str) -> str:
     cause = first.accounts[0]
     what = HELD_UP_BY.get(cause, "")
     return (
-        f"Waiting for rank {first.rank}: {what or 'its own work'} makes it {milliseconds(first.size)} late "
+        f"Waiting for rank {first.rank}: {what or 'its own work makes'} it {milliseconds(first.size)} late "
         f"in the {length} ({percent(first.size, budget.mean)})."
     )
 
 
 HELD_UP_BY: Mapping[str, str] = {
-    "compute": "its longer compute",
-    "copy": "its copies",
-    "idle.data_loading": "its data loader",
-    "idle.host_synchronisation": "its synchronising",
-    "idle.memory_allocator": "its memory allocator",
-    "idle.garbage_collection": "its garbage collection",
-    "idle.compilation": "compilation on it",
-    "idle.graph_capture": "graph capture on it",
-    "idle.checkpoint_logging": "its checkpoints or logging",
-    "idle.long_call": "long API calls on it",
-    "idle.launch_bound": "its launching",
-    "idle.other_host_work": "CPU work on it",
-    "idle.unexplained": "something that was not recorded",
-    "idle.unrecorded": "something that was not recorded",
+    "compute": "its longer compute makes",
+    "copy": "its copies make",
+    "idle.data_loading": "its data loader makes",
+    "idle.host_synchronisation": "its synchronising makes",
+    "idle.memory_allocator": "its memory allocator makes",
+    "idle.garbage_collection": "its garbage collection makes",
+    "idle.compilation": "compilation on it makes",
+    "idle.graph_capture": "graph capture on it makes",
+    "idle.checkpoint_logging": "its checkpoints or logging make",
+    "idle.long_call": "long API calls on it make",
+    "idle.launch_bound": "its launching makes",
+    "idle.other_host_work": "CPU work on it makes",
+    "idle.unexplained": "something that was not recorded makes",
+    "idle.unrecorded": "something that was not recorded makes",
 }
 
 
