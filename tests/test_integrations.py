@@ -185,9 +185,9 @@ def test_a_step_log_is_what_why_reads(tmp_path: Path) -> None:
         assert summary["tokens_per_second"] > 0 and 0 < summary["data_wait_share"] < 1
         first, third = summary["quartile_step_seconds"]
         assert 0 < first <= summary["median_step_seconds"] <= third
-    tables, notes = step_logs.tables(step_logs.documents([tmp_path / "lostflops"]))
+    logs, notes = step_logs.logged(step_logs.documents([tmp_path / "lostflops"]))
     assert notes == []
-    table = tables["step_log"]
+    table = step_logs.tables(logs)["step_log"]
     assert table["step"].to_list() == [0, 1, 2, 3] and table["micro_steps"].to_list() == [1, 1, 1, 1]
     assert table["duration"][0] is None and table["duration"][1] > 0
     assert table["data"][1] > 0

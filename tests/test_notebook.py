@@ -176,7 +176,7 @@ def test_a_cell_that_cannot_be_shown_is_answered_with_a_sentence(tmp_path: Path)
         r"SyntaxError: .*",
         r"lostflops: No step lies in '7-7'; this run has steps 0 to 0\.\ntensor\(\[2\., 2\., 2\.\]\)",
         r"UsageError: There is nothing called 'sound' to record\.\nHint: .*\n",
-        r"UsageError: Unrecognized arguments: --wath cuda\.\nHint: .*\n",
+        r"UsageError: `%%lostflops` has no option '--wath'\. Did you mean '--what'\?\nHint: .*\n",
         r"UsageError: '1x' is no name of a variable\.\nHint: .*\n",
         r"UsageError: --height takes 100 to 10,000 pixels\.\n",
         r"UsageError: ''x' cannot be read: No closing quotation\.\n",
@@ -337,7 +337,7 @@ def test_the_page_appears_in_jupyterlab(lab: str) -> None:
         verdict = page.locator("h1").inner_text()
         assert "of the" in verdict and "step" in verdict
         # A link inside the page stays inside the frame.
-        page.get_by_role("link", name="Quality").click()
+        page.get_by_role("link", name="Recording").click()
         tab.wait_for_timeout(200)
         assert page.locator("h1").inner_text() == verdict
         inner = element.element_handle().content_frame()

@@ -226,6 +226,7 @@ def test_too_few_steps_are_said_with_how_many_there_were(tmp_path: Path) -> None
     assert said == [
         f"nothing was recorded: the job ended with status 0 after 5 steps, {first}",
         "Hint: `--steps 2-4`",
+        f"next: lostflops why {tmp_path}",
     ]
 
 
