@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lostflops.recipes.step_log_pauses import ordinal, pauses
+from lostflops.recipe import on_example
+from lostflops.recipes.step_log_pauses import ordinal, pauses, step_log_pauses
 
 MS = 1_000_000
 
@@ -76,3 +77,23 @@ def test_numbers_are_counted_as_people_do() -> None:
     assert [ordinal(n) for n in (2, 3, 10, 11, 21, 112, 501)] == [
         "2nd", "3rd", "10th", "11th", "21st", "112th", "501st",
     ]  # fmt: skip
+
+
+def test_a_short_log_full_of_noise_names_no_pause_that_nothing_explains() -> None:
+    random = np.random.default_rng(1)
+    named = 0
+    for log in range(200):
+        count = 10 + log % 40
+        told = (40 * MS * random.lognormal(0, 1.2, count)).astype(np.int64)
+        rows = [{"step": n + 3, "duration": int(ns), "recorded": False} for n, ns in enumerate(told)]
+        named += on_example(step_log_pauses, {"step_log": rows}).height
+    assert named <= 2  # one log in a hundred
+
+
+def test_a_checkpoint_in_a_short_log_is_named() -> None:
+    rows = [
+        {"step": n, "duration": 40 * MS + 90 * MS * (n % 5 == 4), "checkpoint": 90 * MS * (n % 5 == 4)}
+        for n in range(3, 21)
+    ]
+    (pause,) = on_example(step_log_pauses, {"step_log": rows}).to_dicts()
+    assert (pause["period"], pause["cause"], pause["longer"]) == (5, "checkpoint", 90 * MS)

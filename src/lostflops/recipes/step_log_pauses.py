@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import comb
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,8 +19,10 @@ from .step_log_summary import WARM_UP
 # A pause lengthens its step by this share of the other steps' median, and comes back this often.
 LEAST_LONGER = 0.1
 LEAST_TIMES = 3
-# So few may be long by chance: all of them must then be, by far, and be half of all long ones.
+# So few may be long by chance: all of them must then be, by far, and be half of all long ones. Where nothing
+# in the log explains them, noise may put them at one distance in one of so many logs at most.
 FEW_TIMES, MUCH_LONGER = 8, 0.5
+ONE_LOG_IN = 100
 SIGMA, SIGMAS = 1.4826, 5  # of a median deviation, and how many are noise
 # Of the steps at a pause and of the others, these quantiles must not meet.
 LOWER, UPPER = 0.25, 0.95
@@ -133,6 +136,9 @@ def _found(rank: object, log: pl.DataFrame) -> Iterator[dict[str, Any]]:
     latest = plain.tail(MOST_STEPS)
     steps, lengths = latest["step"].to_numpy(), latest["duration"].to_numpy()
     for pause in pauses(steps, lengths):
+        cause = _cause(latest, pause)
+        if cause is None and _may_be_chance(int(pause.at.sum()), len(steps)):
+            continue
         logged = timed["step"].to_numpy() % pause.period == pause.phase
         with_it = timed.filter(pl.Series(logged))
         spent = int(timed["duration"].sum())
@@ -145,7 +151,7 @@ def _found(rank: object, log: pl.DataFrame) -> Iterator[dict[str, Any]]:
             "usual": pause.usual,
             "per_step": pause.longer // pause.period,
             "share": pause.longer * with_it.height / spent if spent else None,
-            "cause": _cause(latest, pause),
+            "cause": cause,
             "recorded": int(with_it["recorded"].sum()),
             "recorded_steps": int(log["recorded"].sum()),
             "last_step": with_it["step"].max(),
@@ -171,6 +177,11 @@ def pauses(steps: Steps, lengths: Steps) -> list[Pause]:
         found.append(best)
         left &= ~best.at
     return found
+
+
+def _may_be_chance(times: int, steps: int) -> bool:
+    """Whether noise may put the longest of some steps at one distance, any choice of them being as likely."""
+    return times < FEW_TIMES and comb(steps, times) < ONE_LOG_IN * sum(range(2, LONGEST_TRIED + 1))
 
 
 def _periods(steps: Steps, long: Which) -> list[int]:

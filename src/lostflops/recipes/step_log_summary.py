@@ -169,17 +169,16 @@ def _unlike_the_others(table: pl.DataFrame) -> Iterator[Finding]:
     if unlike.is_empty():
         return
     most = unlike.row(0, named=True)
-    word = "longer" if most["longer"] > 0 else "shorter"
-    many = f"On {unlike.height} of {table.height} ranks" if table.height > 1 else "On the only rank"
+    word = "slower" if most["longer"] > 0 else "faster"
+    where = f" on {unlike.height} of {table.height} ranks" if table.height > 1 else ""
+    here = f" on rank {most['rank']}" if table.height > 1 else ""
+    kept, others = milliseconds(most["recorded_median"]), milliseconds(most["median"])
     yield Finding(
         name="recorded-steps-unlike-others",
-        claim=f"{many} the recorded steps are not like the job's others: on rank {most['rank']} they are "
-        f"{percent(abs(most['longer']), 1)} {word}.",
+        claim=f"Recorded steps were {percent(abs(most['longer']), 1)} {word} than the rest{where} "
+        f"({kept} against {others}{here}); read shares with care.",
         gain="unknown",
-        evidence=(
-            f"rank {most['rank']}: median {milliseconds(most['recorded_median'])} of the recorded steps",
-            f"{milliseconds(most['median'])} of the others",
-        ),
+        evidence=(f"medians of {most['recorded']:,} recorded steps and of the others in the step log",),
         next="Record other steps (`--steps`), and less of them (`--what cuda`), before you trust the shares.",
         doubt="recording itself takes time, the more the shorter the operators are",
     )
@@ -201,7 +200,7 @@ def _waits_for_data_elsewhere(table: pl.DataFrame) -> Iterator[Finding]:
         "its time waiting for data.",
         gain="unknown",
         evidence=(
-            f"{milliseconds(worst['data'])} in a mean step",
+            f"{milliseconds(worst['data'])} per step",
             "no recorded step" if shown is None else f"{percent(shown, 1)} in the recorded steps",
             f"{unseen.height} of {table.height} ranks wait like this",
         ),

@@ -25,6 +25,7 @@ MOST_TOP = 3
 RATES = frozenset({"steps_per_second"})
 # Of the matrix work's time so much must be of one precision, and its FLOPs be known.
 ONE_PRECISION, ALL_KNOWN = 0.9, 0.95
+UNLIKE = 0.1  # of the mean step: where the rate is of others than the page shows, it says so
 BUSY = 0.005  # of a core: less is shown as no load
 
 
@@ -86,7 +87,10 @@ def _steps_per_second(run: Run, spent: Budget | None, answers: Mapping[str, Answ
     if length is None:
         return None
     rate = 1e9 / length
-    return Fact("steps_per_second", "throughput", rate, "steps/s", f"{_figures(rate)} steps/s", basis)
+    said = f"{_figures(rate)} steps/s"
+    if spent is not None and abs(spent.mean - length) > UNLIKE * length:  # not one over the step of the page
+        said += " outside the recorded steps"
+    return Fact("steps_per_second", "throughput", rate, "steps/s", said, basis)
 
 
 def _inputs(trace: Trace, counted: pl.DataFrame, steps_per_second: float) -> Iterator[Fact]:
