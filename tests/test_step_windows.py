@@ -375,6 +375,24 @@ def test_a_collective_that_hangs_when_another_rank_has_died_is_in_no_mean() -> N
     assert why(found(profiled(0, 100, 200, 4_990), kernels(*rows)))[-1] == "waits at its end"
 
 
+@pytest.mark.parametrize(
+    ("many", "reason"), [(5, "recording ended in it"), (4, None)], ids=["another step", "the end of a job"]
+)
+def test_a_step_in_which_the_device_hangs_while_the_host_launches_the_next_is_cut(
+    many: int, reason: str | None
+) -> None:
+    """Ten operators a step; the device never gets to those of the last."""
+    rows = [ran(100 * n + 10 * m, 100 * n + 10 * m + 9, 20 * n + m) for n in range(3) for m in range(10)]
+    calls = [20 * n + m for n in range(3) for m in range(10)] + [60 + m for m in range(many)]
+    operators = pl.DataFrame(
+        {"start": calls, "end": [at + 1 for at in calls], "name": ["aten::mm"] * len(calls)}
+    )
+    steps = found(profiled(0, 20, 40, 60, 80), kernels(*rows), end=5_000, operators=operators)
+    assert steps["step"].to_list() == [0, 1, 2] and why(steps) == [None, None, reason]
+    hanging = found(profiled(0, 20, 40, 60, 4_000), kernels(*rows), end=5_000, operators=operators)
+    assert why(hanging)[:3] == [None, None, reason] and not hanging["complete"][3]
+
+
 def test_a_mark_that_was_open_when_the_recording_ended_is_incomplete() -> None:
     ranges = profiled(0, 100, 200, 290).with_columns(complete=pl.Series([True, True, False]))
     assert why(found(ranges, kernels(*layers([0, 100, 200], 9)))) == [None, None, "recording ended in it"]

@@ -22,6 +22,7 @@ from lostflops.trace import Quality
 
 Codes = npt.NDArray[np.int64]
 Moments = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
 
 # A range that names a step: 'step 3', 'Iteration-12', 'train_step', 'training_batch#7', 'Epoch 1, step 3/90',
 # and Lightning's around a batch.
@@ -39,6 +40,8 @@ FEWEST_PERIODS = 3
 SAME_SHARE = 0.95
 # GPU work that only reaches out of the steps is told from this share of their time on.
 WORTH_TELLING = 0.01
+# From this share of a step's operators on, the host was at another step, and did not just stop.
+AS_MUCH = 0.5
 
 
 def find_steps(
@@ -108,13 +111,31 @@ def _finished(
     moved = device_steps.moved(marked, done) if on_host else marked.with_columns(behind=pl.lit(False))
     moved = moved.with_columns(pl.col("start", "end").clip(start, end))
     # A step that the device never came to while it lasted on the host, and in which nothing was launched.
-    moved = moved.filter(pl.col("end") > pl.col("start"))
+    there = pl.col("end") > pl.col("start")
+    if by_device and on_host and operators is not None:
+        ran = moved.select(there & (pl.col("amount") > 0)).to_series().to_numpy()
+        stuck = _never_reached(moved, ran, operators)
+        moved = moved.with_columns(pl.col("complete") & ~pl.Series(stuck))
+    moved = moved.filter(there)
     cut = pl.when(~pl.col("begins")).then(pl.lit("recording began in it"))
     reason = cut.when(~pl.col("complete")).then(pl.lit("recording ended in it"))
     reason = reason.when("behind").then(pl.lit("device was behind"))
     moved = moved.with_columns(left_out=reason.otherwise(None).cast(LEFT_OUT))
     seen = done.start if by_device else began
     return _with_stubs(moved, seen).drop("begins", "behind")
+
+
+def _never_reached(steps: pl.DataFrame, ran: Flags, operators: pl.DataFrame) -> Flags:
+    """Marks the last step of the device's where the host had launched another: it hung in the one before."""
+    stuck = np.zeros(len(ran), dtype=bool)
+    reached = np.flatnonzero(ran)
+    if not len(reached) or reached[-1] == len(ran) - 1:
+        return stuck
+    last = int(reached[-1])
+    host, until = steps["host_start"].to_numpy(), steps["host_end"].to_numpy()
+    many = device_steps.amounts(host, until, operators["start"].to_numpy())
+    stuck[last] = many[last + 1 :].max() >= AS_MUCH * np.median(many[: last + 1]) > 0
+    return stuck
 
 
 def _with_stubs(steps: pl.DataFrame, began: Moments) -> pl.DataFrame:
