@@ -544,6 +544,24 @@ def test_one_step_says_both_lengths(tmp_path: Path) -> None:
     (note,) = (note for note in shown.notes if "takes the host" in note)
     assert note.startswith("Step 0 takes the host 1.50 ms and the GPU 15.2 ms.")
     assert "one step does not show" in note
+    assert not rates(shown)
+
+
+def rates(shown: Page) -> list[str]:
+    return [fact.name for fact in shown.facts.numbers if fact.name == "steps_per_second"]
+
+
+def test_a_rate_is_told_of_steps_that_show_how_long_one_takes(tmp_path: Path) -> None:
+    """Of several, of one in which host and device agree; not of one that began while the device was behind."""
+    assert rates(opened(tmp_path, ahead(0, 9_700)))
+    alone = [step(0, 1000, 15_000), call(1010, 5, 1), kernel(1050, 14_900, 1)]
+    (tmp_path / "alone").mkdir()
+    assert rates(opened(tmp_path / "alone", alone))
+    (tmp_path / "behind").mkdir()
+    behind = [step(0, 1000, 40_000), call(1010, 5, 1), kernel(100, 29_000, 7), kernel(29_200, 11_700, 1)]
+    shown = opened(tmp_path / "behind", behind)
+    assert any("still busy with earlier work" in note for note in shown.notes)
+    assert not rates(shown)
 
 
 def test_hosts_and_devices_that_agree_are_not_told(tmp_path: Path) -> None:

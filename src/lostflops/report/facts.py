@@ -59,16 +59,25 @@ class Facts:
 
 
 def known(
-    trace: Trace, run: Run, spent: Budget | None, counted: pl.DataFrame, answers: Mapping[str, Answer]
+    trace: Trace,
+    run: Run,
+    spent: Budget | None,
+    counted: pl.DataFrame,
+    answers: Mapping[str, Answer],
+    tell_the_period: bool = True,
 ) -> Facts:
-    """`counted` holds rank, step, start and end of the steps that count in means."""
+    """`counted` holds rank, step, start and end of the steps that count in means.
+
+    Where these do not `tell_the_period`, nothing is worked out from their length.
+    """
     numbers: list[Fact] = []
-    rate = _steps_per_second(run, spent, answers)
+    timed = spent if tell_the_period and not run.is_whole else None
+    rate = _steps_per_second(run, timed, answers)
     if rate is not None:
         numbers.append(rate)
         numbers += _inputs(trace, counted, rate.value)
-    if spent is not None and not run.is_whole:
-        numbers += _utilisation(trace, run, spent, answers)
+    if timed is not None:
+        numbers += _utilisation(trace, run, timed, answers)
     numbers += _memory(trace)
     numbers += _cores(trace)
     return Facts(tuple(numbers), tuple(_top(answers, spent)))
@@ -82,7 +91,7 @@ def _steps_per_second(run: Run, spent: Budget | None, answers: Mapping[str, Answ
         mean = log["mean"].mean()
         if isinstance(mean, float) and mean > 0:
             length, basis = mean, "mean step of the step log, without those recorded in full"
-    if length is None and spent is not None and not run.is_whole and spent.mean > 0:
+    if length is None and spent is not None and spent.mean > 0:
         length, basis = spent.mean, f"mean step {run.windows}"
     if length is None:
         return None

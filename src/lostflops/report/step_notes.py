@@ -122,20 +122,35 @@ def _numbers(steps: Iterable[int]) -> str:
     return f"step{'s' * many} {joined}"
 
 
-def lengths(steps: pl.DataFrame, counted: pl.DataFrame) -> Iterator[str]:
-    """A note where the host's steps and the device's differ: the host ran ahead, or the device caught up."""
+def tell_the_period(steps: pl.DataFrame, counted: pl.DataFrame) -> bool:
+    """Whether counted steps are whole, and show how long a step takes: one that the GPU is late in may not."""
+    cut = _doubtful(steps).filter(pl.col("doubtful") & ~pl.col("why").is_in(["outlier", "nothing in it"]))
+    if cut.join(counted, on=["rank", "step"], how="semi").height:
+        return False
+    return (
+        _both_lengths(steps, counted).filter((pl.col("many") == 1) & (pl.col("apart") > DIFFERENT)).is_empty()
+    )
+
+
+def _both_lengths(steps: pl.DataFrame, counted: pl.DataFrame) -> pl.DataFrame:
+    """By rank the mean lengths of its `many` counted steps on host and device, and how far `apart` they are."""
     mine = steps.join(counted, on=["rank", "step"], how="semi").filter(
         pl.col("host_start").is_not_null(), pl.col("host_end").is_not_null()
     )
-    if mine.is_empty():
-        return
     host, device = pl.col("host_end") - pl.col("host_start"), pl.col("end") - pl.col("start")
-    by_rank = (
+    return (
         mine.group_by("rank")
         .agg(host=host.mean(), device=device.mean(), many=pl.len(), step=pl.col("step").first())
         .with_columns(apart=(pl.col("device") - pl.col("host")).abs() / pl.col("device"))
         .sort("apart", "rank", descending=[True, False])
     )
+
+
+def lengths(steps: pl.DataFrame, counted: pl.DataFrame) -> Iterator[str]:
+    """A note where the host's steps and the device's differ: the host ran ahead, or the device caught up."""
+    by_rank = _both_lengths(steps, counted)
+    if by_rank.is_empty():
+        return
     worst = by_rank.row(0, named=True)
     if worst["apart"] <= DIFFERENT:
         return
