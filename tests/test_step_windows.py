@@ -552,7 +552,7 @@ def rates(shown: Page) -> list[str]:
 
 
 def test_a_rate_is_told_of_steps_that_show_how_long_one_takes(tmp_path: Path) -> None:
-    """Of several, of one in which host and device agree; not of one that began while the device was behind."""
+    """Of several, of one in which host and device agree; not of one that the device was late in."""
     assert rates(opened(tmp_path, ahead(0, 9_700)))
     alone = [step(0, 1000, 15_000), call(1010, 5, 1), kernel(1050, 14_900, 1)]
     (tmp_path / "alone").mkdir()

@@ -123,7 +123,7 @@ def _numbers(steps: Iterable[int]) -> str:
 
 
 def tell_the_period(steps: pl.DataFrame, counted: pl.DataFrame) -> bool:
-    """Whether counted steps are whole, and show how long a step takes: one that the GPU is late in may not."""
+    """Whether counted steps show how long one takes: all whole, and not a single one that the GPU is late in."""
     cut = _doubtful(steps).filter(pl.col("doubtful") & ~pl.col("why").is_in(["outlier", "nothing in it"]))
     if cut.join(counted, on=["rank", "step"], how="semi").height:
         return False
@@ -133,7 +133,7 @@ def tell_the_period(steps: pl.DataFrame, counted: pl.DataFrame) -> bool:
 
 
 def _both_lengths(steps: pl.DataFrame, counted: pl.DataFrame) -> pl.DataFrame:
-    """By rank the mean lengths of its `many` counted steps on host and device, and how far `apart` they are."""
+    """Of each rank's `many` counted steps the mean lengths on host and device, and how `apart` they are."""
     mine = steps.join(counted, on=["rank", "step"], how="semi").filter(
         pl.col("host_start").is_not_null(), pl.col("host_end").is_not_null()
     )
