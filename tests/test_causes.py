@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import polars as pl
 import pytest
 
 import lostflops
+from lostflops.causes.board import Board
+from lostflops.causes.given import NAMES, Given
+from lostflops.causes.host import join_host
 from lostflops.causes.names import spoken
 from lostflops.finding import Finding
 from lostflops.report.page import Page
@@ -249,3 +253,43 @@ def test_one_pause_that_is_little_of_all_steps_is_no_finding(why) -> None:
     assert "one-gap-is-most" not in names(why(steps, Job(transfer=0)))
     steps = [[Work(loads=35 if n == 0 else 0)] for n in range(12)]
     assert [f.claim for f in why(steps, Job(transfer=0)).findings]
+
+
+@pytest.mark.parametrize(
+    ("per_step", "long", "names", "said"),
+    [
+        (8, 0, (3, 2, 3), None),
+        (12, 0, (3, 4, 5), "in the short pauses between operators."),
+        (8, 4, (3, 2, 3), "while the CPU runs other code"),
+        (8, 0, (4, 4), "while the CPU runs other code"),
+    ],
+    ids=["a little of each", "much of each", "in one pause", "under one name"],
+)
+def test_what_operators_cost_around_them_is_no_work_of_the_job_s(
+    per_step: int, long: int, names: tuple[int, ...], said: str | None
+) -> None:
+    """Two steps of 100 ms on a CPU; `long` and `names` are of one step, ms."""
+    ledger = pl.DataFrame(
+        [
+            {"rank": 0, "step": step, "start": 100 * MS * step, "account": account, "ns": ms * MS}
+            for step in range(2)
+            for account, ms in (("compute", 100 - per_step), ("idle.other_host_work", per_step))
+        ]
+    )
+    told = [
+        {"rank": 0, "account": "idle.other_host_work", "name": f"part {n}", "ns": 2 * ms * MS}
+        for n, ms in enumerate(names)
+    ]
+    board = Board(
+        Given({}, ledger, pl.DataFrame(told, schema=NAMES), on_host=True, in_long_pauses=2 * long * MS)
+    )
+    claim = f"Nothing computes for {per_step}.00 ms per step while the CPU runs other code."
+    board.put(
+        Finding(
+            "host-busy-elsewhere", claim, "at most", (), "", per_step * MS, recipe="idle_summary",
+            accounts=("idle.other_host_work",), cost_per_step=per_step * MS,
+        )
+    )  # fmt: skip
+    join_host(board)
+    assert [said in finding.claim for finding in board.all() if said] == ([True] if said else [])
+    assert bool(list(board.all())) is bool(said)

@@ -19,6 +19,8 @@ WORK = pl.Schema(
     {"rank": pl.Int32, "family": pl.String, "kernel": pl.String, "calls": pl.Int64, "time": pl.Int64}
 )
 CHECKPOINT = "idle.checkpoint_logging"
+OTHER_HOST = "idle.other_host_work"
+LONG = 1_000_000  # ns: a framework takes microseconds between two operators
 COMMUNICATION = ("communication.wait", "communication.transfer", "communication.exposed")
 
 
@@ -32,7 +34,8 @@ class Given:
 
     `ledger` holds the steps that count, with the columns of the recipe `step_ledger`. `names` says how long
     each rank's idle time has each name in those steps, `work` how often each rank runs each kernel of one
-    grid, `in_checkpoints` how much of the exposed copying happens while the host is in a checkpoint, ns.
+    grid, `in_checkpoints` how much of the exposed copying happens while the host is in a checkpoint, ns, and
+    `in_long_pauses` how much of the host's other work comes in stretches of a millisecond or more, ns.
     `advice` puts a remedy into the words of the framework that the job uses.
     """
 
@@ -41,6 +44,7 @@ class Given:
     names: pl.DataFrame = field(default_factory=NAMES.to_frame)
     work: pl.DataFrame = field(default_factory=WORK.to_frame)
     in_checkpoints: int = 0
+    in_long_pauses: int = 0
     on_host: bool = False
     missing_ranks: bool = False
     advice: Callable[[str, str], str] = _plain
@@ -94,6 +98,7 @@ def gather(
         names=_names(session, counted),
         work=_work(trace) if ranks > 1 else WORK.to_frame(),
         in_checkpoints=_in_checkpoints(session, counted) if "copy_summary_by_time" in answers else 0,
+        in_long_pauses=_in_long_pauses(session, counted),
         on_host=on_host,
         missing_ranks=world_size is not None and ranks < world_size,
         advice=advice,
@@ -118,6 +123,16 @@ def _names(session: Session, counted: pl.DataFrame) -> pl.DataFrame:
         .agg(ns=(pl.col("end") - pl.col("start")).sum())
         .select(pl.col(c).cast(t) for c, t in NAMES.items())
     )
+
+
+def _in_long_pauses(session: Session, counted: pl.DataFrame) -> int:
+    stretches = _table(session, "idle_causes")
+    if stretches is None:
+        return 0
+    other = stretches.filter(pl.col("account") == OTHER_HOST).join(counted, on=["rank", "step"], how="semi")
+    length = pl.col("end") - pl.col("start")
+    pauses = intervals.union(other.lazy(), ["rank"]).filter(length >= LONG)
+    return int(pauses.select(length.sum()).collect().item() or 0)
 
 
 def _work(trace: Trace) -> pl.DataFrame:

@@ -9,12 +9,16 @@ import polars as pl
 from lostflops.finding import Finding, milliseconds
 
 from .board import Board
+from .given import OTHER_HOST
 from .names import contributors, listed, spoken
 
 BY_NAME = "host-busy-elsewhere"
 BETWEEN = ("idle.launch_bound", "idle.unexplained")  # what a host that runs ahead hides
 SYNCS = 4  # waits per step, from which on they come from inside it
 ALONE = 0.9  # of the time on all ranks
+# Of a CPU's step, from which on what the framework does between operators is worth a finding. Recording
+# lengthens just these pauses.
+BETWEEN_FROM = 0.1
 NAMED_FROM = 0.1  # of an account, which a name must hold to be shown
 
 
@@ -22,6 +26,7 @@ def join_host(board: Board) -> None:
     """Name what idle time is made of, and join what is about the same gaps."""
     for finding in [f for f in board.all() if f.recipe == "idle_summary"]:
         board.replace(finding, _named(board, finding))
+    _between_operators(board)
     _one_gap(board)
     _out_of_memory(board)
     _outside_window(board)
@@ -56,6 +61,28 @@ def _named(board: Board, finding: Finding) -> Finding:
         claim=f"{claim.rstrip('.')}: {listed(what)}.",
         next=f"Make {largest[0][0] if largest else 'it'} cheaper, or take it out of the step: into the "
         "loader's workers, onto a thread of its own, or done once for all steps.",
+    )
+
+
+def _between_operators(board: Board) -> None:
+    """On a CPU, time that is spread over short pauses under many names is what operators cost around them."""
+    given, other = board.given, board.of(BY_NAME)
+    if other is None or not given.on_host:
+        return
+    whole = given.accounts.get(OTHER_HOST, 0)
+    names = names_of(board, OTHER_HOST)
+    if 2 * given.in_long_pauses >= whole * given.num_steps or (names and 2 * names[0][1] >= whole):
+        return
+    if not board.reaches(other.size, BETWEEN_FROM):
+        board.drop(other)
+        return
+    board.replace(
+        other,
+        replace(
+            other,
+            claim=f"Nothing computes for {board.share(other.size)} in the short pauses between operators.",
+            next="Do the same in fewer operators: a larger batch, or `torch.compile`.",
+        ),
     )
 
 

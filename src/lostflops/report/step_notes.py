@@ -123,7 +123,7 @@ def _numbers(steps: Iterable[int]) -> str:
 
 
 def tell_the_period(steps: pl.DataFrame, counted: pl.DataFrame) -> bool:
-    """Whether counted steps show how long one takes: all whole, and not a single one that the GPU is late in."""
+    """Whether counted steps show how long one takes: all whole, not a single one that the GPU is late in."""
     cut = _doubtful(steps).filter(pl.col("doubtful") & ~pl.col("why").is_in(["outlier", "nothing in it"]))
     if cut.join(counted, on=["rank", "step"], how="semi").height:
         return False
