@@ -115,12 +115,11 @@ def kernels_are_unclassified(table: pl.DataFrame) -> Iterator[Finding]:
     if unlisted > UNCLASSIFIED * time:
         yield Finding(
             name="graphs-unlisted",
-            claim=f"{percent(unlisted, time)} of kernel time is in CUDA graphs whose kernels were not recorded "
-            "one by one.",
+            claim=f"{percent(unlisted, time)} of kernel time is in CUDA graphs that list no kernels.",
             gain="unknown",
             evidence=(),
             next="Record with `--cuda-graph-trace=node`.",
-            doubt="All of it counts as compute in the ledger; communication and copies in the graphs do, too.",
+            doubt="All of it counts as compute in the ledger: communication and copies in graphs, too.",
         )
     if unnamed <= UNCLASSIFIED * time:
         return
