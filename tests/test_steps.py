@@ -215,3 +215,41 @@ def test_a_tail_beyond_the_steps_is_told_when_it_is_long() -> None:
     steps = pl.DataFrame({"start": [0], "end": [1000]})
     assert not outside(steps, pl.DataFrame({"start": [990], "end": [1009]}))
     assert [fact.count for fact in outside(steps, pl.DataFrame({"start": [990], "end": [1010]}))] == [0]
+
+
+def test_two_optimizers_of_one_class_that_take_turns_make_one_step() -> None:
+    """A discriminator of two kernels, then a generator of four: the last update ends the step."""
+    updates, work, now = [], [], 0
+    for _ in range(4):
+        for many in (2, 4):
+            for _ in range(many):
+                work.append(("gemm", "gemm", now, now + 5))
+                now += 10
+            updates.append(("Optimizer.step#Adam.step", now, now + 5))
+            now += 10
+    table = kernels(*work).with_columns(launch_start="start")
+    steps = found(ranges(*updates), table, end=now)
+    assert [(start, end) for _, start, end, _, complete in steps if complete] == [
+        (75, 155),
+        (155, 235),
+        (235, 315),
+    ]
+
+
+def test_updates_of_one_optimizer_each_make_a_step_however_their_work_varies() -> None:
+    updates, work, now = [], [], 0
+    for many in (2, 4, 3, 4, 2, 4, 2, 3):
+        for _ in range(many):
+            work.append(("gemm", "gemm", now, now + 5))
+            now += 10
+        updates.append(("Optimizer.step#Adam.step", now, now + 5))
+        now += 10
+    steps = found(ranges(*updates), kernels(*work).with_columns(launch_start="start"), end=now)
+    assert sum(complete for *_, complete in steps) == 7
+
+
+def test_each_device_of_a_process_has_the_steps_of_the_thread_that_launches_for_it() -> None:
+    mine = ranges(("step 0", 0, 40), ("step 1", 50, 90), thread=3)
+    longer = ranges(("step 0", 0, 300), ("step 1", 301, 600), thread=4)
+    work = kernels(("gemm", "gemm", 10, 20)).with_columns(thread=3)
+    assert [row[:3] for row in found(pl.concat([longer, mine]), work)] == [(0, 0, 50), (1, 50, 90)]

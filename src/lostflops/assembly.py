@@ -344,11 +344,14 @@ def _numbered(parts: list[Part], names: list[str], epochs: list[int], quality: l
             rank = next(free)
         elif rank is None:
             rank = next(free)
-            text = (
-                f"{name} does not say which rank it is: assumed to be rank {rank}"
-                if part.rank_source in ("assigned", processes.ASSUMED)
-                else f"{name} names no ranks: they are numbered in the order of its devices"
-            )
+            text = f"{name} does not say which rank it is: assumed to be rank {rank}"
+            if len(parts) > 1:
+                several = names.count(name) > 1
+                text = (
+                    f"{name} names no ranks: they are numbered in the order of its devices"
+                    if several
+                    else "the files do not say: numbered in the order of the files"
+                )
             level = "warning" if len(set(first)) > 1 else "note"
             quality.append(Quality(rank, "rank not recorded", 1, text, level))
         numbered.append(rank)

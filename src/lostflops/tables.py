@@ -64,6 +64,8 @@ HOST_MEMORY_KIND = pl.Enum(HOST_MEMORY)
 STEP_SOURCE = pl.Enum(STEP_SOURCES)
 LEFT_OUT = pl.Enum(LEFT_OUT_BECAUSE)
 NAME = pl.Categorical()
+# What a CUDA graph is called that was recorded as a whole.
+UNLISTED_GRAPH = "CUDA graph (contents not recorded)"
 GROUPS = pl.List(pl.Struct({"name": pl.String, "description": pl.String, "ranks": pl.List(pl.Int32)}))
 
 

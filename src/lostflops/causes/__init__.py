@@ -25,6 +25,7 @@ OF_THE_RECORDING = {"recording_lint"}
 ABOUT_THE_RECORDING = {
     "kernels-before-launch",
     "kernels-unclassified",
+    "graphs-unlisted",
     "recorded-steps-unlike-others",
 }
 

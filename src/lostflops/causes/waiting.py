@@ -280,8 +280,8 @@ def _exposed(board: Board, base: Finding, moving: int, waited: int) -> None:
             ns_per_step=min(base.ns_per_step, _transfer(board, base) + waited),
             evidence=(
                 # These count the waiting that has a finding of its own.
-                *(() if elsewhere else base.evidence),
                 *((untold,) if untold else ()),
+                *(() if elsewhere else base.evidence),
                 *(f.claim.rstrip(".") for f in network[:2]),
             ),
             next=base.next,

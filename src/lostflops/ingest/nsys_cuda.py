@@ -6,7 +6,7 @@ import polars as pl
 
 from lostflops.ingest.nsys_export import Export, thread_of
 from lostflops.ingest.nsys_rows import usable
-from lostflops.tables import NAME
+from lostflops.tables import NAME, UNLISTED_GRAPH
 from lostflops.trace import Quality
 
 GPU_WORK = (
@@ -16,7 +16,7 @@ GPU_WORK = (
     "CUPTI_ACTIVITY_KIND_MEMSET",
     "CUPTI_ACTIVITY_KIND_MEM_DECOMPRESS",
 )
-GRAPH = "CUDA graph (contents not recorded)"
+GRAPH = UNLISTED_GRAPH
 UNNAMED = "kernel (its name is not in this export)"
 
 MEMCPY_OPER = {

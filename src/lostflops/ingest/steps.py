@@ -38,6 +38,9 @@ OPTIMIZER_RANGE = r"^Optimizer\.step#.*\.step$|(?i:^opt(?:imi[sz]er)?[ _.:/-]+st
 # repeat.
 FEWEST_PERIODS = 3
 SAME_SHARE = 0.95
+# Optimizers of one class that take turns: at most so many, each with as much work as in its other turns (a
+# share), and one with so much less than another.
+MOST_OPTIMIZERS, SAME_WORK, APART = 4, 0.02, 0.1
 # GPU work that only reaches out of the steps is told from this share of their time on.
 WORTH_TELLING = 0.01
 # From this share of a step's operators on, the host was at another step, and did not just stop.
@@ -58,11 +61,20 @@ def find_steps(
     mark that runs beyond the recording is cut there and its step marked incomplete. On a device each begins
     when the work before it has ended, and the last one ends with its work.
     """
+    launching: list[int] = []
+    if kernels is not None and "thread" in kernels.columns:
+        launching = kernels["thread"].drop_nulls().unique().to_list()
+    launched = _launched(kernels, operators)
     # Each is looked for only where those before it are not there.
     for look, on_host in (
-        (lambda: _marked(ranges, PROFILER_STEP, "profiler", at_least=1), True),
-        (lambda: _marked(ranges, STEP_RANGE, "range", at_least=2), True),
-        (lambda: _between_optimizers(_optimizer_range_ends(ranges, operators), start, end), True),
+        (lambda: _marked(ranges, PROFILER_STEP, "profiler", launching, at_least=1), True),
+        (lambda: _marked(ranges, STEP_RANGE, "range", launching, at_least=2), True),
+        (
+            lambda: _between_optimizers(
+                _last_of_each_round(_optimizer_range_ends(ranges, operators, launching), launched), start, end
+            ),
+            True,
+        ),
         (lambda: _between_optimizers(_optimizer_burst_ends(kernels), start, end), False),
         (lambda: _periods(kernels), False),
     ):
@@ -223,7 +235,37 @@ def _inside(steps: pl.DataFrame, start: int, end: int) -> pl.DataFrame:
     ).filter(pl.col("end") > pl.col("start"))
 
 
-def _marked(ranges: pl.DataFrame | None, pattern: str, source: str, at_least: int) -> pl.DataFrame | None:
+def _launched(kernels: pl.DataFrame | None, operators: pl.DataFrame | None) -> Moments:
+    """When the host launched kernels, in order; without launches, when operators began."""
+    for table, column in ((kernels, "launch_start"), (operators, "start")):
+        if table is not None and column in table.columns:
+            moments = table[column].drop_nulls()
+            if moments.len():
+                return np.sort(moments.to_numpy())
+    return np.zeros(0, dtype=np.int64)
+
+
+def _last_of_each_round(ends: list[int], launched: Moments) -> list[int]:
+    """The updates that end steps: where several optimizers of one class take turns, the last of each round.
+
+    A generator and a discriminator launch different amounts of work, in strict turn. So do no rounds that
+    one optimizer makes.
+    """
+    work = np.diff(np.searchsorted(launched, ends))
+    for many in range(2, MOST_OPTIMIZERS + 1):
+        if len(work) < FEWEST_PERIODS * many:
+            break
+        rounds = work[len(work) % many :].reshape(-1, many)
+        most, least = rounds.max(axis=0), rounds.min(axis=0)
+        steady = bool(least.min() > 0) and bool((most - least <= SAME_WORK * least).all())
+        if steady and int(most.min()) < (1 - APART) * int(least.max()):
+            return ends[(len(ends) - 1) % many :: many]
+    return ends
+
+
+def _marked(
+    ranges: pl.DataFrame | None, pattern: str, source: str, launching: list[int], at_least: int
+) -> pl.DataFrame | None:
     if ranges is None or ranges.is_empty():
         return None
     names = ranges["name"].unique().cast(pl.String)
@@ -235,7 +277,7 @@ def _marked(ranges: pl.DataFrame | None, pattern: str, source: str, at_least: in
         .with_columns(text=pl.col("name").cast(pl.String))
         .with_columns(step=pl.col("text").str.extract(pattern, 1).cast(pl.Int64, strict=False))
     )
-    marks = _outermost(_of_one_thread(marks))
+    marks = _outermost(_of_one_thread(marks, launching))
     if marks.height < at_least:
         return None
     numbers = marks["step"]
@@ -255,8 +297,13 @@ def _marked(ranges: pl.DataFrame | None, pattern: str, source: str, at_least: in
     return _table(marks["start"].to_list(), until.to_list(), step.to_list(), source, list(whole))
 
 
-def _of_one_thread(marks: pl.DataFrame) -> pl.DataFrame:
-    """Marks of several threads would give overlapping steps: those of the thread with most time in them."""
+def _of_one_thread(marks: pl.DataFrame, launching: list[int]) -> pl.DataFrame:
+    """Marks of several threads would give overlapping steps: those of the thread with most time in them.
+
+    Threads that launch the device's work come first: each device of a process can have its own.
+    """
+    own = marks.filter(pl.col("thread").is_in(launching))
+    marks = own if own.height else marks
     thread = (
         marks.group_by("thread")
         .agg(time=(pl.col("end") - pl.col("start")).sum(), many=pl.len())
@@ -273,7 +320,9 @@ def _outermost(marks: pl.DataFrame) -> pl.DataFrame:
     return marks.filter((pl.col("start") >= reach) | (pl.col("end") > reach))
 
 
-def _optimizer_range_ends(ranges: pl.DataFrame | None, operators: pl.DataFrame | None) -> list[int]:
+def _optimizer_range_ends(
+    ranges: pl.DataFrame | None, operators: pl.DataFrame | None, launching: list[int]
+) -> list[int]:
     for rows in (ranges, operators):
         if rows is None or rows.is_empty():
             continue
@@ -281,7 +330,7 @@ def _optimizer_range_ends(ranges: pl.DataFrame | None, operators: pl.DataFrame |
         names = names.filter(names.str.contains(OPTIMIZER_RANGE).fill_null(False)).to_list()
         if names:
             found = rows.filter(pl.col("name").cast(pl.String).is_in(names))
-            found = _of_one_thread(found).sort("start", pl.col("end"), descending=[False, True])
+            found = _of_one_thread(found, launching).sort("start", pl.col("end"), descending=[False, True])
             # One that another calls, as `super().step` does, is a part of it.
             reach = pl.col("end").cum_max().shift(1).fill_null(pl.lit(-(2**62)))
             updates = (

@@ -8,6 +8,7 @@ import polars as pl
 
 from lostflops.finding import Finding, percent
 from lostflops.recipe import Bars, Example, recipe
+from lostflops.tables import UNLISTED_GRAPH
 
 from .step_totals import per_step
 
@@ -28,6 +29,7 @@ UNCLASSIFIED = 0.01
         "calls": "number of executions",
         "time": "their durations added up, ns",
         "time_share": "time / all kernel time of the rank",
+        "in_graphs": "part of time in CUDA graphs whose kernels were not recorded one by one, ns",
         "per_step": "time in a mean step, ns",
         "step_share": "time inside steps / step time",
     },
@@ -42,7 +44,8 @@ UNCLASSIFIED = 0.01
                     | {"phase": "forward"},
                     {"start": 70, "end": 91, "name": "a", "family": "gemm", "precision": "bf16"}
                     | {"phase": "forward"},
-                    {"start": 91, "end": 100, "name": "mystery", "family": "unclassified"},
+                    {"start": 91, "end": 96, "name": "mystery", "family": "unclassified"},
+                    {"start": 96, "end": 100, "name": UNLISTED_GRAPH, "family": "unclassified"},
                 ],
                 "steps": [{"start": 10, "end": 110}, {"start": 110, "end": 210}],
             },
@@ -56,6 +59,7 @@ UNCLASSIFIED = 0.01
                     "calls": 3,
                     "time": 91,
                     "time_share": 0.91,
+                    "in_graphs": 0,
                     "per_step": 40,
                     "step_share": 81 / 200,
                 },
@@ -64,10 +68,11 @@ UNCLASSIFIED = 0.01
                     "family": "unclassified",
                     "precision": None,
                     "phase": None,
-                    "names": 1,
-                    "calls": 1,
+                    "names": 2,
+                    "calls": 2,
                     "time": 9,
                     "time_share": 0.09,
+                    "in_graphs": 4,
                     "per_step": 4,
                     "step_share": 9 / 200,
                 },
@@ -85,6 +90,7 @@ def kernel_families(kernel_work: pl.LazyFrame, step_totals: pl.LazyFrame) -> pl.
         kernel_work.group_by(kinds)
         .agg(
             pl.col("calls", "time", "in_steps").sum(),
+            in_graphs=pl.col("time").filter(pl.col("name").cast(pl.String) == UNLISTED_GRAPH).sum(),
             names=pl.col("name").n_unique().cast(pl.Int64),
         )
         .with_columns(_all=pl.col("time").sum().over("rank"))
@@ -92,7 +98,7 @@ def kernel_families(kernel_work: pl.LazyFrame, step_totals: pl.LazyFrame) -> pl.
     )
     return (
         per_step(summed, step_totals, "in_steps")
-        .select(*kinds, "names", "calls", "time", "time_share", "per_step", "step_share")
+        .select(*kinds, "names", "calls", "time", "time_share", "in_graphs", "per_step", "step_share")
         .sort("rank", "time", "family", "precision", "phase", descending=[False, True, False, False, False])
     )
 
@@ -100,16 +106,29 @@ def kernel_families(kernel_work: pl.LazyFrame, step_totals: pl.LazyFrame) -> pl.
 @kernel_families.finding
 def kernels_are_unclassified(table: pl.DataFrame) -> Iterator[Finding]:
     unknown = table.filter(pl.col("family") == "unclassified")
-    of_unknown = unknown.select(pl.col("time").sum(), pl.col("calls").sum(), pl.col("names").max()).row(0)
+    unlisted, unnamed, calls = unknown.select(
+        pl.col("in_graphs").sum(),
+        (pl.col("time") - pl.col("in_graphs")).sum().alias("unnamed"),
+        pl.col("calls").sum(),
+    ).row(0)
     time: int = table.select(pl.col("time").sum()).item()
-    if of_unknown[0] <= UNCLASSIFIED * time:
+    if unlisted > UNCLASSIFIED * time:
+        yield Finding(
+            name="graphs-unlisted",
+            claim=f"{percent(unlisted, time)} of kernel time is in CUDA graphs that list no kernels.",
+            gain="unknown",
+            evidence=(),
+            next="Record with `--cuda-graph-trace=node`.",
+            doubt="All of it counts as compute in the ledger: communication and copies in graphs, too.",
+        )
+    if unnamed <= UNCLASSIFIED * time:
         return
     yield Finding(
         name="kernels-unclassified",
-        claim=f"{percent(of_unknown[0], time)} of kernel time is in kernels that nothing here recognises.",
+        claim=f"{percent(unnamed, time)} of kernel time is in kernels that nothing here recognises.",
         ns_per_step=0,
         gain="unknown",
-        evidence=(f"{of_unknown[1]:,} executions of up to {of_unknown[2]} names on a rank",),
+        evidence=(f"{calls:,} executions, added up over ranks",),
         next="`lostflops recipe kernel-summary` lists them; report the names, so that a pattern is added.",
         doubt="They count as compute in the ledger; if one of them communicates or copies, that is wrong.",
     )

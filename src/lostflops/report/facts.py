@@ -41,6 +41,9 @@ class Fact:
     basis: str
 
 
+SIDE_BY_SIDE = 0.01  # of compute: kernels that add up to so much more run side by side
+
+
 @dataclass(frozen=True)
 class Top:
     """A kernel, or on a CPU an operator, and its part of the compute time."""
@@ -48,6 +51,7 @@ class Top:
     name: str
     ns_per_step: float
     share: float  # of the time of all kernels that are not communication, added up
+    overlaps: bool = False  # whether such kernels run side by side, so that they add up to more than compute
 
 
 @dataclass(frozen=True)
@@ -322,9 +326,10 @@ def _top(answers: Mapping[str, Answer], spent: Budget | None) -> Iterator[Top]:
         .sort("per_step", "name", descending=[True, False])
         .head(MOST_TOP)
     )
+    overlaps = whole / ranks > (1 + SIDE_BY_SIDE) * spent.of("compute") / max(1, spent.num_windows)
     for name, ns in by_name.iter_rows():
         if ns:
-            yield Top(name, ns / ranks, ns / whole)
+            yield Top(name, ns / ranks, ns / whole, overlaps)
 
 
 def lines(facts: Facts, on_host: bool) -> list[tuple[str, str]]:
@@ -338,9 +343,8 @@ def lines(facts: Facts, on_host: bool) -> list[tuple[str, str]]:
     told += [(fact.label, fact.shown) for fact in facts.numbers if fact.shown not in rates]
     label = f"top {'operator' if on_host else 'kernel'}{'s' * (len(facts.top) > 1)}"
     for top in facts.top:
-        told.append(
-            (label, f"{milliseconds(top.ns_per_step)} ({percent(top.share, 1)} of compute)  {top.name}")
-        )
+        of = f"{'operator' if on_host else 'kernel'} time, some side by side" if top.overlaps else "compute"
+        told.append((label, f"{milliseconds(top.ns_per_step)} ({percent(top.share, 1)} of {of})  {top.name}"))
         label = ""
     return told
 

@@ -13,7 +13,7 @@ from lostflops.errors import LostflopsError
 from lostflops.finding import Finding, milliseconds, percent
 from lostflops.recipe import Answer, Session, Skipped
 from lostflops.recipes.counted_steps import counted_steps
-from lostflops.tables import STEPS
+from lostflops.tables import STEPS, UNLISTED_GRAPH
 from lostflops.trace import GPU_WORK_LOST, Quality, Trace
 from lostflops.version import __version__
 
@@ -207,14 +207,21 @@ def _gravity(fact: Quality) -> tuple[bool, int, str]:
 
 
 def _unclassified(trace: Trace) -> tuple[int, int]:
-    """Summed duration of the kernels whose family is not known, and of all kernels, ns."""
+    """Summed duration of the kernels whose family is not known, and of all kernels, ns.
+
+    Graphs that were recorded as a whole are told by themselves.
+    """
     kernels = trace.table("kernels")
     if kernels is None:
         return 0, 0
     length = (pl.col("end") - pl.col("start")).clip(0)
     return (
         kernels.select(
-            length.filter(pl.col("family") == "unclassified").sum().alias("unclassified"),
+            length.filter(
+                pl.col("family") == "unclassified", pl.col("name").cast(pl.String) != UNLISTED_GRAPH
+            )
+            .sum()
+            .alias("unclassified"),
             length.sum().alias("all"),
         )
         .collect()

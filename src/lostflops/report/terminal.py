@@ -106,7 +106,7 @@ class _Blocks:
         told = lines(page.facts, page.run.on_host)
         if told:
             yield Text()
-            yield _facts(told)
+            yield _facts(told, self._width)
         yield from self._findings()
         yield from self._about_the_recording()
 
@@ -216,13 +216,16 @@ def _contributors(finding: Finding) -> str:
     return "mostly " + ", ".join(finding.contributors[:MOST_CONTRIBUTORS])
 
 
-def _facts(told: Sequence[tuple[str, str]]) -> Table:
-    """A line each: what is too long for it, like a kernel's name, is cut."""
+def _facts(told: Sequence[tuple[str, str]], width: int) -> Table:
+    """A line each: what is too long for it, like a kernel's name, is cut, and the cut is shown."""
+    longest = max(len(label) for label, _ in told)
     grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_column(no_wrap=True, min_width=max(len(label) for label, _ in told))
-    grid.add_column(no_wrap=True, overflow="ellipsis")
-    for label, text in told:
-        grid.add_row(Text(label, style="dim"), Text(one_line(text)))
+    grid.add_column(no_wrap=True, min_width=longest)
+    grid.add_column(no_wrap=True)
+    for label, said in told:
+        text = Text(one_line(said))
+        text.truncate(max(1, width - longest - 2), overflow="ellipsis")
+        grid.add_row(Text(label, style="dim"), text)
     return grid
 
 
