@@ -52,6 +52,7 @@ class Work:
     calls: int = 4  # kernels that the compute is made of
     grid: int = 64
     direction: str = "host to device"
+    frame: str = "/home/me/ddp.py(16): preprocess"  # the Python that it runs
 
 
 @dataclass
@@ -97,7 +98,7 @@ class Job:
         now = begin
         for length, table, name in (
             (work.loads, "ranges", LOADER),
-            (work.python, "frames", "/home/me/ddp.py(16): preprocess"),
+            (work.python, "frames", work.frame),
             (work.collects, "ranges", "gc.collect"),
         ):
             if length:

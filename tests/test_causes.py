@@ -158,6 +158,25 @@ def test_copies_of_a_checkpoint_belong_to_the_checkpoint(why) -> None:
     assert set(first(page).accounts) == {"idle.checkpoint_logging", "copy"}
 
 
+@pytest.mark.parametrize(
+    ("frame", "name", "does", "remedy"),
+    [
+        ("torch/serialization.py(943): save", "checkpoint-inside-step", "saves a checkpoint", "async_save"),
+        ("logging/__init__.py(1529): info", "logging-inside-step", "logs", "every hundredth step"),
+        ("<built-in function print>", "logging-inside-step", "logs", "every hundredth step"),
+        ("wandb/sdk/wandb_run.py(1700): log", "logging-inside-step", "logs", "every hundredth step"),
+    ],
+)
+def test_saving_and_logging_are_told_apart_by_what_ran(
+    why, frame: str, name: str, does: str, remedy: str
+) -> None:
+    page = why([[Work(python=30, frame=frame)]] * STEPS, Job(transfer=0))
+    (finding,) = page.findings
+    assert (finding.name, finding.cost_per_step) == (name, 30 * MS)
+    assert f"while the CPU {does}." in finding.claim and "or logs" not in finding.claim
+    assert remedy in finding.next
+
+
 def test_what_a_recording_lacks_comes_after_the_causes(why) -> None:
     page = why([[Work(loads=30)]] * 2, Job(transfer=0))
     assert names(page) == ["data-loading-starves-device", "few-whole-steps"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import polars as pl
@@ -20,6 +21,11 @@ ALONE = 0.9  # of the time on all ranks
 # lengthens just these pauses.
 BETWEEN_FROM = 0.1
 NAMED_FROM = 0.1  # of an account, which a name must hold to be shown
+SAVES_OR_LOGS, SAVES, LOGS = "saves a checkpoint or logs", "saves a checkpoint", "logs"
+LOGGING = re.compile(
+    r"(?:^|[/`. ])(?:logging|tqdm|rich|wandb|tensorboardX?|mlflow|comet_ml|neptune|clearml)\b"
+    r"|\bprint\b|TextIOWrapper"
+)
 
 
 def join_host(board: Board) -> None:
@@ -50,6 +56,8 @@ def _named(board: Board, finding: Finding) -> Finding:
     parts = [part for account in finding.accounts for part in names_of(board, account)]
     told = contributors(((spoken(name), ns) for name, ns in parts), at_least=round(NAMED_FROM * finding.size))
     named = replace(finding, contributors=told, rank=_alone(board, finding))
+    if SAVES_OR_LOGS in finding.claim and parts:
+        return _saving_or_logging(named, parts)
     if finding.name != BY_NAME or not told:
         return named
     largest = [(spoken(name), ns) for name, ns in parts[:2] if ns >= NAMED_FROM * finding.size]
@@ -61,6 +69,19 @@ def _named(board: Board, finding: Finding) -> Finding:
         claim=f"{claim.rstrip('.')}: {listed(what)}.",
         next=f"Make {largest[0][0] if largest else 'it'} cheaper, or take it out of the step: into the "
         "loader's workers, onto a thread of its own, or done once for all steps.",
+    )
+
+
+def _saving_or_logging(finding: Finding, parts: list[tuple[str, int]]) -> Finding:
+    """The finding about checkpoints and logs as the one that it is about, by most of what is named in it."""
+    logging = sum(ns for name, ns in parts if LOGGING.search(name))
+    if 2 * logging < sum(ns for _, ns in parts):
+        return replace(finding, claim=finding.claim.replace(SAVES_OR_LOGS, SAVES))
+    return replace(
+        finding,
+        name="logging-inside-step",
+        claim=finding.claim.replace(SAVES_OR_LOGS, LOGS),
+        next="Log less often.",
     )
 
 

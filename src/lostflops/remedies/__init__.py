@@ -32,6 +32,7 @@ FOR: Mapping[str, tuple[str, ...]] = {
     "launch-bound": ("compile", "cuda-graphs", "fused-optimizer", "larger-batch"),
     "garbage-collection-inside-step": ("gc-freeze",),
     "checkpoint-inside-step": ("async-checkpoint",),
+    "logging-inside-step": ("log-less",),
     "compilation-inside-step": ("steady-shapes",),
     "allocator-stalls": ("allocator",),
 }

@@ -119,6 +119,19 @@ REMEDIES = (
         },
     ),
     Remedy(
+        "log-less",
+        {
+            "pytorch": "Log every hundredth step, read values from the GPU only then, and let a "
+            "thread of its own write them.",
+            "hf": "A larger `logging_steps`.",
+            "lightning": "A larger `Trainer(log_every_n_steps=…)`.",
+            "deepspeed": 'A larger `"steps_per_print"`.',
+            "megatron": "A larger `--log-interval`.",
+            "bridge": "A larger `cfg.logger.log_interval`.",
+            "torchtitan": "A larger `metrics.log_freq`.",
+        },
+    ),
+    Remedy(
         "steady-shapes",
         {
             "pytorch": "If it goes on after the warm-up, shapes change: pad them, or mark them "
