@@ -312,3 +312,36 @@ def test_what_operators_cost_around_them_is_no_work_of_the_job_s(
     join_host(board)
     assert [said in finding.claim for finding in board.all() if said] == ([True] if said else [])
     assert bool(list(board.all())) is bool(said)
+
+
+def test_a_pause_at_the_end_of_one_ranks_step_is_one_finding_with_the_others_waiting(tmp_path: Path) -> None:
+    """Rank 0 saves for 300 ms at the end of its step 5, so the others wait as long in step 6."""
+    job = Job()
+    tables = job.run([[Work(saves=300 if n == 6 and r == 0 else 0) for r in range(3)] for n in range(20)])
+    saved = next(row["end"] for row in tables["ranges"])
+    for row in tables["steps"]:
+        row["left_out"] = "outlier" if row["step"] in (5, 6) else None
+        if row["rank"] == 0:
+            row["end"] = saved if row["step"] == 5 else row["end"]
+            row["start"] = saved if row["step"] == 6 else row["start"]
+    page = lostflops.why(made(tmp_path, tables))
+    told = [f for f in page.findings if f.name == "outlier-step"]
+    assert [f.claim[:13] for f in told] == ["Step 5 took 3"]
+    assert "checkpoints" in told[0].claim
+    assert any("step 6 is 300 ms longer elsewhere" in fact for fact in told[0].evidence)
+
+
+@pytest.mark.parametrize(
+    "name", ["data", "Data", "load data", "next_batch", "train/data", "fetch inputs", "data_time"]
+)
+def test_a_phase_called_data_is_data_loading(tmp_path: Path, name: str) -> None:
+    tables = Job(transfer=0).run([[Work(python=30)] for _ in range(STEPS)])
+    tables["ranges"] = [{**row, "name": name} for row in tables.pop("frames")]
+    assert first(lostflops.why(made(tmp_path, tables))).name == "data-loading-starves-device"
+
+
+@pytest.mark.parametrize("name", ["database", "input_norm", "batch_norm", "data parallel"])
+def test_a_phase_that_only_has_the_word_in_it_is_not(tmp_path: Path, name: str) -> None:
+    tables = Job(transfer=0).run([[Work(python=30)] for _ in range(STEPS)])
+    tables["ranges"] = [{**row, "name": name} for row in tables.pop("frames")]
+    assert first(lostflops.why(made(tmp_path, tables))).name != "data-loading-starves-device"

@@ -103,6 +103,16 @@ CAUSE_PATTERNS: tuple[CausePattern, ...] = (
         "## data_load ##",
     ),
     CausePattern(
+        "data_loading",
+        ("range",),
+        ("data", "Data", "DATA", "batch", "Batch", "input", "Input"),
+        "training scripts' phases beside forward and backward: data, load data, next batch, fetch inputs",
+        "data",
+        also=r"(?i)^(?:(?:train|training)[ _.:/-]*)?(?:data|inputs?)"
+        r"(?:[ _.:/-]*(?:wait|time|fetch\w*|load\w*|iter|next|prep\w*|pipeline))?$"
+        r"|^(?:load|fetch|next|get|prepare|read|wait for)[ _.:/-]*(?:the )?(?:next )?(?:data|batch|inputs?)$",
+    ),
+    CausePattern(
         "host_synchronisation",
         ("launch",),
         ("Synchronize",),

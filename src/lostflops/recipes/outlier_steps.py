@@ -12,6 +12,7 @@ from lostflops.recipe import Bars, Example, recipe
 from lostflops.tables import Steps
 
 MOST_NAMED = 6
+MUCH = 1.1  # times a pause, that the waiting for it may last at most
 
 
 def _steps(rank: int, *ends: int, outlier: int) -> list[dict[str, object]]:
@@ -106,9 +107,16 @@ def outlier_steps(steps: Steps, counted_steps: pl.LazyFrame, step_ledger: pl.Laz
 @outlier_steps.finding
 def a_step_is_an_outlier(table: pl.DataFrame) -> Iterator[Finding]:
     """One finding a cause: pauses of one kind have one remedy."""
-    # Ranks wait for each other: a step is told of the rank on which it has grown most by something else.
+    # Ranks wait for each other: a step is told of the rank on which it has grown most by something else, of
+    # those on which it is long.
     waits = pl.col("account") == "communication.wait"
-    worst = table.sort(waits, maintain_order=True).unique("step", keep="first", maintain_order=True)
+    long = table.filter(2 * pl.col("longer") >= pl.col("longer").max().over("step"))
+    worst = long.sort(waits, maintain_order=True).unique("step", keep="first", maintain_order=True)
+    # A pause at the end of one rank's step is the others' waiting in the next step.
+    causes = worst.filter(~waits).select(pl.col("step") + 1, behind="longer")
+    follows = waits & (pl.col("longer") <= MUCH * pl.col("behind")).fill_null(False)
+    worst = worst.join(causes, on="step", how="left", maintain_order="left").with_columns(follows=follows)
+    next_steps, worst = worst.filter("follows"), worst.filter(~pl.col("follows"))
     for (account,), rows in worst.partition_by("account", as_dict=True, maintain_order=True).items():
         first = rows.row(0, named=True)
         ns, times = first["usual"] + first["longer"], 1 + first["longer"] / max(first["usual"], 1)
@@ -118,10 +126,18 @@ def a_step_is_an_outlier(table: pl.DataFrame) -> Iterator[Finding]:
             claim=f"Step {first['step']} took {milliseconds(ns)}, {times:.{0 if times >= 10 else 1}f} times "
             f"the others; most of it is {known.label}. It is left out of the mean.",
             gain="unknown",
-            evidence=tuple(
-                f"step {row['step']} on rank {row['rank']}: {milliseconds(row['longer'])} longer, "
-                f"{percent(row['more'], row['longer'])} of that is {known.label}"
-                for row in rows.head(MOST_NAMED).iter_rows(named=True)
+            evidence=(
+                *(
+                    f"step {row['step']} on rank {row['rank']}: {milliseconds(row['longer'])} longer, "
+                    f"{percent(row['more'], row['longer'])} of that is {known.label}"
+                    for row in rows.head(MOST_NAMED).iter_rows(named=True)
+                ),
+                *(
+                    f"step {row['step']} is {milliseconds(row['longer'])} longer elsewhere: they wait"
+                    for row in next_steps.filter((pl.col("step") - 1).is_in(rows["step"].implode()))
+                    .head(MOST_NAMED)
+                    .iter_rows(named=True)
+                ),
             ),
             next=known.remedy,
             accounts=(str(account),),
