@@ -31,8 +31,8 @@ test: $(DEV)
 	.venv/bin/python -m pytest --numprocesses auto --maxprocesses 8
 
 test-slurm: $(DEV)
-	tests/slurm/install
-	LOSTFLOPS_TEST_SLURM=1 .venv/bin/python -m pytest tests/test_slurm_cluster.py -rs
+	tests/capture/slurm/install
+	LOSTFLOPS_TEST_SLURM=1 .venv/bin/python -m pytest tests/capture/slurm/test_slurm_cluster.py -rs
 
 acceptance: $(DEV)
 	cd tests && ../.venv/bin/python -m acceptance.run $(ACCEPTANCE)

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from lostflops import optimize
-from lostflops.optimize.device import CudaDevice, ThreadedDevice
+from lostflops.optimize.device.devices import CudaDevice, ThreadedDevice
 
 QUESTION = 16  # new tokens in the turn that is timed
 WORDS = 1000

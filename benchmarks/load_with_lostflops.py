@@ -13,7 +13,8 @@ import tempfile
 import time
 from importlib.metadata import version
 
-from lostflops import LostflopsError, job
+from lostflops import LostflopsError
+from lostflops.ingest import job
 
 print(json.dumps({"versions": f"lostflops {version('lostflops')}, polars {version('polars')}"}), flush=True)
 for line in sys.stdin:

@@ -16,9 +16,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from lostflops.capture import monitor
+from lostflops.machine.monitor import process as monitor
 
-sys.path.append(str(Path(__file__).parent.parent / "tests"))
+sys.path.append(str(Path(__file__).parent.parent / "tests" / "machine"))
 import monitored
 
 TICK = 1 / os.sysconf("SC_CLK_TCK")

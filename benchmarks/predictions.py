@@ -23,13 +23,14 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-sys.path.append(str(ROOT / "tests"))
+sys.path += [str(ROOT / "tests" / "optimize"), str(ROOT / "tests" / "optimize" / "activations")]
 
 import torch  # noqa: E402
 
 import tiny_models as models  # noqa: E402
-from lostflops.optimize import ThreadedDevice, peak  # noqa: E402
-from lostflops.optimize.peak import address_of  # noqa: E402
+from lostflops.optimize import ThreadedDevice  # noqa: E402
+from lostflops.optimize.device import peak  # noqa: E402
+from lostflops.optimize.device.peak import address_of  # noqa: E402
 from predicted_steps import Configuration, CpuTimeDevice, Outcome, outcome  # noqa: E402
 
 PEAK, STEP = 0.05, 0.10

@@ -28,7 +28,7 @@ JOB = f"""
 import json, sys, time, torch
 torch.manual_seed(0)
 torch.set_num_threads(1)
-clock = sys.modules["lostflops_boot.clock"].CLOCK
+clock = sys.modules["lostflops_recorder.clock"].CLOCK
 steps, cpu = [], time.process_time_ns
 
 def network(layers):

@@ -1,13 +1,13 @@
 """Writes the Helm chart from what `lostflops launch k8s manifests` prints: `python deploy/generate.py`.
 
-`tests/test_k8s_chart.py` fails when the chart is not what this would write.
+`tests/capture/kubernetes/test_chart.py` fails when the chart is not what this would write.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from lostflops.capture.k8s_objects import chart
+from lostflops.capture.kubernetes.objects import chart
 
 CHART = Path(__file__).parent / "helm" / "lostflops"
 

@@ -15,7 +15,7 @@ import torch
 from page import gb, ms, share, table
 from setting import Case, Setting, in_turns, middle, trained
 
-from lostflops.optimize import host_share
+from lostflops.optimize.device import host_share
 
 TITLE = "Activation offload"
 

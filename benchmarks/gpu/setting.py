@@ -40,7 +40,7 @@ class Setting:
         return torch.device("cpu" if self.threads else "cuda")
 
     def engine_device(self) -> Any:
-        from lostflops.optimize.device import CudaDevice, ThreadedDevice
+        from lostflops.optimize.device.devices import CudaDevice, ThreadedDevice
 
         return ThreadedDevice() if self.threads else CudaDevice(self.device)
 

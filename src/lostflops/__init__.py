@@ -29,21 +29,23 @@ if TYPE_CHECKING:
 
     import polars as pl
 
-    from lostflops.ranges import annotate
-    from lostflops.ranges import range as range
-    from lostflops.report.page import Page
-    from lostflops.trace import Trace
+    from lostflops.capture.record.injected.lostflops_recorder.marks import Range, annotate
+    from lostflops.report.first_page.page import Page
+    from lostflops.store.trace import Trace
+
+if TYPE_CHECKING:
+    range = Range
 
 # Not `range`: `from lostflops import *` would take Python's own away.
 __all__ = ["LostflopsError", "__version__", "annotate", "ask", "open", "why"]
 
 
 def __getattr__(name: str) -> Any:
-    """What is for training code comes from a module of its own, imported when it is first asked for."""
+    """Marks for training code: they need no PyTorch and cost nothing while nothing records."""
     if name in ("annotate", "range"):
-        from lostflops import ranges
+        from lostflops.capture.record.injected.lostflops_recorder import marks
 
-        return getattr(ranges, name)
+        return marks.annotate if name == "annotate" else marks.Range
     raise AttributeError(f"module 'lostflops' has no attribute '{name}'")
 
 
@@ -58,7 +60,7 @@ def open(
 
     Raises a LostflopsError that says what to do when they cannot be read.
     """
-    from lostflops import job
+    from lostflops.ingest import job
 
     trace = job.open(paths, salvage=salvage, allow_missing_ranks=allow_missing_ranks)
     trace.given = tuple(map(str, [paths] if isinstance(paths, (str, os.PathLike)) else paths))
@@ -71,8 +73,8 @@ def why(run: Trace | str | Path | Sequence[str | Path]) -> Page:
     `print(lostflops.why(...))` prints it as `lostflops why` does, and a notebook shows it.
     """
     from lostflops.recipe import Session
-    from lostflops.report.page import page
-    from lostflops.trace import Trace
+    from lostflops.report.first_page.page import page
+    from lostflops.store.trace import Trace
 
     trace = run if isinstance(run, Trace) else open(run)
     with trace.reading():

@@ -389,7 +389,7 @@ class BadAnnotations(LostflopsError):
 
     def __init__(self, path: Path, where: str, why: str, hint: str = "") -> None:
         place = f"{where} of {shown(path.name)}" if where else shown(path.name)
-        super().__init__(f"{place}: {why}", hint or "docs/annotations.md describes the file.")
+        super().__init__(f"{place}: {why}", hint or "docs/capture/annotations.md describes the file.")
 
 
 class NoSuchModel(LostflopsError):

@@ -5,7 +5,8 @@ annotation admits None is given None where the trace lacks it, any other missing
 the reason. Keyword-only parameters are its options and become flags of the command line. Question, scope,
 column meanings, plot, findings and examples stand in the same file; examples are tests and documentation.
 
-Recipes are found in the folder `lostflops/recipes` and in the entry-point group `lostflops.recipes`.
+Recipes are found in the sections of the folder `lostflops/recipes` and in the entry-point group
+`lostflops.recipes`.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from typing import Any, Literal
 import polars as pl
 
 from .accounts import WAITING
-from .answers import Answers
 from .errors import BadOption, LostflopsError, NoSuchRecipe, shown
 from .finding import OTHERS_GAIN_TOO, Finding
+from .store.answers import Answers
+from .store.trace import Trace
 from .tables import TABLES, Table
-from .trace import Trace
 
 Scope = Literal["rank", "job"]
 Rows = Sequence[Mapping[str, Any]]
@@ -179,10 +180,11 @@ def recipes() -> Mapping[str, Recipe]:
     """All recipes by name: ours, then those that installed packages offer."""
     found: dict[str, Recipe] = {}
     package = import_module("lostflops.recipes")
-    for module in sorted(m.name for m in pkgutil.iter_modules(package.__path__)):
-        made = getattr(import_module(f"lostflops.recipes.{module}"), module, None)
-        if isinstance(made, Recipe):
-            found[made.name] = made
+    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        for made in vars(import_module(module.name)).values():
+            if isinstance(made, Recipe) and made.function.__module__ == module.name:
+                found[made.name] = made
+    found = dict(sorted(found.items()))
     for point in entry_points(group="lostflops.recipes"):
         made = point.load()
         if isinstance(made, Recipe):

@@ -2,7 +2,7 @@
 
 Time is int64 nanoseconds, half-open `[start, end)`, on the run's common clock. Every table has `rank`.
 A table that a source cannot give is absent, never empty by accident. Strings are dictionary-encoded.
-The documentation page `docs/tables.md` is generated from this file.
+The documentation page `docs/reference/tables.md` is generated from this file.
 """
 
 from __future__ import annotations

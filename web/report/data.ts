@@ -1,4 +1,4 @@
-// What the page carries for its interactive part; `report/html.py` and `report/heat.py` write it.
+// What the page carries for its interactive part; `report/html.py` and `report/first_page/heat.py` write it.
 
 export type Kind = "time" | "bytes" | "share" | "integer" | "id" | "number" | "text" | "flag";
 export type Value = number | boolean | string | null;

@@ -1,4 +1,4 @@
-// How numbers are written. The same rules stand in `report/cells.py` and `report/amounts.py`.
+// How numbers are written. The same rules stand in `report/words/cells.py` and `report/words/amounts.py`.
 
 import type { Column, Unit, Value } from "./data";
 

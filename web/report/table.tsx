@@ -109,7 +109,7 @@ export function Rows({ table }: { table: Table }) {
   );
 }
 
-// Short names stay on one line, as in `report/cells.py`.
+// Short names stay on one line, as in `report/words/cells.py`.
 function cellClass(column: Column): string | undefined {
   if (isNumber(column)) return "n";
   return column.words?.some((word) => word !== null && word.length > 36) ? "long" : undefined;

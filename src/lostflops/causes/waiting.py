@@ -9,8 +9,8 @@ import polars as pl
 
 from lostflops.accounts import ACCOUNTS
 from lostflops.finding import Finding, milliseconds, percent
-from lostflops.recipes.communication_wait import ALL_HERE
-from lostflops.recipes.idle_summary import LOSSES
+from lostflops.recipes.communication.wait import ALL_HERE
+from lostflops.recipes.idle.summary import LOSSES
 
 from .board import Board, joining
 from .lateness import Late, chain, late_rank, says, slower_compute, turns

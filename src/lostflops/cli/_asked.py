@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 from lostflops.errors import BadOption, NoRun, NothingThere, shown
 
 if TYPE_CHECKING:
-    from lostflops.trace import Trace
+    from lostflops.store.trace import Trace
 
 Progress = Callable[[str, float], None]
+RECIPE = re.compile(r"^@recipe\(.*?^def (\w+)\(", re.DOTALL | re.MULTILINE)
 
 
 def add_paths(parser: ArgumentParser, newest: bool = False) -> None:
@@ -87,9 +88,8 @@ def _traced(folder: Path) -> float | None:
 def recipe_names(**_: object) -> list[str]:
     """The recipes as the command line spells them, without importing them."""
     folder = Path(__file__).parent.parent / "recipes"
-    return sorted(
-        file.stem.replace("_", "-") for file in folder.glob("*.py") if not file.stem.startswith("_")
-    )
+    found = (RECIPE.findall(file.read_text()) for file in folder.rglob("*.py"))
+    return sorted(name.replace("_", "-") for names in found for name in names)
 
 
 def opened(given: Namespace, progress: Progress | None = None, output: Path | None = None) -> Trace:
@@ -97,7 +97,7 @@ def opened(given: Namespace, progress: Progress | None = None, output: Path | No
     if "" in given.paths:  # an unset shell variable, which Path would take for the current folder
         raise NothingThere("")
     steps = None if getattr(given, "steps", None) is None else span(given.steps)
-    from lostflops import job
+    from lostflops.ingest import job
 
     trace = job.open(
         given.paths,
@@ -112,7 +112,7 @@ def opened(given: Namespace, progress: Progress | None = None, output: Path | No
 
 def again(paths: Sequence[str], given: Namespace, steps: tuple[int, int] | None) -> str:
     """What to type after a command's name to ask about the same steps of the same job, for a shell."""
-    from lostflops.report.words import typed
+    from lostflops.report.words.safe import typed
 
     flags = [flag for flag in ("salvage", "allow_missing_ranks") if getattr(given, flag, False)]
     return typed(paths, steps, [f"--{flag.replace('_', '-')}" for flag in flags])

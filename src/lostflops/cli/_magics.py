@@ -23,8 +23,8 @@ from . import _asked
 from ._parser import Parser
 
 if TYPE_CHECKING:
-    from lostflops.capture.cell import Recorded
-    from lostflops.trace import Trace
+    from lostflops.capture.record.cell import Recorded
+    from lostflops.store.trace import Trace
 
 CELL = "cell"  # as a PATH: the cell that was recorded last
 LOWEST, HIGHEST = 100, 10_000  # pixels
@@ -106,14 +106,14 @@ class Magics:
                 given = cell_parser().parse_args(_words(line))
             except HelpShown:
                 return
-            from lostflops.capture.plan import what
+            from lostflops.capture.record.recording import what
 
             kinds = what(given.what)
             self._check(given, cell)
             folder = self._place()
             kept = folder if given.output is None else _made(given.output)
         _import_torch(self._transformed(cell))
-        from lostflops.capture import cell as capture
+        from lostflops.capture.record import cell as capture
 
         result: Any = None
 
@@ -213,7 +213,7 @@ class Magics:
     def _show(self, trace: Trace, paths: Sequence[str], given: Namespace) -> None:
         from lostflops.recipe import Session
         from lostflops.report import notebook
-        from lostflops.report.page import page
+        from lostflops.report.first_page.page import page
 
         made = page(trace, Session(trace))
         typed = _asked.again(paths, given, trace.steps)
@@ -308,7 +308,7 @@ def _import_torch(cell: str) -> None:
 
 def _read(recorded: Recorded, run: Path) -> Trace:
     """The trace of a cell, in tables. Raises LostflopsError when there is nothing to show."""
-    from lostflops import job
+    from lostflops.ingest import job
 
     if recorded.trace is None:
         raise LostflopsError(f"this cell was not recorded: {recorded.reason}.")

@@ -123,7 +123,7 @@ def _is_input(target: Path, inputs: Sequence[str]) -> bool:
         return False
     if _is_page(target):  # what an earlier question left among the traces
         return False
-    from lostflops import job
+    from lostflops.ingest import job
 
     return job.reads(target, several)
 

@@ -44,8 +44,8 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def _run(given: Namespace) -> None:
-    from lostflops.capture import run_folder
-    from lostflops.capture.membership import membership
+    from lostflops.capture.record import run_folder
+    from lostflops.capture.record.membership import membership
 
     member = membership(os.environ)
     if member is None:

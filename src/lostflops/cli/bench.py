@@ -79,21 +79,23 @@ def run(given: Namespace) -> None:
 def _collectives(given: Namespace) -> None:
     import os
 
-    from lostflops.capture import bench_collectives, bench_ranks, topology
     from lostflops.errors import BadOption
-    from lostflops.report import bandwidths
+    from lostflops.machine.bench import collectives
+    from lostflops.machine.bench import ranks as bench_ranks
+    from lostflops.machine.topology import tools as topology
+    from lostflops.report.machines import bandwidths
 
     if given.ranks is not None and not 1 <= given.ranks <= 1024:
         raise BadOption("`--ranks` has to be from 1 to 1024.")
     run = topology.place(given.output) if given.output else None
     if given.files:
-        found = bench_collectives.recorded(given.files)
+        found = collectives.recorded(given.files)
     else:
-        wanted = bench_collectives.Wanted(
-            operations=bench_collectives.OPERATIONS
+        wanted = collectives.Wanted(
+            operations=collectives.OPERATIONS
             if given.operations is None
-            else bench_collectives.operations(given.operations),
-            sizes=bench_collectives.sizes(given.sizes) if given.sizes else (),
+            else collectives.operations(given.operations),
+            sizes=collectives.sizes(given.sizes) if given.sizes else (),
             backend=given.backend or "",
             repeats=given.repeats,
         )
@@ -104,43 +106,45 @@ def _collectives(given: Namespace) -> None:
                 lines = bench_ranks.alone(python, "collectives.py", wanted.settings(), tell, rank)
             if rank["RANK"] != "0":
                 return
-            found = bench_collectives.measured(lines)
+            found = collectives.measured(lines)
         else:
             ranks = given.ranks or bench_ranks.gpus(python) or 2
             with waiting() as tell:
                 lines = bench_ranks.as_job(python, "collectives.py", wanted.settings(), ranks, tell)
-            found = bench_collectives.measured(lines)
+            found = collectives.measured(lines)
             if found.about.get("backend") == "nccl":
-                found = bench_collectives.together([found, bench_collectives.nccl_tests(wanted, ranks)])
-    content = bench_collectives.document(found)
+                found = collectives.together([found, collectives.nccl_tests(wanted, ranks)])
+    content = collectives.document(found)
     if run:
-        topology.keep(content, run / bench_collectives.file_name(found))
+        topology.keep(content, run / collectives.file_name(found))
     _say(given, content, bandwidths.collectives(found.bandwidths, found.about, found.remarks))
 
 
 def _links(given: Namespace) -> None:
-    from lostflops.capture import bench_collectives, bench_links, bench_ranks, topology
-    from lostflops.report import bandwidths
+    from lostflops.machine.bench import collectives, links
+    from lostflops.machine.bench import ranks as bench_ranks
+    from lostflops.machine.topology import tools as topology
+    from lostflops.report.machines import bandwidths
 
     run = topology.place(given.output) if given.output else None
     loaded = None
     if given.files:
-        found = bench_links.recorded(given.files)
+        found = links.recorded(given.files)
     else:
-        sizes = bench_collectives.sizes(given.sizes) if given.sizes else bench_links.SIZES
+        sizes = collectives.sizes(given.sizes) if given.sizes else links.SIZES
         python = bench_ranks.interpreter(given.python)
         with waiting() as tell:
-            wanted = bench_links.settings(sizes, given.repeats)
+            wanted = links.settings(sizes, given.repeats)
             lines = bench_ranks.alone(python, "links.py", wanted, tell)
-        found, loaded = bench_links.measured(lines), bench_links.under_load(lines)
+        found, loaded = links.measured(lines), links.under_load(lines)
         if found.about.get("gpus", "0") != "0":
-            found = bench_collectives.together([found, bench_links.nvbandwidth()])
-    content = bench_links.document(found, loaded)
+            found = collectives.together([found, links.nvbandwidth()])
+    content = links.document(found, loaded)
     if run:
-        topology.keep(content, run / topology.node(run) / bench_links.FILE)
+        topology.keep(content, run / topology.node(run) / links.FILE)
     _say(given, content, bandwidths.links(found.bandwidths, content["cards"], found.about, found.remarks))
     if given.card:
-        _output.document(given.card, bench_links.slowest(content["link_cards"]))
+        _output.document(given.card, links.slowest(content["link_cards"]))
 
 
 def _say(given: Namespace, content: Mapping[str, Any], lines: Sequence[str]) -> None:

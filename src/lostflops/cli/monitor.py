@@ -70,12 +70,13 @@ def run(given: Namespace) -> None:
 
 
 def _sample(given: Namespace) -> None:
-    from lostflops.capture import job_process, monitor, plan
+    from lostflops.capture.record import job_process, recording
     from lostflops.errors import LostflopsError
+    from lostflops.machine.monitor import process as monitor
 
     command: list[str] = given.job[1:] if given.job[:1] == ["--"] else given.job
     if command:
-        plan.check(command)
+        recording.check(command)
     address, port = monitor.listening(given.port) if given.port is not None else ("127.0.0.1", None)
     wanted = monitor.Wanted(
         run=given.output or Path("runs") / f"monitor-{time.strftime('%Y%m%d-%H%M%S')}",
@@ -123,9 +124,9 @@ def _write(run: Path, given: Namespace) -> None:
         return
     import polars as pl
 
-    from lostflops import job
     from lostflops.errors import CannotAnswer
-    from lostflops.report.monitor import page
+    from lostflops.ingest import job
+    from lostflops.report.machines.monitor import page
 
     monitors = sorted(run.glob("node-*/monitor")) if run.is_dir() else []
     trace = job.open(monitors or run, allow_missing_ranks=True)

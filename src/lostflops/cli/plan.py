@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 from . import _output, described
 
 if TYPE_CHECKING:
-    from lostflops.plan.calibration import Measured
     from lostflops.plan.hardware import Gpu, Link
-    from lostflops.plan.serving import Serving
-    from lostflops.plan.static_memory import Lora
-    from lostflops.plan.training import Training
+    from lostflops.plan.serve.inference import Serving
+    from lostflops.plan.train.calibration import Measured
+    from lostflops.plan.train.job import Training
+    from lostflops.plan.train.static_memory import Lora
 
 TRAIN = """\
 Plan a training job: memory at its fullest moment, the time of a step, and the ways to make it fit.
@@ -144,36 +144,37 @@ def run(given: Namespace) -> None:
     from lostflops.plan import pages
 
     if given.what == "train":
-        from lostflops.plan.ranking import rank
+        from lostflops.plan.train.ranking import rank
 
         asked, remark = _training(given), ""
         if given.from_run:
-            from lostflops.plan import calibration
+            from lostflops.plan.train import calibration
 
             asked, remark = calibration.calibrated(asked, _recorded(given.from_run))
         ranking = rank(asked)
         lines = [*pages.training(ranking), *([remark] if remark else [])]
         _say(given, pages.training_data(ranking) | {"calibration": remark or None}, lines)
     else:
-        from lostflops.plan import serving
+        from lostflops.plan.serve import inference
 
-        found = serving.options(_serving(given))
-        verdict = serving.verdict(found)
+        found = inference.options(_serving(given))
+        verdict = inference.verdict(found)
         _say(given, pages.serving_data(found, verdict), pages.serving(found, verdict))
 
 
 def _planned_offload(given: Namespace) -> None:
     from pathlib import Path
 
-    from lostflops.plan import amounts, hardware, offload_page, offload_plan, saved_profile
+    from lostflops.plan import amounts, hardware
+    from lostflops.plan.offload import decision, page, saved_profile
 
     _output.check_document(given.json, [given.profile, given.link])
     budget = amounts.size("--budget", given.budget)
     host = None if given.host_memory is None else amounts.size("--host-memory", given.host_memory)
     profile = saved_profile.read(Path(given.profile))
     may = (given.only,) if given.only else ("offload", "recompute")
-    found = offload_plan.plan(profile, budget, hardware.link(given.link), host, may)
-    _say(given, offload_plan.record(found), offload_page.page(found))
+    found = decision.plan(profile, budget, hardware.link(given.link), host, may)
+    _say(given, decision.record(found), page.page(found))
 
 
 def _sane(given: Namespace) -> None:
@@ -210,7 +211,9 @@ def _training(given: Namespace) -> Training:
     from dataclasses import replace
 
     from lostflops.errors import BadOption
-    from lostflops.plan import layout, ranking, shape, static_memory, training
+    from lostflops.plan import shape
+    from lostflops.plan.train import job as training
+    from lostflops.plan.train import layout, ranking, static_memory
 
     gpu, link = _hardware(given)
     asked = training.Training(
@@ -252,9 +255,9 @@ def _recorded(path: str) -> Measured:
     """How long the ranks of a run computed in each step that counts, from its ledger."""
     import polars as pl
 
-    from lostflops import job
     from lostflops.errors import CannotAnswer, shown
-    from lostflops.plan import calibration
+    from lostflops.ingest import job
+    from lostflops.plan.train import calibration
     from lostflops.recipe import Session, Skipped
 
     from ._waiting import waiting
@@ -280,7 +283,7 @@ def _recorded(path: str) -> Measured:
 
 def _lora(given: Namespace) -> Lora:
     from lostflops.errors import BadOption, shown
-    from lostflops.plan.static_memory import PROJECTIONS, Lora
+    from lostflops.plan.train.static_memory import PROJECTIONS, Lora
 
     asked = PROJECTIONS if given.targets == "all" else tuple(dict.fromkeys(given.targets.split(",")))
     for name in asked:
@@ -299,10 +302,12 @@ def _lora(given: Namespace) -> Lora:
 
 def _serving(given: Namespace) -> Serving:
     from lostflops.errors import BadOption
-    from lostflops.plan import layout, serving, shape
+    from lostflops.plan import shape
+    from lostflops.plan.serve import inference
+    from lostflops.plan.train import layout
 
     gpu, link = _hardware(given)
-    asked = serving.Serving(
+    asked = inference.Serving(
         shape=shape.named(given.model),
         gpu=gpu,
         link=link,
@@ -314,7 +319,7 @@ def _serving(given: Namespace) -> Serving:
         cache_bits=given.cache_bits,
         streamed=int(given.stream * 1e9),
     )
-    weights = serving.Served(asked).weight_bytes
+    weights = inference.Served(asked).weight_bytes
     if asked.streamed > weights:
         raise BadOption(f"`--stream` is more than the {weights / 1e9:.2f} GB of weights that a GPU has.")
     return asked

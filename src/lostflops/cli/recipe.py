@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import polars as pl
 
     from lostflops.recipe import Answer, Option
-    from lostflops.trace import Trace
+    from lostflops.store.trace import Trace
 
 FORMATS = ("table", "csv", "json", "parquet")
 SHOWN_ROWS = 50  # of a table in the terminal

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lostflops.capture.membership import Membership
-    from lostflops.capture.plan import Plan
+    from lostflops.capture.record.membership import Membership
+    from lostflops.capture.record.recording import Plan
 
 
 def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
@@ -100,16 +100,17 @@ def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
 
 def asked(given: Namespace, member: Membership | None = None) -> Plan:
     """The plan that the arguments describe. Raises BadOption for what cannot work."""
-    from lostflops.capture import annotation_file, on_demand, plan
+    from lostflops.capture.record import annotation_file, on_demand, recording
 
     command = _command(given)
-    plan.check(command)
+    recording.check(command)
     when = _when(given)
     under: dict[str, Any] = {}
     if given.recorder == "torch" and not given.nsys:
-        under["what"] = plan.what(given.what or ",".join(plan.DEFAULT_WHAT))
+        under["what"] = recording.what(given.what or ",".join(recording.DEFAULT_WHAT))
     else:
-        from lostflops.capture import nsys_options, nsys_plan
+        from lostflops.capture.nsys import options as nsys_options
+        from lostflops.capture.nsys import wrapping
         from lostflops.errors import BadOption
 
         if given.on_demand:
@@ -118,13 +119,13 @@ def asked(given: Namespace, member: Membership | None = None) -> Plan:
                 "leave it out: `lostflops trigger` opens windows of nsys too, at the job's steps.",
             )
         under["what"] = nsys_options.what(given.what or "")
-        under["nsys"] = nsys_plan.planned(given.nsys, under["what"], command, os.environ, **when)
-    return plan.Plan(
+        under["nsys"] = wrapping.planned(given.nsys, under["what"], command, os.environ, **when)
+    return recording.Plan(
         command=command,
         run=given.output or Path("runs") / _name(command, member),
         **when,
-        ranks=None if given.ranks is None else plan.ranks(given.ranks),
-        step_on=plan.step_on(given.step_on),
+        ranks=None if given.ranks is None else recording.ranks(given.ranks),
+        step_on=recording.step_on(given.step_on),
         annotations=annotation_file.read(given.annotate) if given.annotate else (),
         sockets=on_demand.new_folder() if given.on_demand else None,
         **under,
@@ -136,16 +137,10 @@ def _command(given: Namespace) -> list[str]:
 
 
 def run(given: Namespace) -> None:
-    from lostflops.capture import job_process, monitor, on_demand, outcome, run_folder
-    from lostflops.capture.membership import membership
-    from lostflops.errors import (
-        BadOption,
-        CannotWrite,
-        NoNsys,
-        NsysTooOld,
-        NsysUnusable,
-        OutputExists,
-    )
+    from lostflops.capture.record import job_process, on_demand, outcome, run_folder
+    from lostflops.capture.record.membership import membership
+    from lostflops.errors import BadOption, CannotWrite, NoNsys, NsysTooOld, NsysUnusable, OutputExists
+    from lostflops.machine.monitor import process as monitor
 
     member = membership(os.environ)
     # A job that has waited for its nodes is not sent away for want of a recording.
@@ -193,22 +188,22 @@ def run(given: Namespace) -> None:
 
 def _when(given: Namespace) -> dict[str, Any]:
     """The part of the plan that says when to record."""
-    from lostflops.capture import plan
+    from lostflops.capture.record import recording
     from lostflops.errors import BadOption
 
     delay, duration = (
-        None if text is None else plan.seconds(option, text)
+        None if text is None else recording.seconds(option, text)
         for option, text in (("--delay", given.delay), ("--duration", given.duration))
     )
     if given.every < 0:
         raise BadOption("--every takes a number of steps.", "as in `--steps 10-14 --every 1000`.")
     if given.steps is not None and delay is not None:
         raise BadOption("--steps and --delay both say when to begin.", "leave one of them out.")
-    steps = plan.DEFAULT_STEPS
+    steps = recording.DEFAULT_STEPS
     if given.steps is not None:
-        steps = plan.steps(given.steps)
+        steps = recording.steps(given.steps)
     elif duration is not None and delay is None:
-        steps = ((plan.DEFAULT_STEPS[0][0], None),)
+        steps = ((recording.DEFAULT_STEPS[0][0], None),)
     return {"steps": steps, "every": given.every, "delay": delay, "duration": duration}
 
 

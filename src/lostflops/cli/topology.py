@@ -26,7 +26,8 @@ def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
         dest="folder",
         metavar="FOLDER",
         type=Path,
-        help="read what the tools printed on another machine, kept in files (docs/topology.md names them)",
+        help="read what the tools printed on another machine, kept in files "
+        "(docs/machine/topology.md names them)",
     )
     parser.add_argument(
         "--expected-rate",
@@ -38,8 +39,8 @@ def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
 
 
 def run(given: Namespace) -> None:
-    from lostflops.capture import topology
-    from lostflops.report import links
+    from lostflops.machine.topology import tools as topology
+    from lostflops.report.machines import links
 
     _output.check_document(given.json)
     found = topology.recorded(given.folder) if given.folder else topology.here()

@@ -25,16 +25,16 @@ def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
 
 
 def run(given: Namespace) -> None:
-    from lostflops.capture import on_demand, plan, trigger
+    from lostflops.capture.record import on_demand, recording, trigger
     from lostflops.errors import BadOption
 
     if given.steps is not None and (given.steps < 1 or given.duration is not None):
         raise BadOption("--steps takes a number of steps, and not together with --duration.", "`--steps 5`.")
-    duration = None if given.duration is None else plan.seconds("--duration", given.duration)
+    duration = None if given.duration is None else recording.seconds("--duration", given.duration)
     answer = trigger.record(
         given.target,
         on_demand.Request(duration, given.steps),
-        None if given.ranks is None else plan.ranks(given.ranks),
+        None if given.ranks is None else recording.ranks(given.ranks),
         given.output,
     )
     print(*answer.lines, sep="\n", file=sys.stderr)

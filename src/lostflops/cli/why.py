@@ -44,9 +44,10 @@ def run(given: Namespace) -> None:
     _output.check_apart("--html", given.html, "--json", given.json)
     from rich.console import Console
 
-    from lostflops.capture import run_folder
+    from lostflops.capture.record import run_folder
     from lostflops.recipe import Session
-    from lostflops.report import document, html, page, terminal
+    from lostflops.report import document, html, terminal
+    from lostflops.report.first_page import page
 
     with waiting() as tell:
         trace = _asked.opened(given, tell)

@@ -1,4 +1,4 @@
-"""Trace formats to tables: one file per format, each saying what it recognises and how it is read."""
+"""Trace formats to tables: one folder per format, each saying what it recognises and how it is read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ LOOKED_FOR = (
 
 def format_of(path: Path) -> str:
     """Which reader a file or folder is for. Raises NotATrace or Unreadable."""
-    from lostflops.ingest import kineto, monitor, nsys
+    from lostflops.ingest.kineto import reader as kineto
+    from lostflops.ingest.monitor import reader as monitor
+    from lostflops.ingest.nsys import reader as nsys
 
     try:
         _require_kept(path)
@@ -79,7 +81,9 @@ def read(
     progress: Callable[[float], None] | None = None,
 ) -> list[Part]:
     """Read one source into the tables of its ranks, below `folder`, with the help of `processes`."""
-    from lostflops.ingest import kineto, monitor, nsys
+    from lostflops.ingest.kineto import reader as kineto
+    from lostflops.ingest.monitor import reader as monitor
+    from lostflops.ingest.nsys import reader as nsys
 
     form = format_of(path)
     if form == MONITOR:

@@ -9,8 +9,8 @@ import numpy.typing as npt
 import polars as pl
 
 from lostflops import intervals
-from lostflops.host_causes import COMPILED, Row, cause_of
 from lostflops.ingest.attribution import UNKNOWN_THREAD, OperatorTree
+from lostflops.naming.host_causes import COMPILED, Row, cause_of
 
 Bool = npt.NDArray[np.bool_]
 # What operators run for, and do not compute. Tracing runs them with tensors that hold nothing, tuning to see

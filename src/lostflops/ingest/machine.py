@@ -15,8 +15,8 @@ import msgspec
 import polars as pl
 
 from lostflops.errors import shown
+from lostflops.store.trace import Quality
 from lostflops.tables import TABLES
-from lostflops.trace import Quality
 
 NAMES = ("topology.jsonl", "topology-*.jsonl", "links.jsonl", "collectives-*.jsonl")
 GIVES = ("topology_devices", "topology_links", "bandwidths")

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import polars as pl
 
+from lostflops.store.trace import Quality
 from lostflops.tables import TABLES
-from lostflops.trace import Quality
 
 
 class Process(msgspec.Struct, frozen=True):

@@ -15,7 +15,7 @@ import msgspec
 from lostflops import ingest
 from lostflops.errors import LostflopsError
 from lostflops.ingest.part import Part
-from lostflops.trace import storing
+from lostflops.store.trace import storing
 
 
 class Task(msgspec.Struct):

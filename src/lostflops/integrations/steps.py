@@ -19,9 +19,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from lostflops.capture.boot.lostflops_boot.rank import host, identify
-from lostflops.capture.boot.lostflops_boot.step_log import StepLog
-from lostflops.ranges import range as mark
+from lostflops.capture.record.injected.lostflops_recorder.marks import Range
+from lostflops.capture.record.injected.lostflops_recorder.rank import host, identify
+from lostflops.capture.record.injected.lostflops_recorder.step_log import StepLog
 
 DOMAIN = "training"
 PARTS = ("forward", "backward", "optimizer", "evaluation")
@@ -52,7 +52,7 @@ class Steps:
 
     def begin(self, name: str) -> None:
         """A part, or "step"."""
-        entered = mark(name, domain=DOMAIN)
+        entered = Range(name, domain=DOMAIN)
         entered.__enter__()
         self._open.append((name, entered, now()))
 
@@ -145,7 +145,7 @@ class Steps:
 
 def recorded_by_lostflops() -> bool:
     """Whether this process writes a step log because `lostflops record` started it."""
-    clock: Any = sys.modules.get("lostflops_boot.clock")
+    clock: Any = sys.modules.get("lostflops_recorder.clock")
     return clock is not None and clock.CLOCK.on
 
 

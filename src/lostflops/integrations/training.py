@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from lostflops.capture.boot.lostflops_boot.rank import identify
+from lostflops.capture.record.injected.lostflops_recorder.rank import identify
 from lostflops.integrations.remedies import Remedies
 from lostflops.integrations.steps import Steps
 

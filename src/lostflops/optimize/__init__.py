@@ -18,49 +18,51 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lostflops.optimize.adapters import lora as lora
-    from lostflops.optimize.checkpointing import checkpoint as checkpoint
-    from lostflops.optimize.data_loader import LoaderSetting as LoaderSetting
-    from lostflops.optimize.data_loader import tune_loader as tune_loader
-    from lostflops.optimize.device import CudaDevice as CudaDevice
-    from lostflops.optimize.device import Device as Device
-    from lostflops.optimize.device import ThreadedDevice as ThreadedDevice
-    from lostflops.optimize.fp8 import to_fp8 as to_fp8
-    from lostflops.optimize.frozen import stream_frozen as stream_frozen
-    from lostflops.optimize.kv_cache import DialogueCache as DialogueCache
-    from lostflops.optimize.kv_gain import kv_prediction as kv_prediction
+    from lostflops.optimize.activations.checkpointing import checkpoint as checkpoint
+    from lostflops.optimize.activations.offload.engine import Engine as Engine
+    from lostflops.optimize.activations.offload.engine import offload as offload
+    from lostflops.optimize.activations.offload.report import OffloadReport as OffloadReport
+    from lostflops.optimize.activations.saved import saved_tensors as saved_tensors
+    from lostflops.optimize.device.devices import CudaDevice as CudaDevice
+    from lostflops.optimize.device.devices import Device as Device
+    from lostflops.optimize.device.devices import ThreadedDevice as ThreadedDevice
+    from lostflops.optimize.kv.cache import DialogueCache as DialogueCache
+    from lostflops.optimize.kv.gain import kv_prediction as kv_prediction
     from lostflops.optimize.link import measure_link as measure_link
-    from lostflops.optimize.offload_report import OffloadReport as OffloadReport
-    from lostflops.optimize.offloading import Engine as Engine
-    from lostflops.optimize.offloading import offload as offload
-    from lostflops.optimize.optimizer_offloading import exposed_optimizer_seconds as exposed_optimizer_seconds
-    from lostflops.optimize.optimizer_offloading import measure_cpu_adam as measure_cpu_adam
-    from lostflops.optimize.optimizer_offloading import optimizer_offload as optimizer_offload
-    from lostflops.optimize.parity import loss_parity as loss_parity
-    from lostflops.optimize.platform_memory import memory_capabilities as memory_capabilities
-    from lostflops.optimize.precision import autocast as autocast
-    from lostflops.optimize.precision import to_bf16 as to_bf16
-    from lostflops.optimize.precision import to_fp16 as to_fp16
+    from lostflops.optimize.loader.workers import LoaderSetting as LoaderSetting
+    from lostflops.optimize.loader.workers import tune_loader as tune_loader
     from lostflops.optimize.refused import Refused as Refused
-    from lostflops.optimize.saved import saved_tensors as saved_tensors
-    from lostflops.optimize.streaming import Streaming as Streaming
-    from lostflops.optimize.streaming_report import StreamingReport as StreamingReport
-    from lostflops.optimize.unified_memory import ManagedReport as ManagedReport
-    from lostflops.optimize.unified_memory import advise as advise
-    from lostflops.optimize.unified_memory import managed as managed
-    from lostflops.optimize.unified_memory import managed_prediction as managed_prediction
-    from lostflops.optimize.unified_memory import prefetch as prefetch
-    from lostflops.optimize.unified_memory import release_managed as release_managed
-    from lostflops.optimize.unified_memory import use_managed_everywhere as use_managed_everywhere
-    from lostflops.optimize.weights import stream_weights as stream_weights
-    from lostflops.optimize.weights import streaming_knee as streaming_knee
-    from lostflops.optimize.weights import streaming_prediction as streaming_prediction
-    from lostflops.optimize.weights import streaming_sweep as streaming_sweep
+    from lostflops.optimize.training.adapters import lora as lora
+    from lostflops.optimize.training.fp8 import to_fp8 as to_fp8
+    from lostflops.optimize.training.optimizer_offloading import (
+        exposed_optimizer_seconds as exposed_optimizer_seconds,
+    )
+    from lostflops.optimize.training.optimizer_offloading import measure_cpu_adam as measure_cpu_adam
+    from lostflops.optimize.training.optimizer_offloading import optimizer_offload as optimizer_offload
+    from lostflops.optimize.training.parity import loss_parity as loss_parity
+    from lostflops.optimize.training.precision import autocast as autocast
+    from lostflops.optimize.training.precision import to_bf16 as to_bf16
+    from lostflops.optimize.training.precision import to_fp16 as to_fp16
+    from lostflops.optimize.unified.managed_memory import ManagedReport as ManagedReport
+    from lostflops.optimize.unified.managed_memory import advise as advise
+    from lostflops.optimize.unified.managed_memory import managed as managed
+    from lostflops.optimize.unified.managed_memory import managed_prediction as managed_prediction
+    from lostflops.optimize.unified.managed_memory import prefetch as prefetch
+    from lostflops.optimize.unified.managed_memory import release_managed as release_managed
+    from lostflops.optimize.unified.managed_memory import use_managed_everywhere as use_managed_everywhere
+    from lostflops.optimize.unified.platform_memory import memory_capabilities as memory_capabilities
+    from lostflops.optimize.weights.frozen import stream_frozen as stream_frozen
+    from lostflops.optimize.weights.report import StreamingReport as StreamingReport
+    from lostflops.optimize.weights.streaming import Streaming as Streaming
+    from lostflops.optimize.weights.whole_model import stream_weights as stream_weights
+    from lostflops.optimize.weights.whole_model import streaming_knee as streaming_knee
+    from lostflops.optimize.weights.whole_model import streaming_prediction as streaming_prediction
+    from lostflops.optimize.weights.whole_model import streaming_sweep as streaming_sweep
 
 # Which file knows what; each is imported when one of its names is first asked for.
 _FILES = {
-    "adapters": ("lora",),
-    "unified_memory": (
+    "training.adapters": ("lora",),
+    "unified.managed_memory": (
         "ManagedReport",
         "advise",
         "managed",
@@ -69,25 +71,25 @@ _FILES = {
         "release_managed",
         "use_managed_everywhere",
     ),
-    "platform_memory": ("memory_capabilities",),
-    "offloading": ("Engine", "offload"),
-    "offload_report": ("OffloadReport",),
-    "device": ("CudaDevice", "Device", "ThreadedDevice"),
-    "data_loader": ("LoaderSetting", "tune_loader"),
-    "checkpointing": ("checkpoint",),
-    "kv_cache": ("DialogueCache",),
-    "kv_gain": ("kv_prediction",),
+    "unified.platform_memory": ("memory_capabilities",),
+    "activations.offload.engine": ("Engine", "offload"),
+    "activations.offload.report": ("OffloadReport",),
+    "device.devices": ("CudaDevice", "Device", "ThreadedDevice"),
+    "loader.workers": ("LoaderSetting", "tune_loader"),
+    "activations.checkpointing": ("checkpoint",),
+    "kv.cache": ("DialogueCache",),
+    "kv.gain": ("kv_prediction",),
     "link": ("measure_link",),
-    "fp8": ("to_fp8",),
-    "parity": ("loss_parity",),
-    "precision": ("autocast", "to_bf16", "to_fp16"),
-    "optimizer_offloading": ("exposed_optimizer_seconds", "measure_cpu_adam", "optimizer_offload"),
+    "training.fp8": ("to_fp8",),
+    "training.parity": ("loss_parity",),
+    "training.precision": ("autocast", "to_bf16", "to_fp16"),
+    "training.optimizer_offloading": ("exposed_optimizer_seconds", "measure_cpu_adam", "optimizer_offload"),
     "refused": ("Refused",),
-    "saved": ("saved_tensors",),
-    "frozen": ("stream_frozen",),
-    "streaming": ("Streaming",),
-    "streaming_report": ("StreamingReport",),
-    "weights": ("stream_weights", "streaming_knee", "streaming_prediction", "streaming_sweep"),
+    "activations.saved": ("saved_tensors",),
+    "weights.frozen": ("stream_frozen",),
+    "weights.streaming": ("Streaming",),
+    "weights.report": ("StreamingReport",),
+    "weights.whole_model": ("stream_weights", "streaming_knee", "streaming_prediction", "streaming_sweep"),
 }
 _WHERE = {name: file for file, names in _FILES.items() for name in names}
 

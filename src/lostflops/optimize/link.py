@@ -24,11 +24,11 @@ from typing import Any, cast
 
 import torch
 
-from lostflops.optimize import numa
 from lostflops.optimize.amounts import written
-from lostflops.optimize.device import Device, Event, Stream, device_named
-from lostflops.optimize.migration import CudaPages, migrations
+from lostflops.optimize.device import numa
+from lostflops.optimize.device.devices import Device, Event, Stream, device_named
 from lostflops.optimize.refused import Refused
+from lostflops.optimize.unified.migration import CudaPages, migrations
 
 KIND = "link card"
 SIZES = tuple(4096 * 4**n for n in range(9))  # 4 KiB to 256 MiB
@@ -71,21 +71,6 @@ def line(sizes: Sequence[int], times: Sequence[float]) -> dict[str, Any] | None:
         "spread": statistics.median(abs((start + slope * n) / t - 1) for n, t in rows),
         "half_size_bytes": round(start / slope),
     }
-
-
-def rate(card: Mapping[str, Any], direction: str, memory: str = "pinned") -> tuple[int, float]:
-    """Launch time in ns and bytes per second of 'device_to_host' or 'host_to_device' copies on a card."""
-    try:
-        found = card[direction][memory]
-        launch, per_second = found["launch_ns"], float(found["bytes_per_second"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise Refused(
-            f"this link card has no rate for {memory} copies {direction.replace('_', ' ')}",
-            "give what optimize.measure_link() returned, or what `lostflops bench links --card FILE` wrote",
-        ) from error
-    if not per_second > 0:
-        raise Refused(f"this link card's rate {direction.replace('_', ' ')} is {per_second}", "measure again")
-    return int(launch or 0), per_second
 
 
 def measure_link(

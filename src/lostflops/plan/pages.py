@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from .ranking import Ranking, Way
-from .serving import Option, Served
-from .static_memory import Part
-from .training import Moment, Prediction
+from .serve.inference import Option, Served
+from .train.job import Moment, Prediction
+from .train.ranking import Ranking, Way
+from .train.static_memory import Part
 
 BAR = 24
 LONG = 0.25  # attention's share above which one sustained rate was seen to be too fast

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from . import hardware, shape
-from .activation_memory import Checkpointing, kept_bytes, layer_bytes
-from .layout import Layout
-from .static_memory import OPTIMIZERS, Lora, states
-from .training import Prediction, Training
+from .train.activation_memory import Checkpointing, kept_bytes, layer_bytes
+from .train.job import Prediction, Training
+from .train.layout import Layout
+from .train.static_memory import OPTIMIZERS, Lora, states
 
 ADAM = OPTIMIZERS["adam"]
 NOMINAL_70B = "the source takes 70e9 parameters; there are 68,976,648,192"

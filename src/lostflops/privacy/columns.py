@@ -10,7 +10,7 @@ from typing import Any
 import polars as pl
 
 from lostflops.errors import NotATrace
-from lostflops.ingest.nsys_folder import ARROW, PARQUET
+from lostflops.ingest.nsys.folder import ARROW, PARQUET
 from lostflops.privacy import nsys
 from lostflops.privacy.cleaner import OUTPUT, Cleaner
 

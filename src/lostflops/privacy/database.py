@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 from lostflops.errors import Damaged
-from lostflops.ingest.nsys_sqlite import SqliteFile
+from lostflops.ingest.nsys.sqlite import SqliteFile
 from lostflops.privacy import nsys
 from lostflops.privacy.cleaner import OUTPUT, Cleaner
 

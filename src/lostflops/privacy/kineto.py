@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from lostflops.errors import Damaged, Truncated, Unreadable
-from lostflops.ingest.kineto_stream import Blocks
+from lostflops.ingest.kineto.stream import Blocks
 from lostflops.privacy.cleaner import Cleaner
 
 PIECE = 4 << 20

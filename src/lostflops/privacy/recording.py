@@ -22,9 +22,9 @@ from lostflops.errors import (
     Unreadable,
     shown,
 )
-from lostflops.ingest.nsys_export import FOLDERS
-from lostflops.ingest.nsys_report import SUFFIXES as REPORTS
-from lostflops.ingest.nsys_sqlite import MAGIC
+from lostflops.ingest.nsys.export import FOLDERS
+from lostflops.ingest.nsys.report import SUFFIXES as REPORTS
+from lostflops.ingest.nsys.sqlite import MAGIC
 from lostflops.privacy import columns, database, kineto
 from lostflops.privacy.cleaner import KINDS, Cleaner
 
@@ -138,7 +138,7 @@ def form_of(path: Path) -> Form:
     name = path.name.lower()
     if path.is_dir():
         return "export"
-    if path.parent.name == "boot" or "lostflops_boot" in path.parts:
+    if path.parent.name == "boot" or "lostflops_recorder" in path.parts:
         return "payload"
     if name.endswith(REPORTS):
         return "report"

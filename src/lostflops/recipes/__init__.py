@@ -1,1 +1,1 @@
-"""One file per question: each holds one recipe, found by its file name."""
+"""One file per question, each with its recipe, in sections by what is asked about."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 
 import polars as pl
 
-from lostflops.trace import Trace
+from lostflops.store.trace import Trace
 
 from .remedy import Setting
 

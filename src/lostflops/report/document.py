@@ -1,4 +1,4 @@
-"""The first page as one JSON document, for programs. `docs/json.md` describes every key."""
+"""The first page as one JSON document, for programs. `docs/reference/json.md` describes every key."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import polars as pl
 
-from .page import Page
+from .first_page.page import Page
 
 SCHEMA = 1
 MOST_ROWS = 1000  # of each recipe's table

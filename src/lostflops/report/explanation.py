@@ -21,8 +21,8 @@ from lostflops.finding import Finding
 from lostflops.recipe import Example, Input, Option, Recipe, on_example, recipes
 from lostflops.tables import TABLES, Table
 
-from .cells import UNKNOWN
-from .words import as_command
+from .words.cells import UNKNOWN
+from .words.safe import as_command
 
 
 @dataclass(frozen=True)

@@ -19,16 +19,16 @@ import msgspec
 from lostflops.accounts import ACCOUNTS
 from lostflops.finding import Finding
 
-from .answer import Shown, anchor
-from .budget import Budget, Line, color
-from .facts import lines
-from .heat import Heat, heat
+from .first_page.answer import Shown, anchor
+from .first_page.budget import Budget, Line, color
+from .first_page.facts import lines
+from .first_page.heat import Heat, heat
+from .first_page.page import Page
+from .first_page.quality import Fact, facts
+from .first_page.run import Run
 from .markup import Child, Markup, coded, join, tag, unbroken
-from .page import Page
-from .quality import Fact, facts
-from .run import Run
 from .terminal import MOST_CONTRIBUTORS, gain, headline, parted
-from .words import advice, as_command, one_line
+from .words.safe import advice, as_command, one_line
 
 MOST_FINDINGS = 100
 MOST_EVIDENCE = 8

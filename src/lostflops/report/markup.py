@@ -6,7 +6,7 @@ import re
 from html import escape
 from typing import TypeAlias
 
-from .words import one_line
+from .words.safe import one_line
 
 VOID = frozenset({"br", "col", "meta", "rect"})
 

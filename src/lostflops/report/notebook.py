@@ -8,9 +8,9 @@ from html import escape
 from rich.console import Console
 
 from . import terminal
+from .first_page.page import Page
 from .html import html
-from .page import Page
-from .words import one_line
+from .words.safe import one_line
 
 HEIGHT = 640  # pixels
 WIDTH = 100  # columns of the text

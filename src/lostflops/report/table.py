@@ -9,8 +9,8 @@ from rich.text import Text
 
 from lostflops.recipe import Answer
 
-from .cells import cells
-from .words import one_line
+from .words.cells import cells
+from .words.safe import one_line
 
 WIDEST_CELL = 72  # characters of a name; kernels' go on for hundreds
 

@@ -18,12 +18,12 @@ from rich.text import Text
 from lostflops.finding import Finding, milliseconds, percent
 from lostflops.recipe import Skipped
 
-from .budget import Budget, Line
-from .facts import lines
-from .page import Page
-from .quality import facts
-from .run import Run
-from .words import advice, as_command, one_line
+from .first_page.budget import Budget, Line
+from .first_page.facts import lines
+from .first_page.page import Page
+from .first_page.quality import facts
+from .first_page.run import Run
+from .words.safe import advice, as_command, one_line
 
 WIDEST = 120
 BARS_FROM = 66  # columns; a narrower terminal shows the numbers without bars

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from lostflops.capture.k8s_certificate import Certificate
-    from lostflops.capture.k8s_pod import Said
+    from lostflops.capture.kubernetes.certificate import Certificate
+    from lostflops.capture.kubernetes.pod import Said
 
 DAYS = 1095
 
@@ -152,9 +152,10 @@ def _patch(given: Namespace) -> None:
     import difflib
     from copy import deepcopy
 
-    from lostflops.capture import k8s_manifest, k8s_objects
-    from lostflops.capture.k8s_admission import settings
-    from lostflops.capture.k8s_pod import Wish
+    from lostflops.capture.kubernetes import manifest
+    from lostflops.capture.kubernetes import objects as k8s_objects
+    from lostflops.capture.kubernetes.admission import settings
+    from lostflops.capture.kubernetes.pod import Wish
     from lostflops.cli import _output
 
     if given.output is not None:
@@ -167,16 +168,16 @@ def _patch(given: Namespace) -> None:
         _bytes("--limit", given.limit),
         given.force_env,
     )
-    read = [k8s_manifest.read(path) for path in given.files]
+    read = [manifest.read(path) for path in given.files]
     before = "".join(text for text, _ in read)
     documents = [document for _, found in read for document in found]
-    unchanged = k8s_manifest.written(deepcopy(documents), before) if given.diff else ""
-    said = [one for document in documents for one in k8s_manifest.patch(document, wish)]
+    unchanged = manifest.written(deepcopy(documents), before) if given.diff else ""
+    said = [one for document in documents for one in manifest.patch(document, wish)]
     recorded = any(one.recorded for _, one in said)
-    made = k8s_manifest.missing_payloads(documents) if recorded else []
+    made = manifest.missing_payloads(documents) if recorded else []
     payloads = [k8s_objects.payload_map(namespace) for namespace in made]
-    after = k8s_manifest.written([*payloads, *documents], before)
-    patched = k8s_manifest.written(documents, before)
+    after = manifest.written([*payloads, *documents], before)
+    patched = manifest.written(documents, before)
     _say(said, recorded and given.claim is None, _comments(before) - _comments(patched))
     if given.diff:
         lines = difflib.unified_diff(
@@ -191,7 +192,7 @@ def _patch(given: Namespace) -> None:
 
 
 def _say(said: Sequence[tuple[str, Said]], unclaimed: bool, comments_lost: int) -> None:
-    from lostflops.capture.k8s_pod import COLLECTOR
+    from lostflops.capture.kubernetes.pod import COLLECTOR
 
     for where, one in said:
         if one.recorded:
@@ -218,13 +219,14 @@ def _comments(text: str) -> int:
 
 
 def _install(given: Namespace) -> None:
-    from lostflops.capture import k8s_manifest, k8s_objects
+    from lostflops.capture.kubernetes import manifest
+    from lostflops.capture.kubernetes import objects as k8s_objects
 
     image = given.image or k8s_objects.IMAGE
     objects = k8s_objects.collector(
         given.namespace, image, _bytes("--size", given.size), _positive(given.days), given.update
     )
-    print(k8s_manifest.written(objects), end="")
+    print(manifest.written(objects), end="")
     if given.update:
         return
     print(
@@ -235,24 +237,25 @@ def _install(given: Namespace) -> None:
 
 
 def _fetch(given: Namespace) -> None:
-    from lostflops.capture import k8s_cluster
+    from lostflops.capture.kubernetes import cluster
 
-    with k8s_cluster.forwarded(given.namespace) as address:
-        kept = k8s_cluster.listing(address)
+    with cluster.forwarded(given.namespace) as address:
+        kept = cluster.listing(address)
         if given.list:
             for job in sorted({one.job for one in kept}):
                 of_job = [one for one in kept if one.job == job]
                 print(f"{job}  {len(of_job)} files, {sum(one.size for one in of_job) / 1e6:.1f} MB")
             return
-        job = k8s_cluster.choose(kept, given.job)
+        job = cluster.choose(kept, given.job)
         wanted = [one for one in kept if one.job == job]
         run = given.output or Path("runs") / job
-        k8s_cluster.fetch(address, wanted, run)
-    print(*k8s_cluster.summary(run, wanted), sep="\n", file=sys.stderr)
+        cluster.fetch(address, wanted, run)
+    print(*cluster.summary(run, wanted), sep="\n", file=sys.stderr)
 
 
 def _manifests(given: Namespace) -> None:
-    from lostflops.capture import k8s_manifest, k8s_objects
+    from lostflops.capture.kubernetes import manifest
+    from lostflops.capture.kubernetes import objects as k8s_objects
 
     made = _certificate_of(given)
     objects = k8s_objects.webhook(
@@ -262,7 +265,7 @@ def _manifests(given: Namespace) -> None:
         _regex(given.pattern),
         _bytes("--limit", given.limit),
     )
-    print(k8s_manifest.written(objects), end="")
+    print(manifest.written(objects), end="")
     print(
         "this holds the private key of the webhook's certificate: apply it with `| kubectl apply -f -`, "
         "do not keep it in a repository.",
@@ -271,8 +274,8 @@ def _manifests(given: Namespace) -> None:
 
 
 def _certificate_of(given: Namespace) -> Certificate:
-    from lostflops.capture.k8s_certificate import certificate
-    from lostflops.capture.k8s_objects import WEBHOOK
+    from lostflops.capture.kubernetes.certificate import certificate
+    from lostflops.capture.kubernetes.objects import WEBHOOK
 
     names = [WEBHOOK, f"{WEBHOOK}.{given.namespace}", f"{WEBHOOK}.{given.namespace}.svc"]
     return certificate(names, _positive(given.days))
@@ -287,13 +290,14 @@ def _certificate(given: Namespace) -> None:
 
 
 def _serve(given: Namespace) -> None:
-    from lostflops.capture import k8s_objects, k8s_webhook
-    from lostflops.capture.k8s_pod import Wish
+    from lostflops.capture.kubernetes import objects as k8s_objects
+    from lostflops.capture.kubernetes import webhook
+    from lostflops.capture.kubernetes.pod import Wish
     from lostflops.errors import BadOption
 
     wish = Wish(sorted(k8s_objects.payload()), _regex(given.pattern), size=_bytes("--limit", given.limit))
     try:
-        k8s_webhook.serve(wish, given.certificate, given.host, given.port, given.namespace)
+        webhook.serve(wish, given.certificate, given.host, given.port, given.namespace)
     except OSError as error:
         raise BadOption(
             f"The webhook cannot answer on {given.host}:{given.port} with '{given.certificate}': {error}.",
@@ -302,15 +306,15 @@ def _serve(given: Namespace) -> None:
 
 
 def _status(given: Namespace) -> None:
-    from lostflops.capture import k8s_cluster
+    from lostflops.capture.kubernetes import cluster
 
-    print(*k8s_cluster.status(given.namespace), sep="\n")
+    print(*cluster.status(given.namespace), sep="\n")
 
 
 def _regex(text: str | None) -> str:
     import re
 
-    from lostflops.capture.k8s_pod import PATTERN
+    from lostflops.capture.kubernetes.pod import PATTERN
     from lostflops.errors import BadOption, shown
 
     if text is None:
@@ -323,7 +327,7 @@ def _regex(text: str | None) -> str:
 
 
 def _bytes(option: str, text: str) -> int:
-    from lostflops.capture.k8s_pod import quantity
+    from lostflops.capture.kubernetes.pod import quantity
     from lostflops.errors import BadOption, shown
 
     size = quantity(text)

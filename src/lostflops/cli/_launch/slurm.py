@@ -22,10 +22,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .. import record
+from lostflops.cli import record
 
 if TYPE_CHECKING:
-    from lostflops.capture import slurm
+    from lostflops.capture.slurm import script as slurm
 
 WITH_VALUE = {  # options of sbatch that most sites want
     "time": ("TIME", "the time limit, as in 1:30:00"),
@@ -41,7 +41,7 @@ HERE = ("job", "output", "print", "monitor")  # options of `record` that are not
 
 
 def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
-    from lostflops.capture.slurm import RUNTIMES
+    from lostflops.capture.slurm.script import RUNTIMES
 
     record.arguments(parser, ())
     parser.usage = "lostflops launch slurm [options] -- COMMAND"
@@ -95,7 +95,7 @@ def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
 
 
 def run(given: Namespace) -> None:
-    from lostflops.capture import slurm
+    from lostflops.capture.slurm import script as slurm
     from lostflops.errors import CannotWrite, OutputExists
 
     command: list[str] = given.job[1:] if given.job[:1] == ["--"] else given.job
@@ -143,15 +143,15 @@ def run(given: Namespace) -> None:
 
 def _check(given: Namespace, command: Sequence[str]) -> None:
     """Raise now what would otherwise come out when the job has waited for its nodes."""
-    from lostflops.capture import plan
+    from lostflops.capture.record import recording
     from lostflops.errors import BadOption
 
     if not command:
         raise BadOption(
             "There is no command to start.", "write `lostflops launch slurm -- torchrun train.py`."
         )
-    if plan.deaf(command):
-        plan.check(command)
+    if recording.deaf(command):
+        recording.check(command)
     for name in ("nodes", "gpus_per_node", "tasks_per_node", "cpus_per_task"):
         value: int | None = getattr(given, name)
         if value is not None and value < (0 if name == "gpus_per_node" else 1):
@@ -202,7 +202,7 @@ def _absolute(value: object) -> str:
 
 
 def _submit(given: Namespace, job: slurm.Job, target: Path) -> None:
-    from lostflops.capture.slurm import JOB_ID
+    from lostflops.capture.slurm.script import JOB_ID
     from lostflops.errors import BadOption, NotSubmitted
 
     if shutil.which("sbatch") is None:

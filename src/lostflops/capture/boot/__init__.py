@@ -1,1 +1,0 @@
-"""What is copied into a recording and put on the PYTHONPATH of the job."""

@@ -1,0 +1,1 @@
+"""Recording in pods: patched manifests, the webhook that patches them, and the collector of results."""

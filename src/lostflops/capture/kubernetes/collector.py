@@ -1,0 +1,191 @@
+"""Keeps what pods have recorded until somebody fetches it: a folder behind two ports.
+
+Pods write, over TLS and with the token of their namespace; what is there cannot be changed, only be added to.
+Reading is answered on loopback alone, where `kubectl port-forward` comes out. Standard library only: it runs
+in a pod without lostflops installed.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import os
+import re
+import shutil
+import sys
+import threading
+from argparse import ArgumentParser
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from urllib.parse import unquote
+
+from lostflops.capture.kubernetes.tls import Handler, Server
+
+PART = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,200}")
+DEPTH = 12
+AT_ONCE = 1 << 20
+
+
+class Store:
+    """The folder. Its size is counted once, then kept."""
+
+    def __init__(self, folder: Path, limit: int) -> None:
+        self.folder, self.limit = folder, limit
+        self.lock = threading.Lock()
+        self.used = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+    def place(self, path: str) -> Path | None:
+        """The file of a request's path; None for a path that leads elsewhere."""
+        parts = unquote(path).lstrip("/").split("/")
+        if len(parts) > DEPTH or not all(PART.fullmatch(part) for part in parts):
+            return None
+        return self.folder.joinpath(*parts)
+
+    def take(self, size: int) -> bool:
+        with self.lock:
+            if self.used + size > self.limit:
+                return False
+            self.used += size
+            return True
+
+    def give_back(self, size: int) -> None:
+        with self.lock:
+            self.used -= size
+
+    def listing(self) -> list[dict[str, object]]:
+        return [
+            {"path": str(file.relative_to(self.folder)), "size": file.stat().st_size}
+            for file in sorted(self.folder.rglob("*"))
+            if file.is_file() and not file.name.startswith(".")
+        ]
+
+
+def writing(store: Store, token: Path) -> type[Handler]:
+    """Answers pods."""
+
+    class Writing(Handler):
+        def do_HEAD(self) -> None:  # noqa: N802
+            place = self._place()
+            if place is None:
+                return
+            size = place.stat().st_size if place.is_file() else 0
+            self.answer(200 if place.is_file() else 404, Lostflops_Size=str(size))
+
+        def do_PUT(self) -> None:  # noqa: N802
+            place = self._place()
+            length = self.length(store.limit) if place is not None else None
+            if place is None or length is None:
+                return
+            offset = self.headers.get("Lostflops-Offset")
+            if offset is None and place.exists():
+                self.answer(409, b"it is there already\n")
+                return
+            if not store.take(length):
+                self.answer(507, b"the collector is full\n")
+                return
+            kept = False
+            try:
+                place.parent.mkdir(parents=True, exist_ok=True)
+                if offset is None:
+                    kept = self._whole(place, length)
+                else:
+                    kept = self._more(place, offset, self.rfile.read(length), length)
+            except OSError as error:
+                self.answer(507, f"{error.strerror}\n".encode())
+            finally:
+                if not kept:
+                    store.give_back(length)
+
+        def _whole(self, place: Path, length: int) -> bool:
+            beside = place.with_name(f".{place.name}.{threading.get_ident()}")
+            try:
+                with beside.open("wb") as file:
+                    left = length
+                    while left:
+                        chunk = self.rfile.read(min(left, AT_ONCE))
+                        if not chunk:
+                            self.answer(400, b"the body ended early\n")
+                            return False
+                        file.write(chunk)
+                        left -= len(chunk)
+                beside.replace(place)
+            finally:
+                beside.unlink(missing_ok=True)
+            self.answer(200, Lostflops_Size=str(length))
+            return True
+
+        def _more(self, place: Path, offset: str, body: bytes, length: int) -> bool:
+            with store.lock, place.open("ab") as file:
+                had = file.tell()
+                fits = offset == str(had) and len(body) == length
+                if fits:
+                    file.write(body)
+                    had += length
+            self.answer(200 if fits else 409, Lostflops_Size=str(had))
+            return fits
+
+        def _place(self) -> Path | None:
+            given = self.headers.get("Authorization", "")
+            # Read each time: like the certificate, it may be renewed.
+            wanted = f"Bearer {token.read_text().strip()}"
+            if not hmac.compare_digest(given.encode(), wanted.encode()):
+                self.answer(401, b"the token is missing or another\n")
+                return None
+            place = store.place(self.path)
+            if place is None:
+                self.answer(400, b"the path is not one of a recording\n")
+            return place
+
+    return Writing
+
+
+def reading(store: Store) -> type[Handler]:
+    """Answers `lostflops launch k8s fetch`."""
+
+    class Reading(Handler):
+        def do_GET(self) -> None:  # noqa: N802
+            if self.path == "/":
+                self.answer(200, json.dumps(store.listing()).encode(), "application/json")
+                return
+            place = store.place(self.path)
+            if place is None or not place.is_file():
+                self.answer(404)
+                return
+            with place.open("rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                self.send_response(200)
+                self.send_header("Content-Length", str(size))
+                self.end_headers()
+                left = size  # it may grow meanwhile
+                while left and (chunk := file.read(min(left, AT_ONCE))):
+                    self.wfile.write(chunk)
+                    left -= len(chunk)
+
+    return Reading
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    parser = ArgumentParser(prog="collector")
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--certificate", type=Path, required=True)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8443)
+    parser.add_argument("--read-port", type=int, default=8080)
+    parser.add_argument("--limit", type=int, required=True)
+    given = parser.parse_args(words)
+    given.folder.mkdir(parents=True, exist_ok=True)
+    for left in given.folder.rglob(".*"):
+        with suppress(OSError):
+            left.unlink()  # half a file of the time before a restart
+    room = shutil.disk_usage(given.folder).free
+    store = Store(given.folder, min(given.limit, room))
+    writer = Server((given.host, given.port), writing(store, given.certificate / "token"), given.certificate)
+    reader = Server(("127.0.0.1", given.read_port), reading(store), None)
+    threading.Thread(target=reader.serve_forever, daemon=True).start()
+    print(f"collecting in {given.folder}", file=sys.stderr, flush=True)
+    writer.serve_forever()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,181 @@
+"""What came of a recording with nsys: which rank has a report, and why another has none.
+
+nsys ends with status 0 when its range was never opened, and leaves no report then; so every report that
+should be there is looked for.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lostflops.capture.record.recording import Plan
+
+SUFFIXES = (".nsys-rep", ".qdrep")
+
+
+@dataclass
+class Attempt:
+    """One start of nsys, as the rank's own notes tell it."""
+
+    path: Path
+    start: dict[str, Any] = field(default_factory=dict[str, Any])
+    end: dict[str, Any] = field(default_factory=dict[str, Any])
+    hung: bool = False
+    windows: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    steps: int = 0
+
+    @property
+    def rank(self) -> int:
+        return self.start.get("rank", 0)
+
+    @property
+    def reports(self) -> list[Path]:
+        beside = sorted(self.path.parent.glob(f"{self.path.stem}*"))
+        return [path for path in beside if path.suffix in SUFFIXES]
+
+    @property
+    def size(self) -> int:
+        return sum(path.stat().st_size for path in self.reports)
+
+    @property
+    def ran(self) -> bool:
+        """Whether the program came to life under nsys, as far as was noted."""
+        return bool(self.end.get("started") or self.windows or (self.start and not self.end))
+
+
+def summary(plan: Plan, logs: Iterable[Path], ended: str) -> list[str]:
+    """The lines that `record` ends with; `logs` are the step logs of the ranks, `ended` how the job ended."""
+    assert plan.nsys is not None
+    attempts = _attempts(logs, plan)
+    if not attempts:
+        return _nobody(plan, ended)
+    kept = [a for a in attempts if a.size]
+    # A rank whose counters were refused has tried again without.
+    without = [a for a in attempts if not a.size and a.rank not in {k.rank for k in kept}]
+    last = {a.rank: a for a in without}
+    lost = [f"rank {rank} has no report: {_why(last[rank], plan)}" for rank in sorted(last)]
+    if not kept:
+        return ["nothing was recorded by nsys", *lost, *_hints(last.values())]
+    ranks = sorted({a.rank for a in kept})
+    size = sum(a.size for a in kept)
+    amount = f"{size / 1e6:.1f} MB" if size < 1e9 else f"{size / 1e9:.2f} GB"
+    many = f"{len(ranks)} rank{'s' * (len(ranks) != 1)}"
+    tool = f"nsys {plan.nsys.tool.version}"
+    lines = [f"recorded {_steps(kept)}on {many} with {tool} -> {plan.run}  ({amount})"]
+    lines += [f"rank {a.rank}: nsys did not end after the program and was stopped" for a in kept if a.hung]
+    lines += [
+        f"rank {a.rank}: part of its windows: {w.get('reason')}"
+        for a in kept
+        for w in a.windows
+        if w.get("state") in ("lost", "partial") and not w.get("request")
+    ]
+    if plan.nsys.node and not any(a.start.get("role") == "node" for a in kept):
+        lines.append(f"no counters: {_no_counters(attempts)}")
+    run = shlex.quote(str(plan.run))
+    there = "" if shutil.which("nsys") else f"PATH={shlex.quote(str(plan.nsys.tool.path.parent))}:$PATH "
+    return [*lines, *lost, f"next: {there}lostflops why {run}"]
+
+
+def _attempts(logs: Iterable[Path], plan: Plan) -> list[Attempt]:
+    logs = list(logs)
+    folders = {log.parent for log in logs} | set(plan.run.glob("node-*"))
+    found: list[Attempt] = []
+    for path in sorted(note for folder in folders for note in folder.glob("nsys-*.jsonl")):
+        attempt = Attempt(path)
+        for entry in _lines(path):
+            match entry.get("kind"):
+                case "start":
+                    attempt.start = entry
+                case "end":
+                    attempt.end = entry
+                case "hung":
+                    attempt.hung = True
+                case _:
+                    pass
+        same = f"steps-{attempt.rank:05d}-a{attempt.start.get('attempt', 0)}"
+        for log in logs:
+            if log.parent == path.parent and log.stem.split("-p")[0] == same:
+                entries = list(_lines(log))
+                attempt.windows = [e for e in entries if e.get("kind") == "nsys"]
+                attempt.steps = sum("step" in e for e in entries)
+        found.append(attempt)
+    return found
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    entries: list[dict[str, Any]] = []
+    with suppress(OSError), path.open("rb") as file:
+        for line in file:
+            with suppress(ValueError):
+                entries.append(json.loads(line))
+    return entries
+
+
+def _steps(kept: Sequence[Attempt]) -> str:
+    closed = [w for a in kept for w in a.windows if "last" in w]
+    spans = sorted({(w["first"], w["last"]) for w in closed})
+    if not spans:
+        return ""
+    named = ", ".join(f"{a}" if a >= b else f"{a}-{b}" for a, b in spans[:6])
+    return f"steps {named} " if "-" in named or len(spans) > 1 else f"step {named} "
+
+
+def _why(attempt: Attempt, plan: Plan) -> str:
+    if attempt.hung:
+        return "nsys did not end after the program and was stopped"
+    status = attempt.end.get("status")
+    if attempt.end and not attempt.end.get("started"):
+        return f"nsys ended with status {status} before the program began, which then ran without it"
+    lost = [w for w in attempt.windows if w.get("state") == "lost"]
+    if lost:
+        return f"its range could not be opened or closed: {lost[-1].get('reason')}"
+    if not attempt.windows and attempt.start.get("method") != "time":
+        made = f"it made {attempt.steps} step{'s' * (attempt.steps != 1)}"
+        first = (
+            f"the first to record is step {plan.steps[0][0]}" if plan.delay is None else "--delay was longer"
+        )
+        return f"its range was never opened; {made}, and {first}"
+    if attempt.reports:
+        return "it is empty"
+    if not attempt.end:
+        return "the rank was killed before nsys could write it"
+    return f"nsys left none; it ended with status {status}"
+
+
+def _hints(attempts: Iterable[Attempt]) -> list[str]:
+    attempts = list(attempts)
+    if all(a.end and not a.end.get("started") for a in attempts):
+        return ["Hint: what nsys said stands in the job's output; `--print` shows its command"]
+    if all(not a.windows and a.start.get("method") != "time" for a in attempts):
+        most = max(a.steps for a in attempts)
+        if most > 1:
+            return [f"Hint: `--steps {most // 2}-{most - 1}`"]
+        return ["Hint: without steps of an optimizer, `--delay S --duration S` records by time"]
+    return []
+
+
+def _no_counters(attempts: Sequence[Attempt]) -> str:
+    if any(a.start.get("role") == "node" for a in attempts):
+        return "nsys refused to start with them, and what it said stands in the job's output"
+    return "they are read by local rank 0, which is not among --ranks"
+
+
+def _nobody(plan: Plan, ended: str) -> list[str]:
+    if not (plan.boot / "seen-python").exists():
+        return [
+            f"nothing was recorded: no Python of the job (it {ended}) read PYTHONPATH={plan.boot}",
+            "Hint: a container, `sudo`, `env -i` or `python -I` inside the command keeps the variable out",
+        ]
+    chosen = " that --ranks names" if plan.ranks is not None else ""
+    return [
+        f"nothing was recorded: none of the job's Pythons (it {ended}) was a rank{chosen}",
+        "Hint: put `record` in front of torchrun, mpirun, srun, or of the Python that trains",
+    ]

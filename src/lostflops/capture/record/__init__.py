@@ -1,0 +1,1 @@
+"""`lostflops record`: what is asked, the run folder, what is put into the job, and what came of it."""

@@ -1,0 +1,1 @@
+"""PyTorch profiler traces to tables: `reader` says what it recognises and reads it with the others' help."""

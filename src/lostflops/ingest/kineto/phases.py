@@ -1,0 +1,65 @@
+"""Which operators belong to the forward pass, the backward pass, recomputing, or the optimizer."""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+
+from lostflops.ingest.attribution import OperatorTree
+from lostflops.tables import PHASE
+
+
+def phases(tree: OperatorTree, operators: pl.DataFrame, ranges: pl.DataFrame | None) -> pl.Series:
+    """Forward, backward, recompute or optimizer, for every operator; null where nothing tells.
+
+    An operator is backward inside an autograd node, recompute inside the node of a checkpoint, forward when
+    autograd numbered it otherwise, and the optimizer's inside `Optimizer.step`.
+    """
+    from lostflops.intervals import innermost_at, nest
+
+    forest = tree.forest
+    names = operators["name"]
+    distinct = names.unique()
+    text = distinct.cast(pl.String)
+    engine = distinct.filter(text.str.starts_with("autograd::engine::evaluate_function"))
+    rerun = distinct.filter(text.str.contains("CheckpointFunctionBackward"))
+    unknown, forward, backward, checkpoint, recompute = 0, 1, 2, 3, 4
+    own = np.select(
+        [
+            names.is_in(rerun.implode()).to_numpy(),
+            names.is_in(engine.implode()).to_numpy() | operators["backward"].to_numpy(),
+            (operators["sequence"].fill_null(-1) >= 0).to_numpy(),
+        ],
+        [checkpoint, backward, forward],
+        unknown,
+    )[forest.order].astype(np.int8)
+    state = own.copy()
+    order = np.argsort(forest.depth, kind="stable")
+    bounds = np.searchsorted(forest.depth[order], np.arange(int(forest.depth.max(initial=0)) + 2))
+    for level in range(1, len(bounds) - 1):
+        rows = order[bounds[level] : bounds[level + 1]]
+        above = state[np.maximum(forest.parent[rows], 0)]
+        above = np.where(forest.parent[rows] >= 0, above, unknown)
+        mine = own[rows]
+        inherited = np.where((above == checkpoint) | (above == recompute), recompute, above)
+        keeps = (mine == backward) | (mine == checkpoint)
+        state[rows] = np.where(keeps, mine, np.where(inherited == unknown, mine, inherited))
+    if ranges is not None:
+        optimizer = ranges.filter(pl.col("name").cast(pl.String).str.starts_with("Optimizer.step#"))
+        if optimizer.height:
+            spans = nest(
+                optimizer["start"].to_numpy(),
+                optimizer["end"].to_numpy(),
+                optimizer["thread"].fill_null(-1).to_numpy(),
+            )
+            state[innermost_at(spans, forest.start, forest.group) >= 0] = 5
+    by_row = np.empty(len(state), dtype=np.int8)
+    by_row[forest.order] = state
+    words = {
+        unknown: None,
+        forward: "forward",
+        backward: "backward",
+        checkpoint: "backward",
+        recompute: "recompute",
+    }
+    return pl.Series(by_row).replace_strict({**words, 5: "optimizer"}, return_dtype=PHASE)

@@ -1,0 +1,1 @@
+"""What `lostflops monitor` sampled, to the table `counters`: `reader` is the way in."""

@@ -1,0 +1,1 @@
+"""Nsight Systems exports and reports to tables: `reader` is the way in."""

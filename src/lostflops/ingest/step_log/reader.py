@@ -1,0 +1,269 @@
+"""The step logs of a recorded job: all its steps, of which traces hold a few, and how its ranks ended."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import msgspec
+import polars as pl
+
+from lostflops.errors import shown
+from lostflops.ingest.part import Part
+from lostflops.ingest.processes import ASSUMED
+from lostflops.store.trace import Quality
+from lostflops.tables import RANK_ENDS, STEP_LOG
+
+# What `record` calls a rank's log: rank, attempt, perhaps the process.
+LOG = re.compile(r"steps-\d{5,9}-a(\d{1,9})(?:-p\d+)?(?:-\d+)?\.jsonl")
+RECORDING, FAILED = "recording.jsonl", "failed-*.jsonl"
+STEP_LOGS = "step log"  # the format of a source
+LARGEST = 2**31 - 1
+LONGEST = 1 << 30  # bytes: a rank's log of some millions of steps
+
+Time = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=LARGEST)]
+
+
+class Who(msgspec.Struct):
+    """The first line."""
+
+    kind: str
+    rank: Count
+    world: Count | None = None
+    source: str = ""
+    pid: Count | None = None
+    host: str | None = None
+    monotonic: Time | None = None
+    wall: Time | None = None
+
+
+class Failed(msgspec.Struct):
+    """What the process that started a rank was told of its end."""
+
+    pid: Count
+    status: Annotated[int, msgspec.Meta(ge=-LARGEST, le=LARGEST)]
+
+
+class Command(msgspec.Struct):
+    """A line of the recording's own notes."""
+
+    kind: str
+    status: Annotated[int, msgspec.Meta(ge=-LARGEST, le=LARGEST)] | None = None
+
+
+@dataclass(frozen=True)
+class Logged:
+    """The log of one process: who it was, its steps, and how it ended."""
+
+    path: Path
+    who: Who
+    steps: Sequence[Line]
+    end: Line | None
+    torn: int
+
+
+class Line(msgspec.Struct):
+    """A line of a step; the others have no number."""
+
+    step: Time | None = None
+    end: Time | None = None
+    kind: str | None = None
+    exception: str | None = None
+    duration: Time | None = None
+    own: Time | None = None
+    micro_steps: Count | None = None
+    optimizer: Time | None = None
+    data: Time | None = None
+    checkpoint: Time | None = None
+    gc: Time | None = None
+    window: int = 0
+
+
+FAILURE = msgspec.json.Decoder(Failed)
+COMMAND = msgspec.json.Decoder(Command)
+Entry = TypeVar("Entry")
+WHO = msgspec.json.Decoder(Who)
+LINE = msgspec.json.Decoder(Line)
+
+
+def documents(paths: Iterable[Path]) -> list[Path]:
+    """The logs in the run folders among `paths`, of each run's last attempt."""
+    found: list[Path] = []
+    for folder in paths:
+        if not folder.is_dir():
+            continue
+        logs = [(int(match[1]), path) for path in folder.glob("node-*/steps-*.jsonl")
+                if (match := LOG.fullmatch(path.name))]  # fmt: skip
+        last = max((attempt for attempt, _ in logs), default=0)
+        found += [path for attempt, path in logs if attempt == last]
+    # The first process that was a rank has the short name.
+    return sorted(set(found), key=lambda path: (path.parent, len(path.name), path.name))
+
+
+def beside(documents: Iterable[Path]) -> list[Path]:
+    """What the run folders of logs hold on how the job ended."""
+    runs = dict.fromkeys(path.parents[1] for path in documents)
+    found = (file for run in runs for name in (RECORDING, FAILED) for file in run.glob(name))
+    return sorted(found)
+
+
+def logged(documents: Sequence[Path]) -> tuple[list[Logged], list[Quality]]:
+    """Each rank's log that holds a step, and what is to be said of the others."""
+    kept: dict[int, Logged] = {}
+    notes: list[Quality] = []
+    torn = 0
+    for path in documents:
+        try:
+            found = _read(path)
+        except (OSError, ValueError, msgspec.MsgspecError) as error:
+            said = f"{shown(path.name)} is not a step log of lostflops and was left out: {error}"
+            notes.append(Quality(None, "step log left out", 1, shown(said), "warning"))
+            continue
+        torn += found.torn
+        rank = found.who.rank
+        if not found.steps:
+            continue
+        if rank in kept:
+            text = f"two processes claim to be rank {rank}: {shown(path.name)} was left out"
+            notes.append(Quality(rank, "step log left out", 1, text, "warning"))
+            continue
+        kept[rank] = found
+    if torn:
+        text = "lines of the step logs are cut off: a process was killed, or the disk was full"
+        notes.append(Quality(None, "steps not logged", torn, text))
+    return list(kept.values()), notes
+
+
+def tables(logs: Sequence[Logged]) -> dict[str, pl.DataFrame]:
+    """The tables that the logs give together, if there are any."""
+    if not logs:
+        return {}
+    return {
+        STEP_LOG.name: pl.concat(_frame(log.who, log.steps) for log in logs),
+        RANK_ENDS.name: _ends(logs),
+    }
+
+
+def parts(logs: Sequence[Logged]) -> list[Part]:
+    """The ranks that logs alone tell of, without a table: nothing of them was recorded in full."""
+    alone = len(logs) == 1
+    found: list[Part] = []
+    for log in logs:
+        who = log.who
+        ends = [_utc(who, line.end) for line in log.steps if line.end is not None] or [0]
+        world = 1 if who.world is None and alone and who.source == ASSUMED else who.world
+        found.append(
+            Part(
+                folder="",
+                rank=who.rank,
+                rank_source="step log",
+                start=min(ends) - (log.steps[0].duration or 0),
+                end=max(ends),
+                num_events=len(log.steps),
+                tables=[],
+                world_size=world,
+                host=who.host,
+                facts={"source": "step log"},
+            )
+        )
+    return found
+
+
+def _utc(who: Who, monotonic: int) -> int:
+    """A time of the log in UTC, as far as its first line tells."""
+    if who.monotonic is None or who.wall is None:
+        return monotonic
+    return who.wall + monotonic - who.monotonic
+
+
+def _read(path: Path) -> Logged:
+    if path.stat().st_size > LONGEST:
+        raise ValueError("it is too long")
+    first, _, rest = path.read_bytes().partition(b"\n")
+    who = WHO.decode(first)
+    lines, torn = _lines(rest)
+    end = next((line for line in reversed(lines) if line.kind == "end"), None)
+    return Logged(path, who, [line for line in lines if line.step is not None], end, torn)
+
+
+def _lines(content: bytes) -> tuple[list[Line], int]:
+    """The lines, and how many are not whole."""
+    try:
+        return LINE.decode_lines(content), 0
+    except msgspec.MsgspecError:
+        pass
+    lines: list[Line] = []
+    torn = 0
+    for raw in content.splitlines():
+        try:
+            lines.append(LINE.decode(raw))
+        except msgspec.MsgspecError:
+            torn += bool(raw)
+    return lines, torn
+
+
+def _ends(logs: Sequence[Logged]) -> pl.DataFrame:
+    """How each rank ended. A process without a launcher that is alone has the status of the command."""
+    told: dict[int, int] = {}
+    status: int | None = None
+    for file in beside([log.path for log in logs]):
+        if file.name == RECORDING:
+            status = _status(file)
+        else:
+            told |= {failed.pid: failed.status for failed in _decoded(file, FAILURE)}
+    first = logs[0].who
+    if len(logs) == 1 and first.source == ASSUMED and first.pid is not None and status is not None:
+        told.setdefault(first.pid, status)
+    return RANK_ENDS.conform(
+        pl.DataFrame(
+            [
+                {
+                    "rank": log.who.rank,
+                    "last_step": log.steps[-1].step,
+                    "finished": log.end is not None,
+                    "exception": log.end.exception if log.end else None,
+                    "status": None if log.who.pid is None else told.get(log.who.pid),
+                    "job_status": status,
+                }
+                for log in logs
+            ],
+            schema=RANK_ENDS.schema,
+        )
+    )
+
+
+def _status(recording: Path) -> int | None:
+    """How the command ended that was started last, None while it runs."""
+    last = None
+    for entry in _decoded(recording, COMMAND):
+        last = entry if entry.kind in ("start", "end") else last
+    return last.status if last is not None and last.kind == "end" else None
+
+
+def _decoded(file: Path, decoder: msgspec.json.Decoder[Entry]) -> Iterator[Entry]:
+    with suppress(OSError):
+        for line in file.read_bytes().splitlines():
+            with suppress(msgspec.MsgspecError):
+                yield decoder.decode(line)
+
+
+def _frame(who: Who, lines: Sequence[Line]) -> pl.DataFrame:
+    columns = {name: [getattr(line, name) for line in lines] for name in Line.__struct_fields__}
+    return STEP_LOG.conform(
+        pl.DataFrame(
+            {
+                "rank": [who.rank] * len(lines),
+                "world_size": [who.world] * len(lines),
+                **{name: columns[name] for name in ("step", "duration", "own", "micro_steps")},
+                **{name: columns[name] for name in ("optimizer", "data", "checkpoint")},
+                "garbage": columns["gc"],
+                "recorded": [bool(window) for window in columns["window"]],
+            },
+            schema=STEP_LOG.schema,
+        )
+    )

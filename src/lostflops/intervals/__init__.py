@@ -1,0 +1,31 @@
+"""Algebra on sets of half-open intervals of integers; knows nothing of traces.
+
+Everything rests on one sweep. Each interval becomes two edges, +1 at its start and -1 at its end; sorted by
+time, the running sum is the number of intervals open between one edge and the next. Every set of intervals
+returns its count to zero after its last edge, so one running sum over frames sorted by group and time serves
+all groups at once, and nothing loops over rows. All results are exact integers.
+
+Frames have int64 columns `start` and `end`; intervals with `end <= start` hold no time and count for nothing.
+`by` names the grouping columns: intervals of different groups never meet.
+"""
+
+from __future__ import annotations
+
+from lostflops.intervals.nesting import Forest, innermost, innermost_at, nest, self_pieces
+from lostflops.intervals.order import Int, group_ids
+from lostflops.intervals.sets import coverage, inside, overlay, paint, union
+
+__all__ = [
+    "Forest",
+    "Int",
+    "coverage",
+    "group_ids",
+    "innermost",
+    "innermost_at",
+    "inside",
+    "nest",
+    "overlay",
+    "paint",
+    "self_pieces",
+    "union",
+]

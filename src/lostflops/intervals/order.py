@@ -1,0 +1,36 @@
+"""Rows in the order of their group and time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+Int = npt.NDArray[np.int64]
+
+
+def row_order(rows: pl.DataFrame, by: list[str]) -> Int:
+    """The positions of rows sorted by some columns; equal rows stay in the order in which they stand.
+
+    Starts and ends are mostly in order already. NumPy's sort merges such runs, in a fifth of the time that
+    Polars takes for several keys.
+    """
+    columns = [rows[c] for c in reversed(by)]
+    if any(
+        c.null_count() or not (c.dtype.is_integer() or isinstance(c.dtype, (pl.Boolean, pl.Enum)))
+        for c in columns
+    ):
+        position = pl.int_range(pl.len(), dtype=pl.Int64).sort_by(by, maintain_order=True)
+        return rows.select(position).to_series().to_numpy()
+    return np.lexsort([c.to_physical().to_numpy() for c in columns])
+
+
+def group_ids(frame: pl.DataFrame, by: Sequence[str]) -> Int:
+    """A dense integer per distinct combination of `by`, in no particular order."""
+    if not by:
+        return np.zeros(frame.height, dtype=np.int64)
+    ids: Any = frame.select(pl.struct(list(by)).rank("dense")).to_series().cast(pl.Int64).to_numpy()
+    return ids

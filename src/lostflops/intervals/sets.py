@@ -1,0 +1,184 @@
+"""What a set of intervals covers, and how often: union, paint, coverage, overlay."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import polars as pl
+
+from lostflops.intervals.order import row_order
+
+
+def union(frame: pl.LazyFrame, by: Sequence[str] = ()) -> pl.LazyFrame:
+    """The instants covered by any interval, as disjoint intervals that do not touch, sorted."""
+    keys = list(by)
+
+    def united(rows: pl.DataFrame) -> pl.DataFrame:
+        if rows.is_empty():
+            return rows
+        rows = rows[row_order(rows, [*keys, "start"])]
+        start, reach = rows["start"].to_numpy(), rows["end"].to_numpy().copy()
+        opens = np.zeros(len(start), dtype=bool)
+        opens[0] = True
+        if keys:
+            opens[1:] = rows.select(
+                pl.any_horizontal(pl.col(keys).ne_missing(pl.col(keys).shift()))
+            ).to_series()[1:]
+        groups = np.flatnonzero(opens)
+        # In the order of their starts, an interval opens a new one when none before it reaches its start.
+        for first, last in zip(groups, np.r_[groups[1:], len(start)], strict=True):
+            np.maximum.accumulate(reach[first:last], out=reach[first:last])
+        opens[1:] |= start[1:] > reach[:-1]
+        at = np.flatnonzero(opens)
+        closes = np.r_[at[1:], len(start)] - 1
+        return rows[at].with_columns(end=reach[closes])
+
+    return (
+        frame.filter(pl.col("end") > pl.col("start"))
+        .select(*keys, "start", "end")
+        .map_batches(united, predicate_pushdown=False, projection_pushdown=False)
+    )
+
+
+def paint(
+    windows: pl.LazyFrame,
+    layers: Mapping[str, pl.LazyFrame],
+    by: Sequence[str] = (),
+    account: str = "account",
+) -> pl.LazyFrame:
+    """Split every window into maximal runs by the first layer that covers each instant.
+
+    The windows of one group must be disjoint. The result has the columns of `windows`, with `start` and
+    `end` of the run, and `account`: the layer's name, or null where none covers. For every window the runs
+    add up to its length, exactly.
+    """
+    keys = list(by)
+    names = list(layers)
+    # In a fixed order, so that windows keep their numbers wherever this frame is computed again.
+    numbered = (
+        windows.filter(pl.col("end") > pl.col("start"))
+        .sort(*keys, "start")
+        .with_row_index("_window", offset=1)
+        .with_columns(pl.col("_window").cast(pl.Int64))
+    )
+    edges = [_edges(numbered, keys, "_window", pl.col("_window"))]
+    # Rows of one layer nest: united first, a stack of frames is one interval.
+    edges += [
+        _edges(union(frame, keys), keys, f"_layer{i}", pl.lit(1, dtype=pl.Int64))
+        for i, frame in enumerate(layers.values())
+    ]
+    counts = ["_window", *(f"_layer{i}" for i in range(len(names)))]
+    covering = pl.lit(None, dtype=pl.Int16)
+    for i in reversed(range(len(names))):
+        covering = pl.when(pl.col(f"_layer{i}") > 0).then(pl.lit(i, dtype=pl.Int16)).otherwise(covering)
+    window, code = pl.col("_window"), pl.col("_code")
+    begins = window.ne_missing(window.shift()) | code.ne_missing(code.shift())
+    runs = (
+        _in_order(pl.concat(edges, how="diagonal").with_columns(pl.col(counts).fill_null(0)), keys)
+        # One window of a group is open at a time, so the running sum of their numbers is its number. All
+        # counts return to zero after a group's last edge, so one running sum serves all groups.
+        .with_columns(pl.col(counts).cum_sum(), _next=pl.col("_at").shift(-1))
+        .filter((window > 0) & (pl.col("_next") > pl.col("_at")))
+        .select("_window", "_at", "_next", _code=covering)
+        .with_columns(_begins=begins)
+        .with_columns(_ends=pl.col("_begins").shift(-1, fill_value=True))
+        .select(
+            window.filter("_begins"),
+            code.filter("_begins"),
+            start=pl.col("_at").filter("_begins"),
+            end=pl.col("_next").filter("_ends"),
+        )
+    )
+    named = code.replace_strict(dict(enumerate(names)), default=None, return_dtype=pl.String)
+    return (
+        runs.with_columns((named if names else pl.lit(None, dtype=pl.String)).alias(account))
+        .join(numbered.drop("start", "end"), on="_window", how="left", maintain_order="left")
+        .drop("_window", "_code")
+    )
+
+
+def _edges(frame: pl.LazyFrame, keys: list[str], column: str, delta: pl.Expr) -> pl.LazyFrame:
+    opening = frame.select(*keys, _at=pl.col("start"), **{column: delta})
+    closing = frame.select(*keys, _at=pl.col("end"), **{column: -delta})
+    return pl.concat([opening, closing])
+
+
+def _in_order(edges: pl.LazyFrame, keys: list[str]) -> pl.LazyFrame:
+    """Edges by group and time; those at one instant stay in the order in which they stand."""
+    return edges.map_batches(
+        lambda frame: frame[row_order(frame, [*keys, "_at"])],
+        predicate_pushdown=False,
+        projection_pushdown=False,
+    )
+
+
+def coverage(a: pl.LazyFrame, b: pl.LazyFrame, by: Sequence[str] = ()) -> pl.LazyFrame:
+    """Per group, the time in which only `a`, only `b`, and both have something open.
+
+    Columns: `by`, `only_a`, `only_b`, `both`. Groups that appear in neither are absent.
+    """
+    keys = list(by)
+    in_a, in_b, length = pl.col("_a") > 0, pl.col("_b") > 0, pl.col("end") - pl.col("start")
+    sums = [
+        length.filter(in_a & ~in_b).sum().alias("only_a"),
+        length.filter(in_b & ~in_a).sum().alias("only_b"),
+        length.filter(in_a & in_b).sum().alias("both"),
+    ]
+    pieces = overlay({"_a": a, "_b": b}, keys)
+    return pieces.group_by(keys, maintain_order=True).agg(sums) if keys else pieces.select(sums)
+
+
+def overlay(sets: Mapping[str, pl.LazyFrame], by: Sequence[str] = ()) -> pl.LazyFrame:
+    """How many intervals of each set are open, as pieces between one edge and the next, sorted.
+
+    Columns: `by`, `start`, `end`, and a count per set. Pieces in which nothing is open are left out. Whatever
+    is asked about the sets' unions and overlaps is a sum over some of these pieces.
+    """
+    keys, names = list(by), list(sets)
+    edges = [
+        _edges(frame.filter(pl.col("end") > pl.col("start")), keys, name, pl.lit(1, dtype=pl.Int32))
+        for name, frame in sets.items()
+    ]
+    return (
+        _in_order(pl.concat(edges, how="diagonal").with_columns(pl.col(names).fill_null(0)), keys)
+        # Only the last of the edges at one instant has a piece after it, and by then all of them are counted.
+        # After a group's last edge nothing is open, so the jump to the next group is left out too.
+        .with_columns(pl.col(names).cum_sum(), end=pl.col("_at").shift(-1))
+        .filter((pl.col("end") > pl.col("_at")) & pl.any_horizontal(pl.col(names) > 0))
+        .select(*keys, pl.col("_at").alias("start"), "end", *names)
+    )
+
+
+def inside(
+    frame: pl.LazyFrame, pieces: pl.LazyFrame, parts: Mapping[str, pl.Expr], by: str = "rank"
+) -> pl.LazyFrame:
+    """`frame` with a column per part: how much of a row's time lies in the pieces where that part is true.
+
+    `pieces` are disjoint and sorted by group and time, as `union` and `overlay` give them; a part is a
+    boolean over their columns. The time of such pieces up to an instant is a function that rises inside them
+    and rests outside; a row's share is its rise from `start` to `end`. So a row costs two binary searches,
+    however many pieces it meets. `by` is one integer column.
+    """
+    chosen = pieces.select(by, "start", "end", **{f"_{name}": part for name, part in parts.items()})
+    rows, cover = pl.collect_all([frame, chosen])
+    order = np.argsort(rows[by].to_numpy(), kind="stable")
+    group, start, end = (rows[c].to_numpy()[order] for c in (by, "start", "end"))
+    of, opens, closes = (cover[c].to_numpy() for c in (by, "start", "end"))
+    shares = {name: np.zeros(rows.height, dtype=np.int64) for name in parts}
+    for value in np.intersect1d(of, group):
+        mine = slice(*np.searchsorted(group, [value, value + 1]))
+        ours = slice(*np.searchsorted(of, [value, value + 1]))
+        first, last = opens[ours], closes[ours]
+        at_start, at_end = (np.searchsorted(last, t[mine], side="right") for t in (start, end))
+        for name, share in shares.items():
+            counted = cover[f"_{name}"].to_numpy()[ours]
+            before = np.r_[0, np.cumsum((last - first) * counted)]
+            rise = before[at_end] - before[at_start]
+            for sign, t, at in ((1, end[mine], at_end), (-1, start[mine], at_start)):
+                within = np.minimum(at, len(first) - 1)
+                rise += sign * np.where(
+                    at < len(first), np.maximum(t - first[within], 0) * counted[within], 0
+                )
+            share[order[mine]] = np.maximum(rise, 0)
+    return rows.with_columns(pl.Series(name, share) for name, share in shares.items()).lazy()

@@ -1,0 +1,1 @@
+"""How fast copies and collectives are on the machines of a job, measured."""

@@ -1,0 +1,94 @@
+"""Offers a monitor's latest readings to Prometheus: as OpenMetrics over HTTP, or as a file of text."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import groupby
+
+from lostflops.machine.monitor.metrics import METRICS, Metric, Reading
+from lostflops.version import __version__
+
+CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+LOOPBACK = "127.0.0.1"
+# Prometheus wants base units, written out. Unit: its name there, and what to multiply with.
+UNITS: dict[str | None, tuple[str, float]] = {
+    None: ("", 1),
+    "%": ("ratio", 0.01),
+    "B": ("bytes", 1),
+    "B/s": ("bytes_per_second", 1),
+    "W": ("watts", 1),
+    "J": ("joules", 1),
+    "s": ("seconds", 1),
+    "MHz": ("hertz", 1e6),
+    "°C": ("celsius", 1),
+    "Gb/s": ("bits_per_second", 1e9),
+}
+
+
+def exposition(readings: Iterable[Reading], *, textfile: bool = False) -> str:
+    """The readings as OpenMetrics, or as the older text format that textfile collectors read."""
+    lines: list[str] = []
+    order = {name: place for place, name in enumerate(METRICS)}
+    by_metric = sorted(readings, key=lambda r: (order[r.metric], r.device or 0, r.instance or ""))
+    for name, group in groupby(by_metric, key=lambda reading: reading.metric):
+        lines += _family(METRICS[name], group, textfile)
+    lines.append("# TYPE lostflops_monitor_info gauge" if textfile else "# TYPE lostflops_monitor info")
+    lines.append(f'lostflops_monitor_info{{version="{_escaped(__version__)}"}} 1')
+    return "\n".join([*lines, *([] if textfile else ["# EOF"]), ""])
+
+
+def _family(metric: Metric, readings: Iterable[Reading], textfile: bool) -> Iterator[str]:
+    unit, factor = UNITS[metric.unit]
+    family = f"lostflops_{metric.name}" + (f"_{unit}" if unit else "")
+    total = "_total" if metric.counts else ""
+    # The older format gives a counter's type under the name of its sample.
+    named = family + (total if textfile else "")
+    yield f"# TYPE {named} {'counter' if metric.counts else 'gauge'}"
+    if unit and not textfile:
+        yield f"# UNIT {family} {unit}"
+    yield f"# HELP {named} {_escaped(metric.meaning)}"
+    for reading in readings:
+        labels = [f'gpu="{reading.device}"'] if reading.device is not None else []
+        if reading.instance is not None:
+            labels.append(f'{metric.label}="{_escaped(reading.instance)}"')
+        value = reading.value / metric.per if metric.per != 1 else reading.value
+        if factor != 1:
+            value *= factor
+        if math.isfinite(value):
+            yield f"{family}{total}{{{','.join(labels)}}} {value!r}"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def serve(address: str, port: int, latest: Callable[[], Iterable[Reading]]) -> int:
+    """Answer at that address in the background, and say at which port. Raises OSError."""
+
+    class Answer(BaseHTTPRequestHandler):
+        timeout = 10
+
+        def do_GET(self) -> None:
+            if self.path.partition("?")[0] not in ("/", "/metrics"):
+                self.send_error(404)
+                return
+            body = exposition(latest()).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", CONTENT_TYPE)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+            pass
+
+        def version_string(self) -> str:
+            return "lostflops"
+
+    server = ThreadingHTTPServer((address, port), Answer)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return server.server_address[1]

@@ -1,0 +1,1 @@
+"""How the devices of a machine are linked, asked of its tools and of Linux."""

@@ -1,0 +1,1 @@
+"""What autograd keeps between forward and backward: counted, computed again, or moved to the host."""

@@ -1,0 +1,1 @@
+"""Saved tensors wait in host memory: chosen, scheduled, moved, proved and reported."""

@@ -1,0 +1,370 @@
+"""When each storage travels to the host and back, and what waits for what. Knows nothing of autograd.
+
+A storage is RESIDENT; sent, it is COPYING_OUT and then on the HOST; fetched, it is COPYING_IN and then READY
+on the device; RELEASED when nobody can ask for it again. KEPT ones never move. Two streams copy, one each
+way; the compute stream is the one that is current where the verb is called.
+
+What waits for what:
+
+send      the copy waits for the compute stream as of now, and for whoever reads its host memory
+settle    the source is let go when its copy is done, or when the compute stream waits for the copy; the
+          stream that its memory goes back to waits for the compute stream as of then
+fetch     the destination is allocated on the compute stream; its copy waits for that stream as of now, as the
+          block's former owner may still be writing, and for the copy out
+hand_out  the compute stream waits for the copy in
+drop      host memory goes back with the event after which it may be written
+
+Every wait of the compute stream that found its copy unfinished is a stall, timed by an event on either side.
+One thread at a time: whoever uses it has a lock.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    import torch
+
+    from lostflops.optimize.activations.offload.arena import Arena, Block
+    from lostflops.optimize.device.devices import Device, Event, Stream
+
+Direction = Literal["out", "in"]
+Cause = Literal["copy-out behind", "copy-in late", "order missed"]
+DIRECTION_OF: dict[Cause, Direction] = {"copy-out behind": "out", "copy-in late": "in", "order missed": "in"}
+
+
+class State(Enum):
+    RESIDENT = "resident"
+    COPYING_OUT = "copying out"
+    HOST = "host"
+    COPYING_IN = "copying in"
+    READY = "ready"
+    RELEASED = "released"
+    KEPT = "kept"
+
+
+@dataclass(eq=False)
+class Entry:
+    """One storage, or the part of one that was saved, as bytes."""
+
+    source: torch.Tensor | None  # uint8[nbytes] on the device, while it is there
+    nbytes: int
+    stream: Stream  # compute stream at the save: most likely the one that the source was allocated on
+    number: int = 0  # in the order of saving, from 0 in each microbatch
+    state: State = State.RESIDENT
+    reason: str | None = None  # why it is kept
+    block: Block | None = None
+    out_done: Event = None
+    destination: torch.Tensor | None = None
+    destination_stream: Stream = None
+    in_done: Event = None
+    sent: bool = False  # a copy out was queued, ever
+    leaving: bool = False  # its source is held until that copy is done
+    handles: int = 0  # that may still be unpacked
+    waiting: int = 0  # of those, the ones not unpacked in this round
+    round: int = 0  # of unpacking; retain_graph makes several
+    prefetched: bool = False
+    copy_number: int = 0  # of its latest copy, in the order of queuing
+
+
+@dataclass(eq=False)
+class Handle:
+    """Somebody who may ask for an entry."""
+
+    entry: Entry
+    seen: int = -1  # the round in which it was last unpacked
+
+
+@dataclass(frozen=True)
+class Copy:
+    direction: Direction
+    nbytes: int
+    start: Event
+    end: Event
+
+
+@dataclass(frozen=True)
+class Stall:
+    cause: Cause
+    start: Event
+    end: Event
+
+
+@dataclass
+class Limits:
+    in_flight_bytes: int | None = None  # sources held by copies out; None: as many as there are
+    look_ahead_bytes: int = 0  # fetched and not yet asked for; one is always allowed
+    look_ahead_ns: int | None = None  # by the compute time between the askings, where that is known
+
+
+@dataclass
+class Microbatch:
+    """The entries of one forward, and the order in which its backward is expected to ask for them."""
+
+    entries: list[Entry] = field(default_factory=list[Entry])
+    expected: int | None = None  # how many entries there are, if `order` is to be used
+    order: list[int] = field(
+        default_factory=list[int]
+    )  # numbers of entries; else the reverse of their saving
+    due_ns: list[int] | None = None  # by place in the order: when it was asked for, in compute time
+    cursor: int = 0  # next place in the order to fetch
+    place: dict[int, int] | None = None  # of each number in the order
+    backwards: int = 0  # through this graph so far
+    backward: int = -1  # autograd's number of the latest
+
+
+class Schedule:
+    def __init__(self, device: Device, arena: Arena, limits: Limits | None = None) -> None:
+        self.device = device
+        self.arena = arena
+        self.limits = limits or Limits()
+        self.copies: list[Copy] = []
+        self.stalls: list[Stall] = []
+        self.missed = 0  # asked for before it was fetched
+        self.resident_bytes = 0  # that entries hold on the device
+        self.most_resident_bytes = 0
+        self._copies = 0
+        self._out = device.new_stream()
+        self._in = device.new_stream()
+        self._leaving: deque[Entry] = deque()  # sent, the source still held
+        self.leaving_bytes = 0
+        self._ahead_bytes = 0  # fetched and not yet asked for
+
+    # Forward.
+
+    def admit(self, microbatch: Microbatch, source: torch.Tensor) -> Entry:
+        entry = Entry(source, source.numel(), self.device.current_stream(), len(microbatch.entries))
+        microbatch.entries.append(entry)
+        self._resident(entry.nbytes)
+        return entry
+
+    def keep(self, entry: Entry, reason: str) -> None:
+        entry.state = State.KEPT
+        entry.reason = reason
+
+    def send(self, entry: Entry) -> bool:
+        """Queues the copy out of a resident entry. False, and it is kept, when the host has no room."""
+        assert entry.state is State.RESIDENT and entry.source is not None
+        block = self.arena.take(entry.nbytes)
+        if block is None:
+            self.keep(entry, "host memory full")
+            return False
+        ready = self.device.record(entry.stream)
+        self.device.wait(self._out, ready)
+        for event in block.after:
+            self.device.wait(self._out, event)
+        start = self.device.record(self._out)
+        self.device.copy(block.memory, entry.source, self._out)
+        entry.out_done = self.device.record(self._out)
+        self._copies += 1
+        entry.copy_number = self._copies
+        entry.block = block
+        entry.state = State.COPYING_OUT
+        entry.sent = True
+        self.copies.append(Copy("out", entry.nbytes, start, entry.out_done))
+        entry.leaving = True
+        self._leaving.append(entry)
+        self.leaving_bytes += entry.nbytes
+        self.settle()
+        return True
+
+    def settle(self) -> None:
+        """Lets go of sources whose copies are done, and of more when too many bytes are under way."""
+        cap = self.limits.in_flight_bytes
+        while self._leaving:
+            entry = self._leaving[0]
+            if not self.device.is_done(entry.out_done):
+                # The newest always may be under way, else nothing would overlap.
+                if cap is None or self.leaving_bytes <= cap or len(self._leaving) == 1:
+                    return
+                self._wait(entry.stream, entry.out_done, "copy-out behind")
+            self._leaving.popleft()
+            entry.leaving = False
+            self.leaving_bytes -= entry.nbytes
+            if entry.state is State.COPYING_OUT:
+                entry.state = State.HOST
+            if entry.state in (State.HOST, State.RELEASED):
+                self._let_source_go(entry)
+
+    def _let_source_go(self, entry: Entry) -> None:
+        if entry.source is not None:
+            # Autograd would have held it until the backward. Given up now, it goes back to the stream that it
+            # was allocated on, which may know nothing of what the one that saved it still does with it.
+            if entry.sent:
+                self.device.before_reuse(entry.source, entry.stream)
+            entry.source = None
+            self.resident_bytes -= entry.nbytes
+
+    # Backward.
+
+    def hand_out(self, microbatch: Microbatch, handle: Handle, backward: int = 0) -> torch.Tensor:
+        """The bytes on the device, for work that is queued on the current stream from now on.
+
+        `backward` is a number that grows from one backward to the next."""
+        entry = handle.entry
+        stream = self.device.current_stream()
+        self._begin(microbatch, backward)
+        bytes_ = self._present(entry, stream)
+        if handle.seen != entry.round:
+            handle.seen = entry.round
+            entry.waiting -= 1
+            if entry.waiting == 0:
+                self._end_round(entry)
+        self.settle()
+        self._fetch_ahead(microbatch, entry)
+        return bytes_
+
+    def _present(self, entry: Entry, stream: Stream) -> torch.Tensor:
+        if entry.source is not None:
+            if entry.state is State.COPYING_OUT:
+                entry.state = State.RESIDENT  # it stays while others will ask for it
+            return entry.source
+        if entry.destination is None or entry.destination_stream != stream:
+            # A block of another stream's pool may be given away while this stream still reads it.
+            self.missed += 1
+            self._forget_destination(entry)
+            self._fetch(entry)
+            self._wait(stream, entry.in_done, "order missed")
+        else:
+            self._wait(stream, entry.in_done, "copy-in late")
+        self._count_as_asked_for(entry)
+        entry.state = State.READY
+        assert entry.destination is not None
+        return entry.destination
+
+    def _begin(self, microbatch: Microbatch, backward: int) -> None:
+        if backward > microbatch.backward:
+            microbatch.backward = backward
+            microbatch.backwards += 1
+            microbatch.cursor = 0
+        if microbatch.place is None:
+            if microbatch.expected != len(microbatch.entries):
+                microbatch.order = list(reversed(range(len(microbatch.entries))))
+                microbatch.due_ns = None
+            microbatch.place = {number: place for place, number in enumerate(microbatch.order)}
+
+    def _fetch_ahead(self, microbatch: Microbatch, entry: Entry) -> None:
+        order, places = microbatch.order, microbatch.place
+        assert places is not None
+        here = places.get(entry.number)
+        if here is None:  # saved after the backward began, or not expected to be asked for
+            return
+        if microbatch.due_ns is not None:  # what is due before this one is not expected any more
+            microbatch.cursor = max(microbatch.cursor, here + 1)
+        due, limits = microbatch.due_ns, self.limits
+        # The next chance to fetch is when the next one is asked for: what would be late then is fetched now.
+        next_ns = due[min(here + 1, len(due) - 1)] if due else 0
+        while microbatch.cursor < len(order):
+            entry = microbatch.entries[order[microbatch.cursor]]
+            wanted = entry.handles and entry.round < microbatch.backwards
+            if wanted and entry.state is State.COPYING_OUT:
+                entry.state = State.RESIDENT  # asked for before it has left
+            elif wanted and entry.state is State.HOST:
+                if self._ahead_bytes:
+                    if self._ahead_bytes + entry.nbytes > limits.look_ahead_bytes:
+                        return
+                    far = limits.look_ahead_ns
+                    if due and far is not None and due[microbatch.cursor] - next_ns > far:
+                        return
+                self._fetch(entry)
+                entry.prefetched = True
+                self._ahead_bytes += entry.nbytes
+            microbatch.cursor += 1
+
+    def _fetch(self, entry: Entry) -> None:
+        assert entry.block is not None
+        stream = self.device.current_stream()
+        entry.destination = self.device.allocate(entry.nbytes)
+        entry.destination_stream = stream
+        self.device.wait(self._in, self.device.record(stream))
+        self.device.wait(self._in, entry.out_done)
+        start = self.device.record(self._in)
+        self.device.copy(entry.destination, entry.block.memory, self._in)
+        entry.in_done = self.device.record(self._in)
+        self._copies += 1
+        entry.copy_number = self._copies
+        entry.state = State.COPYING_IN
+        self._resident(entry.nbytes)
+        self.copies.append(Copy("in", entry.nbytes, start, entry.in_done))
+
+    def _wait(self, stream: Stream, event: Event, cause: Cause) -> None:
+        if self.device.is_done(event):
+            self.device.wait(stream, event)  # orders the streams, costs nothing
+            return
+        start = self.device.record(stream)
+        self.device.wait(stream, event)
+        self.stalls.append(Stall(cause, start, self.device.record(stream)))
+
+    def _count_as_asked_for(self, entry: Entry) -> None:
+        if entry.prefetched:
+            entry.prefetched = False
+            self._ahead_bytes -= entry.nbytes
+
+    # Afterwards.
+
+    def add_handle(self, entry: Entry) -> Handle:
+        entry.handles += 1
+        entry.waiting += 1
+        return Handle(entry)
+
+    def drop(self, handle: Handle) -> None:
+        """Nobody can unpack the handle any more."""
+        entry = handle.entry
+        entry.handles -= 1
+        if handle.seen != entry.round:
+            entry.waiting -= 1
+        if entry.handles == 0:
+            self._release(entry)
+        elif entry.waiting == 0:
+            self._end_round(entry)
+
+    def _end_round(self, entry: Entry) -> None:
+        """All have it: what was handed out lives as long as they hold it, and the host has it still."""
+        entry.round += 1
+        entry.waiting = entry.handles
+        if entry.destination is not None:
+            self._forget_destination(entry)
+        if entry.sent and entry.source is not None and entry.state is State.RESIDENT:
+            if entry.leaving:
+                entry.state = State.COPYING_OUT
+            else:
+                self._let_source_go(entry)
+                entry.state = State.HOST
+
+    def _forget_destination(self, entry: Entry) -> None:
+        if entry.destination is None:
+            return
+        if (
+            entry.state is State.COPYING_IN
+        ):  # its memory goes back to a stream that has not waited for the copy
+            self.device.wait(entry.destination_stream, entry.in_done)
+        self._count_as_asked_for(entry)
+        entry.destination = None
+        entry.state = State.HOST
+        self.resident_bytes -= entry.nbytes
+
+    def _release(self, entry: Entry) -> None:
+        self._forget_destination(entry)
+        if entry.block is not None:
+            # Copies out of the next owner are queued behind ours; only reloads are on another stream.
+            if entry.in_done is not None:
+                self.arena.give_back(entry.block, entry.in_done, self._in, entry.copy_number)
+            else:
+                self.arena.give_back(entry.block, entry.out_done, self._out, entry.copy_number)
+            entry.block = None
+        entry.state = State.RELEASED
+        if not entry.leaving:
+            self._let_source_go(entry)
+
+    def _resident(self, nbytes: int) -> None:
+        self.resident_bytes += nbytes
+        self.most_resident_bytes = max(self.most_resident_bytes, self.resident_bytes)
+
+    def finish(self) -> None:
+        """The host waits for all copies."""
+        for stream in (self._out, self._in):
+            self.device.synchronize(self.device.record(stream))
+        self.settle()

@@ -1,0 +1,60 @@
+"""A checksum of memory on any device, without moving the memory, and of a tensor however it lies there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from lostflops.optimize.activations.saved_views import by_stride, without_expanded
+
+_ODD = 0x9E3779B1
+AT_ONCE = 1 << 24  # bytes: of a tensor that lies scattered no more than this is gathered at a time
+
+
+def checksum(memory: torch.Tensor) -> torch.Tensor:
+    """64 bits of uint8[n], as int64[1] on its device.
+
+    Sums of integers, so the same on every device and in every order of summing. Words count by their row and
+    column in a square, so that words that changed places are noticed.
+    """
+    words = memory.numel() // 8
+    side = 1 << max(0, (words.bit_length() + 1) // 2)
+    rows = words // side
+    if memory.storage_offset() % 8:
+        memory = memory.clone()
+    numbers = memory[: 8 * words].view(torch.int64)
+    square = numbers[: rows * side].view(rows, side)
+    tail = memory[8 * words :].to(torch.int64)
+    total = torch.full((), memory.numel(), dtype=torch.int64, device=memory.device)
+    for sums in (square.sum(0), square.sum(1), numbers[rows * side :], tail):
+        places = 2 * torch.arange(sums.numel(), device=memory.device) + 1
+        total = total * 31 + (sums * places * _ODD).sum()
+    return total.reshape(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """What tells a tensor's elements and their places; `order` of its dimensions is how they were read."""
+
+    sums: torch.Tensor  # int64[1], on the tensor's device
+    order: tuple[int, ...]
+
+
+def fingerprint(tensor: torch.Tensor, order: tuple[int, ...] | None = None) -> Fingerprint:
+    """Of the elements, whatever the strides; by the `order` of another's it is equal if the elements are.
+
+    Knows nothing of how saved tensors are taken apart, so that it finds what that does wrong.
+    """
+    tensor = tensor.detach()
+    order = tuple(by_stride(tensor)) if order is None else order
+    read = without_expanded(tensor).permute(order)
+    parts: tuple[torch.Tensor, ...] = (read,)
+    if read.dim() and not read.is_contiguous():
+        rows = max(1, AT_ONCE // max(1, read[:1].nbytes))
+        parts = tuple(read.narrow(0, n, min(rows, len(read) - n)) for n in range(0, len(read), rows))
+    total = torch.zeros(1, dtype=torch.int64, device=tensor.device)
+    for part in parts:
+        flat = part.contiguous().as_strided((part.numel(),), (1,))  # one element may have any stride
+        total = total * 31 + checksum(flat.view(torch.uint8))
+    return Fingerprint(total, order)

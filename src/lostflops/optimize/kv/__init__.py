@@ -1,0 +1,1 @@
+"""Keys and values of dialogues, kept in host memory between turns."""

@@ -1,0 +1,1 @@
+"""Unified memory behind torch's allocator: what does not fit on the GPU may lie in the host's memory."""

@@ -1,0 +1,256 @@
+"""The layers of a model, which of them travel under a budget, and the host memory of a layer's weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from lostflops.optimize.amounts import written
+from lostflops.optimize.device.devices import Device
+from lostflops.optimize.refused import Refused
+from lostflops.optimize.subclasses import apart
+
+ALIGNMENT = 512  # bytes, of every weight in its layer's memory
+
+
+@dataclass(eq=False)
+class Leaf:
+    """A plain tensor of a weight: the weight itself, or one of those that a quantised weight is made of."""
+
+    name: str
+    owner: torch.nn.Module
+    key: str
+    parameter: torch.Tensor
+    tensor: torch.Tensor
+    nbytes: int
+    offset: int = 0  # in its layer's memory
+    home: torch.device = field(default_factory=lambda: torch.device("cpu"))  # where it came from
+    host: torch.Tensor | None = None  # its part of the layer's host memory, shaped like it
+    counts: bool = True  # has a version counter
+
+    def version(self) -> int:
+        """Counts what was written to it."""
+        return self.tensor._version if self.counts else 0
+
+    def seen_in(self, memory: torch.Tensor) -> torch.Tensor:
+        """The weight, in a memory that holds its layer."""
+        return view_of(memory, self.offset, self.tensor.dtype, self.tensor.shape, self.tensor.stride())
+
+
+@dataclass(eq=False)
+class Layer:
+    """A module whose weights travel together."""
+
+    name: str
+    module: torch.nn.Module
+    leaves: list[Leaf]
+    nbytes: int = 0
+    number: int = -1  # among those that travel
+    memory: torch.Tensor | None = None
+    forwards: int = 0  # of it, or of a part of it by itself, that run now
+
+    def version(self) -> int:
+        return sum(leaf.version() for leaf in self.leaves)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Which layers travel, and what the device holds then, in bytes."""
+
+    travelling: tuple[Layer, ...]
+    staying: tuple[Layer, ...]
+    slots: int
+    slot_bytes: int
+    resident_bytes: int  # of weights that never leave
+
+    @property
+    def device_bytes(self) -> int:
+        return self.resident_bytes + self.slots * self.slot_bytes
+
+
+def layers_of(
+    model: torch.nn.Module, given: Iterable[torch.nn.Module] | None, frozen_only: bool
+) -> tuple[list[Layer], int]:
+    """The layers with the weights that may travel, and the bytes of the others and of the buffers.
+
+    With `frozen_only`, weights that are trained do not travel, and do not count.
+
+    A weight that two layers share stays, as does one whose memory overlaps another's or has gaps.
+    """
+    names = {id(module): name for name, module in cast("Any", model).named_modules()}
+    modules = list({id(each): each for each in (_repeated(model) if given is None else given)}.values())
+    if missing := [each for each in modules if id(each) not in names]:
+        raise Refused(
+            f"a {type(missing[0]).__name__} among the layers is not part of the model", "give its own"
+        )
+    weights = list(_weights(model, None, {id(module) for module in modules}, set()))
+    users: dict[int, set[int]] = {}
+    for module, _, _, parameter in weights:
+        users.setdefault(id(parameter), set()).add(id(module))
+    overlapping = _overlapping(model)
+    found = {id(module): Layer(names[id(module)], module, []) for module in modules}
+    seen: set[int] = set()
+    for module, owner, key, parameter in weights:
+        parts = list(parts_of(parameter))
+        stays = len(users[id(parameter)]) > 1 or id(parameter) in overlapping
+        stays |= frozen_only and parameter.requires_grad
+        if module is None or stays or id(parameter) in seen or not all(_dense(part) for _, part in parts):
+            continue
+        seen.add(id(parameter))
+        layer = found[id(module)]
+        for inner, part in parts:
+            name = ".".join(filter(None, (names[id(owner)], key))) + inner
+            leaf = Leaf(name, owner, key, parameter, part, part.numel() * part.itemsize, layer.nbytes)
+            leaf.counts = not part.is_inference()
+            layer.nbytes = -(-(leaf.offset + leaf.nbytes) // ALIGNMENT) * ALIGNMENT
+            layer.leaves.append(leaf)
+    layers = [layer for layer in found.values() if layer.leaves]
+    travels = {id(leaf.parameter) for layer in layers for leaf in layer.leaves}
+    stay: list[torch.Tensor] = [
+        each
+        for each in (*model.parameters(), *model.buffers())
+        if id(each) not in travels and not (frozen_only and each.requires_grad)
+    ]
+    total = sum(part.numel() * part.itemsize for each in stay for _, part in parts_of(each))
+    if not layers:
+        raise Refused(
+            "there is no list of layers with frozen weights in this model",
+            "freeze the base model (PEFT does), or name the modules that are called in turn: layers=[...]",
+        )
+    return layers, total
+
+
+def _repeated(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """The members of the outermost lists of modules; of a sequence, those inside its largest if any."""
+    if isinstance(model, torch.nn.Sequential):
+        sizes = [sum(weight.numel() for weight in each.parameters()) for each in model]
+        most = max(sizes, default=0)
+        below = list(_repeated(model[sizes.index(most)])) if 2 * most > sum(sizes) else []
+        yield from below or model
+        return
+    for child in model.children():
+        if isinstance(child, torch.nn.ModuleList):
+            for each in child:
+                yield from _repeated(each) if isinstance(each, torch.nn.ModuleList) else (each,)
+        else:
+            yield from _repeated(child)
+
+
+def _weights(
+    module: torch.nn.Module, layer: torch.nn.Module | None, layers: set[int], seen: set[tuple[int, int]]
+) -> Iterator[tuple[torch.nn.Module | None, torch.nn.Module, str, torch.Tensor]]:
+    """Layer (the innermost), module, key and parameter of every weight, by every way that leads there."""
+    layer = module if id(module) in layers else layer
+    if (id(module), id(layer)) in seen:
+        return
+    seen.add((id(module), id(layer)))
+    for key, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+        yield layer, module, key, parameter
+    for child in module.children():
+        yield from _weights(child, layer, layers, seen)
+
+
+def parts_of(tensor: torch.Tensor, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    """The plain tensors that a tensor is made of, by the names of attributes; a plain one is its own."""
+    if not is_traceable_wrapper_subclass(tensor):
+        yield name, tensor
+        return
+    for attribute, inner in apart(tensor).tensors.items():
+        yield from parts_of(inner, f"{name}.{attribute}")
+
+
+def _dense(tensor: torch.Tensor) -> bool:
+    """Whether it fills its memory without gaps or overlaps, in any order of dimensions."""
+    if tensor.layout != torch.strided or not tensor.numel():
+        return False
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True
+
+
+def _overlapping(model: torch.nn.Module) -> set[int]:
+    """Parameters that share memory with another: tied without being the same."""
+    spans: list[tuple[str, int, int, int]] = []
+    for parameter in model.parameters():
+        for _, part in parts_of(parameter):
+            if part.layout == torch.strided and part.numel():
+                last = sum((n - 1) * stride for n, stride in zip(part.shape, part.stride(), strict=True))
+                start = part.data_ptr()
+                spans.append((str(part.device), start, start + (last + 1) * part.itemsize, id(parameter)))
+    spans.sort()
+    found: set[int] = set()
+    furthest: tuple[str, int, int, int] | None = None
+    for span in spans:
+        if furthest and span[0] == furthest[0] and span[1] < furthest[2] and span[3] != furthest[3]:
+            found |= {span[3], furthest[3]}
+        if furthest is None or span[0] != furthest[0] or span[2] > furthest[2]:
+            furthest = span
+    return found
+
+
+def placed(
+    layers: Sequence[Layer], outside: int, budget: int | None, look_ahead: int, budget_name: str
+) -> Placement:
+    """The fewest layers that must travel, evenly between those that stay; without a budget, all that can."""
+    slots = look_ahead + 1
+    if look_ahead < 1:
+        raise Refused(f"look_ahead={look_ahead} hides nothing", "1 copies a layer while another computes")
+    places: list[Placement] = []
+    for travelling in (0, *range(slots + 1, len(layers) + 1)):
+        chosen = {(2 * i + 1) * len(layers) // (2 * travelling) for i in range(travelling)}
+        go = tuple(layer for number, layer in enumerate(layers) if number in chosen)
+        stay = tuple(layer for number, layer in enumerate(layers) if number not in chosen)
+        slot = max((layer.nbytes for layer in go), default=0)
+        resident = outside + sum(leaf.nbytes for layer in stay for leaf in layer.leaves)
+        places.append(Placement(go, stay, slots if go else 0, slot, resident))
+        if budget is not None and places[-1].device_bytes <= budget:
+            return places[-1]
+    smallest = min(places, key=lambda place: place.device_bytes)
+    if budget is None:
+        return smallest
+    largest = max(layers, key=lambda layer: layer.nbytes)
+    raise Refused(
+        f"{budget_name} of {written(budget)} is too small: {written(outside)} of weights are outside of the "
+        f"layers, and each of {slots} slots takes {written(largest.nbytes)} for '{largest.name}'",
+        f"the smallest that works is {smallest.device_bytes} bytes ({written(smallest.device_bytes)})",
+    )
+
+
+def view_of(
+    memory: torch.Tensor, offset: int, dtype: torch.dtype, shape: Sequence[int], stride: Sequence[int]
+) -> torch.Tensor:
+    """The memory from an offset in bytes after where the tensor `memory` begins, typed and shaped."""
+    at = int(memory.storage_offset()) * memory.itemsize + offset
+    view = cast("Any", torch.empty(0, dtype=dtype, device=memory.device))
+    return view.set_(memory.untyped_storage(), at // dtype.itemsize, shape, stride)
+
+
+def send_to_host(layer: Layer, device: Device) -> int:
+    """The layer's weights become host memory; the bytes of it."""
+    layer.memory = device.host_memory(layer.nbytes)
+    with torch.inference_mode(False), torch.no_grad():
+        for leaf in layer.leaves:
+            host = leaf.seen_in(layer.memory)
+            host.copy_(leaf.tensor.data)
+            leaf.home, leaf.host = leaf.tensor.device, host
+            leaf.tensor.data = host
+    return layer.nbytes
+
+
+def bring_home(layer: Layer, device: Device) -> None:
+    """The layer's weights are on the device that they came from, and its host memory is let go."""
+    with torch.inference_mode(False), torch.no_grad():
+        for leaf in layer.leaves:
+            host, leaf.host = leaf.host, None
+            if host is not None and leaf.tensor.data_ptr() == host.data_ptr():
+                leaf.tensor.data = host.to(leaf.home, copy=True)
+    device.synchronize(device.record(device.current_stream()))  # with the copies from the memory
+    layer.memory = None

@@ -1,0 +1,466 @@
+"""Layers whose weights lie in host memory and come to the device in their turn, to train or to infer.
+
+Between its turns a layer's weights *are* its host memory, so that `state_dict`, `load_state_dict` and a
+checkpoint see all of the model. While its forward runs they are views of a slot (slots.py). What autograd
+saves of them is brought back for the backward (streamed_saves.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from types import MethodType
+from typing import Any, cast
+from weakref import WeakMethod, WeakSet, finalize
+
+import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from lostflops.optimize import claims
+from lostflops.optimize.amounts import bytes_of, written
+from lostflops.optimize.device import host_share
+from lostflops.optimize.device.devices import CudaDevice, Device, device_named, device_of
+from lostflops.optimize.device.link_card import rate
+from lostflops.optimize.forwards import Forwards
+from lostflops.optimize.refused import Refused
+from lostflops.optimize.weights.layers import Layer, bring_home, layers_of, placed, send_to_host
+from lostflops.optimize.weights.report import StreamingReport
+from lostflops.optimize.weights.saves import SavedWeight, asked_first, asking, rebuilt
+from lostflops.optimize.weights.slots import Slots
+
+_STREAMED: WeakSet[torch.nn.Module] = WeakSet()
+
+
+@dataclass(frozen=True)
+class Technique:
+    name: str
+    budget_name: str
+    frozen_only: bool  # else all weights travel, and no gradients can be asked for
+
+
+TRAINING = Technique("frozen weights in training", "resident", frozen_only=True)
+INFERENCE = Technique("weights in inference", "budget", frozen_only=False)
+
+
+class Streaming:
+    """A model whose weights come to the device when they are needed, from its making until `close`.
+
+    A context manager: leaving it, also by an exception, gives the model its weights back as they were.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        technique: Technique,
+        budget: int | str | None,
+        device: Device | torch.device | str | None,
+        link: Mapping[str, Any] | None,
+        layers: Iterable[torch.nn.Module] | None,
+        look_ahead: int,
+    ) -> None:
+        self.model = model
+        self._technique = technique
+        self._device = _device(model, device)
+        self._link = rate(link, "host_to_device") if link is not None else None
+        _check(model, self._device)
+        found, outside = layers_of(model, layers, technique.frozen_only)
+        given = None if budget is None else bytes_of(budget)
+        self.placement = placed(found, outside, given, look_ahead, technique.budget_name)
+        self._budget = self.placement.device_bytes if given is None else given
+        self._travelling = list(self.placement.travelling)
+        self._forwards = Forwards()
+        self._undo: list[Callable[[], None]] = []
+        self._slots: Slots | None = None
+        self._held = 0
+        self.closed = False
+        _check_host(self._travelling)
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Streaming:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def synchronize(self) -> None:
+        """The host waits for what the device computes."""
+        self._device.synchronize(self._device.record(self._device.current_stream()))
+
+    def refresh(self) -> None:
+        """The weights' values were written through `.data`, which torch does not count: copy them anew."""
+        if self._slots:
+            for layer in self._travelling:
+                self._slots.forget(layer.number)
+
+    def report(self) -> StreamingReport:
+        """What travelled so far, and what it cost."""
+        if self._slots:
+            self._last_waits, self._bytes_in = self._slots.waits(), self._slots.bytes_in
+            self._used = list(self._slots.used)
+        place = self.placement
+        waits = self._last_waits
+        travelling = self._travelling
+        return StreamingReport(
+            technique=self._technique.name,
+            budget_bytes=self._budget,
+            layers_streamed=len(travelling),
+            layers_resident=len(place.staying),
+            layers_never_used=[layer.name for layer in travelling if not self._used[layer.number]],
+            streamed_bytes=sum(layer.nbytes for layer in travelling),
+            resident_bytes=place.resident_bytes,
+            slots=place.slots,
+            slot_bytes=place.slot_bytes,
+            device_bytes_max=place.device_bytes,
+            pinned_requested_bytes=sum(leaf.nbytes for layer in travelling for leaf in layer.leaves),
+            pinned_held_bytes=self._held,
+            bytes_in=self._bytes_in,
+            copies=waits.copies if waits else 0,
+            copied_bytes=waits.copied_bytes if waits else 0,
+            copying_ns=waits.copying if waits else 0,
+            stalls=dict(waits.stalls) if waits else {},
+            stalled_ns=dict(waits.waited) if waits else {},
+            link_bytes_per_second=self._link[1] if self._link else None,
+            predicted_copying_ns=round(waits.predicted_copying) if waits and self._link else None,
+            predicted_stalled_ns=round(waits.predicted) if waits and self._link else None,
+        )
+
+    def close(self) -> None:
+        """Everything as it was, with the values that the weights have now. A report can still be had."""
+        if self.closed:
+            return
+        if self._slots:
+            self.report()
+            self._slots.close()
+        self.closed = True
+        self._slots = None
+        self._forwards.restore()
+        for layer in reversed(self._travelling):
+            _STREAMED.discard(layer.module)
+            bring_home(layer, self._device)
+        while self._undo:
+            self._undo.pop()()
+
+    _last_waits: Any = None
+    _bytes_in = 0
+
+    def _start(self) -> None:
+        travels = {id(leaf.parameter) for layer in self._travelling for leaf in layer.leaves}
+        claims.travelling.update(travels)
+        finalize(self, claims.travelling.difference_update, travels)
+        self._undo.append(lambda: claims.travelling.difference_update(travels))
+        self._used = [0] * len(self._travelling)
+        for number, layer in enumerate(self._travelling):
+            layer.number = number
+            _STREAMED.add(layer.module)
+            self._held += send_to_host(layer, self._device)
+        self._move_rest(travels)
+        if not self._travelling:
+            return
+        place = self.placement
+        self._slots = Slots(
+            self._device,
+            place.slot_bytes,
+            place.slots,
+            [cast("torch.Tensor", layer.memory) for layer in self._travelling],
+            lambda number: self._travelling[number].version(),
+            self._link,
+        )
+        self._undo.append(_registered(self, self._claim))
+        modules = {id(layer.module) for layer in self._travelling}
+        for layer in self._travelling:
+            for module in _inside(layer.module, modules):
+                self._forwards.replace(module, self._around(layer, module))
+            self._keep_in_place(layer)
+        self._undo.append(self.model.register_forward_hook(_ran(self.model, self._slots)).remove)
+
+    def _move_rest(self, travels: set[int]) -> None:
+        """Whatever does not travel goes to the device, if it is not there."""
+        to = self._device.torch_device
+        for owner in self.model.modules():
+            for parameter in owner.parameters(recurse=False):
+                if parameter.device != to and id(parameter) not in travels:
+                    self._undo.append(_moved(parameter, to))
+            for key, buffer in owner.named_buffers(recurse=False):
+                if buffer.device != to:
+                    _buffers(owner)[key] = buffer.to(to)
+                    self._undo.append(_back(owner, key, buffer.device))
+
+    def _around(self, layer: Layer, own: torch.nn.Module) -> Callable[..., Any]:
+        """For the layer's forward, and those of the modules inside of it.
+
+        A part of a layer also runs by itself: a checkpoint inside of the layer's forward recomputes it.
+        """
+
+        def around(forward: Callable[..., Any], module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if module is not own or self._slots is None:  # a copy of the model; after the end
+                return forward(module, *args, **kwargs)
+            if torch.compiler.is_compiling() and layer.forwards:  # a part of a layer that is compiled
+                return forward(module, *args, **kwargs)
+            if layer.forwards and asked_first(self._claim):
+                return forward(module, *args, **kwargs)
+            with nullcontext() if layer.forwards else self._in_slot(layer), asking(self._claim):
+                return forward(module, *args, **kwargs)
+
+        return around
+
+    @contextmanager
+    def _in_slot(self, layer: Layer) -> Generator[None]:
+        """The layer's weights are views of a slot meanwhile."""
+        slots = cast("Slots", self._slots)
+        _check_not_recorded(self._device)
+        self._adopt(layer, slots)
+        slot = slots.use(layer.number)
+        slot.pins += 1
+        layer.forwards += 1
+        try:
+            with torch.inference_mode(False):
+                for leaf in layer.leaves:
+                    leaf.tensor.data = leaf.seen_in(slot.memory)
+            yield
+        finally:
+            layer.forwards -= 1
+            slot.pins -= 1
+            for leaf in layer.leaves:
+                leaf.tensor.data = cast("torch.Tensor", leaf.host)
+
+    def _adopt(self, layer: Layer, slots: Slots) -> None:
+        """A weight that was given other memory meanwhile (`weight.data = ...`) has that value from now on."""
+        for leaf in layer.leaves:
+            host = cast("torch.Tensor", leaf.host)
+            trained = leaf.parameter.requires_grad and torch.is_grad_enabled()
+            if trained and not self._technique.frozen_only:
+                raise Refused(
+                    f"'{leaf.name}' is streamed for inference, and gradients are on",
+                    "run it under torch.no_grad(), or train adapters and optimize.stream_frozen",
+                )
+            if trained or getattr(leaf.owner, leaf.key, None) is not leaf.parameter:
+                what = "trained" if trained else "replaced by another parameter"
+                raise Refused(
+                    f"'{leaf.name}' is streamed, and is to be {what}",
+                    "close the streaming, change the model, and stream it again",
+                )
+            if leaf.tensor.data_ptr() == host.data_ptr():
+                continue
+            if leaf.tensor.shape != host.shape or leaf.tensor.dtype != host.dtype:
+                raise Refused(
+                    f"'{leaf.name}' is streamed as {host.dtype}{list(host.shape)}, and was made "
+                    f"{leaf.tensor.dtype}{list(leaf.tensor.shape)} meanwhile",
+                    "close the streaming, change the model, and stream it again",
+                )
+            with torch.no_grad():
+                host.copy_(leaf.tensor.data)
+            leaf.tensor.data = host
+            slots.forget(layer.number)
+
+    def _claim(self, tensor: torch.Tensor) -> claims.Packed | None:
+        """For a saved tensor that looks at a slot: where in which layer it looks."""
+        if self._slots is None:
+            return None
+        if is_traceable_wrapper_subclass(tensor):
+            return rebuilt(tensor, self._claim)
+        if tensor.layout != torch.strided or not tensor.numel():
+            return None
+        slot = self._slots.at(tensor)
+        if slot is None or slot.holds is None:
+            return None
+        if tensor.is_conj() or tensor.is_neg():
+            return claims.Kept(tensor.resolve_conj().resolve_neg())
+        layer = self._travelling[slot.holds]
+        at = int(tensor.storage_offset()) * tensor.itemsize
+        leaf = max((leaf for leaf in layer.leaves if leaf.offset <= at), key=lambda leaf: leaf.offset)
+        return SavedWeight(self._bring, layer, leaf, at - leaf.offset, tensor)
+
+    def _bring(self, layer: Layer) -> torch.Tensor | None:
+        """The memory of the slot that holds the layer now; None when its weights are back in the model."""
+        return self._slots.use(layer.number).memory if self._slots else None
+
+    def _keep_in_place(self, layer: Layer) -> None:
+        """`model.to(...)` and the like do not reach the layer's weights; another dtype is refused."""
+        keys: dict[torch.nn.Module, list[str]] = {}
+        for leaf in layer.leaves:
+            keys.setdefault(leaf.owner, []).append(leaf.key)
+        for owner in keys:
+            self._undo.append(_guarded(owner, dict.fromkeys(keys[owner])))
+
+
+def _registered(streaming: Streaming, claim: claims.Claim) -> Callable[[], None]:
+    """Asks its method `claim` as long as it is there, without keeping it; returns what ends that."""
+    asked = WeakMethod(cast("MethodType", claim))
+
+    def ask(tensor: torch.Tensor) -> claims.Packed | None:
+        claim = asked()
+        return claim(tensor) if claim else None
+
+    withdraw = claims.register(ask)
+    finalize(streaming, withdraw)
+    return withdraw
+
+
+def _inside(module: torch.nn.Module, layers: set[int]) -> Iterator[torch.nn.Module]:
+    """The module and those inside of it, without the insides of other layers; each once."""
+    found = {id(module): module}
+    waiting = [module]
+    while waiting:
+        for child in waiting.pop().children():
+            if id(child) not in found and id(child) not in layers:
+                found[id(child)] = child
+                waiting.append(child)
+    yield from found.values()
+
+
+def _ran(model: torch.nn.Module, slots: Slots) -> Callable[..., None]:
+    """A forward hook that refuses when bytes were to move and none did. Knows a copy of the model."""
+
+    def ran(module: torch.nn.Module, *_: Any) -> None:
+        if module is model and not any(slots.used):
+            raise Refused(
+                f"the model ran, and none of its {len(slots.used)} streamed layers was called",
+                "give the modules that are called, one after the other, as layers=[...]",
+            )
+
+    return ran
+
+
+def _device(model: torch.nn.Module, given: Device | torch.device | str | None) -> Device:
+    if given is None:
+        on_cuda = [each for each in model.parameters() if each.device.type == "cuda"]
+        if on_cuda:
+            return CudaDevice(on_cuda[0].device)
+        return CudaDevice(torch.device("cuda")) if torch.cuda.is_available() else device_of(model)
+    if not isinstance(given, torch.device | str):
+        return given
+    return device_named(given)
+
+
+def _check(model: torch.nn.Module, device: Device) -> None:
+    """Refuses what streaming would break."""
+    if device.coherent:
+        raise Refused(
+            f"{device.torch_device} shares the host's memory: moving weights frees none",
+            "run the model as it is",
+        )
+    if any(module in _STREAMED for module in model.modules()):
+        raise Refused("the model is streamed already", "close the other streaming first")
+    for module in model.modules():
+        kind = type(module)
+        if kind.__name__ == "FullyShardedDataParallel" or any(
+            c.__name__ == "FSDPModule" for c in kind.__mro__
+        ):
+            raise Refused(
+                f"the model is sharded by FSDP ({kind.__name__})", "FSDP's own CPU offload does this there"
+            )
+        if isinstance(module, torch.nn.DataParallel):
+            raise Refused("DataParallel copies the weights at every step", "use one process for each GPU")
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if type(tensor).__name__ == "DTensor" or hasattr(tensor, "_local_tensor"):
+            raise Refused(
+                f"'{name}' is a DTensor, sharded over processes", "stream before sharding, or FSDP's offload"
+            )
+        if tensor.device.type == "meta":
+            raise Refused(
+                f"'{name}' is on the meta device: it has no values",
+                "load the weights to the CPU first (from_pretrained without device_map)",
+            )
+        if tensor.device == device.torch_device:
+            continue
+        if tensor.device.type != "cpu":
+            raise Refused(
+                f"'{name}' lies on {tensor.device}, not on {device.torch_device}", "one GPU at a time"
+            )
+        if is_traceable_wrapper_subclass(tensor):
+            raise Refused(
+                f"'{name}' is a {type(tensor).__name__} on the CPU",
+                f"move the model to {device.torch_device}",
+            )
+
+
+def _check_host(travelling: Sequence[Layer]) -> None:
+    on_host = [layer.nbytes for layer in travelling if layer.leaves[0].tensor.device.type == "cpu"]
+    # A layer that is in host memory already is copied and let go, one after the other.
+    more = sum(layer.nbytes for layer in travelling) - sum(on_host) + max(on_host, default=0)
+    available = host_share.memory()
+    if more > available:
+        raise Refused(
+            f"the layers that travel take {written(more)} of host memory, and {written(available)} are left",
+            "raise the budget so that fewer travel, or the container's memory limit",
+        )
+
+
+def _check_not_recorded(device: Device) -> None:
+    """A recording of what runs would leave the copies out."""
+    if torch.compiler.is_compiling():
+        raise Refused(
+            "a model whose weights are streamed is being compiled",
+            "compile its layers, before they are streamed: layers[n] = torch.compile(layers[n])",
+        )
+    if device.torch_device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        raise Refused("a model whose weights are streamed is captured as a CUDA graph", "run it without one")
+
+
+def _moved(parameter: torch.Tensor, to: torch.device) -> Callable[[], None]:
+    """Moves a parameter with its gradient; returns what moves both back."""
+    home = parameter.device
+
+    def move(where: torch.device) -> None:
+        parameter.data = parameter.data.to(where)
+        if parameter.grad is not None:
+            parameter.grad.data = parameter.grad.data.to(where)
+
+    move(to)
+    return lambda: move(home)
+
+
+def _buffers(owner: torch.nn.Module) -> dict[str, torch.Tensor | None]:
+    return cast("Any", owner)._buffers
+
+
+def _back(owner: torch.nn.Module, key: str, home: torch.device) -> Callable[[], None]:
+    def back() -> None:
+        buffer = _buffers(owner).get(key)
+        _buffers(owner)[key] = None if buffer is None else buffer.to(home)
+
+    return back
+
+
+def _guarded(owner: torch.nn.Module, keys: Iterable[str]) -> Callable[[], None]:
+    """`model.to(...)` passes by these parameters of the owner; returns what ends that.
+
+    Their place is the slots' business. Another dtype would have to be another copy, so that is refused.
+    """
+    keys = list(keys)
+    had = owner.__dict__.get("_apply")
+
+    def apply(module: Any, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
+        plain: Any = cast("Any", type(module))._apply if had is None else had.__func__
+        if module is not owner:  # a copy of it
+            return plain(module, fn, recurse)
+        held = {key: module._parameters[key] for key in keys if module._parameters.get(key) is not None}
+        for key, parameter in held.items():
+            probe = fn(torch.empty(0, dtype=parameter.dtype))
+            if probe.dtype != parameter.dtype or probe.device.type == "meta":
+                raise Refused(
+                    f"'{key}' of a streamed layer is {parameter.dtype} and is to be made {probe.dtype}, "
+                    f"{probe.device.type}",
+                    "convert the model before it is streamed",
+                )
+        module._parameters.update(dict.fromkeys(held))
+        try:
+            return plain(module, fn, recurse)
+        finally:
+            module._parameters.update(held)
+
+    ours = MethodType(apply, owner)
+    owner.__dict__["_apply"] = ours
+
+    def undo() -> None:
+        if owner.__dict__.get("_apply") is ours:
+            del owner.__dict__["_apply"]
+            if had is not None:
+                owner.__dict__["_apply"] = had
+
+    return undo

@@ -1,0 +1,1 @@
+"""Inference before it runs: memory of weights and cache, time to the first token and between tokens."""

@@ -1,0 +1,236 @@
+"""Inference as planned: what a model and its cache take, the time to the first token and between tokens.
+
+A rank holds its tensor-parallel share; ranks beyond it are replicas. Where weights do not fit they can be
+streamed from host memory, which bounds every token by the link.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+
+from lostflops.plan.hardware import Gpu, Link
+from lostflops.plan.shape import Shape, elements
+from lostflops.plan.train import layout
+from lostflops.plan.train.job import CONTEXT
+from lostflops.plan.train.layer_time import attention_operations, bandwidth
+from lostflops.plan.train.layout import Layout
+from lostflops.plan.train.static_memory import Lora, Part, base_bytes
+
+from . import kv_cache
+
+OTHER_NUMBERS = "check the answers"
+MANY = 1 << 24  # sequences at once; nobody asks for more
+CHUNK = 8192  # tokens that a server's prefill takes at a time
+
+
+@dataclass(frozen=True)
+class Serving:
+    """What is asked: `batch` sequences at once, each of `prompt` tokens and `generated` more.
+
+    `streamed` bytes of the weights lie in host memory and are fetched for every pass.
+    """
+
+    shape: Shape
+    gpu: Gpu
+    link: Link
+    layout: Layout
+    prompt: int
+    generated: int
+    batch: int = 1
+    weight_bits: int = 16
+    cache_bits: int = 16
+    streamed: int = 0
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Nanoseconds of one pass, and the resource that bounds it."""
+
+    name: str
+    ns: int
+    bound: str
+
+
+class Served:
+    """Predicted memory and time of one way to serve."""
+
+    def __init__(self, serving: Serving) -> None:
+        layout.check(serving.shape, serving.layout, serving.prompt)
+        self.serving = serving
+
+    @property
+    def weight_bytes(self) -> int:
+        """One rank's weights, streamed or not."""
+        return _weights(self.serving.shape, self.serving.layout, self.serving.weight_bits)
+
+    @cached_property
+    def cache_per_token(self) -> int:
+        """Bytes of one token's keys and values on a rank."""
+        s = self.serving
+        whole = kv_cache.per_token(s.shape) * s.cache_bits // 16
+        # Latent attention keeps one compressed state, which every tensor rank needs whole.
+        return whole if s.shape.latent else -(-whole // min(s.layout.tensor, s.shape.kv_heads))
+
+    @property
+    def cached_tokens(self) -> int:
+        return self.serving.batch * (self.serving.prompt + self.serving.generated)
+
+    @cached_property
+    def parts(self) -> tuple[Part, ...]:
+        """Memory by component."""
+        s = self.serving
+        tokens = min(CHUNK, s.batch * s.prompt)
+        per_token = 2 * (2 * s.shape.hidden + s.shape.query_width + s.shape.value_width)
+        width = max(s.shape.feed_forward, s.shape.expert_width * s.shape.experts_per_token)
+        working = tokens * (per_token + 3 * 2 * width // s.layout.tensor)
+        logits = 6 * s.batch * s.shape.vocabulary // s.layout.tensor
+        streamed = f", {s.streamed / 1e9:.2f} GB more in host memory" if s.streamed else ""
+        return (
+            Part("weights", self.weight_bytes - s.streamed, f"{s.weight_bits} bits{streamed}"),
+            Part(
+                "KV cache",
+                self.cached_tokens * self.cache_per_token,
+                f"{self.cached_tokens:,} tokens of {self.cache_per_token:,} bytes",
+            ),
+            Part("working memory", working + logits, f"{tokens:,} tokens at a time, and logits"),
+            Part("CUDA context and libraries", CONTEXT, "assumed"),
+        )
+
+    @property
+    def bytes(self) -> int:
+        return sum(part.bytes for part in self.parts)
+
+    @property
+    def excess(self) -> int:
+        return max(0, self.bytes - self.serving.gpu.memory)
+
+    @property
+    def fits(self) -> bool:
+        return not self.excess and self.serving.streamed <= self.serving.gpu.host_memory
+
+    @property
+    def largest_batch(self) -> int:
+        """How many sequences at once fit, 0 where not even one does."""
+        low, high = 0, 1
+        while high < MANY and Served(replace(self.serving, batch=high)).fits:
+            low, high = high, 2 * high
+        while high - low > 1:
+            middle = (low + high) // 2
+            fits = Served(replace(self.serving, batch=middle)).fits
+            low, high = (middle, high) if fits else (low, middle)
+        return low
+
+    def _pace(self, name: str, operations: float, memory: int, tokens: int) -> Pace:
+        s = self.serving
+        ranks = s.layout.tensor
+        hidden = 2 * 2 * tokens * s.shape.hidden * s.shape.layers
+        network = hidden * 2 * (ranks - 1) / ranks / bandwidth(s.gpu, ranks, s.layout.gpus)
+        times = {
+            "compute": operations / ranks / s.gpu.sustained,
+            "memory": memory / s.gpu.memory_bandwidth,
+            "link": s.streamed / s.link.into,
+        }
+        bound = max(times, key=lambda resource: times[resource])
+        bound = "network" if network > times[bound] else bound
+        return Pace(name, round((max(times.values()) + network) * 1e9), bound)
+
+    @cached_property
+    def paces(self) -> tuple[Pace, Pace]:
+        """The prompts of the whole batch, and one token for each of its sequences."""
+        s = self.serving
+        layers = range(s.shape.layers)
+        head = s.shape.vocabulary * s.shape.hidden
+        active = sum(s.shape.active(number) for number in layers)
+        square = s.shape.layers * attention_operations(s.shape, s.prompt, s.batch)
+        first = 2 * active * s.batch * s.prompt + 2 * head * s.batch + square
+        per_pass = self.weight_bytes
+        if s.shape.experts:  # few tokens reach few experts
+            total = sum(elements(s.shape.layer(number)) for number in layers)
+            share = min(1.0, s.batch * active / total)
+            per_pass = int(per_pass * share)
+        read = per_pass + self.cached_tokens * self.cache_per_token
+        context = 2 * (s.shape.query_width + s.shape.value_width) * s.shape.layers * self.cached_tokens
+        return (
+            self._pace("prompts", first, self.weight_bytes, s.batch * s.prompt),
+            self._pace("each token", 2 * (active + head) * s.batch + context, read, s.batch),
+        )
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Generated per second by all replicas, the prompts' time included."""
+        s = self.serving
+        prompts, each = self.paces
+        replicas = s.layout.gpus // s.layout.tensor
+        return replicas * s.batch * s.generated / (prompts.ns + s.generated * each.ns) * 1e9
+
+    @property
+    def host_bytes(self) -> int:
+        return self.serving.streamed
+
+
+@lru_cache(maxsize=64)
+def _weights(shape: Shape, here: Layout, bits: int) -> int:
+    weights = list(layout.stage_weights(shape, here, 0))
+    if bits == 16:
+        return 2 * elements(weights)
+    if bits == 8:  # embedding and head stay as they are
+        return elements(weights) + elements([w for w in weights if w.name in ("embedding", "head")])
+    return base_bytes(weights, Lora(base_bits=4))
+
+
+@dataclass(frozen=True)
+class Option:
+    """A way to serve, by its change in words."""
+
+    name: str
+    served: Served
+    remark: str = ""
+
+    @property
+    def apply(self) -> tuple[str, ...]:
+        """The function that makes the change, if a call does."""
+        return ("lostflops.optimize.stream_weights",) if self.name == "stream weights" else ()
+
+
+def options(serving: Serving) -> tuple[Option, ...]:
+    """As asked, and the ways to need less, each alone."""
+    asked = Served(serving)
+    found = [Option("as asked", asked)]
+    if serving.weight_bits > 8:
+        found.append(Option("8-bit weights", Served(replace(serving, weight_bits=8)), OTHER_NUMBERS))
+    if serving.weight_bits > 4:
+        found.append(Option("4-bit weights", Served(replace(serving, weight_bits=4)), OTHER_NUMBERS))
+    if serving.cache_bits > 8:
+        found.append(Option("8-bit KV cache", Served(replace(serving, cache_bits=8)), OTHER_NUMBERS))
+    batch = asked.largest_batch
+    if batch and batch != serving.batch:
+        found.append(Option(f"batch {batch}", Served(replace(serving, batch=batch)), "the largest that fits"))
+    if asked.excess and not serving.streamed:
+        moved = min(asked.excess, asked.weight_bytes)
+        found.append(
+            Option(
+                "stream weights", Served(replace(serving, streamed=moved)), "every pass waits for the link"
+            )
+        )
+    return tuple(found)
+
+
+def verdict(found: tuple[Option, ...]) -> str:
+    """What to do, in a sentence."""
+    asked = found[0].served
+    if asked.fits:
+        room = asked.serving.gpu.memory - asked.bytes
+        return (
+            f"It fits as it is, with {room / 1e9:.1f} GB to spare; up to {asked.largest_batch:,} sequences."
+        )
+    fitting = [option for option in found if option.served.fits]
+    if not fitting:
+        return "Nothing that was tried makes it fit: more GPUs with `--tensor` would."
+    best = max(fitting, key=lambda option: option.served.tokens_per_second)
+    said = f"It does not fit as it is: {asked.excess / 1e9:.1f} GB over. The fastest way: {best.name}"
+    same = [option for option in fitting if option.remark != OTHER_NUMBERS]
+    if best.remark != OTHER_NUMBERS or not same:
+        return f"{said}."
+    kept = max(same, key=lambda option: option.served.tokens_per_second)
+    return f"{said}; without other numbers in the model: {kept.name}."

@@ -1,0 +1,431 @@
+"""One training job as planned: memory by component at its fullest moment, and the time of its step.
+
+The peak is a maximum over time. It is looked for on every pipeline stage at four moments: the loss, the
+backward's first and last layer, and the update. What is summed at the worst of them is the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from lostflops.errors import BadOption
+from lostflops.plan.hardware import Gpu, Link
+from lostflops.plan.shape import Shape
+
+from . import activation_memory, layer_time, layout, static_memory
+from .activation_memory import Checkpointing
+from .layout import Layout
+from .static_memory import Lora, Optimizer, Part
+from .timeline import SETS, free_layers, simulate
+
+SLOTS = 3  # streamed layers that are on the GPU: in use, arriving, and the next
+CONTEXT = 1 << 30  # of CUDA, NCCL and the libraries, outside the allocator (assumed)
+
+
+@dataclass(frozen=True)
+class Training:
+    """What is asked. `microbatch` is in sequences; a step has `microbatches` of them per data-parallel rank.
+
+    `offloaded` layers of a stage keep in host memory what they would keep on the GPU: all they save, or
+    their inputs where layers are checkpointed.
+    """
+
+    shape: Shape
+    gpu: Gpu
+    link: Link
+    layout: Layout
+    optimizer: Optimizer
+    sequence: int
+    microbatch: int = 1
+    microbatches: int = 1
+    lora: Lora | None = None
+    checkpointing: Checkpointing = "none"
+    offloaded: int = 0
+    streamed: bool = False  # frozen layers lie in host memory and are fetched for every pass
+    fused_loss: bool = False
+    fp8: bool = False
+    unified: bool = False
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A point in time at which memory may be fullest, on one pipeline stage."""
+
+    name: str
+    stage: int
+    parts: tuple[Part, ...]
+
+    @property
+    def bytes(self) -> int:
+        return sum(part.bytes for part in self.parts)
+
+
+@dataclass(frozen=True)
+class Span:
+    """A line of the step's time: nanoseconds, and the resource that bounds it."""
+
+    name: str
+    ns: int
+    bound: str
+
+
+def check(training: Training) -> None:
+    """Raise an error in words for what cannot be."""
+    layout.check(training.shape, training.layout, training.sequence)
+    if training.fp8 and training.gpu.fp8_gain is None:
+        raise BadOption(f"A {training.gpu.name} has no FP8 units.", "leave out `--fp8`.")
+    if training.streamed and (training.lora is None or training.layout.stage >= 3):
+        raise BadOption(
+            "Only frozen weights that every rank has whole can be streamed.",
+            "choose `--method lora` and a `--sharding` below zero-3, or leave out `--stream-frozen`.",
+        )
+    if training.lora and not static_memory.adapters(training.shape.layer(0), training.lora):
+        raise BadOption(
+            f"{training.shape.name} has none of the projections {', '.join(training.lora.targets)}.",
+            f"choose from {', '.join(static_memory.PROJECTIONS)}.",
+        )
+
+
+class Prediction:
+    """Predicted memory and time of one training job."""
+
+    def __init__(self, training: Training) -> None:
+        check(training)
+        self.training = training
+
+    @cached_property
+    def moments(self) -> tuple[Moment, ...]:
+        """Every moment of every stage, fullest first."""
+        stages = range(self.training.layout.pipeline)
+        found = [moment for stage in stages for moment in _moments(self.training, stage)]
+        return tuple(sorted(found, key=lambda moment: -moment.bytes))
+
+    @property
+    def peak(self) -> Moment:
+        return self.moments[0]
+
+    @property
+    def excess(self) -> int:
+        """Bytes by which the peak is over the GPU's memory."""
+        return max(0, self.peak.bytes - self.training.gpu.memory)
+
+    @cached_property
+    def host_bytes(self) -> int:
+        """Host memory per GPU that offloading or unified memory takes."""
+        stages = range(self.training.layout.pipeline)
+        away = max(
+            _offloaded_bytes(self.training, stage) + _streamed_bytes(self.training, stage) for stage in stages
+        )
+        return away + (self.excess if self.training.unified else 0)
+
+    @property
+    def fits(self) -> bool:
+        on_gpu = self.excess == 0 or self.training.unified
+        return on_gpu and self.host_bytes <= self.training.gpu.host_memory
+
+    @cached_property
+    def spans(self) -> tuple[Span, ...]:
+        """The step's time, in parts that add up to it."""
+        return tuple(_spans(self.training, self.excess))
+
+    @property
+    def step_ns(self) -> int:
+        return sum(span.ns for span in self.spans)
+
+    @property
+    def bound(self) -> str:
+        """The resource that bounds most of the step."""
+        by: dict[str, int] = {}
+        for span in self.spans:
+            by[span.bound] = by.get(span.bound, 0) + span.ns
+        return max(by, key=lambda name: by[name])
+
+    @property
+    def attention_share(self) -> float:
+        """Of a layer's operations forward, what attention takes: it grows with the sequence."""
+        work = _work(self.training, self.training.shape.layers - 1)
+        return work.attention / (work.attention + work.linear)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one step, over all ranks."""
+        t = self.training
+        return t.sequence * t.microbatch * t.microbatches * t.layout.data
+
+    @property
+    def tokens_per_second_and_gpu(self) -> float:
+        return self.tokens / self.step_ns * 1e9 / self.training.layout.gpus
+
+
+def local_tokens(training: Training) -> int:
+    """Tokens of a microbatch that one context-parallel rank has."""
+    return training.sequence * training.microbatch // training.layout.context
+
+
+def _kept(training: Training, stage: int) -> int:
+    """What the fullest layer of a stage keeps for its backward."""
+    t = training
+    return max(
+        activation_memory.kept_bytes(t.shape, n, local_tokens(t), t.layout, t.lora, t.checkpointing)
+        for n in _kinds(t, stage)
+    )
+
+
+def _kinds(training: Training, stage: int) -> set[int]:
+    """One layer of each kind on a stage: dense ones come before those with experts."""
+    layers = layout.stage_layers(training.shape, training.layout, stage)
+    return {layers[0], layers[-1]}
+
+
+def _alive(training: Training, stage: int) -> int:
+    return layout.layers_alive(training.shape, training.layout, stage, training.microbatches)
+
+
+def _resident_layers(training: Training, stage: int) -> int:
+    """Layers whose saved tensors lie on the GPU: all that are alive, less those under way or away."""
+    alive = _alive(training, stage)
+    away = _away(training, stage)
+    return alive - away + min(SETS, away)
+
+
+def _away(training: Training, stage: int) -> int:
+    layers = len(layout.stage_layers(training.shape, training.layout, stage))
+    return min(training.offloaded, layers) * _alive(training, stage) // layers
+
+
+def _offloaded_bytes(training: Training, stage: int) -> int:
+    return _away(training, stage) * _kept(training, stage)
+
+
+def _saved(training: Training, stage: int) -> list[Part]:
+    """What a stage's layers keep, layer by layer where they differ, less what is offloaded."""
+    t = training
+    layers = layout.stage_layers(t.shape, t.layout, stage)
+    first, last = (
+        activation_memory.kept_bytes(t.shape, n, local_tokens(t), t.layout, t.lora, t.checkpointing)
+        for n in (layers[0], layers[-1])
+    )
+    dense = sum(t.shape.is_dense(n) for n in layers)
+    resident = _resident_layers(t, stage)
+    whole, rest = divmod(resident, len(layers))
+    # Dense layers save more or less than others; what is left over is counted at the fullest.
+    total = whole * (dense * first + (len(layers) - dense) * last) + rest * max(first, last)
+    what = {"none": "all they save", "selective": "inputs and attention outputs", "full": "inputs"}
+    away = _away(t, stage)
+    why = f"{what[t.checkpointing]} of {resident} layers" + (f", {away} more in host memory" if away else "")
+    return [Part("activations", total, why)]
+
+
+def _streamed_bytes(training: Training, stage: int) -> int:
+    """Frozen layers of a stage that are in host memory only: all but those in the slots."""
+    t = training
+    if not t.streamed or t.lora is None:
+        return 0
+    layers = layout.stage_layers(t.shape, t.layout, stage)
+    dense = sum(t.shape.is_dense(n) for n in layers)
+    first, last = (_frozen_layer(t, n) for n in (layers[0], layers[-1]))
+    total = dense * first + (len(layers) - dense) * last
+    return max(0, total - SLOTS * max(first, last))
+
+
+def _frozen_layer(training: Training, number: int) -> int:
+    lora = training.lora or Lora()
+    return static_memory.base_bytes(layout.held_layer(training.shape, training.layout, number), lora)
+
+
+def _static(training: Training, stage: int) -> tuple[Part, ...]:
+    t = training
+    parts = static_memory.parts(t.shape, t.layout, stage, t.optimizer, t.lora)
+    away = _streamed_bytes(t, stage)
+    if not away:
+        return parts
+    base, *others = parts
+    why = f"{SLOTS} layers at a time, {away / 1e9:.2f} GB more in host memory"
+    return Part(base.name, base.bytes - away, why), *others
+
+
+def _moments(training: Training, stage: int) -> Iterator[Moment]:
+    t = training
+    static = _static(t, stage)
+    tokens = local_tokens(t)
+    buffers = static_memory.communication(t.shape, t.layout, stage, t.optimizer, tokens, t.lora)
+    outside = Part("CUDA context and libraries", CONTEXT, "assumed")
+    rotary = Part("rotary table", activation_memory.rotary(t.shape, t.sequence), "shared by all layers")
+    always = [outside, rotary, buffers]
+    # Gradients are not there before the first backward, unless earlier microbatches have left theirs.
+    early = static if t.microbatches > 1 else tuple(p for p in static if p.name != "gradients")
+    saved = _saved(t, stage)
+    live_bytes = max(
+        activation_memory.recomputed_bytes(t.shape, n, tokens, t.layout, t.lora, t.checkpointing)
+        for n in _kinds(t, stage)
+    )
+    live = [Part("one layer recomputed", live_bytes, "while its backward runs")] if live_bytes else []
+    if stage == t.layout.pipeline - 1:
+        head = Part("head's input", activation_memory.head_saved(t.shape, tokens, t.layout), "final norm")
+        size = activation_memory.logits(t.shape, tokens, t.layout, fused=t.fused_loss)
+        how = "1024 tokens at a time" if t.fused_loss else f"{tokens:,} tokens"
+        logits = Part("logits and loss", size, f"{how}, 14 bytes per word of {t.shape.vocabulary:,}")
+        yield Moment("loss", stage, (*early, *always, *saved, head, logits))
+    yield Moment("backward begins", stage, (*early, *always, *saved, *live))
+    yield Moment("backward ends", stage, (*static, *always, *_last(t, stage), *live))
+    yield Moment("update", stage, (*static, outside, buffers, rotary))
+
+
+def _last(training: Training, stage: int) -> list[Part]:
+    """What is saved when the backward of a microbatch reaches the stage's first layer."""
+    t = training
+    kept = _kept(t, stage)
+    others = _alive(t, stage) - len(layout.stage_layers(t.shape, t.layout, stage))
+    if t.microbatches == 1 or others <= 0:
+        return [Part("activations", kept, "of the last layer in the backward")]
+    away = min(t.offloaded, others)
+    return [Part("activations", kept * (1 + others - away), "of the microbatches that wait")]
+
+
+def _spans(training: Training, excess: int) -> Iterator[Span]:
+    """The slowest stage's microbatches, then what comes on top."""
+    t = training
+    stages = [_stage_seconds(t, stage) for stage in range(t.layout.pipeline)]
+    slowest = max(range(len(stages)), key=lambda stage: sum(s for _, s, _ in stages[stage]))
+    each = 0.0
+    for name, seconds, bound in stages[slowest]:
+        each += seconds
+        yield Span(name, round(seconds * t.microbatches * 1e9), bound)
+    if t.layout.pipeline > 1:
+        chunks = t.layout.chunks if t.layout.schedule == "interleaved" else 1
+        yield Span("pipeline bubble", round(each * (t.layout.pipeline - 1) / chunks * 1e9), "pipeline")
+    yield from _reduction(t, slowest)
+    touched = _touched(t, slowest)
+    yield Span("optimizer update", round(touched / t.gpu.memory_bandwidth * 1e9), "memory")
+    if t.unified and excess:
+        # Touched in the forward and in the backward, and written back each time.
+        moved = 2 * 2 * excess * t.microbatches
+        yield Span("unified memory migrates", round(moved / t.link.migration * 1e9), "link")
+
+
+def _touched(training: Training, stage: int) -> int:
+    """Bytes that the update reads and writes: everything that is trained, once each way."""
+    t = training
+    parts = static_memory.parts(t.shape, t.layout, stage, t.optimizer, t.lora)
+    return 2 * sum(part.bytes for part in parts if part.name != "frozen base")
+
+
+def _reduction(training: Training, stage: int) -> Iterator[Span]:
+    """Gradients reduced once per step, as far as the last microbatch's backward does not hide it."""
+    t = training
+    if t.layout.replicas == 1 or t.layout.stage >= 2:
+        return
+    reduced = hidden = 0.0
+    far = layer_time.between_replicas(t.gpu, t.layout)
+    for number in layout.stage_layers(t.shape, t.layout, stage):
+        done = _work(t, number)
+        reduced += done.reduced_bytes / far
+        hidden += layer_time.backward(done, t.gpu, t.layout, fp8=t.fp8, reduces=False).compute
+    # The first layer's gradients come last and hide behind nothing.
+    layers = len(layout.stage_layers(t.shape, t.layout, stage))
+    yield Span("gradients reduced", round(max(reduced - hidden, reduced / layers) * 1e9), "network")
+
+
+def _work(training: Training, number: int) -> layer_time.Work:
+    t = training
+    like = 0 if t.shape.is_dense(number) else t.shape.layers - 1
+    return layer_time.work(t.shape, like, t.layout, t.sequence, t.microbatch, t.lora)
+
+
+def passes(training: Training, stage: int) -> tuple[layer_time.Cost, layer_time.Cost, float]:
+    """Mean forward and backward of a stage's layers, and the seconds that recomputation adds to each."""
+    t = training
+    kinds = sorted(_kinds(t, stage))
+    layers = layout.stage_layers(t.shape, t.layout, stage)
+    dense = sum(t.shape.is_dense(n) for n in layers)
+    weights = [dense, len(layers) - dense] if len(kinds) == 2 and 0 < dense < len(layers) else [1, 0]
+    reduces = t.layout.stage >= 2
+    there = [layer_time.forward(_work(t, n), t.gpu, t.layout, fp8=t.fp8) for n in kinds]
+    back = [layer_time.backward(_work(t, n), t.gpu, t.layout, fp8=t.fp8, reduces=reduces) for n in kinds]
+    again = [_recompute(t, n, cost) for n, cost in zip(kinds, there, strict=True)]
+    total = sum(weights)
+    shares = [weight / total for weight in weights]
+    mean = sum(share * seconds for share, seconds in zip(shares, again, strict=False))
+    return _mean(there, shares), _mean(back, shares), mean
+
+
+def _mean(costs: list[layer_time.Cost], shares: list[float]) -> layer_time.Cost:
+    pairs = list(zip(costs, shares, strict=False))
+    return layer_time.Cost(
+        sum(c.compute * s for c, s in pairs),
+        sum(c.memory * s for c, s in pairs),
+        sum(c.network * s for c, s in pairs),
+        sum(c.exposed * s for c, s in pairs),
+    )
+
+
+def _recompute(training: Training, number: int, cost: layer_time.Cost) -> float:
+    t = training
+    if t.checkpointing == "none":
+        return 0.0
+    if t.checkpointing == "full":
+        return cost.seconds
+    saved = _work(t, number).attention / t.gpu.sustained
+    return max(cost.compute - saved, cost.memory) + cost.exposed
+
+
+def copies(training: Training, stage: int) -> tuple[float, float]:
+    """Seconds to copy what one layer keeps out, and in again."""
+    kept, start = _kept(training, stage), training.link.latency_ns / 1e9
+    return start + kept / training.link.out, start + kept / training.link.into
+
+
+def _stage_seconds(training: Training, stage: int) -> list[tuple[str, float, str]]:
+    """One microbatch on one stage: name, seconds, bounding resource."""
+    t = training
+    layers = len(layout.stage_layers(t.shape, t.layout, stage))
+    there, back, again = passes(t, stage)
+    found = [
+        ("layers forward", layers * there.seconds, there.bound),
+        ("layers backward", layers * back.seconds, back.bound),
+    ]
+    if again:
+        found.append(("layers recomputed", layers * again, there.bound))
+    found += _waiting(t, stage, there.seconds, back.seconds + again)
+    if stage == t.layout.pipeline - 1:
+        found.append(("head and loss", *_head(t)))
+    return found
+
+
+def _waiting(training: Training, stage: int, there: float, back: float) -> Iterator[tuple[str, float, str]]:
+    """What offloaded activations and streamed weights make compute wait; both come in over one link."""
+    t = training
+    layers = len(layout.stage_layers(t.shape, t.layout, stage))
+    weights = 0.0
+    if t.streamed:
+        weights = max(_frozen_layer(t, n) for n in _kinds(t, stage)) / t.link.into
+        late = max(0.0, weights - there) + (0.0 if t.offloaded else max(0.0, weights - back))
+        yield "waiting for streamed weights", layers * late, "link"
+    if t.offloaded:
+        out, into = copies(t, stage)
+        line = simulate(layers, max(there, weights), back, out, into + weights, t.offloaded)
+        yield "waiting for offloaded activations", max(line.exposed, 0.0), "link"
+
+
+def _head(training: Training) -> tuple[float, str]:
+    t = training
+    tokens = local_tokens(t)
+    trained = 2 if t.lora is None else 1
+    compute = 2 * t.shape.vocabulary * t.shape.hidden * tokens * (1 + trained) / t.layout.tensor
+    # A head of 16-bit logits reads and writes what the loss makes, some 30 bytes per token and word.
+    moved = 0 if t.fused_loss else 30 * tokens * t.shape.vocabulary // t.layout.tensor
+    seconds = (compute / t.gpu.sustained, moved / t.gpu.memory_bandwidth)
+    return sum(seconds), "compute" if seconds[0] >= seconds[1] else "memory"
+
+
+def free(training: Training) -> int:
+    """How many of a stage's layers can be offloaded without making the step longer."""
+    t = training
+    found: list[int] = []
+    for stage in range(t.layout.pipeline):
+        there, back, again = passes(t, stage)
+        layers = len(layout.stage_layers(t.shape, t.layout, stage))
+        found.append(free_layers(layers, there.seconds, back.seconds + again, *copies(t, stage)))
+    return min(found)

@@ -1,0 +1,190 @@
+"""The ways to make a training job fit, each predicted as a whole: memory, time, and what it costs.
+
+Combined remedies are planned together, gains are never added. A job that fits is told so first: memory is
+then no reason to change anything. A combination is left out where fewer changes fit and are as fast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import chain, product
+from typing import Any
+
+from .job import Prediction, Training, free
+from .layout import stage_layers
+from .timeline import KEEP
+
+Change = Mapping[str, Any]
+
+# What applies a change to a model as it is. The others are settings of the job, or of its framework.
+APPLY = {
+    "checkpoint all but attention": "lostflops.optimize.checkpoint",
+    "checkpoint every layer": "lostflops.optimize.checkpoint",
+    "offload activations": "lostflops.optimize.offload",
+    "offload what is free": "lostflops.optimize.offload",
+    "stream frozen weights": "lostflops.optimize.stream_frozen",
+    "unified memory": "lostflops.optimize.managed",
+    "FP8": "lostflops.optimize.to_fp8",
+}
+
+
+@dataclass(frozen=True)
+class Way:
+    """The job with some changes. `changes` are in words and empty for the job as it was asked."""
+
+    changes: tuple[str, ...]
+    prediction: Prediction
+    remark: str = ""
+
+    @property
+    def name(self) -> str:
+        return " + ".join(self.changes) or "as asked"
+
+    @property
+    def apply(self) -> tuple[str, ...]:
+        """Functions that make those of the changes that are made by a call."""
+        return tuple(dict.fromkeys(APPLY[change] for change in self.changes if change in APPLY))
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Each remedy `alone`; the `ways` that fit, fastest first; and the `verdict` in a sentence."""
+
+    asked: Way
+    alone: tuple[Way, ...]
+    ways: tuple[Way, ...]
+    verdict: str
+
+
+def rank(training: Training, most: int = 8) -> Ranking:
+    """Plan the job as asked, with each remedy alone, and with combinations of them."""
+    asked = Way((), Prediction(training))
+    alone = tuple(_alone(training, asked))
+    combined = list(_combined(training))
+    ways = sorted(
+        (way for way in (asked, *alone, *combined) if way.prediction.fits),
+        key=lambda way: (_per_token(way), len(way.changes)),
+    )
+    kept = [way for way in ways if not any(_needless(way, other) for other in ways)]
+    return Ranking(asked, alone, tuple(kept[:most]), _verdict(asked, alone, kept, combined))
+
+
+def _needless(way: Way, other: Way) -> bool:
+    """Whether `other` does with a part of the changes what `way` does, or all but a hundredth of it."""
+    fewer = set(other.changes) < set(way.changes)
+    return fewer and _per_token(other) <= 1.01 * _per_token(way)
+
+
+def _per_token(way: Way) -> float:
+    return way.prediction.step_ns / way.prediction.tokens
+
+
+def _choices(training: Training) -> list[dict[str, Change]]:
+    """Per dimension, the changes that can be made to it, by name."""
+    t = training
+    checkpoint: dict[str, Change] = {}
+    if t.checkpointing == "none":
+        checkpoint["checkpoint all but attention"] = {"checkpointing": "selective"}
+    if t.checkpointing != "full":
+        checkpoint["checkpoint every layer"] = {"checkpointing": "full"}
+    offload: dict[str, Change] = {}
+    if not t.offloaded:
+        offload = {"offload activations": {"offloaded": "all"}, "offload what is free": {"offloaded": "free"}}
+    sharding: dict[str, Change] = {}
+    if t.layout.replicas > 1:
+        for name, stage in (("zero-1", 1), ("zero-2", 2), ("zero-3", 3)):
+            if stage > t.layout.stage:
+                sharding[f"ZeRO stage {stage}"] = {"layout": replace(t.layout, sharding=name)}
+    batch: dict[str, Change] = {}
+    size = t.microbatch
+    while size % 2 == 0:
+        size //= 2
+        more = t.microbatches * (t.microbatch // size)
+        batch[f"microbatch {size}"] = {"microbatch": size, "microbatches": more}
+    loss: dict[str, Change] = {} if t.fused_loss else {"fused loss": {"fused_loss": True}}
+    stream: dict[str, Change] = {}
+    if t.lora and not t.streamed and t.layout.stage < 3:
+        stream["stream frozen weights"] = {"streamed": True}
+    return [checkpoint, offload, stream, sharding, batch, loss]
+
+
+def _others(training: Training) -> dict[str, Change]:
+    """Changes that are tried alone: the last resort, and one that is not for memory."""
+    found: dict[str, Change] = {}
+    if not training.unified:
+        found["unified memory"] = {"unified": True}
+    if training.gpu.fp8_gain and not training.fp8:
+        found["FP8"] = {"fp8": True}
+    return found
+
+
+def changed(training: Training, change: Change) -> Training:
+    """The job with a change, where 'all' and 'free' stand for numbers of layers."""
+    kind = change.get("offloaded")
+    new = replace(training, **{name: value for name, value in change.items() if name != "offloaded"})
+    if kind is None:
+        return new
+    return replace(new, offloaded=_all(new) if kind == "all" else free(new))
+
+
+def _all(training: Training) -> int:
+    """As many layers of a stage as can be offloaded at all."""
+    last = training.layout.pipeline - 1  # the last stage has fewest
+    return max(len(stage_layers(training.shape, training.layout, last)) - KEEP, 0)
+
+
+def _alone(training: Training, asked: Way) -> Iterator[Way]:
+    for name, change in chain(*(choice.items() for choice in [*_choices(training), _others(training)])):
+        prediction = Prediction(changed(training, change))
+        if change.get("offloaded") != "free" or prediction.training.offloaded < _all(training):
+            yield Way((name,), prediction, _remark(name, prediction, asked.prediction))
+
+
+def _remark(name: str, now: Prediction, before: Prediction) -> str:
+    if name == "unified memory":
+        return "the last resort: migration is slower than copies" if before.excess else "nothing is over"
+    if name == "FP8":
+        return "for speed: memory stays as it is; check the loss"
+    if now.peak.bytes >= before.peak.bytes:
+        if "offload" in name and not now.training.offloaded:
+            return "no layer can travel without making the step longer"
+        return f"buys nothing: the peak is at '{now.peak.name}'"
+    if now.host_bytes > now.training.gpu.host_memory:
+        return "host memory is too small"
+    return ""
+
+
+def _combined(training: Training) -> Iterator[Way]:
+    """Every combination of two or more changes of different dimensions."""
+    nothing: tuple[str, Change] = ("", {})
+    dimensions = [[nothing, *choice.items()] for choice in _choices(training)]
+    for picked in product(*dimensions):
+        names = tuple(name for name, _ in picked if name)
+        if len(names) > 1:
+            merged: dict[str, Any] = {}
+            for _, change in picked:
+                merged |= change
+            if merged.get("streamed") and merged.get("layout", training.layout).stage >= 3:
+                continue  # a sharded weight is gathered from the other ranks, not from the host
+            new = changed(training, merged)
+            # What is free may be all, which has a name of its own, or nothing.
+            if merged.get("offloaded") != "free" or 0 < new.offloaded < _all(new):
+                yield Way(names, Prediction(new))
+
+
+def _verdict(asked: Way, alone: tuple[Way, ...], ways: list[Way], combined: list[Way]) -> str:
+    best = ways[0] if ways else None
+    if asked.prediction.fits:
+        room = asked.prediction.training.gpu.memory - asked.prediction.peak.bytes
+        return f"It fits as it is, with {room / 1e9:.1f} GB to spare: memory is no reason to change anything."
+    if best is None:
+        closest = min((asked, *alone, *combined), key=lambda way: way.prediction.peak.bytes)
+        over = closest.prediction.excess
+        reason = f"{over / 1e9:.1f} GB over" if over else "but host memory is too small"
+        return (
+            f"Nothing that was tried makes it fit; the closest is '{closest.name}', {reason}. "
+            "More GPUs, tensor parallelism or `--method lora` need less."
+        )
+    over = asked.prediction.excess / 1e9
+    return f"It does not fit as it is: {over:.1f} GB over. The fastest way: {best.name}."

@@ -1,0 +1,221 @@
+"""Memory that a training step starts with: weights, gradients, optimizer states, and how they are sharded.
+
+Bytes per parameter, after the ZeRO paper: 16-bit Adam with fp32 master weights is 2 + 2 + 12. A count is a
+whole number of bytes; a shard is rounded up, so that N shards hold at least what they share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from lostflops.plan.shape import Shape, Weight, elements
+
+from .layout import Layout, held_layer, stage_layers, stage_weights
+
+BLOCK_8BIT = 256  # elements that share one fp32 scale in 8-bit optimizer states (bitsandbytes)
+BLOCK_4BIT = 64  # and in 4-bit weights
+BLOCK_DOUBLE = 256  # first-level scales that share one fp32 scale of the second level
+BUCKET = 500_000_000  # elements; DeepSpeed's reduce_bucket_size and allgather_bucket_size by default
+
+
+@dataclass(frozen=True)
+class Part:
+    """One line of a memory table: predicted bytes, and how they come about."""
+
+    name: str
+    bytes: int
+    why: str
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """Bytes per parameter of a way to train. `moments` are Adam's two, or what stands for them."""
+
+    name: str
+    weights: int
+    gradients: int
+    master: int
+    moments: int
+    meaning: str
+    quantised: bool = False
+    factored: bool = False
+
+
+OPTIMIZERS = {
+    o.name: o
+    for o in (
+        Optimizer("adam", 2, 2, 4, 8, "16-bit weights and gradients, fp32 master weights and moments"),
+        Optimizer("adam-fp32-gradients", 2, 4, 4, 8, "the same with fp32 gradients, as Megatron keeps them"),
+        Optimizer("adam-16bit", 2, 2, 0, 4, "16-bit weights, gradients and moments, no master weights"),
+        Optimizer("adam-fp32", 4, 4, 0, 8, "everything in fp32"),
+        Optimizer("adam-8bit", 2, 2, 0, 2, "16-bit weights, moments of one byte with scales", quantised=True),
+        Optimizer("factored", 2, 2, 0, 0, "Adafactor without momentum: fp32 rows and columns", factored=True),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Lora:
+    """Adapters on some projections of every layer. `base_bits` 4 is QLoRA: matrices of layers in 4 bits.
+
+    Adapters are fp32 where `fp32` says so, which is PEFT's default on a 16-bit base. Either way they take
+    16 bytes per parameter with Adam: 4 + 4 + 8 or 2 + 2 + 12.
+    """
+
+    rank: int = 16
+    targets: tuple[str, ...] = ("q", "v")
+    fp32: bool = True
+    dropout: bool = False
+    base_bits: int = 16
+    double_quantised: bool = True
+
+
+PROJECTIONS = ("q", "k", "v", "o", "gate", "up", "down")
+
+
+def states(count: int, optimizer: Optimizer, stage: int = 0, ranks: int = 1) -> tuple[int, int, int]:
+    """Bytes of weights, gradients and optimizer states of `count` parameters, ZeRO's `stage` over `ranks`."""
+    weights, gradients = count * optimizer.weights, count * optimizer.gradients
+    moments = count * (optimizer.master + optimizer.moments) + _scales(count, optimizer)
+    return _sharded((weights, gradients, moments), stage, ranks)
+
+
+def _sharded(parts: tuple[int, int, int], stage: int, ranks: int) -> tuple[int, int, int]:
+    weights, gradients, moments = parts
+    return (
+        shard(weights, ranks if stage >= 3 else 1),
+        shard(gradients, ranks if stage >= 2 else 1),
+        shard(moments, ranks if stage >= 1 else 1),
+    )
+
+
+def shard(size: int, ranks: int) -> int:
+    """What one of `ranks` holds of `size`, the fullest of them."""
+    return -(-size // ranks)
+
+
+def _scales(count: int, optimizer: Optimizer) -> int:
+    return 2 * 4 * shard(count, BLOCK_8BIT) if optimizer.quantised else 0
+
+
+def factored_states(weights: Iterable[Weight]) -> int:
+    """Adafactor's second moments: a number per row and column of a matrix, per element of a vector."""
+    return sum(4 * w.copies * (w.outputs + w.inputs if w.inputs else w.outputs) for w in weights)
+
+
+def adapters(weights: Iterable[Weight], lora: Lora) -> list[Weight]:
+    """The two matrices of each adapted projection."""
+    found: list[Weight] = []
+    for weight in weights:
+        prefix, _, name = weight.name.rpartition(".")
+        if name in lora.targets and weight.inputs:
+            beside = f"{prefix}." if prefix else ""
+            found.append(Weight(f"{beside}{name}.A", lora.rank, weight.inputs, copies=weight.copies))
+            found.append(Weight(f"{beside}{name}.B", weight.outputs, lora.rank, copies=weight.copies))
+    return found
+
+
+def base_bytes(weights: Iterable[Weight], lora: Lora) -> int:
+    """The frozen base. In 4 bits only the matrices of layers are: not embeddings, head, norms and router."""
+    total = 0
+    for weight in weights:
+        if lora.base_bits == 16 or not weight.inputs or weight.name in ("embedding", "head", "router"):
+            total += 2 * weight.elements
+            continue
+        scales = shard(weight.elements, BLOCK_4BIT)
+        constants = scales + 4 * shard(scales, BLOCK_DOUBLE) if lora.double_quantised else 4 * scales
+        total += shard(weight.elements, 2) + constants
+    return total
+
+
+def trained(shape: Shape, layout: Layout, stage: int, lora: Lora | None) -> list[Weight]:
+    """The weights of a stage that are trained: all, or the adapters."""
+    weights = list(stage_weights(shape, layout, stage))
+    return adapters(weights, lora) if lora else weights
+
+
+@lru_cache(maxsize=1024)
+def parts(
+    shape: Shape, layout: Layout, stage: int, optimizer: Optimizer, lora: Lora | None = None
+) -> tuple[Part, ...]:
+    """A rank's static memory on one pipeline stage, by component."""
+    frozen = list(stage_weights(shape, layout, stage)) if lora else []
+    training = trained(shape, layout, stage, lora)
+    weights = gradients = moments = base = 0
+    for of_experts, ranks in ((False, layout.replicas), (True, layout.expert_replicas)):
+        some = [w for w in training if w.expert == of_experts]
+        w, g, m = _of(some, optimizer, layout, ranks, lora)
+        weights, gradients, moments = weights + w, gradients + g, moments + m
+        if lora:
+            still = base_bytes((w for w in frozen if w.expert == of_experts), lora)
+            base += shard(still, ranks if layout.stage >= 3 else 1)
+    count = elements(training)
+    found = [
+        Part("weights", weights, f"{count:,} trained here" + _over(layout, 3)),
+        Part("gradients", gradients, f"of {count:,}" + _over(layout, 2)),
+        Part("optimizer states", moments, _meaning(optimizer, lora) + _over(layout, 1)),
+    ]
+    if lora:
+        how = "16 bits" if lora.base_bits == 16 else "4 bits and scales; embedding, head, norms in 16"
+        found.insert(0, Part("frozen base", base, f"{elements(frozen):,} in {how}" + _over(layout, 3)))
+        found[1] = Part("adapters", weights, f"rank {lora.rank} on {', '.join(lora.targets)}: {count:,}")
+    return tuple(found)
+
+
+def _meaning(optimizer: Optimizer, lora: Lora | None) -> str:
+    return "fp32 moments of fp32 adapters" if lora and lora.fp32 else optimizer.meaning
+
+
+def _over(layout: Layout, from_stage: int) -> str:
+    return f", over {layout.replicas}" if layout.stage >= from_stage and layout.replicas > 1 else ""
+
+
+def _of(
+    weights: Sequence[Weight], optimizer: Optimizer, layout: Layout, ranks: int, lora: Lora | None
+) -> tuple[int, int, int]:
+    count = elements(weights)
+    if lora and lora.fp32:  # PEFT's fp32 adapters are their own master weights
+        return _sharded((4 * count, 4 * count, 8 * count), layout.stage, ranks)
+    if layout.sharding == "fsdp2" and optimizer.master and lora is None:
+        # FSDP2 shards fp32 weights, which are the master, and reduces gradients into fp32.
+        moments = optimizer.moments * count
+        return _sharded((4 * count, 4 * count, moments), 3, ranks)
+    weights_, gradients, moments = states(count, optimizer)
+    if optimizer.factored:
+        moments = factored_states(weights)
+    return _sharded((weights_, gradients, moments), layout.stage, ranks)
+
+
+@lru_cache(maxsize=1024)
+def communication(
+    shape: Shape, layout: Layout, stage: int, optimizer: Optimizer, tokens: int, lora: Lora | None = None
+) -> Part:
+    """Buffers that communication fills: unsharded layers, buckets, gathered hidden states."""
+    total, said = 0, list[str]()
+    if layout.replicas > 1:
+        if layout.stage >= 3:
+            total += _unsharded(shape, layout, stage, lora)
+            said.append("two gathered layers" + ("" if lora else " and one layer's gradients"))
+        elif layout.stage:
+            total += 2 * min(BUCKET, elements(trained(shape, layout, stage, lora))) * optimizer.gradients
+            said.append("two buckets of at most 5e8 elements")
+    if layout.tensor > 1 and layout.sequence_parallel:
+        total += 2 * tokens * shape.hidden
+        said.append("one gathered hidden state")
+    if layout.pipeline > 1:
+        total += 4 * tokens * shape.hidden
+        said.append("a sent and a received hidden state")
+    return Part("communication buffers", total, ", ".join(said) or "none")
+
+
+def _unsharded(shape: Shape, layout: Layout, stage: int, lora: Lora | None) -> int:
+    largest = 0
+    for number in {stage_layers(shape, layout, stage)[0], stage_layers(shape, layout, stage)[-1]}:
+        weights = held_layer(shape, layout, number)
+        if lora:
+            largest = max(largest, 2 * base_bytes(weights, lora))
+        else:
+            largest = max(largest, 3 * 2 * elements(weights))
+    return largest

@@ -1,0 +1,222 @@
+"""Which rank the others wait for, how often, and what it costs them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import polars as pl
+
+from lostflops import intervals
+from lostflops.finding import Finding, milliseconds, percent
+from lostflops.intervals.matching import PAIR
+from lostflops.recipe import Bars, Example, recipe
+
+from .wait import ALL_HERE
+
+# A rank stands out when it causes this much more than its even share of all waiting …
+MORE_THAN_EVEN = 1.5
+# … and that waiting is at least this share of the step.
+WORTH_SAYING = 0.01
+
+
+@recipe(
+    question="Which rank arrives last in collectives, how often, and how long do the others wait for it?",
+    scope="job",
+    plot=Bars(x="rank", y=("blame",)),
+    columns={
+        "rank": "rank; null for collectives whose last two ranks arrive within the clocks' error",
+        "collectives": "matched collectives the rank takes part in",
+        "last": "those in which it arrives last",
+        "late_share": "last / collectives",
+        "blame": "waiting of the others in those, added up over ranks and operations, ns",
+        "blame_share": "blame / all waiting of all ranks",
+        "lead": "how much later it comes than the second to last, summed over those, ns",
+        "own_wait": "how long the rank itself waits for others, overlapping operations counted once, ns",
+        "per_step": "waiting for it in a mean step of a mean rank with nothing computed meanwhile, ns",
+        "step_share": "the same as a share of step time",
+        "at_most": "upper bound on what arriving with the second to last could save per step, ns",
+        "unmatched": "its collectives that could not be matched",
+        "assumed": "matched ones whose number of members nothing tells: the ranks here were taken for all",
+    },
+    examples=[
+        Example(
+            "rank 2 is last twice, rank 0 once; a kernel hides 15 ns of rank 0's waiting",
+            given={
+                "collectives": [
+                    {"rank": rank, "start": start, "end": end, "kind": "all-reduce"}
+                    for rank, start, end in (
+                        (0, 10, 50),
+                        (1, 17, 50),
+                        (2, 40, 50),
+                        (0, 60, 92),
+                        (1, 61, 92),
+                        (2, 80, 92),
+                        (0, 111, 120),
+                        (1, 106, 120),
+                        (2, 108, 120),
+                    )
+                ],
+                "ranks": [{"rank": rank, "world_size": 3, "clock_error": 1} for rank in range(3)],
+                "kernels": [{"rank": 0, "start": 0, "end": 25, "family": "gemm"}],
+                "steps": [{"rank": rank, "start": 0, "end": 140} for rank in range(3)],
+            },
+            expect=[
+                {
+                    "rank": rank,
+                    "collectives": 3,
+                    "unmatched": 0,
+                    "assumed": 0,
+                    "last": last,
+                    "late_share": last / 3,
+                    "blame": blame,
+                    "blame_share": blame / 100,
+                    "lead": lead,
+                    "own_wait": own_wait,
+                    "per_step": bare // 3,
+                    "step_share": bare / 420,
+                    "at_most": at_most,
+                }
+                for rank, last, blame, lead, bare, own_wait, at_most in (
+                    (2, 2, 92, 42, 77, 3, 42),
+                    (0, 1, 8, 3, 8, 50, 3),
+                    (1, 0, 0, 0, 0, 47, 0),
+                )
+            ],
+        ),
+        Example(
+            "below the clocks' error nobody is blamed",
+            given={
+                "collectives": [
+                    {"rank": 0, "start": 10, "end": 50, "kind": "all-reduce"},
+                    {"rank": 1, "start": 17, "end": 50, "kind": "all-reduce"},
+                    {"rank": 0, "start": 60, "end": 63, "kind": "layout"},
+                ],
+                "ranks": [{"rank": rank, "world_size": 2, "clock_error": 7} for rank in range(2)],
+            },
+            expect=[
+                {"rank": None, "collectives": 1, "last": 1, "blame": 7, "own_wait": None},
+                {"rank": 0, "collectives": 1, "unmatched": 1, "last": 0, "blame": 0, "own_wait": 7},
+                {"rank": 1, "collectives": 1, "unmatched": 0, "last": 0, "blame": 0, "own_wait": 0},
+            ],
+        ),
+    ],
+)
+def communication_imbalance(
+    communication_matches: pl.LazyFrame, gpu_activity: pl.LazyFrame, step_totals: pl.LazyFrame
+) -> pl.LazyFrame:
+    """Charge each collective's waiting to the rank that arrives last, the most blamed first.
+
+    The slow rank is the one that waits least: durations of collectives say the opposite. What made it late
+    lies before the collective. The blame of all rows adds up to all waiting. Sends and receives are left out:
+    in a pipeline one side waits for the other by design.
+    """
+    known = communication_matches.filter(~pl.col("kind").cast(pl.String).is_in(PAIR).fill_null(False))
+    matched = known.filter(pl.col("wait").is_not_null())
+    until = pl.min_horizontal("end", pl.col("arrival") + pl.col("wait"))
+    waits = matched.select(
+        "rank", "start", "last_arrival", "lead", end=until, last_rank=pl.col("last_rank").fill_null(-1)
+    )
+    length = pl.col("end") - pl.col("start")
+    per_rank = (
+        known.group_by("rank")
+        .agg(
+            collectives=pl.col("instance").filter(pl.col("wait").is_not_null()).n_unique().cast(pl.Int64),
+            unmatched=pl.col("wait").is_null().sum().cast(pl.Int64),
+            assumed=pl.col("assumed").fill_null(False).sum().cast(pl.Int64),
+        )
+        .filter(pl.col("collectives") > 0)
+        .join(
+            intervals.union(waits, ["rank"]).group_by("rank").agg(own_wait=length.sum()),
+            on="rank",
+            how="left",
+        )
+        .with_columns(pl.col("own_wait").fill_null(0))
+    )
+    blamed = (
+        matched.group_by("instance")
+        .agg(rank=pl.col("last_rank").first(), wait=pl.col("wait").sum(), lead=pl.col("lead").first())
+        .group_by("rank")
+        .agg(last=pl.len().cast(pl.Int64), blame=pl.col("wait").sum(), lead=pl.col("lead").sum())
+    )
+    # Waits of one rank for another can overlap, and compute or another operation's transfer can hide them, as
+    # in the ledger: their exposed union is the cost.
+    idle = gpu_activity.filter((pl.col("compute") == 0) & (pl.col("in_step") > 0))
+    moving = matched.select(
+        "rank", "end", start=pl.max_horizontal("start", pl.col("arrival") + pl.col("wait"))
+    )
+    free = intervals.overlay({"idle": idle, "moving": moving}, by=["rank"])
+    in_lead = waits.with_columns(
+        start=pl.max_horizontal("start", pl.col("last_arrival") - pl.col("lead"))
+    ).filter(pl.col("rank") != pl.col("last_rank"))
+    bare = _bare(waits, free).group_by("last_rank").agg(pl.col("_bare").sum())
+    # No rank's step gets shorter by more than it waits between the next to last and the last.
+    spared = (
+        _bare(in_lead, free)
+        .join(step_totals, on="rank")
+        .group_by("last_rank")
+        .agg(at_most=(pl.col("_bare") // pl.col("steps")).max())
+    )
+    cost = bare.join(spared, on="last_rank", how="left").with_columns(
+        rank=pl.when(pl.col("last_rank") >= 0).then("last_rank")
+    )
+    totals = step_totals.select(_steps=pl.col("steps").sum(), _time=pl.col("step_time").sum())
+    return (
+        per_rank.join(blamed, on="rank", how="full", coalesce=True, nulls_equal=True)
+        .join(cost, on="rank", how="left", nulls_equal=True)
+        .with_columns(pl.col("last", "blame", "lead", "_bare", "at_most").fill_null(0))
+        .with_columns(collectives=pl.coalesce("collectives", "last"), _all=pl.col("blame").sum())
+        .join(totals, how="cross")
+        .with_columns(
+            late_share=pl.col("last") / pl.col("collectives"),
+            blame_share=pl.when(pl.col("_all") > 0).then(pl.col("blame") / pl.col("_all")),
+            per_step=pl.when(pl.col("_steps") > 0).then(pl.col("_bare") // pl.col("_steps")),
+            step_share=pl.when(pl.col("_time") > 0).then(pl.col("_bare") / pl.col("_time")),
+            at_most=pl.when(pl.col("_steps") > 0).then("at_most"),
+        )
+        .select(*communication_imbalance.columns)
+        .sort("blame", "rank", descending=[True, False])
+    )
+
+
+def _bare(waits: pl.LazyFrame, free: pl.LazyFrame) -> pl.LazyFrame:
+    """How long each rank waits for each other in steps, with nothing computed or transferred meanwhile."""
+    each = intervals.inside(
+        intervals.union(waits, ["rank", "last_rank"]),
+        free,
+        {"_bare": (pl.col("idle") > 0) & (pl.col("moving") == 0)},
+    )
+    return each.group_by("rank", "last_rank").agg(pl.col("_bare").sum())
+
+
+@communication_imbalance.finding
+def a_rank_arrives_last(table: pl.DataFrame) -> Iterator[Finding]:
+    known = table.filter(pl.col("rank").is_not_null())
+    if known.is_empty():
+        return
+    worst = known.row(0, named=True)
+    even = 1 / known.height
+    if (worst["blame_share"] or 0) < MORE_THAN_EVEN * even or (worst["step_share"] or 0) < WORTH_SAYING:
+        return
+    if worst["unmatched"] > worst["collectives"]:  # who is last in a few says nothing of the rest
+        return
+    others = known.filter(pl.col("rank") != worst["rank"])["own_wait"].sort()
+    own_waits = list(dict.fromkeys((milliseconds(others[0]), milliseconds(others[-1]))))
+    evidence = [
+        f"{milliseconds(worst['per_step'])} of a mean step pass waiting for it with nothing computed",
+        f"it comes {milliseconds(worst['lead'])} after the next to last, added up over those collectives",
+        f"it waits {milliseconds(worst['own_wait'])} itself, the others {' to '.join(own_waits)}",
+    ]
+    if worst["unmatched"]:
+        evidence.append(f"not in this: {worst['unmatched']:,} of its collectives that could not be matched")
+    yield Finding(
+        name="rank-arrives-last",
+        claim=f"Rank {worst['rank']} arrives last in {worst['last']:,} of its {worst['collectives']:,} "
+        f"collectives; {percent(worst['blame_share'], 1)} of all waiting is for it.",
+        ns_per_step=worst["at_most"],
+        cost_per_step=worst["per_step"] or 0,
+        gain="at most",
+        evidence=tuple(evidence),
+        next=f"Compare rank {worst['rank']}'s compute, input and gaps with another's in step-ledger: what "
+        "makes it late lies before the collective.",
+        doubt=ALL_HERE if worst["assumed"] else "",
+    )

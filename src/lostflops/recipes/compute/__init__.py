@@ -1,0 +1,1 @@
+"""What the GPU computes: kernels by name, family and precision, and what runs beside them."""

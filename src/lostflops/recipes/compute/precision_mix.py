@@ -1,0 +1,180 @@
+"""In which precision the matrix work runs, and whether on tensor cores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import polars as pl
+
+from lostflops import intervals
+from lostflops.finding import Finding, milliseconds, percent
+from lostflops.recipe import Bars, Example, recipe
+from lostflops.recipes.steps.totals import added_up, mean_share, per_step
+from lostflops.tables import Kernels
+
+MATRIX_WORK = ("gemm", "attention", "convolution")
+# Share of the step from which slow arithmetic is worth a finding.
+WORTH_SAYING = 0.05
+SORTS = ("precision", "tensor_cores")
+
+
+@recipe(
+    question="In which precision does matrix work run, and does it use tensor cores?",
+    scope="rank",
+    plot=Bars(x="precision", y=("time",)),
+    columns={
+        "rank": "rank",
+        "family": "gemm, attention or convolution",
+        "precision": "precision of the arithmetic; null when the kernel's name does not say",
+        "tensor_cores": "whether matrix units were used; null when unknown",
+        "calls": "number of executions",
+        "time": "their durations added up, ns",
+        "time_share": "time / all matrix work of the rank",
+        "in_steps": "time inside steps, ns",
+        "per_step": "time in a mean step, ns",
+        "step_share": "time inside steps / step time",
+        "span": "time inside steps in which at least one kernel of this precision and use of matrix units "
+        "runs, of whatever family, ns",
+    },
+    examples=[
+        Example(
+            "most of the matmul time is plain fp32",
+            given={
+                "kernels": [
+                    {"start": 0, "end": 60, "family": "gemm", "precision": "fp32", "tensor_cores": False},
+                    {"start": 60, "end": 66, "family": "gemm", "precision": "bf16", "tensor_cores": True},
+                    {"start": 66, "end": 70, "family": "gemm", "precision": "bf16", "tensor_cores": True},
+                    {"start": 70, "end": 100, "family": "attention"},
+                    {"start": 100, "end": 300, "family": "elementwise", "precision": "fp32"},
+                ],
+                "steps": [{"start": 20, "end": 200}, {"start": 200, "end": 350}],
+            },
+            expect=[
+                {
+                    "rank": 0,
+                    "family": family,
+                    "precision": precision,
+                    "tensor_cores": tensor_cores,
+                    "calls": calls,
+                    "time": time,
+                    "time_share": time / 100,
+                    "in_steps": in_steps,
+                    "per_step": in_steps // 2,
+                    "step_share": in_steps / 330,
+                    "span": in_steps,
+                }
+                for family, precision, tensor_cores, calls, time, in_steps in (
+                    ("gemm", "fp32", False, 1, 60, 40),
+                    ("attention", None, None, 1, 30, 30),
+                    ("gemm", "bf16", True, 2, 10, 10),
+                )
+            ],
+        ),
+        Example(
+            "kernels on two streams at a time: their time adds up to more than the step, their span does not",
+            given={
+                "kernels": [
+                    {"start": s, "end": 90, "stream": s, "precision": "fp32", "tensor_cores": False}
+                    | {"family": ("gemm", "convolution")[s % 2]}
+                    for s in (2, 9, 20)
+                ],
+                "steps": [{"start": 0, "end": 100}],
+            },
+            expect=[
+                {"family": "gemm", "in_steps": 158, "step_share": 1.58, "span": 88},
+                {"family": "convolution", "in_steps": 81, "step_share": 0.81, "span": 88},
+            ],
+        ),
+    ],
+)
+def precision_mix(
+    kernel_work: pl.LazyFrame, kernels: Kernels, counted_steps: pl.LazyFrame, step_totals: pl.LazyFrame
+) -> pl.LazyFrame:
+    """Add up each rank's matmul, attention and convolution time by precision and use of tensor cores.
+
+    Both are read from kernel names: null is not 'no'. Kernels that run at the same time each count, except
+    in `span`, which no change of precision can save more than.
+    """
+    kinds = ["rank", "family", "precision", "tensor_cores"]
+    summed = (
+        kernel_work.filter(pl.col("family").is_in(MATRIX_WORK))
+        .group_by(kinds)
+        .agg(pl.col("calls", "time", "in_steps").sum())
+        .with_columns(_all=pl.col("time").sum().over("rank"))
+        .with_columns(time_share=pl.when(pl.col("_all") > 0).then(pl.col("time") / pl.col("_all")))
+    )
+    return (
+        per_step(summed, step_totals, "in_steps")
+        .join(_spans(kernels, counted_steps), on=["rank", *SORTS], how="left", nulls_equal=True)
+        .with_columns(pl.col("span").fill_null(0))
+        .select(*precision_mix.columns)
+        .sort("rank", "time", *kinds[1:], descending=[False, True, False, False, False])
+    )
+
+
+def _spans(kernels: pl.LazyFrame, counted: pl.LazyFrame) -> pl.LazyFrame:
+    """How long inside steps at least one kernel of a precision runs: rank, precision, tensor_cores, span."""
+    rows = kernels.filter(pl.col("family").cast(pl.String).is_in(MATRIX_WORK)).select(
+        "rank", "start", "end", *SORTS
+    )
+    sorts = rows.select("rank", *SORTS).unique().collect()
+    lanes = sorts.sort("rank", *SORTS).with_row_index("_lane").with_columns(pl.col("_lane").cast(pl.Int64))
+    runs = intervals.union(rows.join(lanes.lazy(), on=["rank", *SORTS], nulls_equal=True), ["_lane"])
+    steps = intervals.union(counted, ["rank"])
+    at = runs.join(lanes.lazy(), on="_lane")
+    return (
+        intervals.inside(at, steps, {"span": pl.lit(True)}).group_by("rank", *SORTS).agg(pl.col("span").sum())
+    )
+
+
+@precision_mix.finding
+def matrix_work_off_tensor_cores(table: pl.DataFrame) -> Iterator[Finding]:
+    matrix, unknown = table.select(
+        pl.col("in_steps").sum(), unknown=pl.col("in_steps").filter(pl.col("precision").is_null()).sum()
+    ).row(0)
+    for precision, advice in (
+        (
+            "fp32",
+            (
+                "Train in bf16 under `torch.autocast` (before Ampere in fp16, with a gradient scaler), or, "
+                "from Ampere on, let fp32 matmuls use TF32 with "
+                "`torch.set_float32_matmul_precision('high')` (in one way only: once `fp32_precision` is "
+                "set, "
+                "reading `allow_tf32` raises); compare the loss before you keep it."
+            ),
+        ),
+        ("fp64", "Find the tensor that is float64: PyTorch makes them from NumPy arrays by default."),
+    ):
+        slow = table.filter((pl.col("precision") == precision) & ~pl.col("tensor_cores"))
+        if mean_share(slow, table) < WORTH_SAYING:
+            continue
+        time = int(slow["in_steps"].sum())
+        share = min(1.0, mean_share(slow, table))
+        spans = slow.group_by("rank").agg(pl.col("span").max(), pl.col("per_step").sum())
+        per_step = int(spans["per_step"].sum()) // max(1, table["rank"].n_unique())
+        doubt = (
+            f"{percent(unknown, matrix)} of this matrix work does not say its precision." if unknown else ""
+        )
+        yield Finding(
+            name=f"{precision}-without-tensor-cores",
+            claim=f"Matrix work in {precision} without tensor cores takes {milliseconds(per_step)} per step "
+            f"({percent(share, 1)}).",
+            ns_in_steps=int(spans["span"].sum()),
+            cost_per_step=per_step,
+            shared=True,
+            gain="at most",
+            evidence=(
+                f"{percent(time, matrix)} of the matrix work inside steps",
+                *_by_family(slow),
+                *added_up(slow),
+            ),
+            next=advice,
+            doubt=doubt,
+            accounts=("compute",),
+        )
+
+
+def _by_family(rows: pl.DataFrame) -> Iterator[str]:
+    by = rows.group_by("family").agg(pl.col("in_steps").sum()).filter(pl.col("in_steps") > 0).sort("family")
+    for family, time in by.iter_rows():
+        yield f"{family}: {milliseconds(time)} inside steps"

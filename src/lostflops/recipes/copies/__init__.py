@@ -1,0 +1,1 @@
+"""What copies between host and device cost."""

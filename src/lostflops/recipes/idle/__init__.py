@@ -1,0 +1,1 @@
+"""When the GPU idles, and why."""

@@ -1,0 +1,303 @@
+"""What each cause of idle time costs a mean step, and what its removal could save."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+
+from lostflops import intervals
+from lostflops.accounts import ACCOUNTS, WAITING
+from lostflops.finding import OTHERS_GAIN_TOO, Finding, milliseconds, percent
+from lostflops.recipe import Bars, Example, recipe
+from lostflops.recipes.accounting import HOST_ONLY, LAUNCH_BOUND, REFILLING
+from lostflops.tables import Ranks
+
+
+@recipe(
+    question="What does each cause of idle time cost per step, and what could its removal save?",
+    scope="job",
+    plot=Bars(x="account", y=("per_step", "at_most")),
+    columns={
+        "account": "cause: an account of the ledger",
+        "per_step": "idle for this cause per step, mean of ranks, ns",
+        "host_per_step": "CPU time per step spent on it, GPU idle or not, ns",
+        "step_share": "the same as a share of step time",
+        "steps": "number of steps in the mean, over all ranks",
+        "most_on": "rank with the most of it per step",
+        "most": "how much that rank has, ns",
+        "on_host": "whether CPU operators are counted instead of kernels",
+        "at_most": "most that removing the cause on all ranks could save per step, ns; null where "
+        "the recording does not say what could be removed",
+    },
+    examples=[
+        Example(
+            "rank 0 loads data for 30 ns and rank 1 waits 25 of them: without the loader both would gain",
+            given={
+                "steps": [{"rank": rank, "start": 0, "end": 100} for rank in range(2)],
+                "kernels": [
+                    {"rank": 0, "start": 0, "end": 20},
+                    {"rank": 0, "start": 50, "end": 95, "launch_start": 50, "thread": 7},
+                    {"rank": 1, "start": 0, "end": 70},
+                    {"rank": 0, "start": 95, "end": 100, "family": "communication"},
+                    {"rank": 1, "start": 70, "end": 100, "family": "communication"},
+                ],
+                "collectives": [
+                    {"rank": 0, "start": 95, "end": 100, "kind": "all-reduce"},
+                    {"rank": 1, "start": 70, "end": 100, "kind": "all-reduce"},
+                ],
+                "ranges": [
+                    {
+                        "start": 18,
+                        "end": 50,
+                        "thread": 7,
+                        "name": "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__",
+                    }
+                ],
+                "ranks": [
+                    {
+                        "rank": rank,
+                        "world_size": 2,
+                        "clock_error": 1,
+                        "device_kind": "gpu",
+                        "main_thread": 7,
+                    }
+                    for rank in range(2)
+                ],
+            },
+            expect=[
+                {
+                    "account": "idle.data_loading",
+                    "per_step": 15,
+                    "host_per_step": 16,
+                    "step_share": 0.15,
+                    "steps": 2,
+                    "most_on": 0,
+                    "most": 30,
+                    "on_host": False,
+                    "at_most": 28,
+                }
+            ],
+        ),
+    ],
+)
+def idle_summary(
+    step_ledger: pl.LazyFrame,
+    idle_stretches: pl.LazyFrame,
+    host_spans: pl.LazyFrame,
+    counted_steps: pl.LazyFrame,
+    busiest_stream: pl.LazyFrame,
+    ranks: Ranks,
+) -> pl.LazyFrame:
+    """Add up idle time by cause, the largest first, with a bound on what removing each cause could save.
+
+    A step is as long as the longest chain of work through it. Without a cause, a rank gains no more than the
+    time in which its host is at it and the time in which the rank waits for others. What the host does while
+    the device is busy counts, because without it the host would run ahead and hide other gaps. Where all
+    ranks of the job are here it is no more than the time in which any of them is at it, for the chain passes
+    one rank at a time. And the work of the busiest stream remains.
+
+    What removes launches, such as a CUDA graph, removes the Python between them as well: the host counts as
+    launching whenever it is not at a cause with a name of its own.
+    """
+    window = ["rank", "step"]
+    idle = pl.col("account").str.starts_with("idle.")
+    counted = counted_steps.select(*window, "start", "end").filter(pl.col("end") > pl.col("start"))
+    own = step_ledger.filter(idle).select(*window, "account", own="ns")
+    waits = (
+        step_ledger.filter(pl.col("account").is_in(WAITING))
+        .group_by(*window)
+        .agg(waits=pl.col("ns").sum(), bubble=pl.col("ns").filter(idle).sum())
+    )
+    removable = [loss.account for loss in LOSSES if loss.removable]
+    bound = pl.min_horizontal(pl.col("host") + pl.col("waits"), "anywhere", "beside")
+    asked = counted.join(own.select("account").unique(), how="cross")
+    each = (
+        _at_it(asked, idle_stretches, host_spans, ranks)
+        .join(own, on=[*window, "account"], how="left")
+        .join(waits, on=window, how="left")
+        .with_columns(pl.col("own", "waits", "bubble").fill_null(0), whole=pl.col("end") - pl.col("start"))
+        .with_columns(
+            waits=pl.col("waits") - pl.when(pl.col("account").is_in(WAITING)).then("bubble").otherwise(0)
+        )
+        # What a step gains may come from what its rank, or another, did during the step before: the sums are
+        # bounds, the steps are not.
+        .group_by("account", "rank")
+        .agg(
+            pl.col("own", "host", "waits", "whole").sum(),
+            anywhere=pl.when(pl.col("anywhere").count() == pl.len()).then(pl.col("anywhere").sum()),
+            steps=pl.len().cast(pl.Int64),
+            most=pl.col("own").sum() // pl.len(),
+        )
+        .join(busiest_stream.select("rank", "beside"), on="rank", how="left")
+        .with_columns(at_most=pl.when(pl.col("account").is_in(removable)).then(bound))
+        .sort("account", "most", "rank", descending=[False, True, False])
+    )
+    steps = pl.col("steps").sum()
+    return (
+        each.group_by("account", maintain_order=True)
+        .agg(
+            steps,
+            per_step=pl.col("own").sum() // steps,
+            host_per_step=pl.col("host").sum() // steps,
+            step_share=pl.col("own").sum() / pl.col("whole").sum(),
+            at_most=pl.when(pl.col("at_most").count() > 0).then(pl.col("at_most").sum() // steps),
+            most_on=pl.col("rank").first(),
+            most=pl.col("most").first(),
+        )
+        .join(ranks.select(on_host=HOST_ONLY.all()), how="cross")
+        .select(*idle_summary.columns)
+        .sort("per_step", "account", descending=[True, False])
+    )
+
+
+def _at_it(
+    asked: pl.LazyFrame, idle_stretches: pl.LazyFrame, host_spans: pl.LazyFrame, ranks: pl.LazyFrame
+) -> pl.LazyFrame:
+    """Each step and account with how long its rank's host is at it, and how long any rank's of the job.
+
+    The device being idle for a cause counts as the host being at it. `anywhere` is null where ranks are
+    missing or their clocks cannot be compared.
+    """
+    compared = ranks.select(
+        known=(pl.col("rank").n_unique() >= pl.col("world_size").max().fill_null(pl.lit(2**31)))
+        & ((pl.col("rank").n_unique() == 1) | pl.col("clock_error").is_not_null().all()),
+    )
+    causes = {name: code for code, name in enumerate(a for a in ACCOUNTS if a.startswith("idle."))}
+    code = pl.col("account").replace_strict(causes, default=None, return_dtype=pl.Int64)
+    lane = pl.col("rank").cast(pl.Int64) * len(causes) + code
+    spans, steps = (
+        frame.with_columns(_code=code, _lane=lane)
+        for frame in (
+            pl.concat([f.select("rank", "start", "end", "account") for f in (idle_stretches, host_spans)]),
+            asked,
+        )
+    )
+    here = intervals.inside(steps, intervals.union(spans, ["_lane"]), {"host": pl.lit(True)}, by="_lane")
+    found = intervals.inside(here, intervals.union(spans, ["_code"]), {"anywhere": pl.lit(True)}, by="_code")
+    launching = pl.col("account") == LAUNCH_BOUND
+    return (
+        intervals.inside(found, _named(host_spans), {"_named": pl.lit(True)})
+        .join(compared, how="cross")
+        .with_columns(
+            host=pl.when(launching)
+            .then(pl.max_horizontal("host", pl.col("end") - pl.col("start") - pl.col("_named")))
+            .otherwise("host"),
+            anywhere=pl.when(pl.col("known") & ~launching).then("anywhere"),
+        )
+    )
+
+
+def _named(host_spans: pl.LazyFrame) -> pl.LazyFrame:
+    """When the host of each rank is at a cause that launching is no part of, on all of its threads.
+
+    Of several threads the others may launch meanwhile; only a rank with one thread is known not to.
+    """
+    named = host_spans.filter(~pl.col("account").is_in(REFILLING))
+    alone = host_spans.group_by("rank").agg(pl.col("thread").n_unique()).filter(pl.col("thread") == 1)
+    return intervals.union(named.join(alone, on="rank", how="semi"), ["rank"])
+
+
+@dataclass(frozen=True)
+class Loss:
+    """An account that is worth a finding from some share of the step on."""
+
+    account: str
+    finding: str
+    claim: str
+    from_share: float
+    # A bound holds only where removing the cause removes the time; elsewhere the gain is unknown.
+    removable: bool = True
+    on_host: str = ""  # the claim, where host operators stand in for kernels
+
+
+# Starting thresholds of public rule engines: XProf calls 5 % of a step lost to input and 3 % lost to launches
+# or idle worth a look; pauses inside a step are worth one from 1 % on. They order findings and size nothing.
+LOSSES = (
+    Loss("idle.data_loading", "data-loading-starves-device", "waiting for the data loader", 0.05),
+    Loss(
+        "idle.checkpoint_logging", "checkpoint-inside-step", "while the CPU saves a checkpoint or logs", 0.01
+    ),
+    Loss("idle.garbage_collection", "garbage-collection-inside-step", "while Python collects garbage", 0.01),
+    Loss("idle.compilation", "compilation-inside-step", "while kernels are compiled or loaded", 0.01),
+    Loss("idle.initialisation", "initialisation-inside-step", "while the job sets up on first use", 0.01),
+    Loss("idle.graph_capture", "graph-capture-inside-step", "while a graph is captured", 0.01),
+    Loss("idle.memory_allocator", "allocator-stalls", "while device memory is allocated or freed", 0.01),
+    Loss("idle.pipeline_bubble", "pipeline-bubble", "waiting for another pipeline stage", 0.03),
+    Loss(
+        "idle.host_synchronisation",
+        "host-waits-for-device",
+        "because the CPU waited for it, and then had to refill its queue",
+        0.03,
+        on_host="inside calls of communication",
+    ),
+    Loss(
+        "idle.long_call",
+        "long-api-calls",
+        "while the CPU is inside API calls of a millisecond or longer",
+        0.01,
+    ),
+    Loss("idle.launch_bound", "launch-bound", "because the CPU launches work too slowly", 0.05),
+    Loss(
+        "idle.dependency",
+        "late-after-launch",
+        "after its next work was launched and before that began",
+        0.05,
+        removable=False,
+    ),
+    Loss("idle.other_host_work", "host-busy-elsewhere", "while the CPU runs other code", 0.05),
+    Loss(
+        "idle.unrecorded",
+        "recording-incomplete",
+        "or does work that was not recorded: the recording cannot tell",
+        0.05,
+        removable=False,
+    ),
+    Loss(
+        "idle.unexplained",
+        "idle-unexplained",
+        "for reasons that this recording does not show",
+        0.1,
+        removable=False,
+    ),
+)
+
+
+@idle_summary.finding
+def idle_costs_step_time(table: pl.DataFrame) -> Iterator[Finding]:
+    known = {row["account"]: row for row in table.iter_rows(named=True)}
+    for loss in LOSSES:
+        row = known.get(loss.account)
+        if row is None or row["step_share"] < loss.from_share:
+            continue
+        share = percent(row["step_share"], 1)
+        counted = "1 step" if row["steps"] == 1 else f"{row['steps']:,} steps"
+        evidence = [f"{share} of all step time, over {counted} of the ranks here"]
+        if row["most"] > row["per_step"]:
+            evidence.append(f"most of it on rank {row['most_on']}: {milliseconds(row['most'])} per step")
+        if loss.removable and row["at_most"] > row["per_step"]:
+            evidence.extend(_wider(row))
+        spent = f"{milliseconds(row['per_step'])} per step ({share})"
+        yield Finding(
+            name=loss.finding,
+            claim=f"Nothing computes for {spent} {loss.on_host or loss.claim}."
+            if row["on_host"]
+            else f"The GPU idles {spent} {loss.claim}.",
+            ns_per_step=row["at_most"] if loss.removable else 0,
+            cost_per_step=row["per_step"],
+            gain="at most" if loss.removable else "unknown",
+            evidence=tuple(evidence),
+            next=ACCOUNTS[loss.account].remedy,
+            accounts=(loss.account,),
+        )
+
+
+def _wider(row: Mapping[str, Any]) -> Iterator[str]:
+    """Why a bound is more than the idle time."""
+    if row["host_per_step"] > row["per_step"]:
+        spent = milliseconds(row["host_per_step"])
+        yield f"upper limit: the CPU spends {spent} per step on this, part of it hidden today"
+    if row["at_most"] > row["host_per_step"]:
+        yield OTHERS_GAIN_TOO

@@ -1,0 +1,1 @@
+"""What counters and links of the machines say of a run."""

@@ -1,0 +1,361 @@
+"""What is wrong with the recording itself, and would make its numbers worth less."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import polars as pl
+
+from lostflops import intervals
+from lostflops.finding import Finding, milliseconds, percent
+from lostflops.recipe import Example, recipe
+from lostflops.recipes.steps.counted import FEWEST
+from lostflops.tables import Ranges, Steps
+
+SLOWER = 1.5  # than the slowest of the others: a first step that does something else than the others
+MANY = 20  # steps, from which on fewer could have been enough
+CLOSE = 0.01  # of the mean step: no account is further from what it is over all steps
+SPARED = 4  # times fewer steps
+HALF = 0.5
+# Clocks of traces tell microseconds: ranges that cross by less do not.
+CROSSING = 1_000
+
+FEW, SLOW_FIRST, LONG, OPEN, CROSSED, UNCOVERED = CHECKS = (
+    "few whole steps",
+    "slow first step",
+    "longer than needed",
+    "left open",
+    "crossing",
+    "little covered",
+)
+# Ranges that PyTorch, its communication and `lostflops record` set themselves.
+NOT_OWN = (
+    r"^(?:ProfilerStep[#*]|Optimizer\.|enumerate\(|DistributedDataParallel|FSDP|(?:nccl|gloo|mpi|ucc):"
+    r"|forward#|backward$)"
+)
+COMMUNICATION = r"^(?:nccl|gloo|mpi|ucc|c10d)[:_]"
+NULL = pl.lit(None, dtype=pl.Int64)
+SCHEMA = {
+    "rank": pl.Int32,
+    "check": pl.String,
+    "name": pl.String,
+    "start": pl.Int64,
+    "end": pl.Int64,
+    "found": pl.Int64,
+    "of": pl.Int64,
+    "ns": pl.Int64,
+    "beside_ns": pl.Int64,
+}
+
+
+def _step(number: int, start: int, end: int, complete: bool = True) -> dict[str, object]:
+    return {"step": number, "start": start, "end": end, "complete": complete, "source": "profiler"}
+
+
+def _range(name: str, start: int, end: int, complete: bool = True) -> dict[str, object]:
+    return {
+        "name": name,
+        "start": start,
+        "end": end,
+        "thread": 7,
+        "nested": True,
+        "domain": "user",
+        "complete": complete,
+    }
+
+
+@recipe(
+    question="Is the recording itself in order?",
+    scope="job",
+    whole=True,
+    columns={
+        "rank": "rank",
+        "check": "what is not in order",
+        "name": "text of the ranges it is about; null when it is about steps",
+        "start": "start of what it is about, ns",
+        "end": "end of it, ns",
+        "found": "how many steps or ranges it is about; of those that cross, at least so many",
+        "of": "of how many",
+        "ns": "their time, ns; null where that says nothing",
+        "beside_ns": "what to hold it against: the median of the other steps, or the step time; null like ns",
+    },
+    examples=[
+        Example(
+            "two whole steps, and one that the recording cuts",
+            given={"steps": [_step(4, 0, 10), _step(5, 10, 23), _step(6, 23, 29, complete=False)]},
+            expect=[
+                {"rank": 0, "check": FEW, "name": None, "start": 0, "end": 29, "found": 2, "of": 3}
+                | {"ns": None, "beside_ns": None}
+            ],
+        ),
+        Example(
+            "a first step that takes three times as long as the slowest of the others",
+            given={"steps": [_step(0, 0, 36), _step(1, 36, 46), _step(2, 46, 58), _step(3, 58, 69)]},
+            expect=[
+                {"check": SLOW_FIRST, "start": 0, "end": 36, "found": 1, "of": 4, "ns": 36, "beside_ns": 11}
+            ],
+        ),
+        Example(
+            "a range that was begun twice and never left, and two that cross",
+            given={
+                "steps": [_step(n, 10_000 * n, 10_000 * n + 10_000) for n in (3, 4, 5)],
+                "ranges": [
+                    _range("forward", 31_000, 60_000, complete=False),
+                    _range("forward", 42_000, 60_000, complete=False),
+                    _range("load", 43_000, 48_000),
+                    _range("tokenise", 45_000, 52_500),
+                    _range("tokenise", 53_000, 54_000),
+                ],
+            },
+            expect=[
+                {"check": OPEN, "name": "forward", "start": 31_000, "end": 60_000, "found": 2, "of": 2},
+                {"check": CROSSED, "name": "tokenise", "start": 45_000, "end": 52_500, "found": 1, "of": 2},
+            ],
+        ),
+        Example(
+            "own ranges that cover a fifth of the steps",
+            given={
+                "steps": [_step(n, 100 * n, 100 * n + 100) for n in (3, 4, 5)],
+                "ranges": [
+                    _range("ProfilerStep#3", 300, 400),
+                    _range("load", 310, 330),
+                    _range("load", 400, 440),
+                ],
+            },
+            expect=[{"check": UNCOVERED, "start": 300, "end": 600, "ns": 60, "beside_ns": 300}],
+        ),
+    ],
+)
+def recording_lint(steps: Steps, ranges: Ranges | None, step_ledger: pl.LazyFrame | None) -> pl.LazyFrame:
+    """List what makes a recording worth less than it could be, whatever the job does.
+
+    Few steps make no mean. A first step that takes much longer than the others is in every mean, unless the
+    recording begins inside it and enough whole ones follow. Some steps would have been enough where a quarter
+    of them gives every account of the ledger within 1 % of the mean step. Ranges of one text that are open
+    twice when the recording ends were left open; ranges that cross have no time of their own. The last check
+    is no fault: own ranges that cover less than half of the steps leave most of them without a name.
+    """
+    marked = steps.filter(pl.col("source").cast(pl.String).is_in(["whole trace", "period"]).not_()).collect()
+    parts = [_few(marked), _slow_first(marked)]
+    if step_ledger is not None:
+        ledger = step_ledger.join(
+            marked.lazy().filter("complete").select("rank", "step", "start"), on=["rank", "step", "start"]
+        ).collect()
+        parts.append(_long(ledger))
+    if ranges is not None:
+        nested = (
+            ranges.filter(pl.col("nested"), pl.col("thread").is_not_null())
+            .with_columns(pl.col("name").cast(pl.String))
+            .collect()
+        )
+        parts += [_open(nested), _crossing(nested), _uncovered(nested, marked)]
+    order = pl.col("check").replace_strict({check: n for n, check in enumerate(CHECKS)}, return_dtype=pl.Int8)
+    rows = pl.concat([part.select(pl.col(c).cast(t) for c, t in SCHEMA.items()) for part in parts])
+    return rows.sort(order, "rank", "start", "name").lazy()
+
+
+def _rows(frame: pl.DataFrame, check: str, **values: pl.Expr) -> pl.DataFrame:
+    """Rows of a check: those columns that it has nothing to say in are null."""
+    none = {c: pl.lit(None, dtype=t) for c, t in SCHEMA.items() if c not in values and c not in frame.columns}
+    return frame.with_columns(**none, **values).with_columns(check=pl.lit(check))
+
+
+def _few(steps: pl.DataFrame) -> pl.DataFrame:
+    by_rank = steps.group_by("rank").agg(
+        pl.col("start").min(), pl.col("end").max(), found=pl.col("complete").sum(), of=pl.len()
+    )
+    return _rows(by_rank.filter(pl.col("found") < FEWEST), FEW)
+
+
+def _slow_first(steps: pl.DataFrame) -> pl.DataFrame:
+    """First steps that take longer than all whole ones after them, themselves whole or not: the recording may
+    begin inside a step that warms up."""
+    length = pl.col("end") - pl.col("start")
+    steps = steps.filter(pl.col("left_out").ne_missing("outlier"))  # told as such
+    first = pl.col("start") == pl.col("start").min().over("rank")
+    compared = steps.filter(pl.col("complete") | first).sort("rank", "start").with_columns(ns=length)
+    by_rank = compared.group_by("rank", maintain_order=True).agg(
+        pl.col("start", "end", "ns").first(),
+        slowest=pl.col("ns").slice(1).max(),
+        beside_ns=pl.col("ns").slice(1).median().round(),
+        of=pl.len(),
+    )
+    slow = (pl.col("of") >= FEWEST) & (pl.col("ns") > SLOWER * pl.col("slowest"))
+    return _rows(by_rank.filter(slow), SLOW_FIRST, found=pl.lit(1))
+
+
+def _long(ledger: pl.DataFrame) -> pl.DataFrame:
+    """How many steps would have said the same: from then on, no mean of an account leaves its final value."""
+    steps = ledger.group_by("rank", "step", "start").agg(pl.col("end").first(), pl.col("ns").sum())
+    steps = steps.sort("rank", "start").with_columns(
+        n=pl.int_range(1, pl.len() + 1).over("rank"), of=pl.len().over("rank")
+    )
+    steps = steps.filter(pl.col("of") >= MANY)
+    accounts = ledger.select("rank", "account").unique()
+    spent = (
+        steps.select("rank", "step", "start", "n", "of")
+        .join(accounts, on="rank")
+        .join(
+            ledger.select("rank", "step", "start", "account", "ns"),
+            on=["rank", "step", "start", "account"],
+            how="left",
+        )
+        .with_columns(pl.col("ns").fill_null(0))
+        .sort("rank", "account", "n")
+        .with_columns(mean=pl.col("ns").cum_sum().over("rank", "account") / pl.col("n"))
+        .with_columns(off=(pl.col("mean") - pl.col("mean").last().over("rank", "account")).abs())
+    )
+    whole = steps.group_by("rank").agg(
+        pl.col("start").min(), pl.col("end").max(), pl.col("of").first(), mean_step=pl.col("ns").mean()
+    )
+    last_off = (
+        spent.join(whole.select("rank", "mean_step"), on="rank")
+        .filter(pl.col("off") > CLOSE * pl.col("mean_step"))
+        .group_by("rank")
+        .agg(last=pl.col("n").max())
+    )
+    enough = whole.join(last_off, on="rank", how="left").with_columns(
+        found=pl.max_horizontal(pl.col("last").fill_null(0) + 1, pl.lit(FEWEST))
+    )
+    return _rows(enough.filter(SPARED * pl.col("found") <= pl.col("of")), LONG)
+
+
+def _open(ranges: pl.DataFrame) -> pl.DataFrame:
+    """Ranges of one text that are open more than once on a thread when the recording ends."""
+    left = ranges.group_by("rank", "thread", "domain", "name").agg(
+        pl.col("start").filter(~pl.col("complete")).min(),
+        pl.col("end").filter(~pl.col("complete")).max(),
+        found=(~pl.col("complete")).sum(),
+        of=pl.len(),
+    )
+    return _rows(left.filter(pl.col("found") > 1), OPEN)
+
+
+def _crossing(ranges: pl.DataFrame) -> pl.DataFrame:
+    """Ranges that begin inside another of their thread and end after it: those that nesting has to cut.
+
+    What crosses only such a range, beyond where it was cut, is not among them.
+    """
+    ranges = ranges.filter(pl.col("complete"), ~pl.col("name").str.contains(COMMUNICATION))
+    if ranges.is_empty():
+        return _rows(ranges.select("rank", "name", "start", "end"), CROSSED, found=NULL, of=NULL)
+    threads = intervals.group_ids(ranges, ["rank", "thread"])
+    forest = intervals.nest(ranges["start"].to_numpy(), ranges["end"].to_numpy(), threads)
+    rows = ranges[forest.order].with_columns(cut=pl.Series(forest.end))
+    beyond = (pl.col("end") - pl.col("cut") > CROSSING) & (pl.col("cut") - pl.col("start") > CROSSING)
+    by_name = rows.group_by("rank", "name").agg(
+        pl.col("start").filter(beyond).min(),
+        pl.col("end").filter(beyond).max(),
+        found=beyond.sum(),
+        of=pl.len(),
+    )
+    return _rows(by_name.filter(pl.col("found") > 0), CROSSED)
+
+
+def _uncovered(ranges: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
+    """How much of the whole steps the code's own ranges cover, on the thread that has most of them."""
+    own = ranges.filter(~pl.col("name").str.contains(NOT_OWN))
+    whole = steps.filter("complete").select("rank", "start", "end").lazy()
+    own = intervals.union(own.lazy(), ["rank", "thread"])
+    covered = (
+        intervals.inside(own, intervals.union(whole, ["rank"]), {"ns": pl.lit(True)})
+        .group_by("rank", "thread")
+        .agg(pl.col("ns").sum())
+        .group_by("rank")
+        .agg(pl.col("ns").max())
+    )
+    length = (pl.col("end") - pl.col("start")).sum()
+    by_rank = (
+        whole.group_by("rank")
+        .agg(pl.col("start").min(), pl.col("end").max(), beside_ns=length, of=pl.len())
+        .join(covered, on="rank")
+        .collect()
+    )
+    little = pl.col("ns") < HALF * pl.col("beside_ns")
+    return _rows(by_rank.filter(little), UNCOVERED, found=pl.col("of"))
+
+
+@recording_lint.finding
+def recording_is_not_in_order(table: pl.DataFrame) -> Iterator[Finding]:
+    for check, tell in TOLD.items():
+        rows = table.filter(pl.col("check") == check)
+        if rows.height:
+            yield tell(rows)
+
+
+def _ranks(rows: pl.DataFrame) -> str:
+    ranks = rows["rank"].unique().sort().to_list()
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} ranks"
+
+
+def _found(name: str, claim: str, evidence: tuple[str, ...], then: str, doubt: str = "") -> Finding:
+    return Finding(name=name, claim=claim, gain="unknown", evidence=evidence, next=then, doubt=doubt)
+
+
+def _tell_few(rows: pl.DataFrame) -> Finding:
+    least = rows.sort("found", "rank").row(0, named=True)
+    steps = {0: "No whole step", 1: "Only 1 whole step"}.get(
+        least["found"], f"Only {least['found']} whole steps"
+    )
+    return _found(
+        "few-whole-steps",
+        f"{steps} of rank {least['rank']} {'were' if least['found'] > 1 else 'was'} recorded.",
+        (f"fewer than {FEWEST} on {_ranks(rows)}: means of so few say little of the others",),
+        "Record more: `lostflops record --steps 10-14 -- COMMAND`, or `schedule(active=5)`.",
+    )
+
+
+def _tell_slow_first(rows: pl.DataFrame) -> Finding:
+    worst = rows.sort(pl.col("ns") / pl.col("beside_ns"), descending=True).row(0, named=True)
+    return _found(
+        "slow-first-step",
+        f"The first recorded step of rank {worst['rank']} takes {milliseconds(worst['ns'])}, the median of "
+        f"the {worst['of'] - 1} whole ones after it {milliseconds(worst['beside_ns'])}.",
+        (f"so on {_ranks(rows)}: it takes more than {SLOWER:g} times as long as the slowest of the others",),
+        "If it is in the mean, see the page without it (`--steps`); let a few steps pass before recording: "
+        "`lostflops record --steps 10-14 -- COMMAND`, or `schedule(wait=5, warmup=1, active=5)`.",
+    )
+
+
+def _tell_long(rows: pl.DataFrame) -> Finding:
+    row = rows.sort("found", "rank", descending=[True, False]).row(0, named=True)
+    return _found(
+        "longer-than-needed",
+        f"The first {row['found']} of the {row['of']} steps of rank {row['rank']} give the same mean step: "
+        f"no account is off by more than {percent(CLOSE, 1)} of it.",
+        (f"so on {_ranks(rows)}",),
+        f"Record {row['found']} steps: the traces are smaller and the job is held up less.",
+    )
+
+
+def _tell_open(rows: pl.DataFrame) -> Finding:
+    row = rows.sort("found", "rank", "name", descending=[True, False, False]).row(0, named=True)
+    more = f"so with {rows.height} texts" if rows.height > 1 else f"of {row['of']} such ranges"
+    return _found(
+        "ranges-left-open",
+        f"{row['found']} ranges '{row['name']}' of one thread of rank {row['rank']} are open when the "
+        "recording ends.",
+        (more,),
+        "Have each push meet its pop, also when an exception passes: `with lostflops.range(...)` does.",
+        "A function that calls itself looks the same.",
+    )
+
+
+def _tell_crossing(rows: pl.DataFrame) -> Finding:
+    row = rows.sort("found", "rank", "name", descending=[True, False, False]).row(0, named=True)
+    return _found(
+        "ranges-cross",
+        f"At least {row['found']} of {row['of']} ranges '{row['name']}' of rank {row['rank']} begin inside "
+        "another range of their thread and end after it.",
+        (f"so with {rows['name'].n_unique()} texts on {_ranks(rows)}; their times overlap",),
+        "End ranges in the reverse order of their beginning: `with lostflops.range(...)` does.",
+    )
+
+
+TOLD = {
+    FEW: _tell_few,
+    SLOW_FIRST: _tell_slow_first,
+    LONG: _tell_long,
+    OPEN: _tell_open,
+    CROSSED: _tell_crossing,
+}

@@ -1,0 +1,1 @@
+"""Where the time of steps goes, and which steps count."""

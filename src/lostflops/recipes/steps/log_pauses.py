@@ -1,0 +1,274 @@
+"""Which pauses come back every so many steps, and what they cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import comb
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from lostflops.finding import Finding, milliseconds, percent
+from lostflops.recipe import Example, recipe
+from lostflops.tables import StepLog
+
+from .log_summary import WARM_UP
+
+# A pause lengthens its step by this share of the other steps' median, and comes back this often.
+LEAST_LONGER = 0.1
+LEAST_TIMES = 3
+# So few may be long by chance: all of them must then be, by far, and be half of all long ones. Where nothing
+# in the log explains them, noise may put them at one distance in one of so many logs at most.
+FEW_TIMES, MUCH_LONGER = 8, 0.5
+ONE_LOG_IN = 100
+SIGMA, SIGMAS = 1.4826, 5  # of a median deviation, and how many are noise
+# Of the steps at a pause and of the others, these quantiles must not meet.
+LOWER, UPPER = 0.25, 0.95
+LONGEST_TRIED = 16  # periods up to here are all tried, longer ones where long steps are so far apart
+MOST_TRIED = 64
+MOST_FOUND = 3
+MOST_STEPS = 5000  # of a rank, its last
+WORTH_SAYING = 0.01  # of step time
+CAUSES = {"checkpoint": "saving a checkpoint", "data": "waiting for data", "garbage": "collecting garbage"}
+# A cause explains a pause when it takes at least this share of it.
+EXPLAINS = 0.5
+
+Steps = npt.NDArray[np.int64]
+Which = npt.NDArray[np.bool_]
+
+
+class Pause(NamedTuple):
+    """Steps whose number leaves `phase` when divided by `period` are longer by `longer` ns."""
+
+    period: int
+    phase: int
+    longer: int
+    usual: int
+    at: Which
+
+
+def _log(pause: int) -> list[Any]:
+    """Thirty steps of 100 or 101 ns; every 6th, from step 4 on, is longer by a pause."""
+    return [
+        {
+            "step": step,
+            "duration": 100 + (step % 4 == 0) + pause * (step % 6 == 4),
+            "checkpoint": pause * (step % 6 == 4),
+            "data": 1,
+            "garbage": 2,
+            "recorded": step in (6, 7, 8),
+        }
+        for step in range(30)
+    ]
+
+
+@recipe(
+    question="Which pauses come back every so many steps, and what do they cost?",
+    scope="rank",
+    columns={
+        "rank": "rank",
+        "period": "the pause comes back after so many steps",
+        "first_step": "the first step that was logged with it",
+        "times": "steps with it in the log",
+        "longer": "by how much it makes its step longer, ns: the difference of medians",
+        "usual": "median step without it, ns",
+        "per_step": "longer / period: what it costs a mean step, ns",
+        "share": "of the log's step time",
+        "cause": "what takes at least half of it: checkpoint, data or garbage; null for none of them",
+        "recorded": "how many of the steps with it were recorded in full",
+        "recorded_steps": "how many steps were recorded in full",
+        "last_step": "the last step that was logged with it",
+    },
+    examples=[
+        Example(
+            "every 6th step saves a checkpoint for 60 ns; steps 6 to 8 were recorded",
+            given={"step_log": _log(60)},
+            expect=[
+                {
+                    "rank": 0,
+                    "period": 6,
+                    "first_step": 4,
+                    "times": 5,
+                    "longer": 61,
+                    "usual": 100,
+                    "per_step": 10,
+                    "share": 61 * 5 / 3007,
+                    "cause": "checkpoint",
+                    "recorded": 0,
+                    "recorded_steps": 3,
+                    "last_step": 28,
+                }
+            ],
+        ),
+        Example("no step is longer than the others", given={"step_log": _log(0)}, expect=[]),
+    ],
+)
+def step_log_pauses(step_log: StepLog) -> pl.LazyFrame:
+    """Find steps that are longer than the others at a fixed distance, as where a checkpoint is saved.
+
+    A pause counts when a lower quarter of its steps is longer than nearly all others, so that a few long
+    steps at any distance are none. First steps, steps recorded in full and the one before them, in which the
+    profiler is prepared, are no evidence for or against a pause.
+    """
+    logged = step_log.sort("rank", "step").collect()
+    rows = [
+        row
+        for (rank,), mine in logged.partition_by("rank", as_dict=True).items()
+        for row in _found(rank, mine)
+    ]
+    return pl.LazyFrame(rows, schema=_SCHEMA).sort(
+        "rank", "per_step", "period", descending=[False, True, False]
+    )
+
+
+_SCHEMA = {
+    "rank": pl.Int32, "period": pl.Int64, "first_step": pl.Int64, "times": pl.Int64, "longer": pl.Int64,
+    "usual": pl.Int64, "per_step": pl.Int64, "share": pl.Float64, "cause": pl.String, "recorded": pl.Int64,
+    "recorded_steps": pl.Int64, "last_step": pl.Int64,
+}  # fmt: skip
+
+
+def _found(rank: object, log: pl.DataFrame) -> Iterator[dict[str, Any]]:
+    timed = log.filter(pl.col("duration").is_not_null() & (pl.col("step") >= WARM_UP))
+    plain = timed.filter(~pl.col("recorded") & ~pl.col("recorded").shift(-1, fill_value=False))
+    latest = plain.tail(MOST_STEPS)
+    steps, lengths = latest["step"].to_numpy(), latest["duration"].to_numpy()
+    for pause in pauses(steps, lengths):
+        cause = _cause(latest, pause)
+        if cause is None and _may_be_chance(int(pause.at.sum()), len(steps)):
+            continue
+        logged = timed["step"].to_numpy() % pause.period == pause.phase
+        with_it = timed.filter(pl.Series(logged))
+        spent = int(timed["duration"].sum())
+        yield {
+            "rank": rank,
+            "period": pause.period,
+            "first_step": with_it["step"].min(),
+            "times": with_it.height,
+            "longer": pause.longer,
+            "usual": pause.usual,
+            "per_step": pause.longer // pause.period,
+            "share": pause.longer * with_it.height / spent if spent else None,
+            "cause": cause,
+            "recorded": int(with_it["recorded"].sum()),
+            "recorded_steps": int(log["recorded"].sum()),
+            "last_step": with_it["step"].max(),
+        }
+
+
+def pauses(steps: Steps, lengths: Steps) -> list[Pause]:
+    """The pauses in the lengths of steps, the costliest first; a step belongs to one of them."""
+    found: list[Pause] = []
+    left = np.ones(len(steps), dtype=np.bool_)
+    while len(found) < MOST_FOUND:
+        if left.sum() < 2 * LEAST_TIMES:
+            break
+        long = _long(lengths, left)
+        tried = (_tried(steps, lengths, period, left, long) for period in _periods(steps, long))
+        best = max(
+            (pause for pause in tried if pause is not None),
+            key=lambda pause: (pause.longer * int(pause.at.sum()), -pause.period),
+            default=None,
+        )
+        if best is None:
+            break
+        found.append(best)
+        left &= ~best.at
+    return found
+
+
+def _may_be_chance(times: int, steps: int) -> bool:
+    """Whether noise may put the longest of some steps at one distance, any choice of them being as likely."""
+    return times < FEW_TIMES and comb(steps, times) < ONE_LOG_IN * sum(range(2, LONGEST_TRIED + 1))
+
+
+def _periods(steps: Steps, long: Which) -> list[int]:
+    """Distances at which a pause may come back: all small ones, and those between long steps."""
+    far = (int(steps[-1]) - int(steps[0])) // (LEAST_TIMES - 1)
+    apart, often = np.unique(np.diff(steps[long]), return_counts=True)
+    likely = apart[np.argsort(-often, kind="stable")][:MOST_TRIED].tolist()
+    return sorted({period for period in (*range(2, LONGEST_TRIED + 1), *likely) if 2 <= period <= far})
+
+
+def _long(lengths: Steps, left: Which) -> Which:
+    """The steps that noise alone does not make so long."""
+    usual = np.median(lengths[left])
+    noise = SIGMA * np.median(np.abs(lengths[left] - usual))
+    return left & (lengths > max((1 + LEAST_LONGER) * usual, usual + SIGMAS * noise))
+
+
+def _tried(steps: Steps, lengths: Steps, period: int, left: Which, long: Which) -> Pause | None:
+    """The pause that comes back after `period` steps, if there is one."""
+    rest = steps % period
+    beyond = np.where(left, lengths - np.median(lengths[left]), 0).clip(0)
+    phase = int(np.bincount(rest, weights=beyond).argmax())
+    at = left & (rest == phase)
+    others = left & ~at
+    if at.sum() < LEAST_TIMES or others.sum() < LEAST_TIMES:
+        return None
+    usual = float(np.median(lengths[others]))
+    longer = float(np.median(lengths[at])) - usual
+    few = at.sum() < FEW_TIMES
+    low = lengths[at].min() if few else np.quantile(lengths[at], LOWER)
+    if low <= np.quantile(lengths[others], UPPER) or longer <= (MUCH_LONGER if few else LEAST_LONGER) * usual:
+        return None
+    if few and 2 * (long & at).sum() < long.sum():
+        return None
+    return Pause(period, phase, round(longer), round(usual), at)
+
+
+def _cause(plain: pl.DataFrame, pause: Pause) -> str | None:
+    """What grows by at least half of the pause in the steps that have it."""
+    at = pause.at
+    grown = {
+        name: float(np.median(taken[at]) - np.median(taken[~at]))
+        for name in CAUSES
+        if len(taken := plain[name].fill_null(0).to_numpy())
+    }
+    most = max(grown, key=lambda name: grown[name])
+    return most if grown[most] >= EXPLAINS * pause.longer else None
+
+
+@step_log_pauses.finding
+def a_pause_was_not_recorded(table: pl.DataFrame) -> Iterator[Finding]:
+    """What the recorded steps show is told by the ledger; this is about pauses that none of them has."""
+    unseen = table.filter(
+        (pl.col("share") > WORTH_SAYING) & (pl.col("recorded") == 0) & (pl.col("recorded_steps") > 0)
+    )
+    # Ranks pause together: the one that pays most is told.
+    for (period,), alike in unseen.partition_by("period", as_dict=True, maintain_order=True).items():
+        worst = alike.sort("per_step", descending=True).row(0, named=True)
+        first = worst["first_step"]
+        does = CAUSES.get(worst["cause"], "")
+        yield Finding(
+            name="pause-not-recorded",
+            claim=f"Every {ordinal(period)} step is {milliseconds(worst['longer'])} longer"
+            f"{f' ({does})' if does else ''}: {milliseconds(worst['per_step'])} per step, "
+            f"{percent(worst['share'], 1)} of the job's step time. The recorded steps have no such pause.",
+            gain="unknown",
+            evidence=(
+                f"steps {first}, {first + period}, … of rank {worst['rank']}: {worst['times']} in the log",
+                f"the other steps take {milliseconds(worst['usual'])}",
+            ),
+            next=_next(worst),
+            rank=worst["rank"] if table["rank"].n_unique() > 1 and alike.height == 1 else None,
+        )
+
+
+def _next(pause: dict[str, Any]) -> str:
+    at = pause["first_step"] + pause["period"]
+    record = f"`lostflops record --steps {at - 1}-{at + 1} -- COMMAND`"
+    if pause["cause"] == "checkpoint":
+        return (
+            "Save less often, or in the background (`torch.distributed.checkpoint.async_save`); "
+            f"{record} shows one."
+        )
+    return f"Record one: {record}."
+
+
+def ordinal(number: int) -> str:
+    """2nd, 3rd, 4th, 11th."""
+    ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"

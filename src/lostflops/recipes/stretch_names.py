@@ -1,0 +1,420 @@
+"""Name a stretch of idle time by what its host thread was at: the deepest row that tells most of it.
+
+A row tells a stretch when it covers at least half of it; of those the deepest says most. Where the rows
+inside it tell more than it does, though none of them half, the stretch is cut where they begin and end, and
+each part is named by itself. Rows of less than a tenth of a stretch are not looked at, so a loop keeps the
+name of its function however many operators it calls. A stretch that no row covers is cut at the outermost
+rows in it.
+
+A name is what ran and the deepest function of the user's around it, where the two differ: 'time.sleep in
+train.py(16): step'. What stands between them, and what every call passes through, is left out.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from lostflops import intervals
+from lostflops.intervals import Int
+from lostflops.tables import NAME
+
+Bool = npt.NDArray[np.bool_]
+LANE = ("rank", "thread")
+TELLING = 10  # a row tells something of a stretch from a tenth of it on
+
+# Packages whose frames are not the user's. Those of the standard library are known by themselves.
+LIBRARIES = frozenset({
+    "torch", "torchvision", "torchaudio", "torchtext", "torchdata", "torchrec", "torchao",
+    "torchtitan", "torchtune", "functorch", "triton", "fbgemm_gpu", "transformers", "accelerate",
+    "datasets", "tokenizers", "peft", "trl", "diffusers", "timm", "safetensors", "einops",
+    "huggingface_hub", "bitsandbytes", "lightning", "lightning_fabric", "pytorch_lightning",
+    "deepspeed", "megatron", "apex", "flash_attn", "xformers", "transformer_engine", "vllm",
+    "sglang", "fairscale", "composer", "streaming", "litdata", "webdataset", "ffcv", "nvidia",
+    "numpy", "scipy", "pandas", "sklearn", "PIL", "cv2", "wandb", "tensorboard", "tensorboardX",
+    "mlflow", "comet_ml", "neptune", "clearml", "tqdm", "rich", "yaml", "omegaconf", "hydra",
+    "absl", "fsspec", "s3fs", "pyarrow", "h5py", "zarr", "sympy", "networkx", "jinja2", "click",
+    "typer", "requests", "urllib3", "torch_npu", "torch_xla", "intel_extension_for_pytorch",
+    "habana_frameworks", "ray", "dask", "distributed", "lostflops", "lostflops_recorder",
+})  # fmt: skip
+_STANDARD = frozenset(sys.stdlib_module_names) - {"test", "code", "profile", "this", "types", "trace"}
+# Frames and ranges that hold others and say nothing of them.
+_PLUMBING = re.compile(
+    r"^ProfilerStep[#*]|^PyTorch Profiler|^torch/profiler/|^torch/autograd/profiler\.py"
+    r"|^torch/nn/modules/module\.py\(\d+\): (?:_wrapped_call_impl|_call_impl|__call__|_slow_forward|inner)$"
+    r"|^torch/(?:utils/_contextlib|_dynamo/eval_frame|_compile|_ops|_jit_internal)\.py\("
+    r"|^contextlib\.py\(|^functools\.py\(|^runpy\.py\(|^<frozen runpy>"
+    r"|^threading\.py\(\d+\): (?:_bootstrap|run)"
+    r"|^torch/(?:_tensor|autograd/__init__|autograd/graph)\.py\(\d+\): (?:backward|_engine_run_backward)$"
+    r"|^<built-in (?:function|method) _record_function_(?:enter|exit)\w*"
+    r"|^lostflops_recorder/\w+\.py\(\d+\): (?:backward|called|counting|named|outer|outermost|__call__)$"
+)
+_FRAME = re.compile(r"^(.+?)\(\d+\): ")
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+_BUILT_IN = re.compile(
+    r"^<built-in (?:function|method) (\S+?)(?: of (?:type |module )?(\S+?)(?: object)?)?>$"
+)
+# Functions that Kineto names without the module which everybody names with them.
+_MODULES = {"sleep": "time.sleep", "collect": "gc.collect", "fsync": "os.fsync", "dump": "pickle.dump"}
+
+
+def says_nothing(name: str) -> bool:
+    """Whether a row only holds others: a profiler's step, a wrapper that every call passes through."""
+    return _PLUMBING.search(name) is not None
+
+
+def is_users(name: str) -> bool:
+    """Whether a row is a Python function that the user wrote, and not a library's.
+
+    >>> is_users("train.py(16): preprocess"), is_users("torch/hub.py(3): load"), is_users("queue.py(1): get")
+    (True, False, False)
+    """
+    found = _FRAME.match(name)
+    if found is None or name.startswith("<"):
+        return False
+    path = found[1].replace("\\", "/")
+    first, _, rest = path.partition("/")
+    stem = first if rest else first.removesuffix(".py")
+    return stem not in _STANDARD and stem not in LIBRARIES
+
+
+def spoken(name: str) -> str:
+    """A row's name as people call it, without addresses.
+
+    >>> spoken("<built-in function sleep>"), spoken("<built-in method item of Tensor object at 0x7f11>")
+    ('time.sleep', 'Tensor.item')
+    """
+    text = _ADDRESS.sub("", name)
+    found = _BUILT_IN.match(text)
+    if found is None:
+        return text
+    what, of = found.groups()
+    return f"{of}.{what}" if of and of != "module" else _MODULES.get(what, what)
+
+
+def named(stretches: pl.DataFrame, rows: Sequence[pl.DataFrame]) -> pl.DataFrame:
+    """`stretches` of threads, with `name`, cut where several rows share one; the parts add up exactly.
+
+    `stretches` have rank, thread, start and end, and those of one thread are disjoint. `rows` are tables of
+    what the threads did (rank, thread, start, end, name), the outer ones of two with the same times first.
+    The name is null where no row covers a part.
+    """
+    lanes = stretches.select(LANE).unique(maintain_order=True).with_row_index("_lane")
+    lanes = lanes.with_columns(pl.col("_lane").cast(pl.Int64))
+    asked = stretches.with_row_index("_asked").join(lanes, on=LANE, how="left").sort("_lane", "start")
+    did, texts = _rows(asked, rows, lanes)
+    parts = _parts(asked, did, np.array([is_users(text) for text in texts], dtype=np.bool_))
+    found = pl.DataFrame(
+        {
+            "_asked": parts.asked,
+            "_from": parts.start,
+            "_to": parts.end,
+            "name": _told(texts, _text_of(did, parts.row), _text_of(did, parts.around)),
+        }
+    )
+    cut = (
+        found.join(asked.with_columns(pl.col("_asked").cast(pl.Int64)), on="_asked")
+        .with_columns(start="_from", end="_to")
+        .sort("_asked", "start")
+    )
+    same = ["_asked", "name"]
+    runs = pl.any_horizontal(pl.col(same).ne_missing(pl.col(same).shift()))
+    return (
+        cut.with_columns(_run=runs.fill_null(True).cum_sum())
+        .group_by("_run", maintain_order=True)
+        .agg(pl.exclude("end").first(), pl.col("end").last())
+        .select(*stretches.columns, pl.col("name").cast(NAME))
+    )
+
+
+def _text_of(did: _Rows, row: Int) -> Int:
+    return np.where(row >= 0, did.text[row], -1) if len(did.text) else np.full(len(row), -1)
+
+
+def _told(texts: list[str], leaf: Int, around: Int) -> pl.Series:
+    """The names of parts: what ran, and the user's function around it where that is another."""
+
+    def name(what: int, where: int) -> str | None:
+        if what < 0:
+            return None
+        return spoken(texts[what]) + ("" if where in (-1, what) else f" in {texts[where]}")
+
+    pairs = pl.DataFrame({"leaf": leaf, "around": around})
+    distinct = pairs.unique()
+    names = [name(what, where) for what, where in distinct.iter_rows()]
+    known = distinct.with_columns(name=pl.Series(names, dtype=pl.String))
+    return pairs.join(known, on=["leaf", "around"], how="left", maintain_order="left")["name"]
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Rows that overlap the stretches, as arrays; `tells` marks those of a tenth of one or more."""
+
+    start: Int
+    end: Int
+    lane: Int
+    text: Int
+    tells: Bool
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """Parts of stretches, with the row that names each (-1 for none), and the user's function around it."""
+
+    asked: Int
+    start: Int
+    end: Int
+    row: Int
+    around: Int
+
+
+def _rows(
+    asked: pl.DataFrame, tables: Sequence[pl.DataFrame], lanes: pl.DataFrame
+) -> tuple[_Rows, list[str]]:
+    first, last, of = (asked[c].to_numpy() for c in ("start", "end", "_lane"))
+    texts: dict[str, int] = {}
+    kept: list[Sequence[npt.NDArray[Any]]] = []
+    for table in tables:
+        known = table["name"].unique().drop_nulls()
+        words = known.cast(pl.String).to_list()
+        codes = [-1 if says_nothing(word) else texts.setdefault(word, len(texts)) for word in words]
+        code = pl.DataFrame({"name": known, "_text": pl.Series(codes, dtype=pl.Int64)})
+        here = (
+            table.filter(pl.col("end") > pl.col("start"))
+            .join(lanes, on=LANE, how="inner", maintain_order="left")
+            .join(code.filter(pl.col("_text") >= 0), on="name", how="inner", maintain_order="left")
+        )
+        start, end, lane, text = (here[c].to_numpy() for c in ("start", "end", "_lane", "_text"))
+        # The first stretch that has not ended when a row begins, and the last begun when it ends.
+        one = _up_to(last, of, start, lane)
+        other = _up_to(first, of, end - 1, lane) - 1
+        over = np.flatnonzero(one <= other)
+        start, end, lane, text, one, other = (a[over] for a in (start, end, lane, text, one, other))
+        tells = other - one >= 2
+        for at in (one, other):
+            shared = np.minimum(end, last[at]) - np.maximum(start, first[at])
+            tells |= shared * TELLING >= last[at] - first[at]
+        kept.append([start, end, lane, text, tells])
+    empty: Sequence[npt.NDArray[Any]] = (*[np.zeros(0, np.int64)] * 4, np.zeros(0, np.bool_))
+    return _Rows(*(np.concatenate(some) for some in zip(empty, *kept, strict=True))), list(texts)
+
+
+def _up_to(values: Int, of: Int, query: Int, lane: Int) -> Int:
+    """For each query the position behind the last value of its lane at or below it; values stand in order."""
+    found = np.zeros(len(query), dtype=np.int64)
+    for value in np.unique(lane):
+        mine = np.flatnonzero(lane == value)
+        low, high = np.searchsorted(of, [value, value + 1])
+        found[mine] = low + np.searchsorted(values[low:high], query[mine], side="right")
+    return found
+
+
+def _parts(asked: pl.DataFrame, rows: _Rows, users: Bool) -> _Parts:
+    """Cut the stretches and find the row that names each part. `users` marks texts of user's functions."""
+    number = asked["_asked"].to_numpy().astype(np.int64)
+    start, end, lane = (asked[c].to_numpy() for c in ("start", "end", "_lane"))
+    tree = _Tree(rows, np.flatnonzero(rows.tells))
+    node = tree.covering(start, end, lane)
+    none = np.zeros(0, np.int64)
+    settled = [_Settled(none, none, none, none, none)]
+    while len(number):
+        children = tree.children(start, end, node, lane)
+        most, best, told = children.weigh()
+        descend = 2 * most >= end - start
+        cut = ~descend & (children.count > 0) & ((2 * told >= end - start) | (node < 0))
+        stay = ~descend & ~cut
+        inner, outer = children.cut(cut)
+        of = outer.piece
+        settled.append(_Settled(number[stay], lane[stay], start[stay], end[stay], node[stay]))
+        settled.append(_Settled(number[of], lane[of], outer.start, outer.end, node[of]))
+        number, lane, start, end, node = (
+            np.concatenate(some)
+            for some in (
+                (number[descend], number[inner.piece]),
+                (lane[descend], lane[inner.piece]),
+                (start[descend], inner.start),
+                (end[descend], inner.end),
+                (best[descend], inner.row),
+            )
+        )
+    every = _Settled(*(np.concatenate(some) for some in zip(*settled, strict=True)))
+    row, around = tree.rows_of(every.node), tree.rows_of(tree.around(every.node, rows, users))
+    # What no telling row covers is cut at the outermost of the others.
+    bare = np.flatnonzero(every.node < 0)
+    bare = bare[np.lexsort((every.start[bare], every.lane[bare]))]
+    number, lane, start, end, node = (values[bare] for values in every)
+    first = _up_to(end, lane, rows.start, rows.lane)
+    last = _up_to(start, lane, rows.end - 1, rows.lane) - 1
+    small = _Tree(rows, np.flatnonzero(first <= last))
+    inner, outer = small.children(start, end, node, lane, all_of_them=True).cut(
+        np.ones(len(number), np.bool_)
+    )
+    found, covered = small.rows_of(inner.row), every.node >= 0
+    nothing = np.full(len(outer.piece), -1, dtype=np.int64)
+    return _Parts(
+        *(
+            np.concatenate(some)
+            for some in (
+                (every.number[covered], number[inner.piece], number[outer.piece]),
+                (every.start[covered], inner.start, outer.start),
+                (every.end[covered], inner.end, outer.end),
+                (row[covered], found, nothing),
+                (around[covered], np.where(users[rows.text[found]], found, -1), nothing),
+            )
+        )
+    )
+
+
+class _Settled(NamedTuple):
+    """Parts that need no more cutting: the stretch, its lane, from when to when, the place in the tree."""
+
+    number: Int
+    lane: Int
+    start: Int
+    end: Int
+    node: Int
+
+
+@dataclass(frozen=True)
+class _Pieces:
+    """Pieces cut out of others: which they are of, from when to when, and the row that they belong to."""
+
+    piece: Int
+    start: Int
+    end: Int
+    row: Int
+
+
+@dataclass(frozen=True)
+class _Children:
+    """For each piece the rows right below its row that tell something of it: one entry per pair."""
+
+    start: Int
+    end: Int
+    piece: Int
+    row: Int
+    shared_from: Int
+    shared_to: Int
+
+    @property
+    def count(self) -> Int:
+        return np.bincount(self.piece, minlength=len(self.start))
+
+    def weigh(self) -> tuple[Int, Int, Int]:
+        """How much of each piece its largest child covers, which that is, and how much all of them cover."""
+        shared = self.shared_to - self.shared_from
+        most, best = np.zeros(len(self.start), np.int64), np.full(len(self.start), -1, np.int64)
+        order = np.lexsort((-np.arange(len(shared)), shared, self.piece))
+        most[self.piece[order]] = shared[order]
+        best[self.piece[order]] = self.row[order]
+        told = np.zeros(len(self.start), np.int64)
+        np.add.at(told, self.piece, shared)
+        return most, best, told
+
+    def cut(self, which: Bool) -> tuple[_Pieces, _Pieces]:
+        """The chosen pieces, cut at their children: what these cover, and what they leave."""
+        mine = which[self.piece]
+        piece, row, begin, stop = (a[mine] for a in (self.piece, self.row, self.shared_from, self.shared_to))
+        chosen = np.flatnonzero(which)
+        # Between the pieces' ends and their children, in turn: what is left begins where something stops.
+        of = np.concatenate((chosen, piece))
+        opens = np.concatenate((self.start[chosen], stop))
+        closes = np.concatenate((begin, self.end[chosen]))
+        by_open = np.lexsort((opens, of))
+        closing_of = np.concatenate((piece, chosen))
+        by_close = np.lexsort((closes, closing_of))
+        left = (opens[by_open] < closes[by_close]).nonzero()[0]
+        rest = _Pieces(of[by_open][left], opens[by_open][left], closes[by_close][left], of[by_open][left])
+        return _Pieces(piece, begin, stop, row), rest
+
+
+class _Tree:
+    """Some of the rows, nested, with the children of each at hand."""
+
+    def __init__(self, rows: _Rows, chosen: Int) -> None:
+        start, end = rows.start[chosen], rows.end[chosen]
+        forest = intervals.nest(start, end, rows.lane[chosen])
+        # Rows of two kinds overlap by a little. What outlives the row that it began in goes on beside it.
+        while len(out := np.flatnonzero(forest.end < end[forest.order])):
+            here, cut = forest.order[out], forest.end[out]
+            start, chosen = np.r_[start, cut], np.r_[chosen, chosen[here]]
+            end = np.r_[end, end[here]]
+            end[here] = cut
+            forest = intervals.nest(start, end, rows.lane[chosen])
+        self.chosen, self.forest = chosen, forest
+        count = len(forest.start)
+        self.count = count
+        # Roots have their lane for a parent.
+        parent = np.where(forest.parent >= 0, forest.parent, count + forest.group)
+        self.order = np.argsort(parent, kind="stable")
+        self.parent = parent[self.order]
+        self.start, self.end = forest.start[self.order], forest.end[self.order]
+
+    def rows_of(self, node: Int) -> Int:
+        """The rows at these places of the tree; -1 for none."""
+        if self.count == 0:
+            return np.full(len(node), -1, dtype=np.int64)
+        return np.where(node >= 0, self.chosen[self.forest.order[np.maximum(node, 0)]], -1)
+
+    def around(self, node: Int, rows: _Rows, users: Bool) -> Int:
+        """The deepest of the user's functions at or above each place, or -1."""
+        forest = self.forest
+        nearest = np.full(self.count + 1, -1, dtype=np.int64)  # the last is for what has no parent
+        own = users[rows.text[self.chosen[forest.order]]] if self.count else np.zeros(0, np.bool_)
+        order = np.argsort(forest.depth, kind="stable")
+        levels = np.searchsorted(forest.depth[order], np.arange(int(forest.depth.max(initial=0)) + 2))
+        for low, high in itertools.pairwise(levels.tolist()):
+            at = order[low:high]
+            nearest[at] = np.where(own[at], at, nearest[forest.parent[at]])
+        return nearest[node]
+
+    def covering(self, start: Int, end: Int, lane: Int) -> Int:
+        """The deepest row that covers each stretch as a whole, or -1."""
+        at = intervals.innermost_at(self.forest, start, lane)
+        short = np.flatnonzero(at >= 0)
+        while len(short):
+            short = short[self.forest.end[at[short]] < end[short]]
+            at[short] = self.forest.parent[at[short]]
+            short = short[at[short] >= 0]
+        return at
+
+    def children(self, start: Int, end: Int, node: Int, lane: Int, *, all_of_them: bool = False) -> _Children:
+        """The rows right below `node`, or the outermost where it is -1, that overlap each piece."""
+        key = np.where(node >= 0, node, self.count + lane)
+        low = _positions(self.end, self.parent, start, key)
+        high = _positions(self.start, self.parent, end - 1, key)
+        many = np.maximum(high - low, 0)
+        piece = np.repeat(np.arange(len(start)), many)
+        within = np.arange(len(piece)) - np.repeat(np.cumsum(many) - many, many)
+        row = np.repeat(low, many) + within
+        begin = np.maximum(self.start[row], start[piece])
+        stop = np.minimum(self.end[row], end[piece])
+        shared = stop - begin
+        keep = (shared > 0) & (all_of_them | (shared * TELLING >= (end - start)[piece]))
+        return _Children(
+            start, end, piece[keep], self.order[row[keep]].astype(np.int64), begin[keep], stop[keep]
+        )
+
+
+def _positions(values: Int, keys: Int, query: Int, key: Int) -> Int:
+    """How many pairs of a key and a value, sorted, stand at or below each pair of a key and a query."""
+    merged = np.lexsort(
+        (
+            np.r_[np.zeros(len(values), np.int8), np.ones(len(query), np.int8)],
+            np.r_[values, query],
+            np.r_[keys, key],
+        )
+    )
+    is_value = merged < len(values)
+    running = np.cumsum(is_value)
+    found = np.empty(len(query), dtype=np.int64)
+    found[merged[~is_value] - len(values)] = running[~is_value]
+    return found

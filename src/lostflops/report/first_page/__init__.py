@@ -1,0 +1,1 @@
+"""The first page of a run as data: verdict, ledger, findings, and what could not be told."""

@@ -1,0 +1,363 @@
+"""What a run achieves, as far as its recording tells: rates, utilisation, memory, and what computes longest.
+
+What cannot be known is left out: nothing here is a guess.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import polars as pl
+
+from lostflops.finding import milliseconds, percent
+from lostflops.naming.peaks import peak
+from lostflops.recipe import Answer
+from lostflops.store.trace import Trace
+
+from .budget import Budget
+from .run import Run
+
+MOST_TOP = 3
+RATES = frozenset({"steps_per_second"})
+# Of the matrix work's time so much must be of one precision, and its FLOPs be known.
+ONE_PRECISION, ALL_KNOWN = 0.9, 0.95
+UNLIKE = 0.1  # of the mean step: where the rate is of others than the page shows, it says so
+BUSY = 0.005  # of a core: less is shown as no load
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One number: how it is shown, and where it comes from."""
+
+    name: str  # stable, in snake_case
+    label: str
+    value: float
+    unit: str
+    shown: str
+    basis: str
+
+
+SIDE_BY_SIDE = 0.01  # of compute: kernels that add up to so much more run side by side
+
+
+@dataclass(frozen=True)
+class Top:
+    """A kernel, or on a CPU an operator, and its part of the compute time."""
+
+    name: str
+    ns_per_step: float
+    share: float  # of the time of all kernels that are not communication, added up
+    overlaps: bool = False  # whether such kernels run side by side, so that they add up to more than compute
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What stands under the ledger."""
+
+    numbers: tuple[Fact, ...] = ()
+    top: tuple[Top, ...] = ()
+
+
+def known(
+    trace: Trace,
+    run: Run,
+    spent: Budget | None,
+    counted: pl.DataFrame,
+    answers: Mapping[str, Answer],
+    tell_the_period: bool = True,
+) -> Facts:
+    """`counted` holds rank, step, start and end of the steps that count in means.
+
+    Where these do not `tell_the_period`, nothing is worked out from their length.
+    """
+    numbers: list[Fact] = []
+    timed = spent if tell_the_period and not run.is_whole else None
+    rate = _steps_per_second(run, timed, answers)
+    if rate is not None:
+        numbers.append(rate)
+        numbers += _inputs(trace, counted, rate.value)
+    if timed is not None:
+        numbers += _utilisation(trace, run, timed, answers)
+    numbers += _memory(trace)
+    numbers += _cores(trace)
+    return Facts(tuple(numbers), tuple(_top(answers, spent)))
+
+
+def _steps_per_second(run: Run, spent: Budget | None, answers: Mapping[str, Answer]) -> Fact | None:
+    """From the step log, which holds rare pauses too and steps that recording did not make longer."""
+    length, basis = None, ""
+    if "step_log_summary" in answers:
+        log = answers["step_log_summary"].table.filter(pl.col("median").is_not_null())
+        mean = log["mean"].mean()
+        if isinstance(mean, float) and mean > 0:
+            length, basis = mean, "mean step of the step log, without those recorded in full"
+    if length is None and spent is not None and spent.mean > 0:
+        length, basis = spent.mean, f"mean step {run.windows}"
+    if length is None:
+        return None
+    rate = 1e9 / length
+    said = f"{_figures(rate)} steps/s"
+    if spent is not None and abs(spent.mean - length) > UNLIKE * length:  # not one over the step of the page
+        said += " outside the recorded steps"
+    return Fact("steps_per_second", "throughput", rate, "steps/s", said, basis)
+
+
+def _inputs(trace: Trace, counted: pl.DataFrame, steps_per_second: float) -> Iterator[Fact]:
+    """Tokens per second of a rank, from what its embedding looks up; else images, from a convolution."""
+    operators = trace.table("operators")
+    if operators is None or counted.is_empty():
+        return
+    name, shapes = pl.col("name").cast(pl.String), pl.col("shapes").cast(pl.String)
+    calls = (
+        operators.filter(
+            name.is_in(["aten::embedding", "aten::conv2d"])
+            & pl.col("phase").cast(pl.String).is_in(["forward"]).fill_null(True)
+        )
+        .select("rank", "start", name, shapes)
+        .sort("rank", "start")
+        .collect()
+    )
+    steps = counted.select("rank", "step", "end", "start").sort("rank", "start")
+    within = calls.join_asof(
+        steps, on="start", by="rank", strategy="backward", check_sortedness=False
+    ).filter(pl.col("start") < pl.col("end"))
+    for kind, what, size in (
+        ("aten::embedding", "tokens", _tokens),
+        ("aten::conv2d", "images", _images),
+    ):
+        each = _per_step(within.filter(pl.col("name") == kind), size)
+        if each is not None:
+            per_step, shape = each
+            rate = per_step * steps_per_second
+            yield Fact(
+                f"{what}_per_second_of_a_rank",
+                what,
+                rate,
+                f"{what}/s",
+                f"{_figures(rate)} {what}/s per rank",
+                f"{per_step:,} {what} per step: {kind} of {shape}",
+            )
+            return
+
+
+def _per_step(calls: pl.DataFrame, size: Any) -> tuple[int, str] | None:
+    """How many inputs a step of a rank takes, and in what shape, where all steps and ranks take the same."""
+    if calls.is_empty():
+        return None
+    kinds = calls["shapes"].unique().drop_nulls().to_list()
+    known = {shapes: found for shapes in kinds if (found := size(shapes)) is not None}
+    if not known:
+        return None
+    widest = max(weight for weight, _, _ in known.values())
+    numbers = {shapes: number for shapes, (weight, number, _) in known.items() if weight == widest}
+    each = (
+        calls.filter(pl.col("shapes").is_in(list(numbers)))
+        .with_columns(_number=pl.col("shapes").replace_strict(numbers, return_dtype=pl.Int64))
+        .group_by("rank", "step")
+        .agg(pl.col("_number").sum())["_number"]
+    )
+    per_step = each.median()
+    # Where the host runs ahead a step may hold what the next one looks up; most steps hold their own.
+    if not isinstance(per_step, float) or (each == per_step).mean() < 0.5:  # pyright: ignore[reportOperatorIssue]
+        return None
+    shape = next(known[shapes][2] for shapes in numbers)
+    return round(per_step), " × ".join(f"{extent:,}" for extent in shape)
+
+
+def _shapes(text: str) -> list[Any]:
+    try:
+        shapes: Any = json.loads(text)
+    except ValueError:
+        return []
+    return shapes if isinstance(shapes, list) else []  # pyright: ignore[reportUnknownVariableType]
+
+
+def _tokens(text: str) -> tuple[int, int, list[int]] | None:
+    """Rows of the table, tokens that are looked up, and their shape: the vocabulary has the most rows."""
+    shapes = _shapes(text)
+    if len(shapes) < 2 or len(shapes[0]) != 2 or len(shapes[1]) != 2 or not prod(shapes[1]):
+        return None
+    return shapes[0][0], prod(shapes[1]), shapes[1]
+
+
+def _images(text: str) -> tuple[int, int, list[int]] | None:
+    """The convolution that takes pictures has few channels, and is told from others by their size."""
+    shapes = _shapes(text)
+    if len(shapes) < 2 or len(shapes[0]) != 4 or shapes[0][1] not in (1, 3, 4) or not prod(shapes[0]):
+        return None
+    return prod(shapes[0][2:]), shapes[0][0], shapes[0]
+
+
+def _utilisation(trace: Trace, run: Run, spent: Budget, answers: Mapping[str, Answer]) -> Iterator[Fact]:
+    """FLOPs of matrix work per second over what the GPU can do, where all of it is known."""
+    flops, mix = answers.get("step_flops"), answers.get("precision_mix")
+    if flops is None or mix is None or run.gpu is None or run.device_kind != "gpu":
+        return
+    precision = _precision(mix.table)
+    most = None if precision is None else peak(run.gpu, precision)
+    table = flops.table
+    if most is None or table.is_empty() or table["unknown"].sum() or set(table["rank"]) != set(run.ranks):
+        return
+    if int(table["known_time"].sum()) < ALL_KNOWN * int(table["matrix_time"].sum()):
+        return
+    # Operators are counted over the whole recording, kernels inside steps.
+    inside = mix.table.group_by("rank").agg(pl.col("time", "in_steps").sum())
+    done = table.join(inside, on="rank").filter(pl.col("time") > 0)
+    in_steps = float((done["flops"] * done["in_steps"] / done["time"]).sum())
+    if not in_steps:
+        return
+    share = in_steps / (spent.ns / 1e9 * most)
+    again = _recomputes(trace)
+    yield Fact(
+        "flops_utilisation" if again else "model_flops_utilisation",
+        "HFU" if again else "MFU",
+        share,
+        "1",
+        f"{percent(share, 1)} of {most / 1e12:,.0f} TFLOP/s ({precision}, dense)",
+        f"{in_steps / spent.num_windows:.3g} FLOPs per step and rank from the shapes of matrix products and "
+        "attention, masks not regarded" + ("; recomputation counts" if again else ""),
+    )
+
+
+def _precision(mix: pl.DataFrame) -> str | None:
+    """The precision of nearly all matrix work whose kernels say theirs."""
+    said = mix.filter(pl.col("precision").is_not_null())
+    time = said.group_by(pl.col("precision").cast(pl.String)).agg(pl.col("in_steps").sum())
+    whole = int(time["in_steps"].sum())
+    if not whole or whole < 0.5 * int(mix["in_steps"].sum()):
+        return None
+    name, most = time.sort("in_steps", descending=True).row(0)
+    return name if most >= ONE_PRECISION * whole else None
+
+
+def _recomputes(trace: Trace) -> bool:
+    """Whether a backward pass computes parts of the forward pass again, as activation checkpoints do."""
+    operators = trace.table("operators")
+    if operators is None:
+        return False
+    phase, name = pl.col("phase").cast(pl.String), pl.col("name").cast(pl.String)
+    forward = ["aten::linear", "aten::conv2d", "aten::scaled_dot_product_attention", "aten::layer_norm"]
+    again = (phase == "recompute") | ((phase == "backward") & name.is_in(forward))
+    return bool(operators.select(again.any()).collect().item())
+
+
+def _memory(trace: Trace) -> Iterator[Fact]:
+    """The most that was held at once: by PyTorch's allocator, else as the driver counts it."""
+    allocations, counters, ranks = (trace.table(t) for t in ("allocations", "counters", "ranks"))
+    size = None
+    if ranks is not None:
+        sizes = ranks.select("memory_bytes").collect()["memory_bytes"].drop_nulls().unique()
+        size = sizes[0] if sizes.len() == 1 else None
+    of = f" of {_bytes(size)}" if size else ""
+    if allocations is not None:
+        on_gpu = allocations.filter(pl.col("device").is_not_null() & pl.col("allocated").is_not_null())
+        by_rank = on_gpu.group_by("rank").agg(pl.col("allocated", "reserved").max()).collect()
+        if by_rank.height:
+            rank, most, reserved = by_rank.sort("allocated", "rank", descending=[True, False]).row(0)
+            held = f", {_bytes(reserved)} reserved" if reserved else ""
+            on = f" (rank {rank})" if by_rank.height > 1 else ""
+            yield Fact("peak_memory", "peak memory", most, "B", f"{_bytes(most)} allocated{held}{of}{on}",
+                       "allocations of PyTorch's allocator while recording")  # fmt: skip
+            return
+    if counters is None:
+        return
+    metric = pl.col("metric").cast(pl.String)
+    for name, key, label, basis in (
+        ("gpu_memory_used", "peak_gpu_memory", "peak GPU memory", "the monitor's samples of the driver"),
+        ("rank_resident", "peak_process_memory", "peak process memory", "the monitor's samples"),
+    ):
+        most = counters.filter(metric == name).select(pl.col("value").max()).collect().item()
+        if most:
+            total = (
+                counters.filter(metric == "gpu_memory_total").select(pl.col("value").max()).collect().item()
+            )
+            among = f" of {_bytes(total)}" if total and name == "gpu_memory_used" else ""
+            yield Fact(key, label, most, "B", f"{_bytes(most)}{among}", basis)
+
+
+def _cores(trace: Trace) -> Iterator[Fact]:
+    """How busy the cores were, over the monitor's samples."""
+    counters = trace.table("counters")
+    if counters is None:
+        return
+    ns = pl.col("end") - pl.col("start")
+    busy = (
+        counters.filter((pl.col("metric").cast(pl.String) == "cpu_busy") & (ns > 0))
+        .group_by("rank", "instance")
+        .agg(pl.col("value").sum(), seconds=ns.sum() / 1e9)
+        .select(share=pl.col("value") / pl.col("seconds"))
+        .collect()["share"]
+    )
+    if busy.is_empty() or not isinstance(mean := busy.mean(), float) or mean < BUSY:
+        return
+    many = f"{busy.len()} cores" if busy.len() > 1 else "one core"
+    least = busy.min()
+    each = (
+        f", the least busy {percent(float(least), 1)}"
+        if isinstance(least, float) and mean - least > 0.1
+        else ""
+    )
+    yield Fact(
+        "cores_busy", "CPU", mean, "1", f"{percent(mean, 1)} of {many} busy{each}", "the monitor's samples"
+    )
+
+
+def _top(answers: Mapping[str, Answer], spent: Budget | None) -> Iterator[Top]:
+    """What computes longest inside steps, names taken together over ranks."""
+    answer = answers.get("kernel_summary")
+    if (
+        answer is None
+        or spent is None
+        or not {"family", "name", "rank", "per_step"} <= set(answer.table.columns)
+    ):
+        return
+    compute = answer.table.filter(pl.col("family").cast(pl.String) != "communication")
+    ranks = max(1, answer.table["rank"].n_unique())
+    whole = compute["per_step"].fill_null(0).sum()
+    if not whole:
+        return
+    by_name = (
+        compute.group_by(pl.col("name").cast(pl.String))
+        .agg(pl.col("per_step").sum())
+        .sort("per_step", "name", descending=[True, False])
+        .head(MOST_TOP)
+    )
+    overlaps = whole / ranks > (1 + SIDE_BY_SIDE) * spent.of("compute") / max(1, spent.num_windows)
+    for name, ns in by_name.iter_rows():
+        if ns:
+            yield Top(name, ns / ranks, ns / whole, overlaps)
+
+
+def lines(facts: Facts, on_host: bool) -> list[tuple[str, str]]:
+    """What stands under the ledger, as a label and a text each: few lines, one for all rates."""
+    rates = [
+        fact.shown
+        for fact in facts.numbers
+        if fact.name in RATES or fact.name.endswith("_per_second_of_a_rank")
+    ]
+    told = [("throughput", " · ".join(rates))] if rates else []
+    told += [(fact.label, fact.shown) for fact in facts.numbers if fact.shown not in rates]
+    label = f"top {'operator' if on_host else 'kernel'}{'s' * (len(facts.top) > 1)}"
+    for top in facts.top:
+        of = f"{'operator' if on_host else 'kernel'} time, some side by side" if top.overlaps else "compute"
+        told.append((label, f"{milliseconds(top.ns_per_step)} ({percent(top.share, 1)} of {of})  {top.name}"))
+        label = ""
+    return told
+
+
+def _figures(value: float) -> str:
+    """Three figures, without an exponent."""
+    if value >= 100:
+        return f"{float(f'{value:.3g}'):,.0f}"
+    return f"{value:.3g}"
+
+
+def _bytes(count: float) -> str:
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if count >= size:
+            return f"{count / size:.{1 if count < 100 * size else 0}f} {unit}"
+    return f"{count:.0f} B"

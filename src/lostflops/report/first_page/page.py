@@ -1,0 +1,395 @@
+"""The first page of a run, as data: all that the terminal, the JSON document and the HTML file show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import polars as pl
+
+from lostflops import causes, recipe, remedies
+from lostflops.errors import LostflopsError
+from lostflops.finding import Finding, milliseconds, percent
+from lostflops.recipe import Answer, Session, Skipped
+from lostflops.recipes.steps.counted import counted_steps
+from lostflops.report.words.safe import one_line, typed
+from lostflops.store.trace import GPU_WORK_LOST, Quality, Trace
+from lostflops.tables import STEPS, UNLISTED_GRAPH
+from lostflops.version import __version__
+
+from . import facts, step_notes
+from .budget import Budget, budget
+from .run import Run, recorded
+from .story import story
+from .verdict import verdict
+
+LEDGER = pl.Schema(
+    {
+        "rank": pl.Int32,
+        "step": pl.Int64,
+        "start": pl.Int64,
+        "end": pl.Int64,
+        "account": pl.String,
+        "ns": pl.Int64,
+    }
+)
+# Kernel time of no known family is a fault of ours from this share on, and then stands among the warnings.
+UNCLASSIFIED_PER_MILLE = 10
+# What lies outside of the time that counts is told from this share of a recording on.
+OUTSIDE_PER_MILLE = 10
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A number of the strip under the verdict."""
+
+    label: str
+    value: str
+    meaning: str
+
+
+@dataclass(frozen=True, repr=False)
+class Page:
+    """The first page of a run.
+
+    `notes` say what a reader must know before believing the numbers; `ledger` has the columns of the recipe
+    `step_ledger` and is empty when that was skipped; of `findings`, what costs most comes first.
+    """
+
+    lostflops: str
+    run: Run
+    verdict: str
+    notes: tuple[str, ...]
+    figures: tuple[Figure, ...]
+    facts: facts.Facts
+    budget: Budget | None
+    steps: pl.DataFrame
+    ledger: pl.DataFrame
+    answers: tuple[Answer, ...]
+    findings: tuple[Finding, ...]
+    skipped: tuple[Skipped, ...]
+    quality: tuple[Quality, ...]
+    source_names: tuple[str, ...]
+    given: tuple[str, ...] = ()  # the paths that the user named, where somebody did
+
+    def __str__(self) -> str:
+        """The page as a terminal of 100 columns shows it."""
+        from lostflops.report.notebook import text
+
+        return text(self)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """The page in a notebook."""
+        from lostflops.report.notebook import bundle
+
+        return bundle(self)["text/html"]
+
+    @property
+    def untraced(self) -> bool:
+        """Whether there is a step log or a monitor's samples and no trace: most questions are idle."""
+        return self.budget is None and self.run.formats <= {"step log", "monitor"}
+
+    @property
+    def paths(self) -> str:
+        """What to type after a command's name to ask about the same steps of the same job."""
+        return typed(self.given, self.run.selected_steps) if self.given else "PATH"
+
+    @property
+    def name(self) -> str:
+        """The run in a few words: its folder's name. That of a file is not told, it may hold the host's."""
+        if len(self.given) == 1 and Path(self.given[0]).is_dir():
+            return one_line(Path(self.given[0]).resolve().name)
+        return self.run.extent
+
+    @property
+    def blamed(self) -> str:
+        """The account of the ledger that the first finding is about; empty where none is named."""
+        accounts = self.findings[0].accounts if self.findings else ()
+        return accounts[0] if accounts else ""
+
+    @property
+    def no_finding(self) -> str:
+        """What it means that there is no finding."""
+        if self.run.lost:
+            return "the GPU's work was not recorded."
+        return "nothing here is worth a change."
+
+    def nameless(self, text: str) -> str:
+        """`text` without the names of the trace files, in which profilers put the name of the host."""
+        for number, name in enumerate(self.source_names, 1):
+            text = text.replace(name, f"source {number}")
+        return text
+
+
+def page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], None] | None = None) -> Page:
+    """Ask every recipe that belongs on the page. `on_recipe(name, done, of)` is called before each."""
+    names = sorted(name for name, known in recipe.recipes().items() if known.page)
+    answers: list[Answer] = []
+    skipped: list[Skipped] = []
+    for done, name in enumerate(names):
+        if on_recipe:
+            on_recipe(name, done, len(names))
+        said = _ask(session, name)
+        (answers if isinstance(said, Answer) else skipped).append(said)  # pyright: ignore[reportArgumentType]
+    by_name = {answer.recipe.name: answer for answer in answers}
+    ledger = LEDGER.to_frame()
+    if "step_ledger" in by_name:
+        ledger = by_name["step_ledger"].table.select(pl.col(c).cast(t) for c, t in LEDGER.items())
+    steps_table = trace.table("steps")
+    steps = STEPS.empty() if steps_table is None else steps_table.sort("rank", "start").collect()
+    counted, counting = ledger, ledger.select("rank", "step").unique()
+    if steps_table is not None:
+        counting = counted_steps(steps_table).collect().select("rank", "step")
+        counted = ledger.join(counting, on=["rank", "step"], how="semi")
+    windows = counted.select("rank", "step", "start", "end").unique(maintain_order=True)
+    run = recorded(trace, steps, counted)
+    spent = budget(counted, run.on_host)
+    unclassified, kernel_time = _unclassified(trace)
+    job = remedies.setting(trace)
+    given = causes.gather(
+        trace,
+        session,
+        by_name,
+        counted,
+        run.on_host,
+        run.world_size,
+        lambda finding, otherwise: remedies.advice(finding, job, otherwise),
+    )
+    found = causes.findings(given)
+    return Page(
+        lostflops=__version__,
+        run=run,
+        verdict=_verdict(trace, run, spent, skipped, by_name, found),
+        notes=(
+            *story(trace, by_name, run),
+            *_notes(run, _outside(trace, steps), unclassified, kernel_time),
+            *step_notes.lengths(steps, counting),
+            *step_notes.left_out(run, steps, counting),
+        ),
+        figures=tuple(_figures(run, counted, spent, by_name, unclassified, kernel_time)),
+        facts=facts.known(
+            trace,
+            run,
+            spent,
+            windows,
+            by_name | _asked(session, "step_flops"),
+            step_notes.tell_the_period(steps, counting),
+        ),
+        budget=spent,
+        steps=steps,
+        ledger=ledger,
+        answers=tuple(sorted(answers, key=lambda a: (a.recipe.name != "step_ledger", a.recipe.name))),
+        findings=found,
+        skipped=tuple(skipped),
+        quality=tuple(sorted(trace.manifest.quality, key=_gravity)),
+        source_names=tuple(source.name for source in trace.manifest.sources),
+        given=trace.given,
+    )
+
+
+def _ask(session: Session, name: str) -> Answer | Skipped:
+    try:
+        return session.run(name)
+    except LostflopsError as error:  # what one recipe cannot answer must not cost the reader the others
+        return Skipped(name, error.message)
+
+
+def _asked(session: Session, name: str) -> dict[str, Answer]:
+    said = _ask(session, name)
+    return {name: said} if isinstance(said, Answer) else {}
+
+
+def _gravity(fact: Quality) -> tuple[bool, int, str]:
+    return (fact.level != "warning", -1 if fact.rank is None else fact.rank, fact.name)
+
+
+def _unclassified(trace: Trace) -> tuple[int, int]:
+    """Summed duration of the kernels whose family is not known, and of all kernels, ns.
+
+    Graphs that were recorded as a whole are told by themselves.
+    """
+    kernels = trace.table("kernels")
+    if kernels is None:
+        return 0, 0
+    length = (pl.col("end") - pl.col("start")).clip(0)
+    return (
+        kernels.select(
+            length.filter(
+                pl.col("family") == "unclassified", pl.col("name").cast(pl.String) != UNLISTED_GRAPH
+            )
+            .sum()
+            .alias("unclassified"),
+            length.sum().alias("all"),
+        )
+        .collect()
+        .row(0)
+    )
+
+
+def _rows(trace: Trace, *tables: str) -> int:
+    frames = [frame for frame in map(trace.table, tables) if frame is not None]
+    return sum(frame.select(pl.len()).collect().item() for frame in frames)
+
+
+def _verdict(
+    trace: Trace,
+    run: Run,
+    spent: Budget | None,
+    skipped: list[Skipped],
+    by_name: Mapping[str, Answer],
+    found: tuple[Finding, ...],
+) -> str:
+    if not _rows(trace, "kernels", "copies", "collectives"):
+        if _rows(trace, "step_log"):
+            return _verdict_of_the_log(by_name)
+        if run.formats == {"monitor"}:
+            return "Only a monitor's samples were recorded: where the steps' time went is not known."
+        if not _rows(trace, "operators"):
+            return "This recording holds neither GPU work nor operators: there is nothing to account for."
+        return "Only the CPU side of this run was recorded: there is no GPU work to account for."
+    if spent is None:
+        reason = next(
+            (s.reason for s in skipped if s.recipe == "step_ledger"), "no step of it holds any time"
+        )
+        return f"There is no ledger of this recording: {reason}."
+    return verdict(spent, run.on_host, run.bounds or run.span, found[0] if found else None, _unseen(run))
+
+
+def _verdict_of_the_log(by_name: Mapping[str, Answer]) -> str:
+    """How long the steps took that were logged and not recorded in full."""
+    told = by_name.get("step_log_summary")
+    median = None if told is None else told.table["median"].max()
+    nothing = "no step was recorded in full, so where their time went is not known."
+    if isinstance(median, int):
+        return f"Steps take {milliseconds(median)}; {nothing}"
+    return f"{nothing[:1].upper()}{nothing[1:]}".replace("their", "the")
+
+
+def _unseen(run: Run) -> str:
+    """A clause on device work that the trace does not show, when only the host's side is there."""
+    if run.lost is None or not run.on_host:
+        return ""
+    if run.lost.name == GPU_WORK_LOST:
+        return f"the CPU launched GPU work and copies {run.lost.count:,} times, but none of it was recorded"
+    return f"{run.lost.count:,} rows look like work of a device that lostflops does not know"
+
+
+def _outside(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
+    """Per rank what of its recording lies before its first step and after its last, the most first, ns."""
+    table = trace.table("ranks")
+    if table is None or steps.is_empty():
+        return pl.DataFrame(schema={"rank": pl.Int32, "before": pl.Int64, "after": pl.Int64, "all": pl.Int64})
+    within = steps.group_by("rank").agg(first=pl.col("start").min(), last=pl.col("end").max())
+    return (
+        table.select("rank", "start", "end")
+        .collect()
+        .join(within, on="rank")
+        .select(
+            "rank",
+            before=(pl.col("first") - pl.col("start")).clip(0),
+            after=(pl.col("end") - pl.col("last")).clip(0),
+            all=pl.col("end") - pl.col("start"),
+        )
+        .sort(pl.col("before") + pl.col("after"), "rank", descending=[True, False])
+    )
+
+
+def _told_outside(outside: pl.DataFrame) -> Iterator[str]:
+    for rank, before, after, whole in outside.head(1).iter_rows():
+        where, most = (f" on rank {rank}", ", the most of any rank") if outside.height > 1 else ("", "")
+        if 1000 * (before + after) >= OUTSIDE_PER_MILLE * whole:
+            yield (
+                f"Of the {milliseconds(whole)} recorded{where}, {milliseconds(before)} lie before the first "
+                f"GPU work and {milliseconds(after)} after the last{most}: they are in no account."
+            )
+
+
+def _notes(run: Run, outside: pl.DataFrame, unclassified: int, kernel_time: int) -> Iterator[str]:
+    if run.on_host:
+        yield (
+            "CPU operators are counted instead of kernels."
+            if run.lost
+            else ("No GPU in this recording: CPU operators are counted instead of kernels.")
+        )
+    match run.step_source:
+        case "whole trace" if run.bounds:
+            yield (
+                "The trace marks no steps: each rank's time from the first to the last GPU work counts as "
+                "one step."
+            )
+            yield from _told_outside(outside)
+        case "whole trace":
+            yield "The trace marks no steps: each rank's whole recording counts as one step."
+        case "period":
+            yield "The trace marks no steps: a step is taken to begin where the work repeats."
+        case "optimizer":
+            yield "The trace marks no steps: a step is taken to end with the optimizer's step."
+        case _:
+            pass
+    if run.world_size is not None and len(run.ranks) < run.world_size:
+        yield (
+            f"{len(run.ranks)} of the job's {run.world_size} ranks {'is' if len(run.ranks) == 1 else 'are'} "
+            "here: time spent waiting for the others is not reported."
+        )
+    if run.world_size is None and len(run.ranks) > 1:
+        yield "The recording does not say how many ranks the job has: some may be missing."
+    if kernel_time and unclassified * 1000 >= UNCLASSIFIED_PER_MILLE * kernel_time:
+        yield (
+            f"No family is known for the kernels of {percent(unclassified, kernel_time)} of the kernel time: "
+            "they count as compute."
+        )
+
+
+def _figures(
+    run: Run,
+    ledger: pl.DataFrame,
+    spent: Budget | None,
+    by_name: dict[str, Answer],
+    unclassified: int,
+    kernel_time: int,
+) -> Iterator[Figure]:
+    if spent is not None:
+        lengths = ledger.unique(("rank", "step", "start", "end")).select(pl.col("end") - pl.col("start"))
+        length = lengths.to_series()
+        many = spent.num_windows > 1
+        yield Figure(
+            f"mean {run.span}" if many and not run.bounds else run.span,
+            f"{spent.shown} {spent.unit.name}",
+            f"Mean {run.windows}." if many else f"One {'window' if run.bounds else run.span} of one rank.",
+        )
+        if length.len() > 2 and spent.median is not None:
+            low, high = (length.quantile(q, "nearest") for q in (0.0, 1.0))
+            yield Figure(
+                "median" if run.bounds else f"median {run.span}",
+                milliseconds(spent.median),
+                f"From {milliseconds(low or 0)} to {milliseconds(high or 0)}.",
+            )
+        for line in spent.groups:
+            yield Figure(line.label, line.share, line.meaning)
+    hidden = _hidden(by_name)
+    if hidden:
+        yield hidden
+    if kernel_time and unclassified * 1000 >= UNCLASSIFIED_PER_MILLE * kernel_time:
+        yield Figure(
+            "unclassified",
+            percent(unclassified, kernel_time),
+            "Share of the kernel time in kernels that lostflops does not know; it counts as compute.",
+        )
+
+
+def _hidden(by_name: dict[str, Answer]) -> Figure | None:
+    """How much of the communication inside steps ran behind compute, from the recipe that measures it."""
+    answer = by_name.get("communication_exposed")
+    if answer is None or not {"total_in_steps", "in_steps"} <= set(answer.table.columns):
+        return None
+    total, exposed = answer.table.select(pl.col("total_in_steps", "in_steps").sum()).row(0)
+    if not total:
+        return None
+    return Figure(
+        "communication hidden",
+        percent(total - exposed, total),
+        "Share of the communication time inside steps during which kernels ran as well.",
+    )

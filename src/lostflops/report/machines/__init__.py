@@ -1,0 +1,1 @@
+"""Pages on machines: links, measured bandwidths, and what a monitor saw."""

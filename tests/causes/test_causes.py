@@ -1,0 +1,347 @@
+"""One finding per cause: what several recipes saw of one loss, joined and ranked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+import lostflops
+from lostflops.causes.board import Board
+from lostflops.causes.given import NAMES, Given
+from lostflops.causes.host import join_host
+from lostflops.causes.names import spoken
+from lostflops.finding import Finding
+from lostflops.report.first_page.page import Page
+from made_runs import MS, THREAD, Job, Work, made
+
+STEPS = 5
+
+
+@pytest.fixture
+def why(tmp_path: Path):
+    def asked(steps: Sequence[Sequence[Work]], job: Job | None = None) -> Page:
+        return lostflops.why(made(tmp_path, (job or Job()).run(steps)))
+
+    return asked
+
+
+def names(page: Page) -> list[str]:
+    return [finding.name for finding in page.findings]
+
+
+def first(page: Page) -> Finding:
+    return page.findings[0]
+
+
+def late(*, ranks: int = 2, **own: float) -> list[list[Work]]:
+    """Steps in which the last rank does `own` and the others only compute."""
+    return [[Work()] * (ranks - 1) + [Work(**own)] for _ in range(STEPS)]  # pyright: ignore[reportArgumentType]
+
+
+def test_a_late_ranks_loader_is_the_first_and_only_finding(why) -> None:
+    page = why(late(loads=30))
+    assert names(page) == ["rank-arrives-last"]
+    finding = first(page)
+    assert finding.claim.startswith("Rank 1 is 30.0 ms late per step (41.7 %): 30.0 ms of data loading")
+    assert "the others wait 30.0 ms for it" in finding.claim
+    assert (finding.rank, finding.cost_per_step, finding.ns_per_step) == (1, 30 * MS, 30 * MS)
+    assert finding.accounts == ("idle.data_loading", "communication.wait")
+    assert page.verdict.startswith("Waiting for rank 1: its data loader makes it 30.0 ms late")
+
+
+def test_the_function_that_makes_a_rank_late_is_named(why) -> None:
+    finding = first(why(late(python=25, ranks=3)))
+    assert finding.name == "rank-arrives-last"
+    assert "25.0 ms of Python" in finding.claim and "`preprocess` (ddp.py:16)" in finding.claim
+    assert finding.contributors == ("`preprocess` (ddp.py:16) 25.0 ms",)
+
+
+def test_a_rank_whose_same_kernels_take_longer_has_a_slow_device(why) -> None:
+    finding = first(why(late(computes=60)))
+    assert finding.rank == 1 and finding.accounts[0] == "compute"
+    assert "20.0 ms" in finding.claim
+    assert any("1.5 times as long as the same kernels" in fact for fact in finding.evidence)
+    assert "nvidia-smi" in finding.next
+
+
+@pytest.mark.parametrize("more", [{"calls": 6}, {"grid": 96}])
+def test_a_rank_that_runs_more_or_larger_kernels_has_more_work(why, more: dict[str, int]) -> None:
+    finding = first(why(late(computes=60, **more)))
+    assert finding.rank == 1
+    assert not any("times as long" in fact for fact in finding.evidence)
+    assert "nvidia-smi" not in finding.next
+
+
+def test_a_loader_that_starves_all_ranks_comes_before_the_waits_that_its_variation_causes(why) -> None:
+    steps = [[Work(loads=20 + 6 * ((s + r) % 2)) for r in range(2)] for s in range(6)]
+    page = why(steps)
+    assert names(page) == ["data-loading-starves-device"]
+    assert any("2 ranks take turns being late because of it" in fact for fact in first(page).evidence)
+    # 23 ms of loading, and 3 ms of waiting in the mean of both ranks.
+    assert first(page).cost_per_step == 26 * MS
+
+
+def test_a_loader_slow_on_all_ranks_and_slower_on_one_is_one_finding(why) -> None:
+    page = why([[Work(loads=30), Work(loads=30), Work(loads=38)]] * STEPS)
+    assert names(page) == ["data-loading-starves-device"]
+    assert any("rank 2 has 8.00 ms more of it" in fact for fact in first(page).evidence)
+
+
+def test_ranks_with_uneven_work_take_turns_being_late(why) -> None:
+    steps = [[Work(computes=40 + 15 * ((s + r) % 3 == 0)) for r in range(3)] for s in range(6)]
+    page = why(steps)
+    assert names(page) == ["communication-waits"]
+    assert "3 ranks take turns being late, mostly by compute" in first(page).claim
+    assert "like sequence lengths" in first(page).next
+
+
+def test_ranks_that_are_equally_late_are_not_blamed(why) -> None:
+    page = why([[Work(loads=30)] * 4] * STEPS)
+    assert names(page) == ["data-loading-starves-device"]
+    assert page.verdict.startswith("Input-bound")
+
+
+def test_a_rank_that_was_late_once_was_late_once(why) -> None:
+    steps = [[Work(), Work(loads=60 if s == 3 else 0)] for s in range(6)]
+    finding = first(why(steps))
+    assert "late once, in step 3" in finding.claim and "60.0 ms" in finding.claim
+
+
+def test_exposed_transfer_is_the_communications_own(why) -> None:
+    page = why(late(loads=10), Job(transfer=20))
+    assert names(page) == ["communication-exposed", "rank-arrives-last"]
+    assert first(page).cost_per_step == 20 * MS
+    assert page.verdict.startswith("Communication-bound")
+
+
+def test_a_late_rank_leaves_communication_no_more_than_its_transfer(why) -> None:
+    page = why(late(loads=20), Job(transfer=5))
+    assert names(page) == ["rank-arrives-last", "communication-exposed"]
+    assert page.findings[1].cost_per_step == 5 * MS
+    assert page.findings[1].ns_per_step == 5 * MS
+
+
+def test_stages_of_a_pipeline_that_wait_for_each_other_are_a_bubble_not_a_late_rank(why) -> None:
+    page = why([[Work(computes=30), Work(computes=40)]] * STEPS, Job(kind="send"))
+    assert "rank-arrives-last" not in names(page)
+    assert names(page)[0] == "pipeline-bubble"
+    assert first(page).claim.startswith("Rank 1 is the slowest pipeline stage: it computes 40.0 ms per step")
+    assert "Move layers off that stage" in first(page).next
+
+
+def test_stages_of_one_cost_have_a_bubble_and_no_one_to_blame(why) -> None:
+    even = [[Work(computes=30 + 6 * ((s + r) % 2)) for r in range(2)] for s in range(6)]
+    (bubble,) = [f for f in why(even, Job(kind="send")).findings if f.name == "pipeline-bubble"]
+    assert bubble.rank is None and "microbatches" in bubble.next
+
+
+def test_the_clocks_doubt_and_missing_ranks_are_told(why, tmp_path: Path) -> None:
+    doubted = why(late(loads=30), Job(clock_error=9 * MS))
+    assert "clocks are not known well enough" in first(doubted).doubt
+
+
+def test_a_healthy_job_is_left_in_peace(why) -> None:
+    steps = [[Work(computes=100 + (s * 7 + r * 3) % 4 / 4, loads=0.5) for r in range(4)] for s in range(6)]
+    page = why(steps, Job(transfer=1))
+    assert names(page) == []
+    assert page.verdict.startswith("Compute-bound")
+
+
+def test_copies_of_a_checkpoint_belong_to_the_checkpoint(why) -> None:
+    one = Work(saves=30, copies=10, direction="device to host")
+    page = why([[one]] * STEPS, Job(transfer=0))
+    assert names(page) == ["checkpoint-inside-step"]
+    assert first(page).cost_per_step == 30 * MS
+    assert set(first(page).accounts) == {"idle.checkpoint_logging", "copy"}
+
+
+@pytest.mark.parametrize(
+    ("frame", "name", "does", "remedy"),
+    [
+        ("torch/serialization.py(943): save", "checkpoint-inside-step", "saves a checkpoint", "async_save"),
+        ("logging/__init__.py(1529): info", "logging-inside-step", "logs", "every hundredth step"),
+        ("<built-in function print>", "logging-inside-step", "logs", "every hundredth step"),
+        ("wandb/sdk/wandb_run.py(1700): log", "logging-inside-step", "logs", "every hundredth step"),
+    ],
+)
+def test_saving_and_logging_are_told_apart_by_what_ran(
+    why, frame: str, name: str, does: str, remedy: str
+) -> None:
+    page = why([[Work(python=30, frame=frame)]] * STEPS, Job(transfer=0))
+    (finding,) = page.findings
+    assert (finding.name, finding.cost_per_step) == (name, 30 * MS)
+    assert f"while the CPU {does}." in finding.claim and "or logs" not in finding.claim
+    assert remedy in finding.next
+
+
+def test_what_a_recording_lacks_comes_after_the_causes(why) -> None:
+    page = why([[Work(loads=30)]] * 2, Job(transfer=0))
+    assert names(page) == ["data-loading-starves-device", "few-whole-steps"]
+
+
+def test_no_gain_exceeds_the_step(why) -> None:
+    page = why([[Work(loads=90, computes=5)] * 2] * STEPS)
+    assert all(f.ns_per_step <= page.budget.mean for f in page.findings)
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("/home/me/ddp.py(16): preprocess", "`preprocess` (ddp.py:16)"),
+        ("time.sleep in train.py(3): step", "`time.sleep` in `step` (train.py:3)"),
+        ("<built-in function sleep>", "`sleep`"),
+        ("<built-in method item of Tensor object at 0x7f11>", "`item`"),
+        (
+            "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__",
+            "`_SingleProcessDataLoaderIter.__next__`",
+        ),
+        ("cudaFree", "`cudaFree`"),
+        ("C:\\work\\train.py(7): f", "`f` (train.py:7)"),
+        ("x" * 99, f"`{'x' * 59}…`"),
+    ],
+)
+def test_a_host_rows_name_is_told_as_people_write_it(name: str, shown: str) -> None:
+    assert spoken(name) == shown
+
+
+def syncing(folder: Path, waits: int) -> Page:
+    """Eight kernels of 5 ms a step with 1 ms of Python before each; the host waits after `waits` of them."""
+    rows: dict[str, list[dict[str, object]]] = {name: [] for name in ("steps", "kernels", "launches")}
+    now = 0
+    for step in range(4):
+        begin, host = now, now
+        for number in range(8):
+            host += MS
+            start = max(host, now)
+            now = start + 5 * MS
+            call = {"thread": THREAD, "launch_start": host - 9, "launch_end": host}
+            rows["kernels"].append({"start": start, "end": now, "family": "gemm", "name": "k", **call})
+            rows["launches"].append(
+                {"start": host - 9, "end": host, "thread": THREAD, "name": "cudaLaunchKernel"}
+            )
+            if number < waits:
+                rows["launches"].append(
+                    {"start": host, "end": now, "thread": THREAD, "name": "cudaStreamSynchronize"}
+                )
+                host = now
+        rows["steps"].append({"step": step, "start": begin, "end": now, "source": "profiler"})
+    rows["ranks"] = [{"end": now, "device_kind": "gpu", "main_thread": THREAD, "world_size": 1}]
+    return lostflops.why(made(folder, rows))
+
+
+def test_python_between_waits_in_each_layer_belongs_to_the_waits(tmp_path: Path) -> None:
+    page = syncing(tmp_path, 8)
+    assert names(page)[0] == "host-waits-for-device"
+    assert "idle-unexplained" not in names(page)
+    # All eight milliseconds of Python: the host, which waits 40 ms, would hide them.
+    assert abs(first(page).cost_per_step - 8 * MS) < MS // 1000
+    assert "waits for it 8 times per step" in first(page).claim
+
+
+def test_what_exposed_transfer_can_save_does_not_count_the_waiting_that_a_late_rank_costs(why) -> None:
+    page = why(late(ranks=3, saves=30), Job(transfer=6))
+    blamed, exposed = page.findings
+    assert page.verdict.startswith("Waiting for rank 2: its checkpoints or logging make it 30.0 ms late")
+    assert (blamed.name, exposed.name) == ("rank-arrives-last", "communication-exposed")
+    assert (exposed.cost_per_step, exposed.ns_per_step) == (6 * MS, 6 * MS)
+    assert not any("36.0 ms" in fact or "100.0 %" in fact for fact in exposed.evidence)
+
+
+def test_a_trace_of_waiting_is_no_word_in_the_claim_of_exposed_transfer(why) -> None:
+    steps = [[Work(), Work(computes=40.004)] for _ in range(STEPS)]
+    finding = first(why(steps, Job(transfer=20)))
+    assert finding.name == "communication-exposed"
+    assert "waiting" not in finding.claim
+
+
+def test_a_rank_whose_grouped_products_alone_take_longer_was_given_more_to_do(tmp_path: Path) -> None:
+    tables = Job().run(late(computes=60))
+    plain = [k for k in tables["kernels"] if k["family"] == "gemm"]
+    for number, kernel in enumerate(plain):
+        kernel["name"] = "sm90_gemm" if number % 4 == 0 else "cutlass_grouped_gemm"
+    page = lostflops.why(made(tmp_path, tables))
+    assert first(page).rank == 1
+    assert "nvidia-smi" not in first(page).next
+
+
+def test_one_pause_that_is_little_of_all_steps_is_no_finding(why) -> None:
+    steps = [[Work(loads=5 if n == 0 else 0)] for n in range(12)]
+    assert "one-gap-is-most" not in names(why(steps, Job(transfer=0)))
+    steps = [[Work(loads=35 if n == 0 else 0)] for n in range(12)]
+    assert [f.claim for f in why(steps, Job(transfer=0)).findings]
+
+
+@pytest.mark.parametrize(
+    ("per_step", "long", "names", "said"),
+    [
+        (8, 0, (3, 2, 3), None),
+        (12, 0, (3, 4, 5), "in the short pauses between operators."),
+        (8, 4, (3, 2, 3), "while the CPU runs other code"),
+        (8, 0, (4, 4), "while the CPU runs other code"),
+    ],
+    ids=["a little of each", "much of each", "in one pause", "under one name"],
+)
+def test_what_operators_cost_around_them_is_no_work_of_the_job_s(
+    per_step: int, long: int, names: tuple[int, ...], said: str | None
+) -> None:
+    """Two steps of 100 ms on a CPU; `long` and `names` are of one step, ms."""
+    ledger = pl.DataFrame(
+        [
+            {"rank": 0, "step": step, "start": 100 * MS * step, "account": account, "ns": ms * MS}
+            for step in range(2)
+            for account, ms in (("compute", 100 - per_step), ("idle.other_host_work", per_step))
+        ]
+    )
+    told = [
+        {"rank": 0, "account": "idle.other_host_work", "name": f"part {n}", "ns": 2 * ms * MS}
+        for n, ms in enumerate(names)
+    ]
+    board = Board(
+        Given({}, ledger, pl.DataFrame(told, schema=NAMES), on_host=True, in_long_pauses=2 * long * MS)
+    )
+    claim = f"Nothing computes for {per_step}.00 ms per step while the CPU runs other code."
+    board.put(
+        Finding(
+            "host-busy-elsewhere", claim, "at most", (), "", per_step * MS, recipe="idle_summary",
+            accounts=("idle.other_host_work",), cost_per_step=per_step * MS,
+        )
+    )  # fmt: skip
+    join_host(board)
+    assert [said in finding.claim for finding in board.all() if said] == ([True] if said else [])
+    assert bool(list(board.all())) is bool(said)
+
+
+def test_a_pause_at_the_end_of_one_ranks_step_is_one_finding_with_the_others_waiting(tmp_path: Path) -> None:
+    """Rank 0 saves for 300 ms at the end of its step 5, so the others wait as long in step 6."""
+    job = Job()
+    tables = job.run([[Work(saves=300 if n == 6 and r == 0 else 0) for r in range(3)] for n in range(20)])
+    saved = next(row["end"] for row in tables["ranges"])
+    for row in tables["steps"]:
+        row["left_out"] = "outlier" if row["step"] in (5, 6) else None
+        if row["rank"] == 0:
+            row["end"] = saved if row["step"] == 5 else row["end"]
+            row["start"] = saved if row["step"] == 6 else row["start"]
+    page = lostflops.why(made(tmp_path, tables))
+    told = [f for f in page.findings if f.name == "outlier-step"]
+    assert [f.claim[:13] for f in told] == ["Step 5 took 3"]
+    assert "checkpoints" in told[0].claim
+    assert any("step 6 is 300 ms longer elsewhere" in fact for fact in told[0].evidence)
+
+
+@pytest.mark.parametrize(
+    "name", ["data", "Data", "load data", "next_batch", "train/data", "fetch inputs", "data_time"]
+)
+def test_a_phase_called_data_is_data_loading(tmp_path: Path, name: str) -> None:
+    tables = Job(transfer=0).run([[Work(python=30)] for _ in range(STEPS)])
+    tables["ranges"] = [{**row, "name": name} for row in tables.pop("frames")]
+    assert first(lostflops.why(made(tmp_path, tables))).name == "data-loading-starves-device"
+
+
+@pytest.mark.parametrize("name", ["database", "input_norm", "batch_norm", "data parallel"])
+def test_a_phase_that_only_has_the_word_in_it_is_not(tmp_path: Path, name: str) -> None:
+    tables = Job(transfer=0).run([[Work(python=30)] for _ in range(STEPS)])
+    tables["ranges"] = [{**row, "name": name} for row in tables.pop("frames")]
+    assert first(lostflops.why(made(tmp_path, tables))).name != "data-loading-starves-device"

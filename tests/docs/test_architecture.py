@@ -1,0 +1,75 @@
+"""The house stands as it is drawn: what each floor may take from outside is an allow-list, and stays one."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+SOURCE = Path(__file__).parents[2] / "src" / "lostflops"
+# From outside of Python and of lostflops; a floor that is not here takes nothing. The layers between the
+# floors stand in pyproject.toml.
+FROM_OUTSIDE = {
+    "__init__": {"polars"},
+    "tables": {"polars"},
+    "naming": {"polars"},
+    "intervals": {"numpy", "polars"},
+    "store": {"msgspec", "polars"},
+    "ingest": {"adbc_driver_manager", "adbc_driver_sqlite", "msgspec", "numpy", "polars"},
+    "recipe": {"polars"},
+    "recipes": {"numpy", "polars"},
+    "privacy": {"polars"},
+    "causes": {"polars"},
+    "remedies": {"polars"},
+    "report": {"msgspec", "numpy", "polars", "rich"},
+    "capture": {"cryptography", "ruamel"},
+    "machine": {"polars"},
+    "plan": {"msgspec"},
+    "cli": {"IPython", "msgspec", "polars", "rich"},
+    "optimize": {"peft", "torch", "torchao", "transformer_engine", "transformers"},
+    "integrations": {"accelerate", "lightning_utilities", "torch", "transformers"},
+}
+# What a file takes beyond its floor. What runs inside a job takes what the job has, and its own package.
+MORE = {
+    "capture/record/injected": {"lostflops_recorder", "nvtx"},
+    "machine/bench/scripts": {"torch"},
+}
+# Floors beside the stack, and all that they know of it.
+BESIDE = {"optimize": {"optimize"}, "plan": {"plan", "errors", "naming"}}
+
+
+def imports() -> Iterator[tuple[Path, str]]:
+    """Every import of every file, those inside functions too."""
+    for file in sorted(SOURCE.rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Import):
+                yield from ((file.relative_to(SOURCE), alias.name) for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+                yield file.relative_to(SOURCE), node.module
+
+
+def floor(file: Path) -> str:
+    return file.parts[0].removesuffix(".py")
+
+
+def test_a_floor_takes_from_outside_only_what_it_is_allowed() -> None:
+    for file, name in imports():
+        package = name.partition(".")[0]
+        if package == "lostflops" or package in sys.stdlib_module_names:
+            continue
+        more = (names for folder, names in MORE.items() if str(file).startswith(f"{folder}/"))
+        assert package in FROM_OUTSIDE.get(floor(file), set()).union(*more), f"{file} imports {name}"
+
+
+def test_what_stands_beside_the_stack_knows_nothing_of_it() -> None:
+    for file, name in imports():
+        package, _, rest = name.partition(".")
+        if package == "lostflops" and floor(file) in BESIDE:
+            assert rest.partition(".")[0] in BESIDE[floor(file)], f"{file} imports {name}"
+
+
+def test_only_callbacks_for_frameworks_turn_remedies_on() -> None:
+    for file, name in imports():
+        if name.startswith("lostflops.optimize"):
+            assert floor(file) in ("optimize", "integrations"), f"{file} imports {name}"

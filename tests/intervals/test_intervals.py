@@ -1,0 +1,406 @@
+"""The interval algebra, against oracles that look at every nanosecond or walk every interval with a stack."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import astuple
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from polars.testing import assert_frame_equal
+
+from lostflops import intervals
+from lostflops.intervals import Forest, nesting
+
+# Rank, thread, start, length; lengths may be zero or negative, as in broken traces.
+Row = tuple[int, int, int, int]
+Drawn = list[Row]
+Instant = tuple[int, int, int]
+DRAWN = st.lists(
+    st.tuples(st.integers(0, 1), st.integers(7, 8), st.integers(-6, 22), st.integers(-2, 9)), max_size=10
+)
+# Clocks that start anywhere: nanoseconds since 1970 are beyond what a float holds.
+ORIGINS = st.sampled_from([0, -3, 1_700_000_000_000_000_001, -(2**61)])
+SCHEMA = {"rank": pl.Int32, "thread": pl.Int64, "start": pl.Int64, "end": pl.Int64}
+BY = ["rank", "thread"]
+exact = settings(max_examples=120, deadline=None)
+
+
+def frame(drawn: Drawn, origin: int = 0) -> pl.LazyFrame:
+    rows = [(rank, thread, origin + start, origin + start + length) for rank, thread, start, length in drawn]
+    return pl.DataFrame(rows, schema=SCHEMA, orient="row").lazy()
+
+
+def instants(drawn: Drawn, origin: int = 0) -> list[Instant]:
+    """Every nanosecond of every interval, once for each interval that covers it."""
+    return [
+        (rank, thread, origin + t)
+        for rank, thread, start, length in drawn
+        for t in range(start, start + length)
+    ]
+
+
+def painted(pieces: pl.DataFrame, *columns: str) -> dict[Instant, tuple[object, ...]]:
+    """What the pieces say of every nanosecond; no nanosecond may be in two of them."""
+    said: dict[Instant, tuple[object, ...]] = {}
+    for rank, thread, start, end, *values in pieces.select(*SCHEMA, *columns).iter_rows():
+        assert start < end
+        for t in range(start, end):
+            assert (rank, thread, t) not in said
+            said[rank, thread, t] = tuple(values)
+    return said
+
+
+def disjoint(drawn: Drawn) -> Drawn:
+    """The rows that touch no nanosecond of an earlier one, as windows must be."""
+    taken: set[Instant] = set()
+    kept: Drawn = []
+    for row in drawn:
+        mine = set(instants([row]))
+        if not mine & taken:
+            kept.append(row)
+            taken |= mine
+    return kept
+
+
+@exact
+@given(DRAWN, ORIGINS)
+def test_a_union_holds_each_covered_instant_once_in_the_fewest_pieces(drawn: Drawn, origin: int) -> None:
+    pieces = intervals.union(frame(drawn, origin), by=BY).collect()
+    assert set(painted(pieces)) == set(instants(drawn, origin))
+    assert pieces.rows() == sorted(pieces.rows())
+    ends = {(rank, thread, end) for rank, thread, _, end in pieces.iter_rows()}
+    assert not any((rank, thread, start) in ends for rank, thread, start, _ in pieces.iter_rows())
+
+
+@exact
+@given(DRAWN)
+def test_a_union_without_groups_joins_all_rows(drawn: Drawn) -> None:
+    pieces = intervals.union(frame(drawn)).collect()
+    covered = [t for start, end in pieces.iter_rows() for t in range(start, end)]
+    assert covered == sorted({t for _, _, t in instants(drawn)})
+
+
+@exact
+@given(DRAWN, DRAWN, DRAWN, DRAWN, ORIGINS)
+def test_paint_gives_every_instant_of_a_window_to_the_first_layer_that_covers_it(
+    windows: Drawn, a: Drawn, b: Drawn, c: Drawn, origin: int
+) -> None:
+    windows = disjoint(windows)
+    numbered = frame(windows, origin).with_columns(number=pl.int_range(10, pl.len() + 10))
+    layers = {"a": a, "b": b, "c": c}
+    runs = intervals.paint(
+        numbered, {name: frame(drawn, origin) for name, drawn in layers.items()}, by=BY, account="of"
+    ).collect()
+    covered = {name: set(instants(drawn, origin)) for name, drawn in layers.items()}
+    assert painted(runs, "number", "of") == {
+        at: (number, next((name for name in layers if at in covered[name]), None))
+        for number, window in enumerate(windows, 10)
+        for at in instants([window], origin)
+    }
+    one, other = runs[:-1], runs[1:]
+    assert not any(
+        left == right
+        for left, right in zip(
+            one.select(*BY, "number", "of", "end").rows(),
+            other.select(*BY, "number", "of", "start").rows(),
+            strict=True,
+        )
+    ), "runs are maximal"
+
+
+@exact
+@given(DRAWN, DRAWN)
+def test_paint_without_groups_lets_all_rows_meet(windows: Drawn, a: Drawn) -> None:
+    windows = disjoint([(0, 0, start, length) for _, _, start, length in windows])
+    runs = intervals.paint(frame(windows), {"a": frame(a)}).collect()
+    covered = {t for _, _, t in instants(a)}
+    assert {at: of for at, (of,) in painted(runs, "account").items()} == {
+        at: "a" if at[2] in covered else None for at in instants(windows)
+    }
+
+
+def test_paint_without_layers_gives_the_windows_back() -> None:
+    windows = frame([(1, 7, 5, 4), (0, 8, 2, 3), (0, 8, 9, 0)])
+    assert intervals.paint(windows, {}, by=BY).select(*SCHEMA, "account").collect().rows() == [
+        (0, 8, 2, 5, None),
+        (1, 7, 5, 9, None),
+    ]
+
+
+def test_paint_does_not_depend_on_the_order_in_which_windows_stand() -> None:
+    windows = frame([(0, 7, 5, 4), (1, 7, 0, 3), (0, 8, 2, 3), (0, 7, 0, 5)]).with_columns(step=pl.col("end"))
+    layers = {"a": frame([(0, 7, 3, 4), (0, 8, 0, 9)])}
+    assert_frame_equal(
+        intervals.paint(windows, layers, by=BY).collect(),
+        intervals.paint(windows.reverse(), layers, by=BY).collect(),
+    )
+
+
+@exact
+@given(DRAWN, DRAWN, ORIGINS)
+def test_an_overlay_counts_what_is_open_at_every_instant(a: Drawn, b: Drawn, origin: int) -> None:
+    pieces = intervals.overlay({"a": frame(a, origin), "b": frame(b, origin)}, by=BY).collect()
+    of_a, of_b = Counter(instants(a, origin)), Counter(instants(b, origin))
+    assert painted(pieces, "a", "b") == {at: (of_a[at], of_b[at]) for at in of_a | of_b}
+    assert pieces.rows() == sorted(pieces.rows())
+
+
+@exact
+@given(DRAWN, DRAWN, ORIGINS)
+def test_coverage_adds_up_what_only_one_or_both_cover(a: Drawn, b: Drawn, origin: int) -> None:
+    of_a, of_b = set(instants(a)), set(instants(b))
+    parts = {"only_a": of_a - of_b, "only_b": of_b - of_a, "both": of_a & of_b}
+    grouped = intervals.coverage(frame(a, origin), frame(b, origin), by=BY).collect()
+    assert {row[:2]: row[2:] for row in grouped.iter_rows()} == {
+        group: tuple(sum(at[:2] == group for at in part) for part in parts.values())
+        for group in {at[:2] for at in of_a | of_b}
+    }
+    merged_a, merged_b = {t for _, _, t in of_a}, {t for _, _, t in of_b}
+    whole = intervals.coverage(frame(a, origin), frame(b, origin)).collect()
+    assert whole.rows(named=True) == [
+        {
+            "only_a": len(merged_a - merged_b),
+            "only_b": len(merged_b - merged_a),
+            "both": len(merged_a & merged_b),
+        }
+    ]
+
+
+@exact
+@given(DRAWN, DRAWN, DRAWN, ORIGINS)
+def test_the_part_inside_pieces_is_counted_row_by_row(rows: Drawn, a: Drawn, b: Drawn, origin: int) -> None:
+    rows, a, b = ([(rank, 0, *time) for rank, _, *time in drawn] for drawn in (rows, a, b))
+    pieces = intervals.overlay({"a": frame(a, origin), "b": frame(b, origin)}, by=["rank"])
+    parts = {"only_b": (pl.col("b") > 0) & (pl.col("a") == 0), "twice_a": pl.col("a") >= 2}
+    answer = intervals.inside(frame(rows, origin), pieces, parts).collect()
+    of_a, of_b = Counter(instants(a)), Counter(instants(b))
+    assert answer.select(*SCHEMA).equals(frame(rows, origin).collect())
+    assert answer.select(*parts).rows() == [
+        (
+            sum(of_b[at] > 0 and of_a[at] == 0 for at in instants([row])),
+            sum(of_a[at] >= 2 for at in instants([row])),
+        )
+        for row in rows
+    ]
+
+
+@pytest.mark.parametrize("by", [[], ["rank"], BY])
+def test_nothing_in_gives_nothing_out_with_the_same_types(by: list[str]) -> None:
+    none, some = frame([]), frame([(0, 7, 0, 4)])
+    for operation in (
+        lambda f: intervals.union(f, by),
+        lambda f: intervals.paint(f, {"a": f}, by),
+        lambda f: intervals.overlay({"a": f}, by),
+    ):
+        empty, full = operation(none).collect(), operation(some).collect()
+        assert empty.is_empty()
+        assert empty.schema == full.schema
+    assert intervals.paint(some, {"a": none}, by).collect()["account"].to_list() == [None]
+    assert intervals.inside(none, none, {"part": pl.lit(True)}).collect().is_empty()
+    assert intervals.inside(some, none, {"part": pl.lit(True)}).collect()["part"].to_list() == [0]
+
+
+def test_groups_without_a_name_are_a_group() -> None:
+    schema = {"rank": pl.Int32, "start": pl.Int64, "end": pl.Int64}
+    windows = pl.LazyFrame({"rank": [0, None, 1], "start": 0, "end": 9}, schema)
+    layer = pl.LazyFrame({"rank": [None, 1], "start": 3, "end": [4, 7]}, schema)
+    assert set(
+        intervals.paint(windows, {"a": layer}, by=["rank"])
+        .select("rank", "start", "account")
+        .collect()
+        .rows()
+    ) == {
+        (None, 0, None),
+        (None, 3, "a"),
+        (None, 4, None),
+        (0, 0, None),
+        (1, 0, None),
+        (1, 3, "a"),
+        (1, 7, None),
+    }
+
+
+@pytest.mark.parametrize("dtype", [pl.String, pl.Categorical, pl.Enum(["b", "a"]), pl.Boolean])
+def test_groups_may_have_any_type(dtype: pl.DataType) -> None:
+    values = [True, False, True, False] if dtype == pl.Boolean else ["b", "a", "b", "a"]
+    rows = pl.LazyFrame({"g": pl.Series(values, dtype=dtype), "start": [5, 0, 0, 3], "end": [9, 4, 2, 7]})
+    spans = intervals.union(rows, by=["g"]).collect()
+    assert sorted(spans.select(pl.col("g").cast(pl.String), "start", "end").rows()) == (
+        [("false", 0, 7), ("true", 0, 2), ("true", 5, 9)]
+        if dtype == pl.Boolean
+        else [("a", 0, 7), ("b", 0, 2), ("b", 5, 9)]
+    )
+    covered = intervals.coverage(
+        rows.filter(pl.col("start") > 0), rows.filter(pl.col("start") == 0), by=["g"]
+    )
+    assert sorted(covered.select("only_a", "only_b", "both").collect().rows()) == [(3, 3, 1), (4, 2, 0)]
+
+
+# -- nesting ------------------------------------------------------------------------------------------------
+
+NESTED = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 14), st.integers(-1, 12)), max_size=14)
+Nested = list[tuple[int, int, int]]
+
+
+def arrays(drawn: Nested, origin: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    group = np.array([g for g, _, _ in drawn], dtype=np.int64)
+    start = np.array([s for _, s, _ in drawn], dtype=np.int64) + origin
+    length = np.array([n for _, _, n in drawn], dtype=np.int64)
+    return start, start + length, group
+
+
+def walked(drawn: Nested, origin: int = 0) -> list[tuple[int, int, int, int, int]]:
+    """(original row, start, cut end, parent's original row or -1, depth), by keeping a stack."""
+    start, end, group = arrays(drawn, origin)
+    order = sorted(range(len(drawn)), key=lambda i: (group[i], start[i], -end[i]))
+    stack: list[tuple[int, int]] = []
+    of = None
+    result: list[tuple[int, int, int, int, int]] = []
+    for i in order:
+        if group[i] != of:
+            stack, of = [], group[i]
+        while stack and stack[-1][1] <= start[i]:
+            stack.pop()
+        cut = max(end[i], start[i])
+        parent = -1
+        if stack:
+            parent, limit = stack[-1]
+            cut = min(cut, limit)
+        result.append((i, int(start[i]), int(cut), parent, len(stack)))
+        stack.append((i, int(cut)))
+    return result
+
+
+def told(forest: Forest) -> list[tuple[int, int, int, int, int]]:
+    parent = (
+        np.where(forest.parent < 0, -1, forest.order[forest.parent]) if len(forest.order) else forest.order
+    )
+    columns = (forest.order, forest.start, forest.end, parent, forest.depth)
+    return list(zip(*(c.tolist() for c in columns), strict=True))
+
+
+# Two that begin alike and one of no length; a chain in which each outlives the last; a tangle of both.
+@example([(0, 0, 9), (0, 0, 9), (0, 3, 0), (0, 3, 2), (0, 3, 0)], 0)
+@example([(0, i, 12) for i in range(12)], 0)
+@example([(0, 0, 5), (0, 1, 9), (0, 2, 9), (0, 4, 9), (0, 5, 1), (0, 5, 0), (1, 0, 3)], 0)
+@settings(max_examples=400, deadline=None)
+@given(NESTED, ORIGINS)
+def test_nesting_equals_a_walk_with_a_stack(drawn: Nested, origin: int) -> None:
+    forest = intervals.nest(*arrays(drawn, origin))
+    assert told(forest) == walked(drawn, origin)
+    cut = sum(
+        end < max(start + length, start)
+        for (_, start, end, *_), length in zip(
+            walked(drawn), (drawn[i][2] for i, *_ in walked(drawn)), strict=True
+        )
+    )
+    assert (forest.repaired > 0) == (cut > 0)
+
+
+@settings(max_examples=200, deadline=None)
+@given(NESTED)
+def test_the_way_out_for_tangled_input_gives_the_same_forest(drawn: Nested) -> None:
+    start, end, group = arrays(drawn)
+    order = np.lexsort((-end, start, group)).astype(np.int64)
+    one_by_one = nesting._nest_one_by_one(  # pyright: ignore[reportPrivateUsage]
+        order, start[order], np.maximum(end, start)[order], group[order], 0
+    )
+    fast = intervals.nest(start, end, group)
+    assert all(np.array_equal(a, b) for a, b in zip(astuple(fast)[:6], astuple(one_by_one)[:6], strict=True))
+
+
+@settings(max_examples=200, deadline=None)
+@given(NESTED, st.lists(st.tuples(st.integers(0, 2), st.integers(-1, 27)), max_size=8), ORIGINS)
+def test_the_innermost_interval_at_a_point_is_the_deepest_that_contains_it(
+    drawn: Nested, points: list[tuple[int, int]], origin: int
+) -> None:
+    forest = intervals.nest(*arrays(drawn, origin))
+    point = np.array([t for _, t in points], dtype=np.int64) + origin
+    group = np.array([g for g, _ in points], dtype=np.int64)
+    found = intervals.innermost_at(forest, point, group)
+    nodes = walked(drawn, origin)
+    for at, t, g in zip(found.tolist(), point.tolist(), group.tolist(), strict=True):
+        holding = [(depth, i) for i, start, end, _, depth in nodes if drawn[i][0] == g and start <= t < end]
+        assert (int(forest.order[at]) if at >= 0 else None) == (max(holding)[1] if holding else None)
+
+
+@settings(max_examples=300, deadline=None)
+@given(NESTED, ORIGINS)
+def test_self_pieces_give_every_instant_to_the_deepest_interval(drawn: Nested, origin: int) -> None:
+    forest = intervals.nest(*arrays(drawn, origin))
+    position, start, end = intervals.self_pieces(forest)
+    owner: dict[tuple[int, int], int] = {}
+    for p, first, last in zip(position.tolist(), start.tolist(), end.tolist(), strict=True):
+        assert first < last
+        for t in range(first, last):
+            assert (int(forest.group[p]), t) not in owner
+            owner[int(forest.group[p]), t] = int(forest.order[p])
+    deepest: dict[tuple[int, int], tuple[int, int]] = {}
+    for i, first, last, _, depth in walked(drawn, origin):
+        for t in range(first, last):
+            at = (drawn[i][0], t)
+            deepest[at] = max(deepest.get(at, (-1, -1)), (depth, i))
+    assert owner == {at: i for at, (_, i) in deepest.items()}
+    order = list(zip(forest.group[position].tolist(), start.tolist(), strict=True))
+    assert order == sorted(order)
+
+
+def test_group_ids_number_the_combinations_densely() -> None:
+    rows = pl.DataFrame({"rank": [3, None, 3, 1, None], "name": ["x", "y", "x", "x", "y"]})
+    ids = intervals.group_ids(rows, ["rank", "name"]).tolist()
+    assert sorted(set(ids)) in ([0, 1, 2], [1, 2, 3])
+    assert ids[0] == ids[2] and ids[1] == ids[4] and len(set(ids)) == 3
+    assert intervals.group_ids(rows, []).tolist() == [0] * 5
+
+
+def test_a_deep_stack_and_a_long_row_are_no_trouble() -> None:
+    deep = 2_000
+    start = np.r_[np.arange(deep), np.arange(deep) * 10 + 10_000].astype(np.int64)
+    end = np.r_[2 * deep - np.arange(deep), np.arange(deep) * 10 + 10_007].astype(np.int64)
+    forest = intervals.nest(start, end, np.zeros(2 * deep, dtype=np.int64))
+    assert forest.repaired == 0
+    assert forest.depth.tolist() == [*range(deep), *([0] * deep)]
+    _, first, last = intervals.self_pieces(forest)
+    assert int((last - first).sum()) == 2 * deep + 7 * deep
+
+
+def proper(drawn: Drawn) -> Drawn:
+    """The rows that nest among those before them, as the calls of a real thread do."""
+    kept: Drawn = []
+    for row in drawn:
+        _, _, start, length = row
+        crossing = [
+            1
+            for rank, thread, s, n in kept
+            if (rank, thread) == row[:2]
+            and (s < start < s + n < start + length or start < s < start + length < s + n)
+        ]
+        kept += [] if crossing else [row]
+    return kept
+
+
+@exact
+@given(DRAWN, DRAWN, ORIGINS, st.sampled_from([0, 1, 32]))
+def test_a_point_takes_the_value_of_the_innermost_row_that_covers_it(
+    drawn: Drawn, points: Drawn, origin: int, near: int
+) -> None:
+    """The one that began last, and of those the shortest."""
+    drawn = drawn if near == 32 else proper(drawn)
+    rows = frame(drawn, origin).with_row_index("row").collect()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nesting, "NEAR", near)
+        found = intervals.innermost(frame(points, origin).collect(), rows, by=BY, column="row").to_list()
+    for (rank, thread, at, _), row in zip(points, found, strict=True):
+        over = [
+            (start, -length)
+            for r, t, start, length in drawn
+            if (r, t) == (rank, thread) and start <= at < start + length
+        ]
+        assert (row is None) == (not over)
+        if row is not None:
+            assert drawn[row][:2] == (rank, thread)
+            assert (drawn[row][2], -drawn[row][3]) == max(over)

@@ -1,0 +1,395 @@
+"""Collectives of different ranks are put together by group and order, or the reason is said why not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from polars.testing import assert_frame_equal
+
+from lostflops.intervals.matching import ONE_RANK, matches
+from lostflops.recipe import example_table
+from lostflops.tables import COLLECTIVES, RANKS
+from synthetic_job import Job
+
+TIMES = ("start", "arrival", "end")
+
+
+def matched(
+    rows: list[dict[str, Any]], ranks: int | list[dict[str, Any]] = 2, **options: Any
+) -> pl.DataFrame:
+    """The matches of some rows in a job of so many ranks."""
+    known = [{"rank": r, "world_size": ranks} for r in range(ranks)] if isinstance(ranks, int) else ranks
+    return matches(example_table(COLLECTIVES, rows), example_table(RANKS, known), **options)
+
+
+def row(rank: int, start: int, end: int, kind: str = "all-reduce", **more: Any) -> dict[str, Any]:
+    return {"rank": rank, "start": start, "end": end, "kind": kind, "bytes_in": 8, **more}
+
+
+def reasons(table: pl.DataFrame) -> set[str]:
+    return set(table["reason"].to_list())
+
+
+def assert_true_instances(table: pl.DataFrame) -> None:
+    """The instances are the calls that the job really made, numbered densely by first arrival."""
+    known = table.filter(pl.col("instance").is_not_null())
+    assert known.height > 0
+    pairs = known.select("call", "instance").unique()
+    assert pairs.height == pairs["call"].n_unique() == pairs["instance"].n_unique()
+    numbers = known["instance"].unique().sort().to_list()
+    assert numbers == list(range(len(numbers)))
+    first = known.group_by("instance").agg(pl.col("arrival").min()).sort("instance")
+    assert first["arrival"].is_sorted()
+    for _, of_one in known.group_by("call"):
+        assert of_one["last_arrival"].to_list() == [of_one["arrival"].max()] * of_one.height
+        assert of_one["latency"].to_list() == [(of_one["end"] - of_one["arrival"]).min()] * of_one.height
+        assert of_one["members"].to_list() == [of_one.height] * of_one.height
+    split = known.filter(pl.col("wait").is_not_null())
+    assert (split["wait"] >= 0).all()
+    assert (split["wait"] + split["transfer"]).equals(split["end"] - split["arrival"])
+    assert table.filter(pl.col("wait").is_null() == (pl.col("reason") == "")).is_empty()
+
+
+def test_the_last_arrival_splits_wait_from_transfer() -> None:
+    table = matched([row(0, 10, 52), row(1, 40, 51), row(2, 33, 57)], 3)
+    assert table.select("instance", "members", "last_arrival", "last_rank", "latency").unique().rows() == [
+        (0, 3, 40, 1, 11)
+    ]
+    assert table.select("wait", "transfer").rows() == [(30, 12), (0, 11), (7, 17)]
+
+
+def test_an_instance_needs_all_ranks_of_its_group() -> None:
+    """Of three members the last to come may be the one whose row is missing."""
+    rows = [row(r, 10 * r, 60, group="0 [0, 1, 2]", group_size=3, sequence=s) for r in (0, 1) for s in (4,)]
+    rows += [row(r, 100 + r, 160, group="0 [0, 1, 2]", group_size=3, sequence=5) for r in (0, 1, 2)]
+    table = matched(rows, 3)
+    assert table.filter(pl.col("sequence") == 4)["wait"].null_count() == 2
+    assert "2 ranks recorded it, of the 3 in its group" in reasons(table)
+    assert table.filter(pl.col("sequence") == 5)["wait"].to_list() == [2, 1, 0]
+
+
+def test_the_size_of_a_group_counts_where_its_ranks_are_not_listed() -> None:
+    """Two tensor-parallel groups of one name are not one group of four."""
+    rows = [row(r, 10 * r, 60 + r, group="tp", group_size=2, sequence=1) for r in range(4)]
+    assert reasons(matched(rows, 4)) == {"4 ranks recorded it, of the 2 in its group"}
+    assert reasons(matched(rows[:2], 4)) == {""}
+    assert reasons(matched(rows[:1], 4)) == {"no other rank recorded it"}
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("numbered", [True, False])
+def test_tensor_and_data_parallel_groups_keep_apart(seed: int, numbered: bool) -> None:
+    job = Job(4, seed)
+    groups = {"1 [0, 1]": (0, 1), "2 [2, 3]": (2, 3), "3 [0, 2]": (0, 2), "4 [1, 3]": (1, 3)}
+    count = dict.fromkeys(groups, 0)
+    for _ in range(6):
+        for name, ranks in groups.items():
+            for _ in range(1 + (ranks[1] - ranks[0] == 1)):
+                count[name] += 1
+                job.run(ranks, group=name, group_size=2, sequence=count[name] if numbered else None)
+    table = matches(*job.tables())
+    assert reasons(table) == {""}
+    assert_true_instances(table)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(2, 4),
+    st.lists(
+        st.sampled_from(["all-reduce", "all-gather", "broadcast", "all-to-all"]), min_size=1, max_size=9
+    ),
+    st.integers(0, 99),
+    st.randoms(use_true_random=False),
+)
+def test_matching_depends_on_neither_row_order_nor_the_clock_s_start(
+    ranks: int, kinds: list[str], seed: int, random: Any
+) -> None:
+    job = Job(ranks, seed)
+    for kind in kinds:
+        job.run(range(ranks), kind)
+    collectives, known = job.tables()
+    table = matches(collectives, known)
+    assert reasons(table) == {""}
+    assert_true_instances(table)
+    order = list(range(table.height))
+    random.shuffle(order)
+    shuffled = matches(collectives.collect()[order].lazy(), known)
+    assert_frame_equal(shuffled, table[order])
+    origin = 1_700_000_000_000_000_001
+    later = matches(collectives.with_columns(pl.col(TIMES) + origin), known)
+    assert_frame_equal(later.with_columns(pl.col(*TIMES, "last_arrival") - origin), table)
+
+
+def test_the_number_in_the_group_finds_the_place_when_recordings_begin_apart() -> None:
+    job = Job(2, seed=3)
+    for n in range(9):
+        job.run((0, 1), group="0 [0, 1]", sequence=n)
+    collectives, ranks = job.tables()
+    cut = collectives.filter((pl.col("rank") == 0) | pl.col("call").is_between(2, 6))
+    table = matches(cut, ranks)
+    assert_true_instances(table)
+    assert table.filter(pl.col("instance").is_null())["call"].to_list() == [0, 1, 7, 8]
+    assert reasons(table) == {"", "no other rank recorded it"}
+
+
+@pytest.mark.parametrize("cut", [(0, 5), (3, 9)])
+def test_unequal_counts_line_up_at_the_end_that_the_times_allow(cut: tuple[int, int]) -> None:
+    job = Job(2, seed=4)
+    for _ in range(10):
+        job.run((0, 1), bytes_in=64)  # no bytes or kinds tell one from the next
+    collectives, ranks = job.tables(clock_error=2_000)
+    table = matches(collectives.filter((pl.col("rank") == 0) | pl.col("call").is_between(*cut)), ranks)
+    assert_true_instances(table)
+    assert table["instance"].n_unique() - 1 == cut[1] - cut[0] + 1
+
+
+def test_unequal_counts_that_line_up_nowhere_are_left_alone() -> None:
+    job = Job(2, seed=4)
+    for _ in range(10):
+        job.run((0, 1), bytes_in=64)
+    collectives, ranks = job.tables(clock_error=2_000)
+    middle = collectives.filter((pl.col("rank") == 0) | pl.col("call").is_between(2, 7))
+    assert reasons(matches(middle, ranks)) == {
+        "ranks recorded between 6 and 10 operations of its group; which belong together is unclear"
+    }
+
+
+def test_unequal_counts_are_not_lined_up_without_a_common_clock() -> None:
+    """A clock two steps ahead and a recording that began two steps late look alike."""
+    job = Job(3, seed=5)
+    for _ in range(10):
+        job.run((0, 1, 2), bytes_in=64)
+    collectives, ranks = job.tables()
+    late = collectives.filter((pl.col("rank") != 1) | (pl.col("call") >= 2))
+    table = matches(late, ranks, trust_clocks=False)
+    assert table["instance"].null_count() == table.height
+    assert matches(collectives, ranks, trust_clocks=False)["instance"].null_count() == 0
+
+
+def test_ranks_that_disagree_are_not_matched() -> None:
+    text = "the ranks' collectives differ in kind, bytes or order"
+    other_bytes = [row(0, 0, 40), {**row(1, 9, 41), "bytes_in": 16}]
+    assert reasons(matched(other_bytes)) == {text}
+    assert reasons(matched([{**r, "sequence": 3} for r in other_bytes])) == {text}
+    assert reasons(matched([row(0, 0, 40), row(1, 9, 41, "all-gather")])) == {text}
+    uneven = [{**r, "kind": "all-to-all"} for r in other_bytes]
+    assert reasons(matched(uneven)) == {""}
+    unsaid = [row(0, 0, 40), {**row(1, 9, 41), "bytes_in": None}]
+    assert reasons(matched(unsaid)) == {""}
+
+
+def test_what_one_call_issues_together_shares_a_number() -> None:
+    rows = [row(r, at + r, at + 30, sequence=7, group="0 [0, 1]") for r in (0, 1) for at in (0, 40, 80)]
+    table = matched(rows)
+    assert reasons(table) == {""}
+    assert table.sort("start")["instance"].to_list() == [0, 0, 1, 1, 2, 2]
+    short = matched(rows[:-1])
+    assert short["instance"].null_count() == 5, "which of three belongs to which of two?"
+
+
+def test_times_that_contradict_each_other_are_refused() -> None:
+    rows = [row(0, 0, 40), row(1, 50, 90)]
+    contradiction = "the ranks' times contradict each other: one leaves before another has come"
+    for given_rows in (rows, [{**r, "sequence": 1} for r in rows]):
+        table = matched(given_rows, [{"rank": r, "world_size": 2, "clock_error": 4} for r in (0, 1)])
+        assert table["wait"].null_count() == 2
+        known = [{"rank": r, "world_size": 2, "clock_error": 5 * r} for r in (0, 1)]
+        assert reasons(matched(given_rows, known)) == {""}, "no more than the clocks' error"
+    numbered = [{**r, "sequence": 1} for r in rows]
+    assert reasons(matched(numbered)) == {contradiction}
+    assert reasons(matched(numbered, trust_clocks=False)) == {""}
+
+
+def test_the_root_of_a_broadcast_does_not_wait_for_the_last() -> None:
+    table = matched([row(0, 0, 12, "broadcast"), row(1, 31, 45, "broadcast"), row(2, 4, 40, "broadcast")], 3)
+    assert table["instance"].to_list() == [0, 0, 0]
+    assert table.select("wait", "transfer").rows() == [(None, None), (0, 14), (27, 9)]
+    assert reasons(table[:1]) == {"it left before the last rank came, so it did not wait for that"}
+
+
+def test_the_last_rank_is_unknown_within_the_clock_error() -> None:
+    rows = [row(0, 0, 40), row(1, 9, 42), row(2, 9, 41), row(0, 100, 150), row(1, 111, 153), row(2, 125, 149)]
+    for error, last in ((None, [None, 2]), (13, [None, 2]), (14, [None, None])):
+        known = [{"rank": r, "world_size": 3, "clock_error": error} for r in range(3)]
+        table = matched(rows, known)
+        assert table["wait"].to_list() == [9, 0, 0, 25, 14, 0]
+        assert table.sort("start").gather_every(3)["last_rank"].to_list() == last
+
+
+def test_sends_meet_their_receives() -> None:
+    rows = [
+        row(0, 0, 30, "send", peer=1),
+        row(1, 20, 32, "receive", peer=0),
+        row(1, 40, 44, "send", peer=0),
+        row(0, 35, 47, "receive", peer=1),
+        row(0, 60, 71, "send", peer=1),
+        row(1, 50, 70, "receive", peer=0),
+    ]
+    table = matched(rows)
+    assert table["instance"].to_list() == [0, 0, 1, 1, 2, 2]
+    assert table["wait"].to_list() == [20, 0, 0, 5, 0, 10]
+    assert table["last_rank"].to_list() == [1, 1, 1, 1, 0, 0]
+
+
+def test_a_receive_cannot_end_before_its_send_began() -> None:
+    rows = [row(0, 50, 60, "send", peer=1), row(1, 0, 45, "receive", peer=0)]
+    known = [{"rank": r, "world_size": 2, "clock_error": 1} for r in (0, 1)]
+    assert matched(rows, known)["wait"].null_count() == 2
+    buffered = [row(0, 0, 6, "send", peer=1), row(1, 40, 45, "receive", peer=0)]
+    assert matched(buffered, known).select("wait", "transfer").rows() == [(None, None), (0, 5)]
+
+
+def test_sends_are_counted_per_direction_group_and_peer() -> None:
+    job = Job(3, seed=8)
+
+    def send(source: int, target: int, group: str) -> None:
+        job.run((source, target), "send", group=group)
+        job.rows[-1] |= {"kind": "receive", "peer": source}
+        job.rows[-2] |= {"peer": target}
+
+    for _ in range(5):
+        send(0, 1, "pp")
+        send(1, 2, "pp")
+        send(2, 1, "pp")
+        send(1, 0, "pp")
+        send(0, 1, "other")
+    table = matches(*job.tables())
+    assert reasons(table) == {""}
+    assert_true_instances(table)
+
+
+def test_a_send_alone_says_why() -> None:
+    assert reasons(matched([row(0, 0, 30, "send")])) == {"its peer is unknown"}
+    assert reasons(matched([row(0, 0, 30, "send-receive"), row(1, 0, 30, "send-receive")])) == {
+        "its peer is unknown"
+    }
+    assert reasons(matched([row(0, 0, 30, "send", peer=1)])) == {"no other rank recorded it"}
+    assert reasons(matched([row(0, 0, 30, "send", peer=5), row(1, 0, 9)])) == {
+        "rank 5, its peer, is not here",
+        "no other rank recorded it",
+    }
+
+
+def test_receives_recorded_from_a_later_step_on_are_not_shifted() -> None:
+    """A receive may end long after its send, so times tell less here; sizes do."""
+    job = Job(2, seed=9)
+    for call in range(8):
+        job.run((0, 1), "send", bytes_in=64 + (call == 4))
+        job.rows[-1] |= {"kind": "receive", "peer": 0}
+        job.rows[-2] |= {"peer": 1}
+    collectives, ranks = job.tables(clock_error=2_000)
+    late = collectives.filter((pl.col("rank") == 0) | (pl.col("call") >= 3))
+    assert_true_instances(matches(late, ranks))
+    assert matches(late, ranks, trust_clocks=False)["instance"].null_count() == 13
+    alike = matches(late.with_columns(bytes_in=pl.lit(64)), ranks)
+    assert alike["instance"].null_count() == 13
+
+
+@pytest.mark.parametrize(
+    ("rows", "ranks", "reason"),
+    [
+        ([row(0, 0, 9)], [{"rank": 0, "world_size": 2}], ONE_RANK),
+        ([row(0, 0, 9)], [{"rank": 0}], ONE_RANK),
+        ([row(0, 0, 9, group="tp")], [{"rank": 0}], ONE_RANK),
+        (
+            [row(0, 0, 9), row(1, 0, 9)],
+            [{"rank": 0, "world_size": 8}, {"rank": 1, "world_size": 8}],
+            "only 2 of 8 ranks are here and its group is unknown",
+        ),
+        (
+            [row(0, 0, 9, group="0 [0, 2, 7]")],
+            [{"rank": 0, "world_size": 8}, {"rank": 1, "world_size": 8}],
+            "ranks 2, 7 of its group are not here",
+        ),
+        (
+            [row(0, 0, 9, "unknown"), row(1, 0, 9, "unknown")],
+            2,
+            "what most of its group's operations do is unknown",
+        ),
+        ([row(0, 0, 9, "layout"), row(1, 0, 9, "layout")], 2, "it takes part in nothing with other ranks"),
+        ([row(0, 0, 9)], 2, "no other rank recorded it"),
+    ],
+)
+def test_the_reason_is_said(rows: list[dict[str, Any]], ranks: Any, reason: str) -> None:
+    table = matched(rows, ranks)
+    assert reasons(table) == {reason}
+    assert table.select(
+        "instance", "members", "last_arrival", "last_rank", "latency", "wait", "transfer"
+    ).unique().rows() == [(None,) * 7]
+
+
+def test_a_group_is_only_guessed_when_the_job_has_no_other() -> None:
+    rows = [row(0, 0, 9), row(1, 4, 9), row(0, 20, 29, group="a [0, 1]"), row(1, 23, 29, group="a [0, 1]")]
+    assert matched(rows)["wait"].to_list() == [4, 0, 3, 0]
+    rows += [row(0, 40, 49, group="b [0, 1]"), row(1, 47, 49, group="b [0, 1]")]
+    table = matched(rows)
+    assert table["wait"].to_list() == [None, None, 3, 0, 7, 0]
+    assert reasons(table[:2]) == {"its group is unknown and the job has several"}
+
+
+def test_groups_that_the_job_lists_keep_operations_without_a_group_apart() -> None:
+    """gloo's operations name no group: in a job of two pairs, whose they are cannot be told."""
+
+    def grouped(*groups: list[int]) -> list[dict[str, Any]]:
+        listed = [{"name": str(n), "description": "", "ranks": ranks} for n, ranks in enumerate(groups)]
+        return [{"rank": r, "world_size": 2, "groups": listed} for r in range(2)]
+
+    rows = [row(0, 0, 9), row(1, 4, 9)]
+    assert matched(rows, grouped([0, 1], [1, 0], [0], []))["wait"].to_list() == [4, 0]
+    assert reasons(matched(rows, grouped([0, 1], [0, 2]))) == {"its group is unknown and the job has several"}
+
+
+def test_ranks_below_the_highest_are_missed_where_no_world_size_is_known() -> None:
+    table = matched([row(2, 0, 9), row(3, 4, 9)], [{"rank": 2}, {"rank": 3}])
+    assert reasons(table) == {"only 2 of at least 4 ranks are here and its group is unknown"}
+
+
+def test_it_is_said_where_the_ranks_here_were_taken_for_all() -> None:
+    rows = [row(0, 0, 9), row(1, 4, 9)]
+    unknown = [{"rank": 0}, {"rank": 1}]
+    assert matched(rows, unknown)["assumed"].to_list() == [True, True]
+    assert matched(rows)["assumed"].to_list() == [False, False]
+    for group, size, assumed in (("a", None, True), ("a", 2, False), ("a [0, 1]", None, False)):
+        of_group = [{**one, "group": group, "group_size": size} for one in rows]
+        assert matched(of_group, unknown)["assumed"].to_list() == [assumed, assumed]
+
+
+def test_what_lost_its_description_matches_by_its_neighbours_and_its_name() -> None:
+    rows = [row(0, 0, 9), row(1, 4, 9), row(0, 20, 29), row(1, 23, 29)]
+    first = [
+        {**r, "kind": "unknown", "bytes_in": None, "name": "nccl"} for r in (row(0, -20, -8), row(1, -13, -9))
+    ]
+    assert matched([*first, *rows])["wait"].to_list() == [7, 0, 4, 0, 3, 0]
+    half = [first[0], {**first[1], "kind": "broadcast"}]
+    assert matched([*half, *rows])["instance"].to_list() == [0, 0, 1, 1, 2, 2]
+    other = [first[0], {**first[1], "name": "another"}]
+    assert matched([*other, *rows])["instance"].null_count() == 6
+
+
+def test_a_group_of_one_waits_for_nobody() -> None:
+    assert matched([row(0, 0, 9)], 1).select("members", "last_rank", "wait", "transfer").rows() == [
+        (1, None, 0, 9)
+    ]
+    table = matched([row(1, 0, 9, group="3 [1]"), row(0, 2, 9, group="2", group_size=1)])
+    assert table.select("wait", "transfer").rows() == [(0, 9), (0, 7)]
+
+
+def test_numbers_of_instances_have_no_holes() -> None:
+    rows = [row(0, 0, 9), row(1, 4, 9), row(0, 20, 29, "layout"), row(0, 40, 49), row(1, 47, 49)]
+    assert matched(rows)["instance"].to_list() == [0, 0, None, 1, 1]
+
+
+@pytest.mark.parametrize("name", ["[²]", "0 [" + "9" * 5000 + "]", "x]", "[", "0 [1, 0]"])
+def test_any_text_may_name_a_group(name: str) -> None:
+    table = matched([row(0, 0, 9, group=name), row(1, 4, 9, group=name)])
+    assert table.height == 2
+
+
+def test_nothing_to_match_gives_the_same_columns() -> None:
+    some, none = matched([row(0, 0, 9), row(1, 4, 9)]), matched([])
+    assert none.schema == some.schema
+    assert none.is_empty()

@@ -1,0 +1,221 @@
+"""What the names of host rows prove, and, as important, what they do not."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, get_args
+
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lostflops.naming.host_causes import CAUSE_PATTERNS, CAUSES, Row, captures, cause_of
+from lostflops.naming.patterns import Recogniser
+
+ROWS: tuple[Row, ...] = get_args(Row)
+CASES = [(pattern, row) for pattern in CAUSE_PATTERNS for row in pattern.rows]
+
+
+def cause(name: str, row: Row) -> str | None:
+    return cause_of([name], row)["cause"].item()
+
+
+@pytest.mark.parametrize(("pattern", "row"), CASES, ids=lambda x: getattr(x, "example", x)[:50])
+def test_a_pattern_claims_its_own_example(pattern: Any, row: Row) -> None:
+    assert cause(pattern.example, row) == pattern.cause
+    assert pattern.cause in CAUSES
+    of_row = Recogniser(p for p in CAUSE_PATTERNS if row in p.rows)
+    without_version = pattern.example.removesuffix("_v3020")
+    assert of_row.first([without_version]) == [pattern]
+
+
+def test_every_cause_can_be_proved() -> None:
+    assert {pattern.cause for pattern in CAUSE_PATTERNS} == set(CAUSES)
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "expected"),
+    [
+        ("cudaStreamSynchronize_v3020", "launch", "host_synchronisation"),
+        ("cudaDeviceSynchronize_ptsz_v7000", "launch", "host_synchronisation"),
+        ("cuCtxSynchronize", "launch", "host_synchronisation"),
+        ("cudaMemcpy", "launch", "host_synchronisation"),
+        ("cudaMemcpy2DToArray_v3020", "launch", "host_synchronisation"),
+        ("cuMemcpyHtoD_v2", "launch", "host_synchronisation"),
+        ("cudaFree", "launch", "memory_allocator"),
+        ("cuMemAddressReserve", "launch", "memory_allocator"),
+        ("cuMemUnmap", "launch", "memory_allocator"),
+        ("cuMemAlloc_v2", "launch", "memory_allocator"),
+        ("hipHostMalloc", "launch", "memory_allocator"),
+        ("hipModuleLoadData", "launch", "compilation"),
+        ("cuLibraryLoadData", "launch", "compilation"),
+        ("aten::item, op_id = 317127", "range", "host_synchronisation"),
+        ("Context Sync", "range", "host_synchronisation"),
+        ("Stream sync", "range", "host_synchronisation"),
+        ("Runtime Triggered Module Loading", "range", "compilation"),
+        ("Driver JIT compiler (CUDA)", "range", "compilation"),
+        ("CachingAutotuner.benchmark_all_configs (dynamo_timed)", "range", "compilation"),
+        ("backward-send-forward-recv", "range", "pipeline_bubble"),
+        ("forward-send-backward-recv", "range", "pipeline_bubble"),
+        ("send_forward_recv_backward", "range", "pipeline_bubble"),
+        ("[pl][profile]run_training_epoch.train_dataloader_next", "range", "data_loading"),
+        ("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", "operator", "data_loading"),
+        ("torch/utils/data/_utils/fetch.py(54): <listcomp>", "frame", "data_loading"),
+        ("<built-in method tolist of Tensor object at 0x7f11dcef5090>", "frame", "host_synchronisation"),
+        ("<built-in method synchronize of torch.Event object at 0x7f3ab8>", "frame", "host_synchronisation"),
+        ("<built-in function _cuda_emptyCache>", "frame", "memory_allocator"),
+        ("torch/_dynamo/symbolic_convert.py(1346): run", "frame", "compilation"),
+        ("torch/_inductor/codegen/triton.py(4071): codegen_kernel", "frame", "compilation"),
+        ("torch/distributed/checkpoint/state_dict_saver.py(62): save", "frame", "checkpoint_logging"),
+        ("transformers/trainer.py(3208): _save_checkpoint", "frame", "checkpoint_logging"),
+        ("wandb/sdk/wandb_run.py(1760): log", "frame", "checkpoint_logging"),
+        ("torch/distributed/pipelining/schedules.py(1601): _wait_recv", "frame", "pipeline_bubble"),
+        ("dynamo", "operator", "compilation"),
+        ("_compile.compile_inner (dynamo_timed)", "operator", "compilation"),
+        ("warmup", "range", "initialisation"),
+        ("## Warm-Up ##", "range", "initialisation"),
+        ("model_warmup_step 3", "range", "initialisation"),
+        ("CUDA initialization", "range", "initialisation"),
+        ("zeEventHostSynchronize", "launch", "host_synchronisation"),
+        ("aclrtSynchronizeStream", "launch", "host_synchronisation"),
+        ("synchronizeStream", "launch", "host_synchronisation"),
+        ("urUSMDeviceAlloc", "launch", "memory_allocator"),
+        ("aclrtMallocPhysical", "launch", "memory_allocator"),
+    ],
+)
+def test_a_name_that_proves_a_cause(name: str, row: Row, expected: str) -> None:
+    assert cause(name, row) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [
+        ("cudaMemcpyAsync", "launch"),
+        ("cudaMemcpyPeer", "launch"),
+        ("cuMemcpyDtoD_v2", "launch"),
+        ("cudaStreamWaitEvent", "launch"),
+        ("cudaEventQuery_v3020", "launch"),
+        ("cudaMemsetAsync", "launch"),
+        ("cudaMemGetInfo", "launch"),
+        ("cuKernelGetAttribute", "launch"),
+        ("hipGetDevicePropertiesR0600", "launch"),
+        ("hipMemcpyAsync", "launch"),
+        ("cudaGraphInstantiate", "launch"),
+        ("Stream Wait Event", "range"),
+        ("lr_warmup", "range"),
+        ("LinearWarmup.step", "range"),
+        ("warmup_scheduler", "range"),
+        ("swarmupdate", "range"),
+        ("initialize_batch", "range"),
+        ("dynamo_guard", "operator"),
+        ("enqueueCommand waitOnEvent", "launch"),
+        ("urEnqueueKernelLaunch", "launch"),
+        ("Stream wait sync", "range"),
+        ("Buffer Flush", "range"),
+        ("Command Buffer Full", "range"),
+        ("forward", "range"),
+        ("Torch-Compiled Region: 0/0", "range"),
+        ("## Call CompiledFxGraph f5ii8ddivzklxr7hd6chn ##", "range"),
+        ("TorchDynamo Cache Lookup", "range"),
+        ("CompiledFunction", "operator"),
+        ("aten::copy_", "operator"),
+        ("aten::nonzero_static", "operator"),
+        ("c10d::send", "operator"),
+        ("torch/_dynamo/eval_frame.py(1039): _fn", "frame"),
+        ("torch/_inductor/compile_fx.py(1767): run", "frame"),
+        ("torch/_inductor/compile_worker/subproc_pool.py(228): _read_thread", "frame"),
+        ("triton/compiler/compiler.py(487): launch_metadata", "frame"),
+        ("triton/runtime/jit.py(574): run", "frame"),
+        ("torch/utils/checkpoint.py(343): checkpoint", "frame"),
+        ("torch/distributed/algorithms/_checkpoint/checkpoint_wrapper.py(144): forward", "frame"),
+        ("nn.Module: CheckpointWrapper_0", "frame"),
+        ("tqdm/_monitor.py(69): run", "frame"),
+        ("<built-in method items of dict object at 0x7860393c0880>", "frame"),
+        ("<built-in method item of numpy.int32 object at 0x7f1736e0fa50>", "frame"),
+        ("collections/__init__.py(1137): __setitem__", "frame"),
+        ("", "frame"),
+    ],
+)
+def test_a_name_that_proves_nothing(name: str, row: Row) -> None:
+    assert cause(name, row) is None
+
+
+def test_one_row_per_distinct_name_in_the_order_given() -> None:
+    found = cause_of(["cudaMalloc", "cudaLaunchKernel", "cudaMalloc", "cudaFree"], "launch")
+    assert found["name"].to_list() == ["cudaMalloc", "cudaLaunchKernel", "cudaFree"]
+    assert found["cause"].to_list() == ["memory_allocator", None, "memory_allocator"]
+    assert cause_of([], "range").schema == found.schema == pl.Schema({"name": pl.String, "cause": pl.String})
+
+
+PIECES = [
+    *sorted({piece for p in CAUSE_PATTERNS for piece in p.contains}),
+    ".py(1): ",
+    "/",
+    "recv",
+    "a",
+    "torch/",
+]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.text() | st.lists(st.sampled_from(PIECES)).map("".join)), st.sampled_from(ROWS))
+def test_any_text_gets_a_known_cause_or_none(names: list[str], row: Row) -> None:
+    found = cause_of(names, row)
+    assert found["name"].to_list() == list(dict.fromkeys(names))
+    assert set(found["cause"].drop_nulls()) <= set(CAUSES)
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_long_names_take_no_time(row: Row) -> None:
+    names = [piece * (10**5 // len(piece)) for piece in PIECES]
+    began = time.perf_counter()
+    cause_of(names, row)
+    assert time.perf_counter() - began < 10e-3 * len(names)
+
+
+# -- captures -----------------------------------------------------------------------------------------------
+
+
+def captured(*calls: tuple[int, int, int, str]) -> list[tuple[int, int, int, str]]:
+    """Thread, start, end and name of the captures that calls (in the same columns) prove."""
+    schema = {"thread": pl.Int64, "start": pl.Int64, "end": pl.Int64, "name": pl.Categorical()}
+    table = pl.DataFrame(calls, schema=schema, orient="row")
+    names = table["name"].unique().cast(pl.String).to_list()
+    return sorted(captures(table.lazy(), names, by=["thread"]).collect().rows())
+
+
+@pytest.mark.parametrize("api", ["cuda", "hip", "cu"])
+def test_a_capture_lasts_from_the_call_that_begins_it_to_the_end_of_the_one_that_ends_it(api: str) -> None:
+    begin = f"{api}StreamBeginCapture"
+    calls = [(7, 2, 3, begin), (7, 5, 6, f"{api}LaunchKernel"), (7, 8, 11, f"{api}StreamEndCapture")]
+    assert captured(*calls) == [(7, 2, 11, begin)]
+    # As the driver and Nsight Systems spell them.
+    for old, new in (
+        ("Capture", "Capture_v2"),
+        ("Capture", "Capture_ptsz"),
+        ("BeginCapture", "BeginCaptureToGraph"),
+    ):
+        spelled = [(*call[:3], call[3].replace(old, new)) for call in calls]
+        assert [row[:3] for row in captured(*spelled)] == [(7, 2, 11)]
+
+
+@pytest.mark.parametrize("name", ["cudaStreamIsCapturing", "cudaStreamGetCaptureInfo", "cudaGraphLaunch"])
+def test_calls_that_neither_begin_nor_end_a_capture_prove_none(name: str) -> None:
+    assert captured((7, 2, 3, name), (7, 8, 11, "cudaStreamEndCapture")) == []
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from([7, 8]), st.sampled_from("BE")), max_size=12))
+def test_each_end_closes_the_last_capture_still_open_on_its_thread(calls: list[tuple[int, str]]) -> None:
+    """And what has no counterpart proves no capture."""
+    names = {"B": "cudaStreamBeginCapture", "E": "cudaStreamEndCapture"}
+    rows = [(thread, 3 * at, 3 * at + 2, names[kind]) for at, (thread, kind) in enumerate(calls)]
+    open_on: dict[int, list[int]] = {7: [], 8: []}
+    expected: list[tuple[int, int, int, str]] = []
+    for at, (thread, kind) in enumerate(calls):
+        if kind == "B":
+            open_on[thread].append(3 * at)
+        elif open_on[thread]:
+            expected.append((thread, open_on[thread].pop(), 3 * at + 2, names["B"]))
+    assert captured(*reversed(rows)) == sorted(expected)

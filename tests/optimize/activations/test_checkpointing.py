@@ -1,0 +1,553 @@
+"""Checkpointing recomputes what it says, changes no gradient, and refuses what would switch it off."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import tiny_models
+from lostflops import optimize
+from lostflops.optimize import Refused
+from lostflops.optimize.model_parts import repeated_layers
+
+torch.set_num_threads(1)
+
+
+def gradients_of(model: Any, batch: Any, seed: int = 5) -> dict[str, torch.Tensor]:
+    model.zero_grad(set_to_none=True)
+    torch.manual_seed(seed)
+    tiny_models.loss_of(model, batch).backward()
+    return tiny_models.gradients(model)
+
+
+def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+class Encoder(nn.Module):
+    """Plain torch: its layers are in `nn.TransformerEncoder`, with dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(32, 4, 48, dropout=0.2, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.encoder(x)
+
+
+class Autocast(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.model(x).float()
+
+
+def case(name: str) -> tuple[Any, Any]:
+    torch.manual_seed(0)
+    if name == "llama":
+        return tiny_models.llama(), tiny_models.llama_batch()
+    if name == "llama in bf16 with attention dropout":
+        return tiny_models.llama(attention_dropout=0.3).bfloat16(), tiny_models.llama_batch()
+    if name == "lora with dropout":
+        return tiny_models.lora(dropout=0.2), tiny_models.llama_batch()
+    if name == "plain torch":
+        return tiny_models.transformer(), tiny_models.transformer_batch()
+    if name == "TransformerEncoder with dropout":
+        return Encoder(), tiny_models.transformer_batch()
+    if name == "autocast":
+        return Autocast(tiny_models.transformer()), tiny_models.transformer_batch()
+    raise ValueError(name)
+
+
+CASES = (
+    "llama",
+    "llama in bf16 with attention dropout",
+    "lora with dropout",
+    "plain torch",
+    "TransformerEncoder with dropout",
+    "autocast",
+)
+
+
+@pytest.mark.parametrize("how", [{"keep": ()}, {"keep": ("*",)}, {"every": 2, "keep": ()}, {}], ids=str)
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_are_equal_to_the_bit(name: str, how: dict[str, Any]) -> None:
+    model, batch = case(name)
+    plain = gradients_of(model, batch)
+    if not how and "dropout" in name and "lora" not in name:
+        how = {"keep": ("*",)}  # on a CPU attention with dropout is no fused operator
+    with optimize.checkpoint(model, **how) as checkpointed:
+        assert equal(gradients_of(model, batch), plain)
+        assert checkpointed.recomputed == len(checkpointed.layers) == checkpointed.forwards
+    assert equal(gradients_of(model, batch), plain)
+    assert checkpointed.recomputed == len(checkpointed.layers), "still recomputing after the end"
+
+
+def test_undo_leaves_no_trace() -> None:
+    model = tiny_models.llama()
+    before = [dict(module.__dict__) for module in model.modules()]
+    keys = list(model.state_dict())
+    checkpointed = optimize.checkpoint(model, keep=("attention", "o_proj"))
+    assert list(model.state_dict()) == keys
+    assert "forward" in model.model.layers[0].__dict__
+    checkpointed.undo()
+    for module, was in zip(model.modules(), before, strict=True):
+        assert module.__dict__.keys() == was.keys()
+    optimize.checkpoint(model).undo()
+
+
+def test_an_exception_between_forward_and_backward_leaves_no_trace() -> None:
+    model, batch = case("plain torch")
+    with pytest.raises(ZeroDivisionError), optimize.checkpoint(model, keep=()):
+        tiny_models.loss_of(model, batch)
+        raise ZeroDivisionError
+    assert all("forward" not in module.__dict__ for module in model.modules())
+
+
+def test_a_forward_that_somebody_replaced_before_is_run_and_put_back() -> None:
+    model, batch = case("plain torch")
+    block = model.blocks[1]
+    original = block.forward
+
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        return 2 * original(x)
+
+    block.forward = twice
+    plain = gradients_of(model, batch)
+    with optimize.checkpoint(model, keep=()):
+        assert equal(gradients_of(model, batch), plain)
+        assert str(inspect.signature(block.forward)) == "(x: 'torch.Tensor') -> 'torch.Tensor'"
+    assert block.forward is twice
+
+
+def test_undone_under_a_forward_that_somebody_put_over_it_nothing_is_recomputed() -> None:
+    model, batch = case("plain torch")
+    checkpointed = optimize.checkpoint(model, keep=())
+    ours = model.blocks[1].forward
+    model.blocks[1].forward = theirs = lambda x: ours(x)
+    checkpointed.undo()
+    gradients_of(model, batch)
+    assert model.blocks[1].forward is theirs and checkpointed.forwards == 0
+
+
+def test_a_copy_of_the_model_runs_its_own_layers() -> None:
+    model, batch = case("plain torch")
+    with optimize.checkpoint(model, keep=()):
+        other = copy.deepcopy(model)
+        with torch.no_grad():
+            for parameter in other.parameters():
+                parameter.mul_(1.5)
+        assert not equal(gradients_of(other, batch), gradients_of(model, batch))
+        assert inspect.signature(model.blocks[0].forward) == inspect.signature(
+            tiny_models.Block(8, 2).forward
+        )
+
+
+def test_the_measurement_counts_saved_bytes_once_and_recomputed_products() -> None:
+    model, batch = case("llama")
+    step = lambda: tiny_models.loss_of(model, batch)  # noqa: E731
+    full = optimize.checkpoint(model, keep=())
+    measured = full.measure(step)
+    full.undo()
+    seen: list[torch.Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda t: seen.append(t.detach()) or t.detach(), lambda t: t
+    ):
+        step()
+    of_parameters = {parameter.data_ptr() for parameter in model.parameters()}
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in seen}
+    once = sum(size for address, size in storages.items() if address not in of_parameters)
+    assert measured.saved_bytes_before == once < 0.9 * sum(t.nbytes for t in seen)
+    tokens, hidden = 48, 32
+    layers, head = 4 * tokens * hidden * 4, measured.saved_bytes_after
+    assert measured.saved_bytes_after < measured.saved_bytes_before / 2
+    assert measured.layers_recomputed == 4 and measured.gradients_differing == ()
+    # Seven products per layer, but the last one's result is not needed again: torch stops before it.
+    assert measured.gemms_recomputed == 4 * 6
+    assert measured.peak_bytes_after < measured.peak_bytes_before
+    assert "equal to the bit" in str(measured) and measured.record()["gemms_recomputed"] == 24
+
+    attention = optimize.checkpoint(model)
+    kept = attention.measure(step)
+    attention.undo()
+    sums = 4 * tokens * 4 * 4  # log-sum-exp: layers, tokens, heads, fp32
+    assert kept.of_these_kept_bytes == layers + sums
+    assert kept.saved_bytes_after == head + layers + sums
+
+    # Gate and up: their products are not made again.
+    products = optimize.checkpoint(model, keep=("attention", "gate_proj", "up_proj"))
+    both = products.measure(step)
+    products.undo()
+    assert both.gemms_recomputed == 4 * 4
+    assert both.of_these_kept_bytes == layers + sums + 2 * 3 * layers
+
+    half = optimize.checkpoint(model, every=2, keep=())
+    assert half.measure(step).layers_recomputed == 2
+    assert half.measured and head < half.measured.saved_bytes_after < half.measured.saved_bytes_before
+    half.undo()
+
+
+def test_a_measurement_changes_nothing() -> None:
+    model, batch = case("llama")
+    gradients = gradients_of(model, batch)
+    grads = [parameter.grad for parameter in model.parameters()]
+    state = torch.get_rng_state()
+    with optimize.checkpoint(model) as checkpointed:
+        checkpointed.measure(lambda: tiny_models.loss_of(model, batch))
+        assert all(parameter.grad is was for parameter, was in zip(model.parameters(), grads, strict=True))
+        assert equal(tiny_models.gradients(model), gradients)
+        assert torch.equal(torch.get_rng_state(), state)
+        assert "so far         0 forwards, 0 recomputed" in checkpointed.report()
+
+
+def test_a_peak_that_lies_elsewhere_is_said_not_to_fall() -> None:
+    model, batch = case("plain torch")
+    # The last layer is recomputed right when the backward begins: less is saved, and as much is alive.
+    with optimize.checkpoint(model, keep=(), layers=[model.blocks[3]]) as checkpointed:
+        measured = checkpointed.measure(lambda: tiny_models.loss_of(model, batch))
+    assert measured.saved_bytes_after < 0.8 * measured.saved_bytes_before
+    assert measured.peak_bytes_after >= measured.peak_bytes_before
+    assert "THE PEAK DID NOT FALL" in checkpointed.report()
+
+
+def test_checkpointing_that_saves_nothing_is_refused_and_undone() -> None:
+    class Identity(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x)  # saves its input, and nothing else
+
+    model = nn.Sequential(*[Identity() for _ in range(3)])
+    checkpointed = optimize.checkpoint(model, keep=())
+    with pytest.raises(Refused, match="saves nothing here"):
+        checkpointed.measure(lambda: model(torch.randn(4, 8)).sum())
+    assert all("forward" not in module.__dict__ for module in model.modules())
+
+
+class HooksInside(tiny_models.Block):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autograd.graph.save_on_cpu():
+            return super().forward(x)
+
+
+def test_torch_itself_recomputes_nothing_when_hooks_are_inside() -> None:
+    """What the next test guards against: torch says nothing."""
+    block, runs = HooksInside(32, 4), 0
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        nonlocal runs
+        runs += 1
+        return block(x)
+
+    from torch.utils.checkpoint import checkpoint
+
+    checkpoint(run, tiny_models.transformer_batch(), use_reentrant=False).sum().backward()
+    assert runs == 1
+
+
+@pytest.mark.parametrize("keep", [(), ("attention",)])
+def test_hooks_inside_a_layer_are_refused_and_everything_undone(keep: tuple[str, ...]) -> None:
+    model, batch = case("plain torch")
+    model.blocks[2] = HooksInside(32, 4)
+    checkpointed = optimize.checkpoint(
+        model, keep=keep, layers="blocks.*" if not keep else list(model.blocks)
+    )
+    with pytest.raises(Refused, match=r"saved-tensor hooks are opened inside 'blocks\.2'"):
+        tiny_models.loss_of(model, batch)
+    assert all("forward" not in module.__dict__ for module in model.modules())
+    assert checkpointed.recomputed == 0
+
+
+@pytest.mark.parametrize("keep", [(), ("attention",)])
+def test_hooks_around_the_model_see_the_inputs_of_layers_only(keep: tuple[str, ...]) -> None:
+    model, batch = case("plain torch")
+    plain = gradients_of(model, batch)
+    seen: list[tuple[int, ...]] = []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        seen.append(tuple(tensor.shape))
+        return tensor.detach()
+
+    with optimize.checkpoint(model, keep=keep), torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        assert equal(gradients_of(model, batch), plain)
+    assert seen[:4] == [(2, 24, 32)] * 4 and len(seen) <= 8
+
+
+def test_a_model_that_already_checkpoints_is_refused() -> None:
+    model = tiny_models.llama()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model.gradient_checkpointing_enable()
+        with pytest.raises(Refused, match="already checkpoints"):
+            optimize.checkpoint(model)
+        model.gradient_checkpointing_disable()
+        checkpointed = optimize.checkpoint(model)
+        with pytest.raises(Refused, match="is already checkpointed"):
+            optimize.checkpoint(model)
+        model.gradient_checkpointing_enable()
+    with pytest.raises(Refused, match="meanwhile checkpoints by itself"):
+        tiny_models.loss_of(model, tiny_models.llama_batch())
+    assert "forward" not in model.model.layers[0].__dict__
+    checkpointed.undo()
+
+
+def test_what_cannot_be_recomputed_is_refused() -> None:
+    model = tiny_models.transformer()
+    with pytest.raises(Refused, match="takes no layer"):
+        optimize.checkpoint(model, every=0)
+    with pytest.raises(Refused, match="no layers to checkpoint"):
+        optimize.checkpoint(model, layers="decoder.*")
+    with pytest.raises(Refused, match=r"both 'blocks\.0' and 'mlp' in it"):
+        optimize.checkpoint(model, layers=[model.blocks[0], model.blocks[0].mlp])
+    with pytest.raises(Refused, match="no repeated layers"):
+        optimize.checkpoint(nn.Linear(3, 3))
+    with pytest.raises(Refused, match="has no 'o_proj' to keep"):
+        optimize.checkpoint(model, keep=("o_proj",))
+    model.blocks[1].compile(backend="eager")
+    with pytest.raises(Refused, match=r"'blocks\.1' is compiled"):
+        optimize.checkpoint(model)
+    model = tiny_models.transformer()
+    model.blocks[3].mlp.append(nn.BatchNorm1d(24))
+    with pytest.raises(Refused, match="count every batch twice"):
+        optimize.checkpoint(model)
+    assert all("forward" not in module.__dict__ for module in model.modules())
+
+
+def test_a_layer_that_writes_to_a_buffer_is_refused() -> None:
+    class Counting(tiny_models.Block):
+        def __init__(self) -> None:
+            super().__init__(32, 4)
+            self.register_buffer("tokens_seen", torch.zeros(()))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.tokens_seen += x.shape[1]
+            return super().forward(x)
+
+    model = nn.Sequential(Counting(), Counting())
+    optimize.checkpoint(model, keep=())
+    with pytest.raises(Refused, match="writes to its buffer 'tokens_seen'"):
+        model(tiny_models.transformer_batch())
+    assert "forward" not in model[0].__dict__
+
+
+def test_nothing_to_keep_is_refused() -> None:
+    model = tiny_models.llama(attn_implementation="eager")
+    optimize.checkpoint(model)
+    with pytest.raises(Refused, match="fused attention operator"):
+        tiny_models.loss_of(model, tiny_models.llama_batch())
+    optimize.checkpoint(model, keep=()).undo()
+
+
+def test_an_empty_cache_is_dropped_and_a_filled_one_refused() -> None:
+    model = tiny_models.llama(use_cache=True)
+    batch = tiny_models.llama_batch()
+    plain = gradients_of(model, batch)
+    with optimize.checkpoint(model) as checkpointed:
+        with pytest.warns(UserWarning, match="use_cache=False"):
+            assert equal(gradients_of(model, batch), plain)
+        assert checkpointed.caches_dropped == 4 and "caches dropped 4" in checkpointed.report()
+        with torch.no_grad():
+            generated = model.generate(batch["input_ids"][:, :5], max_new_tokens=4, do_sample=False)
+            cache = model(batch["input_ids"], use_cache=True).past_key_values
+        assert generated.shape == (2, 9)
+        with pytest.raises(Refused, match="reads a DynamicCache of 24 tokens"):
+            model(batch["input_ids"], past_key_values=cache)
+
+
+def test_the_empty_caches_of_encoder_and_decoder_are_dropped() -> None:
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 61, "d_model": 16, "d_ff": 24, "num_layers": 2, "num_heads": 2, "d_kv": 8}
+    model = T5ForConditionalGeneration(T5Config(**sizes, decoder_start_token_id=0, pad_token_id=0)).train()
+    batch = tiny_models.llama_batch(8)
+    with optimize.checkpoint(model, keep=()) as checkpointed:
+        with pytest.warns(UserWarning, match="use_cache=False"):
+            gradients_of(model, batch)
+        assert len(checkpointed.layers) == 4 and checkpointed.recomputed == 4
+        # What a cache alone changes (masks, the order of random numbers) is not held against checkpointing.
+        assert checkpointed.measure(lambda: tiny_models.loss_of(model, batch)).gradients_differing == ()
+
+
+def test_a_layer_that_runs_twice_is_recomputed_twice() -> None:
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList([tiny_models.Block(32, 4), tiny_models.Block(32, 4)])
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for _ in range(3):
+                for block in self.blocks:
+                    x = block(x)
+            return x
+
+    model, batch = Shared(), tiny_models.transformer_batch()
+    plain = gradients_of(model, batch)
+    with optimize.checkpoint(model) as checkpointed:
+        assert equal(gradients_of(model, batch), plain)
+        assert checkpointed.forwards == checkpointed.recomputed == 6
+
+
+def test_compiling_a_checkpointed_model_is_refused() -> None:
+    model = tiny_models.transformer()
+    with optimize.checkpoint(model, keep=()), pytest.raises(Refused, match="is being compiled"):
+        torch.compile(model, backend="eager")(tiny_models.transformer_batch())
+    torch._dynamo.reset()
+
+
+def test_accumulation_and_two_backwards_are_equal_to_the_bit() -> None:
+    model, batch = case("llama")
+
+    def twice() -> dict[str, torch.Tensor]:
+        model.zero_grad(set_to_none=True)
+        loss = tiny_models.loss_of(model, batch)
+        loss.backward(retain_graph=True)
+        loss.backward()
+        tiny_models.loss_of(model, tiny_models.llama_batch(seed=9)).backward()
+        return tiny_models.gradients(model)
+
+    plain = twice()
+    with optimize.checkpoint(model, keep=()) as checkpointed:
+        assert equal(twice(), plain)
+        assert checkpointed.recomputed == 3 * 4
+    with optimize.checkpoint(model), pytest.raises(RuntimeError, match="backward an extra time"):
+        twice()
+
+
+def test_layers_are_found_outermost_and_most_parameters_first() -> None:
+    class Experts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.experts = nn.ModuleList([tiny_models.mlp(2, 8) for _ in range(6)])
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder = nn.ModuleList([tiny_models.Block(8, 2) for _ in range(2)])
+            self.decoder = nn.Sequential(nn.Linear(8, 8), Experts(), Experts(), Experts())
+            self.head = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8))
+
+    model = Model()
+    assert repeated_layers(model) == [list(model.encoder), list(model.decoder)[1:]]
+    assert len(repeated_layers(tiny_models.llama())[0]) == 4
+
+
+@pytest.mark.parametrize("only", ["mlp", "layer"])
+def test_a_plan_recomputes_whole_modules(only: str) -> None:
+    model, batch = case("llama")
+    plain = gradients_of(model, batch)
+    rest = {"mlp": "offload", "layer": "recompute"}[only]
+    plan = {
+        "classes": {
+            "model.layers.*.mlp.act_fn/MmBackward0": "recompute",
+            "model.layers.*.mlp/SiluBackward0": "recompute",
+            "model.layers.*.mlp.down_proj/MulBackward0": "recompute",
+            "model.layers.*.mlp.down_proj/leaf": "keep",  # the weight, which no plan moves
+            "model.layers.*.self_attn/AddBackward0": rest,
+            "lm_head/MulBackward0": "keep",
+        }
+    }
+    with optimize.checkpoint(model, plan=plan) as checkpointed:
+        assert equal(gradients_of(model, batch), plain)
+        kinds = {type(layer).__name__ for layer in checkpointed.layers}
+        assert kinds == {"mlp": {"LlamaMLP"}, "layer": {"LlamaDecoderLayer"}}[only]
+        assert checkpointed.recomputed == 4
+        measured = checkpointed.measure(lambda: tiny_models.loss_of(model, batch))
+        assert measured.saved_bytes_after < measured.saved_bytes_before
+
+
+def test_the_planners_plan_is_followed_and_its_peak_is_met() -> None:
+    import msgspec
+
+    from lostflops.plan.hardware import LINKS
+    from lostflops.plan.offload import decision, saved_profile
+
+    model, batch = case("llama")
+    profile = msgspec.convert(optimize.saved_tensors(model, batch), saved_profile.Profile)
+    link = next(iter(LINKS.values()))
+    found = decision.plan(profile, int(0.8 * profile.peak_bytes), link, may=("recompute",))
+    plan = decision.record(found)
+    with optimize.checkpoint(model, plan=plan) as checkpointed:
+        measured = checkpointed.measure(lambda: tiny_models.loss_of(model, batch))
+    assert measured.peak_bytes_after < 0.8 * measured.peak_bytes_before
+    assert plan["predicted"]["peak_bytes"] == pytest.approx(measured.peak_bytes_after, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("classes", "match"),
+    [
+        ({"model.layers.*.mlp/SiluBackward0": "drop"}, "the plan says"),
+        ({"model.layers.*.mlp/SiluBackward0": "keep"}, "recomputes nothing"),
+        ({"decoder.*.mlp/SiluBackward0": "recompute"}, "no module around it"),
+        (
+            {
+                "model.layers.*.mlp/SiluBackward0": "recompute",
+                "model.layers.*.mlp.down_proj/MulBackward0": "keep",
+            },
+            "no module around it",
+        ),
+    ],
+)
+def test_a_plan_that_cannot_be_followed_is_refused(classes: dict[str, str], match: str) -> None:
+    with pytest.raises(Refused, match=match):
+        optimize.checkpoint(tiny_models.llama(), plan={"classes": classes})
+
+
+def test_checkpointing_stays_when_another_remedy_refuses() -> None:
+    model, batch = case("llama")
+    plain = gradients_of(model, batch)
+    with optimize.checkpoint(model, keep=()) as checkpointed:
+
+        def refusing(tensor: torch.Tensor) -> torch.Tensor:
+            if checkpointed.forwards == 2:  # in a layer: its input is being saved
+                raise Refused("this cannot move", "leave it")
+            return tensor
+
+        with (
+            pytest.raises(Refused, match="this cannot move"),
+            torch.autograd.graph.saved_tensors_hooks(refusing, lambda tensor: tensor),
+        ):
+            gradients_of(model, batch)
+        model.zero_grad()
+        assert equal(gradients_of(model, batch), plain)
+        assert checkpointed.recomputed == 4
+
+
+def test_random_numbers_of_a_device_are_kept_when_tensors_come_by_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """torch saves the state of the devices that it sees among the positional arguments, and of no others."""
+    from torch.utils import checkpoint as torch_checkpointing
+
+    seen: list[Any] = []
+    monkeypatch.setattr(
+        torch_checkpointing, "_infer_device_type", lambda *args: seen.append(args) or "cpu", raising=True
+    )
+
+    class Layer(tiny_models.Block):
+        def forward(self, *, hidden: torch.Tensor) -> torch.Tensor:
+            return super().forward(hidden)
+
+    layers = nn.ModuleList([Layer(32, 4), Layer(32, 4)])
+    with optimize.checkpoint(layers, keep=()):
+        layers[1](hidden=layers[0](hidden=tiny_models.transformer_batch())).sum().backward()
+    assert any(isinstance(value, torch.Tensor) for value in seen[0])
+
+
+def test_without_gradients_nothing_is_checkpointed() -> None:
+    model, batch = case("plain torch")
+    with optimize.checkpoint(model) as checkpointed, torch.no_grad():
+        model(batch)
+    assert checkpointed.forwards == 0

@@ -1,0 +1,484 @@
+"""16-bit and FP8 training: one call each, undone exactly, and compared with bf16 step by step."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import random
+import sys
+import types
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import tiny_models
+from lostflops import optimize
+from lostflops.optimize import Refused
+from lostflops.optimize.activations.checkpoint_measured import Storages
+from lostflops.optimize.training.parity import Parity
+
+torch.set_num_threads(1)
+RECIPES = ("rowwise", "tensorwise", "rowwise_with_gw_hp")
+
+
+def batch_of(number: int) -> dict[str, torch.Tensor]:
+    """Each next word follows from the last one: something to learn."""
+    torch.manual_seed(1000 + number)
+    first = torch.randint(0, 61, (2, 1))
+    ids = (first + 7 * torch.arange(16)) % 61
+    return {"input_ids": ids, "labels": ids.clone()}
+
+
+def trained(model: Any) -> Any:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    def step(number: int) -> torch.Tensor:
+        loss = model(**batch_of(number)).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return step
+
+
+def small_llama(**changes: Any) -> Any:
+    return tiny_models.llama(layers=2, hidden=64, **changes)
+
+
+# bf16
+
+
+def test_bf16_halves_the_bytes_and_leaves_rotary_frequencies() -> None:
+    model = small_llama(max_position_embeddings=8192)
+    frequencies = model.model.rotary_emb.inv_freq.clone()
+    parameters = list(model.parameters())
+    before = sum(parameter.nbytes for parameter in parameters)
+    converted = optimize.to_bf16(model)
+    assert sum(parameter.nbytes for parameter in model.parameters()) == before / 2
+    assert [id(p) for p in model.parameters()] == [id(p) for p in parameters], "an optimizer would lose them"
+    assert torch.equal(model.model.rotary_emb.inv_freq, frequencies)
+    assert converted.kept == ["model.rotary_emb.inv_freq", "model.rotary_emb.original_inv_freq"]
+    # What `model.bfloat16()` does to them: at the end of the context the angle is off by radians.
+    assert (8191 * (frequencies - frequencies.bfloat16().float()).abs()).max() > 1
+    assert "fp32 weights and buffers are" in converted.report()
+    converted.undo()
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+
+
+def test_tied_weights_stay_tied_and_batch_norm_stays_fp32() -> None:
+    model = tiny_models.llama(tie_word_embeddings=True)
+    with optimize.to_bf16(model):
+        assert model.lm_head.weight is model.model.embed_tokens.weight
+        tiny_models.loss_of(model, tiny_models.llama_batch()).backward()
+    convolution = nn.Sequential(nn.Conv1d(3, 5, 2), nn.BatchNorm1d(5))
+    converted = optimize.to_bf16(convolution)
+    assert convolution[1].running_mean.dtype == convolution[1].weight.dtype == torch.float32
+    assert convolution[0].weight.dtype == torch.bfloat16
+    assert "1.weight" in converted.kept
+
+
+def test_bf16_refuses_gradients_and_what_is_bf16_already() -> None:
+    model = tiny_models.mlp()
+    model(tiny_models.mlp_batch()).sum().backward()
+    with pytest.raises(Refused, match="has a gradient"):
+        optimize.to_bf16(model)
+    with pytest.raises(Refused, match="no fp32 weights"):
+        optimize.to_bf16(tiny_models.mlp().bfloat16())
+
+
+# autocast
+
+
+def test_autocast_computes_in_bf16_and_keeps_weights_and_signature() -> None:
+    model = small_llama()
+    signature = inspect.signature(model.forward)
+    batch = batch_of(0)
+    plain = tiny_models.loss_of(model, batch)
+    with torch.autocast("cpu", torch.bfloat16):
+        wanted = tiny_models.loss_of(model, batch)
+    with optimize.autocast(model) as casting:
+        outputs = model(**batch)
+        assert outputs.logits.dtype == torch.bfloat16 and torch.equal(outputs.loss, wanted)
+        outputs.loss.backward()
+        # The Trainer drops the columns that are not in the signature.
+        assert inspect.signature(model.forward) == signature
+        assert "bfloat16" in casting.report()
+    assert not torch.equal(plain, wanted)
+    assert torch.equal(tiny_models.loss_of(model, batch), plain) and "forward" not in model.__dict__
+    assert all(parameter.grad.dtype == torch.float32 for parameter in model.parameters())
+
+
+def test_autocast_refuses_fp16_and_16_bit_weights() -> None:
+    with pytest.raises(Refused, match="loss scaled"):
+        optimize.autocast(tiny_models.mlp(), torch.float16)
+    with pytest.raises(Refused, match="no fp32 weights"):
+        optimize.autocast(tiny_models.mlp().bfloat16())
+    with pytest.raises(Refused, match="is none"):
+        optimize.autocast(tiny_models.mlp(), torch.float64)
+
+
+# fp16
+
+
+def fp16(lr: float = 0.1, **options: Any) -> tuple[Any, Any, Any]:
+    model = tiny_models.mlp(2, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    return model, optimizer, optimize.to_fp16(model, optimizer, scheduler, **options)
+
+
+def test_a_skipped_step_skips_the_scheduler_too() -> None:
+    model, optimizer, scaled = fp16()
+    weights = [parameter.clone() for parameter in model.parameters()]
+    rates = [optimizer.param_groups[0]["lr"]]
+    stepped = []
+    for overflow in (True, False, True):
+        loss = model(tiny_models.mlp_batch(4, 8)).float().square().mean()
+        scaled.backward(loss * (1e38 if overflow else 1))
+        stepped.append(scaled.step())
+        optimizer.zero_grad()
+        rates.append(optimizer.param_groups[0]["lr"])
+    assert stepped == [False, True, False]
+    assert rates == [0.1, 0.1, 0.05, 0.05]
+    assert scaled.skipped == [1, 3] and scaled.scale == 16384
+    assert "2 of 3 steps, 2 in the first 100" in scaled.report()
+    assert not torch.equal(next(model.parameters()), weights[0])
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("naive", [False, True])
+def test_clipping_sees_true_gradients(naive: bool) -> None:
+    """Clipped before unscaling, gradients shrink by the scale: the naive loop hardly moves the weights."""
+    model, optimizer, scaled = fp16(lr=1.0, max_norm=0.01)
+    before = torch.cat([parameter.detach().flatten().clone() for parameter in model.parameters()])
+    scaled.backward(model(tiny_models.mlp_batch(4, 8)).float().square().mean() * 10)
+    if naive:
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+        scaled.scaler.step(optimizer)
+    else:
+        assert scaled.step()
+    moved = (torch.cat([parameter.detach().flatten() for parameter in model.parameters()]) - before).norm()
+    assert (abs(moved.item() - 0.01) < 1e-4) != naive
+
+
+def test_accumulated_gradients_are_those_of_fp32() -> None:
+    model, optimizer, scaled = fp16(lr=1.0)
+    reference = tiny_models.mlp(2, 8)
+    for seed in (1, 2, 3):
+        batch = tiny_models.mlp_batch(4, 8, seed)
+        scaled.backward(model(batch).float().square().mean() / 3)
+        (reference(batch).square().mean() / 3).backward()
+    scaled.scaler.unscale_(optimizer)
+    for parameter, other in zip(model.parameters(), reference.parameters(), strict=True):
+        assert torch.allclose(parameter.grad, other.grad, rtol=2e-2, atol=1e-5)
+
+
+def test_churn_is_counted_after_the_warm_up() -> None:
+    model, optimizer, scaled = fp16(lr=0.0)
+    batch = tiny_models.mlp_batch(4, 8)
+
+    def steps(count: int, overflows: int) -> None:
+        for number in range(count):
+            scaled.backward(model(batch).float().square().mean() * (1e38 if number < overflows else 1))
+            scaled.step()
+            optimizer.zero_grad()
+
+    steps(100, 5)
+    assert scaled.churn is None and "CHURN" not in scaled.report()
+    steps(100, 1)
+    assert scaled.churn == 0.01 and "CHURN" not in scaled.report()
+    steps(10, 2)
+    assert scaled.churn == 3 / 110 and "CHURN          2.7 of 100" in scaled.report()
+    again = fp16()[2]
+    again.load_state_dict(scaled.state_dict())
+    assert again.skipped == scaled.skipped and again.scale == scaled.scale == 65536 / 2**8
+
+
+def test_fp16_refuses_fp16_weights_and_a_step_without_gradients() -> None:
+    model = tiny_models.mlp(2, 8).half()
+    with pytest.raises(Refused, match="fp32"):
+        optimize.to_fp16(model, torch.optim.SGD(model.parameters(), 0.1))
+    model, _, scaled = fp16()
+    with pytest.raises(Refused, match="no backward"):
+        scaled.step()
+    scaled.undo()
+    assert "forward" not in model.__dict__
+
+
+# FP8
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_fp8_swaps_layers_keeps_parameters_and_is_undone(recipe: str) -> None:
+    model, batch = small_llama().bfloat16(), batch_of(0)
+    parameters, keys = list(model.parameters()), list(model.state_dict())
+    modules = list(model.modules())
+    plain = tiny_models.loss_of(model, batch)
+    with optimize.to_fp8(model, recipe, small=True) as converted:
+        assert [id(p) for p in model.parameters()] == [id(p) for p in parameters]
+        assert list(model.state_dict()) == keys
+        assert len(converted.converted) == 2 * 7
+        assert list(converted.skipped) == ["lm_head"]
+        loss = tiny_models.loss_of(model, batch)
+        loss.backward()
+        assert not torch.equal(loss, plain) and abs(loss - plain) < 0.01 * plain
+        report = converted.report()
+        assert ("gradients E5M2" in report) == (recipe == "tensorwise")
+        assert "E4M3" in report and "emulated" in report and "no FP8" in report
+        model.eval()
+    assert all(one is other for one, other in zip(model.modules(), modules, strict=True))
+    assert not any(module.training for module in model.modules())
+    assert torch.equal(tiny_models.loss_of(model, batch), plain)
+
+
+def test_fp8_says_why_a_layer_is_left_out() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.narrow = nn.Linear(24, 4096)
+            self.short = nn.Linear(1024, 2048)
+            self.hooked = nn.Linear(2048, 4112)
+            self.hooked.register_forward_hook(lambda *_: None)
+            self.frozen = nn.Linear(2048, 4112).requires_grad_(False)
+            self.attention = nn.MultiheadAttention(16, 2)
+            self.named = nn.Linear(2048, 4112)
+            self.large = nn.Linear(2048, 4112)
+            self.lm_head = nn.Linear(2048, 4112)
+
+    model = Model().to("meta")
+    skipped = optimize.to_fp8(model, skip=("named",)).skipped
+    assert {name: reason.partition(":")[0].split(",")[0] for name, reason in skipped.items()} == {
+        "narrow": "4096 x 24",
+        "short": "small (2048 x 1024)",
+        "hooked": "with hooks or a forward of its own",
+        "frozen": "frozen",
+        "attention.out_proj": "a NonDynamicallyQuantizableLinear",
+        "named": "named in `skip`",
+        "lm_head": "the output head",
+    }
+    assert type(model.large).__name__ == "Float8Linear"
+
+
+def test_fp8_refuses_when_nothing_is_left() -> None:
+    with pytest.raises(Refused, match=r"no layer is left to run in FP8: 'model\.layers\.0.*' is small"):
+        optimize.to_fp8(small_llama())
+    with pytest.raises(Refused, match="frozen"):
+        optimize.to_fp8(small_llama().requires_grad_(False))
+    with pytest.raises(Refused, match="no recipe 'blockwise'"):
+        optimize.to_fp8(small_llama(), "blockwise")
+    with pytest.raises(Refused, match="no engine"):
+        optimize.to_fp8(small_llama(), engine="triton")
+
+
+def test_a_tied_head_is_a_head() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = nn.Embedding(64, 32)
+            self.body = nn.Linear(32, 32)
+            self.out = nn.Linear(32, 64, bias=False)
+            self.out.weight = self.words.weight
+
+    model = Model().eval()
+    assert list(optimize.to_fp8(model, small=True).skipped) == ["out"]
+    assert not any(module.training for module in model.modules()), "converted in evaluation, it stays there"
+
+
+def test_a_layer_with_two_parents_stays_one_layer() -> None:
+    shared = nn.Linear(32, 32)
+    model = nn.ModuleDict({"first": nn.Sequential(shared), "second": nn.Sequential(shared)})
+    with optimize.to_fp8(model, small=True):
+        assert model["first"][0] is model["second"][0] is not shared
+    assert model["first"][0] is model["second"][0] is shared
+
+
+def saved_bytes(model: Any, batch: Any) -> int:
+    storages = Storages(list(model.parameters()))
+    with torch.autograd.graph.saved_tensors_hooks(storages.pack, lambda tensor: tensor):
+        tiny_models.loss_of(model, batch)
+    return storages.nbytes
+
+
+def test_fp8_saves_as_many_bytes_as_before_and_more_where_weights_are_frozen() -> None:
+    model, batch = small_llama().bfloat16(), batch_of(0)
+    before = saved_bytes(model, batch)
+    with optimize.to_fp8(model, small=True):
+        assert saved_bytes(model, batch) == before
+    # Why frozen layers are left out: torchao's layer saves its input whether or not its weight is trained.
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+    layer = nn.Linear(32, 32).requires_grad_(False)
+    x = torch.randn(16, 32, requires_grad=True)
+    assert saved_bytes(layer, x) == 4 * 16 * 32  # the output, for the square
+    config = replace(Float8LinearConfig.from_recipe_name("rowwise"), emulate=True)
+    converted = convert_to_float8_training(layer, config=config)
+    assert saved_bytes(converted, x) == 2 * 4 * 16 * 32
+
+
+def test_transformer_engine_is_refused_in_words_where_it_is_absent() -> None:
+    with pytest.raises(Refused, match="needs 'transformer-engine'"):
+        optimize.to_fp8(small_llama(), engine="transformer-engine", small=True)
+
+
+def test_transformer_engines_layers_take_the_parameters_and_run_in_its_context(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With a stand-in for the library: what is tested is what we do with it."""
+    inside: list[Any] = []
+
+    class Linear(nn.Linear):
+        def __init__(self, inputs: int, outputs: int, bias: bool, params_dtype: Any, device: Any) -> None:
+            super().__init__(inputs, outputs, bias, device, params_dtype)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            assert inside, "called outside of FP8"
+            return super().forward(x)
+
+    @contextlib.contextmanager
+    def fp8_autocast(enabled: bool, fp8_recipe: Any) -> Any:
+        inside.append(fp8_recipe)
+        yield
+        inside.pop()
+
+    library, common = types.ModuleType("transformer_engine.pytorch"), types.ModuleType("common")
+    library.Linear, library.fp8_autocast = Linear, fp8_autocast
+    common.recipe = types.SimpleNamespace(
+        Float8CurrentScaling=lambda fp8_format: fp8_format, Format=types.SimpleNamespace(HYBRID="hybrid")
+    )
+    for name, module in (("", types.ModuleType("te")), (".pytorch", library), (".common", common)):
+        monkeypatch.setitem(sys.modules, f"transformer_engine{name}", module)
+    sys.modules["transformer_engine"].pytorch = library
+    model, batch = small_llama(), batch_of(0)
+    options = {"engine": "transformer-engine", "small": True}
+    with pytest.raises(Refused, match="needs FP8 hardware"):
+        optimize.to_fp8(model, "tensorwise", **options)
+    with pytest.raises(Refused, match="no recipe 'rowwise'"):
+        optimize.to_fp8(model, **options)
+    monkeypatch.setattr(
+        sys.modules["lostflops.optimize.training.fp8"], "hardware_lacks_fp8", lambda model: None
+    )
+    plain, modules, parameters = (
+        tiny_models.loss_of(model, batch),
+        list(model.modules()),
+        list(model.parameters()),
+    )
+    with optimize.to_fp8(model, "tensorwise", **options) as converted:
+        assert isinstance(model.model.layers[1].mlp.up_proj, Linear) and converted.emulated is None
+        assert all(one is other for one, other in zip(model.parameters(), parameters, strict=True))
+        assert torch.equal(tiny_models.loss_of(model, batch), plain)
+    assert all(one is other for one, other in zip(model.modules(), modules, strict=True))
+
+
+# Loss parity
+
+
+def broken(model: Any) -> None:
+    """What a wrong scale in a conversion does."""
+    optimize.to_bf16(model)
+    with torch.no_grad():
+        model.model.layers[0].mlp.down_proj.weight.mul_(1.5)
+        model.lm_head.weight.mul_(1.1)
+
+
+def fp8_of_bf16(model: Any) -> None:
+    optimize.to_bf16(model)
+    optimize.to_fp8(model, "rowwise", small=True)
+
+
+def test_fp8_stays_within_one_percent_of_bf16_and_a_broken_variant_does_not() -> None:
+    model = small_llama()
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    torch.manual_seed(77)
+    random_state = torch.get_rng_state()
+    parity = optimize.loss_parity(
+        model,
+        trained,
+        {
+            "fp8": fp8_of_bf16,
+            "broken": broken,
+            "bf16 again": optimize.to_bf16,
+            "not a number": lambda model: (
+                optimize.to_bf16(model) and model.lm_head.weight.data.fill_(torch.nan)
+            ),
+        },
+        steps=12,
+    )
+    assert parity.baseline[-1] < 0.9 * parity.baseline[0], "it should learn"
+    assert parity.verdict("fp8") == "within 1 % of bf16 over 12 steps" and max(parity.gaps("fp8")) > 0
+    assert not parity.passes("broken") and parity.verdict("broken").startswith("NOT within 1 % of bf16:")
+    assert parity.verdict("bf16 again") == "equal to bf16 to the bit over 12 steps"
+    assert parity.verdict("not a number") == "NOT within 1 % of bf16: the loss is nan at step 0"
+    assert not parity.ok and parity.record()["variants"]["fp8"]["passes"]
+    assert "fp8: within 1 %" in str(parity)
+    assert torch.equal(torch.get_rng_state(), random_state)
+    assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
+
+
+def test_the_verdict_is_on_the_worst_step() -> None:
+    losses = {"strays": (4.0, 3.5, 2.0), "near": (4.02, 2.99, 2.01), "fails": (4.0, float("nan"), 2.0)}
+    parity = Parity(3, 0.01, (4.0, 3.0, 2.0), losses)
+    assert parity.verdict("strays") == "NOT within 1 % of bf16: 16.7 % above at step 1"
+    assert parity.verdict("near") == "within 1 % of bf16 over 3 steps"
+    assert parity.verdict("fails") == "NOT within 1 % of bf16: the loss is nan at step 1"
+    assert [parity.passes(name) for name in losses] == [False, True, False] and not parity.ok
+    record = parity.record()["variants"]
+    assert record["near"]["worst_gap_fraction"] == pytest.approx(0.005)
+    assert record["strays"]["final_gap_fraction"] == 0
+
+
+def test_dropout_and_data_are_the_same_for_every_variant() -> None:
+    def make() -> Any:
+        return nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.Linear(8, 1))
+
+    def make_step(model: Any) -> Any:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(_: int) -> torch.Tensor:
+            loss = model(torch.randn(4, 8)).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss
+
+        return step
+
+    state = random.getstate()
+    parity = optimize.loss_parity(
+        make, make_step, {"same": lambda model: model}, steps=5, baseline=lambda m: m
+    )
+    assert random.getstate() == state
+    assert parity.verdict("same") == "equal to bf16 to the bit over 5 steps"
+    assert len(set(parity.baseline)) == 5
+
+
+def test_parity_refuses_what_proves_nothing() -> None:
+    model = tiny_models.mlp(2, 8)
+
+    def constant(_: Any) -> Any:
+        return lambda number: 1.0
+
+    with pytest.raises(Refused, match="nothing trains"):
+        optimize.loss_parity(model, constant, {"same": lambda m: m}, steps=3)
+    with pytest.raises(Refused, match="compare nothing"):
+        optimize.loss_parity(model, constant, {}, steps=3)
+    with pytest.raises(Refused, match="compare nothing"):
+        optimize.loss_parity(model, constant, {"bf16": lambda m: m}, steps=3)
+    with pytest.raises(Refused, match="the loss of bf16 is inf at step 1"):
+        optimize.loss_parity(
+            model, lambda _: lambda number: [1.0, float("inf")][number], {"same": lambda m: m}, steps=2
+        )
+
+
+def test_optimize_imports_no_optional_library_by_itself() -> None:
+    import subprocess
+
+    code = (
+        "import sys; from lostflops.optimize import to_fp8, to_fp16, loss_parity, checkpoint;"
+        "print([name for name in ('torchao', 'transformers', 'peft') if name in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"

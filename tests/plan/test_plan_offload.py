@@ -1,0 +1,432 @@
+"""The offload planner: its simulator, what it decides and why, what it refuses, and its command."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lostflops import cli
+from lostflops.errors import BadOption, BadProfile
+from lostflops.plan import amounts
+from lostflops.plan.hardware import Link
+from lostflops.plan.offload import decision, saved_profile
+from lostflops.plan.offload.storage_timeline import Again, Copies, Limits, Recorded, Storage, play
+from lostflops.plan.train import timeline
+from planned import patient
+from saved_profiles import profile
+from test_plan_time import TIMELINES
+
+LINK = Link("given", 4e9, 5e9, 1000, 1e9, "given")
+
+
+def equal_layers(layers: int, forward: int, backward: int, size: int) -> Recorded:
+    """Each layer saves one storage at its end and asks for it when its backward begins."""
+    end = layers * forward
+    storages = [
+        Storage(size, (number + 1) * forward, end + (layers - 1 - number) * backward)
+        for number in range(layers)
+    ]
+    return Recorded(end, layers * backward, storages, [(end + layers * backward, 0)])
+
+
+@pytest.mark.parametrize("row", TIMELINES)
+def test_equal_layers_give_the_reference_table(row: tuple[float, ...]) -> None:
+    saved, forward, backward, out, into, count, sync, overlapped, hidden = row
+    size, layers = round(saved * 1e9), int(count)
+    step = equal_layers(layers, round(forward * 1e6), round(backward * 1e6), size)
+    link = Copies(out * 1e9, into * 1e9)
+    limits = Limits(size, round(backward * 1e6), as_layers=True)
+    played = play(step, link, range(layers - 2), limits=limits)
+    assert played.step_ns / step.compute == pytest.approx(overlapped, abs=0.006)
+    assert 100 * played.hidden == pytest.approx(hidden, abs=0.6)
+    assert 1 + (played.out_ns + played.in_ns) / step.compute == pytest.approx(sync, abs=0.01)
+
+
+LENGTH = st.integers(1000, 100_000)
+
+
+@settings(patient)
+@given(st.integers(2, 30), LENGTH, LENGTH, LENGTH, LENGTH, st.integers(2, 6), st.data())
+def test_equal_layers_are_played_as_the_layer_simulator_does(
+    layers: int, forward: int, backward: int, out: int, into: int, sets: int, data: st.DataObject
+) -> None:
+    moved = data.draw(st.integers(0, layers - 1))
+    line = timeline.simulate(layers, forward, backward, out, into, moved, sets)
+    link = Copies(1e12 / out, 1e12 / into)  # 1000 bytes
+    limits = Limits((sets - 1) * 1000, (sets - 1) * backward, as_layers=True)
+    played = play(equal_layers(layers, forward, backward, 1000), link, range(moved), limits=limits)
+    assert played.step_ns == pytest.approx(line.total, abs=2)
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> Recorded:
+    """Storages of any size, saved in the forward and asked for in the backward, or never."""
+    forward, backward = draw(st.integers(1000, 10**6)), draw(st.integers(1000, 10**6))
+    count = draw(st.integers(1, 12))
+    saved = sorted(draw(st.lists(st.integers(0, forward), min_size=count, max_size=count)))
+    storages = [
+        Storage(draw(st.integers(1, 10**5)), at, draw(st.none() | st.integers(forward, forward + backward)))
+        for at in saved
+    ]
+    return Recorded(forward, backward, storages, [])
+
+
+@st.composite
+def plays(draw: st.DrawFn) -> tuple[Recorded, list[int], Limits]:
+    step = draw(steps())
+    numbers = st.integers(0, len(step.storages) - 1)
+    moved = draw(st.lists(numbers, unique=True))
+    limits = Limits(draw(st.integers(0, 10**6)), draw(st.integers(0, 10**6)), draw(st.integers(0, 10**6)))
+    return step, moved, limits
+
+
+RATE = st.floats(1e7, 1e12)
+
+
+@settings(patient)
+@given(plays(), RATE, RATE, st.integers(0, 10_000), st.booleans())
+def test_a_step_lies_between_compute_alone_and_copies_one_after_the_other(
+    played: tuple[Recorded, list[int], Limits], out: float, into: float, launch: int, as_layers: bool
+) -> None:
+    step, moved, limits = played
+    limits = Limits(limits.in_flight_bytes, limits.look_ahead_ns, limits.look_ahead_bytes, as_layers)
+    found = play(step, Copies(out, into, launch), moved, limits=limits)
+    assert step.compute <= found.step_ns <= step.compute + found.out_ns + found.in_ns
+    assert found.step_ns >= found.in_ns + step.forward if as_layers or found.in_ns else True
+    assert found.step_ns == step.compute + found.out_waits_ns + found.in_waits_ns
+    for share in (found.hidden, found.hidden_out, found.hidden_in):
+        assert 0 <= share <= 1
+    assert found.bytes_in <= found.bytes_out
+
+
+@settings(patient)
+@given(plays(), RATE, RATE, st.floats(1, 100), st.floats(1, 100))
+def test_more_bandwidth_is_never_slower(
+    played: tuple[Recorded, list[int], Limits], out: float, into: float, more_out: float, more_in: float
+) -> None:
+    step, moved, limits = played
+    limits = Limits(limits.in_flight_bytes, limits.look_ahead_ns, limits.look_ahead_bytes, as_layers=True)
+    slow = play(step, Copies(out, into, 100), moved, limits=limits)
+    fast = play(step, Copies(out * more_out, into * more_in, 100), moved, limits=limits)
+    assert fast.step_ns <= slow.step_ns
+
+
+def test_the_peak_falls_by_what_is_away_and_only_while_it_is() -> None:
+    """600 bytes are gone when the next are saved, at 0.5 ms, and fetched after the first request, at 1.4."""
+    storages = [Storage(600, 100_000, 1_500_000), Storage(50, 500_000, 1_400_000)]
+    highs = [(100_000, 10), (500_000, 610), (1_000_000, 660), (1_400_000, 900), (1_500_000, 720)]
+    step = Recorded(1_000_000, 1_000_000, storages, [*highs, (2_000_000, 700)])
+    kept = play(step, Copies(1e9, 1e9))
+    assert (kept.peak_bytes, kept.peak_at) == (900, 1_400_000)
+    moved = play(step, Copies(1e9, 1e9), [0, 1], limits=Limits(1000, 10**6))
+    assert (moved.peak_bytes, moved.peak_at) == (720, 1_500_000)
+    slow = play(step, Copies(5e5, 1e9), [0, 1], limits=Limits(1000, 10**6))  # has left at 1.3
+    assert slow.peak_bytes == 900
+
+
+def test_what_has_not_left_when_the_backward_begins_is_used_where_it_is() -> None:
+    storages = [Storage(100, 10, 150), Storage(100, 90, 110)]
+    step = Recorded(100, 100, storages, [(200, 200)])
+    found = play(step, Copies(1e9, 1e9), [0, 1], limits=Limits(1000, 1000))  # 100 ns each way
+    assert found.bytes_out == 200 and found.bytes_in == 100
+    assert found.step_ns == 200 + 60  # the first has left at 110, and its copy in ends at 210 instead of 150
+
+
+def test_compute_waits_for_the_oldest_copy_when_too_much_is_on_its_way() -> None:
+    storages = [Storage(100, at, 10_000 - at) for at in (10, 20, 30)]
+    step = Recorded(5000, 5000, storages, [(10_000, 300)])
+    assert play(step, Copies(1e9, 1e9), [0, 1, 2], limits=Limits(300, 5000)).out_waits_ns == 0
+    found = play(step, Copies(1e9, 1e9), [0, 1, 2], limits=Limits(200, 5000))
+    assert found.out_waits_ns == 110 - 30
+
+
+def test_what_is_computed_again_takes_its_time_once_and_comes_back_together() -> None:
+    storages = [Storage(100, 10, 190), Storage(70, 20, 150), Storage(30, 30, 160)]
+    highs = [(10, 0), (20, 100), (30, 170), (100, 200), (150, 200), (160, 130), (190, 100), (200, 0)]
+    step = Recorded(100, 100, storages, highs)
+    found = play(step, Copies(1e9, 1e9), again=[Again((1, 2), 40)])
+    assert (found.step_ns, found.compute_ns, found.bytes_out) == (240, 240, 0)
+    assert found.peak_bytes == 130  # from 150 on
+
+
+# What is decided.
+
+
+def read(content: dict[str, Any]) -> saved_profile.Profile:
+    return msgspec.convert(content, saved_profile.Profile)
+
+
+def planned(budget: float, link: Link = LINK, host: int | None = None, **more: Any) -> decision.OffloadPlan:
+    """`budget` as a share of the peak."""
+    found = read(profile(**more))
+    return decision.plan(found, int(budget * found.peak_bytes), link, host)
+
+
+def decisions(found: decision.OffloadPlan) -> set[str]:
+    return {entry.decision for entry in found.classes}
+
+
+def test_a_step_that_fits_is_left_alone() -> None:
+    found = planned(1.0)
+    assert found.refused is not None and found.refused.startswith("it fits as it is: the peak of ")
+    assert decisions(found) == {"keep"}
+    content = decision.record(found)
+    assert content["predicted"]["bytes_out"] == 0
+    assert content["predicted"]["step_ns"] == content["predicted"]["without"]["step_ns"]
+
+
+def test_a_byte_over_the_budget_moves_as_little_as_helps() -> None:
+    peak = profile()["peak_bytes"]
+    found = decision.plan(read(profile()), peak - 1, LINK)
+    assert found.refused is None
+    assert [entry.decision for entry in found.classes].count("offload") == 1
+    assert found.chosen.played.peak_bytes < peak
+
+
+@settings(patient, max_examples=30)
+@given(
+    st.integers(1, 8),
+    st.integers(10, 3000),
+    st.integers(1, 2000),
+    RATE,
+    RATE,
+    st.lists(st.floats(0.05, 1.1), min_size=3),
+)
+def test_more_budget_is_never_slower_and_no_plan_is_over_its_budget(
+    layers: int, scale: int, head: int, out: float, into: float, shares: list[float]
+) -> None:
+    content = read(profile(layers=layers, scale=scale, head=head * 1000))
+    planning = decision.Planning(content, Link("x", out, into, 500, 1e9, "given"))
+    before = None
+    for share in sorted(shares):
+        budget = int(share * content.peak_bytes)
+        found = planning.within(budget)
+        played = found.chosen.played
+        fits = found.without.peak_bytes <= budget
+        if found.refused is None or fits:
+            assert played.peak_bytes <= budget
+            assert before is None or played.step_ns <= before
+            before = played.step_ns
+        assert fits == (found.refused or "").startswith("it fits")
+        assert (found.refused is None) == (decisions(found) != {"keep"})
+
+
+Change = Callable[[], decision.OffloadPlan]
+TIGHT = 0.45
+
+
+@pytest.mark.parametrize(
+    ("why", "one", "other"),
+    [
+        ("the rate out", lambda: planned(TIGHT), lambda: planned(TIGHT, slow(out=2e7))),
+        ("the rate in", lambda: planned(TIGHT), lambda: planned(TIGHT, slow(into=2e7))),
+        ("the start of a copy", lambda: planned(TIGHT), lambda: planned(TIGHT, slow(latency_ns=2_000_000))),
+        (
+            "the time of the forward",
+            lambda: planned(TIGHT, slow(out=1e9), forward=2_000_000),
+            lambda: planned(TIGHT, slow(out=1e9), forward=200_000),
+        ),
+        (
+            "the time of the backward",
+            lambda: planned(TIGHT, slow(into=1e9), backward=2_000_000),
+            lambda: planned(TIGHT, slow(into=1e9), backward=500_000),
+        ),
+        ("host memory", lambda: planned(TIGHT), lambda: planned(TIGHT, host=2_000_000)),
+        ("the budget", lambda: planned(0.97), lambda: planned(TIGHT)),
+        ("bytes", lambda: planned(TIGHT, slow(out=1e9)), lambda: planned(TIGHT, slow(out=1e9), scale=20_000)),
+    ],
+)
+def test_every_cost_can_turn_the_decision(why: str, one: Change, other: Change) -> None:
+    first, second = one(), other()
+    assert first.refused is None and second.refused is None, why
+    assert [entry.decision for entry in first.classes] != [entry.decision for entry in second.classes], why
+    assert "offload" in decisions(first), why
+
+
+def slow(**changes: Any) -> Link:
+    return msgspec.structs.replace(LINK, **changes)
+
+
+def test_the_cost_of_computing_again_turns_it_into_moving() -> None:
+    """On a link that is waited for: what is saved late in a module makes the module dear to compute again."""
+    link = slow(out=3e8, into=3e8)
+    found = planned(TIGHT, link)
+    assert "recompute" in decisions(found)
+    dear = profile()
+    for row in dear["rows"]:
+        if "mlp/Silu" in row["tensor_class"]:  # the first that the mlp saves, and so its input
+            row["pack_ns"] = row["pack_ns"] - 200_000
+    dear["rows"].sort(key=lambda row: row["pack_ns"])
+    content = read(dear)
+    turned = decision.plan(content, int(TIGHT * content.peak_bytes), link)
+    assert [e.decision for e in found.classes] != [e.decision for e in turned.classes]
+
+
+def test_a_module_is_computed_again_as_a_whole_and_its_input_stays() -> None:
+    found = planned(TIGHT, slow(out=2e7, into=2e7))
+    again = [module.name for module in found.chosen.mix.modules]
+    assert again
+    for entry in found.classes:
+        inside = any(entry.module == name or entry.module.startswith(f"{name}.") for name in again)
+        assert (entry.decision == "recompute") == inside
+    first = {one.storages[0] for module in found.chosen.mix.modules for one in module.instances}
+    assert 0 not in first
+
+
+# What is refused.
+
+
+def refusal(found: decision.OffloadPlan) -> str:
+    assert found.refused is not None and decisions(found) == {"keep"}
+    return found.refused
+
+
+def test_a_model_alone_over_the_budget_is_refused() -> None:
+    text = refusal(planned(0.1, static=5_000_000))
+    assert text.startswith("the model alone holds 4.77 MiB, over the budget of ")
+
+
+def test_a_peak_in_the_logits_is_refused_and_said_to_be_there() -> None:
+    text = refusal(planned(0.5, head=9_000_000))
+    assert "the smallest peak that was found is " in text and "over the budget" in text
+    assert "at the head and the loss" in text and "a fused loss lowers it" in text
+
+
+def test_a_peak_in_what_the_backward_computes_is_refused_and_said_to_be_there() -> None:
+    content = profile()
+    late = next(high for high in content["highs"] if high[0] > content["forward_ns"] + 5 * 1_900_000)
+    late[1] = content["peak_bytes"] = 20_000_000
+    found = read(content)
+    text = refusal(decision.plan(found, 15_000_000, LINK))
+    assert "in the backward of 'model.layers." in text
+
+
+def test_too_little_host_memory_is_refused_with_what_would_be_needed() -> None:
+    content = profile()
+    for row in content["rows"]:
+        row["module"] = row["tensor_class"] = "body"
+    found = read(content)
+    text = refusal(decision.plan(found, found.peak_bytes // 2, LINK, 1000))
+    assert text.startswith("host memory is too small: ") and "1000 B is there" in text
+
+
+def test_without_layers_nothing_can_be_computed_again_and_that_is_said() -> None:
+    content = profile()
+    for row in content["rows"]:
+        row["module"] = row["tensor_class"] = "body"
+    found = read(content)
+    assert "no repeated layers are named" in refusal(decision.plan(found, 60_000, LINK))
+    assert decision.plan(found, found.peak_bytes // 2, LINK).refused is None
+
+
+def test_without_memory_over_time_the_peak_is_less_sure() -> None:
+    found = read(profile(highs=None))
+    plan = decision.plan(found, found.peak_bytes // 2, LINK)
+    assert plan.without.peak_bytes == found.peak_bytes
+    assert plan.peak_error > decision.plan(read(profile()), found.peak_bytes // 2, LINK).peak_error
+
+
+def test_parameters_and_small_storages_stay() -> None:
+    content = profile()
+    content["rows"][1]["kept_reason"] = "parameter"
+    found = read(content)
+    plan = decision.plan(found, found.peak_bytes // 3, slow(latency_ns=30_000))  # 120 kB to start
+    moved = [plan.profile.in_order[n] for n in decision.Planning(found, plan.link)._moved(plan.chosen.mix)]
+    assert moved and all(row.bytes >= 120_000 and not row.kept_reason for row in moved)
+
+
+# The command.
+
+
+def written(folder: Path, content: Any) -> str:
+    file = folder / "profile.json"
+    file.write_text(content if isinstance(content, str) else json.dumps(content))
+    return str(file)
+
+
+def test_the_command_prints_a_plan_and_writes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, plan = written(tmp_path, profile()), tmp_path / "plan.json"
+    words = ["plan", "offload", "--profile", file, "--budget", "5 MB", "--link", "c2c", "--json", str(plan)]
+    assert cli.main(words) == cli.ANSWERED
+    text = capsys.readouterr().out
+    assert "A plan for 4.77 MiB" in text and "mlp/SiluBackward0" in text and "predicted" in text
+    assert "lostflops.optimize." in text
+    content = json.loads(plan.read_text())
+    assert content["kind"] == "offload plan" and content["schema"] == 1 and content["refused"] is None
+    assert set(content["classes"]) == {row["tensor_class"] for row in profile()["rows"]}
+    assert content["predicted"]["peak_bytes"] <= content["budget_bytes"] == 5_000_000
+    assert cli.main([*words[:-1], "-"]) == cli.ANSWERED
+    assert json.loads(capsys.readouterr().out) == content
+
+
+def test_the_command_says_that_a_step_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = written(tmp_path, profile())
+    assert cli.main(["plan", "offload", "--profile", file, "--budget", "70 GiB"]) == cli.ANSWERED
+    assert "No plan: it fits as it is" in capsys.readouterr().out
+
+
+def with_row(**changes: Any) -> dict[str, Any]:
+    content = profile(layers=1)
+    content["rows"][1] |= changes
+    return content
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("", "truncated"),
+        (json.dumps(profile())[:-40], "no profile of saved tensors"),
+        ("[" * 100_000, "no profile of saved tensors"),
+        ("[]", "object"),
+        ({}, "missing required field"),
+        (profile(schema=2), "Invalid"),
+        (profile(kind="offload plan"), "Invalid"),
+        (profile(forward_ns=-1), ">= 1"),
+        (profile(backward_ns=10**30), "no profile of saved tensors"),
+        (profile(peak_bytes=7), "below the 50,000 of the model"),
+        (profile(rows=[]), "it has no rows"),
+        (json.dumps(profile()).replace("100000", "NaN", 1), "malformed"),
+        (with_row(bytes=-5), ">= 0"),
+        (with_row(bytes=1.5), "int"),
+        (with_row(bytes=1 << 60), "<= 1125899906842624"),
+        (with_row(storage=0), "two rows are of one storage"),
+        (with_row(pack_ns=10**9), "saved after the forward has ended"),
+        (with_row(unpack_ns=10**9), "outside of the step"),
+        (with_row(tensor_class="x" * 5000), "no profile of saved tensors"),
+        (with_row(covered_fraction=2), "no profile of saved tensors"),
+        (profile(highs=[[5, 1], [3, 2]]), "not in order"),
+    ],
+)
+def test_what_is_no_profile_is_refused_in_words(tmp_path: Path, content: Any, says: str) -> None:
+    with pytest.raises(BadProfile) as error:
+        saved_profile.read(Path(written(tmp_path, content)))
+    assert says in str(error.value) and "saved_tensors(model, batch)" in error.value.hint
+    assert len(str(error.value)) < 700
+
+
+def test_names_from_a_profile_cannot_write_on_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = profile(model="\x1b[31mred\nline")
+    for row in content["rows"]:
+        row["tensor_class"] = row["tensor_class"].replace("mlp", "m\x1b[2J\rlp")
+        row["module"] = row["module"].replace("mlp", "m\x1b[2J\rlp")
+    for budget in ("5 MB", "20 kB", "1 MB"):
+        cli.main(["plan", "offload", "--profile", written(tmp_path, content), "--budget", budget])
+        assert "\x1b" not in capsys.readouterr().out
+
+
+def test_amounts_of_memory_are_read_as_people_write_them() -> None:
+    assert amounts.size("--budget", "70 GiB") == 70 << 30
+    assert amounts.size("--budget", "1.5MB") == 1_500_000
+    assert amounts.size("--budget", " 123 ") == 123
+    for wrong in ("", "0", "-3 GB", "nan", "much", "1e3", "5 Gib", "9" * 30, "1 GB\x1b"):
+        with pytest.raises(BadOption, match="no amount of memory"):
+            amounts.size("--budget", wrong)

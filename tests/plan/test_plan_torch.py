@@ -1,0 +1,121 @@
+"""What autograd really saves for a Llama layer on this machine, beside what the planner counts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from lostflops.plan.shape import Shape
+from lostflops.plan.train import activation_memory
+from lostflops.plan.train.layout import Layout
+from lostflops.plan.train.static_memory import PROJECTIONS, Lora
+
+torch: Any = pytest.importorskip("torch", reason="pip install torch")
+
+HIDDEN, WIDTH, HEADS, KV, SIZE, TOKENS = 64, 224, 8, 2, 8, 48
+SHAPE = Shape("tiny", HIDDEN, WIDTH, 1, HEADS, KV, SIZE, 100)
+
+
+def norm(x: Any, weight: Any) -> Any:
+    """As Llama's: in fp32, then rounded, then scaled."""
+    wide = x.float()
+    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5)
+    return weight * wide.to(x.dtype)
+
+
+def turned(x: Any, cos: Any, sin: Any) -> Any:
+    half = x.shape[-1] // 2
+    return x * cos + torch.cat((-x[..., half:], x[..., :half]), dim=-1) * sin
+
+
+class Projection:
+    """A matrix, and an adapter beside it."""
+
+    def __init__(self, outputs: int, inputs: int, name: str, lora: Lora | None) -> None:
+        self.weight = parameter(outputs, inputs, trained=lora is None)
+        self.lora = lora if lora and name in lora.targets else None
+        if self.lora:
+            kind = torch.float32 if self.lora.fp32 else torch.bfloat16
+            self.a = parameter(self.lora.rank, inputs, trained=True, kind=kind)
+            self.b = parameter(outputs, self.lora.rank, trained=True, kind=kind)
+
+    def __call__(self, x: Any) -> Any:
+        out = torch.nn.functional.linear(x, self.weight)
+        if not self.lora:
+            return out
+        return out + (torch.nn.functional.linear(x.to(self.a.dtype), self.a) @ self.b.t()).to(out.dtype)
+
+
+def parameter(*size: int, trained: bool, kind: Any = None) -> Any:
+    return torch.nn.Parameter(torch.randn(*size, dtype=kind or torch.bfloat16) / 8, requires_grad=trained)
+
+
+def layer(lora: Lora | None, keep: list[Any], *, inner_norms: bool) -> Any:
+    """One layer's output for one sequence. `keep` gets every tensor that is no activation."""
+    sizes = {
+        "q": (HEADS * SIZE, HIDDEN),
+        "k": (KV * SIZE, HIDDEN),
+        "v": (KV * SIZE, HIDDEN),
+        "o": (HIDDEN, HEADS * SIZE),
+        "gate": (WIDTH, HIDDEN),
+        "up": (WIDTH, HIDDEN),
+        "down": (HIDDEN, WIDTH),
+    }
+    of = {name: Projection(*size, name, lora) for name, size in sizes.items()}
+    first, second = (parameter(HIDDEN, trained=lora is None) for _ in range(2))
+    inner = [parameter(SIZE, trained=lora is None) for _ in range(2)]
+    cos, sin = (torch.randn(TOKENS, SIZE, dtype=torch.bfloat16) for _ in range(2))
+    for p in of.values():
+        keep += [p.weight, *((p.a, p.b) if p.lora else ())]
+    keep += [first, second, cos, sin, *inner]
+    x = torch.randn(1, TOKENS, HIDDEN, dtype=torch.bfloat16, requires_grad=True)
+    residual = x * 1
+
+    def forward() -> Any:
+        y = norm(residual, first)
+        q, k, v = (of[n](y).view(1, TOKENS, -1, SIZE) for n in ("q", "k", "v"))
+        if inner_norms:
+            q, k = norm(q, inner[0]), norm(k, inner[1])
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+        q, k = turned(q, cos, sin), turned(k, cos, sin)
+        attended = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        middle = residual + of["o"](attended.transpose(1, 2).reshape(1, TOKENS, -1))
+        z = norm(middle, second)
+        return middle + of["down"](torch.nn.functional.silu(of["gate"](z)) * of["up"](z))
+
+    return forward
+
+
+@pytest.mark.parametrize(
+    "lora",
+    [
+        None,
+        Lora(rank=4),
+        Lora(rank=4, fp32=False),
+        Lora(rank=4, fp32=False, targets=("q", "k", "v", "o")),
+        Lora(rank=4, fp32=False, targets=PROJECTIONS),
+        Lora(rank=4, targets=PROJECTIONS),
+    ],
+    ids=["full", "fp32 q,v", "16-bit q,v", "16-bit q,k,v,o", "16-bit all", "fp32 all"],
+)
+@pytest.mark.parametrize("inner_norms", [False, True], ids=["", "norms of queries and keys"])
+def test_a_layer_saves_the_storages_that_are_counted(lora: Lora | None, inner_norms: bool) -> None:
+    keep: list[Any] = []
+    shape = replace(SHAPE, query_key_norm=inner_norms)
+    forward = layer(lora, keep, inner_norms=inner_norms)
+    known = {tensor.untyped_storage().data_ptr() for tensor in keep}
+    found: dict[int, Any] = {}
+
+    def pack(tensor: Any) -> Any:
+        found.setdefault(tensor.untyped_storage().data_ptr(), tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        out = forward()
+    sizes = [t.untyped_storage().nbytes() for at, t in found.items() if at not in known]
+    # Scalars and dropout's random state, a few bytes each, are no activations.
+    saved = sum(size for size in sizes if size >= TOKENS)
+    assert out.requires_grad
+    assert saved == activation_memory.layer_bytes(shape, 0, TOKENS, Layout(), lora)

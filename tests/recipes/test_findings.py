@@ -1,0 +1,126 @@
+"""What findings say: of which time, added up over what, and what they cannot know."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from lostflops.finding import Finding
+from lostflops.recipe import Rows, named, on_example
+from lostflops.recipes.communication.exposed import HIDDEN_TOO
+
+MS = 1_000_000
+INSIDE = "80.0 % of the communication inside steps is exposed"
+
+
+def found(recipe: str, **given: Rows) -> list[Finding]:
+    known = named(recipe)
+    assert known.findings
+    return list(known.findings(on_example(known, given)))
+
+
+def row(start: int, end: int, **more: Any) -> dict[str, Any]:
+    return {"start": start * MS, "end": end * MS, **more}
+
+
+def exposed(ranks: int, world_size: int | None, steps: Sequence[tuple[int, int]] = ((0, 30),)) -> Finding:
+    """Ranks that communicate from 10 to 50 ms, of which 4 ms are hidden and some in no step."""
+    one = found(
+        "communication_exposed",
+        kernels=[row(8, 14, rank=rank, family="gemm") for rank in range(ranks)],
+        collectives=[row(10, 50, rank=rank) for rank in range(ranks)],
+        steps=[row(*step, rank=rank) for rank in range(ranks) for step in steps],
+        ranks=[{"rank": rank, "world_size": world_size} for rank in range(ranks)],
+    )
+    assert len(one) == 1
+    return one[0]
+
+
+def test_exposed_communication_is_claimed_of_the_time_that_its_gain_is_of() -> None:
+    finding = exposed(ranks=1, world_size=1)
+    assert finding.claim == "Communication that no computation hides costs 16.0 ms per step (53.3 %)."
+    assert finding.evidence == (f"{INSIDE}: 16.0 ms of 20.0 ms", HIDDEN_TOO)
+    assert finding.cost_per_step == 16 * MS
+    # All 20 ms of communication may hold up something; the compute stream leaves 24 of the 30 ms free.
+    assert finding.ns_in_steps == 20 * MS
+
+
+def test_only_what_was_added_up_is_called_that() -> None:
+    two_steps = ((0, 15), (15, 30))
+    assert exposed(1, 1, two_steps).evidence[0] == f"{INSIDE}: 16.0 ms of 20.0 ms, added up over steps"
+    assert exposed(2, 2).evidence[0] == f"{INSIDE}: 32.0 ms of 40.0 ms, added up over ranks"
+    both = exposed(2, 2, two_steps).evidence[0]
+    assert both == f"{INSIDE}: 32.0 ms of 40.0 ms, added up over ranks and steps"
+
+
+@pytest.mark.parametrize("world_size", [8, None])
+def test_one_rank_of_several_is_not_sent_to_a_recipe_that_compares_ranks(world_size: int | None) -> None:
+    advice = exposed(1, world_size).next
+    assert "lostflops recipe" not in advice and "ask with the traces of all ranks" in advice
+
+
+def test_how_far_waiting_can_be_told_follows_from_the_ranks_that_are_here() -> None:
+    whole, some = exposed(2, 2).next, exposed(2, 8).next
+    assert whole.startswith(
+        "`lostflops recipe communication-wait` tells how much of it is waiting for a late rank;"
+    )
+    assert "for process groups of which all ranks are here" in some
+
+
+def test_matrix_work_outside_steps_is_not_claimed_of_steps() -> None:
+    (finding,) = found(
+        "precision_mix",
+        kernels=[
+            row(0, 60, family="convolution", precision="fp32", tensor_cores=False),
+            row(60, 80, family="gemm", precision="fp32", tensor_cores=False),
+            row(80, 90, family="gemm", precision="bf16", tensor_cores=True),
+        ],
+        steps=[row(50, 90)],
+    )
+    assert finding.claim == "Matrix work in fp32 without tensor cores takes 30.0 ms per step (75.0 %)."
+    assert finding.evidence == (
+        "75.0 % of the matrix work inside steps",
+        "gemm: 20.0 ms inside steps",
+        "convolution: 10.0 ms inside steps",
+    )
+    assert finding.ns_in_steps == 30 * MS
+
+
+def pageable(**launch: int) -> Finding:
+    batch = {"host_memory": "pageable", "direction": "host to device"}
+    (finding,) = found(
+        "copy_summary_by_time",
+        copies=[
+            row(20, 24, **batch, **{name: at * MS for name, at in launch.items()}),
+            row(150, 190, host_memory="pinned", direction="host to device"),
+            row(205, 206, **batch),
+        ],
+        kernels=[row(26, 100), row(145, 195)],
+        steps=[row(0, 200)],
+    )
+    return finding
+
+
+def test_pageable_copies_cost_what_their_calls_let_the_device_idle() -> None:
+    finding = pageable(launch_start=11, launch_end=23)
+    assert finding.name == "copies-pageable"
+    assert finding.claim == "Copies from or to pageable memory cost 13.0 ms per step (6.5 %)."
+    assert finding.evidence[0] == (
+        "nothing hides 4.00 ms of the 4.00 ms that one copy takes, and the GPU idles another 9.00 ms in "
+        "calls that copy"
+    )
+    assert (finding.gain, finding.ns_in_steps) == ("at most", 13 * MS)
+
+
+def test_a_call_that_holds_the_host_beside_work_costs_no_more_than_the_device_idles_elsewhere() -> None:
+    # The call waits for 8 ms of kernels after its copy; the device idles 20 + 2 + 45 + 5 ms in all.
+    finding = pageable(launch_start=20, launch_end=34)
+    assert (finding.gain, finding.ns_in_steps) == ("at most", (4 + 2 + 8) * MS)
+
+
+def test_the_gain_of_pageable_copies_is_unknown_without_their_launches() -> None:
+    finding = pageable()
+    assert (finding.gain, finding.ns_in_steps) == ("unknown", 0)
+    assert finding.doubt.startswith("Launches of some copies were not recorded")

@@ -1,0 +1,133 @@
+"""Remedies are told in the words of the framework that the job uses, and not told where they are on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lostflops
+from lostflops import remedies
+from lostflops.recipes.idle.summary import LOSSES
+from lostflops.remedies import FOR, FRAMEWORKS, REMEDIES, Setting, advice, setting
+from made_runs import LOADER, THREAD, Job, Work, made
+
+STARVED = "data-loading-starves-device"
+
+
+def row(name: str) -> dict[str, Any]:
+    return {"start": 1, "end": 9, "thread": THREAD, "name": name}
+
+
+@pytest.mark.parametrize(
+    ("names", "framework"),
+    [
+        (["transformers/trainer.py(2100): train", "accelerate/accelerator.py(2400): backward"], "hf"),
+        (["/site-packages/trl/trainer/sft_trainer.py(30): compute_loss"], "hf"),
+        (["accelerate/accelerator.py(2400): backward"], "accelerate"),
+        (["lightning/pytorch/loops/training_epoch_loop.py(180): advance"], "lightning"),
+        (["pytorch_lightning/trainer/trainer.py(500): fit"], "lightning"),
+        (["deepspeed/runtime/engine.py(1900): forward"], "deepspeed"),
+        (["megatron/core/pipeline_parallel/schedules.py(300): forward_step"], "megatron"),
+        (["megatron/bridge/training/train.py(9): train", "megatron/core/optimizer.py(2): step"], "bridge"),
+        (["torchtitan/trainer.py(400): train_step"], "torchtitan"),
+        (["train.py(16): main", "torch/nn/modules/module.py(1500): _call_impl"], "pytorch"),
+        # A user's own file that is called like a framework is none.
+        (["my_transformers/trainers.py(3): f", "experiments/deepspeed.py(2): g"], "pytorch"),
+    ],
+)
+def test_the_framework_is_told_by_its_frames(names: list[str], framework: str, tmp_path: Path) -> None:
+    run = made(tmp_path, {"ranks": [{}], "frames": [row(name) for name in names]})
+    assert setting(run).framework == framework
+
+
+def test_the_framework_is_told_by_its_ranges(tmp_path: Path) -> None:
+    ranges = [row("[_TrainingEpochLoop].train_dataloader_next"), row("DistributedDataParallel.forward")]
+    found = setting(made(tmp_path, {"ranks": [{}], "ranges": ranges}))
+    assert (found.framework, found.sharding) == ("lightning", "ddp")
+
+
+def test_a_trainer_on_deepspeed_gets_both_spellings() -> None:
+    job = Setting("hf", deepspeed=True)
+    said = advice("communication-exposed", job, "")
+    assert "gradient_accumulation_steps" in said and '"overlap_comm": true' in said
+
+
+def test_a_starved_loader_is_mended_in_the_words_of_the_framework() -> None:
+    said = {name: advice(STARVED, Setting(name), "") for name in FRAMEWORKS}
+    assert "`DataLoader(num_workers=4" in said["pytorch"]
+    assert "`dataloader_num_workers=4`" in said["hf"]
+    assert "`--num-workers 8` (the default is 2)" in said["megatron"]
+    assert "`config.dataloader.num_workers = 4`" in said["torchtitan"]
+
+
+def test_a_remedy_that_is_on_is_not_recommended() -> None:
+    workers = advice(STARVED, Setting("hf", on=frozenset({"workers"})), "")
+    assert "has workers already" in workers and "default is 0" not in workers
+    launching = Setting("pytorch", on=frozenset({"compiled", "graphs", "fused optimizer"}))
+    assert "compile" not in advice("launch-bound", launching, "") and "fused" not in advice(
+        "launch-bound", launching, ""
+    )
+    assert "fused" not in advice("launch-bound", Setting("hf", on=frozenset({"compiled", "graphs"})), "")
+
+
+def test_what_a_recording_shows_to_be_on_is_read_from_it(tmp_path: Path) -> None:
+    tables = {
+        "ranks": [{}],
+        "ranges": [row("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__")],
+        "operators": [row("aten::_fused_adamw_"), row("CompiledFunction")],
+        "launches": [row("cudaGraphLaunch")],
+    }
+    assert setting(made(tmp_path, tables)).on == {"workers", "fused optimizer", "compiled", "graphs"}
+    alone = made(tmp_path / "alone", {"ranks": [{}], "ranges": [row(LOADER)]})
+    assert setting(alone).on == frozenset()
+
+
+def test_sharded_jobs_are_not_told_of_buckets() -> None:
+    fsdp = advice("communication-exposed", Setting(sharding="fsdp"), "")
+    assert "bucket" not in fsdp and "set_modules_to_forward_prefetch" in fsdp
+    assert "prefetch" not in advice("communication-exposed", Setting(sharding="ddp"), "")
+    hf = advice("communication-exposed", Setting("hf", sharding="fsdp"), "")
+    assert "forward_prefetch=" not in hf  # Accelerate raises on it
+
+
+def test_every_remedy_is_asked_for_and_every_asked_for_remedy_exists() -> None:
+    asked = {name for names in FOR.values() for name in names}
+    assert asked == set(REMEDIES)
+    for remedy in REMEDIES.values():
+        assert "pytorch" in remedy.change
+        assert set(remedy.change) <= {*FRAMEWORKS, "pytorch/ddp", "pytorch/fsdp"}
+
+
+def test_every_cause_that_can_be_removed_has_a_remedy_in_every_framework() -> None:
+    """Those without one have advice of their own: look at the calls, look at the names."""
+    own = {"graph-capture-inside-step", "long-api-calls", "host-busy-elsewhere"}
+    for loss in LOSSES:
+        if loss.removable and loss.finding not in own and loss.account != "idle.initialisation":
+            for framework in FRAMEWORKS:
+                assert advice(loss.finding, Setting(framework), "").endswith((".", "`).")), loss.finding
+
+
+@pytest.mark.parametrize("framework", [*FRAMEWORKS])
+def test_what_must_not_be_advised_is_not(framework: str) -> None:
+    for finding in FOR:
+        said = advice(finding, Setting(framework), "")
+        for never in (
+            "NCCL_ALGO",
+            "CUDA_LAUNCH_BLOCKING",
+            "set_to_none",
+            "group_by_length=True)",
+            "torch.cuda.amp",
+        ):
+            assert never not in said
+        if "PYTORCH_CUDA_ALLOC_CONF" in said:
+            assert "PYTORCH_ALLOC_CONF=" in said
+
+
+def test_the_page_tells_the_remedy_of_the_jobs_framework(tmp_path: Path) -> None:
+    tables = Job(transfer=0).run([[Work(loads=30)]] * 4)
+    tables["frames"] = [row("transformers/trainer.py(2100): train")]
+    page = lostflops.why(made(tmp_path, tables))
+    assert page.findings[0].next.startswith("Give the loader worker processes: `dataloader_num_workers=4`")
+    assert remedies.setting(made(tmp_path / "b", tables)).framework == "hf"
