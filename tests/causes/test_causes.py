@@ -278,11 +278,12 @@ def test_one_pause_that_is_little_of_all_steps_is_no_finding(why) -> None:
     ("per_step", "long", "names", "said"),
     [
         (8, 0, (3, 2, 3), None),
-        (12, 0, (3, 4, 5), "in the short pauses between operators."),
+        (12, 0, (3, 4, 5), None),
+        (16, 0, (4, 5, 7), "in the short pauses between operators."),
         (8, 4, (3, 2, 3), "while the CPU runs other code"),
         (8, 0, (4, 4), "while the CPU runs other code"),
     ],
-    ids=["a little of each", "much of each", "in one pause", "under one name"],
+    ids=["a little of each", "more of each", "much of each", "in one pause", "under one name"],
 )
 def test_what_operators_cost_around_them_is_no_work_of_the_job_s(
     per_step: int, long: int, names: tuple[int, ...], said: str | None

@@ -1,7 +1,7 @@
 """Step times of real traces against those from the first work of one step to the first work of the next.
 
-`python -m pytest tests/ingest/test_step_lengths.py -s` prints the table. The check shares no code with what it
-checks: NumPy on the stored rows and the host's marks. It takes the work that a step launched, wherever it
+`python -m pytest tests/ingest/test_step_lengths.py -s` prints the table. The check shares no code with what
+it checks: NumPy on the stored rows and the host's marks. It takes the work that a step launched, wherever it
 ran, and compares the steps that count with the distance from first to first work, where the next is known.
 On a CPU steps differ more among themselves than from that: there only those are compared whose next is known.
 """

@@ -19,7 +19,7 @@ SYNCS = 4  # waits per step, from which on they come from inside it
 ALONE = 0.9  # of the time on all ranks
 # Of a CPU's step, from which on what the framework does between operators is worth a finding. Recording
 # lengthens just these pauses.
-BETWEEN_FROM = 0.1
+BETWEEN_FROM = 0.15
 NAMED_FROM = 0.1  # of an account, which a name must hold to be shown
 SAVES_OR_LOGS, SAVES, LOGS = "saves a checkpoint or logs", "saves a checkpoint", "logs"
 LOGGING = re.compile(

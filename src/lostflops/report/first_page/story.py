@@ -11,6 +11,7 @@ import polars as pl
 from lostflops.finding import milliseconds, percent
 from lostflops.recipe import Answer
 from lostflops.recipes.steps.log_pauses import CAUSES, WORTH_SAYING, ordinal
+from lostflops.recipes.steps.log_summary import UNLIKE
 from lostflops.store.trace import Trace
 
 from .run import Run
@@ -128,6 +129,9 @@ def steps(answers: Mapping[str, Answer]) -> Iterator[str]:
         kept = compared["recorded_median"].median()
         assert isinstance(kept, float)
         text += f"; the {log['recorded'].max():,} recorded in full have a median of {milliseconds(kept)}"
+        if abs(kept / usual - 1) > UNLIKE:
+            word = "slower" if kept > usual else "faster"
+            text += f", {percent(abs(kept / usual - 1), 1)} {word}: read shares with care"
     yield f"{text}."
     parts = [
         f"{percent(worst, 1)} {words}"

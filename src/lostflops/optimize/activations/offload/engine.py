@@ -31,6 +31,7 @@ from lostflops.optimize.activations import saved_views
 from lostflops.optimize.activations.bypassed import held_by_selective_checkpoints
 from lostflops.optimize.activations.checkpoint_choice import DECISIONS
 from lostflops.optimize.activations.checkpointing import checkpoint
+from lostflops.optimize.activations.checksum import Fingerprint, fingerprint
 from lostflops.optimize.activations.offload.arena import Arena, aligned
 from lostflops.optimize.activations.offload.choice import (
     EVERYTHING,
@@ -59,7 +60,6 @@ from lostflops.optimize.activations.saved_views import View, restored, view_of, 
 from lostflops.optimize.activations.tensor_class import ModulePaths, operator_of, tensor_class
 from lostflops.optimize.amounts import bytes_of, written
 from lostflops.optimize.device import host_share
-from lostflops.optimize.device.checksum import Fingerprint, fingerprint
 from lostflops.optimize.device.devices import Device, Event, Stream, device_named, device_of
 from lostflops.optimize.device.link_card import rate
 from lostflops.optimize.device.peak import address_of, storages_of
