@@ -123,8 +123,15 @@ for stage in (0, 1, 2, 3):
 torch.distributed.barrier()
 torch.distributed.destroy_process_group()
 """
-    (tmp_path / "train.py").write_text(TRAIN + script)
     launcher = [str(BIN / "deepspeed"), "--num_gpus", "2"]
-    recorded = record(tmp_path, *launcher, "train.py", PATH=f"{BIN}:/usr/bin:/bin")
+    # On a busy machine torch's own threads at times abort a rank after its last line. That is no run of
+    # DeepSpeed, so it is made once more; everything else has to hold at once.
+    for turn in ("first", "second"):
+        place = tmp_path / turn
+        place.mkdir()
+        (place / "train.py").write_text(TRAIN + script)
+        recorded = record(place, *launcher, "train.py", PATH=f"{BIN}:/usr/bin:/bin")
+        if not (recorded.status and "terminate called without an active exception" in recorded.said):
+            break
     both_ranks(recorded, 4 + 3 + 3 + 3)
     assert {step["micro_steps"] for step in recorded.steps()[:4]} == {2}
