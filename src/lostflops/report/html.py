@@ -34,6 +34,7 @@ MOST_FINDINGS = 100
 MOST_EVIDENCE = 8
 MOST_FACTS = 100
 MOST_TEXT = 1000
+MOST_NAME = 200  # characters of a fact under the ledger: a kernel is known by less
 LONG_VERDICT = 110
 BASE_POLICY = "base-uri 'none'; "
 FRAMED = (
@@ -198,7 +199,10 @@ def _achieved(page: Page) -> Iterator[Markup]:
     """Under the ledger: what the run achieves, and what computes longest."""
     told = lines(page.facts, page.run.on_host)
     if told:
-        rows = [tag("tr", tag("th", label, scope="row"), tag("td", one_line(text))) for label, text in told]
+        rows = [
+            tag("tr", tag("th", label, scope="row"), tag("td", one_line(text, MOST_NAME)))
+            for label, text in told
+        ]
         yield tag("table", tag("tbody", rows), class_="facts")
 
 
