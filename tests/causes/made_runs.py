@@ -107,8 +107,13 @@ class Job:
                 now = until
         saved = now + round(work.saves * MS)
         for copying in (work.copies,) if work.copies else ():
-            until = now + round(copying * MS)
-            launch = {"launch_start": now - 20, "launch_end": now, "thread": THREAD, "stream": 9}
+            until = now + round(copying * MS)  # launched inside of the checkpoint, where there is one
+            launch = {
+                "launch_start": now,
+                "launch_end": now,
+                "thread": THREAD,
+                "stream": 9,
+            }  # in what asks for it
             self._add(
                 "copies", rank, now, until, direction=work.direction, host_memory="pinned",
                 bytes=1000 * (until - now), **launch,

@@ -34,7 +34,7 @@ class Given:
 
     `ledger` holds the steps that count, with the columns of the recipe `step_ledger`. `names` says how long
     each rank's idle time has each name in those steps, `work` how often each rank runs each kernel of one
-    grid, `in_checkpoints` how much of the exposed copying happens while the host is in a checkpoint, ns, and
+    grid, `in_checkpoints` how much of the exposed copying was launched inside a checkpoint, ns, and
     `in_long_pauses` how much of the host's other work comes in stretches of a millisecond or more, ns.
     `advice` puts a remedy into the words of the framework that the job uses.
     """
@@ -152,10 +152,8 @@ def _work(trace: Trace) -> pl.DataFrame:
 
 
 def _in_checkpoints(session: Session, counted: pl.DataFrame) -> int:
-    runs, spans = (_table(session, recipe) for recipe in ("device_runs", "host_spans"))
-    if runs is None or spans is None:
+    copies = _table(session, "copies_by_cause")
+    if copies is None:
         return 0
-    copying = runs.filter(pl.col("account") == "copy").join(counted, on=["rank", "step"], how="semi")
-    saving = intervals.union(spans.lazy().filter(pl.col("account") == CHECKPOINT), ["rank"])
-    found = intervals.inside(copying.lazy(), saving, {"saving": pl.lit(True)}, by="rank")
-    return int(found.select(pl.col("saving").sum()).collect().item() or 0)
+    saving = copies.filter(pl.col("cause") == CHECKPOINT).join(counted, on=["rank", "step"], how="semi")
+    return int(saving["exposed"].sum())
