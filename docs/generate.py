@@ -29,7 +29,8 @@ from lostflops.plan import published_tables
 from lostflops.plan.hardware import GPUS, LINKS
 from lostflops.plan.serve.kv_cache import per_token
 from lostflops.plan.shape import KNOWN
-from lostflops.recipe import Example, Recipe, recipes
+from lostflops.recipe import Example, Recipe
+from lostflops.recipes import recipes
 from lostflops.report.explanation import cell, describe, findings, flag, type_name
 from lostflops.report.words.safe import as_command
 from lostflops.tables import TABLES, Table

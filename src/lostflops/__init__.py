@@ -72,8 +72,8 @@ def why(run: Trace | str | Path | Sequence[str | Path]) -> Page:
 
     `print(lostflops.why(...))` prints it as `lostflops why` does, and a notebook shows it.
     """
-    from lostflops.recipe import Session
     from lostflops.report.first_page.page import page
+    from lostflops.session import Session
     from lostflops.store.trace import Trace
 
     trace = run if isinstance(run, Trace) else open(run)
@@ -88,7 +88,7 @@ def ask(trace: Trace, recipe: str, **options: Any) -> pl.DataFrame:
     the recipe needs.
     """
     from lostflops.errors import CannotAnswer
-    from lostflops.recipe import Session, Skipped
+    from lostflops.session import Session, Skipped
 
     answer = Session(trace).run(recipe, **options)
     if isinstance(answer, Skipped):

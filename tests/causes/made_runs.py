@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lostflops.recipe import Rows, example_table
+from lostflops.recipe import Rows
 from lostflops.store.trace import FORMAT, Manifest, Trace, write_manifest, write_part
 from lostflops.tables import TABLES
+from lostflops.testing import example_table
 
 MS = 1_000_000
 LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"

@@ -18,11 +18,11 @@ from typing import Annotated, Any
 import polars as pl
 import pytest
 
-from lostflops import cli, recipe
+from lostflops import cli, recipes
 from lostflops.cli import _asked, _output, main
 from lostflops.cli import recipe as recipe_command
 from lostflops.errors import BadOption, CannotWrite, LostflopsError, NoRun
-from lostflops.recipe import Example, Recipe
+from lostflops.recipe import Example, Recipe, recipe
 from lostflops.tables import Steps
 
 ROOT = Path(__file__).parents[2]
@@ -47,7 +47,7 @@ def child(*words: str, code: str = "", **more: Any) -> subprocess.CompletedProce
 def slow_recipe(monkeypatch: pytest.MonkeyPatch) -> Recipe:
     """A recipe with an option of each kind."""
 
-    @recipe.recipe(question="Which steps are slow?", scope="rank", columns={}, examples=[])
+    @recipe(question="Which steps are slow?", scope="rank", columns={}, examples=[])
     def slow(
         steps: Steps,
         *,
@@ -58,7 +58,7 @@ def slow_recipe(monkeypatch: pytest.MonkeyPatch) -> Recipe:
         """Steps."""
         return steps.head(top).select("step", above=pl.lit(above), last=pl.lit(last))
 
-    monkeypatch.setattr(recipe, "recipes", lambda: {"slow": slow})
+    monkeypatch.setattr(recipes, "recipes", lambda: {"slow": slow})
     return slow
 
 
@@ -261,12 +261,12 @@ def test_json_for_a_terminal_says_the_same_without_controls() -> None:
 def test_names_in_a_csv_are_neutralised(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    @recipe.recipe(question="Which?", scope="rank", columns={}, examples=[])
+    @recipe(question="Which?", scope="rank", columns={}, examples=[])
     def names(steps: Steps) -> pl.LazyFrame:
         """Names."""
         return steps.head(1).select(name=pl.lit("=cmd\x1b[31m"), ns=pl.lit(-5), many=pl.lit("=x").implode())
 
-    monkeypatch.setattr(recipe, "recipes", lambda: {"names": names})
+    monkeypatch.setattr(recipes, "recipes", lambda: {"names": names})
     assert main(["recipe", "names", LORA, "--format", "csv"]) == 0
     assert capsys.readouterr().out == 'name,ns,many\n\'=cmd\\x1b[31m,-5,"[""=x""]"\n'
 
@@ -477,16 +477,16 @@ def test_options_of_a_recipe_are_flags(slow_recipe: Recipe, capsys: pytest.Captu
         main(["recipe", "slow", LORA, "--top", "many"])
 
 
-@pytest.mark.parametrize("name", recipe.recipes())
+@pytest.mark.parametrize("name", recipes.recipes())
 def test_no_option_of_a_recipe_hides_a_flag_of_the_command(name: str) -> None:
     cli.parser(["recipe", name, "trace.json"])
 
 
-@pytest.mark.parametrize("name", recipe.recipes())
+@pytest.mark.parametrize("name", recipes.recipes())
 def test_every_recipe_can_be_explained(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", name.replace("_", "-")]) == 0
     printed = " ".join(capsys.readouterr().out.split())
-    known = recipe.named(name)
+    known = recipes.named(name)
     assert known.question in printed
     for column, meaning in known.columns.items():
         assert f"{column} {meaning}" in printed
@@ -609,7 +609,7 @@ def test_examples_are_read_without_a_store_that_can_be_written(tmp_path: Path) -
 
 
 def test_every_example_option_is_an_option() -> None:
-    for known in recipe.recipes().values():
+    for known in recipes.recipes().values():
         example: Example
         for example in known.examples:
             assert set(example.options) <= {option.name for option in known.options}

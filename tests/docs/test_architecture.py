@@ -19,6 +19,8 @@ FROM_OUTSIDE = {
     "ingest": {"adbc_driver_manager", "adbc_driver_sqlite", "msgspec", "numpy", "polars"},
     "recipe": {"polars"},
     "recipes": {"numpy", "polars"},
+    "session": {"polars"},
+    "testing": {"polars"},
     "privacy": {"polars"},
     "causes": {"polars"},
     "remedies": {"polars"},

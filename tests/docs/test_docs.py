@@ -12,8 +12,7 @@ import pytest
 
 from lostflops import cli
 from lostflops.accounts import ACCOUNTS
-from lostflops.recipe import named
-from lostflops.recipes import accounting
+from lostflops.recipes import accounting, named
 from lostflops.tables import TABLES
 
 ROOT = Path(__file__).parents[2]

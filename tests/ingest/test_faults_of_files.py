@@ -19,7 +19,7 @@ from kineto_files import head, one_step, trace, written
 from lostflops.cli import _output, main
 from lostflops.errors import BadOption, CannotWrite, DamagedStore, NotATrace, Unreadable
 from lostflops.ingest import assembly, job
-from lostflops.recipe import Answer, Session
+from lostflops.session import Answer, Session
 from lostflops.store import answers
 from lostflops.store import trace as store
 from lostflops.store.trace import MANIFEST, Trace

@@ -22,7 +22,8 @@ from hypothesis import strategies as st
 from kineto_files import call, head, kernel, one_step, operator, span, step, trace
 from lostflops.errors import LostflopsError
 from lostflops.ingest import job
-from lostflops.recipe import Session, Skipped, recipes
+from lostflops.recipes import recipes
+from lostflops.session import Session, Skipped
 
 LONG = "LOSTFLOPS_FUZZ_SECONDS" in os.environ
 SECONDS = float(os.environ.get("LOSTFLOPS_FUZZ_SECONDS", "4"))

@@ -17,7 +17,7 @@ from lostflops.errors import NotATrace
 from lostflops.ingest import job
 from lostflops.ingest.kineto import reader as kineto
 from lostflops.ingest.kineto import stream
-from lostflops.recipe import Answer, Session, Skipped
+from lostflops.session import Answer, Session, Skipped
 from lostflops.store.trace import DEVICE_UNKNOWN, GPU_WORK_LOST
 
 REAL = Path(__file__).parents[3] / "shared" / "traces" / "kineto"

@@ -9,7 +9,7 @@ import pytest
 
 from kineto_files import Event, operator, span, step
 from lostflops.ingest import job
-from lostflops.recipe import Session
+from lostflops.session import Session
 
 STEPS = 3
 

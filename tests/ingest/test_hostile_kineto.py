@@ -30,7 +30,7 @@ from lostflops.ingest.kineto import reader as kineto
 from lostflops.ingest.kineto import stream
 from lostflops.ingest.kineto.columns import CoarseTimesError, frame_name, nanoseconds
 from lostflops.ingest.kineto.events import Args
-from lostflops.recipe import Session, Skipped
+from lostflops.session import Session, Skipped
 
 ONE_STEP = {"compute": 40_250, "idle": 59_750}
 Asked = Callable[..., Session]

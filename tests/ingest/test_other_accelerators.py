@@ -12,8 +12,8 @@ import pytest
 
 from kineto_files import Event, operator, span, step
 from lostflops.ingest import job
-from lostflops.recipe import Session
 from lostflops.report.first_page.page import page
+from lostflops.session import Session
 from lostflops.store.trace import DEVICE_UNKNOWN, GPU_WORK_LOST
 
 STEPS = 3

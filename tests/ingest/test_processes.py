@@ -8,8 +8,8 @@ from pathlib import Path
 import polars as pl
 
 import lostflops
-from lostflops.recipe import Session
 from lostflops.report.first_page import page
+from lostflops.session import Session
 from lostflops.store.trace import Trace
 from recorded import record_script
 

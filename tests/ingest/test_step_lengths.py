@@ -17,8 +17,8 @@ import polars as pl
 import pytest
 
 from lostflops.ingest import job
-from lostflops.recipe import Session
 from lostflops.recipes.steps.counted import counted_steps
+from lostflops.session import Session
 from lostflops.store.trace import Trace
 
 REAL = Path(__file__).parents[3] / "shared" / "traces" / "kineto"

@@ -9,8 +9,8 @@ import pytest
 
 import lostflops
 from lostflops.ingest.step_log import reader as step_logs
-from lostflops.recipe import Session
 from lostflops.report.first_page import page
+from lostflops.session import Session
 
 
 def log(rank: int, steps: int, world: int = 2, window: tuple[int, ...] = ()) -> str:

@@ -19,8 +19,8 @@ from lostflops.errors import StepsOverlap
 from lostflops.ingest import job
 from lostflops.ingest.steps import counted
 from lostflops.ingest.steps.marks import find_steps
-from lostflops.recipe import Session
 from lostflops.report.first_page.page import Page, page
+from lostflops.session import Session
 from lostflops.tables import FAMILY, LEFT_OUT, NAME
 
 Row = dict[str, Any]

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
 from lostflops.intervals.matching import ONE_RANK, matches
-from lostflops.recipe import example_table
 from lostflops.tables import COLLECTIVES, RANKS
+from lostflops.testing import example_table
 from synthetic_job import Job
 
 TIMES = ("start", "arrival", "end")

@@ -22,9 +22,9 @@ from lostflops.errors import BadOption, LostflopsError, NotATrace, OutputExists
 from lostflops.ingest import job
 from lostflops.privacy import kineto, recording, secrets
 from lostflops.privacy.cleaner import Cleaner
-from lostflops.recipe import Session
 from lostflops.report.document import document
 from lostflops.report.first_page.page import page
+from lostflops.session import Session
 from recorded import TRAIN, record
 
 ROOT = Path(__file__).parents[2]

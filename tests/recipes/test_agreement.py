@@ -9,7 +9,9 @@ import polars as pl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lostflops.recipe import Rows, named, on_example
+from lostflops.recipe import Rows
+from lostflops.recipes import named
+from lostflops.testing import on_example
 
 Given = dict[str, list[dict[str, Any]]]
 RANKS = 2

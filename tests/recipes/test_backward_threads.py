@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lostflops.recipe import named, on_example
+from lostflops.recipes import named
+from lostflops.testing import on_example
 
 Rows = list[dict[str, Any]]
 MAIN, ENGINE = 7, 9

@@ -9,7 +9,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lostflops.recipe import named, on_example
+from lostflops.recipes import named
+from lostflops.testing import on_example
 
 LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 THREAD = 7

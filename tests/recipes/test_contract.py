@@ -12,8 +12,10 @@ import pytest
 from polars.testing import assert_frame_equal
 
 from lostflops.finding import Finding, Gain
-from lostflops.recipe import Bars, Example, HeatMap, Points, Recipe, Rows, on_example, recipes
+from lostflops.recipe import Bars, Example, HeatMap, Points, Recipe, Rows
+from lostflops.recipes import recipes
 from lostflops.tables import TABLES, TIME_COLUMNS
+from lostflops.testing import on_example
 
 ALL = [pytest.param(recipe, id=name) for name, recipe in recipes().items()]
 # Those that people read, and those that only feed them.

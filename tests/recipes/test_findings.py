@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from lostflops.finding import Finding
-from lostflops.recipe import Rows, named, on_example
+from lostflops.recipe import Rows
+from lostflops.recipes import named
 from lostflops.recipes.communication.exposed import HIDDEN_TOO
+from lostflops.testing import on_example
 
 MS = 1_000_000
 INSIDE = "80.0 % of the communication inside steps is exposed"

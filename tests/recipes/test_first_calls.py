@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from lostflops.recipe import named, on_example
+from lostflops.recipes import named
+from lostflops.testing import on_example
 
 MS = 1_000_000
 LENGTH = 1000 * MS

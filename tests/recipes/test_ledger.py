@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from lostflops.accounts import ACCOUNTS as DOCUMENTED
 from lostflops.intervals.matching import matches
-from lostflops.recipe import example_table, named, on_example
-from lostflops.recipes import accounting
+from lostflops.recipes import accounting, named
 from lostflops.tables import COPIES, FRAMES, KERNELS, RANKS, STEPS, TABLES
+from lostflops.testing import example_table, on_example
 
 Rows = list[dict[str, Any]]
 Tables = Mapping[str, Rows]

@@ -8,9 +8,10 @@ import polars as pl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lostflops.recipe import example_table, named, on_example
+from lostflops.recipes import named
 from lostflops.recipes.recording import lint
 from lostflops.tables import TABLES
+from lostflops.testing import example_table, on_example
 
 RECIPE = named("recording_lint")
 US = 10_000  # so long that no crossing is within the clock's error

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lostflops.recipe import example_table
 from lostflops.recipes.stretch_names import TELLING, is_users, named, says_nothing, spoken
 from lostflops.tables import FRAMES, OPERATORS
+from lostflops.testing import example_table
 
 Row = tuple[int, int, str]
 Part = tuple[int, int, str | None]

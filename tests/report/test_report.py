@@ -28,10 +28,10 @@ from rich.console import Console
 import lostflops
 from lostflops import accounts as ledger_accounts
 from lostflops import cli
-from lostflops import recipe as recipes_module
+from lostflops import recipes as recipes_module
 from lostflops.errors import BadOption
 from lostflops.finding import Finding, percent
-from lostflops.recipe import Answer, Bars, HeatMap, Points, Recipe, Session, Skipped, recipe
+from lostflops.recipe import Bars, HeatMap, Points, Recipe, recipe
 from lostflops.report import terminal
 from lostflops.report.document import document
 from lostflops.report.first_page import heat as heat_module
@@ -43,6 +43,7 @@ from lostflops.report.first_page.verdict import verdict
 from lostflops.report.html import html
 from lostflops.report.words.amounts import apportion, unit_for
 from lostflops.report.words.cells import cells
+from lostflops.session import Answer, Session, Skipped
 from lostflops.store.trace import (
     DEVICE_UNKNOWN,
     FORMAT,

@@ -8,11 +8,12 @@ import polars as pl
 import pytest
 from polars.testing import assert_frame_equal
 
-from lostflops import recipe
-from lostflops.recipe import Answer, Session, Skipped, example_table
+from lostflops import recipes
+from lostflops.session import Answer, Session, Skipped
 from lostflops.store import answers
 from lostflops.store.trace import FORMAT, Manifest, Trace, write_manifest, write_part
 from lostflops.tables import TABLES
+from lostflops.testing import example_table
 
 ROWS = {
     "ranks": [{"start": 0, "end": 90, "main_thread": 7, "device_kind": "gpu"}],
@@ -60,11 +61,11 @@ def forget_how(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
         raise AssertionError("computed again")
 
     for name in names:
-        monkeypatch.setattr(recipe.named(name), "function", unable)
+        monkeypatch.setattr(recipes.named(name), "function", unable)
         unable.__module__ = f"lostflops.recipes.{name}"
 
 
-@pytest.mark.parametrize("name", [n for n, known in recipe.recipes().items() if known.page])
+@pytest.mark.parametrize("name", [n for n, known in recipes.recipes().items() if known.page])
 def test_asked_again_a_recipe_says_the_same_without_computing(
     name: str, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,7 +34,7 @@ from lostflops.errors import (
 )
 from lostflops.ingest import NSYS, assembly, job, sources
 from lostflops.ingest.part import Part, write_table
-from lostflops.recipe import Session, Skipped, example_table
+from lostflops.session import Session, Skipped
 from lostflops.store.trace import (
     ABANDONED_AFTER,
     FORMAT,
@@ -47,6 +47,7 @@ from lostflops.store.trace import (
     writing,
 )
 from lostflops.tables import TABLES
+from lostflops.testing import example_table
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "runs"
 

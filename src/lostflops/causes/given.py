@@ -11,7 +11,7 @@ import polars as pl
 from lostflops import intervals
 from lostflops.errors import LostflopsError
 from lostflops.finding import Finding
-from lostflops.recipe import Answer, Session, Skipped
+from lostflops.session import Answer, Session, Skipped
 from lostflops.store.trace import Trace
 
 NAMES = pl.Schema({"rank": pl.Int32, "account": pl.String, "name": pl.String, "ns": pl.Int64})

@@ -211,9 +211,9 @@ class Magics:
             print(f"lostflops: {error}")
 
     def _show(self, trace: Trace, paths: Sequence[str], given: Namespace) -> None:
-        from lostflops.recipe import Session
         from lostflops.report import notebook
         from lostflops.report.first_page.page import page
+        from lostflops.session import Session
 
         made = page(trace, Session(trace))
         typed = _asked.again(paths, given, trace.steps)

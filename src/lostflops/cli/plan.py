@@ -258,7 +258,7 @@ def _recorded(path: str) -> Measured:
     from lostflops.errors import CannotAnswer, shown
     from lostflops.ingest import job
     from lostflops.plan.train import calibration
-    from lostflops.recipe import Session, Skipped
+    from lostflops.session import Session, Skipped
 
     from ._waiting import waiting
 

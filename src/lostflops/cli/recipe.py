@@ -23,7 +23,8 @@ from ._waiting import waiting
 if TYPE_CHECKING:
     import polars as pl
 
-    from lostflops.recipe import Answer, Option
+    from lostflops.recipe import Option
+    from lostflops.session import Answer
     from lostflops.store.trace import Trace
 
 FORMATS = ("table", "csv", "json", "parquet")
@@ -50,7 +51,7 @@ def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
 
 
 def _add_options(parser: ArgumentParser, words: Sequence[str]) -> None:
-    from lostflops.recipe import named, recipes
+    from lostflops.recipes import named, recipes
 
     known = [word for word in words if word.replace("-", "_") in recipes()]
     if not known and words[0].startswith("-"):
@@ -86,7 +87,8 @@ def run(given: Namespace) -> None:
     form = _format(given.format, given.output)
     if given.output is not None:
         _output.check(given.output, given.paths)
-    from lostflops.recipe import Session, Skipped, named
+    from lostflops.recipes import named
+    from lostflops.session import Session, Skipped
 
     wanted = named(given.name)
     ranks = None if given.ranks is None else _asked.numbers(given.ranks)

@@ -11,7 +11,7 @@ def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
 
 
 def run(given: Namespace) -> None:
-    from lostflops.recipe import recipes
+    from lostflops.recipes import recipes
 
     width = max(map(len, recipes()), default=0)
     for name, known in recipes().items():

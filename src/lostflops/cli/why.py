@@ -45,9 +45,9 @@ def run(given: Namespace) -> None:
     from rich.console import Console
 
     from lostflops.capture.record import run_folder
-    from lostflops.recipe import Session
     from lostflops.report import document, html, terminal
     from lostflops.report.first_page import page
+    from lostflops.session import Session
 
     with waiting() as tell:
         trace = _asked.opened(given, tell)

@@ -1,1 +1,40 @@
-"""One file per question, each with its recipe, in sections by what is asked about."""
+"""One file per question, each with its recipe, in sections by what is asked about.
+
+They are found by walking the sections, and other packages' in the entry-point group `lostflops.recipes`.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Mapping
+from functools import cache
+from importlib import import_module
+from importlib.metadata import entry_points
+
+from lostflops.errors import NoSuchRecipe
+from lostflops.recipe import Recipe
+
+
+@cache
+def recipes() -> Mapping[str, Recipe]:
+    """All recipes by name: ours, then those that installed packages offer."""
+    found: dict[str, Recipe] = {}
+    for module in pkgutil.walk_packages(__path__, f"{__name__}."):
+        for made in vars(import_module(module.name)).values():
+            if isinstance(made, Recipe) and made.function.__module__ == module.name:
+                found[made.name] = made
+    found = dict(sorted(found.items()))
+    for point in entry_points(group="lostflops.recipes"):
+        made = point.load()
+        if isinstance(made, Recipe):
+            found.setdefault(made.name, made)
+    return found
+
+
+def named(name: str) -> Recipe:
+    """The recipe of that name, with dashes or underscores. Raises NoSuchRecipe with a suggestion."""
+    known = recipes()
+    wanted = name.replace("-", "_")
+    if wanted not in known:
+        raise NoSuchRecipe(name, known)
+    return known[wanted]

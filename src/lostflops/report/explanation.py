@@ -18,8 +18,10 @@ from rich.text import Text
 from lostflops.accounts import ACCOUNTS, Account
 from lostflops.errors import NothingToExplain
 from lostflops.finding import Finding
-from lostflops.recipe import Example, Input, Option, Recipe, on_example, recipes
+from lostflops.recipe import Example, Input, Option, Recipe
+from lostflops.recipes import recipes
 from lostflops.tables import TABLES, Table
+from lostflops.testing import on_example
 
 from .words.cells import UNKNOWN
 from .words.safe import as_command

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lostflops.recipe import Answer
+from lostflops.session import Answer
 
 from .words.cells import cells
 from .words.safe import one_line

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lostflops.finding import Finding, milliseconds, percent
-from lostflops.recipe import Skipped
+from lostflops.session import Skipped
 
 from .first_page.budget import Budget, Line
 from .first_page.facts import lines

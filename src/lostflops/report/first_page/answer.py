@@ -8,10 +8,11 @@ from typing import Any
 import msgspec
 import polars as pl
 
-from lostflops.recipe import Answer, Bars, HeatMap, Points
+from lostflops.recipe import Bars, HeatMap, Points
 from lostflops.report.markup import Markup, join, tag
 from lostflops.report.words.cells import LONGEST_TEXT, UNKNOWN, Cells, cells
 from lostflops.report.words.safe import as_command, one_line
+from lostflops.session import Answer
 
 ROWS_WITHOUT_SCRIPT = 8
 MOST_ROWS = 1000

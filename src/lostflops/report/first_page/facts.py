@@ -15,7 +15,7 @@ import polars as pl
 
 from lostflops.finding import milliseconds, percent
 from lostflops.naming.peaks import peak
-from lostflops.recipe import Answer
+from lostflops.session import Answer
 from lostflops.store.trace import Trace
 
 from .budget import Budget

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import polars as pl
 
-from lostflops import causes, recipe, remedies
+from lostflops import causes, recipes, remedies
 from lostflops.errors import LostflopsError
 from lostflops.finding import Finding, milliseconds, percent
-from lostflops.recipe import Answer, Session, Skipped
-from lostflops.recipes.steps.counted import counted_steps
 from lostflops.report.words.safe import one_line, typed
+from lostflops.session import Answer, Session, Skipped
 from lostflops.store.trace import GPU_WORK_LOST, Quality, Trace
 from lostflops.tables import STEPS, UNLISTED_GRAPH
 from lostflops.version import __version__
@@ -126,7 +125,7 @@ class Page:
 
 def page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], None] | None = None) -> Page:
     """Ask every recipe that belongs on the page. `on_recipe(name, done, of)` is called before each."""
-    names = sorted(name for name, known in recipe.recipes().items() if known.page)
+    names = sorted(name for name, known in recipes.recipes().items() if known.page)
     answers: list[Answer] = []
     skipped: list[Skipped] = []
     for done, name in enumerate(names):
@@ -141,8 +140,8 @@ def page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], No
     steps_table = trace.table("steps")
     steps = STEPS.empty() if steps_table is None else steps_table.sort("rank", "start").collect()
     counted, counting = ledger, ledger.select("rank", "step").unique()
-    if steps_table is not None:
-        counting = counted_steps(steps_table).collect().select("rank", "step")
+    for those in _asked(session, "counted_steps").values():
+        counting = those.table.select("rank", "step")
         counted = ledger.join(counting, on=["rank", "step"], how="semi")
     windows = counted.select("rank", "step", "start", "end").unique(maintain_order=True)
     run = recorded(trace, steps, counted)

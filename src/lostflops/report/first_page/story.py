@@ -9,9 +9,9 @@ from contextlib import suppress
 import polars as pl
 
 from lostflops.finding import milliseconds, percent
-from lostflops.recipe import Answer
 from lostflops.recipes.steps.log_pauses import CAUSES, WORTH_SAYING, ordinal
 from lostflops.recipes.steps.log_summary import UNLIKE
+from lostflops.session import Answer
 from lostflops.store.trace import Trace
 
 from .run import Run

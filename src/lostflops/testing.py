@@ -1,0 +1,63 @@
+"""Recipes on rows small enough to check by eye: what a recipe answers on an example."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import polars as pl
+
+from .errors import LostflopsError
+from .recipe import Input, Recipe, Rows
+from .recipes import named
+from .tables import TABLES, Table
+
+_NEUTRAL: Mapping[Any, Any] = {pl.Boolean: False, pl.Float64: 0.0}
+
+
+def example_table(table: Table, rows: Rows) -> pl.LazyFrame:
+    """Rows of an example as a full table. What a required column leaves out gets a neutral value."""
+    full: list[dict[str, Any]] = []
+    for row in rows:
+        extra = set(row) - set(table.schema)
+        if extra:
+            raise LostflopsError(f"the table '{table.name}' has no column '{extra.pop()}'")
+        given = dict(row)
+        for column in table.columns:
+            if column.required and column.name not in given:
+                given[column.name] = _neutral(column.name, column.dtype, given)
+        full.append(given)
+    return pl.DataFrame(full, schema=table.schema).lazy()
+
+
+def _neutral(name: str, dtype: Any, row: Mapping[str, Any]) -> Any:
+    if name == "arrival":
+        return row["start"]
+    if isinstance(dtype, pl.Enum):
+        known = list(dtype.categories)
+        return "unknown" if "unknown" in known else "other" if "other" in known else known[0]
+    if isinstance(dtype, pl.Categorical):
+        return "x"
+    return _NEUTRAL.get(dtype, 0)
+
+
+def on_example(wanted: Recipe, given: Mapping[str, Rows], **options: Any) -> pl.DataFrame:
+    """What a recipe answers on an example's rows; recipes it reads are run on the same rows.
+
+    A table that is not given is absent: None where the recipe admits that, else empty.
+    """
+    known: dict[str, pl.DataFrame] = {}
+
+    def read(needed: Input) -> pl.LazyFrame | None:
+        if needed.name not in TABLES:
+            if needed.name not in known:
+                known[needed.name] = answer(named(needed.name))
+            return known[needed.name].lazy()
+        if needed.optional and needed.name not in given:
+            return None
+        return example_table(TABLES[needed.name], given.get(needed.name, ()))
+
+    def answer(asked: Recipe, **options: Any) -> pl.DataFrame:
+        return asked(*map(read, asked.inputs), **options).collect()
+
+    return answer(wanted, **options)
