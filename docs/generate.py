@@ -75,7 +75,8 @@ def _table(table: Table) -> Iterator[str]:
     yield f"## {table.name}\n"
     yield f"One row is {table.row}. Recorded with: {table.record_with}.\n"
     yield from _grid(
-        ("column", "type", "meaning"), ((f"`{c.name}`", type_name(c.dtype), c.meaning) for c in table.columns)
+        ("column", "holds", "stored as", "meaning"),
+        ((f"`{c.name}`", c.holds.said, type_name(c.dtype), c.meaning) for c in table.columns),
     )
     yield ""
 
@@ -123,7 +124,10 @@ def _recipe(known: Recipe) -> Iterator[str]:
     for needed in known.inputs:
         yield f"- `{needed.name}`: {describe(needed)}"
     yield ""
-    yield from _grid(("column", "meaning"), ((f"`{name}`", said) for name, said in known.columns.items()))
+    yield from _grid(
+        ("column", "holds", "meaning"),
+        ((f"`{name}`", column.said, column.meaning) for name, column in known.columns.items()),
+    )
     if known.options:
         yield ""
         yield from _grid(

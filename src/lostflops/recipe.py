@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 import polars as pl
 
+from .columns import Type
 from .finding import Finding
 
 Scope = Literal["rank", "job"]
@@ -94,7 +95,7 @@ class Recipe:
     name: str
     question: str
     scope: Scope
-    columns: Mapping[str, str]
+    columns: Mapping[str, Type]
     plot: Plot | None
     examples: Sequence[Example]
     function: Callable[..., pl.LazyFrame]
@@ -121,7 +122,7 @@ def recipe(
     *,
     question: str,
     scope: Scope,
-    columns: Mapping[str, str],
+    columns: Mapping[str, Type],
     examples: Sequence[Example],
     plot: Plot | None = None,
     page: bool = True,

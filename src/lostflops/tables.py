@@ -12,6 +12,8 @@ from typing import Annotated, TypeAlias
 
 import polars as pl
 
+from .columns import Bytes, Count, DType, Flag, Id, Instant, Name, Number, Several, Text, Time, Type
+
 FAMILIES = (
     "gemm",
     "attention",
@@ -74,10 +76,17 @@ class Column:
     """One documented column. What is not `stored`, opening a run adds."""
 
     name: str
-    dtype: pl.DataType | type[pl.DataType]
-    meaning: str
+    holds: Type
     required: bool = False
     stored: bool = True
+
+    @property
+    def dtype(self) -> DType:
+        return self.holds.dtype
+
+    @property
+    def meaning(self) -> str:
+        return self.holds.meaning
 
 
 @dataclass(frozen=True)
@@ -90,13 +99,13 @@ class Table:
     record_with: str
 
     @property
-    def schema(self) -> dict[str, pl.DataType | type[pl.DataType]]:
+    def schema(self) -> dict[str, DType]:
         return {column.name: column.dtype for column in self.columns}
 
     @property
     def times(self) -> tuple[str, ...]:
         """The columns that hold points on the run's clock, which move when clocks are aligned."""
-        return tuple(c.name for c in self.columns if c.name in TIME_COLUMNS)
+        return tuple(c.name for c in self.columns if isinstance(c.holds, Instant))
 
     def empty(self) -> pl.DataFrame:
         return pl.DataFrame(schema=self.schema)
@@ -117,12 +126,10 @@ class Table:
         )
 
 
-TIME_COLUMNS = frozenset({"start", "end", "launch_start", "launch_end", "arrival", "host_start", "host_end"})
-
-_RANK = Column("rank", pl.Int32, "rank of the process in its job", required=True)
-_START = Column("start", pl.Int64, "start, ns", required=True)
-_END = Column("end", pl.Int64, "end, ns, exclusive", required=True)
-_THREAD = Column("thread", pl.Int64, "host thread id, unique within the rank")
+_RANK = Column("rank", Id("rank of the process in its job", pl.Int32), required=True)
+_START = Column("start", Instant("start"), required=True)
+_END = Column("end", Instant("end, exclusive"), required=True)
+_THREAD = Column("thread", Id("host thread id, unique within the rank"))
 _WHEN = (_RANK, _START, _END)
 
 RANKS = Table(
@@ -130,21 +137,21 @@ RANKS = Table(
     "a process of the job (one row per device it used)",
     (
         *_WHEN,
-        Column("host", pl.Int32, "number of the host, not its name; null when unknown"),
-        Column("device", pl.Int32, "device index the rank's GPU work names; null without GPU work"),
-        Column("device_kind", pl.String, "'gpu', or 'cpu' when host operators stand in for kernels"),
-        Column("gpu", pl.String, "GPU name as the source gives it; null when unknown"),
-        Column("num_sms", pl.Int32, "streaming multiprocessors or compute units"),
-        Column("memory_bytes", pl.Int64, "device memory, bytes"),
-        Column("world_size", pl.Int32, "number of ranks in the job, null when unknown"),
-        Column("backend", pl.String, "communication backend named by the source (nccl, gloo, …)"),
-        Column("groups", GROUPS, "process groups this rank belongs to, with their ranks"),
-        Column("rank_source", pl.String, "where the rank number was read, or 'assigned'"),
-        Column("source", pl.String, "'kineto', 'nsys', 'monitor' or 'step log'"),
-        Column("versions", pl.String, "tool and runtime versions, as text"),
-        Column("main_thread", pl.Int64, "thread that made most launches (or ran most operators)"),
-        Column("clock_offset", pl.Int64, "ns already added to this rank's times to align it with the others"),
-        Column("clock_error", pl.Int64, "ns, robust error of that alignment; null when it could not be told"),
+        Column("host", Id("number of the host, not its name; null when unknown", pl.Int32)),
+        Column("device", Id("device index the rank's GPU work names; null without GPU work", pl.Int32)),
+        Column("device_kind", Name("'gpu', or 'cpu' when host operators stand in for kernels")),
+        Column("gpu", Name("GPU name as the source gives it; null when unknown")),
+        Column("num_sms", Count("streaming multiprocessors or compute units", pl.Int32)),
+        Column("memory_bytes", Bytes("device memory")),
+        Column("world_size", Count("number of ranks in the job, null when unknown", pl.Int32)),
+        Column("backend", Name("communication backend named by the source (nccl, gloo, …)")),
+        Column("groups", Several("process groups this rank belongs to, with their ranks", GROUPS)),
+        Column("rank_source", Name("where the rank number was read, or 'assigned'")),
+        Column("source", Name("'kineto', 'nsys', 'monitor' or 'step log'")),
+        Column("versions", Text("tool and runtime versions")),
+        Column("main_thread", Id("thread that made most launches (or ran most operators)")),
+        Column("clock_offset", Time("already added to this rank's times to align it with the others")),
+        Column("clock_error", Time("robust error of that alignment; null when it could not be told")),
     ),
     "every trace gives this table",
 )
@@ -154,14 +161,14 @@ STEPS = Table(
     "an optimizer step on a rank",
     (
         *_WHEN,
-        Column("step", pl.Int64, "step number as the source counts it", required=True),
-        Column("source", STEP_SOURCE, "where the boundaries were read from"),
-        Column("complete", pl.Boolean, "false when the recording or the job began or ended inside the step"),
-        Column("host_start", pl.Int64, "where the host began it, ns; null when no mark on the host says so"),
-        Column("host_end", pl.Int64, "where the host began the next one or left the last, ns"),
-        Column("amount", pl.Int64, "rows of GPU work launched in it; on a CPU-only rank, operators begun"),
-        Column("left_out", LEFT_OUT, "why it does not count in means; null when it does"),
-        Column("chosen", pl.Boolean, "true when it is one of the steps that were asked for", stored=False),
+        Column("step", Id("step number as the source counts it"), required=True),
+        Column("source", Name("where the boundaries were read from", STEP_SOURCE)),
+        Column("complete", Flag("false when the recording or the job began or ended inside the step")),
+        Column("host_start", Instant("where the host began it; null when no mark on the host says so")),
+        Column("host_end", Instant("where the host began the next one or left the last")),
+        Column("amount", Count("rows of GPU work launched in it; on a CPU-only rank, operators begun")),
+        Column("left_out", Name("why it does not count in means; null when it does", LEFT_OUT)),
+        Column("chosen", Flag("true when it is one of the steps that were asked for"), stored=False),
     ),
     "`prof.step()` in the loop with a `schedule=`, or an NVTX range around each step",
 )
@@ -171,24 +178,24 @@ KERNELS = Table(
     "a kernel execution; on a CPU-only trace, a stretch of a host operator outside its children",
     (
         *_WHEN,
-        Column("device", pl.Int32, "device index"),
-        Column("stream", pl.Int64, "stream id within the device; on CPU-only traces the thread"),
-        Column("name", NAME, "kernel name", required=True),
-        Column("grid", pl.Int64, "number of blocks in the grid (x·y·z)"),
-        Column("block", pl.Int32, "threads per block (x·y·z)"),
-        Column("registers", pl.Int32, "registers per thread"),
-        Column("shared_memory", pl.Int64, "static and dynamic shared memory per block, bytes"),
-        Column("correlation", pl.Int64, "id shared with the launching call, unique within the rank"),
-        Column("graph_node", pl.Int64, "node of the CUDA graph that ran it"),
-        Column("family", FAMILY, "what kind of work it is", required=True),
-        Column("precision", PRECISION, "precision of its arithmetic; null when the name does not say"),
-        Column("tensor_cores", pl.Boolean, "true when matrix units were used; null when unknown"),
-        Column("continued", pl.Boolean, "CPU-only: true when this row goes on after a child returned"),
-        Column("launch_start", pl.Int64, "start of the launching call, ns; null when it was not recorded"),
-        Column("launch_end", pl.Int64, "end of the launching call, ns"),
-        Column("thread", pl.Int64, "thread of the launching call"),
-        Column("operator", NAME, "deepest operator that contains the launch"),
-        Column("phase", PHASE, "forward, backward, recompute or optimizer; null when unknown"),
+        Column("device", Id("device index", pl.Int32)),
+        Column("stream", Id("stream id within the device; on CPU-only traces the thread")),
+        Column("name", Name("kernel name", NAME), required=True),
+        Column("grid", Count("number of blocks in the grid (x·y·z)")),
+        Column("block", Count("threads per block (x·y·z)", pl.Int32)),
+        Column("registers", Count("registers per thread", pl.Int32)),
+        Column("shared_memory", Bytes("static and dynamic shared memory per block")),
+        Column("correlation", Id("id shared with the launching call, unique within the rank")),
+        Column("graph_node", Id("node of the CUDA graph that ran it")),
+        Column("family", Name("what kind of work it is", FAMILY), required=True),
+        Column("precision", Name("precision of its arithmetic; null when the name does not say", PRECISION)),
+        Column("tensor_cores", Flag("true when matrix units were used; null when unknown")),
+        Column("continued", Flag("CPU-only: true when this row goes on after a child returned")),
+        Column("launch_start", Instant("start of the launching call; null when it was not recorded")),
+        Column("launch_end", Instant("end of the launching call")),
+        Column("thread", Id("thread of the launching call")),
+        Column("operator", Name("deepest operator that contains the launch", NAME)),
+        Column("phase", Name("forward, backward, recompute or optimizer; null when unknown", PHASE)),
     ),
     "`activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]`, or `nsys profile -t cuda`",
 )
@@ -198,18 +205,18 @@ COPIES = Table(
     "a memcpy, memset or managed-memory migration on the device",
     (
         *_WHEN,
-        Column("device", pl.Int32, "device index"),
-        Column("stream", pl.Int64, "stream id within the device"),
-        Column("name", NAME, "name as the source gives it", required=True),
-        Column("direction", DIRECTION, "from where to where", required=True),
-        Column("bytes", pl.Int64, "bytes moved; null when not recorded"),
-        Column("host_memory", HOST_MEMORY_KIND, "kind of the host side's memory", required=True),
-        Column("correlation", pl.Int64, "id shared with the launching call"),
-        Column("communication", pl.Boolean, "true when a copy engine carried a collective", required=True),
-        Column("launch_start", pl.Int64, "start of the launching call, ns"),
-        Column("launch_end", pl.Int64, "end of the launching call, ns"),
-        Column("thread", pl.Int64, "thread of the launching call"),
-        Column("operator", NAME, "deepest operator that contains the launch"),
+        Column("device", Id("device index", pl.Int32)),
+        Column("stream", Id("stream id within the device")),
+        Column("name", Name("name as the source gives it", NAME), required=True),
+        Column("direction", Name("from where to where", DIRECTION), required=True),
+        Column("bytes", Bytes("bytes moved; null when not recorded")),
+        Column("host_memory", Name("kind of the host side's memory", HOST_MEMORY_KIND), required=True),
+        Column("correlation", Id("id shared with the launching call")),
+        Column("communication", Flag("true when a copy engine carried a collective"), required=True),
+        Column("launch_start", Instant("start of the launching call")),
+        Column("launch_end", Instant("end of the launching call")),
+        Column("thread", Id("thread of the launching call")),
+        Column("operator", Name("deepest operator that contains the launch", NAME)),
     ),
     "`activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]`, or `nsys profile -t cuda`",
 )
@@ -220,9 +227,9 @@ LAUNCHES = Table(
     (
         *_WHEN,
         _THREAD,
-        Column("name", NAME, "name of the call", required=True),
-        Column("correlation", pl.Int64, "id shared with the GPU work it started"),
-        Column("return_code", pl.Int32, "0 is success; null when not recorded"),
+        Column("name", Name("name of the call", NAME), required=True),
+        Column("correlation", Id("id shared with the GPU work it started")),
+        Column("return_code", Id("0 is success; null when not recorded", pl.Int32)),
     ),
     "`activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]`, or `nsys profile -t cuda`",
 )
@@ -233,11 +240,11 @@ OPERATORS = Table(
     (
         *_WHEN,
         _THREAD,
-        Column("name", NAME, "operator name", required=True),
-        Column("shapes", NAME, "input shapes, as the source's JSON text"),
-        Column("dtypes", NAME, "input types, as the source's JSON text"),
-        Column("sequence", pl.Int64, "autograd sequence number, shared by forward and backward"),
-        Column("phase", PHASE, "forward, backward, recompute or optimizer; null when unknown"),
+        Column("name", Name("operator name", NAME), required=True),
+        Column("shapes", Text("input shapes, as the source's JSON text", NAME)),
+        Column("dtypes", Text("input types, as the source's JSON text", NAME)),
+        Column("sequence", Id("autograd sequence number, shared by forward and backward")),
+        Column("phase", Name("forward, backward, recompute or optimizer; null when unknown", PHASE)),
     ),
     "`activities=[ProfilerActivity.CPU, …]`, or `nsys profile -t nvtx` under `emit_nvtx()`",
 )
@@ -248,11 +255,11 @@ RANGES = Table(
     (
         *_WHEN,
         _THREAD,
-        Column("domain", NAME, "NVTX domain; 'user' for annotations, 'overhead', 'synchronisation'"),
-        Column("name", NAME, "text of the range", required=True),
-        Column("color", pl.Int64, "ARGB"),
-        Column("nested", pl.Boolean, "true for push/pop ranges, which nest within their thread"),
-        Column("complete", pl.Boolean, "false when the recording ended inside the range"),
+        Column("domain", Name("NVTX domain; 'user' for annotations, 'overhead', 'synchronisation'", NAME)),
+        Column("name", Name("text of the range", NAME), required=True),
+        Column("color", Id("ARGB")),
+        Column("nested", Flag("true for push/pop ranges, which nest within their thread")),
+        Column("complete", Flag("false when the recording ended inside the range")),
     ),
     "`torch.profiler.record_function(…)`, or `nsys profile -t nvtx` with NVTX ranges in the code",
 )
@@ -263,26 +270,27 @@ COLLECTIVES = Table(
     (
         *_WHEN,
         Column(
-            "arrival", pl.Int64, "when the rank was ready: start of kernel or host operator", required=True
+            "arrival", Instant("when the rank was ready: start of kernel or host operator"), required=True
         ),
-        Column("kind", NAME, "all-reduce, all-gather, …, or 'unknown'", required=True),
-        Column("library", NAME, "NCCL, RCCL, DeepEP, NVSHMEM, gloo, copy engine, …"),
-        Column("group", NAME, "process group: name and ranks as far as the source tells; null when unknown"),
-        Column("group_size", pl.Int32, "ranks in the group"),
-        Column("peer", pl.Int32, "global rank of the other side, for send and receive"),
-        Column("bytes_in", pl.Int64, "bytes of this rank's input buffer"),
-        Column("bytes_out", pl.Int64, "bytes of this rank's output buffer"),
-        Column("dtype", NAME, "element type"),
-        Column("sequence", pl.Int64, "sequence number in its group, when the source gives one"),
+        Column("kind", Name("all-reduce, all-gather, …, or 'unknown'", NAME), required=True),
+        Column("library", Name("NCCL, RCCL, DeepEP, NVSHMEM, gloo, copy engine, …", NAME)),
+        Column(
+            "group", Name("process group: name and ranks as far as the source tells; null when unknown", NAME)
+        ),
+        Column("group_size", Count("ranks in the group", pl.Int32)),
+        Column("peer", Id("global rank of the other side, for send and receive", pl.Int32)),
+        Column("bytes_in", Bytes("bytes of this rank's input buffer")),
+        Column("bytes_out", Bytes("bytes of this rank's output buffer")),
+        Column("dtype", Name("element type", NAME)),
+        Column("sequence", Id("sequence number in its group, when the source gives one")),
         Column(
             "evidence",
-            pl.Int8,
-            "1 metadata, 2 annotation, 3 operator, 4 kernel name, 5 stream",
+            Id("1 metadata, 2 annotation, 3 operator, 4 kernel name, 5 stream", pl.Int8),
             required=True,
         ),
-        Column("stream", pl.Int64, "stream or thread that carried it"),
-        Column("correlation", pl.Int64, "id of the launch"),
-        Column("name", NAME, "kernel, copy or annotation that carried it", required=True),
+        Column("stream", Id("stream or thread that carried it")),
+        Column("correlation", Id("id of the launch")),
+        Column("name", Name("kernel, copy or annotation that carried it", NAME), required=True),
     ),
     "a recording of several ranks, with their GPU work (or gloo on CPU)",
 )
@@ -290,7 +298,11 @@ COLLECTIVES = Table(
 FRAMES = Table(
     "frames",
     "a Python frame or module call on a host thread",
-    (*_WHEN, _THREAD, Column("name", NAME, "file(line): function, or 'nn.Module: Linear_3'", required=True)),
+    (
+        *_WHEN,
+        _THREAD,
+        Column("name", Name("file(line): function, or 'nn.Module: Linear_3'", NAME), required=True),
+    ),
     "`lostflops record --what cuda,shapes,python -- COMMAND`, or `with_stack=True`",
 )
 
@@ -300,11 +312,11 @@ ALLOCATIONS = Table(
     (
         *_WHEN,
         _THREAD,
-        Column("device", pl.Int32, "device index; null for host memory"),
-        Column("address", pl.Int64, "address, a pairing key only"),
-        Column("bytes", pl.Int64, "signed bytes", required=True),
-        Column("allocated", pl.Int64, "bytes allocated on that device after the event, process-wide"),
-        Column("reserved", pl.Int64, "bytes reserved on that device after the event"),
+        Column("device", Id("device index; null for host memory", pl.Int32)),
+        Column("address", Id("address, a pairing key only")),
+        Column("bytes", Bytes("signed bytes"), required=True),
+        Column("allocated", Bytes("bytes allocated on that device after the event, process-wide")),
+        Column("reserved", Bytes("bytes reserved on that device after the event")),
     ),
     "`profile_memory=True`, or `nsys profile --cuda-memory-usage=true`",
 )
@@ -314,12 +326,14 @@ COUNTERS = Table(
     "a sampled value; it holds from start to end",
     (
         *_WHEN,
-        Column("device", pl.Int32, "device index; a monitor's is the node's own; null for what is no GPU"),
-        Column("metric", NAME, "name of the metric", required=True),
-        Column("instance", NAME, "core, port, link, disk, … that it is of, where there are several"),
-        Column("value", pl.Float64, "value", required=True),
-        Column("unit", NAME, "unit; null when the source does not say"),
-        Column("added", pl.Boolean, "value is what was added from start to end, not a level; null: unknown"),
+        Column(
+            "device", Id("device index; a monitor's is the node's own; null for what is no GPU", pl.Int32)
+        ),
+        Column("metric", Name("name of the metric", NAME), required=True),
+        Column("instance", Name("core, port, link, disk, … that it is of, where there are several", NAME)),
+        Column("value", Number("value"), required=True),
+        Column("unit", Name("unit; null when the source does not say", NAME)),
+        Column("added", Flag("value is what was added from start to end, not a level; null: unknown")),
     ),
     "`lostflops record --monitor`, or `nsys profile --gpu-metrics-devices=…`",
 )
@@ -327,7 +341,7 @@ COUNTERS = Table(
 OS_CALLS = Table(
     "os_calls",
     "an operating-system call of a host thread",
-    (*_WHEN, _THREAD, Column("name", NAME, "name of the call", required=True)),
+    (*_WHEN, _THREAD, Column("name", Name("name of the call", NAME), required=True)),
     "`nsys profile -t osrt`",
 )
 
@@ -336,10 +350,10 @@ PAGE_FAULTS = Table(
     "a group of managed-memory page faults; end equals start for faults on the CPU",
     (
         *_WHEN,
-        Column("device", pl.Int32, "device that faulted; null for the CPU"),
-        Column("address", pl.Int64, "address"),
-        Column("faults", pl.Int64, "number of faults in the group"),
-        Column("access", NAME, "read, write, atomic or prefetch"),
+        Column("device", Id("device that faulted; null for the CPU", pl.Int32)),
+        Column("address", Id("address")),
+        Column("faults", Count("number of faults in the group")),
+        Column("access", Name("read, write, atomic or prefetch", NAME)),
     ),
     "`nsys profile --cuda-um-cpu-page-faults=true --cuda-um-gpu-page-faults=true`",
 )
@@ -348,23 +362,23 @@ TOPOLOGY_DEVICES = Table(
     "topology_devices",
     "a GPU, network card, port or memory node of a machine; it holds at all times",
     (
-        Column("rank", pl.Int32, "first rank on that machine, 0 when unknown", required=True),
-        Column("kind", pl.String, "gpu, nic, port, nvlink, numa or process", required=True),
-        Column("name", pl.String, "GPU0, mlx5_0, eth0, node 0", required=True),
-        Column("port", pl.Int32, "number of the port or NVLink; of a process its GPU's"),
-        Column("model", pl.String, "what it is, as the tool says"),
-        Column("numa", pl.Int32, "memory node it is attached to; null when unknown"),
-        Column("cpus", pl.String, "nearby CPUs, as in 0-15,32-47; of a process those it may run on"),
-        Column("address", pl.String, "PCI address"),
-        Column("network", pl.String, "network interface of a card, or of its port"),
-        Column("layer", pl.String, "InfiniBand or Ethernet"),
-        Column("state", pl.String, "logical state of a port or link, in lower case"),
-        Column("physical", pl.String, "physical state of a port, in lower case"),
-        Column("rate", pl.Float64, "of a port, NVLink or GPU's PCIe link in one direction, Gb/s"),
-        Column("lanes", pl.Int32, "PCIe lanes in use"),
-        Column("most_lanes", pl.Int32, "PCIe lanes it could use"),
-        Column("bytes", pl.Int64, "memory of a memory node"),
-        Column("tool", pl.String, "who says so first"),
+        Column("rank", Id("first rank on that machine, 0 when unknown", pl.Int32), required=True),
+        Column("kind", Name("gpu, nic, port, nvlink, numa or process"), required=True),
+        Column("name", Name("GPU0, mlx5_0, eth0, node 0"), required=True),
+        Column("port", Id("number of the port or NVLink; of a process its GPU's", pl.Int32)),
+        Column("model", Name("what it is, as the tool says")),
+        Column("numa", Id("memory node it is attached to; null when unknown", pl.Int32)),
+        Column("cpus", Name("nearby CPUs, as in 0-15,32-47; of a process those it may run on")),
+        Column("address", Name("PCI address")),
+        Column("network", Name("network interface of a card, or of its port")),
+        Column("layer", Name("InfiniBand or Ethernet")),
+        Column("state", Name("logical state of a port or link, in lower case")),
+        Column("physical", Name("physical state of a port, in lower case")),
+        Column("rate", Number("of a port, NVLink or GPU's PCIe link in one direction", unit="Gb/s")),
+        Column("lanes", Count("PCIe lanes in use", pl.Int32)),
+        Column("most_lanes", Count("PCIe lanes it could use", pl.Int32)),
+        Column("bytes", Bytes("memory of a memory node")),
+        Column("tool", Name("who says so first")),
     ),
     "`lostflops topology --output RUN`",
 )
@@ -373,13 +387,13 @@ TOPOLOGY_LINKS = Table(
     "topology_links",
     "how one device of a machine reaches another; it holds at all times",
     (
-        Column("rank", pl.Int32, "first rank on that machine, 0 when unknown", required=True),
-        Column("matrix", pl.String, "path, read, write, nvlink, atomics, pcie or distance", required=True),
-        Column("device", pl.String, "from", required=True),
-        Column("peer", pl.String, "to", required=True),
-        Column("code", pl.String, "as the tool writes it: NV18, PIX, OK, TNS, …", required=True),
-        Column("num_links", pl.Int32, "bonded NVLinks; null for other paths"),
-        Column("tool", pl.String, "who says so"),
+        Column("rank", Id("first rank on that machine, 0 when unknown", pl.Int32), required=True),
+        Column("matrix", Name("path, read, write, nvlink, atomics, pcie or distance"), required=True),
+        Column("device", Name("from"), required=True),
+        Column("peer", Name("to"), required=True),
+        Column("code", Name("as the tool writes it: NV18, PIX, OK, TNS, …"), required=True),
+        Column("num_links", Count("bonded NVLinks; null for other paths", pl.Int32)),
+        Column("tool", Name("who says so")),
     ),
     "`lostflops topology --output RUN`",
 )
@@ -388,28 +402,28 @@ BANDWIDTHS = Table(
     "bandwidths",
     "a measured bandwidth at one size; it holds at all times",
     (
-        Column("rank", pl.Int32, "rank that wrote it down", required=True),
-        Column("operation", pl.String, "all-reduce, host to device, … or barrier", required=True),
-        Column("tool", pl.String, "torch, nccl-tests or nvbandwidth"),
-        Column("backend", pl.String, "nccl or gloo, for collectives"),
-        Column("group_size", pl.Int32, "ranks that took part"),
-        Column("hosts", pl.Int32, "machines they ran on; null when unknown"),
-        Column("in_place", pl.Boolean, "result in the input's buffer; null where there is no choice"),
-        Column("device", pl.String, "of a copy: GPU0"),
-        Column("peer", pl.String, "of a copy between GPUs: the target"),
-        Column("host_memory", pl.String, "of a copy: pinned or pageable"),
-        Column("numa", pl.Int32, "of a copy: memory node of the host's buffer"),
-        Column("both", pl.Boolean, "of a copy: the other direction ran at the same time"),
-        Column("bytes", pl.Int64, "size as nccl-tests counts it; of a copy what was copied"),
-        Column("repeats", pl.Int32, "how often it was timed; null when the tool does not say"),
-        Column("time", pl.Int64, "median of the repeats, each the slowest rank's, ns; nccl-tests: mean"),
-        Column("fastest", pl.Int64, "shortest repeat, ns"),
-        Column("slowest", pl.Int64, "longest repeat, ns"),
-        Column("algorithm_bandwidth", pl.Float64, "bytes / time, GB/s (10⁹ bytes)"),
-        Column("bus_bandwidth", pl.Float64, "the same times nccl-tests' factor, GB/s"),
-        Column("correct", pl.Boolean, "the result was checked and right; null when it was not checked"),
-        Column("remark", pl.String, "why there is no time, when there is none"),
-        Column("measured_at", pl.Int64, "ns since the Unix epoch"),
+        Column("rank", Id("rank that wrote it down", pl.Int32), required=True),
+        Column("operation", Name("all-reduce, host to device, … or barrier"), required=True),
+        Column("tool", Name("torch, nccl-tests or nvbandwidth")),
+        Column("backend", Name("nccl or gloo, for collectives")),
+        Column("group_size", Count("ranks that took part", pl.Int32)),
+        Column("hosts", Count("machines they ran on; null when unknown", pl.Int32)),
+        Column("in_place", Flag("result in the input's buffer; null where there is no choice")),
+        Column("device", Name("of a copy: GPU0")),
+        Column("peer", Name("of a copy between GPUs: the target")),
+        Column("host_memory", Name("of a copy: pinned or pageable")),
+        Column("numa", Id("of a copy: memory node of the host's buffer", pl.Int32)),
+        Column("both", Flag("of a copy: the other direction ran at the same time")),
+        Column("bytes", Bytes("size as nccl-tests counts it; of a copy what was copied")),
+        Column("repeats", Count("how often it was timed; null when the tool does not say", pl.Int32)),
+        Column("time", Time("median of the repeats, each the slowest rank's; nccl-tests: mean")),
+        Column("fastest", Time("shortest repeat")),
+        Column("slowest", Time("longest repeat")),
+        Column("algorithm_bandwidth", Number("bytes / time (a GB is 10⁹ bytes)", unit="GB/s")),
+        Column("bus_bandwidth", Number("the same times nccl-tests' factor", unit="GB/s")),
+        Column("correct", Flag("the result was checked and right; null when it was not checked")),
+        Column("remark", Text("why there is no time, when there is none")),
+        Column("measured_at", Time("since the Unix epoch")),
     ),
     "`lostflops bench collectives --output RUN` or `lostflops bench links --output RUN`",
 )
@@ -418,17 +432,17 @@ STEP_LOG = Table(
     "step_log",
     "a step in the log of a recorded job: every step of every rank, recorded in full or not",
     (
-        Column("rank", pl.Int32, "rank", required=True),
-        Column("world_size", pl.Int32, "ranks of the job; null when the rank was not told"),
-        Column("step", pl.Int64, "step number", required=True),
-        Column("duration", pl.Int64, "from the end of the step before, ns; null for a rank's first"),
-        Column("own", pl.Int64, "what lostflops took before the step, ns; no part of duration"),
-        Column("micro_steps", pl.Int32, "backward passes; null when they were not counted"),
-        Column("optimizer", pl.Int64, "in optimizers, on the host, ns"),
-        Column("data", pl.Int64, "waiting for a DataLoader, ns"),
-        Column("checkpoint", pl.Int64, "in torch.save and torch.distributed.checkpoint.save, ns"),
-        Column("garbage", pl.Int64, "collecting garbage, ns"),
-        Column("recorded", pl.Boolean, "it was recorded in full", required=True),
+        Column("rank", Id("rank", pl.Int32), required=True),
+        Column("world_size", Count("ranks of the job; null when the rank was not told", pl.Int32)),
+        Column("step", Id("step number"), required=True),
+        Column("duration", Time("from the end of the step before; null for a rank's first")),
+        Column("own", Time("what lostflops took before the step; no part of duration")),
+        Column("micro_steps", Count("backward passes; null when they were not counted", pl.Int32)),
+        Column("optimizer", Time("in optimizers, on the host")),
+        Column("data", Time("waiting for a DataLoader")),
+        Column("checkpoint", Time("in torch.save and torch.distributed.checkpoint.save")),
+        Column("garbage", Time("collecting garbage")),
+        Column("recorded", Flag("it was recorded in full"), required=True),
     ),
     "`lostflops record`",
 )
@@ -437,12 +451,14 @@ RANK_ENDS = Table(
     "rank_ends",
     "how a rank's process ended, as the step log of its last attempt tells",
     (
-        Column("rank", pl.Int32, "rank", required=True),
-        Column("last_step", pl.Int64, "last step that it finished; null when it finished none"),
-        Column("finished", pl.Boolean, "its Python ran to its end, also after an exception", required=True),
-        Column("exception", pl.String, "class of the exception that ended it"),
-        Column("status", pl.Int32, "its exit status, negative for a signal; null when no launcher told it"),
-        Column("job_status", pl.Int32, "the same of the recorded command; null while it runs"),
+        Column("rank", Id("rank", pl.Int32), required=True),
+        Column("last_step", Id("last step that it finished; null when it finished none")),
+        Column("finished", Flag("its Python ran to its end, also after an exception"), required=True),
+        Column("exception", Name("class of the exception that ended it")),
+        Column(
+            "status", Id("its exit status, negative for a signal; null when no launcher told it", pl.Int32)
+        ),
+        Column("job_status", Id("the same of the recorded command; null while it runs", pl.Int32)),
     ),
     "`lostflops record`",
 )

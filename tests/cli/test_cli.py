@@ -488,8 +488,8 @@ def test_every_recipe_can_be_explained(name: str, capsys: pytest.CaptureFixture[
     printed = " ".join(capsys.readouterr().out.split())
     known = recipes.named(name)
     assert known.question in printed
-    for column, meaning in known.columns.items():
-        assert f"{column} {meaning}" in printed
+    for name, column in known.columns.items():
+        assert f"{name} {column.said} {column.meaning}" in printed
 
 
 @pytest.mark.parametrize(

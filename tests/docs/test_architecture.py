@@ -12,6 +12,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "lostflops"
 # floors stand in pyproject.toml.
 FROM_OUTSIDE = {
     "__init__": {"polars"},
+    "columns": {"polars"},
     "tables": {"polars"},
     "naming": {"polars"},
     "intervals": {"numpy", "polars"},

@@ -11,10 +11,11 @@ import polars as pl
 import pytest
 from polars.testing import assert_frame_equal
 
+from lostflops.columns import Instant, Type
 from lostflops.finding import Finding, Gain
 from lostflops.recipe import Bars, Example, HeatMap, Points, Recipe, Rows
 from lostflops.recipes import recipes
-from lostflops.tables import TABLES, TIME_COLUMNS
+from lostflops.tables import TABLES
 from lostflops.testing import on_example
 
 ALL = [pytest.param(recipe, id=name) for name, recipe in recipes().items()]
@@ -25,8 +26,6 @@ EXAMPLES = [
     for name, recipe in recipes().items()
     for number, example in enumerate(recipe.examples)
 ]
-# Points in time move with the clock, everything else stays. Recipes may add some to those of the tables.
-POINTS = TIME_COLUMNS | {"last_arrival", "last_end"}
 every_recipe = pytest.mark.parametrize("recipe", ALL)
 every_page = pytest.mark.parametrize("recipe", PAGES)
 every_example = pytest.mark.parametrize(("recipe", "example"), EXAMPLES)
@@ -82,7 +81,21 @@ def test_examples_hold(recipe: Recipe, example: Example) -> None:
 def test_every_column_is_documented(recipe: Recipe) -> None:
     for example in recipe.examples:
         assert set(answer(recipe, example).columns) == set(recipe.columns)
-    assert all(recipe.columns.values())
+    assert all(column.meaning for column in recipe.columns.values())
+
+
+@every_example
+def test_every_column_holds_what_its_type_says(recipe: Recipe, example: Example) -> None:
+    table = answer(recipe, example)
+    for name, column in recipe.columns.items():
+        assert not column.misfit(table[name]), f"'{name}': {column.misfit(table[name])}"
+
+
+@every_recipe
+def test_a_unit_stands_in_the_type_and_not_in_the_meaning(recipe: Recipe) -> None:
+    for column in recipe.columns.values():
+        assert isinstance(column, Type)
+        assert not re.search(r"\bns\b|, (GB/s|MHz|W|J|°C|%)(,|;|$)", column.meaning), column.meaning
 
 
 @every_page
@@ -125,11 +138,12 @@ def test_row_order_does_not_matter(recipe: Recipe, example: Example, turn: str) 
 def test_the_clock_may_start_anywhere(recipe: Recipe, example: Example, shift: int) -> None:
     def moved(name: str, row: dict[str, Any]) -> dict[str, Any]:
         row = filled(name, row)
-        return {c: v + shift if c in TIME_COLUMNS and v is not None else v for c, v in row.items()}
+        return {c: v + shift if c in TABLES[name].times and v is not None else v for c, v in row.items()}
 
     got = answer(recipe, example, rewritten(example, moved))
     assert_frame_equal(
-        got.with_columns(pl.col(c) - shift for c in got.columns if c in POINTS), answer(recipe, example)
+        got.with_columns(pl.col(c) - shift for c in got.columns if isinstance(recipe.columns[c], Instant)),
+        answer(recipe, example),
     )
 
 
@@ -140,7 +154,7 @@ def test_ranks_are_independent_where_the_scope_says_so(recipe: Recipe, example: 
 
     def other(name: str, row: dict[str, Any]) -> dict[str, Any]:
         row = filled(name, row)
-        times = {c: 3 * v + 1 for c, v in row.items() if c in TIME_COLUMNS and v is not None}
+        times = {c: 3 * v + 1 for c, v in row.items() if c in TABLES[name].times and v is not None}
         return {**row, **times, "rank": row["rank"] + 100}
 
     more = rewritten(example, other)

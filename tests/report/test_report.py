@@ -29,6 +29,7 @@ import lostflops
 from lostflops import accounts as ledger_accounts
 from lostflops import cli
 from lostflops import recipes as recipes_module
+from lostflops.columns import Bytes, Count, Id, Instant, Name, Number, Ratio, Share, Time, Typical
 from lostflops.errors import BadOption
 from lostflops.finding import Finding, percent
 from lostflops.recipe import Bars, HeatMap, Points, Recipe, recipe
@@ -142,12 +143,12 @@ def made(
         question="Where did the time of each step go?",
         scope="rank",
         columns={
-            "rank": "rank",
-            "step": "step",
-            "start": "start, ns",
-            "end": "end, ns",
-            "account": "account",
-            "ns": "time, ns",
+            "rank": Id("rank"),
+            "step": Id("step"),
+            "start": Instant("start"),
+            "end": Instant("end"),
+            "account": Name("account"),
+            "ns": Time("time", label="time"),
         },
         examples=[],
         plot=None,
@@ -163,11 +164,11 @@ def made(
         question="Which kernels take the time?",
         scope="rank",
         columns={
-            "name": "kernel",
-            "count": "number of runs",
-            "total": "summed duration, ns",
-            "longest": "longest run, ns",
-            "share": "share of all",
+            "name": Name("kernel"),
+            "count": Count("number of runs"),
+            "total": Time("summed duration"),
+            "longest": Typical("longest run"),
+            "share": Share("share of all"),
         },
         examples=[],
         plot=Bars(x="name", y=("total",)),
@@ -179,7 +180,7 @@ def made(
     @recipe(
         question="How much communication time is not hidden behind compute?",
         scope="rank",
-        columns={"rank": "rank", "hidden": "hidden, ns", "exposed": "exposed, ns"},
+        columns={"rank": Id("rank"), "hidden": Time("hidden"), "exposed": Time("exposed")},
         examples=[],
         plot=Bars(x="rank", y=("hidden", "exposed"), stacked=True),
     )
@@ -211,7 +212,11 @@ def made(
     @recipe(
         question="Does bandwidth grow with size?",
         scope="job",
-        columns={"bytes": "size, bytes", "bandwidth": "bus bandwidth, GB/s", "kind": "kind of collective"},
+        columns={
+            "bytes": Bytes("size"),
+            "bandwidth": Number("bus bandwidth", unit="GB/s"),
+            "kind": Name("kind of collective"),
+        },
         examples=[],
         plot=Points(x="bytes", y="bandwidth", log=True),
     )
@@ -228,7 +233,7 @@ def made(
     @recipe(
         question="Which families run when?",
         scope="rank",
-        columns={"rank": "rank", "family": "family", "total": "time, ns"},
+        columns={"rank": Id("rank"), "family": Name("family"), "total": Time("time")},
         examples=[],
         plot=HeatMap(x="rank", y="family", value="total"),
     )
@@ -245,7 +250,7 @@ def made(
     @recipe(
         question="How well were the pages pinned?",
         scope="rank",
-        columns={"rank": "rank"},
+        columns={"rank": Id("rank")},
         examples=[],
     )
     def page_faults_by_cause(page_faults: Steps) -> pl.LazyFrame:
@@ -1105,8 +1110,16 @@ def test_columns_are_shown_in_units_that_fit() -> None:
             "big": [2**60, 1],
         }
     )
-    meanings = {"time": "how long, ns", "rate": "bus bandwidth, GB/s", "bytes": "size, bytes"}
-    shown = {c.name: (c.unit, [c.show(v) for v in c.values]) for c in cells(table, meanings)}
+    types = {
+        "rank": Id("rank"),
+        "time": Time("how long"),
+        "bytes": Bytes("size"),
+        "share": Share("of all"),
+        "rate": Number("bus bandwidth", unit="GB/s"),
+        "calls": Count("calls"),
+        "big": Count("more than JavaScript can count"),
+    }
+    shown = {c.name: (c.unit, [c.show(v) for v in c.values]) for c in cells(table, types)}
     assert shown == {
         "rank": ("", ["0", "1"]),
         "time": ("ms", ["1.234", "2.346"]),
@@ -1115,6 +1128,23 @@ def test_columns_are_shown_in_units_that_fit() -> None:
         "rate": ("GB/s", ["12.3", "1.000e+09"]),
         "calls": ("", ["1,234,567", "–"]),
         "big": ("", [str(2**60), "1"]),
+    }
+
+
+def test_a_unit_is_what_the_column_declares_whatever_its_name_and_meaning_say() -> None:
+    table = pl.DataFrame({"share_ns": [0.9], "busy_share": [1.5], "bytes": [3], "rank": [1_234]})
+    types = {
+        "share_ns": Number("mean share of multiprocessors busy, ns", unit="%"),
+        "busy_share": Ratio("time / time in which anything runs"),
+        "bytes": Count("how many bytes objects"),
+        "rank": Time("GB/s"),
+    }
+    shown = {c.name: (c.unit, c.show(c.values[0])) for c in cells(table, types)}
+    assert shown == {
+        "share_ns": ("%", "0.900"),
+        "busy_share": ("%", "150.0"),
+        "bytes": ("", "3"),
+        "rank": ("µs", "1.234"),
     }
 
 

@@ -88,8 +88,8 @@ def _finding(known: KnownFinding) -> Iterator[RenderableType]:
 
 def _table(table: Table) -> Iterator[RenderableType]:
     yield Text(f"{table.name}: one row is {table.row}", style="bold")
-    columns = [(c.name, type_name(c.dtype), c.meaning) for c in table.columns]
-    yield from _section("columns", _grid(("name", "type", "meaning"), columns))
+    columns = [(c.name, c.holds.said, type_name(c.dtype), c.meaning) for c in table.columns]
+    yield from _section("columns", _grid(("name", "holds", "stored as", "meaning"), columns))
     yield from _section("recorded with", Text(table.record_with))
 
 
@@ -99,7 +99,8 @@ def _recipe(recipe: Recipe) -> Iterator[RenderableType]:
     yield Text("\n\n".join(" ".join(paragraph.split()) for paragraph in recipe.doc.split("\n\n")))
     inputs = [(needed.name, describe(needed)) for needed in recipe.inputs]
     yield from _section("what it reads", _grid((), inputs))
-    yield from _section("columns", _grid((), list(recipe.columns.items())))
+    columns = [(name, column.said, column.meaning) for name, column in recipe.columns.items()]
+    yield from _section("columns", _grid((), columns))
     if recipe.options:
         options = [(flag(option), option.help, _default(option)) for option in recipe.options]
         yield from _section("options", _grid((), options))

@@ -20,9 +20,10 @@ def show(answer: Answer, table: pl.DataFrame, console: Console, at_most: int | N
     console.print(Text(one_line(answer.recipe.question), style="bold"))
     console.print()
     grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    columns = cells(table.head(at_most or table.height), dict(answer.recipe.columns))
+    columns = cells(table.head(at_most or table.height), answer.recipe.columns)
     for column in columns:
-        heading = f"{column.name} ({column.unit})" if column.unit else column.name
+        name = column.type.label or column.name
+        heading = f"{name} ({column.unit})" if column.unit else name
         grid.add_column(Text(heading), justify="right" if column.is_number else "left", no_wrap=True)
     for row in zip(*(map(column.show, column.values) for column in columns), strict=True):
         grid.add_row(*(Text(one_line(text, WIDEST_CELL)) for text in row))

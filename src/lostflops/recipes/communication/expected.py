@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import polars as pl
 
+from lostflops.columns import Bytes, Count, Name, Number, Ratio, Text, Time, Typical
 from lostflops.finding import Finding, milliseconds, percent
 from lostflops.recipe import Example, Points, Rows, recipe
 from lostflops.recipes.communication.summary import bus_factor
@@ -44,23 +45,25 @@ def _measured(*points: tuple[int, int], hosts: int = 1) -> Rows:
     scope="job",
     plot=Points(x="bytes", y="reached_share", log=True),
     columns={
-        "group": "process group; null when unknown",
-        "kind": "operation",
-        "library": "library that ran it",
-        "dtype": "element type; null when unknown",
-        "bytes": "size as nccl-tests counts it",
-        "group_size": "ranks that take part",
-        "hosts": "machines that they ran on; null when unknown",
-        "calls": "executions, each rank's counted",
-        "latency": "median over operations of their shortest stay on any rank, ns",
-        "expected": "what was measured at that size, ns; between two measured sizes on the line that joins "
-        "their logarithms",
-        "bus_bandwidth": "reached, GB/s",
-        "expected_bandwidth": "measured, GB/s",
-        "reached_share": "the first as a share of the second",
-        "no_expectation": "why there is nothing to compare",
-        "lost_per_step": "transfer in a mean step of a mean rank beyond what was measured, ns",
-        "step_share": "the same as a share of step time",
+        "group": Name("process group; null when unknown"),
+        "kind": Name("operation"),
+        "library": Name("library that ran it"),
+        "dtype": Name("element type; null when unknown"),
+        "bytes": Bytes("size as nccl-tests counts it"),
+        "group_size": Count("ranks that take part"),
+        "hosts": Count("machines that they ran on; null when unknown"),
+        "calls": Count("executions, each rank's counted"),
+        "latency": Typical("median over operations of their shortest stay on any rank"),
+        "expected": Typical(
+            "what was measured at that size; between two measured sizes on the line that joins their "
+            "logarithms"
+        ),
+        "bus_bandwidth": Number("reached", unit="GB/s"),
+        "expected_bandwidth": Number("measured", unit="GB/s"),
+        "reached_share": Ratio("the first as a share of the second"),
+        "no_expectation": Text("why there is nothing to compare"),
+        "lost_per_step": Time("transfer in a mean step of a mean rank beyond what was measured"),
+        "step_share": Ratio("the same as a share of step time"),
     },
     examples=[
         Example(

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import polars as pl
 
+from lostflops.columns import Count, Id, Share, Time
 from lostflops.finding import Finding, milliseconds, percent
 from lostflops.recipe import Bars, Example, recipe
 from lostflops.recipes.steps.totals import added_up, mean_share, per_step
@@ -21,19 +22,21 @@ HIDDEN_TOO = "upper limit: work may wait behind hidden communication too"
     scope="rank",
     plot=Bars(x="rank", y=("hidden", "exposed"), stacked=True),
     columns={
-        "rank": "rank",
-        "compute": "time in which a kernel that is not communication runs, ns",
-        "total": "time in which communication runs, ns; hidden + exposed",
-        "hidden": "communication time under compute, ns",
-        "exposed": "communication time without compute, ns",
-        "hidden_share": "hidden / total",
-        "total_in_steps": "communication time inside steps, ns",
-        "in_steps": "exposed time inside steps, ns",
-        "per_step": "exposed time in a mean step, ns",
-        "step_share": "share of the rank's step time that is exposed communication",
-        "at_most": "most that the rank's steps could lose with all of it hidden or gone, ns: hidden "
-        "communication counts too, since other streams and the host may wait behind it",
-        "world_size": "ranks of the job; null when unknown",
+        "rank": Id("rank"),
+        "compute": Time("time in which a kernel that is not communication runs"),
+        "total": Time("time in which communication runs; hidden + exposed"),
+        "hidden": Time("communication time under compute"),
+        "exposed": Time("communication time without compute"),
+        "hidden_share": Share("hidden / total"),
+        "total_in_steps": Time("communication time inside steps"),
+        "in_steps": Time("exposed time inside steps"),
+        "per_step": Time("exposed time in a mean step"),
+        "step_share": Share("share of the rank's step time that is exposed communication"),
+        "at_most": Time(
+            "most that the rank's steps could lose with all of it hidden or gone: hidden "
+            "communication counts too, since other streams and the host may wait behind it"
+        ),
+        "world_size": Count("ranks of the job; null when unknown"),
     },
     examples=[
         Example(

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import polars as pl
 
 from lostflops import intervals
+from lostflops.columns import Count, Id, Share, Time
 from lostflops.finding import Finding, milliseconds, percent
 from lostflops.intervals.matching import PAIR
 from lostflops.recipe import Bars, Example, recipe
@@ -24,19 +25,21 @@ WORTH_SAYING = 0.01
     scope="job",
     plot=Bars(x="rank", y=("blame",)),
     columns={
-        "rank": "rank; null for collectives whose last two ranks arrive within the clocks' error",
-        "collectives": "matched collectives the rank takes part in",
-        "last": "those in which it arrives last",
-        "late_share": "last / collectives",
-        "blame": "waiting of the others in those, added up over ranks and operations, ns",
-        "blame_share": "blame / all waiting of all ranks",
-        "lead": "how much later it comes than the second to last, summed over those, ns",
-        "own_wait": "how long the rank itself waits for others, overlapping operations counted once, ns",
-        "per_step": "waiting for it in a mean step of a mean rank with nothing computed meanwhile, ns",
-        "step_share": "the same as a share of step time",
-        "at_most": "upper bound on what arriving with the second to last could save per step, ns",
-        "unmatched": "its collectives that could not be matched",
-        "assumed": "matched ones whose number of members nothing tells: the ranks here were taken for all",
+        "rank": Id("rank; null for collectives whose last two ranks arrive within the clocks' error"),
+        "collectives": Count("matched collectives the rank takes part in"),
+        "last": Count("those in which it arrives last"),
+        "late_share": Share("last / collectives"),
+        "blame": Time("waiting of the others in those, added up over ranks and operations"),
+        "blame_share": Share("blame / all waiting of all ranks"),
+        "lead": Time("how much later it comes than the second to last, summed over those"),
+        "own_wait": Time("how long the rank itself waits for others, overlapping operations counted once"),
+        "per_step": Time("waiting for it in a mean step of a mean rank with nothing computed meanwhile"),
+        "step_share": Share("the same as a share of step time"),
+        "at_most": Time("upper bound on what arriving with the second to last could save per step"),
+        "unmatched": Count("its collectives that could not be matched"),
+        "assumed": Count(
+            "matched ones whose number of members nothing tells: the ranks here were taken for all"
+        ),
     },
     examples=[
         Example(

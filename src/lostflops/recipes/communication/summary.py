@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import polars as pl
 
 from lostflops import intervals
+from lostflops.columns import Bytes, Count, Name, Number, Ratio, Text, Time, Typical
 from lostflops.finding import Finding, milliseconds, percent
 from lostflops.recipe import Example, Points, recipe
 
@@ -55,24 +56,30 @@ def bus_factor(kind: pl.Expr, size: pl.Expr) -> pl.Expr:
     scope="job",
     plot=Points(x="bytes", y="bus_bandwidth", log=True),
     columns={
-        "group": "process group; null when unknown",
-        "kind": "operation",
-        "library": "library that ran it",
-        "dtype": "element type; null when unknown",
-        "bytes": "size as nccl-tests counts it: one rank's buffer, or all ranks' for gather and scatter",
-        "group_size": "ranks that take part",
-        "calls": "executions, each rank's counted",
-        "matched": "different operations whose participants were found",
-        "time": "from arrival to end over all executions, ns; mostly waiting, maybe",
-        "min_stay": "shortest time from arrival to end on any rank, ns",
-        "median_stay": "median time from arrival to end, ns",
-        "latency": "median over operations of their shortest stay on any rank, ns; needs no common clock",
-        "algorithm_bandwidth": "bytes / latency, GB/s (10⁹ bytes)",
-        "bus_bandwidth": "the same times nccl-tests' factor for the operation, to compare with a link's",
-        "no_bandwidth": "why there is none",
-        "calls_per_step": "executions in a mean step of a mean rank",
-        "per_step": "transfer per step, mean of ranks, ns; null when not told from waiting",
-        "step_share": "the same as a share of step time",
+        "group": Name("process group; null when unknown"),
+        "kind": Name("operation"),
+        "library": Name("library that ran it"),
+        "dtype": Name("element type; null when unknown"),
+        "bytes": Bytes(
+            "size as nccl-tests counts it: one rank's buffer, or all ranks' for gather and scatter"
+        ),
+        "group_size": Count("ranks that take part"),
+        "calls": Count("executions, each rank's counted"),
+        "matched": Count("different operations whose participants were found"),
+        "time": Time("from arrival to end over all executions; mostly waiting, maybe"),
+        "min_stay": Typical("shortest time from arrival to end on any rank"),
+        "median_stay": Typical("median time from arrival to end"),
+        "latency": Typical(
+            "median over operations of their shortest stay on any rank; needs no common clock"
+        ),
+        "algorithm_bandwidth": Number("bytes / latency (a GB is 10⁹ bytes)", unit="GB/s"),
+        "bus_bandwidth": Number(
+            "the same times nccl-tests' factor for the operation, to compare with a link's"
+        ),
+        "no_bandwidth": Text("why there is none"),
+        "calls_per_step": Number("executions in a mean step of a mean rank"),
+        "per_step": Time("transfer per step, mean of ranks; null when not told from waiting"),
+        "step_share": Ratio("the same as a share of step time"),
     },
     examples=[
         Example(

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import polars as pl
 
 from lostflops import intervals
+from lostflops.columns import Count, Id, Share, Text, Time
 from lostflops.finding import Finding, milliseconds, percent
 from lostflops.intervals.matching import PAIR
 from lostflops.recipe import Bars, Example, recipe
@@ -25,26 +26,32 @@ WORTH_SAYING = 0.03
     scope="job",
     plot=Bars(x="rank", y=("wait", "transfer"), stacked=True),
     columns={
-        "rank": "rank",
-        "collectives": "communication operations on the rank",
-        "matched": "those of them whose other participants were found",
-        "assumed": "matched ones whose number of members nothing tells: the ranks here were taken for all",
-        "time": "time in matched operations, overlapping ones counted once, ns; wait + transfer",
-        "wait": "the part in which the rank only waits for a last participant, ns; null when none is matched",
-        "transfer": "the part in which one of them transfers, ns",
-        "wait_share": "wait / time",
-        "clock_free_wait": "wait by durations alone: time beyond the shortest stay of any participant, added "
-        "up over operations, ns",
-        "clock_free_transfer": "transfer by durations alone: that shortest stay, added up likewise, ns",
-        "uncertain": "how much of the split the clocks' error could change, added up over operations, ns",
-        "exposed_wait": "waiting under which the rank neither computes nor transfers, ns",
-        "exposed_transfer": "transfer under which the rank does not compute, ns",
-        "unmatched_time": "time in other operations alone, ns: wait or transfer",
-        "unmatched_reason": "why they are not matched (the most frequent reason)",
-        "in_steps": "exposed wait inside steps, ns",
-        "in_pairs": "the part of it in sends and receives alone, as between stages of a pipeline, ns",
-        "per_step": "exposed wait in a mean step, ns",
-        "step_share": "share of the rank's step time that is exposed wait",
+        "rank": Id("rank"),
+        "collectives": Count("communication operations on the rank"),
+        "matched": Count("those of them whose other participants were found"),
+        "assumed": Count(
+            "matched ones whose number of members nothing tells: the ranks here were taken for all"
+        ),
+        "time": Time("time in matched operations, overlapping ones counted once; wait + transfer"),
+        "wait": Time(
+            "the part in which the rank only waits for a last participant; null when none is matched"
+        ),
+        "transfer": Time("the part in which one of them transfers"),
+        "wait_share": Share("wait / time"),
+        "clock_free_wait": Time(
+            "wait by durations alone: time beyond the shortest stay of any participant, added up over "
+            "operations"
+        ),
+        "clock_free_transfer": Time("transfer by durations alone: that shortest stay, added up likewise"),
+        "uncertain": Time("how much of the split the clocks' error could change, added up over operations"),
+        "exposed_wait": Time("waiting under which the rank neither computes nor transfers"),
+        "exposed_transfer": Time("transfer under which the rank does not compute"),
+        "unmatched_time": Time("time in other operations alone: wait or transfer"),
+        "unmatched_reason": Text("why they are not matched (the most frequent reason)"),
+        "in_steps": Time("exposed wait inside steps"),
+        "in_pairs": Time("the part of it in sends and receives alone, as between stages of a pipeline"),
+        "per_step": Time("exposed wait in a mean step"),
+        "step_share": Share("share of the rank's step time that is exposed wait"),
     },
     examples=[
         Example(

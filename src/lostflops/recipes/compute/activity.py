@@ -5,6 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 from lostflops import intervals
+from lostflops.columns import Count, Id, Instant
 from lostflops.recipe import Example, recipe
 from lostflops.tables import Collectives, Copies, Kernels
 
@@ -14,13 +15,13 @@ from lostflops.tables import Collectives, Copies, Kernels
     scope="rank",
     page=False,
     columns={
-        "rank": "rank",
-        "start": "start of a piece of time in which nothing begins or ends, ns",
-        "end": "its end, ns",
-        "compute": "kernels running that are not communication",
-        "communication": "communication operations running",
-        "copies": "copies running that carry no communication",
-        "in_step": "1 inside a step that counts in means, else 0",
+        "rank": Id("rank"),
+        "start": Instant("start of a piece of time in which nothing begins or ends"),
+        "end": Instant("its end"),
+        "compute": Count("kernels running that are not communication"),
+        "communication": Count("communication operations running"),
+        "copies": Count("copies running that carry no communication"),
+        "in_step": Count("1 inside a step that counts in means, else 0"),
     },
     examples=[
         Example(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 from lostflops import intervals
+from lostflops.columns import Id, Time
 from lostflops.recipe import Example, recipe
 from lostflops.tables import Copies, Kernels
 
@@ -14,9 +15,9 @@ from lostflops.tables import Copies, Kernels
     scope="rank",
     page=False,
     columns={
-        "rank": "rank",
-        "beside": "time inside steps in which the stream with most kernels and copies runs none, ns",
-        "beside_kernels": "the same of the stream with most kernels alone, ns",
+        "rank": Id("rank"),
+        "beside": Time("time inside steps in which the stream with most kernels and copies runs none"),
+        "beside_kernels": Time("the same of the stream with most kernels alone"),
     },
     examples=[
         Example(

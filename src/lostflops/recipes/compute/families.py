@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import polars as pl
 
+from lostflops.columns import Count, Id, Name, Ratio, Share, Time
 from lostflops.finding import Finding, percent
 from lostflops.recipe import Bars, Example, recipe
 from lostflops.recipes.steps.totals import per_step
@@ -20,17 +21,17 @@ UNCLASSIFIED = 0.01
     scope="rank",
     plot=Bars(x="family", y=("time",)),
     columns={
-        "rank": "rank",
-        "family": "what kind of work it is; 'unclassified' when nothing tells",
-        "precision": "precision of its arithmetic; null when the name does not say",
-        "phase": "forward, backward, recompute or optimizer; null when unknown",
-        "names": "number of different kernel names",
-        "calls": "number of executions",
-        "time": "their durations added up, ns",
-        "time_share": "time / all kernel time of the rank",
-        "in_graphs": "part of time in CUDA graphs whose kernels were not recorded one by one, ns",
-        "per_step": "time in a mean step, ns",
-        "step_share": "time inside steps / step time",
+        "rank": Id("rank"),
+        "family": Name("what kind of work it is; 'unclassified' when nothing tells"),
+        "precision": Name("precision of its arithmetic; null when the name does not say"),
+        "phase": Name("forward, backward, recompute or optimizer; null when unknown"),
+        "names": Count("number of different kernel names"),
+        "calls": Count("number of executions"),
+        "time": Time("their durations added up"),
+        "time_share": Share("time / all kernel time of the rank"),
+        "in_graphs": Time("part of time in CUDA graphs whose kernels were not recorded one by one"),
+        "per_step": Time("time in a mean step"),
+        "step_share": Ratio("time inside steps / step time"),
     },
     examples=[
         Example(

@@ -9,6 +9,7 @@ from typing import Any
 
 import polars as pl
 
+from lostflops.columns import Count, Id, Time
 from lostflops.recipe import Example, recipe
 from lostflops.tables import Kernels, Operators
 
@@ -75,12 +76,12 @@ def _operators() -> list[Any]:
     scope="rank",
     page=False,
     columns={
-        "rank": "rank",
-        "operators": "operators that were counted",
-        "unknown": "operators of the same kinds whose shapes do not tell",
-        "flops": "FLOPs of those that were counted; attention without regard to a mask",
-        "matrix_time": "kernels of matrix products, attention and convolution, added up, ns",
-        "known_time": "the part of it that counted operators launched, ns",
+        "rank": Id("rank"),
+        "operators": Count("operators that were counted"),
+        "unknown": Count("operators of the same kinds whose shapes do not tell"),
+        "flops": Count("FLOPs of those that were counted; attention without regard to a mask"),
+        "matrix_time": Time("kernels of matrix products, attention and convolution, added up"),
+        "known_time": Time("the part of it that counted operators launched"),
     },
     examples=[
         Example(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
+from lostflops.columns import Id, Name, Share, Time
 from lostflops.recipe import Bars, Example, recipe
 
 KINDS = ("compute", "communication", "copies")
@@ -14,10 +15,10 @@ KINDS = ("compute", "communication", "copies")
     scope="rank",
     plot=Bars(x="running", y=("time",)),
     columns={
-        "rank": "rank",
-        "running": "what runs at the same time; 'nothing' counts only inside steps",
-        "time": "for how long exactly this combination runs, ns",
-        "time_share": "time / all time that is listed for the rank",
+        "rank": Id("rank"),
+        "running": Name("what runs at the same time; 'nothing' counts only inside steps"),
+        "time": Time("for how long exactly this combination runs"),
+        "time_share": Share("time / all time that is listed for the rank"),
     },
     examples=[
         Example(

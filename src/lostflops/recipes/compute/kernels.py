@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
+from lostflops.columns import Count, Id, Name, Ratio, Time, Typical
 from lostflops.recipe import Bars, Example, recipe
 from lostflops.recipes.steps.totals import per_step
 from lostflops.tables import Kernels
@@ -14,19 +15,21 @@ from lostflops.tables import Kernels
     scope="rank",
     plot=Bars(x="name", y=("time",)),
     columns={
-        "rank": "rank",
-        "name": "kernel name",
-        "family": "what kind of work it is",
-        "precision": "precision of its arithmetic; null when the name does not say",
-        "calls": "number of executions",
-        "time": "their durations added up, ns",
-        "mean": "mean duration, ns",
-        "min": "shortest, ns; null where a CPU operator ran in several stretches",
-        "median": "median, ns; null where a CPU operator ran in several stretches",
-        "max": "longest, ns; null where a CPU operator ran in several stretches",
-        "busy_share": "time / time in which a kernel or communication runs; concurrent kernels each count",
-        "per_step": "time in a mean step, ns",
-        "step_share": "time inside steps / step time",
+        "rank": Id("rank"),
+        "name": Name("kernel name"),
+        "family": Name("what kind of work it is"),
+        "precision": Name("precision of its arithmetic; null when the name does not say"),
+        "calls": Count("number of executions"),
+        "time": Time("their durations added up"),
+        "mean": Typical("mean duration"),
+        "min": Typical("shortest; null where a CPU operator ran in several stretches"),
+        "median": Typical("median; null where a CPU operator ran in several stretches"),
+        "max": Typical("longest; null where a CPU operator ran in several stretches"),
+        "busy_share": Ratio(
+            "time / time in which a kernel or communication runs; concurrent kernels each count"
+        ),
+        "per_step": Time("time in a mean step"),
+        "step_share": Ratio("time inside steps / step time"),
     },
     examples=[
         Example(

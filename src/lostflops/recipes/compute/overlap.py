@@ -5,6 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 from lostflops import intervals
+from lostflops.columns import Count, Flag, Id, Name, Share, Time
 from lostflops.recipe import Bars, Example, recipe
 from lostflops.tables import Collectives, Kernels
 
@@ -16,17 +17,17 @@ from .work import executions
     scope="rank",
     plot=Bars(x="name", y=("alone", "with_compute", "with_communication", "with_copies")),
     columns={
-        "rank": "rank",
-        "name": "kernel, or what carried the communication",
-        "communication": "true for communication, false for compute",
-        "calls": "number of executions",
-        "time": "their durations added up, ns",
-        "alone": "the part beside nothing else on the rank, ns",
-        "with_compute": "the part beside other compute, ns",
-        "with_communication": "the part beside other communication, ns",
-        "with_copies": "the part beside copies, ns",
-        "compute_share": "with_compute / time",
-        "communication_share": "with_communication / time",
+        "rank": Id("rank"),
+        "name": Name("kernel, or what carried the communication"),
+        "communication": Flag("true for communication, false for compute"),
+        "calls": Count("number of executions"),
+        "time": Time("their durations added up"),
+        "alone": Time("the part beside nothing else on the rank"),
+        "with_compute": Time("the part beside other compute"),
+        "with_communication": Time("the part beside other communication"),
+        "with_copies": Time("the part beside copies"),
+        "compute_share": Share("with_compute / time"),
+        "communication_share": Share("with_communication / time"),
     },
     examples=[
         Example(

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import polars as pl
 
 from lostflops import intervals
+from lostflops.columns import Count, Flag, Id, Name, Ratio, Share, Time
 from lostflops.finding import Finding, milliseconds, percent
 from lostflops.recipe import Bars, Example, recipe
 from lostflops.recipes.steps.totals import added_up, mean_share, per_step
@@ -23,18 +24,20 @@ SORTS = ("precision", "tensor_cores")
     scope="rank",
     plot=Bars(x="precision", y=("time",)),
     columns={
-        "rank": "rank",
-        "family": "gemm, attention or convolution",
-        "precision": "precision of the arithmetic; null when the kernel's name does not say",
-        "tensor_cores": "whether matrix units were used; null when unknown",
-        "calls": "number of executions",
-        "time": "their durations added up, ns",
-        "time_share": "time / all matrix work of the rank",
-        "in_steps": "time inside steps, ns",
-        "per_step": "time in a mean step, ns",
-        "step_share": "time inside steps / step time",
-        "span": "time inside steps in which at least one kernel of this precision and use of matrix units "
-        "runs, of whatever family, ns",
+        "rank": Id("rank"),
+        "family": Name("gemm, attention or convolution"),
+        "precision": Name("precision of the arithmetic; null when the kernel's name does not say"),
+        "tensor_cores": Flag("whether matrix units were used; null when unknown"),
+        "calls": Count("number of executions"),
+        "time": Time("their durations added up"),
+        "time_share": Share("time / all matrix work of the rank"),
+        "in_steps": Time("time inside steps"),
+        "per_step": Time("time in a mean step"),
+        "step_share": Ratio("time inside steps / step time"),
+        "span": Time(
+            "time inside steps in which at least one kernel of this precision and use of matrix units "
+            "runs, of whatever family"
+        ),
     },
     examples=[
         Example(

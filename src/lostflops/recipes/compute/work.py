@@ -5,6 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 from lostflops import intervals
+from lostflops.columns import Count, Flag, Id, Name, Time
 from lostflops.recipe import Example, recipe
 from lostflops.tables import Kernels
 
@@ -14,15 +15,15 @@ from lostflops.tables import Kernels
     scope="rank",
     page=False,
     columns={
-        "rank": "rank",
-        "name": "kernel name",
-        "family": "what kind of work it is",
-        "precision": "precision of its arithmetic; null when the name does not say",
-        "tensor_cores": "whether matrix units were used; null when unknown",
-        "phase": "forward, backward, recompute or optimizer; null when unknown",
-        "calls": "number of executions",
-        "time": "their durations added up, ns",
-        "in_steps": "the part of it inside steps, ns",
+        "rank": Id("rank"),
+        "name": Name("kernel name"),
+        "family": Name("what kind of work it is"),
+        "precision": Name("precision of its arithmetic; null when the name does not say"),
+        "tensor_cores": Flag("whether matrix units were used; null when unknown"),
+        "phase": Name("forward, backward, recompute or optimizer; null when unknown"),
+        "calls": Count("number of executions"),
+        "time": Time("their durations added up"),
+        "in_steps": Time("the part of it inside steps"),
     },
     examples=[
         Example(

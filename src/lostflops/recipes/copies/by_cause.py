@@ -5,6 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 from lostflops import intervals
+from lostflops.columns import Id, Name, Time
 from lostflops.recipe import Example, recipe
 from lostflops.recipes.accounting import COPY, HOST_CAUSES
 from lostflops.tables import Copies
@@ -18,10 +19,10 @@ CAUSES = tuple(f"idle.{cause}" for cause in HOST_CAUSES)
     page=False,
     whole=True,
     columns={
-        "rank": "rank",
-        "step": "step number",
-        "cause": "account of what the host was at when it launched the copy; null where it was at none",
-        "exposed": "time of the step in which nothing but copies of that cause, or later ones, run, ns",
+        "rank": Id("rank"),
+        "step": Id("step number"),
+        "cause": Name("account of what the host was at when it launched the copy; null where it was at none"),
+        "exposed": Time("time of the step in which nothing but copies of that cause, or later ones, run"),
     },
     examples=[
         Example(

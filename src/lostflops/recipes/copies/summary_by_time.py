@@ -8,6 +8,7 @@ from typing import TypedDict
 import polars as pl
 
 from lostflops import intervals
+from lostflops.columns import Bytes, Count, Id, Name, Number, Share, Time
 from lostflops.finding import Finding, Gain, milliseconds, percent
 from lostflops.recipe import Bars, Example, recipe
 from lostflops.recipes.steps.totals import added_up, mean_share, per_step
@@ -24,31 +25,37 @@ PAGEABLE_WORTH_SAYING = 0.01
     scope="rank",
     plot=Bars(x="direction", y=("hidden", "exposed"), stacked=True),
     columns={
-        "rank": "rank",
-        "direction": "from where to where",
-        "host_memory": "kind of memory on the host's side",
-        "copies": "number of copies, memsets or migrations",
-        "bytes": "bytes moved, as far as they were recorded; null when none were",
-        "time": "durations added up, ns",
-        "bandwidth": "bytes / time over the copies with known bytes, GB/s (10⁹ bytes)",
-        "hidden": "time in which one of them and a kernel or communication runs, ns",
-        "exposed": "time in which one of them runs and neither kernel nor communication, ns",
-        "copies_in_steps": "number of them that run inside steps, wholly or in part",
-        "bytes_in_steps": "bytes of those, as far as they were recorded; null when none were",
-        "bandwidth_in_steps": "the bandwidth of those alone, GB/s",
-        "hidden_in_steps": "hidden time inside steps, ns",
-        "in_steps": "exposed time inside steps, ns",
-        "per_step": "exposed time in a mean step, ns",
-        "step_share": "share of the rank's step time in which these copies are exposed",
-        "idle_in_calls": "time inside steps in which the device does nothing from the start of a launching "
-        "call to its end, or to the copy's start if later, ns; null where a launch was not recorded",
-        "idle_share": "idle_in_calls / step time",
-        "idle_per_step": "idle_in_calls in a mean step, ns",
-        "held": "time inside steps in which a launching call holds the host, the device at other work, ns",
-        "at_most": "the most that the rank's steps could lose without these copies and their calls, ns: "
-        "hidden copies count too, since other streams and the host may wait behind them",
-        "beside": "time inside steps in which the stream with most kernels runs none, ns: what all copies "
-        "of the rank cost at most",
+        "rank": Id("rank"),
+        "direction": Name("from where to where"),
+        "host_memory": Name("kind of memory on the host's side"),
+        "copies": Count("number of copies, memsets or migrations"),
+        "bytes": Bytes("bytes moved, as far as they were recorded; null when none were"),
+        "time": Time("durations added up"),
+        "bandwidth": Number("bytes / time over the copies with known bytes (a GB is 10⁹ bytes)", unit="GB/s"),
+        "hidden": Time("time in which one of them and a kernel or communication runs"),
+        "exposed": Time("time in which one of them runs and neither kernel nor communication"),
+        "copies_in_steps": Count("number of them that run inside steps, wholly or in part"),
+        "bytes_in_steps": Bytes("bytes of those, as far as they were recorded; null when none were"),
+        "bandwidth_in_steps": Number("the bandwidth of those alone", unit="GB/s"),
+        "hidden_in_steps": Time("hidden time inside steps"),
+        "in_steps": Time("exposed time inside steps"),
+        "per_step": Time("exposed time in a mean step"),
+        "step_share": Share("share of the rank's step time in which these copies are exposed"),
+        "idle_in_calls": Time(
+            "time inside steps in which the device does nothing from the start of a launching call to "
+            "its end, or to the copy's start if later; null where a launch was not recorded"
+        ),
+        "idle_share": Share("idle_in_calls / step time"),
+        "idle_per_step": Time("idle_in_calls in a mean step"),
+        "held": Time("time inside steps in which a launching call holds the host, the device at other work"),
+        "at_most": Time(
+            "the most that the rank's steps could lose without these copies and their calls: hidden "
+            "copies count too, since other streams and the host may wait behind them"
+        ),
+        "beside": Time(
+            "time inside steps in which the stream with most kernels runs none: what all copies of "
+            "the rank cost at most"
+        ),
     },
     examples=[
         Example(

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import polars as pl
 
 from lostflops import intervals
+from lostflops.columns import Count, Id, Name, Share, Time, Typical
 from lostflops.finding import Finding, milliseconds
 from lostflops.recipe import Bars, Example, recipe
 from lostflops.recipes.steps.totals import per_step
@@ -23,16 +24,16 @@ OUT_OF_MEMORY = 2
     scope="rank",
     plot=Bars(x="name", y=("time",)),
     columns={
-        "rank": "rank",
-        "thread": "host thread",
-        "name": "name of the call",
-        "return_code": "what the call returned, 0 is success; null when not recorded",
-        "calls": "number of calls",
-        "time": "durations added up, ns",
-        "mean": "mean duration, ns",
-        "max": "longest, ns",
-        "per_step": "time in a mean step, ns",
-        "step_share": "time inside steps / step time",
+        "rank": Id("rank"),
+        "thread": Id("host thread"),
+        "name": Name("name of the call"),
+        "return_code": Id("what the call returned, 0 is success; null when not recorded"),
+        "calls": Count("number of calls"),
+        "time": Time("durations added up"),
+        "mean": Typical("mean duration"),
+        "max": Typical("longest"),
+        "per_step": Time("time in a mean step"),
+        "step_share": Share("time inside steps / step time"),
     },
     examples=[
         Example(

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import polars as pl
 
 from lostflops import intervals
+from lostflops.columns import Count, Flag, Id, Number, Share, Time, Typical
 from lostflops.finding import Finding, milliseconds, percent
 from lostflops.recipe import Bars, Example, recipe
 from lostflops.tables import Kernels, Launches, Ranks, Steps
@@ -21,20 +22,22 @@ WORTH_SAYING = 0.01
     scope="rank",
     plot=Bars(x="stream", y=("median_api", "median_queue", "median_kernel"), stacked=True),
     columns={
-        "rank": "rank",
-        "stream": "stream of the kernels",
-        "graph": "true for kernels that a CUDA graph launched: their call is shared",
-        "kernels": "number of kernels whose launching call was recorded",
-        "unlaunched": "number of kernels whose call was not recorded",
-        "before_launch": "kernels that begin before their call: the clocks of host and GPU disagree",
-        "worst_before_launch": "by how much at most, ns; null when there are none",
-        "median_api": "median duration of the launching call, ns",
-        "median_queue": "median time from the call's end to the kernel's start, ns; 0 if it began earlier",
-        "median_kernel": "median duration of the kernel, ns",
-        "median_total": "median time from the call's start to the end of call and kernel, ns",
-        "mean_depth": "kernels launched and not yet started, averaged over the recording's time",
-        "max_depth": "the most of them at any instant",
-        "ahead_share": "share of the recording's time in which at least one kernel is queued",
+        "rank": Id("rank"),
+        "stream": Id("stream of the kernels"),
+        "graph": Flag("true for kernels that a CUDA graph launched: their call is shared"),
+        "kernels": Count("number of kernels whose launching call was recorded"),
+        "unlaunched": Count("number of kernels whose call was not recorded"),
+        "before_launch": Count("kernels that begin before their call: the clocks of host and GPU disagree"),
+        "worst_before_launch": Time("by how much at most; null when there are none"),
+        "median_api": Typical("median duration of the launching call"),
+        "median_queue": Typical(
+            "median time from the call's end to the kernel's start; 0 if it began earlier"
+        ),
+        "median_kernel": Typical("median duration of the kernel"),
+        "median_total": Typical("median time from the call's start to the end of call and kernel"),
+        "mean_depth": Number("kernels launched and not yet started, averaged over the recording's time"),
+        "max_depth": Count("the most of them at any instant"),
+        "ahead_share": Share("share of the recording's time in which at least one kernel is queued"),
     },
     examples=[
         Example(

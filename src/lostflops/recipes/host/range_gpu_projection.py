@@ -6,6 +6,7 @@ import numpy as np
 import polars as pl
 
 from lostflops import intervals
+from lostflops.columns import Count, Id, Name, Ratio, Time
 from lostflops.recipe import Bars, Example, recipe
 from lostflops.recipes.steps.totals import per_step
 from lostflops.tables import Copies, Kernels, Launches, Ranges
@@ -16,17 +17,17 @@ from lostflops.tables import Copies, Kernels, Launches, Ranges
     scope="rank",
     plot=Bars(x="name", y=("self_busy", "busy", "span")),
     columns={
-        "rank": "rank",
-        "domain": "NVTX domain, or 'user'; null for work that no range launched",
-        "name": "text of the range; null for work that no range launched",
-        "ranges": "number of ranges that launched GPU work",
-        "work": "kernels and copies launched in them, nested ranges included",
-        "self_work": "those of them launched outside nested ranges",
-        "span": "from the first start to the last end of a range's work, added up over ranges, ns",
-        "busy": "time in which a range's work runs, added up over ranges, ns",
-        "self_busy": "the same for work launched outside nested ranges, ns",
-        "per_step": "busy time in a mean step, ns",
-        "step_share": "busy time inside steps / step time",
+        "rank": Id("rank"),
+        "domain": Name("NVTX domain, or 'user'; null for work that no range launched"),
+        "name": Name("text of the range; null for work that no range launched"),
+        "ranges": Count("number of ranges that launched GPU work"),
+        "work": Count("kernels and copies launched in them, nested ranges included"),
+        "self_work": Count("those of them launched outside nested ranges"),
+        "span": Time("from the first start to the last end of a range's work, added up over ranges"),
+        "busy": Time("time in which a range's work runs, added up over ranges"),
+        "self_busy": Time("the same for work launched outside nested ranges"),
+        "per_step": Time("busy time in a mean step"),
+        "step_share": Ratio("busy time inside steps / step time"),
     },
     examples=[
         Example(

@@ -6,6 +6,7 @@ import numpy as np
 import polars as pl
 
 from lostflops import intervals
+from lostflops.columns import Count, Id, Name, Ratio, Time, Typical
 from lostflops.recipe import Bars, Example, recipe
 from lostflops.recipes.steps.totals import per_step
 from lostflops.tables import Ranges
@@ -16,19 +17,19 @@ from lostflops.tables import Ranges
     scope="rank",
     plot=Bars(x="name", y=("self_time", "time")),
     columns={
-        "rank": "rank",
-        "domain": "NVTX domain, or 'user' for the profiler's annotations",
-        "name": "text of the range",
-        "count": "number of ranges",
-        "incomplete": "those of them that the recording cut off; they count as long as they were seen",
-        "time": "durations added up, ns",
-        "self_time": "the part outside ranges nested in them, ns; null for ranges that do not nest",
-        "mean": "mean duration, ns",
-        "min": "shortest, ns",
-        "median": "median, ns",
-        "max": "longest, ns",
-        "per_step": "time in a mean step, ns",
-        "step_share": "time inside steps / step time",
+        "rank": Id("rank"),
+        "domain": Name("NVTX domain, or 'user' for the profiler's annotations"),
+        "name": Name("text of the range"),
+        "count": Count("number of ranges"),
+        "incomplete": Count("those of them that the recording cut off; they count as long as they were seen"),
+        "time": Time("durations added up"),
+        "self_time": Time("the part outside ranges nested in them; null for ranges that do not nest"),
+        "mean": Typical("mean duration"),
+        "min": Typical("shortest"),
+        "median": Typical("median"),
+        "max": Typical("longest"),
+        "per_step": Time("time in a mean step"),
+        "step_share": Ratio("time inside steps / step time"),
     },
     examples=[
         Example(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
+from lostflops.columns import Id, Instant, Name
 from lostflops.recipe import Example, recipe
 from lostflops.recipes.accounting import host_by_cause
 from lostflops.tables import Copies, Frames, Kernels, Launches, Operators, Ranges, Ranks, Steps
@@ -17,11 +18,11 @@ LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
     page=False,
     whole=True,
     columns={
-        "rank": "rank",
-        "thread": "thread that launches work, or the rank's main thread",
-        "account": "cause: an account of the ledger",
-        "start": "start of a stretch in which the thread is at it, ns",
-        "end": "its end, ns",
+        "rank": Id("rank"),
+        "thread": Id("thread that launches work, or the rank's main thread"),
+        "account": Name("cause: an account of the ledger"),
+        "start": Instant("start of a stretch in which the thread is at it"),
+        "end": Instant("its end"),
     },
     examples=[
         Example(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
+from lostflops.columns import Id, Instant, Name
 from lostflops.recipe import Example, recipe
 from lostflops.recipes.accounting import with_names
 from lostflops.tables import Frames, Launches, Operators, Ranges
@@ -18,14 +19,16 @@ SYNCHRONISE = "cudaStreamSynchronize"
     page=False,
     whole=True,
     columns={
-        "rank": "rank",
-        "step": "step number",
-        "start": "start of the stretch, ns",
-        "end": "end of the stretch, ns",
-        "account": "cause: an account of the ledger",
-        "gap": "number of the gap it is part of; the stretches of a gap add up to it",
-        "name": "what the thread was at: the deepest range, operator, frame or call that covers at least "
-        "half of the stretch, and the user's function around it; null where nothing does",
+        "rank": Id("rank"),
+        "step": Id("step number"),
+        "start": Instant("start of the stretch"),
+        "end": Instant("end of the stretch"),
+        "account": Name("cause: an account of the ledger"),
+        "gap": Id("number of the gap it is part of; the stretches of a gap add up to it"),
+        "name": Name(
+            "what the thread was at: the deepest range, operator, frame or call that covers at least "
+            "half of the stretch, and the user's function around it; null where nothing does"
+        ),
     },
     examples=[
         Example(

@@ -8,6 +8,7 @@ from typing import Annotated
 import polars as pl
 
 from lostflops.accounts import ACCOUNTS
+from lostflops.columns import Flag, Id, Instant, Name, Time
 from lostflops.finding import Finding, milliseconds, percent
 from lostflops.recipe import Bars, Example, recipe
 from lostflops.tables import Steps
@@ -21,17 +22,17 @@ SHARE_OF_ALL = 0.05  # of all steps: less is no matter, however much of its own 
     question="When was the GPU idle, and for how long at a time?",
     scope="job",
     columns={
-        "rank": "rank",
-        "step": "step number",
-        "start": "start of the gap, ns",
-        "end": "end of the gap, ns",
-        "ns": "length of the gap, ns",
-        "cause": "account that claims most of the gap",
-        "cause_ns": "how much of the gap that is, ns",
-        "step_ns": "length of the step, ns",
-        "idle_ns": "all gaps of the rank, in all its steps and however short, ns",
-        "steps_ns": "length of all steps of the rank that count, ns",
-        "counted": "whether the step counts in means: partial ones do not where enough are whole",
+        "rank": Id("rank"),
+        "step": Id("step number"),
+        "start": Instant("start of the gap"),
+        "end": Instant("end of the gap"),
+        "ns": Time("length of the gap", label="time"),
+        "cause": Name("account that claims most of the gap"),
+        "cause_ns": Time("how much of the gap that is", label="cause time"),
+        "step_ns": Time("length of the step", label="step time"),
+        "idle_ns": Time("all gaps of the rank, in all its steps and however short", label="idle time"),
+        "steps_ns": Time("length of all steps of the rank that count", label="steps time"),
+        "counted": Flag("whether the step counts in means: partial ones do not where enough are whole"),
     },
     plot=Bars(x="start", y=("ns",)),
     examples=[

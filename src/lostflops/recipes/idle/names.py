@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
+from lostflops.columns import Count, Id, Name, Time
 from lostflops.recipe import Example, recipe
 
 LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
@@ -14,11 +15,11 @@ LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
     scope="job",
     page=False,
     columns={
-        "account": "cause: an account of the ledger",
-        "name": "what the host was at, as `idle_causes` names it; null where no row of the host tells",
-        "per_step": "idle for it in a mean step of a mean rank, ns",
-        "steps": "steps of all ranks that the mean is taken of",
-        "most_on": "rank with the most of it",
+        "account": Name("cause: an account of the ledger"),
+        "name": Name("what the host was at, as `idle_causes` names it; null where no row of the host tells"),
+        "per_step": Time("idle for it in a mean step of a mean rank"),
+        "steps": Count("steps of all ranks that the mean is taken of"),
+        "most_on": Id("rank with the most of it"),
     },
     examples=[
         Example(

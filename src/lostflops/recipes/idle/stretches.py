@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
+from lostflops.columns import Id, Instant, Name
 from lostflops.recipe import Example, recipe
 from lostflops.recipes.accounting import idle_by_cause
 from lostflops.tables import Copies, Frames, Kernels, Launches, Operators, Ranges, Ranks
@@ -17,13 +18,13 @@ LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
     page=False,
     whole=True,
     columns={
-        "rank": "rank",
-        "step": "step number",
-        "start": "start of the stretch, ns",
-        "end": "end of the stretch, ns",
-        "account": "cause: an account of the ledger",
-        "gap": "number of the gap it is part of; the stretches of a gap add up to it",
-        "thread": "host thread that the cause was sought on; null where none was",
+        "rank": Id("rank"),
+        "step": Id("step number"),
+        "start": Instant("start of the stretch"),
+        "end": Instant("end of the stretch"),
+        "account": Name("cause: an account of the ledger"),
+        "gap": Id("number of the gap it is part of; the stretches of a gap add up to it"),
+        "thread": Id("host thread that the cause was sought on; null where none was"),
     },
     examples=[
         Example(

@@ -10,6 +10,7 @@ import polars as pl
 
 from lostflops import intervals
 from lostflops.accounts import ACCOUNTS, WAITING
+from lostflops.columns import Count, Flag, Id, Name, Share, Time
 from lostflops.finding import OTHERS_GAIN_TOO, Finding, milliseconds, percent
 from lostflops.recipe import Bars, Example, recipe
 from lostflops.recipes.accounting import HOST_ONLY, LAUNCH_BOUND, REFILLING
@@ -21,16 +22,18 @@ from lostflops.tables import Ranks
     scope="job",
     plot=Bars(x="account", y=("per_step", "at_most")),
     columns={
-        "account": "cause: an account of the ledger",
-        "per_step": "idle for this cause per step, mean of ranks, ns",
-        "host_per_step": "CPU time per step spent on it, GPU idle or not, ns",
-        "step_share": "the same as a share of step time",
-        "steps": "number of steps in the mean, over all ranks",
-        "most_on": "rank with the most of it per step",
-        "most": "how much that rank has, ns",
-        "on_host": "whether CPU operators are counted instead of kernels",
-        "at_most": "most that removing the cause on all ranks could save per step, ns; null where "
-        "the recording does not say what could be removed",
+        "account": Name("cause: an account of the ledger"),
+        "per_step": Time("idle for this cause per step, mean of ranks"),
+        "host_per_step": Time("CPU time per step spent on it, GPU idle or not"),
+        "step_share": Share("the same as a share of step time"),
+        "steps": Count("number of steps in the mean, over all ranks"),
+        "most_on": Id("rank with the most of it per step"),
+        "most": Time("how much that rank has"),
+        "on_host": Flag("whether CPU operators are counted instead of kernels"),
+        "at_most": Time(
+            "most that removing the cause on all ranks could save per step; null where the recording "
+            "does not say what could be removed"
+        ),
     },
     examples=[
         Example(

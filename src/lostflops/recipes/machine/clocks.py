@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import polars as pl
 
+from lostflops.columns import Id, Number, Time
 from lostflops.finding import Finding, milliseconds, percent
 from lostflops.recipe import Bars, Example, recipe
 from lostflops.tables import Counters
@@ -21,15 +22,15 @@ SOME = 0.05
     question="Did heat, power or hardware lower the GPUs' clocks?",
     scope="rank",
     columns={
-        "rank": "rank",
-        "device": "GPU, as its node counts them",
-        "sampled": "time for which the reasons were sampled, ns",
-        "heat": "of it, held down for the temperature of chip or memory, ns",
-        "power": "held down by the power limit, ns",
-        "hardware": "held down by the board: slowdown or power brake, ns",
-        "clock": "mean clock of the multiprocessors, MHz",
-        "highest": "highest clock that was read, MHz",
-        "temperature": "highest temperature of the chip, °C; null when not read",
+        "rank": Id("rank"),
+        "device": Id("GPU, as its node counts them"),
+        "sampled": Time("time for which the reasons were sampled"),
+        "heat": Time("of it, held down for the temperature of chip or memory"),
+        "power": Time("held down by the power limit"),
+        "hardware": Time("held down by the board: slowdown or power brake"),
+        "clock": Number("mean clock of the multiprocessors", unit="MHz"),
+        "highest": Number("highest clock that was read", unit="MHz"),
+        "temperature": Number("highest temperature of the chip; null when not read", unit="°C"),
     },
     plot=Bars(x="device", y=("heat", "power", "hardware")),
     examples=[

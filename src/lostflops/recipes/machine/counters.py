@@ -6,6 +6,7 @@ from typing import Annotated
 
 import polars as pl
 
+from lostflops.columns import Count, Id, Name, Number
 from lostflops.recipe import Example, recipe
 from lostflops.tables import Counters
 
@@ -14,17 +15,19 @@ from lostflops.tables import Counters
     question="What did each sampled counter show?",
     scope="rank",
     columns={
-        "rank": "rank",
-        "device": "GPU; null for what is of the host",
-        "metric": "name of the metric",
-        "unit": "unit; means of what is added are in it per second",
-        "instance": "core, port, disk, reason, …; null where several are taken together or there is one",
-        "instances": "how many of them the row holds",
-        "samples": "number of values",
-        "mean": "mean over time; of what is added, per second and instance",
-        "least": "least of a single sample, of what is added per second",
-        "most": "most of a single sample, of what is added per second",
-        "total": "all that was added; null for levels",
+        "rank": Id("rank"),
+        "device": Id("GPU; null for what is of the host"),
+        "metric": Name("name of the metric"),
+        "unit": Name("unit; means of what is added are in it per second"),
+        "instance": Name(
+            "core, port, disk, reason, …; null where several are taken together or there is one"
+        ),
+        "instances": Count("how many of them the row holds"),
+        "samples": Count("number of values"),
+        "mean": Number("mean over time; of what is added, per second and instance"),
+        "least": Number("least of a single sample, of what is added per second"),
+        "most": Number("most of a single sample, of what is added per second"),
+        "total": Number("all that was added; null for levels"),
     },
     examples=[
         Example(

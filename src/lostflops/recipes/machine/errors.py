@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import polars as pl
 
+from lostflops.columns import Count, Id, Instant, Name, Time
 from lostflops.finding import Finding, milliseconds
 from lostflops.recipe import Bars, Example, recipe
 from lostflops.tables import Counters
@@ -40,14 +41,14 @@ ERRORS = (
     question="Did GPUs, links or network cards report errors?",
     scope="rank",
     columns={
-        "rank": "rank; of a network card the first of its node",
-        "device": "GPU; null for network cards",
-        "metric": "which error, as the monitor names it",
-        "instance": "link, port or interface; null for a GPU as a whole",
-        "errors": "how many were added",
-        "start": "start of the first interval in which one was, ns",
-        "end": "end of the last, ns",
-        "sampled": "time for which it was watched, ns",
+        "rank": Id("rank; of a network card the first of its node"),
+        "device": Id("GPU; null for network cards"),
+        "metric": Name("which error, as the monitor names it"),
+        "instance": Name("link, port or interface; null for a GPU as a whole"),
+        "errors": Count("how many were added"),
+        "start": Instant("start of the first interval in which one was"),
+        "end": Instant("end of the last"),
+        "sampled": Time("time for which it was watched"),
     },
     plot=Bars(x="metric", y=("errors",)),
     examples=[

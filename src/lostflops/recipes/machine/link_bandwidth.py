@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import polars as pl
 
+from lostflops.columns import Id, Name, Number, Ratio, Share
 from lostflops.finding import Finding, percent
 from lostflops.recipe import Bars, Example, recipe
 from lostflops.tables import Bandwidths, TopologyDevices, TopologyLinks
@@ -28,14 +29,14 @@ GPU = r"^GPU\d+$"
     scope="job",
     plot=Bars(x="subject", y=("measured", "raw")),
     columns={
-        "rank": "first rank on the machine, 0 when unknown",
-        "link": "host link, GPU pair, GPUs of a machine, or network",
-        "subject": "which GPU, pair, or group of ranks",
-        "operation": "what was measured",
-        "measured": "best that was measured, GB/s; of collectives the bus bandwidth",
-        "raw": "raw rate of the link in one direction, GB/s",
-        "share": "the first as a share of the second",
-        "enough": "share that a healthy link reaches at least",
+        "rank": Id("first rank on the machine, 0 when unknown"),
+        "link": Name("host link, GPU pair, GPUs of a machine, or network"),
+        "subject": Name("which GPU, pair, or group of ranks"),
+        "operation": Name("what was measured"),
+        "measured": Number("best that was measured; of collectives the bus bandwidth", unit="GB/s"),
+        "raw": Number("raw rate of the link in one direction", unit="GB/s"),
+        "share": Ratio("the first as a share of the second"),
+        "enough": Share("share that a healthy link reaches at least"),
     },
     examples=[
         Example(

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import polars as pl
 
+from lostflops.columns import Id, Number, Time
 from lostflops.finding import Finding, milliseconds, percent
 from lostflops.recipe import Bars, Example, recipe
 from lostflops.tables import Counters
@@ -28,22 +29,30 @@ SAMPLED = {
     question="Do busy GPUs draw the power of GPUs that compute?",
     scope="rank",
     columns={
-        "rank": "rank",
-        "device": "GPU, as its node counts them",
-        "sampled": "time for which both utilisation and power were sampled, ns",
-        "busy": "of it, with a utilisation of at least 90 %, ns",
-        "like_idle": "busy time with the power at which this GPU idles, within 15 %, and fewer than half of "
-        "the multiprocessors busy where that was measured, ns; null when it was never seen idle",
-        "little": "other busy time below 60 % of the power limit, or with fewer than half of the "
-        "multiprocessors busy, ns; null when neither is known",
-        "utilisation": "mean utilisation, %",
-        "power": "mean power, W",
-        "busy_power": "mean power while busy, W",
-        "idle_power": "median power of samples in which no kernel ran, W; null without such",
-        "power_limit": "lowest power limit, W",
-        "sm_active": "mean share of multiprocessors busy while the GPU was, %; null when not measured",
-        "tensor_active": "mean activity of tensor cores while the GPU was busy, %; null when not measured",
-        "energy": "energy by the GPU's own counter, J",
+        "rank": Id("rank"),
+        "device": Id("GPU, as its node counts them"),
+        "sampled": Time("time for which both utilisation and power were sampled"),
+        "busy": Time("of it, with a utilisation of at least 90 %"),
+        "like_idle": Time(
+            "busy time with the power at which this GPU idles, within 15 %, and fewer than half of "
+            "the multiprocessors busy where that was measured; null when it was never seen idle"
+        ),
+        "little": Time(
+            "other busy time below 60 % of the power limit, or with fewer than half of the "
+            "multiprocessors busy; null when neither is known"
+        ),
+        "utilisation": Number("mean utilisation", unit="%"),
+        "power": Number("mean power", unit="W"),
+        "busy_power": Number("mean power while busy", unit="W"),
+        "idle_power": Number("median power of samples in which no kernel ran; null without such", unit="W"),
+        "power_limit": Number("lowest power limit", unit="W"),
+        "sm_active": Number(
+            "mean share of multiprocessors busy while the GPU was; null when not measured", unit="%"
+        ),
+        "tensor_active": Number(
+            "mean activity of tensor cores while the GPU was busy; null when not measured", unit="%"
+        ),
+        "energy": Number("energy by the GPU's own counter", unit="J"),
     },
     plot=Bars(x="device", y=("like_idle", "little")),
     examples=[

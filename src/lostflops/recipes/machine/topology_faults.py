@@ -7,6 +7,7 @@ from typing import Annotated
 
 import polars as pl
 
+from lostflops.columns import Id, Name, Text
 from lostflops.finding import Finding
 from lostflops.recipe import Example, recipe
 from lostflops.tables import TopologyDevices, TopologyLinks
@@ -92,11 +93,11 @@ FAULTS = {
     question="Is a link, a port or a placement worse than the machine allows?",
     scope="job",
     columns={
-        "rank": "first rank on that machine, 0 when unknown",
-        "fault": "what is wrong",
-        "subject": "which device, pair or port",
-        "found": "what it is",
-        "expected": "what its neighbours have, or what was asked for",
+        "rank": Id("first rank on that machine, 0 when unknown"),
+        "fault": Name("what is wrong"),
+        "subject": Name("which device, pair or port"),
+        "found": Text("what it is"),
+        "expected": Text("what its neighbours have, or what was asked for"),
     },
     examples=[
         Example(

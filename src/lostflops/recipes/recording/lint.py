@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import polars as pl
 
 from lostflops import intervals
+from lostflops.columns import Count, Id, Instant, Name, Time
 from lostflops.finding import Finding, milliseconds, percent
 from lostflops.recipe import Example, recipe
 from lostflops.recipes.steps.counted import FEWEST
@@ -69,15 +70,18 @@ def _range(name: str, start: int, end: int, complete: bool = True) -> dict[str, 
     scope="job",
     whole=True,
     columns={
-        "rank": "rank",
-        "check": "what is not in order",
-        "name": "text of the ranges it is about; null when it is about steps",
-        "start": "start of what it is about, ns",
-        "end": "end of it, ns",
-        "found": "how many steps or ranges it is about; of those that cross, at least so many",
-        "of": "of how many",
-        "ns": "their time, ns; null where that says nothing",
-        "beside_ns": "what to hold it against: the median of the other steps, or the step time; null like ns",
+        "rank": Id("rank"),
+        "check": Name("what is not in order"),
+        "name": Name("text of the ranges it is about; null when it is about steps"),
+        "start": Instant("start of what it is about"),
+        "end": Instant("end of it"),
+        "found": Count("how many steps or ranges it is about; of those that cross, at least so many"),
+        "of": Count("of how many"),
+        "ns": Time("their time; null where that says nothing", label="time"),
+        "beside_ns": Time(
+            "what to hold it against: the median of the other steps, or the step time; null like the time",
+            label="beside time",
+        ),
     },
     examples=[
         Example(

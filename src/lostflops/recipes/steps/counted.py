@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
+from lostflops.columns import Id, Instant
 from lostflops.recipe import Example, recipe
 from lostflops.tables import Steps
 
@@ -16,10 +17,10 @@ BEHIND = "device was behind"
     scope="rank",
     page=False,
     columns={
-        "rank": "rank",
-        "step": "step number",
-        "start": "start of the step, ns",
-        "end": "its end, ns",
+        "rank": Id("rank"),
+        "step": Id("step number"),
+        "start": Instant("start of the step"),
+        "end": Instant("its end"),
     },
     examples=[
         Example(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
+from lostflops.columns import Id, Instant, Name
 from lostflops.recipe import Example, recipe
 from lostflops.recipes.accounting import busy_and_gaps
 from lostflops.tables import Copies, Kernels, Steps
@@ -15,11 +16,11 @@ from lostflops.tables import Copies, Kernels, Steps
     page=False,
     whole=True,
     columns={
-        "rank": "rank",
-        "step": "step number",
-        "start": "start of the run, ns",
-        "end": "end of the run, ns",
-        "account": "account of the ledger; null while the device is idle",
+        "rank": Id("rank"),
+        "step": Id("step number"),
+        "start": Instant("start of the run"),
+        "end": Instant("end of the run"),
+        "account": Name("account of the ledger; null while the device is idle"),
     },
     examples=[
         Example(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
+from lostflops.columns import Id, Instant, Name, Time
 from lostflops.recipe import Bars, Example, recipe
 from lostflops.tables import Steps
 
@@ -12,12 +13,12 @@ from lostflops.tables import Steps
     question="Where did each step's time go?",
     scope="job",
     columns={
-        "rank": "rank",
-        "step": "step number",
-        "start": "start of the step, ns",
-        "end": "end of the step, ns",
-        "account": "account of the ledger",
-        "ns": "time of the step in this account, ns; the accounts of a step add up to it",
+        "rank": Id("rank"),
+        "step": Id("step number"),
+        "start": Instant("start of the step"),
+        "end": Instant("end of the step"),
+        "account": Name("account of the ledger"),
+        "ns": Time("time of the step in this account; the accounts of a step add up to it", label="time"),
     },
     plot=Bars(x="rank", y=("ns",), stacked=True),
     examples=[

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from lostflops.columns import Count, Id, Name, Share, Time, Typical
 from lostflops.finding import Finding, milliseconds, percent
 from lostflops.recipe import Example, recipe
 from lostflops.tables import StepLog
@@ -68,18 +69,18 @@ def _log(pause: int) -> list[Any]:
     question="Which pauses come back every so many steps, and what do they cost?",
     scope="rank",
     columns={
-        "rank": "rank",
-        "period": "the pause comes back after so many steps",
-        "first_step": "the first step that was logged with it",
-        "times": "steps with it in the log",
-        "longer": "by how much it makes its step longer, ns: the difference of medians",
-        "usual": "median step without it, ns",
-        "per_step": "longer / period: what it costs a mean step, ns",
-        "share": "of the log's step time",
-        "cause": "what takes at least half of it: checkpoint, data or garbage; null for none of them",
-        "recorded": "how many of the steps with it were recorded in full",
-        "recorded_steps": "how many steps were recorded in full",
-        "last_step": "the last step that was logged with it",
+        "rank": Id("rank"),
+        "period": Count("the pause comes back after so many steps"),
+        "first_step": Id("the first step that was logged with it"),
+        "times": Count("steps with it in the log"),
+        "longer": Time("by how much it makes its step longer: the difference of medians"),
+        "usual": Typical("median step without it"),
+        "per_step": Time("longer / period: what it costs a mean step"),
+        "share": Share("of the log's step time"),
+        "cause": Name("what takes at least half of it: checkpoint, data or garbage; null for none of them"),
+        "recorded": Count("how many of the steps with it were recorded in full"),
+        "recorded_steps": Count("how many steps were recorded in full"),
+        "last_step": Id("the last step that was logged with it"),
     },
     examples=[
         Example(

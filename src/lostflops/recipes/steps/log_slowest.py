@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import polars as pl
 
+from lostflops.columns import Flag, Id, Name, Time
 from lostflops.recipe import Example, recipe
 from lostflops.tables import StepLog
 
@@ -25,16 +26,16 @@ def _step(number: int, duration: int | None, data: int = 7, saving: int = 0, **m
     question="Which steps were the slowest, and what made them slow?",
     scope="rank",
     columns={
-        "rank": "rank",
-        "step": "step number",
-        "duration": "how long it took, ns",
-        "longer": "that less the rank's median step, ns",
-        "data": "waiting for a DataLoader, ns",
-        "checkpoint": "saving checkpoints, ns",
-        "garbage": "collecting garbage, ns",
-        "optimizer": "in optimizers, on the host, ns",
-        "cause": "which of the four grew by at least half of what the step took longer; null for none",
-        "recorded": "it was recorded in full",
+        "rank": Id("rank"),
+        "step": Id("step number"),
+        "duration": Time("how long it took"),
+        "longer": Time("that less the rank's median step"),
+        "data": Time("waiting for a DataLoader"),
+        "checkpoint": Time("saving checkpoints"),
+        "garbage": Time("collecting garbage"),
+        "optimizer": Time("in optimizers, on the host"),
+        "cause": Name("which of the four grew by at least half of what the step took longer; null for none"),
+        "recorded": Flag("it was recorded in full"),
     },
     examples=[
         Example(

@@ -7,6 +7,7 @@ from typing import Any
 
 import polars as pl
 
+from lostflops.columns import Count, Id, Ratio, Share, Time, Typical
 from lostflops.finding import Finding, milliseconds, percent
 from lostflops.recipe import Bars, Example, recipe
 from lostflops.tables import StepLog
@@ -31,21 +32,21 @@ def _log(*steps: tuple[int, int | None, int, bool], rank: int = 0, world: int | 
     scope="rank",
     plot=Bars(x="rank", y=("median", "recorded_median")),
     columns={
-        "rank": "rank",
-        "world_size": "ranks of the job; null when this one was not told",
-        "steps": "steps in its log",
-        "recorded": "those recorded in full",
-        "median": "median duration of the others after the first three, ns; null for fewer than three",
-        "mean": "mean duration of the others after the first three, ns",
-        "recorded_median": "median duration of the recorded ones, ns; null for fewer than three",
-        "longer": "recorded_median / median - 1",
-        "longest": "longest of the others after the first three, ns",
-        "longest_step": "its number; of several the first",
-        "data": "waiting for data in a mean step of the others after the first three, ns",
-        "data_share": "the same as a share of their time",
-        "recorded_data_share": "waiting for data as a share of the recorded steps' time",
-        "checkpoint_share": "share of the others' time in saving checkpoints",
-        "garbage_share": "share of the others' time in collecting garbage",
+        "rank": Id("rank"),
+        "world_size": Count("ranks of the job; null when this one was not told"),
+        "steps": Count("steps in its log"),
+        "recorded": Count("those recorded in full"),
+        "median": Typical("median duration of the others after the first three; null for fewer than three"),
+        "mean": Typical("mean duration of the others after the first three"),
+        "recorded_median": Typical("median duration of the recorded ones; null for fewer than three"),
+        "longer": Ratio("recorded_median / median - 1"),
+        "longest": Typical("longest of the others after the first three"),
+        "longest_step": Id("its number; of several the first"),
+        "data": Time("waiting for data in a mean step of the others after the first three"),
+        "data_share": Share("the same as a share of their time"),
+        "recorded_data_share": Share("waiting for data as a share of the recorded steps' time"),
+        "checkpoint_share": Share("share of the others' time in saving checkpoints"),
+        "garbage_share": Share("share of the others' time in collecting garbage"),
     },
     examples=[
         Example(

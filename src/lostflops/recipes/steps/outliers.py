@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import polars as pl
 
 from lostflops.accounts import ACCOUNTS
+from lostflops.columns import Id, Instant, Name, Time, Typical
 from lostflops.finding import Finding, milliseconds, percent
 from lostflops.recipe import Bars, Example, recipe
 from lostflops.tables import Steps
@@ -34,14 +35,14 @@ def _steps(rank: int, *ends: int, outlier: int) -> list[dict[str, object]]:
     scope="rank",
     plot=Bars(x="step", y=("usual", "longer"), stacked=True),
     columns={
-        "rank": "rank",
-        "step": "step number",
-        "start": "start of the step, ns",
-        "end": "its end, ns",
-        "usual": "median of the rank's steps that count, ns",
-        "longer": "how much longer than that this one is, ns",
-        "account": "account of the ledger that has most more than in the mean of those steps",
-        "more": "how much more, ns",
+        "rank": Id("rank"),
+        "step": Id("step number"),
+        "start": Instant("start of the step"),
+        "end": Instant("its end"),
+        "usual": Typical("median of the rank's steps that count"),
+        "longer": Time("how much longer than that this one is"),
+        "account": Name("account of the ledger that has most more than in the mean of those steps"),
+        "more": Time("how much more"),
     },
     examples=[
         Example(

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import polars as pl
 
+from lostflops.columns import Count, Id, Time
 from lostflops.recipe import Example, recipe
 
 
@@ -14,9 +15,11 @@ from lostflops.recipe import Example, recipe
     scope="rank",
     page=False,
     columns={
-        "rank": "rank",
-        "steps": "number of steps that count, which are the whole ones where a rank has enough of them",
-        "step_time": "their lengths added up, ns",
+        "rank": Id("rank"),
+        "steps": Count(
+            "number of steps that count, which are the whole ones where a rank has enough of them"
+        ),
+        "step_time": Time("their lengths added up"),
     },
     examples=[
         Example(

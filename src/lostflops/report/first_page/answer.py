@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 import polars as pl
 
-from lostflops.recipe import Bars, HeatMap, Points
+from lostflops.columns import Name, Type
+from lostflops.recipe import Bars, HeatMap, Plot, Points
 from lostflops.report.markup import Markup, join, tag
 from lostflops.report.words.cells import LONGEST_TEXT, UNKNOWN, Cells, cells
 from lostflops.report.words.safe import as_command, one_line
@@ -18,7 +19,6 @@ ROWS_WITHOUT_SCRIPT = 8
 MOST_ROWS = 1000
 MOST_BYTES = 60_000  # of one table's data
 MOST_BARS = 16
-AVERAGES = re.compile(r"(mean|median|min|max|p\d+|latency|longest|shortest)(_|$)")
 
 
 class Shown:
@@ -83,7 +83,7 @@ class Shown:
             "rows": self.kept,
             "of": self.num_rows,
             "columns": [_column(column) for column in self.columns],
-            "plot": _plot(recipe.plot, self.answer.table),
+            "plot": _plot(recipe.plot, self.answer.table, recipe.columns),
         }
 
 
@@ -112,10 +112,10 @@ def _column(column: Cells) -> dict[str, Any]:
     return {**described, "values": column.values}
 
 
-def _plot(plot: Bars | HeatMap | Points | None, table: pl.DataFrame) -> dict[str, Any] | None:
+def _plot(plot: Plot | None, table: pl.DataFrame, types: Mapping[str, Type]) -> dict[str, Any] | None:
     match plot:
         case Bars():
-            summed = _summed(plot, table)
+            summed = _summed(plot, table, types)
             return {"kind": "bars", "x": plot.x, "y": list(plot.y), "stacked": plot.stacked, "summed": summed}
         case HeatMap():
             return {"kind": "heat", "x": plot.x, "y": plot.y, "value": plot.value}
@@ -125,12 +125,12 @@ def _plot(plot: Bars | HeatMap | Points | None, table: pl.DataFrame) -> dict[str
             return None
 
 
-def _summed(plot: Bars, table: pl.DataFrame) -> dict[str, Any] | None:
+def _summed(plot: Bars, table: pl.DataFrame, types: Mapping[str, Type]) -> dict[str, Any] | None:
     """The bars of names that stand on several rows, such as one for each rank, where it makes sense."""
     names = table[plot.x]
-    if names.dtype.is_numeric() or names.n_unique() == names.len():
+    if not isinstance(types[plot.x], Name) or names.n_unique() == names.len():
         return None
-    if any(table[y].dtype.is_float() or AVERAGES.match(y) for y in plot.y):
+    if not all(types[y].adds_up for y in plot.y):
         return None
     sums = (
         table.group_by(pl.col(plot.x).cast(pl.String))

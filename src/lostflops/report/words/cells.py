@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from math import isfinite
+from typing import Any
 
 import polars as pl
+
+from lostflops.columns import Kind, Type
 
 from .amounts import Unit, unit_for
 from .safe import one_line
 
-Kind = Literal["time", "bytes", "share", "integer", "id", "number", "text", "flag"]
 UNKNOWN = "–"
 LONGEST_TEXT = 240
 LONGEST_UNBROKEN = 36
 EXACT = 2**53  # JavaScript's numbers are exact up to here; larger integers are shown as text
-IDS = frozenset({"rank", "step", "thread", "stream", "device", "correlation", "instance", "peer", "host"})
-UNIT_AT_END = re.compile(r", ([A-Z]?[A-Za-zµ]{1,6}(?:/s)?)$")
 BYTES = (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3), ("B", 1))
 
 
@@ -31,17 +30,21 @@ class Cells:
     """
 
     name: str
-    meaning: str
-    kind: Kind
+    type: Type
+    kind: Kind  # the type's, but text for what JavaScript's numbers cannot hold
     unit: str
     scale: int
     decimals: int
     values: list[Any]
 
     @property
+    def meaning(self) -> str:
+        return self.type.meaning
+
+    @property
     def label(self) -> str:
-        """The column's name for readers: its unit is not nanoseconds here."""
-        return re.sub(r"(^|_)ns$", r"\1time", self.name).replace("_", " ")
+        """The column's name for readers."""
+        return self.type.label or self.name.replace("_", " ")
 
     @property
     def is_long(self) -> bool:
@@ -76,51 +79,47 @@ def four_digits(value: float) -> str:
     return f"{value:.3e}"
 
 
-def cells(table: pl.DataFrame, meanings: Mapping[str, str], alike: Collection[str] = ()) -> list[Cells]:
+def cells(table: pl.DataFrame, types: Mapping[str, Type], alike: Collection[str] = ()) -> list[Cells]:
     """Every column of `table`, ready to be shown and to be written as JSON.
 
     The times among `alike` share a unit, because somebody will compare them.
     """
-    times = [table[name] for name in alike if _is_time(table[name], meanings.get(name, ""))]
+    times = [table[name] for name in alike if types[name].kind == "time"]
     together = max((unit_for(_typical(column)) for column in times), key=lambda unit: unit.ns, default=None)
-    return [
-        _cells(table[name], name, meanings.get(name, ""), together if name in alike else None)
-        for name in table.columns
-    ]
+    return [_cells(table[name], types[name], together if name in alike else None) for name in table.columns]
 
 
-def _cells(column: pl.Series, name: str, meaning: str, together: Unit | None) -> Cells:
-    dtype = column.dtype
-    if dtype == pl.Boolean:
-        return Cells(name, meaning, "flag", "", 1, 0, column.to_list())
-    if _is_time(column, meaning):
-        unit = together or unit_for(_typical(column))
-        decimals = _needed_decimals(column, unit)
-        return Cells(name, meaning, "time", unit.name, unit.ns, decimals, column.to_list())
-    if dtype.is_integer() and int(column.abs().max() or 0) <= EXACT:  # pyright: ignore[reportArgumentType]
-        kind: Kind = "integer"
-        if name in IDS or re.search(r"\bid\b", meaning):
-            kind = "id"
-        elif re.search(r"\bbytes\b", f"{meaning} {name.replace('_', ' ')}"):
-            kind = "bytes"
-        return Cells(name, meaning, kind, "", 1, 0, column.to_list())
-    if dtype.is_float():
-        values = column.to_frame().select(pl.when(column.is_finite()).then(column).alias(name)).to_series()
-        largest: float = values.abs().max() or 0.0  # pyright: ignore[reportAssignmentType]
-        if re.search(r"\bshare\b", f"{name} {meaning}".replace("_", " ")) and largest <= 1.0001:
-            return Cells(name, meaning, "share", "%", 1, 1, values.to_list())
-        stated = UNIT_AT_END.search(meaning)
-        return Cells(name, meaning, "number", stated[1] if stated else "", 1, 0, values.to_list())
-    if dtype.is_nested():
+def _cells(column: pl.Series, type: Type, together: Unit | None) -> Cells:  # noqa: A002
+    kind, unit, scale, decimals = type.kind, type.unit, 1, 0
+    match kind:
+        case "time":
+            shown = together or unit_for(_typical(column))
+            unit, scale, decimals = shown.name, shown.ns, _needed_decimals(column, shown)
+            values = column.to_list()
+        case "share":
+            unit, decimals, values = "%", 1, _finite(column)
+        case "number":
+            values = _finite(column)
+        case "text":
+            values = _texts(column)
+        case "flag":
+            values = column.to_list()
+        case "integer" | "id" | "bytes":
+            exact = int(column.abs().max() or 0) <= EXACT  # pyright: ignore[reportArgumentType]
+            kind, values = (kind, column.to_list()) if exact else ("text", _texts(column))
+    return Cells(column.name, type, kind, unit, scale, decimals, values)
+
+
+def _finite(column: pl.Series) -> list[float | None]:
+    return [value if value is not None and isfinite(value) else None for value in column.to_list()]
+
+
+def _texts(column: pl.Series) -> list[str | None]:
+    if column.dtype.is_nested():
         texts = [None if value is None else str(value) for value in column.to_list()]
     else:
         texts = column.cast(pl.String).to_list()
-    shortened = [None if text is None else one_line(text, LONGEST_TEXT) for text in texts]
-    return Cells(name, meaning, "text", "", 1, 0, shortened)
-
-
-def _is_time(column: pl.Series, meaning: str) -> bool:
-    return column.dtype.is_integer() and bool(column.name.endswith("_ns") or re.search(r"\bns\b", meaning))
+    return [None if text is None else one_line(text, LONGEST_TEXT) for text in texts]
 
 
 def _typical(column: pl.Series) -> int:
