@@ -7,7 +7,6 @@ names of machines and people, folders and addresses, file by file. Prints none o
 
 from __future__ import annotations
 
-import shlex
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +22,7 @@ def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
 
 
 def run(given: Namespace) -> None:
-    from lostflops.errors import shown
+    from lostflops.errors import as_argument, shown
     from lostflops.privacy.cleaner import ENVIRONMENT, OUTPUT, SECRETS, Cleaner
     from lostflops.privacy.recording import inspected
 
@@ -35,7 +34,7 @@ def run(given: Namespace) -> None:
             clean = False
             print(shown(looked.name))
             if looked.why_not:
-                print(f"  not looked into  {looked.why_not}")
+                print(f"  not read  {looked.why_not}")
             for kind, (times, different) in looked.found.items():
                 many = f"{times:,} times" if times != 1 else "once"
                 print(f"  {kind:<15}  {many}" + (f", {different:,} different" if times > 1 else ""))
@@ -45,5 +44,5 @@ def run(given: Namespace) -> None:
                         print(f"    {value[:4] + '…' if hidden else shown(value)}")
                     if different > MOST:
                         print(f"    and {different - MOST:,} more")
-    which = shlex.quote(str(given.paths[0])) if len(given.paths) == 1 else "PATH"
+    which = as_argument(given.paths[0]) if len(given.paths) == 1 else "PATH"
     print("nothing was found" if clean else f"next: lostflops scrub {which} CLEAN")

@@ -63,7 +63,10 @@ def run(given: Namespace) -> None:
         _output.check(target, [given.source] if given.source else [])
     if given.source is not None:
         if given.job or not (given.csv or given.html):
-            raise BadOption("--from reads a run.", "say what to write with --csv or --html, and no command.")
+            raise BadOption(
+                "--from reads a run and samples nothing.",
+                "add --csv or --html to say what to write, and give no command.",
+            )
         _write(Path(given.source), given)
         return
     _sample(given)
@@ -71,7 +74,7 @@ def run(given: Namespace) -> None:
 
 def _sample(given: Namespace) -> None:
     from lostflops.capture.record import job_process, recording
-    from lostflops.errors import LostflopsError
+    from lostflops.errors import LostflopsError, as_argument, shown
     from lostflops.machine.monitor import process as monitor
 
     command: list[str] = given.job[1:] if given.job[:1] == ["--"] else given.job
@@ -91,7 +94,7 @@ def _sample(given: Namespace) -> None:
     status = 0
     try:
         sampler.wait_ready()
-        _say(f"monitoring {sampler.beginning['series']} values of this node -> {wanted.run}")
+        _say(f"sampling {sampler.beginning['series']} values of this node -> {shown(wanted.run)}")
         for text in sampler.beginning["missing"]:
             _say(f"monitor: {text}")
         if port is not None:
@@ -113,7 +116,7 @@ def _sample(given: Namespace) -> None:
         if not command:
             raise
         _say(str(error))
-    _say(f"next: lostflops why {wanted.run}")
+    _say(f"next: lostflops why {as_argument(wanted.run)}")
     if command:
         job_process.leave(status)
 

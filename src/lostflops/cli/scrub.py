@@ -44,7 +44,7 @@ def run(given: Namespace) -> None:
     cleaner = Cleaner(keep=kinds(given.keep), also=[word for word in given.also if word])
     left_out = scrubbed(given.path, output, cleaner)
     counted = [f"{kind} {counter.total():,}" for kind, counter in cleaner.found.items() if counter]
-    print(f"clean copy -> {output}  (taken out: {', '.join(counted) or 'nothing'})")
+    print(f"clean copy -> {shown(output)}  (removed: {', '.join(counted) or 'nothing'})")
     for looked in left_out:
         if looked.form != "payload":
-            print(f"left out: {shown(looked.name)}: {looked.why_not}")
+            print(f"left out {shown(looked.name)}: {looked.why_not}")

@@ -200,16 +200,19 @@ def _say(said: Sequence[tuple[str, Said]], unclaimed: bool, comments_lost: int) 
         for note in one.notes:
             print(f"{where}: {note}", file=sys.stderr)
     if not said:
-        print("nothing in it has pods", file=sys.stderr)
+        print("no pods in these manifests", file=sys.stderr)
     if unclaimed:
         print(
-            f"results leave the pods through '{COLLECTOR}' of their namespace, which\n"
+            f"The pods send their results to '{COLLECTOR}' of their namespace. Install it once:\n"
             "  lostflops launch k8s install -n NAMESPACE | kubectl apply -f -\n"
-            "makes, once. Without it, and without --claim, they end with the pod.",
+            "Without it and without --claim, the results are lost when the pod ends.",
             file=sys.stderr,
         )
     if comments_lost > 0:
-        print(f"{comments_lost} comment{'s' * (comments_lost != 1)} could not be kept", file=sys.stderr)
+        print(
+            f"{comments_lost} comment{'s' * (comments_lost != 1)} of the YAML could not be kept",
+            file=sys.stderr,
+        )
 
 
 def _comments(text: str) -> int:
@@ -322,7 +325,7 @@ def _regex(text: str | None) -> str:
     try:
         re.compile(text)
     except re.error as error:
-        raise BadOption(f"'{shown(text)}' is no regular expression: {error}.") from error
+        raise BadOption(f"'{shown(text)}' is not a regular expression: {error}.") from error
     return text
 
 
@@ -332,7 +335,7 @@ def _bytes(option: str, text: str) -> int:
 
     size = quantity(text)
     if not size:
-        raise BadOption(f"'{shown(text)}' is no size.", f"write `{option} 4Gi`.")
+        raise BadOption(f"'{shown(text)}' is not a size.", f"write `{option} 4Gi`.")
     return size
 
 

@@ -144,7 +144,7 @@ def run(given: Namespace) -> None:
 def _check(given: Namespace, command: Sequence[str]) -> None:
     """Raise now what would otherwise come out when the job has waited for its nodes."""
     from lostflops.capture.record import recording
-    from lostflops.errors import BadOption
+    from lostflops.errors import BadOption, shown
 
     if not command:
         raise BadOption(
@@ -158,7 +158,7 @@ def _check(given: Namespace, command: Sequence[str]) -> None:
             raise BadOption(f"--{name.replace('_', '-')} cannot be {value}.")
     if given.output is not None and os.pathsep in str(given.output.absolute()):
         raise BadOption(
-            f"'{given.output}' cannot be on PYTHONPATH: it holds a ':'.", "choose another --output."
+            f"'{shown(given.output)}' cannot be on PYTHONPATH: it holds a ':'.", "choose another --output."
         )
     if given.on_demand and given.nodes > 1:
         raise BadOption(
@@ -203,11 +203,11 @@ def _absolute(value: object) -> str:
 
 def _submit(given: Namespace, job: slurm.Job, target: Path) -> None:
     from lostflops.capture.slurm.script import JOB_ID
-    from lostflops.errors import BadOption, NotSubmitted
+    from lostflops.errors import BadOption, NotSubmitted, shown
 
     if shutil.which("sbatch") is None:
         raise BadOption(
-            f"There is no `sbatch` here; the script is written to {target}.",
+            f"`sbatch` is not on the PATH here; the script was written to {shown(target)}.",
             f"submit it on a machine of the cluster: `{job.again}`.",
         )
     command = ["sbatch", "--parsable", *(["--wait"] if given.wait else []), str(target)]
@@ -217,7 +217,10 @@ def _submit(given: Namespace, job: slurm.Job, target: Path) -> None:
         if number:
             run = os.path.relpath(job.run.replace(JOB_ID, number))
             print(f"submitted job {number}: {os.path.relpath(target)}")
-            print(f"it prints to {run}.out; when it has ended: lostflops why {shlex.quote(run)}", flush=True)
+            print(
+                f"its output goes to {run}.out; when it has ended: lostflops why {shlex.quote(run)}",
+                flush=True,
+            )
         said = sbatch.stderr.read()
     if not number:
         raise NotSubmitted(said, job.again)
