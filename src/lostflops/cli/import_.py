@@ -1,7 +1,7 @@
 """Import traces into a run folder to keep.
 
-`why` and `recipe` import by themselves and remember what they imported; this puts the
-run, a folder of Parquet tables, where you want it.
+`why` and `recipe` import by themselves and keep the result in a cache. `import` writes the run, a folder of
+Parquet tables, where you want it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """List what in a recording identifies people or machines.
 
-Looks through a trace, an export, or a folder of them, and counts tokens and passwords, environment values,
-names of machines and people, folders and addresses, file by file. Prints none of them unless asked.
-`lostflops scrub` takes them out.
+Reads a trace, an export, or a folder of them. Counts tokens, passwords, environment values, names of
+machines and people, folders and addresses, file by file. `--show` prints them. `lostflops scrub` removes them.
 """
 
 from __future__ import annotations
@@ -45,4 +44,4 @@ def run(given: Namespace) -> None:
                     if different > MOST:
                         print(f"    and {different - MOST:,} more")
     which = as_argument(given.paths[0]) if len(given.paths) == 1 else "PATH"
-    print("nothing was found" if clean else f"next: lostflops scrub {which} CLEAN")
+    print("found nothing private" if clean else f"next: lostflops scrub {which} CLEAN")

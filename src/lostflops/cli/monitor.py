@@ -1,8 +1,8 @@
 """Sample this node's GPUs, cores, memory, disks and networks.
 
-By itself until Ctrl-C, or around a command whose output and exit status are passed through. The samples
-become the table `counters` of the run. One monitor per node is enough; `lostflops record --monitor` has one
-with it.
+Samples until Ctrl-C, or while a command runs, whose output and exit status are passed through. The samples
+become the table `counters` of the run. One monitor per node is enough; `lostflops record --monitor` starts
+one, too.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
         type=Path,
         help="the run to add to, or to make (default runs/ and a name with the time)",
     )
-    parser.add_argument("--csv", metavar="F", type=Path, help="write every sample to F when it has ended")
+    parser.add_argument("--csv", metavar="F", type=Path, help="write every sample to F at the end")
     parser.add_argument(
-        "--html", metavar="F", type=Path, help="draw memory, utilisation and watts into F when it has ended"
+        "--html", metavar="F", type=Path, help="draw memory, utilisation and watts into F at the end"
     )
     parser.add_argument(
-        "--port", metavar="PORT", help="offer OpenMetrics to Prometheus at 127.0.0.1:PORT, or ADDRESS:PORT"
+        "--port", metavar="PORT", help="serve OpenMetrics for Prometheus at 127.0.0.1:PORT, or ADDRESS:PORT"
     )
     parser.add_argument(
         "--textfile",
@@ -51,9 +51,9 @@ def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
         "--dcgm", metavar="URL", help="also read the DCGM exporter there, as in http://127.0.0.1:9400/metrics"
     )
     parser.add_argument(
-        "--from", metavar="RUN", dest="source", help="sample nothing: write --csv and --html of that run"
+        "--from", metavar="RUN", dest="source", help="sample nothing; write --csv or --html of that run"
     )
-    parser.add_argument("job", metavar="COMMAND", nargs=REMAINDER, help="what to run meanwhile, if anything")
+    parser.add_argument("job", metavar="COMMAND", nargs=REMAINDER, help="a command to run while sampling")
 
 
 def run(given: Namespace) -> None:

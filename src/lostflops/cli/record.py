@@ -91,7 +91,7 @@ def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
         help="also sample the node every second: GPUs, cores, memory, disks and networks",
     )
     parser.add_argument(
-        "--print", action="store_true", help="show the exact command and environment instead of running it"
+        "--print", action="store_true", help="print the exact command and environment and run nothing"
     )
     parser.add_argument(
         "job", metavar="COMMAND", nargs=REMAINDER, help="your command, as you type it without lostflops"

@@ -20,14 +20,14 @@ def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
         "--keep",
         metavar="LIST",
         default="",
-        help="kinds to leave in, as in hosts,paths: those that `lostflops inspect` counts",
+        help="kinds to leave in, as in hosts,paths; `lostflops inspect` lists the kinds",
     )
     parser.add_argument(
         "--also",
         metavar="WORD",
         action="append",
         default=[],
-        help="a word to take out wherever it stands, like the name of a project (may be repeated)",
+        help="a word to remove everywhere, such as the name of a project (may be repeated)",
     )
 
 

@@ -1,8 +1,8 @@
 """Record some steps of a running job.
 
 TARGET is the folder that `lostflops record` made for the job, or the id of one of its processes. The window
-is opened between two steps of all ranks, some steps from now, and ends up in the job's own run folder. A
-process that `record` did not start can be asked when it was started with KINETO_USE_DAEMON=1.
+opens between two steps of all ranks, some steps from now, and is written into the job's run folder. A
+process that `record` did not start can be recorded if it was started with KINETO_USE_DAEMON=1.
 """
 
 from __future__ import annotations

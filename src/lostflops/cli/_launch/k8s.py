@@ -1,8 +1,8 @@
 """Record training on Kubernetes: patch manifests, or let a webhook do it for every pod that opts in.
 
-`patch FILE` prints the manifests changed so that their pods are recorded; images stay as they are.
-`install` prints what a namespace needs for the results to be kept, `fetch` gets them. `manifests` prints
-an admission webhook that patches the pods of labelled namespaces by itself.
+`patch FILE` prints the manifests, changed so that their pods are recorded; images stay as they are.
+`install` prints the objects that collect a namespace's results, `fetch` downloads the results. `manifests`
+prints an admission webhook that patches the pods of labelled namespaces.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
             allow_abbrev=False,
         )
 
-    patch = action("patch", "Print manifests changed so that their pods are recorded.")
+    patch = action("patch", "Print manifests, changed so that their pods are recorded.")
     patch.add_argument(
         "files", metavar="FILE", nargs="+", type=Path, help="a manifest; '-' is standard input"
     )
@@ -54,17 +54,15 @@ def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
     patch.add_argument(
         "--force-env",
         action="store_true",
-        help="of a container without a command set PYTHONPATH, over the one that its image may have",
+        help="set PYTHONPATH in containers without a command, which replaces the image's own",
     )
 
-    install = action(
-        "install", "Print what a namespace needs: the payload, and the collector of the results."
-    )
+    install = action("install", "Print what a namespace needs: the recorder, and the collector of results.")
     _namespace(install, None)
     install.add_argument(
         "--update",
         action="store_true",
-        help="leave token and certificate as they are, for the sake of jobs that run",
+        help="keep token and certificate, so that running jobs can still send results",
     )
     install.add_argument(
         "--size", metavar="SIZE", default="20Gi", help="what the collector keeps (default 20Gi)"
@@ -76,7 +74,7 @@ def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
     fetch.add_argument("job", metavar="JOB", nargs="?", help="the job's name, where there are several")
     fetch.add_argument("--namespace", "-n", metavar="NS", help="where the job runs (default kubectl's)")
     fetch.add_argument("--output", metavar="RUN", type=Path, help="the folder to make (default runs/JOB)")
-    fetch.add_argument("--list", action="store_true", help="only say what there is")
+    fetch.add_argument("--list", action="store_true", help="only list the jobs")
 
     manifests = action("manifests", "Print the admission webhook with all it needs.")
     _namespace(manifests, "lostflops")
@@ -88,7 +86,7 @@ def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
     _namespace(certificate, "lostflops")
     _days(certificate)
 
-    serve = action("serve", "Be the webhook, in a container of an image that has lostflops.")
+    serve = action("serve", "Run the webhook, in a container whose image has lostflops.")
     serve.add_argument(
         "--certificate", metavar="DIR", type=Path, required=True, help="a folder with tls.crt and tls.key"
     )
@@ -97,7 +95,7 @@ def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
     _namespace(serve, "lostflops")
     _containers(serve)
 
-    status = action("status", "Say whether the webhook works and until when its certificate is valid.")
+    status = action("status", "Show whether the webhook works and how long its certificate is valid.")
     _namespace(status, "lostflops")
 
 
