@@ -6,6 +6,8 @@ They are raised where the situation is known and caught in one place, the comman
 from __future__ import annotations
 
 import errno
+import os
+import shlex
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -37,6 +39,24 @@ def shown(name: str | Path) -> str:
     text = str(name)
     text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
     return text if len(text) <= 200 else f"{text[:120]}…{text[-70:]}"
+
+
+def quoted(word: str) -> str:
+    """The word for a shell; one with characters that a terminal would act upon as the bytes it is made of."""
+    if word.isprintable():
+        return shlex.quote(word)
+    return "$'" + "".join(map(_spelled, word)) + "'"
+
+
+def _spelled(character: str) -> str:
+    if character.isprintable() and character not in "\\'":
+        return character
+    return "".join(f"\\x{byte:02x}" for byte in os.fsencode(character))
+
+
+def as_argument(path: str | Path) -> str:
+    """A path as a shell takes it after a command's name, one that begins with a dash included."""
+    return quoted(f"./{path}" if str(path).startswith("-") else str(path))
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
@@ -81,8 +101,8 @@ class RunAmongTraces(LostflopsError):
 
     def __init__(self, path: Path) -> None:
         super().__init__(
-            f"'{shown(path)}' is an imported run, which can only be asked about by itself.",
-            "give that one path, or the traces of one job.",
+            f"'{shown(path)}' is an imported run: it cannot be read together with other paths.",
+            "give only that path, or only the traces of one job.",
         )
 
 
@@ -107,8 +127,8 @@ class Unreadable(LostflopsError):
             errno.EPERM: "check its permissions.",
             errno.ENOENT: "check the path.",
             errno.ENAMETOOLONG: "give a shorter path.",
-            errno.ELOOP: "its links lead round in a circle: name the file itself.",
-        }.get(error.errno or 0, "copy it to a disk of this machine and ask about the copy.")
+            errno.ELOOP: "its links form a loop: give the path of the file itself.",
+        }.get(error.errno or 0, "copy it to a local disk and read the copy.")
         super().__init__(f"{shown(path.name)} could not be read: {error.strerror or error}.", hint)
 
 
@@ -130,8 +150,9 @@ class StepsOverlap(LostflopsError):
         listed = ", ".join(map(str, steps[:5])) + (", …" if len(steps) > 5 else "")
         super().__init__(
             f"The steps of rank {rank} overlap or share a number (steps {listed}).",
-            "lostflops read the marks of this trace wrongly. Mark each step once, with `prof.step()` or one "
-            "NVTX range, and please report the trace.",
+            "mark each step once, with `prof.step()` or one NVTX range. If each step is marked "
+            "once, lostflops "
+            "misread the marks: please report the trace.",
         )
 
 
@@ -150,7 +171,7 @@ class NothingRecorded(LostflopsError):
 
     def __init__(self, path: Path, what: str) -> None:
         super().__init__(
-            f"{shown(path.name)} is a trace in which {what}.",
+            f"{shown(path.name)} holds nothing to analyse: {what}.",
             "with a `schedule=`, the profiler records only once `prof.step()` has been called often enough "
             "to "
             "reach its active steps.",
@@ -221,7 +242,7 @@ class NsysUnusable(LostflopsError):
         answer = " ".join(said.split())
         super().__init__(
             f"'{shown(path)}' does not answer {asked} as nsys does: "
-            + (f"'{shown(answer[-200:])}'." if answer else "it says nothing."),
+            + (f"'{shown(answer[-200:])}'." if answer else "it printed nothing."),
             "run it by hand to see what is wrong, or name another one with `--nsys /path/to/nsys`.",
         )
 
@@ -231,8 +252,8 @@ class SameRankTwice(LostflopsError):
 
     def __init__(self, rank: int, first: str, second: str) -> None:
         super().__init__(
-            f"{shown(first)} and {shown(second)} both hold rank {rank}, over the same time.",
-            "give only the files of one job, or one of the two.",
+            f"{shown(first)} and {shown(second)} both hold rank {rank} over the same time.",
+            "give only the files of one job, or only one of these two.",
         )
 
 
@@ -241,7 +262,8 @@ class DifferentJobs(LostflopsError):
 
     def __init__(self, first: str, second: str, why: str) -> None:
         super().__init__(
-            f"{shown(first)} and {shown(second)} are not of one job: {why}.", "ask about one job at a time."
+            f"{shown(first)} and {shown(second)} come from different jobs: {why}.",
+            "give the files of one job.",
         )
 
 
@@ -251,8 +273,7 @@ class RanksMissing(LostflopsError):
     def __init__(self, missing: Sequence[int], world_size: int, present: int) -> None:
         listed = ", ".join(map(str, missing[:12])) + (", …" if len(missing) > 12 else "")
         super().__init__(
-            f"The job has {world_size} ranks; {present} of them {'is' if present == 1 else 'are'} here. "
-            f"Missing: {listed}.",
+            f"The job has {world_size} ranks; these files hold {present} of them. Missing: {listed}.",
             "add the missing files, or pass `--allow-missing-ranks`: time spent "
             "waiting for absent ranks is then not reported.",
         )
@@ -281,7 +302,10 @@ class NothingToExplain(LostflopsError):
     def __init__(self, name: str, known: Iterable[str]) -> None:
         super().__init__(
             f"There is nothing called '{shown(name)}' to explain.{suggestion(name, known)}",
-            "`lostflops recipes` lists the recipes; accounts, findings and tables have names too.",
+            (
+                "name a recipe (`lostflops recipes` lists them), or an account, finding or table as the "
+                "page spells it."
+            ),
         )
 
 
@@ -289,7 +313,7 @@ class NoSuchStep(LostflopsError):
     """A step range that selects nothing."""
 
     def __init__(self, asked: str, present: str) -> None:
-        super().__init__(f"No step lies in '{shown(asked)}'; this run has steps {present}.")
+        super().__init__(f"This run has no step in '{shown(asked)}'; it has steps {present}.")
 
 
 class BadOption(LostflopsError):
@@ -302,8 +326,8 @@ class NotSubmitted(LostflopsError):
     def __init__(self, said: str, again: str) -> None:
         reason = " ".join(line.removeprefix("sbatch: ").removeprefix("error: ") for line in said.splitlines())
         super().__init__(
-            f"Slurm did not take the job: {shown(reason) or 'sbatch says nothing'}",
-            f"`sinfo` shows the partitions; change the script by hand if need be and submit it: `{again}`.",
+            f"sbatch rejected the job: {shown(reason) or 'it gave no reason'}",
+            f"`sinfo` lists the partitions. Correct the script and submit it again: `{again}`.",
         )
 
 
@@ -316,9 +340,9 @@ class BenchFailed(LostflopsError):
             "The measurement needs PyTorch, which this Python does not have."
             if missing
             else f"The measurement failed: {shown(said)}.",
-            "name the job's own: `--python /path/to/python`."
+            "name the Python that runs your training: `--python /path/to/python`."
             if missing
-            else "LOSTFLOPS_DEBUG=1 shows all that it printed.",
+            else "set LOSTFLOPS_DEBUG=1 and run it again: that shows all that it printed.",
         )
 
 
@@ -364,7 +388,7 @@ class BadManifest(LostflopsError):
     def __init__(self, why: str, hint: str = "") -> None:
         super().__init__(
             f"The manifest cannot be read: {shown(why)}.",
-            hint or "`kubectl apply --dry-run=server` checks it.",
+            hint or "check it with `kubectl apply --dry-run=server`.",
         )
 
 
@@ -373,7 +397,7 @@ class MissingExtra(LostflopsError):
 
     def __init__(self, what: str, extra: str) -> None:
         super().__init__(
-            f"{what} needs a package that is not installed.", f"`pip install 'lostflops[{extra}]'`."
+            f"{what} needs a package that is not installed.", f"run `pip install 'lostflops[{extra}]'`."
         )
 
 
@@ -399,7 +423,7 @@ class NoSuchModel(LostflopsError):
         close = get_close_matches(name.lower(), list(known), n=1, cutoff=0.5)
         super().__init__(
             f"There is no model called '{shown(name)}'." + (f" Did you mean '{close[0]}'?" if close else ""),
-            f"known are {', '.join(known)}; any other is read from its Hugging Face config.json.",
+            f"choose from {', '.join(known)}, or give the path of a Hugging Face config.json.",
         )
 
 
@@ -421,7 +445,7 @@ class NoSuchHardware(LostflopsError):
         super().__init__(
             f"There is no {what} card called '{shown(name)}'."
             + (f" Did you mean '{close[0]}'?" if close else ""),
-            f"known are {', '.join(known)}; any other is read from a JSON card.",
+            f"choose from {', '.join(known)}, or give the path of a JSON card.",
         )
 
 
@@ -444,7 +468,7 @@ class BadProfile(LostflopsError):
 
     def __init__(self, path: Path, why: str) -> None:
         super().__init__(
-            f"{shown(path.name)} is no profile of saved tensors: {shown(why)}.",
+            f"{shown(path.name)} is not a profile of saved tensors: {shown(why)}.",
             "write one with `json.dump(lostflops.optimize.saved_tensors(model, batch), file)`; "
             "docs/planning.md describes it.",
         )

@@ -167,7 +167,7 @@ def test_a_cell_that_cannot_be_shown_is_answered_with_a_sentence(tmp_path: Path)
         *OWN_PROFILER,
     )
     expected = [
-        r"lostflops: this cell was not recorded: nothing in it uses PyTorch\.\n2",
+        r"lostflops: this cell was not recorded: it does not use PyTorch\.\n2",
         r"UsageError: No cell has been recorded yet\.\nHint: .*\n",
         "",
         r"lostflops: there is nothing to show: no operator of PyTorch ran in this cell\.\n4",

@@ -187,7 +187,7 @@ def test_a_rank_alone_sends_nothing_and_a_crash_keeps_what_was_measured_before_i
     changed(tmp_path, change, monkeypatch)
     found = job(1, ("send-receive", "all-reduce", "reduce"))
     assert found.bandwidths.select("operation", "bus_bandwidth", "remark").rows() == [
-        ("send-receive", None, "RuntimeError: a rank alone has nobody to send to"),
+        ("send-receive", None, "RuntimeError: a single rank has no other rank to send to"),
         ("all-reduce", 0.0, None),
     ]
     assert found.remarks == ["it ended early: a rank ended with status 3"]

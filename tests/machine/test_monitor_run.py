@@ -163,7 +163,7 @@ def test_a_killed_monitor_loses_nothing_that_was_written_and_the_next_one_goes_o
     switches = before.filter(pl.col("metric") == "context_switches").select("start", "end").collect()
     assert switches.height == samples - 1
     running.stop()
-    assert running.lines() == ["monitor: it did not come to its end; what it wrote is kept"]
+    assert running.lines() == ["monitor: it stopped early; the samples it wrote are kept"]
     again = started(tmp_path / "run")
     again.stop()
     files = sorted(file.name for file in tail.parent.iterdir())

@@ -143,7 +143,7 @@ def main(words: Sequence[str] | None = None) -> int:
         if os.environ.get("LOSTFLOPS_DEBUG"):
             raise
         _complain(
-            f"lostflops failed on a fault of its own ({type(error).__name__}: {shown(str(error))}).\n"
+            f"lostflops failed because of a fault of its own ({type(error).__name__}: {shown(str(error))}).\n"
             "Hint: please report it with the traceback that LOSTFLOPS_DEBUG=1 shows."
         )
         return OUR_FAULT

@@ -122,7 +122,7 @@ def span(text: str) -> tuple[int, int]:
     """'3-7' as (3, 7) and '3' as (3, 3). Raises BadOption for anything else."""
     match = re.fullmatch(r"\s*([0-9]{1,18})\s*(?:-\s*([0-9]{1,18})\s*)?", text)
     if not match:
-        raise BadOption(f"'{shown(text)}' is no range of numbers.", "write '3-7', or '3' for one.")
+        raise BadOption(f"'{shown(text)}' is not a range of numbers.", "write '3-7', or '3' for one.")
     low = int(match[1])
     high = int(match[2]) if match[2] else low
     if low > high:

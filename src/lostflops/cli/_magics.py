@@ -161,10 +161,10 @@ class Magics:
             raise BadOption(f"--height takes {LOWEST} to {HIGHEST:,} pixels.")
         name = getattr(given, "name", None)
         if name is not None and not name.isidentifier():
-            raise BadOption(f"'{shown(name)}' is no name of a variable.", "as in `%%lostflops --as run`.")
+            raise BadOption(f"'{shown(name)}' is not a variable name.", "as in `%%lostflops --as run`.")
         if cell and self._shell.should_run_async(cell, transformed_cell=self._transformed(cell)):
             raise BadOption(
-                "A cell that awaits at its top level cannot be recorded: other code runs while it waits.",
+                "A cell with `await` at its top level cannot be recorded: other code runs while it waits.",
                 "put the code into a script, and `lostflops record --` in front of it.",
             )
 
@@ -317,7 +317,7 @@ def _read(recorded: Recorded, run: Path) -> Trace:
         trace = job.open(recorded.trace, output=run)
     if trace is None or not any(map(trace.has, ("operators", "kernels", "copies", "launches"))):
         until = f" before {recorded.reason}" if recorded.reason else " in this cell"
-        raise LostflopsError(f"there is nothing to show: no operator of PyTorch ran{until}.")
+        raise LostflopsError(f"there is nothing to show: no PyTorch operator ran{until}.")
     return trace
 
 

@@ -2,10 +2,9 @@
 
     srun lostflops-rank [options] -- python train.py
 
-It takes the options of `lostflops record`. Which rank it is, a task knows from Slurm (or from mpirun). The
-task that comes first makes the folder, the others find it there, and none waits for another. Then the
-command takes the place of this process: signals and exit status are its own. When the job has ended,
-`lostflops why RUN` answers.
+It takes the options of `lostflops record`. A task's rank comes from Slurm or mpirun. The first task makes
+the folder, and the others find it. Then the command replaces this process, so signals and exit status are
+the command's. When the job has ended, ask `lostflops why RUN`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Measure the bandwidth of links and collectives.
 
-`bench collectives` times what ranks exchange, `bench links` copies between host and GPU. With --output the
-numbers are kept in a recording, and `why` compares what the job reached with them.
+`bench collectives` times collectives between ranks, `bench links` times copies between host and GPU.
+--output keeps the numbers in a recording, and `why` compares the job with them.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from ._waiting import waiting
 COLLECTIVES = """\
 Time collectives of torch.distributed between ranks, and check their results.
 
-Starts the ranks itself on this machine, or is one when a launcher starts it:
+Starts the ranks itself on this machine, or is one rank when a launcher starts it:
   torchrun --nproc-per-node 8 --no-python lostflops bench collectives --output RUN
-On several machines each machine's ranks and one rank of each are measured as well. With NCCL on one
-machine the programs of nccl-tests that are on the PATH are run too.
+On several machines it also measures each machine's ranks, and one rank of each machine. With NCCL on one
+machine it also runs the programs of nccl-tests that are on the PATH.
 """
 LINKS = """\
 Time copies between host memory and GPUs, and between GPUs, by size, kind of memory and memory node.
 
-Writes the machine card: latency and bandwidth of each link. Without a GPU only copies inside host memory
-are timed. nvbandwidth is run too when it is on the PATH.
+Writes the machine card: latency and bandwidth of each link. Without a GPU it times only copies inside host
+memory. Also runs nvbandwidth if it is on the PATH.
 """
 
 
@@ -36,10 +36,12 @@ def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
         one = described(below, name, text)
         one.add_argument("--output", metavar="RUN", type=Path, help="also keep it in this recording")
         one.add_argument(
-            "--json", metavar="F", help="also write it as one JSON document to F; '-': only that"
+            "--json", metavar="F", help="also write it as one JSON document to F; '-' prints it instead"
         )
         one.add_argument("--python", metavar="PYTHON", help="the Python that has torch (default: this one)")
-        one.add_argument("--sizes", metavar="LIST", help="bytes, as in 8,4K,1M, or 4K-1G in steps of four")
+        one.add_argument(
+            "--sizes", metavar="LIST", help="bytes, as in 8,4K,1M; 4K-1G takes each size four times the last"
+        )
         one.add_argument(
             "--repeats", metavar="N", type=int, default=20, help="timed runs of each (default 20)"
         )

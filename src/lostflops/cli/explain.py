@@ -1,7 +1,6 @@
 """Explain a recipe, an account, a finding or a table.
 
-Accounts are the ledger's lines. Names are as they stand on the page: `communication_exposed`,
-`idle.launch_bound`, `kernels`.
+Give its name: `communication_exposed`, `idle.launch_bound` (an account, a line of the ledger), `kernels`.
 """
 
 from __future__ import annotations

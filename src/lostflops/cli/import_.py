@@ -1,7 +1,7 @@
 """Import traces into a run folder to keep.
 
-`why` and `recipe` import by themselves and remember what they imported; this puts the
-run, a folder of Parquet tables, where you want it.
+`why` and `recipe` import by themselves and keep the result in a cache. `import` writes the run, a folder of
+Parquet tables, where you want it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
 
 
 def run(given: Namespace) -> None:
+    from lostflops.errors import shown
+
     with waiting() as tell:
         trace = _asked.opened(given, tell, given.output)
     ranks = trace.table("ranks")
@@ -29,5 +31,5 @@ def run(given: Namespace) -> None:
     stored = sum(file.stat().st_size for file in given.output.rglob("*.parquet"))
     print(
         f"imported {trace.manifest.num_events:,} events of {num_ranks} rank{'s' * (num_ranks != 1)} "
-        f"-> {given.output}  ({stored / 1e6:.1f} MB)"
+        f"-> {shown(given.output)}  ({stored / 1e6:.1f} MB)"
     )

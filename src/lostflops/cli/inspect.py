@@ -1,13 +1,11 @@
 """List what in a recording identifies people or machines.
 
-Looks through a trace, an export, or a folder of them, and counts tokens and passwords, environment values,
-names of machines and people, folders and addresses, file by file. Prints none of them unless asked.
-`lostflops scrub` takes them out.
+Reads a trace, an export, or a folder of them. Counts tokens, passwords, environment values, names of
+machines and people, folders and addresses, file by file. `--show` prints them. `lostflops scrub` removes them.
 """
 
 from __future__ import annotations
 
-import shlex
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +21,7 @@ def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
 
 
 def run(given: Namespace) -> None:
-    from lostflops.errors import shown
+    from lostflops.errors import as_argument, shown
     from lostflops.privacy.cleaner import ENVIRONMENT, OUTPUT, SECRETS, Cleaner
     from lostflops.privacy.recording import inspected
 
@@ -35,7 +33,7 @@ def run(given: Namespace) -> None:
             clean = False
             print(shown(looked.name))
             if looked.why_not:
-                print(f"  not looked into  {looked.why_not}")
+                print(f"  not read  {looked.why_not}")
             for kind, (times, different) in looked.found.items():
                 many = f"{times:,} times" if times != 1 else "once"
                 print(f"  {kind:<15}  {many}" + (f", {different:,} different" if times > 1 else ""))
@@ -45,5 +43,5 @@ def run(given: Namespace) -> None:
                         print(f"    {value[:4] + '…' if hidden else shown(value)}")
                     if different > MOST:
                         print(f"    and {different - MOST:,} more")
-    which = shlex.quote(str(given.paths[0])) if len(given.paths) == 1 else "PATH"
-    print("nothing was found" if clean else f"next: lostflops scrub {which} CLEAN")
+    which = as_argument(given.paths[0]) if len(given.paths) == 1 else "PATH"
+    print("found nothing private" if clean else f"next: lostflops scrub {which} CLEAN")

@@ -1,8 +1,8 @@
 """Sample this node's GPUs, cores, memory, disks and networks.
 
-By itself until Ctrl-C, or around a command whose output and exit status are passed through. The samples
-become the table `counters` of the run. One monitor per node is enough; `lostflops record --monitor` has one
-with it.
+Samples until Ctrl-C, or while a command runs, whose output and exit status are passed through. The samples
+become the table `counters` of the run. One monitor per node is enough; `lostflops record --monitor` starts
+one, too.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
         type=Path,
         help="the run to add to, or to make (default runs/ and a name with the time)",
     )
-    parser.add_argument("--csv", metavar="F", type=Path, help="write every sample to F when it has ended")
+    parser.add_argument("--csv", metavar="F", type=Path, help="write every sample to F at the end")
     parser.add_argument(
-        "--html", metavar="F", type=Path, help="draw memory, utilisation and watts into F when it has ended"
+        "--html", metavar="F", type=Path, help="draw memory, utilisation and watts into F at the end"
     )
     parser.add_argument(
-        "--port", metavar="PORT", help="offer OpenMetrics to Prometheus at 127.0.0.1:PORT, or ADDRESS:PORT"
+        "--port", metavar="PORT", help="serve OpenMetrics for Prometheus at 127.0.0.1:PORT, or ADDRESS:PORT"
     )
     parser.add_argument(
         "--textfile",
@@ -51,9 +51,9 @@ def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
         "--dcgm", metavar="URL", help="also read the DCGM exporter there, as in http://127.0.0.1:9400/metrics"
     )
     parser.add_argument(
-        "--from", metavar="RUN", dest="source", help="sample nothing: write --csv and --html of that run"
+        "--from", metavar="RUN", dest="source", help="sample nothing; write --csv or --html of that run"
     )
-    parser.add_argument("job", metavar="COMMAND", nargs=REMAINDER, help="what to run meanwhile, if anything")
+    parser.add_argument("job", metavar="COMMAND", nargs=REMAINDER, help="a command to run while sampling")
 
 
 def run(given: Namespace) -> None:
@@ -63,7 +63,10 @@ def run(given: Namespace) -> None:
         _output.check(target, [given.source] if given.source else [])
     if given.source is not None:
         if given.job or not (given.csv or given.html):
-            raise BadOption("--from reads a run.", "say what to write with --csv or --html, and no command.")
+            raise BadOption(
+                "--from reads a run and samples nothing.",
+                "add --csv or --html to say what to write, and give no command.",
+            )
         _write(Path(given.source), given)
         return
     _sample(given)
@@ -71,7 +74,7 @@ def run(given: Namespace) -> None:
 
 def _sample(given: Namespace) -> None:
     from lostflops.capture.record import job_process, recording
-    from lostflops.errors import LostflopsError
+    from lostflops.errors import LostflopsError, as_argument, shown
     from lostflops.machine.monitor import process as monitor
 
     command: list[str] = given.job[1:] if given.job[:1] == ["--"] else given.job
@@ -91,7 +94,7 @@ def _sample(given: Namespace) -> None:
     status = 0
     try:
         sampler.wait_ready()
-        _say(f"monitoring {sampler.beginning['series']} values of this node -> {wanted.run}")
+        _say(f"sampling {sampler.beginning['series']} values of this node -> {shown(wanted.run)}")
         for text in sampler.beginning["missing"]:
             _say(f"monitor: {text}")
         if port is not None:
@@ -113,7 +116,7 @@ def _sample(given: Namespace) -> None:
         if not command:
             raise
         _say(str(error))
-    _say(f"next: lostflops why {wanted.run}")
+    _say(f"next: lostflops why {as_argument(wanted.run)}")
     if command:
         job_process.leave(status)
 

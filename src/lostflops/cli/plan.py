@@ -62,7 +62,7 @@ def _both(parser: ArgumentParser) -> None:
     say("--host-memory", metavar="GB", type=float, help="host memory per GPU")
     say("--sequence", metavar="N", type=int, default=4096, help="tokens of a sequence (default 4096)")
     say("--tensor", metavar="N", type=int, help="tensor-parallel ranks (default: train 1, serve all)")
-    say("--json", metavar="F", help="also write it as one JSON document to F; '-': only that")
+    say("--json", metavar="F", help="also write it as one JSON document to F; '-' prints it instead")
 
 
 def _train(parser: ArgumentParser) -> None:

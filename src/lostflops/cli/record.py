@@ -91,7 +91,7 @@ def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
         help="also sample the node every second: GPUs, cores, memory, disks and networks",
     )
     parser.add_argument(
-        "--print", action="store_true", help="show the exact command and environment instead of running it"
+        "--print", action="store_true", help="print the exact command and environment and run nothing"
     )
     parser.add_argument(
         "job", metavar="COMMAND", nargs=REMAINDER, help="your command, as you type it without lostflops"
@@ -115,8 +115,8 @@ def asked(given: Namespace, member: Membership | None = None) -> Plan:
 
         if given.on_demand:
             raise BadOption(
-                "--on-demand is of the PyTorch profiler, which cannot record beside nsys.",
-                "leave it out: `lostflops trigger` opens windows of nsys too, at the job's steps.",
+                "--on-demand uses the PyTorch profiler, which cannot run beside nsys.",
+                "leave out --on-demand: `lostflops trigger` opens windows of nsys, too.",
             )
         under["what"] = nsys_options.what(given.what or "")
         under["nsys"] = wrapping.planned(given.nsys, under["what"], command, os.environ, **when)
@@ -179,7 +179,7 @@ def run(given: Namespace) -> None:
         if status is None:
             raise
         # Nothing may come between the job's exit status and whoever waits for it, Ctrl-C and panics included.
-        lines = [f"lostflops: the recording could not be looked through: {type(error).__name__}: {error}"]
+        lines = [f"lostflops: the recording could not be read: {type(error).__name__}: {error}"]
     try:
         print(*lines, sep="\n", file=sys.stderr, flush=True)
     finally:
@@ -196,7 +196,7 @@ def _when(given: Namespace) -> dict[str, Any]:
         for option, text in (("--delay", given.delay), ("--duration", given.duration))
     )
     if given.every < 0:
-        raise BadOption("--every takes a number of steps.", "as in `--steps 10-14 --every 1000`.")
+        raise BadOption("--every takes a number of steps.", "write `--steps 10-14 --every 1000`.")
     if given.steps is not None and delay is not None:
         raise BadOption("--steps and --delay both say when to begin.", "leave one of them out.")
     steps = recording.DEFAULT_STEPS

@@ -20,14 +20,14 @@ def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
         "--keep",
         metavar="LIST",
         default="",
-        help="kinds to leave in, as in hosts,paths: those that `lostflops inspect` counts",
+        help="kinds to leave in, as in hosts,paths; `lostflops inspect` lists the kinds",
     )
     parser.add_argument(
         "--also",
         metavar="WORD",
         action="append",
         default=[],
-        help="a word to take out wherever it stands, like the name of a project (may be repeated)",
+        help="a word to remove everywhere, such as the name of a project (may be repeated)",
     )
 
 
@@ -44,7 +44,7 @@ def run(given: Namespace) -> None:
     cleaner = Cleaner(keep=kinds(given.keep), also=[word for word in given.also if word])
     left_out = scrubbed(given.path, output, cleaner)
     counted = [f"{kind} {counter.total():,}" for kind, counter in cleaner.found.items() if counter]
-    print(f"clean copy -> {output}  (taken out: {', '.join(counted) or 'nothing'})")
+    print(f"clean copy -> {shown(output)}  (removed: {', '.join(counted) or 'nothing'})")
     for looked in left_out:
         if looked.form != "payload":
-            print(f"left out: {shown(looked.name)}: {looked.why_not}")
+            print(f"left out {shown(looked.name)}: {looked.why_not}")

@@ -1,8 +1,7 @@
-"""Show how this machine's devices are linked, and what is wrong.
+"""Show how this machine's devices are linked, and which links have faults.
 
-Prints GPUs, network cards and ports, memory nodes and the matrices between them, as told by the tools
-that are here: nvidia-smi, rocm-smi, ibstat, ibdev2netdev, lstopo, numactl and Linux itself. What is
-missing is said.
+Prints GPUs, network cards and ports, memory nodes and the matrices between them. Reads nvidia-smi, rocm-smi,
+ibstat, ibdev2netdev, lstopo, numactl and Linux's /sys, and names the tools that are not installed.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from . import _output
 
 def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
     parser.add_argument(
-        "--output", metavar="RUN", type=Path, help="also keep it in this recording, for `why` to look at"
+        "--output", metavar="RUN", type=Path, help="also keep it in this recording, for `why`"
     )
     parser.add_argument(
         "--json", metavar="F", help="also write it as one JSON document to F; '-' prints that instead"

@@ -1,13 +1,12 @@
 """Record some steps of a running job.
 
 TARGET is the folder that `lostflops record` made for the job, or the id of one of its processes. The window
-is opened between two steps of all ranks, some steps from now, and ends up in the job's own run folder. A
-process that `record` did not start can be asked when it was started with KINETO_USE_DAEMON=1.
+opens between two steps of all ranks, some steps from now, and is written into the job's run folder. A
+process that `record` did not start can be recorded if it was started with KINETO_USE_DAEMON=1.
 """
 
 from __future__ import annotations
 
-import shlex
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
@@ -26,10 +25,12 @@ def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
 
 def run(given: Namespace) -> None:
     from lostflops.capture.record import on_demand, recording, trigger
-    from lostflops.errors import BadOption
+    from lostflops.errors import BadOption, as_argument
 
     if given.steps is not None and (given.steps < 1 or given.duration is not None):
-        raise BadOption("--steps takes a number of steps, and not together with --duration.", "`--steps 5`.")
+        raise BadOption(
+            "--steps takes a number of at least 1, and not together with --duration.", "write `--steps 5`."
+        )
     duration = None if given.duration is None else recording.seconds("--duration", given.duration)
     answer = trigger.record(
         given.target,
@@ -38,4 +39,4 @@ def run(given: Namespace) -> None:
         given.output,
     )
     print(*answer.lines, sep="\n", file=sys.stderr)
-    print(f"next: lostflops why {shlex.join(map(str, answer.paths))}", file=sys.stderr)
+    print(f"next: lostflops why {' '.join(map(as_argument, answer.paths))}", file=sys.stderr)

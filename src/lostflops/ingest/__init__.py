@@ -40,7 +40,7 @@ def format_of(path: Path) -> str:
         raise NotATrace(path, "it is empty.")
     if path.is_file() and kineto.recognises(path, head):
         return KINETO
-    raise NotATrace(path, "neither its name nor its first bytes are those of a format that lostflops knows.")
+    raise NotATrace(path, "its name and its first bytes match no format that lostflops reads.")
 
 
 def _require_kept(path: Path) -> None:
@@ -53,7 +53,7 @@ def _require_kept(path: Path) -> None:
         kind = path.stat().st_mode
     except OSError as error:
         if path.is_symlink() and error.errno in (errno.ENOENT, errno.ELOOP):
-            where = "to nothing" if error.errno == errno.ENOENT else "round in a circle"
+            where = "to nothing" if error.errno == errno.ENOENT else "back to itself"
             raise NotATrace(path, f"it is a link that leads {where}.", "name the file itself.") from error
         raise
     if stat.S_ISFIFO(kind):

@@ -46,11 +46,11 @@ TEXTS = (
 # As `tensorboard_trace_handler` names a trace: host, process, time.
 BY_HOST = re.compile(r"([\w.-]+)_\d{3,8}\.(?:\d+\.)?pt\.trace\.json")
 WHY_NOT = {
-    "report": "a report of nsys is closed to everyone but nsys and holds the job's environment unless it was "
-    "discarded: export it and clean the export",
-    "pickle": "a memory snapshot is a program of Python's, which is not run to look into it",
-    "payload": "it is what went into the job, not what came out",
-    "unknown": "its form is not known, so neither is what it holds",
+    "report": "only nsys can open its reports, and they may hold the job's environment: export the report "
+    "and clean the export",
+    "pickle": "a memory snapshot is a Python pickle, and opening one can run code",
+    "payload": "lostflops wrote it to record the job",
+    "unknown": "lostflops does not know its format",
 }
 
 
@@ -164,7 +164,7 @@ def kinds(text: str) -> Collection[str]:
     for word in asked:
         if word not in KINDS:
             raise BadOption(
-                f"'{shown(word)}' is nothing that is taken out.", f"choose from {', '.join(KINDS)}."
+                f"'{shown(word)}' is not a kind that `scrub` removes.", f"choose from {', '.join(KINDS)}."
             )
     return asked
 
@@ -216,8 +216,8 @@ def _refuse(path: Path, output: Path) -> None:
     given, made = path.resolve(), output.resolve()
     if made == given or given in made.parents or made in given.parents:
         raise BadOption(
-            f"'{shown(output)}' is where the input lies: a recording is never cleaned in place.",
-            "choose another --output.",
+            f"'{shown(output)}' overlaps the input: a recording is never cleaned in place.",
+            "choose another place for the copy.",
         )
     if output.exists() and not (output.is_file() and path.is_file()):
         raise OutputExists(output)

@@ -139,7 +139,7 @@ def test_patching_twice_is_patching_once(patch: Any) -> None:
         once = patch(text)
         again = patch(once.out)
         assert again.out == once.out
-        assert "it was patched before and stays as it is" in again.err
+        assert "already patched: left as it is" in again.err
 
 
 def test_both_roles_of_a_pytorch_job_are_recorded_once_though_yaml_shares_their_template(patch: Any) -> None:
@@ -209,7 +209,7 @@ def test_what_cannot_be_recorded_is_said(patch: Any) -> None:
     assert "MPIJob 'm': is not patched: its ranks are started by sshd" in said.err
     said = patch("kind: Odd\nmetadata: {name: o}\nspec: {pod: {spec: {containers: [{name: c}]}}}\n")
     assert "Odd 'o': is of a kind that is not known, and left alone with the pods at `spec.pod`" in said.err
-    assert "nothing in it has pods" in patch("kind: Service\nmetadata: {name: s}\n").err
+    assert "no pods in these manifests" in patch("kind: Service\nmetadata: {name: s}\n").err
 
 
 def test_yaml_that_refers_to_itself_a_billion_times_is_read_at_once(patch: Any) -> None:

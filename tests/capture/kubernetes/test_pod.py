@@ -80,7 +80,7 @@ def test_a_pythonpath_of_the_pod_is_prepended_to_and_the_command_stays() -> None
         ([], {}, "it has no command of its own"),
         (["python", "-I", "train.py"], {}, "`python -I` makes Python ignore PYTHONPATH"),
         (["python", "x.py"], {"env": [{"name": "LOSTFLOPS_OFF", "value": "1"}]}, "sets LOSTFLOPS_RUN or"),
-        (["lostflops", "record", "--", "python", "x.py"], {}, "it has itself recorded by lostflops"),
+        (["lostflops", "record", "--", "python", "x.py"], {}, "its command already runs lostflops"),
         (["python", "x.py"], {"volumeMounts": [{"name": "v", "mountPath": "/lostflops"}]}, "mounted at"),
     ],
 )
@@ -135,9 +135,7 @@ def test_a_pod_is_patched_once() -> None:
     one = pod("python", "train.py")
     record(one, "job", Wish(FILES))
     again = deepcopy(one)
-    assert record(again, "job", Wish(FILES, size=1 << 30)).notes == [
-        "it was patched before and stays as it is"
-    ]
+    assert record(again, "job", Wish(FILES, size=1 << 30)).notes == ["already patched: left as it is"]
     assert again == one
 
 

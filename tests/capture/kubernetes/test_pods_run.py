@@ -297,7 +297,7 @@ def test_fetch_says_what_there_is(
         assert main(["launch", "k8s", "fetch", "--output", str(tmp_path / "run"), *words]) == 2
         return capsys.readouterr().err
 
-    assert fetch().startswith("The collector has nothing yet.\nHint: ")
+    assert fetch().startswith("The collector holds no results yet.\nHint: ")
     to = collector(team)
     for job in ("one", "two"):
         to.ask("PUT", f"/{job}/pod/c/lostflops.log", b"x" * 10, **{"Lostflops-Offset": "0"})
@@ -305,7 +305,7 @@ def test_fetch_says_what_there_is(
     assert "nothing of a job 'three'" in fetch("three")
     assert printed(capsys, "fetch", "--list") == "one  1 files, 0.0 MB\ntwo  1 files, 0.0 MB\n"
     assert main(["launch", "k8s", "fetch", "one", "--output", str(tmp_path / "run")]) == 0
-    assert "no step was made yet" in capsys.readouterr().err
+    assert "no step has been logged yet" in capsys.readouterr().err
     assert "already exists" in fetch("one")
 
 
@@ -314,7 +314,7 @@ def test_a_cluster_that_cannot_be_asked_is_said(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert main(["launch", "k8s", "fetch"]) == 2
-    assert capsys.readouterr().err.startswith("There is no kubectl on the PATH.\nHint: ")
+    assert capsys.readouterr().err.startswith("There is no `kubectl` on the PATH.\nHint: ")
     fake = tmp_path / "kubectl"
     fake.write_text("#!/bin/sh\necho 'error: deployment not found' >&2\nexit 1\n")
     fake.chmod(0o755)

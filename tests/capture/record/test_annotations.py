@@ -332,7 +332,7 @@ M = '{"module": "m", "functions": ["f"]'
         ('[{"module": "m", "functions": "f"}]', r"^entry 1 of a\.json: its 'functions' are no list"),
         (
             '[{"module": "m", "functons": ["f"]}]',
-            r"nobody knows the key 'functons'\. Did you mean 'functions'",
+            r"there is no key 'functons'\. Did you mean 'functions'",
         ),
         ('[{"module": "m", "functions": ["f", {"functin": "g"}]}]', r"^entry 1, function 2 .*'functin'"),
         (
@@ -361,7 +361,7 @@ def test_a_wrong_file_is_refused_before_the_job_starts(
     (tmp_path / "a.json").write_text('[{"module": "m", "functions": ["f", {"functin": "g"}]}]')
     options = ["--annotate", str(tmp_path / "a.json"), "--output", str(tmp_path / "run")]
     assert cli.main(["record", *options, "--", "touch", str(tmp_path / "started")]) == 2
-    assert "entry 1, function 2 of a.json: nobody knows the key 'functin'" in capsys.readouterr().err
+    assert "entry 1, function 2 of a.json: there is no key 'functin'" in capsys.readouterr().err
     assert [file.name for file in tmp_path.iterdir()] == ["a.json"]
 
 
@@ -459,7 +459,7 @@ def test_functions_of_a_job_are_annotated_from_outside(tmp_path: Path) -> None:
         "not annotated, it is a class: annotate its methods: helper.Whole",
         "not annotated, helper has no 'gone': helper.gone",
         "not annotated, the module was not imported: never.f",
-        "annotated, not called while recording: __main__.main, __main__.every, __main__.wait",
+        "annotated, but not called while recording: __main__.main, __main__.every, __main__.wait",
     ):
         assert f"\n{line}\n" in recorded.said
 

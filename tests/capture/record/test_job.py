@@ -154,7 +154,7 @@ def test_sigkill_loses_the_open_window_only_and_absent_ranks_are_named(tmp_path:
     assert len(recorded.steps(1)) == 7
     assert [window["state"] for window in recorded.windows(1)] == ["complete"]
     assert recorded.said.startswith("recorded steps 3-4 on 1 rank")
-    assert "ranks 0, 2 made no step that was seen here" in recorded.said
+    assert "ranks 0, 2 logged no step" in recorded.said
 
 
 def test_an_exception_ends_the_window_of_a_module_early(tmp_path: Path) -> None:

@@ -210,7 +210,7 @@ def test_a_start_that_pytorch_missed_is_asked_for_again(
     recorded = {client.pid for client in clients if len(client.starts) > client.misses}
     assert set(answer.traces) == recorded
     assert answer.lost == {
-        client.pid: "PyTorch missed the start of the window; ask again"
+        client.pid: "PyTorch missed the start of the window; run `lostflops trigger` again"
         for client in clients
         if client.pid not in recorded
     }

@@ -130,7 +130,7 @@ def test_what_the_machine_does_not_allow_is_left_out_and_said(
     shared = nsys_options.switches(tool, ["cuda"], {"CUDA_VISIBLE_DEVICES": "MIG-1"}, duration=400.0)
     assert shared.lean[0] == "--trace=cuda-sw,nvtx,nccl"
     assert "--cuda-flush-interval=10000" in shared.lean
-    assert shared.warnings == ["NVIDIA supports collecting for up to 5 minutes at a time"]
+    assert shared.warnings == ["NVIDIA supports recordings of up to 5 minutes; this one may be longer"]
 
 
 def test_windows_become_ranges() -> None:
@@ -248,7 +248,7 @@ class TestJobs:
         assert names == ["nsys-00001-a0-w000.nsys-rep"]
         assert not any("metrics" in w for c in calls(tmp_path) for w in c["words"])
         assert "recorded steps 2-3 on 1 rank" in recorded.said
-        assert "no counters: they are read by local rank 0, which is not among --ranks" in recorded.said
+        assert "no counters: local rank 0 reads them, and --ranks leaves it out" in recorded.said
 
 
 def test_a_range_that_was_never_opened_is_noticed(tmp_path: Path) -> None:
@@ -361,7 +361,7 @@ def test_with_cuda_the_rank_opens_the_range_itself(tmp_path: Path) -> None:
         ("open", 2, None), ("complete", 2, 3), ("lost", 6, None),
     ]  # fmt: skip
     assert said[1]["file"] == "nsys-00000-a0-w000.nsys-rep"
-    assert said[2]["reason"] == "nsys was started for the windows of --steps, and they have passed"
+    assert said[2]["reason"] == "the windows of --steps are over, and nsys was started for those only"
     (profile,) = calls(tmp_path)
     assert "--capture-range=cudaProfilerApi" in profile["words"]
 

@@ -88,7 +88,7 @@ def _asked(metadata: Mapping[str, Any], warnings: list[str]) -> dict[str, Any]:
     try:
         return settings(**{name: str(text) for name, text in given.items() if text is not None})
     except LostflopsError as error:
-        warnings.append(f"annotations {DOMAIN}: {error.message} Recorded as if there were none.")
+        warnings.append(f"annotations {DOMAIN} are ignored: {error.message}")
         return {}
 
 
@@ -102,7 +102,7 @@ def settings(
     """The recorder's settings for options as they are typed. Raises BadOption."""
     found: dict[str, Any] = {}
     if every is not None and not every.isdecimal():
-        raise BadOption(f"'{shown(every)}' is no number of steps.", "write `--every 1000`.")
+        raise BadOption(f"'{shown(every)}' is not a number of steps.", "write `--every 1000`.")
     when = Plan(
         (),
         Path(),

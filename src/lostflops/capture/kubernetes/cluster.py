@@ -6,7 +6,6 @@ import base64
 import json
 import re
 import select
-import shlex
 import shutil
 import subprocess
 import threading
@@ -27,7 +26,7 @@ from lostflops.capture.kubernetes.collector import DEPTH, PART
 from lostflops.capture.kubernetes.objects import READ_PORT, WEBHOOK, payload, payload_map
 from lostflops.capture.kubernetes.pod import COLLECTOR, PAYLOAD
 from lostflops.capture.record import outcome
-from lostflops.errors import BadOption, CannotWrite, ClusterSilent, OutputExists, shown
+from lostflops.errors import BadOption, CannotWrite, ClusterSilent, OutputExists, as_argument, shown
 
 PATIENCE = 30.0
 AT_ONCE = 1 << 20
@@ -48,7 +47,9 @@ class Kept:
 def kubectl() -> str:
     found = shutil.which("kubectl")
     if found is None:
-        raise ClusterSilent("There is no kubectl on the PATH", "install it, or run this where it is.")
+        raise ClusterSilent(
+            "There is no `kubectl` on the PATH", "install it, or run this on a machine that has it."
+        )
     return found
 
 
@@ -86,9 +87,9 @@ def _port(forwarding: subprocess.Popen[bytes]) -> int:
         if ready and not line:  # it has ended
             why = forwarding.stderr.read().decode(errors="replace").strip().splitlines()
             raise ClusterSilent(
-                f"kubectl cannot reach the collector: {shown(why[-1] if why else 'it said nothing')}",
-                f"`kubectl get deployment {COLLECTOR}` in the job's namespace shows whether it is there; "
-                "`lostflops launch k8s install` makes it.",
+                f"kubectl cannot reach the collector: {shown(why[-1] if why else 'it gave no reason')}",
+                f"`kubectl get deployment {COLLECTOR}` in the job's namespace shows whether it exists; "
+                "`lostflops launch k8s install` prints what creates it.",
             )
     raise ClusterSilent("kubectl did not answer", "`kubectl get pods` shows whether the cluster answers.")
 
@@ -100,12 +101,14 @@ def listing(address: str) -> list[Kept]:
             given = json.load(answer)
             found = [Kept(str(one["path"]), int(one["size"])) for one in given]
         except (ValueError, TypeError, KeyError) as error:
-            raise ClusterSilent("What answers is no collector of lostflops") from error
+            raise ClusterSilent(
+                "Something answers on the collector's port that is not a lostflops collector"
+            ) from error
     for one in found:
         parts = one.path.split("/")
         if not 2 <= len(parts) <= DEPTH or not all(PART.fullmatch(part) for part in parts):
             raise ClusterSilent(
-                f"The collector names a file '{shown(one.path)}', which none of a recording is"
+                f"The collector lists a file '{shown(one.path)}' that cannot belong to a recording"
             )
     return found
 
@@ -115,14 +118,18 @@ def choose(kept: Sequence[Kept], job: str | None) -> str:
     jobs = sorted({one.job for one in kept})
     if not jobs:
         raise BadOption(
-            "The collector has nothing yet.",
-            "results come while a job runs, once it has imported PyTorch; "
+            "The collector holds no results yet.",
+            "a job sends results while it runs, once it has imported PyTorch; "
             "`kubectl describe pod` shows in `lostflops.dev/status` whether a pod is recorded.",
         )
     if job is None and len(jobs) == 1:
         return jobs[0]
     if job not in jobs:
-        what = "Say which job." if job is None else f"The collector has nothing of a job '{shown(job)}'."
+        what = (
+            "The collector holds several jobs; name one."
+            if job is None
+            else f"The collector has no job '{shown(job)}'."
+        )
         raise BadOption(what, f"it has {', '.join(jobs[:20])}{', …' if len(jobs) > 20 else ''}.")
     return job
 
@@ -160,7 +167,7 @@ def summary(run: Path, kept: Sequence[Kept]) -> list[str]:
     size = sum(one.size for one in kept)
     logs = [outcome.read_log(path) for path in sorted(run.rglob("steps-*.jsonl"))]
     files = f"{len(kept)} file{'s' * (len(kept) != 1)} of {len(pods)} pod{'s' * (len(pods) != 1)}"
-    lines = [f"fetched {files} -> {run}  ({outcome.amount(size)})"]
+    lines = [f"fetched {files} -> {shown(run)}  ({outcome.amount(size)})"]
     said = [(log, window) for log in logs for window in log.windows if window.get("file")]
     whole = [(log, window) for log, window in said if (log.path.parent / f"{window['file']}.gz").exists()]
     world = max((log.who.get("world") or 1 for log in logs), default=1)
@@ -170,14 +177,14 @@ def summary(run: Path, kept: Sequence[Kept]) -> list[str]:
         ranks = len({log.rank for log, _ in whole})
         lines.append(f"recorded steps {first}-{last} on {ranks} rank{'s' * (ranks != 1)}")
         partly = " --allow-missing-ranks" if 1 < ranks < world else ""
-        lines.append(f"next: lostflops why {shlex.quote(str(run))}{partly}")
+        lines.append(f"next: lostflops why {as_argument(run)}{partly}")
     elif logs:
         made = max((log.steps[-1]["step"] + 1 for log in logs if log.steps), default=0)
-        lines.append(f"no step was recorded in full: the log says of {made} steps")
+        lines.append(f"no step was recorded in full; the step log has {made} steps")
     else:
-        lines.append("no step was made yet")
+        lines.append("no step has been logged yet")
     lost = [
-        f"rank {log.rank} lost a window: {w.get('reason')}"
+        f"rank {log.rank} is missing one window: {w.get('reason')}"
         for log in logs
         for w in log.windows
         if not w.get("file")
@@ -185,7 +192,8 @@ def summary(run: Path, kept: Sequence[Kept]) -> list[str]:
     if len(said) > len(whole):
         late = len(said) - len(whole)
         lost.append(
-            f"{late} trace{'s' * (late != 1)} of the log did not come: while the pods run, fetch again"
+            f"{late} trace{'s' * (late != 1)} named in the step log did not arrive: fetch again "
+            "while the pods run"
         )
     return [*lines, *lost]
 
@@ -194,7 +202,7 @@ def status(namespace: str) -> list[str]:
     """The state of the webhook and of the namespaces that it records, a line each. Raises ClusterSilent."""
     registered: Any = _get("mutatingwebhookconfiguration", WEBHOOK)
     if registered is None:
-        lines = ["webhook: not installed; `lostflops launch k8s manifests` prints what it needs"]
+        lines = ["webhook: not installed; `lostflops launch k8s manifests` prints its manifests"]
     else:
         lines = ["webhook: registered"]
         deployment: Any = _get("deployment", WEBHOOK, "-n", namespace)
@@ -207,14 +215,15 @@ def status(namespace: str) -> list[str]:
         # The webhook of the chart has no such ConfigMap.
         if program is not None and _text(program, "data", "payload.json") != json.dumps(sorted(payload())):
             lines.append(
-                "webhook: of another lostflops than this; apply `lostflops launch k8s manifests` again"
+                "webhook: installed by another version of lostflops; apply `lostflops launch k8s "
+                "manifests` again"
             )
         secret: Any = _get("secret", f"{WEBHOOK}-certificate", "-n", namespace)
         lines.append(f"authority {_lasts(_text(registered, 'webhooks', 0, 'clientConfig', 'caBundle'))}")
         lines.append(f"certificate {_lasts(_text(secret, 'data', 'tls.crt'))}")
     labelled = _get("namespaces", "-l", f"{LABEL}=enabled")
     names = sorted(one["metadata"]["name"] for one in (labelled or {}).get("items", []))
-    lines.append(f"namespaces recorded: {', '.join(names) or 'none, only labelled pods'}")
+    lines.append(f"namespaces recorded: {', '.join(names) or 'none; only pods with the label'}")
     for name in names:
         remedy = f"apply `lostflops launch k8s install -n {name}`"
         there: Any = _get("configmap", PAYLOAD, "-n", name)
@@ -222,7 +231,8 @@ def status(namespace: str) -> list[str]:
             lines.append(f"  {name}: no configmap '{PAYLOAD}'; {remedy}")
         elif there.get("data") != payload_map(name)["data"]:
             lines.append(
-                f"  {name}: its configmap '{PAYLOAD}' is of another lostflops; {remedy[:-1]} --update`"
+                f"  {name}: its configmap '{PAYLOAD}' comes from another version of lostflops; "
+                f"{remedy[:-1]} --update`"
             )
         if _get("deployment", COLLECTOR, "-n", name) is None:
             lines.append(f"  {name}: no deployment '{COLLECTOR}'; {remedy}")
@@ -243,10 +253,15 @@ def _lasts(encoded: str) -> str:
     try:
         ends = expiry(base64.b64decode(encoded).decode())
     except ValueError:
-        return "is missing or no certificate: the API server cannot ask, and admits pods unrecorded"
+        return (
+            "is missing or not a certificate: the API server cannot call the webhook, and pods "
+            "start unrecorded"
+        )
     days = (ends - datetime.now(UTC)).days
     if days < 0:
-        return f"EXPIRED on {ends:%Y-%m-%d}: the API server cannot ask, and admits pods unrecorded"
+        return (
+            f"EXPIRED on {ends:%Y-%m-%d}: the API server cannot call the webhook, and pods start unrecorded"
+        )
     return f"valid until {ends:%Y-%m-%d} ({days} days)"
 
 
@@ -256,12 +271,12 @@ def _get(*words: str) -> Mapping[str, Any] | None:
         done = subprocess.run(command, capture_output=True, timeout=PATIENCE)
     except subprocess.TimeoutExpired as error:
         raise ClusterSilent(
-            "kubectl did not answer", "`kubectl get pods` shows whether the cluster does."
+            "kubectl did not answer", "`kubectl get pods` shows whether the cluster answers."
         ) from error
     if done.returncode:
         why = done.stderr.decode(errors="replace").strip().splitlines()
-        raise ClusterSilent(f"kubectl failed: {shown(why[-1] if why else 'it said nothing')}")
+        raise ClusterSilent(f"kubectl failed: {shown(why[-1] if why else 'it gave no reason')}")
     try:
         return json.loads(done.stdout) if done.stdout.strip() else None
     except ValueError as error:
-        raise ClusterSilent("kubectl answered something that is no JSON") from error
+        raise ClusterSilent("kubectl printed something that is not JSON") from error

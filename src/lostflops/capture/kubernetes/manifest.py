@@ -53,7 +53,7 @@ TEMPLATES: Mapping[str, Sequence[str]] = {
 VOLCANO = ("spec.tasks.*.template",)  # also of kind Job
 # Of MPI the ranks are started by sshd, which hands on nothing of a container's environment.
 REFUSED = {
-    "MPIJob": "its ranks are started by sshd, which hands on no environment: put `lostflops record` "
+    "MPIJob": "sshd starts its ranks and does not pass the environment on: put `lostflops record` "
     "into the launcher's command, with `mpirun -x PYTHONPATH`"
 }
 NODE = "node"  # what Kubeflow calls the training job of a TrainJob, and its container
@@ -103,7 +103,7 @@ def read(path: Path) -> tuple[str, list[Object]]:
         line = f", line {where.line + 1}" if where is not None else ""
         problem = getattr(error, "problem", None) or type(error).__name__
         raise BadManifest(
-            f"{path.name} is no YAML{line}: {problem}", "manifests are YAML or JSON."
+            f"{path.name} is not YAML{line}: {problem}", "a manifest is YAML or JSON."
         ) from error
     for one in found:
         if not isinstance(one, dict) or not isinstance(one.get("kind"), str):
@@ -132,7 +132,7 @@ def patch(document: Object, wish: Wish) -> list[tuple[str, Said]]:
         return [(name, _train_job(document, job, wish))]
     if kind not in TEMPLATES:
         return [
-            (name, Said((), [f"is of a kind that is not known, and left alone with the pods at `{where}`"]))
+            (name, Said((), [f"is not patched: lostflops does not know this kind; it has pods at `{where}`"]))
             for where in _unknown(document, set())
         ]
     seen: dict[int, Said] = {}  # templates that YAML anchors share are one
@@ -208,13 +208,16 @@ def _train_job(document: Object, job: str, wish: Wish) -> Said:
     spec = mapping(document, "spec", "the TrainJob")
     trainer = mapping(spec, "trainer", "the TrainJob")
     if STATUS in mapping(mapping(document, "metadata", "the TrainJob"), "annotations", "the TrainJob"):
-        return Said((), ["it was patched before and stays as it is"])
+        return Said((), ["already patched: left as it is"])
     if not matches(trainer, wish):
         return Said((), [f"its command does not match `{wish.pattern}`"])
     reason = set_up(trainer, NODE, job, wish, wish.size)
     if reason:
         if not trainer.get("command"):
-            reason = "its command is in its runtime: patch that, or give the TrainJob `trainer.command`"
+            reason = (
+                "its command is in its training runtime: patch the runtime, or set "
+                "`trainer.command` in the TrainJob"
+            )
         return Said((), [f"is not recorded: {reason}"])
     # `spec.trainer` is a new mapping where the manifest had none.
     spec["trainer"] = trainer
@@ -237,7 +240,5 @@ def _train_job(document: Object, job: str, wish: Wish) -> Said:
         return Said([NODE], [])
     change = {"targetJobs": [{"name": NODE}], "spec": pod}
     spec["podTemplateOverrides"] = [*objects(spec, "podTemplateOverrides", "the TrainJob"), change]
-    note = (
-        "written as `podTemplateOverrides`; a Kubeflow Trainer that has `runtimePatches` instead needs that "
-    )
-    return Said([NODE], [note + "key in the manifest, if only as `runtimePatches: []`"])
+    note = "written as `podTemplateOverrides`; a Kubeflow Trainer that uses `runtimePatches` needs that "
+    return Said([NODE], [note + "key in the manifest before patching: add `runtimePatches: []`"])

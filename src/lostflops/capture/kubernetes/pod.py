@@ -90,12 +90,12 @@ def record(template: Object, job: str, wish: Wish) -> Said:
     spec = mapping(template, "spec", "the pod")
     containers = objects(spec, "containers", "the pod")
     if any(volume.get("name") == BOOT_VOLUME for volume in objects(spec, "volumes", "the pod")):
-        return Said((), ["it was patched before and stays as it is"])
+        return Said((), ["already patched: left as it is"])
     system = mapping(spec, "os", "the pod").get("name") or mapping(spec, "nodeSelector", "the pod").get(
         "kubernetes.io/os"
     )
     if system == "windows":
-        return Said((), ["pods of Windows cannot be recorded"])
+        return Said((), ["not recorded: Windows pods are not supported"])
     recorded: list[str] = []
     notes: list[str] = []
     refused: list[str] = []
@@ -103,7 +103,7 @@ def record(template: Object, job: str, wish: Wish) -> Said:
     for container in containers:
         name = shown(str(container.get("name")))
         if not matches(container, wish):
-            notes.append(f"container '{name}' is left alone: its command does not match `{wish.pattern}`")
+            notes.append(f"container '{name}' is not recorded: its command does not match `{wish.pattern}`")
             continue
         reason = set_up(container, name, job, wish, size)
         if reason:
@@ -136,11 +136,11 @@ def set_up(container: Object, name: str, job: str, wish: Wish, size: int) -> str
     if flag:
         return f"`{shown(command[0] if command else 'python')} {flag}` makes Python ignore PYTHONPATH"
     if RECORDS_ITSELF.search(" ".join([*command, *strings(container, "args")])):
-        return "it has itself recorded by lostflops"
+        return "its command already runs lostflops"
     if "LOSTFLOPS_RUN" in known or "LOSTFLOPS_OFF" in known:
         return "its environment sets LOSTFLOPS_RUN or LOSTFLOPS_OFF"
     if any(str(mount.get("mountPath", "")).startswith("/lostflops") for mount in mounts):
-        return "something else is mounted at /lostflops"
+        return "another volume is mounted at /lostflops"
     path = known.get("PYTHONPATH")
     if path is not None and "valueFrom" not in path:
         # The pod's own value replaces the image's already.
@@ -154,7 +154,7 @@ def set_up(container: Object, name: str, job: str, wish: Wish, size: int) -> str
     elif wish.force and path is None:
         _extend(container, "env", [{"name": "PYTHONPATH", "value": BOOT}])
     else:
-        return "it has no command of its own, and the image's cannot be seen from here"
+        return "it sets no command, and lostflops cannot see the image's default command"
     _extend(container, "env", _variables(name, job, wish, size))
     boot = {"name": BOOT_VOLUME, "mountPath": BOOT, "readOnly": True}
     _extend(container, "volumeMounts", [boot, {"name": RESULTS_VOLUME, "mountPath": RESULTS}])

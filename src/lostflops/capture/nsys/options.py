@@ -48,7 +48,7 @@ class Switches:
         return True
 
     def leave_out(self, what: str, why: str) -> None:
-        self.left_out.append(f"{what} is left out: {why}")
+        self.left_out.append(f"{what} is not recorded: {why}")
 
 
 def switches(
@@ -85,14 +85,14 @@ def switches(
     if not made.add("discard-environment", "true"):
         made.warnings.append(
             f"nsys {tool.version} writes the job's whole environment, tokens included, into its reports: "
-            "share none; `lostflops scrub` cleans an export"
+            "do not share them; export them and clean the export with `lostflops scrub`"
         )
     if "metrics" in what:
         _metrics(made, parameters, os.geteuid() == 0 if administrator is None else administrator)
     if "nic" in what:
         _nic(made)
     if (duration or 0) > SUPPORTED:
-        made.warnings.append("NVIDIA supports collecting for up to 5 minutes at a time")
+        made.warnings.append("NVIDIA supports recordings of up to 5 minutes; --duration asks for more")
     return made
 
 
@@ -117,7 +117,7 @@ def what(text: str) -> tuple[str, ...]:
     for word in asked:
         if word not in WHAT:
             raise BadOption(
-                f"There is nothing called '{shown(word)}' that nsys is asked to record.",
+                f"'{shown(word)}' is not something that nsys can be asked to record.",
                 f"choose from {', '.join(WHAT)}.",
             )
     return asked or DEFAULT_WHAT

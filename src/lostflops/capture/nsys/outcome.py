@@ -7,7 +7,6 @@ should be there is looked for.
 from __future__ import annotations
 
 import json
-import shlex
 import shutil
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lostflops.capture.record.recording import Plan
+from lostflops.errors import as_argument, quoted, shown
 
 SUFFIXES = (".nsys-rep", ".qdrep")
 
@@ -69,18 +69,20 @@ def summary(plan: Plan, logs: Iterable[Path], ended: str) -> list[str]:
     amount = f"{size / 1e6:.1f} MB" if size < 1e9 else f"{size / 1e9:.2f} GB"
     many = f"{len(ranks)} rank{'s' * (len(ranks) != 1)}"
     tool = f"nsys {plan.nsys.tool.version}"
-    lines = [f"recorded {_steps(kept)}on {many} with {tool} -> {plan.run}  ({amount})"]
-    lines += [f"rank {a.rank}: nsys did not end after the program and was stopped" for a in kept if a.hung]
+    lines = [f"recorded {_steps(kept)}on {many} with {tool} -> {shown(plan.run)}  ({amount})"]
     lines += [
-        f"rank {a.rank}: part of its windows: {w.get('reason')}"
+        f"rank {a.rank}: nsys kept running after the program ended and was stopped" for a in kept if a.hung
+    ]
+    lines += [
+        f"rank {a.rank} is missing part of its windows: {w.get('reason')}"
         for a in kept
         for w in a.windows
         if w.get("state") in ("lost", "partial") and not w.get("request")
     ]
     if plan.nsys.node and not any(a.start.get("role") == "node" for a in kept):
-        lines.append(f"no counters: {_no_counters(attempts)}")
-    run = shlex.quote(str(plan.run))
-    there = "" if shutil.which("nsys") else f"PATH={shlex.quote(str(plan.nsys.tool.path.parent))}:$PATH "
+        lines.append(f"no counters were recorded: {_no_counters(attempts)}")
+    run = as_argument(plan.run)
+    there = "" if shutil.which("nsys") else f"PATH={quoted(str(plan.nsys.tool.path.parent))}:$PATH "
     return [*lines, *lost, f"next: {there}lostflops why {run}"]
 
 
@@ -130,52 +132,55 @@ def _steps(kept: Sequence[Attempt]) -> str:
 
 def _why(attempt: Attempt, plan: Plan) -> str:
     if attempt.hung:
-        return "nsys did not end after the program and was stopped"
+        return "nsys kept running after the program ended and was stopped"
     status = attempt.end.get("status")
     if attempt.end and not attempt.end.get("started"):
-        return f"nsys ended with status {status} before the program began, which then ran without it"
+        return f"nsys ended with status {status} before the program started; the program ran without it"
     lost = [w for w in attempt.windows if w.get("state") == "lost"]
     if lost:
-        return f"its range could not be opened or closed: {lost[-1].get('reason')}"
+        return f"its window could not be opened or closed: {lost[-1].get('reason')}"
     if not attempt.windows and attempt.start.get("method") != "time":
         made = f"it made {attempt.steps} step{'s' * (attempt.steps != 1)}"
         first = (
-            f"the first to record is step {plan.steps[0][0]}" if plan.delay is None else "--delay was longer"
+            f"recording starts at step {plan.steps[0][0]}" if plan.delay is None else "--delay had not passed"
         )
-        return f"its range was never opened; {made}, and {first}"
+        return f"its window was never opened: {made}, and {first}"
     if attempt.reports:
-        return "it is empty"
+        return "its report is empty"
     if not attempt.end:
         return "the rank was killed before nsys could write it"
-    return f"nsys left none; it ended with status {status}"
+    return f"nsys wrote none and ended with status {status}"
 
 
 def _hints(attempts: Iterable[Attempt]) -> list[str]:
     attempts = list(attempts)
     if all(a.end and not a.end.get("started") for a in attempts):
-        return ["Hint: what nsys said stands in the job's output; `--print` shows its command"]
+        return ["Hint: the job's output has the message of nsys; `--print` shows its command"]
     if all(not a.windows and a.start.get("method") != "time" for a in attempts):
         most = max(a.steps for a in attempts)
         if most > 1:
             return [f"Hint: `--steps {most // 2}-{most - 1}`"]
-        return ["Hint: without steps of an optimizer, `--delay S --duration S` records by time"]
+        return ["Hint: a job without optimizer steps can be recorded by time, with `--delay S --duration S`"]
     return []
 
 
 def _no_counters(attempts: Sequence[Attempt]) -> str:
     if any(a.start.get("role") == "node" for a in attempts):
-        return "nsys refused to start with them, and what it said stands in the job's output"
-    return "they are read by local rank 0, which is not among --ranks"
+        return "nsys refused to start with them; the job's output has its message"
+    return "local rank 0 reads them, and --ranks leaves it out"
 
 
 def _nobody(plan: Plan, ended: str) -> list[str]:
     if not (plan.boot / "seen-python").exists():
         return [
-            f"nothing was recorded: no Python of the job (it {ended}) read PYTHONPATH={plan.boot}",
-            "Hint: a container, `sudo`, `env -i` or `python -I` inside the command keeps the variable out",
+            (
+                f"nothing was recorded: no Python process of the job started with "
+                f"PYTHONPATH={shown(plan.boot)} (the job {ended})"
+            ),
+            "Hint: a container, `sudo`, `env -i` or `python -I` inside the command drops the variable",
         ]
     chosen = " that --ranks names" if plan.ranks is not None else ""
     return [
-        f"nothing was recorded: none of the job's Pythons (it {ended}) was a rank{chosen}",
+        f"nothing was recorded: no Python process of the job was a rank{chosen} (the job {ended})",
         "Hint: put `record` in front of torchrun, mpirun, srun, or of the Python that trains",
     ]

@@ -78,11 +78,11 @@ def planned(
 ) -> NsysPlan:
     """Find nsys, ask it, and translate. Raises BadOption, NoNsys, NsysTooOld or NsysUnusable."""
     if environment.get("NSYS_PROFILING_SESSION_ID"):
-        raise BadOption("This already runs under nsys.", "leave out `--with nsys`, or the nsys around it.")
+        raise BadOption("This already runs under nsys.", "leave out `--with nsys`, or the outer nsys.")
     if Path(command[0]).name == "nsys":
         raise BadOption(
             "The command itself starts nsys.",
-            f"give `--with nsys` the command that comes after it: `{shown(shlex.join(command[-2:]))}`?",
+            f"give `--with nsys` the command that nsys starts: `{shown(shlex.join(command[-2:]))}`?",
         )
     tool = nsys_tool.ask(nsys_tool.find(given, environment))
     made = nsys_options.switches(tool, what, environment, duration=duration)
@@ -96,12 +96,15 @@ def planned(
         if lacking and cuda:
             del ranges["session"]
             made.warnings.append(
-                f"nsys {tool.version} records ranks with CUDA only: it lacks {', '.join(lacking)}"
+                f"nsys {tool.version} records only ranks that use CUDA: it lacks {', '.join(lacking)}"
             )
         elif lacking:
             raise BadOption(
-                f"nsys {tool.version} records steps by CUDA calls only: it lacks {', '.join(lacking)}.",
-                "add cuda to `--what`, or give `--delay` and `--duration`.",
+                (
+                    f"nsys {tool.version} can record steps only through CUDA calls: it lacks "
+                    f"{', '.join(lacking)}."
+                ),
+                "add `cuda` to `--what`, or give `--delay` and `--duration`.",
             )
     if "cuda" in ranges and not cuda:
         del ranges["cuda"]

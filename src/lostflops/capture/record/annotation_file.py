@@ -49,15 +49,15 @@ def read(path: Path) -> Annotations:
     try:
         entries: Any = json.loads(raw.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
-        raise BadAnnotations(path, "", f"it is no JSON: {shown(str(error))}.") from error
+        raise BadAnnotations(path, "", f"it is not JSON: {shown(str(error))}.") from error
     if not isinstance(entries, list):
-        raise BadAnnotations(path, "", "it is no list of entries.", 'it looks like `[{"module": …, …}]`.')
+        raise BadAnnotations(path, "", "it is not a list of entries.", 'it looks like `[{"module": …, …}]`.')
     found: dict[tuple[str, str], Mapping[str, Any]] = {}
     for number, entry in enumerate(cast("list[Any]", entries), 1):
         for where, one in _functions(path, f"entry {number}", entry):
             key = (one["module"], one["function"])
             if key in found:
-                raise BadAnnotations(path, where, f"'{'.'.join(key)}' stands in the file twice.")
+                raise BadAnnotations(path, where, f"'{'.'.join(key)}' is in the file twice.")
             found[key] = one
             if len(found) > MOST:
                 raise BadAnnotations(path, where, f"it names more than {MOST:,} functions.")
@@ -73,7 +73,7 @@ def _functions(path: Path, where: str, entry: Any) -> Iterator[tuple[str, Mappin
     if functions is None:
         raise BadAnnotations(path, where, "it has no 'functions'.", 'as in `"functions": ["forward"]`.')
     if not isinstance(functions, list) or not functions:
-        raise BadAnnotations(path, where, "its 'functions' are no list with something in it.")
+        raise BadAnnotations(path, where, "its 'functions' is empty or not a list.")
     shared = _common(path, where, given)
     for number, function in enumerate(cast("list[Any]", functions), 1):
         place = f"{where}, function {number}"
@@ -94,8 +94,8 @@ def _functions(path: Path, where: str, entry: Any) -> Iterator[tuple[str, Mappin
             raise BadAnnotations(
                 path,
                 place,
-                f"'{shown(text)}' is among what annotations are made with and cannot have one.",
-                "annotate what calls it.",
+                f"'{shown(text)}' is used by lostflops to make annotations and cannot be annotated itself.",
+                "annotate the function that calls it.",
             )
         yield (
             place,
@@ -111,12 +111,12 @@ def _functions(path: Path, where: str, entry: Any) -> Iterator[tuple[str, Mappin
 
 def _object(path: Path, where: str, given: Any, known: tuple[str, ...]) -> Mapping[str, Any]:
     if not isinstance(given, dict):
-        raise BadAnnotations(path, where, "it is no object with keys.")
+        raise BadAnnotations(path, where, "it is not a JSON object.")
     entry = cast("dict[str, Any]", given)
     for key in entry:
         meant = "" if key in known or key.startswith("_") else suggestion(key, known)
         if meant:
-            raise BadAnnotations(path, where, f"nobody knows the key '{shown(key)}'.{meant}")
+            raise BadAnnotations(path, where, f"there is no key '{shown(key)}'.{meant}")
     return entry
 
 
@@ -130,7 +130,7 @@ def _common(path: Path, where: str, given: Mapping[str, Any]) -> dict[str, Any]:
         if text is None:
             continue
         if not isinstance(text, str) or not text.isprintable() or len(text) > 200 or ":" in text:
-            raise BadAnnotations(path, where, f"its {key} is no text of one line without a colon.")
+            raise BadAnnotations(path, where, f"its {key} is not a text of one line without a colon.")
         said[key] = text
     if given.get("color") is not None:
         try:
@@ -139,7 +139,7 @@ def _common(path: Path, where: str, given: Mapping[str, Any]) -> dict[str, Any]:
             raise BadAnnotations(
                 path,
                 where,
-                f"its color {shown(json.dumps(given['color']))} is none.",
+                f"its color {shown(json.dumps(given['color']))} is not a color.",
                 f"a name ({', '.join(list(marks.COLORS)[:6])}, …), '0x008000', '#008000' or a number.",
             ) from error
     return said
@@ -147,5 +147,5 @@ def _common(path: Path, where: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _dotted(path: Path, where: str, key: str, given: Any) -> str:
     if not isinstance(given, str) or not DOTTED.fullmatch(given) or len(given) > 1000:
-        raise BadAnnotations(path, where, f"its {key} {shown(json.dumps(given))} is no dotted name.")
+        raise BadAnnotations(path, where, f"its {key} {shown(json.dumps(given))} is not a dotted name.")
     return given

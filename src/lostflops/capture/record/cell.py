@@ -45,13 +45,13 @@ def record(work: Callable[[], None], folder: Path, what: Sequence[str]) -> Recor
     if torch is None:
         work()
         recorded.reason = (
-            "PyTorch was imported while the cell ran, too late to record it: run the cell again"
+            "the cell imported PyTorch while it ran, too late to be recorded: run it again"
             if "torch" in sys.modules
-            else "nothing in it uses PyTorch"
+            else "it does not use PyTorch"
         )
         return recorded
     if _busy(torch):
-        recorded.reason = "a profiler of your own is running, which another would break"
+        recorded.reason = "your own profiler is running, and a second one would break it"
         work()
         return recorded
     session = _Session(torch, what, recorded)

@@ -95,10 +95,11 @@ class Agent:
             self._socket.close()
             if error.errno in (98, 13):  # taken, or somebody else's
                 raise BadOption(
-                    "Another agent answers these processes already (dynolog?).", "ask that one for the trace."
+                    "Another profiling agent already serves these processes (dynolog, for example).",
+                    "request the trace from that agent.",
                 ) from error
             raise BadOption(
-                f"The processes cannot be answered in their socket folder: {error.strerror}."
+                f"lostflops cannot open a socket in the folder where the processes ask: {error.strerror}."
             ) from error
         return self
 
@@ -193,21 +194,21 @@ def ask(
             waiting = [pid for pid in told if pid not in lost and not told[pid].trace.exists()]
             for pid in waiting:
                 if not Path(f"/proc/{pid}").exists():
-                    lost[pid] = "it ended while it was being recorded"
+                    lost[pid] = "it ended during the recording"
             if not waiting or now > until:
                 break
-    lost |= dict.fromkeys((pid for pid in busy if pid not in told), "a profiler was running in it already")
+    lost |= dict.fromkeys(
+        (pid for pid in busy if pid not in told), "another profiler was already running in it"
+    )
     for pid, one in told.items():
         if not one.trace.exists() and pid not in lost:
-            lost[pid] = (
-                "it has written nothing; it may have made no steps" if request.steps else "it wrote nothing"
-            )
+            lost[pid] = "it wrote nothing; it may have made no steps" if request.steps else "it wrote nothing"
         with suppress(OSError):
             one.unfinished.unlink(missing_ok=True)
     if not told and not busy:
         raise BadOption(
-            "No process asked whether it is to record.",
-            "only PyTorch 2.7 or later asks, and only when KINETO_USE_DAEMON was set before it was started.",
+            "No process of the job asked for instructions.",
+            "this needs PyTorch 2.7 or later, started with KINETO_USE_DAEMON=1.",
         )
     return Asked(_named({pid: one.trace for pid, one in told.items() if one.trace.exists()}, name), lost)
 
@@ -223,7 +224,7 @@ class _Told:
     trace: Path
     start: float
     attempts: int = 1
-    why: str = "PyTorch missed the start of the window; ask again"
+    why: str = "PyTorch missed the start of the window; run `lostflops trigger` again"
 
     @property
     def unfinished(self) -> Path:
@@ -234,7 +235,7 @@ class _Told:
         late = time.time() - self.start
         if not client.idle:
             if late < 0:
-                self.why = "its own profiler was started meanwhile"
+                self.why = "the job's own profiler was started meanwhile"
             return False
         if request.duration is None or late < LOOK / 2:
             return False

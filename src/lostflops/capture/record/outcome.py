@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import signal
 import statistics
 import time
@@ -15,7 +14,7 @@ from typing import Any
 
 from lostflops.capture.nsys import outcome as nsys_outcome
 from lostflops.capture.record.recording import Plan
-from lostflops.errors import LostflopsError
+from lostflops.errors import LostflopsError, as_argument, shown
 
 WARM_UP = 3  # first steps, in which a job still builds its caches
 NEARBY = 100  # steps before and after the window that it is compared with
@@ -160,12 +159,12 @@ def summary(outcome: Outcome) -> list[str]:
     if not outcome.kept and on_demand:
         compress(outcome)
         many = f"{len(on_demand)} trace{'s' * (len(on_demand) != 1)}"
-        said = f"recorded {many} on demand -> {on_demand[0].parent}"
-        return [said, *_faults(outcome), f"next: lostflops why {shlex.quote(str(outcome.plan.run))}"]
+        said = f"recorded {many} on demand -> {shown(on_demand[0].parent)}"
+        return [said, *_faults(outcome), f"next: lostflops why {as_argument(outcome.plan.run)}"]
     if not outcome.kept:
         # The step log alone tells how long steps took and how the job ended.
         log = any(log.steps for log in outcome.logs)
-        then = [f"next: lostflops why {shlex.quote(str(outcome.plan.run))}"] if log else []
+        then = [f"next: lostflops why {as_argument(outcome.plan.run)}"] if log else []
         return [*_nothing(outcome), *_faults(outcome), *then]
     size = compress(outcome)
     ranks = {log.rank for log, _ in outcome.kept}
@@ -178,16 +177,16 @@ def summary(outcome: Outcome) -> list[str]:
     writing = max(window["took"] for _, window in outcome.kept) / 1e9
     facts.append(f"{writing:.1f} s to write")
     many = f"{len(ranks)} rank{'s' * (len(ranks) != 1)}"
-    lines = [f"recorded {_steps(outcome)} on {many} -> {outcome.plan.run}  ({', '.join(facts)})"]
+    lines = [f"recorded {_steps(outcome)} on {many} -> {shown(outcome.plan.run)}  ({', '.join(facts)})"]
     early = {w["reason"] for _, w in outcome.kept if w["reason"]}
     lines += [f"ended early: {reason}" for reason in sorted(early)]
     lines += [f"rank {log.rank} is missing one window: {reason}" for log, reason in outcome.lost]
     world = max((log.who.get("world") or 1 for log in outcome.logs), default=1)
     absent = sorted(set(range(min(world, 1 << 20))) - {log.rank for log in outcome.logs})
     if absent and outcome.whole:
-        lines.append(f"{_listed(absent)} made no step that was seen here")
+        lines.append(f"{_listed(absent)} logged no step in this folder")
     lines += [*_as_written(outcome), *_unmarked(outcome.logs), *_faults(outcome)]
-    path = shlex.quote(str(outcome.plan.run))
+    path = as_argument(outcome.plan.run)
     partly = " --allow-missing-ranks" if 1 < len(ranks) < world else ""
     return [*lines, f"next: lostflops why {path}{partly}"]
 
@@ -232,7 +231,7 @@ def _unmarked(logs: Sequence[RankLog]) -> Iterable[str]:
         for name, reason in said.get("failed", {}).items():
             why.setdefault(f"not annotated, {reason}", []).append(name)
         why.setdefault("not annotated, the module was not imported", []).extend(said.get("not_imported", ()))
-        why.setdefault("annotated, not called while recording", []).extend(said.get("calls", ()))
+        why.setdefault("annotated, but not called while recording", []).extend(said.get("calls", ()))
     for reason, found in why.items():
         names = [name for name in dict.fromkeys(found) if name not in marked]
         marked.update(names)  # said once
@@ -254,14 +253,14 @@ def _nothing(outcome: Outcome) -> list[str]:
     seen = {file.name for file in plan.boot.glob("seen-*")}
     first = plan.steps[0][0]
     made = max((log.steps[-1]["step"] + 1 for log in outcome.logs if log.steps), default=0)
-    advice = f"Hint: `--steps {max(1, made // 2)}-{made - 1}`" if made > 1 else "Hint: let it make more steps"
+    advice = f"Hint: `--steps {max(1, made // 2)}-{made - 1}`" if made > 1 else "Hint: run it for more steps"
     if outcome.lost:
         reasons = sorted({reason for _, reason in outcome.lost})
         lines = [f"nothing was recorded: {'; '.join(reasons)}"]
         if any("own profiler" in reason for reason in reasons):
-            lines.append("Hint: record other steps with `--steps`, or take the profiler out of the script")
+            lines.append("Hint: record other steps with `--steps`, or remove the profiler from the script")
         elif any("free on the disk" in reason for reason in reasons):
-            lines.append("Hint: make room, or choose an --output on another disk")
+            lines.append("Hint: free some space, or choose an --output on another disk")
         elif any("whole step" in reason for reason in reasons):
             lines.append(advice)
         return lines
@@ -271,14 +270,17 @@ def _nothing(outcome: Outcome) -> list[str]:
             low <= log.rank <= high for log in outcome.logs for low, high in plan.ranks
         ):
             had = _listed(sorted({log.rank for log in outcome.logs}))
-            return [f"nothing was recorded: --ranks names none of the job's ranks; it had {had}"]
+            return [f"nothing was recorded: --ranks selects none of the ranks in the log ({had})"]
         if plan.delay is not None:
-            why = f"before the {plan.delay:g} s of --delay were over and the window was open"
-            return [f"nothing was recorded: the job {ended} after {steps}, {why}", "Hint: a shorter --delay"]
+            why = f"before the window opened: --delay is {plan.delay:g} s"
+            return [f"nothing was recorded: the job {ended} after {steps}, {why}", "Hint: shorten --delay"]
         if made > first:
             return [f"nothing was recorded: the job {ended} in its step {made}, while the window was open"]
         return [
-            f"nothing was recorded: the job {ended} after {steps}, before step {first}, the first to record",
+            (
+                f"nothing was recorded: the job {ended} after {steps}, before step {first}, where "
+                "recording starts"
+            ),
             advice,
         ]
     if "seen-torch" in seen:
@@ -286,21 +288,27 @@ def _nothing(outcome: Outcome) -> list[str]:
             return [f"nothing was recorded: the job {ended} before its first step"]
         if plan.step_on:
             batches = plan.step_on.function is None
-            what = "no DataLoader gave a batch" if batches else f"{plan.step_on} was never called"
+            what = "no DataLoader returned a batch" if batches else f"{plan.step_on} was never called"
             return [
                 f"nothing was recorded: {what}, so no step ended",
-                f"Hint: {plan.run / 'lostflops.log'} says why, if it could not be followed",
+                f"Hint: if lostflops could not hook it, {plan.run / 'lostflops.log'} says why",
             ]
         return [
-            "nothing was recorded: PyTorch was imported, but no `torch.optim` optimizer made a step",
-            "Hint: a step ends where `optimizer.step()` returns; for others, `--step-on MODULE:FUNCTION`",
+            "nothing was recorded: PyTorch was imported, but no `torch.optim` optimizer finished a step",
+            (
+                "Hint: a step ends when `optimizer.step()` returns; name another function with "
+                "`--step-on MODULE:FUNCTION`"
+            ),
         ]
     if "seen-python" in seen:
         why = f"the job {ended}, and " if outcome.status else ""
-        return [f"nothing was recorded: {why}no Python of it imported PyTorch's optimizers"]
+        return [f"nothing was recorded: {why}no Python process of it imported torch.optim"]
     return [
-        f"nothing was recorded: no Python of the job (it {ended}) read PYTHONPATH={plan.boot}",
-        "Hint: a container, `sudo`, `env -i` or `python -I` inside the command keeps the variable out",
+        (
+            f"nothing was recorded: no Python process of the job started with "
+            f"PYTHONPATH={shown(plan.boot)} (the job {ended})"
+        ),
+        "Hint: a container, `sudo`, `env -i` or `python -I` inside the command drops the variable",
     ]
 
 

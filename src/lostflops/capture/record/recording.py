@@ -67,7 +67,8 @@ class Plan:
         open_ended = any(last is None for _, last in self.steps)
         if open_ended and self.duration is None:
             raise BadOption(
-                "Steps without a last one need --duration.", "write `--steps 10-14`, or `--duration 5` too."
+                "A range of steps without a last step needs --duration.",
+                "write `--steps 10-14`, or add `--duration 5`.",
             )
         if not self.every:
             return
@@ -81,7 +82,7 @@ class Plan:
         if self.every < least:
             raise BadOption(
                 f"Windows every {self.every} steps would overlap.",
-                f"between two windows lies at least one step: `--every {least}` or more.",
+                f"leave at least one step between two windows: `--every {least}` or more.",
             )
 
     @property
@@ -111,14 +112,17 @@ def step_on(text: str) -> StepOn | None:
     module, colon, function = text.partition(":")
     if not colon or not all(part.isidentifier() for part in (*module.split("."), *function.split("."))):
         raise BadOption(
-            f"'{shown(text)}' is nothing that ends a step.",
+            f"'{shown(text)}' does not say what ends a step.",
             "write `optimizer`, `batch`, or a module and its function, as in "
             "`transformers.generation.utils:GenerationMixin.generate`.",
         )
     if module == "__main__":
         raise BadOption(
-            "A function of the script itself cannot be waited for: the script defines it while it runs.",
-            "name one of a module that it imports.",
+            (
+                "A function of the script itself cannot end a step: lostflops hooks functions when "
+                "their module is imported."
+            ),
+            "name a function of a module that the script imports.",
         )
     return StepOn(module, function)
 
@@ -143,8 +147,8 @@ def steps(text: str) -> Steps:
             )
         if first == 0:
             raise BadOption(
-                "Step 0 cannot be recorded: lostflops first learns of the steps when it has ended.",
-                f"begin with step 1, better after the warm-up: `--steps 10-{max(14, last)}`.",
+                "Step 0 cannot be recorded: lostflops sees the first step only when it ends.",
+                f"start at step 1 or later; after the warm-up is better: `--steps 10-{max(14, last)}`.",
             )
         ranges.append((first, None if found[2] == "-" else last))
     ranges.sort(key=lambda one: one[0])
@@ -153,7 +157,7 @@ def steps(text: str) -> Steps:
             whole = f"{first}-" if last is None else f"{first}-{last}"
             raise BadOption(
                 f"The steps {whole} run into those from {after} on.",
-                "leave at least one step between two windows, in which the profiler is prepared.",
+                "leave at least one step between two windows; the profiler is prepared in it.",
             )
     return tuple(ranges)
 
@@ -163,7 +167,7 @@ def seconds(option: str, text: str) -> float:
     found = re.fullmatch(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*(ms|s|m|h)?\s*", text)
     if not found:
         raise BadOption(
-            f"'{shown(text)}' is no time.", f"write seconds, as in `{option} 30`, or `{option} 2m`."
+            f"'{shown(text)}' is not a time.", f"write seconds, as in `{option} 30`, or `{option} 2m`."
         )
     return float(found[1]) * {"ms": 0.001, "s": 1, "m": 60, "h": 3600}[found[2] or "s"]
 
@@ -186,12 +190,13 @@ def what(text: str) -> tuple[str, ...]:
         if word in ELSEWHERE:
             raise BadOption(
                 f"'{word}' is not recorded by the PyTorch profiler.",
-                f"it needs Nsight Systems: add `--with nsys`. Without, there are {', '.join(WHAT)}. "
+                "add `--with nsys` to record it with Nsight Systems. The PyTorch profiler records "
+                f"{', '.join(WHAT)}. "
                 "Ranges of `torch.profiler.record_function` are always recorded.",
             )
         if word not in WHAT:
             raise BadOption(
-                f"There is nothing called '{shown(word)}' to record.", f"choose from {', '.join(WHAT)}."
+                f"'{shown(word)}' is not something that can be recorded.", f"choose from {', '.join(WHAT)}."
             )
     return asked
 
@@ -217,9 +222,9 @@ def check(command: Sequence[str], path: str | None = None) -> None:
         flag = deaf(words)
         if flag:
             raise BadOption(
-                f"`{shown(shlex.join(words[:1]))} {flag}` makes Python ignore PYTHONPATH, by which lostflops "
-                "gets into the job: nothing would be recorded.",
-                "leave out that flag for the recording.",
+                f"`{shown(shlex.join(words[:1]))} {flag}` makes Python ignore PYTHONPATH, which lostflops "
+                "needs: nothing would be recorded.",
+                "leave out that flag while recording.",
             )
 
 

@@ -29,7 +29,7 @@ from pathlib import Path
 
 from lostflops.capture.record.membership import Membership
 from lostflops.capture.record.recording import KEEP_FREE, LENGTH, Plan
-from lostflops.errors import BadOption, CannotWrite, OutputExists
+from lostflops.errors import BadOption, CannotWrite, OutputExists, shown
 from lostflops.privacy.secrets import REMOVED, without_secrets
 from lostflops.version import __version__
 
@@ -47,7 +47,7 @@ def write(plan: Plan, member: Membership | None = None) -> bool:
     run = plan.run
     if os.pathsep in str(run):
         raise BadOption(
-            f"'{run}' cannot be on PYTHONPATH: it holds a '{os.pathsep}'.", "choose another --output."
+            f"'{shown(run)}' cannot be on PYTHONPATH: it holds a '{os.pathsep}'.", "choose another --output."
         )
     start = {"kind": "start", "lostflops": __version__, "attempt": member.attempt if member else 0}
     start |= {"command": without_secrets(plan.command), "steps": plan.steps}

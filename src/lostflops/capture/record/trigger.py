@@ -78,7 +78,10 @@ def record(target: str, request: on_demand.Request, ranks: Ranges | None, output
             return _without_recorder(process, request, output)
         run = found
     if output is not None:
-        raise BadOption("What is recorded goes into the job's own run folder.", "leave out --output.")
+        raise BadOption(
+            "--output cannot be used here: the recording goes into the job's own run folder.",
+            "leave out --output.",
+        )
     alive = [log for log in _logs(run) if _alive(log)]
     if process is not None and any(log.who.get("pid") == process for log in alive):
         alive = [log for log in alive if log.who.get("pid") == process]
@@ -87,7 +90,8 @@ def record(target: str, request: on_demand.Request, ranks: Ranges | None, output
         return _inside(run, request, ranks, alive)
     if ranks is not None:
         raise BadOption(
-            "Which rank a process is, is known once it has made a step; none has.", "leave out --ranks."
+            "--ranks cannot be used yet: no process has finished a step, which is when its rank is known.",
+            "leave out --ranks.",
         )
     return _by_pytorch(run, request)
 
@@ -97,7 +101,7 @@ def _inside(run: Path, request: on_demand.Request, ranks: Ranges | None, alive: 
     asked = [log for log in alive if ranks is None or any(a <= log.rank <= b for a, b in ranks)]
     if not asked:
         had = ", ".join(str(log.rank) for log in alive[:12])
-        raise BadOption("None of these ranks runs here.", f"there are {had}.")
+        raise BadOption("None of these ranks runs on this machine.", f"ranks here: {had}.")
     steps = LENGTH if request.steps is None and request.duration is None else request.steps
     name = secrets.token_hex(4)
     body = {"id": name, "steps": steps, "duration": request.duration, "ranks": ranks}
@@ -123,7 +127,7 @@ def _inside(run: Path, request: on_demand.Request, ranks: Ranges | None, alive: 
     first, last = min(w["first"] for w in kept), max(w["last"] for w in kept)
     named = f"step {first}" if first >= last else f"steps {first}-{last}"
     many = f"{len(kept)} rank{'s' * (len(kept) != 1)}"
-    return Answer([f"recorded {named} on {many} -> {run}", *lines], [run])
+    return Answer([f"recorded {named} on {many} -> {shown(run)}", *lines], [run])
 
 
 def _answers(asked: Iterable[RankLog], name: str) -> tuple[dict[int, Mapping[str, Any]], dict[int, str]]:
@@ -148,9 +152,9 @@ def _answers(asked: Iterable[RankLog], name: str) -> tuple[dict[int, Mapping[str
                     waiting.pop(path, None)
             if gone and path in waiting:
                 waiting.pop(path)
-                silent[log.rank] = "it ended before its window was written"
+                silent[log.rank] = "it ended before it wrote its window"
         if time.monotonic() - moved > STANDSTILL:
-            why = f"it made no step for {STANDSTILL:.0f} s"
+            why = f"it finished no step for {STANDSTILL:.0f} s"
             return done, silent | {log.rank: why for log in waiting.values()}
     return done, silent
 
@@ -188,9 +192,9 @@ def _by_pytorch(run: Path, request: on_demand.Request) -> Answer:
     folders = on_demand.folders(run)
     if not folders:
         raise BadOption(
-            f"No process of '{shown(run)}' that has made a step runs on this machine.",
-            "run this on the job's node while it trains. A job without optimizer steps can be asked when "
-            "it was started with `lostflops record --on-demand`.",
+            f"No running process of '{shown(run)}' on this machine has finished a step.",
+            "run this on the job's node while it trains. A job without optimizer steps can be recorded "
+            "only if it was started with `lostflops record --on-demand`.",
         )
     asked = [on_demand.ask(f, _bounded(request), run / "on-demand", lead=1.5) for f in folders]
     return _said([one for one in asked if one.traces or one.lost], [run])
@@ -205,16 +209,16 @@ def _without_recorder(process: int, request: on_demand.Request, output: Path | N
         )
     if "KINETO_USE_DAEMON" not in variables:
         raise BadOption(
-            f"Process {process} was not started so that it can be asked for a trace.",
-            "start the job with `lostflops record`, or set KINETO_USE_DAEMON=1 for it. A running process "
-            "cannot be changed.",
+            f"Process {process} was started without lostflops and without KINETO_USE_DAEMON=1: it cannot be "
+            "recorded while it runs.",
+            "start the job again with `lostflops record`, or with KINETO_USE_DAEMON=1 set.",
         )
     folder = variables.get("KINETO_IPC_SOCKET_DIR")
     if (request.duration or 0) > on_demand.LONGEST_SECONDS or (request.steps or 0) > on_demand.MOST_STEPS:
         raise BadOption(
-            "A job that ends while it is recorded like this crashes, so the window is kept short.",
-            f"at most `--duration {on_demand.LONGEST_SECONDS:g}` or `--steps {on_demand.MOST_STEPS}`; "
-            "longer ones with `lostflops record`.",
+            "This window is too long: a job that ends while PyTorch records it this way crashes.",
+            f"ask for at most `--duration {on_demand.LONGEST_SECONDS:g}` or "
+            f"`--steps {on_demand.MOST_STEPS}`; a job started with `lostflops record` allows more.",
         )
     where = output or Path("runs") / f"process-{process}-{time.strftime('%Y%m%d-%H%M%S')}"
     asked = on_demand.ask(
@@ -238,4 +242,4 @@ def _said(asked: Sequence[on_demand.Asked], paths: Sequence[Path]) -> Answer:
     if not traces:
         raise BadOption("\n".join(["Nothing was recorded.", *lines]))
     many = f"{len(traces)} process{'es' * (len(traces) != 1)}"
-    return Answer([f"recorded {many} -> {traces[0].parent}", *lines], paths)
+    return Answer([f"recorded {many} -> {shown(traces[0].parent)}", *lines], paths)

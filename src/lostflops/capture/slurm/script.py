@@ -100,7 +100,10 @@ def placement(job: Job) -> Placement:
     if program in ("srun", "mpirun", "mpiexec"):
         if job.container:
             raise BadOption(
-                f"lostflops does not know where the options of `{program}` end and the container belongs.",
+                (
+                    f"lostflops does not know where the options of `{program}` end, so it cannot put "
+                    "the container in."
+                ),
                 f"leave out --container and name it in the command, as in `{program} apptainer exec ...`.",
             )
         return _mpirun(job) if program != "srun" else _once(job, "it starts its tasks by itself.")
@@ -111,7 +114,10 @@ def placement(job: Job) -> Placement:
     if program == "deepspeed":
         if job.nodes > 1:
             raise BadOption(
-                "The launcher `deepspeed` reaches other nodes over ssh and passes few variables on.",
+                (
+                    "The launcher `deepspeed` starts other nodes over ssh and passes few environment "
+                    "variables on."
+                ),
                 "let torchrun start the ranks; the script stays the same: "
                 f"`-- torchrun {shown(shlex.join(job.command[rest:]))}`.",
             )
@@ -289,7 +295,7 @@ def _directives(job: Job, placed: Placement) -> list[str]:
 
 def _directive(option: str) -> str:
     if not option.isprintable():
-        raise BadOption(f"'{shown(option)}' does not fit into one line of a script.")
+        raise BadOption(f"'{shown(option)}' holds a character that cannot be printed.")
     name, equals, value = option.partition("=")
     if re.fullmatch(r"[\w.,:;/@%+=\[\]&|*()!-]*", value):
         return option

@@ -1,8 +1,8 @@
 """Record training on Kubernetes: patch manifests, or let a webhook do it for every pod that opts in.
 
-`patch FILE` prints the manifests changed so that their pods are recorded; images stay as they are.
-`install` prints what a namespace needs for the results to be kept, `fetch` gets them. `manifests` prints
-an admission webhook that patches the pods of labelled namespaces by itself.
+`patch FILE` prints the manifests, changed so that their pods are recorded; images stay as they are.
+`install` prints the objects that collect a namespace's results, `fetch` downloads the results. `manifests`
+prints an admission webhook that patches the pods of labelled namespaces.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
             allow_abbrev=False,
         )
 
-    patch = action("patch", "Print manifests changed so that their pods are recorded.")
+    patch = action("patch", "Print manifests, changed so that their pods are recorded.")
     patch.add_argument(
         "files", metavar="FILE", nargs="+", type=Path, help="a manifest; '-' is standard input"
     )
@@ -54,17 +54,15 @@ def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
     patch.add_argument(
         "--force-env",
         action="store_true",
-        help="of a container without a command set PYTHONPATH, over the one that its image may have",
+        help="set PYTHONPATH in containers without a command, which replaces the image's own",
     )
 
-    install = action(
-        "install", "Print what a namespace needs: the payload, and the collector of the results."
-    )
+    install = action("install", "Print what a namespace needs: the recorder, and the collector of results.")
     _namespace(install, None)
     install.add_argument(
         "--update",
         action="store_true",
-        help="leave token and certificate as they are, for the sake of jobs that run",
+        help="keep token and certificate, so that running jobs can still send results",
     )
     install.add_argument(
         "--size", metavar="SIZE", default="20Gi", help="what the collector keeps (default 20Gi)"
@@ -76,7 +74,7 @@ def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
     fetch.add_argument("job", metavar="JOB", nargs="?", help="the job's name, where there are several")
     fetch.add_argument("--namespace", "-n", metavar="NS", help="where the job runs (default kubectl's)")
     fetch.add_argument("--output", metavar="RUN", type=Path, help="the folder to make (default runs/JOB)")
-    fetch.add_argument("--list", action="store_true", help="only say what there is")
+    fetch.add_argument("--list", action="store_true", help="only list the jobs")
 
     manifests = action("manifests", "Print the admission webhook with all it needs.")
     _namespace(manifests, "lostflops")
@@ -88,7 +86,7 @@ def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
     _namespace(certificate, "lostflops")
     _days(certificate)
 
-    serve = action("serve", "Be the webhook, in a container of an image that has lostflops.")
+    serve = action("serve", "Run the webhook, in a container whose image has lostflops.")
     serve.add_argument(
         "--certificate", metavar="DIR", type=Path, required=True, help="a folder with tls.crt and tls.key"
     )
@@ -97,7 +95,7 @@ def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
     _namespace(serve, "lostflops")
     _containers(serve)
 
-    status = action("status", "Say whether the webhook works and until when its certificate is valid.")
+    status = action("status", "Show whether the webhook works and how long its certificate is valid.")
     _namespace(status, "lostflops")
 
 
@@ -200,16 +198,19 @@ def _say(said: Sequence[tuple[str, Said]], unclaimed: bool, comments_lost: int) 
         for note in one.notes:
             print(f"{where}: {note}", file=sys.stderr)
     if not said:
-        print("nothing in it has pods", file=sys.stderr)
+        print("no pods in these manifests", file=sys.stderr)
     if unclaimed:
         print(
-            f"results leave the pods through '{COLLECTOR}' of their namespace, which\n"
+            f"The pods send their results to '{COLLECTOR}' of their namespace. Install it once:\n"
             "  lostflops launch k8s install -n NAMESPACE | kubectl apply -f -\n"
-            "makes, once. Without it, and without --claim, they end with the pod.",
+            "Without it and without --claim, the results are lost when the pod ends.",
             file=sys.stderr,
         )
     if comments_lost > 0:
-        print(f"{comments_lost} comment{'s' * (comments_lost != 1)} could not be kept", file=sys.stderr)
+        print(
+            f"{comments_lost} comment{'s' * (comments_lost != 1)} of the YAML could not be kept",
+            file=sys.stderr,
+        )
 
 
 def _comments(text: str) -> int:
@@ -322,7 +323,7 @@ def _regex(text: str | None) -> str:
     try:
         re.compile(text)
     except re.error as error:
-        raise BadOption(f"'{shown(text)}' is no regular expression: {error}.") from error
+        raise BadOption(f"'{shown(text)}' is not a regular expression: {error}.") from error
     return text
 
 
@@ -332,7 +333,7 @@ def _bytes(option: str, text: str) -> int:
 
     size = quantity(text)
     if not size:
-        raise BadOption(f"'{shown(text)}' is no size.", f"write `{option} 4Gi`.")
+        raise BadOption(f"'{shown(text)}' is not a size.", f"write `{option} 4Gi`.")
     return size
 
 

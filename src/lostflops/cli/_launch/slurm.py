@@ -2,10 +2,9 @@
 
     lostflops launch slurm --nodes 4 --gpus-per-node 8 --time 1:00:00 -- torchrun train.py
 
-The command is what you would type on one node: torchrun and accelerate are told of the other nodes, a plain
-`python train.py` is started once per GPU, and srun, mpirun or a script of your own run as they are. All nodes
-record into one folder; when the job has ended, its output says what was recorded and `lostflops why RUN`
-answers.
+Give the command that you would type on one node. torchrun and accelerate get the options for several nodes, a
+plain `python train.py` is started once per GPU, and srun, mpirun or your own script run as they are. All
+nodes record into one folder. The job's output ends with what was recorded; then ask `lostflops why RUN`.
 """
 
 from __future__ import annotations
@@ -47,12 +46,12 @@ def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
     parser.usage = "lostflops launch slurm [options] -- COMMAND"
     add = parser.add_argument_group("the job").add_argument
     add("--nodes", metavar="N", type=int, default=1, help="how many nodes (default 1)")
-    add("--gpus-per-node", metavar="N", type=int, default=0, help="how many GPUs of each (default none)")
+    add("--gpus-per-node", metavar="N", type=int, default=0, help="how many GPUs per node (default none)")
     add(
         "--tasks-per-node",
         metavar="N",
         type=int,
-        help="tasks of srun on each, instead of what the command needs",
+        help="srun tasks per node, instead of what the command needs",
     )
     add("--cpus-per-task", metavar="N", type=int, help="CPU cores of each task")
     for name, (metavar, meaning) in WITH_VALUE.items():
@@ -63,16 +62,16 @@ def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
         metavar="OPTION",
         action="append",
         default=[],
-        help="any other option of sbatch, as in --sbatch=--exclusive; may be given again",
+        help="any other option of sbatch, as in --sbatch=--exclusive; may be repeated",
     )
     add = parser.add_argument_group("on the nodes").add_argument
-    add("--module", metavar="NAME", action="append", default=[], help="load this module; may be given again")
+    add("--module", metavar="NAME", action="append", default=[], help="load this module; may be repeated")
     add(
         "--setup",
         metavar="LINE",
         action="append",
         default=[],
-        help="a line of shell to run first, as in --setup 'source venv/bin/activate'; may be given again",
+        help="a line of shell to run first, as in --setup 'source venv/bin/activate'; may be repeated",
     )
     add("--container", metavar="IMAGE", help="run the command in this image")
     add(
@@ -87,7 +86,7 @@ def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
         metavar="PATH",
         action="append",
         default=[],
-        help="a folder to show in the container, or FROM:TO; the working folder and the run are shown anyway",
+        help="a folder to mount in the container, or FROM:TO; working folder and run are always mounted",
     )
     add = parser.add_argument_group("submitting").add_argument
     add("--dry-run", action="store_true", help="print the script and submit nothing, as --print does")
@@ -144,7 +143,7 @@ def run(given: Namespace) -> None:
 def _check(given: Namespace, command: Sequence[str]) -> None:
     """Raise now what would otherwise come out when the job has waited for its nodes."""
     from lostflops.capture.record import recording
-    from lostflops.errors import BadOption
+    from lostflops.errors import BadOption, shown
 
     if not command:
         raise BadOption(
@@ -158,7 +157,7 @@ def _check(given: Namespace, command: Sequence[str]) -> None:
             raise BadOption(f"--{name.replace('_', '-')} cannot be {value}.")
     if given.output is not None and os.pathsep in str(given.output.absolute()):
         raise BadOption(
-            f"'{given.output}' cannot be on PYTHONPATH: it holds a ':'.", "choose another --output."
+            f"'{shown(given.output)}' cannot be on PYTHONPATH: it holds a ':'.", "choose another --output."
         )
     if given.on_demand and given.nodes > 1:
         raise BadOption(
@@ -203,11 +202,11 @@ def _absolute(value: object) -> str:
 
 def _submit(given: Namespace, job: slurm.Job, target: Path) -> None:
     from lostflops.capture.slurm.script import JOB_ID
-    from lostflops.errors import BadOption, NotSubmitted
+    from lostflops.errors import BadOption, NotSubmitted, shown
 
     if shutil.which("sbatch") is None:
         raise BadOption(
-            f"There is no `sbatch` here; the script is written to {target}.",
+            f"`sbatch` is not on the PATH here; the script was written to {shown(target)}.",
             f"submit it on a machine of the cluster: `{job.again}`.",
         )
     command = ["sbatch", "--parsable", *(["--wait"] if given.wait else []), str(target)]
@@ -217,7 +216,10 @@ def _submit(given: Namespace, job: slurm.Job, target: Path) -> None:
         if number:
             run = os.path.relpath(job.run.replace(JOB_ID, number))
             print(f"submitted job {number}: {os.path.relpath(target)}")
-            print(f"it prints to {run}.out; when it has ended: lostflops why {shlex.quote(run)}", flush=True)
+            print(
+                f"its output goes to {run}.out; when it has ended: lostflops why {shlex.quote(run)}",
+                flush=True,
+            )
         said = sbatch.stderr.read()
     if not number:
         raise NotSubmitted(said, job.again)

@@ -90,7 +90,7 @@ def _read(
             reader.add(events)
     if stream.num_events == 0:
         if decoder.skipped:
-            raise NotATrace(path, "what it lists are no events.")
+            raise NotATrace(path, "its list holds something that is not an event.")
         raise NothingRecorded(path, "there are no events")
     return Assembly(path, folder, reader, decoder, stream).parts()
 

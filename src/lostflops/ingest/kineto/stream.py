@@ -436,7 +436,7 @@ class EventStream(Generic[Event]):
         self._skip(rest)
         events = self._one_by_one(texts)
         if len(texts) >= MANY and not events and not self.num_events:
-            raise NotATrace(self.path, "what it lists are no events.")
+            raise NotATrace(self.path, "its list holds something that is not an event.")
         return events
 
     def _last_event(self) -> list[Event] | None:

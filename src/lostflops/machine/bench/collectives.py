@@ -92,7 +92,7 @@ def sizes(text: str) -> tuple[int, ...]:
         low = int(match[1]) * UNITS[match[2]] if match else 0
         high = int(match[3]) * UNITS[match[4]] if match and match[3] else low
         if not 0 < low <= high <= 1 << 40:
-            raise BadOption(f"'{shown(text)}' names no sizes.", "write `8-64M` or `8,4K,1M`.")
+            raise BadOption(f"'{shown(text)}' is not a list of sizes.", "write `8-64M` or `8,4K,1M`.")
         found += _steps(low, high)
     return tuple(sorted(set(found)))
 
@@ -125,7 +125,7 @@ def measured(lines: Sequence[Mapping[str, Any]]) -> Collectives:
             about = {k: str(v) for k, v in line.items() if k not in ("kind", "planned")}
             continue
         if line.get("kind") == "failed":
-            remarks.append(f"it ended early: {line['remark']}")
+            remarks.append(f"the measurement ended early: {line['remark']}")
             continue
         times = sorted(line.get("times", ()))
         row = {name: value for name, value in line.items() if name in BANDWIDTHS.schema}
@@ -205,7 +205,7 @@ def recorded(files: Iterable[Path]) -> Collectives:
             )
         one = read_nccl_tests(text, file.name, PERF[program])
         if not one.bandwidths.height:
-            raise LostflopsError(f"{shown(file.name)} holds no line of a table of nccl-tests.")
+            raise LostflopsError(f"{shown(file.name)} holds no table of nccl-tests.")
         found.append(one)
     return together(found)
 
@@ -224,7 +224,7 @@ def read_nccl_tests(text: str, name: str, operation: str) -> Collectives:
             continue
         # size count type [redop] [root], then time algbw busbw wrong, twice
         if len(words) < 11 or not words[1].isdecimal():
-            remarks.append(f"{name}: left out '{shown(line.strip())}'")
+            remarks.append(f"{name}: left out a line that could not be read: '{shown(line.strip())}'")
             continue
         for in_place, part in ((False, words[-8:-4]), (True, words[-4:])):
             microseconds = _float(part[0])
@@ -238,10 +238,13 @@ def read_nccl_tests(text: str, name: str, operation: str) -> Collectives:
             rows.append(row | ({"in_place": in_place} if operation in CHOICE else {}))
     size = {"group_size": len(ranks) or None, "hosts": len(set(ranks.values())) or None}
     if ranks and max(ranks) + 1 != len(ranks):
-        remarks.append(f"{name}: it lists {len(ranks)} ranks, the last of which is {max(ranks)}")
+        remarks.append(
+            f"{name}: it lists {len(ranks)} ranks and the highest is {max(ranks)}, so bus bandwidth "
+            "is not known"
+        )
         size = {"group_size": None, "hosts": None}
     if rows and not ranks:
-        remarks.append(f"{name}: it does not list its ranks, so no bus bandwidth can be told")
+        remarks.append(f"{name}: it does not list its ranks, so bus bandwidth is not known")
     best = _fastest({**row, **size} for row in rows)
     return Collectives(table(list(best)), {}, remarks)
 

@@ -50,10 +50,10 @@ def placed(given: Mapping[str, str]) -> dict[str, str]:
             continue
         if not given.get("MASTER_ADDR") or not given.get("MASTER_PORT"):
             raise BadOption(
-                f"This is one of {shown(said['WORLD_SIZE'])} processes that {launcher} started, and they do "
-                "not know where to meet.",
-                "set MASTER_ADDR to the host of the first one and MASTER_PORT to a free port, for all of "
-                "them; or let torchrun start them; `--ranks N` starts ranks on this machine instead.",
+                f"{launcher} started {shown(said['WORLD_SIZE'])} processes, which cannot find each other: "
+                "MASTER_ADDR or MASTER_PORT is not set.",
+                "set MASTER_ADDR to the host of the first process and MASTER_PORT to a free port, for all "
+                "of them, or start them with torchrun. `--ranks N` starts ranks on this machine instead.",
             )
         return {**given, **said, "LOCAL_RANK": said["LOCAL_RANK"] or "0"}
     return {}

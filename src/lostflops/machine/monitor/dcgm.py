@@ -80,7 +80,7 @@ class Dcgm:
             with DIRECT.open(self.url, timeout=PATIENCE) as response:
                 text = response.read(MOST).decode(errors="replace")
             self._answer = list(parsed(text, self.wanted))
-            self.missing = "" if self._answer else f"{self.url} names no metric that is known"
+            self.missing = "" if self._answer else f"{self.url} offers no metric that lostflops knows"
         except (OSError, ValueError, urllib.error.URLError) as error:
             self.missing = f"{self.url} does not answer: {error}"
         finally:

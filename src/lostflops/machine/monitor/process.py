@@ -55,7 +55,7 @@ class Monitor:
             self.process.kill()
             raise LostflopsError(
                 f"The monitor did not read the node once within {patience:.0f} s.",
-                "a driver may hang: try again.",
+                "a GPU driver may hang: try again.",
             )
         self.beginning = _said(self.process.stdout.readline())
         self._check()
@@ -71,13 +71,13 @@ class Monitor:
             )
         if "port_error" in said:
             raise BadOption(
-                f"{shown(wanted.address)}:{wanted.port} cannot be listened on: {shown(said['port_error'])}.",
+                f"{shown(wanted.address)}:{wanted.port} cannot be used: {shown(said['port_error'])}.",
                 "choose another --port.",
             )
         if "error" in said:
             raise CannotWrite(wanted.run, OSError(said.get("number") or 0, said["error"]))
         raise LostflopsError(
-            "The monitor ended before it had read the node.", "LOSTFLOPS_DEBUG=1 shows what it said."
+            "The monitor ended before its first sample.", "set LOSTFLOPS_DEBUG=1 and run it again to see why."
         )
 
     def stop(self, patience: float = PATIENCE) -> None:
@@ -102,13 +102,13 @@ class Monitor:
         if not self.ending.get("ended"):
             if self.beginning.get("running"):
                 return []  # another task of the node has it
-            return ["monitor: it did not come to its end; what it wrote is kept"]
+            return ["monitor: it stopped early; the samples it wrote are kept"]
         took, samples = self.ending["took"], self.ending["samples"]
-        said = f"monitored {took:.1f} s in {samples} samples, {self.ending['cpu'] / took:.2%} of a core"
+        said = f"took {samples} samples in {took:.1f} s, using {self.ending['cpu'] / took:.2%} of a core"
         lost = self.ending.get("lost")
         return [
-            said.replace("%", " %") + f" -> {self.wanted.run}",
-            *([f"monitor: {lost} lines could not be written"] if lost else []),
+            said.replace("%", " %") + f" -> {shown(self.wanted.run)}",
+            *([f"monitor: {lost} lines of samples could not be written"] if lost else []),
             *(f"monitor: {text}" for text in self.ending.get("missing", [])),
         ]
 
@@ -165,7 +165,7 @@ def interval(text: str) -> float:
     """Seconds between two samples, of '1', '0.5' or '200ms'. Raises BadOption."""
     value = seconds(text)
     if value is None:
-        raise BadOption(f"'{shown(text)}' is no time.", "write `--interval 1`, in seconds, or `200ms`.")
+        raise BadOption(f"'{shown(text)}' is not a time.", "write `--interval 1`, in seconds, or `200ms`.")
     if value < SHORTEST:
         raise BadOption(f"{shown(text)} is too short: the shortest interval is {SHORTEST} s.")
     return value
@@ -175,7 +175,7 @@ def duration(text: str) -> float:
     """Seconds to run, of '90', '2m' or '1h'. Raises BadOption."""
     value = seconds(text)
     if not value:
-        raise BadOption(f"'{shown(text)}' is no time.", "write `--duration 90`, in seconds, `2m` or `1h`.")
+        raise BadOption(f"'{shown(text)}' is not a time.", "write `--duration 90`, in seconds, `2m` or `1h`.")
     return value
 
 
@@ -190,7 +190,7 @@ def listening(text: str) -> tuple[str, int]:
     """Address and port of '9400' or '0.0.0.0:9400'. Without an address nobody from outside can ask."""
     found = re.fullmatch(r"(?:([\w.-]+|\[[0-9a-fA-F:]+\]):)?(\d{1,5})", text)
     if not found or int(found[2]) > 65535:
-        raise BadOption(f"'{shown(text)}' is no port.", "write `--port 9400`, or `--port 0.0.0.0:9400`.")
+        raise BadOption(f"'{shown(text)}' is not a port.", "write `--port 9400`, or `--port 0.0.0.0:9400`.")
     return (found[1] or "127.0.0.1").strip("[]"), int(found[2])
 
 
@@ -198,7 +198,8 @@ def exporter(text: str) -> str:
     """The address of a DCGM exporter. Raises BadOption."""
     if not re.fullmatch(r"https?://[^\s/]+(/\S*)?", text):
         raise BadOption(
-            f"'{shown(text)}' is no address of an exporter.", "write `--dcgm http://127.0.0.1:9400/metrics`."
+            f"'{shown(text)}' is not the address of an exporter.",
+            "write `--dcgm http://127.0.0.1:9400/metrics`.",
         )
     return text
 

@@ -80,7 +80,8 @@ def _matrix(
             codes = ["X" if code == itself else code for code in codes]
             if len(codes) < len(names) or any(re.fullmatch(r"[\d,-]*", code) for code in codes):
                 remarks.append(
-                    f"a line lacks one of {len(names)} cells and is left out: '{shown(line.strip())}'"
+                    f"left out a line without a code for each of {len(names)} devices: "
+                    f"'{shown(line.strip())}'"
                 )
             else:
                 read.append(_Line(words[0], codes, rest))
@@ -103,9 +104,7 @@ def _links(
     for line in lines:
         for name, code in zip(names, line.codes, strict=True):
             if not known.fullmatch(code):
-                remarks.append(
-                    f"'{shown(code)}' between {line.name} and {name} is no code that lostflops knows"
-                )
+                remarks.append(f"the code '{shown(code)}' between {line.name} and {name} is not known")
             if code == "X" or name == line.name:
                 continue
             rows.append(
@@ -135,7 +134,7 @@ def nvidia_paths(text: str) -> Found:
     found.links = _links(names, read, "path", PATH_CODE, tool, found.remarks, called)
     missing = [name for name in names if name not in {line.name for line in read}]
     if missing:
-        found.remarks.append(f"the matrix has no line of {', '.join(missing)}")
+        found.remarks.append(f"the matrix has no line for {', '.join(missing)}")
     for line in read:
         row: Row = {"tool": tool, "name": called.get(line.name, line.name)}
         row["kind"] = "gpu" if line.name.startswith("GPU") else "nic"
@@ -145,7 +144,8 @@ def nvidia_paths(text: str) -> Found:
             row["numa"] = _number(said.get("NUMA Affinity", ""))
         elif line.rest:
             found.remarks.append(
-                f"{line.name} has {len(line.rest)} of {len(titles)} affinities: which, cannot be told"
+                f"{line.name} has {len(line.rest)} of {len(titles)} affinities: left out, as it is not known "
+                "which"
             )
         found.devices.append(row)
     return found
@@ -343,15 +343,15 @@ def lstopo(text: str) -> Found:
     """`lstopo --of xml` of hwloc 2: memory nodes, and which of them cards and GPUs are attached to."""
     found = Found()
     if "<!ENTITY" in text:
-        found.remarks.append("it declares entities, which lstopo never does: it is not read")
+        found.remarks.append("not read: it declares XML entities, which lstopo never writes")
         return found
     try:
         root = ElementTree.fromstring(text)
     except ElementTree.ParseError as error:
-        found.remarks.append(f"it is no whole XML document: {error}")
+        found.remarks.append(f"it is not a complete XML document: {error}")
         return found
     if not root.get("version", "").startswith("2"):
-        found.remarks.append("it is not of hwloc 2, whose layout is read: other layouts are not")
+        found.remarks.append("not read: only the XML of hwloc 2 is supported")
         return found
     found.devices = list(_objects(root, None, None))
     return found

@@ -74,12 +74,12 @@ TOOLS = (
 )
 # What is not known without a tool.
 TELLS = {
-    "nvidia-smi": "NVIDIA GPUs, their links and P2P",
-    "rocm-smi": "AMD GPUs and their links",
-    "ibstat": "InfiniBand ports, which sysfs tells too",
-    "ibdev2netdev": "network interfaces of ports, which sysfs tells too",
-    "lstopo-no-graphics": "memory nodes of devices, which sysfs tells too",
-    "numactl": "memory nodes, which sysfs tells too",
+    "nvidia-smi": "NVIDIA GPUs, their links and P2P are not shown",
+    "rocm-smi": "AMD GPUs and their links are not shown",
+    "ibstat": "InfiniBand ports are read from sysfs only",
+    "ibdev2netdev": "network interfaces of ports are read from sysfs only",
+    "lstopo-no-graphics": "memory nodes of devices are read from sysfs only",
+    "numactl": "memory nodes are read from sysfs only",
 }
 
 
@@ -102,7 +102,7 @@ def here(sysfs: Path = Path("/sys")) -> Topology:
         if program in absent:
             continue
         if shutil.which(program) is None:
-            absent[program] = f"not on the PATH ({TELLS[program]})"
+            absent[program] = f"not on the PATH; {TELLS[program]}"
             continue
         text, trouble = _ask(tool.command)
         if trouble:
@@ -111,7 +111,8 @@ def here(sysfs: Path = Path("/sys")) -> Topology:
             asked.append((tool.file, tool.read(text)))
     for maker, many in topology_sysfs.gpus(sysfs).items():
         if {"NVIDIA": "nvidia-smi", "AMD": "rocm-smi"}[maker] in absent:
-            said = f"{many} GPU{'s' * (many != 1)} of {maker} on the PCI bus, but no driver's tool to ask"
+            tool = {"NVIDIA": "nvidia-smi", "AMD": "rocm-smi"}[maker]
+            said = f"{many} {maker} GPU{'s' * (many != 1)} on the PCI bus, but {tool} is not on the PATH"
             asked.append(("sysfs", Found(remarks=[said])))
     bound = _this_process()
     if bound is not None:
@@ -190,7 +191,7 @@ def place(run: Path) -> Path:
     """The recording that something is to be kept in. Raises OutputExists or BadOption for other things."""
     if (run / MANIFEST).is_file():
         raise BadOption(
-            f"'{shown(run)}' is an imported run, which cannot be added to.",
+            f"'{shown(run)}' is an imported run: nothing can be added to it.",
             "give the folder of the recording, and import that again.",
         )
     if run.exists() and not run.is_dir():

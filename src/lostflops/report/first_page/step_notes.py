@@ -16,8 +16,8 @@ BECAUSE = {
     "recording began in it": "the recording begins in it",
     "recording ended in it": "the recording ends in it",
     "job ended in it": "it holds less work than the others: the job or the recording ended in it",
-    "waits at its end": "nothing begins for so long at its end: the job or the recording was ending",
-    "device was behind": "the GPU was still busy with earlier work when the host began it",
+    "waits at its end": "nothing starts for a long time at its end: the job or the recording was ending",
+    "device was behind": "the GPU was still busy with earlier work when the CPU began it",
     "nothing in it": "nothing was launched in it",
     "outlier": "unlike the others",
     "left out on another rank": "",
@@ -50,8 +50,9 @@ def left_out(run: Run, steps: pl.DataFrame, counted: pl.DataFrame) -> Iterator[s
         yield f"{asked}: {_listed(kept, steps, counted)}."
     elif kept["complete"].fill_null(True).all():
         yield (
-            f"The GPU was still busy with earlier work when the host began {which}. It counts, as there is "
-            "no other whole step, and may really be longer."
+            f"The GPU was still busy with earlier work when the CPU began {which}. "
+            f"{'It counts' if one else 'They count'} "
+            f"because there is no other whole step, but may be longer than shown."
         )
     else:
         yield (
@@ -155,13 +156,13 @@ def lengths(steps: pl.DataFrame, counted: pl.DataFrame) -> Iterator[str]:
     if worst["apart"] <= DIFFERENT:
         return
     on = f" on rank {worst['rank']}" if by_rank.height > 1 else ""
-    took = f"takes the host {milliseconds(worst['host'])} and the GPU {milliseconds(worst['device'])}{on}"
+    took = f"takes the CPU {milliseconds(worst['host'])} and the GPU {milliseconds(worst['device'])}{on}"
     if worst["many"] == 1:
         yield (
-            f"Step {worst['step']} {took}. The page counts the GPU's time; one step does not show whether "
-            "the others take as long, because the GPU falls behind or catches up in it."
+            f"Step {worst['step']} {took}. The page counts GPU time. The GPU falls behind or catches up in "
+            "this step, so other steps may be longer or shorter."
         )
     elif worst["device"] > worst["host"]:
-        yield f"A mean step {took}: the host runs ahead, and the page counts the GPU's time."
+        yield f"On average a step {took}: the CPU runs ahead, and the page counts GPU time."
     else:
-        yield f"A mean step {took}: the GPU was behind and catches up, and the page counts its time."
+        yield f"On average a step {took}: the GPU was behind and catches up, and the page counts GPU time."

@@ -49,7 +49,10 @@ def ending(ends: pl.DataFrame) -> Iterator[str]:
     furthest = rest["last_step"].max()
     if isinstance(furthest, int) and furthest <= step:
         others = _ranks(sorted(rest["rank"].to_list()), lower=False)
-        yield f"{others} finished no step after step {furthest}; a step cut short by the end is in no mean."
+        yield (
+            f"{others} finished no step after step {furthest}. Steps cut short by the end are left out of "
+            "means."
+        )
 
 
 def _died(ends: pl.DataFrame) -> pl.DataFrame:
@@ -118,20 +121,28 @@ def steps(answers: Mapping[str, Answer]) -> Iterator[str]:
     told = log.filter(pl.col("median").is_not_null())
     if told.is_empty():
         made = f"{log['steps'].max():,} step{'s' * (log['steps'].max() != 1)}"
-        yield f"The step log holds {made} of a rank: too few after the first three to say how long one takes."
+        most = f"at most {made} a rank" if log.height > 1 else made
+        yield f"The step log has {most}: too few outside warm-up and recording to give a step time."
         return
     usual = told["median"].median()
     assert isinstance(usual, float)
-    ranks = "on the median rank" if told.height > 1 else f"on rank {told['rank'][0]}"
-    text = f"The step log holds {log['steps'].max():,} steps, median {milliseconds(usual)} ({ranks})"
+    rank = "median rank" if told.height > 1 else f"rank {told['rank'][0]}"
+    text = (
+        f"The step log has {log['steps'].max():,} steps; the median outside warm-up and recording is "
+        f"{milliseconds(usual)} ({rank})"
+    )
     compared = told.filter(pl.col("recorded_median").is_not_null())
     if compared.height:
         kept = compared["recorded_median"].median()
         assert isinstance(kept, float)
-        text += f"; the {log['recorded'].max():,} recorded in full have a median of {milliseconds(kept)}"
         if abs(kept / usual - 1) > UNLIKE:
             word = "slower" if kept > usual else "faster"
-            text += f", {percent(abs(kept / usual - 1), 1)} {word}: read shares with care"
+            text += (
+                f". Recorded steps were {percent(abs(kept / usual - 1), 1)} {word} ({milliseconds(kept)}): "
+                "read shares with care"
+            )
+        else:
+            text += f", that of recorded steps {milliseconds(kept)}"
     yield f"{text}."
     parts = [
         f"{percent(worst, 1)} {words}"
@@ -139,7 +150,10 @@ def steps(answers: Mapping[str, Answer]) -> Iterator[str]:
         if isinstance(worst := told[share].max(), float) and worst >= WORTH_SHOWING
     ]
     if parts:
-        yield f"Over all steps of the log: {', '.join(parts)}{' (worst rank)' if told.height > 1 else ''}."
+        yield (
+            "Step time outside warm-up and recording: "
+            f"{', '.join(parts)}{' (worst rank)' if told.height > 1 else ''}."
+        )
     yield from _pauses(answers)
 
 
@@ -160,7 +174,8 @@ def _pauses(answers: Mapping[str, Answer]) -> Iterator[str]:
             f"{percent(row['share'], 1)} of the job's step time"
         )
         if row["recorded"]:
-            text += f"; {row['recorded']} of the {row['recorded_steps']} recorded steps have it"
+            have = "has" if row["recorded"] == 1 else "have"
+            text += f"; {row['recorded']} of the {row['recorded_steps']} recorded steps {have} it"
         yield f"{text}."
 
 
@@ -193,7 +208,7 @@ def how_to_record(answers: Mapping[str, Answer]) -> Iterator[str]:
         first = max(1, made - min(5, made // 2))
         yield f"Record its last steps in full: `lostflops record --steps {first}-{made - 1} -- COMMAND`."
     else:
-        yield "A recording needs two steps or more: let the job make more, `lostflops record -- COMMAND`."
+        yield "A recording needs at least two steps: run the job longer with `lostflops record -- COMMAND`."
 
 
 def story(trace: Trace, answers: Mapping[str, Answer], run: Run) -> tuple[str, ...]:

@@ -38,7 +38,7 @@ def _collectives(bandwidths: pl.DataFrame, about: Mapping[str, str], remarks: Se
             body.append(
                 [
                     str(operation),
-                    "" if in_place is None else "in place" if in_place else "apart",
+                    "" if in_place is None else "in place" if in_place else "out of place",
                     str(tool),
                     milliseconds(first["time"]),
                     _bytes(first["bytes"]),
@@ -47,18 +47,29 @@ def _collectives(bandwidths: pl.DataFrame, about: Mapping[str, str], remarks: Se
                     if wrong
                     else ""
                     if first["correct"] is None
-                    else "right",
+                    else "correct",
                 ]
             )
         yield from grid(
-            ["operation", "buffers", "by", "time", "at", "bus GB/s", "algorithm GB/s", "at", "result"], body
+            [
+                "operation",
+                "buffers",
+                "tool",
+                "time",
+                "at size",
+                "bus GB/s",
+                "algorithm GB/s",
+                "at size",
+                "result",
+            ],
+            body,
         )
     failed = bandwidths.filter(pl.col("remark").is_not_null())
     for row in failed.iter_rows(named=True):
         yield f"not measured: {row['operation']} at {_bytes(row['bytes'])}: {one_line(row['remark'])}"
     yield from (f"note: {one_line(remark)}" for remark in remarks)
     if timed["group_size"].max() == 1:
-        yield "note: a rank alone sends nothing, so its bus bandwidth is 0"
+        yield "note: a single rank sends nothing, so its bus bandwidth is 0"
 
 
 def _best(best: pl.DataFrame) -> list[str]:
@@ -93,11 +104,11 @@ def _links(
         "peer",
         "host memory",
         "node",
-        "by",
+        "tool",
         "",
         "latency",
         "GB/s",
-        "half of it from",
+        "half speed from",
         "spread",
     ]
     body = [

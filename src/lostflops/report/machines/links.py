@@ -161,13 +161,14 @@ def _warnings(devices: pl.DataFrame, links: pl.DataFrame, expected_rate: int) ->
         if finding.doubt:
             yield f"  but {finding.doubt}"
     if not table.height:
-        yield "nothing wrong was seen" if devices.height or links.height else "nothing was found"
+        found = devices.height or links.height
+        yield "no fault was found in the devices and links above" if found else "no device was found"
 
 
 def left_out(remarks: Iterable[str], absent: Mapping[str, str]) -> Iterator[str]:
     """What could not be understood, and who could not be asked."""
     yield from (f"not read: {one_line(remark)}" for remark in remarks)
-    yield from (f"not here: {name}: {why}" for name, why in absent.items())
+    yield from (f"{name}: {why}" for name, why in absent.items())
 
 
 def natural(name: str) -> tuple[Any, ...]:

@@ -97,7 +97,7 @@ def _plots(node: pl.DataFrame) -> Iterator[Plot]:
     total = node.filter(pl.col("metric") == "gpu_memory_total")["value"]
     limit = float(total[0]) / GIB if total.n_unique() == 1 else None
     yield Plot("GPU memory", "", "GiB", memory, limit)
-    remark = "time in which any kernel ran: one that only waits counts, so 100 % is not work done"
+    remark = "share of time in which any kernel ran; a kernel that only waits counts, too"
     yield Plot("GPU utilisation", remark, "%", _gpu_lines(node, "gpu_utilisation"), 100.0)
     for metric, title in (
         ("gpu_sm_active", "Busy multiprocessors"),
@@ -122,7 +122,9 @@ def _plots(node: pl.DataFrame) -> Iterator[Plot]:
     if available.height and host_total.len():
         whole = float(host_total[0])
         used = available.with_columns(value=(whole - pl.col("value")) / GIB)
-        yield Plot("Host memory", "not available to programs", "GiB", [Line("used", used)], whole / GIB)
+        yield Plot(
+            "Host memory", "total less what programs can still get", "GiB", [Line("used", used)], whole / GIB
+        )
 
 
 def _gpu_lines(node: pl.DataFrame, metric: str, scale: float = 1) -> list[Line]:

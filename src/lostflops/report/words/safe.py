@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shlex
 import unicodedata
 from collections.abc import Sequence
+
+from lostflops.errors import as_argument
 
 
 def one_line(text: str, at_most: int = 0) -> str:
@@ -33,22 +33,9 @@ def as_command(recipe: str) -> str:
     return recipe.replace("_", "-")
 
 
-def quoted(word: str) -> str:
-    """The word for a shell; one with characters that a terminal would act upon as the bytes it is made of."""
-    if word.isprintable():
-        return shlex.quote(word)
-    return "$'" + "".join(map(_spelled, word)) + "'"
-
-
-def _spelled(character: str) -> str:
-    if character.isprintable() and character not in "\\'":
-        return character
-    return "".join(f"\\x{byte:02x}" for byte in os.fsencode(character))
-
-
 def typed(paths: Sequence[str], steps: tuple[int, int] | None, flags: Sequence[str] = ()) -> str:
     """What to type after a command's name to ask about the same steps of the same job, for a shell."""
-    words = [quoted(f"./{path}" if path.startswith("-") else path) for path in paths]
+    words = [as_argument(path) for path in paths]
     words += flags
     if steps:
         words += ["--steps", str(steps[0]) if steps[0] == steps[1] else f"{steps[0]}-{steps[1]}"]

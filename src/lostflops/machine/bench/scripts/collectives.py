@@ -278,7 +278,7 @@ def send_receive(of: Measured, size: int, group: Group, in_place: bool) -> Ready
 
     def run() -> None:
         if group.size == 1:
-            raise RuntimeError("a rank alone has nobody to send to")
+            raise RuntimeError("a single rank has no other rank to send to")
         both = [
             dist.P2POp(dist.isend, mine, to, group.handle),
             dist.P2POp(dist.irecv, got, come, group.handle),
@@ -336,7 +336,11 @@ def _at(
     except (RuntimeError, MemoryError) as error:
         remark = _said(error)
     if not of.all_agree(not remark):
-        return {"operation": name, "bytes": size, "remark": remark or "another rank has no room for it"}
+        return {
+            "operation": name,
+            "bytes": size,
+            "remark": remark or "another rank does not have the memory for it",
+        }
     if ready is None:
         return None
     try:

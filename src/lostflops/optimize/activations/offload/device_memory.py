@@ -1,4 +1,4 @@
-"""How much device memory there is in use: by the device's own count, or of what is known."""
+"""How much device memory in total in use: by the device's own count, or of what is known."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def optimizer(module: Any) -> None:
     log.mark("torch")
     cls = module.Optimizer
     if not isinstance(inspect.getattr_static(cls, "profile_hook_step", None), staticmethod):
-        log.write("this PyTorch is older than 2.0: its optimizers cannot be followed")
+        log.write("this PyTorch is older than 2.0: its optimizer steps cannot be counted")
         return
     original = cls.profile_hook_step
     torch = module.torch
@@ -51,7 +51,7 @@ def optimizer(module: Any) -> None:
         AttributeError,
         TypeError,
     ) as error:  # private to PyTorch; only compiled optimizer steps would notice
-        log.write(f"torch.compile may look at lostflops' functions: {error}")
+        log.write(f"torch.compile may trace into lostflops' wrappers: {error}")
 
 
 def outermost(

@@ -23,7 +23,7 @@ class History:
             return
         enabled = getattr(self._torch._C, "_cuda_isHistoryEnabled", None)
         if enabled is not None and enabled():
-            log.write("the job records its GPU memory itself: no memory snapshot is made")
+            log.write("no memory snapshot: the job already records its GPU memory history itself")
             return
         cuda.memory._record_memory_history(max_entries=MOST_ENTRIES, stacks="python")
         self._on = True

@@ -316,7 +316,7 @@ class Attempt:
             gone = gone or time.monotonic()
             if time.monotonic() - gone > self._asked.get("patience", PATIENCE):
                 # The job must not hang because nsys does.
-                log.write(f"{self._name}: nsys did not end after the program and was stopped")
+                log.write(f"{self._name}: nsys kept running after the program ended and was stopped")
                 self._say(kind="hung")
                 hung = status
                 _end(child)

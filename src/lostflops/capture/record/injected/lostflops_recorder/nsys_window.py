@@ -80,7 +80,7 @@ class NsysWindow:
         self._span, self._first, self._since = span, self._step, time.monotonic()
         if not self._left:
             self._schedule.done()
-            self._say("lost", "nsys was started for the windows of --steps, and they have passed")
+            self._say("lost", "the windows of --steps are over, and nsys was started for those only")
             return
         self._left -= 1
         try:

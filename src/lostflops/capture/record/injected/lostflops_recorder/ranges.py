@@ -32,7 +32,7 @@ class Ranges:
         try:
             self._follow_models()
         except Exception as error:  # the window goes on without their names
-            log.fault("looking for the model", error)
+            log.fault("finding the model", error)
 
     def _follow_models(self) -> None:
         roots: dict[type, set[int]] = {}

@@ -56,7 +56,7 @@ class Sessions:
                     return
                 time.sleep(0.01)
         except Exception as error:
-            log.fault("making way for the job's own profiler", error)
+            log.fault("closing the window for the job's own profiler", error)
 
 
 SESSIONS = Sessions()

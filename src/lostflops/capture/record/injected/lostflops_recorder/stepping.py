@@ -69,9 +69,9 @@ def _ending(raw: Any, name: str) -> Any:
     if isinstance(raw, (staticmethod, classmethod)):
         return type(raw)(_ending(raw.__func__, name))  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType, reportUnknownVariableType]
     if not isinstance(raw, FunctionType):
-        raise TypeError(f"{name} is a {type(raw).__name__}, and no function")
+        raise TypeError(f"{name} is a {type(raw).__name__}, not a function")
     if inspect.isgeneratorfunction(raw) or inspect.isasyncgenfunction(raw):
-        raise TypeError(f"{name} gives its results one by one, so no call of it is a step")
+        raise TypeError(f"{name} is a generator, and a call of it cannot be a step")
     if inspect.iscoroutinefunction(raw):
 
         @functools.wraps(raw)

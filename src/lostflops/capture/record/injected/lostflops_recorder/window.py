@@ -128,7 +128,7 @@ class Window:
     def _free_to_open(self) -> bool:
         current = threading.current_thread()
         if isinstance(current, threading._DummyThread):  # pyright: ignore[reportPrivateUsage]
-            self._hindrance = "the optimizer is called inside the backward pass, on threads of PyTorch's own"
+            self._hindrance = "the optimizer runs inside the backward pass, on PyTorch's own threads"
             return False
         if SESSIONS.others or self._torch._C._autograd._profiler_type().name != "NONE":
             self._hindrance = "the job's own profiler was running"
@@ -258,7 +258,7 @@ class Window:
                 raise OSError(f"only {free >> 20} MB are free on the disk")
             self._session.export_chrome_trace(beside)
             if not _whole(beside):
-                raise OSError("the trace could not be written to its end")
+                raise OSError("the trace could not be written completely")
             size = os.stat(beside).st_size
             os.replace(beside, target)
             dumped = self._history.dump(os.path.join(self._log.folder, snapshot))
