@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 if TYPE_CHECKING:
     range = Range
 
-# Not `range`: `from lostflops import *` would take Python's own away.
-__all__ = ["LostflopsError", "__version__", "annotate", "ask", "open", "why"]
+# Not `open` and `range`: `from lostflops import *` would take Python's own away.
+__all__ = ["LostflopsError", "__version__", "annotate", "ask", "why"]
 
 
 def __getattr__(name: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import io
 import json
 import os
@@ -613,3 +614,9 @@ def test_every_example_option_is_an_option() -> None:
         example: Example
         for example in known.examples:
             assert set(example.options) <= {option.name for option in known.options}
+
+
+def test_importing_everything_takes_none_of_pythons_own_names() -> None:
+    names: dict[str, object] = {}
+    exec("from lostflops import *", names)
+    assert "why" in names and not names.keys() & vars(builtins).keys() - {"__builtins__"}

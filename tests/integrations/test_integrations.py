@@ -23,6 +23,7 @@ from lostflops.integrations.remedies import Remedies, checked
 from lostflops.integrations.steps import Steps, tokens_in
 from lostflops.integrations.training import Training
 from lostflops.optimize import Refused, ThreadedDevice
+from lostflops.optimize.activations.offload.report import OneWay
 
 torch.set_num_threads(1)
 
@@ -113,6 +114,13 @@ def test_remedies_are_entered_in_one_order_and_left_in_reverse(monkeypatch: pyte
         failing.enter(torch.nn.Linear(2, 2))
     assert told == ["+checkpoint", "-checkpoint"]
     assert failing.leave() == {}
+
+
+def test_a_report_is_written_as_it_says_itself() -> None:
+    sent = OneWay(bytes=3_000, copies=7, copy_ns=2_000, stalled_ns=500)
+    assert remedies.plain(sent)["bytes_per_second"] == 1.5e9, "not its fields alone"
+    assert remedies.plain(SimpleNamespace(record=lambda: {"a": 7})) == {"a": 7}
+    assert remedies.plain({"a": 1}) == {"a": 1} and remedies.plain(Path("b")) == "b"
 
 
 def test_weights_in_parts_are_not_streamed() -> None:

@@ -32,7 +32,7 @@ from lostflops.errors import (
     RunAmongTraces,
     SameRankTwice,
 )
-from lostflops.ingest import NSYS, assembly, job, sources
+from lostflops.ingest import assembly, job, sources
 from lostflops.ingest.part import Part, write_table
 from lostflops.session import Session, Skipped
 from lostflops.store.trace import (
@@ -545,7 +545,7 @@ def part(folder: Path, start: int, rank: int | None = 0, epoch: int | None = Non
 def assembled(folder: Path, *recordings: tuple[str, Part]) -> Trace:
     given = [
         (Source(name, 1, name, form), [one])
-        for (name, one), form in zip(recordings, [NSYS] * 9, strict=False)
+        for (name, one), form in zip(recordings, ["nsys"] * 9, strict=False)
     ]
     folder.mkdir()
     assembly.assemble(given, [], folder)
@@ -605,4 +605,4 @@ def test_a_rank_beyond_all_jobs_is_numbered_anew(tmp_path: Path) -> None:
 
 def test_nothing_read_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(LostflopsError, match="a is a trace in which"):
-        assembly.assemble([(Source("a", 1, "a", NSYS), [])], [], tmp_path)
+        assembly.assemble([(Source("a", 1, "a", "nsys"), [])], [], tmp_path)

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 from lostflops.errors import CannotWrite, LostflopsError, shown
+from lostflops.ingest import freed_memory
 from lostflops.version import __version__
 
 from ._parser import Parser
@@ -115,6 +116,8 @@ def parser(words: Sequence[str] = ()) -> ArgumentParser:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit status."""
+    if words is None:  # nothing else runs in this process
+        freed_memory.process_is_ours()
     words = list(sys.argv[1:] if words is None else words)
     _open_streams()
     if "_ARGCOMPLETE" in os.environ:  # a shell asks what could be typed next

@@ -76,7 +76,7 @@ def _recorded(folder: Path) -> float | None:
 
 def _traced(folder: Path) -> float | None:
     """When the newest trace in a folder was written, or None where it has none."""
-    from lostflops.ingest import looks_like_trace
+    from lostflops.ingest.formats import looks_like_trace
 
     with suppress(OSError):
         return max(

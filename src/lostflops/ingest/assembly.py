@@ -9,9 +9,8 @@ from typing import Any
 import msgspec
 import polars as pl
 
-from lostflops import ingest
 from lostflops.errors import DifferentJobs, LostflopsError, NothingRecorded, SameRankTwice
-from lostflops.ingest import clocks, processes
+from lostflops.ingest import clocks, formats, processes
 from lostflops.ingest.part import Part
 from lostflops.ingest.steps import counted
 from lostflops.store.trace import FORMAT, Manifest, Quality, Source, Trace, write_manifest, write_part
@@ -110,9 +109,11 @@ def assemble(
 def _epochs(flat: list[tuple[Source, Part]], quality: list[Quality]) -> list[int]:
     """What to add to each part's times to compare them with the others': when its own clock began, in UTC.
 
-    Reports of Nsight Systems have clocks of their own; what has none counts from UTC already.
+    Sources of some formats have clocks of their own; the others count from UTC already.
     """
-    unknown = [source.name for source, part in flat if source.format == ingest.NSYS and part.epoch_ns is None]
+    unknown = [
+        source.name for source, part in flat if formats.own_clock(source.format) and part.epoch_ns is None
+    ]
     if unknown:
         text = f"{unknown[0]} does not say when its clock began; only their collectives can align the reports"
         quality.append(Quality(None, "clocks unrelated", len(set(unknown)), text, "warning"))
@@ -163,7 +164,7 @@ def _place_steps(folder: Path, steps: list[pl.DataFrame]) -> None:
 def _comparable(flat: list[tuple[Source, Part]], beside: list[Part]) -> list[Part]:
     """Those of `beside`, unless a recording does not say when its clock began: then where they belong is not
     known."""
-    dated = all(source.format != ingest.NSYS or part.epoch_ns is not None for source, part in flat)
+    dated = all(not formats.own_clock(source.format) or part.epoch_ns is not None for source, part in flat)
     return beside if dated else []
 
 
@@ -418,6 +419,6 @@ def _require_different_sessions(flat: list[tuple[Source, Part]]) -> None:
 
 
 def _clock_name(source: Source, *, moved: bool) -> str:
-    if source.format == ingest.NSYS and not moved:
-        return "nanoseconds since the start of the Nsight Systems session"
+    if not moved and (since := formats.own_clock(source.format)):
+        return f"nanoseconds since {since}"
     return "nanoseconds since the Unix epoch, as the source wrote them"

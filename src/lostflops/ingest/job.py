@@ -15,7 +15,6 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from lostflops import ingest
 from lostflops.errors import (
     CannotWrite,
     LostflopsError,
@@ -27,11 +26,10 @@ from lostflops.errors import (
     Unreadable,
     shown,
 )
-from lostflops.ingest import machine
+from lostflops.ingest import formats
 from lostflops.ingest.assembly import assemble
 from lostflops.ingest.sources import read_all
 from lostflops.ingest.step_log import attempts
-from lostflops.ingest.step_log import reader as step_logs
 from lostflops.store.installation import fingerprint
 from lostflops.store.trace import FORMAT, MANIFEST, Quality, Source, Trace, writing
 
@@ -58,12 +56,12 @@ def open(  # noqa: A001 - the public name
         return Trace.open(given[0])
     sources, earlier = attempts.last(find(given), given)
     # A folder or a pattern may hold other files than traces; what was named itself has to be one.
-    formats, left_out = _formats(sources, given)
-    identities = {source: _identity(source, formats.get(source, "")) for source in sources}
-    beside, logs = machine.documents(given), step_logs.documents(given)
-    told = step_logs.beside(logs)
-    known_by = [*identities.values(), *(_identity(file, "") for file in (*beside, *logs, *told))]
-    stored = output or _cache() / _key(known_by, salvage)
+    readers, left_out = _formats(sources, given)
+    names = {source: reader.name for source, reader in readers.items()}
+    identities = {source: _identity(source, names.get(source, "")) for source in sources}
+    documents = formats.documents(given)
+    known_by = [*identities.values(), *(_identity(file, "") for file in formats.all_read(documents))]
+    stored = output or _cache() / _key(known_by, salvage, readers.values())
     if output is None and os.path.lexists(stored):
         try:
             return _with_all_ranks(Trace.open(stored), allow_missing_ranks)
@@ -72,30 +70,30 @@ def open(  # noqa: A001 - the public name
         except LostflopsError:
             _discard(stored)
     with _named_store(output), writing(stored, replace=output is not None) as folder:
-        optional = {source for source in formats if source not in given}
-        outcomes = read_all(
-            list(formats), folder / "parts", salvage=salvage, optional=optional, progress=progress
-        )
+        optional = {source for source in readers if source not in given}
+        outcomes = read_all(readers, folder / "parts", salvage=salvage, optional=optional, progress=progress)
         if progress:
             progress("putting the ranks together", 1.0)
         read = [
             (identities[source], parts)
-            for source, parts in zip(formats, outcomes, strict=True)
+            for source, parts in zip(readers, outcomes, strict=True)
             if isinstance(parts, list)
         ]
-        left_out |= {s: o for s, o in zip(formats, outcomes, strict=True) if isinstance(o, NotATrace)}
+        left_out |= {s: o for s, o in zip(readers, outcomes, strict=True) if isinstance(o, NotATrace)}
         refused = [left_out[source] for source in sources if source in left_out]
-        logged, less = step_logs.logged(logs)
-        if logged and all(part.beside for _, parts in read for part in parts):
-            read.append((_identity(logged[0].path, step_logs.STEP_LOGS), step_logs.parts(logged)))
+        told = {form.name: form.read(documents[form.name]) for form in formats.beside()}
+        alone = all(part.beside for _, parts in read for part in parts)
+        for name, found in told.items():
+            if alone and found.parts and found.first is not None:
+                read.append((_identity(found.first, name), list(found.parts)))
         if not read and not refused:
-            raise NoTraces(given[0], ingest.LOOKED_FOR)
+            raise NoTraces(given[0], formats.looked_for())
         if not read:
             raise refused[0]
         notes = [Quality(None, "file left out", 1, error.message, "warning") for error in refused]
         notes += [Quality(None, "earlier attempt left out", 1, text) for text in earlier]
-        known, more = machine.tables(beside)
-        assemble(read, [*notes, *more, *less], folder, {**known, **step_logs.tables(logged)})
+        notes += [note for found in told.values() for note in found.notes]
+        assemble(read, notes, folder, {k: t for found in told.values() for k, t in found.tables.items()})
         shutil.rmtree(folder / "parts", ignore_errors=True)
         if output is not None:
             _with_all_ranks(Trace.open(folder, just_written=True), allow_missing_ranks)
@@ -124,13 +122,12 @@ def find(paths: Sequence[PathLike]) -> list[Path]:
         try:
             if _is_run(path):
                 raise RunAmongTraces(path)
-            if path.is_file() or (path.is_dir() and ingest.looks_like_trace(path)):
+            if path.is_file() or (path.is_dir() and formats.looks_like_trace(path)):
                 matched = [path]
             elif path.is_dir():
                 matched = list(_below(path))
-                # A step log tells something without traces too.
-                if not matched and not step_logs.documents([path]):
-                    raise NoTraces(path, ingest.LOOKED_FOR)
+                if not matched and not formats.tell_alone([path]):
+                    raise NoTraces(path, formats.looked_for())
             else:
                 matched = [Path(m) for m in glob.glob(str(path), recursive=True)]  # noqa: PTH207 - absolute globs
                 matched = [p for m in matched for p in (_below(m) if m.is_dir() else [m])]
@@ -140,29 +137,27 @@ def find(paths: Sequence[PathLike]) -> list[Path]:
             raise Unreadable(Path(error.filename or path), error) from error
         for match in matched:
             found.setdefault(_real(match), match)
-    if paths and not found and not step_logs.documents(Path(given).expanduser() for given in paths):
-        raise NoTraces(Path(paths[0]), ingest.LOOKED_FOR)
-    exported = {p.with_suffix("") for p in found if p.suffix == ".sqlite"}
-    sources = [
-        p
-        for real, p in found.items()
-        if not (real.suffix == ".nsys-rep" and real.with_suffix("") in exported)
-    ]
+    if paths and not found and not formats.tell_alone([Path(given).expanduser() for given in paths]):
+        raise NoTraces(Path(paths[0]), formats.looked_for())
+    kept: Iterable[Path] = found
+    for reader in formats.readers():
+        kept = reader.without_doubles(kept)
+    sources = [found[real] for real in kept]
     return sorted(sources, key=lambda p: [int(t) if t.isdecimal() else t for t in re.split(r"(\d+)", str(p))])
 
 
 def _below(folder: Path) -> Iterable[Path]:
     """What may be a trace in a folder and the folders in it, imported runs apart."""
-    if ingest.looks_like_trace(folder):
+    if formats.looks_like_trace(folder):
         return [folder]
     files: list[Path] = []
     for here, folders, names in os.walk(folder, onerror=_unlisted):
         inside = Path(here)
         folders[:] = [f for f in folders if not f.startswith(".") and not (inside / f / MANIFEST).is_file()]
-        for name in [f for f in folders if ingest.looks_like_trace(inside / f)]:
+        for name in [f for f in folders if formats.looks_like_trace(inside / f)]:
             folders.remove(name)
             files.append(inside / name)
-        files += [inside / n for n in names if not n.startswith(".") and ingest.looks_like_trace(inside / n)]
+        files += [inside / n for n in names if not n.startswith(".") and formats.looks_like_trace(inside / n)]
     return files
 
 
@@ -176,8 +171,7 @@ def reads(file: Path, paths: Sequence[PathLike]) -> bool:
     given = [Path(p).expanduser() for p in paths]
     sources = [path for path in given if _is_run(path)]
     with suppress(LostflopsError, OSError):  # who asks about the paths says what is wrong with them
-        logs = step_logs.documents(given)
-        sources += [*machine.documents(given), *logs, *step_logs.beside(logs)]
+        sources += formats.all_read(formats.documents(given))
         sources += find([path for path in given if path not in sources])
     used = {_real(source) for source in sources}
     return not used.isdisjoint([_real(file), *_real(file).parents])
@@ -204,21 +198,23 @@ def _discard(stored: Path) -> None:
             stored.unlink()
 
 
-def _formats(sources: Sequence[Path], given: Sequence[Path]) -> tuple[dict[Path, str], dict[Path, NotATrace]]:
+def _formats(
+    sources: Sequence[Path], given: Sequence[Path]
+) -> tuple[dict[Path, formats.Reader], dict[Path, NotATrace]]:
     """The format of each source that has one, and why the others are left out.
 
     Raises Unreadable, or NotATrace for one that was named itself.
     """
-    formats: dict[Path, str] = {}
+    found: dict[Path, formats.Reader] = {}
     left_out: dict[Path, NotATrace] = {}
     for source in sources:
         try:
-            formats[source] = ingest.format_of(source)
+            found[source] = formats.reader_of(source)
         except NotATrace as error:
             if source in given:
                 raise
             left_out[source] = error
-    return formats, left_out
+    return found, left_out
 
 
 def _identity(source: Path, form: str) -> Source:
@@ -241,9 +237,11 @@ def _identity(source: Path, form: str) -> Source:
     return Source(shown(source.name), total, digest.hexdigest(), form)
 
 
-def _key(sources: list[Source], salvage: bool) -> str:
+def _key(sources: list[Source], salvage: bool, readers: Iterable[formats.Reader]) -> str:
     digest = hashlib.blake2b(digest_size=16)
     digest.update(f"{FORMAT}|{fingerprint()}|{salvage}".encode())
+    for reader in dict.fromkeys(readers):
+        digest.update(f"|{formats.fingerprint(reader)}".encode())
     for source in sources:
         digest.update(f"|{source.name}|{source.bytes}|{source.identity}".encode())
     return digest.hexdigest()

@@ -6,14 +6,14 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
 
-from lostflops import ingest
 from lostflops.errors import LostflopsError, NotATrace, revived, shown
+from lostflops.ingest.formats import Reader, Reading
 from lostflops.ingest.part import Part
 from lostflops.ingest.worker import Reply, Task
 
@@ -25,18 +25,19 @@ Outcome = list[Part] | NotATrace
 
 
 def read_all(
-    sources: Sequence[Path],
+    formats: Mapping[Path, Reader],
     folder: Path,
     *,
     salvage: bool,
     optional: Collection[Path] = (),
     progress: Progress | None = None,
 ) -> list[Outcome]:
-    """The parts of each source, in order, written below `folder`.
+    """The parts of each source, each of its format, in order, written below `folder`.
 
     An optional source that is no trace gives the error that says so; any other error is raised, the first
     source's first.
     """
+    sources = list(formats)
     sizes = [s.stat().st_size if s.is_file() else WORTH_A_PROCESS for s in sources]
     whole = sum(sizes) or 1
     cores = len(os.sched_getaffinity(0))
@@ -62,13 +63,9 @@ def read_all(
         tell(number, 1.0)
 
     def here(number: int) -> list[Part]:
-        return ingest.read(
-            sources[number],
-            folder / str(number),
-            salvage=salvage,
-            processes=cores,
-            progress=lambda share: tell(number, share),
-        )
+        source, place = sources[number], folder / str(number)
+        asked = Reading(source, place, salvage, cores, lambda share: tell(number, share))
+        return formats[source].read(asked)
 
     waiting = sorted(range(len(sources)), key=lambda i: sizes[i])  # the largest is taken first
     lock = threading.Lock()
@@ -78,9 +75,10 @@ def read_all(
             return waiting.pop() if waiting and not failed else None
 
     def with_a_process() -> None:
-        with _Reader(threads=max(1, cores // workers)) as reader:
+        with _Process(threads=max(1, cores // workers)) as reader:
             while (number := next_source()) is not None:
-                task = Task(str(sources[number]), str(folder / str(number)), salvage)
+                source = sources[number]
+                task = Task(str(source), str(folder / str(number)), salvage, formats[source].name)
                 settle(number, lambda n=number, t=task: reader.read(t, lambda share: tell(n, share)))
 
     if workers <= 1:
@@ -97,7 +95,7 @@ def read_all(
     return [outcomes[number] for number in range(len(sources))]
 
 
-class _Reader:
+class _Process:
     """A process of `lostflops.ingest.worker`."""
 
     def __init__(self, threads: int) -> None:
@@ -109,7 +107,7 @@ class _Reader:
             env={**os.environ, "POLARS_MAX_THREADS": str(threads)},
         )
 
-    def __enter__(self) -> _Reader:
+    def __enter__(self) -> _Process:
         return self
 
     def __exit__(self, *error: object) -> None:

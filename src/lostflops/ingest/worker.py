@@ -12,8 +12,8 @@ from pathlib import Path
 
 import msgspec
 
-from lostflops import ingest
 from lostflops.errors import LostflopsError
+from lostflops.ingest import formats, freed_memory
 from lostflops.ingest.part import Part
 from lostflops.store.trace import storing
 
@@ -22,6 +22,7 @@ class Task(msgspec.Struct):
     path: str
     folder: str
     salvage: bool
+    form: str  # the name of its format
 
 
 class Reply(msgspec.Struct, omit_defaults=True):
@@ -33,6 +34,7 @@ class Reply(msgspec.Struct, omit_defaults=True):
 
 
 def main() -> None:
+    freed_memory.process_is_ours()
     encoder = msgspec.json.Encoder()
 
     def say(reply: Reply) -> None:
@@ -52,7 +54,8 @@ def main() -> None:
         try:
             folder = Path(task.folder)
             with storing(folder, folder):
-                parts = ingest.read(Path(task.path), folder, salvage=task.salvage, progress=progress)
+                asked = formats.Reading(Path(task.path), folder, task.salvage, progress=progress)
+                parts = formats.named(task.form).read(asked)
         except LostflopsError as error:
             say(Reply(error=(type(error).__name__, error.message, error.hint)))
         else:

@@ -95,8 +95,9 @@ class Remedies:
 
 def plain(report: Any) -> Any:
     """A report as JSON."""
-    if callable(getattr(report, "record", None)):
-        return report.record()
+    for written in ("to_json", "record"):
+        if callable(getattr(report, written, None)):
+            return getattr(report, written)()
     if is_dataclass(report) and not isinstance(report, type):
         return asdict(report)
     return (

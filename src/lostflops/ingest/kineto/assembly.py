@@ -18,7 +18,7 @@ from lostflops.ingest.attribution import OperatorTree, attribute
 from lostflops.ingest.broken_times import surroundings
 from lostflops.ingest.host_compute import serving
 from lostflops.ingest.kineto.collectives import Communication, communication
-from lostflops.ingest.kineto.columns import KINDS, Columns, Reader, integer, number, product, text_of
+from lostflops.ingest.kineto.columns import KINDS, Columns, EventColumns, integer, number, product, text_of
 from lostflops.ingest.kineto.devices import named_after_device, place
 from lostflops.ingest.kineto.events import Decoder, Event
 from lostflops.ingest.kineto.phases import phases
@@ -88,7 +88,7 @@ class Assembly:
     """Turns collected columns into the tables of a rank."""
 
     def __init__(
-        self, path: Path, folder: Path, reader: Reader, decoder: Decoder, stream: EventStream[Event]
+        self, path: Path, folder: Path, reader: EventColumns, decoder: Decoder, stream: EventStream[Event]
     ) -> None:
         self.path = path
         self.folder = folder

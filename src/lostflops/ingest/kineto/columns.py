@@ -240,7 +240,7 @@ class FrameCodes(Codes):
         return code
 
 
-class Reader:
+class EventColumns:
     """Collects the events of one file into columns. With `exact`, events carry times as decimals."""
 
     def __init__(self, exact: bool = False) -> None:
@@ -284,7 +284,7 @@ class Reader:
             if (folder / f"{kind}.arrow").exists():
                 getattr(self, kind).add(pl.read_ipc(folder / f"{kind}.arrow"))
 
-    def merge(self, other: Reader) -> None:
+    def merge(self, other: EventColumns) -> None:
         """Add what another reader collected from other chunks of the same file."""
         recoded = {
             name: np.array([getattr(self, name)[v] for v in getattr(other, name)], dtype=np.uint32)

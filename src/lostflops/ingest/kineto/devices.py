@@ -13,7 +13,7 @@ import re
 import numpy as np
 import polars as pl
 
-from lostflops.ingest.kineto.columns import Reader
+from lostflops.ingest.kineto.columns import EventColumns
 
 # What a device does that is no work: it waits for another stream, or notes that it got so far.
 IDLING = r"(?i)^(?:event|notify)[_ ]?(?:wait|record)|^wait(?:_?on)?_?event|place_?holder|_SQE$"
@@ -32,7 +32,7 @@ def named_after_device(category: str) -> bool:
     return DEVICES.search(category) is not None
 
 
-def place(reader: Reader) -> dict[str, int]:
+def place(reader: EventColumns) -> dict[str, int]:
     """Put the rows of unknown categories where they belong; how many stay unknown, by category.
 
     A row is a device's when it names its stream, when its process is its device, or when a recorded call has
@@ -84,7 +84,7 @@ def place(reader: Reader) -> dict[str, int]:
     return dict(unknown.iter_rows())
 
 
-def _keep_copies(reader: Reader, rows: pl.DataFrame) -> None:
+def _keep_copies(reader: EventColumns, rows: pl.DataFrame) -> None:
     if rows.is_empty():
         return
     # A copy's direction is read off its name.
@@ -97,7 +97,7 @@ def _keep_copies(reader: Reader, rows: pl.DataFrame) -> None:
     )
 
 
-def _keep_kernels(reader: Reader, rows: pl.DataFrame) -> None:
+def _keep_kernels(reader: EventColumns, rows: pl.DataFrame) -> None:
     if rows.is_empty():
         return
     no_extent = pl.lit(reader.extents[b""], dtype=pl.UInt32)

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
-from lostflops.ingest.kineto.columns import CoarseTimesError, Reader
+from lostflops.ingest.kineto.columns import CoarseTimesError, EventColumns
 from lostflops.ingest.kineto.events import Decoder
 from lostflops.ingest.kineto.stream import CHUNK, UNDECODABLE, ranges
 
@@ -62,13 +62,13 @@ class _Workers:
             process.kill()
             process.wait()
 
-    def _collected(self, into: Reader) -> int:
+    def _collected(self, into: EventColumns) -> int:
         """Wait for the workers, merge what they read, and return how many events that was."""
         events = 0
         for process, place in zip(self._processes, self._folders, strict=True):
             if process.wait() != 0:
                 raise FailedError
-            state: Reader
+            state: EventColumns
             with (place / "state").open("rb") as file:
                 events, state = events + pickle.load(file), pickle.load(file)
             state.load(place)
@@ -110,7 +110,7 @@ class Pool(_Workers):
         """Hand a JSON array of events to whichever worker is free. Raises FailedError when one has died."""
         self._put(chunk)
 
-    def finish(self, into: Reader) -> int:
+    def finish(self, into: EventColumns) -> int:
         """Wait for the workers, merge what they read, and return how many events that was."""
         for _ in self._feeders:
             self._put(None)
@@ -165,7 +165,7 @@ class PlainPool(_Workers):
                 self._sent += 1
         return end
 
-    def finish(self, into: Reader) -> int:
+    def finish(self, into: EventColumns) -> int:
         """Wait for the workers, merge what they read, and return how many events that was."""
         waiting = self._sent
         while waiting and self._progress and all(process.poll() is None for process in self._processes):
@@ -180,7 +180,7 @@ class PlainPool(_Workers):
 def main(folder: Path, file: Path | None) -> int:
     gc.disable()
     folder.mkdir(parents=True, exist_ok=True)
-    reader, decoder, events = Reader(), Decoder(), 0
+    reader, decoder, events = EventColumns(), Decoder(), 0
     try:
         for chunk in _taken(file) if file else _sent():
             rows = decoder.chunk(chunk)

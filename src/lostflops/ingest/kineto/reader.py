@@ -7,17 +7,16 @@ names, users, paths and addresses that a trace may carry are never decoded or st
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import shutil
 from collections.abc import Callable
-from contextlib import suppress
-from functools import cache
 from pathlib import Path
 
 from lostflops.errors import Damaged, NotATrace, NothingRecorded, Truncated
+from lostflops.ingest import freed_memory
+from lostflops.ingest.formats import Reader, Reading
 from lostflops.ingest.kineto.assembly import Assembly
-from lostflops.ingest.kineto.columns import CoarseTimesError, Reader
+from lostflops.ingest.kineto.columns import CoarseTimesError, EventColumns
 from lostflops.ingest.kineto.events import Decoder, Event
 from lostflops.ingest.kineto.parallel import FailedError, PlainPool, Pool
 from lostflops.ingest.kineto.stream import EventStream
@@ -27,18 +26,17 @@ from lostflops.ingest.part import Part
 WORTH_PROCESSES = 96 << 20
 
 
-KEPT_BYTES = 64 << 20  # of freed memory, at most
-
-
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # mallopt's names for them, in <malloc.h>
+def looks_like(path: Path) -> bool:
+    """Whether a name found in a folder may be that of a Kineto trace."""
+    return path.name.lower().endswith((".json", ".json.gz")) and not path.is_dir()
 
 
 def recognises(path: Path, head: bytes) -> bool:
     """Whether a file may be a Kineto trace, from its name and first bytes."""
     name = path.name.lower()
-    return name.endswith((".json", ".json.gz", ".json.tmp", ".json.gz.tmp")) or (
-        head[:2] == b"\x1f\x8b" or head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"[")
-    )
+    named = name.endswith((".json", ".json.gz", ".json.tmp", ".json.gz.tmp"))
+    begins = head[:2] == b"\x1f\x8b" or head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"[")
+    return (named or begins) and not path.is_dir()
 
 
 def read(
@@ -76,14 +74,14 @@ def _read(
     *,
     exact: bool,
 ) -> list[Part]:
-    _keep_freed_memory()
-    reader, decoder = Reader(exact), Decoder(exact)
+    freed_memory.keep()
+    reader, decoder = EventColumns(exact), Decoder(exact)
     stream = None
     packed = processes > 1 and _is_packed(path)
     if processes > 1 and path.stat().st_size > (WORTH_PROCESSES // 12 if packed else WORTH_PROCESSES):
         stream = _read_in_parallel(path, packed, folder / "chunks", reader, decoder, processes, progress)
         if stream is None:  # something in the file needs care
-            reader, decoder = Reader(exact), Decoder(exact)
+            reader, decoder = EventColumns(exact), Decoder(exact)
     if stream is None:
         stream = EventStream(path, decoder.chunk, decoder.one_by_one, salvage=salvage, progress=progress)
         for events in stream:
@@ -95,16 +93,6 @@ def _read(
     return Assembly(path, folder, reader, decoder, stream).parts()
 
 
-@cache
-def _keep_freed_memory() -> None:
-    """Has the C library keep some of what is freed. By itself it gives every chunk's buffers back to the
-    kernel, and pays a page fault for each 4 KiB of the next: a tenth of an import, where faults are slow."""
-    with suppress(OSError, AttributeError):  # another C library has no such thing
-        adjust = ctypes.CDLL(None).mallopt
-        adjust(_TRIM_THRESHOLD, KEPT_BYTES)
-        adjust(_MMAP_THRESHOLD, KEPT_BYTES // 2)
-
-
 def _is_packed(path: Path) -> bool:
     with path.open("rb") as file:
         return file.read(2) == b"\x1f\x8b"
@@ -114,7 +102,7 @@ def _read_in_parallel(
     path: Path,
     packed: bool,
     folder: Path,
-    reader: Reader,
+    reader: EventColumns,
     decoder: Decoder,
     processes: int,
     progress: Callable[[float], None] | None,
@@ -138,3 +126,23 @@ def _read_in_parallel(
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return None if decoder.skipped or decoder.repaired else stream
+
+
+def _asked(asked: Reading) -> list[Part]:
+    return read(
+        asked.path,
+        asked.folder,
+        salvage=asked.salvage,
+        processes=asked.processes,
+        progress=asked.progress,
+    )
+
+
+READER = Reader(
+    "kineto",
+    "PyTorch profiler traces (*.json, *.json.gz)",
+    looks_like,
+    recognises,
+    _asked,
+    claims_any=True,  # whatever is JSON
+)

@@ -16,6 +16,7 @@ from typing import Any, cast
 import polars as pl
 
 from lostflops.errors import NotATrace
+from lostflops.ingest.formats import Reader, Reading
 from lostflops.ingest.monitor.files import FACTS, ROWS, TAIL, facts, readings, step_logs
 from lostflops.ingest.part import Part, write_table
 from lostflops.store.trace import Quality
@@ -227,3 +228,21 @@ def _quality(torn: int, damaged: Any, times_set: int) -> list[Quality]:
 def _int(value: object) -> int:
     assert isinstance(value, int)
     return value
+
+
+def looks_like(path: Path) -> bool:
+    """Whether a name found in a folder is that of a monitor's samples."""
+    return path.name.lower() == FOLDER and path.is_dir() and (path / FACTS).exists()
+
+
+def _asked(asked: Reading) -> list[Part]:
+    return read(asked.path, asked.folder)
+
+
+READER = Reader(
+    "monitor",
+    "samples of a monitor (monitor/)",
+    looks_like,
+    lambda path, _: recognises(path),
+    _asked,
+)

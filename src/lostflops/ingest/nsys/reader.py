@@ -8,17 +8,18 @@ Tables are read one after the other, each for one process at a time.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import polars as pl
 
 from lostflops.ingest.attribution import OperatorTree, attribute
+from lostflops.ingest.formats import Reader, Reading
 from lostflops.ingest.kineto.phases import phases
 from lostflops.ingest.nsys import cuda, nccl
 from lostflops.ingest.nsys import host as nsys_host
-from lostflops.ingest.nsys.export import Export, opened, recognises
+from lostflops.ingest.nsys.export import FOLDERS, Export, opened, recognises
 from lostflops.ingest.nsys.nvtx import Nvtx, nvtx
 from lostflops.ingest.nsys.rows import fitting, near
 from lostflops.ingest.nsys.target import Device, Devices, Recording, mpi_ranks, recording
@@ -434,3 +435,31 @@ def _forget_repeated_ranks(parts: list[Part]) -> None:
     if repeated:
         for part in parts:
             part.rank, part.rank_source, part.world_size = None, "device order", None
+
+
+def looks_like(path: Path) -> bool:
+    """Whether a name found in a folder may be that of an export or a report."""
+    name = path.name.lower()
+    return name.endswith(FOLDERS) if path.is_dir() else name.endswith((".sqlite", ".nsys-rep", ".arrows"))
+
+
+def without_doubles(paths: Iterable[Path]) -> Iterable[Path]:
+    """The files without the reports whose export lies beside them."""
+    found = list(paths)
+    exported = {path.with_suffix("") for path in found if path.suffix == ".sqlite"}
+    return [p for p in found if not (p.suffix == ".nsys-rep" and p.with_suffix("") in exported)]
+
+
+def _asked(asked: Reading) -> list[Part]:
+    return read(asked.path, asked.folder, asked.progress)
+
+
+READER = Reader(
+    "nsys",
+    "Nsight Systems exports (*.sqlite, *_pqtdir, *_arwdir) and reports (*.nsys-rep)",
+    looks_like,
+    recognises,
+    _asked,
+    own_clock="the start of the Nsight Systems session",
+    without_doubles=without_doubles,
+)

@@ -13,6 +13,7 @@ import msgspec
 import polars as pl
 
 from lostflops.errors import shown
+from lostflops.ingest.formats import Beside, Told
 from lostflops.ingest.part import Part
 from lostflops.ingest.processes import ASSUMED
 from lostflops.store.trace import Quality
@@ -21,7 +22,6 @@ from lostflops.tables import RANK_ENDS, STEP_LOG
 # What `record` calls a rank's log: rank, attempt, perhaps the process.
 LOG = re.compile(r"steps-\d{5,9}-a(\d{1,9})(?:-p\d+)?(?:-\d+)?\.jsonl")
 RECORDING, FAILED = "recording.jsonl", "failed-*.jsonl"
-STEP_LOGS = "step log"  # the format of a source
 LARGEST = 2**31 - 1
 LONGEST = 1 << 30  # bytes: a rank's log of some millions of steps
 
@@ -267,3 +267,11 @@ def _frame(who: Who, lines: Sequence[Line]) -> pl.DataFrame:
             schema=STEP_LOG.schema,
         )
     )
+
+
+def _told(documents: Sequence[Path]) -> Told:
+    logs, notes = logged(documents)
+    return Told(tables(logs), notes, parts(logs), logs[0].path if logs else None)
+
+
+BESIDE = Beside("step log", documents, _told, more=beside, alone=True)

@@ -15,6 +15,7 @@ import msgspec
 import polars as pl
 
 from lostflops.errors import shown
+from lostflops.ingest.formats import Beside, Told
 from lostflops.store.trace import Quality
 from lostflops.tables import TABLES
 
@@ -91,3 +92,11 @@ def _frames(content: Mapping[str, Any], rank: int | None) -> Iterator[tuple[str,
 def _first_rank(folder: Path) -> int | None:
     ranks = (re.match(r"steps-(\d{1,9})-", file.name) for file in folder.glob("steps-*.jsonl"))
     return min((int(match[1]) for match in ranks if match), default=None)
+
+
+def _told(documents: Sequence[Path]) -> Told:
+    known, notes = tables(documents)
+    return Told(known, notes)
+
+
+BESIDE = Beside("machine", documents, _told)

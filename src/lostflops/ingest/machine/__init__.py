@@ -1,0 +1,1 @@
+"""What `lostflops topology` and `lostflops bench` leave beside a recording, to tables."""
