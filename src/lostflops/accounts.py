@@ -128,16 +128,6 @@ ACCOUNTS: Mapping[str, Account] = {
             "It happens once: record later (`lostflops record --steps 10-14`), and judge those steps.",
         ),
         Account(
-            "idle.initialisation",
-            "first-call initialisation",
-            _LATE + "sets up what is made once: the device's context, a library, a process group, the first "
-            "memory.",
-            "Calls of 10 ms and longer in a job's first step that allocate, free or prove no cause, where "
-            "later calls of that name take at most a hundredth of it; calls and frames that say what they "
-            "set up; and what nothing above claims inside a range called warm-up or initialisation.",
-            "It happens once: record later (`lostflops record --steps 10-14`), and judge those steps.",
-        ),
-        Account(
             "idle.graph_capture",
             "graph capture",
             _LATE

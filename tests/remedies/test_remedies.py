@@ -11,6 +11,7 @@ import lostflops
 from lostflops import remedies
 from lostflops.recipes.idle.summary import LOSSES
 from lostflops.remedies import FOR, FRAMEWORKS, REMEDIES, Setting, advice, setting
+from lostflops.report.first_page.page import Page
 from made_runs import LOADER, THREAD, Job, Work, made
 
 STARVED = "data-loading-starves-device"
@@ -52,6 +53,59 @@ def test_a_trainer_on_deepspeed_gets_both_spellings() -> None:
     job = Setting("hf", deepspeed=True)
     said = advice("communication-exposed", job, "")
     assert "gradient_accumulation_steps" in said and '"overlap_comm": true' in said
+
+
+@pytest.mark.parametrize(
+    ("gpu", "has", "lacks"),
+    [
+        ("Tesla V100-SXM2-32GB", ("torch.float16", "GradScaler"), ("bfloat16", "TF32", "Ampere")),
+        ("NVIDIA A100-SXM4-80GB", ("torch.bfloat16", "TF32"), ("float16,", "GradScaler", "Ampere")),
+        ("AMD Instinct MI300X", ("torch.bfloat16",), ("TF32", "GradScaler", "Ampere")),
+        ("a card of tomorrow", ("torch.bfloat16", "Before Ampere", "TF32 needs Ampere"), ("GradScaler",)),
+    ],
+)
+def test_fp32_is_mended_as_the_gpu_allows(
+    gpu: str, has: tuple[str, ...], lacks: tuple[str, ...], tmp_path: Path
+) -> None:
+    job = setting(made(tmp_path, {"ranks": [{"gpu": gpu}]}))
+    said = advice("fp32-without-tensor-cores", job, "")
+    assert all(word in said for word in has) and not any(word in said for word in lacks), said
+
+
+def test_a_gpu_without_tensor_cores_is_not_told_to_use_them(tmp_path: Path) -> None:
+    def page(gpu: str) -> Page:
+        kernels = [
+            {"start": s * 100, "end": s * 100 + 90, "family": "gemm", "precision": "fp32"}
+            | {"tensor_cores": False, "launch_start": s * 100, "launch_end": s * 100 + 1}
+            for s in range(4)
+        ]
+        steps = [{"step": s, "start": s * 100, "end": s * 100 + 100} for s in range(4)]
+        ranks = [{"gpu": gpu, "end": 400, "device_kind": "gpu"}]
+        return lostflops.why(made(tmp_path / gpu, {"ranks": ranks, "steps": steps, "kernels": kernels}))
+
+    assert page("Tesla V100-SXM2-32GB").findings[0].name == "fp32-without-tensor-cores"
+    assert not [f for f in page("Tesla P100-PCIE-16GB").findings if f.name == "fp32-without-tensor-cores"]
+
+
+@pytest.mark.parametrize(
+    ("finding", "versions", "has", "lacks"),
+    [
+        ("allocator-stalls", "torch 2.8.0", "`PYTORCH_CUDA_ALLOC_CONF=", "PYTORCH_ALLOC_CONF="),
+        ("allocator-stalls", "torch 2.13.0+cpu", "`PYTORCH_ALLOC_CONF=", "PYTORCH_CUDA_ALLOC_CONF="),
+        ("allocator-stalls", "cuda runtime 12.8", "(before torch 2.9: `PYTORCH_CUDA_ALLOC_CONF=", "nothing"),
+        ("uneven-work", "transformers 5.0.0", "`group_by_length=True`", "train_sampling_strategy"),
+        ("uneven-work", "transformers 5.10.2", "train_sampling_strategy", "group_by_length=True"),
+        ("fp32-without-tensor-cores", "torch 2.7.1", 'set_float32_matmul_precision("high")', "allow_tf32 ="),
+    ],
+)
+def test_a_change_is_spelled_for_the_version_that_the_recording_names(
+    finding: str, versions: str, has: str, lacks: str, tmp_path: Path
+) -> None:
+    tables = {"ranks": [{"versions": versions}]}
+    if finding == "uneven-work":
+        tables["frames"] = [row("transformers/trainer.py(2100): train")]
+    said = advice(finding, setting(made(tmp_path, tables)), "")
+    assert has in said and lacks not in said, said
 
 
 def test_a_starved_loader_is_mended_in_the_words_of_the_framework() -> None:

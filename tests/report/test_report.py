@@ -40,7 +40,6 @@ from lostflops.report.first_page.budget import budget, mean
 from lostflops.report.first_page.heat import heat
 from lostflops.report.first_page.page import LEDGER, Page, page
 from lostflops.report.first_page.quality import facts
-from lostflops.report.first_page.verdict import verdict
 from lostflops.report.html import html
 from lostflops.report.words.amounts import apportion, unit_for
 from lostflops.report.words.cells import cells
@@ -415,76 +414,6 @@ def spent(**parts: int) -> pl.DataFrame:
             for a, ns in parts.items()
         ],
         schema=LEDGER,
-    )
-
-
-@pytest.mark.parametrize(
-    ("parts", "said"),
-    [
-        (
-            {
-                "compute": 569,
-                "communication__wait": 240,
-                "communication__transfer": 71,
-                "idle__unexplained": 120,
-            },
-            "Waiting for late ranks: 31.1 % of the 1.00 µs step is exposed communication.",
-        ),
-        (
-            {"compute": 600, "idle__data_loading": 300, "idle__dependency": 60, "idle__launch_bound": 40},
-            "Input-bound: the GPU is idle for 40.0 % of the 1.00 µs step.",
-        ),
-        (
-            {"compute": 30, "copy": 970},
-            "Copy-bound: 97.0 % of the 1.00 µs step is copies that nothing hides.",
-        ),
-        (
-            {"compute": 960, "communication__exposed": 33, "idle__unexplained": 7},
-            (
-                "Compute-bound: kernels run for 96.0 % of the 1.00 µs step; "
-                "the largest loss is exposed communication, 3.3 %."
-            ),
-        ),
-        ({"compute": 1000}, "Compute-bound: kernels run for 100.0 % of the 1.00 µs step."),
-        (
-            {"compute": 640, "communication__wait": 159, "communication__transfer": 201},
-            "Communication-bound: 36.0 % of the 1.00 µs step is exposed communication.",
-        ),
-        ({"idle__unexplained": 500, "something__new": 500}, None),
-    ],
-)
-def test_the_verdict_names_what_bounds_the_step(parts: dict[str, int], said: str | None) -> None:
-    found = budget(spent(**parts))
-    assert found is not None
-    sentence = verdict(found)
-    assert sentence.endswith(".")
-    if said:
-        assert sentence == said
-
-
-def about(*accounts: str, cost: int, rank: int | None = None) -> Finding:
-    return Finding("a-cause", "", "at most", (), "", cost_per_step=cost, accounts=accounts, rank=rank)
-
-
-def test_the_verdict_and_the_first_finding_name_one_cause() -> None:
-    found = budget(spent(compute=300, communication__wait=400, idle__data_loading=250, copy=50))
-    assert found is not None
-    late = about("idle.data_loading", "communication.wait", cost=450, rank=7)
-    assert verdict(found, first=late) == (
-        "Waiting for rank 7: its data loader makes it 450 ns late in the 1.00 µs step (45.0 %)."
-    )
-    starved = about("idle.data_loading", "communication.wait", cost=650)
-    assert verdict(found, first=starved) == "Input-bound: the GPU is idle for 25.0 % of the 1.00 µs step."
-    # What costs too little to name the step does not.
-    assert verdict(found, first=about("copy", cost=50)).startswith("Waiting for late ranks: 40.0 %")
-
-
-def test_without_the_device_the_verdict_only_tells_of_the_host() -> None:
-    found = budget(spent(compute=989, idle__unexplained=11), on_host=True)
-    assert found is not None
-    assert verdict(found, on_host=True, unseen="nothing of the GPU was recorded") == (
-        "What bounds this job is not in the recording: nothing of the GPU was recorded. On the CPU, "
-        "operators compute for 98.9 % of the 1.00 µs step."
     )
 
 

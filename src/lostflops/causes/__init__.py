@@ -38,13 +38,15 @@ def findings(given: Given) -> tuple[Finding, ...]:
     join_copies(board)
     join_waiting(board)
     board.take(*SAID_IN_NOTES)
+    if given.units is not None and not given.units:  # a GPU without tensor cores cannot use them
+        board.take("fp32-without-tensor-cores")
     whole = round(given.mean_step)
     return tuple(sorted((_within(_advised(f, given), whole) for f in board.all()), key=_place))
 
 
 def _advised(finding: Finding, given: Given) -> Finding:
     """The finding with its remedy in the words of the job's framework."""
-    return replace(finding, next=given.advice(asks_for(finding), finding.next))
+    return replace(finding, next=given.advice(asks_for(finding, given), finding.next))
 
 
 def _within(finding: Finding, step: int) -> Finding:

@@ -14,6 +14,8 @@ from lostflops.finding import Finding
 from lostflops.session import Answer, Session, Skipped
 from lostflops.store.trace import Trace
 
+from .purposes import exposed_by_purpose
+
 NAMES = pl.Schema({"rank": pl.Int32, "account": pl.String, "name": pl.String, "ns": pl.Int64})
 WORK = pl.Schema(
     {"rank": pl.Int32, "family": pl.String, "kernel": pl.String, "calls": pl.Int64, "time": pl.Int64}
@@ -36,7 +38,8 @@ class Given:
     each rank's idle time has each name in those steps, `work` how often each rank runs each kernel of one
     grid, `in_checkpoints` how much of the exposed copying was launched inside a checkpoint, ns, and
     `in_long_pauses` how much of the host's other work comes in stretches of a millisecond or more, ns.
-    `advice` puts a remedy into the words of the framework that the job uses.
+    `purposes` says what exposed communication is for, ns. `advice` puts a remedy into the words of the
+    framework that the job uses.
     """
 
     answers: Mapping[str, Answer]
@@ -45,9 +48,11 @@ class Given:
     work: pl.DataFrame = field(default_factory=WORK.to_frame)
     in_checkpoints: int = 0
     in_long_pauses: int = 0
+    purposes: Mapping[str, int] = field(default_factory=dict[str, int])
     on_host: bool = False
     missing_ranks: bool = False
     advice: Callable[[str, str], str] = _plain
+    units: frozenset[str] | None = None  # precisions of the GPU's matrix units; None where not known
 
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
@@ -88,6 +93,7 @@ def gather(
     on_host: bool,
     world_size: int | None,
     advice: Callable[[str, str], str] = _plain,
+    units: frozenset[str] | None = None,
 ) -> Given:
     """What a page has for the joining of its findings; `ledger` is of the steps that count."""
     counted = ledger.select("rank", "step").unique()
@@ -99,9 +105,11 @@ def gather(
         work=_work(trace) if ranks > 1 else WORK.to_frame(),
         in_checkpoints=_in_checkpoints(session, counted) if "copy_summary_by_time" in answers else 0,
         in_long_pauses=_in_long_pauses(session, counted),
+        purposes=exposed_by_purpose(trace, _table(session, "device_runs"), counted),
         on_host=on_host,
         missing_ranks=world_size is not None and ranks < world_size,
         advice=advice,
+        units=units,
     )
 
 

@@ -13,8 +13,10 @@ from lostflops.recipes.communication.wait import ALL_HERE
 from lostflops.recipes.idle.summary import LOSSES
 
 from .board import Board, joining
+from .given import Given
 from .lateness import Late, chain, late_rank, says, slower_compute, turns
 from .names import bytes_of, contributors
+from .purposes import CALLED, main_purpose
 
 ARRIVES = "rank-arrives-last"
 WAITS = "communication-waits"
@@ -195,9 +197,13 @@ def _slowest_stage(board: Board) -> tuple[int, int, int] | None:
     return (slowest, by_rank[slowest], others) if by_rank[slowest] >= STANDS_OUT * others else None
 
 
-def asks_for(finding: Finding) -> str:
+def asks_for(finding: Finding, given: Given) -> str:
     """The name that remedies know a finding by."""
-    return "uneven-stages" if finding.name == BUBBLE and finding.rank is not None else finding.name
+    if finding.name == BUBBLE and finding.rank is not None:
+        return "uneven-stages"
+    if finding.name == EXPOSED:
+        return f"{EXPOSED}-{purpose}" if (purpose := main_purpose(given.purposes)) else EXPOSED
+    return finding.name
 
 
 def _in_turn(board: Board, waited: int, waits: Finding | None) -> int:
@@ -280,6 +286,7 @@ def _exposed(board: Board, base: Finding, moving: int, waited: int) -> None:
             ns_per_step=min(base.ns_per_step, _transfer(board, base) + waited),
             evidence=(
                 # These count the waiting that has a finding of its own.
+                *_for_what(given),
                 *((untold,) if untold else ()),
                 *(() if elsewhere else base.evidence),
                 *(f.claim.rstrip(".") for f in network[:2]),
@@ -289,6 +296,14 @@ def _exposed(board: Board, base: Finding, moving: int, waited: int) -> None:
             contributors=_collectives(board),
         )
     )
+
+
+def _for_what(given: Given) -> Iterator[str]:
+    """What the exposed communication is for, where there is more than one thing that it could be."""
+    purpose, whole = main_purpose(given.purposes), sum(given.purposes.values())
+    if purpose:
+        share = "all" if given.purposes[purpose] == whole else percent(given.purposes[purpose], whole)
+        yield f"{share} of it: {CALLED[purpose]}"
 
 
 def _transfer(board: Board, base: Finding) -> int:

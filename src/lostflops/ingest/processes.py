@@ -25,6 +25,7 @@ WORKER = re.compile(r"(.+)\.\d{10,}\.pt\.trace\.json(?:\.gz)?")
 HOST_ROW = re.compile(
     rb'"cat"\s*:\s*"(?:cpu_op|Operator|user_annotation|cuda_runtime|Runtime)"[^{}]{0,4096}?"pid"\s*:\s*"?(\d{1,18})\b'
 )
+PACKAGE = re.compile(r"[a-z]{1,20} \d[\w.+-]{0,40}")
 LOOKED_THROUGH = 1 << 20  # bytes
 
 
@@ -52,6 +53,15 @@ def last_step(frame: Mapping[str, Any]) -> int | None:
     """The last step that `record` saw from end to end in its window."""
     last = _said(frame).get("last")
     return last if isinstance(last, int) and last >= 0 else None
+
+
+def packages(frame: Mapping[str, Any]) -> list[str]:
+    """The training packages of the process with their versions, as in 'torch 2.13.0+cpu'."""
+    told: Any = _said(frame).get("versions")
+    if not isinstance(told, Mapping):
+        return []
+    named: Mapping[Any, Any] = told  # pyright: ignore[reportUnknownVariableType]
+    return [text for name, version in named.items() if PACKAGE.fullmatch(text := f"{name} {version}")]
 
 
 def _said(frame: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -22,9 +22,15 @@ FOR: Mapping[str, tuple[str, ...]] = {
     "data-loading-starves-device": ("loader-workers", "tokenise-ahead"),
     "copies-pageable": ("pinned-copies",),
     "uneven-work": ("even-lengths",),
-    "fp32-without-tensor-cores": ("bf16", "tf32"),
+    "fp32-without-tensor-cores": ("bf16", "fp16", "tf32"),
     "fp64-without-tensor-cores": ("no-float64",),
-    "communication-exposed": ("overlap",),
+    "communication-exposed": ("accumulate", "overlap"),
+    "communication-exposed-gradients": ("accumulate", "overlap"),
+    "communication-exposed-shards": ("overlap", "accumulate"),
+    "communication-exposed-tensor": ("tensor-overlap", "tensor-inside-node"),
+    "communication-exposed-experts": ("expert-overlap",),
+    "communication-exposed-exchange": ("exchange",),
+    "communication-exposed-stages": ("bubble",),
     "collectives-small": ("buckets",),
     "pipeline-bubble": ("bubble",),
     "uneven-stages": ("stage-balance",),
@@ -45,18 +51,19 @@ def advice(finding: str, job: Setting, otherwise: str) -> str:
     for name in FOR.get(finding, ()):
         remedy = REMEDIES[name]
         on = remedy.on in job.on
-        text = job.text(remedy.more if on else remedy.change)
+        text = job.text(remedy.more if on else remedy.change) if job.allows(remedy) else ""
         if text and len(said) < MOST:
-            said.append(f"{text} {remedy.note}" if remedy.note and not on else text)
+            notes = () if on else (remedy.note, remedy.unsure if job.units is None else "")
+            said.append(" ".join(filter(None, (text, *notes))))
     if said and job.deepspeed:
-        said += _deepspeed(finding)
+        said += _deepspeed(finding, job)
     return " ".join(said) or otherwise
 
 
-def _deepspeed(finding: str) -> list[str]:
+def _deepspeed(finding: str, job: Setting) -> list[str]:
     """DeepSpeed's own part of the change, for a job that another framework drives."""
     for name in FOR.get(finding, ()):
         text = REMEDIES[name].change.get("deepspeed", "")
-        if text and '"' in text:
+        if text and '"' in text and job.allows(REMEDIES[name]):
             return [f"In DeepSpeed's JSON: {text[0].lower()}{text[1:]}"]
     return []

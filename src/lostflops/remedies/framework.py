@@ -11,9 +11,10 @@ from collections.abc import Iterable, Mapping
 
 import polars as pl
 
+from lostflops.naming.gpus import matrix_units
 from lostflops.store.trace import Trace
 
-from .remedy import Setting
+from .remedy import Setting, Version
 
 MARKS: Mapping[str, str] = {
     "torchtitan": r"(?:^|/)torchtitan/",
@@ -35,6 +36,10 @@ EFFECTS: Mapping[str, tuple[str, str]] = {
     "graphs": ("launches", r"^(?:cuda|hip|cu)GraphLaunch"),
 }
 LONGEST = 400
+# Calls of a wrapped model, and the share of the bytes of gradients that may be sent before the last of them.
+FORWARD = r"^DistributedDataParallel\.forward$|^FSDP::root_pre_forward|FullyShardedDataParallel\.forward$"
+EARLY = 0.1
+VERSION = re.compile(r"\b(torch|transformers|accelerate|deepspeed|lightning|torchtitan) (\d+(?:\.\d+){1,2})")
 
 
 def setting(trace: Trace) -> Setting:
@@ -46,12 +51,66 @@ def setting(trace: Trace) -> Setting:
         on.add("fused optimizer")
     if _any(r"CompiledFunction|Torch-Compiled Region", hosts):
         on.add("compiled")
+    if _sends_once(trace):
+        on.add("no_sync")
+    gpu, versions = _installed(trace)
     return Setting(
         framework=found[0] if found else "pytorch",
         deepspeed="deepspeed" in found[1:],
         sharding="fsdp" if _any(SHARDED, hosts) else "ddp" if _any(REPLICATED, hosts) else "",
         on=frozenset(on),
+        units=matrix_units(gpu),
+        versions=versions,
     )
+
+
+def _installed(trace: Trace) -> tuple[str | None, dict[str, Version]]:
+    """The GPU, where all ranks have one kind, and the versions of packages that the recording names."""
+    ranks = trace.table("ranks")
+    if ranks is None:
+        return None, {}
+    rows = ranks.select("gpu", "versions").unique().collect()
+    gpus = rows["gpu"].drop_nulls().unique()
+    found = {
+        package: tuple(map(int, number.split(".")))
+        for text in rows["versions"].drop_nulls()
+        for package, number in VERSION.findall(text)
+    }
+    return (gpus[0] if gpus.len() == 1 else None), found
+
+
+def _sends_once(trace: Trace) -> bool:
+    """Whether steps have several micro-batches, of which only the last sends gradients.
+
+    Then no gradient is reduced before the last call of the wrapped model's forward pass.
+    """
+    steps, ranges, collectives = (trace.table(t) for t in ("steps", "ranges", "collectives"))
+    if steps is None or ranges is None or collectives is None:
+        return False
+    named = pl.col("name").cast(pl.String).str.contains(FORWARD)
+    passes = ranges.filter(named).select("rank", "start").sort("rank", "start").collect()
+    sent = (
+        collectives.filter(pl.col("kind").cast(pl.String).is_in(["all-reduce", "reduce-scatter"]))
+        .select("rank", start="arrival", size=pl.max_horizontal("bytes_in", "bytes_out").fill_null(1))
+        .sort("rank", "start")
+        .collect()
+    )
+    if passes.is_empty() or sent.is_empty():
+        return False
+    place = steps.select("rank", "step", "start").sort("rank", "start").collect()
+    of = {
+        name: rows.with_columns(at="start").join_asof(
+            place, on="start", by="rank", strategy="backward", check_sortedness=False
+        )
+        for name, rows in (("passes", passes), ("sent", sent))
+    }
+    last = of["passes"].group_by("rank", "step").agg(last=pl.col("at").max(), passes=pl.len())
+    each = of["sent"].join(last, on=["rank", "step"])
+    several = last.filter(pl.col("passes") > 1)
+    early, whole = each.select(
+        pl.col("size").filter(pl.col("at") < pl.col("last")).sum(), all=pl.col("size").sum()
+    ).row(0)
+    return 2 * several.height > last.height and bool(whole) and early < EARLY * whole
 
 
 def _names(trace: Trace, table: str) -> list[str]:

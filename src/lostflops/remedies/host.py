@@ -86,8 +86,7 @@ REMEDIES = (
         {
             "pytorch": "After the start call `gc.collect()`, `gc.freeze()` and `gc.disable()`; then "
             "`gc.collect(1)` every few hundred steps, on all ranks in the same one.",
-            "deepspeed": 'Set `"disable_python_gc": true` (after DeepSpeed 0.18.9), or use `gc.freeze()` and '
-            "`gc.collect(1)` every few hundred steps yourself.",
+            "deepspeed": "Turn the collector off: <no gc>.",
             "megatron": "`--manual-gc --manual-gc-interval 100`.",
             "bridge": "`cfg.train.manual_gc = True` and `cfg.train.manual_gc_interval = 100`.",
             "torchtitan": "Raise `training.gc_freq` (50).",
@@ -148,13 +147,11 @@ REMEDIES = (
     Remedy(
         "allocator",
         {
-            "pytorch": "Set `PYTORCH_ALLOC_CONF=expandable_segments:True` (before torch 2.9: "
-            "`PYTORCH_CUDA_ALLOC_CONF`), keep the shapes steady, and take `torch.cuda.empty_cache()` out of "
-            "the loop.",
-            "hf": "Set `PYTORCH_ALLOC_CONF=expandable_segments:True` (before torch 2.9: "
-            "`PYTORCH_CUDA_ALLOC_CONF`), keep the shapes steady, and leave `torch_empty_cache_steps` unset.",
-            "megatron": "Set `PYTORCH_ALLOC_CONF=expandable_segments:True` (before torch 2.9: "
-            "`PYTORCH_CUDA_ALLOC_CONF`), and keep `--empty-unused-memory-level 0`.",
+            "pytorch": "Set <expandable segments>, keep the shapes steady, and take "
+            "`torch.cuda.empty_cache()` out of the loop.",
+            "hf": "Set <expandable segments>, keep the shapes steady, and leave `torch_empty_cache_steps` "
+            "unset.",
+            "megatron": "Set <expandable segments>, and keep `--empty-unused-memory-level 0`.",
         },
         note="Not with tensors shared by CUDA IPC or with managed memory.",
     ),

@@ -76,8 +76,7 @@ REMEDIES = (
         {
             "pytorch": "Give the ranks like amounts of work: batches of like sequence lengths (a bucketing "
             "sampler), or packing with `torch.nn.attention.varlen`.",
-            "hf": 'Give the ranks like amounts of work: `train_sampling_strategy="group_by_length"` (before '
-            "transformers 5.10: `group_by_length=True`), or packing (TRL: `packing=True`).",
+            "hf": "Give the ranks like amounts of work: <group by length>, or packing (TRL: `packing=True`).",
             "bridge": "Give the ranks like amounts of work: `enable_in_batch_packing=True`, or stages and "
             "experts of one cost.",
             "megatron": "Give the ranks like amounts of work: for experts `--moe-router-load-balancing-type "

@@ -18,17 +18,40 @@ REMEDIES = (
             "bridge": 'Train in bf16: `cfg.mixed_precision = "bf16_mixed"`.',
             "torchtitan": 'Train in bf16: keep `training.mixed_precision_param = "bfloat16"` (the default).',
         },
-        note="Before Ampere bf16 is emulated: there use fp16 with a gradient scaler.",
+        needs="bf16",
+        unsure="Before Ampere bf16 is emulated: there use fp16 with a gradient scaler.",
+    ),
+    Remedy(
+        "fp16",
+        {
+            "pytorch": "Train in fp16, as this GPU's tensor cores take no bf16: "
+            '`torch.autocast("cuda", dtype=torch.float16)` with a `torch.amp.GradScaler("cuda")`.',
+            "hf": "Train in fp16, as this GPU's tensor cores take no bf16: `fp16=True` in "
+            "`TrainingArguments`.",
+            "accelerate": "Train in fp16, as this GPU's tensor cores take no bf16: "
+            '`Accelerator(mixed_precision="fp16")`.',
+            "lightning": "Train in fp16, as this GPU's tensor cores take no bf16: "
+            '`Trainer(precision="16-mixed")`.',
+            "deepspeed": "Train in fp16, as this GPU's tensor cores take no bf16: "
+            '`"fp16": {"enabled": true, "initial_scale_power": 16}` in the JSON.',
+            "megatron": "Train in fp16, as this GPU's tensor cores take no bf16: `--fp16`.",
+            "bridge": "Train in fp16, as this GPU's tensor cores take no bf16: "
+            '`cfg.mixed_precision = "fp16_mixed"`.',
+        },
+        needs="fp16",
+        lacks="bf16",
+        note="Its gradient scaler reads one value per step from the GPU.",
     ),
     Remedy(
         "tf32",
         {
-            "pytorch": "Or let fp32 matmuls use TF32 from Ampere on: "
-            "`torch.set_float32_matmul_precision('high')`.",
-            "hf": "Or let fp32 matmuls use TF32 from Ampere on: `tf32=True`.",
+            "pytorch": "Or let fp32 matmuls use TF32: <tf32>. Set it in one way only: once `fp32_precision` "
+            "is set, reading `allow_tf32` raises.",
+            "hf": "Or let fp32 matmuls use TF32: `tf32=True`.",
         },
-        note="Set it in one way only: once `fp32_precision` is set, reading `allow_tf32` raises. Compare the "
-        "loss before you keep it.",
+        needs="tf32",
+        note="Compare the loss before you keep it.",
+        unsure="TF32 needs Ampere or later.",
     ),
     Remedy(
         "no-float64",

@@ -494,11 +494,12 @@ class Assembly:
         if not chosen and len(same) == 1:  # ROCm numbers devices otherwise than it lists them
             chosen = known[0]
         name = text_of(chosen.get("name")).strip()
-        versions = ", ".join(
+        told = [
             f"{key.removesuffix('_version').replace('_', ' ')} {text_of(self.frame[key])[:40]}"
             for key in VERSIONS
             if key in self.frame
-        )
+        ]
+        versions = ", ".join([*told, *processes.packages(self.frame)])
         sms = chosen.get("numSms") or chosen.get("multiProcessorCount")
         return {
             "device": device,

@@ -27,6 +27,8 @@ RATES = frozenset({"steps_per_second"})
 ONE_PRECISION, ALL_KNOWN = 0.9, 0.95
 UNLIKE = 0.1  # of the mean step: where the rate is of others than the page shows, it says so
 BUSY = 0.005  # of a core: less is shown as no load
+NEARLY_FULL = 0.95  # of a GPU's memory: from there on, allocations may fail or wait
+HELD = 0.01  # of the samples: reasons that held clocks down for less are not shown
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,7 @@ def known(
     if timed is not None:
         numbers += _utilisation(trace, run, timed, answers)
     numbers += _memory(trace)
+    numbers += _clocks(answers)
     numbers += _cores(trace)
     return Facts(tuple(numbers), tuple(_top(answers, spent)))
 
@@ -207,7 +210,8 @@ def _utilisation(trace: Trace, run: Run, spent: Budget, answers: Mapping[str, An
     # Operators are counted over the whole recording, kernels inside steps.
     inside = mix.table.group_by("rank").agg(pl.col("time", "in_steps").sum())
     done = table.join(inside, on="rank").filter(pl.col("time") > 0)
-    in_steps = float((done["flops"] * done["in_steps"] / done["time"]).sum())
+    # As shares first: FLOPs times nanoseconds are more than 64 bits hold.
+    in_steps = float((done["flops"] * (done["in_steps"] / done["time"])).sum())
     if not in_steps:
         return
     share = in_steps / (spent.ns / 1e9 * most)
@@ -276,7 +280,32 @@ def _memory(trace: Trace) -> Iterator[Fact]:
                 counters.filter(metric == "gpu_memory_total").select(pl.col("value").max()).collect().item()
             )
             among = f" of {_bytes(total)}" if total and name == "gpu_memory_used" else ""
+            among += ", nearly full" if among and most >= NEARLY_FULL * total else ""
             yield Fact(key, label, most, "B", f"{_bytes(most)}{among}", basis)
+
+
+def _clocks(answers: Mapping[str, Answer]) -> Iterator[Fact]:
+    """The clock of the GPU that ran slowest, and what held it down."""
+    if "gpu_clocks" not in answers:
+        return
+    table = answers["gpu_clocks"].table.filter(pl.col("clock").is_not_null() & (pl.col("highest") > 0))
+    if table.is_empty():
+        return
+    worst = table.sort(pl.col("clock") / pl.col("highest"), "rank", "device").row(0, named=True)
+    held = [
+        f"{words} {percent(worst[kind], worst['sampled'])} of the time"
+        for kind, words in (
+            ("power", "at its power limit"),
+            ("heat", "slowed by heat"),
+            ("hardware", "slowed by the board"),
+        )
+        if worst["sampled"] and worst[kind] >= HELD * worst["sampled"]
+    ]
+    on = f" (GPU {worst['device']} of rank {worst['rank']}, the slowest)" if table.height > 1 else ""
+    said = f"mean {worst['clock']:,.0f} of {worst['highest']:,.0f} MHz{on}"
+    yield Fact(
+        "gpu_clock", "GPU clock", worst["clock"], "MHz", ", ".join([said, *held]), "the monitor's samples"
+    )
 
 
 def _cores(trace: Trace) -> Iterator[Fact]:

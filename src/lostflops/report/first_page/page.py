@@ -156,6 +156,7 @@ def page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], No
         run.on_host,
         run.world_size,
         lambda finding, otherwise: remedies.advice(finding, job, otherwise),
+        job.units,
     )
     found = causes.findings(given)
     return Page(

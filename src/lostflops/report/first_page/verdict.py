@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from lostflops.accounts import ACCOUNTS
 from lostflops.finding import Finding, milliseconds, percent
 
 from .budget import Budget, Line
@@ -14,6 +15,7 @@ BOUND_PER_MILLE = 150
 COMPUTE_BOUND_PER_MILLE = 900
 
 NAMES: Mapping[str, str] = {
+    "compute": "Compute-bound",
     "communication": "Communication-bound",
     "communication.wait": "Waiting for late ranks",
     "copy": "Copy-bound",
@@ -34,6 +36,33 @@ NAMES: Mapping[str, str] = {
 }
 
 
+# Causes that no account is named after, by the name of their finding: what the verdict calls the job, and
+# what takes the share of the step that the finding costs.
+BY_FINDING: Mapping[str, tuple[str, str]] = {
+    "fp32-without-tensor-cores": ("Bound by fp32 compute", "matrix work in fp32 without tensor cores"),
+    "fp64-without-tensor-cores": ("Bound by fp64 compute", "matrix work in fp64 without tensor cores"),
+    "pipeline-bubble": ("Bubble-bound", "waiting between pipeline stages"),
+    "logging-inside-step": ("Held up by logging", "idle time while the CPU logs"),
+    "pause-not-recorded": ("Held up outside the recorded steps", "pauses that the recorded steps lack"),
+    "data-wait-outside-window": ("Input-bound outside the recorded steps", "waiting for data"),
+}
+# What the page calls an account where a sentence needs a noun.
+NOUNS: Mapping[str, str] = {
+    "communication.wait": "waiting for late ranks",
+    "communication.transfer": "exposed communication",
+    "communication.exposed": "exposed communication",
+    "copy": "exposed copies",
+    "idle.checkpoint_logging": "checkpoints and logging",
+    "idle.launch_bound": "slow launching",
+    "idle.dependency": "work that begins late after its launch",
+    "idle.other_host_work": "other CPU work",
+    "idle.unrecorded": "idle time that was not recorded",
+    "idle.unexplained": "idle time without a recorded reason",
+}
+# A loss that is so many times as large as the first finding, and not about it, leads the verdict.
+FAR_LARGER = 2
+
+
 def verdict(
     budget: Budget,
     on_host: bool = False,
@@ -41,9 +70,12 @@ def verdict(
     first: Finding | None = None,
     unseen: str = "",
 ) -> str:
-    """What bounds the mean step, in one sentence. `first` is the finding that costs most: where it costs
-    enough to name the verdict, both name one cause. `unseen` is a clause on work that was not recorded, and
-    then only the host's side can be told."""
+    """What bounds the mean step, in one sentence.
+
+    The only cause that it names is that of `first`, the finding that costs most: a loss that has no finding
+    is told by its size alone. `unseen` is a clause on work that was not recorded, and then only the host's
+    side can be told.
+    """
     length = f"{milliseconds(budget.mean)} {span}"
     compute = budget.of("compute")
     if unseen:
@@ -51,22 +83,21 @@ def verdict(
             f"What bounds this job is not in the recording: {unseen}. On the CPU, operators compute for "
             f"{percent(compute, budget.ns)} of the {length}."
         )
-    if first is not None and _names_it(first, budget):
-        late = _late(first, budget, length) if first.rank is not None else ""
-        if late:
-            return late
+    first = first if first is not None and first.size and _noun(first) else None
     losses = sorted((g for g in budget.groups if g.account != "compute"), key=lambda g: -g.ns)
     large = [loss for loss in losses if 1000 * loss.ns >= BOUND_PER_MILLE * budget.ns]
+    if first is not None and _names_it(first, budget) and not _is_dwarfed(first, large, budget):
+        return _bound_by(first, budget, on_host, length)
+    cause = f"; the largest cause is {_noun(first)}, {_share(first, budget)}" if first is not None else ""
     if large:
-        return (
-            f"{_name(_chosen(large, first), budget, first)}: {_loss(_chosen(large, first), on_host, length)}."
-        )
+        name, named = _sized(large[0], budget, first)
+        return f"{name}: {_loss(large[0], on_host, length)}{'' if named else cause}."
     bound = 1000 * compute >= COMPUTE_BOUND_PER_MILLE * budget.ns
     who = "operators run" if on_host else "kernels run"
     said = f"{'Compute-bound' if bound else 'Mostly compute'}: {who} for {percent(compute, budget.ns)} of "
-    said += f"the {length}"
-    if losses and losses[0].visible:
-        said += f"; the largest loss is {_noun(losses[0])}, {losses[0].share}"
+    said += f"the {length}{cause}"
+    if not cause and losses and losses[0].visible:
+        said += f"; the largest loss is {_loss_noun(losses[0])}, {losses[0].share}"
     return said + "."
 
 
@@ -74,9 +105,67 @@ def _names_it(first: Finding, budget: Budget) -> bool:
     return 1000 * first.size >= BOUND_PER_MILLE * budget.mean
 
 
+def _is_dwarfed(first: Finding, large: Sequence[Line], budget: Budget) -> bool:
+    """Whether most of what the step loses is elsewhere."""
+    mine = {account.partition(".")[0] for account in first.accounts}
+    others = max((loss.ns for loss in large if loss.account not in mine), default=0)
+    return others > FAR_LARGER * first.size * budget.num_windows
+
+
+def _bound_by(first: Finding, budget: Budget, on_host: bool, length: str) -> str:
+    """The verdict where the first finding is large enough to name it."""
+    late = _late(first, budget, length)
+    if late:
+        return late
+    group = first.accounts[0].partition(".")[0] if first.accounts else ""
+    if first.name in BY_FINDING:
+        name, what = BY_FINDING[first.name]
+        return f"{name}: {_share(first, budget)} of the {length} is {what}."
+    loss = next((g for g in budget.groups if g.account == group and group != "compute"), None)
+    name = _called(first.accounts[0])
+    if loss is None:
+        return f"{name}: {_share(first, budget)} of the {length} is {_noun(first)}."
+    return f"{name or _loss_name(loss, budget)}: {_loss(loss, on_host, length)}."
+
+
+def _called(account: str) -> str:
+    """What a job is called whose first cause is an account."""
+    return NAMES.get(account) or NAMES.get(account.partition(".")[0], "")
+
+
+def _sized(loss: Line, budget: Budget, first: Finding | None) -> tuple[str, bool]:
+    """What a loss is called that the first finding is too small to name, and whether that names its cause."""
+    main = _main(loss, budget)
+    mine = first is not None and main and first.accounts[:1] == (main,)
+    # That ranks wait is measured; why the GPU idles is a finding's to say.
+    if mine or (first is None and loss.account != "idle"):
+        return _called(main) or _loss_name(loss, budget), bool(mine)
+    return _loss_name(loss, budget), False
+
+
+def _loss_name(loss: Line, budget: Budget) -> str:
+    if loss.account == "idle":
+        return "Mostly idle" if 2 * loss.ns >= budget.ns else "Partly idle"
+    return NAMES.get(loss.account) or loss.label.capitalize()
+
+
+def _share(first: Finding, budget: Budget) -> str:
+    return percent(first.size, budget.mean)
+
+
+def _noun(first: Finding) -> str:
+    """What a finding is about; empty where it has neither an account nor words of its own."""
+    if first.rank is not None and first.accounts[1:] == ("communication.wait",):
+        return f"waiting for rank {first.rank}"
+    if first.name in BY_FINDING:
+        return BY_FINDING[first.name][1]
+    account = first.accounts[0] if first.accounts else ""
+    return NOUNS.get(account) or (ACCOUNTS[account].label if account in ACCOUNTS else "")
+
+
 def _late(first: Finding, budget: Budget, length: str) -> str:
     """The verdict where one rank holds the job up; empty where the finding is of another kind."""
-    if "communication.wait" not in first.accounts:
+    if first.rank is None or "communication.wait" not in first.accounts[1:] or first.name in BY_FINDING:
         return ""
     cause = first.accounts[0]
     what = HELD_UP_BY.get(cause, "")
@@ -104,14 +193,7 @@ HELD_UP_BY: Mapping[str, str] = {
 }
 
 
-def _chosen(large: list[Line], first: Finding | None) -> Line:
-    """The loss that the first finding is about, where it is among the large ones; else the largest."""
-    of = {loss.account: loss for loss in large}
-    about = (account.partition(".")[0] for account in (first.accounts if first else ()))
-    return next((of[group] for group in about if group in of), large[0])
-
-
-def _noun(loss: Line) -> str:
+def _loss_noun(loss: Line) -> str:
     return "idle time" if loss.account == "idle" else loss.label
 
 
@@ -119,17 +201,6 @@ def _main(worst: Line, budget: Budget) -> str:
     """The account that is most of a loss; empty where none is."""
     main = max(budget.parts(worst.account), key=lambda part: part.ns, default=worst)
     return main.account if 2 * main.ns >= worst.ns else ""
-
-
-def _name(worst: Line, budget: Budget, first: Finding | None) -> str:
-    """A loss is called after the first finding's account where that is in it, else after its main cause."""
-    about = next((a for a in first.accounts if a.partition(".")[0] == worst.account), "") if first else ""
-    main = about if first and _names_it(first, budget) and about in NAMES else _main(worst, budget)
-    if main in NAMES:
-        return NAMES[main]
-    if worst.account == "idle":
-        return "Mostly idle" if 2 * worst.ns >= budget.ns else "Partly idle"
-    return NAMES.get(worst.account) or worst.label.capitalize()
 
 
 def _loss(worst: Line, on_host: bool, length: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import threading
 import time
 from types import FrameType
@@ -22,6 +23,8 @@ from .step_log import StepLog, resident
 
 SMALLEST_TRACE = 200  # bytes; what PyTorch writes of an empty session is longer
 GROW_BY = 2 << 30
+# What a remedy's spelling depends on; only what the job has imported is asked for its version.
+PACKAGES = ("torch", "transformers", "accelerate", "deepspeed", "lightning", "torchtitan")
 LATER, WARMING, RECORDING, DONE = "later", "warming", "recording", "done"
 
 
@@ -206,6 +209,7 @@ class Window:
             distributed.is_available() and distributed.is_initialized()
         ):
             said["process"] = identity()
+        said["versions"] = _versions()
         self._session.add_metadata_json("lostflops", json.dumps(said))
 
     def _enter_range(self) -> None:
@@ -328,6 +332,12 @@ class Window:
         finally:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _versions() -> dict[str, str]:
+    """The versions of the training packages that the job uses."""
+    imported = ((name, getattr(sys.modules.get(name), "__version__", None)) for name in PACKAGES)
+    return {name: str(version) for name, version in imported if version is not None}
 
 
 def _memory() -> int:

@@ -1,0 +1,165 @@
+"""What communication is for: gradients, shards, tensor parallelism, experts or pipeline stages.
+
+The process group's description says it where there is one. Else the operation does: sends and receives join
+pipeline stages, an all-to-all exchanges tokens or rows, an all-gather or a reduce-scatter brings shards. An
+all-reduce is of gradients, unless the forward pass makes it: then it adds up what ranks computed of a layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import polars as pl
+
+from lostflops import intervals
+from lostflops.store.trace import Trace
+
+GRADIENTS, SHARDS, TENSOR, STAGES = "gradients", "shards", "tensor", "stages"
+EXPERTS, EXCHANGE = "experts", "exchange"
+# What each is called on the page.
+CALLED: Mapping[str, str] = {
+    GRADIENTS: "all-reduces of gradients",
+    SHARDS: "all-gathers and reduce-scatters of shards",
+    TENSOR: "tensor parallelism",
+    EXPERTS: "all-to-all exchanges between experts",
+    EXCHANGE: "all-to-all exchanges",
+    STAGES: "sends and receives between pipeline stages",
+}
+BY_DESCRIPTION: Mapping[str, str] = {
+    EXPERTS: r"(?i)expert|(?:^|_)ep(?:_|$)|moe",
+    STAGES: r"(?i)pipeline|(?:^|_)pp(?:_|$)",
+    SHARDS: r"(?i)fsdp|shard",
+    GRADIENTS: r"(?i)data|replicate|ddp|(?:^|_)dp(?:_|$)",
+    TENSOR: r"(?i)tensor|(?:^|_)(?:tp|sp|cp)(?:_|$)|sequence|context|model_parallel",
+}
+BY_KIND: Mapping[str, str] = {
+    **dict.fromkeys(("send", "receive", "send-receive"), STAGES),
+    **dict.fromkeys(("dispatch", "combine", "notify", "layout"), EXPERTS),
+    "all-to-all": EXCHANGE,
+    **dict.fromkeys(("all-gather", "reduce-scatter"), SHARDS),
+    **dict.fromkeys(("all-reduce", "reduce"), GRADIENTS),
+}
+# Of a group's bytes that all-reduces move, from which on those of the forward pass make it tensor parallel:
+# statistics and flags that a forward pass reduces are small.
+IN_FORWARD = 0.1
+
+
+def main_purpose(purposes: Mapping[str, int]) -> str:
+    """What most exposed communication is for; empty where nothing is most of it."""
+    most = max(purposes, key=lambda purpose: purposes[purpose], default="")
+    return most if most and 2 * purposes[most] > sum(purposes.values()) else ""
+
+
+def exposed_by_purpose(trace: Trace, runs: pl.DataFrame | None, counted: pl.DataFrame) -> dict[str, int]:
+    """For how long inside counted steps each purpose is communicated for while nothing hides it, ns.
+
+    `runs` says what the device did when, as the recipe `device_runs` does.
+    """
+    table = trace.table("collectives")
+    if table is None or runs is None or counted.is_empty():
+        return {}
+    rows = table.collect()
+    if rows.is_empty():
+        return {}
+    alone = runs.filter(pl.col("account").cast(pl.String).str.starts_with("communication"))
+    alone = alone.join(counted, on=["rank", "step"], how="semi").select("rank", "start", "end")
+    of = rows.select("rank", "start", "end", purpose=_purposes(trace, rows)).drop_nulls("purpose")
+    cover = intervals.union(alone.lazy(), ["rank"])
+    # Two operations at a time share what is exposed: each purpose counts its own union.
+    lanes = {purpose: of.filter(pl.col("purpose") == purpose) for purpose in of["purpose"].unique().sort()}
+    return {
+        purpose: int(
+            intervals.inside(intervals.union(mine.lazy(), ["rank"]), cover, {"exposed": pl.lit(True)})
+            .select(pl.col("exposed").sum())
+            .collect()
+            .item()
+        )
+        for purpose, mine in lanes.items()
+    }
+
+
+def _purposes(trace: Trace, rows: pl.DataFrame) -> pl.Series:
+    """What each operation is for; null where nothing tells."""
+    kind, group = pl.col("kind").cast(pl.String), pl.col("group").cast(pl.String)
+    described = _described(trace)
+    known = rows.select(
+        said=group.str.extract(r"^(\S+)").replace_strict(described, default=None, return_dtype=pl.String),
+        kind=kind.replace_strict(dict(BY_KIND), default=None, return_dtype=pl.String),
+        reduces=kind == "all-reduce",
+        group=group,
+        rank="rank",
+        size=pl.max_horizontal("bytes_in", "bytes_out").fill_null(1),
+        forward=_in_forward(trace, rows),
+    )
+    # Per group, as each of its ranks sees it.
+    moved = pl.col("size").filter(pl.col("reduces"))
+    forward = pl.col("size").filter(pl.col("reduces") & pl.col("forward"))
+    share = (forward.sum() / moved.sum()).over("rank", "group").fill_nan(0).fill_null(0)
+    tensor = pl.col("reduces") & (share >= IN_FORWARD)
+    # Those that cross between stages do so in whatever group.
+    moves = pl.col("kind").is_in([STAGES])
+    return known.select(
+        pl.when(moves).then("kind").when(tensor & pl.col("said").is_null()).then(pl.lit(TENSOR))
+        .otherwise(pl.coalesce("said", "kind"))
+        .alias("purpose")
+    ).to_series()  # fmt: skip
+
+
+def _described(trace: Trace) -> dict[str, str]:
+    """What groups are for, by their names, where their descriptions say it."""
+    ranks = trace.table("ranks")
+    if ranks is None:
+        return {}
+    groups = ranks.select(pl.col("groups").explode()).drop_nulls().unnest("groups").unique(["name"])
+    found = groups.select("name", "description").collect().drop_nulls()
+    text = pl.col("description")
+    purpose = pl.coalesce(
+        *(pl.when(text.str.contains(mark)).then(pl.lit(p)) for p, mark in BY_DESCRIPTION.items())
+    )
+    told = found.select("name", purpose=purpose).drop_nulls()
+    return dict(told.iter_rows())
+
+
+def _in_forward(trace: Trace, rows: pl.DataFrame) -> pl.Series:
+    """Whether the forward pass asked for each operation: launched there, or before a step's backward."""
+    kernels, steps, operators = (trace.table(t) for t in ("kernels", "steps", "operators"))
+    told = rows.select("rank", "correlation")
+    if kernels is not None:
+        phases = (
+            kernels.filter(pl.col("family").cast(pl.String) == "communication")
+            .select("rank", "correlation", phase=pl.col("phase").cast(pl.String))
+            .drop_nulls("correlation")
+            .unique(["rank", "correlation"])
+            .collect()
+        )
+        found = told.join(phases, on=["rank", "correlation"], how="left", maintain_order="left")["phase"]
+        if found.null_count() < found.len():
+            return (found == "forward").fill_null(False)
+    nowhere = pl.Series([False] * rows.height)
+    if operators is None or steps is None:
+        return nowhere
+    backward = (
+        operators.filter(pl.col("phase").cast(pl.String) == "backward")
+        .select("rank", at="start")
+        .sort("rank", "at")
+        .collect()
+    )
+    first = (
+        backward.join_asof(
+            steps.select("rank", "step", at="start").sort("rank", "at").collect(),
+            on="at", by="rank", strategy="backward", check_sortedness=False,
+        )
+        .drop_nulls("step")
+        .group_by("rank", "step")
+        .agg(backward=pl.col("at").min())
+    )  # fmt: skip
+    place = steps.select("rank", "step", "start").sort("rank", "start").collect()
+    at = (
+        rows.select("rank", start="arrival")
+        .with_row_index("_row")
+        .sort("rank", "start")
+        .join_asof(place, on="start", by="rank", strategy="backward", check_sortedness=False)
+        .join(first, on=["rank", "step"], how="left")
+        .sort("_row")
+    )
+    return at.select((pl.col("start") < pl.col("backward")).fill_null(False)).to_series()

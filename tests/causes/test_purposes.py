@@ -1,0 +1,110 @@
+"""What exposed communication is for, and that the advice is for that."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+import lostflops
+from lostflops.causes.purposes import exposed_by_purpose
+from lostflops.finding import Finding
+from made_runs import made
+
+STEPS, LONG = 4, 1000
+
+
+def job(kind: str, *, forward: bool = False, description: str = "", passes: int = 1, early: bool = False,
+        **more: Any) -> dict[str, Any]:  # fmt: skip
+    """Steps of 1,000 ns whose last 400 (or first, in `forward`) are an operation that nothing hides."""
+    groups = [{"name": "7", "description": description, "ranks": [0, 1]}] if description else []
+    tables: dict[str, Any] = {
+        "ranks": [{"end": STEPS * LONG, "device_kind": "gpu", "world_size": 2, "groups": groups}],
+        "steps": [], "kernels": [], "collectives": [], "ranges": [],
+    }  # fmt: skip
+    for step in range(STEPS):
+        at = step * LONG
+        tables["steps"].append({"step": step, "start": at, "end": at + LONG})
+        sent = at + (0 if early else 600)
+        computed = at + (400 if early else 0)
+        tables["kernels"] += [
+            {"start": computed, "end": computed + 600, "family": "gemm", "correlation": 10 * step},
+            {"start": sent, "end": sent + 400, "family": "communication", "correlation": 10 * step + 1}
+            | {"phase": "forward" if forward else "backward", "stream": 9},
+        ]
+        tables["collectives"].append(
+            {"start": sent, "end": sent + 400, "arrival": sent, "kind": kind, "bytes_in": 4096, "stream": 9}
+            | {"correlation": 10 * step + 1, "group": "7 [0, 1]", "group_size": 2, **more}
+        )
+        tables["ranges"] += [
+            {"start": at + 100 * n, "end": at + 100 * n + 50, "name": "DistributedDataParallel.forward"}
+            for n in range(1, passes + 1)
+            if passes > 1 or kind == "all-reduce"
+        ]
+    return tables
+
+
+def exposed(folder: Path, kind: str, **how: Any) -> Finding:
+    page = lostflops.why(made(folder, job(kind, **how)))
+    (finding,) = (f for f in page.findings if f.name == "communication-exposed")
+    return finding
+
+
+@pytest.mark.parametrize(
+    ("kind", "how", "said", "advised", "never"),
+    [
+        ("all-reduce", {}, "all-reduces of gradients", "no_sync()", "tensor"),
+        ("all-reduce", {"forward": True}, "tensor parallelism", "async tensor parallelism", "no_sync"),
+        ("all-reduce", {"description": "mesh_tp"}, "tensor parallelism", "of one node", "no_sync"),
+        (
+            "reduce-scatter",
+            {"description": "TENSOR_MODEL_PARALLEL_GROUP"},
+            "tensor parallelism",
+            "one node",
+            "FSDP",
+        ),
+        ("all-reduce", {"description": "DATA_PARALLEL_GROUP"}, "of gradients", "no_sync()", "tensor"),
+        ("all-gather", {}, "shards", "prefetch", "tensor"),
+        ("all-to-all", {}, "all-to-all exchanges", "Start the exchange earlier", "no_sync"),
+        ("dispatch", {}, "between experts", "tokens per expert", "no_sync"),
+        (
+            "all-to-all",
+            {"description": "EXPERT_MODEL_PARALLEL_GROUP"},
+            "experts",
+            "tokens per expert",
+            "bucket",
+        ),
+        ("send", {"peer": 1}, "pipeline stages", "microbatches", "no_sync"),
+    ],
+)
+def test_advice_is_for_what_the_communication_is_for(
+    tmp_path: Path, kind: str, how: dict[str, Any], said: str, advised: str, never: str
+) -> None:
+    finding = exposed(tmp_path, kind, **how)
+    assert any(said in fact for fact in finding.evidence), finding.evidence
+    assert advised in finding.next and never not in finding.next, finding.next
+
+
+def test_accumulating_is_not_advised_where_only_the_last_micro_batch_sends(tmp_path: Path) -> None:
+    assert "no_sync" not in exposed(tmp_path / "on", "all-reduce", passes=4).next
+    # One that sends in every micro-batch, or in the first, is told.
+    assert "no_sync" in exposed(tmp_path / "off", "all-reduce", passes=4, early=True).next
+
+
+def test_each_purpose_counts_the_time_in_which_nothing_hides_it(tmp_path: Path) -> None:
+    tables = job("all-reduce")
+    tables["collectives"].append(
+        {"start": 550, "end": 700, "kind": "all-to-all", "bytes_in": 8, "arrival": 550}
+    )
+    trace = made(tmp_path, tables)
+    runs = pl.DataFrame(
+        {"rank": 0, "step": [0, 0, 1], "start": [0, 600, 1600], "end": [600, 1000, 2000]}
+        | {"account": ["compute", "communication.exposed", "communication.exposed"]},
+        schema_overrides={"rank": pl.Int32},
+    )
+    counted = pl.DataFrame({"rank": [0, 0], "step": [0, 1]}, schema_overrides={"rank": pl.Int32})
+    assert exposed_by_purpose(trace, runs, counted) == {"exchange": 100, "gradients": 800}
+    assert exposed_by_purpose(trace, runs, counted.head(1)) == {"exchange": 100, "gradients": 400}
+    assert exposed_by_purpose(trace, None, counted) == {}

@@ -1,0 +1,163 @@
+"""What a run achieves, each number against one worked out by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lostflops
+from lostflops.naming.peaks import TERA, peak
+from lostflops.plan.hardware import GPUS
+from lostflops.report.first_page.facts import Fact
+from lostflops.report.first_page.page import Page
+from made_runs import made
+
+MS = 1_000_000
+STEPS = 5
+
+
+def job(gpu: str = "NVIDIA A100-SXM4-80GB", **tables: Any) -> dict[str, Any]:
+    """Five steps of 20 ms: an embedding of 4 x 512 tokens, and a product of 2 x 1.28e11 FLOPs in bf16.
+
+    The product is [2048, 5000] x [5000, 12500]: 2 * 2048 * 5000 * 12500 = 2.56e11 FLOPs, in 16 ms.
+    """
+    long = 20 * MS
+    steps = [{"step": s, "start": s * long, "end": (s + 1) * long} for s in range(STEPS)]
+    kernels = [
+        {"start": s * long, "end": s * long + 16 * MS, "family": "gemm", "name": "bf16_gemm"}
+        | {"precision": "bf16", "tensor_cores": True, "operator": "aten::mm"}
+        for s in range(STEPS)
+    ]
+    operators = [
+        row
+        for s in range(STEPS)
+        for row in (
+            {"start": s * long, "end": s * long + 5, "name": "aten::embedding", "phase": "forward"}
+            | {"shapes": json.dumps([[32000, 64], [4, 512], [], []])},
+            {"start": s * long + 10, "end": s * long + 20, "name": "aten::mm", "phase": "forward"}
+            | {"shapes": json.dumps([[2048, 5000], [5000, 12500]])},
+        )
+    ]
+    rank = {"gpu": gpu, "end": STEPS * long, "device_kind": "gpu", "memory_bytes": 80 << 30}
+    return {"ranks": [rank], "steps": steps, "kernels": kernels, "operators": operators} | tables
+
+
+def facts(page: Page) -> dict[str, Fact]:
+    return {fact.name: fact for fact in page.facts.numbers}
+
+
+def test_rates_and_utilisation_are_those_worked_out_by_hand(tmp_path: Path) -> None:
+    found = facts(lostflops.why(made(tmp_path, job())))
+    assert found["steps_per_second"].value == pytest.approx(50)  # 1 / 20 ms
+    assert found["tokens_per_second_of_a_rank"].value == pytest.approx(4 * 512 * 50)
+    assert found["tokens_per_second_of_a_rank"].shown == "102,000 tokens/s per rank"
+    mfu = found["model_flops_utilisation"]
+    assert mfu.value == pytest.approx(2.56e11 / 0.020 / 312e12)  # 12.8 of 312 TFLOP/s
+    assert mfu.shown == "4.1 % of 312 TFLOP/s (bf16, dense)" and mfu.label == "MFU"
+
+
+def test_recomputed_work_is_no_model_work(tmp_path: Path) -> None:
+    tables = job()
+    tables["operators"].append({"start": 50, "end": 60, "name": "aten::mm", "phase": "recompute"}
+                               | {"shapes": json.dumps([[1, 1], [1, 1]])})  # fmt: skip
+    found = facts(lostflops.why(made(tmp_path, tables)))
+    assert "model_flops_utilisation" not in found and found["flops_utilisation"].label == "HFU"
+
+
+@pytest.mark.parametrize("change", ["gpu", "shapes", "precision"])
+def test_utilisation_is_left_out_where_something_is_not_known(tmp_path: Path, change: str) -> None:
+    tables = job(gpu="a card of tomorrow") if change == "gpu" else job()
+    if change == "shapes":
+        tables["operators"][1]["shapes"] = None
+    if change == "precision":
+        tables["kernels"][0]["precision"] = tables["kernels"][1]["precision"] = "fp32"
+    assert not {"model_flops_utilisation", "flops_utilisation"} & set(
+        facts(lostflops.why(made(tmp_path, tables)))
+    )
+
+
+def test_images_are_those_of_the_first_convolution(tmp_path: Path) -> None:
+    tables = job()
+    for operator in tables["operators"]:
+        if operator["name"] == "aten::embedding":
+            operator |= {"name": "aten::conv2d", "shapes": json.dumps([[32, 3, 224, 224], [64, 3, 7, 7]])}
+    found = facts(lostflops.why(made(tmp_path, tables)))
+    assert found["images_per_second_of_a_rank"].value == pytest.approx(32 * 50)
+
+
+def test_peak_memory_is_the_most_that_was_allocated_at_once(tmp_path: Path) -> None:
+    rows = [
+        {"start": at, "end": at, "bytes": 1, "allocated": held << 30, "reserved": 50 << 30, "device": 0}
+        for at, held in ((1, 12), (2, 41), (3, 7))
+    ]
+    found = facts(lostflops.why(made(tmp_path, job(allocations=rows))))["peak_memory"]
+    assert found.value == 41 << 30 and found.shown == "41.0 GiB allocated, 50.0 GiB reserved of 80.0 GiB"
+
+
+def sampled(**values: float) -> list[dict[str, Any]]:
+    return [
+        {"metric": metric, "device": 0, "start": 0, "end": 100 * MS, "value": value}
+        for metric, value in values.items()
+    ]
+
+
+def test_memory_that_is_nearly_full_is_called_so(tmp_path: Path) -> None:
+    full = job(counters=sampled(gpu_memory_used=77 << 30, gpu_memory_total=80 << 30))
+    found = facts(lostflops.why(made(tmp_path / "full", full)))["peak_gpu_memory"]
+    assert found.shown == "77.0 GiB of 80.0 GiB, nearly full"
+    free = job(counters=sampled(gpu_memory_used=60 << 30, gpu_memory_total=80 << 30))
+    assert (
+        facts(lostflops.why(made(tmp_path / "free", free)))["peak_gpu_memory"].shown == "60.0 GiB of 80.0 GiB"
+    )
+
+
+def test_clocks_that_power_held_down_are_a_fact_and_those_that_heat_did_a_finding(tmp_path: Path) -> None:
+    def page(name: str, **held: int) -> Page:
+        """Samples of 10 ms: `held` says in how many of the ten each reason held."""
+        rows = [
+            {"metric": "gpu_clock_reason", "instance": reason, "device": 0, "start": at, "end": at + 10 * MS}
+            | {"value": at < 10 * MS * many}
+            for reason, many in (
+                ("power cap", held.get("power", 0)),
+                ("software thermal", held.get("heat", 0)),
+            )
+            for at in range(0, 100 * MS, 10 * MS)
+        ]
+        rows += [
+            {"metric": "gpu_sm_clock", "device": 0, "start": at, "end": at + 50 * MS, "value": clock}
+            for at, clock in ((0, 1200), (50 * MS, 1800))
+        ]
+        return lostflops.why(made(tmp_path / name, job(counters=rows)))
+
+    power = page("power", power=4)
+    assert facts(power)["gpu_clock"].shown == "mean 1,500 of 1,800 MHz, at its power limit 40.0 % of the time"
+    assert "gpu-clocks-held-down" not in [f.name for f in power.findings]
+    heat = page("heat", heat=3)
+    assert "slowed by heat 30.0 % of the time" in facts(heat)["gpu_clock"].shown
+    assert "gpu-clocks-held-down" in [f.name for f in heat.findings]
+
+
+@pytest.mark.parametrize(
+    ("card", "driver"),
+    [
+        ("a100", "NVIDIA A100-SXM4-80GB"),
+        ("h100", "NVIDIA H100 80GB HBM3"),
+        ("h200", "NVIDIA H200"),
+        ("gh200", "NVIDIA GH200 480GB"),
+        ("b200", "NVIDIA B200"),
+        ("gb200", "NVIDIA GB200"),
+        ("mi300x", "AMD Instinct MI300X"),
+    ],
+)
+def test_the_page_and_the_planner_know_one_peak(card: str, driver: str) -> None:
+    known = peak(driver, "bf16")
+    assert known == pytest.approx(GPUS[card].peak, rel=1e-3) and known == peak(driver, "fp16")
+
+
+def test_every_card_of_the_planner_has_a_peak_on_the_page() -> None:
+    assert set(GPUS) == {"a100", "h100", "h200", "gh200", "b200", "gb200", "mi300x"}
+    assert peak("NVIDIA H100 80GB HBM3", "tf32") == 494.7 * TERA
+    assert peak("NVIDIA H100 80GB HBM3", "int8") is None and peak("unknown", "bf16") is None
