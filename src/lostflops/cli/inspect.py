@@ -1,7 +1,8 @@
 """List what in a recording identifies people or machines.
 
 Reads a trace, an export, or a folder of them. Counts tokens, passwords, environment values, names of
-machines and people, folders and addresses, file by file. `--show` prints them. `lostflops scrub` removes them.
+machines and people, folders and addresses, file by file. `--show` prints them.
+`lostflops scrub` removes them.
 """
 
 from __future__ import annotations
