@@ -265,7 +265,7 @@ def spoil_pipe(place: Path) -> None:
 ODD: dict[str, tuple[Callable[[Path], object], str]] = {
     "a pipe": (spoil_pipe, "a pipe"),
     "a link to nothing": (lambda p: p.symlink_to("nowhere"), "a link that leads to nothing"),
-    "a circle of links": (lambda p: p.symlink_to(p), "a link that leads round in a circle"),
+    "a circle of links": (lambda p: p.symlink_to(p), "a link that leads back to itself"),
     "a device": (lambda p: p.symlink_to("/dev/null"), "a device"),
 }
 

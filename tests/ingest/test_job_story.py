@@ -42,7 +42,7 @@ def test_the_rank_that_a_signal_ended_failed_first() -> None:
     )
     assert told == [
         "The job failed: rank 2 was ended by SIGKILL (often sent when memory ran out) in step 12.",
-        "Ranks 0, 1 and 3 finished no step after step 12; a step cut short by the end is in no mean.",
+        "Ranks 0, 1 and 3 finished no step after step 12. Steps cut short by the end are left out of means.",
     ]
 
 
@@ -128,7 +128,7 @@ def test_of_two_ranks_the_killed_one_is_named_and_the_others_last_step_counts_no
 
 
 @pytest.mark.parametrize(
-    ("steps", "advice"), [(1, "needs two steps or more"), (3, "--steps 2-2"), (8, "--steps 4-7")]
+    ("steps", "advice"), [(1, "needs at least two steps"), (3, "--steps 2-2"), (8, "--steps 4-7")]
 )
 def test_a_job_that_ends_before_the_window_has_a_page_with_the_next_command(
     steps: int, advice: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -534,7 +534,7 @@ def test_ranks_that_run_ahead_wait_for_the_one_that_is_slower(tmp_path: Path) ->
     exposed = shown.budget.of("communication") / shown.budget.ns
     assert exposed == pytest.approx((3 * 5_300 + 500) / (4 * 15_000), abs=0.003)
     assert any(
-        note.startswith("A mean step takes the host 1.50 ms and the GPU 15.0 ms") for note in shown.notes
+        note.startswith("On average a step takes the CPU 1.50 ms and the GPU 15.0 ms") for note in shown.notes
     )
     assert shown.ledger["ns"].sum() == (shown.steps["end"] - shown.steps["start"]).sum()
 

@@ -61,7 +61,7 @@ def test_all_ten_operations_and_the_barrier_are_timed_and_right(two_ranks: tuple
         assert row["operation"] == "barrier" or row["correct"] is True
     in_place = {(row["operation"], row["in_place"]) for row in rows if "in_place" in row}
     assert in_place == {(name, way) for name in ("all-gather", "reduce-scatter") for way in (False, True)}
-    assert "WRONG" not in text and text.count("right") == 12
+    assert "WRONG" not in text and text.count("correct") == 12
 
 
 def test_bandwidths_follow_from_size_and_time_by_nccl_tests_factors(two_ranks: tuple[Path, str]) -> None:
@@ -190,9 +190,9 @@ def test_a_rank_alone_sends_nothing_and_a_crash_keeps_what_was_measured_before_i
         ("send-receive", None, "RuntimeError: a single rank has no other rank to send to"),
         ("all-reduce", 0.0, None),
     ]
-    assert found.remarks == ["it ended early: a rank ended with status 3"]
+    assert found.remarks == ["the measurement ended early: a rank ended with status 3"]
     text = "\n".join(bandwidths.collectives(found.bandwidths, found.about, found.remarks))
-    assert "a rank alone sends nothing, so its bus bandwidth is 0" in text
+    assert "a single rank sends nothing, so its bus bandwidth is 0" in text
     assert "not measured: send-receive at 64 B: RuntimeError" in text
 
 
@@ -211,8 +211,8 @@ def test_a_python_without_torch_is_told(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--sizes", "0"), "names no sizes"),
-        (("--sizes", "4K-1K"), "names no sizes"),
+        (("--sizes", "0"), "is not a list of sizes"),
+        (("--sizes", "4K-1K"), "is not a list of sizes"),
         (("--operations", "all-reduce,gossip"), "no collective 'gossip'"),
         (("--ranks", "0"), "from 1 to 1024"),
         (("--repeats", "0"), "1 or more"),
@@ -264,7 +264,7 @@ def test_the_table_of_nccl_tests_is_read_with_both_halves(tmp_path: Path) -> Non
         ("all-gather", 33554432, True, 256_000, 2, 2, None),
     ]
     assert found.bandwidths["bus_bandwidth"][0] == pytest.approx(104.86 / 2, rel=1e-3), "for two ranks"
-    assert len(found.remarks) == 1 and "left out '33554432" in found.remarks[0]
+    assert len(found.remarks) == 1 and "left out a line that could not be read: '33554432" in found.remarks[0]
 
 
 def test_of_two_halves_that_torch_cannot_choose_from_the_faster_counts(tmp_path: Path) -> None:
@@ -289,7 +289,7 @@ def test_of_two_halves_that_torch_cannot_choose_from_the_faster_counts(tmp_path:
             "# Collective test starting: hypercube_perf\n" + NCCL_TESTS,
             "does not say which",
         ),
-        ("reduce_perf.txt", "nothing\n", "no line of a table"),
+        ("reduce_perf.txt", "nothing\n", "holds no table of nccl-tests"),
     ],
 )
 def test_another_text_is_refused(name: str, text: str, said: str, tmp_path: Path) -> None:

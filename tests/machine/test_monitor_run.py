@@ -209,7 +209,7 @@ def test_what_cannot_start_says_why(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        with pytest.raises(BadOption, match=r"127\.0\.0\.1:\d+ cannot be listened on: "):
+        with pytest.raises(BadOption, match=r"127\.0\.0\.1:\d+ cannot be used: "):
             started(tmp_path / "run", port=taken.getsockname()[1])
 
 
@@ -245,8 +245,8 @@ def test_around_a_command_its_status_is_passed_on(tmp_path: Path) -> None:
     )
     assert (done.returncode, done.stdout) == (3, "out\n")
     first, second, third = done.stderr.splitlines()
-    assert first.startswith("monitoring ") and first.endswith(" values of this node -> run")
-    assert second.startswith("monitored ") and " % of a core -> run" in second
+    assert first.startswith("sampling ") and first.endswith(" values of this node -> run")
+    assert second.startswith("took ") and " % of a core -> run" in second
     assert third == "next: lostflops why run"
     table = pl.read_csv(tmp_path / "all.csv")
     counters = lostflops.open(tmp_path / "run").table("counters")
@@ -261,7 +261,7 @@ def test_ctrl_c_is_how_it_ends_by_itself(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "lostflops", "monitor", "--interval", "0.1", "--output", "run"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as running:
         assert running.stderr is not None
-        assert running.stderr.readline().startswith("monitoring ")
+        assert running.stderr.readline().startswith("sampling ")
         running.send_signal(signal.SIGINT)
         rest = running.stderr.read()
     assert running.returncode == 0 and rest.splitlines()[-1] == "next: lostflops why run", rest
@@ -294,7 +294,7 @@ def test_without_it_energy_is_about_power_times_time(tmp_path: Path) -> None:
 
 def test_from_a_run_there_is_something_to_write(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["monitor", "--from", str(tmp_path)]) == 2
-    assert "--from reads a run." in capsys.readouterr().err
+    assert "--from reads a run and samples nothing." in capsys.readouterr().err
     assert cli.main(["monitor", "--from", str(tmp_path / "no"), "--csv", str(tmp_path / "a.csv")]) == 2
     assert "There is no file or folder" in capsys.readouterr().err
 
@@ -302,7 +302,7 @@ def test_from_a_run_there_is_something_to_write(tmp_path: Path, capsys: pytest.C
 def test_record_with_a_monitor_puts_counters_beside_the_trace(tmp_path: Path) -> None:
     recorded = record_script(tmp_path, "train(8)\n", options=("--steps", "3-5", "--monitor"))
     assert recorded.status == 0, recorded.said
-    assert any(line.startswith("monitored ") for line in recorded.said.splitlines()), recorded.said
+    assert any(line.startswith("took ") for line in recorded.said.splitlines()), recorded.said
     trace = lostflops.open(recorded.run)
     assert trace.has("kernels") and trace.has("counters")
     assert not [fact for fact in trace.manifest.quality if fact.level == "warning"]

@@ -40,9 +40,9 @@ def test_a_machine_as_it_should_be_gets_no_warning(
 ) -> None:
     text = printed(capsys, "--from", machine_texts.folder(tmp_path))
     assert not warnings(text)
-    assert "nothing wrong was seen" in text
+    assert "no fault was found in the devices and links above" in text
     assert "GPU2  –                       1            16-31" in text or "GPU2" in text
-    assert "not here: lstopo.xml: not in the folder" in text
+    assert "lstopo.xml: not in the folder" in text
     assert "NV#   # bonded NVLinks" in text and "SYS   between memory nodes" in text
     assert "PIX " not in text, "the legend names only what is there"
 
@@ -112,9 +112,9 @@ def test_a_rate_that_all_ports_lack_is_seen_when_it_is_stated(
 
 def test_this_machine_is_shown_whatever_it_has(capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(capsys)
-    assert "memory node" in text or "nothing was found" in text
+    assert "memory node" in text or "no device was found" in text
     if not any((Path(p) / "nvidia-smi").exists() for p in os.environ["PATH"].split(os.pathsep)):
-        assert "not here: nvidia-smi: not on the PATH (NVIDIA GPUs, their links and P2P)" in text
+        assert "nvidia-smi: not on the PATH; NVIDIA GPUs, their links and P2P are not shown" in text
 
 
 def fake(folder: Path, name: str, script: str) -> None:
@@ -184,7 +184,7 @@ def test_json_holds_what_is_known(tmp_path: Path, capsys: pytest.CaptureFixture[
     )
     assert os.uname().nodename not in json.dumps(found)
     file = tmp_path / "t.json"
-    assert "nothing wrong" in printed(capsys, "--from", tmp_path, "--json", file)
+    assert "no fault was found" in printed(capsys, "--from", tmp_path, "--json", file)
     again = json.loads(file.read_text())
     assert again["topology_devices"] == found["topology_devices"]
 
@@ -210,7 +210,7 @@ def test_it_is_kept_under_the_node_of_the_run(
     assert (run / "node-0002" / "topology.jsonl").is_file()
     (run / "run.json").write_text("{}")
     assert cli.main(["topology", "--from", str(texts), "--output", str(run)]) == 2
-    assert "imported run, which cannot be added to" in capsys.readouterr().err
+    assert "imported run: nothing can be added to it" in capsys.readouterr().err
 
 
 def test_beside_the_traces_it_becomes_tables_under_the_first_rank_of_its_node(

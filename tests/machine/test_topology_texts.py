@@ -69,21 +69,21 @@ def test_a_line_that_lacks_a_cell_is_left_out_and_named(cell: str) -> None:
     )
     found = texts.nvidia_paths(short)
     assert {a for a, _ in codes(found)} == {"GPU1"}
-    assert "lacks one of 3 cells" in found.remarks[0] and "GPU0" in found.remarks[0]
-    assert found.remarks[1] == "the matrix has no line of GPU0, GPU2"
+    assert "without a code for each of 3 devices" in found.remarks[0] and "GPU0" in found.remarks[0]
+    assert found.remarks[1] == "the matrix has no line for GPU0, GPU2"
 
 
 def test_an_affinity_that_is_missing_is_not_taken_from_its_neighbour() -> None:
     text = "\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\nGPU0\t X \tNV4\t0-3\nGPU1\tNV4\t X \t0-3\t1\n"
     found = texts.nvidia_paths(text)
     assert "cpus" not in device(found, "GPU0") and device(found, "GPU1")["numa"] == 1
-    assert found.remarks == ["GPU0 has 1 of 2 affinities: which, cannot be told"]
+    assert found.remarks == ["GPU0 has 1 of 2 affinities: left out, as it is not known which"]
 
 
 def test_a_code_that_nobody_knows_is_kept_and_told() -> None:
     found = texts.nvidia_paths("\tGPU0\tGPU1\nGPU0\t X \tZZZ\nGPU1\tNV4\t X \n")
     assert codes(found)["GPU0", "GPU1"] == "ZZZ"
-    assert found.remarks == ["'ZZZ' between GPU0 and GPU1 is no code that lostflops knows"]
+    assert found.remarks == ["the code 'ZZZ' between GPU0 and GPU1 is not known"]
 
 
 def test_peers_are_read_each_from_its_own_matrix() -> None:
@@ -233,8 +233,8 @@ def test_a_machine_of_many_cpus_has_masks_of_several_words() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (LSTOPO[:400], "no whole XML document"),
-        (LSTOPO.replace('version="2.0"', 'version="1.0"'), "not of hwloc 2"),
+        (LSTOPO[:400], "not a complete XML document"),
+        (LSTOPO.replace('version="2.0"', 'version="1.0"'), "only the XML of hwloc 2 is supported"),
         (LSTOPO.replace("<topology", "<!DOCTYPE x [<!ENTITY a 'b'>]><topology"), "declares entities"),
         ('<topology version="2.0">' + '<object type="Group">' * 900 + "</object>" * 900 + "</topology>", ""),
     ],

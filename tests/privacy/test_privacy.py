@@ -308,8 +308,8 @@ def test_a_folder_is_cleaned_file_by_file_and_what_cannot_be_is_left_out(
     clean = tmp_path / "clean"
     assert cli.main(["scrub", str(run), "--output", str(clean)]) == 0
     said = capsys.readouterr().out
-    assert "left out: node-0000/nsys-00000.nsys-rep: a report of nsys is closed" in said
-    assert "left out: node-0000/memory.pickle: " in said
+    assert "left out node-0000/nsys-00000.nsys-rep: only nsys can open its reports" in said
+    assert "left out node-0000/memory.pickle: " in said
     names = sorted(str(p.relative_to(clean)) for p in clean.rglob("*") if p.is_file())
     assert [n.split("/")[-1][:5] for n in names] == ["lostf", "node-", "steps", "node-"]
     assert all(not left(clean / name) and "gpu-node17" not in name for name in names)
@@ -341,7 +341,7 @@ def test_inspect_counts_and_prints_no_secret(tmp_path: Path, capsys: pytest.Capt
     (tmp_path / "r2").mkdir()
     written(tmp_path / "r2" / "t.json", trace(one_step()))
     assert cli.main(["inspect", str(tmp_path / "r2")]) == 0
-    assert capsys.readouterr().out == "nothing was found\n"
+    assert capsys.readouterr().out == "found nothing private\n"
 
 
 def test_what_record_leaves_names_nobody(tmp_path: Path) -> None:
@@ -379,7 +379,7 @@ def test_nothing_is_cleaned_in_place_or_over_something(tmp_path: Path) -> None:
             recording.scrubbed(given, output, Cleaner())
     with pytest.raises(OutputExists):
         recording.scrubbed(given, tmp_path / "there", Cleaner())
-    with pytest.raises(BadOption, match="'names' is nothing that is taken out"):
+    with pytest.raises(BadOption, match="'names' is not a kind that `scrub` removes"):
         recording.kinds("names")
 
 

@@ -604,5 +604,5 @@ def test_a_rank_beyond_all_jobs_is_numbered_anew(tmp_path: Path) -> None:
 
 
 def test_nothing_read_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(LostflopsError, match="a is a trace in which"):
+    with pytest.raises(LostflopsError, match="a holds nothing to analyse"):
         assembly.assemble([(Source("a", 1, "a", "nsys"), [])], [], tmp_path)

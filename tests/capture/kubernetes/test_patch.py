@@ -180,7 +180,7 @@ def test_a_train_job_takes_volumes_as_a_change_to_its_runtime(patch: Any, newer:
 
 def test_a_train_job_without_a_command_says_where_it_is(patch: Any) -> None:
     said = patch(TRAIN_JOB.replace("    command: [torchrun, train.py]\n", ""))
-    assert "its command is in its runtime" in said.err
+    assert "its command is in its training runtime" in said.err
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_what_cannot_be_recorded_is_said(patch: Any) -> None:
     said = patch("kind: MPIJob\nmetadata: {name: m}\n")
     assert "MPIJob 'm': is not patched: its ranks are started by sshd" in said.err
     said = patch("kind: Odd\nmetadata: {name: o}\nspec: {pod: {spec: {containers: [{name: c}]}}}\n")
-    assert "Odd 'o': is of a kind that is not known, and left alone with the pods at `spec.pod`" in said.err
+    assert "Odd 'o': is not patched: lostflops does not know this kind; it has pods at `spec.pod`" in said.err
     assert "no pods in these manifests" in patch("kind: Service\nmetadata: {name: s}\n").err
 
 
@@ -236,8 +236,8 @@ def test_output_may_be_the_input(patch: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("kind: Pod\na: [\n", "job.yaml is no YAML, line 3"),
-        ("a: 1\na: 2\n", "is no YAML"),
+        ("kind: Pod\na: [\n", "job.yaml is not YAML, line 3"),
+        ("a: 1\na: 2\n", "is not YAML"),
         ("- 1\n", "has no `kind`"),
         ("kind: 7\n", "has no `kind`"),
         ("kind: Pod\nspec: [1]\n", "`spec` of the pod is not a mapping"),
@@ -248,7 +248,7 @@ def test_output_may_be_the_input(patch: Any, tmp_path: Path) -> None:
         ("kind: Pod\nmetadata: 3\nspec: {containers: []}\n", "`metadata` of"),
         ("kind: List\nitems: [3]\n", "`items` of the List is not a list of mappings"),
         ("!!python/object/apply:os.system ['true']\n", "has no `kind`"),
-        ("\x00", "is no YAML"),
+        ("\x00", "is not YAML"),
     ],
 )
 def test_what_is_no_manifest_is_an_error_with_a_hint(patch: Any, text: str, why: str) -> None:

@@ -77,7 +77,7 @@ def test_a_pythonpath_of_the_pod_is_prepended_to_and_the_command_stays() -> None
 @pytest.mark.parametrize(
     ("command", "more", "reason"),
     [
-        ([], {}, "it has no command of its own"),
+        ([], {}, "it sets no command, and lostflops cannot see the image's default command"),
         (["python", "-I", "train.py"], {}, "`python -I` makes Python ignore PYTHONPATH"),
         (["python", "x.py"], {"env": [{"name": "LOSTFLOPS_OFF", "value": "1"}]}, "sets LOSTFLOPS_RUN or"),
         (["lostflops", "record", "--", "python", "x.py"], {}, "its command already runs lostflops"),

@@ -155,7 +155,7 @@ def test_a_pod_that_the_webhook_patched_is_recorded_and_killed_and_explained(
     payload["data"]["sitecustomize.py"] = ""
     (tmp_path / "payload").write_text(json.dumps(payload))
     report = printed(capsys, "status")
-    assert report.count("of another lostflops") == 2
+    assert report.count("another version of lostflops") == 2
     assert "apply `lostflops launch k8s install -n team --update`\n" in report
     (tmp_path / "payload").write_text("")
     (tmp_path / "registration").write_text("")
@@ -301,7 +301,7 @@ def test_fetch_says_what_there_is(
     to = collector(team)
     for job in ("one", "two"):
         to.ask("PUT", f"/{job}/pod/c/lostflops.log", b"x" * 10, **{"Lostflops-Offset": "0"})
-    assert fetch() == "Say which job.\nHint: it has one, two.\n"
+    assert fetch() == "The collector holds several jobs; name one.\nHint: it has one, two.\n"
     assert "nothing of a job 'three'" in fetch("three")
     assert printed(capsys, "fetch", "--list") == "one  1 files, 0.0 MB\ntwo  1 files, 0.0 MB\n"
     assert main(["launch", "k8s", "fetch", "one", "--output", str(tmp_path / "run")]) == 0

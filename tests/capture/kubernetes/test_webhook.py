@@ -196,7 +196,7 @@ def test_annotations_of_a_pod_say_what_to_record() -> None:
     annotations["lostflops.dev/what"] = "tea"
     answer = review(asked, WISH)
     (warning,) = answer["response"]["warnings"]
-    assert "There is nothing called 'tea' to record. Recorded as if there were none." in warning
+    assert "are ignored: 'tea' is not something that can be recorded." in warning
     env = {e["name"] for e in patched(asked, answer)["spec"]["containers"][0]["env"]}
     assert "LOSTFLOPS_RUN" in env and "LOSTFLOPS_SETTINGS" not in env
 
@@ -205,9 +205,13 @@ def test_a_container_without_a_command_is_said_in_annotation_and_warning(client:
     asked = question()
     asked["request"]["object"]["spec"]["containers"][0].pop("command")
     answer = client.ask(asked)
-    assert "has no command of its own" in answer["response"]["warnings"][0]
+    assert ("it sets no command, and lostflops cannot see the image's default") in answer["response"][
+        "warnings"
+    ][0]
     pod = patched(asked, answer)
-    assert "has no command of its own" in pod["metadata"]["annotations"][STATUS]
+    assert ("it sets no command, and lostflops cannot see the image's default") in pod["metadata"][
+        "annotations"
+    ][STATUS]
     assert "env" not in pod["spec"]["containers"][0]
 
 

@@ -203,7 +203,7 @@ train(9)
 """
     recorded = record_script(tmp_path, script)
     assert recorded.status == 0
-    assert "MB are free on the disk\nHint: make room" in recorded.said
+    assert "MB are free on the disk\nHint: free some space" in recorded.said
     assert len(recorded.steps()) == 9
 
 

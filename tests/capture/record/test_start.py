@@ -104,7 +104,7 @@ def test_input_and_output_are_the_jobs(tmp_path: Path) -> None:
         env=environment(),
     )
     assert (done.returncode, done.stdout) == (0, "typed")
-    assert "nothing was recorded: no Python of the job" in done.stderr
+    assert "nothing was recorded: no Python process of the job started with PYTHONPATH=" in done.stderr
 
 
 def test_a_fault_of_ours_after_the_job_keeps_its_status(tmp_path: Path) -> None:
@@ -118,17 +118,21 @@ cli.main()
 """
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 5
-    assert done.stderr.endswith("could not be looked through: ZeroDivisionError: division by zero\n")
+    assert done.stderr.endswith("could not be read: ZeroDivisionError: division by zero\n")
 
 
 def test_a_job_without_torch_and_one_that_crashes_in_its_import(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
-    assert "nothing was recorded: no Python of it imported PyTorch" in job(tmp_path / "a", "pass").said
+    assert ("nothing was recorded: no Python process of it imported torch.optim") in job(
+        tmp_path / "a", "pass"
+    ).said
     crashed = job(tmp_path / "b", "import no_such_module")
     assert crashed.status == 1
     assert "No module named 'no_such_module'" in crashed.said
-    assert "nothing was recorded: the job ended with status 1, and no Python of it imported" in crashed.said
+    assert (
+        "nothing was recorded: the job ended with status 1, and no Python process of it imported"
+    ) in crashed.said
 
 
 def test_a_job_that_makes_no_step_or_too_few(tmp_path: Path) -> None:
@@ -136,7 +140,7 @@ def test_a_job_that_makes_no_step_or_too_few(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     none = job(tmp_path / "a", "import torch; torch.rand(3)")
-    assert "no `torch.optim` optimizer made a step" in none.said
+    assert "no `torch.optim` optimizer finished a step" in none.said
     script = "import torch; o = torch.optim.SGD([torch.zeros(1)]); [o.step() for _ in range(2)]"
     few = job(tmp_path / "b", script)
     assert "nothing was recorded: the job ended before a whole step was recorded" in few.said
@@ -227,7 +231,7 @@ def test_too_few_steps_are_said_with_how_many_there_were(tmp_path: Path) -> None
     steps = [{"step": n, "duration": 1, "window": 0} for n in range(5)]
     log = outcome.RankLog(Path("x"), {"rank": 0}, steps, [])
     said = outcome.summary(outcome.Outcome(recording.Plan(["job"], tmp_path), 0, [log]))
-    first = "before step 10, the first to record"
+    first = "before step 10, where recording starts"
     assert said == [
         f"nothing was recorded: the job ended with status 0 after 5 steps, {first}",
         "Hint: `--steps 2-4`",

@@ -78,7 +78,7 @@ def test_a_function_ends_the_steps_and_the_optimizer_does_not(tmp_path: Path, wh
 def test_what_never_ended_a_step_is_said(tmp_path: Path) -> None:
     for what, script, why in (
         ("engine:once", "import engine", "engine:once was never called, so no step ended"),
-        ("batch", "train(3)", "no DataLoader gave a batch, so no step ended"),
+        ("batch", "train(3)", "no DataLoader returned a batch, so no step ended"),
         ("engine:Engine.tokens", "import engine", "lostflops.log says why"),
     ):
         folder = tmp_path / what.replace(":", "-")
@@ -87,12 +87,16 @@ def test_what_never_ended_a_step_is_said(tmp_path: Path) -> None:
         found = record_script(folder, f"\n{script}", options=["--step-on", what])
         assert found.status == 0 and "nothing was recorded" in found.said and why in found.said
         log = found.run / "lostflops.log"
-        assert ("gives its results one by one" in log.read_text()) if "Engine." in what else not log.exists()
+        assert (
+            (("is a generator, and a call of it cannot be a step") in log.read_text())
+            if "Engine." in what
+            else not log.exists()
+        )
 
 
 @pytest.mark.parametrize("text", ["", "step", ":f", "a:", "a b:c", "a:b()", "a..b:c", "a:b.", "a:b;c"])
 def test_what_is_no_function_is_refused(text: str) -> None:
-    with pytest.raises(BadOption, match="nothing that ends a step"):
+    with pytest.raises(BadOption, match="does not say what ends a step"):
         recording.step_on(text)
 
 

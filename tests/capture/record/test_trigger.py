@@ -70,7 +70,7 @@ def test_a_job_that_trains_is_recorded_now_by_its_folder_or_its_process(tmp_path
         trigger.record(str(job.pid), on_demand.Request(duration=None, steps=2), None, None)
         third = recorded.windows()[2]
         assert third["first"] > second["last"], "the id of `record` is as good as that of its job"
-        with pytest.raises(BadOption, match="None of these ranks runs here"):
+        with pytest.raises(BadOption, match="None of these ranks runs on this machine"):
             trigger.record(str(run), FIVE, ((7, 9),), None)
         (tmp_path / "stop").touch()
         assert job.wait(60) == 0
@@ -117,9 +117,9 @@ def test_what_cannot_be_asked_is_said(tmp_path: Path) -> None:
     try:
         while not all(on_demand.environment_of(p.pid) for p in (sleeping, deaf)):
             time.sleep(0.01)  # they are still being started
-        with pytest.raises(BadOption, match="was not started so that it can be asked"):
+        with pytest.raises(BadOption, match="was started without lostflops and without KINETO_USE_DAEMON=1"):
             trigger.record(str(sleeping.pid), FIVE, None, None)
-        with pytest.raises(BadOption, match="the window is kept short"):
+        with pytest.raises(BadOption, match="This window is too long"):
             trigger.record(str(deaf.pid), on_demand.Request(3.0, None), None, None)
     finally:
         for process in (sleeping, deaf):
@@ -140,7 +140,7 @@ def test_questions_are_answered_once_and_only_by_processes_that_are_free(tmp_pat
         return mine
 
     with on_demand.Agent(folder) as agent:
-        with pytest.raises(BadOption, match="Another agent"), on_demand.Agent(folder):
+        with pytest.raises(BadOption, match="Another profiling agent"), on_demand.Agent(folder):
             pass
         free, busy = client("free", 3, 40, 30), client("busy", 1, 41)
         free.sendto(b"short", str(folder / "dynolog"))
@@ -219,6 +219,6 @@ def test_a_start_that_pytorch_missed_is_asked_for_again(
 def test_nobody_asks(tmp_path: Path) -> None:
     folder = tmp_path / "s"
     folder.mkdir()
-    with pytest.raises(LostflopsError, match="No process asked"):
+    with pytest.raises(LostflopsError, match="No process of the job asked for instructions"):
         on_demand.ask(folder, FIVE, tmp_path / "out", lead=0.1)
     assert list(folder.iterdir()) == []

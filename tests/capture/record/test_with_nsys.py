@@ -103,7 +103,7 @@ def test_the_same_wishes_become_each_versions_switches(
         "--python-sampling=true", "--cuda-memory-usage=true", *always, "--kill=none", "--wait=primary",
     ]  # fmt: skip
     assert old.node == ["--gpu-metrics-device=all", "--nic-metrics=true"]
-    assert old.left_out == ["shapes is left out: nsys 2023.4.1 cannot make ranges of PyTorch's operators"]
+    assert old.left_out == ["shapes is not recorded: nsys 2023.4.1 cannot make ranges of PyTorch's operators"]
     assert "whole environment, tokens included" in old.warnings[0]
     assert new.lean == [
         "--trace=cuda,nvtx,nccl,osrt", "--cuda-graph-trace=node", "--cuda-event-trace=false",
@@ -124,7 +124,10 @@ def test_what_the_machine_does_not_allow_is_left_out_and_said(
     made = nsys_options.switches(tool, ["metrics"], {}, administrator=False, **given)
     assert (made.lean[0], made.node) == ("--trace=none", [])
     assert made.left_out == [
-        "metrics is left out: the driver lets only administrators read GPU counters (RmProfilingAdminOnly: 1)"
+        (
+            "metrics is not recorded: the driver lets only administrators read GPU counters "
+            "(RmProfilingAdminOnly: 1)"
+        )
     ]
     assert nsys_options.switches(tool, ["metrics"], {}, administrator=True, **given).node
     shared = nsys_options.switches(tool, ["cuda"], {"CUDA_VISIBLE_DEVICES": "MIG-1"}, duration=400.0)
@@ -172,7 +175,7 @@ def test_an_nsys_that_will_not_do_is_said_before_the_start(
     none = record(tmp_path, "touch", "started", options=("--nsys", "nowhere"))
     assert (none.status, none.said.splitlines()[0]) == (2, "There is no nsys at 'nowhere'.")
     both = record(tmp_path, "touch", "started", options=("--on-demand",))
-    assert (both.status, both.said.split(",")[0]) == (2, "--on-demand is of the PyTorch profiler")
+    assert (both.status, both.said.split(",")[0]) == (2, "--on-demand uses the PyTorch profiler")
     assert not (tmp_path / "started").exists()
     assert not none.run.exists()
 
@@ -248,14 +251,16 @@ class TestJobs:
         assert names == ["nsys-00001-a0-w000.nsys-rep"]
         assert not any("metrics" in w for c in calls(tmp_path) for w in c["words"])
         assert "recorded steps 2-3 on 1 rank" in recorded.said
-        assert "no counters: local rank 0 reads them, and --ranks leaves it out" in recorded.said
+        assert (
+            "no counters were recorded: local rank 0 reads them, and --ranks leaves it out"
+        ) in recorded.said
 
 
 def test_a_range_that_was_never_opened_is_noticed(tmp_path: Path) -> None:
     recorded = record(tmp_path, sys.executable, "-c", "pass")
     assert len(calls(tmp_path)) == 1
     assert calls(tmp_path, "start") == []
-    why = "its range was never opened; it made 0 steps, and the first to record is step 3"
+    why = "its window was never opened: it made 0 steps, and recording starts at step 3"
     assert f"rank 0 has no report: {why}\nHint: without steps of an optimizer, `--delay S" in recorded.said
 
 
@@ -295,7 +300,7 @@ def test_a_refusal_costs_the_recording_and_not_the_rank(tmp_path: Path) -> None:
     recorded = record(tmp_path, sys.executable, "-c", "print('ran')", options=BY_TIME)
     assert (recorded.status, recorded.out) == (0, "ran\n")
     assert "lostflops: nsys did not start rank 0 (it ended with status 3" in recorded.said
-    assert "rank 0 has no report: nsys ended with status 3 before the program began" in recorded.said
+    assert "rank 0 has no report: nsys ended with status 3 before the program started" in recorded.said
 
 
 def test_counters_that_are_refused_are_left_out(tmp_path: Path) -> None:
@@ -305,11 +310,11 @@ def test_counters_that_are_refused_are_left_out(tmp_path: Path) -> None:
     assert "--gpu-metrics-devices=all" in with_counters["words"]
     assert "--gpu-metrics-devices=all" not in without["words"]
     assert "recorded on 1 rank" in recorded.said
-    assert "no counters: nsys refused to start with them" in recorded.said
+    assert "no counters were recorded: nsys refused to start with them" in recorded.said
 
 
 @pytest.mark.parametrize(
-    ("fault", "why"), [("lost", "nsys left none; it ended with status 0"), ("empty", "it is empty")]
+    ("fault", "why"), [("lost", "nsys wrote none and ended with status 0"), ("empty", "its report is empty")]
 )
 def test_a_report_that_is_lost_is_noticed(tmp_path: Path, fault: str, why: str) -> None:
     recorded = record(tmp_path, sys.executable, "-c", "pass", options=BY_TIME, FAKE_NSYS_FAULT=fault)

@@ -295,5 +295,5 @@ def test_waiting_ends_with_the_jobs_status(
     said = capsys.readouterr()
     (script,) = tmp_path.glob("*.sbatch")
     assert (tmp_path / "given").read_text() == f"--parsable --wait {script}\n"
-    assert said.out.endswith("it prints to a b-31.out; when it has ended: lostflops why 'a b-31'\n")
+    assert said.out.endswith("its output goes to a b-31.out; when it has ended: lostflops why 'a b-31'\n")
     assert said.err == "site: hello\n"

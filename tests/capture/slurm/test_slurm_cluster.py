@@ -280,5 +280,5 @@ def test_words_arrive_as_typed_and_the_status_comes_back(job: Job) -> None:
 def test_a_job_that_slurm_does_not_take_says_why(job: Job) -> None:
     done = job.launch("--partition=none such", "--", "true")
     assert done.returncode == 2
-    assert done.stderr.startswith("Slurm did not take the job: ")
+    assert done.stderr.startswith("sbatch rejected the job: ")
     assert "invalid partition" in done.stderr
