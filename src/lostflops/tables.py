@@ -151,7 +151,7 @@ RANKS = Table(
         Column("versions", Text("tool and runtime versions")),
         Column("main_thread", Id("thread that made most launches (or ran most operators)")),
         Column("clock_offset", Time("already added to this rank's times to align it with the others")),
-        Column("clock_error", Time("robust error of that alignment; null when it could not be told")),
+        Column("clock_error", Time("robust error of that alignment; null when unknown")),
     ),
     "every trace gives this table",
 )
@@ -433,7 +433,7 @@ STEP_LOG = Table(
     "a step in the log of a recorded job: every step of every rank, recorded in full or not",
     (
         Column("rank", Id("rank", pl.Int32), required=True),
-        Column("world_size", Count("ranks of the job; null when the rank was not told", pl.Int32)),
+        Column("world_size", Count("ranks of the job; null when this rank's log does not say", pl.Int32)),
         Column("step", Id("step number"), required=True),
         Column("duration", Time("from the end of the step before; null for a rank's first")),
         Column("own", Time("what lostflops took before the step; no part of duration")),

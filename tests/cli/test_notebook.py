@@ -141,7 +141,10 @@ OWN_PROFILER = (
     "%%lostflops\nwith profile() as inner: torch.ones(3) * 2\nlen(inner.events()) > 0",
     "%%lostflops\ntorch.ones(3) * 2",
 )
-BUSY = r"lostflops: this cell was not recorded: a profiler of your own is running, which .*\ntensor\(.*\)"
+BUSY = (
+    r"lostflops: this cell was not recorded: your own profiler is running, and a second one would "
+    r"break it\.\ntensor\(.*\)"
+)
 
 
 def test_a_cell_that_cannot_be_shown_is_answered_with_a_sentence(tmp_path: Path) -> None:

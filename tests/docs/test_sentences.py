@@ -22,13 +22,12 @@ RIDDLES = {
     r"\bhas a window less\b": "is missing one window",
     r"take the kernels' place": "are counted instead of kernels",
     r"no operator that computes": "nothing computes",
-    r"\bbuys nothing\b": "no help",
     r"rows here do not tell": "was not recorded",
     r"costs? no time\b": "overlaps compute",
     r"\bnobody (knows|says|can tell)\b": "is not known",
     r"\bit has itself\b": "its command runs",
     r"\bround in a circle\b": "form a loop",
-    r"(?<!here )\bis no (number|time|port|size|address|list|name|range|file|folder|object|trace|regular)\b": "is not a",
+    r"(?<!here )\bis no (number|time|port|size|address|list|range|file|folder|object|trace)\b": "is not a",
 }
 PAGES = sorted(
     page
@@ -48,17 +47,19 @@ def stumbles(text: str) -> list[str]:
     ]
 
 
-def said(source: str) -> Iterator[str]:
-    """The texts of a program: what it prints, and the docstrings that become help and pages.
+def said(source: str, docstrings: bool) -> Iterator[str]:
+    """The texts of a program that it prints; where they become help or pages, its docstrings too.
 
     What stands between the braces of an f-string is one word there.
     """
     tree = ast.parse(source)
-    within = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+    passed = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+    if not docstrings:
+        passed |= {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):
-            yield "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in within:
+            yield "".join(str(p.value) if isinstance(p, ast.Constant) else "…" for p in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in passed:
             yield node.value
 
 
@@ -71,7 +72,7 @@ def test_the_program_prints_no_riddles() -> None:
     found = {
         f"{file.relative_to(SOURCE)}: {stumble}"
         for file in SOURCE.rglob("*.py")
-        for text in said(file.read_text())
+        for text in said(file.read_text(), bool({"cli", "recipes"} & set(file.parts)))
         for stumble in stumbles(text)
     }
     assert not sorted(found)
@@ -82,5 +83,5 @@ def test_a_riddle_is_found_across_lines_and_inside_a_format() -> None:
         "'of a mean step': write 'per step'",
         "'pass idle': write 'is idle'",
     ]
-    (text,) = said("f'{ms} of a mean ' f'step'")
+    (text,) = said("f'{ms} of a mean ' f'step'", docstrings=True)
     assert stumbles(text) == ["'of a mean step': write 'per step'"]

@@ -113,7 +113,7 @@ def test_other_launchers_ranks_are_ranks_when_they_know_where_to_meet() -> None:
         "WORLD_SIZE": "4",
         "LOCAL_RANK": "1",
     }
-    with pytest.raises(BadOption, match="one of 4 processes that mpirun started"):
+    with pytest.raises(BadOption, match="mpirun started 4 processes, which cannot find each other"):
         ranks.placed(mpi)
     with pytest.raises(BadOption, match="srun"):
         ranks.placed({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"})

@@ -330,7 +330,7 @@ def test_inspect_counts_and_prints_no_secret(tmp_path: Path, capsys: pytest.Capt
     said = capsys.readouterr().out
     assert not [word for word in PLANTED if word in said]
     assert "a.sqlite\n  secrets          2 times, 2 different\n  environment      3 times" in said
-    assert "b.nsys-rep\n  not read  a report of nsys" in said
+    assert "b.nsys-rep\n  not read  only nsys can open its reports" in said
     assert "t.json.gz\n  secrets          3 times, 3 different\n  hosts            2 times" in said
     assert cli.main(["inspect", "--show", str(tmp_path / "r" / "t.json.gz")]) == 0
     shown = capsys.readouterr().out

@@ -190,7 +190,7 @@ def _require_kept(path: Path) -> None:
         kind = path.stat().st_mode
     except OSError as error:
         if path.is_symlink() and error.errno in (errno.ENOENT, errno.ELOOP):
-            where = "to nothing" if error.errno == errno.ENOENT else "round in a circle"
+            where = "to nothing" if error.errno == errno.ENOENT else "back to itself"
             raise NotATrace(path, f"it is a link that leads {where}.", "name the file itself.") from error
         raise
     if stat.S_ISFIFO(kind):

@@ -130,7 +130,7 @@ def test_a_job_is_patched_and_the_rest_of_its_text_stays(patch: Any) -> None:
 
 def test_a_comment_inside_the_command_is_lost_and_that_is_said(patch: Any) -> None:
     said = patch(JOB.replace('["torchrun", ', '["torchrun",  # ranks\n          '))
-    assert "1 comment could not be kept" in said.err
+    assert "1 comment of the YAML could not be kept" in said.err
     assert "comment" not in patch(JOB).err
 
 
@@ -206,7 +206,7 @@ def test_pods_are_found_in_every_kind(patch: Any, kind: str, path: str) -> None:
 
 def test_what_cannot_be_recorded_is_said(patch: Any) -> None:
     said = patch("kind: MPIJob\nmetadata: {name: m}\n")
-    assert "MPIJob 'm': is not patched: its ranks are started by sshd" in said.err
+    assert "MPIJob 'm': is not patched: sshd starts its ranks" in said.err
     said = patch("kind: Odd\nmetadata: {name: o}\nspec: {pod: {spec: {containers: [{name: c}]}}}\n")
     assert "Odd 'o': is not patched: lostflops does not know this kind; it has pods at `spec.pod`" in said.err
     assert "no pods in these manifests" in patch("kind: Service\nmetadata: {name: s}\n").err
@@ -274,7 +274,7 @@ def test_a_file_that_is_no_text_and_a_reader_that_is_not_installed(
     assert "job.yaml is not text" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "ruamel.yaml", None)
     assert main(["launch", "k8s", "patch", str(file)]) == 2
-    assert capsys.readouterr().err.endswith("Hint: `pip install 'lostflops[k8s]'`.\n")
+    assert capsys.readouterr().err.endswith("Hint: run `pip install 'lostflops[k8s]'`.\n")
 
 
 def test_options_are_checked(patch: Any) -> None:

@@ -357,7 +357,7 @@ class EventStream(Generic[Event]):
         else:
             why = None
         if found is not None:
-            what = "whose 'traceEvents' is no list" if "traceEvents" in found else "without 'traceEvents'"
+            what = "whose 'traceEvents' is not a list" if "traceEvents" in found else "without 'traceEvents'"
             raise NotATrace(self.path, f"it is JSON {what}.")
         match = _ARRAY_BEGINS.search(self._buffer)
         if match is not None:  # a quote in the user's metadata breaks the file, not the events

@@ -78,7 +78,7 @@ def _frames(content: Mapping[str, Any], rank: int | None) -> Iterator[tuple[str,
         if not rows:
             continue
         if not isinstance(rows, list):
-            raise ValueError(f"its '{name}' is no list")
+            raise ValueError(f"its '{name}' is not a list")
         table = TABLES[name]
         frame = pl.DataFrame(rows, schema=table.schema, strict=True)  # pyright: ignore[reportUnknownArgumentType]
         if rank is not None:

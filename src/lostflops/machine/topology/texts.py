@@ -55,7 +55,7 @@ def _matrix(
 ) -> tuple[list[str], list[str], list[_Line]]:
     """Names of the columns' devices, titles after those, and lines of the first matrix of devices in a text.
 
-    A line that lacks a cell is left out: which one cannot be told. `itself` stands in the diagonal.
+    A line that lacks a cell is left out: which one is not known. `itself` stands in the diagonal.
     """
     names: list[str] = []
     titles: list[str] = []

@@ -62,7 +62,7 @@ def _measured(*points: tuple[int, int], hosts: int = 1) -> Rows:
         "expected_bandwidth": Number("measured", unit="GB/s"),
         "reached_share": Ratio("the first as a share of the second"),
         "no_expectation": Text("why there is nothing to compare"),
-        "lost_per_step": Time("transfer in a mean step of a mean rank beyond what was measured"),
+        "lost_per_step": Time("transfer per step beyond what was measured, mean of ranks"),
         "step_share": Ratio("the same as a share of step time"),
     },
     examples=[

@@ -30,7 +30,7 @@ HIDDEN_TOO = "upper limit: work may wait behind hidden communication too"
         "hidden_share": Share("hidden / total"),
         "total_in_steps": Time("communication time inside steps"),
         "in_steps": Time("exposed time inside steps"),
-        "per_step": Time("exposed time in a mean step"),
+        "per_step": Time("exposed time per step"),
         "step_share": Share("share of the rank's step time that is exposed communication"),
         "at_most": Time(
             "most that the rank's steps could lose with all of it hidden or gone: hidden "
@@ -160,11 +160,11 @@ def _advice(table: pl.DataFrame) -> str:
     start = "start the communication earlier (prefetch, or buckets of another size) or send less"
     if table.height == 1 and world != 1:
         return (
-            f"{start[0].upper()}{start[1:]}. Overlap cannot mend waiting for a late rank, and one rank alone "
-            "does not tell how much of this that is: ask with the traces of all ranks."
+            f"{start[0].upper()}{start[1:]}. Overlap does not help where a rank waits for a late one; one "
+            "rank alone does not show how much of this is waiting: give the traces of all ranks."
         )
     where = "" if world == table.height else ", for process groups of which all ranks are here"
     return (
-        f"`lostflops recipe communication-wait` tells how much of it is waiting for a late rank{where}; "
+        f"`lostflops recipe communication-wait` shows how much of it is waiting for a late rank{where}; "
         f"overlap does not help there. For the rest, {start}."
     )

@@ -29,16 +29,21 @@ WORTH_SAYING = 0.01
         "collectives": Count("matched collectives the rank takes part in"),
         "last": Count("those in which it arrives last"),
         "late_share": Share("last / collectives"),
-        "blame": Time("waiting of the others in those, added up over ranks and operations"),
+        "blame": Time(
+            "waiting of the others in those in which it arrives last, summed over ranks and operations"
+        ),
         "blame_share": Share("blame / all waiting of all ranks"),
-        "lead": Time("how much later it comes than the second to last, summed over those"),
+        "lead": Time(
+            "how much later it arrives than the second to last, summed over the "
+            "collectives in which it is last"
+        ),
         "own_wait": Time("how long the rank itself waits for others, overlapping operations counted once"),
-        "per_step": Time("waiting for it in a mean step of a mean rank with nothing computed meanwhile"),
+        "per_step": Time("waiting for it per step with nothing computed, mean of ranks"),
         "step_share": Share("the same as a share of step time"),
         "at_most": Time("upper bound on what arriving with the second to last could save per step"),
         "unmatched": Count("its collectives that could not be matched"),
         "assumed": Count(
-            "matched ones whose number of members nothing tells: the ranks here were taken for all"
+            "matched ones whose number of members was not recorded: the ranks here count as all"
         ),
     },
     examples=[
@@ -204,13 +209,15 @@ def a_rank_arrives_last(table: pl.DataFrame) -> Iterator[Finding]:
         return
     others = known.filter(pl.col("rank") != worst["rank"])["own_wait"].sort()
     own_waits = list(dict.fromkeys((milliseconds(others[0]), milliseconds(others[-1]))))
+    own = worst["own_wait"]
+    waits = f"it waits {milliseconds(own)} itself" if own else "it never waits"
     evidence = [
-        f"{milliseconds(worst['per_step'])} of a mean step pass waiting for it with nothing computed",
-        f"it comes {milliseconds(worst['lead'])} after the next to last, added up over those collectives",
-        f"it waits {milliseconds(worst['own_wait'])} itself, the others {' to '.join(own_waits)}",
+        f"on average the ranks wait {milliseconds(worst['per_step'])} per step for it with nothing computed",
+        f"on average it arrives {milliseconds(worst['lead'] // worst['last'])} after the second to last",
+        f"{waits}; the others wait {' to '.join(own_waits)} each",
     ]
     if worst["unmatched"]:
-        evidence.append(f"not in this: {worst['unmatched']:,} of its collectives that could not be matched")
+        evidence.append(f"left out: {worst['unmatched']:,} of its collectives that could not be matched")
     yield Finding(
         name="rank-arrives-last",
         claim=f"Rank {worst['rank']} arrives last in {worst['last']:,} of its {worst['collectives']:,} "

@@ -77,8 +77,8 @@ def bus_factor(kind: pl.Expr, size: pl.Expr) -> pl.Expr:
             "the same times nccl-tests' factor for the operation, to compare with a link's"
         ),
         "no_bandwidth": Text("why there is none"),
-        "calls_per_step": Number("executions in a mean step of a mean rank"),
-        "per_step": Time("transfer per step, mean of ranks; null when not told from waiting"),
+        "calls_per_step": Number("executions per step, mean of ranks"),
+        "per_step": Time("transfer per step, mean of ranks; null when the split from waiting is not known"),
         "step_share": Ratio("the same as a share of step time"),
     },
     examples=[

@@ -30,7 +30,7 @@ WORTH_SAYING = 0.03
         "collectives": Count("communication operations on the rank"),
         "matched": Count("those of them whose other participants were found"),
         "assumed": Count(
-            "matched ones whose number of members nothing tells: the ranks here were taken for all"
+            "matched ones whose number of members was not recorded: the ranks here count as all"
         ),
         "time": Time("time in matched operations, overlapping ones counted once; wait + transfer"),
         "wait": Time(
@@ -50,12 +50,12 @@ WORTH_SAYING = 0.03
         "unmatched_reason": Text("why they are not matched (the most frequent reason)"),
         "in_steps": Time("exposed wait inside steps"),
         "in_pairs": Time("the part of it in sends and receives alone, as between stages of a pipeline"),
-        "per_step": Time("exposed wait in a mean step"),
+        "per_step": Time("exposed wait per step"),
         "step_share": Share("share of the rank's step time that is exposed wait"),
     },
     examples=[
         Example(
-            "rank 1 comes 30 ns late while rank 0 computes for 9 of them; nobody knows who receives the 5 ns",
+            "rank 1 comes 30 ns late while rank 0 computes for 9 of them; who receives the 5 ns is not known",
             given={
                 "collectives": [
                     {"rank": 0, "start": 10, "end": 52, "kind": "all-reduce", "bytes_in": 8},
@@ -157,7 +157,7 @@ WORTH_SAYING = 0.03
             ],
         ),
         Example(
-            "with one rank of two, waiting cannot be told",
+            "with one rank of two, waiting is not known",
             given={
                 "collectives": [{"start": 10, "end": 52, "kind": "all-reduce"}],
                 "kernels": [],
@@ -267,12 +267,12 @@ def communication_is_waiting(table: pl.DataFrame) -> Iterator[Finding]:
     known = table.filter(pl.col("wait").is_not_null())
     least = known.sort("wait", "rank").row(0, named=True)
     evidence = [
-        f"{milliseconds(int(table['exposed_wait'].sum()))} of it with nothing computed, added up over ranks",
-        f"by durations alone, without comparing clocks: {percent(clock_free, by_durations)}",
+        f"{milliseconds(int(table['exposed_wait'].sum()))} of it with nothing computed, summed over ranks",
+        f"cross-check from durations alone: {percent(clock_free, by_durations)}",
         f"rank {least['rank']} waits least: {milliseconds(least['wait'])}",
     ]
     if unmatched:
-        evidence.append(f"not in this: {milliseconds(unmatched)} in operations that could not be matched")
+        evidence.append(f"left out: {milliseconds(unmatched)} in operations that could not be matched")
     yield Finding(
         name="communication-waits",
         claim=f"{percent(wait, time)} of the {milliseconds(time)} that ranks together spend communicating is "
@@ -282,8 +282,8 @@ def communication_is_waiting(table: pl.DataFrame) -> Iterator[Finding]:
         cost_per_step=int(table["per_step"].sum()) // table.height,
         gain="at most",
         evidence=tuple(evidence),
-        next="`lostflops recipe communication-imbalance` tells who arrives last; shorten that rank's work "
-        "before the collective, or make the ranks' work more even. A faster network would not help.",
+        next="`lostflops recipe communication-imbalance` names the rank that arrives last; shorten that "
+        "rank's work before the collective, or even out the ranks' work. A faster network does not help.",
         doubt=" ".join(_doubts(assumed, uncertain, by_durations)),
     )
 
@@ -293,6 +293,6 @@ def _doubts(assumed: int, uncertain: int, time: int) -> Iterator[str]:
         yield ALL_HERE
     if uncertain > WORTH_DOUBTING * time:
         yield (
-            f"The ranks' clocks are not known well enough: {percent(uncertain, time)} of the time could be "
-            "waiting as well as transfer."
+            f"The ranks' clocks are not aligned well enough: {percent(uncertain, time)} of the time could be "
+            "waiting or transfer."
         )

@@ -30,7 +30,7 @@ UNCLASSIFIED = 0.01
         "time": Time("their durations added up"),
         "time_share": Share("time / all kernel time of the rank"),
         "in_graphs": Time("part of time in CUDA graphs whose kernels were not recorded one by one"),
-        "per_step": Time("time in a mean step"),
+        "per_step": Time("time per step"),
         "step_share": Ratio("time inside steps / step time"),
     },
     examples=[

@@ -28,7 +28,7 @@ from lostflops.tables import Kernels
         "busy_share": Ratio(
             "time / time in which a kernel or communication runs; concurrent kernels each count"
         ),
-        "per_step": Time("time in a mean step"),
+        "per_step": Time("time per step"),
         "step_share": Ratio("time inside steps / step time"),
     },
     examples=[

@@ -32,7 +32,7 @@ SORTS = ("precision", "tensor_cores")
         "time": Time("their durations added up"),
         "time_share": Share("time / all matrix work of the rank"),
         "in_steps": Time("time inside steps"),
-        "per_step": Time("time in a mean step"),
+        "per_step": Time("time per step"),
         "step_share": Ratio("time inside steps / step time"),
         "span": Time(
             "time inside steps in which at least one kernel of this precision and use of matrix units "

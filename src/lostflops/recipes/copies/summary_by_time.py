@@ -39,14 +39,14 @@ PAGEABLE_WORTH_SAYING = 0.01
         "bandwidth_in_steps": Number("the bandwidth of those alone", unit="GB/s"),
         "hidden_in_steps": Time("hidden time inside steps"),
         "in_steps": Time("exposed time inside steps"),
-        "per_step": Time("exposed time in a mean step"),
+        "per_step": Time("exposed time per step"),
         "step_share": Share("share of the rank's step time in which these copies are exposed"),
         "idle_in_calls": Time(
             "time inside steps in which the device does nothing from the start of a launching call to "
             "its end, or to the copy's start if later; null where a launch was not recorded"
         ),
         "idle_share": Share("idle_in_calls / step time"),
-        "idle_per_step": Time("idle_in_calls in a mean step"),
+        "idle_per_step": Time("idle_in_calls per step"),
         "held": Time("time inside steps in which a launching call holds the host, the device at other work"),
         "at_most": Time(
             "the most that the rank's steps could lose without these copies and their calls: hidden "
@@ -330,7 +330,7 @@ def _cost(rows: pl.DataFrame, table: pl.DataFrame | None = None) -> str:
 
 
 def _now(rows: pl.DataFrame, ranks: int) -> int:
-    """Exposed time and idle time in calls, of a mean step of a mean rank, ns."""
+    """Exposed time and idle time in calls per step, mean of ranks, ns."""
     return (int(rows["per_step"].sum()) + int(rows["idle_per_step"].sum())) // ranks
 
 

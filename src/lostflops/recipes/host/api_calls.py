@@ -32,7 +32,7 @@ OUT_OF_MEMORY = 2
         "time": Time("durations added up"),
         "mean": Typical("mean duration"),
         "max": Typical("longest"),
-        "per_step": Time("time in a mean step"),
+        "per_step": Time("time per step"),
         "step_share": Share("time inside steps / step time"),
     },
     examples=[

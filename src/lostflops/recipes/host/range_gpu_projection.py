@@ -26,7 +26,7 @@ from lostflops.tables import Copies, Kernels, Launches, Ranges
         "span": Time("from the first start to the last end of a range's work, added up over ranges"),
         "busy": Time("time in which a range's work runs, added up over ranges"),
         "self_busy": Time("the same for work launched outside nested ranges"),
-        "per_step": Time("busy time in a mean step"),
+        "per_step": Time("busy time per step"),
         "step_share": Ratio("busy time inside steps / step time"),
     },
     examples=[

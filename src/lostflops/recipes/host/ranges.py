@@ -28,7 +28,7 @@ from lostflops.tables import Ranges
         "min": Typical("shortest"),
         "median": Typical("median"),
         "max": Typical("longest"),
-        "per_step": Time("time in a mean step"),
+        "per_step": Time("time per step"),
         "step_share": Ratio("time inside steps / step time"),
     },
     examples=[

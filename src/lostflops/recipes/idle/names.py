@@ -17,7 +17,7 @@ LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
     columns={
         "account": Name("cause: an account of the ledger"),
         "name": Name("what the host was at, as `idle_causes` names it; null where no row of the host tells"),
-        "per_step": Time("idle for it in a mean step of a mean rank"),
+        "per_step": Time("idle time of this name per step, mean of ranks"),
         "steps": Count("steps of all ranks that the mean is taken of"),
         "most_on": Id("rank with the most of it"),
     },

@@ -75,7 +75,7 @@ def _log(pause: int) -> list[Any]:
         "times": Count("steps with it in the log"),
         "longer": Time("by how much it makes its step longer: the difference of medians"),
         "usual": Typical("median step without it"),
-        "per_step": Time("longer / period: what it costs a mean step"),
+        "per_step": Time("longer / period: what it costs per step"),
         "share": Share("of the log's step time"),
         "cause": Name("what takes at least half of it: checkpoint, data or garbage; null for none of them"),
         "recorded": Count("how many of the steps with it were recorded in full"),

@@ -33,7 +33,7 @@ def _log(*steps: tuple[int, int | None, int, bool], rank: int = 0, world: int | 
     plot=Bars(x="rank", y=("median", "recorded_median")),
     columns={
         "rank": Id("rank"),
-        "world_size": Count("ranks of the job; null when this one was not told"),
+        "world_size": Count("ranks of the job; null when this rank's log does not say"),
         "steps": Count("steps in its log"),
         "recorded": Count("those recorded in full"),
         "median": Typical("median duration of the others after the first three; null for fewer than three"),
@@ -42,7 +42,9 @@ def _log(*steps: tuple[int, int | None, int, bool], rank: int = 0, world: int | 
         "longer": Ratio("recorded_median / median - 1"),
         "longest": Typical("longest of the others after the first three"),
         "longest_step": Id("its number; of several the first"),
-        "data": Time("waiting for data in a mean step of the others after the first three"),
+        "data": Time(
+            "waiting for data per step, over the steps after the first three that were not recorded"
+        ),
         "data_share": Share("the same as a share of their time"),
         "recorded_data_share": Share("waiting for data as a share of the recorded steps' time"),
         "checkpoint_share": Share("share of the others' time in saving checkpoints"),

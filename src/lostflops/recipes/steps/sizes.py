@@ -1,4 +1,4 @@
-"""What a finding is of a mean step, where its recipe added it up over all steps of all ranks."""
+"""What a finding is per step, where its recipe added it up over all steps of all ranks."""
 
 from __future__ import annotations
 
