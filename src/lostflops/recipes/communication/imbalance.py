@@ -226,7 +226,7 @@ def a_rank_arrives_last(table: pl.DataFrame) -> Iterator[Finding]:
         cost_per_step=worst["per_step"] or 0,
         gain="at most",
         evidence=tuple(evidence),
-        next=f"Compare rank {worst['rank']}'s compute, input and gaps with another's in step-ledger: what "
-        "makes it late lies before the collective.",
+        next=f"Compare rank {worst['rank']}'s compute, input and gaps with another rank's in step-ledger: "
+        "the cause lies before the collective.",
         doubt=ALL_HERE if worst["assumed"] else "",
     )
