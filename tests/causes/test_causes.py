@@ -140,7 +140,7 @@ def test_stages_of_one_cost_have_a_bubble_and_no_one_to_blame(why) -> None:
 
 def test_the_clocks_doubt_and_missing_ranks_are_told(why, tmp_path: Path) -> None:
     doubted = why(late(loads=30), Job(clock_error=9 * MS))
-    assert "clocks are not known well enough" in first(doubted).doubt
+    assert "clocks are not aligned well enough" in first(doubted).doubt
 
 
 def test_a_healthy_job_is_left_in_peace(why) -> None:

@@ -60,13 +60,13 @@ def test_only_what_was_added_up_is_called_that() -> None:
 @pytest.mark.parametrize("world_size", [8, None])
 def test_one_rank_of_several_is_not_sent_to_a_recipe_that_compares_ranks(world_size: int | None) -> None:
     advice = exposed(1, world_size).next
-    assert "lostflops recipe" not in advice and "ask with the traces of all ranks" in advice
+    assert "lostflops recipe" not in advice and "give the traces of all ranks" in advice
 
 
 def test_how_far_waiting_can_be_told_follows_from_the_ranks_that_are_here() -> None:
     whole, some = exposed(2, 2).next, exposed(2, 8).next
     assert whole.startswith(
-        "`lostflops recipe communication-wait` tells how much of it is waiting for a late rank;"
+        "`lostflops recipe communication-wait` shows how much of it is waiting for a late rank;"
     )
     assert "for process groups of which all ranks are here" in some
 
