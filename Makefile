@@ -2,6 +2,7 @@
 #
 #     make demo     the first page of a recorded training run, and its HTML report
 #     make test     every test
+#     make test-lowest   the core with the lowest declared versions, and the same answers with all Pythons here
 #     make test-slurm    recording on a Slurm of four virtual nodes, started for it
 #     make acceptance    plant causes of slowness in made-up and in real jobs: does the first page name them?
 #     make check    formatting, lint, types, layers
@@ -19,7 +20,7 @@ DEMO_RUN = examples/runs/ddp
 # The demo needs the core alone, so it does not wait for the development tools where those are not there yet.
 DEMO = $(if $(wildcard $(DEV)),.venv,.venv-demo)
 
-.PHONY: demo test test-slurm acceptance check bench docs record-examples clean
+.PHONY: demo test test-lowest test-slurm acceptance check bench docs record-examples clean
 
 demo: $(DEMO)/.installed
 	@$(DEMO)/bin/python -m lostflops why $(DEMO_RUN) --html demo-report.html
@@ -33,6 +34,9 @@ test: $(DEV)
 test-slurm: $(DEV)
 	tests/capture/slurm/install
 	LOSTFLOPS_TEST_SLURM=1 .venv/bin/python -m pytest tests/capture/slurm/test_slurm_cluster.py -rs
+
+test-lowest:
+	$(PYTHON) tests/versions/run.py
 
 acceptance: $(DEV)
 	cd tests && ../.venv/bin/python -m acceptance.run $(ACCEPTANCE)
@@ -53,7 +57,7 @@ record-examples: .venv-torch/.installed
 	.venv-torch/bin/python examples/record.py
 
 clean:
-	rm -rf .venv .venv-demo .venv-hta .venv-torch demo-report.html
+	rm -rf .venv .venv-lowest .venv-demo .venv-hta .venv-torch demo-report.html
 	rm -rf .hypothesis .ruff_cache .lostflops build dist
 
 # `venv --without-pip` because Debian ships Python without ensurepip; the caller's pip fills the environment.

@@ -159,7 +159,7 @@ def _only_step(given: Given, rank: int) -> int | None:
         own.filter(pl.col("rank") == rank)
         .join(beside, on="step")
         .select("step", late=(pl.col("own") - pl.col("beside")).clip(0))
-        .sort("late", descending=True)
+        .sort("late", "step", descending=[True, False])
     )
     if late.height < 3 or late["late"][0] < ONCE_SHARE * float(late["late"].sum()):
         return None
@@ -182,7 +182,7 @@ def turns(given: Given) -> Turns | None:
     if own.is_empty():
         return None
     spread = own.group_by("step").agg(
-        spread=pl.col("own").max() - pl.col("own").mean(), rank=pl.col("rank").sort_by("own").last()
+        spread=pl.col("own").max() - pl.col("own").mean(), rank=pl.col("rank").sort_by("own", "rank").last()
     )
     explained = int(spread["spread"].sum() / spread.height)
     accounts = (

@@ -110,8 +110,15 @@ def _described(trace: Trace) -> dict[str, str]:
     ranks = trace.table("ranks")
     if ranks is None:
         return {}
-    groups = ranks.select(pl.col("groups").explode()).drop_nulls().unnest("groups").unique(["name"])
-    found = groups.select("name", "description").collect().drop_nulls()
+    groups = ranks.select(pl.col("groups").explode(empty_as_null=True)).drop_nulls().unnest("groups")
+    # Ranks that describe one group differently: the first by name decides, whatever the order of the ranks.
+    found = (
+        groups.select("name", "description")
+        .drop_nulls()
+        .sort("name", "description")
+        .collect()
+        .unique("name", keep="first", maintain_order=True)
+    )
     text = pl.col("description")
     purpose = pl.coalesce(
         *(pl.when(text.str.contains(mark)).then(pl.lit(p)) for p, mark in BY_DESCRIPTION.items())

@@ -131,7 +131,7 @@ def _laned(rows: pl.DataFrame, known: pl.DataFrame) -> pl.DataFrame:
 
 def _num_memberships(known: pl.DataFrame) -> int:
     """How many different sets of ranks the job's process groups join, those of one rank apart."""
-    members = known.select(pl.col("groups").explode().struct.field("ranks"))["ranks"]
+    members = known.select(pl.col("groups").explode(empty_as_null=True).struct.field("ranks"))["ranks"]
     listed = members.filter(members.list.len() > 1).list.sort().cast(pl.List(pl.String))
     return listed.list.join(" ").n_unique()
 

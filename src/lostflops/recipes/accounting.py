@@ -205,7 +205,7 @@ def with_names(
     # The outer ones of two with the same times first.
     columns = ("rank", "thread", "start", "end", "name")
     rows = [
-        table.select(columns).join(lanes, on=["rank", "thread"], how="semi").collect()
+        table.select(columns).join(lanes, on=["rank", "thread"], how="semi", maintain_order="left").collect()
         for table in (ranges, *_nodes_first(operators, frames), launches)
         if table is not None
     ]

@@ -89,7 +89,7 @@ def communication(given: Communication) -> Found:
     if kernels is None and copies is None:
         carried.append(_on_host(given))
     rows = [c.select(COLUMNS) for c in carried if c.height]
-    return Found(kernels, copies, pl.concat(rows).sort("start") if rows else None)
+    return Found(kernels, copies, pl.concat(rows).sort("start", maintain_order=True) if rows else None)
 
 
 def _metadata(given: Communication) -> pl.DataFrame:
@@ -351,7 +351,7 @@ def _on_host(given: Communication) -> pl.DataFrame:
     if tree is None:
         return pl.DataFrame()
     done = (
-        tree.operators.sort("start")
+        tree.operators.sort("start", maintain_order=True)
         .with_columns(_runs=pl.col("kind"), correlation=pl.lit(None, dtype=pl.Int64))
         .with_columns(_nth=pl.int_range(pl.len()).over("_runs"))
     )
@@ -399,7 +399,7 @@ def _calls(given: Communication) -> pl.DataFrame | None:
     found = operators.filter(pl.col("name").cast(pl.String).is_in(list(kinds)))
     if found.is_empty():
         return None
-    found = found.with_columns(kind=_mapped(found["name"], kinds)).sort("start")
+    found = found.with_columns(kind=_mapped(found["name"], kinds)).sort("start", maintain_order=True)
     pairs = found.select("name", "shape_code", "type_code", "concrete", "kind").unique()
     sizes = [
         (

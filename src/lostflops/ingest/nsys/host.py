@@ -82,7 +82,7 @@ def page_faults(export: Export, process: int | None, orphans: bool, quality: lis
         ],
         how="diagonal",
     )
-    return usable(rows, "page faults", quality).sort("start")
+    return usable(rows, "page faults", quality).sort("start", maintain_order=True)
 
 
 def gpu_metrics(export: Export, quality: list[Quality]) -> pl.DataFrame:
@@ -101,7 +101,7 @@ def gpu_metrics(export: Export, quality: list[Quality]) -> pl.DataFrame:
     samples = (
         kept.drop("start", "end")
         .join(names, on=["typeId", "metricId"], how="left", maintain_order="left")
-        .sort("typeId", "metricId", "timestamp")
+        .sort("typeId", "metricId", "timestamp", maintain_order=True)
     )
     before = pl.col("timestamp").shift(1).over("typeId", "metricId")
     period = pl.col("timestamp").diff().median().over("typeId", "metricId").cast(pl.Int64)

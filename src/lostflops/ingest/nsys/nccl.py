@@ -101,7 +101,8 @@ def episodes(calls: pl.DataFrame) -> pl.DataFrame:
             _kind=pl.col("name").replace_strict(kinds, default=None, return_dtype=pl.String),
         )
         .filter((pl.col("_group") != 0) | pl.col("_kind").is_not_null())
-        .sort("thread", "start")
+        # A group and its first call may begin in one nanosecond: they stand in the order of the export.
+        .sort("thread", "start", maintain_order=True)
         .with_columns(_level=pl.col("_group").cum_sum().over("thread"))
     )
     # A window that begins inside a group shows its end without its start: the level is counted from its
@@ -147,7 +148,7 @@ class Surroundings:
     def __init__(
         self, calls: pl.DataFrame, ranges: pl.DataFrame | None, operators: pl.DataFrame | None
     ) -> None:
-        self._episodes = episodes(calls).sort("start")
+        self._episodes = episodes(calls).sort("start", maintain_order=True)
         self._annotations = _marks(ranges, ANNOTATIONS)
         self._operators = _marks(operators, OPERATORS)
 
@@ -159,7 +160,7 @@ class Surroundings:
         launched = rows.filter(pl.col("launch_start").is_not_null(), pl.col("thread").is_not_null())
         around = (
             launched.select("_row", "thread", "launch_start")
-            .sort("launch_start")
+            .sort("launch_start", maintain_order=True)
             .join_asof(
                 self._episodes.rename({"start": "_from", "end": "_to", "kind": "kind_called"}),
                 left_on="launch_start",

@@ -224,7 +224,9 @@ class _Process:
             cuda.synchronisations(export, process, orphans, launches, quality),
             cuda.overheads(export, process, orphans, quality),
         ]
-        collectives = pl.concat([by_kernel, by_copy], how="vertical_relaxed").sort("start")
+        collectives = pl.concat([by_kernel, by_copy], how="vertical_relaxed").sort(
+            "start", maintain_order=True
+        )
         tables = {
             "kernels": kernels,
             "copies": copies,

@@ -111,13 +111,13 @@ class SqliteFile:
             statement.set_options(**{"adbc.sqlite.query.batch_rows": str(BATCH_ROWS)})
             statement.set_sql_query(sql)  # pyright: ignore[reportUnknownMemberType]
             stream: Any = statement.execute_query()[0]  # pyright: ignore[reportUnknownMemberType]
-            rows = pl.from_arrow(stream)  # pyright: ignore[reportUnknownMemberType]
+            rows: pl.DataFrame | pl.Series = pl.from_arrow(stream)  # pyright: ignore[reportUnknownMemberType]
         except adbc_driver_manager.Error as error:
             raise self._damaged(error) from error
         finally:
             statement.close()
-        assert isinstance(rows, pl.Series)
-        return rows.struct.unnest()
+        # Polars 2 reads a stream of rows as one column of structs, Polars 1 as their table.
+        return rows.struct.unnest() if isinstance(rows, pl.Series) else rows
 
     def _damaged(self, error: Exception) -> NotATrace:
         if "not a database" in str(error):

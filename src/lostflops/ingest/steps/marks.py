@@ -347,7 +347,9 @@ def _optimizer_range_ends(
 def _optimizer_burst_ends(kernels: pl.DataFrame | None) -> list[int]:
     if kernels is None or kernels.is_empty() or "family" not in kernels.columns:
         return []
-    order = kernels.sort("start").select("end", optimizer=pl.col("family") == "optimizer")
+    order = kernels.sort("start", maintain_order=True).select(
+        "end", optimizer=pl.col("family") == "optimizer"
+    )
     bursts = (
         order.with_columns(run=pl.col("optimizer").rle_id())
         .group_by("run", maintain_order=True)
@@ -384,7 +386,7 @@ def _periods(kernels: pl.DataFrame | None) -> pl.DataFrame | None:
     """
     if kernels is None or kernels.height < 4 * FEWEST_PERIODS or bool(kernels["continued"].any()):
         return None
-    order = kernels.sort("start")
+    order = kernels.sort("start", maintain_order=True)
     codes = order["name"].to_physical().to_numpy().astype(np.int64)
     period = _period(codes)
     if period is None:

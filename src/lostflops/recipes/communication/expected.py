@@ -188,7 +188,7 @@ def _hosts(matches: pl.LazyFrame, ranks: pl.LazyFrame) -> pl.LazyFrame:
     return (
         matches.select("rank", "group", group_size=pl.coalesce("group_size", "members").cast(pl.Int64))
         .unique()
-        .join(ranks.select("rank", "host").unique("rank"), on="rank", how="left")
+        .join(ranks.select("rank", "host").unique("rank", keep="first"), on="rank", how="left")
         .group_by("group", "group_size")
         .agg(
             # Ranks of several groups of one name are counted together: then there are more of them.
@@ -247,7 +247,7 @@ def _expected(rows: pl.LazyFrame, bandwidths: pl.LazyFrame) -> pl.LazyFrame:
 @communication_expected.finding
 def collectives_are_slower_than_measured(table: pl.DataFrame) -> Iterator[Finding]:
     slow = table.filter((pl.col("reached_share") < SLOW) & (pl.col("step_share") >= WORTH_SAYING))
-    for row in slow.sort("lost_per_step", descending=True).head(3).to_dicts():
+    for row in slow.sort("lost_per_step", descending=True, maintain_order=True).head(3).to_dicts():
         where = f" in group {row['group']}" if row["group"] else ""
         yield Finding(
             name="communication-slower-than-measured",

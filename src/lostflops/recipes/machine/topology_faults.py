@@ -337,7 +337,7 @@ def _cpus(column: str) -> pl.Expr:
     ends = pl.element().str.split_exact("-", 1)
     low = ends.struct.field("field_0").cast(pl.Int64, strict=False)
     high = ends.struct.field("field_1").cast(pl.Int64, strict=False).fill_null(low)
-    return pl.col(column).str.split(",").list.eval(pl.int_ranges(low, high + 1).explode())
+    return pl.col(column).str.split(",").list.eval(pl.int_ranges(low, high + 1).explode(empty_as_null=True))
 
 
 def _rate(column: str) -> pl.Expr:

@@ -310,7 +310,9 @@ def _tell_few(rows: pl.DataFrame) -> Finding:
 
 
 def _tell_slow_first(rows: pl.DataFrame) -> Finding:
-    worst = rows.sort(pl.col("ns") / pl.col("beside_ns"), descending=True).row(0, named=True)
+    worst = rows.sort(pl.col("ns") / pl.col("beside_ns"), descending=True, maintain_order=True).row(
+        0, named=True
+    )
     return _found(
         "slow-first-step",
         f"The first recorded step of rank {worst['rank']} takes {milliseconds(worst['ns'])}, the median of "

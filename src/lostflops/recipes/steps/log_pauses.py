@@ -240,7 +240,7 @@ def a_pause_was_not_recorded(table: pl.DataFrame) -> Iterator[Finding]:
     )
     # Ranks pause together: the one that pays most is told.
     for (period,), alike in unseen.partition_by("period", as_dict=True, maintain_order=True).items():
-        worst = alike.sort("per_step", descending=True).row(0, named=True)
+        worst = alike.sort("per_step", descending=True, maintain_order=True).row(0, named=True)
         first = worst["first_step"]
         does = CAUSES.get(worst["cause"], "")
         yield Finding(

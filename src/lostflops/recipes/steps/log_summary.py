@@ -168,7 +168,9 @@ def _ranks_never_reported(table: pl.DataFrame) -> Iterator[Finding]:
 
 
 def _unlike_the_others(table: pl.DataFrame) -> Iterator[Finding]:
-    unlike = table.filter(pl.col("longer").abs() > UNLIKE).sort(pl.col("longer").abs(), descending=True)
+    unlike = table.filter(pl.col("longer").abs() > UNLIKE).sort(
+        pl.col("longer").abs(), descending=True, maintain_order=True
+    )
     if unlike.is_empty():
         return
     most = unlike.row(0, named=True)
@@ -192,7 +194,7 @@ def _waits_for_data_elsewhere(table: pl.DataFrame) -> Iterator[Finding]:
     unseen = table.filter(
         (pl.col("data_share") > WORTH_SAYING)
         & (pl.col("data_share") > 2 * pl.col("recorded_data_share").fill_null(0))
-    ).sort("data_share", descending=True)
+    ).sort("data_share", descending=True, maintain_order=True)
     if unseen.is_empty():
         return
     worst = unseen.row(0, named=True)

@@ -234,7 +234,7 @@ def _precision(mix: pl.DataFrame) -> str | None:
     whole = int(time["in_steps"].sum())
     if not whole or whole < 0.5 * int(mix["in_steps"].sum()):
         return None
-    name, most = time.sort("in_steps", descending=True).row(0)
+    name, most = time.sort("in_steps", "precision", descending=[True, False]).row(0)
     return name if most >= ONE_PRECISION * whole else None
 
 

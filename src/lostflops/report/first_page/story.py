@@ -165,7 +165,9 @@ def _pauses(answers: Mapping[str, Answer]) -> Iterator[str]:
         (pl.col("share") > WORTH_SAYING) & ((pl.col("recorded") > 0) | (pl.col("recorded_steps") == 0))
     )
     for row in (
-        seen.sort("per_step", descending=True).unique("period", maintain_order=True).iter_rows(named=True)
+        seen.sort("per_step", descending=True, maintain_order=True)
+        .unique("period", maintain_order=True)
+        .iter_rows(named=True)
     ):
         cause = CAUSES.get(row["cause"], "")
         text = (
@@ -187,7 +189,7 @@ def slowest(answers: Mapping[str, Answer]) -> Iterator[str]:
     far = (
         answers["step_log_slowest"].table.join(medians, on="rank")
         .filter(pl.col("longer") > 2 * pl.col("median"))
-        .sort("duration", descending=True)
+        .sort("duration", descending=True, maintain_order=True)
     )  # fmt: skip
     if far.is_empty():
         return
