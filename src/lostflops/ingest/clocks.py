@@ -33,7 +33,12 @@ def clock_offsets(collectives: pl.LazyFrame, ranks: pl.LazyFrame) -> pl.DataFram
     who = (
         ranks.unique("rank", keep="first")
         .sort("rank")
-        .select("rank", _clock=pl.coalesce(pl.lit("host ") + pl.col("host"), pl.format("rank {}", "rank")))
+        .select(
+            "rank",
+            _clock=pl.when(pl.col("host").is_not_null())
+            .then(pl.format("host {}", "host"))
+            .otherwise(pl.format("rank {}", "rank")),
+        )
         .collect()
     )
     if who["_clock"].n_unique() == 1 and who["_clock"][0].startswith("host"):
