@@ -106,16 +106,15 @@ class SqliteFile:
             raise self._damaged(error) from error
 
     def _rows(self, sql: str) -> pl.DataFrame:
-        statement = AdbcStatement(self._connection)
+        # The driver may find damage when the statement is closed only.
         try:
-            statement.set_options(**{"adbc.sqlite.query.batch_rows": str(BATCH_ROWS)})
-            statement.set_sql_query(sql)  # pyright: ignore[reportUnknownMemberType]
-            stream: Any = statement.execute_query()[0]  # pyright: ignore[reportUnknownMemberType]
-            rows: pl.DataFrame | pl.Series = pl.from_arrow(stream)  # pyright: ignore[reportUnknownMemberType]
+            with AdbcStatement(self._connection) as statement:
+                statement.set_options(**{"adbc.sqlite.query.batch_rows": str(BATCH_ROWS)})
+                statement.set_sql_query(sql)  # pyright: ignore[reportUnknownMemberType]
+                stream: Any = statement.execute_query()[0]  # pyright: ignore[reportUnknownMemberType]
+                rows: pl.DataFrame | pl.Series = pl.from_arrow(stream)  # pyright: ignore[reportUnknownMemberType]
         except adbc_driver_manager.Error as error:
             raise self._damaged(error) from error
-        finally:
-            statement.close()
         # Polars 2 reads a stream of rows as one column of structs, Polars 1 as their table.
         return rows.struct.unnest() if isinstance(rows, pl.Series) else rows
 
