@@ -36,7 +36,7 @@ test-slurm: $(DEV)
 	LOSTFLOPS_TEST_SLURM=1 .venv/bin/python -m pytest tests/capture/slurm/test_slurm_cluster.py -rs
 
 test-lowest:
-	$(PYTHON) tests/versions/run.py
+	$(PYTHON) tests/versions/environments.py
 
 acceptance: $(DEV)
 	cd tests && ../.venv/bin/python -m acceptance.run $(ACCEPTANCE)

@@ -1,6 +1,6 @@
 """Does the core work with the lowest declared versions, and does every version give the same answers?
 
-    python tests/versions/run.py [--only-answers]
+    python tests/versions/environments.py [--only-answers]
 
 Makes two environments below `.venv-lowest/` for every Python that pyproject.toml names and this machine has:
 one with the lowest declared versions, one with those of `constraints.txt`. Runs the tests of the core in the
