@@ -24,6 +24,7 @@ from unittest.mock import patch
 
 from lostflops import cli
 from lostflops.accounts import ACCOUNTS
+from lostflops.causes import MADE
 from lostflops.machine.monitor.metrics import GPU, HOST, METRICS
 from lostflops.plan import published_tables
 from lostflops.plan.hardware import GPUS, LINKS
@@ -95,6 +96,11 @@ def _catalogue() -> Iterator[str]:
         sections.setdefault(known.function.__module__.rpartition(".")[0], []).append(known)
     for section, inside in sorted(sections.items()):
         yield from _section(section, inside)
+    yield "\n## Findings of several recipes\n"
+    yield "The page joins findings that are about the same time; some causes show only then."
+    for made in MADE.values():
+        yield f"\nFinding `{made.name}`: “{made.claim}”"
+    yield ""
 
 
 def _section(section: str, inside: Sequence[Recipe]) -> Iterator[str]:

@@ -71,6 +71,31 @@ class Example:
 
 
 @dataclass(frozen=True)
+class Shows:
+    """Rows of the recipe's own table, and what the finding then says.
+
+    What a row leaves out is null.
+    """
+
+    title: str
+    rows: Rows
+    claim: str
+
+
+@dataclass(frozen=True)
+class Declared:
+    """A finding that a recipe may lead to: its name, which remedies it asks for, and examples of its own.
+
+    What the recipe's examples show already needs none.
+    """
+
+    name: str
+    find: Findings
+    remedies: tuple[str, ...] = ()
+    examples: tuple[Shows, ...] = ()
+
+
+@dataclass(frozen=True)
 class Input:
     """A table or another recipe that a recipe reads."""
 
@@ -103,15 +128,31 @@ class Recipe:
     options: tuple[Option, ...]
     page: bool
     whole: bool
-    findings: Findings | None = None
+    declared: dict[str, Declared] = field(default_factory=dict[str, Declared])
 
     def __call__(self, *frames: pl.LazyFrame | None, **options: Any) -> pl.LazyFrame:
         return self.function(*frames, **options)
 
-    def finding(self, function: Findings) -> Findings:
-        """Register what the recipe's table may lead to."""
-        self.findings = function
-        return function
+    def finding(
+        self, *, name: str, remedies: Sequence[str] = (), examples: Sequence[Shows] = ()
+    ) -> Callable[[Findings], Findings]:
+        """Declare a finding that the recipe's table may lead to: the function yields it where it is so.
+
+        A recipe may have several. Raises ValueError for one that it has already.
+        """
+
+        def declare(find: Findings) -> Findings:
+            if name in self.declared:
+                raise ValueError(f"The recipe '{self.name}' declares the finding '{name}' twice.")
+            self.declared[name] = Declared(name, find, tuple(remedies), tuple(examples))
+            return find
+
+        return declare
+
+    def findings(self, table: pl.DataFrame) -> Iterator[Finding]:
+        """What `table` leads to, in the order of the declarations."""
+        for declared in self.declared.values() if table.height else ():
+            yield from declared.find(table)
 
     @property
     def doc(self) -> str:

@@ -56,7 +56,7 @@ class Session:
         table = self._table(wanted, options)
         if isinstance(table, Skipped):
             return Skipped(wanted.name, table.reason)
-        found = tuple(wanted.findings(table)) if wanted.findings and table.height else ()
+        found = tuple(wanted.findings(table))
         return Answer(wanted, table, tuple(self._sized(wanted, f) for f in found))
 
     def _sized(self, wanted: Recipe, finding: Finding) -> Finding:

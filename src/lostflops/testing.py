@@ -61,3 +61,9 @@ def on_example(wanted: Recipe, given: Mapping[str, Rows], **options: Any) -> pl.
         return asked(*map(read, asked.inputs), **options).collect()
 
     return answer(wanted, **options)
+
+
+def rows_of(recipe: Recipe, rows: Rows) -> pl.DataFrame:
+    """Rows of a recipe's own table as it would answer them. What a row leaves out is null."""
+    schema = on_example(recipe, {}).schema
+    return pl.DataFrame([{name: row.get(name) for name in schema} for row in rows], schema=schema)

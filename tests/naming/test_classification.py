@@ -32,7 +32,7 @@ from lostflops.naming.classification import (
     precision_of,
 )
 from lostflops.naming.kernel_patterns import KERNEL_PATTERNS
-from lostflops.naming.kernel_patterns.precision import PRECISION_RULES, TENSOR_CORE_SIGNS
+from lostflops.naming.kernel_patterns.matrix.precision import PRECISION_RULES, TENSOR_CORE_SIGNS
 from lostflops.naming.operator_patterns import NAMED_OPERATORS, OPERATOR_FAMILIES, REMAINING_OPERATORS
 from lostflops.naming.patterns import compiled
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import combinations
 from typing import Any, get_args
 
@@ -14,9 +15,9 @@ from polars.testing import assert_frame_equal
 from lostflops.columns import Instant, Type
 from lostflops.finding import Finding, Gain
 from lostflops.recipe import Bars, Example, HeatMap, Points, Recipe, Rows
-from lostflops.recipes import recipes
+from lostflops.recipes import declared, named, recipes
 from lostflops.tables import TABLES
-from lostflops.testing import on_example
+from lostflops.testing import on_example, rows_of
 
 ALL = [pytest.param(recipe, id=name) for name, recipe in recipes().items()]
 # Those that people read, and those that only feed them.
@@ -36,7 +37,7 @@ def answer(recipe: Recipe, example: Example, given: Mapping[str, Rows] | None = 
 
 
 def findings(recipe: Recipe, table: pl.DataFrame) -> list[Finding]:
-    return [] if recipe.findings is None else list(recipe.findings(table))
+    return list(recipe.findings(table))
 
 
 def rewritten(example: Example, change: Any) -> dict[str, list[dict[str, Any]]]:
@@ -221,7 +222,33 @@ def test_findings_have_a_claim_with_its_number(recipe: Recipe, example: Example)
             assert not re.search(r"\b(None|nan|inf|null)\b", text), text
 
 
-@every_recipe
-def test_an_example_shows_the_finding(recipe: Recipe) -> None:
-    if recipe.findings is not None:
-        assert any(findings(recipe, answer(recipe, example)) for example in recipe.examples)
+@pytest.mark.parametrize("name", declared())
+def test_every_declared_finding_is_shown_by_an_example(name: str) -> None:
+    recipe, finding = declared()[name]
+    tables = [answer(recipe, example) for example in recipe.examples]
+    tables += [rows_of(recipe, example.rows) for example in finding.examples]
+    found = [one.name for table in tables if table.height for one in finding.find(table)]
+    assert found and set(found) == {name}, "a declaration yields findings of its own name"
+
+
+@pytest.mark.parametrize("name", [name for name, (_, finding) in declared().items() if finding.examples])
+def test_the_examples_of_findings_hold(name: str) -> None:
+    recipe, finding = declared()[name]
+    for example in finding.examples:
+        claims = [one.claim for one in finding.find(rows_of(recipe, example.rows))]
+        assert claims == [example.claim], example.title
+
+
+def test_a_finding_is_declared_once() -> None:
+    made = replace(named("gpu_gaps"), declared={})
+    made.finding(name="one-more")(lambda table: iter(()))
+    with pytest.raises(ValueError, match="declares the finding 'one-more' twice"):
+        made.finding(name="one-more")(lambda table: iter(()))
+    assert list(made.declared) == ["one-more"]
+
+
+def test_two_recipes_never_declare_one_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = {"one": replace(named("gpu_gaps"), name="one"), "two": replace(named("gpu_gaps"), name="two")}
+    monkeypatch.setattr("lostflops.recipes.recipes", lambda: both)
+    with pytest.raises(ValueError, match="'one' and 'two' declare one finding"):
+        declared()

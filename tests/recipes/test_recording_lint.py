@@ -22,7 +22,6 @@ def rows(**given: Any) -> list[dict[str, Any]]:
 
 
 def claims(**given: Any) -> list[str]:
-    assert RECIPE.findings is not None
     return [found.claim for found in RECIPE.findings(on_example(RECIPE, given))]
 
 

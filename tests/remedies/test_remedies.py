@@ -9,8 +9,9 @@ import pytest
 
 import lostflops
 from lostflops import remedies
+from lostflops.causes import remedies as asked_for
 from lostflops.recipes.idle.summary import LOSSES
-from lostflops.remedies import FOR, FRAMEWORKS, REMEDIES, Setting, advice, setting
+from lostflops.remedies import FRAMEWORKS, REMEDIES, Setting, advice, setting
 from lostflops.report.first_page.page import Page
 from made_runs import LOADER, THREAD, Job, Work, made
 
@@ -51,7 +52,7 @@ def test_the_framework_is_told_by_its_ranges(tmp_path: Path) -> None:
 
 def test_a_trainer_on_deepspeed_gets_both_spellings() -> None:
     job = Setting("hf", deepspeed=True)
-    said = advice("communication-exposed", job, "")
+    said = advice(asked_for()["communication-exposed"], job, "")
     assert "gradient_accumulation_steps" in said and '"overlap_comm": true' in said
 
 
@@ -68,7 +69,7 @@ def test_fp32_is_mended_as_the_gpu_allows(
     gpu: str, has: tuple[str, ...], lacks: tuple[str, ...], tmp_path: Path
 ) -> None:
     job = setting(made(tmp_path, {"ranks": [{"gpu": gpu}]}))
-    said = advice("fp32-without-tensor-cores", job, "")
+    said = advice(asked_for()["fp32-without-tensor-cores"], job, "")
     assert all(word in said for word in has) and not any(word in said for word in lacks), said
 
 
@@ -104,12 +105,12 @@ def test_a_change_is_spelled_for_the_version_that_the_recording_names(
     tables = {"ranks": [{"versions": versions}]}
     if finding == "uneven-work":
         tables["frames"] = [row("transformers/trainer.py(2100): train")]
-    said = advice(finding, setting(made(tmp_path, tables)), "")
+    said = advice(asked_for()[finding], setting(made(tmp_path, tables)), "")
     assert has in said and lacks not in said, said
 
 
 def test_a_starved_loader_is_mended_in_the_words_of_the_framework() -> None:
-    said = {name: advice(STARVED, Setting(name), "") for name in FRAMEWORKS}
+    said = {name: advice(asked_for()[STARVED], Setting(name), "") for name in FRAMEWORKS}
     assert "`DataLoader(num_workers=4" in said["pytorch"]
     assert "`dataloader_num_workers=4`" in said["hf"]
     assert "`--num-workers 8` (the default is 2)" in said["megatron"]
@@ -117,13 +118,13 @@ def test_a_starved_loader_is_mended_in_the_words_of_the_framework() -> None:
 
 
 def test_a_remedy_that_is_on_is_not_recommended() -> None:
-    workers = advice(STARVED, Setting("hf", on=frozenset({"workers"})), "")
+    workers = advice(asked_for()[STARVED], Setting("hf", on=frozenset({"workers"})), "")
     assert "has workers already" in workers and "default is 0" not in workers
     launching = Setting("pytorch", on=frozenset({"compiled", "graphs", "fused optimizer"}))
-    assert "compile" not in advice("launch-bound", launching, "") and "fused" not in advice(
-        "launch-bound", launching, ""
-    )
-    assert "fused" not in advice("launch-bound", Setting("hf", on=frozenset({"compiled", "graphs"})), "")
+    said = advice(asked_for()["launch-bound"], launching, "")
+    assert "compile" not in said and "fused" not in said
+    graphs = Setting("hf", on=frozenset({"compiled", "graphs"}))
+    assert "fused" not in advice(asked_for()["launch-bound"], graphs, "")
 
 
 def test_what_a_recording_shows_to_be_on_is_read_from_it(tmp_path: Path) -> None:
@@ -139,15 +140,15 @@ def test_what_a_recording_shows_to_be_on_is_read_from_it(tmp_path: Path) -> None
 
 
 def test_sharded_jobs_are_not_told_of_buckets() -> None:
-    fsdp = advice("communication-exposed", Setting(sharding="fsdp"), "")
+    fsdp = advice(asked_for()["communication-exposed"], Setting(sharding="fsdp"), "")
     assert "bucket" not in fsdp and "set_modules_to_forward_prefetch" in fsdp
-    assert "prefetch" not in advice("communication-exposed", Setting(sharding="ddp"), "")
-    hf = advice("communication-exposed", Setting("hf", sharding="fsdp"), "")
+    assert "prefetch" not in advice(asked_for()["communication-exposed"], Setting(sharding="ddp"), "")
+    hf = advice(asked_for()["communication-exposed"], Setting("hf", sharding="fsdp"), "")
     assert "forward_prefetch=" not in hf  # Accelerate raises on it
 
 
 def test_every_remedy_is_asked_for_and_every_asked_for_remedy_exists() -> None:
-    asked = {name for names in FOR.values() for name in names}
+    asked = {name for names in asked_for().values() for name in names}
     assert asked == set(REMEDIES)
     for remedy in REMEDIES.values():
         assert "pytorch" in remedy.change
@@ -160,13 +161,15 @@ def test_every_cause_that_can_be_removed_has_a_remedy_in_every_framework() -> No
     for loss in LOSSES:
         if loss.removable and loss.finding not in own and loss.account != "idle.initialisation":
             for framework in FRAMEWORKS:
-                assert advice(loss.finding, Setting(framework), "").endswith((".", "`).")), loss.finding
+                assert advice(asked_for()[loss.finding], Setting(framework), "").endswith((".", "`).")), (
+                    loss.finding
+                )
 
 
 @pytest.mark.parametrize("framework", [*FRAMEWORKS])
 def test_what_must_not_be_advised_is_not(framework: str) -> None:
-    for finding in FOR:
-        said = advice(finding, Setting(framework), "")
+    for finding in asked_for():
+        said = advice(asked_for()[finding], Setting(framework), "")
         for never in (
             "NCCL_ALGO",
             "CUDA_LAUNCH_BLOCKING",

@@ -187,7 +187,7 @@ def made(
         """Split each rank's communication time into hidden and exposed."""
         return per_rank.lazy()
 
-    @communication_exposed.finding
+    @communication_exposed.finding(name="communication-is-exposed")
     def communication_is_exposed(table: pl.DataFrame):  # pyright: ignore[reportUnusedFunction]
         yield Finding(
             "communication-is-exposed",

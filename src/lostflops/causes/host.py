@@ -10,6 +10,7 @@ import polars as pl
 from lostflops.finding import Finding, milliseconds
 
 from .board import Board
+from .declared import LOGGING as LOGGING_INSIDE
 from .given import OTHER_HOST
 from .names import contributors, listed, spoken
 
@@ -79,7 +80,7 @@ def _saving_or_logging(finding: Finding, parts: list[tuple[str, int]]) -> Findin
         return replace(finding, claim=finding.claim.replace(SAVES_OR_LOGS, SAVES))
     return replace(
         finding,
-        name="logging-inside-step",
+        name=LOGGING_INSIDE.name,
         claim=finding.claim.replace(SAVES_OR_LOGS, LOGS),
         next="Log less often.",
     )

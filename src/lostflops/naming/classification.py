@@ -35,8 +35,8 @@ import polars as pl
 from lostflops import tables
 
 from .kernel_patterns import KERNEL_PATTERNS
+from .kernel_patterns.matrix.precision import PRECISION_RULES, TENSOR_CORE_SIGNS
 from .kernel_patterns.pattern import KernelPattern
-from .kernel_patterns.precision import PRECISION_RULES, TENSOR_CORE_SIGNS
 from .operator_patterns import NAMED_OPERATORS, OPERATOR_FAMILIES, REMAINING_OPERATORS
 from .patterns import LONGEST, Recogniser, compiled
 

@@ -12,7 +12,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 
 from lostflops.errors import NoSuchRecipe
-from lostflops.recipe import Recipe
+from lostflops.recipe import Declared, Recipe
 
 
 @cache
@@ -38,3 +38,16 @@ def named(name: str) -> Recipe:
     if wanted not in known:
         raise NoSuchRecipe(name, known)
     return known[wanted]
+
+
+def declared() -> Mapping[str, tuple[Recipe, Declared]]:
+    """Every finding that a recipe declares, by its name. Raises ValueError where two recipes share one."""
+    known: dict[str, tuple[Recipe, Declared]] = {}
+    for recipe in recipes().values():
+        for name, finding in recipe.declared.items():
+            if name in known:
+                raise ValueError(
+                    f"The recipes '{known[name][0].name}' and '{recipe.name}' declare one finding: '{name}'."
+                )
+            known[name] = recipe, finding
+    return known

@@ -1,54 +1,30 @@
 """What to change, in the words of the framework that the job uses.
 
-One file per subject holds the remedies; `FOR` says which finding asks for which, the best first.
+One file per subject holds the remedies; a finding names those that it asks for, where it is declared.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from . import host, input, parallel, precision  # noqa: A004 - the subject's name
 from .framework import setting
 from .remedy import FRAMEWORKS, Remedy, Setting
 
-__all__ = ["FOR", "FRAMEWORKS", "REMEDIES", "Remedy", "Setting", "advice", "setting"]
+__all__ = ["FRAMEWORKS", "REMEDIES", "Remedy", "Setting", "advice", "setting"]
 
 REMEDIES: Mapping[str, Remedy] = {
     remedy.name: remedy
     for remedies in (input.REMEDIES, precision.REMEDIES, parallel.REMEDIES, host.REMEDIES)
     for remedy in remedies
 }
-FOR: Mapping[str, tuple[str, ...]] = {
-    "data-loading-starves-device": ("loader-workers", "tokenise-ahead"),
-    "copies-pageable": ("pinned-copies",),
-    "uneven-work": ("even-lengths",),
-    "fp32-without-tensor-cores": ("bf16", "fp16", "tf32"),
-    "fp64-without-tensor-cores": ("no-float64",),
-    "communication-exposed": ("accumulate", "overlap"),
-    "communication-exposed-gradients": ("accumulate", "overlap"),
-    "communication-exposed-shards": ("overlap", "accumulate"),
-    "communication-exposed-tensor": ("tensor-overlap", "tensor-inside-node"),
-    "communication-exposed-experts": ("expert-overlap",),
-    "communication-exposed-exchange": ("exchange",),
-    "communication-exposed-stages": ("bubble",),
-    "collectives-small": ("buckets",),
-    "pipeline-bubble": ("bubble",),
-    "uneven-stages": ("stage-balance",),
-    "host-waits-for-device": ("remove-syncs",),
-    "launch-bound": ("compile", "cuda-graphs", "fused-optimizer", "larger-batch"),
-    "garbage-collection-inside-step": ("gc-freeze",),
-    "checkpoint-inside-step": ("async-checkpoint",),
-    "logging-inside-step": ("log-less",),
-    "compilation-inside-step": ("steady-shapes",),
-    "allocator-stalls": ("allocator",),
-}
 MOST = 2  # changes that a finding names
 
 
-def advice(finding: str, job: Setting, otherwise: str) -> str:
-    """What to do about a finding in this job; `otherwise` where no remedy is known or all are on."""
+def advice(asked: Sequence[str], job: Setting, otherwise: str) -> str:
+    """What to do in this job, of the remedies asked for, the best first; `otherwise` where none is left."""
     said: list[str] = []
-    for name in FOR.get(finding, ()):
+    for name in asked:
         remedy = REMEDIES[name]
         on = remedy.on in job.on
         text = job.text(remedy.more if on else remedy.change) if job.allows(remedy) else ""
@@ -56,13 +32,13 @@ def advice(finding: str, job: Setting, otherwise: str) -> str:
             notes = () if on else (remedy.note, remedy.unsure if job.units is None else "")
             said.append(" ".join(filter(None, (text, *notes))))
     if said and job.deepspeed:
-        said += _deepspeed(finding, job)
+        said += _deepspeed(asked, job)
     return " ".join(said) or otherwise
 
 
-def _deepspeed(finding: str, job: Setting) -> list[str]:
+def _deepspeed(asked: Sequence[str], job: Setting) -> list[str]:
     """DeepSpeed's own part of the change, for a job that another framework drives."""
-    for name in FOR.get(finding, ()):
+    for name in asked:
         text = REMEDIES[name].change.get("deepspeed", "")
         if text and '"' in text and job.allows(REMEDIES[name]):
             return [f"In DeepSpeed's JSON: {text[0].lower()}{text[1:]}"]

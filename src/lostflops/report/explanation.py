@@ -16,12 +16,13 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from lostflops.accounts import ACCOUNTS, Account
+from lostflops.causes import MADE, Made
 from lostflops.errors import NothingToExplain
 from lostflops.finding import Finding
 from lostflops.recipe import Example, Input, Option, Recipe
-from lostflops.recipes import recipes
+from lostflops.recipes import declared, recipes
 from lostflops.tables import TABLES, Table
-from lostflops.testing import on_example
+from lostflops.testing import on_example, rows_of
 
 from .words.cells import UNKNOWN
 from .words.safe import as_command
@@ -29,22 +30,33 @@ from .words.safe import as_command
 
 @dataclass(frozen=True)
 class KnownFinding:
-    """A finding as an example of its recipe shows it."""
+    """A finding as an example of its recipe, or its own, shows it."""
 
     recipe: Recipe
-    example: Example
+    title: str
     shown: Finding
 
 
 def findings(asked: Iterable[Recipe]) -> Mapping[str, KnownFinding]:
-    """Every finding that these recipes' examples show, by name."""
+    """Every finding that these recipes declare, by name."""
     known: dict[str, KnownFinding] = {}
     for recipe in asked:
-        for example in recipe.examples if recipe.findings else ():
-            assert recipe.findings
-            for found in recipe.findings(on_example(recipe, example.given, **example.options)):
-                known.setdefault(found.name, KnownFinding(recipe, example, found))
+        for shown in (*_shown_by_the_recipe(recipe), *_shown_by_themselves(recipe)):
+            known.setdefault(shown.shown.name, shown)
     return known
+
+
+def _shown_by_the_recipe(recipe: Recipe) -> Iterator[KnownFinding]:
+    for example in recipe.examples if recipe.declared else ():
+        table = on_example(recipe, example.given, **example.options)
+        yield from (KnownFinding(recipe, example.title, found) for found in recipe.findings(table))
+
+
+def _shown_by_themselves(recipe: Recipe) -> Iterator[KnownFinding]:
+    for finding in recipe.declared.values():
+        for example in finding.examples:
+            found = finding.find(rows_of(recipe, example.rows))
+            yield from (KnownFinding(recipe, example.title, one) for one in found)
 
 
 def of(name: str) -> RenderableType:
@@ -60,9 +72,13 @@ def of(name: str) -> RenderableType:
     accounts = {known.replace(".", "_"): account for known, account in ACCOUNTS.items()}
     if exact in accounts:
         return Group(*_account(accounts[exact]))
-    found = {known.replace("-", "_"): finding for known, finding in findings(recipes().values()).items()}
+    found = {known.replace("-", "_"): recipe for known, (recipe, _) in declared().items()}
     if exact in found:
-        return Group(*_finding(found[exact]))
+        return Group(*_finding(findings([found[exact]])[exact.replace("_", "-")]))
+    made = {known.replace("-", "_"): finding for known, finding in MADE.items()}
+    if exact in made:
+        return Group(*_made(made[exact]))
+    found |= dict.fromkeys(made)
     raise NothingToExplain(name, [*ACCOUNTS, *recipes(), *TABLES, *found])
 
 
@@ -81,9 +97,14 @@ def _finding(known: KnownFinding) -> Iterator[RenderableType]:
     yield from _section("what to do", Text(known.shown.next))
     if known.shown.doubt:
         yield from _section("how sure it is", Text(known.shown.doubt))
-    yield from _section("the example it comes from", Text(known.example.title))
+    yield from _section("the example it comes from", Text(known.title))
     yield Text()
     yield Text(f"lostflops explain {as_command(known.recipe.name)} says how it is computed.", style="dim")
+
+
+def _made(made: Made) -> Iterator[RenderableType]:
+    yield Text(f"{made.name}: a finding that others are joined into", style="bold")
+    yield from _section("how it reads", Text(made.claim))
 
 
 def _table(table: Table) -> Iterator[RenderableType]:
@@ -104,7 +125,7 @@ def _recipe(recipe: Recipe) -> Iterator[RenderableType]:
     if recipe.options:
         options = [(flag(option), option.help, _default(option)) for option in recipe.options]
         yield from _section("options", _grid((), options))
-    named = sorted(findings([recipe]))
+    named = sorted(recipe.declared)
     if named:
         yield from _section("findings", Text("\n".join(named)))
     for example in recipe.examples:

@@ -20,9 +20,10 @@ from lostflops.ingest.host_compute import serving
 from lostflops.ingest.kineto.collectives import Communication, communication
 from lostflops.ingest.kineto.columns import KINDS, Columns, EventColumns, integer, number, product, text_of
 from lostflops.ingest.kineto.devices import named_after_device, place
+from lostflops.ingest.kineto.event_texts import UNDECODABLE
 from lostflops.ingest.kineto.events import Decoder, Event
 from lostflops.ingest.kineto.phases import phases
-from lostflops.ingest.kineto.stream import UNDECODABLE, EventStream
+from lostflops.ingest.kineto.stream import EventStream
 from lostflops.ingest.part import Part, Process, write_table
 from lostflops.ingest.steps.marks import find_steps, outside
 from lostflops.naming.classification import copy_facts, kernel_facts, operator_facts

@@ -14,7 +14,7 @@ import polars as pl
 
 from lostflops.ingest.attribution import OperatorTree
 from lostflops.ingest.kineto.columns import MOST_BYTES, number
-from lostflops.ingest.kineto.stream import UNDECODABLE
+from lostflops.ingest.kineto.event_texts import UNDECODABLE
 from lostflops.naming.classification import collective_kind
 from lostflops.store.trace import Quality
 from lostflops.tables import FAMILY, NAME

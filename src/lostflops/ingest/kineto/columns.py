@@ -19,6 +19,7 @@ import polars as pl
 
 from lostflops.errors import shown
 from lostflops.ingest.broken_times import LONGEST_DURATION
+from lostflops.ingest.kineto.event_texts import UNDECODABLE
 from lostflops.ingest.kineto.events import (
     CALL_ROWS,
     CATEGORY,
@@ -35,7 +36,6 @@ from lostflops.ingest.kineto.events import (
     Args,
     Event,
 )
-from lostflops.ingest.kineto.stream import UNDECODABLE
 
 DOMAINS = {"user_annotation": "user", "overhead": "overhead", "cuda_sync": "synchronisation"}
 LONGEST_NAME = 1 << 16

@@ -15,7 +15,7 @@ from typing import Any, Union
 
 import msgspec
 
-from lostflops.ingest.kineto.stream import UNDECODABLE
+from lostflops.ingest.kineto.event_texts import UNDECODABLE
 
 Number = int | float | str | None
 Text = str | int | float | None

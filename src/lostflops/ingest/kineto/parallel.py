@@ -26,8 +26,9 @@ from pathlib import Path
 from typing import IO
 
 from lostflops.ingest.kineto.columns import CoarseTimesError, EventColumns
+from lostflops.ingest.kineto.event_texts import UNDECODABLE
 from lostflops.ingest.kineto.events import Decoder
-from lostflops.ingest.kineto.stream import CHUNK, UNDECODABLE, ranges
+from lostflops.ingest.kineto.stream import CHUNK, ranges
 
 LENGTH = 8
 RANGE = struct.Struct("<QQ")  # first byte, and the one after the last

@@ -9,19 +9,30 @@ open.
 from __future__ import annotations
 
 import importlib.util
-import json
 import queue
-import re
 import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Generic, TypeVar
 
 import msgspec
 
 from lostflops.errors import Damaged, NotATrace, Truncated, Unreadable
+from lostflops.ingest.kineto.event_texts import (
+    ARRAY_BEGINS,
+    ARRAY_ENDS,
+    BLANK,
+    KINETO,
+    KINETO_END,
+    UNDECODABLE,
+    Layout,
+    event_end,
+    is_object,
+    layout_of,
+    loose_keys,
+    scan_events,
+)
 
 # The extra `fast` inflates two to three times as fast.
 FAST: Any = importlib.import_module("isal.isal_zlib") if importlib.util.find_spec("isal") else None
@@ -37,10 +48,6 @@ LARGEST_EVENT = 256 << 20
 
 # So many things that are no events at the start of a list, and no trace follows.
 MANY = 1000
-# What msgspec raises for text that is not the JSON it was asked for: malformed or of another type, nested too
-# deeply, not UTF-8, a number of thousands of digits.
-UNDECODABLE = (msgspec.DecodeError, RecursionError, ValueError)
-
 Event = TypeVar("Event")
 
 
@@ -194,35 +201,6 @@ def _until_broken(inflater: Any, data: bytes) -> Iterator[bytes]:
                 yield out
 
 
-@dataclass
-class Layout:
-    """The bytes between two events, from the brace that ends one to the brace that begins the next."""
-
-    separator: bytes
-
-    @property
-    def brace(self) -> int:
-        """How much of the separator belongs to the event before it."""
-        return self.separator.index(b"}") + 1
-
-    @property
-    def certain(self) -> bool:
-        """A separator with a newline in it cannot stand inside a string, where newlines are escaped."""
-        return b"\n" in self.separator[: self.brace]
-
-    @property
-    def ends(self) -> re.Pattern[bytes]:
-        """The last event's brace, standing as the others do, before the bracket that ends the array."""
-        return re.compile(re.escape(self.separator[: self.brace]) + _BRACKET)
-
-    def split(self, events: bytes) -> list[bytes]:
-        """The events as texts of their own, however broken each may be."""
-        first, *others = events.split(self.separator)
-        closing = self.separator[: self.brace]
-        texts = [first, *(b"{" + text for text in others)]
-        return [text + closing for text in texts[:-1]] + texts[-1:]
-
-
 class EventStream(Generic[Event]):
     """The events of one file, as decoded chunks.
 
@@ -274,7 +252,7 @@ class EventStream(Generic[Event]):
         try:
             if not self._open_array():
                 return
-            if self._skip_some and _KINETO in self._buffer:
+            if self._skip_some and KINETO in self._buffer:
                 self._skip_blank()
                 self._go_on_at(self._skip_some(self._offset))
             while (events := self._next()) is not None:
@@ -312,8 +290,8 @@ class EventStream(Generic[Event]):
         self._offset += count
 
     def _skip_blank(self) -> None:
-        if self._buffer[:1] in _BLANK:
-            self._skip(len(self._buffer) - len(self._buffer.lstrip(_BLANK)))
+        if self._buffer[:1] in BLANK:
+            self._skip(len(self._buffer) - len(self._buffer.lstrip(BLANK)))
 
     def _open_array(self) -> bool:
         self._read(CHUNK)
@@ -331,7 +309,7 @@ class EventStream(Generic[Event]):
             raise NotATrace(self.path, "it does not begin as a JSON object or list.")
         while True:
             announced = False
-            for match in _ARRAY_BEGINS.finditer(self._buffer):
+            for match in ARRAY_BEGINS.finditer(self._buffer):
                 announced = True
                 # The text up to the array, closed, is an object only if the array is one of its own keys:
                 # not when the same words stand in a string or deeper down.
@@ -359,7 +337,7 @@ class EventStream(Generic[Event]):
         if found is not None:
             what = "whose 'traceEvents' is not a list" if "traceEvents" in found else "without 'traceEvents'"
             raise NotATrace(self.path, f"it is JSON {what}.")
-        match = _ARRAY_BEGINS.search(self._buffer)
+        match = ARRAY_BEGINS.search(self._buffer)
         if match is not None:  # a quote in the user's metadata breaks the file, not the events
             self.head = loose_keys(self._buffer[: match.start()])
             self.damaged_frame = True
@@ -397,13 +375,13 @@ class EventStream(Generic[Event]):
 
     def _only_events(self, array: bytes) -> bool:
         """Whether the array's end cannot be in here: Kineto sets it on a line of its own."""
-        return self._layout == Layout(_KINETO) and _KINETO_END not in array
+        return self._layout == Layout(KINETO) and KINETO_END not in array
 
     def _last_separator(self) -> int:
         """Where the last event that is followed by another ends, reading on until there is one; else 0."""
         while True:
             if self._layout is None:
-                self._layout = _layout(self._buffer)
+                self._layout = layout_of(self._buffer)
             if self._layout is not None:
                 at = self._buffer.rfind(self._layout.separator)
                 if at > 0:
@@ -414,7 +392,7 @@ class EventStream(Generic[Event]):
 
     def _carefully(self, cut: int) -> list[Event] | None:
         """A chunk that does not decode: it holds the array's end, a broken event, or the file's end."""
-        for tries, match in enumerate(_ARRAY_ENDS.finditer(self._buffer)):
+        for tries, match in enumerate(ARRAY_ENDS.finditer(self._buffer)):
             if tries == 16:
                 break
             try:
@@ -441,7 +419,7 @@ class EventStream(Generic[Event]):
 
     def _last_event(self) -> list[Event] | None:
         """What is left holds no whole event that a scan could see."""
-        match = _ARRAY_ENDS.search(self._buffer)
+        match = ARRAY_ENDS.search(self._buffer)
         if match is not None:
             text = self._buffer[: match.end()]
             self._skip(match.end())
@@ -480,8 +458,8 @@ class EventStream(Generic[Event]):
         try:
             self.tail = msgspec.json.decode(text, type=dict[str, object])
         except UNDECODABLE as error:
-            end = _event_end(text, 0)
-            if end is not None and text[end:].strip() and _is_object(text[:end]):
+            end = event_end(text, 0)
+            if end is not None and text[end:].strip() and is_object(text[:end]):
                 raise self._joined(begins + end) from error
             if rest[-1:] == b"}" and self._source.whole:
                 self.damaged_frame = True
@@ -499,30 +477,18 @@ class EventStream(Generic[Event]):
         )
 
 
-_KINETO = b"\n  },\n  {"
-_KINETO_END = b"\n  ]"
-_BLANK = b" \t\r\n,"
-# The name, and the bracket that opens its array.
-_ARRAY_BEGINS = re.compile(rb'"traceEvents"\s*:\s*\[')
-# What follows the last event's brace: the bracket that ends the array, and the next key or the file's end.
-_BRACKET = rb"(?=\s*,?\s*\]\s*(?:,\s*\"|\}|\Z))"
-_ARRAY_ENDS = re.compile(rb"\}" + _BRACKET)
-_SCALAR = re.compile(rb'"(?:[^"\\]|\\.)*"|[^\s,\[\]{}"]+', re.DOTALL)
-_TOKENS = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
-
-
 def ranges(file: BinaryIO, begin: int) -> Iterator[tuple[int, int]]:
     """Where chunks of events lie in a plain file as Kineto writes it, from the event at `begin` on.
 
     Each begins and ends with an event. The last events are left out, and all of a file that ends otherwise.
     """
-    end = _rightmost(file, _KINETO_END, begin, file.seek(0, 2), LARGEST_HEAD)
+    end = _rightmost(file, KINETO_END, begin, file.seek(0, 2), LARGEST_HEAD)
     while begin + CHUNK < end:
-        cut = _rightmost(file, _KINETO, begin, begin + CHUNK, CHUNK)
+        cut = _rightmost(file, KINETO, begin, begin + CHUNK, CHUNK)
         if cut < 0:
             return
-        yield begin, cut + _KINETO.index(b"}") + 1
-        begin = cut + len(_KINETO) - 1
+        yield begin, cut + KINETO.index(b"}") + 1
+        begin = cut + len(KINETO) - 1
 
 
 def _rightmost(file: BinaryIO, words: bytes, begin: int, end: int, most: int) -> int:
@@ -537,78 +503,3 @@ def _rightmost(file: BinaryIO, words: bytes, begin: int, end: int, most: int) ->
         if start == begin or length >= most:
             return -1
         length *= 8
-
-
-def _layout(text: bytes) -> Layout | None:
-    """How the events of this file are separated: as Kineto does it, or as between the first two."""
-    if _KINETO in text:
-        return Layout(_KINETO)
-    end = _event_end(text, 0)
-    if end is None:
-        return None
-    following = re.compile(rb"\s*,\s*\{").match(text, end)
-    if following is None:
-        return None
-    begin = end - 1
-    while begin > 0 and text[begin - 1 : begin] in b" \t\r\n" and text[begin - 1 : begin]:
-        begin -= 1
-    return Layout(text[begin : following.end()])
-
-
-def _event_end(text: bytes, start: int) -> int | None:
-    depth = 0
-    for token in _TOKENS.finditer(text, start):
-        first = text[token.start()]
-        if first in b"{[":
-            depth += 1
-        elif first in b"}]":
-            depth -= 1
-            if depth <= 0:
-                return token.end()
-    return None
-
-
-def _is_object(text: bytes) -> bool:
-    try:
-        msgspec.json.decode(text, type=dict[str, object])
-    except UNDECODABLE:
-        return False
-    return True
-
-
-def scan_events(text: bytes) -> tuple[list[bytes], int, bool]:
-    """Split text into whole events by following strings and depth.
-
-    Returns them, where the rest begins, and whether that is the bracket that closes the array.
-    """
-    events: list[bytes] = []
-    at = 0
-    while True:
-        while at < len(text) and text[at] in b" \t\r\n,":
-            at += 1
-        if text[at : at + 1] == b"]":
-            return events, at, True
-        if text[at : at + 1] in (b"{", b"["):
-            end = _event_end(text, at)
-        else:
-            scalar = _SCALAR.match(text, at)
-            end = scalar.end() if scalar else None
-        if end is None:
-            return events, at, False
-        events.append(text[at:end])
-        at = end
-
-
-def loose_keys(text: bytes) -> dict[str, object]:
-    """What can be read of a damaged object: the keys that matter to us, each on its own."""
-    found: dict[str, object] = {}
-    reader = json.JSONDecoder()
-    readable = text.decode("utf-8", "replace")
-    for key in ("baseTimeNanoseconds", "displayTimeUnit", "distributedInfo", "deviceProperties"):
-        match = re.search(rf'"{key}"\s*:\s*', readable)
-        if match is not None:
-            try:
-                found[key] = reader.raw_decode(readable, match.end())[0]
-            except (ValueError, RecursionError):
-                continue
-    return found

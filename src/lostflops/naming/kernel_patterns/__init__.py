@@ -7,20 +7,20 @@ general. `classification.py` says what the families mean and reads these tables.
 from __future__ import annotations
 
 from lostflops.naming.kernel_patterns.accelerators import ACCELERATORS
-from lostflops.naming.kernel_patterns.attention import ATTENTION
 from lostflops.naming.kernel_patterns.communication import COMMUNICATION
-from lostflops.naming.kernel_patterns.convolution import CONVOLUTION
 from lostflops.naming.kernel_patterns.copies import COPIES_FIRST, COPY
-from lostflops.naming.kernel_patterns.elementwise import FUSED_ELEMENTWISE, LOOPS
-from lostflops.naming.kernel_patterns.embedding import EMBEDDING
-from lostflops.naming.kernel_patterns.gemm import GEMM
+from lostflops.naming.kernel_patterns.elements.elementwise import FUSED_ELEMENTWISE, LOOPS
+from lostflops.naming.kernel_patterns.elements.embedding import EMBEDDING
+from lostflops.naming.kernel_patterns.elements.norm import NORM
+from lostflops.naming.kernel_patterns.elements.optimizer import OPTIMIZER
+from lostflops.naming.kernel_patterns.elements.reduction import REDUCTION
 from lostflops.naming.kernel_patterns.inductor import INDUCTOR
-from lostflops.naming.kernel_patterns.norm import NORM
-from lostflops.naming.kernel_patterns.optimizer import OPTIMIZER
+from lostflops.naming.kernel_patterns.matrix.attention import ATTENTION
+from lostflops.naming.kernel_patterns.matrix.convolution import CONVOLUTION
+from lostflops.naming.kernel_patterns.matrix.gemm import GEMM
+from lostflops.naming.kernel_patterns.matrix.quantize import QUANTIZE
 from lostflops.naming.kernel_patterns.other import OTHER
 from lostflops.naming.kernel_patterns.pattern import KernelPattern
-from lostflops.naming.kernel_patterns.quantize import QUANTIZE
-from lostflops.naming.kernel_patterns.reduction import REDUCTION
 
 KERNEL_PATTERNS: tuple[KernelPattern, ...] = (
     *INDUCTOR,

@@ -255,7 +255,7 @@ def _spent(matches: pl.LazyFrame, activity: pl.LazyFrame) -> pl.LazyFrame:
     )
 
 
-@communication_wait.finding
+@communication_wait.finding(name="communication-waits")
 def communication_is_waiting(table: pl.DataFrame) -> Iterator[Finding]:
     if mean_share(table, table) < WORTH_SAYING:
         return

@@ -103,15 +103,10 @@ def kernel_families(kernel_work: pl.LazyFrame, step_totals: pl.LazyFrame) -> pl.
     )
 
 
-@kernel_families.finding
-def kernels_are_unclassified(table: pl.DataFrame) -> Iterator[Finding]:
-    unknown = table.filter(pl.col("family") == "unclassified")
-    unlisted, unnamed, calls = unknown.select(
-        pl.col("in_graphs").sum(),
-        (pl.col("time") - pl.col("in_graphs")).sum().alias("unnamed"),
-        pl.col("calls").sum(),
-    ).row(0)
-    time: int = table.select(pl.col("time").sum()).item()
+@kernel_families.finding(name="graphs-unlisted")
+def graphs_list_no_kernels(table: pl.DataFrame) -> Iterator[Finding]:
+    unlisted, _, _ = _unclassified(table)
+    time = int(table["time"].sum())
     if unlisted > UNCLASSIFIED * time:
         yield Finding(
             name="graphs-unlisted",
@@ -121,6 +116,12 @@ def kernels_are_unclassified(table: pl.DataFrame) -> Iterator[Finding]:
             next="Record with `--cuda-graph-trace=node`.",
             doubt="All of it counts as compute in the ledger: communication and copies in graphs, too.",
         )
+
+
+@kernel_families.finding(name="kernels-unclassified")
+def kernels_are_unclassified(table: pl.DataFrame) -> Iterator[Finding]:
+    _, unnamed, calls = _unclassified(table)
+    time = int(table["time"].sum())
     if unnamed <= UNCLASSIFIED * time:
         return
     yield Finding(
@@ -131,4 +132,17 @@ def kernels_are_unclassified(table: pl.DataFrame) -> Iterator[Finding]:
         evidence=(f"{calls:,} executions, added up over ranks",),
         next="`lostflops recipe kernel-summary` lists them; report the names, so that a pattern is added.",
         doubt="They count as compute in the ledger; if one of them communicates or copies, that is wrong.",
+    )
+
+
+def _unclassified(table: pl.DataFrame) -> tuple[int, int, int]:
+    """Time in graphs that list no kernels and in other kernels of no known family, and all their calls."""
+    return (
+        table.filter(pl.col("family") == "unclassified")
+        .select(
+            pl.col("in_graphs").sum(),
+            (pl.col("time") - pl.col("in_graphs")).sum().alias("unnamed"),
+            pl.col("calls").sum(),
+        )
+        .row(0)
     )

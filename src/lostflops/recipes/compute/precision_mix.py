@@ -9,7 +9,7 @@ import polars as pl
 from lostflops import intervals
 from lostflops.columns import Count, Flag, Id, Name, Ratio, Share, Time
 from lostflops.finding import Finding, milliseconds, percent
-from lostflops.recipe import Bars, Example, recipe
+from lostflops.recipe import Bars, Example, Shows, recipe
 from lostflops.recipes.steps.totals import added_up, mean_share, per_step
 from lostflops.tables import Kernels
 
@@ -130,51 +130,74 @@ def _spans(kernels: pl.LazyFrame, counted: pl.LazyFrame) -> pl.LazyFrame:
     )
 
 
-@precision_mix.finding
-def matrix_work_off_tensor_cores(table: pl.DataFrame) -> Iterator[Finding]:
+@precision_mix.finding(name="fp32-without-tensor-cores", remedies=("bf16", "fp16", "tf32"))
+def fp32_off_tensor_cores(table: pl.DataFrame) -> Iterator[Finding]:
+    return _off_tensor_cores(
+        table,
+        "fp32",
+        "Train in bf16 under `torch.autocast` (before Ampere in fp16, with a gradient scaler), or, from "
+        "Ampere on, let fp32 matmuls use TF32 with `torch.set_float32_matmul_precision('high')` (in one "
+        "way only: once `fp32_precision` is set, reading `allow_tf32` raises); compare the loss before you "
+        "keep it.",
+    )
+
+
+@precision_mix.finding(
+    name="fp64-without-tensor-cores",
+    remedies=("no-float64",),
+    examples=[
+        Shows(
+            "a third of the step is fp64 matrix work outside tensor cores",
+            rows=[
+                {
+                    "rank": 0,
+                    "family": "gemm",
+                    "precision": "fp64",
+                    "tensor_cores": False,
+                    "in_steps": 6_000_000,
+                    "per_step": 3_000_000,
+                    "step_share": 0.33,
+                    "span": 5_000_000,
+                }
+            ],
+            claim="Matrix work in fp64 without tensor cores takes 3.00 ms per step (33.0 %).",
+        )
+    ],
+)
+def fp64_off_tensor_cores(table: pl.DataFrame) -> Iterator[Finding]:
+    then = "Find the tensor that is float64: PyTorch makes them from NumPy arrays by default."
+    return _off_tensor_cores(table, "fp64", then)
+
+
+def _off_tensor_cores(table: pl.DataFrame, precision: str, then: str) -> Iterator[Finding]:
     matrix, unknown = table.select(
         pl.col("in_steps").sum(), unknown=pl.col("in_steps").filter(pl.col("precision").is_null()).sum()
     ).row(0)
-    for precision, advice in (
-        (
-            "fp32",
-            (
-                "Train in bf16 under `torch.autocast` (before Ampere in fp16, with a gradient scaler), or, "
-                "from Ampere on, let fp32 matmuls use TF32 with "
-                "`torch.set_float32_matmul_precision('high')` (in one way only: once `fp32_precision` is "
-                "set, "
-                "reading `allow_tf32` raises); compare the loss before you keep it."
-            ),
+    slow = table.filter((pl.col("precision") == precision) & ~pl.col("tensor_cores"))
+    if mean_share(slow, table) < WORTH_SAYING:
+        return
+    time = int(slow["in_steps"].sum())
+    share = min(1.0, mean_share(slow, table))
+    spans = slow.group_by("rank").agg(pl.col("span").max(), pl.col("per_step").sum())
+    per_step = int(spans["per_step"].sum()) // max(1, table["rank"].n_unique())
+    doubt = f"{percent(unknown, matrix)} of this matrix work does not say its precision." if unknown else ""
+    yield Finding(
+        name=f"{precision}-without-tensor-cores",
+        claim=f"Matrix work in {precision} without tensor cores takes {milliseconds(per_step)} per step "
+        f"({percent(share, 1)}).",
+        ns_in_steps=int(spans["span"].sum()),
+        cost_per_step=per_step,
+        shared=True,
+        gain="at most",
+        evidence=(
+            f"{percent(time, matrix)} of the matrix work inside steps",
+            *_by_family(slow),
+            *added_up(slow),
         ),
-        ("fp64", "Find the tensor that is float64: PyTorch makes them from NumPy arrays by default."),
-    ):
-        slow = table.filter((pl.col("precision") == precision) & ~pl.col("tensor_cores"))
-        if mean_share(slow, table) < WORTH_SAYING:
-            continue
-        time = int(slow["in_steps"].sum())
-        share = min(1.0, mean_share(slow, table))
-        spans = slow.group_by("rank").agg(pl.col("span").max(), pl.col("per_step").sum())
-        per_step = int(spans["per_step"].sum()) // max(1, table["rank"].n_unique())
-        doubt = (
-            f"{percent(unknown, matrix)} of this matrix work does not say its precision." if unknown else ""
-        )
-        yield Finding(
-            name=f"{precision}-without-tensor-cores",
-            claim=f"Matrix work in {precision} without tensor cores takes {milliseconds(per_step)} per step "
-            f"({percent(share, 1)}).",
-            ns_in_steps=int(spans["span"].sum()),
-            cost_per_step=per_step,
-            shared=True,
-            gain="at most",
-            evidence=(
-                f"{percent(time, matrix)} of the matrix work inside steps",
-                *_by_family(slow),
-                *added_up(slow),
-            ),
-            next=advice,
-            doubt=doubt,
-            accounts=("compute",),
-        )
+        next=then,
+        doubt=doubt,
+        accounts=("compute",),
+    )
 
 
 def _by_family(rows: pl.DataFrame) -> Iterator[str]:

@@ -260,9 +260,9 @@ def _with_bound(whole: pl.LazyFrame, totals: pl.LazyFrame, busiest: pl.LazyFrame
     )
 
 
-@copy_summary_by_time.finding
+@copy_summary_by_time.finding(name="copies-exposed")
 def copies_cost_step_time(table: pl.DataFrame) -> Iterator[Finding]:
-    """One finding for all copies, with advice for the direction that costs most; one for pageable memory."""
+    """One finding for all copies, with advice for the direction that costs most."""
     if mean_share(table, table) >= WORTH_SAYING:
         most = _costliest(table)
         yield Finding(
@@ -274,6 +274,10 @@ def copies_cost_step_time(table: pl.DataFrame) -> Iterator[Finding]:
             accounts=("copy",),
             **_gain(table, table),
         )
+
+
+@copy_summary_by_time.finding(name="copies-pageable", remedies=("pinned-copies",))
+def pageable_copies_cost_step_time(table: pl.DataFrame) -> Iterator[Finding]:
     pageable = table.filter(pl.col("host_memory") == "pageable")
     idle = float(pageable["idle_share"].sum()) / max(1, table["rank"].n_unique())
     if mean_share(pageable, table) + idle >= PAGEABLE_WORTH_SAYING:

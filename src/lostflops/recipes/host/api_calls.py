@@ -103,7 +103,7 @@ def api_call_summary(
     )
 
 
-@api_call_summary.finding
+@api_call_summary.finding(name="api-calls-fail")
 def calls_fail(table: pl.DataFrame) -> Iterator[Finding]:
     failed = (
         table.filter((pl.col("return_code") != 0) & ~pl.col("return_code").is_in(NOT_READY))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import polars as pl
@@ -12,7 +13,7 @@ from lostflops import intervals
 from lostflops.accounts import ACCOUNTS, WAITING
 from lostflops.columns import Count, Flag, Id, Name, Share, Time
 from lostflops.finding import OTHERS_GAIN_TOO, Finding, milliseconds, percent
-from lostflops.recipe import Bars, Example, recipe
+from lostflops.recipe import Bars, Example, Shows, recipe
 from lostflops.recipes.accounting import HOST_ONLY, LAUNCH_BOUND, REFILLING
 from lostflops.tables import Ranks
 
@@ -203,6 +204,9 @@ def _named(host_spans: pl.LazyFrame) -> pl.LazyFrame:
     return intervals.union(named.join(alone, on="rank", how="semi"), ["rank"])
 
 
+MS = 1_000_000  # ns
+
+
 @dataclass(frozen=True)
 class Loss:
     """An account that is worth a finding from some share of the step on."""
@@ -214,27 +218,63 @@ class Loss:
     # A bound holds only where removing the cause removes the time; elsewhere the gain is unknown.
     removable: bool = True
     on_host: str = ""  # the claim, where host operators stand in for kernels
+    remedies: tuple[str, ...] = ()
 
 
 # Starting thresholds of public rule engines: XProf calls 5 % of a step lost to input and 3 % lost to launches
 # or idle worth a look; pauses inside a step are worth one from 1 % on. They order findings and size nothing.
 LOSSES = (
-    Loss("idle.data_loading", "data-loading-starves-device", "waiting for the data loader", 0.05),
     Loss(
-        "idle.checkpoint_logging", "checkpoint-inside-step", "while the CPU saves a checkpoint or logs", 0.01
+        "idle.data_loading",
+        "data-loading-starves-device",
+        "waiting for the data loader",
+        0.05,
+        remedies=("loader-workers", "tokenise-ahead"),
     ),
-    Loss("idle.garbage_collection", "garbage-collection-inside-step", "while Python collects garbage", 0.01),
-    Loss("idle.compilation", "compilation-inside-step", "while kernels are compiled or loaded", 0.01),
+    Loss(
+        "idle.checkpoint_logging",
+        "checkpoint-inside-step",
+        "while the CPU saves a checkpoint or logs",
+        0.01,
+        remedies=("async-checkpoint",),
+    ),
+    Loss(
+        "idle.garbage_collection",
+        "garbage-collection-inside-step",
+        "while Python collects garbage",
+        0.01,
+        remedies=("gc-freeze",),
+    ),
+    Loss(
+        "idle.compilation",
+        "compilation-inside-step",
+        "while kernels are compiled or loaded",
+        0.01,
+        remedies=("steady-shapes",),
+    ),
     Loss("idle.initialisation", "initialisation-inside-step", "while the job sets up on first use", 0.01),
     Loss("idle.graph_capture", "graph-capture-inside-step", "while a graph is captured", 0.01),
-    Loss("idle.memory_allocator", "allocator-stalls", "while device memory is allocated or freed", 0.01),
-    Loss("idle.pipeline_bubble", "pipeline-bubble", "waiting for another pipeline stage", 0.03),
+    Loss(
+        "idle.memory_allocator",
+        "allocator-stalls",
+        "while device memory is allocated or freed",
+        0.01,
+        remedies=("allocator",),
+    ),
+    Loss(
+        "idle.pipeline_bubble",
+        "pipeline-bubble",
+        "waiting for another pipeline stage",
+        0.03,
+        remedies=("bubble",),
+    ),
     Loss(
         "idle.host_synchronisation",
         "host-waits-for-device",
         "because the CPU waited for it, and then had to refill its queue",
         0.03,
         on_host="inside calls of communication",
+        remedies=("remove-syncs",),
     ),
     Loss(
         "idle.long_call",
@@ -242,7 +282,13 @@ LOSSES = (
         "while the CPU is inside API calls of a millisecond or longer",
         0.01,
     ),
-    Loss("idle.launch_bound", "launch-bound", "because the CPU launches work too slowly", 0.05),
+    Loss(
+        "idle.launch_bound",
+        "launch-bound",
+        "because the CPU launches work too slowly",
+        0.05,
+        remedies=("compile", "cuda-graphs", "fused-optimizer", "larger-batch"),
+    ),
     Loss(
         "idle.dependency",
         "late-after-launch",
@@ -268,13 +314,11 @@ LOSSES = (
 )
 
 
-@idle_summary.finding
-def idle_costs_step_time(table: pl.DataFrame) -> Iterator[Finding]:
-    known = {row["account"]: row for row in table.iter_rows(named=True)}
-    for loss in LOSSES:
-        row = known.get(loss.account)
-        if row is None or row["step_share"] < loss.from_share:
-            continue
+def idle_costs_step_time(table: pl.DataFrame, loss: Loss) -> Iterator[Finding]:
+    """An account that takes its share of the step: at most one row is about it."""
+    for row in table.filter(pl.col("account") == loss.account).iter_rows(named=True):
+        if row["step_share"] < loss.from_share:
+            return
         share = percent(row["step_share"], 1)
         counted = "1 step" if row["steps"] == 1 else f"{row['steps']:,} steps"
         evidence = [f"{share} of all step time, over {counted} of the ranks here"]
@@ -304,3 +348,25 @@ def _wider(row: Mapping[str, Any]) -> Iterator[str]:
         yield f"upper limit: the CPU spends {spent} per step on this, part of it hidden today"
     if row["at_most"] > row["host_per_step"]:
         yield OTHERS_GAIN_TOO
+
+
+def _example(loss: Loss) -> Shows:
+    """Half of a step of 14 ms goes to the account."""
+    row = {
+        "account": loss.account,
+        "per_step": 7 * MS,
+        "host_per_step": 7 * MS,
+        "step_share": 0.5,
+        "steps": 3,
+    }
+    return Shows(
+        f"half of each step is {ACCOUNTS[loss.account].label}",
+        rows=[{**row, "most": 7 * MS, "most_on": 0, "on_host": False, "at_most": 7 * MS}],
+        claim=f"The GPU idles 7.00 ms per step (50.0 %) {loss.claim}.",
+    )
+
+
+for _loss in LOSSES:
+    idle_summary.finding(name=_loss.finding, remedies=_loss.remedies, examples=[_example(_loss)])(
+        partial(idle_costs_step_time, loss=_loss)
+    )

@@ -8,7 +8,7 @@ import polars as pl
 
 from lostflops.columns import Count, Id, Instant, Name, Time
 from lostflops.finding import Finding, milliseconds
-from lostflops.recipe import Bars, Example, recipe
+from lostflops.recipe import Bars, Example, Shows, recipe
 from lostflops.tables import Counters
 
 # What each costs: work that is lost or wrong, or time.
@@ -112,22 +112,39 @@ def hardware_errors(counters: Counters) -> pl.LazyFrame:
     )
 
 
-@hardware_errors.finding
+@hardware_errors.finding(name="grave-hardware-errors")
+def hardware_loses_work(table: pl.DataFrame) -> Iterator[Finding]:
+    if table["metric"].is_in(list(GRAVE)).any():
+        yield _counted("grave-hardware-errors", table)
+
+
+@hardware_errors.finding(
+    name="hardware-errors",
+    examples=[
+        Shows(
+            "a link that had to resend 17 packets",
+            rows=[{"rank": 3, "device": 1, "metric": "gpu_pcie_replay", "errors": 17, "sampled": 2_000_000}],
+            claim="GPU 1 of rank 3's node counted 17 × gpu_pcie_replay in 2.00 ms.",
+        )
+    ],
+)
 def hardware_counts_errors(table: pl.DataFrame) -> Iterator[Finding]:
+    if not table["metric"].is_in(list(GRAVE)).any():
+        yield _counted("hardware-errors", table)
+
+
+def _counted(name: str, table: pl.DataFrame) -> Finding:
     """Errors that lose work or time, one finding for all."""
-    if table.is_empty():
-        return
     first = table.row(0, named=True)
     where = f"GPU {first['device']}" if first["device"] is not None else "a network card"
     instance = f" ({first['instance']})" if first["instance"] else ""
-    grave = table.filter(pl.col("metric").is_in(list(GRAVE)))
     evidence = tuple(
         f"rank {row['rank']}, {'host' if row['device'] is None else 'GPU ' + str(row['device'])}: "
         f"{row['metric']}{' of ' + row['instance'] if row['instance'] else ''} {row['errors']:,}"
         for row in table.head(5).iter_rows(named=True)
     )
-    yield Finding(
-        name="hardware-errors" if grave.is_empty() else "grave-hardware-errors",
+    return Finding(
+        name=name,
         claim=f"{where[0].upper()}{where[1:]}{instance} of rank {first['rank']}'s node counted "
         f"{first['errors']:,} × {first['metric']} in {milliseconds(first['sampled'])}.",
         gain="unknown",

@@ -185,35 +185,41 @@ def _mean(column: str, of: pl.Expr) -> pl.Expr:
     return pl.when(time > 0).then((pl.col(column) * pl.col("_ns")).filter(chosen).sum() / time)
 
 
-@gpu_power.finding
-def busy_gpus_do_not_work(table: pl.DataFrame) -> Iterator[Finding]:
+@gpu_power.finding(name="busy-but-idle-power")
+def busy_gpus_idle(table: pl.DataFrame) -> Iterator[Finding]:
+    return _no_work(table, "like_idle", "busy-but-idle-power", SOME, "drew the power of idle ones")
+
+
+@gpu_power.finding(name="busy-but-little-work")
+def busy_gpus_do_little(table: pl.DataFrame) -> Iterator[Finding]:
+    says = "drew little power or kept few multiprocessors busy"
+    return _no_work(table, "little", "busy-but-little-work", MOST, says)
+
+
+def _no_work(table: pl.DataFrame, column: str, name: str, least: float, says: str) -> Iterator[Finding]:
     """Utilisation that is not work."""
-    for column, name, least, says in (
-        ("like_idle", "busy-but-idle-power", SOME, "drew the power of idle ones"),
-        ("little", "busy-but-little-work", MOST, "drew little power or kept few multiprocessors busy"),
-    ):
-        known = table.filter(pl.col(column).is_not_null())
-        busy, lost = int(known["busy"].sum()), int(known[column].sum())
-        if not busy or lost < least * busy:
-            continue
-        worst = known.sort(column, "rank", "device", descending=[True, False, False]).row(0, named=True)
-        gpu = f"GPU {worst['device']} of rank {worst['rank']}"
-        part = f"{milliseconds(worst[column])} of {milliseconds(worst['busy'])} busy"
-        evidence = [f"{gpu}: {part}, at {worst['busy_power']:.0f} W on average"]
-        if worst["idle_power"] is not None:
-            evidence.append(f"it idles at {worst['idle_power']:.0f} W")
-        if worst["power_limit"] is not None:
-            evidence.append(f"its limit is {worst['power_limit']:.0f} W")
-        if worst["sm_active"] is not None:
-            evidence.append(f"{worst['sm_active']:.0f} % of its multiprocessors were busy on average")
-        yield Finding(
-            name=name,
-            claim=f"For {percent(lost, busy)} of the time in which GPUs look busy they {says}.",
-            gain="unknown",
-            evidence=tuple(evidence),
-            next="Utilisation counts kernels that only wait: look at communication-wait and "
-            "communication-imbalance, then at kernel-summary for small kernels.",
-            doubt=""
-            if worst["sm_active"] is not None
-            else "Activity of multiprocessors was not measured; work that waits for memory draws little too.",
-        )
+    known = table.filter(pl.col(column).is_not_null())
+    busy, lost = int(known["busy"].sum()), int(known[column].sum())
+    if not busy or lost < least * busy:
+        return
+    worst = known.sort(column, "rank", "device", descending=[True, False, False]).row(0, named=True)
+    gpu = f"GPU {worst['device']} of rank {worst['rank']}"
+    part = f"{milliseconds(worst[column])} of {milliseconds(worst['busy'])} busy"
+    evidence = [f"{gpu}: {part}, at {worst['busy_power']:.0f} W on average"]
+    if worst["idle_power"] is not None:
+        evidence.append(f"it idles at {worst['idle_power']:.0f} W")
+    if worst["power_limit"] is not None:
+        evidence.append(f"its limit is {worst['power_limit']:.0f} W")
+    if worst["sm_active"] is not None:
+        evidence.append(f"{worst['sm_active']:.0f} % of its multiprocessors were busy on average")
+    yield Finding(
+        name=name,
+        claim=f"For {percent(lost, busy)} of the time in which GPUs look busy they {says}.",
+        gain="unknown",
+        evidence=tuple(evidence),
+        next="Utilisation counts kernels that only wait: look at communication-wait and "
+        "communication-imbalance, then at kernel-summary for small kernels.",
+        doubt=""
+        if worst["sm_active"] is not None
+        else "Activity of multiprocessors was not measured; work that waits for memory draws little too.",
+    )

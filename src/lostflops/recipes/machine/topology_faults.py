@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Annotated
 
 import polars as pl
@@ -348,10 +349,15 @@ def _rate(column: str) -> pl.Expr:
     return pl.format("{} Gb/s", exact)
 
 
-@topology_faults.finding
-def links_are_worse_than_they_could_be(table: pl.DataFrame) -> Iterator[Finding]:
+def _finding(fault: str) -> str:
+    return f"topology-{fault.lower().replace(' ', '-')}"
+
+
+def links_are_worse_than_they_could_be(table: pl.DataFrame, fault: str) -> Iterator[Finding]:
+    """What of a link or device is not as it could be, one finding a kind of fault."""
     kinds = (
-        table.sort("fault", "rank", "subject")
+        table.filter(pl.col("fault") == fault)
+        .sort("fault", "rank", "subject")
         .group_by("fault", maintain_order=True)
         .agg(
             many=pl.struct("rank", "subject").n_unique(),
@@ -359,13 +365,17 @@ def links_are_worse_than_they_could_be(table: pl.DataFrame) -> Iterator[Finding]
         )
     )
     for row in kinds.iter_rows(named=True):
-        one, several, remedy, doubt = FAULTS[row["fault"]]
+        one, several, remedy, doubt = FAULTS[fault]
         more = row["many"] - len(row["said"])
         yield Finding(
-            name=f"topology-{row['fault'].lower().replace(' ', '-')}",
+            name=_finding(fault),
             claim=f"{row['many']} {one if row['many'] == 1 else several}.",
             gain="unknown",
             evidence=(*row["said"], *([f"and {more} more"] if more > 0 else [])),
             next=remedy,
             doubt=doubt,
         )
+
+
+for _fault in sorted(FAULTS):
+    topology_faults.finding(name=_finding(_fault))(partial(links_are_worse_than_they_could_be, fault=_fault))

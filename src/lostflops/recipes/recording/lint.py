@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import polars as pl
 
 from lostflops import intervals
 from lostflops.columns import Count, Id, Instant, Name, Time
 from lostflops.finding import Finding, milliseconds, percent
-from lostflops.recipe import Example, recipe
+from lostflops.recipe import Example, Shows, recipe
 from lostflops.recipes.steps.counted import FEWEST
 from lostflops.tables import Ranges, Steps
 
@@ -279,14 +280,6 @@ def _uncovered(ranges: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     return _rows(by_rank.filter(little), UNCOVERED, found=pl.col("of"))
 
 
-@recording_lint.finding
-def recording_is_not_in_order(table: pl.DataFrame) -> Iterator[Finding]:
-    for check, tell in TOLD.items():
-        rows = table.filter(pl.col("check") == check)
-        if rows.height:
-            yield tell(rows)
-
-
 def _ranks(rows: pl.DataFrame) -> str:
     ranks = rows["rank"].unique().sort().to_list()
     return f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} ranks"
@@ -358,10 +351,24 @@ def _tell_crossing(rows: pl.DataFrame) -> Finding:
     )
 
 
-TOLD = {
-    FEW: _tell_few,
-    SLOW_FIRST: _tell_slow_first,
-    LONG: _tell_long,
-    OPEN: _tell_open,
-    CROSSED: _tell_crossing,
-}
+def _told(table: pl.DataFrame, check: str, tell: Callable[[pl.DataFrame], Finding]) -> Iterator[Finding]:
+    rows = table.filter(pl.col("check") == check)
+    if rows.height:
+        yield tell(rows)
+
+
+recording_lint.finding(name="few-whole-steps")(partial(_told, check=FEW, tell=_tell_few))
+recording_lint.finding(name="slow-first-step")(partial(_told, check=SLOW_FIRST, tell=_tell_slow_first))
+recording_lint.finding(
+    name="longer-than-needed",
+    examples=[
+        Shows(
+            "the mean of 90 steps moves no more after the eleventh",
+            rows=[{"rank": 2, "check": LONG, "found": 11, "of": 90}],
+            claim="The first 11 of the 90 steps of rank 2 give the same mean step: no account is off by more "
+            f"than {percent(CLOSE, 1)} of it.",
+        )
+    ],
+)(partial(_told, check=LONG, tell=_tell_long))
+recording_lint.finding(name="ranges-left-open")(partial(_told, check=OPEN, tell=_tell_open))
+recording_lint.finding(name="ranges-cross")(partial(_told, check=CROSSED, tell=_tell_crossing))

@@ -232,7 +232,7 @@ def _cause(plain: pl.DataFrame, pause: Pause) -> str | None:
     return most if grown[most] >= EXPLAINS * pause.longer else None
 
 
-@step_log_pauses.finding
+@step_log_pauses.finding(name="pause-not-recorded")
 def a_pause_was_not_recorded(table: pl.DataFrame) -> Iterator[Finding]:
     """What the recorded steps show is told by the ledger; this is about pauses that none of them has."""
     unseen = table.filter(

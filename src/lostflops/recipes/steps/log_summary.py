@@ -141,14 +141,8 @@ def step_log_summary(step_log: StepLog) -> pl.LazyFrame:
     )
 
 
-@step_log_summary.finding
-def what_the_recorded_steps_do_not_show(table: pl.DataFrame) -> Iterator[Finding]:
-    yield from _ranks_never_reported(table)
-    yield from _unlike_the_others(table)
-    yield from _waits_for_data_elsewhere(table)
-
-
-def _ranks_never_reported(table: pl.DataFrame) -> Iterator[Finding]:
+@step_log_summary.finding(name="ranks-never-reported")
+def ranks_never_reported(table: pl.DataFrame) -> Iterator[Finding]:
     world = table["world_size"].max()
     if not isinstance(world, int):
         return
@@ -167,7 +161,8 @@ def _ranks_never_reported(table: pl.DataFrame) -> Iterator[Finding]:
     )
 
 
-def _unlike_the_others(table: pl.DataFrame) -> Iterator[Finding]:
+@step_log_summary.finding(name="recorded-steps-unlike-others")
+def unlike_the_others(table: pl.DataFrame) -> Iterator[Finding]:
     unlike = table.filter(pl.col("longer").abs() > UNLIKE).sort(
         pl.col("longer").abs(), descending=True, maintain_order=True
     )
@@ -189,7 +184,8 @@ def _unlike_the_others(table: pl.DataFrame) -> Iterator[Finding]:
     )
 
 
-def _waits_for_data_elsewhere(table: pl.DataFrame) -> Iterator[Finding]:
+@step_log_summary.finding(name="data-wait-outside-window")
+def waits_for_data_elsewhere(table: pl.DataFrame) -> Iterator[Finding]:
     # What the recorded steps show too is found there.
     unseen = table.filter(
         (pl.col("data_share") > WORTH_SAYING)

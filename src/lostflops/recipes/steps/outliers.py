@@ -105,7 +105,7 @@ def outlier_steps(steps: Steps, counted_steps: pl.LazyFrame, step_ledger: pl.Laz
     )
 
 
-@outlier_steps.finding
+@outlier_steps.finding(name="outlier-step")
 def a_step_is_an_outlier(table: pl.DataFrame) -> Iterator[Finding]:
     """One finding a cause: pauses of one kind have one remedy."""
     # Ranks wait for each other: a step is told of the rank on which it has grown most by something else, of

@@ -147,7 +147,7 @@ def page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], No
     run = recorded(trace, steps, counted)
     spent = budget(counted, run.on_host)
     unclassified, kernel_time = _unclassified(trace)
-    job = remedies.setting(trace)
+    job, asked = remedies.setting(trace), causes.remedies()
     given = causes.gather(
         trace,
         session,
@@ -155,7 +155,7 @@ def page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], No
         counted,
         run.on_host,
         run.world_size,
-        lambda finding, otherwise: remedies.advice(finding, job, otherwise),
+        lambda finding, otherwise: remedies.advice(asked.get(finding, ()), job, otherwise),
         job.units,
     )
     found = causes.findings(given)

@@ -153,8 +153,7 @@ def grid(header: Sequence[str], body: Sequence[Sequence[str]]) -> Iterator[str]:
 
 def _warnings(devices: pl.DataFrame, links: pl.DataFrame, expected_rate: int) -> Iterator[str]:
     table = topology_faults(devices.lazy(), links.lazy(), expected_rate=expected_rate).collect()
-    assert topology_faults.findings is not None
-    for finding in topology_faults.findings(table) if table.height else ():
+    for finding in topology_faults.findings(table):
         yield f"warning: {finding.claim}"
         yield from (f"  {one_line(fact)}" for fact in finding.evidence)
         yield f"  next: {finding.next}"

@@ -1,0 +1,45 @@
+"""Findings that only the joining of others makes, and which remedies every finding asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from lostflops.recipes import declared
+
+
+@dataclass(frozen=True)
+class Made:
+    """A finding of no recipe; `claim` is an example of how it reads."""
+
+    name: str
+    claim: str
+    remedies: tuple[str, ...]
+
+
+LOGGING = Made(
+    "logging-inside-step",
+    "The GPU idles 3.00 ms per step (30.0 %) while the CPU logs.",
+    ("log-less",),
+)
+MADE: Mapping[str, Made] = {made.name: made for made in (LOGGING,)}
+# What findings become when it is known what lies behind them: a case, with remedies of its own.
+CASES: Mapping[str, tuple[str, ...]] = {
+    "uneven-work": ("even-lengths",),
+    "uneven-stages": ("stage-balance",),
+    "communication-exposed-gradients": ("accumulate", "overlap"),
+    "communication-exposed-shards": ("overlap", "accumulate"),
+    "communication-exposed-tensor": ("tensor-overlap", "tensor-inside-node"),
+    "communication-exposed-experts": ("expert-overlap",),
+    "communication-exposed-exchange": ("exchange",),
+    "communication-exposed-stages": ("bubble",),
+}
+
+
+def remedies() -> Mapping[str, tuple[str, ...]]:
+    """Which remedies each finding or case asks for, the best first."""
+    return {
+        **{name: finding.remedies for name, (_, finding) in declared().items()},
+        **{name: made.remedies for name, made in MADE.items()},
+        **CASES,
+    }

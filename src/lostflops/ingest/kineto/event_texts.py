@@ -1,0 +1,128 @@
+"""Where the events of a trace begin and end in its text, however broken it may be."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+
+import msgspec
+
+# What msgspec raises for text that is not the JSON it was asked for: malformed or of another type, nested too
+# deeply, not UTF-8, a number of thousands of digits.
+UNDECODABLE = (msgspec.DecodeError, RecursionError, ValueError)
+
+KINETO = b"\n  },\n  {"
+KINETO_END = b"\n  ]"
+BLANK = b" \t\r\n,"
+# The name, and the bracket that opens its array.
+ARRAY_BEGINS = re.compile(rb'"traceEvents"\s*:\s*\[')
+# What follows the last event's brace: the bracket that ends the array, and the next key or the file's end.
+_BRACKET = rb"(?=\s*,?\s*\]\s*(?:,\s*\"|\}|\Z))"
+ARRAY_ENDS = re.compile(rb"\}" + _BRACKET)
+_SCALAR = re.compile(rb'"(?:[^"\\]|\\.)*"|[^\s,\[\]{}"]+', re.DOTALL)
+_TOKENS = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
+
+
+@dataclass
+class Layout:
+    """The bytes between two events, from the brace that ends one to the brace that begins the next."""
+
+    separator: bytes
+
+    @property
+    def brace(self) -> int:
+        """How much of the separator belongs to the event before it."""
+        return self.separator.index(b"}") + 1
+
+    @property
+    def certain(self) -> bool:
+        """A separator with a newline in it cannot stand inside a string, where newlines are escaped."""
+        return b"\n" in self.separator[: self.brace]
+
+    @property
+    def ends(self) -> re.Pattern[bytes]:
+        """The last event's brace, standing as the others do, before the bracket that ends the array."""
+        return re.compile(re.escape(self.separator[: self.brace]) + _BRACKET)
+
+    def split(self, events: bytes) -> list[bytes]:
+        """The events as texts of their own, however broken each may be."""
+        first, *others = events.split(self.separator)
+        closing = self.separator[: self.brace]
+        texts = [first, *(b"{" + text for text in others)]
+        return [text + closing for text in texts[:-1]] + texts[-1:]
+
+
+def layout_of(text: bytes) -> Layout | None:
+    """How the events of this file are separated: as Kineto does it, or as between the first two."""
+    if KINETO in text:
+        return Layout(KINETO)
+    end = event_end(text, 0)
+    if end is None:
+        return None
+    following = re.compile(rb"\s*,\s*\{").match(text, end)
+    if following is None:
+        return None
+    begin = end - 1
+    while begin > 0 and text[begin - 1 : begin] in b" \t\r\n" and text[begin - 1 : begin]:
+        begin -= 1
+    return Layout(text[begin : following.end()])
+
+
+def event_end(text: bytes, start: int) -> int | None:
+    depth = 0
+    for token in _TOKENS.finditer(text, start):
+        first = text[token.start()]
+        if first in b"{[":
+            depth += 1
+        elif first in b"}]":
+            depth -= 1
+            if depth <= 0:
+                return token.end()
+    return None
+
+
+def is_object(text: bytes) -> bool:
+    try:
+        msgspec.json.decode(text, type=dict[str, object])
+    except UNDECODABLE:
+        return False
+    return True
+
+
+def scan_events(text: bytes) -> tuple[list[bytes], int, bool]:
+    """Split text into whole events by following strings and depth.
+
+    Returns them, where the rest begins, and whether that is the bracket that closes the array.
+    """
+    events: list[bytes] = []
+    at = 0
+    while True:
+        while at < len(text) and text[at] in b" \t\r\n,":
+            at += 1
+        if text[at : at + 1] == b"]":
+            return events, at, True
+        if text[at : at + 1] in (b"{", b"["):
+            end = event_end(text, at)
+        else:
+            scalar = _SCALAR.match(text, at)
+            end = scalar.end() if scalar else None
+        if end is None:
+            return events, at, False
+        events.append(text[at:end])
+        at = end
+
+
+def loose_keys(text: bytes) -> dict[str, object]:
+    """What can be read of a damaged object: the keys that matter to us, each on its own."""
+    found: dict[str, object] = {}
+    reader = json.JSONDecoder()
+    readable = text.decode("utf-8", "replace")
+    for key in ("baseTimeNanoseconds", "displayTimeUnit", "distributedInfo", "deviceProperties"):
+        match = re.search(rf'"{key}"\s*:\s*', readable)
+        if match is not None:
+            try:
+                found[key] = reader.raw_decode(readable, match.end())[0]
+            except (ValueError, RecursionError):
+                continue
+    return found

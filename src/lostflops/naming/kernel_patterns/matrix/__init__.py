@@ -1,0 +1,1 @@
+"""Kernels of matrix products, and what tells the precision of their arithmetic."""
