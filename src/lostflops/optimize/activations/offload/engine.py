@@ -48,6 +48,7 @@ from lostflops.optimize.activations.tensor_class import ModulePaths
 from lostflops.optimize.amounts import written
 from lostflops.optimize.device.devices import Device, device_named, device_of
 from lostflops.optimize.refused import Refused
+from lostflops.optimize.remedy import Remedy
 
 _TORCH: Any = torch._C  # pyright: ignore[reportPrivateUsage]
 
@@ -93,8 +94,8 @@ def offload(
 _entered: list[Engine] = []
 
 
-class Engine:
-    """See `offload`."""
+class Engine(Remedy):
+    """See `offload`. In force between `apply` and `undo`, or within a `with` block, as often as wanted."""
 
     def __init__(self, model: torch.nn.Module, wanted: Asked, device: Device) -> None:
         self.model = model
@@ -115,7 +116,8 @@ class Engine:
 
     # The context.
 
-    def __enter__(self) -> Engine:
+    def apply(self) -> Engine:
+        """From now on what is saved may move."""
         self._refuse_here()
         stack = ExitStack()
         if self.recomputes:
@@ -135,10 +137,15 @@ class Engine:
         self._stack = stack
         return self
 
+    def undo(self) -> None:
+        """Nothing more moves. What has left comes back when the backward asks for it."""
+        self.__exit__(None, None, None)
+
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         stack, self._stack = self._stack, None
+        if stack is None:
+            return
         _entered.remove(self)
-        assert stack is not None
         try:
             stack.__exit__(kind, error, trace)
         finally:
