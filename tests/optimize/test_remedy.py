@@ -49,7 +49,7 @@ REMEDIES: dict[str, tuple[Callable[[], nn.Module], Made]] = {
     ),
     "autocast": (tiny_models.llama, optimize.autocast),
     "fp16": (tiny_models.llama, fp16),
-    "FP8": (tiny_models.llama, lambda m: optimize.to_fp8(m, emulate=True, smallest=1)),
+    "FP8": (tiny_models.llama, lambda m: optimize.to_fp8(m, emulate=True, small=True)),
     "LoRA": (tiny_models.llama, lambda m: optimize.lora(m, 4, ["q_proj"])),
 }
 
