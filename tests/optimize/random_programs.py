@@ -12,11 +12,13 @@ under all hooks.
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from lostflops.optimize.refused import Refused
 
@@ -146,6 +148,70 @@ TWO: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 }
 
 
+def _layer(x: torch.Tensor, weights: Weights, i: int) -> torch.Tensor:
+    """A small network with a weight in it, and views of what it makes."""
+    wide = (x @ weights.first).sin() if i % 2 else nn.functional.linear(x, weights.first).sigmoid()
+    halves = wide.unflatten(-1, (2, -1)).transpose(-1, -2)
+    return (halves * halves.softmax(-2)).flatten(-2) + x * wide
+
+
+def _checkpointed(x: torch.Tensor, weights: Weights, i: int, j: int) -> torch.Tensor:
+    """Computed again in the backward; some of them hold another one."""
+
+    def inner(x: torch.Tensor) -> torch.Tensor:
+        y = _layer(x, weights, i)
+        return checkpoint(_layer, y, weights, j, use_reentrant=False) if j % 3 == 0 else y  # type: ignore[no-any-return]
+
+    return checkpoint(inner, x, use_reentrant=i % 5 == 0)  # type: ignore[no-any-return]
+
+
+def _autocast(x: torch.Tensor, weights: Weights, i: int, j: int) -> torch.Tensor:
+    """Weights are cast once and the cast is used again, also where the first use saves nothing."""
+    with torch.autocast("cpu", torch.bfloat16, cache_enabled=j % 4 > 0):
+        if i % 3 == 0:
+            with torch.no_grad():
+                _layer(x.detach(), weights, i)
+        return _layer(_layer(x, weights, i).float(), weights, j).float()
+
+
+def _island(x: torch.Tensor, weights: Weights, i: int, j: int) -> torch.Tensor:
+    """Some of the way without a graph, and back on it."""
+    with torch.inference_mode() if i % 2 else torch.no_grad():
+        scale = _layer(x, weights, j).abs().mean()
+    return x * float(scale) if i % 2 else x * scale + x.detach().sin() * x
+
+
+def _hooked(x: torch.Tensor, weights: Weights, i: int, j: int) -> torch.Tensor:
+    """Somebody else's hooks inside win there."""
+    hooks = (
+        torch.autograd.graph.save_on_cpu()
+        if i % 2
+        else torch.autograd.graph.saved_tensors_hooks(lambda t: t.detach().double(), lambda t: t.float())
+    )
+    with hooks:
+        y = (x @ weights.first).sin() if x.dtype == torch.float32 else x
+    return _layer(y, weights, j)
+
+
+def _differentiated(x: torch.Tensor, weights: Weights, i: int, j: int) -> torch.Tensor:
+    """A gradient within the forward, which the backward goes through again."""
+    (slope,) = torch.autograd.grad(_layer(x, weights, i).square().sum(), x, create_graph=True)
+    return slope / (1 + slope.detach().abs().max()) if j % 2 else slope.sin()
+
+
+INSIDE: dict[str, Callable[[torch.Tensor, Weights, int, int], torch.Tensor]] = {
+    "checkpointed": _checkpointed,
+    "autocast": _autocast,
+    "island": _island,
+    "hooked": _hooked,
+    "differentiated": _differentiated,
+}
+
+
+def _fits(x: torch.Tensor) -> bool:
+    return x.dtype == torch.float32 and x.dim() > 1 and x.shape[-1] == SIDE and not x.is_neg()
+
+
 def _write(x: torch.Tensor, i: int, j: int) -> None:
     """In place, through the value, a view of it, or an alias without its graph. Not of leaves."""
     if x.grad_fn is None or any(s == 0 and n > 1 for s, n in zip(x.stride(), x.shape, strict=True)):
@@ -159,18 +225,67 @@ def _write(x: torch.Tensor, i: int, j: int) -> None:
         target.copy_(target.detach().sin())
 
 
+def once(loss: torch.Tensor, weights: Weights) -> None:
+    loss.backward()
+
+
+def retained(loss: torch.Tensor, weights: Weights) -> None:
+    loss.backward(retain_graph=True)
+    loss.backward()
+
+
+def twice_differentiated(loss: torch.Tensor, weights: Weights) -> None:
+    slopes = torch.autograd.grad(loss, [*weights.parameters()], create_graph=True, allow_unused=True)
+    norm = sum(slope.square().sum() for slope in slopes if slope is not None)
+    (loss + norm / 100).backward()
+
+
+def in_two_halves(loss: torch.Tensor, weights: Weights) -> None:
+    """One weight's gradient asked for first, the other's later."""
+    (slope,) = torch.autograd.grad(loss, weights.first, retain_graph=True)
+    weights.first.grad = slope
+    loss.backward(inputs=[weights.second])
+
+
+def on_another_thread(loss: torch.Tensor, weights: Weights) -> None:
+    raised: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            loss.backward()
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    for error in raised:
+        raise error
+
+
+ENDS: tuple[Callable[[torch.Tensor, Weights], None], ...] = (
+    once,
+    once,
+    retained,
+    twice_differentiated,
+    in_two_halves,
+    on_another_thread,
+)
+
+
 class Program:
     """`in_place` is how often of 100 an instruction writes: many such programs only raise."""
 
     def __init__(self, seed: int, length: int = 14, in_place: int = 8) -> None:
         choice = random.Random(seed)
         self.seed = seed
+        self.inside = set[str]()
         self.instructions: list[tuple[str, int, int]] = []
         for _ in range(length):
-            kinds = [*[*VIEWS] * 2, *[*ONE] * 2, *[*TWO] * 3, "drop"]
+            kinds = [*[*VIEWS] * 2, *[*ONE] * 2, *[*TWO] * 3, *[*INSIDE] * 2, "drop"]
             what = "write" if choice.randrange(100) < in_place else choice.choice(kinds)
             self.instructions.append((what, choice.randrange(100), choice.randrange(100)))
-        self._twice = choice.randrange(5) == 0
+        self._backward = choice.choice(ENDS)
 
     def forward(self, weights: Weights) -> torch.Tensor:
         first, second = weights.first, weights.second
@@ -185,6 +300,10 @@ class Program:
                     live.append(ONE[what](x, i, j))
                 elif what in TWO and x.dtype == y.dtype and max(x.numel(), y.numel()) < 20_000:
                     live.append(TWO[what](x, y))
+                elif what in INSIDE:
+                    x = x if _fits(x) else next((value for value in reversed(live) if _fits(value)), first)
+                    live.append(INSIDE[what](x, weights, i, j))
+                    self.inside.add(what)
                 elif what == "write":
                     _write(x, i, j)
                 elif what == "drop" and len(live) > 4:
@@ -202,11 +321,9 @@ class Program:
         """The gradients, or that they cannot be had, and which instructions torch did not do."""
         weights.zero_grad()
         self.passed_by = list[int]()
+        self.inside = {self._backward.__name__}  # what it had in it, for counting
         try:
-            loss = self.forward(weights)
-            if self._twice:
-                loss.backward(retain_graph=True)
-            loss.backward()
+            self._backward(self.forward(weights), weights)
         except Refused:
             raise
         except RuntimeError:

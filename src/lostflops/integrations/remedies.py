@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, is_dataclass
 from typing import Any, cast
 
 from lostflops import optimize
 from lostflops.optimize.refused import Refused
+from lostflops.optimize.remedy import Report
 
 # Name of a callback's argument: the function in `lostflops.optimize`. In the order of composition.
 FUNCTIONS = {
@@ -94,12 +94,5 @@ class Remedies:
 
 
 def plain(report: Any) -> Any:
-    """A report as JSON."""
-    for written in ("to_json", "record"):
-        if callable(getattr(report, written, None)):
-            return getattr(report, written)()
-    if is_dataclass(report) and not isinstance(report, type):
-        return asdict(report)
-    return (
-        cast("Any", report) if isinstance(report, (dict, list, str, int, float, type(None))) else str(report)
-    )
+    """A report as JSON, with its schema and what is derived from its figures."""
+    return report.to_json() if isinstance(report, Report) else report

@@ -39,6 +39,7 @@ travelling: set[int] = set()
 
 _claims: list[Claim] = []
 _last: list[Claim] = []
+_in_turn: tuple[Claim, ...] = ()  # all of them, as they are asked
 
 
 def register(claim: Claim, *, last: bool = False) -> Callable[[], None]:
@@ -49,12 +50,19 @@ def register(claim: Claim, *, last: bool = False) -> Callable[[], None]:
     """
     among = _last if last else _claims
     among.append(claim)
+    _line_up()
 
     def withdraw() -> None:
         if claim in among:
             among.remove(claim)
+            _line_up()
 
     return withdraw
+
+
+def _line_up() -> None:
+    global _in_turn
+    _in_turn = (*_claims, *_last)
 
 
 class Version:
@@ -125,7 +133,7 @@ def written_since(tensor: torch.Tensor, version: int) -> RuntimeError:
 
 def packed(tensor: torch.Tensor) -> Packed:
     """What the first claim makes of a tensor, or the tensor kept."""
-    for claim in (*_claims, *_last):
+    for claim in _in_turn:
         taken = claim(tensor)
         if taken is not None:
             return taken

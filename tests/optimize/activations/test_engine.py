@@ -403,7 +403,7 @@ def test_a_llama_trains_to_the_bit_and_memory_is_asked_for_in_the_first_step_onl
     page = str(report)
     assert "0 allocations after the second microbatch" in page
     assert all(len(line) < 140 for line in page.splitlines())
-    assert engine._known == {}
+    assert engine._saver.known == {}
     assert engine._schedule.resident_bytes == 0
 
 
@@ -578,11 +578,11 @@ def test_a_storage_lives_no_longer_than_without_the_engine() -> None:
     model = tiny_models.mlp()
     with everything(model) as engine:
         y = model(tiny_models.mlp_batch()).sigmoid().exp()
-        assert len(engine._known) > 4
+        assert len(engine._saver.known) > 4
         gc.disable()
         try:
             del y  # a cycle through a saved output would need more than this
-            assert engine._known == {}
+            assert engine._saver.known == {}
             assert engine._arena.used_bytes == 0
         finally:
             gc.enable()
@@ -639,8 +639,8 @@ def test_a_backward_that_breaks_off_teaches_nothing() -> None:
     with engine:
         for _ in range(3):
             assert same(step(model, batch), expected)
-    assert engine._learned is not None
-    assert all(one.asked_ns is not None for one in engine._learned.saved)
+    assert engine._learner.learned is not None
+    assert all(one.asked_ns is not None for one in engine._learner.learned.saved)
     assert engine.report().out.bytes > 0
 
 

@@ -4,7 +4,7 @@ it."""
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lostflops.optimize.amounts import written
 from lostflops.optimize.device import peak
+from lostflops.optimize.remedy import Report
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -22,9 +23,11 @@ GEMMS = frozenset(
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measured(Report):
     """A step without checkpointing and one with it. Bytes of saved tensors count each storage once, and no
     parameters."""
+
+    document = "checkpointing measured"
 
     saved_bytes_before: int
     saved_bytes_after: int
@@ -39,8 +42,8 @@ class Measured:
     peak_by: str
 
     def record(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
+        """The same as `to_json`."""
+        return self.to_json()
 
     def __str__(self) -> str:
         share = 100 * self.gemms_recomputed / self.gemms_before if self.gemms_before else 0.0

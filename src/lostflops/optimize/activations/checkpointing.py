@@ -39,7 +39,7 @@ from lostflops.optimize.device import peak
 from lostflops.optimize.forwards import Forwards
 from lostflops.optimize.model_parts import ends_like, named, repeated_layers
 from lostflops.optimize.refused import Refused
-from lostflops.optimize.undoable import Undoable
+from lostflops.optimize.remedy import Remedy, Told
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -104,7 +104,7 @@ def checkpoint(
     return Checkpointed(model, chosen, (keep,) if isinstance(keep, str) else tuple(keep))
 
 
-class Checkpointed(Undoable):
+class Checkpointed(Remedy):
     """A model whose layers are recomputed in the backward, until `undo()` or the end of the `with` block."""
 
     def __init__(
@@ -132,7 +132,7 @@ class Checkpointed(Undoable):
             self._forwards.replace(layer, self._run)
             _OURS.add(layer)
 
-    def undo(self) -> None:
+    def _take_back(self) -> None:
         """The layers' forwards are what they were. Graphs made before may still be used."""
         self._forwards.restore()
         for layer in self.layers:
@@ -178,7 +178,7 @@ class Checkpointed(Undoable):
             )
         return self.measured
 
-    def report(self) -> str:
+    def report(self) -> Told:
         """What is checkpointed, what has been recomputed so far, and what was measured."""
         first, last = self._name(self.layers[0]), self._name(self.layers[-1])
         lines = [
@@ -191,7 +191,16 @@ class Checkpointed(Undoable):
         if self.forwards and self._unchecked:
             lines.append(f"not yet run    {len(self._unchecked)} of the modules")
         measured = str(self.measured) if self.measured else "not measured: call measure(step)"
-        return "\n".join([*lines, measured])
+        figures = {
+            "modules": [self._name(layer) for layer in self.layers],
+            "keep": self.keep,
+            "forwards": self.forwards,
+            "recomputed": self.recomputed,
+            "caches_dropped": self.caches_dropped,
+            "not_yet_run": len(self._unchecked),
+            "measured": self.measured,
+        }
+        return Told("checkpointing", (*lines, measured), figures)
 
     def _measured(self, step: Callable[[], torch.Tensor], bypassed: bool) -> Step:
         self._bypassed = bypassed

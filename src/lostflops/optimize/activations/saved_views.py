@@ -18,9 +18,13 @@ from typing import Any
 import torch
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class View:
-    """A tensor without its memory. `offset` and `stride` are in elements, of the bytes that travel."""
+    """A tensor without its memory. `offset` and `stride` are in elements, of the bytes that travel.
+
+    Made for every tensor that is saved, and never changed: to have Python watch over that takes longer than
+    all the rest of making one.
+    """
 
     dtype: torch.dtype
     size: tuple[int, ...]
@@ -49,6 +53,8 @@ def whole_view(tensor: torch.Tensor) -> View:
 
 def view_of(tensor: torch.Tensor) -> View | None:
     """The part that travels, or None where it is the whole storage."""
+    if 2 * tensor.nbytes >= tensor.untyped_storage().nbytes() and tensor.is_contiguous():
+        return None  # as most are: the same as below, sooner
     unique, extent = 1, 1  # elements; both are at least as many as there are
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
         if stride:

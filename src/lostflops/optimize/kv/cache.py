@@ -37,6 +37,7 @@ from lostflops.optimize.kv.report import KvReport, Tally, advice
 from lostflops.optimize.kv.rows import Layout, fitting_block
 from lostflops.optimize.kv.store import Store, plain_tensors
 from lostflops.optimize.refused import Refused
+from lostflops.optimize.remedy import Remedy
 
 Tokens = torch.Tensor | Sequence[int]
 
@@ -52,14 +53,15 @@ class Suspended:
     copied_bytes: int
 
 
-class DialogueCache:
+class DialogueCache(Remedy):
     """Keys and values of dialogues in at most `host` bytes of host memory.
 
-    The memory is taken at the first suspend, at once and exactly, and never again; on CUDA it is pinned,
-    which makes that suspend slow. `block_tokens`: tokens that are stored and shared together; by default so
-    many that one layer's are 1 MiB (16 to 512). `model`: refuses anything of another model, of other weights
-    or with other adapters; or a name for it, where weights cannot be read. `device`: by default that of the
-    first cache. `verify` compares checksums of every row at each resume, and waits for it.
+    The memory is taken in pieces, as blocks come to be used, and given back by `undo` alone; on CUDA it is
+    pinned, which makes the suspend slow that needs a new piece. `block_tokens`: tokens that are stored and
+    shared together; by default so many that one layer's are 1 MiB (16 to 512). `model`: refuses anything of
+    another model, of other weights or with other adapters; or a name for it, where weights cannot be read.
+    `device`: by default that of the first cache. `verify` compares checksums of every row at each resume,
+    and waits for it.
     """
 
     def __init__(
@@ -83,6 +85,13 @@ class DialogueCache:
         self._device = device
         self._store: Store | None = None
         self._tally = Tally()
+        self._told: KvReport | None = None  # since it was undone
+
+    def _take_back(self) -> None:
+        """Drops all dialogues, and gives their host memory back once no copy uses it any more."""
+        self._told = self.report()
+        self._store = None
+        self._model = None
 
     # What users call.
 
@@ -244,7 +253,7 @@ class DialogueCache:
     def report(self) -> KvReport:
         """What moved, what that saved, and what it cost, so far. Waits as `flush` does."""
         if self._store is None:
-            return self._tally.report(self.host_bytes)
+            return self._told or self._tally.report(self.host_bytes)
         self._store.flush()
         return self._tally.report(self.host_bytes, self._store.layout, self._blocks, self._store.host_bytes)
 
@@ -341,6 +350,7 @@ class DialogueCache:
 
     def _bind(self, layers: Sequence[kv_past.Layer | None]) -> Store:
         """Takes the memory at first; then refuses other layers than those."""
+        self.apply()
         place = next(layer.keys.device for layer in layers if layer)
         if self._device is None:
             if place.type != "cuda":

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 from lostflops.optimize.amounts import written
 from lostflops.optimize.device.devices import Device, Event, over
 from lostflops.optimize.kv.blocks import Blocks
 from lostflops.optimize.kv.rows import Layout
+from lostflops.optimize.remedy import Report
 
 SMALL = 64 << 10  # bytes: a copy below this is mostly launch cost
 RECENT = 10_000  # copies whose sizes are remembered
@@ -130,8 +130,11 @@ class Tally:
 
 
 @dataclass(frozen=True)
-class KvReport:
+class KvReport(Report):
     """Everything since the DialogueCache was made. Bytes per second are of the time in which copies ran."""
+
+    document = "kv cache report"
+    derived = ("hit_share",)
 
     suspends: int
     hits: int  # resumes that found something
@@ -168,9 +171,6 @@ class KvReport:
     def hit_share(self) -> float | None:
         """Of all tokens asked for."""
         return self.hit_tokens / self.asked_tokens if self.asked_tokens else None
-
-    def to_json(self) -> dict[str, Any]:
-        return {"kind": "kv cache report", "format": 1, **asdict(self), "hit_share": self.hit_share}
 
     def __str__(self) -> str:
         share = "" if self.hit_share is None else f", {self.hit_share:.1%} of those asked for"

@@ -20,7 +20,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -39,6 +39,7 @@ from lostflops.optimize.loader.batches import (
 )
 from lostflops.optimize.loader.probe import Failed, Probe, Seen, WorkerStart, as_it_is
 from lostflops.optimize.refused import Refused
+from lostflops.optimize.remedy import Report
 
 ROUNDS = 3  # how often each candidate is measured
 CLOSE = 0.05  # fewer workers are preferred when they are no slower than this share
@@ -83,8 +84,14 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class LoaderSetting:
-    """Keyword arguments for `DataLoader`, and the evidence for them."""
+class LoaderSetting(Report):
+    """Keyword arguments for `DataLoader`, and the evidence for them: the remedy and its report in one.
+
+    What it is applied to stays as it is: to undo it is to go on with the loader that was given.
+    """
+
+    document = "loader setting"
+    derived = ("verified",)
 
     arguments: dict[str, Any]
     step_seconds: float
@@ -106,8 +113,11 @@ class LoaderSetting:
         return any(row.workers == self.workers and row.runs for row in self.candidates)
 
     def record(self) -> dict[str, Any]:
-        """All of it as JSON, every number with its unit in its name."""
-        return {**asdict(self), "notes": list(self.notes), "verified": self.verified}
+        """The same as `to_json`."""
+        return self.to_json()
+
+    def report(self) -> LoaderSetting:
+        return self
 
     def apply(self, loader: DataLoader[Any]) -> DataLoader[Any]:
         """A loader with this setting and the same dataset, sampler, collating and generator.

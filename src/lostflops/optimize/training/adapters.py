@@ -19,7 +19,7 @@ import torch
 from lostflops.optimize.amounts import written
 from lostflops.optimize.model_parts import ends_like, is_output_head, named
 from lostflops.optimize.refused import Refused, needs
-from lostflops.optimize.undoable import Undoable
+from lostflops.optimize.remedy import Remedy, Told
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -80,7 +80,7 @@ def lora(
     return Adapters(model, adapted, traces, chosen, rank, dropout, next(iter(base)), kind)
 
 
-class Adapters(Undoable):
+class Adapters(Remedy):
     """A frozen model with adapters. `model` is PEFT's; the model that was given has them, too, until
     `undo()`."""
 
@@ -102,7 +102,7 @@ class Adapters(Undoable):
         self._widths = {name: _width(module) for name, module in chosen.items()}
         self._traces = traces
 
-    def undo(self) -> None:
+    def _take_back(self) -> None:
         """The model as it was: no adapters, and trainable what was trainable. What the adapters learnt is
         lost."""
         if self._traces.is_adapted():
@@ -120,7 +120,7 @@ class Adapters(Undoable):
             self._widths, self.rank, self.dropout, self.base_dtype.itemsize, self.dtype.itemsize, fused
         )
 
-    def report(self) -> str:
+    def report(self) -> Told:
         """What trains, what is frozen, and what the adapters add to what autograd saves."""
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         frozen = [parameter for parameter in self.model.parameters() if not parameter.requires_grad]
@@ -145,7 +145,18 @@ class Adapters(Undoable):
                 f"WARNING        {written(more - cheapest)} of that per token is for {' and '.join(causes)};"
                 f" dropout=0 in {base} saves {written(cheapest)}"
             )
-        return "\n".join(lines)
+        figures = {
+            "rank": self.rank,
+            "dropout": self.dropout,
+            "targets": self.targets,
+            "trainable_parameters": count,
+            "frozen_parameters": rest,
+            "dtype": kind,
+            "base_dtype": base,
+            "predicted_saved_bytes_per_token": more,
+            "least_saved_bytes_per_token": cheapest,
+        }
+        return Told("LoRA", tuple(lines), figures)
 
     def merge(self, check: Callable[[], torch.Tensor], tolerance: float | None = None) -> torch.nn.Module:
         """Adds the adapters to the weights, takes them away, and returns the model that was given.

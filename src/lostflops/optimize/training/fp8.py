@@ -17,7 +17,7 @@ import torch
 
 from lostflops.optimize.model_parts import ends_like, is_output_head, named
 from lostflops.optimize.refused import Refused, needs
-from lostflops.optimize.undoable import Undoable
+from lostflops.optimize.remedy import Remedy, Told
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -78,7 +78,7 @@ def to_fp8(
     )
 
 
-class Fp8(Undoable):
+class Fp8(Remedy):
     """A model whose larger linear layers multiply in FP8, until `undo()` or the end of the `with` block."""
 
     def __init__(
@@ -114,7 +114,7 @@ class Fp8(Undoable):
         for swap in self._swaps:
             swap.converted.train(swap.original.training)
 
-    def undo(self) -> None:
+    def _take_back(self) -> None:
         """The layers that were there, with the parameters as trained."""
         for swap in self._swaps:
             swap.original.train(swap.converted.training)
@@ -123,7 +123,7 @@ class Fp8(Undoable):
                 modules[swap.name] = swap.original
         self._swaps.clear()
 
-    def report(self) -> str:
+    def report(self) -> Told:
         """Which layers run in FP8 and which do not, and what to expect of it."""
         parameters = dict(self.model.named_parameters())
         weights = sum(parameters[f"{name}.weight"].numel() for name in self.converted)
@@ -147,7 +147,16 @@ class Fp8(Undoable):
             "speed          only with torch.compile, which fuses the casts; not measured",
             "loss           check it: optimize.loss_parity",
         ]
-        return "\n".join(lines)
+        figures = {
+            "recipe": self.recipe,
+            "engine": self.engine,
+            "formats": self.formats,
+            "converted": self.converted,
+            "skipped": self.skipped,
+            "share_of_parameters": share / 100,
+            "emulated": self.emulated,
+        }
+        return Told("FP8", tuple(lines), figures)
 
 
 @dataclass(frozen=True)

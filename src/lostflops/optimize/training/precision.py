@@ -20,7 +20,7 @@ from lostflops.optimize.amounts import written
 from lostflops.optimize.forwards import Forwards
 from lostflops.optimize.model_parts import ends_like, named
 from lostflops.optimize.refused import Refused
-from lostflops.optimize.undoable import Undoable
+from lostflops.optimize.remedy import Remedy, Told
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -41,7 +41,7 @@ def to_bf16(model: torch.nn.Module, keep: str | Sequence[str] = ("*inv_freq",)) 
     return Bf16(model, (keep,) if isinstance(keep, str) else keep)
 
 
-class Bf16(Undoable):
+class Bf16(Remedy):
     """A model whose fp32 weights are bf16 now. `undo()` makes them fp32 again; what was rounded stays
     rounded."""
 
@@ -74,7 +74,7 @@ class Bf16(Undoable):
         for tensor in self._converted:
             tensor.data = tensor.data.to(torch.bfloat16)
 
-    def undo(self) -> None:
+    def _take_back(self) -> None:
         """fp32 again, with the values that they have now. Gradients are dropped: they are bf16."""
         for tensor in self._converted:
             if tensor.dtype == torch.bfloat16:
@@ -82,7 +82,7 @@ class Bf16(Undoable):
                 tensor.data = tensor.data.to(torch.float32)
         self._converted.clear()
 
-    def report(self) -> str:
+    def report(self) -> Told:
         """Bytes before and after, what was left out, and what it means for the optimizer."""
         now = sum(tensor.nbytes for tensor in self._converted)
         lines = [f"bf16           {written(2 * now)} of fp32 weights and buffers are {written(now)} now"]
@@ -93,7 +93,8 @@ class Bf16(Undoable):
             "updates        an optimizer that keeps no fp32 copy loses those smaller than about 1/256 of a"
             " weight; optimize.autocast keeps fp32 weights"
         )
-        return "\n".join(lines)
+        figures = {"converted_tensors": len(self._converted), "bytes_now": now, "kept_in_fp32": self.kept}
+        return Told("bf16", tuple(lines), figures)
 
 
 def autocast(model: torch.nn.Module, dtype: torch.dtype = torch.bfloat16) -> Autocast:
@@ -108,7 +109,7 @@ def autocast(model: torch.nn.Module, dtype: torch.dtype = torch.bfloat16) -> Aut
     return Autocast(model, dtype)
 
 
-class Autocast(Undoable):
+class Autocast(Remedy):
     """A model that computes in 16 bits, until `undo()` or the end of the `with` block."""
 
     def __init__(self, model: torch.nn.Module, dtype: torch.dtype) -> None:
@@ -130,18 +131,18 @@ class Autocast(Undoable):
         with torch.autocast(self.device_type, self.dtype):
             return forward(model, *args, **kwargs)
 
-    def undo(self) -> None:
+    def _take_back(self) -> None:
         self._forwards.restore()
 
-    def report(self) -> str:
-        kind = str(self.dtype).removeprefix("torch.")
-        return "\n".join(
-            [
-                f"autocast       {kind}: products, and most of what they save",
-                f"weights        {self._weights:,} stay fp32, and so do gradients and optimizer states",
-                f"copies         a {kind} copy of each, {written(2 * self._weights)}, until its backward",
-            ]
+    def report(self) -> Told:
+        kind, copies = str(self.dtype).removeprefix("torch."), 2 * self._weights
+        lines = (
+            f"autocast       {kind}: products, and most of what they save",
+            f"weights        {self._weights:,} stay fp32, and so do gradients and optimizer states",
+            f"copies         a {kind} copy of each, {written(copies)}, until its backward",
         )
+        figures = {"dtype": kind, "fp32_parameters": self._weights, "cast_bytes": copies}
+        return Told("autocast", lines, figures)
 
 
 def to_fp16(
@@ -166,7 +167,7 @@ def to_fp16(
     return Fp16(model, optimizer, scheduler, max_norm, scale, growth_interval)
 
 
-class Fp16(Undoable):
+class Fp16(Remedy):
     """fp16 training of one model with one optimizer. Gradients may be accumulated: several `backward`, one
     `step`."""
 
@@ -191,7 +192,7 @@ class Fp16(Undoable):
         self.skipped: list[int] = []  # their numbers
         self._backwards = 0
 
-    def undo(self) -> None:
+    def _take_back(self) -> None:
         """The model computes in fp32 again."""
         self._autocast.undo()
 
@@ -241,7 +242,7 @@ class Fp16(Undoable):
         late = self.steps - WARM_UP
         return sum(number > WARM_UP for number in self.skipped) / late if late > 0 else None
 
-    def report(self) -> str:
+    def report(self) -> Told:
         """Scale and skipped steps, and advice when there are too many of them."""
         early = sum(number <= WARM_UP for number in self.skipped)
         lines = [
@@ -255,4 +256,11 @@ class Fp16(Undoable):
             )
         if self.scale < 1:
             lines.append("SCALE < 1      the loss itself overflows: look for it in the forward")
-        return "\n".join(lines)
+        figures = {
+            "scale": self.scale,
+            "lowest_scale": self.lowest_scale,
+            "steps": self.steps,
+            "skipped_steps": self.skipped,
+            "churn": self.churn,
+        }
+        return Told("fp16", tuple(lines), figures)

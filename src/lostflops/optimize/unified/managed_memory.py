@@ -17,9 +17,9 @@ import ctypes
 import os
 import re
 import threading
-from collections.abc import Generator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Generator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -27,6 +27,7 @@ import torch
 from lostflops.optimize.amounts import bytes_of, written
 from lostflops.optimize.device.link_card import rate
 from lostflops.optimize.refused import Refused
+from lostflops.optimize.remedy import Remedy, Report
 from lostflops.optimize.unified import managed_allocator
 from lostflops.optimize.unified.managed_allocator import HOST, Allocator, Usage
 from lostflops.optimize.unified.platform_memory import KINDS, memory_capabilities, runtime_libraries
@@ -57,11 +58,14 @@ _inside = threading.local()
 
 
 @dataclass(frozen=True)
-class ManagedReport:
+class ManagedReport(Report):
     """What a `managed` context has taken, so far or until it was left.
 
     Bytes are of whole segments, as torch's cache holds them; what still lives of earlier contexts counts too.
     """
+
+    document = "managed memory report"
+    derived = ("memory_kind",)
 
     kind: str
     prefer: str
@@ -75,9 +79,13 @@ class ManagedReport:
     excess_bytes: int  # of most_bytes beyond the GPU's memory; what else lies there comes on top
     remarks: tuple[str, ...]
 
+    @property
+    def memory_kind(self) -> str:
+        return self.kind
+
     def record(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self) | {"remarks": list(self.remarks)}
+        """The same as `to_json`."""
+        return self.to_json()
 
     def __str__(self) -> str:
         text = (
@@ -90,15 +98,66 @@ class ManagedReport:
         return "\n".join([text, *self.remarks])
 
 
-class ManagedMemory:
-    """What `managed` and `use_managed_everywhere` return: knows what was allocated, and says so."""
+class ManagedMemory(Remedy):
+    """What `managed` and `use_managed_everywhere` return: knows what was allocated, and says so.
 
-    def __init__(self, allocator: Allocator, kind: str, prefer: str, device: int) -> None:
+    What was allocated stays where it is when this is undone; the next allocations are torch's own again.
+    """
+
+    def __init__(
+        self,
+        allocator: Allocator,
+        kind: str,
+        prefer: str,
+        device: int,
+        context: Callable[[ManagedMemory], AbstractContextManager[None]] | None = None,
+    ) -> None:
         self.kind, self.prefer, self.device = kind, prefer, device
         self._allocator = allocator
         self._before = self._usage()
         self._after: Usage | None = None
-        allocator.forget_peak(kind, prefer, device)
+        self._context = context
+        self._stack: ExitStack | None = None
+        if context is None:
+            allocator.forget_peak(kind, prefer, device)
+
+    def apply(self) -> ManagedMemory:
+        """From now on this thread allocates in unified memory."""
+        if self._context is None or self._stack is not None:
+            return self
+        super().apply()
+        with ExitStack() as stack:
+            stack.enter_context(self._context(self))
+            self._before = self._usage()
+            self._allocator.forget_peak(self.kind, self.prefer, self.device)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        self._leave()
+        if kind is None and self._context is not None and not self.report().allocations:
+            raise Refused(
+                "nothing was allocated inside managed(): no byte lies in unified memory",
+                "move the model to the GPU inside the context, on the thread that entered it",
+            )
+
+    def undo(self) -> None:
+        if self._context is None:
+            raise Refused(
+                "use_managed_everywhere() cannot be undone: torch keeps its allocator until the process ends",
+                "use managed() instead",
+            )
+        self._leave()
+
+    def _leave(self) -> None:
+        stack, self._stack = self._stack, None
+        if stack is not None:
+            self._undone = True
+            stack.close()
+
+    def torch_allocator(self) -> Any:
+        """For a pool of torch's."""
+        return _torch_allocator(self._allocator, self.kind, self.prefer).allocator()
 
     def left(self) -> None:
         """What is taken from now on is not this context's."""
@@ -130,10 +189,9 @@ class ManagedMemory:
         )
 
 
-@contextmanager
 def managed(
     prefer: str = "gpu", kind: str = "managed", device: int | str | torch.device | None = None
-) -> Generator[ManagedMemory]:
+) -> ManagedMemory:
     """What this thread allocates on the GPU inside lies in unified memory, and stays there after the context.
 
     prefer: where pages should lie, "gpu" (they move to the host when the GPU is full) or "cpu" (the GPU reads
@@ -145,26 +203,26 @@ def managed(
     another, and a context in which nothing was allocated.
     """
     allocator, index = _ready(prefer, kind, device)
+    return ManagedMemory(allocator, kind, prefer, index, _pool)
+
+
+@contextmanager
+def _pool(memory: ManagedMemory) -> Generator[None]:
+    """Allocations of this thread come from a pool of the allocator's."""
     if getattr(_inside, "managed", False):
         raise Refused("managed() stands inside another managed()", "leave the first one before")
     _sweep()
     with ExitStack() as leaving:
-        leaving.enter_context(torch.cuda.device(index))
-        pool = torch.cuda.MemPool(_torch_allocator(allocator, kind, prefer).allocator())
+        leaving.enter_context(torch.cuda.device(memory.device))
+        pool = torch.cuda.MemPool(memory.torch_allocator())
         leaving.callback(_left.append, pool)  # outlives its tensors, however the context is left
-        memory = ManagedMemory(allocator, kind, prefer, index)
         leaving.callback(memory.left)
         _inside.managed = True
         leaving.callback(setattr, _inside, "managed", False)
-        leaving.enter_context(torch.cuda.use_mem_pool(pool, index))
+        leaving.enter_context(torch.cuda.use_mem_pool(pool, memory.device))
         leaving.enter_context(torch.autograd.set_multithreading_enabled(False))
-        yield memory
+        yield
     del pool
-    if not memory.report().allocations:
-        raise Refused(
-            "nothing was allocated inside managed(): no byte lies in unified memory",
-            "move the model to the GPU inside the context, on the thread that entered it",
-        )
 
 
 def use_managed_everywhere(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from lostflops.optimize.amounts import written
+from lostflops.optimize.remedy import Report
 
 
 @dataclass(frozen=True)
-class StreamingReport:
+class StreamingReport(Report):
     """Since the streaming began. Bytes are of weights that are not trained; times are of the device's clock.
 
     A stall is a wait of the compute stream for a copy: *late* when the copy was asked for ahead and was not
@@ -17,6 +17,9 @@ class StreamingReport:
     `copying_ns`, `stalled_ns` and `copied_bytes` are of the copies that were waited for by now; `bytes_in`
     also counts those under way, and those that turned out not to be needed.
     """
+
+    document = "streaming report"
+    derived = ("hidden_share", "predicted_hidden_share", "bytes_per_second", "link_share")
 
     technique: str
     budget_bytes: int
@@ -62,16 +65,6 @@ class StreamingReport:
         if self.bytes_per_second is None or self.link_bytes_per_second is None:
             return None
         return self.bytes_per_second / self.link_bytes_per_second
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "kind": "streaming report",
-            **asdict(self),
-            "hidden_share": self.hidden_share,
-            "predicted_hidden_share": self.predicted_hidden_share,
-            "bytes_per_second": self.bytes_per_second,
-            "link_share": self.link_share,
-        }
 
     def __str__(self) -> str:
         layers = self.layers_streamed + self.layers_resident

@@ -24,6 +24,7 @@ from lostflops.optimize.device.devices import CudaDevice, Device, device_named, 
 from lostflops.optimize.device.link_card import rate
 from lostflops.optimize.forwards import Forwards
 from lostflops.optimize.refused import Refused
+from lostflops.optimize.remedy import Remedy
 from lostflops.optimize.weights.layers import Layer, bring_home, layers_of, placed, send_to_host
 from lostflops.optimize.weights.report import StreamingReport
 from lostflops.optimize.weights.saves import SavedWeight, asked_first, asking, rebuilt
@@ -43,8 +44,8 @@ TRAINING = Technique("frozen weights in training", "resident", frozen_only=True)
 INFERENCE = Technique("weights in inference", "budget", frozen_only=False)
 
 
-class Streaming:
-    """A model whose weights come to the device when they are needed, from its making until `close`.
+class Streaming(Remedy):
+    """A model whose weights come to the device when they are needed, from its making until `undo`.
 
     A context manager: leaving it, also by an exception, gives the model its weights back as they were.
     """
@@ -70,10 +71,9 @@ class Streaming:
         self._budget = self.placement.device_bytes if given is None else given
         self._travelling = list(self.placement.travelling)
         self._forwards = Forwards()
-        self._undo: list[Callable[[], None]] = []
+        self._undoing: list[Callable[[], None]] = []
         self._slots: Slots | None = None
         self._held = 0
-        self.closed = False
         _check_host(self._travelling)
         try:
             self._start()
@@ -81,11 +81,9 @@ class Streaming:
             self.close()
             raise
 
-    def __enter__(self) -> Streaming:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
+    @property
+    def closed(self) -> bool:
+        return self._undone
 
     def synchronize(self) -> None:
         """The host waits for what the device computes."""
@@ -130,20 +128,21 @@ class Streaming:
         )
 
     def close(self) -> None:
-        """Everything as it was, with the values that the weights have now. A report can still be had."""
-        if self.closed:
-            return
+        """The same as `undo`."""
+        self.undo()
+
+    def _take_back(self) -> None:
+        """Everything as it was, with the values that the weights have now."""
         if self._slots:
             self.report()
             self._slots.close()
-        self.closed = True
         self._slots = None
         self._forwards.restore()
         for layer in reversed(self._travelling):
             _STREAMED.discard(layer.module)
             bring_home(layer, self._device)
-        while self._undo:
-            self._undo.pop()()
+        while self._undoing:
+            self._undoing.pop()()
 
     _last_waits: Any = None
     _bytes_in = 0
@@ -152,7 +151,7 @@ class Streaming:
         travels = {id(leaf.parameter) for layer in self._travelling for leaf in layer.leaves}
         claims.travelling.update(travels)
         finalize(self, claims.travelling.difference_update, travels)
-        self._undo.append(lambda: claims.travelling.difference_update(travels))
+        self._undoing.append(lambda: claims.travelling.difference_update(travels))
         self._used = [0] * len(self._travelling)
         for number, layer in enumerate(self._travelling):
             layer.number = number
@@ -170,13 +169,13 @@ class Streaming:
             lambda number: self._travelling[number].version(),
             self._link,
         )
-        self._undo.append(_registered(self, self._claim))
+        self._undoing.append(_registered(self, self._claim))
         modules = {id(layer.module) for layer in self._travelling}
         for layer in self._travelling:
             for module in _inside(layer.module, modules):
                 self._forwards.replace(module, self._around(layer, module))
             self._keep_in_place(layer)
-        self._undo.append(self.model.register_forward_hook(_ran(self.model, self._slots)).remove)
+        self._undoing.append(self.model.register_forward_hook(_ran(self.model, self._slots)).remove)
 
     def _move_rest(self, travels: set[int]) -> None:
         """Whatever does not travel goes to the device, if it is not there."""
@@ -184,11 +183,11 @@ class Streaming:
         for owner in self.model.modules():
             for parameter in owner.parameters(recurse=False):
                 if parameter.device != to and id(parameter) not in travels:
-                    self._undo.append(_moved(parameter, to))
+                    self._undoing.append(_moved(parameter, to))
             for key, buffer in owner.named_buffers(recurse=False):
                 if buffer.device != to:
                     _buffers(owner)[key] = buffer.to(to)
-                    self._undo.append(_back(owner, key, buffer.device))
+                    self._undoing.append(_back(owner, key, buffer.device))
 
     def _around(self, layer: Layer, own: torch.nn.Module) -> Callable[..., Any]:
         """For the layer's forward, and those of the modules inside of it.
@@ -285,7 +284,7 @@ class Streaming:
         for leaf in layer.leaves:
             keys.setdefault(leaf.owner, []).append(leaf.key)
         for owner in keys:
-            self._undo.append(_guarded(owner, dict.fromkeys(keys[owner])))
+            self._undoing.append(_guarded(owner, dict.fromkeys(keys[owner])))
 
 
 def _registered(streaming: Streaming, claim: claims.Claim) -> Callable[[], None]:

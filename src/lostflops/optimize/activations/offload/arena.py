@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from lostflops.optimize.device.devices import Device, Event
 
 ALIGNMENT = 512  # bytes; what copy engines like, and what CUDA's allocator gives
+MOST_PARTS = 1 << 14  # of a slab, that are remembered
 HEADROOM = 1 / 4  # of what there is, that a slab is larger than the first at least
 
 
@@ -32,7 +33,7 @@ def aligned(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class Reader:
     """Who may still be reading: done with `event`. Of one `lane`, whose events are done in the order of their
     numbers, only the last counts: else memory that was many blocks would be waited for by all of them."""
@@ -42,15 +43,26 @@ class Reader:
     number: int = 0
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class _Slab:
     memory: torch.Tensor
     free: list[tuple[int, int, tuple[Reader, ...]]] = field(
         default_factory=list[tuple[int, int, "tuple[Reader, ...]"]]
     )  # offset, length, who may still be reading
+    parts: dict[tuple[int, int], torch.Tensor] = field(
+        default_factory=dict[tuple[int, int], torch.Tensor]
+    )  # by offset and bytes: microbatches that are alike ask for the same ones again
+
+    def part(self, offset: int, nbytes: int) -> torch.Tensor:
+        found = self.parts.get((offset, nbytes))
+        if found is None:
+            if len(self.parts) >= MOST_PARTS:
+                self.parts.clear()
+            found = self.parts[offset, nbytes] = self.memory[offset : offset + nbytes]
+        return found
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Block:
     """Host memory for one storage. Who writes to it waits for the events in `after` first: reloads by its
     former owner may still be reading."""
@@ -137,8 +149,8 @@ class Arena:
                         del slab.free[number]
                     else:
                         slab.free[number] = (offset + length, room - length, after)
-                    memory = slab.memory[offset : offset + nbytes]
-                    return Block(memory, offset, tuple(reader.event for reader in after), slab)
+                    waits = tuple([reader.event for reader in after]) if after else ()
+                    return Block(slab.part(offset, nbytes), offset, waits, slab)
         return None
 
     def give_back(self, block: Block, after: Event | None, lane: object = None, number: int = 0) -> None:
@@ -167,7 +179,9 @@ class Arena:
         free.insert(here, (start, end - start, self._pending(readers)))
 
     def _pending(self, readers: tuple[Reader, ...]) -> tuple[Reader, ...]:
-        return tuple(reader for reader in readers if not self._device.is_done(reader.event))
+        if not readers:
+            return readers
+        return tuple([reader for reader in readers if not self._device.is_done(reader.event)])
 
     def start_counting(self) -> None:
         self.most_used_bytes = self.used_bytes

@@ -28,7 +28,6 @@ class Watched(Microbatch):
     begin: Event = None
     base_bytes: int = 0  # device memory in use before it
     live: int = 0  # entries that somebody can ask for
-    packs: int = 0
     unpacks: int = 0
     sent: int = 0  # entries
     asked: dict[int, Event] = field(default_factory=dict[int, "Event"])  # by number, in the order of asking

@@ -6,7 +6,7 @@ import statistics
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +15,7 @@ from lostflops.optimize.activations.saved import as_it_was
 from lostflops.optimize.amounts import written
 from lostflops.optimize.device import peak
 from lostflops.optimize.refused import Refused
+from lostflops.optimize.remedy import Report
 
 if TYPE_CHECKING:
     from lostflops.optimize.activations.offload.engine import Engine
@@ -25,9 +26,12 @@ Gradients = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Proof:
+class Proof(Report):
     """Two plain steps, compared with each other, say what may differ at all. `harm` is why the engine was
     switched off, None when it stays on."""
+
+    document = "offload proof"
+    derived = ("slower",)
 
     gradients: str  # "equal bit for bit", "within the spread of plain steps", or what differs
     plain_ns: int  # median
@@ -44,9 +48,6 @@ class Proof:
     def slower(self) -> float:
         """Share of the plain step that the engine adds."""
         return self.with_engine_ns / self.plain_ns - 1
-
-    def to_json(self) -> dict[str, Any]:
-        return {"schema": 1, "kind": "offload proof", **asdict(self), "slower": self.slower}
 
     def __str__(self) -> str:
         without, with_it = self.plain_ns / 1e6, self.with_engine_ns / 1e6

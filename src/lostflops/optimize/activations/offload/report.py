@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 from lostflops.optimize.amounts import written
+from lostflops.optimize.remedy import Report
 
 
 @dataclass(frozen=True)
-class OneWay:
+class OneWay(Report):
     """The copies of one direction. A stream copies one thing at a time, so `copy_ns` is the union of their
     intervals; `link_bytes_per_second` is the link card's, if one was given."""
+
+    document = "copies one way"
+    derived = ("hidden", "bytes_per_second", "share_of_link")
 
     bytes: int
     copies: int
@@ -33,17 +36,12 @@ class OneWay:
         rate = self.bytes_per_second
         return rate / self.link_bytes_per_second if rate and self.link_bytes_per_second else None
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {
-            "hidden": self.hidden,
-            "bytes_per_second": self.bytes_per_second,
-            "share_of_link": self.share_of_link,
-        }
-
 
 @dataclass(frozen=True)
-class OffloadReport:
+class OffloadReport(Report):
     """Totals since the engine was made. A microbatch is one forward with its backward."""
+
+    document = "offload report"
 
     state: str  # what the engine does now, in words
     microbatches: int
@@ -68,16 +66,6 @@ class OffloadReport:
     measured: dict[str, int] = field(default_factory=dict[str, int])
     verified: str | None = None  # what was checked, in words
     notes: tuple[str, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "schema": 1,
-            "kind": "offload report",
-            **asdict(self),
-            "out": self.out.to_json(),
-            "into": self.into.to_json(),
-            "notes": list(self.notes),
-        }
 
     def __str__(self) -> str:
         rows = [("state", self.state), ("microbatches", f"{self.microbatches}")]

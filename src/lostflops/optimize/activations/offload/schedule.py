@@ -1,8 +1,7 @@
 """When each storage travels to the host and back, and what waits for what. Knows nothing of autograd.
 
-A storage is RESIDENT; sent, it is COPYING_OUT and then on the HOST; fetched, it is COPYING_IN and then READY
-on the device; RELEASED when nobody can ask for it again. KEPT ones never move. Two streams copy, one each
-way; the compute stream is the one that is current where the verb is called.
+Where a storage is, and what may happen to it there, is the table `NEXT`. Two streams copy, one each way; the
+compute stream is the one that is current where the verb is called.
 
 What waits for what:
 
@@ -22,7 +21,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -36,17 +35,42 @@ Cause = Literal["copy-out behind", "copy-in late", "order missed"]
 DIRECTION_OF: dict[Cause, Direction] = {"copy-out behind": "out", "copy-in late": "in", "order missed": "in"}
 
 
-class State(Enum):
-    RESIDENT = "resident"
+class State(StrEnum):
+    RESIDENT = "resident"  # on the device, where it was saved
     COPYING_OUT = "copying out"
     HOST = "host"
     COPYING_IN = "copying in"
-    READY = "ready"
-    RELEASED = "released"
-    KEPT = "kept"
+    READY = "ready"  # on the device again
+    KEPT = "kept"  # never moves
+    RELEASED = "released"  # nobody can ask for it again
 
 
-@dataclass(eq=False)
+# What may happen to a storage, and where it is then. What is not in the table cannot happen there.
+NEXT: dict[str, dict[State, State]] = {
+    "kept": {State.RESIDENT: State.KEPT},
+    "sent": {State.RESIDENT: State.COPYING_OUT},
+    "left": {State.COPYING_OUT: State.HOST},  # its copy is done, or waited for by the compute stream
+    # Asked for before it has left: it stays while others will ask for it, and leaves when all have it.
+    "stopped": {State.COPYING_OUT: State.RESIDENT},
+    "leaves after all": {State.RESIDENT: State.COPYING_OUT},
+    "left after all": {State.RESIDENT: State.HOST},
+    "fetched": {State.HOST: State.COPYING_IN},
+    "handed out": {State.COPYING_IN: State.READY, State.READY: State.READY},
+    "all have it": {State.COPYING_IN: State.HOST, State.READY: State.HOST},
+    "released": {
+        State.RESIDENT: State.RELEASED,
+        State.KEPT: State.RELEASED,
+        State.COPYING_OUT: State.RELEASED,
+        State.HOST: State.RELEASED,
+    },
+}
+_KEPT, _SENT, _LEFT, _STOPPED = NEXT["kept"], NEXT["sent"], NEXT["left"], NEXT["stopped"]
+_LEAVES_AFTER_ALL, _LEFT_AFTER_ALL = NEXT["leaves after all"], NEXT["left after all"]
+_FETCHED, _HANDED_OUT = NEXT["fetched"], NEXT["handed out"]
+_ALL_HAVE_IT, _RELEASED = NEXT["all have it"], NEXT["released"]
+
+
+@dataclass(eq=False, slots=True)
 class Entry:
     """One storage, or the part of one that was saved, as bytes."""
 
@@ -70,7 +94,7 @@ class Entry:
     copy_number: int = 0  # of its latest copy, in the order of queuing
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Handle:
     """Somebody who may ask for an entry."""
 
@@ -78,7 +102,7 @@ class Handle:
     seen: int = -1  # the round in which it was last unpacked
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, slots=True)
 class Copy:
     direction: Direction
     nbytes: int
@@ -86,7 +110,7 @@ class Copy:
     end: Event
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, slots=True)
 class Stall:
     cause: Cause
     start: Event
@@ -141,8 +165,19 @@ class Schedule:
         self._resident(entry.nbytes)
         return entry
 
+    def stays(self, microbatch: Microbatch, source: torch.Tensor, nbytes: int, reason: str) -> Entry:
+        """Admits an entry that is known to be kept, asked for by one who has the source. It takes its number,
+        as those that move go by theirs."""
+        entry = Entry(source, nbytes, None, len(microbatch.entries), State.KEPT, reason)
+        entry.handles = 1
+        microbatch.entries.append(entry)
+        self.resident_bytes += nbytes
+        if self.resident_bytes > self.most_resident_bytes:
+            self.most_resident_bytes = self.resident_bytes
+        return entry
+
     def keep(self, entry: Entry, reason: str) -> None:
-        entry.state = State.KEPT
+        entry.state = _KEPT[entry.state]
         entry.reason = reason
 
     def send(self, entry: Entry) -> bool:
@@ -162,7 +197,7 @@ class Schedule:
         self._copies += 1
         entry.copy_number = self._copies
         entry.block = block
-        entry.state = State.COPYING_OUT
+        entry.state = _SENT[entry.state]
         entry.sent = True
         self.copies.append(Copy("out", entry.nbytes, start, entry.out_done))
         entry.leaving = True
@@ -185,8 +220,8 @@ class Schedule:
             entry.leaving = False
             self.leaving_bytes -= entry.nbytes
             if entry.state is State.COPYING_OUT:
-                entry.state = State.HOST
-            if entry.state in (State.HOST, State.RELEASED):
+                entry.state = _LEFT[entry.state]
+            if entry.state is State.HOST or entry.state is State.RELEASED:
                 self._let_source_go(entry)
 
     def _let_source_go(self, entry: Entry) -> None:
@@ -217,10 +252,18 @@ class Schedule:
         self._fetch_ahead(microbatch, entry)
         return bytes_
 
+    def passes(self, microbatch: Microbatch, entry: Entry, backward: int) -> None:
+        """The backward is at an entry that is kept: what comes after it is fetched ahead."""
+        if backward > microbatch.backward or microbatch.place is None:
+            self._begin(microbatch, backward)
+        if self._leaving:
+            self.settle()
+        self._fetch_ahead(microbatch, entry)
+
     def _present(self, entry: Entry, stream: Stream) -> torch.Tensor:
         if entry.source is not None:
             if entry.state is State.COPYING_OUT:
-                entry.state = State.RESIDENT  # it stays while others will ask for it
+                entry.state = _STOPPED[entry.state]
             return entry.source
         if entry.destination is None or entry.destination_stream != stream:
             # A block of another stream's pool may be given away while this stream still reads it.
@@ -231,7 +274,7 @@ class Schedule:
         else:
             self._wait(stream, entry.in_done, "copy-in late")
         self._count_as_asked_for(entry)
-        entry.state = State.READY
+        entry.state = _HANDED_OUT[entry.state]
         assert entry.destination is not None
         return entry.destination
 
@@ -261,7 +304,7 @@ class Schedule:
             entry = microbatch.entries[order[microbatch.cursor]]
             wanted = entry.handles and entry.round < microbatch.backwards
             if wanted and entry.state is State.COPYING_OUT:
-                entry.state = State.RESIDENT  # asked for before it has left
+                entry.state = _STOPPED[entry.state]
             elif wanted and entry.state is State.HOST:
                 if self._ahead_bytes:
                     if self._ahead_bytes + entry.nbytes > limits.look_ahead_bytes:
@@ -286,7 +329,7 @@ class Schedule:
         entry.in_done = self.device.record(self._in)
         self._copies += 1
         entry.copy_number = self._copies
-        entry.state = State.COPYING_IN
+        entry.state = _FETCHED[entry.state]
         self._resident(entry.nbytes)
         self.copies.append(Copy("in", entry.nbytes, start, entry.in_done))
 
@@ -321,6 +364,14 @@ class Schedule:
         elif entry.waiting == 0:
             self._end_round(entry)
 
+    def drop_kept(self, entry: Entry) -> None:
+        """One of those who could ask for an entry that is kept is gone."""
+        entry.handles -= 1
+        if not entry.handles:
+            entry.state = _RELEASED[entry.state]
+            entry.source = None
+            self.resident_bytes -= entry.nbytes
+
     def _end_round(self, entry: Entry) -> None:
         """All have it: what was handed out lives as long as they hold it, and the host has it still."""
         entry.round += 1
@@ -329,10 +380,10 @@ class Schedule:
             self._forget_destination(entry)
         if entry.sent and entry.source is not None and entry.state is State.RESIDENT:
             if entry.leaving:
-                entry.state = State.COPYING_OUT
+                entry.state = _LEAVES_AFTER_ALL[entry.state]
             else:
                 self._let_source_go(entry)
-                entry.state = State.HOST
+                entry.state = _LEFT_AFTER_ALL[entry.state]
 
     def _forget_destination(self, entry: Entry) -> None:
         if entry.destination is None:
@@ -343,7 +394,7 @@ class Schedule:
             self.device.wait(entry.destination_stream, entry.in_done)
         self._count_as_asked_for(entry)
         entry.destination = None
-        entry.state = State.HOST
+        entry.state = _ALL_HAVE_IT[entry.state]
         self.resident_bytes -= entry.nbytes
 
     def _release(self, entry: Entry) -> None:
@@ -355,7 +406,7 @@ class Schedule:
             else:
                 self.arena.give_back(entry.block, entry.out_done, self._out, entry.copy_number)
             entry.block = None
-        entry.state = State.RELEASED
+        entry.state = _RELEASED[entry.state]
         if not entry.leaving:
             self._let_source_go(entry)
 

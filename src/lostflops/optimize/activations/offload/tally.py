@@ -31,7 +31,7 @@ class Tally:
     kept_bytes: dict[str, int] = field(default_factory=dict[str, int])
     ways: dict[Direction, OneWaySum] = field(default_factory=lambda: {"out": OneWaySum(), "in": OneWaySum()})
     stalls_ns: dict[Cause, int] = field(default_factory=dict["Cause", int])
-    host_ns: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])  # how often, sum
+    host_ns: dict[str, list[int]] = field(default_factory=dict[str, list[int]])  # how often, and the sum
     steps: list[tuple[Event, Event]] = field(default_factory=list["tuple[Event, Event]"])  # begin, end
     _steps: tuple[int, int] = (0, 0)  # how many, sum of nanoseconds
 
@@ -39,8 +39,11 @@ class Tally:
         self.kept_bytes[reason] = self.kept_bytes.get(reason, 0) + nbytes
 
     def took(self, what: str, nanoseconds: int) -> None:
-        count, total = self.host_ns.get(what, (0, 0))
-        self.host_ns[what] = count + 1, total + nanoseconds
+        sums = self.host_ns.get(what)
+        if sums is None:
+            sums = self.host_ns[what] = [0, 0]
+        sums[0] += 1
+        sums[1] += nanoseconds
 
     def mean_ns(self, what: str) -> float | None:
         count, total = self.host_ns.get(what, (0, 0))
