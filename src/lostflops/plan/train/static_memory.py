@@ -117,11 +117,14 @@ def adapters(weights: Iterable[Weight], lora: Lora) -> list[Weight]:
     return found
 
 
+SIXTEEN_BITS = ("embedding", "head", "router", "positions", "relative_positions")  # whatever the base has
+
+
 def base_bytes(weights: Iterable[Weight], lora: Lora) -> int:
     """The frozen base. In 4 bits only the matrices of layers are: not embeddings, head, norms and router."""
     total = 0
     for weight in weights:
-        if lora.base_bits == 16 or not weight.inputs or weight.name in ("embedding", "head", "router"):
+        if lora.base_bits == 16 or not weight.inputs or weight.name in SIXTEEN_BITS:
             total += 2 * weight.elements
             continue
         scales = shard(weight.elements, BLOCK_4BIT)
