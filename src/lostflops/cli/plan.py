@@ -197,11 +197,8 @@ def _hardware(given: Namespace) -> tuple[Gpu, Link]:
 
     gpu = hardware.gpu(given.gpu)
     if given.sustained:
-        gpu = msgspec.structs.replace(
-            gpu,
-            sustained=given.sustained * 1e12,
-            status=f"{gpu.status.replace('sustained rate, ', '')}; rate given",
-        )
+        status = f"{gpu.status.replace('sustained rate, ', '')}; rate given"
+        gpu = hardware.one_rate(gpu, given.sustained * 1e12, status)
     if given.host_memory:
         gpu = msgspec.structs.replace(gpu, host_memory=int(given.host_memory * 1e9))
     return gpu, hardware.link(given.link or gpu.link)

@@ -29,7 +29,7 @@ ACHIEVABLE = {
     "gb200": 0.729, "mi300x": 0.511, "mi325x": 0.600, "mi355x": 0.680,
 }  # fmt: skip
 USUAL = 0.75  # where nobody measured it
-TRAINED = 0.87  # of ACHIEVABLE: calibrated with published runs on A100 and H100
+TRAINED = 0.79  # of ACHIEVABLE: calibrated with published runs (docs/planning.md says which)
 # FlashAttention 2 reaches 70 % of an A100's peak forward and 35 % of an H100's (the paper of FlashAttention 3).
 FLASH = {"a100": 0.70}
 FLASH_USUAL = 0.35
@@ -51,7 +51,8 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     node: Annotated[int, msgspec.Meta(ge=1, le=100_000)]  # GPUs that `node_bandwidth` joins
     link: str  # the usual one to its host
     host_memory: Size  # bytes of host memory per GPU
-    fp8_gain: Annotated[float, msgspec.Meta(ge=1, le=10)] | None = None  # of 16-bit matrix products
+    # How much faster than in 16 bits matrix products are in FP8 with one scale per tensor, casts included.
+    fp8_gain: Annotated[float, msgspec.Meta(ge=1, le=10)] | None = None
     status: str = "given"
     # What matrix products and attention reach in a training job. Without them every operation runs at
     # `sustained`, and that rate then holds for all that a layer does.
@@ -93,7 +94,7 @@ def _gpu(
         node=node[0],
         link=link,
         host_memory=int(host * 1e9),
-        fp8_gain=1.3 if fp8 else None,
+        fp8_gain=1.5 if fp8 else None,
         status="specification; sustained rate, network, host memory and FP8 gain assumed",
         matmul=tera * 1e12 * ACHIEVABLE.get(name, USUAL) * TRAINED,
         attention=tera * 1e12 * FLASH.get(name, FLASH_USUAL),

@@ -95,6 +95,7 @@ class Shape:
     patch: int = 0  # of an image: numbers in a patch, which the embedding multiplies
     buckets: int = 0  # of relative positions, per head, in the first layer of each stack
     final_norms: int = 1
+    ahead: int = 0  # tokens beyond the next that training predicts, each with a layer and a pass of the head
 
     @property
     def query_width(self) -> int:
@@ -410,6 +411,7 @@ KNOWN = {
             router_bias=True,
             latent=Latent(1536, 512, 128, 64, 128),
             expert_nodes=4,
+            ahead=1,
         ),
     )
 }
@@ -467,6 +469,7 @@ class Config(msgspec.Struct):
     qk_rope_head_dim: Perhaps | None = None
     v_head_dim: Perhaps | None = None
     topk_group: Perhaps | None = None
+    num_nextn_predict_layers: Perhaps | None = None
     max_position_embeddings: Perhaps | None = None
     num_decoder_layers: Perhaps | None = None
     feed_forward_proj: str = "relu"
@@ -613,6 +616,7 @@ def _shape(config: Config, kind: str, name: str, kv: int) -> Shape:
         final_norms=2 if kind == "t5" else 1,
         longest=config.max_position_embeddings or 0,
         expert_nodes=(config.topk_group or 0) if kind == "deepseek_v3" else 0,
+        ahead=(config.num_nextn_predict_layers or 0) if kind == "deepseek_v3" else 0,
         experts=experts,
         experts_per_token=per_token if experts else 0,
         expert_width=width if experts else 0,

@@ -48,6 +48,11 @@ class Layout:
         return self.replicas // self.expert
 
     @property
+    def keeps_gathered(self) -> bool:
+        """Whether sharded weights are gathered once per step: pipelines keep them for all microbatches."""
+        return self.stage >= 3 and self.pipeline > 1
+
+    @property
     def stage(self) -> int:
         """ZeRO's stage; FSDP2 shards what stage 3 does."""
         return {"none": 0, "zero-1": 1, "zero-2": 2, "zero-3": 3, "fsdp2": 3}[self.sharding]

@@ -198,7 +198,11 @@ def communication(
     """Buffers that communication fills: unsharded layers, buckets, gathered hidden states."""
     total, said = 0, list[str]()
     if layout.replicas > 1:
-        if layout.stage >= 3:
+        if layout.keeps_gathered:
+            held = elements(list(stage_weights(shape, layout, stage)))
+            total += 2 * held + 4 * elements(trained(shape, layout, stage, lora))
+            said.append("all gathered layers, and fp32 gradients until they are reduced")
+        elif layout.stage >= 3:
             total += _unsharded(shape, layout, stage, lora)
             said.append("two gathered layers" + ("" if lora else " and one layer's gradients"))
         elif layout.stage:
@@ -208,7 +212,7 @@ def communication(
         total += 2 * tokens * shape.hidden
         said.append("one gathered hidden state")
     if layout.pipeline > 1:
-        total += 4 * tokens * shape.hidden
+        total += 4 * tokens * shape.hidden // (layout.tensor if layout.sequence_parallel else 1)
         said.append("a sent and a received hidden state")
     return Part("communication buffers", total, ", ".join(said) or "none")
 
