@@ -33,6 +33,7 @@ TRAINED = 0.79  # of ACHIEVABLE: calibrated with published runs (docs/planning.m
 # FlashAttention 2 reaches 70 % of an A100's peak forward and 35 % of an H100's (the paper of FlashAttention 3).
 FLASH = {"a100": 0.70}
 FLASH_USUAL = 0.35
+LAYER_NS = {"nvidia": 55_000, "amd": 100_000}  # calibrated with gpt-fast's Llama-2-7B in 16 bits on one GPU
 STREAMED = 0.83  # of the memory's bandwidth: 1,700 of 2,039 GB/s on an A100 (gpt-fast)
 MIB = 1 << 20
 UNMEASURED_MIGRATION = 0.2  # of the link: what the named PCIe cards come to as well
@@ -58,6 +59,8 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # `sustained`, and that rate then holds for all that a layer does.
     matmul: Rate | None = None
     attention: Rate | None = None
+    # Nanoseconds of a decoding layer's kernels that read nothing: starts, small operations, gaps.
+    layer_ns: Annotated[int, msgspec.Meta(ge=0, le=10**9)] = 55_000
 
 
 class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -98,6 +101,7 @@ def _gpu(
         status="specification; sustained rate, network, host memory and FP8 gain assumed",
         matmul=tera * 1e12 * ACHIEVABLE.get(name, USUAL) * TRAINED,
         attention=tera * 1e12 * FLASH.get(name, FLASH_USUAL),
+        layer_ns=LAYER_NS["amd" if name.startswith("mi") else "nvidia"],
     )
 
 

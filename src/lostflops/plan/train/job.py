@@ -13,7 +13,7 @@ from typing import Literal
 
 from lostflops.errors import BadOption
 from lostflops.plan.hardware import Gpu, Link
-from lostflops.plan.shape import Shape
+from lostflops.plan.shape import Shape, elements
 
 from . import activation_memory, layer_time, layout, static_memory
 from .activation_memory import Checkpointing, Kernels
@@ -21,6 +21,9 @@ from .layout import Layout
 from .static_memory import Lora, Optimizer, Part
 from .timeline import SETS, free_layers, simulate
 
+CPU_ADAM = 28  # bytes that it reads and writes per parameter: fp32 weights and moments, 16-bit at both ends
+# Bytes per second and GPU of that: over 4 s for Llama-2-7B on four A100 (DeepSpeed's ZenFlow).
+CPU_ADAM_RATE = 12e9
 SLOTS = 3  # streamed layers that are on the GPU: in use, arriving, and the next
 CONTEXT = 1 << 30  # of CUDA, NCCL and the libraries, outside the allocator (assumed)
 
@@ -51,6 +54,7 @@ class Training:
     unified: bool = False
     kernels: Literal["eager", "fused"] = "eager"
     attention: Literal["flash", "scores"] = "flash"  # whether the scores of attention are kept
+    optimizer_away: bool = False  # its states lie in host memory, where the CPU updates them
     overlapped: bool = True  # gradients are reduced beside the backward, not behind it
     async_tensor: bool = False  # tensor ranks exchange pieces while they multiply others
 
@@ -92,6 +96,11 @@ def check(training: Training) -> None:
             "Only frozen weights that every rank has whole can be streamed.",
             "choose `--method lora` and a `--sharding` below zero-3, or leave out `--stream-frozen`.",
         )
+    if training.optimizer_away and training.optimizer.master + training.optimizer.moments != 12:
+        raise BadOption(
+            "Only Adam with fp32 master weights and moments is updated on the CPU.",
+            "choose `--optimizer adam`, or leave out `--offload-optimizer`.",
+        )
     if training.lora and not static_memory.adapters(training.shape.layer(0), training.lora):
         raise BadOption(
             f"{training.shape.name} has none of the projections {', '.join(training.lora.targets)}.",
@@ -127,7 +136,10 @@ class Prediction:
         """Host memory per GPU that offloading or unified memory takes."""
         stages = range(self.training.layout.pipeline)
         away = max(
-            _offloaded_bytes(self.training, stage) + _streamed_bytes(self.training, stage) for stage in stages
+            _offloaded_bytes(self.training, stage)
+            + _streamed_bytes(self.training, stage)
+            + _states_away(self.training, stage)
+            for stage in stages
         )
         return away + (self.excess if self.training.unified else 0)
 
@@ -246,6 +258,15 @@ def _streamed_bytes(training: Training, stage: int) -> int:
     return max(0, total - SLOTS * max(first, last))
 
 
+def _states_away(training: Training, stage: int) -> int:
+    """Bytes of optimizer states that wait in host memory."""
+    t = training
+    if not t.optimizer_away:
+        return 0
+    parts = static_memory.parts(t.shape, t.layout, stage, t.optimizer, t.lora)
+    return sum(part.bytes for part in parts if part.name == "optimizer states")
+
+
 def _frozen_layer(training: Training, number: int) -> int:
     lora = training.lora or Lora()
     return static_memory.base_bytes(layout.held_layer(training.shape, training.layout, number), lora)
@@ -254,6 +275,8 @@ def _frozen_layer(training: Training, number: int) -> int:
 def _static(training: Training, stage: int) -> tuple[Part, ...]:
     t = training
     parts = static_memory.parts(t.shape, t.layout, stage, t.optimizer, t.lora)
+    if t.optimizer_away:
+        parts = tuple(part for part in parts if part.name != "optimizer states")
     away = _streamed_bytes(t, stage)
     if not away:
         return parts
@@ -318,8 +341,11 @@ def _spans(training: Training, excess: int) -> Iterator[Span]:
         others = [sum(s for _, s, _ in stage) for number, stage in enumerate(stages) if number != slowest]
         yield Span("pipeline bubble", round(_bubble(t, sum(others), sent, chunks) * 1e9), "pipeline")
     yield from _reduction(t, slowest)
-    touched = _touched(t, slowest)
-    yield Span("optimizer update", round(touched / t.gpu.memory_bandwidth * 1e9), "memory")
+    if t.optimizer_away:
+        yield from _update_on_host(t, slowest)
+    else:
+        touched = _touched(t, slowest)
+        yield Span("optimizer update", round(touched / t.gpu.memory_bandwidth * 1e9), "memory")
     if t.unified and excess:
         # Touched in the forward and in the backward, and written back each time.
         moved = 2 * 2 * excess * t.microbatches
@@ -354,6 +380,16 @@ def _bubble(training: Training, others: float, sent: float, chunks: int) -> floa
     # From both ends, and weight gradients fill what is left: (p / 2 - 1)(F&B + B - 3W) of (p - 1)(F + B),
     # where F = W and B = 2 W without recomputation and F&B takes as long as F and B.
     return whole * max(pipeline / 2 - 1, 0) * 2 / ((pipeline - 1) * 3)
+
+
+def _update_on_host(training: Training, stage: int) -> Iterator[Span]:
+    """Gradients go out, the CPU updates what a rank holds of the optimizer, 16-bit weights come back."""
+    t = training
+    own = t.layout.replicas if t.layout.stage >= 1 else 1
+    count = -(-elements(static_memory.trained(t.shape, t.layout, stage, t.lora)) // own)
+    copied = 2 * count / t.link.out + 2 * count / t.link.into
+    yield Span("gradients out, weights in", round(copied * 1e9), "link")
+    yield Span("optimizer update on the CPU", round(CPU_ADAM * count / CPU_ADAM_RATE * 1e9), "CPU")
 
 
 def _touched(training: Training, stage: int) -> int:
