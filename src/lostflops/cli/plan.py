@@ -55,7 +55,7 @@ def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
 def _both(parser: ArgumentParser) -> None:
     say = parser.add_argument
     say("--model", required=True, help="a name such as llama-3-8b, or a Hugging Face config.json")
-    say("--gpu", required=True, help="a100, h100, h200, gh200, b200, gb200, mi300x, or a JSON card")
+    say("--gpu", required=True, help="a100, h100, h200, b200, mi300x, l40s, ... (docs/planning.md), or a JSON card")
     say("--gpus", metavar="N", type=int, default=1, help="how many (default 1)")
     say("--link", help="pcie4, pcie5, c2c, c2c-four, ..., or a JSON card (default: what the GPU usually has)")
     say("--sustained", metavar="TFLOPS", type=float, help="what whole layers reach, if you measured it")
@@ -93,20 +93,39 @@ def _train(parser: ArgumentParser) -> None:
     say("--microbatches", metavar="N", type=int, default=1, help="of one step, per data-parallel rank")
     say("--sequence-parallel", action="store_true", help="tensor ranks split norms and inputs as well")
     say("--pipeline", metavar="N", type=int, default=1, help="pipeline stages (default 1)")
-    say("--schedule", choices=("gpipe", "1f1b", "interleaved"), default="1f1b", help="of the pipeline")
+    say("--schedule", choices=("gpipe", "1f1b", "interleaved", "dualpipe"), default="1f1b", help="of the pipeline")
     say("--chunks", metavar="N", type=int, default=1, help="pieces per stage, if interleaved")
     say("--expert", metavar="N", type=int, default=1, help="ranks that share the experts (default 1)")
     say("--context", metavar="N", type=int, default=1, help="ranks that share a sequence (default 1)")
     say(
         "--checkpoint",
-        choices=("none", "selective", "full"),
+        choices=("none", "alternate", "selective", "full"),
         default="none",
-        help="layers to recompute: none, all but attention, whole (default none)",
+        help="what to recompute: nothing, every second matrix product, all but attention, whole layers",
     )
+    say("--offload-optimizer", action="store_true", help="the CPU holds and updates the optimizer's states")
     say("--offload", metavar="N", default="0", help="layers whose activations leave the GPU: N, all or free")
     say("--stream-frozen", action="store_true", help="LoRA's frozen layers stay in host memory")
     say("--fused-loss", action="store_true", help="the loss is computed without keeping the logits")
-    say("--fp8", action="store_true", help="matrix products in FP8")
+    say(
+        "--fp8",
+        nargs="?",
+        choices=("tensorwise", "rowwise"),
+        const="tensorwise",
+        help="matrix products in FP8, with a scale per tensor (default) or per row or block",
+    )
+    say(
+        "--kernels",
+        choices=("eager", "fused"),
+        help="eager or compiled layers (default eager; fused with a pipeline or sequence parallelism)",
+    )
+    say(
+        "--attention",
+        choices=("flash", "scores"),
+        default="flash",
+        help="flash attention, or attention that keeps its scores (default flash)",
+    )
+    say("--async-tensor", action="store_true", help="tensor ranks exchange pieces while they multiply")
     say("--from-run", metavar="RUN", help="take the sustained rate from a recorded run of this very job")
     say("--unified", action="store_true", help="what is too much migrates to host memory")
 
@@ -116,6 +135,7 @@ def _serve(parser: ArgumentParser) -> None:
     say("--generate", metavar="N", type=int, default=256, help="tokens after the prompt (default 256)")
     say("--batch", metavar="N", type=int, default=1, help="sequences at once (default 1)")
     say("--weight-bits", type=int, choices=(16, 8, 4), default=16, help="of the weights (default 16)")
+    say("--group-size", metavar="N", type=int, help="4-bit weights that share a scale and zero (GPTQ, AWQ: 128)")
     say("--cache-bits", type=int, choices=(16, 8), default=16, help="of keys and values (default 16)")
     say("--stream", metavar="GB", type=float, default=0.0, help="weights that stay in host memory")
 
@@ -236,7 +256,12 @@ def _training(given: Namespace) -> Training:
         checkpointing=given.checkpoint,
         streamed=given.stream_frozen,
         fused_loss=given.fused_loss,
-        fp8=given.fp8,
+        fp8=bool(given.fp8),
+        fine=given.fp8 == "rowwise",
+        kernels=given.kernels or ("fused" if given.pipeline > 1 or given.sequence_parallel else "eager"),
+        attention=given.attention,
+        async_tensor=given.async_tensor,
+        optimizer_away=given.offload_optimizer,
         unified=given.unified,
     )
     training.check(asked)
@@ -314,6 +339,7 @@ def _serving(given: Namespace) -> Serving:
         batch=given.batch,
         weight_bits=given.weight_bits,
         cache_bits=given.cache_bits,
+        group=given.group_size or 0,
         streamed=int(given.stream * 1e9),
     )
     weights = inference.Served(asked).weight_bytes

@@ -259,12 +259,25 @@ def _streamed_bytes(training: Training, stage: int) -> int:
 
 
 def _states_away(training: Training, stage: int) -> int:
-    """Bytes of optimizer states that wait in host memory."""
+    """Bytes of optimizer states that wait in host memory, and of the fp32 gradients that come to them."""
     t = training
     if not t.optimizer_away:
         return 0
     parts = static_memory.parts(t.shape, t.layout, stage, t.optimizer, t.lora)
-    return sum(part.bytes for part in parts if part.name == "optimizer states")
+    states = sum(part.bytes for part in parts if part.name == "optimizer states")
+    return states + (4 * _updated(t, stage) if "gradients" in _away_with_optimizer(t) else 0)
+
+
+def _away_with_optimizer(training: Training) -> tuple[str, ...]:
+    """Sharded gradients leave as soon as they are reduced; whole ones stay until the backward has ended."""
+    return ("optimizer states", "gradients") if training.layout.stage >= 2 else ("optimizer states",)
+
+
+def _updated(training: Training, stage: int) -> int:
+    """Parameters that one rank updates."""
+    t = training
+    own = t.layout.replicas if t.layout.stage >= 1 else 1
+    return -(-elements(static_memory.trained(t.shape, t.layout, stage, t.lora)) // own)
 
 
 def _frozen_layer(training: Training, number: int) -> int:
@@ -276,7 +289,7 @@ def _static(training: Training, stage: int) -> tuple[Part, ...]:
     t = training
     parts = static_memory.parts(t.shape, t.layout, stage, t.optimizer, t.lora)
     if t.optimizer_away:
-        parts = tuple(part for part in parts if part.name != "optimizer states")
+        parts = tuple(part for part in parts if part.name not in _away_with_optimizer(t))
     away = _streamed_bytes(t, stage)
     if not away:
         return parts
@@ -385,8 +398,7 @@ def _bubble(training: Training, others: float, sent: float, chunks: int) -> floa
 def _update_on_host(training: Training, stage: int) -> Iterator[Span]:
     """Gradients go out, the CPU updates what a rank holds of the optimizer, 16-bit weights come back."""
     t = training
-    own = t.layout.replicas if t.layout.stage >= 1 else 1
-    count = -(-elements(static_memory.trained(t.shape, t.layout, stage, t.lora)) // own)
+    count = _updated(t, stage)
     copied = 2 * count / t.link.out + 2 * count / t.link.into
     yield Span("gradients out, weights in", round(copied * 1e9), "link")
     yield Span("optimizer update on the CPU", round(CPU_ADAM * count / CPU_ADAM_RATE * 1e9), "CPU")

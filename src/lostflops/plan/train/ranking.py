@@ -60,6 +60,11 @@ class Ranking:
     ways: tuple[Way, ...]
     verdict: str
 
+    @property
+    def headline(self) -> Way:
+        """The way that the verdict names: the job as asked where it fits, or nothing does."""
+        return _headline(self.asked, self.ways)
+
 
 def rank(training: Training, most: int = 8) -> Ranking:
     """Plan the job as asked, with each remedy alone, and with combinations of them.
@@ -224,6 +229,19 @@ def _combined(training: Training) -> Iterator[Way]:
                 yield Way(names, Prediction(new))
 
 
+def _gpus(count: int) -> str:
+    return "1 GPU" if count == 1 else f"{count} GPUs"
+
+
+def _headline(asked: Way, ways: Sequence[Way]) -> Way:
+    """The fastest way; of those within a hundredth, one with the optimizer that was asked for, or Adam's."""
+    explicit = [way for way in ways if _explicit(way)]
+    if not explicit or (asked.prediction.fits and _explicit(asked)):
+        return asked
+    near = [way for way in explicit if _per_token(way) <= 1.01 * _per_token(explicit[0])]
+    return min(near, key=lambda way: next((n for n, o in enumerate(OTHER_OPTIMIZERS, 1) if o in way.changes), 0))
+
+
 def _verdict(asked: Way, alone: tuple[Way, ...], ways: Sequence[Way], combined: list[Way]) -> str:
     now = asked.prediction
     if now.fits and _explicit(asked):
@@ -239,14 +257,14 @@ def _verdict(asked: Way, alone: tuple[Way, ...], ways: Sequence[Way], combined: 
             f"Nothing that was tried makes it fit; the closest is '{closest.name}', {reason}. "
             f"Tensor or pipeline parallelism or `--method lora` needs less.{last}"
         )
-    best = explicit[0]
+    best = _headline(asked, explicit)
     said = f"It does not fit as it is: {now.excess / 1e9:.1f} GB over."
     if now.training.unified and now.fits:
         said = f"It fits only in unified memory: {now.excess / 1e9:.1f} GB are over."
     elif not now.excess:
         said = "It does not fit as it is: host memory is too small."
     more = best.prediction.training.layout.gpus - now.training.layout.gpus
-    said += f" Nothing fits on {now.training.layout.gpus} GPUs." if more else ""
+    said += f" Nothing that was tried fits on {_gpus(now.training.layout.gpus)}." if more else ""
     said += f" The fastest way: {best.name}, {best.prediction.peak.bytes / 1e9:.1f} GB per GPU"
     same = [way for way in explicit if not set(way.changes) & set(OTHER_OPTIMIZERS)]
     if set(best.changes) & set(OTHER_OPTIMIZERS) and same:
