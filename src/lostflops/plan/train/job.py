@@ -378,8 +378,7 @@ def _sent(training: Training) -> float:
     """Seconds of a microbatch's hidden state between stages; both directions run at once."""
     t = training
     size = 2 * local_tokens(t) * t.shape.hidden * (t.layout.chunks if t.layout.schedule == "interleaved" else 1)
-    if t.layout.sequence_parallel:
-        size //= t.layout.tensor
+    size //= t.layout.tensor  # each tensor rank sends its piece (Megatron's scatter and gather)
     near = t.layout.gpus <= t.gpu.node
     return size / (layer_time.COLLECTIVE * (t.gpu.node_bandwidth if near else t.gpu.network))
 
