@@ -117,7 +117,7 @@ def test_a_measured_rate_and_the_host_s_memory_replace_the_assumed(
 ) -> None:
     text = said(capsys, *LORA, "--sustained", "600", "--host-memory", "1")
     assert "rate given; 600 TFLOP/s sustained" in text
-    ways = text.partition("what fits")[2].partition("Remedies that are one call")[0]
+    ways = text.partition("what fits")[2].partition("To apply")[0]
     assert "checkpoint" in ways and "offload" not in ways
 
 
@@ -133,8 +133,9 @@ def test_a_recorded_run_replaces_the_assumed_rate(capsys: pytest.CaptureFixture[
 
 def test_a_long_sequence_is_said_to_take_longer_than_predicted(capsys: pytest.CaptureFixture[str]) -> None:
     command = ["plan", "train", "--model", "llama-3-8b", "--gpu", "h100", "--sequence"]
-    assert "expect more time" in said(capsys, *command, "32768")
-    assert "expect more time" not in said(capsys, *command, "8192")
+    for sequence, slower in (("32768", True), ("8192", False)):
+        assert ("expect more time" in said(capsys, *command, sequence, "--sustained", "450")) == slower
+    assert "expect more time" not in said(capsys, *command, "32768")
 
 
 def test_every_function_that_applies_a_remedy_is_there(capsys: pytest.CaptureFixture[str]) -> None:

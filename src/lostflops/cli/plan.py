@@ -55,7 +55,11 @@ def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
 def _both(parser: ArgumentParser) -> None:
     say = parser.add_argument
     say("--model", required=True, help="a name such as llama-3-8b, or a Hugging Face config.json")
-    say("--gpu", required=True, help="a100, h100, h200, b200, mi300x, l40s, ... (docs/planning.md), or a JSON card")
+    say(
+        "--gpu",
+        required=True,
+        help="a100, h100, h200, b200, mi300x, l40s, ... (docs/planning.md), or a JSON card",
+    )
     say("--gpus", metavar="N", type=int, default=1, help="how many (default 1)")
     say("--link", help="pcie4, pcie5, c2c, c2c-four, ..., or a JSON card (default: what the GPU usually has)")
     say("--sustained", metavar="TFLOPS", type=float, help="what whole layers reach, if you measured it")
@@ -93,7 +97,12 @@ def _train(parser: ArgumentParser) -> None:
     say("--microbatches", metavar="N", type=int, default=1, help="of one step, per data-parallel rank")
     say("--sequence-parallel", action="store_true", help="tensor ranks split norms and inputs as well")
     say("--pipeline", metavar="N", type=int, default=1, help="pipeline stages (default 1)")
-    say("--schedule", choices=("gpipe", "1f1b", "interleaved", "dualpipe"), default="1f1b", help="of the pipeline")
+    say(
+        "--schedule",
+        choices=("gpipe", "1f1b", "interleaved", "dualpipe"),
+        default="1f1b",
+        help="of the pipeline",
+    )
     say("--chunks", metavar="N", type=int, default=1, help="pieces per stage, if interleaved")
     say("--expert", metavar="N", type=int, default=1, help="ranks that share the experts (default 1)")
     say("--context", metavar="N", type=int, default=1, help="ranks that share a sequence (default 1)")
@@ -135,7 +144,12 @@ def _serve(parser: ArgumentParser) -> None:
     say("--generate", metavar="N", type=int, default=256, help="tokens after the prompt (default 256)")
     say("--batch", metavar="N", type=int, default=1, help="sequences at once (default 1)")
     say("--weight-bits", type=int, choices=(16, 8, 4), default=16, help="of the weights (default 16)")
-    say("--group-size", metavar="N", type=int, help="4-bit weights that share a scale and zero (GPTQ, AWQ: 128)")
+    say(
+        "--group-size",
+        metavar="N",
+        type=int,
+        help="4-bit weights that share a scale and zero (GPTQ, AWQ: 128)",
+    )
     say("--cache-bits", type=int, choices=(16, 8), default=16, help="of keys and values (default 16)")
     say("--stream", metavar="GB", type=float, default=0.0, help="weights that stay in host memory")
 

@@ -30,7 +30,7 @@ ACHIEVABLE = {
 }  # fmt: skip
 USUAL = 0.75  # where nobody measured it
 TRAINED = 0.79  # of ACHIEVABLE: calibrated with published runs (docs/planning.md says which)
-# FlashAttention 2 reaches 70 % of an A100's peak forward and 35 % of an H100's (the paper of FlashAttention 3).
+# FlashAttention 2 reaches 70 % of an A100's peak forward and 35 % of an H100's (FlashAttention 3's paper).
 FLASH = {"a100": 0.70}
 FLASH_USUAL = 0.35
 LAYER_NS = {"nvidia": 55_000, "amd": 100_000}  # calibrated with gpt-fast's Llama-2-7B in 16 bits on one GPU
@@ -136,7 +136,9 @@ GPUS = {
         _gpu("mi325x", mib=262128, tera=1307, hbm=6.0, node=(8, 448), network=50, link="pcie5", host=256),
         _gpu("mi355x", mib=294896, tera=2300, hbm=8.0, node=(8, 537), network=50, link="pcie5", host=256),
         _gpu("l40s", mib=46068, tera=362, hbm=0.864, node=(8, 25), network=25, link="pcie4", host=128),
-        _gpu("a10", mib=23028, tera=125, hbm=0.6, node=(4, 25), network=12.5, link="pcie4", host=64, fp8=False),
+        _gpu(
+            "a10", mib=23028, tera=125, hbm=0.6, node=(4, 25), network=12.5, link="pcie4", host=64, fp8=False
+        ),
         _gpu("rtx-4090", mib=24564, tera=165, hbm=1.008, node=(8, 25), network=12.5, link="pcie4", host=64),
     )
 }

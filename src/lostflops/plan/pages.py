@@ -73,8 +73,8 @@ def _training(ranking: Ranking) -> Iterator[str]:
     yield f"  {now.tokens_per_second_and_gpu:,.0f} tokens/s and GPU, {now.tokens:,} tokens per step"
     if now.attention_share > LONG and not t.gpu.attention:
         yield (
-            f"  attention is {now.attention_share:.0%} of the operations, and this card has one rate for all: "
-            "expect more time, published runs of long sequences took a third more and over"
+            f"  attention is {now.attention_share:.0%} of the operations and this card has one rate for all: "
+            "expect more time; published runs of long sequences took a third more and over"
         )
     yield ""
     yield from _ways("each remedy alone, predicted", [ranking.asked, *ranking.alone])
@@ -99,7 +99,8 @@ def _attention(training: Training) -> str:
 def _too_long(shape: Shape, tokens: int) -> Iterator[str]:
     if 0 < shape.longest < tokens:
         yield (
-            f"{shape.name} was made for {shape.longest:,} tokens: {tokens:,} need rotary scaling or more training."
+            f"{shape.name} was made for {shape.longest:,} tokens: "
+            f"{tokens:,} need rotary scaling or more training."
         )
 
 

@@ -63,7 +63,8 @@ def rows() -> tuple[Speed, ...]:
 
 
 Row = tuple[str, int, int, int, int, Checkpointing, str, dict[str, Any], float, float | None, str]
-# Model, GPUs, sequence, microbatch, microbatches, checkpointing, other, layout, tokens/s and GPU, GiB, calibrates.
+# Model, GPUs, sequence, microbatch, microbatches, checkpointing, other, layout, tokens/s and GPU, GiB, what
+# it calibrates.
 A100: tuple[Row, ...] = (
     ("llama-3-8b", 64, 8192, 1, 1, "alternate", "", {}, 2973, None, ""),
     ("llama-3-70b", 64, 8192, 1, 1, "full", "", {}, 331, None, "TRAINED"),
@@ -92,8 +93,32 @@ H100: tuple[Row, ...] = (
     ("llama-3.1-405b", 512, 8192, 4, 8, "full", "compiled, FP8, async", WEAVED, 128, 72.7, ""),
     ("llama-3.1-405b", 512, 32768, 1, 8, "full", "compiled, FP8, async", DEEP, 76, 75.3, ""),
     ("llama-3.1-405b", 512, 65536, 1, 8, "full", "compiled, FP8, async", DEEP | {"context": 2}, 47, 75.9, ""),
-    ("llama-3.1-405b", 512, 131072, 1, 8, "full", "compiled, FP8, async", DEEP | {"context": 4}, 31, 77.1, ""),
-    ("llama-3.1-405b", 512, 262144, 1, 8, "full", "compiled, FP8, async", DEEP | {"context": 8}, 16, 84.9, ""),
+    (
+        "llama-3.1-405b",
+        512,
+        131072,
+        1,
+        8,
+        "full",
+        "compiled, FP8, async",
+        DEEP | {"context": 4},
+        31,
+        77.1,
+        "",
+    ),
+    (
+        "llama-3.1-405b",
+        512,
+        262144,
+        1,
+        8,
+        "full",
+        "compiled, FP8, async",
+        DEEP | {"context": 8},
+        16,
+        84.9,
+        "",
+    ),
 )
 TITAN = "torchtitan, tokens/s and GPU: Llama with FSDP2 on A100 (its docs/performance.md)"
 TITAN_H100 = "torchtitan, tokens/s and GPU: Llama 3.1 on H100 at 500 W (its benchmarks, 2024-12)"
@@ -181,7 +206,9 @@ def _deepseek() -> Iterator[Speed]:
         )
     )
     table = "DeepSeek-V3 on 2,048 H800, tokens/s and GPU (its report: 180,000 GPU hours for 1e12 tokens)"
-    how = "DualPipe, pipeline 16, expert 64, FP8 by block, one more token predicted; recomputed norms left out"
+    how = (
+        "DualPipe, pipeline 16, expert 64, FP8 by block, one more token predicted; recomputed norms left out"
+    )
     yield Speed(table, "120 x 4,096 a pipeline", 1e12 / (180e3 * 3600), now.tokens_per_second_and_gpu, how)
 
 
@@ -223,9 +250,7 @@ def _decoding() -> Iterator[Speed]:
         yield _decoded(half, "llama-2-7b", bits, 1, published, calibrates)
 
 
-def _decoded(
-    card: Gpu, model: str, bits: int, gpus: int, published: float, calibrates: str
-) -> Speed:
+def _decoded(card: Gpu, model: str, bits: int, gpus: int, published: float, calibrates: str) -> Speed:
     asked = inference.Serving(
         shape.named(model), card, hardware.link(card.link), Layout(gpus, gpus), PROMPT, GENERATED,
         weight_bits=bits, group=32 if bits == 4 else 0,
@@ -282,5 +307,6 @@ def lines() -> Iterator[str]:
             yield "| --- | --- | --- | --- | --- | --- |"
         role = f"calibrates {row.calibrates}" if row.calibrates else "held out"
         yield (
-            f"| {row.name} | {row.published:,.4g} | {row.predicted:,.4g} | {row.deviation:+.1%} | {role} | {row.how} |"
+            f"| {row.name} | {row.published:,.4g} | {row.predicted:,.4g} | {row.deviation:+.1%} | {role} "
+            f"| {row.how} |"
         )

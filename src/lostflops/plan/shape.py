@@ -306,7 +306,8 @@ LONGEST = {
     **dict.fromkeys(("llama-3-8b", "llama-3-70b"), 8192),
     **dict.fromkeys(
         (
-            "llama-3.1-8b", "llama-3.1-70b", "llama-3.1-405b", "llama-3.2-1b", "llama-3.2-3b", "llama-3.3-70b",
+            "llama-3.1-8b", "llama-3.1-70b", "llama-3.1-405b", "llama-3.2-1b", "llama-3.2-3b",
+            "llama-3.3-70b",
         ),
         131072,
     ),
@@ -347,7 +348,17 @@ KNOWN = {
         _gemma("gemma-2-9b", 3584, 14336, 42, 16, 8, 256, norms=4, longest=8192),
         _gemma("gemma-2-27b", 4608, 36864, 46, 32, 16, 128, norms=4, longest=8192),
         _gemma(
-            "gemma-3-1b", 1152, 6912, 26, 4, 1, 256, norms=4, query_key_norm=True, vocabulary=262144, longest=32768
+            "gemma-3-1b",
+            1152,
+            6912,
+            26,
+            4,
+            1,
+            256,
+            norms=4,
+            query_key_norm=True,
+            vocabulary=262144,
+            longest=32768,
         ),
         _llama("llama-2-7b", 4096, 11008, 32, 32, 32, 32000),
         _llama("llama-2-13b", 5120, 13824, 40, 40, 40, 32000),

@@ -17,7 +17,7 @@ from lostflops.plan.hardware import STREAMED, Gpu, Link
 from lostflops.plan.shape import Shape, Weight, elements
 from lostflops.plan.train import layout
 from lostflops.plan.train.job import CONTEXT
-from lostflops.plan.train.layer_time import attention_operations, bandwidth
+from lostflops.plan.train.layer_time import attention_operations, bandwidth, seconds
 from lostflops.plan.train.layout import Layout
 from lostflops.plan.train.static_memory import Lora, Part, base_bytes
 
@@ -28,7 +28,11 @@ MANY = 1 << 24  # sequences at once; nobody asks for more
 CHUNK = 8192  # tokens that a server's prefill takes at a time
 ALL_REDUCE = 5e-6  # seconds until tensor ranks on one node have added a few kilobytes (calibrated)
 ACROSS = 30e-6  # and over the network (assumed)
-UNPACKING = {16: 1.0, 8: 0.85, 4: 0.73}  # of the bandwidth that weights of so many bits are read with (calibrated)
+UNPACKING = {
+    16: 1.0,
+    8: 0.85,
+    4: 0.73,
+}  # of the bandwidth that weights of so many bits are read with (calibrated)
 PICKED = 0.6  # of it for experts that are picked by their index (calibrated)
 
 
@@ -131,7 +135,7 @@ class Served:
             low, high = (middle, high) if fits else (low, middle)
         return low
 
-    def _pace(self, name: str, operations: float, memory: float, tokens: int, waits: float) -> Pace:
+    def _pace(self, name: str, compute: float, memory: float, tokens: int, waits: float) -> Pace:
         s = self.serving
         ranks = s.layout.tensor
         hidden = 2 * 2 * tokens * s.shape.hidden * s.shape.layers
@@ -139,7 +143,7 @@ class Served:
         if ranks > 1:
             network += 2 * s.shape.layers * (ALL_REDUCE if ranks <= s.gpu.node else ACROSS)
         times = {
-            "compute": operations / ranks / s.gpu.sustained,
+            "compute": compute / ranks,
             "memory": memory / (STREAMED * s.gpu.memory_bandwidth) + waits,
             "link": s.streamed / s.link.into,
         }
@@ -155,14 +159,14 @@ class Served:
         head = s.shape.vocabulary * s.shape.hidden
         active = sum(s.shape.active(number) for number in layers)
         square = s.shape.layers * attention_operations(s.shape, s.prompt, s.batch)
-        first = 2 * active * s.batch * s.prompt + 2 * head * s.batch + square
+        first = seconds(2 * active * s.batch * s.prompt + 2 * head * s.batch, square, s.gpu, fp8=False)
         cached = self.cached_tokens * self.cache_per_token
         context = 2 * (s.shape.query_width + s.shape.value_width) * s.shape.layers * self.cached_tokens
-        operations = 2 * (active + head) * s.batch + context
+        each = seconds(2 * (active + head) * s.batch, context, s.gpu, fp8=False)
         waits = s.gpu.layer_ns / 1e9 * s.shape.layers
         return (
             self._pace("prompts", first, self.read(s.batch * s.prompt), s.batch * s.prompt, 0.0),
-            self._pace("each token", operations, self.read(s.batch) + cached, s.batch, waits),
+            self._pace("each token", each, self.read(s.batch) + cached, s.batch, waits),
         )
 
     def read(self, tokens: int) -> float:

@@ -170,7 +170,12 @@ def _torchtitan(training: Training) -> Settings:
         if (size := getattr(here, name)) > 1:
             flags[f"parallelism.{name}_parallel_degree"] = size
     if here.pipeline > 1:
-        names = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "Interleaved1F1B", "dualpipe": "ZBVZeroBubble"}
+        names = {
+            "1f1b": "1F1B",
+            "gpipe": "GPipe",
+            "interleaved": "Interleaved1F1B",
+            "dualpipe": "ZBVZeroBubble",
+        }
         flags["parallelism.pipeline_parallel_schedule"] = names[here.schedule]
         flags["parallelism.pipeline_parallel_microbatch_size"] = t.microbatch
     kinds = {"none": "none", "full": "full", "alternate": "selective", "selective": "selective"}
@@ -179,7 +184,9 @@ def _torchtitan(training: Training) -> Settings:
         flags["activation_checkpoint.selective_ac_option"] = "op"
     more: list[str] = []
     if t.checkpointing == "selective":
-        more.append("its selective mode also keeps every second matrix product: plan `--checkpoint alternate`")
+        more.append(
+            "its selective mode also keeps every second matrix product: plan `--checkpoint alternate`"
+        )
     if t.microbatches > 1 and here.pipeline == 1:
         flags["training.local_batch_size"] = t.microbatch
         flags["training.global_batch_size"] = t.microbatch * t.microbatches * here.data
@@ -197,9 +204,13 @@ def _besides(training: Training) -> Iterator[str]:
     """What no launcher sets: the model's precision, its adapters, and remedies that are a call."""
     t = training
     if t.lora:
-        bits = "4-bit base, " if t.lora.base_bits == 4 else ""
-        targets = ", ".join(t.lora.targets)
-        yield f"PEFT: {bits}LoraConfig(r={t.lora.rank}) on {targets}"
+        if t.lora.base_bits == 4:
+            yield (
+                'load the model with BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", '
+                f"bnb_4bit_use_double_quant={t.lora.double_quantised})"
+            )
+        targets = ", ".join(f'"{name}_proj"' for name in t.lora.targets)
+        yield f"wrap the model with peft.LoraConfig(r={t.lora.rank}, target_modules=[{targets}])"
     elif t.optimizer.weights == 2 and not t.optimizer.master:
         yield "load the model with dtype=torch.bfloat16"
     yield from _calls(t)

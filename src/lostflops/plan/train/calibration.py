@@ -53,9 +53,7 @@ def operations(training: Training) -> float:
     unit = hardware.one_rate(t.gpu, 1.0, "")
     total = 0.0
     for number in range(t.shape.layers):
-        work = layer_time.work(
-            t.shape, number, t.layout, t.sequence, t.microbatch, t.lora, t.executed
-        )
+        work = layer_time.work(t.shape, number, t.layout, t.sequence, t.microbatch, t.lora, t.executed)
         forward = layer_time.forward(work, unit, t.layout, fp8=t.fp8).compute
         total += forward + layer_time.backward(work, unit, t.layout, fp8=t.fp8, reduces=False).compute
         total += {"none": 0.0, "selective": forward - work.attention, "full": forward}[t.checkpointing]

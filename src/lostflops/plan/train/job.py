@@ -191,7 +191,9 @@ def _kept(training: Training, stage: int) -> int:
     """What the fullest layer of a stage keeps for its backward."""
     t = training
     return max(
-        activation_memory.kept_bytes(t.shape, n, local_tokens(t), t.layout, t.lora, t.checkpointing, t.executed)
+        activation_memory.kept_bytes(
+            t.shape, n, local_tokens(t), t.layout, t.lora, t.checkpointing, t.executed
+        )
         for n in _kinds(t, stage)
     )
 
@@ -227,7 +229,9 @@ def _saved(training: Training, stage: int) -> list[Part]:
     t = training
     layers = layout.stage_layers(t.shape, t.layout, stage)
     first, last = (
-        activation_memory.kept_bytes(t.shape, n, local_tokens(t), t.layout, t.lora, t.checkpointing, t.executed)
+        activation_memory.kept_bytes(
+            t.shape, n, local_tokens(t), t.layout, t.lora, t.checkpointing, t.executed
+        )
         for n in (layers[0], layers[-1])
     )
     dense = sum(t.shape.like(n) == 0 for n in layers)
@@ -377,7 +381,9 @@ def _half_of_both(
 def _sent(training: Training) -> float:
     """Seconds of a microbatch's hidden state between stages; both directions run at once."""
     t = training
-    size = 2 * local_tokens(t) * t.shape.hidden * (t.layout.chunks if t.layout.schedule == "interleaved" else 1)
+    size = (
+        2 * local_tokens(t) * t.shape.hidden * (t.layout.chunks if t.layout.schedule == "interleaved" else 1)
+    )
     size //= t.layout.tensor  # each tensor rank sends its piece (Megatron's scatter and gather)
     near = t.layout.gpus <= t.gpu.node
     return size / (layer_time.COLLECTIVE * (t.gpu.node_bandwidth if near else t.gpu.network))
@@ -430,9 +436,7 @@ def _reduction(training: Training, stage: int) -> Iterator[Span]:
 def _work(training: Training, number: int) -> layer_time.Work:
     t = training
     like = t.shape.like(number)
-    return layer_time.work(
-        t.shape, like, t.layout, t.sequence, t.microbatch, t.lora, t.executed, fp8=t.fp8
-    )
+    return layer_time.work(t.shape, like, t.layout, t.sequence, t.microbatch, t.lora, t.executed, fp8=t.fp8)
 
 
 def passes(training: Training, stage: int) -> tuple[layer_time.Cost, layer_time.Cost, float]:

@@ -234,9 +234,7 @@ def forward(work: Work, gpu: Gpu, layout: Layout, *, fp8: bool, fine: bool = Fal
     )
 
 
-def backward(
-    work: Work, gpu: Gpu, layout: Layout, *, fp8: bool, reduces: bool, fine: bool = False
-) -> Cost:
+def backward(work: Work, gpu: Gpu, layout: Layout, *, fp8: bool, reduces: bool, fine: bool = False) -> Cost:
     """Of one layer and microbatch; `reduces` says whether its gradients are reduced beside it."""
     far = between_replicas(gpu, layout)
     times = SCORES_BACKWARD if work.scores else FLASH_BACKWARD
@@ -262,7 +260,7 @@ def _computing(work: Work, layout: Layout) -> float:
 
 
 def _waiting_for_experts(work: Work, gpu: Gpu, layout: Layout, compute: float) -> float:
-    """Tokens on their way to experts and back, of which DualPipe hides what another pass computes beside it."""
+    """Tokens on their way to experts and back; DualPipe hides them behind what another pass computes."""
     ranks = layout.tensor * layout.expert
     near = layout.gpus <= gpu.node or ranks <= gpu.node
     seconds_ = work.expert_bytes / (COLLECTIVE * (gpu.node_bandwidth if near else gpu.network))

@@ -239,14 +239,18 @@ def _headline(asked: Way, ways: Sequence[Way]) -> Way:
     if not explicit or (asked.prediction.fits and _explicit(asked)):
         return asked
     near = [way for way in explicit if _per_token(way) <= 1.01 * _per_token(explicit[0])]
-    return min(near, key=lambda way: next((n for n, o in enumerate(OTHER_OPTIMIZERS, 1) if o in way.changes), 0))
+    return min(
+        near, key=lambda way: next((n for n, o in enumerate(OTHER_OPTIMIZERS, 1) if o in way.changes), 0)
+    )
 
 
 def _verdict(asked: Way, alone: tuple[Way, ...], ways: Sequence[Way], combined: list[Way]) -> str:
     now = asked.prediction
     if now.fits and _explicit(asked):
         room = now.training.gpu.memory - now.peak.bytes
-        return f"It fits as it is, with {room / 1e9:.1f} GB to spare. You need not change anything for memory."
+        return (
+            f"It fits as it is, with {room / 1e9:.1f} GB to spare. You need not change anything for memory."
+        )
     explicit = [way for way in ways if _explicit(way)]
     if not explicit:
         closest = min((asked, *alone, *combined), key=lambda way: way.prediction.peak.bytes)
