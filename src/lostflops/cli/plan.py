@@ -16,6 +16,7 @@ from . import _output, described
 if TYPE_CHECKING:
     from lostflops.plan.hardware import Gpu, Link
     from lostflops.plan.serve.inference import Serving
+    from lostflops.plan.shape import Shape
     from lostflops.plan.train.calibration import Measured
     from lostflops.plan.train.job import Training
     from lostflops.plan.train.static_memory import Lora
@@ -64,7 +65,12 @@ def _both(parser: ArgumentParser) -> None:
     say("--link", help="pcie4, pcie5, c2c, c2c-four, ..., or a JSON card (default: what the GPU usually has)")
     say("--sustained", metavar="TFLOPS", type=float, help="what whole layers reach, if you measured it")
     say("--host-memory", metavar="GB", type=float, help="host memory per GPU")
-    say("--sequence", metavar="N", type=int, default=4096, help="tokens of a sequence (default 4096)")
+    say(
+        "--sequence",
+        metavar="N",
+        type=int,
+        help="tokens of a sequence (default 4096, or the model's longest)",
+    )
     say("--tensor", metavar="N", type=int, help="tensor-parallel ranks (default: train 1, serve all)")
     say("--json", metavar="F", help="also write it as one JSON document to F; '-' prints it instead")
 
@@ -247,8 +253,9 @@ def _training(given: Namespace) -> Training:
     from lostflops.plan.train import layout, ranking, static_memory
 
     gpu, link = _hardware(given)
+    model = shape.named(given.model)
     asked = training.Training(
-        shape=shape.named(given.model),
+        shape=model,
         gpu=gpu,
         link=link,
         layout=layout.Layout(
@@ -263,7 +270,7 @@ def _training(given: Namespace) -> Training:
             sharding=given.sharding,
         ),
         optimizer=static_memory.OPTIMIZERS[given.optimizer],
-        sequence=given.sequence,
+        sequence=_sequence(given, model),
         microbatch=given.microbatch,
         microbatches=given.microbatches,
         lora=None if given.method == "full" else _lora(given),
@@ -285,6 +292,11 @@ def _training(given: Namespace) -> Training:
         layers = asked.shape.layers
         raise BadOption(f"`--offload` is all, free, or a number of layers up to {layers}.")
     return replace(asked, offloaded=int(given.offload))
+
+
+def _sequence(given: Namespace, model: Shape) -> int:
+    """As asked, or 4,096 tokens as far as the model was made for them."""
+    return int(given.sequence or min(4096, model.longest or 4096))
 
 
 def _recorded(path: str) -> Measured:
@@ -343,12 +355,18 @@ def _serving(given: Namespace) -> Serving:
     from lostflops.plan.train import layout
 
     gpu, link = _hardware(given)
+    model = shape.named(given.model)
+    if not model.causal or model.encoder_layers:
+        raise BadOption(
+            f"{model.name} is no decoder: `plan serve` is for models that generate token by token.",
+            "choose a decoder; `plan train` takes encoders as well.",
+        )
     asked = inference.Serving(
-        shape=shape.named(given.model),
+        shape=model,
         gpu=gpu,
         link=link,
         layout=layout.Layout(gpus=given.gpus, tensor=given.tensor or given.gpus),
-        prompt=given.sequence,
+        prompt=_sequence(given, model),
         generated=given.generate,
         batch=given.batch,
         weight_bits=given.weight_bits,

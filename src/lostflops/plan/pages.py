@@ -98,10 +98,8 @@ def _attention(training: Training) -> str:
 
 def _too_long(shape: Shape, tokens: int) -> Iterator[str]:
     if 0 < shape.longest < tokens:
-        yield (
-            f"{shape.name} was made for {shape.longest:,} tokens: "
-            f"{tokens:,} need rotary scaling or more training."
-        )
+        need = "more position embeddings" if shape.positions else "rotary scaling or more training"
+        yield f"{shape.name} was made for {shape.longest:,} tokens: {tokens:,} need {need}."
 
 
 def _card(gpu: Gpu) -> str:

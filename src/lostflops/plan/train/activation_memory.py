@@ -230,6 +230,8 @@ def logits(shape: Shape, tokens: int, layout: Layout, *, fused: bool) -> int:
     A fused loss makes the logits a slice of 1024 tokens at a time.
     """
     some = min(tokens, 1024) if fused else tokens
+    if shape.patch:  # one image's class comes of one token
+        some = -(-tokens // max(shape.positions, 1))
     return -(-LOGITS_PEAK * some * shape.vocabulary // layout.tensor)
 
 

@@ -531,6 +531,8 @@ def _waiting(training: Training, stage: int, there: float, back: float) -> Itera
 def _head(training: Training) -> tuple[float, str]:
     t = training
     tokens = local_tokens(t)
+    if t.shape.patch:
+        tokens = t.microbatch
     trained = 2 if t.lora is None else 1
     compute = 2 * t.shape.vocabulary * t.shape.hidden * tokens * (1 + trained) / t.layout.tensor
     # A head of 16-bit logits reads and writes what the loss makes, some 30 bytes per token and word.
