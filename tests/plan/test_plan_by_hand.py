@@ -126,7 +126,10 @@ def test_a_latent_cache_is_whole_on_every_tensor_rank() -> None:
 def test_tokens_per_second_are_linear_in_replicas() -> None:
     one = served().tokens_per_second
     assert served(gpus=4).tokens_per_second == pytest.approx(4 * one)
-    two = served(gpus=2, tensor=2).tokens_per_second
+    pair = served(gpus=2, tensor=2)
+    two = pair.tokens_per_second
+    prompts, each = (pace.ns / 1e9 for pace in pair.paces)
+    assert two == pytest.approx(3 * 7 / (prompts + 7 * each))
     assert served(gpus=8, tensor=2).tokens_per_second == pytest.approx(4 * two)
 
 
