@@ -26,7 +26,7 @@ from lostflops import cli
 from lostflops.accounts import ACCOUNTS
 from lostflops.causes import MADE
 from lostflops.machine.monitor.metrics import GPU, HOST, METRICS
-from lostflops.plan import published_tables
+from lostflops.plan import published_speeds, published_tables
 from lostflops.plan.hardware import GPUS, LINKS
 from lostflops.plan.serve.kv_cache import per_token
 from lostflops.plan.shape import KNOWN
@@ -211,14 +211,58 @@ def published() -> str:
     return "\n".join(published_tables.lines()).strip("\n")
 
 
+def speeds() -> str:
+    """Published speeds beside predictions, from `plan/published_speeds.py`."""
+    return "\n".join(published_speeds.lines()).strip("\n")
+
+
+def vtrain() -> str:
+    """The planner beside vTrain's measured runs, from `benchmarks/planner.json`."""
+    header = (
+        "GPT, parameters",
+        "GPUs",
+        "runs",
+        "median error",
+        "bias",
+        "the layout picked is slower by",
+        "order",
+    )
+    models = json.loads((ROOT / "benchmarks" / "planner.json").read_text())["models"]
+
+    def shown(model: Mapping[str, float]) -> tuple[str, ...]:
+        picked = model["picked_slower"]
+        return (
+            f"{model['billions']:g}e9" if model["billions"] else "all",
+            f"{model['gpus']}" if model["gpus"] else "",
+            f"{model['runs']}",
+            f"{model['median_error']:.1%}",
+            f"{model['bias']:+.1%}",
+            "" if picked is None else f"{picked:.1%}",
+            f"{model['order']:.2f}",
+        )
+
+    return "\n".join(_grid(header, (shown(model) for model in models)))
+
+
 def gpus() -> str:
     """The planner's GPU cards."""
-    header = ("card", "memory GB", "peak / sustained TFLOP/s", "memory TB/s", "node x GB/s", "link")
+    header = (
+        "card",
+        "memory GB",
+        "peak TFLOP/s",
+        "matrix products",
+        "attention",
+        "memory TB/s",
+        "node x GB/s",
+        "link",
+    )
     rows = (
         (
             f"`{g.name}`",
             f"{g.memory / 1e9:.1f}",
-            f"{g.peak / 1e12:.0f} / {g.sustained / 1e12:.0f}",
+            f"{g.peak / 1e12:.0f}",
+            f"{(g.matmul or g.sustained) / 1e12:.0f}",
+            f"{(g.attention or g.sustained) / 1e12:.0f}",
             f"{g.memory_bandwidth / 1e12:g}",
             f"{g.node} x {g.node_bandwidth / 1e9:.0f}",
             f"`{g.link}`",
@@ -255,6 +299,8 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "accounts": accounts,
     "metrics": metrics,
     "published": published,
+    "speeds": speeds,
+    "vtrain": vtrain,
     "gpus": gpus,
     "links": links,
     "models": models,

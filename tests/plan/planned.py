@@ -16,9 +16,11 @@ patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def job(model: str = "llama-3-8b", gpu: str = "h200", **more: object) -> Training:
+    """A job on a card with one rate for everything, as the reference computes its tables."""
+    card = hardware.gpu(gpu)
     asked = Training(
         shape=named(model),
-        gpu=hardware.gpu(gpu),
+        gpu=hardware.one_rate(card, card.sustained, card.status),
         link=hardware.link("pcie5"),
         layout=Layout(),
         optimizer=OPTIMIZERS["adam"],

@@ -103,6 +103,12 @@ def test_every_optimizer_and_way_of_sharding_can_be_planned(capsys: pytest.Captu
         ("train --model absent.json --gpu h100", "could not be read"),
         ("serve --model llama-3-8b --gpu h100 --stream 17", "more than the 16.06 GB"),
         ("serve --model llama-3-8b --gpu h100 --gpus 3", "attention heads"),
+        ("serve --model t5-base --gpu h100", "t5-base is no decoder"),
+        ("serve --model vit-base --gpu h100", "vit-base is no decoder"),
+        (
+            "train --model llama-3-8b --gpu h100 --optimizer adam-8bit --offload-optimizer",
+            "Only Adam with fp32",
+        ),
         ("serve --model llama-3-8b --gpu h100 --json nowhere/x.json", "could not be written"),
     ],
 )
@@ -117,7 +123,7 @@ def test_a_measured_rate_and_the_host_s_memory_replace_the_assumed(
 ) -> None:
     text = said(capsys, *LORA, "--sustained", "600", "--host-memory", "1")
     assert "rate given; 600 TFLOP/s sustained" in text
-    ways = text.partition("what fits")[2].partition("Remedies that are one call")[0]
+    ways = text.partition("what fits")[2].partition("To apply")[0]
     assert "checkpoint" in ways and "offload" not in ways
 
 
@@ -133,8 +139,9 @@ def test_a_recorded_run_replaces_the_assumed_rate(capsys: pytest.CaptureFixture[
 
 def test_a_long_sequence_is_said_to_take_longer_than_predicted(capsys: pytest.CaptureFixture[str]) -> None:
     command = ["plan", "train", "--model", "llama-3-8b", "--gpu", "h100", "--sequence"]
-    assert "expect more time" in said(capsys, *command, "32768")
-    assert "expect more time" not in said(capsys, *command, "8192")
+    for sequence, slower in (("32768", True), ("8192", False)):
+        assert ("expect more time" in said(capsys, *command, sequence, "--sustained", "450")) == slower
+    assert "expect more time" not in said(capsys, *command, "32768")
 
 
 def test_every_function_that_applies_a_remedy_is_there(capsys: pytest.CaptureFixture[str]) -> None:
@@ -166,3 +173,57 @@ def test_a_way_names_what_applies_each_of_its_changes(capsys: pytest.CaptureFixt
     assert both["apply"] == ["lostflops.optimize.offload", "lostflops.optimize.stream_frozen"]
     sharded = next(way for way in ways if "ZeRO stage 3" in way["changes"])
     assert len(sharded["apply"]) == len(sharded["changes"]) - 1
+
+
+def test_every_family_of_models_and_every_card_can_be_planned(capsys: pytest.CaptureFixture[str]) -> None:
+    from lostflops.plan.hardware import GPUS
+
+    models = ["gpt2-xl", "flan-t5-xl", "vit-large", "gemma-2-9b", "gemma-3-1b", "qwen3-30b-a3b"]
+    for number, gpu in enumerate(GPUS):
+        model = models[number % len(models)]
+        text = said(capsys, "plan", "train", "--model", model, "--gpu", gpu, "--gpus", "4")
+        assert "predicted" in text and f"GPU card {gpu}: " in text
+        assert "was made for" not in text
+    assert "on 1 rtx-4090" in said(capsys, "plan", "train", "--model", "gpt2", "--gpu", "RTX4090")
+
+
+def test_a_job_that_is_asked_for_in_full_is_planned_so(capsys: pytest.CaptureFixture[str]) -> None:
+    command = [
+        "plan",
+        "train",
+        "--model",
+        "llama-3.1-405b",
+        "--gpu",
+        "h100",
+        "--gpus",
+        "8192",
+        "--tensor",
+        "8",
+    ]
+    command += ["--pipeline", "16", "--sequence-parallel", "--sequence", "8192", "--microbatches", "32"]
+    assert "It fits as it is, with" in said(capsys, *command, "--sharding", "fsdp2")
+    eager = said(capsys, *command, "--sharding", "fsdp2", "--kernels", "eager")
+    assert "It does not fit as it is" in eager
+    found = json.loads(said(capsys, *command, "--sharding", "zero-1", "--json", "-"))
+    assert [setting["framework"] for setting in found["settings"]] == ["torchtitan"]
+    assert found["headline"] == [] and found["longest_sequence"] == 131072
+
+
+def test_fp8_is_finer_and_slower_by_row(capsys: pytest.CaptureFixture[str]) -> None:
+    command = [
+        "plan",
+        "train",
+        "--model",
+        "llama-3.1-8b",
+        "--gpu",
+        "h100",
+        "--gpus",
+        "8",
+        "--sharding",
+        "fsdp2",
+    ]
+    steps = [
+        json.loads(said(capsys, *command, *more, "--json", "-"))["asked"]["step_ns"]
+        for more in ([], ["--fp8", "rowwise"], ["--fp8"])
+    ]
+    assert steps[0] > steps[1] > steps[2]

@@ -82,6 +82,7 @@ MISTRAL = {
     "num_attention_heads": 32,
     "num_key_value_heads": 8,
     "vocab_size": 32000,
+    "max_position_embeddings": 32768,
     "torch_dtype": "bfloat16",
 }
 DEEPSEEK = {
@@ -103,6 +104,9 @@ DEEPSEEK = {
     "qk_nope_head_dim": 128,
     "qk_rope_head_dim": 64,
     "v_head_dim": 128,
+    "topk_group": 4,
+    "num_nextn_predict_layers": 1,
+    "max_position_embeddings": 163840,
 }
 
 
@@ -119,7 +123,7 @@ def test_a_config_json_gives_the_model_that_is_known_by_name(
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"model_type": "gpt2"}, "gpt2"),
+        ({"model_type": "mamba"}, "mamba"),
         ({"hidden_size": -1}, "hidden_size"),
         ({"hidden_size": 4097}, "not divisible"),
         ({"num_key_value_heads": 5}, "num_key_value_heads"),
@@ -153,9 +157,8 @@ def test_published_tables_are_computed() -> None:
     computed = {(row.name, row.recipe): row.computed for row in published_tables.rows()}
     assert computed["activations", "80 layers"] == pytest.approx(112, rel=0.01)
     assert computed["stage 3", "2 + 2 + 12 bytes per parameter, sharded"] == 1.875
-    runs = [row for row in published_tables.rows() if row.table.startswith("torchtitan")]
-    short = [abs(row.difference or 1) for row in runs if row.why != published_tables.LONG]
-    assert len(short) == 10 and max(short) < 0.13
+    counted = [row for row in published_tables.rows() if not row.table.startswith("torchtitan")]
+    assert all(abs(row.difference) <= 0.05 for row in counted if row.difference is not None)
     assert sum(row.computed is None for row in published_tables.rows()) == 3
 
 

@@ -150,7 +150,8 @@ def test_offload_that_does_not_lower_the_peak_is_said_to_buy_nothing() -> None:
     """The peak is at the update: no activation is there."""
     asked = job("llama-3-8b", sequence=128)
     assert training.Prediction(asked).peak.name in ("backward ends", "update")
-    assert remark(rank(asked), "offload activations").startswith("buys nothing: the peak is at")
+    said = remark(rank(asked), "offload activations")
+    assert said == "no help: the peak is optimizer states and weights"
 
 
 def test_no_way_in_the_ranking_has_a_needless_change() -> None:
@@ -214,7 +215,9 @@ def test_streamed_weights_bound_each_token_by_the_link() -> None:
 def test_a_token_alone_is_bound_by_memory_and_prompts_by_compute() -> None:
     prompts, each = inference.Served(served("llama-3-8b")).paces
     assert (prompts.bound, each.bound) == ("compute", "memory")
-    assert each.ns / 1e6 == pytest.approx(16.2 / 4.0, rel=0.02)  # 16 GB of weights, 4 TB/s
+    # 15.01 GB of weights (the embedding's table is not read) and 0.15 of cache at 0.83 x 4 TB/s, 32 layers
+    # of 55 us.
+    assert each.ns / 1e6 == pytest.approx((15.01 + 0.151) / 3.32 + 32 * 0.055, rel=0.001)
 
 
 @settings(patient, max_examples=30)

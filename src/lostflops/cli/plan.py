@@ -16,6 +16,7 @@ from . import _output, described
 if TYPE_CHECKING:
     from lostflops.plan.hardware import Gpu, Link
     from lostflops.plan.serve.inference import Serving
+    from lostflops.plan.shape import Shape
     from lostflops.plan.train.calibration import Measured
     from lostflops.plan.train.job import Training
     from lostflops.plan.train.static_memory import Lora
@@ -55,12 +56,21 @@ def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
 def _both(parser: ArgumentParser) -> None:
     say = parser.add_argument
     say("--model", required=True, help="a name such as llama-3-8b, or a Hugging Face config.json")
-    say("--gpu", required=True, help="a100, h100, h200, gh200, b200, gb200, mi300x, or a JSON card")
+    say(
+        "--gpu",
+        required=True,
+        help="a100, h100, h200, b200, mi300x, l40s, ... (docs/planning.md), or a JSON card",
+    )
     say("--gpus", metavar="N", type=int, default=1, help="how many (default 1)")
     say("--link", help="pcie4, pcie5, c2c, c2c-four, ..., or a JSON card (default: what the GPU usually has)")
     say("--sustained", metavar="TFLOPS", type=float, help="what whole layers reach, if you measured it")
     say("--host-memory", metavar="GB", type=float, help="host memory per GPU")
-    say("--sequence", metavar="N", type=int, default=4096, help="tokens of a sequence (default 4096)")
+    say(
+        "--sequence",
+        metavar="N",
+        type=int,
+        help="tokens of a sequence (default 4096, or the model's longest)",
+    )
     say("--tensor", metavar="N", type=int, help="tensor-parallel ranks (default: train 1, serve all)")
     say("--json", metavar="F", help="also write it as one JSON document to F; '-' prints it instead")
 
@@ -93,20 +103,44 @@ def _train(parser: ArgumentParser) -> None:
     say("--microbatches", metavar="N", type=int, default=1, help="of one step, per data-parallel rank")
     say("--sequence-parallel", action="store_true", help="tensor ranks split norms and inputs as well")
     say("--pipeline", metavar="N", type=int, default=1, help="pipeline stages (default 1)")
-    say("--schedule", choices=("gpipe", "1f1b", "interleaved"), default="1f1b", help="of the pipeline")
+    say(
+        "--schedule",
+        choices=("gpipe", "1f1b", "interleaved", "dualpipe"),
+        default="1f1b",
+        help="of the pipeline",
+    )
     say("--chunks", metavar="N", type=int, default=1, help="pieces per stage, if interleaved")
     say("--expert", metavar="N", type=int, default=1, help="ranks that share the experts (default 1)")
     say("--context", metavar="N", type=int, default=1, help="ranks that share a sequence (default 1)")
     say(
         "--checkpoint",
-        choices=("none", "selective", "full"),
+        choices=("none", "alternate", "selective", "full"),
         default="none",
-        help="layers to recompute: none, all but attention, whole (default none)",
+        help="what to recompute: nothing, every second matrix product, all but attention, whole layers",
     )
+    say("--offload-optimizer", action="store_true", help="the CPU holds and updates the optimizer's states")
     say("--offload", metavar="N", default="0", help="layers whose activations leave the GPU: N, all or free")
     say("--stream-frozen", action="store_true", help="LoRA's frozen layers stay in host memory")
     say("--fused-loss", action="store_true", help="the loss is computed without keeping the logits")
-    say("--fp8", action="store_true", help="matrix products in FP8")
+    say(
+        "--fp8",
+        nargs="?",
+        choices=("tensorwise", "rowwise"),
+        const="tensorwise",
+        help="matrix products in FP8, with a scale per tensor (default) or per row or block",
+    )
+    say(
+        "--kernels",
+        choices=("eager", "fused"),
+        help="eager or compiled layers (default eager; fused with a pipeline or sequence parallelism)",
+    )
+    say(
+        "--attention",
+        choices=("flash", "scores"),
+        default="flash",
+        help="flash attention, or attention that keeps its scores (default flash)",
+    )
+    say("--async-tensor", action="store_true", help="tensor ranks exchange pieces while they multiply")
     say("--from-run", metavar="RUN", help="take the sustained rate from a recorded run of this very job")
     say("--unified", action="store_true", help="what is too much migrates to host memory")
 
@@ -116,6 +150,12 @@ def _serve(parser: ArgumentParser) -> None:
     say("--generate", metavar="N", type=int, default=256, help="tokens after the prompt (default 256)")
     say("--batch", metavar="N", type=int, default=1, help="sequences at once (default 1)")
     say("--weight-bits", type=int, choices=(16, 8, 4), default=16, help="of the weights (default 16)")
+    say(
+        "--group-size",
+        metavar="N",
+        type=int,
+        help="4-bit weights that share a scale and zero (GPTQ, AWQ: 128)",
+    )
     say("--cache-bits", type=int, choices=(16, 8), default=16, help="of keys and values (default 16)")
     say("--stream", metavar="GB", type=float, default=0.0, help="weights that stay in host memory")
 
@@ -197,11 +237,8 @@ def _hardware(given: Namespace) -> tuple[Gpu, Link]:
 
     gpu = hardware.gpu(given.gpu)
     if given.sustained:
-        gpu = msgspec.structs.replace(
-            gpu,
-            sustained=given.sustained * 1e12,
-            status=f"{gpu.status.replace('sustained rate, ', '')}; rate given",
-        )
+        status = f"{gpu.status.replace('sustained rate, ', '')}; rate given"
+        gpu = hardware.one_rate(gpu, given.sustained * 1e12, status)
     if given.host_memory:
         gpu = msgspec.structs.replace(gpu, host_memory=int(given.host_memory * 1e9))
     return gpu, hardware.link(given.link or gpu.link)
@@ -216,8 +253,9 @@ def _training(given: Namespace) -> Training:
     from lostflops.plan.train import layout, ranking, static_memory
 
     gpu, link = _hardware(given)
+    model = shape.named(given.model)
     asked = training.Training(
-        shape=shape.named(given.model),
+        shape=model,
         gpu=gpu,
         link=link,
         layout=layout.Layout(
@@ -232,14 +270,19 @@ def _training(given: Namespace) -> Training:
             sharding=given.sharding,
         ),
         optimizer=static_memory.OPTIMIZERS[given.optimizer],
-        sequence=given.sequence,
+        sequence=_sequence(given, model),
         microbatch=given.microbatch,
         microbatches=given.microbatches,
         lora=None if given.method == "full" else _lora(given),
         checkpointing=given.checkpoint,
         streamed=given.stream_frozen,
         fused_loss=given.fused_loss,
-        fp8=given.fp8,
+        fp8=bool(given.fp8),
+        fine=given.fp8 == "rowwise",
+        kernels=given.kernels or ("fused" if given.pipeline > 1 or given.sequence_parallel else "eager"),
+        attention=given.attention,
+        async_tensor=given.async_tensor,
+        optimizer_away=given.offload_optimizer,
         unified=given.unified,
     )
     training.check(asked)
@@ -249,6 +292,11 @@ def _training(given: Namespace) -> Training:
         layers = asked.shape.layers
         raise BadOption(f"`--offload` is all, free, or a number of layers up to {layers}.")
     return replace(asked, offloaded=int(given.offload))
+
+
+def _sequence(given: Namespace, model: Shape) -> int:
+    """As asked, or 4,096 tokens as far as the model was made for them."""
+    return int(given.sequence or min(4096, model.longest or 4096))
 
 
 def _recorded(path: str) -> Measured:
@@ -307,16 +355,23 @@ def _serving(given: Namespace) -> Serving:
     from lostflops.plan.train import layout
 
     gpu, link = _hardware(given)
+    model = shape.named(given.model)
+    if not model.causal or model.encoder_layers:
+        raise BadOption(
+            f"{model.name} is no decoder: `plan serve` is for models that generate token by token.",
+            "choose a decoder; `plan train` takes encoders as well.",
+        )
     asked = inference.Serving(
-        shape=shape.named(given.model),
+        shape=model,
         gpu=gpu,
         link=link,
         layout=layout.Layout(gpus=given.gpus, tensor=given.tensor or given.gpus),
-        prompt=given.sequence,
+        prompt=_sequence(given, model),
         generated=given.generate,
         batch=given.batch,
         weight_bits=given.weight_bits,
         cache_bits=given.cache_bits,
+        group=given.group_size or 0,
         streamed=int(given.stream * 1e9),
     )
     weights = inference.Served(asked).weight_bytes

@@ -21,7 +21,20 @@ Size = Annotated[int, msgspec.Meta(gt=0, le=1 << 60)]
 # Of the peak, for whole 16-bit layers: 450 TFLOP/s on an H100 or H200 is assumed, and for others the same
 # share; 200 TFLOP/s on an A100 is what torchtitan's published runs come to.
 SUSTAINED = 0.455
-KNOWN_RATES = {"a100": 200e12, "h100": 450e12, "h200": 450e12, "gh200": 450e12}
+KNOWN_RATES = {"a100": 200e12, "h100": 450e12, "h200": 450e12, "gh200": 450e12, "h800": 450e12}
+# Of the peak, the best large 16-bit matrix products that were measured (stas00/ml-engineering); in a job that
+# runs for days they reach TRAINED of that: clocks fall with the power limit, and not every product is large.
+ACHIEVABLE = {
+    "a100": 0.869, "h100": 0.803, "h800": 0.803, "h200": 0.803, "gh200": 0.838, "b200": 0.776, "b300": 0.786,
+    "gb200": 0.729, "mi300x": 0.511, "mi325x": 0.600, "mi355x": 0.680,
+}  # fmt: skip
+USUAL = 0.75  # where nobody measured it
+TRAINED = 0.79  # of ACHIEVABLE: calibrated with published runs (docs/planning.md says which)
+# FlashAttention 2 reaches 70 % of an A100's peak forward and 35 % of an H100's (FlashAttention 3's paper).
+FLASH = {"a100": 0.70}
+FLASH_USUAL = 0.35
+LAYER_NS = {"nvidia": 55_000, "amd": 100_000}  # calibrated with gpt-fast's Llama-2-7B in 16 bits on one GPU
+STREAMED = 0.83  # of the memory's bandwidth: 1,700 of 2,039 GB/s on an A100 (gpt-fast)
 MIB = 1 << 20
 UNMEASURED_MIGRATION = 0.2  # of the link: what the named PCIe cards come to as well
 
@@ -39,8 +52,15 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     node: Annotated[int, msgspec.Meta(ge=1, le=100_000)]  # GPUs that `node_bandwidth` joins
     link: str  # the usual one to its host
     host_memory: Size  # bytes of host memory per GPU
-    fp8_gain: Annotated[float, msgspec.Meta(ge=1, le=10)] | None = None  # of 16-bit matrix products
+    # How much faster than in 16 bits matrix products are in FP8 with one scale per tensor, casts included.
+    fp8_gain: Annotated[float, msgspec.Meta(ge=1, le=10)] | None = None
     status: str = "given"
+    # What matrix products and attention reach in a training job. Without them every operation runs at
+    # `sustained`, and that rate then holds for all that a layer does.
+    matmul: Rate | None = None
+    attention: Rate | None = None
+    # Nanoseconds of a decoding layer's kernels that read nothing: starts, small operations, gaps.
+    layer_ns: Annotated[int, msgspec.Meta(ge=0, le=10**9)] = 55_000
 
 
 class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -77,9 +97,17 @@ def _gpu(
         node=node[0],
         link=link,
         host_memory=int(host * 1e9),
-        fp8_gain=1.3 if fp8 else None,
+        fp8_gain=1.5 if fp8 else None,
         status="specification; sustained rate, network, host memory and FP8 gain assumed",
+        matmul=tera * 1e12 * ACHIEVABLE.get(name, USUAL) * TRAINED,
+        attention=tera * 1e12 * FLASH.get(name, FLASH_USUAL),
+        layer_ns=LAYER_NS["amd" if name.startswith("mi") else "nvidia"],
     )
+
+
+def one_rate(gpu: Gpu, sustained: float, status: str) -> Gpu:
+    """The card with one rate for everything that a layer does, as a measurement of whole layers gives it."""
+    return msgspec.structs.replace(gpu, sustained=sustained, status=status, matmul=None, attention=None)
 
 
 GPUS = {
@@ -97,11 +125,21 @@ GPUS = {
             fp8=False,
         ),
         _gpu("h100", mib=81559, tera=989, hbm=3.35, node=(8, 450), network=50, link="pcie5", host=256),
+        _gpu("h800", mib=81559, tera=989, hbm=3.35, node=(8, 200), network=50, link="pcie5", host=256),
+        _gpu("h20", mib=97871, tera=148, hbm=4.0, node=(8, 450), network=50, link="pcie5", host=256),
         _gpu("h200", mib=143771, tera=989, hbm=4.8, node=(8, 450), network=50, link="pcie5", host=256),
         _gpu("gh200", mib=97871, tera=989, hbm=4.0, node=(4, 450), network=50, link="c2c", host=480),
         _gpu("b200", mib=183359, tera=2250, hbm=8.0, node=(8, 900), network=50, link="pcie5", host=256),
+        _gpu("b300", mib=275040, tera=2250, hbm=8.0, node=(8, 900), network=100, link="pcie5", host=256),
         _gpu("gb200", mib=189471, tera=2500, hbm=8.0, node=(72, 900), network=50, link="c2c-gb200", host=240),
         _gpu("mi300x", mib=196592, tera=1307, hbm=5.3, node=(8, 448), network=50, link="pcie5", host=256),
+        _gpu("mi325x", mib=262128, tera=1307, hbm=6.0, node=(8, 448), network=50, link="pcie5", host=256),
+        _gpu("mi355x", mib=294896, tera=2300, hbm=8.0, node=(8, 537), network=50, link="pcie5", host=256),
+        _gpu("l40s", mib=46068, tera=362, hbm=0.864, node=(8, 25), network=25, link="pcie4", host=128),
+        _gpu(
+            "a10", mib=23028, tera=125, hbm=0.6, node=(4, 25), network=12.5, link="pcie4", host=64, fp8=False
+        ),
+        _gpu("rtx-4090", mib=24564, tera=165, hbm=1.008, node=(8, 25), network=12.5, link="pcie4", host=64),
     )
 }
 
@@ -126,9 +164,11 @@ def gpu(name: str) -> Gpu:
     path = Path(name)
     if path.suffix == ".json" or path.is_file():
         return _card(path, Gpu)
-    if name.lower() not in GPUS:
+    known = name.lower().replace("_", "-").removeprefix("rtx").lstrip("-")
+    known = {"4090": "rtx-4090"}.get(known, known)
+    if known not in GPUS:
         raise NoSuchHardware("GPU", name, GPUS)
-    return GPUS[name.lower()]
+    return GPUS[known]
 
 
 def link(name: str) -> Link:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from .hardware import Gpu
 from .serve.inference import Option, Served
-from .train.job import Moment, Prediction
+from .shape import Shape
+from .train import apply
+from .train.job import Moment, Prediction, Training
 from .train.ranking import Ranking, Way
 from .train.static_memory import Part
 
@@ -40,7 +43,7 @@ def _bar(part: int, whole: int) -> str:
 def _memory(parts: Sequence[Part], capacity: int) -> Iterator[str]:
     total = sum(part.bytes for part in parts)
     rows = [[part.name, _gb(part.bytes), _bar(part.bytes, total), part.why] for part in parts if part.bytes]
-    rows.append(["together", _gb(total), "", f"of {_gb(capacity)}"])
+    rows.append(["together", _gb(total), "", f"the GPU has {_gb(capacity)}"])
     yield from grid(["memory per GPU, predicted", "GB", "", ""], rows, {1})
 
 
@@ -57,9 +60,10 @@ def _training(ranking: Ranking) -> Iterator[str]:
         f"{t.microbatch} x {t.sequence:,} tokens, {t.microbatches} per step"
     )
     yield ranking.verdict
+    yield from _too_long(t.shape, t.sequence)
     yield ""
     yield from _memory(now.peak.parts, t.gpu.memory)
-    yield f"  fullest at '{now.peak.name}'{_on(now.peak, now)}; {_others(now)}"
+    yield f"  peak at '{now.peak.name}'{_on(now.peak, now)}; {_others(now)}"
     if now.host_bytes:
         yield f"  host memory per GPU: {_gb(now.host_bytes)} of {_gb(t.gpu.host_memory)} GB"
     yield ""
@@ -67,10 +71,10 @@ def _training(ranking: Ranking) -> Iterator[str]:
     rows.append(["step", _ms(now.step_ns), "", f"mostly {now.bound}"])
     yield from grid(["step, predicted", "ms", "", "bound by"], rows, {1})
     yield f"  {now.tokens_per_second_and_gpu:,.0f} tokens/s and GPU, {now.tokens:,} tokens per step"
-    if now.attention_share > LONG:
+    if now.attention_share > LONG and not t.gpu.attention:
         yield (
-            f"  attention is {now.attention_share:.0%} of the operations: expect more time, published runs "
-            "of long sequences took a third more and over"
+            f"  attention is {now.attention_share:.0%} of the operations and this card has one rate for all: "
+            "expect more time; published runs of long sequences took a third more and over"
         )
     yield ""
     yield from _ways("each remedy alone, predicted", [ranking.asked, *ranking.alone])
@@ -78,10 +82,31 @@ def _training(ranking: Ranking) -> Iterator[str]:
         yield ""
         yield from _ways("what fits, fastest first, predicted", ranking.ways)
     yield ""
+    yield f"To apply '{ranking.headline.name}':"
+    yield from apply.lines(ranking.headline.prediction.training)
+    yield ""
     yield from _applied([way.apply for way in (*ranking.alone, *ranking.ways)])
-    yield f"GPU card {t.gpu.name}: {t.gpu.status}; {t.gpu.sustained / 1e12:.0f} TFLOP/s sustained."
+    yield f"Layers run {'fused' if t.kernels == 'fused' else 'eager'} kernels and {_attention(t)}."
+    yield _card(t.gpu)
     rates = f"{t.link.out / 1e9:.0f} GB/s out, {t.link.into / 1e9:.0f} in"
     yield f"Link card {t.link.name}: {rates}; {t.link.status}."
+
+
+def _attention(training: Training) -> str:
+    return "flash attention" if training.attention == "flash" else "attention that keeps its scores"
+
+
+def _too_long(shape: Shape, tokens: int) -> Iterator[str]:
+    if 0 < shape.longest < tokens:
+        need = "more position embeddings" if shape.positions else "rotary scaling or more training"
+        yield f"{shape.name} was made for {shape.longest:,} tokens: {tokens:,} need {need}."
+
+
+def _card(gpu: Gpu) -> str:
+    rate = f"{gpu.sustained / 1e12:.0f} TFLOP/s sustained"
+    if gpu.matmul and gpu.attention:
+        rate = f"{gpu.matmul / 1e12:.0f} TFLOP/s in matrix products, {gpu.attention / 1e12:.0f} in attention"
+    return f"GPU card {gpu.name}: {gpu.status}; {rate}."
 
 
 def _applied(functions: Sequence[Sequence[str]]) -> Iterator[str]:
@@ -90,7 +115,7 @@ def _applied(functions: Sequence[Sequence[str]]) -> Iterator[str]:
     if found:
         first, *rest = found
         others = "".join(f", {name.rpartition('.')[2]}" for name in rest)
-        yield f"Remedies that are one call on the model: {first}{others}."
+        yield f"One call each in Python: {first}{others}."
 
 
 def _on(moment: Moment, now: Prediction) -> str:
@@ -136,6 +161,7 @@ def _serving(found: Sequence[Option], verdict: str) -> Iterator[str]:
         f"{s.batch} sequences of {s.prompt:,} + {s.generated:,} tokens"
     )
     yield verdict
+    yield from _too_long(s.shape, s.prompt + s.generated)
     yield ""
     yield from _memory(now.parts, s.gpu.memory)
     yield ""
@@ -161,7 +187,7 @@ def _serving(found: Sequence[Option], verdict: str) -> Iterator[str]:
     yield from grid(head, rows, {2, 3, 4, 5})
     yield ""
     yield from _applied([option.apply for option in found])
-    yield f"GPU card {s.gpu.name}: {s.gpu.status}; {s.gpu.sustained / 1e12:.0f} TFLOP/s sustained."
+    yield _card(s.gpu)
     yield f"Link card {s.link.name}: {s.link.into / 1e9:.0f} GB/s in; {s.link.status}."
 
 
@@ -188,6 +214,17 @@ def training_data(ranking: Ranking) -> dict[str, Any]:
         "link": t.link.name,
         "link_status": t.link.status,
         "verdict": ranking.verdict,
+        "headline": list(ranking.headline.changes),
+        "settings": [
+            {
+                "framework": found.framework,
+                "command": found.command,
+                "files": found.files,
+                "besides": list(found.besides),
+            }
+            for found in apply.settings(ranking.headline.prediction.training)
+        ],
+        "longest_sequence": t.shape.longest or None,
         "asked": _way(ranking.asked),
         "alone": [_way(way) for way in ranking.alone],
         "ways": [_way(way) for way in ranking.ways],

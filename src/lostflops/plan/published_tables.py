@@ -1,4 +1,4 @@
-"""Published numbers beside what this planner computes: where they differ by over 1 %, the row says why.
+"""Published sizes beside what this planner computes: where they differ by over 1 %, the row says why.
 
 `computed` is always exact in parameters; where the source used a nominal count a second row repeats it with
 that. A None stands for what could not be reproduced.
@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from . import hardware, shape
-from .train.activation_memory import Checkpointing, kept_bytes, layer_bytes
-from .train.job import Prediction, Training
+from . import published_speeds, shape
+from .train.activation_memory import Kernels, kept_bytes, layer_bytes
 from .train.layout import Layout
 from .train.static_memory import OPTIMIZERS, Lora, states
 
@@ -40,7 +39,15 @@ class Row:
 
 def rows() -> tuple[Row, ...]:
     """All published tables, row by row."""
-    return (*_zero(), *_llama(), *_mistral(), *_mixture(), *_runs())
+    return (
+        *_zero(),
+        *_estimators(),
+        *_korthikanti(),
+        *_llama(),
+        *_mistral(),
+        *_mixture(),
+        *_torchtitan(),
+    )
 
 
 def _zero() -> Iterator[Row]:
@@ -113,45 +120,53 @@ def _mixture() -> Iterator[Row]:
     yield Row(table, "together", 251.2, 17 * layers * state / 1e9, "34 bytes per token and width", why)
 
 
-ONE_RATE = "one rate for six runs: 200 TFLOP/s was chosen for them"
-ASSUMED = "450 TFLOP/s assumed; theirs ran at 500 W, compiled"
-LONG = "attention of long sequences is slower than one rate for all knows"
-
-# Model, GPU, GPUs, sequence, microbatch, checkpointing, other, published tokens/s and GPU, why.
-RUNS: tuple[tuple[str, str, int, int, int, Checkpointing, dict[str, int], float, str], ...] = (
-    ("llama-3-8b", "a100", 64, 8192, 1, "selective", {}, 2973, ONE_RATE),
-    ("llama-3-70b", "a100", 64, 8192, 1, "full", {}, 331, ONE_RATE),
-    ("llama-2-13b", "a100", 64, 4096, 2, "none", {}, 2162, ONE_RATE),
-    ("llama-2-13b", "a100", 64, 4096, 2, "selective", {}, 1904, ONE_RATE),
-    ("llama-2-70b", "a100", 64, 4096, 1, "selective", {}, 355, ONE_RATE),
-    ("llama-2-70b", "a100", 64, 4096, 2, "full", {}, 353, ONE_RATE),
-    ("llama-3.1-8b", "h100", 8, 8192, 2, "selective", {}, 6667, ASSUMED),
-    ("llama-3.1-8b", "h100", 128, 8192, 2, "selective", {}, 6514, ASSUMED),
-    ("llama-3.1-8b", "h100", 8, 8192, 2, "selective", {"fp8": 1}, 8532, ASSUMED),
-    ("llama-3.1-70b", "h100", 256, 8192, 16, "full", {"fp8": 1, "tensor": 8}, 829, ASSUMED),
-    ("llama-3.1-8b", "h100", 8, 32768, 1, "full", {"fp8": 1}, 3890, LONG),
-    ("llama-3.1-8b", "h100", 8, 65536, 1, "full", {"fp8": 1, "context": 2}, 2540, LONG),
-    ("llama-3.1-8b", "h100", 8, 262144, 1, "full", {"fp8": 1, "context": 8}, 548, LONG),
-)
+def _estimators() -> Iterator[Row]:
+    """Per GPU, of what the estimators of DeepSpeed and Accelerate say where they are right."""
+    table = "Estimators of DeepSpeed and Accelerate, model states"
+    fp32_gradients = OPTIMIZERS["adam-fp32-gradients"]
+    for name, gpus in (("llama-3-8b", 8), ("llama-3-70b", 64)):
+        model = shape.named(name)
+        count = model.parameters()
+        largest = max(weight.elements // weight.copies for weight in model.weights())
+        zero = (4 * largest + 18 * count // gpus) / 1e9
+        ours = (sum(states(count, fp32_gradients, 3, gpus)) + 4 * largest) / 1e9
+        how = "18 bytes per parameter, sharded, and the largest matrix gathered in fp32"
+        yield Row(table, f"{name} on {gpus}, DeepSpeed ZeRO-3", zero, ours, how)
+    for name, gib, optimizer, how in (
+        ("llama-2-70b", 512.59, "adam-16bit", "16 bits, `Training using Adam`"),
+        ("llama-2-70b", 1024.0 * 1.0011, "adam-fp32", "32 bits, `Training using Adam`: printed as 1.0 TB"),
+    ):
+        computed = sum(states(shape.named(name).parameters(), OPTIMIZERS[optimizer])) / 2**30
+        yield Row(table, f"{name}, Accelerate", gib, computed, how, unit="GiB")
 
 
-def _runs() -> Iterator[Row]:
-    """Times are a model with an assumed rate: every row says so, however near it comes."""
-    table = (
-        "torchtitan's published runs with FSDP2, tokens/s and GPU (its docs/performance.md and benchmarks)"
-    )
-    for model, gpu, gpus, sequence, batch, checkpointing, other, published, why in RUNS:
-        card, ranks = hardware.gpu(gpu), other.get("tensor", 1)
-        here = Layout(gpus, ranks, ranks > 1, context=other.get("context", 1), sharding="fsdp2")
-        fp8 = "fp8" in other
-        asked = Training(
-            shape.named(model), card, hardware.link(card.link), here, ADAM, sequence, batch,
-            checkpointing=checkpointing, fp8=fp8,
-        )  # fmt: skip
-        name = f"{model}, {gpus} {gpu}, {batch} x {sequence:,}"
-        more = "".join(f", {what} {size}" for what, size in other.items() if what != "fp8")
-        recipe = f"checkpointing {checkpointing}{more}{', FP8' if fp8 else ''}"
-        yield Row(table, name, published, Prediction(asked).tokens_per_second_and_gpu, recipe, why, "")
+def _korthikanti() -> Iterator[Row]:
+    """Bytes of a GPT layer on one of eight tensor ranks, by the formulas of the paper's table 2."""
+    table = "Korthikanti et al. 2022, activations of a layer of GPT-175B, microbatch 1, 8 tensor ranks"
+    model, s = shape.named("gpt-175b"), 2048
+    unit, scores = s * model.hidden, 5 * model.heads * s / model.hidden
+    flat, split = Layout(8, 8), Layout(8, 8, sequence_parallel=True)
+    kept, flash = Kernels(fused=True, scores=s), Kernels(fused=True)
+    statistics = "statistics of rows are counted here and not there"
+    for name, published, here, how in (
+        ("tensor parallel", unit * (10 + 24 / 8 + scores / 8), flat, kept),
+        ("and sequence parallel", unit * (34 + scores) / 8, split, kept),
+        ("and flash attention or selective recomputation", unit * 34 / 8, split, flash),
+    ):
+        computed = layer_bytes(model, 0, s, here, None, how) / 1e6
+        yield Row(
+            table, name, published / 1e6, computed, "sbh (10 + 24/t + 5as/ht), sbh 34/t", statistics, "MB"
+        )
+
+
+def _torchtitan() -> Iterator[Row]:
+    """What torchtitan prints is what the allocator reserved: fragments and caches are in it."""
+    table = "torchtitan's peaks, reserved by the allocator (its benchmarks, 2024-12)"
+    why = "the allocator reserves more than is allocated, the more so the fuller the GPU is"
+    for row in published_speeds.rows():
+        if row.memory:
+            published, predicted = row.memory
+            yield Row(table, row.name, published, predicted, row.how, why, "GiB")
 
 
 def lines() -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""A decoder's dimensions, and from them every weight it has, counted exactly.
+"""A transformer's dimensions, and from them every weight it has, counted exactly.
 
 Known by name, or read from the `config.json` of a Hugging Face model. Counts are exact, never nominal:
 Llama-2-70B is 68,976,648,192 parameters.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -56,7 +56,11 @@ class Latent:
 
 @dataclass(frozen=True)
 class Shape:
-    """A decoder's dimensions. `feed_forward` is the width of dense layers, `expert_width` of an expert."""
+    """A transformer's dimensions. `feed_forward` is the width of dense layers, `expert_width` of an expert.
+
+    `layers` counts an encoder's layers too; they come first, and the decoder's behind them read what they
+    give by cross attention. An encoder alone is a model that is not `causal`.
+    """
 
     name: str
     hidden: int
@@ -78,6 +82,20 @@ class Shape:
     dense_layers: int = 0  # of a mixture of experts: how many layers have none
     router_bias: bool = False
     latent: Latent | None = None
+    expert_nodes: int = 0  # at most so many nodes hold a token's experts; 0 where nothing limits it
+    gated: bool = True  # a gate beside the feed-forward's first matrix
+    layer_norm: bool = False  # norms with mean and bias
+    mlp_bias: bool = False
+    dropout: bool = False  # behind attention and feed-forward, as GPT was trained
+    norms: int = 2  # of a layer's hidden states
+    positions: int = 0  # learned position embeddings
+    longest: int = 0  # tokens that the model was made for; 0 where nobody says
+    encoder_layers: int = 0  # of an encoder and decoder
+    causal: bool = True
+    patch: int = 0  # of an image: numbers in a patch, which the embedding multiplies
+    buckets: int = 0  # of relative positions, per head, in the first layer of each stack
+    final_norms: int = 1
+    ahead: int = 0  # tokens beyond the next that training predicts, each with a layer and a pass of the head
 
     @property
     def query_width(self) -> int:
@@ -94,20 +112,45 @@ class Shape:
     def is_dense(self, layer: int) -> bool:
         return not self.experts or layer < self.dense_layers
 
+    def crosses(self, layer: int) -> bool:
+        """Whether a layer reads an encoder's states."""
+        return 0 < self.encoder_layers <= layer
+
+    def like(self, layer: int) -> int:
+        """The first layer or the last, whichever has the weights of this one: there are two kinds at most."""
+        first = self.is_dense(layer) and not self.crosses(layer)
+        return 0 if first else self.layers - 1
+
     def layer(self, number: int) -> tuple[Weight, ...]:
         """The weights of one layer."""
-        mixer = _mlp(self.feed_forward, self.hidden) if self.is_dense(number) else _mixture(self)
-        norms = (Weight("input_norm", self.hidden), Weight("post_attention_norm", self.hidden))
-        return (*_attention(self), *mixer, *norms)
+        mixer = _mlp_of(self) if self.is_dense(number) else _mixture(self)
+        attention = [*_attention(self)]
+        if self.crosses(number):
+            attention += [replace(weight, name=f"cross.{weight.name}") for weight in _attention(self)]
+        count = self.norms + self.crosses(number)
+        return (*attention, *mixer, *_norms("norm", self, count))
 
     def before(self) -> tuple[Weight, ...]:
         """What stands before the first layer."""
-        return (Weight("embedding", self.vocabulary, self.hidden, "outputs"),)
+        if self.patch:
+            first = (Weight("embedding", self.hidden, self.patch), Weight("embedding.bias", self.hidden))
+            first += (Weight("class_token", self.hidden),)
+        else:
+            first = (Weight("embedding", self.vocabulary, self.hidden, "outputs"),)
+        if self.positions:
+            first += (Weight("positions", self.positions, self.hidden),)
+        if self.buckets:
+            stacks = 1 + (self.encoder_layers > 0)
+            first += (Weight("relative_positions", self.buckets, self.heads, copies=stacks),)
+        return first
 
     def after(self) -> tuple[Weight, ...]:
         """What stands behind the last layer; a tied head is the embedding and no weight of its own."""
-        head = () if self.tied else (Weight("head", self.vocabulary, self.hidden, "outputs"),)
-        return (Weight("final_norm", self.hidden), *head)
+        norm = _norms("final_norm", self, self.final_norms)
+        if self.tied:
+            return (*norm,)
+        head = (Weight("head", self.vocabulary, self.hidden, "outputs"),)
+        return (*norm, *head, *((Weight("head.bias", self.vocabulary),) if self.patch else ()))
 
     def weights(self) -> Iterator[Weight]:
         """All of them."""
@@ -127,6 +170,12 @@ class Shape:
     def reached(self, weight: Weight) -> int:
         """Elements of a weight that one token reaches: of experts, only those it is given to."""
         return weight.elements * self.experts_per_token // self.experts if weight.expert else weight.elements
+
+
+def _norms(name: str, shape: Shape, count: int) -> Iterator[Weight]:
+    yield Weight(name, shape.hidden, copies=count)
+    if shape.layer_norm:
+        yield Weight(f"{name}.bias", shape.hidden, copies=count)
 
 
 def elements(weights: Sequence[Weight]) -> int:
@@ -166,6 +215,18 @@ def _latent_attention(shape: Shape, latent: Latent) -> Iterator[Weight]:
     yield Weight("o", h, shape.value_width, "inputs")
 
 
+def _mlp_of(shape: Shape) -> Iterator[Weight]:
+    h, f = shape.hidden, shape.feed_forward
+    if shape.gated:
+        yield from _mlp(f, h)
+        return
+    yield Weight("up", f, h, "outputs")
+    yield Weight("down", h, f, "inputs")
+    if shape.mlp_bias:
+        yield Weight("up.bias", f, 0, "outputs")
+        yield Weight("down.bias", h)
+
+
 def _mlp(width: int, hidden: int, prefix: str = "", copies: int = 1) -> Iterator[Weight]:
     yield Weight(f"{prefix}gate", width, hidden, "outputs", copies)
     yield Weight(f"{prefix}up", width, hidden, "outputs", copies)
@@ -181,6 +242,38 @@ def _mixture(shape: Shape) -> Iterator[Weight]:
         yield from _mlp(shape.shared_width, shape.hidden, "shared.")
     if shape.shared_gate:
         yield Weight("shared_gate", 1, shape.hidden)
+
+
+def _gpt(name: str, h: int, layers: int, heads: int, vocabulary: int, positions: int) -> Shape:
+    """GPT as OpenAI and Megatron have it: LayerNorm, biases, learned positions, a tied head, dropout."""
+    return Shape(
+        name, h, 4 * h, layers, heads, heads, h // heads, vocabulary, tied=True, attention_bias=True,
+        output_bias=True, gated=False, layer_norm=True, mlp_bias=True, dropout=True, positions=positions,
+        longest=positions,
+    )  # fmt: skip
+
+
+def _t5(name: str, h: int, f: int, layers: int, heads: int, size: int, *, gated: bool) -> Shape:
+    """`layers` of an encoder and as many of a decoder; version 1.1 has a gate and a head of its own."""
+    return Shape(
+        name, h, f, 2 * layers, heads, heads, size, 32128, tied=not gated, gated=gated, dropout=True,
+        encoder_layers=layers, buckets=32, final_norms=2, longest=512,
+    )  # fmt: skip
+
+
+def _vit(name: str, h: int, layers: int, heads: int, patch: int, image: int) -> Shape:
+    """Vision Transformer: an encoder over patches of an image, and a head for 1,000 classes."""
+    tokens = (image // patch) ** 2 + 1
+    return Shape(
+        name, h, 4 * h, layers, heads, heads, h // heads, 1000, attention_bias=True, output_bias=True,
+        gated=False, layer_norm=True, mlp_bias=True, positions=tokens, longest=tokens, causal=False,
+        patch=3 * patch * patch,
+    )  # fmt: skip
+
+
+def _gemma(name: str, h: int, f: int, layers: int, heads: int, kv: int, size: int, **more: Any) -> Shape:
+    vocabulary = int(more.pop("vocabulary", 256000))
+    return Shape(name, h, f, layers, heads, kv, size, vocabulary, tied=True, **more)
 
 
 def _llama(
@@ -207,9 +300,66 @@ def _deepseek(name: str, h: int, f: int, layers: int, heads: int, vocabulary: in
     return Shape(name, h, f, layers, heads, heads, 128, vocabulary, **more)
 
 
+# Tokens of the longest sequence, as the model cards say.
+LONGEST = {
+    **dict.fromkeys(("llama-2-7b", "llama-2-13b", "llama-2-70b"), 4096),
+    **dict.fromkeys(("llama-3-8b", "llama-3-70b"), 8192),
+    **dict.fromkeys(
+        (
+            "llama-3.1-8b", "llama-3.1-70b", "llama-3.1-405b", "llama-3.2-1b", "llama-3.2-3b",
+            "llama-3.3-70b",
+        ),
+        131072,
+    ),
+    "mistral-7b": 32768,
+    "mixtral-8x7b": 32768,
+    "mixtral-8x22b": 65536,
+    **dict.fromkeys(("qwen2.5-0.5b", "qwen2.5-1.5b", "qwen2.5-3b"), 32768),
+    **dict.fromkeys(("qwen2.5-7b", "qwen2.5-14b", "qwen2.5-32b", "qwen2.5-72b"), 131072),
+    **dict.fromkeys(("qwen3-0.6b", "qwen3-1.7b", "qwen3-4b", "qwen3-8b", "qwen3-14b", "qwen3-32b"), 40960),
+    **dict.fromkeys(("qwen3-30b-a3b", "qwen3-235b-a22b"), 40960),
+    **dict.fromkeys(("deepseek-llm-7b", "deepseek-llm-67b"), 4096),
+    "deepseek-v2-lite": 163840,
+    "deepseek-v3": 163840,
+}  # fmt: skip
+
 KNOWN = {
-    shape.name: shape
+    shape.name: replace(shape, longest=LONGEST.get(shape.name, shape.longest))
     for shape in (
+        _gpt("gpt2", 768, 12, 12, 50257, 1024),
+        _gpt("gpt2-medium", 1024, 24, 16, 50257, 1024),
+        _gpt("gpt2-large", 1280, 36, 20, 50257, 1024),
+        _gpt("gpt2-xl", 1600, 48, 25, 50257, 1024),
+        _gpt("gpt-22b", 6144, 48, 64, 51200, 2048),
+        _gpt("gpt-175b", 12288, 96, 96, 51200, 2048),
+        _gpt("gpt-530b", 20480, 105, 128, 51200, 2048),
+        _gpt("gpt-1t", 25600, 128, 160, 51200, 2048),
+        _t5("t5-small", 512, 2048, 6, 8, 64, gated=False),
+        _t5("t5-base", 768, 3072, 12, 12, 64, gated=False),
+        _t5("t5-large", 1024, 4096, 24, 16, 64, gated=False),
+        _t5("flan-t5-xl", 2048, 5120, 24, 32, 64, gated=True),
+        _t5("flan-t5-xxl", 4096, 10240, 24, 64, 64, gated=True),
+        _vit("vit-base", 768, 12, 12, 16, 224),
+        _vit("vit-large", 1024, 24, 16, 16, 224),
+        _vit("vit-huge", 1280, 32, 16, 14, 224),
+        _gemma("gemma-2b", 2048, 16384, 18, 8, 1, 256, longest=8192),
+        _gemma("gemma-7b", 3072, 24576, 28, 16, 16, 256, longest=8192),
+        _gemma("gemma-2-2b", 2304, 9216, 26, 8, 4, 256, norms=4, longest=8192),
+        _gemma("gemma-2-9b", 3584, 14336, 42, 16, 8, 256, norms=4, longest=8192),
+        _gemma("gemma-2-27b", 4608, 36864, 46, 32, 16, 128, norms=4, longest=8192),
+        _gemma(
+            "gemma-3-1b",
+            1152,
+            6912,
+            26,
+            4,
+            1,
+            256,
+            norms=4,
+            query_key_norm=True,
+            vocabulary=262144,
+            longest=32768,
+        ),
         _llama("llama-2-7b", 4096, 11008, 32, 32, 32, 32000),
         _llama("llama-2-13b", 5120, 13824, 40, 40, 40, 32000),
         _llama("llama-2-70b", 8192, 28672, 80, 64, 8, 32000),
@@ -271,6 +421,8 @@ KNOWN = {
             dense_layers=3,
             router_bias=True,
             latent=Latent(1536, 512, 128, 64, 128),
+            expert_nodes=4,
+            ahead=1,
         ),
     )
 }
@@ -285,6 +437,12 @@ FAMILIES = (
     "qwen3_moe",
     "deepseek_v2",
     "deepseek_v3",
+    "gemma",
+    "gemma2",
+    "gemma3_text",
+    "gpt2",
+    "t5",
+    "vit",
 )
 _ENDINGS = r"-(hf|instruct|chat|base|it|v\d(\.\d)?|\d{4})$"
 
@@ -321,6 +479,46 @@ class Config(msgspec.Struct):
     qk_nope_head_dim: Perhaps | None = None
     qk_rope_head_dim: Perhaps | None = None
     v_head_dim: Perhaps | None = None
+    topk_group: Perhaps | None = None
+    num_nextn_predict_layers: Perhaps | None = None
+    max_position_embeddings: Perhaps | None = None
+    num_decoder_layers: Perhaps | None = None
+    feed_forward_proj: str = "relu"
+    relative_attention_num_buckets: Perhaps = 32
+    image_size: Count = 224
+    patch_size: Count = 16
+    num_channels: Count = 3
+    qkv_bias: bool = True
+    id2label: dict[str, Any] | None = None
+
+
+# What the families call the fields of `Config`, and what their configurations leave out.
+ALIASES = {
+    "gpt2": {
+        "n_embd": "hidden_size", "n_inner": "intermediate_size", "n_layer": "num_hidden_layers",
+        "n_head": "num_attention_heads", "n_positions": "max_position_embeddings",
+    },
+    "t5": {
+        "d_model": "hidden_size", "d_ff": "intermediate_size", "num_layers": "num_hidden_layers",
+        "num_heads": "num_attention_heads", "d_kv": "head_dim", "n_positions": "max_position_embeddings",
+    },
+}  # fmt: skip
+TIED = ("gemma", "gemma2", "gemma3_text", "gpt2", "t5")  # unless the configuration says otherwise
+
+
+def _known_names(written: dict[str, Any]) -> dict[str, Any]:
+    kind = written.get("model_type")
+    aliases = ALIASES.get(kind, {}) if isinstance(kind, str) else {}
+    found = {aliases.get(name, name): value for name, value in written.items()}
+    if kind in TIED:
+        found.setdefault("tie_word_embeddings", True)
+    if kind == "gpt2" and isinstance(found.get("hidden_size"), int):
+        found["intermediate_size"] = found.get("intermediate_size") or 4 * found["hidden_size"]
+    if kind == "t5" and found.get("num_hidden_layers") is not None:
+        found["num_decoder_layers"] = found.get("num_decoder_layers") or found["num_hidden_layers"]
+    if kind == "vit":
+        found["vocab_size"] = len(found.get("id2label") or "no") or 2
+    return found
 
 
 def named(name: str) -> Shape:
@@ -344,7 +542,7 @@ def named(name: str) -> Shape:
 def from_config(content: bytes, name: str) -> Shape:
     """The model that a Hugging Face `config.json` describes."""
     try:
-        config = msgspec.json.decode(content, type=Config)
+        config = msgspec.convert(_known_names(msgspec.json.decode(content, type=dict[str, Any])), Config)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise BadModel(name, str(error)) from error
     kind = config.model_type
@@ -357,6 +555,33 @@ def from_config(content: bytes, name: str) -> Shape:
     if config.mlp_only_layers or (config.decoder_sparse_step or 1) != 1 or (config.moe_layer_freq or 1) != 1:
         raise BadModel(name, "its expert layers are not all the layers behind the first dense ones")
     return _shape(config, kind, name, kv)
+
+
+def _as_gpt(config: Config, kind: str, name: str) -> Shape:
+    """GPT-2, and ViT, whose layers are the same."""
+    vit = kind == "vit"
+    tokens = (config.image_size // config.patch_size) ** 2 + 1 if vit else config.max_position_embeddings
+    return Shape(
+        name=name,
+        hidden=config.hidden_size,
+        feed_forward=config.intermediate_size,
+        layers=config.num_hidden_layers,
+        heads=config.num_attention_heads,
+        kv_heads=config.num_attention_heads,
+        head_size=config.hidden_size // config.num_attention_heads,
+        vocabulary=config.vocab_size,
+        tied=config.tie_word_embeddings and not vit,
+        attention_bias=config.qkv_bias or not vit,
+        output_bias=True,
+        gated=False,
+        layer_norm=True,
+        mlp_bias=True,
+        dropout=not vit,
+        positions=tokens or 1024,
+        longest=tokens or 1024,
+        causal=not vit,
+        patch=config.num_channels * config.patch_size**2 if vit else 0,
+    )
 
 
 def _divides(name: str, a: str, few: int, b: str, many: int) -> None:
@@ -378,11 +603,14 @@ def _shape(config: Config, kind: str, name: str, kv: int) -> Shape:
                 name, "its kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim or v_head_dim is absent"
             )
         latent = Latent(config.q_lora_rank or 0, *(size or 0 for size in sizes))
+    if kind in ("gpt2", "vit"):
+        return _as_gpt(config, kind, name)
+    decoder = config.num_decoder_layers or 0
     return Shape(
         name=name,
         hidden=config.hidden_size,
         feed_forward=config.intermediate_size,
-        layers=config.num_hidden_layers,
+        layers=config.num_hidden_layers + (decoder if kind == "t5" else 0),
         heads=config.num_attention_heads,
         kv_heads=kv,
         head_size=config.head_dim or config.hidden_size // config.num_attention_heads,
@@ -390,7 +618,16 @@ def _shape(config: Config, kind: str, name: str, kv: int) -> Shape:
         tied=config.tie_word_embeddings,
         attention_bias=config.attention_bias or kind in ("qwen2", "qwen2_moe"),
         output_bias=config.attention_bias and kind == "llama",
-        query_key_norm=kind in ("qwen3", "qwen3_moe"),
+        query_key_norm=kind in ("qwen3", "qwen3_moe", "gemma3_text"),
+        norms=4 if kind in ("gemma2", "gemma3_text") else 2,
+        gated=kind != "t5" or config.feed_forward_proj.startswith("gated"),
+        dropout=kind == "t5",
+        encoder_layers=config.num_hidden_layers if kind == "t5" else 0,
+        buckets=config.relative_attention_num_buckets if kind == "t5" else 0,
+        final_norms=2 if kind == "t5" else 1,
+        longest=config.max_position_embeddings or 0,
+        expert_nodes=(config.topk_group or 0) if kind == "deepseek_v3" else 0,
+        ahead=(config.num_nextn_predict_layers or 0) if kind == "deepseek_v3" else 0,
         experts=experts,
         experts_per_token=per_token if experts else 0,
         expert_width=width if experts else 0,

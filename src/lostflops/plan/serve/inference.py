@@ -2,6 +2,10 @@
 
 A rank holds its tensor-parallel share; ranks beyond it are replicas. Where weights do not fit they can be
 streamed from host memory, which bounds every token by the link.
+
+A token reads every weight that its batch reaches, at the share of the memory's bandwidth that large reads
+get, and each layer starts some kernels and waits for its tensor ranks twice, however little it computes. The
+constants are gpt-fast's, on A100 with CUDA graphs.
 """
 
 from __future__ import annotations
@@ -9,11 +13,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
-from lostflops.plan.hardware import Gpu, Link
-from lostflops.plan.shape import Shape, elements
+from lostflops.plan.hardware import STREAMED, Gpu, Link
+from lostflops.plan.shape import Shape, Weight, elements
 from lostflops.plan.train import layout
 from lostflops.plan.train.job import CONTEXT
-from lostflops.plan.train.layer_time import attention_operations, bandwidth
+from lostflops.plan.train.layer_time import attention_operations, bandwidth, seconds
 from lostflops.plan.train.layout import Layout
 from lostflops.plan.train.static_memory import Lora, Part, base_bytes
 
@@ -22,6 +26,14 @@ from . import kv_cache
 OTHER_NUMBERS = "check the answers"
 MANY = 1 << 24  # sequences at once; nobody asks for more
 CHUNK = 8192  # tokens that a server's prefill takes at a time
+ALL_REDUCE = 5e-6  # seconds until tensor ranks on one node have added a few kilobytes (calibrated)
+ACROSS = 30e-6  # and over the network (assumed)
+UNPACKING = {
+    16: 1.0,
+    8: 0.85,
+    4: 0.73,
+}  # of the bandwidth that weights of so many bits are read with (calibrated)
+PICKED = 0.6  # of it for experts that are picked by their index (calibrated)
 
 
 @dataclass(frozen=True)
@@ -41,6 +53,7 @@ class Serving:
     weight_bits: int = 16
     cache_bits: int = 16
     streamed: int = 0
+    group: int = 0  # 4-bit weights that share a 16-bit scale and zero; 0 is NF4 with scales of scales
 
 
 @dataclass(frozen=True)
@@ -62,7 +75,8 @@ class Served:
     @property
     def weight_bytes(self) -> int:
         """One rank's weights, streamed or not."""
-        return _weights(self.serving.shape, self.serving.layout, self.serving.weight_bits)
+        s = self.serving
+        return _weights(s.shape, s.layout, s.weight_bits, s.group)
 
     @cached_property
     def cache_per_token(self) -> int:
@@ -121,14 +135,16 @@ class Served:
             low, high = (middle, high) if fits else (low, middle)
         return low
 
-    def _pace(self, name: str, operations: float, memory: int, tokens: int) -> Pace:
+    def _pace(self, name: str, compute: float, memory: float, tokens: int, waits: float) -> Pace:
         s = self.serving
         ranks = s.layout.tensor
         hidden = 2 * 2 * tokens * s.shape.hidden * s.shape.layers
         network = hidden * 2 * (ranks - 1) / ranks / bandwidth(s.gpu, ranks, s.layout.gpus)
+        if ranks > 1:
+            network += 2 * s.shape.layers * (ALL_REDUCE if ranks <= s.gpu.node else ACROSS)
         times = {
-            "compute": operations / ranks / s.gpu.sustained,
-            "memory": memory / s.gpu.memory_bandwidth,
+            "compute": compute / ranks,
+            "memory": memory / (STREAMED * s.gpu.memory_bandwidth) + waits,
             "link": s.streamed / s.link.into,
         }
         bound = max(times, key=lambda resource: times[resource])
@@ -143,18 +159,29 @@ class Served:
         head = s.shape.vocabulary * s.shape.hidden
         active = sum(s.shape.active(number) for number in layers)
         square = s.shape.layers * attention_operations(s.shape, s.prompt, s.batch)
-        first = 2 * active * s.batch * s.prompt + 2 * head * s.batch + square
-        per_pass = self.weight_bytes
-        if s.shape.experts:  # few tokens reach few experts
-            total = sum(elements(s.shape.layer(number)) for number in layers)
-            share = min(1.0, s.batch * active / total)
-            per_pass = int(per_pass * share)
-        read = per_pass + self.cached_tokens * self.cache_per_token
+        first = seconds(2 * active * s.batch * s.prompt + 2 * head * s.batch, square, s.gpu, fp8=False)
+        cached = self.cached_tokens * self.cache_per_token
         context = 2 * (s.shape.query_width + s.shape.value_width) * s.shape.layers * self.cached_tokens
+        each = seconds(2 * (active + head) * s.batch, context, s.gpu, fp8=False)
+        waits = s.gpu.layer_ns / 1e9 * s.shape.layers
         return (
-            self._pace("prompts", first, self.weight_bytes, s.batch * s.prompt),
-            self._pace("each token", 2 * (active + head) * s.batch + context, read, s.batch),
+            self._pace("prompts", first, self.read(s.batch * s.prompt), s.batch * s.prompt, 0.0),
+            self._pace("each token", each, self.read(s.batch) + cached, s.batch, waits),
         )
+
+    def read(self, tokens: int) -> float:
+        """Bytes of weights that a pass of `tokens` reads, as if all came at full bandwidth.
+
+        Of an embedding table only the tokens' rows are read, and of the experts those that a token is given
+        to: of E experts, k for each of b tokens, E (1 - (1 - k / E)^b) are touched.
+        """
+        s = self.serving
+        weights = list(layout.stage_weights(s.shape, s.layout, 0))
+        experts = _bytes([w for w in weights if w.expert], s.weight_bits, s.group)
+        others = [w for w in weights if not w.expert and (w.name != "embedding" or s.shape.tied)]
+        plain = _bytes(others, s.weight_bits, s.group)
+        picked = experts * touched(s.shape, tokens) / (PICKED if touched(s.shape, tokens) < 0.9 else 1.0)
+        return (plain + picked) / UNPACKING[s.weight_bits]
 
     @property
     def tokens_per_second(self) -> float:
@@ -169,13 +196,27 @@ class Served:
         return self.serving.streamed
 
 
+def touched(shape: Shape, tokens: int) -> float:
+    """The share of a layer's experts that at least one of `tokens` is given to, each equally often."""
+    if not shape.experts:
+        return 0.0
+    return 1 - (1 - shape.experts_per_token / shape.experts) ** tokens
+
+
 @lru_cache(maxsize=64)
-def _weights(shape: Shape, here: Layout, bits: int) -> int:
-    weights = list(layout.stage_weights(shape, here, 0))
+def _weights(shape: Shape, here: Layout, bits: int, group: int) -> int:
+    return _bytes(list(layout.stage_weights(shape, here, 0)), bits, group)
+
+
+def _bytes(weights: list[Weight], bits: int, group: int) -> int:
     if bits == 16:
         return 2 * elements(weights)
     if bits == 8:  # embedding and head stay as they are
         return elements(weights) + elements([w for w in weights if w.name in ("embedding", "head")])
+    if group:
+        kept = [w for w in weights if w.name == "embedding" or not w.inputs]
+        some = elements(weights) - elements(kept)
+        return 2 * elements(kept) + some // 2 + 4 * -(-some // group)
     return base_bytes(weights, Lora(base_bits=4))
 
 

@@ -3,6 +3,10 @@
 The closed form of an eager 16-bit layer with flash attention and no mask is compared with what autograd
 saves, storage by storage and byte for byte. Experts and latent attention are counted by the same rules, and
 were not compared. Everything is bytes per token first: a token of a 16-bit hidden state is 2 x hidden.
+
+Fused kernels, as `torch.compile` makes them and Megatron has them, keep the inputs of norms in 16 bits and
+no product of an activation that they can compute again. A GPT layer of fused kernels is Korthikanti's: 34
+bytes per token and width, and 5 per token, token and head where scores are kept.
 """
 
 from __future__ import annotations
@@ -11,16 +15,27 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from lostflops.plan.shape import Shape
+from lostflops.plan.shape import Shape, Weight
 
 from .layout import Layout
 from .static_memory import Lora
 
-Checkpointing = Literal["none", "selective", "full"]
+Checkpointing = Literal["none", "alternate", "selective", "full"]
 CHECKPOINTINGS: tuple[Checkpointing, ...] = get_args(Checkpointing)
 
 LOGITS_PEAK = 14  # bytes per token and word: 16-bit logits, their fp32 copy, log-softmax, and its gradient
 LOGITS_SAVED = 4
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """How a layer is executed: with `fused` kernels or eagerly, and whether attention's `scores` are kept."""
+
+    fused: bool = False
+    scores: int = 0  # tokens of a sequence, where attention keeps scores; 0 is flash attention
+
+
+EAGER = Kernels()
 
 
 @dataclass(frozen=True)
@@ -32,55 +47,86 @@ class Saved:
     split: bool
 
 
-def layer(shape: Shape, number: int, lora: Lora | None = None) -> list[Saved]:
+def layer(shape: Shape, number: int, lora: Lora | None = None, kernels: Kernels = EAGER) -> list[Saved]:
     """The storages of one layer."""
-    return [*_norms(shape, lora), *_attention(shape, lora), *_mixer(shape, number, lora)]
+    mixer = _mixer(shape, number, lora, kernels)
+    across = [*_across(shape, lora, kernels)] if shape.crosses(number) else []
+    return [*_norms(shape, number, lora, kernels), *_attention(shape, lora, kernels), *across, *mixer]
 
 
-def _norms(shape: Shape, lora: Lora | None) -> Iterator[Saved]:
-    h = shape.hidden
-    yield Saved("fp32 copies of the norms' inputs", 2 * 4 * h, False)
+def _norms(shape: Shape, number: int, lora: Lora | None, kernels: Kernels) -> Iterator[Saved]:
+    h, count = shape.hidden, shape.norms + shape.crosses(number)
+    if kernels.fused or shape.layer_norm:  # one kernel that reads its 16-bit input again
+        yield Saved("inputs of the norms", count * 2 * h, False)
+        yield Saved("row statistics", count * (8 if shape.layer_norm else 4), False)
+        if shape.dropout:
+            yield Saved("dropout masks", 2 * h, False)
+        extra = count - 2  # norms behind attention and feed-forward; the others' results are inputs below
+        if extra > 0 and not lora and not kernels.fused:
+            yield Saved("normalised hidden states", extra * 2 * h, False)
+        return
+    yield Saved("fp32 copies of the norms' inputs", count * 4 * h, False)
     if not lora:
-        yield Saved("normalised hidden states", 2 * 2 * h, False)
-    yield Saved("row statistics", 2 * 4, False)
+        yield Saved("normalised hidden states", count * 2 * h, False)
+    yield Saved("row statistics", count * 4, False)
+    if shape.dropout:
+        yield Saved("dropout masks", 2 * h, False)
 
 
-def _attention(shape: Shape, lora: Lora | None) -> Iterator[Saved]:
+def _attention(shape: Shape, lora: Lora | None, kernels: Kernels) -> Iterator[Saved]:
     h, q, value = shape.hidden, shape.query_width, shape.value_width
     yield from _inputs("q, k, v", 2 * h, ("q", "k", "v"), lora, False)
     if shape.latent:
         latent = shape.latent
-        yield Saved("compressed queries, keys and values", 6 * (latent.query + latent.key_value), False)
+        width = (2 if kernels.fused else 6) * (latent.query + latent.key_value)
+        yield Saved("compressed queries, keys and values", width, False)
         yield Saved("keys and values of all heads", 2 * (q + value), True)
     else:
         kv = shape.kv_heads * shape.head_size
         if shape.query_key_norm:
-            yield Saved("fp32 copies of queries and keys", 4 * (q + kv), True)
             yield Saved("statistics of queries and keys", 4 * (shape.heads + shape.kv_heads), True)
-            if not lora:
-                yield Saved("normalised queries and keys", 2 * (q + kv), True)
+            if kernels.fused:
+                yield Saved("queries and keys before their norms", 2 * (q + kv), True)
+            else:
+                yield Saved("fp32 copies of queries and keys", 4 * (q + kv), True)
+                if not lora:
+                    yield Saved("normalised queries and keys", 2 * (q + kv), True)
         yield Saved("keys and values", 2 * 2 * kv, True)
     yield Saved("queries", 2 * q, True)
     yield Saved("attention output", 2 * value, True)
-    yield Saved("log-sum-exp", 4 * shape.heads, True)
+    if kernels.scores:
+        yield Saved("scores, their dropout and its mask", 5 * shape.heads * kernels.scores, True)
+    else:
+        yield Saved("log-sum-exp", 4 * shape.heads, True)
     yield from _inputs("o", 2 * value, ("o",), lora, True, saved=True)
 
 
-def _mixer(shape: Shape, number: int, lora: Lora | None) -> Iterator[Saved]:
+def _across(shape: Shape, lora: Lora | None, kernels: Kernels) -> Iterator[Saved]:
+    """Of attention to an encoder, whose states all layers of a decoder share."""
+    for saved in _attention(shape, lora, kernels):
+        yield Saved(f"cross attention's {saved.name}", saved.per_token, saved.split)
+
+
+def _mixer(shape: Shape, number: int, lora: Lora | None, kernels: Kernels) -> Iterator[Saved]:
     if shape.is_dense(number):
-        yield from _mlp(shape.hidden, shape.feed_forward, lora)
+        yield from _mlp(shape, shape.feed_forward, lora, kernels)
         return
     yield Saved("router scores", (2 + 4) * shape.experts, False)
     if shape.shared_width:
-        yield from _mlp(shape.hidden, shape.shared_width, lora)
-    for saved in _mlp(shape.hidden, shape.expert_width, lora):
+        yield from _mlp(shape, shape.shared_width, lora, kernels)
+    for saved in _mlp(shape, shape.expert_width, lora, kernels):
         yield Saved(f"experts' {saved.name}", saved.per_token * shape.experts_per_token, saved.split)
     yield Saved("experts' outputs", 2 * shape.hidden * shape.experts_per_token, False)
 
 
-def _mlp(h: int, width: int, lora: Lora | None) -> Iterator[Saved]:
-    yield from _inputs("gate, up", 2 * h, ("gate", "up"), lora, False)
-    yield Saved("gate, its SiLU, up", 3 * 2 * width, True)
+def _mlp(shape: Shape, width: int, lora: Lora | None, kernels: Kernels) -> Iterator[Saved]:
+    yield from _inputs("gate, up", 2 * shape.hidden, ("gate", "up"), lora, False)
+    if not shape.gated:
+        yield Saved("input of the activation", 2 * width, True)
+    elif kernels.fused:
+        yield Saved("gate, up", 2 * 2 * width, True)
+    else:
+        yield Saved("gate, its SiLU, up", 3 * 2 * width, True)
     yield from _inputs("down", 2 * width, ("down",), lora, True)
 
 
@@ -108,9 +154,17 @@ def _inputs(
         yield Saved(f"input of {of}", width, split)
 
 
-def layer_bytes(shape: Shape, number: int, tokens: int, layout: Layout, lora: Lora | None = None) -> int:
+def layer_bytes(
+    shape: Shape,
+    number: int,
+    tokens: int,
+    layout: Layout,
+    lora: Lora | None = None,
+    kernels: Kernels = EAGER,
+) -> int:
     """Bytes that one layer keeps of `tokens` tokens on one tensor-parallel rank."""
-    return sum(_local(s.per_token, tokens, layout, split=s.split) for s in layer(shape, number, lora))
+    saved = layer(shape, number, lora, kernels)
+    return sum(_local(s.per_token, tokens, layout, split=s.split) for s in saved)
 
 
 def _local(per_token: int, tokens: int, layout: Layout, *, split: bool) -> int:
@@ -119,22 +173,50 @@ def _local(per_token: int, tokens: int, layout: Layout, *, split: bool) -> int:
 
 
 def kept_bytes(
-    shape: Shape, number: int, tokens: int, layout: Layout, lora: Lora | None, checkpointing: Checkpointing
+    shape: Shape,
+    number: int,
+    tokens: int,
+    layout: Layout,
+    lora: Lora | None,
+    checkpointing: Checkpointing,
+    kernels: Kernels = EAGER,
 ) -> int:
     """What stays of a layer between its forward and its backward."""
     if checkpointing == "none":
-        return layer_bytes(shape, number, tokens, layout, lora)
+        return layer_bytes(shape, number, tokens, layout, lora, kernels)
     kept = _local(2 * shape.hidden, tokens, layout, split=False)
-    if checkpointing == "selective":
+    if checkpointing != "full":
         kept += _local(2 * shape.value_width + 4 * shape.heads, tokens, layout, split=True)
+    if checkpointing == "alternate":
+        for weight in _alternate(shape, number):
+            split = weight.split == "outputs"
+            each = shape.experts_per_token if weight.expert else 1
+            kept += _local(2 * weight.outputs * each, tokens, layout, split=split)
     return kept
 
 
+def _alternate(shape: Shape, number: int) -> list[Weight]:
+    """The matrices whose products are kept where every second one is computed again: first, third, ..."""
+    return [w for w in shape.layer(number) if w.inputs and w.name != "router"][::2]
+
+
+def recomputed_share(shape: Shape, number: int) -> float:
+    """Of a layer's matrix products, what is computed again where every second one is kept."""
+    kept = sum(shape.reached(weight) for weight in _alternate(shape, number))
+    return 1 - kept / shape.active(number)
+
+
 def recomputed_bytes(
-    shape: Shape, number: int, tokens: int, layout: Layout, lora: Lora | None, checkpointing: Checkpointing
+    shape: Shape,
+    number: int,
+    tokens: int,
+    layout: Layout,
+    lora: Lora | None,
+    checkpointing: Checkpointing,
+    kernels: Kernels = EAGER,
 ) -> int:
     """What one layer's backward brings back for as long as it lasts."""
-    return 0 if checkpointing == "none" else layer_bytes(shape, number, tokens, layout, lora)
+    return 0 if checkpointing == "none" else layer_bytes(shape, number, tokens, layout, lora, kernels)
 
 
 def head_saved(shape: Shape, tokens: int, layout: Layout) -> int:
@@ -148,6 +230,8 @@ def logits(shape: Shape, tokens: int, layout: Layout, *, fused: bool) -> int:
     A fused loss makes the logits a slice of 1024 tokens at a time.
     """
     some = min(tokens, 1024) if fused else tokens
+    if shape.patch:  # one image's class comes of one token
+        some = -(-tokens // max(shape.positions, 1))
     return -(-LOGITS_PEAK * some * shape.vocabulary // layout.tensor)
 
 

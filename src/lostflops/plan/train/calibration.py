@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-import msgspec
-
 from lostflops.errors import BadOption
+from lostflops.plan import hardware
 
 from . import layer_time, layout
 from .job import Prediction, Training, local_tokens
@@ -51,10 +50,10 @@ def measured(run: str, rows: Sequence[tuple[int, int, int, int]]) -> Measured:
 def operations(training: Training) -> float:
     """Of one step on the mean rank, FP8 ones by what they take: forward, backward, recomputation, head."""
     t = training
-    unit = msgspec.structs.replace(t.gpu, sustained=1.0)
+    unit = hardware.one_rate(t.gpu, 1.0, "")
     total = 0.0
     for number in range(t.shape.layers):
-        work = layer_time.work(t.shape, number, t.layout, t.sequence, t.microbatch, t.lora)
+        work = layer_time.work(t.shape, number, t.layout, t.sequence, t.microbatch, t.lora, t.executed)
         forward = layer_time.forward(work, unit, t.layout, fp8=t.fp8).compute
         total += forward + layer_time.backward(work, unit, t.layout, fp8=t.fp8, reduces=False).compute
         total += {"none": 0.0, "selective": forward - work.attention, "full": forward}[t.checkpointing]
@@ -78,7 +77,7 @@ def calibrated(training: Training, run: Measured) -> tuple[Training, str]:
             "describe the job that was recorded: its model, sequence, microbatch, layout and GPU.",
         )
     status = training.gpu.status.replace("sustained rate, ", "") + "; sustained rate from the run"
-    known = replace(training, gpu=msgspec.structs.replace(training.gpu, sustained=rate, status=status))
+    known = replace(training, gpu=hardware.one_rate(training.gpu, rate, status))
     step = Prediction(known).step_ns
     return known, (
         f"Calibrated with {run.steps} steps on {run.ranks} {'rank' if run.ranks == 1 else 'ranks'}: "

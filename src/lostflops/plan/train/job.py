@@ -9,17 +9,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 from lostflops.errors import BadOption
 from lostflops.plan.hardware import Gpu, Link
-from lostflops.plan.shape import Shape
+from lostflops.plan.shape import Shape, elements
 
 from . import activation_memory, layer_time, layout, static_memory
-from .activation_memory import Checkpointing
+from .activation_memory import Checkpointing, Kernels
 from .layout import Layout
 from .static_memory import Lora, Optimizer, Part
 from .timeline import SETS, free_layers, simulate
 
+CPU_ADAM = 28  # bytes that it reads and writes per parameter: fp32 weights and moments, 16-bit at both ends
+# Bytes per second and GPU of that: over 4 s for Llama-2-7B on four A100 (DeepSpeed's ZenFlow).
+CPU_ADAM_RATE = 12e9
 SLOTS = 3  # streamed layers that are on the GPU: in use, arriving, and the next
 CONTEXT = 1 << 30  # of CUDA, NCCL and the libraries, outside the allocator (assumed)
 
@@ -46,7 +50,18 @@ class Training:
     streamed: bool = False  # frozen layers lie in host memory and are fetched for every pass
     fused_loss: bool = False
     fp8: bool = False
+    fine: bool = False  # FP8 with a scale per row or block instead of one per tensor
     unified: bool = False
+    kernels: Literal["eager", "fused"] = "eager"
+    attention: Literal["flash", "scores"] = "flash"  # whether the scores of attention are kept
+    optimizer_away: bool = False  # its states lie in host memory, where the CPU updates them
+    overlapped: bool = True  # gradients are reduced beside the backward, not behind it
+    async_tensor: bool = False  # tensor ranks exchange pieces while they multiply others
+
+    @property
+    def executed(self) -> Kernels:
+        """How its layers are executed."""
+        return Kernels(self.kernels == "fused", self.sequence if self.attention == "scores" else 0)
 
 
 @dataclass(frozen=True)
@@ -80,6 +95,11 @@ def check(training: Training) -> None:
         raise BadOption(
             "Only frozen weights that every rank has whole can be streamed.",
             "choose `--method lora` and a `--sharding` below zero-3, or leave out `--stream-frozen`.",
+        )
+    if training.optimizer_away and training.optimizer.master + training.optimizer.moments != 12:
+        raise BadOption(
+            "Only Adam with fp32 master weights and moments is updated on the CPU.",
+            "choose `--optimizer adam`, or leave out `--offload-optimizer`.",
         )
     if training.lora and not static_memory.adapters(training.shape.layer(0), training.lora):
         raise BadOption(
@@ -116,7 +136,10 @@ class Prediction:
         """Host memory per GPU that offloading or unified memory takes."""
         stages = range(self.training.layout.pipeline)
         away = max(
-            _offloaded_bytes(self.training, stage) + _streamed_bytes(self.training, stage) for stage in stages
+            _offloaded_bytes(self.training, stage)
+            + _streamed_bytes(self.training, stage)
+            + _states_away(self.training, stage)
+            for stage in stages
         )
         return away + (self.excess if self.training.unified else 0)
 
@@ -168,7 +191,9 @@ def _kept(training: Training, stage: int) -> int:
     """What the fullest layer of a stage keeps for its backward."""
     t = training
     return max(
-        activation_memory.kept_bytes(t.shape, n, local_tokens(t), t.layout, t.lora, t.checkpointing)
+        activation_memory.kept_bytes(
+            t.shape, n, local_tokens(t), t.layout, t.lora, t.checkpointing, t.executed
+        )
         for n in _kinds(t, stage)
     )
 
@@ -204,15 +229,22 @@ def _saved(training: Training, stage: int) -> list[Part]:
     t = training
     layers = layout.stage_layers(t.shape, t.layout, stage)
     first, last = (
-        activation_memory.kept_bytes(t.shape, n, local_tokens(t), t.layout, t.lora, t.checkpointing)
+        activation_memory.kept_bytes(
+            t.shape, n, local_tokens(t), t.layout, t.lora, t.checkpointing, t.executed
+        )
         for n in (layers[0], layers[-1])
     )
-    dense = sum(t.shape.is_dense(n) for n in layers)
+    dense = sum(t.shape.like(n) == 0 for n in layers)
     resident = _resident_layers(t, stage)
     whole, rest = divmod(resident, len(layers))
     # Dense layers save more or less than others; what is left over is counted at the fullest.
     total = whole * (dense * first + (len(layers) - dense) * last) + rest * max(first, last)
-    what = {"none": "all they save", "selective": "inputs and attention outputs", "full": "inputs"}
+    what = {
+        "none": "all they save",
+        "alternate": "inputs, attention outputs and every second product",
+        "selective": "inputs and attention outputs",
+        "full": "inputs",
+    }
     away = _away(t, stage)
     why = f"{what[t.checkpointing]} of {resident} layers" + (f", {away} more in host memory" if away else "")
     return [Part("activations", total, why)]
@@ -224,10 +256,32 @@ def _streamed_bytes(training: Training, stage: int) -> int:
     if not t.streamed or t.lora is None:
         return 0
     layers = layout.stage_layers(t.shape, t.layout, stage)
-    dense = sum(t.shape.is_dense(n) for n in layers)
+    dense = sum(t.shape.like(n) == 0 for n in layers)
     first, last = (_frozen_layer(t, n) for n in (layers[0], layers[-1]))
     total = dense * first + (len(layers) - dense) * last
     return max(0, total - SLOTS * max(first, last))
+
+
+def _states_away(training: Training, stage: int) -> int:
+    """Bytes of optimizer states that wait in host memory, and of the fp32 gradients that come to them."""
+    t = training
+    if not t.optimizer_away:
+        return 0
+    parts = static_memory.parts(t.shape, t.layout, stage, t.optimizer, t.lora)
+    states = sum(part.bytes for part in parts if part.name == "optimizer states")
+    return states + (4 * _updated(t, stage) if "gradients" in _away_with_optimizer(t) else 0)
+
+
+def _away_with_optimizer(training: Training) -> tuple[str, ...]:
+    """Sharded gradients leave as soon as they are reduced; whole ones stay until the backward has ended."""
+    return ("optimizer states", "gradients") if training.layout.stage >= 2 else ("optimizer states",)
+
+
+def _updated(training: Training, stage: int) -> int:
+    """Parameters that one rank updates."""
+    t = training
+    own = t.layout.replicas if t.layout.stage >= 1 else 1
+    return -(-elements(static_memory.trained(t.shape, t.layout, stage, t.lora)) // own)
 
 
 def _frozen_layer(training: Training, number: int) -> int:
@@ -238,6 +292,8 @@ def _frozen_layer(training: Training, number: int) -> int:
 def _static(training: Training, stage: int) -> tuple[Part, ...]:
     t = training
     parts = static_memory.parts(t.shape, t.layout, stage, t.optimizer, t.lora)
+    if t.optimizer_away:
+        parts = tuple(part for part in parts if part.name not in _away_with_optimizer(t))
     away = _streamed_bytes(t, stage)
     if not away:
         return parts
@@ -258,7 +314,7 @@ def _moments(training: Training, stage: int) -> Iterator[Moment]:
     early = static if t.microbatches > 1 else tuple(p for p in static if p.name != "gradients")
     saved = _saved(t, stage)
     live_bytes = max(
-        activation_memory.recomputed_bytes(t.shape, n, tokens, t.layout, t.lora, t.checkpointing)
+        activation_memory.recomputed_bytes(t.shape, n, tokens, t.layout, t.lora, t.checkpointing, t.executed)
         for n in _kinds(t, stage)
     )
     live = [Part("one layer recomputed", live_bytes, "while its backward runs")] if live_bytes else []
@@ -288,21 +344,69 @@ def _spans(training: Training, excess: int) -> Iterator[Span]:
     """The slowest stage's microbatches, then what comes on top."""
     t = training
     stages = [_stage_seconds(t, stage) for stage in range(t.layout.pipeline)]
+    if t.layout.schedule == "dualpipe":  # a rank has a stage of each end
+        stages = [_half_of_both(stage, stages[-1 - number]) for number, stage in enumerate(stages)]
     slowest = max(range(len(stages)), key=lambda stage: sum(s for _, s, _ in stages[stage]))
     each = 0.0
     for name, seconds, bound in stages[slowest]:
         each += seconds
         yield Span(name, round(seconds * t.microbatches * 1e9), bound)
     if t.layout.pipeline > 1:
+        sent = _sent(t)
+        yield Span("hidden states sent", round(sent * t.microbatches * 1e9), "network")
         chunks = t.layout.chunks if t.layout.schedule == "interleaved" else 1
-        yield Span("pipeline bubble", round(each * (t.layout.pipeline - 1) / chunks * 1e9), "pipeline")
+        others = [sum(s for _, s, _ in stage) for number, stage in enumerate(stages) if number != slowest]
+        yield Span("pipeline bubble", round(_bubble(t, sum(others), sent, chunks) * 1e9), "pipeline")
     yield from _reduction(t, slowest)
-    touched = _touched(t, slowest)
-    yield Span("optimizer update", round(touched / t.gpu.memory_bandwidth * 1e9), "memory")
+    if t.optimizer_away:
+        yield from _update_on_host(t, slowest)
+    else:
+        touched = _touched(t, slowest)
+        yield Span("optimizer update", round(touched / t.gpu.memory_bandwidth * 1e9), "memory")
     if t.unified and excess:
         # Touched in the forward and in the backward, and written back each time.
         moved = 2 * 2 * excess * t.microbatches
         yield Span("unified memory migrates", round(moved / t.link.migration * 1e9), "link")
+
+
+def _half_of_both(
+    one: list[tuple[str, float, str]], other: list[tuple[str, float, str]]
+) -> list[tuple[str, float, str]]:
+    found: dict[str, tuple[float, str]] = {}
+    for name, seconds, bound in (*one, *other):
+        found[name] = (found.get(name, (0.0, bound))[0] + seconds / 2, bound)
+    return [(name, seconds, bound) for name, (seconds, bound) in found.items()]
+
+
+def _sent(training: Training) -> float:
+    """Seconds of a microbatch's hidden state between stages; both directions run at once."""
+    t = training
+    size = (
+        2 * local_tokens(t) * t.shape.hidden * (t.layout.chunks if t.layout.schedule == "interleaved" else 1)
+    )
+    size //= t.layout.tensor  # each tensor rank sends its piece (Megatron's scatter and gather)
+    near = t.layout.gpus <= t.gpu.node
+    return size / (layer_time.COLLECTIVE * (t.gpu.node_bandwidth if near else t.gpu.network))
+
+
+def _bubble(training: Training, others: float, sent: float, chunks: int) -> float:
+    """Seconds in which the slowest stage waits for the first microbatch to come and the last to return."""
+    pipeline = training.layout.pipeline
+    whole = (others + (pipeline - 1) * sent) / chunks
+    if training.layout.schedule != "dualpipe":
+        return whole
+    # From both ends, and weight gradients fill what is left: (p / 2 - 1)(F&B + B - 3W) of (p - 1)(F + B),
+    # where F = W and B = 2 W without recomputation and F&B takes as long as F and B.
+    return whole * max(pipeline / 2 - 1, 0) * 2 / ((pipeline - 1) * 3)
+
+
+def _update_on_host(training: Training, stage: int) -> Iterator[Span]:
+    """Gradients go out, the CPU updates what a rank holds of the optimizer, 16-bit weights come back."""
+    t = training
+    count = _updated(t, stage)
+    copied = 2 * count / t.link.out + 2 * count / t.link.into
+    yield Span("gradients out, weights in", round(copied * 1e9), "link")
+    yield Span("optimizer update on the CPU", round(CPU_ADAM * count / CPU_ADAM_RATE * 1e9), "CPU")
 
 
 def _touched(training: Training, stage: int) -> int:
@@ -315,14 +419,15 @@ def _touched(training: Training, stage: int) -> int:
 def _reduction(training: Training, stage: int) -> Iterator[Span]:
     """Gradients reduced once per step, as far as the last microbatch's backward does not hide it."""
     t = training
-    if t.layout.replicas == 1 or t.layout.stage >= 2:
+    if t.layout.replicas == 1 or (t.layout.stage >= 2 and not t.layout.keeps_gathered):
         return
     reduced = hidden = 0.0
     far = layer_time.between_replicas(t.gpu, t.layout)
     for number in layout.stage_layers(t.shape, t.layout, stage):
         done = _work(t, number)
-        reduced += done.reduced_bytes / far
-        hidden += layer_time.backward(done, t.gpu, t.layout, fp8=t.fp8, reduces=False).compute
+        reduced += (done.reduced_bytes + done.gathered_once) / far
+        hidden += layer_time.backward(done, t.gpu, t.layout, fp8=t.fp8, fine=t.fine, reduces=False).compute
+    hidden *= t.overlapped
     # The first layer's gradients come last and hide behind nothing.
     layers = len(layout.stage_layers(t.shape, t.layout, stage))
     yield Span("gradients reduced", round(max(reduced - hidden, reduced / layers) * 1e9), "network")
@@ -330,8 +435,8 @@ def _reduction(training: Training, stage: int) -> Iterator[Span]:
 
 def _work(training: Training, number: int) -> layer_time.Work:
     t = training
-    like = 0 if t.shape.is_dense(number) else t.shape.layers - 1
-    return layer_time.work(t.shape, like, t.layout, t.sequence, t.microbatch, t.lora)
+    like = t.shape.like(number)
+    return layer_time.work(t.shape, like, t.layout, t.sequence, t.microbatch, t.lora, t.executed, fp8=t.fp8)
 
 
 def passes(training: Training, stage: int) -> tuple[layer_time.Cost, layer_time.Cost, float]:
@@ -339,11 +444,16 @@ def passes(training: Training, stage: int) -> tuple[layer_time.Cost, layer_time.
     t = training
     kinds = sorted(_kinds(t, stage))
     layers = layout.stage_layers(t.shape, t.layout, stage)
-    dense = sum(t.shape.is_dense(n) for n in layers)
+    dense = sum(t.shape.like(n) == 0 for n in layers)
     weights = [dense, len(layers) - dense] if len(kinds) == 2 and 0 < dense < len(layers) else [1, 0]
-    reduces = t.layout.stage >= 2
-    there = [layer_time.forward(_work(t, n), t.gpu, t.layout, fp8=t.fp8) for n in kinds]
-    back = [layer_time.backward(_work(t, n), t.gpu, t.layout, fp8=t.fp8, reduces=reduces) for n in kinds]
+    reduces = t.layout.stage >= 2 and not t.layout.keeps_gathered
+    there = [layer_time.forward(_work(t, n), t.gpu, t.layout, fp8=t.fp8, fine=t.fine) for n in kinds]
+    back = [
+        layer_time.backward(_work(t, n), t.gpu, t.layout, fp8=t.fp8, fine=t.fine, reduces=reduces)
+        for n in kinds
+    ]
+    if t.async_tensor:
+        there, back = [cost.overlapped() for cost in there], [cost.overlapped() for cost in back]
     again = [_recompute(t, n, cost) for n, cost in zip(kinds, there, strict=True)]
     total = sum(weights)
     shares = [weight / total for weight in weights]
@@ -367,7 +477,12 @@ def _recompute(training: Training, number: int, cost: layer_time.Cost) -> float:
         return 0.0
     if t.checkpointing == "full":
         return cost.seconds
-    saved = _work(t, number).attention / t.gpu.sustained
+    done = _work(t, number)
+    saved = layer_time.seconds(0, done.attention, t.gpu, fp8=False)
+    if t.checkpointing == "alternate":
+        again = activation_memory.recomputed_share(t.shape, number)
+        saved += layer_time.seconds((1 - again) * done.linear, 0, t.gpu, fp8=t.fp8, fine=t.fine)
+        return max(cost.compute - saved, cost.memory / 2) + cost.exposed / 2
     return max(cost.compute - saved, cost.memory) + cost.exposed
 
 
@@ -390,7 +505,11 @@ def _stage_seconds(training: Training, stage: int) -> list[tuple[str, float, str
         found.append(("layers recomputed", layers * again, there.bound))
     found += _waiting(t, stage, there.seconds, back.seconds + again)
     if stage == t.layout.pipeline - 1:
-        found.append(("head and loss", *_head(t)))
+        seconds, bound = _head(t)
+        found.append(("head and loss", seconds, bound))
+        if t.shape.ahead:
+            again_ = there.seconds + back.seconds + again + seconds
+            found.append(("predictions further ahead", t.shape.ahead * again_, there.bound))
     return found
 
 
@@ -412,11 +531,13 @@ def _waiting(training: Training, stage: int, there: float, back: float) -> Itera
 def _head(training: Training) -> tuple[float, str]:
     t = training
     tokens = local_tokens(t)
+    if t.shape.patch:
+        tokens = t.microbatch
     trained = 2 if t.lora is None else 1
     compute = 2 * t.shape.vocabulary * t.shape.hidden * tokens * (1 + trained) / t.layout.tensor
     # A head of 16-bit logits reads and writes what the loss makes, some 30 bytes per token and word.
     moved = 0 if t.fused_loss else 30 * tokens * t.shape.vocabulary // t.layout.tensor
-    seconds = (compute / t.gpu.sustained, moved / t.gpu.memory_bandwidth)
+    seconds = (compute / (t.gpu.matmul or t.gpu.sustained), moved / t.gpu.memory_bandwidth)
     return sum(seconds), "compute" if seconds[0] >= seconds[1] else "memory"
 
 

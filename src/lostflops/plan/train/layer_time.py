@@ -1,23 +1,30 @@
 """How long a layer and the rest of a step take, by resource; the largest resource bounds it.
 
-Operations are counted exactly, attention causally, so half of the square. Time is operations over the rate
-that whole layers sustain, or bytes over the bandwidth of what carries them, whichever is longer.
+Operations are counted exactly, attention causally, so half of the square. On a card that knows them apart,
+matrix products and attention each take their operations over their own rate, and what lies between them
+takes the bytes that its kernels read and write over the memory's bandwidth: eager kernels several times what
+fused ones move. On a card with one rate, a measured one, everything of a layer is in that rate.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from lostflops.plan.hardware import Gpu
+from lostflops.plan.hardware import STREAMED, Gpu
 from lostflops.plan.shape import Shape, elements
 
-from .activation_memory import layer_bytes
+from .activation_memory import EAGER, Kernels, layer_bytes
 from .layout import Layout, held_layer
 from .static_memory import Lora, adapters
 
-COLLECTIVE = 0.8  # of the network's bandwidth is what collectives of this size reach (assumed)
+COLLECTIVE = 0.8  # of the network's bandwidth: 235 of 300 GB/s on eight A100 (nccl-tests)
 FLASH_BACKWARD = 2.5  # of the forward's operations
+SCORES_BACKWARD = 2.0  # where they are kept
+FINE = 0.34  # of FP8's gain is left with a scale per row or block: +10 against +25 % of a step (torchao)
+EXPERT_SMS = 20 / 132  # of the processors move tokens to experts while the others compute (DeepSeek-V3)
+RING = 0.37  # more time for blocks of attention that come round the ring (torchtitan's context parallelism)
+DEQUANTISED = 3  # bytes written and read again for each weight of a 4-bit base, in 16 bits, beside its half
 
 
 @dataclass(frozen=True)
@@ -32,6 +39,10 @@ class Work:
     expert_bytes: float  # between expert ranks, likewise
     gathered_bytes: float  # on the network, beside compute, per pass
     reduced_bytes: float  # gradients on the network, beside the backward, per step or per microbatch
+    moved: float = 0.0  # by the kernels between matrix products, forward; twice as much backward
+    gathered_once: float = 0.0  # on the network per step, where gathered weights are kept
+    dequantised: float = 0.0  # to make 16-bit weights of 4-bit ones, in each pass
+    scores: bool = False
 
 
 @dataclass(frozen=True)
@@ -47,6 +58,10 @@ class Cost:
     def seconds(self) -> float:
         return max(self.compute, self.memory, self.network) + self.exposed
 
+    def overlapped(self) -> Cost:
+        """With what was exposed beside compute instead."""
+        return replace(self, network=self.network + self.exposed, exposed=0.0)
+
     @property
     def bound(self) -> str:
         longest = max(self.compute, self.memory, self.network, self.exposed)
@@ -60,19 +75,66 @@ def linear_operations(shape: Shape, number: int, tokens: int) -> int:
 
 
 def attention_operations(shape: Shape, sequence: int, sequences: int) -> int:
-    """Of scores and weighted values over whole causal sequences, forward."""
-    return sequence * sequence * sequences * (shape.query_width + shape.value_width)
+    """Of scores and weighted values over whole sequences, forward: causal ones need half of the square."""
+    half = 1 if shape.causal else 2
+    return half * sequence * sequence * sequences * (shape.query_width + shape.value_width)
 
 
-@lru_cache(maxsize=1024)
+def layer_attention(shape: Shape, number: int, sequence: int, sequences: int, kernels: Kernels) -> float:
+    """Of one layer. Kept scores are the whole square; an encoder and its decoder see each other whole."""
+    once = attention_operations(shape, sequence, sequences)
+    if kernels.scores and shape.causal:
+        once *= 2
+    if shape.crosses(number):
+        return 3 * once  # its own half, and all of the encoder's
+    return 2 * once if shape.encoder_layers else once
+
+
+def moved_bytes(shape: Shape, number: int, kernels: Kernels) -> tuple[int, int]:
+    """Bytes per token that kernels between matrix products read and write, forward: whole, and tensor-split.
+
+    A fused norm reads two hidden states and writes two; an eager one of Llama casts, squares, averages and
+    scales in fp32, 38 bytes an element. A rotary embedding is one pass or five, a gate one or two.
+    """
+    h, norms = shape.hidden, shape.norms + shape.crosses(number)
+    kv = shape.kv_heads * shape.head_size
+    heads = shape.query_width + (0 if shape.latent else kv)
+    width = shape.feed_forward
+    whole = 0
+    if not shape.is_dense(number):
+        width = shape.expert_width * shape.experts_per_token + shape.shared_width
+        whole += 8 * h * shape.experts_per_token + 8 * shape.experts  # tokens sorted, and joined again
+    if shape.layer_norm:
+        whole += norms * 4 * h + (2 * 7 * h if kernels.fused else 2 * (5 + 6) * h)
+        split = 0
+    else:
+        whole += norms * (8 if kernels.fused else 38 + 6) * h
+        split = (4 if kernels.fused else 20) * heads
+    gate = (6 if kernels.fused else 10) if shape.gated else 4
+    split += gate * width
+    if kernels.scores:
+        split += 9 * shape.heads * kernels.scores + 4 * (heads + kv + shape.value_width)
+    return whole, split
+
+
+@lru_cache(maxsize=4096)
 def work(
-    shape: Shape, number: int, layout: Layout, sequence: int, sequences: int, lora: Lora | None = None
+    shape: Shape,
+    number: int,
+    layout: Layout,
+    sequence: int,
+    sequences: int,
+    lora: Lora | None = None,
+    kernels: Kernels = EAGER,
+    *,
+    fp8: bool = False,
 ) -> Work:
     """What a rank does for layer `number` and one microbatch of `sequences`."""
     share = layout.tensor * layout.context
     tokens = -(-sequence * sequences // layout.context)
     linear = linear_operations(shape, number, sequence * sequences) / share
-    attention = attention_operations(shape, sequence, sequences) / share
+    attention = layer_attention(shape, number, sequence, sequences, kernels) / share
+    attention *= 1 + RING * (layout.context - 1) / layout.context
     beside = adapters(shape.layer(number), lora) if lora else []
     small = sum(shape.reached(weight) for weight in beside)
     adapted = 2 * small * sequence * sequences / share
@@ -83,32 +145,68 @@ def work(
     if layout.tensor > 1:  # two all-reduces, or as much in all-gathers and reduce-scatters
         tensor = 2 * 2 * hidden * (layout.tensor - 1) / layout.tensor
     if layout.expert > 1 and not shape.is_dense(number):
-        expert = 2 * hidden * shape.experts_per_token * (layout.expert - 1) / layout.expert
-    gathered = reduced = 0.0
+        # A token goes once to each node that holds experts of it; FP8 halves the way there.
+        copies = shape.experts_per_token
+        if shape.expert_nodes:
+            copies = min(copies, shape.expert_nodes)
+        expert = (1.5 if fp8 else 2) * hidden * copies * (layout.expert - 1) / layout.expert
+    gathered = once = reduced = 0.0
     for of_experts, ranks in ((False, layout.replicas), (True, layout.expert_replicas)):
         some = [weight for weight in mine if weight.expert == of_experts]
         ring = (ranks - 1) / ranks
         trained = elements(adapters(some, lora)) if lora else elements(some)
-        gathered += 2 * elements(some) * ring if layout.stage >= 3 else 0.0
+        whole_weights = 2 * elements(some) * ring if layout.stage >= 3 else 0.0
+        once += whole_weights if layout.keeps_gathered else 0.0
+        gathered += 0.0 if layout.keeps_gathered else whole_weights
         reduced += 2 * trained * ring * (1 if layout.stage >= 2 else 2)
     if layout.context > 1:  # keys and values travel round the ring
         gathered += 4 * tokens * (layout.context - 1) * shape.kv_heads * shape.head_size / layout.tensor
+    whole, split = moved_bytes(shape, number, kernels)
+    if layout.sequence_parallel:
+        whole, split = 0, whole + split
+    quantised = [w for w in mine if w.inputs and w.name != "router"] if lora and lora.base_bits == 4 else []
     return Work(
         linear=linear + adapted,
         attention=attention,
         linear_backward=linear * (1 if lora else 2) + 2 * adapted,
-        memory=2 * count + 2 * layer_bytes(shape, number, tokens, layout, lora),
+        memory=2 * count + 2 * layer_bytes(shape, number, tokens, layout, lora, kernels),
         tensor_bytes=tensor,
         expert_bytes=expert,
         gathered_bytes=gathered,
         reduced_bytes=reduced,
+        gathered_once=once,
+        moved=tokens * (whole + split / layout.tensor),
+        dequantised=DEQUANTISED * elements(quantised),
+        scores=kernels.scores > 0,
     )
 
 
-def seconds(linear: float, attention: float, gpu: Gpu, *, fp8: bool) -> float:
-    """Of operations at the sustained rate; FP8 speeds up matrix products only."""
-    gain = gpu.fp8_gain or 1.0 if fp8 else 1.0
-    return (linear / gain + attention) / gpu.sustained
+def fp8_gain(gpu: Gpu, *, fp8: bool, fine: bool = False) -> float:
+    """How much faster matrix products are than in 16 bits."""
+    gain = gpu.fp8_gain or 1.0
+    return (1 + FINE * (gain - 1) if fine else gain) if fp8 else 1.0
+
+
+def seconds(linear: float, attention: float, gpu: Gpu, *, fp8: bool, fine: bool = False) -> float:
+    """Of operations; FP8 speeds up matrix products only."""
+    gain = fp8_gain(gpu, fp8=fp8, fine=fine)
+    return linear / gain / (gpu.matmul or gpu.sustained) + attention / (gpu.attention or gpu.sustained)
+
+
+def between(bytes_moved: float, gpu: Gpu) -> float:
+    """Seconds of the kernels between matrix products; in one rate for everything they are already."""
+    return bytes_moved / (STREAMED * gpu.memory_bandwidth) if gpu.matmul else 0.0
+
+
+def unpacked(done: Work, gpu: Gpu) -> float:
+    """Seconds to make 16-bit weights of 4-bit ones, which each pass does before it multiplies."""
+    return done.dequantised / (STREAMED * gpu.memory_bandwidth)
+
+
+def _attention(done: Work, gpu: Gpu) -> float:
+    """Operations in attention's own rate; where scores are kept it is made of matrix products."""
+    ratio = (gpu.attention or gpu.sustained) / (gpu.matmul or gpu.sustained) if done.scores else 1.0
+    return done.attention * ratio
 
 
 def bandwidth(gpu: Gpu, ranks: int, gpus: int) -> float:
@@ -116,37 +214,57 @@ def bandwidth(gpu: Gpu, ranks: int, gpus: int) -> float:
 
     Tensor ranks are neighbours; anything that is larger than a node crosses the network.
     """
-    inside = gpus <= gpu.node or ranks <= gpu.node
-    return COLLECTIVE * (gpu.node_bandwidth if inside else gpu.network)
+    if gpus <= gpu.node or ranks <= gpu.node:
+        return COLLECTIVE * gpu.node_bandwidth
+    # Of a ring over whole nodes all network cards of a node carry a part.
+    return COLLECTIVE * min(gpu.node_bandwidth, gpu.node * gpu.network)
 
 
-def forward(work: Work, gpu: Gpu, layout: Layout, *, fp8: bool) -> Cost:
+def forward(work: Work, gpu: Gpu, layout: Layout, *, fp8: bool, fine: bool = False) -> Cost:
     """Of one layer and microbatch."""
     far = between_replicas(gpu, layout)
+    compute = seconds(work.linear, _attention(work, gpu), gpu, fp8=fp8, fine=fine)
+    compute += between(work.moved, gpu) + unpacked(work, gpu)
+    compute /= _computing(work, layout)
     return Cost(
-        seconds(work.linear, work.attention, gpu, fp8=fp8),
+        compute,
         work.memory / gpu.memory_bandwidth,
         work.gathered_bytes / far,
-        _exposed(work, gpu, layout),
+        _exposed(work, gpu, layout, compute),
     )
 
 
-def backward(work: Work, gpu: Gpu, layout: Layout, *, fp8: bool, reduces: bool) -> Cost:
+def backward(work: Work, gpu: Gpu, layout: Layout, *, fp8: bool, reduces: bool, fine: bool = False) -> Cost:
     """Of one layer and microbatch; `reduces` says whether its gradients are reduced beside it."""
     far = between_replicas(gpu, layout)
+    times = SCORES_BACKWARD if work.scores else FLASH_BACKWARD
+    compute = seconds(work.linear_backward, times * _attention(work, gpu), gpu, fp8=fp8, fine=fine)
+    compute += 2 * between(work.moved, gpu) + unpacked(work, gpu)
+    compute /= _computing(work, layout)
     return Cost(
-        seconds(work.linear_backward, FLASH_BACKWARD * work.attention, gpu, fp8=fp8),
+        compute,
         2 * work.memory / gpu.memory_bandwidth,
         (work.gathered_bytes + (work.reduced_bytes if reduces else 0)) / far,
-        _exposed(work, gpu, layout),
+        _exposed(work, gpu, layout, compute),
     )
 
 
-def _exposed(work: Work, gpu: Gpu, layout: Layout) -> float:
+def _exposed(work: Work, gpu: Gpu, layout: Layout, compute: float) -> float:
     tensor = bandwidth(gpu, layout.tensor, layout.gpus)
-    return work.tensor_bytes / tensor + work.expert_bytes / bandwidth(
-        gpu, layout.tensor * layout.expert, layout.gpus
-    )
+    return work.tensor_bytes / tensor + _waiting_for_experts(work, gpu, layout, compute)
+
+
+def _computing(work: Work, layout: Layout) -> float:
+    """The share of a GPU that computes: DualPipe's kernels for expert traffic run beside the others."""
+    return 1 - EXPERT_SMS if layout.schedule == "dualpipe" and work.expert_bytes else 1.0
+
+
+def _waiting_for_experts(work: Work, gpu: Gpu, layout: Layout, compute: float) -> float:
+    """Tokens on their way to experts and back; DualPipe hides them behind what another pass computes."""
+    ranks = layout.tensor * layout.expert
+    near = layout.gpus <= gpu.node or ranks <= gpu.node
+    seconds_ = work.expert_bytes / (COLLECTIVE * (gpu.node_bandwidth if near else gpu.network))
+    return max(0.0, seconds_ - compute) if layout.schedule == "dualpipe" else seconds_
 
 
 def between_replicas(gpu: Gpu, layout: Layout) -> float:

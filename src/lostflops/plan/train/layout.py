@@ -15,7 +15,7 @@ from lostflops.errors import ImpossibleLayout
 from lostflops.plan.shape import Shape, Weight
 
 Sharding = Literal["none", "zero-1", "zero-2", "zero-3", "fsdp2"]
-Schedule = Literal["gpipe", "1f1b", "interleaved"]
+Schedule = Literal["gpipe", "1f1b", "interleaved", "dualpipe"]
 SHARDINGS: tuple[Sharding, ...] = get_args(Sharding)
 SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
 
@@ -46,6 +46,11 @@ class Layout:
     @property
     def expert_replicas(self) -> int:
         return self.replicas // self.expert
+
+    @property
+    def keeps_gathered(self) -> bool:
+        """Whether sharded weights are gathered once per step: pipelines keep them for all microbatches."""
+        return self.stage >= 3 and self.pipeline > 1
 
     @property
     def stage(self) -> int:
@@ -101,10 +106,23 @@ def _even(few: int, what: str, many: int, of: str, shape: Shape | None = None) -
 
 
 def stage_layers(shape: Shape, layout: Layout, stage: int) -> range:
-    """The layers of a pipeline stage: as even as they come, the first stages having one more."""
-    each, rest = divmod(shape.layers, layout.pipeline)
-    start = stage * each + min(stage, rest)
-    return range(start, start + each + (stage < rest))
+    """The layers of a pipeline stage: as even as they come.
+
+    Where they come out uneven the last stages and the first, which have the head and the embedding beside
+    their layers, have one less: first the last, then the first, and so on inwards.
+    """
+    sizes = _stage_sizes(shape.layers, layout.pipeline)
+    start = sum(sizes[:stage])
+    return range(start, start + sizes[stage])
+
+
+@lru_cache(maxsize=64)
+def _stage_sizes(layers: int, stages: int) -> tuple[int, ...]:
+    most = -(-layers // stages)
+    sizes = [most] * stages
+    for turn in range(most * stages - layers):
+        sizes[turn // 2 if turn % 2 else stages - 1 - turn // 2] -= 1
+    return tuple(sizes)
 
 
 def stage_weights(shape: Shape, layout: Layout, stage: int) -> Iterator[Weight]:
@@ -120,8 +138,7 @@ def stage_weights(shape: Shape, layout: Layout, stage: int) -> Iterator[Weight]:
 
 def held_layer(shape: Shape, layout: Layout, number: int) -> tuple[Weight, ...]:
     """A layer's weights as one rank holds them."""
-    like = 0 if shape.is_dense(number) else shape.layers - 1
-    return _held_layer(shape, like, layout.tensor, layout.expert)
+    return _held_layer(shape, shape.like(number), layout.tensor, layout.expert)
 
 
 @lru_cache(maxsize=64)
@@ -145,6 +162,8 @@ def microbatches_alive(layout: Layout, stage: int, microbatches: int) -> int:
     """Microbatches whose activations a stage holds at once, for schedules without chunks."""
     if layout.schedule == "gpipe":
         return microbatches
+    if layout.schedule == "dualpipe":  # from both ends: every stage holds what two of them would
+        return min(microbatches, layout.pipeline + 1)
     return min(microbatches, layout.pipeline - stage)
 
 

@@ -6,16 +6,20 @@ then no reason to change anything. A combination is left out where fewer changes
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, product
 from typing import Any
 
 from .job import Prediction, Training, free
 from .layout import stage_layers
+from .static_memory import OPTIMIZERS
 from .timeline import KEEP
 
 Change = Mapping[str, Any]
+
+DOUBLINGS = 5  # of the number of GPUs, where it does not fit on those that were asked for
+OTHER_OPTIMIZERS = {"8-bit Adam": "adam-8bit", "Adafactor": "factored"}
 
 # What applies a change to a model as it is. The others are settings of the job, or of its framework.
 APPLY = {
@@ -56,28 +60,67 @@ class Ranking:
     ways: tuple[Way, ...]
     verdict: str
 
+    @property
+    def headline(self) -> Way:
+        """The way that the verdict names: the job as asked where it fits, or nothing does."""
+        return _headline(self.asked, self.ways)
+
 
 def rank(training: Training, most: int = 8) -> Ranking:
-    """Plan the job as asked, with each remedy alone, and with combinations of them."""
+    """Plan the job as asked, with each remedy alone, and with combinations of them.
+
+    Where none of them fits, more GPUs are added, twice as many at a time.
+    """
     asked = Way((), Prediction(training))
     alone = tuple(_alone(training, asked))
     combined = list(_combined(training))
-    ways = sorted(
-        (way for way in (asked, *alone, *combined) if way.prediction.fits),
-        key=lambda way: (_per_token(way), len(way.changes)),
-    )
-    kept = [way for way in ways if not any(_needless(way, other) for other in ways)]
-    return Ranking(asked, alone, tuple(kept[:most]), _verdict(asked, alone, kept, combined))
+    kept = _kept((asked, *alone, *combined))
+    larger = _with_more_gpus(training) if not any(_explicit(way) for way in kept) else ()
+    ways = (*larger, *kept)
+    return Ranking(asked, alone, ways[:most], _verdict(asked, alone, ways, combined))
+
+
+def _kept(found: Sequence[Way]) -> list[Way]:
+    """Those that fit and have no needless change: fastest first, unified memory behind all others."""
+    fitting = [way for way in found if way.prediction.fits]
+    kept: list[Way] = []
+    for way in sorted(fitting, key=lambda way: len(way.changes)):
+        if not any(_needless(way, other) for other in kept):
+            kept.append(way)
+    return sorted(kept, key=lambda way: (not _explicit(way), _per_token(way), len(way.changes)))
+
+
+def _explicit(way: Way) -> bool:
+    """Whether it fits without leaving it to the driver what is in the GPU's memory."""
+    return not way.prediction.training.unified
 
 
 def _needless(way: Way, other: Way) -> bool:
     """Whether `other` does with a part of the changes what `way` does, or all but a hundredth of it."""
     fewer = set(other.changes) < set(way.changes)
-    return fewer and _per_token(other) <= 1.01 * _per_token(way)
+    return fewer and _explicit(other) and _per_token(other) <= 1.01 * _per_token(way)
 
 
 def _per_token(way: Way) -> float:
-    return way.prediction.step_ns / way.prediction.tokens
+    t = way.prediction.training
+    return way.prediction.step_ns * t.layout.gpus / way.prediction.tokens
+
+
+def _with_more_gpus(training: Training) -> tuple[Way, ...]:
+    """The job on the fewest GPUs, doubled, on which some combination fits; nothing where none does."""
+    gpus = training.layout.gpus
+    for _ in range(DOUBLINGS):
+        gpus *= 2
+        larger = replace(training, layout=replace(training.layout, gpus=gpus))
+        first = Way((f"{gpus} GPUs",), Prediction(larger))
+        found = [first, *(_joined(first, way) for way in (*_alone(larger, first), *_combined(larger)))]
+        if kept := [way for way in _kept(found) if _explicit(way)]:
+            return tuple(kept)
+    return ()
+
+
+def _joined(first: Way, way: Way) -> Way:
+    return Way((*first.changes, *way.changes), way.prediction, way.remark)
 
 
 def _choices(training: Training) -> list[dict[str, Change]]:
@@ -103,10 +146,16 @@ def _choices(training: Training) -> list[dict[str, Change]]:
         more = t.microbatches * (t.microbatch // size)
         batch[f"microbatch {size}"] = {"microbatch": size, "microbatches": more}
     loss: dict[str, Change] = {} if t.fused_loss else {"fused loss": {"fused_loss": True}}
+    optimizer: dict[str, Change] = {}
+    away: dict[str, Change] = {}
+    if t.optimizer.master and not t.optimizer_away and not t.lora:
+        for name, kind in OTHER_OPTIMIZERS.items():
+            optimizer[name] = {"optimizer": OPTIMIZERS[kind]}
+        away["offload the optimizer"] = {"optimizer_away": True}
     stream: dict[str, Change] = {}
     if t.lora and not t.streamed and t.layout.stage < 3:
         stream["stream frozen weights"] = {"streamed": True}
-    return [checkpoint, offload, stream, sharding, batch, loss]
+    return [checkpoint, offload, stream, sharding, optimizer | away, batch, loss]
 
 
 def _others(training: Training) -> dict[str, Change]:
@@ -116,6 +165,8 @@ def _others(training: Training) -> dict[str, Change]:
         found["unified memory"] = {"unified": True}
     if training.gpu.fp8_gain and not training.fp8:
         found["FP8"] = {"fp8": True}
+    if training.kernels == "eager" and training.gpu.matmul:
+        found["compile the layers"] = {"kernels": "fused"}
     return found
 
 
@@ -146,10 +197,15 @@ def _remark(name: str, now: Prediction, before: Prediction) -> str:
         return "the last resort: migration is slower than copies" if before.excess else "nothing is over"
     if name == "FP8":
         return "for speed: memory stays as it is; check the loss"
+    if name == "compile the layers":
+        return "`torch.compile`: the first steps take longer"
+    if name in OTHER_OPTIMIZERS:
+        return "another optimizer: check the loss"
     if now.peak.bytes >= before.peak.bytes:
         if "offload" in name and not now.training.offloaded:
             return "no layer can travel without making the step longer"
-        return f"buys nothing: the peak is at '{now.peak.name}'"
+        largest = sorted(now.peak.parts, key=lambda part: -part.bytes)[:2]
+        return f"no help: the peak is {' and '.join(part.name for part in largest)}"
     if now.host_bytes > now.training.gpu.host_memory:
         return "host memory is too small"
     return ""
@@ -173,18 +229,48 @@ def _combined(training: Training) -> Iterator[Way]:
                 yield Way(names, Prediction(new))
 
 
-def _verdict(asked: Way, alone: tuple[Way, ...], ways: list[Way], combined: list[Way]) -> str:
-    best = ways[0] if ways else None
-    if asked.prediction.fits:
-        room = asked.prediction.training.gpu.memory - asked.prediction.peak.bytes
-        return f"It fits as it is, with {room / 1e9:.1f} GB to spare: memory is no reason to change anything."
-    if best is None:
+def _gpus(count: int) -> str:
+    return "1 GPU" if count == 1 else f"{count} GPUs"
+
+
+def _headline(asked: Way, ways: Sequence[Way]) -> Way:
+    """The fastest way; of those within a hundredth, one with the optimizer that was asked for, or Adam's."""
+    explicit = [way for way in ways if _explicit(way)]
+    if not explicit or (asked.prediction.fits and _explicit(asked)):
+        return asked
+    near = [way for way in explicit if _per_token(way) <= 1.01 * _per_token(explicit[0])]
+    return min(
+        near, key=lambda way: next((n for n, o in enumerate(OTHER_OPTIMIZERS, 1) if o in way.changes), 0)
+    )
+
+
+def _verdict(asked: Way, alone: tuple[Way, ...], ways: Sequence[Way], combined: list[Way]) -> str:
+    now = asked.prediction
+    if now.fits and _explicit(asked):
+        room = now.training.gpu.memory - now.peak.bytes
+        return (
+            f"It fits as it is, with {room / 1e9:.1f} GB to spare. You need not change anything for memory."
+        )
+    explicit = [way for way in ways if _explicit(way)]
+    if not explicit:
         closest = min((asked, *alone, *combined), key=lambda way: way.prediction.peak.bytes)
         over = closest.prediction.excess
         reason = f"{over / 1e9:.1f} GB over" if over else "but host memory is too small"
+        last = " Unified memory would, slowly." if ways else ""
         return (
             f"Nothing that was tried makes it fit; the closest is '{closest.name}', {reason}. "
-            "More GPUs, tensor parallelism or `--method lora` need less."
+            f"Tensor or pipeline parallelism or `--method lora` needs less.{last}"
         )
-    over = asked.prediction.excess / 1e9
-    return f"It does not fit as it is: {over:.1f} GB over. The fastest way: {best.name}."
+    best = _headline(asked, explicit)
+    said = f"It does not fit as it is: {now.excess / 1e9:.1f} GB over."
+    if now.training.unified and now.fits:
+        said = f"It fits only in unified memory: {now.excess / 1e9:.1f} GB are over."
+    elif not now.excess:
+        said = "It does not fit as it is: host memory is too small."
+    more = best.prediction.training.layout.gpus - now.training.layout.gpus
+    said += f" Nothing that was tried fits on {_gpus(now.training.layout.gpus)}." if more else ""
+    said += f" The fastest way: {best.name}, {best.prediction.peak.bytes / 1e9:.1f} GB per GPU"
+    same = [way for way in explicit if not set(way.changes) & set(OTHER_OPTIMIZERS)]
+    if set(best.changes) & set(OTHER_OPTIMIZERS) and same:
+        said += f"; with the same optimizer: {same[0].name}"
+    return f"{said}."

@@ -117,11 +117,14 @@ def adapters(weights: Iterable[Weight], lora: Lora) -> list[Weight]:
     return found
 
 
+SIXTEEN_BITS = ("embedding", "head", "router", "positions", "relative_positions")  # whatever the base has
+
+
 def base_bytes(weights: Iterable[Weight], lora: Lora) -> int:
     """The frozen base. In 4 bits only the matrices of layers are: not embeddings, head, norms and router."""
     total = 0
     for weight in weights:
-        if lora.base_bits == 16 or not weight.inputs or weight.name in ("embedding", "head", "router"):
+        if lora.base_bits == 16 or not weight.inputs or weight.name in SIXTEEN_BITS:
             total += 2 * weight.elements
             continue
         scales = shard(weight.elements, BLOCK_4BIT)
@@ -195,7 +198,11 @@ def communication(
     """Buffers that communication fills: unsharded layers, buckets, gathered hidden states."""
     total, said = 0, list[str]()
     if layout.replicas > 1:
-        if layout.stage >= 3:
+        if layout.keeps_gathered:
+            held = elements(list(stage_weights(shape, layout, stage)))
+            total += 2 * held + 4 * elements(trained(shape, layout, stage, lora))
+            said.append("all gathered layers, and fp32 gradients until they are reduced")
+        elif layout.stage >= 3:
             total += _unsharded(shape, layout, stage, lora)
             said.append("two gathered layers" + ("" if lora else " and one layer's gradients"))
         elif layout.stage:
@@ -205,7 +212,7 @@ def communication(
         total += 2 * tokens * shape.hidden
         said.append("one gathered hidden state")
     if layout.pipeline > 1:
-        total += 4 * tokens * shape.hidden
+        total += 4 * tokens * shape.hidden // (layout.tensor if layout.sequence_parallel else 1)
         said.append("a sent and a received hidden state")
     return Part("communication buffers", total, ", ".join(said) or "none")
 

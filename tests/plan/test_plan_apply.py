@@ -1,0 +1,100 @@
+"""The settings that a plan prints are ones that the frameworks' own parsers take."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lostflops.plan.train import apply
+from lostflops.plan.train.job import Training
+from lostflops.plan.train.layout import Layout, Sharding
+from lostflops.plan.train.static_memory import OPTIMIZERS
+from planned import job
+
+
+def of(framework: str, asked: Training) -> apply.Settings:
+    return next(found for found in apply.settings(asked) if found.framework == framework)
+
+
+def on_eight(sharding: Sharding, **more: object) -> Training:
+    return replace(job(layout=Layout(gpus=8, sharding=sharding)), **more)  # pyright: ignore[reportArgumentType]
+
+
+JOBS = {
+    "plain": on_eight("none", checkpointing="full", microbatch=2, microbatches=3),
+    "ZeRO-2": on_eight("zero-2"),
+    "ZeRO-3, optimizer away": on_eight("zero-3", optimizer_away=True, checkpointing="full"),
+    "FSDP, 8-bit": on_eight("zero-3", optimizer=OPTIMIZERS["adam-8bit"], checkpointing="full"),
+    "FSDP, Adafactor, compiled": on_eight("fsdp2", optimizer=OPTIMIZERS["factored"], kernels="fused"),
+}
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_the_trainer_takes_its_settings(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    transformers: Any = pytest.importorskip("transformers")
+    pytest.importorskip("torch")
+    found = of("HF Trainer", JOBS[name])
+    monkeypatch.chdir(tmp_path)
+    for file, content in found.files.items():
+        Path(file).write_text(json.dumps(content))
+    words = shlex.split(found.command)
+    words = words[words.index(apply.SCRIPT) + 1 :]
+    if "--deepspeed" in words:  # building the plugin needs a compiler; the file is checked below
+        at = words.index("--deepspeed")
+        words = words[:at] + words[at + 2 :]
+    parser = transformers.HfArgumentParser(transformers.TrainingArguments)
+    (read,) = parser.parse_args_into_dataclasses(["--output_dir", str(tmp_path), "--use_cpu", *words])
+    assert read.per_device_train_batch_size == JOBS[name].microbatch
+    assert read.gradient_accumulation_steps == JOBS[name].microbatches
+    assert read.bf16
+    full = JOBS[name].checkpointing == "full"
+    if "fsdp.json" in found.files:
+        assert bool(read.fsdp_config.get("activation_checkpointing")) == full
+    else:
+        assert read.gradient_checkpointing == full
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_accelerate_takes_its_settings(name: str) -> None:
+    pytest.importorskip("torch")
+    launch: Any = pytest.importorskip("accelerate.commands.launch")
+    words = shlex.split(of("Accelerate", JOBS[name]).command)[2:]
+    read = launch.launch_command_parser().parse_args(words)
+    assert (read.num_processes, read.training_script) == (8, apply.SCRIPT)
+    assert bool(read.use_fsdp) == (name.startswith("FSDP"))
+    assert bool(read.use_deepspeed) == name.startswith("ZeRO")
+    if read.use_deepspeed:
+        assert read.zero_stage == JOBS[name].layout.stage
+    assert (read.offload_optimizer_device == "cpu") == JOBS[name].optimizer_away
+
+
+@pytest.mark.parametrize("name", [name for name in JOBS if name.startswith("ZeRO")])
+def test_deepspeed_takes_its_configuration(name: str) -> None:
+    pytest.importorskip("torch")
+    zero: Any = pytest.importorskip("deepspeed.runtime.zero.config")
+    config = of("DeepSpeed", JOBS[name]).files["ds.json"]
+    read = zero.get_zero_config(config)
+    assert int(read.stage) == JOBS[name].layout.stage
+    away = read.offload_optimizer
+    device = getattr(away, "device", None)
+    assert (getattr(device, "value", device) == "cpu") == JOBS[name].optimizer_away
+
+
+def test_a_framework_without_the_layout_is_left_out() -> None:
+    asked = job("llama-3.1-405b", layout=Layout(gpus=128, tensor=8, pipeline=16, sharding="fsdp2"))
+    assert [found.framework for found in apply.settings(asked)] == ["torchtitan"]
+    command = of("torchtitan", asked).command
+    assert "--parallelism.tensor_parallel_degree=8" in command
+    assert "--parallelism.pipeline_parallel_degree=16" in command
+    assert "--parallelism.pipeline_parallel_schedule=1F1B" in command
+
+
+def test_deepspeed_does_not_run_what_it_would_add_master_weights_to() -> None:
+    frameworks = [found.framework for found in apply.settings(JOBS["FSDP, 8-bit"])]
+    assert "DeepSpeed" not in frameworks
+    assert "load the model with dtype=torch.bfloat16" in of("HF Trainer", JOBS["FSDP, 8-bit"]).besides

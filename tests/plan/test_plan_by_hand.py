@@ -1,0 +1,325 @@
+"""Tables worked out by hand for a model small enough for it: every number here was added up on paper."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from lostflops.plan import hardware
+from lostflops.plan.serve import inference
+from lostflops.plan.shape import Shape, named
+from lostflops.plan.train import activation_memory, layer_time, layout, static_memory
+from lostflops.plan.train.activation_memory import Kernels
+from lostflops.plan.train.job import Prediction, Training
+from lostflops.plan.train.layout import Layout
+from lostflops.plan.train.ranking import rank
+from lostflops.plan.train.static_memory import OPTIMIZERS, Lora
+from planned import job
+
+# Hidden 64, feed-forward 128, six layers, eight heads of 8, four of keys and values, 96 words:
+# q and o 4,096 weights each, k and v 2,048, gate, up and down 8,192, two norms 64: 36,992 a layer;
+# embedding and head 6,144 each, the last norm 64.
+SMALL = Shape("small", 64, 128, 6, 8, 4, 8, 96)
+COUNT = 6 * 36_992 + 2 * 6_144 + 64
+# Four experts of width 32, two for each token.
+EXPERTS = replace(SMALL, name="experts", experts=4, experts_per_token=2, expert_width=32)
+GPT = replace(SMALL, name="gpt", gated=False, layer_norm=True, dropout=True, kv_heads=8)
+
+# Bytes per token of one layer: what tensor ranks do not split, and what they do.
+PER_TOKEN = [
+    # fp32 norms 512, normalised 256, statistics 8, inputs 128 + 128; keys, values, queries, output 3 x 128,
+    # log-sum-exp 32, gate, SiLU and up 768, product 256.
+    (SMALL, Kernels(), 1032, 1440),
+    # norms' inputs 256, statistics 8, inputs 128 + 128; 3 x 128, 32, gate and up 512, product 256.
+    (SMALL, Kernels(fused=True), 520, 1184),
+    # norms 776, input 128, router 24, two copies of the input 256, two outputs 256; 3 x 128, 32, two experts'
+    # gate, SiLU and up 384 and products 128.
+    (EXPERTS, Kernels(), 1440, 928),
+    # norms' inputs 256, statistics 16, masks 128, inputs 128 + 128; keys and values 256, queries and output
+    # 256, log-sum-exp 32, the activation's input 256 and output 256.
+    (GPT, Kernels(fused=True), 656, 1056),
+    # the same with scores of 16 tokens: 5 x 8 heads x 16 in place of 32.
+    (GPT, Kernels(fused=True, scores=16), 656, 1664),
+]
+
+
+@pytest.mark.parametrize(("shape", "kernels", "whole", "split"), PER_TOKEN)
+@pytest.mark.parametrize("tensor", [1, 2, 8])
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_activations_are_split_where_tensor_ranks_split_them(
+    shape: Shape, kernels: Kernels, whole: int, split: int, tensor: int, sequence_parallel: bool
+) -> None:
+    here = Layout(gpus=tensor, tensor=tensor, sequence_parallel=sequence_parallel)
+    expected = 16 * ((whole + split) // tensor if sequence_parallel else whole + split // tensor)
+    assert activation_memory.layer_bytes(shape, 0, 16, here, None, kernels) == expected
+
+
+def test_korthikanti_s_bytes_of_a_gpt_layer() -> None:
+    """34 per token and width, 5 per token, head and score; statistics of rows come on top."""
+    gpt, tokens = named("gpt-175b"), 2048
+    unit = tokens * gpt.hidden
+    flash = activation_memory.layer_bytes(gpt, 0, tokens, Layout(), None, Kernels(fused=True))
+    assert flash == 34 * unit + tokens * (16 + 4 * gpt.heads)
+    kept = activation_memory.layer_bytes(gpt, 0, tokens, Layout(), None, Kernels(fused=True, scores=tokens))
+    assert kept == 34 * unit + 5 * gpt.heads * tokens * tokens + tokens * 16
+    units = activation_memory.layer_bytes(named("llama-2-70b"), 0, 4096, Layout(), None, Kernels(fused=True))
+    assert units / (2 * 4096 * 8192) == pytest.approx(16.766, abs=0.001)
+
+
+# Weights of a layer on one of so many tensor ranks; beyond the key-value heads each holds a whole one.
+HELD = {1: 36_992, 2: 2048 + 1024 + 1024 + 2048 + 3 * 4096 + 128, 8: 512 + 512 + 512 + 512 + 3 * 1024 + 128}
+
+
+@pytest.mark.parametrize("tensor", HELD)
+def test_a_tensor_rank_holds_its_piece_of_a_layer(tensor: int) -> None:
+    here = Layout(gpus=tensor, tensor=tensor)
+    assert sum(w.elements for w in layout.held_layer(SMALL, here, 0)) == HELD[tensor]
+
+
+# Bytes of weights, gradients and optimizer states for the whole model.
+STATES = {
+    "adam": (2 * COUNT, 2 * COUNT, 12 * COUNT),
+    "adam-fp32-gradients": (2 * COUNT, 4 * COUNT, 12 * COUNT),
+    "adam-16bit": (2 * COUNT, 2 * COUNT, 4 * COUNT),
+    "adam-fp32": (4 * COUNT, 4 * COUNT, 8 * COUNT),
+    # 234,304 numbers in 916 blocks of 256, two moments of a byte, two fp32 scales a block.
+    "adam-8bit": (2 * COUNT, 2 * COUNT, 2 * COUNT + 8 * 916),
+    # fp32 rows and columns: 128 + 96 + 96 + 128 + 3 x 192 of a layer's matrices, 2 x 64 of its norms, 160 of
+    # the embedding, 160 of the head, 64 of the last norm.
+    "factored": (2 * COUNT, 2 * COUNT, 4 * (6 * 1152 + 160 + 160 + 64)),
+}
+
+
+@pytest.mark.parametrize("name", STATES)
+@pytest.mark.parametrize(("sharding", "shared"), [("none", ()), ("zero-1", (2,)), ("zero-2", (1, 2))])
+def test_static_memory_of_every_optimizer(
+    name: str, sharding: layout.Sharding, shared: tuple[int, ...]
+) -> None:
+    assert COUNT == SMALL.parameters() == 234_304
+    parts = static_memory.parts(SMALL, Layout(gpus=2, sharding=sharding), 0, OPTIMIZERS[name])
+    expected = [size // 2 if at in shared else size for at, size in enumerate(STATES[name])]
+    assert [part.bytes for part in parts] == expected
+
+
+def served(shape: Shape = SMALL, gpus: int = 1, tensor: int = 1, **more: object) -> inference.Served:
+    asked = inference.Serving(
+        shape, hardware.gpu("h100"), hardware.link("pcie5"), Layout(gpus=gpus, tensor=tensor), 5, 7, batch=3
+    )
+    return inference.Served(replace(asked, **more))  # pyright: ignore[reportArgumentType]
+
+
+def test_a_cache_is_divided_by_tensor_ranks_as_far_as_it_has_heads() -> None:
+    """Two times 6 layers, 4 heads of 8 and 2 bytes is 768 a token; 3 sequences of 12 tokens."""
+    for tensor, per_token in ((1, 768), (2, 384), (4, 192), (8, 192)):
+        now = served(gpus=tensor, tensor=tensor)
+        assert now.cache_per_token == per_token
+        assert next(part.bytes for part in now.parts if part.name == "KV cache") == 36 * per_token
+
+
+def test_a_latent_cache_is_whole_on_every_tensor_rank() -> None:
+    model = named("deepseek-v2-lite")
+    assert served(model, 2, 2).cache_per_token == served(model).cache_per_token == 27 * (512 + 64) * 2
+
+
+def test_tokens_per_second_are_linear_in_replicas() -> None:
+    one = served().tokens_per_second
+    assert served(gpus=4).tokens_per_second == pytest.approx(4 * one)
+    pair = served(gpus=2, tensor=2)
+    two = pair.tokens_per_second
+    prompts, each = (pace.ns / 1e9 for pace in pair.paces)
+    assert two == pytest.approx(3 * 7 / (prompts + 7 * each))
+    assert served(gpus=8, tensor=2).tokens_per_second == pytest.approx(4 * two)
+
+
+def test_experts_that_a_batch_reaches() -> None:
+    """Of four experts, two a token: one token reaches half, two 3/4, three 7/8; a dense model has none."""
+    assert [inference.touched(EXPERTS, tokens) for tokens in (1, 2, 3)] == [0.5, 0.75, 0.875]
+    assert inference.touched(SMALL, 5) == 0.0
+
+
+def test_a_token_reads_what_its_batch_reaches() -> None:
+    """A layer's experts are 4 x 3 x 64 x 32 weights; the rest is read whole but the embedding."""
+    experts = 2 * 6 * 4 * 3 * 64 * 32
+    plain = 2 * (6 * (12_288 + 4 * 64 + 128) + 6_144 + 64)
+    assert served(EXPERTS).read(2) == pytest.approx(plain + 0.75 * experts / inference.PICKED)
+    assert served(EXPERTS).read(5000) == pytest.approx(plain + experts)
+    assert served(SMALL).read(1) == 2 * (COUNT - 6_144)
+    tied = replace(SMALL, tied=True)
+    assert served(tied).read(1) == 2 * (COUNT - 6_144)  # the table is the head, and read as such
+
+
+def test_four_bit_groups_have_a_scale_and_a_zero() -> None:
+    """All matrices but the embedding in 4 bits, 32 of them sharing 4 bytes."""
+    matrices = COUNT - 6_144 - 6 * 128 - 64
+    now = served(weight_bits=4, group=32)
+    assert now.weight_bytes == 2 * (6_144 + 6 * 128 + 64) + matrices // 2 + 4 * (matrices // 32)
+
+
+def test_all_reduces_cost_a_latency_each() -> None:
+    """With a wire and a memory that cost nothing, twelve all-reduces and six layers are left."""
+    fast = msgspec.structs.replace(
+        hardware.gpu("h100"), node_bandwidth=1e18, memory_bandwidth=1e18, matmul=1e18, attention=1e18
+    )
+    alone, two = (served(gpus=n, tensor=n, gpu=fast).paces[1].ns for n in (1, 2))
+    assert alone == 6 * 55_000
+    assert two - alone == 12 * 5_000
+    small_nodes = msgspec.structs.replace(fast, node=1, network=1e18)
+    far = served(gpus=2, tensor=2, gpu=small_nodes).paces[1].ns
+    assert far - alone == 12 * 30_000
+
+
+# One sentence a branch.
+BIG = msgspec.structs.replace(hardware.gpu("h100"), host_memory=10**9)
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        (served(), "It fits as it is, with "),
+        (
+            served(named("llama-3-70b")),
+            "It does not fit as it is: 56.7 GB over. The fastest way: 4-bit weights; without other",
+        ),
+        (served(named("llama-3-70b"), weight_bits=4), "It fits as it is, with "),
+        (served(named("llama-3.1-405b"), weight_bits=4, gpu=BIG), "Nothing that was tried makes it fit"),
+        (
+            served(named("llama-3-70b"), gpu=BIG),
+            "It does not fit as it is: 56.7 GB over. The fastest way: 4-bit weights.",
+        ),
+    ],
+)
+def test_each_verdict_on_serving(asked: inference.Served, says: str) -> None:
+    assert inference.verdict(inference.options(asked.serving)).startswith(says)
+
+
+def test_the_whole_batch_that_fits_is_in_the_verdict() -> None:
+    asked = served(named("llama-3-8b")).serving
+    batch = inference.Served(asked).largest_batch
+    assert inference.verdict(inference.options(asked)).endswith(f"; up to {batch:,} sequences.")
+
+
+def verdict(asked: Training) -> str:
+    return rank(asked).verdict
+
+
+EIGHT = job("llama-3-70b", "h100", layout=Layout(gpus=8))
+
+
+def test_each_verdict_on_training() -> None:
+    assert verdict(job("llama-3-8b", layout=Layout(gpus=8, sharding="fsdp2"))).startswith(
+        "It fits as it is, with"
+    )
+    assert verdict(EIGHT).startswith("It does not fit as it is: 1046.0 GB over. The fastest way: ")
+    assert "8-bit Adam, 61.0 GB per GPU; with the same optimizer: " in verdict(EIGHT)
+    assert "offload the optimizer" in verdict(EIGHT).partition("same optimizer")[2]
+    one = verdict(replace(EIGHT, layout=Layout()))
+    assert "Nothing that was tried fits on 1 GPU. The fastest way: 4 GPUs + " in one
+    poor = msgspec.structs.replace(EIGHT.gpu, host_memory=10**9)
+    full = replace(EIGHT, gpu=poor, layout=Layout(gpus=8, sharding="zero-3"), checkpointing="full")
+    assert "same optimizer" not in verdict(full)
+    stuffed = job("llama-3-8b", "h100", layout=Layout(gpus=8, sharding="fsdp2"), offloaded=30)
+    stuffed = replace(stuffed, gpu=msgspec.structs.replace(stuffed.gpu, host_memory=10**10))
+    assert verdict(stuffed).startswith(
+        "It does not fit as it is: host memory is too small. The fastest way: "
+    )
+    tiny = msgspec.structs.replace(EIGHT.gpu, memory=2 * 10**9, host_memory=10**9)
+    nothing = verdict(replace(EIGHT, gpu=tiny))
+    assert nothing.startswith("Nothing that was tried makes it fit; the closest is '")
+    assert "Unified memory" not in nothing
+    roomy = msgspec.structs.replace(tiny, host_memory=10**15)
+    assert verdict(replace(EIGHT, gpu=roomy)).endswith("Unified memory would, slowly.")
+
+
+def test_unified_memory_is_never_the_headline() -> None:
+    ample = msgspec.structs.replace(hardware.gpu("gh200"), host_memory=10**13)
+    asked = job("llama-2-70b", "gh200", lora=Lora())
+    for one in (asked, replace(asked, gpu=ample), replace(asked, gpu=ample, unified=True)):
+        found = rank(one)
+        assert not found.headline.prediction.training.unified or not found.headline.changes
+        assert "fastest way: unified" not in found.verdict
+        explicit = [not way.prediction.training.unified for way in found.ways]
+        assert explicit == sorted(explicit, reverse=True)
+
+
+def test_eight_h100_train_70b_with_zero_3_checkpointing_and_8_bit_adam() -> None:
+    """6 bytes of 70,553,706,496 parameters over 8 are 52.9 GB, moments' scales 0.28; the peak is 61 GB."""
+    asked = replace(
+        EIGHT,
+        layout=Layout(gpus=8, sharding="zero-3"),
+        optimizer=OPTIMIZERS["adam-8bit"],
+        checkpointing="full",
+    )
+    now = Prediction(asked)
+    assert now.fits and now.peak.bytes / 1e9 == pytest.approx(61.1, abs=0.05)
+    static = sum(part.bytes for part in static_memory.parts(asked.shape, asked.layout, 0, asked.optimizer))
+    assert static / 1e9 == pytest.approx(6 * 70.553706 / 8 + 70.553706 / 8 / 32, rel=1e-4)
+    names = {frozenset(way.changes) for way in rank(EIGHT, most=100).ways}
+    assert {"checkpoint every layer", "ZeRO stage 3", "8-bit Adam"} in names
+
+
+def test_an_offloaded_optimizer_waits_in_host_memory() -> None:
+    """Of 8 ranks each updates 1/8: 12 bytes of states and 4 of gradients there, 28 touched at 12 GB/s."""
+    asked = job("llama-3-8b", "h100", layout=Layout(gpus=8, sharding="zero-3"), optimizer_away=True)
+    now, mine = Prediction(asked), 8_030_261_248 // 8
+    assert now.host_bytes == 16 * mine
+    assert not {"gradients", "optimizer states"} & {part.name for m in now.moments for part in m.parts}
+    spans = {span.name: span.ns / 1e9 for span in now.spans}
+    assert spans["optimizer update on the CPU"] == pytest.approx(28 * mine / 12e9)
+    assert spans["gradients out, weights in"] == pytest.approx(2 * 2 * mine / 55e9)
+
+
+def test_405b_is_accepted_as_it_was_trained() -> None:
+    """Tensor 8, pipeline 16, 8K tokens, no checkpointing: the first stage has 7 layers of 16 microbatches."""
+    here = Layout(8192, 8, sequence_parallel=True, pipeline=16, sharding="fsdp2")
+    model = named("llama-3.1-405b")
+    assert [len(layout.stage_layers(model, here, stage)) for stage in (0, 1, 14, 15)] == [7, 8, 8, 7]
+    for sharding in ("zero-1", "zero-2", "fsdp2"):
+        asked = job(
+            "llama-3.1-405b", "h100", sequence=8192, microbatches=32, kernels="fused",
+            layout=replace(here, sharding=sharding),
+        )  # fmt: skip
+        assert Prediction(asked).fits, sharding
+        assert not Prediction(replace(asked, kernels="eager")).fits
+
+
+def test_stages_have_as_many_layers_as_come_out_even() -> None:
+    shape = replace(SMALL, layers=10)
+    sizes = [[len(layout.stage_layers(shape, Layout(pipeline=p), s)) for s in range(p)] for p in (2, 3, 4)]
+    assert sizes == [[5, 5], [3, 4, 3], [2, 3, 3, 2]]
+    assert [layout.stage_layers(shape, Layout(pipeline=3), s) for s in range(3)] == [
+        range(3),
+        range(3, 7),
+        range(7, 10),
+    ]
+
+
+def test_kernels_between_matrix_products_move_what_their_passes_move() -> None:
+    """Eager: two norms with a residual 44 bytes an element, rotary 20, gate 10. Fused: 8, 4 and 6."""
+    assert layer_time.moved_bytes(SMALL, 0, Kernels()) == (2 * 44 * 64, 20 * (64 + 32) + 10 * 128)
+    assert layer_time.moved_bytes(SMALL, 0, Kernels(fused=True)) == (2 * 8 * 64, 4 * (64 + 32) + 6 * 128)
+    sizes = (2 * 4 * 64 + 14 * 64, 4 * 128)
+    assert layer_time.moved_bytes(GPT, 0, Kernels(fused=True)) == sizes
+
+
+def test_a_4_bit_base_is_dequantised_in_every_pass() -> None:
+    asked = job("llama-3-8b", "h100", lora=Lora(base_bits=4))
+    plain = replace(asked, lora=Lora())
+    matrices = 4096 * (4096 + 1024 + 1024 + 4096) + 3 * 4096 * 14336
+    extra = layer_time.DEQUANTISED * matrices / (0.83 * 3.35e12)
+    times = [
+        layer_time.forward(
+            layer_time.work(t.shape, 0, t.layout, t.sequence, 1, t.lora), t.gpu, t.layout, fp8=False
+        ).compute
+        for t in (asked, plain)
+    ]
+    assert times[0] - times[1] == pytest.approx(extra)
+
+
+def test_a_context_beyond_the_model_s_is_said() -> None:
+    from lostflops.plan import pages
+
+    long = "\n".join(pages.training(rank(job("llama-3-8b", sequence=16384))))
+    assert "llama-3-8b was made for 8,192 tokens: 16,384 need rotary scaling or more training." in long
+    assert "was made for" not in "\n".join(pages.training(rank(job("llama-3-8b", sequence=8192))))
