@@ -275,7 +275,7 @@ def vtrain_job(
     batch: int,
     global_batch: int,
 ) -> Training:
-    """One of vTrain's runs: Megatron of 2021 with full recomputation, kept scores and 4 x 200 Gb/s a node."""
+    """One of vTrain's runs: Megatron of 2021, full recomputation, kept scores; 100 GB/s a node (inferred)."""
     card = msgspec.structs.replace(hardware.gpu("a100"), network=12.5e9)
     gpt = replace(
         shape.named("gpt-175b"), name="gpt", hidden=hidden, feed_forward=4 * hidden, layers=layers,
