@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -58,7 +58,7 @@ def _delete(random: Random, events: list[Row]) -> None:
 
 def _double(random: Random, events: list[Row]) -> None:
     chosen = random.choice(events)
-    events.insert(random.randrange(len(events) + 1), {**chosen, "args": dict(chosen.get("args") or {})})
+    events.insert(random.randrange(len(events) + 1), deepcopy(chosen))
 
 
 def _stretch(random: Random, events: list[Row]) -> None:
@@ -229,5 +229,3 @@ def spoiled_file(random: Random, file: Path) -> None:
             data.clear()
     file.write_bytes(data)
 
-
-Change = Callable[[Random, list[Row]], None]

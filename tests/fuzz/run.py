@@ -102,7 +102,7 @@ def _watched(tally: Tally, seed: int, worker: int, workers: int, first: int, unt
             if not finished:
                 text = said.read()
                 why = "took more than 20 s" if "Timeout (" in text else f"ended the process ({status})"
-                tally.failures.append({"number": last, "failure": why, "traceback": text[-3000:]})
+                tally.failures.append({"number": last, "failure": why, "traceback": text[:2000] + text[-1000:]})
             elif status:
                 raise RuntimeError(said.read()[-3000:])
         following = last + workers
@@ -161,7 +161,7 @@ def main() -> None:
     lines = told(tally, time.time() - began, given.workers, given.seed)
     print("\n".join(lines))
     for failure in tally.failures[:20]:
-        print(f"\n{failure['number']}: {failure['failure']}\n{failure.get('traceback', '')}")
+        print(f"\n{failure['number']}: {failure['failure']}\n{failure.get('traceback', '')[-1500:]}")
     if given.keep:
         given.keep.write_text(json.dumps(tally.failures, indent=1))
     if given.write:
