@@ -49,7 +49,9 @@ def kineto_rank(random: Random, rank: int, world: int) -> tuple[list[Event], dic
         for _ in range(random.randint(0, 5)):
             name = random.choice(OPERATORS[:5])
             length = random.randint(2, 60)
-            events.append(operator(name, at, length, more={"Sequence number": correlation, "Fwd thread id": 0}))
+            events.append(
+                operator(name, at, length, more={"Sequence number": correlation, "Fwd thread id": 0})
+            )
             if on_device:
                 correlation += 1
                 events.append(call(at + 0.5, 1, correlation, random.choice(CALLS[:2])))
@@ -116,7 +118,9 @@ def nsys_tables(random: Random) -> dict[str, list[dict[str, Any]]]:
                 correlation += 1
                 length = random.randint(1, 5000)
                 tables["CUPTI_ACTIVITY_KIND_RUNTIME"].append(
-                    nsys.call(at, at + 20, correlationId=correlation, nameId=random.choice((20, 21, 22)), **thread)
+                    nsys.call(
+                        at, at + 20, correlationId=correlation, nameId=random.choice((20, 21, 22)), **thread
+                    )
                 )
                 late = at + random.choice((1, 15, 3000))
                 where = {"streamId": random.choice((7, 7, 13)), "correlationId": correlation, **own}
@@ -128,7 +132,9 @@ def nsys_tables(random: Random) -> dict[str, list[dict[str, Any]]]:
                         nsys.kernel(late, late + length, demangledName=name, **where)
                     )
                 at += length + random.choice((0, 1, 500, 90_000))
-            text = random.choice((f"step {turn}", f"ProfilerStep#{turn}", random.choice(ANNOTATIONS).format(n=turn)))
+            text = random.choice(
+                (f"step {turn}", f"ProfilerStep#{turn}", random.choice(ANNOTATIONS).format(n=turn))
+            )
             tables["NVTX_EVENTS"].append(nsys.push(begin, at + 1, text, **thread))
             if random.random() < 0.3:
                 tables["OSRT_API"].append({"start": at, "end": at + 900, "nameId": 21, **thread})

@@ -12,11 +12,11 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import nsys_exports as nsys
 import polars as pl
-from kineto_files import event_text, trace
 
 import lostflops
+import nsys_exports as nsys
+from kineto_files import event_text, trace
 from lostflops.ingest import job
 
 from . import mutations
@@ -169,7 +169,9 @@ def _runs() -> tuple[Path, ...]:
             name = f"window-{rank:05}-a0-w000.pt.trace.json.gz"
             (traces / "node-0000" / name).write_bytes(gzip.compress(text, mtime=0))
             (traces / "node-0000" / f"steps-{rank:05}-a0.jsonl").write_text(_step_log(rank, world))
-        (traces / "recording.jsonl").write_text('{"kind":"start","command":["python"]}\n{"kind":"end","status":0}\n')
+        (traces / "recording.jsonl").write_text(
+            '{"kind":"start","command":["python"]}\n{"kind":"end","status":0}\n'
+        )
         made.append(traces)
         stored = home / f"stored-{world}"
         job.open(traces, output=stored)

@@ -71,7 +71,11 @@ def _nest(random: Random, events: list[Row]) -> None:
     event = random.choice(events)
     ts, dur = event.get("ts"), event.get("dur")
     if isinstance(ts, float | int) and isinstance(dur, float | int) and not isinstance(ts, bool):
-        inner = {**event, "ts": ts + dur * random.choice((0, 0.1, 0.5)), "dur": dur * random.choice((0, 0.3, 1))}
+        inner = {
+            **event,
+            "ts": ts + dur * random.choice((0, 0.1, 0.5)),
+            "dur": dur * random.choice((0, 0.3, 1)),
+        }
         if random.random() < 0.5:
             inner["name"] = random.choice(NAMES)
         events.append(inner)
@@ -184,7 +188,7 @@ def spoiled_tables(random: Random, tables: dict[str, list[Row]]) -> None:
 
 
 VIEWS = (
-    "CREATE VIEW \"{t}\" AS WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT x AS start, "
+    'CREATE VIEW "{t}" AS WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT x AS start, '
     "x + 1 AS end, 0 AS deviceId, 7 AS streamId FROM c",
     'CREATE VIEW "{t}" AS SELECT 1 AS start, zeroblob(900000000) AS end',
     'CREATE TABLE "{t}" (start, "end" GENERATED ALWAYS AS (start + 1))',
@@ -228,4 +232,3 @@ def spoiled_file(random: Random, file: Path) -> None:
         case _:
             data.clear()
     file.write_bytes(data)
-

@@ -102,7 +102,9 @@ def _watched(tally: Tally, seed: int, worker: int, workers: int, first: int, unt
             if not finished:
                 text = said.read()
                 why = "took more than 20 s" if "Timeout (" in text else f"ended the process ({status})"
-                tally.failures.append({"number": last, "failure": why, "traceback": text[:2000] + text[-1000:]})
+                tally.failures.append(
+                    {"number": last, "failure": why, "traceback": text[:2000] + text[-1000:]}
+                )
             elif status:
                 raise RuntimeError(said.read()[-3000:])
         following = last + workers
