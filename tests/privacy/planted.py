@@ -105,7 +105,7 @@ PLANTED: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("csrf", "csrftoken=Zq7xVb3nMk9w", ("Zq7xVb3nMk9w",)),
     # Servers and who logs in at them.
     ("URL with a password", "postgres://alice17:Zq7xVb3n@db.corp.example/runs", ("alice17", "Zq7xVb3n", "db.corp")),
-    ("URL with a password alone", "redis://:Zq7xVb3n@cache.corp.example:6379", ("Zq7xVb3n", "cache.corp")),
+    ("URL with a password alone", "redis://:Zq7xVb3n@zwischen.corp.example:6379", ("Zq7xVb3n", "zwischen.corp")),
     ("URL whose password has a slash", "https://u17:Zq7/xVb3n@git.corp.example/r", ("Zq7/xVb3n", "git.corp")),
     ("URL whose password has an at", "https://u17:Zq7@xVb3n@git.corp.example/r", ("Zq7@xVb3n", "git.corp")),
     ("URL with a token", f"https://{ALNUM}@git.corp.example/r", (ALNUM,)),
@@ -147,7 +147,7 @@ PLANTED: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("home", "/home/alicesmith/run/train.py", ("alicesmith",)),
     ("home on a Mac", "/Users/alicesmith/run", ("alicesmith",)),
     ("home on Windows", "C:\\Users\\alicesmith\\run\\train.py", ("alicesmith",)),
-    ("Windows share", "\\\\filer7\\alicesmith\\run", ("filer7", "alicesmith")),
+    ("Windows share", "\\\\naskit9\\alicesmith\\run", ("naskit9", "alicesmith")),
     ("tilde", "~alicesmith/run/x.py", ("alicesmith",)),
     ("scratch", "/scratch1/hushgroup/run", ("hushgroup",)),
     ("another root", "/gscratch/hushgroup", ("hushgroup",)),

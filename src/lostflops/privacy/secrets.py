@@ -114,6 +114,8 @@ _WORD = (
 )
 _NO_NUMBER = rb"(?!\d+(?![\w.+/=-]))"
 _NEW = rb"(?!<removed>)"
+# Behind a name without quotes: the quote that ends the JSON string that it stands in, and no value.
+_NO_END = rb"(?(plain)(?!\\{0,3}\"(?:[,:}\]\s]|$)))"
 _IS = rb"[ \t]{0,9}(?:=>?|:(?!:))[ \t]{0,9}"
 
 
@@ -126,7 +128,7 @@ def assignment(names: bytes, *, least: int = 1, word: bytes = b"") -> re.Pattern
         # "name": "value" and {"name": "x", "value": "y"}: what is not quoted there is a number.
         + quote + rb"(?:" + _IS + rb"|\s{0,9},\s{0,9}" + quote + rb"value" + quote + _IS + rb")(?=" + quote + rb")"
         + rb"|(?P<plain>" + _IS + _BEFORE + rb")))"
-        + _NEW
+        + _NEW + _NO_END
         + rb"(?:" + _QUOTED + rb"|(?(plain)" + word + _WORD % least + rb"|(?!)))"
     )  # fmt: skip
 
@@ -138,7 +140,7 @@ def flagged(names: bytes, *, least: int = 1, word: bytes = b"") -> re.Pattern[by
         rb"(?P<before>(?:" + ESCAPE + rb"|(?<![\w\\-]))--?(?:" + names + rb")(?:"
         + quote + rb"\s{0,9},\s{0,9}(?=" + quote + rb")"
         + rb"|(?P<plain>=|[ \t]{1,9})(?!-)))"
-        + _NEW
+        + _NEW + _NO_END
         + rb"(?:" + _QUOTED + rb"|(?(plain)" + word + _WORD % least + rb"|(?!)))"
     )  # fmt: skip
 
@@ -225,6 +227,9 @@ def without_secrets(words: Sequence[str]) -> list[str]:
     hide = False
     for word in words:
         name, equals, value = word.partition("=")
+        if hide and word.lower() in ("basic", "bearer", "digest", "token"):  # of a header: the value follows
+            kept.append(word)
+            continue
         if hide and not word.startswith("-"):
             kept.append(REMOVED)
         elif (equals and value and NAME.search(name)) or (equals and random(value)):
@@ -234,7 +239,7 @@ def without_secrets(words: Sequence[str]) -> list[str]:
         else:
             raw = word.encode(errors="surrogateescape")
             kept.append(without(raw, lambda _: REMOVED.encode()).decode(errors="surrogateescape"))
-        hide = word.startswith("-") and not equals and bool(NAME.search(word))
+        hide = (word.startswith("-") and not equals or word.endswith((":", "="))) and bool(NAME.search(word))
     return kept
 
 
