@@ -14,27 +14,63 @@ from kineto_files import Event, call, head, kernel, operator, span, step
 
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 KERNELS = (
-    "ampere_bf16_s16816gemm_bf16_128x128_ldg8_f2f_stages_32x5_tn", "flash_fwd_kernel", "triton_poi_fused_add_0",
+    "ampere_bf16_s16816gemm_bf16_128x128_ldg8_f2f_stages_32x5_tn",
+    "flash_fwd_kernel",
+    "triton_poi_fused_add_0",
     "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>",
-    "multi_tensor_apply_kernel<adam>", "Cijk_Alik_Bljk_HHS_BH", "", "x\x1b[31mred", "cudnn::bn_fw", NCCL,
+    "multi_tensor_apply_kernel<adam>",
+    "Cijk_Alik_Bljk_HHS_BH",
+    "",
+    "x\x1b[31mred",
+    "cudnn::bn_fw",
+    NCCL,
     "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)",
-)  # fmt: skip
+)
 OPERATORS = (
-    "aten::mm", "aten::add_", "aten::copy_", "aten::item", "autograd::engine::evaluate_function: MmBackward0",
-    "Optimizer.step#AdamW.step", "aten::_local_scalar_dense", "c10d::allreduce_", "record_param_comms",
-    "torch::autograd::AccumulateGrad", "DistributedDataParallel.forward",
-)  # fmt: skip
+    "aten::mm",
+    "aten::add_",
+    "aten::copy_",
+    "aten::item",
+    "autograd::engine::evaluate_function: MmBackward0",
+    "Optimizer.step#AdamW.step",
+    "aten::_local_scalar_dense",
+    "c10d::allreduce_",
+    "record_param_comms",
+    "torch::autograd::AccumulateGrad",
+    "DistributedDataParallel.forward",
+)
 ANNOTATIONS = (
-    "ProfilerStep#{n}", "step {n}", "Iteration-{n}", "Optimizer.step#AdamW.step", "Optimizer.step#Child.step",
-    "Optimizer.zero_grad#AdamW.zero_grad", "## Call CompiledFxGraph x ##", "nccl:all_reduce", "gloo:send",
-    "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", "torch/utils/data/dataloader.py(1): __next__",
-    "save_checkpoint", "gc.collect", "lostflops.forward", "PyTorch Profiler (0)", "=cmd|' /C calc'!A0",
-)  # fmt: skip
+    "ProfilerStep#{n}",
+    "step {n}",
+    "Iteration-{n}",
+    "Optimizer.step#AdamW.step",
+    "Optimizer.step#Child.step",
+    "Optimizer.zero_grad#AdamW.zero_grad",
+    "## Call CompiledFxGraph x ##",
+    "nccl:all_reduce",
+    "gloo:send",
+    "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__",
+    "torch/utils/data/dataloader.py(1): __next__",
+    "save_checkpoint",
+    "gc.collect",
+    "lostflops.forward",
+    "PyTorch Profiler (0)",
+    "=cmd|' /C calc'!A0",
+)
 CALLS = (
-    "cudaLaunchKernel", "cudaMemcpyAsync", "cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaMalloc",
-    "cudaGraphLaunch", "cuLaunchKernel", "hipLaunchKernel", "cudaEventQuery", "cudaStreamBeginCapture_v10000",
-    "cudaStreamEndCapture_v10000", "cudaHostAlloc",
-)  # fmt: skip
+    "cudaLaunchKernel",
+    "cudaMemcpyAsync",
+    "cudaStreamSynchronize",
+    "cudaDeviceSynchronize",
+    "cudaMalloc",
+    "cudaGraphLaunch",
+    "cuLaunchKernel",
+    "hipLaunchKernel",
+    "cudaEventQuery",
+    "cudaStreamBeginCapture_v10000",
+    "cudaStreamEndCapture_v10000",
+    "cudaHostAlloc",
+)
 
 
 def kineto_rank(random: Random, rank: int, world: int) -> tuple[list[Event], dict[str, Any], dict[str, Any]]:
@@ -74,8 +110,17 @@ def kineto_rank(random: Random, rank: int, world: int) -> tuple[list[Event], dic
             events.append(span("python_function", "torch/optim/adamw.py(220): step", at, 10))
         if random.random() < 0.2:
             memory = {"Addr": 99, "Bytes": 512, "Device Type": 1, "Device Id": 0, "Total Allocated": 512}
-            events.append({"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "pid": 1, "tid": 1,
-                           "ts": at, "args": memory})  # fmt: skip
+            events.append(
+                {
+                    "ph": "i",
+                    "cat": "cpu_instant_event",
+                    "name": "[memory]",
+                    "pid": 1,
+                    "tid": 1,
+                    "ts": at,
+                    "args": memory,
+                }
+            )
         at += random.choice((1, 20, 700))
         if style == "profiler":
             events.append(step(number + 3, begin, at - begin))
@@ -96,17 +141,24 @@ def rank_facts(random: Random, world: int) -> dict[str, Any]:
     """What Kineto says of a collective."""
     return {
         "Collective name": random.choice(("allreduce", "_allgather_base", "send", "broadcast")),
-        "In msg nelems": 64, "Out msg nelems": 64, "dtype": "Float", "Group size": world,
-        "Process Group Name": "0", "Process Group Ranks": json.dumps(list(range(world))),
-    }  # fmt: skip
+        "In msg nelems": 64,
+        "Out msg nelems": 64,
+        "dtype": "Float",
+        "Group size": world,
+        "Process Group Name": "0",
+        "Process Group Ranks": json.dumps(list(range(world))),
+    }
 
 
 def nsys_tables(random: Random) -> dict[str, list[dict[str, Any]]]:
     """The tables of an export of one process or two."""
     tables: dict[str, list[dict[str, Any]]] = {
-        "CUPTI_ACTIVITY_KIND_KERNEL": [], "CUPTI_ACTIVITY_KIND_RUNTIME": [], "NVTX_EVENTS": [],
-        "CUPTI_ACTIVITY_KIND_MEMCPY": [], "OSRT_API": [],
-    }  # fmt: skip
+        "CUPTI_ACTIVITY_KIND_KERNEL": [],
+        "CUPTI_ACTIVITY_KIND_RUNTIME": [],
+        "NVTX_EVENTS": [],
+        "CUPTI_ACTIVITY_KIND_MEMCPY": [],
+        "OSRT_API": [],
+    }
     base = random.choice((1, 1000, 10**9, 10**15))
     for number in range(random.randint(1, 2)):
         own = {"globalPid": nsys.process(7 + number), "deviceId": number}

@@ -25,11 +25,19 @@ from .jobs import kineto_rank, nsys_tables
 REAL = Path(__file__).parents[3] / "shared" / "traces" / "kineto"
 # Small ones of every kind: CUDA and ROCm, synchronisation, graphs, Triton, gloo, 2021 to 2026.
 SMALL = (
-    "aorta/smci350_200691", "hta/amd_trace__mi250", "hta/critical_path__cuda_event_sync_multi_stream",
-    "hta/cpu_only__rank-34.Jul", "hta/trace_compare__base", "hta/triton_example", "kineto_tb/after_fix",
-    "kineto_tb/tb_plugin_gpu_metrics_input", "tracelens/torch_compile_triton", "hta/large_integer_trace",
-    "hta/trace_file_list", "hta/critical_path__end_to_end__simple_add__input",
-)  # fmt: skip
+    "aorta/smci350_200691",
+    "hta/amd_trace__mi250",
+    "hta/critical_path__cuda_event_sync_multi_stream",
+    "hta/cpu_only__rank-34.Jul",
+    "hta/trace_compare__base",
+    "hta/triton_example",
+    "kineto_tb/after_fix",
+    "kineto_tb/tb_plugin_gpu_metrics_input",
+    "tracelens/torch_compile_triton",
+    "hta/large_integer_trace",
+    "hta/trace_file_list",
+    "hta/critical_path__end_to_end__simple_add__input",
+)
 SMALLEST = 400_000  # bytes: a mutant of a larger one costs more than ten others
 
 
@@ -119,8 +127,13 @@ def _columns(random: Random, folder: Path) -> list[Path]:
         types = nsys.columns(name, 25)
         schema = {column: pl.Int64 if kind == "INTEGER" else pl.String for column, kind in types.items()}
         # Something else where a number belongs is SQLite's alone: here a column has one type.
-        kept = [{c: row.get(c) if isinstance(row.get(c), int if t == pl.Int64 else str) else None
-                 for c, t in schema.items()} for row in rows]  # fmt: skip
+        kept = [
+            {
+                c: row.get(c) if isinstance(row.get(c), int if t == pl.Int64 else str) else None
+                for c, t in schema.items()
+            }
+            for row in rows
+        ]
         frame = pl.DataFrame(kept, schema)
         if random.random() < 0.05:
             kinds = (pl.Int8, pl.UInt64, pl.Float64, pl.String)
@@ -182,9 +195,17 @@ def _runs() -> tuple[Path, ...]:
 
 def _step_log(rank: int, world: int) -> str:
     lines: list[dict[str, Any]] = [
-        {"kind": "process", "rank": rank, "world": world, "source": "optimizer", "pid": 7, "host": "n",
-         "monotonic": 5_000_000, "wall": 1_790_857_026_000_000_000},
+        {
+            "kind": "process",
+            "rank": rank,
+            "world": world,
+            "source": "optimizer",
+            "pid": 7,
+            "host": "n",
+            "monotonic": 5_000_000,
+            "wall": 1_790_857_026_000_000_000,
+        },
         *({"step": n, "end": 6_000_000 + n * 1_000_000, "duration": 1_000_000} for n in range(9)),
         {"kind": "end", "end": 20_000_000},
-    ]  # fmt: skip
+    ]
     return "".join(json.dumps(line) + "\n" for line in lines)

@@ -14,24 +14,88 @@ from .jobs import ANNOTATIONS, KERNELS, OPERATORS
 Row = dict[str, Any]
 
 NUMBERS = (
-    0, -1, 1, 0.5, 1e308, -1e308, 2**53 + 1, 2**63 - 1, -(2**63), 2**64 - 1, 2**64, 10**30, 1e15, 8.64e10,
-    1712345678901234.567, float("nan"), float("inf"), None, "", "12", "x", [], {}, True,
-)  # fmt: skip
+    0,
+    -1,
+    1,
+    0.5,
+    1e308,
+    -1e308,
+    2**53 + 1,
+    2**63 - 1,
+    -(2**63),
+    2**64 - 1,
+    2**64,
+    10**30,
+    1e15,
+    8.64e10,
+    1712345678901234.567,
+    float("nan"),
+    float("inf"),
+    None,
+    "",
+    "12",
+    "x",
+    [],
+    {},
+    True,
+)
 WHOLE = (0, -1, 1, 2**31, 2**53 + 1, 2**61, 2**62, 2**63 - 1, -(2**63), 10**15, None, "x", 0.5, b"\xff")
 NAMES = (
-    *KERNELS, *OPERATORS, *(name.format(n=4) for name in ANNOTATIONS), "ProfilerStep#99999999999999999999",
-    "ProfilerStep#3", "step 18446744073709551616", "Memcpy PtoP (Device -> Device)", "\ud800", "a" * 5000,
-    "[memory]", "[1, 2]", "Record Window End", "Iteration Start: PyTorch Profiler", "\u202egpj.exe", "nul\0",
-)  # fmt: skip
+    *KERNELS,
+    *OPERATORS,
+    *(name.format(n=4) for name in ANNOTATIONS),
+    "ProfilerStep#99999999999999999999",
+    "ProfilerStep#3",
+    "step 18446744073709551616",
+    "Memcpy PtoP (Device -> Device)",
+    "\ud800",
+    "a" * 5000,
+    "[memory]",
+    "[1, 2]",
+    "Record Window End",
+    "Iteration Start: PyTorch Profiler",
+    "\u202egpj.exe",
+    "nul\0",
+)
 CATEGORIES = (
-    "kernel", "cpu_op", "user_annotation", "gpu_user_annotation", "cuda_runtime", "cuda_driver", "gpu_memcpy",
-    "gpu_memset", "cuda_sync", "overhead", "python_function", "cpu_instant_event", "Trace", "ac2g", "mtia_runtime", "",
-)  # fmt: skip
+    "kernel",
+    "cpu_op",
+    "user_annotation",
+    "gpu_user_annotation",
+    "cuda_runtime",
+    "cuda_driver",
+    "gpu_memcpy",
+    "gpu_memset",
+    "cuda_sync",
+    "overhead",
+    "python_function",
+    "cpu_instant_event",
+    "Trace",
+    "ac2g",
+    "mtia_runtime",
+    "",
+)
 JSON_TEXTS = (
-    b"null", b"true", b'""', b'"x"', b"[]", b"{}", b"-1", b"0", b"1e308", b"NaN", b"-Infinity",
-    b"18446744073709551615", b"-9223372036854775809", b"99999999999999999999999999", b'"\\ud800"', b'"\xff"',
-    b'"a"b"', b"[[4, 5], [6]]", b"86400000000",
-)  # fmt: skip
+    b"null",
+    b"true",
+    b'""',
+    b'"x"',
+    b"[]",
+    b"{}",
+    b"-1",
+    b"0",
+    b"1e308",
+    b"NaN",
+    b"-Infinity",
+    b"18446744073709551615",
+    b"-9223372036854775809",
+    b"99999999999999999999999999",
+    b'"\\ud800"',
+    b'"\xff"',
+    b'"a"b"',
+    b"[[4, 5], [6]]",
+    b"86400000000",
+)
 KEY = re.compile(rb'"(?:ts|dur|cat|name|pid|tid|ph|device|stream|correlation|bytes|[A-Z][\w ]+)": ')
 
 
@@ -40,12 +104,37 @@ def spoiled_events(random: Random, events: list[Row], before: Row) -> None:
     for _ in range(random.choice((1, 1, 2, 3, 6))):
         if not events:
             return
-        random.choice((_delete, _double, _stretch, _nest, _cross, _field, _field, _argument, _rename, _recast,
-                       _move, _order))(random, events)  # fmt: skip
+        random.choice(
+            (
+                _delete,
+                _double,
+                _stretch,
+                _nest,
+                _cross,
+                _field,
+                _field,
+                _argument,
+                _rename,
+                _recast,
+                _move,
+                _order,
+            )
+        )(random, events)
     if random.random() < 0.1:
         key = random.choice(("distributedInfo", "deviceProperties", "baseTimeNanoseconds", "schemaVersion"))
-        before[key] = random.choice((*NUMBERS[:12], None, "x", [], {}, [{}], {"rank": -1, "world_size": 0},
-                                     {"rank": 2**40, "world_size": 3}, [{"id": "x", "name": "\x1b]0;x\x07"}]))  # fmt: skip
+        before[key] = random.choice(
+            (
+                *NUMBERS[:12],
+                None,
+                "x",
+                [],
+                {},
+                [{}],
+                {"rank": -1, "world_size": 0},
+                {"rank": 2**40, "world_size": 3},
+                [{"id": "x", "name": "\x1b]0;x\x07"}],
+            )
+        )
 
 
 def _delete(random: Random, events: list[Row]) -> None:
@@ -188,8 +277,12 @@ def spoiled_tables(random: Random, tables: dict[str, list[Row]]) -> None:
 
 
 VIEWS = (
+<<<<<<< HEAD
     'CREATE VIEW "{t}" AS WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT x AS start, '
     "x + 1 AS end, 0 AS deviceId, 7 AS streamId FROM c",
+=======
+    'CREATE VIEW "{t}" AS WITH RECURSIVE c(start) AS (SELECT 1 UNION ALL SELECT start + 1 FROM c) SELECT * FROM c',
+>>>>>>> 1880b23 (Lines fit; make fuzz)
     'CREATE VIEW "{t}" AS SELECT 1 AS start, zeroblob(900000000) AS end',
     'CREATE TABLE "{t}" (start, "end" GENERATED ALWAYS AS (start + 1))',
     'CREATE TABLE "{t}" (id INTEGER PRIMARY KEY) WITHOUT ROWID',

@@ -1,4 +1,4 @@
-"""What must hold for any input: refused in words and nothing left behind, or answered and everything adds up."""
+"""What must hold for any input: refused in words and nothing left behind, or answered and it adds up."""
 
 from __future__ import annotations
 

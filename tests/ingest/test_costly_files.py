@@ -123,18 +123,34 @@ BEFORE, AFTER = WHOLE.split(b'"traceEvents": [')
 BEGIN = BEFORE + b'"traceEvents": ['
 COSTLY: dict[str, tuple[bytes, str]] = {
     "a name of a gigabyte": (
-        surrounded(BEGIN + b'{"name": "', b"x" * MEGABYTE, 1216, b'"}, ' + AFTER), "is larger than 67,108,864 bytes",
+        surrounded(BEGIN + b'{"name": "', b"x" * MEGABYTE, 1216, b'"}, ' + AFTER),
+        "is larger than 67,108,864 bytes",
     ),
-    "brackets": (surrounded(b'{"traceEvents": ', b"[" * MEGABYTE, 64, b""), "nested more than 1,000,000 deep"),
+    "brackets": (
+        surrounded(b'{"traceEvents": ', b"[" * MEGABYTE, 64, b""),
+        "nested more than 1,000,000 deep",
+    ),
     "only brackets": (surrounded(b"", b"[" * MEGABYTE, 64, b""), "nested more than 1,000,000 deep"),
-    "braces": (surrounded(b'{"traceEvents": [', b'{"a":' * (MEGABYTE // 5), 64, b""), "nested more than 1,000,000 deep"),
+    "braces": (
+        surrounded(b'{"traceEvents": [', b'{"a":' * (MEGABYTE // 5), 64, b""),
+        "nested more than 1,000,000 deep",
+    ),
     "blanks before": (surrounded(b"", b" " * MEGABYTE, 1984, WHOLE), "are blank"),
     "blanks between": (surrounded(BEGIN, b"\n" * MEGABYTE, 1984, AFTER), "are blank"),
     "blanks behind": (surrounded(WHOLE, b" " * MEGABYTE, 1984, b""), "4"),
-    "a head of a gigabyte": (surrounded(b'{"x": "', b"y" * MEGABYTE, 1216, b'", ' + WHOLE[1:]), "no list of events begins in"),
-    "a tail of a gigabyte": (surrounded(WHOLE[:-1] + b', "x": "', b"y" * MEGABYTE, 1216, b'"}'), "what follows its events is larger"),
-    "arrays that are announced": (surrounded(b'{"x": ["', b'\\"traceEvents\\": [' * (MEGABYTE // 18), 64, b'"]}'), "is no"),
-}  # fmt: skip
+    "a head of a gigabyte": (
+        surrounded(b'{"x": "', b"y" * MEGABYTE, 1216, b'", ' + WHOLE[1:]),
+        "no list of events begins in",
+    ),
+    "a tail of a gigabyte": (
+        surrounded(WHOLE[:-1] + b', "x": "', b"y" * MEGABYTE, 1216, b'"}'),
+        "what follows its events is larger",
+    ),
+    "arrays that are announced": (
+        surrounded(b'{"x": ["', b'\\"traceEvents\\": [' * (MEGABYTE // 18), 64, b'"]}'),
+        "is no",
+    ),
+}
 
 
 @pytest.mark.parametrize("what", COSTLY)

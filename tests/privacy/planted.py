@@ -1,6 +1,6 @@
 """What a recording may hold of secrets, people and machines: each kind once, as it stands in real jobs.
 
-A line is a kind, the text that it stands in, and what of it must be gone; of that no five letters in a row may be left.
+A line is a kind, the text that it stands in, and what must be gone: no five letters in a row may be left.
 """
 
 from __future__ import annotations
@@ -37,7 +37,11 @@ PLANTED: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("Google OAuth token", f"ya29.{ALNUM}", (ALNUM,)),
     ("Google OAuth secret", f"GOCSPX-{ALNUM[:28]}", (ALNUM[:28],)),
     ("Google refresh token", f"1//0{ALNUM}", (ALNUM,)),
-    ("Google client id", f"{'8675309123'}-{ALNUM[:32].lower()}.apps.googleusercontent.com", (ALNUM[:32].lower(),)),
+    (
+        "Google client id",
+        f"{'8675309123'}-{ALNUM[:32].lower()}.apps.googleusercontent.com",
+        (ALNUM[:32].lower(),),
+    ),
     ("Slack bot token", f"xoxb-{'7263548190'}-{ALNUM[:24]}", ("7263548190", ALNUM[:24])),
     ("Slack app token", f"xapp-1-{ALNUM[:10]}-{ALNUM}", (ALNUM,)),
     ("Slack webhook", f"https://hooks.slack.com/services/T7X/B9Y/{ALNUM[:24]}", (ALNUM[:24], "hooks.slack")),
@@ -68,7 +72,11 @@ PLANTED: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("Groq key", f"gsk_{ALNUM}", (ALNUM,)),
     ("Artifactory key", f"AKCp8{ALNUM}", (ALNUM,)),
     # Keys as files hold them.
-    ("PEM key", f"-----BEGIN RSA PRIVATE KEY-----\n{B64}\n{B64[::-1]}==\n-----END RSA PRIVATE KEY-----", (B64, B64[::-1])),
+    (
+        "PEM key",
+        f"-----BEGIN RSA PRIVATE KEY-----\n{B64}\n{B64[::-1]}==\n-----END RSA PRIVATE KEY-----",
+        (B64, B64[::-1]),
+    ),
     ("OpenSSH key", f"-----BEGIN OPENSSH PRIVATE KEY-----\n{B64}\n-----END OPENSSH PRIVATE KEY-----", (B64,)),
     ("PEM key without an end", f"-----BEGIN PRIVATE KEY-----\n{B64}\n{B64[::-1]}", (B64, B64[::-1])),
     ("SSH public key", f"ssh-ed25519 AAAAC3{B64} alice17@laptop", (B64, "alice17")),
@@ -91,7 +99,11 @@ PLANTED: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("API key", "WANDB_API_KEY=" + HEX32 + "9f3b7c1e", (HEX32,)),
     ("x-api-key", f"x-api-key: {ALNUM}", (ALNUM,)),
     ("secret key", "SECRET_KEY='Zq7 xVb3n'", ("Zq7 xVb3n",)),
-    ("AccountKey=", f"DefaultEndpointsProtocol=https;AccountName=acct;AccountKey={B64}{B64}xx==;Endpoint=x", (B64,)),
+    (
+        "AccountKey=",
+        f"DefaultEndpointsProtocol=https;AccountName=acct;AccountKey={B64}{B64}xx==;Endpoint=x",
+        (B64,),
+    ),
     ("shared access signature", f"?sv=2024&sig={B64}%3D", (B64,)),
     ("signed URL", f"X-Amz-Signature={HEX32}{HEX32}", (HEX32,)),
     ("connection string", 'connection_string="Server=db;Pwd=Zq7xVb3n"', ("Zq7xVb3n",)),
@@ -104,8 +116,16 @@ PLANTED: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("session id", "PHPSESSID=Zq7xVb3nMk9w", ("Zq7xVb3nMk9w",)),
     ("csrf", "csrftoken=Zq7xVb3nMk9w", ("Zq7xVb3nMk9w",)),
     # Servers and who logs in at them.
-    ("URL with a password", "postgres://alice17:Zq7xVb3n@db.corp.example/runs", ("alice17", "Zq7xVb3n", "db.corp")),
-    ("URL with a password alone", "redis://:Zq7xVb3n@zwischen.corp.example:6379", ("Zq7xVb3n", "zwischen.corp")),
+    (
+        "URL with a password",
+        "postgres://alice17:Zq7xVb3n@db.corp.example/runs",
+        ("alice17", "Zq7xVb3n", "db.corp"),
+    ),
+    (
+        "URL with a password alone",
+        "redis://:Zq7xVb3n@zwischen.corp.example:6379",
+        ("Zq7xVb3n", "zwischen.corp"),
+    ),
     ("URL whose password has a slash", "https://u17:Zq7/xVb3n@git.corp.example/r", ("Zq7/xVb3n", "git.corp")),
     ("URL whose password has an at", "https://u17:Zq7@xVb3n@git.corp.example/r", ("Zq7@xVb3n", "git.corp")),
     ("URL with a token", f"https://{ALNUM}@git.corp.example/r", (ALNUM,)),
@@ -155,4 +175,4 @@ PLANTED: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("a root of nobody's", "/vault9/hushgroup/run7/x", ("hushgroup",)),
     ("output folder", "--output_dir /vault9/hushgroup", ("hushgroup",)),
     ("working folder", "PWD=/vault9/hushgroup", ("hushgroup",)),
-)  # fmt: skip
+)

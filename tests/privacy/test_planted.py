@@ -69,16 +69,40 @@ NAMES = (
     "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<at::native::TensorListMetadata<4>, x>",
     "_ZN2at6native29vectorized_elementwise_kernelILi4ENS0_11FillFunctorIfEENS_6detail5ArrayIPcLi1EEEEEviT0_T1_",
     "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
-    "triton_red_fused_embedding_dense_backward_native_layer_norm_7", "fused_token_embedding", "aten::_pin_memory",
-    "cub::DeviceRadixSortOnesweepKernel<cub::DeviceRadixSortPolicy<int, at::cuda::cub::detail::OpaqueType<8>>::x>",
-    "Memcpy HtoD (Pageable -> Device)", "ProfilerStep#7", "Optimizer.step#AdamW.step", "next token prediction_head",
-    "forward pass: layer 3", "flash_attn::_flash_attn_forward", "MHA key: 12, value: 7", "module.net.0.weight",
-    "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", "model.layers.3.mlp", "torch.nn.io", "batch_key=7",
-    "torchvision.io.read_image", "nccl:all_reduce", "gloo:send", "Torch-Compiled Region: 0/0", "sort key=lambda",
-    "void cutlass::Kernel2<cutlass_80_wmma_tensorop_bf16_s161616gemm_bf16_16x16_128x2_tn_align8>(Params)", "step 12:30:45",
-    "autograd::engine::evaluate_function: MmBackward0", "cudaLaunchKernelExC_v11060", "user_annotation", "p2p send/recv",
-    "/layer1/attention", "(0,1)/(2,3)", "a/b/c", "host to device: 12:34", "SKIP_AC0123", "num_tokens=128",
-)  # fmt: skip
+    "triton_red_fused_embedding_dense_backward_native_layer_norm_7",
+    "fused_token_embedding",
+    "aten::_pin_memory",
+    "cub::DeviceRadixSortOnesweepKernel<cub::DeviceRadixSortPolicy<int, at::cuda::cub::OpaqueType<8>>::x>",
+    "Memcpy HtoD (Pageable -> Device)",
+    "ProfilerStep#7",
+    "Optimizer.step#AdamW.step",
+    "next token prediction_head",
+    "forward pass: layer 3",
+    "flash_attn::_flash_attn_forward",
+    "MHA key: 12, value: 7",
+    "module.net.0.weight",
+    "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__",
+    "model.layers.3.mlp",
+    "torch.nn.io",
+    "batch_key=7",
+    "torchvision.io.read_image",
+    "nccl:all_reduce",
+    "gloo:send",
+    "Torch-Compiled Region: 0/0",
+    "sort key=lambda",
+    "void cutlass::Kernel2<cutlass_80_wmma_tensorop_bf16_s161616gemm_bf16_16x16_128x2_tn_align8>(Params)",
+    "step 12:30:45",
+    "autograd::engine::evaluate_function: MmBackward0",
+    "cudaLaunchKernelExC_v11060",
+    "user_annotation",
+    "p2p send/recv",
+    "/layer1/attention",
+    "(0,1)/(2,3)",
+    "a/b/c",
+    "host to device: 12:34",
+    "SKIP_AC0123",
+    "num_tokens=128",
+)
 
 
 def test_names_of_work_stay_as_they_are() -> None:
@@ -97,8 +121,11 @@ def events() -> list[Any]:
 
 def fields() -> dict[str, Any]:
     return {f"note {n}": text for n, (_, text, _) in enumerate(PLANTED)} | {
-        "password": "correct horse Xy", "host_name": "rackbox77", "user": "alicesmith", "job_name": "hush-hush"
-    }  # fmt: skip
+        "password": "correct horse Xy",
+        "host_name": "rackbox77",
+        "user": "alicesmith",
+        "job_name": "hush-hush",
+    }
 
 
 def all_gone(text: str) -> None:
@@ -135,10 +162,13 @@ def test_no_form_of_a_recording_keeps_what_is_planted(
     texts = [text for _, text, _ in PLANTED]
     tables: Any = {
         "CUPTI_ACTIVITY_KIND_KERNEL": [nsys_exports.kernel(110, 150), nsys_exports.kernel(160, 175)],
-        "NVTX_EVENTS": [nsys_exports.push(100 + n, 101 + n, text, jsonText=json.dumps({"x": text})) for n, text in enumerate(texts)],
+        "NVTX_EVENTS": [
+            nsys_exports.push(100 + n, 101 + n, text, jsonText=json.dumps({"x": text}))
+            for n, text in enumerate(texts)
+        ],
         "StringIds": [{"id": 100 + n, "value": text} for n, text in enumerate(texts)],
         "PROCESSES": [{"globalPid": nsys_exports.process(7), "pid": 7, "name": text} for text in texts],
-    }  # fmt: skip
+    }
     if form.startswith("rank-0"):
         written(given, trace(events(), head(0, 1, **fields()), {"INFO": texts}))
     elif form == "a.sqlite":

@@ -100,7 +100,7 @@ def read_all(
 
 
 def _needs_a_process(path: Path) -> bool:
-    """Whether reading it can end the process that does: Polars aborts on some damaged Arrow and Parquet files."""
+    """Whether reading it can end the process that does: Polars aborts on some damaged tables."""
     return path.is_dir() and path.name.lower().endswith(("_pqtdir", "_arwdir"))
 
 

@@ -55,9 +55,10 @@ _ROOTS = set(
     b"fsx efs proj projects project share shared export exports srv media run dev proc sys etc lib lib64 bin "
     b"sbin app apps code src net storage vol volumes cluster global pfs beegfs ceph private content kaggle "
     b"local nvme ssd raid group groups depot orcd iopsstor capstor leonardo lus ptmp "
-    b"gscratch pscratch blue orange red cfs fs vast weka wekafs flash bulk archive stornext panfs isilon nas san "
-    b"tank zfs lfs hdd hpc hpcwork rwthfs cephyr mimer nobackup lab labs staff students faculty rds bigdata disk "
-    b"disks drive efs ebs mounts workspaces dbfs gdrive teamspace studio notebooks uhome gdata cvmfs afs".split()
+    b"gscratch pscratch blue orange red cfs fs vast weka wekafs flash bulk archive stornext panfs isilon nas "
+    b"san tank zfs lfs hdd hpc hpcwork rwthfs cephyr mimer nobackup lab labs staff students faculty rds bigdata "
+    b"disk disks drive efs ebs mounts workspaces dbfs gdrive teamspace studio notebooks uhome gdata cvmfs "
+    b"afs".split()
 )
 _PEOPLE = re.compile(rb"[\\/](?:home|Users)[\\/]+([^\s/\"'\\:;,()<>]+)")
 _STRING = rb"\"((?:[^\"\\]|\\.)*)\""
@@ -69,11 +70,12 @@ _VARIABLE = rb"(?:" + secrets.ESCAPE + rb"|(?<![A-Za-z0-9\\]))"
 _HOST_NAME = rb"((?!\\)[A-Za-z0-9][\w.-]*(?:\[[\d,-]+\][\w.-]*)?(?:,[A-Za-z][\w.-]*(?:\[[\d,-]+\])?)*)"
 _HOSTS_IN_TEXT = (
     re.compile(
-        rb"(" + _VARIABLE + rb"(?:[A-Z]+_){0,4}(?:HOST|HOSTNAME|HOSTS|NODENAME|NODELIST|NODE_NAME|MASTER_ADDR|MASTER_IP"
-        rb"|ENDPOINT|POD_NAME|SERVER|HEAD_NODE|PRIMARY_ADDR)" + _GIVEN + rb")" + _HOST_NAME
+        rb"(" + _VARIABLE + rb"(?:[A-Z]+_){0,4}(?:HOST|HOSTNAME|HOSTS|NODENAME|NODELIST|NODE_NAME|MASTER_ADDR"
+        rb"|MASTER_IP|ENDPOINT|POD_NAME|SERVER|HEAD_NODE|PRIMARY_ADDR)" + _GIVEN + rb")" + _HOST_NAME
     ),
     re.compile(
-        rb"(--(?:master|head|rdzv|main|leader)[_-](?:addr|address|endpoint|ip|node)" + _FLAG_GIVEN + rb")" + _HOST_NAME
+        rb"(--(?:master|head|rdzv|main|leader)[_-](?:addr|address|endpoint|ip|node)"
+        + _FLAG_GIVEN + rb")" + _HOST_NAME
     ),
     re.compile(rb"(--(?:host|hosts|hostname|nodelist|server|node)" + _FLAG_GIVEN + rb")" + _HOST_NAME),
     # Of a word that many things are called by, the value must look like a machine.
@@ -113,19 +115,20 @@ _JOBS_IN_TEXT = (
     ),
 )
 _IN_TEXT_WORDS = (
-    b"HOST", b"NODE", b"POD_NAME", b"ADDR", b"ENDPOINT", b"SERVER", b"MASTER_IP", b"host", b"node", b"--", b" NCCL ",
+    b"HOST", b"NODE", b"POD_NAME", b"ADDR", b"ENDPOINT", b"SERVER", b"MASTER_IP", b"host", b"node", b"--",
+    b" NCCL ",
 )  # fmt: skip
 _USER_WORDS = (b"USER", b"LOGNAME", b"OWNER", b"user", b"login", b"owner", b"id=", b"~")
-_JOB_WORDS = (b"JOB_", b"WANDB_", b"_NAME", b"_NAMESPACE", b"PROJECT", b"WORKSPACE", b"--", b'"run_name', b'"job_name',
-              b'"experiment', b'"project', b'"wandb_', b'"entity')  # fmt: skip
+_JOB_WORDS = (b"JOB_", b"WANDB_", b"_NAME", b"_NAMESPACE", b"PROJECT", b"WORKSPACE", b"--", b'"run_name',
+              b'"job_name', b'"experiment', b'"project', b'"wandb_', b'"entity')  # fmt: skip
 # A machine's whole name: at least three parts, the last one a network's.
 _DOMAIN = re.compile(
     _START + rb"(?:[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?\.){2,}"
     rb"(?:com|org|edu|gov|local|internal|lan|corp|intra|intranet|cluster|home|arpa|example|localdomain|compute)"
     rb"(?![\w(]|\.\w|-)"
 )
-_DOMAINS = (b".com", b".org", b".edu", b".gov", b".local", b".internal", b".lan", b".corp", b".intra", b".cluster",
-            b".home", b".arpa", b".example", b".compute")  # fmt: skip
+_DOMAINS = (b".com", b".org", b".edu", b".gov", b".local", b".internal", b".lan", b".corp", b".intra",
+            b".cluster", b".home", b".arpa", b".example", b".compute")  # fmt: skip
 # What we called something when we cleaned it before.
 _MADE = re.compile(
     rb"(?:node-[0-9a-f]{4}-\d+|node-\d{4}|(?:user|server|address|mail|folder|GPU|MIG|DLA)-\d+|<removed>)"

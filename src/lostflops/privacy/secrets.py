@@ -1,11 +1,12 @@
 """What looks like a secret: in command lines, where names tell, and in any text, where only the value can.
 
-The shapes of keys and tokens follow the detectors of detect-secrets (Yelp, Apache License 2.0, as is ours) and what
-the vendors publish of their prefixes; where those match only a value's beginning, ours take all of it.
+The shapes of keys and tokens follow the detectors of detect-secrets (Yelp, Apache License 2.0, as is ours)
+and what the vendors publish of their prefixes; where those match only a value's beginning, ours take all of
+it.
 
 A value is taken whole by its quoting. Text comes as it lies in a file: a quote may be plain, escaped as in a
-JSON string, or escaped twice as in JSON that stands in a JSON string. A value without quotes ends where a word
-does. What stands outside of a JSON string is never touched, so the file stays JSON.
+JSON string, or escaped twice as in JSON that stands in a JSON string. A value without quotes ends where a
+word does. What stands outside of a JSON string is never touched, so the file stays JSON.
 """
 
 from __future__ import annotations
@@ -27,14 +28,17 @@ NAME = re.compile(
 )
 # A value, whichever its vendor: what it begins with, which is looked for first, and what follows.
 _SHAPES: tuple[tuple[tuple[str, ...], str], ...] = (
-    (("hf_", "api_org_", "nvapi-", "npm_", "pypi-", "sk-", "glsa_", "glc_", "ntn_", "lin_api_", "figd_", "sbp_",
-      "xai-", "gsk_", "pplx-", "tgp_v1_", "wandb_v1_", "KGAT_", "rubygems_", "CLOJARS_", "PMAK-", "NRAK-", "sntrys_",
-      "sntryu_", "tskey-", "HRKU-", "ATATT3", "ATCTT3", "whsec_", "GOCSPX-", "dp.pt.", "dp.st.", "dckr_pat_",
-      "dckr_oat_", "pscale_tkn_", "pscale_pw_", "LTAI", "AKID", "ops_eyJ", "AGE-SECRET-KEY-1", "FlyV1 ", "rnd_",
-      "dt0c01.", "key_live_", "tfp_", "shpat_", "shpss_", "shpca_", "shppa_", "do1_", "vercel_", "r8_"),
+    (("hf_", "api_org_", "nvapi-", "npm_", "pypi-", "sk-", "glsa_", "lin_api_", "figd_", "xai-", "gsk_", "pplx-",
+      "tgp_v1_", "wandb_v1_", "KGAT_", "rubygems_", "CLOJARS_", "PMAK-", "NRAK-", "sntrys_", "sntryu_", "tskey-",
+      "HRKU-", "ATATT3", "ATCTT3", "whsec_", "GOCSPX-", "dp.pt.", "dp.st.", "dckr_pat_", "dckr_oat_",
+      "pscale_tkn_", "pscale_pw_", "LTAI", "AKID", "ops_eyJ", "AGE-SECRET-KEY-1", "FlyV1 ", "dt0c01.",
+      "shpat_", "shpss_", "shpca_", "shppa_"),
      r"[\w.+/=~-]{8,}"),
+    # Names of kernels begin like these too.
+    (("r8_", "sbp_", "glc_", "ntn_"), r"[A-Za-z0-9]{24,}[\w.+/=-]*"),
     (("ghp_", "gho_", "ghs_", "ghu_", "ghr_", "github_pat_"), r"[\w.-]{8,}"),
-    (("glpat-", "gldt-", "glptt-", "glrt-", "glcbt-", "glft-", "glsoat-", "glimt-", "glagent-", "gloas-", "GR1348941"),
+    (("glpat-", "gldt-", "glptt-", "glrt-", "glcbt-", "glft-", "glsoat-", "glimt-", "glagent-", "gloas-",
+      "GR1348941"),
      r"[\w.-]{8,}"),
     (("AKIA", "ASIA", "ABIA", "ACCA", "AGPA", "AIDA", "AROA", "A3T"), r"[A-Z0-9]{12,}[\w.+/=-]*"),
     (("xoxa-", "xoxb-", "xoxe-", "xoxe.", "xoxo-", "xoxp-", "xoxr-", "xoxs-", "xapp-"), r"[\w.-]{8,}"),
@@ -59,8 +63,11 @@ _BOUND = rb"(?:" + ESCAPE + rb"|(?<![A-Za-z0-9\\]))"
 
 @cache
 def _shape(prefix: bytes, rest: bytes) -> re.Pattern[bytes]:
-    """Finds a prefix where a word begins, and what follows. The prefix stands first, what is before it is looked at
-    behind it: an expression that begins with a letter is found much faster."""
+    """Finds a prefix where a word begins, and what follows.
+
+    The prefix stands first and what is before it is looked at behind it: an expression that begins with a
+    letter is found much faster.
+    """
     begins = re.escape(prefix)
     before = (rb"(?<=\\[nrtbf]%s)(?<!\\\\[nrtbf]%s)|(?<=\\u[0-9a-fA-F]{4}%s)|(?<=\\\\%s)(?<!\\\\\\%s)"
               rb"|(?<![A-Za-z0-9\\]%s)") % ((begins,) * 6)  # fmt: skip
@@ -120,13 +127,14 @@ _IS = rb"[ \t]{0,9}(?:=>?|:(?!:))[ \t]{0,9}"
 
 
 def assignment(names: bytes, *, least: int = 1, word: bytes = b"") -> re.Pattern[bytes]:
-    """Finds what is given to one of these names: quoted, as a word of at least so many characters, in JSON, as a
-    flag's value, as an element of a list behind the flag, and as 'value' beside 'name'."""
+    """Finds what is given to one of these names: quoted, or as a word of at least so many characters; in JSON,
+    and as 'value' beside 'name'."""
     quote = rb"\\{0,3}[\"']"
     return re.compile(
         rb"(?P<before>(?:" + names + rb")(?:"
         # "name": "value" and {"name": "x", "value": "y"}: what is not quoted there is a number.
-        + quote + rb"(?:" + _IS + rb"|\s{0,9},\s{0,9}" + quote + rb"value" + quote + _IS + rb")(?=" + quote + rb")"
+        + quote + rb"(?:" + _IS + rb"|\s{0,9},\s{0,9}" + quote + rb"value" + quote + _IS + rb")"
+        + rb"(?=" + quote + rb")"
         + rb"|(?P<plain>" + _IS + _BEFORE + rb")))"
         + _NEW + _NO_END
         + rb"(?:" + _QUOTED + rb"|(?(plain)" + word + _WORD % least + rb"|(?!)))"
@@ -160,7 +168,8 @@ STRONG = assignment(
 TOKEN = assignment(rb"(?i:token(?![a-z]))" + _ENDS, least=6, word=_NO_NUMBER)
 # All of a header, whatever it consists of.
 HEADER = re.compile(
-    rb"(?P<before>(?i:(?:proxy-)?authorization|(?:set-)?cookie|x-[\w-]{0,20}(?:token|key|auth))(?:\\{0,3}[\"'])?[ \t]{0,9}[:=]"
+    rb"(?P<before>(?i:(?:proxy-)?authorization|(?:set-)?cookie|x-[\w-]{0,20}(?:token|key|auth))"
+    rb"(?:\\{0,3}[\"'])?[ \t]{0,9}[:=]"
     rb"[ \t]{0,9}+(?:\\{0,3}[\"'])?+(?:(?i:basic|bearer|digest|negotiate|token)[ \t]{1,9}+)?+)"
     + _NEW
     + rb"(?P<pw>[^\"'\\\r\n]{4,4000})"
@@ -176,8 +185,8 @@ FLAG = flagged(
     word=_NO_NUMBER,
 )
 ASSIGNING = tuple(
-    b"key secret passw passphrase passcode pwd pass token bearer basic credential cookie authorization connection "
-    b"dsn sess csrf xsrf signature sig webhook otp auth".split()
+    b"key secret passw passphrase passcode pwd pass token bearer basic credential cookie authorization "
+    b"connection dsn sess csrf xsrf signature sig webhook otp auth".split()
 )
 LONG, RANDOM = 32, 4.2  # characters, and bits of entropy in each
 
@@ -239,7 +248,8 @@ def without_secrets(words: Sequence[str]) -> list[str]:
         else:
             raw = word.encode(errors="surrogateescape")
             kept.append(without(raw, lambda _: REMOVED.encode()).decode(errors="surrogateescape"))
-        hide = (word.startswith("-") and not equals or word.endswith((":", "="))) and bool(NAME.search(word))
+        opens = (word.startswith("-") and not equals) or word.endswith((":", "="))
+        hide = opens and bool(NAME.search(word))
     return kept
 
 

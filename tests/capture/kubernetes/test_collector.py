@@ -30,7 +30,9 @@ class Running:
 
     def put(self, path: str, body: bytes, offset: int | None = None) -> int:
         connection = http.client.HTTPConnection(*self.server.server_address[:2], timeout=20)
-        headers = {"Authorization": "Bearer t"} | ({} if offset is None else {"Lostflops-Offset": str(offset)})
+        headers = {"Authorization": "Bearer t"} | (
+            {} if offset is None else {"Lostflops-Offset": str(offset)}
+        )
         connection.request("PUT", path, body, headers)
         status = connection.getresponse().status
         connection.close()
@@ -59,7 +61,9 @@ def test_what_is_appended_stands_in_order_and_a_wrong_offset_makes_nothing(runni
     assert not (running.store.folder / "else").exists()
 
 
-def test_an_append_that_fails_leaves_nothing_behind(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_append_that_fails_leaves_nothing_behind(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert running.put("/run/log", b"one", 0) == 200
 
     def full(source: Any, target: Any, length: int) -> None:

@@ -389,9 +389,7 @@ def test_a_pod_of_thousands_of_containers_is_admitted_untouched_at_once() -> Non
     assert "30,000 containers" in said["warnings"][0]
 
 
-def test_clients_that_dribble_do_not_keep_others_out(
-    client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_clients_that_dribble_do_not_keep_others_out(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every connection is taken by a client that sends a byte now and then; the next one is answered."""
     monkeypatch.setattr(tls, "AT_ONCE", 8)
     monkeypatch.setattr(tls, "GRACE", 0.2)

@@ -120,7 +120,7 @@ def writing(store: Store, token: Path) -> type[Handler]:
                         folder.rmdir()  # which refuses what is not empty
 
         def _kept(self, place: Path, spool: Path, offset: str | None) -> tuple[int, int]:
-            """Put the body in its place, or at the end of a file that is as long as the pod thinks; what to answer."""
+            """Put the body in its place, or behind what the pod thinks is there; what to answer."""
             with store.lock:
                 had = place.stat().st_size if place.is_file() else 0
                 if offset not in (None, str(had)):

@@ -1,7 +1,8 @@
-"""An HTTPS server that no client can hold up: each connection has a thread of its own, each request a deadline.
+"""An HTTPS server that no client can hold up: each connection has its own thread, each request a deadline.
 
 Whoever has all connections open and sends a byte now and then still has to make room: when all are taken, the
-one whose request has been awaited longest is closed for the next. Standard library only: it runs in pods without lostflops installed.
+one whose request has been awaited longest is closed for the next. Standard library only: it runs in pods
+without lostflops installed.
 """
 
 from __future__ import annotations
@@ -70,7 +71,9 @@ class Server(ThreadingHTTPServer):
         now = time.monotonic()
         with self._lock:
             full = len(self._clients) >= AT_ONCE
-            slow = [client for client in self._clients.values() if client.awaited and now - client.since > GRACE]
+            slow = [
+                client for client in self._clients.values() if client.awaited and now - client.since > GRACE
+            ]
             if full and slow:
                 min(slow, key=lambda client: client.since).end()
             if full and not slow:
@@ -136,7 +139,7 @@ class Handler(BaseHTTPRequestHandler):
     server_version = "lostflops"
     sys_version = ""
     timeout = PATIENCE
-    server: Server
+    server: Server  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def handle_one_request(self) -> None:
         self.server.awaits(self.client_address, PATIENCE)

@@ -55,7 +55,8 @@ class SqliteFile:
         for table in self.columns.keys() & wanted:
             # Generated columns are not among these.
             found = self._query(
-                f"SELECT CAST(name AS BLOB) AS name FROM pragma_table_info('{table}') WHERE dflt_value IS NULL"
+                f"SELECT CAST(name AS BLOB) AS name FROM pragma_table_info('{table}') "
+                "WHERE dflt_value IS NULL"
             )
             self.columns[table] = frozenset(_decoded(found["name"]).drop_nulls())
 
