@@ -277,12 +277,7 @@ def spoiled_tables(random: Random, tables: dict[str, list[Row]]) -> None:
 
 
 VIEWS = (
-<<<<<<< HEAD
-    'CREATE VIEW "{t}" AS WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT x AS start, '
-    "x + 1 AS end, 0 AS deviceId, 7 AS streamId FROM c",
-=======
-    'CREATE VIEW "{t}" AS WITH RECURSIVE c(start) AS (SELECT 1 UNION ALL SELECT start + 1 FROM c) SELECT * FROM c',
->>>>>>> 1880b23 (Lines fit; make fuzz)
+    'CREATE VIEW "{t}" AS WITH RECURSIVE c(start) AS (SELECT 1 UNION ALL SELECT 2 FROM c) SELECT * FROM c',
     'CREATE VIEW "{t}" AS SELECT 1 AS start, zeroblob(900000000) AS end',
     'CREATE TABLE "{t}" (start, "end" GENERATED ALWAYS AS (start + 1))',
     'CREATE TABLE "{t}" (id INTEGER PRIMARY KEY) WITHOUT ROWID',

@@ -56,8 +56,8 @@ _ROOTS = set(
     b"sbin app apps code src net storage vol volumes cluster global pfs beegfs ceph private content kaggle "
     b"local nvme ssd raid group groups depot orcd iopsstor capstor leonardo lus ptmp "
     b"gscratch pscratch blue orange red cfs fs vast weka wekafs flash bulk archive stornext panfs isilon nas "
-    b"san tank zfs lfs hdd hpc hpcwork rwthfs cephyr mimer nobackup lab labs staff students faculty rds bigdata "
-    b"disk disks drive efs ebs mounts workspaces dbfs gdrive teamspace studio notebooks uhome gdata cvmfs "
+    b"san tank zfs lfs hdd hpc hpcwork rwthfs cephyr mimer nobackup lab labs staff students faculty rds "
+    b"bigdata disk disks drive efs ebs mounts workspaces dbfs gdrive teamspace studio notebooks uhome gdata cvmfs "
     b"afs".split()
 )
 _PEOPLE = re.compile(rb"[\\/](?:home|Users)[\\/]+([^\s/\"'\\:;,()<>]+)")

@@ -352,7 +352,6 @@ def writing(target: Path, *, replace: bool = True) -> Generator[Path]:
     try:
         with storing(target, folder):
             yield folder
-        folder.chmod(0o755)
         if replace or not (target / MANIFEST).is_file():
             _swap(folder, target)
     except OSError as error:
