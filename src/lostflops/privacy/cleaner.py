@@ -57,8 +57,8 @@ _ROOTS = set(
     b"local nvme ssd raid group groups depot orcd iopsstor capstor leonardo lus ptmp "
     b"gscratch pscratch blue orange red cfs fs vast weka wekafs flash bulk archive stornext panfs isilon nas "
     b"san tank zfs lfs hdd hpc hpcwork rwthfs cephyr mimer nobackup lab labs staff students faculty rds "
-    b"bigdata disk disks drive efs ebs mounts workspaces dbfs gdrive teamspace studio notebooks uhome gdata cvmfs "
-    b"afs".split()
+    b"bigdata disk disks drive efs ebs mounts workspaces dbfs gdrive teamspace studio notebooks "
+    b"uhome gdata cvmfs afs".split()
 )
 _PEOPLE = re.compile(rb"[\\/](?:home|Users)[\\/]+([^\s/\"'\\:;,()<>]+)")
 _STRING = rb"\"((?:[^\"\\]|\\.)*)\""
