@@ -28,14 +28,16 @@ NAME = re.compile(
 )
 # A value, whichever its vendor: what it begins with, which is looked for first, and what follows.
 _SHAPES: tuple[tuple[tuple[str, ...], str], ...] = (
-    (("hf_", "api_org_", "nvapi-", "npm_", "pypi-", "sk-", "glsa_", "lin_api_", "figd_", "xai-", "gsk_",
-      "pplx-", "tgp_v1_", "wandb_v1_", "KGAT_", "rubygems_", "CLOJARS_", "PMAK-", "NRAK-", "sntrys_",
-      "sntryu_",
-      "tskey-", "HRKU-", "ATATT3", "ATCTT3", "whsec_", "GOCSPX-", "dp.pt.", "dp.st.", "dckr_pat_",
-      "dckr_oat_", "pscale_tkn_", "pscale_pw_", "LTAI", "AKID", "ops_eyJ", "AGE-SECRET-KEY-1", "FlyV1
-      ", "dt0c01.",
-      "shpat_", "shpss_", "shpca_", "shppa_"),
-     r"[\w.+/=~-]{8,}"),
+    (
+        tuple(
+            "hf_ api_org_ nvapi- npm_ pypi- sk- glsa_ lin_api_ figd_ xai- gsk_ pplx- tgp_v1_ wandb_v1_ KGAT_ "
+            "rubygems_ CLOJARS_ PMAK- NRAK- sntrys_ sntryu_ tskey- HRKU- ATATT3 ATCTT3 whsec_ GOCSPX- dp.pt. "
+            "dp.st. dckr_pat_ dckr_oat_ pscale_tkn_ pscale_pw_ LTAI AKID ops_eyJ AGE-SECRET-KEY-1 dt0c01. "
+            "shpat_ shpss_ shpca_ shppa_".split()
+        ),
+        r"[\w.+/=~-]{8,}",
+    ),
+    (("FlyV1 ",), r"[\w.+/=~-]{8,}"),
     # Names of kernels begin like these too.
     (("r8_", "sbp_", "glc_", "ntn_"), r"[A-Za-z0-9]{24,}[\w.+/=-]*"),
     (("ghp_", "gho_", "ghs_", "ghu_", "ghr_", "github_pat_"), r"[\w.-]{8,}"),
