@@ -23,17 +23,20 @@ Removed = Callable[[bytes], bytes]
 # Of a flag or a variable. 'keys' and 'tokens' count things, in this trade; 'key' and 'token' may open them.
 NAME = re.compile(
     r"(?i)(?:token(?!s|i)|(?<!mon)(?<!tur)key(?!s|word|board|frame)|secret|passw(?:or)?d|passphrase|passcode"
-    r"|credential|auth(?!or)|(?<![a-z])pwd|[_-]pass(?![a-z])|cookie|session_?id|webhook|(?<![a-z])dsn(?![a-z])"
+    r"|credential|auth(?!or(?!iz))|(?<![a-z])pwd|[_-]pass(?![a-z])|cookie|session_?id|webhook|(?<![a-z])dsn(?![a-z])"
     r"|connection_?string|(?<![a-z])sas(?![a-z]))"
 )
 # A value, whichever its vendor: what it begins with, which is looked for first, and what follows.
 _SHAPES: tuple[tuple[tuple[str, ...], str], ...] = (
     (
         tuple(
-            "hf_ api_org_ nvapi- npm_ pypi- sk- glsa_ lin_api_ figd_ xai- gsk_ pplx- tgp_v1_ wandb_v1_ KGAT_ "
-            "rubygems_ CLOJARS_ PMAK- NRAK- sntrys_ sntryu_ tskey- HRKU- ATATT3 ATCTT3 whsec_ GOCSPX- dp.pt. "
-            "dp.st. dckr_pat_ dckr_oat_ pscale_tkn_ pscale_pw_ LTAI AKID ops_eyJ AGE-SECRET-KEY-1 dt0c01. "
-            "shpat_ shpss_ shpca_ shppa_".split()
+            word.decode()
+            for word in (
+                b"hf_ api_org_ nvapi- npm_ pypi- sk- glsa_ lin_api_ figd_ xai- gsk_ pplx- tgp_v1_ wandb_v1_ "
+                b"KGAT_ rubygems_ CLOJARS_ PMAK- NRAK- sntrys_ sntryu_ tskey- HRKU- ATATT3 ATCTT3 whsec_ "
+                b"GOCSPX- dp.pt. dp.st. dckr_pat_ dckr_oat_ pscale_tkn_ pscale_pw_ LTAI AKID ops_eyJ "
+                b"AGE-SECRET-KEY-1 dt0c01. shpat_ shpss_ shpca_ shppa_"
+            ).split()
         ),
         r"[\w.+/=~-]{8,}",
     ),
