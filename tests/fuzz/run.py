@@ -105,15 +105,11 @@ def _watched(tally: Tally, seed: int, worker: int, workers: int, first: int, unt
             said.seek(0)
             if not finished:
                 text = said.read()
-<<<<<<< HEAD
-                why = "took more than 20 s" if "Timeout (" in text else f"ended the process ({status})"
-=======
                 why = (
                     f"took more than {STUCK:.0f} s"
                     if "Timeout (" in text
                     else f"ended the process ({status})"
                 )
->>>>>>> 1880b23 (Lines fit; make fuzz)
                 tally.failures.append(
                     {"number": last, "failure": why, "traceback": text[:2000] + text[-1000:]}
                 )
