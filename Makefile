@@ -4,6 +4,7 @@
 #     make test     every test
 #     make test-lowest   the core with the lowest declared versions, and the same answers with all Pythons here
 #     make test-slurm    recording on a Slurm of four virtual nodes, started for it
+#     make fuzz     break recordings for an hour on every core: refused in words, or the ledger adds up?
 #     make acceptance    plant causes of slowness in made-up and in real jobs: does the first page name them?
 #     make check    formatting, lint, types, layers
 #     make bench    speed and memory against the targets, written to benchmarks/README.md
@@ -20,7 +21,7 @@ DEMO_RUN = examples/runs/ddp
 # The demo needs the core alone, so it does not wait for the development tools where those are not there yet.
 DEMO = $(if $(wildcard $(DEV)),.venv,.venv-demo)
 
-.PHONY: demo test test-lowest test-slurm acceptance check bench docs record-examples clean
+.PHONY: demo test fuzz test-lowest test-slurm acceptance check bench docs record-examples clean
 
 demo: $(DEMO)/.installed
 	@$(DEMO)/bin/python -m lostflops why $(DEMO_RUN) --html demo-report.html
@@ -37,6 +38,8 @@ test-slurm: $(DEV)
 
 test-lowest:
 	$(PYTHON) tests/versions/environments.py
+fuzz: $(DEV)
+	cd tests && ../.venv/bin/python -m fuzz.run $(FUZZ)
 
 acceptance: $(DEV)
 	cd tests && ../.venv/bin/python -m acceptance.run $(ACCEPTANCE)

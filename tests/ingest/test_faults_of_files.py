@@ -340,3 +340,27 @@ def test_a_trace_that_is_removed_while_it_is_read_is_said_to_be(
     with pytest.raises(Unreadable, match=r"rank1.json could not be read: No such file") as caught:
         job.open(traces)
     assert caught.value.hint == "check the path."
+
+
+def test_any_bit_of_a_runs_manifest_that_flips_is_told_or_changes_nothing(run: Path) -> None:
+    manifest = run / MANIFEST
+    whole = manifest.read_bytes()
+    said = Trace.open(run).manifest
+    for at in range(0, len(whole), 7):
+        for bit in (0, 3, 7):
+            manifest.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << bit]) + whole[at + 1 :])
+            try:
+                assert Trace.open(run).manifest == said, f"bit {bit} of byte {at}"
+            except DamagedStore as error:
+                assert MANIFEST in error.message
+    manifest.write_bytes(whole)
+    assert Trace.open(run).manifest == said
+
+
+def test_a_cache_entry_whose_manifest_is_damaged_is_made_again(traces: Path, cache: Path) -> None:
+    before = ledger(job.open(traces))
+    (entry,) = cache.iterdir()
+    whole = (entry / MANIFEST).read_bytes()
+    (entry / MANIFEST).write_bytes(whole.replace(b'"format"', b'"form\xfft"', 1))
+    assert_frame_equal(ledger(job.open(traces)), before)
+    assert (entry / MANIFEST).read_bytes() == whole

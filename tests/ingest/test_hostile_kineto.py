@@ -867,3 +867,16 @@ def test_what_nobody_asked_for_is_stored_nowhere(asked: Asked) -> None:
 )
 def test_frames_keep_what_tells_the_code_and_lose_where_it_lay(written_as: str, kept: str) -> None:
     assert frame_name(written_as) == kept
+
+
+def test_a_trace_whose_only_operator_is_a_profiler_step_is_answered(asked: Asked) -> None:
+    """Profilers before 1.11 wrote their steps among the operators."""
+    marks = operator("ProfilerStep#7", 1000, 100)
+    session = asked(trace([marks, call(1015, 5, 1), kernel(1030.5, 40.25, 1)]))
+    assert ledger(session)["compute"] == 40_250
+
+
+@pytest.mark.parametrize("odd", ["[]", "[{}]", "7", '"x"', "null", '[{"ph": "X"}, []]'])
+def test_an_event_that_is_none_loses_itself_alone(odd: str, asked: Asked) -> None:
+    session = asked(trace([odd, *one_step()]))
+    assert ledger(session)["compute"] == 40_250

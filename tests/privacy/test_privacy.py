@@ -367,6 +367,8 @@ def test_what_record_leaves_names_nobody(tmp_path: Path) -> None:
     assert left(trace) == set()
     kept = [p for p in recorded.run.rglob("*") if p.is_file() and p.name != "recording.jsonl"]
     assert not [p.name for p in kept if left(p)]
+    places = [recorded.run, *recorded.run.rglob("*")]
+    assert not [p.name for p in places if p.stat().st_mode & 0o077], "others may read it"
     # The command is kept as it was typed, but for its secrets.
     assert left(recorded.run / "recording.jsonl") == {"alice", "hush-hush"}
 

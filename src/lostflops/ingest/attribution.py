@@ -29,8 +29,10 @@ class OperatorTree:
 
     def at(self, moments: pl.Series, threads: pl.Series) -> pl.Series:
         """The row number of the deepest operator at each moment on each thread; null where there is none."""
-        known = (moments.is_not_null() & threads.is_not_null()).to_numpy()
         rows = np.full(len(moments), -1, dtype=np.int64)
+        if not len(self.forest.order):
+            return pl.Series(rows).replace({-1: None})
+        known = (moments.is_not_null() & threads.is_not_null()).to_numpy()
         found = intervals.innermost_at(
             self.forest,
             moments.fill_null(0).to_numpy()[known],

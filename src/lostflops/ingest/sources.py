@@ -64,6 +64,10 @@ def read_all(
 
     def here(number: int) -> list[Part]:
         source, place = sources[number], folder / str(number)
+        if _needs_a_process(source):
+            with _Process(threads=cores) as process:
+                task = Task(str(source), str(place), salvage, formats[source].name)
+                return process.read(task, lambda share: tell(number, share))
         asked = Reading(source, place, salvage, cores, lambda share: tell(number, share))
         return formats[source].read(asked)
 
@@ -93,6 +97,11 @@ def read_all(
     if failed:
         raise failed[min(failed)]
     return [outcomes[number] for number in range(len(sources))]
+
+
+def _needs_a_process(path: Path) -> bool:
+    """Whether reading it can end the process that does: Polars aborts on some damaged tables."""
+    return path.is_dir() and path.name.lower().endswith(("_pqtdir", "_arwdir"))
 
 
 class _Process:
@@ -130,6 +139,12 @@ class _Process:
                 tell(reply.progress)
         except (BrokenPipeError, msgspec.MsgspecError):
             pass
+        if _needs_a_process(Path(task.path)):
+            raise NotATrace(
+                Path(task.path),
+                "reading it ended the process that did: one of its tables is damaged, or memory ran out.",
+                "export the report again.",
+            )
         raise LostflopsError(
             f"The process reading {shown(Path(task.path).name)} ended without an answer.",
             "it may have run out of memory: read fewer files at a time. LOSTFLOPS_DEBUG=1 shows what it "

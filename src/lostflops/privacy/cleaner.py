@@ -11,6 +11,7 @@ import re
 import secrets as random
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
+from functools import partial
 from os.path import commonprefix
 
 from lostflops.privacy import secrets
@@ -40,8 +41,10 @@ _BEHIND = rb"(?:(?<![\w/~.]/)|(?<=\\[nrt]/)|(?<=\\u[0-9a-fA-F]{4}/)|(?<=-[IL]/)|
 _PATH = re.compile(rb"/" + _BEHIND + _NAME + rb"(?:/" + _NAME + rb")*/?")
 # A Python frame: its file may have blanks in its name.
 _FRAMES = [re.compile(start + rb"[^\"\\\n]{1,1000}?(?=\(\d+\): )") for start in (rb"\"/", rb"\"\.\./")]
+# As Windows parts folders: once, escaped, and escaped twice; never half of an escaped quote.
+_BACK = rb"(?:\\\\\\\\|\\\\|\\(?![\"u\\])|/)"
 _WINDOWS = re.compile(
-    _START + rb"[A-Za-z]:(?:\\\\|\\|/)(?:[^\s\"\\:*?<>|/]+(?:\\\\|\\|/))+[^\s\"\\:*?<>|/()]*"
+    _START + rb"[A-Za-z]:" + _BACK + rb"(?:[^\s\"\\:*?<>|/]+" + _BACK + rb")+[^\s\"\\:*?<>|/()]*"
 )
 _INSTALLED = re.compile(rb"^.*[\\/](?:site-packages|dist-packages|python\d+\.\d+t?)[\\/]+")
 _FILE = re.compile(rb"[^/]+\.[A-Za-z]\w{0,7}(?:\.\d+)*")
@@ -51,10 +54,100 @@ _ROOTS = set(
     b"home users root tmp var opt usr mnt data datasets scratch work workspace workspaces nfs gpfs lustre "
     b"fsx efs proj projects project share shared export exports srv media run dev proc sys etc lib lib64 bin "
     b"sbin app apps code src net storage vol volumes cluster global pfs beegfs ceph private content kaggle "
-    b"local nvme ssd raid group groups depot orcd iopsstor capstor leonardo lus ptmp".split()
+    b"local nvme ssd raid group groups depot orcd iopsstor capstor leonardo lus ptmp "
+    b"gscratch pscratch blue orange red cfs fs vast weka wekafs flash bulk archive stornext panfs isilon nas "
+    b"san tank zfs lfs hdd hpc hpcwork rwthfs cephyr mimer nobackup lab labs staff students faculty rds "
+    b"bigdata disk disks drive efs ebs mounts workspaces dbfs gdrive teamspace studio notebooks "
+    b"uhome gdata cvmfs afs".split()
 )
 _PEOPLE = re.compile(rb"[\\/](?:home|Users)[\\/]+([^\s/\"'\\:;,()<>]+)")
 _STRING = rb"\"((?:[^\"\\]|\\.)*)\""
+# The same in a text: as a variable, a flag, or an element of what Python prints.
+_QUOTE = rb"(?:\\{0,3}[\"'])?"
+_GIVEN = rb"(?:" + _QUOTE + rb"[ \t]{0,4}(?:=|:(?!:))[ \t]{0,4}" + _QUOTE + rb")"
+_FLAG_GIVEN = rb"(?:=|[ \t]{1,4}|\\{0,3}[\"']\s{0,4},\s{0,4})" + _QUOTE
+_VARIABLE = rb"(?:" + secrets.ESCAPE + rb"|(?<![A-Za-z0-9\\]))"
+_HOST_NAME = rb"((?!\\)[A-Za-z0-9][\w.-]*(?:\[[\d,-]+\][\w.-]*)?(?:,[A-Za-z][\w.-]*(?:\[[\d,-]+\])?)*)"
+_HOSTS_IN_TEXT = (
+    re.compile(
+        rb"(" + _VARIABLE + rb"(?:[A-Z]+_){0,4}(?:HOST|HOSTNAME|HOSTS|NODENAME|NODELIST|NODE_NAME|MASTER_ADDR"
+        rb"|MASTER_IP|ENDPOINT|POD_NAME|SERVER|HEAD_NODE|PRIMARY_ADDR)" + _GIVEN + rb")" + _HOST_NAME
+    ),
+    re.compile(
+        rb"(--(?:master|head|rdzv|main|leader)[_-](?:addr|address|endpoint|ip|node)"
+        + _FLAG_GIVEN + rb")" + _HOST_NAME
+    ),
+    re.compile(rb"(--(?:host|hosts|hostname|nodelist|server|node)" + _FLAG_GIVEN + rb")" + _HOST_NAME),
+    # Of a word that many things are called by, the value must look like a machine.
+    re.compile(
+        rb"(" + _VARIABLE + rb"(?:host|hostname|host_name|nodename|node_name)" + _GIVEN
+        + rb")(?=[a-zA-Z][\w.-]*[\d.-])" + _HOST_NAME
+    ),
+    re.compile(rb"((?:" + secrets.ESCAPE + rb"|^|(?<=[\s\"]))())([A-Za-z][\w.-]*)(?=:\d+:\d+ \[\d+\] NCCL )"),
+)  # fmt: skip
+_USER_NAME = rb"((?!\\)[A-Za-z_][\w.-]*)"
+_USERS_IN_TEXT = (
+    re.compile(
+        rb"("
+        + _VARIABLE
+        + rb"(?:[A-Z]+_){0,3}(?:USER|USERNAME|USER_NAME|LOGNAME|OWNER)="
+        + _QUOTE
+        + rb")"
+        + _USER_NAME
+    ),
+    re.compile(
+        rb"(" + _VARIABLE + rb"(?:user|username|user_name|login|owner)=" + _QUOTE + rb")" + _USER_NAME
+    ),
+    re.compile(rb"((?<=['\"])(?:user|username|owner|login)\\{0,3}['\"][ ]?:[ ]?\\{0,3}['\"])" + _USER_NAME),
+    re.compile(rb"(--(?:user|username|owner|login)" + _FLAG_GIVEN + rb")" + _USER_NAME),
+    re.compile(rb"([ug]id=\d+\()" + _USER_NAME),
+    re.compile(rb"((?:" + secrets.ESCAPE + rb"|(?<![\w/\\]))~)" + _USER_NAME + rb"(?=/)"),
+)
+_AT_HOST = re.compile(rb"(?<=ssh )(?:-[\w ]+ )?([A-Za-z_][\w.-]*)@([A-Za-z][\w.-]*)")
+_JOBS_IN_TEXT = (
+    secrets.assignment(
+        rb"(?:[A-Z]+_){0,3}(?:JOB_NAME|JOB_ACCOUNT|JOB_PARTITION|WANDB_(?:PROJECT|NAME|ENTITY|RUN_GROUP|RUN_ID|TAGS|NOTES)"
+        rb"|EXPERIMENT_NAME|RUN_NAME|POD_NAMESPACE|PROJECT_NAME|COMET_WORKSPACE|NEPTUNE_PROJECT)"
+        rb"|(?<=\")(?:job_name|run_name|experiment_name|project_name|wandb_project|project|experiment|entity)"
+    ),
+    secrets.flagged(
+        rb"job[_-]name|run[_-]name|experiment(?:[_-]name)?|project(?:[_-]name)?|wandb[_-][\w-]{1,40}|entity|account"
+    ),
+)
+_IN_TEXT_WORDS = (
+    b"HOST", b"NODE", b"POD_NAME", b"ADDR", b"ENDPOINT", b"SERVER", b"MASTER_IP", b"host", b"node", b"--",
+    b" NCCL ",
+)  # fmt: skip
+_USER_WORDS = (b"USER", b"LOGNAME", b"OWNER", b"user", b"login", b"owner", b"id=", b"~")
+_JOB_WORDS = (b"JOB_", b"WANDB_", b"_NAME", b"_NAMESPACE", b"PROJECT", b"WORKSPACE", b"--", b'"run_name',
+              b'"job_name', b'"experiment', b'"project', b'"wandb_', b'"entity')  # fmt: skip
+# A machine's whole name: at least three parts, the last one a network's.
+_DOMAIN = re.compile(
+    _START + rb"(?:[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?\.){2,}"
+    rb"(?:com|org|edu|gov|local|internal|lan|corp|intra|intranet|cluster|home|arpa|example|localdomain|compute)"
+    rb"(?![\w(]|\.\w|-)"
+)
+_DOMAINS = (b".com", b".org", b".edu", b".gov", b".local", b".internal", b".lan", b".corp", b".intra",
+            b".cluster", b".home", b".arpa", b".example", b".compute")  # fmt: skip
+# What we called something when we cleaned it before.
+_MADE = re.compile(
+    rb"(?:node-[0-9a-f]{4}-\d+|node-\d{4}|(?:user|server|address|mail|folder|GPU|MIG|DLA)-\d+|<removed>)"
+)
+_FOLDER_GIVEN = re.compile(
+    rb"((?:--[\w-]*(?:dir|path|folder|root|file|ckpt|checkpoint|cache|home)"
+    + _FLAG_GIVEN
+    + rb")|(?:(?:[A-Z]+_){0,4}"
+    rb"(?:PWD|HOME|DIR|PATH|ROOT|TMPDIR|FOLDER|CACHE)="
+    + _QUOTE
+    + rb"))(/"
+    + _NAME
+    + rb"(?:/"
+    + _NAME
+    + rb")*/?)"
+)
+_SHARE = re.compile(
+    rb"(?:" + secrets.ESCAPE + rb"|(?<![\w\\:]))(?:\\\\){1,4}[A-Za-z][\w.-]+(?:" + _BACK + rb"[\w.$ -]+)+"
+)
 _HOST_KEY = re.compile(rb"(\"(?:\w*_)?(?:host_?name|node_?name|host)\"\s*:\s*)" + _STRING, re.IGNORECASE)
 _USER_KEY = re.compile(
     rb"(\"(?:\w*_)?(?:user_?name|user|owner|e?mail|login|account)\"\s*:\s*)" + _STRING, re.IGNORECASE
@@ -66,7 +159,9 @@ _JOB_KEY = re.compile(
 _HOST_KEYS = (b'host"', b'hostname"', b'host_name"', b'nodename"', b'node_name"')
 _USER_KEYS = (b'username"', b'user_name"', b'user"', b'owner"', b'mail"', b'login"', b'account"')
 _JOB_KEYS = (b'"pt_profiler_', b'"tw_', b'"mast_', b'"slurm_', b'"k8s_', b'"cluster"')
-_SERVER = re.compile(rb"(?<=://)((?:<removed>@)?)([A-Za-z0-9][\w.-]*)(:\d+)?(/[^\s\"'\\<>]*)?")
+_SERVER = re.compile(
+    rb"(?<=://)((?:<removed>@)?)([A-Za-z0-9][\w.-]*|\[[0-9a-fA-F:.]+\])(:\d+)?([/?#][^\s\"'\\<>]*)?"
+)
 _AT = re.compile(rb"@[\w-]+\.[A-Za-z]")
 _MAIL = re.compile(
     rb"(?:" + secrets.ESCAPE + rb"|(?<![\w.+\\-]))[\w.+-]{1,200}@[\w-]{1,64}(?:\.[A-Za-z][\w-]+)+"
@@ -74,10 +169,13 @@ _MAIL = re.compile(
 _OCTET = rb"(?:25[0-5]|2[0-4]\d|1?\d?\d)"
 _DOTS = re.compile(rb"\.\d{1,3}\.\d{1,3}\.\d")
 _IPV4 = re.compile(_START + rb"(?:" + _OCTET + rb"\.){3}" + _OCTET + rb"(?![\w.])")
-_COLONS = re.compile(rb":[0-9a-fA-F]{2}:|:[0-9a-fA-F]{4}:")
+_COLONS = re.compile(rb":[0-9a-fA-F]{2}:|:[0-9a-fA-F]{3,4}:|[0-9a-fA-F]::[0-9a-fA-F]")
 _LINK = re.compile(
     _START + rb"(?:(?:[0-9a-fA-F]{2}:){5}[0-9a-fA-F]{2}|(?:[0-9a-fA-F]{4}:){3,7}[0-9a-fA-F]{4}"
-    rb"|(?:[0-9a-fA-F]{1,4}:){7}[0-9a-fA-F]{1,4}|fe80:(?::[0-9a-fA-F]{1,4}){1,4})(?![\w:])"
+    rb"|(?:[0-9a-fA-F]{1,4}:){7}[0-9a-fA-F]{1,4}|fe80:(?::[0-9a-fA-F]{1,4}){1,4}"
+    # Shortened: the first group is that of an address of the Internet or of a private net.
+    rb"|(?:[23][0-9a-fA-F]{3}|f[cdef][0-9a-fA-F]{2})(?::[0-9a-fA-F]{1,4}){0,6}::(?:[0-9a-fA-F]{1,4}(?::[0-9a-fA-F]{1,4}){0,6})?)"
+    rb"(?![\w:])"
 )
 _DEVICE = re.compile(_START + rb"(GPU|MIG|DLA)-[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}\b")
 _OWN = (b"localhost", b"127.", b"0.0.0.0", b"::1")
@@ -118,7 +216,7 @@ class Cleaner:
         if (
             name
             and name not in known
-            and name not in self._made
+            and not self._is_made(name)
             and HOSTS not in self._keep
             and not name.startswith(_OWN)
         ):
@@ -137,26 +235,23 @@ class Cleaner:
 
     def removed(self, kind: str, value: bytes) -> bytes:
         """Count a value and give what stands in its place."""
-        if kind in self._keep or not value or value == REMOVED or value in self._made:
+        if kind in self._keep or not value or self._is_made(value):
             return value
         self.found[kind][value] += 1
         return REMOVED
 
+    def _is_made(self, value: bytes) -> bool:
+        """Whether it is what stands in the place of something that was taken out, now or before."""
+        return value in self._made or _MADE.fullmatch(value) is not None
+
     def text(self, text: bytes) -> bytes:
         """The text without what identifies. Numbers outside of strings are never touched."""
-        lower: bytes | None = None
         if SECRETS not in self._keep:
-            if any(prefix.encode() in text for prefix in secrets.PREFIXES):
-                text = secrets.VALUE.sub(lambda m: self.removed(SECRETS, m[0]), text)
-            lower = text.lower()
-            if _any(secrets.ASSIGNING, lower):
-                for pattern in (secrets.FLAG, secrets.ASSIGNED, secrets.TOKEN):
-                    text = pattern.sub(lambda m: m[1] + self.removed(SECRETS, m[2]), text)
+            text = secrets.without(text, partial(self.removed, SECRETS))
         if b"://" in text:
-            if SECRETS not in self._keep:
-                text = secrets.LOGIN.sub(lambda m: self.removed(SECRETS, m[0]), text)
             text = _SERVER.sub(self._server, text)
-        lower = lower or text.lower()
+        text = self._without_variables(text)
+        lower = text.lower()
         if _any(_HOST_KEYS, lower):
             text = _HOST_KEY.sub(lambda m: m[1] + b'"' + self._host(m[2]) + b'"', text)
         if _any(_USER_KEYS, lower):
@@ -172,6 +267,30 @@ class Cleaner:
         if HARDWARE not in self._keep and _any((b"GPU-", b"MIG-", b"DLA-"), text):
             text = _DEVICE.sub(lambda m: self._named(HARDWARE, m[0], m[1].decode()), text)
         return text
+
+    def _without_variables(self, text: bytes) -> bytes:
+        """Without machines, people, jobs and folders that a variable or a flag names."""
+        if _any(_IN_TEXT_WORDS, text):
+            for pattern in _HOSTS_IN_TEXT:
+                text = pattern.sub(lambda m: m[1] + self._host(m[m.lastindex or 0]), text)
+        if _any(_USER_WORDS, text):
+            for pattern in _USERS_IN_TEXT:
+                text = pattern.sub(lambda m: m[1] + self._named(USERS, m[2], "user"), text)
+        if b"ssh " in text:
+            text = _AT_HOST.sub(lambda m: self._named(USERS, m[1], "user") + b"@" + self._host(m[2]), text)
+        if JOBS not in self._keep and _any(_JOB_WORDS, text):
+            for pattern in _JOBS_IN_TEXT:
+                text = pattern.sub(lambda m: secrets.replaced(m, partial(self.removed, JOBS)), text)
+        if PATHS not in self._keep and b"/" in text:
+            text = _FOLDER_GIVEN.sub(self._folder_given, text)
+        if PATHS not in self._keep and b"\\\\" in text:
+            text = _SHARE.sub(lambda m: self.path(m[0]), text)
+        if _any(_DOMAINS, text):
+            text = _DOMAIN.sub(lambda m: self._host(m[0]), text)
+        return text
+
+    def _folder_given(self, match: re.Match[bytes]) -> bytes:
+        return match[0] if match[2].startswith(b"/folder-") else match[1] + self.path(match[2])
 
     def blob(self, data: bytes) -> bytes:
         """Data whose length means something: what identifies is blotted out."""
@@ -249,7 +368,7 @@ class Cleaner:
         if kind in self._keep or not value or value == REMOVED or value.startswith(_OWN):
             return value
         known = self._names[kind]
-        if value in self._made:
+        if self._is_made(value):
             return value
         self.found[kind][value] += 1
         if value not in known:

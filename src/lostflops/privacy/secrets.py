@@ -1,52 +1,239 @@
-"""What looks like a secret: in command lines, where names tell, and in any text, where only the value can."""
+"""What looks like a secret: in command lines, where names tell, and in any text, where only the value can.
+
+The shapes of keys and tokens follow the detectors of detect-secrets (Yelp, Apache License 2.0, as is ours)
+and what the vendors publish of their prefixes; where those match only a value's beginning, ours take all of
+it.
+
+A value is taken whole by its quoting. Text comes as it lies in a file: a quote may be plain, escaped as in a
+JSON string, or escaped twice as in JSON that stands in a JSON string. A value without quotes ends where a
+word does. What stands outside of a JSON string is never touched, so the file stays JSON.
+"""
 
 from __future__ import annotations
 
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 
 REMOVED = "<removed>"
+Removed = Callable[[bytes], bytes]
 
 # Of a flag or a variable. 'keys' and 'tokens' count things, in this trade; 'key' and 'token' may open them.
 NAME = re.compile(
-    r"(?i)(?:token(?!s|i)|(?<!mon)(?<!tur)key(?!s|word|board|frame)|secret|passw(?:or)?d|passphrase|credential"
-    r"|auth(?!or))"
+    r"(?i)(?:token(?!s|i)|(?<!mon)(?<!tur)key(?!s|word|board|frame)|secret|passw(?:or)?d|passphrase|passcode"
+    r"|credential|auth(?!or(?!iz))|(?<![a-z])pwd|[_-]pass(?![a-z])|cookie|session_?id|webhook|(?<![a-z])dsn(?![a-z])"
+    r"|connection_?string|(?<![a-z])sas(?![a-z]))"
 )
-PREFIXES = (
-    "hf_", "sk-", "ghp_", "gho_", "ghs_", "ghu_", "github_pat_", "glpat-", "AKIA", "ASIA", "xoxa-", "xoxb-",
-    "xoxp-", "xoxs-", "nvapi-", "npm_", "pypi-", "dop_v1_", "eyJhbGciOi",
+# A value, whichever its vendor: what it begins with, which is looked for first, and what follows.
+_SHAPES: tuple[tuple[tuple[str, ...], str], ...] = (
+    (
+        tuple(
+            word.decode()
+            for word in (
+                b"hf_ api_org_ nvapi- npm_ pypi- sk- glsa_ lin_api_ figd_ xai- gsk_ pplx- tgp_v1_ wandb_v1_ "
+                b"KGAT_ rubygems_ CLOJARS_ PMAK- NRAK- sntrys_ sntryu_ tskey- HRKU- ATATT3 ATCTT3 whsec_ "
+                b"GOCSPX- dp.pt. dp.st. dckr_pat_ dckr_oat_ pscale_tkn_ pscale_pw_ LTAI AKID ops_eyJ "
+                b"AGE-SECRET-KEY-1 dt0c01. shpat_ shpss_ shpca_ shppa_"
+            ).split()
+        ),
+        r"[\w.+/=~-]{8,}",
+    ),
+    (("FlyV1 ",), r"[\w.+/=~-]{8,}"),
+    # Names of kernels begin like these too.
+    (("r8_", "sbp_", "glc_", "ntn_"), r"[A-Za-z0-9]{24,}[\w.+/=-]*"),
+    (("ghp_", "gho_", "ghs_", "ghu_", "ghr_", "github_pat_"), r"[\w.-]{8,}"),
+    (("glpat-", "gldt-", "glptt-", "glrt-", "glcbt-", "glft-", "glsoat-", "glimt-", "glagent-", "gloas-",
+      "GR1348941"),
+     r"[\w.-]{8,}"),
+    (("AKIA", "ASIA", "ABIA", "ACCA", "AGPA", "AIDA", "AROA", "A3T"), r"[A-Z0-9]{12,}[\w.+/=-]*"),
+    (("xoxa-", "xoxb-", "xoxe-", "xoxe.", "xoxo-", "xoxp-", "xoxr-", "xoxs-", "xapp-"), r"[\w.-]{8,}"),
+    (("AIza",), r"[\w-]{20,}"),
+    (("ya29.", "1//0"), r"[\w./-]{8,}"),
+    (("sk_live_", "sk_test_", "rk_live_", "rk_test_", "pk_live_", "pk_test_"), r"\w{8,}"),
+    (("SG.",), r"[\w-]{8,}(?:\.[\w-]+)*"),
+    (("dapi", "dkea", "dose"), r"[0-9a-f]{28,}(?:-\d+)?"),
+    (("SK", "AC"), r"[0-9a-f]{32}(?![0-9A-Za-z])"),
+    (("key-", "pubkey-"), r"[0-9a-f]{32}(?![0-9A-Za-z])"),
+    (("dop_v1_", "doo_v1_", "dor_v1_"), r"\w{8,}"),
+    (("hvs.", "hvb.", "hvr."), r"[\w-]{16,}"),
+    (("sq0atp-", "sq0csp-", "sq0idp-"), r"[\w-]{8,}"),
+    (("eyJ",), r"[\w-]{8,}(?:\.[\w=-]+)*"),
+    (("AKC",), r"[A-Za-z0-9]{10,}"),
+    (("EAA",), r"[A-Za-z0-9]{40,}"),
 )  # fmt: skip
 # Behind an escape like '\\n', '\\u00fc' or two backslashes, in which no letter of a word may be seen.
 ESCAPE = rb"(?<=\\[nrtbf])(?<!\\\\[nrtbf])|(?<=\\u[0-9a-fA-F]{4})|(?<=\\\\)(?<!\\\\\\)"
-_KNOWN = b"|".join(re.escape(p.encode()) for p in PREFIXES)
-VALUE = re.compile(rb"(?:" + ESCAPE + rb"|(?<![A-Za-z0-9\\]))(?:" + _KNOWN + rb")[\w.+/=-]{8,}")
-LOGIN = re.compile(rb"(?<=://)[^/@\s\"'\\]+:[^/@\s\"'\\]+(?=@)")
-# Where a name says so in the middle of a text. Much is called a token or a key in this trade: what is short
-# or a number is no secret.
-# An escape is taken whole: half of it left over would break the text that it is in.
-_OPENS = rb"(?:\\[bfnrt/\\]|\\u[0-9a-fA-F]{4}|\\?[\"']|\\(?![bfnrtu/\\])){0,4}"
-_IS = rb"[\\\"']{0,4}\s{0,9}[=:]\s{0,9}" + _OPENS
-_NO_NUMBER = rb"(?!\d+(?![\w.+/=-]))(?!<removed>)"
-ASSIGNED = re.compile(
-    rb"(?i)((?:api_?-?key|access_?-?key|secret(?:_?-?(?:access_?-?)?key)?|passw(?:or)?d|passphrase|credentials?)"
-    + _IS
-    + rb")"
-    + _NO_NUMBER
-    + rb"([\w.+/=~!@#$%^&*-]{4,})"
+_BOUND = rb"(?:" + ESCAPE + rb"|(?<![A-Za-z0-9\\]))"
+
+
+@cache
+def _shape(prefix: bytes, rest: bytes) -> re.Pattern[bytes]:
+    """Finds a prefix where a word begins, and what follows.
+
+    The prefix stands first and what is before it is looked at behind it: an expression that begins with a
+    letter is found much faster.
+    """
+    begins = re.escape(prefix)
+    before = (rb"(?<=\\[nrtbf]%s)(?<!\\\\[nrtbf]%s)|(?<=\\u[0-9a-fA-F]{4}%s)|(?<=\\\\%s)(?<!\\\\\\%s)"
+              rb"|(?<![A-Za-z0-9\\]%s)") % ((begins,) * 6)  # fmt: skip
+    return re.compile(begins + rb"(?:" + before + rb")" + rest)
+
+
+SHAPES = [(prefix.encode(), rest.encode()) for prefixes, rest in _SHAPES for prefix in prefixes]
+# Values without a beginning of their own: Twilio's, Telegram's, Discord's, Mailchimp's, Azure's, Terraform's.
+_OTHERS: tuple[tuple[bytes, re.Pattern[bytes]], ...] = (
+    (b":AA", re.compile(_BOUND + rb"(?:bot)?\d{8,10}:AA[\w-]{32,}")),
+    (b"-us", re.compile(_BOUND + rb"[0-9a-f]{32}-us\d{1,2}(?!\w)")),
+    (b"8Q~", re.compile(_BOUND + rb"[\w~.-]{3,20}?8Q~[\w~.-]{20,}")),
+    (b".atlasv1.", re.compile(_BOUND + rb"\w{10,}\.atlasv1\.[\w-]{20,}")),
+    (
+        b"/",
+        re.compile(
+            _BOUND
+            + rb"(?:hooks\.slack\.com/(?:services|workflows|triggers)|discord(?:app)?\.com/api/webhooks"
+            rb"|[\w.-]*webhook\.office\.com)/[^\s\"'\\<>]+"
+        ),
+    ),
+    (b".apps.googleusercontent.com", re.compile(_BOUND + rb"[\w-]+\.apps\.googleusercontent\.com")),
 )
-TOKEN = re.compile(rb"(?i)((?:[_-]token" + _IS + rb"|bearer\s+))" + _NO_NUMBER + rb"([\w.+/=~-]{12,})")
-FLAG = re.compile(
-    rb"(--[\w-]{0,64}(?:token(?![si])|key(?!s|word|board|frame)|secret|passw(?:or)?d|passphrase|credential)[\w-]*"
-    rb"(?:=|[ \t]+))(?!-)" + _NO_NUMBER + rb"([\w.+/=~!@#$%^&*-]{4,})"
+_DISCORD = re.compile(_BOUND + rb"[MNO][\w-]{23,27}\.[\w-]{6}\.[\w-]{27,}")
+# Keys and certificates as files hold them; without an end, as far as the text looks like one.
+_LINE = rb"(?:\\+[rn]|[\r\n])"
+PEM = re.compile(
+    rb"-----BEGIN (?:[^-]{1,40})-----(?:[^\"\\]|\\.){0,20000}?-----END [^-]{1,40}-----"
+    rb"|-----BEGIN (?:[^-]{1,40})-----(?:" + _LINE + rb"|[\w+/=: ,-])*",
+    re.DOTALL,
+)
+SSH = re.compile(
+    rb"(?:ssh-(?:rsa|dss|ed25519)|ecdsa-sha2-[\w-]+|sk-ssh-[\w@.-]+) +AAAA[\w+/=]+(?: [\w.+-]+@[\w.-]+)?"
+)
+# Who logs in at a server: all up to the last '@' of the word. A password may hold a slash.
+LOGIN = re.compile(rb"(?<=://)(?:[^\s\"'\\/@<>]*:(?:[^\s\"'\\<>]|\\\\)*|[^\s\"'\\/@<>]+)(?=@)")
+
+# Groups are named by what holds the value.
+_QUOTED = (
+    rb"(?:\\\\\\\"(?P<q3>[^\n]{0,4000}?)(?=\\\\\\\"|(?<!\\)\"|\n)"  # in JSON within JSON
+    rb"|\\\"(?P<q1>(?:[^\"\\\n]|\\\\\\\"|\\\\|\\[^\"\\\n]){0,4000})(?=\\\"|\"|\n)"  # in a JSON string
+    rb"|\"(?P<q0>(?:[^\"\\\n]|\\.){0,4000})(?=\")"
+    rb"|\\?'(?P<q2>(?:[^'\"\\\n]|\\\\'|\\.){0,4000})(?=\\?'))"
+)
+# A word: an opening bracket or blank that was escaped may stand before it, and punctuation ends it only where
+# something else begins behind it.
+_BEFORE = rb"(?:\\[bfnrt/\\]|\\u[0-9a-fA-F]{4}|\\(?![bfnrtu/\\\"'])){0,4}+"
+_WORD = (
+    rb"(?P<pw>(?:[^\s\"'\\<>,;&)}\]]|[,;&)}\]](?![\s\"'\\,;&)}\]]|$|[\w.-]+\s?[=:])"
+    rb"|\\\\(?![\"nrt])|\\u[0-9a-fA-F]{4}){%d,})"
+)
+_NO_NUMBER = rb"(?!\d+(?![\w.+/=-]))"
+_NEW = rb"(?!<removed>)"
+# Behind a name without quotes: the quote that ends the JSON string that it stands in, and no value.
+_NO_END = rb"(?(plain)(?!\\{0,3}\"(?:[,:}\]\s]|$)))"
+_IS = rb"[ \t]{0,9}(?:=>?|:(?!:))[ \t]{0,9}"
+
+
+def assignment(names: bytes, *, least: int = 1, word: bytes = b"") -> re.Pattern[bytes]:
+    """Finds what is given to one of these names: quoted, or as a word of at least so many characters."""
+    quote = rb"\\{0,3}[\"']"
+    return re.compile(
+        rb"(?P<before>(?:" + names + rb")(?:"
+        # "name": "value" and {"name": "x", "value": "y"}: what is not quoted there is a number.
+        + quote + rb"(?:" + _IS + rb"|\s{0,9},\s{0,9}" + quote + rb"value" + quote + _IS + rb")"
+        + rb"(?=" + quote + rb")"
+        + rb"|(?P<plain>" + _IS + _BEFORE + rb")))"
+        + _NEW + _NO_END
+        + rb"(?:" + _QUOTED + rb"|(?(plain)" + word + _WORD % least + rb"|(?!)))"
+    )  # fmt: skip
+
+
+def flagged(names: bytes, *, least: int = 1, word: bytes = b"") -> re.Pattern[bytes]:
+    """Finds the value behind a flag: `--flag value`, `--flag=value`, and `"--flag", "value"`."""
+    quote = rb"\\{0,3}[\"']"
+    return re.compile(
+        rb"(?P<before>(?:" + ESCAPE + rb"|(?<![\w\\-]))--?(?:" + names + rb")(?:"
+        + quote + rb"\s{0,9},\s{0,9}(?=" + quote + rb")"
+        + rb"|(?P<plain>=|[ \t]{1,9})(?!-)))"
+        + _NEW + _NO_END
+        + rb"(?:" + _QUOTED + rb"|(?(plain)" + word + _WORD % least + rb"|(?!)))"
+    )  # fmt: skip
+
+
+_ENDS = rb"(?i:[_-]?(?:base|hash|value|id|key|file|\d{1,3}))?"
+# Names that leave no doubt.
+STRONG = assignment(
+    rb"(?i:(?:api|access|private|account|signing|encryption|master|ssh|licen[sc]e|shared[_-]?access|storage|client"
+    rb"|service|deploy|webhook|consumer|application)[_-]?key(?!s)|secret(?!s)|passw(?:or)?ds?|passphrase|passcode"
+    rb"|(?<![a-z])(?:my)?pwd(?!=/)|(?-i:_PASS)|[_-]pass(?==)|credentials?|connection[_-]?string|(?<![a-z])dsn|session[_-]?(?:id|key)"
+    rb"|j?sessionid|phpsessid|csrf\w{0,10}|xsrf\w{0,10}|x-amz-(?:signature|credential|security-token)|signature"
+    rb"|(?<![a-z])sig|webhook(?:[_-]?url)?|(?<![a-z])otp|authkey|x-auth-key)" + _ENDS,
+    least=1,
+    word=rb"(?![\[{(]|None\b|null\b|true\b|false\b)",
+)
+# Much is called a token in this trade: what is short or a number is no secret.
+TOKEN = assignment(rb"(?i:token(?![a-z]))" + _ENDS, least=6, word=_NO_NUMBER)
+# All of a header, whatever it consists of.
+HEADER = re.compile(
+    rb"(?P<before>(?i:(?:proxy-)?authorization|(?:set-)?cookie|x-[\w-]{0,20}(?:token|key|auth))"
+    rb"(?:\\{0,3}[\"'])?[ \t]{0,9}[:=]"
+    rb"[ \t]{0,9}+(?:\\{0,3}[\"'])?+(?:(?i:basic|bearer|digest|negotiate|token)[ \t]{1,9}+)?+)"
+    + _NEW
+    + rb"(?P<pw>[^\"'\\\r\n]{4,4000})"
+)
+BEARER = re.compile(
+    rb"(?P<before>(?i:bearer[ \t]{1,9}|basic[ \t]{1,9}(?=[\w.+/~-]*[\d=])))"
+    + _NEW + _NO_NUMBER + rb"(?P<pw>[\w.+/=~-]{12,})"
+)  # fmt: skip
+FLAG = flagged(
+    rb"[\w-]{0,64}(?:token(?![si])|key(?!s|word|board|frame)|secret|passw(?:or)?d|passphrase|pwd|credential|auth(?!or)"
+    rb"|cookie|webhook|dsn)[\w-]*|pass",
+    least=1,
+    word=_NO_NUMBER,
 )
 ASSIGNING = tuple(
-    b"api_key api-key apikey access_key access-key accesskey secret passw passphrase _token -token bearer "
-    b"--key -key "
-    b"credential".split()
+    b"key secret passw passphrase passcode pwd pass token bearer basic credential cookie authorization "
+    b"connection dsn sess csrf xsrf signature sig webhook otp auth".split()
 )
 LONG, RANDOM = 32, 4.2  # characters, and bits of entropy in each
+
+
+def without(text: bytes, removed: Removed) -> bytes:
+    """The text with what looks like a secret replaced by what `removed` gives for it."""
+
+    def whole(match: re.Match[bytes]) -> bytes:
+        return removed(match[0])
+
+    if b"-----BEGIN " in text:
+        text = PEM.sub(whole, text)
+    if b" AAAA" in text:
+        text = SSH.sub(whole, text)
+    if b"://" in text:
+        text = LOGIN.sub(whole, text)
+    for prefix, rest in SHAPES:
+        if prefix in text:
+            text = _shape(prefix, rest).sub(whole, text)
+    for word, pattern in _OTHERS:
+        if word in text:
+            text = pattern.sub(whole, text)
+    if b"." in text:
+        text = _DISCORD.sub(whole, text)
+    lower = text.lower()
+    if any(word in lower for word in ASSIGNING):
+        for pattern in (HEADER, FLAG, STRONG, TOKEN, BEARER):
+            text = pattern.sub(lambda match: replaced(match, removed), text)
+    return text
+
+
+def replaced(match: re.Match[bytes], removed: Removed) -> bytes:
+    """What an assignment becomes when `removed` replaces its value."""
+    name = next(
+        (n for n, value in match.groupdict().items() if n[0] in "qp" and n != "plain" and value), None
+    )
+    if name is None:
+        return match[0]
+    start, end = match.span(name)
+    before = match.string[match.start() : start]
+    return before + removed(match[name]) + match.string[end : match.end()]
 
 
 def without_secrets(words: Sequence[str]) -> list[str]:
@@ -55,6 +242,9 @@ def without_secrets(words: Sequence[str]) -> list[str]:
     hide = False
     for word in words:
         name, equals, value = word.partition("=")
+        if hide and word.lower() in ("basic", "bearer", "digest", "token"):  # of a header: the value follows
+            kept.append(word)
+            continue
         if hide and not word.startswith("-"):
             kept.append(REMOVED)
         elif (equals and value and NAME.search(name)) or (equals and random(value)):
@@ -62,9 +252,10 @@ def without_secrets(words: Sequence[str]) -> list[str]:
         elif random(word):
             kept.append(REMOVED)
         else:
-            text = LOGIN.sub(REMOVED.encode(), word.encode(errors="surrogateescape"))
-            kept.append(VALUE.sub(REMOVED.encode(), text).decode(errors="surrogateescape"))
-        hide = word.startswith("-") and not equals and bool(NAME.search(word))
+            raw = word.encode(errors="surrogateescape")
+            kept.append(without(raw, lambda _: REMOVED.encode()).decode(errors="surrogateescape"))
+        opens = (word.startswith("-") and not equals) or word.endswith((":", "="))
+        hide = opens and bool(NAME.search(word))
     return kept
 
 

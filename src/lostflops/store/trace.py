@@ -3,8 +3,8 @@
     RUN/run.json                     what was imported, from what, and how good it is
     RUN/<table>/rank=<r>/part-*.parquet
 
-The manifest lists every part with its size and checksum: a run that lost one, or whose bytes changed, is
-damaged, and says so instead of answering.
+The manifest begins with a checksum of itself and lists every part with its size and checksum: a run that lost
+one, or whose bytes changed, is damaged, and says so instead of answering.
 
 Times on disk are the source's own clock, so that ranks can be written independently; opening a trace
 subtracts the run's origin and adds each rank's clock offset. A run appears under its name only when it is
@@ -40,6 +40,8 @@ ABANDONED_AFTER = 86_400
 # of a larger one each table's when it is first read, which takes longer than comparing.
 COMPARED_AT_ONCE = 256 << 20
 BLOCK = 1 << 20
+# The manifest's own checksum, in ten digits, taken with zeros in their place.
+OWN_CHECKSUM = re.compile(rb'\A\{\s*"crc32": "(\d{10})",')
 # How Polars words an error of the operating system.
 OS_ERROR = re.compile(r"\(os error (\d+)\)")
 
@@ -126,13 +128,16 @@ class Trace:
         """
         try:
             raw = (path / MANIFEST).read_bytes()
+            if not _is_as_written(raw):
+                raise DamagedStore(path, f"{MANIFEST} is not what was written.")
             found = msgspec.json.decode(raw, type=dict[str, object]).get("format")
             if found is not None and found != FORMAT:
                 raise NewerStore(path, found, FORMAT)
             manifest = msgspec.json.decode(raw, type=Manifest)
         except OSError as error:
             raise DamagedStore(path, f"{MANIFEST} is missing or unreadable ({error.strerror}).") from error
-        except msgspec.MsgspecError as error:
+        # Text that is not UTF-8 is a ValueError, and brackets without end are a RecursionError.
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise DamagedStore(path, f"{MANIFEST} is not what lostflops writes.") from error
         opened = cls(path, manifest)
         opened._require_parts()
@@ -285,6 +290,12 @@ class Trace:
         return frame.with_columns(pl.col(c) + shift for c in table.times)
 
 
+def _is_as_written(raw: bytes) -> bool:
+    """Whether a manifest is what its checksum says. One of an earlier lostflops has none."""
+    own = OWN_CHECKSUM.match(raw)
+    return own is None or int(own[1]) == zlib.crc32(raw[: own.start(1)] + b"0" * 10 + raw[own.end(1) :])
+
+
 def _stored(file: Path) -> Stored:
     """Size and checksum of a part. What cannot be read has none of its own: -1."""
     size = crc = 0
@@ -341,7 +352,6 @@ def writing(target: Path, *, replace: bool = True) -> Generator[Path]:
     try:
         with storing(target, folder):
             yield folder
-        folder.chmod(0o755)
         if replace or not (target / MANIFEST).is_file():
             _swap(folder, target)
     except OSError as error:
@@ -390,7 +400,9 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     parts = {str(file.relative_to(folder)): _stored(file)
              for name in manifest.tables for file in sorted((folder / name).rglob("*.parquet"))}  # fmt: skip
     manifest = msgspec.structs.replace(manifest, parts=parts)
-    data = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
+    text = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
+    blank = b'{\n "crc32": "%010d",' % 0 + text[1:]
+    data = blank.replace(b"0" * 10, b"%010d" % zlib.crc32(blank), 1)
     with (folder / MANIFEST).open("wb") as file:
         file.write(data)
         file.flush()

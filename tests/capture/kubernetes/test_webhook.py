@@ -22,6 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lostflops.capture.kubernetes import objects as k8s_objects
+from lostflops.capture.kubernetes import tls
 from lostflops.capture.kubernetes.admission import VERSION, review
 from lostflops.capture.kubernetes.pod import STATUS, Wish
 from lostflops.capture.kubernetes.tls import Server
@@ -375,3 +376,42 @@ def test_a_renewed_certificate_is_taken_without_a_restart(tmp_path: Path) -> Non
         client.server.shutdown()
         client.server.server_close()
     assert (expiry(renewed.certificate) - expiry(certificate([SERVICE], 30).certificate)).days in (29, 30)
+
+
+def test_a_pod_of_thousands_of_containers_is_admitted_untouched_at_once() -> None:
+    pod = question()["request"]["object"]
+    pod["spec"]["containers"] = [{"name": f"c{n}", "command": ["torchrun", "x.py"]} for n in range(30_000)]
+    began = time.process_time()
+    said = review(question(pod), WISH)["response"]
+    assert time.process_time() - began < 1
+    assert said["allowed"]
+    assert "patch" not in said
+    assert "30,000 containers" in said["warnings"][0]
+
+
+def test_clients_that_dribble_do_not_keep_others_out(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every connection is taken by a client that sends a byte now and then; the next one is answered."""
+    monkeypatch.setattr(tls, "AT_ONCE", 8)
+    monkeypatch.setattr(tls, "GRACE", 0.2)
+    slow = [socket.create_connection(client.address, timeout=5) for _ in range(8)]
+    time.sleep(0.5)
+    for one in slow:
+        with suppress(OSError):
+            one.send(b"\x16")
+    time.sleep(0.5)
+    assert client.ask(question())["response"]["allowed"]
+    for one in slow:
+        one.close()
+
+
+def test_a_request_has_a_deadline_however_often_something_comes(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tls, "PATIENCE", 0.5)
+    with socket.create_connection(client.address, timeout=20) as dribbling:
+        began = time.monotonic()
+        with pytest.raises(OSError):
+            while time.monotonic() - began < 15:
+                dribbling.send(b"\x16")
+                time.sleep(0.1)
+    assert time.monotonic() - began < 10

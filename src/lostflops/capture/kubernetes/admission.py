@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lostflops.capture.kubernetes.pod import DOMAIN, Wish, mapping, record
+from lostflops.capture.kubernetes.pod import DOMAIN, Wish, mapping, objects, record
 from lostflops.capture.record import recording
 from lostflops.capture.record.recording import DEFAULT_STEPS, Plan
 from lostflops.errors import BadManifest, BadOption, LostflopsError, shown
@@ -33,6 +33,8 @@ OWNERS = (
     "job-name",
 )
 ASKED = ("steps", "ranks", "what", "every", "duration")  # annotations by which a pod says what to record
+# A pod of training has a few. To look at thousands takes longer than the API server waits.
+MOST_CONTAINERS = 200
 LONGEST_WARNING = 250  # the API server cuts off what is longer
 
 
@@ -72,6 +74,10 @@ def _changes(
     metadata = mapping(pod, "metadata", "the pod")  # pyright: ignore[reportUnknownArgumentType]
     labels = mapping(metadata, "labels", "the pod")
     if labels.get(LABEL) == "disabled":
+        return
+    count = len(objects(mapping(pod, "spec", "the pod"), "containers", "the pod"))  # pyright: ignore[reportUnknownArgumentType]
+    if count > MOST_CONTAINERS:
+        warnings.append(f"not recorded: the pod has {count:,} containers, more than {MOST_CONTAINERS}")
         return
     changed: dict[str, Any] = deepcopy(pod)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
     wish = replace(wish, settings={**wish.settings, **_asked(metadata, warnings)})

@@ -15,8 +15,8 @@ import shutil
 import sys
 import threading
 from argparse import ArgumentParser
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -84,46 +84,60 @@ def writing(store: Store, token: Path) -> type[Handler]:
             if not store.take(length):
                 self.answer(507, b"the collector is full\n")
                 return
-            kept = False
+            status, size = 400, 0
             try:
-                place.parent.mkdir(parents=True, exist_ok=True)
-                if offset is None:
-                    kept = self._whole(place, length)
-                else:
-                    kept = self._more(place, offset, self.rfile.read(length), length)
+                with self._spooled(place, length) as spool:
+                    if spool is not None:
+                        status, size = self._kept(place, spool, offset)
             except OSError as error:
+                store.give_back(length)
                 self.answer(507, f"{error.strerror}\n".encode())
-            finally:
-                if not kept:
-                    store.give_back(length)
+                return
+            if status != 200:
+                store.give_back(length)
+            if status == 400:
+                self.answer(400, b"the body ended early\n")
+            else:
+                self.answer(status, Lostflops_Size=str(size))
 
-        def _whole(self, place: Path, length: int) -> bool:
-            beside = place.with_name(f".{place.name}.{threading.get_ident()}")
+        @contextmanager
+        def _spooled(self, place: Path, length: int) -> Generator[Path | None]:
+            """The body in a file beside its place, None where it ended early; nothing of it stays behind."""
+            made = [folder for folder in place.parents if not folder.exists()]
+            place.parent.mkdir(parents=True, exist_ok=True)
+            beside = place.with_name(f".{place.name[:200]}.{threading.get_ident()}")
             try:
                 with beside.open("wb") as file:
                     left = length
-                    while left:
-                        chunk = self.rfile.read(min(left, AT_ONCE))
-                        if not chunk:
-                            self.answer(400, b"the body ended early\n")
-                            return False
+                    while left and (chunk := self.rfile.read(min(left, AT_ONCE))):
                         file.write(chunk)
                         left -= len(chunk)
-                beside.replace(place)
+                yield None if left else beside
             finally:
                 beside.unlink(missing_ok=True)
-            self.answer(200, Lostflops_Size=str(length))
-            return True
+                for folder in made:
+                    with suppress(OSError):
+                        folder.rmdir()  # which refuses what is not empty
 
-        def _more(self, place: Path, offset: str, body: bytes, length: int) -> bool:
-            with store.lock, place.open("ab") as file:
-                had = file.tell()
-                fits = offset == str(had) and len(body) == length
-                if fits:
-                    file.write(body)
-                    had += length
-            self.answer(200 if fits else 409, Lostflops_Size=str(had))
-            return fits
+        def _kept(self, place: Path, spool: Path, offset: str | None) -> tuple[int, int]:
+            """Put the body in its place, or behind what the pod thinks is there; what to answer."""
+            with store.lock:
+                had = place.stat().st_size if place.is_file() else 0
+                if offset not in (None, str(had)):
+                    return 409, had
+                if offset is None or not had:
+                    spool.replace(place)
+                else:
+                    self._copied(place, spool, had)
+                return 200, place.stat().st_size
+
+        def _copied(self, place: Path, spool: Path, had: int) -> None:
+            try:
+                with place.open("ab") as file, spool.open("rb") as source:
+                    shutil.copyfileobj(source, file, AT_ONCE)
+            except OSError:
+                os.truncate(place, had)
+                raise
 
         def _place(self) -> Path | None:
             given = self.headers.get("Authorization", "")

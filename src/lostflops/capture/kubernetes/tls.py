@@ -1,21 +1,43 @@
-"""An HTTPS server that no client can hold up: each connection has a thread of its own and a time limit.
+"""An HTTPS server that no client can hold up: each connection has its own thread, each request a deadline.
 
-Standard library only: it runs in pods without lostflops installed.
+Whoever has all connections open and sends a byte now and then still has to make room: when all are taken, the
+one whose request has been awaited longest is closed for the next. Standard library only: it runs in pods
+without lostflops installed.
 """
 
 from __future__ import annotations
 
+import socket
 import ssl
 import sys
 import threading
+import time
 from contextlib import suppress
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from socket import socket
 from typing import Any
 
-PATIENCE = 10.0  # seconds for the handshake, and for each read
+PATIENCE = 10.0  # seconds for the handshake and a request's head, and for each write
+SLOWEST = 256 << 10  # bytes per second: whoever sends a body more slowly is not waited for
 AT_ONCE = 512
+# So long a request is awaited even when there is no room: a busy API server's are there by then.
+GRACE = 1.0
+
+
+@dataclass
+class Client:
+    """An open connection: whether its request is still awaited, since when, and until when."""
+
+    connection: socket.socket
+    since: float
+    until: float
+    awaited: bool = True
+
+    def end(self) -> None:
+        """Have its thread's reading and writing fail. The base class's: TLS' own is not for other threads."""
+        with suppress(OSError):
+            socket.socket.shutdown(self.connection, socket.SHUT_RDWR)
 
 
 class Server(ThreadingHTTPServer):
@@ -31,7 +53,8 @@ class Server(ThreadingHTTPServer):
         self._loaded = 0
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._context.minimum_version = ssl.TLSVersion.TLSv1_2
-        self._room = threading.BoundedSemaphore(AT_ONCE)
+        self._clients: dict[Any, Client] = {}  # by address
+        self._lock = threading.Lock()
         self._load()
         super().__init__(address, handler)
 
@@ -45,16 +68,47 @@ class Server(ThreadingHTTPServer):
             self._loaded = changed
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._room.acquire(blocking=False):
-            self.shutdown_request(request)
-            return
+        now = time.monotonic()
+        with self._lock:
+            full = len(self._clients) >= AT_ONCE
+            slow = [
+                client for client in self._clients.values() if client.awaited and now - client.since > GRACE
+            ]
+            if full and slow:
+                min(slow, key=lambda client: client.since).end()
+            if full and not slow:
+                self.shutdown_request(request)
+                return
+            self._clients[client_address] = Client(request, now, now + PATIENCE)
         super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._room.release()
+            with self._lock:
+                self._clients.pop(client_address, None)
+
+    def service_actions(self) -> None:
+        """End what is overdue; the server's loop calls this twice a second."""
+        now = time.monotonic()
+        with self._lock:
+            for client in self._clients.values():
+                if client.awaited and now > client.until:
+                    client.end()
+
+    def awaits(self, client_address: Any, seconds: float) -> None:
+        """Have a client's next words be there in so many seconds from now."""
+        now = time.monotonic()
+        with self._lock:
+            if (client := self._clients.get(client_address)) is not None:
+                client.since, client.until, client.awaited = now, now + seconds, True
+
+    def has(self, client_address: Any) -> None:
+        """Note that a client's request is here: from now on it is we who take time."""
+        with self._lock:
+            if (client := self._clients.get(client_address)) is not None:
+                client.awaited = False
 
     def finish_request(self, request: Any, client_address: Any) -> None:
         """The handshake is here, on the connection's thread: in `accept` one silent client would stop all."""
@@ -64,12 +118,16 @@ class Server(ThreadingHTTPServer):
             return
         with suppress(OSError, ssl.SSLError):
             self._load()
-        with self._context.wrap_socket(request, server_side=True) as secured:
+        with self._context.wrap_socket(request, server_side=True, do_handshake_on_connect=False) as secured:
+            with self._lock:
+                if (client := self._clients.get(client_address)) is not None:
+                    client.connection = secured
+            secured.do_handshake()
             super().finish_request(secured, client_address)
             with suppress(OSError):
                 secured.unwrap()
 
-    def handle_error(self, request: socket | tuple[bytes, socket], client_address: Any) -> None:
+    def handle_error(self, request: socket.socket | tuple[bytes, socket.socket], client_address: Any) -> None:
         error = sys.exc_info()[1]
         sys.stderr.write(f"{client_address[0]}: {type(error).__name__}: {error}\n")
 
@@ -81,8 +139,23 @@ class Handler(BaseHTTPRequestHandler):
     server_version = "lostflops"
     sys_version = ""
     timeout = PATIENCE
+    server: Server  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def handle_one_request(self) -> None:
+        self.server.awaits(self.client_address, PATIENCE)
+        super().handle_one_request()
+
+    def parse_request(self) -> bool:
+        parsed = super().parse_request()
+        given = self.headers.get("Content-Length", "") if parsed else ""
+        if given.isascii() and given.isdigit() and 0 < len(given) <= 15 and int(given):
+            self.server.awaits(self.client_address, PATIENCE + int(given) / SLOWEST)
+        else:
+            self.server.has(self.client_address)
+        return parsed
 
     def answer(self, status: int, body: bytes = b"", kind: str = "text/plain", **headers: str) -> None:
+        self.server.has(self.client_address)
         self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))

@@ -41,6 +41,7 @@ def answering(wish: Wish, own_namespace: str) -> type[Handler]:
             if len(body) != length:
                 self.close_connection = True
                 return
+            self.server.has(self.client_address)
             try:
                 document: Any = json.loads(body)
                 answer = review(document, wish, own_namespace)

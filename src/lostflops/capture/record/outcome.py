@@ -14,6 +14,7 @@ from typing import Any
 
 from lostflops.capture.nsys import outcome as nsys_outcome
 from lostflops.capture.record.recording import Plan
+from lostflops.capture.record.run_folder import make_private
 from lostflops.errors import LostflopsError, as_argument, shown
 
 WARM_UP = 3  # first steps, in which a job still builds its caches
@@ -122,6 +123,7 @@ def compress(outcome: Outcome) -> int:
             with suppress(OSError):
                 beside.unlink(missing_ok=True)
                 total += plain.stat().st_size
+    make_private(outcome.plan.run)
     return total
 
 

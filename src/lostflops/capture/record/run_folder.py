@@ -37,6 +37,8 @@ PAYLOAD = Path(__file__).parent / "injected"
 RECORDING = "recording.jsonl"
 JOB = "job"  # in boot/: the scheduler's job that made the folder
 UNFINISHED = ".tmp"
+# A run is its user's alone: a trace tells what somebody works on, and a log may tell more.
+PRIVATE = 0o700
 
 
 def write(plan: Plan, member: Membership | None = None) -> bool:
@@ -74,7 +76,9 @@ def write(plan: Plan, member: Membership | None = None) -> bool:
     }
     beside = run / f".boot.{secrets.token_hex(6)}{UNFINISHED}"
     try:
-        run.mkdir(parents=True, exist_ok=True)
+        if not run.exists():
+            run.mkdir(parents=True, exist_ok=True)
+            run.chmod(PRIVATE)
         shutil.copytree(PAYLOAD, beside, ignore=shutil.ignore_patterns("__pycache__", "seen-*"))
         (beside / "settings.jsonl").write_text(json.dumps(settings) + "\n")
         if plan.annotations:
@@ -145,6 +149,18 @@ def command(paths: Iterable[str | Path]) -> str:
         if last:
             found.add("" if any(REMOVED in word for word in last) else shlex.join(last))
     return found.pop() if len(found) == 1 else ""
+
+
+def make_private(run: Path) -> None:
+    """Take from everybody else what the job's processes, with a mask of their own, left them."""
+    for folder, _, files in os.walk(run):
+        with suppress(OSError):
+            Path(folder).chmod(PRIVATE)
+        for name in files:
+            file = Path(folder, name)
+            with suppress(OSError):
+                if not file.is_symlink():
+                    file.chmod(file.stat().st_mode & PRIVATE)
 
 
 def note(plan: Plan, **fields: object) -> None:

@@ -12,6 +12,9 @@ import msgspec
 # deeply, not UTF-8, a number of thousands of digits.
 UNDECODABLE = (msgspec.DecodeError, RecursionError, ValueError)
 
+# So many brackets within each other are no event of a profiler's, and to look for its end would take minutes.
+DEEPEST = 1_000_000
+
 KINETO = b"\n  },\n  {"
 KINETO_END = b"\n  ]"
 BLANK = b" \t\r\n,"
@@ -20,8 +23,9 @@ ARRAY_BEGINS = re.compile(rb'"traceEvents"\s*:\s*\[')
 # What follows the last event's brace: the bracket that ends the array, and the next key or the file's end.
 _BRACKET = rb"(?=\s*,?\s*\]\s*(?:,\s*\"|\}|\Z))"
 ARRAY_ENDS = re.compile(rb"\}" + _BRACKET)
-_SCALAR = re.compile(rb'"(?:[^"\\]|\\.)*"|[^\s,\[\]{}"]+', re.DOTALL)
-_TOKENS = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
+# Possessive: a string without an end must not be tried again from each of its characters.
+_SCALAR = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[^\s,\[\]{}"]+', re.DOTALL)
+_TOKENS = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[\]{}]', re.DOTALL)
 
 
 @dataclass
@@ -75,11 +79,23 @@ def event_end(text: bytes, start: int) -> int | None:
         first = text[token.start()]
         if first in b"{[":
             depth += 1
+            if depth > DEEPEST:
+                return None
         elif first in b"}]":
             depth -= 1
             if depth <= 0:
                 return token.end()
     return None
+
+
+def is_too_deep(text: bytes) -> bool:
+    """Whether so many brackets are open within each other that nobody looks for the end."""
+    depth = 0
+    for token in _TOKENS.finditer(text):
+        depth += 1 if text[token.start()] in b"{[" else -1 if text[token.start()] in b"}]" else 0
+        if depth > DEEPEST:
+            return True
+    return False
 
 
 def is_object(text: bytes) -> bool:

@@ -23,12 +23,14 @@ from lostflops.ingest.kineto.event_texts import (
     ARRAY_BEGINS,
     ARRAY_ENDS,
     BLANK,
+    DEEPEST,
     KINETO,
     KINETO_END,
     UNDECODABLE,
     Layout,
     event_end,
     is_object,
+    is_too_deep,
     layout_of,
     loose_keys,
     scan_events,
@@ -39,12 +41,17 @@ FAST: Any = importlib.import_module("isal.isal_zlib") if importlib.util.find_spe
 
 CHUNK = 4 << 20
 BLOCK = 1 << 20
-# A head or tail beyond this is no profiler's: metadata of ten thousand ranks takes some megabytes.
-LARGEST_FRAME = 512 << 20
+# A head or tail beyond this is no profiler's: metadata of ten thousand ranks takes some megabytes. Decoded, a
+# byte of it may take twenty.
+LARGEST_FRAME = 32 << 20
 # How far to look for the array that the head announces when what stands before it is broken.
 LARGEST_HEAD = 64 << 20
+# So often may a head say what announces the array without being followed by it.
+MOST_ANNOUNCED = 64
 # One event beyond this is no profiler's.
-LARGEST_EVENT = 256 << 20
+LARGEST_EVENT = 64 << 20
+# More blanks than this between two things are no profiler's.
+LARGEST_BLANK = 64 << 20
 
 # So many things that are no events at the start of a list, and no trace follows.
 MANY = 1000
@@ -295,8 +302,12 @@ class EventStream(Generic[Event]):
 
     def _open_array(self) -> bool:
         self._read(CHUNK)
-        start = len(self._buffer) - len(self._buffer.lstrip(b"\xef\xbb\xbf \t\r\n"))
-        self._skip(start)
+        while True:
+            self._skip(len(self._buffer) - len(self._buffer.lstrip(b"\xef\xbb\xbf \t\r\n")))
+            if self._buffer or self._ended:
+                break
+            self._require_little_blank(self._offset)
+            self._read(CHUNK)
         if not self._buffer:
             if not self._source.whole:
                 raise self._truncated("ends before its first byte of content")
@@ -309,7 +320,9 @@ class EventStream(Generic[Event]):
             raise NotATrace(self.path, "it does not begin as a JSON object or list.")
         while True:
             announced = False
-            for match in ARRAY_BEGINS.finditer(self._buffer):
+            for tries, match in enumerate(ARRAY_BEGINS.finditer(self._buffer)):
+                if tries == MOST_ANNOUNCED:
+                    break
                 announced = True
                 # The text up to the array, closed, is an object only if the array is one of its own keys:
                 # not when the same words stand in a string or deeper down.
@@ -321,9 +334,12 @@ class EventStream(Generic[Event]):
                 del self.head[""]
                 self._skip(match.end())
                 return True
-            if self._ended or len(self._buffer) > (LARGEST_HEAD if announced else LARGEST_FRAME):
+            largest = LARGEST_HEAD if announced else LARGEST_FRAME
+            if self._ended or len(self._buffer) > largest:
                 break
             self._read(2 * len(self._buffer))
+        if not self._ended and not announced:
+            raise NotATrace(self.path, f"no list of events begins in its first {largest:,} bytes.")
         return self._open_damaged_head()
 
     def _open_damaged_head(self) -> bool:
@@ -349,12 +365,17 @@ class EventStream(Generic[Event]):
 
     def _next(self) -> list[Event] | None:
         """The next chunk of events; None after the last."""
+        begun = self._offset
         # What is left of the last chunk is short: looking for the next event before reading on saves a copy.
         self._skip_blank()
         self._read(CHUNK)
         self._skip_blank()
+        while not self._buffer and not self._ended:
+            self._require_little_blank(self._offset - begun)
+            self._read(CHUNK)
+            self._skip_blank()
         if not self._buffer:
-            return self._next() if not self._ended else self._cut_short("between two events")
+            return self._cut_short("between two events")
         if self._buffer[:1] == b"]":
             self._close_array()
             return None
@@ -376,6 +397,10 @@ class EventStream(Generic[Event]):
     def _only_events(self, array: bytes) -> bool:
         """Whether the array's end cannot be in here: Kineto sets it on a line of its own."""
         return self._layout == Layout(KINETO) and KINETO_END not in array
+
+    def _require_little_blank(self, length: int) -> None:
+        if length > LARGEST_BLANK:
+            raise NotATrace(self.path, f"{length:,} bytes up to byte {self._offset:,} are blank.")
 
     def _last_separator(self) -> int:
         """Where the last event that is followed by another ends, reading on until there is one; else 0."""
@@ -424,6 +449,10 @@ class EventStream(Generic[Event]):
             text = self._buffer[: match.end()]
             self._skip(match.end())
             return self._one_by_one([text])
+        if is_too_deep(self._buffer):
+            raise NotATrace(
+                self.path, f"an event at byte {self._offset:,} is nested more than {DEEPEST:,} deep."
+            )
         if not self._ended:
             raise NotATrace(
                 self.path, f"an event at byte {self._offset:,} is larger than {LARGEST_EVENT:,} bytes."
@@ -450,6 +479,10 @@ class EventStream(Generic[Event]):
         begins = self._offset
         self._read(LARGEST_FRAME)
         rest = self._buffer[1:].strip(b" \t\r\n\0")
+        if not self._ended and len(rest) > LARGEST_FRAME // 2:
+            raise NotATrace(
+                self.path, f"what follows its events is larger than {LARGEST_FRAME // 2:,} bytes."
+            )
         if self._bare:
             if rest:
                 raise self._joined(begins + 1)

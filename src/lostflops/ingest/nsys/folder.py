@@ -12,6 +12,8 @@ from lostflops.ingest.broken_times import LONGEST_DURATION
 
 PARQUET = (".parquet", ".pqt")
 ARROW = (".arrow", ".arrows", ".ipc", ".feather")
+# What Polars says of a damaged file. A panic is no Exception.
+UNREADABLE = (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError)
 
 
 class TableFolder:
@@ -41,7 +43,7 @@ class TableFolder:
             try:
                 self._frames[file.stem] = self._scan(file)
                 self.columns[file.stem] = frozenset(self._frames[file.stem].collect_schema().names())
-            except (pl.exceptions.PolarsError, OSError) as error:
+            except UNREADABLE as error:
                 raise self._damaged(file.name) from error
 
     def read(
@@ -99,7 +101,7 @@ class TableFolder:
                 is_file_format = opened.read(6) == b"ARROW1"
             # The streaming form has no index to scan by.
             return pl.scan_ipc(file, glob=False) if is_file_format else pl.read_ipc_stream(file).lazy()
-        except (pl.exceptions.PolarsError, OSError) as error:
+        except UNREADABLE as error:
             raise self._damaged(file.name) from error
 
     def _schema(self, table: str) -> pl.Schema:
@@ -108,7 +110,7 @@ class TableFolder:
     def _collect(self, table: str, frame: pl.LazyFrame) -> pl.DataFrame:
         try:
             return frame.collect()
-        except (pl.exceptions.PolarsError, OSError) as error:
+        except UNREADABLE as error:
             raise self._damaged(table) from error
 
     def _damaged(self, what: str, how: str = "is damaged") -> NotATrace:

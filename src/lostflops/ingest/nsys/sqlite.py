@@ -19,12 +19,17 @@ from lostflops.ingest.broken_times import LONGEST_DURATION
 MAGIC = b"SQLite format 3\x00"
 EXPORT_AGAIN = "export the report again: `nsys export --type sqlite --force-overwrite true …`."
 BATCH_ROWS = 65536
+# A row takes at least a header, a value and its place on the page. Pages that lead to each other can hold
+# more rows than the file has bytes: no query reads further than the file can go.
+LEAST_BYTES = 4
 
 
 class SqliteFile:
-    """A `.sqlite` export. `columns` names the columns of each of its tables and views that is `wanted`.
+    """A `.sqlite` export. `columns` names the columns of each of its tables that is `wanted`.
 
-    What others hold is not looked at: a view that no longer works refuses no export.
+    What others hold is not looked at. Reading costs no more than the file is long: a view or a virtual table,
+    which could compute without end, is refused where it stands for a table that is wanted, and columns whose
+    values do not lie in the file are not there.
     """
 
     def __init__(self, path: Path, wanted: frozenset[str]) -> None:
@@ -37,13 +42,42 @@ class SqliteFile:
             self._connection = AdbcConnection(self._database)
         except adbc_driver_manager.Error as error:
             raise self._damaged(error) from error
-        names = self._query(
-            "SELECT CAST(name AS BLOB) AS name FROM sqlite_master WHERE type IN ('table', 'view')"
-        )
-        self.columns = {name: frozenset[str]() for name in _decoded(names["name"]) if name is not None}
+        self._most_rows = path.stat().st_size // LEAST_BYTES + 1
+        self.columns: dict[str, frozenset[str]] = {}
+        for table, is_real in self._tables():
+            if is_real:
+                self.columns[table] = frozenset[str]()
+            elif table in wanted:
+                self.close()
+                raise NotATrace(
+                    path, f"its table '{shown(table)}' is computed, not stored: nsys writes none like it."
+                )
         for table in self.columns.keys() & wanted:
-            found = self._query(f"SELECT CAST(name AS BLOB) AS name FROM pragma_table_info('{table}')")
+            # Generated columns are not among these.
+            found = self._query(
+                f"SELECT CAST(name AS BLOB) AS name FROM pragma_table_info('{table}') "
+                "WHERE dflt_value IS NULL"
+            )
             self.columns[table] = frozenset(_decoded(found["name"]).drop_nulls())
+
+    def _tables(self) -> list[tuple[str, bool]]:
+        """The names of tables and views, and whether each is a table whose rows lie in the file."""
+        real = "type = 'table' AND upper(ltrim(sql)) NOT LIKE 'CREATE VIRTUAL%'"
+        rows = self._query(
+            f"SELECT CAST(name AS BLOB) AS name, CAST({real} AS INTEGER) AS real FROM sqlite_master "
+            "WHERE type IN ('table', 'view')"
+        )
+        names = _decoded(rows["name"]).to_list()
+        return [
+            (name, bool(is_real))
+            for name, is_real in zip(names, rows["real"].to_list(), strict=True)
+            if name is not None
+        ]
+
+    def _rows_of(self, table: str, columns: Sequence[str]) -> str:
+        """The table as a query names it, no longer than the file."""
+        listed = ", ".join(f'"{c}"' for c in columns) or "1"
+        return f'(SELECT {listed} FROM "{table}" LIMIT {self._most_rows})'
 
     def read(
         self,
@@ -58,7 +92,8 @@ class SqliteFile:
             where = f' WHERE "{column}" BETWEEN {low} AND {high}' + (
                 f" OR typeof(\"{column}\") <> 'integer'" if orphans else ""
             )
-        source = f' FROM "{table}"{where}'
+        used = dict.fromkeys([*integers, *texts, *([within[0]] if within is not None else ())])
+        source = f" FROM {self._rows_of(table, list(used))}{where}"
         texts_sql = [_text(c) for c in texts]
         found: pl.DataFrame | None = None
         if integers:
@@ -77,7 +112,7 @@ class SqliteFile:
         listed = ", ".join(f"'{key}'" for key in keys)
         found = self._query(
             f'SELECT {_text("name")}, CAST(coalesce("value", \'\') AS BLOB) AS "value" '
-            f'FROM "{table}" WHERE "name" IN ({listed})'
+            f'FROM {self._rows_of(table, ["name", "value"])} WHERE "name" IN ({listed})'
         )
         return found.select(_decoded(found["name"]), _decoded(found["value"])).drop_nulls()
 
@@ -88,7 +123,8 @@ class SqliteFile:
         sane = f'"start" <> 0 AND {length} BETWEEN 0 AND {LONGEST_DURATION}'
         busy = f"total(iif({sane}, {length}, 0))" if timed else "0.0"
         keys = ", ".join(f'"{c}"' for c in by)
-        grouped = f'SELECT {keys}{", " if by else ""}count(*) AS "rows", {busy} AS "busy" FROM "{table}"'
+        source = self._rows_of(table, [*by, *(("start", "end") if timed else ())])
+        grouped = f'SELECT {keys}{", " if by else ""}count(*) AS "rows", {busy} AS "busy" FROM {source}'
         if by:
             grouped += f" GROUP BY {keys}"
         return self._query(

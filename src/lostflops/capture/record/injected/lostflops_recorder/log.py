@@ -12,12 +12,14 @@ IN_POD = "LOSTFLOPS_RUN" in os.environ and not os.path.exists(
     os.path.join(os.path.dirname(BOOT), "recording.jsonl")
 )
 RUN = os.environ["LOSTFLOPS_RUN"] if IN_POD else os.path.dirname(BOOT)
+# A run is its user's alone. What a pod leaves is fetched by another one, which may be another user.
+MODE = 0o644 if IN_POD else 0o600
 
 
 def mark(what: str) -> None:
     """Note that some process of the job came this far, for `record` to say why nothing was recorded."""
     try:
-        os.close(os.open(os.path.join(BOOT, f"seen-{what}"), os.O_CREAT | os.O_WRONLY, 0o644))
+        os.close(os.open(os.path.join(BOOT, f"seen-{what}"), os.O_CREAT | os.O_WRONLY, MODE))
     except OSError:
         pass
 
@@ -25,7 +27,7 @@ def mark(what: str) -> None:
 def write(message: str) -> None:
     line = f"{time.strftime('%Y-%m-%dT%H:%M:%S')} pid {os.getpid()} {' '.join(message.split())[:600]}\n"
     try:
-        file = os.open(os.path.join(RUN, "lostflops.log"), os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o644)
+        file = os.open(os.path.join(RUN, "lostflops.log"), os.O_CREAT | os.O_WRONLY | os.O_APPEND, MODE)
     except OSError:
         return
     try:

@@ -101,7 +101,7 @@ def read_settings() -> dict[str, Any]:
 def _arrived(marker: str) -> None:
     """Tell the waiting parent that the program lives. The first process under nsys is the program."""
     try:
-        file = os.open(marker, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+        file = os.open(marker, os.O_CREAT | os.O_EXCL | os.O_WRONLY, log.MODE)
         os.write(file, str(os.getpid()).encode())
         os.close(file)
     except OSError:
@@ -112,7 +112,7 @@ def _arrived(marker: str) -> None:
 def leads() -> bool:
     """Whether this process is the first of those under its nsys that asks."""
     try:
-        os.close(os.open(os.environ[MARKER] + LEADER, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
+        os.close(os.open(os.environ[MARKER] + LEADER, os.O_CREAT | os.O_EXCL | os.O_WRONLY, log.MODE))
     except FileExistsError:
         return False
     return True
@@ -248,7 +248,7 @@ class Attempt:
             try:
                 path = os.path.join(self._folder, f"{name}.jsonl")
                 return name, os.open(
-                    path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o644
+                    path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, log.MODE
                 )
             except FileExistsError:
                 continue

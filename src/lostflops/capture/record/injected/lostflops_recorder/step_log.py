@@ -51,7 +51,7 @@ class StepLog:
             try:
                 path = os.path.join(folder, f"steps-{name}.jsonl")
                 self._file = os.open(
-                    path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o644
+                    path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, log.MODE
                 )
             except FileExistsError:
                 continue

@@ -1,0 +1,104 @@
+"""What must hold for any input: refused in words and nothing left behind, or answered and it adds up."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+import lostflops
+from lostflops.errors import LostflopsError
+from lostflops.report.document import document
+
+REFUSED, SKIPPED, ANSWERED = "refused", "no ledger", "answered"
+SHARE = re.compile(r"(\d[\d,]*(?:\.\d+)?) % of")
+# What a terminal would act upon. A line break ends a line of ours.
+CONTROL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+class Wrong(AssertionError):
+    """An answer that cannot be true."""
+
+
+def require(true: Any, said: str) -> None:
+    if not true:
+        raise Wrong(said)
+
+
+def checked(paths: Path | Sequence[Path], store: Path, *, salvage: bool, page: bool) -> str:
+    """How the question about these paths ended. Raises Wrong, or what lostflops did not catch."""
+    try:
+        trace = lostflops.open(paths, salvage=salvage, allow_missing_ranks=True)  # pyright: ignore[reportArgumentType]
+    except LostflopsError as error:
+        require(error.message, "an error that says nothing")
+        require(not CONTROL.search(str(error)), f"control characters in {str(error)!r}")
+        left = [p for p in store.rglob("*") if p.is_file()]
+        require(not left, f"a refused input left {left[:3]}")
+        return REFUSED
+    try:
+        ledger = lostflops.ask(trace, "step_ledger")
+    except LostflopsError as error:
+        require(error.message, "an error that says nothing")
+        outcome = SKIPPED
+    else:
+        steps = trace.table("steps")
+        require(steps is not None, "a ledger without steps")
+        assert steps is not None
+        adds_up(ledger, steps.collect())
+        outcome = ANSWERED
+    if page:
+        for said in page_faults(lostflops.why(trace)):
+            raise Wrong(said)
+    return outcome
+
+
+def adds_up(ledger: pl.DataFrame, steps: pl.DataFrame) -> None:
+    """Every nanosecond of every step is in one account, and no two steps of a rank share one."""
+    sums = ledger.group_by("rank", "step").agg(pl.col("ns").sum())
+    both = steps.join(sums, on=["rank", "step"], how="full", coalesce=True)
+    require((both["end"] - both["start"]).to_list() == both["ns"].to_list(), "the accounts miss their step")
+    require((ledger["ns"] > 0).all(), "an account without time")
+    for _, mine in steps.sort("start").group_by("rank"):
+        require((mine["end"] > mine["start"]).all(), "a step that holds no time")
+        require(mine["step"].is_unique().all(), "two steps of one number")
+        overlap = mine["start"].slice(1) < mine["end"].slice(0, mine.height - 1)
+        require(not overlap.any(), "steps that overlap")
+
+
+def page_faults(page: Any) -> Iterator[str]:
+    """What on a first page cannot be true."""
+    mean = page.budget.mean if page.budget else 0
+    for line in page.budget.lines if page.budget else ():
+        if not 0 <= line.ns <= line.whole:
+            yield f"{line.account} is {line.ns} of {line.whole} ns"
+    if page.budget and sum(line.ns for line in page.budget.groups) != page.budget.ns:
+        yield "the budget's groups miss the budget"
+    for finding in page.findings:
+        # Rounded to whole nanoseconds.
+        if not 0 <= finding.ns_per_step <= mean + 1:
+            yield f"{finding.name} promises {finding.ns_per_step} ns of a step of {mean} ns"
+        if not 0 <= finding.size <= mean + 1:
+            yield f"{finding.name} costs {finding.size} ns of a step of {mean} ns"
+    text = str(page)
+    for said in SHARE.findall(text):
+        if float(said.replace(",", "")) > 100:
+            yield f"'{said} % of' stands on the page: {_around(text, said)}"
+    if found := CONTROL.search(text):
+        yield f"the page holds {found[0]!r}"
+    told = json.loads(document(page), parse_constant=_no_constant)
+    for top in told["top"]:
+        if not 0 <= top["share"] <= 1:
+            yield f"{top['name']} has a share of {top['share']}"
+
+
+def _no_constant(name: str) -> Any:
+    raise Wrong(f"the document holds {name}")
+
+
+def _around(text: str, said: str) -> str:
+    at = text.index(f"{said} % of")
+    return " ".join(text[max(0, at - 100) : at + 60].split())
