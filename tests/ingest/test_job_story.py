@@ -140,7 +140,7 @@ def test_a_job_that_ends_before_the_window_has_a_page_with_the_next_command(
     if steps > 1:
         assert f"{advice} -- {sys.executable} train.py" in text, "the line can be pasted"
     if steps == 8:
-        assert "Steps take" in text and "steps/s" in text
+        assert "The median step takes" in text and "steps/s" in text
 
 
 def test_a_secret_of_the_command_line_is_not_echoed(
@@ -165,7 +165,7 @@ def test_the_samples_of_a_monitor_alone_make_a_page(
     assert "Only a monitor's samples" in text and "lostflops record -- COMMAND" in text
     assert "busy" in text and "not answered" not in text
     beside = why(capsys, str(recorded.run))
-    assert "Steps take" in beside and "busy" in beside
+    assert "The median step takes" in beside and "busy" in beside
 
 
 def log_of(folder: Path, durations: list[int], recorded: range) -> Recorded:

@@ -264,7 +264,7 @@ def _verdict_of_the_log(by_name: Mapping[str, Answer]) -> str:
     median = None if told is None else told.table["median"].max()
     nothing = "no step was recorded in full, so where their time went is not known."
     if isinstance(median, int):
-        return f"Steps take {milliseconds(median)}; {nothing}"
+        return f"The median step takes {milliseconds(median)}; {nothing}"
     return f"{nothing[:1].upper()}{nothing[1:]}".replace("their", "the")
 
 
