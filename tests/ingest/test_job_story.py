@@ -32,6 +32,15 @@ def test_a_job_that_went_well_or_runs_still_has_no_story() -> None:
     assert ends(None, {}, {}) == []
 
 
+@pytest.mark.parametrize("job", [130, -2])
+def test_a_job_that_its_user_stops_has_not_failed(job: int) -> None:
+    stopped = {"status": -2, "exception": "KeyboardInterrupt"}
+    assert ends(job, stopped) == ["The job was interrupted (Ctrl-C) in step 12."]
+    assert ends(job, stopped, {"status": -15}) == ["The job was interrupted (Ctrl-C) in step 12."]
+    # One that failed before is told.
+    assert "ValueError" in ends(130, stopped, {"status": 1, "exception": "ValueError: x", "last_step": 9})[0]
+
+
 def test_the_rank_that_a_signal_ended_failed_first() -> None:
     told = ends(
         1,
