@@ -203,7 +203,7 @@ ACCOUNTS: Mapping[str, Account] = {
             "nodes that are not listed.",
             "Let the profiler warm up for some steps (`schedule(warmup=…)`), synchronise before the first "
             "one, and record the CPU's API calls (`ProfilerActivity.CPU`, `nsys profile -t cuda "
-            "--cuda-graph-trace=node`).",
+            "--cuda-graph-trace=node`). `nvidia-smi` shows whether another process uses the GPU.",
         ),
         Account(
             "idle.unexplained",

@@ -56,6 +56,7 @@ LEFT_OUT_BECAUSE = (
     "nothing in it",
     "outlier",
     "left out on another rank",
+    "nothing on its rank",
 )
 
 FAMILY = pl.Enum(FAMILIES)

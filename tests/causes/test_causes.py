@@ -346,3 +346,18 @@ def test_a_phase_that_only_has_the_word_in_it_is_not(tmp_path: Path, name: str) 
     tables = Job(transfer=0).run([[Work(python=30)] for _ in range(STEPS)])
     tables["ranges"] = [{**row, "name": name} for row in tables.pop("frames")]
     assert first(lostflops.why(made(tmp_path, tables))).name != "data-loading-starves-device"
+
+
+def test_a_pause_that_comes_once_says_in_which_step(why) -> None:
+    steps = [[Work(saves=300 if s == 5 else 0, computes=60)] for s in range(10)]
+    finding = first(why(steps, Job(transfer=0)))
+    assert finding.claim == (
+        "The GPU idles 300 ms once in 10 steps, in step 5, while the CPU saves a checkpoint, which is "
+        "30.0 ms per step (33.3 %)."
+    )
+    assert finding.cost_per_step == 30 * MS
+
+
+def test_a_pause_that_comes_back_does_not_say_so(why) -> None:
+    steps = [[Work(saves=100 if s % 3 == 2 else 0, computes=60)] for s in range(9)]
+    assert "once" not in first(why(steps, Job(transfer=0))).claim

@@ -32,6 +32,15 @@ def test_a_job_that_went_well_or_runs_still_has_no_story() -> None:
     assert ends(None, {}, {}) == []
 
 
+@pytest.mark.parametrize("job", [130, -2])
+def test_a_job_that_its_user_stops_has_not_failed(job: int) -> None:
+    stopped = {"status": -2, "exception": "KeyboardInterrupt"}
+    assert ends(job, stopped) == ["The job was interrupted (Ctrl-C) in step 12."]
+    assert ends(job, stopped, {"status": -15}) == ["The job was interrupted (Ctrl-C) in step 12."]
+    # One that failed before is told.
+    assert "ValueError" in ends(130, stopped, {"status": 1, "exception": "ValueError: x", "last_step": 9})[0]
+
+
 def test_the_rank_that_a_signal_ended_failed_first() -> None:
     told = ends(
         1,
@@ -140,7 +149,7 @@ def test_a_job_that_ends_before_the_window_has_a_page_with_the_next_command(
     if steps > 1:
         assert f"{advice} -- {sys.executable} train.py" in text, "the line can be pasted"
     if steps == 8:
-        assert "Steps take" in text and "steps/s" in text
+        assert "The median step takes" in text and "steps/s" in text
 
 
 def test_a_secret_of_the_command_line_is_not_echoed(
@@ -165,7 +174,7 @@ def test_the_samples_of_a_monitor_alone_make_a_page(
     assert "Only a monitor's samples" in text and "lostflops record -- COMMAND" in text
     assert "busy" in text and "not answered" not in text
     beside = why(capsys, str(recorded.run))
-    assert "Steps take" in beside and "busy" in beside
+    assert "The median step takes" in beside and "busy" in beside
 
 
 def log_of(folder: Path, durations: list[int], recorded: range) -> Recorded:

@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 
 import polars as pl
+import pytest
 
 import lostflops
+from lostflops.ingest import processes
 from lostflops.report.first_page import page
 from lostflops.session import Session
 from lostflops.store.trace import Trace
@@ -128,3 +130,26 @@ def test_two_processes_that_no_launcher_numbered_stay_two(tmp_path: Path) -> Non
     shown = first_page(lostflops.open(recorded.run))
     assert shown.run.ranks == (0, 1) and shown.run.world_size is None
     assert [fact.name for fact in shown.quality].count("rank not recorded") == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "rank"),
+    [
+        ("rank3.json", 3),
+        ("worker0_rank_3.pt.trace.json.gz", 3),
+        ("worker7.1694128201545.pt.trace.json", 7),
+        ("report_rank0.sqlite", 0),
+        ("report.rank.12.nsys-rep", 12),
+        ("globalrank-5_localrank-1.json", 5),
+        ("train-procid_4.sqlite", 4),
+        ("rank=2.json", 2),
+        ("global_rank_5_local_rank_1.json", 5),
+        # Two ranks, or none: a number alone may count anything.
+        ("rank1-of-rank8.json", None),
+        ("report1.sqlite", None),
+        ("frank3.json", None),
+        ("microprocessor9.json", None),
+    ],
+)
+def test_a_rank_is_read_from_the_word_before_it_in_the_files_name(name: str, rank: int | None) -> None:
+    assert processes.rank_in_name(name) == rank

@@ -586,7 +586,7 @@ def pausing(*, at: int | None, steps: int = 8) -> list[Row]:
 def test_an_outlier_is_named_with_its_cause_and_kept_out_of_the_mean(tmp_path: Path) -> None:
     shown = opened(tmp_path, pausing(at=3))
     assert shown.budget is not None and shown.budget.mean == 15_000_000
-    assert shown.verdict.startswith("Compute-bound: kernels run for 99.3 % of the 15.0 ms step")
+    assert shown.verdict.startswith("Bound by fp32 compute: 99.3 % of the 15.0 ms step")  # an sgemm
     (found,) = (f for f in shown.findings if f.name == "outlier-step")
     assert found.claim.startswith("Step 3 took 240 ms, 16 times the others; most of it is ")
     assert found.claim.endswith("It is left out of the mean.")

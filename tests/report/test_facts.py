@@ -157,7 +157,6 @@ def test_the_page_and_the_planner_know_one_peak(card: str, driver: str) -> None:
     assert known == pytest.approx(GPUS[card].peak, rel=1e-3) and known == peak(driver, "fp16")
 
 
-def test_every_card_of_the_planner_has_a_peak_on_the_page() -> None:
-    assert set(GPUS) == {"a100", "h100", "h200", "gh200", "b200", "gb200", "mi300x"}
+def test_what_is_not_known_has_no_peak() -> None:
     assert peak("NVIDIA H100 80GB HBM3", "tf32") == 494.7 * TERA
     assert peak("NVIDIA H100 80GB HBM3", "int8") is None and peak("unknown", "bf16") is None

@@ -5,7 +5,7 @@ import type { Column, Unit, Value } from "./data";
 export const UNKNOWN = "–";
 
 export function shown(column: Column, value: Value): string {
-  if (value === null) return UNKNOWN;
+  if (value === null) return "";
   if (typeof value === "boolean") return value ? "yes" : "no";
   if (typeof value === "string" || column.kind === "id") return String(value);
   if (column.kind === "share") return (100 * value).toFixed(column.decimals);

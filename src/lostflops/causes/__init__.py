@@ -16,7 +16,7 @@ from .board import Board
 from .copies import join_copies
 from .declared import MADE, Made, remedies
 from .given import Given, gather
-from .host import join_host
+from .host import join_host, told_once
 from .waiting import asks_for, join_waiting
 
 __all__ = ["MADE", "Given", "Made", "findings", "gather", "remedies"]
@@ -42,7 +42,9 @@ def findings(given: Given) -> tuple[Finding, ...]:
     if given.units is not None and not given.units:  # a GPU without tensor cores cannot use them
         board.take("fp32-without-tensor-cores")
     whole = round(given.mean_step)
-    return tuple(sorted((_within(_advised(f, given), whole) for f in board.all()), key=_place))
+    return tuple(
+        sorted((_within(_advised(told_once(f, given), given), whole) for f in board.all()), key=_place)
+    )
 
 
 def _advised(finding: Finding, given: Given) -> Finding:

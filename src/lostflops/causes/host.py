@@ -11,13 +11,15 @@ from lostflops.finding import Finding, milliseconds
 
 from .board import Board
 from .declared import LOGGING as LOGGING_INSIDE
-from .given import OTHER_HOST
+from .given import OTHER_HOST, Given
 from .names import contributors, listed, spoken
 
 BY_NAME = "host-busy-elsewhere"
 BETWEEN = ("idle.launch_bound", "idle.unexplained")  # what a host that runs ahead hides
 SYNCS = 4  # waits per step, from which on they come from inside it
 ALONE = 0.9  # of the time on all ranks
+ONCE, FEWEST_FOR_ONCE = 0.8, 3  # of the time, in one step of at least so many: it happens once
+PER_STEP = re.compile(r"[\d.,]+ (?:ns|µs|ms|s) per step \([\d.]+ %\)")
 # Of a CPU's step, from which on what the framework does between operators is worth a finding. Recording
 # lengthens just these pauses.
 BETWEEN_FROM = 0.15
@@ -106,6 +108,26 @@ def _between_operators(board: Board) -> None:
             next="Do the same in fewer operators: a larger batch, or `torch.compile`.",
         ),
     )
+
+
+def told_once(finding: Finding, given: Given) -> Finding:
+    """The finding with the one step that has nearly all of its time, where there is one and it is a pause."""
+    if not finding.claim or not finding.accounts or not finding.accounts[0].startswith("idle."):
+        return finding
+    held = given.ledger.filter(pl.col("account").is_in(finding.accounts)).group_by("rank", "step")
+    each = held.agg(pl.col("ns").sum()).sort("ns", "rank", "step", descending=[True, False, False])
+    by_step = (
+        each.group_by("step").agg(pl.col("ns").sum(), most=pl.col("ns").max()).sort("ns", descending=True)
+    )
+    steps = given.ledger["step"].n_unique()
+    amount = PER_STEP.search(finding.claim)
+    whole = int(by_step["ns"].sum())
+    if steps < FEWEST_FOR_ONCE or amount is None or by_step["ns"][0] < ONCE * whole:
+        return finding
+    once = f"{milliseconds(by_step['most'][0])} once in {steps} steps, in step {by_step['step'][0]}"
+    spread = f"which is {amount[0]}"
+    said = finding.claim.replace(amount[0], f"{once},", 1).rstrip(".")
+    return replace(finding, claim=f"{said}, {spread}.")
 
 
 def _alone(board: Board, finding: Finding) -> int | None:

@@ -25,6 +25,11 @@ WORKER = re.compile(r"(.+)\.\d{10,}\.pt\.trace\.json(?:\.gz)?")
 HOST_ROW = re.compile(
     rb'"cat"\s*:\s*"(?:cpu_op|Operator|user_annotation|cuda_runtime|Runtime)"[^{}]{0,4096}?"pid"\s*:\s*"?(\d{1,18})\b'
 )
+# The word that names a rank best comes first.
+RANK_IN_NAME = tuple(
+    re.compile(rf"(?<!local[-_.])(?:(?<![a-z])|(?<=global)){word}[-_. =]?(\d{{1,6}})(?!\d)", re.IGNORECASE)
+    for word in ("rank", "procid", "proc", "worker")
+)
 PACKAGE = re.compile(r"[a-z]{1,20} \d[\w.+-]{0,40}")
 LOOKED_THROUGH = 1 << 20  # bytes
 
@@ -81,6 +86,13 @@ def number(path: Path) -> int | None:
         return None
     found = HOST_ROW.search(head)
     return int(found[1]) if found else None
+
+
+def rank_in_name(name: str) -> int | None:
+    """The rank that a file's name gives by a word: 'rank3.json', 'worker0_rank_3', 'report.procid-3'."""
+    named: list[set[str]] = [set(word.findall(name)) for word in RANK_IN_NAME]
+    best = next((found for found in named if found), set[str]())
+    return int(best.pop()) if len(best) == 1 else None
 
 
 def worker(name: str) -> str | None:

@@ -251,7 +251,7 @@ def _findings(page: Page, paths: str) -> Iterator[Markup]:
 
 def _finding(finding: Finding, page: Page, paths: str) -> Iterator[Markup]:
     """What it costs, what it is made of, what to do, and only then what that could save."""
-    claim = parted(one_line(headline(finding), MOST_TEXT), finding)
+    claim = parted(one_line(headline(finding, page.run.is_whole), MOST_TEXT), finding)
     yield tag("h3", [tag("b", text) if is_cost else join(text) for text, is_cost in claim])
     if finding.contributors:
         largest = finding.contributors[:MOST_CONTRIBUTORS]
@@ -261,7 +261,7 @@ def _finding(finding: Finding, page: Page, paths: str) -> Iterator[Markup]:
             "ul", [tag("li", coded(one_line(fact, MOST_TEXT))) for fact in finding.evidence[:MOST_EVIDENCE]]
         )
     yield tag("p", tag("b", "Next "), coded(one_line(advice(finding.next, paths), MOST_TEXT)), class_="next")
-    saved = gain(finding, page.budget)
+    saved = gain(finding, page.budget, page.run.is_whole)
     yield tag("p", tag("b", "Gain "), saved, class_=f"gain {finding.gain.replace(' ', '-')}")
     if finding.doubt:
         yield tag("p", tag("b", "Doubt "), coded(one_line(finding.doubt, MOST_TEXT)), class_="doubt")

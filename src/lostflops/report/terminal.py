@@ -124,7 +124,7 @@ class _Blocks:
             yield Text("Gains of several findings do not add up.", style="dim")
 
     def _finding(self, number: int, finding: Finding) -> Iterator[RenderableType]:
-        for i, line in enumerate(_wrapped(headline(finding), self._width - 4)):
+        for i, line in enumerate(_wrapped(headline(finding, self._page.run.is_whole), self._width - 4)):
             text = Text(f"{number:>2}. " if not i else "    ", no_wrap=True)
             yield text.append_text(
                 Text.assemble(*((t, "bold" if b else "") for t, b in parted(line, finding)))
@@ -137,7 +137,7 @@ class _Blocks:
         if finding.doubt:
             lines.append(("doubt", finding.doubt))
         lines.append(("next", advice(finding.next, self._paths, self._command)))
-        lines.append(("gain", gain(finding, self._page.budget)))
+        lines.append(("gain", gain(finding, self._page.budget, self._page.run.is_whole)))
         if finding.recipe:
             lines.append(("show", f"`lostflops recipe {as_command(finding.recipe)} {self._paths}`"))
         before = ""
@@ -195,11 +195,11 @@ def _wrapped(text: str, width: int) -> Iterator[str]:
     yield line
 
 
-def headline(finding: Finding) -> str:
+def headline(finding: Finding, whole: bool = False) -> str:
     """The claim, with what the finding costs now in front where it does not say that itself."""
     if finding.size <= 0 or any(is_cost for _, is_cost in parted(finding.claim, finding)):
         return finding.claim
-    return f"{milliseconds(finding.size)} per step: {finding.claim}"
+    return f"{milliseconds(finding.size)}{'' if whole else ' per step'}: {finding.claim}"
 
 
 def parted(text: str, finding: Finding) -> list[tuple[str, bool]]:
@@ -296,14 +296,18 @@ def _bar(line: Line, room: int) -> Text:
     return Text(text, style=f"{color} dim" if line.depth else color)
 
 
-def gain(finding: Finding, budget: Budget | None) -> str:
-    """What acting on a finding could save, as the page says it: how sure, size, and share of the step."""
+def gain(finding: Finding, budget: Budget | None, whole: bool = False) -> str:
+    """What acting on a finding could save, as the page says it: how sure, size, and share of the step.
+
+    Of a `whole` recording, where no steps are known, it is no gain per step.
+    """
     if finding.gain == "unknown":
         return "unknown"
     share = ""
     if budget is not None:
         share = f" ({percent(finding.ns_per_step * budget.num_windows, budget.ns)})"
-    return f"{finding.gain} {milliseconds(finding.ns_per_step)} per step{share}"
+    per = "" if whole else " per step"
+    return f"{finding.gain} {milliseconds(finding.ns_per_step)}{per}{share}"
 
 
 def _not_answered(skipped: Sequence[Skipped]) -> RenderableType:

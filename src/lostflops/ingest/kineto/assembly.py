@@ -72,12 +72,6 @@ WRITERS = 2
 MOST_THREADS = 1024
 
 
-# The word that names a rank best comes first.
-RANK_IN_NAME = tuple(
-    re.compile(rf"{word}[-_ ]?(\d{{1,6}})(?!\d)", re.IGNORECASE) for word in ("rank", "worker")
-)
-
-
 DROPPED_RECORDS = re.compile(r"(?i)dropped\s+(\d{1,12})\s+activity records")
 
 
@@ -440,9 +434,7 @@ class Assembly:
 
     def _rank(self) -> tuple[int | None, str]:
         """The rank and where it was read, the content before the name; a note where they disagree."""
-        named: list[set[str]] = [set(word.findall(self.path.name)) for word in RANK_IN_NAME]
-        best = next((found for found in named if found), set[str]())
-        in_name = int(best.pop()) if len(best) == 1 else None
+        in_name = processes.rank_in_name(self.path.name)
         rank, source = in_name, "file name" if in_name is not None else "assigned"
         if (said := number(self.distributed.get("rank"))) is not None:
             rank, source = said, "distributedInfo"

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import polars as pl
 
+from lostflops.ingest import processes
 from lostflops.ingest.attribution import OperatorTree, attribute
 from lostflops.ingest.formats import Reader, Reading
 from lostflops.ingest.kineto.phases import phases
@@ -76,6 +77,9 @@ def read(path: Path, folder: Path, progress: Callable[[float], None] | None = No
         named = RECORDED.match(path.name)
         if named is not None and len(parts) == 1:  # `lostflops record` knew which rank it put nsys around
             parts[0].rank, parts[0].rank_source = int(named[1]), "file name"
+        elif len(parts) == 1 and parts[0].rank is None:
+            parts[0].rank = processes.rank_in_name(path.name)
+            parts[0].rank_source = parts[0].rank_source if parts[0].rank is None else "file name"
         parts[0].quality = [*machine.quality, *parts[0].quality]
         return parts
 

@@ -22,6 +22,7 @@ from lostflops.tables import LEFT_OUT
 Int = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
+IDLE_RANK = "nothing on its rank"
 TWICE = 2  # times the median of all
 APART = 1.5  # times the longest of the others
 ONE_IN = 6  # steps at most
@@ -39,13 +40,13 @@ def judged(steps: pl.DataFrame) -> pl.DataFrame:
     """
     steps = steps.sort("rank", "start")
     _require_disjoint(steps)
+    steps = _without_idle_ranks(steps)
     candidates = steps.filter(pl.col("complete").fill_null(True), pl.col("left_out").is_null())
     if candidates.is_empty():
         return steps
+    working = steps.filter(pl.col("left_out").ne_missing(IDLE_RANK))["rank"].n_unique()
     common = (
-        candidates.group_by("step")
-        .agg(pl.col("rank").n_unique())
-        .filter(pl.col("rank") == steps["rank"].n_unique())["step"]
+        candidates.group_by("step").agg(pl.col("rank").n_unique()).filter(pl.col("rank") == working)["step"]
     )
     if not common.len():  # recordings of different steps, or none that is whole everywhere
         found = [_judged(mine) for mine in candidates.partition_by("rank")]
@@ -61,6 +62,20 @@ def judged(steps: pl.DataFrame) -> pl.DataFrame:
         .with_columns(pl.coalesce("left_out", "why").alias("left_out"))
         .drop("why")
     )
+
+
+def _without_idle_ranks(steps: pl.DataFrame) -> pl.DataFrame:
+    """The steps, those of ranks that do nothing in any of theirs left out where other ranks work.
+
+    Such a recording holds a step's mark and no more: it would halve every mean.
+    """
+    does = pl.col("amount").sum().over("rank")
+    known = pl.col("amount").is_not_null().all().over("rank")
+    idle = steps.select(known & (does == 0)).to_series()
+    if not idle.any() or idle.all():
+        return steps
+    why = pl.when(pl.Series(idle) & pl.col("left_out").is_null()).then(pl.lit(IDLE_RANK, LEFT_OUT))
+    return steps.with_columns(left_out=why.otherwise("left_out"))
 
 
 def _require_disjoint(steps: pl.DataFrame) -> None:

@@ -10,6 +10,7 @@ from lostflops.tables import Steps
 
 FEWEST = 3  # whole steps of a rank that make a mean that says something of the others
 BEHIND = "device was behind"
+IDLE_RANK = "nothing on its rank"
 
 
 @recipe(
@@ -108,7 +109,8 @@ def counted_steps(steps: Steps) -> pl.LazyFrame:
     Where the recording or the job begins or ends inside a step, its length is chance; an outlier says nothing
     of the others; and on a device that was behind when the recording began, the first step may begin too
     late. None of these counts on a rank that has other steps. One that has none counts a first step that
-    began late, failing that outliers, failing that all. Who asks for certain steps counts those.
+    began late, failing that outliers, failing that all. Who asks for certain steps counts those. A rank that
+    did nothing in any of its steps, while others worked, counts none.
     """
     whole, why = pl.col("complete").fill_null(True), pl.col("left_out").cast(pl.String)
     worse = (
@@ -121,7 +123,8 @@ def counted_steps(steps: Steps) -> pl.LazyFrame:
         .otherwise(3)
     )
     return (
-        steps.with_columns(_worse=worse)
+        steps.filter(why.ne_missing(IDLE_RANK) | pl.col("chosen").fill_null(False))
+        .with_columns(_worse=worse)
         .filter((pl.col("_worse") == pl.col("_worse").min().over("rank")) | pl.col("chosen").fill_null(False))
         .select("rank", "step", "start", "end")
         .sort("rank", "start")

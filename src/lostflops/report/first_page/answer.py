@@ -66,10 +66,7 @@ class Shown:
             )
             for column in self.columns
         ]
-        rows = [
-            tag("tr", [_cell(column, column.show(column.values[i])) for column in self.columns])
-            for i in range(shown)
-        ]
+        rows = [tag("tr", [_cell(column, column.values[i]) for column in self.columns]) for i in range(shown)]
         return join(
             tag("div", tag("table", tag("thead", tag("tr", heads)), tag("tbody", rows)), class_="scroll"),
             tag("p", f"{shown} of {self.num_rows:,} rows shown", class_="count"),
@@ -87,7 +84,9 @@ class Shown:
         }
 
 
-def _cell(column: Cells, text: str) -> Markup:
+def _cell(column: Cells, value: Any) -> Markup:
+    """A cell, empty where nothing is known."""
+    text = "" if value is None else column.show(value)
     kept = tag("span", text, title=text) if column.is_long else text
     return tag("td", kept, class_=_cell_class(column))
 

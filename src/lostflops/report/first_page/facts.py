@@ -104,8 +104,10 @@ def _steps_per_second(run: Run, spent: Budget | None, answers: Mapping[str, Answ
         return None
     rate = 1e9 / length
     said = f"{_figures(rate)} steps/s"
-    if spent is not None and abs(spent.mean - length) > UNLIKE * length:  # not one over the step of the page
-        said += " outside the recorded steps"
+    if spent is None:  # beside a median, which rare pauses do not reach
+        said += " (mean of the step log)"
+    elif abs(spent.mean - length) > UNLIKE * length:  # not one over the step of the page
+        said += " (mean of the steps outside the recorded ones)"
     return Fact("steps_per_second", "throughput", rate, "steps/s", said, basis)
 
 

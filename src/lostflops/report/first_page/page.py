@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import polars as pl
 
-from lostflops import causes, recipes, remedies
+from lostflops import causes, intervals, recipes, remedies
 from lostflops.errors import LostflopsError
 from lostflops.finding import Finding, milliseconds, percent
 from lostflops.report.words.safe import one_line, typed
@@ -166,8 +166,10 @@ def page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], No
         notes=(
             *story(trace, by_name, run),
             *_notes(run, _outside(trace, steps), unclassified, kernel_time),
+            *_between(trace, steps),
             *step_notes.lengths(steps, counting),
             *step_notes.left_out(run, steps, counting),
+            *step_notes.uneven(run, steps, counting),
         ),
         figures=tuple(_figures(run, counted, spent, by_name, unclassified, kernel_time)),
         facts=facts.known(
@@ -182,12 +184,22 @@ def page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], No
         steps=steps,
         ledger=ledger,
         answers=tuple(sorted(answers, key=lambda a: (a.recipe.name != "step_ledger", a.recipe.name))),
-        findings=found,
+        findings=found if not run.is_whole else tuple(map(_of_the_whole, found)),
         skipped=tuple(skipped),
         quality=tuple(sorted(trace.manifest.quality, key=_gravity)),
         source_names=tuple(source.name for source in trace.manifest.sources),
         given=trace.given,
     )
+
+
+def _of_the_whole(finding: Finding) -> Finding:
+    """The finding where no steps are known: what it costs is of the whole recording, not per step."""
+    said = {name: getattr(finding, name).replace(" per step", "") for name in ("claim", "doubt")}
+    facts_ = tuple(
+        fact.replace(" per step", "").replace(" of all step time", " of all time")
+        for fact in finding.evidence
+    )
+    return replace(finding, evidence=facts_, **said)
 
 
 def _ask(session: Session, name: str) -> Answer | Skipped:
@@ -264,7 +276,7 @@ def _verdict_of_the_log(by_name: Mapping[str, Answer]) -> str:
     median = None if told is None else told.table["median"].max()
     nothing = "no step was recorded in full, so where their time went is not known."
     if isinstance(median, int):
-        return f"Steps take {milliseconds(median)}; {nothing}"
+        return f"The median step takes {milliseconds(median)}; {nothing}"
     return f"{nothing[:1].upper()}{nothing[1:]}".replace("their", "the")
 
 
@@ -294,6 +306,40 @@ def _outside(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
             all=pl.col("end") - pl.col("start"),
         )
         .sort(pl.col("before") + pl.col("after"), "rank", descending=[True, False])
+    )
+
+
+def _between(trace: Trace, steps: pl.DataFrame) -> Iterator[str]:
+    """How long the device works between recorded steps, as in an evaluation, where that is worth a word."""
+    work = [
+        table.select("rank", "start", "end")
+        for t in ("kernels", "copies")
+        if (table := trace.table(t)) is not None
+    ]
+    ahead = steps.sort("rank", "start").with_columns(until=pl.col("start").shift(-1).over("rank"))
+    gaps = ahead.filter(pl.col("until") > pl.col("end"))
+    if gaps.is_empty() or not work:
+        return
+    spans = gaps.select("rank", "step", start="end", end="until")
+    busy = (
+        intervals.inside(spans.lazy(), intervals.union(pl.concat(work), ["rank"]), {"busy": pl.lit(True)})
+        .sort("busy", "rank", "step", descending=[True, False, False])
+        .collect()
+    )
+    whole = steps.group_by("rank").agg(whole=(pl.col("end") - pl.col("start")).sum())
+    by_rank = (
+        busy.group_by("rank")
+        .agg(pl.col("busy").sum(), after=pl.col("step").first())
+        .join(whole, on="rank")
+        .sort("busy", "rank", descending=[True, False])
+    )
+    rank, ns, after, length = by_rank.row(0)
+    if 1000 * ns < OUTSIDE_PER_MILLE * length:
+        return
+    on = f" on rank {rank}" if by_rank.height > 1 else ""
+    yield (
+        f"Between steps{on} there is work for {milliseconds(ns)}, most of it after step {after}, such as of "
+        "an evaluation: it is in no account."
     )
 
 

@@ -20,11 +20,14 @@ BECAUSE = {
     "device was behind": "the GPU was still busy with earlier work when the CPU began it",
     "nothing in it": "nothing was launched in it",
     "outlier": "unlike the others",
-    "left out on another rank": "",
+    "left out on another rank": "not whole on every rank",
 }
+IDLE_RANK = "nothing on its rank"
 CUT = "not recorded from end to end"
 DIFFERENT = 0.01  # of a step: host and device lengths that are further apart are told
 MOST_LISTED = 6
+# Steps so many times as long as the median, and as the longest of the others, are told; of so many at least.
+MUCH_LONGER, APART, FEWEST_UNEVEN = 2, 1.5, 4
 
 
 def left_out(run: Run, steps: pl.DataFrame, counted: pl.DataFrame) -> Iterator[str]:
@@ -32,6 +35,14 @@ def left_out(run: Run, steps: pl.DataFrame, counted: pl.DataFrame) -> Iterator[s
     if run.is_whole:
         return
     doubtful = _doubtful(steps).filter("doubtful")
+    nothing = doubtful.filter(pl.col("why") == IDLE_RANK)["rank"].unique().sort().to_list()
+    if nothing:
+        many = len(nothing) > 1
+        which = f"ranks {_joined(list(map(str, nothing)))}" if many else f"rank {nothing[0]}"
+        yield (
+            f"The recording of {which} holds steps and no work: {'they are' if many else 'it is'} in no mean."
+        )
+    doubtful = doubtful.filter(pl.col("why") != IDLE_RANK)
     if doubtful.is_empty():
         return
     out = doubtful.join(counted, on=["rank", "step"], how="anti")
@@ -115,12 +126,40 @@ def _numbers(steps: Iterable[int]) -> str:
             runs[-1][1] = step
         else:
             runs.append([step, step])
-    texts = [str(a) if a == b else f"{a} and {b}" if b == a + 1 else f"{a} to {b}" for a, b in runs]
+    if sum(b - a < 2 for a, b in runs) == len(runs):
+        runs = [[n, n] for a, b in runs for n in range(a, b + 1)]
+    texts = [str(a) if a == b else f"{a} to {b}" for a, b in runs]
+    many = len(runs) > 1 or runs[0][0] != runs[0][1]
+    return f"step{'s' * many} {_joined(texts)}"
+
+
+def _joined(texts: list[str]) -> str:
+    """'4', '4 and 8', '4, 6 and 8', shortened where they are many."""
     if len(texts) > MOST_LISTED:
         texts = [*texts[: MOST_LISTED - 1], "more"]
-    many = len(runs) > 1 or runs[0][0] != runs[0][1]
-    joined = ", ".join(texts[:-1]) + " and " + texts[-1] if len(texts) > 1 else texts[0]
-    return f"step{'s' * many} {joined}"
+    return ", ".join(texts[:-1]) + " and " + texts[-1] if len(texts) > 1 else texts[0]
+
+
+def uneven(run: Run, steps: pl.DataFrame, counted: pl.DataFrame) -> Iterator[str]:
+    """Which counted steps are far longer than the others, and no outliers as they come back or do more."""
+    length = (pl.col("end") - pl.col("start")).alias("length")
+    mine = steps.join(counted, on=["rank", "step"], how="semi").group_by("step").agg(length.max())
+    usual = mine["length"].median()
+    if run.is_whole or mine.height < FEWEST_UNEVEN or not isinstance(usual, float):
+        return
+    long = mine.filter(pl.col("length") > MUCH_LONGER * usual).sort("step")
+    others = mine.filter(pl.col("length") <= MUCH_LONGER * usual)["length"].max()
+    if long.is_empty() or not isinstance(others, int) or long["length"].min() < APART * others:  # pyright: ignore[reportOperatorIssue]
+        return
+    low, high = long["length"].min(), long["length"].max()
+    assert isinstance(low, int) and isinstance(high, int)
+    took = milliseconds(high) if high < 1.1 * low else f"{milliseconds(low)} to {milliseconds(high)}"
+    which, one = _numbers(long["step"].to_list()), long.height == 1
+    yield (
+        f"{which[:1].upper()}{which[1:]} take{'s' * one} {took}, the others {milliseconds(usual)} (median). "
+        f"{'It counts' if one else 'They count'} in the mean: {'it does' if one else 'they do'} more, or may "
+        "come back."
+    )
 
 
 def tell_the_period(steps: pl.DataFrame, counted: pl.DataFrame) -> bool:

@@ -18,6 +18,7 @@ from .run import Run
 
 MOST_RANKS = 8
 KILLED_WITH = -signal.SIGTERM  # what a launcher ends the ranks with that have not failed themselves
+BY_OTHERS = (KILLED_WITH, -signal.SIGINT)
 SHARES = (
     ("data_share", "waiting for data"),
     ("checkpoint_share", "saving checkpoints"),
@@ -34,6 +35,11 @@ def ending(ends: pl.DataFrame) -> Iterator[str]:
     status = ends["job_status"].max()
     dead = _died(ends)
     if not isinstance(status, int) or (status == 0 and dead.is_empty()):
+        return
+    if _was_interrupted(status, ends):
+        last = ends["last_step"].max()
+        where = f" in step {last + 1}" if isinstance(last, int) else ""
+        yield f"The job was interrupted (Ctrl-C){where}."
         return
     if dead.is_empty():
         last = ends["last_step"].max()
@@ -55,15 +61,24 @@ def ending(ends: pl.DataFrame) -> Iterator[str]:
         )
 
 
+def _was_interrupted(status: int, ends: pl.DataFrame) -> bool:
+    """Whether somebody stopped the job from its terminal: it was told so, and no rank failed otherwise."""
+    by_hand = (-signal.SIGINT, 128 + signal.SIGINT)
+    fine = pl.col("status").is_null() | pl.col("status").is_in([0, *by_hand, KILLED_WITH])
+    raised = pl.col("exception").fill_null("KeyboardInterrupt") != "KeyboardInterrupt"
+    return status in by_hand and bool(ends.select(fine.all() & ~raised.any()).item())
+
+
 def _died(ends: pl.DataFrame) -> pl.DataFrame:
     """The ranks that failed first: those that a signal ended, else the first to raise or to leave no word.
 
-    A rank that a launcher ended because another failed, and one that lost its peer, did not fail first.
+    A rank that a launcher ended because another failed, that somebody stopped by hand, or that lost its peer,
+    did not fail first.
     """
     status = pl.col("status")
     rules = (
-        (status < 0) & (status != KILLED_WITH),
-        ~pl.col("finished") & (status.is_null() | (status != KILLED_WITH)),
+        (status < 0) & ~status.is_in(BY_OTHERS),
+        ~pl.col("finished") & ~status.is_in(BY_OTHERS).fill_null(False),
         (status > 0) | pl.col("exception").is_not_null(),
         status < 0,
     )

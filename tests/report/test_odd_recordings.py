@@ -1,0 +1,142 @@
+"""Recordings that are odd in a way that users make them: what the page must not be misled by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+import lostflops
+from kineto_files import Event, call, head, kernel, operator, span, step, trace
+from lostflops.report.first_page.page import Page
+
+GEMM = "ampere_bf16_s16816gemm_bf16_128x128"
+ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+
+
+class Device:
+    """A host and one stream, µs: a launch returns at once, and work runs in order."""
+
+    def __init__(self, at: float = 1000) -> None:
+        self.at, self.free, self.correlation = at, 0.0, 0
+        self.events: list[Event] = []
+
+    def work(self, duration: float, name: str = GEMM, host: str = "aten::mm") -> None:
+        self.correlation += 1
+        self.events += [operator(host, self.at, 9), call(self.at + 2, 5, self.correlation)]
+        start = max(self.at + 9, self.free)
+        self.events.append(kernel(start, duration, self.correlation, name=name))
+        self.free, self.at = start + duration, self.at + 10
+
+    def wait(self) -> None:
+        self.correlation += 1
+        end = max(self.free, self.at) + 5
+        self.events.append(call(self.at, end - self.at, self.correlation, name="cudaDeviceSynchronize"))
+        self.at = end + 1
+
+    def step(self, number: int, *durations: float) -> None:
+        """A marked step that ends with a synchronisation."""
+        begin = self.at
+        for duration in durations:
+            self.work(duration)
+        self.wait()
+        self.events.append(step(number, begin, self.at - begin))
+
+    def update(self) -> None:
+        begin = self.at
+        self.work(
+            200, "void at::native::multi_tensor_apply_kernel<FusedAdamMathFunctor>", "aten::_fused_adamw_"
+        )
+        self.events.append(span("user_annotation", "Optimizer.step#AdamW.step", begin, self.at - begin))
+
+
+@pytest.fixture
+def why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Page]:
+    monkeypatch.setenv("LOSTFLOPS_CACHE", str(tmp_path / "cache"))
+    run = tmp_path / "run"
+    run.mkdir()
+
+    def asked(*ranks: Sequence[Event]) -> Page:
+        for rank, events in enumerate(ranks):
+            (run / f"rank{rank}.json").write_bytes(trace(list(events), head(rank, len(ranks))))
+        return lostflops.why(run)
+
+    return asked
+
+
+def milliseconds_of_a_step(page: Page) -> float:
+    assert page.budget is not None
+    return page.budget.mean / 1e6
+
+
+def test_a_rank_whose_file_holds_marks_and_no_work_is_in_no_mean(why) -> None:
+    full = Device()
+    for number in range(10, 16):
+        full.step(number, *[2000] * 4)
+    page = why(full.events, [step(10, 1000, 50)])
+    assert milliseconds_of_a_step(page) == pytest.approx(8.0, rel=0.01)
+    assert "The recording of rank 1 holds steps and no work: it is in no mean." in page.notes
+
+
+def test_steps_that_only_some_ranks_have_say_so(why) -> None:
+    early, late = Device(), Device()
+    for number in range(10, 15):
+        early.step(number, *[2000] * 4)
+    late.at = early.at
+    for number in range(12, 17):
+        late.step(number, *[2000] * 4)
+    page = why(early.events, late.events)
+    assert any("steps 10, 11, 15 and 16 (not whole on every rank)" in note for note in page.notes)
+
+
+def test_work_between_steps_is_told(why) -> None:
+    device = Device()
+    for number in range(10, 16):
+        device.step(number, *[2000] * 8)
+        if number == 12:
+            for _ in range(30):
+                device.work(2000, host="aten::linear")
+            device.wait()
+    page = why(device.events)
+    assert milliseconds_of_a_step(page) == pytest.approx(16.0, rel=0.01)
+    (told,) = (note for note in page.notes if note.startswith("Between steps"))
+    assert told == (
+        "Between steps there is work for 60.0 ms, most of it after step 12, such as of an evaluation: it is "
+        "in no account."
+    )
+
+
+def test_steps_that_hold_a_validation_are_told_by_number_and_length(why) -> None:
+    device = Device()
+    for number in range(9):
+        for _ in range(8):
+            device.work(2000)
+        device.update()
+        device.wait()
+        for _ in range(60 if number in (2, 5) else 0):
+            device.work(2000, host="aten::linear")
+    page = why(device.events)
+    (told,) = (note for note in page.notes if note.startswith("Steps 3 and 6"))
+    assert told.startswith("Steps 3 and 6 take 136 ms, the others 16.2 ms (median). They count in the mean")
+
+
+def test_steps_of_one_length_are_not_told_one_by_one(why) -> None:
+    device = Device()
+    for number, long in enumerate((3000, 4000, 3500, 4500, 5000, 3000)):
+        device.step(number, *[long] * 4)
+    assert not any("the others" in note for note in why(device.events).notes)
+
+
+def test_what_a_recording_without_steps_costs_is_not_told_per_step(why) -> None:
+    device = Device()
+    for _ in range(20):
+        for _ in range(4):
+            device.work(1000, host="aten::linear")
+        device.wait()
+        device.at += 3000
+    page = why(device.events)
+    assert page.run.is_whole and page.findings
+    said = [text for finding in page.findings for text in (finding.claim, *finding.evidence, finding.doubt)]
+    assert not any("per step" in text for text in said)
+    assert " per step" not in str(page)
