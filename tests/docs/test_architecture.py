@@ -7,6 +7,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import house
+
 SOURCE = Path(__file__).parents[2] / "src" / "lostflops"
 # From outside of Python and of lostflops; a floor that is not here takes nothing. The layers between the
 # floors stand in pyproject.toml.
@@ -76,3 +78,19 @@ def test_only_callbacks_for_frameworks_turn_remedies_on() -> None:
     for file, name in imports():
         if name.startswith("lostflops.optimize"):
             assert floor(file) in ("optimize", "integrations"), f"{file} imports {name}"
+
+
+def test_the_drawing_follows_the_imports_and_points_down() -> None:
+    graph, rows = house.imports(), house.layers()
+    height = {name: -number for number, row in enumerate(rows) for name in row}
+    assert "errors" in graph["store"] and "store" not in graph["errors"]
+    for floor, below in graph.items():
+        assert all(height[name] <= height[floor] for name in below), floor
+    arrows = [line.split() for line in house.drawing().splitlines() if "-->" in line]
+    assert all(two in graph[one] for one, _, two in arrows)
+    assert len({tuple(arrow) for arrow in arrows}) == len(arrows) < 60, "a drawing that can be read"
+
+
+def test_a_way_names_modules_that_say_what_they_are_for() -> None:
+    for name in (*house.TO_THE_PAGE, *house.TO_A_RUN):
+        assert ast.get_docstring(ast.parse((SOURCE / name).read_text())), name
