@@ -22,6 +22,8 @@ from importlib import import_module
 from pathlib import Path
 from unittest.mock import patch
 
+import house
+
 from lostflops import cli
 from lostflops.accounts import ACCOUNTS
 from lostflops.causes import MADE
@@ -305,6 +307,10 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "links": links,
     "models": models,
     "predictions": predictions,
+    "house": house.drawing,
+    "floors": house.floors,
+    "to_the_page": lambda: house.way(house.TO_THE_PAGE),
+    "to_a_run": lambda: house.way(house.TO_A_RUN),
 }
 
 

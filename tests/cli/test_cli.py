@@ -21,7 +21,7 @@ import pytest
 
 from lostflops import cli, recipes
 from lostflops.cli import _asked, _output, main
-from lostflops.cli import recipe as recipe_command
+from lostflops.cli._formats import csv
 from lostflops.errors import BadOption, CannotWrite, LostflopsError, NoRun
 from lostflops.recipe import Example, Recipe, recipe
 from lostflops.tables import Steps
@@ -415,7 +415,7 @@ def test_a_table_of_many_rows_is_one_csv(
     words = ["recipe", "step-ledger", DDP, "--format", "csv"]
     assert main(words) == 0
     whole = capsysbinary.readouterr().out
-    monkeypatch.setattr(recipe_command, "CSV_ROWS", 3)
+    monkeypatch.setattr(csv, "ROWS", 3)
     assert main(words) == 0
     assert capsysbinary.readouterr().out == whole
     assert whole.count(b"rank,step,") == 1 and whole.count(b"\n") > 7

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import ast
+import subprocess
 import sys
+import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
+
+import house
 
 from lostflops.recipes import recipes
 
@@ -129,3 +133,38 @@ def test_reports_read_units_from_types_and_never_from_names_or_sentences() -> No
     for file in ("report/words/cells.py", "report/first_page/answer.py", "report/table.py"):
         text = (SOURCE / file).read_text()
         assert "import re\n" not in text and "endswith(" not in text, file
+
+
+def test_the_drawing_follows_the_imports_and_points_down() -> None:
+    graph, rows = house.imports(), house.layers()
+    height = {name: -number for number, row in enumerate(rows) for name in row}
+    assert "errors" in graph["store"] and "store" not in graph["errors"]
+    for floor, below in graph.items():
+        assert all(height[name] <= height[floor] for name in below), floor
+    arrows = [line.split() for line in house.drawing().splitlines() if "-->" in line]
+    assert all(two in graph[one] for one, _, two in arrows)
+    assert len({tuple(arrow) for arrow in arrows}) == len(arrows) < 60, "a drawing that can be read"
+
+
+def test_a_way_names_modules_that_say_what_they_are_for() -> None:
+    for name in (*house.TO_THE_PAGE, *house.TO_A_RUN):
+        assert ast.get_docstring(ast.parse((SOURCE / name).read_text())), name
+
+
+def test_importing_lostflops_takes_no_time_and_no_library() -> None:
+    code = """
+import sys, time
+before = time.process_time()
+import lostflops
+print(time.process_time() - before, sorted({name.partition('.')[0] for name in sys.modules}))
+"""
+    said = [subprocess.check_output([sys.executable, "-c", code], text=True) for _ in range(3)]
+    assert min(float(text.split()[0]) for text in said) < 0.15  # of the processor, so load does not count
+    assert not any(name in said[0] for name in ("polars", "numpy", "msgspec", "rich", "torch"))
+
+
+def test_the_wheel_holds_the_package_and_nothing_of_tests() -> None:
+    wheel = tomllib.loads((SOURCE.parents[1] / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
+    assert wheel == {"targets": {"wheel": {"packages": ["src/lostflops"]}}}
+    inside = [file.name for file in SOURCE.rglob("*") if file.is_file()]
+    assert not [name for name in inside if name.startswith(("test_", "conftest"))]

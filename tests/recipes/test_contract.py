@@ -1,242 +1,129 @@
-"""What every recipe promises, checked on its own examples."""
+"""Every recipe keeps what recipes promise; the promises are in `lostflops.testing`, for others too."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import combinations
-from typing import Any, get_args
+from typing import Any
 
 import polars as pl
 import pytest
-from polars.testing import assert_frame_equal
 
-from lostflops.columns import Instant, Type
-from lostflops.finding import Finding, Gain
-from lostflops.recipe import Bars, Example, HeatMap, Points, Recipe, Rows
+from lostflops.columns import Count, Id, Time
+from lostflops.finding import Finding
+from lostflops.recipe import Bars, Example, Recipe, Shows, recipe
 from lostflops.recipes import declared, named, recipes
-from lostflops.tables import TABLES
-from lostflops.testing import on_example, rows_of
-
-ALL = [pytest.param(recipe, id=name) for name, recipe in recipes().items()]
-# Those that people read, and those that only feed them.
-PAGES = [pytest.param(recipe, id=name) for name, recipe in recipes().items() if recipe.page]
-EXAMPLES = [
-    pytest.param(recipe, example, id=f"{name}-{number}")
-    for name, recipe in recipes().items()
-    for number, example in enumerate(recipe.examples)
-]
-every_recipe = pytest.mark.parametrize("recipe", ALL)
-every_page = pytest.mark.parametrize("recipe", PAGES)
-every_example = pytest.mark.parametrize(("recipe", "example"), EXAMPLES)
+from lostflops.tables import Kernels
+from lostflops.testing import Promise, check, promises
 
 
-def answer(recipe: Recipe, example: Example, given: Mapping[str, Rows] | None = None) -> pl.DataFrame:
-    return on_example(recipe, example.given if given is None else given, **example.options)
+@pytest.mark.parametrize("promise", [p for known in recipes().values() for p in promises(known)], ids=str)
+def test_every_recipe_keeps_what_recipes_promise(promise: Promise) -> None:
+    promise.check()
 
 
-def findings(recipe: Recipe, table: pl.DataFrame) -> list[Finding]:
-    return list(recipe.findings(table))
+GIVEN = {"kernels": [{"rank": 1, "start": 3, "end": 10}, {"rank": 0, "start": 2, "end": 7}]}
+ROWS = [{"rank": 0, "kernels": 1, "busy": 5}, {"rank": 1, "kernels": 1, "busy": 7}]
 
 
-def rewritten(example: Example, change: Any) -> dict[str, list[dict[str, Any]]]:
-    """The example's rows, each passed through `change(table name, row)`."""
-    return {name: [change(name, dict(row)) for row in rows] for name, rows in example.given.items()}
+def made(
+    answer: Callable[[pl.LazyFrame], pl.LazyFrame],
+    claim: str = "Kernels run for {} ns.",
+    shown: Sequence[Shows] = (),
+    **more: Any,
+) -> Recipe:
+    """A recipe that answers what a function of the kernels does."""
+
+    def kernel_time(kernels: Kernels) -> pl.LazyFrame:
+        """How long kernels run."""
+        return answer(kernels)
+
+    said: dict[str, Any] = {
+        "question": "How long do kernels run?",
+        "scope": "rank",
+        "plot": Bars(x="rank", y=("busy",)),
+        "columns": {"rank": Id("rank"), "kernels": Count("how many"), "busy": Time("how long")},
+        "examples": [Example("two ranks of one kernel each", given=GIVEN, expect=ROWS)],
+    }
+    asked = recipe(**said | more)(kernel_time)
+
+    @asked.finding(name="kernels-run", examples=shown)
+    def kernels_run(table: pl.DataFrame) -> Iterator[Finding]:  # pyright: ignore[reportUnusedFunction]
+        if table.height:
+            yield Finding("kernels-run", claim.format(table["busy"].sum()), "unknown", (), "Run fewer.")
+
+    return asked
 
 
-def filled(name: str, row: dict[str, Any]) -> dict[str, Any]:
-    """The row with the times that the example leaves to their neutral values."""
-    neutral = {c: 0 for c in ("rank", "start", "end") if c in TABLES[name].schema}
-    if name == "collectives":
-        neutral["arrival"] = row.get("start", 0)
-    return {**neutral, **row}
+def right(kernels: pl.LazyFrame) -> pl.LazyFrame:
+    length = pl.col("end") - pl.col("start")
+    counted = kernels.group_by("rank").agg(kernels=pl.len().cast(pl.Int64), busy=length.sum())
+    return counted.sort("rank")
 
 
-@every_recipe
-def test_a_recipe_says_what_it_answers(recipe: Recipe) -> None:
-    assert recipe.question.endswith("?") and recipe.question[0].isupper()
-    assert recipe.doc.strip().endswith("."), "the docstring says what the caller gets"
-    assert recipe.examples, "examples are the tests and the documentation"
-    for option in recipe.options:
-        assert option.help, f"option '{option.name}' needs a help text: Annotated[type, 'help']"
+def test_a_recipe_of_ones_own_keeps_them() -> None:
+    check(made(right))
 
 
-@every_recipe
-def test_inputs_are_tables_or_recipes(recipe: Recipe) -> None:
-    for needed in recipe.inputs:
-        assert needed.name in TABLES or needed.name in recipes()
+def changed(**columns: pl.Expr) -> Recipe:
+    return made(lambda kernels: right(kernels).with_columns(**columns))
 
 
-@every_example
-def test_examples_hold(recipe: Recipe, example: Example) -> None:
-    got = answer(recipe, example)
-    expected = pl.DataFrame(
-        list(example.expect) or None,
-        schema={c: got.schema[c] for c in got.columns if not example.expect or c in example.expect[0]},
-    )
-    assert_frame_equal(got.select(expected.columns), expected, rel_tol=1e-12)
+BROKEN = {
+    "says_what_it_answers": made(right, question="How long kernels run"),
+    "reads_tables_or_recipes": replace(made(right), inputs=(replace(made(right).inputs[0], name="kernel"),)),
+    "examples_hold": changed(busy=pl.col("busy") + 1),
+    "documents_every_column": changed(more=pl.lit(1)),
+    "holds_what_its_types_say": changed(busy=pl.col("busy").cast(pl.Float64)),
+    "row_order_does_not_matter": made(
+        lambda k: (
+            k.with_columns(length=pl.col("end") - pl.col("start"))
+            .group_by("rank", maintain_order=True)
+            .agg(kernels=pl.len().cast(pl.Int64), busy=pl.col("length").sum())
+        )
+    ),
+    "the_clock_may_start_anywhere": made(
+        lambda k: right(k.with_columns(start=pl.when(pl.col("start") < 100).then("start").otherwise("end")))
+    ),
+    "ranks_are_independent_where_the_scope_says_so": made(
+        lambda k: right(k).with_columns(busy=pl.col("busy") + pl.col("busy").max() - 7)
+    ),
+    "an_empty_trace_gives_an_empty_table_and_no_findings": made(
+        lambda k: (
+            pl.concat([right(k), pl.LazyFrame(ROWS[:1], schema_overrides={"rank": pl.Int32})])
+            .unique()
+            .sort("rank")
+        )
+    ),
+    "types_do_not_depend_on_the_rows": made(
+        lambda k: right(k).with_columns(pl.col("busy").cast(pl.Int32 if k.collect().height else pl.Int64))
+    ),
+    "the_plot_names_columns_that_exist": made(right, plot=Bars(x="rank", y=("length",))),
+    "findings_have_a_claim_with_its_number": made(right, claim="Kernels run."),
+    "examples_show_every_finding": made(
+        right, examples=[Example("no kernel", given={"kernels": []}, expect=[])]
+    ),
+    "examples_of_findings_hold": made(
+        right, shown=[Shows("one rank that ran for 5 ns", rows=ROWS[:1], claim="Kernels run for 7 ns.")]
+    ),
+    "columns_stand_in_the_order_of_their_documentation": made(
+        lambda k: right(k).select("rank", "busy", "kernels")
+    ),
+    "examples_show_every_column": made(
+        right,
+        examples=[Example("one", given=GIVEN, expect=[{"rank": row["rank"], "busy": 5} for row in ROWS])],
+    ),
+    "no_two_columns_could_be_swapped_unseen": changed(busy=pl.col("kernels")),
+}
 
 
-@every_recipe
-def test_every_column_is_documented(recipe: Recipe) -> None:
-    for example in recipe.examples:
-        assert set(answer(recipe, example).columns) == set(recipe.columns)
-    assert all(column.meaning for column in recipe.columns.values())
-
-
-@every_example
-def test_every_column_holds_what_its_type_says(recipe: Recipe, example: Example) -> None:
-    table = answer(recipe, example)
-    for name, column in recipe.columns.items():
-        assert not column.misfit(table[name]), f"'{name}': {column.misfit(table[name])}"
-
-
-@every_recipe
-def test_a_unit_stands_in_the_type_and_not_in_the_meaning(recipe: Recipe) -> None:
-    for column in recipe.columns.values():
-        assert isinstance(column, Type)
-        assert not re.search(r"\bns\b|, (GB/s|MHz|W|J|°C|%)(,|;|$)", column.meaning), column.meaning
-
-
-@every_page
-def test_columns_stand_in_the_order_of_their_documentation(recipe: Recipe) -> None:
-    assert answer(recipe, recipe.examples[0]).columns == list(recipe.columns)
-
-
-@every_page
-def test_examples_show_every_column(recipe: Recipe) -> None:
-    shown = set[str]().union(*(row for example in recipe.examples for row in example.expect))
-    assert shown == set(recipe.columns)
-
-
-@every_page
-def test_no_two_columns_could_be_swapped_unseen(recipe: Recipe) -> None:
-    tables = [answer(recipe, example) for example in recipe.examples]
-    for one, two in combinations(recipe.columns, 2):
-        if tables[0].schema[one] == tables[0].schema[two]:
-            same = all(table[one].equals(table[two]) for table in tables)
-            assert not same, f"'{one}' equals '{two}' in every example"
-
-
-@every_example
-@pytest.mark.parametrize("turn", ["reversed", "rotated", "shuffled"])
-def test_row_order_does_not_matter(recipe: Recipe, example: Example, turn: str) -> None:
-    def turned(rows: Rows) -> Rows:
-        if turn == "reversed":
-            return list(reversed(rows))
-        if turn == "rotated":
-            return [*rows[1:], *rows[:1]]
-        return [*rows[::2], *rows[1::2]]
-
-    given = {name: turned(rows) for name, rows in example.given.items()}
-    got = answer(recipe, example, given)
-    assert_frame_equal(got, answer(recipe, example), check_row_order=recipe.page)
-
-
-@every_example
-@pytest.mark.parametrize("shift", [-1_000, 1_754_000_000_000_000_000])
-def test_the_clock_may_start_anywhere(recipe: Recipe, example: Example, shift: int) -> None:
-    def moved(name: str, row: dict[str, Any]) -> dict[str, Any]:
-        row = filled(name, row)
-        return {c: v + shift if c in TABLES[name].times and v is not None else v for c, v in row.items()}
-
-    got = answer(recipe, example, rewritten(example, moved))
-    assert_frame_equal(
-        got.with_columns(pl.col(c) - shift for c in got.columns if isinstance(recipe.columns[c], Instant)),
-        answer(recipe, example),
-    )
-
-
-@every_example
-def test_ranks_are_independent_where_the_scope_says_so(recipe: Recipe, example: Example) -> None:
-    if recipe.scope != "rank":
-        return
-
-    def other(name: str, row: dict[str, Any]) -> dict[str, Any]:
-        row = filled(name, row)
-        times = {c: 3 * v + 1 for c, v in row.items() if c in TABLES[name].times and v is not None}
-        return {**row, **times, "rank": row["rank"] + 100}
-
-    more = rewritten(example, other)
-    both = {name: [*rows, *more[name]] for name, rows in example.given.items()}
-    got = answer(recipe, example, both)
-    assert_frame_equal(got.filter(pl.col("rank") < 100), answer(recipe, example))
-    theirs = got.filter(pl.col("rank") >= 100).with_columns(pl.col("rank") - 100)
-    assert_frame_equal(
-        theirs,
-        answer(recipe, example, more).with_columns(pl.col("rank") - 100),
-    )
-
-
-@every_recipe
-def test_an_empty_trace_gives_an_empty_table_and_no_findings(recipe: Recipe) -> None:
-    options = recipe.examples[0].options
-    for given in ({}, {name: [] for name in TABLES}):
-        table = on_example(recipe, given, **options)
-        assert table.is_empty()
-        assert set(table.columns) == set(recipe.columns)
-        assert findings(recipe, table) == []
-
-
-@every_recipe
-def test_the_types_do_not_depend_on_the_rows(recipe: Recipe) -> None:
-    empty = on_example(recipe, {name: [] for name in TABLES})
-    for example in recipe.examples:
-        assert answer(recipe, example).schema == empty.schema
-
-
-@every_recipe
-def test_the_plot_names_columns_that_exist(recipe: Recipe) -> None:
-    match recipe.plot:
-        case Bars(x, y):
-            used = [x, *y]
-        case HeatMap(x, y, value):
-            used = [x, y, value]
-        case Points(x, y):
-            used = [x, y]
-        case None:
-            used = []
-    assert set(used) <= set(recipe.columns)
-
-
-@every_recipe
-def test_every_number_is_a_number(recipe: Recipe) -> None:
-    for example in recipe.examples:
-        table = answer(recipe, example)
-        for column in table.select(pl.selectors.float()):
-            assert column.is_finite().all() is not False, f"'{column.name}' holds NaN or infinity"
-
-
-@every_example
-def test_findings_have_a_claim_with_its_number(recipe: Recipe, example: Example) -> None:
-    for found in findings(recipe, answer(recipe, example)):
-        assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)+", found.name)
-        assert re.search(r"\d", found.claim) and found.claim.endswith(".")
-        assert found.next.endswith(".")
-        assert found.gain in get_args(Gain)
-        assert isinstance(found.ns_per_step, int) and found.ns_per_step >= 0
-        assert found.gain != "unknown" or found.ns_per_step == 0
-        assert isinstance(found.evidence, tuple) and all(found.evidence)
-        for text in (found.claim, found.next, found.doubt, *found.evidence):
-            assert not re.search(r"\b(None|nan|inf|null)\b", text), text
-
-
-@pytest.mark.parametrize("name", declared())
-def test_every_declared_finding_is_shown_by_an_example(name: str) -> None:
-    recipe, finding = declared()[name]
-    tables = [answer(recipe, example) for example in recipe.examples]
-    tables += [rows_of(recipe, example.rows) for example in finding.examples]
-    found = [one.name for table in tables if table.height for one in finding.find(table)]
-    assert found and set(found) == {name}, "a declaration yields findings of its own name"
-
-
-@pytest.mark.parametrize("name", [name for name, (_, finding) in declared().items() if finding.examples])
-def test_the_examples_of_findings_hold(name: str) -> None:
-    recipe, finding = declared()[name]
-    for example in finding.examples:
-        claims = [one.claim for one in finding.find(rows_of(recipe, example.rows))]
-        assert claims == [example.claim], example.title
+@pytest.mark.parametrize("promise", BROKEN)
+def test_a_recipe_that_breaks_a_promise_is_told_which(promise: str) -> None:
+    broken = BROKEN[promise]
+    kept = next(p for p in promises(broken) if p.keep.__name__ == promise)
+    with pytest.raises(AssertionError) as told:
+        kept.check()
+    assert len(str(told.value)) > 20, "it says what to change"
 
 
 def test_a_finding_is_declared_once() -> None:

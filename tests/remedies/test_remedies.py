@@ -9,8 +9,8 @@ import pytest
 
 import lostflops
 from lostflops import remedies
+from lostflops.accounts import IDLE
 from lostflops.causes import remedies as asked_for
-from lostflops.recipes.idle.summary import LOSSES
 from lostflops.remedies import FRAMEWORKS, REMEDIES, Setting, advice, setting
 from lostflops.report.first_page.page import Page
 from made_runs import LOADER, THREAD, Job, Work, made
@@ -158,8 +158,9 @@ def test_every_remedy_is_asked_for_and_every_asked_for_remedy_exists() -> None:
 def test_every_cause_that_can_be_removed_has_a_remedy_in_every_framework() -> None:
     """Those without one have advice of their own: look at the calls, look at the names."""
     own = {"graph-capture-inside-step", "long-api-calls", "host-busy-elsewhere"}
-    for loss in LOSSES:
-        if loss.removable and loss.finding not in own and loss.account != "idle.initialisation":
+    for account in IDLE:
+        loss = account.loss
+        if loss and loss.removable and loss.finding not in own and account.name != "idle.initialisation":
             for framework in FRAMEWORKS:
                 assert advice(asked_for()[loss.finding], Setting(framework), "").endswith((".", "`).")), (
                     loss.finding

@@ -216,29 +216,13 @@ def says(late: Late) -> str:
     excess = late.excess
     if late.cause == "compute":
         return f"it computes {milliseconds(excess.main)} longer than the others"
-    label = ACCOUNTS[late.cause].label if late.cause in ACCOUNTS else late.cause.rpartition(".")[2]
-    said = f"{milliseconds(excess.own)} {SPENT.get(late.cause, label.replace('_', ' '))}"
+    account = ACCOUNTS[late.cause]
+    said = f"{milliseconds(excess.own)} {account.spent or account.label}"
     if excess.parts and 2 * excess.parts[0][1] >= excess.main and " (" in excess.parts[0][0]:
         said += f", {excess.parts[0][0]}"
     if excess.own - excess.main >= ALIKE * excess.own:
         said += f", against {milliseconds(excess.own - excess.main)} on the others"
     return said
-
-
-SPENT = {
-    "copy": "of copies",
-    "idle.data_loading": "of data loading",
-    "idle.host_synchronisation": "of waiting for the device",
-    "idle.memory_allocator": "of device memory allocation",
-    "idle.garbage_collection": "of garbage collection",
-    "idle.compilation": "of compilation",
-    "idle.checkpoint_logging": "of checkpoints or logging",
-    "idle.long_call": "inside long API calls",
-    "idle.launch_bound": "of launching",
-    "idle.other_host_work": "of Python and other CPU work",
-    "idle.unexplained": "idle for reasons that were not recorded",
-    "idle.unrecorded": "idle or busy with what was not recorded",
-}
 
 
 def slower_compute(late: Late, given: Given) -> tuple[str, bool] | None:

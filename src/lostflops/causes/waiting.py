@@ -10,7 +10,6 @@ import polars as pl
 from lostflops.accounts import ACCOUNTS
 from lostflops.finding import Finding, milliseconds, percent
 from lostflops.recipes.communication.wait import ALL_HERE
-from lostflops.recipes.idle.summary import LOSSES
 
 from .board import Board, joining
 from .given import Given
@@ -33,7 +32,7 @@ WAITING_TOLD = 0.01  # of exposed communication: waiting that is worth a word
 EXPLAINED = 0.5  # of the waiting, that ranks' own work explains
 STANDS_OUT = 1.15  # times the others' compute: a stage that is too long
 MAIN_SHARE = 0.5  # of a rank's lateness, that one account holds
-FINDING_OF = {loss.account: loss.finding for loss in LOSSES}
+FINDING_OF = {name: account.loss.finding for name, account in ACCOUNTS.items() if account.loss}
 
 
 def join_waiting(board: Board) -> None:

@@ -6,18 +6,18 @@
 
 from __future__ import annotations
 
-import io
 import sys
 import types
 import typing
 from argparse import SUPPRESS, ArgumentParser, BooleanOptionalAction, Namespace
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from lostflops.errors import BadOption, CannotAnswer
 
-from . import _asked, _output
+from . import _asked, _formats, _output
+from ._formats.table import SHOWN_ROWS
 from ._waiting import waiting
 
 if TYPE_CHECKING:
@@ -26,11 +26,6 @@ if TYPE_CHECKING:
     from lostflops.recipe import Option
     from lostflops.session import Answer
     from lostflops.store.trace import Trace
-
-FORMATS = ("table", "csv", "json", "parquet")
-SHOWN_ROWS = 50  # of a table in the terminal
-NO_WRAPPING = 10_000  # columns, where no terminal limits them
-CSV_ROWS = 100_000  # that are text at one time
 
 
 def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
@@ -41,7 +36,7 @@ def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
     parser.add_argument("--ranks", metavar="A,B-C", help="only the rows of these ranks")
     parser.add_argument(
         "--format",
-        choices=FORMATS,
+        choices=_formats.names(),
         help="how to write the table; the default is the ending of --output, else 'table', for reading, "
         f"which stops after {SHOWN_ROWS} rows",
     )
@@ -103,17 +98,20 @@ def run(given: Namespace) -> None:
     table = said.table if ranks is None else _of(ranks, trace, said)
     if given.output is not None:
         with _output.replacing(given.output, given.paths) as place, place.open("wb") as file:
-            _write(said, table, form, file)
+            form.write(said, table, file)
     else:
         sys.stdout.flush()
-        _write(said, table, form, sys.stdout.buffer)
+        form.write(said, table, sys.stdout.buffer)
 
 
-def _format(asked: str | None, output: Path | None) -> str:
+def _format(asked: str | None, output: Path | None) -> _formats.Format:
     ending = output.suffix.removeprefix(".") if output else ""
-    form = asked or (ending if ending in FORMATS else "table")
-    if form == "parquet" and output is None:
-        raise BadOption("Parquet is no text for a terminal.", "name a file: `--output table.parquet`.")
+    name = asked or (ending if ending in _formats.names() else _formats.FOR_READING)
+    form = _formats.named(name)
+    if not form.is_text and output is None:
+        raise BadOption(
+            f"{name.capitalize()} is no text for a terminal.", f"name a file: `--output table.{name}`."
+        )
     return form
 
 
@@ -129,52 +127,3 @@ def _of(asked: frozenset[int], trace: Trace, said: Answer) -> pl.DataFrame:
     if absent:
         raise BadOption(f"This run has no rank {absent[0]}.", f"it has {len(present)}, up to {max(present)}.")
     return said.table.filter(pl.col("rank").is_in(sorted(asked)))
-
-
-def _write(said: Answer, table: pl.DataFrame, form: str, file: IO[bytes]) -> None:
-    """Write through Python: Polars would write to the descriptor itself, and its errors have no number."""
-    match form:
-        case "csv":
-            flat = _output.spreadsheet_safe(_flat(table))
-            file.write(flat.clear().write_csv().encode())
-            for rows in flat.iter_slices(CSV_ROWS):
-                file.write(rows.write_csv(include_header=False).encode())
-        case "json":
-            text = table.write_json().encode()
-            file.write((_output.printable_json(text) if file is sys.stdout.buffer else text) + b"\n")
-        case "parquet":
-            whole = io.BytesIO()
-            table.write_parquet(whole)
-            file.write(whole.getbuffer())
-        case _:
-            _show(said, table, file)
-
-
-def _flat(table: pl.DataFrame) -> pl.DataFrame:
-    """Lists and structs as JSON text, since a CSV cell holds one value."""
-    import msgspec
-    import polars as pl
-
-    nested = [name for name, dtype in table.schema.items() if dtype.is_nested()]
-    as_text = (
-        pl.col(name).map_elements(
-            lambda v: msgspec.json.encode(v.to_list() if isinstance(v, pl.Series) else v).decode(),
-            return_dtype=pl.String,
-        )
-        for name in nested
-    )
-    return table.with_columns(as_text)
-
-
-def _show(said: Answer, table: pl.DataFrame, file: IO[bytes]) -> None:
-    from rich.console import Console
-
-    from lostflops.report import table as report
-
-    if file is sys.stdout.buffer:
-        console = Console() if sys.stdout.isatty() else Console(width=NO_WRAPPING)
-        report.show(said, table, console, at_most=SHOWN_ROWS)
-    else:
-        text = io.StringIO()
-        report.show(said, table, Console(file=text, width=NO_WRAPPING))
-        file.write(text.getvalue().encode())

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from lostflops import intervals
+from lostflops import accounts, intervals
 from lostflops.naming.classification import operator_facts
 from lostflops.naming.host_causes import Row, captures, cause_of
 from lostflops.recipes.backward_threads import NODE, engines, with_doers
@@ -36,19 +36,8 @@ WAIT = "communication.wait"
 TRANSFER = "communication.transfer"
 EXPOSED = "communication.exposed"
 COPY = "copy"
-# Host causes in the order in which they claim an instant that several rows cover. What a thread does while it
-# captures a graph, it does for the capture.
-HOST_CAUSES = (
-    "graph_capture",
-    "data_loading",
-    "checkpoint_logging",
-    "garbage_collection",
-    "compilation",
-    "initialisation",
-    "memory_allocator",
-    "pipeline_bubble",
-    "host_synchronisation",
-)
+# Host causes in the order in which they claim an instant that several rows cover.
+HOST_CAUSES = tuple(account.name.removeprefix("idle.") for account in accounts.IDLE if account.proven)
 LAUNCH_BOUND = "idle.launch_bound"
 CAPTURE = "idle.graph_capture"
 INITIALISATION = "idle.initialisation"
@@ -58,16 +47,7 @@ DEPENDENCY = "idle.dependency"
 OTHER_HOST = "idle.other_host_work"
 UNRECORDED = "idle.unrecorded"
 UNEXPLAINED = "idle.unexplained"
-IDLE = (
-    *(f"idle.{cause}" for cause in HOST_CAUSES),
-    LONG_CALL,
-    LAUNCH_BOUND,
-    DEPENDENCY,
-    OTHER_HOST,
-    UNRECORDED,
-    UNEXPLAINED,
-)
-ACCOUNTS = (COMPUTE, WAIT, TRANSFER, EXPOSED, COPY, *IDLE)
+ACCOUNTS = tuple(accounts.ACCOUNTS)
 # What a thread does that proves no cause by its name; after a wait, all but long calls and what else lasts
 # `LONG` without a call or an operator refill the queue.
 REFILLING = (LAUNCH_BOUND, OTHER_HOST)

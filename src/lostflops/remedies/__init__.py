@@ -5,9 +5,10 @@ One file per subject holds the remedies; a finding names those that it asks for,
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 
-from . import host, input, parallel, precision  # noqa: A004 - the subject's name
 from .framework import setting
 from .remedy import FRAMEWORKS, Remedy, Setting
 
@@ -15,8 +16,8 @@ __all__ = ["FRAMEWORKS", "REMEDIES", "Remedy", "Setting", "advice", "setting"]
 
 REMEDIES: Mapping[str, Remedy] = {
     remedy.name: remedy
-    for remedies in (input.REMEDIES, precision.REMEDIES, parallel.REMEDIES, host.REMEDIES)
-    for remedy in remedies
+    for module in pkgutil.iter_modules(__path__, f"{__name__}.")
+    for remedy in getattr(import_module(module.name), "REMEDIES", ())
 }
 MOST = 2  # changes that a finding names
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import polars as pl
 
 from lostflops import intervals
-from lostflops.accounts import ACCOUNTS, WAITING
+from lostflops.accounts import IDLE, WAITING, Account, Loss
 from lostflops.columns import Count, Flag, Id, Name, Share, Time
 from lostflops.finding import OTHERS_GAIN_TOO, Finding, milliseconds, percent
 from lostflops.recipe import Bars, Example, Shows, recipe
@@ -115,7 +114,7 @@ def idle_summary(
         .group_by(*window)
         .agg(waits=pl.col("ns").sum(), bubble=pl.col("ns").filter(idle).sum())
     )
-    removable = [loss.account for loss in LOSSES if loss.removable]
+    removable = [account.name for account in IDLE if account.loss and account.loss.removable]
     bound = pl.min_horizontal(pl.col("host") + pl.col("waits"), "anywhere", "beside")
     asked = counted.join(own.select("account").unique(), how="cross")
     each = (
@@ -169,7 +168,7 @@ def _at_it(
         known=(pl.col("rank").n_unique() >= pl.col("world_size").max().fill_null(pl.lit(2**31)))
         & ((pl.col("rank").n_unique() == 1) | pl.col("clock_error").is_not_null().all()),
     )
-    causes = {name: code for code, name in enumerate(a for a in ACCOUNTS if a.startswith("idle."))}
+    causes = {name: code for code, name in enumerate(account.name for account in IDLE)}
     code = pl.col("account").replace_strict(causes, default=None, return_dtype=pl.Int64)
     lane = pl.col("rank").cast(pl.Int64) * len(causes) + code
     spans, steps = (
@@ -207,116 +206,9 @@ def _named(host_spans: pl.LazyFrame) -> pl.LazyFrame:
 MS = 1_000_000  # ns
 
 
-@dataclass(frozen=True)
-class Loss:
-    """An account that is worth a finding from some share of the step on."""
-
-    account: str
-    finding: str
-    claim: str
-    from_share: float
-    # A bound holds only where removing the cause removes the time; elsewhere the gain is unknown.
-    removable: bool = True
-    on_host: str = ""  # the claim, where host operators stand in for kernels
-    remedies: tuple[str, ...] = ()
-
-
-# Starting thresholds of public rule engines: XProf calls 5 % of a step lost to input and 3 % lost to launches
-# or idle worth a look; pauses inside a step are worth one from 1 % on. They order findings and size nothing.
-LOSSES = (
-    Loss(
-        "idle.data_loading",
-        "data-loading-starves-device",
-        "waiting for the data loader",
-        0.05,
-        remedies=("loader-workers", "tokenise-ahead"),
-    ),
-    Loss(
-        "idle.checkpoint_logging",
-        "checkpoint-inside-step",
-        "while the CPU saves a checkpoint or logs",
-        0.01,
-        remedies=("async-checkpoint",),
-    ),
-    Loss(
-        "idle.garbage_collection",
-        "garbage-collection-inside-step",
-        "while Python collects garbage",
-        0.01,
-        remedies=("gc-freeze",),
-    ),
-    Loss(
-        "idle.compilation",
-        "compilation-inside-step",
-        "while kernels are compiled or loaded",
-        0.01,
-        remedies=("steady-shapes",),
-    ),
-    Loss("idle.initialisation", "initialisation-inside-step", "while the job sets up on first use", 0.01),
-    Loss("idle.graph_capture", "graph-capture-inside-step", "while a graph is captured", 0.01),
-    Loss(
-        "idle.memory_allocator",
-        "allocator-stalls",
-        "while device memory is allocated or freed",
-        0.01,
-        remedies=("allocator",),
-    ),
-    Loss(
-        "idle.pipeline_bubble",
-        "pipeline-bubble",
-        "waiting for another pipeline stage",
-        0.03,
-        remedies=("bubble",),
-    ),
-    Loss(
-        "idle.host_synchronisation",
-        "host-waits-for-device",
-        "because the CPU waited for it, and then had to refill its queue",
-        0.03,
-        on_host="inside calls of communication",
-        remedies=("remove-syncs",),
-    ),
-    Loss(
-        "idle.long_call",
-        "long-api-calls",
-        "while the CPU is inside API calls of a millisecond or longer",
-        0.01,
-    ),
-    Loss(
-        "idle.launch_bound",
-        "launch-bound",
-        "because the CPU launches work too slowly",
-        0.05,
-        remedies=("compile", "cuda-graphs", "fused-optimizer", "larger-batch"),
-    ),
-    Loss(
-        "idle.dependency",
-        "late-after-launch",
-        "after its next work was launched and before that began",
-        0.05,
-        removable=False,
-    ),
-    Loss("idle.other_host_work", "host-busy-elsewhere", "while the CPU runs other code", 0.05),
-    Loss(
-        "idle.unrecorded",
-        "recording-incomplete",
-        "or does work that was not recorded: the recording cannot tell",
-        0.05,
-        removable=False,
-    ),
-    Loss(
-        "idle.unexplained",
-        "idle-unexplained",
-        "for reasons that this recording does not show",
-        0.1,
-        removable=False,
-    ),
-)
-
-
-def idle_costs_step_time(table: pl.DataFrame, loss: Loss) -> Iterator[Finding]:
+def idle_costs_step_time(table: pl.DataFrame, account: Account, loss: Loss) -> Iterator[Finding]:
     """An account that takes its share of the step: at most one row is about it."""
-    for row in table.filter(pl.col("account") == loss.account).iter_rows(named=True):
+    for row in table.filter(pl.col("account") == account.name).iter_rows(named=True):
         if row["step_share"] < loss.from_share:
             return
         share = percent(row["step_share"], 1)
@@ -336,8 +228,8 @@ def idle_costs_step_time(table: pl.DataFrame, loss: Loss) -> Iterator[Finding]:
             cost_per_step=row["per_step"],
             gain="at most" if loss.removable else "unknown",
             evidence=tuple(evidence),
-            next=ACCOUNTS[loss.account].remedy,
-            accounts=(loss.account,),
+            next=account.remedy,
+            accounts=(account.name,),
         )
 
 
@@ -350,23 +242,26 @@ def _wider(row: Mapping[str, Any]) -> Iterator[str]:
         yield OTHERS_GAIN_TOO
 
 
-def _example(loss: Loss) -> Shows:
+def _example(account: Account, loss: Loss) -> Shows:
     """Half of a step of 14 ms goes to the account."""
     row = {
-        "account": loss.account,
+        "account": account.name,
         "per_step": 7 * MS,
         "host_per_step": 7 * MS,
         "step_share": 0.5,
         "steps": 3,
     }
     return Shows(
-        f"half of each step is {ACCOUNTS[loss.account].label}",
+        f"half of each step is {account.label}",
         rows=[{**row, "most": 7 * MS, "most_on": 0, "on_host": False, "at_most": 7 * MS}],
         claim=f"The GPU idles 7.00 ms per step (50.0 %) {loss.claim}.",
     )
 
 
-for _loss in LOSSES:
-    idle_summary.finding(name=_loss.finding, remedies=_loss.remedies, examples=[_example(_loss)])(
-        partial(idle_costs_step_time, loss=_loss)
-    )
+for _account in IDLE:
+    if _account.loss is not None:
+        idle_summary.finding(
+            name=_account.loss.finding,
+            remedies=_account.loss.remedies,
+            examples=[_example(_account, _account.loss)],
+        )(partial(idle_costs_step_time, account=_account, loss=_account.loss))

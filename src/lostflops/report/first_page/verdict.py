@@ -15,24 +15,8 @@ BOUND_PER_MILLE = 150
 COMPUTE_BOUND_PER_MILLE = 900
 
 NAMES: Mapping[str, str] = {
-    "compute": "Compute-bound",
     "communication": "Communication-bound",
-    "communication.wait": "Waiting for late ranks",
-    "copy": "Copy-bound",
-    "idle.data_loading": "Input-bound",
-    "idle.host_synchronisation": "Synchronisation-bound",
-    "idle.memory_allocator": "Allocator-bound",
-    "idle.garbage_collection": "Held up by garbage collection",
-    "idle.compilation": "Held up by compilation",
-    "idle.initialisation": "Held up by first-call initialisation",
-    "idle.graph_capture": "Held up by graph capture",
-    "idle.checkpoint_logging": "Held up by checkpoints or logging",
-    "idle.long_call": "Held up inside API calls",
-    "idle.launch_bound": "Launch-bound",
-    "idle.dependency": "Dependency-bound",
-    "idle.pipeline_bubble": "Bubble-bound",
-    "idle.other_host_work": "Host-bound",
-    "idle.unrecorded": "Incompletely recorded",
+    **{account.name: account.verdict for account in ACCOUNTS.values() if account.verdict},
 }
 
 
@@ -45,19 +29,6 @@ BY_FINDING: Mapping[str, tuple[str, str]] = {
     "logging-inside-step": ("Held up by logging", "idle time while the CPU logs"),
     "pause-not-recorded": ("Held up outside the recorded steps", "pauses that the recorded steps lack"),
     "data-wait-outside-window": ("Input-bound outside the recorded steps", "waiting for data"),
-}
-# What the page calls an account where a sentence needs a noun.
-NOUNS: Mapping[str, str] = {
-    "communication.wait": "waiting for late ranks",
-    "communication.transfer": "exposed communication",
-    "communication.exposed": "exposed communication",
-    "copy": "exposed copies",
-    "idle.checkpoint_logging": "checkpoints and logging",
-    "idle.launch_bound": "slow launching",
-    "idle.dependency": "work that begins late after its launch",
-    "idle.other_host_work": "other CPU work",
-    "idle.unrecorded": "idle time that was not recorded",
-    "idle.unexplained": "idle time without a recorded reason",
 }
 # A loss that is so many times as large as the first finding, and not about it, leads the verdict.
 FAR_LARGER = 2
@@ -160,7 +131,7 @@ def _noun(first: Finding) -> str:
     if first.name in BY_FINDING:
         return BY_FINDING[first.name][1]
     account = first.accounts[0] if first.accounts else ""
-    return NOUNS.get(account) or (ACCOUNTS[account].label if account in ACCOUNTS else "")
+    return (ACCOUNTS[account].noun or ACCOUNTS[account].label) if account in ACCOUNTS else ""
 
 
 def _late(first: Finding, budget: Budget, length: str) -> str:
@@ -168,29 +139,11 @@ def _late(first: Finding, budget: Budget, length: str) -> str:
     if first.rank is None or "communication.wait" not in first.accounts[1:] or first.name in BY_FINDING:
         return ""
     cause = first.accounts[0]
-    what = HELD_UP_BY.get(cause, "")
+    what = ACCOUNTS[cause].makes_late if cause in ACCOUNTS else ""
     return (
         f"Waiting for rank {first.rank}: {what or 'its own work makes'} it {milliseconds(first.size)} late "
         f"in the {length} ({percent(first.size, budget.mean)})."
     )
-
-
-HELD_UP_BY: Mapping[str, str] = {
-    "compute": "its longer compute makes",
-    "copy": "its copies make",
-    "idle.data_loading": "its data loader makes",
-    "idle.host_synchronisation": "its synchronising makes",
-    "idle.memory_allocator": "its memory allocator makes",
-    "idle.garbage_collection": "its garbage collection makes",
-    "idle.compilation": "compilation on it makes",
-    "idle.graph_capture": "graph capture on it makes",
-    "idle.checkpoint_logging": "its checkpoints or logging make",
-    "idle.long_call": "long API calls on it make",
-    "idle.launch_bound": "its launching makes",
-    "idle.other_host_work": "CPU work on it makes",
-    "idle.unexplained": "something that was not recorded makes",
-    "idle.unrecorded": "something that was not recorded makes",
-}
 
 
 def _loss_noun(loss: Line) -> str:

@@ -7,10 +7,10 @@ from typing import Any
 
 import polars as pl
 
-from .errors import LostflopsError
-from .recipe import Input, Recipe, Rows
-from .recipes import named
-from .tables import TABLES, Table
+from lostflops.errors import LostflopsError
+from lostflops.recipe import Input, Recipe, Rows
+from lostflops.recipes import named
+from lostflops.tables import TABLES, Table
 
 _NEUTRAL: Mapping[Any, Any] = {pl.Boolean: False, pl.Float64: 0.0}
 

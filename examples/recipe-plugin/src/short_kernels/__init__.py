@@ -1,0 +1,1 @@
+"""A recipe for lostflops, as a package of its own."""

@@ -1,0 +1,85 @@
+"""The CPU writes checkpoints or logs."""
+
+from lostflops.accounts.account import LATE, Account, CausePattern, Loss
+
+CHECKPOINT_LOGGING = Account(
+    "idle.checkpoint_logging",
+    label="checkpoints, logging",
+    noun="checkpoints and logging",
+    meaning=LATE + "writes checkpoints or logs.",
+    found="Ranges and frames on that thread that are named after saving or logging.",
+    remedy="Save in the background (`torch.distributed.checkpoint.async_save`, which needs a CPU backend "
+    "beside NCCL: `cpu:gloo,cuda:nccl`) or less often, and log less often.",
+    order=30,
+    verdict="Held up by checkpoints or logging",
+    makes_late="its checkpoints or logging make",
+    spent="of checkpoints or logging",
+    loss=Loss(
+        "checkpoint-inside-step",
+        "while the CPU saves a checkpoint or logs",
+        0.01,
+        remedies=("async-checkpoint",),
+    ),
+    proven=True,
+    patterns=(
+        CausePattern(
+            ("frame",),
+            ("torch/serialization.py", "torch/distributed/checkpoint/"),
+            "PyTorch, saving and loading of state; activation checkpointing lives elsewhere",
+            "torch/serialization.py(943): save",
+            also=r"torch/serialization\.py\(\d+\): (?:save|_save|_legacy_save|load|_load|_legacy_load)$"
+            r"|torch/distributed/checkpoint/",
+        ),
+        CausePattern(
+            ("frame",),
+            ("checkpoint", "safetensors/"),
+            "Megatron, DeepSpeed, Lightning, Transformers, Accelerate and safetensors, saving of state",
+            "megatron/training/checkpointing.py(440): save_checkpoint",
+            also=r"megatron/(?:training/checkpointing\.py|core/dist_checkpointing/)"
+            r"|deepspeed/runtime/checkpoint_engine/"
+            r"|: _?save_(?:checkpoint|model|pretrained)$|accelerate/checkpointing\.py|"
+            r"safetensors/torch\.py\(\d+\): save",
+        ),
+        CausePattern(
+            ("frame",),
+            (
+                "logging/__init__.py",
+                "tqdm/",
+                "rich/",
+                "wandb/",
+                "tensorboard",
+                "mlflow/",
+                "comet_ml/",
+                "neptune/",
+                "clearml/",
+            ),
+            "Python's logging, progress bars and experiment trackers, without the threads that they keep",
+            "logging/__init__.py(1529): info",
+            also=r"(?!.*: run$)(?:(?:^|/)(?:logging/__init__\.py\(|tqdm/(?:std|asyncio|utils)\.py"
+            r"|(?:rich|wandb|tensorboardX?|mlflow|comet_ml|neptune|clearml)/)|torch/utils/tensorboard/)",
+        ),
+        CausePattern(
+            ("frame",),
+            ("<built-in",),
+            "Python, print",
+            "<built-in function print>",
+            also=r"^<built-in (?:function print>|method write of _io\.TextIOWrapper)",
+        ),
+        CausePattern(
+            ("range",),
+            (
+                "save_checkpoint",
+                "save-checkpoint",
+                "checkpoint_save",
+                "checkpoint save",
+                "checkpoint.save",
+                "torch.save",
+                "save_model",
+                "wandb",
+                "tensorboard",
+            ),
+            "ranges that name their work: Megatron, training scripts",
+            "save-checkpoint",
+        ),
+    ),
+)
