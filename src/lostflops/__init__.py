@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     import polars as pl
 
-    from lostflops.capture.record.injected.lostflops_recorder.marks import Range, annotate
+    from lostflops.capture.record.injected.lostflops_recorder.marks.mark import Range, annotate
     from lostflops.report.first_page.page import Page
     from lostflops.store.trace import Trace
 
@@ -43,9 +43,9 @@ __all__ = ["LostflopsError", "__version__", "annotate", "ask", "why"]
 def __getattr__(name: str) -> Any:
     """Marks for training code: they need no PyTorch and cost nothing while nothing records."""
     if name in ("annotate", "range"):
-        from lostflops.capture.record.injected.lostflops_recorder import marks
+        from lostflops.capture.record.injected.lostflops_recorder.marks import mark
 
-        return marks.annotate if name == "annotate" else marks.Range
+        return mark.annotate if name == "annotate" else mark.Range
     raise AttributeError(f"module 'lostflops' has no attribute '{name}'")
 
 

@@ -263,7 +263,7 @@ def test_only_a_recorder_that_records_keeps_us_from_logging(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = SimpleNamespace(CLOCK=SimpleNamespace(on=True))
-    monkeypatch.setitem(sys.modules, "lostflops_recorder.clock", clock)
+    monkeypatch.setitem(sys.modules, "lostflops_recorder.steps.clock", clock)
     Steps(tmp_path).stop()
     assert not (tmp_path / "lostflops").exists()
     clock.CLOCK.on = False  # it has met a fault and stopped

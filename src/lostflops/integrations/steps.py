@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from lostflops.capture.record.injected.lostflops_recorder.marks import Range
+from lostflops.capture.record.injected.lostflops_recorder.marks.mark import Range
 from lostflops.capture.record.injected.lostflops_recorder.rank import host, identify
 from lostflops.capture.record.injected.lostflops_recorder.step_log import StepLog
 
@@ -145,7 +145,7 @@ class Steps:
 
 def recorded_by_lostflops() -> bool:
     """Whether this process writes a step log because `lostflops record` started it."""
-    clock: Any = sys.modules.get("lostflops_recorder.clock")
+    clock: Any = sys.modules.get("lostflops_recorder.steps.clock")
     return clock is not None and clock.CLOCK.on
 
 

@@ -55,7 +55,8 @@ _PLUMBING = re.compile(
     r"|^threading\.py\(\d+\): (?:_bootstrap|run)"
     r"|^torch/(?:_tensor|autograd/__init__|autograd/graph)\.py\(\d+\): (?:backward|_engine_run_backward)$"
     r"|^<built-in (?:function|method) _record_function_(?:enter|exit)\w*"
-    r"|^lostflops_recorder/\w+\.py\(\d+\): (?:backward|called|counting|named|outer|outermost|__call__)$"
+    r"|^lostflops_recorder/(?:\w+/)?\w+\.py\(\d+\): "
+    r"(?:backward|called|counting|named|outer|outermost|__call__)$"
 )
 _FRAME = re.compile(r"^(.+?)\(\d+\): ")
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")

@@ -20,7 +20,7 @@ import pytest
 import lostflops
 from lostflops import cli
 from lostflops.capture.record import annotation_file
-from lostflops.capture.record.injected.lostflops_recorder import marks
+from lostflops.capture.record.injected.lostflops_recorder.marks import mark
 from lostflops.errors import BadAnnotations, Unreadable
 from recorded import TRAIN, environment, record
 
@@ -48,14 +48,14 @@ class Profiler(types.SimpleNamespace):
 @pytest.fixture
 def profiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[Profiler]:
     made = Profiler()
-    monkeypatch.setattr(marks, "_profiler", made)
-    monkeypatch.setattr(marks, "_is_compiling", lambda: False)
-    monkeypatch.setattr(marks, "look", lambda: None)
+    monkeypatch.setattr(mark, "_profiler", made)
+    monkeypatch.setattr(mark, "_is_compiling", lambda: False)
+    monkeypatch.setattr(mark, "look", lambda: None)
     yield made
 
 
 def marked(function: Any, text: str = "f") -> Any:
-    return marks.annotated(function, marks.Annotation(text))
+    return mark.annotated(function, mark.Annotation(text))
 
 
 def test_marks_import_nothing() -> None:
@@ -110,9 +110,9 @@ def test_a_range_that_the_recording_cuts_in_two_is_left_alone(profiler: Profiler
 
 def test_a_fault_in_marking_is_not_the_jobs(profiler: Profiler, monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[Exception] = []
-    monkeypatch.setattr(marks, "faults", heard.append)
+    monkeypatch.setattr(mark, "faults", heard.append)
     for name in ("_fast", "_always", "_under_nsys"):
-        monkeypatch.setattr(marks, name, getattr(marks, name))
+        monkeypatch.setattr(mark, name, getattr(mark, name))
 
     def broken(text: str) -> Any:
         raise RuntimeError(text)
@@ -154,9 +154,9 @@ def test_what_an_annotated_function_is_does_not_change(profiler: Profiler) -> No
     assert (thing.size, thing.value) == (3, 4)
 
     partial = functools.partial(int, base=2)
-    assert isinstance(marked(functools.partial(marks.argb, "red")), functools.partial)
+    assert isinstance(marked(functools.partial(mark.argb, "red")), functools.partial)
     assert (partial("11"), marked(len)([1])) == (3, 1)
-    assert inspect.signature(marked(marks.argb)) == inspect.signature(marks.argb)
+    assert inspect.signature(marked(mark.argb)) == inspect.signature(mark.argb)
     assert Counter(profiler.seen)["+made"] == 2
 
 
@@ -241,12 +241,12 @@ def test_under_nsys_ranges_go_to_nvtx_with_domain_and_colour(
     )
     monkeypatch.setitem(sys.modules, "nvtx", nvtx)
     monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(version=types.SimpleNamespace(cuda=None)))
-    monkeypatch.setattr(marks, "_under_nsys", True)
-    monkeypatch.setattr(marks, "_always", True)
-    marks._nvtx_package.cache_clear()
+    monkeypatch.setattr(mark, "_under_nsys", True)
+    monkeypatch.setattr(mark, "_always", True)
+    mark._nvtx_package.cache_clear()
     with lostflops.range("a", domain="d", color="#E8B795"), lostflops.range("b"):
         pass
-    marks._nvtx_package.cache_clear()
+    mark._nvtx_package.cache_clear()
     assert said == [
         ("a", {"color": 0xFFE8B795, "domain": "d"}),
         ("b", {"color": None}),
@@ -267,14 +267,14 @@ def test_under_nsys_ranges_go_to_nvtx_with_domain_and_colour(
 
 def test_domains_are_read_back_from_a_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
-    marks.look()
+    mark.look()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
         with lostflops.range("plain"), lostflops.range("of: it", domain="model"):
             torch.ones(3)
         # A session that was opened from outside is not seen: PyTorch's cheaper range is there for those.
-        monkeypatch.setattr(marks, "_profiler", marks._NothingRecords)
-        monkeypatch.setattr(marks, "_fast", torch._C._profiler._RecordFunctionFast)
-        monkeypatch.setattr(marks, "_always", True)
+        monkeypatch.setattr(mark, "_profiler", mark._NothingRecords)
+        monkeypatch.setattr(mark, "_fast", torch._C._profiler._RecordFunctionFast)
+        monkeypatch.setattr(mark, "_always", True)
         with lostflops.range("fast"), lostflops.range("fast", domain="io"):
             torch.ones(3)
     profiler.export_chrome_trace(str(tmp_path / "trace.json"))
@@ -382,7 +382,7 @@ def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:
     ],
 )
 def test_colours_are_read_as_nsight_users_write_them(given: Any, meant: int | None) -> None:
-    assert marks.argb(given) == meant
+    assert mark.argb(given) == meant
 
 
 # In a recorded job
@@ -503,7 +503,7 @@ print(dict(counters["frames"]), dict(counters["stats"]), len(counters["graph_bre
 
 def test_marks_in_compiled_code_break_no_graph() -> None:
     torch = pytest.importorskip("torch")
-    marks.look()
+    mark.look()
     graphs: list[Any] = []
 
     def backend(graph: Any, inputs: Any) -> Any:

@@ -209,7 +209,7 @@ train(9)
 
 def test_a_fault_of_ours_is_not_the_jobs(tmp_path: Path) -> None:
     script = """
-import lostflops_recorder.window as w
+import lostflops_recorder.windows.window as w
 def broken(self): raise RuntimeError("ours")
 w.Window._start = broken
 print(train(9))

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 import lostflops
-from lostflops.capture.record.injected.lostflops_recorder import memory, schedule
 from lostflops.capture.record.injected.lostflops_recorder.rank import Rank
 from lostflops.capture.record.injected.lostflops_recorder.settings import Settings
+from lostflops.capture.record.injected.lostflops_recorder.windows import memory, schedule
 from lostflops.capture.record.recording import Plan
 from lostflops.errors import BadOption
 from recorded import TRAIN, record, record_script

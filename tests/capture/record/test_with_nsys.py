@@ -375,7 +375,7 @@ def test_ranks_that_share_an_nsys_open_its_range_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(run_folder.PAYLOAD))
-    from lostflops_recorder import nsys  # pyright: ignore[reportMissingImports]
+    from lostflops_recorder.windows import nsys  # pyright: ignore[reportMissingImports]
 
     monkeypatch.setenv(nsys.MARKER, str(tmp_path / ".nsys-00000-a0-w000.started"))
     assert (nsys.leads(), nsys.leads()) == (True, False)
@@ -436,8 +436,8 @@ def test_an_nsys_that_hangs_does_not_hang_the_job(tmp_path: Path) -> None:
 )
 def test_launchers_and_helpers_are_no_ranks(words: str, rank: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(run_folder.PAYLOAD))
-    from lostflops_recorder import nsys  # pyright: ignore[reportMissingImports]
     from lostflops_recorder.rank import Rank  # pyright: ignore[reportMissingImports]
+    from lostflops_recorder.windows import nsys  # pyright: ignore[reportMissingImports]
 
     monkeypatch.setattr(sys, "orig_argv", words.split())
     one: Any = Rank(3, None, None, "node-0000", 0, "Open MPI")

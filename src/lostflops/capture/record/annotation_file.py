@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from lostflops.capture.record.injected.lostflops_recorder import marks
+from lostflops.capture.record.injected.lostflops_recorder.marks import mark
 from lostflops.errors import BadAnnotations, Unreadable, shown, suggestion
 
 COMMON = ("module", "domain", "color", "category")
@@ -134,13 +134,13 @@ def _common(path: Path, where: str, given: Mapping[str, Any]) -> dict[str, Any]:
         said[key] = text
     if given.get("color") is not None:
         try:
-            said["color"] = marks.argb(given["color"])
+            said["color"] = mark.argb(given["color"])
         except ValueError as error:
             raise BadAnnotations(
                 path,
                 where,
                 f"its color {shown(json.dumps(given['color']))} is not a color.",
-                f"a name ({', '.join(list(marks.COLORS)[:6])}, …), '0x008000', '#008000' or a number.",
+                f"a name ({', '.join(list(mark.COLORS)[:6])}, …), '0x008000', '#008000' or a number.",
             ) from error
     return said
 

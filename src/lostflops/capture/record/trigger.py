@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lostflops.capture.record import on_demand
-from lostflops.capture.record.injected.lostflops_recorder.schedule import REQUEST
+from lostflops.capture.record.injected.lostflops_recorder.windows.schedule import REQUEST
 from lostflops.capture.record.outcome import RankLog, read_log
 from lostflops.capture.record.recording import LENGTH, Ranges
 from lostflops.errors import BadOption, CannotWrite, NothingThere, shown

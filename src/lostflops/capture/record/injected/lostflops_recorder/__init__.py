@@ -11,7 +11,7 @@ import os
 
 from . import imports, log, on_demand
 
-# Which function of `hooks` is called when a module has executed.
+# Which function of `steps.hooks` is called when a module has executed.
 HOOKS = {
     "torch.autograd": "backward",
     "torch.optim.optimizer": "optimizer",
@@ -41,23 +41,23 @@ def arm() -> None:
     on_demand.arm()
     if os.path.exists(os.path.join(log.BOOT, "nsys.jsonl")):
         # The compiler is told to skip what is loaded by then.
-        from . import nsys, nsys_window  # noqa: F401 # pyright: ignore[reportUnusedImport]
+        from .windows import nsys, nsys_window  # noqa: F401 # pyright: ignore[reportUnusedImport]
 
         try:
             nsys.supervise()
         except Exception as error:
             log.fault("nsys", error)
-    waited = {name: [f"hooks.{hook}"] for name, hook in HOOKS.items()}
+    waited = {name: [f"steps.hooks.{hook}"] for name, hook in HOOKS.items()}
     if os.path.exists(os.path.join(log.BOOT, ANNOTATIONS)):
-        from . import annotated
+        from .marks import annotated
 
         for name in annotated.modules():
-            waited.setdefault(name, []).append("annotated.executed")
+            waited.setdefault(name, []).append("marks.annotated.executed")
     if os.path.exists(os.path.join(log.BOOT, STEP_ON)):
-        from . import stepping
+        from .steps import stepping
 
         for name in stepping.modules():
-            waited.setdefault(name, []).append("stepping.executed")
+            waited.setdefault(name, []).append("steps.stepping.executed")
     if log.IN_POD and os.environ.get("LOSTFLOPS_COLLECTOR"):
         waited.setdefault("torch.optim.optimizer", []).append("copying.begin")
     imports.arm(waited)

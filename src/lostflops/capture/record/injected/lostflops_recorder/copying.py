@@ -65,7 +65,7 @@ def _free() -> bool:
 
 def _finish(pid: int, started: bool) -> None:
     """The interpreter exits, and after the last process of a container everything in it is gone."""
-    clock = sys.modules.get(f"{__package__}.clock")
+    clock = sys.modules.get(f"{__package__}.steps.clock")
     if os.getpid() != pid or not (started or (clock is not None and clock.CLOCK.log is not None)):
         return
     try:

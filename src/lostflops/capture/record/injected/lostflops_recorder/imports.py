@@ -57,7 +57,7 @@ class Finder:
 
     def executed(self, name: str, module: Any) -> None:
         for hook in self._waited.pop(name, ()):
-            file, _, function = hook.partition(".")
+            file, _, function = hook.rpartition(".")
             try:
                 getattr(import_module(f".{file}", __package__), function)(module)
             except Exception as error:
@@ -65,7 +65,7 @@ class Finder:
 
 
 def arm(waited: Mapping[str, Sequence[str]]) -> None:
-    """Wait for each module of `waited`; its values are functions of this package, as in 'hooks.saving'."""
+    """Wait for each module of `waited`; its values are our functions, as in 'steps.hooks.saving'."""
     finder = Finder({name: tuple(hooks) for name, hooks in waited.items()})
     sys.meta_path.insert(0, finder)  # pyright: ignore[reportArgumentType]
     for name in waited:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import log
+from .. import log
 
 MOST_ENTRIES = 200_000
 

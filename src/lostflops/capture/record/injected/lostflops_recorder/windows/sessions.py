@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from . import log
+from .. import log
 
 PATIENCE = 5.0
 

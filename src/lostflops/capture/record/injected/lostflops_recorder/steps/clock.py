@@ -15,10 +15,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from . import annotated, compiler, log, settings
-from .rank import host, identify
-from .step_log import StepLog, elsewhere
-from .window import Window
+from .. import compiler, log, settings, windows
+from ..marks import annotated
+from ..rank import host, identify
+from ..step_log import StepLog, elsewhere
+from ..windows.window import Window
 
 now = time.monotonic_ns
 
@@ -149,10 +150,10 @@ class Clock:
             monotonic=now(),
             wall=time.time_ns(),
         )
-        nsys = sys.modules.get(f"{__package__}.nsys")
+        nsys = sys.modules.get(f"{windows.__name__}.nsys")
         kind: Any = Window
         if nsys is not None and nsys.inside():
-            kind = sys.modules[f"{__package__}.nsys_window"].NsysWindow
+            kind = sys.modules[f"{windows.__name__}.nsys_window"].NsysWindow
         self.window = kind(torch, self.log, rank, settings.read())
         atexit.register(self._ended)
         gc.callbacks.append(self._collected)

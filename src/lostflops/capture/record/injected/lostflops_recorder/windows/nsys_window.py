@@ -13,12 +13,13 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from . import log, nsys
-from .ranges import Ranges
-from .rank import Rank
+from .. import log
+from ..marks.ranges import Ranges
+from ..rank import Rank
+from ..settings import Settings
+from ..step_log import StepLog
+from . import nsys
 from .schedule import Schedule, Span
-from .settings import Settings
-from .step_log import StepLog
 
 ANSWER = 120  # seconds for `nsys start` and `nsys stop`
 

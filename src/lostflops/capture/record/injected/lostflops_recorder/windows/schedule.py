@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
-from .log import BOOT
-from .rank import Rank
-from .settings import Settings, within
+from ..log import BOOT
+from ..rank import Rank
+from ..settings import Settings, within
 
 REQUEST = "request.jsonl"
 LOOK_EVERY = 0.5  # seconds

@@ -15,7 +15,8 @@ import threading
 from types import FunctionType
 from typing import Any
 
-from . import hooks, log
+from .. import log
+from . import hooks
 from .clock import CLOCK
 
 FILE = "step-on.jsonl"

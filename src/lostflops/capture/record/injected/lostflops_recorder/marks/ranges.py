@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from . import compiler, log
+from .. import compiler, log
 
 MOST_MODULES = 1_000_000
 

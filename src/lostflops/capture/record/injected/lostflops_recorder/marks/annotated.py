@@ -15,14 +15,15 @@ import sys
 from types import CodeType, FunctionType
 from typing import Any
 
-from . import compiler, log, marks
+from .. import compiler, log
+from . import mark
 
 FILE = "annotations.jsonl"
 MAIN = "__main__"
 MOST_SAID = 200  # names per list
 
 _entries: dict[str, list[dict[str, Any]]] = {}  # by module, those that wait for it
-_applied: list[marks.Annotation] = []
+_applied: list[mark.Annotation] = []
 _failed: dict[str, str] = {}  # text -> why
 _early: set[str] = set()  # modules from which somebody may have taken a function before
 _numbers = itertools.count()
@@ -37,7 +38,7 @@ def modules() -> list[str]:
                 _entries.setdefault(entry["module"], []).append(entry)
     except Exception as error:
         log.fault("reading the annotations", error)
-    marks.faults = _fault
+    mark.faults = _fault
     _early.update(name for name in _entries if name in sys.modules)
     # PyTorch is waited for, so that the first annotated call may already be one that is compiled.
     return [name for name in {*_entries, "torch"} if name != MAIN]
@@ -51,12 +52,12 @@ def executed(module: Any) -> None:
             _apply(module, entry, name in _early)
         except Exception as error:
             _failed[entry["text"]] = str(error) or type(error).__name__
-    marks.look()
+    mark.look()
 
 
 def first_step() -> None:
     """The job has made a step: its script has defined what it defines."""
-    marks.look()
+    mark.look()
     main = sys.modules.get(MAIN)
     if main is not None and MAIN in _entries:
         _early.add(MAIN)
@@ -87,12 +88,12 @@ def _apply(module: Any, entry: dict[str, Any], early: bool) -> None:
     raw = inspect.getattr_static(holder, last, None)
     if raw is None:
         raise AttributeError(_missing(holder, last))
-    annotation = marks.Annotation(entry["text"], entry["domain"], entry["color"])
+    annotation = mark.Annotation(entry["text"], entry["domain"], entry["color"])
     try:
         if early and isinstance(raw, FunctionType) and not raw.__closure__ and not isinstance(holder, type):
             _give_body(raw, annotation)
         else:
-            setattr(holder, last, marks.annotated(raw, annotation))
+            setattr(holder, last, mark.annotated(raw, annotation))
     except TypeError as error:
         raise TypeError(f"it is {error}") from error
     _applied.append(annotation)
@@ -109,7 +110,7 @@ def _missing(holder: Any, name: str) -> str:
     return f"{getattr(holder, '__qualname__', getattr(holder, '__name__', 'it'))} has no '{name}'"
 
 
-def _give_body(function: FunctionType, annotation: marks.Annotation) -> None:
+def _give_body(function: FunctionType, annotation: mark.Annotation) -> None:
     """Have `function` call an annotated copy of itself.
 
     A replacement under its name would leave those who hold it already with the old function, which then can
@@ -126,7 +127,7 @@ def _give_body(function: FunctionType, annotation: marks.Annotation) -> None:
         setattr(copy, attribute, getattr(function, attribute))
     copy.__dict__.update(function.__dict__)
     name = f"_lostflops_annotated_{next(_numbers)}"
-    function.__globals__[name] = marks.annotated(copy, annotation)
+    function.__globals__[name] = mark.annotated(copy, annotation)
     code = _calling(function.__code__, name)
     compiler.skip(code)
     function.__code__ = code
@@ -151,7 +152,7 @@ def _calling(like: CodeType, name: str) -> CodeType:
         parameters.append(f"**{rest[0]}")
         passed.append(f"**{rest[0]}")
     call = f"{name}({', '.join(passed)})"
-    waits, yields = like.co_flags & marks.COROUTINE, like.co_flags & marks.GENERATOR
+    waits, yields = like.co_flags & mark.COROUTINE, like.co_flags & mark.GENERATOR
     result = f"await {call}" if waits else f"(yield from {call})" if yields else call
     source = f"{'async ' if waits else ''}def f({', '.join(parameters)}): return {result}"
     made: dict[str, Any] = {}

@@ -16,7 +16,7 @@ from collections.abc import Callable, Generator
 from types import FunctionType, TracebackType
 from typing import Any, TypeVar, overload
 
-from . import compiler
+from .. import compiler
 
 PREFIX = "lostflops:"
 GENERATOR, COROUTINE, ASYNC_GENERATOR = 0x20, 0x80, 0x200  # of a code object's flags

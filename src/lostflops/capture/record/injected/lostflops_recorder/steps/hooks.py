@@ -12,9 +12,9 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from . import compiler, failures, log
+from .. import compiler, failures, log
+from ..windows.sessions import SESSIONS
 from .clock import CLOCK, now, timed
-from .sessions import SESSIONS
 
 
 def optimizer(module: Any) -> None:

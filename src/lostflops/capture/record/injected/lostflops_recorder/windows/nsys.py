@@ -18,9 +18,9 @@ import tempfile
 import time
 from typing import Any, cast
 
-from . import log
-from .rank import Rank, identify
-from .settings import within
+from .. import log
+from ..rank import Rank, identify
+from ..settings import within
 
 SETTINGS = "nsys.jsonl"
 TRIED = "LOSTFLOPS_NSYS_TRIED"

@@ -11,15 +11,15 @@ import time
 from types import FrameType
 from typing import Any
 
-from . import log, on_demand
-from .free_space import room
+from .. import log, on_demand
+from ..free_space import room
+from ..marks.ranges import Ranges
+from ..rank import Rank, identity
+from ..settings import Settings
+from ..step_log import StepLog, resident
 from .memory import History
-from .ranges import Ranges
-from .rank import Rank, identity
 from .schedule import Schedule, Span
 from .sessions import SESSIONS
-from .settings import Settings
-from .step_log import StepLog, resident
 
 SMALLEST_TRACE = 200  # bytes; what PyTorch writes of an empty session is longer
 GROW_BY = 2 << 30

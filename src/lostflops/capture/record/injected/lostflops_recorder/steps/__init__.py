@@ -1,0 +1,1 @@
+"""The steps of a rank: told apart, timed, logged."""

@@ -1,0 +1,1 @@
+"""The steps that are recorded in full: when, by which profiler, and what became of it."""
