@@ -101,6 +101,7 @@ with profile(schedule=schedule(wait=0, warmup=20, active=1)) as p:
     assert "the job's own profiler was started" in recorded.said
     assert '"aten::addmm"' in (tmp_path / "own.json").read_text()
     assert (lost["state"], lost["reason"]) == ("lost", "the job's own profiler was running")
+    assert (partial["code"], lost["code"]) == ("own_profiler", "own_profiler")
     assert "rank 0 is missing one window: the job's own profiler was running" in recorded.said
     assert len(recorded.steps()) == 20
 

@@ -239,9 +239,26 @@ def test_too_few_steps_are_said_with_how_many_there_were(tmp_path: Path) -> None
     ]
 
 
-def test_windows_that_were_lost_are_said_with_what_to_do(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("code", "hint"),
+    [
+        ("own_profiler", ["Hint: record other steps with `--steps`, or remove the profiler from the script"]),
+        ("disk_full", ["Hint: free some space, or choose an --output on another disk"]),
+        ("job_ended", ["Hint: `--steps 10-20`"]),
+        ("fault", []),
+    ],
+)
+def test_windows_that_were_lost_are_said_with_what_to_do_by_their_code(
+    code: str, hint: list[str], tmp_path: Path
+) -> None:
+    window = {"kind": "window", "state": "lost", "reason": "it rained", "code": code}
+    log = outcome.RankLog(Path("x"), {"rank": 0}, [{"step": 20}], [window])
+    said = outcome.summary(outcome.Outcome(recording.Plan(["job"], tmp_path), 0, [log]))
+    assert said == ["nothing was recorded: it rained", *hint, f"next: lostflops why {tmp_path}"]
+
+
+def test_the_log_of_a_recorder_without_codes_is_still_said(tmp_path: Path) -> None:
     window = {"kind": "window", "state": "lost", "reason": "the job's own profiler was running"}
     log = outcome.RankLog(Path("x"), {"rank": 0}, [{"step": 20}], [window])
     said = outcome.summary(outcome.Outcome(recording.Plan(["job"], tmp_path), 0, [log]))
     assert said[0] == "nothing was recorded: the job's own profiler was running"
-    assert said[1].startswith("Hint: record other steps")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import sys
@@ -14,7 +15,7 @@ import pytest
 import lostflops
 from lostflops.capture.record.injected.lostflops_recorder.rank import Rank
 from lostflops.capture.record.injected.lostflops_recorder.settings import Settings
-from lostflops.capture.record.injected.lostflops_recorder.windows import memory, schedule
+from lostflops.capture.record.injected.lostflops_recorder.windows import memory, reason, schedule
 from lostflops.capture.record.recording import Plan
 from lostflops.errors import BadOption
 from recorded import TRAIN, record, record_script
@@ -208,3 +209,19 @@ def test_a_gpus_memory_history_is_kept_for_the_window_unless_the_job_keeps_one(
     history.start()
     assert not history.dump(str(tmp_path / "b"))
     assert taken.calls == []
+
+
+def test_a_disk_that_is_full_has_its_code_whoever_notices_it() -> None:
+    assert reason.of(OSError(errno.ENOSPC, "No space left on device")).code == "disk_full"
+    assert reason.of(reason.Lost(reason.DISK_FULL, "only 3 MB are free")).code == "disk_full"
+    assert reason.of(OSError(errno.EIO, "Input/output error")).code == "not_written"
+    assert reason.of(RuntimeError("No space left on device")).code == "not_written"
+
+
+def test_a_window_recorded_as_planned_has_no_code() -> None:
+    assert reason.fields(None) == {"reason": ""}
+    early = reason.Reason(reason.JOB_ENDED, "the job ended")
+    assert reason.fields(early.before_a_step) == {
+        "reason": "the job ended before a whole step was recorded",
+        "code": "job_ended",
+    }

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lostflops.capture.nsys import outcome as nsys_outcome
+from lostflops.capture.record.injected.lostflops_recorder.windows import reason
 from lostflops.capture.record.recording import Plan
 from lostflops.capture.record.run_folder import make_private
 from lostflops.errors import LostflopsError, as_argument, shown
@@ -22,6 +23,11 @@ NEARBY = 100  # steps before and after the window that it is compared with
 ENOUGH = 3
 PACKS_FOR = 60.0  # s
 MOST_NAMED = 6  # windows
+# For a window that was lost: what stands first is the likeliest to help.
+WHAT_TO_DO = {
+    reason.OWN_PROFILER: "Hint: record other steps with `--steps`, or remove the profiler from the script",
+    reason.DISK_FULL: "Hint: free some space, or choose an --output on another disk",
+}
 ON_DEMAND = "on-demand"  # the folder of traces that PyTorch itself was asked for
 
 
@@ -181,8 +187,8 @@ def summary(outcome: Outcome) -> list[str]:
     many = f"{len(ranks)} rank{'s' * (len(ranks) != 1)}"
     lines = [f"recorded {_steps(outcome)} on {many} -> {shown(outcome.plan.run)}  ({', '.join(facts)})"]
     early = {w["reason"] for _, w in outcome.kept if w["reason"]}
-    lines += [f"ended early: {reason}" for reason in sorted(early)]
-    lines += [f"rank {log.rank} is missing one window: {reason}" for log, reason in outcome.lost]
+    lines += [f"ended early: {why}" for why in sorted(early)]
+    lines += [f"rank {log.rank} is missing one window: {why}" for log, why in outcome.lost]
     world = max((log.who.get("world") or 1 for log in outcome.logs), default=1)
     absent = sorted(set(range(min(world, 1 << 20))) - {log.rank for log in outcome.logs})
     if absent and outcome.whole:
@@ -230,16 +236,16 @@ def _unmarked(logs: Sequence[RankLog]) -> Iterable[str]:
     marked = {name for said in told for name, calls in said.get("calls", {}).items() if calls}
     why: dict[str, list[str]] = {}
     for said in told:
-        for name, reason in said.get("failed", {}).items():
-            why.setdefault(f"not annotated, {reason}", []).append(name)
+        for name, failure in said.get("failed", {}).items():
+            why.setdefault(f"not annotated, {failure}", []).append(name)
         why.setdefault("not annotated, the module was not imported", []).extend(said.get("not_imported", ()))
         why.setdefault("annotated, but not called while recording", []).extend(said.get("calls", ()))
-    for reason, found in why.items():
+    for cause, found in why.items():
         names = [name for name in dict.fromkeys(found) if name not in marked]
         marked.update(names)  # said once
         if names:
             more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-            yield f"{reason}: {', '.join(names[:MOST_NAMED])}{more}"
+            yield f"{cause}: {', '.join(names[:MOST_NAMED])}{more}"
 
 
 def _faults(outcome: Outcome) -> list[str]:
@@ -257,15 +263,11 @@ def _nothing(outcome: Outcome) -> list[str]:
     made = max((log.steps[-1]["step"] + 1 for log in outcome.logs if log.steps), default=0)
     advice = f"Hint: `--steps {max(1, made // 2)}-{made - 1}`" if made > 1 else "Hint: run it for more steps"
     if outcome.lost:
-        reasons = sorted({reason for _, reason in outcome.lost})
-        lines = [f"nothing was recorded: {'; '.join(reasons)}"]
-        if any("own profiler" in reason for reason in reasons):
-            lines.append("Hint: record other steps with `--steps`, or remove the profiler from the script")
-        elif any("free on the disk" in reason for reason in reasons):
-            lines.append("Hint: free some space, or choose an --output on another disk")
-        elif any("whole step" in reason for reason in reasons):
-            lines.append(advice)
-        return lines
+        reasons = sorted({why for _, why in outcome.lost})
+        codes = {window.get("code") for log in outcome.logs for window in log.windows}
+        hints = {**WHAT_TO_DO, reason.JOB_ENDED: advice}
+        hint = next((said for code, said in hints.items() if code in codes), None)
+        return [f"nothing was recorded: {'; '.join(reasons)}", *([hint] if hint else [])]
     if outcome.logs:
         steps = f"{made} step{'s' * (made != 1)}"
         if plan.ranks is not None and not any(

@@ -19,6 +19,8 @@ from .. import compiler, log, settings, windows
 from ..marks import annotated
 from ..rank import host, identify
 from ..step_log import StepLog, elsewhere
+from ..windows import reason
+from ..windows.reason import Reason
 from ..windows.window import Window
 
 now = time.monotonic_ns
@@ -75,7 +77,7 @@ class Clock:
         log.fault(f"step {self.step}", error)
         try:
             if self.window is not None:
-                self.window.drop(f"{type(error).__name__}: {error}")
+                self.window.drop(Reason(reason.FAULT, f"{type(error).__name__}: {error}"))
         except Exception as second:
             log.fault("closing the window", second)
 
@@ -171,7 +173,7 @@ class Clock:
         if not self.on or self.log is None or self.window is None:
             return
         try:
-            self.window.close("the job ended")
+            self.window.close(Reason(reason.JOB_ENDED, "the job ended"))
             marked = annotated.summary()
             if marked:
                 self.log.add(kind="annotations", **marked)

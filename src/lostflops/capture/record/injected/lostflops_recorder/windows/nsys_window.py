@@ -18,7 +18,8 @@ from ..marks.ranges import Ranges
 from ..rank import Rank
 from ..settings import Settings
 from ..step_log import StepLog
-from . import nsys
+from . import nsys, reason
+from .reason import Reason
 from .schedule import Schedule, Span
 
 ANSWER = 120  # seconds for `nsys start` and `nsys stop`
@@ -55,7 +56,7 @@ class NsysWindow:
         if self.recording and self._span is not None:
             last = self._schedule.last_of(self._span, step, self._since)
             if last is not None and step > last:
-                self._close("")
+                self._close()
         if not self.recording:
             span = self._schedule.current(step, step_seconds)
             if span is not None and step >= span.first:
@@ -63,15 +64,15 @@ class NsysWindow:
         if self.recording:
             self._enter_range()
 
-    def close(self, reason: str) -> None:
+    def close(self, why: Reason) -> None:
         """End an open window before its time."""
         self._leave_range()
         if self.recording:
-            self._close(reason)
+            self._close(why)
 
-    def drop(self, reason: str) -> None:
+    def drop(self, why: Reason) -> None:
         """After a fault of ours: no other window."""
-        self.close(reason)
+        self.close(why)
         self.on = False
 
     def forked(self) -> None:
@@ -81,30 +82,33 @@ class NsysWindow:
         self._span, self._first, self._since = span, self._step, time.monotonic()
         if not self._left:
             self._schedule.done()
-            self._say("lost", "the windows of --steps are over, and nsys was started for those only")
+            self._say(
+                "lost",
+                Reason(reason.NSYS, "the windows of --steps are over, and nsys was started for those only"),
+            )
             return
         self._left -= 1
         try:
             self._call("start")
         except Exception as error:  # no CUDA in this PyTorch, an nsys that does not answer
             self.on = False
-            self._say("lost", _one_line(error))
+            self._say("lost", Reason(reason.NSYS, _one_line(error)))
             return
         self.recording = True
-        self._say("open", "")
+        self._say("open", None)
 
-    def _close(self, reason: str) -> None:
+    def _close(self, why: Reason | None = None) -> None:
         self.recording = False
         self._schedule.done()
         try:
             self._call("stop")
         except Exception as error:
             self.on = False
-            self._say("lost", _one_line(error))
+            self._say("lost", Reason(reason.NSYS, _one_line(error)))
             return
         name = os.path.basename(os.environ[nsys.MARKER])[1:].rpartition(".")[0]
-        state = "partial" if reason else "complete"
-        self._say(state, reason, last=self._step - 1, file=f"{name}.nsys-rep")
+        state = "partial" if why else "complete"
+        self._say(state, why, last=self._step - 1, file=f"{name}.nsys-rep")
 
     def _call(self, what: str) -> None:
         if self._leader is None:
@@ -142,13 +146,13 @@ class NsysWindow:
             self._ranged = False
             self._torch.cuda.nvtx.range_pop()
 
-    def _say(self, state: str, reason: str, **more: Any) -> None:
+    def _say(self, state: str, why: Reason | None, **more: Any) -> None:
         if os.getpid() != self._pid:
             return
         asked = {"request": self._span.request} if self._span is not None and self._span.request else {}
-        self._log.add(kind="nsys", state=state, reason=reason, first=self._first, **asked, **more)
-        if state == "lost":
-            log.write(f"nsys window: {reason}")
+        self._log.add(kind="nsys", state=state, **reason.fields(why), first=self._first, **asked, **more)
+        if state == "lost" and why is not None:
+            log.write(f"nsys window: {why.text}")
 
 
 def _windows(switches: list[str]) -> float:

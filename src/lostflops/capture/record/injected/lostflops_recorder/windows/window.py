@@ -17,7 +17,9 @@ from ..marks.ranges import Ranges
 from ..rank import Rank, identity
 from ..settings import Settings
 from ..step_log import StepLog, resident
+from . import reason
 from .memory import History
+from .reason import Lost, Reason
 from .schedule import Schedule, Span
 from .sessions import SESSIONS
 
@@ -49,7 +51,7 @@ class Window:
         self._grow = wanted.grow or min(GROW_BY, _memory() // 20 or GROW_BY)
         self._handler: Any = None
         self._writing = self._ends_after = False
-        self._hindrance = ""
+        self._hindrance: Reason | None = None
 
     @property
     def recording(self) -> bool:
@@ -65,7 +67,7 @@ class Window:
             if span is None or step < span.first - 1:
                 return
             if span.last is not None and step > span.last:
-                self._say("lost", self._hindrance or "another window was open")
+                self._say("lost", self._hindrance or Reason(reason.OTHER_WINDOW, "another window was open"))
                 self._over()
                 return
             if not self._free_to_open():
@@ -82,34 +84,34 @@ class Window:
             grown = (resident() or 0) - (self._held or 0)
             last = self._schedule.last_of(self._span, step, self._since)
             if last is not None and step > last:
-                self._stop("")
+                self._stop()
                 return
             if grown > self._grow:
-                self._stop(f"the process grew by {grown >> 20} MB while recording")
+                self._stop(Reason(reason.MEMORY, f"the process grew by {grown >> 20} MB while recording"))
                 return
         self._enter_range()
 
     def _over(self) -> None:
         """This window is: wait for the next one."""
         self._schedule.done()
-        self._hindrance = ""
+        self._hindrance = None
         self._span = None
         self._number += 1
         self.state = LATER
 
-    def close(self, reason: str) -> None:
+    def close(self, why: Reason) -> None:
         """End an open window before its time, keeping what it has."""
         if self.state == RECORDING and self._step > self._first:
             self._leave_range()
-            self._stop(reason)
+            self._stop(why)
         elif self.state in (WARMING, RECORDING):
-            self.drop(f"{reason} before a whole step was recorded")
+            self.drop(why.before_a_step)
             self._over()
         elif self.state == LATER and self._hindrance:
             self._say("lost", self._hindrance)
             self._over()
 
-    def drop(self, reason: str) -> None:
+    def drop(self, why: Reason) -> None:
         """End the session and write nothing of it. There is no other window after a fault of ours."""
         state, self.state = self.state, DONE
         if state in (WARMING, RECORDING):
@@ -120,7 +122,7 @@ class Window:
                 self._default_signal()
             self._history.stop()
             self._session = None
-            self._say("lost", reason)
+            self._say("lost", why)
 
     def forked(self) -> None:
         """In a child of the process that records: write nothing, and die of SIGTERM as it would have."""
@@ -131,13 +133,15 @@ class Window:
     def _free_to_open(self) -> bool:
         current = threading.current_thread()
         if isinstance(current, threading._DummyThread):  # pyright: ignore[reportPrivateUsage]
-            self._hindrance = "the optimizer runs inside the backward pass, on PyTorch's own threads"
+            self._hindrance = Reason(
+                reason.OWN_THREADS, "the optimizer runs inside the backward pass, on PyTorch's own threads"
+            )
             return False
         if SESSIONS.others or self._torch._C._autograd._profiler_type().name != "NONE":
-            self._hindrance = "the job's own profiler was running"
+            self._hindrance = Reason(reason.OWN_PROFILER, "the job's own profiler was running")
             return False
         if on_demand.recording():
-            self._hindrance = "a trace was being recorded on demand"
+            self._hindrance = Reason(reason.ON_DEMAND, "a trace was being recorded on demand")
             return False
         return True
 
@@ -234,12 +238,12 @@ class Window:
         finally:
             SESSIONS.ours.working = False
 
-    def _stop(self, reason: str) -> None:
+    def _stop(self, why: Reason | None = None) -> None:
         """Stop and write the window once: plain JSON, because compressing here would hold the job up."""
         self.state = DONE  # first: whatever goes wrong below, this is not tried again
         self._writing = True
         try:
-            self._write(reason)
+            self._write(why)
         finally:
             self._writing = False
             self._default_signal()
@@ -247,7 +251,7 @@ class Window:
         if self._ends_after:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    def _write(self, reason: str) -> None:
+    def _write(self, why: Reason | None) -> None:
         began = time.monotonic_ns()
         grown = max(0, (resident() or 0) - (self._held or 0))
         self._name_steps()
@@ -259,10 +263,10 @@ class Window:
         try:
             free = room(self._log.folder, self._wanted.keep_free)
             if free < grown + self._wanted.keep_free:
-                raise OSError(f"only {free >> 20} MB are free on the disk")
+                raise Lost(reason.DISK_FULL, f"only {free >> 20} MB are free on the disk")
             self._session.export_chrome_trace(beside)
             if not _whole(beside):
-                raise OSError("the trace could not be written completely")
+                raise Lost(reason.NOT_WRITTEN, "the trace could not be written completely")
             size = os.stat(beside).st_size
             os.replace(beside, target)
             dumped = self._history.dump(os.path.join(self._log.folder, snapshot))
@@ -270,15 +274,15 @@ class Window:
             self._remove(beside)
             self._history.stop()
             self._session = None
-            self._say("lost", str(error))
+            self._say("lost", reason.of(error))
         else:
             self._session = None
             took = time.monotonic_ns() - began
             more = {"memory": snapshot} if dumped else {}
             # The step that runs when the window is closed early is not whole.
             self._say(
-                "partial" if reason else "complete",
-                reason,
+                "partial" if why else "complete",
+                why,
                 first=self._first,
                 last=self._step - 1,
                 file=name,
@@ -293,9 +297,9 @@ class Window:
         except OSError:
             pass
 
-    def _say(self, state: str, reason: str, **more: Any) -> None:
+    def _say(self, state: str, why: Reason | None, **more: Any) -> None:
         asked = {"request": self._span.request} if self._span is not None and self._span.request else {}
-        self._log.add(kind="window", number=self._number, state=state, reason=reason, **asked, **more)
+        self._log.add(kind="window", number=self._number, state=state, **reason.fields(why), **asked, **more)
 
     def _make_way(self) -> bool:
         """The job starts a profiler of its own. False when this is the wrong thread to close ours."""
@@ -303,7 +307,7 @@ class Window:
             return True
         if threading.get_ident() != self._thread:
             return False
-        self.close("the job's own profiler was started")
+        self.close(Reason(reason.OWN_PROFILER, "the job's own profiler was started"))
         return True
 
     def _take_signal(self) -> None:
@@ -326,7 +330,7 @@ class Window:
             return
         try:
             if os.getpid() == self._pid:
-                self.close("the job was terminated")
+                self.close(Reason(reason.JOB_ENDED, "the job was terminated"))
         except Exception as error:
             log.fault("closing the window on SIGTERM", error)
         finally:
