@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 import lostflops
+from lostflops.accounts import ACCOUNTS
 from lostflops.naming.peaks import TERA, peak
 from lostflops.plan.hardware import GPUS
+from lostflops.report.first_page.budget import words
 from lostflops.report.first_page.facts import Fact
 from lostflops.report.first_page.page import Page
 from made_runs import made
@@ -160,3 +162,11 @@ def test_the_page_and_the_planner_know_one_peak(card: str, driver: str) -> None:
 def test_what_is_not_known_has_no_peak() -> None:
     assert peak("NVIDIA H100 80GB HBM3", "tf32") == 494.7 * TERA
     assert peak("NVIDIA H100 80GB HBM3", "int8") is None and peak("unknown", "bf16") is None
+
+
+def test_a_line_of_the_ledger_does_not_repeat_what_its_group_says() -> None:
+    for account in ACCOUNTS.values():
+        assert account.meaning.startswith(account.said_by_group), account.name
+    assert words("communication.wait").meaning == "Another rank of the collective has not arrived yet."
+    assert words("idle.data_loading").meaning.startswith("The CPU thread that launches work waits")
+    assert words("idle.dependency").meaning.startswith("Nothing runs on the GPU for less than a millisecond")

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 # The thread that launched the work which ends the gap; where none follows, the one that launches most.
-LATE = "Nothing runs on the GPU while the CPU thread that launches work "
+WHILE = "Nothing runs on the GPU while "
+LATE = WHILE + "the CPU thread that launches work "
 
 Row = Literal["range", "operator", "frame", "launch"]
 
@@ -47,6 +48,8 @@ class Account:
     meaning: str
     found: str
     remedy: str
+    # What `meaning` begins with that the line of its group says too: the page does not repeat it.
+    said_by_group: str = ""
     # Idle accounts: of several that could claim an instant the one with the lowest number does.
     order: int = 0
     # Whether a host row shows it by its name, told by `patterns` or by what `recipes/accounting.py` does.

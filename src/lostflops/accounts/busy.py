@@ -19,6 +19,7 @@ BUSY = (
         "communication.wait",
         label="waiting for other ranks",
         noun="waiting for late ranks",
+        said_by_group="Only communication runs, and ",
         meaning="Only communication runs, and another rank of the collective has not arrived yet.",
         found="Each collective is matched across ranks; the last arrival splits it into wait and transfer. "
         "That needs the traces of all its ranks.",
@@ -31,6 +32,7 @@ BUSY = (
         "communication.transfer",
         label="transfer",
         noun="exposed communication",
+        said_by_group="Only communication runs, and ",
         meaning="Only communication runs, and all ranks of the collective have arrived.",
         found="The rest of a matched collective after the last rank has arrived.",
         remedy="Start it earlier, so that compute hides it, or send less: accumulate gradients without "
@@ -42,6 +44,7 @@ BUSY = (
         "communication.exposed",
         label="waiting or transfer",
         noun="exposed communication",
+        said_by_group="Only communication runs; ",
         meaning="Only communication runs; whether it waits or transfers is not known.",
         found="Communication that could not be matched across ranks; `lostflops recipe communication-wait` "
         "gives the reason, often missing ranks.",

@@ -1,11 +1,12 @@
 """The CPU writes checkpoints or logs."""
 
-from lostflops.accounts.account import LATE, Account, CausePattern, Loss
+from lostflops.accounts.account import LATE, WHILE, Account, CausePattern, Loss
 
 CHECKPOINT_LOGGING = Account(
     "idle.checkpoint_logging",
     label="checkpoints, logging",
     noun="checkpoints and logging",
+    said_by_group=WHILE,
     meaning=LATE + "writes checkpoints or logs.",
     found="Ranges and frames on that thread that are named after saving or logging.",
     remedy="Save in the background (`torch.distributed.checkpoint.async_save`, which needs a CPU backend "

@@ -1,10 +1,11 @@
 """The CPU compiles, loads or tunes kernels."""
 
-from lostflops.accounts.account import LATE, Account, CausePattern, Loss
+from lostflops.accounts.account import LATE, WHILE, Account, CausePattern, Loss
 
 COMPILATION = Account(
     "idle.compilation",
     label="compilation",
+    said_by_group=WHILE,
     meaning=LATE + "compiles, loads or tunes kernels.",
     found="Ranges, frames and calls of compilers, of lazy module loading and of autotuning on that thread.",
     remedy="Record after the warm-up. If it goes on, some shapes change: pad them, or mark them dynamic; "

@@ -1,10 +1,11 @@
 """The CPU waits for the next batch."""
 
-from lostflops.accounts.account import LATE, Account, CausePattern, Loss
+from lostflops.accounts.account import LATE, WHILE, Account, CausePattern, Loss
 
 DATA_LOADING = Account(
     "idle.data_loading",
     label="data loading",
+    said_by_group=WHILE,
     meaning=LATE + "waits for the next batch.",
     found="Ranges and frames of data loaders on that thread: `enumerate(DataLoader)#…__next__`, or an NVTX "
     "range named after loading.",

@@ -1,10 +1,11 @@
 """The CPU runs Python's garbage collector."""
 
-from lostflops.accounts.account import LATE, Account, CausePattern, Loss
+from lostflops.accounts.account import LATE, WHILE, Account, CausePattern, Loss
 
 GARBAGE_COLLECTION = Account(
     "idle.garbage_collection",
     label="garbage collection",
+    said_by_group=WHILE,
     meaning=LATE + "runs Python's garbage collector.",
     found="Ranges and frames of the collector on that thread.",
     remedy="After the start `gc.collect()`, `gc.freeze()` and `gc.disable()`; then `gc.collect(1)` every "

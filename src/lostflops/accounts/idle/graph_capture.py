@@ -1,10 +1,11 @@
 """The CPU captures a graph."""
 
-from lostflops.accounts.account import LATE, Account, Loss
+from lostflops.accounts.account import LATE, WHILE, Account, Loss
 
 GRAPH_CAPTURE = Account(
     "idle.graph_capture",
     label="graph capture",
+    said_by_group=WHILE,
     meaning=LATE
     + "captures a CUDA or HIP graph: what it launches meanwhile is stored in the graph and does not "
     "run.",

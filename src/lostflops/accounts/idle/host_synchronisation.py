@@ -1,10 +1,11 @@
 """The CPU waits for the GPU."""
 
-from lostflops.accounts.account import LATE, Account, CausePattern, Loss
+from lostflops.accounts.account import LATE, WHILE, Account, CausePattern, Loss
 
 HOST_SYNCHRONISATION = Account(
     "idle.host_synchronisation",
     label="host synchronisation",
+    said_by_group=WHILE,
     meaning=LATE + "waits for the GPU, or refills the queue that this wait had drained.",
     found="Synchronising calls on that thread (`cudaStreamSynchronize`, `cudaDeviceSynchronize`, "
     "`aten::item`, a blocking copy); where such a call had emptied the queue, also the operators and "

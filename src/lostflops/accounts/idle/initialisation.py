@@ -1,10 +1,11 @@
 """The CPU sets up what is made once."""
 
-from lostflops.accounts.account import LATE, Account, CausePattern, Loss
+from lostflops.accounts.account import LATE, WHILE, Account, CausePattern, Loss
 
 INITIALISATION = Account(
     "idle.initialisation",
     label="first-call initialisation",
+    said_by_group=WHILE,
     meaning=LATE + "sets up what is made once: the device's context, a library, a process group, the first "
     "memory.",
     found="Calls of 10 ms and longer in a job's first step that allocate, free or prove no cause, where "

@@ -1,10 +1,11 @@
 """The CPU launches work, or has launched it: what is slow about that."""
 
-from lostflops.accounts.account import LATE, Account, Loss
+from lostflops.accounts.account import LATE, WHILE, Account, Loss
 
 LONG_CALL = Account(
     "idle.long_call",
     label="long API calls",
+    said_by_group=WHILE,
     meaning=LATE + "is inside one driver or runtime call for a millisecond or longer.",
     found="API calls of 1 ms and longer on that thread whose name does not show the cause. A launch takes "
     "microseconds, except the first one of a kernel, which may load its code, and a copy from "
@@ -22,6 +23,7 @@ LAUNCH_BOUND = Account(
     "idle.launch_bound",
     label="launch-bound",
     noun="slow launching",
+    said_by_group=WHILE,
     meaning=LATE
     + "runs operators and launch calls: the GPU finishes its work faster than the CPU launches more.",
     found="Operators and API calls on that thread that no other account claims, until the call that "

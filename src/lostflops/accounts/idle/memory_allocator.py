@@ -1,10 +1,11 @@
 """The CPU allocates or frees GPU memory."""
 
-from lostflops.accounts.account import LATE, Account, CausePattern, Loss
+from lostflops.accounts.account import LATE, WHILE, Account, CausePattern, Loss
 
 MEMORY_ALLOCATOR = Account(
     "idle.memory_allocator",
     label="memory allocator",
+    said_by_group=WHILE,
     meaning=LATE + "allocates or frees GPU memory.",
     found="`cudaMalloc`, `cudaFree`, `cuMemMap` and the like on that thread; in a steady state the "
     "framework's cache does not call them.",

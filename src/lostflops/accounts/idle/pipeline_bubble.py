@@ -1,10 +1,11 @@
 """The CPU waits for another pipeline stage."""
 
-from lostflops.accounts.account import LATE, Account, CausePattern, Loss
+from lostflops.accounts.account import LATE, WHILE, Account, CausePattern, Loss
 
 PIPELINE_BUBBLE = Account(
     "idle.pipeline_bubble",
     label="pipeline bubble",
+    said_by_group=WHILE,
     meaning=LATE + "waits for another pipeline stage.",
     found="Ranges on that thread that name a receive of the pipeline schedule. Often the bubble shows as "
     "`communication.wait` instead, because a receive kernel runs from its launch on.",

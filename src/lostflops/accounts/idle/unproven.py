@@ -1,11 +1,12 @@
 """Nothing that was recorded names a cause."""
 
-from lostflops.accounts.account import LATE, Account, Loss
+from lostflops.accounts.account import LATE, WHILE, Account, Loss
 
 OTHER_HOST_WORK = Account(
     "idle.other_host_work",
     label="other host work",
     noun="other CPU work",
+    said_by_group=WHILE,
     meaning=LATE + "runs other code that the trace names.",
     found="Ranges and frames on that thread that nothing above claims. On a CPU-only trace also the "
     "autograd engine's own time around operators, in which hooks run.",
@@ -46,6 +47,7 @@ UNEXPLAINED = Account(
     "idle.unexplained",
     label="unexplained",
     noun="idle time without a recorded reason",
+    said_by_group="Nothing runs on the GPU, and ",
     meaning="Nothing runs on the GPU, and the recording shows no reason on the CPU thread that launches "
     "work.",
     found="What nothing recorded on that thread covers, such as plain Python between two operators in a "

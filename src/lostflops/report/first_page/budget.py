@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -31,8 +30,6 @@ ON_HOST: Mapping[str, Words] = {
     "compute": Words("compute", "At least one operator runs that is not communication."),
     "idle": Words("idle", "Nothing computes, communicates or copies."),
 }
-# A line inside a group need not repeat what its group says.
-SAID_BY_GROUP = re.compile(r"^(Nothing runs on the GPU(, and| while)|Only communication runs(, and|;)) ")
 ORDER = {name: i for i, name in enumerate(dict.fromkeys((*GROUPS, *ACCOUNTS)))}
 
 
@@ -41,8 +38,9 @@ def words(name: str, on_host: bool = False) -> Words:
     if name in GROUPS:
         return (ON_HOST.get(name) if on_host else None) or GROUPS[name]
     if name in ACCOUNTS:
-        meaning = SAID_BY_GROUP.sub("", ACCOUNTS[name].meaning)
-        return Words(ACCOUNTS[name].label, meaning[:1].upper() + meaning[1:])
+        account = ACCOUNTS[name]
+        meaning = account.meaning.removeprefix(account.said_by_group)
+        return Words(account.label, meaning[:1].upper() + meaning[1:])
     return Words(name.partition(".")[2].replace("_", " ") or name, "")
 
 

@@ -22,7 +22,6 @@ from .budget import Budget
 from .run import Run
 
 MOST_TOP = 3
-RATES = frozenset({"steps_per_second"})
 # Of the matrix work's time so much must be of one precision, and its FLOPs be known.
 ONE_PRECISION, ALL_KNOWN = 0.9, 0.95
 UNLIKE = 0.1  # of the mean step: where the rate is of others than the page shows, it says so
@@ -41,6 +40,7 @@ class Fact:
     unit: str
     shown: str
     basis: str
+    is_throughput: bool = False  # what a second brings: one line of the page has all of them
 
 
 SIDE_BY_SIDE = 0.01  # of compute: kernels that add up to so much more run side by side
@@ -108,7 +108,7 @@ def _steps_per_second(run: Run, spent: Budget | None, answers: Mapping[str, Answ
         said += " (mean of the step log)"
     elif abs(spent.mean - length) > UNLIKE * length:  # not one over the step of the page
         said += " (mean of the steps outside the recorded ones)"
-    return Fact("steps_per_second", "throughput", rate, "steps/s", said, basis)
+    return Fact("steps_per_second", "throughput", rate, "steps/s", said, basis, is_throughput=True)
 
 
 def _inputs(trace: Trace, counted: pl.DataFrame, steps_per_second: float) -> Iterator[Fact]:
@@ -145,6 +145,7 @@ def _inputs(trace: Trace, counted: pl.DataFrame, steps_per_second: float) -> Ite
                 f"{what}/s",
                 f"{_figures(rate)} {what}/s per rank",
                 f"{per_step:,} {what} per step: {kind} of {shape}",
+                is_throughput=True,
             )
             return
 
@@ -365,13 +366,9 @@ def _top(answers: Mapping[str, Answer], spent: Budget | None) -> Iterator[Top]:
 
 def lines(facts: Facts, on_host: bool) -> list[tuple[str, str]]:
     """What stands under the ledger, as a label and a text each: few lines, one for all rates."""
-    rates = [
-        fact.shown
-        for fact in facts.numbers
-        if fact.name in RATES or fact.name.endswith("_per_second_of_a_rank")
-    ]
+    rates = [fact.shown for fact in facts.numbers if fact.is_throughput]
     told = [("throughput", " · ".join(rates))] if rates else []
-    told += [(fact.label, fact.shown) for fact in facts.numbers if fact.shown not in rates]
+    told += [(fact.label, fact.shown) for fact in facts.numbers if not fact.is_throughput]
     label = f"top {'operator' if on_host else 'kernel'}{'s' * (len(facts.top) > 1)}"
     for top in facts.top:
         of = f"{'operator' if on_host else 'kernel'} time, some side by side" if top.overlaps else "compute"
