@@ -32,9 +32,9 @@ TO_A_RUN = (
     "capture/record/run_folder.py",
     "capture/record/injected/sitecustomize.py",
     "capture/record/injected/lostflops_recorder/__init__.py",
-    "capture/record/injected/lostflops_recorder/stepping.py",
+    "capture/record/injected/lostflops_recorder/steps/stepping.py",
     "capture/record/injected/lostflops_recorder/step_log.py",
-    "capture/record/injected/lostflops_recorder/window.py",
+    "capture/record/injected/lostflops_recorder/windows/window.py",
     "capture/record/outcome.py",
 )
 
