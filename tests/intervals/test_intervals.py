@@ -14,6 +14,7 @@ from polars.testing import assert_frame_equal
 
 from lostflops import intervals
 from lostflops.intervals import Forest, nesting
+from lostflops.intervals.order import row_order
 
 # Rank, thread, start, length; lengths may be zero or negative, as in broken traces.
 Row = tuple[int, int, int, int]
@@ -347,6 +348,23 @@ def test_self_pieces_give_every_instant_to_the_deepest_interval(drawn: Nested, o
     assert owner == {at: i for at, (_, i) in deepest.items()}
     order = list(zip(forest.group[position].tolist(), start.tolist(), strict=True))
     assert order == sorted(order)
+
+
+def test_rows_are_ordered_by_group_and_time_and_equal_ones_stay_as_they_stand() -> None:
+    """Integers, names and missing values alike: a missing one comes first."""
+    whole = pl.DataFrame({"rank": [1, 0, 1, 0, 0], "start": [7, 9, 7, 4, 9]})
+    assert row_order(whole, ["rank", "start"]).tolist() == [3, 1, 4, 0, 2]
+    unnamed = whole.with_columns(rank=pl.Series([1, None, 1, 0, None]))
+    assert row_order(unnamed, ["rank", "start"]).tolist() == [1, 4, 3, 0, 2]
+    words = whole.with_columns(rank=pl.Series(["b", "a", "b", "a", "a"]))
+    assert row_order(words, ["rank", "start"]).tolist() == [3, 1, 4, 0, 2]
+    # An enum is in the order of its values, and so is a boolean; numbers before a missing time.
+    kinds = whole.with_columns(rank=pl.Series(["z", "a", "z", "a", "a"], dtype=pl.Enum(["z", "a"])))
+    assert row_order(kinds, ["rank", "start"]).tolist() == [0, 2, 3, 1, 4]
+    flags = whole.with_columns(rank=pl.Series([True, False, True, False, False]))
+    assert row_order(flags, ["rank", "start"]).tolist() == [3, 1, 4, 0, 2]
+    floats = whole.with_columns(start=pl.Series([0.5, 0.25, 0.5, -1.0, 0.25]))
+    assert row_order(floats, ["rank", "start"]).tolist() == [3, 1, 4, 0, 2]
 
 
 def test_group_ids_number_the_combinations_densely() -> None:
