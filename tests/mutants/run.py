@@ -31,7 +31,7 @@ from .changes import Change, changes
 from .core import CORE
 
 ROOT = Path(__file__).parents[2]
-PATIENCE, LEAST_PATIENCE = 10, 20  # times the honest run, and seconds
+PATIENCE, LEAST_PATIENCE = 4, 10  # times the honest run, and seconds
 
 
 class Survivor(NamedTuple):
@@ -101,7 +101,9 @@ def _tests_notice(module: str, tree: ast.Module, tests: Sequence[str], drawn: in
     return int(pytest.main(asked, [_ExamplesFirst(drawn)]))
 
 
-def _in_child(module: str, tree: ast.Module, tests: Sequence[str], drawn: int, patience: float, log: Path) -> int | None:
+def _in_child(
+    module: str, tree: ast.Module, tests: Sequence[str], drawn: int, patience: float, log: Path
+) -> int | None:
     """The tests' exit status, or None where they did not end in time."""
     child = os.fork()
     if not child:
@@ -125,7 +127,9 @@ def _in_child(module: str, tree: ast.Module, tests: Sequence[str], drawn: int, p
     return None
 
 
-def tried(module: str, number: int, seed: int, drawn: int, until: float, log: Path, lines: range | None) -> Result:
+def tried(
+    module: str, number: int, seed: int, drawn: int, until: float, log: Path, lines: range | None
+) -> Result:
     """Up to `number` of the module's mutants, drawn by `seed`, against its tests."""
     source = _path(module).read_text()
     tests = CORE[module]
@@ -176,9 +180,14 @@ def main() -> None:
     results: list[Result] = []
     for left, module in zip(range(len(chosen), 0, -1), chosen, strict=True):
         now = time.monotonic()
-        results.append(tried(module, asked.number, asked.seed, asked.examples, now + (end - now) / left, log, lines))
+        results.append(
+            tried(module, asked.number, asked.seed, asked.examples, now + (end - now) / left, log, lines)
+        )
         r = results[-1]
-        print(f"{module}: {r.tried - len(r.survivors)} of {r.tried} noticed, {time.monotonic() - now:.0f} s", flush=True)
+        print(
+            f"{module}: {r.tried - len(r.survivors)} of {r.tried} noticed, {time.monotonic() - now:.0f} s",
+            flush=True,
+        )
     print("\n| module | possible | tried | noticed | share |\n| --- | ---: | ---: | ---: | ---: |")
     for r in results:
         noticed = r.tried - len(r.survivors)

@@ -138,10 +138,18 @@ def test_adapters_are_trained_beside_a_frozen_base(
     parts = static_memory.parts(SMALL, Layout(gpus=2, sharding=sharding), 0, OPTIMIZERS["adam"], lora)
     assert [part.name for part in parts] == ["frozen base", "adapters", "gradients", "optimizer states"]
     assert [part.bytes for part in parts] == [n // 2 if at in shared else n for at, n in enumerate(sizes)]
+    meaning = "fp32 moments of fp32 adapters" if lora.fp32 else OPTIMIZERS["adam"].meaning
+    assert parts[3].why.startswith(meaning)
+
+
+def test_what_is_not_said_of_adapters_is_as_in_peft() -> None:
+    assert Lora() == Lora(16, ("q", "v"), fp32=True, dropout=False, base_bits=16, double_quantised=True)
+    assert static_memory.states(COUNT, OPTIMIZERS["factored"]) == (2 * COUNT, 2 * COUNT, 0)
 
 
 @pytest.mark.parametrize(
-    ("double", "scales"), [(True, 64 + 64 + 32 + 32 + 3 * 128 + 7 * 4), (False, 4 * (64 + 64 + 32 + 32 + 384))]
+    ("double", "scales"),
+    [(True, 64 + 64 + 32 + 32 + 3 * 128 + 7 * 4), (False, 4 * (64 + 64 + 32 + 32 + 384))],
 )
 def test_a_4_bit_base_has_scales_for_blocks_of_64(double: bool, scales: int) -> None:
     lora = Lora(rank=2, base_bits=4, double_quantised=double)
