@@ -10,11 +10,13 @@ PLANNER = (
     "--deselect=tests/plan/test_plan_by_hand.py::test_unified_memory_is_never_the_headline",
 )
 STEPS = (
+    "tests/ingest/test_step_limits.py",
     "tests/ingest/test_steps.py",
     "tests/ingest/test_step_windows.py",
     *(
         f"--deselect=tests/ingest/test_step_windows.py::test_{test}"
-        for test in (  # these read whole traces
+        for test in (  # these draw many cases or read whole traces
+            "steps_tile_and_hold_what_they_launched",
             "ranks_that_run_ahead_wait_for_the_one_that_is_slower",
             "one_step_says_both_lengths",
             "a_rate_is_told_of_steps_that_show_how_long_one_takes",
@@ -26,6 +28,8 @@ STEPS = (
     ),
 )
 INTERVALS = ("tests/intervals/test_intervals.py",)
+
+PROVING = ("data_loading", "checkpoint_logging", "compilation", "host_synchronisation", "memory_allocator")
 
 # Tests that take long or run other processes are not here: a mutant is not installed in another process.
 CORE: dict[str, tuple[str, ...]] = {
@@ -44,6 +48,7 @@ CORE: dict[str, tuple[str, ...]] = {
     "lostflops.plan.serve.kv_cache": PLANNER,
     "lostflops.naming.classification": ("tests/naming/test_classification.py",),
     "lostflops.naming.host_causes": ("tests/naming/test_host_causes.py",),
+    **{f"lostflops.accounts.idle.{name}": ("tests/naming/test_host_causes.py",) for name in PROVING},
     "lostflops.causes.host": ("tests/causes/test_causes.py",),
     "lostflops.optimize.activations.saved": (
         "tests/optimize/activations/test_saved_exact.py",

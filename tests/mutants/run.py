@@ -16,6 +16,7 @@ import os
 import random
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -176,7 +177,7 @@ def main() -> None:
     for name in ("polars", "numpy", "torch", "msgspec", "polars.testing"):
         importlib.import_module(name)
     end = time.monotonic() + 60 * asked.minutes
-    log = Path(f"/tmp/lostflops-mutants-{os.getpid()}.log")
+    log = Path(tempfile.mkstemp(prefix="lostflops-mutants-", suffix=".log")[1])
     results: list[Result] = []
     for left, module in zip(range(len(chosen), 0, -1), chosen, strict=True):
         now = time.monotonic()

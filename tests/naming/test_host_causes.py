@@ -57,7 +57,8 @@ PROVING: dict[tuple[str, Row], str] = {
     (
         "compilation",
         "launch",
-    ): "cuLinkCreate_v2; cuLinkAddData_v2; cuLinkComplete; nvrtcCompileProgram; hiprtcCompileProgram",
+    ): """
+        cuLinkCreate_v2; cuLinkAddData_v2; cuLinkComplete; nvrtcCompileProgram; hiprtcCompileProgram""",
     ("compilation", "range"): """
         _compile.compile_inner; OutputGraph.call_user_compiler.backend_compile; compile_fx_inner
         create_aot_dispatcher_function; GraphLowering.run; Scheduler.codegen; async_compile.wait

@@ -242,7 +242,7 @@ def working(now: inference.Served) -> int:
 
 
 def test_working_memory_is_of_a_chunk_of_prompts_and_of_logits() -> None:
-    """A token has 2 x (2 x 64 + 64 + 64) whole and 3 x 2 x 128 in pieces; logits 6 bytes a word and sequence."""
+    """A token has 2 x (2 x 64 + 64 + 64) whole and 3 x 2 x 128 split; logits 6 bytes a word."""
     assert working(served()) == 15 * (512 + 768) + 6 * 3 * 96
     assert working(served(gpus=2, tensor=2)) == 15 * (512 + 384) + 3 * 3 * 96
     assert working(served(replace(EXPERTS, expert_width=96))) == 15 * (512 + 3 * 2 * 192) + 6 * 3 * 96
@@ -274,8 +274,8 @@ def test_the_largest_batch_fits_to_the_byte(batch: int) -> None:
 def test_bytes_of_weights_in_fewer_bits() -> None:
     """8 bits leave embedding and head as they are. NF4: 6 x 36,864 elements of matrices, scales of scales."""
     assert served(weight_bits=8).weight_bytes == COUNT + 2 * 6_144
-    # Per layer: q and o 4,096 (64 scales each), k and v 2,048 (32), three of 8,192 (128): each has one block of
-    # 256 scales, so 4 bytes more.
+    # Per layer: q and o 4,096 (64 scales each), k and v 2,048 (32), three of 8,192 (128): each has one block
+    # of 256 scales, so 4 bytes more.
     layer = 36_864 // 2 + (2 * 64 + 2 * 32 + 3 * 128) + 7 * 4
     assert served(weight_bits=4).weight_bytes == 6 * (layer + 2 * 128) + 2 * (2 * 6_144 + 64)
 
