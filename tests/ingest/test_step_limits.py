@@ -1,4 +1,4 @@
-"""Each rule about steps at its limit: the last number for which it holds, and the first for which it does not."""
+"""Each rule about steps at its limit: the last number for which it holds, and the first beyond."""
 
 from __future__ import annotations
 
@@ -175,6 +175,11 @@ def test_steps_that_are_none_are_an_error(rows: list[tuple[int, int, int, int, i
         judged(*rows)
 
 
+def test_the_first_rank_whose_steps_overlap_is_named() -> None:
+    with pytest.raises(StepsOverlap, match="ank 2"):
+        judged((0, 1, 0, 10, 1), (2, 1, 0, 10, 1), (2, 2, 9, 20, 1), (3, 1, 0, 10, 1), (3, 2, 9, 20, 1))
+
+
 def test_steps_that_touch_or_are_of_different_ranks_are_no_error() -> None:
     assert judged((0, 1, 0, 10, 1), (0, 2, 10, 20, 1)) == [None, None]
     assert judged((0, 1, 0, 10, 1), (1, 1, 3, 12, 1)) == [None, None]
@@ -265,6 +270,23 @@ def test_step_numbers_are_counted_where_one_comes_twice() -> None:
     assert found("step 3", "step 5", "step 4") == [0, 1, 2]
     assert found("step 3", "step 5", "step 9") == [3, 5, 9]
     assert found("step 3", "train_step", "step 9") == [0, 1, 2]
+
+
+def test_the_last_step_that_the_device_reaches_hangs_when_the_host_has_launched_another() -> None:
+    """Of three steps the host issues ten operators each, then some of a fourth that the device never runs."""
+
+    def cut(last: int, reached: int = 3) -> list[bool]:
+        steps = pl.DataFrame({"host_start": [0, 10, 20, 30], "host_end": [10, 20, 30, 40]})
+        began = [10 * k + n for k in range(3) for n in range(10)] + [30 + n for n in range(last)]
+        ran = np.array([k < reached for k in range(4)])
+        operators = pl.DataFrame({"start": began})
+        return marks._never_reached(steps, ran, operators).tolist()  # pyright: ignore[reportPrivateUsage]
+
+    assert cut(5) == [False, False, True, False]
+    assert cut(4) == [False] * 4
+    assert cut(5, reached=4) == [False] * 4
+    assert cut(5, reached=0) == [False] * 4
+    assert cut(5, reached=1) == [True, False, False, False]
 
 
 def test_codes_repeat_when_nineteen_of_twenty_do() -> None:

@@ -45,7 +45,8 @@ PROVING: dict[tuple[str, Row], str] = {
         litdata/streaming/reader.py(1): read""",
     ("data_loading", "range"): """
         MyDataLoader; Dataloader wait; data_loader; data-loading; data loading; batch-generator; get_batch
-        next_batch; fetch_batch; load_batch; [DALI] pipeline; Data; DATA; next batch; Get Batch; input; Input""",
+        next_batch; fetch_batch; load_batch; [DALI] pipeline; Data; DATA; next batch
+        Get Batch; input; Input""",
     ("checkpoint_logging", "frame"): """
         safetensors/torch.py(286): save_file; tqdm/std.py(1181): __iter__; rich/console.py(1): print
         torch/utils/tensorboard/writer.py(1): add_scalar; mlflow/tracking/fluent.py(1): log_metric
