@@ -62,6 +62,101 @@ def test_a_step_is_quiet_since_the_last_that_began_in_it_or_since_it_began() -> 
     assert on_device.quiet_ends(start, end, numbers()).tolist() == [10, 10]
 
 
+# --- what the device ran
+
+EARLIEST, LATEST = on_device.EARLIEST, on_device.LATEST
+
+
+def device_rows(*rows: tuple[int, int, int, int | None, object]) -> pl.DataFrame:
+    """Start, end, stream, launch (its call lasts two) and what kind it is."""
+    return pl.DataFrame(
+        {
+            "start": [r[0] for r in rows],
+            "end": [r[1] for r in rows],
+            "device": 0,
+            "stream": [r[2] for r in rows],
+            "launch_start": pl.Series([r[3] for r in rows], dtype=pl.Int64),
+            "launch_end": pl.Series([None if r[3] is None else r[3] + 2 for r in rows], dtype=pl.Int64),
+            **(
+                {"communication": [r[4] for r in rows]}
+                if isinstance(rows[0][4], bool)
+                else {"family": pl.Series([r[4] for r in rows], dtype=FAMILY)}
+            ),
+        }
+    )
+
+
+def test_work_of_kernels_and_copies_says_when_it_was_launched_and_what_it_decides() -> None:
+    """On stream 7 two products, the second without a launch; beside it communication, copies, and nothing."""
+    ran = device_rows(
+        (0, 10, 7, -5, "gemm"),
+        (10, 30, 7, None, "gemm"),
+        (5, 9, 9, 1, "communication"),
+        (40, 40, 7, 3, "gemm"),
+    )
+    moved = device_rows((12, 20, 9, 3, False), (21, 25, 11, None, True))
+    done = on_device.work(ran, moved)
+    assert done.start.tolist() == [0, 5, 10, 12, 21]
+    assert done.end.tolist() == [10, 9, 30, 20, 25]
+    assert done.launch.tolist() == [-5, 1, -5, 3, 21]
+    assert done.returned.tolist() == [-3, 3, LATEST, 5, LATEST]
+    assert done.is_launched.tolist() == [True, True, False, True, False]
+    assert not done.is_backlog.any()
+    assert done.is_copy.tolist() == [False, False, False, True, True]
+    assert done.is_main.tolist() == [True, False, True, False, False]
+    assert done.is_beside.tolist() == [False, True, False, False, True]
+    assert done.is_attributed
+    assert not on_device.work(None, None).is_attributed
+
+
+@pytest.mark.parametrize(("launch", "backlog"), [(-1, True), (0, True), (1, False)])
+def test_work_before_the_first_known_launch_was_in_the_queue(launch: int, backlog: bool) -> None:
+    done = on_device.work(device_rows((0, 10, 7, None, "gemm"), (10, 20, 7, launch, "gemm")), None)
+    assert done.is_backlog.tolist() == [backlog, False]
+    assert done.launch.tolist() == [EARLIEST, launch]
+
+
+def test_half_of_the_launches_are_enough() -> None:
+    def attributed(*launches: int | None) -> bool:
+        rows = [(10 * k + 1, 10 * k + 9, 7, launch, "gemm") for k, launch in enumerate(launches)]
+        return on_device.work(device_rows(*rows), None).is_attributed
+
+    assert attributed(2, None)
+    assert not attributed(2, None, None)
+    assert attributed(None, 0, None)  # the first waited in the queue
+
+
+def test_the_main_stream_computes_longest_then_is_busy_longest_then_comes_first() -> None:
+    def main(*rows: tuple[int, int, int, int | None, object]) -> list[int]:
+        return on_device.work(device_rows(*rows), None).is_main.tolist()
+
+    first, second = (0, 10, 9, 1, "gemm"), (1, 11, 7, 1, "gemm")
+    assert main(first, second) == [False, True]
+    talk = (20, 25, 9, 1, "communication")
+    assert main(first, second, talk) == [True, False, True]
+    assert main(first, (1, 12, 7, 1, "gemm"), talk) == [False, True, False]
+
+
+def test_work_launched_before_an_instant_ends_and_after_it_begins() -> None:
+    launch, at = numbers(5, 1, 3), numbers(1, 2, 3, 4, 5, 6)
+    last = on_device._last_end(launch, numbers(95, 20, 50), at)  # pyright: ignore[reportPrivateUsage]
+    assert last.tolist() == [EARLIEST, 20, 20, 50, 50, 95]
+    reached = on_device._last_end(launch, numbers(30, 90, 50), at)  # pyright: ignore[reportPrivateUsage]
+    assert reached.tolist() == [EARLIEST, 90, 90, 90, 90, 90]
+    first = on_device._first_start(launch, numbers(7, 2, 9), at)  # pyright: ignore[reportPrivateUsage]
+    assert first.tolist() == [2, 7, 7, 7, 7, LATEST]
+    none = numbers()
+    assert on_device._last_end(none, none, at).tolist() == [EARLIEST] * 6  # pyright: ignore[reportPrivateUsage]
+    assert on_device._first_start(none, none, at).tolist() == [LATEST] * 6  # pyright: ignore[reportPrivateUsage]
+
+
+def test_work_beside_decides_until_the_main_stream_has_begun() -> None:
+    ends = on_device._Ends(  # pyright: ignore[reportPrivateUsage]
+        main=numbers(10, 10, 10), beside=numbers(5, 30, 30), first=numbers(20, 20, 40)
+    )
+    assert ends.deciding.tolist() == [10, 20, 30]
+
+
 # --- outliers
 
 
@@ -134,6 +229,22 @@ def in_a_row(lengths: list[int], amounts: list[int] | None = None, rank: int = 0
     return [(rank, k, e - n, e, a) for k, (e, n, a) in enumerate(zip(ends, lengths, many, strict=True))]
 
 
+def test_of_several_long_steps_the_shortest_must_be_longer_than_the_others() -> None:
+    assert outliers([10, 10, 10, 14, 10, 21, 10, 10, 100, *[10] * 5]) == []
+    assert outliers([10, 10, 10, 14, 10, 22, 10, 10, 100, *[10] * 5]) == [5, 8]
+
+
+def test_a_rank_whose_steps_all_hold_nothing_counts_nowhere_beside_one_that_works() -> None:
+    one = in_a_row([10] * 3)
+    idle, little = in_a_row([10] * 3, [0] * 3, rank=1), in_a_row([10] * 3, [0, 1, 0], rank=1)
+    assert judged(*one, *idle) == [None] * 3 + [counted.IDLE_RANK] * 3
+    assert judged(*one, *little) == [None] * 6
+    assert judged(*in_a_row([10] * 3, [0] * 3), *idle) == [None] * 6
+    untold = [(*row[:4], None) for row in idle]
+    assert judged(*one, *untold) == [None] * 6
+    assert judged(*one, *untold[:1], *idle[1:]) == [None] * 6
+
+
 def test_a_step_does_more_from_a_tenth_more_than_the_median_on() -> None:
     lengths = [10, 10, 10, 10, 50, 10, 10]
     assert judged(*in_a_row(lengths, [100, 100, 100, 100, 111, 100, 100])) == [None] * 7
@@ -146,6 +257,17 @@ def test_at_most_one_step_in_six_holds_nothing() -> None:
     assert judged(*in_a_row([10] * 3, [5, 0, 5])) == [None, "nothing in it", None]
     assert judged(*in_a_row([10], [0])) == [None]
     assert judged(*in_a_row([10] * 2, [0, 0])) == [None, None]
+
+
+def test_a_step_that_holds_nothing_is_no_outlier_as_well_and_hides_none() -> None:
+    amounts = [5, 5, 5, 0, 5, 5, 5]
+    assert judged(*in_a_row([10, 10, 10, 50, 10, 10, 10], amounts)) == [
+        *[None] * 3,
+        "nothing in it",
+        *[None] * 3,
+    ]
+    found = judged(*in_a_row([10, 10, 10, 50, 10, 60, 10], amounts))
+    assert found == [None, None, None, "nothing in it", None, "outlier", None]
 
 
 def test_a_step_is_as_long_as_on_the_rank_where_it_is_longest_and_empty_where_all_are() -> None:
