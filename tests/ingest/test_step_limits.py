@@ -116,6 +116,36 @@ def test_work_before_the_first_known_launch_was_in_the_queue(launch: int, backlo
     assert done.launch.tolist() == [EARLIEST, launch]
 
 
+def test_tables_that_say_nothing_of_communication_have_none() -> None:
+    ran, moved = device_rows((0, 10, 7, 1, "gemm")), device_rows((0, 20, 9, 1, False))
+    done = on_device.work(ran.drop("family"), moved.drop("communication"))
+    assert sorted(zip(done.is_copy.tolist(), done.is_main.tolist(), strict=True)) == [
+        (False, True),
+        (True, False),
+    ]
+    assert not done.is_beside.any()
+
+
+def test_a_device_is_behind_by_what_was_launched_before_the_first_step_and_not_in_it() -> None:
+    def moved(busy_until: int, launch: int | None = None) -> list[tuple[int, int, bool]]:
+        rows = (
+            (0, busy_until, 7, launch, "gemm"),
+            (busy_until, 80, 7, 10, "gemm"),
+            (110, 150, 7, 105, "gemm"),
+        )
+        steps = pl.DataFrame({"start": [0, 100], "end": [100, 200], "begins": [True, True]})
+        return (
+            on_device.moved(steps, on_device.work(device_rows(*rows), None))
+            .select("start", "end", "behind")
+            .rows()
+        )
+
+    assert moved(50) == [(50, 100, True), (100, 200, False)]
+    assert moved(1) == [(1, 100, True), (100, 200, False)]  # a hundredth of the step
+    # Its launch was seen: nothing is missing, the host just runs ahead.
+    assert moved(50, -5) == [(50, 100, False), (100, 200, False)]
+
+
 def test_half_of_the_launches_are_enough() -> None:
     def attributed(*launches: int | None) -> bool:
         rows = [(10 * k + 1, 10 * k + 9, 7, launch, "gemm") for k, launch in enumerate(launches)]
