@@ -103,7 +103,13 @@ def _tests_notice(module: str, tree: ast.Module, tests: Sequence[str], drawn: in
 
 
 def _in_child(
-    module: str, tree: ast.Module, tests: Sequence[str], drawn: int, patience: float, log: Path
+    module: str,
+    tree: ast.Module,
+    tests: Sequence[str],
+    drawn: int,
+    turned: bool,
+    patience: float,
+    log: Path,
 ) -> int | None:
     """The tests' exit status, or None where they did not end in time."""
     child = os.fork()

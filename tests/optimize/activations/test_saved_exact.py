@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -128,6 +128,16 @@ def test_both_passes_draw_the_same_random_numbers_and_leave_them_as_they_were() 
     assert random.getstate() == state
 
 
+def test_an_address_is_forgotten_with_the_last_that_keeps_it_alive() -> None:
+    at = saved._Pass(Numbers(), torch.device("cpu"), watched=False)  # pyright: ignore[reportPrivateUsage]
+    live, row = [2], cast("Any", None)
+    at._open[5] = row, live  # pyright: ignore[reportPrivateUsage]
+    at._let_go(5, live)  # pyright: ignore[reportPrivateUsage]
+    assert 5 in at._open  # pyright: ignore[reportPrivateUsage]
+    at._let_go(5, live)  # pyright: ignore[reportPrivateUsage]
+    assert 5 not in at._open and live == [0]  # pyright: ignore[reportPrivateUsage]
+
+
 @pytest.mark.parametrize("batch", [3, (1, 2), {"a": 3}])
 def test_a_batch_is_given_by_name_by_position_or_alone(batch: Any) -> None:
     seen: list[Any] = []
@@ -182,6 +192,15 @@ def test_the_share_of_a_storage_that_a_view_spans() -> None:
 
 
 # Which bytes of a view travel.
+
+
+def test_a_gathered_view_takes_the_room_that_it_spans_and_no_more() -> None:
+    """Two rows of nine, thirty apart: 39 numbers from the first to the last."""
+    view = torch.arange(900.0).reshape(30, 30)[1:3, 2:11]
+    part = saved_views.view_of(view)
+    assert part is not None
+    again = saved_views.restored(part, saved_views.bytes_of(view, part))
+    assert again.untyped_storage().nbytes() == 39 * 4
 
 
 def travels(view: torch.Tensor) -> tuple[Any, ...] | None:
