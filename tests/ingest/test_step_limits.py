@@ -146,6 +146,13 @@ def test_a_device_is_behind_by_what_was_launched_before_the_first_step_and_not_i
     assert moved(50, -5) == [(50, 100, False), (100, 200, False)]
 
 
+def test_a_step_whose_beginning_was_not_recorded_begins_with_the_recording() -> None:
+    steps = pl.DataFrame({"start": [0, 100], "end": [100, 200], "begins": [False, True]})
+    ran = device_rows((0, 50, 7, None, "gemm"), (50, 80, 7, 10, "gemm"), (110, 150, 7, 105, "gemm"))
+    found = on_device.moved(steps, on_device.work(ran, None)).select("start", "end", "behind").rows()
+    assert found == [(0, 100, False), (100, 200, False)]
+
+
 def test_half_of_the_launches_are_enough() -> None:
     def attributed(*launches: int | None) -> bool:
         rows = [(10 * k + 1, 10 * k + 9, 7, launch, "gemm") for k, launch in enumerate(launches)]
