@@ -284,3 +284,10 @@ def test_each_end_closes_the_last_capture_still_open_on_its_thread(calls: list[t
         elif open_on[thread]:
             expected.append((thread, open_on[thread].pop(), 3 * at + 2, names["B"]))
     assert captured(*reversed(rows)) == sorted(expected)
+
+
+def test_captures_nest_and_an_end_that_nothing_began_closes_none() -> None:
+    begin, end = "cudaStreamBeginCapture", "cudaStreamEndCapture"
+    calls = [(7, 3 * at, 3 * at + 1, begin if kind == "B" else end) for at, kind in enumerate("EEBBEE")]
+    assert captured(*reversed(calls)) == [(7, 6, 16, begin), (7, 9, 13, begin)]
+    assert captured((8, 0, 1, end), *reversed(calls), (8, 7, 8, begin)) == captured(*calls)
