@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import polars as pl
 import pytest
 
 from lostflops.ingest.clocks import SAME_HOST_ERROR, clock_offsets
 from lostflops.intervals.matching import matches
+from lostflops.tables import COLLECTIVES, RANKS
+from lostflops.testing import example_table
 from synthetic_job import Job
 
 Told = dict[int, tuple[int, int]]
@@ -28,6 +32,91 @@ def aligned(tables: tuple[pl.LazyFrame, pl.LazyFrame]) -> tuple[pl.LazyFrame, pl
         found.select("rank", clock_error="error"), on="rank", how="left", maintain_order="left"
     )
     return moved.drop("offset", "error"), known
+
+
+def exact(rows: dict[str, dict[int, list[int]]], *facts: dict[str, Any]) -> Told:
+    """What is told of collectives whose ends are given per group and rank, each 40,000 ns long."""
+    calls = [
+        {"rank": rank, "group": group, "kind": "all-reduce", "bytes_in": 8}
+        | {"start": end - 40_000, "arrival": end - 40_000, "end": end}
+        for group, of_group in rows.items()
+        for rank, ends in of_group.items()
+        for end in ends
+    ]
+    ranks = {rank for of_group in rows.values() for rank in of_group}
+    known = list(facts) or [{"rank": rank, "world_size": len(ranks)} for rank in sorted(ranks)]
+    return told((example_table(COLLECTIVES, calls), example_table(RANKS, known)))
+
+
+def three(calls: int, apart: int, *late: int) -> Told:
+    """Ranks 0 and 2 leave together, rank 1's clock shows `apart` more and the last calls `late` more yet."""
+    true = [1_000_000 * n for n in range(1, calls + 1)]
+    more = [*(0,) * (calls - len(late)), *late]
+    ahead = [t + apart + m for t, m in zip(true, more, strict=True)]
+    return exact({"g [0, 1, 2]": {0: true, 1: ahead, 2: true}})
+
+
+def test_three_calls_leave_an_error_as_long_as_they_last_and_four_only_their_scatter() -> None:
+    assert three(3, 200_001) == {0: (0, 40_000), 1: (-200_001, 40_000), 2: (0, 40_000)}
+    assert three(3, 215_001, 3_000) == {0: (0, 40_000), 1: (-215_001, 43_000), 2: (0, 40_000)}
+    assert three(3, 215_000, 3_000)[1] == (0, 215_000)
+    assert three(4, 200_001, 3_000) == {0: (0, 0), 1: (-200_001, 3_000), 2: (0, 0)}
+
+
+def test_a_clock_is_moved_when_it_is_off_by_more_than_20_us_and_by_more_than_five_errors() -> None:
+    assert three(4, 20_001) == {0: (0, 0), 1: (-20_001, 0), 2: (0, 0)}
+    assert three(4, 20_000) == {0: (0, 0), 1: (0, 20_000), 2: (0, 0)}
+    assert three(4, 50_001, 10_000)[1] == (-50_001, 10_000)
+    assert three(4, 50_000, 10_000)[1] == (0, 50_000)
+    assert three(4, -50_001, 10_000)[1] == (50_001, 10_000)
+
+
+def test_the_scatter_is_the_largest_of_few_and_a_spread_of_many() -> None:
+    """Six calls 100 ns early and six late: 1.4826 times 100, rounded up; of eleven the largest counts."""
+    assert three(12, 60_000, *(-100, 100) * 6)[1] == (-60_000, 149)
+    assert three(11, 60_000, 0, *(-100, 100) * 5)[1] == (-60_000, 100)
+
+
+def test_offsets_and_errors_add_up_over_a_shared_clock() -> None:
+    """Rank 1 is 100 us ahead of rank 0, once 2 us more; rank 2 is 60 us ahead of it, once 4 us more.
+
+    Each lies half of it from the middle of two; what is carried over rank 1 has the errors of both groups,
+    of the second twice. The clock in the middle is right.
+    """
+    early, late = [1_000_000 * n for n in range(1, 6)], [1_000_000 * n for n in range(11, 16)]
+    found = exact(
+        {
+            "a [0, 1]": {0: early, 1: [t + 100_000 for t in early[:4]] + [early[4] + 102_000]},
+            "b [1, 2]": {1: late, 2: [t + 60_000 for t in late[:4]] + [late[4] + 64_000]},
+        }
+    )
+    assert found == {0: (100_000, 1_000), 1: (0, 1_000), 2: (-60_000, 5_000)}
+
+
+def test_the_nearer_of_two_ways_between_groups_counts() -> None:
+    """Ranks 0 and 3 are joined by rank 1 exactly and by rank 2 with a scatter of 30 us."""
+    at = [[1_000_000 * (10 * k + n) for n in range(1, 6)] for k in range(4)]
+    loose = [*(t + 90_000 for t in at[1][:4]), at[1][4] + 150_000]
+    found = exact(
+        {
+            "a [0, 1]": {0: at[0], 1: at[0]},
+            "b [0, 2]": {0: at[1], 2: loose},
+            "c [2, 3]": {2: [t + 90_000 for t in at[2]], 3: [t + 500_000 for t in at[2]]},
+            "d [1, 3]": {1: at[3], 3: [t + 500_000 for t in at[3]]},
+        }
+    )
+    assert found == {0: (0, 0), 1: (0, 0), 2: (-90_000, 0), 3: (-500_000, 0)}
+
+
+def test_ranks_of_one_host_are_moved_together_and_never_surer_than_their_conversion() -> None:
+    true = [1_000_000 * n for n in range(1, 5)]
+    known = [{"rank": r, "world_size": 4, "host": r // 2} for r in range(4)]
+    ends = {r: [t + (0, 0, 70_000, 70_000)[r] for t in true] for r in range(4)}
+    found = exact({"g [0, 1, 2, 3]": ends}, *known)
+    assert found == {r: ((0, -70_000)[r // 2], SAME_HOST_ERROR) for r in range(4)}
+    # A rank that two files tell of is where the first says.
+    told_twice = [*({**rank, "host": 0} for rank in known), {"rank": 3, "world_size": 4, "host": 1}]
+    assert exact({"g [0, 1, 2, 3]": ends}, *told_twice) == dict.fromkeys(range(4), (0, SAME_HOST_ERROR))
 
 
 def job_of(ranks: int, seed: int, calls: int = 20, **more: int) -> Job:

@@ -14,6 +14,7 @@ from polars.testing import assert_frame_equal
 
 from lostflops import intervals
 from lostflops.intervals import Forest, nesting
+from lostflops.intervals.order import row_order
 
 # Rank, thread, start, length; lengths may be zero or negative, as in broken traces.
 Row = tuple[int, int, int, int]
@@ -349,6 +350,23 @@ def test_self_pieces_give_every_instant_to_the_deepest_interval(drawn: Nested, o
     assert order == sorted(order)
 
 
+def test_rows_are_ordered_by_group_and_time_and_equal_ones_stay_as_they_stand() -> None:
+    """Integers, names and missing values alike: a missing one comes first."""
+    whole = pl.DataFrame({"rank": [1, 0, 1, 0, 0], "start": [7, 9, 7, 4, 9]})
+    assert row_order(whole, ["rank", "start"]).tolist() == [3, 1, 4, 0, 2]
+    unnamed = whole.with_columns(rank=pl.Series([1, None, 1, 0, None]))
+    assert row_order(unnamed, ["rank", "start"]).tolist() == [1, 4, 3, 0, 2]
+    words = whole.with_columns(rank=pl.Series(["b", "a", "b", "a", "a"]))
+    assert row_order(words, ["rank", "start"]).tolist() == [3, 1, 4, 0, 2]
+    # An enum is in the order of its values, and so is a boolean; numbers before a missing time.
+    kinds = whole.with_columns(rank=pl.Series(["z", "a", "z", "a", "a"], dtype=pl.Enum(["z", "a"])))
+    assert row_order(kinds, ["rank", "start"]).tolist() == [0, 2, 3, 1, 4]
+    flags = whole.with_columns(rank=pl.Series([True, False, True, False, False]))
+    assert row_order(flags, ["rank", "start"]).tolist() == [3, 1, 4, 0, 2]
+    floats = whole.with_columns(start=pl.Series([0.5, 0.25, 0.5, -1.0, 0.25]))
+    assert row_order(floats, ["rank", "start"]).tolist() == [3, 1, 4, 0, 2]
+
+
 def test_group_ids_number_the_combinations_densely() -> None:
     rows = pl.DataFrame({"rank": [3, None, 3, 1, None], "name": ["x", "y", "x", "x", "y"]})
     ids = intervals.group_ids(rows, ["rank", "name"]).tolist()
@@ -404,3 +422,43 @@ def test_a_point_takes_the_value_of_the_innermost_row_that_covers_it(
         if row is not None:
             assert drawn[row][:2] == (rank, thread)
             assert (drawn[row][2], -drawn[row][3]) == max(over)
+
+
+@pytest.mark.parametrize("many", [3, nesting.NEAR - 1, nesting.NEAR, nesting.NEAR + 1, 3 * nesting.NEAR])
+def test_a_row_that_began_far_back_is_found_behind_however_many_that_have_ended(many: int) -> None:
+    """Two long rows around many short ones, and another thread whose rows cover nothing here."""
+    short = [(0, 7, 100 + 10 * k, 5) for k in range(many)]
+    until = 100 + 10 * many
+    rows = frame([(0, 8, 0, 60), *short, (0, 7, 0, until + 50), (0, 7, 0, until + 90)])
+    rows = rows.with_row_index("row").collect()
+    inner, outer = many + 1, many + 2
+    asked = {
+        99: inner,
+        100: 1,
+        104: 1,
+        105: inner,
+        until: inner,
+        until + 49: inner,
+        until + 50: outer,
+        until + 89: outer,
+        until + 90: None,
+        -1: None,
+    }
+    points = frame([(0, 7, at, 0) for at in asked] + [(0, 8, 59, 0), (0, 8, 60, 0), (1, 7, 100, 0)]).collect()
+    found = intervals.innermost(points, rows, by=BY, column="row").to_list()
+    assert found == [*asked.values(), 0, None, None]
+    turned = intervals.innermost(points, rows.reverse(), by=BY, column="row").to_list()
+    assert turned == found
+
+
+def test_nesting_is_the_same_in_rounds_and_one_by_one() -> None:
+    """Staircases stick out of each other in every round."""
+    start, end = np.arange(0, 60, 2, dtype=np.int64), np.arange(0, 60, 2, dtype=np.int64) + 21
+    group = (start >= 30).astype(np.int64)
+    forest = intervals.nest(start, end, group)
+    one_by_one = nesting._nest_one_by_one(  # pyright: ignore[reportPrivateUsage]
+        np.arange(30), start, end, group, 0
+    )
+    for found, expected in zip(astuple(forest), astuple(one_by_one), strict=True):
+        assert np.array_equal(found, expected)
+    assert forest.repaired == one_by_one.repaired > 0

@@ -99,6 +99,27 @@ def test_every_operator_is_looked_up_in_one_family() -> None:
     assert found["family"].to_list() == [family for _, family in listed]
 
 
+@pytest.mark.parametrize(
+    ("piece", "direction"),
+    [(piece, p.direction) for p in COPY_PATTERNS if not p.also for piece in p.contains],
+)
+def test_each_spelling_of_a_direction_tells_it_alone(piece: str, direction: str) -> None:
+    assert copy_facts([piece])["direction"].to_list() == [direction]
+
+
+# Every spelling that some tool uses: a shorter list of pieces would lose one.
+SPELLINGS = """
+    Memset memset FillBuffer fillBuffer MemoryFill PtoP Peer peer HtoD HtoA HostToDevice Host-to-Device
+    HOST_TO_DEVICE H2D M2D DtoH AtoH DeviceToHost Device-to-Host DEVICE_TO_HOST D2H D2M DtoD DtoA AtoD AtoA
+    DeviceToDevice Device-to-Device DEVICE_TO_DEVICE D2D HtoH HostToHost Host-to-Host HOST_TO_HOST H2H M2M
+"""
+
+
+def test_no_spelling_of_a_copy_is_unknown() -> None:
+    facts = copy_facts(SPELLINGS.split())
+    assert facts.filter(pl.col("direction").cast(pl.String) == "unknown")["name"].to_list() == []
+
+
 @pytest.mark.parametrize("pattern", COPY_PATTERNS, ids=lambda p: p.direction)
 def test_a_copy_pattern_reads_its_own_example(pattern: Any) -> None:
     assert COPIES.first([pattern.example]) == [pattern]

@@ -36,56 +36,119 @@ def test_every_cause_can_be_proved() -> None:
     assert {f"idle.{cause}" for cause in proved} == {account.name for account in IDLE if account.proven}
 
 
-@pytest.mark.parametrize(
-    ("name", "row", "expected"),
-    [
-        ("cudaStreamSynchronize_v3020", "launch", "host_synchronisation"),
-        ("cudaDeviceSynchronize_ptsz_v7000", "launch", "host_synchronisation"),
-        ("cuCtxSynchronize", "launch", "host_synchronisation"),
-        ("cudaMemcpy", "launch", "host_synchronisation"),
-        ("cudaMemcpy2DToArray_v3020", "launch", "host_synchronisation"),
-        ("cuMemcpyHtoD_v2", "launch", "host_synchronisation"),
-        ("cudaFree", "launch", "memory_allocator"),
-        ("cuMemAddressReserve", "launch", "memory_allocator"),
-        ("cuMemUnmap", "launch", "memory_allocator"),
-        ("cuMemAlloc_v2", "launch", "memory_allocator"),
-        ("hipHostMalloc", "launch", "memory_allocator"),
-        ("hipModuleLoadData", "launch", "compilation"),
-        ("cuLibraryLoadData", "launch", "compilation"),
-        ("aten::item, op_id = 317127", "range", "host_synchronisation"),
-        ("Context Sync", "range", "host_synchronisation"),
-        ("Stream sync", "range", "host_synchronisation"),
-        ("Runtime Triggered Module Loading", "range", "compilation"),
-        ("Driver JIT compiler (CUDA)", "range", "compilation"),
-        ("CachingAutotuner.benchmark_all_configs (dynamo_timed)", "range", "compilation"),
-        ("backward-send-forward-recv", "range", "pipeline_bubble"),
-        ("forward-send-backward-recv", "range", "pipeline_bubble"),
-        ("send_forward_recv_backward", "range", "pipeline_bubble"),
-        ("[pl][profile]run_training_epoch.train_dataloader_next", "range", "data_loading"),
-        ("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", "operator", "data_loading"),
-        ("torch/utils/data/_utils/fetch.py(54): <listcomp>", "frame", "data_loading"),
-        ("<built-in method tolist of Tensor object at 0x7f11dcef5090>", "frame", "host_synchronisation"),
-        ("<built-in method synchronize of torch.Event object at 0x7f3ab8>", "frame", "host_synchronisation"),
-        ("<built-in function _cuda_emptyCache>", "frame", "memory_allocator"),
-        ("torch/_dynamo/symbolic_convert.py(1346): run", "frame", "compilation"),
-        ("torch/_inductor/codegen/triton.py(4071): codegen_kernel", "frame", "compilation"),
-        ("torch/distributed/checkpoint/state_dict_saver.py(62): save", "frame", "checkpoint_logging"),
-        ("transformers/trainer.py(3208): _save_checkpoint", "frame", "checkpoint_logging"),
-        ("wandb/sdk/wandb_run.py(1760): log", "frame", "checkpoint_logging"),
-        ("torch/distributed/pipelining/schedules.py(1601): _wait_recv", "frame", "pipeline_bubble"),
-        ("dynamo", "operator", "compilation"),
-        ("_compile.compile_inner (dynamo_timed)", "operator", "compilation"),
-        ("warmup", "range", "initialisation"),
-        ("## Warm-Up ##", "range", "initialisation"),
-        ("model_warmup_step 3", "range", "initialisation"),
-        ("CUDA initialization", "range", "initialisation"),
-        ("zeEventHostSynchronize", "launch", "host_synchronisation"),
-        ("aclrtSynchronizeStream", "launch", "host_synchronisation"),
-        ("synchronizeStream", "launch", "host_synchronisation"),
-        ("urUSMDeviceAlloc", "launch", "memory_allocator"),
-        ("aclrtMallocPhysical", "launch", "memory_allocator"),
-    ],
-)
+# Names that prove a cause, row by row; with the patterns' own examples one for each piece of text that a
+# pattern looks for.
+PROVING: dict[tuple[str, Row], str] = {
+    ("data_loading", "frame"): """
+        torchdata/stateful_dataloader/worker.py(1): _worker_loop; nvidia/dali/pipeline.py(1): run
+        streaming/base/dataset.py(1): __iter__; ffcv/loader/epoch_iterator.py(1): __next__
+        litdata/streaming/reader.py(1): read""",
+    ("data_loading", "range"): """
+        MyDataLoader; Dataloader wait; data_loader; data-loading; data loading; batch-generator; get_batch
+        next_batch; fetch_batch; load_batch; [DALI] pipeline; Data; DATA; next batch
+        Get Batch; input; Input""",
+    ("checkpoint_logging", "frame"): """
+        safetensors/torch.py(286): save_file; tqdm/std.py(1181): __iter__; rich/console.py(1): print
+        torch/utils/tensorboard/writer.py(1): add_scalar; mlflow/tracking/fluent.py(1): log_metric
+        comet_ml/experiment.py(1): log_metric; neptune/run.py(1): log; clearml/logger.py(1): report""",
+    ("checkpoint_logging", "range"): """
+        save_checkpoint; checkpoint_save; checkpoint save; checkpoint.save; torch.save; save_model; wandb.log
+        tensorboard""",
+    ("garbage_collection", "range"): "garbage collection",
+    (
+        "compilation",
+        "launch",
+    ): """
+        cuLinkCreate_v2; cuLinkAddData_v2; cuLinkComplete; nvrtcCompileProgram; hiprtcCompileProgram""",
+    ("compilation", "range"): """
+        _compile.compile_inner; OutputGraph.call_user_compiler.backend_compile; compile_fx_inner
+        create_aot_dispatcher_function; GraphLowering.run; Scheduler.codegen; async_compile.wait
+        benchmark_all_configs; triton autotune; Autotuner.run""",
+    ("compilation", "frame"): "torch/_functorch/aot_autograd.py(1010): aot_module_simplified",
+    (
+        "initialisation",
+        "launch",
+    ): "cuInit; cuCtxCreate_v2; hipInit; ncclCommInitRank; hipDevicePrimaryCtxRetain",
+    ("initialisation", "frame"): "torch/distributed/distributed_c10d.py(1361): init_process_group",
+    ("initialisation", "range"): "ncclCommInitRank",
+    ("memory_allocator", "launch"): """
+        cudaHostAlloc; cudaHostRegister; cudaHostUnregister; zeMemFree; zeVirtualMemReserve
+        zePhysicalMemCreate""",
+    ("pipeline_bubble", "range"): "recv_forward; pipe_recv_input; pipe_recv_grad",
+    ("host_synchronisation", "launch"): """
+        urEventWait; piEventsWait; urQueueFinish; cnrtQueueSync; cnrtWaitNotifier""",
+    ("host_synchronisation", "operator"): "aten::item; aten::is_nonzero; aten::nonzero",
+}
+LISTED = [
+    (name.strip(), row, cause)
+    for (cause, row), names in PROVING.items()
+    for name in names.strip().replace("\n", ";").split(";")
+]
+
+
+def test_every_piece_of_text_that_a_pattern_looks_for_is_needed_by_some_name() -> None:
+    known = [(name, row) for name, row, _ in LISTED + PROVES]
+    known += [(pattern.example, row) for pattern, row in CASES]
+    needed: set[tuple[Any, str]] = set()
+    for name, row in known:
+        text = name.partition("_v")[0] if row == "launch" else name
+        found = Recogniser(p for p in CAUSE_PATTERNS if row in p.rows).first([text])[0]
+        inside = [piece for piece in found.contains if piece in text] if found else []
+        needed |= {(found, piece) for piece in inside if len(inside) == 1}
+    every = {(pattern, piece) for pattern in CAUSE_PATTERNS for piece in pattern.contains}
+    assert sorted((p.cause, piece) for p, piece in every - needed) == []
+
+
+PROVES: list[tuple[str, Row, str]] = [
+    ("cudaStreamSynchronize_v3020", "launch", "host_synchronisation"),
+    ("cudaDeviceSynchronize_ptsz_v7000", "launch", "host_synchronisation"),
+    ("cuCtxSynchronize", "launch", "host_synchronisation"),
+    ("cudaMemcpy", "launch", "host_synchronisation"),
+    ("cudaMemcpy2DToArray_v3020", "launch", "host_synchronisation"),
+    ("cuMemcpyHtoD_v2", "launch", "host_synchronisation"),
+    ("cudaFree", "launch", "memory_allocator"),
+    ("cuMemAddressReserve", "launch", "memory_allocator"),
+    ("cuMemUnmap", "launch", "memory_allocator"),
+    ("cuMemAlloc_v2", "launch", "memory_allocator"),
+    ("hipHostMalloc", "launch", "memory_allocator"),
+    ("hipModuleLoadData", "launch", "compilation"),
+    ("cuLibraryLoadData", "launch", "compilation"),
+    ("aten::item, op_id = 317127", "range", "host_synchronisation"),
+    ("Context Sync", "range", "host_synchronisation"),
+    ("Stream sync", "range", "host_synchronisation"),
+    ("Runtime Triggered Module Loading", "range", "compilation"),
+    ("Driver JIT compiler (CUDA)", "range", "compilation"),
+    ("CachingAutotuner.benchmark_all_configs (dynamo_timed)", "range", "compilation"),
+    ("backward-send-forward-recv", "range", "pipeline_bubble"),
+    ("forward-send-backward-recv", "range", "pipeline_bubble"),
+    ("send_forward_recv_backward", "range", "pipeline_bubble"),
+    ("[pl][profile]run_training_epoch.train_dataloader_next", "range", "data_loading"),
+    ("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", "operator", "data_loading"),
+    ("torch/utils/data/_utils/fetch.py(54): <listcomp>", "frame", "data_loading"),
+    ("<built-in method tolist of Tensor object at 0x7f11dcef5090>", "frame", "host_synchronisation"),
+    ("<built-in method synchronize of torch.Event object at 0x7f3ab8>", "frame", "host_synchronisation"),
+    ("<built-in function _cuda_emptyCache>", "frame", "memory_allocator"),
+    ("torch/_dynamo/symbolic_convert.py(1346): run", "frame", "compilation"),
+    ("torch/_inductor/codegen/triton.py(4071): codegen_kernel", "frame", "compilation"),
+    ("torch/distributed/checkpoint/state_dict_saver.py(62): save", "frame", "checkpoint_logging"),
+    ("transformers/trainer.py(3208): _save_checkpoint", "frame", "checkpoint_logging"),
+    ("wandb/sdk/wandb_run.py(1760): log", "frame", "checkpoint_logging"),
+    ("torch/distributed/pipelining/schedules.py(1601): _wait_recv", "frame", "pipeline_bubble"),
+    ("dynamo", "operator", "compilation"),
+    ("_compile.compile_inner (dynamo_timed)", "operator", "compilation"),
+    ("warmup", "range", "initialisation"),
+    ("## Warm-Up ##", "range", "initialisation"),
+    ("model_warmup_step 3", "range", "initialisation"),
+    ("CUDA initialization", "range", "initialisation"),
+    ("zeEventHostSynchronize", "launch", "host_synchronisation"),
+    ("aclrtSynchronizeStream", "launch", "host_synchronisation"),
+    ("synchronizeStream", "launch", "host_synchronisation"),
+    ("urUSMDeviceAlloc", "launch", "memory_allocator"),
+    ("aclrtMallocPhysical", "launch", "memory_allocator"),
+]
+
+
+@pytest.mark.parametrize(("name", "row", "expected"), PROVES + LISTED)
 def test_a_name_that_proves_a_cause(name: str, row: Row, expected: str) -> None:
     assert cause(name, row) == expected
 
@@ -221,3 +284,10 @@ def test_each_end_closes_the_last_capture_still_open_on_its_thread(calls: list[t
         elif open_on[thread]:
             expected.append((thread, open_on[thread].pop(), 3 * at + 2, names["B"]))
     assert captured(*reversed(rows)) == sorted(expected)
+
+
+def test_captures_nest_and_an_end_that_nothing_began_closes_none() -> None:
+    begin, end = "cudaStreamBeginCapture", "cudaStreamEndCapture"
+    calls = [(7, 3 * at, 3 * at + 1, begin if kind == "B" else end) for at, kind in enumerate("EEBBEE")]
+    assert captured(*reversed(calls)) == [(7, 6, 16, begin), (7, 9, 13, begin)]
+    assert captured((8, 0, 1, end), *reversed(calls), (8, 7, 8, begin)) == captured(*calls)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import pytest
 
 from lostflops.plan import hardware
-from lostflops.plan.serve import inference
-from lostflops.plan.shape import Shape, named
+from lostflops.plan.serve import inference, kv_cache
+from lostflops.plan.shape import Shape, Weight, named
 from lostflops.plan.train import activation_memory, layer_time, layout, static_memory
 from lostflops.plan.train.activation_memory import Kernels
 from lostflops.plan.train.job import Prediction, Training
@@ -103,6 +104,124 @@ def test_static_memory_of_every_optimizer(
     assert [part.bytes for part in parts] == expected
 
 
+@pytest.mark.parametrize(("name", "half"), [("adam", (2, 2, 4)), ("adam-8bit", (1, 1, 1))])
+def test_fsdp2_shards_fp32_weights_that_are_the_master(name: str, half: tuple[int, int, int]) -> None:
+    parts = static_memory.parts(SMALL, Layout(gpus=2, sharding="fsdp2"), 0, OPTIMIZERS[name])
+    scales = 8 * 916 // 2 if name == "adam-8bit" else 0
+    assert [part.bytes for part in parts] == [half[0] * COUNT, half[1] * COUNT, half[2] * COUNT + scales]
+
+
+def test_a_shard_is_rounded_up_and_the_fullest() -> None:
+    assert [static_memory.shard(10, ranks) for ranks in (1, 3, 5, 11)] == [10, 4, 2, 1]
+    adam = OPTIMIZERS["adam"]
+    assert static_memory.states(5, adam) == (10, 10, 60)
+    assert static_memory.states(5, adam, 1, 4) == (10, 10, 15)
+    assert static_memory.states(5, adam, 2, 4) == (10, 3, 15)
+    assert static_memory.states(5, adam, 3, 4) == (3, 3, 15)
+
+
+# Adapters of rank 2 on q and v of six layers: 2 x (64 + 64) and 2 x (64 + 32) numbers.
+ADAPTED = 6 * (2 * 128 + 2 * 96)
+
+
+@pytest.mark.parametrize(
+    ("lora", "sizes"),
+    [
+        (Lora(rank=2), (2 * COUNT, 4 * ADAPTED, 4 * ADAPTED, 8 * ADAPTED)),
+        (Lora(rank=2, fp32=False), (2 * COUNT, 2 * ADAPTED, 2 * ADAPTED, 12 * ADAPTED)),
+    ],
+)
+@pytest.mark.parametrize(("sharding", "shared"), [("none", ()), ("zero-1", (3,)), ("fsdp2", (0, 1, 2, 3))])
+def test_adapters_are_trained_beside_a_frozen_base(
+    lora: Lora, sizes: tuple[int, ...], sharding: layout.Sharding, shared: tuple[int, ...]
+) -> None:
+    parts = static_memory.parts(SMALL, Layout(gpus=2, sharding=sharding), 0, OPTIMIZERS["adam"], lora)
+    assert [part.name for part in parts] == ["frozen base", "adapters", "gradients", "optimizer states"]
+    assert [part.bytes for part in parts] == [n // 2 if at in shared else n for at, n in enumerate(sizes)]
+    meaning = "fp32 moments of fp32 adapters" if lora.fp32 else OPTIMIZERS["adam"].meaning
+    assert parts[3].why.startswith(meaning)
+
+
+def test_what_is_not_said_of_adapters_is_as_in_peft() -> None:
+    assert Lora() == Lora(16, ("q", "v"), fp32=True, dropout=False, base_bits=16, double_quantised=True)
+    assert static_memory.states(COUNT, OPTIMIZERS["factored"]) == (2 * COUNT, 2 * COUNT, 0)
+
+
+@pytest.mark.parametrize(
+    ("double", "scales"),
+    [(True, 64 + 64 + 32 + 32 + 3 * 128 + 7 * 4), (False, 4 * (64 + 64 + 32 + 32 + 384))],
+)
+def test_a_4_bit_base_has_scales_for_blocks_of_64(double: bool, scales: int) -> None:
+    lora = Lora(rank=2, base_bits=4, double_quantised=double)
+    base = static_memory.parts(SMALL, Layout(), 0, OPTIMIZERS["adam"], lora)[0]
+    assert base.bytes == 6 * (36_864 // 2 + scales + 2 * 128) + 2 * (2 * 6_144 + 64)
+    mixed = static_memory.base_bytes([Weight("router", 4, 64), Weight("norm", 64)], lora)
+    assert mixed == 2 * (4 * 64 + 64)
+    odd = static_memory.base_bytes([Weight("q", 13, 5)], lora)  # 65 elements: 33 bytes, two scales
+    assert odd == 33 + (2 + 4 if double else 8)
+
+
+def test_every_projection_can_have_an_adapter() -> None:
+    weights = [Weight(name, 3, 5) for name in static_memory.PROJECTIONS] + [Weight("norm", 4)]
+    every = static_memory.adapters(weights, Lora(rank=2, targets=static_memory.PROJECTIONS))
+    assert static_memory.PROJECTIONS == ("q", "k", "v", "o", "gate", "up", "down")
+    assert [(w.name, w.outputs, w.inputs) for w in every[:2]] == [("q.A", 2, 5), ("q.B", 3, 2)]
+    assert len(every) == 14
+    vector = static_memory.adapters([Weight("q", 4), Weight("cross.v", 3, 5, copies=2)], Lora(rank=2))
+    assert [(w.name, w.copies) for w in vector] == [("cross.v.A", 2), ("cross.v.B", 2)]
+
+
+def test_experts_are_shared_by_the_ranks_that_hold_the_same_ones() -> None:
+    """Of 4 ranks each holds half of the experts, so two hold the same; the rest is on all four."""
+    experts = 6 * 2 * 3 * 64 * 32
+    dense = EXPERTS.parameters() - 2 * experts
+    here = Layout(gpus=4, expert=2, sharding="zero-1")
+    moments = static_memory.parts(EXPERTS, here, 0, OPTIMIZERS["adam"])[2].bytes
+    assert moments == 12 * dense // 4 + 12 * experts // 2
+
+
+def buffers(optimizer: str = "adam", lora: Lora | None = None, **more: Any) -> static_memory.Part:
+    return static_memory.communication(SMALL, Layout(**more), 0, OPTIMIZERS[optimizer], 16, lora)
+
+
+def test_buffers_of_communication() -> None:
+    """Two buckets of all gradients; two gathered layers and one's gradients; hidden states of 16 tokens."""
+    assert buffers() == buffers(gpus=2) == static_memory.Part("communication buffers", 0, "none")
+    assert buffers(gpus=2, sharding="zero-1").bytes == 2 * 2 * COUNT
+    assert buffers("adam-fp32-gradients", gpus=2, sharding="zero-2").bytes == 2 * 4 * COUNT
+    assert buffers(gpus=1, sharding="zero-1").bytes == 0
+    assert buffers(gpus=2, sharding="zero-3").bytes == 3 * 2 * 36_992
+    lora = Lora(rank=2)
+    assert buffers(lora=lora, gpus=2, sharding="zero-3").bytes == 2 * 2 * 36_992
+    # Two stages keep what they gather: the first has three layers and the embedding.
+    held = 3 * 36_992 + 6_144
+    states = 2 * 2 * 16 * 64
+    assert buffers(gpus=4, pipeline=2, sharding="fsdp2").bytes == 2 * held + 4 * held + states
+    adapted = buffers(lora=lora, gpus=4, pipeline=2, sharding="fsdp2").bytes
+    assert adapted == 2 * held + 4 * ADAPTED // 2 + states
+    assert buffers(gpus=2, pipeline=2).bytes == states
+    assert buffers(gpus=4, pipeline=2, tensor=2).bytes == states
+    assert buffers(gpus=4, pipeline=2, tensor=2, sequence_parallel=True).bytes == states // 2 + 2 * 16 * 64
+    assert buffers(gpus=2, tensor=2).bytes == 0
+    assert buffers(gpus=2, tensor=2, sequence_parallel=True).bytes == 2 * 16 * 64
+    large = static_memory.communication(
+        named("llama-3-8b"), Layout(gpus=2, sharding="zero-1"), 0, OPTIMIZERS["adam"], 1
+    )
+    assert large.bytes == 2 * 500_000_000 * 2
+
+
+def test_the_lines_say_over_how_many_ranks() -> None:
+    def said(sharding: layout.Sharding, gpus: int = 2) -> list[bool]:
+        parts = static_memory.parts(SMALL, Layout(gpus=gpus, sharding=sharding), 0, OPTIMIZERS["adam"])
+        return [part.why.endswith(f", over {gpus}") for part in parts]
+
+    assert said("none") == [False, False, False]
+    assert said("zero-1") == [False, False, True]
+    assert said("zero-2") == [False, True, True]
+    assert said("zero-3") == [True, True, True]
+    assert said("zero-3", 1) == [False, False, False]
+
+
 def served(shape: Shape = SMALL, gpus: int = 1, tensor: int = 1, **more: object) -> inference.Served:
     asked = inference.Serving(
         shape, hardware.gpu("h100"), hardware.link("pcie5"), Layout(gpus=gpus, tensor=tensor), 5, 7, batch=3
@@ -116,6 +235,132 @@ def test_a_cache_is_divided_by_tensor_ranks_as_far_as_it_has_heads() -> None:
         now = served(gpus=tensor, tensor=tensor)
         assert now.cache_per_token == per_token
         assert next(part.bytes for part in now.parts if part.name == "KV cache") == 36 * per_token
+
+
+def working(now: inference.Served) -> int:
+    return next(part.bytes for part in now.parts if part.name == "working memory")
+
+
+def test_working_memory_is_of_a_chunk_of_prompts_and_of_logits() -> None:
+    """A token has 2 x (2 x 64 + 64 + 64) whole and 3 x 2 x 128 split; logits 6 bytes a word."""
+    assert working(served()) == 15 * (512 + 768) + 6 * 3 * 96
+    assert working(served(gpus=2, tensor=2)) == 15 * (512 + 384) + 3 * 3 * 96
+    assert working(served(replace(EXPERTS, expert_width=96))) == 15 * (512 + 3 * 2 * 192) + 6 * 3 * 96
+    assert working(served(batch=3000)) == 8192 * (512 + 768) + 6 * 3000 * 96
+
+
+def test_a_served_model_takes_its_weights_cache_working_memory_and_context() -> None:
+    now = served(streamed=1000)
+    context = now.parts[3].bytes
+    assert [part.bytes for part in now.parts] == [2 * COUNT - 1000, 36 * 768, working(now), context]
+    assert now.bytes == 2 * COUNT - 1000 + 36 * 768 + working(now) + context
+    assert now.host_bytes == 1000
+    full = msgspec.structs.replace(now.serving.gpu, memory=now.bytes, host_memory=1000)
+    assert served(streamed=1000, gpu=full).fits
+    assert not served(streamed=1001, gpu=full).fits
+    short = served(streamed=1000, gpu=msgspec.structs.replace(full, memory=now.bytes - 3))
+    assert not short.fits and short.excess == 3
+    assert served(streamed=1000, gpu=full).excess == 0
+
+
+@pytest.mark.parametrize("batch", [1, 2, 7, 8])
+def test_the_largest_batch_fits_to_the_byte(batch: int) -> None:
+    exactly = msgspec.structs.replace(served().serving.gpu, memory=served(batch=batch).bytes)
+    assert served(gpu=exactly).largest_batch == batch
+    less = msgspec.structs.replace(exactly, memory=exactly.memory - 1)
+    assert served(gpu=less).largest_batch == batch - 1
+
+
+def test_bytes_of_weights_in_fewer_bits() -> None:
+    """8 bits leave embedding and head as they are. NF4: 6 x 36,864 elements of matrices, scales of scales."""
+    assert served(weight_bits=8).weight_bytes == COUNT + 2 * 6_144
+    # Per layer: q and o 4,096 (64 scales each), k and v 2,048 (32), three of 8,192 (128): each has one block
+    # of 256 scales, so 4 bytes more.
+    layer = 36_864 // 2 + (2 * 64 + 2 * 32 + 3 * 128) + 7 * 4
+    assert served(weight_bits=4).weight_bytes == 6 * (layer + 2 * 128) + 2 * (2 * 6_144 + 64)
+
+
+def test_a_cache_of_8_bits_is_half_as_large() -> None:
+    assert served(cache_bits=8).cache_per_token == 384
+
+
+# Nothing but what is asked about takes time.
+FAST = msgspec.structs.replace(
+    hardware.gpu("h100"), matmul=1e30, attention=1e30, memory_bandwidth=1e30, node_bandwidth=1e30, layer_ns=0
+)
+
+
+def test_each_resource_can_bound_a_pass() -> None:
+    """Prompts read every weight but the embedding once; a token reads the cache of 36 tokens besides."""
+    memory = served(gpu=msgspec.structs.replace(FAST, memory_bandwidth=1e6)).paces
+    read = 2 * (COUNT - 6_144) / (hardware.STREAMED * 1e6)
+    assert [pace.bound for pace in memory] == ["memory", "memory"]
+    assert memory[0].ns == round(read * 1e9)
+    assert memory[1].ns == round((read + 36 * 768 / (hardware.STREAMED * 1e6)) * 1e9)
+
+    # Per layer 36,864 weights of matrices; the head once for each sequence.
+    compute = served(gpu=msgspec.structs.replace(FAST, matmul=1e6)).paces
+    assert [pace.bound for pace in compute] == ["compute", "compute"]
+    assert compute[0].ns == round((2 * 6 * 36_864 * 15 + 2 * 6_144 * 3) / 1e6 * 1e9)
+    assert compute[1].ns == round(2 * (6 * 36_864 + 6_144) * 3 / 1e6 * 1e9)
+
+    # Causal scores and values: 5 x 5 x 3 x 128 a layer; of a token 2 x 128 for each of 36 in the cache.
+    attention = served(gpu=msgspec.structs.replace(FAST, attention=1e6)).paces
+    assert attention[0].ns == round(6 * 5 * 5 * 3 * 128 / 1e6 * 1e9)
+    assert attention[1].ns == round(6 * 2 * 128 * 36 / 1e6 * 1e9)
+
+    link = served(gpu=FAST, streamed=400_000).paces
+    assert [pace.bound for pace in link] == ["link", "link"]
+    assert link[0].ns == round(400_000 / hardware.link("pcie5").into * 1e9)
+
+    # Two all-reduces a layer of 64 x 2 bytes a token, a ring of two sends half of them twice.
+    slow = msgspec.structs.replace(FAST, node_bandwidth=1e6)
+    network = served(gpu=slow, gpus=2, tensor=2).paces
+    assert [pace.bound for pace in network] == ["network", "network"]
+    ring = 2 * 6 * 64 * 2 * 15 * 2 * (1 / 2) / layer_time.bandwidth(slow, 2, 2)
+    assert network[0].ns == round((ring + 12 * inference.ALL_REDUCE) * 1e9)
+    four = served(gpu=slow, gpus=4, tensor=4).paces[0].ns
+    ring = 2 * 6 * 64 * 2 * 15 * 2 * (3 / 4) / layer_time.bandwidth(slow, 4, 4)
+    assert four == round((ring + 12 * inference.ALL_REDUCE) * 1e9)
+
+
+def test_what_bits_cost_to_unpack_is_read_more_slowly() -> None:
+    slow = msgspec.structs.replace(FAST, memory_bandwidth=1e6)
+    read = (COUNT - 6_144 + 6_144) / 0.85
+    assert served(gpu=slow, weight_bits=8).paces[0].ns == round(read / (hardware.STREAMED * 1e6) * 1e9)
+
+
+def named_options(asked: inference.Served) -> list[str]:
+    return [option.name for option in inference.options(asked.serving)]
+
+
+def test_only_what_changes_something_is_an_option() -> None:
+    exactly = msgspec.structs.replace(served().serving.gpu, memory=served().bytes)
+    fewer = ["8-bit weights", "4-bit weights", "8-bit KV cache"]
+    assert named_options(served(gpu=exactly)) == ["as asked", *fewer]
+    assert named_options(served(gpu=exactly, weight_bits=8))[:2] == ["as asked", "4-bit weights"]
+    assert "4-bit weights" not in named_options(served(gpu=exactly, weight_bits=4))
+    assert "8-bit KV cache" not in named_options(served(gpu=exactly, cache_bits=8))
+    less = msgspec.structs.replace(exactly, memory=exactly.memory - 1)
+    assert named_options(served(gpu=less)) == ["as asked", *fewer, "batch 2", "stream weights"]
+    assert "stream weights" not in named_options(served(gpu=less, streamed=1))
+    found = {option.name: option for option in inference.options(served(gpu=less).serving)}
+    assert found["stream weights"].served.serving.streamed == 1
+    assert found["stream weights"].served.fits
+    assert found["stream weights"].apply == ("lostflops.optimize.stream_weights",)
+    assert found["as asked"].apply == found["batch 2"].apply == ()
+    halves = {name: option.served.serving for name, option in found.items()}
+    assert (halves["8-bit weights"].weight_bits, halves["4-bit weights"].weight_bits) == (8, 4)
+    assert halves["8-bit KV cache"].cache_bits == 8 and halves["batch 2"].batch == 2
+    numbers = {name for name, option in found.items() if option.remark == inference.OTHER_NUMBERS}
+    assert numbers == set(fewer)
+
+
+def test_the_cache_comes_back_over_the_link_or_is_computed_again() -> None:
+    assert kv_cache.per_token(SMALL) == 768 and kv_cache.per_token(SMALL, 1) == 384
+    assert kv_cache.reload_seconds(SMALL, 10, 768.0) == 10
+    again = 2 * (6 * 36_864 + 6_144) * 10
+    assert kv_cache.recompute_seconds(SMALL, 10, again / 4) == 4
 
 
 def test_a_latent_cache_is_whole_on_every_tensor_rank() -> None:

@@ -65,7 +65,6 @@ DATA_LOADING = Account(
                 "dataloader",
                 "DataLoader",
                 "Dataloader",
-                "data_loader",
                 "data_load",
                 "data-loading",
                 "data loading",

@@ -42,7 +42,7 @@ HOST_SYNCHRONISATION = Account(
         ),
         CausePattern(
             ("launch",),
-            ("ynchroni", "EventWait", "EventsWait", "QueueFinish", "QueueSync", "EventHostWait"),
+            ("ynchroni", "EventWait", "EventsWait", "QueueFinish", "QueueSync", "WaitNotifier"),
             "Level Zero, Unified Runtime, Ascend, Gaudi, MTIA, MUSA and Cambricon",
             "zeCommandQueueSynchronize",
             also=r"^ze\w*Synchronize$|^(?:ur|pi)(?:Event|Events|EventsAnd)Wait$|^(?:ur|pi)QueueFinish$"

@@ -1,0 +1,462 @@
+"""Each rule about steps at its limit: the last number for which it holds, and the first beyond."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+import numpy as np
+import polars as pl
+import pytest
+
+from lostflops.errors import StepsOverlap
+from lostflops.ingest.steps import counted, marks, on_device
+from lostflops.tables import FAMILY, LEFT_OUT, NAME
+
+
+def numbers(*values: int) -> on_device.Int:
+    return np.array(values, dtype=np.int64)
+
+
+# --- a recording's last step
+
+
+@pytest.mark.parametrize(
+    ("amount", "expected"),
+    [
+        ((10, 10, 8), True),
+        ((10, 10, 9), False),
+        ((100, 110, 89), True),  # the same to a tenth
+        ((100, 111, 89), False),
+        ((100, 111, 49), True),
+        ((100, 111, 50), False),
+        ((10, 1), True),
+        ((10, 2), False),
+        ((0, 0), False),
+        ((0, 0, 0), False),
+        ((5,), False),
+        ((), False),
+    ],
+)
+def test_a_stub_holds_less_than_its_share_of_the_least(amount: tuple[int, ...], expected: bool) -> None:
+    assert on_device.is_stub(numbers(*amount)) is expected
+
+
+def test_a_step_winds_down_that_waits_twice_as_long_and_a_tenth_of_a_step_more() -> None:
+    length = numbers(90, 100, 110, 50)
+    assert not on_device.is_winding_down(length, numbers(1, 5, 4, 20))
+    assert on_device.is_winding_down(length, numbers(1, 5, 4, 21))
+    assert not on_device.is_winding_down(numbers(100), numbers(100))
+    assert on_device.is_winding_down(numbers(100, 100), numbers(1, 13))
+
+
+def test_moments_are_counted_from_the_first_instant_of_a_step_to_before_its_end() -> None:
+    began = numbers(20, 0, 10, 9)
+    assert on_device.amounts(numbers(0, 10), numbers(10, 20), began).tolist() == [2, 1]
+
+
+def test_a_step_is_quiet_since_the_last_that_began_in_it_or_since_it_began() -> None:
+    start, end = numbers(0, 10), numbers(10, 20)
+    assert on_device.quiet_ends(start, end, numbers(12, 3)).tolist() == [7, 8]
+    assert on_device.quiet_ends(start, end, numbers(3)).tolist() == [7, 10]
+    assert on_device.quiet_ends(start, end, numbers(10, 20)).tolist() == [10, 10]
+    assert on_device.quiet_ends(start, end, numbers()).tolist() == [10, 10]
+
+
+# --- what the device ran
+
+EARLIEST, LATEST = on_device.EARLIEST, on_device.LATEST
+
+
+def device_rows(*rows: tuple[int, int, int, int | None, object]) -> pl.DataFrame:
+    """Start, end, stream, launch (its call lasts two) and what kind it is."""
+    return pl.DataFrame(
+        {
+            "start": [r[0] for r in rows],
+            "end": [r[1] for r in rows],
+            "device": 0,
+            "stream": [r[2] for r in rows],
+            "launch_start": pl.Series([r[3] for r in rows], dtype=pl.Int64),
+            "launch_end": pl.Series([None if r[3] is None else r[3] + 2 for r in rows], dtype=pl.Int64),
+            **(
+                {"communication": [r[4] for r in rows]}
+                if isinstance(rows[0][4], bool)
+                else {"family": pl.Series([r[4] for r in rows], dtype=FAMILY)}
+            ),
+        }
+    )
+
+
+def test_work_of_kernels_and_copies_says_when_it_was_launched_and_what_it_decides() -> None:
+    """On stream 7 two products, the second without a launch; beside it communication, copies, and nothing."""
+    ran = device_rows(
+        (0, 10, 7, -5, "gemm"),
+        (10, 30, 7, None, "gemm"),
+        (5, 9, 9, 1, "communication"),
+        (40, 40, 7, 3, "gemm"),
+    )
+    moved = device_rows((12, 20, 9, 3, False), (21, 25, 11, None, True))
+    done = on_device.work(ran, moved)
+    assert done.start.tolist() == [0, 5, 10, 12, 21]
+    assert done.end.tolist() == [10, 9, 30, 20, 25]
+    assert done.launch.tolist() == [-5, 1, -5, 3, 21]
+    assert done.returned.tolist() == [-3, 3, LATEST, 5, LATEST]
+    assert done.is_launched.tolist() == [True, True, False, True, False]
+    assert not done.is_backlog.any()
+    assert done.is_copy.tolist() == [False, False, False, True, True]
+    assert done.is_main.tolist() == [True, False, True, False, False]
+    assert done.is_beside.tolist() == [False, True, False, False, True]
+    assert done.is_attributed
+    assert not on_device.work(None, None).is_attributed
+
+
+@pytest.mark.parametrize(("launch", "backlog"), [(-1, True), (0, True), (1, False)])
+def test_work_before_the_first_known_launch_was_in_the_queue(launch: int, backlog: bool) -> None:
+    done = on_device.work(device_rows((0, 10, 7, None, "gemm"), (10, 20, 7, launch, "gemm")), None)
+    assert done.is_backlog.tolist() == [backlog, False]
+    assert done.launch.tolist() == [EARLIEST, launch]
+
+
+def test_tables_that_say_nothing_of_communication_have_none() -> None:
+    ran, moved = device_rows((0, 10, 7, 1, "gemm")), device_rows((0, 20, 9, 1, False))
+    done = on_device.work(ran.drop("family"), moved.drop("communication"))
+    assert sorted(zip(done.is_copy.tolist(), done.is_main.tolist(), strict=True)) == [
+        (False, True),
+        (True, False),
+    ]
+    assert not done.is_beside.any()
+
+
+def test_a_device_is_behind_by_what_was_launched_before_the_first_step_and_not_in_it() -> None:
+    def moved(busy_until: int, launch: int | None = None) -> list[tuple[int, int, bool]]:
+        rows = (
+            (0, busy_until, 7, launch, "gemm"),
+            (busy_until, 80, 7, 10, "gemm"),
+            (110, 150, 7, 105, "gemm"),
+        )
+        steps = pl.DataFrame({"start": [0, 100], "end": [100, 200], "begins": [True, True]})
+        return (
+            on_device.moved(steps, on_device.work(device_rows(*rows), None))
+            .select("start", "end", "behind")
+            .rows()
+        )
+
+    assert moved(50) == [(50, 100, True), (100, 200, False)]
+    assert moved(1) == [(1, 100, True), (100, 200, False)]  # a hundredth of the step
+    # Its launch was seen: nothing is missing, the host just runs ahead.
+    assert moved(50, -5) == [(50, 100, False), (100, 200, False)]
+
+
+def test_a_step_whose_beginning_was_not_recorded_begins_with_the_recording() -> None:
+    steps = pl.DataFrame({"start": [0, 100], "end": [100, 200], "begins": [False, True]})
+    ran = device_rows((0, 50, 7, None, "gemm"), (50, 80, 7, 10, "gemm"), (110, 150, 7, 105, "gemm"))
+    found = on_device.moved(steps, on_device.work(ran, None)).select("start", "end", "behind").rows()
+    assert found == [(0, 100, False), (100, 200, False)]
+
+
+def test_half_of_the_launches_are_enough() -> None:
+    def attributed(*launches: int | None) -> bool:
+        rows = [(10 * k + 1, 10 * k + 9, 7, launch, "gemm") for k, launch in enumerate(launches)]
+        return on_device.work(device_rows(*rows), None).is_attributed
+
+    assert attributed(2, None)
+    assert not attributed(2, None, None)
+    assert attributed(None, 0, None)  # the first waited in the queue
+
+
+def test_the_main_stream_computes_longest_then_is_busy_longest_then_comes_first() -> None:
+    def main(*rows: tuple[int, int, int, int | None, object]) -> list[int]:
+        return on_device.work(device_rows(*rows), None).is_main.tolist()
+
+    first, second = (0, 10, 9, 1, "gemm"), (1, 11, 7, 1, "gemm")
+    assert main(first, second) == [False, True]
+    talk = (20, 25, 9, 1, "communication")
+    assert main(first, second, talk) == [True, False, True]
+    assert main(first, (1, 12, 7, 1, "gemm"), talk) == [False, True, False]
+
+
+def test_work_launched_before_an_instant_ends_and_after_it_begins() -> None:
+    launch, at = numbers(5, 1, 3), numbers(1, 2, 3, 4, 5, 6)
+    last = on_device._last_end(launch, numbers(95, 20, 50), at)  # pyright: ignore[reportPrivateUsage]
+    assert last.tolist() == [EARLIEST, 20, 20, 50, 50, 95]
+    reached = on_device._last_end(launch, numbers(30, 90, 50), at)  # pyright: ignore[reportPrivateUsage]
+    assert reached.tolist() == [EARLIEST, 90, 90, 90, 90, 90]
+    first = on_device._first_start(launch, numbers(7, 2, 9), at)  # pyright: ignore[reportPrivateUsage]
+    assert first.tolist() == [2, 7, 7, 7, 7, LATEST]
+    none = numbers()
+    assert on_device._last_end(none, none, at).tolist() == [EARLIEST] * 6  # pyright: ignore[reportPrivateUsage]
+    assert on_device._first_start(none, none, at).tolist() == [LATEST] * 6  # pyright: ignore[reportPrivateUsage]
+
+
+def test_work_beside_decides_until_the_main_stream_has_begun() -> None:
+    ends = on_device._Ends(  # pyright: ignore[reportPrivateUsage]
+        main=numbers(10, 10, 10), beside=numbers(5, 30, 30), first=numbers(20, 20, 40)
+    )
+    assert ends.deciding.tolist() == [10, 20, 30]
+
+
+# --- outliers
+
+
+def outliers(length: list[int], more: tuple[int, ...] = ()) -> list[int]:
+    does_more = np.zeros(len(length), dtype=bool)
+    does_more[list(more)] = True
+    return np.flatnonzero(counted.outliers(numbers(*length), does_more)).tolist()
+
+
+def long_at(n: int, *at: int, length: int = 50) -> list[int]:
+    return [length if k in at else 10 for k in range(n)]
+
+
+def test_an_outlier_lasts_more_than_twice_the_median() -> None:
+    assert outliers([10, 10, 10, 21, 10]) == [3]
+    assert outliers([10, 10, 10, 20, 10]) == []
+
+
+def test_an_outlier_lasts_more_than_one_and_a_half_times_the_longest_other() -> None:
+    assert outliers([10, 10, 10, 14, 22, 10, 10]) == [4]
+    assert outliers([10, 10, 10, 14, 21, 10, 10]) == []
+
+
+def test_three_other_steps_must_remain() -> None:
+    assert outliers([10, 10, 10, 40]) == [3]
+    assert outliers([10, 10, 40]) == []
+
+
+def test_at_most_one_step_in_six_is_an_outlier() -> None:
+    assert outliers(long_at(12, 4, 5)) == [4, 5]
+    assert outliers(long_at(11, 4, 5)) == []
+    assert outliers(long_at(18, 4, 5, 9)) == [4, 5, 9]
+    assert outliers(long_at(17, 4, 5, 9)) == []
+
+
+def test_what_may_come_back_all_over_the_recording_is_no_outlier() -> None:
+    assert outliers(long_at(14, 2, 8)) == []  # every sixth: five after the last
+    assert outliers(long_at(15, 2, 8)) == [2, 8]
+    assert outliers(long_at(14, 5, 11)) == []
+    assert outliers(long_at(14, 6, 12)) == [6, 12]  # six before the first
+    assert outliers(long_at(20, 2, 8, 14)) == []
+    assert outliers(long_at(20, 2, 8, 15)) == [2, 8, 15]
+
+
+def test_a_step_that_does_more_is_an_outlier_where_enough_do_less() -> None:
+    assert outliers(long_at(5, 0), more=(0,)) == [0]
+    assert outliers(long_at(4, 0), more=(0,)) == []
+    assert outliers(long_at(10, 8), more=(8,)) == [8]
+    assert outliers(long_at(9, 7), more=(7,)) == []
+    assert outliers(long_at(10, 1), more=(1,)) == [1]
+    assert outliers(long_at(9, 1), more=(1,)) == []
+    assert outliers(long_at(9, 1), more=(2,)) == [1]
+
+
+def judged(*rows: tuple[int, int, int, int, int], whole: tuple[bool | None, ...] = ()) -> list[str | None]:
+    """Why steps (rank, number, start, end, amount) are left out, in the order of ranks and times."""
+    table = pl.DataFrame(
+        rows,
+        schema={"rank": pl.Int32, "step": pl.Int64, "start": pl.Int64, "end": pl.Int64, "amount": pl.Int64},
+        orient="row",
+    ).with_columns(
+        complete=pl.Series(whole or [True] * len(rows), dtype=pl.Boolean), left_out=pl.lit(None, LEFT_OUT)
+    )
+    return counted.judged(table)["left_out"].cast(pl.String).to_list()
+
+
+def in_a_row(lengths: list[int], amounts: list[int] | None = None, rank: int = 0) -> list[tuple[int, ...]]:
+    ends = list(accumulate(lengths))
+    many = amounts or [7] * len(lengths)
+    return [(rank, k, e - n, e, a) for k, (e, n, a) in enumerate(zip(ends, lengths, many, strict=True))]
+
+
+def test_of_several_long_steps_the_shortest_must_be_longer_than_the_others() -> None:
+    assert outliers([10, 10, 10, 14, 10, 21, 10, 10, 100, *[10] * 5]) == []
+    assert outliers([10, 10, 10, 14, 10, 22, 10, 10, 100, *[10] * 5]) == [5, 8]
+
+
+def test_a_rank_whose_steps_all_hold_nothing_counts_nowhere_beside_one_that_works() -> None:
+    one = in_a_row([10] * 3)
+    idle, little = in_a_row([10] * 3, [0] * 3, rank=1), in_a_row([10] * 3, [0, 1, 0], rank=1)
+    assert judged(*one, *idle) == [None] * 3 + [counted.IDLE_RANK] * 3
+    assert judged(*one, *little) == [None] * 6
+    assert judged(*in_a_row([10] * 3, [0] * 3), *idle) == [None] * 6
+    untold = [(*row[:4], None) for row in idle]
+    assert judged(*one, *untold) == [None] * 6
+    assert judged(*one, *untold[:1], *idle[1:]) == [None] * 6
+
+
+def test_a_step_does_more_from_a_tenth_more_than_the_median_on() -> None:
+    lengths = [10, 10, 10, 10, 50, 10, 10]
+    assert judged(*in_a_row(lengths, [100, 100, 100, 100, 111, 100, 100])) == [None] * 7
+    assert judged(*in_a_row(lengths, [100, 100, 100, 100, 110, 100, 100]))[4] == "outlier"
+
+
+def test_at_most_one_step_in_six_holds_nothing() -> None:
+    assert judged(*in_a_row([10] * 12, [0, 0, *[5] * 10]))[:3] == ["nothing in it"] * 2 + [None]
+    assert judged(*in_a_row([10] * 11, [0, 0, *[5] * 9])) == [None] * 11
+    assert judged(*in_a_row([10] * 3, [5, 0, 5])) == [None, "nothing in it", None]
+    assert judged(*in_a_row([10], [0])) == [None]
+    assert judged(*in_a_row([10] * 2, [0, 0])) == [None, None]
+
+
+def test_a_step_that_holds_nothing_is_no_outlier_as_well_and_hides_none() -> None:
+    amounts = [5, 5, 5, 0, 5, 5, 5]
+    assert judged(*in_a_row([10, 10, 10, 50, 10, 10, 10], amounts)) == [
+        *[None] * 3,
+        "nothing in it",
+        *[None] * 3,
+    ]
+    found = judged(*in_a_row([10, 10, 10, 50, 10, 60, 10], amounts))
+    assert found == [None, None, None, "nothing in it", None, "outlier", None]
+
+
+def test_a_step_is_as_long_as_on_the_rank_where_it_is_longest_and_empty_where_all_are() -> None:
+    one, other = in_a_row([10] * 7), in_a_row([10, 10, 50, 10, 10, 10, 10], [7, 0, 7, 7, 7, 7, 7], rank=1)
+    assert judged(*other, *one) == ([None, None, "outlier", *[None] * 4]) * 2
+
+
+def test_a_step_that_some_rank_lacks_counts_nowhere_unless_none_is_everywhere() -> None:
+    one, other = in_a_row([10] * 3), in_a_row([10] * 3, rank=1)
+    assert judged(*one, *other[1:]) == ["left out on another rank", *[None] * 4]
+    cut = (True, True, True, True, None, False)
+    assert judged(*one, *other, whole=cut) == [None, None, "left out on another rank", None, None, None]
+    assert judged(*one[:1], *other[1:]) == [None] * 3
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [(0, 1, 5, 5, 1)],
+        [(0, 1, 5, 4, 1)],
+        [(0, 1, 0, 10, 1), (0, 2, 9, 20, 1)],
+        [(0, 1, 0, 10, 1), (0, 1, 10, 20, 1)],
+    ],
+)
+def test_steps_that_are_none_are_an_error(rows: list[tuple[int, int, int, int, int]]) -> None:
+    with pytest.raises(StepsOverlap):
+        judged(*rows)
+
+
+def test_the_first_rank_whose_steps_overlap_is_named() -> None:
+    with pytest.raises(StepsOverlap, match="ank 2"):
+        judged((0, 1, 0, 10, 1), (2, 1, 0, 10, 1), (2, 2, 9, 20, 1), (3, 1, 0, 10, 1), (3, 2, 9, 20, 1))
+
+
+def test_steps_that_touch_or_are_of_different_ranks_are_no_error() -> None:
+    assert judged((0, 1, 0, 10, 1), (0, 2, 10, 20, 1)) == [None, None]
+    assert judged((0, 1, 0, 10, 1), (1, 1, 3, 12, 1)) == [None, None]
+
+
+# --- marks
+
+
+def rounds(*work: int) -> int:
+    """How many updates end a step where so many launches lie between one update and the next."""
+    ends = list(accumulate(work, initial=0))
+    return len(marks._last_of_each_round(ends, np.arange(ends[-1])))  # pyright: ignore[reportPrivateUsage]
+
+
+def test_optimizers_take_turns_that_do_the_same_in_each_turn_to_a_fiftieth() -> None:
+    assert rounds(*(100, 50) * 3) == 4
+    assert rounds(*(100, 50) * 2, 102, 51) == 4
+    assert rounds(*(100, 50) * 2, 103, 50) == 7
+    assert rounds(*(100, 50) * 2, 100) == 6  # two rounds and a half
+    assert rounds(*(100, 89) * 3) == 4
+    assert rounds(*(100, 90) * 3) == 7
+    assert rounds(*(100, 50, 70) * 3) == 4
+    assert rounds(*(100, 50, 70, 60) * 3) == 4
+    assert rounds(*(100, 50, 70, 60, 80) * 3) == 16  # more than take turns
+    assert rounds(*(100, 0) * 3) == 7
+
+
+def test_the_last_of_each_round_ends_the_step() -> None:
+    ends = list(accumulate((50, *(100, 50) * 3), initial=0))
+    found = marks._last_of_each_round(ends, np.arange(ends[-1]))  # pyright: ignore[reportPrivateUsage]
+    assert found == ends[1::2] and found[-1] == ends[-1]
+
+
+def kernels(families: list[str]) -> pl.DataFrame:
+    return pl.DataFrame(
+        {
+            "name": pl.Series(families, dtype=NAME),
+            "family": pl.Series(families, dtype=FAMILY),
+            "start": [10 * k for k in range(len(families))],
+            "end": [10 * k + 7 for k in range(len(families))],
+        }
+    )
+
+
+def bursts(families: list[str]) -> list[int]:
+    return marks._optimizer_burst_ends(kernels(families))  # pyright: ignore[reportPrivateUsage]
+
+
+def test_sixteen_other_kernels_end_a_burst_and_fifteen_do_not() -> None:
+    update, other = ["optimizer"], ["gemm"]
+    assert bursts([*other * 3, *update, *other * 16, *update * 2]) == [37, 217]
+    assert bursts([*other * 3, *update, *other * 15, *update * 2]) == []  # one burst is no step
+    assert bursts([*update, *other * 16] * 9) == [170 * k + 7 for k in range(9)]
+    assert bursts([]) == []
+    turned = kernels([*update, *other * 16] * 9).reverse()
+    assert marks._optimizer_burst_ends(turned) == [170 * k + 7 for k in range(9)]  # pyright: ignore[reportPrivateUsage]
+
+
+def test_a_burst_lasts_until_the_last_of_its_kernels_has_ended() -> None:
+    table = kernels(["optimizer", "optimizer", *["gemm"] * 16, "optimizer"])
+    table = table.with_columns(end=pl.when(pl.col("start") == 0).then(60).otherwise("end"))
+    assert marks._optimizer_burst_ends(table) == [60, 187]  # pyright: ignore[reportPrivateUsage]
+
+
+def test_steps_between_optimizers_lie_between_their_ends() -> None:
+    def between(ends: list[int], end: int) -> list[tuple[int, int, bool]] | None:
+        found = marks._between_optimizers(ends, 10, end)  # pyright: ignore[reportPrivateUsage]
+        return None if found is None else found.select("start", "end", "complete").rows()
+
+    assert between([10, 20, 30], 30) == [(10, 20, False), (20, 30, True)]
+    assert between([20, 30, 41], 40) == [(10, 20, False), (20, 30, True), (30, 40, False)]
+    assert between([10, 41], 40) is None
+
+
+def test_step_numbers_are_counted_where_one_comes_twice() -> None:
+    def found(*names: str) -> list[int]:
+        table = pl.DataFrame(
+            {
+                "name": pl.Series(list(names), dtype=NAME),
+                "start": [10 * k for k in range(len(names))],
+                "end": [10 * k + 9 for k in range(len(names))],
+                "thread": 1,
+            }
+        )
+        return marks.find_steps(table, None, None, 0, 10 * len(names))["step"].to_list()
+
+    assert found("step 3", "step 3", "step 4") == [0, 1, 2]
+    assert found("step 3", "step 5", "step 4") == [0, 1, 2]
+    assert found("step 3", "step 5", "step 9") == [3, 5, 9]
+    assert found("step 3", "train_step", "step 9") == [0, 1, 2]
+
+
+def test_the_last_step_that_the_device_reaches_hangs_when_the_host_has_launched_another() -> None:
+    """Of three steps the host issues ten operators each, then some of a fourth that the device never runs."""
+
+    def cut(last: int, reached: int = 3) -> list[bool]:
+        steps = pl.DataFrame({"host_start": [0, 10, 20, 30], "host_end": [10, 20, 30, 40]})
+        began = [10 * k + n for k in range(3) for n in range(10)] + [30 + n for n in range(last)]
+        ran = np.array([k < reached for k in range(4)])
+        operators = pl.DataFrame({"start": began})
+        return marks._never_reached(steps, ran, operators).tolist()  # pyright: ignore[reportPrivateUsage]
+
+    assert cut(5) == [False, False, True, False]
+    assert cut(4) == [False] * 4
+    assert cut(5, reached=4) == [False] * 4
+    assert cut(5, reached=0) == [False] * 4
+    assert cut(5, reached=1) == [True, False, False, False]
+
+
+def test_codes_repeat_when_nineteen_of_twenty_do() -> None:
+    def period(*codes: int) -> int | None:
+        return marks._period(numbers(*codes))  # pyright: ignore[reportPrivateUsage]
+
+    assert period(*(1, 2, 3, 4) * 3) == 4
+    assert period(*(1, 2, 3, 4) * 2, 1, 2, 3) is None  # not three of them
+    assert period(*(1, 2, 3) * 4) is None  # fewer than four kernels
+    assert period(*(1, 2, 3, 4, 5) * 4) == 5
+    # One kernel of 24 differs: two of 20 places do not repeat; of 44, two of 40 do not.
+    assert period(*(1, 2, 3, 4) * 3, 9, *(2, 3, 4), *(1, 2, 3, 4) * 2) is None
+    assert period(*(1, 2, 3, 4) * 5, 9, *(2, 3, 4), *(1, 2, 3, 4) * 5) == 4
+    assert period(*range(30)) is None

@@ -1,0 +1,63 @@
+"""The modules whose numbers every page rests on, and the quick tests that must notice when one is wrong."""
+
+from __future__ import annotations
+
+CONTRACT = "tests/recipes/test_contract.py"
+PLANNER = (
+    "tests/plan/test_plan_by_hand.py",
+    # Whole rankings of layouts.
+    "--deselect=tests/plan/test_plan_by_hand.py::test_each_verdict_on_training",
+    "--deselect=tests/plan/test_plan_by_hand.py::test_unified_memory_is_never_the_headline",
+)
+STEPS = (
+    "tests/ingest/test_step_limits.py",
+    "tests/ingest/test_steps.py",
+    "tests/ingest/test_step_windows.py",
+    *(
+        f"--deselect=tests/ingest/test_step_windows.py::test_{test}"
+        for test in (  # these draw many cases or read whole traces
+            "steps_tile_and_hold_what_they_launched",
+            "ranks_that_run_ahead_wait_for_the_one_that_is_slower",
+            "one_step_says_both_lengths",
+            "a_rate_is_told_of_steps_that_show_how_long_one_takes",
+            "hosts_and_devices_that_agree_are_not_told",
+            "an_outlier_is_named_with_its_cause_and_kept_out_of_the_mean",
+            "a_healthy_run_has_no_outlier",
+            "each_process_of_an_export_has_its_own_steps_on_the_devices_clock",
+        )
+    ),
+)
+INTERVALS = ("tests/intervals/test_intervals.py",)
+
+PROVING = ("data_loading", "checkpoint_logging", "compilation", "host_synchronisation", "memory_allocator")
+
+# Tests that take long or run other processes are not here: a mutant is not installed in another process.
+CORE: dict[str, tuple[str, ...]] = {
+    "lostflops.recipes.accounting": ("tests/recipes/test_ledger.py", CONTRACT),
+    "lostflops.recipes.steps.ledger": ("tests/recipes/test_ledger.py", CONTRACT),
+    "lostflops.intervals.matching": ("tests/intervals/test_matching.py",),
+    "lostflops.intervals.nesting": INTERVALS,
+    "lostflops.intervals.order": INTERVALS,
+    "lostflops.intervals.sets": INTERVALS,
+    "lostflops.ingest.clocks": ("tests/ingest/test_clocks.py",),
+    "lostflops.ingest.steps.counted": STEPS,
+    "lostflops.ingest.steps.marks": STEPS,
+    "lostflops.ingest.steps.on_device": STEPS,
+    "lostflops.plan.train.static_memory": PLANNER,
+    "lostflops.plan.serve.inference": PLANNER,
+    "lostflops.plan.serve.kv_cache": PLANNER,
+    "lostflops.naming.classification": ("tests/naming/test_classification.py",),
+    "lostflops.naming.host_causes": ("tests/naming/test_host_causes.py",),
+    **{f"lostflops.accounts.idle.{name}": ("tests/naming/test_host_causes.py",) for name in PROVING},
+    "lostflops.causes.host": ("tests/causes/test_causes.py",),
+    "lostflops.optimize.activations.saved": (
+        "tests/optimize/activations/test_saved_exact.py",
+        "tests/optimize/activations/test_saved.py",
+        "-k=not closed_form",
+    ),
+    "lostflops.optimize.activations.saved_views": (
+        "tests/optimize/activations/test_saved_exact.py",
+        "tests/optimize/activations/test_engine.py",
+        "-k=view or travel or lie or gathered",
+    ),
+}
