@@ -568,9 +568,9 @@ def test_ranks_that_run_ahead_wait_for_the_one_that_is_slower(tmp_path: Path) ->
 
 def test_one_step_says_both_lengths(tmp_path: Path) -> None:
     shown = opened(tmp_path, ahead(0, 9_700, steps=1))
-    (note,) = (note for note in shown.notes if "takes the host" in note)
-    assert note.startswith("Step 0 takes the host 1.50 ms and the GPU 15.2 ms.")
-    assert "one step does not show" in note
+    (note,) = (note for note in shown.notes if "takes the CPU" in note)
+    assert note.startswith("Step 0 takes the CPU 1.50 ms and the GPU 15.2 ms.")
+    assert "other steps may be longer or shorter" in note
     assert not rates(shown)
 
 
@@ -593,7 +593,7 @@ def test_a_rate_is_told_of_steps_that_show_how_long_one_takes(tmp_path: Path) ->
 
 def test_hosts_and_devices_that_agree_are_not_told(tmp_path: Path) -> None:
     shown = opened(tmp_path, ahead(0, 9_700, host=15_000))
-    assert not [note for note in shown.notes if "takes the host" in note]
+    assert not [note for note in shown.notes if "takes the CPU" in note]
 
 
 def pausing(*, at: int | None, steps: int = 8) -> list[Row]:

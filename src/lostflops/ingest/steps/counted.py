@@ -40,7 +40,8 @@ WARM_UP = 3  # first steps of a log, in which a job still builds its caches
 def judged(steps: pl.DataFrame, step_log: pl.DataFrame | None = None) -> pl.DataFrame:
     """The steps of all ranks with `left_out` where it was null and they do not count.
 
-    `step_log`, where there is one, tells which lengths are rare in the whole job. Raises StepsOverlap when steps of a rank overlap, hold no time or share a number.
+    `step_log`, where there is one, tells which lengths are rare in the whole job. Raises StepsOverlap when
+    steps of a rank overlap, hold no time or share a number.
     """
     steps = steps.sort("rank", "start")
     _require_disjoint(steps)
