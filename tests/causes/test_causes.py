@@ -361,3 +361,27 @@ def test_a_pause_that_comes_once_says_in_which_step(why) -> None:
 def test_a_pause_that_comes_back_does_not_say_so(why) -> None:
     steps = [[Work(saves=100 if s % 3 == 2 else 0, computes=60)] for s in range(9)]
     assert "once" not in first(why(steps, Job(transfer=0))).claim
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("preprocess", "Make `preprocess` cheaper"),
+        ("/home/me/a.py(3): forward", "Make `forward` (a.py:3) cheaper"),
+        ("## backward ##", "record call stacks: `lostflops record --what cuda,shapes,python -- COMMAND`"),
+        ("forward#LlamaForCausalLM", "record call stacks"),
+        ("DistributedDataParallel.forward", "record call stacks"),
+        ("backward_hook_of_mine_2x", "record call stacks"),
+        ("stepwise_tokens", "Make `stepwise_tokens` cheaper"),
+    ],
+)
+def test_a_range_around_a_phase_is_to_be_looked_into_and_not_to_be_made_cheaper(
+    tmp_path: Path, name: str, advice: str
+) -> None:
+    tables = Job(transfer=0).run([[Work(python=30)] for _ in range(STEPS)])
+    if ".py(" in name:
+        tables["frames"] = [{**row, "name": name} for row in tables["frames"]]
+    else:
+        tables["ranges"] = [{**row, "name": name} for row in tables.pop("frames")]
+    found = next(f for f in lostflops.why(made(tmp_path, tables)).findings if f.name == "host-busy-elsewhere")
+    assert advice in found.next

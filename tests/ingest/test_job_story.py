@@ -14,7 +14,7 @@ import pytest
 import lostflops
 from lostflops.cli import main
 from lostflops.report.first_page import page
-from lostflops.report.first_page.story import ending
+from lostflops.report.first_page.story import ending, unlike
 from lostflops.tables import RANK_ENDS
 from recorded import Recorded, record, record_script
 
@@ -198,6 +198,7 @@ def test_a_pause_that_no_recorded_step_shows_is_a_finding(tmp_path: Path) -> Non
     (pause,) = (finding for finding in first.findings if finding.name == "pause-not-recorded")
     assert pause.claim.startswith("Every 10th step is 300 ms longer (saving a checkpoint): 30.0 ms per step")
     assert "`lostflops record --steps 18-20 -- COMMAND`" in pause.next
+    assert pause.cost_per_step == 30_000_000 and pause.gain == "unknown"
     assert any("saving checkpoints" in note for note in first.notes)
 
 
@@ -210,3 +211,28 @@ def test_a_pause_of_a_job_without_recorded_steps_is_told(tmp_path: Path) -> None
     (rate,) = first.facts.numbers
     mean = 40.1e6 + 10 * 300e6 / 97
     assert rate.name == "steps_per_second" and rate.value == pytest.approx(1e9 / mean, rel=1e-3)
+
+
+def test_a_job_whose_own_profiler_runs_is_not_told_to_record_the_same_again(tmp_path: Path) -> None:
+    recorded = log_of(tmp_path, [40_000_000] * 30, range(0))
+    (log,) = recorded.run.glob("node-*/steps-*.jsonl")
+    reason = "the job's own profiler was running"
+    with log.open("a") as file:
+        file.write(json.dumps({"kind": "window", "number": 0, "state": "lost", "reason": reason}) + "\n")
+    first = shown(recorded.run)
+    assert any("remove it from the script" in note for note in first.notes)
+    assert not any("Record five steps" in note for note in first.notes)
+    assert any(fact.text == reason and fact.level == "warning" for fact in first.quality)
+
+
+@pytest.mark.parametrize(
+    ("kept", "said"),
+    [
+        (15.0, "were 50.0 % slower"),
+        (5.0, "were 50.0 % faster"),
+        (55.0, "took 5.5 times as long"),
+        (99_000.0, "took 9,900 times as long"),
+    ],
+)
+def test_how_recorded_steps_compare_is_a_number_one_can_picture(kept: float, said: str) -> None:
+    assert unlike(kept, 10.0) == said

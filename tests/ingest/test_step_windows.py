@@ -454,6 +454,33 @@ def test_a_first_step_that_warms_up_is_an_outlier_where_enough_follow() -> None:
     assert out(900, 10, 11, amounts={0: 400}) == []
 
 
+def logged(*durations: int, recorded: range = range(0)) -> pl.DataFrame:
+    steps = range(len(durations))
+    return pl.DataFrame(
+        {"rank": 0, "step": n, "duration": durations[n] * MS, "recorded": n in recorded} for n in steps
+    )
+
+
+@pytest.mark.parametrize(
+    ("log", "left_out"),
+    [
+        (logged(*[10] * 200), [2]),
+        (logged(*[10] * 20), []),  # too short to tell
+        (logged(*[10] * 200, 100), [2]),  # 90 of 2,100 ms
+        (logged(*[10, 10, 10, 10, 100] * 40), []),  # what the job costs
+        (None, []),
+    ],
+    ids=["none as long", "a short log", "one as long", "many as long", "no log"],
+)
+def test_the_step_log_tells_whether_a_long_step_that_does_more_is_rare(
+    log: pl.DataFrame | None, left_out: list[int]
+) -> None:
+    """The third of five steps holds an evaluation, so it does more than the others."""
+    steps = table(*lasting(10, 11, 100, 10, 11, amounts={2: 500}))
+    judged = counted.judged(steps, log)
+    assert judged.filter(pl.col("left_out") == "outlier")["step"].to_list() == left_out
+
+
 def test_steps_that_are_long_too_often_are_no_outliers() -> None:
     assert out(10, 90, 11, 10, 95, 10, 12, 99, 10, 11) == []
     assert out(*[10] * 5, 90, *[11] * 3, 95, *[10] * 6) == [5, 9]
@@ -541,9 +568,9 @@ def test_ranks_that_run_ahead_wait_for_the_one_that_is_slower(tmp_path: Path) ->
 
 def test_one_step_says_both_lengths(tmp_path: Path) -> None:
     shown = opened(tmp_path, ahead(0, 9_700, steps=1))
-    (note,) = (note for note in shown.notes if "takes the host" in note)
-    assert note.startswith("Step 0 takes the host 1.50 ms and the GPU 15.2 ms.")
-    assert "one step does not show" in note
+    (note,) = (note for note in shown.notes if "takes the CPU" in note)
+    assert note.startswith("Step 0 takes the CPU 1.50 ms and the GPU 15.2 ms.")
+    assert "other steps may be longer or shorter" in note
     assert not rates(shown)
 
 
@@ -566,7 +593,7 @@ def test_a_rate_is_told_of_steps_that_show_how_long_one_takes(tmp_path: Path) ->
 
 def test_hosts_and_devices_that_agree_are_not_told(tmp_path: Path) -> None:
     shown = opened(tmp_path, ahead(0, 9_700, host=15_000))
-    assert not [note for note in shown.notes if "takes the host" in note]
+    assert not [note for note in shown.notes if "takes the CPU" in note]
 
 
 def pausing(*, at: int | None, steps: int = 8) -> list[Row]:

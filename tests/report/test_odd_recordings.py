@@ -77,6 +77,7 @@ def test_a_rank_whose_file_holds_marks_and_no_work_is_in_no_mean(why) -> None:
     page = why(full.events, [step(10, 1000, 50)])
     assert milliseconds_of_a_step(page) == pytest.approx(8.0, rel=0.01)
     assert "The recording of rank 1 holds steps and no work: it is in no mean." in page.notes
+    assert page.run.windows == f"of {page.run.num_counted_steps} steps on 1 rank"
 
 
 def test_steps_that_only_some_ranks_have_say_so(why) -> None:

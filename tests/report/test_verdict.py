@@ -212,3 +212,11 @@ def test_on_a_real_trace_the_verdict_and_the_first_finding_name_one_cause(
         group = NAMES.get(first.accounts[0].partition(".")[0])
         head = page.verdict.partition(":")[0]
         assert head in (called, group) or "; the largest cause is " in page.verdict
+
+
+def test_a_pause_outside_the_recorded_steps_is_no_share_of_them() -> None:
+    pause = about(cost=1400, name="pause-not-recorded")
+    assert verdict(spent(compute=1000), first=pause) == (
+        "Held up outside the recorded steps: pauses that the recorded steps lack add 1.40 µs per step to the "
+        "1.00 µs step."
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 
 import polars as pl
@@ -25,6 +26,12 @@ PER_STEP = re.compile(r"[\d.,]+ (?:ns|µs|ms|s) per step \([\d.]+ %\)")
 BETWEEN_FROM = 0.15
 NAMED_FROM = 0.1  # of an account, which a name must hold to be shown
 SAVES_OR_LOGS, SAVES, LOGS = "saves a checkpoint or logs", "saves a checkpoint", "logs"
+# Ranges that frameworks and scripts draw around whole phases: what to change lies inside.
+PHASE = re.compile(
+    r"(?i)(?:^|[^a-z])(?:forward|backward|fwd|bwd|optimi[sz]er|zero_grad|loss|(?:training_|train_|run_)?step"
+    r"|(?:training_|train_)?(?:batch|iter|iteration)|micro_?batch|evaluate_function|autograd)(?:[^a-z]|$)"
+)
+FRAME = re.compile(r"\.pyx?\(\d+\): ")
 LOGGING = re.compile(
     r"(?:^|[/`. ])(?:logging|tqdm|rich|wandb|tensorboardX?|mlflow|comet_ml|neptune|clearml)\b"
     r"|\bprint\b|TextIOWrapper"
@@ -70,8 +77,22 @@ def _named(board: Board, finding: Finding) -> Finding:
     return replace(
         named,
         claim=f"{claim.rstrip('.')}: {listed(what)}.",
-        next=f"Make {largest[0][0] if largest else 'it'} cheaper, or take it out of the step: into the "
-        "loader's workers, onto a thread of its own, or done once for all steps.",
+        next=_cheaper(parts[0][0], [name for name in board.given.names["name"] if name is not None]),
+    )
+
+
+def _cheaper(name: str, names: Sequence[str]) -> str:
+    """What to do about the CPU's work of a name, given all names of idle time."""
+    if FRAME.search(name) or not PHASE.search(name):
+        return (
+            f"Make {spoken(name)} cheaper, or take it out of the step: into the loader's workers, onto a "
+            "thread of its own, or done once for all steps."
+        )
+    if any(map(FRAME.search, names)):
+        return f"Do the same in fewer operators inside {spoken(name)}: `torch.compile`, or a larger batch."
+    return (
+        f"{spoken(name)} is a whole phase. To see which Python runs in it, record call stacks: "
+        "`lostflops record --what cuda,shapes,python -- COMMAND`."
     )
 
 

@@ -78,7 +78,7 @@ def assemble(
                 "rank_source": part.rank_source,
             }
         )
-    _place_steps(folder, steps)
+    _place_steps(folder, steps, (machine or {}).get("step_log"))
     offsets = {rank: epochs[mine[0]] for rank, mine in recordings.items()}
     known = list(zip(ranks, parts, strict=True))
     parts = [*parts, *_place_beside(folder, _comparable(flat, beside), known, offsets, quality)]
@@ -152,11 +152,11 @@ def _place(
     return steps
 
 
-def _place_steps(folder: Path, steps: list[pl.DataFrame]) -> None:
+def _place_steps(folder: Path, steps: list[pl.DataFrame], step_log: pl.DataFrame | None) -> None:
     """Write the steps of all ranks, and which of them count. Raises StepsOverlap."""
     if not steps:
         return
-    judged = counted.judged(pl.concat(steps))
+    judged = counted.judged(pl.concat(steps), step_log)
     for (rank, number), mine in judged.partition_by("rank", "recording", as_dict=True).items():
         write_part(folder, "steps", rank, mine.drop("recording"), number)
 

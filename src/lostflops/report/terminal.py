@@ -217,14 +217,20 @@ def _contributors(finding: Finding) -> str:
 
 
 def _facts(told: Sequence[tuple[str, str]], width: int) -> Table:
-    """A line each: what is too long for it, like a kernel's name, is cut, and the cut is shown."""
+    """What is too long for its line goes on in the next; a kernel's name is cut, and the cut is shown."""
     longest = max(len(label) for label, _ in told)
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(no_wrap=True, min_width=longest)
     grid.add_column(no_wrap=True)
     for label, said in told:
+        room = max(1, width - longest - 2)
+        if label and not label.startswith("top "):
+            for line in _wrapped(said, room):
+                grid.add_row(Text(label, style="dim"), Text(line))
+                label = ""
+            continue
         text = Text(one_line(said))
-        text.truncate(max(1, width - longest - 2), overflow="ellipsis")
+        text.truncate(room, overflow="ellipsis")
         grid.add_row(Text(label, style="dim"), text)
     return grid
 

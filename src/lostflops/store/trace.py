@@ -52,6 +52,7 @@ Nanoseconds = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 # Facts that leave open what bounds a job: its page begins with them.
 GPU_WORK_LOST = "GPU work not recorded"
 DEVICE_UNKNOWN = "device work not understood"
+WINDOW_LOST = "steps not recorded in full"
 
 
 class Quality(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -16,7 +16,7 @@ from lostflops.errors import shown
 from lostflops.ingest.formats import Beside, Told
 from lostflops.ingest.part import Part
 from lostflops.ingest.processes import ASSUMED
-from lostflops.store.trace import Quality
+from lostflops.store.trace import WINDOW_LOST, Quality
 from lostflops.tables import RANK_ENDS, STEP_LOG
 
 # What `record` calls a rank's log: rank, attempt, perhaps the process.
@@ -65,6 +65,7 @@ class Logged:
     steps: Sequence[Line]
     end: Line | None
     torn: int
+    lost: str | None = None  # why steps that were to be recorded in full were not
 
 
 class Line(msgspec.Struct):
@@ -81,7 +82,10 @@ class Line(msgspec.Struct):
     data: Time | None = None
     checkpoint: Time | None = None
     gc: Time | None = None
+    # Of a step how many windows it is in; of a window's own line what became of it.
     window: int = 0
+    state: str | None = None
+    reason: str | None = None
 
 
 FAILURE = msgspec.json.Decoder(Failed)
@@ -133,6 +137,8 @@ def logged(documents: Sequence[Path]) -> tuple[list[Logged], list[Quality]]:
             notes.append(Quality(rank, "step log left out", 1, text, "warning"))
             continue
         kept[rank] = found
+        if found.lost:
+            notes.append(Quality(rank, WINDOW_LOST, 1, shown(found.lost), "warning"))
     if torn:
         text = "lines of the step logs are cut off: a process was killed, or the disk was full"
         notes.append(Quality(None, "steps not logged", torn, text))
@@ -188,7 +194,8 @@ def _read(path: Path) -> Logged:
     who = WHO.decode(first)
     lines, torn = _lines(rest)
     end = next((line for line in reversed(lines) if line.kind == "end"), None)
-    return Logged(path, who, [line for line in lines if line.step is not None], end, torn)
+    lost = next((line.reason for line in lines if line.kind == "window" and line.state == "lost"), None)
+    return Logged(path, who, [line for line in lines if line.step is not None], end, torn, lost)
 
 
 def _lines(content: bytes) -> tuple[list[Line], int]:

@@ -7,7 +7,8 @@ An *outlier* is a step that says nothing of the others: more than `TWICE` their 
 longest of them. What comes back is no outlier, however long: it is what the job costs. So at most one step in
 six is, never at equal distances that reach over the whole recording (a checkpoint every tenth step, a loader
 that stalls every fourth), and at least three others remain. Where few steps are known, a period cannot be
-seen: then a step that does more than the others (the update after some micro-batches) is not one either.
+seen: then a step that does more than the others (the update after some micro-batches) is not one either,
+unless the job's step log shows that steps as long are rare (an evaluation that falls into the recording).
 """
 
 from __future__ import annotations
@@ -31,12 +32,16 @@ MORE_WORK = 1.1  # times the median amount
 # Others in a row, beside a step that does more than they do: a period of up to so many would have shown. The
 # first step needs fewer, for what it does more is most often start-up.
 UNBROKEN, AFTER_FIRST = 8, 4
+# A log of so many steps tells what is rare: all that is as long takes less than this share of its time.
+ENOUGH_LOGGED, RARE = 30, 0.05
+WARM_UP = 3  # first steps of a log, in which a job still builds its caches
 
 
-def judged(steps: pl.DataFrame) -> pl.DataFrame:
+def judged(steps: pl.DataFrame, step_log: pl.DataFrame | None = None) -> pl.DataFrame:
     """The steps of all ranks with `left_out` where it was null and they do not count.
 
-    Raises StepsOverlap when steps of a rank overlap, hold no time or share a number.
+    `step_log`, where there is one, tells which lengths are rare in the whole job. Raises StepsOverlap when
+    steps of a rank overlap, hold no time or share a number.
     """
     steps = steps.sort("rank", "start")
     _require_disjoint(steps)
@@ -48,12 +53,13 @@ def judged(steps: pl.DataFrame) -> pl.DataFrame:
     common = (
         candidates.group_by("step").agg(pl.col("rank").n_unique()).filter(pl.col("rank") == working)["step"]
     )
+    usual = _logged(step_log)
     if not common.len():  # recordings of different steps, or none that is whole everywhere
-        found = [_judged(mine) for mine in candidates.partition_by("rank")]
+        found = [_judged(mine, usual) for mine in candidates.partition_by("rank")]
     else:
         elsewhere = candidates.filter(~pl.col("step").is_in(common.implode()))
         found = [
-            _judged(candidates.filter(pl.col("step").is_in(common.implode()))),
+            _judged(candidates.filter(pl.col("step").is_in(common.implode())), usual),
             elsewhere.select("rank", "step", why=pl.lit("left out on another rank")),
         ]
     why = pl.concat([part.select("rank", "step", pl.col("why").cast(LEFT_OUT)) for part in found])
@@ -89,7 +95,7 @@ def _require_disjoint(steps: pl.DataFrame) -> None:
         raise StepsOverlap(wrong["rank"][0], wrong["step"].to_list())
 
 
-def _judged(steps: pl.DataFrame) -> pl.DataFrame:
+def _judged(steps: pl.DataFrame, usual: Int) -> pl.DataFrame:
     """Which of some steps, each whole on all ranks that have it, are not like the others, and why."""
     does = pl.col("amount") / pl.col("amount").median().over("rank")
     by_step = (
@@ -110,7 +116,8 @@ def _judged(steps: pl.DataFrame) -> pl.DataFrame:
     if nothing.all():
         nothing = np.zeros_like(nothing)
     kept = by_step.filter(pl.Series(~nothing))
-    out = outliers(kept["length"].to_numpy(), kept["more"].to_numpy())
+    length = kept["length"].to_numpy()
+    out = outliers(length, kept["more"].to_numpy()) | rare(length, usual)
     numbers = pl.concat(
         [
             by_step.filter(pl.Series(nothing)).select("step", why=pl.lit("nothing in it")),
@@ -138,6 +145,34 @@ def outliers(length: Int, does_more: Flags) -> Flags:
     alone = ~does_more[at] | (unbroken >= UNBROKEN) | ((at == 0) & (after >= AFTER_FIRST))
     none[at[alone]] = True
     return none
+
+
+def rare(length: Int, logged: Int) -> Flags:
+    """Which of some steps are far longer than the others, where a log of the job's other steps is long enough
+    to show that its steps seldom are. Recording makes all steps longer, so lengths are compared by their
+    ratio to the median.
+    """
+    none = np.zeros(len(length), dtype=bool)
+    if len(length) <= FEWEST_LEFT or len(logged) < ENOUGH_LOGGED:
+        return none
+    usual, usual_logged = float(np.median(length)), float(np.median(logged))
+    long = length > TWICE * usual
+    if not long.any() or usual_logged <= 0 or length[long].min() <= APART * length[~long].max():
+        return none
+    # What is half as much longer is of the same kind.
+    from_ratio = 1 + (float(length[long].min()) / usual - 1) / 2
+    alike = logged[logged > from_ratio * usual_logged]
+    if float((alike - usual_logged).sum()) >= RARE * float(logged.sum()):
+        return none
+    return long
+
+
+def _logged(step_log: pl.DataFrame | None) -> Int:
+    """Lengths of the job's steps outside of warm-up and recording, each on the rank where it is longest."""
+    if step_log is None:
+        return np.zeros(0, dtype=np.int64)
+    plain = step_log.filter(~pl.col("recorded"), pl.col("step") >= WARM_UP, pl.col("duration").is_not_null())
+    return plain.group_by("step").agg(pl.col("duration").max()).sort("step")["duration"].to_numpy()
 
 
 def _may_be_periodic(at: Int, n: int) -> bool:

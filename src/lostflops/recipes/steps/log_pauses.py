@@ -249,6 +249,7 @@ def a_pause_was_not_recorded(table: pl.DataFrame) -> Iterator[Finding]:
             f"{f' ({does})' if does else ''}: {milliseconds(worst['per_step'])} per step, "
             f"{percent(worst['share'], 1)} of the job's step time. The recorded steps have no such pause.",
             gain="unknown",
+            cost_per_step=worst["per_step"],
             evidence=(
                 f"steps {first}, {first + period}, … of rank {worst['rank']}: {worst['times']} in the log",
                 f"the other steps take {milliseconds(worst['usual'])}",

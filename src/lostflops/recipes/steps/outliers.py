@@ -122,10 +122,12 @@ def a_step_is_an_outlier(table: pl.DataFrame) -> Iterator[Finding]:
         first = rows.row(0, named=True)
         ns, times = first["usual"] + first["longer"], 1 + first["longer"] / max(first["usual"], 1)
         known = ACCOUNTS[str(account)]
+        on = f" on rank {first['rank']}" if table["rank"].n_unique() > 1 else ""
         yield Finding(
             name="outlier-step",
-            claim=f"Step {first['step']} took {milliseconds(ns)}, {times:.{0 if times >= 10 else 1}f} times "
-            f"the others; most of it is {known.label}. It is left out of the mean.",
+            claim=f"Step {first['step']} took {milliseconds(ns)}{on}, "
+            f"{times:.{0 if times >= 10 else 1}f} times the others; most of it is "
+            f"{known.label}. It is left out of the mean.",
             gain="unknown",
             evidence=(
                 *(

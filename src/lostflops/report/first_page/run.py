@@ -29,6 +29,7 @@ class Run:
     num_windows: int  # (rank, step) pairs
     num_counted_steps: int  # those that a mean step is the mean of
     num_counted_windows: int
+    num_counted_ranks: int  # ranks with such a step
     selected_steps: tuple[int, int] | None
     num_events: int
     sources: tuple[dict[str, Any], ...]  # without file names: profilers put the host's name in them
@@ -75,10 +76,10 @@ class Run:
     @property
     def windows(self) -> str:
         """What a mean is taken over, in words."""
-        on = _count(len(self.ranks), "rank")
+        on = _count(self.num_counted_ranks, "rank")
         if self.is_whole:
             return f"of {on}"
-        if self.num_counted_windows != self.num_counted_steps * len(self.ranks):
+        if self.num_counted_windows != self.num_counted_steps * self.num_counted_ranks:
             return f"of {self.num_counted_windows} steps on {on}"
         return f"of {_count(self.num_counted_steps, 'step')}{self._chosen} on {on}"
 
@@ -119,6 +120,7 @@ def recorded(trace: Trace, steps: pl.DataFrame, ledger: pl.DataFrame) -> Run:
         num_windows=windows.height,
         num_counted_steps=counted["step"].n_unique(),
         num_counted_windows=counted.height,
+        num_counted_ranks=counted["rank"].n_unique(),
         selected_steps=trace.steps,
         num_events=manifest.num_events,
         sources=tuple(

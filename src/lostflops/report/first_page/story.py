@@ -12,7 +12,7 @@ from lostflops.finding import milliseconds, percent
 from lostflops.recipes.steps.log_pauses import CAUSES, WORTH_SAYING, ordinal
 from lostflops.recipes.steps.log_summary import UNLIKE
 from lostflops.session import Answer
-from lostflops.store.trace import Trace
+from lostflops.store.trace import WINDOW_LOST, Quality, Trace
 
 from .run import Run
 
@@ -24,7 +24,9 @@ SHARES = (
     ("checkpoint_share", "saving checkpoints"),
     ("garbage_share", "collecting garbage"),
 )
+TIMES = 3  # times as long: from there on, a percentage is no picture
 WORTH_SHOWING = 0.005
+OWN_PROFILER = "own profiler"
 DEFAULT_LAST = 14  # step that `record` needs when it is not told which
 
 
@@ -151,11 +153,7 @@ def steps(answers: Mapping[str, Answer]) -> Iterator[str]:
         kept = compared["recorded_median"].median()
         assert isinstance(kept, float)
         if abs(kept / usual - 1) > UNLIKE:
-            word = "slower" if kept > usual else "faster"
-            text += (
-                f". Recorded steps were {percent(abs(kept / usual - 1), 1)} {word} ({milliseconds(kept)}): "
-                "read shares with care"
-            )
+            text += f". Recorded steps {unlike(kept, usual)} ({milliseconds(kept)}): read shares with care"
         else:
             text += f", that of recorded steps {milliseconds(kept)}"
     yield f"{text}."
@@ -170,6 +168,13 @@ def steps(answers: Mapping[str, Answer]) -> Iterator[str]:
             f"{', '.join(parts)}{' (worst rank)' if told.height > 1 else ''}."
         )
     yield from _pauses(answers)
+
+
+def unlike(kept: float, usual: float) -> str:
+    """How recorded steps compare with the others: a percentage as long as that can be pictured."""
+    if kept >= TIMES * usual:
+        return f"took {kept / usual:,.{0 if kept >= 10 * usual else 1}f} times as long"
+    return f"were {percent(abs(kept / usual - 1), 1)} {'slower' if kept > usual else 'faster'}"
 
 
 def _pauses(answers: Mapping[str, Answer]) -> Iterator[str]:
@@ -215,8 +220,17 @@ def slowest(answers: Mapping[str, Answer]) -> Iterator[str]:
     yield f"The slowest step is step {row['step']}{on}: {milliseconds(row['duration'])}{why}."
 
 
-def how_to_record(answers: Mapping[str, Answer]) -> Iterator[str]:
-    """The command that records steps in full, of a job of which the log alone is there."""
+def how_to_record(answers: Mapping[str, Answer], lost: Sequence[Quality] = ()) -> Iterator[str]:
+    """The command that records steps in full, of a job of which the log alone is there.
+
+    `lost` says why windows in which steps were to be recorded hold none.
+    """
+    if any(OWN_PROFILER in fact.text for fact in lost):
+        yield (
+            "The job runs a profiler of its own, and a second one would break it: remove it from the script, "
+            "or record steps in which it does not run (`lostflops record --steps A-B -- COMMAND`)."
+        )
+        return
     log = answers["step_log_summary"].table if "step_log_summary" in answers else None
     made = 0 if log is None else int(log["steps"].max() or 0)  # pyright: ignore[reportArgumentType]
     if log is None or made > DEFAULT_LAST:
@@ -232,5 +246,6 @@ def story(trace: Trace, answers: Mapping[str, Answer], run: Run) -> tuple[str, .
     """What a reader must know of the job before its ledger."""
     ends = trace.table("rank_ends")
     told = () if ends is None else ending(ends.sort("rank").collect())
-    advice = how_to_record(answers) if run.formats <= {"step log", "monitor"} else ()
+    lost = [fact for fact in trace.manifest.quality if fact.name == WINDOW_LOST]
+    advice = how_to_record(answers, lost) if run.formats <= {"step log", "monitor"} else ()
     return (*told, *steps(answers), *slowest(answers), *advice)

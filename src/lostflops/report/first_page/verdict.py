@@ -20,6 +20,7 @@ NAMES: Mapping[str, str] = {
 }
 
 
+PAUSE = "pause-not-recorded"
 # Causes that no account is named after, by the name of their finding: what the verdict calls the job, and
 # what takes the share of the step that the finding costs.
 BY_FINDING: Mapping[str, tuple[str, str]] = {
@@ -27,7 +28,7 @@ BY_FINDING: Mapping[str, tuple[str, str]] = {
     "fp64-without-tensor-cores": ("Bound by fp64 compute", "matrix work in fp64 without tensor cores"),
     "pipeline-bubble": ("Bubble-bound", "waiting between pipeline stages"),
     "logging-inside-step": ("Held up by logging", "idle time while the CPU logs"),
-    "pause-not-recorded": ("Held up outside the recorded steps", "pauses that the recorded steps lack"),
+    PAUSE: ("Held up outside the recorded steps", "pauses that the recorded steps lack"),
     "data-wait-outside-window": ("Input-bound outside the recorded steps", "waiting for data"),
 }
 # A loss that is so many times as large as the first finding, and not about it, leads the verdict.
@@ -89,6 +90,9 @@ def _bound_by(first: Finding, budget: Budget, on_host: bool, length: str) -> str
     if late:
         return late
     group = first.accounts[0].partition(".")[0] if first.accounts else ""
+    if first.name == PAUSE:  # its time is in none of the steps that the page divides
+        name, what = BY_FINDING[PAUSE]
+        return f"{name}: {what} add {milliseconds(first.size)} per step to the {length}."
     if first.name in BY_FINDING:
         name, what = BY_FINDING[first.name]
         return f"{name}: {_share(first, budget)} of the {length} is {what}."
@@ -121,6 +125,8 @@ def _loss_name(loss: Line, budget: Budget) -> str:
 
 
 def _share(first: Finding, budget: Budget) -> str:
+    if first.name == PAUSE:
+        return f"{milliseconds(first.size)} per step"
     return percent(first.size, budget.mean)
 
 
