@@ -10,8 +10,6 @@ import pytest
 
 import lostflops
 from lostflops.accounts import ACCOUNTS
-from lostflops.naming.peaks import TERA, peak
-from lostflops.plan.hardware import GPUS
 from lostflops.report.first_page.budget import words
 from lostflops.report.first_page.facts import Fact
 from lostflops.report.first_page.page import Page
@@ -140,28 +138,6 @@ def test_clocks_that_power_held_down_are_a_fact_and_those_that_heat_did_a_findin
     heat = page("heat", heat=3)
     assert "slowed by heat 30.0 % of the time" in facts(heat)["gpu_clock"].shown
     assert "gpu-clocks-held-down" in [f.name for f in heat.findings]
-
-
-@pytest.mark.parametrize(
-    ("card", "driver"),
-    [
-        ("a100", "NVIDIA A100-SXM4-80GB"),
-        ("h100", "NVIDIA H100 80GB HBM3"),
-        ("h200", "NVIDIA H200"),
-        ("gh200", "NVIDIA GH200 480GB"),
-        ("b200", "NVIDIA B200"),
-        ("gb200", "NVIDIA GB200"),
-        ("mi300x", "AMD Instinct MI300X"),
-    ],
-)
-def test_the_page_and_the_planner_know_one_peak(card: str, driver: str) -> None:
-    known = peak(driver, "bf16")
-    assert known == pytest.approx(GPUS[card].peak, rel=1e-3) and known == peak(driver, "fp16")
-
-
-def test_what_is_not_known_has_no_peak() -> None:
-    assert peak("NVIDIA H100 80GB HBM3", "tf32") == 494.7 * TERA
-    assert peak("NVIDIA H100 80GB HBM3", "int8") is None and peak("unknown", "bf16") is None
 
 
 def test_a_line_of_the_ledger_does_not_repeat_what_its_group_says() -> None:

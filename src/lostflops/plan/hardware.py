@@ -14,6 +14,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from lostflops.errors import BadCard, NoSuchHardware, Unreadable
+from lostflops.naming.cards import CARDS, TERA
 
 Rate = Annotated[float, msgspec.Meta(gt=0, le=1e18)]
 Size = Annotated[int, msgspec.Meta(gt=0, le=1 << 60)]
@@ -26,7 +27,7 @@ KNOWN_RATES = {"a100": 200e12, "h100": 450e12, "h200": 450e12, "gh200": 450e12, 
 # runs for days they reach TRAINED of that: clocks fall with the power limit, and not every product is large.
 ACHIEVABLE = {
     "a100": 0.869, "h100": 0.803, "h800": 0.803, "h200": 0.803, "gh200": 0.838, "b200": 0.776, "b300": 0.786,
-    "gb200": 0.729, "mi300x": 0.511, "mi325x": 0.600, "mi355x": 0.680,
+    "gb200": 0.729, "mi300x": 0.511, "mi325x": 0.600, "mi355x": 0.622,
 }  # fmt: skip
 USUAL = 0.75  # where nobody measured it
 TRAINED = 0.79  # of ACHIEVABLE: calibrated with published runs (docs/planning.md says which)
@@ -74,33 +75,26 @@ class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     status: str
 
 
-def _gpu(
-    name: str,
-    *,
-    mib: int,
-    tera: float,
-    hbm: float,
-    node: tuple[int, float],
-    network: float,
-    link: str,
-    host: float,
-    fp8: bool = True,
-) -> Gpu:
+def _gpu(name: str, node: tuple[int, float], network: float, link: str, host: float) -> Gpu:
+    """A card, in its usual node: GPUs and GB/s within it, GB/s out of it, GB of host memory for a GPU."""
+    card = CARDS[name]
+    assert card.mib and card.bandwidth
+    peak = card.tera["bf16"] * TERA
     return Gpu(
         name=name,
-        memory=mib * MIB,
-        peak=tera * 1e12,
-        sustained=KNOWN_RATES.get(name, SUSTAINED * tera * 1e12),
-        memory_bandwidth=hbm * 1e12,
+        memory=card.mib * MIB,
+        peak=peak,
+        sustained=KNOWN_RATES.get(name, SUSTAINED * peak),
+        memory_bandwidth=card.bandwidth * TERA,
         node_bandwidth=node[1] * 1e9,
         network=network * 1e9,
         node=node[0],
         link=link,
         host_memory=int(host * 1e9),
-        fp8_gain=1.5 if fp8 else None,
+        fp8_gain=1.5 if "fp8" in card.tera else None,
         status="specification; sustained rate, network, host memory and FP8 gain assumed",
-        matmul=tera * 1e12 * ACHIEVABLE.get(name, USUAL) * TRAINED,
-        attention=tera * 1e12 * FLASH.get(name, FLASH_USUAL),
+        matmul=peak * ACHIEVABLE.get(name, USUAL) * TRAINED,
+        attention=peak * FLASH.get(name, FLASH_USUAL),
         layer_ns=LAYER_NS["amd" if name.startswith("mi") else "nvidia"],
     )
 
@@ -113,33 +107,21 @@ def one_rate(gpu: Gpu, sustained: float, status: str) -> Gpu:
 GPUS = {
     gpu.name: gpu
     for gpu in (
-        _gpu(
-            "a100",
-            mib=81920,
-            tera=312,
-            hbm=2.039,
-            node=(8, 300),
-            network=25,
-            link="pcie4",
-            host=128,
-            fp8=False,
-        ),
-        _gpu("h100", mib=81559, tera=989, hbm=3.35, node=(8, 450), network=50, link="pcie5", host=256),
-        _gpu("h800", mib=81559, tera=989, hbm=3.35, node=(8, 200), network=50, link="pcie5", host=256),
-        _gpu("h20", mib=97871, tera=148, hbm=4.0, node=(8, 450), network=50, link="pcie5", host=256),
-        _gpu("h200", mib=143771, tera=989, hbm=4.8, node=(8, 450), network=50, link="pcie5", host=256),
-        _gpu("gh200", mib=97871, tera=989, hbm=4.0, node=(4, 450), network=50, link="c2c", host=480),
-        _gpu("b200", mib=183359, tera=2250, hbm=8.0, node=(8, 900), network=50, link="pcie5", host=256),
-        _gpu("b300", mib=275040, tera=2250, hbm=8.0, node=(8, 900), network=100, link="pcie5", host=256),
-        _gpu("gb200", mib=189471, tera=2500, hbm=8.0, node=(72, 900), network=50, link="c2c-gb200", host=240),
-        _gpu("mi300x", mib=196592, tera=1307, hbm=5.3, node=(8, 448), network=50, link="pcie5", host=256),
-        _gpu("mi325x", mib=262128, tera=1307, hbm=6.0, node=(8, 448), network=50, link="pcie5", host=256),
-        _gpu("mi355x", mib=294896, tera=2300, hbm=8.0, node=(8, 537), network=50, link="pcie5", host=256),
-        _gpu("l40s", mib=46068, tera=362, hbm=0.864, node=(8, 25), network=25, link="pcie4", host=128),
-        _gpu(
-            "a10", mib=23028, tera=125, hbm=0.6, node=(4, 25), network=12.5, link="pcie4", host=64, fp8=False
-        ),
-        _gpu("rtx-4090", mib=24564, tera=165, hbm=1.008, node=(8, 25), network=12.5, link="pcie4", host=64),
+        _gpu("a100", (8, 300), 25, "pcie4", 128),
+        _gpu("h100", (8, 450), 50, "pcie5", 256),
+        _gpu("h800", (8, 200), 50, "pcie5", 256),
+        _gpu("h20", (8, 450), 50, "pcie5", 256),
+        _gpu("h200", (8, 450), 50, "pcie5", 256),
+        _gpu("gh200", (4, 450), 50, "c2c", 480),
+        _gpu("b200", (8, 900), 50, "pcie5", 256),
+        _gpu("b300", (8, 900), 100, "pcie5", 256),
+        _gpu("gb200", (72, 900), 50, "c2c-gb200", 240),
+        _gpu("mi300x", (8, 448), 50, "pcie5", 256),
+        _gpu("mi325x", (8, 448), 50, "pcie5", 256),
+        _gpu("mi355x", (8, 537), 50, "pcie5", 256),
+        _gpu("l40s", (8, 25), 25, "pcie4", 128),
+        _gpu("a10", (4, 25), 12.5, "pcie4", 64),
+        _gpu("rtx-4090", (8, 25), 12.5, "pcie4", 64),
     )
 }
 

@@ -14,7 +14,7 @@ from typing import Any
 import polars as pl
 
 from lostflops.finding import milliseconds, percent
-from lostflops.naming.peaks import peak
+from lostflops.naming.cards import peak
 from lostflops.session import Answer
 from lostflops.store.trace import Trace
 
