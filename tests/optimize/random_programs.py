@@ -6,7 +6,7 @@
 A program keeps a list of values that come from two weights and does things with them until it runs a
 backward. What torch does not do with a value is passed by, so that every list of instructions is a program.
 It may break autograd's rules (a value written after its save): that raises in the backward, and must raise
-under all hooks.
+under all hooks. With `unseen`, it also writes through `.data`, which autograd does not see.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -26,6 +27,8 @@ SIDE = 24  # of the weights, which are square so that transposes fit
 
 
 class Weights(nn.Module):
+    around: Callable[[], AbstractContextManager[Any]] = nullcontext  # in checkpointed functions
+
     def __init__(self, seed: int) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(seed)
@@ -159,7 +162,8 @@ def _checkpointed(x: torch.Tensor, weights: Weights, i: int, j: int) -> torch.Te
     """Computed again in the backward; some of them hold another one."""
 
     def inner(x: torch.Tensor) -> torch.Tensor:
-        y = _layer(x, weights, i)
+        with weights.around():
+            y = _layer(x, weights, i)
         return checkpoint(_layer, y, weights, j, use_reentrant=False) if j % 3 == 0 else y  # type: ignore[no-any-return]
 
     return checkpoint(inner, x, use_reentrant=i % 5 == 0)  # type: ignore[no-any-return]
@@ -225,6 +229,17 @@ def _write(x: torch.Tensor, i: int, j: int) -> None:
         target.copy_(target.detach().sin())
 
 
+def _write_unseen(x: torch.Tensor, i: int, j: int) -> torch.Tensor:
+    """Through `.data`: mostly what nobody has saved yet, as initialisations do, else any value."""
+    if i % 4:
+        x = x.clone()
+    if x.grad_fn is None or any(s == 0 and n > 1 for s, n in zip(x.stride(), x.shape, strict=True)):
+        return x
+    data = x.data if j % 2 or not x.dim() else x.data[..., ::2]
+    data.mul_(0.5)
+    return x
+
+
 def once(loss: torch.Tensor, weights: Weights) -> None:
     loss.backward()
 
@@ -274,9 +289,10 @@ ENDS: tuple[Callable[[torch.Tensor, Weights], None], ...] = (
 
 
 class Program:
-    """`in_place` is how often of 100 an instruction writes: many such programs only raise."""
+    """`in_place` is how often of 100 an instruction writes: many such programs only raise. `unseen`, through
+    `.data`."""
 
-    def __init__(self, seed: int, length: int = 14, in_place: int = 8) -> None:
+    def __init__(self, seed: int, length: int = 14, in_place: int = 8, unseen: int = 0) -> None:
         choice = random.Random(seed)
         self.seed = seed
         self.inside = set[str]()
@@ -284,6 +300,8 @@ class Program:
         for _ in range(length):
             kinds = [*[*VIEWS] * 2, *[*ONE] * 2, *[*TWO] * 3, *[*INSIDE] * 2, "drop"]
             what = "write" if choice.randrange(100) < in_place else choice.choice(kinds)
+            if unseen and choice.randrange(100) < unseen:
+                what = "write unseen"
             self.instructions.append((what, choice.randrange(100), choice.randrange(100)))
         self._backward = choice.choice(ENDS)
 
@@ -306,6 +324,8 @@ class Program:
                     self.inside.add(what)
                 elif what == "write":
                     _write(x, i, j)
+                elif what == "write unseen":
+                    live.append(_write_unseen(x, i, j))
                 elif what == "drop" and len(live) > 4:
                     live.pop(number)
             except Refused:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from lostflops import optimize
+from lostflops.optimize import claims
 from lostflops.optimize.device.devices import ThreadedDevice
 from lostflops.optimize.refused import Refused
 from random_programs import Program, Weights
@@ -208,3 +209,71 @@ def test_random_programs_have_the_same_gradients_to_the_bit(part: int) -> None:
     print(ended)
     assert wrong == []
     assert ended["moved"] > PROGRAMS // 4
+
+
+def as_saved(seed: int, weights: Weights) -> Any:
+    """With every saved tensor copied at its save: what a write that nobody sees does not reach."""
+
+    def pack(tensor: torch.Tensor) -> Any:
+        return claims.Version(tensor), tensor.detach().clone(memory_format=torch.preserve_format)
+
+    def unpack(packed: Any) -> torch.Tensor:
+        packed[0].check()
+        return packed[1]
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        return Program(seed, unseen=15).run(weights)
+
+
+def test_what_is_written_through_data_is_as_saved_where_it_moves_and_as_written_where_it_stays() -> None:
+    """Or the first step is refused: a second save of memory that was written in between."""
+    ended = Counter[str]()
+    for seed in range(100_000, 100_000 + max(20, PROGRAMS // 5)):
+        weights = Weights(seed)
+        plain = Program(seed, unseen=15).run(weights)
+        saved = as_saved(seed, weights)
+        for name, options in BUDGETS.items():
+            device = LazyDevice(seed)
+            engine = optimize.offload(weights, device=device, **options(weights))
+            try:
+                with device, engine:
+                    found = Program(seed, unseen=15).run(weights)
+            except Refused as refused:
+                ended[refused.reason.split(":")[0][:60]] += 1
+                continue
+            if plain == saved:
+                assert found == plain, (seed, name)
+            if name == "everything fits":  # what was gathered from a larger storage is a copy, and as saved
+                assert found in (plain, saved), (seed, name)
+            ended["plain" if found == plain else "as saved" if found == saved else "some of each"] += 1
+            ended["tells apart"] += plain != saved
+    print(ended)
+    assert ended["plain"] and ended["tells apart"]
+
+
+def test_inside_a_checkpointed_function_the_engine_is_refused_or_changes_nothing() -> None:
+    """Refused where it would switch checkpointing off; the other kind computes without hooks."""
+    ended = Counter[str]()
+    for seed in range(200_000, 200_000 + max(40, PROGRAMS // 5)):
+        weights = Weights(seed)
+        program = Program(seed)
+        expected = program.run(weights)
+        if "checkpointed" not in program.inside:
+            continue
+        options = ({"plan": "everything"}, {"budget": "1 GiB"})[seed % 2]
+        engine = optimize.offload(weights, threshold=1, device=ThreadedDevice(), **options)
+        weights.around = lambda engine=engine: engine
+        try:
+            found = Program(seed).run(weights)
+        except Refused as refused:
+            known = "inside a checkpointed function", "saved during the backward"  # all that was to move
+            found = [reason for reason in known if reason in refused.reason]
+            assert found, (seed, refused)
+            ended[found[0]] += 1
+            assert not engine.entered
+        else:
+            assert found == expected, seed
+            ended["same"] += 1
+        del weights.around
+        assert Program(seed).run(weights) == expected, seed
+    assert ended["inside a checkpointed function"] and ended["same"], ended

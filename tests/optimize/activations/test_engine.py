@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import io
+import itertools
 import json
 import re
 import subprocess
@@ -999,11 +1000,40 @@ def test_what_selective_checkpointing_holds_is_told() -> None:
     assert "held by selective checkpointing" in str(engine.report())
 
 
-def test_the_page_shows_what_its_code_prints() -> None:
-    """Labels, and what does not depend on how busy the machine is."""
-    page = (Path(__file__).parents[3] / "docs" / "optimize/offloading.md").read_text().split("\n## ")[1]
-    blocks = re.findall(r"```(python|text)\n(.*?)```", page, re.DOTALL)
-    assert [kind for kind, _ in blocks] == ["python", "text"] * 2
+class Counted(ThreadedDevice):
+    """Its clock counts events, so that which copies hide does not depend on how busy the machine is.
+
+    A copy takes `copy_ticks` of them."""
+
+    def __init__(self, copy_ticks: int = 1) -> None:
+        super().__init__()
+        self._ticks = itertools.count()
+        self._copy_ticks = copy_ticks
+        self._copied: dict[Any, int] = {}
+
+    def record(self, stream: Any) -> Any:
+        late = 0 if stream is None else self._copied.get(stream, 0)
+        return super().record(stream), next(self._ticks) + late
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Any) -> None:
+        super().copy(target, source, stream)
+        self._copied[stream] = self._copied.get(stream, 0) + self._copy_ticks
+
+    def wait(self, stream: Any, event: Any) -> None:
+        super().wait(stream, event[0])
+
+    def is_done(self, event: Any) -> bool:
+        self.synchronize(event)  # never behind
+        return True
+
+    def synchronize(self, event: Any) -> None:
+        super().synchronize(event[0])
+
+    def elapsed(self, start: Any, end: Any) -> int:
+        return 1000 * (end[1] - start[1])
+
+
+def printed_by_the_page(blocks: list[tuple[str, str]]) -> list[str]:
     scope: dict[str, object] = {}
     printed: list[str] = []
     for kind, text in blocks:
@@ -1012,11 +1042,33 @@ def test_the_page_shows_what_its_code_prints() -> None:
                 warnings.simplefilter("ignore")
                 exec(text, scope)
             printed.append(stream.getvalue())
+    return printed
+
+
+def page_on_offloading() -> str:
+    return (Path(__file__).parents[3] / "docs" / "optimize/offloading.md").read_text().split("\n## ")[1]
+
+
+def test_the_page_shows_what_its_code_prints(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where all copies hide, as the page says: labels, and what is no time."""
+    blocks = re.findall(r"```(python|text)\n(.*?)```", page_on_offloading(), re.DOTALL)
+    assert [kind for kind, _ in blocks] == ["python", "text"] * 2
+    monkeypatch.setattr(optimize, "ThreadedDevice", Counted)
     shown = [text for kind, text in blocks if kind == "text"]
     sure = ("state", "microbatches", "a microbatch", "saved twice", "stayed", "host memory")
-    for now, then in zip(printed, shown, strict=True):
+    for now, then in zip(printed_by_the_page(blocks), shown, strict=True):
         lines, told = ([line for line in text.splitlines() if line.startswith(sure)] for text in (now, then))
         assert lines == told
         labels, known = ({line.split("  ")[0] for line in text.splitlines()} for text in (now, then))
         varying = {"not fetched ahead"}
         assert {x for x in labels ^ known if not x.startswith("waited")} <= varying
+
+
+def test_the_page_names_what_stays_where_copies_are_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = page_on_offloading()
+    blocks = re.findall(r"```(python|text)\n(.*?)```", page, re.DOTALL)[:2]
+    monkeypatch.setattr(optimize, "ThreadedDevice", lambda: Counted(copy_ticks=30))
+    (printed,) = printed_by_the_page(blocks)
+    reasons = re.findall(r"^stayed: (.*?)  ", printed, re.MULTILINE)
+    assert "not needed, or not hidden" in reasons
+    assert all(reason in page for reason in reasons)

@@ -127,6 +127,9 @@ class LoaderSetting(Report):
         plain(loader)
         return made(loader, **self.arguments)
 
+    def undo(self) -> None:
+        """Nothing is to be taken back: go on with the loader that was given."""
+
     def __str__(self) -> str:
         said = ", ".join(f"{name}={value!r}" for name, value in self.arguments.items())
         load = self.load
