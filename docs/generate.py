@@ -30,8 +30,8 @@ from lostflops.causes import MADE
 from lostflops.machine.monitor.metrics import GPU, HOST, METRICS
 from lostflops.plan import published_speeds, published_tables
 from lostflops.plan.hardware import GPUS, LINKS
+from lostflops.plan.models import KNOWN
 from lostflops.plan.serve.kv_cache import per_token
-from lostflops.plan.shape import KNOWN
 from lostflops.recipe import Example, Recipe
 from lostflops.recipes import recipes
 from lostflops.report.explanation import cell, describe, findings, flag, type_name

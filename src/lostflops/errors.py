@@ -313,7 +313,8 @@ class NoSuchStep(LostflopsError):
     """A step range that selects nothing."""
 
     def __init__(self, asked: str, present: str) -> None:
-        super().__init__(f"This run has no step in '{shown(asked)}'; it has steps {present}.")
+        has = f"it has steps {present}" if present else "it has no steps"
+        super().__init__(f"This run has no step in '{shown(asked)}'; {has}.")
 
 
 class BadOption(LostflopsError):

@@ -119,7 +119,6 @@ def test_remedies_are_entered_in_one_order_and_left_in_reverse(monkeypatch: pyte
 def test_a_report_is_written_as_it_says_itself() -> None:
     sent = OneWay(bytes=3_000, copies=7, copy_ns=2_000, stalled_ns=500)
     assert remedies.plain(sent)["bytes_per_second"] == 1.5e9, "not its fields alone"
-    assert remedies.plain(SimpleNamespace(record=lambda: {"a": 7})) == {"a": 7}
     assert remedies.plain({"a": 1}) == {"a": 1} and remedies.plain(Path("b")) == "b"
 
 
@@ -168,7 +167,7 @@ def test_all_remedies_together_compute_what_the_model_computes(adapters: bool) -
     assert found == wanted
     assert all(torch.equal(a, b) for a, b in zip(weights, others, strict=True))
     assert list(reports) == list(together)
-    assert "12 forwards, 12 recomputed" in reports["checkpoint"]
+    assert (reports["checkpoint"]["forwards"], reports["checkpoint"]["recomputed"]) == (12, 12)
     assert reports["stream_frozen"]["bytes_in"] > 0 and reports["stream_frozen"]["bytes_out"] == 0
     assert reports["offload"]["moved"] > 0 and reports["offload"]["into"]["bytes"] > 0
 
@@ -597,4 +596,7 @@ def test_the_examples_of_the_documentation_run(
     if page == "optimize/data-loading.md":
         assert "DataLoader(..., num_workers=" in said and "parameters/s" in said and "predicted" in said
     else:
-        assert "2 modules" in said and report_of(tmp_path / "runs" / "a")["steps"]["steps"] == 4
+        assert (
+            re.search(r"^[0-9.e-]+ 8 modules recomputed$", said, re.MULTILINE)
+            and report_of(tmp_path / "runs" / "a")["steps"]["steps"] == 4
+        )

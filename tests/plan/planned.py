@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import HealthCheck, settings
 
 from lostflops.plan import hardware
-from lostflops.plan.shape import named
+from lostflops.plan.models import named
 from lostflops.plan.train.job import Training
 from lostflops.plan.train.layout import Layout
 from lostflops.plan.train.static_memory import OPTIMIZERS

@@ -9,8 +9,9 @@ import msgspec
 import pytest
 
 from lostflops.plan import hardware
+from lostflops.plan.models import named
 from lostflops.plan.serve import inference, kv_cache
-from lostflops.plan.shape import Shape, Weight, named
+from lostflops.plan.shape import Shape, Weight
 from lostflops.plan.train import activation_memory, layer_time, layout, static_memory
 from lostflops.plan.train.activation_memory import Kernels
 from lostflops.plan.train.job import Prediction, Training

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lostflops.errors import BadModel, ImpossibleLayout, NoSuchModel
-from lostflops.plan import published_tables, shape
-from lostflops.plan.shape import KNOWN, Shape, elements, named
+from lostflops.plan import model_config, published_tables, shape
+from lostflops.plan.models import KNOWN, named
+from lostflops.plan.shape import Shape, elements
 from lostflops.plan.train import activation_memory, layout, static_memory
 from lostflops.plan.train.job import Prediction
 from lostflops.plan.train.layout import SHARDINGS, Layout, Sharding
@@ -135,13 +136,13 @@ def test_a_config_json_gives_the_model_that_is_known_by_name(
 )
 def test_a_config_that_describes_no_decoder_is_refused_in_words(change: dict[str, object], says: str) -> None:
     with pytest.raises(BadModel, match=says):
-        shape.from_config(json.dumps(MISTRAL | change).encode(), "odd")
+        model_config.from_config(json.dumps(MISTRAL | change).encode(), "odd")
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"\xff\xfe", b"[" * 5000, b'{"model_type": 3}'])
 def test_a_config_that_is_none_is_refused_in_words(content: bytes) -> None:
     with pytest.raises(BadModel):
-        shape.from_config(content, "odd")
+        model_config.from_config(content, "odd")
 
 
 @pytest.mark.parametrize("row", published_tables.rows(), ids=lambda row: f"{row.table[:12]}: {row.name}")

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from lostflops.plan import published_speeds, published_tables
-from lostflops.plan.shape import from_config, named
+from lostflops.plan.model_config import from_config
+from lostflops.plan.models import named
 
 ROOT = Path(__file__).parents[2]
 MEASURED = Path("shared", "traces", "vtrain_ground_truth", "ground_truth_multi.csv")

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from lostflops.errors import BadCard, BadOption, NoSuchHardware
 from lostflops.plan import hardware
+from lostflops.plan.models import named
 from lostflops.plan.serve import inference, kv_cache
-from lostflops.plan.shape import named
 from lostflops.plan.train import calibration, layer_time
 from lostflops.plan.train import job as training
 from lostflops.plan.train.layout import Layout

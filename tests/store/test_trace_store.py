@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -233,7 +234,10 @@ def spoil_manifest(text: str) -> Callable[[Path], object]:
 
 def change_manifest(**values: Any) -> Callable[[Path], object]:
     def change(run: Path) -> None:
-        (run / MANIFEST).write_text(json.dumps(json.loads((run / MANIFEST).read_text()) | values))
+        changed = json.loads((run / MANIFEST).read_text()) | values | {"crc32": "0" * 10}
+        text = json.dumps(changed)
+        own = f"{zlib.crc32(text.encode()):010d}"
+        (run / MANIFEST).write_text(text.replace('"crc32": "0000000000"', f'"crc32": "{own}"', 1))
 
     return change
 
@@ -397,10 +401,10 @@ def test_a_slice_of_ranks_holds_those_ranks_only(tmp_path: Path) -> None:
 
 def test_a_slice_without_steps_says_which_there_are(tmp_path: Path) -> None:
     run = Trace.open(made(tmp_path / "run", TWO_RANKS))
-    with pytest.raises(NoSuchStep, match="'8-9'; this run has steps 5 to 7"):
+    with pytest.raises(NoSuchStep, match="no step in '8-9'; it has steps 5 to 7"):
         run.select(steps=(8, 9))
     bare = Trace.open(made(tmp_path / "bare", {"ranks": TWO_RANKS["ranks"]}))
-    with pytest.raises(NoSuchStep, match="this run has steps none"):
+    with pytest.raises(NoSuchStep, match="it has no steps"):
         bare.select(steps=(0, 0))
 
 

@@ -248,12 +248,12 @@ def _training(given: Namespace) -> Training:
     from dataclasses import replace
 
     from lostflops.errors import BadOption
-    from lostflops.plan import shape
+    from lostflops.plan import models
     from lostflops.plan.train import job as training
     from lostflops.plan.train import layout, ranking, static_memory
 
     gpu, link = _hardware(given)
-    model = shape.named(given.model)
+    model = models.named(given.model)
     asked = training.Training(
         shape=model,
         gpu=gpu,
@@ -350,12 +350,12 @@ def _lora(given: Namespace) -> Lora:
 
 def _serving(given: Namespace) -> Serving:
     from lostflops.errors import BadOption
-    from lostflops.plan import shape
+    from lostflops.plan import models
     from lostflops.plan.serve import inference
     from lostflops.plan.train import layout
 
     gpu, link = _hardware(given)
-    model = shape.named(given.model)
+    model = models.named(given.model)
     if not model.causal or model.encoder_layers:
         raise BadOption(
             f"{model.name} is no decoder: `plan serve` is for models that generate token by token.",

@@ -94,5 +94,7 @@ class Remedies:
 
 
 def plain(report: Any) -> Any:
-    """A report as JSON, with its schema and what is derived from its figures."""
-    return report.to_json() if isinstance(report, Report) else report
+    """A report as JSON, with its schema and what is derived from its figures; what is no report as text."""
+    if isinstance(report, Report):
+        return report.to_json()
+    return report if isinstance(report, Mapping) else str(report)

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from . import hardware, shape
+from . import hardware, models
 from .hardware import Gpu
 from .serve import inference
 from .shape import Shape
@@ -134,7 +134,7 @@ def _run(table: str, card: Gpu, run: Row) -> Speed:
     model, gpus, sequence, batch, batches, checkpointing, other, more, published, memory, calibrates = run
     now = Prediction(
         Training(
-            shape.named(model),
+            models.named(model),
             card,
             hardware.link(card.link),
             Layout(gpus, sharding="fsdp2", **more),
@@ -161,7 +161,7 @@ CHUNKS = 4  # pieces per pipeline stage: the paper says that there are several, 
 
 
 def _llama() -> Iterator[Speed]:
-    model, card = shape.named("llama-3.1-405b"), hardware.gpu("h100")
+    model, card = models.named("llama-3.1-405b"), hardware.gpu("h100")
     for gpus, sequence, context, batches, published in LLAMA_RUNS:
         here = Layout(
             gpus, 8, sequence_parallel=True, pipeline=16, schedule="interleaved", chunks=CHUNKS,
@@ -193,7 +193,7 @@ def _deepseek() -> Iterator[Speed]:
     card = hardware.gpu("h800")
     now = Prediction(
         Training(
-            shape.named("deepseek-v3"),
+            models.named("deepseek-v3"),
             card,
             hardware.link(card.link),
             Layout(2048, pipeline=16, expert=64, schedule="dualpipe", sharding="zero-1"),
@@ -252,7 +252,7 @@ def _decoding() -> Iterator[Speed]:
 
 def _decoded(card: Gpu, model: str, bits: int, gpus: int, published: float, calibrates: str) -> Speed:
     asked = inference.Serving(
-        shape.named(model), card, hardware.link(card.link), Layout(gpus, gpus), PROMPT, GENERATED,
+        models.named(model), card, hardware.link(card.link), Layout(gpus, gpus), PROMPT, GENERATED,
         weight_bits=bits, group=32 if bits == 4 else 0,
     )  # fmt: skip
     token = inference.Served(asked).paces[1].ns
@@ -278,7 +278,7 @@ def vtrain_job(
     """One of vTrain's runs: Megatron of 2021, full recomputation, kept scores; 100 GB/s a node (inferred)."""
     card = msgspec.structs.replace(hardware.gpu("a100"), network=12.5e9)
     gpt = replace(
-        shape.named("gpt-175b"), name="gpt", hidden=hidden, feed_forward=4 * hidden, layers=layers,
+        models.named("gpt-175b"), name="gpt", hidden=hidden, feed_forward=4 * hidden, layers=layers,
         heads=heads, kv_heads=heads, head_size=hidden // heads, positions=sequence, longest=sequence,
     )  # fmt: skip
     return Training(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from . import published_speeds, shape
+from . import models, published_speeds, shape
 from .train.activation_memory import Kernels, kept_bytes, layer_bytes
 from .train.layout import Layout
 from .train.static_memory import OPTIMIZERS, Lora, states
@@ -60,7 +60,7 @@ def _zero() -> Iterator[Row]:
 
 def _llama() -> Iterator[Row]:
     table = "Llama-2-70B, 4,096 tokens, batch 1 (Grace Hopper talk, 2024)"
-    model, here, tokens = shape.named("llama-2-70b"), Layout(), 4096
+    model, here, tokens = models.named("llama-2-70b"), Layout(), 4096
     count, layer = model.parameters(), shape.elements(model.layer(0))
     lora = Lora()  # PEFT's default adapters on q and v, fp32, without dropout
     one = layer_bytes(model, 0, tokens, here, lora)
@@ -97,7 +97,7 @@ def _mistral() -> Iterator[Row]:
     yield Row(table, "together", 112, sum(nominal) / 1e9, "nominal 7e9")
     shared = sum(states(7 * 10**9, ADAM, 3, 4)) / 1e9
     yield Row(table, "each of four, ZeRO-3", 28, shared, "nominal 7e9")
-    count = shape.named("mistral-7b").parameters()
+    count = models.named("mistral-7b").parameters()
     why = "the source takes 7e9 parameters; there are 7,241,732,096"
     yield Row(table, "together", 112, sum(states(count, ADAM)) / 1e9, "exact count", why)
     exact = sum(states(count, ADAM, 3, 4)) / 1e9
@@ -125,7 +125,7 @@ def _estimators() -> Iterator[Row]:
     table = "Estimators of DeepSpeed and Accelerate, model states"
     fp32_gradients = OPTIMIZERS["adam-fp32-gradients"]
     for name, gpus in (("llama-3-8b", 8), ("llama-3-70b", 64)):
-        model = shape.named(name)
+        model = models.named(name)
         count = model.parameters()
         largest = max(weight.elements // weight.copies for weight in model.weights())
         zero = (4 * largest + 18 * count // gpus) / 1e9
@@ -136,14 +136,14 @@ def _estimators() -> Iterator[Row]:
         ("llama-2-70b", 512.59, "adam-16bit", "16 bits, `Training using Adam`"),
         ("llama-2-70b", 1024.0 * 1.0011, "adam-fp32", "32 bits, `Training using Adam`: printed as 1.0 TB"),
     ):
-        computed = sum(states(shape.named(name).parameters(), OPTIMIZERS[optimizer])) / 2**30
+        computed = sum(states(models.named(name).parameters(), OPTIMIZERS[optimizer])) / 2**30
         yield Row(table, f"{name}, Accelerate", gib, computed, how, unit="GiB")
 
 
 def _korthikanti() -> Iterator[Row]:
     """Bytes of a GPT layer on one of eight tensor ranks, by the formulas of the paper's table 2."""
     table = "Korthikanti et al. 2022, activations of a layer of GPT-175B, microbatch 1, 8 tensor ranks"
-    model, s = shape.named("gpt-175b"), 2048
+    model, s = models.named("gpt-175b"), 2048
     unit, scores = s * model.hidden, 5 * model.heads * s / model.hidden
     flat, split = Layout(8, 8), Layout(8, 8, sequence_parallel=True)
     kept, flash = Kernels(fused=True, scores=s), Kernels(fused=True)

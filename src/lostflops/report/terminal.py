@@ -1,4 +1,4 @@
-"""The first page in a terminal: verdict, step ledger, findings, and what could not be told.
+"""The first page in a terminal: verdict, step ledger, findings, and what is not known.
 
 Nothing that comes from a trace is read as markup or reaches the terminal as a control character.
 """

@@ -221,7 +221,7 @@ class Trace:
             if present is not None:
                 numbers = present.select(pl.col("step").unique().sort()).collect()["step"].to_list()
             if not any(steps[0] <= n <= steps[1] for n in numbers):
-                listed = f"{numbers[0]} to {numbers[-1]}" if numbers else "none"
+                listed = f"{numbers[0]} to {numbers[-1]}" if numbers else ""
                 raise NoSuchStep(f"{steps[0]}-{steps[1]}", listed)
         return chosen
 

@@ -302,7 +302,7 @@ def test_fetch_says_what_there_is(
     for job in ("one", "two"):
         to.ask("PUT", f"/{job}/pod/c/lostflops.log", b"x" * 10, **{"Lostflops-Offset": "0"})
     assert fetch() == "The collector holds several jobs; name one.\nHint: it has one, two.\n"
-    assert "nothing of a job 'three'" in fetch("three")
+    assert fetch("three") == "The collector has no job 'three'.\nHint: it has one, two.\n"
     assert printed(capsys, "fetch", "--list") == "one  1 files, 0.0 MB\ntwo  1 files, 0.0 MB\n"
     assert main(["launch", "k8s", "fetch", "one", "--output", str(tmp_path / "run")]) == 0
     assert "no step has been logged yet" in capsys.readouterr().err

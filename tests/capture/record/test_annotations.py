@@ -329,7 +329,10 @@ M = '{"module": "m", "functions": ["f"]'
         (f"[{M}}}, 7]", r"^entry 2 of a\.json: it is not a JSON object"),
         ('[{"module": "m"}]', r"^entry 1 of a\.json: it has no 'functions'"),
         ('[{"functions": ["f"]}]', r"^entry 1, function 1 of a\.json: .* 'module'"),
-        ('[{"module": "m", "functions": "f"}]', r"^entry 1 of a\.json: its 'functions' are no list"),
+        (
+            '[{"module": "m", "functions": "f"}]',
+            r"^entry 1 of a\.json: its 'functions' is empty or not a list\.",
+        ),
         (
             '[{"module": "m", "functons": ["f"]}]',
             r"there is no key 'functons'\. Did you mean 'functions'",
@@ -341,12 +344,15 @@ M = '{"module": "m", "functions": ["f"]'
         ),
         ('[{"module": "m", "functions": ["f()"]}]', r'its function "f\(\)" is not a dotted name'),
         ('[{"module": "m/n", "functions": ["f"]}]', r'its module "m/n" is not a dotted name'),
-        (f'[{M}, "color": "blurple"}}]', r'its color "blurple" is none'),
-        (f'[{M}, "color": 4294967296}}]', r"its color 4294967296 is none"),
-        (f'[{M}, "color": [1]}}]', r"its color \[1\] is none"),
+        (f'[{M}, "color": "blurple"}}]', r'its color "blurple" is not a color'),
+        (f'[{M}, "color": 4294967296}}]', r"its color 4294967296 is not a color"),
+        (f'[{M}, "color": [1]}}]', r"its color \[1\] is not a color"),
         (f'[{M}, "domain": "a:b"}}]', r"its domain is not a text of one line without a colon"),
         (f"[{M}}}, {M}}}]", r"^entry 2, function 1 of a\.json: 'm\.f' is in the file twice"),
-        ('[{"module": "torch", "functions": ["compiler.is_compiling"]}]', r"what annotations are made with"),
+        (
+            '[{"module": "torch", "functions": ["compiler.is_compiling"]}]',
+            r"is used by lostflops to make annotations and cannot be annotated itself",
+        ),
     ],
 )
 def test_a_wrong_file_is_refused_and_the_entry_named(text: str, said: str, tmp_path: Path) -> None:

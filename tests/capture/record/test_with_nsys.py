@@ -133,7 +133,7 @@ def test_what_the_machine_does_not_allow_is_left_out_and_said(
     shared = nsys_options.switches(tool, ["cuda"], {"CUDA_VISIBLE_DEVICES": "MIG-1"}, duration=400.0)
     assert shared.lean[0] == "--trace=cuda-sw,nvtx,nccl"
     assert "--cuda-flush-interval=10000" in shared.lean
-    assert shared.warnings == ["NVIDIA supports recordings of up to 5 minutes; this one may be longer"]
+    assert shared.warnings == ["NVIDIA supports recordings of up to 5 minutes; --duration asks for more"]
 
 
 def test_windows_become_ranges() -> None:
@@ -261,7 +261,8 @@ def test_a_range_that_was_never_opened_is_noticed(tmp_path: Path) -> None:
     assert len(calls(tmp_path)) == 1
     assert calls(tmp_path, "start") == []
     why = "its window was never opened: it made 0 steps, and recording starts at step 3"
-    assert f"rank 0 has no report: {why}\nHint: without steps of an optimizer, `--delay S" in recorded.said
+    hint = "Hint: a job without optimizer steps can be recorded by time, with `--delay S --duration S`"
+    assert f"rank 0 has no report: {why}\n{hint}\n" in recorded.said
 
 
 BY_TIME = ("--delay", "0", "--duration", "1")  # which needs no steps, and so no PyTorch

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lostflops.optimize.activations.offload.arena import ALIGNMENT, Arena, Block, aligned
+from lostflops.optimize.activations.offload.memory.arena import ALIGNMENT, Arena, Block, aligned
 from lostflops.optimize.refused import Refused
 
 

@@ -22,7 +22,7 @@ from torch.utils import checkpoint
 
 import tiny_models
 from lostflops.optimize import offload
-from lostflops.optimize.activations.offload.arena import Arena, aligned
+from lostflops.optimize.activations.offload.memory.arena import Arena, aligned
 from lostflops.optimize.activations.offload.selection import Link, Saved, Selection, foresee, select
 from lostflops.optimize.device import numa
 from lostflops.optimize.device.devices import ThreadedDevice

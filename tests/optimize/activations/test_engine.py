@@ -27,7 +27,7 @@ from lostflops import optimize
 from lostflops.optimize import claims
 from lostflops.optimize.activations import saved_views
 from lostflops.optimize.activations.checksum import checksum
-from lostflops.optimize.activations.offload.arena import Arena
+from lostflops.optimize.activations.offload.memory.arena import Arena
 from lostflops.optimize.activations.offload.schedule import Limits, Microbatch, Schedule, State
 from lostflops.optimize.activations.offload.selection import Link, Saved, foresee, select
 from lostflops.optimize.device import peak

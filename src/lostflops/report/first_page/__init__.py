@@ -1,1 +1,1 @@
-"""The first page of a run as data: verdict, ledger, findings, and what could not be told."""
+"""The first page of a run as data: verdict, ledger, findings, and what is not known."""

@@ -32,11 +32,11 @@ import torch
 
 from lostflops.optimize import claims
 from lostflops.optimize.activations.checkpointing import checkpoint
-from lostflops.optimize.activations.offload.arena import Arena
 from lostflops.optimize.activations.offload.asked import Asked, asked
 from lostflops.optimize.activations.offload.checking import Checker
 from lostflops.optimize.activations.offload.choice import Plan
 from lostflops.optimize.activations.offload.learning import Learner
+from lostflops.optimize.activations.offload.memory.arena import Arena
 from lostflops.optimize.activations.offload.phases import Phase
 from lostflops.optimize.activations.offload.proof import Proof, prove
 from lostflops.optimize.activations.offload.report import OffloadReport, OneWay

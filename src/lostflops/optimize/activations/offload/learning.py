@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, TypeVar, cast
 import torch
 
 from lostflops.optimize.activations.offload import phases
-from lostflops.optimize.activations.offload.arena import Arena, aligned
 from lostflops.optimize.activations.offload.choice import (
     Learned,
     Plan,
@@ -18,7 +17,8 @@ from lostflops.optimize.activations.offload.choice import (
     choose,
     learn,
 )
-from lostflops.optimize.activations.offload.device_memory import Metered, PeakMeter, static_bytes
+from lostflops.optimize.activations.offload.memory.arena import Arena, aligned
+from lostflops.optimize.activations.offload.memory.device_memory import Metered, PeakMeter, static_bytes
 from lostflops.optimize.activations.offload.phases import Phase
 from lostflops.optimize.activations.offload.schedule import Limits, Schedule
 from lostflops.optimize.amounts import written

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     import torch
 
-    from lostflops.optimize.activations.offload.arena import Arena, Block
+    from lostflops.optimize.activations.offload.memory.arena import Arena, Block
     from lostflops.optimize.device.devices import Device, Event, Stream
 
 Direction = Literal["out", "in"]

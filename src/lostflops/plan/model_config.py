@@ -1,0 +1,204 @@
+"""The `config.json` of a Hugging Face model: which model it describes."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+
+from lostflops.errors import BadModel, shown
+from lostflops.plan.shape import Latent, Shape
+
+FAMILIES = (
+    "llama",
+    "mistral",
+    "mixtral",
+    "qwen2",
+    "qwen2_moe",
+    "qwen3",
+    "qwen3_moe",
+    "deepseek_v2",
+    "deepseek_v3",
+    "gemma",
+    "gemma2",
+    "gemma3_text",
+    "gpt2",
+    "t5",
+    "vit",
+)
+
+Count = Annotated[int, msgspec.Meta(ge=1, le=10_000_000)]
+Perhaps = Annotated[int, msgspec.Meta(ge=0, le=10_000_000)]
+
+
+class Config(msgspec.Struct):
+    """What is read of a `config.json`; the rest of it does not change memory or time."""
+
+    model_type: str
+    hidden_size: Count
+    intermediate_size: Count
+    num_hidden_layers: Annotated[int, msgspec.Meta(ge=1, le=10_000)]
+    num_attention_heads: Count
+    vocab_size: Count
+    num_key_value_heads: Count | None = None
+    head_dim: Count | None = None
+    tie_word_embeddings: bool = False
+    attention_bias: bool = False
+    num_local_experts: Perhaps | None = None
+    num_experts: Perhaps | None = None
+    n_routed_experts: Perhaps | None = None
+    num_experts_per_tok: Perhaps | None = None
+    moe_intermediate_size: Perhaps | None = None
+    shared_expert_intermediate_size: Perhaps | None = None
+    n_shared_experts: Perhaps | None = None
+    first_k_dense_replace: Perhaps | None = None
+    decoder_sparse_step: Perhaps | None = None
+    mlp_only_layers: list[Perhaps] | None = None
+    moe_layer_freq: Perhaps | None = None
+    q_lora_rank: Perhaps | None = None
+    kv_lora_rank: Perhaps | None = None
+    qk_nope_head_dim: Perhaps | None = None
+    qk_rope_head_dim: Perhaps | None = None
+    v_head_dim: Perhaps | None = None
+    topk_group: Perhaps | None = None
+    num_nextn_predict_layers: Perhaps | None = None
+    max_position_embeddings: Perhaps | None = None
+    num_decoder_layers: Perhaps | None = None
+    feed_forward_proj: str = "relu"
+    relative_attention_num_buckets: Perhaps = 32
+    image_size: Count = 224
+    patch_size: Count = 16
+    num_channels: Count = 3
+    qkv_bias: bool = True
+    id2label: dict[str, Any] | None = None
+
+
+# What the families call the fields of `Config`, and what their configurations leave out.
+ALIASES = {
+    "gpt2": {
+        "n_embd": "hidden_size", "n_inner": "intermediate_size", "n_layer": "num_hidden_layers",
+        "n_head": "num_attention_heads", "n_positions": "max_position_embeddings",
+    },
+    "t5": {
+        "d_model": "hidden_size", "d_ff": "intermediate_size", "num_layers": "num_hidden_layers",
+        "num_heads": "num_attention_heads", "d_kv": "head_dim", "n_positions": "max_position_embeddings",
+    },
+}  # fmt: skip
+TIED = ("gemma", "gemma2", "gemma3_text", "gpt2", "t5")  # unless the configuration says otherwise
+
+
+def _known_names(written: dict[str, Any]) -> dict[str, Any]:
+    kind = written.get("model_type")
+    aliases = ALIASES.get(kind, {}) if isinstance(kind, str) else {}
+    found = {aliases.get(name, name): value for name, value in written.items()}
+    if kind in TIED:
+        found.setdefault("tie_word_embeddings", True)
+    if kind == "gpt2" and isinstance(found.get("hidden_size"), int):
+        found["intermediate_size"] = found.get("intermediate_size") or 4 * found["hidden_size"]
+    if kind == "t5" and found.get("num_hidden_layers") is not None:
+        found["num_decoder_layers"] = found.get("num_decoder_layers") or found["num_hidden_layers"]
+    if kind == "vit":
+        found["vocab_size"] = len(found.get("id2label") or "no") or 2
+    return found
+
+
+def from_config(content: bytes, name: str) -> Shape:
+    """The model that a Hugging Face `config.json` describes."""
+    try:
+        config = msgspec.convert(_known_names(msgspec.json.decode(content, type=dict[str, Any])), Config)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise BadModel(name, str(error)) from error
+    kind = config.model_type
+    if kind not in FAMILIES:
+        raise BadModel(name, f"its model_type is '{shown(kind)}', and this knows {', '.join(FAMILIES)}")
+    if config.head_dim is None and config.kv_lora_rank is None:
+        _divides(name, "num_attention_heads", config.num_attention_heads, "hidden_size", config.hidden_size)
+    kv = config.num_key_value_heads or config.num_attention_heads
+    _divides(name, "num_key_value_heads", kv, "num_attention_heads", config.num_attention_heads)
+    if config.mlp_only_layers or (config.decoder_sparse_step or 1) != 1 or (config.moe_layer_freq or 1) != 1:
+        raise BadModel(name, "its expert layers are not all the layers behind the first dense ones")
+    return _shape(config, kind, name, kv)
+
+
+def _as_gpt(config: Config, kind: str, name: str) -> Shape:
+    """GPT-2, and ViT, whose layers are the same."""
+    vit = kind == "vit"
+    tokens = (config.image_size // config.patch_size) ** 2 + 1 if vit else config.max_position_embeddings
+    return Shape(
+        name=name,
+        hidden=config.hidden_size,
+        feed_forward=config.intermediate_size,
+        layers=config.num_hidden_layers,
+        heads=config.num_attention_heads,
+        kv_heads=config.num_attention_heads,
+        head_size=config.hidden_size // config.num_attention_heads,
+        vocabulary=config.vocab_size,
+        tied=config.tie_word_embeddings and not vit,
+        attention_bias=config.qkv_bias or not vit,
+        output_bias=True,
+        gated=False,
+        layer_norm=True,
+        mlp_bias=True,
+        dropout=not vit,
+        positions=tokens or 1024,
+        longest=tokens or 1024,
+        causal=not vit,
+        patch=config.num_channels * config.patch_size**2 if vit else 0,
+    )
+
+
+def _divides(name: str, a: str, few: int, b: str, many: int) -> None:
+    if many % few:
+        raise BadModel(name, f"its {b} ({many}) is not divisible by its {a} ({few})")
+
+
+def _shape(config: Config, kind: str, name: str, kv: int) -> Shape:
+    experts = config.n_routed_experts or config.num_experts or config.num_local_experts or 0
+    width = config.moe_intermediate_size or config.intermediate_size
+    per_token = config.num_experts_per_tok or 0
+    if experts and not 1 <= per_token <= experts:
+        raise BadModel(name, f"it has {experts} experts and gives each token to {per_token}")
+    latent = None
+    if kind in ("deepseek_v2", "deepseek_v3"):
+        sizes = (config.kv_lora_rank, config.qk_nope_head_dim, config.qk_rope_head_dim, config.v_head_dim)
+        if not all(sizes):
+            raise BadModel(
+                name, "its kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim or v_head_dim is absent"
+            )
+        latent = Latent(config.q_lora_rank or 0, *(size or 0 for size in sizes))
+    if kind in ("gpt2", "vit"):
+        return _as_gpt(config, kind, name)
+    decoder = config.num_decoder_layers or 0
+    return Shape(
+        name=name,
+        hidden=config.hidden_size,
+        feed_forward=config.intermediate_size,
+        layers=config.num_hidden_layers + (decoder if kind == "t5" else 0),
+        heads=config.num_attention_heads,
+        kv_heads=kv,
+        head_size=config.head_dim or config.hidden_size // config.num_attention_heads,
+        vocabulary=config.vocab_size,
+        tied=config.tie_word_embeddings,
+        attention_bias=config.attention_bias or kind in ("qwen2", "qwen2_moe"),
+        output_bias=config.attention_bias and kind == "llama",
+        query_key_norm=kind in ("qwen3", "qwen3_moe", "gemma3_text"),
+        norms=4 if kind in ("gemma2", "gemma3_text") else 2,
+        gated=kind != "t5" or config.feed_forward_proj.startswith("gated"),
+        dropout=kind == "t5",
+        encoder_layers=config.num_hidden_layers if kind == "t5" else 0,
+        buckets=config.relative_attention_num_buckets if kind == "t5" else 0,
+        final_norms=2 if kind == "t5" else 1,
+        longest=config.max_position_embeddings or 0,
+        expert_nodes=(config.topk_group or 0) if kind == "deepseek_v3" else 0,
+        ahead=(config.num_nextn_predict_layers or 0) if kind == "deepseek_v3" else 0,
+        experts=experts,
+        experts_per_token=per_token if experts else 0,
+        expert_width=width if experts else 0,
+        shared_width=(config.n_shared_experts or 0) * width
+        if config.n_shared_experts
+        else config.shared_expert_intermediate_size or 0,
+        shared_gate=kind == "qwen2_moe",
+        dense_layers=min(config.first_k_dense_replace or 0, config.num_hidden_layers) if experts else 0,
+        router_bias=kind == "deepseek_v3" and experts > 0,
+        latent=latent,
+    )
