@@ -97,4 +97,4 @@ def plain(report: Any) -> Any:
     """A report as JSON, with its schema and what is derived from its figures; what is no report as text."""
     if isinstance(report, Report):
         return report.to_json()
-    return report if isinstance(report, Mapping) else str(report)
+    return cast("Any", report) if isinstance(report, Mapping) else str(report)
