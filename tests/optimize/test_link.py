@@ -145,8 +145,12 @@ def test_copies_by_threads_are_timed_for_real() -> None:
     found = optimize.measure_link(Sleepy(), SIZES, 3, memory=("pinned",), under_gemm=False)
     for way in link.DIRECTIONS:
         launch, per_second = link_card.rate(found, way)
-        # Sleeping takes at least as long as asked, on a busy machine longer.
-        assert 1_900_000 < launch < 8_000_000 and 50e6 < per_second < 110e6
+        # Sleeping takes at least as long as asked, on a busy machine longer. What of it is launch and what is
+        # rate a busy machine may tell apart badly, so what both say of a copy is looked at.
+        for size in (SIZES[0], SIZES[-1]):
+            told, asked = launch / 1e9 + size / per_second, 0.002 + size / 100e6
+            assert 0.95 * asked < told < 4 * asked, way
+        assert 50e6 < per_second < 130e6
 
 
 def test_a_card_says_what_was_measured_and_names_no_machine(card: dict[str, Any]) -> None:
