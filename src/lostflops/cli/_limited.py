@@ -21,11 +21,14 @@ from lostflops.errors import LostflopsError
 READING = frozenset({"why", "recipe", "import", "inspect", "scrub", "explain"})
 LACK = re.compile(
     rb"memory allocation of \d+ bytes failed|OpenBLAS error|annot allocate memory|failed to map segment"
-    rb"|out of memory|failed to spawn thread|could not spawn threads|can't start new thread|bad_alloc",
-    re.IGNORECASE,
+    rb"|out of memory|Resource temporarily unavailable|failed to spawn thread|could not spawn threads"
+    rb"|can't start new thread|bad_alloc|^Memory ran out",
+    re.IGNORECASE | re.MULTILINE,
 )
 # The first line of what a program says as it ends; the lines behind it are for its authors.
-LAST_WORDS = re.compile(rb"thread '.*panicked|terminate called|" + LACK.pattern, re.IGNORECASE)
+LAST_WORDS = re.compile(
+    rb"thread '.*panicked|terminate called|<jemalloc>|Polars binary is missing|" + LACK.pattern, re.IGNORECASE
+)
 CRASHES = (-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS, -signal.SIGKILL)
 
 

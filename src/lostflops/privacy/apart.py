@@ -34,14 +34,14 @@ class Apart:
         self._process = None
 
     def ask(self, task: Task, path: Path, target: Path | None, cleaner: Cleaner) -> None:
-        """Do a task of `columns` with this cleaner. Raises what it raises, NotATrace where it ended the process."""
+        """Do a task of `columns` with this cleaner. Raises what it raises, and NotATrace where it ended."""
         process = self._started()
         assert process.stdin is not None and process.stdout is not None
         try:
             pickle.dump((task, path, target, cleaner), process.stdin)
             process.stdin.flush()
             # What our own program answers: nothing from the recording is unpickled.
-            error, worked = pickle.load(process.stdout)  # noqa: S301
+            error, worked = pickle.load(process.stdout)
         except (EOFError, BrokenPipeError, pickle.UnpicklingError) as end:
             self.__exit__()
             raise NotATrace(
@@ -70,7 +70,7 @@ def main() -> None:
     asked, answered = sys.stdin.buffer, sys.stdout.buffer
     while True:
         try:
-            task, path, target, cleaner = pickle.load(asked)  # noqa: S301
+            task, path, target, cleaner = pickle.load(asked)
         except EOFError:
             return
         answer: tuple[Any, Any] = (None, cleaner)
