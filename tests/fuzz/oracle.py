@@ -12,7 +12,9 @@ import polars as pl
 
 import lostflops
 from lostflops.errors import LostflopsError
+from lostflops.recipes import recipes as all_recipes
 from lostflops.report.document import document
+from lostflops.session import Session, Skipped
 
 REFUSED, SKIPPED, ANSWERED = "refused", "no ledger", "answered"
 SHARE = re.compile(r"(\d[\d,]*(?:\.\d+)?) % of")
@@ -29,7 +31,9 @@ def require(true: Any, said: str) -> None:
         raise Wrong(said)
 
 
-def checked(paths: Path | Sequence[Path], store: Path, *, salvage: bool, page: bool) -> str:
+def checked(
+    paths: Path | Sequence[Path], store: Path, *, salvage: bool, page: bool, recipes: bool = False
+) -> str:
     """How the question about these paths ended. Raises Wrong, or what lostflops did not catch."""
     try:
         trace = lostflops.open(paths, salvage=salvage, allow_missing_ranks=True)  # pyright: ignore[reportArgumentType]
@@ -53,6 +57,9 @@ def checked(paths: Path | Sequence[Path], store: Path, *, salvage: bool, page: b
     if page:
         for said in page_faults(lostflops.why(trace)):
             raise Wrong(said)
+    if recipes:
+        for said in table_faults(trace):
+            raise Wrong(said)
     return outcome
 
 
@@ -67,6 +74,22 @@ def adds_up(ledger: pl.DataFrame, steps: pl.DataFrame) -> None:
         require(mine["step"].is_unique().all(), "two steps of one number")
         overlap = mine["start"].slice(1) < mine["end"].slice(0, mine.height - 1)
         require(not overlap.any(), "steps that overlap")
+
+
+def table_faults(trace: Any) -> Iterator[str]:
+    """Columns of any recipe's answer that are not what they are declared to be: a share beyond 1, say."""
+    session = Session(trace)
+    for name in all_recipes():
+        try:
+            answer = session.run(name)
+        except LostflopsError as error:
+            require(error.message, "an error that says nothing")
+            continue
+        if isinstance(answer, Skipped):
+            continue
+        for column, declared in answer.recipe.columns.items():
+            if wrong := declared.misfit(answer.table[column]):
+                yield f"{name}, column {column}: {wrong}"
 
 
 def page_faults(page: Any) -> Iterator[str]:

@@ -880,3 +880,12 @@ def test_a_trace_whose_only_operator_is_a_profiler_step_is_answered(asked: Asked
 def test_an_event_that_is_none_loses_itself_alone(odd: str, asked: Asked) -> None:
     session = asked(trace([odd, *one_step()]))
     assert ledger(session)["compute"] == 40_250
+
+
+@pytest.mark.parametrize("before", ["[]", "[[], []]", "[{}]", "[]\n", "7", "null"])
+@pytest.mark.parametrize("bare", [True, False])
+def test_a_list_among_the_events_is_no_event(before: str, bare: bool, asked: Asked) -> None:
+    texts = [event_text(event, "line") for event in one_step()]
+    text = f"[{before},{','.join(texts)}]"
+    session = asked((text if bare else f'{{"traceEvents": {text}}}').encode())
+    assert ledger(session) == ONE_STEP

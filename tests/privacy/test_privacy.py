@@ -7,6 +7,7 @@ import json
 import sqlite3
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from lostflops import cli
 from lostflops.errors import BadOption, LostflopsError, NotATrace, OutputExists
 from lostflops.ingest import job
 from lostflops.privacy import kineto, recording, secrets
+from lostflops.privacy.apart import Apart
 from lostflops.privacy.cleaner import Cleaner
 from lostflops.report.document import document
 from lostflops.report.first_page.page import page
@@ -438,3 +440,47 @@ def test_a_real_export_says_the_same_when_it_is_clean(tmp_path: Path) -> None:
     assert numbers(clean)[0] == numbers(given)[0]
     assert b"fv_mfu_training" in clean.read_bytes()
     assert b"/opt/nvidia" not in clean.read_bytes()
+
+
+@pytest.mark.parametrize("words", [["inspect"], ["scrub"]])
+def test_a_table_that_ends_the_process_that_reads_it_is_told(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, ended = tmp_path / "run", tmp_path / "ended"
+    (run / "kernels").mkdir(parents=True)
+    ended.mkdir()
+    pl.DataFrame({"name": ["x"]}).write_parquet(run / "kernels" / "bad.parquet")
+    pl.DataFrame({"name": ["bob@corp.example"]}).write_parquet(run / "kernels" / "good.parquet")
+    # As Polars does with some tables: the process is gone, and no error was raised in it.
+    (ended / "sitecustomize.py").write_text(
+        "import os, polars\n"
+        "scan = polars.scan_parquet\n"
+        "polars.scan_parquet = lambda path, **k: os.abort() if 'bad' in str(path) else scan(path, **k)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(ended))
+    made = [str(tmp_path / "clean")] if words == ["scrub"] else []
+    assert cli.main([*words, str(run), *made]) == 0
+    said = capsys.readouterr().out
+    assert "bad.parquet" in said and "reading it ended the process that did" in said
+    if made:
+        (clean,) = (tmp_path / "clean").rglob("*.parquet")
+        assert pl.read_parquet(clean)["name"].to_list() == ["mail-0"]
+    else:
+        assert "addresses        once" in said
+    assert cli.main([*words, str(run / "kernels" / "bad.parquet"), *(f"{m}.parquet" for m in made)]) == 2
+    assert "reading it ended the process that did" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("form", [".parquet", ".arrow", ".arrows"])
+def test_no_flipped_bit_of_a_table_ends_in_anything_but_words(form: str, tmp_path: Path) -> None:
+    whole = tmp_path / f"whole{form}"
+    frame = pl.DataFrame({"id": [1, 2, 3], "value": ["a", "bob@corp.example", None]})
+    write = {".parquet": frame.write_parquet, ".arrow": frame.write_ipc, ".arrows": frame.write_ipc_stream}
+    write[form](whole)
+    content = whole.read_bytes()
+    with Apart() as apart:
+        for at in range(0, len(content), max(1, len(content) // 60)):
+            spoiled = tmp_path / f"spoiled{form}"
+            spoiled.write_bytes(content[:at] + bytes([content[at] ^ 0x11]) + content[at + 1 :])
+            with suppress(LostflopsError):
+                apart.ask("clean", spoiled, None, Cleaner())

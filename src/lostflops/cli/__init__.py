@@ -23,6 +23,7 @@ from lostflops.errors import CannotWrite, LostflopsError, shown
 from lostflops.ingest import freed_memory
 from lostflops.version import __version__
 
+from . import _limited
 from ._parser import Parser
 
 ANSWERED = 0
@@ -116,7 +117,8 @@ def parser(words: Sequence[str] = ()) -> ArgumentParser:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit status."""
-    if words is None:  # nothing else runs in this process
+    ours = words is None  # nothing else runs in this process
+    if ours:
         freed_memory.process_is_ours()
     words = list(sys.argv[1:] if words is None else words)
     _open_streams()
@@ -124,6 +126,14 @@ def main(words: Sequence[str] | None = None) -> int:
         from ._completing import complete
 
         complete(parser)
+    if ours and _limited.limit() is not None and words[:1] and words[0] in _limited.READING:
+        status = _limited.answered(lambda: _status(words))
+        return _ran_out() if status is None else status
+    return _status(words)
+
+
+def _status(words: Sequence[str]) -> int:
+    """Answer, and the exit status; every error is told."""
     try:
         _answer(words)
         return ANSWERED
@@ -145,11 +155,18 @@ def main(words: Sequence[str] | None = None) -> int:
             return status
         if os.environ.get("LOSTFLOPS_DEBUG"):
             raise
+        if _limited.is_lack(error):
+            return _ran_out()
         _complain(
             f"lostflops failed because of a fault of its own ({type(error).__name__}: {shown(str(error))}).\n"
             "Hint: please report it with the traceback that LOSTFLOPS_DEBUG=1 shows."
         )
         return OUR_FAULT
+
+
+def _ran_out() -> int:
+    _complain(str(_limited.OutOfMemory()))
+    return CANNOT_ANSWER
 
 
 def _open_streams() -> None:

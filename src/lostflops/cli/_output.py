@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     import polars as pl
 
 # Text that a spreadsheet would run as a formula; a number in text is none.
-FORMULA = r"^[=+\-@\t\r]"
+# The wide signs are those of East Asian keyboards.
+FORMULA = r"^[=+\-@\t\r\n＝＋－＠]"
 NUMBER = r"^[+-]?(\d[\d,]*\.?\d*|\.\d+)([eE][+-]?\d+)?$"
 # What a terminal could act upon: controls, surrogates, and marks that reorder a line.
 UNPRINTABLE = r"[\p{C}\p{Zl}\p{Zp}]"

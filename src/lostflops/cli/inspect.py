@@ -41,7 +41,7 @@ def run(given: Namespace) -> None:
                 if given.show:
                     hidden = kind in (SECRETS, ENVIRONMENT, OUTPUT)
                     for value in looked.values[kind][:MOST]:
-                        print(f"    {value[:4] + '…' if hidden else shown(value)}")
+                        print(f"    {shown(value[:4]) + '…' if hidden else shown(value)}")
                     if different > MOST:
                         print(f"    and {different - MOST:,} more")
     which = as_argument(given.paths[0]) if len(given.paths) == 1 else "PATH"

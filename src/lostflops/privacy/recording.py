@@ -23,9 +23,11 @@ from lostflops.errors import (
     shown,
 )
 from lostflops.ingest.nsys.export import FOLDERS
+from lostflops.ingest.nsys.folder import ARROW, PARQUET
 from lostflops.ingest.nsys.report import SUFFIXES as REPORTS
 from lostflops.ingest.nsys.sqlite import MAGIC
-from lostflops.privacy import columns, database, kineto
+from lostflops.privacy import database, kineto
+from lostflops.privacy.apart import Apart
 from lostflops.privacy.cleaner import KINDS, Cleaner
 
 Form = Literal["text", "database", "columns", "export", "report", "pickle", "payload", "unknown"]
@@ -75,20 +77,21 @@ def inspected(path: Path, cleaner: Cleaner) -> Iterator[Looked]:
 
     Raises NothingThere, or what is wrong with the file that was named.
     """
-    for file, looked in _learned(path, cleaner):
-        if looked.form == "payload":
-            continue
-        for counter in cleaner.found.values():
-            counter.clear()
-        cleaner.text(file.name.encode(errors="surrogateescape"))
-        if not looked.why_not:
-            with _told(looked, file != path):
-                _clean(file, None, cleaner)
-        looked.found = {k: (c.total(), len(c)) for k, c in cleaner.found.items() if c}
-        looked.values = {
-            k: sorted(v.decode(errors="replace") for v in c) for k, c in cleaner.found.items() if c
-        }
-        yield looked
+    with Apart() as apart:
+        for file, looked in _learned(path, cleaner, apart):
+            if looked.form == "payload":
+                continue
+            for counter in cleaner.found.values():
+                counter.clear()
+            cleaner.text(file.name.encode(errors="surrogateescape"))
+            if not looked.why_not:
+                with _told(looked, file != path):
+                    _clean(file, None, cleaner, apart)
+            looked.found = {k: (c.total(), len(c)) for k, c in cleaner.found.items() if c}
+            looked.values = {
+                k: sorted(v.decode(errors="replace") for v in c) for k, c in cleaner.found.items() if c
+            }
+            yield looked
 
 
 def scrubbed(path: Path, output: Path, cleaner: Cleaner) -> list[Looked]:
@@ -98,7 +101,12 @@ def scrubbed(path: Path, output: Path, cleaner: Cleaner) -> list[Looked]:
     what is wrong with a file.
     """
     _refuse(path, output)
-    files = _learned(path, cleaner)
+    with Apart() as apart:
+        return _scrubbed(path, output, cleaner, apart)
+
+
+def _scrubbed(path: Path, output: Path, cleaner: Cleaner, apart: Apart) -> list[Looked]:
+    files = _learned(path, cleaner, apart)
     try:
         beside = Path(tempfile.mkdtemp(prefix=f".{output.name[:100]}.", suffix=".tmp", dir=output.parent))
     except OSError as error:
@@ -119,7 +127,7 @@ def scrubbed(path: Path, output: Path, cleaner: Cleaner) -> list[Looked]:
             else:
                 target.parent.mkdir(parents=True, exist_ok=True)
             with _told(looked, file != path):
-                _clean(file, target, cleaner, named=output if file == path else file)
+                _clean(file, target, cleaner, apart, named=output if file == path else file)
             if looked.problem:
                 left_out.append(looked)
                 shutil.rmtree(target) if target.is_dir() else target.unlink(missing_ok=True)
@@ -151,7 +159,7 @@ def form_of(path: Path) -> Form:
         raise Unreadable(path, error) from error
     if head.startswith(MAGIC):
         return "database"
-    if path.suffix in columns.SUFFIXES:
+    if path.suffix in PARQUET + ARROW:
         return "columns"
     if name.endswith(TEXTS) or head.lstrip()[:1] in (b"{", b"["):
         return "text"
@@ -200,14 +208,14 @@ def _told(looked: Looked, tell: bool) -> Generator[None]:
         looked.problem = error.message
 
 
-def _learned(path: Path, cleaner: Cleaner) -> list[tuple[Path, Looked]]:
+def _learned(path: Path, cleaner: Cleaner, apart: Apart) -> list[tuple[Path, Looked]]:
     """The files at a path, each looked through for names of machines."""
     found: list[tuple[Path, Looked]] = []
     for file in _listed(path):
         looked = Looked(_name(file, path), "unknown")
         with _told(looked, file != path):
             looked.form = form_of(file)
-            _learn(file, cleaner)
+            _learn(file, cleaner, apart)
         found.append((file, looked))
     return found
 
@@ -225,7 +233,7 @@ def _refuse(path: Path, output: Path) -> None:
         raise CannotWrite(output, FileNotFoundError(0, "its folder does not exist"))
 
 
-def _learn(path: Path, cleaner: Cleaner) -> None:
+def _learn(path: Path, cleaner: Cleaner, apart: Apart) -> None:
     host = BY_HOST.match(path.name)
     if host is not None:
         cleaner.host(host[1].encode())
@@ -235,12 +243,14 @@ def _learn(path: Path, cleaner: Cleaner) -> None:
         case "database":
             database.learn(path, cleaner)
         case "export":
-            columns.learn(path, cleaner)
+            apart.ask("learn", path, None, cleaner)
         case _:
             pass
 
 
-def _clean(path: Path, target: Path | None, cleaner: Cleaner, named: Path | None = None) -> None:
+def _clean(
+    path: Path, target: Path | None, cleaner: Cleaner, apart: Apart, named: Path | None = None
+) -> None:
     match form_of(path):
         case "text" if target is None:
             kineto.clean(path, None, cleaner)
@@ -250,9 +260,9 @@ def _clean(path: Path, target: Path | None, cleaner: Cleaner, named: Path | None
         case "database":
             database.clean(path, target, cleaner)
         case "columns":
-            columns.clean(path, target, cleaner)
+            apart.ask("clean", path, target, cleaner)
         case "export":
-            columns.clean_export(path, target, cleaner)
+            apart.ask("clean_export", path, target, cleaner)
         case _:
             pass
 

@@ -129,11 +129,12 @@ class Trace:
         """
         try:
             raw = (path / MANIFEST).read_bytes()
-            if not _is_as_written(raw):
-                raise DamagedStore(path, f"{MANIFEST} is not what was written.")
             found = msgspec.json.decode(raw, type=dict[str, object]).get("format")
+            # Before the checksum: another format may take its own otherwise.
             if found is not None and found != FORMAT:
                 raise NewerStore(path, found, FORMAT)
+            if not _is_as_written(raw):
+                raise DamagedStore(path, f"{MANIFEST} is not what was written.")
             manifest = msgspec.json.decode(raw, type=Manifest)
         except OSError as error:
             raise DamagedStore(path, f"{MANIFEST} is missing or unreadable ({error.strerror}).") from error

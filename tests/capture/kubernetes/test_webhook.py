@@ -415,3 +415,29 @@ def test_a_request_has_a_deadline_however_often_something_comes(
                 dribbling.send(b"\x16")
                 time.sleep(0.1)
     assert time.monotonic() - began < 10
+
+
+def test_512_slow_clients_keep_no_request_from_its_answer(client: Client) -> None:
+    """As many as are let in, each with half a handshake: the API server gives a webhook five seconds."""
+    slow = [socket.create_connection(client.address, timeout=5) for _ in range(tls.AT_ONCE)]
+    try:
+        time.sleep(tls.GRACE + 0.2)
+        for one in slow:
+            with suppress(OSError):
+                one.send(b"\x16")
+        for _ in range(3):
+            began = time.monotonic()
+            assert client.ask(question())["response"]["allowed"]
+            assert time.monotonic() - began < 5
+    finally:
+        for one in slow:
+            one.close()
+
+
+def test_a_pod_of_thousands_of_containers_is_answered_over_tls_within_the_deadline(client: Client) -> None:
+    pod = question()["request"]["object"]
+    pod["spec"]["containers"] = [{"name": f"c{n}", "command": ["torchrun", "x.py"]} for n in range(30_000)]
+    began = time.monotonic()
+    said = client.ask(question(pod))["response"]
+    assert time.monotonic() - began < 5
+    assert said["allowed"] and "patch" not in said

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 # What every script begins with: a model so small that a step is over in a millisecond.
 TRAIN = """
 import os, signal, sys, time
@@ -70,6 +72,7 @@ def record(folder: Path, *command: str, options: Sequence[str] = ("--steps", "3-
 
 
 def record_script(folder: Path, script: str, **given: Any) -> Recorded:
+    pytest.importorskip("torch")
     path = folder / "train.py"
     path.write_text(TRAIN + script)
     return record(folder, sys.executable, "train.py", **given)

@@ -62,7 +62,7 @@ def layout_of(text: bytes) -> Layout | None:
     if KINETO in text:
         return Layout(KINETO)
     end = event_end(text, 0)
-    if end is None:
+    if end is None or text[end - 1 : end] != b"}":  # a list among the events separates nothing
         return None
     following = re.compile(rb"\s*,\s*\{").match(text, end)
     if following is None:

@@ -1,0 +1,101 @@
+"""Answers under a limit of memory (`ulimit -v`), and says so where it does not suffice.
+
+What finds no memory ends its process in its own way: Polars aborts, OpenBLAS exits, Python raises. So the
+command runs in a process of its own, which this one waits for.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import resource
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+
+from lostflops.errors import LostflopsError
+
+# Those that only read. The others start jobs, whose signals and output are theirs.
+READING = frozenset({"why", "recipe", "import", "inspect", "scrub", "explain"})
+LACK = re.compile(
+    rb"memory allocation of \d+ bytes failed|OpenBLAS error|annot allocate memory|failed to map segment"
+    rb"|out of memory|Resource temporarily unavailable|failed to spawn thread|could not spawn threads"
+    rb"|can't start new thread|bad_alloc|^Memory ran out",
+    re.IGNORECASE | re.MULTILINE,
+)
+# The first line of what a program says as it ends; the lines behind it are for its authors.
+LAST_WORDS = re.compile(
+    rb"thread '.*panicked|terminate called|<jemalloc>|Polars binary is missing|" + LACK.pattern, re.IGNORECASE
+)
+CRASHES = (-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS, -signal.SIGKILL)
+
+
+class OutOfMemory(LostflopsError):
+    """Memory that was needed and not there."""
+
+    def __init__(self) -> None:
+        most = limit()
+        allowed = "" if most is None else f": this shell allows {most / 1e6:,.0f} MB a process (`ulimit -v`)"
+        hint = "read fewer files at a time." if most is None else "raise it: `ulimit -v unlimited`."
+        super().__init__(f"Memory ran out{allowed}.", hint)
+
+
+def limit() -> int | None:
+    """The bytes that this process may map, None where nothing limits them."""
+    most = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return None if most == resource.RLIM_INFINITY else most
+
+
+def is_lack(error: BaseException) -> bool:
+    """Whether an error of no class of ours is that memory ran out."""
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+        return True
+    # What C code that does not look at what it was given leaves behind.
+    careless = isinstance(error, (SystemError, ImportError))
+    return limit() is not None and (careless or LACK.search(str(error).encode(errors="replace")) is not None)
+
+
+def answered(answer: Callable[[], int]) -> int | None:
+    """The exit status of `answer` in a process of its own; None where that ended for want of memory."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(reading)
+        os.dup2(writing, 2)
+        os.close(writing)
+        _answer(answer)
+    os.close(writing)
+    said = bytearray()
+    with os.fdopen(reading, "rb") as lines:
+        for line in lines:
+            if said or LAST_WORDS.search(line):
+                said += line
+            else:
+                _repeat(line)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if status in CRASHES or (status and LACK.search(said)):
+        return None
+    _repeat(bytes(said))
+    return status
+
+
+def _answer(answer: Callable[[], int]) -> None:
+    status = 1
+    try:
+        status = answer()
+    except SystemExit as stop:
+        status = stop.code if isinstance(stop.code, int) else 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        try:
+            sys.stdout.flush()
+        finally:
+            os._exit(status)
+
+
+def _repeat(words: bytes) -> None:
+    sys.stderr.buffer.write(words)
+    sys.stderr.flush()
