@@ -294,6 +294,14 @@ def test_a_run_of_another_format_is_refused(found: object, tmp_path: Path) -> No
     assert "import the traces again" in caught.value.hint
 
 
+def test_a_later_format_is_named_whatever_its_checksum_is(tmp_path: Path) -> None:
+    run = job.open(traced(tmp_path / "trace.json"), output=tmp_path / "run").path
+    later = json.loads((run / MANIFEST).read_text()) | {"format": FORMAT + 1}
+    (run / MANIFEST).write_text(json.dumps(later))  # as it is written, a checksum that is not ours
+    with pytest.raises(NewerStore, match=f"this lostflops reads format {FORMAT}"):
+        job.open(run)
+
+
 # -- which store --------------------------------------------------------------------------------------------
 
 

@@ -27,7 +27,8 @@ LACK = re.compile(
 )
 # The first line of what a program says as it ends; the lines behind it are for its authors.
 LAST_WORDS = re.compile(
-    rb"thread '.*panicked|terminate called|<jemalloc>|Polars binary is missing|" + LACK.pattern, re.IGNORECASE
+    rb"^\s*$|thread '.*panicked|terminate called|<jemalloc>|Polars binary is missing|" + LACK.pattern,
+    re.IGNORECASE,
 )
 CRASHES = (-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS, -signal.SIGKILL)
 

@@ -41,7 +41,7 @@ class Apart:
             pickle.dump((task, path, target, cleaner), process.stdin)
             process.stdin.flush()
             # What our own program answers: nothing from the recording is unpickled.
-            error, worked = pickle.load(process.stdout)
+            answer: tuple[tuple[str, str, str] | None, Cleaner] = pickle.load(process.stdout)
         except (EOFError, BrokenPipeError, pickle.UnpicklingError) as end:
             self.__exit__()
             raise NotATrace(
@@ -49,6 +49,7 @@ class Apart:
                 "reading it ended the process that did: a table is damaged, or memory ran out.",
                 "make it again from what it was made of.",
             ) from end
+        error, worked = answer
         if error is not None:
             raise revived(*error)
         vars(cleaner).update(vars(worked))
