@@ -10,7 +10,7 @@ import pickle
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from lostflops.errors import LostflopsError, NotATrace, revived
 from lostflops.privacy.cleaner import Cleaner
@@ -52,7 +52,7 @@ class Apart:
         error, worked = answer
         if error is not None:
             raise revived(*error)
-        vars(cleaner).update(cast("dict[str, Any]", vars(worked)))
+        vars(cleaner).update(vars(worked))
 
     def _started(self) -> subprocess.Popen[bytes]:
         if self._process is None:
