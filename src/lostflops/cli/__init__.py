@@ -7,10 +7,9 @@ import io
 import os
 import sys
 from argparse import Action, ArgumentParser, RawDescriptionHelpFormatter, _SubParsersAction  # pyright: ignore[reportPrivateUsage]
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from lostflops.errors import CannotWrite, LostflopsError, shown
 from lostflops.ingest import freed_memory
@@ -51,11 +50,10 @@ class _Help(RawDescriptionHelpFormatter):
     def _format_action(self, action: Action) -> str:
         if not isinstance(action, _SubParsersAction):
             return super()._format_action(action)
-        listed: Any = action
-        lines = {one.dest: self._format_action(one) for one in self._iter_indented_subactions(listed)}
+        inside: Iterator[Action] = self._iter_indented_subactions(action)  # pyright: ignore[reportUnknownArgumentType]
+        lines = {one.dest: self._format_action(one) for one in inside}
         return "\n".join(
-            f"  {heading}\n" + "".join(lines[name] for name in inside)
-            for heading, inside in sections().items()
+            f"  {heading}\n" + "".join(lines[name] for name in names) for heading, names in sections().items()
         )
 
 
