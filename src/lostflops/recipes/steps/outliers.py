@@ -262,7 +262,7 @@ def _next(row: Mapping[str, Any]) -> str:
         return MORE_CORES
     here, usual = row["kernels"], row["usual_kernels"]
     if row["account"] != COMPUTE or not here or not usual:
-        return ACCOUNTS[row["account"]].remedy
+        return ACCOUNTS[row["account"]].advice(row["on_host"])
     what = "operators" if row["on_host"] else "kernels"
     if abs(here - usual) <= SAME_WORK * usual:
         return (
