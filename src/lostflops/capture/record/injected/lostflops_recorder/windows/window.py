@@ -214,6 +214,7 @@ class Window:
         ):
             said["process"] = identity()
         said["versions"] = _versions()
+        said["frameworks"] = self.ranges.frameworks
         self._session.add_metadata_json("lostflops", json.dumps(said))
 
     def _enter_range(self) -> None:
