@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from . import _output, described
 
 if TYPE_CHECKING:
-    from lostflops.plan.hardware import Gpu, Link
+    from lostflops.plan.hardware import Gpu, LinkCard
     from lostflops.plan.serve.inference import Serving
     from lostflops.plan.shape import Shape
     from lostflops.plan.train.calibration import Measured
@@ -230,7 +230,7 @@ def _sane(given: Namespace) -> None:
             raise BadOption(f"`{flag}` has to be a positive number.")
 
 
-def _hardware(given: Namespace) -> tuple[Gpu, Link]:
+def _hardware(given: Namespace) -> tuple[Gpu, LinkCard]:
     import msgspec
 
     from lostflops.plan import hardware

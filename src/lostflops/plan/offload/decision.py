@@ -16,12 +16,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
+from lostflops.copies.simulation import Again, Limits, Played, Recorded, play
 from lostflops.errors import shown
 from lostflops.plan.amounts import shown_size
-from lostflops.plan.hardware import Link
+from lostflops.plan.hardware import LinkCard
 
 from .saved_profile import Profile, Row, recorded
-from .storage_timeline import Again, Copies, Limits, Played, Recorded, play
 
 Decision: TypeAlias = Literal["keep", "offload", "recompute"]
 
@@ -106,7 +106,7 @@ class OffloadPlan:
     """The plan, or why there is none (`refused`; then everything is kept). All figures are predicted."""
 
     profile: Profile
-    link: Link
+    link: LinkCard
     budget_bytes: int
     host_memory_bytes: int | None
     classes: tuple[Class, ...]  # largest first
@@ -122,7 +122,7 @@ class OffloadPlan:
 def plan(
     profile: Profile,
     budget_bytes: int,
-    link: Link,
+    link: LinkCard,
     host_memory_bytes: int | None = None,
     may: Sequence[Decision] = ("offload", "recompute"),
 ) -> OffloadPlan:
@@ -136,14 +136,14 @@ class Planning:
     def __init__(
         self,
         profile: Profile,
-        link: Link,
+        link: LinkCard,
         host_memory: int | None = None,
         may: Sequence[Decision] = ("offload", "recompute"),
     ) -> None:
         self.profile, self.link, self.host_memory, self.may = profile, link, host_memory, may
-        self.step = recorded(profile)
         self.rows = profile.in_order
-        self.copies = Copies(link.out, link.into, link.latency_ns)
+        self.copies = link.copies
+        self.step = recorded(profile, self.copies.least_bytes)
         self.kept = [_kept_because(row, self.copies.least_bytes) for row in self.rows]
         self.classes = self._classes()
         self.modules = _modules(self.rows) if "recompute" in may else ()
@@ -332,7 +332,7 @@ class Planning:
         yield f"the step gets {longer:.1%} longer" if longer >= 0.0005 else "the step does not get longer"
 
 
-def free_bytes(step: Recorded, link: Link) -> int:
+def free_bytes(step: Recorded, link: LinkCard) -> int:
     """What can travel at most without making the step longer."""
     return int(min(link.out * step.forward, link.into * step.backward) / 1e9)
 
@@ -434,7 +434,7 @@ def record(found: OffloadPlan) -> dict[str, Any]:
         "host_memory_bytes": found.host_memory_bytes,
         "link": found.link.name,
         "classes": {entry.name: entry.decision for entry in found.classes},
-        "threshold_bytes": Copies(found.link.out, found.link.into, found.link.latency_ns).least_bytes,
+        "threshold_bytes": found.link.copies.least_bytes,
         "in_flight_bytes": found.chosen.limits.in_flight_bytes,
         "look_ahead_ns": found.chosen.limits.look_ahead_ns,
         "look_ahead_bytes": found.chosen.limits.look_ahead_bytes or 0,
