@@ -9,7 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lostflops.errors import BadOption, NoRun, NothingThere, shown
+from lostflops import units
+from lostflops.errors import NoRun, NothingThere
 
 if TYPE_CHECKING:
     from lostflops.store.trace import Trace
@@ -120,19 +121,9 @@ def again(paths: Sequence[str], given: Namespace, steps: tuple[int, int] | None)
 
 def span(text: str) -> tuple[int, int]:
     """'3-7' as (3, 7) and '3' as (3, 3). Raises BadOption for anything else."""
-    match = re.fullmatch(r"\s*([0-9]{1,18})\s*(?:-\s*([0-9]{1,18})\s*)?", text)
-    if not match:
-        raise BadOption(f"'{shown(text)}' is not a range of numbers.", "write '3-7', or '3' for one.")
-    low = int(match[1])
-    high = int(match[2]) if match[2] else low
-    if low > high:
-        raise BadOption(f"'{shown(text)}' ends before it begins.", f"write '{high}-{low}'.")
-    return low, high
+    return units.span(text, "--steps", "steps")
 
 
 def numbers(text: str) -> frozenset[int]:
     """'0,2-4' as {0, 2, 3, 4}. Raises BadOption for anything else, or more than a million numbers."""
-    spans = [span(part) for part in text.split(",")]
-    if sum(high - low for low, high in spans) > 10**6:
-        raise BadOption(f"'{shown(text)}' names more than a million numbers.")
-    return frozenset(n for low, high in spans for n in range(low, high + 1))
+    return units.numbers(text, "--ranks", "ranks")

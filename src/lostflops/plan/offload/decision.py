@@ -18,8 +18,8 @@ from typing import Any, Literal, TypeAlias
 
 from lostflops.copies.simulation import Again, Limits, Played, Recorded, play
 from lostflops.errors import shown
-from lostflops.plan.amounts import shown_size
 from lostflops.plan.hardware import LinkCard
+from lostflops.units import written
 
 from .saved_profile import Profile, Row, recorded
 
@@ -256,27 +256,27 @@ class Planning:
 
     def _fits(self, budget: int) -> str:
         return (
-            f"it fits as it is: the peak of {shown_size(self.without.peak_bytes)} is within the budget of "
-            f"{shown_size(budget)}, so nothing is moved"
+            f"it fits as it is: the peak of {written(self.without.peak_bytes)} is within the budget of "
+            f"{written(budget)}, so nothing is moved"
         )
 
     def _unreachable(self, budget: int, smallest: Played) -> str:
         if self.profile.static_bytes > budget:
             return (
-                f"the model alone holds {shown_size(self.profile.static_bytes)}, over the budget of "
-                f"{shown_size(budget)}: no plan for what is saved can change that"
+                f"the model alone holds {written(self.profile.static_bytes)}, over the budget of "
+                f"{written(budget)}: no plan for what is saved can change that"
             )
         enough = [c.played.bytes_out for c in self.considered if c.played.peak_bytes <= budget]
         if enough:
             within = min((c.played.peak_bytes for c in self.allowed), default=self.without.peak_bytes)
             return (
-                f"host memory is too small: {shown_size(min(enough))} would have to be moved, and "
-                f"{shown_size(self.host_memory or 0)} is there; the smallest peak within it is "
-                f"{shown_size(within)}"
+                f"host memory is too small: {written(min(enough))} would have to be moved, and "
+                f"{written(self.host_memory or 0)} is there; the smallest peak within it is "
+                f"{written(within)}"
             )
         text = (
-            f"the smallest peak that was found is {shown_size(smallest.peak_bytes)}, "
-            f"{shown_size(smallest.peak_bytes - budget)} over the budget of {shown_size(budget)}; "
+            f"the smallest peak that was found is {written(smallest.peak_bytes)}, "
+            f"{written(smallest.peak_bytes - budget)} over the budget of {written(budget)}; "
             f"it is then {self._place(smallest.peak_at)}"
         )
         if not self.modules and "recompute" in self.may:
@@ -315,15 +315,15 @@ class Planning:
     def _reasons(self, played: Played) -> Iterator[str]:
         before = self.without
         yield (
-            f"the peak falls from {shown_size(before.peak_bytes)} to {shown_size(played.peak_bytes)}; "
+            f"the peak falls from {written(before.peak_bytes)} to {written(played.peak_bytes)}; "
             f"it is then {self._place(played.peak_at)}"
         )
         if played.bytes_out:
             free = free_bytes(self.step, self.link)
             beyond = "" if played.bytes_out <= free else "; the rest is waited for at the link's rate"
-            saved = shown_size(self.profile.saved_bytes)
+            saved = written(self.profile.saved_bytes)
             yield (
-                f"{shown_size(played.bytes_out)} of {saved} saved are moved; up to {shown_size(free)} could "
+                f"{written(played.bytes_out)} of {saved} saved are moved; up to {written(free)} could "
                 f"hide behind compute{beyond}"
             )
         if played.compute_ns > before.compute_ns:
