@@ -98,6 +98,6 @@ def ask(trace: Trace, recipe: str, **options: Any) -> pl.DataFrame:
 
 def load_ipython_extension(shell: Any) -> None:
     """`%load_ext lostflops` in a notebook: offers `%%lostflops`, which records a cell, and `%lostflops`."""
-    from lostflops.cli import _magics
+    from lostflops.cli import notebook
 
-    _magics.load(shell)
+    notebook.load(shell)

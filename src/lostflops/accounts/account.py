@@ -48,6 +48,8 @@ class Account:
     meaning: str
     found: str
     remedy: str
+    # The same where host operators stand in for kernels, if that is another.
+    remedy_on_host: str = ""
     # What `meaning` begins with that the line of its group says too: the page does not repeat it.
     said_by_group: str = ""
     # Idle accounts: of several that could claim an instant the one with the lowest number does.

@@ -22,6 +22,7 @@ from ..step_log import StepLog, elsewhere
 from ..windows import reason
 from ..windows.reason import Reason
 from ..windows.window import Window
+from .core_wait import CoreWait
 
 now = time.monotonic_ns
 
@@ -38,6 +39,7 @@ class Clock:
         self.window: Window | None = None
         self.started: int | None = None  # of the running step; nobody saw the first one start
         self.own = self.optimizer = self.data = self.checkpoint = self.collecting = self.micro_steps = 0
+        self._core_wait = CoreWait()
         self._collection_began = 0
         self._in_backward = False
         self._leader: int | None = None
@@ -96,10 +98,12 @@ class Clock:
         assert self.log is not None and self.window is not None
         took = None if self.started is None else ended - self.started
         duration = "null" if took is None else str(took)
+        waited = self._core_wait.since_last()
+        core = "" if waited is None or took is None else f'"core_wait":{waited},'
         self.log.step(
             self.step,
             ended,
-            f'"duration":{duration},"own":{self.own},"micro_steps":{self.micro_steps},'
+            f'"duration":{duration},{core}"own":{self.own},"micro_steps":{self.micro_steps},'
             f'"optimizer":{self.optimizer},"data":{self.data},"checkpoint":{self.checkpoint},"gc":{self.collecting},"window":{int(self.window.recording)}',
         )
         self.step += 1

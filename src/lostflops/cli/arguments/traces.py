@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
     from lostflops.store.trace import Trace
 
 Progress = Callable[[str, float], None]
-RECIPE = re.compile(r"^@recipe\(.*?^def (\w+)\(", re.DOTALL | re.MULTILINE)
 
 
 def add_paths(parser: ArgumentParser, newest: bool = False) -> None:
@@ -86,18 +84,11 @@ def _traced(folder: Path) -> float | None:
     return None
 
 
-def recipe_names(**_: object) -> list[str]:
-    """The recipes as the command line spells them, without importing them."""
-    folder = Path(__file__).parent.parent / "recipes"
-    found = (RECIPE.findall(file.read_text()) for file in folder.rglob("*.py"))
-    return sorted(name.replace("_", "-") for names in found for name in names)
-
-
 def opened(given: Namespace, progress: Progress | None = None, output: Path | None = None) -> Trace:
     """The job that the arguments name, sliced to the steps they ask for."""
     if "" in given.paths:  # an unset shell variable, which Path would take for the current folder
         raise NothingThere("")
-    steps = None if getattr(given, "steps", None) is None else span(given.steps)
+    steps = None if getattr(given, "steps", None) is None else units.span(given.steps, "--steps", "steps")
     from lostflops.ingest import job
 
     trace = job.open(
@@ -117,13 +108,3 @@ def again(paths: Sequence[str], given: Namespace, steps: tuple[int, int] | None)
 
     flags = [flag for flag in ("salvage", "allow_missing_ranks") if getattr(given, flag, False)]
     return typed(paths, steps, [f"--{flag.replace('_', '-')}" for flag in flags])
-
-
-def span(text: str) -> tuple[int, int]:
-    """'3-7' as (3, 7) and '3' as (3, 3). Raises BadOption for anything else."""
-    return units.span(text, "--steps", "steps")
-
-
-def numbers(text: str) -> frozenset[int]:
-    """'0,2-4' as {0, 2, 3, 4}. Raises BadOption for anything else, or more than a million numbers."""
-    return units.numbers(text, "--ranks", "ranks")

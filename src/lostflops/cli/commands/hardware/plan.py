@@ -13,8 +13,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lostflops import units
-
-from . import _output, described
+from lostflops.cli.commands import described
+from lostflops.cli.output import files
+from lostflops.cli.output.waiting import waiting
 
 if TYPE_CHECKING:
     from lostflops.plan.hardware import Gpu, LinkCard
@@ -187,7 +188,7 @@ def run(given: Namespace) -> None:
     if given.what == "offload":
         _planned_offload(given)
         return
-    _output.check_document(given.json, [word for word in (given.model, given.gpu, given.link) if word])
+    files.check_document(given.json, [word for word in (given.model, given.gpu, given.link) if word])
     _sane(given)
     from lostflops.plan import pages
 
@@ -216,7 +217,7 @@ def _planned_offload(given: Namespace) -> None:
     from lostflops.plan import hardware
     from lostflops.plan.offload import decision, page, saved_profile
 
-    _output.check_document(given.json, [given.profile, given.link])
+    files.check_document(given.json, [given.profile, given.link])
     budget = units.size(given.budget, "--budget")
     host = None if given.host_memory is None else units.size(given.host_memory, "--host-memory")
     profile = saved_profile.read(Path(given.profile))
@@ -317,8 +318,6 @@ def _recorded(path: str) -> Measured:
     from lostflops.plan.train import calibration
     from lostflops.session import Session, Skipped
 
-    from ._waiting import waiting
-
     with waiting() as tell:
         session = Session(job.open([path], progress=tell))
         tables: list[pl.DataFrame] = []
@@ -390,5 +389,5 @@ def _serving(given: Namespace) -> Serving:
 
 
 def _say(given: Namespace, content: dict[str, Any], lines: Sequence[str]) -> None:
-    if not _output.document(given.json, content):
+    if not files.document(given.json, content):
         print(*lines, sep="\n")
