@@ -31,7 +31,7 @@ from polars.exceptions import PolarsError
 from lostflops.errors import CannotWrite, DamagedStore, NewerStore, NoSuchStep, OutputExists, Unreadable
 from lostflops.tables import TABLES
 
-FORMAT = 2
+FORMAT = 3
 MANIFEST = "run.json"
 # A folder that is being filled. One that has not been touched for a day is what a killed import left.
 UNFINISHED = ".importing-"

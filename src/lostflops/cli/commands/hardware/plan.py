@@ -11,7 +11,9 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from . import _output, described
+from lostflops.cli.commands import described
+from lostflops.cli.output import files
+from lostflops.cli.output.waiting import waiting
 
 if TYPE_CHECKING:
     from lostflops.plan.hardware import Gpu, Link
@@ -179,7 +181,7 @@ def run(given: Namespace) -> None:
     if given.what == "offload":
         _planned_offload(given)
         return
-    _output.check_document(given.json, [word for word in (given.model, given.gpu, given.link) if word])
+    files.check_document(given.json, [word for word in (given.model, given.gpu, given.link) if word])
     _sane(given)
     from lostflops.plan import pages
 
@@ -208,7 +210,7 @@ def _planned_offload(given: Namespace) -> None:
     from lostflops.plan import amounts, hardware
     from lostflops.plan.offload import decision, page, saved_profile
 
-    _output.check_document(given.json, [given.profile, given.link])
+    files.check_document(given.json, [given.profile, given.link])
     budget = amounts.size("--budget", given.budget)
     host = None if given.host_memory is None else amounts.size("--host-memory", given.host_memory)
     profile = saved_profile.read(Path(given.profile))
@@ -308,8 +310,6 @@ def _recorded(path: str) -> Measured:
     from lostflops.plan.train import calibration
     from lostflops.session import Session, Skipped
 
-    from ._waiting import waiting
-
     with waiting() as tell:
         session = Session(job.open([path], progress=tell))
         tables: list[pl.DataFrame] = []
@@ -381,5 +381,5 @@ def _serving(given: Namespace) -> Serving:
 
 
 def _say(given: Namespace, content: dict[str, Any], lines: Sequence[str]) -> None:
-    if not _output.document(given.json, content):
+    if not files.document(given.json, content):
         print(*lines, sep="\n")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import IO, TYPE_CHECKING
 
-from lostflops.cli import _output
+from lostflops.cli.output.safe import printable_json
 
 if TYPE_CHECKING:
     import polars as pl
@@ -17,4 +17,4 @@ is_text = True
 
 def write(said: Answer, table: pl.DataFrame, file: IO[bytes]) -> None:
     text = table.write_json().encode()
-    file.write((_output.printable_json(text) if file is sys.stdout.buffer else text) + b"\n")
+    file.write((printable_json(text) if file is sys.stdout.buffer else text) + b"\n")

@@ -12,15 +12,16 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from lostflops.cli.arguments import traces
+from lostflops.cli.output import files
+from lostflops.cli.output.safe import printable_json
+from lostflops.cli.output.waiting import waiting
 from lostflops.errors import shown
-
-from . import _asked, _output
-from ._waiting import waiting
 
 
 def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
-    _asked.add_paths(parser, newest=True)
-    _asked.add_steps(parser)
+    traces.add_paths(parser, newest=True)
+    traces.add_steps(parser)
     parser.add_argument(
         "--all",
         action="store_true",
@@ -36,12 +37,12 @@ def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
 
 def run(given: Namespace) -> None:
     if not given.paths:
-        given.paths = [_asked.newest_run(Path())]
+        given.paths = [traces.newest_run(Path())]
         print(f"lostflops: the newest run is {shown(given.paths[0])}", file=sys.stderr)
     if given.html is not None:
-        _output.check(given.html, given.paths)
-    _output.check_document(given.json, given.paths)
-    _output.check_apart("--html", given.html, "--json", given.json)
+        files.check(given.html, given.paths)
+    files.check_document(given.json, given.paths)
+    files.check_apart("--html", given.html, "--json", given.json)
     from rich.console import Console
 
     from lostflops.capture.record import run_folder
@@ -50,22 +51,22 @@ def run(given: Namespace) -> None:
     from lostflops.session import Session
 
     with waiting() as tell:
-        trace = _asked.opened(given, tell)
+        trace = traces.opened(given, tell)
         with trace.reading():
             found = page.page(trace, Session(trace), _asking(tell))
     if given.html is not None:
-        with _output.replacing(given.html, given.paths) as file:
+        with files.replacing(given.html, given.paths) as file:
             file.write_text(html.html(found), encoding="utf-8")
     if given.json is not None:
         data = document.document(found)
         if given.json == "-":
-            sys.stdout.buffer.write(_output.printable_json(data))
+            sys.stdout.buffer.write(printable_json(data))
             return
-        with _output.replacing(Path(given.json), given.paths) as file:
+        with files.replacing(Path(given.json), given.paths) as file:
             file.write_bytes(data)
-    typed = _asked.again(given.paths, given, trace.steps)
+    typed = traces.again(given.paths, given, trace.steps)
     terminal.show(found, Console(), typed, given.all, run_folder.command(given.paths))
 
 
-def _asking(tell: _asked.Progress | None) -> Callable[[str, int, int], None] | None:
+def _asking(tell: traces.Progress | None) -> Callable[[str, int, int], None] | None:
     return (lambda name, done, of: tell(name, done / of)) if tell else None

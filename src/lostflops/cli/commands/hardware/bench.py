@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import _output, described
-from ._waiting import waiting
+from lostflops.cli.commands import described
+from lostflops.cli.output import files
+from lostflops.cli.output.waiting import waiting
 
 COLLECTIVES = """\
 Time collectives of torch.distributed between ranks, and check their results.
@@ -69,7 +70,7 @@ def run(given: Namespace) -> None:
     from lostflops.errors import BadOption
 
     for written in (given.json, getattr(given, "card", None)):
-        _output.check_document(written, [str(file) for file in given.files or ()])
+        files.check_document(written, [str(file) for file in given.files or ()])
     if given.repeats < 1:
         raise BadOption("`--repeats` has to be 1 or more.")
     if given.what == "collectives":
@@ -146,9 +147,9 @@ def _links(given: Namespace) -> None:
         topology.keep(content, run / topology.node(run) / links.FILE)
     _say(given, content, bandwidths.links(found.bandwidths, content["cards"], found.about, found.remarks))
     if given.card:
-        _output.document(given.card, links.slowest(content["link_cards"]))
+        files.document(given.card, links.slowest(content["link_cards"]))
 
 
 def _say(given: Namespace, content: Mapping[str, Any], lines: Sequence[str]) -> None:
-    if not _output.document(given.json, content):
+    if not files.document(given.json, content):
         print(*lines, sep="\n")

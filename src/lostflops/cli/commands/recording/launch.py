@@ -9,12 +9,14 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
 
-from . import Command, _launch, declare, found_in
+from lostflops.cli.commands import Command, declare, found_in
+
+from . import schedulers as offered
 
 
 def schedulers() -> Mapping[str, Command]:
-    """Every scheduler by name: each is a file in `_launch/`, found by being there."""
-    return found_in(_launch.__name__, _launch.__path__)
+    """Every scheduler by name: each is a file in `schedulers/`, found by being there."""
+    return found_in(offered)
 
 
 def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:

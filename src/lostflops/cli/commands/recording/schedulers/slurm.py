@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lostflops.cli import record
+from lostflops.cli.commands.recording import record
 
 if TYPE_CHECKING:
     from lostflops.capture.slurm import script as slurm

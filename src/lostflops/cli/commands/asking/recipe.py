@@ -14,11 +14,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from lostflops.cli.arguments import ranges, traces
+from lostflops.cli.arguments.recipe_names import recipe_names
+from lostflops.cli.output import files, formats
+from lostflops.cli.output.formats.table import SHOWN_ROWS
+from lostflops.cli.output.waiting import waiting
 from lostflops.errors import BadOption, CannotAnswer
-
-from . import _asked, _formats, _output
-from ._formats.table import SHOWN_ROWS
-from ._waiting import waiting
 
 if TYPE_CHECKING:
     import polars as pl
@@ -30,13 +31,13 @@ if TYPE_CHECKING:
 
 def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
     name = parser.add_argument("name", metavar="NAME", help="the recipe, with dashes or underscores")
-    setattr(name, "completer", _asked.recipe_names)  # noqa: B010 - argcomplete looks for it
-    _asked.add_paths(parser)
-    _asked.add_steps(parser)
+    setattr(name, "completer", recipe_names)  # noqa: B010 - argcomplete looks for it
+    traces.add_paths(parser)
+    traces.add_steps(parser)
     parser.add_argument("--ranks", metavar="A,B-C", help="only the rows of these ranks")
     parser.add_argument(
         "--format",
-        choices=_formats.names(),
+        choices=formats.names(),
         help="how to write the table; the default is the ending of --output, else 'table', for reading, "
         f"which stops after {SHOWN_ROWS} rows",
     )
@@ -81,15 +82,15 @@ def _how(option: Option) -> dict[str, Any]:
 def run(given: Namespace) -> None:
     form = _format(given.format, given.output)
     if given.output is not None:
-        _output.check(given.output, given.paths)
+        files.check(given.output, given.paths)
     from lostflops.recipes import named
     from lostflops.session import Session, Skipped
 
     wanted = named(given.name)
-    ranks = None if given.ranks is None else _asked.numbers(given.ranks)
+    ranks = None if given.ranks is None else ranges.numbers(given.ranks)
     options = {k.removeprefix("option_"): v for k, v in vars(given).items() if k.startswith("option_")}
     with waiting() as tell:
-        trace = _asked.opened(given, tell)
+        trace = traces.opened(given, tell)
         if tell:
             tell(wanted.name, 1.0)
         said = Session(trace).run(wanted.name, **options)
@@ -97,17 +98,17 @@ def run(given: Namespace) -> None:
         raise CannotAnswer(said.recipe, said.reason)
     table = said.table if ranks is None else _of(ranks, trace, said)
     if given.output is not None:
-        with _output.replacing(given.output, given.paths) as place, place.open("wb") as file:
+        with files.replacing(given.output, given.paths) as place, place.open("wb") as file:
             form.write(said, table, file)
     else:
         sys.stdout.flush()
         form.write(said, table, sys.stdout.buffer)
 
 
-def _format(asked: str | None, output: Path | None) -> _formats.Format:
+def _format(asked: str | None, output: Path | None) -> formats.Format:
     ending = output.suffix.removeprefix(".") if output else ""
-    name = asked or (ending if ending in _formats.names() else _formats.FOR_READING)
-    form = _formats.named(name)
+    name = asked or (ending if ending in formats.names() else formats.FOR_READING)
+    form = formats.named(name)
     if not form.is_text and output is None:
         raise BadOption(
             f"{name.capitalize()} is no text for a terminal.", f"name a file: `--output table.{name}`."

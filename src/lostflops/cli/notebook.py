@@ -17,10 +17,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from lostflops.cli.arguments import ranges, traces
+from lostflops.cli.arguments.parser import Parser
 from lostflops.errors import BadOption, CannotWrite, LostflopsError, NothingRecorded, OutputExists, shown
-
-from . import _asked
-from ._parser import Parser
 
 if TYPE_CHECKING:
     from lostflops.capture.record.cell import Recorded
@@ -73,7 +72,7 @@ def line_parser() -> ArgumentParser:
         epilog="`%lostflops COMMAND ...` runs any other command; the PATH `cell` is the cell recorded last.",
         allow_abbrev=False,
     )
-    _asked.add_paths(parser)
+    traces.add_paths(parser)
     for action in parser._actions:  # pyright: ignore[reportPrivateUsage] - the one way to change it
         if action.dest == "paths":
             action.nargs, action.default, action.required = "*", [CELL], False
@@ -82,7 +81,7 @@ def line_parser() -> ArgumentParser:
 
 
 def _add_shown(parser: ArgumentParser) -> None:
-    _asked.add_steps(parser)
+    traces.add_steps(parser)
     parser.add_argument("--height", metavar="PIXELS", type=int, help="height of the page that is shown")
 
 
@@ -133,7 +132,7 @@ class Magics:
     def line(self, line: str) -> None:
         """Show the page of a run or of the last recorded cell, or run another command of lostflops."""
         __tracebackhide__ = True
-        from lostflops.cli import commands
+        from lostflops.cli.commands import commands
 
         with _usage():
             words = _words(line)
@@ -151,12 +150,12 @@ class Magics:
                 return
             self._check(given)
             asked, given.paths = given.paths, self._named(given.paths)
-            self._show(_asked.opened(given), asked, given)
+            self._show(traces.opened(given), asked, given)
 
     def _check(self, given: Namespace, cell: str = "") -> None:
         """Raise before the cell runs what would be wrong after it."""
         if given.steps:
-            _asked.span(given.steps)
+            ranges.span(given.steps)
         if given.height is not None and not LOWEST <= given.height <= HIGHEST:
             raise BadOption(f"--height takes {LOWEST} to {HIGHEST:,} pixels.")
         name = getattr(given, "name", None)
@@ -216,7 +215,7 @@ class Magics:
         from lostflops.session import Session
 
         made = page(trace, Session(trace))
-        typed = _asked.again(paths, given, trace.steps)
+        typed = traces.again(paths, given, trace.steps)
         self._shell.display_pub.publish(notebook.bundle(made, typed, given.height or notebook.HEIGHT))
 
     def _named(self, words: Sequence[str]) -> list[str]:
@@ -324,7 +323,7 @@ def _read(recorded: Recorded, run: Path) -> Trace:
 def _whole_steps(trace: Trace, asked: str | None) -> Trace:
     """The steps that were asked for, or else the whole ones: a cell does more than steps, at both ends."""
     if asked:
-        return trace.select(steps=_asked.span(asked))
+        return trace.select(steps=ranges.span(asked))
     steps = trace.table("steps")
     if steps is None:
         return trace

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import IO, TYPE_CHECKING
 
-from lostflops.cli import _output
+from lostflops.cli.output.safe import spreadsheet_safe
 
 if TYPE_CHECKING:
     import polars as pl
@@ -16,7 +16,7 @@ ROWS = 100_000  # that are text at one time
 
 
 def write(said: Answer, table: pl.DataFrame, file: IO[bytes]) -> None:
-    flat = _output.spreadsheet_safe(_flat(table))
+    flat = spreadsheet_safe(_flat(table))
     file.write(flat.clear().write_csv().encode())
     for rows in flat.iter_slices(ROWS):
         file.write(rows.write_csv(include_header=False).encode())

@@ -10,12 +10,12 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import _asked
-from ._waiting import waiting
+from lostflops.cli.arguments import traces
+from lostflops.cli.output.waiting import waiting
 
 
 def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
-    _asked.add_paths(parser)
+    traces.add_paths(parser)
     parser.add_argument(
         "--output", metavar="RUN", type=Path, required=True, help="the folder to make, or the run to replace"
     )
@@ -25,7 +25,7 @@ def run(given: Namespace) -> None:
     from lostflops.errors import shown
 
     with waiting() as tell:
-        trace = _asked.opened(given, tell, given.output)
+        trace = traces.opened(given, tell, given.output)
     ranks = trace.table("ranks")
     num_ranks = 0 if ranks is None else ranks.collect()["rank"].n_unique()
     stored = sum(file.stat().st_size for file in given.output.rglob("*.parquet"))

@@ -96,7 +96,7 @@ def _or_else(word: str) -> str:
     """What to do where the word is no command but a run or a recipe."""
     from pathlib import Path
 
-    from ._asked import recipe_names
+    from .recipe_names import recipe_names
 
     try:
         if Path(word).exists():

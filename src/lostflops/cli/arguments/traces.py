@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lostflops.errors import BadOption, NoRun, NothingThere, shown
+from lostflops.errors import NoRun, NothingThere
+
+from .ranges import span
 
 if TYPE_CHECKING:
     from lostflops.store.trace import Trace
 
 Progress = Callable[[str, float], None]
-RECIPE = re.compile(r"^@recipe\(.*?^def (\w+)\(", re.DOTALL | re.MULTILINE)
 
 
 def add_paths(parser: ArgumentParser, newest: bool = False) -> None:
@@ -85,13 +85,6 @@ def _traced(folder: Path) -> float | None:
     return None
 
 
-def recipe_names(**_: object) -> list[str]:
-    """The recipes as the command line spells them, without importing them."""
-    folder = Path(__file__).parent.parent / "recipes"
-    found = (RECIPE.findall(file.read_text()) for file in folder.rglob("*.py"))
-    return sorted(name.replace("_", "-") for names in found for name in names)
-
-
 def opened(given: Namespace, progress: Progress | None = None, output: Path | None = None) -> Trace:
     """The job that the arguments name, sliced to the steps they ask for."""
     if "" in given.paths:  # an unset shell variable, which Path would take for the current folder
@@ -116,23 +109,3 @@ def again(paths: Sequence[str], given: Namespace, steps: tuple[int, int] | None)
 
     flags = [flag for flag in ("salvage", "allow_missing_ranks") if getattr(given, flag, False)]
     return typed(paths, steps, [f"--{flag.replace('_', '-')}" for flag in flags])
-
-
-def span(text: str) -> tuple[int, int]:
-    """'3-7' as (3, 7) and '3' as (3, 3). Raises BadOption for anything else."""
-    match = re.fullmatch(r"\s*([0-9]{1,18})\s*(?:-\s*([0-9]{1,18})\s*)?", text)
-    if not match:
-        raise BadOption(f"'{shown(text)}' is not a range of numbers.", "write '3-7', or '3' for one.")
-    low = int(match[1])
-    high = int(match[2]) if match[2] else low
-    if low > high:
-        raise BadOption(f"'{shown(text)}' ends before it begins.", f"write '{high}-{low}'.")
-    return low, high
-
-
-def numbers(text: str) -> frozenset[int]:
-    """'0,2-4' as {0, 2, 3, 4}. Raises BadOption for anything else, or more than a million numbers."""
-    spans = [span(part) for part in text.split(",")]
-    if sum(high - low for low, high in spans) > 10**6:
-        raise BadOption(f"'{shown(text)}' names more than a million numbers.")
-    return frozenset(n for low, high in spans for n in range(low, high + 1))

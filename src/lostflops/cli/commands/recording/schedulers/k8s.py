@@ -154,10 +154,10 @@ def _patch(given: Namespace) -> None:
     from lostflops.capture.kubernetes import objects as k8s_objects
     from lostflops.capture.kubernetes.admission import settings
     from lostflops.capture.kubernetes.pod import Wish
-    from lostflops.cli import _output
+    from lostflops.cli.output import files
 
     if given.output is not None:
-        _output.check(given.output, [])  # an input may be replaced: that is what patching is
+        files.check(given.output, [])  # an input may be replaced: that is what patching is
     wish = Wish(
         sorted(k8s_objects.payload()),
         _regex(given.pattern),
@@ -185,7 +185,7 @@ def _patch(given: Namespace) -> None:
     if given.output is None:
         print(after, end="")
         return
-    with _output.replacing(given.output) as place:
+    with files.replacing(given.output) as place:
         place.write_text(after)
 
 

@@ -10,7 +10,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import _output
+from lostflops.cli.output import files
 
 
 def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
@@ -41,12 +41,12 @@ def run(given: Namespace) -> None:
     from lostflops.machine.topology import tools as topology
     from lostflops.report.machines import links
 
-    _output.check_document(given.json)
+    files.check_document(given.json)
     found = topology.recorded(given.folder) if given.folder else topology.here()
     content = topology.document(found, "" if given.output is None else topology.node(given.output))
     if given.output:
         topology.keep(content, topology.place(given.output) / content["node"] / topology.file_name())
-    if _output.document(given.json, content):
+    if files.document(given.json, content):
         return
     lines = links.lines(found.devices, found.links, given.expected_rate)
     print(*lines, *links.left_out(found.remarks, found.absent), sep="\n")

@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
-from . import _output
+from lostflops.cli.output import files
+from lostflops.cli.output.safe import spreadsheet_safe
 
 
 def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
@@ -60,7 +61,7 @@ def run(given: Namespace) -> None:
     from lostflops.errors import BadOption
 
     for target in filter(None, (given.csv, given.html, given.textfile)):
-        _output.check(target, [given.source] if given.source else [])
+        files.check(target, [given.source] if given.source else [])
     if given.source is not None:
         if given.job or not (given.csv or given.html):
             raise BadOption(
@@ -139,13 +140,13 @@ def _write(run: Path, given: Namespace) -> None:
     if given.csv:
         utc = (pl.col("end") + trace.manifest.origin_ns).cast(pl.Datetime("ns", "UTC"))
         named = counters.select(utc.dt.to_string("iso:strict").alias("time"), *_COLUMNS)
-        with _output.replacing(given.csv) as file:
-            _output.spreadsheet_safe(named.collect()).write_csv(file)
+        with files.replacing(given.csv) as file:
+            spreadsheet_safe(named.collect()).write_csv(file)
     if given.html:
         drawn = page(trace)
         if drawn is None:
             raise CannotAnswer("monitor", "the run holds no samples that are drawn")
-        with _output.replacing(given.html) as file:
+        with files.replacing(given.html) as file:
             file.write_text(drawn)
 
 

@@ -18,8 +18,9 @@ from collections.abc import Sequence
 
 from lostflops.errors import BadOption, CannotWrite, LostflopsError, OutputExists
 
-from . import CANNOT_ANSWER, record
-from ._parser import Parser
+from . import CANNOT_ANSWER
+from .arguments.parser import Parser
+from .commands.recording import record
 
 GIVES_WAY = 1.0  # seconds for task 0 to make the folder: a thousand that try at once load the file system
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 
-from . import _asked
+from lostflops.cli.arguments.recipe_names import recipe_names
 
 WIDEST = 110  # columns; longer lines are hard to read
 
@@ -21,7 +21,7 @@ def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
 def _names(**_: object) -> list[str]:
     from lostflops.accounts import ACCOUNTS
 
-    return [*ACCOUNTS, *_asked.recipe_names()]
+    return [*ACCOUNTS, *recipe_names()]
 
 
 def run(given: Namespace) -> None:
