@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from lostflops.optimize.loader.workers import tune_loader as tune_loader
     from lostflops.optimize.refused import Refused as Refused
     from lostflops.optimize.training.adapters import lora as lora
-    from lostflops.optimize.training.fp8 import to_fp8 as to_fp8
-    from lostflops.optimize.training.optimizer_offloading import (
+    from lostflops.optimize.training.cpu_optimizer import (
         exposed_optimizer_seconds as exposed_optimizer_seconds,
     )
-    from lostflops.optimize.training.optimizer_offloading import measure_cpu_adam as measure_cpu_adam
+    from lostflops.optimize.training.cpu_optimizer import measure_cpu_adam as measure_cpu_adam
+    from lostflops.optimize.training.fp8 import to_fp8 as to_fp8
     from lostflops.optimize.training.optimizer_offloading import optimizer_offload as optimizer_offload
     from lostflops.optimize.training.parity import loss_parity as loss_parity
     from lostflops.optimize.training.precision import autocast as autocast
@@ -83,7 +83,8 @@ _FILES = {
     "training.fp8": ("to_fp8",),
     "training.parity": ("loss_parity",),
     "training.precision": ("autocast", "to_bf16", "to_fp16"),
-    "training.optimizer_offloading": ("exposed_optimizer_seconds", "measure_cpu_adam", "optimizer_offload"),
+    "training.cpu_optimizer": ("exposed_optimizer_seconds", "measure_cpu_adam"),
+    "training.optimizer_offloading": ("optimizer_offload",),
     "refused": ("Refused",),
     "activations.saved": ("saved_tensors",),
     "weights.frozen": ("stream_frozen",),
