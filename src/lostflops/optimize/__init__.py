@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from lostflops.optimize.unified.platform_memory import memory_capabilities as memory_capabilities
     from lostflops.optimize.weights.frozen import stream_frozen as stream_frozen
     from lostflops.optimize.weights.report import StreamingReport as StreamingReport
+    from lostflops.optimize.weights.safetensors_files import without_weights as without_weights
     from lostflops.optimize.weights.streaming import Streaming as Streaming
     from lostflops.optimize.weights.whole_model import stream_weights as stream_weights
     from lostflops.optimize.weights.whole_model import streaming_knee as streaming_knee
@@ -88,6 +89,7 @@ _FILES = {
     "refused": ("Refused",),
     "activations.saved": ("saved_tensors",),
     "weights.frozen": ("stream_frozen",),
+    "weights.safetensors_files": ("without_weights",),
     "weights.streaming": ("Streaming",),
     "weights.report": ("StreamingReport",),
     "weights.whole_model": ("stream_weights", "streaming_knee", "streaming_prediction", "streaming_sweep"),

@@ -367,8 +367,8 @@ def _check_groups(optimizer: Any) -> None:
         if len(dtypes) > 1 and isinstance(eps, tuple | list) and cast("Any", eps)[0] is None:
             found = ", ".join(sorted(str(each).removeprefix("torch.") for each in dtypes))
             raise Refused(
-                f"{type(optimizer).__name__} takes eps from the dtype of a group's first parameter, and there "
-                f"are {found} in one group",
+                f"{type(optimizer).__name__} takes eps from the dtype of a group's first parameter, and "
+                f"there are {found} in one group",
                 "give eps=(1e-30, 1e-3), or a group for each dtype",
             )
 

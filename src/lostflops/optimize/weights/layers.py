@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -199,16 +199,28 @@ def placed(
     )
 
 
-def send_to_host(layer: Layer, device: Device) -> int:
-    """The layer's weights become host memory; the bytes of it."""
+def send_to_host(
+    layer: Layer, device: Device, read: Callable[[Layer, torch.Tensor], int] | None = None
+) -> int:
+    """The layer's weights become host memory; the bytes of it. `read` brings them there, if they are not
+    copied."""
     layer.memory = device.host_memory(layer.nbytes)
+    if read is not None:
+        read(layer, layer.memory)
     with torch.inference_mode(False), torch.no_grad():
         for leaf in layer.leaves:
             host = leaf.seen_in(layer.memory)
-            host.copy_(leaf.tensor.data)
+            if read is None:
+                host.copy_(leaf.tensor.data)
             leaf.home, leaf.host = leaf.tensor.device, host
             leaf.tensor.data = host
     return layer.nbytes
+
+
+def stay_in_files(layer: Layer) -> None:
+    """The layer's weights are what they are between two turns: views of files."""
+    for leaf in layer.leaves:
+        leaf.home, leaf.host = leaf.tensor.device, leaf.tensor.data
 
 
 def bring_home(layer: Layer, device: Device) -> None:
@@ -216,6 +228,8 @@ def bring_home(layer: Layer, device: Device) -> None:
     with torch.inference_mode(False), torch.no_grad():
         for leaf in layer.leaves:
             host, leaf.host = leaf.host, None
+            if layer.memory is None:  # it is a view of a file
+                continue
             if host is not None and leaf.tensor.data_ptr() == host.data_ptr():
                 leaf.tensor.data = host.to(leaf.home, copy=True)
     device.synchronize(device.record(device.current_stream()))  # with the copies from the memory
