@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lostflops import run_folder
 from lostflops.errors import NoRun, NothingThere
 
 from .ranges import span
@@ -68,7 +69,7 @@ def _folders(place: Path) -> list[Path]:
 
 def _recorded(folder: Path) -> float | None:
     """When a run was recorded or imported, or None for a folder that is no run."""
-    for name in ("recording.jsonl", "run.json"):
+    for name in (run_folder.RECORDING, run_folder.MANIFEST):
         with suppress(OSError):
             return (folder / name).stat().st_mtime
     return None
