@@ -443,6 +443,10 @@ STEP_LOG = Table(
         Column("data", Time("waiting for a DataLoader")),
         Column("checkpoint", Time("in torch.save and torch.distributed.checkpoint.save")),
         Column("garbage", Time("collecting garbage")),
+        Column(
+            "core_wait",
+            Time("the thread was ready to run and had no processor core; null where Linux does not count it"),
+        ),
         Column("recorded", Flag("it was recorded in full"), required=True),
     ),
     "`lostflops record`",

@@ -286,3 +286,21 @@ os.chmod(l.RUN, 0o700) if os.geteuid() else os.system(f"umount --lazy {{l.RUN}}"
     (folder,) = (tmp_path / "tmp").glob("lostflops-*/run")
     assert f"its recording lies in {folder}" in recorded.said
     assert len(list(folder.glob("node-*/window-*"))) == 1
+
+
+def test_checkpoints_and_full_collections_are_ranges_of_recorded_steps(tmp_path: Path) -> None:
+    """Without call stacks too, so that idle time can be told by its cause."""
+    script = """
+import gc, io
+for _ in range(8):
+    train(1)
+    torch.save(model.state_dict(), io.BytesIO())
+    gc.collect()
+"""
+    recorded = record_script(tmp_path, script)
+    table = lostflops.open(recorded.run).table("ranges")
+    assert table is not None
+    names = table.collect()["name"].cast(str).to_list()
+    assert names.count("torch.save") == names.count("gc.collect") == 3
+    accounts = lostflops.ask(recorded.run, "idle_summary")["account"].to_list()
+    assert {"idle.checkpoint_logging", "idle.garbage_collection"} <= set(accounts)

@@ -80,6 +80,7 @@ class Line(msgspec.Struct):
     data: Time | None = None
     checkpoint: Time | None = None
     gc: Time | None = None
+    core_wait: Time | None = None
     # Of a step how many windows it is in; of a window's own line what became of it.
     window: int = 0
     state: str | None = None
@@ -273,7 +274,7 @@ def _frame(who: Who, lines: Sequence[Line]) -> pl.DataFrame:
                 "rank": [who.rank] * len(lines),
                 "world_size": [who.world] * len(lines),
                 **{name: columns[name] for name in ("step", "duration", "own", "micro_steps")},
-                **{name: columns[name] for name in ("optimizer", "data", "checkpoint")},
+                **{name: columns[name] for name in ("optimizer", "data", "checkpoint", "core_wait")},
                 "garbage": columns["gc"],
                 "recorded": [bool(window) for window in columns["window"]],
             },

@@ -61,8 +61,20 @@ class Ranges:
         try:
             return function(*args, **kwargs)
         finally:
-            self._close(entered)
+            self.end(entered)
             self._depth = 0
+
+    def within(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Call `function` in a range on this thread, inside others too."""
+        entered = self.begin(name)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            self.end(entered)
+
+    def begin(self, name: str) -> Any:
+        """A range that `end` closes; None on other threads."""
+        return self._opened(name) if self._thread == threading.get_ident() else None
 
     def _opened(self, name: str) -> Any:
         # What PyTorch does to open and close a range is not the compiler's business either.
@@ -78,7 +90,7 @@ class Ranges:
         finally:
             compiler.watch(watched)
 
-    def _close(self, entered: Any) -> None:
+    def end(self, entered: Any) -> None:
         watched = compiler.watch(None)
         try:
             if entered is not None:

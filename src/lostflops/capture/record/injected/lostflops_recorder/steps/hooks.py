@@ -103,7 +103,8 @@ def dataloader(module: Any) -> None:
 
 def saving(module: Any) -> None:
     """Checkpoints, of `torch.save` and of `torch.distributed.checkpoint`."""
-    module.save = functools.wraps(module.save)(timed("checkpoint", module.save))
+    name = "torch.save" if module.__name__ == "torch.serialization" else "torch.distributed.checkpoint.save"
+    module.save = functools.wraps(module.save)(timed("checkpoint", module.save, name))
 
 
 def profiler(module: Any) -> None:
