@@ -34,6 +34,17 @@ from lostflops.tables import Copies, Kernels
             expect=[{"rank": 0, "beside": 40, "beside_kernels": 50}],
         ),
         Example(
+            "a rank without work beside one that works has no part of its time",
+            given={
+                "steps": [{"rank": 1, "start": 0, "end": 70}, {"rank": 2, "start": 0, "end": 70}],
+                "kernels": [{"rank": 2, "start": 5, "end": 65, "stream": 7}],
+            },
+            expect=[
+                {"rank": 1, "beside": 70, "beside_kernels": 70},
+                {"rank": 2, "beside": 10, "beside_kernels": 10},
+            ],
+        ),
+        Example(
             "a rank without work may lose all of its steps",
             given={"steps": [{"start": 0, "end": 70}], "kernels": []},
             expect=[{"rank": 0, "beside": 70, "beside_kernels": 70}],
