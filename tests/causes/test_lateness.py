@@ -55,7 +55,14 @@ def given(
 
 
 def test_the_late_rank_is_told_with_what_it_has_more_of() -> None:
-    names = [(1, DATA, "next", 90), (1, DATA, "read", 30), (0, DATA, "next", 15), (1, DATA, None, 7)]
+    names = [
+        (1, DATA, "one", 3),
+        (1, DATA, "none", 2),
+        (1, DATA, "next", 90),
+        (1, DATA, "read", 30),
+        (0, DATA, "next", 15),
+        (1, DATA, None, 7),
+    ]
     names += [(2, DATA, "next", 21), (0, DATA, "read", 60), (2, DATA, "read", 66), (1, PYTHON, "f", 999)]
     late = late_rank(given(names=names))
     assert late is not None
@@ -65,7 +72,7 @@ def test_the_late_rank_is_told_with_what_it_has_more_of() -> None:
     assert dict(excess.by_account) == {DATA: 40, "compute": 0}
     assert (excess.rank, excess.ns, excess.main, excess.own) == (1, 40, 40, 40)
     # A mean step of rank 1 has 30 ns of `next`, of the others 5 and 7; of `read` it has less than they.
-    assert excess.parts == (("`next`", 24),)
+    assert excess.parts == (("`next`", 24), ("`one`", 1))
 
 
 def test_work_that_belongs_to_no_rank_is_not_late() -> None:
@@ -98,6 +105,13 @@ def test_a_rank_is_late_from_these_numbers_on(worst: dict[str, Any], told: bool)
         assert late.assumed == bool(worst.get("assumed"))
 
 
+def test_of_two_ranks_one_can_be_late() -> None:
+    two = given([row for row in LEDGER if row[0] != 2])
+    two.answers["communication_imbalance"].table = pl.DataFrame([WORST, OTHERS[0]])  # type: ignore[misc]
+    late = late_rank(two)
+    assert late is not None and late.waited == 40
+
+
 def test_one_rank_is_late_for_nobody() -> None:
     alone = given()
     alone.answers["communication_imbalance"].table = pl.DataFrame([WORST])  # type: ignore[misc]
@@ -123,6 +137,7 @@ def by_step(late: tuple[int, ...], *, other: int = 5) -> Given:
     rows = [(1, step, DATA, other + ns) for step, ns in enumerate(late)]
     rows += [(rank, step, "compute", other) for step in range(len(late)) for rank in (0, 2)]
     rows += [(rank, step, WAIT, 1000) for step in range(len(late)) for rank in (0, 1, 2)]
+    rows += [(rank, step, "communication.transfer", 900) for step in range(len(late)) for rank in (0, 2)]
     rows += [(0, 99, DATA, 5000)]  # no other rank has this step
     return given(rows)
 
@@ -144,6 +159,7 @@ def test_a_rank_is_late_once_where_one_step_has_four_fifths(late: tuple[int, ...
 def test_ranks_that_are_late_in_turn_say_of_what() -> None:
     rows = [(0, 0, DATA, 20), (0, 0, "compute", 10), (1, 0, "compute", 10)]
     rows += [(0, 1, "compute", 10), (1, 1, "compute", 13), (1, 1, PYTHON, 40), (0, 1, WAIT, 500)]
+    rows += [(0, 2, DATA, 700)]  # no other rank has this step
     found = turns(given(rows))
     assert found is not None
     # 30 and 10 ns in the first step, 10 and 53 in the second: beyond the mean (30 - 20 + 53 - 31.5) / 2.
@@ -223,6 +239,19 @@ SLOWER = late({"compute": 8}, 8)
         ([*SAME, (1, "gemm", "a 64", 12, 210)], ("it runs 2 times as many kernels per step", False)),
         ([*SAME, (1, "gemm", "b 64", 6, 126)], (MORE, False)),
         ([*SAME], None),
+        ([*SAME, (1, "gemm", "a 64", 6, 113)], (f"its gemm kernels take 1.1 {THERE}", True)),
+        # Four fifths of its time are the same work; then a little less.
+        ([*SAME, (1, "gemm", "a 64", 6, 200), (1, "gemm", "c", 1, 50)],
+         (f"its gemm kernels take 1.9 {THERE}", True)),
+        ([*SAME, (1, "gemm", "a 64", 6, 200), (1, "gemm", "c", 1, 51)],
+         ("it runs 1.2 times as many kernels per step", False)),
+        # Another family keeps its pace.
+        ([*SAME, (1, "gemm", "a 64", 6, 210), *((rank, "norm", "n", 3, 1000) for rank in range(3))],
+         (f"its gemm kernels take 2 {THERE}", True)),
+        # One other rank of three runs it: what the others run it does not.
+        ([(rank, "gemm", "a" if rank < 2 else "b", 6, 100) for rank in range(4)],
+         (MORE, False)),
+        ([(0, "gemm", "a 64", 0, 100), (1, "gemm", "b", 3, 100)], (MORE, False)),
         ([(1, "gemm", "a 64", 6, 126)], None),
         # A grouped product is given more to do on the same grid: not a slower device.
         ([(rank, "gemm", "grouped_gemm", 6, ns) for rank, ns in ((0, 100), (2, 110), (1, 210))],
@@ -240,6 +269,11 @@ def test_a_slower_device_is_blamed_where_nearly_all_kernels_are_slower() -> None
         return slower_compute(SLOWER, work(*both, (1, "gemm", "a", 6, 2 * slow), (1, "gemm", "b", 6, kept)))
 
     assert of(80, 20) == (f"its gemm kernels take 1.8 {THERE}", True)
+    near = [(rank, "gemm", name, 6, ns) for rank in (0, 2) for name, ns in (("a", 700), ("b", 300))]
+    assert slower_compute(SLOWER, work(*near, (1, "gemm", "a", 6, 1400), (1, "gemm", "b", 6, 312))) == (
+        f"its gemm kernels take 1.7 {THERE}",
+        False,
+    )  # 4 % more is no slower kernel
     assert of(79, 21) == (f"its gemm kernels take 1.8 {THERE}", False)
 
 
@@ -249,6 +283,8 @@ def test_calls_within_two_percent_are_the_same_work() -> None:
         f"its gemm kernels take 2 {THERE}",
         True,
     )
+    many = [(rank, "gemm", "a", 1000, 100) for rank in (0, 2)]
+    assert slower_compute(SLOWER, work(*many, (1, "gemm", "a", 1022, 200))) == (MORE, False)
     assert slower_compute(SLOWER, work(*others, (1, "gemm", "a", 103, 200))) == (
         MORE,
         False,
