@@ -29,7 +29,7 @@ def grid(header: Sequence[str], rows: Sequence[Sequence[str]], right: set[int]) 
 
 
 def _gb(size: int) -> str:
-    return f"{size / 1e9:.2f}"
+    return f"{size / 1e9:,.2f}"
 
 
 def _ms(ns: int) -> str:
@@ -80,8 +80,11 @@ def _training(ranking: Ranking) -> Iterator[str]:
     yield from _ways("each remedy alone, predicted", [ranking.asked, *ranking.alone])
     if ranking.ways and not ranking.asked.prediction.fits:
         yield ""
-        yield from _ways("what fits, fastest first, predicted", ranking.ways)
+        yield from _ways("what fits, fastest first, predicted (1 % is a tie)", ranking.ways)
     yield ""
+    if t.layout.gpus > t.gpu.node and t.layout.data == t.layout.gpus:
+        yield "Tensor, pipeline, context and expert ranks are planned as given, and not searched: try some."
+        yield ""
     yield f"To apply '{ranking.headline.name}':"
     yield from apply.lines(ranking.headline.prediction.training)
     yield ""
