@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from lostflops.optimize.loader.workers import tune_loader as tune_loader
     from lostflops.optimize.refused import Refused as Refused
     from lostflops.optimize.training.adapters import lora as lora
+    from lostflops.optimize.training.cpu_optimizer import measure_cpu_adam as measure_cpu_adam
     from lostflops.optimize.training.fp8 import to_fp8 as to_fp8
-    from lostflops.optimize.training.optimizer_offloading import measure_cpu_adam as measure_cpu_adam
     from lostflops.optimize.training.optimizer_offloading import optimizer_offload as optimizer_offload
     from lostflops.optimize.training.parity import loss_parity as loss_parity
     from lostflops.optimize.training.precision import autocast as autocast
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from lostflops.optimize.unified.platform_memory import memory_capabilities as memory_capabilities
     from lostflops.optimize.weights.frozen import stream_frozen as stream_frozen
     from lostflops.optimize.weights.report import StreamingReport as StreamingReport
+    from lostflops.optimize.weights.safetensors_files import without_weights as without_weights
     from lostflops.optimize.weights.streaming import Streaming as Streaming
     from lostflops.optimize.weights.whole_model import stream_weights as stream_weights
 
@@ -80,10 +81,12 @@ _FILES = {
     "training.fp8": ("to_fp8",),
     "training.parity": ("loss_parity",),
     "training.precision": ("autocast", "to_bf16", "to_fp16"),
-    "training.optimizer_offloading": ("measure_cpu_adam", "optimizer_offload"),
+    "training.cpu_optimizer": ("measure_cpu_adam",),
+    "training.optimizer_offloading": ("optimizer_offload",),
     "refused": ("Refused",),
     "activations.saved": ("saved_tensors",),
     "weights.frozen": ("stream_frozen",),
+    "weights.safetensors_files": ("without_weights",),
     "weights.streaming": ("Streaming",),
     "weights.report": ("StreamingReport",),
     "weights.whole_model": ("stream_weights",),

@@ -17,7 +17,7 @@ import lostflops
 from lostflops.capture.record.injected.lostflops_recorder.steps.core_wait import COUNTS, CoreWait
 from recorded import record_script
 
-counted = pytest.mark.skipif(not os.path.exists(COUNTS), reason="this system does not count it")
+counted = pytest.mark.skipif(not Path(COUNTS).exists(), reason="this system does not count it")
 HOG = "import os\nos.sched_setaffinity(0, {int(os.environ['CORE'])})\nwhile True: pass\n"
 CORE = min(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
 

@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lostflops import units
+from lostflops import run_folder, units
 from lostflops.capture.record import on_demand
 from lostflops.capture.record.annotation_file import Annotations
 from lostflops.errors import BadOption, shown
@@ -88,7 +88,7 @@ class Plan:
 
     @property
     def boot(self) -> Path:
-        return self.run.absolute() / "boot"  # the job may change its folder
+        return self.run.absolute() / run_folder.BOOT  # the job may change its folder
 
     def environment(self, given: Mapping[str, str]) -> dict[str, str]:
         """What is set for the command, beside what it has anyway."""

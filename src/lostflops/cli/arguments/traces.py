@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lostflops import units
+from lostflops import run_folder, units
 from lostflops.errors import NoRun, NothingThere
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def _folders(place: Path) -> list[Path]:
 
 def _recorded(folder: Path) -> float | None:
     """When a run was recorded or imported, or None for a folder that is no run."""
-    for name in ("recording.jsonl", "run.json"):
+    for name in (run_folder.RECORDING, run_folder.MANIFEST):
         with suppress(OSError):
             return (folder / name).stat().st_mtime
     return None

@@ -13,7 +13,7 @@ from typing import Any
 
 import polars as pl
 
-from lostflops import units
+from lostflops import run_folder, units
 from lostflops.errors import BadOption, LostflopsError, Unreadable, shown
 from lostflops.machine.bench.fit import fits
 from lostflops.machine.topology.tools import said
@@ -291,4 +291,4 @@ def file_name(found: Collectives) -> str:
     sizes = found.bandwidths["group_size"].drop_nulls()
     backend = found.bandwidths["backend"].drop_nulls()
     many = "unknown" if sizes.is_empty() else str(sizes.max())
-    return f"collectives-{backend[0] if backend.len() else 'unknown'}-{many}.jsonl"
+    return run_folder.collectives(backend[0] if backend.len() else "unknown", many)

@@ -12,6 +12,7 @@ vLLM's prefetch offloader.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -31,6 +32,8 @@ def stream_weights(
     link: Mapping[str, Any] | None = None,
     layers: Iterable[torch.nn.Module] | None = None,
     look_ahead: int = 1,
+    files: str | os.PathLike[str] | None = None,
+    host: int | str | None = None,
 ) -> Streaming:
     """Streams the model's weights until `close`, or the end of a `with`. Same results, bit by bit.
 
@@ -39,9 +42,13 @@ def stream_weights(
     run it under `torch.no_grad()`, as `generate` does. The slots stay where they are on the device. Modules
     that are called or not (experts, given as `layers`) are fetched when they are called, which is counted.
 
+    `files`: a folder of .safetensors files, or one; the model was made in `optimize.without_weights()`. Of
+    its layers as many are kept in host memory as `host` has room for (none without it), and the others are
+    read from their files in their turn. Dtypes are the files'. Undone, the model has no weights again.
+
     Raises `Refused` as `stream_frozen` does. Not verified on a GPU yet.
     """
-    return Streaming(model, INFERENCE, budget, device, link, layers, look_ahead)
+    return Streaming(model, INFERENCE, budget, device, link, layers, look_ahead, files, host)
 
 
 def measured_sweep(

@@ -243,7 +243,7 @@ def idle_costs_step_time(table: pl.DataFrame, account: Account, loss: Loss) -> I
             cost_per_step=row["per_step"],
             gain="at most" if loss.removable else "unknown",
             evidence=tuple(evidence),
-            next=(row["on_host"] and account.remedy_on_host) or account.remedy,
+            next=account.advice(row["on_host"]),
             accounts=(account.name,),
         )
 

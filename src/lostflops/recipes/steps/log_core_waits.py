@@ -13,7 +13,7 @@ from lostflops.recipe import Bars, Example, Shows, recipe
 from lostflops.recipes.accounting import HOST_ONLY
 from lostflops.tables import Ranks, StepLog, Steps
 
-WORTH_SAYING = 0.05  # of step time
+WORTH_SAYING = 0.1  # of step time: a machine that others use too keeps a thread waiting now and then
 MS = 1_000_000  # ns
 REMEDY = (
     "Give the job more cores (`--cpus-per-task` in Slurm, the CPU limit of the pod), or start fewer threads "

@@ -128,11 +128,12 @@ def _write(run: Path, given: Namespace) -> None:
         return
     import polars as pl
 
+    from lostflops import run_folder
     from lostflops.errors import CannotAnswer
     from lostflops.ingest import job
     from lostflops.report.machines.monitor import page
 
-    monitors = sorted(run.glob("node-*/monitor")) if run.is_dir() else []
+    monitors = sorted(run.glob(f"{run_folder.NODES}/{run_folder.MONITOR}")) if run.is_dir() else []
     trace = job.open(monitors or run, allow_missing_ranks=True)
     counters = trace.table("counters")
     if counters is None:
