@@ -469,7 +469,7 @@ def test_each_verdict_on_training() -> None:
     stuffed = job("llama-3-8b", "h100", layout=Layout(gpus=8, sharding="fsdp2"), offloaded=30)
     stuffed = replace(stuffed, gpu=msgspec.structs.replace(stuffed.gpu, host_memory=10**10))
     assert verdict(stuffed).startswith(
-        "It does not fit as it is: host memory is too small. The fastest way: "
+        "It does not fit as it is: host memory is too small. The fastest way with the same optimizer: "
     )
     tiny = msgspec.structs.replace(EIGHT.gpu, memory=2 * 10**9, host_memory=10**9)
     nothing = verdict(replace(EIGHT, gpu=tiny))

@@ -161,7 +161,7 @@ def _serving(found: Sequence[Option], verdict: str) -> Iterator[str]:
     s = now.serving
     yield (
         f"{s.shape.name}, {s.shape.parameters():,} parameters, on {s.layout.gpus} {s.gpu.name}; "
-        f"{s.batch} sequences of {s.prompt:,} + {s.generated:,} tokens"
+        f"{s.batch:,} sequence{'s' * (s.batch != 1)} of {s.prompt:,} + {s.generated:,} tokens"
     )
     yield verdict
     yield from _too_long(s.shape, s.prompt + s.generated)

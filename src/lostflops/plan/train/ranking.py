@@ -295,5 +295,6 @@ def _verdict(asked: Way, alone: tuple[Way, ...], ways: Sequence[Way], combined: 
     same = next((way for way in explicit if not _preference(way)), None)
     if _preference(best) and same:
         longer = _per_token(same) / _per_token(best)
-        said += f"; with the same optimizer: {same.name}, {longer:.2g} times as long"
+        shown = f"{longer:,.{0 if longer >= 10 else 1}f}"
+        said += f"; with the same optimizer: {same.name}, {shown} times as long"
     return f"{said}."
