@@ -108,8 +108,10 @@ class _Machine:
         strays = int(rows.filter(pl.col("process").is_null())["rows"].sum())
         if strays:
             total = int(rows["rows"].sum())
-            text = f"of {total:,}; which rank's they are is not known: left out"
-            self.quality.append(Quality(None, "GPU work that names no process", strays, text, "warning"))
+            text = "which rank's they are is not known: left out"
+            self.quality.append(
+                Quality(None, "GPU work that names no process", strays, text, "warning", total)
+            )
             self.accountable = strays <= MANY_LOST * total
 
     def samples(self, gpu: Device, several: bool) -> pl.DataFrame | None:
@@ -352,17 +354,18 @@ class _Process:
             why["counters"] = "GPU metrics are in this export, but not which rank's GPU they belong to"
         return why
 
-    def _note(self, name: str, count: int, text: str, level: str = "note") -> None:
+    def _note(self, name: str, count: int, text: str, level: str = "note", of: int | None = None) -> None:
         if count:
-            self.quality.append(Quality(None, name, count, text, level))
+            self.quality.append(Quality(None, name, count, text, level, of))
 
     def _note_launches(self, kernels: pl.DataFrame, launches: pl.DataFrame) -> None:
         lost = kernels["launch_start"].null_count()
         self._note(
             "kernels without their launch",
             lost,
-            f"of {kernels.height:,}; launched before the recording, or by calls that were not recorded",
+            "launched before the recording, or by calls that were not recorded",
             "warning" if lost > MANY_LOST * kernels.height else "note",
+            kernels.height,
         )
         early = kernels.filter(pl.col("start") < pl.col("launch_start"))
         if early.height:
@@ -385,7 +388,8 @@ class _Process:
         self._note(
             "collectives without bytes",
             collectives.filter(pl.col("bytes_in").is_null() & pl.col("bytes_out").is_null()).height,
-            f"of {collectives.height:,}; record with `-t nccl` and export with `--include-json=true`",
+            "record with `-t nccl` and export with `--include-json=true`",
+            of=collectives.height,
         )
 
 

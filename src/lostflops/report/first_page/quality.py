@@ -46,15 +46,15 @@ def _told(found: Sequence[Quality]) -> Fact:
         where += f" and {len(ranks) - MOST_RANKS} more" if len(ranks) > MOST_RANKS else ""
     first = max(found, key=lambda fact: fact.count)
     text = stated(first)
-    if len({(fact.count, fact.text) for fact in found}) > 1 and first.rank is not None:
+    if len({(fact.count, fact.meaning) for fact in found}) > 1 and first.rank is not None:
         text = f"{text} (numbers of rank {first.rank})"
     return Fact(first.level, where, text)
 
 
 def stated(fact: Quality) -> str:
     """The fact in one sentence: its name, how often, and what it means."""
-    if fact.text.startswith("of "):
-        return f"{fact.name}: {fact.count:,} {fact.text}"
+    if fact.of is not None:
+        return f"{fact.name}: {fact.count:,} {fact.meaning}"
     if fact.count > 1 and f"{fact.count:,}" not in fact.text:
         return f"{fact.name}: {fact.count:,}, {fact.text}"
     return f"{fact.name}: {fact.text}"

@@ -239,8 +239,7 @@ def _hardware(given: Namespace) -> tuple[Gpu, Link]:
 
     gpu = hardware.gpu(given.gpu)
     if given.sustained:
-        status = f"{gpu.status.replace('sustained rate, ', '')}; rate given"
-        gpu = hardware.one_rate(gpu, given.sustained * 1e12, status)
+        gpu = hardware.one_rate(gpu, given.sustained * 1e12, "rate given")
     if given.host_memory:
         gpu = msgspec.structs.replace(gpu, host_memory=int(given.host_memory * 1e9))
     return gpu, hardware.link(given.link or gpu.link)
