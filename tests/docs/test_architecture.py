@@ -47,7 +47,11 @@ MORE = {
     "machine/bench/scripts": {"torch"},
 }
 # Floors beside the stack, and all that they know of it.
-BESIDE = {"optimize": {"optimize"}, "plan": {"plan", "errors", "naming"}}
+BESIDE = {
+    "optimize": {"optimize", "copies", "units", "errors"},
+    "plan": {"plan", "naming", "copies", "units", "errors"},
+    "copies": {"copies", "units", "errors"},
+}
 
 
 def imports() -> Iterator[tuple[Path, str]]:

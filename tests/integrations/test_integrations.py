@@ -594,7 +594,7 @@ def test_the_examples_of_the_documentation_run(
         exec(compile(example.replace("seconds=10", "seconds=2"), page, "exec"), {"__name__": "example"})
     said = capsys.readouterr().out
     if page == "optimize/data-loading.md":
-        assert "DataLoader(..., num_workers=" in said and "parameters/s" in said and "predicted" in said
+        assert "DataLoader(..., num_workers=" in said
     else:
         assert (
             re.search(r"^[0-9.e-]+ 8 modules recomputed$", said, re.MULTILINE)

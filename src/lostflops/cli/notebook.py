@@ -17,7 +17,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from lostflops.cli.arguments import ranges, traces
+from lostflops import units
+from lostflops.cli.arguments import traces
 from lostflops.cli.arguments.parser import Parser
 from lostflops.errors import BadOption, CannotWrite, LostflopsError, NothingRecorded, OutputExists, shown
 
@@ -155,7 +156,7 @@ class Magics:
     def _check(self, given: Namespace, cell: str = "") -> None:
         """Raise before the cell runs what would be wrong after it."""
         if given.steps:
-            ranges.span(given.steps)
+            units.span(given.steps, "--steps", "steps")
         if given.height is not None and not LOWEST <= given.height <= HIGHEST:
             raise BadOption(f"--height takes {LOWEST} to {HIGHEST:,} pixels.")
         name = getattr(given, "name", None)
@@ -323,7 +324,7 @@ def _read(recorded: Recorded, run: Path) -> Trace:
 def _whole_steps(trace: Trace, asked: str | None) -> Trace:
     """The steps that were asked for, or else the whole ones: a cell does more than steps, at both ends."""
     if asked:
-        return trace.select(steps=ranges.span(asked))
+        return trace.select(steps=units.span(asked, "--steps", "steps"))
     steps = trace.table("steps")
     if steps is None:
         return trace

@@ -29,6 +29,7 @@ RANK_IN_NAME = tuple(
     for word in ("rank", "procid", "proc", "worker")
 )
 PACKAGE = re.compile(r"[a-z]{1,20} \d[\w.+-]{0,40}")
+FRAMEWORK = re.compile(r"[a-z]{1,20}")
 LOOKED_THROUGH = 1 << 20  # bytes
 
 
@@ -65,6 +66,15 @@ def packages(frame: Mapping[str, Any]) -> list[str]:
         return []
     named: Mapping[Any, Any] = told  # pyright: ignore[reportUnknownVariableType]
     return [text for name, version in named.items() if PACKAGE.fullmatch(text := f"{name} {version}")]
+
+
+def frameworks(frame: Mapping[str, Any]) -> str | None:
+    """The frameworks that drive the job, by the names that remedies know them by, with blanks between."""
+    told: Any = _said(frame).get("frameworks")
+    names: list[Any] = told if isinstance(told, list) else []  # pyright: ignore[reportUnknownVariableType]
+    return (
+        " ".join(name for name in names[:20] if isinstance(name, str) and FRAMEWORK.fullmatch(name)) or None
+    )  # pyright: ignore[reportUnknownVariableType]
 
 
 def _said(frame: Mapping[str, Any]) -> Mapping[str, Any]:

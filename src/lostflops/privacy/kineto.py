@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from lostflops.errors import Damaged, Truncated, Unreadable
-from lostflops.ingest.kineto.stream import Blocks
+from lostflops.ingest.kineto.stream import ReadAhead
 from lostflops.privacy.cleaner import Cleaner
 
 PIECE = 4 << 20
@@ -52,7 +52,7 @@ def pieces(path: Path) -> Iterator[bytes]:
 
     That is behind a closing brace or a line: no path, name or secret holds one.
     """
-    source = Blocks(path)
+    source = ReadAhead(path)
     held: list[bytes] = []
     size = 0
     try:

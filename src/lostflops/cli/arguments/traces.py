@@ -8,10 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lostflops import run_folder
+from lostflops import run_folder, units
 from lostflops.errors import NoRun, NothingThere
-
-from .ranges import span
 
 if TYPE_CHECKING:
     from lostflops.store.trace import Trace
@@ -90,7 +88,7 @@ def opened(given: Namespace, progress: Progress | None = None, output: Path | No
     """The job that the arguments name, sliced to the steps they ask for."""
     if "" in given.paths:  # an unset shell variable, which Path would take for the current folder
         raise NothingThere("")
-    steps = None if getattr(given, "steps", None) is None else span(given.steps)
+    steps = None if getattr(given, "steps", None) is None else units.span(given.steps, "--steps", "steps")
     from lostflops.ingest import job
 
     trace = job.open(

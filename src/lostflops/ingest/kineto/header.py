@@ -110,6 +110,7 @@ class Header:
             "backend": text_of(self.distributed.get("backend")) or None,
             "groups": self.groups,
             "versions": versions or None,
+            "frameworks": processes.frameworks(self.fields),
             "source": "kineto",
         }
 

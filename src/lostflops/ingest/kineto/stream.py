@@ -58,7 +58,7 @@ MANY = 1000
 Event = TypeVar("Event")
 
 
-class Blocks:
+class ReadAhead:
     """The uncompressed bytes of a file, a block at a time, read ahead by a thread.
 
     Inflating and decoding then overlap, as zlib lets other threads run. `whole` turns false when a compressed
@@ -247,7 +247,7 @@ class EventStream(Generic[Event]):
         self._decode = decode
         self._one_by_one = decode_one_by_one
         self._salvage = salvage
-        self._source = Blocks(path, progress)
+        self._source = ReadAhead(path, progress)
         self._blocks = iter(self._source)
         self._offset = 0  # uncompressed bytes before the buffer
         self._buffer = b""
@@ -288,7 +288,7 @@ class EventStream(Generic[Event]):
         if byte == self._offset:
             return
         self._source.close()
-        self._source = Blocks(self.path, self._progress, byte)
+        self._source = ReadAhead(self.path, self._progress, byte)
         self._blocks, self._offset, self._buffer = iter(self._source), byte, b""
         self._ended = False
 

@@ -53,7 +53,14 @@ def tables(documents: Sequence[Path]) -> tuple[dict[str, pl.DataFrame], list[Qua
             content = msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
             frames = dict(_frames(content, _first_rank(file.parent)))
             when = int(content.get("measured_at", 0))
-        except (OSError, ValueError, TypeError, OverflowError, pl.exceptions.PolarsError) as error:
+        except (
+            OSError,
+            ValueError,
+            TypeError,
+            OverflowError,
+            RecursionError,
+            pl.exceptions.PolarsError,
+        ) as error:
             said = f"{shown(file.name)} is not what lostflops writes and was left out: {shown(str(error))}"
             notes.append(Quality(None, "machine left out", 1, said, "warning"))
             continue

@@ -80,7 +80,7 @@ def read_tail(path: Path) -> Read:
         for raw in file:
             try:
                 line = decoder.decode(raw)
-            except (msgspec.MsgspecError, UnicodeDecodeError):
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
                 torn += 1
                 continue
             session = line.session if line.session is not None else session

@@ -23,6 +23,9 @@ LOG = re.compile(run_folder.A_STEP_LOG)
 LARGEST = 2**31 - 1
 LONGEST = 1 << 30  # bytes: a rank's log of some millions of steps
 
+# Bytes that are no text are a ValueError, and brackets without end are a RecursionError.
+UNDECODABLE = (msgspec.MsgspecError, ValueError, RecursionError)
+
 Time = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=LARGEST)]
 
@@ -128,7 +131,7 @@ def logged(documents: Sequence[Path]) -> tuple[list[Logged], list[Quality]]:
     for path in documents:
         try:
             found = _read(path)
-        except (OSError, ValueError, msgspec.MsgspecError) as error:
+        except (OSError, *UNDECODABLE) as error:
             said = f"{shown(path.name)} is not a step log of lostflops and was left out: {error}"
             notes.append(Quality(None, "step log left out", 1, shown(said), "warning"))
             continue
@@ -209,14 +212,14 @@ def _lines(content: bytes) -> tuple[list[Line], int]:
     """The lines, and how many are not whole."""
     try:
         return LINE.decode_lines(content), 0
-    except msgspec.MsgspecError:
+    except UNDECODABLE:
         pass
     lines: list[Line] = []
     torn = 0
     for raw in content.splitlines():
         try:
             lines.append(LINE.decode(raw))
-        except msgspec.MsgspecError:
+        except UNDECODABLE:
             torn += bool(raw)
     return lines, torn
 
@@ -262,7 +265,7 @@ def _status(recording: Path) -> int | None:
 def _decoded(file: Path, decoder: msgspec.json.Decoder[Entry]) -> Iterator[Entry]:
     with suppress(OSError):
         for line in file.read_bytes().splitlines():
-            with suppress(msgspec.MsgspecError):
+            with suppress(*UNDECODABLE):
                 yield decoder.decode(line)
 
 

@@ -15,7 +15,7 @@ VENDOR = b"0x1002"
 
 
 @dataclass(frozen=True)
-class Card:
+class AmdCard:
     """A GPU, and the files that it has: (metric, file, divisor, whether it changes)."""
 
     device: int
@@ -53,7 +53,7 @@ class Amd:
                     yield Reading(metric, card.device, None, value if divisor == 1 else value / divisor)
 
 
-def _card(device: int, folder: Path) -> Card:
+def _card(device: int, folder: Path) -> AmdCard:
     sensors = next(iter(sorted(folder.glob("hwmon/hwmon*"))), folder)
     # Newer chips give the power of the instant only, older ones the mean only.
     power = sensors / "power1_input"
@@ -72,4 +72,4 @@ def _card(device: int, folder: Path) -> Card:
         ("gpu_memory_temperature", sensors / "temp3_input", 1000, True),
         ("gpu_pcie_replay", folder / "pcie_replay_count", 1, False),
     ]
-    return Card(device, folder, tuple(entry for entry in files if entry[1].exists()))
+    return AmdCard(device, folder, tuple(entry for entry in files if entry[1].exists()))

@@ -29,6 +29,7 @@ from lostflops.machine.topology import sysfs as topology_sysfs
 from lostflops.machine.topology import texts
 from lostflops.machine.topology.texts import Found, Reader, Row
 from lostflops.tables import TOPOLOGY_DEVICES, TOPOLOGY_LINKS
+from lostflops.units import written_spans
 from lostflops.version import __version__
 
 PATIENCE = 30  # seconds; a driver in trouble lets its tools hang
@@ -181,7 +182,7 @@ def _this_process() -> Row | None:
         "kind": "process",
         "name": f"rank {rank}" if rank.isdecimal() else f"local rank {local}",
         "port": int(number) if number.isdecimal() else None if number else local,
-        "cpus": texts.spans(sorted(os.sched_getaffinity(0))),
+        "cpus": written_spans(sorted(os.sched_getaffinity(0))),
         "tool": "this process",
     }
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
@@ -26,6 +26,7 @@ import torch
 
 from lostflops.optimize.device.devices import Device, Event, Stream
 from lostflops.optimize.refused import Refused
+from lostflops.optimize.weights.sources import Sources
 
 Mode = Literal["training", "backward", "inference"]
 CAUSES = ("late", "order missed", "first use")
@@ -137,7 +138,7 @@ class Waits:
 
 
 class Slots:
-    """`count` slots of `nbytes` for layers whose bytes are `sources`, host memory that the device can read.
+    """`count` slots of `nbytes` for layers whose bytes come from `sources`.
 
     `version(layer)` counts the writes to a layer's bytes: is it another than at the copy, it is copied again.
     `link`: nanoseconds to launch a copy, and bytes per second.
@@ -148,7 +149,7 @@ class Slots:
         device: Device,
         nbytes: int,
         count: int,
-        sources: Sequence[torch.Tensor],
+        sources: Sources,
         version: Callable[[int], int],
         link: tuple[int, float] | None = None,
     ) -> None:
@@ -202,6 +203,7 @@ class Slots:
 
     def forget(self, layer: int) -> None:
         """The host's bytes of the layer have changed: a copy of them is no longer good."""
+        self._sources.forget(layer)
         slot = self._held(layer)
         if slot is not None:
             slot.holds = None
@@ -231,6 +233,7 @@ class Slots:
         """Asks for what comes after the layer; the slots that it will come into."""
         wanted = self._order.ahead(self._ahead)
         asked: list[Slot] = []
+        self._sources.ask([*wanted, *self._order.ahead(self._ahead + 1)[self._ahead :]])
         for number, following in enumerate(wanted):
             if self._held(following) is None:
                 slot = self._free({layer, *wanted[: number + 1]})
@@ -250,11 +253,12 @@ class Slots:
         for stream in slot.streams.values():
             self._device.wait(self._copies, self._device.record(stream))
         slot.streams.clear()
-        source = self._sources[layer]
+        source = self._sources.get(layer)
         nbytes = source.numel()
         slot.started = self._device.record(self._copies)
         self._device.copy(slot.memory[:nbytes], source, self._copies)
         slot.ready = self._device.record(self._copies)
+        self._sources.sent(layer, slot.ready)
         slot.holds, slot.version, slot.cause, slot.counted = layer, self._version(layer), cause, False
         self.bytes_in += nbytes
         return slot
@@ -267,7 +271,7 @@ class Slots:
         if slot.counted or slot.holds is None:
             return
         slot.counted = True
-        nbytes = self._sources[slot.holds].numel()
+        nbytes = self._sources.nbytes(slot.holds)
         self._pending.append((slot.cause, nbytes, slot.started, slot.ready, slot.asked, before, after))
         if len(self._pending) > 100:
             self._resolve()

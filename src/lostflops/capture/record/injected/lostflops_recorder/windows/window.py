@@ -218,6 +218,7 @@ class Window:
         ):
             said["process"] = identity()
         said["versions"] = _versions()
+        said["frameworks"] = self.ranges.frameworks
         self._session.add_metadata_json(run_folder.IN_TRACE, json.dumps(said))
 
     def _enter_range(self) -> None:
