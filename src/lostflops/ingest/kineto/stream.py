@@ -27,7 +27,7 @@ from lostflops.ingest.kineto.event_texts import (
     KINETO,
     KINETO_END,
     UNDECODABLE,
-    Layout,
+    Separator,
     event_end,
     is_object,
     is_too_deep,
@@ -252,7 +252,7 @@ class EventStream(Generic[Event]):
         self._offset = 0  # uncompressed bytes before the buffer
         self._buffer = b""
         self._ended = False
-        self._layout: Layout | None = None
+        self._layout: Separator | None = None
         self._bare = False
 
     def __iter__(self) -> Iterator[list[Event]]:
@@ -396,7 +396,7 @@ class EventStream(Generic[Event]):
 
     def _only_events(self, array: bytes) -> bool:
         """Whether the array's end cannot be in here: Kineto sets it on a line of its own."""
-        return self._layout == Layout(KINETO) and KINETO_END not in array
+        return self._layout == Separator(KINETO) and KINETO_END not in array
 
     def _require_little_blank(self, length: int) -> None:
         if length > LARGEST_BLANK:

@@ -24,7 +24,7 @@ from lostflops.ingest.nsys import host as nsys_host
 from lostflops.ingest.nsys.export import FOLDERS, Export, opened, recognises
 from lostflops.ingest.nsys.nvtx import Nvtx, nvtx
 from lostflops.ingest.nsys.rows import fitting, near
-from lostflops.ingest.nsys.target import Device, Devices, Recording, mpi_ranks, recording
+from lostflops.ingest.nsys.target import Devices, Recording, TargetGpu, mpi_ranks, recording
 from lostflops.ingest.part import Part, write_table
 from lostflops.ingest.steps.marks import find_steps, outside
 from lostflops.naming.classification import kernel_facts
@@ -114,7 +114,7 @@ class _Machine:
             )
             self.accountable = strays <= MANY_LOST * total
 
-    def samples(self, gpu: Device, several: bool) -> pl.DataFrame | None:
+    def samples(self, gpu: TargetGpu, several: bool) -> pl.DataFrame | None:
         """The metrics of one GPU; None where they are not there, or where it is not known whose they are."""
         if not self.export.has("GPU_METRICS"):
             return None
@@ -259,7 +259,7 @@ class _Process:
                 "each is a rank; what the process's host threads did is repeated for each of them",
             )
 
-    def part(self, folder: Path, device: int | None, gpu: Device, samples: pl.DataFrame | None) -> Part:
+    def part(self, folder: Path, device: int | None, gpu: TargetGpu, samples: pl.DataFrame | None) -> Part:
         """Write the tables of one device of this process, and tell about it."""
         first = device == self.home.devices[0]
         mine = {name: self._of_device(name, table, device) for name, table in self.tables.items()}

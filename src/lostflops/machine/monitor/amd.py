@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lostflops.machine.monitor.host import content, number
-from lostflops.machine.monitor.metrics import Reading
+from lostflops.machine.monitor.metrics import MetricValue
 
 VENDOR = b"0x1002"
 
@@ -45,12 +45,12 @@ class Amd:
                 "memory": number(card.folder / "mem_info_vram_total"),
             }
 
-    def read(self, thorough: bool) -> Iterator[Reading]:
+    def read(self, thorough: bool) -> Iterator[MetricValue]:
         for card in self.cards:
             for metric, path, divisor, changes in card.files:
                 value = number(path) if thorough or changes else None
                 if value is not None:
-                    yield Reading(metric, card.device, None, value if divisor == 1 else value / divisor)
+                    yield MetricValue(metric, card.device, None, value if divisor == 1 else value / divisor)
 
 
 def _card(device: int, folder: Path) -> AmdCard:
