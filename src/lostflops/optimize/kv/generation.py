@@ -421,7 +421,8 @@ def _classes() -> dict[str, Any]:
         values: Any = seen("values")
 
         def update(self, key_states: Any, value_states: Any, *args: Any, **kwargs: Any) -> Any:
-            return self.offload_engine.update(self, super().update, key_states, value_states)
+            plain = cast("Callable[..., Any]", super().update)
+            return self.offload_engine.update(self, plain, key_states, value_states)
 
         def get_seq_length(self) -> int:
             return self.rows.tokens if self.rows is not None else super().get_seq_length()
