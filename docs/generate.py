@@ -186,7 +186,8 @@ def _accounts() -> Iterator[str]:
         yield f"### `{known.name}`\n"
         yield f"{known.meaning}\n"
         yield f"- *How it is found:* {known.found}"
-        yield f"- *What to do:* {known.remedy}\n"
+        on_host = f" On a CPU-only trace: {known.remedy_on_host}" if known.remedy_on_host else ""
+        yield f"- *What to do:* {known.remedy}{on_host}\n"
 
 
 def metrics() -> str:

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "lostflops"
 # The modules that data passes, in order. What each does is the first sentence of its docstring.
 TO_THE_PAGE = (
-    "cli/why.py",
+    "cli/commands/asking/why.py",
     "ingest/job.py",
     "ingest/formats.py",
     "ingest/kineto/reader.py",
@@ -27,9 +27,9 @@ TO_THE_PAGE = (
     "report/terminal.py",
 )
 TO_A_RUN = (
-    "cli/record.py",
+    "cli/commands/recording/record.py",
     "capture/record/recording.py",
-    "capture/record/run_folder.py",
+    "capture/record/new_run.py",
     "capture/record/injected/sitecustomize.py",
     "capture/record/injected/lostflops_recorder/__init__.py",
     "capture/record/injected/lostflops_recorder/steps/stepping.py",

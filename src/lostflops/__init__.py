@@ -81,16 +81,21 @@ def why(run: Trace | str | Path | Sequence[str | Path]) -> Page:
         return page(trace, Session(trace))
 
 
-def ask(trace: Trace, recipe: str, **options: Any) -> pl.DataFrame:
-    """One recipe's table. Times are integer nanoseconds on the run's clock.
+def ask(run: Trace | str | Path | Sequence[str | Path], recipe: str, **options: Any) -> pl.DataFrame:
+    """One recipe's table, of a run that was opened or is named by its paths.
+
+    Times are integer nanoseconds on the run's clock.
 
     Raises NoSuchRecipe or BadOption for what does not exist, and CannotAnswer when the trace lacks something
     the recipe needs.
     """
     from lostflops.errors import CannotAnswer
     from lostflops.session import Session, Skipped
+    from lostflops.store.trace import Trace
 
-    answer = Session(trace).run(recipe, **options)
+    trace = run if isinstance(run, Trace) else open(run)
+    with trace.reading():
+        answer = Session(trace).run(recipe, **options)
     if isinstance(answer, Skipped):
         raise CannotAnswer(answer.recipe, answer.reason)
     return answer.table
@@ -98,6 +103,6 @@ def ask(trace: Trace, recipe: str, **options: Any) -> pl.DataFrame:
 
 def load_ipython_extension(shell: Any) -> None:
     """`%load_ext lostflops` in a notebook: offers `%%lostflops`, which records a cell, and `%lostflops`."""
-    from lostflops.cli import _magics
+    from lostflops.cli import notebook
 
-    _magics.load(shell)
+    notebook.load(shell)

@@ -25,6 +25,18 @@ class LostflopsError(Exception):
         return f"{self.message}\nHint: {self.hint}" if self.hint else self.message
 
 
+class Refused(RuntimeError):
+    """A remedy or a prediction that cannot be had: what is true, as `reason`, and what to do next, as `hint`.
+
+    The model is as it was before the call.
+    """
+
+    def __init__(self, reason: str, hint: str) -> None:
+        super().__init__(f"{reason}\nHint: {hint}")
+        self.reason = reason
+        self.hint = hint
+
+
 def revived(kind: str, message: str, hint: str) -> LostflopsError:
     """An error that was raised in another process, of the class that was raised there."""
     made: object = globals().get(kind)

@@ -12,7 +12,9 @@ import lostflops
 from lostflops.causes.board import Board
 from lostflops.causes.given import NAMES, Given
 from lostflops.causes.host import join_host
+from lostflops.causes.lateness import Turns, turns
 from lostflops.causes.names import spoken
+from lostflops.causes.waiting import join_waiting
 from lostflops.finding import Finding
 from lostflops.report.first_page.page import Page
 from made_runs import MS, THREAD, Job, Work, made
@@ -96,6 +98,30 @@ def test_ranks_with_uneven_work_take_turns_being_late(why) -> None:
     assert names(page) == ["communication-waits"]
     assert "3 ranks take turns being late, mostly by compute" in first(page).claim
     assert "like sequence lengths" in first(page).next
+
+
+def test_one_rank_alone_takes_no_turns() -> None:
+    """It does most in every step and arrives last in none: then its work is not what the others wait for."""
+    ledger = pl.DataFrame(
+        [
+            {
+                "rank": rank,
+                "step": step,
+                "start": 100 * step,
+                "end": 100 * step + 100,
+                "account": account,
+                "ns": ns,
+            }
+            for step in range(4)
+            for rank, computes in enumerate((60, 40))
+            for account, ns in (("compute", computes), ("communication.wait", 100 - computes))
+        ],
+        schema_overrides={"rank": pl.Int32},
+    )
+    board = Board(Given({}, ledger))
+    assert turns(board.given) == Turns(10, "compute", 1.0, 1)
+    join_waiting(board)
+    assert list(board.all()) == []
 
 
 def test_ranks_that_are_equally_late_are_not_blamed(why) -> None:

@@ -77,6 +77,9 @@ def exposed(folder: Path, kind: str, **how: Any) -> Finding:
             "bucket",
         ),
         ("send", {"peer": 1}, "pipeline stages", "microbatches", "no_sync"),
+        ("barrier", {}, "barriers", "Take the barriers out", "no_sync"),
+        ("barrier", {"description": "DATA_PARALLEL_GROUP"}, "barriers", "Take the barriers out", "no_sync"),
+        ("broadcast", {"passes": 2}, "broadcasts", "broadcast_buffers=False", "no_sync"),
     ],
 )
 def test_advice_is_for_what_the_communication_is_for(
@@ -85,6 +88,20 @@ def test_advice_is_for_what_the_communication_is_for(
     finding = exposed(tmp_path, kind, **how)
     assert any(said in fact for fact in finding.evidence), finding.evidence
     assert advised in finding.next and never not in finding.next, finding.next
+
+
+def test_what_is_not_known_is_no_part_of_what_is(tmp_path: Path) -> None:
+    """Two thirds of the time are of a kind that says nothing: the rest is not told as all of it."""
+    tables = job("all-reduce")
+    for row in tables["collectives"]:
+        row["end"] -= 270
+    tables["collectives"] += [
+        {**row, "kind": "something", "start": row["end"], "arrival": row["end"], "end": row["end"] + 270}
+        for row in tables["collectives"]
+    ]
+    page = lostflops.why(made(tmp_path, tables))
+    finding = next(f for f in page.findings if f.name == "communication-exposed")
+    assert not any("of it: " in fact for fact in finding.evidence), finding.evidence
 
 
 def test_accumulating_is_not_advised_where_only_the_last_micro_batch_sends(tmp_path: Path) -> None:

@@ -19,9 +19,12 @@ from typing import Annotated, Any
 import polars as pl
 import pytest
 
-from lostflops import cli, recipes
-from lostflops.cli import _asked, _output, main
-from lostflops.cli._formats import csv
+from lostflops import cli, recipes, units
+from lostflops.cli import main
+from lostflops.cli.arguments import traces
+from lostflops.cli.output import files
+from lostflops.cli.output.formats import csv
+from lostflops.cli.output.safe import printable_json, spreadsheet_safe
 from lostflops.errors import BadOption, CannotWrite, LostflopsError, NoRun
 from lostflops.recipe import Example, Recipe, recipe
 from lostflops.tables import Steps
@@ -91,6 +94,11 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr().out
     assert {"explain", "import", "launch", "recipe", "recipes", "record", "why"} <= set(cli.commands())
     assert all(f"    {name} " in printed for name in cli.commands())
+    assert (
+        printed.index("Record a job")
+        < printed.index("    record ")
+        < printed.index("Ask where the time went")
+    )
 
 
 def test_without_arguments_the_help_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -188,17 +196,17 @@ def test_without_a_path_why_takes_the_newest_run_and_says_which(
 
 def test_the_newest_run_is_looked_for_where_recordings_go(tmp_path: Path) -> None:
     with pytest.raises(NoRun, match="no recorded run in runs/ or in this folder"):
-        _asked.newest_run(tmp_path)
+        traces.newest_run(tmp_path)
     shutil.copy(next(Path(LORA).glob("*.json.gz")), tmp_path)
-    assert _asked.newest_run(tmp_path) == str(tmp_path)
+    assert traces.newest_run(tmp_path) == str(tmp_path)
     shutil.copytree(LORA, tmp_path / "runs" / "only traces")
-    assert _asked.newest_run(tmp_path) == str(tmp_path / "runs" / "only traces")
+    assert traces.newest_run(tmp_path) == str(tmp_path / "runs" / "only traces")
     a_run(tmp_path / "imported", "run.json", 1000)
-    assert _asked.newest_run(tmp_path) == str(tmp_path / "imported")
+    assert traces.newest_run(tmp_path) == str(tmp_path / "imported")
     a_run(tmp_path / "runs" / "recorded", "recording.jsonl", 2000)
-    assert _asked.newest_run(tmp_path) == str(tmp_path / "runs" / "recorded")
+    assert traces.newest_run(tmp_path) == str(tmp_path / "runs" / "recorded")
     a_run(tmp_path / "runs" / ".hidden", "recording.jsonl", 3000)
-    assert _asked.newest_run(tmp_path) == str(tmp_path / "runs" / "recorded")
+    assert traces.newest_run(tmp_path) == str(tmp_path / "runs" / "recorded")
 
 
 @pytest.mark.parametrize(
@@ -242,7 +250,7 @@ def test_a_csv_holds_no_formula_and_no_control_character() -> None:
     texts = ["=1+1", "+cmd|'x'!A0", "-2+3", "@SUM(A1)", "\tx", "\r=x", "plain", "-3.5", "+1e-3", "a=b", None]
     texts += ["\x1b[31mred", "line\nbreak", "\u202egnp.exe", "=\x9bx", "näme · µs"]
     table = pl.DataFrame({"name": texts, "time": [-n for n in range(len(texts))]})
-    safe = _output.spreadsheet_safe(table)
+    safe = spreadsheet_safe(table)
     assert safe["time"].equals(table["time"])
     assert safe["name"].to_list() == [
         "'=1+1", "'+cmd|'x'!A0", "'-2+3", "'@SUM(A1)", "'\\tx", "'\\r=x", "plain", "-3.5", "+1e-3", "a=b",
@@ -250,12 +258,12 @@ def test_a_csv_holds_no_formula_and_no_control_character() -> None:
         "\\x1b[31mred", "line\\nbreak", "\\u202egnp.exe", "'=\\x9bx", "näme · µs",
     ]  # fmt: skip
     kinds = table.select(pl.col("name").cast(pl.Categorical))
-    assert _output.spreadsheet_safe(kinds).equals(safe.select("name"))
+    assert spreadsheet_safe(kinds).equals(safe.select("name"))
 
 
 def test_json_for_a_terminal_says_the_same_without_controls() -> None:
     text = json.dumps(EVIL + "\x7f\u2066", ensure_ascii=False)
-    safe = _output.printable_json(text.encode()).decode()
+    safe = printable_json(text.encode()).decode()
     assert safe.isprintable() and json.loads(safe) == json.loads(text)
 
 
@@ -430,39 +438,39 @@ def test_a_terminal_without_the_letters_shows_question_marks(monkeypatch: pytest
 
 
 def test_spans_of_steps_are_read_exactly() -> None:
-    assert _asked.span("3-7") == (3, 7)
-    assert _asked.span(" 5 ") == (5, 5)
-    assert _asked.numbers("0,2-4") == {0, 2, 3, 4}
+    assert units.span("3-7") == (3, 7)
+    assert units.span(" 5 ") == (5, 5)
+    assert units.numbers("0,2-4") == {0, 2, 3, 4}
     for bad in ("", "-3", "3-", "3-4-5", "7-3", "1e3", "٣", "1,", "0-99999999999"):
         with pytest.raises(LostflopsError):
-            _asked.numbers(bad)
+            units.numbers(bad)
 
 
 def test_an_output_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     target = tmp_path / "page.html"
     target.write_text("old")
-    with pytest.raises(RuntimeError), _output.replacing(target) as file:
+    with pytest.raises(RuntimeError), files.replacing(target) as file:
         file.write_text("half")
         raise RuntimeError
     assert target.read_text() == "old"
-    with _output.replacing(target) as file:
+    with files.replacing(target) as file:
         file.write_text("new")
     assert [(f.name, f.read_text()) for f in tmp_path.iterdir()] == [("page.html", "new")]
 
 
 def test_an_output_may_be_a_device() -> None:
-    with _output.replacing(Path(os.devnull)) as file:
+    with files.replacing(Path(os.devnull)) as file:
         file.write_text("x")
     assert not Path(os.devnull).is_file()
 
 
 def test_an_output_that_cannot_be_written_says_why(tmp_path: Path) -> None:
     with pytest.raises(CannotWrite, match="is a folder"):
-        _output.check(tmp_path, [])
+        files.check(tmp_path, [])
     with pytest.raises(CannotWrite, match="does not exist"):
-        _output.check(tmp_path / "a" / "b", [])
+        files.check(tmp_path / "a" / "b", [])
     with pytest.raises(BadOption, match="overwritten"):
-        _output.check(tmp_path / "a", [str(tmp_path / "a")])
+        files.check(tmp_path / "a", [str(tmp_path / "a")])
 
 
 def test_options_of_a_recipe_are_flags(slow_recipe: Recipe, capsys: pytest.CaptureFixture[str]) -> None:
@@ -560,7 +568,7 @@ def test_every_printed_command_answers_for_the_same_steps_of_the_same_ranks(
 def test_what_is_typed_again_survives_a_shell() -> None:
     paths = ["plain.json", "it's a trace.json", "-x.json", "new\nline\\and\x1b[31m'quote'.json", "*.json"]
     given = Namespace(salvage=True, allow_missing_ranks=False)
-    typed = _asked.again(paths, given, (3, 3))
+    typed = traces.again(paths, given, (3, 3))
     assert typed.isprintable()
     echoed = subprocess.run(["bash", "-c", f"printf '%s\\0' {typed}"], capture_output=True, text=True)
     paths[2] = "./-x.json"

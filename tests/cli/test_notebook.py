@@ -22,7 +22,7 @@ import pytest
 
 import lostflops
 from lostflops.capture.record import cell
-from lostflops.cli import _magics
+from lostflops.cli.notebook import cell_parser, line_parser
 from lostflops.report import notebook
 
 ROOT = Path(__file__).parents[2]
@@ -270,7 +270,7 @@ def test_the_page_is_also_there_as_text_where_frames_are_taken_out() -> None:
     assert html.unescape(shown["text/html"]).count('<base href="about:srcdoc">') == 1
 
 
-@pytest.mark.parametrize("parser", [_magics.cell_parser(), _magics.line_parser()], ids=lambda p: p.prog)
+@pytest.mark.parametrize("parser", [cell_parser(), line_parser()], ids=lambda p: p.prog)
 def test_every_option_of_the_magics_is_documented(parser: ArgumentParser) -> None:
     text = (ROOT / "docs" / "capture/notebook.md").read_text()
     for action in parser._actions:

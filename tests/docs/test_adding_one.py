@@ -88,7 +88,7 @@ from .remedy import Remedy
 
 REMEDIES = (Remedy("second-counter", {"pytorch": "Open a second counter, in PyTorch."}),)
 ''',
-    "cli/greet.py": '''
+    "cli/commands/asking/greet.py": '''
 """Greet the one who asks.
 
 Says hello, and nothing else.
@@ -100,7 +100,7 @@ def arguments(parser, words):
 def run(given):
     print(f"Hello {given.name}.")
 ''',
-    "cli/_formats/tsv.py": '''
+    "cli/output/formats/tsv.py": '''
 """Values with tabs between them."""
 is_text = True
 

@@ -47,7 +47,11 @@ MORE = {
     "machine/bench/scripts": {"torch"},
 }
 # Floors beside the stack, and all that they know of it.
-BESIDE = {"optimize": {"optimize"}, "plan": {"plan", "errors", "naming"}}
+BESIDE = {
+    "optimize": {"optimize", "copies", "units", "errors"},
+    "plan": {"plan", "naming", "copies", "units", "errors"},
+    "copies": {"copies", "units", "errors"},
+}
 
 
 def imports() -> Iterator[tuple[Path, str]]:
@@ -88,22 +92,19 @@ def test_only_callbacks_for_frameworks_turn_remedies_on() -> None:
 
 # About a dozen; a module that is data, and `__init__`, count as well.
 MOST_MODULES, LONGEST_MODULE, LONGEST_FUNCTION, FUNCTIONS_ABOVE = 14, 600, 50, 0.015
-# What is still above a limit, with what it has: it may shrink, and nothing joins it.
-FULL = {"cli": 23}
-LONG = {"ingest/kineto/assembly.py": 700, "optimize/activations/offload/engine.py": 900}
 
 
 def test_no_folder_holds_much_more_than_a_dozen_modules() -> None:
     folders = Counter(str(file.parent.relative_to(SOURCE)) for file in SOURCE.rglob("*.py"))
     for folder, modules in folders.items():
-        assert modules <= FULL.get(folder, MOST_MODULES), f"{folder} holds {modules} modules"
+        assert modules <= MOST_MODULES, f"{folder} holds {modules} modules"
 
 
 def test_a_module_can_be_read_in_one_sitting() -> None:
     lengths = {str(f.relative_to(SOURCE)): len(f.read_text().splitlines()) for f in SOURCE.rglob("*.py")}
     assert median(lengths.values()) <= 150
     for file, length in lengths.items():
-        assert length <= LONG.get(file, LONGEST_MODULE), f"{file} has {length} lines"
+        assert length <= LONGEST_MODULE, f"{file} has {length} lines"
 
 
 def test_functions_fit_in_a_glance() -> None:

@@ -62,7 +62,7 @@ def mutant(number: int, seed: int, folder: Path) -> Mutant:
 
 
 def _kineto(random: Random, folder: Path) -> list[Path]:
-    world = random.choice((1, 1, 1, 2, 3))
+    world = random.choices((1, 2, 3), (8, 1, 1))[0]  # a rank more costs as much as a mutant more
     paths: list[Path] = []
     for rank in range(world):
         events, before, after = kineto_rank(random, rank, world)
@@ -154,7 +154,7 @@ def _columns(random: Random, folder: Path) -> list[Path]:
 def _stored(random: Random, folder: Path) -> list[Path]:
     """A run that was imported, or a recording's folder with its logs, with a file spoiled."""
     place = folder / "run"
-    shutil.copytree(random.choice(_runs()), place)
+    shutil.copytree(random.choice(_runs), place)
     files = sorted(p for p in place.rglob("*") if p.is_file())
     for _ in range(random.choice((1, 1, 2))):
         chosen = random.choice([*files, *(f for f in files if f.suffix in (".json", ".jsonl"))])
@@ -165,13 +165,12 @@ def _stored(random: Random, folder: Path) -> list[Path]:
     return [place]
 
 
-@cache
-def _runs() -> tuple[Path, ...]:
-    """Whole ones, made once: of one rank, of two, and a recording's folder."""
-    import tempfile
+_runs: list[Path] = []
 
-    home = Path(tempfile.mkdtemp(prefix="fuzz-runs-"))
-    made: list[Path] = []
+
+def prepared(home: Path) -> None:
+    """Make whole runs below a folder, for mutants of theirs: of one rank, of two, and recordings' folders."""
+    _runs.clear()
     for world in (1, 2):
         random = Random(world)
         traces = home / f"traces-{world}"
@@ -185,12 +184,11 @@ def _runs() -> tuple[Path, ...]:
         (traces / "recording.jsonl").write_text(
             '{"kind":"start","command":["python"]}\n{"kind":"end","status":0}\n'
         )
-        made.append(traces)
+        _runs.append(traces)
         stored = home / f"stored-{world}"
         job.open(traces, output=stored)
         lostflops.ask(lostflops.open(stored), "step_ledger")
-        made.append(stored)
-    return tuple(made)
+        _runs.append(stored)
 
 
 def _step_log(rank: int, world: int) -> str:

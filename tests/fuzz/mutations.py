@@ -114,6 +114,8 @@ def spoiled_events(random: Random, events: list[Row], before: Row) -> None:
                 _field,
                 _field,
                 _argument,
+                _rekey,
+                _threads,
                 _rename,
                 _recast,
                 _move,
@@ -201,6 +203,25 @@ def _rename(random: Random, events: list[Row]) -> None:
     random.choice(events)["name"] = random.choice(NAMES)
 
 
+def _rekey(random: Random, events: list[Row]) -> None:
+    """A key by another name, of one event or of all of its kind."""
+    chosen = random.choice(events)
+    key = random.choice(list(chosen) or ["ts"])
+    new = random.choice(("ts", "dur", "tid", "TS", "Dur", "", "args", "cat", "id", key + " ", "x" * 300))
+    kind = chosen.get("cat") if random.random() < 0.3 else None
+    for event in events:
+        if (event is chosen or (kind and event.get("cat") == kind)) and key in event:
+            event[new] = event.pop(key)
+
+
+def _threads(random: Random, events: list[Row]) -> None:
+    """All of one name once more, on another thread and a little apart."""
+    name = random.choice(events).get("name")
+    ts = [e for e in events if e.get("name") == name and type(e.get("ts")) in (int, float)][:20]
+    apart, tid = random.choice((0, 0.5, 3, -2, 40)), random.choice((2, 99, "7", -1, None))
+    events += [{**event, "ts": event["ts"] + apart, "tid": tid} for event in ts]
+
+
 def _recast(random: Random, events: list[Row]) -> None:
     random.choice(events)["cat"] = random.choice(CATEGORIES)
 
@@ -226,7 +247,7 @@ def spoiled_text(random: Random, text: bytes) -> bytes:
             break
         at = random.randrange(len(data))
         until = min(len(data), at + random.choice((1, 2, 7, 40, 300, 5000)))
-        match random.choice(("flip", "flip", "delete", "double", "cut", "value", "value")):
+        match random.choice(("flip", "flip", "delete", "double", "cut", "value", "value", "twice")):
             case "flip":
                 data[at] ^= 1 << random.randrange(8)
             case "delete":
@@ -235,6 +256,9 @@ def spoiled_text(random: Random, text: bytes) -> bytes:
                 data[at:at] = data[at:until]
             case "cut":
                 del data[at:]
+            case "twice":  # a key that is there already
+                if key := KEY.search(data, at):
+                    data[key.start() : key.start()] = key[0] + random.choice(JSON_TEXTS) + b", "
             case _:
                 if (key := KEY.search(data, at)) and (end := re.compile(rb"[,}\n]").search(data, key.end())):
                     data[key.end() : end.start()] = random.choice(JSON_TEXTS)

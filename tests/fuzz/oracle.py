@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from lostflops.errors import LostflopsError
 from lostflops.recipes import recipes as all_recipes
 from lostflops.report.document import document
 from lostflops.session import Session, Skipped
+from lostflops.store.trace import Trace
 
 REFUSED, SKIPPED, ANSWERED = "refused", "no ledger", "answered"
 SHARE = re.compile(r"(\d[\d,]*(?:\.\d+)?) % of")
@@ -31,18 +34,20 @@ def require(true: Any, said: str) -> None:
         raise Wrong(said)
 
 
-def checked(
-    paths: Path | Sequence[Path], store: Path, *, salvage: bool, page: bool, recipes: bool = False
-) -> str:
-    """How the question about these paths ended. Raises Wrong, or what lostflops did not catch."""
+def opened(paths: Path | Sequence[Path], store: Path, *, salvage: bool) -> Trace | None:
+    """The run that these paths are, or None where they are refused in words and nothing is left behind."""
     try:
-        trace = lostflops.open(paths, salvage=salvage, allow_missing_ranks=True)  # pyright: ignore[reportArgumentType]
+        return lostflops.open(paths, salvage=salvage, allow_missing_ranks=True)  # pyright: ignore[reportArgumentType]
     except LostflopsError as error:
         require(error.message, "an error that says nothing")
         require(not CONTROL.search(str(error)), f"control characters in {str(error)!r}")
         left = [p for p in store.rglob("*") if p.is_file()]
         require(not left, f"a refused input left {left[:3]}")
-        return REFUSED
+        return None
+
+
+def answered(trace: Trace, *, page: bool, recipes: bool = False) -> str:
+    """How the questions about a run ended. Raises Wrong, or what lostflops did not catch."""
     try:
         ledger = lostflops.ask(trace, "step_ledger")
     except LostflopsError as error:
@@ -61,6 +66,24 @@ def checked(
         for said in table_faults(trace):
             raise Wrong(said)
     return outcome
+
+
+def commanded(paths: Sequence[Path], *, salvage: bool) -> None:
+    """Ask for the page as users do. Raises Wrong unless that ends as a command of ours may."""
+    asked = ["--salvage"] * salvage + ["--allow-missing-ranks", "--", *map(str, paths)]
+    done = subprocess.run(
+        [sys.executable, "-m", "lostflops", "why", *asked],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=120,
+    )
+    out, said = done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
+    require(done.returncode in (0, 2), f"exit status {done.returncode}: {said[-1500:]}")
+    require("Traceback" not in said and "panicked" not in said, said[-1500:])
+    require(bool(out.strip()) == (done.returncode == 0), f"{done.returncode} with the page {out[:200]!r}")
+    require(done.returncode == 0 or said.strip(), "refused without a word")
+    if found := CONTROL.search(out + said):
+        raise Wrong(f"the terminal gets {found[0]!r}")
 
 
 def adds_up(ledger: pl.DataFrame, steps: pl.DataFrame) -> None:

@@ -16,7 +16,8 @@ import pytest
 from polars.testing import assert_frame_equal
 
 from kineto_files import head, one_step, trace, written
-from lostflops.cli import _output, main
+from lostflops.cli import main
+from lostflops.cli.output import files
 from lostflops.errors import BadOption, CannotWrite, DamagedStore, NotATrace, Unreadable
 from lostflops.ingest import assembly, job
 from lostflops.session import Answer, Session
@@ -93,9 +94,9 @@ def test_no_output_goes_into_a_run_or_an_export_that_is_asked_about(
 
 def test_a_trace_that_appears_under_an_output_while_it_is_made_stays(traces: Path) -> None:
     late = traces / "rank2.json"
-    _output.check(late, [str(traces)])
+    files.check(late, [str(traces)])
     late.write_text("[]")
-    with pytest.raises(BadOption, match="is an input"), _output.replacing(late, [str(traces)]) as file:
+    with pytest.raises(BadOption, match="is an input"), files.replacing(late, [str(traces)]) as file:
         file.write_text("page")
     assert late.read_text() == "[]"
 
@@ -119,7 +120,7 @@ def test_a_link_stays_a_link_and_what_it_leads_to_is_replaced(tmp_path: Path) ->
     page.parent.mkdir()
     page.write_text("old")
     link.symlink_to(page)
-    with _output.replacing(link) as file:
+    with files.replacing(link) as file:
         file.write_text("new")
     assert link.is_symlink()
     assert page.read_text() == "new"
@@ -132,7 +133,7 @@ def test_a_file_that_must_not_be_written_is_not_replaced(
     page = tmp_path / "page.html"
     page.write_text("kept")
     monkeypatch.setattr(os, "access", lambda *_: False)  # the superuser may write everything
-    with pytest.raises(CannotWrite, match="Permission denied"), _output.replacing(page):
+    with pytest.raises(CannotWrite, match="Permission denied"), files.replacing(page):
         pass
     assert page.read_text() == "kept"
 

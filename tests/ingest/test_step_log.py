@@ -95,6 +95,25 @@ def test_torn_lines_are_counted_and_cost_no_other(tmp_path: Path) -> None:
     assert [(note.name, note.count) for note in notes] == [("step log left out", 1), ("steps not logged", 4)]
 
 
+DEEP = b'{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+
+
+@pytest.mark.parametrize(
+    "line", [b'{"kind":"e\xeed"}', b'{"step":"\xff"}', DEEP], ids=["key", "text", "deep"]
+)
+def test_bytes_that_are_no_text_cost_their_line(line: bytes, tmp_path: Path) -> None:
+    folder = run(tmp_path, **{"00000_a0": "", "00001_a0": ""})
+    first, whole = log(0, 2, world=1).encode(), log(1, 2).encode()
+    (folder / "node-0000" / "steps-00000-a0.jsonl").write_bytes(line + b"\n" + whole)
+    (folder / "node-0000" / "steps-00001-a0.jsonl").write_bytes(first + line + b"\n")
+    (folder / "recording.jsonl").write_bytes(b'{"kind":"start"}\n' + line + b'\n{"kind":"end","status":3}\n')
+    (folder / "node-0000" / "failed-00000.jsonl").write_bytes(line)
+    logs, notes = step_logs.logged(step_logs.documents([folder]))
+    assert [(log.who.rank, len(log.steps), log.torn) for log in logs] == [(0, 2, 1)]
+    assert [note.name for note in notes] == ["step log left out", "steps not logged"]
+    assert step_logs.tables(logs)["rank_ends"]["job_status"].to_list() == [3]
+
+
 def test_the_first_page_says_how_the_recorded_steps_compare(tmp_path: Path) -> None:
     folder = run(tmp_path, **{"00000_a0": log(0, 40, world=3, window=(10, 11, 12))})
     events = [

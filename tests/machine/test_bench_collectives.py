@@ -230,8 +230,10 @@ def test_sizes_go_up_in_steps_of_four() -> None:
     assert collectives.sizes("8,1k") == (8, 1024)
     assert collectives.sizes("8-1K") == (8, 32, 128, 512, 1024)
     assert collectives.sizes("1M-16M")[-1] == 16 << 20
-    with pytest.raises(BadOption):
-        collectives.sizes("1.5K")
+    assert collectives.sizes("1.5K") == (1536,)
+    for wrong in ("1.5X", "1K-", "-1K", ""):
+        with pytest.raises(BadOption):
+            collectives.sizes(wrong)
 
 
 NCCL_TESTS = """\

@@ -16,6 +16,7 @@ import machine_texts
 from lostflops.machine.topology import sysfs as topology_sysfs
 from lostflops.machine.topology import texts
 from lostflops.machine.topology.texts import Found
+from lostflops.units import written_spans
 
 
 def codes(found: Found, matrix: str = "path") -> dict[tuple[str, str], str]:
@@ -348,4 +349,4 @@ def test_no_text_is_too_broken_to_be_read(data: st.DataObject) -> None:
 
 @given(st.sets(st.integers(0, 500)))
 def test_spans_of_numbers_are_read_back(numbers: set[int]) -> None:
-    assert texts.numbers(texts.spans(sorted(numbers))) == (numbers or None)
+    assert texts.numbers(written_spans(numbers)) == (numbers or None)

@@ -17,16 +17,15 @@ from torch import nn
 
 import tiny_models
 from lostflops import optimize
-from lostflops.optimize.device.devices import ThreadedDevice
-from lostflops.optimize.refused import Refused
-from lostflops.optimize.weights.whole_model import (
+from lostflops.copies.streamed_weights import (
     break_even_tokens,
-    measured_sweep,
-    stream_weights,
     streaming_knee,
     streaming_prediction,
     streaming_sweep,
 )
+from lostflops.optimize.device.devices import ThreadedDevice
+from lostflops.optimize.refused import Refused
+from lostflops.optimize.weights.whole_model import measured_sweep, stream_weights
 from no_host import NoHost
 from simulated_devices import ClockDevice
 

@@ -102,6 +102,17 @@ NAMES = (
     "host to device: 12:34",
     "SKIP_AC0123",
     "num_tokens=128",
+    "x86_64-linux-gnu/libcudnn_9.10.2.21",
+    "<token>(int, float)",
+    "python -u train.py",
+    "//layer1/attention",
+    "void f<$_0>(a-b)",
+    "('token', 'type_ids')",
+    "serial: true",
+    "Tensor::~Tensor",
+    "add@plt: x",
+    "partition_id=3",
+    "2026-11-23-06-14-12",
 )
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lostflops.recipes import named
@@ -269,8 +269,16 @@ def removed(program: Program, what: str) -> Program:
     return [[rid(done) for done in step] for step in program]
 
 
+# Rank 1 loads before the first collective, in which rank 0 waits while a side stream of its own computes.
+HIDDEN_WAIT = [
+    [[Act("join")], [Act("load", host=2)]],
+    [[Act("launch", device=1, stream=SIDE)], [Act("load")]],
+]
+
+
 @settings(max_examples=50, deadline=None)
 @given(programs())
+@example(HIDDEN_WAIT)
 def test_no_host_that_runs_ahead_gains_more_than_the_bound_says(program: Program) -> None:
     tables, mean_step = recorded(program)
     bounds = on_example(named("idle_summary"), tables)

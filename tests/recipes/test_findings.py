@@ -115,6 +115,20 @@ def test_pageable_copies_cost_what_their_calls_let_the_device_idle() -> None:
     assert (finding.gain, finding.ns_in_steps) == ("at most", 13 * MS)
 
 
+def test_copies_of_one_rank_cost_a_mean_rank_half_of_two() -> None:
+    (finding,) = found(
+        "copy_summary_by_time",
+        copies=[row(10, 50, host_memory="pinned", direction="device to host")],
+        steps=[row(0, 100), row(0, 60, rank=1)],
+        ranks=[{"rank": 0}, {"rank": 1}],
+    )
+    assert (
+        finding.claim
+        == "Copies that nothing hides cost 20.0 ms per step (20.0 %), most of it device to host."
+    )
+    assert finding.cost_per_step == 20 * MS
+
+
 def test_a_call_that_holds_the_host_beside_work_costs_no_more_than_the_device_idles_elsewhere() -> None:
     # The call waits for 8 ms of kernels after its copy; the device idles 20 + 2 + 45 + 5 ms in all.
     finding = pageable(launch_start=20, launch_end=34)

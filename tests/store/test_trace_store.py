@@ -263,7 +263,10 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "a manifest that is text": (spoil_manifest("hello"), "run.json is not what lostflops writes"),
     "a manifest that is a list": (spoil_manifest("[1]"), "run.json is not what lostflops writes"),
     "another program's": (spoil_manifest('{"name": "x"}'), "run.json is not what lostflops writes"),
-    "a manifest without fields": (spoil_manifest('{"format": 2}'), "run.json is not what lostflops writes"),
+    "a manifest without fields": (
+        spoil_manifest(f'{{"format": {FORMAT}}}'),
+        "run.json is not what lostflops writes",
+    ),
     "a time beyond all": (change_manifest(origin_ns=10**30), "run.json is not what lostflops writes"),
     "an unknown table": (change_manifest(tables=["../../etc"]), "its table '../../etc' is missing"),
     "a table that is gone": (lose_kernels, "its table 'kernels' is missing"),

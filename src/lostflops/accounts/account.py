@@ -48,6 +48,8 @@ class Account:
     meaning: str
     found: str
     remedy: str
+    # The same where host operators stand in for kernels, if that is another.
+    remedy_on_host: str = ""
     # What `meaning` begins with that the line of its group says too: the page does not repeat it.
     said_by_group: str = ""
     # Idle accounts: of several that could claim an instant the one with the lowest number does.
@@ -60,3 +62,7 @@ class Account:
     verdict: str = ""  # what a job is called that it bounds: 'Input-bound'
     makes_late: str = ""  # what makes a rank late: 'its data loader makes' it 7 ms late
     spent: str = ""  # what a late rank has more of: 7 ms 'of data loading'
+
+    def advice(self, on_host: bool) -> str:
+        """What to do about it, where host operators stand in for kernels or not."""
+        return (on_host and self.remedy_on_host) or self.remedy

@@ -33,6 +33,8 @@ CASES: Mapping[str, tuple[str, ...]] = {
     "communication-exposed-experts": ("expert-overlap",),
     "communication-exposed-exchange": ("exchange",),
     "communication-exposed-stages": ("bubble",),
+    "communication-exposed-barriers": ("fewer-barriers",),
+    "communication-exposed-broadcasts": ("fewer-broadcasts",),
 }
 
 

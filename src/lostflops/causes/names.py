@@ -46,7 +46,7 @@ def bytes_of(size: int) -> str:
     for unit, one in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if size >= one:
             return f"{size / one:.3g} {unit}"
-    return f"{size} bytes"
+    return "1 byte" if size == 1 else f"{size} bytes"
 
 
 def listed(items: Sequence[str], last: str = "and") -> str:

@@ -16,6 +16,7 @@ from lostflops.store.trace import Trace
 
 GRADIENTS, SHARDS, TENSOR, STAGES = "gradients", "shards", "tensor", "stages"
 EXPERTS, EXCHANGE = "experts", "exchange"
+BARRIERS, BROADCASTS, OTHER = "barriers", "broadcasts", "other"
 # What each is called on the page.
 CALLED: Mapping[str, str] = {
     GRADIENTS: "all-reduces of gradients",
@@ -24,6 +25,8 @@ CALLED: Mapping[str, str] = {
     EXPERTS: "all-to-all exchanges between experts",
     EXCHANGE: "all-to-all exchanges",
     STAGES: "sends and receives between pipeline stages",
+    BARRIERS: "barriers",
+    BROADCASTS: "broadcasts",
 }
 BY_DESCRIPTION: Mapping[str, str] = {
     EXPERTS: r"(?i)expert|(?:^|_)ep(?:_|$)|moe",
@@ -38,16 +41,20 @@ BY_KIND: Mapping[str, str] = {
     "all-to-all": EXCHANGE,
     **dict.fromkeys(("all-gather", "reduce-scatter"), SHARDS),
     **dict.fromkeys(("all-reduce", "reduce"), GRADIENTS),
+    "barrier": BARRIERS,
+    "broadcast": BROADCASTS,
 }
+# What these are for is plain, in whatever group they run.
+BY_KIND_ALONE = (STAGES, BARRIERS, BROADCASTS)
 # Of a group's bytes that all-reduces move, from which on those of the forward pass make it tensor parallel:
 # statistics and flags that a forward pass reduces are small.
 IN_FORWARD = 0.1
 
 
 def main_purpose(purposes: Mapping[str, int]) -> str:
-    """What most exposed communication is for; empty where nothing is most of it."""
+    """What most exposed communication is for; empty where nothing that is known is most of it."""
     most = max(purposes, key=lambda purpose: purposes[purpose], default="")
-    return most if most and 2 * purposes[most] > sum(purposes.values()) else ""
+    return most if most in CALLED and 2 * purposes[most] > sum(purposes.values()) else ""
 
 
 def exposed_by_purpose(trace: Trace, runs: pl.DataFrame | None, counted: pl.DataFrame) -> dict[str, int]:
@@ -63,7 +70,7 @@ def exposed_by_purpose(trace: Trace, runs: pl.DataFrame | None, counted: pl.Data
         return {}
     alone = runs.filter(pl.col("account").cast(pl.String).str.starts_with("communication"))
     alone = alone.join(counted, on=["rank", "step"], how="semi").select("rank", "start", "end")
-    of = rows.select("rank", "start", "end", purpose=_purposes(trace, rows)).drop_nulls("purpose")
+    of = rows.select("rank", "start", "end", purpose=_purposes(trace, rows).fill_null(OTHER))
     cover = intervals.union(alone.lazy(), ["rank"])
     # Two operations at a time share what is exposed: each purpose counts its own union.
     lanes = {purpose: of.filter(pl.col("purpose") == purpose) for purpose in of["purpose"].unique().sort()}
@@ -96,8 +103,7 @@ def _purposes(trace: Trace, rows: pl.DataFrame) -> pl.Series:
     forward = pl.col("size").filter(pl.col("reduces") & pl.col("forward"))
     share = (forward.sum() / moved.sum()).over("rank", "group").fill_nan(0).fill_null(0)
     tensor = pl.col("reduces") & (share >= IN_FORWARD)
-    # Those that cross between stages do so in whatever group.
-    moves = pl.col("kind").is_in([STAGES])
+    moves = pl.col("kind").is_in(BY_KIND_ALONE)
     return known.select(
         pl.when(moves).then("kind").when(tensor & pl.col("said").is_null()).then(pl.lit(TENSOR))
         .otherwise(pl.coalesce("said", "kind"))

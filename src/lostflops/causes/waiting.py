@@ -79,7 +79,8 @@ def _late(board: Board, late: Late, waits: Finding | None) -> None:
     for member in members:
         board.drop(member)
     key = FINDING_OF.get(late.cause, "slow-device" if device_slow else "uneven-work")
-    remedy = given.advice(key, _advice(board, late, device_slow))
+    own = _advice(board, late, device_slow)
+    remedy = own if given.on_host and own == _on_host(late.cause) else given.advice(key, own)
     board.put(
         Finding(
             name=ARRIVES,
@@ -98,6 +99,10 @@ def _late(board: Board, late: Late, waits: Finding | None) -> None:
     )
 
 
+def _on_host(account: str) -> str:
+    return ACCOUNTS[account].remedy_on_host if account in ACCOUNTS else ""
+
+
 def _is_sentence(text: str) -> bool:
     return text[:1].isupper() and text[1:2].islower()
 
@@ -114,7 +119,7 @@ def _claim(board: Board, late: Late) -> str:
 
 def _advice(board: Board, late: Late, device_slow: bool) -> str:
     if late.cause in ACCOUNTS and late.cause != "compute":
-        return ACCOUNTS[late.cause].remedy
+        return ACCOUNTS[late.cause].advice(board.given.on_host)
     if board.given.on_host:
         return "Give its process cores of its own (`torchrun --numa-binding=node`), or less work."
     if device_slow:
@@ -209,7 +214,8 @@ def _in_turn(board: Board, waited: int, waits: Finding | None) -> int:
     """Ranks that are late in turn: how much of `waited` that explains, ns."""
     given = board.given
     found = turns(given)
-    if found is None or found.explained < EXPLAINED * waited:
+    # The same rank in every step would be late as a rule, and arrive last.
+    if found is None or found.ranks < 2 or found.explained < EXPLAINED * waited:
         return 0
     same = board.about(found.account) if found.share >= MAIN_SHARE else None
     who = f"{found.ranks} ranks take turns being late"
@@ -327,4 +333,8 @@ def _collectives(board: Board) -> tuple[str, ...]:
     if table is None:
         return ()
     rows = table.select("kind", "bytes", "per_step").drop_nulls("per_step").iter_rows()
-    return contributors((f"{kind} of {bytes_of(size)}" if size else f"{kind}", ns) for kind, size, ns in rows)
+    sized = (
+        (f"{kind} of {bytes_of(size)}" if size and kind != "barrier" else f"{kind}", ns)
+        for kind, size, ns in rows
+    )
+    return contributors(sized)

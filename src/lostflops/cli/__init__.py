@@ -1,30 +1,23 @@
-"""The command line: one file per command, found by being here.
-
-A command's module says what it does in its docstring, declares its flags in `arguments(parser)` and works in
-`run(given)`. Modules import what is heavy only when they run, so that `--help` answers at once. Errors are
-caught here and nowhere else.
-"""
+"""The command line: finds the command that was typed, runs it, and catches errors, here and nowhere else."""
 
 from __future__ import annotations
 
 import errno
 import io
 import os
-import pkgutil
 import sys
-from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter, _SubParsersAction  # pyright: ignore[reportPrivateUsage]
-from collections.abc import Iterable, Mapping, Sequence
+from argparse import Action, ArgumentParser, RawDescriptionHelpFormatter, _SubParsersAction  # pyright: ignore[reportPrivateUsage]
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
 
 from lostflops.errors import CannotWrite, LostflopsError, shown
 from lostflops.ingest import freed_memory
 from lostflops.version import __version__
 
-from . import _limited
-from ._parser import Parser
+from . import memory_limit
+from .arguments.parser import Parser
+from .commands import commands, declare, sections
 
 ANSWERED = 0
 CANNOT_ANSWER = 2  # also what argparse exits with
@@ -47,57 +40,21 @@ exit status: {ANSWERED} answered, {CANNOT_ANSWER} input or usage that cannot be 
 """
 
 
-Below: TypeAlias = "_SubParsersAction[Any]"
-
-
-class Command(Protocol):
-    """What a module of this package offers."""
-
-    __doc__: str | None
-
-    def arguments(self, parser: ArgumentParser, words: Sequence[str]) -> None:
-        """Declare the flags. `words` are what was typed after the command, for flags that depend on it."""
-        ...
-
-    def run(self, given: Namespace) -> None: ...
-
-
-def commands() -> Mapping[str, Command]:
-    """Every command by name. A trailing underscore keeps a module's name off Python's keywords."""
-    return {name.rstrip("_"): command for name, command in found_in(__name__, __path__).items()}
-
-
-def found_in(package: str, path: Iterable[str]) -> Mapping[str, Command]:
-    """The commands that lie as files in a package, by the names of the files."""
-    found = (m.name for m in pkgutil.iter_modules(path) if not m.name.startswith("_"))
-    return {name: import_module(f"{package}.{name}") for name in sorted(found)}  # pyright: ignore[reportReturnType]
-
-
-def declare(below: Below, commands: Mapping[str, Command], words: Sequence[str]) -> None:
-    """Give each command a parser of its own; `words` are those typed from the command's name on."""
-    for name, command in commands.items():
-        one = described(below, name, command.__doc__ or "")
-        command.arguments(one, words[1:] if words[:1] == [name] else ())
-
-
-def described(below: Below, name: str, text: str) -> ArgumentParser:
-    """A parser of a command that says what it does in `text`, of which the first line is its short help."""
-    text = text.strip()
-    return below.add_parser(
-        name,
-        help=text.partition("\n")[0],
-        description=text,
-        formatter_class=RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-
-
 class _Help(RawDescriptionHelpFormatter):
-    """Help in which the name of a command and what it does share a line."""
+    """Help in sections, in which the name of a command and what it does share a line."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=18)
         self._action_max_length = 18
+
+    def _format_action(self, action: Action) -> str:
+        if not isinstance(action, _SubParsersAction):
+            return super()._format_action(action)
+        inside: Iterator[Action] = self._iter_indented_subactions(action)  # pyright: ignore[reportUnknownArgumentType]
+        lines = {one.dest: self._format_action(one) for one in inside}
+        return "\n".join(
+            f"  {heading}\n" + "".join(lines[name] for name in names) for heading, names in sections().items()
+        )
 
 
 def parser(words: Sequence[str] = ()) -> ArgumentParser:
@@ -123,11 +80,11 @@ def main(words: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if words is None else words)
     _open_streams()
     if "_ARGCOMPLETE" in os.environ:  # a shell asks what could be typed next
-        from ._completing import complete
+        from .arguments.completing import complete
 
         complete(parser)
-    if ours and _limited.limit() is not None and words[:1] and words[0] in _limited.READING:
-        status = _limited.answered(lambda: _status(words))
+    if ours and memory_limit.limit() is not None and words[:1] and words[0] in memory_limit.READING:
+        status = memory_limit.answered(lambda: _status(words))
         return _ran_out() if status is None else status
     return _status(words)
 
@@ -155,7 +112,7 @@ def _status(words: Sequence[str]) -> int:
             return status
         if os.environ.get("LOSTFLOPS_DEBUG"):
             raise
-        if _limited.is_lack(error):
+        if memory_limit.is_lack(error):
             return _ran_out()
         _complain(
             f"lostflops failed because of a fault of its own ({type(error).__name__}: {shown(str(error))}).\n"
@@ -165,7 +122,7 @@ def _status(words: Sequence[str]) -> int:
 
 
 def _ran_out() -> int:
-    _complain(str(_limited.OutOfMemory()))
+    _complain(str(memory_limit.OutOfMemory()))
     return CANNOT_ANSWER
 
 

@@ -37,14 +37,23 @@ _AFTER = rb"(?:" + secrets.ESCAPE + rb"|(?<![A-Za-z0-9\\]))"
 _NAME = rb"(?:\\u[0-9a-fA-F]{4}|[^\s/\"'\\:;,()<>|*?\[\]{}=&#\x00-\x1f])+"
 # What may stand before a path without a blank: an escaped line break, a compiler's flag, 'file://', dots.
 # It is looked for behind the slash, because an expression that begins with a letter is found much faster.
-_BEHIND = rb"(?:(?<![\w/~.]/)|(?<=\\[nrt]/)|(?<=\\u[0-9a-fA-F]{4}/)|(?<=-[IL]/)|(?<=:///)|(?<=[\s\"'(=:]\./)|(?<=[\s\"'(=:]\.\./)|(?<=^\.\./))"
+_BEHIND = rb"(?:(?<![\w/~.]/)|(?<=\\[nrt]/)|(?<=\\u[0-9a-fA-F]{4}/)|(?<=-[IL]/)|(?<=:///)|(?<=[\s\"'(=:]\./)|(?<=[\s\"'(=:]\.\./)|(?<=\\[nrt]\.\./)|(?<=^\.\./))"
 _PATH = re.compile(rb"/" + _BEHIND + _NAME + rb"(?:/" + _NAME + rb")*/?")
 # A Python frame: its file may have blanks in its name.
 _FRAMES = [re.compile(start + rb"[^\"\\\n]{1,1000}?(?=\(\d+\): )") for start in (rb"\"/", rb"\"\.\./")]
 # As Windows parts folders: once, escaped, and escaped twice; never half of an escaped quote.
 _BACK = rb"(?:\\\\\\\\|\\\\|\\(?![\"u\\])|/)"
+# A folder's name may have blanks where another folder follows.
+_WINDOWS_NAME = rb"[^\s\"\\:*?<>|/]+"
 _WINDOWS = re.compile(
-    _START + rb"[A-Za-z]:" + _BACK + rb"(?:[^\s\"\\:*?<>|/]+" + _BACK + rb")+[^\s\"\\:*?<>|/()]*"
+    rb"(?:" + _START + rb"|(?<=\?\\))[A-Za-z]:" + _BACK
+    + rb"(?:" + _WINDOWS_NAME + rb"(?: " + _WINDOWS_NAME + rb"){0,3}" + _BACK + rb")+[^\s\"\\:*?<>|/()]*"
+)  # fmt: skip
+# A folder of another machine, written as Windows and some file systems take it.
+_ELSEWHERE = re.compile(rb"//(?:(?<![\w:/\\]//)|(?<=\\[nrt]//))[A-Za-z][\w.-]*(?:/" + _NAME + rb"){2,}")
+_COPIED = re.compile(
+    rb"(?:" + secrets.ESCAPE + rb"|(?<![\w.+\\-]))([A-Za-z_][\w.+-]{0,200})@([A-Za-z0-9][\w.-]{0,250}):"
+    rb"((?:[~/]|[\w.-]{1,200}/)[^\s\"'\\]*)"
 )
 _INSTALLED = re.compile(rb"^.*[\\/](?:site-packages|dist-packages|python\d+\.\d+t?)[\\/]+")
 _FILE = re.compile(rb"[^/]+\.[A-Za-z]\w{0,7}(?:\.\d+)*")
@@ -71,7 +80,8 @@ _HOST_NAME = rb"((?!\\)[A-Za-z0-9][\w.-]*(?:\[[\d,-]+\][\w.-]*)?(?:,[A-Za-z][\w.
 _HOSTS_IN_TEXT = (
     re.compile(
         rb"(" + _VARIABLE + rb"(?:[A-Z]+_){0,4}(?:HOST|HOSTNAME|HOSTS|NODENAME|NODELIST|NODE_NAME|MASTER_ADDR"
-        rb"|MASTER_IP|ENDPOINT|POD_NAME|SERVER|HEAD_NODE|PRIMARY_ADDR)" + _GIVEN + rb")" + _HOST_NAME
+        rb"|MASTER_IP|ENDPOINT|POD_NAME|SERVER|HEAD_NODE|PRIMARY_ADDR|TOPOLOGY_ADDR)"
+        + _GIVEN + rb")" + _HOST_NAME
     ),
     re.compile(
         rb"(--(?:master|head|rdzv|main|leader)[_-](?:addr|address|endpoint|ip|node)"
@@ -98,20 +108,30 @@ _USERS_IN_TEXT = (
     re.compile(
         rb"(" + _VARIABLE + rb"(?:user|username|user_name|login|owner)=" + _QUOTE + rb")" + _USER_NAME
     ),
-    re.compile(rb"((?<=['\"])(?:user|username|owner|login)\\{0,3}['\"][ ]?:[ ]?\\{0,3}['\"])" + _USER_NAME),
+    re.compile(
+        rb"((?<=['\"])(?i:(?:[a-z]+_){0,3}(?:user|username|logname|owner|login))"
+        rb"\\{0,3}['\"][ ]?:[ ]?\\{0,3}['\"])" + _USER_NAME
+    ),
     re.compile(rb"(--(?:user|username|owner|login)" + _FLAG_GIVEN + rb")" + _USER_NAME),
+    re.compile(
+        rb"((?:^|(?<=\n)|(?<=\\[nr]))(?:user|username|owner|login)[ \t]{0,9}[=:][ \t]{0,9})" + _USER_NAME
+    ),
     re.compile(rb"([ug]id=\d+\()" + _USER_NAME),
     re.compile(rb"((?:" + secrets.ESCAPE + rb"|(?<![\w/\\]))~)" + _USER_NAME + rb"(?=/)"),
 )
+_AUTHOR = secrets.assignment(rb"GIT_(?:AUTHOR|COMMITTER)_NAME")
+_LSF = re.compile(rb"(?<=LSB_HOSTS=)" + _QUOTE + rb"[\w.-]+(?: [\w.-]+(?!=))*")
 _AT_HOST = re.compile(rb"(?<=ssh )(?:-[\w ]+ )?([A-Za-z_][\w.-]*)@([A-Za-z][\w.-]*)")
 _JOBS_IN_TEXT = (
     secrets.assignment(
-        rb"(?:[A-Z]+_){0,3}(?:JOB_NAME|JOB_ACCOUNT|JOB_PARTITION|WANDB_(?:PROJECT|NAME|ENTITY|RUN_GROUP|RUN_ID|TAGS|NOTES)"
+        rb"(?:[A-Z]+_){0,3}(?:JOB_NAME|JOBNAME|JOB_ACCOUNT|JOB_PARTITION|JOB_QOS|JOB_COMMENT"
+        rb"|JOB_RESERVATION|CLUSTER_NAME|WANDB_(?:PROJECT|NAME|ENTITY|RUN_GROUP|RUN_ID|TAGS|NOTES)"
         rb"|EXPERIMENT_NAME|RUN_NAME|POD_NAMESPACE|PROJECT_NAME|COMET_WORKSPACE|NEPTUNE_PROJECT)"
         rb"|(?<=\")(?:job_name|run_name|experiment_name|project_name|wandb_project|project|experiment|entity)"
     ),
     secrets.flagged(
         rb"job[_-]name|run[_-]name|experiment(?:[_-]name)?|project(?:[_-]name)?|wandb[_-][\w-]{1,40}|entity|account"
+        rb"|partition|qos|reservation"
     ),
 )
 _IN_TEXT_WORDS = (
@@ -119,8 +139,8 @@ _IN_TEXT_WORDS = (
     b" NCCL ",
 )  # fmt: skip
 _USER_WORDS = (b"USER", b"LOGNAME", b"OWNER", b"user", b"login", b"owner", b"id=", b"~")
-_JOB_WORDS = (b"JOB_", b"WANDB_", b"_NAME", b"_NAMESPACE", b"PROJECT", b"WORKSPACE", b"--", b'"run_name',
-              b'"job_name', b'"experiment', b'"project', b'"wandb_', b'"entity')  # fmt: skip
+_JOB_WORDS = (b"JOB_", b"JOBNAME", b"WANDB_", b"_NAME", b"_NAMESPACE", b"PROJECT", b"WORKSPACE", b"--",
+              b'"run_name', b'"job_name', b'"experiment', b'"project', b'"wandb_', b'"entity')  # fmt: skip
 # A machine's whole name: at least three parts, the last one a network's.
 _DOMAIN = re.compile(
     _START + rb"(?:[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?\.){2,}"
@@ -162,21 +182,39 @@ _JOB_KEYS = (b'"pt_profiler_', b'"tw_', b'"mast_', b'"slurm_', b'"k8s_', b'"clus
 _SERVER = re.compile(
     rb"(?<=://)((?:<removed>@)?)([A-Za-z0-9][\w.-]*|\[[0-9a-fA-F:.]+\])(:\d+)?([/?#][^\s\"'\\<>]*)?"
 )
-_AT = re.compile(rb"@[\w-]+\.[A-Za-z]")
+_AT = re.compile(rb"(?:@|%40)[\w-]+\.[A-Za-z]")
 _MAIL = re.compile(
-    rb"(?:" + secrets.ESCAPE + rb"|(?<![\w.+\\-]))[\w.+-]{1,200}@[\w-]{1,64}(?:\.[A-Za-z][\w-]+)+"
+    rb"(?:" + secrets.ESCAPE + rb"|(?<![\w.+\\-]))[\w.+-]{1,200}(?:@|%40)[\w-]{1,64}(?:\.[A-Za-z][\w-]+)+"
 )
 _OCTET = rb"(?:25[0-5]|2[0-4]\d|1?\d?\d)"
 _DOTS = re.compile(rb"\.\d{1,3}\.\d{1,3}\.\d")
-_IPV4 = re.compile(_START + rb"(?:" + _OCTET + rb"\.){3}" + _OCTET + rb"(?![\w.])")
+_NO_MORE = rb"(?!\w|\.\w)"
+_IPV4 = re.compile(_START + rb"(?:" + _OCTET + rb"\.){3}" + _OCTET + _NO_MORE)
+# Within a name, where a version could stand too, only an address of a private net is told.
+_PRIVATE = re.compile(
+    rb"(?<=_)(?:10\.\d{1,3}|192\.168|172\.(?:1[6-9]|2\d|3[01]))\.\d{1,3}\.\d{1,3}(?!\d|\.\w)"
+)
+_AS_A_HOST = re.compile(_START + rb"ip(?:-\d{1,3}){4}(?![\w-])")
 _COLONS = re.compile(rb":[0-9a-fA-F]{2}:|:[0-9a-fA-F]{3,4}:|[0-9a-fA-F]::[0-9a-fA-F]")
 _LINK = re.compile(
     _START + rb"(?:(?:[0-9a-fA-F]{2}:){5}[0-9a-fA-F]{2}|(?:[0-9a-fA-F]{4}:){3,7}[0-9a-fA-F]{4}"
-    rb"|(?:[0-9a-fA-F]{1,4}:){7}[0-9a-fA-F]{1,4}|fe80:(?::[0-9a-fA-F]{1,4}){1,4}"
+    rb"|(?:[0-9a-fA-F]{1,4}:){7}[0-9a-fA-F]{1,4}|fe80:(?::[0-9a-fA-F]{1,4}){1,4}|::ffff:[0-9a-fA-F]{1,4}:[0-9a-fA-F]{1,4}"
     # Shortened: the first group is that of an address of the Internet or of a private net.
     rb"|(?:[23][0-9a-fA-F]{3}|f[cdef][0-9a-fA-F]{2})(?::[0-9a-fA-F]{1,4}){0,6}::(?:[0-9a-fA-F]{1,4}(?::[0-9a-fA-F]{1,4}){0,6})?)"
     rb"(?![\w:])"
 )
+# The number of a network card in other ways of writing it. What has no letter is a date.
+_DASHES = re.compile(rb"-[0-9a-fA-F]{2}-[0-9a-fA-F]{2}-|\.[0-9a-fA-F]{4}\.[0-9a-fA-F]{4}")
+_CARD = re.compile(
+    _START + rb"(?=[0-9.-]{0,16}[a-fA-F])(?:(?:[0-9a-fA-F]{2}-){5}[0-9a-fA-F]{2}"
+    rb"|(?=[a-fA-F.]{0,13}\d)[0-9a-fA-F]{4}(?:\.[0-9a-fA-F]{4}){2})(?![\w.-])"
+)
+_IDENTITIES = secrets.assignment(
+    _VARIABLE + rb"(?i:(?:uuid|serial(?:[_ ]?(?:no|number))?|board[_ ]?(?:id|serial)|service[_ ]?tag))",
+    least=8,
+    word=rb"(?=[^\s\"'\\]{0,40}\d)",
+)
+_IDENTITY_WORDS = (b"uuid", b"serial", b"board", b"service")
 _DEVICE = re.compile(_START + rb"(GPU|MIG|DLA)-[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}\b")
 _OWN = (b"localhost", b"127.", b"0.0.0.0", b"::1")
 # A name like these is told from a word; others are taken out only where a field says what they are.
@@ -266,6 +304,8 @@ class Cleaner:
             text = self._without_addresses(text)
         if HARDWARE not in self._keep and _any((b"GPU-", b"MIG-", b"DLA-"), text):
             text = _DEVICE.sub(lambda m: self._named(HARDWARE, m[0], m[1].decode()), text)
+        if HARDWARE not in self._keep and _any(_IDENTITY_WORDS, lower):
+            text = _IDENTITIES.sub(lambda m: secrets.replaced(m, partial(self.removed, HARDWARE)), text)
         return text
 
     def _without_variables(self, text: bytes) -> bytes:
@@ -276,6 +316,12 @@ class Cleaner:
         if _any(_USER_WORDS, text):
             for pattern in _USERS_IN_TEXT:
                 text = pattern.sub(lambda m: m[1] + self._named(USERS, m[2], "user"), text)
+        if USERS not in self._keep and b"GIT_" in text:
+            text = _AUTHOR.sub(lambda m: secrets.replaced(m, partial(self.removed, USERS)), text)
+        if b"LSB_HOSTS=" in text:
+            text = _LSF.sub(lambda m: b" ".join(map(self._host, m[0].split(b" "))), text)
+        if b"@" in text:
+            text = _COPIED.sub(self._copied, text)
         if b"ssh " in text:
             text = _AT_HOST.sub(lambda m: self._named(USERS, m[1], "user") + b"@" + self._host(m[2]), text)
         if JOBS not in self._keep and _any(_JOB_WORDS, text):
@@ -288,6 +334,14 @@ class Cleaner:
         if _any(_DOMAINS, text):
             text = _DOMAIN.sub(lambda m: self._host(m[0]), text)
         return text
+
+    def _copied(self, match: re.Match[bytes]) -> bytes:
+        """`user@machine:folder`, as scp and git take it."""
+        user, place = match[1], match[3]
+        who = user if user == b"git" else self._named(USERS, user, "user")
+        if PATHS not in self._keep and not place.startswith(b"/folder-"):
+            place = self.path(place) if place[:1] in b"/~" else self.removed(PATHS, place)
+        return who + b"@" + self._host(match[2]) + b":" + place
 
     def _folder_given(self, match: re.Match[bytes]) -> bytes:
         return match[0] if match[2].startswith(b"/folder-") else match[1] + self.path(match[2])
@@ -322,11 +376,20 @@ class Cleaner:
         if b"/" in text:
             if b"): " in text:
                 for frame in _FRAMES:
-                    text = frame.sub(lambda m: b'"' + self.path(m[0][1:]), text)
+                    text = frame.sub(self._frame, text)
+            if b"//" in text:
+                text = _ELSEWHERE.sub(self._elsewhere, text)
             text = _PATH.sub(self._path, text)
         if b":\\" in text:
             text = _WINDOWS.sub(lambda m: self.path(m[0]), text)
         return text
+
+    def _frame(self, match: re.Match[bytes]) -> bytes:
+        return match[0] if match[0].startswith(b'"/folder-') else b'"' + self.path(match[0][1:])
+
+    def _elsewhere(self, match: re.Match[bytes]) -> bytes:
+        parts = match[0][2:].split(b"/")
+        return self.path(match[0]) if len(parts) >= 4 or _FILE.fullmatch(parts[-1]) else match[0]
 
     def _path(self, match: re.Match[bytes]) -> bytes:
         path = match[0]
@@ -340,6 +403,11 @@ class Cleaner:
     def _without_addresses(self, text: bytes) -> bytes:
         if _DOTS.search(text):
             text = _IPV4.sub(self._number_of_a_net, text)
+            text = _PRIVATE.sub(self._number_of_a_net, text)
+        if b"ip-" in text:
+            text = _AS_A_HOST.sub(lambda m: self._named(ADDRESSES, m[0], "address"), text)
+        if _DASHES.search(text):
+            text = _CARD.sub(lambda m: self._named(ADDRESSES, m[0], "address"), text)
         if _COLONS.search(text) or b"fe80:" in text:
             text = _LINK.sub(lambda m: self._named(ADDRESSES, m[0], "address"), text)
         if _AT.search(text):

@@ -96,6 +96,8 @@ _OTHERS: tuple[tuple[bytes, re.Pattern[bytes]], ...] = (
             rb"|[\w.-]*webhook\.office\.com)/[^\s\"'\\<>]+"
         ),
     ),
+    # What is stored in the place of a password.
+    (b"$", re.compile(rb"\$(?:apr1|[156y]|2[abxy]|argon2id?|argon2d|scrypt)\$[\w./$=,+-]{12,}")),
     (b".apps.googleusercontent.com", re.compile(_BOUND + rb"[\w-]+\.apps\.googleusercontent\.com")),
 )
 _DISCORD = re.compile(_BOUND + rb"[MNO][\w-]{23,27}\.[\w-]{6}\.[\w-]{27,}")
@@ -110,14 +112,17 @@ SSH = re.compile(
     rb"(?:ssh-(?:rsa|dss|ed25519)|ecdsa-sha2-[\w-]+|sk-ssh-[\w@.-]+) +AAAA[\w+/=]+(?: [\w.+-]+@[\w.-]+)?"
 )
 # Who logs in at a server: all up to the last '@' of the word. A password may hold a slash.
-LOGIN = re.compile(rb"(?<=://)(?:[^\s\"'\\/@<>]*:(?:[^\s\"'\\<>]|\\\\)*|[^\s\"'\\/@<>]+)(?=@)")
+LOGIN = re.compile(rb"(?<=//)(?:[^\s\"'\\/@<>]*:(?:[^\s\"'\\<>]|\\\\)*|[^\s\"'\\/@<>]+)(?=@)")
 
 # Groups are named by what holds the value.
 _QUOTED = (
-    rb"(?:\\\\\\\"(?P<q3>[^\n]{0,4000}?)(?=\\\\\\\"|(?<!\\)\"|\n)"  # in JSON within JSON
+    rb"\$?(?:(?P<three>\\{0,3}[\"'])(?P=three)(?P=three)(?P<q4>[^\n]{1,4000}?)(?=(?P=three)(?P=three))"
+    # In JSON within JSON: seven backslashes are a quote that belongs to the value.
+    rb"|\\\\\\\"(?P<q3>(?:\\{7}\"|[^\n\"]){0,4000}?)(?=(?<!\\)\\{3}\"|(?<!\\)\"|\n)"
     rb"|\\\"(?P<q1>(?:[^\"\\\n]|\\\\\\\"|\\\\|\\[^\"\\\n]){0,4000})(?=\\\"|\"|\n)"  # in a JSON string
     rb"|\"(?P<q0>(?:[^\"\\\n]|\\.){0,4000})(?=\")"
-    rb"|\\?'(?P<q2>(?:[^'\"\\\n]|\\\\'|\\.){0,4000})(?=\\?'))"
+    # A shell joins what touches.
+    rb"|\\?'(?P<q2>(?:[^'\"\\\n]|\\\\'|(?<!')''(?=[^'\"\s,;)\]}])|\\.){0,4000})(?=\\?'))"
 )
 # A word: an opening bracket or blank that was escaped may stand before it, and punctuation ends it only where
 # something else begins behind it.
@@ -147,28 +152,32 @@ def assignment(names: bytes, *, least: int = 1, word: bytes = b"") -> re.Pattern
     )  # fmt: skip
 
 
-def flagged(names: bytes, *, least: int = 1, word: bytes = b"") -> re.Pattern[bytes]:
-    """Finds the value behind a flag: `--flag value`, `--flag=value`, and `"--flag", "value"`."""
+def flagged(names: bytes, *, least: int = 1, word: bytes = b"", like: bytes = b"") -> re.Pattern[bytes]:
+    """Finds the value behind a flag: `--flag value`, `--flag=value`, and `"--flag", "value"`.
+
+    `like` is what must follow, quoted or not.
+    """
     quote = rb"\\{0,3}[\"']"
     return re.compile(
         rb"(?P<before>(?:" + ESCAPE + rb"|(?<![\w\\-]))--?(?:" + names + rb")(?:"
         + quote + rb"\s{0,9},\s{0,9}(?=" + quote + rb")"
         + rb"|(?P<plain>=|[ \t]{1,9})(?!-)))"
-        + _NEW + _NO_END
+        + _NEW + _NO_END + like
         + rb"(?:" + _QUOTED + rb"|(?(plain)" + word + _WORD % least + rb"|(?!)))"
     )  # fmt: skip
 
 
-_ENDS = rb"(?i:[_-]?(?:base|hash|value|id|key|file|\d{1,3}))?"
+_ENDS = rb"(?i:[_-]?(?:base|hash|value|id|key|file|data|\d{1,3}))?"
 # Names that leave no doubt.
 STRONG = assignment(
     rb"(?i:(?:api|access|private|account|signing|encryption|master|ssh|licen[sc]e|shared[_-]?access|storage|client"
     rb"|service|deploy|webhook|consumer|application)[_-]?key(?!s)|secret(?!s)|passw(?:or)?ds?|passphrase|passcode"
     rb"|(?<![a-z])(?:my)?pwd(?!=/)|(?-i:_PASS)|[_-]pass(?==)|credentials?|connection[_-]?string|(?<![a-z])dsn|session[_-]?(?:id|key)"
     rb"|j?sessionid|phpsessid|csrf\w{0,10}|xsrf\w{0,10}|x-amz-(?:signature|credential|security-token)|signature"
-    rb"|(?<![a-z])sig|webhook(?:[_-]?url)?|(?<![a-z])otp|authkey|x-auth-key)" + _ENDS,
+    rb"|(?<![a-z])sig|webhook(?:[_-]?url)?|(?<![a-z])otp|authkey|x-auth-key|(?<=[\"'])auth(?=\\{0,3}[\"']))"
+    + _ENDS,
     least=1,
-    word=rb"(?![\[{(]|None\b|null\b|true\b|false\b)",
+    word=rb"(?![\[{(]|[|>][+-]?\d?[ \t]*(?:\\|[\r\n])|None\b|null\b|true\b|false\b)",
 )
 # Much is called a token in this trade: what is short or a number is no secret.
 TOKEN = assignment(rb"(?i:token(?![a-z]))" + _ENDS, least=6, word=_NO_NUMBER)
@@ -190,6 +199,32 @@ FLAG = flagged(
     least=1,
     word=_NO_NUMBER,
 )
+# Who logs in, and with what: `curl -u alice:x`.
+WHO = flagged(rb"u|U|user|proxy-user", like=rb"(?=\$?\\{0,3}[\"']?[\w.@+-]{1,200}:(?!//)[^\s\"'\\:<])")
+_WHO_WORDS = (b"-u ", b"-u=", b'-u"', b"-u\\", b"-u'", b"-U", b"--user", b"--proxy-user")
+_WORDS = rb"(?i:[\w:.-]{0,40}(?:passw(?:or)?d|passphrase|secret|token|api_?key|credentials?)[\w.-]{0,20})"
+ELEMENT = re.compile(rb"(?P<before><" + _WORDS + rb">)" + _NEW + rb"(?P<pw>[^<\s\"]{1,4000})(?=</)")
+# `('PASSWORD', 'x')`: a pair, and no list of several.
+PAIR = re.compile(
+    rb"(?P<before>[(\[]\\{0,3}[\"']" + _WORDS + rb"\\{0,3}[\"'][ \t]{0,3},[ \t]{0,3}"
+    rb"(?=\\{0,3}[\"'](?!\w*(?:_ids?|_type|_mask)\b)[^\"'\\\n]{6,4000}\\{0,3}[\"'][ \t]{0,3}[)\]]))"
+    + _NEW + _QUOTED
+)  # fmt: skip
+# What stands indented below a name in YAML.
+BLOCK = re.compile(
+    rb"(?P<before>(?i:passw(?:or)?d|passphrase|secret|token|key)[\w-]{0,20}\\{0,3}[\"']?"
+    rb":[ \t]{0,9}[|>][+-]?\d?[ \t]*" + _LINE + rb"[ \t]+)" + _NEW
+    + rb"(?P<pw>[^\s\"\\]{1,4000}(?:" + _LINE + rb"[ \t]+[^\s\"\\]{1,4000})*)"
+)  # fmt: skip
+NETRC = re.compile(
+    rb"(?P<before>machine[ \t]+[^\s\"\\]{1,200}[ \t]+login[ \t]+)" + _NEW
+    + rb"(?P<pw>[^\s\"\\]{1,200}[ \t]+password[ \t]+[^\s\"\\]{1,200})"
+)  # fmt: skip
+_SAID = rb"\w{1,20}=(?:\\{0,3}\"[^\"\\]{0,400}\\{0,3}\"|[^\s,\"'\\]{1,400})"
+DIGEST = re.compile(
+    rb"(?P<before>(?i:digest)[ \t]{1,9})(?P<pw>" + _SAID + rb"(?:,[ \t]{0,9}" + _SAID + rb"){1,20})"
+)
+_RARE = ((b"digest", DIGEST), (b": |", BLOCK), (b": >", BLOCK), (b"</", ELEMENT))
 ASSIGNING = tuple(
     b"key secret passw passphrase passcode pwd pass token bearer basic credential cookie authorization "
     b"connection dsn sess csrf xsrf signature sig webhook otp auth".split()
@@ -207,7 +242,7 @@ def without(text: bytes, removed: Removed) -> bytes:
         text = PEM.sub(whole, text)
     if b" AAAA" in text:
         text = SSH.sub(whole, text)
-    if b"://" in text:
+    if b"//" in text:
         text = LOGIN.sub(whole, text)
     for prefix, rest in SHAPES:
         if prefix in text:
@@ -217,9 +252,14 @@ def without(text: bytes, removed: Removed) -> bytes:
             text = pattern.sub(whole, text)
     if b"." in text:
         text = _DISCORD.sub(whole, text)
+    if any(word in text for word in _WHO_WORDS):
+        text = WHO.sub(lambda match: replaced(match, removed), text)
+    if b"machine" in text:
+        text = NETRC.sub(lambda match: replaced(match, removed), text)
     lower = text.lower()
     if any(word in lower for word in ASSIGNING):
-        for pattern in (HEADER, FLAG, STRONG, TOKEN, BEARER):
+        rare = [pattern for word, pattern in _RARE if word in lower]
+        for pattern in (*rare, PAIR, HEADER, FLAG, STRONG, TOKEN, BEARER):
             text = pattern.sub(lambda match: replaced(match, removed), text)
     return text
 

@@ -58,6 +58,21 @@ REMEDIES = (
         },
     ),
     Remedy(
+        "fewer-barriers",
+        {
+            "pytorch": "Take the barriers out of the step: a collective that needs the data of all ranks "
+            "waits for them by itself.",
+        },
+    ),
+    Remedy(
+        "fewer-broadcasts",
+        {
+            "pytorch": "Broadcast less often: settings and flags once, before training.",
+            "pytorch/ddp": "Broadcast less often: `DistributedDataParallel(broadcast_buffers=False)` where "
+            "the buffers need not be alike on all ranks, as those of batch norms need not.",
+        },
+    ),
+    Remedy(
         "tensor-overlap",
         {
             "pytorch": "Overlap it with the matrix products: async tensor parallelism under `torch.compile` "

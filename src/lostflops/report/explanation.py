@@ -87,6 +87,8 @@ def _account(account: Account) -> Iterator[RenderableType]:
     yield from _section("what it means", Text(account.meaning))
     yield from _section("how it is found", Text(account.found))
     yield from _section("what to do", Text(account.remedy))
+    if account.remedy_on_host:
+        yield from _section("what to do on a CPU", Text(account.remedy_on_host))
 
 
 def _finding(known: KnownFinding) -> Iterator[RenderableType]:

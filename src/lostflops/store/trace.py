@@ -29,10 +29,10 @@ import polars as pl
 from polars.exceptions import PolarsError
 
 from lostflops.errors import CannotWrite, DamagedStore, NewerStore, NoSuchStep, OutputExists, Unreadable
+from lostflops.run_folder import MANIFEST
 from lostflops.tables import TABLES
 
-FORMAT = 2
-MANIFEST = "run.json"
+FORMAT = 3
 # A folder that is being filled. One that has not been touched for a day is what a killed import left.
 UNFINISHED = ".importing-"
 ABANDONED_AFTER = 86_400

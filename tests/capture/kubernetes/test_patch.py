@@ -286,7 +286,7 @@ def test_options_are_checked(patch: Any) -> None:
 def test_every_action_and_flag_is_documented() -> None:
     from argparse import ArgumentParser
 
-    from lostflops.cli._launch import k8s
+    from lostflops.cli.commands.recording.schedulers import k8s
 
     page = (Path(__file__).parents[3] / "docs" / "reference/commands.md").read_text()
     section = page[page.index("### launch k8s") : page.index("### launch slurm")]

@@ -286,3 +286,42 @@ os.chmod(l.RUN, 0o700) if os.geteuid() else os.system(f"umount --lazy {{l.RUN}}"
     (folder,) = (tmp_path / "tmp").glob("lostflops-*/run")
     assert f"its recording lies in {folder}" in recorded.said
     assert len(list(folder.glob("node-*/window-*"))) == 1
+
+
+def test_checkpoints_and_full_collections_are_ranges_of_recorded_steps(tmp_path: Path) -> None:
+    """Without call stacks too, so that idle time can be told by its cause."""
+    script = """
+import gc, io
+for _ in range(8):
+    train(1)
+    torch.save(model.state_dict(), io.BytesIO())
+    gc.collect()
+"""
+    recorded = record_script(tmp_path, script)
+    table = lostflops.open(recorded.run).table("ranges")
+    assert table is not None
+    names = table.collect()["name"].cast(str).to_list()
+    assert names.count("torch.save") == names.count("gc.collect") == 3
+    accounts = lostflops.ask(recorded.run, "idle_summary")["account"].to_list()
+    assert {"idle.checkpoint_logging", "idle.garbage_collection"} <= set(accounts)
+
+
+def test_the_framework_that_drives_a_job_is_recorded_for_its_advice(tmp_path: Path) -> None:
+    """What is merely imported does not count."""
+    pytest.importorskip("accelerate")
+    (tmp_path / "plain").mkdir()
+    wait = """
+import accelerate
+def batches():
+    for _ in torch.utils.data.DataLoader(range(9), collate_fn=lambda rows: time.sleep(0.02)):
+        yield torch.randn(4, 8)
+"""
+    plain = record_script(tmp_path / "plain", wait + "train(9, batches())\n")
+    led = record_script(tmp_path, wait + "leads = accelerate.Accelerator(cpu=True)\ntrain(9, batches())\n")
+    pages = [lostflops.why(recorded.run) for recorded in (plain, led)]
+    advice = [
+        next(f.next for f in page.findings if f.name == "data-loading-starves-device") for page in pages
+    ]
+    assert "DataLoaderConfiguration" not in advice[0] and advice[0] != advice[1]
+    ranks = lostflops.open(led.run).table("ranks")
+    assert ranks is not None and ranks.collect()["frameworks"].to_list() == ["accelerate"]

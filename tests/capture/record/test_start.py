@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lostflops.capture.record import outcome, recording, run_folder
+from lostflops.capture.record import new_run, outcome, recording
 from lostflops.capture.record.injected.lostflops_recorder.rank import launched
 from lostflops.errors import BadOption, OutputExists
 from lostflops.privacy.secrets import without_secrets
@@ -84,7 +84,7 @@ def test_print_shows_the_command_and_starts_nothing(tmp_path: Path) -> None:
 def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "kept").write_text("")
     with pytest.raises(OutputExists):
-        run_folder.write(recording.Plan(["true"], tmp_path))
+        new_run.write(recording.Plan(["true"], tmp_path))
 
 
 def test_an_output_that_cannot_be_written_is_said_before_the_start(tmp_path: Path) -> None:

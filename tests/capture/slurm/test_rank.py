@@ -12,7 +12,7 @@ import pytest
 
 from recorded import environment
 
-RANK = [sys.executable, "-c", "import sys; from lostflops.cli._rank import main; sys.exit(main())"]
+RANK = [sys.executable, "-c", "import sys; from lostflops.cli.rank import main; sys.exit(main())"]
 SHOW = (
     "import json, os, signal; "
     "print(json.dumps([os.environ.get('PYTHONPATH'), str(signal.getsignal(signal.SIGPIPE))]))"

@@ -12,7 +12,9 @@ HOST_SYNCHRONISATION = Account(
     "launches until new work arrives, for at most as long as the call took. On a CPU-only trace: "
     "calls of communication (`wait_tensor`, `c10d::…`) while no recorded communication runs.",
     remedy="Move `.item()`, `.cpu()` and prints of GPU values out of the step, or do them every hundredth "
-    "step. On a CPU-only trace, leave cores free for the threads that communicate.",
+    "step.",
+    remedy_on_host="Communicate in fewer and larger calls (a larger `bucket_cap_mb`, no barrier in the "
+    "step), and leave cores free for the threads that communicate.",
     order=90,
     verdict="Synchronisation-bound",
     makes_late="its synchronising makes",

@@ -54,6 +54,7 @@ UNEXPLAINED = Account(
     "trace without call stacks.",
     remedy="Record call stacks: `lostflops record --what cuda,shapes,python -- COMMAND`, or `nsys profile "
     "-t cuda,nvtx,osrt`.",
+    remedy_on_host="Record call stacks: `lostflops record --what cuda,shapes,python -- COMMAND`.",
     order=150,
     makes_late="something that was not recorded makes",
     spent="idle for reasons that were not recorded",

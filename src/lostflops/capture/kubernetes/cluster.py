@@ -20,6 +20,7 @@ from typing import IO, Any
 from urllib.error import URLError
 from urllib.parse import quote
 
+from lostflops import run_folder
 from lostflops.capture.kubernetes.admission import LABEL
 from lostflops.capture.kubernetes.certificate import expiry
 from lostflops.capture.kubernetes.collector import DEPTH, PART
@@ -165,7 +166,7 @@ def summary(run: Path, kept: Sequence[Kept]) -> list[str]:
     """What was fetched, what is recorded in it and what not, and what to do next."""
     pods = {one.path.split("/")[1] for one in kept}
     size = sum(one.size for one in kept)
-    logs = [outcome.read_log(path) for path in sorted(run.rglob("steps-*.jsonl"))]
+    logs = [outcome.read_log(path) for path in sorted(run.rglob(run_folder.STEP_LOGS))]
     files = f"{len(kept)} file{'s' * (len(kept) != 1)} of {len(pods)} pod{'s' * (len(pods) != 1)}"
     lines = [f"fetched {files} -> {shown(run)}  ({outcome.amount(size)})"]
     said = [(log, window) for log in logs for window in log.windows if window.get("file")]

@@ -7,6 +7,7 @@ should be there is looked for.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lostflops.capture.record.recording import Plan
+from lostflops import run_folder
 from lostflops.errors import as_argument, quoted, shown
 
 SUFFIXES = (".nsys-rep", ".qdrep")
@@ -77,7 +79,7 @@ def summary(plan: Plan, logs: Iterable[Path], ended: str) -> list[str]:
         f"rank {a.rank} is missing part of its windows: {w.get('reason')}"
         for a in kept
         for w in a.windows
-        if w.get("state") in ("lost", "partial") and not w.get("request")
+        if w.get("state") in (run_folder.LOST, run_folder.PARTIAL) and not w.get("request")
     ]
     if plan.nsys.node and not any(a.start.get("role") == "node" for a in kept):
         lines.append(f"no counters were recorded: {_no_counters(attempts)}")
@@ -88,25 +90,26 @@ def summary(plan: Plan, logs: Iterable[Path], ended: str) -> list[str]:
 
 def _attempts(logs: Iterable[Path], plan: Plan) -> list[Attempt]:
     logs = list(logs)
-    folders = {log.parent for log in logs} | set(plan.run.glob("node-*"))
+    folders = {log.parent for log in logs} | set(plan.run.glob(run_folder.NODES))
     found: list[Attempt] = []
-    for path in sorted(note for folder in folders for note in folder.glob("nsys-*.jsonl")):
+    for path in sorted(note for folder in folders for note in folder.glob(run_folder.NSYS_NOTES)):
         attempt = Attempt(path)
         for entry in _lines(path):
             match entry.get("kind"):
-                case "start":
+                case run_folder.START:
                     attempt.start = entry
-                case "end":
+                case run_folder.END:
                     attempt.end = entry
-                case "hung":
+                case run_folder.HUNG:
                     attempt.hung = True
                 case _:
                     pass
-        same = f"steps-{attempt.rank:05d}-a{attempt.start.get('attempt', 0)}"
+        same = (attempt.rank, attempt.start.get("attempt", 0))
         for log in logs:
-            if log.parent == path.parent and log.stem.split("-p")[0] == same:
+            named = re.fullmatch(run_folder.A_STEP_LOG, log.name)
+            if log.parent == path.parent and named and (int(named["rank"]), int(named["attempt"])) == same:
                 entries = list(_lines(log))
-                attempt.windows = [e for e in entries if e.get("kind") == "nsys"]
+                attempt.windows = [e for e in entries if e.get("kind") == run_folder.NSYS_WINDOW]
                 attempt.steps = sum("step" in e for e in entries)
         found.append(attempt)
     return found
@@ -136,7 +139,7 @@ def _why(attempt: Attempt, plan: Plan) -> str:
     status = attempt.end.get("status")
     if attempt.end and not attempt.end.get("started"):
         return f"nsys ended with status {status} before the program started; the program ran without it"
-    lost = [w for w in attempt.windows if w.get("state") == "lost"]
+    lost = [w for w in attempt.windows if w.get("state") == run_folder.LOST]
     if lost:
         return f"its window could not be opened or closed: {lost[-1].get('reason')}"
     if not attempt.windows and attempt.start.get("method") != "time":
@@ -171,7 +174,7 @@ def _no_counters(attempts: Sequence[Attempt]) -> str:
 
 
 def _nobody(plan: Plan, ended: str) -> list[str]:
-    if not (plan.boot / "seen-python").exists():
+    if not (plan.boot / (run_folder.SEEN + run_folder.SEEN_PYTHON)).exists():
         return [
             (
                 f"nothing was recorded: no Python process of the job started with "

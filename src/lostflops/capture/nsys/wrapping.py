@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lostflops import run_folder
 from lostflops.capture.nsys import options as nsys_options
 from lostflops.capture.nsys import tool as nsys_tool
 from lostflops.capture.nsys.tool import Nsys
@@ -18,8 +19,6 @@ from lostflops.errors import BadOption, shown
 
 if TYPE_CHECKING:
     from lostflops.capture.record.recording import Ranges, Steps
-
-SETTINGS = "nsys.jsonl"
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ class NsysPlan:
             "id": secrets.token_hex(4),
             "parent": os.getpid(),
         }
-        (boot / SETTINGS).write_text(json.dumps(settings) + "\n")
+        (boot / run_folder.NSYS).write_text(json.dumps(settings) + "\n")
 
     def said(self) -> list[str]:
         """What the user should know before the start."""

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lostflops import run_folder
 from lostflops.capture.record import on_demand
-from lostflops.capture.record.injected.lostflops_recorder.windows.schedule import REQUEST
 from lostflops.capture.record.outcome import RankLog, read_log
 from lostflops.capture.record.recording import LENGTH, Ranges
 from lostflops.errors import BadOption, CannotWrite, NothingThere, shown
@@ -35,8 +35,8 @@ def run_of(process: int) -> Path | None:
     for entry in on_demand.environment_of(process).get("PYTHONPATH", "").split(os.pathsep):
         if (
             entry
-            and (Path(entry) / "lostflops_recorder").is_dir()
-            and (Path(entry) / "settings.jsonl").is_file()
+            and (Path(entry) / run_folder.RECORDER).is_dir()
+            and (Path(entry) / run_folder.SETTINGS).is_file()
         ):
             return Path(entry).parent
     return None
@@ -62,7 +62,7 @@ def record(target: str, request: on_demand.Request, ranks: Ranges | None, output
     process = int(target) if target.isdigit() and not Path(target).exists() else None
     if process is None:
         run = Path(target)
-        if not (run / "boot" / "lostflops_recorder").is_dir():
+        if not (run / run_folder.BOOT / run_folder.RECORDER).is_dir():
             if not run.exists():
                 raise NothingThere(run)
             raise BadOption(
@@ -105,8 +105,8 @@ def _inside(run: Path, request: on_demand.Request, ranks: Ranges | None, alive: 
     steps = LENGTH if request.steps is None and request.duration is None else request.steps
     name = secrets.token_hex(4)
     body = {"id": name, "steps": steps, "duration": request.duration, "ranks": ranks}
-    path = run / "boot" / REQUEST
-    beside = path.with_name(f".{REQUEST}.{name}")
+    path = run / run_folder.BOOT / run_folder.REQUEST
+    beside = path.with_name(f".{run_folder.REQUEST}.{name}")
     try:
         beside.write_text(json.dumps(body) + "\n")
         beside.replace(path)
@@ -146,7 +146,10 @@ def _answers(asked: Iterable[RankLog], name: str) -> tuple[dict[int, Mapping[str
             if lines:
                 moved = time.monotonic()
             for line in lines:
-                over = line.get("kind") in ("window", "nsys") and line.get("state") != "open"
+                over = (
+                    line.get("kind") in (run_folder.WINDOW, run_folder.NSYS_WINDOW)
+                    and line.get("state") != run_folder.OPEN
+                )
                 if over and line.get("request") == name:
                     done[log.rank] = line
                     waiting.pop(path, None)
@@ -172,7 +175,7 @@ def _new_lines(path: Path, at: int) -> tuple[list[Mapping[str, Any]], int]:
 
 
 def _logs(run: Path) -> list[RankLog]:
-    return [read_log(path) for path in sorted(run.glob("node-*/steps-*.jsonl"))]
+    return [read_log(path) for path in sorted(run.glob(run_folder.STEP_LOGS_OF_RUN))]
 
 
 def _alive(log: RankLog) -> bool:
@@ -181,7 +184,7 @@ def _alive(log: RankLog) -> bool:
     if not isinstance(pid, int):
         return False
     found = on_demand.environment_of(pid).get("PYTHONPATH", "")
-    boot = log.path.parent.parent / "boot"
+    boot = log.path.parent.parent / run_folder.BOOT
     return any(
         os.path.realpath(entry) == os.path.realpath(boot) for entry in found.split(os.pathsep) if entry
     )
@@ -196,7 +199,7 @@ def _by_pytorch(run: Path, request: on_demand.Request) -> Answer:
             "run this on the job's node while it trains. A job without optimizer steps can be recorded "
             "only if it was started with `lostflops record --on-demand`.",
         )
-    asked = [on_demand.ask(f, _bounded(request), run / "on-demand", lead=1.5) for f in folders]
+    asked = [on_demand.ask(f, _bounded(request), run / run_folder.ON_DEMAND, lead=1.5) for f in folders]
     return _said([one for one in asked if one.traces or one.lost], [run])
 
 

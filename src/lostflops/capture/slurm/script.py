@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from lostflops import run_folder
 from lostflops.errors import BadOption, shown
 
 RUNTIMES = ("pyxis", "apptainer", "singularity", "enroot")
@@ -262,7 +263,7 @@ def _with_monitors(job: Job) -> list[str]:
         "export run",
         "with_monitors() {",
         "  trap : TERM INT  # the job's step has the signal too",
-        '  ended="$run/boot/ended-${SLURM_RESTART_COUNT:-0}"',
+        f'  ended="$run/{run_folder.BOOT}/{run_folder.ENDED}${{SLURM_RESTART_COUNT:-0}}"',
         f'  srun --overlap --export=ALL --ntasks-per-node=1 {shlex.join(job.monitor)} --output "$run" -- \\',
         f'    sh -c {waits} "$ended" >>"$run/monitors.log" 2>&1 &',
         "  monitors=$!",

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import polars as pl
 
+from lostflops import run_folder
 from lostflops.ingest import processes
 from lostflops.ingest.attribution import OperatorTree, attribute
 from lostflops.ingest.formats import Reader, Reading
@@ -37,7 +38,7 @@ SECOND_DEVICE_SHARE = 0.05
 # With more launches missing than this, what is said of launches is said of a sample.
 MANY_LOST = 0.05
 HOST_TABLES = ("CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS", "OSRT_API", "SYSCALL")
-RECORDED = re.compile(r"nsys-(\d{5,9})-a\d+-w\d+")
+RECORDED = re.compile(run_folder.A_REPORT)
 NO_PROCESS = -1  # for GPU work that names no process
 WHY_ABSENT = {
     "frames": "Nsight Systems does not export this",
@@ -76,7 +77,7 @@ def read(path: Path, folder: Path, progress: Callable[[float], None] | None = No
         _forget_repeated_ranks(parts)
         named = RECORDED.match(path.name)
         if named is not None and len(parts) == 1:  # `lostflops record` knew which rank it put nsys around
-            parts[0].rank, parts[0].rank_source = int(named[1]), "file name"
+            parts[0].rank, parts[0].rank_source = int(named["rank"]), "file name"
         elif len(parts) == 1 and parts[0].rank is None:
             parts[0].rank = processes.rank_in_name(path.name)
             parts[0].rank_source = parts[0].rank_source if parts[0].rank is None else "file name"

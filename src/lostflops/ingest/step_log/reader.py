@@ -12,18 +12,19 @@ from typing import Annotated, TypeVar
 import msgspec
 import polars as pl
 
+from lostflops import run_folder
 from lostflops.errors import shown
 from lostflops.ingest.formats import Beside, Told
 from lostflops.ingest.part import Part
-from lostflops.ingest.processes import ASSUMED
 from lostflops.store.trace import WINDOW_LOST, Quality
 from lostflops.tables import RANK_ENDS, STEP_LOG
 
-# What `record` calls a rank's log: rank, attempt, perhaps the process.
-LOG = re.compile(r"steps-\d{5,9}-a(\d{1,9})(?:-p\d+)?(?:-\d+)?\.jsonl")
-RECORDING, FAILED = "recording.jsonl", "failed-*.jsonl"
+LOG = re.compile(run_folder.A_STEP_LOG)
 LARGEST = 2**31 - 1
 LONGEST = 1 << 30  # bytes: a rank's log of some millions of steps
+
+# Bytes that are no text are a ValueError, and brackets without end are a RecursionError.
+UNDECODABLE = (msgspec.MsgspecError, ValueError, RecursionError)
 
 Time = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=LARGEST)]
@@ -82,6 +83,7 @@ class Line(msgspec.Struct):
     data: Time | None = None
     checkpoint: Time | None = None
     gc: Time | None = None
+    core_wait: Time | None = None
     # Of a step how many windows it is in; of a window's own line what became of it.
     window: int = 0
     state: str | None = None
@@ -101,7 +103,7 @@ def documents(paths: Iterable[Path]) -> list[Path]:
     for folder in paths:
         if not folder.is_dir():
             continue
-        logs = [(int(match[1]), path) for path in folder.glob("node-*/steps-*.jsonl")
+        logs = [(int(match["attempt"]), path) for path in folder.glob(run_folder.STEP_LOGS_OF_RUN)
                 if (match := LOG.fullmatch(path.name))]  # fmt: skip
         last = max((attempt for attempt, _ in logs), default=0)
         found += [path for attempt, path in logs if attempt == last]
@@ -112,7 +114,12 @@ def documents(paths: Iterable[Path]) -> list[Path]:
 def beside(documents: Iterable[Path]) -> list[Path]:
     """What the run folders of logs hold on how the job ended."""
     runs = dict.fromkeys(path.parents[1] for path in documents)
-    found = (file for run in runs for name in (RECORDING, FAILED) for file in run.glob(name))
+    found = (
+        file
+        for run in runs
+        for name in (run_folder.RECORDING, run_folder.FAILURES)
+        for file in run.glob(name)
+    )
     return sorted(found)
 
 
@@ -124,7 +131,7 @@ def logged(documents: Sequence[Path]) -> tuple[list[Logged], list[Quality]]:
     for path in documents:
         try:
             found = _read(path)
-        except (OSError, ValueError, msgspec.MsgspecError) as error:
+        except (OSError, *UNDECODABLE) as error:
             said = f"{shown(path.name)} is not a step log of lostflops and was left out: {error}"
             notes.append(Quality(None, "step log left out", 1, shown(said), "warning"))
             continue
@@ -162,7 +169,7 @@ def parts(logs: Sequence[Logged]) -> list[Part]:
     for log in logs:
         who = log.who
         ends = [_utc(who, line.end) for line in log.steps if line.end is not None] or [0]
-        world = 1 if who.world is None and alone and who.source == ASSUMED else who.world
+        world = 1 if who.world is None and alone and who.source == run_folder.ASSUMED else who.world
         found.append(
             Part(
                 folder="",
@@ -193,8 +200,11 @@ def _read(path: Path) -> Logged:
     first, _, rest = path.read_bytes().partition(b"\n")
     who = WHO.decode(first)
     lines, torn = _lines(rest)
-    end = next((line for line in reversed(lines) if line.kind == "end"), None)
-    lost = next((line.reason for line in lines if line.kind == "window" and line.state == "lost"), None)
+    end = next((line for line in reversed(lines) if line.kind == run_folder.END), None)
+    lost = next(
+        (line.reason for line in lines if line.kind == run_folder.WINDOW and line.state == run_folder.LOST),
+        None,
+    )
     return Logged(path, who, [line for line in lines if line.step is not None], end, torn, lost)
 
 
@@ -202,14 +212,14 @@ def _lines(content: bytes) -> tuple[list[Line], int]:
     """The lines, and how many are not whole."""
     try:
         return LINE.decode_lines(content), 0
-    except msgspec.MsgspecError:
+    except UNDECODABLE:
         pass
     lines: list[Line] = []
     torn = 0
     for raw in content.splitlines():
         try:
             lines.append(LINE.decode(raw))
-        except msgspec.MsgspecError:
+        except UNDECODABLE:
             torn += bool(raw)
     return lines, torn
 
@@ -219,12 +229,12 @@ def _ends(logs: Sequence[Logged]) -> pl.DataFrame:
     told: dict[int, int] = {}
     status: int | None = None
     for file in beside([log.path for log in logs]):
-        if file.name == RECORDING:
+        if file.name == run_folder.RECORDING:
             status = _status(file)
         else:
             told |= {failed.pid: failed.status for failed in _decoded(file, FAILURE)}
     first = logs[0].who
-    if len(logs) == 1 and first.source == ASSUMED and first.pid is not None and status is not None:
+    if len(logs) == 1 and first.source == run_folder.ASSUMED and first.pid is not None and status is not None:
         told.setdefault(first.pid, status)
     return RANK_ENDS.conform(
         pl.DataFrame(
@@ -248,14 +258,14 @@ def _status(recording: Path) -> int | None:
     """How the command ended that was started last, None while it runs."""
     last = None
     for entry in _decoded(recording, COMMAND):
-        last = entry if entry.kind in ("start", "end") else last
-    return last.status if last is not None and last.kind == "end" else None
+        last = entry if entry.kind in (run_folder.START, run_folder.END) else last
+    return last.status if last is not None and last.kind == run_folder.END else None
 
 
 def _decoded(file: Path, decoder: msgspec.json.Decoder[Entry]) -> Iterator[Entry]:
     with suppress(OSError):
         for line in file.read_bytes().splitlines():
-            with suppress(msgspec.MsgspecError):
+            with suppress(*UNDECODABLE):
                 yield decoder.decode(line)
 
 
@@ -267,7 +277,7 @@ def _frame(who: Who, lines: Sequence[Line]) -> pl.DataFrame:
                 "rank": [who.rank] * len(lines),
                 "world_size": [who.world] * len(lines),
                 **{name: columns[name] for name in ("step", "duration", "own", "micro_steps")},
-                **{name: columns[name] for name in ("optimizer", "data", "checkpoint")},
+                **{name: columns[name] for name in ("optimizer", "data", "checkpoint", "core_wait")},
                 "garbage": columns["gc"],
                 "recorded": [bool(window) for window in columns["window"]],
             },

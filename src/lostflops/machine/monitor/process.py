@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lostflops import units
 from lostflops.errors import BadOption, CannotWrite, LostflopsError, shown
 
 SHORTEST = 0.1
@@ -163,9 +164,7 @@ def beside(run: Path, *, wanted: bool) -> Generator[list[str]]:
 
 def interval(text: str) -> float:
     """Seconds between two samples, of '1', '0.5' or '200ms'. Raises BadOption."""
-    value = seconds(text)
-    if value is None:
-        raise BadOption(f"'{shown(text)}' is not a time.", "write `--interval 1`, in seconds, or `200ms`.")
+    value = units.seconds(text, "--interval")
     if value < SHORTEST:
         raise BadOption(f"{shown(text)} is too short: the shortest interval is {SHORTEST} s.")
     return value
@@ -173,17 +172,12 @@ def interval(text: str) -> float:
 
 def duration(text: str) -> float:
     """Seconds to run, of '90', '2m' or '1h'. Raises BadOption."""
-    value = seconds(text)
+    value = units.seconds(text, "--duration")
     if not value:
-        raise BadOption(f"'{shown(text)}' is not a time.", "write `--duration 90`, in seconds, `2m` or `1h`.")
+        raise BadOption(
+            "`--duration` is 0: nothing would be sampled.", "write `--duration 90`, or leave it out."
+        )
     return value
-
-
-def seconds(text: str) -> float | None:
-    found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?|\.\d{1,9})(ms|s|m|h)?", text.strip())
-    if not found:
-        return None
-    return float(found[1]) * {"ms": 1e-3, None: 1, "s": 1, "m": 60, "h": 3600}[found[2]]
 
 
 def listening(text: str) -> tuple[str, int]:

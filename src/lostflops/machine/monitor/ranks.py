@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from lostflops import run_folder
 from lostflops.machine.monitor.host import content
 from lostflops.machine.monitor.metrics import Reading
 
@@ -45,7 +46,7 @@ class Ranks:
 
     def _look(self) -> None:
         """Take in the step logs that are new."""
-        for path in set(self.run.glob("node-*/steps-*.jsonl")) - self._known:
+        for path in set(self.run.glob(run_folder.STEP_LOGS_OF_RUN)) - self._known:
             with suppress(OSError, ValueError, LookupError, TypeError), path.open("rb") as file:
                 first: Any = json.loads(file.readline())
                 self._known.add(path)  # a line that is being written is read next time

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from lostflops import run_folder
 from lostflops.machine.monitor.amd import Amd
 from lostflops.machine.monitor.dcgm import Dcgm
 from lostflops.machine.monitor.host import Host
@@ -30,10 +31,8 @@ from lostflops.machine.monitor.openmetrics import exposition, serve
 from lostflops.machine.monitor.ranks import Ranks
 from lostflops.version import __version__
 
-FOLDER = "monitor"
 THOROUGH_EVERY = 10.0  # s
 STALE = 30.0  # s after which a reading is no longer shown to Prometheus
-MESSAGES = "lostflops.log"
 
 
 class Sampler:
@@ -44,7 +43,7 @@ class Sampler:
         self.interval = interval
         self.sources = sources
         rank = _rank()
-        self.log = MonitorLog(run / rank.identify().node / FOLDER)
+        self.log = MonitorLog(run / rank.identify().node / run_folder.MONITOR)
         self.samples = 0
         self.textfile: Path | None = None
         self._latest: dict[tuple[str, int | None, str | None], tuple[float, Reading]] = {}
@@ -126,7 +125,7 @@ class Sampler:
     def say(self, text: str) -> None:
         """A line for whoever looks for what went wrong."""
         try:
-            with (self.run / MESSAGES).open("a") as file:
+            with (self.run / run_folder.MESSAGES).open("a") as file:
                 file.write(f"{text}\n")
         except OSError:
             pass

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lostflops.errors import shown
+from lostflops import units
+from lostflops.errors import BadOption, shown
 
 Row = dict[str, Any]
 
@@ -289,7 +290,7 @@ def numactl(text: str) -> Found:
             node = int(match[1])
             cpus = [int(word) for word in match[2].split() if word.isdecimal()]
             nodes[node] = {"kind": "numa", "name": f"node {node}", "numa": node, "tool": tool}
-            nodes[node]["cpus"] = spans(cpus) or None
+            nodes[node]["cpus"] = units.written_spans(cpus) or None
         elif match := re.match(r"node (\d+) size:\s*(\d+) MB", line):
             nodes.setdefault(int(match[1]), {})["bytes"] = int(match[2]) << 20
         elif line.startswith("node distances"):
@@ -374,7 +375,7 @@ def _objects(
                 "kind": "numa",
                 "name": f"node {node}",
                 "numa": node,
-                "cpus": spans(_bits(child.get("cpuset", ""))) or None,
+                "cpus": units.written_spans(_bits(child.get("cpuset", ""))) or None,
                 "bytes": _number(child.get("local_memory", "")),
                 "tool": "lstopo",
             }
@@ -399,26 +400,12 @@ def _bits(mask: str) -> list[int]:
     return [n for n in range(value.bit_length()) if value >> n & 1]
 
 
-def spans(numbers: Sequence[int]) -> str:
-    """[0, 1, 2, 8] as '0-2,8'."""
-    said: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if said and number == said[-1][1] + 1:
-            said[-1][1] = number
-        else:
-            said.append([number, number])
-    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in said)
-
-
-def numbers(text: str) -> set[int] | None:
+def numbers(text: str) -> frozenset[int] | None:
     """'0-2,8' as {0, 1, 2, 8}; None when it is anything else."""
-    found: set[int] = set()
-    for part in text.split(","):
-        match = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", part.strip())
-        if not match:
-            return None
-        found.update(range(int(match[1]), int(match[2] or match[1]) + 1))
-    return found
+    try:
+        return units.numbers(text)
+    except BadOption:
+        return None
 
 
 def _cpus(text: str) -> str | None:

@@ -18,11 +18,11 @@ from weakref import WeakMethod, WeakSet, finalize
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from lostflops.copies.link_card import rate
 from lostflops.optimize import claims
 from lostflops.optimize.amounts import bytes_of, written
 from lostflops.optimize.device import host_share
 from lostflops.optimize.device.devices import CudaDevice, Device, device_named, device_of
-from lostflops.optimize.device.link_card import rate
 from lostflops.optimize.forwards import Forwards
 from lostflops.optimize.refused import Refused
 from lostflops.optimize.remedy import Remedy

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
-from lostflops.plan.hardware import STREAMED, Gpu, Link
+from lostflops.plan.hardware import STREAMED, Gpu, LinkCard
 from lostflops.plan.shape import Shape, Weight, elements
 from lostflops.plan.train import layout
 from lostflops.plan.train.job import CONTEXT
@@ -45,7 +45,7 @@ class Serving:
 
     shape: Shape
     gpu: Gpu
-    link: Link
+    link: LinkCard
     layout: Layout
     prompt: int
     generated: int

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Literal
 
 from lostflops.errors import BadOption
-from lostflops.plan.hardware import Gpu, Link
+from lostflops.plan.hardware import Gpu, LinkCard
 from lostflops.plan.shape import Shape, elements
 
 from . import activation_memory, layer_time, layout, static_memory
@@ -38,7 +38,7 @@ class Training:
 
     shape: Shape
     gpu: Gpu
-    link: Link
+    link: LinkCard
     layout: Layout
     optimizer: Optimizer
     sequence: int

@@ -161,6 +161,38 @@ PAGEABLE_WORTH_SAYING = 0.01
                 }
             ],
         ),
+        Example(
+            "a rank that copies nothing says so, since the mean rank that a finding is about copies less",
+            given={
+                "copies": [{"start": 3, "end": 17, "launch_start": 0, "launch_end": 2}],
+                "steps": [{"start": 0, "end": 40}, {"rank": 1, "start": 0, "end": 20}],
+                "ranks": [{"rank": 0}, {"rank": 1}],
+            },
+            expect=[
+                {
+                    "rank": 0,
+                    "direction": "unknown",
+                    "host_memory": "unknown",
+                    "copies": 1,
+                    "in_steps": 14,
+                    "per_step": 14,
+                    "step_share": 14 / 40,
+                    "idle_in_calls": 3,
+                    "at_most": 17,
+                },
+                {
+                    "rank": 1,
+                    "direction": None,
+                    "host_memory": None,
+                    "copies": 0,
+                    "in_steps": 0,
+                    "per_step": 0,
+                    "step_share": 0.0,
+                    "idle_in_calls": 0,
+                    "at_most": 0,
+                },
+            ],
+        ),
     ],
 )
 def copy_summary_by_time(
@@ -170,7 +202,8 @@ def copy_summary_by_time(
 
     Copies that carry a collective are communication and left out. When two kinds of copy are exposed at one
     time, both say so: over all kinds the exposed time can exceed the ledger's. `at_most` bounds what can
-    be saved by hiding the copies and by taking their calls off the host's way.
+    be saved by hiding the copies and by taking their calls off the host's way. A rank with steps that copies
+    nothing has one row, without a direction.
     """
     kinds = ["rank", "direction", "host_memory"]
     moved = _marked(copies.filter(~pl.col("communication")), gpu_activity)
@@ -200,8 +233,11 @@ def copy_summary_by_time(
         span = intervals.union(moved.with_columns(start=first, end=last), kinds)
         sums = intervals.inside(span, gpu_activity, parts).group_by(kinds).agg(pl.col(list(parts)).sum())
         whole = whole.join(sums, on=kinds, how="left").with_columns(pl.col(list(parts)).fill_null(0))
+    every = pl.concat(
+        [_with_bound(whole, step_totals, busiest_stream), _without(whole, step_totals)], how="diagonal"
+    )
     return (
-        per_step(_with_bound(whole, step_totals, busiest_stream), step_totals, "in_steps")
+        per_step(every, step_totals, "in_steps")
         .select(*copy_summary_by_time.columns)
         .sort("rank", "exposed", *kinds[1:], descending=[False, True, False, False])
     )
@@ -215,6 +251,16 @@ def _marked(copies: pl.LazyFrame, activity: pl.LazyFrame) -> pl.LazyFrame:
         intervals.inside(touched, activity, {"_in_step": pl.col("in_step") > 0})
         .with_columns(pl.col("_in_step") > 0, end=pl.col("_end"))
         .drop("_end")
+    )
+
+
+def _without(whole: pl.LazyFrame, totals: pl.LazyFrame) -> pl.LazyFrame:
+    """A row of nothing for each rank that has steps and copies nothing."""
+    nothing = ("copies", "bytes", "time", "hidden", "exposed", "copies_in_steps", "bytes_in_steps", "held",
+               "hidden_in_steps", "in_steps", "idle_in_calls", "idle_per_step", "at_most")  # fmt: skip
+    none = totals.select("rank").join(whole.select("rank"), on="rank", how="anti")
+    return none.with_columns(
+        *(pl.lit(0, dtype=pl.Int64).alias(name) for name in nothing), idle_share=pl.lit(0.0)
     )
 
 

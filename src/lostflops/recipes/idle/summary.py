@@ -92,6 +92,7 @@ def idle_summary(
     host_spans: pl.LazyFrame,
     counted_steps: pl.LazyFrame,
     busiest_stream: pl.LazyFrame,
+    communication_matches: pl.LazyFrame | None,
     ranks: Ranks,
 ) -> pl.LazyFrame:
     """Add up idle time by cause, the largest first, with a bound on what removing each cause could save.
@@ -109,10 +110,10 @@ def idle_summary(
     idle = pl.col("account").str.starts_with("idle.")
     counted = counted_steps.select(*window, "start", "end").filter(pl.col("end") > pl.col("start"))
     own = step_ledger.filter(idle).select(*window, "account", own="ns")
-    waits = (
-        step_ledger.filter(pl.col("account").is_in(WAITING))
+    bubble = (
+        step_ledger.filter(pl.col("account").is_in(WAITING) & idle)
         .group_by(*window)
-        .agg(waits=pl.col("ns").sum(), bubble=pl.col("ns").filter(idle).sum())
+        .agg(bubble=pl.col("ns").sum())
     )
     removable = [account.name for account in IDLE if account.loss and account.loss.removable]
     bound = pl.min_horizontal(pl.col("host") + pl.col("waits"), "anywhere", "beside")
@@ -120,10 +121,11 @@ def idle_summary(
     each = (
         _at_it(asked, idle_stretches, host_spans, ranks)
         .join(own, on=[*window, "account"], how="left")
-        .join(waits, on=window, how="left")
+        .join(_waits(counted, communication_matches), on=window, how="left")
+        .join(bubble, on=window, how="left")
         .with_columns(pl.col("own", "waits", "bubble").fill_null(0), whole=pl.col("end") - pl.col("start"))
         .with_columns(
-            waits=pl.col("waits") - pl.when(pl.col("account").is_in(WAITING)).then("bubble").otherwise(0)
+            waits=pl.col("waits") + pl.when(pl.col("account").is_in(WAITING)).then(0).otherwise("bubble")
         )
         # What a step gains may come from what its rank, or another, did during the step before: the sums are
         # bounds, the steps are not.
@@ -154,6 +156,19 @@ def idle_summary(
         .select(*idle_summary.columns)
         .sort("per_step", "account", descending=[True, False])
     )
+
+
+def _waits(steps: pl.LazyFrame, matches: pl.LazyFrame | None) -> pl.LazyFrame:
+    """How long of each step a collective of its rank waits for others, or may: what is hidden counts as well.
+
+    Where its last participant comes earlier it ends earlier, and the computation that hid the wait hides the
+    transfer.
+    """
+    if matches is None:
+        return steps.select("rank", "step", waits=pl.lit(0, pl.Int64))
+    until = pl.min_horizontal("end", pl.col("arrival") + pl.col("wait"))
+    waiting = intervals.union(matches.select("rank", "start", end=until), ["rank"])
+    return intervals.inside(steps, waiting, {"waits": pl.lit(True)}).select("rank", "step", "waits")
 
 
 def _at_it(
@@ -228,7 +243,7 @@ def idle_costs_step_time(table: pl.DataFrame, account: Account, loss: Loss) -> I
             cost_per_step=row["per_step"],
             gain="at most" if loss.removable else "unknown",
             evidence=tuple(evidence),
-            next=account.remedy,
+            next=account.advice(row["on_host"]),
             accounts=(account.name,),
         )
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import polars as pl
 
 from lostflops.accounts import ACCOUNTS
-from lostflops.columns import Id, Instant, Name, Time, Typical
-from lostflops.finding import Finding, milliseconds, percent
+from lostflops.columns import Count, Flag, Id, Instant, Name, Time, Typical
+from lostflops.finding import Finding, milliseconds
 from lostflops.recipe import Bars, Example, recipe
-from lostflops.tables import Steps
+from lostflops.recipes.accounting import COMPUTE, HOST_ONLY
+from lostflops.tables import Kernels, Ranks, StepLog, Steps
+
+from .log_core_waits import REMEDY as MORE_CORES
 
 MOST_NAMED = 6
+SAME_WORK = 0.02  # of the kernels: so many more or fewer are still the work of any other step
 MUCH = 1.1  # times a pause, that the waiting for it may last at most
 
 
@@ -43,6 +48,13 @@ def _steps(rank: int, *ends: int, outlier: int) -> list[dict[str, object]]:
         "longer": Time("how much longer than that this one is"),
         "account": Name("account of the ledger that has most more than in the mean of those steps"),
         "more": Time("how much more"),
+        "kernels": Count("kernels that begin in it, or operators on a CPU; null where none were recorded"),
+        "usual_kernels": Count("median of that over the steps that count"),
+        "on_host": Flag("CPU operators are counted instead of kernels"),
+        "core_wait": Time(
+            "how much longer than in those its thread waited for a processor core, where that can "
+            "have made it longer; null where the step log does not tell"
+        ),
     },
     examples=[
         Example(
@@ -54,24 +66,70 @@ def _steps(rank: int, *ends: int, outlier: int) -> list[dict[str, object]]:
             },
             expect=[
                 {"rank": 2, "step": 2, "start": 22, "end": 83, "usual": 11, "longer": 50}
-                | {"account": "idle.unrecorded", "more": 50}
+                | {
+                    "account": "idle.unrecorded",
+                    "more": 50,
+                    "kernels": 1,
+                    "usual_kernels": 1,
+                    "on_host": False,
+                    "core_wait": None,
+                }
             ],
         ),
         Example(
             "and one that also computes for 2 ns more",
             given={
                 "steps": _steps(0, 10, 20, 30, 52, outlier=3),
-                "kernels": [{"start": s, "end": e} for s, e in ((0, 10), (10, 17), (20, 30), (30, 41))],
+                "kernels": [
+                    {"start": s, "end": e} for s, e in ((0, 10), (10, 17), (20, 30), (30, 36), (36, 41))
+                ],
                 "ranks": [{"rank": 0}],
             },
             expect=[
                 {"rank": 0, "step": 3, "start": 30, "end": 52, "usual": 10, "longer": 12}
-                | {"account": "idle.unrecorded", "more": 10}
+                | {
+                    "account": "idle.unrecorded",
+                    "more": 10,
+                    "kernels": 2,
+                    "usual_kernels": 1,
+                    "on_host": False,
+                    "core_wait": None,
+                }
+            ],
+        ),
+        Example(
+            "on a CPU, the same operators take 33 ns longer in a step whose thread waits 31 ns for a core",
+            given={
+                "steps": _steps(0, 10, 20, 30, 73, outlier=3),
+                "kernels": [{"start": s, "end": e} for s, e in ((0, 10), (10, 20), (20, 30), (30, 73))],
+                "ranks": [{"rank": 0, "device_kind": "cpu"}],
+                "step_log": [
+                    {"rank": 0, "step": n, "duration": 10, "core_wait": wait, "recorded": True}
+                    for n, wait in enumerate((None, 2, 4, 34))
+                ],
+            },
+            expect=[
+                {"rank": 0, "step": 3, "start": 30, "end": 73, "usual": 10, "longer": 33}
+                | {
+                    "account": "compute",
+                    "more": 33,
+                    "kernels": 1,
+                    "usual_kernels": 1,
+                    "on_host": True,
+                    "core_wait": 31,
+                }
             ],
         ),
     ],
 )
-def outlier_steps(steps: Steps, counted_steps: pl.LazyFrame, step_ledger: pl.LazyFrame) -> pl.LazyFrame:
+def outlier_steps(
+    steps: Steps,
+    kernels: Kernels | None,
+    step_log: StepLog | None,
+    ranks: Ranks,
+    counted_steps: pl.LazyFrame,
+    step_ledger: pl.LazyFrame,
+) -> pl.LazyFrame:
     """List the steps that are left out of means because they say nothing of the others.
 
     A step is an outlier when it takes more than twice the median and 1.5 times the longest of the others, and
@@ -99,9 +157,50 @@ def outlier_steps(steps: Steps, counted_steps: pl.LazyFrame, step_ledger: pl.Laz
     return (
         out.join(usual, on="rank")
         .join(most, on=["rank", "step"])
-        .with_columns(longer=length - pl.col("usual"))
+        .join(_kernels(steps, kernels, counted_steps), on=["rank", "step"], how="left")
+        .join(_core_waits(step_log, counted_steps), on=["rank", "step"], how="left")
+        .join(ranks.group_by("rank").agg(on_host=HOST_ONLY.all()), on="rank", how="left")
+        .with_columns(
+            longer=length - pl.col("usual"),
+            core_wait=pl.when(pl.col("on_host") | pl.col("account").str.starts_with("idle.")).then(
+                "core_wait"
+            ),
+        )
         .select(*outlier_steps.columns)
         .sort("longer", "rank", "step", descending=[True, False, False])
+    )
+
+
+def _kernels(steps: pl.LazyFrame, kernels: pl.LazyFrame | None, counted: pl.LazyFrame) -> pl.LazyFrame:
+    """How many kernels begin in each step, and in a usual one of its rank."""
+    if kernels is None:
+        return steps.select(
+            "rank", "step", kernels=pl.lit(None, pl.Int64), usual_kernels=pl.lit(None, pl.Int64)
+        )
+    begun = kernels.select("rank", "start").sort("start")
+    windows = steps.select("rank", "step", "start", "end").sort("start")
+    many = (
+        begun.join_asof(windows.rename({"start": "_from"}), left_on="start", right_on="_from", by="rank",
+                        check_sortedness=False)
+        .filter(pl.col("start") < pl.col("end"))
+        .group_by("rank", "step")
+        .agg(kernels=pl.len().cast(pl.Int64))
+    )  # fmt: skip
+    each = windows.join(many, on=["rank", "step"], how="left").with_columns(pl.col("kernels").fill_null(0))
+    usual = each.join(counted.select("rank", "step"), on=["rank", "step"], how="semi")
+    return each.select("rank", "step", "kernels").join(
+        usual.group_by("rank").agg(usual_kernels=pl.col("kernels").median().round().cast(pl.Int64)), on="rank"
+    )
+
+
+def _core_waits(step_log: pl.LazyFrame | None, counted: pl.LazyFrame) -> pl.LazyFrame:
+    """How much longer each logged step waited for a core than a usual one of its rank."""
+    if step_log is None:
+        return counted.select("rank", "step", core_wait=pl.lit(None, pl.Int64))
+    told = step_log.select("rank", "step", "core_wait").drop_nulls().unique(["rank", "step"], keep="any")
+    usual = told.join(counted.select("rank", "step"), on=["rank", "step"], how="semi")
+    return told.join(usual.group_by("rank").agg(usual=pl.col("core_wait").median()), on="rank").select(
+        "rank", "step", core_wait=(pl.col("core_wait") - pl.col("usual")).round().cast(pl.Int64).clip(0)
     )
 
 
@@ -126,13 +225,13 @@ def a_step_is_an_outlier(table: pl.DataFrame) -> Iterator[Finding]:
         yield Finding(
             name="outlier-step",
             claim=f"Step {first['step']} took {milliseconds(ns)}{on}, "
-            f"{times:.{0 if times >= 10 else 1}f} times the others; most of it is "
-            f"{known.label}. It is left out of the mean.",
+            f"{times:.{0 if times >= 10 else 1}f} times the others; {_mostly(first)}. "
+            "It is left out of the mean.",
             gain="unknown",
             evidence=(
                 *(
-                    f"step {row['step']} on rank {row['rank']}: {milliseconds(row['longer'])} longer, "
-                    f"{percent(row['more'], row['longer'])} of that is {known.label}"
+                    f"step {row['step']} on rank {row['rank']}: {milliseconds(row['longer'])} longer, with "
+                    f"{milliseconds(row['more'])} more {known.label}"
                     for row in rows.head(MOST_NAMED).iter_rows(named=True)
                 ),
                 *(
@@ -142,6 +241,32 @@ def a_step_is_an_outlier(table: pl.DataFrame) -> Iterator[Finding]:
                     .iter_rows(named=True)
                 ),
             ),
-            next=known.remedy,
+            next=_next(first),
             accounts=(str(account),),
         )
+
+
+def _mostly(row: Mapping[str, Any]) -> str:
+    """What made the step longer."""
+    if _had_no_core(row):
+        return f"its training thread waited {milliseconds(row['core_wait'])} for a processor core"
+    return f"most of it is {ACCOUNTS[row['account']].label}"
+
+
+def _had_no_core(row: Mapping[str, Any]) -> bool:
+    return row["core_wait"] is not None and 2 * row["core_wait"] >= row["longer"]
+
+
+def _next(row: Mapping[str, Any]) -> str:
+    if _had_no_core(row):
+        return MORE_CORES
+    here, usual = row["kernels"], row["usual_kernels"]
+    if row["account"] != COMPUTE or not here or not usual:
+        return ACCOUNTS[row["account"]].advice(row["on_host"])
+    what = "operators" if row["on_host"] else "kernels"
+    if abs(here - usual) <= SAME_WORK * usual:
+        return (
+            f"It runs as many {what} as the others ({here:,}): they had larger inputs or ran slower. "
+            "`lostflops record --monitor` shows clocks and what else was running."
+        )
+    return f"It runs {here:,} {what}, the others {usual:,}: find what this step does besides."

@@ -29,6 +29,7 @@ BY_FINDING: Mapping[str, tuple[str, str]] = {
     "pipeline-bubble": ("Bubble-bound", "waiting between pipeline stages"),
     "logging-inside-step": ("Held up by logging", "idle time while the CPU logs"),
     PAUSE: ("Held up outside the recorded steps", "pauses that the recorded steps lack"),
+    "waits-for-a-core": ("Short of processor cores", "waiting for one"),
     "data-wait-outside-window": ("Input-bound outside the recorded steps", "waiting for data"),
 }
 # A loss that is so many times as large as the first finding, and not about it, leads the verdict.

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import compiler, log
+from .frameworks import driving
 
 MOST_MODULES = 1_000_000
 
@@ -25,6 +26,7 @@ class Ranges:
         self.attached = False  # no property: the compiler is told to skip functions only
         self._thread = 0
         self._depth = 0
+        self.frameworks: list[str] = []  # that drive the job, as `attach` found
         self._replaced: dict[type, tuple[Callable[..., Any] | None, Callable[..., Any]]] = {}
 
     def attach(self) -> None:
@@ -36,7 +38,9 @@ class Ranges:
 
     def _follow_models(self) -> None:
         roots: dict[type, set[int]] = {}
-        for module in _roots(self._torch.nn.Module):
+        objects = gc.get_objects()
+        self.frameworks = driving(objects)
+        for module in _roots(objects, self._torch.nn.Module):
             roots.setdefault(module.__class__, set()).add(id(module))
         for kind, modules in roots.items():
             self._replace(kind, modules)
@@ -61,8 +65,20 @@ class Ranges:
         try:
             return function(*args, **kwargs)
         finally:
-            self._close(entered)
+            self.end(entered)
             self._depth = 0
+
+    def within(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Call `function` in a range on this thread, inside others too."""
+        entered = self.begin(name)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            self.end(entered)
+
+    def begin(self, name: str) -> Any:
+        """A range that `end` closes; None on other threads."""
+        return self._opened(name) if self._thread == threading.get_ident() else None
 
     def _opened(self, name: str) -> Any:
         # What PyTorch does to open and close a range is not the compiler's business either.
@@ -78,7 +94,7 @@ class Ranges:
         finally:
             compiler.watch(watched)
 
-    def _close(self, entered: Any) -> None:
+    def end(self, entered: Any) -> None:
         watched = compiler.watch(None)
         try:
             if entered is not None:
@@ -107,7 +123,7 @@ class Ranges:
         self._replaced[kind] = own, __call__
 
 
-def _roots(base: type) -> list[Any]:
+def _roots(objects: list[Any], base: type) -> list[Any]:
     """The modules that no other one holds, and that have something to train."""
     kinds: set[type] = {base}
     waiting = [base]
@@ -117,7 +133,7 @@ def _roots(base: type) -> list[Any]:
                 kinds.add(below)
                 waiting.append(below)
     # Only types are looked at: touching foreign objects may run their code.
-    modules = [thing for thing in gc.get_objects() if type(thing) in kinds]
+    modules = [thing for thing in objects if type(thing) in kinds]
     held = {id(child) for module in modules for child in _held(module, "_modules")}
     return [module for module in modules if id(module) not in held and _trains(module)]
 

@@ -15,13 +15,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from .. import compiler, log, settings, windows
+from .. import compiler, log, run_folder, settings, windows
 from ..marks import annotated
-from ..rank import host, identify
+from ..rank import identify
 from ..step_log import StepLog, elsewhere
 from ..windows import reason
 from ..windows.reason import Reason
 from ..windows.window import Window
+from .core_wait import CoreWait
 
 now = time.monotonic_ns
 
@@ -38,7 +39,9 @@ class Clock:
         self.window: Window | None = None
         self.started: int | None = None  # of the running step; nobody saw the first one start
         self.own = self.optimizer = self.data = self.checkpoint = self.collecting = self.micro_steps = 0
+        self._core_wait = CoreWait()
         self._collection_began = 0
+        self._collection: Any = None  # its range
         self._in_backward = False
         self._leader: int | None = None
         self._followers: set[int] = set()
@@ -96,10 +99,12 @@ class Clock:
         assert self.log is not None and self.window is not None
         took = None if self.started is None else ended - self.started
         duration = "null" if took is None else str(took)
+        waited = self._core_wait.since_last()
+        core = "" if waited is None or took is None else f'"core_wait":{waited},'
         self.log.step(
             self.step,
             ended,
-            f'"duration":{duration},"own":{self.own},"micro_steps":{self.micro_steps},'
+            f'"duration":{duration},{core}"own":{self.own},"micro_steps":{self.micro_steps},'
             f'"optimizer":{self.optimizer},"data":{self.data},"checkpoint":{self.checkpoint},"gc":{self.collecting},"window":{int(self.window.recording)}',
         )
         self.step += 1
@@ -137,21 +142,7 @@ class Clock:
                 raise
             said = f"{why}; its recording lies in {os.path.dirname(self.log.folder)} on its machine"
             sys.stderr.write(f"lostflops: rank {rank.rank}: {said}.\n")
-        self.log.add(
-            kind="rank",
-            format=1,
-            rank=rank.rank,
-            local=rank.local,
-            world=rank.world,
-            attempt=rank.attempt,
-            source=rank.source,
-            pid=os.getpid(),
-            host=host(),
-            python=sys.version.split()[0],
-            torch=str(torch.__version__),
-            monotonic=now(),
-            wall=time.time_ns(),
-        )
+        self.log.introduce(rank, str(torch.__version__))
         nsys = sys.modules.get(f"{windows.__name__}.nsys")
         kind: Any = Window
         if nsys is not None and nsys.inside():
@@ -164,7 +155,13 @@ class Clock:
     def _collected(self, phase: str, info: dict[str, Any]) -> None:
         if phase == "start":
             self._collection_began = now()
+            # Of the youngest objects there are hundreds, each over in microseconds.
+            if self.window is not None and self.window.ranges.attached and info["generation"]:
+                self._collection = self.window.ranges.begin("gc.collect")
         elif self._collection_began:
+            if self._collection is not None and self.window is not None:
+                self.window.ranges.end(self._collection)
+                self._collection = None
             self.collecting += now() - self._collection_began
             self._collection_began = 0
 
@@ -176,8 +173,8 @@ class Clock:
             self.window.close(Reason(reason.JOB_ENDED, "the job ended"))
             marked = annotated.summary()
             if marked:
-                self.log.add(kind="annotations", **marked)
-            self.log.add(kind="end", steps=self.step, lines_lost=self.log.lines_lost, **_exception())
+                self.log.add(kind=run_folder.MARKED, **marked)
+            self.log.add(kind=run_folder.END, steps=self.step, lines_lost=self.log.lines_lost, **_exception())
         except Exception as error:
             self.stop(error)
 
@@ -197,8 +194,11 @@ def _exception() -> dict[str, str]:
 CLOCK = Clock()
 
 
-def timed(account: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, with the time of its outermost calls added to an account of the running step."""
+def timed(account: str, function: Callable[..., Any], name: str = "") -> Callable[..., Any]:
+    """`function`, with the time of its outermost calls added to an account of the running step.
+
+    With a name they are ranges of recorded steps.
+    """
     nested = threading.local()
 
     def counting(*args: Any, **kwargs: Any) -> Any:
@@ -207,6 +207,8 @@ def timed(account: str, function: Callable[..., Any]) -> Callable[..., Any]:
         nested.inside = True
         began = now()
         try:
+            if name and CLOCK.window is not None and CLOCK.window.ranges.attached:
+                return CLOCK.window.ranges.within(name, function, *args, **kwargs)
             return function(*args, **kwargs)
         finally:
             nested.inside = False

@@ -1,0 +1,3 @@
+"""Ask where the time went."""
+
+ORDER = 2

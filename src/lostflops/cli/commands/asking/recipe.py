@@ -1,0 +1,131 @@
+"""Ask one question and print or write its table.
+
+`lostflops recipes` lists the recipes, `lostflops explain NAME` says what one computes, and
+`lostflops recipe NAME --help` shows the options of that one.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+import typing
+from argparse import SUPPRESS, ArgumentParser, BooleanOptionalAction, Namespace
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from lostflops import units
+from lostflops.cli.arguments import traces
+from lostflops.cli.arguments.recipe_names import recipe_names
+from lostflops.cli.output import files, formats
+from lostflops.cli.output.formats.table import SHOWN_ROWS
+from lostflops.cli.output.waiting import waiting
+from lostflops.errors import BadOption, CannotAnswer
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from lostflops.recipe import Option
+    from lostflops.session import Answer
+    from lostflops.store.trace import Trace
+
+
+def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
+    name = parser.add_argument("name", metavar="NAME", help="the recipe, with dashes or underscores")
+    setattr(name, "completer", recipe_names)  # noqa: B010 - argcomplete looks for it
+    traces.add_paths(parser)
+    traces.add_steps(parser)
+    parser.add_argument("--ranks", metavar="A,B-C", help="only the rows of these ranks")
+    parser.add_argument(
+        "--format",
+        choices=formats.names(),
+        help="how to write the table; the default is the ending of --output, else 'table', for reading, "
+        f"which stops after {SHOWN_ROWS} rows",
+    )
+    parser.add_argument("--output", metavar="F", type=Path, help="write to the file F")
+    if any(not word.startswith("-") for word in words):
+        _add_options(parser, words)
+
+
+def _add_options(parser: ArgumentParser, words: Sequence[str]) -> None:
+    from lostflops.recipes import named, recipes
+
+    known = [word for word in words if word.replace("-", "_") in recipes()]
+    if not known and words[0].startswith("-"):
+        return  # the name may be missing, and argparse says so
+    wanted = named(known[0] if known else words[0])
+    if not wanted.options:
+        return
+    group = parser.add_argument_group(f"options of {wanted.name}")
+    for option in wanted.options:
+        group.add_argument(flag(option), dest=f"option_{option.name}", default=SUPPRESS, **_how(option))
+
+
+def flag(option: Option) -> str:
+    """An option of a recipe as the command line spells it."""
+    return "--" + option.name.replace("_", "-")
+
+
+def _how(option: Option) -> dict[str, Any]:
+    """An option's type in argparse's words; one that is not given is not passed on."""
+    default = "" if option.default is None else f" (default: {option.default})"
+    how: dict[str, Any] = {"help": (option.help + default).replace("%", "%%")}
+    hint = option.type
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        hint = next(t for t in typing.get_args(hint) if t is not type(None))
+    if typing.get_origin(hint) is Literal:
+        return {**how, "choices": typing.get_args(hint)}
+    if hint is bool:
+        return {**how, "action": BooleanOptionalAction}
+    return {**how, "type": hint, "metavar": hint.__name__.upper()}
+
+
+def run(given: Namespace) -> None:
+    form = _format(given.format, given.output)
+    if given.output is not None:
+        files.check(given.output, given.paths)
+    from lostflops.recipes import named
+    from lostflops.session import Session, Skipped
+
+    wanted = named(given.name)
+    ranks = None if given.ranks is None else units.numbers(given.ranks, "--ranks", "ranks")
+    options = {k.removeprefix("option_"): v for k, v in vars(given).items() if k.startswith("option_")}
+    with waiting() as tell:
+        trace = traces.opened(given, tell)
+        if tell:
+            tell(wanted.name, 1.0)
+        said = Session(trace).run(wanted.name, **options)
+    if isinstance(said, Skipped):
+        raise CannotAnswer(said.recipe, said.reason)
+    table = said.table if ranks is None else _of(ranks, trace, said)
+    if given.output is not None:
+        with files.replacing(given.output, given.paths) as place, place.open("wb") as file:
+            form.write(said, table, file)
+    else:
+        sys.stdout.flush()
+        form.write(said, table, sys.stdout.buffer)
+
+
+def _format(asked: str | None, output: Path | None) -> formats.Format:
+    ending = output.suffix.removeprefix(".") if output else ""
+    name = asked or (ending if ending in formats.names() else formats.FOR_READING)
+    form = formats.named(name)
+    if not form.is_text and output is None:
+        raise BadOption(
+            f"{name.capitalize()} is no text for a terminal.", f"name a file: `--output table.{name}`."
+        )
+    return form
+
+
+def _of(asked: frozenset[int], trace: Trace, said: Answer) -> pl.DataFrame:
+    """The rows of those ranks. All were computed: without one, the others' waiting would differ."""
+    import polars as pl
+
+    if "rank" not in said.table.columns:
+        raise BadOption(f"The table of '{said.recipe.name}' is not by rank.", "leave --ranks out.")
+    known = trace.table("ranks")
+    present = set[int]() if known is None else set(known.collect()["rank"].to_list())
+    absent = sorted(asked - present)
+    if absent:
+        raise BadOption(f"This run has no rank {absent[0]}.", f"it has {len(present)}, up to {max(present)}.")
+    return said.table.filter(pl.col("rank").is_in(sorted(asked)))

@@ -1,0 +1,3 @@
+"""Know the hardware."""
+
+ORDER = 4

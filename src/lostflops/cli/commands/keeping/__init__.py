@@ -1,0 +1,3 @@
+"""Keep and pass on recordings."""
+
+ORDER = 3

@@ -1,0 +1,3 @@
+"""Record a job."""
+
+ORDER = 1

@@ -1,0 +1,228 @@
+"""Record a training job on a Slurm cluster: writes an sbatch script around the command and submits it.
+
+    lostflops launch slurm --nodes 4 --gpus-per-node 8 --time 1:00:00 -- torchrun train.py
+
+Give the command that you would type on one node. torchrun and accelerate get the options for several nodes, a
+plain `python train.py` is started once per GPU, and srun, mpirun or your own script run as they are. All
+nodes record into one folder. The job's output ends with what was recorded; then ask `lostflops why RUN`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lostflops.cli.commands.recording import record
+
+if TYPE_CHECKING:
+    from lostflops.capture.slurm import script as slurm
+
+WITH_VALUE = {  # options of sbatch that most sites want
+    "time": ("TIME", "the time limit, as in 1:30:00"),
+    "partition": ("NAME", "the partition, or several with commas"),
+    "account": ("NAME", "the account to charge"),
+    "qos": ("NAME", "the quality of service"),
+    "constraint": ("LIST", "features that the nodes need"),
+    "reservation": ("NAME", "the reservation to run in"),
+}
+
+
+HERE = ("job", "output", "print", "monitor")  # options of `record` that are not passed on to it
+
+
+def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
+    from lostflops.capture.slurm.script import RUNTIMES
+
+    record.arguments(parser, ())
+    parser.usage = "lostflops launch slurm [options] -- COMMAND"
+    add = parser.add_argument_group("the job").add_argument
+    add("--nodes", metavar="N", type=int, default=1, help="how many nodes (default 1)")
+    add("--gpus-per-node", metavar="N", type=int, default=0, help="how many GPUs per node (default none)")
+    add(
+        "--tasks-per-node",
+        metavar="N",
+        type=int,
+        help="srun tasks per node, instead of what the command needs",
+    )
+    add("--cpus-per-task", metavar="N", type=int, help="CPU cores of each task")
+    for name, (metavar, meaning) in WITH_VALUE.items():
+        add(f"--{name}", metavar=metavar, help=meaning)
+    add("--job-name", metavar="NAME", help="the job's name (default that of the script)")
+    add(
+        "--sbatch",
+        metavar="OPTION",
+        action="append",
+        default=[],
+        help="any other option of sbatch, as in --sbatch=--exclusive; may be repeated",
+    )
+    add = parser.add_argument_group("on the nodes").add_argument
+    add("--module", metavar="NAME", action="append", default=[], help="load this module; may be repeated")
+    add(
+        "--setup",
+        metavar="LINE",
+        action="append",
+        default=[],
+        help="a line of shell to run first, as in --setup 'source venv/bin/activate'; may be repeated",
+    )
+    add("--container", metavar="IMAGE", help="run the command in this image")
+    add(
+        "--container-runtime",
+        metavar="NAME",
+        choices=RUNTIMES,
+        help="pyxis, apptainer, singularity or enroot (default apptainer for .sif files and docker://, "
+        "else pyxis)",
+    )
+    add(
+        "--mount",
+        metavar="PATH",
+        action="append",
+        default=[],
+        help="a folder to mount in the container, or FROM:TO; working folder and run are always mounted",
+    )
+    add = parser.add_argument_group("submitting").add_argument
+    add("--dry-run", action="store_true", help="print the script and submit nothing, as --print does")
+    add("--wait", action="store_true", help="return when the job has ended, with its exit status")
+
+
+def run(given: Namespace) -> None:
+    from lostflops.capture.slurm import script as slurm
+    from lostflops.errors import CannotWrite, OutputExists
+
+    command: list[str] = given.job[1:] if given.job[:1] == ["--"] else given.job
+    _check(given, command)
+    script = next((word for word in command if word.endswith(".py")), command[0])
+    stem = re.sub(r"[^\w.-]", "_", Path(script).stem)[:60] or "job"
+    output = (given.output or Path("runs") / f"{stem}-{slurm.JOB_ID}").absolute()
+    # The script's own name cannot hold the number of a job that is not submitted yet.
+    named = output.name.replace(slurm.JOB_ID, time.strftime("%Y%m%d-%H%M%S"))
+    target = output.with_name(f"{named}.sbatch")
+    job = slurm.Job(
+        command=command,
+        record=[*_lostflops(), "record", *_record_options(given)],
+        run=str(output),
+        log=re.sub(r"%(?!j)", "%%", f"{output}.out"),
+        name=given.job_name or stem,
+        nodes=given.nodes,
+        gpus=given.gpus_per_node,
+        tasks=given.tasks_per_node,
+        cpus=given.cpus_per_task,
+        directives=[
+            *(f"--{name}={value}" for name in WITH_VALUE if (value := getattr(given, name)) is not None),
+            *given.sbatch,
+        ],
+        setup=[*(f"module load {shlex.quote(name)}" for name in given.module), *given.setup],
+        container=given.container,
+        runtime=given.container_runtime or slurm.runtime_of(given.container or ""),
+        mounts=given.mount,
+        monitor=[*_lostflops(), "monitor"] if given.monitor else [],
+        again=f"sbatch {shlex.quote(os.path.relpath(target))}",
+    )
+    text = slurm.script(job)
+    if given.dry_run or given.print:
+        print(text, end="")
+        return
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise OutputExists(output)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text)
+    except OSError as error:
+        raise CannotWrite(target, error) from error
+    _submit(given, job, target)
+
+
+def _check(given: Namespace, command: Sequence[str]) -> None:
+    """Raise now what would otherwise come out when the job has waited for its nodes."""
+    from lostflops.capture.record import recording
+    from lostflops.errors import BadOption, shown
+
+    if not command:
+        raise BadOption(
+            "There is no command to start.", "write `lostflops launch slurm -- torchrun train.py`."
+        )
+    if recording.deaf(command):
+        recording.check(command)
+    for name in ("nodes", "gpus_per_node", "tasks_per_node", "cpus_per_task"):
+        value: int | None = getattr(given, name)
+        if value is not None and value < (0 if name == "gpus_per_node" else 1):
+            raise BadOption(f"--{name.replace('_', '-')} cannot be {value}.")
+    if given.output is not None and os.pathsep in str(given.output.absolute()):
+        raise BadOption(
+            f"'{shown(given.output)}' cannot be on PYTHONPATH: it holds a ':'.", "choose another --output."
+        )
+    if given.on_demand and given.nodes > 1:
+        raise BadOption(
+            "--on-demand answers the processes of one node; on the others they would wait for an answer.",
+            "leave it out: `lostflops trigger RUN` reaches every rank that makes optimizer steps.",
+        )
+    # What a module, a line of setup or a container brings is not here yet, nor what only the nodes have.
+    elsewhere = bool(given.module or given.setup or given.container) or _unknown_here(command[0])
+    if not (elsewhere and given.recorder == "nsys"):
+        record.asked(Namespace(**{**vars(given), "job": ["true"] if elsewhere else command}))
+
+
+def _unknown_here(name: str) -> bool:
+    """Whether nothing here is called so, no file of the working folder either."""
+    return shutil.which(name) is None and not Path(name).exists()
+
+
+def _lostflops() -> list[str]:
+    """This lostflops, as the first node of the job finds it too: by its full path."""
+    beside = Path(sys.executable).with_name("lostflops")
+    return [str(beside)] if beside.exists() else [sys.executable, "-m", "lostflops"]
+
+
+def _record_options(given: Namespace) -> list[str]:
+    """What was asked of `record`, in its own words."""
+    parser = ArgumentParser(add_help=False)
+    record.arguments(parser, ())
+    words: list[str] = []
+    for action in parser._actions:  # pyright: ignore[reportPrivateUsage]
+        value: object = getattr(given, action.dest)
+        if action.dest in HERE or value == action.default:
+            continue
+        flag = action.option_strings[-1]
+        words += [flag] if value is True else [f"{flag}={_absolute(value)}"]
+    return words
+
+
+def _absolute(value: object) -> str:
+    """Paths in full: the script may be submitted from another folder."""
+    return str(value.absolute() if isinstance(value, Path) else value)
+
+
+def _submit(given: Namespace, job: slurm.Job, target: Path) -> None:
+    from lostflops.capture.slurm.script import JOB_ID
+    from lostflops.errors import BadOption, NotSubmitted, shown
+
+    if shutil.which("sbatch") is None:
+        raise BadOption(
+            f"`sbatch` is not on the PATH here; the script was written to {shown(target)}.",
+            f"submit it on a machine of the cluster: `{job.again}`.",
+        )
+    command = ["sbatch", "--parsable", *(["--wait"] if given.wait else []), str(target)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as sbatch:
+        assert sbatch.stdout is not None and sbatch.stderr is not None
+        number = sbatch.stdout.readline().strip().partition(";")[0]
+        if number:
+            run = os.path.relpath(job.run.replace(JOB_ID, number))
+            print(f"submitted job {number}: {os.path.relpath(target)}")
+            print(
+                f"its output goes to {run}.out; when it has ended: lostflops why {shlex.quote(run)}",
+                flush=True,
+            )
+        said = sbatch.stderr.read()
+    if not number:
+        raise NotSubmitted(said, job.again)
+    print(said, end="", file=sys.stderr)  # what a site has to say of the job
+    if sbatch.returncode:
+        raise SystemExit(sbatch.returncode)

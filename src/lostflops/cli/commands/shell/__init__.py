@@ -1,0 +1,3 @@
+"""Set up the shell."""
+
+ORDER = 5
