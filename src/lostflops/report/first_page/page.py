@@ -423,5 +423,5 @@ def _hidden(by_name: dict[str, Answer]) -> Figure | None:
     return Figure(
         "communication hidden",
         percent(total - exposed, total),
-        "Share of the communication time inside steps during which kernels ran as well.",
+        "Share of the communication time inside steps that computation hides.",
     )
