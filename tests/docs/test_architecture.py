@@ -5,12 +5,12 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from itertools import groupby, pairwise
 from pathlib import Path
 from statistics import median
+from zipfile import ZipFile
 
 import house
 
@@ -179,8 +179,17 @@ print(time.process_time() - before, sorted({name.partition('.')[0] for name in s
     assert not any(name in said[0] for name in ("polars", "numpy", "msgspec", "rich", "torch"))
 
 
-def test_the_wheel_holds_the_package_and_nothing_of_tests() -> None:
-    wheel = tomllib.loads((SOURCE.parents[1] / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
-    assert wheel == {"targets": {"wheel": {"packages": ["src/lostflops"]}}}
-    inside = [file.name for file in SOURCE.rglob("*") if file.is_file()]
-    assert not [name for name in inside if name.startswith(("test_", "conftest"))]
+def test_the_wheel_holds_the_package_and_nothing_of_tests(tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(build, cwd=SOURCE.parents[1], check=True, capture_output=True, timeout=120)
+    (wheel,) = tmp_path.glob("*.whl")
+    with ZipFile(wheel) as packed:
+        names = {Path(name) for name in packed.namelist() if not name.endswith("/")}
+        inside = packed.read("lostflops/capture/record/injected/lostflops_recorder/run_folder.py")
+        assert inside == (SOURCE / "run_folder.py").read_bytes(), "a file, not a link"
+    about = {name for name in names if name.parts[0].endswith(".dist-info")}
+    assert {name.parts[0] for name in names - about} == {"lostflops"}
+    files = {file.relative_to(SOURCE.parent) for file in SOURCE.rglob("*") if file.is_file()}
+    assert names - about == {file for file in files if "__pycache__" not in file.parts}
+    assert not [name for name in names if name.name.startswith(("test_", "conftest"))]
+    assert any(name.suffix == ".js" for name in names), "what the report draws with"
