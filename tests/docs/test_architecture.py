@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -14,6 +15,7 @@ from zipfile import ZipFile
 
 import house
 
+from lostflops import run_folder
 from lostflops.recipes import recipes
 
 SOURCE = Path(__file__).parents[2] / "src" / "lostflops"
@@ -190,6 +192,7 @@ def test_the_wheel_holds_the_package_and_nothing_of_tests(tmp_path: Path) -> Non
     about = {name for name in names if name.parts[0].endswith(".dist-info")}
     assert {name.parts[0] for name in names - about} == {"lostflops"}
     files = {file.relative_to(SOURCE.parent) for file in SOURCE.rglob("*") if file.is_file()}
-    assert names - about == {file for file in files if "__pycache__" not in file.parts}
+    left = re.compile(rf"__pycache__|{run_folder.SEEN}")  # by running
+    assert names - about == {file for file in files if not left.search(str(file))}
     assert not [name for name in names if name.name.startswith(("test_", "conftest"))]
     assert any(name.suffix == ".js" for name in names), "what the report draws with"
