@@ -372,6 +372,7 @@ def test_what_was_measured_becomes_a_table_of_the_run_beside_it(
         '{"format": 1, "bandwidths": [{"rank": 0, "time": 5}]}',
         '{"format": 1, "bandwidths": "many"}',
         '{"format": 1, "bandwidths": [[1, 2], 3]}',
+        '{"format": 1, "bandwidths": ' + "[" * 100_000 + "]" * 100_000 + "}",
         '{"format": 1, "bandwidths": [{"rank": 0, "operation": "x", "time": 1e300}]}',
         '{"format": 1, "bandwidths": [{"rank": 0, "operation": "x", "time": 99999999999999999999999}]}',
         '{"format": 1, "bandwidths": [{"rank": 0, "operation": "x", "bytes": {"a": 1}}]}',

@@ -39,7 +39,7 @@ CORE: dict[str, tuple[str, ...]] = {
     "lostflops.intervals.nesting": INTERVALS,
     "lostflops.intervals.order": INTERVALS,
     "lostflops.intervals.sets": INTERVALS,
-    "lostflops.ingest.clocks": ("tests/ingest/test_clocks.py",),
+    "lostflops.ingest.times.clocks": ("tests/ingest/test_clocks.py",),
     "lostflops.ingest.steps.counted": STEPS,
     "lostflops.ingest.steps.marks": STEPS,
     "lostflops.ingest.steps.on_device": STEPS,
@@ -50,6 +50,12 @@ CORE: dict[str, tuple[str, ...]] = {
     "lostflops.naming.host_causes": ("tests/naming/test_host_causes.py",),
     **{f"lostflops.accounts.idle.{name}": ("tests/naming/test_host_causes.py",) for name in PROVING},
     "lostflops.causes.host": ("tests/causes/test_causes.py",),
+    "lostflops.causes.lateness": (
+        "tests/causes/test_lateness.py",
+        "tests/versions/test_untold_order.py",
+        "-k=late",
+    ),
+    "lostflops.recipes.compute.busiest_stream": (CONTRACT, "-k=busiest_stream"),
     "lostflops.optimize.activations.saved": (
         "tests/optimize/activations/test_saved_exact.py",
         "tests/optimize/activations/test_saved.py",

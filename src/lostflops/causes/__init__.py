@@ -40,6 +40,8 @@ def findings(given: Given) -> tuple[Finding, ...]:
     join_copies(board)
     join_waiting(board)
     board.take(*SAID_IN_NOTES)
+    if given.on_host:  # an operator of the job's own computes, and is nothing to report
+        board.take("kernels-unclassified")
     if given.units is not None and not given.units:  # a GPU without tensor cores cannot use them
         board.take("fp32-without-tensor-cores")
     whole = round(given.mean_step)

@@ -26,7 +26,7 @@ from typing import Annotated
 
 import msgspec
 import polars as pl
-from polars.exceptions import PolarsError
+from polars.exceptions import PanicException, PolarsError
 
 from lostflops.errors import CannotWrite, DamagedStore, NewerStore, NoSuchStep, OutputExists, Unreadable
 from lostflops.run_folder import MANIFEST
@@ -163,7 +163,7 @@ class Trace:
         """Raise DamagedStore for an error in the block that comes of what became of the run's files."""
         try:
             yield
-        except (PolarsError, OSError):
+        except (PolarsError, PanicException, OSError):  # of a file that got shorter meanwhile Polars panics
             now = Trace.open(self.path)
             for name in now.manifest.tables:
                 now._compare(name)

@@ -35,6 +35,7 @@ from lostflops.ingest.kineto.event_texts import (
     loose_keys,
     scan_events,
 )
+from lostflops.ingest.packed import packing
 
 # The extra `fast` inflates two to three times as fast.
 FAST: Any = importlib.import_module("isal.isal_zlib") if importlib.util.find_spec("isal") else None
@@ -317,6 +318,8 @@ class EventStream(Generic[Event]):
             self._skip(1)
             return True
         if self._buffer[:1] != b"{":
+            if packed := packing(self._buffer[:8]):
+                raise NotATrace(self.path, *packed)
             raise NotATrace(self.path, "it does not begin as a JSON object or list.")
         while True:
             announced = False

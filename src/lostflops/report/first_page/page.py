@@ -368,7 +368,7 @@ def _notes(run: Run, outside: pl.DataFrame, unclassified: int, kernel_time: int)
         )
     if run.world_size is None and len(run.ranks) > 1:
         yield "The recording does not say how many ranks the job has: some may be missing."
-    if kernel_time and unclassified * 1000 >= UNCLASSIFIED_PER_MILLE * kernel_time:
+    if not run.on_host and kernel_time and unclassified * 1000 >= UNCLASSIFIED_PER_MILLE * kernel_time:
         yield (
             f"No family is known for the kernels of {percent(unclassified, kernel_time)} of the kernel time: "
             "they count as compute."
