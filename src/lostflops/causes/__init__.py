@@ -15,12 +15,12 @@ from lostflops.finding import Finding
 
 from .board import Board
 from .copies import join_copies
-from .declared import MADE, Made, remedies
+from .declared import MADE, Made, remedies, verdicts
 from .given import Given, gather
 from .host import join_host, told_once
 from .waiting import asks_for, join_waiting
 
-__all__ = ["MADE", "Given", "Made", "findings", "gather", "remedies"]
+__all__ = ["MADE", "Given", "Made", "findings", "gather", "remedies", "verdicts"]
 
 # Of the recording rather than of the job: they come after all causes.
 OF_THE_RECORDING = {"recording_lint"}

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from lostflops.optimize.device.devices import Device as Device
     from lostflops.optimize.device.devices import ThreadedDevice as ThreadedDevice
     from lostflops.optimize.kv.cache import DialogueCache as DialogueCache
+    from lostflops.optimize.kv.generation import kv_offload as kv_offload
     from lostflops.optimize.link import measure_link as measure_link
     from lostflops.optimize.loader.workers import LoaderSetting as LoaderSetting
     from lostflops.optimize.loader.workers import tune_loader as tune_loader
@@ -77,6 +78,7 @@ _FILES = {
     "loader.workers": ("LoaderSetting", "tune_loader"),
     "activations.checkpointing": ("checkpoint",),
     "kv.cache": ("DialogueCache",),
+    "kv.generation": ("kv_offload",),
     "link": ("measure_link",),
     "training.fp8": ("to_fp8",),
     "training.parity": ("loss_parity",),

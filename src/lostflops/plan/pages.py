@@ -118,7 +118,7 @@ def _card(gpu: Gpu) -> str:
     rate = f"{gpu.sustained / 1e12:.0f} TFLOP/s sustained"
     if gpu.matmul and gpu.attention:
         rate = f"{gpu.matmul / 1e12:.0f} TFLOP/s in matrix products, {gpu.attention / 1e12:.0f} in attention"
-    return f"GPU card {gpu.name}: {gpu.status}; {rate}."
+    return f"GPU card {gpu.name}: {gpu.provenance}; {rate}."
 
 
 def _applied(functions: Sequence[Sequence[str]]) -> Iterator[str]:
@@ -221,7 +221,7 @@ def training_data(ranking: Ranking) -> dict[str, Any]:
         "model": t.shape.name,
         "parameters": t.shape.parameters(),
         "gpu": t.gpu.name,
-        "gpu_status": t.gpu.status,
+        "gpu_status": t.gpu.provenance,
         "gpu_memory_bytes": t.gpu.memory,
         "sustained_flops": t.gpu.sustained,
         "link": t.link.name,
@@ -277,7 +277,7 @@ def serving_data(found: Sequence[Option], verdict: str) -> dict[str, Any]:
         "model": s.shape.name,
         "parameters": s.shape.parameters(),
         "gpu": s.gpu.name,
-        "gpu_status": s.gpu.status,
+        "gpu_status": s.gpu.provenance,
         "gpu_memory_bytes": s.gpu.memory,
         "sustained_flops": s.gpu.sustained,
         "link": s.link.name,

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from lostflops.optimize.amounts import written
 from lostflops.optimize.device import host_share
 from lostflops.optimize.device.devices import Device, Event
+from lostflops.optimize.device.disk import Staging, Stretch
 from lostflops.optimize.device.peak import address_of, is_host_memory, storages_of
 from lostflops.optimize.memory_layout import aligned, dense, parts_of, view_of
 from lostflops.optimize.refused import Refused
@@ -44,7 +45,8 @@ class Place:
     def apart_in(self, memory: torch.Tensor) -> torch.Tensor:
         """The same bytes, as a storage of their own: `torch.save` writes the whole of a storage, and none
         that is seen as several dtypes."""
-        part: Any = cast("Any", memory.untyped_storage())[self.offset : self.offset + self.nbytes]
+        first = int(memory.storage_offset()) + self.offset
+        part: Any = cast("Any", memory.untyped_storage())[first : first + self.nbytes]
         found = cast("Any", torch.empty(0, dtype=self.dtype)).set_(part, 0, self.shape, self.stride)
         is_host_memory(found)
         return found
@@ -79,7 +81,8 @@ class Chunk:
 
     parameters: list[torch.Tensor]
     states: list[State] = field(default_factory=list[State])
-    memory: torch.Tensor | None = None  # the host's
+    memory: torch.Tensor | None = None  # the host's, or a view of the disk's
+    stretch: Stretch | None = None  # of the disk
     slot: Slot | None = None
 
     @property
@@ -110,7 +113,17 @@ class Copies:
 class OffloadedStates:
     """Moves the states of `optimizer`, those of at least `least` bytes, through as many slots."""
 
-    def __init__(self, optimizer: Any, device: Device, chunk_bytes: int, least: int, slots: int) -> None:
+    def __init__(
+        self,
+        optimizer: Any,
+        device: Device,
+        chunk_bytes: int,
+        least: int,
+        slots: int,
+        host: int | None = None,
+        disk: Staging | None = None,
+    ) -> None:
+        self._host, self.disk = host, disk
         self._optimizer, self._device = optimizer, device
         self._chunk_bytes, self.least, self.slots = chunk_bytes, least, slots
         self._in, self._out = device.new_stream(), device.new_stream()
@@ -147,7 +160,7 @@ class OffloadedStates:
     def reload(self, given: dict[int, dict[Any, torch.Tensor]]) -> None:
         """Other states have taken the place of all: those of `given`, by id, were kept from the device."""
         for chunk in self.chunks:
-            chunk.states, chunk.memory = [], None
+            self._let_go(chunk)
             for parameter in chunk.parameters:
                 for key, value in given.get(id(parameter), {}).items():
                     dense_parts = all(dense(part) for _, part in parts_of(value))
@@ -163,7 +176,7 @@ class OffloadedStates:
                     place.seen_in(memory).to(self._device.torch_device, copy=True) for place in state.places
                 )
                 self._put(state, state.make(back))
-            chunk.states, chunk.memory = [], None
+            self._let_go(chunk)
         self._device.synchronize(self._device.record(self._device.current_stream()))
 
     def kept(self) -> dict[str, int]:
@@ -189,6 +202,10 @@ class OffloadedStates:
                 self._settle(chunk)  # somebody gave a state another value
         travelling = [chunk for chunk in chunks if chunk.memory is not None]
         largest = max((chunk.nbytes for chunk in travelling), default=0)
+        on_disk = [(chunk.stretch, chunk.nbytes) for chunk in travelling if chunk.stretch is not None]
+        if self.disk is not None and on_disk:
+            self.disk.fit(max(nbytes for _, nbytes in on_disk))
+            self.disk.ask(on_disk)
         number = min(self.slots, len(travelling))
         slots = [Slot(device.allocate(largest)) for _ in range(number)]
         # The memory may be in use still by what the compute stream did with it before.
@@ -199,6 +216,9 @@ class OffloadedStates:
                 if chunk.memory is not None:
                     while fetched < min(len(travelling), used + number):
                         self._fetch(travelling[fetched], slots[fetched % number])
+                        if travelling[fetched].stretch is not None and self.disk is not None:
+                            on_disk = on_disk[1:]
+                            self.disk.ask(on_disk)
                         fetched += 1
                     self._use(chunk)
                     used += 1
@@ -211,11 +231,15 @@ class OffloadedStates:
 
     def _fetch(self, chunk: Chunk, slot: Slot) -> None:
         device, memory = self._device, cast("torch.Tensor", chunk.memory)
+        if chunk.stretch is not None:
+            memory = cast("Staging", self.disk).source(chunk.stretch, chunk.nbytes)
         if slot.free is not None:
             device.wait(self._in, slot.free)
         slot.started = device.record(self._in)
         device.copy(slot.memory[: chunk.nbytes], memory, self._in)
         slot.ready = device.record(self._in)
+        if chunk.stretch is not None:
+            cast("Staging", self.disk).sent(chunk.stretch, slot.ready)
         chunk.slot = slot
         self.into.copies += 1
         self.into.bytes += chunk.nbytes
@@ -264,11 +288,17 @@ class OffloadedStates:
         chunk.slot = None
 
     def _send(self, chunk: Chunk) -> None:
-        device, slot = self._device, cast("Slot", chunk.slot)
+        device, slot, buffer = self._device, cast("Slot", chunk.slot), None
+        target = cast("torch.Tensor", chunk.memory)
+        if chunk.stretch is not None:
+            buffer = cast("Staging", self.disk).target(chunk.nbytes)
+            target = buffer.memory[: chunk.nbytes]
         device.wait(self._out, device.record(device.current_stream()))
         begun = device.record(self._out)
-        device.copy(cast("torch.Tensor", chunk.memory), slot.memory[: chunk.nbytes], self._out)
+        device.copy(target, slot.memory[: chunk.nbytes], self._out)
         slot.free = device.record(self._out)
+        if chunk.stretch is not None and buffer is not None:
+            cast("Staging", self.disk).received(buffer, chunk.stretch, chunk.nbytes, slot.free)
         self._outgoing.append((begun, slot.free))
         self.out.copies += 1
         self.out.bytes += chunk.nbytes
@@ -292,8 +322,10 @@ class OffloadedStates:
                 end = aligned(end + part.nbytes)
                 sources.append(part)
             states.append(State(parameter, key, places, maker(cast("torch.Tensor", value))))
+        if chunk.stretch is not None:
+            cast("Staging", self.disk).finish()  # its bytes may be on their way
         try:
-            memory = host_memory(device, end)
+            memory, stretch = self._memory(chunk, end)
         except Refused as refused:
             self.no_memory = refused.reason.split("\n")[0]
             self._give_up(chunk, stays)
@@ -310,7 +342,8 @@ class OffloadedStates:
         if chunk.slot is not None:
             chunk.slot.free = copied
         self.out.bytes += end
-        chunk.states, chunk.memory = states, memory if end else None
+        self._let_go(chunk)
+        chunk.states, chunk.memory, chunk.stretch = states, memory if end else None, stretch
         for state in states:
             state.on_host = state.make(place.apart_in(memory) for place in state.places)
 
@@ -324,7 +357,31 @@ class OffloadedStates:
             value = cast("torch.Tensor", state.on_device if state.on_device is not None else state.on_host)
             own = maker(value)(part.to(self._device.torch_device, copy=True) for _, part in parts_of(value))
             self._put(state, own)
-        chunk.states, chunk.memory = [], None
+        self._let_go(chunk)
+
+    def _memory(self, chunk: Chunk, nbytes: int) -> tuple[torch.Tensor, Stretch | None]:
+        """Host memory as far as it is allowed and there, then the disk."""
+        held = sum(each.nbytes for each in self.chunks if each.stretch is None and each is not chunk)
+        allowed = self._host is None or held + nbytes <= self._host
+        if self.disk is None or (allowed and nbytes <= host_share.memory()):
+            if not allowed:
+                most = written(self._host or 0)
+                raise Refused(
+                    f"states take {written(held + nbytes)} of host memory, and {most} are allowed",
+                    "raise host, or name a disk",
+                )
+            return host_memory(self._device, nbytes), None
+        if not nbytes:
+            return torch.empty(0, dtype=torch.uint8), None
+        stretch = self.disk.slab.take(nbytes)
+        return self.disk.slab.view(stretch, nbytes), stretch
+
+    def _let_go(self, chunk: Chunk) -> None:
+        """Of the chunk's memory, and of its place on the disk."""
+        if chunk.stretch is not None and self.disk is not None:
+            self.disk.finish()
+            self.disk.slab.give_back(chunk.stretch)
+        chunk.states, chunk.memory, chunk.stretch = [], None, None
 
     def _end(self, slots: list[Slot], unused: list[Chunk]) -> None:
         """The host waits for all copies; the device's memory is let go."""
@@ -337,6 +394,8 @@ class OffloadedStates:
             if slot.free is not None:
                 device.synchronize(slot.free)
         device.synchronize(ended)
+        if self.disk is not None:
+            self.disk.finish()
         for started, ready, before, after in self._open:
             self.into.copying += max(0, device.elapsed(started, ready))
             self.into.waited += max(0, device.elapsed(before, after))

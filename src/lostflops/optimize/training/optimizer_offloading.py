@@ -12,6 +12,7 @@ how gradients come about: under DDP, FSDP1 and FSDP2 each rank moves the states 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,10 +25,13 @@ import torch
 from lostflops.optimize.activations.offload.report import OneWay
 from lostflops.optimize.amounts import bytes_of, written
 from lostflops.optimize.device.devices import CudaDevice, Device, device_named
+from lostflops.optimize.device.disk import Slab, Staging
 from lostflops.optimize.memory_layout import parts_of
 from lostflops.optimize.refused import Refused
 from lostflops.optimize.remedy import Remedy, Report
 from lostflops.optimize.training.offloaded_states import Chunk, OffloadedStates
+
+BUFFERS = 2  # for what comes from the disk, and as many for what goes there
 
 # Whose step treats each parameter by itself, so that some may step before others. In torch.optim.
 EACH_BY_ITSELF = (
@@ -42,6 +46,8 @@ def optimizer_offload(
     chunk: int | str = "64 MiB",
     slots: int = 3,
     least: int | str = "16 KiB",
+    host: int | str | None = None,
+    disk: str | os.PathLike[str] | None = None,
     device: Device | torch.device | str | None = None,
     each_by_itself: bool = False,
 ) -> OptimizerOffload:
@@ -50,6 +56,9 @@ def optimizer_offload(
     During a step the device holds `slots` pieces of about `chunk` (more for a single larger parameter): one
     computes, one comes, one goes. States of fewer than `least` bytes stay. Between steps it holds none, and
     `optimizer.state` and `state_dict()` are host memory. Loading a state dict does not use the device.
+
+    `host`: the most that states take of host memory; what is beyond it goes to a file without a name in the
+    folder `disk`, through four buffers of a chunk, and without `disk` it stays on the device.
 
     Each step moves all states both ways, so it takes at least their bytes over the link's rate: worth it
     where steps are long, as with accumulation. The optimizer's class must treat each parameter by itself:
@@ -64,7 +73,10 @@ def optimizer_offload(
         )
     if slots < 1:
         raise Refused(f"slots={slots} is nowhere to step", "3: one computes, one comes, one goes")
-    return OptimizerOffload(optimizer, bytes_of(chunk), slots, bytes_of(least), device, each_by_itself)
+    most = None if host is None else bytes_of(host)
+    return OptimizerOffload(
+        optimizer, bytes_of(chunk), slots, bytes_of(least), most, disk, device, each_by_itself
+    )
 
 
 @dataclass(frozen=True)
@@ -84,6 +96,10 @@ class OptimizerOffloadReport(Report):
     kept_bytes: dict[str, int]  # on the device, by reason
     into: OneWay
     out: OneWay
+    disk_bytes: int = 0
+    buffer_bytes: int = 0  # host memory between the disk and the device
+    read_bytes: int = 0
+    written_bytes: int = 0
 
     def __str__(self) -> str:
         kept = ", ".join(f"{written(nbytes)} {reason}" for reason, nbytes in self.kept_bytes.items())
@@ -99,6 +115,10 @@ class OptimizerOffloadReport(Report):
             if way.hidden is not None and way.bytes_per_second is not None:
                 line += f", {way.bytes_per_second / 1e9:.3g} GB/s, {way.hidden:.0%} hidden"
             lines.append(line)
+        if self.disk_bytes:
+            moved = f"{written(self.read_bytes)} read, {written(self.written_bytes)} written"
+            buffers = f"{written(self.buffer_bytes)} of buffers"
+            lines.append(f"  on the disk     {written(self.disk_bytes)}, {moved}, {buffers}")
         return "\n".join(lines)
 
 
@@ -111,6 +131,8 @@ class OptimizerOffload(Remedy):
         chunk_bytes: int,
         slots: int,
         least: int,
+        host: int | None,
+        disk: str | os.PathLike[str] | None,
         device: Device | torch.device | str | None,
         each_by_itself: bool,
     ) -> None:
@@ -119,7 +141,8 @@ class OptimizerOffload(Remedy):
         self._had = optimizer.__dict__.get("step")
         self._plain: Callable[..., Any] = _without_hooks(type(optimizer).step)
         self._device = _device(self._parameters(), device)
-        self._states = OffloadedStates(optimizer, self._device, chunk_bytes, least, slots)
+        staging = None if disk is None else Staging(self._device, Slab(disk), BUFFERS)
+        self._states = OffloadedStates(optimizer, self._device, chunk_bytes, least, slots, host, staging)
         self._steps = 0
         self._known: tuple[int, ...] = ()
         self._loading: dict[int, dict[Any, torch.Tensor]] = {}
@@ -132,6 +155,8 @@ class OptimizerOffload(Remedy):
                 raise Refused(self._states.no_memory, "leave the states where they are, or raise its limit")
         except BaseException:
             self._states.release()
+            if staging is not None:
+                staging.close()
             raise
         self._handles += [
             self.optimizer.register_load_state_dict_pre_hook(self._before_loading),
@@ -155,7 +180,11 @@ class OptimizerOffload(Remedy):
             steps=self._steps,
             parameters=len({id(state.parameter) for state in travelling}),
             states=len(travelling),
-            host_bytes=sum(chunk.nbytes for chunk in states.chunks),
+            host_bytes=sum(chunk.nbytes for chunk in states.chunks if chunk.stretch is None),
+            disk_bytes=sum(chunk.nbytes for chunk in states.chunks if chunk.stretch is not None),
+            buffer_bytes=states.disk.held_bytes if states.disk else 0,
+            read_bytes=states.disk.read_bytes if states.disk else 0,
+            written_bytes=states.disk.written_bytes if states.disk else 0,
             slots=min(states.slots, sum(chunk.nbytes > 0 for chunk in states.chunks)),
             slot_bytes=states.slot_bytes,
             chunks=sum(chunk.nbytes > 0 for chunk in states.chunks),
@@ -173,6 +202,8 @@ class OptimizerOffload(Remedy):
             if self._had is not None:
                 self.optimizer.__dict__["step"] = self._had
         self._states.release()
+        if self._states.disk is not None:
+            self._states.disk.close()
 
     # The step.
 

@@ -79,7 +79,7 @@ def layers_of(
     A weight that two layers share stays, as does one whose memory overlaps another's or has gaps.
     """
     names = {id(module): name for name, module in cast("Any", model).named_modules()}
-    modules = list({id(each): each for each in (_repeated(model) if given is None else given)}.values())
+    modules = list({id(each): each for each in (repeated(model) if given is None else given)}.values())
     if missing := [each for each in modules if id(each) not in names]:
         raise Refused(
             f"a {type(missing[0]).__name__} among the layers is not part of the model", "give its own"
@@ -121,20 +121,20 @@ def layers_of(
     return layers, total
 
 
-def _repeated(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
+def repeated(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
     """The members of the outermost lists of modules; of a sequence, those inside its largest if any."""
     if isinstance(model, torch.nn.Sequential):
         sizes = [sum(weight.numel() for weight in each.parameters()) for each in model]
         most = max(sizes, default=0)
-        below = list(_repeated(model[sizes.index(most)])) if 2 * most > sum(sizes) else []
+        below = list(repeated(model[sizes.index(most)])) if 2 * most > sum(sizes) else []
         yield from below or model
         return
     for child in model.children():
         if isinstance(child, torch.nn.ModuleList):
             for each in child:
-                yield from _repeated(each) if isinstance(each, torch.nn.ModuleList) else (each,)
+                yield from repeated(each) if isinstance(each, torch.nn.ModuleList) else (each,)
         else:
-            yield from _repeated(child)
+            yield from repeated(child)
 
 
 def _weights(

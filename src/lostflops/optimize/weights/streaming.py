@@ -26,11 +26,13 @@ from lostflops.optimize.device.devices import CudaDevice, Device, device_named, 
 from lostflops.optimize.forwards import Forwards
 from lostflops.optimize.refused import Refused
 from lostflops.optimize.remedy import Remedy
+from lostflops.optimize.weights.experts import Experts, Parts, modules_of_experts
 from lostflops.optimize.weights.layers import (
     Layer,
     bring_home,
     layers_of,
     placed,
+    repeated,
     send_to_host,
     stay_in_files,
 )
@@ -71,13 +73,20 @@ class Streaming(Remedy):
         look_ahead: int,
         files: str | os.PathLike[str] | None = None,
         host: int | str | None = None,
+        experts: bool = False,
     ) -> None:
         self.model = model
         self._technique = technique
         self._device = _device(model, device)
         if host is not None and files is None:
             raise Refused("host= is for weights in files", "give files=..., or leave host out")
+        if experts and files is not None:
+            raise Refused(
+                "experts come one by one from host memory, and from files layers come as a whole",
+                "leave out experts or files",
+            )
         self._files = None if files is None else FileModel(model, files)
+        self._modules_of_experts = modules_of_experts(model) if experts else []
         try:
             self._begin(budget, link, layers, look_ahead, None if host is None else bytes_of(host))
         except BaseException:
@@ -96,9 +105,14 @@ class Streaming(Remedy):
         model, technique = self.model, self._technique
         self._link = rate(link, "host_to_device") if link is not None else None
         _check(model, self._device)
+        in_parts = self._modules_of_experts
+        if in_parts:
+            layers = [*(repeated(model) if layers is None else layers), *in_parts]
         found, outside = layers_of(model, layers, technique.frozen_only)
         given = None if budget is None else bytes_of(budget)
-        self.placement = placed(found, outside, given, look_ahead, technique.budget_name)
+        # A slot more: experts are used while the layer around them is, and another one comes.
+        ahead = look_ahead + bool(in_parts)
+        self.placement = placed(found, outside, given, ahead, technique.budget_name)
         self._budget = self.placement.device_bytes if given is None else given
         self._travelling = list(self.placement.travelling)
         self._forwards = Forwards()
@@ -208,6 +222,9 @@ class Streaming(Remedy):
         if not self._travelling:
             return
         place = self.placement
+        experts = {id(module) for module in self._modules_of_experts}
+        here = [layer for layer in self._travelling if id(layer.module) in experts]
+        self._experts = {layer.number: Experts(layer) for layer in here}
         self._slots = Slots(
             self._device,
             place.slot_bytes,
@@ -215,6 +232,7 @@ class Streaming(Remedy):
             self._sources_of_layers(),
             lambda number: self._travelling[number].version(),
             self._link,
+            frozenset(self._experts),
         )
         self._undoing.append(_registered(self, self._claim))
         modules = {id(layer.module) for layer in self._travelling}
@@ -304,18 +322,20 @@ class Streaming(Remedy):
                 return forward(module, *args, **kwargs)
             if layer.forwards and asked_first(self._claim):
                 return forward(module, *args, **kwargs)
-            with nullcontext() if layer.forwards else self._in_slot(layer), asking(self._claim):
+            experts = self._experts.get(layer.number)
+            wanted = experts.chosen(module, args, kwargs) if experts and module is layer.module else None
+            with nullcontext() if layer.forwards else self._in_slot(layer, wanted), asking(self._claim):
                 return forward(module, *args, **kwargs)
 
         return around
 
     @contextmanager
-    def _in_slot(self, layer: Layer) -> Generator[None]:
-        """The layer's weights are views of a slot meanwhile."""
+    def _in_slot(self, layer: Layer, wanted: dict[int, Parts] | None) -> Generator[None]:
+        """The layer's weights are views of a slot meanwhile; of experts, only those that are wanted."""
         slots = cast("Slots", self._slots)
         _check_not_recorded(self._device)
         self._adopt(layer, slots)
-        slot = slots.use(layer.number)
+        slot = slots.use(layer.number) if wanted is None else slots.use_parts(layer.number, wanted)
         slot.pins += 1
         layer.forwards += 1
         try:

@@ -34,6 +34,7 @@ def stream_weights(
     look_ahead: int = 1,
     files: str | os.PathLike[str] | None = None,
     host: int | str | None = None,
+    experts: bool = False,
 ) -> Streaming:
     """Streams the model's weights until `close`, or the end of a `with`. Same results, bit by bit.
 
@@ -46,9 +47,12 @@ def stream_weights(
     its layers as many are kept in host memory as `host` has room for (none without it), and the others are
     read from their files in their turn. Dtypes are the files'. Undone, the model has no weights again.
 
+    `experts`: of a mixture only those are fetched that the router has chosen, when it has. Fewer bytes where
+    a pass is of few tokens, and a wait in each layer: they cannot be asked for ahead. Takes a slot more.
+
     Raises `Refused` as `stream_frozen` does. Not verified on a GPU yet.
     """
-    return Streaming(model, INFERENCE, budget, device, link, layers, look_ahead, files, host)
+    return Streaming(model, INFERENCE, budget, device, link, layers, look_ahead, files, host, experts)
 
 
 def measured_sweep(
