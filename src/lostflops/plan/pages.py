@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from lostflops.units import milliseconds
+
 from .hardware import Gpu
 from .serve.inference import Option, Served
 from .shape import Shape
@@ -14,6 +16,7 @@ from .train.ranking import Ranking, Way
 from .train.static_memory import Part
 
 BAR = 24
+SHORT = 200_000  # ns of a layer: some forty kernels take 5 us each to start
 LONG = 0.25  # attention's share above which one sustained rate was seen to be too fast
 
 
@@ -71,6 +74,12 @@ def _training(ranking: Ranking) -> Iterator[str]:
     rows.append(["step", _ms(now.step_ns), "", f"mostly {now.bound}"])
     yield from grid(["step, predicted", "ms", "", "bound by"], rows, {1})
     yield f"  {now.tokens_per_second_and_gpu:,.0f} tokens/s and GPU, {now.tokens:,} tokens per step"
+    each = now.spans[0].ns * t.layout.pipeline // (t.microbatches * t.shape.layers)
+    if each < SHORT:
+        yield (
+            f"  the forward of a layer takes {milliseconds(each)}: starting its kernels may take longer, "
+            "which is not counted; larger microbatches or a compiled model help"
+        )
     if now.attention_share > LONG and not t.gpu.attention:
         yield (
             f"  attention is {now.attention_share:.0%} of the operations and this card has one rate for all: "
@@ -172,7 +181,8 @@ def _serving(found: Sequence[Option], verdict: str) -> Iterator[str]:
     yield from grid(["time, predicted", "ms", "bound by"], rows, {1})
     yield f"  {now.tokens_per_second:,.0f} generated tokens/s over all GPUs"
     reload, again = _prefix(now)
-    yield f"  a cached prompt comes back in {_ms(reload)} ms over the link; computing it takes {_ms(again)}"
+    back = f"comes back in {_ms(reload)} ms over the link"
+    yield f"  a cached prompt {back}; computing it takes {_ms(again)} ms"
     yield ""
     rows = [
         [

@@ -151,7 +151,7 @@ def _run(table: str, card: Gpu, run: Row) -> Speed:
     named = [f"{name} {size}" for name, size in more.items() if name != "sequence_parallel"]
     how = ", ".join([f"checkpointing {checkpointing}", *([other] if other else ["eager"]), *named])
     name = f"{model}, {gpus} GPUs, {batches * batch} x {sequence:,}"
-    found = None if memory is None else (memory, now.peak.bytes / GIB)
+    found = None if memory is None else (memory, now.reserved / GIB)
     return Speed(table, name, published, now.tokens_per_second_and_gpu, how, calibrates, found)
 
 

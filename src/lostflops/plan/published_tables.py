@@ -160,9 +160,9 @@ def _korthikanti() -> Iterator[Row]:
 
 
 def _torchtitan() -> Iterator[Row]:
-    """What torchtitan prints is what the allocator reserved: fragments and caches are in it."""
+    """What torchtitan prints is what the allocator reserved: holes between tensors are in it."""
     table = "torchtitan's peaks, reserved by the allocator (its benchmarks, 2024-12)"
-    why = "the allocator reserves more than is allocated, the more so the fuller the GPU is"
+    why = "of holes only those that freed gradients leave are counted; a full GPU has others, and is full"
     for row in published_speeds.rows():
         if row.memory:
             published, predicted = row.memory

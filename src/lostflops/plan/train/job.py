@@ -21,6 +21,7 @@ from .layout import Layout
 from .static_memory import Lora, Optimizer, Part
 from .timeline import SETS, free_layers, simulate
 
+CUDA_CONTEXT = "CUDA context and libraries"
 CPU_ADAM = 28  # bytes that it reads and writes per parameter: fp32 weights and moments, 16-bit at both ends
 # Bytes per second and GPU of that: over 4 s for Llama-2-7B on four A100 (DeepSpeed's ZenFlow).
 CPU_ADAM_RATE = 12e9
@@ -125,6 +126,19 @@ class Prediction:
     @property
     def peak(self) -> Moment:
         return self.moments[0]
+
+    @property
+    def reserved(self) -> int:
+        """Bytes that PyTorch's allocator holds at least: all but the context, which is not its own.
+
+        Gradients that were freed before the peak are in it: between weights and states they leave holes
+        that are smaller than activations, which nothing fills.
+        """
+        peak = self.peak
+        inside = sum(part.bytes for part in peak.parts if part.name != CUDA_CONTEXT)
+        if any(part.name == "gradients" for part in peak.parts):
+            return inside
+        return inside + sum(p.bytes for p in _static(self.training, peak.stage) if p.name == "gradients")
 
     @property
     def excess(self) -> int:
@@ -307,7 +321,7 @@ def _moments(training: Training, stage: int) -> Iterator[Moment]:
     static = _static(t, stage)
     tokens = local_tokens(t)
     buffers = static_memory.communication(t.shape, t.layout, stage, t.optimizer, tokens, t.lora)
-    outside = Part("CUDA context and libraries", CONTEXT, "assumed")
+    outside = Part(CUDA_CONTEXT, CONTEXT, "assumed")
     rotary = Part("rotary table", activation_memory.rotary(t.shape, t.sequence), "shared by all layers")
     always = [outside, rotary, buffers]
     # Gradients are not there before the first backward, unless earlier microbatches have left theirs.
