@@ -67,7 +67,7 @@ def test_a_number_alone_has_the_unit_that_its_flag_says() -> None:
     assert units.size("256 GiB", bare="GB") == 256 << 30
     with pytest.raises(BadOption, match=r"`--host-memory`") as refused:
         units.size("lots", "--host-memory", bare="GB")
-    assert refused.value.hint == "write '70', '70 GB', '512 MB'."
+    assert refused.value.hint == "write '70 GiB', '512 MB' or a number of GB."
 
 
 SECONDS = {"90": 90, "1.5": 1.5, ".5": 0.5, "300 ms": 0.3, "200ms": 0.2, "2m": 120, "2 min": 120, "1h": 3600,

@@ -47,6 +47,15 @@ class Finding:
         return self.ns_per_step if self.cost_per_step is None else self.cost_per_step
 
 
+@dataclass(frozen=True)
+class Verdict:
+    """What the page's first sentence says where a finding is the cause and no account is named after it."""
+
+    job: str  # what the job is called: 'Bound by fp32 compute'
+    time: str  # what takes the time that the finding is about
+    outside: bool = False  # that time is in none of the steps that the page divides
+
+
 OTHERS_GAIN_TOO = "the bound counts the time in which ranks that wait for others could gain too"
 
 

@@ -43,11 +43,8 @@ def size(text: str, flag: str = "", *, bare: str = "B", least: int = 1) -> int:
     unit = _bytes(found[1] or bare) if found else None
     value = int(found[0] * unit) if found and unit else -1
     if not least <= value <= MOST_BYTES:
-        example = "70 GiB', '512 MB" if bare == "B" else f"70', '70 {bare}', '512 MB"
-        raise BadOption(
-            f"{_given(text, flag)} no amount of memory.",
-            f"write '{example}'{' or a number of bytes' if bare == 'B' else ''}.",
-        )
+        alone = "a number of bytes" if bare == "B" else f"a number of {bare}"
+        raise BadOption(f"{_given(text, flag)} no amount of memory.", f"write '70 GiB', '512 MB' or {alone}.")
     return value
 
 

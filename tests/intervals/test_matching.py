@@ -191,6 +191,35 @@ def test_what_one_call_issues_together_shares_a_number() -> None:
     assert short["instance"].null_count() == 5, "which of three belongs to which of two?"
 
 
+def test_what_arrives_together_counts_in_the_order_of_its_end_and_then_of_the_rows() -> None:
+    # One call issues three operations: of those that arrive together, the shorter one is the earlier.
+    of = {"sequence": 4, "group": "0 [0, 1]", "arrival": 10}
+    rows = [row(0, 10, 30, bytes_in=3), row(0, 10, 20, bytes_in=2), row(0, 10, 30, bytes_in=4)]
+    rows += [row(1, 10, 20, bytes_in=2), row(1, 10, 30, bytes_in=3), row(1, 10, 30, bytes_in=4)]
+    table = matched([{**one, **of} for one in rows])
+    assert reasons(table) == {""}
+    pairs = table.group_by("instance").agg(pl.col("bytes_in"), pl.col("rank").n_unique()).sort("instance")
+    assert sorted(map(tuple, pairs["bytes_in"].to_list())) == [(2, 2), (3, 3), (4, 4)]
+    assert pairs["rank"].to_list() == [2, 2, 2]
+
+
+def test_operations_of_two_kinds_that_share_a_number_are_counted_apart() -> None:
+    of = {"sequence": 4, "group": "0 [0, 1]"}
+    rows = [row(0, 10, 30), row(0, 40, 60, "all-gather"), row(1, 12, 60, "all-gather"), row(1, 25, 30)]
+    table = matched([{**one, **of} for one in rows])
+    assert reasons(table) == {""}
+    assert table.group_by("instance").agg(pl.col("kind").n_unique())["kind"].to_list() == [1, 1]
+
+
+def test_operations_of_two_groups_that_share_a_number_are_counted_apart() -> None:
+    rows = [row(0, 10, 30, group="0 [0, 1]"), row(0, 40, 60, group="1 [0, 1]")]
+    rows += [row(1, 12, 60, group="1 [0, 1]"), row(1, 25, 30, group="0 [0, 1]")]
+    table = matched([{**one, "sequence": 4} for one in rows])
+    assert reasons(table) == {""}
+    groups = table.group_by("instance").agg(pl.col("group").cast(pl.String).n_unique())
+    assert groups["group"].to_list() == [1, 1]
+
+
 def test_times_that_contradict_each_other_are_refused() -> None:
     rows = [row(0, 0, 40), row(1, 50, 90)]
     contradiction = "the ranks' times contradict each other: one leaves before another has come"

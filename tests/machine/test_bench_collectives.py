@@ -16,7 +16,7 @@ from polars.testing import assert_frame_equal
 
 from kineto_files import head, operator, trace, written
 from lostflops import cli
-from lostflops.errors import BadOption, BenchFailed, LostflopsError
+from lostflops.errors import BadOption, BenchFailed, BenchLacksTorch, LostflopsError
 from lostflops.machine.bench import collectives, fit, ranks
 from lostflops.report.machines import bandwidths
 from recorded import environment
@@ -202,9 +202,12 @@ def test_a_python_without_torch_is_told(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(ranks, "SCRIPTS", tmp_path)
     with pytest.raises(BenchFailed, match="No module named 'no_such'"):
         job(2, ("all-reduce",))
-    script.write_text("raise ModuleNotFoundError(\"No module named 'torch'\")\n")
-    with pytest.raises(BenchFailed, match="needs PyTorch") as error:
-        job(1, ("all-reduce",))
+    monkeypatch.undo()
+    bare = tmp_path / "python"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
+    bare.chmod(0o755)
+    with pytest.raises(BenchLacksTorch, match="needs PyTorch") as error:
+        ranks.alone(str(bare), "links.py", {})
     assert "--python" in error.value.hint
 
 
@@ -369,6 +372,7 @@ def test_what_was_measured_becomes_a_table_of_the_run_beside_it(
         '{"format": 1, "bandwidths": [{"rank": 0, "time": 5}]}',
         '{"format": 1, "bandwidths": "many"}',
         '{"format": 1, "bandwidths": [[1, 2], 3]}',
+        '{"format": 1, "bandwidths": ' + "[" * 100_000 + "]" * 100_000 + "}",
         '{"format": 1, "bandwidths": [{"rank": 0, "operation": "x", "time": 1e300}]}',
         '{"format": 1, "bandwidths": [{"rank": 0, "operation": "x", "time": 99999999999999999999999}]}',
         '{"format": 1, "bandwidths": [{"rank": 0, "operation": "x", "bytes": {"a": 1}}]}',

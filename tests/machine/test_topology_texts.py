@@ -15,15 +15,15 @@ from hypothesis import strategies as st
 import machine_texts
 from lostflops.machine.topology import sysfs as topology_sysfs
 from lostflops.machine.topology import texts
-from lostflops.machine.topology.texts import Found
+from lostflops.machine.topology.texts import ToolOutput
 from lostflops.units import written_spans
 
 
-def codes(found: Found, matrix: str = "path") -> dict[tuple[str, str], str]:
+def codes(found: ToolOutput, matrix: str = "path") -> dict[tuple[str, str], str]:
     return {(r["device"], r["peer"]): r["code"] for r in found.links if r["matrix"] == matrix}
 
 
-def device(found: Found, name: str, kind: str = "gpu") -> dict[str, Any]:
+def device(found: ToolOutput, name: str, kind: str = "gpu") -> dict[str, Any]:
     (row,) = [r for r in found.devices if r["name"] == name and r["kind"] == kind]
     return row
 
@@ -320,7 +320,7 @@ def test_linux_tells_ports_cards_and_memory_nodes(tmp_path: Path) -> None:
     assert codes(found, "distance") == {("node 0", "node 1"): "21", ("node 1", "node 0"): "21"}
     assert "00:11" not in str(found)
     assert topology_sysfs.gpus(root) == {"NVIDIA": 1}
-    assert topology_sysfs.read(tmp_path / "nowhere") == Found()
+    assert topology_sysfs.read(tmp_path / "nowhere") == ToolOutput()
 
 
 READERS = [

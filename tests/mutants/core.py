@@ -50,6 +50,12 @@ CORE: dict[str, tuple[str, ...]] = {
     "lostflops.naming.host_causes": ("tests/naming/test_host_causes.py",),
     **{f"lostflops.accounts.idle.{name}": ("tests/naming/test_host_causes.py",) for name in PROVING},
     "lostflops.causes.host": ("tests/causes/test_causes.py",),
+    "lostflops.causes.lateness": (
+        "tests/causes/test_lateness.py",
+        "tests/versions/test_untold_order.py",
+        "-k=late",
+    ),
+    "lostflops.recipes.compute.busiest_stream": (CONTRACT, "-k=busiest_stream"),
     "lostflops.optimize.activations.saved": (
         "tests/optimize/activations/test_saved_exact.py",
         "tests/optimize/activations/test_saved.py",

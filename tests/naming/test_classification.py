@@ -167,6 +167,9 @@ def test_a_copy_pattern_reads_its_own_example(pattern: Any) -> None:
         ),
         ("void vllm::reshape_and_cache_flash_kernel<__hip_bfloat16>(int)", "copy", None, False),
         ("void cublasLt::splitKreduce_kernel<32, 16, int, float, float>(int)", "gemm", "fp32", False),
+        # Nothing of the name but the precision says that the units for matrices are used.
+        ("fp8_gemm_kernel", "gemm", "fp8", True),
+        ("fp16_gemm_kernel", "gemm", "fp16", None),
         ("userbuffers_fp16_sum_gpu_mc_rmsnorm", "communication", None, False),
         ("void moe::dev::routing::routingCustom::routingIndicesClusterKernel<int>(int)", "other", None, None),
         ("void some::unheard_of_thing<float>(float*)", "unclassified", None, None),
@@ -423,6 +426,7 @@ def test_kinds_of_collectives_are_kinds() -> None:
         ("[CUDA memset]", "memset", "unknown"),
         ("Unified Host-to-Device", "migration to device", "managed"),
         ("Unified Device-to-Host", "migration to host", "managed"),
+        ("Unified Device-to-Device", "migration between devices", "managed"),
         ("something", "unknown", "unknown"),
     ],
 )

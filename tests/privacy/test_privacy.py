@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import json
+import lzma
+import os
 import sqlite3
 import sys
 import time
+import zlib
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -484,3 +488,53 @@ def test_no_flipped_bit_of_a_table_ends_in_anything_but_words(form: str, tmp_pat
             spoiled.write_bytes(content[:at] + bytes([content[at] ^ 0x11]) + content[at + 1 :])
             with suppress(LostflopsError):
                 apart.ask("clean", spoiled, None, Cleaner())
+
+
+PACKED: dict[str, Any] = {
+    "gzip": lambda text: gzip.compress(gzip.compress(text)),
+    "bzip2": bz2.compress,
+    "xz": lzma.compress,
+    "zip": lambda text: b"PK\x03\x04" + zlib.compress(text),
+    "zstd": lambda text: b"\x28\xb5\x2f\xfd" + zlib.compress(text),
+    "UTF-16": lambda text: text.decode().encode("utf-16"),
+    "UTF-16 without a mark": lambda text: text.decode().encode("utf-16-le"),
+    "another packing": lambda text: zlib.compress(text, 9),
+}
+
+
+@pytest.mark.parametrize("how", list(PACKED))
+def test_what_is_no_text_is_refused_and_not_called_clean(
+    how: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "run" / "rank-0.json"
+    file.parent.mkdir()
+    file.write_bytes(
+        PACKED[how](b'{"password": "correct horse", "of": "' + os.urandom(40).hex().encode() + b'"}')
+    )
+    assert cli.main(["scrub", str(file), "--output", str(tmp_path / "clean.json")]) == 2
+    assert not (tmp_path / "clean.json").exists()
+    assert cli.main(["inspect", str(file)]) == 2
+    (file.parent / "notes.txt").write_text("nothing")
+    assert cli.main(["scrub", str(file.parent), "--output", str(tmp_path / "clean")]) == 0
+    assert [p.name for p in (tmp_path / "clean").iterdir()] == ["notes.txt"]
+    assert "left out rank-0.json" in capsys.readouterr().out
+
+
+def test_a_key_in_many_lines_is_not_cut_in_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    key = "-----BEGIN PRIVATE KEY-----\n" + "qZ7xVb3nMk9wRt5y\n" * 20 + "-----END PRIVATE KEY-----\n"
+    monkeypatch.setattr("lostflops.ingest.kineto.stream.BLOCK", 64)
+    for piece in range(100, 500, 37):
+        monkeypatch.setattr(kineto, "PIECE", piece)
+        file, target = tmp_path / "a.log", tmp_path / "clean.log"
+        file.write_text("a line\n" * 7 + key + "another\n" * 9)
+        kineto.packed(file, target, Cleaner(), zipped=False)
+        assert target.read_text() == "a line\n" * 7 + "<removed>\n" + "another\n" * 9
+
+
+def test_a_link_that_leads_back_to_itself_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    assert cli.main(["scrub", str(tmp_path / "a"), "--output", str(tmp_path / "c")]) == 2
+    (tmp_path / "in.txt").write_text("x")
+    assert cli.main(["scrub", str(tmp_path / "in.txt"), "--output", str(tmp_path / "a")]) == 0
+    assert (tmp_path / "a").read_text() == "x"

@@ -225,6 +225,22 @@ def test_a_run_that_others_read_is_not_replaced_by_the_same_one(tmp_path: Path) 
     assert list(target.parent.iterdir()) == [target]
 
 
+@pytest.mark.parametrize("error", [OSError, pl.exceptions.ComputeError, pl.exceptions.PanicException])
+def test_an_error_of_a_run_that_changed_meanwhile_is_told_as_its_damage(
+    error: type[BaseException], tmp_path: Path
+) -> None:
+    target = tmp_path / "run"
+    with writing(target) as folder:
+        made(folder, {"ranks": [{}]})
+    trace = Trace.open(target)
+    with pytest.raises(error, match="its own"), trace.reading():
+        raise error("its own")
+    (part,) = (target / "ranks").rglob("*.parquet")
+    part.write_bytes(part.read_bytes()[:-7])
+    with pytest.raises(DamagedStore, match="is not whole"), trace.reading():
+        raise error("range end index 7")
+
+
 # -- what is not whole --------------------------------------------------------------------------------------
 
 

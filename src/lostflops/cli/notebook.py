@@ -23,7 +23,7 @@ from lostflops.cli.arguments.parser import Parser
 from lostflops.errors import BadOption, CannotWrite, LostflopsError, NothingRecorded, OutputExists, shown
 
 if TYPE_CHECKING:
-    from lostflops.capture.record.cell import Recorded
+    from lostflops.capture.record.cell import RecordedCell
     from lostflops.store.trace import Trace
 
 CELL = "cell"  # as a PATH: the cell that was recorded last
@@ -195,7 +195,7 @@ class Magics:
             for name in silenced:
                 delattr(self._shell, name)
 
-    def _show_cell(self, recorded: Recorded, folder: Path, given: Namespace) -> None:
+    def _show_cell(self, recorded: RecordedCell, folder: Path, given: Namespace) -> None:
         try:
             trace = _read(recorded, folder / "run")
             self._last = folder / "run"
@@ -306,7 +306,7 @@ def _import_torch(cell: str) -> None:
                 return
 
 
-def _read(recorded: Recorded, run: Path) -> Trace:
+def _read(recorded: RecordedCell, run: Path) -> Trace:
     """The trace of a cell, in tables. Raises LostflopsError when there is nothing to show."""
     from lostflops.ingest import job
 

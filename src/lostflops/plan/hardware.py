@@ -39,6 +39,7 @@ FLASH_USUAL = 0.35
 LAYER_NS = {"nvidia": 55_000, "amd": 100_000}  # calibrated with gpt-fast's Llama-2-7B in 16 bits on one GPU
 STREAMED = 0.83  # of the memory's bandwidth: 1,700 of 2,039 GB/s on an A100 (gpt-fast)
 MIB = 1 << 20
+SUSTAINED_RATE = "sustained rate"
 
 
 class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -57,12 +58,21 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # How much faster than in 16 bits matrix products are in FP8 with one scale per tensor, casts included.
     fp8_gain: Annotated[float, msgspec.Meta(ge=1, le=10)] | None = None
     status: str = "given"
+    assumed: tuple[str, ...] = ()  # what of it nobody measured
+    rate: str = ""  # where `sustained` is from, if that is told apart
     # What matrix products and attention reach in a training job. Without them every operation runs at
     # `sustained`, and that rate then holds for all that a layer does.
     matmul: Rate | None = None
     attention: Rate | None = None
     # Nanoseconds of a decoding layer's kernels that read nothing: starts, small operations, gaps.
     layer_ns: Annotated[int, msgspec.Meta(ge=0, le=10**9)] = 55_000
+
+    @property
+    def provenance(self) -> str:
+        """Where its numbers are from."""
+        *most, last = self.assumed or ("",)
+        assumed = f"{', '.join(most)} and {last} assumed" if most else f"{last} assumed" if last else ""
+        return "; ".join(filter(None, (self.status, assumed, self.rate)))
 
 
 class LinkCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -98,16 +108,23 @@ def _gpu(name: str, node: tuple[int, float], network: float, link: str, host: fl
         link=link,
         host_memory=int(host * 1e9),
         fp8_gain=1.5 if "fp8" in card.tera else None,
-        status="specification; sustained rate, network, host memory and FP8 gain assumed",
+        status="specification",
+        assumed=(SUSTAINED_RATE, "network", "host memory", "FP8 gain"),
         matmul=peak * ACHIEVABLE.get(name, USUAL) * TRAINED,
         attention=peak * FLASH.get(name, FLASH_USUAL),
         layer_ns=LAYER_NS["amd" if name.startswith("mi") else "nvidia"],
     )
 
 
-def one_rate(gpu: Gpu, sustained: float, status: str) -> Gpu:
-    """The card with one rate for everything that a layer does, as a measurement of whole layers gives it."""
-    return msgspec.structs.replace(gpu, sustained=sustained, status=status, matmul=None, attention=None)
+def one_rate(gpu: Gpu, sustained: float, source: str) -> Gpu:
+    """The card with one rate for everything that a layer does, as a measurement of whole layers gives it.
+
+    `source` says where the rate is from.
+    """
+    assumed = tuple(what for what in gpu.assumed if what != SUSTAINED_RATE)
+    return msgspec.structs.replace(
+        gpu, sustained=sustained, assumed=assumed, rate=source, matmul=None, attention=None
+    )
 
 
 GPUS = {

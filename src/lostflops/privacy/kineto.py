@@ -8,11 +8,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
-from lostflops.errors import Damaged, Truncated, Unreadable
-from lostflops.ingest.kineto.stream import Blocks
+from lostflops.errors import Damaged, NotATrace, Truncated, Unreadable
+from lostflops.ingest.kineto.stream import ReadAhead
+from lostflops.ingest.packed import packing
 from lostflops.privacy.cleaner import Cleaner
 
 PIECE = 4 << 20
+LONGEST_KEY = 20_000
+# One in so many bytes that no text holds, and it is none. A log may hold some.
+CONTROLS = 100
+TEXT = bytes(b for b in range(256) if b >= 32 or b in b"\t\n\r\x08\x0c\x1b")
 # A line or an object longer than this is cut anyway.
 LONGEST = 64 << 20
 
@@ -50,9 +55,23 @@ def packed(path: Path, target: Path, cleaner: Cleaner, *, zipped: bool, level: i
 def pieces(path: Path) -> Iterator[bytes]:
     """The uncompressed file in pieces that end where nothing that identifies can go on.
 
-    That is behind a closing brace or a line: no path, name or secret holds one.
+    That is behind a closing brace or a line, of which only a key in many lines holds one. Raises NotATrace
+    for what is no text: what identifies could stand in it unseen.
     """
-    source = Blocks(path)
+    first = True
+    for piece in _pieces(path):
+        if first and (packed := packing(piece[:8])):
+            raise NotATrace(path, *packed)
+        if b"\0" in piece or CONTROLS * len(piece.translate(None, TEXT)) > len(piece):
+            raise NotATrace(
+                path, "it holds bytes that are no text.", "give it as plain text, or as it was recorded."
+            )
+        first = False
+        yield piece
+
+
+def _pieces(path: Path) -> Iterator[bytes]:
+    source = ReadAhead(path)
     held: list[bytes] = []
     size = 0
     try:
@@ -63,6 +82,9 @@ def pieces(path: Path) -> Iterator[bytes]:
                 continue
             whole = b"".join(held)
             cut = max(whole.rfind(b"}"), whole.rfind(b"\n")) + 1
+            key = whole.rfind(b"-----BEGIN ", max(0, cut - LONGEST_KEY), cut)
+            if key >= 0 and whole.find(b"-----END ", key, cut) < 0:
+                cut = key
             if not cut and size > LONGEST:
                 cut = size
             if cut:

@@ -222,7 +222,7 @@ def _learned(path: Path, cleaner: Cleaner, apart: Apart) -> list[tuple[Path, Loo
 
 
 def _refuse(path: Path, output: Path) -> None:
-    given, made = path.resolve(), output.resolve()
+    given, made = (Path(os.path.realpath(p)) for p in (path, output))  # links may lead back to themselves
     if made == given or given in made.parents or made in given.parents:
         raise BadOption(
             f"'{shown(output)}' overlaps the input: a recording is never cleaned in place.",

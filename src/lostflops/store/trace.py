@@ -26,7 +26,7 @@ from typing import Annotated
 
 import msgspec
 import polars as pl
-from polars.exceptions import PolarsError
+from polars.exceptions import PanicException, PolarsError
 
 from lostflops.errors import CannotWrite, DamagedStore, NewerStore, NoSuchStep, OutputExists, Unreadable
 from lostflops.run_folder import MANIFEST
@@ -56,13 +56,21 @@ WINDOW_LOST = "steps not recorded in full"
 
 
 class Quality(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One fact about how good a rank's recording is. `level` is 'note' or 'warning'."""
+    """One fact about how good a rank's recording is: what was counted, and what that means.
+
+    `level` is 'note' or 'warning', `of` how many there are, where `count` is some of them.
+    """
 
     rank: int | None
     name: str
     count: int
     text: str
     level: str = "note"
+    of: int | None = None
+
+    @property
+    def meaning(self) -> str:
+        return self.text if self.of is None else f"of {self.of:,}; {self.text}"
 
 
 class Source(msgspec.Struct, frozen=True):
@@ -155,7 +163,7 @@ class Trace:
         """Raise DamagedStore for an error in the block that comes of what became of the run's files."""
         try:
             yield
-        except (PolarsError, OSError):
+        except (PolarsError, PanicException, OSError):  # of a file that got shorter meanwhile Polars panics
             now = Trace.open(self.path)
             for name in now.manifest.tables:
                 now._compare(name)

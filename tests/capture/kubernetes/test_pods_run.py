@@ -324,10 +324,10 @@ def test_a_cluster_that_cannot_be_asked_is_said(
 
 
 def test_a_full_collector_says_so_and_the_rest_is_kept(tmp_path: Path) -> None:
-    from lostflops.capture.kubernetes.collector import Store
+    from lostflops.capture.kubernetes.collector import ResultsFolder
 
     (tmp_path / "a").write_bytes(b"12345")
-    store = Store(tmp_path, 12)
+    store = ResultsFolder(tmp_path, 12)
     assert (store.take(7), store.take(1)) == (True, False)
     store.give_back(2)
     assert store.take(2)

@@ -18,8 +18,8 @@ TASK = {**BATCH, "SLURM_STEP_ID": "3", "SLURM_PROCID": "5", "SLURM_STEP_NUM_TASK
 NODE = "node-0002"
 
 
-def asked(folder: Path) -> recording.Plan:
-    return recording.Plan(["python", "train.py"], folder / "run")
+def asked(folder: Path) -> recording.Recording:
+    return recording.Recording(["python", "train.py"], folder / "run")
 
 
 def starts(folder: Path) -> list[int]:

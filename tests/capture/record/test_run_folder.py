@@ -45,9 +45,9 @@ def test_the_job_has_the_same_module() -> None:
 
 
 def test_what_goes_into_a_job_is_a_file_of_its_own(tmp_path: Path) -> None:
-    from lostflops.capture.record.recording import Plan
+    from lostflops.capture.record.recording import Recording
 
-    plan = Plan(["true"], tmp_path / "run")
+    plan = Recording(["true"], tmp_path / "run")
     new_run.write(plan)
     copied = plan.boot / run_folder.RECORDER / "run_folder.py"
     assert not copied.is_symlink() and copied.read_text() == Path(run_folder.__file__).read_text()
@@ -98,7 +98,7 @@ def test_the_reader_knows_only_fields_that_the_writer_declares(lines: list[dict[
     assert set(step) <= set(run_folder.STEP_FIELDS)
     assert set(reader.Who.__struct_fields__) <= set(run_folder.RANK_FIELDS)
     of_windows = {"kind", "exception", "state", "reason"}
-    assert set(reader.Line.__struct_fields__) - of_windows <= set(run_folder.STEP_FIELDS)
+    assert set(reader.StepLine.__struct_fields__) - of_windows <= set(run_folder.STEP_FIELDS)
 
 
 def test_names_are_read_as_they_are_written() -> None:

@@ -331,11 +331,11 @@ def job(folder: Path, script: str, **settings: Any) -> tuple[dict[str, str], lis
     nsys = installed(folder)
     tool = nsys_tool.Nsys(nsys, "2026.2.1", {})
     ranges = nsys_options.range_switches(1, None, None)
-    planned = recording.Plan(
+    planned = recording.Recording(
         ["python"],
         folder / "run",
         steps=((2, 3), (6, 7)),
-        nsys=wrapping.NsysPlan(tool, ["--kill=none"], [], ranges),
+        nsys=wrapping.Wrapping(tool, ["--kill=none"], [], ranges),
     )
     new_run.write(planned)
     settings_file = planned.boot / run_folder.NSYS

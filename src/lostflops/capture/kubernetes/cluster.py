@@ -34,7 +34,7 @@ AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptFile:
     """A file that the collector has."""
 
     path: str
@@ -95,12 +95,12 @@ def _port(forwarding: subprocess.Popen[bytes]) -> int:
     raise ClusterSilent("kubectl did not answer", "`kubectl get pods` shows whether the cluster answers.")
 
 
-def listing(address: str) -> list[Kept]:
+def listing(address: str) -> list[KeptFile]:
     """What the collector has."""
     with _opened(address, "") as answer:
         try:
             given = json.load(answer)
-            found = [Kept(str(one["path"]), int(one["size"])) for one in given]
+            found = [KeptFile(str(one["path"]), int(one["size"])) for one in given]
         except (ValueError, TypeError, KeyError) as error:
             raise ClusterSilent(
                 "Something answers on the collector's port that is not a lostflops collector"
@@ -114,7 +114,7 @@ def listing(address: str) -> list[Kept]:
     return found
 
 
-def choose(kept: Sequence[Kept], job: str | None) -> str:
+def choose(kept: Sequence[KeptFile], job: str | None) -> str:
     """The job whose results are meant."""
     jobs = sorted({one.job for one in kept})
     if not jobs:
@@ -135,7 +135,7 @@ def choose(kept: Sequence[Kept], job: str | None) -> str:
     return job
 
 
-def fetch(address: str, kept: Sequence[Kept], run: Path) -> None:
+def fetch(address: str, kept: Sequence[KeptFile], run: Path) -> None:
     """Write the files of one job below `run`: a folder for each pod, and in it one for each container."""
     if run.exists() and (not run.is_dir() or any(run.iterdir())):
         raise OutputExists(run)
@@ -162,7 +162,7 @@ def _opened(address: str, path: str) -> Generator[Any]:
         raise ClusterSilent(f"The collector does not answer: {shown(str(error.reason))}") from error
 
 
-def summary(run: Path, kept: Sequence[Kept]) -> list[str]:
+def summary(run: Path, kept: Sequence[KeptFile]) -> list[str]:
     """What was fetched, what is recorded in it and what not, and what to do next."""
     pods = {one.path.split("/")[1] for one in kept}
     size = sum(one.size for one in kept)

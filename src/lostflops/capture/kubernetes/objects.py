@@ -23,7 +23,7 @@ from lostflops.capture.kubernetes.admission import LABEL, SYSTEM
 from lostflops.capture.kubernetes.certificate import Certificate
 from lostflops.capture.kubernetes.pod import COLLECTOR, DOMAIN, PATTERN, PAYLOAD, SIZE, key
 from lostflops.capture.record import new_run
-from lostflops.capture.record.recording import Plan
+from lostflops.capture.record.recording import Recording
 
 Object = dict[str, Any]
 
@@ -50,7 +50,7 @@ RESOURCES = {"cpu": "1", "memory": "512Mi"}
 def payload() -> Mapping[str, str]:
     """What goes into a job, by path: the folder that `record` would make for it."""
     with tempfile.TemporaryDirectory() as place:
-        plan = Plan([], Path(place) / "run")
+        plan = Recording([], Path(place) / "run")
         new_run.write(plan)
         made = sorted(file for file in plan.boot.rglob("*") if file.is_file())
         files = {str(file.relative_to(plan.boot)): file.read_text() for file in made}

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lostflops.capture.record.recording import Plan
+    from lostflops.capture.record.recording import Recording
 from lostflops import run_folder
 from lostflops.errors import as_argument, quoted, shown
 
@@ -24,7 +24,7 @@ SUFFIXES = (".nsys-rep", ".qdrep")
 
 
 @dataclass
-class Attempt:
+class NsysNotes:
     """One start of nsys, as the rank's own notes tell it."""
 
     path: Path
@@ -53,7 +53,7 @@ class Attempt:
         return bool(self.end.get("started") or self.windows or (self.start and not self.end))
 
 
-def summary(plan: Plan, logs: Iterable[Path], ended: str) -> list[str]:
+def summary(plan: Recording, logs: Iterable[Path], ended: str) -> list[str]:
     """The lines that `record` ends with; `logs` are the step logs of the ranks, `ended` how the job ended."""
     assert plan.nsys is not None
     attempts = _attempts(logs, plan)
@@ -88,12 +88,12 @@ def summary(plan: Plan, logs: Iterable[Path], ended: str) -> list[str]:
     return [*lines, *lost, f"next: {there}lostflops why {run}"]
 
 
-def _attempts(logs: Iterable[Path], plan: Plan) -> list[Attempt]:
+def _attempts(logs: Iterable[Path], plan: Recording) -> list[NsysNotes]:
     logs = list(logs)
     folders = {log.parent for log in logs} | set(plan.run.glob(run_folder.NODES))
-    found: list[Attempt] = []
+    found: list[NsysNotes] = []
     for path in sorted(note for folder in folders for note in folder.glob(run_folder.NSYS_NOTES)):
-        attempt = Attempt(path)
+        attempt = NsysNotes(path)
         for entry in _lines(path):
             match entry.get("kind"):
                 case run_folder.START:
@@ -124,7 +124,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     return entries
 
 
-def _steps(kept: Sequence[Attempt]) -> str:
+def _steps(kept: Sequence[NsysNotes]) -> str:
     closed = [w for a in kept for w in a.windows if "last" in w]
     spans = sorted({(w["first"], w["last"]) for w in closed})
     if not spans:
@@ -133,7 +133,7 @@ def _steps(kept: Sequence[Attempt]) -> str:
     return f"steps {named} " if "-" in named or len(spans) > 1 else f"step {named} "
 
 
-def _why(attempt: Attempt, plan: Plan) -> str:
+def _why(attempt: NsysNotes, plan: Recording) -> str:
     if attempt.hung:
         return "nsys kept running after the program ended and was stopped"
     status = attempt.end.get("status")
@@ -155,7 +155,7 @@ def _why(attempt: Attempt, plan: Plan) -> str:
     return f"nsys wrote none and ended with status {status}"
 
 
-def _hints(attempts: Iterable[Attempt]) -> list[str]:
+def _hints(attempts: Iterable[NsysNotes]) -> list[str]:
     attempts = list(attempts)
     if all(a.end and not a.end.get("started") for a in attempts):
         return ["Hint: the job's output has the message of nsys; `--print` shows its command"]
@@ -167,13 +167,13 @@ def _hints(attempts: Iterable[Attempt]) -> list[str]:
     return []
 
 
-def _no_counters(attempts: Sequence[Attempt]) -> str:
+def _no_counters(attempts: Sequence[NsysNotes]) -> str:
     if any(a.start.get("role") == "node" for a in attempts):
         return "nsys refused to start with them; the job's output has its message"
     return "local rank 0 reads them, and --ranks leaves it out"
 
 
-def _nobody(plan: Plan, ended: str) -> list[str]:
+def _nobody(plan: Recording, ended: str) -> list[str]:
     if not (plan.boot / (run_folder.SEEN + run_folder.SEEN_PYTHON)).exists():
         return [
             (

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class NsysPlan:
+class Wrapping:
     """The nsys that was found, and what it is started with."""
 
     tool: Nsys
@@ -74,7 +74,7 @@ def planned(
     every: int,
     delay: float | None,
     duration: float | None,
-) -> NsysPlan:
+) -> Wrapping:
     """Find nsys, ask it, and translate. Raises BadOption, NoNsys, NsysTooOld or NsysUnusable."""
     if environment.get("NSYS_PROFILING_SESSION_ID"):
         raise BadOption("This already runs under nsys.", "leave out `--with nsys`, or the outer nsys.")
@@ -107,4 +107,4 @@ def planned(
             )
     if "cuda" in ranges and not cuda:
         del ranges["cuda"]
-    return NsysPlan(tool, made.lean, made.node, ranges, made.left_out, made.warnings)
+    return Wrapping(tool, made.lean, made.node, ranges, made.left_out, made.warnings)

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from lostflops import run_folder
 from lostflops.capture.record.membership import Membership
-from lostflops.capture.record.recording import KEEP_FREE, LENGTH, Plan
+from lostflops.capture.record.recording import KEEP_FREE, LENGTH, Recording
 from lostflops.errors import BadOption, CannotWrite, OutputExists, shown
 from lostflops.privacy.secrets import REMOVED, without_secrets
 from lostflops.version import __version__
@@ -31,7 +31,7 @@ PAYLOAD = Path(__file__).parent / "injected"
 PRIVATE = 0o700
 
 
-def write(plan: Plan, member: Membership | None = None) -> bool:
+def write(plan: Recording, member: Membership | None = None) -> bool:
     """Make the folder, or join what another task or attempt of the same job has made; whether we made it.
 
     Raises OutputExists or CannotWrite.
@@ -107,7 +107,7 @@ def _empty(run: Path) -> bool:
         return not run.exists()
 
 
-def _joins(plan: Plan, member: Membership) -> bool:
+def _joins(plan: Recording, member: Membership) -> bool:
     """Whether the folder was made by the same job: another task of it, or an earlier attempt."""
     try:
         if (plan.boot / run_folder.JOB).read_text() != member.job:
@@ -156,7 +156,7 @@ def make_private(run: Path) -> None:
                     file.chmod(file.stat().st_mode & PRIVATE)
 
 
-def note(plan: Plan, **fields: object) -> None:
+def note(plan: Recording, **fields: object) -> None:
     """Append a line to the recording's own notes."""
     with (plan.run / run_folder.RECORDING).open("a") as file:
         file.write(json.dumps({**fields, "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}) + "\n")

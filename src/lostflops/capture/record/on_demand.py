@@ -73,7 +73,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Asked:
+class Collected:
     """What came of it, by process id."""
 
     traces: Mapping[int, Path]
@@ -150,7 +150,7 @@ def ask(
     *,
     wanted: Callable[[Client], bool] = lambda client: True,
     lead: float = LOOK_AGAIN,
-) -> Asked:
+) -> Collected:
     """Have every process that asks and is wanted record the same time, and wait for the traces.
 
     Raises BadOption when no process asks, or none is free.
@@ -211,7 +211,7 @@ def ask(
             "No process of the job asked for instructions.",
             "this needs PyTorch 2.7 or later, started with KINETO_USE_DAEMON=1.",
         )
-    return Asked(_named({pid: one.trace for pid, one in told.items() if one.trace.exists()}, name), lost)
+    return Collected(_named({pid: one.trace for pid, one in told.items() if one.trace.exists()}, name), lost)
 
 
 def _longest(request: Request) -> float:

@@ -16,7 +16,7 @@ from lostflops import run_folder
 from lostflops.capture.nsys import outcome as nsys_outcome
 from lostflops.capture.record.injected.lostflops_recorder.windows import reason
 from lostflops.capture.record.new_run import make_private
-from lostflops.capture.record.recording import Plan
+from lostflops.capture.record.recording import Recording
 from lostflops.errors import LostflopsError, as_argument, shown
 
 WARM_UP = 3  # first steps, in which a job still builds its caches
@@ -50,7 +50,7 @@ class RankLog:
 class Outcome:
     """All that the job left in the folder."""
 
-    plan: Plan
+    plan: Recording
     status: int
     logs: Sequence[RankLog]
     messages: Sequence[str] = field(default=())
@@ -65,7 +65,7 @@ class Outcome:
         return [(log, str(w.get("reason"))) for log in self.logs for w in log.windows if not w.get("file")]
 
 
-def read(plan: Plan, status: int, node: str | None = None) -> Outcome:
+def read(plan: Recording, status: int, node: str | None = None) -> Outcome:
     """What is in the folder, or in that of one node where other nodes look after theirs."""
     logs = [
         read_log(path) for path in sorted(plan.run.glob(f"{node or run_folder.NODES}/{run_folder.STEP_LOGS}"))

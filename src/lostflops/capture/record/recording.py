@@ -18,7 +18,7 @@ from lostflops.capture.record.annotation_file import Annotations
 from lostflops.errors import BadOption, shown
 
 if TYPE_CHECKING:
-    from lostflops.capture.nsys.wrapping import NsysPlan
+    from lostflops.capture.nsys.wrapping import Wrapping
 
 WHAT = {
     "cuda": "kernels, copies and CUDA calls, where there is a GPU",
@@ -48,7 +48,7 @@ class StepOn:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Recording:
     """One recording: the command, the folder, and what goes into it."""
 
     command: Sequence[str]
@@ -62,7 +62,7 @@ class Plan:
     annotations: Annotations = ()
     step_on: StepOn | None = None  # what ends a step; None: the optimizer
     sockets: Path | None = None  # where processes ask on demand; None: they do not ask
-    nsys: NsysPlan | None = None  # None: the PyTorch profiler records
+    nsys: Wrapping | None = None  # None: the PyTorch profiler records
 
     def __post_init__(self) -> None:
         open_ended = any(last is None for _, last in self.steps)

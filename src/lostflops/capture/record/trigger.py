@@ -23,7 +23,7 @@ STANDSTILL = 120.0  # seconds without a step of any rank, after which nobody wai
 
 
 @dataclass(frozen=True)
-class Answer:
+class Triggered:
     """What was recorded, in words, and what `lostflops why` can be asked about."""
 
     lines: Sequence[str]
@@ -57,7 +57,7 @@ def below(process: int) -> Iterator[int]:
         waiting += sorted(parents.get(one, ()))
 
 
-def record(target: str, request: on_demand.Request, ranks: Ranges | None, output: Path | None) -> Answer:
+def record(target: str, request: on_demand.Request, ranks: Ranges | None, output: Path | None) -> Triggered:
     """Have `target`, a run folder or a process id, record now. Raises a LostflopsError that says why not."""
     process = int(target) if target.isdigit() and not Path(target).exists() else None
     if process is None:
@@ -96,7 +96,7 @@ def record(target: str, request: on_demand.Request, ranks: Ranges | None, output
     return _by_pytorch(run, request)
 
 
-def _inside(run: Path, request: on_demand.Request, ranks: Ranges | None, alive: list[RankLog]) -> Answer:
+def _inside(run: Path, request: on_demand.Request, ranks: Ranges | None, alive: list[RankLog]) -> Triggered:
     """Ask the recorder in each rank, which looks for a request between steps."""
     asked = [log for log in alive if ranks is None or any(a <= log.rank <= b for a, b in ranks)]
     if not asked:
@@ -127,7 +127,7 @@ def _inside(run: Path, request: on_demand.Request, ranks: Ranges | None, alive: 
     first, last = min(w["first"] for w in kept), max(w["last"] for w in kept)
     named = f"step {first}" if first >= last else f"steps {first}-{last}"
     many = f"{len(kept)} rank{'s' * (len(kept) != 1)}"
-    return Answer([f"recorded {named} on {many} -> {shown(run)}", *lines], [run])
+    return Triggered([f"recorded {named} on {many} -> {shown(run)}", *lines], [run])
 
 
 def _answers(asked: Iterable[RankLog], name: str) -> tuple[dict[int, Mapping[str, Any]], dict[int, str]]:
@@ -190,7 +190,7 @@ def _alive(log: RankLog) -> bool:
     )
 
 
-def _by_pytorch(run: Path, request: on_demand.Request) -> Answer:
+def _by_pytorch(run: Path, request: on_demand.Request) -> Triggered:
     """No rank makes steps: ask PyTorch, if the job was started so that it asks us."""
     folders = on_demand.folders(run)
     if not folders:
@@ -203,7 +203,7 @@ def _by_pytorch(run: Path, request: on_demand.Request) -> Answer:
     return _said([one for one in asked if one.traces or one.lost], [run])
 
 
-def _without_recorder(process: int, request: on_demand.Request, output: Path | None) -> Answer:
+def _without_recorder(process: int, request: on_demand.Request, output: Path | None) -> Triggered:
     """A process that `lostflops record` did not start."""
     variables = on_demand.environment_of(process)
     if not variables:
@@ -239,10 +239,10 @@ def _bounded(request: on_demand.Request) -> on_demand.Request:
     return request
 
 
-def _said(asked: Sequence[on_demand.Asked], paths: Sequence[Path]) -> Answer:
+def _said(asked: Sequence[on_demand.Collected], paths: Sequence[Path]) -> Triggered:
     traces = [trace for one in asked for trace in one.traces.values()]
     lines = [f"process {pid}: {why}" for one in asked for pid, why in sorted(one.lost.items())]
     if not traces:
         raise BadOption("\n".join(["Nothing was recorded.", *lines]))
     many = f"{len(traces)} process{'es' * (len(traces) != 1)}"
-    return Answer([f"recorded {many} -> {shown(traces[0].parent)}", *lines], paths)
+    return Triggered([f"recorded {many} -> {shown(traces[0].parent)}", *lines], paths)

@@ -47,7 +47,7 @@ class Series(msgspec.Struct):
     per: Annotated[int, msgspec.Meta(ge=1, le=10**12)] = 1
 
 
-class Line(msgspec.Struct):
+class TailLine(msgspec.Struct):
     """A line of a tail: the session, more series, or a sample."""
 
     session: Annotated[int, msgspec.Meta(ge=0, le=2**31)] | None = None
@@ -69,7 +69,7 @@ class Read:
 
 def read_tail(path: Path) -> Read:
     """The readings of a tail. Raises OSError."""
-    decoder = msgspec.json.Decoder(Line)
+    decoder = msgspec.json.Decoder(TailLine)
     session = torn = 0
     known: dict[int, Series] = {}
     monotonic: list[int] = []

@@ -43,14 +43,14 @@ class Who(msgspec.Struct):
     wall: Time | None = None
 
 
-class Failed(msgspec.Struct):
+class FailedRank(msgspec.Struct):
     """What the process that started a rank was told of its end."""
 
     pid: Count
     status: Annotated[int, msgspec.Meta(ge=-LARGEST, le=LARGEST)]
 
 
-class Command(msgspec.Struct):
+class JobLine(msgspec.Struct):
     """A line of the recording's own notes."""
 
     kind: str
@@ -63,13 +63,13 @@ class Logged:
 
     path: Path
     who: Who
-    steps: Sequence[Line]
-    end: Line | None
+    steps: Sequence[StepLine]
+    end: StepLine | None
     torn: int
     lost: str | None = None  # why steps that were to be recorded in full were not
 
 
-class Line(msgspec.Struct):
+class StepLine(msgspec.Struct):
     """A line of a step; the others have no number."""
 
     step: Time | None = None
@@ -90,11 +90,11 @@ class Line(msgspec.Struct):
     reason: str | None = None
 
 
-FAILURE = msgspec.json.Decoder(Failed)
-COMMAND = msgspec.json.Decoder(Command)
+FAILURE = msgspec.json.Decoder(FailedRank)
+COMMAND = msgspec.json.Decoder(JobLine)
 Entry = TypeVar("Entry")
 WHO = msgspec.json.Decoder(Who)
-LINE = msgspec.json.Decoder(Line)
+LINE = msgspec.json.Decoder(StepLine)
 
 
 def documents(paths: Iterable[Path]) -> list[Path]:
@@ -208,13 +208,13 @@ def _read(path: Path) -> Logged:
     return Logged(path, who, [line for line in lines if line.step is not None], end, torn, lost)
 
 
-def _lines(content: bytes) -> tuple[list[Line], int]:
+def _lines(content: bytes) -> tuple[list[StepLine], int]:
     """The lines, and how many are not whole."""
     try:
         return LINE.decode_lines(content), 0
     except UNDECODABLE:
         pass
-    lines: list[Line] = []
+    lines: list[StepLine] = []
     torn = 0
     for raw in content.splitlines():
         try:
@@ -269,8 +269,8 @@ def _decoded(file: Path, decoder: msgspec.json.Decoder[Entry]) -> Iterator[Entry
                 yield decoder.decode(line)
 
 
-def _frame(who: Who, lines: Sequence[Line]) -> pl.DataFrame:
-    columns = {name: [getattr(line, name) for line in lines] for name in Line.__struct_fields__}
+def _frame(who: Who, lines: Sequence[StepLine]) -> pl.DataFrame:
+    columns = {name: [getattr(line, name) for line in lines] for name in StepLine.__struct_fields__}
     return STEP_LOG.conform(
         pl.DataFrame(
             {

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from lostflops import run_folder
-from lostflops.machine.monitor.metrics import METRICS, Reading
+from lostflops.machine.monitor.metrics import METRICS, MetricValue
 
 FORMAT = 1
 PACK_EVERY = 300.0  # s
@@ -65,10 +65,10 @@ class MonitorLog:
                 self._told[key] = line
                 self._append(self._facts, line)
 
-    def add(self, monotonic: int, wall: int, readings: Iterable[Reading]) -> None:
+    def add(self, monotonic: int, wall: int, readings: Iterable[MetricValue]) -> None:
         """Append a sample."""
         values: list[float | None] = [None] * len(self._places)
-        new: list[Reading] = []
+        new: list[MetricValue] = []
         for reading in readings:
             place = self._places.get(reading[:3])
             if place is None:
@@ -142,7 +142,7 @@ class MonitorLog:
         self.lost += not whole
 
 
-def _series(reading: Reading) -> dict[str, Any]:
+def _series(reading: MetricValue) -> dict[str, Any]:
     metric = METRICS[reading.metric]
     return {
         "metric": metric.name,

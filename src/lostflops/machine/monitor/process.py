@@ -24,7 +24,7 @@ PATIENCE = 30.0  # s; the driver may have to wake up first
 
 
 @dataclass(frozen=True)
-class Wanted:
+class Sampling:
     """What to sample, how often, into which run."""
 
     run: Path
@@ -42,7 +42,7 @@ class Monitor:
     """A sampler that runs. `beginning` and `ending` are what it says of itself."""
 
     process: subprocess.Popen[bytes]
-    wanted: Wanted
+    wanted: Sampling
     beginning: dict[str, Any] = field(default_factory=dict[str, Any])
     ending: dict[str, Any] = field(default_factory=dict[str, Any])
 
@@ -114,7 +114,7 @@ class Monitor:
         ]
 
 
-def start(wanted: Wanted) -> Monitor:
+def start(wanted: Sampling) -> Monitor:
     """Start sampling. Raises LostflopsError where the process cannot be started."""
     settings = {
         "run": str(wanted.run),
@@ -150,7 +150,7 @@ def beside(run: Path, *, wanted: bool) -> Generator[list[str]]:
         yield said
         return
     try:
-        sampler = start(Wanted(run))
+        sampler = start(Sampling(run))
     except LostflopsError as error:
         said.append(f"monitor: {error.message}")
         yield said

@@ -27,7 +27,7 @@ MATRICES = {"r": "read", "w": "write", "n": "nvlink", "a": "atomics", "p": "pcie
 
 
 @dataclass
-class Found:
+class ToolOutput:
     """What one tool told."""
 
     devices: list[Row] = field(default_factory=list[Row])
@@ -35,7 +35,7 @@ class Found:
     remarks: list[str] = field(default_factory=list[str])
 
 
-Reader = Callable[[str], Found]
+Reader = Callable[[str], ToolOutput]
 
 
 def lines_of(text: str) -> list[str]:
@@ -121,10 +121,10 @@ def _links(
     return rows
 
 
-def nvidia_paths(text: str) -> Found:
+def nvidia_paths(text: str) -> ToolOutput:
     """`nvidia-smi topo -m`"""
     tool = "nvidia-smi topo -m"
-    found = Found()
+    found = ToolOutput()
     lines = lines_of(text)
     names, titles, read = _matrix(lines, found.remarks)
     if not names:
@@ -155,8 +155,8 @@ def nvidia_paths(text: str) -> Found:
 def nvidia_peers(letter: str) -> Reader:
     """`nvidia-smi topo -p2p` with that letter."""
 
-    def read(text: str) -> Found:
-        found = Found()
+    def read(text: str) -> ToolOutput:
+        found = ToolOutput()
         names, _, lines = _matrix(lines_of(text), found.remarks)
         if not names:
             found.remarks.append("no matrix of devices was found")
@@ -167,9 +167,9 @@ def nvidia_peers(letter: str) -> Reader:
     return read
 
 
-def nvidia_nvlinks(text: str) -> Found:
+def nvidia_nvlinks(text: str) -> ToolOutput:
     """`nvidia-smi nvlink -s`: each NVLink of each GPU, with its rate."""
-    found = Found()
+    found = ToolOutput()
     gpu: str | None = None
     for line in lines_of(text):
         if head := re.match(r"GPU (\d+):", line):
@@ -197,9 +197,9 @@ NVIDIA_GPUS = (
 PER_LANE = {1: 2.0, 2: 4.0, 3: 7.877, 4: 15.754, 5: 31.508, 6: 60.5}  # Gb/s in one direction, by generation
 
 
-def nvidia_gpus(text: str) -> Found:
+def nvidia_gpus(text: str) -> ToolOutput:
     """`nvidia-smi --query-gpu=` with NVIDIA_GPUS, as csv without header and units."""
-    found = Found()
+    found = ToolOutput()
     for line in filter(None, lines_of(text)):
         cells = [cell.strip() for cell in line.split(",")]
         if len(cells) != len(NVIDIA_GPUS) or not cells[0].isdecimal():
@@ -228,9 +228,9 @@ def address(text: str) -> str:
     return f"{match[1]}:{match[2]}".lower() if match else text.lower()
 
 
-def ibstat(text: str) -> Found:
+def ibstat(text: str) -> ToolOutput:
     """`ibstat`: cards with their ports. `ibv_devinfo` is another layout."""
-    found = Found()
+    found = ToolOutput()
     card: str | None = None
     port: Row | None = None
     for line in lines_of(text):
@@ -266,9 +266,9 @@ def _rate(text: str, line: str, remarks: list[str]) -> float | None:
     return float(match[1])
 
 
-def ibdev2netdev(text: str) -> Found:
+def ibdev2netdev(text: str) -> ToolOutput:
     """`ibdev2netdev`: which network interface belongs to which port."""
-    found = Found()
+    found = ToolOutput()
     for line in filter(str.strip, lines_of(text)):
         match = re.search(r"(\S+) port (\d+)(?: \(.*?\))? ==> (\S+) \((\w+)\)", line)
         if not match:
@@ -279,9 +279,9 @@ def ibdev2netdev(text: str) -> Found:
     return found
 
 
-def numactl(text: str) -> Found:
+def numactl(text: str) -> ToolOutput:
     """`numactl --hardware`"""
-    found = Found()
+    found = ToolOutput()
     tool = "numactl --hardware"
     nodes: dict[int, Row] = {}
     columns: list[int] | None = None
@@ -316,9 +316,9 @@ def distances(
     ]
 
 
-def rocm_paths(text: str) -> Found:
+def rocm_paths(text: str) -> ToolOutput:
     """`rocm-smi --showtopo`: the type of link of each pair of GPUs, and their memory nodes."""
-    found = Found()
+    found = ToolOutput()
     tool = "rocm-smi --showtopo"
     lines = lines_of(text)
     start = next((n for n, line in enumerate(lines) if "Link Type between two GPUs" in line), None)
@@ -340,9 +340,9 @@ NETWORK, OPEN_FABRICS = "2", "3"  # osdev_type of hwloc 2
 DEEPEST = 100  # machines nest their objects about ten deep
 
 
-def lstopo(text: str) -> Found:
+def lstopo(text: str) -> ToolOutput:
     """`lstopo --of xml` of hwloc 2: memory nodes, and which of them cards and GPUs are attached to."""
-    found = Found()
+    found = ToolOutput()
     if "<!ENTITY" in text:
         found.remarks.append("not read: it declares XML entities, which lstopo never writes")
         return found

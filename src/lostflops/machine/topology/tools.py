@@ -27,7 +27,7 @@ from lostflops.errors import (
 )
 from lostflops.machine.topology import sysfs as topology_sysfs
 from lostflops.machine.topology import texts
-from lostflops.machine.topology.texts import Found, Reader, Row
+from lostflops.machine.topology.texts import Reader, Row, ToolOutput
 from lostflops.tables import TOPOLOGY_DEVICES, TOPOLOGY_LINKS
 from lostflops.units import written_spans
 from lostflops.version import __version__
@@ -96,7 +96,7 @@ class Topology:
 def here(sysfs: Path = Path("/sys")) -> Topology:
     """This machine's."""
     absent: dict[str, str] = {}
-    asked: list[tuple[str, Found]] = [("sysfs", topology_sysfs.read(sysfs))]
+    asked: list[tuple[str, ToolOutput]] = [("sysfs", topology_sysfs.read(sysfs))]
     for tool in TOOLS:
         program = tool.command[0]
         if program in absent:
@@ -106,17 +106,17 @@ def here(sysfs: Path = Path("/sys")) -> Topology:
             continue
         text, trouble = _ask(tool.command)
         if trouble:
-            asked.append((" ".join(tool.command[:4]), Found(remarks=[trouble])))
+            asked.append((" ".join(tool.command[:4]), ToolOutput(remarks=[trouble])))
         else:
             asked.append((tool.file, tool.read(text)))
     for maker, many in topology_sysfs.gpus(sysfs).items():
         if {"NVIDIA": "nvidia-smi", "AMD": "rocm-smi"}[maker] in absent:
             tool = {"NVIDIA": "nvidia-smi", "AMD": "rocm-smi"}[maker]
             said = f"{many} {maker} GPU{'s' * (many != 1)} on the PCI bus, but {tool} is not on the PATH"
-            asked.append(("sysfs", Found(remarks=[said])))
+            asked.append(("sysfs", ToolOutput(remarks=[said])))
     bound = _this_process()
     if bound is not None:
-        asked.append(("this process", Found(devices=[bound])))
+        asked.append(("this process", ToolOutput(devices=[bound])))
     return _merged(asked, absent)
 
 
@@ -127,7 +127,7 @@ def recorded(folder: Path) -> Topology:
     """
     if not folder.is_dir():
         raise NothingThere(folder)
-    asked: list[tuple[str, Found]] = []
+    asked: list[tuple[str, ToolOutput]] = []
     if (folder / "sys").is_dir():
         asked.append(("sys", topology_sysfs.read(folder / "sys")))
     for tool in TOOLS:
@@ -225,7 +225,7 @@ def node(run: Path) -> str:
     return run_folder.node_of(boot + platform.node())
 
 
-def _merged(asked: Sequence[tuple[str, Found]], absent: Mapping[str, str]) -> Topology:
+def _merged(asked: Sequence[tuple[str, ToolOutput]], absent: Mapping[str, str]) -> Topology:
     """One row per device: of each fact, what the first tool says that knows it."""
     rows = [{"rank": 0, **row} for _, found in asked for row in found.devices]
     devices = (

@@ -34,6 +34,29 @@ from lostflops.tables import Copies, Kernels
             expect=[{"rank": 0, "beside": 40, "beside_kernels": 50}],
         ),
         Example(
+            "a rank without work beside one that works has no part of its time",
+            given={
+                "steps": [{"rank": 1, "start": 0, "end": 70}, {"rank": 2, "start": 0, "end": 70}],
+                "kernels": [{"rank": 2, "start": 5, "end": 65, "stream": 7}],
+            },
+            expect=[
+                {"rank": 1, "beside": 70, "beside_kernels": 70},
+                {"rank": 2, "beside": 10, "beside_kernels": 10},
+            ],
+        ),
+        Example(
+            "streams of two devices are two; a copy that carries communication is no work",
+            given={
+                "steps": [{"start": 0, "end": 70}],
+                "kernels": [
+                    {"start": 0, "end": 30, "device": 0, "stream": 7},
+                    {"start": 30, "end": 50, "device": 1, "stream": 7},
+                ],
+                "copies": [{"start": 0, "end": 60, "device": 0, "stream": 9, "communication": True}],
+            },
+            expect=[{"rank": 0, "beside": 40, "beside_kernels": 40}],
+        ),
+        Example(
             "a rank without work may lose all of its steps",
             given={"steps": [{"start": 0, "end": 70}], "kernels": []},
             expect=[{"rank": 0, "beside": 70, "beside_kernels": 70}],

@@ -69,6 +69,14 @@ OUT_OF_MEMORY = 2
                 )
             ],
         ),
+        Example(
+            "calls that overlap on one thread, as a damaged recording has them, take no more than the step",
+            given={
+                "launches": [{"start": s, "end": e, "thread": 7, "name": "x"} for s, e in ((2, 40), (9, 60))],
+                "steps": [{"start": 0, "end": 50}],
+            },
+            expect=[{"calls": 2, "time": 89, "max": 51, "per_step": 50, "step_share": 1.0}],
+        ),
     ],
 )
 def api_call_summary(
@@ -96,8 +104,11 @@ def api_call_summary(
             _in_steps=pl.col("_in_steps").sum(),
         )
     )
+    capped = summed.join(step_totals, on="rank", how="left", maintain_order="left").with_columns(
+        _in_steps=pl.min_horizontal("_in_steps", pl.col("step_time").fill_null(pl.col("_in_steps")))
+    )
     return (
-        per_step(summed, step_totals, "_in_steps")
+        per_step(capped.drop("steps", "step_time"), step_totals, "_in_steps")
         .drop("_in_steps")
         .sort("rank", "time", *kinds[1:], descending=[False, True, False, False, False])
     )

@@ -82,7 +82,7 @@ def _sample(given: Namespace) -> None:
     if command:
         recording.check(command)
     address, port = monitor.listening(given.port) if given.port is not None else ("127.0.0.1", None)
-    wanted = monitor.Wanted(
+    wanted = monitor.Sampling(
         run=given.output or Path("runs") / f"monitor-{time.strftime('%Y%m%d-%H%M%S')}",
         interval=monitor.interval(given.interval),
         duration=None if given.duration is None else monitor.duration(given.duration),

@@ -246,8 +246,7 @@ def _hardware(given: Namespace) -> tuple[Gpu, LinkCard]:
 
     gpu = hardware.gpu(given.gpu)
     if given.sustained:
-        status = f"{gpu.status.replace('sustained rate, ', '')}; rate given"
-        gpu = hardware.one_rate(gpu, given.sustained * 1e12, status)
+        gpu = hardware.one_rate(gpu, given.sustained * 1e12, "rate given")
     if given.host_memory:
         host = units.size(given.host_memory, "--host-memory", bare="GB")
         gpu = msgspec.structs.replace(gpu, host_memory=host)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lostflops.capture.record.membership import Membership
-    from lostflops.capture.record.recording import Plan
+    from lostflops.capture.record.recording import Recording
 
 
 def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
@@ -98,7 +98,7 @@ def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
     )
 
 
-def asked(given: Namespace, member: Membership | None = None) -> Plan:
+def asked(given: Namespace, member: Membership | None = None) -> Recording:
     """The plan that the arguments describe. Raises BadOption for what cannot work."""
     from lostflops.capture.record import annotation_file, on_demand, recording
 
@@ -120,7 +120,7 @@ def asked(given: Namespace, member: Membership | None = None) -> Plan:
             )
         under["what"] = nsys_options.what(given.what or "")
         under["nsys"] = wrapping.planned(given.nsys, under["what"], command, os.environ, **when)
-    return recording.Plan(
+    return recording.Recording(
         command=command,
         run=given.output or Path("runs") / _name(command, member),
         **when,

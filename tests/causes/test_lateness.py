@@ -1,0 +1,309 @@
+"""The rank that the others wait for, by numbers that were worked out by hand."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import polars as pl
+import pytest
+
+from lostflops.causes.given import NAMES, WORK, Given
+from lostflops.causes.lateness import (
+    Excess,
+    Late,
+    _only_step,  # pyright: ignore[reportPrivateUsage]
+    chain,
+    late_rank,
+    says,
+    slower_compute,
+    turns,
+)
+
+DATA, PYTHON, WAIT = "idle.data_loading", "idle.other_host_work", "communication.wait"
+MS = 1_000_000
+# Rank 1 waits for its loader while the others wait for it: three steps of 140 ns.
+LEDGER = [
+    (rank, step, account, ns)
+    for step in range(3)
+    for rank in range(3)
+    for account, ns in (("compute", 100), (DATA if rank == 1 else WAIT, 40))
+]
+WORST = {
+    "rank": 1, "at_most": 38, "per_step": 20, "blame_share": 0.9, "unmatched": 1, "collectives": 9, "last": 8,
+    "assumed": None,
+}  # fmt: skip
+OTHERS = [{**WORST, "rank": rank, "at_most": 0, "per_step": 0, "blame_share": 0.05} for rank in (0, 2)]
+
+
+def given(
+    ledger: list[tuple[int, int, str, int]] = LEDGER,
+    worst: dict[str, Any] | None = None,
+    first: list[dict[str, Any]] | None = None,
+    names: list[tuple[int, str, str | None, int]] = [],  # noqa: B006
+    **more: Any,
+) -> Given:
+    rows = [*(first or []), WORST | (worst or {}), *OTHERS]
+    table = pl.DataFrame(rows, infer_schema_length=None)
+    schema = ["rank", "step", "account", "ns"]
+    return Given(
+        answers={"communication_imbalance": SimpleNamespace(table=table, findings=())},  # pyright: ignore[reportArgumentType]
+        ledger=pl.DataFrame(ledger, schema, orient="row").with_columns(start=1000 * pl.col("step")),
+        names=pl.DataFrame(names, NAMES, orient="row"),
+        **more,
+    )
+
+
+def test_the_late_rank_is_told_with_what_it_has_more_of() -> None:
+    names = [
+        (1, DATA, "one", 3),
+        (1, DATA, "none", 2),
+        (1, DATA, "next", 90),
+        (1, DATA, "read", 30),
+        (0, DATA, "next", 15),
+        (1, DATA, None, 7),
+    ]
+    names += [(2, DATA, "next", 21), (0, DATA, "read", 60), (2, DATA, "read", 66), (1, PYTHON, "f", 999)]
+    late = late_rank(given(names=names))
+    assert late is not None
+    assert (late.rank, late.ns, late.waited, late.only_step, late.steps) == (1, 38, 30, None, 3)
+    assert (late.unmatched, late.assumed, late.cause) == (1, False, DATA)
+    excess = late.excess
+    assert dict(excess.by_account) == {DATA: 40, "compute": 0}
+    assert (excess.rank, excess.ns, excess.main, excess.own) == (1, 40, 40, 40)
+    # A mean step of rank 1 has 30 ns of `next`, of the others 5 and 7; of `read` it has less than they.
+    assert excess.parts == (("`next`", 24), ("`one`", 1))
+
+
+def test_work_that_belongs_to_no_rank_is_not_late() -> None:
+    nobody = {**WORST, "rank": None, "at_most": 10**6, "per_step": 10**6}
+    late = late_rank(given(first=[nobody]))
+    assert late is not None and late.rank == 1
+
+
+@pytest.mark.parametrize(
+    ("worst", "told"),
+    [
+        ({"blame_share": 0.5}, True),
+        ({"blame_share": 0.4999}, False),
+        ({"blame_share": None}, False),
+        ({"unmatched": 9}, True),
+        ({"unmatched": 10}, False),
+        ({"at_most": 11}, True),
+        ({"at_most": 10}, False),  # a third of the 30 ns that another rank waits
+        ({"at_most": None, "per_step": None}, False),
+        ({"at_most": 80}, True),
+        ({"at_most": 81}, False),  # its own work explains 40
+        ({"rank": 7}, False),  # not in the ledger
+        ({"assumed": True}, True),
+    ],
+)
+def test_a_rank_is_late_from_these_numbers_on(worst: dict[str, Any], told: bool) -> None:
+    late = late_rank(given(worst=worst))
+    assert (late is not None) == told
+    if late is not None:
+        assert late.assumed == bool(worst.get("assumed"))
+
+
+def test_of_two_ranks_one_can_be_late() -> None:
+    two = given([row for row in LEDGER if row[0] != 2])
+    two.answers["communication_imbalance"].table = pl.DataFrame([WORST, OTHERS[0]])  # type: ignore[misc]
+    late = late_rank(two)
+    assert late is not None and late.waited == 40
+
+
+def test_one_rank_is_late_for_nobody() -> None:
+    alone = given()
+    alone.answers["communication_imbalance"].table = pl.DataFrame([WORST])  # type: ignore[misc]
+    assert late_rank(alone) is None
+    assert late_rank(Given(answers={}, ledger=alone.ledger)) is None
+    mine = [row for row in LEDGER if row[0] == 1]
+    assert late_rank(given(mine)) is None
+
+
+def test_a_rank_with_no_more_than_the_others_is_not_late() -> None:
+    even = [(rank, step, "compute", 100) for rank in range(3) for step in range(3)]
+    assert late_rank(given(even)) is None
+
+
+def test_of_accounts_with_as_much_the_first_name_counts() -> None:
+    tied = [*LEDGER, *((1, step, "copy", 40) for step in range(3))]
+    late = late_rank(given(tied))
+    assert late is not None
+    assert list(late.excess.by_account) == ["copy", DATA, "compute"]
+
+
+def by_step(late: tuple[int, ...], *, other: int = 5) -> Given:
+    rows = [(1, step, DATA, other + ns) for step, ns in enumerate(late)]
+    rows += [(rank, step, "compute", other) for step in range(len(late)) for rank in (0, 2)]
+    rows += [(rank, step, WAIT, 1000) for step in range(len(late)) for rank in (0, 1, 2)]
+    rows += [(rank, step, "communication.transfer", 900) for step in range(len(late)) for rank in (0, 2)]
+    rows += [(0, 99, DATA, 5000)]  # no other rank has this step
+    return given(rows)
+
+
+@pytest.mark.parametrize(
+    ("late", "step"),
+    [
+        ((10, 80, 10), 1),
+        ((11, 79, 10), None),
+        ((0, 50), None),
+        ((0, 50, 0), 1),
+        ((-5, -5, 2, -5), 2),  # earlier than the others is not late
+    ],
+)
+def test_a_rank_is_late_once_where_one_step_has_four_fifths(late: tuple[int, ...], step: int | None) -> None:
+    assert _only_step(by_step(late), 1) == step
+
+
+def test_ranks_that_are_late_in_turn_say_of_what() -> None:
+    rows = [(0, 0, DATA, 20), (0, 0, "compute", 10), (1, 0, "compute", 10)]
+    rows += [(0, 1, "compute", 10), (1, 1, "compute", 13), (1, 1, PYTHON, 40), (0, 1, WAIT, 500)]
+    rows += [(0, 2, DATA, 700)]  # no other rank has this step
+    found = turns(given(rows))
+    assert found is not None
+    # 30 and 10 ns in the first step, 10 and 53 in the second: beyond the mean (30 - 20 + 53 - 31.5) / 2.
+    assert (found.explained, found.account, found.ranks) == (15, PYTHON, 2)
+    assert found.share == 40 / (40 + 20 + 3)
+
+
+def test_the_same_rank_twice_is_one_rank() -> None:
+    rows = [(0, step, DATA, 20) for step in (0, 1)] + [(1, step, "compute", 1) for step in (0, 1)]
+    found = turns(given(rows))
+    assert found is not None and found.ranks == 1
+
+
+def test_ranks_that_do_the_same_take_no_turns() -> None:
+    assert turns(given([(rank, 0, "compute", 10) for rank in (0, 1)])) is None
+    assert turns(given([(0, 0, "compute", 10)])) is None
+
+
+def late(by_account: dict[str, int], own: int, parts: tuple[tuple[str, int], ...] = (), **more: Any) -> Late:
+    known: dict[str, Any] = {"rank": 1, "ns": 10 * MS, "waited": 9, "only_step": None, "steps": 3}
+    return Late(
+        **known | {"unmatched": 0, "assumed": False, "table": WORST} | more,
+        excess=Excess(1, by_account, parts, own),
+    )
+
+
+@pytest.mark.parametrize(
+    ("late", "said"),
+    [
+        (late({"compute": 8 * MS}, 90 * MS), "it computes 8.00 ms longer than the others"),
+        (late({DATA: 7 * MS}, 7 * MS), "7.00 ms of data loading"),
+        (
+            late({DATA: 18 * MS}, 20 * MS),
+            "20.0 ms of data loading, against 2.00 ms on the others",
+        ),
+        (late({DATA: 18 * MS + 1}, 20 * MS), "20.0 ms of data loading"),
+        (
+            late({PYTHON: 8 * MS}, 8 * MS, (("`f` (a.py:3)", 4 * MS),)),
+            "8.00 ms of Python and other CPU work, `f` (a.py:3)",
+        ),
+        (
+            late({PYTHON: 8 * MS}, 8 * MS, (("`f` (a.py:3)", 4 * MS - 1),)),
+            "8.00 ms of Python and other CPU work",
+        ),
+        (late({PYTHON: 8 * MS}, 8 * MS, (("`f`", 8 * MS),)), "8.00 ms of Python and other CPU work"),
+    ],
+)
+def test_what_makes_it_late_is_said(late: Late, said: str) -> None:
+    assert says(late) == said
+
+
+def test_the_evidence_says_how_often_and_what_else() -> None:
+    also = {DATA: 9 * MS, "copy": MS, "compute": MS - 1, PYTHON: 5 * MS}
+    (often, copies, unmatched) = chain(late(also, 9 * MS, unmatched=1200), given())
+    assert often == "it arrives last in 8 of 9 collectives"
+    assert copies.endswith(": 1.00 ms more per step than on the others")
+    assert unmatched == "not in this: 1,200 of its collectives that could not be matched"
+    assert len(list(chain(late({DATA: 9 * MS, "nothing of ours": 9 * MS}, 9 * MS), given()))) == 1
+
+
+def work(*rows: tuple[int, str, str, int, int], **more: Any) -> Given:
+    return given(work=pl.DataFrame(rows, WORK, orient="row"), **more)
+
+
+THERE = "times as long as the same kernels there"
+MORE = "it runs other or larger kernels than they do: it has more work, such as longer sequences"
+SAME = ((0, "gemm", "a 64", 6, 100), (2, "gemm", "a 64", 6, 110))
+SLOWER = late({"compute": 8}, 8)
+
+
+@pytest.mark.parametrize(
+    ("rows", "told"),
+    [
+        # The others' median is 105.
+        ([*SAME, (1, "gemm", "a 64", 6, 126)], (f"its gemm kernels take 1.2 {THERE}", True)),
+        ([*SAME, (1, "gemm", "a 64", 6, 110)], None),
+        ([*SAME, (1, "gemm", "a 64", 12, 210)], ("it runs 2 times as many kernels per step", False)),
+        ([*SAME, (1, "gemm", "b 64", 6, 126)], (MORE, False)),
+        ([*SAME], None),
+        ([*SAME, (1, "gemm", "a 64", 6, 113)], (f"its gemm kernels take 1.1 {THERE}", True)),
+        # Four fifths of its time are the same work; then a little less.
+        ([*SAME, (1, "gemm", "a 64", 6, 200), (1, "gemm", "c", 1, 50)],
+         (f"its gemm kernels take 1.9 {THERE}", True)),
+        ([*SAME, (1, "gemm", "a 64", 6, 200), (1, "gemm", "c", 1, 51)],
+         ("it runs 1.2 times as many kernels per step", False)),
+        # Another family keeps its pace.
+        ([*SAME, (1, "gemm", "a 64", 6, 210), *((rank, "norm", "n", 3, 1000) for rank in range(3))],
+         (f"its gemm kernels take 2 {THERE}", True)),
+        # One other rank of three runs it: what the others run it does not.
+        ([(rank, "gemm", "a" if rank < 2 else "b", 6, 100) for rank in range(4)],
+         (MORE, False)),
+        ([(0, "gemm", "a 64", 0, 100), (1, "gemm", "b", 3, 100)], (MORE, False)),
+        ([(1, "gemm", "a 64", 6, 126)], None),
+        # A grouped product is given more to do on the same grid: not a slower device.
+        ([(rank, "gemm", "grouped_gemm", 6, ns) for rank, ns in ((0, 100), (2, 110), (1, 210))],
+         (f"its gemm kernels take 2 {THERE}", False)),
+    ],
+)  # fmt: skip
+def test_why_a_rank_computes_longer(rows: Any, told: tuple[str, bool] | None) -> None:
+    assert slower_compute(SLOWER, work(*rows)) == told
+
+
+def test_a_slower_device_is_blamed_where_nearly_all_kernels_are_slower() -> None:
+    def of(slow: int, kept: int) -> tuple[str, bool] | None:
+        both = [(rank, "gemm", "a", 6, slow) for rank in (0, 2)]
+        both += [(rank, "gemm", "b", 6, kept) for rank in (0, 2)]
+        return slower_compute(SLOWER, work(*both, (1, "gemm", "a", 6, 2 * slow), (1, "gemm", "b", 6, kept)))
+
+    assert of(80, 20) == (f"its gemm kernels take 1.8 {THERE}", True)
+    near = [(rank, "gemm", name, 6, ns) for rank in (0, 2) for name, ns in (("a", 700), ("b", 300))]
+    assert slower_compute(SLOWER, work(*near, (1, "gemm", "a", 6, 1400), (1, "gemm", "b", 6, 312))) == (
+        f"its gemm kernels take 1.7 {THERE}",
+        False,
+    )  # 4 % more is no slower kernel
+    assert of(79, 21) == (f"its gemm kernels take 1.8 {THERE}", False)
+
+
+def test_calls_within_two_percent_are_the_same_work() -> None:
+    others = [(rank, "gemm", "a", 100, 100) for rank in (0, 2)]
+    assert slower_compute(SLOWER, work(*others, (1, "gemm", "a", 102, 200))) == (
+        f"its gemm kernels take 2 {THERE}",
+        True,
+    )
+    many = [(rank, "gemm", "a", 1000, 100) for rank in (0, 2)]
+    assert slower_compute(SLOWER, work(*many, (1, "gemm", "a", 1022, 200))) == (MORE, False)
+    assert slower_compute(SLOWER, work(*others, (1, "gemm", "a", 103, 200))) == (
+        MORE,
+        False,
+    )
+    assert slower_compute(SLOWER, work(*others, (1, "gemm", "a", 111, 200))) == (
+        "it runs 1.1 times as many kernels per step",
+        False,
+    )
+
+
+def test_on_a_cpu_operators_are_counted() -> None:
+    found = slower_compute(SLOWER, work(*SAME, (1, "gemm", "a 64", 12, 210), on_host=True))
+    assert found == ("it runs 2 times as many operators per step", False)
+
+
+def test_the_family_that_costs_most_is_named() -> None:
+    rows = [(rank, "norm", "n", 3, 10) for rank in (0, 2)] + [*SAME]
+    rows += [(1, "norm", "n", 3, 40), (1, "gemm", "a 64", 6, 145)]
+    assert slower_compute(SLOWER, work(*rows)) == (
+        f"its gemm kernels take 1.4 {THERE}",
+        True,
+    )
