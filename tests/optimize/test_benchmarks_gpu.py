@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
@@ -140,6 +142,30 @@ def test_a_section_that_ends_early_keeps_what_it_had(
     monkeypatch.setitem(sys.modules, "section_link", SimpleNamespace(TITLE="One", page=str))
     assert failed is None or failed in page.page(tmp_path)
     assert command.kept(record, about) == (failed is None)
+
+
+def test_a_section_that_is_killed_from_outside_loses_only_itself(tmp_path: Path) -> None:
+    """As the kernel does when memory is short."""
+    words = ("--threads", "--share", "0.01", "--only", "link", "loader", "pack_cost")
+    command = [sys.executable, str(COMMAND), "--results", str(tmp_path), *words]
+    running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    killed = False
+    for _ in range(1200):
+        for child in Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split():
+            said = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
+            if not killed and b"--section" in said and b"loader" in said:
+                os.kill(int(child), signal.SIGKILL)
+                killed = True
+        if killed or running.poll() is not None:
+            break
+        time.sleep(0.05)
+    _, said_last = running.communicate(timeout=120)
+    assert killed and running.returncode == 0, said_last
+    records = {path.stem: json.loads(path.read_text()) for path in tmp_path.glob("*.json")}
+    assert {name for name, record in records.items() if "failed" in record} == {"loader"}
+    assert records["loader"]["failed"] == "ended with -9, without a word"
+    assert records["link"]["rows"] and records["pack_cost"]["rows"]
+    assert "ended with -9" in (tmp_path / "README.md").read_text()
 
 
 def test_what_was_never_tried_goes_before_what_failed_and_a_call_ends_in_time(

@@ -957,7 +957,7 @@ def test_a_model_that_runs_without_its_layers_is_an_error() -> None:
 
 def test_too_little_host_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streaming.host_share, "memory", lambda: 1000)
-    with pytest.raises(Refused, match=r"take 43\.5 KiB of host memory, and 0\.977 KiB are left"):
+    with pytest.raises(Refused, match=r"take 43\.5 KiB of host memory, and 1,000 B are left"):
         small(adapted())
 
 

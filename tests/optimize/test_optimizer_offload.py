@@ -302,6 +302,19 @@ def test_what_somebody_else_writes_into_the_states_counts() -> None:
     assert found[0] == found[1]
 
 
+def test_a_state_that_was_removed_or_replaced_does_not_come_back_when_undone() -> None:
+    model = Model()
+    optimizer = OPTIMIZERS["AdamW"](groups(model))
+    offloaded = optimize.optimizer_offload(optimizer, device=ThreadedDevice(), **WAY)
+    train(model, optimizer, 2)
+    first, second = model.first.weight, model.second.weight
+    del optimizer.state[first]
+    mine = optimizer.state[second]["exp_avg"] = torch.ones_like(second)
+    offloaded.undo()
+    assert first not in optimizer.state and optimizer.state[second]["exp_avg"] is mine
+    train(model, optimizer, 1, 2)
+
+
 def test_hooks_and_schedulers_run_once_a_step_whichever_came_first() -> None:
     """A hook before the step may still change gradients: torchao's and other early copies miss it."""
     found: list[Any] = []

@@ -145,3 +145,78 @@ def test_an_offloaded_optimizer_is_exact_with_clipping_accumulation_and_checkpoi
         assert each["moved"] > 0 and set(each["kept"]) <= {"below 64 B"}
     if how == "FSDP2":
         assert all(each["host_bytes"] < 0.7 * 2 * 4 * 5530 for each in found), "half, and its alignment"
+
+
+class Adapted(nn.Module):
+    """Frozen layers with adapters beside them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(Adapter() for _ in range(5))
+        self.head = nn.Linear(24, 7)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x).logsumexp(-1).mean()
+
+
+class Adapter(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.Linear(24, 24).requires_grad_(False)
+        self.down, self.up = nn.Linear(24, 3, bias=False), nn.Linear(3, 24, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.base(x).tanh() + self.up(self.down(x))
+
+
+def frozen_of(module: nn.Module) -> set[nn.Parameter]:
+    return {each for each in module.parameters() if not each.requires_grad}
+
+
+def adapted(left_out: bool = True) -> Any:
+    model = Adapted()
+    for layer in model.layers:
+        fully_shard(layer, mesh=mesh(), ignored_params=frozen_of(layer) if left_out else None)
+    return fully_shard(model, mesh=mesh(), ignored_params=frozen_of(model) if left_out else None)
+
+
+def streaming(rank: int, checkpointed: bool) -> Any:
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+    found: list[Any] = []
+    report: Any = None
+    for way in (False, True):
+        model = adapted()
+        if checkpointed:
+            model.layers = nn.ModuleList(checkpoint_wrapper(layer) for layer in model.layers)
+        device = RaceDevice()
+        streamed = optimize.stream_frozen(model, device=device) if way else None
+        optimizer = torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=0.05)
+        offloaded = optimize.optimizer_offload(optimizer, device=ThreadedDevice(), least=1) if way else None
+        with device:
+            for number in range(4):
+                generator = torch.Generator().manual_seed(10 * rank + number)
+                model(torch.randn(3, 24, generator=generator)).backward()
+                nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], 0.01)
+                optimizer.step()
+                optimizer.zero_grad()
+        if streamed and offloaded:
+            report = streamed.report(), offloaded.report(), device.races
+            streamed.undo()
+        found.append([local(p) for p in model.parameters()])
+    refused = ""
+    try:
+        optimize.stream_frozen(adapted(left_out=False), device=ThreadedDevice())
+    except optimize.Refused as error:
+        refused = str(error)
+    return found[0] == found[1], report[0].bytes_in, report[1].into.bytes, report[2], refused
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_frozen_weights_that_fsdp_leaves_alone_are_streamed(checkpointed: bool) -> None:
+    for same, bytes_in, states_in, races, refused in on_ranks(streaming, checkpointed):
+        assert same and bytes_in > 0 and states_in > 0 and races == []
+        assert "is a DTensor" in refused and "ignored_params=" in refused

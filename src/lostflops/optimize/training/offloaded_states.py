@@ -171,6 +171,8 @@ class OffloadedStates:
         """States that travel are on the device again."""
         for chunk in self.chunks:
             for state in chunk.states:
+                if self._value(state) is not state.on_host:  # somebody removed it, or gave it another value
+                    continue
                 memory = cast("torch.Tensor", chunk.memory)
                 back = (
                     place.seen_in(memory).to(self._device.torch_device, copy=True) for place in state.places

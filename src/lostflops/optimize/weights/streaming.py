@@ -104,7 +104,7 @@ class Streaming(Remedy):
     ) -> None:
         model, technique = self.model, self._technique
         self._link = rate(link, "host_to_device") if link is not None else None
-        _check(model, self._device)
+        _check(model, self._device, technique.frozen_only)
         in_parts = self._modules_of_experts
         if in_parts:
             layers = [*(repeated(model) if layers is None else layers), *in_parts]
@@ -458,8 +458,8 @@ def _device(model: torch.nn.Module, given: Device | torch.device | str | None) -
     return device_named(given)
 
 
-def _check(model: torch.nn.Module, device: Device) -> None:
-    """Refuses what streaming would break."""
+def _check(model: torch.nn.Module, device: Device, frozen_only: bool) -> None:
+    """Refuses what streaming would break. FSDP2 may shard what is trained, and must leave the rest alone."""
     if device.coherent:
         raise Refused(
             f"{device.torch_device} shares the host's memory: moving weights frees none",
@@ -469,9 +469,8 @@ def _check(model: torch.nn.Module, device: Device) -> None:
         raise Refused("the model is streamed already", "close the other streaming first")
     for module in model.modules():
         kind = type(module)
-        if kind.__name__ == "FullyShardedDataParallel" or any(
-            c.__name__ == "FSDPModule" for c in kind.__mro__
-        ):
+        second = any(c.__name__ == "FSDPModule" for c in kind.__mro__)
+        if kind.__name__ == "FullyShardedDataParallel" or (second and not frozen_only):
             raise Refused(
                 f"the model is sharded by FSDP ({kind.__name__})", "FSDP's own CPU offload does this there"
             )
@@ -479,8 +478,12 @@ def _check(model: torch.nn.Module, device: Device) -> None:
             raise Refused("DataParallel copies the weights at every step", "use one process for each GPU")
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if type(tensor).__name__ == "DTensor" or hasattr(tensor, "_local_tensor"):
+            if frozen_only and tensor.requires_grad:
+                continue
             raise Refused(
-                f"'{name}' is a DTensor, sharded over processes", "stream before sharding, or FSDP's offload"
+                f"'{name}' is a DTensor, sharded over processes",
+                "leave the frozen weights out of it: fully_shard(layer, ignored_params={each for each in "
+                "layer.parameters() if not each.requires_grad}); or use FSDP's own CPU offload",
             )
         if tensor.device.type == "meta":
             raise Refused(
