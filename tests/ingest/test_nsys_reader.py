@@ -454,7 +454,6 @@ def test_an_operator_that_names_no_thread_is_read(made: Made) -> None:
     assert rows(part, "operators", "start", "end", "thread", "phase") == [(80, 130, None, None)]
 
 
-
 @pytest.mark.parametrize("pid", ["NULL", "'none'", "x'00ff'"])
 def test_gpu_work_that_names_no_process_is_missed_aloud(pid: str, tmp_path: Path) -> None:
     path = sqlite(
