@@ -9,6 +9,7 @@ import polars as pl
 import pytest
 
 from lostflops.causes.given import NAMES, WORK, Given
+from lostflops.causes.host import names_of
 from lostflops.causes.lateness import (
     Excess,
     Late,
@@ -327,3 +328,11 @@ def test_the_family_that_costs_most_is_named() -> None:
         f"its gemm kernels take 1.4 {THERE}",
         True,
     )
+
+
+def test_names_of_idle_time_are_those_of_its_account() -> None:
+    names = [(0, DATA, "next", 30), (1, DATA, "next", 6), (1, DATA, "also", 36), (1, PYTHON, "f", 99)]
+    board: Any = SimpleNamespace(given=given(names=[*names, (0, DATA, None, 50)]))
+    # Of nine steps on three ranks.
+    assert names_of(board, DATA) == [("also", 4), ("next", 4)]
+    assert names_of(board, PYTHON) == [("f", 11)]

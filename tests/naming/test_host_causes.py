@@ -297,3 +297,4 @@ def test_calls_of_a_capture_count_in_the_order_of_their_starts_and_then_of_their
     begin, end = "cudaStreamBeginCapture", "cudaStreamEndCapture"
     assert captured((7, 4, 6, end), (7, 2, 9, begin)) == [(7, 2, 6, begin)]
     assert captured((7, 2, 5, end), (7, 2, 2, begin)) == [(7, 2, 5, begin)]
+    assert captured((7, 2, 2, begin), (7, 2, 5, end)) == [(7, 2, 5, begin)]
