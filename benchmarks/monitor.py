@@ -48,7 +48,7 @@ def measure(name: str, seconds: float, interval: float, root: Path = Path("/")) 
     with tempfile.TemporaryDirectory() as folder:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         began = time.perf_counter()
-        running = monitor.start(monitor.Wanted(Path(folder), interval=interval, root=root))
+        running = monitor.start(monitor.Sampling(Path(folder), interval=interval, root=root))
         running.wait_ready()
         ready = time.perf_counter() - began
         start, first = time.perf_counter(), core_time(running.process.pid)

@@ -29,7 +29,7 @@ TO_THE_PAGE = (
 TO_A_RUN = (
     "cli/commands/recording/record.py",
     "capture/record/recording.py",
-    "capture/record/run_folder.py",
+    "capture/record/new_run.py",
     "capture/record/injected/sitecustomize.py",
     "capture/record/injected/lostflops_recorder/__init__.py",
     "capture/record/injected/lostflops_recorder/steps/stepping.py",

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import polars as pl
 
     from lostflops.capture.record.injected.lostflops_recorder.marks.mark import Range, annotate
-    from lostflops.report.first_page.page import Page
+    from lostflops.report.notebook import ShownPage
     from lostflops.store.trace import Trace
 
 if TYPE_CHECKING:
@@ -67,18 +67,19 @@ def open(
     return trace
 
 
-def why(run: Trace | str | Path | Sequence[str | Path]) -> Page:
+def why(run: Trace | str | Path | Sequence[str | Path]) -> ShownPage:
     """The first page of a run, opened or named by its paths: where each step's time went, and the findings.
 
     `print(lostflops.why(...))` prints it as `lostflops why` does, and a notebook shows it.
     """
+    from lostflops.report import notebook
     from lostflops.report.first_page.page import page
     from lostflops.session import Session
     from lostflops.store.trace import Trace
 
     trace = run if isinstance(run, Trace) else open(run)
     with trace.reading():
-        return page(trace, Session(trace))
+        return notebook.shown(page(trace, Session(trace)))
 
 
 def ask(run: Trace | str | Path | Sequence[str | Path], recipe: str, **options: Any) -> pl.DataFrame:

@@ -25,6 +25,18 @@ class LostflopsError(Exception):
         return f"{self.message}\nHint: {self.hint}" if self.hint else self.message
 
 
+class Refused(RuntimeError):
+    """A remedy or a prediction that cannot be had: what is true, as `reason`, and what to do next, as `hint`.
+
+    The model is as it was before the call.
+    """
+
+    def __init__(self, reason: str, hint: str) -> None:
+        super().__init__(f"{reason}\nHint: {hint}")
+        self.reason = reason
+        self.hint = hint
+
+
 def revived(kind: str, message: str, hint: str) -> LostflopsError:
     """An error that was raised in another process, of the class that was raised there."""
     made: object = globals().get(kind)
@@ -336,14 +348,19 @@ class BenchFailed(LostflopsError):
     """A measurement that ended before it had measured anything."""
 
     def __init__(self, said: str) -> None:
-        missing = "No module named 'torch'" in said
         super().__init__(
-            "The measurement needs PyTorch, which this Python does not have."
-            if missing
-            else f"The measurement failed: {shown(said)}.",
-            "name the Python that runs your training: `--python /path/to/python`."
-            if missing
-            else "set LOSTFLOPS_DEBUG=1 and run it again: that shows all that it printed.",
+            f"The measurement failed: {shown(said)}.",
+            "set LOSTFLOPS_DEBUG=1 and run it again: that shows all that it printed.",
+        )
+
+
+class BenchLacksTorch(LostflopsError):
+    """A measurement that was started with a Python that has no PyTorch."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The measurement needs PyTorch, which this Python does not have.",
+            "name the Python that runs your training: `--python /path/to/python`.",
         )
 
 

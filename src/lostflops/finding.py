@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from math import floor
 from typing import Literal
 
+from lostflops.units import milliseconds as milliseconds
+
 Gain = Literal["at most", "predicted", "measured", "unknown"]
 
 
@@ -45,17 +47,16 @@ class Finding:
         return self.ns_per_step if self.cost_per_step is None else self.cost_per_step
 
 
-UP = 0.9995  # from this share of a power of ten on, three digits round to it
+@dataclass(frozen=True)
+class Verdict:
+    """What the page's first sentence says where a finding is the cause and no account is named after it."""
+
+    job: str  # what the job is called: 'Bound by fp32 compute'
+    time: str  # what takes the time that the finding is about
+    outside: bool = False  # that time is in none of the steps that the page divides
+
+
 OTHERS_GAIN_TOO = "the bound counts the time in which ranks that wait for others could gain too"
-
-
-def milliseconds(ns: float) -> str:
-    """A duration in words for a claim: three significant digits, in s, ms, µs or ns."""
-    for unit, size in (("s", 10**9), ("ms", 10**6), ("µs", 10**3)):
-        value = abs(ns) / size
-        if value >= UP:  # 999.6 µs are 1.00 ms: a number that rounds up to the next unit is told in it
-            return f"{ns / size:.{0 if value >= 100 * UP else 1 if value >= 10 * UP else 2}f} {unit}"
-    return f"{ns:.0f} ns"
 
 
 def percent(part: float, whole: float) -> str:

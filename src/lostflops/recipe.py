@@ -20,7 +20,7 @@ from typing import Any, Literal
 import polars as pl
 
 from .columns import Type
-from .finding import Finding
+from .finding import Finding, Verdict
 
 Scope = Literal["rank", "job"]
 Rows = Sequence[Mapping[str, Any]]
@@ -84,7 +84,7 @@ class Shows:
 
 @dataclass(frozen=True)
 class Declared:
-    """A finding that a recipe may lead to: its name, which remedies it asks for, and examples of its own.
+    """A finding that a recipe may lead to: its name, which remedies it asks for, examples, and its verdict.
 
     What the recipe's examples show already needs none.
     """
@@ -93,6 +93,7 @@ class Declared:
     find: Findings
     remedies: tuple[str, ...] = ()
     examples: tuple[Shows, ...] = ()
+    verdict: Verdict | None = None
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,12 @@ class Recipe:
         return self.function(*frames, **options)
 
     def finding(
-        self, *, name: str, remedies: Sequence[str] = (), examples: Sequence[Shows] = ()
+        self,
+        *,
+        name: str,
+        remedies: Sequence[str] = (),
+        examples: Sequence[Shows] = (),
+        verdict: Verdict | None = None,
     ) -> Callable[[Findings], Findings]:
         """Declare a finding that the recipe's table may lead to: the function yields it where it is so.
 
@@ -144,7 +150,7 @@ class Recipe:
         def declare(find: Findings) -> Findings:
             if name in self.declared:
                 raise ValueError(f"The recipe '{self.name}' declares the finding '{name}' twice.")
-            self.declared[name] = Declared(name, find, tuple(remedies), tuple(examples))
+            self.declared[name] = Declared(name, find, tuple(remedies), tuple(examples), verdict)
             return find
 
         return declare

@@ -150,6 +150,7 @@ RANKS = Table(
         Column("rank_source", Name("where the rank number was read, or 'assigned'")),
         Column("source", Name("'kineto', 'nsys', 'monitor' or 'step log'")),
         Column("versions", Text("tool and runtime versions")),
+        Column("frameworks", Name("training frameworks that drive it, where `lostflops record` saw one")),
         Column("main_thread", Id("thread that made most launches (or ran most operators)")),
         Column("clock_offset", Time("already added to this rank's times to align it with the others")),
         Column("clock_error", Time("robust error of that alignment; null when unknown")),

@@ -9,6 +9,7 @@ import polars as pl
 import pytest
 
 import lostflops
+from lostflops.causes import findings
 from lostflops.causes.board import Board
 from lostflops.causes.given import NAMES, Given
 from lostflops.causes.host import join_host
@@ -16,7 +17,9 @@ from lostflops.causes.lateness import Turns, turns
 from lostflops.causes.names import spoken
 from lostflops.causes.waiting import join_waiting
 from lostflops.finding import Finding
+from lostflops.recipes import named
 from lostflops.report.first_page.page import Page
+from lostflops.session import Answer
 from made_runs import MS, THREAD, Job, Work, made
 
 STEPS = 5
@@ -378,8 +381,8 @@ def test_a_pause_that_comes_once_says_in_which_step(why) -> None:
     steps = [[Work(saves=300 if s == 5 else 0, computes=60)] for s in range(10)]
     finding = first(why(steps, Job(transfer=0)))
     assert finding.claim == (
-        "The GPU idles 300 ms once in 10 steps, in step 5, while the CPU saves a checkpoint, which is "
-        "30.0 ms per step (33.3 %)."
+        "The GPU idles 300 ms once in 10 steps, in step 5 (30.0 ms per step, 33.3 %), while the CPU saves a "
+        "checkpoint."
     )
     assert finding.cost_per_step == 30 * MS
 
@@ -411,3 +414,14 @@ def test_a_range_around_a_phase_is_to_be_looked_into_and_not_to_be_made_cheaper(
         tables["ranges"] = [{**row, "name": name} for row in tables.pop("frames")]
     found = next(f for f in lostflops.why(made(tmp_path, tables)).findings if f.name == "host-busy-elsewhere")
     assert advice in found.next
+
+
+@pytest.mark.parametrize("on_host", [True, False])
+def test_an_operator_of_the_jobs_own_is_nothing_to_report_on_a_cpu(on_host: bool) -> None:
+    unknown = Finding(
+        "kernels-unclassified", "2.7 % of kernel time …", "unknown", (), "", recipe="kernel_families"
+    )
+    ledger = pl.DataFrame({"rank": [0], "step": [0], "start": [0], "account": ["compute"], "ns": [10]})
+    answer = Answer(named("kernel_families"), pl.DataFrame(), (unknown,))
+    board = Given({"kernel_families": answer}, ledger, on_host=on_host)
+    assert [f.name for f in findings(board)] == ([] if on_host else ["kernels-unclassified"])

@@ -19,9 +19,9 @@ from typing import Annotated, Any
 import polars as pl
 import pytest
 
-from lostflops import cli, recipes
+from lostflops import cli, recipes, units
 from lostflops.cli import main
-from lostflops.cli.arguments import ranges, traces
+from lostflops.cli.arguments import traces
 from lostflops.cli.output import files
 from lostflops.cli.output.formats import csv
 from lostflops.cli.output.safe import printable_json, spreadsheet_safe
@@ -438,12 +438,12 @@ def test_a_terminal_without_the_letters_shows_question_marks(monkeypatch: pytest
 
 
 def test_spans_of_steps_are_read_exactly() -> None:
-    assert ranges.span("3-7") == (3, 7)
-    assert ranges.span(" 5 ") == (5, 5)
-    assert ranges.numbers("0,2-4") == {0, 2, 3, 4}
+    assert units.span("3-7") == (3, 7)
+    assert units.span(" 5 ") == (5, 5)
+    assert units.numbers("0,2-4") == {0, 2, 3, 4}
     for bad in ("", "-3", "3-", "3-4-5", "7-3", "1e3", "٣", "1,", "0-99999999999"):
         with pytest.raises(LostflopsError):
-            ranges.numbers(bad)
+            units.numbers(bad)
 
 
 def test_an_output_is_written_whole_or_not_at_all(tmp_path: Path) -> None:

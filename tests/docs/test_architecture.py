@@ -8,6 +8,7 @@ import sys
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
+from itertools import groupby, pairwise
 from pathlib import Path
 from statistics import median
 
@@ -46,8 +47,13 @@ MORE = {
     "capture/record/injected": {"lostflops_recorder", "nvtx"},
     "machine/bench/scripts": {"torch"},
 }
+MOST_UP = 3  # calls upward, of the ways that `docs/house.py` draws
 # Floors beside the stack, and all that they know of it.
-BESIDE = {"optimize": {"optimize"}, "plan": {"plan", "errors", "naming"}}
+BESIDE = {
+    "optimize": {"optimize", "copies", "units", "errors"},
+    "plan": {"plan", "naming", "copies", "units", "errors"},
+    "copies": {"copies", "units", "errors"},
+}
 
 
 def imports() -> Iterator[tuple[Path, str]]:
@@ -141,6 +147,19 @@ def test_the_drawing_follows_the_imports_and_points_down() -> None:
     arrows = [line.split() for line in house.drawing().splitlines() if "-->" in line]
     assert all(two in graph[one] for one, _, two in arrows)
     assert len({tuple(arrow) for arrow in arrows}) == len(arrows) < 60, "a drawing that can be read"
+
+
+def test_a_way_crosses_each_floor_once_and_seldom_goes_up() -> None:
+    graph, rows = house.imports(), house.layers()
+    height = {name: -number for number, row in enumerate(rows) for name in row}
+    for way in (house.TO_THE_PAGE, house.TO_A_RUN):
+        floors = [one for one, _ in groupby(floor(Path(name)) for name in way)]
+        assert len(set(floors)) == len(floors), f"{floors}: a floor is left and entered again"
+        steps = list(pairwise(floors))
+        assert sum(height[after] > height[before] for before, after in steps) <= MOST_UP
+        # The data is handed on by an import: of the floor after, of that before, or of one above both.
+        for before, after in steps:
+            assert any({before, after} <= graph[one] | {one} for one in floors), f"{before} -> {after}"
 
 
 def test_a_way_names_modules_that_say_what_they_are_for() -> None:

@@ -98,7 +98,7 @@ def test_members_and_padding_are_inflated_with_and_without_isal(
         monkeypatch.setattr(stream, "FAST", None)
     path = tmp_path / "trace.json.gz"
     path.write_bytes(gzip.compress(b"one ") + gzip.compress(b"two") + bytes(512))
-    blocks = stream.Blocks(path)
+    blocks = stream.ReadAhead(path)
     assert b"".join(blocks) == b"one two"
     assert blocks.whole
 

@@ -194,18 +194,18 @@ def told(work: list[tuple[int, int]], *copies: tuple[int, int]) -> dict[str, tup
         for some in (work, list(copies))
         if some
     ]
-    return {fact.name: (fact.count, fact.text) for fact in outside(steps, *rows)}
+    return {fact.name: (fact.count, fact.meaning) for fact in outside(steps, *rows)}
 
 
 def test_overlapping_work_outside_the_steps_counts_once_and_with_the_tails_of_what_crosses() -> None:
     assert told([(90, 95), (92, 97), (150, 203), (201, 210), (220, 231)], (205, 212), (98, 101)) == {
         "GPU work before the first step": (
             2,
-            "of 7 rows; with the ends of others the device is busy there for 9.00 ms, in no account",
+            "of 7; with the ends of others the device is busy there for 9.00 ms, in no account",
         ),
         "GPU work after the last step": (
             3,
-            "of 7 rows; with the ends of others the device is busy there for 23.00 ms, in no account",
+            "of 7; with the ends of others the device is busy there for 23.00 ms, in no account",
         ),
     }
 

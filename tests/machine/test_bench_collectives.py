@@ -16,7 +16,7 @@ from polars.testing import assert_frame_equal
 
 from kineto_files import head, operator, trace, written
 from lostflops import cli
-from lostflops.errors import BadOption, BenchFailed, LostflopsError
+from lostflops.errors import BadOption, BenchFailed, BenchLacksTorch, LostflopsError
 from lostflops.machine.bench import collectives, fit, ranks
 from lostflops.report.machines import bandwidths
 from recorded import environment
@@ -202,9 +202,12 @@ def test_a_python_without_torch_is_told(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(ranks, "SCRIPTS", tmp_path)
     with pytest.raises(BenchFailed, match="No module named 'no_such'"):
         job(2, ("all-reduce",))
-    script.write_text("raise ModuleNotFoundError(\"No module named 'torch'\")\n")
-    with pytest.raises(BenchFailed, match="needs PyTorch") as error:
-        job(1, ("all-reduce",))
+    monkeypatch.undo()
+    bare = tmp_path / "python"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
+    bare.chmod(0o755)
+    with pytest.raises(BenchLacksTorch, match="needs PyTorch") as error:
+        ranks.alone(str(bare), "links.py", {})
     assert "--python" in error.value.hint
 
 
@@ -230,8 +233,10 @@ def test_sizes_go_up_in_steps_of_four() -> None:
     assert collectives.sizes("8,1k") == (8, 1024)
     assert collectives.sizes("8-1K") == (8, 32, 128, 512, 1024)
     assert collectives.sizes("1M-16M")[-1] == 16 << 20
-    with pytest.raises(BadOption):
-        collectives.sizes("1.5K")
+    assert collectives.sizes("1.5K") == (1536,)
+    for wrong in ("1.5X", "1K-", "-1K", ""):
+        with pytest.raises(BadOption):
+            collectives.sizes(wrong)
 
 
 NCCL_TESTS = """\

@@ -20,7 +20,7 @@ from lostflops.ingest.monitor import reader as monitor
 from lostflops.ingest.monitor.files import readings
 from lostflops.machine.monitor import log as monitor_log
 from lostflops.machine.monitor import segment
-from lostflops.machine.monitor.metrics import Reading
+from lostflops.machine.monitor.metrics import MetricValue
 from lostflops.store.trace import Trace
 from monitored import Named, left
 
@@ -328,7 +328,7 @@ def test_a_full_disk_costs_the_samples_that_did_not_fit(
     whole = os.write
 
     def sampled(second: int) -> None:
-        log.add(second * T, UTC + second * T, [Reading(*POWER, 100 + second)])
+        log.add(second * T, UTC + second * T, [MetricValue(*POWER, 100 + second)])
 
     def half(file: int, data: bytes) -> int:
         if len(data) == 1:

@@ -23,7 +23,7 @@ import lostflops
 from lostflops import cli
 from lostflops.errors import BadOption, CannotWrite, LostflopsError
 from lostflops.machine.monitor import process as monitor
-from lostflops.machine.monitor.metrics import METRICS, Reading
+from lostflops.machine.monitor.metrics import METRICS, MetricValue
 from lostflops.machine.monitor.openmetrics import exposition
 from lostflops.store.trace import Trace
 from monitored import HOST, INFINIBAND, Named, left, stub_nvml, tree
@@ -43,7 +43,7 @@ def until(true: Callable[[], object], patience: float = 20) -> None:
 
 
 def started(run: Path, **more: object) -> monitor.Monitor:
-    wanted = monitor.Wanted(run, **{"interval": 0.1, **more})  # pyright: ignore[reportArgumentType]
+    wanted = monitor.Sampling(run, **{"interval": 0.1, **more})  # pyright: ignore[reportArgumentType]
     running = monitor.start(wanted)
     running.wait_ready()
     return running
@@ -140,7 +140,7 @@ def test_prometheus_gets_what_was_read_last(tmp_path: Path) -> None:
 
 def test_every_metric_can_be_offered_to_prometheus() -> None:
     readings = [
-        Reading(metric.name, device, 'a "b"\\\n' if metric.label else None, 3)
+        MetricValue(metric.name, device, 'a "b"\\\n' if metric.label else None, 3)
         for metric in METRICS.values()
         for device in ((0, 1) if metric.name.startswith("gpu_") else (None,))
     ]

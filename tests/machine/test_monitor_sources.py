@@ -17,7 +17,7 @@ import pytest
 from lostflops.machine.monitor.amd import Amd
 from lostflops.machine.monitor.dcgm import DEVICE, PROFILING, Dcgm, parsed
 from lostflops.machine.monitor.host import Host
-from lostflops.machine.monitor.metrics import METRICS, Source
+from lostflops.machine.monitor.metrics import METRICS, MetricSource
 from lostflops.machine.monitor.nics import Nics
 from lostflops.machine.monitor.nvidia import Nvidia
 from lostflops.machine.monitor.openmetrics import UNITS
@@ -39,7 +39,7 @@ DCGM_FI_DEV_XID_ERRORS{gpu="1",UUID="GPU-2"} 0
 """
 
 
-def values(source: Source, thorough: bool = True) -> dict[Named, float]:
+def values(source: MetricSource, thorough: bool = True) -> dict[Named, float]:
     return {reading[:3]: reading.value for reading in source.read(thorough)}
 
 

@@ -15,14 +15,15 @@ from hypothesis import strategies as st
 import machine_texts
 from lostflops.machine.topology import sysfs as topology_sysfs
 from lostflops.machine.topology import texts
-from lostflops.machine.topology.texts import Found
+from lostflops.machine.topology.texts import ToolOutput
+from lostflops.units import written_spans
 
 
-def codes(found: Found, matrix: str = "path") -> dict[tuple[str, str], str]:
+def codes(found: ToolOutput, matrix: str = "path") -> dict[tuple[str, str], str]:
     return {(r["device"], r["peer"]): r["code"] for r in found.links if r["matrix"] == matrix}
 
 
-def device(found: Found, name: str, kind: str = "gpu") -> dict[str, Any]:
+def device(found: ToolOutput, name: str, kind: str = "gpu") -> dict[str, Any]:
     (row,) = [r for r in found.devices if r["name"] == name and r["kind"] == kind]
     return row
 
@@ -319,7 +320,7 @@ def test_linux_tells_ports_cards_and_memory_nodes(tmp_path: Path) -> None:
     assert codes(found, "distance") == {("node 0", "node 1"): "21", ("node 1", "node 0"): "21"}
     assert "00:11" not in str(found)
     assert topology_sysfs.gpus(root) == {"NVIDIA": 1}
-    assert topology_sysfs.read(tmp_path / "nowhere") == Found()
+    assert topology_sysfs.read(tmp_path / "nowhere") == ToolOutput()
 
 
 READERS = [
@@ -348,4 +349,4 @@ def test_no_text_is_too_broken_to_be_read(data: st.DataObject) -> None:
 
 @given(st.sets(st.integers(0, 500)))
 def test_spans_of_numbers_are_read_back(numbers: set[int]) -> None:
-    assert texts.numbers(texts.spans(sorted(numbers))) == (numbers or None)
+    assert texts.numbers(written_spans(numbers)) == (numbers or None)

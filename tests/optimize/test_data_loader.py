@@ -177,6 +177,11 @@ def test_a_setting_gives_the_same_samples_in_the_same_order(own_generator: bool)
         arguments = {"num_workers": workers, "prefetch_factor": 2 if workers else None}
         assert epochs(made(loader(), **arguments)) == wanted
     assert epochs(setting.apply(given)) == wanted
+    setting.undo()  # the loader that was given was left as it is, and gives what it would have
+    assert given.num_workers == 0 and setting.report() is setting
+    if own_generator:  # both draw from it
+        given.generator.manual_seed(3)
+    assert epochs(given) == wanted
     # Why persistent workers must be asked for: from the second epoch on the order is another one.
     lasting = made(loader(), num_workers=1, persistent_workers=True)
     assert epochs(lasting)[0] == wanted[0] and epochs(lasting)[1:] != wanted[1:]

@@ -302,7 +302,7 @@ def test_copying_back_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     def evict_first(self: Any, layer: int, cause: str, slot: Any) -> Any:
         slot = slot or self._free({layer})
         if slot.holds is not None:
-            source = self._sources[slot.holds]
+            source = self._sources.get(slot.holds)
             self._device.copy(source, slot.memory[: source.numel()], self._copies)
         return fetch(self, layer, cause, slot)
 

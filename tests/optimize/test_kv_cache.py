@@ -19,10 +19,11 @@ from hypothesis import strategies as st
 
 import tiny_models
 from lostflops import optimize
+from lostflops.copies import kv_resume
 from lostflops.optimize.device.devices import ThreadedDevice
 from lostflops.optimize.kv import files as kv_files
-from lostflops.optimize.kv import gain, store
 from lostflops.optimize.kv import past as kv_past
+from lostflops.optimize.kv import store
 from lostflops.optimize.kv.cache import DialogueCache
 from lostflops.optimize.kv.rows import LayerShape, checksums, fitting_block, gather, views
 from lostflops.optimize.refused import Refused
@@ -1281,7 +1282,7 @@ LLAMA_2_7B = {
 
 def test_the_published_arithmetic_of_reload_and_recomputation() -> None:
     for config, kib, reload_ms, us in ((LLAMA_2_70B, 320, 24.4, 307), (LLAMA_2_7B, 512, 39.0, 30)):
-        found = gain.kv_prediction(config, 4096, 55e9)
+        found = kv_resume.kv_prediction(config, 4096, 55e9)
         assert found["bytes_per_token"] == kib * 1024
         assert found["reload_ms"] == pytest.approx(reload_ms, rel=0.01)
         assert found["recompute_us_per_token"] == pytest.approx(us, rel=0.03)
@@ -1291,7 +1292,7 @@ def test_the_published_arithmetic_of_reload_and_recomputation() -> None:
 
 
 def test_the_gain_is_hit_share_times_prefill_share_of_the_first_token_less_the_reload() -> None:
-    found = gain.kv_prediction(LLAMA_2_70B, 1000, 55e9, hit_share=0.6, prefill_share=0.8)
+    found = kv_resume.kv_prediction(LLAMA_2_70B, 1000, 55e9, hit_share=0.6, prefill_share=0.8)
     without = found["first_token_ms"]
     assert without == pytest.approx(found["recompute_ms"] / 0.8)
     assert found["gain_ms"] == pytest.approx(0.6 * 0.8 * without - found["reload_ms"])
@@ -1300,28 +1301,28 @@ def test_the_gain_is_hit_share_times_prefill_share_of_the_first_token_less_the_r
         "device_to_host": {"pinned": {"launch_ns": 9000, "bytes_per_second": 50e9}},
         "host_to_device": {"pinned": {"launch_ns": 8000, "bytes_per_second": 55e9}},
     }
-    launched = gain.kv_prediction(LLAMA_2_70B, 1000, card, hit_share=0.6)
+    launched = kv_resume.kv_prediction(LLAMA_2_70B, 1000, card, hit_share=0.6)
     assert launched["reload_ms"] == pytest.approx(found["reload_ms"] + 240 * 0.008)
 
 
 def test_a_slow_link_no_hits_and_small_blocks_are_no_gain() -> None:
-    slow = gain.kv_prediction(LLAMA_2_7B, 4096, 10e9)
+    slow = kv_resume.kv_prediction(LLAMA_2_7B, 4096, 10e9)
     assert not slow["worth_it"]
     assert "computing it again" in slow["reasons"][0]
-    assert not gain.kv_prediction(LLAMA_2_7B, 4096, 55e9, hit_share=0)["worth_it"]
+    assert not kv_resume.kv_prediction(LLAMA_2_7B, 4096, 55e9, hit_share=0)["worth_it"]
     tiny = {**LLAMA_2_7B, "num_key_value_heads": 1, "head_dim": 8, "hidden_size": 40960}
-    assert "launch cost" in gain.kv_prediction(tiny, 4096, 55e9)["reasons"][-1]
+    assert "launch cost" in kv_resume.kv_prediction(tiny, 4096, 55e9)["reasons"][-1]
     for wrong in ({"tokens": 0}, {"hit_share": 1.5}, {"link": 0}, {"bytes_each": 1}, {"model_config": {}}):
         with pytest.raises(Refused):
-            gain.kv_prediction(**{"model_config": LLAMA_2_7B, "tokens": 5, "link": 1e9, **wrong})
+            kv_resume.kv_prediction(**{"model_config": LLAMA_2_7B, "tokens": 5, "link": 1e9, **wrong})
     with pytest.raises(Refused, match="active_parameters"):
-        gain.kv_prediction({**LLAMA_2_7B, "num_local_experts": 8}, 5, 55e9)
+        kv_resume.kv_prediction({**LLAMA_2_7B, "num_local_experts": 8}, 5, 55e9)
 
 
 def test_the_prediction_of_a_model_counts_what_is_really_stored(llama: Any) -> None:
     cache, ids = for_model(), questions(1, 9)
     cache.suspend("a", llama(ids, use_cache=True).past_key_values, ids)
-    assert gain.kv_prediction(llama, 9, 1e9, bytes_each=4)["bytes"] == cache.report().stored_bytes
+    assert kv_resume.kv_prediction(llama, 9, 1e9, bytes_each=4)["bytes"] == cache.report().stored_bytes
 
 
 def test_advice_says_when_not_to() -> None:
@@ -1371,17 +1372,21 @@ PAGE = (Path(__file__).parents[2] / "docs" / "optimize/kv-cache.md").read_text()
 
 
 def test_the_example_of_the_page_prints_what_the_page_says(capsys: pytest.CaptureFixture[str]) -> None:
-    example, rest = PAGE.split("```python\n")[1].split("```\n", 1)
-    expected = rest.split("```text\n")[1].split("```\n")[0]
-    exec(example, {})
+    examples = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    expected = re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL)
+    scope: dict[str, Any] = {}
+    exec(examples[0], scope)
     printed = re.sub(r"stalls.*\n", "", capsys.readouterr().out)  # times are not the page's
-    assert re.sub(r"at [\d.]+ GB/s", "at ... GB/s", printed) == expected
+    assert re.sub(r"at [\d.]+ GB/s", "at ... GB/s", printed) == expected[0]
+    exec(examples[1], scope)
+    exec(examples[2], scope)
+    assert capsys.readouterr().out == expected[1]
 
 
 def test_the_predictions_of_the_page_are_those_of_the_code() -> None:
     llama_3_8b = {**LLAMA_2_7B, "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256}
     for name, config in (("2-7B", LLAMA_2_7B), ("3-8B", llama_3_8b), ("2-70B", LLAMA_2_70B)):
-        slow, fast = (gain.kv_prediction(config, 4096, rate) for rate in (55e9, 375e9))
+        slow, fast = (kv_resume.kv_prediction(config, 4096, rate) for rate in (55e9, 375e9))
         ratios = [f"{each['recompute_ms'] / each['reload_ms']:.2g}x" for each in (slow, fast)]
         row = (
             f"| Llama-{name} | {slow['bytes_per_token'] // 1024} KiB | {slow['bytes'] / 1e9:.2f} GB "

@@ -21,10 +21,11 @@ from hypothesis import strategies as st
 
 from gpu_torch import python_with_gpus
 from lostflops import cli, optimize
+from lostflops.copies import link_card
 from lostflops.errors import BadCard
 from lostflops.machine.bench import fit, links, ranks
 from lostflops.optimize import Refused, link
-from lostflops.optimize.device import link_card, numa, pinned
+from lostflops.optimize.device import numa, pinned
 from lostflops.optimize.device.devices import CudaDevice, ThreadedDevice
 from lostflops.optimize.unified import migration
 from lostflops.plan import hardware
@@ -48,7 +49,7 @@ class Timed(ThreadedDevice):
     def __init__(self) -> None:
         super().__init__()
         self.on_device: list[torch.Tensor] = []
-        self.queued: dict[str, list[tuple[int, Mark]]] = {way: [] for way in link.DIRECTIONS}
+        self.queued: dict[str, list[tuple[int, Mark]]] = {way: [] for way in link_card.DIRECTIONS}
         self.now = 0.0
         self.noise = random.Random(5)
 
@@ -61,7 +62,7 @@ class Timed(ThreadedDevice):
 
     def way(self, source: torch.Tensor) -> str:
         from_device = any(each.data_ptr() == source.data_ptr() for each in self.on_device)
-        return link.DIRECTIONS[0] if from_device else link.DIRECTIONS[1]
+        return link_card.DIRECTIONS[0] if from_device else link_card.DIRECTIONS[1]
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Any) -> None:
         target.copy_(source)
@@ -110,7 +111,7 @@ def card() -> dict[str, Any]:
     return optimize.measure_link(Timed(), SIZES, repeats=9)
 
 
-@pytest.mark.parametrize("way", link.DIRECTIONS)
+@pytest.mark.parametrize("way", link_card.DIRECTIONS)
 @pytest.mark.parametrize("kind", ["pinned", "pageable"])
 def test_launch_and_rate_of_a_throttled_device_are_recovered(
     card: dict[str, Any], way: str, kind: str
@@ -133,7 +134,7 @@ def test_both_directions_at_once_are_measured_while_both_run(card: dict[str, Any
 
 
 def test_copies_are_timed_under_matrix_products_too(card: dict[str, Any]) -> None:
-    for way in link.DIRECTIONS:
+    for way in link_card.DIRECTIONS:
         assert link_card.rate(card["under_gemm"], way)[1] == pytest.approx(UNDER_GEMM * RATE[way], rel=0.05)
 
 
@@ -143,7 +144,7 @@ def test_copies_by_threads_are_timed_for_real() -> None:
             stream.put(lambda: (target.copy_(source), time.sleep(0.002 + len(source) / 100e6)))
 
     found = optimize.measure_link(Sleepy(), SIZES, 3, memory=("pinned",), under_gemm=False)
-    for way in link.DIRECTIONS:
+    for way in link_card.DIRECTIONS:
         launch, per_second = link_card.rate(found, way)
         # Sleeping takes at least as long as asked, on a busy machine longer. What of it is launch and what is
         # rate a busy machine may tell apart badly, so what both say of a copy is looked at.
@@ -229,7 +230,7 @@ def test_a_card_without_pinned_rates_is_refused_by_planner_and_engine(
     with pytest.raises(BadCard):
         hardware.link(str(tmp_path / "card.json"))
     with pytest.raises(Refused):
-        for way in link.DIRECTIONS:
+        for way in link_card.DIRECTIONS:
             link_card.rate(card | change, way)
 
 
@@ -243,7 +244,7 @@ def test_a_card_without_pinned_rates_is_refused_by_planner_and_engine(
 )
 def test_the_line_is_the_one_that_bench_links_fits(sizes: list[int], times: list[int]) -> None:
     rows = pl.DataFrame({"by": ["a"] * len(sizes), "bytes": sizes, "time": times[: len(sizes)]})
-    ours = link.line(sizes, times[: len(sizes)])
+    ours = link_card.line(sizes, times[: len(sizes)])
     theirs = fit.fits(rows, ["by"]).to_dicts()
     assert (ours is None) == (not theirs)
     if ours is not None:
@@ -257,23 +258,23 @@ def test_the_line_is_the_one_that_bench_links_fits(sizes: list[int], times: list
 )
 def test_times_that_do_not_grow_are_no_line(sizes: list[int], times: list[int]) -> None:
     # Rounding made lines of 1e21 bytes per second of these.
-    assert link.line(sizes, times) is None
+    assert link_card.line(sizes, times) is None
     assert fit.fits(pl.DataFrame({"by": ["a"] * 3, "bytes": sizes, "time": times}), ["by"]).is_empty()
 
 
 def test_a_line_is_found_through_six_decades() -> None:
     sizes = [4096 * 4**n for n in range(10)]
-    found = link.line(sizes, [7_000 + n / 55 for n in sizes])
+    found = link_card.line(sizes, [7_000 + n / 55 for n in sizes])
     assert found is not None
     assert found["launch_ns"] == 7000 and found["bytes_per_second"] == pytest.approx(55e9, rel=1e-9)
     # An unweighted line through a 3 % slower largest copy would say nothing of the launch.
-    late = link.line(sizes, [*(7_000 + n / 55 for n in sizes[:-1]), 1.03 * (7000 + sizes[-1] / 55)])
+    late = link_card.line(sizes, [*(7_000 + n / 55 for n in sizes[:-1]), 1.03 * (7000 + sizes[-1] / 55)])
     assert late is not None and late["launch_ns"] == pytest.approx(7000, rel=0.02)
 
 
 def test_without_a_line_the_best_rate_stands_alone() -> None:
-    assert link.line([1, 2], [1, 2]) is None
-    assert link.line([1, 2, 4], [9, 5, 1]) is None
+    assert link_card.line([1, 2], [1, 2]) is None
+    assert link_card.line([1, 2, 4], [9, 5, 1]) is None
     flat = link._rate([100, 200, 400], [[50], [25], [20]])  # pyright: ignore[reportPrivateUsage]
     assert flat["launch_ns"] is None and flat["bytes_per_second"] == pytest.approx(20e9)
 
@@ -383,7 +384,7 @@ def test_migration_is_timed_from_where_the_pages_are_not() -> None:
 
     sizes = (4096, 65536, 1 << 20)
     found = migration.migrations(Played(), sizes, 3)
-    assert {way: len(times) for way, times in found.items()} == dict.fromkeys(link.DIRECTIONS, 3)
+    assert {way: len(times) for way, times in found.items()} == dict.fromkeys(link_card.DIRECTIONS, 3)
     assert found["device_to_host"][2] == [30_000 + (1 << 18)] * 3
     assert found["host_to_device"][0] == [30_000 + 409] * 3
 

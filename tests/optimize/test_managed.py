@@ -542,6 +542,31 @@ def test_an_exception_leaves_no_trace_but_the_memory(fake: FakeTorch) -> None:
         fake.allocate(64)
 
 
+def test_by_call_it_is_applied_undone_once_and_reported_on_afterwards(cuda: Cudart, fake: FakeTorch) -> None:
+    memory = optimize.managed()
+    assert fake.allocate(MIB) is None, "not in force before it is applied"
+    assert memory.apply() is memory.apply() is memory
+    kept = fake.allocate(7 * MIB)
+    memory.undo()
+    assert kept is not None and fake.allocate(MIB) is None
+    said = memory.report()
+    assert (said.allocations, said.bytes_now) == (1, 7 * MIB)
+    memory.undo()
+    assert memory.report() == said
+    with pytest.raises(Refused, match="has been undone"):
+        memory.apply()
+
+
+def test_what_was_never_applied_is_undone_without_harm(cuda: Cudart, fake: FakeTorch) -> None:
+    memory = optimize.managed()
+    memory.undo()
+    assert memory.report().allocations == 0
+    with memory:
+        fake.allocate(64)
+    with pytest.raises(Refused, match="cannot be undone"):
+        optimize.use_managed_everywhere().undo()
+
+
 def test_a_context_in_which_nothing_was_allocated_is_an_error(fake: FakeTorch) -> None:
     with pytest.raises(Refused, match="nothing was allocated inside"), optimize.managed():
         worker = threading.Thread(target=lambda: fake.allocate(MIB))  # another thread's goes elsewhere

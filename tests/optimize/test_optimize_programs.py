@@ -243,7 +243,8 @@ def test_what_is_written_through_data_is_as_saved_where_it_moves_and_as_written_
                 continue
             if plain == saved:
                 assert found == plain, (seed, name)
-            if name == "everything fits":  # what was gathered from a larger storage is a copy, and as saved
+            # What was gathered from a larger storage is a copy, which lets that storage go, and is as saved.
+            if name == "everything fits":
                 assert found in (plain, saved), (seed, name)
             ended["plain" if found == plain else "as saved" if found == saved else "some of each"] += 1
             ended["tells apart"] += plain != saved

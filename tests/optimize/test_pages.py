@@ -1,4 +1,4 @@
-"""What the pages on checkpointing, LoRA and precision show is what their code prints."""
+"""What the pages on checkpointing, LoRA, optimizers and precision show is what their code prints."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import torch
 
 DOCS = Path(__file__).parents[2] / "docs/optimize"
-PAGES = ("checkpointing", "lora", "precision")
+PAGES = ("checkpointing", "lora", "optimizer", "precision")
 _BLOCK = re.compile(r"```(python|text)\n(.*?)```", re.DOTALL)
 _NUMBER = re.compile(r"\d[\d,]*\.\d+")
 

@@ -65,8 +65,32 @@ def test_bf16_halves_the_bytes_and_leaves_rotary_frequencies() -> None:
     # What `model.bfloat16()` does to them: at the end of the context the angle is off by radians.
     assert (8191 * (frequencies - frequencies.bfloat16().float()).abs()).max() > 1
     assert "fp32 weights and buffers are" in str(converted.report())
+    said = converted.report()
+    model(**tiny_models.llama_batch()).loss.backward()
     converted.undo()
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    assert [id(p) for p in model.parameters()] == [id(p) for p in parameters]
+    assert all(parameter.grad is None for parameter in parameters), "bf16 gradients of fp32 weights"
+    assert converted.report() == said and said.figures["bytes_now"] == before / 2
+
+
+def test_undoing_bf16_keeps_what_was_trained_meanwhile_and_what_somebody_cast_themselves() -> None:
+    torch.manual_seed(0)
+    model = tiny_models.mlp()
+    rounded = [parameter.bfloat16().float() for parameter in model.parameters()]
+    converted = optimize.to_bf16(model)
+    first, *rest = model.parameters()
+    with torch.no_grad():
+        first.add_(1)
+    second = rest[0]
+    second.data = second.data.double()  # no longer ours
+    converted.undo()
+    converted.undo()
+    assert torch.equal(first, (rounded[0].bfloat16() + 1).float())
+    assert second.dtype == torch.float64
+    assert all(torch.equal(now, was) for now, was in zip(rest[1:], rounded[2:], strict=True))
+    with pytest.raises(Refused, match="has been undone"):
+        converted.apply()
 
 
 def test_tied_weights_stay_tied_and_batch_norm_stays_fp32() -> None:

@@ -13,7 +13,7 @@ import pytest
 from lostflops.plan.train import apply
 from lostflops.plan.train.job import Training
 from lostflops.plan.train.layout import Layout, Sharding
-from lostflops.plan.train.static_memory import OPTIMIZERS
+from lostflops.plan.train.static_memory import OPTIMIZERS, Lora
 from planned import job
 
 
@@ -56,7 +56,7 @@ def test_the_trainer_takes_its_settings(name: str, tmp_path: Path, monkeypatch: 
     if "fsdp.json" in found.files:
         assert bool(read.fsdp_config.get("activation_checkpointing")) == full
     else:
-        assert read.gradient_checkpointing == full
+        assert read.activation_checkpointing == full
 
 
 @pytest.mark.parametrize("name", JOBS)
@@ -83,6 +83,52 @@ def test_deepspeed_takes_its_configuration(name: str) -> None:
     away = read.offload_optimizer
     device = getattr(away, "device", None)
     assert (getattr(device, "value", device) == "cpu") == JOBS[name].optimizer_away
+
+
+def test_several_nodes_are_told_where_to_meet() -> None:
+    far = replace(job(layout=Layout(gpus=64, sharding="zero-3")), microbatches=4)
+    assert of("HF Trainer", far).command.startswith(
+        'torchrun --nnodes 8 --rdzv-backend c10d --rdzv-endpoint "$HEAD:29500" --nproc-per-node 8 train.py'
+    )
+    assert "run it on each of the 8 nodes" in of("HF Trainer", far).besides[0]
+    launch: Any = pytest.importorskip("accelerate.commands.launch")
+    pytest.importorskip("torch")
+    words = shlex.split(of("Accelerate", far).command.replace("$NODE", "3"))[2:]
+    read = launch.launch_command_parser().parse_args(words)
+    assert (read.num_machines, read.machine_rank, read.main_process_ip) == (8, 3, "$HEAD")
+    assert "--hostfile hostfile --num_nodes 8 --num_gpus 8" in of("DeepSpeed", far).command
+    assert "slots=8" in of("DeepSpeed", far).besides[0]
+    assert "$HEAD" not in of("HF Trainer", on_eight("zero-3")).command
+
+
+def test_accumulation_by_accelerate_is_the_scripts_own() -> None:
+    said = of("Accelerate", on_eight("fsdp2", optimizer=OPTIMIZERS["adam-8bit"], microbatches=4)).besides
+    assert "make it with Accelerator(gradient_accumulation_steps=4)" in said
+
+
+def test_a_fused_loss_is_a_flag_of_the_trainer_alone() -> None:
+    asked = on_eight("zero-3", fused_loss=True)
+    assert "--use_liger_kernel" in of("HF Trainer", asked).command
+    for framework in ("Accelerate", "DeepSpeed", "torchtitan"):
+        said = of(framework, asked)
+        assert "liger_kernel" not in said.command and "Trainer" not in " ".join(said.besides)
+        assert any("LigerFusedLinearCrossEntropyLoss" in more for more in said.besides)
+
+
+def test_four_bit_weights_are_multiplied_in_16_bits() -> None:
+    four = replace(job(layout=Layout()), lora=Lora(base_bits=4))
+    (loaded,) = (more for more in of("HF Trainer", four).besides if more.startswith("load"))
+    assert 'bnb_4bit_quant_type="nf4"' in loaded and "bnb_4bit_compute_dtype=torch.bfloat16" in loaded
+    sixteen = of("HF Trainer", replace(four, lora=Lora()))
+    assert "load the model with dtype=torch.bfloat16" in sixteen.besides
+
+
+def test_what_is_kept_is_named_and_torchtitan_keeps_it_by_itself() -> None:
+    asked = on_eight("fsdp2", checkpointing="alternate")
+    (call,) = (more for more in of("HF Trainer", asked).besides if "checkpoint(" in more)
+    assert "keep=('attention', 'q_proj', 'v_proj', 'gate_proj', 'down_proj')" in call
+    assert not any("optimize.checkpoint" in more for more in of("torchtitan", asked).besides)
+    assert "--activation_checkpoint.selective_ac_option=op" in of("torchtitan", asked).command
 
 
 def test_a_framework_without_the_layout_is_left_out() -> None:

@@ -13,157 +13,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lostflops import cli
-from lostflops.errors import BadOption, BadProfile
-from lostflops.plan import amounts
-from lostflops.plan.hardware import Link
+from lostflops.errors import BadProfile
+from lostflops.plan.hardware import LinkCard
 from lostflops.plan.offload import decision, saved_profile
-from lostflops.plan.offload.storage_timeline import Again, Copies, Limits, Recorded, Storage, play
-from lostflops.plan.train import timeline
 from planned import patient
 from saved_profiles import profile
-from test_plan_time import TIMELINES
-
-LINK = Link("given", 4e9, 5e9, 1000, 1e9, "given")
-
-
-def equal_layers(layers: int, forward: int, backward: int, size: int) -> Recorded:
-    """Each layer saves one storage at its end and asks for it when its backward begins."""
-    end = layers * forward
-    storages = [
-        Storage(size, (number + 1) * forward, end + (layers - 1 - number) * backward)
-        for number in range(layers)
-    ]
-    return Recorded(end, layers * backward, storages, [(end + layers * backward, 0)])
-
-
-@pytest.mark.parametrize("row", TIMELINES)
-def test_equal_layers_give_the_reference_table(row: tuple[float, ...]) -> None:
-    saved, forward, backward, out, into, count, sync, overlapped, hidden = row
-    size, layers = round(saved * 1e9), int(count)
-    step = equal_layers(layers, round(forward * 1e6), round(backward * 1e6), size)
-    link = Copies(out * 1e9, into * 1e9)
-    limits = Limits(size, round(backward * 1e6), as_layers=True)
-    played = play(step, link, range(layers - 2), limits=limits)
-    assert played.step_ns / step.compute == pytest.approx(overlapped, abs=0.006)
-    assert 100 * played.hidden == pytest.approx(hidden, abs=0.6)
-    assert 1 + (played.out_ns + played.in_ns) / step.compute == pytest.approx(sync, abs=0.01)
-
-
-LENGTH = st.integers(1000, 100_000)
-
-
-@settings(patient)
-@given(st.integers(2, 30), LENGTH, LENGTH, LENGTH, LENGTH, st.integers(2, 6), st.data())
-def test_equal_layers_are_played_as_the_layer_simulator_does(
-    layers: int, forward: int, backward: int, out: int, into: int, sets: int, data: st.DataObject
-) -> None:
-    moved = data.draw(st.integers(0, layers - 1))
-    line = timeline.simulate(layers, forward, backward, out, into, moved, sets)
-    link = Copies(1e12 / out, 1e12 / into)  # 1000 bytes
-    limits = Limits((sets - 1) * 1000, (sets - 1) * backward, as_layers=True)
-    played = play(equal_layers(layers, forward, backward, 1000), link, range(moved), limits=limits)
-    assert played.step_ns == pytest.approx(line.total, abs=2)
-
-
-@st.composite
-def steps(draw: st.DrawFn) -> Recorded:
-    """Storages of any size, saved in the forward and asked for in the backward, or never."""
-    forward, backward = draw(st.integers(1000, 10**6)), draw(st.integers(1000, 10**6))
-    count = draw(st.integers(1, 12))
-    saved = sorted(draw(st.lists(st.integers(0, forward), min_size=count, max_size=count)))
-    storages = [
-        Storage(draw(st.integers(1, 10**5)), at, draw(st.none() | st.integers(forward, forward + backward)))
-        for at in saved
-    ]
-    return Recorded(forward, backward, storages, [])
-
-
-@st.composite
-def plays(draw: st.DrawFn) -> tuple[Recorded, list[int], Limits]:
-    step = draw(steps())
-    numbers = st.integers(0, len(step.storages) - 1)
-    moved = draw(st.lists(numbers, unique=True))
-    limits = Limits(draw(st.integers(0, 10**6)), draw(st.integers(0, 10**6)), draw(st.integers(0, 10**6)))
-    return step, moved, limits
-
 
 RATE = st.floats(1e7, 1e12)
-
-
-@settings(patient)
-@given(plays(), RATE, RATE, st.integers(0, 10_000), st.booleans())
-def test_a_step_lies_between_compute_alone_and_copies_one_after_the_other(
-    played: tuple[Recorded, list[int], Limits], out: float, into: float, launch: int, as_layers: bool
-) -> None:
-    step, moved, limits = played
-    limits = Limits(limits.in_flight_bytes, limits.look_ahead_ns, limits.look_ahead_bytes, as_layers)
-    found = play(step, Copies(out, into, launch), moved, limits=limits)
-    assert step.compute <= found.step_ns <= step.compute + found.out_ns + found.in_ns
-    assert found.step_ns >= found.in_ns + step.forward if as_layers or found.in_ns else True
-    assert found.step_ns == step.compute + found.out_waits_ns + found.in_waits_ns
-    for share in (found.hidden, found.hidden_out, found.hidden_in):
-        assert 0 <= share <= 1
-    assert found.bytes_in <= found.bytes_out
-
-
-@settings(patient)
-@given(plays(), RATE, RATE, st.floats(1, 100), st.floats(1, 100))
-def test_more_bandwidth_is_never_slower(
-    played: tuple[Recorded, list[int], Limits], out: float, into: float, more_out: float, more_in: float
-) -> None:
-    step, moved, limits = played
-    limits = Limits(limits.in_flight_bytes, limits.look_ahead_ns, limits.look_ahead_bytes, as_layers=True)
-    slow = play(step, Copies(out, into, 100), moved, limits=limits)
-    fast = play(step, Copies(out * more_out, into * more_in, 100), moved, limits=limits)
-    assert fast.step_ns <= slow.step_ns
-
-
-def test_the_peak_falls_by_what_is_away_and_only_while_it_is() -> None:
-    """600 bytes are gone when the next are saved, at 0.5 ms, and fetched after the first request, at 1.4."""
-    storages = [Storage(600, 100_000, 1_500_000), Storage(50, 500_000, 1_400_000)]
-    highs = [(100_000, 10), (500_000, 610), (1_000_000, 660), (1_400_000, 900), (1_500_000, 720)]
-    step = Recorded(1_000_000, 1_000_000, storages, [*highs, (2_000_000, 700)])
-    kept = play(step, Copies(1e9, 1e9))
-    assert (kept.peak_bytes, kept.peak_at) == (900, 1_400_000)
-    moved = play(step, Copies(1e9, 1e9), [0, 1], limits=Limits(1000, 10**6))
-    assert (moved.peak_bytes, moved.peak_at) == (720, 1_500_000)
-    slow = play(step, Copies(5e5, 1e9), [0, 1], limits=Limits(1000, 10**6))  # has left at 1.3
-    assert slow.peak_bytes == 900
-
-
-def test_what_has_not_left_when_the_backward_begins_is_used_where_it_is() -> None:
-    storages = [Storage(100, 10, 150), Storage(100, 90, 110)]
-    step = Recorded(100, 100, storages, [(200, 200)])
-    found = play(step, Copies(1e9, 1e9), [0, 1], limits=Limits(1000, 1000))  # 100 ns each way
-    assert found.bytes_out == 200 and found.bytes_in == 100
-    assert found.step_ns == 200 + 60  # the first has left at 110, and its copy in ends at 210 instead of 150
-
-
-def test_compute_waits_for_the_oldest_copy_when_too_much_is_on_its_way() -> None:
-    storages = [Storage(100, at, 10_000 - at) for at in (10, 20, 30)]
-    step = Recorded(5000, 5000, storages, [(10_000, 300)])
-    assert play(step, Copies(1e9, 1e9), [0, 1, 2], limits=Limits(300, 5000)).out_waits_ns == 0
-    found = play(step, Copies(1e9, 1e9), [0, 1, 2], limits=Limits(200, 5000))
-    assert found.out_waits_ns == 110 - 30
-
-
-def test_what_is_computed_again_takes_its_time_once_and_comes_back_together() -> None:
-    storages = [Storage(100, 10, 190), Storage(70, 20, 150), Storage(30, 30, 160)]
-    highs = [(10, 0), (20, 100), (30, 170), (100, 200), (150, 200), (160, 130), (190, 100), (200, 0)]
-    step = Recorded(100, 100, storages, highs)
-    found = play(step, Copies(1e9, 1e9), again=[Again((1, 2), 40)])
-    assert (found.step_ns, found.compute_ns, found.bytes_out) == (240, 240, 0)
-    assert found.peak_bytes == 130  # from 150 on
-
-
-# What is decided.
+LINK = LinkCard("given", 4e9, 5e9, 1000, 1e9, "given")
 
 
 def read(content: dict[str, Any]) -> saved_profile.Profile:
     return msgspec.convert(content, saved_profile.Profile)
 
 
-def planned(budget: float, link: Link = LINK, host: int | None = None, **more: Any) -> decision.OffloadPlan:
+def planned(
+    budget: float, link: LinkCard = LINK, host: int | None = None, **more: Any
+) -> decision.OffloadPlan:
     """`budget` as a share of the peak."""
     found = read(profile(**more))
     return decision.plan(found, int(budget * found.peak_bytes), link, host)
@@ -203,7 +69,7 @@ def test_more_budget_is_never_slower_and_no_plan_is_over_its_budget(
     layers: int, scale: int, head: int, out: float, into: float, shares: list[float]
 ) -> None:
     content = read(profile(layers=layers, scale=scale, head=head * 1000))
-    planning = decision.Planning(content, Link("x", out, into, 500, 1e9, "given"))
+    planning = decision.Planning(content, LinkCard("x", out, into, 500, 1e9, "given"))
     before = None
     for share in sorted(shares):
         budget = int(share * content.peak_bytes)
@@ -250,7 +116,7 @@ def test_every_cost_can_turn_the_decision(why: str, one: Change, other: Change) 
     assert "offload" in decisions(first), why
 
 
-def slow(**changes: Any) -> Link:
+def slow(**changes: Any) -> LinkCard:
     return msgspec.structs.replace(LINK, **changes)
 
 
@@ -314,7 +180,7 @@ def test_too_little_host_memory_is_refused_with_what_would_be_needed() -> None:
         row["module"] = row["tensor_class"] = "body"
     found = read(content)
     text = refusal(decision.plan(found, found.peak_bytes // 2, LINK, 1000))
-    assert text.startswith("host memory is too small: ") and "1000 B is there" in text
+    assert text.startswith("host memory is too small: ") and "1,000 B is there" in text
 
 
 def test_without_layers_nothing_can_be_computed_again_and_that_is_said() -> None:
@@ -421,12 +287,3 @@ def test_names_from_a_profile_cannot_write_on_the_terminal(
     for budget in ("5 MB", "20 kB", "1 MB"):
         cli.main(["plan", "offload", "--profile", written(tmp_path, content), "--budget", budget])
         assert "\x1b" not in capsys.readouterr().out
-
-
-def test_amounts_of_memory_are_read_as_people_write_them() -> None:
-    assert amounts.size("--budget", "70 GiB") == 70 << 30
-    assert amounts.size("--budget", "1.5MB") == 1_500_000
-    assert amounts.size("--budget", " 123 ") == 123
-    for wrong in ("", "0", "-3 GB", "nan", "much", "1e3", "5 Gib", "9" * 30, "1 GB\x1b"):
-        with pytest.raises(BadOption, match="no amount of memory"):
-            amounts.size("--budget", wrong)

@@ -236,7 +236,7 @@ def test_the_fastest_way_that_changes_no_number_is_named() -> None:
 @pytest.mark.parametrize("name", hardware.GPUS)
 def test_every_gpu_has_a_link_and_says_how_sure_it_is(name: str) -> None:
     card = hardware.gpu(name)
-    assert hardware.link(card.link).status and "assumed" in card.status
+    assert hardware.link(card.link).status and "assumed" in card.provenance
 
 
 def test_a_gpu_card_is_read_from_a_file(tmp_path: Path) -> None:
@@ -301,7 +301,7 @@ def test_a_run_gives_the_rate_at_which_it_computed() -> None:
     rows = [(rank, step, layers, layers + 7) for rank in range(2) for step in range(3)]
     found, said = calibration.calibrated(asked, calibration.measured("run", rows))
     assert found.gpu.sustained == pytest.approx(600e12, rel=1e-3)
-    assert found.gpu.status.endswith("sustained rate from the run")
+    assert found.gpu.provenance.endswith("sustained rate from the run")
     assert said.startswith("Calibrated with 3 steps on 2 ranks: compute ")
 
 

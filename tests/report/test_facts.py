@@ -94,7 +94,7 @@ def test_peak_memory_is_the_most_that_was_allocated_at_once(tmp_path: Path) -> N
         for at, held in ((1, 12), (2, 41), (3, 7))
     ]
     found = facts(lostflops.why(made(tmp_path, job(allocations=rows))))["peak_memory"]
-    assert found.value == 41 << 30 and found.shown == "41.0 GiB allocated, 50.0 GiB reserved of 80.0 GiB"
+    assert found.value == 41 << 30 and found.shown == "41 GiB allocated, 50 GiB reserved of 80 GiB"
 
 
 def sampled(**values: float) -> list[dict[str, Any]]:
@@ -107,11 +107,9 @@ def sampled(**values: float) -> list[dict[str, Any]]:
 def test_memory_that_is_nearly_full_is_called_so(tmp_path: Path) -> None:
     full = job(counters=sampled(gpu_memory_used=77 << 30, gpu_memory_total=80 << 30))
     found = facts(lostflops.why(made(tmp_path / "full", full)))["peak_gpu_memory"]
-    assert found.shown == "77.0 GiB of 80.0 GiB, nearly full"
+    assert found.shown == "77 GiB of 80 GiB, nearly full"
     free = job(counters=sampled(gpu_memory_used=60 << 30, gpu_memory_total=80 << 30))
-    assert (
-        facts(lostflops.why(made(tmp_path / "free", free)))["peak_gpu_memory"].shown == "60.0 GiB of 80.0 GiB"
-    )
+    assert facts(lostflops.why(made(tmp_path / "free", free)))["peak_gpu_memory"].shown == "60 GiB of 80 GiB"
 
 
 def test_clocks_that_power_held_down_are_a_fact_and_those_that_heat_did_a_finding(tmp_path: Path) -> None:

@@ -560,8 +560,8 @@ def test_the_page_holds_answers_findings_skips_and_quality(
 ) -> None:
     asked: list[str] = []
     quality = [
-        Quality(0, "lost", 3, "of 310; not recorded"),
-        Quality(1, "lost", 5, "of 290; not recorded"),
+        Quality(0, "lost", 3, "not recorded", of=310),
+        Quality(1, "lost", 5, "not recorded", of=290),
         Quality(None, "cut", 1, "it ends", "warning"),
     ]
     shown = example_page(monkeypatch, tmp_path, quality=quality)
@@ -693,7 +693,7 @@ def test_the_terminal_page_shows_the_ledger_the_findings_and_the_skips(
 
 def test_what_a_page_only_counts_one_flag_lists(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     quality = [
-        Quality(0, "lost", 3, "of 310; not recorded"),
+        Quality(0, "lost", 3, "not recorded", of=310),
         Quality(None, "cut", 1, "it ends early", "warning"),
     ]
     shown = example_page(monkeypatch, tmp_path, quality=quality)
@@ -1238,7 +1238,7 @@ def test_a_link_to_what_is_folded_opens_it(
 def test_tables_skipped_questions_and_notes_are_folded(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    quality = [Quality(0, "lost", 3, "of 310; not recorded"), Quality(None, "cut", 1, "it ends", "warning")]
+    quality = [Quality(0, "lost", 3, "not recorded", of=310), Quality(None, "cut", 1, "it ends", "warning")]
     text = html(example_page(monkeypatch, tmp_path, quality=quality))
     body = text[text.index("<body>") : text.index('<script type="application/json"')]
     assert "<details open" not in body

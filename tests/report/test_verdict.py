@@ -9,11 +9,11 @@ import pytest
 
 import lostflops
 from lostflops.accounts import ACCOUNTS
-from lostflops.causes import ABOUT_THE_RECORDING, OF_THE_RECORDING
+from lostflops.causes import ABOUT_THE_RECORDING, OF_THE_RECORDING, verdicts
 from lostflops.finding import Finding
 from lostflops.report.first_page.budget import Budget, budget
 from lostflops.report.first_page.page import LEDGER
-from lostflops.report.first_page.verdict import BOUND_PER_MILLE, BY_FINDING, NAMES, verdict
+from lostflops.report.first_page.verdict import BOUND_PER_MILLE, NAMES, verdict
 
 TRACES = Path(__file__).parents[3] / "shared" / "traces"
 FP32 = "fp32-without-tensor-cores"
@@ -147,7 +147,7 @@ def test_no_cause_is_in_the_verdict_but_that_of_the_first_finding(
 def named(said: str) -> set[str]:
     """The accounts, or findings, after which a verdict calls the job: not those of a whole group."""
     causes = {of: name for of, name in NAMES.items() if "." in of}
-    causes |= {of: name for of, (name, _) in BY_FINDING.items() if name not in causes.values()}
+    causes |= {of: own.job for of, own in verdicts().items() if own.job not in causes.values()}
     head = said.partition(":")[0]
     groups = {"Communication-bound", "Copy-bound", "Compute-bound"}
     return {of for of, name in causes.items() if name == head and head not in groups}
@@ -161,7 +161,7 @@ def test_a_first_finding_of_any_size_is_the_only_cause_in_the_verdict(cost: int)
     for account in ACCOUNTS:
         said = verdict(mixed, first=about(account, cost=cost))
         assert named(said) <= {account} and not said.startswith(":")
-    for finding in BY_FINDING:
+    for finding in verdicts():
         said = verdict(mixed, first=about("compute", cost=cost, name=finding))
         assert named(said) <= {finding, "idle.pipeline_bubble"}  # one name, as it is one cause
 
@@ -208,7 +208,8 @@ def test_on_a_real_trace_the_verdict_and_the_first_finding_name_one_cause(
     assert named(page.verdict) <= {first.name, *first.accounts}
     assert page.budget is not None
     if 1000 * first.size >= BOUND_PER_MILLE * page.budget.mean:
-        called = BY_FINDING.get(first.name, (NAMES.get(first.accounts[0]),))[0]
+        own = verdicts().get(first.name)
+        called = own.job if own else NAMES.get(first.accounts[0])
         group = NAMES.get(first.accounts[0].partition(".")[0])
         head = page.verdict.partition(":")[0]
         assert head in (called, group) or "; the largest cause is " in page.verdict

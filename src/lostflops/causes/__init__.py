@@ -15,12 +15,12 @@ from lostflops.finding import Finding
 
 from .board import Board
 from .copies import join_copies
-from .declared import MADE, Made, remedies
+from .declared import MADE, Made, remedies, verdicts
 from .given import Given, gather
 from .host import join_host, told_once
 from .waiting import asks_for, join_waiting
 
-__all__ = ["MADE", "Given", "Made", "findings", "gather", "remedies"]
+__all__ = ["MADE", "Given", "Made", "findings", "gather", "remedies", "verdicts"]
 
 # Of the recording rather than of the job: they come after all causes.
 OF_THE_RECORDING = {"recording_lint"}
@@ -40,6 +40,8 @@ def findings(given: Given) -> tuple[Finding, ...]:
     join_copies(board)
     join_waiting(board)
     board.take(*SAID_IN_NOTES)
+    if given.on_host:  # an operator of the job's own computes, and is nothing to report
+        board.take("kernels-unclassified")
     if given.units is not None and not given.units:  # a GPU without tensor cores cannot use them
         board.take("fp32-without-tensor-cores")
     whole = round(given.mean_step)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from lostflops.accounts import ACCOUNTS
+from lostflops.finding import Verdict
 from lostflops.recipes import declared
 
 
@@ -15,12 +17,14 @@ class Made:
     name: str
     claim: str
     remedies: tuple[str, ...]
+    verdict: Verdict
 
 
 LOGGING = Made(
     "logging-inside-step",
     "The GPU idles 3.00 ms per step (30.0 %) while the CPU logs.",
     ("log-less",),
+    Verdict("Held up by logging", "idle time while the CPU logs"),
 )
 MADE: Mapping[str, Made] = {made.name: made for made in (LOGGING,)}
 # What findings become when it is known what lies behind them: a case, with remedies of its own.
@@ -36,6 +40,21 @@ CASES: Mapping[str, tuple[str, ...]] = {
     "communication-exposed-barriers": ("fewer-barriers",),
     "communication-exposed-broadcasts": ("fewer-broadcasts",),
 }
+
+
+def verdicts() -> Mapping[str, Verdict]:
+    """What the page's first sentence says of findings that no account is named after."""
+    of_recipes = {name: finding.verdict for name, (_, finding) in declared().items()}
+    losses = {account: account.loss for account in ACCOUNTS.values()}
+    return {
+        **{name: verdict for name, verdict in of_recipes.items() if verdict},
+        **{name: made.verdict for name, made in MADE.items()},
+        **{
+            loss.finding: Verdict(account.verdict, loss.takes)
+            for account, loss in losses.items()
+            if loss and loss.takes
+        },
+    }
 
 
 def remedies() -> Mapping[str, tuple[str, ...]]:

@@ -20,7 +20,7 @@ BETWEEN = ("idle.launch_bound", "idle.unexplained")  # what a host that runs ahe
 SYNCS = 4  # waits per step, from which on they come from inside it
 ALONE = 0.9  # of the time on all ranks
 ONCE, FEWEST_FOR_ONCE = 0.8, 3  # of the time, in one step of at least so many: it happens once
-PER_STEP = re.compile(r"[\d.,]+ (?:ns|µs|ms|s) per step \([\d.]+ %\)")
+PER_STEP = re.compile(r"([\d.,]+ (?:ns|µs|ms|s) per step) \(([\d.]+ %)\)")
 # Of a CPU's step, from which on what the framework does between operators is worth a finding. Recording
 # lengthens just these pauses.
 BETWEEN_FROM = 0.15
@@ -146,9 +146,7 @@ def told_once(finding: Finding, given: Given) -> Finding:
     if steps < FEWEST_FOR_ONCE or amount is None or by_step["ns"][0] < ONCE * whole:
         return finding
     once = f"{milliseconds(by_step['most'][0])} once in {steps} steps, in step {by_step['step'][0]}"
-    spread = f"which is {amount[0]}"
-    said = finding.claim.replace(amount[0], f"{once},", 1).rstrip(".")
-    return replace(finding, claim=f"{said}, {spread}.")
+    return replace(finding, claim=finding.claim.replace(amount[0], f"{once} ({amount[1]}, {amount[2]}),", 1))
 
 
 def _alone(board: Board, finding: Finding) -> int | None:

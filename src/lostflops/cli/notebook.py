@@ -17,12 +17,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from lostflops.cli.arguments import ranges, traces
+from lostflops import units
+from lostflops.cli.arguments import traces
 from lostflops.cli.arguments.parser import Parser
 from lostflops.errors import BadOption, CannotWrite, LostflopsError, NothingRecorded, OutputExists, shown
 
 if TYPE_CHECKING:
-    from lostflops.capture.record.cell import Recorded
+    from lostflops.capture.record.cell import RecordedCell
     from lostflops.store.trace import Trace
 
 CELL = "cell"  # as a PATH: the cell that was recorded last
@@ -155,7 +156,7 @@ class Magics:
     def _check(self, given: Namespace, cell: str = "") -> None:
         """Raise before the cell runs what would be wrong after it."""
         if given.steps:
-            ranges.span(given.steps)
+            units.span(given.steps, "--steps", "steps")
         if given.height is not None and not LOWEST <= given.height <= HIGHEST:
             raise BadOption(f"--height takes {LOWEST} to {HIGHEST:,} pixels.")
         name = getattr(given, "name", None)
@@ -194,7 +195,7 @@ class Magics:
             for name in silenced:
                 delattr(self._shell, name)
 
-    def _show_cell(self, recorded: Recorded, folder: Path, given: Namespace) -> None:
+    def _show_cell(self, recorded: RecordedCell, folder: Path, given: Namespace) -> None:
         try:
             trace = _read(recorded, folder / "run")
             self._last = folder / "run"
@@ -305,7 +306,7 @@ def _import_torch(cell: str) -> None:
                 return
 
 
-def _read(recorded: Recorded, run: Path) -> Trace:
+def _read(recorded: RecordedCell, run: Path) -> Trace:
     """The trace of a cell, in tables. Raises LostflopsError when there is nothing to show."""
     from lostflops.ingest import job
 
@@ -323,7 +324,7 @@ def _read(recorded: Recorded, run: Path) -> Trace:
 def _whole_steps(trace: Trace, asked: str | None) -> Trace:
     """The steps that were asked for, or else the whole ones: a cell does more than steps, at both ends."""
     if asked:
-        return trace.select(steps=ranges.span(asked))
+        return trace.select(steps=units.span(asked, "--steps", "steps"))
     steps = trace.table("steps")
     if steps is None:
         return trace

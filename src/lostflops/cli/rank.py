@@ -44,7 +44,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def _run(given: Namespace) -> None:
-    from lostflops.capture.record import run_folder
+    from lostflops.capture.record import new_run
     from lostflops.capture.record.membership import membership
 
     member = membership(os.environ)
@@ -73,7 +73,7 @@ def _run(given: Namespace) -> None:
     while member.task and not plan.boot.exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     try:
-        run_folder.write(plan, member)
+        new_run.write(plan, member)
         environment |= plan.environment(environment)
         said = f"lostflops: recording into {plan.run}" if not member.task else ""
     except (CannotWrite, OutputExists) as error:  # the job waited for its nodes: it is not sent away for this

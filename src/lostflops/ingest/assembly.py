@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import polars as pl
 
+from lostflops import run_folder
 from lostflops.errors import DifferentJobs, LostflopsError, NothingRecorded, SameRankTwice
 from lostflops.ingest import clocks, formats, processes
 from lostflops.ingest.part import Part
@@ -371,7 +372,7 @@ def _share_what_is_told(parts: list[Part], first: list[int]) -> None:
         known = told.get(first[place])
         if part.rank is None and known is not None:
             part.rank, part.rank_source, part.world_size = known.rank, known.rank_source, known.world_size
-        elif part.rank is None and alone and part.rank_source == processes.ASSUMED:
+        elif part.rank is None and alone and part.rank_source == run_folder.ASSUMED:
             part.rank, part.rank_source, part.world_size = 0, "the only process", 1
 
 

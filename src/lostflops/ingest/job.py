@@ -30,8 +30,9 @@ from lostflops.ingest import formats
 from lostflops.ingest.assembly import assemble
 from lostflops.ingest.sources import read_all
 from lostflops.ingest.step_log import attempts
+from lostflops.run_folder import MANIFEST
 from lostflops.store.installation import fingerprint
-from lostflops.store.trace import FORMAT, MANIFEST, Quality, Source, Trace, writing
+from lostflops.store.trace import FORMAT, Quality, Source, Trace, writing
 
 Progress = Callable[[str, float], None]
 PathLike = str | Path

@@ -13,12 +13,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lostflops import run_folder
 from lostflops.ingest.part import Part, Process
 
-# How `record` says that no launcher told the rank, in its log and in the trace.
-ASSUMED = "assumed"
-KEY = "lostflops"  # of what `record` adds to a trace
-WINDOW = re.compile(r"window-(\d{5,9}-a\d{1,9}(?:-p\d+)?(?:-\d+)?)-w\d+\.pt\.trace\.json(?:\.gz)?")
+WINDOW = re.compile(run_folder.A_TRACE)
 # As `tensorboard_trace_handler` names a file: worker, time in ns or ms.
 WORKER = re.compile(r"(.+)\.\d{10,}\.pt\.trace\.json(?:\.gz)?")
 # A row of the host, whose process number is the process's own.
@@ -31,6 +29,7 @@ RANK_IN_NAME = tuple(
     for word in ("rank", "procid", "proc", "worker")
 )
 PACKAGE = re.compile(r"[a-z]{1,20} \d[\w.+-]{0,40}")
+FRAMEWORK = re.compile(r"[a-z]{1,20}")
 LOOKED_THROUGH = 1 << 20  # bytes
 
 
@@ -43,15 +42,15 @@ def recorded(path: Path, frame: Mapping[str, Any]) -> str | None:
     window = WINDOW.fullmatch(path.name)
     if window is None:
         return None
-    log = path.with_name(f"steps-{window[1]}.jsonl")
+    log = path.with_name(run_folder.step_log(window["log"]))
     try:
         with log.open("rb") as file:
             who = json.loads(file.readline(1 << 16))
     except (OSError, ValueError):
         return None
-    if not isinstance(who, dict) or who.get("source") != ASSUMED:  # pyright: ignore[reportUnknownMemberType]
+    if not isinstance(who, dict) or who.get("source") != run_folder.ASSUMED:  # pyright: ignore[reportUnknownMemberType]
         return None
-    return f"{path.parent.resolve()}/{window[1]}"
+    return f"{path.parent.resolve()}/{window['log']}"
 
 
 def last_step(frame: Mapping[str, Any]) -> int | None:
@@ -69,9 +68,18 @@ def packages(frame: Mapping[str, Any]) -> list[str]:
     return [text for name, version in named.items() if PACKAGE.fullmatch(text := f"{name} {version}")]
 
 
+def frameworks(frame: Mapping[str, Any]) -> str | None:
+    """The frameworks that drive the job, by the names that remedies know them by, with blanks between."""
+    told: Any = _said(frame).get("frameworks")
+    names: list[Any] = told if isinstance(told, list) else []  # pyright: ignore[reportUnknownVariableType]
+    return (
+        " ".join(name for name in names[:20] if isinstance(name, str) and FRAMEWORK.fullmatch(name)) or None
+    )  # pyright: ignore[reportUnknownVariableType]
+
+
 def _said(frame: Mapping[str, Any]) -> Mapping[str, Any]:
     """What `record` added to the trace."""
-    said: Any = frame.get(KEY)
+    said: Any = frame.get(run_folder.IN_TRACE)
     return said if isinstance(said, Mapping) else {}  # pyright: ignore[reportUnknownVariableType]
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from lostflops.integrations.steps import Steps, tokens_in
-from lostflops.integrations.training import Training, missing, replaced, said
+from lostflops.integrations.training import TrainingRun, missing, replaced, said
 from lostflops.optimize.refused import Refused
 
 try:
@@ -35,7 +35,7 @@ except ImportError as error:
 @contextmanager
 def lostflops_accelerate(
     accelerator: Any, model: Any, *, output: str | Path | None = None, **remedies: Any
-) -> Generator[Training]:
+) -> Generator[TrainingRun]:
     """Turns remedies on for a prepared model, marks the steps, and reports what became of both.
 
     Enter it after `accelerator.prepare`. Keywords are `fp8`, `checkpoint`, `stream_frozen`, `offload`:
@@ -48,7 +48,7 @@ def lostflops_accelerate(
             "a prepared loader is Accelerate's own, and cannot be built anew",
             "call optimize.tune_loader(loader, ...).apply(loader) before accelerator.prepare",
         )
-    training = Training("accelerate", output or accelerator.project_dir, remedies)
+    training = TrainingRun("accelerate", output or accelerator.project_dir, remedies)
     if not accelerator._optimizers:
         raise Refused("no optimizer has been prepared", "enter this after accelerator.prepare(...)")
     undo: list[Callable[[], None]] = []
@@ -63,7 +63,7 @@ def lostflops_accelerate(
 
 
 def _end(
-    training: Training, undo: list[Callable[[], None]], accelerator: Any, error: BaseException | None
+    training: TrainingRun, undo: list[Callable[[], None]], accelerator: Any, error: BaseException | None
 ) -> None:
     while undo:
         undo.pop()()

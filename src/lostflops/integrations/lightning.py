@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from lostflops.integrations.steps import tokens_in
-from lostflops.integrations.training import Training, missing, said
+from lostflops.integrations.training import TrainingRun, missing, said
 from lostflops.optimize.refused import Refused
 
 
@@ -44,7 +44,7 @@ class _Watching:
     def __init__(self, output: str | Path | None = None, **remedies: Any) -> None:
         super().__init__()
         self._output, self._remedies = output, remedies
-        self._training = Training("pytorch-lightning", output, remedies)
+        self._training = TrainingRun("pytorch-lightning", output, remedies)
         self._loader: dict[str, Any] | None = None
         self._undo_loader: Callable[[], None] | None = None
         self._before = 0  # optimizer steps when the batch began
@@ -56,7 +56,7 @@ class _Watching:
             self._loader, self._undo_loader = _tuned(trainer, wanted)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        self._training = Training(
+        self._training = TrainingRun(
             _name(trainer), self._output or trainer.log_dir or trainer.default_root_dir, self._remedies
         )
         self._training.loader = self._loader

@@ -30,7 +30,8 @@ _PRECISION = "the framework casts and scales by itself: use its setting (bf16=Tr
 ELSEWHERE = {
     "lora": "adapters decide what the optimizer gets, and that is made before a callback is asked: "
     "call optimize.lora(model) before you hand the model over; the remedies here come after it",
-    "optimizer_offload": "the framework makes the optimizer: give it one of optimize.optimizer_offload(...)",
+    "optimizer_offload": "it is for an optimizer, and the framework makes that: call "
+    "optimize.optimizer_offload(optimizer) when it has, in a callback's on_train_begin",
     "stream_weights": "that is for inference; for training there is stream_frozen",
     **dict.fromkeys(("to_bf16", "to_fp16", "autocast", "bf16", "fp16"), _PRECISION),
 }

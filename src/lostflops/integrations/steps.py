@@ -7,7 +7,6 @@ why` beside the traces. A job that runs under `lostflops record` has that log al
 from __future__ import annotations
 
 import functools
-import os
 import re
 import statistics
 import sys
@@ -19,8 +18,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+from lostflops import run_folder
 from lostflops.capture.record.injected.lostflops_recorder.marks.mark import Range
-from lostflops.capture.record.injected.lostflops_recorder.rank import host, identify
+from lostflops.capture.record.injected.lostflops_recorder.rank import identify
 from lostflops.capture.record.injected.lostflops_recorder.step_log import StepLog
 
 DOMAIN = "training"
@@ -116,7 +116,7 @@ class Steps:
             self._undo()
             self._undo = None
         if self._log is not None:
-            self._log.add(kind="end", steps=self.count, lines_lost=self._log.lines_lost)
+            self._log.add(kind=run_folder.END, steps=self.count, lines_lost=self._log.lines_lost)
             self._log.close()
             self._log = None
         return self.summary()
@@ -161,17 +161,13 @@ def _log(output: Path) -> StepLog:
     """A log for this rank; of several trainings in one folder each is an attempt of its own."""
     rank = identify()
     folder = output / "lostflops"
-    earlier = (folder / rank.node).glob(f"steps-{rank.rank:05d}-a*.jsonl")
-    attempts = (re.search(r"-a(\d+)", path.name) for path in earlier)
-    attempt = max((int(match[1]) + 1 for match in attempts if match), default=rank.attempt)
+    earlier = (folder / rank.node).glob(run_folder.step_log(f"{rank.rank:05d}-a*"))
+    attempts = (re.fullmatch(run_folder.A_STEP_LOG, path.name) for path in earlier)
+    attempt = max((int(match["attempt"]) + 1 for match in attempts if match), default=rank.attempt)
     rank = replace(rank, attempt=max(rank.attempt, attempt))
     log = StepLog(rank, str(folder))
     torch: Any = sys.modules.get("torch")
-    log.add(
-        kind="rank", format=1, rank=rank.rank, local=rank.local, world=rank.world, attempt=rank.attempt,
-        source=rank.source, pid=os.getpid(), host=host(), python=sys.version.split()[0],
-        torch=str(getattr(torch, "__version__", "")), monotonic=now(), wall=time.time_ns(),
-    )  # fmt: skip
+    log.introduce(rank, str(getattr(torch, "__version__", "")))
     return log
 
 

@@ -16,7 +16,7 @@ from lostflops.integrations.remedies import Remedies
 from lostflops.integrations.steps import Steps
 
 
-class Training:
+class TrainingRun:
     """From `begin` to `end`, once. `end` is always safe to call, and does nothing the second time."""
 
     def __init__(self, framework: str, output: str | Path | None, given: Mapping[str, Any]) -> None:

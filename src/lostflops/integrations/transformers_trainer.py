@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from lostflops.integrations.steps import Steps, tokens_in
-from lostflops.integrations.training import Training, missing, replaced, said
+from lostflops.integrations.training import TrainingRun, missing, replaced, said
 from lostflops.optimize.refused import Refused
 
 try:
@@ -45,7 +45,7 @@ class LostflopsCallback(_Callback):
 
     def __init__(self, output: str | Path | None = None, **remedies: Any) -> None:
         self._output, self._remedies = output, remedies
-        self._training = Training("transformers", output, remedies)
+        self._training = TrainingRun("transformers", output, remedies)
         self._loader: dict[str, Any] | None = None
         self._undo: list[Callable[[], None]] = []
         self._trainer: Any = None
@@ -63,7 +63,7 @@ class LostflopsCallback(_Callback):
                 "the trainer has made its data loader already",
                 "give the callback to Trainer(callbacks=[...])",
             )
-        self._training = Training("transformers", self._output or args.output_dir, self._remedies)
+        self._training = TrainingRun("transformers", self._output or args.output_dir, self._remedies)
         self._training.loader = self._loader
         self._trainer = _calling_trainer()
         steps = self._training.begin(model)

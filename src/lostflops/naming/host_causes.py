@@ -21,19 +21,19 @@ from .patterns import LONGEST, Recogniser
 
 
 @dataclass(frozen=True)
-class Proof(CausePattern):
+class ProvenPattern(CausePattern):
     """A pattern with the cause that it proves."""
 
     cause: str = ""
 
 
 CAUSE_PATTERNS = tuple(
-    Proof(p.rows, p.contains, p.source, p.example, p.also, account.name.removeprefix("idle."))
+    ProvenPattern(p.rows, p.contains, p.source, p.example, p.also, account.name.removeprefix("idle."))
     for account in IDLE
     for p in account.patterns
 )
 
-_RECOGNISERS: dict[Row, Recogniser[Proof]] = {
+_RECOGNISERS: dict[Row, Recogniser[ProvenPattern]] = {
     row: Recogniser(pattern for pattern in CAUSE_PATTERNS if row in pattern.rows)
     for row in ("range", "operator", "frame", "launch")
 }

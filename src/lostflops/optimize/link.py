@@ -24,6 +24,7 @@ from typing import Any, cast
 
 import torch
 
+from lostflops.copies.link_card import DIRECTIONS, ENOUGH, line
 from lostflops.optimize.amounts import written
 from lostflops.optimize.device import numa
 from lostflops.optimize.device.devices import Device, Event, Stream, device_named
@@ -32,45 +33,9 @@ from lostflops.optimize.unified.migration import CudaPages, migrations
 
 KIND = "link card"
 SIZES = tuple(4096 * 4**n for n in range(9))  # 4 KiB to 256 MiB
-ENOUGH = 3  # sizes that make a line
-FLAT = 1e-6  # of the start: what the line rises up to the largest size is less than the arithmetic can tell
-DIRECTIONS = ("device_to_host", "host_to_device")
 MEMORY = ("pinned", "pageable", "managed")
 MATRIX = {"cuda": 4096}  # rows of the matrices that are multiplied meanwhile; on a CPU fewer
 SENT, FETCHED = 0x5A, 0xA5  # bytes that tell whether a copy took place
-
-
-def line(sizes: Sequence[int], times: Sequence[float]) -> dict[str, Any] | None:
-    """The line t = launch_ns + bytes / bytes_per_second nearest to the times by relative error.
-
-    Least squares with weights 1/t², so that 10 us and 10 ms count alike; a line that would start below zero
-    starts at zero. `spread` is the median relative distance of the times from it, `half_size_bytes` where
-    half of the rate is reached. None with fewer than three sizes, or when larger copies take no longer.
-    """
-    rows = [(float(n), float(t)) for n, t in zip(sizes, times, strict=True) if n > 0 and t > 0]
-    if len({n for n, _ in rows}) < ENOUGH:
-        return None
-    # Around the weighted means: sums of squares that nearly cancel would leave nothing but rounding.
-    weights = [1 / t**2 for _, t in rows]
-    all_weight = sum(weights)
-    x = sum(w * n for w, (n, _) in zip(weights, rows, strict=True)) / all_weight
-    y = sum(w * t for w, (_, t) in zip(weights, rows, strict=True)) / all_weight
-    xy = sum(w * (n - x) * (t - y) for w, (n, t) in zip(weights, rows, strict=True))
-    xx = sum(w * (n - x) ** 2 for w, (n, _) in zip(weights, rows, strict=True))
-    if not xx:
-        return None
-    slope = xy / xx
-    start = y - slope * x
-    if start < 0:
-        start, slope = 0.0, sum(n / t for n, t in rows) / sum((n / t) ** 2 for n, t in rows)
-    if slope * max(n for n, _ in rows) <= FLAT * start:
-        return None
-    return {
-        "launch_ns": round(start),
-        "bytes_per_second": 1e9 / slope,
-        "spread": statistics.median(abs((start + slope * n) / t - 1) for n, t in rows),
-        "half_size_bytes": round(start / slope),
-    }
 
 
 def measure_link(

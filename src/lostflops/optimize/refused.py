@@ -1,15 +1,8 @@
-"""The one exception of `lostflops.optimize`: what was asked cannot be done, why, and what can."""
+"""What cannot be done is refused, in words: for missing libraries here, else where it is known."""
 
 from __future__ import annotations
 
-
-class Refused(RuntimeError):
-    """What is true, as `reason`, and what to do next, as `hint`. The model is as it was before the call."""
-
-    def __init__(self, reason: str, hint: str) -> None:
-        super().__init__(f"{reason}\nHint: {hint}")
-        self.reason = reason
-        self.hint = hint
+from lostflops.errors import Refused as Refused
 
 
 def needs(extra: str, error: ImportError) -> Refused:

@@ -13,7 +13,9 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from lostflops.errors import BadCard, NoSuchHardware, Unreadable
+from lostflops.copies import link_card
+from lostflops.copies.link import Link
+from lostflops.errors import BadCard, NoSuchHardware, Refused, Unreadable
 from lostflops.naming.cards import CARDS, TERA
 
 Rate = Annotated[float, msgspec.Meta(gt=0, le=1e18)]
@@ -37,7 +39,7 @@ FLASH_USUAL = 0.35
 LAYER_NS = {"nvidia": 55_000, "amd": 100_000}  # calibrated with gpt-fast's Llama-2-7B in 16 bits on one GPU
 STREAMED = 0.83  # of the memory's bandwidth: 1,700 of 2,039 GB/s on an A100 (gpt-fast)
 MIB = 1 << 20
-UNMEASURED_MIGRATION = 0.2  # of the link: what the named PCIe cards come to as well
+SUSTAINED_RATE = "sustained rate"
 
 
 class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -56,6 +58,8 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # How much faster than in 16 bits matrix products are in FP8 with one scale per tensor, casts included.
     fp8_gain: Annotated[float, msgspec.Meta(ge=1, le=10)] | None = None
     status: str = "given"
+    assumed: tuple[str, ...] = ()  # what of it nobody measured
+    rate: str = ""  # where `sustained` is from, if that is told apart
     # What matrix products and attention reach in a training job. Without them every operation runs at
     # `sustained`, and that rate then holds for all that a layer does.
     matmul: Rate | None = None
@@ -63,8 +67,15 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # Nanoseconds of a decoding layer's kernels that read nothing: starts, small operations, gaps.
     layer_ns: Annotated[int, msgspec.Meta(ge=0, le=10**9)] = 55_000
 
+    @property
+    def provenance(self) -> str:
+        """Where its numbers are from."""
+        *most, last = self.assumed or ("",)
+        assumed = f"{', '.join(most)} and {last} assumed" if most else f"{last} assumed" if last else ""
+        return "; ".join(filter(None, (self.status, assumed, self.rate)))
 
-class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+
+class LinkCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Host and GPU: bytes per second each way for large pinned copies, and the time to start one."""
 
     name: str
@@ -73,6 +84,11 @@ class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     latency_ns: Annotated[int, msgspec.Meta(ge=0, le=10**9)]
     migration: Rate  # bytes per second of unified memory on demand
     status: str
+
+    @property
+    def copies(self) -> Link:
+        """The link alone, for what is simulated."""
+        return Link(self.out, self.into, self.latency_ns)
 
 
 def _gpu(name: str, node: tuple[int, float], network: float, link: str, host: float) -> Gpu:
@@ -92,16 +108,23 @@ def _gpu(name: str, node: tuple[int, float], network: float, link: str, host: fl
         link=link,
         host_memory=int(host * 1e9),
         fp8_gain=1.5 if "fp8" in card.tera else None,
-        status="specification; sustained rate, network, host memory and FP8 gain assumed",
+        status="specification",
+        assumed=(SUSTAINED_RATE, "network", "host memory", "FP8 gain"),
         matmul=peak * ACHIEVABLE.get(name, USUAL) * TRAINED,
         attention=peak * FLASH.get(name, FLASH_USUAL),
         layer_ns=LAYER_NS["amd" if name.startswith("mi") else "nvidia"],
     )
 
 
-def one_rate(gpu: Gpu, sustained: float, status: str) -> Gpu:
-    """The card with one rate for everything that a layer does, as a measurement of whole layers gives it."""
-    return msgspec.structs.replace(gpu, sustained=sustained, status=status, matmul=None, attention=None)
+def one_rate(gpu: Gpu, sustained: float, source: str) -> Gpu:
+    """The card with one rate for everything that a layer does, as a measurement of whole layers gives it.
+
+    `source` says where the rate is from.
+    """
+    assumed = tuple(what for what in gpu.assumed if what != SUSTAINED_RATE)
+    return msgspec.structs.replace(
+        gpu, sustained=sustained, assumed=assumed, rate=source, matmul=None, attention=None
+    )
 
 
 GPUS = {
@@ -128,15 +151,17 @@ GPUS = {
 LINKS = {
     link.name: link
     for link in (
-        Link("pcie4", 25e9, 25e9, 10_000, 5e9, "assumed; 31.5 GB/s raw"),
-        Link("pcie5", 55e9, 55e9, 10_000, 10e9, "assumed; 63 GB/s raw, 55.7 published for pinned copies"),
-        Link("c2c", 297e9, 375e9, 10_000, 100e9, "published for one GH200; migration assumed"),
-        Link(
+        LinkCard("pcie4", 25e9, 25e9, 10_000, 5e9, "assumed; 31.5 GB/s raw"),
+        LinkCard("pcie5", 55e9, 55e9, 10_000, 10e9, "assumed; 63 GB/s raw, 55.7 published for pinned copies"),
+        LinkCard("c2c", 297e9, 375e9, 10_000, 100e9, "published for one GH200; migration assumed"),
+        LinkCard(
             "c2c-four", 170e9, 415e9, 10_000, 100e9, "published for four GH200 in a node; migration assumed"
         ),
-        Link("c2c-gb200", 350e9, 350e9, 10_000, 100e9, "published outbound; inbound and migration assumed"),
-        Link("c2c-gb300", 187e9, 190e9, 10_000, 100e9, "published for four GB300 in a node"),
-        Link("c2c-raw", 450e9, 450e9, 10_000, 450e9, "specification, not reached"),
+        LinkCard(
+            "c2c-gb200", 350e9, 350e9, 10_000, 100e9, "published outbound; inbound and migration assumed"
+        ),
+        LinkCard("c2c-gb300", 187e9, 190e9, 10_000, 100e9, "published for four GB300 in a node"),
+        LinkCard("c2c-raw", 450e9, 450e9, 10_000, 450e9, "specification, not reached"),
     )
 }
 
@@ -153,7 +178,7 @@ def gpu(name: str) -> Gpu:
     return GPUS[known]
 
 
-def link(name: str) -> Link:
+def link(name: str) -> LinkCard:
     """The link called `name`, or a card in a JSON file: one of these, or a measured one."""
     path = Path(name)
     if path.suffix == ".json" or path.is_file():
@@ -163,8 +188,8 @@ def link(name: str) -> Link:
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise BadCard(path, str(error)) from error
         if head.get("kind") == "link card":
-            return _link_card(path, content)
-        return _measured(path, head) if head.get("kind") == "links" else _card(path, Link)
+            return _measured_card(path, head)
+        return _measured(path, head) if head.get("kind") == "links" else _card(path, LinkCard)
     if name.lower() not in LINKS:
         raise NoSuchHardware("link", name, LINKS)
     return LINKS[name.lower()]
@@ -177,7 +202,7 @@ def _read(path: Path) -> bytes:
         raise Unreadable(path, error) from error
 
 
-Card = TypeVar("Card", Gpu, Link)
+Card = TypeVar("Card", Gpu, LinkCard)
 
 
 def _card(path: Path, kind: type[Card]) -> Card:
@@ -187,41 +212,24 @@ def _card(path: Path, kind: type[Card]) -> Card:
         raise BadCard(path, str(error)) from error
 
 
-class _Rate(msgspec.Struct):
-    """What is read of a rate on a link card; more may stand there."""
-
-    bytes_per_second: Rate
-    launch_ns: Annotated[int, msgspec.Meta(ge=0, le=10**9)] | None = None
-
-
-class _LinkCard(msgspec.Struct):
-    """What is read of a measured card: by kind of host memory, each way."""
-
-    device_to_host: dict[str, _Rate]
-    host_to_device: dict[str, _Rate]
-    gpu: str = ""
-    measured_on: str = ""
-
-
-def _link_card(path: Path, content: bytes) -> Link:
+def _measured_card(path: Path, card: Mapping[str, Any]) -> LinkCard:
     """Of a card of `measure_link` or `bench links --card`: pinned copies, and migration where measured."""
     try:
-        card = msgspec.json.decode(content, type=_LinkCard)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise BadCard(path, str(error)) from error
-    rates: list[_Rate] = []
-    for name, kinds in (("device to host", card.device_to_host), ("host to device", card.host_to_device)):
-        if "pinned" not in kinds:
-            raise BadCard(path, f"it has no pinned copies {name}")
-        rates.append(kinds["pinned"])
-    out, into = (rate.bytes_per_second for rate in rates)
-    managed = card.host_to_device.get("managed")
-    migration = managed.bytes_per_second if managed else min(out, into) * UNMEASURED_MIGRATION
-    status = f"measured on {card.measured_on or 'an unknown day'}" + (
-        "" if managed else "; migration assumed"
-    )
-    latency = max(rate.launch_ns or 0 for rate in rates)
-    return Link(path.name, out, into, latency, migration, status)
+        found, (migration, basis) = link_card.link(card), link_card.migration(card)
+        return msgspec.convert(
+            {
+                "name": path.name,
+                "out": found.out,
+                "into": found.into,
+                "latency_ns": found.launch_ns,
+                "migration": migration,
+                "status": f"measured on {card.get('measured_on') or 'an unknown day'}"
+                + ("" if basis == "measured" else "; migration assumed"),
+            },
+            LinkCard,
+        )
+    except (Refused, msgspec.ValidationError) as error:
+        raise BadCard(path, error.reason if isinstance(error, Refused) else str(error)) from error
 
 
 class _Line(msgspec.Struct):
@@ -235,7 +243,7 @@ class _Line(msgspec.Struct):
     latency: Annotated[int, msgspec.Meta(ge=0, le=10**9)] | None = None
 
 
-def _measured(path: Path, content: Mapping[str, Any]) -> Link:
+def _measured(path: Path, content: Mapping[str, Any]) -> LinkCard:
     """Of pinned copies in one direction at a time: each GPU's best memory node, and the slowest GPU."""
     try:
         lines = msgspec.convert(content.get("cards"), list[_Line])
@@ -256,5 +264,5 @@ def _measured(path: Path, content: Mapping[str, Any]) -> Link:
         (line.latency for line in lines if line.latency and line.host_memory == "pinned"), default=0
     )
     out, into = rates
-    migration = min(rates) * UNMEASURED_MIGRATION
-    return Link(path.name, out, into, latency, migration, "measured; migration assumed")
+    migration = min(rates) * link_card.UNMEASURED_MIGRATION
+    return LinkCard(path.name, out, into, latency, migration, "measured; migration assumed")

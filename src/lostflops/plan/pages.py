@@ -29,7 +29,7 @@ def grid(header: Sequence[str], rows: Sequence[Sequence[str]], right: set[int]) 
 
 
 def _gb(size: int) -> str:
-    return f"{size / 1e9:.2f}"
+    return f"{size / 1e9:,.2f}"
 
 
 def _ms(ns: int) -> str:
@@ -80,8 +80,11 @@ def _training(ranking: Ranking) -> Iterator[str]:
     yield from _ways("each remedy alone, predicted", [ranking.asked, *ranking.alone])
     if ranking.ways and not ranking.asked.prediction.fits:
         yield ""
-        yield from _ways("what fits, fastest first, predicted", ranking.ways)
+        yield from _ways("what fits, fastest first, predicted (1 % is a tie)", ranking.ways)
     yield ""
+    if t.layout.gpus > t.gpu.node and t.layout.data == t.layout.gpus:
+        yield "Tensor, pipeline, context and expert ranks are planned as given, and not searched: try some."
+        yield ""
     yield f"To apply '{ranking.headline.name}':"
     yield from apply.lines(ranking.headline.prediction.training)
     yield ""
@@ -106,7 +109,7 @@ def _card(gpu: Gpu) -> str:
     rate = f"{gpu.sustained / 1e12:.0f} TFLOP/s sustained"
     if gpu.matmul and gpu.attention:
         rate = f"{gpu.matmul / 1e12:.0f} TFLOP/s in matrix products, {gpu.attention / 1e12:.0f} in attention"
-    return f"GPU card {gpu.name}: {gpu.status}; {rate}."
+    return f"GPU card {gpu.name}: {gpu.provenance}; {rate}."
 
 
 def _applied(functions: Sequence[Sequence[str]]) -> Iterator[str]:
@@ -158,7 +161,7 @@ def _serving(found: Sequence[Option], verdict: str) -> Iterator[str]:
     s = now.serving
     yield (
         f"{s.shape.name}, {s.shape.parameters():,} parameters, on {s.layout.gpus} {s.gpu.name}; "
-        f"{s.batch} sequences of {s.prompt:,} + {s.generated:,} tokens"
+        f"{s.batch:,} sequence{'s' * (s.batch != 1)} of {s.prompt:,} + {s.generated:,} tokens"
     )
     yield verdict
     yield from _too_long(s.shape, s.prompt + s.generated)
@@ -208,7 +211,7 @@ def training_data(ranking: Ranking) -> dict[str, Any]:
         "model": t.shape.name,
         "parameters": t.shape.parameters(),
         "gpu": t.gpu.name,
-        "gpu_status": t.gpu.status,
+        "gpu_status": t.gpu.provenance,
         "gpu_memory_bytes": t.gpu.memory,
         "sustained_flops": t.gpu.sustained,
         "link": t.link.name,
@@ -264,7 +267,7 @@ def serving_data(found: Sequence[Option], verdict: str) -> dict[str, Any]:
         "model": s.shape.name,
         "parameters": s.shape.parameters(),
         "gpu": s.gpu.name,
-        "gpu_status": s.gpu.status,
+        "gpu_status": s.gpu.provenance,
         "gpu_memory_bytes": s.gpu.memory,
         "sustained_flops": s.gpu.sustained,
         "link": s.link.name,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from lostflops.errors import Damaged, NotATrace, Truncated, Unreadable
-from lostflops.ingest.kineto.stream import Blocks
+from lostflops.ingest.kineto.stream import ReadAhead
 from lostflops.ingest.packed import packing
 from lostflops.privacy.cleaner import Cleaner
 
@@ -71,7 +71,7 @@ def pieces(path: Path) -> Iterator[bytes]:
 
 
 def _pieces(path: Path) -> Iterator[bytes]:
-    source = Blocks(path)
+    source = ReadAhead(path)
     held: list[bytes] = []
     size = 0
     try:

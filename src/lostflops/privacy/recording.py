@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from lostflops import run_folder
 from lostflops.errors import (
     BadOption,
     CannotWrite,
@@ -146,7 +147,7 @@ def form_of(path: Path) -> Form:
     name = path.name.lower()
     if path.is_dir():
         return "export"
-    if path.parent.name == "boot" or "lostflops_recorder" in path.parts:
+    if path.parent.name == run_folder.BOOT or run_folder.RECORDER in path.parts:
         return "payload"
     if name.endswith(REPORTS):
         return "report"

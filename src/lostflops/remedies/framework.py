@@ -45,7 +45,8 @@ VERSION = re.compile(r"\b(torch|transformers|accelerate|deepspeed|lightning|torc
 def setting(trace: Trace) -> Setting:
     """How the job trains, as far as the names in its recording tell."""
     hosts = [name for table in ("frames", "ranges", "operators") for name in _names(trace, table)]
-    found = [framework for framework, mark in MARKS.items() if _any(mark, hosts)]
+    told = _told(trace)
+    found = [framework for framework, mark in MARKS.items() if framework in told or _any(mark, hosts)]
     on = {effect for effect, (table, mark) in EFFECTS.items() if _any(mark, _names(trace, table))}
     if _any(r"_fused_(?:adamw?|sgd|adagrad)_?$", hosts):
         on.add("fused optimizer")
@@ -62,6 +63,15 @@ def setting(trace: Trace) -> Setting:
         units=matrix_units(gpu),
         versions=versions,
     )
+
+
+def _told(trace: Trace) -> set[str]:
+    """The frameworks that `lostflops record` saw at work."""
+    ranks = trace.table("ranks")
+    if ranks is None:
+        return set()
+    said = ranks.select(pl.col("frameworks").cast(pl.String).unique()).collect().to_series().drop_nulls()
+    return {name for text in said for name in text.split()}
 
 
 def _installed(trace: Trace) -> tuple[str | None, dict[str, Version]]:

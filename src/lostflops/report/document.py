@@ -70,7 +70,7 @@ def document(page: Page) -> bytes:
                 "rank": fact.rank,
                 "name": fact.name,
                 "count": fact.count,
-                "text": page.nameless(fact.text),
+                "text": page.nameless(fact.meaning),
                 "level": fact.level,
             }
             for fact in page.quality

@@ -24,7 +24,7 @@ from .first_page.budget import Budget, Line, color
 from .first_page.facts import lines
 from .first_page.heat import Heat, heat
 from .first_page.page import Page
-from .first_page.quality import Fact, facts
+from .first_page.quality import QualityNote, facts
 from .first_page.run import Run
 from .markup import Child, Markup, coded, join, tag, unbroken
 from .terminal import MOST_CONTRIBUTORS, gain, headline, parted
@@ -312,7 +312,7 @@ def _quality(page: Page) -> Iterator[Markup]:
         yield _folded(f"{len(notes)} fact{'s' * (len(notes) != 1)} about the recording", _facts(notes, page))
 
 
-def _facts(told: Sequence[Fact], page: Page) -> Markup:
+def _facts(told: Sequence[QualityNote], page: Page) -> Markup:
     rows = [
         tag(
             "tr",

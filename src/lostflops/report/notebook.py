@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import dataclass, fields
 from html import escape
 
 from rich.console import Console
@@ -20,6 +21,23 @@ FRAME_STYLE = (
     "display: block; box-sizing: border-box; width: 100%; height: {height}px; margin: 0; "
     "border: 1px solid rgba(128, 128, 128, 0.35); border-radius: 6px"
 )
+
+
+@dataclass(frozen=True, repr=False)
+class ShownPage(Page):
+    """A page that shows itself: printed as in a terminal of 100 columns, and in a notebook as the report."""
+
+    def __str__(self) -> str:
+        return text(self)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return bundle(self)["text/html"]
+
+
+def shown(page: Page) -> ShownPage:
+    return ShownPage(**{field.name: getattr(page, field.name) for field in fields(page)})
 
 
 def bundle(page: Page, paths: str = "", height: int = HEIGHT) -> dict[str, str]:

@@ -29,10 +29,10 @@ import polars as pl
 from polars.exceptions import PanicException, PolarsError
 
 from lostflops.errors import CannotWrite, DamagedStore, NewerStore, NoSuchStep, OutputExists, Unreadable
+from lostflops.run_folder import MANIFEST
 from lostflops.tables import TABLES
 
 FORMAT = 3
-MANIFEST = "run.json"
 # A folder that is being filled. One that has not been touched for a day is what a killed import left.
 UNFINISHED = ".importing-"
 ABANDONED_AFTER = 86_400
@@ -56,13 +56,21 @@ WINDOW_LOST = "steps not recorded in full"
 
 
 class Quality(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One fact about how good a rank's recording is. `level` is 'note' or 'warning'."""
+    """One fact about how good a rank's recording is: what was counted, and what that means.
+
+    `level` is 'note' or 'warning', `of` how many there are, where `count` is some of them.
+    """
 
     rank: int | None
     name: str
     count: int
     text: str
     level: str = "note"
+    of: int | None = None
+
+    @property
+    def meaning(self) -> str:
+        return self.text if self.of is None else f"of {self.of:,}; {self.text}"
 
 
 class Source(msgspec.Struct, frozen=True):

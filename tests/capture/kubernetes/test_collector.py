@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from lostflops.capture.kubernetes import collector
-from lostflops.capture.kubernetes.collector import Store, writing
+from lostflops.capture.kubernetes.collector import ResultsFolder, writing
 from lostflops.capture.kubernetes.tls import Server
 
 LIMIT = 100_000
@@ -24,7 +24,7 @@ class Running:
 
     def __init__(self, folder: Path) -> None:
         (folder / "token").write_text("t")
-        self.store = Store(folder / "kept", LIMIT)
+        self.store = ResultsFolder(folder / "kept", LIMIT)
         self.server = Server(("127.0.0.1", 0), writing(self.store, folder / "token"), None)
         threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
 

@@ -19,7 +19,7 @@ import pytest
 
 import lostflops
 from lostflops.capture.kubernetes import objects as k8s_objects
-from lostflops.capture.record import run_folder
+from lostflops.capture.record import new_run
 from lostflops.capture.record.injected.lostflops_recorder import copier
 from lostflops.cli import main
 from pod_runner import Cluster
@@ -276,7 +276,7 @@ def test_a_collector_that_does_not_answer_harms_no_job(tmp_path: Path, authority
         "raise SystemExit(7)"
     )
     env = {
-        "PYTHONPATH": str(run_folder.PAYLOAD),
+        "PYTHONPATH": str(new_run.PAYLOAD),
         "LOSTFLOPS_RUN": str(run),
         "LOSTFLOPS_COLLECTOR": "https://127.0.0.1:1",
         "LOSTFLOPS_COLLECTOR_CA": authority,
@@ -324,10 +324,10 @@ def test_a_cluster_that_cannot_be_asked_is_said(
 
 
 def test_a_full_collector_says_so_and_the_rest_is_kept(tmp_path: Path) -> None:
-    from lostflops.capture.kubernetes.collector import Store
+    from lostflops.capture.kubernetes.collector import ResultsFolder
 
     (tmp_path / "a").write_bytes(b"12345")
-    store = Store(tmp_path, 12)
+    store = ResultsFolder(tmp_path, 12)
     assert (store.take(7), store.take(1)) == (True, False)
     store.give_back(2)
     assert store.take(2)
@@ -336,7 +336,7 @@ def test_a_full_collector_says_so_and_the_rest_is_kept(tmp_path: Path) -> None:
 def test_a_recording_inside_a_pod_is_left_to_record(tmp_path: Path) -> None:
     for name, in_pod in (("mounted", True), ("recorded", False)):
         folder = tmp_path / name
-        shutil.copytree(run_folder.PAYLOAD, folder / "boot")
+        shutil.copytree(new_run.PAYLOAD, folder / "boot")
         if not in_pod:
             (folder / "recording.jsonl").write_text("")
         script = "from lostflops_recorder import log; print(log.RUN, log.IN_POD)"

@@ -304,3 +304,24 @@ for _ in range(8):
     assert names.count("torch.save") == names.count("gc.collect") == 3
     accounts = lostflops.ask(recorded.run, "idle_summary")["account"].to_list()
     assert {"idle.checkpoint_logging", "idle.garbage_collection"} <= set(accounts)
+
+
+def test_the_framework_that_drives_a_job_is_recorded_for_its_advice(tmp_path: Path) -> None:
+    """What is merely imported does not count."""
+    pytest.importorskip("accelerate")
+    (tmp_path / "plain").mkdir()
+    wait = """
+import accelerate
+def batches():
+    for _ in torch.utils.data.DataLoader(range(9), collate_fn=lambda rows: time.sleep(0.02)):
+        yield torch.randn(4, 8)
+"""
+    plain = record_script(tmp_path / "plain", wait + "train(9, batches())\n")
+    led = record_script(tmp_path, wait + "leads = accelerate.Accelerator(cpu=True)\ntrain(9, batches())\n")
+    pages = [lostflops.why(recorded.run) for recorded in (plain, led)]
+    advice = [
+        next(f.next for f in page.findings if f.name == "data-loading-starves-device") for page in pages
+    ]
+    assert "DataLoaderConfiguration" not in advice[0] and advice[0] != advice[1]
+    ranks = lostflops.open(led.run).table("ranks")
+    assert ranks is not None and ranks.collect()["frameworks"].to_list() == ["accelerate"]

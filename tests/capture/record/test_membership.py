@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lostflops.capture.record import recording, run_folder
+from lostflops.capture.record import new_run, recording
 from lostflops.capture.record.membership import Membership, membership
 from lostflops.errors import CannotWrite, OutputExists
 
@@ -18,8 +18,8 @@ TASK = {**BATCH, "SLURM_STEP_ID": "3", "SLURM_PROCID": "5", "SLURM_STEP_NUM_TASK
 NODE = "node-0002"
 
 
-def asked(folder: Path) -> recording.Plan:
-    return recording.Plan(["python", "train.py"], folder / "run")
+def asked(folder: Path) -> recording.Recording:
+    return recording.Recording(["python", "train.py"], folder / "run")
 
 
 def starts(folder: Path) -> list[int]:
@@ -49,9 +49,9 @@ def test_a_process_knows_its_job(environment: dict[str, str], known: Membership 
 
 
 def test_the_first_task_makes_the_folder_and_the_others_join(tmp_path: Path) -> None:
-    assert run_folder.write(asked(tmp_path), Membership("slurm-1.0", task=3))
+    assert new_run.write(asked(tmp_path), Membership("slurm-1.0", task=3))
     made = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
-    assert not run_folder.write(asked(tmp_path), Membership("slurm-1.0", task=0))
+    assert not new_run.write(asked(tmp_path), Membership("slurm-1.0", task=0))
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")} == made
 
 
@@ -61,7 +61,7 @@ def test_tasks_that_come_at_once_make_one_folder(tmp_path: Path) -> None:
 
     def task(number: int) -> None:
         gate.wait()
-        made.append(run_folder.write(asked(tmp_path), Membership("slurm-1.0", task=number)))
+        made.append(new_run.write(asked(tmp_path), Membership("slurm-1.0", task=number)))
 
     threads = [threading.Thread(target=task, args=(n,)) for n in range(8)]
     for thread in threads:
@@ -74,23 +74,23 @@ def test_tasks_that_come_at_once_make_one_folder(tmp_path: Path) -> None:
 
 
 def test_another_job_does_not_join(tmp_path: Path) -> None:
-    run_folder.write(asked(tmp_path), Membership("slurm-1.0", task=0))
+    new_run.write(asked(tmp_path), Membership("slurm-1.0", task=0))
     for other in (None, Membership("slurm-2.0", task=0), Membership("slurm-1.1", task=0)):
         with pytest.raises(OutputExists):
-            run_folder.write(asked(tmp_path), other)
+            new_run.write(asked(tmp_path), other)
 
 
 def test_a_job_that_is_started_again_goes_on_in_its_folder(tmp_path: Path) -> None:
-    assert run_folder.write(asked(tmp_path), Membership("slurm-1"))
+    assert new_run.write(asked(tmp_path), Membership("slurm-1"))
     with pytest.raises(OutputExists):  # the same attempt records twice into one folder
-        run_folder.write(asked(tmp_path), Membership("slurm-1"))
-    assert not run_folder.write(asked(tmp_path), Membership("slurm-1", attempt=1))
+        new_run.write(asked(tmp_path), Membership("slurm-1"))
+    assert not new_run.write(asked(tmp_path), Membership("slurm-1", attempt=1))
     assert starts(tmp_path) == [0, 1]
 
 
 def test_an_empty_folder_is_taken_and_a_file_in_the_way_is_said(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
-    assert run_folder.write(asked(tmp_path))
+    assert new_run.write(asked(tmp_path))
     (tmp_path / "file").write_text("")
     with pytest.raises(CannotWrite):
-        run_folder.write(asked(tmp_path / "file"))
+        new_run.write(asked(tmp_path / "file"))

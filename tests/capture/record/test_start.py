@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lostflops.capture.record import outcome, recording, run_folder
+from lostflops.capture.record import new_run, outcome, recording
 from lostflops.capture.record.injected.lostflops_recorder.rank import launched
 from lostflops.errors import BadOption, OutputExists
 from lostflops.privacy.secrets import without_secrets
@@ -84,7 +84,7 @@ def test_print_shows_the_command_and_starts_nothing(tmp_path: Path) -> None:
 def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "kept").write_text("")
     with pytest.raises(OutputExists):
-        run_folder.write(recording.Plan(["true"], tmp_path))
+        new_run.write(recording.Recording(["true"], tmp_path))
 
 
 def test_an_output_that_cannot_be_written_is_said_before_the_start(tmp_path: Path) -> None:
@@ -230,7 +230,7 @@ def test_the_slowdown_is_measured_around_the_window() -> None:
 def test_too_few_steps_are_said_with_how_many_there_were(tmp_path: Path) -> None:
     steps = [{"step": n, "duration": 1, "window": 0} for n in range(5)]
     log = outcome.RankLog(Path("x"), {"rank": 0}, steps, [])
-    said = outcome.summary(outcome.Outcome(recording.Plan(["job"], tmp_path), 0, [log]))
+    said = outcome.summary(outcome.Outcome(recording.Recording(["job"], tmp_path), 0, [log]))
     first = "before step 10, where recording starts"
     assert said == [
         f"nothing was recorded: the job ended with status 0 after 5 steps, {first}",
@@ -253,12 +253,12 @@ def test_windows_that_were_lost_are_said_with_what_to_do_by_their_code(
 ) -> None:
     window = {"kind": "window", "state": "lost", "reason": "it rained", "code": code}
     log = outcome.RankLog(Path("x"), {"rank": 0}, [{"step": 20}], [window])
-    said = outcome.summary(outcome.Outcome(recording.Plan(["job"], tmp_path), 0, [log]))
+    said = outcome.summary(outcome.Outcome(recording.Recording(["job"], tmp_path), 0, [log]))
     assert said == ["nothing was recorded: it rained", *hint, f"next: lostflops why {tmp_path}"]
 
 
 def test_the_log_of_a_recorder_without_codes_is_still_said(tmp_path: Path) -> None:
     window = {"kind": "window", "state": "lost", "reason": "the job's own profiler was running"}
     log = outcome.RankLog(Path("x"), {"rank": 0}, [{"step": 20}], [window])
-    said = outcome.summary(outcome.Outcome(recording.Plan(["job"], tmp_path), 0, [log]))
+    said = outcome.summary(outcome.Outcome(recording.Recording(["job"], tmp_path), 0, [log]))
     assert said[0] == "nothing was recorded: the job's own profiler was running"

@@ -16,7 +16,7 @@ import lostflops
 from lostflops.capture.record.injected.lostflops_recorder.rank import Rank
 from lostflops.capture.record.injected.lostflops_recorder.settings import Settings
 from lostflops.capture.record.injected.lostflops_recorder.windows import memory, reason, schedule
-from lostflops.capture.record.recording import Plan
+from lostflops.capture.record.recording import Recording
 from lostflops.errors import BadOption
 from recorded import TRAIN, record, record_script
 
@@ -83,8 +83,8 @@ def test_windows_that_cannot_be_are_refused() -> None:
     ]
     for given in wrong:
         with pytest.raises(BadOption):
-            Plan(["job"], Path("run"), **given)
-    Plan(["job"], Path("run"), steps=((10, 14),), every=6)
+            Recording(["job"], Path("run"), **given)
+    Recording(["job"], Path("run"), steps=((10, 14),), every=6)
 
 
 def test_several_windows_and_what_they_name(tmp_path: Path) -> None:

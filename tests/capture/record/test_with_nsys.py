@@ -16,10 +16,11 @@ import pytest
 
 import lostflops
 import nsys_exports
+from lostflops import run_folder
 from lostflops.capture.nsys import options as nsys_options
 from lostflops.capture.nsys import tool as nsys_tool
 from lostflops.capture.nsys import wrapping
-from lostflops.capture.record import run_folder
+from lostflops.capture.record import new_run
 from lostflops.errors import BadOption, NoNsys, NsysTooOld, NsysUnusable
 from recorded import TRAIN, Recorded, environment
 
@@ -325,19 +326,19 @@ def test_a_report_that_is_lost_is_noticed(tmp_path: Path, fault: str, why: str) 
 
 def job(folder: Path, script: str, **settings: Any) -> tuple[dict[str, str], list[str]]:
     """What `record` leaves for a job and its environment, without `record` itself."""
-    from lostflops.capture.record import recording, run_folder
+    from lostflops.capture.record import new_run, recording
 
     nsys = installed(folder)
     tool = nsys_tool.Nsys(nsys, "2026.2.1", {})
     ranges = nsys_options.range_switches(1, None, None)
-    planned = recording.Plan(
+    planned = recording.Recording(
         ["python"],
         folder / "run",
         steps=((2, 3), (6, 7)),
-        nsys=wrapping.NsysPlan(tool, ["--kill=none"], [], ranges),
+        nsys=wrapping.Wrapping(tool, ["--kill=none"], [], ranges),
     )
-    run_folder.write(planned)
-    settings_file = planned.boot / wrapping.SETTINGS
+    new_run.write(planned)
+    settings_file = planned.boot / run_folder.NSYS
     written = json.loads(settings_file.read_text())
     settings_file.write_text(json.dumps({**written, **settings}))
     (folder / "job.py").write_text(script)
@@ -375,7 +376,7 @@ def test_with_cuda_the_rank_opens_the_range_itself(tmp_path: Path) -> None:
 def test_ranks_that_share_an_nsys_open_its_range_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.syspath_prepend(str(run_folder.PAYLOAD))
+    monkeypatch.syspath_prepend(str(new_run.PAYLOAD))
     from lostflops_recorder.windows import nsys  # pyright: ignore[reportMissingImports]
 
     monkeypatch.setenv(nsys.MARKER, str(tmp_path / ".nsys-00000-a0-w000.started"))
@@ -436,7 +437,7 @@ def test_an_nsys_that_hangs_does_not_hang_the_job(tmp_path: Path) -> None:
     ],
 )
 def test_launchers_and_helpers_are_no_ranks(words: str, rank: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(run_folder.PAYLOAD))
+    monkeypatch.syspath_prepend(str(new_run.PAYLOAD))
     from lostflops_recorder.rank import Rank  # pyright: ignore[reportMissingImports]
     from lostflops_recorder.windows import nsys  # pyright: ignore[reportMissingImports]
 

@@ -23,7 +23,7 @@ import tiny_models
 from lostflops import optimize
 from lostflops.optimize.activations import saved
 from lostflops.optimize.device import peak
-from lostflops.plan.hardware import Link
+from lostflops.plan.hardware import LinkCard
 from lostflops.plan.offload import decision, saved_profile
 from simulated_devices import ClockDevice
 
@@ -207,7 +207,7 @@ def outcome(configuration: Configuration, make: Callable[[Configuration], Any], 
     """
     c = configuration
     model, batch = c.model(), c.batch()
-    link = Link("given", c.out, c.into, c.launch_ns, c.into, "given")
+    link = LinkCard("given", c.out, c.into, c.launch_ns, c.into, "given")
     with ExitStack() as stack:
         if c.checkpointed:
             stack.enter_context(optimize.checkpoint(model, keep=()))

@@ -21,9 +21,11 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils import checkpoint
 
 import tiny_models
+from lostflops.copies.link import Link
+from lostflops.copies.simulation import Storage
 from lostflops.optimize import offload
 from lostflops.optimize.activations.offload.memory.arena import Arena, aligned
-from lostflops.optimize.activations.offload.selection import Link, Saved, Selection, foresee, select
+from lostflops.optimize.activations.offload.selection import Selection, foresee, select
 from lostflops.optimize.device import numa
 from lostflops.optimize.device.devices import ThreadedDevice
 from lostflops.optimize.refused import Refused
@@ -513,9 +515,9 @@ def test_21_what_selective_checkpointing_hides_from_hooks_is_told() -> None:
 
 def test_22_more_memory_is_never_slower_nor_refused() -> None:
     """Moving was taken to save memory in proportion. Over a slow link what is under way takes more."""
-    saved = [Saved(100, 10 * n, 200 - 10 * n) for n in range(10)]
+    saved = [Storage(100, 10 * n, 200 - 10 * n) for n in range(10)]
     link = Link(1e9, 1e9, 0)  # 100 ns for each, and the whole step is 200 ns
-    total = sum(one.nbytes for one in saved)
+    total = sum(one.bytes for one in saved)
 
     def naive(room: int) -> Selection:
         """By bisection, as if more moves always took less room."""

@@ -24,12 +24,14 @@ from torch.utils import checkpoint
 
 import tiny_models
 from lostflops import optimize
+from lostflops.copies.link import Link
+from lostflops.copies.simulation import Storage
 from lostflops.optimize import claims
 from lostflops.optimize.activations import saved_views
 from lostflops.optimize.activations.checksum import checksum
 from lostflops.optimize.activations.offload.memory.arena import Arena
 from lostflops.optimize.activations.offload.schedule import Limits, Microbatch, Schedule, State
-from lostflops.optimize.activations.offload.selection import Link, Saved, foresee, select
+from lostflops.optimize.activations.offload.selection import foresee, select
 from lostflops.optimize.device import peak
 from lostflops.optimize.device.devices import ThreadedDevice
 from lostflops.optimize.refused import Refused
@@ -308,12 +310,12 @@ def test_a_checksum_sees_changed_and_exchanged_bytes() -> None:
 
 
 @st.composite
-def steps(draw: Any) -> tuple[list[Saved], int]:
+def steps(draw: Any) -> tuple[list[Storage], int]:
     sizes = draw(st.lists(st.integers(1, 10**7), min_size=1, max_size=12))
     gaps = draw(st.lists(st.integers(0, 10**6), min_size=2 * len(sizes), max_size=2 * len(sizes)))
     times = [sum(gaps[: n + 1]) for n in range(len(gaps))]
     saved = [
-        Saved(size, times[number], times[-1 - number], draw(st.booleans()))
+        Storage(size, times[number], times[-1 - number], draw(st.booleans()))
         for number, size in enumerate(sizes)
     ]
     return saved, times[-1] + draw(st.integers(1, 10**6))
@@ -321,7 +323,7 @@ def steps(draw: Any) -> tuple[list[Saved], int]:
 
 @settings(max_examples=80, deadline=None)
 @given(steps(), st.integers(10**8, 10**11))
-def test_what_hides_hides_and_all_kept_costs_nothing(step: tuple[list[Saved], int], speed: int) -> None:
+def test_what_hides_hides_and_all_kept_costs_nothing(step: tuple[list[Storage], int], speed: int) -> None:
     saved, compute_ns = step
     link = Link(speed, 2 * speed, 3000)
     chosen = select(saved, compute_ns, link)
@@ -329,17 +331,17 @@ def test_what_hides_hides_and_all_kept_costs_nothing(step: tuple[list[Saved], in
     assert all(one.movable for one, moves in zip(saved, chosen.moves, strict=True) if moves)
     nothing = foresee(saved, [False] * len(saved), compute_ns, link)
     assert (nothing.exposed_ns, nothing.bytes_out) == (0, 0)
-    assert nothing.resident_bytes <= sum(one.nbytes for one in saved)
+    assert nothing.resident_bytes <= sum(one.bytes for one in saved)
     everything = foresee(saved, [True] * len(saved), compute_ns, link)
-    copies = sum(link.out_ns(one.nbytes) + link.in_ns(one.nbytes) for one in saved)
+    copies = sum(link.out_ns(one.bytes) + link.in_ns(one.bytes) for one in saved)
     assert 0 <= everything.exposed_ns <= copies
 
 
 @settings(max_examples=80, deadline=None)
 @given(steps(), st.integers(10**8, 10**11), st.integers(0, 10**8), st.integers(0, 10**8))
-def test_more_room_is_never_slower(step: tuple[list[Saved], int], speed: int, room: int, more: int) -> None:
+def test_more_room_is_never_slower(step: tuple[list[Storage], int], speed: int, room: int, more: int) -> None:
     saved, compute_ns = step
-    link = Link(speed, speed)
+    link = Link(speed, speed, 10_000)
     tight, wide = (select(saved, compute_ns, link, r) for r in (room, room + more))
     if tight.resident_bytes <= room:
         assert wide.exposed_ns <= max(tight.exposed_ns, 0.005 * compute_ns)
@@ -641,7 +643,7 @@ def test_a_backward_that_breaks_off_teaches_nothing() -> None:
         for _ in range(3):
             assert same(step(model, batch), expected)
     assert engine._learner.learned is not None
-    assert all(one.asked_ns is not None for one in engine._learner.learned.saved)
+    assert all(one.asked is not None for one in engine._learner.learned.saved)
     assert engine.report().out.bytes > 0
 
 

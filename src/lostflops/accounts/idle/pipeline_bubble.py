@@ -13,7 +13,13 @@ PIPELINE_BUBBLE = Account(
     "only), stages of equal cost.",
     order=80,
     verdict="Bubble-bound",
-    loss=Loss("pipeline-bubble", "waiting for another pipeline stage", 0.03, remedies=("bubble",)),
+    loss=Loss(
+        "pipeline-bubble",
+        "waiting for another pipeline stage",
+        0.03,
+        remedies=("bubble",),
+        takes="waiting between pipeline stages",
+    ),
     proven=True,
     patterns=(
         CausePattern(

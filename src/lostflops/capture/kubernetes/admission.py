@@ -15,7 +15,7 @@ from typing import Any
 
 from lostflops.capture.kubernetes.pod import DOMAIN, Wish, mapping, objects, record
 from lostflops.capture.record import recording
-from lostflops.capture.record.recording import DEFAULT_STEPS, Plan
+from lostflops.capture.record.recording import DEFAULT_STEPS, Recording
 from lostflops.errors import BadManifest, BadOption, LostflopsError, shown
 
 VERSION = "admission.k8s.io/v1"
@@ -109,7 +109,7 @@ def settings(
     found: dict[str, Any] = {}
     if every is not None and not every.isdecimal():
         raise BadOption(f"'{shown(every)}' is not a number of steps.", "write `--every 1000`.")
-    when = Plan(
+    when = Recording(
         (),
         Path(),
         steps=DEFAULT_STEPS if steps is None else recording.steps(steps),

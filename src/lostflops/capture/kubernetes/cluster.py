@@ -20,6 +20,7 @@ from typing import IO, Any
 from urllib.error import URLError
 from urllib.parse import quote
 
+from lostflops import run_folder
 from lostflops.capture.kubernetes.admission import LABEL
 from lostflops.capture.kubernetes.certificate import expiry
 from lostflops.capture.kubernetes.collector import DEPTH, PART
@@ -33,7 +34,7 @@ AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptFile:
     """A file that the collector has."""
 
     path: str
@@ -94,12 +95,12 @@ def _port(forwarding: subprocess.Popen[bytes]) -> int:
     raise ClusterSilent("kubectl did not answer", "`kubectl get pods` shows whether the cluster answers.")
 
 
-def listing(address: str) -> list[Kept]:
+def listing(address: str) -> list[KeptFile]:
     """What the collector has."""
     with _opened(address, "") as answer:
         try:
             given = json.load(answer)
-            found = [Kept(str(one["path"]), int(one["size"])) for one in given]
+            found = [KeptFile(str(one["path"]), int(one["size"])) for one in given]
         except (ValueError, TypeError, KeyError) as error:
             raise ClusterSilent(
                 "Something answers on the collector's port that is not a lostflops collector"
@@ -113,7 +114,7 @@ def listing(address: str) -> list[Kept]:
     return found
 
 
-def choose(kept: Sequence[Kept], job: str | None) -> str:
+def choose(kept: Sequence[KeptFile], job: str | None) -> str:
     """The job whose results are meant."""
     jobs = sorted({one.job for one in kept})
     if not jobs:
@@ -134,7 +135,7 @@ def choose(kept: Sequence[Kept], job: str | None) -> str:
     return job
 
 
-def fetch(address: str, kept: Sequence[Kept], run: Path) -> None:
+def fetch(address: str, kept: Sequence[KeptFile], run: Path) -> None:
     """Write the files of one job below `run`: a folder for each pod, and in it one for each container."""
     if run.exists() and (not run.is_dir() or any(run.iterdir())):
         raise OutputExists(run)
@@ -161,11 +162,11 @@ def _opened(address: str, path: str) -> Generator[Any]:
         raise ClusterSilent(f"The collector does not answer: {shown(str(error.reason))}") from error
 
 
-def summary(run: Path, kept: Sequence[Kept]) -> list[str]:
+def summary(run: Path, kept: Sequence[KeptFile]) -> list[str]:
     """What was fetched, what is recorded in it and what not, and what to do next."""
     pods = {one.path.split("/")[1] for one in kept}
     size = sum(one.size for one in kept)
-    logs = [outcome.read_log(path) for path in sorted(run.rglob("steps-*.jsonl"))]
+    logs = [outcome.read_log(path) for path in sorted(run.rglob(run_folder.STEP_LOGS))]
     files = f"{len(kept)} file{'s' * (len(kept) != 1)} of {len(pods)} pod{'s' * (len(pods) != 1)}"
     lines = [f"fetched {files} -> {shown(run)}  ({outcome.amount(size)})"]
     said = [(log, window) for log in logs for window in log.windows if window.get("file")]

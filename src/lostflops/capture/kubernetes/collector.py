@@ -27,7 +27,7 @@ DEPTH = 12
 AT_ONCE = 1 << 20
 
 
-class Store:
+class ResultsFolder:
     """The folder. Its size is counted once, then kept."""
 
     def __init__(self, folder: Path, limit: int) -> None:
@@ -61,7 +61,7 @@ class Store:
         ]
 
 
-def writing(store: Store, token: Path) -> type[Handler]:
+def writing(store: ResultsFolder, token: Path) -> type[Handler]:
     """Answers pods."""
 
     class Writing(Handler):
@@ -154,7 +154,7 @@ def writing(store: Store, token: Path) -> type[Handler]:
     return Writing
 
 
-def reading(store: Store) -> type[Handler]:
+def reading(store: ResultsFolder) -> type[Handler]:
     """Answers `lostflops launch k8s fetch`."""
 
     class Reading(Handler):
@@ -193,7 +193,7 @@ def main(words: Sequence[str] | None = None) -> None:
         with suppress(OSError):
             left.unlink()  # half a file of the time before a restart
     room = shutil.disk_usage(given.folder).free
-    store = Store(given.folder, min(given.limit, room))
+    store = ResultsFolder(given.folder, min(given.limit, room))
     writer = Server((given.host, given.port), writing(store, given.certificate / "token"), given.certificate)
     reader = Server(("127.0.0.1", given.read_port), reading(store), None)
     threading.Thread(target=reader.serve_forever, daemon=True).start()

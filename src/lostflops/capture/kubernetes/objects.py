@@ -18,11 +18,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from lostflops import run_folder
 from lostflops.capture.kubernetes.admission import LABEL, SYSTEM
 from lostflops.capture.kubernetes.certificate import Certificate
 from lostflops.capture.kubernetes.pod import COLLECTOR, DOMAIN, PATTERN, PAYLOAD, SIZE, key
-from lostflops.capture.record import run_folder
-from lostflops.capture.record.recording import Plan
+from lostflops.capture.record import new_run
+from lostflops.capture.record.recording import Recording
 
 Object = dict[str, Any]
 
@@ -31,7 +32,6 @@ WEBHOOK_PROGRAM, COLLECTOR_PROGRAM = (
     "lostflops.capture.kubernetes.webhook",
     "lostflops.capture.kubernetes.collector",
 )
-SETTINGS = "settings.jsonl"
 IMAGE = "python:3.12-slim"
 PORT, READ_PORT = 8443, 8080
 NOBODY = 65532
@@ -50,13 +50,15 @@ RESOURCES = {"cpu": "1", "memory": "512Mi"}
 def payload() -> Mapping[str, str]:
     """What goes into a job, by path: the folder that `record` would make for it."""
     with tempfile.TemporaryDirectory() as place:
-        plan = Plan([], Path(place) / "run")
-        run_folder.write(plan)
+        plan = Recording([], Path(place) / "run")
+        new_run.write(plan)
         made = sorted(file for file in plan.boot.rglob("*") if file.is_file())
         files = {str(file.relative_to(plan.boot)): file.read_text() for file in made}
-    settings = json.loads(files[SETTINGS])
+    settings = json.loads(files[run_folder.SETTINGS])
     # Nobody knows when a pod will start, and equal payloads are to be equal text.
-    files[SETTINGS] = json.dumps({**settings, **({"began": 0.0} if "began" in settings else {})}) + "\n"
+    files[run_folder.SETTINGS] = (
+        json.dumps({**settings, **({"began": 0.0} if "began" in settings else {})}) + "\n"
+    )
     return files
 
 

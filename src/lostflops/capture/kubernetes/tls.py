@@ -26,7 +26,7 @@ GRACE = 1.0
 
 
 @dataclass
-class Client:
+class Connection:
     """An open connection: whether its request is still awaited, since when, and until when."""
 
     connection: socket.socket
@@ -53,7 +53,7 @@ class Server(ThreadingHTTPServer):
         self._loaded = 0
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._context.minimum_version = ssl.TLSVersion.TLSv1_2
-        self._clients: dict[Any, Client] = {}  # by address
+        self._clients: dict[Any, Connection] = {}  # by address
         self._lock = threading.Lock()
         self._load()
         super().__init__(address, handler)
@@ -79,7 +79,7 @@ class Server(ThreadingHTTPServer):
             if full and not slow:
                 self.shutdown_request(request)
                 return
-            self._clients[client_address] = Client(request, now, now + PATIENCE)
+            self._clients[client_address] = Connection(request, now, now + PATIENCE)
         super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:

@@ -7,6 +7,7 @@ should be there is looked for.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -15,14 +16,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lostflops.capture.record.recording import Plan
+    from lostflops.capture.record.recording import Recording
+from lostflops import run_folder
 from lostflops.errors import as_argument, quoted, shown
 
 SUFFIXES = (".nsys-rep", ".qdrep")
 
 
 @dataclass
-class Attempt:
+class NsysNotes:
     """One start of nsys, as the rank's own notes tell it."""
 
     path: Path
@@ -51,7 +53,7 @@ class Attempt:
         return bool(self.end.get("started") or self.windows or (self.start and not self.end))
 
 
-def summary(plan: Plan, logs: Iterable[Path], ended: str) -> list[str]:
+def summary(plan: Recording, logs: Iterable[Path], ended: str) -> list[str]:
     """The lines that `record` ends with; `logs` are the step logs of the ranks, `ended` how the job ended."""
     assert plan.nsys is not None
     attempts = _attempts(logs, plan)
@@ -77,7 +79,7 @@ def summary(plan: Plan, logs: Iterable[Path], ended: str) -> list[str]:
         f"rank {a.rank} is missing part of its windows: {w.get('reason')}"
         for a in kept
         for w in a.windows
-        if w.get("state") in ("lost", "partial") and not w.get("request")
+        if w.get("state") in (run_folder.LOST, run_folder.PARTIAL) and not w.get("request")
     ]
     if plan.nsys.node and not any(a.start.get("role") == "node" for a in kept):
         lines.append(f"no counters were recorded: {_no_counters(attempts)}")
@@ -86,27 +88,28 @@ def summary(plan: Plan, logs: Iterable[Path], ended: str) -> list[str]:
     return [*lines, *lost, f"next: {there}lostflops why {run}"]
 
 
-def _attempts(logs: Iterable[Path], plan: Plan) -> list[Attempt]:
+def _attempts(logs: Iterable[Path], plan: Recording) -> list[NsysNotes]:
     logs = list(logs)
-    folders = {log.parent for log in logs} | set(plan.run.glob("node-*"))
-    found: list[Attempt] = []
-    for path in sorted(note for folder in folders for note in folder.glob("nsys-*.jsonl")):
-        attempt = Attempt(path)
+    folders = {log.parent for log in logs} | set(plan.run.glob(run_folder.NODES))
+    found: list[NsysNotes] = []
+    for path in sorted(note for folder in folders for note in folder.glob(run_folder.NSYS_NOTES)):
+        attempt = NsysNotes(path)
         for entry in _lines(path):
             match entry.get("kind"):
-                case "start":
+                case run_folder.START:
                     attempt.start = entry
-                case "end":
+                case run_folder.END:
                     attempt.end = entry
-                case "hung":
+                case run_folder.HUNG:
                     attempt.hung = True
                 case _:
                     pass
-        same = f"steps-{attempt.rank:05d}-a{attempt.start.get('attempt', 0)}"
+        same = (attempt.rank, attempt.start.get("attempt", 0))
         for log in logs:
-            if log.parent == path.parent and log.stem.split("-p")[0] == same:
+            named = re.fullmatch(run_folder.A_STEP_LOG, log.name)
+            if log.parent == path.parent and named and (int(named["rank"]), int(named["attempt"])) == same:
                 entries = list(_lines(log))
-                attempt.windows = [e for e in entries if e.get("kind") == "nsys"]
+                attempt.windows = [e for e in entries if e.get("kind") == run_folder.NSYS_WINDOW]
                 attempt.steps = sum("step" in e for e in entries)
         found.append(attempt)
     return found
@@ -121,7 +124,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     return entries
 
 
-def _steps(kept: Sequence[Attempt]) -> str:
+def _steps(kept: Sequence[NsysNotes]) -> str:
     closed = [w for a in kept for w in a.windows if "last" in w]
     spans = sorted({(w["first"], w["last"]) for w in closed})
     if not spans:
@@ -130,13 +133,13 @@ def _steps(kept: Sequence[Attempt]) -> str:
     return f"steps {named} " if "-" in named or len(spans) > 1 else f"step {named} "
 
 
-def _why(attempt: Attempt, plan: Plan) -> str:
+def _why(attempt: NsysNotes, plan: Recording) -> str:
     if attempt.hung:
         return "nsys kept running after the program ended and was stopped"
     status = attempt.end.get("status")
     if attempt.end and not attempt.end.get("started"):
         return f"nsys ended with status {status} before the program started; the program ran without it"
-    lost = [w for w in attempt.windows if w.get("state") == "lost"]
+    lost = [w for w in attempt.windows if w.get("state") == run_folder.LOST]
     if lost:
         return f"its window could not be opened or closed: {lost[-1].get('reason')}"
     if not attempt.windows and attempt.start.get("method") != "time":
@@ -152,7 +155,7 @@ def _why(attempt: Attempt, plan: Plan) -> str:
     return f"nsys wrote none and ended with status {status}"
 
 
-def _hints(attempts: Iterable[Attempt]) -> list[str]:
+def _hints(attempts: Iterable[NsysNotes]) -> list[str]:
     attempts = list(attempts)
     if all(a.end and not a.end.get("started") for a in attempts):
         return ["Hint: the job's output has the message of nsys; `--print` shows its command"]
@@ -164,14 +167,14 @@ def _hints(attempts: Iterable[Attempt]) -> list[str]:
     return []
 
 
-def _no_counters(attempts: Sequence[Attempt]) -> str:
+def _no_counters(attempts: Sequence[NsysNotes]) -> str:
     if any(a.start.get("role") == "node" for a in attempts):
         return "nsys refused to start with them; the job's output has its message"
     return "local rank 0 reads them, and --ranks leaves it out"
 
 
-def _nobody(plan: Plan, ended: str) -> list[str]:
-    if not (plan.boot / "seen-python").exists():
+def _nobody(plan: Recording, ended: str) -> list[str]:
+    if not (plan.boot / (run_folder.SEEN + run_folder.SEEN_PYTHON)).exists():
         return [
             (
                 f"nothing was recorded: no Python process of the job started with "

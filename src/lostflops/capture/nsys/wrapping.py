@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lostflops import run_folder
 from lostflops.capture.nsys import options as nsys_options
 from lostflops.capture.nsys import tool as nsys_tool
 from lostflops.capture.nsys.tool import Nsys
@@ -19,11 +20,9 @@ from lostflops.errors import BadOption, shown
 if TYPE_CHECKING:
     from lostflops.capture.record.recording import Ranges, Steps
 
-SETTINGS = "nsys.jsonl"
-
 
 @dataclass(frozen=True)
-class NsysPlan:
+class Wrapping:
     """The nsys that was found, and what it is started with."""
 
     tool: Nsys
@@ -45,7 +44,7 @@ class NsysPlan:
             "id": secrets.token_hex(4),
             "parent": os.getpid(),
         }
-        (boot / SETTINGS).write_text(json.dumps(settings) + "\n")
+        (boot / run_folder.NSYS).write_text(json.dumps(settings) + "\n")
 
     def said(self) -> list[str]:
         """What the user should know before the start."""
@@ -75,7 +74,7 @@ def planned(
     every: int,
     delay: float | None,
     duration: float | None,
-) -> NsysPlan:
+) -> Wrapping:
     """Find nsys, ask it, and translate. Raises BadOption, NoNsys, NsysTooOld or NsysUnusable."""
     if environment.get("NSYS_PROFILING_SESSION_ID"):
         raise BadOption("This already runs under nsys.", "leave out `--with nsys`, or the outer nsys.")
@@ -108,4 +107,4 @@ def planned(
             )
     if "cuda" in ranges and not cuda:
         del ranges["cuda"]
-    return NsysPlan(tool, made.lean, made.node, ranges, made.left_out, made.warnings)
+    return Wrapping(tool, made.lean, made.node, ranges, made.left_out, made.warnings)

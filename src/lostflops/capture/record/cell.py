@@ -29,7 +29,7 @@ PENDING = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 
 
 @dataclass
-class Recorded:
+class RecordedCell:
     """What came of it. `reason` says why there is no trace, or why it ends before the work did."""
 
     trace: Path | None = None
@@ -38,10 +38,10 @@ class Recorded:
     worked: float = 0.0  # that the work took
 
 
-def record(work: Callable[[], None], folder: Path, what: Sequence[str]) -> Recorded:
+def record(work: Callable[[], None], folder: Path, what: Sequence[str]) -> RecordedCell:
     """Do the work and record it into `folder`. What the work raises is raised."""
     torch: Any = sys.modules.get("torch")
-    recorded = Recorded()
+    recorded = RecordedCell()
     if torch is None:
         work()
         recorded.reason = (
@@ -86,7 +86,7 @@ def _busy(torch: Any) -> bool:
 class _Session:
     """Our session, opened and closed on one thread."""
 
-    def __init__(self, torch: Any, what: Sequence[str], recorded: Recorded) -> None:
+    def __init__(self, torch: Any, what: Sequence[str], recorded: RecordedCell) -> None:
         self._torch, self._what, self._recorded = torch, what, recorded
         self._thread = threading.get_ident()
         self._profiler: Any = None

@@ -6,6 +6,8 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from lostflops import run_folder
+
 
 @dataclass(frozen=True)
 class Membership:
@@ -38,5 +40,7 @@ def membership(environment: Mapping[str, str]) -> Membership | None:
         if task is None or tasks is None or tasks < 2:  # like a shell of `srun --pty`
             return Membership(f"slurm-{job}.{step}", attempt)
         node = number("SLURM_NODEID")
-        return Membership(f"slurm-{job}.{step}", attempt, task, None if node is None else f"node-{node:04d}")
+        return Membership(
+            f"slurm-{job}.{step}", attempt, task, None if node is None else run_folder.node(node)
+        )
     return None

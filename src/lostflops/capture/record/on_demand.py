@@ -22,6 +22,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from lostflops import run_folder
 from lostflops.capture.record.injected.lostflops_recorder.rank import launched
 from lostflops.errors import BadOption, CannotWrite
 
@@ -72,7 +73,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Asked:
+class Collected:
     """What came of it, by process id."""
 
     traces: Mapping[int, Path]
@@ -149,7 +150,7 @@ def ask(
     *,
     wanted: Callable[[Client], bool] = lambda client: True,
     lead: float = LOOK_AGAIN,
-) -> Asked:
+) -> Collected:
     """Have every process that asks and is wanted record the same time, and wait for the traces.
 
     Raises BadOption when no process asks, or none is free.
@@ -210,7 +211,7 @@ def ask(
             "No process of the job asked for instructions.",
             "this needs PyTorch 2.7 or later, started with KINETO_USE_DAEMON=1.",
         )
-    return Asked(_named({pid: one.trace for pid, one in told.items() if one.trace.exists()}, name), lost)
+    return Collected(_named({pid: one.trace for pid, one in told.items() if one.trace.exists()}, name), lost)
 
 
 def _longest(request: Request) -> float:
@@ -228,7 +229,7 @@ class _Told:
 
     @property
     def unfinished(self) -> Path:
-        return self.trace.with_name(f"{self.trace.name}.tmp")
+        return self.trace.with_name(f"{self.trace.name}{run_folder.UNFINISHED}")
 
     def missed(self, client: Client, request: Request) -> bool:
         """Whether it is free although its time has come, and has nothing written."""
@@ -254,7 +255,7 @@ def _named(files: Mapping[int, Path], name: str) -> dict[int, Path]:
             file.unlink()
             continue
         placed = launched(environment_of(pid))
-        if placed[3] == "assumed":
+        if placed[3] == run_folder.ASSUMED:
             kept[pid] = file
         else:
             kept[pid] = file.rename(file.with_name(f"{name}-rank-{placed[0]:05d}.json"))
@@ -275,8 +276,8 @@ def environment(sockets: Path, run: Path) -> dict[str, str]:
     return {
         "KINETO_USE_DAEMON": "1",
         "KINETO_IPC_SOCKET_DIR": str(sockets),
-        "KINETO_ONDEMAND_TRACE_DIR": str(run.absolute() / "on-demand"),
-        "KINETO_CONFIG": str(run.absolute() / "boot" / "kineto.conf"),
+        "KINETO_ONDEMAND_TRACE_DIR": str(run.absolute() / run_folder.ON_DEMAND),
+        "KINETO_CONFIG": str(run.absolute() / run_folder.BOOT / run_folder.KINETO),
     }
 
 
@@ -288,9 +289,9 @@ def answerable(sockets: Path | None, run: Path) -> Generator[None]:
         return
     try:
         sockets.mkdir(mode=0o700)
-        (run / "on-demand").mkdir(exist_ok=True)
-        (run / "boot" / "kineto.conf").write_text(CONFIG)
-        with (run / "boot" / SOCKETS).open("a") as file:
+        (run / run_folder.ON_DEMAND).mkdir(exist_ok=True)
+        (run / run_folder.BOOT / run_folder.KINETO).write_text(CONFIG)
+        with (run / run_folder.BOOT / run_folder.SOCKETS).open("a") as file:
             file.write(f"{sockets}\n")
     except OSError as error:
         raise CannotWrite(sockets, error) from error
@@ -303,9 +304,6 @@ def answerable(sockets: Path | None, run: Path) -> Generator[None]:
             sockets.rmdir()
 
 
-SOCKETS = "sockets"  # in boot/: the folders, one a line
-
-
 def new_folder() -> Path:
     return Path("/tmp") / f"lf-{secrets.token_hex(4)}"
 
@@ -313,6 +311,6 @@ def new_folder() -> Path:
 def folders(run: Path) -> list[Path]:
     """The socket folders on this machine of a job that was recorded with --on-demand, and still runs."""
     with suppress(OSError, UnicodeError):
-        lines = (run / "boot" / SOCKETS).read_text().splitlines()
+        lines = (run / run_folder.BOOT / run_folder.SOCKETS).read_text().splitlines()
         return [Path(line) for line in lines if Path(line).is_dir() and os.access(line, os.W_OK)]
     return []

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lostflops import run_folder
 from lostflops.capture.nsys import outcome as nsys_outcome
 from lostflops.capture.record.injected.lostflops_recorder.windows import reason
-from lostflops.capture.record.recording import Plan
-from lostflops.capture.record.run_folder import make_private
+from lostflops.capture.record.new_run import make_private
+from lostflops.capture.record.recording import Recording
 from lostflops.errors import LostflopsError, as_argument, shown
 
 WARM_UP = 3  # first steps, in which a job still builds its caches
@@ -28,7 +29,6 @@ WHAT_TO_DO = {
     reason.OWN_PROFILER: "Hint: record other steps with `--steps`, or remove the profiler from the script",
     reason.DISK_FULL: "Hint: free some space, or choose an --output on another disk",
 }
-ON_DEMAND = "on-demand"  # the folder of traces that PyTorch itself was asked for
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class RankLog:
 class Outcome:
     """All that the job left in the folder."""
 
-    plan: Plan
+    plan: Recording
     status: int
     logs: Sequence[RankLog]
     messages: Sequence[str] = field(default=())
@@ -65,12 +65,14 @@ class Outcome:
         return [(log, str(w.get("reason"))) for log in self.logs for w in log.windows if not w.get("file")]
 
 
-def read(plan: Plan, status: int, node: str | None = None) -> Outcome:
+def read(plan: Recording, status: int, node: str | None = None) -> Outcome:
     """What is in the folder, or in that of one node where other nodes look after theirs."""
-    logs = [read_log(path) for path in sorted(plan.run.glob(f"{node or 'node-*'}/steps-*.jsonl"))]
+    logs = [
+        read_log(path) for path in sorted(plan.run.glob(f"{node or run_folder.NODES}/{run_folder.STEP_LOGS}"))
+    ]
     messages: list[str] = []
     with suppress(OSError):
-        messages = (plan.run / "lostflops.log").read_text(errors="replace").splitlines()
+        messages = (plan.run / run_folder.MESSAGES).read_text(errors="replace").splitlines()
     return Outcome(plan, status, logs, messages, whole=node is None)
 
 
@@ -88,11 +90,11 @@ def read_log(path: Path) -> RankLog:
                 continue
             if "step" in entry:
                 steps.append(entry)
-            elif entry.get("kind") == "rank":
+            elif entry.get("kind") == run_folder.RANK:
                 who = entry
-            elif entry.get("kind") == "window":
+            elif entry.get("kind") == run_folder.WINDOW:
                 windows.append(entry)
-            elif entry.get("kind") == "annotations":
+            elif entry.get("kind") == run_folder.MARKED:
                 annotations = entry
     return RankLog(path, who, steps, windows, annotations)
 
@@ -110,14 +112,14 @@ def compress(outcome: Outcome) -> int:
     total = 0
     deadline = time.monotonic() + PACKS_FOR
     written = [(log.path.parent / window["file"], log.path.parent.name) for log, window in outcome.kept]
-    written += [(trace, ON_DEMAND) for trace in _on_demand(outcome)]
+    written += [(trace, run_folder.ON_DEMAND) for trace in _on_demand(outcome)]
     for plain, name in written:
         if time.monotonic() > deadline:
             with suppress(OSError):
                 total += plain.stat().st_size
             continue
         packed = plain.with_name(plain.name + ".gz")
-        beside = plain.with_name(f".{packed.name}.tmp")
+        beside = plain.with_name(f".{packed.name}{run_folder.UNFINISHED}")
         try:
             # A machine is called as the folder of its node is.
             cleaner = Cleaner(node=lambda _, node=name: node)
@@ -134,7 +136,7 @@ def compress(outcome: Outcome) -> int:
 
 
 def _on_demand(outcome: Outcome) -> list[Path]:
-    return sorted(outcome.plan.run.glob(f"{ON_DEMAND}/*.json"))
+    return sorted(outcome.plan.run.glob(f"{run_folder.ON_DEMAND}/*.json"))
 
 
 def slowdown(logs: Iterable[RankLog]) -> float | None:
@@ -249,16 +251,16 @@ def _unmarked(logs: Sequence[RankLog]) -> Iterable[str]:
 
 
 def _faults(outcome: Outcome) -> list[str]:
-    shown = [f"lostflops.log: {message}" for message in outcome.messages[:3]]
+    shown = [f"{run_folder.MESSAGES}: {message}" for message in outcome.messages[:3]]
     more = len(outcome.messages) - len(shown)
-    return shown + ([f"lostflops.log: {more} more line{'s' * (more != 1)}"] if more > 0 else [])
+    return shown + ([f"{run_folder.MESSAGES}: {more} more line{'s' * (more != 1)}"] if more > 0 else [])
 
 
 def _nothing(outcome: Outcome) -> list[str]:
     """Why there is no window, as far as the folder tells, and what to do."""
     ended = _ending(outcome.status)
     plan = outcome.plan
-    seen = {file.name for file in plan.boot.glob("seen-*")}
+    seen = {file.name.removeprefix(run_folder.SEEN) for file in plan.boot.glob(f"{run_folder.SEEN}*")}
     first = plan.steps[0][0]
     made = max((log.steps[-1]["step"] + 1 for log in outcome.logs if log.steps), default=0)
     advice = f"Hint: `--steps {max(1, made // 2)}-{made - 1}`" if made > 1 else "Hint: run it for more steps"
@@ -287,7 +289,7 @@ def _nothing(outcome: Outcome) -> list[str]:
             ),
             advice,
         ]
-    if "seen-torch" in seen:
+    if run_folder.SEEN_TORCH in seen:
         if outcome.status:
             return [f"nothing was recorded: the job {ended} before its first step"]
         if plan.step_on:
@@ -295,7 +297,7 @@ def _nothing(outcome: Outcome) -> list[str]:
             what = "no DataLoader returned a batch" if batches else f"{plan.step_on} was never called"
             return [
                 f"nothing was recorded: {what}, so no step ended",
-                f"Hint: if lostflops could not hook it, {plan.run / 'lostflops.log'} says why",
+                f"Hint: if lostflops could not hook it, {plan.run / run_folder.MESSAGES} says why",
             ]
         return [
             "nothing was recorded: PyTorch was imported, but no `torch.optim` optimizer finished a step",
@@ -304,7 +306,7 @@ def _nothing(outcome: Outcome) -> list[str]:
                 "`--step-on MODULE:FUNCTION`"
             ),
         ]
-    if "seen-python" in seen:
+    if run_folder.SEEN_PYTHON in seen:
         why = f"the job {ended}, and " if outcome.status else ""
         return [f"nothing was recorded: {why}no Python process of it imported torch.optim"]
     return [

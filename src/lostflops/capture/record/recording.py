@@ -12,12 +12,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lostflops import run_folder, units
 from lostflops.capture.record import on_demand
 from lostflops.capture.record.annotation_file import Annotations
 from lostflops.errors import BadOption, shown
 
 if TYPE_CHECKING:
-    from lostflops.capture.nsys.wrapping import NsysPlan
+    from lostflops.capture.nsys.wrapping import Wrapping
 
 WHAT = {
     "cuda": "kernels, copies and CUDA calls, where there is a GPU",
@@ -47,7 +48,7 @@ class StepOn:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Recording:
     """One recording: the command, the folder, and what goes into it."""
 
     command: Sequence[str]
@@ -61,7 +62,7 @@ class Plan:
     annotations: Annotations = ()
     step_on: StepOn | None = None  # what ends a step; None: the optimizer
     sockets: Path | None = None  # where processes ask on demand; None: they do not ask
-    nsys: NsysPlan | None = None  # None: the PyTorch profiler records
+    nsys: Wrapping | None = None  # None: the PyTorch profiler records
 
     def __post_init__(self) -> None:
         open_ended = any(last is None for _, last in self.steps)
@@ -87,7 +88,7 @@ class Plan:
 
     @property
     def boot(self) -> Path:
-        return self.run.absolute() / "boot"  # the job may change its folder
+        return self.run.absolute() / run_folder.BOOT  # the job may change its folder
 
     def environment(self, given: Mapping[str, str]) -> dict[str, str]:
         """What is set for the command, beside what it has anyway."""
@@ -132,25 +133,13 @@ def steps(text: str) -> Steps:
 
     Step 0 cannot be recorded: nothing is seen before its end.
     """
-    ranges: list[tuple[int, int | None]] = []
-    for part in text.split(","):
-        found = re.fullmatch(r"\s*(\d{1,12})(-(\d{1,12})?)?\s*", part)
-        if not found:
-            raise BadOption(
-                f"'{shown(text)}' names no steps.",
-                "write `--steps 10-14`, one number, or several with commas.",
-            )
-        first, last = int(found[1]), int(found[3] or found[1])
-        if last < first:
-            raise BadOption(
-                f"The steps '{shown(part)}' end before they begin.", f"write `--steps {last}-{first}`."
-            )
+    ranges = list(units.open_spans(text, "--steps", "steps"))
+    for first, last in ranges:
         if first == 0:
             raise BadOption(
                 "Step 0 cannot be recorded: lostflops sees the first step only when it ends.",
-                f"start at step 1 or later; after the warm-up is better: `--steps 10-{max(14, last)}`.",
+                f"start at step 1 or later; after the warm-up is better: `--steps 10-{max(14, last or 0)}`.",
             )
-        ranges.append((first, None if found[2] == "-" else last))
     ranges.sort(key=lambda one: one[0])
     for (first, last), (after, _) in pairwise(ranges):
         if last is None or after < last + 2:
@@ -164,23 +153,12 @@ def steps(text: str) -> Steps:
 
 def seconds(option: str, text: str) -> float:
     """A time in seconds, as in '90', '1.5' or '2m'."""
-    found = re.fullmatch(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*(ms|s|m|h)?\s*", text)
-    if not found:
-        raise BadOption(
-            f"'{shown(text)}' is not a time.", f"write seconds, as in `{option} 30`, or `{option} 2m`."
-        )
-    return float(found[1]) * {"ms": 0.001, "s": 1, "m": 60, "h": 3600}[found[2] or "s"]
+    return units.seconds(text, option)
 
 
 def ranks(text: str) -> Ranges:
     """The ranges of '0,8-15'."""
-    ranges: list[tuple[int, int]] = []
-    for part in text.split(","):
-        found = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", part.strip())
-        if not found or int(found[2] or found[1]) < int(found[1]):
-            raise BadOption(f"'{shown(text)}' names no ranks.", "write `--ranks 0,8-15`.")
-        ranges.append((int(found[1]), int(found[2] or found[1])))
-    return tuple(ranges)
+    return units.spans(text, "--ranks", "ranks")
 
 
 def what(text: str) -> tuple[str, ...]:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lostflops import run_folder
 from lostflops.capture.record import on_demand
-from lostflops.capture.record.injected.lostflops_recorder.windows.schedule import REQUEST
 from lostflops.capture.record.outcome import RankLog, read_log
 from lostflops.capture.record.recording import LENGTH, Ranges
 from lostflops.errors import BadOption, CannotWrite, NothingThere, shown
@@ -23,7 +23,7 @@ STANDSTILL = 120.0  # seconds without a step of any rank, after which nobody wai
 
 
 @dataclass(frozen=True)
-class Answer:
+class Triggered:
     """What was recorded, in words, and what `lostflops why` can be asked about."""
 
     lines: Sequence[str]
@@ -35,8 +35,8 @@ def run_of(process: int) -> Path | None:
     for entry in on_demand.environment_of(process).get("PYTHONPATH", "").split(os.pathsep):
         if (
             entry
-            and (Path(entry) / "lostflops_recorder").is_dir()
-            and (Path(entry) / "settings.jsonl").is_file()
+            and (Path(entry) / run_folder.RECORDER).is_dir()
+            and (Path(entry) / run_folder.SETTINGS).is_file()
         ):
             return Path(entry).parent
     return None
@@ -57,12 +57,12 @@ def below(process: int) -> Iterator[int]:
         waiting += sorted(parents.get(one, ()))
 
 
-def record(target: str, request: on_demand.Request, ranks: Ranges | None, output: Path | None) -> Answer:
+def record(target: str, request: on_demand.Request, ranks: Ranges | None, output: Path | None) -> Triggered:
     """Have `target`, a run folder or a process id, record now. Raises a LostflopsError that says why not."""
     process = int(target) if target.isdigit() and not Path(target).exists() else None
     if process is None:
         run = Path(target)
-        if not (run / "boot" / "lostflops_recorder").is_dir():
+        if not (run / run_folder.BOOT / run_folder.RECORDER).is_dir():
             if not run.exists():
                 raise NothingThere(run)
             raise BadOption(
@@ -96,7 +96,7 @@ def record(target: str, request: on_demand.Request, ranks: Ranges | None, output
     return _by_pytorch(run, request)
 
 
-def _inside(run: Path, request: on_demand.Request, ranks: Ranges | None, alive: list[RankLog]) -> Answer:
+def _inside(run: Path, request: on_demand.Request, ranks: Ranges | None, alive: list[RankLog]) -> Triggered:
     """Ask the recorder in each rank, which looks for a request between steps."""
     asked = [log for log in alive if ranks is None or any(a <= log.rank <= b for a, b in ranks)]
     if not asked:
@@ -105,8 +105,8 @@ def _inside(run: Path, request: on_demand.Request, ranks: Ranges | None, alive: 
     steps = LENGTH if request.steps is None and request.duration is None else request.steps
     name = secrets.token_hex(4)
     body = {"id": name, "steps": steps, "duration": request.duration, "ranks": ranks}
-    path = run / "boot" / REQUEST
-    beside = path.with_name(f".{REQUEST}.{name}")
+    path = run / run_folder.BOOT / run_folder.REQUEST
+    beside = path.with_name(f".{run_folder.REQUEST}.{name}")
     try:
         beside.write_text(json.dumps(body) + "\n")
         beside.replace(path)
@@ -127,7 +127,7 @@ def _inside(run: Path, request: on_demand.Request, ranks: Ranges | None, alive: 
     first, last = min(w["first"] for w in kept), max(w["last"] for w in kept)
     named = f"step {first}" if first >= last else f"steps {first}-{last}"
     many = f"{len(kept)} rank{'s' * (len(kept) != 1)}"
-    return Answer([f"recorded {named} on {many} -> {shown(run)}", *lines], [run])
+    return Triggered([f"recorded {named} on {many} -> {shown(run)}", *lines], [run])
 
 
 def _answers(asked: Iterable[RankLog], name: str) -> tuple[dict[int, Mapping[str, Any]], dict[int, str]]:
@@ -146,7 +146,10 @@ def _answers(asked: Iterable[RankLog], name: str) -> tuple[dict[int, Mapping[str
             if lines:
                 moved = time.monotonic()
             for line in lines:
-                over = line.get("kind") in ("window", "nsys") and line.get("state") != "open"
+                over = (
+                    line.get("kind") in (run_folder.WINDOW, run_folder.NSYS_WINDOW)
+                    and line.get("state") != run_folder.OPEN
+                )
                 if over and line.get("request") == name:
                     done[log.rank] = line
                     waiting.pop(path, None)
@@ -172,7 +175,7 @@ def _new_lines(path: Path, at: int) -> tuple[list[Mapping[str, Any]], int]:
 
 
 def _logs(run: Path) -> list[RankLog]:
-    return [read_log(path) for path in sorted(run.glob("node-*/steps-*.jsonl"))]
+    return [read_log(path) for path in sorted(run.glob(run_folder.STEP_LOGS_OF_RUN))]
 
 
 def _alive(log: RankLog) -> bool:
@@ -181,13 +184,13 @@ def _alive(log: RankLog) -> bool:
     if not isinstance(pid, int):
         return False
     found = on_demand.environment_of(pid).get("PYTHONPATH", "")
-    boot = log.path.parent.parent / "boot"
+    boot = log.path.parent.parent / run_folder.BOOT
     return any(
         os.path.realpath(entry) == os.path.realpath(boot) for entry in found.split(os.pathsep) if entry
     )
 
 
-def _by_pytorch(run: Path, request: on_demand.Request) -> Answer:
+def _by_pytorch(run: Path, request: on_demand.Request) -> Triggered:
     """No rank makes steps: ask PyTorch, if the job was started so that it asks us."""
     folders = on_demand.folders(run)
     if not folders:
@@ -196,11 +199,11 @@ def _by_pytorch(run: Path, request: on_demand.Request) -> Answer:
             "run this on the job's node while it trains. A job without optimizer steps can be recorded "
             "only if it was started with `lostflops record --on-demand`.",
         )
-    asked = [on_demand.ask(f, _bounded(request), run / "on-demand", lead=1.5) for f in folders]
+    asked = [on_demand.ask(f, _bounded(request), run / run_folder.ON_DEMAND, lead=1.5) for f in folders]
     return _said([one for one in asked if one.traces or one.lost], [run])
 
 
-def _without_recorder(process: int, request: on_demand.Request, output: Path | None) -> Answer:
+def _without_recorder(process: int, request: on_demand.Request, output: Path | None) -> Triggered:
     """A process that `lostflops record` did not start."""
     variables = on_demand.environment_of(process)
     if not variables:
@@ -236,10 +239,10 @@ def _bounded(request: on_demand.Request) -> on_demand.Request:
     return request
 
 
-def _said(asked: Sequence[on_demand.Asked], paths: Sequence[Path]) -> Answer:
+def _said(asked: Sequence[on_demand.Collected], paths: Sequence[Path]) -> Triggered:
     traces = [trace for one in asked for trace in one.traces.values()]
     lines = [f"process {pid}: {why}" for one in asked for pid, why in sorted(one.lost.items())]
     if not traces:
         raise BadOption("\n".join(["Nothing was recorded.", *lines]))
     many = f"{len(traces)} process{'es' * (len(traces) != 1)}"
-    return Answer([f"recorded {many} -> {shown(traces[0].parent)}", *lines], paths)
+    return Triggered([f"recorded {many} -> {shown(traces[0].parent)}", *lines], paths)

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from lostflops import run_folder
 from lostflops.errors import BadOption, shown
 
 RUNTIMES = ("pyxis", "apptainer", "singularity", "enroot")
@@ -30,7 +31,7 @@ LINE = 100  # characters of the script that are read without scrolling
 MONITORS_END = 30  # seconds that the job's end waits for the monitors at most
 
 
-class Text(str):
+class ShellText(str):
     """A word that the script's shell expands; all others are quoted."""
 
 
@@ -57,7 +58,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Placement:
+class Launch:
     """How the command is started on the nodes."""
 
     command: Sequence[str]
@@ -94,7 +95,7 @@ def script(job: Job) -> str:
     return "\n".join([*lines, "", *_start(job, placed), ""])
 
 
-def placement(job: Job) -> Placement:
+def placement(job: Job) -> Launch:
     """How many tasks a node gets, and what the command needs to know of the others. Raises BadOption."""
     program, rest = _program(job.command)
     if program in ("srun", "mpirun", "mpiexec"):
@@ -121,7 +122,7 @@ def placement(job: Job) -> Placement:
                 "let torchrun start the ranks; the script stays the same: "
                 f"`-- torchrun {shown(shlex.join(job.command[rest:]))}`.",
             )
-        return Placement(job.command, 1, "One task: deepspeed starts the ranks of its node itself.")
+        return Launch(job.command, 1, "One task: deepspeed starts the ranks of its node itself.")
     if job.tasks or PYTHON.fullmatch(program):
         return _plain(job)
     if job.container:
@@ -132,8 +133,8 @@ def placement(job: Job) -> Placement:
     return _once(job, "lostflops does not know how it starts ranks.")
 
 
-def _once(job: Job, why: str) -> Placement:
-    return Placement(
+def _once(job: Job, why: str) -> Launch:
+    return Launch(
         job.command,
         job.tasks or job.gpus or None,
         f"The command runs once, on the first node: {why}",
@@ -169,7 +170,7 @@ def _options(words: Sequence[str]) -> list[str]:
     return own
 
 
-def _torchrun(job: Job, rest: int) -> Placement:
+def _torchrun(job: Job, rest: int) -> Launch:
     own = _options(job.command[rest:])
     added: list[str] = []
     exports: list[str] = []
@@ -180,17 +181,17 @@ def _torchrun(job: Job, rest: int) -> Placement:
         else:
             exports = _meeting()
             added = [
-                Text('--nnodes="$SLURM_NNODES"'),
+                ShellText('--nnodes="$SLURM_NNODES"'),
                 "--rdzv-backend=c10d",
-                Text('--rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT"'),
-                Text('--rdzv-id="$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}"'),
+                ShellText('--rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT"'),
+                ShellText('--rdzv-id="$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}"'),
             ]
     if job.gpus and "nproc-per-node" not in own:
         added.append(f"--nproc-per-node={job.gpus}")
     command = [*job.command[:rest], *added, *job.command[rest:]]
     why = "One task per node: torchrun starts the ranks of its node itself."
     # What the job says of its meeting may let it go on with fewer nodes.
-    return Placement(
+    return Launch(
         command,
         job.tasks or 1,
         why,
@@ -201,7 +202,7 @@ def _torchrun(job: Job, rest: int) -> Placement:
     )
 
 
-def _accelerate(job: Job, rest: int) -> Placement:
+def _accelerate(job: Job, rest: int) -> Launch:
     own = _options(job.command[rest:])
     added: list[str] = []
     if job.gpus and "num-processes" not in own and "config-file" not in own:
@@ -209,14 +210,14 @@ def _accelerate(job: Job, rest: int) -> Placement:
     why = "One task per node: accelerate starts the ranks of its node itself."
     if job.nodes == 1 or any(option.startswith(ACCELERATE_MEETS) for option in own):
         command = [*job.command[:rest], *added, *job.command[rest:]]
-        return Placement(command, job.tasks or 1, why, head=rest, added=len(added))
+        return Launch(command, job.tasks or 1, why, head=rest, added=len(added))
     added += [
-        Text('--num_machines="$SLURM_NNODES"'),
-        Text('--main_process_ip="$MASTER_ADDR"'),
-        Text('--main_process_port="$MASTER_PORT"'),
+        ShellText('--num_machines="$SLURM_NNODES"'),
+        ShellText('--main_process_ip="$MASTER_ADDR"'),
+        ShellText('--main_process_port="$MASTER_PORT"'),
     ]
     command = [*job.command[:rest], *added, *job.command[rest:]]
-    return Placement(
+    return Launch(
         command,
         job.tasks or 1,
         why,
@@ -227,7 +228,7 @@ def _accelerate(job: Job, rest: int) -> Placement:
     )
 
 
-def _mpirun(job: Job) -> Placement:
+def _mpirun(job: Job) -> Launch:
     """Open MPI passes a variable on to other nodes only when it is told to."""
     placed = _once(job, "it starts a process in every slot of the nodes.")
     own = itertools.takewhile(lambda word: not (PYTHON.fullmatch(word) or word.endswith(".py")), job.command)
@@ -236,15 +237,15 @@ def _mpirun(job: Job) -> Placement:
     return replace(placed, exports=["export OMPI_MCA_mca_base_env_list=PYTHONPATH"])
 
 
-def _plain(job: Job) -> Placement:
+def _plain(job: Job) -> Launch:
     tasks = job.tasks or job.gpus or 1
     reason = "as --tasks-per-node says" if job.tasks else "one per GPU" if job.gpus else "without GPUs"
     why = f"{tasks} task{'s' * (tasks != 1)} per node, {reason}: each is a rank."
     if tasks * job.nodes == 1:
-        return Placement(job.command, 1, why)
+        return Launch(job.command, 1, why)
     # What torchrun would set, for `init_process_group()`; a job that reads SLURM_* loses nothing.
     names = " ".join(f"{name}=${slurm}" for name, slurm in RANKS.items())
-    return Placement(job.command, tasks, why, exports=_meeting(), in_task=f"export {names}")
+    return Launch(job.command, tasks, why, exports=_meeting(), in_task=f"export {names}")
 
 
 def _meeting() -> list[str]:
@@ -262,7 +263,7 @@ def _with_monitors(job: Job) -> list[str]:
         "export run",
         "with_monitors() {",
         "  trap : TERM INT  # the job's step has the signal too",
-        '  ended="$run/boot/ended-${SLURM_RESTART_COUNT:-0}"',
+        f'  ended="$run/{run_folder.BOOT}/{run_folder.ENDED}${{SLURM_RESTART_COUNT:-0}}"',
         f'  srun --overlap --export=ALL --ntasks-per-node=1 {shlex.join(job.monitor)} --output "$run" -- \\',
         f'    sh -c {waits} "$ended" >>"$run/monitors.log" 2>&1 &',
         "  monitors=$!",
@@ -279,7 +280,7 @@ def _with_monitors(job: Job) -> list[str]:
     ]
 
 
-def _directives(job: Job, placed: Placement) -> list[str]:
+def _directives(job: Job, placed: Launch) -> list[str]:
     options = [
         f"--job-name={job.name}",
         f"--nodes={job.nodes}",
@@ -302,7 +303,7 @@ def _directive(option: str) -> str:
     return f'{name}{equals}"' + re.sub(r'(["\\])', r"\\\1", value) + '"'
 
 
-def _start(job: Job, placed: Placement) -> list[str]:
+def _start(job: Job, placed: Launch) -> list[str]:
     """The command at the end of the script, one part per line."""
     parts = [['exec "${record[@]}"']]
     if job.monitor:
@@ -331,13 +332,13 @@ def _lines(words: Sequence[str]) -> list[str]:
     return lines
 
 
-def _in_task(job: Job, placed: Placement) -> list[list[str]]:
+def _in_task(job: Job, placed: Launch) -> list[list[str]]:
     """The command, behind a shell where something of it is known in the task only."""
     shell = [placed.in_task] if placed.in_task else []
     if job.container:
         # Before what the image sets: passing the host's value on would replace the image's.
         shell.append('export PYTHONPATH="$0${PYTHONPATH:+:$PYTHONPATH}"')
-    words = [word if isinstance(word, Text) else shlex.quote(word) for word in placed.command]
+    words = [word if isinstance(word, ShellText) else shlex.quote(word) for word in placed.command]
     head, added, own = (
         words[: placed.head],
         words[placed.head : placed.head + placed.added],

@@ -1,1 +1,1 @@
-"""What is typed behind a command: which traces, ranges and recipes are meant, and what is wrong with it."""
+"""What is typed behind a command: which traces and recipes are meant, and what is wrong with it."""

@@ -8,9 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lostflops import run_folder, units
 from lostflops.errors import NoRun, NothingThere
-
-from .ranges import span
 
 if TYPE_CHECKING:
     from lostflops.store.trace import Trace
@@ -68,7 +67,7 @@ def _folders(place: Path) -> list[Path]:
 
 def _recorded(folder: Path) -> float | None:
     """When a run was recorded or imported, or None for a folder that is no run."""
-    for name in ("recording.jsonl", "run.json"):
+    for name in (run_folder.RECORDING, run_folder.MANIFEST):
         with suppress(OSError):
             return (folder / name).stat().st_mtime
     return None
@@ -89,7 +88,7 @@ def opened(given: Namespace, progress: Progress | None = None, output: Path | No
     """The job that the arguments name, sliced to the steps they ask for."""
     if "" in given.paths:  # an unset shell variable, which Path would take for the current folder
         raise NothingThere("")
-    steps = None if getattr(given, "steps", None) is None else span(given.steps)
+    steps = None if getattr(given, "steps", None) is None else units.span(given.steps, "--steps", "steps")
     from lostflops.ingest import job
 
     trace = job.open(

@@ -29,7 +29,7 @@ _TOKENS = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[\]{}]', re.DOTALL)
 
 
 @dataclass
-class Layout:
+class Separator:
     """The bytes between two events, from the brace that ends one to the brace that begins the next."""
 
     separator: bytes
@@ -57,10 +57,10 @@ class Layout:
         return [text + closing for text in texts[:-1]] + texts[-1:]
 
 
-def layout_of(text: bytes) -> Layout | None:
+def layout_of(text: bytes) -> Separator | None:
     """How the events of this file are separated: as Kineto does it, or as between the first two."""
     if KINETO in text:
-        return Layout(KINETO)
+        return Separator(KINETO)
     end = event_end(text, 0)
     if end is None or text[end - 1 : end] != b"}":  # a list among the events separates nothing
         return None
@@ -70,7 +70,7 @@ def layout_of(text: bytes) -> Layout | None:
     begin = end - 1
     while begin > 0 and text[begin - 1 : begin] in b" \t\r\n" and text[begin - 1 : begin]:
         begin -= 1
-    return Layout(text[begin : following.end()])
+    return Separator(text[begin : following.end()])
 
 
 def event_end(text: bytes, start: int) -> int | None:

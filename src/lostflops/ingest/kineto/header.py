@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from lostflops import run_folder
 from lostflops.errors import shown
 from lostflops.ingest import processes
 from lostflops.ingest.kineto.columns import integer, number, text_of
@@ -50,7 +51,7 @@ class Header:
         elif len(in_events) == 1:
             rank, source = next(iter(in_events)), "record_param_comms"
         elif processes.recorded(self.path, self.fields) is not None:
-            rank, source = None, processes.ASSUMED  # the name's 0 is what a process without a launcher gets
+            rank, source = None, run_folder.ASSUMED  # the name's 0 is what a process without a launcher gets
             in_name = None
         if in_name is None or in_name == rank:
             return rank, source, None
@@ -109,6 +110,7 @@ class Header:
             "backend": text_of(self.distributed.get("backend")) or None,
             "groups": self.groups,
             "versions": versions or None,
+            "frameworks": processes.frameworks(self.fields),
             "source": "kineto",
         }
 

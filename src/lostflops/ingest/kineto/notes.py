@@ -29,9 +29,9 @@ class Notes:
     def __init__(self) -> None:
         self.rows: list[Quality] = []
 
-    def add(self, name: str, count: int, text: str, level: str = "note") -> None:
+    def add(self, name: str, count: int, text: str, level: str = "note", of: int | None = None) -> None:
         if count:
-            self.rows.append(Quality(None, name, count, text, level))
+            self.rows.append(Quality(None, name, count, text, level, of))
 
     def reading(self, reader: EventColumns, decoder: Decoder, unknown: Mapping[str, int]) -> None:
         """What was read otherwise than it was written. `unknown` counts rows by category."""
@@ -90,7 +90,8 @@ class Notes:
         self.add(
             "kernels without their launch",
             lost,
-            f"of {kernels.height:,}; launched before the recording, or not recorded",
+            "launched before the recording, or not recorded",
+            of=kernels.height,
         )
         early = kernels.filter(pl.col("start") < pl.col("launch_start")).height
         self.add(
@@ -121,7 +122,8 @@ class Notes:
         self.add(
             "launches captured into a graph",
             captured.height,
-            f"of {launches.height:,}; they run when the graph is replayed",
+            "they run when the graph is replayed",
+            of=launches.height,
         )
 
     def host_only(self, calls: pl.DataFrame | None, unknown: Mapping[str, int], header: Header) -> None:
@@ -153,5 +155,6 @@ def without_length(work: Sequence[pl.DataFrame]) -> list[Quality]:
     """How many rows of the device are shorter than the profiler's clock tells."""
     rows = sum(t.height for t in work)
     nothing = sum(t.filter(pl.col("start") == pl.col("end")).height for t in work)
-    text = f"of {rows:,}; shorter than the clock tells"
-    return [Quality(None, "GPU rows of no length", nothing, text)] if nothing else []
+    if not nothing:
+        return []
+    return [Quality(None, "GPU rows of no length", nothing, "shorter than the clock tells", of=rows)]

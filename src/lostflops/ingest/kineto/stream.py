@@ -27,7 +27,7 @@ from lostflops.ingest.kineto.event_texts import (
     KINETO,
     KINETO_END,
     UNDECODABLE,
-    Layout,
+    Separator,
     event_end,
     is_object,
     is_too_deep,
@@ -59,7 +59,7 @@ MANY = 1000
 Event = TypeVar("Event")
 
 
-class Blocks:
+class ReadAhead:
     """The uncompressed bytes of a file, a block at a time, read ahead by a thread.
 
     Inflating and decoding then overlap, as zlib lets other threads run. `whole` turns false when a compressed
@@ -248,12 +248,12 @@ class EventStream(Generic[Event]):
         self._decode = decode
         self._one_by_one = decode_one_by_one
         self._salvage = salvage
-        self._source = Blocks(path, progress)
+        self._source = ReadAhead(path, progress)
         self._blocks = iter(self._source)
         self._offset = 0  # uncompressed bytes before the buffer
         self._buffer = b""
         self._ended = False
-        self._layout: Layout | None = None
+        self._layout: Separator | None = None
         self._bare = False
 
     def __iter__(self) -> Iterator[list[Event]]:
@@ -289,7 +289,7 @@ class EventStream(Generic[Event]):
         if byte == self._offset:
             return
         self._source.close()
-        self._source = Blocks(self.path, self._progress, byte)
+        self._source = ReadAhead(self.path, self._progress, byte)
         self._blocks, self._offset, self._buffer = iter(self._source), byte, b""
         self._ended = False
 
@@ -399,7 +399,7 @@ class EventStream(Generic[Event]):
 
     def _only_events(self, array: bytes) -> bool:
         """Whether the array's end cannot be in here: Kineto sets it on a line of its own."""
-        return self._layout == Layout(KINETO) and KINETO_END not in array
+        return self._layout == Separator(KINETO) and KINETO_END not in array
 
     def _require_little_blank(self, length: int) -> None:
         if length > LARGEST_BLANK:

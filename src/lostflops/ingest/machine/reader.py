@@ -14,12 +14,13 @@ from typing import Any
 import msgspec
 import polars as pl
 
+from lostflops import run_folder
 from lostflops.errors import shown
 from lostflops.ingest.formats import Beside, Told
 from lostflops.store.trace import Quality
 from lostflops.tables import TABLES
 
-NAMES = ("topology.jsonl", "topology-*.jsonl", "links.jsonl", "collectives-*.jsonl")
+NAMES = (*run_folder.TOPOLOGIES, run_folder.LINKS, run_folder.COLLECTIVES)
 GIVES = ("topology_devices", "topology_links", "bandwidths")
 LONGEST = 64 << 20
 
@@ -31,7 +32,7 @@ def documents(paths: Iterable[Path]) -> list[Path]:
         file
         for folder in folders
         for name in NAMES
-        for file in [*folder.glob(name), *folder.glob(f"node-*/{name}")]
+        for file in [*folder.glob(name), *folder.glob(f"{run_folder.NODES}/{name}")]
     )
     return sorted(set(found))
 
@@ -97,8 +98,8 @@ def _frames(content: Mapping[str, Any], rank: int | None) -> Iterator[tuple[str,
 
 
 def _first_rank(folder: Path) -> int | None:
-    ranks = (re.match(r"steps-(\d{1,9})-", file.name) for file in folder.glob("steps-*.jsonl"))
-    return min((int(match[1]) for match in ranks if match), default=None)
+    ranks = (re.fullmatch(run_folder.A_STEP_LOG, file.name) for file in folder.glob(run_folder.STEP_LOGS))
+    return min((int(match["rank"]) for match in ranks if match), default=None)
 
 
 def _told(documents: Sequence[Path]) -> Told:

@@ -16,9 +16,9 @@ from typing import Annotated, Any
 import msgspec
 import polars as pl
 
+from lostflops import run_folder
 from lostflops.errors import Unreadable, shown
 
-FACTS, TAIL = "facts.jsonl", "tail.jsonl"
 Time = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]
 
 ROWS: dict[str, Any] = {
@@ -47,7 +47,7 @@ class Series(msgspec.Struct):
     per: Annotated[int, msgspec.Meta(ge=1, le=10**12)] = 1
 
 
-class Line(msgspec.Struct):
+class TailLine(msgspec.Struct):
     """A line of a tail: the session, more series, or a sample."""
 
     session: Annotated[int, msgspec.Meta(ge=0, le=2**31)] | None = None
@@ -69,7 +69,7 @@ class Read:
 
 def read_tail(path: Path) -> Read:
     """The readings of a tail. Raises OSError."""
-    decoder = msgspec.json.Decoder(Line)
+    decoder = msgspec.json.Decoder(TailLine)
     session = torn = 0
     known: dict[int, Series] = {}
     monotonic: list[int] = []
@@ -122,14 +122,12 @@ def readings(folder: Path) -> Iterator[Read]:
     """The readings of each segment and of the tail, one after the other in time. Raises Unreadable."""
     try:
         names = {file.name for file in folder.iterdir()}
-        stems = {
-            Path(name).stem for name in names if re.fullmatch(r"segment-[0-9]{1,9}\.(parquet|jsonl)", name)
-        }
-        for stem in sorted(stems, key=lambda stem: int(stem[8:])):
+        stems = {Path(name).stem for name in names if re.fullmatch(run_folder.A_SEGMENT, name)}
+        for stem in sorted(stems, key=lambda stem: int(stem.removeprefix(run_folder.SEGMENT))):
             yield _segment(folder, stem)
-        if TAIL in names:
+        if run_folder.TAIL in names:
             with suppress(FileNotFoundError):  # it was closed meanwhile
-                yield read_tail(folder / TAIL)
+                yield read_tail(folder / run_folder.TAIL)
     except OSError as error:
         raise Unreadable(folder, error) from error
 
@@ -151,15 +149,15 @@ def _segment(folder: Path, stem: str) -> Read:
 
 def facts(folder: Path) -> list[dict[str, Any]]:
     """What the monitor said of itself and its node, in order."""
-    return [fact for fact in _objects(folder / FACTS) if isinstance(fact.get("kind"), str)]
+    return [fact for fact in _objects(folder / run_folder.FACTS) if isinstance(fact.get("kind"), str)]
 
 
 def step_logs(node: Path) -> list[dict[str, Any]]:
     """The first lines of the step logs of a node: which process was which rank."""
     found: list[dict[str, Any]] = []
-    for path in sorted(node.glob("steps-*.jsonl")):
+    for path in sorted(node.glob(run_folder.STEP_LOGS)):
         first = next(iter(_objects(path, most=1)), None)
-        if first and first.get("kind") == "rank" and _is_count(first.get("rank")):
+        if first and first.get("kind") == run_folder.RANK and _is_count(first.get("rank")):
             found.append(first)
     return found
 

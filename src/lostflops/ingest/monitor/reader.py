@@ -10,19 +10,20 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, cast
 
 import polars as pl
 
+from lostflops import run_folder
 from lostflops.errors import NotATrace
 from lostflops.ingest.formats import Reader, Reading
-from lostflops.ingest.monitor.files import FACTS, ROWS, TAIL, facts, readings, step_logs
+from lostflops.ingest.monitor.files import ROWS, facts, readings, step_logs
 from lostflops.ingest.part import Part, write_table
 from lostflops.store.trace import Quality
 from lostflops.tables import NAME
 
-FOLDER = "monitor"
 CHAIN = ("session", "metric", "device", "instance")
 # Metrics whose instance is the rank that they are of.
 OF_RANKS = ["rank_resident", "rank_threads", "rank_workers", "rank_workers_resident", "rank_cpu"]
@@ -32,9 +33,10 @@ SLEWED, SLEWED_SHARE = 1_000_000, 1e-3
 
 
 def recognises(path: Path) -> bool:
-    if path.name != FOLDER or not path.is_dir():
+    if path.name != run_folder.MONITOR or not path.is_dir():
         return False
-    return (path / FACTS).is_file() or (path / TAIL).is_file() or any(path.glob("segment-*"))
+    named = any((path / name).is_file() for name in (run_folder.FACTS, run_folder.TAIL))
+    return named or any(path.glob(run_folder.SEGMENTS))
 
 
 def read(path: Path, folder: Path) -> list[Part]:
@@ -160,9 +162,9 @@ def _over_time(rows: pl.DataFrame) -> tuple[pl.DataFrame, int]:
 
 def _logs(path: Path, host: str | None) -> list[dict[str, Any]]:
     """The step logs of the monitor's host, whatever its launcher calls that node."""
-    if path.parent.name[:5] != "node-":
+    if not fnmatch(path.parent.name, run_folder.NODES):
         return []
-    every = [log for node in sorted(path.parent.parent.glob("node-*")) for log in step_logs(node)]
+    every = [log for node in sorted(path.parent.parent.glob(run_folder.NODES)) for log in step_logs(node)]
     return [log for log in every if host is not None and log.get("host") == host]
 
 
@@ -232,7 +234,7 @@ def _int(value: object) -> int:
 
 def looks_like(path: Path) -> bool:
     """Whether a name found in a folder is that of a monitor's samples."""
-    return path.name.lower() == FOLDER and path.is_dir() and (path / FACTS).exists()
+    return path.name.lower() == run_folder.MONITOR and path.is_dir() and (path / run_folder.FACTS).exists()
 
 
 def _asked(asked: Reading) -> list[Part]:

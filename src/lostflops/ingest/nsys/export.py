@@ -108,7 +108,7 @@ def process_of(column: str) -> pl.Expr:
     return pl.col(column) & pl.lit(~THREAD_BITS, dtype=pl.Int64)
 
 
-class Source(Protocol):
+class TableSource(Protocol):
     """Where an export's tables lie. `Export` alone calls it, with names that are on the allow-list."""
 
     # Of each table; of one that is not on the allow-list it may name none.
@@ -141,7 +141,7 @@ class Source(Protocol):
 class Export:
     """One export, open for reading."""
 
-    def __init__(self, path: Path, source: Source) -> None:
+    def __init__(self, path: Path, source: TableSource) -> None:
         self.path = path
         self._source = source
         self._strings: pl.DataFrame | None = None
@@ -249,7 +249,7 @@ def opened(path: Path, scratch: Path) -> Generator[Export]:
             export.path = path
             yield export
         return
-    source: Source = TableFolder(path, READ) if path.is_dir() else SqliteFile(path, READ)
+    source: TableSource = TableFolder(path, READ) if path.is_dir() else SqliteFile(path, READ)
     try:
         yield Export(path, source)
     finally:
@@ -263,7 +263,7 @@ def recognises(path: Path, head: bytes) -> bool:
     return head.startswith(MAGIC) or path.name.endswith((".sqlite", *report.SUFFIXES))
 
 
-def _schema_version(path: Path, source: Source, stated: dict[str, list[str]]) -> str | None:
+def _schema_version(path: Path, source: TableSource, stated: dict[str, list[str]]) -> str | None:
     """The version of the export's layout, None where an old export does not state it."""
     if not any(
         t in source.columns for t in ("StringIds", "META_DATA_EXPORT", "TARGET_INFO_SESSION_START_TIME")

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import polars as pl
 
+from lostflops import run_folder
 from lostflops.ingest import processes
 from lostflops.ingest.attribution import OperatorTree, attribute
 from lostflops.ingest.formats import Reader, Reading
@@ -23,7 +24,7 @@ from lostflops.ingest.nsys import host as nsys_host
 from lostflops.ingest.nsys.export import FOLDERS, Export, opened, recognises
 from lostflops.ingest.nsys.nvtx import Nvtx, nvtx
 from lostflops.ingest.nsys.rows import fitting, near
-from lostflops.ingest.nsys.target import Device, Devices, Recording, mpi_ranks, recording
+from lostflops.ingest.nsys.target import Devices, Recording, TargetGpu, mpi_ranks, recording
 from lostflops.ingest.part import Part, write_table
 from lostflops.ingest.steps.marks import find_steps, outside
 from lostflops.naming.classification import kernel_facts
@@ -37,7 +38,7 @@ SECOND_DEVICE_SHARE = 0.05
 # With more launches missing than this, what is said of launches is said of a sample.
 MANY_LOST = 0.05
 HOST_TABLES = ("CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS", "OSRT_API", "SYSCALL")
-RECORDED = re.compile(r"nsys-(\d{5,9})-a\d+-w\d+")
+RECORDED = re.compile(run_folder.A_REPORT)
 NO_PROCESS = -1  # for GPU work that names no process
 WHY_ABSENT = {
     "frames": "Nsight Systems does not export this",
@@ -76,7 +77,7 @@ def read(path: Path, folder: Path, progress: Callable[[float], None] | None = No
         _forget_repeated_ranks(parts)
         named = RECORDED.match(path.name)
         if named is not None and len(parts) == 1:  # `lostflops record` knew which rank it put nsys around
-            parts[0].rank, parts[0].rank_source = int(named[1]), "file name"
+            parts[0].rank, parts[0].rank_source = int(named["rank"]), "file name"
         elif len(parts) == 1 and parts[0].rank is None:
             parts[0].rank = processes.rank_in_name(path.name)
             parts[0].rank_source = parts[0].rank_source if parts[0].rank is None else "file name"
@@ -107,11 +108,13 @@ class _Machine:
         strays = int(rows.filter(pl.col("process").is_null())["rows"].sum())
         if strays:
             total = int(rows["rows"].sum())
-            text = f"of {total:,}; which rank's they are is not known: left out"
-            self.quality.append(Quality(None, "GPU work that names no process", strays, text, "warning"))
+            text = "which rank's they are is not known: left out"
+            self.quality.append(
+                Quality(None, "GPU work that names no process", strays, text, "warning", total)
+            )
             self.accountable = strays <= MANY_LOST * total
 
-    def samples(self, gpu: Device, several: bool) -> pl.DataFrame | None:
+    def samples(self, gpu: TargetGpu, several: bool) -> pl.DataFrame | None:
         """The metrics of one GPU; None where they are not there, or where it is not known whose they are."""
         if not self.export.has("GPU_METRICS"):
             return None
@@ -256,7 +259,7 @@ class _Process:
                 "each is a rank; what the process's host threads did is repeated for each of them",
             )
 
-    def part(self, folder: Path, device: int | None, gpu: Device, samples: pl.DataFrame | None) -> Part:
+    def part(self, folder: Path, device: int | None, gpu: TargetGpu, samples: pl.DataFrame | None) -> Part:
         """Write the tables of one device of this process, and tell about it."""
         first = device == self.home.devices[0]
         mine = {name: self._of_device(name, table, device) for name, table in self.tables.items()}
@@ -351,17 +354,18 @@ class _Process:
             why["counters"] = "GPU metrics are in this export, but not which rank's GPU they belong to"
         return why
 
-    def _note(self, name: str, count: int, text: str, level: str = "note") -> None:
+    def _note(self, name: str, count: int, text: str, level: str = "note", of: int | None = None) -> None:
         if count:
-            self.quality.append(Quality(None, name, count, text, level))
+            self.quality.append(Quality(None, name, count, text, level, of))
 
     def _note_launches(self, kernels: pl.DataFrame, launches: pl.DataFrame) -> None:
         lost = kernels["launch_start"].null_count()
         self._note(
             "kernels without their launch",
             lost,
-            f"of {kernels.height:,}; launched before the recording, or by calls that were not recorded",
+            "launched before the recording, or by calls that were not recorded",
             "warning" if lost > MANY_LOST * kernels.height else "note",
+            kernels.height,
         )
         early = kernels.filter(pl.col("start") < pl.col("launch_start"))
         if early.height:
@@ -384,7 +388,8 @@ class _Process:
         self._note(
             "collectives without bytes",
             collectives.filter(pl.col("bytes_in").is_null() & pl.col("bytes_out").is_null()).height,
-            f"of {collectives.height:,}; record with `-t nccl` and export with `--include-json=true`",
+            "record with `-t nccl` and export with `--include-json=true`",
+            of=collectives.height,
         )
 
 

@@ -148,7 +148,7 @@ def _diagnostics(export: Export) -> list[Quality]:
 
 
 @dataclass(frozen=True)
-class Device:
+class TargetGpu:
     """What is known of the GPU behind one CUDA ordinal of one process; None for what is not."""
 
     gpu_id: int | None = None
@@ -168,7 +168,7 @@ class Devices:
         self._by_process = export.read("TARGET_INFO_CUDA_DEVICE")
         self._gpus = export.read("TARGET_INFO_GPU")
 
-    def of(self, process: int, ordinal: int | None) -> Device:
+    def of(self, process: int, ordinal: int | None) -> TargetGpu:
         seen = self._by_process.filter(
             pl.col("cudaId").eq_missing(ordinal), pl.col("pid") == (process >> 24) & 0xFFFFFF
         )
@@ -176,7 +176,7 @@ class Devices:
         # Without the mapping, what all GPUs of the machine have in common still holds for this one.
         gpus = self._gpus if gpu_id is None else self._gpus.filter(pl.col("id") == gpu_id)
         sms = _only(seen["numMultiprocessors"])
-        return Device(
+        return TargetGpu(
             gpu_id,
             _only(gpus["name"]),
             _only(gpus["smCount"]) if sms is None else sms,

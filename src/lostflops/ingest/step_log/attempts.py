@@ -6,8 +6,9 @@ import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-# What `record` calls a rank's window: rank, attempt, perhaps the process, and the window's number.
-WINDOW = re.compile(r"-\d{5,}-a(\d+)(?:-p\d+)?(?:-\d+)?-w\d+\.")
+from lostflops import run_folder
+
+WINDOW = re.compile(run_folder.A_WINDOW)
 
 
 def last(sources: Sequence[Path], given: Collection[Path]) -> tuple[list[Path], list[str]]:
@@ -16,7 +17,7 @@ def last(sources: Sequence[Path], given: Collection[Path]) -> tuple[list[Path], 
     Steps of two attempts are no sequence, and nothing of the one waits for the other. What was named by
     itself stays.
     """
-    attempts = {source: int(found[1]) for source in sources if (found := WINDOW.search(source.name))}
+    attempts = {source: int(found["attempt"]) for source in sources if (found := WINDOW.search(source.name))}
     latest: dict[Path, int] = {}
     for source, attempt in attempts.items():
         run = source.parents[1]  # RUN/node-0000/window-…

@@ -12,16 +12,14 @@ from typing import Annotated, TypeVar
 import msgspec
 import polars as pl
 
+from lostflops import run_folder
 from lostflops.errors import shown
 from lostflops.ingest.formats import Beside, Told
 from lostflops.ingest.part import Part
-from lostflops.ingest.processes import ASSUMED
 from lostflops.store.trace import WINDOW_LOST, Quality
 from lostflops.tables import RANK_ENDS, STEP_LOG
 
-# What `record` calls a rank's log: rank, attempt, perhaps the process.
-LOG = re.compile(r"steps-\d{5,9}-a(\d{1,9})(?:-p\d+)?(?:-\d+)?\.jsonl")
-RECORDING, FAILED = "recording.jsonl", "failed-*.jsonl"
+LOG = re.compile(run_folder.A_STEP_LOG)
 LARGEST = 2**31 - 1
 LONGEST = 1 << 30  # bytes: a rank's log of some millions of steps
 
@@ -45,14 +43,14 @@ class Who(msgspec.Struct):
     wall: Time | None = None
 
 
-class Failed(msgspec.Struct):
+class FailedRank(msgspec.Struct):
     """What the process that started a rank was told of its end."""
 
     pid: Count
     status: Annotated[int, msgspec.Meta(ge=-LARGEST, le=LARGEST)]
 
 
-class Command(msgspec.Struct):
+class JobLine(msgspec.Struct):
     """A line of the recording's own notes."""
 
     kind: str
@@ -65,13 +63,13 @@ class Logged:
 
     path: Path
     who: Who
-    steps: Sequence[Line]
-    end: Line | None
+    steps: Sequence[StepLine]
+    end: StepLine | None
     torn: int
     lost: str | None = None  # why steps that were to be recorded in full were not
 
 
-class Line(msgspec.Struct):
+class StepLine(msgspec.Struct):
     """A line of a step; the others have no number."""
 
     step: Time | None = None
@@ -92,11 +90,11 @@ class Line(msgspec.Struct):
     reason: str | None = None
 
 
-FAILURE = msgspec.json.Decoder(Failed)
-COMMAND = msgspec.json.Decoder(Command)
+FAILURE = msgspec.json.Decoder(FailedRank)
+COMMAND = msgspec.json.Decoder(JobLine)
 Entry = TypeVar("Entry")
 WHO = msgspec.json.Decoder(Who)
-LINE = msgspec.json.Decoder(Line)
+LINE = msgspec.json.Decoder(StepLine)
 
 
 def documents(paths: Iterable[Path]) -> list[Path]:
@@ -105,7 +103,7 @@ def documents(paths: Iterable[Path]) -> list[Path]:
     for folder in paths:
         if not folder.is_dir():
             continue
-        logs = [(int(match[1]), path) for path in folder.glob("node-*/steps-*.jsonl")
+        logs = [(int(match["attempt"]), path) for path in folder.glob(run_folder.STEP_LOGS_OF_RUN)
                 if (match := LOG.fullmatch(path.name))]  # fmt: skip
         last = max((attempt for attempt, _ in logs), default=0)
         found += [path for attempt, path in logs if attempt == last]
@@ -116,7 +114,12 @@ def documents(paths: Iterable[Path]) -> list[Path]:
 def beside(documents: Iterable[Path]) -> list[Path]:
     """What the run folders of logs hold on how the job ended."""
     runs = dict.fromkeys(path.parents[1] for path in documents)
-    found = (file for run in runs for name in (RECORDING, FAILED) for file in run.glob(name))
+    found = (
+        file
+        for run in runs
+        for name in (run_folder.RECORDING, run_folder.FAILURES)
+        for file in run.glob(name)
+    )
     return sorted(found)
 
 
@@ -166,7 +169,7 @@ def parts(logs: Sequence[Logged]) -> list[Part]:
     for log in logs:
         who = log.who
         ends = [_utc(who, line.end) for line in log.steps if line.end is not None] or [0]
-        world = 1 if who.world is None and alone and who.source == ASSUMED else who.world
+        world = 1 if who.world is None and alone and who.source == run_folder.ASSUMED else who.world
         found.append(
             Part(
                 folder="",
@@ -197,18 +200,21 @@ def _read(path: Path) -> Logged:
     first, _, rest = path.read_bytes().partition(b"\n")
     who = WHO.decode(first)
     lines, torn = _lines(rest)
-    end = next((line for line in reversed(lines) if line.kind == "end"), None)
-    lost = next((line.reason for line in lines if line.kind == "window" and line.state == "lost"), None)
+    end = next((line for line in reversed(lines) if line.kind == run_folder.END), None)
+    lost = next(
+        (line.reason for line in lines if line.kind == run_folder.WINDOW and line.state == run_folder.LOST),
+        None,
+    )
     return Logged(path, who, [line for line in lines if line.step is not None], end, torn, lost)
 
 
-def _lines(content: bytes) -> tuple[list[Line], int]:
+def _lines(content: bytes) -> tuple[list[StepLine], int]:
     """The lines, and how many are not whole."""
     try:
         return LINE.decode_lines(content), 0
     except UNDECODABLE:
         pass
-    lines: list[Line] = []
+    lines: list[StepLine] = []
     torn = 0
     for raw in content.splitlines():
         try:
@@ -223,12 +229,12 @@ def _ends(logs: Sequence[Logged]) -> pl.DataFrame:
     told: dict[int, int] = {}
     status: int | None = None
     for file in beside([log.path for log in logs]):
-        if file.name == RECORDING:
+        if file.name == run_folder.RECORDING:
             status = _status(file)
         else:
             told |= {failed.pid: failed.status for failed in _decoded(file, FAILURE)}
     first = logs[0].who
-    if len(logs) == 1 and first.source == ASSUMED and first.pid is not None and status is not None:
+    if len(logs) == 1 and first.source == run_folder.ASSUMED and first.pid is not None and status is not None:
         told.setdefault(first.pid, status)
     return RANK_ENDS.conform(
         pl.DataFrame(
@@ -252,8 +258,8 @@ def _status(recording: Path) -> int | None:
     """How the command ended that was started last, None while it runs."""
     last = None
     for entry in _decoded(recording, COMMAND):
-        last = entry if entry.kind in ("start", "end") else last
-    return last.status if last is not None and last.kind == "end" else None
+        last = entry if entry.kind in (run_folder.START, run_folder.END) else last
+    return last.status if last is not None and last.kind == run_folder.END else None
 
 
 def _decoded(file: Path, decoder: msgspec.json.Decoder[Entry]) -> Iterator[Entry]:
@@ -263,8 +269,8 @@ def _decoded(file: Path, decoder: msgspec.json.Decoder[Entry]) -> Iterator[Entry
                 yield decoder.decode(line)
 
 
-def _frame(who: Who, lines: Sequence[Line]) -> pl.DataFrame:
-    columns = {name: [getattr(line, name) for line in lines] for name in Line.__struct_fields__}
+def _frame(who: Who, lines: Sequence[StepLine]) -> pl.DataFrame:
+    columns = {name: [getattr(line, name) for line in lines] for name in StepLine.__struct_fields__}
     return STEP_LOG.conform(
         pl.DataFrame(
             {

@@ -194,10 +194,8 @@ def outside(steps: pl.DataFrame, *work: pl.DataFrame) -> list[Quality]:
     ):
         count, busy = every.filter(wholly).height, _covered(there)
         if count or busy >= WORTH_TELLING * (end - start):
-            text = f"of {every.height:,} rows; with the ends of others the device is busy there for "
-            said.append(
-                Quality(None, f"GPU work {name}", count, f"{text}{busy / 1e6:,.2f} ms, in no account")
-            )
+            text = f"with the ends of others the device is busy there for {busy / 1e6:,.2f} ms, in no account"
+            said.append(Quality(None, f"GPU work {name}", count, text, of=every.height))
     return said
 
 

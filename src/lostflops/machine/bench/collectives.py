@@ -13,6 +13,7 @@ from typing import Any
 
 import polars as pl
 
+from lostflops import run_folder, units
 from lostflops.errors import BadOption, LostflopsError, Unreadable, shown
 from lostflops.machine.bench.fit import fits
 from lostflops.machine.topology.tools import said
@@ -48,7 +49,6 @@ PERF = {
 CHOICE = ("all-gather", "reduce-scatter")  # whose result may lie in their input's buffer or elsewhere
 SMALLEST, LARGEST, STEP = 8, {"nccl": 1 << 30, "gloo": 64 << 20}, 4
 PATIENCE = 1800  # seconds for one program of nccl-tests
-UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 @dataclass(frozen=True)
@@ -87,13 +87,15 @@ class Collectives:
 def sizes(text: str) -> tuple[int, ...]:
     """'8,1K' as (8, 1024); '8-1K' from one to the other in steps of four."""
     found: list[int] = []
-    for part in text.upper().split(","):
-        match = re.fullmatch(r"\s*(\d{1,12})([KMG]?)(?:-(\d{1,12})([KMG]?))?\s*", part)
-        low = int(match[1]) * UNITS[match[2]] if match else 0
-        high = int(match[3]) * UNITS[match[4]] if match and match[3] else low
-        if not 0 < low <= high <= 1 << 40:
+    for part in text.split(","):
+        low, dash, high = part.partition("-")
+        try:
+            ends = units.size(low), units.size(high if dash else low)
+        except BadOption:
+            ends = 0, 0
+        if not 0 < ends[0] <= ends[1] <= 1 << 40:
             raise BadOption(f"'{shown(text)}' is not a list of sizes.", "write `8-64M` or `8,4K,1M`.")
-        found += _steps(low, high)
+        found += _steps(*ends)
     return tuple(sorted(set(found)))
 
 
@@ -289,4 +291,4 @@ def file_name(found: Collectives) -> str:
     sizes = found.bandwidths["group_size"].drop_nulls()
     backend = found.bandwidths["backend"].drop_nulls()
     many = "unknown" if sizes.is_empty() else str(sizes.max())
-    return f"collectives-{backend[0] if backend.len() else 'unknown'}-{many}.jsonl"
+    return run_folder.collectives(backend[0] if backend.len() else "unknown", many)

@@ -22,7 +22,6 @@ from lostflops.machine.topology import texts
 from lostflops.machine.topology.tools import said
 from lostflops.version import __version__
 
-FILE = "links.jsonl"
 SIZES = tuple(4096 * 4**n for n in range(10))  # 4 KiB to 1 GiB
 WARM_UP = 3
 SECONDS = 1.0  # for one size of one link, as far as fewer repeats allow

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lostflops.errors import BadOption, BenchFailed, shown
+from lostflops.errors import BadOption, BenchFailed, BenchLacksTorch, shown
 
 SCRIPTS = Path(__file__).parent / "scripts"
 # What torch.distributed needs of a rank, and what other launchers call the first three.
@@ -98,7 +98,10 @@ def _measured(
     environments: Sequence[Mapping[str, str]],
     tell: Progress | None,
 ) -> list[dict[str, Any]]:
-    """The lines that the processes leave. Raises BenchFailed when one ends in an error and there are none."""
+    """The lines that the processes leave.
+
+    Raises BenchFailed or BenchLacksTorch when one ends in an error and there are none.
+    """
     with tempfile.TemporaryDirectory(prefix="lostflops-") as folder:
         result = Path(folder) / "result.jsonl"
         words = [python, str(SCRIPTS / script), json.dumps(wanted), str(result)]
@@ -130,9 +133,17 @@ def _measured(
                 said[-1].strip() if said else f"a rank ended with status {running[failed[0][1]].returncode}"
             )
             if not any("times" in line for line in lines):
-                raise BenchFailed(reason)
+                raise BenchFailed(reason) if _has_torch(python) else BenchLacksTorch
             lines.append({"kind": "failed", "remark": reason})
         return lines
+
+
+def _has_torch(python: str) -> bool:
+    code = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
+    try:
+        return not subprocess.run([python, "-c", code], stdin=subprocess.DEVNULL, timeout=120).returncode
+    except (OSError, subprocess.TimeoutExpired):
+        return True  # not known
 
 
 def _wait(running: Sequence[subprocess.Popen[bytes]], result: Path, tell: Progress | None) -> None:

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from lostflops.machine.monitor.host import content, number
-from lostflops.machine.monitor.metrics import Reading
+from lostflops.machine.monitor.metrics import MetricValue
 
 VENDOR = b"0x1002"
 
 
 @dataclass(frozen=True)
-class Card:
+class AmdCard:
     """A GPU, and the files that it has: (metric, file, divisor, whether it changes)."""
 
     device: int
@@ -45,15 +45,15 @@ class Amd:
                 "memory": number(card.folder / "mem_info_vram_total"),
             }
 
-    def read(self, thorough: bool) -> Iterator[Reading]:
+    def read(self, thorough: bool) -> Iterator[MetricValue]:
         for card in self.cards:
             for metric, path, divisor, changes in card.files:
                 value = number(path) if thorough or changes else None
                 if value is not None:
-                    yield Reading(metric, card.device, None, value if divisor == 1 else value / divisor)
+                    yield MetricValue(metric, card.device, None, value if divisor == 1 else value / divisor)
 
 
-def _card(device: int, folder: Path) -> Card:
+def _card(device: int, folder: Path) -> AmdCard:
     sensors = next(iter(sorted(folder.glob("hwmon/hwmon*"))), folder)
     # Newer chips give the power of the instant only, older ones the mean only.
     power = sensors / "power1_input"
@@ -72,4 +72,4 @@ def _card(device: int, folder: Path) -> Card:
         ("gpu_memory_temperature", sensors / "temp3_input", 1000, True),
         ("gpu_pcie_replay", folder / "pcie_replay_count", 1, False),
     ]
-    return Card(device, folder, tuple(entry for entry in files if entry[1].exists()))
+    return AmdCard(device, folder, tuple(entry for entry in files if entry[1].exists()))

@@ -13,7 +13,7 @@ import urllib.request
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from lostflops.machine.monitor.metrics import Reading
+from lostflops.machine.monitor.metrics import MetricValue
 
 PATIENCE = 5.0
 MOST = 16 << 20
@@ -63,13 +63,13 @@ class Dcgm:
         self.url = url
         self.wanted = PROFILING if beside else {**DEVICE, **PROFILING}
         self.missing = ""
-        self._answer: list[Reading] = []
+        self._answer: list[MetricValue] = []
         self._asking = threading.Lock()
 
     def facts(self) -> Iterable[Mapping[str, Any]]:
         return ()
 
-    def read(self, thorough: bool) -> Iterator[Reading]:
+    def read(self, thorough: bool) -> Iterator[MetricValue]:
         answer, self._answer = self._answer, []
         if self._asking.acquire(blocking=False):
             threading.Thread(target=self._ask, daemon=True).start()
@@ -87,7 +87,7 @@ class Dcgm:
             self._asking.release()
 
 
-def parsed(text: str, wanted: Mapping[str, tuple[str, int]]) -> Iterator[Reading]:
+def parsed(text: str, wanted: Mapping[str, tuple[str, int]]) -> Iterator[MetricValue]:
     """The metrics of an exporter's page, of whole GPUs."""
     for line in text.splitlines():
         match = LINE.match(line)
@@ -103,4 +103,4 @@ def parsed(text: str, wanted: Mapping[str, tuple[str, int]]) -> Iterator[Reading
         if math.isfinite(value) and value >= 0:
             metric, factor = wanted[match[1]]
             whole = value.is_integer()
-            yield Reading(metric, int(labels["gpu"]), None, (int(value) if whole else value) * factor)
+            yield MetricValue(metric, int(labels["gpu"]), None, (int(value) if whole else value) * factor)

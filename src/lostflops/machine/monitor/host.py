@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from lostflops.machine.monitor.metrics import Reading
+from lostflops.machine.monitor.metrics import MetricValue
 
 SECTOR = 512  # /proc/diskstats counts in these, whatever the disk's own are
 NOT_DISKS = ("loop", "ram", "zram", "dm-", "md", "sr", "fd")  # their traffic is a disk's, or memory's
@@ -53,7 +53,7 @@ class Host:
     def facts(self) -> Iterable[Mapping[str, Any]]:
         return ()
 
-    def read(self, thorough: bool) -> Iterator[Reading]:
+    def read(self, thorough: bool) -> Iterator[MetricValue]:
         for source in (self._cores, self._memory, self._pressure, self._group, self._disks, self._network):
             # A line of another form than known costs its file, not the others.
             with suppress(ValueError, IndexError):
@@ -62,27 +62,27 @@ class Host:
             for path in self.frequencies:
                 kilohertz = number(path)
                 if kilohertz is not None:
-                    yield Reading("cpu_frequency", None, path.parts[-3][3:], kilohertz / 1000)
-        yield Reading("monitor_cpu", None, None, time.process_time_ns())
+                    yield MetricValue("cpu_frequency", None, path.parts[-3][3:], kilohertz / 1000)
+        yield MetricValue("monitor_cpu", None, None, time.process_time_ns())
 
-    def _cores(self) -> Iterator[Reading]:
+    def _cores(self) -> Iterator[MetricValue]:
         # Counted in hundredths of a second, which is part of the kernel's interface and no setting.
         for line in content(self.proc / "stat").splitlines():
             if line.startswith(b"cpu"):
                 name, *fields = line.split()
                 user, nice, system, _, iowait, interrupts, soft, steal = (int(field) for field in fields[:8])
                 if name == b"cpu":
-                    yield Reading("cpu_user", None, None, user + nice)
-                    yield Reading("cpu_system", None, None, system + interrupts + soft)
-                    yield Reading("cpu_iowait", None, None, iowait)
-                    yield Reading("cpu_steal", None, None, steal)
+                    yield MetricValue("cpu_user", None, None, user + nice)
+                    yield MetricValue("cpu_system", None, None, system + interrupts + soft)
+                    yield MetricValue("cpu_iowait", None, None, iowait)
+                    yield MetricValue("cpu_steal", None, None, steal)
                 else:
                     busy = user + nice + system + interrupts + soft
-                    yield Reading("cpu_busy", None, name[3:].decode(), busy)
+                    yield MetricValue("cpu_busy", None, name[3:].decode(), busy)
             elif line.startswith(b"ctxt"):
-                yield Reading("context_switches", None, None, int(line.split()[1]))
+                yield MetricValue("context_switches", None, None, int(line.split()[1]))
 
-    def _memory(self) -> Iterator[Reading]:
+    def _memory(self) -> Iterator[MetricValue]:
         found: dict[bytes, int] = {}
         for line in content(self.proc / "meminfo").splitlines():
             name, _, rest = line.partition(b":")
@@ -90,19 +90,19 @@ class Host:
                 found[name] = int(rest.split()[0]) * 1024
         for name, metric in MEMORY.items():
             if name in found:
-                yield Reading(metric, None, None, found[name])
+                yield MetricValue(metric, None, None, found[name])
         if b"SwapTotal" in found and b"SwapFree" in found:
-            yield Reading("swap_used", None, None, found[b"SwapTotal"] - found[b"SwapFree"])
+            yield MetricValue("swap_used", None, None, found[b"SwapTotal"] - found[b"SwapFree"])
 
-    def _pressure(self) -> Iterator[Reading]:
+    def _pressure(self) -> Iterator[MetricValue]:
         for resource in ("cpu", "memory", "io"):
             for line in content(self.proc / "pressure" / resource).splitlines():
                 kind, *fields = line.split()
                 if kind in (b"some", b"full"):
                     total = int(fields[-1].partition(b"=")[2])
-                    yield Reading(f"pressure_{kind.decode()}", None, resource, total)
+                    yield MetricValue(f"pressure_{kind.decode()}", None, resource, total)
 
-    def _group(self) -> Iterator[Reading]:
+    def _group(self) -> Iterator[MetricValue]:
         if self.groups is None:
             return
         for file, metric in (
@@ -112,15 +112,15 @@ class Host:
         ):
             held = number(self.groups / file)
             if held is not None:
-                yield Reading(metric, None, None, held)
+                yield MetricValue(metric, None, None, held)
         for line in content(self.groups / "cpu.stat").splitlines():
             name, _, value = line.partition(b" ")
             if name == b"usage_usec":
-                yield Reading("cgroup_cpu", None, None, int(value))
+                yield MetricValue("cgroup_cpu", None, None, int(value))
             elif name == b"throttled_usec":
-                yield Reading("cgroup_cpu_throttled", None, None, int(value))
+                yield MetricValue("cgroup_cpu_throttled", None, None, int(value))
 
-    def _disks(self) -> Iterator[Reading]:
+    def _disks(self) -> Iterator[MetricValue]:
         whole = self.root / "sys/block"
         for line in content(self.proc / "diskstats").splitlines():
             fields = line.split()
@@ -128,11 +128,11 @@ class Host:
             # Partitions stand there too; only whole disks have a folder of their own.
             if disk.startswith(NOT_DISKS) or not (whole / disk.replace("/", "!")).exists():
                 continue
-            yield Reading("disk_read", None, disk, int(fields[5]) * SECTOR)
-            yield Reading("disk_written", None, disk, int(fields[9]) * SECTOR)
-            yield Reading("disk_busy", None, disk, int(fields[12]))
+            yield MetricValue("disk_read", None, disk, int(fields[5]) * SECTOR)
+            yield MetricValue("disk_written", None, disk, int(fields[9]) * SECTOR)
+            yield MetricValue("disk_busy", None, disk, int(fields[12]))
 
-    def _network(self) -> Iterator[Reading]:
+    def _network(self) -> Iterator[MetricValue]:
         for line in content(self.proc / "net/dev").splitlines()[2:]:
             name, _, rest = line.partition(b":")
             interface = name.strip().decode(errors="replace")
@@ -147,7 +147,7 @@ class Host:
                 ("network_send_errors", 10),
                 ("network_send_drops", 11),
             ):
-                yield Reading(metric, None, interface, fields[place])
+                yield MetricValue(metric, None, interface, fields[place])
 
 
 def _control_group(root: Path) -> Path | None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -23,10 +24,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from lostflops.machine.monitor.metrics import METRICS, Reading
+from lostflops import run_folder
+from lostflops.machine.monitor.metrics import METRICS, MetricValue
 
 FORMAT = 1
-FACTS, TAIL = "facts.jsonl", "tail.jsonl"
 PACK_EVERY = 300.0  # s
 
 
@@ -40,7 +41,7 @@ class MonitorLog:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
-        self._facts = _appending(folder / FACTS)
+        self._facts = _appending(folder / run_folder.FACTS)
         try:
             fcntl.flock(self._facts, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -48,7 +49,7 @@ class MonitorLog:
             raise AlreadyRunning from error
         except OSError:  # a file system without locks
             pass
-        self.session = _lines(folder / FACTS, b'"kind":"monitor"')
+        self.session = _lines(folder / run_folder.FACTS, b'"kind":"monitor"')
         self._told: dict[tuple[Any, ...], str] = {}
         self._packing: list[subprocess.Popen[bytes]] = []
         self.lost = 0
@@ -64,10 +65,10 @@ class MonitorLog:
                 self._told[key] = line
                 self._append(self._facts, line)
 
-    def add(self, monotonic: int, wall: int, readings: Iterable[Reading]) -> None:
+    def add(self, monotonic: int, wall: int, readings: Iterable[MetricValue]) -> None:
         """Append a sample."""
         values: list[float | None] = [None] * len(self._places)
-        new: list[Reading] = []
+        new: list[MetricValue] = []
         for reading in readings:
             place = self._places.get(reading[:3])
             if place is None:
@@ -100,7 +101,7 @@ class MonitorLog:
 
     def _open_tail(self) -> None:
         self._places: dict[tuple[str, int | None, str | None], int] = {}
-        self._tail = _appending(self.folder / TAIL)
+        self._tail = _appending(self.folder / run_folder.TAIL)
         self._tail_since = time.monotonic()
         self._append(self._tail, json.dumps({"session": self.session}))
 
@@ -108,11 +109,15 @@ class MonitorLog:
         """Give the tail a number, and leave the packing to a process of its own, for Polars is large."""
         with suppress(AttributeError):
             os.close(self._tail)
-        tail = self.folder / TAIL
+        tail = self.folder / run_folder.TAIL
         if not tail.exists():
             return
-        taken = [int(p.stem[8:]) for p in self.folder.glob("segment-*.*") if p.stem[8:].isdigit()]
-        closed = self.folder / f"segment-{max(taken, default=-1) + 1:04d}.jsonl"
+        taken = [
+            int(found[1])
+            for file in self.folder.glob(run_folder.SEGMENTS)
+            if (found := re.fullmatch(run_folder.A_SEGMENT, file.name))
+        ]
+        closed = self.folder / run_folder.segment(max(taken, default=-1) + 1)
         tail.rename(closed)
         self._packing = [packing for packing in self._packing if packing.poll() is None]
         with suppress(OSError):
@@ -137,7 +142,7 @@ class MonitorLog:
         self.lost += not whole
 
 
-def _series(reading: Reading) -> dict[str, Any]:
+def _series(reading: MetricValue) -> dict[str, Any]:
     metric = METRICS[reading.metric]
     return {
         "metric": metric.name,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 
-class Reading(NamedTuple):
+class MetricValue(NamedTuple):
     """One value as it was read: a running total in the source's own integers, or a level in its unit."""
 
     metric: str
@@ -21,14 +21,14 @@ class Reading(NamedTuple):
     value: float
 
 
-class Source(Protocol):
+class MetricSource(Protocol):
     """Something of the node that can be read again and again."""
 
     def facts(self) -> Iterable[Mapping[str, Any]]:
         """What does not change while the monitor runs: names, sizes, limits."""
         ...
 
-    def read(self, thorough: bool) -> Iterable[Reading]:
+    def read(self, thorough: bool) -> Iterable[MetricValue]:
         """The values of now; those that cost much or change slowly only when `thorough`."""
         ...
 

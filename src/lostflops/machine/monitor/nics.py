@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lostflops.machine.monitor.host import content, number
-from lostflops.machine.monitor.metrics import HARDWARE_COUNTERS, PORT_COUNTERS, Reading
+from lostflops.machine.monitor.metrics import HARDWARE_COUNTERS, PORT_COUNTERS, MetricValue
 
 WORD = 4  # InfiniBand counts data in these
 EFA_BYTES = {
@@ -55,19 +55,19 @@ class Nics:
                 "numa_node": node if node is not None and node >= 0 else None,
             }
 
-    def read(self, thorough: bool) -> Iterator[Reading]:
+    def read(self, thorough: bool) -> Iterator[MetricValue]:
         for port in self.ports:
             # Asking for some of the events asks the card's firmware.
             for metric, path, factor in (*port.data, *(port.events if thorough else ())):
                 value = number(path)
                 if value is not None:
-                    yield Reading(metric, None, port.name, value * factor)
+                    yield MetricValue(metric, None, port.name, value * factor)
             if thorough:
                 state, rate = _state(port), content(port.folder / "rate").split()
                 if state:
-                    yield Reading("nic_active", None, port.name, int(state == "ACTIVE"))
+                    yield MetricValue("nic_active", None, port.name, int(state == "ACTIVE"))
                 if rate and rate[0].replace(b".", b"", 1).isdigit():
-                    yield Reading("nic_speed", None, port.name, float(rate[0]))
+                    yield MetricValue("nic_speed", None, port.name, float(rate[0]))
 
 
 def _port(folder: Path) -> Port:

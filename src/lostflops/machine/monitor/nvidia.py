@@ -15,7 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from lostflops.machine.monitor.metrics import Reading
+from lostflops.machine.monitor.metrics import MetricValue
 
 MIB = 1 << 20
 KIB = 1 << 10
@@ -95,7 +95,7 @@ GPM = {
 
 
 @dataclass
-class Device:
+class NvidiaCard:
     """A GPU, and what has been learned of it."""
 
     index: int
@@ -119,7 +119,7 @@ class Nvidia:
     def __init__(self, root: Path = Path("/"), *, gpm: bool = True) -> None:
         self.root = root
         self._gpm_wanted = gpm
-        self.devices: list[Device] = []
+        self.devices: list[NvidiaCard] = []
         self.missing = ""
         self._processes_due = 0.0
         driver = (root / "proc/driver/nvidia").exists()
@@ -140,9 +140,9 @@ class Nvidia:
             with suppress(self.nvml.NVMLError):
                 self.devices.append(self._device(index))
 
-    def _device(self, index: int) -> Device:
+    def _device(self, index: int) -> NvidiaCard:
         handle = self.nvml.nvmlDeviceGetHandleByIndex(index)
-        device = Device(index, handle, list(FIELDS))
+        device = NvidiaCard(index, handle, list(FIELDS))
         for link in range(int(self._one(device, NVLINKS) or 0)):
             for number, metric in ((138, "gpu_nvlink_link_tx"), (139, "gpu_nvlink_link_rx")):
                 device.fields.append(Field(number, metric, KIB, link, str(link), True))
@@ -173,7 +173,7 @@ class Nvidia:
             if device.pids:
                 yield {"kind": "processes", "device": device.index, "pids": sorted(device.pids)}
 
-    def read(self, thorough: bool) -> Iterator[Reading]:
+    def read(self, thorough: bool) -> Iterator[MetricValue]:
         now = time.monotonic()
         ask_processes = now >= self._processes_due
         if ask_processes:
@@ -194,19 +194,19 @@ class Nvidia:
                 for pid in {process.pid for process in running or ()} - device.pids - device.strangers:
                     (device.pids if self._ours(pid) else device.strangers).add(pid)
 
-    def _common(self, device: Device) -> Iterator[Reading]:
+    def _common(self, device: NvidiaCard) -> Iterator[MetricValue]:
         nvml, handle, index = self.nvml, device.handle, device.index
         rates = self._ask(device, "utilisation", lambda: nvml.nvmlDeviceGetUtilizationRates(handle))
         if rates is not None:
-            yield Reading("gpu_utilisation", index, None, rates.gpu)
-            yield Reading("gpu_memory_utilisation", index, None, rates.memory)
+            yield MetricValue("gpu_utilisation", index, None, rates.gpu)
+            yield MetricValue("gpu_memory_utilisation", index, None, rates.memory)
         memory = self._ask(device, "memory", lambda: self._memory(handle))
         if memory is not None:
-            yield Reading("gpu_memory_used", index, None, memory.used)
+            yield MetricValue("gpu_memory_used", index, None, memory.used)
         if POWER not in device.fields:
             power = self._ask(device, "power", lambda: nvml.nvmlDeviceGetPowerUsage(handle))
             if power is not None:
-                yield Reading("gpu_power", index, None, power / 1000)
+                yield MetricValue("gpu_power", index, None, power / 1000)
         for metric, call in (
             ("gpu_energy", lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle)),
             ("gpu_sm_clock", lambda: nvml.nvmlDeviceGetClockInfo(handle, 1)),
@@ -215,7 +215,7 @@ class Nvidia:
         ):
             value = self._ask(device, metric, call)
             if value is not None:
-                yield Reading(metric, index, None, value)
+                yield MetricValue(metric, index, None, value)
         # Drivers before 535 know the second spelling only.
         bits = self._ask(device, "events", lambda: nvml.nvmlDeviceGetCurrentClocksEventReasons(handle))
         if bits is None:
@@ -224,7 +224,7 @@ class Nvidia:
             )
         if bits is not None:
             for bit, reason in REASONS.items():
-                yield Reading("gpu_clock_reason", index, reason, int(bool(bits & bit)))
+                yield MetricValue("gpu_clock_reason", index, reason, int(bool(bits & bit)))
 
     def _memory(self, handle: Any) -> Any:
         # The first version counts what the driver keeps for itself as used.
@@ -233,7 +233,7 @@ class Nvidia:
         except (self.nvml.NVMLError, AttributeError, TypeError):
             return self.nvml.nvmlDeviceGetMemoryInfo(handle)
 
-    def _slow(self, device: Device) -> Iterator[Reading]:
+    def _slow(self, device: NvidiaCard) -> Iterator[MetricValue]:
         nvml, handle = self.nvml, device.handle
         calls: tuple[tuple[str, Callable[[], float]], ...] = (
             ("gpu_power_limit", lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000),
@@ -246,9 +246,9 @@ class Nvidia:
         for metric, call in calls:
             value = self._ask(device, metric, call)
             if value is not None:
-                yield Reading(metric, device.index, None, value)
+                yield MetricValue(metric, device.index, None, value)
 
-    def _fields(self, device: Device, thorough: bool) -> Iterator[Reading]:
+    def _fields(self, device: NvidiaCard, thorough: bool) -> Iterator[MetricValue]:
         asked = [wanted for wanted in device.fields if thorough or not wanted.thorough]
         if not asked:
             return
@@ -266,9 +266,9 @@ class Nvidia:
                 device.fields.remove(wanted)
             elif value.nvmlReturn == 0 and value.valueType in UNION:
                 number = getattr(value.value, UNION[value.valueType])
-                yield Reading(wanted.metric, device.index, wanted.instance, number * wanted.factor)
+                yield MetricValue(wanted.metric, device.index, wanted.instance, number * wanted.factor)
 
-    def _one(self, device: Device, number: int) -> float | None:
+    def _one(self, device: NvidiaCard, number: int) -> float | None:
         found = self._ask(
             device, f"field {number}", lambda: self.nvml.nvmlDeviceGetFieldValues(device.handle, [number])
         )
@@ -276,7 +276,7 @@ class Nvidia:
             return None
         return getattr(found[0].value, UNION[found[0].valueType])
 
-    def _gpm(self, device: Device) -> Iterator[Reading]:
+    def _gpm(self, device: NvidiaCard) -> Iterator[MetricValue]:
         """What happened between the sample before and one of now."""
         nvml, now = self.nvml, time.monotonic()
         if device.sample is not None and now - device.sampled < GPM_APART:
@@ -305,7 +305,7 @@ class Nvidia:
                 device.gpm.remove(metric.metricId)
             elif metric.nvmlReturn == 0 and math.isfinite(metric.value):
                 name, factor = GPM[metric.metricId]
-                yield Reading(name, device.index, None, metric.value * factor)
+                yield MetricValue(name, device.index, None, metric.value * factor)
 
     def _ours(self, pid: int) -> bool:
         """Whether that number is a process that uses a GPU here too: a driver outside of a container does not
@@ -317,7 +317,7 @@ class Nvidia:
                         return True
         return False
 
-    def _ask(self, device: Device, what: str, call: Callable[[], Any]) -> Any:
+    def _ask(self, device: NvidiaCard, what: str, call: Callable[[], Any]) -> Any:
         """What NVML answers, or None."""
         if what in device.never:
             return None

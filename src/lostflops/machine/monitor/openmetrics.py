@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import groupby
 
-from lostflops.machine.monitor.metrics import METRICS, Metric, Reading
+from lostflops.machine.monitor.metrics import METRICS, Metric, MetricValue
 from lostflops.version import __version__
 
 CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
@@ -28,7 +28,7 @@ UNITS: dict[str | None, tuple[str, float]] = {
 }
 
 
-def exposition(readings: Iterable[Reading], *, textfile: bool = False) -> str:
+def exposition(readings: Iterable[MetricValue], *, textfile: bool = False) -> str:
     """The readings as OpenMetrics, or as the older text format that textfile collectors read."""
     lines: list[str] = []
     order = {name: place for place, name in enumerate(METRICS)}
@@ -40,7 +40,7 @@ def exposition(readings: Iterable[Reading], *, textfile: bool = False) -> str:
     return "\n".join([*lines, *([] if textfile else ["# EOF"]), ""])
 
 
-def _family(metric: Metric, readings: Iterable[Reading], textfile: bool) -> Iterator[str]:
+def _family(metric: Metric, readings: Iterable[MetricValue], textfile: bool) -> Iterator[str]:
     unit, factor = UNITS[metric.unit]
     family = f"lostflops_{metric.name}" + (f"_{unit}" if unit else "")
     total = "_total" if metric.counts else ""
@@ -65,7 +65,7 @@ def _escaped(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
-def serve(address: str, port: int, latest: Callable[[], Iterable[Reading]]) -> int:
+def serve(address: str, port: int, latest: Callable[[], Iterable[MetricValue]]) -> int:
     """Answer at that address in the background, and say at which port. Raises OSError."""
 
     class Answer(BaseHTTPRequestHandler):

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lostflops import units
 from lostflops.errors import BadOption, CannotWrite, LostflopsError, shown
 
 SHORTEST = 0.1
@@ -23,7 +24,7 @@ PATIENCE = 30.0  # s; the driver may have to wake up first
 
 
 @dataclass(frozen=True)
-class Wanted:
+class Sampling:
     """What to sample, how often, into which run."""
 
     run: Path
@@ -41,7 +42,7 @@ class Monitor:
     """A sampler that runs. `beginning` and `ending` are what it says of itself."""
 
     process: subprocess.Popen[bytes]
-    wanted: Wanted
+    wanted: Sampling
     beginning: dict[str, Any] = field(default_factory=dict[str, Any])
     ending: dict[str, Any] = field(default_factory=dict[str, Any])
 
@@ -113,7 +114,7 @@ class Monitor:
         ]
 
 
-def start(wanted: Wanted) -> Monitor:
+def start(wanted: Sampling) -> Monitor:
     """Start sampling. Raises LostflopsError where the process cannot be started."""
     settings = {
         "run": str(wanted.run),
@@ -149,7 +150,7 @@ def beside(run: Path, *, wanted: bool) -> Generator[list[str]]:
         yield said
         return
     try:
-        sampler = start(Wanted(run))
+        sampler = start(Sampling(run))
     except LostflopsError as error:
         said.append(f"monitor: {error.message}")
         yield said
@@ -163,9 +164,7 @@ def beside(run: Path, *, wanted: bool) -> Generator[list[str]]:
 
 def interval(text: str) -> float:
     """Seconds between two samples, of '1', '0.5' or '200ms'. Raises BadOption."""
-    value = seconds(text)
-    if value is None:
-        raise BadOption(f"'{shown(text)}' is not a time.", "write `--interval 1`, in seconds, or `200ms`.")
+    value = units.seconds(text, "--interval")
     if value < SHORTEST:
         raise BadOption(f"{shown(text)} is too short: the shortest interval is {SHORTEST} s.")
     return value
@@ -173,17 +172,12 @@ def interval(text: str) -> float:
 
 def duration(text: str) -> float:
     """Seconds to run, of '90', '2m' or '1h'. Raises BadOption."""
-    value = seconds(text)
+    value = units.seconds(text, "--duration")
     if not value:
-        raise BadOption(f"'{shown(text)}' is not a time.", "write `--duration 90`, in seconds, `2m` or `1h`.")
+        raise BadOption(
+            "`--duration` is 0: nothing would be sampled.", "write `--duration 90`, or leave it out."
+        )
     return value
-
-
-def seconds(text: str) -> float | None:
-    found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?|\.\d{1,9})(ms|s|m|h)?", text.strip())
-    if not found:
-        return None
-    return float(found[1]) * {"ms": 1e-3, None: 1, "s": 1, "m": 60, "h": 3600}[found[2]]
 
 
 def listening(text: str) -> tuple[str, int]:

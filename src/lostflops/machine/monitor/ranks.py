@@ -12,8 +12,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from lostflops import run_folder
 from lostflops.machine.monitor.host import content
-from lostflops.machine.monitor.metrics import Reading
+from lostflops.machine.monitor.metrics import MetricValue
 
 TIMES, BEGAN = slice(11, 15), 19  # of the fields of /proc/PID/stat after the name
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -33,7 +34,7 @@ class Ranks:
     def facts(self) -> Iterable[Mapping[str, Any]]:
         return ()
 
-    def read(self, thorough: bool) -> Iterator[Reading]:
+    def read(self, thorough: bool) -> Iterator[MetricValue]:
         if not thorough:
             return
         self._look()
@@ -45,7 +46,7 @@ class Ranks:
 
     def _look(self) -> None:
         """Take in the step logs that are new."""
-        for path in set(self.run.glob("node-*/steps-*.jsonl")) - self._known:
+        for path in set(self.run.glob(run_folder.STEP_LOGS_OF_RUN)) - self._known:
             with suppress(OSError, ValueError, LookupError, TypeError), path.open("rb") as file:
                 first: Any = json.loads(file.readline())
                 self._known.add(path)  # a line that is being written is read next time
@@ -53,23 +54,23 @@ class Ranks:
                     pid = int(first["pid"])
                     self.ranks[pid] = (int(first["rank"]), self._stat(pid)[BEGAN])
 
-    def _rank(self, pid: int, rank: str) -> Iterator[Reading]:
+    def _rank(self, pid: int, rank: str) -> Iterator[MetricValue]:
         held = self._resident(pid)
         if not held:  # it has ended, and nobody has asked how
             return
         threads = sum(1 for _ in (self.proc / str(pid) / "task").iterdir())
         others = self._started_by(pid)
-        yield Reading("rank_resident", None, rank, held)
-        yield Reading("rank_threads", None, rank, threads)
-        yield Reading("rank_workers", None, rank, len(others))
+        yield MetricValue("rank_resident", None, rank, held)
+        yield MetricValue("rank_threads", None, rank, threads)
+        yield MetricValue("rank_workers", None, rank, len(others))
         workers = time = 0
         for process in (pid, *others):
             with suppress(ValueError, IndexError, OSError):
                 workers += self._resident(process) if process != pid else 0
                 # User and system time, and that of ended children, which is handed on to their parent.
                 time += sum(int(field) for field in self._stat(process)[TIMES])
-        yield Reading("rank_workers_resident", None, rank, workers)
-        yield Reading("rank_cpu", None, rank, time)
+        yield MetricValue("rank_workers_resident", None, rank, workers)
+        yield MetricValue("rank_cpu", None, rank, time)
 
     def _stat(self, pid: int) -> list[bytes]:
         """The fields after the program's name, which may hold anything."""

@@ -19,35 +19,34 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from lostflops import run_folder
 from lostflops.machine.monitor.amd import Amd
 from lostflops.machine.monitor.dcgm import Dcgm
 from lostflops.machine.monitor.host import Host
 from lostflops.machine.monitor.log import FORMAT, AlreadyRunning, MonitorLog
-from lostflops.machine.monitor.metrics import Reading, Source
+from lostflops.machine.monitor.metrics import MetricSource, MetricValue
 from lostflops.machine.monitor.nics import Nics
 from lostflops.machine.monitor.nvidia import Nvidia
 from lostflops.machine.monitor.openmetrics import exposition, serve
 from lostflops.machine.monitor.ranks import Ranks
 from lostflops.version import __version__
 
-FOLDER = "monitor"
 THOROUGH_EVERY = 10.0  # s
 STALE = 30.0  # s after which a reading is no longer shown to Prometheus
-MESSAGES = "lostflops.log"
 
 
 class Sampler:
     """Reads all sources of a node at a steady pace."""
 
-    def __init__(self, run: Path, interval: float, sources: list[Source]) -> None:
+    def __init__(self, run: Path, interval: float, sources: list[MetricSource]) -> None:
         self.run = run
         self.interval = interval
         self.sources = sources
         rank = _rank()
-        self.log = MonitorLog(run / rank.identify().node / FOLDER)
+        self.log = MonitorLog(run / rank.identify().node / run_folder.MONITOR)
         self.samples = 0
         self.textfile: Path | None = None
-        self._latest: dict[tuple[str, int | None, str | None], tuple[float, Reading]] = {}
+        self._latest: dict[tuple[str, int | None, str | None], tuple[float, MetricValue]] = {}
         self._thorough_due = 0.0
         self._faults: set[str] = set()
         self.log.tell(
@@ -93,7 +92,7 @@ class Sampler:
         except OSError as error:
             self._fault("textfile", error)
 
-    def latest(self) -> list[Reading]:
+    def latest(self) -> list[MetricValue]:
         now = time.monotonic()
         patience = max(STALE, 3 * self.interval)
         return [reading for at, reading in list(self._latest.values()) if now - at < patience]
@@ -111,7 +110,7 @@ class Sampler:
                 return
             self.sample()
 
-    def _read(self, source: Source, thorough: bool) -> Iterator[Reading]:
+    def _read(self, source: MetricSource, thorough: bool) -> Iterator[MetricValue]:
         try:
             yield from source.read(thorough)
         except Exception as error:  # costs the rest of this source's values, this time
@@ -126,7 +125,7 @@ class Sampler:
     def say(self, text: str) -> None:
         """A line for whoever looks for what went wrong."""
         try:
-            with (self.run / MESSAGES).open("a") as file:
+            with (self.run / run_folder.MESSAGES).open("a") as file:
                 file.write(f"{text}\n")
         except OSError:
             pass
@@ -138,9 +137,9 @@ def _rank() -> Any:
     return import_module("lostflops_recorder.rank")
 
 
-def sources(settings: Mapping[str, Any]) -> list[Source]:
+def sources(settings: Mapping[str, Any]) -> list[MetricSource]:
     root = Path(settings.get("root") or "/")
-    found: list[Source] = [Host(root), Nics(root), Ranks(Path(settings["run"]), _rank().host(), root)]
+    found: list[MetricSource] = [Host(root), Nics(root), Ranks(Path(settings["run"]), _rank().host(), root)]
     nvidia, amd = Nvidia(root, gpm=not settings.get("dcgm")), Amd(root)
     found += [
         source for source, there in ((nvidia, nvidia.devices or nvidia.missing), (amd, amd.cards)) if there
@@ -150,7 +149,7 @@ def sources(settings: Mapping[str, Any]) -> list[Source]:
     return found
 
 
-def missing(of: Iterable[Source]) -> list[str]:
+def missing(of: Iterable[MetricSource]) -> list[str]:
     """What could not be read though it should be there."""
     return [text for source in of if (text := getattr(source, "missing", ""))]
 

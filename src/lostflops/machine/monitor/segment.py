@@ -9,13 +9,14 @@ from pathlib import Path
 
 import polars as pl
 
+from lostflops import run_folder
 from lostflops.ingest.monitor.files import read_tail
 
 
 def pack(tail: Path) -> None:
     """Write the segment beside the tail, under its name when it is whole, and remove the tail."""
     segment = tail.with_suffix(".parquet")
-    unfinished = tail.with_name(f".{segment.name}.tmp")
+    unfinished = tail.with_name(f".{segment.name}{run_folder.UNFINISHED}")
     try:
         read_tail(tail).rows.write_parquet(unfinished, compression="zstd")
         unfinished.replace(segment)

@@ -6,16 +6,16 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from lostflops.machine.topology.texts import Found, Row, address, distances
+from lostflops.machine.topology.texts import Row, ToolOutput, address, distances
 
 TOOL = "sysfs"
 GPU_CLASSES = ("0x0300", "0x0302", "0x0380")
 GPU_VENDORS = {"0x10de": "NVIDIA", "0x1002": "AMD"}
 
 
-def read(root: Path) -> Found:
+def read(root: Path) -> ToolOutput:
     """All of it below `root`, which is `/sys` or a copy of it."""
-    found = Found()
+    found = ToolOutput()
     nodes = _numbered(root / "devices/system/node", r"node(\d+)")
     for number, folder in nodes.items():
         found.devices.append(

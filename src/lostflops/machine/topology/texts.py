@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lostflops.errors import shown
+from lostflops import units
+from lostflops.errors import BadOption, shown
 
 Row = dict[str, Any]
 
@@ -26,7 +27,7 @@ MATRICES = {"r": "read", "w": "write", "n": "nvlink", "a": "atomics", "p": "pcie
 
 
 @dataclass
-class Found:
+class ToolOutput:
     """What one tool told."""
 
     devices: list[Row] = field(default_factory=list[Row])
@@ -34,7 +35,7 @@ class Found:
     remarks: list[str] = field(default_factory=list[str])
 
 
-Reader = Callable[[str], Found]
+Reader = Callable[[str], ToolOutput]
 
 
 def lines_of(text: str) -> list[str]:
@@ -120,10 +121,10 @@ def _links(
     return rows
 
 
-def nvidia_paths(text: str) -> Found:
+def nvidia_paths(text: str) -> ToolOutput:
     """`nvidia-smi topo -m`"""
     tool = "nvidia-smi topo -m"
-    found = Found()
+    found = ToolOutput()
     lines = lines_of(text)
     names, titles, read = _matrix(lines, found.remarks)
     if not names:
@@ -154,8 +155,8 @@ def nvidia_paths(text: str) -> Found:
 def nvidia_peers(letter: str) -> Reader:
     """`nvidia-smi topo -p2p` with that letter."""
 
-    def read(text: str) -> Found:
-        found = Found()
+    def read(text: str) -> ToolOutput:
+        found = ToolOutput()
         names, _, lines = _matrix(lines_of(text), found.remarks)
         if not names:
             found.remarks.append("no matrix of devices was found")
@@ -166,9 +167,9 @@ def nvidia_peers(letter: str) -> Reader:
     return read
 
 
-def nvidia_nvlinks(text: str) -> Found:
+def nvidia_nvlinks(text: str) -> ToolOutput:
     """`nvidia-smi nvlink -s`: each NVLink of each GPU, with its rate."""
-    found = Found()
+    found = ToolOutput()
     gpu: str | None = None
     for line in lines_of(text):
         if head := re.match(r"GPU (\d+):", line):
@@ -196,9 +197,9 @@ NVIDIA_GPUS = (
 PER_LANE = {1: 2.0, 2: 4.0, 3: 7.877, 4: 15.754, 5: 31.508, 6: 60.5}  # Gb/s in one direction, by generation
 
 
-def nvidia_gpus(text: str) -> Found:
+def nvidia_gpus(text: str) -> ToolOutput:
     """`nvidia-smi --query-gpu=` with NVIDIA_GPUS, as csv without header and units."""
-    found = Found()
+    found = ToolOutput()
     for line in filter(None, lines_of(text)):
         cells = [cell.strip() for cell in line.split(",")]
         if len(cells) != len(NVIDIA_GPUS) or not cells[0].isdecimal():
@@ -227,9 +228,9 @@ def address(text: str) -> str:
     return f"{match[1]}:{match[2]}".lower() if match else text.lower()
 
 
-def ibstat(text: str) -> Found:
+def ibstat(text: str) -> ToolOutput:
     """`ibstat`: cards with their ports. `ibv_devinfo` is another layout."""
-    found = Found()
+    found = ToolOutput()
     card: str | None = None
     port: Row | None = None
     for line in lines_of(text):
@@ -265,9 +266,9 @@ def _rate(text: str, line: str, remarks: list[str]) -> float | None:
     return float(match[1])
 
 
-def ibdev2netdev(text: str) -> Found:
+def ibdev2netdev(text: str) -> ToolOutput:
     """`ibdev2netdev`: which network interface belongs to which port."""
-    found = Found()
+    found = ToolOutput()
     for line in filter(str.strip, lines_of(text)):
         match = re.search(r"(\S+) port (\d+)(?: \(.*?\))? ==> (\S+) \((\w+)\)", line)
         if not match:
@@ -278,9 +279,9 @@ def ibdev2netdev(text: str) -> Found:
     return found
 
 
-def numactl(text: str) -> Found:
+def numactl(text: str) -> ToolOutput:
     """`numactl --hardware`"""
-    found = Found()
+    found = ToolOutput()
     tool = "numactl --hardware"
     nodes: dict[int, Row] = {}
     columns: list[int] | None = None
@@ -289,7 +290,7 @@ def numactl(text: str) -> Found:
             node = int(match[1])
             cpus = [int(word) for word in match[2].split() if word.isdecimal()]
             nodes[node] = {"kind": "numa", "name": f"node {node}", "numa": node, "tool": tool}
-            nodes[node]["cpus"] = spans(cpus) or None
+            nodes[node]["cpus"] = units.written_spans(cpus) or None
         elif match := re.match(r"node (\d+) size:\s*(\d+) MB", line):
             nodes.setdefault(int(match[1]), {})["bytes"] = int(match[2]) << 20
         elif line.startswith("node distances"):
@@ -315,9 +316,9 @@ def distances(
     ]
 
 
-def rocm_paths(text: str) -> Found:
+def rocm_paths(text: str) -> ToolOutput:
     """`rocm-smi --showtopo`: the type of link of each pair of GPUs, and their memory nodes."""
-    found = Found()
+    found = ToolOutput()
     tool = "rocm-smi --showtopo"
     lines = lines_of(text)
     start = next((n for n, line in enumerate(lines) if "Link Type between two GPUs" in line), None)
@@ -339,9 +340,9 @@ NETWORK, OPEN_FABRICS = "2", "3"  # osdev_type of hwloc 2
 DEEPEST = 100  # machines nest their objects about ten deep
 
 
-def lstopo(text: str) -> Found:
+def lstopo(text: str) -> ToolOutput:
     """`lstopo --of xml` of hwloc 2: memory nodes, and which of them cards and GPUs are attached to."""
-    found = Found()
+    found = ToolOutput()
     if "<!ENTITY" in text:
         found.remarks.append("not read: it declares XML entities, which lstopo never writes")
         return found
@@ -374,7 +375,7 @@ def _objects(
                 "kind": "numa",
                 "name": f"node {node}",
                 "numa": node,
-                "cpus": spans(_bits(child.get("cpuset", ""))) or None,
+                "cpus": units.written_spans(_bits(child.get("cpuset", ""))) or None,
                 "bytes": _number(child.get("local_memory", "")),
                 "tool": "lstopo",
             }
@@ -399,26 +400,12 @@ def _bits(mask: str) -> list[int]:
     return [n for n in range(value.bit_length()) if value >> n & 1]
 
 
-def spans(numbers: Sequence[int]) -> str:
-    """[0, 1, 2, 8] as '0-2,8'."""
-    said: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if said and number == said[-1][1] + 1:
-            said[-1][1] = number
-        else:
-            said.append([number, number])
-    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in said)
-
-
-def numbers(text: str) -> set[int] | None:
+def numbers(text: str) -> frozenset[int] | None:
     """'0-2,8' as {0, 1, 2, 8}; None when it is anything else."""
-    found: set[int] = set()
-    for part in text.split(","):
-        match = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", part.strip())
-        if not match:
-            return None
-        found.update(range(int(match[1]), int(match[2] or match[1]) + 1))
-    return found
+    try:
+        return units.numbers(text)
+    except BadOption:
+        return None
 
 
 def _cpus(text: str) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import platform
@@ -16,6 +15,7 @@ from typing import Any
 
 import polars as pl
 
+from lostflops import run_folder
 from lostflops.errors import (
     BadOption,
     CannotWrite,
@@ -27,9 +27,9 @@ from lostflops.errors import (
 )
 from lostflops.machine.topology import sysfs as topology_sysfs
 from lostflops.machine.topology import texts
-from lostflops.machine.topology.texts import Found, Reader, Row
-from lostflops.store.trace import MANIFEST
+from lostflops.machine.topology.texts import Reader, Row, ToolOutput
 from lostflops.tables import TOPOLOGY_DEVICES, TOPOLOGY_LINKS
+from lostflops.units import written_spans
 from lostflops.version import __version__
 
 PATIENCE = 30  # seconds; a driver in trouble lets its tools hang
@@ -96,7 +96,7 @@ class Topology:
 def here(sysfs: Path = Path("/sys")) -> Topology:
     """This machine's."""
     absent: dict[str, str] = {}
-    asked: list[tuple[str, Found]] = [("sysfs", topology_sysfs.read(sysfs))]
+    asked: list[tuple[str, ToolOutput]] = [("sysfs", topology_sysfs.read(sysfs))]
     for tool in TOOLS:
         program = tool.command[0]
         if program in absent:
@@ -106,17 +106,17 @@ def here(sysfs: Path = Path("/sys")) -> Topology:
             continue
         text, trouble = _ask(tool.command)
         if trouble:
-            asked.append((" ".join(tool.command[:4]), Found(remarks=[trouble])))
+            asked.append((" ".join(tool.command[:4]), ToolOutput(remarks=[trouble])))
         else:
             asked.append((tool.file, tool.read(text)))
     for maker, many in topology_sysfs.gpus(sysfs).items():
         if {"NVIDIA": "nvidia-smi", "AMD": "rocm-smi"}[maker] in absent:
             tool = {"NVIDIA": "nvidia-smi", "AMD": "rocm-smi"}[maker]
             said = f"{many} {maker} GPU{'s' * (many != 1)} on the PCI bus, but {tool} is not on the PATH"
-            asked.append(("sysfs", Found(remarks=[said])))
+            asked.append(("sysfs", ToolOutput(remarks=[said])))
     bound = _this_process()
     if bound is not None:
-        asked.append(("this process", Found(devices=[bound])))
+        asked.append(("this process", ToolOutput(devices=[bound])))
     return _merged(asked, absent)
 
 
@@ -127,7 +127,7 @@ def recorded(folder: Path) -> Topology:
     """
     if not folder.is_dir():
         raise NothingThere(folder)
-    asked: list[tuple[str, Found]] = []
+    asked: list[tuple[str, ToolOutput]] = []
     if (folder / "sys").is_dir():
         asked.append(("sys", topology_sysfs.read(folder / "sys")))
     for tool in TOOLS:
@@ -182,14 +182,14 @@ def _this_process() -> Row | None:
         "kind": "process",
         "name": f"rank {rank}" if rank.isdecimal() else f"local rank {local}",
         "port": int(number) if number.isdecimal() else None if number else local,
-        "cpus": texts.spans(sorted(os.sched_getaffinity(0))),
+        "cpus": written_spans(sorted(os.sched_getaffinity(0))),
         "tool": "this process",
     }
 
 
 def place(run: Path) -> Path:
     """The recording that something is to be kept in. Raises OutputExists or BadOption for other things."""
-    if (run / MANIFEST).is_file():
+    if (run / run_folder.MANIFEST).is_file():
         raise BadOption(
             f"'{shown(run)}' is an imported run: nothing can be added to it.",
             "give the folder of the recording, and import that again.",
@@ -201,8 +201,7 @@ def place(run: Path) -> Path:
 
 def file_name() -> str:
     """One file per node, or per rank where a launcher starts this: each rank tells its own placement."""
-    local = _local_rank()
-    return "topology.jsonl" if local is None else f"topology-{local}.jsonl"
+    return run_folder.topology(_local_rank())
 
 
 def _local_rank() -> int | None:
@@ -215,18 +214,18 @@ def node(run: Path) -> str:
     for name in ("GROUP_RANK", "CROSS_RANK", "SLURM_NODEID"):
         number = os.environ.get(name, "")
         if number.isdecimal():
-            return f"node-{int(number):04d}"
-    there = sorted(run.glob("node-*/"))
+            return run_folder.node(int(number))
+    there = sorted(run.glob(f"{run_folder.NODES}/"))
     if len(there) == 1:  # the one machine of the job, whatever its launcher called it
         return there[0].name
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text()
     except OSError:
         boot = ""
-    return f"node-{hashlib.sha256((boot + platform.node()).encode()).hexdigest()[:8]}"
+    return run_folder.node_of(boot + platform.node())
 
 
-def _merged(asked: Sequence[tuple[str, Found]], absent: Mapping[str, str]) -> Topology:
+def _merged(asked: Sequence[tuple[str, ToolOutput]], absent: Mapping[str, str]) -> Topology:
     """One row per device: of each fact, what the first tool says that knows it."""
     rows = [{"rank": 0, **row} for _, found in asked for row in found.devices]
     devices = (

@@ -8,6 +8,11 @@ Two views may share a copy only if each finds its own elements in it. The whole 
 part of it hold the bytes as they lie, so where a view begins and how far it reaches is enough. What was
 gathered holds the elements in the order of one view's strides: another with the same size and beginning, such
 as the transpose of a square, has other elements at each place, or other elements altogether.
+
+What lies scattered is gathered also where it turns out to stay on the device. The copy lets the storage go,
+which is more than twice as large; keeping the storage instead would need memory that no plan has counted, and
+what was learned in the first step, where everything is gathered, would not be true of the second. The price:
+of such a view, a write that autograd does not see (`.data`) does not reach what was saved.
 """
 
 from __future__ import annotations

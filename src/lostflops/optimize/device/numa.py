@@ -9,11 +9,14 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 
 import torch
+
+from lostflops.errors import BadOption
+from lostflops.units import numbers
 
 SYSFS = Path("/sys")
 MAPS = Path("/proc/self/numa_maps")
@@ -112,9 +115,7 @@ def _text(file: Path) -> str | None:
 
 
 def _numbers(text: str) -> frozenset[int]:
-    """'0-2,8' as {0, 1, 2, 8}."""
-    found: set[int] = set()
-    for part in text.split(","):
-        if match := re.fullmatch(r"\s*(\d{1,6})(?:-(\d{1,6}))?\s*", part):
-            found.update(range(int(match[1]), int(match[2] or match[1]) + 1))
-    return frozenset(found)
+    """'0-2,8' as {0, 1, 2, 8}; none of what is anything else, such as a node without CPUs."""
+    with suppress(BadOption):
+        return numbers(text)
+    return frozenset()

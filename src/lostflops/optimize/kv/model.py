@@ -14,6 +14,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from lostflops.copies.kv_resume import config_of as config_of
 from lostflops.optimize.refused import Refused
 
 SAMPLES = 8  # elements of every parameter
@@ -61,14 +62,6 @@ def refuse_changing_keys(config: Mapping[str, Any]) -> None:
                 f"this model's rotary embedding is '{kind}': keys depend on how long the dialogue was",
                 "keep its cache on the GPU, or set a fixed rope_type such as 'llama3' or 'yarn'",
             )
-
-
-def config_of(model: Any) -> dict[str, Any]:
-    """A model's configuration, or that given, as plain data; empty when it has none."""
-    config: Any = getattr(model, "config", model)
-    if isinstance(config, Mapping):
-        return dict(cast("Mapping[str, Any]", config))
-    return cast("dict[str, Any]", config.to_dict()) if hasattr(config, "to_dict") else {}
 
 
 def _digest(model: nn.Module) -> str:

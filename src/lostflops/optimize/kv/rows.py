@@ -12,11 +12,10 @@ from typing import Any
 
 import torch
 
+from lostflops.copies.kv_resume import block_tokens
 from lostflops.optimize.refused import Refused
 
 ALIGNMENT = 512
-WANTED = 1 << 20  # bytes of a block of one layer: copies of 0.5-2 MB run at the link's full rate
-FEWEST, MOST = 16, 512  # tokens of a block
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -108,12 +107,8 @@ def layout_of(json: Mapping[str, Any]) -> Layout:
 
 
 def fitting_block(layers: Sequence[LayerShape | None]) -> int:
-    """Tokens per block, a power of two, so that a layer's share of it is 1 MiB; 16 to 512."""
-    row = max(layer.row_bytes for layer in layers if layer)
-    tokens = FEWEST
-    while tokens < MOST and tokens * row < WANTED:
-        tokens *= 2
-    return tokens
+    """Tokens per block: as many as the widest layer wants."""
+    return block_tokens(max(layer.row_bytes for layer in layers if layer))
 
 
 def dtype_named(dtype: torch.dtype) -> str:

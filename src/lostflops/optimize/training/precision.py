@@ -73,6 +73,7 @@ class Bf16(Remedy):
             raise Refused("the model has no fp32 weights", "it may be in bf16 already: see its dtypes")
         for tensor in self._converted:
             tensor.data = tensor.data.to(torch.bfloat16)
+        self._tensors, self._bytes = len(self._converted), sum(each.nbytes for each in self._converted)
 
     def _take_back(self) -> None:
         """fp32 again, with the values that they have now. Gradients are dropped: they are bf16."""
@@ -84,7 +85,7 @@ class Bf16(Remedy):
 
     def report(self) -> Told:
         """Bytes before and after, what was left out, and what it means for the optimizer."""
-        now = sum(tensor.nbytes for tensor in self._converted)
+        now = self._bytes
         lines = [f"bf16           {written(2 * now)} of fp32 weights and buffers are {written(now)} now"]
         if self.kept:
             more = f" and {len(self.kept) - 3} more" if len(self.kept) > 3 else ""
@@ -93,7 +94,7 @@ class Bf16(Remedy):
             "updates        an optimizer that keeps no fp32 copy loses those smaller than about 1/256 of a"
             " weight; optimize.autocast keeps fp32 weights"
         )
-        figures = {"converted_tensors": len(self._converted), "bytes_now": now, "kept_in_fp32": self.kept}
+        figures = {"converted_tensors": self._tensors, "bytes_now": now, "kept_in_fp32": self.kept}
         return Told("bf16", tuple(lines), figures)
 
 

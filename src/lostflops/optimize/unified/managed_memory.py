@@ -17,15 +17,14 @@ import ctypes
 import os
 import re
 import threading
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 
-from lostflops.optimize.amounts import bytes_of, written
-from lostflops.optimize.device.link_card import rate
+from lostflops.optimize.amounts import written
 from lostflops.optimize.refused import Refused
 from lostflops.optimize.remedy import Remedy, Report
 from lostflops.optimize.unified import managed_allocator
@@ -42,8 +41,6 @@ ADVICE = {  # cudaMemoryAdvise
     "unset_accessed_by": 6,
 }
 PROBE = 2 << 20  # bytes that are taken and given back before anything is promised
-UNMEASURED_MIGRATION = 0.2  # of pinned copies' rate, as the planner's cards assume
-TOO_MUCH = 0.02  # of a step in migrations; published profiles: 1.1 % was fine, 9.8 % was not
 RECORDING = (
     "Kineto (torch.profiler) records no unified-memory activity: to see migrations and page faults record "
     "with `nsys profile --cuda-um-gpu-page-faults=true --cuda-um-cpu-page-faults=true`"
@@ -275,53 +272,6 @@ def advise(tensor: torch.Tensor, advice: str, device: int | str | torch.device |
     target = _place(tensor.device if device is None else device)
     address, nbytes = _range(tensor)
     _checked(_allocator().advise(address, nbytes, ADVICE[advice], target), "advised", tensor)
-
-
-def managed_prediction(
-    excess_touched: int | str,
-    link: Mapping[str, Any] | float,
-    *,
-    written_to: bool = True,
-    step_ns: int | None = None,
-) -> dict[str, Any]:
-    """Predicted time per step in migrations: excess bytes touched / migration rate, twice when evicted dirty.
-
-    excess_touched: bytes beyond the GPU's memory that a step touches, counted each time that they have to
-    come back. A step that walks over more memory than the GPU has, in the same order every time, may bring
-    back all of it and not only the excess: what was used longest ago goes first, and is needed next.
-
-    link: a link card, or bytes per second. Without a measured migration rate on the card a fifth of its
-    pinned copies' rate is assumed, never the link's own. written_to: evicted pages were changed and travel
-    back as well. With step_ns, the time of a step without migrations, their share is told.
-    """
-    nbytes = bytes_of(excess_touched)
-    if isinstance(link, Mapping):
-        per_second, basis = _migration_rate(link)
-    else:
-        per_second, basis = float(link), "given"
-    if not per_second > 0:
-        raise Refused(f"a migration rate of {per_second} bytes per second", "measure the link")
-    moved = nbytes * (2 if written_to else 1)
-    taken = round(1e9 * moved / per_second)
-    found: dict[str, Any] = {
-        "status": "predicted",
-        "migrated_bytes": moved,
-        "bytes_per_second": per_second,
-        "rate_is": basis,
-        "migration_ns": taken,
-    }
-    if step_ns is not None:
-        share = taken / (step_ns + taken) if taken else 0.0
-        found |= {"share_of_step": share, "worth_it": share <= TOO_MUCH}
-    return found
-
-
-def _migration_rate(card: Mapping[str, Any]) -> tuple[float, str]:
-    measured = card.get("host_to_device", {}).get("managed")
-    if measured:
-        return rate(card, "host_to_device", "managed")[1], "measured"
-    slowest = min(rate(card, way)[1] for way in ("device_to_host", "host_to_device"))
-    return UNMEASURED_MIGRATION * slowest, "assumed, a fifth of pinned copies"
 
 
 def _ready(prefer: str, kind: str, device: int | str | torch.device | None) -> tuple[Allocator, int]:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from lostflops.optimize.amounts import written
 from lostflops.optimize.device.devices import Device
+from lostflops.optimize.memory_layout import aligned, dense, parts_of, view_of
 from lostflops.optimize.refused import Refused
-from lostflops.optimize.subclasses import apart
-
-ALIGNMENT = 512  # bytes, of every weight in its layer's memory
 
 
 @dataclass(eq=False)
@@ -82,7 +79,7 @@ def layers_of(
     A weight that two layers share stays, as does one whose memory overlaps another's or has gaps.
     """
     names = {id(module): name for name, module in cast("Any", model).named_modules()}
-    modules = list({id(each): each for each in (_repeated(model) if given is None else given)}.values())
+    modules = list({id(each): each for each in (repeated(model) if given is None else given)}.values())
     if missing := [each for each in modules if id(each) not in names]:
         raise Refused(
             f"a {type(missing[0]).__name__} among the layers is not part of the model", "give its own"
@@ -98,7 +95,7 @@ def layers_of(
         parts = list(parts_of(parameter))
         stays = len(users[id(parameter)]) > 1 or id(parameter) in overlapping
         stays |= frozen_only and parameter.requires_grad
-        if module is None or stays or id(parameter) in seen or not all(_dense(part) for _, part in parts):
+        if module is None or stays or id(parameter) in seen or not all(dense(part) for _, part in parts):
             continue
         seen.add(id(parameter))
         layer = found[id(module)]
@@ -106,7 +103,7 @@ def layers_of(
             name = ".".join(filter(None, (names[id(owner)], key))) + inner
             leaf = Leaf(name, owner, key, parameter, part, part.numel() * part.itemsize, layer.nbytes)
             leaf.counts = not part.is_inference()
-            layer.nbytes = -(-(leaf.offset + leaf.nbytes) // ALIGNMENT) * ALIGNMENT
+            layer.nbytes = aligned(leaf.offset + leaf.nbytes)
             layer.leaves.append(leaf)
     layers = [layer for layer in found.values() if layer.leaves]
     travels = {id(leaf.parameter) for layer in layers for leaf in layer.leaves}
@@ -124,20 +121,20 @@ def layers_of(
     return layers, total
 
 
-def _repeated(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
+def repeated(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
     """The members of the outermost lists of modules; of a sequence, those inside its largest if any."""
     if isinstance(model, torch.nn.Sequential):
         sizes = [sum(weight.numel() for weight in each.parameters()) for each in model]
         most = max(sizes, default=0)
-        below = list(_repeated(model[sizes.index(most)])) if 2 * most > sum(sizes) else []
+        below = list(repeated(model[sizes.index(most)])) if 2 * most > sum(sizes) else []
         yield from below or model
         return
     for child in model.children():
         if isinstance(child, torch.nn.ModuleList):
             for each in child:
-                yield from _repeated(each) if isinstance(each, torch.nn.ModuleList) else (each,)
+                yield from repeated(each) if isinstance(each, torch.nn.ModuleList) else (each,)
         else:
-            yield from _repeated(child)
+            yield from repeated(child)
 
 
 def _weights(
@@ -152,28 +149,6 @@ def _weights(
         yield layer, module, key, parameter
     for child in module.children():
         yield from _weights(child, layer, layers, seen)
-
-
-def parts_of(tensor: torch.Tensor, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """The plain tensors that a tensor is made of, by the names of attributes; a plain one is its own."""
-    if not is_traceable_wrapper_subclass(tensor):
-        yield name, tensor
-        return
-    for attribute, inner in apart(tensor).tensors.items():
-        yield from parts_of(inner, f"{name}.{attribute}")
-
-
-def _dense(tensor: torch.Tensor) -> bool:
-    """Whether it fills its memory without gaps or overlaps, in any order of dimensions."""
-    if tensor.layout != torch.strided or not tensor.numel():
-        return False
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size != 1:
-            if stride != expected:
-                return False
-            expected *= size
-    return True
 
 
 def _overlapping(model: torch.nn.Module) -> set[int]:
@@ -224,25 +199,28 @@ def placed(
     )
 
 
-def view_of(
-    memory: torch.Tensor, offset: int, dtype: torch.dtype, shape: Sequence[int], stride: Sequence[int]
-) -> torch.Tensor:
-    """The memory from an offset in bytes after where the tensor `memory` begins, typed and shaped."""
-    at = int(memory.storage_offset()) * memory.itemsize + offset
-    view = cast("Any", torch.empty(0, dtype=dtype, device=memory.device))
-    return view.set_(memory.untyped_storage(), at // dtype.itemsize, shape, stride)
-
-
-def send_to_host(layer: Layer, device: Device) -> int:
-    """The layer's weights become host memory; the bytes of it."""
+def send_to_host(
+    layer: Layer, device: Device, read: Callable[[Layer, torch.Tensor], int] | None = None
+) -> int:
+    """The layer's weights become host memory; the bytes of it. `read` brings them there, if they are not
+    copied."""
     layer.memory = device.host_memory(layer.nbytes)
+    if read is not None:
+        read(layer, layer.memory)
     with torch.inference_mode(False), torch.no_grad():
         for leaf in layer.leaves:
             host = leaf.seen_in(layer.memory)
-            host.copy_(leaf.tensor.data)
+            if read is None:
+                host.copy_(leaf.tensor.data)
             leaf.home, leaf.host = leaf.tensor.device, host
             leaf.tensor.data = host
     return layer.nbytes
+
+
+def stay_in_files(layer: Layer) -> None:
+    """The layer's weights are what they are between two turns: views of files."""
+    for leaf in layer.leaves:
+        leaf.home, leaf.host = leaf.tensor.device, leaf.tensor.data
 
 
 def bring_home(layer: Layer, device: Device) -> None:
@@ -250,6 +228,8 @@ def bring_home(layer: Layer, device: Device) -> None:
     with torch.inference_mode(False), torch.no_grad():
         for leaf in layer.leaves:
             host, leaf.host = leaf.host, None
+            if layer.memory is None:  # it is a view of a file
+                continue
             if host is not None and leaf.tensor.data_ptr() == host.data_ptr():
                 leaf.tensor.data = host.to(leaf.home, copy=True)
     device.synchronize(device.record(device.current_stream()))  # with the copies from the memory

@@ -42,6 +42,9 @@ class StreamingReport(Report):
     link_bytes_per_second: float | None
     predicted_copying_ns: int | None
     predicted_stalled_ns: int | None
+    layers_in_files: int = 0  # of those that travel: read anew each time
+    read_bytes: int = 0
+    read_waited_ns: int = 0  # by the host, for reads that were not done when they were needed
     bytes_out: int = 0  # nothing copies weights back: the host's copy stays
 
     @property
@@ -94,6 +97,10 @@ class StreamingReport(Report):
                 for cause in self.stalls
             )
             lines.append(f"  stalls          {', '.join(causes)}")
+        if self.layers_in_files:
+            waited = f"{self.read_waited_ns / 1e6:,.1f} ms waited for"
+            files = f"{self.layers_in_files} layers, {written(self.read_bytes)} read, {waited}"
+            lines.append(f"  from files      {files}")
         if self.layers_never_used:
             lines.append(f"  never used      {', '.join(self.layers_never_used)}")
         return "\n".join(lines)

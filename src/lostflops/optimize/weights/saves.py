@@ -14,8 +14,9 @@ from typing import Any, cast
 import torch
 
 from lostflops.optimize import claims
+from lostflops.optimize.memory_layout import view_of
 from lostflops.optimize.subclasses import Rebuilt, apart
-from lostflops.optimize.weights.layers import Layer, Leaf, view_of
+from lostflops.optimize.weights.layers import Layer, Leaf
 
 
 class SavedWeight:

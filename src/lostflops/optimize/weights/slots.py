@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
@@ -26,6 +26,7 @@ import torch
 
 from lostflops.optimize.device.devices import Device, Event, Stream
 from lostflops.optimize.refused import Refused
+from lostflops.optimize.weights.sources import Sources
 
 Mode = Literal["training", "backward", "inference"]
 CAUSES = ("late", "order missed", "first use")
@@ -61,6 +62,8 @@ class Order:
 
     def ahead(self, many: int) -> list[int]:
         """The next layers, soonest first, without the current one."""
+        if not self._path:
+            return []
         now, mode = self._path[-1]
         found: list[int] = []
         if self._alike is None:
@@ -117,6 +120,7 @@ class Slot:
     pins: int = 0  # forwards that run on it
     used: int = 0  # when last, to find the one that was not used for longest
     counted: bool = True  # its copy is part of the statistics
+    parts: set[int] | None = None  # of a layer that comes in parts, those that are there
 
 
 @dataclass
@@ -137,7 +141,7 @@ class Waits:
 
 
 class Slots:
-    """`count` slots of `nbytes` for layers whose bytes are `sources`, host memory that the device can read.
+    """`count` slots of `nbytes` for layers whose bytes come from `sources`.
 
     `version(layer)` counts the writes to a layer's bytes: is it another than at the copy, it is copied again.
     `link`: nanoseconds to launch a copy, and bytes per second.
@@ -148,15 +152,17 @@ class Slots:
         device: Device,
         nbytes: int,
         count: int,
-        sources: Sequence[torch.Tensor],
+        sources: Sources,
         version: Callable[[int], int],
         link: tuple[int, float] | None = None,
+        in_parts: frozenset[int] = frozenset(),
     ) -> None:
         self._device = device
+        self._in_parts = in_parts  # layers that come in parts, by `use_parts`; one slot is theirs
         self._sources = sources
         self._version = version
         self._link = link
-        self._ahead = count - 1
+        self._ahead = count - 1 - bool(in_parts)
         self._copies = device.new_stream()
         self._order = Order(len(sources))
         self._clock = 0
@@ -164,6 +170,9 @@ class Slots:
         self._pending: deque[tuple[str, int, Event, Event, Event, Event, Event]] = deque()
         stream = device.current_stream()
         self.slots = [Slot(device.allocate(nbytes), {_key(stream): stream}) for _ in range(count)]
+        if in_parts:  # what does not come is a number, should anybody multiply it by nought
+            for slot in self.slots:
+                slot.memory.zero_()
         self._by_address = {slot.memory.untyped_storage().data_ptr(): slot for slot in self.slots}
         self._alone = [_references(slot.memory) for slot in self.slots]
         self._latest: dict[Any, Slot] = {}  # one at most
@@ -200,8 +209,42 @@ class Slots:
         self._latest = {(layer, mode, _key(stream)): slot}
         return slot
 
+    def use_parts(self, layer: int, wanted: dict[int, list[tuple[int, int]]]) -> Slot:
+        """The slot that holds these parts of the layer, by number: first bytes and lengths."""
+        stream = self._device.current_stream()
+        self._clock += 1
+        self.used[layer] += 1
+        slot = self._held(layer)
+        if slot is None or slot.version != self._version(layer):
+            # Not those that were fetched ahead: they are used less recently than all others.
+            slot = slot or self._free({layer, *self._order.ahead(self._ahead)}) or self._refuse(layer)
+            slot.holds, slot.version, slot.parts = layer, self._version(layer), set()
+            for other in slot.streams.values():
+                self._device.wait(self._copies, self._device.record(other))
+            slot.streams.clear()
+        slot.used = self._clock
+        here = cast("set[int]", slot.parts)
+        missing = [part for number, parts in wanted.items() if number not in here for part in parts]
+        here.update(wanted)
+        if missing:
+            self._device.wait(self._copies, self._device.record(stream))
+            slot.started = self._device.record(self._copies)
+            source = self._sources.get(layer)
+            for first, nbytes in missing:
+                part = slice(first, first + nbytes)
+                self._device.copy(slot.memory[part], source[part], self._copies)
+            slot.ready = self._device.record(self._copies)
+            slot.cause, slot.counted, slot.asked = "router", False, None
+            moved = sum(nbytes for _, nbytes in missing)
+            self.bytes_in += moved
+            self._wait(slot, stream, moved)
+        elif _key(stream) not in slot.streams:
+            self._wait(slot, stream)
+        return slot
+
     def forget(self, layer: int) -> None:
         """The host's bytes of the layer have changed: a copy of them is no longer good."""
+        self._sources.forget(layer)
         slot = self._held(layer)
         if slot is not None:
             slot.holds = None
@@ -229,8 +272,9 @@ class Slots:
 
     def _prefetch(self, layer: int) -> list[Slot]:
         """Asks for what comes after the layer; the slots that it will come into."""
-        wanted = self._order.ahead(self._ahead)
+        wanted = [each for each in self._order.ahead(self._ahead) if each not in self._in_parts]
         asked: list[Slot] = []
+        self._sources.ask([*wanted, *self._order.ahead(self._ahead + 1)[self._ahead :]])
         for number, following in enumerate(wanted):
             if self._held(following) is None:
                 slot = self._free({layer, *wanted[: number + 1]})
@@ -250,16 +294,17 @@ class Slots:
         for stream in slot.streams.values():
             self._device.wait(self._copies, self._device.record(stream))
         slot.streams.clear()
-        source = self._sources[layer]
+        source = self._sources.get(layer)
         nbytes = source.numel()
         slot.started = self._device.record(self._copies)
         self._device.copy(slot.memory[:nbytes], source, self._copies)
         slot.ready = self._device.record(self._copies)
+        self._sources.sent(layer, slot.ready)
         slot.holds, slot.version, slot.cause, slot.counted = layer, self._version(layer), cause, False
         self.bytes_in += nbytes
         return slot
 
-    def _wait(self, slot: Slot, stream: Stream) -> None:
+    def _wait(self, slot: Slot, stream: Stream, moved: int | None = None) -> None:
         before = self._device.record(stream)
         self._device.wait(stream, slot.ready)
         after = self._device.record(stream)
@@ -267,7 +312,7 @@ class Slots:
         if slot.counted or slot.holds is None:
             return
         slot.counted = True
-        nbytes = self._sources[slot.holds].numel()
+        nbytes = self._sources.nbytes(slot.holds) if moved is None else moved
         self._pending.append((slot.cause, nbytes, slot.started, slot.ready, slot.asked, before, after))
         if len(self._pending) > 100:
             self._resolve()
@@ -281,8 +326,8 @@ class Slots:
             waits.copies += 1
             waits.copied_bytes += nbytes
             waits.copying += max(0, self._device.elapsed(started, ready))
-            waits.waited[cause] += waited
-            waits.stalls[cause] += waited > LATE or cause != "late"
+            waits.waited[cause] = waits.waited.get(cause, 0) + waited
+            waits.stalls[cause] = waits.stalls.get(cause, 0) + (waited > LATE or cause != "late")
             if self._link:
                 launch, per_second = self._link
                 copying = launch + 1e9 * nbytes / per_second

@@ -7,6 +7,7 @@ saves of them is brought back for the backward (streamed_saves.py).
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -17,18 +18,29 @@ from weakref import WeakMethod, WeakSet, finalize
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from lostflops.copies.link_card import rate
 from lostflops.optimize import claims
 from lostflops.optimize.amounts import bytes_of, written
 from lostflops.optimize.device import host_share
 from lostflops.optimize.device.devices import CudaDevice, Device, device_named, device_of
-from lostflops.optimize.device.link_card import rate
 from lostflops.optimize.forwards import Forwards
 from lostflops.optimize.refused import Refused
 from lostflops.optimize.remedy import Remedy
-from lostflops.optimize.weights.layers import Layer, bring_home, layers_of, placed, send_to_host
+from lostflops.optimize.weights.experts import Experts, Parts, modules_of_experts
+from lostflops.optimize.weights.layers import (
+    Layer,
+    bring_home,
+    layers_of,
+    placed,
+    repeated,
+    send_to_host,
+    stay_in_files,
+)
 from lostflops.optimize.weights.report import StreamingReport
+from lostflops.optimize.weights.safetensors_files import FileModel
 from lostflops.optimize.weights.saves import SavedWeight, asked_first, asking, rebuilt
 from lostflops.optimize.weights.slots import Slots
+from lostflops.optimize.weights.sources import FileSources, HostSources
 
 _STREAMED: WeakSet[torch.nn.Module] = WeakSet()
 
@@ -59,22 +71,58 @@ class Streaming(Remedy):
         link: Mapping[str, Any] | None,
         layers: Iterable[torch.nn.Module] | None,
         look_ahead: int,
+        files: str | os.PathLike[str] | None = None,
+        host: int | str | None = None,
+        experts: bool = False,
     ) -> None:
         self.model = model
         self._technique = technique
         self._device = _device(model, device)
+        if host is not None and files is None:
+            raise Refused("host= is for weights in files", "give files=..., or leave host out")
+        if experts and files is not None:
+            raise Refused(
+                "experts come one by one from host memory, and from files layers come as a whole",
+                "leave out experts or files",
+            )
+        self._files = None if files is None else FileModel(model, files)
+        self._modules_of_experts = modules_of_experts(model) if experts else []
+        try:
+            self._begin(budget, link, layers, look_ahead, None if host is None else bytes_of(host))
+        except BaseException:
+            if self._files is not None:
+                self._files.undo()
+            raise
+
+    def _begin(
+        self,
+        budget: int | str | None,
+        link: Mapping[str, Any] | None,
+        layers: Iterable[torch.nn.Module] | None,
+        look_ahead: int,
+        host: int | None,
+    ) -> None:
+        model, technique = self.model, self._technique
         self._link = rate(link, "host_to_device") if link is not None else None
         _check(model, self._device)
+        in_parts = self._modules_of_experts
+        if in_parts:
+            layers = [*(repeated(model) if layers is None else layers), *in_parts]
         found, outside = layers_of(model, layers, technique.frozen_only)
         given = None if budget is None else bytes_of(budget)
-        self.placement = placed(found, outside, given, look_ahead, technique.budget_name)
+        # A slot more: experts are used while the layer around them is, and another one comes.
+        ahead = look_ahead + bool(in_parts)
+        self.placement = placed(found, outside, given, ahead, technique.budget_name)
         self._budget = self.placement.device_bytes if given is None else given
         self._travelling = list(self.placement.travelling)
         self._forwards = Forwards()
         self._undoing: list[Callable[[], None]] = []
         self._slots: Slots | None = None
         self._held = 0
-        _check_host(self._travelling)
+        self._sources: FileSources | None = None
+        self._buffers = look_ahead + 2  # one goes to the device, one comes from the file, and what is ahead
+        self._in_files = self._layers_in_files(host)
+        _check_host([layer for layer in self._travelling if layer not in self._in_files], self._buffer_bytes)
         try:
             self._start()
         except BaseException:
@@ -93,7 +141,7 @@ class Streaming(Remedy):
         """The weights' values were written through `.data`, which torch does not count: copy them anew."""
         if self._slots:
             for layer in self._travelling:
-                self._slots.forget(layer.number)
+                self._changed(layer)
 
     def report(self) -> StreamingReport:
         """What travelled so far, and what it cost."""
@@ -114,7 +162,10 @@ class Streaming(Remedy):
             slots=place.slots,
             slot_bytes=place.slot_bytes,
             device_bytes_max=place.device_bytes,
-            pinned_requested_bytes=sum(leaf.nbytes for layer in travelling for leaf in layer.leaves),
+            pinned_requested_bytes=self._buffer_bytes
+            + sum(
+                leaf.nbytes for layer in travelling if layer not in self._in_files for leaf in layer.leaves
+            ),
             pinned_held_bytes=self._held,
             bytes_in=self._bytes_in,
             copies=waits.copies if waits else 0,
@@ -125,6 +176,9 @@ class Streaming(Remedy):
             link_bytes_per_second=self._link[1] if self._link else None,
             predicted_copying_ns=round(waits.predicted_copying) if waits and self._link else None,
             predicted_stalled_ns=round(waits.predicted) if waits and self._link else None,
+            layers_in_files=len(self._in_files),
+            read_bytes=self._sources.read_bytes if self._sources else 0,
+            read_waited_ns=self._sources.waited_ns if self._sources else 0,
         )
 
     def close(self) -> None:
@@ -136,6 +190,8 @@ class Streaming(Remedy):
         if self._slots:
             self.report()
             self._slots.close()
+        if self._sources:
+            self._sources.close()
         self._slots = None
         self._forwards.restore()
         for layer in reversed(self._travelling):
@@ -143,6 +199,8 @@ class Streaming(Remedy):
             bring_home(layer, self._device)
         while self._undoing:
             self._undoing.pop()()
+        if self._files:
+            self._files.undo()
 
     _last_waits: Any = None
     _bytes_in = 0
@@ -156,18 +214,25 @@ class Streaming(Remedy):
         for number, layer in enumerate(self._travelling):
             layer.number = number
             _STREAMED.add(layer.module)
-            self._held += send_to_host(layer, self._device)
+            if layer in self._in_files:
+                stay_in_files(layer)
+            else:
+                self._held += send_to_host(layer, self._device, self._read if self._files else None)
         self._move_rest(travels)
         if not self._travelling:
             return
         place = self.placement
+        experts = {id(module) for module in self._modules_of_experts}
+        here = [layer for layer in self._travelling if id(layer.module) in experts]
+        self._experts = {layer.number: Experts(layer) for layer in here}
         self._slots = Slots(
             self._device,
             place.slot_bytes,
             place.slots,
-            [cast("torch.Tensor", layer.memory) for layer in self._travelling],
+            self._sources_of_layers(),
             lambda number: self._travelling[number].version(),
             self._link,
+            frozenset(self._experts),
         )
         self._undoing.append(_registered(self, self._claim))
         modules = {id(layer.module) for layer in self._travelling}
@@ -176,6 +241,61 @@ class Streaming(Remedy):
                 self._forwards.replace(module, self._around(layer, module))
             self._keep_in_place(layer)
         self._undoing.append(self.model.register_forward_hook(_ran(self.model, self._slots)).remove)
+
+    def _layers_in_files(self, host: int | None) -> list[Layer]:
+        """Of those that travel, the ones that host memory has no room for, evenly between the others."""
+        self._buffer_bytes = 0
+        if self._files is None or not self._travelling:
+            return []
+        travelling, many = self._travelling, len(self._travelling)
+        buffer = max(layer.nbytes for layer in travelling)
+        for staying in range(many if host is not None else 0, -1, -1):
+            chosen = {(2 * i + 1) * many // (2 * staying) for i in range(staying)}
+            rest = [layer for number, layer in enumerate(travelling) if number not in chosen]
+            self._buffer_bytes = self._buffers * buffer if rest else 0
+            needed = self._buffer_bytes + sum(travelling[number].nbytes for number in chosen)
+            if host is None or needed <= host:
+                return rest
+        given = written(cast("int", host))
+        raise Refused(
+            f"host={given} is too small for {self._buffers} buffers of {written(buffer)}",
+            f"the smallest that works is {self._buffers * buffer} bytes ({written(self._buffers * buffer)})",
+        )
+
+    def _sources_of_layers(self) -> HostSources | FileSources:
+        memories = [layer.memory for layer in self._travelling]
+        if not self._in_files:
+            return HostSources([memory for memory in memories if memory is not None])
+        self._sources = FileSources(
+            self._device,
+            [layer.nbytes for layer in self._travelling],
+            memories,
+            lambda number, memory: self._read(self._travelling[number], memory),
+            lambda number: self._travelling[number].version(),
+            self._buffers,
+        )
+        self._held += self._buffer_bytes
+        return self._sources
+
+    def _read(self, layer: Layer, memory: torch.Tensor) -> int:
+        """The layer's weights from their files; on any thread."""
+        files = cast("FileModel", self._files)
+        with torch.inference_mode(False), torch.no_grad():
+            return sum(
+                files.read(
+                    leaf.tensor,
+                    leaf.tensor.data if leaf.host is None else leaf.host,
+                    memory[leaf.offset : leaf.offset + leaf.nbytes],
+                )
+                for leaf in layer.leaves
+            )
+
+    def _changed(self, layer: Layer) -> None:
+        """Weights were written to without torch's counting."""
+        if layer in self._in_files:
+            for leaf in layer.leaves:
+                cast("FileModel", self._files).changed(leaf.tensor)
+        cast("Slots", self._slots).forget(layer.number)
 
     def _move_rest(self, travels: set[int]) -> None:
         """Whatever does not travel goes to the device, if it is not there."""
@@ -202,18 +322,20 @@ class Streaming(Remedy):
                 return forward(module, *args, **kwargs)
             if layer.forwards and asked_first(self._claim):
                 return forward(module, *args, **kwargs)
-            with nullcontext() if layer.forwards else self._in_slot(layer), asking(self._claim):
+            experts = self._experts.get(layer.number)
+            wanted = experts.chosen(module, args, kwargs) if experts and module is layer.module else None
+            with nullcontext() if layer.forwards else self._in_slot(layer, wanted), asking(self._claim):
                 return forward(module, *args, **kwargs)
 
         return around
 
     @contextmanager
-    def _in_slot(self, layer: Layer) -> Generator[None]:
-        """The layer's weights are views of a slot meanwhile."""
+    def _in_slot(self, layer: Layer, wanted: dict[int, Parts] | None) -> Generator[None]:
+        """The layer's weights are views of a slot meanwhile; of experts, only those that are wanted."""
         slots = cast("Slots", self._slots)
         _check_not_recorded(self._device)
         self._adopt(layer, slots)
-        slot = slots.use(layer.number)
+        slot = slots.use(layer.number) if wanted is None else slots.use_parts(layer.number, wanted)
         slot.pins += 1
         layer.forwards += 1
         try:
@@ -254,7 +376,7 @@ class Streaming(Remedy):
             with torch.no_grad():
                 host.copy_(leaf.tensor.data)
             leaf.tensor.data = host
-            slots.forget(layer.number)
+            self._changed(layer)
 
     def _claim(self, tensor: torch.Tensor) -> claims.Packed | None:
         """For a saved tensor that looks at a slot: where in which layer it looks."""
@@ -378,10 +500,10 @@ def _check(model: torch.nn.Module, device: Device) -> None:
             )
 
 
-def _check_host(travelling: Sequence[Layer]) -> None:
+def _check_host(travelling: Sequence[Layer], buffers: int) -> None:
     on_host = [layer.nbytes for layer in travelling if layer.leaves[0].tensor.device.type == "cpu"]
     # A layer that is in host memory already is copied and let go, one after the other.
-    more = sum(layer.nbytes for layer in travelling) - sum(on_host) + max(on_host, default=0)
+    more = sum(layer.nbytes for layer in travelling) - sum(on_host) + max(on_host, default=0) + buffers
     available = host_share.memory()
     if more > available:
         raise Refused(

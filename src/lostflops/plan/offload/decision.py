@@ -16,12 +16,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
+from lostflops.copies.simulation import Again, Limits, Played, Recorded, play
 from lostflops.errors import shown
-from lostflops.plan.amounts import shown_size
-from lostflops.plan.hardware import Link
+from lostflops.plan.hardware import LinkCard
+from lostflops.units import written
 
 from .saved_profile import Profile, Row, recorded
-from .storage_timeline import Again, Copies, Limits, Played, Recorded, play
 
 Decision: TypeAlias = Literal["keep", "offload", "recompute"]
 
@@ -106,7 +106,7 @@ class OffloadPlan:
     """The plan, or why there is none (`refused`; then everything is kept). All figures are predicted."""
 
     profile: Profile
-    link: Link
+    link: LinkCard
     budget_bytes: int
     host_memory_bytes: int | None
     classes: tuple[Class, ...]  # largest first
@@ -122,7 +122,7 @@ class OffloadPlan:
 def plan(
     profile: Profile,
     budget_bytes: int,
-    link: Link,
+    link: LinkCard,
     host_memory_bytes: int | None = None,
     may: Sequence[Decision] = ("offload", "recompute"),
 ) -> OffloadPlan:
@@ -136,14 +136,14 @@ class Planning:
     def __init__(
         self,
         profile: Profile,
-        link: Link,
+        link: LinkCard,
         host_memory: int | None = None,
         may: Sequence[Decision] = ("offload", "recompute"),
     ) -> None:
         self.profile, self.link, self.host_memory, self.may = profile, link, host_memory, may
-        self.step = recorded(profile)
         self.rows = profile.in_order
-        self.copies = Copies(link.out, link.into, link.latency_ns)
+        self.copies = link.copies
+        self.step = recorded(profile, self.copies.least_bytes)
         self.kept = [_kept_because(row, self.copies.least_bytes) for row in self.rows]
         self.classes = self._classes()
         self.modules = _modules(self.rows) if "recompute" in may else ()
@@ -256,27 +256,27 @@ class Planning:
 
     def _fits(self, budget: int) -> str:
         return (
-            f"it fits as it is: the peak of {shown_size(self.without.peak_bytes)} is within the budget of "
-            f"{shown_size(budget)}, so nothing is moved"
+            f"it fits as it is: the peak of {written(self.without.peak_bytes)} is within the budget of "
+            f"{written(budget)}, so nothing is moved"
         )
 
     def _unreachable(self, budget: int, smallest: Played) -> str:
         if self.profile.static_bytes > budget:
             return (
-                f"the model alone holds {shown_size(self.profile.static_bytes)}, over the budget of "
-                f"{shown_size(budget)}: no plan for what is saved can change that"
+                f"the model alone holds {written(self.profile.static_bytes)}, over the budget of "
+                f"{written(budget)}: no plan for what is saved can change that"
             )
         enough = [c.played.bytes_out for c in self.considered if c.played.peak_bytes <= budget]
         if enough:
             within = min((c.played.peak_bytes for c in self.allowed), default=self.without.peak_bytes)
             return (
-                f"host memory is too small: {shown_size(min(enough))} would have to be moved, and "
-                f"{shown_size(self.host_memory or 0)} is there; the smallest peak within it is "
-                f"{shown_size(within)}"
+                f"host memory is too small: {written(min(enough))} would have to be moved, and "
+                f"{written(self.host_memory or 0)} is there; the smallest peak within it is "
+                f"{written(within)}"
             )
         text = (
-            f"the smallest peak that was found is {shown_size(smallest.peak_bytes)}, "
-            f"{shown_size(smallest.peak_bytes - budget)} over the budget of {shown_size(budget)}; "
+            f"the smallest peak that was found is {written(smallest.peak_bytes)}, "
+            f"{written(smallest.peak_bytes - budget)} over the budget of {written(budget)}; "
             f"it is then {self._place(smallest.peak_at)}"
         )
         if not self.modules and "recompute" in self.may:
@@ -315,15 +315,15 @@ class Planning:
     def _reasons(self, played: Played) -> Iterator[str]:
         before = self.without
         yield (
-            f"the peak falls from {shown_size(before.peak_bytes)} to {shown_size(played.peak_bytes)}; "
+            f"the peak falls from {written(before.peak_bytes)} to {written(played.peak_bytes)}; "
             f"it is then {self._place(played.peak_at)}"
         )
         if played.bytes_out:
             free = free_bytes(self.step, self.link)
             beyond = "" if played.bytes_out <= free else "; the rest is waited for at the link's rate"
-            saved = shown_size(self.profile.saved_bytes)
+            saved = written(self.profile.saved_bytes)
             yield (
-                f"{shown_size(played.bytes_out)} of {saved} saved are moved; up to {shown_size(free)} could "
+                f"{written(played.bytes_out)} of {saved} saved are moved; up to {written(free)} could "
                 f"hide behind compute{beyond}"
             )
         if played.compute_ns > before.compute_ns:
@@ -332,7 +332,7 @@ class Planning:
         yield f"the step gets {longer:.1%} longer" if longer >= 0.0005 else "the step does not get longer"
 
 
-def free_bytes(step: Recorded, link: Link) -> int:
+def free_bytes(step: Recorded, link: LinkCard) -> int:
     """What can travel at most without making the step longer."""
     return int(min(link.out * step.forward, link.into * step.backward) / 1e9)
 
@@ -434,7 +434,7 @@ def record(found: OffloadPlan) -> dict[str, Any]:
         "host_memory_bytes": found.host_memory_bytes,
         "link": found.link.name,
         "classes": {entry.name: entry.decision for entry in found.classes},
-        "threshold_bytes": Copies(found.link.out, found.link.into, found.link.latency_ns).least_bytes,
+        "threshold_bytes": found.link.copies.least_bytes,
         "in_flight_bytes": found.chosen.limits.in_flight_bytes,
         "look_ahead_ns": found.chosen.limits.look_ahead_ns,
         "look_ahead_bytes": found.chosen.limits.look_ahead_bytes or 0,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from lostflops.errors import shown
-from lostflops.plan.amounts import shown_size
 from lostflops.plan.pages import grid
+from lostflops.units import written
 
 from .decision import PEAK_ERROR, STEP_ERROR, Class, OffloadPlan
 
@@ -23,13 +23,13 @@ def _page(found: OffloadPlan) -> Iterator[str]:
     profile = found.profile
     saved, peak = profile.saved_bytes, found.without.peak_bytes
     yield (
-        f"{shown(profile.model)} on {shown(profile.device)}: a step saves {shown_size(saved)} in "
-        f"{len(profile.rows):,} storages, peak {shown_size(peak)}, {_ms(found.without.step_ns)} ms"
+        f"{shown(profile.model)} on {shown(profile.device)}: a step saves {written(saved)} in "
+        f"{len(profile.rows):,} storages, peak {written(peak)}, {_ms(found.without.step_ns)} ms"
     )
     if found.refused:
         yield f"No plan: {found.refused}."
     else:
-        yield f"A plan for {shown_size(found.budget_bytes)}:"
+        yield f"A plan for {written(found.budget_bytes)}:"
         yield from (f"  {reason}" for reason in found.reasons)
     yield ""
     if found.without.peak_bytes > found.budget_bytes:
@@ -51,13 +51,13 @@ def _classes(found: OffloadPlan) -> Iterator[str]:
     least = LEAST_SHARE * found.profile.saved_bytes
     told = [entry for entry in own if entry.decision != "keep" or entry.bytes >= least][:MOST]
     rows = [
-        [shown(entry.name), shown_size(entry.bytes), str(len(entry.rows)), entry.decision, entry.why]
+        [shown(entry.name), written(entry.bytes), str(len(entry.rows)), entry.decision, entry.why]
         for entry in told
     ]
     yield from grid(["tensor class", "saved", "storages", "decision", "per step"], rows, {1, 2})
     rest = [entry for entry in own if entry not in told]
     if rest:
-        yield f"  and {len(rest)} more of together {shown_size(_together(rest))}"
+        yield f"  and {len(rest)} more of together {written(_together(rest))}"
 
 
 def _together(entries: list[Class]) -> int:
@@ -70,11 +70,11 @@ def _predicted(found: OffloadPlan) -> Iterator[str]:
         ["step ms", _ms(before.step_ns), _ms(after.step_ns), f"within {STEP_ERROR:.0%}"],
         [
             "peak",
-            shown_size(before.peak_bytes),
-            shown_size(after.peak_bytes),
+            written(before.peak_bytes),
+            written(after.peak_bytes),
             f"within {found.peak_error:.0%}" + _guessed(found),
         ],
-        ["moved out, in", "", f"{shown_size(after.bytes_out)}, {shown_size(after.bytes_in)}", ""],
+        ["moved out, in", "", f"{written(after.bytes_out)}, {written(after.bytes_in)}", ""],
     ]
     if after.bytes_out:
         rows.append(

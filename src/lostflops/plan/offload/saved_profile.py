@@ -9,9 +9,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from lostflops.copies.simulation import Recorded, Storage
 from lostflops.errors import BadProfile, Unreadable
-
-from .storage_timeline import Recorded, Storage
 
 Bytes = Annotated[int, msgspec.Meta(ge=0, le=1 << 50)]
 Nanoseconds = Annotated[int, msgspec.Meta(ge=0, le=10**14)]  # a step of at most a day
@@ -103,10 +102,15 @@ def _wrong(profile: Profile) -> str:
     return ""
 
 
-def recorded(profile: Profile) -> Recorded:
-    """The step for the simulator."""
+def recorded(profile: Profile, least_bytes: int = 0) -> Recorded:
+    """The step for the simulator. The engine does not handle storages below `least_bytes`."""
     storages = [
-        Storage(row.bytes, row.pack_ns, row.unpack_ns, row.kept_reason is not None)
+        Storage(
+            row.bytes,
+            row.pack_ns,
+            row.unpack_ns,
+            unseen=row.kept_reason is not None or row.bytes < least_bytes,
+        )
         for row in profile.in_order
     ]
     highs = profile.highs or _highs(profile, storages)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
-from lostflops.plan.hardware import STREAMED, Gpu, Link
+from lostflops.plan.hardware import STREAMED, Gpu, LinkCard
 from lostflops.plan.shape import Shape, Weight, elements
 from lostflops.plan.train import layout
 from lostflops.plan.train.job import CONTEXT
@@ -45,7 +45,7 @@ class Serving:
 
     shape: Shape
     gpu: Gpu
-    link: Link
+    link: LinkCard
     layout: Layout
     prompt: int
     generated: int
@@ -96,7 +96,8 @@ class Served:
         s = self.serving
         tokens = min(CHUNK, s.batch * s.prompt)
         per_token = 2 * (2 * s.shape.hidden + s.shape.query_width + s.shape.value_width)
-        width = max(s.shape.feed_forward, s.shape.expert_width * s.shape.experts_per_token)
+        routed = s.shape.expert_width * s.shape.experts_per_token + s.shape.shared_width
+        width = max(s.shape.feed_forward, routed)
         working = tokens * (per_token + 3 * 2 * width // s.layout.tensor)
         logits = 6 * s.batch * s.shape.vocabulary // s.layout.tensor
         streamed = f", {s.streamed / 1e9:.2f} GB more in host memory" if s.streamed else ""

@@ -25,6 +25,7 @@ CHECKPOINTINGS: tuple[Checkpointing, ...] = get_args(Checkpointing)
 
 LOGITS_PEAK = 14  # bytes per token and word: 16-bit logits, their fp32 copy, log-softmax, and its gradient
 LOGITS_SAVED = 4
+LOSS_SLICE = 1024  # tokens whose logits a fused loss makes at a time
 
 
 @dataclass(frozen=True)
@@ -225,17 +226,17 @@ def head_saved(shape: Shape, tokens: int, layout: Layout) -> int:
 
 
 def logits(shape: Shape, tokens: int, layout: Layout, *, fused: bool) -> int:
-    """The loss at its worst moment, with the logits split over tensor ranks.
+    """The loss at its worst moment, with the logits of these tokens split over tensor ranks.
 
-    A fused loss makes the logits a slice of 1024 tokens at a time.
+    A fused loss makes the logits a slice of `LOSS_SLICE` tokens at a time.
     """
-    some = min(tokens, 1024) if fused else tokens
-    if shape.patch:  # one image's class comes of one token
-        some = -(-tokens // max(shape.positions, 1))
+    some = min(tokens, LOSS_SLICE) if fused else tokens
     return -(-LOGITS_PEAK * some * shape.vocabulary // layout.tensor)
 
 
 def rotary(shape: Shape, sequence: int) -> int:
-    """The table of sines and cosines that all layers share."""
+    """The table of sines and cosines that all layers share; none where positions are learned or biases."""
+    if shape.positions or shape.buckets:
+        return 0
     size = shape.latent.rotary if shape.latent else shape.head_size
     return 2 * sequence * size * 2

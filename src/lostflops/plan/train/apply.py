@@ -15,7 +15,14 @@ from .job import Training
 
 SCRIPT = "train.py"  # the user's own
 TRAINER_OPTIMIZERS = {"adam-8bit": "adamw_torch_8bit", "factored": "adafactor"}
-ONLY_TITAN = "tensor and pipeline parallelism need torchtitan or Megatron"
+HEAD = '"$HEAD:29500"'  # where the processes of several nodes meet
+ON_EACH_NODE = "run it on each of the {nodes} nodes, with HEAD set to the first one's name"
+CALL_CHECKPOINTING = (
+    "call model.activation_checkpointing_enable(); before transformers 5.23, gradient_checkpointing_enable()"
+)
+FUSED_LOSS = "use a fused loss, such as LigerFusedLinearCrossEntropyLoss of liger-kernel"
+# Every second matrix product of a layer, which torchtitan's selective mode keeps.
+ALTERNATE = ("attention", "q_proj", "v_proj", "gate_proj", "down_proj")
 
 
 @dataclass(frozen=True)
@@ -49,12 +56,19 @@ def _by_fsdp(training: Training) -> bool:
     return t.layout.sharding == "fsdp2" or (t.layout.stage > 0 and not t.optimizer.master)
 
 
+def _nodes(training: Training) -> int:
+    return -(-training.layout.gpus // training.gpu.node)
+
+
 def _launch(training: Training) -> str:
-    t = training.layout
-    nodes = -(-t.gpus // training.gpu.node)
-    each = t.gpus // nodes
-    more = f"--nnodes {nodes} " if nodes > 1 else ""
-    return f"torchrun {more}--nproc-per-node {each}"
+    nodes = _nodes(training)
+    more = f"--nnodes {nodes} --rdzv-backend c10d --rdzv-endpoint {HEAD} " if nodes > 1 else ""
+    return f"torchrun {more}--nproc-per-node {training.layout.gpus // nodes}"
+
+
+def _on_each_node(training: Training, more: str = "") -> Iterator[str]:
+    if (nodes := _nodes(training)) > 1:
+        yield ON_EACH_NODE.format(nodes=nodes) + more
 
 
 def _wrapped(training: Training) -> dict[str, Any]:
@@ -76,28 +90,34 @@ def _trainer(training: Training) -> Settings:
         f"--gradient_accumulation_steps {t.microbatches}", "--bf16",
     ]  # fmt: skip
     files: dict[str, dict[str, Any]] = {}
+    more = [*_on_each_node(t)]
     if t.optimizer.name in TRAINER_OPTIMIZERS:
         words.append(f"--optim {TRAINER_OPTIMIZERS[t.optimizer.name]}")
     if t.kernels == "fused":
         words.append("--torch_compile")
+    if t.fused_loss:
+        words.append("--use_liger_kernel")
     if _by_fsdp(t):
         words += ["--fsdp full_shard", "--fsdp_config fsdp.json"]
         files["fsdp.json"] = _wrapped(t)
     else:
         if t.checkpointing == "full":
-            words.append("--gradient_checkpointing")
+            words.append("--activation_checkpointing")
+            more.append("before transformers 5.23 it is --gradient_checkpointing")
         if t.layout.stage or t.optimizer_away:
             words.append("--deepspeed ds.json")
             files["ds.json"] = _zero(t)
-    return Settings("HF Trainer", " ".join(words), files, tuple(_besides(t)))
+    return Settings("HF Trainer", " ".join(words), files, (*more, *_besides(t)))
 
 
 def _accelerate(training: Training) -> Settings:
     t = training
     words = ["accelerate launch", f"--num_processes {t.layout.gpus}", "--mixed_precision bf16"]
-    nodes = -(-t.layout.gpus // t.gpu.node)
-    if nodes > 1:
-        words.append(f"--num_machines {nodes}")
+    more: list[str] = []
+    if (nodes := _nodes(t)) > 1:
+        words += [f"--num_machines {nodes}", '--machine_rank "$NODE"', '--main_process_ip "$HEAD"']
+        words.append("--main_process_port 29500")
+        more += _on_each_node(t, f", and NODE from 0 to {nodes - 1}")
     if _by_fsdp(t):
         words += ["--use_fsdp", "--fsdp_version 2", "--fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP"]
         words.append(f"--fsdp_reshard_after_forward {str(t.layout.stage >= 3).lower()}")
@@ -112,7 +132,12 @@ def _accelerate(training: Training) -> Settings:
         words.append("--multi_gpu")
     if t.kernels == "fused":
         words.append("--dynamo_backend inductor")
-    more = [] if t.checkpointing != "full" or _by_fsdp(t) else ["call model.gradient_checkpointing_enable()"]
+    if t.microbatches > 1 and "--use_deepspeed" not in words:
+        more.append(f"make it with Accelerator(gradient_accumulation_steps={t.microbatches})")
+    if t.checkpointing == "full" and not _by_fsdp(t):
+        more.append(CALL_CHECKPOINTING)
+    if t.fused_loss:
+        more.append(FUSED_LOSS)
     if t.optimizer.name in TRAINER_OPTIMIZERS:
         more.append(
             {
@@ -139,11 +164,11 @@ def _zero(training: Training) -> dict[str, Any]:
 
 def _deepspeed(training: Training) -> Settings:
     t = training
-    nodes = -(-t.layout.gpus // t.gpu.node)
-    where = f"--num_nodes {nodes} " if nodes > 1 else ""
+    nodes = _nodes(t)
+    where = f"--hostfile hostfile --num_nodes {nodes} " if nodes > 1 else ""
     config = _zero(t)
     kind = "Adam" if t.optimizer_away else "AdamW"
-    more: list[str] = []
+    more = [f"hostfile has a line for each node: `NAME slots={t.layout.gpus // nodes}`"] if where else []
     if t.optimizer.name in TRAINER_OPTIMIZERS:
         config["zero_allow_untested_optimizer"] = True
         more.append("pass your own optimizer to deepspeed.initialize")
@@ -151,7 +176,9 @@ def _deepspeed(training: Training) -> Settings:
         config["optimizer"] = {"type": kind, "params": {"lr": 1e-5}}
         more.append("lr is an example: set your own")
     if t.checkpointing == "full":
-        more.append("call model.gradient_checkpointing_enable()")
+        more.append(CALL_CHECKPOINTING)
+    if t.fused_loss:
+        more.append(FUSED_LOSS)
     each = t.layout.gpus // nodes
     command = f"deepspeed {where}--num_gpus {each} {SCRIPT} --deepspeed --deepspeed_config ds.json"
     return Settings("DeepSpeed", command, {"ds.json": config}, (*more, *_besides(t)))
@@ -184,9 +211,7 @@ def _torchtitan(training: Training) -> Settings:
         flags["activation_checkpoint.selective_ac_option"] = "op"
     more: list[str] = []
     if t.checkpointing == "selective":
-        more.append(
-            "its selective mode also keeps every second matrix product: plan `--checkpoint alternate`"
-        )
+        more.append("its selective mode also keeps every second matrix product, which takes more memory")
     if t.microbatches > 1 and here.pipeline == 1:
         flags["training.local_batch_size"] = t.microbatch
         flags["training.global_batch_size"] = t.microbatch * t.microbatches * here.data
@@ -197,7 +222,14 @@ def _torchtitan(training: Training) -> Settings:
     if t.optimizer.name in TRAINER_OPTIMIZERS:
         more.append(f"no setting for the optimizer '{t.optimizer.name}': plan with `--optimizer adam`")
     words = [f"--{name}" if value == "" else f"--{name}={value}" for name, value in flags.items()]
-    return Settings("torchtitan", " ".join(["./run_train.sh", *words]), {}, (*more, *_calls(t)))
+    start = f"{_launch(t)} -m torchtitan.train --job.config_file model.toml"
+    more.insert(
+        0, "flags of torchtitan 0.2 (2025); model.toml is your model's, see its train_configs folders"
+    )
+    if t.fused_loss:
+        more.append(FUSED_LOSS)
+    besides = (*_on_each_node(t), *more, *_calls(t, checkpoints=False))
+    return Settings("torchtitan", " ".join([start, *words]), {}, besides)
 
 
 def _besides(training: Training) -> Iterator[str]:
@@ -207,8 +239,11 @@ def _besides(training: Training) -> Iterator[str]:
         if t.lora.base_bits == 4:
             yield (
                 'load the model with BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", '
-                f"bnb_4bit_use_double_quant={t.lora.double_quantised})"
+                f"bnb_4bit_use_double_quant={t.lora.double_quantised}, "
+                "bnb_4bit_compute_dtype=torch.bfloat16)"
             )
+        else:
+            yield "load the model with dtype=torch.bfloat16"
         targets = ", ".join(f'"{name}_proj"' for name in t.lora.targets)
         yield f"wrap the model with peft.LoraConfig(r={t.lora.rank}, target_modules=[{targets}])"
     elif t.optimizer.weights == 2 and not t.optimizer.master:
@@ -216,16 +251,16 @@ def _besides(training: Training) -> Iterator[str]:
     yield from _calls(t)
 
 
-def _calls(training: Training) -> Iterator[str]:
+def _calls(training: Training, checkpoints: bool = True) -> Iterator[str]:
     t = training
-    if t.checkpointing in ("selective", "alternate"):
+    if checkpoints and t.checkpointing == "selective":
         yield "call lostflops.optimize.checkpoint(model), which keeps attention's outputs"
+    elif checkpoints and t.checkpointing == "alternate":
+        yield f"call lostflops.optimize.checkpoint(model, keep={ALTERNATE}), or every second product of yours"
     if t.offloaded:
         yield "train inside `with lostflops.optimize.offload(model):`"
     if t.streamed:
         yield "train inside `with lostflops.optimize.stream_frozen(model):`"
-    if t.fused_loss:
-        yield "use a fused loss: `--use_liger_kernel` in the Trainer"
     if t.fp8:
         yield "call lostflops.optimize.to_fp8(model)"
 

@@ -76,8 +76,8 @@ def calibrated(training: Training, run: Measured) -> tuple[Training, str]:
             f"{peak / 1e12:,.0f}.",
             "describe the job that was recorded: its model, sequence, microbatch, layout and GPU.",
         )
-    status = training.gpu.status.replace("sustained rate, ", "") + "; sustained rate from the run"
-    known = replace(training, gpu=hardware.one_rate(training.gpu, rate, status))
+    source = f"{hardware.SUSTAINED_RATE} from the run"
+    known = replace(training, gpu=hardware.one_rate(training.gpu, rate, source))
     step = Prediction(known).step_ns
     return known, (
         f"Calibrated with {run.steps} steps on {run.ranks} {'rank' if run.ranks == 1 else 'ranks'}: "

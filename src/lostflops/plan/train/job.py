@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Literal
 
 from lostflops.errors import BadOption
-from lostflops.plan.hardware import Gpu, Link
+from lostflops.plan.hardware import Gpu, LinkCard
 from lostflops.plan.shape import Shape, elements
 
 from . import activation_memory, layer_time, layout, static_memory
@@ -38,7 +38,7 @@ class Training:
 
     shape: Shape
     gpu: Gpu
-    link: Link
+    link: LinkCard
     layout: Layout
     optimizer: Optimizer
     sequence: int
@@ -320,9 +320,13 @@ def _moments(training: Training, stage: int) -> Iterator[Moment]:
     live = [Part("one layer recomputed", live_bytes, "while its backward runs")] if live_bytes else []
     if stage == t.layout.pipeline - 1:
         head = Part("head's input", activation_memory.head_saved(t.shape, tokens, t.layout), "final norm")
-        size = activation_memory.logits(t.shape, tokens, t.layout, fused=t.fused_loss)
-        how = "1024 tokens at a time" if t.fused_loss else f"{tokens:,} tokens"
-        logits = Part("logits and loss", size, f"{how}, 14 bytes per word of {t.shape.vocabulary:,}")
+        answers = t.microbatch if t.shape.patch else tokens  # an image's class comes of one token
+        size = activation_memory.logits(t.shape, answers, t.layout, fused=t.fused_loss)
+        word, of = ("class", "images") if t.shape.patch else ("word", "tokens")
+        how = f"{answers:,} {of}"
+        if t.fused_loss and answers > activation_memory.LOSS_SLICE:
+            how = f"{activation_memory.LOSS_SLICE:,} tokens at a time"
+        logits = Part("logits and loss", size, f"{how}, 14 bytes per {word} of {t.shape.vocabulary:,}")
         yield Moment("loss", stage, (*early, *always, *saved, head, logits))
     yield Moment("backward begins", stage, (*early, *always, *saved, *live))
     yield Moment("backward ends", stage, (*static, *always, *_last(t, stage), *live))

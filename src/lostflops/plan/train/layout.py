@@ -58,6 +58,9 @@ class Layout:
         return {"none": 0, "zero-1": 1, "zero-2": 2, "zero-3": 3, "fsdp2": 3}[self.sharding]
 
 
+MOST_NAMED = 16  # ranks that a hint names
+
+
 def check(shape: Shape, layout: Layout, sequence: int) -> None:
     """Raise ImpossibleLayout where something does not come out even."""
     product = layout.tensor * layout.pipeline * layout.context
@@ -102,7 +105,9 @@ def check(shape: Shape, layout: Layout, sequence: int) -> None:
 def _even(few: int, what: str, many: int, of: str, shape: Shape | None = None) -> None:
     if many % few:
         whose = f" of {shape.name}" if shape else ""
-        raise ImpossibleLayout(f"The {many} {of}{whose} cannot be shared evenly by {what} {few}.")
+        fitting = [str(n) for n in range(1, min(many, MOST_NAMED) + 1) if many % n == 0]
+        hint = f"choose a number that divides {many:,}: {', '.join(fitting)}." if what[0] == "-" else ""
+        raise ImpossibleLayout(f"The {many} {of}{whose} cannot be shared evenly by {what} {few}.", hint)
 
 
 def stage_layers(shape: Shape, layout: Layout, stage: int) -> range:

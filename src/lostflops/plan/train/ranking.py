@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, product
+from math import log
 from typing import Any
 
 from .job import Prediction, Training, free
@@ -19,7 +20,10 @@ from .timeline import KEEP
 Change = Mapping[str, Any]
 
 DOUBLINGS = 5  # of the number of GPUs, where it does not fit on those that were asked for
+EQUAL = 1.01  # times as long counts as equally fast
+NEAR = 1.05  # times as long is worth it for the optimizer that was asked for
 OTHER_OPTIMIZERS = {"8-bit Adam": "adam-8bit", "Adafactor": "factored"}
+OTHER_LOSS = "another optimizer: check the loss"
 
 # What applies a change to a model as it is. The others are settings of the job, or of its framework.
 APPLY = {
@@ -87,7 +91,22 @@ def _kept(found: Sequence[Way]) -> list[Way]:
     for way in sorted(fitting, key=lambda way: len(way.changes)):
         if not any(_needless(way, other) for other in kept):
             kept.append(way)
-    return sorted(kept, key=lambda way: (not _explicit(way), _per_token(way), len(way.changes)))
+    fastest = min((_per_token(way) for way in kept), default=1.0)
+    return sorted(
+        kept,
+        key=lambda way: (
+            not _explicit(way),
+            int(log(_per_token(way) / fastest) / log(EQUAL)),  # as fast: then by what it asks for
+            _preference(way),
+            _per_token(way),
+            len(way.changes),
+        ),
+    )
+
+
+def _preference(way: Way) -> int:
+    """The optimizer that was asked for comes before another one, and Adam's before others."""
+    return next((n for n, name in enumerate(OTHER_OPTIMIZERS, 1) if name in way.changes), 0)
 
 
 def _explicit(way: Way) -> bool:
@@ -200,7 +219,7 @@ def _remark(name: str, now: Prediction, before: Prediction) -> str:
     if name == "compile the layers":
         return "`torch.compile`: the first steps take longer"
     if name in OTHER_OPTIMIZERS:
-        return "another optimizer: check the loss"
+        return OTHER_LOSS
     if now.peak.bytes >= before.peak.bytes:
         if "offload" in name and not now.training.offloaded:
             return "no layer can travel without making the step longer"
@@ -226,7 +245,7 @@ def _combined(training: Training) -> Iterator[Way]:
             new = changed(training, merged)
             # What is free may be all, which has a name of its own, or nothing.
             if merged.get("offloaded") != "free" or 0 < new.offloaded < _all(new):
-                yield Way(names, Prediction(new))
+                yield Way(names, Prediction(new), OTHER_LOSS if set(names) & set(OTHER_OPTIMIZERS) else "")
 
 
 def _gpus(count: int) -> str:
@@ -234,14 +253,12 @@ def _gpus(count: int) -> str:
 
 
 def _headline(asked: Way, ways: Sequence[Way]) -> Way:
-    """The fastest way; of those within a hundredth, one with the optimizer that was asked for, or Adam's."""
+    """The fastest way, or one hardly slower with the optimizer that was asked for."""
     explicit = [way for way in ways if _explicit(way)]
     if not explicit or (asked.prediction.fits and _explicit(asked)):
         return asked
-    near = [way for way in explicit if _per_token(way) <= 1.01 * _per_token(explicit[0])]
-    return min(
-        near, key=lambda way: next((n for n, o in enumerate(OTHER_OPTIMIZERS, 1) if o in way.changes), 0)
-    )
+    near = (way for way in explicit if _per_token(way) <= NEAR * _per_token(explicit[0]))
+    return next((way for way in near if not _preference(way)), explicit[0])
 
 
 def _verdict(asked: Way, alone: tuple[Way, ...], ways: Sequence[Way], combined: list[Way]) -> str:
@@ -249,28 +266,35 @@ def _verdict(asked: Way, alone: tuple[Way, ...], ways: Sequence[Way], combined: 
     if now.fits and _explicit(asked):
         room = now.training.gpu.memory - now.peak.bytes
         return (
-            f"It fits as it is, with {room / 1e9:.1f} GB to spare. You need not change anything for memory."
+            f"It fits as it is, with {room / 1e9:,.1f} GB to spare. You need not change anything for memory."
         )
     explicit = [way for way in ways if _explicit(way)]
     if not explicit:
         closest = min((asked, *alone, *combined), key=lambda way: way.prediction.peak.bytes)
         over = closest.prediction.excess
-        reason = f"{over / 1e9:.1f} GB over" if over else "but host memory is too small"
+        reason = f"{over / 1e9:,.1f} GB over" if over else "but host memory is too small"
         last = " Unified memory would, slowly." if ways else ""
         return (
             f"Nothing that was tried makes it fit; the closest is '{closest.name}', {reason}. "
             f"Tensor or pipeline parallelism or `--method lora` needs less.{last}"
         )
     best = _headline(asked, explicit)
-    said = f"It does not fit as it is: {now.excess / 1e9:.1f} GB over."
+    said = f"It does not fit as it is: {now.excess / 1e9:,.1f} GB over."
     if now.training.unified and now.fits:
-        said = f"It fits only in unified memory: {now.excess / 1e9:.1f} GB are over."
+        said = f"It fits only in unified memory: {now.excess / 1e9:,.1f} GB are over."
     elif not now.excess:
         said = "It does not fit as it is: host memory is too small."
     more = best.prediction.training.layout.gpus - now.training.layout.gpus
     said += f" Nothing that was tried fits on {_gpus(now.training.layout.gpus)}." if more else ""
-    said += f" The fastest way: {best.name}, {best.prediction.peak.bytes / 1e9:.1f} GB per GPU"
-    same = [way for way in explicit if not set(way.changes) & set(OTHER_OPTIMIZERS)]
-    if set(best.changes) & set(OTHER_OPTIMIZERS) and same:
-        said += f"; with the same optimizer: {same[0].name}"
+    fastest = explicit[0]
+    slower = _per_token(best) / _per_token(fastest)
+    which = "fastest way" if slower <= EQUAL else "fastest way with the same optimizer"
+    said += f" The {which}: {best.name}, {best.prediction.peak.bytes / 1e9:,.1f} GB per GPU"
+    if slower > EQUAL:
+        said += f"; {fastest.name} is {1 - 1 / slower:.1%} faster"
+    same = next((way for way in explicit if not _preference(way)), None)
+    if _preference(best) and same:
+        longer = _per_token(same) / _per_token(best)
+        shown = f"{longer:,.{0 if longer >= 10 else 1}f}"
+        said += f"; with the same optimizer: {same.name}, {shown} times as long"
     return f"{said}."

@@ -8,8 +8,13 @@ buffers in flight. Contention for GPU memory, launch cost and sharing of the lin
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
+
+from lostflops.copies.link import Link
+from lostflops.copies.simulation import Limits, Recorded, Storage, play
 
 SETS = 2  # layers whose copies may be under way
+TICK = 1e-12  # seconds: the simulator counts in whole numbers, and a small layer takes few nanoseconds
 KEEP = 2  # last layers that stay: their backward comes before a copy could return
 
 
@@ -30,6 +35,7 @@ class Timeline:
         return 1 - self.exposed / self.copies if self.copies else 1.0
 
 
+@lru_cache(4096)
 def simulate(
     layers: int,
     forward: float,
@@ -41,25 +47,28 @@ def simulate(
 ) -> Timeline:
     """One microbatch forward and backward; all but the last two layers travel unless `offloaded` is given."""
     travelling = max(layers - KEEP, 0) if offloaded is None else min(offloaded, layers)
-    out: list[float] = []
-    now = 0.0
-    for number in range(layers):
-        waits = out[number - sets] if sets <= number < travelling else 0.0
-        now = max(now, waits) + forward
-        if number < travelling:
-            out.append(max(out[-1] if out else 0.0, now) + copy_out)
-    after_forward = now
-    ends = [0.0] * layers
-    back = 0.0
-    for number in reversed(range(layers)):
-        if number < travelling:
-            freed = ends[number + sets] if number + sets < layers else after_forward
-            back = max(back, freed, out[number]) + copy_in
-            now = max(now, back)
-        now += backward
-        ends[number] = now
+    step, ahead = _equal(layers, _ticks(forward), _ticks(backward)), sets - 1
+    link = Link(1e9 / max(1, _ticks(copy_out)), 1e9 / max(1, _ticks(copy_in)))
+    played = play(
+        step, link, range(travelling), limits=Limits(ahead, ahead * _ticks(backward), as_layers=True)
+    )
     compute = layers * (forward + backward)
-    return Timeline(now, compute, travelling * (copy_out + copy_in))
+    exposed = (played.step_ns - step.compute) * TICK
+    return Timeline(compute + exposed, compute, travelling * (copy_out + copy_in))
+
+
+def _ticks(seconds: float) -> int:
+    return round(seconds / TICK)
+
+
+def _equal(layers: int, forward: int, backward: int) -> Recorded:
+    """Each layer saves one storage at its end and asks for it when its backward begins."""
+    end = layers * forward
+    return Recorded(
+        end,
+        layers * backward,
+        [Storage(1, (n + 1) * forward, end + (layers - 1 - n) * backward) for n in range(layers)],
+    )
 
 
 def free_layers(layers: int, forward: float, backward: float, copy_out: float, copy_in: float) -> int:

@@ -8,7 +8,7 @@ import polars as pl
 
 from lostflops import intervals
 from lostflops.columns import Count, Flag, Id, Name, Ratio, Share, Time
-from lostflops.finding import Finding, milliseconds, percent
+from lostflops.finding import Finding, Verdict, milliseconds, percent
 from lostflops.recipe import Bars, Example, Shows, recipe
 from lostflops.recipes.steps.totals import added_up, mean_share, per_step
 from lostflops.tables import Kernels
@@ -130,7 +130,11 @@ def _spans(kernels: pl.LazyFrame, counted: pl.LazyFrame) -> pl.LazyFrame:
     )
 
 
-@precision_mix.finding(name="fp32-without-tensor-cores", remedies=("bf16", "fp16", "tf32"))
+@precision_mix.finding(
+    name="fp32-without-tensor-cores",
+    remedies=("bf16", "fp16", "tf32"),
+    verdict=Verdict("Bound by fp32 compute", "matrix work in fp32 without tensor cores"),
+)
 def fp32_off_tensor_cores(table: pl.DataFrame) -> Iterator[Finding]:
     return _off_tensor_cores(
         table,
@@ -145,6 +149,7 @@ def fp32_off_tensor_cores(table: pl.DataFrame) -> Iterator[Finding]:
 @precision_mix.finding(
     name="fp64-without-tensor-cores",
     remedies=("no-float64",),
+    verdict=Verdict("Bound by fp64 compute", "matrix work in fp64 without tensor cores"),
     examples=[
         Shows(
             "a third of the step is fp64 matrix work outside tensor cores",

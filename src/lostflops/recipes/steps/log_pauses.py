@@ -11,7 +11,7 @@ import numpy.typing as npt
 import polars as pl
 
 from lostflops.columns import Count, Id, Name, Share, Time, Typical
-from lostflops.finding import Finding, milliseconds, percent
+from lostflops.finding import Finding, Verdict, milliseconds, percent
 from lostflops.recipe import Example, recipe
 from lostflops.tables import StepLog
 
@@ -232,7 +232,12 @@ def _cause(plain: pl.DataFrame, pause: Pause) -> str | None:
     return most if grown[most] >= EXPLAINS * pause.longer else None
 
 
-@step_log_pauses.finding(name="pause-not-recorded")
+@step_log_pauses.finding(
+    name="pause-not-recorded",
+    verdict=Verdict(
+        "Held up outside the recorded steps", "pauses that the recorded steps lack", outside=True
+    ),
+)
 def a_pause_was_not_recorded(table: pl.DataFrame) -> Iterator[Finding]:
     """What the recorded steps show is told by the ledger; this is about pauses that none of them has."""
     unseen = table.filter(

@@ -8,7 +8,7 @@ from typing import Any
 import polars as pl
 
 from lostflops.columns import Count, Id, Ratio, Share, Time, Typical
-from lostflops.finding import Finding, milliseconds, percent
+from lostflops.finding import Finding, Verdict, milliseconds, percent
 from lostflops.recipe import Bars, Example, recipe
 from lostflops.tables import StepLog
 
@@ -184,7 +184,10 @@ def unlike_the_others(table: pl.DataFrame) -> Iterator[Finding]:
     )
 
 
-@step_log_summary.finding(name="data-wait-outside-window")
+@step_log_summary.finding(
+    name="data-wait-outside-window",
+    verdict=Verdict("Input-bound outside the recorded steps", "waiting for data"),
+)
 def waits_for_data_elsewhere(table: pl.DataFrame) -> Iterator[Finding]:
     # What the recorded steps show too is found there.
     unseen = table.filter(

@@ -9,7 +9,7 @@ import polars as pl
 
 from lostflops.accounts import ACCOUNTS
 from lostflops.columns import Count, Flag, Id, Instant, Name, Time, Typical
-from lostflops.finding import Finding, milliseconds, percent
+from lostflops.finding import Finding, milliseconds
 from lostflops.recipe import Bars, Example, recipe
 from lostflops.recipes.accounting import COMPUTE, HOST_ONLY
 from lostflops.tables import Kernels, Ranks, StepLog, Steps
@@ -230,8 +230,8 @@ def a_step_is_an_outlier(table: pl.DataFrame) -> Iterator[Finding]:
             gain="unknown",
             evidence=(
                 *(
-                    f"step {row['step']} on rank {row['rank']}: {milliseconds(row['longer'])} longer, "
-                    f"{percent(row['more'], row['longer'])} of that is {known.label}"
+                    f"step {row['step']} on rank {row['rank']}: {milliseconds(row['longer'])} longer, with "
+                    f"{milliseconds(row['more'])} more {known.label}"
                     for row in rows.head(MOST_NAMED).iter_rows(named=True)
                 ),
                 *(

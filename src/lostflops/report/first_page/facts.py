@@ -17,6 +17,7 @@ from lostflops.finding import milliseconds, percent
 from lostflops.naming.cards import peak
 from lostflops.session import Answer
 from lostflops.store.trace import Trace
+from lostflops.units import written
 
 from .budget import Budget
 from .run import Run
@@ -259,15 +260,15 @@ def _memory(trace: Trace) -> Iterator[Fact]:
     if ranks is not None:
         sizes = ranks.select("memory_bytes").collect()["memory_bytes"].drop_nulls().unique()
         size = sizes[0] if sizes.len() == 1 else None
-    of = f" of {_bytes(size)}" if size else ""
+    of = f" of {written(size)}" if size else ""
     if allocations is not None:
         on_gpu = allocations.filter(pl.col("device").is_not_null() & pl.col("allocated").is_not_null())
         by_rank = on_gpu.group_by("rank").agg(pl.col("allocated", "reserved").max()).collect()
         if by_rank.height:
             rank, most, reserved = by_rank.sort("allocated", "rank", descending=[True, False]).row(0)
-            held = f", {_bytes(reserved)} reserved" if reserved else ""
+            held = f", {written(reserved)} reserved" if reserved else ""
             on = f" (rank {rank})" if by_rank.height > 1 else ""
-            yield Fact("peak_memory", "peak memory", most, "B", f"{_bytes(most)} allocated{held}{of}{on}",
+            yield Fact("peak_memory", "peak memory", most, "B", f"{written(most)} allocated{held}{of}{on}",
                        "allocations of PyTorch's allocator while recording")  # fmt: skip
             return
     if counters is None:
@@ -282,9 +283,9 @@ def _memory(trace: Trace) -> Iterator[Fact]:
             total = (
                 counters.filter(metric == "gpu_memory_total").select(pl.col("value").max()).collect().item()
             )
-            among = f" of {_bytes(total)}" if total and name == "gpu_memory_used" else ""
+            among = f" of {written(total)}" if total and name == "gpu_memory_used" else ""
             among += ", nearly full" if among and most >= NEARLY_FULL * total else ""
-            yield Fact(key, label, most, "B", f"{_bytes(most)}{among}", basis)
+            yield Fact(key, label, most, "B", f"{written(most)}{among}", basis)
 
 
 def _clocks(answers: Mapping[str, Answer]) -> Iterator[Fact]:
@@ -382,10 +383,3 @@ def _figures(value: float) -> str:
     if value >= 100:
         return f"{float(f'{value:.3g}'):,.0f}"
     return f"{value:.3g}"
-
-
-def _bytes(count: float) -> str:
-    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if count >= size:
-            return f"{count / size:.{1 if count < 100 * size else 0}f} {unit}"
-    return f"{count:.0f} B"

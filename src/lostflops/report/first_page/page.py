@@ -72,20 +72,6 @@ class Page:
     source_names: tuple[str, ...]
     given: tuple[str, ...] = ()  # the paths that the user named, where somebody did
 
-    def __str__(self) -> str:
-        """The page as a terminal of 100 columns shows it."""
-        from lostflops.report.notebook import text
-
-        return text(self)
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        """The page in a notebook."""
-        from lostflops.report.notebook import bundle
-
-        return bundle(self)["text/html"]
-
     @property
     def untraced(self) -> bool:
         """Whether there is a step log or a monitor's samples and no trace: most questions are idle."""
@@ -382,7 +368,7 @@ def _notes(run: Run, outside: pl.DataFrame, unclassified: int, kernel_time: int)
         )
     if run.world_size is None and len(run.ranks) > 1:
         yield "The recording does not say how many ranks the job has: some may be missing."
-    if kernel_time and unclassified * 1000 >= UNCLASSIFIED_PER_MILLE * kernel_time:
+    if not run.on_host and kernel_time and unclassified * 1000 >= UNCLASSIFIED_PER_MILLE * kernel_time:
         yield (
             f"No family is known for the kernels of {percent(unclassified, kernel_time)} of the kernel time: "
             "they count as compute."
@@ -437,5 +423,5 @@ def _hidden(by_name: dict[str, Answer]) -> Figure | None:
     return Figure(
         "communication hidden",
         percent(total - exposed, total),
-        "Share of the communication time inside steps during which kernels ran as well.",
+        "Share of the communication time inside steps that computation hides.",
     )

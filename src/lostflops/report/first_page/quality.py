@@ -12,7 +12,7 @@ MOST_RANKS = 6
 
 
 @dataclass(frozen=True)
-class Fact:
+class QualityNote:
     """One fact. `where` lists the ranks, or is 'run' when it is about all of it."""
 
     level: str
@@ -29,7 +29,7 @@ class Fact:
         return self.level == "warning"
 
 
-def facts(quality: Sequence[Quality]) -> list[Fact]:
+def facts(quality: Sequence[Quality]) -> list[QualityNote]:
     """Warnings first. Facts that differ only in their numbers are told with one rank as the example."""
     alike: dict[tuple[bool, str, str], list[Quality]] = {}
     for fact in quality:
@@ -38,7 +38,7 @@ def facts(quality: Sequence[Quality]) -> list[Fact]:
     return [_told(found) for _, found in sorted(alike.items())]
 
 
-def _told(found: Sequence[Quality]) -> Fact:
+def _told(found: Sequence[Quality]) -> QualityNote:
     ranks = sorted({fact.rank for fact in found if fact.rank is not None})
     where = "run"
     if ranks:
@@ -46,15 +46,15 @@ def _told(found: Sequence[Quality]) -> Fact:
         where += f" and {len(ranks) - MOST_RANKS} more" if len(ranks) > MOST_RANKS else ""
     first = max(found, key=lambda fact: fact.count)
     text = stated(first)
-    if len({(fact.count, fact.text) for fact in found}) > 1 and first.rank is not None:
+    if len({(fact.count, fact.meaning) for fact in found}) > 1 and first.rank is not None:
         text = f"{text} (numbers of rank {first.rank})"
-    return Fact(first.level, where, text)
+    return QualityNote(first.level, where, text)
 
 
 def stated(fact: Quality) -> str:
     """The fact in one sentence: its name, how often, and what it means."""
-    if fact.text.startswith("of "):
-        return f"{fact.name}: {fact.count:,} {fact.text}"
+    if fact.of is not None:
+        return f"{fact.name}: {fact.count:,} {fact.meaning}"
     if fact.count > 1 and f"{fact.count:,}" not in fact.text:
         return f"{fact.name}: {fact.count:,}, {fact.text}"
     return f"{fact.name}: {fact.text}"

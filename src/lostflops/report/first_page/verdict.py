@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from lostflops.accounts import ACCOUNTS
+from lostflops.causes import verdicts
 from lostflops.finding import Finding, milliseconds, percent
 
 from .budget import Budget, Line
@@ -19,19 +20,6 @@ NAMES: Mapping[str, str] = {
     **{account.name: account.verdict for account in ACCOUNTS.values() if account.verdict},
 }
 
-
-PAUSE = "pause-not-recorded"
-# Causes that no account is named after, by the name of their finding: what the verdict calls the job, and
-# what takes the share of the step that the finding costs.
-BY_FINDING: Mapping[str, tuple[str, str]] = {
-    "fp32-without-tensor-cores": ("Bound by fp32 compute", "matrix work in fp32 without tensor cores"),
-    "fp64-without-tensor-cores": ("Bound by fp64 compute", "matrix work in fp64 without tensor cores"),
-    "pipeline-bubble": ("Bubble-bound", "waiting between pipeline stages"),
-    "logging-inside-step": ("Held up by logging", "idle time while the CPU logs"),
-    PAUSE: ("Held up outside the recorded steps", "pauses that the recorded steps lack"),
-    "waits-for-a-core": ("Short of processor cores", "waiting for one"),
-    "data-wait-outside-window": ("Input-bound outside the recorded steps", "waiting for data"),
-}
 # A loss that is so many times as large as the first finding, and not about it, leads the verdict.
 FAR_LARGER = 2
 
@@ -91,12 +79,11 @@ def _bound_by(first: Finding, budget: Budget, on_host: bool, length: str) -> str
     if late:
         return late
     group = first.accounts[0].partition(".")[0] if first.accounts else ""
-    if first.name == PAUSE:  # its time is in none of the steps that the page divides
-        name, what = BY_FINDING[PAUSE]
-        return f"{name}: {what} add {milliseconds(first.size)} per step to the {length}."
-    if first.name in BY_FINDING:
-        name, what = BY_FINDING[first.name]
-        return f"{name}: {_share(first, budget)} of the {length} is {what}."
+    own = verdicts().get(first.name)
+    if own is not None and own.outside:
+        return f"{own.job}: {own.time} add {milliseconds(first.size)} per step to the {length}."
+    if own is not None:
+        return f"{own.job}: {_share(first, budget)} of the {length} is {own.time}."
     loss = next((g for g in budget.groups if g.account == group and group != "compute"), None)
     name = _called(first.accounts[0])
     if loss is None:
@@ -126,7 +113,8 @@ def _loss_name(loss: Line, budget: Budget) -> str:
 
 
 def _share(first: Finding, budget: Budget) -> str:
-    if first.name == PAUSE:
+    own = verdicts().get(first.name)
+    if own is not None and own.outside:
         return f"{milliseconds(first.size)} per step"
     return percent(first.size, budget.mean)
 
@@ -135,15 +123,16 @@ def _noun(first: Finding) -> str:
     """What a finding is about; empty where it has neither an account nor words of its own."""
     if first.rank is not None and first.accounts[1:] == ("communication.wait",):
         return f"waiting for rank {first.rank}"
-    if first.name in BY_FINDING:
-        return BY_FINDING[first.name][1]
+    own = verdicts().get(first.name)
+    if own is not None:
+        return own.time
     account = first.accounts[0] if first.accounts else ""
     return (ACCOUNTS[account].noun or ACCOUNTS[account].label) if account in ACCOUNTS else ""
 
 
 def _late(first: Finding, budget: Budget, length: str) -> str:
     """The verdict where one rank holds the job up; empty where the finding is of another kind."""
-    if first.rank is None or "communication.wait" not in first.accounts[1:] or first.name in BY_FINDING:
+    if first.rank is None or "communication.wait" not in first.accounts[1:] or first.name in verdicts():
         return ""
     cause = first.accounts[0]
     what = ACCOUNTS[cause].makes_late if cause in ACCOUNTS else ""

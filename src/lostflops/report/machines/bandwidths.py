@@ -9,6 +9,7 @@ import polars as pl
 
 from lostflops.finding import milliseconds
 from lostflops.report.words.safe import one_line
+from lostflops.units import written
 
 from .links import grid
 
@@ -140,10 +141,4 @@ def _many(number: object, noun: str) -> str:
 
 
 def _bytes(number: int | None) -> str:
-    """A size as it was asked for: whole units of 1024 where it is one."""
-    if number is None:
-        return "–"
-    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if number >= 0.999 * size:
-            return f"{number / size:.4g} {unit}"
-    return f"{number} B"
+    return "–" if number is None else written(number)

@@ -36,7 +36,7 @@ margin:0 .35rem 0 .9rem;border-radius:2px}
 
 
 @dataclass(frozen=True)
-class Line:
+class Curve:
     """One thing over time: start, end and value of each sample."""
 
     name: str
@@ -50,7 +50,7 @@ class Plot:
     title: str
     remark: str
     unit: str
-    lines: Sequence[Line]
+    lines: Sequence[Curve]
     limit: float | None = None
 
 
@@ -116,21 +116,21 @@ def _plots(node: pl.DataFrame) -> Iterator[Plot]:
             .filter(pl.col("end") > pl.col("start"))
             .with_columns(value=100e9 * pl.col("value") / (pl.col("end") - pl.col("start")) / cores)
         )
-        yield Plot("CPU", f"mean of {cores} cores", "%", [Line("busy", share)], 100.0)
+        yield Plot("CPU", f"mean of {cores} cores", "%", [Curve("busy", share)], 100.0)
     available = node.filter(pl.col("metric") == "memory_available")
     host_total = node.filter(pl.col("metric") == "memory_total")["value"]
     if available.height and host_total.len():
         whole = float(host_total[0])
         used = available.with_columns(value=(whole - pl.col("value")) / GIB)
         yield Plot(
-            "Host memory", "total less what programs can still get", "GiB", [Line("used", used)], whole / GIB
+            "Host memory", "total less what programs can still get", "GiB", [Curve("used", used)], whole / GIB
         )
 
 
-def _gpu_lines(node: pl.DataFrame, metric: str, scale: float = 1) -> list[Line]:
+def _gpu_lines(node: pl.DataFrame, metric: str, scale: float = 1) -> list[Curve]:
     rows = node.filter(pl.col("metric") == metric).with_columns(pl.col("value") * scale)
     return [
-        Line(f"GPU {device}", mine)
+        Curve(f"GPU {device}", mine)
         for (device,), mine in sorted(rows.partition_by("device", as_dict=True).items(), key=str)
     ]
 

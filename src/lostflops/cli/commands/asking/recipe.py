@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from lostflops.cli.arguments import ranges, traces
+from lostflops import units
+from lostflops.cli.arguments import traces
 from lostflops.cli.arguments.recipe_names import recipe_names
 from lostflops.cli.output import files, formats
 from lostflops.cli.output.formats.table import SHOWN_ROWS
@@ -87,7 +88,7 @@ def run(given: Namespace) -> None:
     from lostflops.session import Session, Skipped
 
     wanted = named(given.name)
-    ranks = None if given.ranks is None else ranges.numbers(given.ranks)
+    ranks = None if given.ranks is None else units.numbers(given.ranks, "--ranks", "ranks")
     options = {k.removeprefix("option_"): v for k, v in vars(given).items() if k.startswith("option_")}
     with waiting() as tell:
         trace = traces.opened(given, tell)

@@ -45,7 +45,7 @@ def run(given: Namespace) -> None:
     files.check_apart("--html", given.html, "--json", given.json)
     from rich.console import Console
 
-    from lostflops.capture.record import run_folder
+    from lostflops.capture.record import new_run
     from lostflops.report import document, html, terminal
     from lostflops.report.first_page import page
     from lostflops.session import Session
@@ -65,7 +65,7 @@ def run(given: Namespace) -> None:
         with files.replacing(Path(given.json), given.paths) as file:
             file.write_bytes(data)
     typed = traces.again(given.paths, given, trace.steps)
-    terminal.show(found, Console(), typed, given.all, run_folder.command(given.paths))
+    terminal.show(found, Console(), typed, given.all, new_run.command(given.paths))
 
 
 def _asking(tell: traces.Progress | None) -> Callable[[str, int, int], None] | None:

@@ -124,6 +124,7 @@ def _collectives(given: Namespace) -> None:
 
 
 def _links(given: Namespace) -> None:
+    from lostflops import run_folder
     from lostflops.machine.bench import collectives, links
     from lostflops.machine.bench import ranks as bench_ranks
     from lostflops.machine.topology import tools as topology
@@ -144,7 +145,7 @@ def _links(given: Namespace) -> None:
             found = collectives.together([found, links.nvbandwidth()])
     content = links.document(found, loaded)
     if run:
-        topology.keep(content, run / topology.node(run) / links.FILE)
+        topology.keep(content, run / topology.node(run) / run_folder.LINKS)
     _say(given, content, bandwidths.links(found.bandwidths, content["cards"], found.about, found.remarks))
     if given.card:
         files.document(given.card, links.slowest(content["link_cards"]))

@@ -82,7 +82,7 @@ def _sample(given: Namespace) -> None:
     if command:
         recording.check(command)
     address, port = monitor.listening(given.port) if given.port is not None else ("127.0.0.1", None)
-    wanted = monitor.Wanted(
+    wanted = monitor.Sampling(
         run=given.output or Path("runs") / f"monitor-{time.strftime('%Y%m%d-%H%M%S')}",
         interval=monitor.interval(given.interval),
         duration=None if given.duration is None else monitor.duration(given.duration),
@@ -128,11 +128,12 @@ def _write(run: Path, given: Namespace) -> None:
         return
     import polars as pl
 
+    from lostflops import run_folder
     from lostflops.errors import CannotAnswer
     from lostflops.ingest import job
     from lostflops.report.machines.monitor import page
 
-    monitors = sorted(run.glob("node-*/monitor")) if run.is_dir() else []
+    monitors = sorted(run.glob(f"{run_folder.NODES}/{run_folder.MONITOR}")) if run.is_dir() else []
     trace = job.open(monitors or run, allow_missing_ranks=True)
     counters = trace.table("counters")
     if counters is None:

@@ -8,15 +8,17 @@ real step which saved tensors to move to the host or to compute again. Every fig
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from lostflops import units
 from lostflops.cli.commands import described
 from lostflops.cli.output import files
 from lostflops.cli.output.waiting import waiting
 
 if TYPE_CHECKING:
-    from lostflops.plan.hardware import Gpu, Link
+    from lostflops.plan.hardware import Gpu, LinkCard
     from lostflops.plan.serve.inference import Serving
     from lostflops.plan.shape import Shape
     from lostflops.plan.train.calibration import Measured
@@ -63,24 +65,29 @@ def _both(parser: ArgumentParser) -> None:
         required=True,
         help="a100, h100, h200, b200, mi300x, l40s, ... (docs/planning.md), or a JSON card",
     )
-    say("--gpus", metavar="N", type=int, default=1, help="how many (default 1)")
+    _count(say, "--gpus", metavar="N", default=1, help="how many (default 1)")
     say("--link", help="pcie4, pcie5, c2c, c2c-four, ..., or a JSON card (default: what the GPU usually has)")
     say("--sustained", metavar="TFLOPS", type=float, help="what whole layers reach, if you measured it")
-    say("--host-memory", metavar="GB", type=float, help="host memory per GPU")
-    say(
+    say("--host-memory", metavar="SIZE", help='host memory per GPU: "256 GiB", or a number of GB')
+    _count(
+        say,
         "--sequence",
         metavar="N",
-        type=int,
         help="tokens of a sequence (default 4096, or the model's longest)",
     )
-    say("--tensor", metavar="N", type=int, help="tensor-parallel ranks (default: train 1, serve all)")
+    _count(say, "--tensor", metavar="N", help="tensor-parallel ranks (default: train 1, serve all)")
     say("--json", metavar="F", help="also write it as one JSON document to F; '-' prints it instead")
+
+
+def _count(say: Callable[..., Any], flag: str, **more: Any) -> None:
+    """A flag that takes a whole number, as in 4096 or 4,096."""
+    say(flag, type=partial(units.count, flag=flag), **more)
 
 
 def _train(parser: ArgumentParser) -> None:
     say = parser.add_argument
     say("--method", choices=("full", "lora", "qlora"), default="full", help="what is trained (default full)")
-    say("--rank", metavar="R", type=int, default=16, help="of LoRA's adapters (default 16)")
+    _count(say, "--rank", metavar="R", default=16, help="of LoRA's adapters (default 16)")
     say("--targets", metavar="LIST", default="q,v", help="projections with adapters, or all (default q,v)")
     say(
         "--adapters",
@@ -101,19 +108,19 @@ def _train(parser: ArgumentParser) -> None:
         default="none",
         help="of what data-parallel ranks hold (default none)",
     )
-    say("--microbatch", metavar="N", type=int, default=1, help="sequences at a time (default 1)")
-    say("--microbatches", metavar="N", type=int, default=1, help="of one step, per data-parallel rank")
+    _count(say, "--microbatch", metavar="N", default=1, help="sequences at a time (default 1)")
+    _count(say, "--microbatches", metavar="N", default=1, help="of one step, per data-parallel rank")
     say("--sequence-parallel", action="store_true", help="tensor ranks split norms and inputs as well")
-    say("--pipeline", metavar="N", type=int, default=1, help="pipeline stages (default 1)")
+    _count(say, "--pipeline", metavar="N", default=1, help="pipeline stages (default 1)")
     say(
         "--schedule",
         choices=("gpipe", "1f1b", "interleaved", "dualpipe"),
         default="1f1b",
         help="of the pipeline",
     )
-    say("--chunks", metavar="N", type=int, default=1, help="pieces per stage, if interleaved")
-    say("--expert", metavar="N", type=int, default=1, help="ranks that share the experts (default 1)")
-    say("--context", metavar="N", type=int, default=1, help="ranks that share a sequence (default 1)")
+    _count(say, "--chunks", metavar="N", default=1, help="pieces per stage, if interleaved")
+    _count(say, "--expert", metavar="N", default=1, help="ranks that share the experts (default 1)")
+    _count(say, "--context", metavar="N", default=1, help="ranks that share a sequence (default 1)")
     say(
         "--checkpoint",
         choices=("none", "alternate", "selective", "full"),
@@ -149,17 +156,17 @@ def _train(parser: ArgumentParser) -> None:
 
 def _serve(parser: ArgumentParser) -> None:
     say = parser.add_argument
-    say("--generate", metavar="N", type=int, default=256, help="tokens after the prompt (default 256)")
-    say("--batch", metavar="N", type=int, default=1, help="sequences at once (default 1)")
+    _count(say, "--generate", metavar="N", default=256, help="tokens after the prompt (default 256)")
+    _count(say, "--batch", metavar="N", default=1, help="sequences at once (default 1)")
     say("--weight-bits", type=int, choices=(16, 8, 4), default=16, help="of the weights (default 16)")
-    say(
+    _count(
+        say,
         "--group-size",
         metavar="N",
-        type=int,
         help="4-bit weights that share a scale and zero (GPTQ, AWQ: 128)",
     )
     say("--cache-bits", type=int, choices=(16, 8), default=16, help="of keys and values (default 16)")
-    say("--stream", metavar="GB", type=float, default=0.0, help="weights that stay in host memory")
+    say("--stream", metavar="SIZE", help='weights that stay in host memory: "20 GiB", or a number of GB')
 
 
 def _offload(parser: ArgumentParser) -> None:
@@ -207,12 +214,12 @@ def run(given: Namespace) -> None:
 def _planned_offload(given: Namespace) -> None:
     from pathlib import Path
 
-    from lostflops.plan import amounts, hardware
+    from lostflops.plan import hardware
     from lostflops.plan.offload import decision, page, saved_profile
 
     files.check_document(given.json, [given.profile, given.link])
-    budget = amounts.size("--budget", given.budget)
-    host = None if given.host_memory is None else amounts.size("--host-memory", given.host_memory)
+    budget = units.size(given.budget, "--budget")
+    host = None if given.host_memory is None else units.size(given.host_memory, "--host-memory")
     profile = saved_profile.read(Path(given.profile))
     may = (given.only,) if given.only else ("offload", "recompute")
     found = decision.plan(profile, budget, hardware.link(given.link), host, may)
@@ -228,21 +235,21 @@ def _sane(given: Namespace) -> None:
         whole = isinstance(value, int) and not isinstance(value, bool)
         if whole and not 1 <= value <= 1 << 30:
             raise BadOption(f"`{flag}` has to be from 1 to {1 << 30:,}.")
-        if isinstance(value, float) and not (0 if name == "stream" else 1e-6) <= value <= 1e9:
+        if isinstance(value, float) and not 1e-6 <= value <= 1e9:
             raise BadOption(f"`{flag}` has to be a positive number.")
 
 
-def _hardware(given: Namespace) -> tuple[Gpu, Link]:
+def _hardware(given: Namespace) -> tuple[Gpu, LinkCard]:
     import msgspec
 
     from lostflops.plan import hardware
 
     gpu = hardware.gpu(given.gpu)
     if given.sustained:
-        status = f"{gpu.status.replace('sustained rate, ', '')}; rate given"
-        gpu = hardware.one_rate(gpu, given.sustained * 1e12, status)
+        gpu = hardware.one_rate(gpu, given.sustained * 1e12, "rate given")
     if given.host_memory:
-        gpu = msgspec.structs.replace(gpu, host_memory=int(given.host_memory * 1e9))
+        host = units.size(given.host_memory, "--host-memory", bare="GB")
+        gpu = msgspec.structs.replace(gpu, host_memory=host)
     return gpu, hardware.link(given.link or gpu.link)
 
 
@@ -372,7 +379,7 @@ def _serving(given: Namespace) -> Serving:
         weight_bits=given.weight_bits,
         cache_bits=given.cache_bits,
         group=given.group_size or 0,
-        streamed=int(given.stream * 1e9),
+        streamed=units.size(given.stream, "--stream", bare="GB", least=0) if given.stream else 0,
     )
     weights = inference.Served(asked).weight_bytes
     if asked.streamed > weights:

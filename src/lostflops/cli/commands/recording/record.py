@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lostflops.capture.record.membership import Membership
-    from lostflops.capture.record.recording import Plan
+    from lostflops.capture.record.recording import Recording
 
 
 def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
@@ -98,7 +98,7 @@ def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
     )
 
 
-def asked(given: Namespace, member: Membership | None = None) -> Plan:
+def asked(given: Namespace, member: Membership | None = None) -> Recording:
     """The plan that the arguments describe. Raises BadOption for what cannot work."""
     from lostflops.capture.record import annotation_file, on_demand, recording
 
@@ -120,7 +120,7 @@ def asked(given: Namespace, member: Membership | None = None) -> Plan:
             )
         under["what"] = nsys_options.what(given.what or "")
         under["nsys"] = wrapping.planned(given.nsys, under["what"], command, os.environ, **when)
-    return recording.Plan(
+    return recording.Recording(
         command=command,
         run=given.output or Path("runs") / _name(command, member),
         **when,
@@ -137,7 +137,8 @@ def _command(given: Namespace) -> list[str]:
 
 
 def run(given: Namespace) -> None:
-    from lostflops.capture.record import job_process, on_demand, outcome, run_folder
+    from lostflops import run_folder
+    from lostflops.capture.record import job_process, new_run, on_demand, outcome
     from lostflops.capture.record.membership import membership
     from lostflops.errors import BadOption, CannotWrite, NoNsys, NsysTooOld, NsysUnusable, OutputExists
     from lostflops.machine.monitor import process as monitor
@@ -158,7 +159,7 @@ def run(given: Namespace) -> None:
         print(plan.shell(os.environ))
         return
     try:
-        run_folder.write(plan, member)
+        new_run.write(plan, member)
     except (CannotWrite, OutputExists) as error:
         if not waited:
             raise
@@ -173,7 +174,7 @@ def run(given: Namespace) -> None:
             monitor.beside(plan.run, wanted=given.monitor) as monitored,
         ):
             status = job_process.run(plan.command, {**os.environ, **plan.environment(os.environ)})
-        run_folder.note(plan, kind="end", status=status)
+        new_run.note(plan, kind=run_folder.END, status=status)
         lines = outcome.summary(outcome.read(plan, status, member and member.node)) + monitored
     except BaseException as error:
         if status is None:

@@ -69,7 +69,7 @@ class Group:
         return self.ranks[0]
 
 
-class Measured:
+class TimedDevice:
     """The device and its clock."""
 
     def __init__(self, backend: str) -> None:
@@ -115,13 +115,13 @@ class Measured:
         return self.slowest([int(not mine)]) == [0]
 
 
-def summed(of: Measured, count: int, group: Group) -> Any:
+def summed(of: TimedDevice, count: int, group: Group) -> Any:
     """What adding all ranks' values gives."""
     one = of.values(count, 0) * group.size
     return one + float(sum(rank % MOST for rank in group.ranks))
 
 
-def all_reduce(of: Measured, size: int, group: Group, in_place: bool) -> Ready | None:
+def all_reduce(of: TimedDevice, size: int, group: Group, in_place: bool) -> Ready | None:
     if not in_place:
         return None
     count = max(1, size // ITEM)
@@ -136,7 +136,7 @@ def all_reduce(of: Measured, size: int, group: Group, in_place: bool) -> Ready |
     return Ready(ITEM * count, lambda: dist.all_reduce(data, group=group.handle), check)
 
 
-def all_gather(of: Measured, size: int, group: Group, in_place: bool) -> Ready | None:
+def all_gather(of: TimedDevice, size: int, group: Group, in_place: bool) -> Ready | None:
     part = max(1, size // ITEM // group.size)
     whole = of.empty(part * group.size)
     mine = whole[part * group.me : part * (group.me + 1)] if in_place else of.empty(part)
@@ -150,7 +150,7 @@ def all_gather(of: Measured, size: int, group: Group, in_place: bool) -> Ready |
     return Ready(ITEM * part * group.size, lambda: run(whole, mine, group=group.handle), check)
 
 
-def reduce_scatter(of: Measured, size: int, group: Group, in_place: bool) -> Ready | None:
+def reduce_scatter(of: TimedDevice, size: int, group: Group, in_place: bool) -> Ready | None:
     part = max(1, size // ITEM // group.size)
     whole = of.empty(part * group.size)
     mine = whole[part * group.me : part * (group.me + 1)] if in_place else of.empty(part)
@@ -167,17 +167,17 @@ def reduce_scatter(of: Measured, size: int, group: Group, in_place: bool) -> Rea
     return Ready(ITEM * part * group.size, lambda: run(mine, whole, group=group.handle), check)
 
 
-def all_to_all(of: Measured, size: int, group: Group, in_place: bool) -> Ready | None:
+def all_to_all(of: TimedDevice, size: int, group: Group, in_place: bool) -> Ready | None:
     return None if in_place else _exchange(of, size, group, [1] * group.size)
 
 
-def all_to_all_uneven(of: Measured, size: int, group: Group, in_place: bool) -> Ready | None:
+def all_to_all_uneven(of: TimedDevice, size: int, group: Group, in_place: bool) -> Ready | None:
     # Rank i sends j - i + 1 parts to rank j, counted around the ring: all send and receive the same in all.
     shares = [(j - group.me) % group.size + 1 for j in range(group.size)]
     return None if in_place else _exchange(of, size, group, shares)
 
 
-def _exchange(of: Measured, size: int, group: Group, shares: list[int]) -> Ready:
+def _exchange(of: TimedDevice, size: int, group: Group, shares: list[int]) -> Ready:
     """Send `shares[j]` parts to rank j of the group, and receive as the others do likewise."""
     unit = max(1, size // ITEM // sum(shares))
     sends = [unit * share for share in shares]
@@ -199,7 +199,7 @@ def _exchange(of: Measured, size: int, group: Group, shares: list[int]) -> Ready
     return Ready(ITEM * sum(sends), run, check)
 
 
-def broadcast(of: Measured, size: int, group: Group, in_place: bool) -> Ready | None:
+def broadcast(of: TimedDevice, size: int, group: Group, in_place: bool) -> Ready | None:
     if not in_place:
         return None
     count = max(1, size // ITEM)
@@ -215,7 +215,7 @@ def broadcast(of: Measured, size: int, group: Group, in_place: bool) -> Ready | 
     return Ready(ITEM * count, run, check)
 
 
-def reduce(of: Measured, size: int, group: Group, in_place: bool) -> Ready | None:
+def reduce(of: TimedDevice, size: int, group: Group, in_place: bool) -> Ready | None:
     if not in_place:
         return None
     count = max(1, size // ITEM)
@@ -233,7 +233,7 @@ def reduce(of: Measured, size: int, group: Group, in_place: bool) -> Ready | Non
     return Ready(ITEM * count, run, check)
 
 
-def gather(of: Measured, size: int, group: Group, in_place: bool) -> Ready | None:
+def gather(of: TimedDevice, size: int, group: Group, in_place: bool) -> Ready | None:
     if in_place:
         return None
     part = max(1, size // ITEM // group.size)
@@ -251,7 +251,7 @@ def gather(of: Measured, size: int, group: Group, in_place: bool) -> Ready | Non
     return Ready(ITEM * part * group.size, run, check)
 
 
-def scatter(of: Measured, size: int, group: Group, in_place: bool) -> Ready | None:
+def scatter(of: TimedDevice, size: int, group: Group, in_place: bool) -> Ready | None:
     if in_place:
         return None
     part = max(1, size // ITEM // group.size)
@@ -268,7 +268,7 @@ def scatter(of: Measured, size: int, group: Group, in_place: bool) -> Ready | No
     return Ready(ITEM * part * group.size, run, check)
 
 
-def send_receive(of: Measured, size: int, group: Group, in_place: bool) -> Ready | None:
+def send_receive(of: TimedDevice, size: int, group: Group, in_place: bool) -> Ready | None:
     """Every rank sends to the next and receives from the one before."""
     if in_place:
         return None
@@ -308,7 +308,7 @@ OPERATIONS = {
 CHOICE = {"all-gather", "reduce-scatter"}  # whose result may lie in their input's buffer or elsewhere
 
 
-def measure(of: Measured, wanted: dict[str, Any], group: Group) -> Iterator[dict[str, Any]]:
+def measure(of: TimedDevice, wanted: dict[str, Any], group: Group) -> Iterator[dict[str, Any]]:
     """Every operation at every size, then the barrier."""
     for name in wanted["operations"]:
         if name == "barrier":
@@ -326,7 +326,7 @@ def measure(of: Measured, wanted: dict[str, Any], group: Group) -> Iterator[dict
 
 
 def _at(
-    of: Measured, name: str, size: int, in_place: bool, wanted: dict[str, Any], group: Group
+    of: TimedDevice, name: str, size: int, in_place: bool, wanted: dict[str, Any], group: Group
 ) -> dict[str, Any] | None:
     ready: Ready | None = None
     remark = ""
@@ -358,7 +358,7 @@ def _said(error: BaseException) -> str:
     return f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200] if str(error).strip() else ''}"
 
 
-def _timed(of: Measured, run: Run, wanted: dict[str, Any], group: Group) -> list[int]:
+def _timed(of: TimedDevice, run: Run, wanted: dict[str, Any], group: Group) -> list[int]:
     """The slowest rank's time of each repeat; fewer repeats of what would take too long."""
     first = of.slowest(of.times(run, wanted["warm_up"], group))
     left = int(1e9 * wanted["seconds"] / max(1, sorted(first)[len(first) // 2]))
@@ -375,7 +375,7 @@ def host() -> str:
     return boot + platform.node()
 
 
-def groups(of: Measured) -> list[Group]:
+def groups(of: TimedDevice) -> list[Group]:
     """All ranks; where there are several machines also those of each one, and one rank of each."""
     world, me = dist.get_world_size(), dist.get_rank()
     mine = int(hashlib.sha256(host().encode()).hexdigest()[:15], 16)
@@ -422,7 +422,7 @@ def main(words: Sequence[str]) -> None:
     largest = wanted["largest"].get(backend)
     if largest:
         wanted["sizes"] = [size for size in wanted["sizes"] if size <= largest]
-    of = Measured(backend)
+    of = TimedDevice(backend)
     about: dict[str, Any] = {"kind": "job", "backend": backend, "torch": torch.__version__}
     if of.cuda:
         version: Any = torch.cuda.nccl.version()

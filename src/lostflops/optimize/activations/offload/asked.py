@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
+from lostflops.copies import link_card
+from lostflops.copies.link import Link
 from lostflops.optimize.activations.checkpoint_choice import DECISIONS
 from lostflops.optimize.activations.offload.choice import EVERYTHING, Plan
-from lostflops.optimize.activations.offload.selection import Link
 from lostflops.optimize.activations.offload.tally import ASSUMED_RATE, LAUNCH_NS
 from lostflops.optimize.amounts import bytes_of
 from lostflops.optimize.device import host_share
-from lostflops.optimize.device.link_card import rate
 from lostflops.optimize.refused import Refused
 
 
@@ -61,7 +61,7 @@ def asked(
         _check(plan)
     elif plan not in (None, EVERYTHING):
         raise Refused(f"{plan!r} is no plan", 'give a plan record, or "everything"')
-    card = None if link is None else _link(link)
+    card = None if link is None else link_card.link(link)
     if threshold is not None:
         least = bytes_of(threshold)
     else:
@@ -91,14 +91,6 @@ def _check(plan: Plan) -> None:
         )
 
 
-def _link(card: Mapping[str, Any]) -> Link:
-    out_launch, out_rate = rate(card, "device_to_host")
-    in_launch, in_rate = rate(card, "host_to_device")
-    return Link(out_rate, in_rate, max(out_launch, in_launch))
-
-
 def _threshold(link: Link | None) -> int:
     """Below this a copy takes mostly its launch."""
-    if link is None:
-        return round(LAUNCH_NS * ASSUMED_RATE / 1e9)
-    return round(link.launch_ns * link.out_bytes_per_second / 1e9)
+    return (link or Link(ASSUMED_RATE, ASSUMED_RATE, LAUNCH_NS)).least_bytes

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
+from lostflops.copies.link import Link
+from lostflops.copies.simulation import Storage
 from lostflops.optimize.activations.offload.schedule import Microbatch
-from lostflops.optimize.activations.offload.selection import Link, Saved, Selection, foresee, select
+from lostflops.optimize.activations.offload.selection import Selection, foresee, select
 from lostflops.optimize.amounts import written
 from lostflops.optimize.refused import Refused
 
@@ -43,7 +45,7 @@ class Watched(Microbatch):
 
 @dataclass(frozen=True)
 class Learned:
-    saved: list[Saved]  # by number
+    saved: list[Storage]  # by number
     classes: list[str]
     order: list[int]  # numbers, as they were asked for
     due_ns: list[int]  # by place in the order
@@ -75,7 +77,7 @@ def learn(
 
     asked = {number: compute_ns(event) for number, event in watched.asked.items()}
     saved = [
-        Saved(
+        Storage(
             entry.nbytes,
             compute_ns(event),
             asked.get(entry.number),

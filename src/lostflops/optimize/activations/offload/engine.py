@@ -260,7 +260,7 @@ class Engine(Remedy):
         way, card = self._tally.ways[direction], self._asked.link
         stalls = self._tally.stalls_ns.items()
         stalled = sum(ns for cause, ns in stalls if DIRECTION_OF[cause] == direction)
-        speed = card and (card.out_bytes_per_second if direction == "out" else card.in_bytes_per_second)
+        speed = card and (card.out if direction == "out" else card.into)
         return OneWay(way.bytes, way.copies, way.nanoseconds, stalled, speed)
 
     def _of_host_memory(self) -> list[str]:

@@ -175,7 +175,7 @@ class Learner:
         self._schedule.finish()
         timed = learn(now, self._stalls(), self._device, learned.link, None)
         saved = [
-            replace(one, saved_ns=again.saved_ns, asked_ns=again.asked_ns)
+            replace(one, saved=again.saved, asked=again.asked)
             for one, again in zip(learned.saved, timed.saved, strict=True)
         ]
         self.learned = replace(timed, saved=saved, classes=learned.classes, other_bytes=learned.other_bytes)
@@ -225,7 +225,7 @@ class Learner:
 
     def _within_the_host(self, learned: Learned, chosen: Selection) -> int:
         """The host memory that it takes."""
-        moved = (one.nbytes for one, moves in zip(learned.saved, chosen.moves, strict=True) if moves)
+        moved = (one.bytes for one, moves in zip(learned.saved, chosen.moves, strict=True) if moves)
         wanted, limit = sum(aligned(nbytes) for nbytes in moved), self._arena.limit
         if wanted <= limit:
             return wanted

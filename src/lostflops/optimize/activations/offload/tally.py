@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from lostflops.optimize.activations.offload.selection import Link
+from lostflops.copies.link import Link
 from lostflops.optimize.device.devices import over
 
 if TYPE_CHECKING:

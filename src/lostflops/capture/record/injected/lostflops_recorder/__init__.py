@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 
-from . import imports, log, on_demand
+from . import imports, log, on_demand, run_folder
 
 # Which function of `steps.hooks` is called when a module has executed.
 HOOKS = {
@@ -23,8 +23,6 @@ HOOKS = {
     "torch.distributed.elastic.multiprocessing.errors": "launching",
     "torch.multiprocessing.spawn": "launching",
 }
-ANNOTATIONS = "annotations.jsonl"
-STEP_ON = "step-on.jsonl"
 
 _armed_in = 0
 
@@ -37,9 +35,9 @@ def arm() -> None:
     _armed_in = os.getpid()
     # Without it Kineto prints lines of its own for every window.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    log.mark("python")
+    log.mark(run_folder.SEEN_PYTHON)
     on_demand.arm()
-    if os.path.exists(os.path.join(log.BOOT, "nsys.jsonl")):
+    if os.path.exists(os.path.join(log.BOOT, run_folder.NSYS)):
         # The compiler is told to skip what is loaded by then.
         from .windows import nsys, nsys_window  # noqa: F401 # pyright: ignore[reportUnusedImport]
 
@@ -48,12 +46,12 @@ def arm() -> None:
         except Exception as error:
             log.fault("nsys", error)
     waited = {name: [f"steps.hooks.{hook}"] for name, hook in HOOKS.items()}
-    if os.path.exists(os.path.join(log.BOOT, ANNOTATIONS)):
+    if os.path.exists(os.path.join(log.BOOT, run_folder.ANNOTATIONS)):
         from .marks import annotated
 
         for name in annotated.modules():
             waited.setdefault(name, []).append("marks.annotated.executed")
-    if os.path.exists(os.path.join(log.BOOT, STEP_ON)):
+    if os.path.exists(os.path.join(log.BOOT, run_folder.STEP_ON)):
         from .steps import stepping
 
         for name in stepping.modules():

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from . import log
+from . import log, run_folder
 from .rank import identity
 
 
@@ -18,7 +18,7 @@ def note() -> None:
         lines = list(_failed(getattr(sys, "last_value", None)))
         if not lines:
             return
-        with open(os.path.join(log.RUN, f"failed-{identity()}.jsonl"), "w") as file:
+        with open(os.path.join(log.RUN, run_folder.failures(identity())), "w") as file:
             file.writelines(json.dumps(line) + "\n" for line in lines)
     except Exception as error:
         log.fault("noting which ranks failed", error)
@@ -30,8 +30,8 @@ def _failed(error: Any) -> Iterator[dict[str, Any]]:
     failures: Any = getattr(error, "failures", None)
     if hasattr(failures, "items"):
         for rank, failure in failures.items():
-            yield {"kind": "failed", "rank": rank, "pid": failure.pid, "status": failure.exitcode,
+            yield {"kind": run_folder.FAILED, "rank": rank, "pid": failure.pid, "status": failure.exitcode,
                    "time": failure.timestamp}  # fmt: skip
     elif hasattr(error, "error_index") and hasattr(error, "error_pid"):
         status = getattr(error, "exit_code", 1)
-        yield {"kind": "failed", "rank": error.error_index, "pid": error.error_pid, "status": status}
+        yield {"kind": run_folder.FAILED, "rank": error.error_index, "pid": error.error_pid, "status": status}

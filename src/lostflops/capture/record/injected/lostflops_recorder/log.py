@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import time
 
+from . import run_folder
+
 BOOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # In a pod what goes into the job lies on a volume that cannot be written, and the run folder elsewhere. There
 # too `lostflops record` may be what has started the job.
 IN_POD = "LOSTFLOPS_RUN" in os.environ and not os.path.exists(
-    os.path.join(os.path.dirname(BOOT), "recording.jsonl")
+    os.path.join(os.path.dirname(BOOT), run_folder.RECORDING)
 )
 RUN = os.environ["LOSTFLOPS_RUN"] if IN_POD else os.path.dirname(BOOT)
 # A run is its user's alone. What a pod leaves is fetched by another one, which may be another user.
@@ -19,7 +21,7 @@ MODE = 0o644 if IN_POD else 0o600
 def mark(what: str) -> None:
     """Note that some process of the job came this far, for `record` to say why nothing was recorded."""
     try:
-        os.close(os.open(os.path.join(BOOT, f"seen-{what}"), os.O_CREAT | os.O_WRONLY, MODE))
+        os.close(os.open(os.path.join(BOOT, run_folder.SEEN + what), os.O_CREAT | os.O_WRONLY, MODE))
     except OSError:
         pass
 
@@ -27,7 +29,7 @@ def mark(what: str) -> None:
 def write(message: str) -> None:
     line = f"{time.strftime('%Y-%m-%dT%H:%M:%S')} pid {os.getpid()} {' '.join(message.split())[:600]}\n"
     try:
-        file = os.open(os.path.join(RUN, "lostflops.log"), os.O_CREAT | os.O_WRONLY | os.O_APPEND, MODE)
+        file = os.open(os.path.join(RUN, run_folder.MESSAGES), os.O_CREAT | os.O_WRONLY | os.O_APPEND, MODE)
     except OSError:
         return
     try:

@@ -10,6 +10,8 @@ import os
 import sys
 import time
 
+from . import run_folder
+
 LONGEST = 15.0  # seconds
 
 
@@ -24,7 +26,7 @@ def recording() -> bool:
     folder = os.environ.get("KINETO_ONDEMAND_TRACE_DIR")
     if not folder or "KINETO_USE_DAEMON" not in os.environ:
         return False
-    ending = f"_{os.getpid()}.json.tmp"
+    ending = f"_{os.getpid()}.json{run_folder.UNFINISHED}"
     try:
         return any(name.endswith(ending) for name in os.listdir(folder))
     except OSError:

@@ -12,6 +12,8 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from . import run_folder
+
 # Rank, local rank, world size and node, as each launcher tells its processes.
 LAUNCHERS = (
     ("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE"),
@@ -67,8 +69,8 @@ def _node() -> str:
     for name in (*srun, "GROUP_RANK", "CROSS_RANK", "SLURM_NODEID"):
         number = _number(name)
         if number is not None:
-            return f"node-{number:04d}"
-    return f"node-{hashlib.sha256((_booted() + platform.node()).encode()).hexdigest()[:8]}"
+            return run_folder.node(number)
+    return run_folder.node_of(_booted() + platform.node())
 
 
 def launched(environment: Mapping[str, str]) -> tuple[int, int | None, int | None, str]:
@@ -95,7 +97,7 @@ def launched(environment: Mapping[str, str]) -> tuple[int, int | None, int | Non
     rank = _dask_worker()
     if rank is not None:
         return rank, None, None, "number of the Dask worker"
-    return 0, None, None, "assumed"
+    return 0, None, None, run_folder.ASSUMED
 
 
 def _dask_worker() -> int | None:

@@ -7,6 +7,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
+from . import run_folder
 from .log import BOOT, IN_POD
 
 
@@ -28,7 +29,7 @@ class Settings:
 
 
 def read() -> Settings:
-    with open(os.path.join(BOOT, "settings.jsonl")) as file:
+    with open(os.path.join(BOOT, run_folder.SETTINGS)) as file:
         given = json.load(file)
     # In a pod the file is the same for all jobs of a namespace; what one of them was asked for stands here.
     own: dict[str, Any] = json.loads(os.environ.get("LOSTFLOPS_SETTINGS") or "{}") if IN_POD else {}

@@ -10,8 +10,8 @@ import tempfile
 import time
 from typing import Any
 
-from . import log
-from .rank import Rank
+from . import log, run_folder
+from .rank import Rank, host
 
 CLOCK_EVERY = 60_000_000_000
 MEMORY_EVERY = 1_000_000_000
@@ -44,12 +44,12 @@ class StepLog:
     def __init__(self, rank: Rank, run: str = log.RUN) -> None:
         folder = os.path.join(run, rank.node)
         os.makedirs(folder, exist_ok=True)
-        base = f"{rank.rank:05d}-a{rank.attempt}"
+        base = run_folder.log_name(rank.rank, rank.attempt)
         # Two processes that both are this rank keep a file each.
         names = [base, f"{base}-p{os.getpid()}", *(f"{base}-p{os.getpid()}-{n}" for n in range(2, 100))]
         for name in names:
             try:
-                path = os.path.join(folder, f"steps-{name}.jsonl")
+                path = os.path.join(folder, run_folder.step_log(name))
                 self._file = os.open(
                     path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, log.MODE
                 )
@@ -62,6 +62,15 @@ class StepLog:
         self._clock_due = self._memory_due = 0
         self._torn = False
         self.lines_lost = 0
+
+    def introduce(self, rank: Rank, torch: str) -> None:
+        """The first line: who writes this."""
+        self.add(
+            kind=run_folder.RANK, format=run_folder.FORMAT,
+            rank=rank.rank, local=rank.local, world=rank.world, attempt=rank.attempt, source=rank.source,
+            pid=os.getpid(), host=host(), python=sys.version.split()[0], torch=torch,
+            monotonic=time.monotonic_ns(), wall=time.time_ns(),
+        )  # fmt: skip
 
     def add(self, **fields: Any) -> None:
         self._append(json.dumps(fields, separators=(",", ":")))
@@ -77,7 +86,7 @@ class StepLog:
         self._append(f'{{"step":{step},"end":{end},{fields}}}')
         if end >= self._clock_due:
             self._clock_due = end + CLOCK_EVERY
-            self.add(kind="clock", monotonic=time.monotonic_ns(), wall=time.time_ns())
+            self.add(kind=run_folder.CLOCK, monotonic=time.monotonic_ns(), wall=time.time_ns())
 
     def _memory(self) -> str:
         held = resident()

@@ -15,10 +15,9 @@ import sys
 from types import CodeType, FunctionType
 from typing import Any
 
-from .. import compiler, log
+from .. import compiler, log, run_folder
 from . import mark
 
-FILE = "annotations.jsonl"
 MAIN = "__main__"
 MOST_SAID = 200  # names per list
 
@@ -32,7 +31,7 @@ _numbers = itertools.count()
 def modules() -> list[str]:
     """The modules whose execution is waited for."""
     try:
-        with open(os.path.join(log.BOOT, FILE), encoding="utf-8") as file:
+        with open(os.path.join(log.BOOT, run_folder.ANNOTATIONS), encoding="utf-8") as file:
             for line in file:
                 entry = json.loads(line)
                 _entries.setdefault(entry["module"], []).append(entry)

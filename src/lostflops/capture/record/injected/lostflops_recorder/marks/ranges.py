@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import compiler, log
+from .frameworks import driving
 
 MOST_MODULES = 1_000_000
 
@@ -25,6 +26,7 @@ class Ranges:
         self.attached = False  # no property: the compiler is told to skip functions only
         self._thread = 0
         self._depth = 0
+        self.frameworks: list[str] = []  # that drive the job, as `attach` found
         self._replaced: dict[type, tuple[Callable[..., Any] | None, Callable[..., Any]]] = {}
 
     def attach(self) -> None:
@@ -36,7 +38,9 @@ class Ranges:
 
     def _follow_models(self) -> None:
         roots: dict[type, set[int]] = {}
-        for module in _roots(self._torch.nn.Module):
+        objects = gc.get_objects()
+        self.frameworks = driving(objects)
+        for module in _roots(objects, self._torch.nn.Module):
             roots.setdefault(module.__class__, set()).add(id(module))
         for kind, modules in roots.items():
             self._replace(kind, modules)
@@ -119,7 +123,7 @@ class Ranges:
         self._replaced[kind] = own, __call__
 
 
-def _roots(base: type) -> list[Any]:
+def _roots(objects: list[Any], base: type) -> list[Any]:
     """The modules that no other one holds, and that have something to train."""
     kinds: set[type] = {base}
     waiting = [base]
@@ -129,7 +133,7 @@ def _roots(base: type) -> list[Any]:
                 kinds.add(below)
                 waiting.append(below)
     # Only types are looked at: touching foreign objects may run their code.
-    modules = [thing for thing in gc.get_objects() if type(thing) in kinds]
+    modules = [thing for thing in objects if type(thing) in kinds]
     held = {id(child) for module in modules for child in _held(module, "_modules")}
     return [module for module in modules if id(module) not in held and _trains(module)]
 

@@ -15,9 +15,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from .. import compiler, log, settings, windows
+from .. import compiler, log, run_folder, settings, windows
 from ..marks import annotated
-from ..rank import host, identify
+from ..rank import identify
 from ..step_log import StepLog, elsewhere
 from ..windows import reason
 from ..windows.reason import Reason
@@ -142,21 +142,7 @@ class Clock:
                 raise
             said = f"{why}; its recording lies in {os.path.dirname(self.log.folder)} on its machine"
             sys.stderr.write(f"lostflops: rank {rank.rank}: {said}.\n")
-        self.log.add(
-            kind="rank",
-            format=1,
-            rank=rank.rank,
-            local=rank.local,
-            world=rank.world,
-            attempt=rank.attempt,
-            source=rank.source,
-            pid=os.getpid(),
-            host=host(),
-            python=sys.version.split()[0],
-            torch=str(torch.__version__),
-            monotonic=now(),
-            wall=time.time_ns(),
-        )
+        self.log.introduce(rank, str(torch.__version__))
         nsys = sys.modules.get(f"{windows.__name__}.nsys")
         kind: Any = Window
         if nsys is not None and nsys.inside():
@@ -187,8 +173,8 @@ class Clock:
             self.window.close(Reason(reason.JOB_ENDED, "the job ended"))
             marked = annotated.summary()
             if marked:
-                self.log.add(kind="annotations", **marked)
-            self.log.add(kind="end", steps=self.step, lines_lost=self.log.lines_lost, **_exception())
+                self.log.add(kind=run_folder.MARKED, **marked)
+            self.log.add(kind=run_folder.END, steps=self.step, lines_lost=self.log.lines_lost, **_exception())
         except Exception as error:
             self.stop(error)
 

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from .. import compiler, failures, log
+from .. import compiler, failures, log, run_folder
 from ..windows.sessions import SESSIONS
 from .clock import CLOCK, now, timed
 
@@ -23,7 +23,7 @@ def optimizer(module: Any) -> None:
     PyTorch wraps each optimizer class with `profile_hook_step` when it is first instantiated. Wrapping the
     result of that is early enough, because nobody can have built an optimizer yet.
     """
-    log.mark("torch")
+    log.mark(run_folder.SEEN_TORCH)
     cls = module.Optimizer
     if not isinstance(inspect.getattr_static(cls, "profile_hook_step", None), staticmethod):
         log.write("this PyTorch is older than 2.0: its optimizer steps cannot be counted")

@@ -15,16 +15,14 @@ import threading
 from types import FunctionType
 from typing import Any
 
-from .. import log
+from .. import log, run_folder
 from . import hooks
 from .clock import CLOCK
-
-FILE = "step-on.jsonl"
 
 
 def modules() -> list[str]:
     """The module to wait for. From now on optimizers end no steps."""
-    with open(os.path.join(log.BOOT, FILE), encoding="utf-8") as file:
+    with open(os.path.join(log.BOOT, run_folder.STEP_ON), encoding="utf-8") as file:
         asked = json.load(file)
     CLOCK.elsewhere = True
     _asked.update(asked)
@@ -43,7 +41,7 @@ def executed(module: Any) -> None:
     except AttributeError:
         raise AttributeError(f"there is no {name}") from None
     setattr(holder, last, _ending(raw, name))
-    log.mark("torch")
+    log.mark(run_folder.SEEN_TORCH)
 
 
 _asked: dict[str, Any] = {}
@@ -63,7 +61,7 @@ def _batches(cls: Any) -> None:
         return batch
 
     cls.__next__ = following
-    log.mark("torch")
+    log.mark(run_folder.SEEN_TORCH)
 
 
 def _ending(raw: Any, name: str) -> Any:

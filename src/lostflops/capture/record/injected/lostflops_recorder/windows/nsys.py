@@ -18,11 +18,10 @@ import tempfile
 import time
 from typing import Any, cast
 
-from .. import log
+from .. import log, run_folder
 from ..rank import Rank, identify
 from ..settings import within
 
-SETTINGS = "nsys.jsonl"
 TRIED = "LOSTFLOPS_NSYS_TRIED"
 MARKER = "LOSTFLOPS_NSYS_MARKER"
 LEADER = ".leader"  # behind the marker's name
@@ -94,7 +93,7 @@ def supervise() -> None:
 
 def read_settings() -> dict[str, Any]:
     """What nsys is started with. Raises OSError or ValueError."""
-    with open(os.path.join(log.BOOT, SETTINGS)) as file:
+    with open(os.path.join(log.BOOT, run_folder.NSYS)) as file:
         return cast("dict[str, Any]", json.load(file))
 
 
@@ -166,7 +165,7 @@ def _is_rank(rank: Rank, recorder: int) -> bool:
         return not (kind == "module" and HELPERS.match(name)) and "multiprocessing" not in " ".join(sys.argv)
     if kind in ("code", "input") or HELPERS.match(name):
         return False
-    if rank.source != "assumed" and _name_of(os.getppid()) not in SHELLS:
+    if rank.source != run_folder.ASSUMED and _name_of(os.getppid()) not in SHELLS:
         return True
     # A line of a shell script: what it prints may be read by the script, and nsys prints too.
     return kind == "module" or _trains(name)
@@ -204,7 +203,7 @@ class Attempt:
         self._options += [word.format(session=self._session) for word in asked["ranges"][self._method]]
         self._scratch = ""
         self._say(
-            kind="start",
+            kind=run_folder.START,
             rank=rank.rank,
             local=rank.local,
             attempt=rank.attempt,
@@ -231,7 +230,7 @@ class Attempt:
         for mark in (self._marker, self._marker + LEADER):
             if os.path.exists(mark):
                 os.unlink(mark)
-        self._say(kind="end", status=status, started=started)
+        self._say(kind=run_folder.END, status=status, started=started)
         self.ending = f"ended with status {status}" if status >= 0 else f"was ended by signal {-status}"
         if started:
             return status if status >= 0 else 128 - status
@@ -244,7 +243,7 @@ class Attempt:
         """A name that no other process has, even one that claims to be the same rank."""
         os.makedirs(self._folder, exist_ok=True)
         for number in range(1000):
-            name = f"nsys-{rank.rank:05d}-a{rank.attempt}-w{number:03d}"
+            name = run_folder.nsys_report(run_folder.log_name(rank.rank, rank.attempt), number)
             try:
                 path = os.path.join(self._folder, f"{name}.jsonl")
                 return name, os.open(
@@ -317,7 +316,7 @@ class Attempt:
             if time.monotonic() - gone > self._asked.get("patience", PATIENCE):
                 # The job must not hang because nsys does.
                 log.write(f"{self._name}: nsys kept running after the program ended and was stopped")
-                self._say(kind="hung")
+                self._say(kind=run_folder.HUNG)
                 hung = status
                 _end(child)
 

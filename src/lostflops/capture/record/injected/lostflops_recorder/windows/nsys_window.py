@@ -13,7 +13,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from .. import log
+from .. import log, run_folder
 from ..marks.ranges import Ranges
 from ..rank import Rank
 from ..settings import Settings
@@ -83,7 +83,7 @@ class NsysWindow:
         if not self._left:
             self._schedule.done()
             self._say(
-                "lost",
+                run_folder.LOST,
                 Reason(reason.NSYS, "the windows of --steps are over, and nsys was started for those only"),
             )
             return
@@ -92,10 +92,10 @@ class NsysWindow:
             self._call("start")
         except Exception as error:  # no CUDA in this PyTorch, an nsys that does not answer
             self.on = False
-            self._say("lost", Reason(reason.NSYS, _one_line(error)))
+            self._say(run_folder.LOST, Reason(reason.NSYS, _one_line(error)))
             return
         self.recording = True
-        self._say("open", None)
+        self._say(run_folder.OPEN, None)
 
     def _close(self, why: Reason | None = None) -> None:
         self.recording = False
@@ -104,10 +104,10 @@ class NsysWindow:
             self._call("stop")
         except Exception as error:
             self.on = False
-            self._say("lost", Reason(reason.NSYS, _one_line(error)))
+            self._say(run_folder.LOST, Reason(reason.NSYS, _one_line(error)))
             return
         name = os.path.basename(os.environ[nsys.MARKER])[1:].rpartition(".")[0]
-        state = "partial" if why else "complete"
+        state = run_folder.PARTIAL if why else run_folder.COMPLETE
         self._say(state, why, last=self._step - 1, file=f"{name}.nsys-rep")
 
     def _call(self, what: str) -> None:
@@ -150,8 +150,10 @@ class NsysWindow:
         if os.getpid() != self._pid:
             return
         asked = {"request": self._span.request} if self._span is not None and self._span.request else {}
-        self._log.add(kind="nsys", state=state, **reason.fields(why), first=self._first, **asked, **more)
-        if state == "lost" and why is not None:
+        self._log.add(
+            kind=run_folder.NSYS_WINDOW, state=state, **reason.fields(why), first=self._first, **asked, **more
+        )
+        if state == run_folder.LOST and why is not None:
             log.write(f"nsys window: {why.text}")
 
 

@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
+from .. import run_folder
 from ..log import BOOT
 from ..rank import Rank
 from ..settings import Settings, within
 
-REQUEST = "request.jsonl"
 LOOK_EVERY = 0.5  # seconds
 MOST_PASSED = 5000  # steps
 
@@ -118,7 +118,7 @@ class Schedule:
 
     def _agreed(self, name: str, own: int) -> int:
         """The number of the rank that asked first. Its own one where the folder cannot be used."""
-        path = os.path.join(BOOT, f"agreed-a{self._rank.attempt}-{name}")
+        path = os.path.join(BOOT, f"{run_folder.AGREED}a{self._rank.attempt}-{name}")
         beside = f"{path}.{self._rank.rank}.{os.getpid()}"
         try:
             with open(beside, "w") as file:
@@ -137,7 +137,7 @@ class Schedule:
 
 def _read_request() -> dict[str, Any]:
     try:
-        with open(os.path.join(BOOT, REQUEST)) as file:
+        with open(os.path.join(BOOT, run_folder.REQUEST)) as file:
             request = json.load(file)
     except (OSError, ValueError):
         return {}

@@ -11,7 +11,7 @@ import time
 from types import FrameType
 from typing import Any
 
-from .. import log, on_demand
+from .. import log, on_demand, run_folder
 from ..free_space import room
 from ..marks.ranges import Ranges
 from ..rank import Rank, identity
@@ -67,7 +67,9 @@ class Window:
             if span is None or step < span.first - 1:
                 return
             if span.last is not None and step > span.last:
-                self._say("lost", self._hindrance or Reason(reason.OTHER_WINDOW, "another window was open"))
+                self._say(
+                    run_folder.LOST, self._hindrance or Reason(reason.OTHER_WINDOW, "another window was open")
+                )
                 self._over()
                 return
             if not self._free_to_open():
@@ -108,7 +110,7 @@ class Window:
             self.drop(why.before_a_step)
             self._over()
         elif self.state == LATER and self._hindrance:
-            self._say("lost", self._hindrance)
+            self._say(run_folder.LOST, self._hindrance)
             self._over()
 
     def drop(self, why: Reason) -> None:
@@ -122,7 +124,7 @@ class Window:
                 self._default_signal()
             self._history.stop()
             self._session = None
-            self._say("lost", why)
+            self._say(run_folder.LOST, why)
 
     def forked(self) -> None:
         """In a child of the process that records: write nothing, and die of SIGTERM as it would have."""
@@ -195,7 +197,9 @@ class Window:
     def _name_rank(self) -> None:
         """Without a process group PyTorch does not write which rank this is; the launcher said it."""
         distributed = self._torch.distributed
-        if self._rank.source == "assumed" or (distributed.is_available() and distributed.is_initialized()):
+        if self._rank.source == run_folder.ASSUMED or (
+            distributed.is_available() and distributed.is_initialized()
+        ):
             return
         known = {"rank": self._rank.rank, "world_size": self._rank.world}
         self._session.add_metadata_json(
@@ -209,12 +213,13 @@ class Window:
         """
         said: dict[str, Any] = {"first": self._first, "last": self._step - 1}
         distributed = self._torch.distributed
-        if self._rank.source == "assumed" and not (
+        if self._rank.source == run_folder.ASSUMED and not (
             distributed.is_available() and distributed.is_initialized()
         ):
             said["process"] = identity()
         said["versions"] = _versions()
-        self._session.add_metadata_json("lostflops", json.dumps(said))
+        said["frameworks"] = self.ranges.frameworks
+        self._session.add_metadata_json(run_folder.IN_TRACE, json.dumps(said))
 
     def _enter_range(self) -> None:
         if self.state == RECORDING:
@@ -256,10 +261,10 @@ class Window:
         grown = max(0, (resident() or 0) - (self._held or 0))
         self._name_steps()
         self._end_session()
-        name = f"window-{self._log.name}-w{self._number:03d}.pt.trace.json"
+        name = run_folder.trace(self._log.name, self._number)
         target = os.path.join(self._log.folder, name)
-        beside = os.path.join(self._log.folder, f".{name}.tmp")
-        snapshot = f"memory-{self._log.name}-w{self._number:03d}.pickle"
+        beside = os.path.join(self._log.folder, f".{name}{run_folder.UNFINISHED}")
+        snapshot = run_folder.memory(self._log.name, self._number)
         try:
             free = room(self._log.folder, self._wanted.keep_free)
             if free < grown + self._wanted.keep_free:
@@ -274,14 +279,14 @@ class Window:
             self._remove(beside)
             self._history.stop()
             self._session = None
-            self._say("lost", reason.of(error))
+            self._say(run_folder.LOST, reason.of(error))
         else:
             self._session = None
             took = time.monotonic_ns() - began
             more = {"memory": snapshot} if dumped else {}
             # The step that runs when the window is closed early is not whole.
             self._say(
-                "partial" if why else "complete",
+                run_folder.PARTIAL if why else run_folder.COMPLETE,
                 why,
                 first=self._first,
                 last=self._step - 1,
@@ -299,7 +304,9 @@ class Window:
 
     def _say(self, state: str, why: Reason | None, **more: Any) -> None:
         asked = {"request": self._span.request} if self._span is not None and self._span.request else {}
-        self._log.add(kind="window", number=self._number, state=state, **reason.fields(why), **asked, **more)
+        self._log.add(
+            kind=run_folder.WINDOW, number=self._number, state=state, **reason.fields(why), **asked, **more
+        )
 
     def _make_way(self) -> bool:
         """The job starts a profiler of its own. False when this is the wrong thread to close ours."""

@@ -11,10 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-from lostflops.optimize.device import link_card
-from lostflops.optimize.kv.model import config_of
-from lostflops.optimize.kv.rows import LayerShape, fitting_block
-from lostflops.optimize.refused import Refused
+from lostflops.copies import link_card
+from lostflops.errors import Refused
 
 FLOPS = 450e12  # per second, of whole 16-bit layers on an H100 or H200: assumed
 ALTERNATIVES = (
@@ -24,7 +22,9 @@ ALTERNATIVES = (
     "SGLang: --enable-hierarchical-cache (HiCache)",
     "NVIDIA Dynamo: its KV block manager",
 )
-WIDTHS = {2: "bfloat16", 4: "float32", 8: "float64"}
+WIDTHS = (2, 4, 8)  # bytes of a key's or value's number
+WANTED = 1 << 20  # bytes of a block of one layer: copies of 0.5-2 MB run at the link's full rate
+FEWEST, MOST = 16, 512  # tokens of a block
 
 
 def kv_prediction(
@@ -57,11 +57,11 @@ def kv_prediction(
             f"keys and values of {bytes_each} bytes are not handled", "2, 4 or 8: what the model computes in"
         )
     config = _text(config_of(model_config))
-    shape, layers = _layer(config, WIDTHS[bytes_each]), _number(config, "num_hidden_layers")
+    row, layers = _numbers_of_a_layer(config) * bytes_each, _number(config, "num_hidden_layers")
     launch_ns, out, into = _rates(link)
-    per_token = layers * shape.row_bytes
+    per_token = layers * row
     hit = round(hit_share * tokens)
-    block = fitting_block([shape])
+    block = block_tokens(row)
     copies = layers * -(-hit // block)
     reload = hit * per_token / into + copies * launch_ns / 1e9
     store = tokens * per_token / out + copies * launch_ns / 1e9
@@ -77,10 +77,8 @@ def kv_prediction(
             else f"bringing it back takes {1e3 * reload:.3g} ms, and computing it again "
             f"{1e3 * hit_share * recompute:.3g} ms"
         )
-    if block * shape.row_bytes < 64 << 10:
-        reasons.append(
-            f"copies of {block * shape.row_bytes:,} bytes are mostly launch cost: keep this cache on the GPU"
-        )
+    if block * row < 64 << 10:
+        reasons.append(f"copies of {block * row:,} bytes are mostly launch cost: keep this cache on the GPU")
     if config.get("sliding_window") and config.get("use_sliding_window", True):
         reasons.append(
             "layers with a sliding window reload less than is counted here, which takes all layers as full"
@@ -93,7 +91,7 @@ def kv_prediction(
         "bytes_per_token": per_token,
         "bytes": tokens * per_token,
         "block_tokens": block,
-        "copy_bytes": block * shape.row_bytes,
+        "copy_bytes": block * row,
         "copies": copies,
         "in_bytes_per_second": into,
         "out_bytes_per_second": out,
@@ -107,10 +105,26 @@ def kv_prediction(
         "first_token_ms": 1e3 * without,
         "first_token_with_ms": 1e3 * (without - gain),
         "gain_ms": 1e3 * gain,
-        "worth_it": gain > 0 and block * shape.row_bytes >= 64 << 10,
+        "worth_it": gain > 0 and block * row >= 64 << 10,
         "reasons": reasons,
         "for_servers": list(ALTERNATIVES),
     }
+
+
+def block_tokens(row: int) -> int:
+    """Tokens per block, a power of two, so that a layer's share of it is 1 MiB; 16 to 512."""
+    tokens = FEWEST
+    while tokens < MOST and tokens * row < WANTED:
+        tokens *= 2
+    return tokens
+
+
+def config_of(model: Any) -> dict[str, Any]:
+    """A model's configuration, or that given, as plain data; empty when it has none."""
+    config: Any = getattr(model, "config", model)
+    if isinstance(config, Mapping):
+        return dict(cast("Mapping[str, Any]", config))
+    return cast("dict[str, Any]", config.to_dict()) if hasattr(config, "to_dict") else {}
 
 
 def _rates(link: Mapping[str, Any] | float) -> tuple[int, float, float]:
@@ -141,14 +155,14 @@ def _number(config: Mapping[str, Any], name: str) -> int:
     return found
 
 
-def _layer(config: Mapping[str, Any], dtype: str) -> LayerShape:
-    """Of one layer as transformers caches it: of latent attention, the keys and values of all heads."""
+def _numbers_of_a_layer(config: Mapping[str, Any]) -> int:
+    """Per token, as transformers caches it: of latent attention, the keys and values of all heads."""
     heads = _number(config, "num_attention_heads")
     if config.get("kv_lora_rank"):
         keys = _number(config, "qk_nope_head_dim") + _number(config, "qk_rope_head_dim")
-        return LayerShape(heads, keys, _number(config, "v_head_dim"), dtype)
+        return heads * (keys + _number(config, "v_head_dim"))
     size = config.get("head_dim") or _number(config, "hidden_size") // heads
-    return LayerShape(config.get("num_key_value_heads") or heads, size, size, dtype)
+    return 2 * (config.get("num_key_value_heads") or heads) * size
 
 
 def _active(config: Mapping[str, Any]) -> int:

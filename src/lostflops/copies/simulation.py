@@ -1,16 +1,16 @@
 """When every saved storage of one step travels to the host and back, and what is in memory then: simulated.
 
-Three resources, each in order and one thing at a time: compute, copies out, copies in. Unlike in
-`timeline.py` nothing is equal: each storage has its size, the instant at which the forward saves it and the
-one at which the backward asks for it, as recorded. All instants are on the recorded step's own clock, which
-stands still while compute waits: so the step can be played again with other waits.
+Three resources, each in order and one thing at a time: compute, copies out, copies in. Each storage has its
+size, the instant at which the forward saves it and the one at which the backward asks for it. All instants
+are on the clock of the recorded step, which stands still while compute waits: so the step can be played again
+with other waits.
 
 The rules are those of `lostflops.optimize.offload`. A copy out is queued when its storage is saved; if more
-than `in_flight_bytes` are then on their way, compute waits for the oldest, never for the newest. Once the
-backward begins, what has not left yet stays. After each request of the backward copies in are queued, in the
-order of the requests to come: of those no more than `look_ahead_ns` of compute after the next one, and
-`look_ahead_bytes` together, and always one. What compute does not wait for is hidden. Contention for memory
-is not modelled.
+than `in_flight_bytes` are then on their way, compute waits for the oldest, never for the newest. After each
+request of the backward copies in are queued, in the order of the requests to come: of those no more than
+`look_ahead_ns` of compute after the next one, and `look_ahead_bytes` together, and always one. What has not
+left when its turn comes stays. What compute does not wait for is hidden. Contention for memory and sharing of
+the link are not modelled.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+from lostflops.copies.link import Link
+
 
 @dataclass(frozen=True, slots=True)
 class Storage:
@@ -29,7 +31,11 @@ class Storage:
     bytes: int
     saved: int
     asked: int | None
-    own: bool = False  # the model's: nothing that could move
+    movable: bool = True
+    # The engine does not handle it (a parameter, a small one), so asking for it brings nothing else in.
+    unseen: bool = False
+    beside_at_save: int = 0  # bytes on the device besides storages and what was there before the step
+    beside_at_ask: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +56,7 @@ class Recorded:
     forward: int
     backward: int
     storages: Sequence[Storage]  # in the order of saving
-    highs: Sequence[tuple[int, int]]
+    highs: Sequence[tuple[int, int]] = ()
 
     @property
     def compute(self) -> int:
@@ -59,26 +65,6 @@ class Recorded:
     @property
     def peak(self) -> int:
         return max((high for _, high in self.highs), default=0)
-
-
-@dataclass(frozen=True)
-class Copies:
-    """How long a copy takes: `launch_ns` and its bytes at a rate per second, each way."""
-
-    out: float
-    into: float
-    launch_ns: int = 0
-
-    def out_ns(self, size: int) -> int:
-        return self.launch_ns + round(1e9 * size / self.out)
-
-    @property
-    def least_bytes(self) -> int:
-        """Below this the start of a copy takes longer than its bytes: they stay, as in the engine."""
-        return round(self.launch_ns * self.out / 1e9)
-
-    def in_ns(self, size: int) -> int:
-        return self.launch_ns + round(1e9 * size / self.into)
 
 
 @dataclass(frozen=True)
@@ -94,9 +80,9 @@ class Played:
     bytes_out: int
     bytes_in: int
     copies: int  # each way
-    peak_bytes: int
+    peak_bytes: int  # by the recorded step's `highs`; 0 without them
     peak_at: int  # on the recorded clock
-    backlog_ns: int  # copies out after the forward's end
+    resident_bytes: int  # the most that storages, and what is beside them then, hold on the device
 
     @property
     def hidden(self) -> float:
@@ -118,8 +104,8 @@ def _hidden(waits: int, copies: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What may be under way. `as_layers` are the rules of `timeline.simulate`, not the engine's: nothing
-    waits once the last copy out is queued, and what has not left yet comes back over the link as well."""
+    """What may be under way. `as_layers`: nothing waits once the last copy out is queued, and what has not
+    left yet comes back over the link as well, as equal layers are counted before anything has run."""
 
     in_flight_bytes: int = 0
     look_ahead_ns: int = 0
@@ -129,15 +115,14 @@ class Limits:
 
 def play(
     step: Recorded,
-    link: Copies,
+    link: Link,
     moved: Collection[int] = (),
     again: Sequence[Again] = (),
     limits: Limits | None = None,
 ) -> Played:
     """The step with the storages of these numbers moved, and these computed again."""
     run = _Run(step, link, frozenset(moved), again, limits or Limits())
-    run.forward()
-    run.backward()
+    run.run()
     return run.played()
 
 
@@ -145,9 +130,10 @@ class _Run:
     """What is under way. `late` is how far the played step is behind the recorded clock."""
 
     def __init__(
-        self, step: Recorded, link: Copies, moved: frozenset[int], again: Sequence[Again], limits: Limits
+        self, step: Recorded, link: Link, moved: frozenset[int], again: Sequence[Again], limits: Limits
     ) -> None:
         self.step, self.link, self.moved, self.limits = step, link, moved, limits
+        self.storages = step.storages
         self.again = {number: one for one in again for number in one.storages}
         self.late = self.again_ns = 0
         self.out_end = self.in_end = 0
@@ -156,24 +142,48 @@ class _Run:
         self.flying_bytes = 0
         self.out_ends: dict[int, int] = {}  # wall clock, of copies out
         self.in_ends: dict[int, int] = {}
+        self.stays: set[int] = set()  # its turn came before it had left
         self.gone: dict[int, int] = {}  # recorded clock: when the source was let go
         self.back: dict[int, int] = {}  # recorded clock: when memory was taken again
         self.copies_in: list[tuple[int, int]] = []  # start and end, wall clock
-        self.backlog = 0
+        self.resident = self.most_resident = 0
+        # Of the backward: who asks when, who of those comes in, and the requests at which more is fetched.
+        self.asked = sorted(
+            (one.asked, -number) for number, one in enumerate(step.storages) if one.asked is not None
+        )
+        self.order = [(at, -negative) for at, negative in self.asked if -negative in moved]
+        self.chances = [at for at, negative in self.asked if not step.storages[-negative].unseen]
+        self.cursor = self.passed = self.ahead = self.seen = 0
 
-    def forward(self) -> None:
+    def run(self) -> None:
+        """Saves and requests as they come; a save before a request of the same instant."""
         last = max(self.moved, default=-1)
-        for number, storage in enumerate(self.step.storages):
-            at = storage.saved
-            if number in self.again:
-                self.gone[number] = at
-            elif number in self.moved:
-                self._send(number, at)
-                self._settle(at, waiting=number != last or not self.limits.as_layers)
-        self.backlog = max(0, self.out_end - self.step.forward - self.late)
+        requests = deque(self.asked)
+        for number, storage in enumerate(self.storages):
+            while requests and requests[0][0] < storage.saved:
+                at, negative = requests.popleft()
+                self._ask(-negative, at)
+            self._save(number, storage, last)
+        for at, negative in requests:
+            self._ask(-negative, at)
+
+    def _save(self, number: int, storage: Storage, last: int) -> None:
+        at = storage.saved
+        self.resident += storage.bytes
+        if self.resident + storage.beside_at_save > self.most_resident:
+            self.most_resident = self.resident + storage.beside_at_save
+        if number in self.again:
+            self._let_go(number, at)
+        elif number in self.moved:
+            self._send(number, at)
+            self._settle(at, waiting=number != last or not self.limits.as_layers)
+
+    def _let_go(self, number: int, at: int) -> None:
+        self.gone[number] = at
+        self.resident -= self.storages[number].bytes
 
     def _send(self, number: int, at: int) -> None:
-        size = self.step.storages[number].bytes
+        size = self.storages[number].bytes
         duration = self.link.out_ns(size)
         self.out_end = max(self.out_end, at + self.late) + duration
         self.out_ends[number] = self.out_end
@@ -191,69 +201,70 @@ class _Run:
                 self.out_waits += wait
                 self.late += wait
             number = self.flying.popleft()
-            self.flying_bytes -= self.step.storages[number].bytes
-            self.gone[number] = at
+            self.flying_bytes -= self.storages[number].bytes
+            if number not in self.stays and number not in self.gone:
+                self._let_go(number, at)
 
-    def backward(self) -> None:
-        asked = sorted(
-            (max(storage.asked, self.step.forward), -number)
-            for number, storage in enumerate(self.step.storages)
-            if storage.asked is not None
-        )
-        order = [(at, -negative) for at, negative in asked if -negative in self.out_ends]
-        cursor = ahead = 0
-        chances = [at for at, negative in asked if self._might_move(-negative)]
-        for at, negative in asked:
-            number = -negative
-            # The engine's next chance to fetch is the next request: what would be late then goes now.
-            following = bisect_right(chances, at)
-            next_at = at if self.limits.as_layers or following == len(chances) else chances[following]
-            if not self.limits.as_layers:
-                self._settle(at, waiting=True)
-                self._stay()
-            if number in self.in_ends:
-                ahead -= self.step.storages[number].bytes
-                self._wait(self.in_ends[number], at)
-            elif number in self.out_ends and (self.limits.as_layers or number in self.gone):
-                self._wait(self._fetch(number, at), at)
-            elif number in self.again and number not in self.back:
-                one = self.again[number]
-                self.late += one.ns
-                self.again_ns += one.ns
-                self.back.update(dict.fromkeys(one.storages, at))
-            while cursor < len(order):
-                due, wanted = order[cursor]
-                size = self.step.storages[wanted].bytes
-                leaves = self.limits.as_layers or wanted in self.gone
-                if due >= at and leaves and wanted != number and wanted not in self.in_ends:
-                    most = self.limits.look_ahead_bytes
-                    if (ahead or self.limits.as_layers) and (
-                        due - next_at > self.limits.look_ahead_ns
-                        or (most is not None and ahead + size > most)
-                    ):
-                        break
-                    self._fetch(wanted, at)
-                    ahead += size
-                cursor += 1
+    def _ask(self, number: int, at: int) -> None:
+        storage, as_layers = self.storages[number], self.limits.as_layers
+        if not as_layers:
+            self._settle(at, waiting=True)
+        if number in self.in_ends:
+            self.ahead -= storage.bytes
+            self._wait(self.in_ends[number], at)
+        elif number in self.out_ends and (as_layers or number in self.gone):
+            self._wait(self._fetch(number, at), at)
+        elif number in self.again and number not in self.back:
+            self._compute_again(self.again[number], at)
+        elif number in self.moved:
+            self.stays.add(number)
+        self.seen += not storage.unseen
+        self.passed += number in self.moved
+        self._fetch_ahead(at)
+        if self.resident + storage.beside_at_ask > self.most_resident:
+            self.most_resident = self.resident + storage.beside_at_ask
+        self.resident -= storage.bytes
 
-    def _might_move(self, number: int) -> bool:
-        storage = self.step.storages[number]
-        return not storage.own and storage.bytes >= self.link.least_bytes
+    def _compute_again(self, one: Again, at: int) -> None:
+        self.late += one.ns
+        self.again_ns += one.ns
+        for number in one.storages:
+            self.back[number] = at
+            self.resident += self.storages[number].bytes
 
-    def _stay(self) -> None:
-        """What has not left when the backward begins is not let go."""
-        self.flying.clear()
-        self.flying_bytes = 0
+    def _fetch_ahead(self, at: int) -> None:
+        # The engine's next chance to fetch is the next request: what would be late then goes now.
+        as_layers = self.limits.as_layers
+        next_at = at if as_layers or self.seen >= len(self.chances) else self.chances[self.seen]
+        most = self.limits.look_ahead_bytes
+        self.cursor = max(self.cursor, self.passed)
+        while self.cursor < len(self.order):
+            due, wanted = self.order[self.cursor]
+            if as_layers or wanted in self.gone:
+                size = self.storages[wanted].bytes
+                if (self.ahead or as_layers) and (
+                    due - next_at > self.limits.look_ahead_ns
+                    or (most is not None and self.ahead + size > most)
+                ):
+                    return
+                self._fetch(wanted, at)
+                self.ahead += size
+            else:
+                self.stays.add(wanted)
+            self.cursor += 1
 
     def _fetch(self, number: int, at: int) -> int:
-        duration = self.link.in_ns(self.step.storages[number].bytes)
+        size = self.storages[number].bytes
+        duration = self.link.in_ns(size)
         start = max(self.in_end, at + self.late, self.out_ends[number])
         self.in_end = start + duration
         self.in_ends[number] = self.in_end
         self.copies_in.append((start, self.in_end))
         self.in_ns += duration
+        if number not in self.gone:
+            self._let_go(number, at)
         self.back[number] = at
-        self.gone.setdefault(number, at)
+        self.resident += size
         return self.in_end
 
     def _wait(self, end: int, at: int) -> None:
@@ -279,12 +290,12 @@ class _Run:
             in_ns=self.in_ns,
             out_waits_ns=self.out_waits,
             in_waits_ns=self.in_waits,
-            bytes_out=sum(self.step.storages[n].bytes for n in self.out_ends),
-            bytes_in=sum(self.step.storages[n].bytes for n in self.back if n in self.out_ends),
+            bytes_out=sum(self.storages[n].bytes for n in self.out_ends),
+            bytes_in=sum(self.storages[n].bytes for n in self.in_ends),
             copies=len(self.out_ends),
             peak_bytes=peak,
             peak_at=at,
-            backlog_ns=self.backlog,
+            resident_bytes=self.most_resident,
         )
 
     def _peak(self) -> tuple[int, int]:
@@ -297,7 +308,7 @@ class _Run:
             first = bisect_left(starts, gone)
             last = bisect_right(ends, self.back[number]) if number in self.back else len(highs)
             if first < last:
-                change[first] -= self.step.storages[number].bytes
-                change[last] += self.step.storages[number].bytes
+                change[first] -= self.storages[number].bytes
+                change[last] += self.storages[number].bytes
         now = ((high + away, at) for (at, high), away in zip(highs, accumulate(change[:-1]), strict=True))
         return max(now, key=lambda pair: pair[0], default=(0, 0))

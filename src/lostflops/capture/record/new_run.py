@@ -1,17 +1,8 @@
-"""The folder of a recording, as it is before the job starts.
-
-    RUN/
-      recording.jsonl                     what was asked, and how the command ended
-      boot/                               what goes into the job, on PYTHONPATH
-      node-0000/                          one per node
-        steps-00000-a0.jsonl              rank 0, attempt 0: its identity, steps and windows
-        window-00000-a0-w000.pt.trace.json.gz
-      lostflops.log                       lostflops' own messages
+"""Makes the folder of a recording, as it is before the job starts, and keeps the recording's own notes in it.
 
 Each file has one writer. What grows is only appended to; the rest appears under another name and is renamed.
 The tasks of a scheduler's job share one folder without talking to each other: whose `boot` gets its name
 first has made it, the others find it and join, and so does the job when it is started again.
-Nothing of lostflops' own ends in `.json`, because that is what traces are found by.
 """
 
 from __future__ import annotations
@@ -27,21 +18,20 @@ from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
+from lostflops import run_folder
 from lostflops.capture.record.membership import Membership
-from lostflops.capture.record.recording import KEEP_FREE, LENGTH, Plan
+from lostflops.capture.record.recording import KEEP_FREE, LENGTH, Recording
 from lostflops.errors import BadOption, CannotWrite, OutputExists, shown
 from lostflops.privacy.secrets import REMOVED, without_secrets
 from lostflops.version import __version__
 
+BEING_MADE = f".{run_folder.BOOT}.{{}}{run_folder.UNFINISHED}"  # has its name when it is whole
 PAYLOAD = Path(__file__).parent / "injected"
-RECORDING = "recording.jsonl"
-JOB = "job"  # in boot/: the scheduler's job that made the folder
-UNFINISHED = ".tmp"
 # A run is its user's alone: a trace tells what somebody works on, and a log may tell more.
 PRIVATE = 0o700
 
 
-def write(plan: Plan, member: Membership | None = None) -> bool:
+def write(plan: Recording, member: Membership | None = None) -> bool:
     """Make the folder, or join what another task or attempt of the same job has made; whether we made it.
 
     Raises OutputExists or CannotWrite.
@@ -51,7 +41,7 @@ def write(plan: Plan, member: Membership | None = None) -> bool:
         raise BadOption(
             f"'{shown(run)}' cannot be on PYTHONPATH: it holds a '{os.pathsep}'.", "choose another --output."
         )
-    start = {"kind": "start", "lostflops": __version__, "attempt": member.attempt if member else 0}
+    start = {"kind": run_folder.START, "lostflops": __version__, "attempt": member.attempt if member else 0}
     start |= {"command": without_secrets(plan.command), "steps": plan.steps}
     try:
         if not _empty(run):
@@ -74,22 +64,22 @@ def write(plan: Plan, member: Membership | None = None) -> bool:
         "grow": 0,
         "keep_free": KEEP_FREE,
     }
-    beside = run / f".boot.{secrets.token_hex(6)}{UNFINISHED}"
+    beside = run / BEING_MADE.format(secrets.token_hex(6))
     try:
         if not run.exists():
             run.mkdir(parents=True, exist_ok=True)
             run.chmod(PRIVATE)
-        shutil.copytree(PAYLOAD, beside, ignore=shutil.ignore_patterns("__pycache__", "seen-*"))
-        (beside / "settings.jsonl").write_text(json.dumps(settings) + "\n")
+        shutil.copytree(PAYLOAD, beside, ignore=shutil.ignore_patterns("__pycache__", f"{run_folder.SEEN}*"))
+        (beside / run_folder.SETTINGS).write_text(json.dumps(settings) + "\n")
         if plan.annotations:
             lines = (json.dumps(annotation) + "\n" for annotation in plan.annotations)
-            (beside / "annotations.jsonl").write_text("".join(lines))
+            (beside / run_folder.ANNOTATIONS).write_text("".join(lines))
         if plan.step_on:
-            (beside / "step-on.jsonl").write_text(json.dumps(asdict(plan.step_on)) + "\n")
+            (beside / run_folder.STEP_ON).write_text(json.dumps(asdict(plan.step_on)) + "\n")
         if plan.nsys:
             plan.nsys.write(beside, plan.ranks)
         if member:
-            (beside / JOB).write_text(member.job)
+            (beside / run_folder.JOB).write_text(member.job)
         try:
             beside.rename(plan.boot)
         except OSError as error:
@@ -107,17 +97,20 @@ def write(plan: Plan, member: Membership | None = None) -> bool:
 def _empty(run: Path) -> bool:
     """Whether nothing is there but what other tasks are making at this moment."""
     try:
-        return all(p.name.startswith(".boot.") and p.suffix == UNFINISHED for p in run.iterdir())
+        return all(
+            p.name.startswith(f".{run_folder.BOOT}.") and p.suffix == run_folder.UNFINISHED
+            for p in run.iterdir()
+        )
     except FileNotFoundError:
         return True
     except NotADirectoryError:
         return not run.exists()
 
 
-def _joins(plan: Plan, member: Membership) -> bool:
+def _joins(plan: Recording, member: Membership) -> bool:
     """Whether the folder was made by the same job: another task of it, or an earlier attempt."""
     try:
-        if (plan.boot / JOB).read_text() != member.job:
+        if (plan.boot / run_folder.JOB).read_text() != member.job:
             return False
     except (OSError, ValueError):
         return False
@@ -126,7 +119,7 @@ def _joins(plan: Plan, member: Membership) -> bool:
 
 def _last_attempt(run: Path) -> int:
     attempts = [0]
-    with suppress(OSError), (run / RECORDING).open("rb") as file:
+    with suppress(OSError), (run / run_folder.RECORDING).open("rb") as file:
         for line in file:
             with suppress(ValueError):
                 entry = json.loads(line)
@@ -142,7 +135,7 @@ def command(paths: Iterable[str | Path]) -> str:
     found: set[str] = set()
     for path in paths:
         last: list[str] = []
-        with suppress(OSError), (Path(path) / RECORDING).open("rb") as file:
+        with suppress(OSError), (Path(path) / run_folder.RECORDING).open("rb") as file:
             for line in file:
                 with suppress(ValueError):
                     last = json.loads(line).get("command") or last
@@ -163,7 +156,7 @@ def make_private(run: Path) -> None:
                     file.chmod(file.stat().st_mode & PRIVATE)
 
 
-def note(plan: Plan, **fields: object) -> None:
+def note(plan: Recording, **fields: object) -> None:
     """Append a line to the recording's own notes."""
-    with (plan.run / RECORDING).open("a") as file:
+    with (plan.run / run_folder.RECORDING).open("a") as file:
         file.write(json.dumps({**fields, "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}) + "\n")
