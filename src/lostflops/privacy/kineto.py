@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Protocol
 
 from lostflops.errors import Damaged, NotATrace, Truncated, Unreadable
+from lostflops.ingest.kineto.packed import packing
 from lostflops.ingest.kineto.stream import ReadAhead
-from lostflops.ingest.packed import packing
 from lostflops.privacy.cleaner import Cleaner
 
 PIECE = 4 << 20

@@ -35,7 +35,7 @@ from lostflops.ingest.kineto.event_texts import (
     loose_keys,
     scan_events,
 )
-from lostflops.ingest.packed import packing
+from lostflops.ingest.kineto.packed import packing
 
 # The extra `fast` inflates two to three times as fast.
 FAST: Any = importlib.import_module("isal.isal_zlib") if importlib.util.find_spec("isal") else None
