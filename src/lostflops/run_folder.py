@@ -85,8 +85,8 @@ RANK_FIELDS = (
     "monotonic", "wall",
 )  # fmt: skip
 STEP_FIELDS = (
-    "step", "end", "duration", "own", "micro_steps", "optimizer", "data", "checkpoint", "gc", "window",
-    "resident", "allocated", "reserved",
+    "step", "end", "duration", "own", "micro_steps", "optimizer", "data", "checkpoint", "gc", "core_wait",
+    "window", "resident", "allocated", "reserved",
 )  # fmt: skip
 FORMAT = 1
 

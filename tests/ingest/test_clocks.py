@@ -7,7 +7,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from lostflops.ingest.clocks import SAME_HOST_ERROR, clock_offsets
+from lostflops.ingest.times.clocks import SAME_HOST_ERROR, clock_offsets
 from lostflops.intervals.matching import matches
 from lostflops.tables import COLLECTIVES, RANKS
 from lostflops.testing import example_table

@@ -45,7 +45,7 @@ CORE: dict[str, tuple[str, ...]] = {
     "lostflops.intervals.nesting": INTERVALS,
     "lostflops.intervals.order": INTERVALS,
     "lostflops.intervals.sets": INTERVALS,
-    "lostflops.ingest.clocks": ("tests/ingest/test_clocks.py",),
+    "lostflops.ingest.times.clocks": ("tests/ingest/test_clocks.py",),
     "lostflops.ingest.steps.counted": STEPS,
     "lostflops.ingest.steps.marks": STEPS,
     "lostflops.ingest.steps.on_device": STEPS,

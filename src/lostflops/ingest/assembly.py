@@ -11,9 +11,10 @@ import polars as pl
 
 from lostflops import run_folder
 from lostflops.errors import DifferentJobs, LostflopsError, NothingRecorded, SameRankTwice
-from lostflops.ingest import clocks, formats, processes
+from lostflops.ingest import formats, processes
 from lostflops.ingest.part import Part
 from lostflops.ingest.steps import counted
+from lostflops.ingest.times import clocks
 from lostflops.store.trace import FORMAT, Manifest, Quality, Source, Trace, write_manifest, write_part
 from lostflops.tables import RANKS, TABLES
 from lostflops.version import __version__

@@ -93,4 +93,5 @@ train(40, iter(lambda: torch.randn(256, 256), None))
     page = lostflops.why(recorded.run)
     assert page.findings[0].name == "waits-for-a-core", str(page)
     said = re.match(r"The training thread waits [\d.]+ m?s per step \(([\d.]+) %\)", page.findings[0].claim)
+    assert page.verdict.startswith("Short of processor cores: ")
     assert said and float(said[1]) > 30

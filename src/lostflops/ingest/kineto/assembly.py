@@ -12,7 +12,6 @@ from lostflops.errors import NothingRecorded, Truncated
 from lostflops.ingest import processes
 from lostflops.ingest.annotations import by_domain
 from lostflops.ingest.attribution import OperatorTree, attribute
-from lostflops.ingest.broken_times import surroundings
 from lostflops.ingest.host_compute import serving
 from lostflops.ingest.kineto.collectives import Communication, Found, communication
 from lostflops.ingest.kineto.columns import KINDS, Columns, EventColumns, product
@@ -24,6 +23,7 @@ from lostflops.ingest.kineto.phases import phases
 from lostflops.ingest.kineto.stream import EventStream
 from lostflops.ingest.part import Part, write_table
 from lostflops.ingest.steps.marks import find_steps, outside
+from lostflops.ingest.times.broken_times import surroundings
 from lostflops.naming.classification import copy_facts, kernel_facts, operator_facts
 from lostflops.tables import NAME
 

@@ -18,7 +18,6 @@ import numpy.typing as npt
 import polars as pl
 
 from lostflops.errors import shown
-from lostflops.ingest.broken_times import LONGEST_DURATION
 from lostflops.ingest.kineto.event_texts import UNDECODABLE
 from lostflops.ingest.kineto.events import (
     CALL_ROWS,
@@ -36,6 +35,7 @@ from lostflops.ingest.kineto.events import (
     Args,
     Event,
 )
+from lostflops.ingest.times.broken_times import LONGEST_DURATION
 
 DOMAINS = {"user_annotation": "user", "overhead": "overhead", "cuda_sync": "synchronisation"}
 LONGEST_NAME = 1 << 16

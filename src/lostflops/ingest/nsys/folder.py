@@ -8,7 +8,7 @@ from pathlib import Path
 import polars as pl
 
 from lostflops.errors import NotATrace, Unreadable
-from lostflops.ingest.broken_times import LONGEST_DURATION
+from lostflops.ingest.times.broken_times import LONGEST_DURATION
 
 PARQUET = (".parquet", ".pqt")
 ARROW = (".arrow", ".arrows", ".ipc", ".feather")

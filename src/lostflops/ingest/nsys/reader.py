@@ -24,7 +24,7 @@ from lostflops.ingest.nsys import host as nsys_host
 from lostflops.ingest.nsys.export import FOLDERS, Export, opened, recognises
 from lostflops.ingest.nsys.nvtx import Nvtx, nvtx
 from lostflops.ingest.nsys.rows import fitting, near
-from lostflops.ingest.nsys.target import Devices, Recording, TargetGpu, mpi_ranks, recording
+from lostflops.ingest.nsys.target import Devices, NsysRecording, TargetGpu, mpi_ranks, recording
 from lostflops.ingest.part import Part, write_table
 from lostflops.ingest.steps.marks import find_steps, outside
 from lostflops.naming.classification import kernel_facts
@@ -90,7 +90,7 @@ class _Machine:
 
     def __init__(self, export: Export) -> None:
         self.export = export
-        self.told: Recording = recording(export)
+        self.told: NsysRecording = recording(export)
         self.devices = Devices(export)
         self.mpi_ranks = mpi_ranks(export)
         self.quality = list(self.told.quality)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import polars as pl
 
-from lostflops.ingest.broken_times import LONGEST_DURATION, surroundings
+from lostflops.ingest.times.broken_times import LONGEST_DURATION, surroundings
 from lostflops.store.trace import Quality
 from lostflops.tables import TABLES
 

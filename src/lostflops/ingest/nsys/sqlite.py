@@ -14,7 +14,7 @@ import polars as pl
 from adbc_driver_manager import AdbcConnection, AdbcStatement
 
 from lostflops.errors import NotATrace, Truncated, Unreadable, shown
-from lostflops.ingest.broken_times import LONGEST_DURATION
+from lostflops.ingest.times.broken_times import LONGEST_DURATION
 
 MAGIC = b"SQLite format 3\x00"
 EXPORT_AGAIN = "export the report again: `nsys export --type sqlite --force-overwrite true …`."

@@ -18,7 +18,7 @@ _UUID = re.compile(r"[0-9a-fA-F-]{8,64}")
 
 
 @dataclass(frozen=True)
-class Recording:
+class NsysRecording:
     """The facts that hold for every process of one export.
 
     `epoch_ns` added to a time of this export makes it comparable with other exports; None where it is
@@ -40,7 +40,7 @@ class Recording:
         return bool(values) and all(v.lower() in ("false", "0", "off") for v in values)
 
 
-def recording(export: Export) -> Recording:
+def recording(export: Export) -> NsysRecording:
     stated = export.values("META_DATA_EXPORT")
     captured = export.values("META_DATA_CAPTURE")
     system = export.values("TARGET_INFO_SYSTEM_ENV")
@@ -69,7 +69,7 @@ def recording(export: Export) -> Recording:
     hostname = next(iter(system.get("Hostname", [])), "")
     session = next((v for v in captured.get("PROFILING_SESSION_UUID", []) if _UUID.fullmatch(v)), None)
     duration = export.read("ANALYSIS_DETAILS")["duration"].max()
-    return Recording(
+    return NsysRecording(
         versions=_versions(stated, system, export.version),
         epoch_ns=epoch,
         host=sha256(hostname.encode()).hexdigest() if hostname else None,

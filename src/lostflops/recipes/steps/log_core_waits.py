@@ -8,7 +8,7 @@ from typing import Any
 import polars as pl
 
 from lostflops.columns import Flag, Id, Time
-from lostflops.finding import Finding, milliseconds, percent
+from lostflops.finding import Finding, Verdict, milliseconds, percent
 from lostflops.recipe import Bars, Example, Shows, recipe
 from lostflops.recipes.accounting import HOST_ONLY
 from lostflops.tables import Ranks, StepLog, Steps
@@ -113,6 +113,7 @@ def _row(step: int, core_wait: int) -> dict[str, object]:
 
 @step_log_core_waits.finding(
     name="waits-for-a-core",
+    verdict=Verdict("Short of processor cores", "waiting for one"),
     examples=[
         Shows(
             "the thread waits 9 and 11 of 40 ms",
