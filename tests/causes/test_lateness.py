@@ -9,6 +9,7 @@ import polars as pl
 import pytest
 
 from lostflops.causes.given import NAMES, WORK, Given
+from lostflops.causes.host import names_of
 from lostflops.causes.lateness import (
     Excess,
     Late,
@@ -57,6 +58,7 @@ def given(
 def test_the_late_rank_is_told_with_what_it_has_more_of() -> None:
     names = [
         (1, DATA, "one", 3),
+        (1, DATA, "also", 3),
         (1, DATA, "none", 2),
         (1, DATA, "next", 90),
         (1, DATA, "read", 30),
@@ -72,7 +74,7 @@ def test_the_late_rank_is_told_with_what_it_has_more_of() -> None:
     assert dict(excess.by_account) == {DATA: 40, "compute": 0}
     assert (excess.rank, excess.ns, excess.main, excess.own) == (1, 40, 40, 40)
     # A mean step of rank 1 has 30 ns of `next`, of the others 5 and 7; of `read` it has less than they.
-    assert excess.parts == (("`next`", 24), ("`one`", 1))
+    assert excess.parts == (("`next`", 24), ("`also`", 1), ("`one`", 1))
 
 
 def test_work_that_belongs_to_no_rank_is_not_late() -> None:
@@ -156,6 +158,12 @@ def test_a_rank_is_late_once_where_one_step_has_four_fifths(late: tuple[int, ...
     assert _only_step(by_step(late), 1) == step
 
 
+def test_lateness_is_beyond_the_other_ranks_alone() -> None:
+    rows = [(rank, step, DATA, own) for step in range(3) for rank, own in ((0, 5), (2, 25))]
+    # The others' median is 15: rank 1 is 11, 79 and 10 late.
+    assert _only_step(given([*rows, (1, 0, DATA, 26), (1, 1, DATA, 94), (1, 2, DATA, 25)]), 1) is None
+
+
 def test_ranks_that_are_late_in_turn_say_of_what() -> None:
     rows = [(0, 0, DATA, 20), (0, 0, "compute", 10), (1, 0, "compute", 10)]
     rows += [(0, 1, "compute", 10), (1, 1, "compute", 13), (1, 1, PYTHON, 40), (0, 1, WAIT, 500)]
@@ -197,7 +205,7 @@ def late(by_account: dict[str, int], own: int, parts: tuple[tuple[str, int], ...
         ),
         (late({DATA: 18 * MS + 1}, 20 * MS), "20.0 ms of data loading"),
         (
-            late({PYTHON: 8 * MS}, 8 * MS, (("`f` (a.py:3)", 4 * MS),)),
+            late({PYTHON: 8 * MS}, 8 * MS, (("`f` (a.py:3)", 4 * MS), ("`g`", MS))),
             "8.00 ms of Python and other CPU work, `f` (a.py:3)",
         ),
         (
@@ -252,6 +260,8 @@ SLOWER = late({"compute": 8}, 8)
         ([(rank, "gemm", "a" if rank < 2 else "b", 6, 100) for rank in range(4)],
          (MORE, False)),
         ([(0, "gemm", "a 64", 0, 100), (1, "gemm", "b", 3, 100)], (MORE, False)),
+        ([(0, "gemm", "a 64", 0, 100), (1, "gemm", "b", 6, 100)],
+         ("it runs 2 times as many kernels per step", False)),
         ([(1, "gemm", "a 64", 6, 126)], None),
         # A grouped product is given more to do on the same grid: not a slower device.
         ([(rank, "gemm", "grouped_gemm", 6, ns) for rank, ns in ((0, 100), (2, 110), (1, 210))],
@@ -283,6 +293,7 @@ def test_calls_within_two_percent_are_the_same_work() -> None:
         f"its gemm kernels take 2 {THERE}",
         True,
     )
+    assert slower_compute(SLOWER, work(*others, (1, "gemm", "a", 50, 200))) == (MORE, False)
     many = [(rank, "gemm", "a", 1000, 100) for rank in (0, 2)]
     assert slower_compute(SLOWER, work(*many, (1, "gemm", "a", 1022, 200))) == (MORE, False)
     assert slower_compute(SLOWER, work(*others, (1, "gemm", "a", 103, 200))) == (
@@ -293,6 +304,16 @@ def test_calls_within_two_percent_are_the_same_work() -> None:
         "it runs 1.1 times as many kernels per step",
         False,
     )
+
+
+def test_calls_are_counted_per_step() -> None:
+    ledger = [(rank, step, "compute", 100) for rank in range(3) for step in range(rank + 1)]
+    rows = [(0, "gemm", "a 64", 6, 100), (1, "gemm", "b 64", 36, 210), (2, "gemm", "a 64", 18, 110)]
+    told = slower_compute(SLOWER, work(*rows, ledger=ledger))
+    assert told == ("it runs 3 times as many kernels per step", False)
+    alone = [(rank, 0, "compute", 100) for rank in range(3)]
+    told = slower_compute(SLOWER, work(*rows[:2], ledger=alone))
+    assert told == ("it runs 6 times as many kernels per step", False)
 
 
 def test_on_a_cpu_operators_are_counted() -> None:
@@ -307,3 +328,11 @@ def test_the_family_that_costs_most_is_named() -> None:
         f"its gemm kernels take 1.4 {THERE}",
         True,
     )
+
+
+def test_names_of_idle_time_are_those_of_its_account() -> None:
+    names = [(0, DATA, "next", 30), (1, DATA, "next", 6), (1, DATA, "also", 36), (1, PYTHON, "f", 99)]
+    board: Any = SimpleNamespace(given=given(names=[*names, (0, DATA, None, 50)]))
+    # Of nine steps on three ranks.
+    assert names_of(board, DATA) == [("also", 4), ("next", 4)]
+    assert names_of(board, PYTHON) == [("f", 11)]

@@ -449,6 +449,11 @@ def test_rows_that_name_no_process_belong_to_the_only_one(made: Made) -> None:
     assert rows(without_host, "kernels", "start", "launch_start") == [(100, None)]
 
 
+def test_an_operator_that_names_no_thread_is_read(made: Made) -> None:
+    (part,) = made({"NVTX_EVENTS": [push(80, 130, "aten::mm", globalTid=None)]})
+    assert rows(part, "operators", "start", "end", "thread", "phase") == [(80, 130, None, None)]
+
+
 @pytest.mark.parametrize("pid", ["NULL", "'none'", "x'00ff'"])
 def test_gpu_work_that_names_no_process_is_missed_aloud(pid: str, tmp_path: Path) -> None:
     path = sqlite(

@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 CONTRACT = "tests/recipes/test_contract.py"
+# The recipes that are made of the accounts.
+LEDGER = (
+    "tests/recipes/test_ledger.py",
+    CONTRACT,
+    "-k=test_ledger or step_ledger or device_runs or idle_ or host_spans or copies_by_cause",
+)
 PLANNER = (
     "tests/plan/test_plan_by_hand.py",
     # Whole rankings of layouts.
@@ -33,8 +39,8 @@ PROVING = ("data_loading", "checkpoint_logging", "compilation", "host_synchronis
 
 # Tests that take long or run other processes are not here: a mutant is not installed in another process.
 CORE: dict[str, tuple[str, ...]] = {
-    "lostflops.recipes.accounting": ("tests/recipes/test_ledger.py", CONTRACT),
-    "lostflops.recipes.steps.ledger": ("tests/recipes/test_ledger.py", CONTRACT),
+    "lostflops.recipes.accounting": LEDGER,
+    "lostflops.recipes.steps.ledger": LEDGER,
     "lostflops.intervals.matching": ("tests/intervals/test_matching.py",),
     "lostflops.intervals.nesting": INTERVALS,
     "lostflops.intervals.order": INTERVALS,
@@ -49,7 +55,7 @@ CORE: dict[str, tuple[str, ...]] = {
     "lostflops.naming.classification": ("tests/naming/test_classification.py",),
     "lostflops.naming.host_causes": ("tests/naming/test_host_causes.py",),
     **{f"lostflops.accounts.idle.{name}": ("tests/naming/test_host_causes.py",) for name in PROVING},
-    "lostflops.causes.host": ("tests/causes/test_causes.py",),
+    "lostflops.causes.host": ("tests/causes/test_causes.py", "tests/causes/test_lateness.py"),
     "lostflops.causes.lateness": (
         "tests/causes/test_lateness.py",
         "tests/versions/test_untold_order.py",

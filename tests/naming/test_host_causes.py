@@ -291,3 +291,10 @@ def test_captures_nest_and_an_end_that_nothing_began_closes_none() -> None:
     calls = [(7, 3 * at, 3 * at + 1, begin if kind == "B" else end) for at, kind in enumerate("EEBBEE")]
     assert captured(*reversed(calls)) == [(7, 6, 16, begin), (7, 9, 13, begin)]
     assert captured((8, 0, 1, end), *reversed(calls), (8, 7, 8, begin)) == captured(*calls)
+
+
+def test_calls_of_a_capture_count_in_the_order_of_their_starts_and_then_of_their_ends() -> None:
+    begin, end = "cudaStreamBeginCapture", "cudaStreamEndCapture"
+    assert captured((7, 4, 6, end), (7, 2, 9, begin)) == [(7, 2, 6, begin)]
+    assert captured((7, 2, 5, end), (7, 2, 2, begin)) == [(7, 2, 5, begin)]
+    assert captured((7, 2, 2, begin), (7, 2, 5, end)) == [(7, 2, 5, begin)]

@@ -168,7 +168,7 @@ def _operators(export: Export, emitted: pl.DataFrame, process: int) -> tuple[pl.
         pl.col("text").cast(NAME).alias("name"),
         pl.col("shapes").cast(NAME),
         backward=pl.col("text").str.contains(r"Backward\d*$|^torch::autograd::AccumulateGrad$")
-        | pl.col("thread").is_in(autograd),
+        | pl.col("thread").is_in(autograd).fill_null(False),
     )
     annotations = emitted.filter(~pl.col("operator")).with_columns(domain=pl.lit("user"))
     return operators, annotations.drop("operator", "sequence", "shapes", "_ids")
