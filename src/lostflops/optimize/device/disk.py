@@ -110,7 +110,7 @@ class Slab:
 
 
 @dataclass(eq=False)
-class Buffer:
+class DiskBuffer:
     """Host memory on the way from or to the disk."""
 
     memory: torch.Tensor
@@ -125,8 +125,8 @@ class Staging:
     def __init__(self, device: Device, slab: Slab, buffers: int, threads: Executor | None = None) -> None:
         self._device, self.slab, self._many = device, slab, buffers
         self._threads = threads or ThreadPoolExecutor(2, "disk")
-        self._reading: list[Buffer] = []
-        self._writing: list[Buffer] = []
+        self._reading: list[DiskBuffer] = []
+        self._writing: list[DiskBuffer] = []
         self.read_bytes = self.written_bytes = 0
 
     @property
@@ -138,7 +138,7 @@ class Staging:
         if not self._reading or self._reading[0].memory.numel() < nbytes:
             self._reading, self._writing = [], []
             for buffers in (self._reading, self._writing):
-                buffers += [Buffer(self._device.host_memory(nbytes)) for _ in range(self._many)]
+                buffers += [DiskBuffer(self._device.host_memory(nbytes)) for _ in range(self._many)]
 
     def ask(self, stretches: Sequence[tuple[Stretch, int]]) -> None:
         """Begins to read these, soonest first, as far as there are buffers."""
@@ -170,14 +170,14 @@ class Staging:
             if buffer.holds == stretch:
                 buffer.event, buffer.holds = event, None
 
-    def target(self, nbytes: int) -> Buffer:
+    def target(self, nbytes: int) -> DiskBuffer:
         """For a copy from the device. Waits for the write of what was in it."""
         self._writing.append(self._writing.pop(0))
         buffer = self._writing[-1]
         self._finish(buffer)
         return buffer
 
-    def received(self, buffer: Buffer, stretch: Stretch, nbytes: int, event: Event) -> None:
+    def received(self, buffer: DiskBuffer, stretch: Stretch, nbytes: int, event: Event) -> None:
         """The device's copy into it is done with the event; then it is written to the disk."""
 
         def write() -> int:
@@ -202,19 +202,19 @@ class Staging:
         self._reading, self._writing = [], []
         self.slab.close()
 
-    def _read(self, buffer: Buffer, stretch: Stretch, nbytes: int) -> None:
+    def _read(self, buffer: DiskBuffer, stretch: Stretch, nbytes: int) -> None:
         buffer.holds, buffer.event = stretch, None
         buffer.work = self._threads.submit(self.slab.read, stretch, buffer.memory[:nbytes])
 
-    def _is_sent(self, buffer: Buffer) -> bool:
+    def _is_sent(self, buffer: DiskBuffer) -> bool:
         return buffer.holds is None and (buffer.event is None or self._device.is_done(buffer.event))
 
-    def _sent(self, buffer: Buffer) -> None:
+    def _sent(self, buffer: DiskBuffer) -> None:
         if buffer.event is not None:
             self._device.synchronize(buffer.event)
         buffer.event = None
 
-    def _finish(self, buffer: Buffer) -> None:
+    def _finish(self, buffer: DiskBuffer) -> None:
         work, buffer.work = buffer.work, None
         if work is not None:
             self.written_bytes += work.result()

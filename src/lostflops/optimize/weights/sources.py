@@ -63,7 +63,7 @@ class HostSources:
 
 
 @dataclass(eq=False)
-class Buffer:
+class LayerBuffer:
     """Host memory for one layer at a time."""
 
     memory: torch.Tensor
@@ -92,7 +92,7 @@ class FileSources:
         self._sizes, self._in_host = sizes, in_host
         self._read, self._version = read, version
         largest = max(n for n, memory in zip(sizes, in_host, strict=True) if memory is None)
-        self.buffers = [Buffer(device.host_memory(largest)) for _ in range(buffers)]
+        self.buffers = [LayerBuffer(device.host_memory(largest)) for _ in range(buffers)]
         self._thread = thread or ThreadPoolExecutor(1, "weights of a file")
         self._clock = 0
         self.read_bytes = 0
@@ -159,22 +159,22 @@ class FileSources:
         self._thread.shutdown()
         self.buffers.clear()
 
-    def _finish(self, buffer: Buffer) -> None:
+    def _finish(self, buffer: LayerBuffer) -> None:
         reading, buffer.read = buffer.read, None
         if reading is not None and reading.exception() is None:
             self.read_bytes += reading.result()
 
-    def _held(self, layer: int) -> Buffer | None:
+    def _held(self, layer: int) -> LayerBuffer | None:
         return next((buffer for buffer in self.buffers if buffer.holds == layer), None)
 
-    def _oldest(self, wanted: set[int]) -> Buffer | None:
+    def _oldest(self, wanted: set[int]) -> LayerBuffer | None:
         free = [each for each in self.buffers if each.holds not in wanted]
         return min(free, key=lambda each: (each.holds is not None, each.used), default=None)
 
-    def _is_sent(self, buffer: Buffer) -> bool:
+    def _is_sent(self, buffer: LayerBuffer) -> bool:
         return buffer.sent is None or self._device.is_done(buffer.sent)
 
-    def _begin(self, buffer: Buffer, layer: int) -> None:
+    def _begin(self, buffer: LayerBuffer, layer: int) -> None:
         self._finish(buffer)  # asked for, and not needed after all
         buffer.holds, buffer.sent, buffer.used = layer, None, self._clock
         buffer.version = self._version(layer)
