@@ -632,8 +632,7 @@ def test_launches_that_became_part_of_a_graph_are_told(
 ) -> None:
     """The reference counts launches without GPU rows: all of them were captured."""
     (note,) = (q for q in opened(name).trace.manifest.quality if q.name == "launches captured into a graph")
-    assert note.count == captured
-    assert note.text.startswith(f"of {of};")
+    assert (note.count, note.of) == (captured, of)
 
 
 def ns_by_account(session: Session) -> dict[str, int]:

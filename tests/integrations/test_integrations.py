@@ -224,8 +224,8 @@ def test_the_boot_shims_log_is_not_doubled(tmp_path: Path) -> None:
     """Under `lostflops record` the recorder writes the steps; the callback marks them."""
     script = textwrap.dedent(
         """
-        from lostflops.integrations.training import Training
-        training = Training("accelerate", "out", {})
+        from lostflops.integrations.training import TrainingRun
+        training = TrainingRun("accelerate", "out", {})
         steps = None
         def train(n):
             global steps

@@ -178,7 +178,7 @@ def test_a_monitor_ends_with_whoever_started_it(tmp_path: Path) -> None:
     script = (
         "import sys, time; from pathlib import Path\n"
         "from lostflops.machine.monitor import process as monitor\n"
-        "running = monitor.start(monitor.Wanted(Path(sys.argv[1]), interval=0.1)); running.wait_ready()\n"
+        "running = monitor.start(monitor.Sampling(Path(sys.argv[1]), interval=0.1)); running.wait_ready()\n"
         "print(running.process.pid, flush=True); time.sleep(60)"
     )
     command = [sys.executable, "-c", script, str(tmp_path / "run")]

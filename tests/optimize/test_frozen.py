@@ -218,6 +218,7 @@ def test_adapters_of_peft_train_the_same(checkpointed: bool) -> None:
 
 @pytest.mark.parametrize(("checkpointed", "outer"), [(False, "offload"), (True, "stream")])
 def test_weights_and_activations_travel_together(checkpointed: bool, outer: str) -> None:
+    before = [*claims._claims], {*claims.travelling}  # of models that other tests left to be collected
     model = with_adapters(checkpointed)
     device = ThreadedDevice()
     with ExitStack() as stack:
@@ -229,7 +230,7 @@ def test_weights_and_activations_travel_together(checkpointed: bool, outer: str)
         assert_same(adapter_steps(model), adapter_steps_without(checkpointed))
         assert streamed.report().bytes_in > 0 and streamed.report().stalls["order missed"] == 0
     assert engine.report().out.bytes > 0
-    assert claims._claims == [] and not claims.travelling
+    assert set(claims._claims) <= set(before[0]) and claims.travelling <= before[1]
 
 
 def test_layers_that_are_compiled_are_streamed_and_a_compiled_model_is_refused() -> None:
