@@ -425,3 +425,19 @@ def test_an_operator_of_the_jobs_own_is_nothing_to_report_on_a_cpu(on_host: bool
     answer = Answer(named("kernel_families"), pl.DataFrame(), (unknown,))
     board = Given({"kernel_families": answer}, ledger, on_host=on_host)
     assert [f.name for f in findings(board)] == ([] if on_host else ["kernels-unclassified"])
+
+
+@pytest.mark.parametrize(("waits", "told"), [(24, True), (12, False)])
+def test_a_late_rank_that_lacks_a_core_is_told_so(tmp_path: Path, waits: int, told: bool) -> None:
+    """Rank 1 computes 20 ms longer; what its thread waits for a core beyond rank 0 is 21 or 9 of them."""
+    tables = Job().run(late(computes=60))
+    tables["ranks"] = [{**rank, "device_kind": "cpu"} for rank in tables["ranks"]]
+    tables["step_log"] = [
+        {"rank": rank, "step": step, "duration": 60 * MS, "core_wait": wait * MS, "recorded": True}
+        for step in range(STEPS)
+        for rank, wait in enumerate((3, waits))
+    ]
+    page = lostflops.why(made(tmp_path, tables))
+    finding = next(f for f in page.findings if f.name == "rank-arrives-last")
+    fact = f"its thread waits {waits - 3}.0 ms per step longer for a processor core than the others"
+    assert (fact in finding.evidence) == told, finding.evidence

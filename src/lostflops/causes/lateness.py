@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from statistics import median
 from typing import Any
 
 import polars as pl
@@ -295,8 +296,24 @@ def chain(late: Late, given: Given) -> Iterator[str]:
         slower = slower_compute(late, given)
         if slower:
             yield slower[0]
+    yield from _without_core(late, given)
     for account, ns in list(late.excess.by_account.items())[1:3]:
         if ns >= ALIKE * late.ns and account in ACCOUNTS:
             yield f"{ACCOUNTS[account].label}: {milliseconds(ns)} more per step than on the others"
     if late.unmatched:
         yield f"not in this: {late.unmatched:,} of its collectives that could not be matched"
+
+
+def _without_core(late: Late, given: Given) -> Iterator[str]:
+    """That the rank's thread waits for a processor core, where that is half of its lateness or more."""
+    waits = given.table("step_log_core_waits")
+    if waits is None:
+        return
+    means = waits.filter("counted").group_by("rank").agg(pl.col("lost").mean())
+    by_rank: dict[int, float] = dict(means.iter_rows())
+    others = [wait for rank, wait in by_rank.items() if rank != late.rank]
+    if late.rank not in by_rank or not others:
+        return
+    more = by_rank[late.rank] - median(others)
+    if 2 * more >= late.ns:
+        yield f"its thread waits {milliseconds(more)} per step longer for a processor core than the others"
