@@ -31,7 +31,7 @@ demo: $(DEMO)/.installed
 	@echo "What was recorded, and with what fault: examples/README.md"
 
 test: $(DEV)
-	.venv/bin/python -m pytest --numprocesses auto --maxprocesses 8
+	.venv/bin/python -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
 test-slurm: $(DEV)
 	tests/capture/slurm/install
