@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lostflops.accounts import ACCOUNTS
 from lostflops.finding import Finding
 
 from .board import Board
@@ -52,7 +51,7 @@ def findings(given: Given) -> tuple[Finding, ...]:
 
 def _advised(finding: Finding, given: Given) -> Finding:
     """The finding with its remedy in the words of the job's framework."""
-    if given.on_host and any(ACCOUNTS[a].remedy_on_host for a in finding.accounts[:1] if a in ACCOUNTS):
+    if finding.accounts and given.own_remedy(finding.accounts[0]):
         return finding
     return replace(finding, next=given.advice(asks_for(finding, given), finding.next))
 

@@ -9,6 +9,7 @@ from functools import cached_property
 import polars as pl
 
 from lostflops import intervals
+from lostflops.accounts import ACCOUNTS
 from lostflops.errors import LostflopsError
 from lostflops.finding import Finding
 from lostflops.session import Answer, Session, Skipped
@@ -79,6 +80,10 @@ class Given:
         """What a mean step of a mean rank holds of each account, ns."""
         sums = self.ledger.group_by("account").agg(pl.col("ns").sum())
         return {account: ns // max(1, self.num_steps) for account, ns in sums.iter_rows()}
+
+    def own_remedy(self, account: str) -> str:
+        """What to do about an account on a CPU, where no framework's spelling says it; empty elsewhere."""
+        return ACCOUNTS[account].remedy_on_host if self.on_host and account in ACCOUNTS else ""
 
     def table(self, recipe: str) -> pl.DataFrame | None:
         answer = self.answers.get(recipe)

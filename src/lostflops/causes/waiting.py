@@ -79,8 +79,7 @@ def _late(board: Board, late: Late, waits: Finding | None) -> None:
     for member in members:
         board.drop(member)
     key = FINDING_OF.get(late.cause, "slow-device" if device_slow else "uneven-work")
-    own = _advice(board, late, device_slow)
-    remedy = own if given.on_host and own == _on_host(late.cause) else given.advice(key, own)
+    remedy = given.own_remedy(late.cause) or given.advice(key, _advice(board, late, device_slow))
     board.put(
         Finding(
             name=ARRIVES,
@@ -99,10 +98,6 @@ def _late(board: Board, late: Late, waits: Finding | None) -> None:
     )
 
 
-def _on_host(account: str) -> str:
-    return ACCOUNTS[account].remedy_on_host if account in ACCOUNTS else ""
-
-
 def _is_sentence(text: str) -> bool:
     return text[:1].isupper() and text[1:2].islower()
 
@@ -119,7 +114,7 @@ def _claim(board: Board, late: Late) -> str:
 
 def _advice(board: Board, late: Late, device_slow: bool) -> str:
     if late.cause in ACCOUNTS and late.cause != "compute":
-        return ACCOUNTS[late.cause].advice(board.given.on_host)
+        return ACCOUNTS[late.cause].remedy
     if board.given.on_host:
         return "Give its process cores of its own (`torchrun --numa-binding=node`), or less work."
     if device_slow:

@@ -12,7 +12,7 @@ from lostflops.columns import Count, Flag, Id, Instant, Name, Time, Typical
 from lostflops.finding import Finding, milliseconds
 from lostflops.recipe import Bars, Example, recipe
 from lostflops.recipes.accounting import COMPUTE, HOST_ONLY
-from lostflops.tables import Kernels, Ranks, StepLog, Steps
+from lostflops.tables import Kernels, Ranks, Steps
 
 from .log_core_waits import REMEDY as MORE_CORES
 
@@ -125,10 +125,10 @@ def _steps(rank: int, *ends: int, outlier: int) -> list[dict[str, object]]:
 def outlier_steps(
     steps: Steps,
     kernels: Kernels | None,
-    step_log: StepLog | None,
     ranks: Ranks,
     counted_steps: pl.LazyFrame,
     step_ledger: pl.LazyFrame,
+    step_log_core_waits: pl.LazyFrame | None,
 ) -> pl.LazyFrame:
     """List the steps that are left out of means because they say nothing of the others.
 
@@ -158,7 +158,7 @@ def outlier_steps(
         out.join(usual, on="rank")
         .join(most, on=["rank", "step"])
         .join(_kernels(steps, kernels, counted_steps), on=["rank", "step"], how="left")
-        .join(_core_waits(step_log, counted_steps), on=["rank", "step"], how="left")
+        .join(_core_waits(step_log_core_waits, counted_steps), on=["rank", "step"], how="left")
         .join(ranks.group_by("rank").agg(on_host=HOST_ONLY.all()), on="rank", how="left")
         .with_columns(
             longer=length - pl.col("usual"),
@@ -193,13 +193,12 @@ def _kernels(steps: pl.LazyFrame, kernels: pl.LazyFrame | None, counted: pl.Lazy
     )
 
 
-def _core_waits(step_log: pl.LazyFrame | None, counted: pl.LazyFrame) -> pl.LazyFrame:
+def _core_waits(waits: pl.LazyFrame | None, counted: pl.LazyFrame) -> pl.LazyFrame:
     """How much longer each logged step waited for a core than a usual one of its rank."""
-    if step_log is None:
+    if waits is None:
         return counted.select("rank", "step", core_wait=pl.lit(None, pl.Int64))
-    told = step_log.select("rank", "step", "core_wait").drop_nulls().unique(["rank", "step"], keep="any")
-    usual = told.join(counted.select("rank", "step"), on=["rank", "step"], how="semi")
-    return told.join(usual.group_by("rank").agg(usual=pl.col("core_wait").median()), on="rank").select(
+    usual = waits.filter("counted").group_by("rank").agg(usual=pl.col("core_wait").median())
+    return waits.join(usual, on="rank").select(
         "rank", "step", core_wait=(pl.col("core_wait") - pl.col("usual")).round().cast(pl.Int64).clip(0)
     )
 
