@@ -118,8 +118,8 @@ def _row(step: int, core_wait: int) -> dict[str, object]:
         Shows(
             "the thread waits 9 and 11 of 40 ms",
             rows=[_row(3, 9), _row(4, 11)],
-            claim="The training thread waits 10.0 ms per step (25.0 %) for a processor core: other threads "
-            "or programs keep them busy.",
+            claim="The training thread waits 10.0 ms per step (25.0 %) for a processor core: others "
+            "use them, or a CPU limit holds it back.",
         ),
     ],
 )
@@ -142,7 +142,7 @@ def a_core_is_missing(table: pl.DataFrame) -> Iterator[Finding]:
     yield Finding(
         name="waits-for-a-core",
         claim=f"The training thread waits {milliseconds(per_step)} per step ({percent(lost, whole)}) for a "
-        "processor core: other threads or programs keep them busy.",
+        "processor core: others use them, or a CPU limit holds it back.",
         ns_per_step=per_step,
         cost_per_step=per_step,
         gain="at most",
