@@ -111,13 +111,6 @@ def test_a_module_can_be_read_in_one_sitting() -> None:
         assert length <= LONGEST_MODULE, f"{file} has {length} lines"
 
 
-# Names that are still shared, each by a class of `plan` or `optimize`: it may shrink, and nothing joins it.
-SHARED = {
-    "Apart", "Block", "Layer", "Layout", "Limits", "Measured", "Option", "Order", "Part", "Reader", "Remedy",
-    "Row", "Saved", "Schedule", "Settings", "Slot", "Span", "State", "Stored", "Tally", "Told", "Work",
-}  # fmt: skip
-
-
 def test_no_two_public_classes_have_one_name() -> None:
     places = Counter(
         node.name
@@ -126,8 +119,7 @@ def test_no_two_public_classes_have_one_name() -> None:
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
     )
     twice = {name for name, times in places.items() if times > 1}
-    assert twice <= SHARED, f"{twice - SHARED}"
-    assert twice == SHARED, f"no longer shared: {SHARED - twice}"
+    assert not twice, f"{twice}"
 
 
 def test_functions_fit_in_a_glance() -> None:

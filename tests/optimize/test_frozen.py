@@ -26,7 +26,7 @@ from lostflops.optimize.refused import Refused
 from lostflops.optimize.weights import slots, streaming
 from lostflops.optimize.weights.frozen import stream_frozen
 from lostflops.optimize.weights.layers import Layer, Leaf, placed
-from lostflops.optimize.weights.slots import Order, Slots
+from lostflops.optimize.weights.slots import LayerOrder, Slots
 from lostflops.optimize.weights.streaming import Streaming
 from no_host import NoHost
 from simulated_devices import ClockDevice, LazyDevice, RaceDevice, bytes_over
@@ -447,7 +447,7 @@ def test_the_order_is_followed_once_it_is_known() -> None:
     again = [(n, "training") for n in (2, 4)]
     validation = [(n, "inference") for n in range(5)]
     for path in (there + back, there + back + back, there + there + back, there + again + back, validation):
-        order = Order(5)
+        order = LayerOrder(5)
         for number in range(4):
             for place, now in enumerate(path):
                 order.saw(*now)
@@ -456,7 +456,7 @@ def test_the_order_is_followed_once_it_is_known() -> None:
 
 
 def test_what_is_remembered_of_the_order_is_bounded() -> None:
-    order = Order(3)
+    order = LayerOrder(3)
     for number in range(5000):
         order.saw(number % 3, "inference")
     assert order.ahead(2) == [(4999 + 1) % 3, (4999 + 2) % 3]
@@ -473,7 +473,7 @@ def test_what_is_remembered_of_the_order_is_bounded() -> None:
 )
 @settings(deadline=None, max_examples=100)
 def test_no_order_of_use_is_too_strange(path: list[tuple[int, Any]], many: int) -> None:
-    order = Order(5)
+    order = LayerOrder(5)
     for now in path:
         order.saw(*now)
         ahead = order.ahead(many)
@@ -482,7 +482,7 @@ def test_no_order_of_use_is_too_strange(path: list[tuple[int, Any]], many: int) 
 
 
 def test_inference_begins_again_at_the_first_layer() -> None:
-    order = Order(3)
+    order = LayerOrder(3)
     for layer in (0, 1, 2):
         order.saw(layer, "inference")
     assert order.ahead(2) == [0, 1]

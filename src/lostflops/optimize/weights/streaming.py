@@ -25,7 +25,7 @@ from lostflops.optimize.device import host_share
 from lostflops.optimize.device.devices import CudaDevice, Device, device_named, device_of
 from lostflops.optimize.forwards import Forwards
 from lostflops.optimize.refused import Refused
-from lostflops.optimize.remedy import Remedy
+from lostflops.optimize.remedy import AppliedRemedy
 from lostflops.optimize.weights.experts import Experts, Parts, modules_of_experts
 from lostflops.optimize.weights.layers import (
     Layer,
@@ -56,7 +56,7 @@ TRAINING = Technique("frozen weights in training", "resident", frozen_only=True)
 INFERENCE = Technique("weights in inference", "budget", frozen_only=False)
 
 
-class Streaming(Remedy):
+class Streaming(AppliedRemedy):
     """A model whose weights come to the device when they are needed, from its making until `undo`.
 
     A context manager: leaving it, also by an exception, gives the model its weights back as they were.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from lostflops.plan.hardware import Gpu, LinkCard
     from lostflops.plan.serve.inference import Serving
     from lostflops.plan.shape import Shape
-    from lostflops.plan.train.calibration import Measured
+    from lostflops.plan.train.calibration import MeasuredRun
     from lostflops.plan.train.job import Training
     from lostflops.plan.train.static_memory import Lora
 
@@ -308,7 +308,7 @@ def _sequence(given: Namespace, model: Shape) -> int:
     return int(given.sequence or min(4096, model.longest or 4096))
 
 
-def _recorded(path: str) -> Measured:
+def _recorded(path: str) -> MeasuredRun:
     """How long the ranks of a run computed in each step that counts, from its ledger."""
     import polars as pl
 
