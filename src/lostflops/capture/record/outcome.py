@@ -106,7 +106,7 @@ def compress(outcome: Outcome) -> int:
     stays as it is.
     """
     # It takes a while to import, and the job is not to start later for it.
-    from lostflops.privacy import kineto
+    from lostflops.privacy import text
     from lostflops.privacy.cleaner import Cleaner
 
     total = 0
@@ -123,7 +123,7 @@ def compress(outcome: Outcome) -> int:
         try:
             # A machine is called as the folder of its node is.
             cleaner = Cleaner(node=lambda _, node=name: node)
-            kineto.packed(plain, beside, cleaner, zipped=True, level=2)
+            text.packed(plain, beside, cleaner, zipped=True, level=2)
             beside.replace(packed)
             plain.unlink()
             total += packed.stat().st_size
