@@ -38,9 +38,9 @@ class WindowSchedule:
 
     def __init__(self, rank: Rank, wanted: RecorderSettings) -> None:
         self._rank, self._wanted = rank, wanted
-        self._planned = self._plan() if within(rank.rank, wanted.ranks) else iter(())
+        self._coming = self._spans() if within(rank.rank, wanted.ranks) else iter(())
         self._after_delay = wanted.delay is not None and within(rank.rank, wanted.ranks)
-        self._span = None if self._after_delay else next(self._planned, None)
+        self._span = None if self._after_delay else next(self._coming, None)
         self._asked: StepSpan | None = None
         self._answered = _read_request().get("id")  # one that was meant for those before us
         self._look = 0.0
@@ -60,7 +60,7 @@ class WindowSchedule:
         if self._asked is not None:
             self._asked = None
         else:
-            self._span = next(self._planned, None)
+            self._span = next(self._coming, None)
 
     def last_of(self, span: StepSpan, step: int, since: float) -> int | None:
         """The last step of a span that is being recorded, as `step` begins; None while nobody knows."""
@@ -71,7 +71,7 @@ class WindowSchedule:
         last = self._agreed(f"{span.name}-last", step)
         return last if span.last is None else min(last, span.last)
 
-    def _plan(self) -> Iterator[StepSpan]:
+    def _spans(self) -> Iterator[StepSpan]:
         wanted = self._wanted
         if wanted.delay is not None:
             return
