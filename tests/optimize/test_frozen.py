@@ -23,7 +23,7 @@ from lostflops import optimize
 from lostflops.optimize import claims
 from lostflops.optimize.device.devices import ThreadedDevice
 from lostflops.optimize.refused import Refused
-from lostflops.optimize.weights import slots, streaming
+from lostflops.optimize.weights import slots, streamable
 from lostflops.optimize.weights.frozen import stream_frozen
 from lostflops.optimize.weights.layers import Layer, Leaf, placed
 from lostflops.optimize.weights.slots import LayerOrder, Slots
@@ -665,7 +665,7 @@ def test_leaving_restores_everything_also_by_an_exception() -> None:
     assert all(parameters[name] is parameter for name, parameter in model.named_parameters())
     for name, value in model.state_dict().items():
         assert name.endswith("mlp.1.bias") or torch.equal(value, values[name])
-    assert claims._claims == [] and not streaming._STREAMED
+    assert claims._claims == [] and not streamable.STREAMED
     streamed.close()
     assert streamed.report().bytes_in > 0
 
@@ -957,7 +957,7 @@ def test_a_model_that_runs_without_its_layers_is_an_error() -> None:
 
 
 def test_too_little_host_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streaming.host_share, "memory", lambda: 1000)
+    monkeypatch.setattr(streamable.host_share, "memory", lambda: 1000)
     with pytest.raises(Refused, match=r"take 43\.5 KiB of host memory, and 1,000 B are left"):
         small(adapted())
 
