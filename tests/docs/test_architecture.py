@@ -198,8 +198,9 @@ def test_the_wheel_holds_the_package_and_nothing_of_tests(tmp_path: Path) -> Non
     (wheel,) = tmp_path.glob("*.whl")
     with ZipFile(wheel) as packed:
         names = {Path(name) for name in packed.namelist() if not name.endswith("/")}
-        inside = packed.read("lostflops/capture/record/injected/lostflops_recorder/run_folder.py")
-        assert inside == (SOURCE / "run_folder.py").read_bytes(), "a file, not a link"
+        for shared in ("node.py", "run_folder.py"):
+            inside = packed.read(f"lostflops/capture/record/injected/lostflops_recorder/{shared}")
+            assert inside == (SOURCE / shared).read_bytes(), "a file, not a link"
     about = {name for name in names if name.parts[0].endswith(".dist-info")}
     assert {name.parts[0] for name in names - about} == {"lostflops"}
     files = {file.relative_to(SOURCE.parent) for file in SOURCE.rglob("*") if file.is_file()}
