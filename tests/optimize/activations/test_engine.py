@@ -30,13 +30,13 @@ from lostflops.optimize import claims
 from lostflops.optimize.activations import saved_views
 from lostflops.optimize.activations.checksum import checksum
 from lostflops.optimize.activations.offload.memory.arena import Arena
+from lostflops.optimize.activations.offload.moved_storages import foresee, select
 from lostflops.optimize.activations.offload.schedule import (
     CopySchedule,
     Microbatch,
     ScheduleLimits,
     StorageState,
 )
-from lostflops.optimize.activations.offload.selection import foresee, select
 from lostflops.optimize.device import peak
 from lostflops.optimize.device.devices import ThreadedDevice
 from lostflops.optimize.refused import Refused

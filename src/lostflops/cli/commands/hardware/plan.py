@@ -215,15 +215,15 @@ def _planned_offload(given: Namespace) -> None:
     from pathlib import Path
 
     from lostflops.plan import hardware
-    from lostflops.plan.offload import decision, page, saved_profile
+    from lostflops.plan.offload import class_decisions, page, saved_profile
 
     files.check_document(given.json, [given.profile, given.link])
     budget = units.size(given.budget, "--budget")
     host = None if given.host_memory is None else units.size(given.host_memory, "--host-memory")
     profile = saved_profile.read(Path(given.profile))
     may = (given.only,) if given.only else ("offload", "recompute")
-    found = decision.plan(profile, budget, hardware.link(given.link), host, may)
-    _say(given, decision.record(found), page.page(found))
+    found = class_decisions.plan(profile, budget, hardware.link(given.link), host, may)
+    _say(given, class_decisions.record(found), page.page(found))
 
 
 def _sane(given: Namespace) -> None:

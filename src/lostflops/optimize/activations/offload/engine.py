@@ -10,15 +10,15 @@ Autograd hands every tensor that it saves to the engine and asks for it in the b
 (one forward with its backward) is watched: what is saved, when, and how fast copies are. From the second on
 the engine moves what it has chosen, into host memory that it got between the two. Who knows what:
 
-asked      what the user asked for
-phases     what the engine is doing, and what takes it from one to the next
-saving     whether a tensor may move, and what is handed back
-sending    which storage leaves
-learning   what is learned of a microbatch, and what the next ones move
-checking   whether what came back is what was saved
-schedule   when each storage travels, and what waits for what
-arena      host memory
-selection  what is worth moving
+asked           what the user asked for
+phases          what the engine is doing, and what takes it from one to the next
+saving          whether a tensor may move, and what is handed back
+sending         which storage leaves
+learning        what is learned of a microbatch, and what the next ones move
+checking        whether what came back is what was saved
+schedule        when each storage travels, and what waits for what
+arena           host memory
+moved_storages  what is worth moving
 """
 
 from __future__ import annotations

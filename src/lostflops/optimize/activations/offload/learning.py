@@ -28,7 +28,7 @@ from lostflops.optimize.refused import Refused
 if TYPE_CHECKING:
     from lostflops.optimize.activations.offload.asked import Asked
     from lostflops.optimize.activations.offload.checking import Checker
-    from lostflops.optimize.activations.offload.selection import Selection
+    from lostflops.optimize.activations.offload.moved_storages import Selection
     from lostflops.optimize.activations.offload.tally import OffloadTally
     from lostflops.optimize.activations.tensor_class import ModulePaths
     from lostflops.optimize.device.devices import Device
