@@ -273,7 +273,7 @@ def test_python_between_waits_in_each_layer_belongs_to_the_waits(tmp_path: Path)
 def test_what_exposed_transfer_can_save_does_not_count_the_waiting_that_a_late_rank_costs(why) -> None:
     page = why(late(ranks=3, saves=30), Job(transfer=6))
     blamed, exposed = page.findings
-    assert page.verdict.startswith("Waiting for rank 2: its checkpoints or logging make it 30.0 ms late")
+    assert page.verdict.startswith("Waiting for rank 2: its checkpoints make it 30.0 ms late")
     assert (blamed.name, exposed.name) == ("rank-arrives-last", "communication-exposed")
     assert (exposed.cost_per_step, exposed.ns_per_step) == (6 * MS, 6 * MS)
     assert not any("36.0 ms" in fact or "100.0 %" in fact for fact in exposed.evidence)

@@ -321,6 +321,48 @@ def test_on_a_cpu_operators_are_counted() -> None:
     assert found == ("it runs 2 times as many operators per step", False)
 
 
+LARGER = (
+    "the inputs of its operators are 1.9 times as large as theirs: it has more work, such as longer sequences"
+)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "told"),
+    [
+        # 6 x (512 + 64) elements against 6 x (1,024 + 64).
+        ("mm|[[128, 8], [8, 8]]", (LARGER, False)),
+        ("mm|[[8, 64], [8, 8]]", ("it takes longer for inputs that are no larger than theirs", True)),
+        (
+            "mm|[[64, 8], [8, 8]]",
+            (f"its gemm operators take 2 {THERE.replace('kernels', 'operators')}", True),
+        ),
+    ],
+)
+def test_on_a_cpu_operators_are_the_same_where_their_shapes_are(kernel: str, told: tuple[str, bool]) -> None:
+    others = [(rank, "gemm", "mm|[[64, 8], [8, 8]]", 6, ns) for rank, ns in ((0, 100), (2, 110))]
+    assert slower_compute(SLOWER, work(*others, (1, "gemm", kernel, 6, 210), on_host=True)) == told
+
+
+def test_without_shapes_only_names_are_compared() -> None:
+    found = slower_compute(SLOWER, work(*SAME, (1, "gemm", "a 64", 6, 210), on_host=True))
+    assert found == ("its gemm operators take 2 times as long as operators of the same names there", True)
+
+
+SAVING = "idle.checkpoint_logging"
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [("torch.save", "checkpoints"), ("logging/__init__.py(1529): info", "logging")],
+)
+def test_a_rank_that_only_saves_does_not_log(name: str, what: str) -> None:
+    ledger = [(rank, step, SAVING if a == DATA else a, ns * MS) for rank, step, a, ns in LEDGER]
+    told = [f"40.0 ms of {what}", "40.0 ms of checkpoints or logging"]
+    for names, said in zip(([(1, SAVING, name, 90 * MS)], []), told, strict=True):
+        found = late_rank(given(ledger, {"at_most": 38 * MS}, names=names))
+        assert found is not None and says(found).partition(",")[0] == said
+
+
 def test_the_family_that_costs_most_is_named() -> None:
     rows = [(rank, "norm", "n", 3, 10) for rank in (0, 2)] + [*SAME]
     rows += [(1, "norm", "n", 3, 40), (1, "gemm", "a 64", 6, 145)]

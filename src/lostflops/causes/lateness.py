@@ -19,8 +19,8 @@ import polars as pl
 from lostflops.accounts import ACCOUNTS
 from lostflops.finding import milliseconds
 
-from .given import COMMUNICATION, Given
-from .names import spoken
+from .given import COMMUNICATION, SIZED, Given
+from .names import EITHER, saved_or_logged, spoken
 
 MORE_THAN_EVEN = 1.5  # times its even share of all waiting
 OWN_SHARE = 0.5  # of its lateness, which a rank's own work has to explain
@@ -30,6 +30,7 @@ ALIKE = 0.1  # kernels of two ranks take as long as each other within this share
 SAME_WORK = 0.8  # of a rank's kernel time in kernels that the others run as often
 # Kernels whose grid does not tell how much they are given.
 GROUPED = r"(?i)group(?:ed)?_?(?:gemm|problem|mm)|ptr_?array|\bmoe|_moe"
+SHAPE = r"\[\d[\d, ]*\]"  # of one tensor, in the text of all of an operator's
 NOT_OWN = (*COMMUNICATION, "idle.pipeline_bubble")
 
 
@@ -41,6 +42,7 @@ class Excess:
     by_account: Mapping[str, int]
     parts: tuple[tuple[str, int], ...]  # the names in the largest account, ns beyond the others' in each
     own: int  # what the rank has of the largest account, ns
+    saved_or_logged: str = EITHER  # which of both, where that is the largest account
 
     @property
     def account(self) -> str:
@@ -124,8 +126,9 @@ def _excess(given: Given, rank: int) -> Excess | None:
     mine = given.names.filter(pl.col("account") == main).drop_nulls("name")
     parts = _beyond(mine.group_by("rank", "name").agg(pl.col("ns").sum()), "name", rank, steps)
     named = sorted(((spoken(name), ns) for name, ns in parts.items()), key=lambda p: (-p[1], p[0]))
+    kind = saved_or_logged([part for part in parts.items() if part[1] > 0])
     held = int(own.filter((pl.col("rank") == rank) & (pl.col("account") == main))["ns"].sum()) // steps[rank]
-    return Excess(rank, ordered, tuple(part for part in named if part[1] > 0), held)
+    return Excess(rank, ordered, tuple(part for part in named if part[1] > 0), held, kind)
 
 
 def _beyond(sums: pl.DataFrame, key: str, rank: int, steps: Mapping[int, int]) -> dict[str, int]:
@@ -218,7 +221,8 @@ def says(late: Late) -> str:
     if late.cause == "compute":
         return f"it computes {milliseconds(excess.main)} longer than the others"
     account = ACCOUNTS[late.cause]
-    said = f"{milliseconds(excess.own)} {account.spent or account.label}"
+    spent = (account.spent or account.label).replace(EITHER, excess.saved_or_logged)
+    said = f"{milliseconds(excess.own)} {spent}"
     if excess.parts and 2 * excess.parts[0][1] >= excess.main and " (" in excess.parts[0][0]:
         said += f", {excess.parts[0][0]}"
     if excess.own - excess.main >= ALIKE * excess.own:
@@ -238,13 +242,13 @@ def slower_compute(late: Late, given: Given) -> tuple[str, bool] | None:
     if mine.is_empty() or others.is_empty():
         return None
     steps, ranks = given.steps, others["rank"].n_unique()
-    median = (
+    usual = (
         others.group_by("family", "kernel")
         .agg(pl.col("calls", "time").median(), on=pl.col("rank").n_unique())
         .filter(2 * pl.col("on") >= ranks)
         .select("family", "kernel", their_calls="calls", their_time="time")
     )
-    both = mine.join(median, on=["family", "kernel"], how="left")
+    both = mine.join(usual, on=["family", "kernel"], how="left")
     alike = (pl.col("calls") - pl.col("their_calls")).abs() <= 0.02 * pl.col("their_calls")
     same = both.filter(alike.fill_null(False))
     calls, theirs = int(mine["calls"].sum()) / max(1, steps.get(late.rank, 1)), _calls(others, steps)
@@ -252,7 +256,10 @@ def slower_compute(late: Late, given: Given) -> tuple[str, bool] | None:
     if int(same["time"].sum()) >= SAME_WORK * int(mine["time"].sum()) and same["their_time"].sum():
         families = (
             same.group_by("family")
-            .agg(pl.col("time", "their_time").sum())
+            .agg(
+                pl.col("time", "their_time").sum(),
+                sized=pl.col("kernel").str.contains(SIZED, literal=True).any(),
+            )
             .with_columns(
                 more=pl.col("time") - pl.col("their_time"), ratio=pl.col("time") / pl.col("their_time")
             )
@@ -261,11 +268,38 @@ def slower_compute(late: Late, given: Given) -> tuple[str, bool] | None:
         most = families.row(0, named=True)
         if most["ratio"] <= 1 + ALIKE / 2:
             return None
-        said = f"its {most['family']} {kind} take {most['ratio']:.2g} times as long as the same {kind} there"
+        # Without shapes, operators of one name may be of any size.
+        sized = not given.on_host or most["sized"]
+        those = f"the same {kind} there" if sized else f"{kind} of the same names there"
+        said = f"its {most['family']} {kind} take {most['ratio']:.2g} times as long as {those}"
         return said, _all_slower(same.filter(pl.col("family").eq_missing(most["family"])))
     if calls > (1 + ALIKE) * theirs:
         return f"it runs {calls / theirs:.2g} times as many {kind} per step", False
+    inputs = _inputs(work) if given.on_host else {}
+    beside = median([n / max(1, steps.get(r, 1)) for r, n in inputs.items() if r != late.rank] or [0])
+    if late.rank in inputs and beside:
+        ratio = inputs[late.rank] / max(1, steps.get(late.rank, 1)) / beside
+        if ratio > 1 + ALIKE:
+            larger = f"the inputs of its operators are {ratio:.2g} times as large as theirs"
+            return f"{larger}: it has more work, such as longer sequences", False
+        return "it takes longer for inputs that are no larger than theirs", True
     return f"it runs other or larger {kind} than they do: it has more work, such as longer sequences", False
+
+
+def _inputs(work: pl.DataFrame) -> dict[int, float]:
+    """How many elements the inputs of each rank's operators have, where their shapes were recorded."""
+    elements = pl.element().cast(pl.Float64).product()
+    sizes = (
+        work.select(pl.col("kernel").unique())
+        .with_columns(shape=pl.col("kernel").str.split_exact(SIZED, 1).struct[1].str.extract_all(SHAPE))
+        .explode("shape")
+        .drop_nulls("shape")
+        .with_columns(size=pl.col("shape").str.extract_all(r"\d+").list.eval(elements).list.first())
+        .group_by("kernel")
+        .agg(pl.col("size").sum())
+    )
+    by_rank = work.join(sizes, on="kernel").group_by("rank").agg((pl.col("size") * pl.col("calls")).sum())
+    return dict(by_rank.iter_rows())
 
 
 def _all_slower(same: pl.DataFrame) -> bool:

@@ -14,7 +14,7 @@ from lostflops.recipes.communication.wait import ALL_HERE
 from .board import Board, joining
 from .given import Given
 from .lateness import Late, chain, late_rank, says, slower_compute, turns
-from .names import bytes_of, contributors
+from .names import LOGGED, bytes_of, contributors
 from .purposes import CALLED, main_purpose
 
 ARRIVES = "rank-arrives-last"
@@ -113,6 +113,8 @@ def _claim(board: Board, late: Late) -> str:
 
 
 def _advice(board: Board, late: Late, device_slow: bool) -> str:
+    if late.excess.saved_or_logged == LOGGED:
+        return "Log less often."
     if late.cause in ACCOUNTS and late.cause != "compute":
         return ACCOUNTS[late.cause].remedy
     if board.given.on_host:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from lostflops.accounts import ACCOUNTS
@@ -136,6 +137,9 @@ def _late(first: Finding, budget: Budget, length: str) -> str:
         return ""
     cause = first.accounts[0]
     what = ACCOUNTS[cause].makes_late if cause in ACCOUNTS else ""
+    one = re.search(r"\bof (checkpoints|logging)\b(?! or)", first.claim)
+    if one:
+        what = "its checkpoints make" if one[1] == "checkpoints" else "its logging makes"
     return (
         f"Waiting for rank {first.rank}: {what or 'its own work makes'} it {milliseconds(first.size)} late "
         f"in the {length} ({percent(first.size, budget.mean)})."
