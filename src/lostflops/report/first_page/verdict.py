@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from lostflops.accounts import ACCOUNTS
 from lostflops.causes import verdicts
@@ -40,6 +41,13 @@ def verdict(
     """
     length = f"{milliseconds(budget.mean)} {span}"
     compute = budget.of("compute")
+    if first is not None and first.claim.endswith(" while the CPU saves a checkpoint."):
+        # The account is of logs as well.
+        plain = replace(first, claim="")
+        said = verdict(budget, on_host, span, plain, unseen)
+        return said.replace("checkpoints or logging", "checkpoints").replace(
+            "checkpoints and logging", "checkpoints"
+        )
     if unseen:
         return (
             f"What bounds this job is not in the recording: {unseen}. On the CPU, operators compute for "
