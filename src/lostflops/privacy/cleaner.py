@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import re
 import secrets as random
+from bisect import bisect
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from os.path import commonprefix
 
-from lostflops.privacy import secrets
+from lostflops.privacy import secrets, suspects
+from lostflops.privacy.suspects import Suspects, parted, without_overlap
 
 REMOVED = secrets.REMOVED.encode()
 SECRETS, HOSTS, USERS, PATHS = "secrets", "hosts", "users", "paths"
@@ -188,6 +190,7 @@ _MAIL = re.compile(
 )
 _OCTET = rb"(?:25[0-5]|2[0-4]\d|1?\d?\d)"
 _DOTS = re.compile(rb"\.\d{1,3}\.\d{1,3}\.\d")
+_END = re.compile(rb",\s*\"|\n")
 _NO_MORE = rb"(?!\w|\.\w)"
 _IPV4 = re.compile(_START + rb"(?:" + _OCTET + rb"\.){3}" + _OCTET + _NO_MORE)
 # Within a name, where a version could stand too, only an address of a private net is told.
@@ -195,7 +198,7 @@ _PRIVATE = re.compile(
     rb"(?<=_)(?:10\.\d{1,3}|192\.168|172\.(?:1[6-9]|2\d|3[01]))\.\d{1,3}\.\d{1,3}(?!\d|\.\w)"
 )
 _AS_A_HOST = re.compile(_START + rb"ip(?:-\d{1,3}){4}(?![\w-])")
-_COLONS = re.compile(rb":[0-9a-fA-F]{2}:|:[0-9a-fA-F]{3,4}:|[0-9a-fA-F]::[0-9a-fA-F]")
+_COLONS = re.compile(suspects.COLONS, re.IGNORECASE)
 _LINK = re.compile(
     _START + rb"(?:(?:[0-9a-fA-F]{2}:){5}[0-9a-fA-F]{2}|(?:[0-9a-fA-F]{4}:){3,7}[0-9a-fA-F]{4}"
     rb"|(?:[0-9a-fA-F]{1,4}:){7}[0-9a-fA-F]{1,4}|fe80:(?::[0-9a-fA-F]{1,4}){1,4}|::ffff:[0-9a-fA-F]{1,4}:[0-9a-fA-F]{1,4}"
@@ -216,6 +219,9 @@ _IDENTITIES = secrets.assignment(
 )
 _IDENTITY_WORDS = (b"uuid", b"serial", b"board", b"service")
 _DEVICE = re.compile(_START + rb"(GPU|MIG|DLA)-[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}\b")
+# Shorter texts are looked into as they are.
+SMALL = 2048
+_APART = b"\n\0\n"
 _OWN = (b"localhost", b"127.", b"0.0.0.0", b"::1")
 # A name like these is told from a word; others are taken out only where a field says what they are.
 _TELLING = re.compile(rb"[\d.-]")
@@ -238,6 +244,10 @@ class Cleaner:
         self._names: dict[str, dict[bytes, bytes]] = {kind: {} for kind in (*KINDS, "also")}
         self._made: set[bytes] = set()  # names that we gave
         self._words: re.Pattern[bytes] | None = None
+        self._suspects = Suspects()
+        # While several texts are looked into at once: what each holds, and which of them has the match.
+        self._notes: list[list[tuple[str, bytes]]] | None = None
+        self._at = 0
         for word in also:
             self._names["also"][word.encode()] = REMOVED
         self._learned()
@@ -275,7 +285,7 @@ class Cleaner:
         """Count a value and give what stands in its place."""
         if kind in self._keep or not value or self._is_made(value):
             return value
-        self.found[kind][value] += 1
+        self._note(kind, value)
         return REMOVED
 
     def _is_made(self, value: bytes) -> bool:
@@ -283,56 +293,128 @@ class Cleaner:
         return value in self._made or _MADE.fullmatch(value) is not None
 
     def text(self, text: bytes) -> bytes:
-        """The text without what identifies. Numbers outside of strings are never touched."""
+        """The text without what identifies. Numbers outside of strings are never touched.
+
+        Only what could hold something is looked into, and what is said often only once.
+        """
+        if len(text) < SMALL:
+            return self.whole(text) if self._suspects.suspects(text) else text
+        pieces = parted(text)
+        runs: list[tuple[int, int]] = []
+        words = None
+        made = pieces.copy()
+        while words != self._suspects.words:  # what is learned on the way may stand elsewhere too
+            words = self._suspects.words
+            new = without_overlap(self._suspects.runs(pieces), runs)
+            runs += new
+            texts = [b"".join(pieces[first:end]) for first, end in new]
+            for (first, end), clean in zip(new, self._once_each(texts), strict=True):
+                made[first:end] = [clean] + [b""] * (end - first - 1)
+        return b"".join(made)
+
+    def _once_each(self, texts: list[bytes]) -> list[bytes]:
+        """Clean texts that stand apart, each only once; what it holds counts as often as it is there."""
+        if not texts:
+            return []
+        answers = self._suspects.answers
+        middle = Counter(texts[1:-1])
+        new = [text for text in middle if text not in answers]
+        order = [*texts[:1], *new, *texts[1:][-1:]]
+        self._notes = [[] for _ in order]
+        try:
+            clean = self.whole(_APART.join(order)).split(_APART)
+            notes = self._notes
+        finally:
+            self._notes = None
+        assert len(clean) == len(order), "a match went beyond its piece"
+        ends = {0, len(order) - 1}
+        answers.update((text, (clean[n], notes[n])) for n, text in enumerate(order) if n not in ends)
+        for n in ends:
+            self._count(notes[n], 1)
+        for text, times in middle.items():
+            self._count(answers[text][1], times)
+        return [*clean[:1], *(answers[t][0] for t in texts[1:-1]), *clean[1:][-1:]]
+
+    def _count(self, notes: list[tuple[str, bytes]], times: int) -> None:
+        for kind, value in notes:
+            self.found[kind][value] += times
+
+    def _note(self, kind: str, value: bytes) -> None:
+        if self._notes is None:
+            self.found[kind][value] += 1
+        else:
+            self._notes[self._at].append((kind, value))
+
+    def _sub(
+        self, pattern: re.Pattern[bytes], made: Callable[[re.Match[bytes]], bytes], text: bytes
+    ) -> bytes:
+        if self._notes is None:
+            return pattern.sub(made, text)
+        marks: list[int] = []
+
+        def placed(match: re.Match[bytes]) -> bytes:
+            if not marks:
+                marks.extend(at.start() for at in re.finditer(b"\0", text))
+            self._at = bisect(marks, match.start())
+            return made(match)
+
+        return pattern.sub(placed, text)
+
+    def whole(self, text: bytes) -> bytes:
+        """The same as `text`, but every expression looks at all of it: slow."""
         if SECRETS not in self._keep:
-            text = secrets.without(text, partial(self.removed, SECRETS))
+            text = secrets.without(text, partial(self.removed, SECRETS), self._sub)
         if b"://" in text:
-            text = _SERVER.sub(self._server, text)
+            text = self._sub(_SERVER, self._server, text)
         text = self._without_variables(text)
         lower = text.lower()
         if _any(_HOST_KEYS, lower):
-            text = _HOST_KEY.sub(lambda m: m[1] + b'"' + self._host(m[2]) + b'"', text)
+            text = self._sub(_HOST_KEY, lambda m: m[1] + b'"' + self._host(m[2]) + b'"', text)
         if _any(_USER_KEYS, lower):
-            text = _USER_KEY.sub(lambda m: m[1] + b'"' + self._named(USERS, m[2], "user") + b'"', text)
+            text = self._sub(_USER_KEY, lambda m: m[1] + b'"' + self._named(USERS, m[2], "user") + b'"', text)
         if _any(_JOB_KEYS, lower):
-            text = _JOB_KEY.sub(lambda m: m[1] + b'"' + self.removed(JOBS, m[2]) + b'"', text)
+            text = self._sub(_JOB_KEY, lambda m: m[1] + b'"' + self.removed(JOBS, m[2]) + b'"', text)
         if PATHS not in self._keep:
             text = self._without_paths(text)
         if self._words is not None:
-            text = self._words.sub(self._word, text)
+            text = self._sub(self._words, self._word, text)
         if ADDRESSES not in self._keep:
             text = self._without_addresses(text)
         if HARDWARE not in self._keep and _any((b"GPU-", b"MIG-", b"DLA-"), text):
-            text = _DEVICE.sub(lambda m: self._named(HARDWARE, m[0], m[1].decode()), text)
+            text = self._sub(_DEVICE, lambda m: self._named(HARDWARE, m[0], m[1].decode()), text)
         if HARDWARE not in self._keep and _any(_IDENTITY_WORDS, lower):
-            text = _IDENTITIES.sub(lambda m: secrets.replaced(m, partial(self.removed, HARDWARE)), text)
+            text = self._sub(
+                _IDENTITIES, lambda m: secrets.replaced(m, partial(self.removed, HARDWARE)), text
+            )
         return text
 
     def _without_variables(self, text: bytes) -> bytes:
         """Without machines, people, jobs and folders that a variable or a flag names."""
         if _any(_IN_TEXT_WORDS, text):
             for pattern in _HOSTS_IN_TEXT:
-                text = pattern.sub(lambda m: m[1] + self._host(m[m.lastindex or 0]), text)
+                text = self._sub(pattern, lambda m: m[1] + self._host(m[m.lastindex or 0]), text)
         if _any(_USER_WORDS, text):
             for pattern in _USERS_IN_TEXT:
-                text = pattern.sub(lambda m: m[1] + self._named(USERS, m[2], "user"), text)
+                text = self._sub(pattern, lambda m: m[1] + self._named(USERS, m[2], "user"), text)
         if USERS not in self._keep and b"GIT_" in text:
-            text = _AUTHOR.sub(lambda m: secrets.replaced(m, partial(self.removed, USERS)), text)
+            text = self._sub(_AUTHOR, lambda m: secrets.replaced(m, partial(self.removed, USERS)), text)
         if b"LSB_HOSTS=" in text:
-            text = _LSF.sub(lambda m: b" ".join(map(self._host, m[0].split(b" "))), text)
+            text = self._sub(_LSF, lambda m: b" ".join(map(self._host, m[0].split(b" "))), text)
         if b"@" in text:
-            text = _COPIED.sub(self._copied, text)
+            text = self._sub(_COPIED, self._copied, text)
         if b"ssh " in text:
-            text = _AT_HOST.sub(lambda m: self._named(USERS, m[1], "user") + b"@" + self._host(m[2]), text)
+            text = self._sub(
+                _AT_HOST, lambda m: self._named(USERS, m[1], "user") + b"@" + self._host(m[2]), text
+            )
         if JOBS not in self._keep and _any(_JOB_WORDS, text):
             for pattern in _JOBS_IN_TEXT:
-                text = pattern.sub(lambda m: secrets.replaced(m, partial(self.removed, JOBS)), text)
+                text = self._sub(pattern, lambda m: secrets.replaced(m, partial(self.removed, JOBS)), text)
         if PATHS not in self._keep and b"/" in text:
-            text = _FOLDER_GIVEN.sub(self._folder_given, text)
+            text = self._sub(_FOLDER_GIVEN, self._folder_given, text)
         if PATHS not in self._keep and b"\\\\" in text:
-            text = _SHARE.sub(lambda m: self.path(m[0]), text)
+            text = self._sub(_SHARE, lambda m: self.path(m[0]), text)
         if _any(_DOMAINS, text):
-            text = _DOMAIN.sub(lambda m: self._host(m[0]), text)
+            text = self._sub(_DOMAIN, lambda m: self._host(m[0]), text)
         return text
 
     def _copied(self, match: re.Match[bytes]) -> bytes:
@@ -362,26 +444,26 @@ class Cleaner:
         if people:
             self._named(USERS, people[1], "user")
         if inside != path:
-            self.found[PATHS][path[: len(path) - len(inside)]] += 1
+            self._note(PATHS, path[: len(path) - len(inside)])
             return inside
         folder, _, name = path.replace(b"\\", b"/").rstrip(b"/").rpartition(b"/")
         if not (_FILE.fullmatch(name) or _PROGRAM.fullmatch(name)):
             folder, name = path.rstrip(b"/"), b""
         up = path[: len(path) - len(path.lstrip(b"."))]  # '..' before the first slash
         known = self._names[PATHS].setdefault(folder, b"/folder-%d" % len(self._names[PATHS]))
-        self.found[PATHS][folder] += 1
+        self._note(PATHS, folder)
         return up + known + (b"/" + name if name else b"")
 
     def _without_paths(self, text: bytes) -> bytes:
         if b"/" in text:
             if b"): " in text:
                 for frame in _FRAMES:
-                    text = frame.sub(self._frame, text)
+                    text = self._sub(frame, self._frame, text)
             if b"//" in text:
-                text = _ELSEWHERE.sub(self._elsewhere, text)
-            text = _PATH.sub(self._path, text)
+                text = self._sub(_ELSEWHERE, self._elsewhere, text)
+            text = self._sub(_PATH, self._path, text)
         if b":\\" in text:
-            text = _WINDOWS.sub(lambda m: self.path(m[0]), text)
+            text = self._sub(_WINDOWS, lambda m: self.path(m[0]) if m[0][1:3] == b":\\" else m[0], text)
         return text
 
     def _frame(self, match: re.Match[bytes]) -> bytes:
@@ -402,21 +484,22 @@ class Cleaner:
 
     def _without_addresses(self, text: bytes) -> bytes:
         if _DOTS.search(text):
-            text = _IPV4.sub(self._number_of_a_net, text)
-            text = _PRIVATE.sub(self._number_of_a_net, text)
+            text = self._sub(_IPV4, self._number_of_a_net, text)
+            text = self._sub(_PRIVATE, self._number_of_a_net, text)
         if b"ip-" in text:
-            text = _AS_A_HOST.sub(lambda m: self._named(ADDRESSES, m[0], "address"), text)
+            text = self._sub(_AS_A_HOST, lambda m: self._named(ADDRESSES, m[0], "address"), text)
         if _DASHES.search(text):
-            text = _CARD.sub(lambda m: self._named(ADDRESSES, m[0], "address"), text)
-        if _COLONS.search(text) or b"fe80:" in text:
-            text = _LINK.sub(lambda m: self._named(ADDRESSES, m[0], "address"), text)
+            text = self._sub(_CARD, lambda m: self._named(ADDRESSES, m[0], "address"), text)
+        if _COLONS.search(text):
+            text = self._sub(_LINK, lambda m: self._named(ADDRESSES, m[0], "address"), text)
         if _AT.search(text):
-            text = _MAIL.sub(lambda m: self._named(ADDRESSES, m[0], "mail"), text)
+            text = self._sub(_MAIL, lambda m: self._named(ADDRESSES, m[0], "mail"), text)
         return text
 
     def _number_of_a_net(self, match: re.Match[bytes]) -> bytes:
         # Versions have four parts, too.
         before = match.string[max(0, match.start() - 40) : match.start()].lower()
+        before = _END.split(before)[-1]
         if match[0].startswith(_OWN) or b"version" in before or b"release" in before:
             return match[0]
         return self._named(ADDRESSES, match[0], "address")
@@ -429,7 +512,7 @@ class Cleaner:
     def _host(self, name: bytes) -> bytes:
         made = self.host(name)
         if made != name:
-            self.found[HOSTS][name] += 1
+            self._note(HOSTS, name)
         return made
 
     def _named(self, kind: str, value: bytes, name: str) -> bytes:
@@ -438,7 +521,7 @@ class Cleaner:
         known = self._names[kind]
         if self._is_made(value):
             return value
-        self.found[kind][value] += 1
+        self._note(kind, value)
         if value not in known:
             known[value] = f"{name}-{len(known)}".encode()
             self._made.add(known[value])
@@ -448,6 +531,7 @@ class Cleaner:
     def _learned(self) -> None:
         words = [w for kind in (HOSTS, USERS) for w in self._names[kind] if len(w) > 3 and _TELLING.search(w)]
         words += self._names["also"]
+        self._suspects.look_for(words)
         if words:
             longest = sorted(map(re.escape, words), key=len, reverse=True)
             self._words = re.compile(_AFTER + rb"(?:" + b"|".join(longest) + rb")(?![A-Za-z0-9])")
@@ -455,7 +539,7 @@ class Cleaner:
     def _word(self, match: re.Match[bytes]) -> bytes:
         for kind in (HOSTS, USERS, "also"):
             if match[0] in self._names[kind]:
-                self.found[SECRETS if kind == "also" else kind][match[0]] += 1
+                self._note(SECRETS if kind == "also" else kind, match[0])
                 return self._names[kind][match[0]]
         return match[0]
 

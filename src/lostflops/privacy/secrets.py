@@ -19,6 +19,7 @@ from functools import cache
 
 REMOVED = "<removed>"
 Removed = Callable[[bytes], bytes]
+Replace = Callable[["re.Pattern[bytes]", Callable[["re.Match[bytes]"], bytes], bytes], bytes]
 
 # Of a flag or a variable. 'keys' and 'tokens' count things, in this trade; 'key' and 'token' may open them.
 NAME = re.compile(
@@ -201,7 +202,7 @@ FLAG = flagged(
 )
 # Who logs in, and with what: `curl -u alice:x`.
 WHO = flagged(rb"u|U|user|proxy-user", like=rb"(?=\$?\\{0,3}[\"']?[\w.@+-]{1,200}:(?!//)[^\s\"'\\:<])")
-_WHO_WORDS = (b"-u ", b"-u=", b'-u"', b"-u\\", b"-u'", b"-U", b"--user", b"--proxy-user")
+WHO_WORDS = (b"-u ", b"-u=", b'-u"', b"-u\\", b"-u'", b"-U", b"--user", b"--proxy-user")
 _WORDS = rb"(?i:[\w:.-]{0,40}(?:passw(?:or)?d|passphrase|secret|token|api_?key|credentials?)[\w.-]{0,20})"
 ELEMENT = re.compile(rb"(?P<before><" + _WORDS + rb">)" + _NEW + rb"(?P<pw>[^<\s\"]{1,4000})(?=</)")
 # `('PASSWORD', 'x')`: a pair, and no list of several.
@@ -227,41 +228,49 @@ DIGEST = re.compile(
 _RARE = ((b"digest", DIGEST), (b": |", BLOCK), (b": >", BLOCK), (b"</", ELEMENT))
 ASSIGNING = tuple(
     b"key secret passw passphrase passcode pwd pass token bearer basic credential cookie authorization "
-    b"connection dsn sess csrf xsrf signature sig webhook otp auth".split()
+    b"connection dsn sess csrf xsrf signature sig webhook otp auth digest".split()
 )
 LONG, RANDOM = 32, 4.2  # characters, and bits of entropy in each
 
 
-def without(text: bytes, removed: Removed) -> bytes:
-    """The text with what looks like a secret replaced by what `removed` gives for it."""
+def without(text: bytes, removed: Removed, sub: Replace | None = None) -> bytes:
+    """The text with what looks like a secret replaced by what `removed` gives for it.
+
+    `sub` is what replaces the matches of a pattern.
+    """
+    sub = sub or _sub
 
     def whole(match: re.Match[bytes]) -> bytes:
         return removed(match[0])
 
     if b"-----BEGIN " in text:
-        text = PEM.sub(whole, text)
+        text = sub(PEM, whole, text)
     if b" AAAA" in text:
-        text = SSH.sub(whole, text)
+        text = sub(SSH, whole, text)
     if b"//" in text:
-        text = LOGIN.sub(whole, text)
+        text = sub(LOGIN, whole, text)
     for prefix, rest in SHAPES:
         if prefix in text:
-            text = _shape(prefix, rest).sub(whole, text)
+            text = sub(_shape(prefix, rest), whole, text)
     for word, pattern in _OTHERS:
         if word in text:
-            text = pattern.sub(whole, text)
+            text = sub(pattern, whole, text)
     if b"." in text:
-        text = _DISCORD.sub(whole, text)
-    if any(word in text for word in _WHO_WORDS):
-        text = WHO.sub(lambda match: replaced(match, removed), text)
+        text = sub(_DISCORD, whole, text)
+    if any(word in text for word in WHO_WORDS):
+        text = sub(WHO, lambda match: replaced(match, removed), text)
     if b"machine" in text:
-        text = NETRC.sub(lambda match: replaced(match, removed), text)
+        text = sub(NETRC, lambda match: replaced(match, removed), text)
     lower = text.lower()
     if any(word in lower for word in ASSIGNING):
         rare = [pattern for word, pattern in _RARE if word in lower]
         for pattern in (*rare, PAIR, HEADER, FLAG, STRONG, TOKEN, BEARER):
-            text = pattern.sub(lambda match: replaced(match, removed), text)
+            text = sub(pattern, lambda match: replaced(match, removed), text)
     return text
+
+
+def _sub(pattern: re.Pattern[bytes], made: Callable[[re.Match[bytes]], bytes], text: bytes) -> bytes:
+    return pattern.sub(made, text)
 
 
 def replaced(match: re.Match[bytes], removed: Removed) -> bytes:
