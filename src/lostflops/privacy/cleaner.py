@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from os.path import commonprefix
 
-from lostflops.privacy import secrets, suspects
+from lostflops.privacy import secrets, suspects, values
 from lostflops.privacy.suspects import Suspects, parted, without_overlap
 
 REMOVED = secrets.REMOVED.encode()
@@ -34,8 +34,8 @@ KINDS = {
     JOBS: "names of jobs, as a cluster gives them",
 }
 
-_START = rb"(?:" + secrets.ESCAPE + rb"|(?<![\w.\\]))"
-_AFTER = rb"(?:" + secrets.ESCAPE + rb"|(?<![A-Za-z0-9\\]))"
+_START = rb"(?:" + values.ESCAPE + rb"|(?<![\w.\\]))"
+_AFTER = rb"(?:" + values.ESCAPE + rb"|(?<![A-Za-z0-9\\]))"
 _NAME = rb"(?:\\u[0-9a-fA-F]{4}|[^\s/\"'\\:;,()<>|*?\[\]{}=&#\x00-\x1f])+"
 # What may stand before a path without a blank: an escaped line break, a compiler's flag, 'file://', dots.
 # It is looked for behind the slash, because an expression that begins with a letter is found much faster.
@@ -54,7 +54,7 @@ _WINDOWS = re.compile(
 # A folder of another machine, written as Windows and some file systems take it.
 _ELSEWHERE = re.compile(rb"//(?:(?<![\w:/\\]//)|(?<=\\[nrt]//))[A-Za-z][\w.-]*(?:/" + _NAME + rb"){2,}")
 _COPIED = re.compile(
-    rb"(?:" + secrets.ESCAPE + rb"|(?<![\w.+\\-]))([A-Za-z_][\w.+-]{0,200})@([A-Za-z0-9][\w.-]{0,250}):"
+    rb"(?:" + values.ESCAPE + rb"|(?<![\w.+\\-]))([A-Za-z_][\w.+-]{0,200})@([A-Za-z0-9][\w.-]{0,250}):"
     rb"((?:[~/]|[\w.-]{1,200}/)[^\s\"'\\]*)"
 )
 _INSTALLED = re.compile(rb"^.*[\\/](?:site-packages|dist-packages|python\d+\.\d+t?)[\\/]+")
@@ -77,8 +77,10 @@ _STRING = rb"\"((?:[^\"\\]|\\.)*)\""
 _QUOTE = rb"(?:\\{0,3}[\"'])?"
 _GIVEN = rb"(?:" + _QUOTE + rb"[ \t]{0,4}(?:=|:(?!:))[ \t]{0,4}" + _QUOTE + rb")"
 _FLAG_GIVEN = rb"(?:=|[ \t]{1,4}|\\{0,3}[\"']\s{0,4},\s{0,4})" + _QUOTE
-_VARIABLE = rb"(?:" + secrets.ESCAPE + rb"|(?<![A-Za-z0-9\\]))"
-_HOST_NAME = rb"((?!\\)[A-Za-z0-9][\w.-]*(?:\[[\d,-]+\][\w.-]*)?(?:,[A-Za-z][\w.-]*(?:\[[\d,-]+\])?)*)"
+_VARIABLE = rb"(?:" + values.ESCAPE + rb"|(?<![A-Za-z0-9\\]))"
+_HOST_NAME = (
+    rb"((?!\\)[A-Za-z0-9][\w.-]*(?:\[[\d,-]+\][\w.-]*)?(?:(?::\d+)?,[A-Za-z][\w.-]*(?:\[[\d,-]+\])?)*)"
+)
 _HOSTS_IN_TEXT = (
     re.compile(
         rb"(" + _VARIABLE + rb"(?:[A-Z]+_){0,4}(?:HOST|HOSTNAME|HOSTS|NODENAME|NODELIST|NODE_NAME|MASTER_ADDR"
@@ -95,7 +97,14 @@ _HOSTS_IN_TEXT = (
         rb"(" + _VARIABLE + rb"(?:host|hostname|host_name|nodename|node_name)" + _GIVEN
         + rb")(?=[a-zA-Z][\w.-]*[\d.-])" + _HOST_NAME
     ),
-    re.compile(rb"((?:" + secrets.ESCAPE + rb"|^|(?<=[\s\"]))())([A-Za-z][\w.-]*)(?=:\d+:\d+ \[\d+\] NCCL )"),
+    re.compile(
+        rb"(" + _START + rb"(?:srun|sbatch|salloc|mpirun|mpiexec|prun"
+        rb"|ssh)(?=[\s\"'\\])(?:[^\n;|:}]|:(?![\s\"])){0,300}?(?<=[\s\"'])"
+        rb"(?:-w|-H|-host)" + _FLAG_GIVEN + rb")" + _HOST_NAME
+    ),
+    re.compile(rb"((?:" + values.ESCAPE + rb"|^|(?<=[\s\"])))([A-Za-z][\w.-]*)(?=[ \t]+(?:max_)?slots=\d)"),
+    re.compile(rb"(" + _START + rb"(?i:on|from) (?:host|node|machine) )(?=[\w.-]*[\d.-])([A-Za-z][\w.-]*)"),
+    re.compile(rb"((?:" + values.ESCAPE + rb"|^|(?<=[\s\"]))())([A-Za-z][\w.-]*)(?=:\d+:\d+ \[\d+\] NCCL )"),
 )  # fmt: skip
 _USER_NAME = rb"((?!\\)[A-Za-z_][\w.-]*)"
 _USERS_IN_TEXT = (
@@ -119,34 +128,47 @@ _USERS_IN_TEXT = (
         rb"((?:^|(?<=\n)|(?<=\\[nr]))(?:user|username|owner|login)[ \t]{0,9}[=:][ \t]{0,9})" + _USER_NAME
     ),
     re.compile(rb"([ug]id=\d+\()" + _USER_NAME),
-    re.compile(rb"((?:" + secrets.ESCAPE + rb"|(?<![\w/\\]))~)" + _USER_NAME + rb"(?=/)"),
+    re.compile(rb"((?:" + values.ESCAPE + rb"|(?<![\w/\\]))~)" + _USER_NAME + rb"(?=/)"),
 )
-_AUTHOR = secrets.assignment(rb"GIT_(?:AUTHOR|COMMITTER)_NAME")
+_AUTHOR = values.assignment(rb"GIT_(?:AUTHOR|COMMITTER)_NAME")
 _LSF = re.compile(rb"(?<=LSB_HOSTS=)" + _QUOTE + rb"[\w.-]+(?: [\w.-]+(?!=))*")
-_AT_HOST = re.compile(rb"(?<=ssh )(?:-[\w ]+ )?([A-Za-z_][\w.-]*)@([A-Za-z][\w.-]*)")
+_AT_HOST = re.compile(
+    rb"("
+    + _START
+    + rb"(?:ssh|scp|sftp|rsync|mosh|autossh)(?=[\s\"'\\])(?:[^\n;|:}]|:(?![\s\"])){0,300}?(?<=[\s\"']))"
+    rb"([A-Za-z_][\w.-]*)@([A-Za-z][\w.-]*)"
+)
 _JOBS_IN_TEXT = (
-    secrets.assignment(
+    values.assignment(
         rb"(?:[A-Z]+_){0,3}(?:JOB_NAME|JOBNAME|JOB_ACCOUNT|JOB_PARTITION|JOB_QOS|JOB_COMMENT"
         rb"|JOB_RESERVATION|CLUSTER_NAME|WANDB_(?:PROJECT|NAME|ENTITY|RUN_GROUP|RUN_ID|TAGS|NOTES)"
         rb"|EXPERIMENT_NAME|RUN_NAME|POD_NAMESPACE|PROJECT_NAME|COMET_WORKSPACE|NEPTUNE_PROJECT)"
-        rb"|(?<=\")(?:job_name|run_name|experiment_name|project_name|wandb_project|project|experiment|entity)"
+        rb"|(?<=\")(?:job_name|run_name|experiment_name|project_name|project_id|wandb_project|project"
+        rb"|experiment|entity)"
     ),
-    secrets.flagged(
-        rb"job[_-]name|run[_-]name|experiment(?:[_-]name)?|project(?:[_-]name)?|wandb[_-][\w-]{1,40}|entity|account"
+    values.flagged(
+        rb"job[_-]name|run[_-]name|experiment(?:[_-]name)?|project(?:[_-]name)?|wandb[_-][\w-]{1,40}"
+        rb"|entity|account"
         rb"|partition|qos|reservation"
+    ),
+    values.flagged(
+        rb"A|p|J|q", behind=_START + rb"(?:srun|sbatch|salloc)(?=[\s\"'\\])(?:[^\n;|:}]|:(?![\s\"])){0,300}?"
     ),
 )
 _IN_TEXT_WORDS = (
     b"HOST", b"NODE", b"POD_NAME", b"ADDR", b"ENDPOINT", b"SERVER", b"MASTER_IP", b"host", b"node", b"--",
-    b" NCCL ",
+    b" NCCL ", b"srun", b"prun", b"sbatch", b"salloc", b"mpi", b"slots=", b"machine", b"ssh",
 )  # fmt: skip
 _USER_WORDS = (b"USER", b"LOGNAME", b"OWNER", b"user", b"login", b"owner", b"id=", b"~")
-_JOB_WORDS = (b"JOB_", b"JOBNAME", b"WANDB_", b"_NAME", b"_NAMESPACE", b"PROJECT", b"WORKSPACE", b"--",
-              b'"run_name', b'"job_name', b'"experiment', b'"project', b'"wandb_', b'"entity')  # fmt: skip
+_JOB_WORDS = (
+    b"JOB_", b"JOBNAME", b"WANDB_", b"_NAME", b"_NAMESPACE", b"PROJECT", b"WORKSPACE", b"--", b"srun",
+    b"sbatch", b"salloc", b'"run_name', b'"job_name', b'"experiment', b'"project', b'"wandb_', b'"entity',
+)  # fmt: skip
 # A machine's whole name: at least three parts, the last one a network's.
 _DOMAIN = re.compile(
-    _START + rb"(?:[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?\.){2,}"
-    rb"(?:com|org|edu|gov|local|internal|lan|corp|intra|intranet|cluster|home|arpa|example|localdomain|compute)"
+    _START + rb"(?<![\w.+-]@)(?<!\w-)(?:[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?\.){2,}"
+    rb"(?:com|org|edu|gov|local|internal|lan|corp|intra|intranet|cluster|home|arpa|example|localdomain"
+    rb"|compute)"
     rb"(?![\w(]|\.\w|-)"
 )
 _DOMAINS = (b".com", b".org", b".edu", b".gov", b".local", b".internal", b".lan", b".corp", b".intra",
@@ -168,7 +190,7 @@ _FOLDER_GIVEN = re.compile(
     + rb")*/?)"
 )
 _SHARE = re.compile(
-    rb"(?:" + secrets.ESCAPE + rb"|(?<![\w\\:]))(?:\\\\){1,4}[A-Za-z][\w.-]+(?:" + _BACK + rb"[\w.$ -]+)+"
+    rb"(?:" + values.ESCAPE + rb"|(?<![\w\\:]))(?:\\\\){1,4}[A-Za-z][\w.-]+(?:" + _BACK + rb"[\w.$ -]+)+"
 )
 _HOST_KEY = re.compile(rb"(\"(?:\w*_)?(?:host_?name|node_?name|host)\"\s*:\s*)" + _STRING, re.IGNORECASE)
 _USER_KEY = re.compile(
@@ -186,7 +208,7 @@ _SERVER = re.compile(
 )
 _AT = re.compile(rb"(?:@|%40)[\w-]+\.[A-Za-z]")
 _MAIL = re.compile(
-    rb"(?:" + secrets.ESCAPE + rb"|(?<![\w.+\\-]))[\w.+-]{1,200}(?:@|%40)[\w-]{1,64}(?:\.[A-Za-z][\w-]+)+"
+    rb"(?:" + values.ESCAPE + rb"|(?<![\w.+\\-]))[\w.+-]{1,200}(?:@|%40)[\w-]{1,64}(?:\.[A-Za-z][\w-]+)+"
 )
 _OCTET = rb"(?:25[0-5]|2[0-4]\d|1?\d?\d)"
 _DOTS = re.compile(rb"\.\d{1,3}\.\d{1,3}\.\d")
@@ -212,7 +234,7 @@ _CARD = re.compile(
     _START + rb"(?=[0-9.-]{0,16}[a-fA-F])(?:(?:[0-9a-fA-F]{2}-){5}[0-9a-fA-F]{2}"
     rb"|(?=[a-fA-F.]{0,13}\d)[0-9a-fA-F]{4}(?:\.[0-9a-fA-F]{4}){2})(?![\w.-])"
 )
-_IDENTITIES = secrets.assignment(
+_IDENTITIES = values.assignment(
     _VARIABLE + rb"(?i:(?:uuid|serial(?:[_ ]?(?:no|number))?|board[_ ]?(?:id|serial)|service[_ ]?tag))",
     least=8,
     word=rb"(?=[^\s\"'\\]{0,40}\d)",
@@ -402,9 +424,9 @@ class Cleaner:
             text = self._sub(_LSF, lambda m: b" ".join(map(self._host, m[0].split(b" "))), text)
         if b"@" in text:
             text = self._sub(_COPIED, self._copied, text)
-        if b"ssh " in text:
+        if b"@" in text:
             text = self._sub(
-                _AT_HOST, lambda m: self._named(USERS, m[1], "user") + b"@" + self._host(m[2]), text
+                _AT_HOST, lambda m: m[1] + self._named(USERS, m[2], "user") + b"@" + self._host(m[3]), text
             )
         if JOBS not in self._keep and _any(_JOB_WORDS, text):
             for pattern in _JOBS_IN_TEXT:
@@ -479,6 +501,7 @@ class Cleaner:
         if not parts or path.startswith(b"/folder-"):
             return path
         telling = len(parts) >= 4 or (len(parts) > 1 and bool(_FILE.fullmatch(parts[-1])))
+        telling = telling or (len(parts) > 1 and parts[-1].startswith(b"id_"))
         rooted = len(parts) > 1 and parts[0].lower().rstrip(b"0123456789") in _ROOTS
         return self.path(path) if telling or rooted else path
 
@@ -500,7 +523,12 @@ class Cleaner:
         # Versions have four parts, too.
         before = match.string[max(0, match.start() - 40) : match.start()].lower()
         before = _END.split(before)[-1]
-        if match[0].startswith(_OWN) or b"version" in before or b"release" in before:
+        if (
+            match[0].startswith(_OWN)
+            or before.endswith(b"==")
+            or b"version" in before
+            or b"release" in before
+        ):
             return match[0]
         return self._named(ADDRESSES, match[0], "address")
 

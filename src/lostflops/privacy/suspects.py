@@ -13,11 +13,12 @@ from collections.abc import Iterable
 from lostflops.privacy import secrets
 
 _SMALL = bytes.maketrans(b"123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ", b"000000000abcdefghijklmnopqrstuvwxyz")
-NOTHING, ALONE, WITH_NEXT = 0, 1, 2
+NOTHING, ALONE, WITH_NEXT, WITH_MANY = 0, 1, 2, 3
+MANY = 12  # words of a command or a file between its name and its secret
 # Forms and pieces are forgotten when there are so many: memory stays bounded.
 MOST = 1 << 17
 # What goes on for many lines, or holds what ends a piece: such a text is taken as a whole.
-_LONG = (b"\0", b"-----BEGIN ", b'"""', b"'''", b": |", b": >")
+_LONG = (b"\0", b"-----BEGIN ", b"PuTTY-User-Key", b"$ANSIBLE_VAULT", b'"""', b"'''", b": |", b": >")
 
 
 def form(text: bytes) -> bytes:
@@ -27,11 +28,20 @@ def form(text: bytes) -> bytes:
 
 # Looked for in forms, so digits are zeros. A value may stand in the next piece: a name or a flag before it.
 _NEXT_WORDS = (
-    *secrets.ASSIGNING, b"--", *{form(word) for word in secrets.WHO_WORDS},
+    *map(form, secrets.ASSIGNING), b"--", *map(form, secrets.WHO_WORDS),
     b"git_", b"job_", b"jobname", b"wandb_", b"_name", b"project", b"workspace", b'"run_name', b'"experiment',
-    b'"entity', b"uuid", b"serial", b"board", b"service",
+    b'"entity',
+    b"requirepass", b"bindpw", b"rootpw", b"guid", b"client_id", b"wandb", b"thin:", b"value:",
+    b"uuid", b"serial", b"board", b"service",
     b'"pt_profiler_', b'"tw_', b'"mast_', b'"slurm_', b'"k0s_', b'"cluster"',
 )  # fmt: skip
+# Commands and files whose secret stands a few words behind.
+_MANY = re.compile(
+    rb"sshpass|mysql|mariadb|mongo|docker|podman|nerdctl|helm|oras|redis-cli|ldap|zip[ \"']|0z|openssl"
+    rb"|creds|curl"
+    rb"|smbclient|lftp|sqlplus|machine(?!\w)|default(?:\s|\\)|alias set|xauth|netrc|wpa_|echo |ssh|sftp|rsync"
+    rb"|srun|sbatch|salloc|mpirun|mpiexec|setx|set -|setenv"
+)
 _NEXT = re.compile(rb"(?:host|host_?name|node_?name|user_?name|user|owner|mail|login|account)\"\s*(?::|$)")
 _WORDS = (
     b"//", b"@", b"ssh ", b" nccl ", b"lsb_hosts=", b" aaaa", b"machine", b"-----begin ", b":aa", b"0q~",
@@ -58,7 +68,8 @@ _LOOKS = re.compile(
     rb"|\.0{1,3}\.0{1,3}\.0|ip-0|-[0-9a-f]{2}-[0-9a-f]{2}-|\.[0-9a-f]{4}\.[0-9a-f]{4}"
     rb"|" + COLONS + rb"|(?:gpu|mig|dla)-[0-9a-f]{8}-"
     # Values without a beginning of their own.
-    rb"|-us0|\$[\w-]{1,9}\$|\.[\w-]{6}\.[\w-]{27}"
+    rb"|(?:pw|pin)[=: ]|[0-9a-f]{32}|</user|slots=|(?:on|from) (?:host|node|machine)|-us0|\$[\w-]{1,9}\$"
+    rb"|\.[\w-]{6}\.[\w-]{27}"
 )  # fmt: skip
 
 
@@ -95,9 +106,9 @@ class Suspects:
         marks[0] = marks[0] or ALONE
         marks[-1] = marks[-1] or ALONE
         found: list[tuple[int, int]] = []
-        for match in re.finditer(rb"[\1\2]", marks):
+        for match in re.finditer(rb"[\1-\3]", marks):
             first = match.start()
-            end = first + 1 if marks[first] == ALONE else _beyond(pieces, first)
+            end = first + 1 if marks[first] == ALONE else _beyond(pieces, first, marks[first])
             if found and first < found[-1][1]:
                 found[-1] = (found[-1][0], max(end, found[-1][1]))
             else:
@@ -114,6 +125,8 @@ class Suspects:
         return bytes(map(known.__getitem__, forms))
 
     def _judge(self, new: bytes) -> int:
+        if _MANY.search(new):
+            return WITH_MANY
         if any(word in new for word in _NEXT_WORDS) or _NEXT.search(new):
             return WITH_NEXT
         if (
@@ -139,11 +152,12 @@ def without_overlap(runs: list[tuple[int, int]], others: list[tuple[int, int]]) 
     return [run for run in runs if taken.isdisjoint(range(*run))]
 
 
-def _beyond(pieces: list[bytes], first: int) -> int:
-    """Behind the second piece with words after this one, and behind the end of the string there."""
+def _beyond(pieces: list[bytes], first: int, mark: int) -> int:
+    """Behind the last piece with words that may belong to this one, and the end of the string there."""
+    most = 2 if mark == WITH_NEXT else MANY
     quotes = _quotes(pieces[first])
     words, at = 0, first + 1
-    while at < len(pieces) and (words < 2 or quotes % 2):
+    while at < len(pieces) and (words < most or quotes % 2):
         words += not pieces[at].isspace()
         quotes += _quotes(pieces[at])
         at += 1
