@@ -13,9 +13,11 @@ import pytest
 from lostflops.plan import published_speeds, published_tables
 from lostflops.plan.model_config import from_config
 from lostflops.plan.models import named
+from lostflops.plan.train.activation_memory import Kernels, layer_bytes
 from lostflops.plan.train.job import CONTEXT, Prediction
 from lostflops.plan.train.layout import Layout
 from planned import job
+from test_plan_by_hand import SMALL
 
 ROOT = Path(__file__).parents[2]
 MEASURED = Path("shared", "traces", "vtrain_ground_truth", "ground_truth_multi.csv")
@@ -42,9 +44,11 @@ def test_a_published_size_is_met() -> None:
     # What an allocator reserved is no less than what is allocated.
     titan = [row for row in published_tables.rows() if row.table.startswith("torchtitan")]
     assert len(titan) == 18 and max(row.difference or 0.0 for row in titan) <= 0.01
-    compiled = [row for row in titan if row.name.startswith("llama-3.1-8b") and "compiled" in row.recipe]
-    assert len(compiled) == 8 and all(abs(row.difference or 0.0) <= 0.053 for row in compiled)
-    assert sum(abs(row.difference or 0.0) <= 0.03 for row in compiled) == 4
+    one_stage = [row for row in titan if "pipeline" not in row.recipe]
+    assert len(one_stage) == 12 and all(abs(row.difference or 0.0) <= 0.05 for row in one_stage)
+    # What the others lack is not published; their rows say how much it is.
+    assert all(abs(row.difference or 0.0) <= 0.20 for row in titan)
+    assert all("GiB are not accounted for" in row.why for row in titan if row not in one_stage)
 
 
 def test_what_freed_gradients_leave_stays_reserved() -> None:
@@ -52,9 +56,47 @@ def test_what_freed_gradients_leave_stays_reserved() -> None:
     asked = job(layout=Layout(gpus=8, sharding="fsdp2"), microbatch=2, sequence=8192, checkpointing="full")
     found = Prediction(asked)
     assert found.peak.name == "loss"
-    assert found.reserved == found.peak.bytes - CONTEXT + 8_030_261_248 * 4 // 8
+    # Of an eager forward the gate, its SiLU, up and their product lie among what is saved.
+    inside = 4 * 2 * 2 * 8192 * 14336
+    assert found.reserved == found.peak.bytes - CONTEXT + 8_030_261_248 * 4 // 8 + inside
     early = Prediction(replace(asked, microbatches=2))  # gradients are there at the second loss
-    assert early.reserved == early.peak.bytes - CONTEXT
+    assert early.reserved == early.peak.bytes - CONTEXT + inside
+    fused = Prediction(replace(asked, kernels="fused"))  # SiLU and product are one kernel
+    assert found.reserved - fused.reserved == inside // 4
+    whole = Prediction(replace(asked, checkpointing="none", microbatch=1))  # all of it is saved
+    assert whole.reserved == whole.peak.bytes - CONTEXT + 8_030_261_248 * 4 // 8
+
+
+def test_pytorch_s_tensor_ranks_keep_gathered_inputs_and_megatron_s_gather_again() -> None:
+    """Two inputs of 64 numbers, in 16 bits: whole instead of an eighth of them."""
+    eight = Layout(8, 8, sequence_parallel=True)
+    titan = replace(eight, sharding="fsdp2")
+    assert layer_bytes(SMALL, 0, 16, titan) - layer_bytes(SMALL, 0, 16, eight) == 16 * 2 * 128 * 7 // 8
+    compiled = Kernels(fused=True)  # which may gather them again
+    same = layer_bytes(SMALL, 0, 16, eight, None, compiled)
+    assert layer_bytes(SMALL, 0, 16, titan, None, compiled) == same
+
+
+def test_a_pipeline_of_pytorch_keeps_all_logits_and_gradients_of_one_piece() -> None:
+    """Eight stages, eight microbatches: the second piece's backwards end before the first's begin."""
+    deep = Layout(512, 8, sequence_parallel=True, pipeline=8, sharding="fsdp2")
+    one = job("llama-3.1-405b", layout=deep, microbatches=8, microbatch=4, sequence=8192)
+    last = next(m for m in Prediction(one).moments if m.name == "loss")
+    logits = next(part for part in last.parts if part.name == "logits of other microbatches")
+    assert logits.bytes == 7 * 2 * 4 * 8192 * 128_256 // 8
+    woven = replace(one, layout=replace(deep, schedule="interleaved", chunks=2))
+    buffers = [
+        next(
+            part.bytes
+            for moment in Prediction(asked).moments
+            if moment.name == "loss"
+            for part in moment.parts
+            if part.name == "communication buffers"
+        )
+        for asked in (one, woven, replace(woven, microbatches=16))
+    ]
+    gathered = 6_240_059_392 * 4
+    assert buffers[0] - buffers[1] == gathered // 2 and buffers[2] == buffers[0]
 
 
 def driver() -> Any:

@@ -172,10 +172,18 @@ def _korthikanti() -> Iterator[PublishedNumber]:
 def _torchtitan() -> Iterator[PublishedNumber]:
     """What torchtitan prints is what the allocator reserved: holes between tensors are in it."""
     table = "torchtitan's peaks, reserved by the allocator (its benchmarks, 2024-12)"
-    why = "of holes only those that freed gradients leave are counted; a full GPU has others, and is full"
     for row in published_speeds.rows():
         if row.memory:
             published, predicted = row.memory
+            why = (
+                "rounded blocks, and holes but those of gradients and of a forward at the loss, are left out"
+            )
+            if "pipeline" in row.how:
+                why = (
+                    "not said is which stage is fullest and what it holds; beyond weights, gathered "
+                    "weights, fp32 gradients, activations, logits and buffers "
+                    f"{published - predicted:.0f} GiB are not accounted for: a memory snapshot would tell"
+                )
             yield PublishedNumber(table, row.name, published, predicted, row.how, why, "GiB")
 
 

@@ -24,6 +24,9 @@ Checkpointing = Literal["none", "alternate", "selective", "full"]
 CHECKPOINTINGS: tuple[Checkpointing, ...] = get_args(Checkpointing)
 
 LOGITS_PEAK = 14  # bytes per token and word: 16-bit logits, their fp32 copy, log-softmax, and its gradient
+# Under PyTorch's loss_parallel: 16-bit logits, and in fp32 their log-softmax, the loss's gradient, the
+# exponential, and the sum of the two.
+LOSS_PARALLEL_PEAK = 18
 LOGITS_SAVED = 4
 LOSS_SLICE = 1024  # tokens whose logits a fused loss makes at a time
 
@@ -46,6 +49,7 @@ class SavedTensor:
     name: str
     per_token: int
     split: bool
+    gathered: bool = False  # from all tensor ranks, for a product whose weight is split along its outputs
 
 
 def layer(shape: Shape, number: int, lora: Lora | None = None, kernels: Kernels = EAGER) -> list[SavedTensor]:
@@ -141,7 +145,7 @@ def _inputs(
     """
     if lora is None:
         if not saved:
-            yield SavedTensor(f"input of {of}", width, split)
+            yield SavedTensor(f"input of {of}", width, split, gathered=not split)
         return
     reading = [name for name in names if name in lora.targets]
     for name in reading:
@@ -152,7 +156,7 @@ def _inputs(
         elif lora.dropout:
             yield SavedTensor(f"dropped input of {name}'s adapter and its mask", width * 3 // 2, split)
     if reading and not lora.fp32 and not lora.dropout and not saved:
-        yield SavedTensor(f"input of {of}", width, split)
+        yield SavedTensor(f"input of {of}", width, split, gathered=not split)
 
 
 def layer_bytes(
@@ -165,11 +169,15 @@ def layer_bytes(
 ) -> int:
     """Bytes that one layer keeps of `tokens` tokens on one tensor-parallel rank."""
     saved = layer(shape, number, lora, kernels)
-    return sum(_local(s.per_token, tokens, layout, split=s.split) for s in saved)
+    return sum(
+        _local(s.per_token, tokens, layout, split=s.split, gathered=s.gathered and not kernels.fused)
+        for s in saved
+    )
 
 
-def _local(per_token: int, tokens: int, layout: Layout, *, split: bool) -> int:
-    ranks = layout.tensor if split or layout.sequence_parallel else 1
+def _local(per_token: int, tokens: int, layout: Layout, *, split: bool, gathered: bool = False) -> int:
+    whole = gathered and layout.whole_inputs
+    ranks = layout.tensor if (split or layout.sequence_parallel) and not whole else 1
     return -(-per_token * tokens // ranks)
 
 
@@ -189,10 +197,12 @@ def kept_bytes(
     if checkpointing != "full":
         kept += _local(2 * shape.value_width + 4 * shape.heads, tokens, layout, split=True)
     if checkpointing == "alternate":
+        # Of the last one a backward reads nothing: a compiler leaves it out, eager layers keep it.
         for weight in _alternate(shape, number):
             split = weight.split == "outputs"
             each = shape.experts_per_token if weight.expert else 1
-            kept += _local(2 * weight.outputs * each, tokens, layout, split=split)
+            if not (kernels.fused and weight.name.rpartition(".")[2] == "down"):
+                kept += _local(2 * weight.outputs * each, tokens, layout, split=split)
     return kept
 
 
@@ -222,6 +232,8 @@ def recomputed_bytes(
 
 def head_saved(shape: Shape, tokens: int, layout: Layout) -> int:
     """The final norm and the input of the head: fp32 copy, normalised, result."""
+    if layout.whole_inputs:
+        return _local(6 * shape.hidden, tokens, layout, split=False) + 2 * shape.hidden * tokens
     return _local(4 * 2 * shape.hidden, tokens, layout, split=False)
 
 
@@ -231,7 +243,8 @@ def logits(shape: Shape, tokens: int, layout: Layout, *, fused: bool) -> int:
     A fused loss makes the logits a slice of `LOSS_SLICE` tokens at a time.
     """
     some = min(tokens, LOSS_SLICE) if fused else tokens
-    return -(-LOGITS_PEAK * some * shape.vocabulary // layout.tensor)
+    peak = LOSS_PARALLEL_PEAK if layout.by_pytorch and layout.tensor > 1 else LOGITS_PEAK
+    return -(-peak * some * shape.vocabulary // layout.tensor)
 
 
 def rotary(shape: Shape, sequence: int) -> int:

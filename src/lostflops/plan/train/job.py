@@ -15,7 +15,7 @@ from lostflops.errors import BadOption
 from lostflops.plan.hardware import Gpu, LinkCard
 from lostflops.plan.shape import Shape, elements
 
-from . import activation_memory, layer_time, layout, static_memory
+from . import activation_memory, fragments, layer_time, layout, static_memory
 from .activation_memory import Checkpointing, Kernels
 from .layout import Layout
 from .static_memory import Lora, MemoryPart, Optimizer
@@ -132,13 +132,19 @@ class Prediction:
         """Bytes that PyTorch's allocator holds at least: all but the context, which is not its own.
 
         Gradients that were freed before the peak are in it: between weights and states they leave holes
-        that are smaller than activations, which nothing fills.
+        that are smaller than activations, which nothing fills. So are a forward's temporaries at the loss.
         """
-        peak = self.peak
-        inside = sum(part.bytes for part in peak.parts if part.name != CUDA_CONTEXT)
-        if any(part.name == "gradients" for part in peak.parts):
-            return inside
-        return inside + sum(p.bytes for p in _static(self.training, peak.stage) if p.name == "gradients")
+        return max(
+            sum(part.bytes for part in moment.parts if part.name != CUDA_CONTEXT)
+            + self._freed(moment)
+            + fragments.bytes_of(self.training, moment.name, local_tokens(self.training))
+            for moment in self.moments
+        )
+
+    def _freed(self, moment: Moment) -> int:
+        if any(part.name == "gradients" for part in moment.parts):
+            return 0
+        return sum(p.bytes for p in _static(self.training, moment.stage) if p.name == "gradients")
 
     @property
     def excess(self) -> int:
@@ -320,13 +326,20 @@ def _moments(training: Training, stage: int) -> Iterator[Moment]:
     t = training
     static = _static(t, stage)
     tokens = local_tokens(t)
-    buffers = static_memory.communication(t.shape, t.layout, stage, t.optimizer, tokens, t.lora)
+    buffers = static_memory.communication(
+        t.shape, t.layout, stage, t.optimizer, tokens, t.lora, t.microbatches
+    )
     outside = MemoryPart(CUDA_CONTEXT, CONTEXT, "assumed")
     rotary = MemoryPart("rotary table", activation_memory.rotary(t.shape, t.sequence), "shared by all layers")
     always = [outside, rotary, buffers]
     # Gradients are not there before the first backward, unless earlier microbatches have left theirs.
     early = static if t.microbatches > 1 else tuple(p for p in static if p.name != "gradients")
     saved = _saved(t, stage)
+    if t.layout.by_pytorch and t.layout.pipeline > 1 and stage == t.layout.pipeline - 1:
+        outputs = 2 * tokens * (t.microbatches - 1) * t.shape.vocabulary // t.layout.tensor
+        always.append(
+            MemoryPart("logits of other microbatches", outputs, "PyTorch's pipeline returns them all")
+        )
     live_bytes = max(
         activation_memory.recomputed_bytes(t.shape, n, tokens, t.layout, t.lora, t.checkpointing, t.executed)
         for n in _kinds(t, stage)

@@ -53,6 +53,16 @@ class Layout:
         return self.stage >= 3 and self.pipeline > 1
 
     @property
+    def by_pytorch(self) -> bool:
+        """Whether PyTorch's own tensor and pipeline parallelism run it, as torchtitan does."""
+        return self.sharding == "fsdp2"
+
+    @property
+    def whole_inputs(self) -> bool:
+        """Whether products keep what was gathered for them; Megatron and compilers gather it again."""
+        return self.by_pytorch and self.sequence_parallel and self.tensor > 1
+
+    @property
     def stage(self) -> int:
         """ZeRO's stage; FSDP2 shards what stage 3 does."""
         return {"none": 0, "zero-1": 1, "zero-2": 2, "zero-3": 3, "fsdp2": 3}[self.sharding]

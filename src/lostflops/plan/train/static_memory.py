@@ -12,7 +12,7 @@ from functools import lru_cache
 
 from lostflops.plan.shape import Shape, Weight, elements
 
-from .layout import Layout, held_layer, stage_layers, stage_weights
+from .layout import Layout, held, held_layer, stage_layers, stage_weights
 
 BLOCK_8BIT = 256  # elements that share one fp32 scale in 8-bit optimizer states (bitsandbytes)
 BLOCK_4BIT = 64  # and in 4-bit weights
@@ -195,18 +195,30 @@ def _of(
 
 @lru_cache(maxsize=1024)
 def communication(
-    shape: Shape, layout: Layout, stage: int, optimizer: Optimizer, tokens: int, lora: Lora | None = None
+    shape: Shape,
+    layout: Layout,
+    stage: int,
+    optimizer: Optimizer,
+    tokens: int,
+    lora: Lora | None = None,
+    microbatches: int = 1,
 ) -> MemoryPart:
     """Buffers that communication fills: unsharded layers, buckets, gathered hidden states."""
     total, said = 0, list[str]()
     if layout.replicas > 1:
         if layout.keeps_gathered:
             held = elements(list(stage_weights(shape, layout, stage)))
-            total += 2 * held + 4 * elements(trained(shape, layout, stage, lora))
-            said.append("all gathered layers, and fp32 gradients until they are reduced")
+            # With no more microbatches than stages a piece's backwards all come before the next piece's.
+            pieces = layout.chunks if microbatches <= layout.pipeline else 1
+            total += 2 * held + 4 * elements(trained(shape, layout, stage, lora)) // pieces
+            one = " of one piece" if pieces > 1 else ""
+            said.append(f"all gathered layers, and fp32 gradients{one} until they are reduced")
         elif layout.stage >= 3:
             total += _unsharded(shape, layout, stage, lora)
             said.append("two gathered layers" + ("" if lora else " and one layer's gradients"))
+            if layout.by_pytorch:  # what no layer has is one group, which stays gathered
+                total += 2 * elements(ends(shape, layout))
+                said.append("embedding and head")
         elif layout.stage:
             total += 2 * min(BUCKET, elements(trained(shape, layout, stage, lora))) * optimizer.gradients
             said.append("two buckets of at most 5e8 elements")
@@ -217,6 +229,11 @@ def communication(
         total += 4 * tokens * shape.hidden // (layout.tensor if layout.sequence_parallel else 1)
         said.append("a sent and a received hidden state")
     return MemoryPart("communication buffers", total, ", ".join(said) or "none")
+
+
+def ends(shape: Shape, layout: Layout) -> list[Weight]:
+    """What stands before and behind the layers, as one tensor rank holds it."""
+    return [held(weight, layout.tensor, layout.expert) for weight in (*shape.before(), *shape.after())]
 
 
 def _unsharded(shape: Shape, layout: Layout, stage: int, lora: Lora | None) -> int:
