@@ -105,7 +105,9 @@ def test_a_ring_takes_its_turns_and_its_bytes(kind: str, turns: int) -> None:
     near = turns * (ranks - 1) * 700 + turns * size * (ranks - 1) // ranks // 4
     assert network.duration(kind, range(8), size) == near
     far = turns * (ranks - 1) * 9_000 + turns * size * (ranks - 1) // ranks
-    assert network.duration(kind, range(4, 12), size) == far
+    assert network.duration(kind, range(7, 15), size) == far
+    several = turns * (ranks - 1) * 9_000 + turns * size * (ranks - 1) // ranks // 2
+    assert network.duration(kind, range(6, 14), size) == several  # two of them share a node, and two cards
 
 
 def test_a_slow_link_slows_what_its_rank_takes_part_in() -> None:

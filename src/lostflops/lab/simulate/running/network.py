@@ -6,6 +6,7 @@ every rank passes on an nth of the bytes; an all-reduce is two of them one after
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -14,7 +15,7 @@ NVLINK_START, NETWORK_START = 3_000, 8_000  # ns for a turn
 
 @dataclass(frozen=True)
 class Network:
-    """Bytes per second and ns for a start, within a node of `node` ranks and between nodes."""
+    """Bytes per second and ns for a start: within a node of `node` ranks, and of a network card between nodes."""
 
     node: int
     near: float
@@ -26,8 +27,10 @@ class Network:
     def duration(self, kind: str, ranks: Sequence[int], size: int) -> int:
         """Of a collective: `size` is the bytes of the whole tensor, for send and receive of the message."""
         count = len(ranks)
-        is_near = ranks[0] // self.node == ranks[-1] // self.node
-        rate, start = (self.near, self.near_start) if is_near else (self.far, self.far_start)
+        together = Counter(rank // self.node for rank in ranks)
+        rate, start = self.near, self.near_start
+        if len(together) > 1:  # the members on one node share the way out over all of their network cards
+            rate, start = min(self.near, min(together.values()) * self.far), self.far_start
         turns, moved = (count - 1, size * (count - 1) / count) if kind != "send" else (1, size)
         if kind == "all-reduce":
             turns, moved = 2 * turns, 2 * moved
