@@ -72,7 +72,8 @@ def length(step: Mapping[str, int]) -> int:
     [
         ("pp2-gpipe-m3", 2, 3, 1), ("pp4-gpipe-m8", 4, 8, 1),
         ("pp2-m5", 2, 5, 1), ("pp4-m4", 4, 4, 1), ("pp4-m9", 4, 9, 1), ("pp8-m16", 8, 16, 1),
-        ("pp2-interleaved-v2-m4", 2, 4, 2), ("pp4-interleaved-v2-m8", 4, 8, 2), ("pp4-interleaved-v3-m8", 4, 8, 3),
+        ("pp2-interleaved-v2-m4", 2, 4, 2), ("pp4-interleaved-v2-m8", 4, 8, 2),
+        ("pp4-interleaved-v3-m8", 4, 8, 3),
     ],
 )  # fmt: skip
 def test_a_pipeline_loses_one_less_than_its_stages_of_each_pass(

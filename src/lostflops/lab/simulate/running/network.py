@@ -15,7 +15,7 @@ NVLINK_START, NETWORK_START = 3_000, 8_000  # ns for a turn
 
 @dataclass(frozen=True)
 class Network:
-    """Bytes per second and ns for a start: within a node of `node` ranks, and of a network card between nodes."""
+    """Bytes per second and ns for a start: within a node of `node` ranks, and of a card between nodes."""
 
     node: int
     near: float
