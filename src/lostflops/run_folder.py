@@ -81,6 +81,7 @@ ASSUMED = "assumed"
 IN_TRACE = "lostflops"
 # Under that key, in a trace of a job that never ran, and what is known of that job.
 SIMULATED = "simulated"
+SIMULATED_EXPORT = "LOSTFLOPS_SIMULATED"  # the same of an Nsight export, among what it says of the capture
 TRUTH, TRUTH_OF_CALLS = "truth.json", "truth-calls.jsonl"
 
 # Of a rank's first line, and of each step's; times are in ns, and `end`, like `monotonic`, has its clock.

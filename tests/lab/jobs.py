@@ -26,6 +26,7 @@ STRATEGIES = (
     ("pp4-dp2-zb-m8", 8), ("tp2-pp2-dp2-m6", 8), ("tp2-pp2-dp4-m6", 16), ("ep4", 8), ("ep8", 8),
 )  # fmt: skip
 FAULTY, HEALTHY_JOBS = 200, 100
+STRIDE = 37  # has no divisor in common with these numbers: neighbours differ
 OF_RECORDING = ("clock-skew", "missing-ranks", "truncated-files")
 HEALTHY = "healthy"
 
@@ -63,18 +64,22 @@ class LabJob:
 def jobs(faulty: int = FAULTY, healthy: int = HEALTHY_JOBS) -> Iterator[LabJob]:
     """So many jobs with faults and without, spread over all that fits together, and faults of recordings.
 
-    Of each fault and strategy the first seed comes before any second one.
+    They come mixed, so that any first part of them is a sample of all.
     """
     with_faults = [
         (fault, text, ranks)
-        for fault, module in faults().items()
         for text, ranks in STRATEGIES
+        for fault, module in faults().items()
         if module.fits(strategy(text, ranks))
     ]
-    yield from (LabJob(*each, 0) for each in with_faults if each[0] in OF_RECORDING)
     suffered = [each for each in with_faults if each[0] not in OF_RECORDING]
-    for kinds, most in ((suffered, faulty), ([(HEALTHY, *each) for each in STRATEGIES], healthy)):
-        yield from (LabJob(*kinds[n % len(kinds)], n // len(kinds)) for n in range(most))
+    sorts = (
+        [LabJob(*suffered[n % len(suffered)], n // len(suffered)) for n in range(faulty)],
+        [LabJob(HEALTHY, *STRATEGIES[n % len(STRATEGIES)], n // len(STRATEGIES)) for n in range(healthy)],
+        [LabJob(*each, 0) for each in with_faults if each[0] in OF_RECORDING],
+    )
+    in_turn = [((n * STRIDE % len(sort)) / len(sort), job) for sort in sorts for n, job in enumerate(sort)]
+    yield from (job for _, job in sorted(in_turn, key=lambda each: each[0]))
 
 
 def inherent(given: Strategy) -> str:

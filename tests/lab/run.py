@@ -10,6 +10,7 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -19,7 +20,7 @@ from pathlib import Path
 
 from acceptance.grading import Verdict, judged, page_of
 from lab.held_to_truth import differences
-from lab.jobs import FAULTY, HEALTHY, HEALTHY_JOBS, OF_RECORDING, LabJob, jobs, truth
+from lab.jobs import FAULTY, HEALTHY, HEALTHY_JOBS, OF_RECORDING, STRATEGIES, LabJob, jobs, truth
 from lostflops.ingest import job as ingest_job
 from lostflops.lab.simulate.faults import with_fault
 from lostflops.lab.simulate.writing import simulate
@@ -67,8 +68,9 @@ def _examined(given: LabJob, place: Path) -> Line:
     return Line(given, verdict, wrong, known["step"], known["cost"])
 
 
-def every_job(given: Sequence[LabJob], folder: Path, workers: int) -> list[Line]:
-    """All of them, over processes."""
+def every_job(given: Sequence[LabJob], folder: Path, workers: int, minutes: float) -> list[Line]:
+    """All of them, over processes, or those for which there is time."""
+    until = time.monotonic() + 60 * minutes
     os.environ["POLARS_MAX_THREADS"] = "1"  # small tables: a thread more costs more than it brings
     os.environ["LOSTFLOPS_CACHE"] = str(folder / "cache")
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), max_tasks_per_child=20) as pool:
@@ -79,6 +81,9 @@ def every_job(given: Sequence[LabJob], folder: Path, workers: int) -> list[Line]
                 print(f"{len(lines)} of {len(given)} jobs", flush=True)
             if not line.right or line.wrong:
                 print("\n".join(missed(line)), flush=True)
+            if time.monotonic() > until:
+                pool.shutdown(wait=False, cancel_futures=True)
+                break
         return lines
 
 
@@ -94,12 +99,12 @@ def missed(line: Line) -> list[str]:
 
 def table(lines: Sequence[Line]) -> list[str]:
     """Hits of all jobs, faults by strategies."""
-    columns = list(dict.fromkeys((line.job.text, line.job.ranks) for line in lines))
+    columns = [each for each in STRATEGIES if any((x.job.text, x.job.ranks) == each for x in lines)]
     rows = [
         f"| fault | {' | '.join(f'{text}, {ranks}' for text, ranks in columns)} | all |",
         f"| --- |{' ---: |' * (len(columns) + 1)}",
     ]
-    for fault in dict.fromkeys(line.job.fault for line in lines):
+    for fault in sorted({line.job.fault for line in lines}):
         of = [line for line in lines if line.job.fault == fault]
         cells = [_share([x for x in of if (x.job.text, x.job.ranks) == column]) for column in columns]
         rows.append(f"| {fault} | {' | '.join(cells)} | {_share(of)} |")
@@ -142,6 +147,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--healthy", type=int, default=HEALTHY_JOBS, help="jobs without one")
     parser.add_argument("--write", action="store_true", help="write the table to benchmarks/README.md")
     parser.add_argument("--keep", type=Path, help="keep the traces in this folder")
+    parser.add_argument("--minutes", type=float, default=1e6, help="stop after so many")
     parser.add_argument("--workers", type=int, default=2)
     given = parser.parse_args(words)
     wanted = [
@@ -150,7 +156,7 @@ def main(words: Sequence[str] | None = None) -> int:
         if all(word in job.name for word in given.only.split())
     ]
     with tempfile.TemporaryDirectory() as temporary:
-        lines = every_job(wanted, given.keep or Path(temporary), given.workers)
+        lines = every_job(wanted, given.keep or Path(temporary), given.workers, given.minutes)
     print("\n".join(table(lines)))
     print("\n" + summary(lines))
     if given.write:

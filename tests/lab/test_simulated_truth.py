@@ -82,3 +82,12 @@ def test_the_command_writes_traces_and_truth(tmp_path: Path, capsys: pytest.Capt
     assert cli.main([*words, str(tmp_path / "run")]) == 2  # there is something in the folder already
     assert cli.main([*words[:-1], "--strategy", "tp3", "--output", str(tmp_path / "x")]) == 2
     assert "ranks" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["ddp", "tp2-dp2", "fsdp2"])
+def test_an_nsight_export_of_the_job_tells_the_same(text: str, tmp_path: Path) -> None:
+    simulate(a_job(text, 4), tmp_path, format="nsys")
+    assert list(differences(tmp_path)) == []
+    page = lostflops.why(tmp_path)
+    assert "Simulated: this job never ran." in str(page)
+    assert (page.run.ranks, page.run.world_size) == ((0, 1, 2, 3), 4)

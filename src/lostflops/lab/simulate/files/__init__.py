@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from . import kineto
+from . import kineto, nsys
 
 if TYPE_CHECKING:
     from lostflops.lab.simulate.job import SimulatedJob
@@ -20,4 +20,4 @@ class Writer(Protocol):
     ) -> Path: ...
 
 
-FORMATS: dict[str, Writer] = {"kineto": kineto}
+FORMATS: dict[str, Writer] = {"kineto": kineto, "nsys": nsys}
