@@ -57,7 +57,9 @@ class LabJob:
     def job(self) -> SimulatedJob:
         model = "qwen3-30b-a3b" if self.strategy.expert > 1 else "llama-3-8b"
         chunks = self.strategy.pipeline * self.strategy.chunks
-        layers = chunks if chunks > 1 else 0  # one in each: many microbatches pass it
+        # One in each chunk, which many microbatches pass; and enough for nodes to have little left to reduce
+        # when the backward pass ends.
+        layers = chunks if chunks > 1 else 6 if self.ranks > 8 else 0
         return SimulatedJob(self.strategy, seed=self.seed, steps=3, warmup=1, model=model, layers=layers)
 
 

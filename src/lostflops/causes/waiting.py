@@ -47,6 +47,9 @@ def join_waiting(board: Board) -> None:
     if late is not None and board.reaches(late.ns, LATE_FROM):
         _late(board, late, waits)
         left = max(0, left - late.explains)
+    if board.reaches(left, WAITS_FROM):
+        # Stages wait for a host that pauses in sends and receives too, and no schedule helps there.
+        left -= _in_turn(board, left, waits, pauses=True)
     left -= _stages(board, left, alone=late is None)
     if board.reaches(left, WAITS_FROM):
         left -= _in_turn(board, left, waits)
@@ -220,14 +223,19 @@ def asks_for(finding: Finding, given: Given) -> str:
     return finding.name
 
 
-def _in_turn(board: Board, waited: int, waits: Finding | None) -> int:
-    """Ranks that are late in turn: how much of `waited` that explains, ns."""
+def _in_turn(board: Board, waited: int, waits: Finding | None, *, pauses: bool = False) -> int:
+    """Ranks that are late in turn: how much of `waited` that explains, ns.
+
+    With `pauses` only by what their hosts do that has a finding of its own.
+    """
     given = board.given
     found = turns(given)
     # The same rank in every step would be late as a rule, and arrive last.
     if found is None or found.ranks < 2 or found.explained < EXPLAINED * waited:
         return 0
     same = board.about(found.account) if found.share >= MAIN_SHARE else None
+    if pauses and (same is None or not found.account.startswith("idle.")):
+        return 0
     who = f"{found.ranks} ranks take turns being late"
     if same is not None:
         fact = f"{who} because of it: ranks wait {milliseconds(waited)} per step for each other"
