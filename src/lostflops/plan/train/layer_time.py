@@ -28,7 +28,7 @@ DEQUANTISED = 3  # bytes written and read again for each weight of a 4-bit base,
 
 
 @dataclass(frozen=True)
-class Work:
+class LayerWork:
     """What one rank does for one layer and microbatch."""
 
     linear: float  # floating-point operations of matrices, forward
@@ -128,7 +128,7 @@ def work(
     kernels: Kernels = EAGER,
     *,
     fp8: bool = False,
-) -> Work:
+) -> LayerWork:
     """What a rank does for layer `number` and one microbatch of `sequences`."""
     share = layout.tensor * layout.context
     tokens = -(-sequence * sequences // layout.context)
@@ -165,7 +165,7 @@ def work(
     if layout.sequence_parallel:
         whole, split = 0, whole + split
     quantised = [w for w in mine if w.inputs and w.name != "router"] if lora and lora.base_bits == 4 else []
-    return Work(
+    return LayerWork(
         linear=linear + adapted,
         attention=attention,
         linear_backward=linear * (1 if lora else 2) + 2 * adapted,
@@ -198,12 +198,12 @@ def between(bytes_moved: float, gpu: Gpu) -> float:
     return bytes_moved / (STREAMED * gpu.memory_bandwidth) if gpu.matmul else 0.0
 
 
-def unpacked(done: Work, gpu: Gpu) -> float:
+def unpacked(done: LayerWork, gpu: Gpu) -> float:
     """Seconds to make 16-bit weights of 4-bit ones, which each pass does before it multiplies."""
     return done.dequantised / (STREAMED * gpu.memory_bandwidth)
 
 
-def _attention(done: Work, gpu: Gpu) -> float:
+def _attention(done: LayerWork, gpu: Gpu) -> float:
     """Operations in attention's own rate; where scores are kept it is made of matrix products."""
     ratio = (gpu.attention or gpu.sustained) / (gpu.matmul or gpu.sustained) if done.scores else 1.0
     return done.attention * ratio
@@ -220,7 +220,7 @@ def bandwidth(gpu: Gpu, ranks: int, gpus: int) -> float:
     return COLLECTIVE * min(gpu.node_bandwidth, gpu.node * gpu.network)
 
 
-def forward(work: Work, gpu: Gpu, layout: Layout, *, fp8: bool, fine: bool = False) -> Cost:
+def forward(work: LayerWork, gpu: Gpu, layout: Layout, *, fp8: bool, fine: bool = False) -> Cost:
     """Of one layer and microbatch."""
     far = between_replicas(gpu, layout)
     compute = seconds(work.linear, _attention(work, gpu), gpu, fp8=fp8, fine=fine)
@@ -234,7 +234,9 @@ def forward(work: Work, gpu: Gpu, layout: Layout, *, fp8: bool, fine: bool = Fal
     )
 
 
-def backward(work: Work, gpu: Gpu, layout: Layout, *, fp8: bool, reduces: bool, fine: bool = False) -> Cost:
+def backward(
+    work: LayerWork, gpu: Gpu, layout: Layout, *, fp8: bool, reduces: bool, fine: bool = False
+) -> Cost:
     """Of one layer and microbatch; `reduces` says whether its gradients are reduced beside it."""
     far = between_replicas(gpu, layout)
     times = SCORES_BACKWARD if work.scores else FLASH_BACKWARD
@@ -249,17 +251,17 @@ def backward(work: Work, gpu: Gpu, layout: Layout, *, fp8: bool, reduces: bool, 
     )
 
 
-def _exposed(work: Work, gpu: Gpu, layout: Layout, compute: float) -> float:
+def _exposed(work: LayerWork, gpu: Gpu, layout: Layout, compute: float) -> float:
     tensor = bandwidth(gpu, layout.tensor, layout.gpus)
     return work.tensor_bytes / tensor + _waiting_for_experts(work, gpu, layout, compute)
 
 
-def _computing(work: Work, layout: Layout) -> float:
+def _computing(work: LayerWork, layout: Layout) -> float:
     """The share of a GPU that computes: DualPipe's kernels for expert traffic run beside the others."""
     return 1 - EXPERT_SMS if layout.schedule == "dualpipe" and work.expert_bytes else 1.0
 
 
-def _waiting_for_experts(work: Work, gpu: Gpu, layout: Layout, compute: float) -> float:
+def _waiting_for_experts(work: LayerWork, gpu: Gpu, layout: Layout, compute: float) -> float:
     """Tokens on their way to experts and back; DualPipe hides them behind what another pass computes."""
     ranks = layout.tensor * layout.expert
     near = layout.gpus <= gpu.node or ranks <= gpu.node
