@@ -91,3 +91,27 @@ def test_an_nsight_export_of_the_job_tells_the_same(text: str, tmp_path: Path) -
     page = lostflops.why(tmp_path)
     assert "Simulated: this job never ran." in str(page)
     assert (page.run.ranks, page.run.world_size) == ((0, 1, 2, 3), 4)
+
+
+@pytest.mark.parametrize(
+    ("fault", "text", "found"),
+    [
+        ("garbage-collection", "pp4-dp2-zb-m8", "garbage-collection-inside-step"),
+        ("slow-gpu", "pp4-dp2-zb-m8", "rank-arrives-last"),
+    ],
+)
+def test_stages_of_a_pipeline_do_not_hide_why_they_wait(
+    fault: str, text: str, found: str, tmp_path: Path
+) -> None:
+    planted = with_fault(a_job(text, steps=3, layers=4), fault)
+    simulate(planted.job, tmp_path, fault=planted)
+    first = lostflops.why(tmp_path).findings[0]
+    assert first.name == found
+    assert not planted.culprit.ranks or first.rank in planted.culprit.ranks
+
+
+def test_a_healthy_pipeline_waits_for_its_schedule_alone(tmp_path: Path) -> None:
+    simulate(a_job("pp4-dp2-zb-m8", steps=3, layers=4), tmp_path)
+    names = [finding.name for finding in lostflops.why(tmp_path).findings]
+    assert names[:1] == ["pipeline-bubble"]
+    assert "communication-waits" not in names
