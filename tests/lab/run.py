@@ -73,7 +73,7 @@ def every_job(given: Sequence[LabJob], folder: Path, workers: int, minutes: floa
     until = time.monotonic() + 60 * minutes
     os.environ["POLARS_MAX_THREADS"] = "1"  # small tables: a thread more costs more than it brings
     os.environ["LOSTFLOPS_CACHE"] = str(folder / "cache")
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), max_tasks_per_child=20) as pool:
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         lines: list[Line] = []
         for line in pool.map(examined, given, [folder] * len(given)):
             lines.append(line)
@@ -82,7 +82,7 @@ def every_job(given: Sequence[LabJob], folder: Path, workers: int, minutes: floa
             if not line.right or line.wrong:
                 print("\n".join(missed(line)), flush=True)
             if time.monotonic() > until:
-                pool.shutdown(wait=False, cancel_futures=True)
+                pool.shutdown(wait=True, cancel_futures=True)
                 break
         return lines
 
