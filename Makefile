@@ -6,6 +6,7 @@
 #     make test-slurm    recording on a Slurm of four virtual nodes, started for it
 #     make fuzz     break recordings for an hour on every core: refused in words, or the ledger adds up?
 #     make acceptance    plant causes of slowness in made-up and in real jobs: does the first page name them?
+#     make simulated     simulate jobs with every fault and strategy: is the page right, to the nanosecond?
 #     make mutants  plant slips in the core, an hour long: do the tests notice them? (benchmarks/README.md)
 #     make check    formatting, lint, types, layers
 #     make bench    speed and memory against the targets, written to benchmarks/README.md
@@ -22,7 +23,7 @@ DEMO_RUN = examples/runs/ddp
 # The demo needs the core alone, so it does not wait for the development tools where those are not there yet.
 DEMO = $(if $(wildcard $(DEV)),.venv,.venv-demo)
 
-.PHONY: demo test fuzz test-lowest test-slurm acceptance mutants check bench docs record-examples clean
+.PHONY: demo test fuzz test-lowest test-slurm acceptance simulated mutants check bench docs record-examples clean
 
 demo: $(DEMO)/.installed
 	@$(DEMO)/bin/python -m lostflops why $(DEMO_RUN) --html demo-report.html
@@ -44,6 +45,9 @@ fuzz: $(DEV)
 
 acceptance: $(DEV)
 	cd tests && ../.venv/bin/python -m acceptance.run $(ACCEPTANCE)
+
+simulated: $(DEV)
+	cd tests && ../.venv/bin/python -m lab.run $(SIMULATED)
 
 mutants: $(DEV)
 	cd tests && PYTHONPATH=versions ../.venv/bin/python -m mutants.run $(MUTANTS)

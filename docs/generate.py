@@ -27,6 +27,7 @@ import house
 from lostflops import cli
 from lostflops.accounts import ACCOUNTS
 from lostflops.causes import MADE
+from lostflops.lab.simulate.faults import faults
 from lostflops.machine.monitor.metrics import GPU, HOST, METRICS
 from lostflops.plan import published_speeds, published_tables
 from lostflops.plan.hardware import GPUS, LINKS
@@ -275,6 +276,16 @@ def gpus() -> str:
     return "\n".join(_grid(header, rows))
 
 
+def planted_faults() -> str:
+    """What can be planted in simulated jobs."""
+    return "\n".join(
+        _grid(
+            ("fault", "what happens"),
+            ((f"`{n}`", (f.__doc__ or "").splitlines()[0]) for n, f in faults().items()),
+        )
+    )
+
+
 def links() -> str:
     """The planner's link cards."""
     header = ("card", "out GB/s", "in GB/s", "how sure")
@@ -305,6 +316,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "speeds": speeds,
     "vtrain": vtrain,
     "gpus": gpus,
+    "faults": planted_faults,
     "links": links,
     "models": models,
     "predictions": predictions,

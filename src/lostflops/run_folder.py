@@ -19,7 +19,8 @@
 
 Writers and readers both take these names from here. Some writers run inside the job, which need not have
 lostflops: this file is also one of theirs, by a link in `lostflops_recorder`. So it imports nothing.
-Nothing of lostflops' own ends in `.json`, because that is what traces are found by.
+Nothing of lostflops' own but the truth of a simulated job ends in `.json`, because that is what traces are
+found by.
 """
 
 RECORDING = "recording.jsonl"
@@ -78,6 +79,10 @@ OPEN, COMPLETE, PARTIAL, LOST = "open", "complete", "partial", "lost"
 ASSUMED = "assumed"
 # What the recorder adds to a trace stands under this key.
 IN_TRACE = "lostflops"
+# Under that key, in a trace of a job that never ran, and what is known of that job.
+SIMULATED = "simulated"
+SIMULATED_EXPORT = "LOSTFLOPS_SIMULATED"  # the same of an Nsight export, among what it says of the capture
+TRUTH, TRUTH_OF_CALLS = "truth.json", "truth-calls.jsonl"
 
 # Of a rank's first line, and of each step's; times are in ns, and `end`, like `monotonic`, has its clock.
 RANK_FIELDS = (

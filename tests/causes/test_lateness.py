@@ -402,3 +402,34 @@ def test_names_of_idle_time_are_those_of_its_account() -> None:
     # Of nine steps on three ranks.
     assert names_of(board, DATA) == [("also", 4), ("next", 4)]
     assert names_of(board, PYTHON) == [("f", 11)]
+
+
+# Rank 1 computes longer. Rank 0 waits for it and is late for rank 2, and is blamed for that.
+PASSED_ON = [
+    (rank, step, account, ns)
+    for step in range(3)
+    for rank in range(4)
+    for account, ns in (("compute", 131 if rank == 1 else 100), (WAIT, 9 if rank == 1 else 40))
+]
+
+
+def passed_on(ledger: list[tuple[int, int, str, int]], in_pairs: int) -> Given:
+    blamed = {**WORST, "rank": 0, "blame_share": 0.37, "at_most": 0, "unmatched": 0}
+    least = {"rank": 1, "blame_share": 0.3, "at_most": 0, "per_step": 5, "unmatched": 0}
+    known = given(ledger, least, [blamed])
+    table = pl.DataFrame({"rank": [0], "in_pairs": [in_pairs]})
+    waits = {"communication_wait": SimpleNamespace(table=table, findings=())}
+    return replace(known, answers={**known.answers, **waits})  # pyright: ignore[reportArgumentType]
+
+
+def test_lateness_that_stages_pass_on_is_told_of_the_rank_that_waits_least() -> None:
+    late = late_rank(passed_on(PASSED_ON, in_pairs=7))
+    assert late is not None
+    assert (late.rank, late.ns, late.waited, late.cause) == (1, 31, 31, "compute")
+    assert late.explains == 31 * 3 // 4
+    assert late_rank(passed_on(PASSED_ON, in_pairs=0)) is None  # nobody passes anything on
+
+
+def test_a_stage_that_waits_least_without_more_work_is_not_late() -> None:
+    even = [(r, s, account, 100 if account == "compute" else ns) for r, s, account, ns in PASSED_ON]
+    assert late_rank(passed_on(even, in_pairs=7)) is None

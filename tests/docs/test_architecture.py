@@ -40,6 +40,7 @@ FROM_OUTSIDE = {
     "capture": {"cryptography", "ruamel"},
     "machine": {"polars"},
     "plan": {"msgspec"},
+    "lab": {"numpy"},
     "cli": {"IPython", "msgspec", "polars", "rich"},
     "optimize": {"peft", "torch", "torchao", "transformer_engine", "transformers"},
     "integrations": {"accelerate", "lightning_utilities", "torch", "transformers"},

@@ -4,6 +4,8 @@ Ranks that keep in step have steps of one length: what a rank spends on its own 
 others it does not spend waiting. So a late rank shows in the ledger as the one whose own accounts, all but
 communication, hold more than the others', and the account in which it has most more than they is the cause.
 A rank that arrives last without that did not make itself late: a stage of a pipeline, for one, or the clocks.
+Stages of a pipeline pass lateness on: who waits for a late one is late for the next. Then no rank is blamed
+for most of the waiting, and the late one is told by waiting least.
 """
 
 from __future__ import annotations
@@ -33,6 +35,8 @@ ALIKE = 0.1  # kernels of two ranks take as long as each other within this share
 SAME_WORK = 0.8  # of a rank's kernel time in kernels that the others run as often
 # Kernels whose grid does not tell how much they are given.
 GROUPED = r"(?i)group(?:ed)?_?(?:gemm|problem|mm)|ptr_?array|\bmoe|_moe"
+PASSED_ON = 0.03  # of the step, from which on waiting least tells a late rank that is not blamed for most
+WAIT = "communication.wait"
 SHAPE = r"\[\d[\d, ]*\]"  # of one tensor, in the text of all of an operator's
 SYNCHRONISING = "idle.host_synchronisation"
 NOT_OWN = (*COMMUNICATION, "idle.pipeline_bubble")
@@ -76,6 +80,7 @@ class Late:
     unmatched: int
     assumed: bool
     table: Mapping[str, Any]
+    explains: int = 0  # waiting that it causes, of a mean step and rank, ns
 
     @cached_property
     def cause(self) -> str:
@@ -90,6 +95,11 @@ def late_rank(given: Given) -> Late | None:
     known = table.filter(pl.col("rank").is_not_null())
     if known.height < 2:
         return None
+    return _blamed(given, known) or _waits_least(given, known)
+
+
+def _blamed(given: Given, known: pl.DataFrame) -> Late | None:
+    """The rank that most of the waiting is for."""
     worst = known.row(0, named=True)
     ranks = known.height
     late, waited = worst["at_most"] or 0, (worst["per_step"] or 0) * ranks // (ranks - 1)
@@ -102,16 +112,54 @@ def late_rank(given: Given) -> Late | None:
     excess = _excess(given, worst["rank"])
     if excess is None or excess.ns < OWN_SHARE * late:
         return None
+    return _late(given, worst, late, waited, excess, worst["per_step"] or 0)
+
+
+def _waits_least(given: Given, known: pl.DataFrame) -> Late | None:
+    """The rank that waits so much less than the others that its own work explains it."""
+    ranks = known.height
+    waits = given.ledger.filter(pl.col("account") == WAIT).group_by("rank").agg(pl.col("ns").sum())
+    waited = dict.fromkeys(given.steps, 0) | {
+        rank: ns // given.steps[rank] for rank, ns in waits.iter_rows() if rank in given.steps
+    }
+    present = [rank for rank in waited if known["rank"].is_in([rank]).any()]
+    if ranks < 3 or len(present) < 3 or not _has_stages(given):
+        return None
+    rank = min(present, key=lambda each: (waited[each], each))
+    less = int(median([waited[each] for each in present if each != rank])) - waited[rank]
+    excess = _excess(given, rank)
+    worst = known.filter(pl.col("rank") == rank).row(0, named=True)
+    if (
+        less < PASSED_ON * given.mean_step
+        or excess is None
+        or excess.ns < OWN_SHARE * less
+        or worst["unmatched"] > worst["collectives"]
+    ):
+        return None
+    # Waiting that is passed on lets the lead before the next to last fall short of what is lost.
+    led = worst["at_most"] or 0
+    late = led if 2 * led >= less else min(less, excess.ns)
+    return _late(given, worst, late, less, excess, less * (ranks - 1) // ranks)
+
+
+def _has_stages(given: Given) -> bool:
+    """Whether ranks wait in sends and receives: those make a rank late that is not so by itself."""
+    table = given.table("communication_wait")
+    return table is not None and "in_pairs" in table.columns and bool(table["in_pairs"].sum())
+
+
+def _late(given: Given, row: Mapping[str, Any], ns: int, waited: int, excess: Excess, explains: int) -> Late:
     return Late(
-        rank=worst["rank"],
-        ns=late,
+        rank=row["rank"],
+        ns=ns,
         waited=waited,
         excess=excess,
-        only_step=_only_step(given, worst["rank"]),
-        steps=given.steps.get(worst["rank"], 0),
-        unmatched=worst["unmatched"],
-        assumed=bool(worst["assumed"]),
-        table=worst,
+        only_step=_only_step(given, row["rank"]),
+        steps=given.steps.get(row["rank"], 0),
+        unmatched=row["unmatched"],
+        assumed=bool(row["assumed"]),
+        table=row,
+        explains=explains,
     )
 
 

@@ -34,6 +34,7 @@ EXPOSED_FROM = 0.05
 WAITING_TOLD = 0.01  # of exposed communication: waiting that is worth a word
 EXPLAINED = 0.5  # of the waiting, that ranks' own work explains
 STANDS_OUT = 1.15  # times the others' compute: a stage that is too long
+ALIKE_WAITS = 0.25  # of the longest: stages that lose the same to the schedule
 MAIN_SHARE = 0.5  # of a rank's lateness, that one account holds
 FINDING_OF = {name: account.loss.finding for name, account in ACCOUNTS.items() if account.loss}
 
@@ -48,8 +49,11 @@ def join_waiting(board: Board) -> None:
     late = late_rank(given)
     if late is not None and board.reaches(late.ns, LATE_FROM):
         _late(board, late, waits)
-        left = max(0, left - (late.table["per_step"] or 0))
-    left -= _stages(board, left)
+        left = max(0, left - late.explains)
+    if board.reaches(left, WAITS_FROM):
+        # Stages wait for a host that pauses in sends and receives too, and no schedule helps there.
+        left -= _in_turn(board, left, waits, pauses=True)
+    left -= _stages(board, left, alone=late is None)
     if board.reaches(left, WAITS_FROM):
         left -= _in_turn(board, left, waits)
     moving = spent.get("communication.transfer", 0) + spent.get("communication.exposed", 0)
@@ -73,7 +77,7 @@ def _late(board: Board, late: Late, waits: Finding | None) -> None:
             f"{milliseconds(late.waited)} per step for it"
         )
         joined = board.absorb(replace(same, evidence=(*same.evidence, fact)), [])
-        board.replace(same, _dearer(joined, late.table["per_step"] or 0, late.ns))
+        board.replace(same, _dearer(joined, late.explains, late.ns))
         return
     members = [same] if same is not None else []
     device_slow = late.cause == "compute" and (slower_compute(late.rank, given) or ("", False))[1]
@@ -164,18 +168,25 @@ def _dearer(finding: Finding, more: int, gain: int) -> Finding:
     )
 
 
-def _stages(board: Board, waited: int) -> int:
-    """Waiting between stages of a pipeline, which the schedule forces: how much that is of `waited`, ns."""
+def _stages(board: Board, waited: int, *, alone: bool) -> int:
+    """Waiting between stages of a pipeline, which the schedule forces: how much that is of `waited`, ns.
+
+    Stages that have no more to do wait in the collective that ends the step. Where nothing else makes ranks
+    wait (`alone`), and all wait alike, that is the schedule's as well.
+    """
     table = board.given.table("communication_wait")
     if table is None or "in_pairs" not in table.columns:
         return 0
     ns = min(waited, int(table["in_pairs"].sum() or 0) // max(1, board.given.num_steps))
+    in_the_end = waited - ns if ns and alone and _all_wait_alike(table) else 0
+    ns += in_the_end
     on_host = board.of(BUBBLE)
     cost = ns + (on_host.size if on_host else 0)
     if not ns or not board.reaches(cost, WAITS_FROM):
         return 0
     slowest = _slowest_stage(board)
-    claim = f"Pipeline stages wait {board.share(cost)} for each other in sends and receives."
+    places = "sends, receives and the collectives after them" if in_the_end else "sends and receives"
+    claim = f"Pipeline stages wait {board.share(cost)} for each other in {places}."
     if slowest is not None:
         rank, own, others = slowest
         claim = (
@@ -200,6 +211,13 @@ def _stages(board: Board, waited: int) -> int:
     return ns
 
 
+def _all_wait_alike(table: pl.DataFrame) -> bool:
+    """Whether every rank waits about as long in a step, as stages of one cost do."""
+    waits = table["per_step"].drop_nulls()
+    least, most = waits.min(), waits.max()
+    return isinstance(least, int) and isinstance(most, int) and most - least <= ALIKE_WAITS * most
+
+
 def _slowest_stage(board: Board) -> tuple[int, int, int] | None:
     """The rank that computes longest, where it stands out: rank, its compute and the others', ns per step."""
     given = board.given
@@ -221,8 +239,11 @@ def asks_for(finding: Finding, given: Given) -> str:
     return finding.name
 
 
-def _in_turn(board: Board, waited: int, waits: Finding | None) -> int:
-    """Ranks that are late in turn: how much of `waited` that explains, ns."""
+def _in_turn(board: Board, waited: int, waits: Finding | None, *, pauses: bool = False) -> int:
+    """Ranks that are late in turn: how much of `waited` that explains, ns.
+
+    With `pauses` only by what their hosts do that has a finding of its own.
+    """
     given = board.given
     group = late_group(given)
     ranks = max(1, len(given.steps))
@@ -234,6 +255,8 @@ def _in_turn(board: Board, waited: int, waits: Finding | None) -> int:
     if found is None or found.ranks < 2 or found.explained < EXPLAINED * waited:
         return 0
     same = board.about(found.account) if found.share >= MAIN_SHARE else None
+    if pauses and (same is None or not found.account.startswith("idle.")):
+        return 0
     who = f"{found.ranks} ranks take turns being late"
     if same is not None:
         fact = f"{who} because of it: ranks wait {milliseconds(waited)} per step for each other"

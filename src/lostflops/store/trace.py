@@ -53,6 +53,7 @@ Nanoseconds = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 GPU_WORK_LOST = "GPU work not recorded"
 DEVICE_UNKNOWN = "device work not understood"
 WINDOW_LOST = "steps not recorded in full"
+SIMULATED, MADE_UP = "simulated job", "made by `lostflops lab simulate`, not recorded"
 
 
 class Quality(msgspec.Struct, frozen=True, omit_defaults=True):

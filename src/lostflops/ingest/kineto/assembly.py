@@ -65,6 +65,7 @@ class Assembly:
         self.notes = Notes()
         self.notes.reading(reader, decoder, self.not_understood)
         self.notes.completeness(stream, self.header)
+        self.notes.origin(self.header)
         self.rank, self.rank_source, differs = self.header.rank(reader.ranks_named)
         if differs:
             self.notes.add("rank in the file's name", 1, differs, "warning")

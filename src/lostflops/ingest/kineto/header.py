@@ -57,6 +57,11 @@ class Header:
             return rank, source, None
         return rank, source, f"it says {in_name}, the file's content {rank}: the content counts"
 
+    @property
+    def simulated(self) -> bool:
+        """Whether the job never ran."""
+        return run_folder.SIMULATED in mapping(self.fields.get(run_folder.IN_TRACE))
+
     @cached_property
     def groups(self) -> list[dict[str, Any]]:
         groups: list[dict[str, Any]] = []

@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from lostflops import run_folder
 from lostflops.errors import Damaged, NotATrace, NothingRecorded, Truncated
 from lostflops.ingest import freed_memory
 from lostflops.ingest.formats import Reader, Reading
@@ -30,7 +31,8 @@ WORTH_PROCESSES = 96 << 20
 
 def looks_like(path: Path) -> bool:
     """Whether a name found in a folder may be that of a Kineto trace."""
-    return path.name.lower().endswith((".json", ".json.gz")) and not path.is_dir()
+    named = path.name.lower().endswith((".json", ".json.gz")) and path.name != run_folder.TRUTH
+    return named and not path.is_dir()
 
 
 def recognises(path: Path, head: bytes) -> bool:

@@ -17,6 +17,7 @@ from typing import Protocol
 
 import polars as pl
 
+from lostflops import run_folder
 from lostflops.errors import NotATrace, UnknownSchema
 from lostflops.ingest.nsys import report
 from lostflops.ingest.nsys.folder import TableFolder
@@ -90,6 +91,7 @@ KEYS = {
         "COLLECT_UVM_GPU_PAGE_FAULTS",
         "CUDA_SKIP_SOME_API_CALLS",
         "PROFILING_SESSION_UUID",
+        run_folder.SIMULATED_EXPORT,
     ),
     "TARGET_INFO_SYSTEM_ENV": ("CudaDriverVersion", "NvDriverVersion", "Hostname"),
 }

@@ -9,9 +9,10 @@ from typing import Any
 
 import polars as pl
 
+from lostflops import run_folder
 from lostflops.errors import shown
 from lostflops.ingest.nsys.export import Export, process_of
-from lostflops.store.trace import Quality
+from lostflops.store.trace import MADE_UP, SIMULATED, Quality
 
 _VERSION = re.compile(r"\d+(?:\.\d+)*")
 _UUID = re.compile(r"[0-9a-fA-F-]{8,64}")
@@ -61,6 +62,8 @@ def recording(export: Export) -> NsysRecording:
                 "some GPU work has no call, and some calls no GPU work",
             )
         )
+    if run_folder.SIMULATED_EXPORT in captured:
+        quality.append(Quality(None, SIMULATED, 1, MADE_UP))
     if tables:
         quality.append(
             Quality(None, "tables left out", 1, "only some tables were exported (`--tables`)", "warning")

@@ -150,6 +150,7 @@ def page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], No
         run=run,
         verdict=_verdict(trace, run, spent, skipped, by_name, found),
         notes=(
+            *(["Simulated: this job never ran."] if run.simulated else ()),
             *story(trace, by_name, run),
             *_notes(run, _outside(trace, steps), unclassified, kernel_time),
             *_between(trace, steps),

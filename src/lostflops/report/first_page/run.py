@@ -9,7 +9,7 @@ from typing import Any
 import polars as pl
 from msgspec import structs
 
-from lostflops.store.trace import DEVICE_UNKNOWN, GPU_WORK_LOST, Quality, Trace
+from lostflops.store.trace import DEVICE_UNKNOWN, GPU_WORK_LOST, SIMULATED, Quality, Trace
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class Run:
     num_events: int
     sources: tuple[dict[str, Any], ...]  # without file names: profilers put the host's name in them
     versions: str | None
+    simulated: bool = False  # nobody recorded it: the job never ran
     lost: Quality | None = None  # why the host's side is all there is, when the device had work
 
     @property
@@ -128,6 +129,7 @@ def recorded(trace: Trace, steps: pl.DataFrame, ledger: pl.DataFrame) -> Run:
             for source in manifest.sources
         ),
         versions=None if ranks is None else _one(ranks["versions"]),
+        simulated=any(fact.name == SIMULATED for fact in manifest.quality),
         lost=_lost(manifest.quality, present),
     )
 

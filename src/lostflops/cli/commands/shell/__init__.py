@@ -1,3 +1,3 @@
 """Set up the shell."""
 
-ORDER = 5
+ORDER = 6

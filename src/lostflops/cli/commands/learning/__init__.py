@@ -1,0 +1,3 @@
+"""Learn and test."""
+
+ORDER = 5

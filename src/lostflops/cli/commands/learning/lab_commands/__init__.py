@@ -1,0 +1,1 @@
+"""What `lostflops lab` does: one file each."""

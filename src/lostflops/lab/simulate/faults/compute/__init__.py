@@ -1,0 +1,1 @@
+"""Faults of what ranks compute, or on what."""

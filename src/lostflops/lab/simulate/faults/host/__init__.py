@@ -1,0 +1,1 @@
+"""Faults of what hosts do beside training."""

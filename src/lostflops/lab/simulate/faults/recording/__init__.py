@@ -1,0 +1,1 @@
+"""Faults of the recording: the job itself is healthy."""

@@ -1,0 +1,1 @@
+"""Runs the programs of all ranks: hosts, streams, and what ranks do together."""
