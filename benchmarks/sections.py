@@ -18,7 +18,7 @@ import record
 import traces
 from processes import Cost, cost, loader, lostflops
 
-from lostflops.privacy import kineto
+from lostflops.privacy import text as any_text
 from lostflops.privacy.cleaner import Cleaner
 
 PEER = Path(__file__).resolve().parents[1] / ".venv-hta" / "bin" / "python"
@@ -239,7 +239,7 @@ def scrubbing(repeat: int, big: bool, say: Say) -> Found:
     slowest = float("inf")
     for number, file in enumerate(files):
         say(f"{number + 1} of {len(files)}: {file.name}")
-        pieces = list(kineto.pieces(file))
+        pieces = list(any_text.pieces(file))
         whole: list[float] = []
         quick: list[float] = []
         for _ in range(repeat):

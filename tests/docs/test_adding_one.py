@@ -107,6 +107,14 @@ is_text = True
 def write(said, table, file):
     file.write(table.write_csv(separator="\\t").encode())
 ''',
+    "cli/output/pages/note.py": '''
+"""The page in one line."""
+gives = "also write the verdict to F"
+is_printable = False
+
+def content(page):
+    return f"The verdict: {page.verdict}\\n".encode()
+''',
 }  # fmt: skip
 # Three steps of 100 ms: 60 ms of kernels, and 40 ms in which the thread that launches stands in line.
 TOY = "TOY\n" + "".join(
@@ -167,6 +175,12 @@ def test_a_format_and_an_account(house: Path) -> None:
 def test_a_table_in_a_format_of_ones_own(house: Path) -> None:
     assert "tsv" in asked(house, "recipe", "queues", "run", "--help")
     assert asked(house, "recipe", "queues", "run", "--format", "tsv") == "rank\ttimes\n0\t3\n"
+
+
+def test_a_document_of_the_page(house: Path) -> None:
+    assert "also write the verdict to F" in asked(house, "why", "--help")
+    asked(house, "why", "run", "--note", "note.txt")
+    assert (house / "note.txt").read_text().startswith("The verdict: Queue-bound")
 
 
 def test_a_command(house: Path) -> None:

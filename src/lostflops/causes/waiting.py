@@ -14,7 +14,7 @@ from lostflops.recipes.communication.wait import ALL_HERE
 from .board import Board, joining
 from .declared import LOGGING
 from .given import Given
-from .lateness import Group, Late, chain, late_group, late_rank, says, slower_compute, turns
+from .lateness import Late, LateTogether, chain, late_group, late_rank, says, slower_compute, turns
 from .names import LOGGED, bytes_of, contributors
 from .purposes import CALLED, main_purpose
 
@@ -290,7 +290,7 @@ def _in_turn(board: Board, waited: int, waits: Finding | None, *, pauses: bool =
     return waited
 
 
-def _together(board: Board, group: Group, waited: int, waits: Finding | None) -> None:
+def _together(board: Board, group: LateTogether, waited: int, waits: Finding | None) -> None:
     """Several ranks are late in every step, such as those of one node."""
     given = board.given
     same = board.about(group.account)

@@ -42,12 +42,13 @@ def check_document(target: str | None, inputs: Sequence[str] = ()) -> None:
         check(Path(target), inputs)
 
 
-def check_apart(option: str, target: Path | None, other: str, document: str | None) -> None:
+def check_apart(targets: Mapping[str, Path]) -> None:
     """Raise BadOption where two options name one file: what is written last would replace the other."""
-    if target is None or document is None or document == "-":
-        return
-    if os.path.realpath(target) == os.path.realpath(document):
-        raise BadOption(f"{option} and {other} name one file: {shown(document)}.", "give each its own.")
+    seen: dict[str, str] = {}
+    for option, target in targets.items():
+        other = seen.setdefault(os.path.realpath(target), option)
+        if other != option:
+            raise BadOption(f"--{other} and --{option} name one file: {shown(target)}.", "give each its own.")
 
 
 def document(target: str | None, content: Mapping[str, Any]) -> bool:

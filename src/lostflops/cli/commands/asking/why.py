@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from lostflops.cli.arguments import traces
-from lostflops.cli.output import files
+from lostflops.cli.output import files, pages
 from lostflops.cli.output.safe import printable_json
 from lostflops.cli.output.waiting import waiting
 from lostflops.errors import shown
@@ -27,26 +27,26 @@ def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
         action="store_true",
         help="also list what the page only counts: unanswered questions, facts about the recording",
     )
-    parser.add_argument(
-        "--html", metavar="F", type=Path, help="also write the page, with plots and tables, to F"
-    )
-    parser.add_argument(
-        "--json", metavar="F", help="also write the page as one JSON document to F; '-' prints it instead"
-    )
+    for name in pages.names():
+        parser.add_argument(f"--{name}", metavar="F", help=pages.named(name).gives)
 
 
 def run(given: Namespace) -> None:
     if not given.paths:
         given.paths = [traces.newest_run(Path())]
         print(f"lostflops: the newest run is {shown(given.paths[0])}", file=sys.stderr)
-    if given.html is not None:
-        files.check(given.html, given.paths)
-    files.check_document(given.json, given.paths)
-    files.check_apart("--html", given.html, "--json", given.json)
+    asked = {name: target for name in pages.names() if (target := getattr(given, name)) is not None}
+    for name, target in asked.items():
+        if pages.named(name).is_printable:
+            files.check_document(target, given.paths)
+        else:
+            files.check(Path(target), given.paths)
+    written = {name: Path(target) for name, target in asked.items() if not _is_printed(name, target)}
+    files.check_apart(written)
     from rich.console import Console
 
     from lostflops.capture.record import new_run
-    from lostflops.report import document, html, terminal
+    from lostflops.report import terminal
     from lostflops.report.first_page import page
     from lostflops.session import Session
 
@@ -54,18 +54,20 @@ def run(given: Namespace) -> None:
         trace = traces.opened(given, tell)
         with trace.reading():
             found = page.page(trace, Session(trace), _asking(tell))
-    if given.html is not None:
-        with files.replacing(given.html, given.paths) as file:
-            file.write_text(html.html(found), encoding="utf-8")
-    if given.json is not None:
-        data = document.document(found)
-        if given.json == "-":
-            sys.stdout.buffer.write(printable_json(data))
-            return
-        with files.replacing(Path(given.json), given.paths) as file:
+    for name, target in written.items():
+        data = pages.named(name).content(found)
+        with files.replacing(target, given.paths) as file:
             file.write_bytes(data)
+    if printed := asked.keys() - written.keys():
+        for name in sorted(printed):
+            sys.stdout.buffer.write(printable_json(pages.named(name).content(found)))
+        return
     typed = traces.again(given.paths, given, trace.steps)
     terminal.show(found, Console(), typed, given.all, new_run.command(given.paths))
+
+
+def _is_printed(name: str, target: str) -> bool:
+    return target == "-" and pages.named(name).is_printable
 
 
 def _asking(tell: traces.Progress | None) -> Callable[[str, int, int], None] | None:
