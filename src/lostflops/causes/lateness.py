@@ -192,7 +192,7 @@ def _only_step(given: Given, rank: int) -> int | None:
 
 
 @dataclass(frozen=True)
-class Group:
+class LateTogether:
     """Ranks that are late together in nearly every step, and the account in which they have most more."""
 
     ranks: tuple[int, ...]
@@ -206,7 +206,7 @@ class Group:
         return f"ranks {listed(numbers) if len(numbers) <= MOST_NAMED else ', '.join(numbers[:3]) + ', …'}"
 
 
-def late_group(given: Given) -> Group | None:
+def late_together(given: Given) -> LateTogether | None:
     """The ranks, half of all at most, that have more time of their own than every other, step by step."""
     own = _own_by_step(given).pivot("rank", index="step", values="own", sort_columns=True).drop_nulls()
     ranks = sorted((int(r) for r in own.columns if r != "step"), key=lambda r: -float(own[str(r)].sum()))
@@ -232,7 +232,7 @@ def late_group(given: Given) -> Group | None:
         for account, ns in _beyond(beside, "account", rank, given.steps).items():
             beyond.setdefault(account, []).append(ns)
     account, most = max(beyond.items(), key=lambda part: (sum(part[1]), part[0]))
-    return Group(tuple(sorted(ranks[:many])), round(gap), account, sum(most) // many)
+    return LateTogether(tuple(sorted(ranks[:many])), round(gap), account, sum(most) // many)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from lostflops.recipes.communication.wait import ALL_HERE
 from .board import Board, joining
 from .declared import LOGGING
 from .given import Given
-from .lateness import Group, Late, chain, late_group, late_rank, says, slower_compute, turns
+from .lateness import Late, LateTogether, chain, late_rank, late_together, says, slower_compute, turns
 from .names import LOGGED, bytes_of, contributors
 from .purposes import CALLED, main_purpose
 
@@ -224,7 +224,7 @@ def asks_for(finding: Finding, given: Given) -> str:
 def _in_turn(board: Board, waited: int, waits: Finding | None) -> int:
     """Ranks that are late in turn: how much of `waited` that explains, ns."""
     given = board.given
-    group = late_group(given)
+    group = late_together(given)
     ranks = max(1, len(given.steps))
     if group and group.more * (ranks - len(group.ranks)) >= EXPLAINED * waited * ranks:
         _together(board, group, waited, waits)
@@ -267,7 +267,7 @@ def _in_turn(board: Board, waited: int, waits: Finding | None) -> int:
     return waited
 
 
-def _together(board: Board, group: Group, waited: int, waits: Finding | None) -> None:
+def _together(board: Board, group: LateTogether, waited: int, waits: Finding | None) -> None:
     """Several ranks are late in every step, such as those of one node."""
     given = board.given
     same = board.about(group.account)
