@@ -12,6 +12,7 @@ if settings.get_current_profile_name() == "default":  # the mutants have one of 
     settings.load_profile("shared machine")
 
 
+@pytest.hookimpl(optionalhook=True)  # where pytest-xdist is there
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """One worker more than there are cores: some tests sleep, or wait for jobs that do."""
     return (os.cpu_count() or 1) + 1

@@ -254,7 +254,7 @@ class LateTogether:
         return f"ranks {listed(numbers) if len(numbers) <= MOST_NAMED else ', '.join(numbers[:3]) + ', …'}"
 
 
-def late_group(given: Given) -> LateTogether | None:
+def late_together(given: Given) -> LateTogether | None:
     """The ranks, half of all at most, that have more time of their own than every other, step by step."""
     own = _own_by_step(given).pivot("rank", index="step", values="own", sort_columns=True).drop_nulls()
     ranks = sorted((int(r) for r in own.columns if r != "step"), key=lambda r: -float(own[str(r)].sum()))

@@ -14,7 +14,7 @@ from lostflops.recipes.communication.wait import ALL_HERE
 from .board import Board, joining
 from .declared import LOGGING
 from .given import Given
-from .lateness import Late, LateTogether, chain, late_group, late_rank, says, slower_compute, turns
+from .lateness import Late, LateTogether, chain, late_rank, late_together, says, slower_compute, turns
 from .names import LOGGED, bytes_of, contributors
 from .purposes import CALLED, main_purpose
 
@@ -245,7 +245,7 @@ def _in_turn(board: Board, waited: int, waits: Finding | None, *, pauses: bool =
     With `pauses` only by what their hosts do that has a finding of its own.
     """
     given = board.given
-    group = late_group(given)
+    group = late_together(given)
     ranks = max(1, len(given.steps))
     if group and group.more * (ranks - len(group.ranks)) >= EXPLAINED * waited * ranks:
         _together(board, group, waited, waits)
