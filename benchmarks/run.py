@@ -28,6 +28,7 @@ SECTIONS = (
     sections.memory,
     sections.first_page,
     sections.recording,
+    sections.scrubbing,
 )
 CORES = 2
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -17,6 +18,9 @@ import record
 import traces
 from processes import Cost, cost, loader, lostflops
 
+from lostflops.privacy import kineto
+from lostflops.privacy.cleaner import Cleaner
+
 PEER = Path(__file__).resolve().parents[1] / ".venv-hta" / "bin" / "python"
 OURS = (sys.executable, "load_with_lostflops.py")
 MOST_TIMES_GZIP = 4
@@ -25,6 +29,8 @@ BASE = 300_000_000  # bytes of memory that do not grow with the trace
 MOST_PER_EVENT = 120  # bytes
 MOST_COLD, MOST_AGAIN, MOST_HELP = 10.0, 1.0, 0.2  # seconds
 MOST_LOG, MOST_WINDOW, MOST_START = 0.01, 0.15, 0.5  # shares of a step, seconds
+
+LEAST_SCRUBBED = 20  # MB/s
 
 Say = Callable[[str], None]
 
@@ -224,6 +230,37 @@ def recording(repeat: int, big: bool, say: Say) -> Found:
         + (f"Missed targets: {missed}." if missed else "All targets are met."),
         f"lostflops {version('lostflops')}, torch {version('torch')}",
     )
+
+
+def scrubbing(repeat: int, big: bool, say: Say) -> Found:
+    """Taking out what is private."""
+    files = traces.recorded()[-6:]
+    rows: list[list[str]] = []
+    slowest = float("inf")
+    for number, file in enumerate(files):
+        say(f"{number + 1} of {len(files)}: {file.name}")
+        pieces = list(kineto.pieces(file))
+        whole: list[float] = []
+        quick: list[float] = []
+        for _ in range(repeat):
+            whole.append(_speed(pieces[:1], Cleaner().whole))
+            quick.append(_speed(pieces, Cleaner().text))
+        slowest = min(slowest, median(quick))
+        size = f"{sum(map(len, pieces)) / 1e6:.0f}"
+        rows.append([traces.name(file), size, f"{median(whole):.1f}", spread(quick)])
+    return Found(
+        ("trace", "MB of text", "every expression on all of it, MB/s", "`scrub`, MB/s (from, to)"),
+        rows,
+        f"The slowest: **{slowest:.0f} MB/s**. {verdict(slowest >= LEAST_SCRUBBED, 'at least 20 MB/s')}",
+    )
+
+
+def _speed(texts: Sequence[bytes], clean: Callable[[bytes], bytes]) -> float:
+    """MB per second of processor time."""
+    began = time.process_time()
+    for text in texts:
+        clean(text)
+    return sum(map(len, texts)) / 1e6 / (time.process_time() - began)
 
 
 def _share(what: str, shares: Sequence[float], target: float) -> list[str]:

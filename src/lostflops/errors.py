@@ -108,6 +108,13 @@ class NoTraces(LostflopsError):
         )
 
 
+class CannotClean(LostflopsError):
+    """A file that nothing can look into to clean it."""
+
+    def __init__(self, path: Path, why: str) -> None:
+        super().__init__(f"{shown(path.name)} cannot be cleaned: {why}.")
+
+
 class RunAmongTraces(LostflopsError):
     """An imported run where traces are wanted."""
 

@@ -148,7 +148,7 @@ RANKS = Table(
         Column("backend", Name("communication backend named by the source (nccl, gloo, …)")),
         Column("groups", Several("process groups this rank belongs to, with their ranks", GROUPS)),
         Column("rank_source", Name("where the rank number was read, or 'assigned'")),
-        Column("source", Name("'kineto', 'nsys', 'monitor' or 'step log'")),
+        Column("source", Name("the format it was read from, such as 'kineto' or 'nsys'")),
         Column("versions", Text("tool and runtime versions")),
         Column("frameworks", Name("training frameworks that drive it, where `lostflops record` saw one")),
         Column("main_thread", Id("thread that made most launches (or ran most operators)")),

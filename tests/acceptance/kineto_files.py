@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -162,6 +163,13 @@ def _text(event: dict[str, Any]) -> str:
     """One event in the layout of torch 2.13; times become µs with three decimals."""
     parts: list[str] = []
     for key, value in event.items():
-        text = f"{value // 1000}.{value % 1000:03d}" if key in ("ts", "dur") else json.dumps(value)
+        if key in ("ts", "dur"):
+            text = f"{value // 1000}.{value % 1000:03d}"
+        else:
+            text = WRITTEN.get(type(value), json.dumps)(value)
         parts.append(f'"{key}": {text}')
     return "\n  {\n    " + ",\n    ".join(parts) + "\n  }"
+
+
+# What most values are: names that come again, and numbers.
+WRITTEN: dict[type, Callable[[Any], str]] = {str: cache(json.dumps), int: str}

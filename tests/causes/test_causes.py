@@ -72,6 +72,43 @@ def test_a_rank_whose_same_kernels_take_longer_has_a_slow_device(why) -> None:
     assert "nvidia-smi" in finding.next
 
 
+def test_ranks_that_are_slow_together_take_no_turns(why) -> None:
+    # Neither is last by much, and which of them is differs from step to step.
+    steps = [[Work(), Work(computes=60 + n % 2), Work(), Work(computes=61 - n % 2)] for n in range(STEPS)]
+    finding = first(why(steps))
+    # Of 63 ms two ranks wait 21 and one of the others 1.
+    assert finding.claim.startswith(
+        "Ranks wait 10.8 ms per step (17.1 %) for ranks 1 and 3, which compute 20.5 ms longer than the others"
+    )
+    assert any("1.5 times as long as the same kernels" in fact for fact in finding.evidence)
+    assert finding.next.startswith("On ranks 1 and 3: look at their GPUs' clocks")
+    collecting = [
+        [Work(), Work(collects=30 + n % 2), Work(), Work(collects=31 - n % 2)] for n in range(STEPS)
+    ]
+    page = why(collecting)
+    assert names(page) == ["garbage-collection-inside-step"]
+    # Half of the ranks lose 30.5 ms to it, the others wait as long; 0.25 ms more for the later of two.
+    assert first(page).cost_per_step == 31 * MS
+    fact = "ranks 1 and 3 have 30.5 ms more of it than the others in nearly every step"
+    assert f"{fact}: ranks wait 15.8 ms per step for them" in first(page).evidence
+
+
+def test_a_rank_that_logs_is_told_to_log_less(why) -> None:
+    page = why(late(python=25, frame="logging/__init__.py(1529): info"))
+    assert "25.0 ms of logging" in first(page).claim
+    assert first(page).next.startswith("On rank 1: log every hundredth step")
+    assert page.verdict.startswith("Waiting for rank 1: its logging makes it 25.0 ms late")
+
+
+def test_a_rank_that_copies_pageable_memory_is_told_to_pin_it(tmp_path: Path) -> None:
+    tables = Job().run(late(copies=30))
+    for row in tables["copies"]:
+        row["host_memory"] = "pageable"
+    page = lostflops.why(made(tmp_path, tables))
+    assert names(page)[0] == "rank-arrives-last" and "copies-pageable" not in names(page)
+    assert first(page).next.startswith("On rank 1: pin the host's memory")
+
+
 @pytest.mark.parametrize("more", [{"calls": 6}, {"grid": 96}])
 def test_a_rank_that_runs_more_or_larger_kernels_has_more_work(why, more: dict[str, int]) -> None:
     finding = first(why(late(computes=60, **more)))
@@ -273,7 +310,7 @@ def test_python_between_waits_in_each_layer_belongs_to_the_waits(tmp_path: Path)
 def test_what_exposed_transfer_can_save_does_not_count_the_waiting_that_a_late_rank_costs(why) -> None:
     page = why(late(ranks=3, saves=30), Job(transfer=6))
     blamed, exposed = page.findings
-    assert page.verdict.startswith("Waiting for rank 2: its checkpoints or logging make it 30.0 ms late")
+    assert page.verdict.startswith("Waiting for rank 2: its checkpoints make it 30.0 ms late")
     assert (blamed.name, exposed.name) == ("rank-arrives-last", "communication-exposed")
     assert (exposed.cost_per_step, exposed.ns_per_step) == (6 * MS, 6 * MS)
     assert not any("36.0 ms" in fact or "100.0 %" in fact for fact in exposed.evidence)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from lostflops.causes.given import NAMES, WORK, Given
 from lostflops.causes.host import names_of
 from lostflops.causes.lateness import (
+    SYNCHRONISING,
     Excess,
     Late,
     _only_step,  # pyright: ignore[reportPrivateUsage]
@@ -269,18 +271,18 @@ SLOWER = late({"compute": 8}, 8)
     ],
 )  # fmt: skip
 def test_why_a_rank_computes_longer(rows: Any, told: tuple[str, bool] | None) -> None:
-    assert slower_compute(SLOWER, work(*rows)) == told
+    assert slower_compute(1, work(*rows)) == told
 
 
 def test_a_slower_device_is_blamed_where_nearly_all_kernels_are_slower() -> None:
     def of(slow: int, kept: int) -> tuple[str, bool] | None:
         both = [(rank, "gemm", "a", 6, slow) for rank in (0, 2)]
         both += [(rank, "gemm", "b", 6, kept) for rank in (0, 2)]
-        return slower_compute(SLOWER, work(*both, (1, "gemm", "a", 6, 2 * slow), (1, "gemm", "b", 6, kept)))
+        return slower_compute(1, work(*both, (1, "gemm", "a", 6, 2 * slow), (1, "gemm", "b", 6, kept)))
 
     assert of(80, 20) == (f"its gemm kernels take 1.8 {THERE}", True)
     near = [(rank, "gemm", name, 6, ns) for rank in (0, 2) for name, ns in (("a", 700), ("b", 300))]
-    assert slower_compute(SLOWER, work(*near, (1, "gemm", "a", 6, 1400), (1, "gemm", "b", 6, 312))) == (
+    assert slower_compute(1, work(*near, (1, "gemm", "a", 6, 1400), (1, "gemm", "b", 6, 312))) == (
         f"its gemm kernels take 1.7 {THERE}",
         False,
     )  # 4 % more is no slower kernel
@@ -289,18 +291,18 @@ def test_a_slower_device_is_blamed_where_nearly_all_kernels_are_slower() -> None
 
 def test_calls_within_two_percent_are_the_same_work() -> None:
     others = [(rank, "gemm", "a", 100, 100) for rank in (0, 2)]
-    assert slower_compute(SLOWER, work(*others, (1, "gemm", "a", 102, 200))) == (
+    assert slower_compute(1, work(*others, (1, "gemm", "a", 102, 200))) == (
         f"its gemm kernels take 2 {THERE}",
         True,
     )
-    assert slower_compute(SLOWER, work(*others, (1, "gemm", "a", 50, 200))) == (MORE, False)
+    assert slower_compute(1, work(*others, (1, "gemm", "a", 50, 200))) == (MORE, False)
     many = [(rank, "gemm", "a", 1000, 100) for rank in (0, 2)]
-    assert slower_compute(SLOWER, work(*many, (1, "gemm", "a", 1022, 200))) == (MORE, False)
-    assert slower_compute(SLOWER, work(*others, (1, "gemm", "a", 103, 200))) == (
+    assert slower_compute(1, work(*many, (1, "gemm", "a", 1022, 200))) == (MORE, False)
+    assert slower_compute(1, work(*others, (1, "gemm", "a", 103, 200))) == (
         MORE,
         False,
     )
-    assert slower_compute(SLOWER, work(*others, (1, "gemm", "a", 111, 200))) == (
+    assert slower_compute(1, work(*others, (1, "gemm", "a", 111, 200))) == (
         "it runs 1.1 times as many kernels per step",
         False,
     )
@@ -309,22 +311,86 @@ def test_calls_within_two_percent_are_the_same_work() -> None:
 def test_calls_are_counted_per_step() -> None:
     ledger = [(rank, step, "compute", 100) for rank in range(3) for step in range(rank + 1)]
     rows = [(0, "gemm", "a 64", 6, 100), (1, "gemm", "b 64", 36, 210), (2, "gemm", "a 64", 18, 110)]
-    told = slower_compute(SLOWER, work(*rows, ledger=ledger))
+    told = slower_compute(1, work(*rows, ledger=ledger))
     assert told == ("it runs 3 times as many kernels per step", False)
     alone = [(rank, 0, "compute", 100) for rank in range(3)]
-    told = slower_compute(SLOWER, work(*rows[:2], ledger=alone))
+    told = slower_compute(1, work(*rows[:2], ledger=alone))
     assert told == ("it runs 6 times as many kernels per step", False)
 
 
+def test_what_shows_because_the_host_waits_often_is_part_of_the_waits() -> None:
+    between = "idle.unexplained"
+    ledger = [
+        (rank, step, account, ns)
+        for step in range(3)
+        for rank in range(3)
+        for account, ns in (
+            (("compute", 100), (SYNCHRONISING, 15), (between, 25))
+            if rank == 1
+            else (("compute", 100), (WAIT, 40))
+        )
+    ]
+    known = given(ledger)
+    assert (late := late_rank(known)) is not None and late.cause == between
+    for often, cause in ((12, SYNCHRONISING), (11, between)):
+        calls = pl.DataFrame({"rank": [1, 0], "name": ["cudaStreamSynchronize"] * 2, "calls": [often, 0]})
+        answers = {**known.answers, "api_call_summary": SimpleNamespace(table=calls, findings=())}
+        late = late_rank(replace(known, answers=answers))  # pyright: ignore[reportArgumentType]
+        assert late is not None and late.cause == cause
+        assert late.excess.own == (40 if cause == SYNCHRONISING else 25)
+
+
 def test_on_a_cpu_operators_are_counted() -> None:
-    found = slower_compute(SLOWER, work(*SAME, (1, "gemm", "a 64", 12, 210), on_host=True))
+    found = slower_compute(1, work(*SAME, (1, "gemm", "a 64", 12, 210), on_host=True))
     assert found == ("it runs 2 times as many operators per step", False)
+
+
+LARGER = (
+    "the inputs of its operators are 1.9 times as large as theirs: it has more work, such as longer sequences"
+)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "told"),
+    [
+        # 6 x (512 + 64) elements against 6 x (1,024 + 64).
+        ("mm|[[128, 8], [8, 8]]", (LARGER, False)),
+        ("mm|[[8, 64], [8, 8]]", ("it takes longer for inputs that are no larger than theirs", True)),
+        (
+            "mm|[[64, 8], [8, 8]]",
+            (f"its gemm operators take 2 {THERE.replace('kernels', 'operators')}", True),
+        ),
+    ],
+)
+def test_on_a_cpu_operators_are_the_same_where_their_shapes_are(kernel: str, told: tuple[str, bool]) -> None:
+    others = [(rank, "gemm", "mm|[[64, 8], [8, 8]]", 6, ns) for rank, ns in ((0, 100), (2, 110))]
+    assert slower_compute(1, work(*others, (1, "gemm", kernel, 6, 210), on_host=True)) == told
+
+
+def test_without_shapes_only_names_are_compared() -> None:
+    found = slower_compute(1, work(*SAME, (1, "gemm", "a 64", 6, 210), on_host=True))
+    assert found == ("its gemm operators take 2 times as long as operators of the same names there", True)
+
+
+SAVING = "idle.checkpoint_logging"
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [("torch.save", "checkpoints"), ("logging/__init__.py(1529): info", "logging")],
+)
+def test_a_rank_that_only_saves_does_not_log(name: str, what: str) -> None:
+    ledger = [(rank, step, SAVING if a == DATA else a, ns * MS) for rank, step, a, ns in LEDGER]
+    told = [f"40.0 ms of {what}", "40.0 ms of checkpoints or logging"]
+    for names, said in zip(([(1, SAVING, name, 90 * MS)], []), told, strict=True):
+        found = late_rank(given(ledger, {"at_most": 38 * MS}, names=names))
+        assert found is not None and says(found).partition(",")[0] == said
 
 
 def test_the_family_that_costs_most_is_named() -> None:
     rows = [(rank, "norm", "n", 3, 10) for rank in (0, 2)] + [*SAME]
     rows += [(1, "norm", "n", 3, 40), (1, "gemm", "a 64", 6, 145)]
-    assert slower_compute(SLOWER, work(*rows)) == (
+    assert slower_compute(1, work(*rows)) == (
         f"its gemm kernels take 1.4 {THERE}",
         True,
     )

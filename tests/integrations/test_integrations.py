@@ -77,11 +77,11 @@ def test_a_remedy_that_does_not_exist_is_refused_with_those_that_do() -> None:
 def test_remedies_are_entered_in_one_order_and_left_in_reverse(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
 
-    class Remedy:
+    class AppliedRemedy:
         def __init__(self, name: str, fails: bool) -> None:
             self.name, self.fails = name, fails
 
-        def __enter__(self) -> Remedy:
+        def __enter__(self) -> AppliedRemedy:
             if self.fails:
                 raise Refused("no", "yes")
             told.append(f"+{self.name}")
@@ -98,7 +98,7 @@ def test_remedies_are_entered_in_one_order_and_left_in_reverse(monkeypatch: pyte
     for function in remedies.FUNCTIONS.values():
         monkeypatch.setitem(
             vars(remedies.optimize), function,
-            lambda _, fails=False, name=function: Remedy(name, fails),
+            lambda _, fails=False, name=function: AppliedRemedy(name, fails),
         )  # fmt: skip
     given = Remedies({"offload": True, "stream_frozen": True, "fp8": True, "checkpoint": {}})
     given.enter(torch.nn.Linear(2, 2))

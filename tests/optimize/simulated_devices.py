@@ -24,6 +24,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -128,6 +129,21 @@ class Simulated:
 _NO_WORK = {torch.ops.aten.set_, torch.ops.aten.set_data, torch.ops.aten.detach_, torch.ops.aten.resize_}
 
 
+@cache
+def _arguments(func: Any) -> dict[str, bool]:
+    """The names of an operator's arguments, in order, and whether it writes to each."""
+    alias = {argument.name: argument.alias_info for argument in func._schema.arguments}
+    return {name: info is not None and info.is_write for name, info in alias.items()}
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, list | tuple | dict):
+        return [t for t in tree_leaves(value) if isinstance(t, torch.Tensor)]
+    return []
+
+
 class _Operators(TorchDispatchMode):
     def __init__(self, device: Simulated) -> None:
         super().__init__()
@@ -138,21 +154,16 @@ class _Operators(TorchDispatchMode):
         result = func(*args, **kwargs)
         device = self._device()
         if device is not None and not device._inside and func.overloadpacket not in _NO_WORK:
-            schema = func._schema.arguments
+            names = _arguments(func)
             given = [
-                *zip(schema, args, strict=False),
-                *((a, kwargs[a.name]) for a in schema if a.name in kwargs),
+                *zip(names.values(), args, strict=False),
+                *((writes, kwargs[name]) for name, writes in names.items() if name in kwargs),
             ]
             read: list[torch.Tensor] = []
             written: list[torch.Tensor] = []
-            for argument, value in given:
-                writes = argument.alias_info is not None and argument.alias_info.is_write
-                (written if writes else read).extend(
-                    t for t in tree_leaves(value) if isinstance(t, torch.Tensor)
-                )
-            device.operator(
-                func, read, written, [t for t in tree_leaves(result) if isinstance(t, torch.Tensor)]
-            )
+            for writes, value in given:
+                (written if writes else read).extend(_tensors(value))
+            device.operator(func, read, written, _tensors(result))
         return result
 
 

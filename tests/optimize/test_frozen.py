@@ -23,10 +23,10 @@ from lostflops import optimize
 from lostflops.optimize import claims
 from lostflops.optimize.device.devices import ThreadedDevice
 from lostflops.optimize.refused import Refused
-from lostflops.optimize.weights import slots, streaming
+from lostflops.optimize.weights import slots, streamable
 from lostflops.optimize.weights.frozen import stream_frozen
 from lostflops.optimize.weights.layers import Layer, Leaf, placed
-from lostflops.optimize.weights.slots import Order, Slots
+from lostflops.optimize.weights.slots import LayerOrder, Slots
 from lostflops.optimize.weights.streaming import Streaming
 from no_host import NoHost
 from simulated_devices import ClockDevice, LazyDevice, RaceDevice, bytes_over
@@ -447,7 +447,7 @@ def test_the_order_is_followed_once_it_is_known() -> None:
     again = [(n, "training") for n in (2, 4)]
     validation = [(n, "inference") for n in range(5)]
     for path in (there + back, there + back + back, there + there + back, there + again + back, validation):
-        order = Order(5)
+        order = LayerOrder(5)
         for number in range(4):
             for place, now in enumerate(path):
                 order.saw(*now)
@@ -456,7 +456,7 @@ def test_the_order_is_followed_once_it_is_known() -> None:
 
 
 def test_what_is_remembered_of_the_order_is_bounded() -> None:
-    order = Order(3)
+    order = LayerOrder(3)
     for number in range(5000):
         order.saw(number % 3, "inference")
     assert order.ahead(2) == [(4999 + 1) % 3, (4999 + 2) % 3]
@@ -473,7 +473,7 @@ def test_what_is_remembered_of_the_order_is_bounded() -> None:
 )
 @settings(deadline=None, max_examples=100)
 def test_no_order_of_use_is_too_strange(path: list[tuple[int, Any]], many: int) -> None:
-    order = Order(5)
+    order = LayerOrder(5)
     for now in path:
         order.saw(*now)
         ahead = order.ahead(many)
@@ -482,7 +482,7 @@ def test_no_order_of_use_is_too_strange(path: list[tuple[int, Any]], many: int) 
 
 
 def test_inference_begins_again_at_the_first_layer() -> None:
-    order = Order(3)
+    order = LayerOrder(3)
     for layer in (0, 1, 2):
         order.saw(layer, "inference")
     assert order.ahead(2) == [0, 1]
@@ -665,7 +665,7 @@ def test_leaving_restores_everything_also_by_an_exception() -> None:
     assert all(parameters[name] is parameter for name, parameter in model.named_parameters())
     for name, value in model.state_dict().items():
         assert name.endswith("mlp.1.bias") or torch.equal(value, values[name])
-    assert claims._claims == [] and not streaming._STREAMED
+    assert claims._claims == [] and not streamable.STREAMED
     streamed.close()
     assert streamed.report().bytes_in > 0
 
@@ -957,7 +957,7 @@ def test_a_model_that_runs_without_its_layers_is_an_error() -> None:
 
 
 def test_too_little_host_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streaming.host_share, "memory", lambda: 1000)
+    monkeypatch.setattr(streamable.host_share, "memory", lambda: 1000)
     with pytest.raises(Refused, match=r"take 43\.5 KiB of host memory, and 1,000 B are left"):
         small(adapted())
 

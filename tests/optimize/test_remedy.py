@@ -16,9 +16,9 @@ from lostflops import optimize
 from lostflops.integrations import remedies
 from lostflops.optimize.device.devices import ThreadedDevice
 from lostflops.optimize.refused import Refused
-from lostflops.optimize.remedy import Remedy, Report
+from lostflops.optimize.remedy import AppliedRemedy, Report
 
-Made = Callable[[Any], Remedy]
+Made = Callable[[Any], AppliedRemedy]
 
 
 def frozen(model: nn.Module) -> nn.Module:
@@ -29,7 +29,7 @@ def frozen(model: nn.Module) -> nn.Module:
     return model
 
 
-def fp16(model: nn.Module) -> Remedy:
+def fp16(model: nn.Module) -> AppliedRemedy:
     return optimize.to_fp16(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
 

@@ -17,7 +17,7 @@ from lostflops.plan.train.static_memory import OPTIMIZERS, Lora
 from planned import job
 
 
-def of(framework: str, asked: Training) -> apply.Settings:
+def of(framework: str, asked: Training) -> apply.FrameworkSettings:
     return next(found for found in apply.settings(asked) if found.framework == framework)
 
 

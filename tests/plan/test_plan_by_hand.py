@@ -181,13 +181,13 @@ def test_experts_are_shared_by_the_ranks_that_hold_the_same_ones() -> None:
     assert moments == 12 * dense // 4 + 12 * experts // 2
 
 
-def buffers(optimizer: str = "adam", lora: Lora | None = None, **more: Any) -> static_memory.Part:
+def buffers(optimizer: str = "adam", lora: Lora | None = None, **more: Any) -> static_memory.MemoryPart:
     return static_memory.communication(SMALL, Layout(**more), 0, OPTIMIZERS[optimizer], 16, lora)
 
 
 def test_buffers_of_communication() -> None:
     """Two buckets of all gradients; two gathered layers and one's gradients; hidden states of 16 tokens."""
-    assert buffers() == buffers(gpus=2) == static_memory.Part("communication buffers", 0, "none")
+    assert buffers() == buffers(gpus=2) == static_memory.MemoryPart("communication buffers", 0, "none")
     assert buffers(gpus=2, sharding="zero-1").bytes == 2 * 2 * COUNT
     assert buffers("adam-fp32-gradients", gpus=2, sharding="zero-2").bytes == 2 * 4 * COUNT
     assert buffers(gpus=1, sharding="zero-1").bytes == 0

@@ -147,7 +147,7 @@ def test_a_config_that_is_none_is_refused_in_words(content: bytes) -> None:
 
 @pytest.mark.parametrize("row", published_tables.rows(), ids=lambda row: f"{row.table[:12]}: {row.name}")
 def test_a_published_number_is_met_within_a_hundredth_or_the_difference_explained(
-    row: published_tables.Row,
+    row: published_tables.PublishedNumber,
 ) -> None:
     if not row.why:
         assert row.difference is not None and abs(row.difference) <= 0.01

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from lostflops import cli
 from lostflops.errors import BadProfile
 from lostflops.plan.hardware import LinkCard
-from lostflops.plan.offload import decision, saved_profile
+from lostflops.plan.offload import class_decisions, saved_profile
 from planned import patient
 from saved_profiles import profile
 
@@ -29,13 +29,13 @@ def read(content: dict[str, Any]) -> saved_profile.Profile:
 
 def planned(
     budget: float, link: LinkCard = LINK, host: int | None = None, **more: Any
-) -> decision.OffloadPlan:
+) -> class_decisions.OffloadPlan:
     """`budget` as a share of the peak."""
     found = read(profile(**more))
-    return decision.plan(found, int(budget * found.peak_bytes), link, host)
+    return class_decisions.plan(found, int(budget * found.peak_bytes), link, host)
 
 
-def decisions(found: decision.OffloadPlan) -> set[str]:
+def decisions(found: class_decisions.OffloadPlan) -> set[str]:
     return {entry.decision for entry in found.classes}
 
 
@@ -43,14 +43,14 @@ def test_a_step_that_fits_is_left_alone() -> None:
     found = planned(1.0)
     assert found.refused is not None and found.refused.startswith("it fits as it is: the peak of ")
     assert decisions(found) == {"keep"}
-    content = decision.record(found)
+    content = class_decisions.record(found)
     assert content["predicted"]["bytes_out"] == 0
     assert content["predicted"]["step_ns"] == content["predicted"]["without"]["step_ns"]
 
 
 def test_a_byte_over_the_budget_moves_as_little_as_helps() -> None:
     peak = profile()["peak_bytes"]
-    found = decision.plan(read(profile()), peak - 1, LINK)
+    found = class_decisions.plan(read(profile()), peak - 1, LINK)
     assert found.refused is None
     assert [entry.decision for entry in found.classes].count("offload") == 1
     assert found.chosen.played.peak_bytes < peak
@@ -69,7 +69,7 @@ def test_more_budget_is_never_slower_and_no_plan_is_over_its_budget(
     layers: int, scale: int, head: int, out: float, into: float, shares: list[float]
 ) -> None:
     content = read(profile(layers=layers, scale=scale, head=head * 1000))
-    planning = decision.Planning(content, LinkCard("x", out, into, 500, 1e9, "given"))
+    planning = class_decisions.Planning(content, LinkCard("x", out, into, 500, 1e9, "given"))
     before = None
     for share in sorted(shares):
         budget = int(share * content.peak_bytes)
@@ -84,7 +84,7 @@ def test_more_budget_is_never_slower_and_no_plan_is_over_its_budget(
         assert (found.refused is None) == (decisions(found) != {"keep"})
 
 
-Change = Callable[[], decision.OffloadPlan]
+Change = Callable[[], class_decisions.OffloadPlan]
 TIGHT = 0.45
 
 
@@ -131,7 +131,7 @@ def test_the_cost_of_computing_again_turns_it_into_moving() -> None:
             row["pack_ns"] = row["pack_ns"] - 200_000
     dear["rows"].sort(key=lambda row: row["pack_ns"])
     content = read(dear)
-    turned = decision.plan(content, int(TIGHT * content.peak_bytes), link)
+    turned = class_decisions.plan(content, int(TIGHT * content.peak_bytes), link)
     assert [e.decision for e in found.classes] != [e.decision for e in turned.classes]
 
 
@@ -149,7 +149,7 @@ def test_a_module_is_computed_again_as_a_whole_and_its_input_stays() -> None:
 # What is refused.
 
 
-def refusal(found: decision.OffloadPlan) -> str:
+def refusal(found: class_decisions.OffloadPlan) -> str:
     assert found.refused is not None and decisions(found) == {"keep"}
     return found.refused
 
@@ -170,7 +170,7 @@ def test_a_peak_in_what_the_backward_computes_is_refused_and_said_to_be_there() 
     late = next(high for high in content["highs"] if high[0] > content["forward_ns"] + 5 * 1_900_000)
     late[1] = content["peak_bytes"] = 20_000_000
     found = read(content)
-    text = refusal(decision.plan(found, 15_000_000, LINK))
+    text = refusal(class_decisions.plan(found, 15_000_000, LINK))
     assert "in the backward of 'model.layers." in text
 
 
@@ -179,7 +179,7 @@ def test_too_little_host_memory_is_refused_with_what_would_be_needed() -> None:
     for row in content["rows"]:
         row["module"] = row["tensor_class"] = "body"
     found = read(content)
-    text = refusal(decision.plan(found, found.peak_bytes // 2, LINK, 1000))
+    text = refusal(class_decisions.plan(found, found.peak_bytes // 2, LINK, 1000))
     assert text.startswith("host memory is too small: ") and "1,000 B is there" in text
 
 
@@ -188,23 +188,25 @@ def test_without_layers_nothing_can_be_computed_again_and_that_is_said() -> None
     for row in content["rows"]:
         row["module"] = row["tensor_class"] = "body"
     found = read(content)
-    assert "no repeated layers are named" in refusal(decision.plan(found, 60_000, LINK))
-    assert decision.plan(found, found.peak_bytes // 2, LINK).refused is None
+    assert "no repeated layers are named" in refusal(class_decisions.plan(found, 60_000, LINK))
+    assert class_decisions.plan(found, found.peak_bytes // 2, LINK).refused is None
 
 
 def test_without_memory_over_time_the_peak_is_less_sure() -> None:
     found = read(profile(highs=None))
-    plan = decision.plan(found, found.peak_bytes // 2, LINK)
+    plan = class_decisions.plan(found, found.peak_bytes // 2, LINK)
     assert plan.without.peak_bytes == found.peak_bytes
-    assert plan.peak_error > decision.plan(read(profile()), found.peak_bytes // 2, LINK).peak_error
+    assert plan.peak_error > class_decisions.plan(read(profile()), found.peak_bytes // 2, LINK).peak_error
 
 
 def test_parameters_and_small_storages_stay() -> None:
     content = profile()
     content["rows"][1]["kept_reason"] = "parameter"
     found = read(content)
-    plan = decision.plan(found, found.peak_bytes // 3, slow(latency_ns=30_000))  # 120 kB to start
-    moved = [plan.profile.in_order[n] for n in decision.Planning(found, plan.link)._moved(plan.chosen.mix)]
+    plan = class_decisions.plan(found, found.peak_bytes // 3, slow(latency_ns=30_000))  # 120 kB to start
+    moved = [
+        plan.profile.in_order[n] for n in class_decisions.Planning(found, plan.link)._moved(plan.chosen.mix)
+    ]
     assert moved and all(row.bytes >= 120_000 and not row.kept_reason for row in moved)
 
 

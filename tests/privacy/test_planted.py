@@ -8,16 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from planted import PLANTED
 
 import lostflops
 import nsys_exports
 from kineto_files import head, one_step, operator, span, trace, written
 from lostflops import cli
+from lostflops.privacy import cleaner, kineto
 from lostflops.privacy.cleaner import Cleaner
 from lostflops.privacy.secrets import without_secrets
 from lostflops.report.document import document
 
+ROOT = Path(__file__).parents[2]
 KINDS = [kind for kind, _, _ in PLANTED]
 
 
@@ -113,6 +117,27 @@ NAMES = (
     "add@plt: x",
     "partition_id=3",
     "2026-11-23-06-14-12",
+    "forward pass=2",
+    "backward pass: 12 of 20",
+    "the token is None",
+    "password is required",
+    "sort key abc123",
+    "cache key 12ab",
+    "on device 3",
+    "the host is ready",
+    "nvidia-cudnn-cu12==9.1.0.70",
+    "hf_transfer==0.1.9",
+    "machine learning default stream",
+    "pw=3",
+    "PIN memory, pin: 3",
+    "echo: 7",
+    "mongo::collection -p",
+    "zip -r x",
+    "login shell",
+    "kernel on node a",
+    "set token 3",
+    "secret_sauce",
+    "void at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel(at::Tensor&)>",
 )
 
 
@@ -120,6 +145,69 @@ def test_names_of_work_stay_as_they_are() -> None:
     for name in NAMES:
         for text in (name, json.dumps({"name": name, "ts": 1.5, "args": {"Sequence number": 3, "token": 7}})):
             assert Cleaner().text(text.encode()).decode() == text
+
+
+PIECES = st.one_of(
+    st.sampled_from([text for _, text, _ in PLANTED]),
+    st.sampled_from(NAMES),
+    st.sampled_from(
+        [
+            *[",", ":", '"', "\n", "'", "=", "\\", "{", "}", "[", "]", "1", '\\"'],
+            '", "',
+            '": "',
+            ',"',
+            ', "',
+            '"}, {"',
+            "\\n",
+            " ",
+        ]
+    ),
+    st.sampled_from(["--host ", "host", "key", "token: ", '"name": "', '"value": "', "USER=", "version "]),
+)
+
+
+@given(
+    parts=st.lists(PIECES, max_size=14),
+    form=st.sampled_from(
+        [str, json.dumps, lambda t: json.dumps({"ts": 1.5, "name": t, "args": [t]}, indent=1)]
+    ),
+)
+@settings(max_examples=150, deadline=None)
+def test_what_is_not_looked_into_holds_nothing(parts: list[str], form: Any) -> None:
+    text = str(form("".join(parts))).encode()
+    text = b'{"ts": 12.5, "dur": 3, "name": "aten::add"},\n' * 9 + text
+    quick, slow = Cleaner(), Cleaner()
+    slow._tag = quick._tag
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cleaner, "SMALL", 0)
+        for _ in range(2):  # once more with all names known
+            assert quick.text(text) == slow.whole(text)
+    assert quick.found == slow.found
+
+
+@pytest.mark.parametrize(
+    "name", ["hta/df_index_resolver__df_index_resolver", "tracelens/mi300__resnet_act_checkpoint"]
+)
+def test_a_real_trace_becomes_the_same_bytes_the_quick_and_the_slow_way(name: str) -> None:
+    file = ROOT.parent / "shared" / "traces" / "kineto" / f"{name}.json.gz"
+    if not file.exists():
+        pytest.skip("the shared traces are not here")
+    piece = next(kineto.pieces(file))[: 1 << 20]
+    quick, slow = Cleaner(), Cleaner()
+    slow._tag = quick._tag
+    assert quick.text(piece) == slow.whole(piece)
+    assert quick.found == slow.found
+
+
+def test_a_machine_that_is_named_later_is_taken_out_before_too() -> None:
+    lines = [f'{{"name": "on rackbox77, {n}", "ts": {n}.5}},' for n in range(99)]
+    clean = Cleaner().text("\n".join([*lines, "MASTER_ADDR=rackbox77"]).encode())
+    assert clean.count(b"rackbox77") == 0
+
+
+def test_a_version_in_another_field_makes_no_version_of_an_address() -> None:
+    clean = Cleaner().text(b'{"version": "1.2.3.4", "master": "10.20.30.40",\n"peer": "10.20.30.41"}')
+    assert clean == b'{"version": "1.2.3.4", "master": "address-0",\n"peer": "address-1"}'
 
 
 def events() -> list[Any]:

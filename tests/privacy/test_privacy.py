@@ -25,7 +25,8 @@ from kineto_files import head, one_step, operator, span, trace, written
 from lostflops import cli
 from lostflops.errors import BadOption, LostflopsError, NotATrace, OutputExists
 from lostflops.ingest import job
-from lostflops.privacy import kineto, recording, secrets
+from lostflops.ingest.private import Settings
+from lostflops.privacy import recording, secrets, text
 from lostflops.privacy.apart import Apart
 from lostflops.privacy.cleaner import Cleaner
 from lostflops.report.document import document
@@ -204,7 +205,7 @@ def wordless(value: Any) -> Any:
 
 
 def test_a_trace_is_cleaned_and_says_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kineto, "PIECE", 300)
+    monkeypatch.setattr(text, "PIECE", 300)
     given = written(tmp_path / "t.json.gz", private_trace())
     assert left(given) == set(PLANTED)
     clean = tmp_path / "clean.json.gz"
@@ -487,7 +488,7 @@ def test_no_flipped_bit_of_a_table_ends_in_anything_but_words(form: str, tmp_pat
             spoiled = tmp_path / f"spoiled{form}"
             spoiled.write_bytes(content[:at] + bytes([content[at] ^ 0x11]) + content[at + 1 :])
             with suppress(LostflopsError):
-                apart.ask("clean", spoiled, None, Cleaner())
+                apart.ask("clean", spoiled, None, Settings(), Cleaner())
 
 
 PACKED: dict[str, Any] = {
@@ -524,10 +525,10 @@ def test_a_key_in_many_lines_is_not_cut_in_two(tmp_path: Path, monkeypatch: pyte
     key = "-----BEGIN PRIVATE KEY-----\n" + "qZ7xVb3nMk9wRt5y\n" * 20 + "-----END PRIVATE KEY-----\n"
     monkeypatch.setattr("lostflops.ingest.kineto.stream.BLOCK", 64)
     for piece in range(100, 500, 37):
-        monkeypatch.setattr(kineto, "PIECE", piece)
+        monkeypatch.setattr(text, "PIECE", piece)
         file, target = tmp_path / "a.log", tmp_path / "clean.log"
         file.write_text("a line\n" * 7 + key + "another\n" * 9)
-        kineto.packed(file, target, Cleaner(), zipped=False)
+        text.packed(file, target, Cleaner(), zipped=False)
         assert target.read_text() == "a line\n" * 7 + "<removed>\n" + "another\n" * 9
 
 

@@ -189,3 +189,11 @@ def test_the_page_tells_the_remedy_of_the_jobs_framework(tmp_path: Path) -> None
     page = lostflops.why(made(tmp_path, tables))
     assert page.findings[0].next.startswith("Give the loader worker processes: `dataloader_num_workers=4`")
     assert remedies.setting(made(tmp_path / "b", tables)).framework == "hf"
+
+
+def test_only_what_stands_in_deepspeeds_json_is_told_beside_another_framework() -> None:
+    job = Setting("hf", deepspeed=True)
+    assert advice(["log-less"], job, "").endswith('In DeepSpeed\'s JSON: a larger `"steps_per_print"`.')
+    assert "DeepSpeed" not in advice(["stage-balance"], job, "otherwise"), "PipelineModule is code"
+    for remedy in REMEDIES.values():
+        assert not remedy.is_in_deepspeed_json or '"' in remedy.change["deepspeed"], remedy.name

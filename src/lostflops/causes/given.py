@@ -12,6 +12,7 @@ from lostflops import intervals
 from lostflops.accounts import ACCOUNTS
 from lostflops.errors import LostflopsError
 from lostflops.finding import Finding
+from lostflops.recipes.compute.work import executions
 from lostflops.session import Answer, Session, Skipped
 from lostflops.store.trace import Trace
 
@@ -24,6 +25,7 @@ WORK = pl.Schema(
 CHECKPOINT = "idle.checkpoint_logging"
 OTHER_HOST = "idle.other_host_work"
 LONG = 1_000_000  # ns: a framework takes microseconds between two operators
+SIZED = "|"  # between a kernel's name and its size
 COMMUNICATION = ("communication.wait", "communication.transfer", "communication.exposed")
 
 
@@ -107,7 +109,7 @@ def gather(
         answers=answers,
         ledger=ledger,
         names=_names(session, counted),
-        work=_work(trace) if ranks > 1 else WORK.to_frame(),
+        work=_work(trace, on_host) if ranks > 1 else WORK.to_frame(),
         in_checkpoints=_in_checkpoints(session, counted) if "copy_summary_by_time" in answers else 0,
         in_long_pauses=_in_long_pauses(session, counted),
         purposes=exposed_by_purpose(trace, _table(session, "device_runs"), counted),
@@ -148,19 +150,34 @@ def _in_long_pauses(session: Session, counted: pl.DataFrame) -> int:
     return int(pauses.select(length.sum()).collect().item() or 0)
 
 
-def _work(trace: Trace) -> pl.DataFrame:
-    """Kernels that compute, told apart by name and grid: the same of both is the same work."""
+def _work(trace: Trace, on_host: bool) -> pl.DataFrame:
+    """What computes, told apart by name and grid, on a CPU by shapes: the same of both is the same work."""
     kernels = trace.table("kernels")
     if kernels is None:
         return WORK.to_frame()
-    name, grid = pl.col("name").cast(pl.String), pl.col("grid").cast(pl.String)
-    kind = pl.concat_str(name, grid, separator="|", ignore_nulls=True)
+    computing = kernels.filter(pl.col("family").ne_missing("communication"))
+    computing = computing.with_columns(pl.col("name").cast(pl.String), size=pl.col("grid").cast(pl.String))
+    operators = trace.table("operators")
+    if on_host and operators is not None:
+        computing = _with_shapes(computing, operators)
     return (
-        kernels.filter(pl.col("family").ne_missing("communication"))
-        .group_by("rank", "family", kernel=kind)
-        .agg(calls=pl.len(), time=(pl.col("end") - pl.col("start")).clip(0).sum())
+        computing.group_by(
+            "rank", "family", kernel=pl.concat_str("name", "size", separator=SIZED, ignore_nulls=True)
+        )
+        .agg(calls=executions(), time=(pl.col("end") - pl.col("start")).clip(0).sum())
         .select(pl.col(c).cast(t) for c, t in WORK.items())
         .collect()
+    )
+
+
+def _with_shapes(computing: pl.LazyFrame, operators: pl.LazyFrame) -> pl.LazyFrame:
+    """Stretches of operators with the shapes of theirs: the last of that name that began on the thread."""
+    of = ["rank", "thread", "name"]
+    began = operators.select("rank", "thread", "start", pl.col("name").cast(pl.String), "shapes")
+    return (
+        computing.sort("start")
+        .join_asof(began.sort("start"), on="start", by=of, check_sortedness=False)
+        .with_columns(size=pl.col("shapes").cast(pl.String))
     )
 
 

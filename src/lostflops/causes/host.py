@@ -13,7 +13,7 @@ from lostflops.finding import Finding, milliseconds
 from .board import Board
 from .declared import LOGGING as LOGGING_INSIDE
 from .given import OTHER_HOST, Given
-from .names import contributors, listed, spoken
+from .names import SAVED, contributors, listed, saved_or_logged, spoken
 
 BY_NAME = "host-busy-elsewhere"
 BETWEEN = ("idle.launch_bound", "idle.unexplained")  # what a host that runs ahead hides
@@ -32,10 +32,6 @@ PHASE = re.compile(
     r"|(?:training_|train_)?(?:batch|iter|iteration)|micro_?batch|evaluate_function|autograd)(?:[^a-z]|$)"
 )
 FRAME = re.compile(r"\.pyx?\(\d+\): ")
-LOGGING = re.compile(
-    r"(?:^|[/`. ])(?:logging|tqdm|rich|wandb|tensorboardX?|mlflow|comet_ml|neptune|clearml)\b"
-    r"|\bprint\b|TextIOWrapper"
-)
 
 
 def join_host(board: Board) -> None:
@@ -98,8 +94,7 @@ def _cheaper(name: str, names: Sequence[str]) -> str:
 
 def _saving_or_logging(finding: Finding, parts: list[tuple[str, int]]) -> Finding:
     """The finding about checkpoints and logs as the one that it is about, by most of what is named in it."""
-    logging = sum(ns for name, ns in parts if LOGGING.search(name))
-    if 2 * logging < sum(ns for _, ns in parts):
+    if saved_or_logged(parts) == SAVED:
         return replace(finding, claim=finding.claim.replace(SAVES_OR_LOGS, SAVES))
     return replace(
         finding,

@@ -19,17 +19,22 @@ import polars as pl
 from lostflops.accounts import ACCOUNTS
 from lostflops.finding import milliseconds
 
-from .given import COMMUNICATION, Given
-from .names import spoken
+from .given import COMMUNICATION, SIZED, Given
+from .host import BETWEEN, SYNCS
+from .names import EITHER, listed, saved_or_logged, spoken
 
 MORE_THAN_EVEN = 1.5  # times its even share of all waiting
 OWN_SHARE = 0.5  # of its lateness, which a rank's own work has to explain
 LEAD_SHARE = 1 / 3  # of the waiting for it, by which a culprit comes after the next to last
 ONCE_SHARE = 0.8  # of all lateness, from which on one step is called the only one
+AS_A_RULE = 0.8  # of the steps, in which ranks are late that are so together
+MOST_NAMED = 8  # ranks
 ALIKE = 0.1  # kernels of two ranks take as long as each other within this share
 SAME_WORK = 0.8  # of a rank's kernel time in kernels that the others run as often
 # Kernels whose grid does not tell how much they are given.
 GROUPED = r"(?i)group(?:ed)?_?(?:gemm|problem|mm)|ptr_?array|\bmoe|_moe"
+SHAPE = r"\[\d[\d, ]*\]"  # of one tensor, in the text of all of an operator's
+SYNCHRONISING = "idle.host_synchronisation"
 NOT_OWN = (*COMMUNICATION, "idle.pipeline_bubble")
 
 
@@ -41,6 +46,7 @@ class Excess:
     by_account: Mapping[str, int]
     parts: tuple[tuple[str, int], ...]  # the names in the largest account, ns beyond the others' in each
     own: int  # what the rank has of the largest account, ns
+    saved_or_logged: str = EITHER  # which of both, where that is the largest account
 
     @property
     def account(self) -> str:
@@ -116,6 +122,9 @@ def _excess(given: Given, rank: int) -> Excess | None:
     if rank not in steps or not others:
         return None
     own = given.ledger.filter(~pl.col("account").is_in(NOT_OWN))
+    if _waits_often(given, rank):  # its launches and its Python show because it never runs ahead
+        refilling = pl.when(pl.col("account").is_in(BETWEEN)).then(pl.lit(SYNCHRONISING)).otherwise("account")
+        own = own.with_columns(account=refilling)
     beyond = _beyond(own.group_by("rank", "account").agg(pl.col("ns").sum()), "account", rank, steps)
     ordered = dict(sorted(beyond.items(), key=lambda part: (-part[1], part[0])))
     if not ordered or next(iter(ordered.values())) <= 0:
@@ -124,8 +133,23 @@ def _excess(given: Given, rank: int) -> Excess | None:
     mine = given.names.filter(pl.col("account") == main).drop_nulls("name")
     parts = _beyond(mine.group_by("rank", "name").agg(pl.col("ns").sum()), "name", rank, steps)
     named = sorted(((spoken(name), ns) for name, ns in parts.items()), key=lambda p: (-p[1], p[0]))
+    kind = saved_or_logged([part for part in parts.items() if part[1] > 0])
     held = int(own.filter((pl.col("rank") == rank) & (pl.col("account") == main))["ns"].sum()) // steps[rank]
-    return Excess(rank, ordered, tuple(part for part in named if part[1] > 0), held)
+    return Excess(rank, ordered, tuple(part for part in named if part[1] > 0), held, kind)
+
+
+def _waits_often(given: Given, rank: int) -> bool:
+    """Whether the rank's host waits for its device several times per step more often than the others'."""
+    calls = given.table("api_call_summary")
+    if calls is None:
+        return False
+    waits = calls.filter(pl.col("name").cast(pl.String).str.contains("(?i)synchronize"))
+    often = {
+        r: n / max(1, given.steps.get(r, 1))
+        for r, n in waits.group_by("rank").agg(pl.col("calls").sum()).iter_rows()
+    }
+    others = [often.get(r, 0.0) for r in given.steps if r != rank]
+    return bool(others) and often.get(rank, 0.0) >= median(others) + SYNCS
 
 
 def _beyond(sums: pl.DataFrame, key: str, rank: int, steps: Mapping[int, int]) -> dict[str, int]:
@@ -165,6 +189,50 @@ def _only_step(given: Given, rank: int) -> int | None:
     if late.height < 3 or late["late"][0] < ONCE_SHARE * float(late["late"].sum()):
         return None
     return int(late["step"][0])
+
+
+@dataclass(frozen=True)
+class Group:
+    """Ranks that are late together in nearly every step, and the account in which they have most more."""
+
+    ranks: tuple[int, ...]
+    more: int  # ns beyond the median of the others
+    account: str
+    main: int  # how much of that is in the account, ns
+
+    @property
+    def called(self) -> str:
+        numbers = [str(rank) for rank in self.ranks]
+        return f"ranks {listed(numbers) if len(numbers) <= MOST_NAMED else ', '.join(numbers[:3]) + ', …'}"
+
+
+def late_group(given: Given) -> Group | None:
+    """The ranks, half of all at most, that have more time of their own than every other, step by step."""
+    own = _own_by_step(given).pivot("rank", index="step", values="own", sort_columns=True).drop_nulls()
+    ranks = sorted((int(r) for r in own.columns if r != "step"), key=lambda r: -float(own[str(r)].sum()))
+    if own.is_empty() or len(ranks) < 4:
+        return None
+    means = [float(own[str(r)].sum()) / own.height for r in ranks]
+    many = max(range(2, len(ranks) // 2 + 1), key=lambda n: means[n - 1] - means[n])
+    gap = means[many - 1] - means[many]
+    if gap <= max(means[0] - means[many - 1], means[many] - means[-1]):
+        return None
+    late, others = ([str(r) for r in some] for some in (ranks[:many], ranks[many:]))
+    apart = own.select(pl.min_horizontal(late) > pl.max_horizontal(others)).to_series()
+    if int(apart.sum()) < AS_A_RULE * own.height:
+        return None
+    spent = (
+        given.ledger.filter(~pl.col("account").is_in(NOT_OWN))
+        .group_by("rank", "account")
+        .agg(pl.col("ns").sum())
+    )
+    beyond: dict[str, list[int]] = {}
+    for rank in ranks[:many]:
+        beside = spent.filter((pl.col("rank") == rank) | pl.col("rank").is_in(ranks[many:]))
+        for account, ns in _beyond(beside, "account", rank, given.steps).items():
+            beyond.setdefault(account, []).append(ns)
+    account, most = max(beyond.items(), key=lambda part: (sum(part[1]), part[0]))
+    return Group(tuple(sorted(ranks[:many])), round(gap), account, sum(most) // many)
 
 
 @dataclass(frozen=True)
@@ -218,7 +286,8 @@ def says(late: Late) -> str:
     if late.cause == "compute":
         return f"it computes {milliseconds(excess.main)} longer than the others"
     account = ACCOUNTS[late.cause]
-    said = f"{milliseconds(excess.own)} {account.spent or account.label}"
+    spent = (account.spent or account.label).replace(EITHER, excess.saved_or_logged)
+    said = f"{milliseconds(excess.own)} {spent}"
     if excess.parts and 2 * excess.parts[0][1] >= excess.main and " (" in excess.parts[0][0]:
         said += f", {excess.parts[0][0]}"
     if excess.own - excess.main >= ALIKE * excess.own:
@@ -226,33 +295,36 @@ def says(late: Late) -> str:
     return said
 
 
-def slower_compute(late: Late, given: Given) -> tuple[str, bool] | None:
+def slower_compute(rank: int, given: Given) -> tuple[str, bool] | None:
     """Why a rank computes longer, in words, and whether its device is to blame.
 
     The same kernels on the same grids, as often as on the other ranks, are the same work: taking longer they
     run on a slower device. Others, or more of them, are more work. None where kernels do not tell.
     """
     work = given.work
-    mine = work.filter(pl.col("rank") == late.rank)
-    others = work.filter(pl.col("rank") != late.rank)
+    mine = work.filter(pl.col("rank") == rank)
+    others = work.filter(pl.col("rank") != rank)
     if mine.is_empty() or others.is_empty():
         return None
     steps, ranks = given.steps, others["rank"].n_unique()
-    median = (
+    usual = (
         others.group_by("family", "kernel")
         .agg(pl.col("calls", "time").median(), on=pl.col("rank").n_unique())
         .filter(2 * pl.col("on") >= ranks)
         .select("family", "kernel", their_calls="calls", their_time="time")
     )
-    both = mine.join(median, on=["family", "kernel"], how="left")
+    both = mine.join(usual, on=["family", "kernel"], how="left")
     alike = (pl.col("calls") - pl.col("their_calls")).abs() <= 0.02 * pl.col("their_calls")
     same = both.filter(alike.fill_null(False))
-    calls, theirs = int(mine["calls"].sum()) / max(1, steps.get(late.rank, 1)), _calls(others, steps)
+    calls, theirs = int(mine["calls"].sum()) / max(1, steps.get(rank, 1)), _calls(others, steps)
     kind = "operators" if given.on_host else "kernels"
     if int(same["time"].sum()) >= SAME_WORK * int(mine["time"].sum()) and same["their_time"].sum():
         families = (
             same.group_by("family")
-            .agg(pl.col("time", "their_time").sum())
+            .agg(
+                pl.col("time", "their_time").sum(),
+                sized=pl.col("kernel").str.contains(SIZED, literal=True).any(),
+            )
             .with_columns(
                 more=pl.col("time") - pl.col("their_time"), ratio=pl.col("time") / pl.col("their_time")
             )
@@ -261,11 +333,38 @@ def slower_compute(late: Late, given: Given) -> tuple[str, bool] | None:
         most = families.row(0, named=True)
         if most["ratio"] <= 1 + ALIKE / 2:
             return None
-        said = f"its {most['family']} {kind} take {most['ratio']:.2g} times as long as the same {kind} there"
+        # Without shapes, operators of one name may be of any size.
+        sized = not given.on_host or most["sized"]
+        those = f"the same {kind} there" if sized else f"{kind} of the same names there"
+        said = f"its {most['family']} {kind} take {most['ratio']:.2g} times as long as {those}"
         return said, _all_slower(same.filter(pl.col("family").eq_missing(most["family"])))
     if calls > (1 + ALIKE) * theirs:
         return f"it runs {calls / theirs:.2g} times as many {kind} per step", False
+    inputs = _inputs(work) if given.on_host else {}
+    beside = median([n / max(1, steps.get(r, 1)) for r, n in inputs.items() if r != rank] or [0])
+    if rank in inputs and beside:
+        ratio = inputs[rank] / max(1, steps.get(rank, 1)) / beside
+        if ratio > 1 + ALIKE:
+            larger = f"the inputs of its operators are {ratio:.2g} times as large as theirs"
+            return f"{larger}: it has more work, such as longer sequences", False
+        return "it takes longer for inputs that are no larger than theirs", True
     return f"it runs other or larger {kind} than they do: it has more work, such as longer sequences", False
+
+
+def _inputs(work: pl.DataFrame) -> dict[int, float]:
+    """How many elements the inputs of each rank's operators have, where their shapes were recorded."""
+    elements = pl.element().cast(pl.Float64).product()
+    sizes = (
+        work.select(pl.col("kernel").unique())
+        .with_columns(shape=pl.col("kernel").str.split_exact(SIZED, 1).struct[1].str.extract_all(SHAPE))
+        .explode("shape")
+        .drop_nulls("shape")
+        .with_columns(size=pl.col("shape").str.extract_all(r"\d+").list.eval(elements).list.first())
+        .group_by("kernel")
+        .agg(pl.col("size").sum())
+    )
+    by_rank = work.join(sizes, on="kernel").group_by("rank").agg((pl.col("size") * pl.col("calls")).sum())
+    return dict(by_rank.iter_rows())
 
 
 def _all_slower(same: pl.DataFrame) -> bool:
@@ -293,7 +392,7 @@ def chain(late: Late, given: Given) -> Iterator[str]:
     table = late.table
     yield f"it arrives last in {table['last']:,} of {table['collectives']:,} collectives"
     if late.cause == "compute":
-        slower = slower_compute(late, given)
+        slower = slower_compute(late.rank, given)
         if slower:
             yield slower[0]
     yield from _without_core(late, given)

@@ -12,6 +12,17 @@ LONGEST = 60
 _FRAME = re.compile(r"^(?P<file>.+)\((?P<line>\d+)\): (?P<function>.+)$")
 _INSIDE = re.compile(r"^(?P<what>.+?) in (?P<frame>\S+\(\d+\): .+)$")
 _BUILT_IN = re.compile(r"^<built-in (?:function|method) (?P<function>[^\s>]+)")
+_LOGGING = re.compile(
+    r"(?:^|[/`. ])(?:logging|tqdm|rich|wandb|tensorboardX?|mlflow|comet_ml|neptune|clearml)\b"
+    r"|\bprint\b|TextIOWrapper"
+)
+SAVED, LOGGED, EITHER = "checkpoints", "logging", "checkpoints or logging"
+
+
+def saved_or_logged(parts: Sequence[tuple[str, int]]) -> str:
+    """What the names in the account of checkpoints and logs are of, by most of their time."""
+    logging = sum(ns for name, ns in parts if _LOGGING.search(name))
+    return EITHER if not parts else SAVED if 2 * logging < sum(ns for _, ns in parts) else LOGGED
 
 
 def spoken(name: str) -> str:

@@ -12,15 +12,18 @@ from lostflops.finding import Finding, milliseconds, percent
 from lostflops.recipes.communication.wait import ALL_HERE
 
 from .board import Board, joining
+from .declared import LOGGING
 from .given import Given
-from .lateness import Late, chain, late_rank, says, slower_compute, turns
-from .names import bytes_of, contributors
+from .lateness import Group, Late, chain, late_group, late_rank, says, slower_compute, turns
+from .names import LOGGED, bytes_of, contributors
 from .purposes import CALLED, main_purpose
 
 ARRIVES = "rank-arrives-last"
 WAITS = "communication-waits"
 EXPOSED = "communication-exposed"
 BUBBLE = "pipeline-bubble"
+PAGEABLE = "copies-pageable"
+MUCH = 0.1  # what copies of one rank may cost beyond what that has more of
 CLOCKS = "gpu-clocks-held-down"
 # Findings about the network are about the time that communication is exposed for.
 SMALL = "collectives-small"
@@ -73,13 +76,17 @@ def _late(board: Board, late: Late, waits: Finding | None) -> None:
         board.replace(same, _dearer(joined, late.table["per_step"] or 0, late.ns))
         return
     members = [same] if same is not None else []
-    device_slow = late.cause == "compute" and (slower_compute(late, given) or ("", False))[1]
+    device_slow = late.cause == "compute" and (slower_compute(late.rank, given) or ("", False))[1]
     clocks = board.of(CLOCKS) if late.cause == "compute" else None
     members += [clocks] if clocks and f"rank {late.rank} " in clocks.claim else []
     for member in members:
         board.drop(member)
-    key = FINDING_OF.get(late.cause, "slow-device" if device_slow else "uneven-work")
-    remedy = given.own_remedy(late.cause) or given.advice(key, _advice(board, late, device_slow))
+    logged = late.excess.saved_or_logged == LOGGED
+    remedy = given.own_remedy(late.cause) or _remedy(board, late.cause, device_slow, logged)
+    copying = board.of(PAGEABLE) if late.cause == "copy" else None
+    if copying is not None and ranks * copying.size <= (1 + MUCH) * late.excess.main:
+        board.drop(copying)  # no other rank has them
+        members, remedy = [*members, copying], copying.next
     board.put(
         Finding(
             name=ARRIVES,
@@ -87,7 +94,7 @@ def _late(board: Board, late: Late, waits: Finding | None) -> None:
             gain="at most",
             ns_per_step=late.ns,
             cost_per_step=late.ns,
-            evidence=(*chain(late, given), *(c.claim.rstrip(".") for c in members if c is clocks)),
+            evidence=(*chain(late, given), *(c.claim.rstrip(".") for c in members if c in (clocks, copying))),
             next=f"On rank {late.rank}: {remedy[0].lower()}{remedy[1:]}" if _is_sentence(remedy) else remedy,
             recipe="communication_imbalance",
             doubt=" ".join(_doubts(board, late, waits)),
@@ -112,9 +119,18 @@ def _claim(board: Board, late: Late) -> str:
     return f"Rank {late.rank} is {milliseconds(late.ns)} late per step ({share}): {why}."
 
 
-def _advice(board: Board, late: Late, device_slow: bool) -> str:
-    if late.cause in ACCOUNTS and late.cause != "compute":
-        return ACCOUNTS[late.cause].remedy
+def _remedy(board: Board, cause: str, device_slow: bool, logged: bool = False) -> str:
+    """What to do on ranks that are late by an account."""
+    given = board.given
+    if logged:
+        return given.advice(LOGGING.name, "Log less often.")
+    key = FINDING_OF.get(cause, "slow-device" if device_slow else "uneven-work")
+    return given.advice(key, _advice(board, cause, device_slow))
+
+
+def _advice(board: Board, cause: str, device_slow: bool) -> str:
+    if cause in ACCOUNTS and cause != "compute":
+        return ACCOUNTS[cause].remedy
     if board.given.on_host:
         return "Give its process cores of its own (`torchrun --numa-binding=node`), or less work."
     if device_slow:
@@ -208,6 +224,11 @@ def asks_for(finding: Finding, given: Given) -> str:
 def _in_turn(board: Board, waited: int, waits: Finding | None) -> int:
     """Ranks that are late in turn: how much of `waited` that explains, ns."""
     given = board.given
+    group = late_group(given)
+    ranks = max(1, len(given.steps))
+    if group and group.more * (ranks - len(group.ranks)) >= EXPLAINED * waited * ranks:
+        _together(board, group, waited, waits)
+        return waited
     found = turns(given)
     # The same rank in every step would be late as a rule, and arrive last.
     if found is None or found.ranks < 2 or found.explained < EXPLAINED * waited:
@@ -244,6 +265,48 @@ def _in_turn(board: Board, waited: int, waits: Finding | None) -> int:
         )
     )
     return waited
+
+
+def _together(board: Board, group: Group, waited: int, waits: Finding | None) -> None:
+    """Several ranks are late in every step, such as those of one node."""
+    given = board.given
+    same = board.about(group.account)
+    if same is not None:
+        fact = (
+            f"{group.called} have {milliseconds(group.main)} more of it than the others in nearly every "
+            f"step: ranks wait {milliseconds(waited)} per step for them"
+        )
+        told = replace(same, evidence=(*same.evidence, fact))
+        board.replace(same, _dearer(told, waited, waits.ns_per_step if waits else 0))
+        return
+    alone = given.work.filter(~pl.col("rank").is_in(group.ranks[1:]))
+    slower = None
+    if group.account == "compute":
+        slower = slower_compute(group.ranks[0], replace(given, work=alone))
+        does = f"compute {milliseconds(group.main)} longer than the others"
+    else:
+        account = ACCOUNTS[group.account]
+        does = f"have {milliseconds(group.main)} more {account.spent or account.label} than the others"
+    remedy = _remedy(board, group.account, device_slow=bool(slower and slower[1]))
+    for one, several in (("its GPU's", "their GPUs'"), ("its host", "their hosts"), ("its process", "each")):
+        remedy = remedy.replace(one, several)
+    board.put(
+        Finding(
+            name=WAITS,
+            claim=f"Ranks wait {board.share(waited)} for {group.called}, which {does} in nearly every step.",
+            gain="at most",
+            ns_per_step=max(waited, waits.ns_per_step if waits else 0),
+            cost_per_step=waited,
+            evidence=(
+                *((f"rank {group.ranks[0]}: {slower[0]}",) if slower else ()),
+                *(waits.evidence[1:2] if waits else ()),
+            ),
+            next=f"On {group.called}: {remedy[0].lower()}{remedy[1:]}" if _is_sentence(remedy) else remedy,
+            recipe="communication_wait",
+            doubt=waits.doubt if waits else "",
+            accounts=("communication.wait", group.account),
+        )
+    )
 
 
 def _unexplained(board: Board, waits: Finding, left: int) -> Finding:

@@ -23,6 +23,7 @@ import polars as pl
 from lostflops import ingest
 from lostflops.errors import NotATrace, Unreadable
 from lostflops.ingest.part import Part
+from lostflops.ingest.private import Private
 from lostflops.store.trace import Quality
 
 HEAD = 512  # bytes of a file by which it is told
@@ -60,10 +61,12 @@ class Reader:
     looks_like: Callable[[Path], bool]  # whether a file or folder is worth opening, told by its name
     recognises: Callable[[Path, bytes], bool]  # whether it is of this format, by its first bytes too
     read: Callable[[Reading], list[Part]]
-    claims_any: bool = False  # it recognises what may be another's: it is asked after the others
+    # What it recognises may be another's: it is asked after those with a smaller number.
+    asked_late: int = 0
     own_clock: str = ""  # what its times count from, where that is not UTC
     # Which of the files found are left when those that another one holds too are taken out.
     without_doubles: Callable[[Iterable[Path]], Iterable[Path]] = _all_of
+    private: Private | None = None  # None: nobody knows what its files say of people and machines
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,7 @@ def declared() -> tuple[Reader | Beside, ...]:
 def readers() -> list[Reader]:
     """The formats of traces, in the order in which they are asked."""
     found = [form for form in declared() if isinstance(form, Reader)]
-    return sorted(found, key=lambda reader: reader.claims_any)
+    return sorted(found, key=lambda reader: reader.asked_late)
 
 
 def beside() -> list[Beside]:
@@ -145,7 +148,7 @@ def reader_of(path: Path) -> Reader:
             with path.open("rb") as file:
                 head = file.read(HEAD)
         for reader in readers():
-            if reader.claims_any and not whole and not head:
+            if reader.asked_late and not whole and not head:
                 raise NotATrace(path, "it is empty.")
             if reader.recognises(path, head):
                 return reader

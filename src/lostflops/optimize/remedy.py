@@ -34,7 +34,7 @@ class Report:
 
 
 @dataclass(frozen=True)
-class Told(Report):
+class TextReport(Report):
     """A report that is a few lines of text, and the figures in them."""
 
     remedy: str
@@ -62,7 +62,7 @@ def plain(value: Any) -> Any:
     return value if isinstance(value, str | int | float | bool | type(None)) else str(value)
 
 
-class Remedy:
+class AppliedRemedy:
     """In force from its making until `undo()`, or the end of a `with` block, unless it says otherwise.
 
     After `undo()` the model computes as it would without, to the bit.

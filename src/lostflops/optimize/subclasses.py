@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Apart:
+class TensorParts:
     """What a tensor is made of, by the names of attributes, and what it takes to put it together again."""
 
     tensors: dict[str, torch.Tensor]
@@ -21,12 +21,12 @@ class Apart:
     context: Any
 
 
-def apart(tensor: torch.Tensor) -> Apart:
+def apart(tensor: torch.Tensor) -> TensorParts:
     """For tensors that have `__tensor_flatten__`."""
     names, context = cast("Any", tensor).__tensor_flatten__()
     inner = {name: getattr(tensor, name) for name in names}
     tensors = {name: value for name, value in inner.items() if isinstance(value, torch.Tensor)}
-    return Apart(tensors, {name: inner[name] for name in inner if name not in tensors}, context)
+    return TensorParts(tensors, {name: inner[name] for name in inner if name not in tensors}, context)
 
 
 class Rebuilt:
@@ -34,7 +34,7 @@ class Rebuilt:
 
     __slots__ = ("_context", "_kind", "_others", "_parts", "_size", "_stride")
 
-    def __init__(self, tensor: torch.Tensor, whole: Apart, parts: Mapping[str, Packed]) -> None:
+    def __init__(self, tensor: torch.Tensor, whole: TensorParts, parts: Mapping[str, Packed]) -> None:
         self._kind = cast("Any", type(tensor))
         self._size, self._stride = tensor.size(), tensor.stride()
         self._others, self._context = whole.others, whole.context

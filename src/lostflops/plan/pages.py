@@ -8,12 +8,12 @@ from typing import Any
 from lostflops.units import milliseconds
 
 from .hardware import Gpu
-from .serve.inference import Option, Served
+from .serve.inference import Served, ServingOption
 from .shape import Shape
 from .train import apply
 from .train.job import Moment, Prediction, Training
 from .train.ranking import Ranking, Way
-from .train.static_memory import Part
+from .train.static_memory import MemoryPart
 
 BAR = 24
 SHORT = 200_000  # ns of a layer: some forty kernels take 5 us each to start
@@ -43,7 +43,7 @@ def _bar(part: int, whole: int) -> str:
     return "█" * round(BAR * part / whole) if whole else ""
 
 
-def _memory(parts: Sequence[Part], capacity: int) -> Iterator[str]:
+def _memory(parts: Sequence[MemoryPart], capacity: int) -> Iterator[str]:
     total = sum(part.bytes for part in parts)
     rows = [[part.name, _gb(part.bytes), _bar(part.bytes, total), part.why] for part in parts if part.bytes]
     rows.append(["together", _gb(total), "", f"the GPU has {_gb(capacity)}"])
@@ -161,12 +161,12 @@ def _ways(title: str, ways: Sequence[Way]) -> Iterator[str]:
     yield from grid([title, "fits", "GB", "host GB", "step ms", "bound by", ""], rows, {2, 3, 4})
 
 
-def serving(found: Sequence[Option], verdict: str) -> list[str]:
+def serving(found: Sequence[ServingOption], verdict: str) -> list[str]:
     """Memory by component, the time of prompts and tokens, and the ways to need less."""
     return list(_serving(found, verdict))
 
 
-def _serving(found: Sequence[Option], verdict: str) -> Iterator[str]:
+def _serving(found: Sequence[ServingOption], verdict: str) -> Iterator[str]:
     now = found[0].served
     s = now.serving
     yield (
@@ -269,7 +269,7 @@ def _way(way: Way) -> dict[str, Any]:
     }
 
 
-def serving_data(found: Sequence[Option], verdict: str) -> dict[str, Any]:
+def serving_data(found: Sequence[ServingOption], verdict: str) -> dict[str, Any]:
     """The same as plain data; sizes in bytes, times in nanoseconds."""
     s = found[0].served.serving
     return {

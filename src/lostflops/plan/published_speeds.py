@@ -62,10 +62,10 @@ def rows() -> tuple[Speed, ...]:
     return (*_titan(), *_llama(), *_deepseek(), *_decoding())
 
 
-Row = tuple[str, int, int, int, int, Checkpointing, str, dict[str, Any], float, float | None, str]
+PublishedNumber = tuple[str, int, int, int, int, Checkpointing, str, dict[str, Any], float, float | None, str]
 # Model, GPUs, sequence, microbatch, microbatches, checkpointing, other, layout, tokens/s and GPU, GiB, what
 # it calibrates.
-A100: tuple[Row, ...] = (
+A100: tuple[PublishedNumber, ...] = (
     ("llama-3-8b", 64, 8192, 1, 1, "alternate", "", {}, 2973, None, ""),
     ("llama-3-70b", 64, 8192, 1, 1, "full", "", {}, 331, None, "TRAINED"),
     ("llama-2-13b", 64, 4096, 2, 1, "none", "", {}, 2162, None, ""),
@@ -76,7 +76,7 @@ A100: tuple[Row, ...] = (
 MANY = {"tensor": 8, "sequence_parallel": True}
 DEEP = MANY | {"pipeline": 8}
 WEAVED = DEEP | {"schedule": "interleaved", "chunks": 2}
-H100: tuple[Row, ...] = (
+H100: tuple[PublishedNumber, ...] = (
     ("llama-3.1-8b", 8, 8192, 2, 1, "alternate", "", {}, 5762, 82.4, ""),
     ("llama-3.1-8b", 8, 8192, 2, 1, "alternate", "compiled", {}, 6667, 77.0, "LIMITED"),
     ("llama-3.1-8b", 8, 8192, 2, 1, "alternate", "compiled, FP8", {}, 8532, 76.8, "FP8 gain"),
@@ -130,7 +130,7 @@ def _titan() -> Iterator[Speed]:
             yield _run(table, card, run)
 
 
-def _run(table: str, card: Gpu, run: Row) -> Speed:
+def _run(table: str, card: Gpu, run: PublishedNumber) -> Speed:
     model, gpus, sequence, batch, batches, checkpointing, other, more, published, memory, calibrates = run
     now = Prediction(
         Training(

@@ -20,7 +20,7 @@ ROUNDED = "the source rounds to one digit"
 
 
 @dataclass(frozen=True)
-class Row:
+class PublishedNumber:
     """One published number in GB, or in `unit`."""
 
     table: str
@@ -37,7 +37,7 @@ class Row:
         return None if self.computed is None else self.computed / self.published - 1
 
 
-def rows() -> tuple[Row, ...]:
+def rows() -> tuple[PublishedNumber, ...]:
     """All published tables, row by row."""
     return (
         *_zero(),
@@ -50,15 +50,15 @@ def rows() -> tuple[Row, ...]:
     )
 
 
-def _zero() -> Iterator[Row]:
+def _zero() -> Iterator[PublishedNumber]:
     table = "ZeRO paper, 7.5e9 parameters on 64 GPUs"
     for stage, published in enumerate((120, 31.4, 16.6, 1.88)):
         name = f"stage {stage}" if stage else "none"
         computed = sum(states(7_500_000_000, ADAM, stage, 64)) / 1e9
-        yield Row(table, name, published, computed, "2 + 2 + 12 bytes per parameter, sharded")
+        yield PublishedNumber(table, name, published, computed, "2 + 2 + 12 bytes per parameter, sharded")
 
 
-def _llama() -> Iterator[Row]:
+def _llama() -> Iterator[PublishedNumber]:
     table = "Llama-2-70B, 4,096 tokens, batch 1 (Grace Hopper talk, 2024)"
     model, here, tokens = models.named("llama-2-70b"), Layout(), 4096
     count, layer = model.parameters(), shape.elements(model.layer(0))
@@ -67,60 +67,70 @@ def _llama() -> Iterator[Row]:
     inputs = kept_bytes(model, 0, tokens, here, lora, "full")
     pure = OPTIMIZERS["adam-16bit"]
     exact = "exact count"
-    yield Row(table, "parameters, LoRA", 140, 2 * count / 1e9, f"2 bytes, {exact}", NOMINAL_70B)
-    yield Row(table, "the same", 140, 2 * 70e9 / 1e9, "2 bytes, nominal 70e9")
-    yield Row(
+    yield PublishedNumber(table, "parameters, LoRA", 140, 2 * count / 1e9, f"2 bytes, {exact}", NOMINAL_70B)
+    yield PublishedNumber(table, "the same", 140, 2 * 70e9 / 1e9, "2 bytes, nominal 70e9")
+    yield PublishedNumber(
         table, "parameters, full", 560, sum(states(count, pure)) / 1e9, f"8 bytes, {exact}", NOMINAL_70B
     )
-    yield Row(table, "the same", 560, sum(states(70 * 10**9, pure)) / 1e9, "8 bytes, nominal: no fp32 master")
+    yield PublishedNumber(
+        table, "the same", 560, sum(states(70 * 10**9, pure)) / 1e9, "8 bytes, nominal: no fp32 master"
+    )
     half = "140 / 80 is 1.75: the source divides the nominal count, head and embedding included, and rounds"
-    yield Row(table, "one layer, LoRA", 1.8, 2 * layer / 1e9, "2 bytes, exact layer", half)
-    yield Row(
+    yield PublishedNumber(table, "one layer, LoRA", 1.8, 2 * layer / 1e9, "2 bytes, exact layer", half)
+    yield PublishedNumber(
         table, "one layer, full", 7, 8 * layer / 1e9, "8 bytes, exact layer", "560 / 80 of the nominal count"
     )
-    yield Row(table, "the same", 7, 8 * 70e9 / 80 / 1e9, "8 bytes, nominal / 80")
-    yield Row(table, "activations of a layer, checkpointed", 0.07, inputs / 1e9, "its input", ROUNDED)
-    yield Row(table, "activations of a layer", 1.4, one / 1e9, "fp32 adapters on q and v, rank 16")
+    yield PublishedNumber(table, "the same", 7, 8 * 70e9 / 80 / 1e9, "8 bytes, nominal / 80")
+    yield PublishedNumber(
+        table, "activations of a layer, checkpointed", 0.07, inputs / 1e9, "its input", ROUNDED
+    )
+    yield PublishedNumber(
+        table, "activations of a layer", 1.4, one / 1e9, "fp32 adapters on q and v, rank 16"
+    )
     fit = "the source names no adapters: other usual ones give 95 to 117"
-    yield Row(table, "activations", 112, 80 * one / 1e9, "80 layers", fit)
-    yield Row(
+    yield PublishedNumber(table, "activations", 112, 80 * one / 1e9, "80 layers", fit)
+    yield PublishedNumber(
         table, "activations, checkpointed", 6.7, (80 * inputs + one) / 1e9, "80 inputs and a live layer"
     )
 
 
-def _mistral() -> Iterator[Row]:
+def _mistral() -> Iterator[PublishedNumber]:
     table = "Mistral-7B, static (BSC course)"
     nominal = states(7 * 10**9, ADAM)
     names = ("weights", "gradients", "optimizer")
     for name, published, computed in zip(names, (14, 14, 84), nominal, strict=True):
-        yield Row(table, name, published, computed / 1e9, "nominal 7e9")
-    yield Row(table, "together", 112, sum(nominal) / 1e9, "nominal 7e9")
+        yield PublishedNumber(table, name, published, computed / 1e9, "nominal 7e9")
+    yield PublishedNumber(table, "together", 112, sum(nominal) / 1e9, "nominal 7e9")
     shared = sum(states(7 * 10**9, ADAM, 3, 4)) / 1e9
-    yield Row(table, "each of four, ZeRO-3", 28, shared, "nominal 7e9")
+    yield PublishedNumber(table, "each of four, ZeRO-3", 28, shared, "nominal 7e9")
     count = models.named("mistral-7b").parameters()
     why = "the source takes 7e9 parameters; there are 7,241,732,096"
-    yield Row(table, "together", 112, sum(states(count, ADAM)) / 1e9, "exact count", why)
+    yield PublishedNumber(table, "together", 112, sum(states(count, ADAM)) / 1e9, "exact count", why)
     exact = sum(states(count, ADAM, 3, 4)) / 1e9
-    yield Row(table, "each of four, ZeRO-3", 28, exact, "exact count", why)
+    yield PublishedNumber(table, "each of four, ZeRO-3", 28, exact, "exact count", why)
 
 
-def _mixture() -> Iterator[Row]:
+def _mixture() -> Iterator[PublishedNumber]:
     """Hidden 7680, 15 layers, two experts of twice the width: 10e9 parameters; 8 x 8,192 tokens."""
     table = "MoE temporaries, 675 tensors (Grace Hopper talk, 2024)"
     tokens, hidden, layers = 8 * 8192, 7680, 15
     state = 2 * tokens * hidden  # one 16-bit hidden state
     unknown = "not reproduced: the source does not say what these tensors are"
-    yield Row(table, "below 100 MB, 270 tensors", 0.2, None, "", unknown)
-    yield Row(table, "100-499 MB, 195 tensors", 51.7, None, "", unknown)
-    yield Row(table, "500-999 MB, 60 tensors", 33.3, None, "", unknown)
+    yield PublishedNumber(table, "below 100 MB, 270 tensors", 0.2, None, "", unknown)
+    yield PublishedNumber(table, "100-499 MB, 195 tensors", 51.7, None, "", unknown)
+    yield PublishedNumber(table, "500-999 MB, 60 tensors", 33.3, None, "", unknown)
     nine = 9 * layers * state / 1e9
-    yield Row(table, "1000-1999 MB, 135 tensors", 135.9, nine, "nine hidden states in each layer")
-    yield Row(table, "over 2000 MB, 15 tensors", 30.2, 2 * layers * state / 1e9, "one of twice the size")
+    yield PublishedNumber(table, "1000-1999 MB, 135 tensors", 135.9, nine, "nine hidden states in each layer")
+    yield PublishedNumber(
+        table, "over 2000 MB, 15 tensors", 30.2, 2 * layers * state / 1e9, "one of twice the size"
+    )
     why = "Korthikanti's 34 bytes are of a dense layer with dropout; the two middle bins are not known"
-    yield Row(table, "together", 251.2, 17 * layers * state / 1e9, "34 bytes per token and width", why)
+    yield PublishedNumber(
+        table, "together", 251.2, 17 * layers * state / 1e9, "34 bytes per token and width", why
+    )
 
 
-def _estimators() -> Iterator[Row]:
+def _estimators() -> Iterator[PublishedNumber]:
     """Per GPU, of what the estimators of DeepSpeed and Accelerate say where they are right."""
     table = "Estimators of DeepSpeed and Accelerate, model states"
     fp32_gradients = OPTIMIZERS["adam-fp32-gradients"]
@@ -131,16 +141,16 @@ def _estimators() -> Iterator[Row]:
         zero = (4 * largest + 18 * count // gpus) / 1e9
         ours = (sum(states(count, fp32_gradients, 3, gpus)) + 4 * largest) / 1e9
         how = "18 bytes per parameter, sharded, and the largest matrix gathered in fp32"
-        yield Row(table, f"{name} on {gpus}, DeepSpeed ZeRO-3", zero, ours, how)
+        yield PublishedNumber(table, f"{name} on {gpus}, DeepSpeed ZeRO-3", zero, ours, how)
     for name, gib, optimizer, how in (
         ("llama-2-70b", 512.59, "adam-16bit", "16 bits, `Training using Adam`"),
         ("llama-2-70b", 1024.0 * 1.0011, "adam-fp32", "32 bits, `Training using Adam`: printed as 1.0 TB"),
     ):
         computed = sum(states(models.named(name).parameters(), OPTIMIZERS[optimizer])) / 2**30
-        yield Row(table, f"{name}, Accelerate", gib, computed, how, unit="GiB")
+        yield PublishedNumber(table, f"{name}, Accelerate", gib, computed, how, unit="GiB")
 
 
-def _korthikanti() -> Iterator[Row]:
+def _korthikanti() -> Iterator[PublishedNumber]:
     """Bytes of a GPT layer on one of eight tensor ranks, by the formulas of the paper's table 2."""
     table = "Korthikanti et al. 2022, activations of a layer of GPT-175B, microbatch 1, 8 tensor ranks"
     model, s = models.named("gpt-175b"), 2048
@@ -154,12 +164,12 @@ def _korthikanti() -> Iterator[Row]:
         ("and flash attention or selective recomputation", unit * 34 / 8, split, flash),
     ):
         computed = layer_bytes(model, 0, s, here, None, how) / 1e6
-        yield Row(
+        yield PublishedNumber(
             table, name, published / 1e6, computed, "sbh (10 + 24/t + 5as/ht), sbh 34/t", statistics, "MB"
         )
 
 
-def _torchtitan() -> Iterator[Row]:
+def _torchtitan() -> Iterator[PublishedNumber]:
     """What torchtitan prints is what the allocator reserved: holes between tensors are in it."""
     table = "torchtitan's peaks, reserved by the allocator (its benchmarks, 2024-12)"
     for row in published_speeds.rows():
@@ -174,7 +184,7 @@ def _torchtitan() -> Iterator[Row]:
                     "weights, fp32 gradients, activations, logits and buffers "
                     f"{published - predicted:.0f} GiB are not accounted for: a memory snapshot would tell"
                 )
-            yield Row(table, row.name, published, predicted, row.how, why, "GiB")
+            yield PublishedNumber(table, row.name, published, predicted, row.how, why, "GiB")
 
 
 def lines() -> Iterator[str]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lostflops.errors import LostflopsError, NotATrace, revived
+from lostflops.ingest.private import Settings
 from lostflops.privacy.cleaner import Cleaner
 
 Task = Literal["learn", "clean", "clean_export"]
@@ -33,12 +34,12 @@ class Apart:
             self._process.communicate()
         self._process = None
 
-    def ask(self, task: Task, path: Path, target: Path | None, cleaner: Cleaner) -> None:
+    def ask(self, task: Task, path: Path, target: Path | None, settings: Settings, cleaner: Cleaner) -> None:
         """Do a task of `columns` with this cleaner. Raises what it raises, and NotATrace where it ended."""
         process = self._started()
         assert process.stdin is not None and process.stdout is not None
         try:
-            pickle.dump((task, path, target, cleaner), process.stdin)
+            pickle.dump((task, path, target, settings, cleaner), process.stdin)
             process.stdin.flush()
             # What our own program answers: nothing from the recording is unpickled.
             answer: tuple[tuple[str, str, str] | None, Cleaner] = pickle.load(process.stdout)
@@ -71,17 +72,17 @@ def main() -> None:
     asked, answered = sys.stdin.buffer, sys.stdout.buffer
     while True:
         try:
-            task, path, target, cleaner = pickle.load(asked)
+            task, path, target, settings, cleaner = pickle.load(asked)
         except EOFError:
             return
         answer: tuple[Any, Any] = (None, cleaner)
         try:
             if task == "learn":
-                columns.learn(path, cleaner)
+                columns.learn(path, settings, cleaner)
             elif task == "clean":
-                columns.clean(path, target, cleaner)
+                columns.clean(path, target, settings, cleaner)
             else:
-                columns.clean_export(path, target, cleaner)
+                columns.clean_export(path, target, settings, cleaner)
         except LostflopsError as error:
             answer = ((type(error).__name__, error.message, error.hint), None)
         pickle.dump(answer, answered)

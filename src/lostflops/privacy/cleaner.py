@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import re
 import secrets as random
+from bisect import bisect
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from os.path import commonprefix
 
-from lostflops.privacy import secrets
+from lostflops.privacy import secrets, suspects, values
+from lostflops.privacy.suspects import Suspects, parted, without_overlap
 
 REMOVED = secrets.REMOVED.encode()
 SECRETS, HOSTS, USERS, PATHS = "secrets", "hosts", "users", "paths"
@@ -32,8 +34,8 @@ KINDS = {
     JOBS: "names of jobs, as a cluster gives them",
 }
 
-_START = rb"(?:" + secrets.ESCAPE + rb"|(?<![\w.\\]))"
-_AFTER = rb"(?:" + secrets.ESCAPE + rb"|(?<![A-Za-z0-9\\]))"
+_START = rb"(?:" + values.ESCAPE + rb"|(?<![\w.\\]))"
+_AFTER = rb"(?:" + values.ESCAPE + rb"|(?<![A-Za-z0-9\\]))"
 _NAME = rb"(?:\\u[0-9a-fA-F]{4}|[^\s/\"'\\:;,()<>|*?\[\]{}=&#\x00-\x1f])+"
 # What may stand before a path without a blank: an escaped line break, a compiler's flag, 'file://', dots.
 # It is looked for behind the slash, because an expression that begins with a letter is found much faster.
@@ -52,7 +54,7 @@ _WINDOWS = re.compile(
 # A folder of another machine, written as Windows and some file systems take it.
 _ELSEWHERE = re.compile(rb"//(?:(?<![\w:/\\]//)|(?<=\\[nrt]//))[A-Za-z][\w.-]*(?:/" + _NAME + rb"){2,}")
 _COPIED = re.compile(
-    rb"(?:" + secrets.ESCAPE + rb"|(?<![\w.+\\-]))([A-Za-z_][\w.+-]{0,200})@([A-Za-z0-9][\w.-]{0,250}):"
+    rb"(?:" + values.ESCAPE + rb"|(?<![\w.+\\-]))([A-Za-z_][\w.+-]{0,200})@([A-Za-z0-9][\w.-]{0,250}):"
     rb"((?:[~/]|[\w.-]{1,200}/)[^\s\"'\\]*)"
 )
 _INSTALLED = re.compile(rb"^.*[\\/](?:site-packages|dist-packages|python\d+\.\d+t?)[\\/]+")
@@ -75,8 +77,10 @@ _STRING = rb"\"((?:[^\"\\]|\\.)*)\""
 _QUOTE = rb"(?:\\{0,3}[\"'])?"
 _GIVEN = rb"(?:" + _QUOTE + rb"[ \t]{0,4}(?:=|:(?!:))[ \t]{0,4}" + _QUOTE + rb")"
 _FLAG_GIVEN = rb"(?:=|[ \t]{1,4}|\\{0,3}[\"']\s{0,4},\s{0,4})" + _QUOTE
-_VARIABLE = rb"(?:" + secrets.ESCAPE + rb"|(?<![A-Za-z0-9\\]))"
-_HOST_NAME = rb"((?!\\)[A-Za-z0-9][\w.-]*(?:\[[\d,-]+\][\w.-]*)?(?:,[A-Za-z][\w.-]*(?:\[[\d,-]+\])?)*)"
+_VARIABLE = rb"(?:" + values.ESCAPE + rb"|(?<![A-Za-z0-9\\]))"
+_HOST_NAME = (
+    rb"((?!\\)[A-Za-z0-9][\w.-]*(?:\[[\d,-]+\][\w.-]*)?(?:(?::\d+)?,[A-Za-z][\w.-]*(?:\[[\d,-]+\])?)*)"
+)
 _HOSTS_IN_TEXT = (
     re.compile(
         rb"(" + _VARIABLE + rb"(?:[A-Z]+_){0,4}(?:HOST|HOSTNAME|HOSTS|NODENAME|NODELIST|NODE_NAME|MASTER_ADDR"
@@ -93,7 +97,14 @@ _HOSTS_IN_TEXT = (
         rb"(" + _VARIABLE + rb"(?:host|hostname|host_name|nodename|node_name)" + _GIVEN
         + rb")(?=[a-zA-Z][\w.-]*[\d.-])" + _HOST_NAME
     ),
-    re.compile(rb"((?:" + secrets.ESCAPE + rb"|^|(?<=[\s\"]))())([A-Za-z][\w.-]*)(?=:\d+:\d+ \[\d+\] NCCL )"),
+    re.compile(
+        rb"(" + _START + rb"(?:srun|sbatch|salloc|mpirun|mpiexec|prun"
+        rb"|ssh)(?=[\s\"'\\])(?:[^\n;|:}]|:(?![\s\"])){0,300}?(?<=[\s\"'])"
+        rb"(?:-w|-H|-host)" + _FLAG_GIVEN + rb")" + _HOST_NAME
+    ),
+    re.compile(rb"((?:" + values.ESCAPE + rb"|^|(?<=[\s\"])))([A-Za-z][\w.-]*)(?=[ \t]+(?:max_)?slots=\d)"),
+    re.compile(rb"(" + _START + rb"(?i:on|from) (?:host|node|machine) )(?=[\w.-]*[\d.-])([A-Za-z][\w.-]*)"),
+    re.compile(rb"((?:" + values.ESCAPE + rb"|^|(?<=[\s\"]))())([A-Za-z][\w.-]*)(?=:\d+:\d+ \[\d+\] NCCL )"),
 )  # fmt: skip
 _USER_NAME = rb"((?!\\)[A-Za-z_][\w.-]*)"
 _USERS_IN_TEXT = (
@@ -117,34 +128,47 @@ _USERS_IN_TEXT = (
         rb"((?:^|(?<=\n)|(?<=\\[nr]))(?:user|username|owner|login)[ \t]{0,9}[=:][ \t]{0,9})" + _USER_NAME
     ),
     re.compile(rb"([ug]id=\d+\()" + _USER_NAME),
-    re.compile(rb"((?:" + secrets.ESCAPE + rb"|(?<![\w/\\]))~)" + _USER_NAME + rb"(?=/)"),
+    re.compile(rb"((?:" + values.ESCAPE + rb"|(?<![\w/\\]))~)" + _USER_NAME + rb"(?=/)"),
 )
-_AUTHOR = secrets.assignment(rb"GIT_(?:AUTHOR|COMMITTER)_NAME")
+_AUTHOR = values.assignment(rb"GIT_(?:AUTHOR|COMMITTER)_NAME")
 _LSF = re.compile(rb"(?<=LSB_HOSTS=)" + _QUOTE + rb"[\w.-]+(?: [\w.-]+(?!=))*")
-_AT_HOST = re.compile(rb"(?<=ssh )(?:-[\w ]+ )?([A-Za-z_][\w.-]*)@([A-Za-z][\w.-]*)")
+_AT_HOST = re.compile(
+    rb"("
+    + _START
+    + rb"(?:ssh|scp|sftp|rsync|mosh|autossh)(?=[\s\"'\\])(?:[^\n;|:}]|:(?![\s\"])){0,300}?(?<=[\s\"']))"
+    rb"([A-Za-z_][\w.-]*)@([A-Za-z][\w.-]*)"
+)
 _JOBS_IN_TEXT = (
-    secrets.assignment(
+    values.assignment(
         rb"(?:[A-Z]+_){0,3}(?:JOB_NAME|JOBNAME|JOB_ACCOUNT|JOB_PARTITION|JOB_QOS|JOB_COMMENT"
         rb"|JOB_RESERVATION|CLUSTER_NAME|WANDB_(?:PROJECT|NAME|ENTITY|RUN_GROUP|RUN_ID|TAGS|NOTES)"
         rb"|EXPERIMENT_NAME|RUN_NAME|POD_NAMESPACE|PROJECT_NAME|COMET_WORKSPACE|NEPTUNE_PROJECT)"
-        rb"|(?<=\")(?:job_name|run_name|experiment_name|project_name|wandb_project|project|experiment|entity)"
+        rb"|(?<=\")(?:job_name|run_name|experiment_name|project_name|project_id|wandb_project|project"
+        rb"|experiment|entity)"
     ),
-    secrets.flagged(
-        rb"job[_-]name|run[_-]name|experiment(?:[_-]name)?|project(?:[_-]name)?|wandb[_-][\w-]{1,40}|entity|account"
+    values.flagged(
+        rb"job[_-]name|run[_-]name|experiment(?:[_-]name)?|project(?:[_-]name)?|wandb[_-][\w-]{1,40}"
+        rb"|entity|account"
         rb"|partition|qos|reservation"
+    ),
+    values.flagged(
+        rb"A|p|J|q", behind=_START + rb"(?:srun|sbatch|salloc)(?=[\s\"'\\])(?:[^\n;|:}]|:(?![\s\"])){0,300}?"
     ),
 )
 _IN_TEXT_WORDS = (
     b"HOST", b"NODE", b"POD_NAME", b"ADDR", b"ENDPOINT", b"SERVER", b"MASTER_IP", b"host", b"node", b"--",
-    b" NCCL ",
+    b" NCCL ", b"srun", b"prun", b"sbatch", b"salloc", b"mpi", b"slots=", b"machine", b"ssh",
 )  # fmt: skip
 _USER_WORDS = (b"USER", b"LOGNAME", b"OWNER", b"user", b"login", b"owner", b"id=", b"~")
-_JOB_WORDS = (b"JOB_", b"JOBNAME", b"WANDB_", b"_NAME", b"_NAMESPACE", b"PROJECT", b"WORKSPACE", b"--",
-              b'"run_name', b'"job_name', b'"experiment', b'"project', b'"wandb_', b'"entity')  # fmt: skip
+_JOB_WORDS = (
+    b"JOB_", b"JOBNAME", b"WANDB_", b"_NAME", b"_NAMESPACE", b"PROJECT", b"WORKSPACE", b"--", b"srun",
+    b"sbatch", b"salloc", b'"run_name', b'"job_name', b'"experiment', b'"project', b'"wandb_', b'"entity',
+)  # fmt: skip
 # A machine's whole name: at least three parts, the last one a network's.
 _DOMAIN = re.compile(
-    _START + rb"(?:[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?\.){2,}"
-    rb"(?:com|org|edu|gov|local|internal|lan|corp|intra|intranet|cluster|home|arpa|example|localdomain|compute)"
+    _START + rb"(?<![\w.+-]@)(?<!\w-)(?:[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?\.){2,}"
+    rb"(?:com|org|edu|gov|local|internal|lan|corp|intra|intranet|cluster|home|arpa|example|localdomain"
+    rb"|compute)"
     rb"(?![\w(]|\.\w|-)"
 )
 _DOMAINS = (b".com", b".org", b".edu", b".gov", b".local", b".internal", b".lan", b".corp", b".intra",
@@ -166,7 +190,7 @@ _FOLDER_GIVEN = re.compile(
     + rb")*/?)"
 )
 _SHARE = re.compile(
-    rb"(?:" + secrets.ESCAPE + rb"|(?<![\w\\:]))(?:\\\\){1,4}[A-Za-z][\w.-]+(?:" + _BACK + rb"[\w.$ -]+)+"
+    rb"(?:" + values.ESCAPE + rb"|(?<![\w\\:]))(?:\\\\){1,4}[A-Za-z][\w.-]+(?:" + _BACK + rb"[\w.$ -]+)+"
 )
 _HOST_KEY = re.compile(rb"(\"(?:\w*_)?(?:host_?name|node_?name|host)\"\s*:\s*)" + _STRING, re.IGNORECASE)
 _USER_KEY = re.compile(
@@ -184,10 +208,11 @@ _SERVER = re.compile(
 )
 _AT = re.compile(rb"(?:@|%40)[\w-]+\.[A-Za-z]")
 _MAIL = re.compile(
-    rb"(?:" + secrets.ESCAPE + rb"|(?<![\w.+\\-]))[\w.+-]{1,200}(?:@|%40)[\w-]{1,64}(?:\.[A-Za-z][\w-]+)+"
+    rb"(?:" + values.ESCAPE + rb"|(?<![\w.+\\-]))[\w.+-]{1,200}(?:@|%40)[\w-]{1,64}(?:\.[A-Za-z][\w-]+)+"
 )
 _OCTET = rb"(?:25[0-5]|2[0-4]\d|1?\d?\d)"
 _DOTS = re.compile(rb"\.\d{1,3}\.\d{1,3}\.\d")
+_END = re.compile(rb",\s*\"|\n")
 _NO_MORE = rb"(?!\w|\.\w)"
 _IPV4 = re.compile(_START + rb"(?:" + _OCTET + rb"\.){3}" + _OCTET + _NO_MORE)
 # Within a name, where a version could stand too, only an address of a private net is told.
@@ -195,7 +220,7 @@ _PRIVATE = re.compile(
     rb"(?<=_)(?:10\.\d{1,3}|192\.168|172\.(?:1[6-9]|2\d|3[01]))\.\d{1,3}\.\d{1,3}(?!\d|\.\w)"
 )
 _AS_A_HOST = re.compile(_START + rb"ip(?:-\d{1,3}){4}(?![\w-])")
-_COLONS = re.compile(rb":[0-9a-fA-F]{2}:|:[0-9a-fA-F]{3,4}:|[0-9a-fA-F]::[0-9a-fA-F]")
+_COLONS = re.compile(suspects.COLONS, re.IGNORECASE)
 _LINK = re.compile(
     _START + rb"(?:(?:[0-9a-fA-F]{2}:){5}[0-9a-fA-F]{2}|(?:[0-9a-fA-F]{4}:){3,7}[0-9a-fA-F]{4}"
     rb"|(?:[0-9a-fA-F]{1,4}:){7}[0-9a-fA-F]{1,4}|fe80:(?::[0-9a-fA-F]{1,4}){1,4}|::ffff:[0-9a-fA-F]{1,4}:[0-9a-fA-F]{1,4}"
@@ -209,13 +234,16 @@ _CARD = re.compile(
     _START + rb"(?=[0-9.-]{0,16}[a-fA-F])(?:(?:[0-9a-fA-F]{2}-){5}[0-9a-fA-F]{2}"
     rb"|(?=[a-fA-F.]{0,13}\d)[0-9a-fA-F]{4}(?:\.[0-9a-fA-F]{4}){2})(?![\w.-])"
 )
-_IDENTITIES = secrets.assignment(
+_IDENTITIES = values.assignment(
     _VARIABLE + rb"(?i:(?:uuid|serial(?:[_ ]?(?:no|number))?|board[_ ]?(?:id|serial)|service[_ ]?tag))",
     least=8,
     word=rb"(?=[^\s\"'\\]{0,40}\d)",
 )
 _IDENTITY_WORDS = (b"uuid", b"serial", b"board", b"service")
 _DEVICE = re.compile(_START + rb"(GPU|MIG|DLA)-[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}\b")
+# Shorter texts are looked into as they are.
+SMALL = 2048
+_APART = b"\n\0\n"
 _OWN = (b"localhost", b"127.", b"0.0.0.0", b"::1")
 # A name like these is told from a word; others are taken out only where a field says what they are.
 _TELLING = re.compile(rb"[\d.-]")
@@ -238,6 +266,10 @@ class Cleaner:
         self._names: dict[str, dict[bytes, bytes]] = {kind: {} for kind in (*KINDS, "also")}
         self._made: set[bytes] = set()  # names that we gave
         self._words: re.Pattern[bytes] | None = None
+        self._suspects = Suspects()
+        # While several texts are looked into at once: what each holds, and which of them has the match.
+        self._notes: list[list[tuple[str, bytes]]] | None = None
+        self._at = 0
         for word in also:
             self._names["also"][word.encode()] = REMOVED
         self._learned()
@@ -275,7 +307,7 @@ class Cleaner:
         """Count a value and give what stands in its place."""
         if kind in self._keep or not value or self._is_made(value):
             return value
-        self.found[kind][value] += 1
+        self._note(kind, value)
         return REMOVED
 
     def _is_made(self, value: bytes) -> bool:
@@ -283,56 +315,128 @@ class Cleaner:
         return value in self._made or _MADE.fullmatch(value) is not None
 
     def text(self, text: bytes) -> bytes:
-        """The text without what identifies. Numbers outside of strings are never touched."""
+        """The text without what identifies. Numbers outside of strings are never touched.
+
+        Only what could hold something is looked into, and what is said often only once.
+        """
+        if len(text) < SMALL:
+            return self.whole(text) if self._suspects.suspects(text) else text
+        pieces = parted(text)
+        runs: list[tuple[int, int]] = []
+        words = None
+        made = pieces.copy()
+        while words != self._suspects.words:  # what is learned on the way may stand elsewhere too
+            words = self._suspects.words
+            new = without_overlap(self._suspects.runs(pieces), runs)
+            runs += new
+            texts = [b"".join(pieces[first:end]) for first, end in new]
+            for (first, end), clean in zip(new, self._once_each(texts), strict=True):
+                made[first:end] = [clean] + [b""] * (end - first - 1)
+        return b"".join(made)
+
+    def _once_each(self, texts: list[bytes]) -> list[bytes]:
+        """Clean texts that stand apart, each only once; what it holds counts as often as it is there."""
+        if not texts:
+            return []
+        answers = self._suspects.answers
+        middle = Counter(texts[1:-1])
+        new = [text for text in middle if text not in answers]
+        order = [*texts[:1], *new, *texts[1:][-1:]]
+        self._notes = [[] for _ in order]
+        try:
+            clean = self.whole(_APART.join(order)).split(_APART)
+            notes = self._notes
+        finally:
+            self._notes = None
+        assert len(clean) == len(order), "a match went beyond its piece"
+        ends = {0, len(order) - 1}
+        answers.update((text, (clean[n], notes[n])) for n, text in enumerate(order) if n not in ends)
+        for n in ends:
+            self._count(notes[n], 1)
+        for text, times in middle.items():
+            self._count(answers[text][1], times)
+        return [*clean[:1], *(answers[t][0] for t in texts[1:-1]), *clean[1:][-1:]]
+
+    def _count(self, notes: list[tuple[str, bytes]], times: int) -> None:
+        for kind, value in notes:
+            self.found[kind][value] += times
+
+    def _note(self, kind: str, value: bytes) -> None:
+        if self._notes is None:
+            self.found[kind][value] += 1
+        else:
+            self._notes[self._at].append((kind, value))
+
+    def _sub(
+        self, pattern: re.Pattern[bytes], made: Callable[[re.Match[bytes]], bytes], text: bytes
+    ) -> bytes:
+        if self._notes is None:
+            return pattern.sub(made, text)
+        marks: list[int] = []
+
+        def placed(match: re.Match[bytes]) -> bytes:
+            if not marks:
+                marks.extend(at.start() for at in re.finditer(b"\0", text))
+            self._at = bisect(marks, match.start())
+            return made(match)
+
+        return pattern.sub(placed, text)
+
+    def whole(self, text: bytes) -> bytes:
+        """The same as `text`, but every expression looks at all of it: slow."""
         if SECRETS not in self._keep:
-            text = secrets.without(text, partial(self.removed, SECRETS))
+            text = secrets.without(text, partial(self.removed, SECRETS), self._sub)
         if b"://" in text:
-            text = _SERVER.sub(self._server, text)
+            text = self._sub(_SERVER, self._server, text)
         text = self._without_variables(text)
         lower = text.lower()
         if _any(_HOST_KEYS, lower):
-            text = _HOST_KEY.sub(lambda m: m[1] + b'"' + self._host(m[2]) + b'"', text)
+            text = self._sub(_HOST_KEY, lambda m: m[1] + b'"' + self._host(m[2]) + b'"', text)
         if _any(_USER_KEYS, lower):
-            text = _USER_KEY.sub(lambda m: m[1] + b'"' + self._named(USERS, m[2], "user") + b'"', text)
+            text = self._sub(_USER_KEY, lambda m: m[1] + b'"' + self._named(USERS, m[2], "user") + b'"', text)
         if _any(_JOB_KEYS, lower):
-            text = _JOB_KEY.sub(lambda m: m[1] + b'"' + self.removed(JOBS, m[2]) + b'"', text)
+            text = self._sub(_JOB_KEY, lambda m: m[1] + b'"' + self.removed(JOBS, m[2]) + b'"', text)
         if PATHS not in self._keep:
             text = self._without_paths(text)
         if self._words is not None:
-            text = self._words.sub(self._word, text)
+            text = self._sub(self._words, self._word, text)
         if ADDRESSES not in self._keep:
             text = self._without_addresses(text)
         if HARDWARE not in self._keep and _any((b"GPU-", b"MIG-", b"DLA-"), text):
-            text = _DEVICE.sub(lambda m: self._named(HARDWARE, m[0], m[1].decode()), text)
+            text = self._sub(_DEVICE, lambda m: self._named(HARDWARE, m[0], m[1].decode()), text)
         if HARDWARE not in self._keep and _any(_IDENTITY_WORDS, lower):
-            text = _IDENTITIES.sub(lambda m: secrets.replaced(m, partial(self.removed, HARDWARE)), text)
+            text = self._sub(
+                _IDENTITIES, lambda m: secrets.replaced(m, partial(self.removed, HARDWARE)), text
+            )
         return text
 
     def _without_variables(self, text: bytes) -> bytes:
         """Without machines, people, jobs and folders that a variable or a flag names."""
         if _any(_IN_TEXT_WORDS, text):
             for pattern in _HOSTS_IN_TEXT:
-                text = pattern.sub(lambda m: m[1] + self._host(m[m.lastindex or 0]), text)
+                text = self._sub(pattern, lambda m: m[1] + self._host(m[m.lastindex or 0]), text)
         if _any(_USER_WORDS, text):
             for pattern in _USERS_IN_TEXT:
-                text = pattern.sub(lambda m: m[1] + self._named(USERS, m[2], "user"), text)
+                text = self._sub(pattern, lambda m: m[1] + self._named(USERS, m[2], "user"), text)
         if USERS not in self._keep and b"GIT_" in text:
-            text = _AUTHOR.sub(lambda m: secrets.replaced(m, partial(self.removed, USERS)), text)
+            text = self._sub(_AUTHOR, lambda m: secrets.replaced(m, partial(self.removed, USERS)), text)
         if b"LSB_HOSTS=" in text:
-            text = _LSF.sub(lambda m: b" ".join(map(self._host, m[0].split(b" "))), text)
+            text = self._sub(_LSF, lambda m: b" ".join(map(self._host, m[0].split(b" "))), text)
         if b"@" in text:
-            text = _COPIED.sub(self._copied, text)
-        if b"ssh " in text:
-            text = _AT_HOST.sub(lambda m: self._named(USERS, m[1], "user") + b"@" + self._host(m[2]), text)
+            text = self._sub(_COPIED, self._copied, text)
+        if b"@" in text:
+            text = self._sub(
+                _AT_HOST, lambda m: m[1] + self._named(USERS, m[2], "user") + b"@" + self._host(m[3]), text
+            )
         if JOBS not in self._keep and _any(_JOB_WORDS, text):
             for pattern in _JOBS_IN_TEXT:
-                text = pattern.sub(lambda m: secrets.replaced(m, partial(self.removed, JOBS)), text)
+                text = self._sub(pattern, lambda m: secrets.replaced(m, partial(self.removed, JOBS)), text)
         if PATHS not in self._keep and b"/" in text:
-            text = _FOLDER_GIVEN.sub(self._folder_given, text)
+            text = self._sub(_FOLDER_GIVEN, self._folder_given, text)
         if PATHS not in self._keep and b"\\\\" in text:
-            text = _SHARE.sub(lambda m: self.path(m[0]), text)
+            text = self._sub(_SHARE, lambda m: self.path(m[0]), text)
         if _any(_DOMAINS, text):
-            text = _DOMAIN.sub(lambda m: self._host(m[0]), text)
+            text = self._sub(_DOMAIN, lambda m: self._host(m[0]), text)
         return text
 
     def _copied(self, match: re.Match[bytes]) -> bytes:
@@ -362,26 +466,26 @@ class Cleaner:
         if people:
             self._named(USERS, people[1], "user")
         if inside != path:
-            self.found[PATHS][path[: len(path) - len(inside)]] += 1
+            self._note(PATHS, path[: len(path) - len(inside)])
             return inside
         folder, _, name = path.replace(b"\\", b"/").rstrip(b"/").rpartition(b"/")
         if not (_FILE.fullmatch(name) or _PROGRAM.fullmatch(name)):
             folder, name = path.rstrip(b"/"), b""
         up = path[: len(path) - len(path.lstrip(b"."))]  # '..' before the first slash
         known = self._names[PATHS].setdefault(folder, b"/folder-%d" % len(self._names[PATHS]))
-        self.found[PATHS][folder] += 1
+        self._note(PATHS, folder)
         return up + known + (b"/" + name if name else b"")
 
     def _without_paths(self, text: bytes) -> bytes:
         if b"/" in text:
             if b"): " in text:
                 for frame in _FRAMES:
-                    text = frame.sub(self._frame, text)
+                    text = self._sub(frame, self._frame, text)
             if b"//" in text:
-                text = _ELSEWHERE.sub(self._elsewhere, text)
-            text = _PATH.sub(self._path, text)
+                text = self._sub(_ELSEWHERE, self._elsewhere, text)
+            text = self._sub(_PATH, self._path, text)
         if b":\\" in text:
-            text = _WINDOWS.sub(lambda m: self.path(m[0]), text)
+            text = self._sub(_WINDOWS, lambda m: self.path(m[0]) if m[0][1:3] == b":\\" else m[0], text)
         return text
 
     def _frame(self, match: re.Match[bytes]) -> bytes:
@@ -397,27 +501,34 @@ class Cleaner:
         if not parts or path.startswith(b"/folder-"):
             return path
         telling = len(parts) >= 4 or (len(parts) > 1 and bool(_FILE.fullmatch(parts[-1])))
+        telling = telling or (len(parts) > 1 and parts[-1].startswith(b"id_"))
         rooted = len(parts) > 1 and parts[0].lower().rstrip(b"0123456789") in _ROOTS
         return self.path(path) if telling or rooted else path
 
     def _without_addresses(self, text: bytes) -> bytes:
         if _DOTS.search(text):
-            text = _IPV4.sub(self._number_of_a_net, text)
-            text = _PRIVATE.sub(self._number_of_a_net, text)
+            text = self._sub(_IPV4, self._number_of_a_net, text)
+            text = self._sub(_PRIVATE, self._number_of_a_net, text)
         if b"ip-" in text:
-            text = _AS_A_HOST.sub(lambda m: self._named(ADDRESSES, m[0], "address"), text)
+            text = self._sub(_AS_A_HOST, lambda m: self._named(ADDRESSES, m[0], "address"), text)
         if _DASHES.search(text):
-            text = _CARD.sub(lambda m: self._named(ADDRESSES, m[0], "address"), text)
-        if _COLONS.search(text) or b"fe80:" in text:
-            text = _LINK.sub(lambda m: self._named(ADDRESSES, m[0], "address"), text)
+            text = self._sub(_CARD, lambda m: self._named(ADDRESSES, m[0], "address"), text)
+        if _COLONS.search(text):
+            text = self._sub(_LINK, lambda m: self._named(ADDRESSES, m[0], "address"), text)
         if _AT.search(text):
-            text = _MAIL.sub(lambda m: self._named(ADDRESSES, m[0], "mail"), text)
+            text = self._sub(_MAIL, lambda m: self._named(ADDRESSES, m[0], "mail"), text)
         return text
 
     def _number_of_a_net(self, match: re.Match[bytes]) -> bytes:
         # Versions have four parts, too.
         before = match.string[max(0, match.start() - 40) : match.start()].lower()
-        if match[0].startswith(_OWN) or b"version" in before or b"release" in before:
+        before = _END.split(before)[-1]
+        if (
+            match[0].startswith(_OWN)
+            or before.endswith(b"==")
+            or b"version" in before
+            or b"release" in before
+        ):
             return match[0]
         return self._named(ADDRESSES, match[0], "address")
 
@@ -429,7 +540,7 @@ class Cleaner:
     def _host(self, name: bytes) -> bytes:
         made = self.host(name)
         if made != name:
-            self.found[HOSTS][name] += 1
+            self._note(HOSTS, name)
         return made
 
     def _named(self, kind: str, value: bytes, name: str) -> bytes:
@@ -438,7 +549,7 @@ class Cleaner:
         known = self._names[kind]
         if self._is_made(value):
             return value
-        self.found[kind][value] += 1
+        self._note(kind, value)
         if value not in known:
             known[value] = f"{name}-{len(known)}".encode()
             self._made.add(known[value])
@@ -448,6 +559,7 @@ class Cleaner:
     def _learned(self) -> None:
         words = [w for kind in (HOSTS, USERS) for w in self._names[kind] if len(w) > 3 and _TELLING.search(w)]
         words += self._names["also"]
+        self._suspects.look_for(words)
         if words:
             longest = sorted(map(re.escape, words), key=len, reverse=True)
             self._words = re.compile(_AFTER + rb"(?:" + b"|".join(longest) + rb")(?![A-Za-z0-9])")
@@ -455,7 +567,7 @@ class Cleaner:
     def _word(self, match: re.Match[bytes]) -> bytes:
         for kind in (HOSTS, USERS, "also"):
             if match[0] in self._names[kind]:
-                self.found[SECRETS if kind == "also" else kind][match[0]] += 1
+                self._note(SECRETS if kind == "also" else kind, match[0])
                 return self._names[kind][match[0]]
         return match[0]
 

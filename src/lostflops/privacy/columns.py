@@ -11,27 +11,30 @@ import polars as pl
 
 from lostflops.errors import NotATrace
 from lostflops.ingest.nsys.folder import ARROW, PARQUET
-from lostflops.privacy import nsys
+from lostflops.ingest.private import Settings
+from lostflops.privacy import settings as named_values
 from lostflops.privacy.cleaner import OUTPUT, Cleaner
 
 SUFFIXES = PARQUET + ARROW
 
 
-def learn(folder: Path, cleaner: Cleaner) -> None:
+def learn(folder: Path, settings: Settings, cleaner: Cleaner) -> None:
     """Note the machines that the tables of an export name."""
-    for table in nsys.VALUES:
+    for table in settings.tables:
         for file in _files(folder, table):
-            nsys.learn(_pairs(_frame(file)), cleaner)
+            named_values.learn(_pairs(_frame(file)), settings, cleaner)
 
 
-def clean_export(folder: Path, target: Path | None, cleaner: Cleaner) -> None:
-    """Clean every table of a `*_pqtdir` or `*_arwdir` export. Raises NotATrace."""
-    contents = [c for table, columns in nsys.CONTENTS.items() for c in _ids(folder, table, columns)]
+def clean_export(folder: Path, target: Path | None, settings: Settings, cleaner: Cleaner) -> None:
+    """Clean every table of a folder. Raises NotATrace."""
+    contents = [c for table, columns in settings.contents.items() for c in _ids(folder, table, columns)]
     for file in sorted(p for p in folder.iterdir() if p.suffix in SUFFIXES):
-        clean(file, target and target / file.name, cleaner, contents)
+        clean(file, target and target / file.name, settings, cleaner, contents)
 
 
-def clean(path: Path, target: Path | None, cleaner: Cleaner, contents: list[int] | None = None) -> None:
+def clean(
+    path: Path, target: Path | None, settings: Settings, cleaner: Cleaner, contents: list[int] | None = None
+) -> None:
     """Clean one file; without a target, only count. `contents` are ids of texts that are whole files."""
     if not path.stat().st_size:
         if target is not None:
@@ -49,8 +52,14 @@ def clean(path: Path, target: Path | None, cleaner: Cleaner, contents: list[int]
             frame = frame.with_columns(removed.otherwise(pl.col("value").cast(pl.String)).alias("value"))
             schema = frame.collect_schema()
         for column, dtype in schema.items():
-            if path.stem in nsys.VALUES and column == "value" and "name" in schema:
-                made.append(pl.lit(pl.Series("value", nsys.values(_pairs(frame), cleaner), dtype=pl.String)))
+            if path.stem in settings.tables and column == "value" and "name" in schema:
+                made.append(
+                    pl.lit(
+                        pl.Series(
+                            "value", named_values.values(_pairs(frame), settings, cleaner), dtype=pl.String
+                        )
+                    )
+                )
             elif (replaced := _replaced(frame, column, dtype, cleaner)) is not None:
                 made.append(replaced)
         if target is not None:

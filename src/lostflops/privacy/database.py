@@ -12,21 +12,22 @@ from urllib.parse import quote
 
 from lostflops.errors import Damaged
 from lostflops.ingest.nsys.sqlite import SqliteFile
-from lostflops.privacy import nsys
+from lostflops.ingest.private import Settings
+from lostflops.privacy import settings as named_values
 from lostflops.privacy.cleaner import OUTPUT, Cleaner
 
 
-def learn(path: Path, cleaner: Cleaner) -> None:
+def learn(path: Path, settings: Settings, cleaner: Cleaner) -> None:
     with _opened(path, path) as database:
-        for table in nsys.VALUES:
-            nsys.learn([pair for _, *pair in _pairs(database, table)], cleaner)  # pyright: ignore[reportArgumentType]
+        for table in settings.tables:
+            named_values.learn([pair for _, *pair in _pairs(database, table)], settings, cleaner)  # pyright: ignore[reportArgumentType]
 
 
-def clean(path: Path, target: Path | None, cleaner: Cleaner) -> None:
+def clean(path: Path, target: Path | None, settings: Settings, cleaner: Cleaner) -> None:
     """Write a clean copy to `target`; without one, only count. Raises NotATrace, Unreadable or Damaged."""
     if target is None:
         with _opened(path, path) as database:
-            _look(database, cleaner)
+            _look(database, settings, cleaner)
         return
     work = target.with_name(f"{target.name}.work")
     try:
@@ -34,7 +35,7 @@ def clean(path: Path, target: Path | None, cleaner: Cleaner) -> None:
             # Live rows only: what the source still holds of deleted ones stays behind.
             database.execute("VACUUM INTO ?", (str(work),))
         with _opened(path, work, write=True) as database:
-            _change(database, cleaner)
+            _change(database, settings, cleaner)
             # Once more, because what was replaced may still lie in pages that are free now.
             database.execute("VACUUM INTO ?", (str(target),))
     finally:
@@ -70,7 +71,7 @@ def _tables(database: sqlite3.Connection) -> dict[str, list[str]]:
     for name, sql in rows:
         table = name.decode()
         if sql and sql.lstrip()[:14].upper() == b"CREATE VIRTUAL":
-            raise sqlite3.DatabaseError("it has a virtual table, which nsys makes none of")
+            raise sqlite3.DatabaseError("it has a virtual table, which no profiler makes")
         if not table.startswith("sqlite_"):
             columns = database.execute(f"PRAGMA table_info({_quoted(table)})").fetchall()
             found[table] = [column[1].decode() for column in columns]
@@ -89,30 +90,30 @@ def _pairs(database: sqlite3.Connection, table: str) -> list[tuple[int, str, str
     return [(row, _text(name), _text(value)) for row, name, value in rows]
 
 
-def _change(database: sqlite3.Connection, cleaner: Cleaner) -> None:
+def _change(database: sqlite3.Connection, settings: Settings, cleaner: Cleaner) -> None:
     for kind, name in database.execute(
         "SELECT type, name FROM sqlite_master WHERE type IN ('trigger', 'view')"
     ).fetchall():
         database.execute(f"DROP {kind.decode()} {_quoted(name.decode())}")
     tables = _tables(database)
     database.execute("BEGIN")
-    for table in nsys.VALUES:
+    for table in settings.tables:
         rows = _pairs(database, table)
-        made = nsys.values([(name, value) for _, name, value in rows], cleaner)
+        made = named_values.values([(name, value) for _, name, value in rows], settings, cleaner)
         for (row, _, value), new in zip(rows, made, strict=True):
             if new != value:
                 database.execute(
                     f"UPDATE {_quoted(table)} SET value = CAST(? AS TEXT) WHERE rowid = ?",
                     (new.encode(errors="surrogateescape"), row),
                 )
-    for content, text in _contents(database, tables):
+    for content, text in _contents(database, tables, settings):
         cleaner.removed(OUTPUT, text)
         database.execute("UPDATE StringIds SET value = '<removed>' WHERE id = ?", (content,))
     database.create_function("cleaned", 1, _memory(cleaner.text), deterministic=True)
     database.create_function("blotted", 1, cleaner.blob, deterministic=True)
     for table, columns in tables.items():
         for column in columns:
-            if table in nsys.VALUES and column == "value":
+            if table in settings.tables and column == "value":
                 continue
             name, as_bytes = _quoted(column), f"CAST({_quoted(column)} AS BLOB)"
             database.execute(
@@ -126,14 +127,16 @@ def _change(database: sqlite3.Connection, cleaner: Cleaner) -> None:
     database.execute("COMMIT")
 
 
-def _look(database: sqlite3.Connection, cleaner: Cleaner) -> None:
+def _look(database: sqlite3.Connection, settings: Settings, cleaner: Cleaner) -> None:
     tables = _tables(database)
-    for table in nsys.VALUES:
-        nsys.values([(name, value) for _, name, value in _pairs(database, table)], cleaner)
-    whole = {content for content, text in _contents(database, tables) if cleaner.removed(OUTPUT, text)}
+    for table in settings.tables:
+        named_values.values([(name, value) for _, name, value in _pairs(database, table)], settings, cleaner)
+    whole = {
+        content for content, text in _contents(database, tables, settings) if cleaner.removed(OUTPUT, text)
+    }
     for table, columns in tables.items():
         for column in columns:
-            if table in nsys.VALUES and column == "value":
+            if table in settings.tables and column == "value":
                 continue
             owner = '"id"' if table == "StringIds" and "id" in columns else "NULL"
             rows = database.execute(
@@ -145,10 +148,12 @@ def _look(database: sqlite3.Connection, cleaner: Cleaner) -> None:
                     cleaner.text(text)
 
 
-def _contents(database: sqlite3.Connection, tables: dict[str, list[str]]) -> list[tuple[Any, bytes]]:
+def _contents(
+    database: sqlite3.Connection, tables: dict[str, list[str]], settings: Settings
+) -> list[tuple[Any, bytes]]:
     """The texts that hold whole files, by id."""
     found: list[tuple[Any, bytes]] = []
-    for table, columns in nsys.CONTENTS.items():
+    for table, columns in settings.contents.items():
         for column in columns:
             if column in tables.get(table, []) and {"id", "value"} <= set(tables.get("StringIds", [])):
                 found += database.execute(

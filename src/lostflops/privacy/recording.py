@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import Collection, Generator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
-from lostflops import run_folder
 from lostflops.errors import (
     BadOption,
+    CannotClean,
     CannotWrite,
     LostflopsError,
     NothingThere,
@@ -23,38 +21,12 @@ from lostflops.errors import (
     Unreadable,
     shown,
 )
-from lostflops.ingest.nsys.export import FOLDERS
-from lostflops.ingest.nsys.folder import ARROW, PARQUET
-from lostflops.ingest.nsys.report import SUFFIXES as REPORTS
-from lostflops.ingest.nsys.sqlite import MAGIC
-from lostflops.privacy import database, kineto
+from lostflops.privacy import database, text
 from lostflops.privacy.apart import Apart
 from lostflops.privacy.cleaner import KINDS, Cleaner
+from lostflops.privacy.forms import UNKNOWN, Form, form_of, is_export, machine_named
 
-Form = Literal["text", "database", "columns", "export", "report", "pickle", "payload", "unknown"]
-TEXTS = (
-    ".json",
-    ".json.gz",
-    ".jsonl",
-    ".log",
-    ".txt",
-    ".csv",
-    ".md",
-    ".html",
-    ".yaml",
-    ".yml",
-    ".om",
-    ".prom",
-)
-# As `tensorboard_trace_handler` names a trace: host, process, time.
-BY_HOST = re.compile(r"([\w.-]+)_\d{3,8}\.(?:\d+\.)?pt\.trace\.json")
-WHY_NOT = {
-    "report": "only nsys can open its reports, and they may hold the job's environment: export the report "
-    "and clean the export",
-    "pickle": "a memory snapshot is a Python pickle, and opening one can run code",
-    "payload": "lostflops wrote it to record the job",
-    "unknown": "lostflops does not know its format",
-}
+NOT_OPENED = Form(why_not=UNKNOWN)
 
 
 @dataclass
@@ -62,7 +34,7 @@ class Looked:
     """What one file holds: how often each kind was found, and how many different ones."""
 
     name: str
-    form: Form
+    form: Form = NOT_OPENED
     found: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
     values: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
     problem: str = ""
@@ -70,7 +42,7 @@ class Looked:
     @property
     def why_not(self) -> str:
         """Why it cannot be looked into, nothing if it can."""
-        return self.problem or WHY_NOT.get(self.form, "")
+        return self.problem or self.form.why_not
 
 
 def inspected(path: Path, cleaner: Cleaner) -> Iterator[Looked]:
@@ -80,14 +52,14 @@ def inspected(path: Path, cleaner: Cleaner) -> Iterator[Looked]:
     """
     with Apart() as apart:
         for file, looked in _learned(path, cleaner, apart):
-            if looked.form == "payload":
+            if looked.form.ours:
                 continue
             for counter in cleaner.found.values():
                 counter.clear()
             cleaner.text(file.name.encode(errors="surrogateescape"))
             if not looked.why_not:
                 with _told(looked, file != path):
-                    _clean(file, None, cleaner, apart)
+                    _clean(file, looked.form, None, cleaner, apart)
             looked.found = {k: (c.total(), len(c)) for k, c in cleaner.found.items() if c}
             looked.values = {
                 k: sorted(v.decode(errors="replace") for v in c) for k, c in cleaner.found.items() if c
@@ -115,6 +87,8 @@ def _scrubbed(path: Path, output: Path, cleaner: Cleaner, apart: Apart) -> list[
     try:
         left_out: list[Looked] = []
         for file, looked in files:
+            if looked.why_not and file == path:
+                raise CannotClean(path, looked.why_not)
             if looked.why_not:
                 left_out.append(looked)
                 continue
@@ -123,12 +97,12 @@ def _scrubbed(path: Path, output: Path, cleaner: Cleaner, apart: Apart) -> list[
                 if file == path
                 else _place(beside / "whole", file.relative_to(path), cleaner)
             )
-            if looked.form == "export":
+            if looked.form.storage == "export":
                 target.mkdir(parents=True)
             else:
                 target.parent.mkdir(parents=True, exist_ok=True)
             with _told(looked, file != path):
-                _clean(file, target, cleaner, apart, named=output if file == path else file)
+                _clean(file, looked.form, target, cleaner, apart, named=output if file == path else file)
             if looked.problem:
                 left_out.append(looked)
                 shutil.rmtree(target) if target.is_dir() else target.unlink(missing_ok=True)
@@ -142,34 +116,9 @@ def _scrubbed(path: Path, output: Path, cleaner: Cleaner, apart: Apart) -> list[
         shutil.rmtree(beside, ignore_errors=True)
 
 
-def form_of(path: Path) -> Form:
-    """What kind of file or folder it is, by its name and first bytes. Raises Unreadable."""
-    name = path.name.lower()
-    if path.is_dir():
-        return "export"
-    if path.parent.name == run_folder.BOOT or run_folder.RECORDER in path.parts:
-        return "payload"
-    if name.endswith(REPORTS):
-        return "report"
-    if name.endswith((".pickle", ".pkl")):
-        return "pickle"
-    try:
-        with path.open("rb") as file:
-            head = file.read(512)
-    except OSError as error:
-        raise Unreadable(path, error) from error
-    if head.startswith(MAGIC):
-        return "database"
-    if path.suffix in PARQUET + ARROW:
-        return "columns"
-    if name.endswith(TEXTS) or head.lstrip()[:1] in (b"{", b"["):
-        return "text"
-    return "unknown"
-
-
-def kinds(text: str) -> Collection[str]:
+def kinds(given: str) -> Collection[str]:
     """The kinds of 'hosts,paths'. Raises BadOption."""
-    asked = [word.strip() for word in text.split(",") if word.strip()]
+    asked = [word.strip() for word in given.split(",") if word.strip()]
     for word in asked:
         if word not in KINDS:
             raise BadOption(
@@ -182,12 +131,12 @@ def _listed(path: Path) -> list[Path]:
     """The files and exports at a path. Links are not followed: they may lead out of it."""
     if not path.exists():
         raise NothingThere(path)
-    if path.is_file() or path.name.endswith(FOLDERS):
+    if path.is_file() or is_export(path.name):
         return [path]
     found: list[Path] = []
     try:
         for folder, inside, files in os.walk(path):
-            exports = [name for name in inside if name.endswith(FOLDERS)]
+            exports = [name for name in inside if is_export(name)]
             inside[:] = sorted(name for name in inside if name not in exports)
             here = [Path(folder, name) for name in (*exports, *files)]
             found += [p for p in here if not p.is_symlink() and (p.is_file() or p.is_dir())]
@@ -213,10 +162,10 @@ def _learned(path: Path, cleaner: Cleaner, apart: Apart) -> list[tuple[Path, Loo
     """The files at a path, each looked through for names of machines."""
     found: list[tuple[Path, Looked]] = []
     for file in _listed(path):
-        looked = Looked(_name(file, path), "unknown")
+        looked = Looked(_name(file, path))
         with _told(looked, file != path):
             looked.form = form_of(file)
-            _learn(file, cleaner, apart)
+            _learn(file, looked.form, cleaner, apart)
         found.append((file, looked))
     return found
 
@@ -234,36 +183,35 @@ def _refuse(path: Path, output: Path) -> None:
         raise CannotWrite(output, FileNotFoundError(0, "its folder does not exist"))
 
 
-def _learn(path: Path, cleaner: Cleaner, apart: Apart) -> None:
-    host = BY_HOST.match(path.name)
-    if host is not None:
-        cleaner.host(host[1].encode())
-    match form_of(path):
+def _learn(path: Path, form: Form, cleaner: Cleaner, apart: Apart) -> None:
+    if host := machine_named(path.name):
+        cleaner.host(host.encode())
+    match form.storage:
         case "text":
-            kineto.learn(path, cleaner)
+            text.learn(path, cleaner)
         case "database":
-            database.learn(path, cleaner)
+            database.learn(path, form.settings, cleaner)
         case "export":
-            apart.ask("learn", path, None, cleaner)
+            apart.ask("learn", path, None, form.settings, cleaner)
         case _:
             pass
 
 
 def _clean(
-    path: Path, target: Path | None, cleaner: Cleaner, apart: Apart, named: Path | None = None
+    path: Path, form: Form, target: Path | None, cleaner: Cleaner, apart: Apart, named: Path | None = None
 ) -> None:
-    match form_of(path):
+    match form.storage:
         case "text" if target is None:
-            kineto.clean(path, None, cleaner)
+            text.clean(path, None, cleaner)
         case "text":
             assert target is not None
-            kineto.packed(path, target, cleaner, zipped=".gz" in (named or path).suffixes)
+            text.packed(path, target, cleaner, zipped=".gz" in (named or path).suffixes)
         case "database":
-            database.clean(path, target, cleaner)
+            database.clean(path, target, form.settings, cleaner)
         case "columns":
-            apart.ask("clean", path, target, cleaner)
+            apart.ask("clean", path, target, form.settings, cleaner)
         case "export":
-            apart.ask("clean_export", path, target, cleaner)
+            apart.ask("clean_export", path, target, form.settings, cleaner)
         case _:
             pass
 

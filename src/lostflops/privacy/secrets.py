@@ -4,9 +4,7 @@ The shapes of keys and tokens follow the detectors of detect-secrets (Yelp, Apac
 and what the vendors publish of their prefixes; where those match only a value's beginning, ours take all of
 it.
 
-A value is taken whole by its quoting. Text comes as it lies in a file: a quote may be plain, escaped as in a
-JSON string, or escaped twice as in JSON that stands in a JSON string. A value without quotes ends where a
-word does. What stands outside of a JSON string is never touched, so the file stays JSON.
+What stands outside of a JSON string is never touched, so the file stays JSON.
 """
 
 from __future__ import annotations
@@ -17,8 +15,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache
 
+from lostflops.privacy.spellings import ONE_VALUE
+from lostflops.privacy.values import ESCAPE, LINE, NEW, NO_NUMBER, QUOTED, assignment, flagged
+
 REMOVED = "<removed>"
 Removed = Callable[[bytes], bytes]
+Replace = Callable[["re.Pattern[bytes]", Callable[["re.Match[bytes]"], bytes], bytes], bytes]
 
 # Of a flag or a variable. 'keys' and 'tokens' count things, in this trade; 'key' and 'token' may open them.
 NAME = re.compile(
@@ -32,7 +34,7 @@ _SHAPES: tuple[tuple[tuple[str, ...], str], ...] = (
         tuple(
             word.decode()
             for word in (
-                b"hf_ api_org_ nvapi- npm_ pypi- sk- glsa_ lin_api_ figd_ xai- gsk_ pplx- tgp_v1_ wandb_v1_ "
+                b"api_org_ nvapi- npm_ pypi- sk- glsa_ lin_api_ figd_ xai- gsk_ pplx- tgp_v1_ wandb_v1_ "
                 b"KGAT_ rubygems_ CLOJARS_ PMAK- NRAK- sntrys_ sntryu_ tskey- HRKU- ATATT3 ATCTT3 whsec_ "
                 b"GOCSPX- dp.pt. dp.st. dckr_pat_ dckr_oat_ pscale_tkn_ pscale_pw_ LTAI AKID ops_eyJ "
                 b"AGE-SECRET-KEY-1 dt0c01. shpat_ shpss_ shpca_ shppa_"
@@ -41,8 +43,10 @@ _SHAPES: tuple[tuple[tuple[str, ...], str], ...] = (
         r"[\w.+/=~-]{8,}",
     ),
     (("FlyV1 ",), r"[\w.+/=~-]{8,}"),
+    (("hf_",), r"(?!transfer(?![a-z]))[\w.+/=~-]{8,}"),
     # Names of kernels begin like these too.
-    (("r8_", "sbp_", "glc_", "ntn_"), r"[A-Za-z0-9]{24,}[\w.+/=-]*"),
+    (("secret_",), r"[\w-]{1,40}_[0-9a-f]{32}[\w.]*"),
+    (("r8_", "sbp_", "glc_", "ntn_", "rpa_"), r"[A-Za-z0-9]{24,}[\w.+/=-]*"),
     (("ghp_", "gho_", "ghs_", "ghu_", "ghr_", "github_pat_"), r"[\w.-]{8,}"),
     (("glpat-", "gldt-", "glptt-", "glrt-", "glcbt-", "glft-", "glsoat-", "glimt-", "glagent-", "gloas-",
       "GR1348941"),
@@ -63,8 +67,6 @@ _SHAPES: tuple[tuple[tuple[str, ...], str], ...] = (
     (("AKC",), r"[A-Za-z0-9]{10,}"),
     (("EAA",), r"[A-Za-z0-9]{40,}"),
 )  # fmt: skip
-# Behind an escape like '\\n', '\\u00fc' or two backslashes, in which no letter of a word may be seen.
-ESCAPE = rb"(?<=\\[nrtbf])(?<!\\\\[nrtbf])|(?<=\\u[0-9a-fA-F]{4})|(?<=\\\\)(?<!\\\\\\)"
 _BOUND = rb"(?:" + ESCAPE + rb"|(?<![A-Za-z0-9\\]))"
 
 
@@ -97,16 +99,31 @@ _OTHERS: tuple[tuple[bytes, re.Pattern[bytes]], ...] = (
         ),
     ),
     # What is stored in the place of a password.
-    (b"$", re.compile(rb"\$(?:apr1|[156y]|2[abxy]|argon2id?|argon2d|scrypt)\$[\w./$=,+-]{12,}")),
+    (
+        b"$",
+        re.compile(
+            rb"(?:(?<![\w.\\-])[\w.-]{1,64}:)?\$(?:apr1|[156y]|2[abxy]|argon2id?|argon2d"
+            rb"|scrypt)\$[\w./$=,+-]{12,}"
+        ),
+    ),
     (b".apps.googleusercontent.com", re.compile(_BOUND + rb"[\w-]+\.apps\.googleusercontent\.com")),
 )
 _DISCORD = re.compile(_BOUND + rb"[MNO][\w-]{23,27}\.[\w-]{6}\.[\w-]{27,}")
 # Keys and certificates as files hold them; without an end, as far as the text looks like one.
-_LINE = rb"(?:\\+[rn]|[\r\n])"
 PEM = re.compile(
     rb"-----BEGIN (?:[^-]{1,40})-----(?:[^\"\\]|\\.){0,20000}?-----END [^-]{1,40}-----"
-    rb"|-----BEGIN (?:[^-]{1,40})-----(?:" + _LINE + rb"|[\w+/=: ,-])*",
+    rb"|-----BEGIN (?:[^-]{1,40})-----(?:" + LINE + rb"|[\w+/=: ,-])*",
     re.DOTALL,
+)
+# Of PuTTY, and of Ansible: all their lines.
+_FILES = (
+    (
+        b"PuTTY-User-Key-File-",
+        re.compile(
+            rb"PuTTY-User-Key-File-(?:[^\"\\]|\\.){0,20000}?Private-(?:MAC|Hash): [0-9a-f]+", re.DOTALL
+        ),
+    ),
+    (b"$ANSIBLE_VAULT;", re.compile(rb"\$ANSIBLE_VAULT;[\w.;-]+(?:" + LINE + rb"[ \t]*[0-9a-f]+)+")),
 )
 SSH = re.compile(
     rb"(?:ssh-(?:rsa|dss|ed25519)|ecdsa-sha2-[\w-]+|sk-ssh-[\w@.-]+) +AAAA[\w+/=]+(?: [\w.+-]+@[\w.-]+)?"
@@ -114,154 +131,121 @@ SSH = re.compile(
 # Who logs in at a server: all up to the last '@' of the word. A password may hold a slash.
 LOGIN = re.compile(rb"(?<=//)(?:[^\s\"'\\/@<>]*:(?:[^\s\"'\\<>]|\\\\)*|[^\s\"'\\/@<>]+)(?=@)")
 
-# Groups are named by what holds the value.
-_QUOTED = (
-    rb"\$?(?:(?P<three>\\{0,3}[\"'])(?P=three)(?P=three)(?P<q4>[^\n]{1,4000}?)(?=(?P=three)(?P=three))"
-    # In JSON within JSON: seven backslashes are a quote that belongs to the value.
-    rb"|\\\\\\\"(?P<q3>(?:\\{7}\"|[^\n\"]){0,4000}?)(?=(?<!\\)\\{3}\"|(?<!\\)\"|\n)"
-    rb"|\\\"(?P<q1>(?:[^\"\\\n]|\\\\\\\"|\\\\|\\[^\"\\\n]){0,4000})(?=\\\"|\"|\n)"  # in a JSON string
-    rb"|\"(?P<q0>(?:[^\"\\\n]|\\.){0,4000})(?=\")"
-    # A shell joins what touches.
-    rb"|\\?'(?P<q2>(?:[^'\"\\\n]|\\\\'|(?<!')''(?=[^'\"\s,;)\]}])|\\.){0,4000})(?=\\?'))"
-)
-# A word: an opening bracket or blank that was escaped may stand before it, and punctuation ends it only where
-# something else begins behind it.
-_BEFORE = rb"(?:\\[bfnrt/\\]|\\u[0-9a-fA-F]{4}|\\(?![bfnrtu/\\\"'])){0,4}+"
-_WORD = (
-    rb"(?P<pw>(?:[^\s\"'\\<>,;&)}\]]|[,;&)}\]](?![\s\"'\\,;&)}\]]|$|[\w.-]+\s?[=:])"
-    rb"|\\\\(?![\"nrt])|\\u[0-9a-fA-F]{4}){%d,})"
-)
-_NO_NUMBER = rb"(?!\d+(?![\w.+/=-]))"
-_NEW = rb"(?!<removed>)"
-# Behind a name without quotes: the quote that ends the JSON string that it stands in, and no value.
-_NO_END = rb"(?(plain)(?!\\{0,3}\"(?:[,:}\]\s]|$)))"
-_IS = rb"[ \t]{0,9}(?:=>?|:(?!:))[ \t]{0,9}"
-
-
-def assignment(names: bytes, *, least: int = 1, word: bytes = b"") -> re.Pattern[bytes]:
-    """Finds what is given to one of these names: quoted, or as a word of at least so many characters."""
-    quote = rb"\\{0,3}[\"']"
-    return re.compile(
-        rb"(?P<before>(?:" + names + rb")(?:"
-        # "name": "value" and {"name": "x", "value": "y"}: what is not quoted there is a number.
-        + quote + rb"(?:" + _IS + rb"|\s{0,9},\s{0,9}" + quote + rb"value" + quote + _IS + rb")"
-        + rb"(?=" + quote + rb")"
-        + rb"|(?P<plain>" + _IS + _BEFORE + rb")))"
-        + _NEW + _NO_END
-        + rb"(?:" + _QUOTED + rb"|(?(plain)" + word + _WORD % least + rb"|(?!)))"
-    )  # fmt: skip
-
-
-def flagged(names: bytes, *, least: int = 1, word: bytes = b"", like: bytes = b"") -> re.Pattern[bytes]:
-    """Finds the value behind a flag: `--flag value`, `--flag=value`, and `"--flag", "value"`.
-
-    `like` is what must follow, quoted or not.
-    """
-    quote = rb"\\{0,3}[\"']"
-    return re.compile(
-        rb"(?P<before>(?:" + ESCAPE + rb"|(?<![\w\\-]))--?(?:" + names + rb")(?:"
-        + quote + rb"\s{0,9},\s{0,9}(?=" + quote + rb")"
-        + rb"|(?P<plain>=|[ \t]{1,9})(?!-)))"
-        + _NEW + _NO_END + like
-        + rb"(?:" + _QUOTED + rb"|(?(plain)" + word + _WORD % least + rb"|(?!)))"
-    )  # fmt: skip
-
-
 _ENDS = rb"(?i:[_-]?(?:base|hash|value|id|key|file|data|\d{1,3}))?"
 # Names that leave no doubt.
 STRONG = assignment(
-    rb"(?i:(?:api|access|private|account|signing|encryption|master|ssh|licen[sc]e|shared[_-]?access|storage|client"
-    rb"|service|deploy|webhook|consumer|application)[_-]?key(?!s)|secret(?!s)|passw(?:or)?ds?|passphrase|passcode"
-    rb"|(?<![a-z])(?:my)?pwd(?!=/)|(?-i:_PASS)|[_-]pass(?==)|credentials?|connection[_-]?string|(?<![a-z])dsn|session[_-]?(?:id|key)"
-    rb"|j?sessionid|phpsessid|csrf\w{0,10}|xsrf\w{0,10}|x-amz-(?:signature|credential|security-token)|signature"
+    rb"(?i:(?:api|access|private|account|signing|encryption|master|ssh|licen[sc]e|shared[_-]?access"
+    rb"|storage|client"
+    rb"|service|deploy|webhook|consumer|application)[_-]?key(?!s)|secret(?!s)|passw(?:or)?ds?|passphrase"
+    rb"|passcode"
+    rb"|(?<![a-z])(?:my)?pwd(?!=/)|(?-i:_PASS)|[_-]pass(?==)|credentials?|connection[_-]?string"
+    rb"|(?<![a-z])dsn|(?:(?<=\\[nrt])|(?<![a-z]))_auth(?![a-z])|(?:(?<=\\[nrt])|(?<![a-z]))psk(?![a-z])"
+    rb"|pre-?shared_?key"
+    rb"|samlresponse|passwort|mot de passe|contrase(?:\xc3\xb1|\\{1,3}u00f1)a|wachtwoord|senha|parola"
+    rb"|\xe5\xaf\x86\xe7\xa0\x81|\\{1,3}u5bc6\\{1,3}u7801|(?:client-certificate"
+    rb"|certificate-authority)(?=-data)"
+    rb"|(?:tls|ssl|server|client)\.key|session[_-]?(?:id|key)"
+    rb"|j?sessionid|phpsessid|csrf\w{0,10}|xsrf\w{0,10}|x-amz-(?:signature|credential|security-token)"
+    rb"|signature"
     rb"|(?<![a-z])sig|webhook(?:[_-]?url)?|(?<![a-z])otp|authkey|x-auth-key|(?<=[\"'])auth(?=\\{0,3}[\"']))"
     + _ENDS,
     least=1,
     word=rb"(?![\[{(]|[|>][+-]?\d?[ \t]*(?:\\|[\r\n])|None\b|null\b|true\b|false\b)",
 )
 # Much is called a token in this trade: what is short or a number is no secret.
-TOKEN = assignment(rb"(?i:token(?![a-z]))" + _ENDS, least=6, word=_NO_NUMBER)
+TOKEN = assignment(rb"(?i:token(?![a-z]))" + _ENDS, least=6, word=NO_NUMBER)
 # All of a header, whatever it consists of.
 HEADER = re.compile(
     rb"(?P<before>(?i:(?:proxy-)?authorization|(?:set-)?cookie|x-[\w-]{0,20}(?:token|key|auth))"
     rb"(?:\\{0,3}[\"'])?[ \t]{0,9}[:=]"
     rb"[ \t]{0,9}+(?:\\{0,3}[\"'])?+(?:(?i:basic|bearer|digest|negotiate|token)[ \t]{1,9}+)?+)"
-    + _NEW
+    + NEW
     + rb"(?P<pw>[^\"'\\\r\n]{4,4000})"
 )
 BEARER = re.compile(
     rb"(?P<before>(?i:bearer[ \t]{1,9}|basic[ \t]{1,9}(?=[\w.+/~-]*[\d=])))"
-    + _NEW + _NO_NUMBER + rb"(?P<pw>[\w.+/=~-]{12,})"
+    + NEW + NO_NUMBER + rb"(?P<pw>[\w.+/=~-]{12,})"
 )  # fmt: skip
 FLAG = flagged(
-    rb"[\w-]{0,64}(?:token(?![si])|key(?!s|word|board|frame)|secret|passw(?:or)?d|passphrase|pwd|credential|auth(?!or)"
+    rb"[\w-]{0,64}(?:token(?![si])|key(?!s|word|board|frame)|secret|passw(?:or)?d|passphrase|pwd|-pass"
+    rb"|credential|auth(?!or)"
     rb"|cookie|webhook|dsn)[\w-]*|pass",
     least=1,
-    word=_NO_NUMBER,
+    word=NO_NUMBER,
 )
 # Who logs in, and with what: `curl -u alice:x`.
 WHO = flagged(rb"u|U|user|proxy-user", like=rb"(?=\$?\\{0,3}[\"']?[\w.@+-]{1,200}:(?!//)[^\s\"'\\:<])")
-_WHO_WORDS = (b"-u ", b"-u=", b'-u"', b"-u\\", b"-u'", b"-U", b"--user", b"--proxy-user")
+WHO_WORDS = (b"-u ", b"-u=", b'-u"', b"-u\\", b"-u'", b"-U", b"--user", b"--proxy-user")
 _WORDS = rb"(?i:[\w:.-]{0,40}(?:passw(?:or)?d|passphrase|secret|token|api_?key|credentials?)[\w.-]{0,20})"
-ELEMENT = re.compile(rb"(?P<before><" + _WORDS + rb">)" + _NEW + rb"(?P<pw>[^<\s\"]{1,4000})(?=</)")
+ELEMENT = re.compile(rb"(?P<before><" + _WORDS + rb">)" + NEW + rb"(?P<pw>[^<\s\"]{1,4000})(?=</)")
 # `('PASSWORD', 'x')`: a pair, and no list of several.
 PAIR = re.compile(
     rb"(?P<before>[(\[]\\{0,3}[\"']" + _WORDS + rb"\\{0,3}[\"'][ \t]{0,3},[ \t]{0,3}"
     rb"(?=\\{0,3}[\"'](?!\w*(?:_ids?|_type|_mask)\b)[^\"'\\\n]{6,4000}\\{0,3}[\"'][ \t]{0,3}[)\]]))"
-    + _NEW + _QUOTED
+    + NEW + QUOTED
 )  # fmt: skip
 # What stands indented below a name in YAML.
 BLOCK = re.compile(
     rb"(?P<before>(?i:passw(?:or)?d|passphrase|secret|token|key)[\w-]{0,20}\\{0,3}[\"']?"
-    rb":[ \t]{0,9}[|>][+-]?\d?[ \t]*" + _LINE + rb"[ \t]+)" + _NEW
-    + rb"(?P<pw>[^\s\"\\]{1,4000}(?:" + _LINE + rb"[ \t]+[^\s\"\\]{1,4000})*)"
-)  # fmt: skip
-NETRC = re.compile(
-    rb"(?P<before>machine[ \t]+[^\s\"\\]{1,200}[ \t]+login[ \t]+)" + _NEW
-    + rb"(?P<pw>[^\s\"\\]{1,200}[ \t]+password[ \t]+[^\s\"\\]{1,200})"
+    rb":[ \t]{0,9}[|>][+-]?\d?[ \t]*" + LINE + rb"[ \t]+)" + NEW
+    + rb"(?P<pw>[^\s\"\\]{1,4000}(?:" + LINE + rb"[ \t]+[^\s\"\\]{1,4000})*)"
 )  # fmt: skip
 _SAID = rb"\w{1,20}=(?:\\{0,3}\"[^\"\\]{0,400}\\{0,3}\"|[^\s,\"'\\]{1,400})"
 DIGEST = re.compile(
     rb"(?P<before>(?i:digest)[ \t]{1,9})(?P<pw>" + _SAID + rb"(?:,[ \t]{0,9}" + _SAID + rb"){1,20})"
 )
 _RARE = ((b"digest", DIGEST), (b": |", BLOCK), (b": >", BLOCK), (b"</", ELEMENT))
-ASSIGNING = tuple(
-    b"key secret passw passphrase passcode pwd pass token bearer basic credential cookie authorization "
-    b"connection dsn sess csrf xsrf signature sig webhook otp auth".split()
+ASSIGNING = (
+    *b"key secret passw passphrase passcode pwd pass token bearer basic credential cookie dsn sess".split(),
+    *b"authorization connection csrf xsrf signature sig webhook otp auth digest psk samlresponse".split(),
+    *b"wachtwoord senha parola contrase certificate- \\u5bc6 \xe5\xaf\x86".split(),
+    b"mot de passe",
 )
 LONG, RANDOM = 32, 4.2  # characters, and bits of entropy in each
 
 
-def without(text: bytes, removed: Removed) -> bytes:
-    """The text with what looks like a secret replaced by what `removed` gives for it."""
+def without(text: bytes, removed: Removed, sub: Replace | None = None) -> bytes:
+    """The text with what looks like a secret replaced by what `removed` gives for it.
+
+    `sub` is what replaces the matches of a pattern.
+    """
+    sub = sub or _sub
 
     def whole(match: re.Match[bytes]) -> bytes:
         return removed(match[0])
 
     if b"-----BEGIN " in text:
-        text = PEM.sub(whole, text)
+        text = sub(PEM, whole, text)
+    for word, pattern in _FILES:
+        if word in text:
+            text = sub(pattern, whole, text)
     if b" AAAA" in text:
-        text = SSH.sub(whole, text)
+        text = sub(SSH, whole, text)
     if b"//" in text:
-        text = LOGIN.sub(whole, text)
+        text = sub(LOGIN, whole, text)
     for prefix, rest in SHAPES:
         if prefix in text:
-            text = _shape(prefix, rest).sub(whole, text)
+            text = sub(_shape(prefix, rest), whole, text)
     for word, pattern in _OTHERS:
         if word in text:
-            text = pattern.sub(whole, text)
+            text = sub(pattern, whole, text)
     if b"." in text:
-        text = _DISCORD.sub(whole, text)
-    if any(word in text for word in _WHO_WORDS):
-        text = WHO.sub(lambda match: replaced(match, removed), text)
-    if b"machine" in text:
-        text = NETRC.sub(lambda match: replaced(match, removed), text)
+        text = sub(_DISCORD, whole, text)
+    if any(word in text for word in WHO_WORDS):
+        text = sub(WHO, lambda match: replaced(match, removed), text)
     lower = text.lower()
+    for word, pattern in ONE_VALUE:
+        if word in lower:
+            text = sub(pattern, lambda match: replaced(match, removed), text)
     if any(word in lower for word in ASSIGNING):
         rare = [pattern for word, pattern in _RARE if word in lower]
         for pattern in (*rare, PAIR, HEADER, FLAG, STRONG, TOKEN, BEARER):
-            text = pattern.sub(lambda match: replaced(match, removed), text)
+            text = sub(pattern, lambda match: replaced(match, removed), text)
     return text
+
+
+def _sub(pattern: re.Pattern[bytes], made: Callable[[re.Match[bytes]], bytes], text: bytes) -> bytes:
+    return pattern.sub(made, text)
 
 
 def replaced(match: re.Match[bytes], removed: Removed) -> bytes:

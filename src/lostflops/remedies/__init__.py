@@ -40,7 +40,8 @@ def advice(asked: Sequence[str], job: Setting, otherwise: str) -> str:
 def _deepspeed(asked: Sequence[str], job: Setting) -> list[str]:
     """DeepSpeed's own part of the change, for a job that another framework drives."""
     for name in asked:
-        text = REMEDIES[name].change.get("deepspeed", "")
-        if text and '"' in text and job.allows(REMEDIES[name]):
+        remedy = REMEDIES[name]
+        if remedy.is_in_deepspeed_json and job.allows(remedy):
+            text = remedy.change["deepspeed"]
             return [f"In DeepSpeed's JSON: {text[0].lower()}{text[1:]}"]
     return []

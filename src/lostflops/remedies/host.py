@@ -24,6 +24,7 @@ REMEDIES = (
             "log less often.",
             "torchtitan": "Log less often: raise `metrics.log_freq`.",
         },
+        is_in_deepspeed_json=True,
     ),
     Remedy(
         "compile",
@@ -80,6 +81,7 @@ REMEDIES = (
             "bridge": "Or a larger `cfg.train.micro_batch_size`, if memory allows.",
             "torchtitan": "Or a larger `training.local_batch_size`, if memory allows.",
         },
+        is_in_deepspeed_json=True,
     ),
     Remedy(
         "gc-freeze",
@@ -116,6 +118,7 @@ REMEDIES = (
             "bridge": "Save in the background: `cfg.checkpoint.async_save = True`.",
             "torchtitan": 'Save in the background: `checkpoint.async_mode="async_with_pinned_mem"`.',
         },
+        is_in_deepspeed_json=True,
     ),
     Remedy(
         "log-less",
@@ -129,6 +132,7 @@ REMEDIES = (
             "bridge": "A larger `cfg.logger.log_interval`.",
             "torchtitan": "A larger `metrics.log_freq`.",
         },
+        is_in_deepspeed_json=True,
     ),
     Remedy(
         "steady-shapes",

@@ -56,6 +56,7 @@ REMEDIES = (
             '(`parallelism.fsdp_reshard_after_forward="never"`) if memory allows, or replicate across nodes '
             "(`data_parallel_replicate_degree`).",
         },
+        is_in_deepspeed_json=True,
     ),
     Remedy(
         "fewer-barriers",
@@ -108,6 +109,7 @@ REMEDIES = (
             "bridge": "Keep `tensor_model_parallel_size` at the GPUs of one node or below.",
             "torchtitan": "Keep `parallelism.tensor_parallel_degree` at the GPUs of one node or below.",
         },
+        is_in_deepspeed_json=True,
     ),
     Remedy(
         "expert-overlap",
@@ -152,6 +154,7 @@ REMEDIES = (
             "bridge": "Join small operations: `bucket_size` of the data-parallel configuration (elements).",
             "torchtitan": "FSDP2 has no buckets: wrap coarser, several layers in one group.",
         },
+        is_in_deepspeed_json=True,
     ),
     Remedy(
         "stage-balance",
@@ -187,5 +190,6 @@ REMEDIES = (
             "even out the first and the last stage (`pipeline_parallel_first_stage_less_layers`, "
             "`…_last_stage_less_layers`).",
         },
+        is_in_deepspeed_json=True,
     ),
 )

@@ -20,6 +20,7 @@ REMEDIES = (
         },
         needs="bf16",
         unsure="Before Ampere bf16 is emulated: there use fp16 with a gradient scaler.",
+        is_in_deepspeed_json=True,
     ),
     Remedy(
         "fp16",
@@ -41,6 +42,7 @@ REMEDIES = (
         needs="fp16",
         lacks="bf16",
         note="Its gradient scaler reads one value per step from the GPU.",
+        is_in_deepspeed_json=True,
     ),
     Remedy(
         "tf32",

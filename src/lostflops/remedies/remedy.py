@@ -40,6 +40,7 @@ class Remedy:
     needs: str = ""
     lacks: str = ""
     unsure: str = ""
+    is_in_deepspeed_json: bool = False  # what `change` says for 'deepspeed', other frameworks pass on as JSON
 
 
 @dataclass(frozen=True)

@@ -200,8 +200,8 @@ def _achieved(page: Page) -> Iterator[Markup]:
     told = lines(page.facts, page.run.on_host)
     if told:
         rows = [
-            tag("tr", tag("th", label, scope="row"), tag("td", one_line(text, MOST_NAME)))
-            for label, text in told
+            tag("tr", tag("th", line.label, scope="row"), tag("td", one_line(line.text, MOST_NAME)))
+            for line in told
         ]
         yield tag("table", tag("tbody", rows), class_="facts")
 

@@ -19,7 +19,7 @@ from lostflops.finding import Finding, milliseconds, percent
 from lostflops.session import Skipped
 
 from .first_page.budget import Budget, Line
-from .first_page.facts import lines
+from .first_page.facts import FactLine, lines
 from .first_page.page import Page
 from .first_page.quality import facts
 from .first_page.run import Run
@@ -216,22 +216,21 @@ def _contributors(finding: Finding) -> str:
     return "mostly " + ", ".join(finding.contributors[:MOST_CONTRIBUTORS])
 
 
-def _facts(told: Sequence[tuple[str, str]], width: int) -> Table:
+def _facts(told: Sequence[FactLine], width: int) -> Table:
     """What is too long for its line goes on in the next; a kernel's name is cut, and the cut is shown."""
-    longest = max(len(label) for label, _ in told)
+    longest = max(len(line.label) for line in told)
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(no_wrap=True, min_width=longest)
     grid.add_column(no_wrap=True)
-    for label, said in told:
-        room = max(1, width - longest - 2)
-        if label and not label.startswith("top "):
-            for line in _wrapped(said, room):
-                grid.add_row(Text(label, style="dim"), Text(line))
-                label = ""
+    room = max(1, width - longest - 2)
+    for line in told:
+        if line.may_be_cut:
+            text = Text(one_line(line.text))
+            text.truncate(room, overflow="ellipsis")
+            grid.add_row(Text(line.label, style="dim"), text)
             continue
-        text = Text(one_line(said))
-        text.truncate(room, overflow="ellipsis")
-        grid.add_row(Text(label, style="dim"), text)
+        for number, part in enumerate(_wrapped(line.text, room)):
+            grid.add_row(Text("" if number else line.label, style="dim"), Text(part))
     return grid
 
 

@@ -82,7 +82,7 @@ class Source(msgspec.Struct, frozen=True):
     format: str
 
 
-class Stored(msgspec.Struct, frozen=True):
+class StoredPart(msgspec.Struct, frozen=True):
     """One part as it was written."""
 
     bytes: int
@@ -102,7 +102,7 @@ class Manifest(msgspec.Struct):
     quality: list[Quality]
     offsets: dict[str, Nanoseconds] = {}  # rank -> ns to add
     absent: dict[str, str] = {}  # table -> why this run does not have it
-    parts: dict[str, Stored] | None = None  # by path below the run; None as an earlier lostflops left it
+    parts: dict[str, StoredPart] | None = None  # by path below the run; None as an earlier lostflops left it
 
 
 class Trace:
@@ -306,7 +306,7 @@ def _is_as_written(raw: bytes) -> bool:
     return own is None or int(own[1]) == zlib.crc32(raw[: own.start(1)] + b"0" * 10 + raw[own.end(1) :])
 
 
-def _stored(file: Path) -> Stored:
+def _stored(file: Path) -> StoredPart:
     """Size and checksum of a part. What cannot be read has none of its own: -1."""
     size = crc = 0
     try:
@@ -315,8 +315,8 @@ def _stored(file: Path) -> Stored:
                 size += len(block)
                 crc = zlib.crc32(block, crc)
     except OSError:
-        return Stored(-1, 0)
-    return Stored(size, crc)
+        return StoredPart(-1, 0)
+    return StoredPart(size, crc)
 
 
 @contextmanager

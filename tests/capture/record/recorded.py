@@ -13,14 +13,18 @@ from typing import Any
 
 import pytest
 
-# What every script begins with: a model so small that a step is over in a millisecond.
+# What every script begins with: a model so small that a step is over in a millisecond. What imports leave is
+# never garbage: without collections torch and its compiler are there in a fifth less time.
 TRAIN = """
+import gc
+gc.disable()
 import os, signal, sys, time
 import torch
 torch.manual_seed(0)
 torch.set_num_threads(1)
 model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
 optimizer = torch.optim.AdamW(model.parameters())
+gc.enable()
 
 def train(steps, batches=None):
     batches = batches or iter(lambda: torch.randn(4, 8), None)

@@ -33,6 +33,42 @@ def crowded_core() -> Generator[None]:
         hog.wait()
 
 
+# They begin with the training and end with it: importing torch among them would take three times as long.
+CROWDED = """
+import subprocess
+hogs = [subprocess.Popen(["sh", "-c", "while :; do :; done"]) for _ in range(2)]
+try:
+    train(37, iter(lambda: torch.randn(256, 256), None))
+finally:
+    for hog in hogs:
+        hog.kill()
+"""
+LIMITS = {
+    "cpu.cfs_quota_us": "20000",
+    "cpu.max": "20000 100000",
+}  # a fifth of a core, in both kinds of groups
+
+
+@pytest.fixture
+def fifth_of_a_core() -> Generator[Path]:
+    """A control group whose processes have the CPU limit of a small pod."""
+    for root in (Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup")):
+        group = root / f"lostflops-test-{os.getpid()}"
+        try:
+            group.mkdir()
+        except OSError:
+            continue
+        files = [(group / name, limit) for name, limit in LIMITS.items() if (group / name).exists()]
+        for file, limit in files:
+            file.write_text(limit)
+        if files:
+            yield group
+        group.rmdir()
+        if files:
+            return
+    pytest.skip("no control group can be made here")
+
+
 def spin(seconds: float) -> float:
     """Processor time that this thread used until so much real time passed."""
     began, used = time.monotonic(), time.thread_time()
@@ -78,14 +114,13 @@ def test_a_system_that_does_not_count_it_gives_nothing(monkeypatch: pytest.Monke
 
 
 @counted
-def test_a_job_that_shares_its_core_is_told_so_first(tmp_path: Path, crowded_core: None) -> None:
+def test_a_job_that_shares_its_core_is_told_so_first(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     script = f"""
 os.sched_setaffinity(0, {{{CORE}}})
 model = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(4)])
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-train(40, iter(lambda: torch.randn(256, 256), None))
-"""
+{CROWDED}"""
     recorded = record_script(tmp_path, script, options=("--steps", "20-35"))
     waits = [step["core_wait"] for step in recorded.steps()[1:]]
     whole = sum(step["duration"] for step in recorded.steps()[1:])
@@ -95,3 +130,20 @@ train(40, iter(lambda: torch.randn(256, 256), None))
     said = re.match(r"The training thread waits [\d.]+ m?s per step \(([\d.]+) %\)", page.findings[0].claim)
     assert page.verdict.startswith("Short of processor cores: ")
     assert said and float(said[1]) > 30
+
+
+@counted
+def test_a_job_that_a_cpu_limit_holds_back_is_told_so_first(tmp_path: Path, fifth_of_a_core: Path) -> None:
+    pytest.importorskip("torch")
+    script = f"""
+model = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(4)])
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+open("{fifth_of_a_core}/cgroup.procs", "w").write(str(os.getpid()))
+train(31, iter(lambda: torch.randn(256, 256), None))
+"""
+    recorded = record_script(tmp_path, script, options=("--steps", "10-29"))
+    page = lostflops.why(recorded.run)
+    assert page.findings[0].name == "waits-for-a-core", str(page)
+    assert "a CPU limit holds it back" in page.findings[0].claim
+    share = float(page.findings[0].claim.split("(")[1].split(" %")[0])
+    assert share > 50

@@ -325,3 +325,25 @@ def batches():
     assert "DataLoaderConfiguration" not in advice[0] and advice[0] != advice[1]
     ranks = lostflops.open(led.run).table("ranks")
     assert ranks is not None and ranks.collect()["frameworks"].to_list() == ["accelerate"]
+
+
+def test_what_other_threads_load_and_save_is_no_time_of_a_step(tmp_path: Path) -> None:
+    script = """
+import threading
+batches = iter(torch.utils.data.DataLoader(list(range(64))))
+def beside():
+    next(batches)
+    torch.save(model.state_dict(), "beside.pt")
+for _ in range(3):
+    train(1)
+    thread = threading.Thread(target=beside)
+    thread.start()
+    thread.join()
+train(1)
+next(batches)
+torch.save(model.state_dict(), "own.pt")
+train(1)
+"""
+    recorded = record_script(tmp_path, script, options=("--steps", "2-3"))
+    taken = [(step["data"] > 0, step["checkpoint"] > 0) for step in recorded.steps()]
+    assert taken == [(False, False)] * 4 + [(True, True)]

@@ -47,9 +47,9 @@ def test_the_job_has_the_same_module() -> None:
 def test_what_goes_into_a_job_is_a_file_of_its_own(tmp_path: Path) -> None:
     from lostflops.capture.record.recording import Recording
 
-    plan = Recording(["true"], tmp_path / "run")
-    new_run.write(plan)
-    copied = plan.boot / run_folder.RECORDER / "run_folder.py"
+    recording = Recording(["true"], tmp_path / "run")
+    new_run.write(recording)
+    copied = recording.boot / run_folder.RECORDER / "run_folder.py"
     assert not copied.is_symlink() and copied.read_text() == Path(run_folder.__file__).read_text()
 
 

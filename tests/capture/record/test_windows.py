@@ -14,24 +14,24 @@ import pytest
 
 import lostflops
 from lostflops.capture.record.injected.lostflops_recorder.rank import Rank
-from lostflops.capture.record.injected.lostflops_recorder.settings import Settings
+from lostflops.capture.record.injected.lostflops_recorder.settings import RecorderSettings
 from lostflops.capture.record.injected.lostflops_recorder.windows import memory, reason, schedule
 from lostflops.capture.record.recording import Recording
 from lostflops.errors import BadOption
 from recorded import TRAIN, record, record_script
 
 
-def settings(**given: Any) -> Settings:
+def settings(**given: Any) -> RecorderSettings:
     asked: Mapping[str, Any] = {
         "steps": [[10, 14]], "every": 0, "delay": None, "duration": None, "length": 5, "began": 0.0,
         "ranks": None, "cuda": True, "shapes": True, "python": False, "memory": False, "grow": 0,
         "keep_free": 0,
     }  # fmt: skip
-    return Settings(**{**asked, **given})
+    return RecorderSettings(**{**asked, **given})
 
 
-def planned(folder: Path, rank: int = 0, **given: Any) -> schedule.Schedule:
-    return schedule.Schedule(Rank(rank, None, None, "node-0000", 0, "RANK"), settings(**given))
+def planned(folder: Path, rank: int = 0, **given: Any) -> schedule.WindowSchedule:
+    return schedule.WindowSchedule(Rank(rank, None, None, "node-0000", 0, "RANK"), settings(**given))
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def boot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def spans(one: schedule.Schedule, most: int) -> list[tuple[int, int | None]]:
+def spans(one: schedule.WindowSchedule, most: int) -> list[tuple[int, int | None]]:
     found: list[tuple[int, int | None]] = []
     while len(found) < most and (span := one.current(0, 1.0)) is not None:
         found.append((span.first, span.last))

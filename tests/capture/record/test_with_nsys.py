@@ -192,9 +192,9 @@ def test_a_job_that_has_waited_for_its_nodes_trains_without_nsys(tmp_path: Path)
 def test_nsys_within_nsys_is_refused(tmp_path: Path) -> None:
     what: dict[str, Any] = {"steps": ((10, 14),), "every": 0, "delay": None, "duration": None}
     with pytest.raises(BadOption, match="already runs under nsys"):
-        wrapping.planned(None, (), ["python"], {"NSYS_PROFILING_SESSION_ID": "1"}, **what)
+        wrapping.translated(None, (), ["python"], {"NSYS_PROFILING_SESSION_ID": "1"}, **what)
     with pytest.raises(BadOption, match="The command itself starts nsys"):
-        wrapping.planned(None, (), ["/opt/nsys", "profile", "python", "x.py"], {}, **what)
+        wrapping.translated(None, (), ["/opt/nsys", "profile", "python", "x.py"], {}, **what)
 
 
 def test_print_shows_every_command_and_starts_nothing(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from lostflops import optimize
 from lostflops.optimize.activations import saved
 from lostflops.optimize.device import peak
 from lostflops.plan.hardware import LinkCard
-from lostflops.plan.offload import decision, saved_profile
+from lostflops.plan.offload import class_decisions, saved_profile
 from simulated_devices import ClockDevice
 
 WARM_UP = 2  # steps of an engine: one is watched, one allocates
@@ -213,8 +213,8 @@ def outcome(configuration: Configuration, make: Callable[[Configuration], Any], 
             stack.enter_context(optimize.checkpoint(model, keep=()))
         profiles = [profiled(model, batch, make(c))]
         budget = int(c.budget * profiles[0].peak_bytes)
-        planned = decision.plan(profiles[0], budget, link, may=c.may)
-        result = Outcome(c.name, decision.record(planned))
+        planned = class_decisions.plan(profiles[0], budget, link, may=c.may)
+        result = Outcome(c.name, class_decisions.record(planned))
         ways = [_Way("without", model, batch, make(c))]
         if not result.refused:
             ways.append(_Way("planned", model, batch, make(c), result.plan))
@@ -229,9 +229,9 @@ def outcome(configuration: Configuration, make: Callable[[Configuration], Any], 
         for way in ways:
             result.measured.append({"as": way.name, "steps_ns": times[way.name], **way.memory()})
     typical = sorted(profiles, key=lambda p: p.forward_ns + p.backward_ns)[(len(profiles) - 1) // 2]
-    again = decision.Planning(typical, link, may=c.may)
+    again = class_decisions.Planning(typical, link, may=c.may)
     chosen = again.played(planned.chosen.mix, planned.chosen.limits)
-    result.plan = decision.record(replace(planned, chosen=chosen, without=again.without))
+    result.plan = class_decisions.record(replace(planned, chosen=chosen, without=again.without))
     return result
 
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lostflops.optimize.activations.offload.memory.arena import ALIGNMENT, Arena, Block, aligned
+from lostflops.optimize.activations.offload.memory.arena import ALIGNMENT, Arena, HostBlock, aligned
 from lostflops.optimize.refused import Refused
 
 
@@ -213,7 +213,7 @@ def test_blocks_never_overlap_and_what_is_given_back_is_whole_again(
     arena.settle(size)
     room = aligned(size)
     owned = [False] * room
-    held: list[Block] = []
+    held: list[HostBlock] = []
     for verb, number in verbs:
         if verb == "take":
             block = arena.take(number) if size else None

@@ -25,7 +25,7 @@ from lostflops.copies.link import Link
 from lostflops.copies.simulation import Storage
 from lostflops.optimize import offload
 from lostflops.optimize.activations.offload.memory.arena import Arena, aligned
-from lostflops.optimize.activations.offload.selection import Selection, foresee, select
+from lostflops.optimize.activations.offload.moved_storages import Selection, foresee, select
 from lostflops.optimize.device import numa
 from lostflops.optimize.device.devices import ThreadedDevice
 from lostflops.optimize.refused import Refused

@@ -472,13 +472,13 @@ def test_the_planners_plan_is_followed_and_its_peak_is_met() -> None:
     import msgspec
 
     from lostflops.plan.hardware import LINKS
-    from lostflops.plan.offload import decision, saved_profile
+    from lostflops.plan.offload import class_decisions, saved_profile
 
     model, batch = case("llama")
     profile = msgspec.convert(optimize.saved_tensors(model, batch), saved_profile.Profile)
     link = next(iter(LINKS.values()))
-    found = decision.plan(profile, int(0.8 * profile.peak_bytes), link, may=("recompute",))
-    plan = decision.record(found)
+    found = class_decisions.plan(profile, int(0.8 * profile.peak_bytes), link, may=("recompute",))
+    plan = class_decisions.record(found)
     with optimize.checkpoint(model, plan=plan) as checkpointed:
         measured = checkpointed.measure(lambda: tiny_models.loss_of(model, batch))
     assert measured.peak_bytes_after < 0.8 * measured.peak_bytes_before

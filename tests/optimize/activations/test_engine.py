@@ -30,8 +30,13 @@ from lostflops.optimize import claims
 from lostflops.optimize.activations import saved_views
 from lostflops.optimize.activations.checksum import checksum
 from lostflops.optimize.activations.offload.memory.arena import Arena
-from lostflops.optimize.activations.offload.schedule import Limits, Microbatch, Schedule, State
-from lostflops.optimize.activations.offload.selection import foresee, select
+from lostflops.optimize.activations.offload.moved_storages import foresee, select
+from lostflops.optimize.activations.offload.schedule import (
+    CopySchedule,
+    Microbatch,
+    ScheduleLimits,
+    StorageState,
+)
 from lostflops.optimize.device import peak
 from lostflops.optimize.device.devices import ThreadedDevice
 from lostflops.optimize.refused import Refused
@@ -94,14 +99,14 @@ class Script:
         return lines
 
 
-def scripted(limits: Limits | None = None) -> tuple[Script, Schedule, Microbatch]:
+def scripted(limits: ScheduleLimits | None = None) -> tuple[Script, CopySchedule, Microbatch]:
     device = Script()
     arena = Arena(device, 10**6)
     arena.settle(10**5)
-    return device, Schedule(device, arena, limits), Microbatch()
+    return device, CopySchedule(device, arena, limits), Microbatch()
 
 
-def sent(schedule: Schedule, microbatch: Microbatch, nbytes: int) -> Any:
+def sent(schedule: CopySchedule, microbatch: Microbatch, nbytes: int) -> Any:
     entry = schedule.admit(microbatch, torch.full((nbytes,), nbytes % 251, dtype=torch.uint8))
     handle = schedule.add_handle(entry)
     assert schedule.send(entry)
@@ -112,10 +117,10 @@ def test_a_storage_travels_there_and_back_and_each_stream_waits_for_what_it_must
     device, schedule, microbatch = scripted()
     handle = sent(schedule, microbatch, 700)
     assert device.told() == ["out waits for compute", "copy 700 on out"]
-    assert handle.entry.state is State.COPYING_OUT
+    assert handle.entry.state is StorageState.COPYING_OUT
     device.done.add("out")
     schedule.settle()
-    assert (handle.entry.state, handle.entry.source) == (State.HOST, None)
+    assert (handle.entry.state, handle.entry.source) == (StorageState.HOST, None)
     bytes_ = schedule.hand_out(microbatch, handle)
     assert device.told() == [
         "allocate 700 on compute",
@@ -126,13 +131,13 @@ def test_a_storage_travels_there_and_back_and_each_stream_waits_for_what_it_must
     ]
     assert bytes_.tolist() == [700 % 251] * 700
     schedule.drop(handle)
-    assert handle.entry.state is State.RELEASED
+    assert handle.entry.state is StorageState.RELEASED
     assert schedule.arena.idle
     assert schedule.resident_bytes == 0
 
 
 def test_a_source_is_held_until_its_copy_is_done_or_compute_waits_for_it() -> None:
-    device, schedule, microbatch = scripted(Limits(in_flight_bytes=1000))
+    device, schedule, microbatch = scripted(ScheduleLimits(in_flight_bytes=1000))
     first, second = sent(schedule, microbatch, 400), sent(schedule, microbatch, 500)
     assert first.entry.source is not None
     assert not schedule.stalls
@@ -165,7 +170,7 @@ def test_what_is_asked_for_while_it_leaves_is_not_copied_back() -> None:
 
 
 def test_copies_back_are_queued_in_the_learned_order_as_far_ahead_as_allowed() -> None:
-    device, schedule, microbatch = scripted(Limits(look_ahead_bytes=600))
+    device, schedule, microbatch = scripted(ScheduleLimits(look_ahead_bytes=600))
     handles = [sent(schedule, microbatch, n) for n in (100, 200, 300, 400)]
     device.done.add("out")
     schedule.settle()
@@ -185,7 +190,7 @@ def test_copies_back_are_queued_in_the_learned_order_as_far_ahead_as_allowed() -
 
 def test_what_would_be_late_at_the_next_chance_is_fetched_now() -> None:
     """The 100 are due 5 ns after the 200, and need 8: they are fetched a millisecond before."""
-    device, schedule, microbatch = scripted(Limits(look_ahead_bytes=10**6, look_ahead_ns=8))
+    device, schedule, microbatch = scripted(ScheduleLimits(look_ahead_bytes=10**6, look_ahead_ns=8))
     handles = [sent(schedule, microbatch, n) for n in (50, 100, 200, 300)]
     device.done.add("out")
     schedule.settle()
@@ -215,7 +220,7 @@ def test_a_second_backward_gets_the_same_bytes_from_the_host_again() -> None:
     for backward in (1, 2):
         for handle in reversed(handles):
             assert set(schedule.hand_out(microbatch, handle, backward).tolist()) == {handle.entry.nbytes}
-        assert [handle.entry.state for handle in handles] == [State.HOST, State.HOST]
+        assert [handle.entry.state for handle in handles] == [StorageState.HOST, StorageState.HOST]
         assert device.told().count("copy 20 on in") == 1
 
 
@@ -244,7 +249,7 @@ def test_what_was_fetched_and_not_wanted_is_given_back_after_its_copy() -> None:
     device.done.add("out")
     schedule.settle()
     schedule.hand_out(microbatch, second)
-    assert first.entry.state is State.COPYING_IN
+    assert first.entry.state is StorageState.COPYING_IN
     device.told()
     schedule.drop(first)
     assert device.told() == ["compute waits for in"]

@@ -50,10 +50,10 @@ RESOURCES = {"cpu": "1", "memory": "512Mi"}
 def payload() -> Mapping[str, str]:
     """What goes into a job, by path: the folder that `record` would make for it."""
     with tempfile.TemporaryDirectory() as place:
-        plan = Recording([], Path(place) / "run")
-        new_run.write(plan)
-        made = sorted(file for file in plan.boot.rglob("*") if file.is_file())
-        files = {str(file.relative_to(plan.boot)): file.read_text() for file in made}
+        recording = Recording([], Path(place) / "run")
+        new_run.write(recording)
+        made = sorted(file for file in recording.boot.rglob("*") if file.is_file())
+        files = {str(file.relative_to(recording.boot)): file.read_text() for file in made}
     settings = json.loads(files[run_folder.SETTINGS])
     # Nobody knows when a pod will start, and equal payloads are to be equal text.
     files[run_folder.SETTINGS] = (

@@ -53,25 +53,25 @@ class NsysNotes:
         return bool(self.end.get("started") or self.windows or (self.start and not self.end))
 
 
-def summary(plan: Recording, logs: Iterable[Path], ended: str) -> list[str]:
+def summary(recording: Recording, logs: Iterable[Path], ended: str) -> list[str]:
     """The lines that `record` ends with; `logs` are the step logs of the ranks, `ended` how the job ended."""
-    assert plan.nsys is not None
-    attempts = _attempts(logs, plan)
+    assert recording.nsys is not None
+    attempts = _attempts(logs, recording)
     if not attempts:
-        return _nobody(plan, ended)
+        return _nobody(recording, ended)
     kept = [a for a in attempts if a.size]
     # A rank whose counters were refused has tried again without.
     without = [a for a in attempts if not a.size and a.rank not in {k.rank for k in kept}]
     last = {a.rank: a for a in without}
-    lost = [f"rank {rank} has no report: {_why(last[rank], plan)}" for rank in sorted(last)]
+    lost = [f"rank {rank} has no report: {_why(last[rank], recording)}" for rank in sorted(last)]
     if not kept:
         return ["nothing was recorded by nsys", *lost, *_hints(last.values())]
     ranks = sorted({a.rank for a in kept})
     size = sum(a.size for a in kept)
     amount = f"{size / 1e6:.1f} MB" if size < 1e9 else f"{size / 1e9:.2f} GB"
     many = f"{len(ranks)} rank{'s' * (len(ranks) != 1)}"
-    tool = f"nsys {plan.nsys.tool.version}"
-    lines = [f"recorded {_steps(kept)}on {many} with {tool} -> {shown(plan.run)}  ({amount})"]
+    tool = f"nsys {recording.nsys.tool.version}"
+    lines = [f"recorded {_steps(kept)}on {many} with {tool} -> {shown(recording.run)}  ({amount})"]
     lines += [
         f"rank {a.rank}: nsys kept running after the program ended and was stopped" for a in kept if a.hung
     ]
@@ -81,16 +81,16 @@ def summary(plan: Recording, logs: Iterable[Path], ended: str) -> list[str]:
         for w in a.windows
         if w.get("state") in (run_folder.LOST, run_folder.PARTIAL) and not w.get("request")
     ]
-    if plan.nsys.node and not any(a.start.get("role") == "node" for a in kept):
+    if recording.nsys.node and not any(a.start.get("role") == "node" for a in kept):
         lines.append(f"no counters were recorded: {_no_counters(attempts)}")
-    run = as_argument(plan.run)
-    there = "" if shutil.which("nsys") else f"PATH={quoted(str(plan.nsys.tool.path.parent))}:$PATH "
+    run = as_argument(recording.run)
+    there = "" if shutil.which("nsys") else f"PATH={quoted(str(recording.nsys.tool.path.parent))}:$PATH "
     return [*lines, *lost, f"next: {there}lostflops why {run}"]
 
 
-def _attempts(logs: Iterable[Path], plan: Recording) -> list[NsysNotes]:
+def _attempts(logs: Iterable[Path], recording: Recording) -> list[NsysNotes]:
     logs = list(logs)
-    folders = {log.parent for log in logs} | set(plan.run.glob(run_folder.NODES))
+    folders = {log.parent for log in logs} | set(recording.run.glob(run_folder.NODES))
     found: list[NsysNotes] = []
     for path in sorted(note for folder in folders for note in folder.glob(run_folder.NSYS_NOTES)):
         attempt = NsysNotes(path)
@@ -133,7 +133,7 @@ def _steps(kept: Sequence[NsysNotes]) -> str:
     return f"steps {named} " if "-" in named or len(spans) > 1 else f"step {named} "
 
 
-def _why(attempt: NsysNotes, plan: Recording) -> str:
+def _why(attempt: NsysNotes, recording: Recording) -> str:
     if attempt.hung:
         return "nsys kept running after the program ended and was stopped"
     status = attempt.end.get("status")
@@ -145,7 +145,9 @@ def _why(attempt: NsysNotes, plan: Recording) -> str:
     if not attempt.windows and attempt.start.get("method") != "time":
         made = f"it made {attempt.steps} step{'s' * (attempt.steps != 1)}"
         first = (
-            f"recording starts at step {plan.steps[0][0]}" if plan.delay is None else "--delay had not passed"
+            f"recording starts at step {recording.steps[0][0]}"
+            if recording.delay is None
+            else "--delay had not passed"
         )
         return f"its window was never opened: {made}, and {first}"
     if attempt.reports:
@@ -173,16 +175,16 @@ def _no_counters(attempts: Sequence[NsysNotes]) -> str:
     return "local rank 0 reads them, and --ranks leaves it out"
 
 
-def _nobody(plan: Recording, ended: str) -> list[str]:
-    if not (plan.boot / (run_folder.SEEN + run_folder.SEEN_PYTHON)).exists():
+def _nobody(recording: Recording, ended: str) -> list[str]:
+    if not (recording.boot / (run_folder.SEEN + run_folder.SEEN_PYTHON)).exists():
         return [
             (
                 f"nothing was recorded: no Python process of the job started with "
-                f"PYTHONPATH={shown(plan.boot)} (the job {ended})"
+                f"PYTHONPATH={shown(recording.boot)} (the job {ended})"
             ),
             "Hint: a container, `sudo`, `env -i` or `python -I` inside the command drops the variable",
         ]
-    chosen = " that --ranks names" if plan.ranks is not None else ""
+    chosen = " that --ranks names" if recording.ranks is not None else ""
     return [
         f"nothing was recorded: no Python process of the job was a rank{chosen} (the job {ended})",
         "Hint: put `record` in front of torchrun, mpirun, srun, or of the Python that trains",

@@ -64,7 +64,7 @@ class Wrapping:
         return [*lines, *(f"# {line}" for line in self.said())]
 
 
-def planned(
+def translated(
     given: Path | None,
     what: Sequence[str],
     command: Sequence[str],

@@ -31,36 +31,36 @@ PAYLOAD = Path(__file__).parent / "injected"
 PRIVATE = 0o700
 
 
-def write(plan: Recording, member: Membership | None = None) -> bool:
+def write(recording: Recording, member: Membership | None = None) -> bool:
     """Make the folder, or join what another task or attempt of the same job has made; whether we made it.
 
     Raises OutputExists or CannotWrite.
     """
-    run = plan.run
+    run = recording.run
     if os.pathsep in str(run):
         raise BadOption(
             f"'{shown(run)}' cannot be on PYTHONPATH: it holds a '{os.pathsep}'.", "choose another --output."
         )
     start = {"kind": run_folder.START, "lostflops": __version__, "attempt": member.attempt if member else 0}
-    start |= {"command": without_secrets(plan.command), "steps": plan.steps}
+    start |= {"command": without_secrets(recording.command), "steps": recording.steps}
     try:
         if not _empty(run):
-            if member is None or not _joins(plan, member):
+            if member is None or not _joins(recording, member):
                 raise OutputExists(run)
             if member.task is None:
-                note(plan, **start)
+                note(recording, **start)
             return False
     except OSError as error:
         raise CannotWrite(run, error) from error
     settings = {
-        "steps": [[first] if last is None else [first, last] for first, last in plan.steps],
-        "every": plan.every,
-        "delay": plan.delay,
-        "duration": plan.duration,
+        "steps": [[first] if last is None else [first, last] for first, last in recording.steps],
+        "every": recording.every,
+        "delay": recording.delay,
+        "duration": recording.duration,
         "length": LENGTH,
         "began": time.time(),
-        "ranks": [] if plan.nsys else plan.ranks,
-        **{kind: kind in plan.what for kind in ("cuda", "shapes", "python", "memory")},
+        "ranks": [] if recording.nsys else recording.ranks,
+        **{kind: kind in recording.what for kind in ("cuda", "shapes", "python", "memory")},
         "grow": 0,
         "keep_free": KEEP_FREE,
     }
@@ -71,22 +71,22 @@ def write(plan: Recording, member: Membership | None = None) -> bool:
             run.chmod(PRIVATE)
         shutil.copytree(PAYLOAD, beside, ignore=shutil.ignore_patterns("__pycache__", f"{run_folder.SEEN}*"))
         (beside / run_folder.SETTINGS).write_text(json.dumps(settings) + "\n")
-        if plan.annotations:
-            lines = (json.dumps(annotation) + "\n" for annotation in plan.annotations)
+        if recording.annotations:
+            lines = (json.dumps(annotation) + "\n" for annotation in recording.annotations)
             (beside / run_folder.ANNOTATIONS).write_text("".join(lines))
-        if plan.step_on:
-            (beside / run_folder.STEP_ON).write_text(json.dumps(asdict(plan.step_on)) + "\n")
-        if plan.nsys:
-            plan.nsys.write(beside, plan.ranks)
+        if recording.step_on:
+            (beside / run_folder.STEP_ON).write_text(json.dumps(asdict(recording.step_on)) + "\n")
+        if recording.nsys:
+            recording.nsys.write(beside, recording.ranks)
         if member:
             (beside / run_folder.JOB).write_text(member.job)
         try:
-            beside.rename(plan.boot)
+            beside.rename(recording.boot)
         except OSError as error:
-            if member is None or not _joins(plan, member):
+            if member is None or not _joins(recording, member):
                 raise CannotWrite(run, error) from error
             return False
-        note(plan, **start)
+        note(recording, **start)
     except OSError as error:
         raise CannotWrite(run, error) from error
     finally:
@@ -107,14 +107,14 @@ def _empty(run: Path) -> bool:
         return not run.exists()
 
 
-def _joins(plan: Recording, member: Membership) -> bool:
+def _joins(recording: Recording, member: Membership) -> bool:
     """Whether the folder was made by the same job: another task of it, or an earlier attempt."""
     try:
-        if (plan.boot / run_folder.JOB).read_text() != member.job:
+        if (recording.boot / run_folder.JOB).read_text() != member.job:
             return False
     except (OSError, ValueError):
         return False
-    return member.task is not None or member.attempt > _last_attempt(plan.run)
+    return member.task is not None or member.attempt > _last_attempt(recording.run)
 
 
 def _last_attempt(run: Path) -> int:
@@ -156,7 +156,7 @@ def make_private(run: Path) -> None:
                     file.chmod(file.stat().st_mode & PRIVATE)
 
 
-def note(plan: Recording, **fields: object) -> None:
+def note(recording: Recording, **fields: object) -> None:
     """Append a line to the recording's own notes."""
-    with (plan.run / run_folder.RECORDING).open("a") as file:
+    with (recording.run / run_folder.RECORDING).open("a") as file:
         file.write(json.dumps({**fields, "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}) + "\n")

@@ -50,7 +50,7 @@ class RankLog:
 class Outcome:
     """All that the job left in the folder."""
 
-    plan: Recording
+    recording: Recording
     status: int
     logs: Sequence[RankLog]
     messages: Sequence[str] = field(default=())
@@ -65,15 +65,16 @@ class Outcome:
         return [(log, str(w.get("reason"))) for log in self.logs for w in log.windows if not w.get("file")]
 
 
-def read(plan: Recording, status: int, node: str | None = None) -> Outcome:
+def read(recording: Recording, status: int, node: str | None = None) -> Outcome:
     """What is in the folder, or in that of one node where other nodes look after theirs."""
     logs = [
-        read_log(path) for path in sorted(plan.run.glob(f"{node or run_folder.NODES}/{run_folder.STEP_LOGS}"))
+        read_log(path)
+        for path in sorted(recording.run.glob(f"{node or run_folder.NODES}/{run_folder.STEP_LOGS}"))
     ]
     messages: list[str] = []
     with suppress(OSError):
-        messages = (plan.run / run_folder.MESSAGES).read_text(errors="replace").splitlines()
-    return Outcome(plan, status, logs, messages, whole=node is None)
+        messages = (recording.run / run_folder.MESSAGES).read_text(errors="replace").splitlines()
+    return Outcome(recording, status, logs, messages, whole=node is None)
 
 
 def read_log(path: Path) -> RankLog:
@@ -106,7 +107,7 @@ def compress(outcome: Outcome) -> int:
     stays as it is.
     """
     # It takes a while to import, and the job is not to start later for it.
-    from lostflops.privacy import kineto
+    from lostflops.privacy import text
     from lostflops.privacy.cleaner import Cleaner
 
     total = 0
@@ -123,7 +124,7 @@ def compress(outcome: Outcome) -> int:
         try:
             # A machine is called as the folder of its node is.
             cleaner = Cleaner(node=lambda _, node=name: node)
-            kineto.packed(plain, beside, cleaner, zipped=True, level=2)
+            text.packed(plain, beside, cleaner, zipped=True, level=2)
             beside.replace(packed)
             plain.unlink()
             total += packed.stat().st_size
@@ -131,12 +132,12 @@ def compress(outcome: Outcome) -> int:
             with suppress(OSError):
                 beside.unlink(missing_ok=True)
                 total += plain.stat().st_size
-    make_private(outcome.plan.run)
+    make_private(outcome.recording.run)
     return total
 
 
 def _on_demand(outcome: Outcome) -> list[Path]:
-    return sorted(outcome.plan.run.glob(f"{run_folder.ON_DEMAND}/*.json"))
+    return sorted(outcome.recording.run.glob(f"{run_folder.ON_DEMAND}/*.json"))
 
 
 def slowdown(logs: Iterable[RankLog]) -> float | None:
@@ -162,19 +163,19 @@ def _slowdown(steps: Sequence[Mapping[str, Any]]) -> float | None:
 
 def summary(outcome: Outcome) -> list[str]:
     """The lines that `record` ends with: what was recorded, what was not and why, and what to do next."""
-    if outcome.plan.nsys:
+    if outcome.recording.nsys:
         logs = [log.path for log in outcome.logs]
-        return [*nsys_outcome.summary(outcome.plan, logs, _ending(outcome.status)), *_faults(outcome)]
+        return [*nsys_outcome.summary(outcome.recording, logs, _ending(outcome.status)), *_faults(outcome)]
     on_demand = _on_demand(outcome)
     if not outcome.kept and on_demand:
         compress(outcome)
         many = f"{len(on_demand)} trace{'s' * (len(on_demand) != 1)}"
         said = f"recorded {many} on demand -> {shown(on_demand[0].parent)}"
-        return [said, *_faults(outcome), f"next: lostflops why {as_argument(outcome.plan.run)}"]
+        return [said, *_faults(outcome), f"next: lostflops why {as_argument(outcome.recording.run)}"]
     if not outcome.kept:
         # The step log alone tells how long steps took and how the job ended.
         log = any(log.steps for log in outcome.logs)
-        then = [f"next: lostflops why {as_argument(outcome.plan.run)}"] if log else []
+        then = [f"next: lostflops why {as_argument(outcome.recording.run)}"] if log else []
         return [*_nothing(outcome), *_faults(outcome), *then]
     size = compress(outcome)
     ranks = {log.rank for log, _ in outcome.kept}
@@ -187,7 +188,7 @@ def summary(outcome: Outcome) -> list[str]:
     writing = max(window["took"] for _, window in outcome.kept) / 1e9
     facts.append(f"{writing:.1f} s to write")
     many = f"{len(ranks)} rank{'s' * (len(ranks) != 1)}"
-    lines = [f"recorded {_steps(outcome)} on {many} -> {shown(outcome.plan.run)}  ({', '.join(facts)})"]
+    lines = [f"recorded {_steps(outcome)} on {many} -> {shown(outcome.recording.run)}  ({', '.join(facts)})"]
     early = {w["reason"] for _, w in outcome.kept if w["reason"]}
     lines += [f"ended early: {why}" for why in sorted(early)]
     lines += [f"rank {log.rank} is missing one window: {why}" for log, why in outcome.lost]
@@ -196,7 +197,7 @@ def summary(outcome: Outcome) -> list[str]:
     if absent and outcome.whole:
         lines.append(f"{_listed(absent)} logged no step in this folder")
     lines += [*_as_written(outcome), *_unmarked(outcome.logs), *_faults(outcome)]
-    path = as_argument(outcome.plan.run)
+    path = as_argument(outcome.recording.run)
     partly = " --allow-missing-ranks" if 1 < len(ranks) < world else ""
     return [*lines, f"next: lostflops why {path}{partly}"]
 
@@ -259,9 +260,9 @@ def _faults(outcome: Outcome) -> list[str]:
 def _nothing(outcome: Outcome) -> list[str]:
     """Why there is no window, as far as the folder tells, and what to do."""
     ended = _ending(outcome.status)
-    plan = outcome.plan
-    seen = {file.name.removeprefix(run_folder.SEEN) for file in plan.boot.glob(f"{run_folder.SEEN}*")}
-    first = plan.steps[0][0]
+    recording = outcome.recording
+    seen = {file.name.removeprefix(run_folder.SEEN) for file in recording.boot.glob(f"{run_folder.SEEN}*")}
+    first = recording.steps[0][0]
     made = max((log.steps[-1]["step"] + 1 for log in outcome.logs if log.steps), default=0)
     advice = f"Hint: `--steps {max(1, made // 2)}-{made - 1}`" if made > 1 else "Hint: run it for more steps"
     if outcome.lost:
@@ -272,13 +273,13 @@ def _nothing(outcome: Outcome) -> list[str]:
         return [f"nothing was recorded: {'; '.join(reasons)}", *([hint] if hint else [])]
     if outcome.logs:
         steps = f"{made} step{'s' * (made != 1)}"
-        if plan.ranks is not None and not any(
-            low <= log.rank <= high for log in outcome.logs for low, high in plan.ranks
+        if recording.ranks is not None and not any(
+            low <= log.rank <= high for log in outcome.logs for low, high in recording.ranks
         ):
             had = _listed(sorted({log.rank for log in outcome.logs}))
             return [f"nothing was recorded: --ranks selects none of the ranks in the log ({had})"]
-        if plan.delay is not None:
-            why = f"before the window opened: --delay is {plan.delay:g} s"
+        if recording.delay is not None:
+            why = f"before the window opened: --delay is {recording.delay:g} s"
             return [f"nothing was recorded: the job {ended} after {steps}, {why}", "Hint: shorten --delay"]
         if made > first:
             return [f"nothing was recorded: the job {ended} in its step {made}, while the window was open"]
@@ -292,12 +293,12 @@ def _nothing(outcome: Outcome) -> list[str]:
     if run_folder.SEEN_TORCH in seen:
         if outcome.status:
             return [f"nothing was recorded: the job {ended} before its first step"]
-        if plan.step_on:
-            batches = plan.step_on.function is None
-            what = "no DataLoader returned a batch" if batches else f"{plan.step_on} was never called"
+        if recording.step_on:
+            batches = recording.step_on.function is None
+            what = "no DataLoader returned a batch" if batches else f"{recording.step_on} was never called"
             return [
                 f"nothing was recorded: {what}, so no step ended",
-                f"Hint: if lostflops could not hook it, {plan.run / run_folder.MESSAGES} says why",
+                f"Hint: if lostflops could not hook it, {recording.run / run_folder.MESSAGES} says why",
             ]
         return [
             "nothing was recorded: PyTorch was imported, but no `torch.optim` optimizer finished a step",
@@ -312,7 +313,7 @@ def _nothing(outcome: Outcome) -> list[str]:
     return [
         (
             f"nothing was recorded: no Python process of the job started with "
-            f"PYTHONPATH={shown(plan.boot)} (the job {ended})"
+            f"PYTHONPATH={shown(recording.boot)} (the job {ended})"
         ),
         "Hint: a container, `sudo`, `env -i` or `python -I` inside the command drops the variable",
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from argparse import SUPPRESS, Action, ArgumentError, ArgumentParser, _SubParsersAction  # pyright: ignore[reportPrivateUsage]
+from argparse import SUPPRESS, Action, ArgumentParser, _SubParsersAction  # pyright: ignore[reportPrivateUsage]
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, NoReturn
@@ -18,7 +18,11 @@ class Parser(ArgumentParser):
     """One that knows what was meant. What was typed never reaches the terminal as it is."""
 
     def error(self, message: str) -> NoReturn:
-        said, _, hint = _in_words(self, message).partition("\n")
+        self.refuse(_in_words(self, message))
+
+    def refuse(self, words: str) -> NoReturn:
+        """End with what is wrong, and what to do behind a line break where that is something special."""
+        said, _, hint = words.partition("\n")
         hint = hint or f"`{self.prog} --help` shows how it is called."
         self.exit(2, f"{said}\nHint: {hint}\n")
 
@@ -26,12 +30,13 @@ class Parser(ArgumentParser):
         words = sys.argv[1:] if args is None else list(args)
         given, left = self.parse_known_args(words, namespace)
         if left:
-            _asked(self, words).error(f"unexpected: {left[0]}")
+            asked = _asked(self, words)
+            asked.refuse(_unexpected(asked, left[0]))
         return given
 
     def _check_value(self, action: Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
-            raise ArgumentError(action, f"not among choices: {value}")
+            self.refuse(_unknown(self, action, value))
 
 
 def _asked(parser: Parser, words: Sequence[str]) -> Parser:
@@ -48,18 +53,14 @@ def _below(parser: Parser) -> Mapping[str, Parser]:
 
 
 def _in_words(parser: Parser, message: str) -> str:
-    """What argparse says, in a sentence; after a line break what to do, where that is something special."""
+    """What argparse says, in a sentence. It tells what is wrong by its message alone."""
     if found := re.fullmatch(r"the following arguments are required: (.*)", message, re.DOTALL):
         return _missing(parser, found[1].split(", "))
-    if found := re.fullmatch(r"unexpected: (.*)", message, re.DOTALL):
-        return _unexpected(parser, found[1])
     found = re.fullmatch(r"argument (.+?): (.*)", message, re.DOTALL)
     action = next((a for a in parser._actions if found and _name(a) == found[1]), None)
     if found is None or action is None:
         return f"{shown(message[:1].upper() + message[1:])}."
     name, said = found.groups()
-    if said.startswith("not among choices: "):
-        return _unknown(parser, action, said.removeprefix("not among choices: "))
     if said.startswith("expected "):
         return f"{name} needs a value: `{_spelled(action)}`."
     if wrong := re.fullmatch(r"invalid (\w+) value: (.*)", said, re.DOTALL):

@@ -8,6 +8,7 @@ names, users, paths and addresses that a trace may carry are never decoded or st
 from __future__ import annotations
 
 import gc
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +22,7 @@ from lostflops.ingest.kineto.events import Decoder, Event
 from lostflops.ingest.kineto.parallel import FailedError, PlainPool, Pool
 from lostflops.ingest.kineto.stream import EventStream
 from lostflops.ingest.part import Part
+from lostflops.ingest.private import Private
 
 # Starting processes pays from about this many bytes of JSON on.
 WORTH_PROCESSES = 96 << 20
@@ -144,5 +146,10 @@ READER = Reader(
     looks_like,
     recognises,
     _asked,
-    claims_any=True,  # whatever is JSON
+    asked_late=2,  # it claims whatever is JSON, or is called so
+    private=Private(
+        stored={".gz": "text"},
+        # As `tensorboard_trace_handler` names a trace: host, process, time.
+        names_machine=re.compile(r"([\w.-]+)_\d{3,8}\.(?:\d+\.)?pt\.trace\.json"),
+    ),
 )

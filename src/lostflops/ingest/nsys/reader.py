@@ -23,6 +23,7 @@ from lostflops.ingest.nsys import cuda, nccl
 from lostflops.ingest.nsys import host as nsys_host
 from lostflops.ingest.nsys.export import FOLDERS, Export, opened, recognises
 from lostflops.ingest.nsys.nvtx import Nvtx, nvtx
+from lostflops.ingest.nsys.private import PRIVATE
 from lostflops.ingest.nsys.rows import fitting, near
 from lostflops.ingest.nsys.target import Devices, NsysRecording, TargetGpu, mpi_ranks, recording
 from lostflops.ingest.part import Part, write_table
@@ -471,6 +472,8 @@ READER = Reader(
     looks_like,
     recognises,
     _asked,
+    asked_late=1,  # it claims whatever is SQLite
     own_clock="the start of the Nsight Systems session",
     without_doubles=without_doubles,
+    private=PRIVATE,
 )

@@ -100,7 +100,7 @@ def find_steps(
 def _finished(
     steps: pl.DataFrame,
     on_host: bool,
-    done: on_device.Work,
+    done: on_device.DeviceWork,
     operators: pl.DataFrame | None,
     start: int,
     end: int,

@@ -46,7 +46,7 @@ SAME, LESS, MUCH_LESS, OF_ONE = 1.1, 0.9, 0.5, 0.2
 
 
 @dataclass(frozen=True)
-class Work:
+class DeviceWork:
     """What one rank's device ran, in the order of its starts."""
 
     start: Int
@@ -66,7 +66,7 @@ class Work:
         return len(told) > 0 and float(told.mean()) >= FEWEST_LAUNCHED
 
 
-def work(kernels: pl.DataFrame | None, copies: pl.DataFrame | None) -> Work:
+def work(kernels: pl.DataFrame | None, copies: pl.DataFrame | None) -> DeviceWork:
     """The device's rows of one rank. Columns that a table lacks are taken to say nothing."""
     rows = pl.concat(
         [
@@ -107,7 +107,7 @@ def work(kernels: pl.DataFrame | None, copies: pl.DataFrame | None) -> Work:
     # known, and before that row, it was given earlier.
     first = pl.col("launch_start").drop_nulls().first().over("device", "stream")
     backlog = rows.select((pl.col("launch").is_null() & (pl.col("start") >= first)).fill_null(False))
-    return Work(
+    return DeviceWork(
         rows["start"].to_numpy(),
         rows["end"].to_numpy(),
         launch.to_numpy(),
@@ -152,7 +152,7 @@ class _Ends:
         return np.maximum(self.main, np.minimum(self.beside, self.first))
 
 
-def _ends(done: Work, at: Int) -> _Ends:
+def _ends(done: DeviceWork, at: Int) -> _Ends:
     main, beside = done.is_main, done.is_beside
     return _Ends(
         _last_end(done.launch[main], done.end[main], at),
@@ -173,7 +173,7 @@ def _first_start(launch: Int, start: Int, at: Int) -> Int:
     return np.r_[follows, LATEST][np.searchsorted(launch[order], at, side="left")]
 
 
-def moved(steps: pl.DataFrame, done: Work) -> pl.DataFrame:
+def moved(steps: pl.DataFrame, done: DeviceWork) -> pl.DataFrame:
     """Steps as the host marked them with the device's boundaries in place of the host's, and `behind`.
 
     `steps` are disjoint, in order, and `begins` says whether the host's beginning of one is known. `behind`
@@ -213,13 +213,13 @@ def moved(steps: pl.DataFrame, done: Work) -> pl.DataFrame:
     )
 
 
-def _launched_end(done: Work, host: int) -> int:
+def _launched_end(done: DeviceWork, host: int) -> int:
     """When the main stream's work ends whose launch was seen before the first mark."""
     seen = done.is_main & done.is_launched & (done.launch < host)
     return int(done.end[seen].max(initial=EARLIEST))
 
 
-def _unrecorded_end(done: Work, host: Int, until: Int) -> _First | None:
+def _unrecorded_end(done: DeviceWork, host: Int, until: Int) -> _First | None:
     """The first step's first work, where the device seems busy until then with what was not recorded.
 
     A call that copies from pageable memory returns when the copy has run, so what it takes for itself is told
@@ -243,7 +243,7 @@ class _First:
     is_blocked: bool  # the call that launched it returned after it began
 
 
-def _first_work(done: Work, host: int, until: int) -> _First | None:
+def _first_work(done: DeviceWork, host: int, until: int) -> _First | None:
     """The first of the main stream's work that was launched in a step."""
     launched = done.is_main & done.is_launched & (done.launch >= host) & (done.launch < until)
     own = np.flatnonzero(launched)

@@ -14,12 +14,11 @@ import signal
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from lostflops import run_folder
+from lostflops import node, run_folder
 from lostflops.machine.monitor.amd import Amd
 from lostflops.machine.monitor.dcgm import Dcgm
 from lostflops.machine.monitor.host import Host
@@ -42,8 +41,7 @@ class Sampler:
         self.run = run
         self.interval = interval
         self.sources = sources
-        rank = _rank()
-        self.log = MonitorLog(run / rank.identify().node / run_folder.MONITOR)
+        self.log = MonitorLog(run / node.folder() / run_folder.MONITOR)
         self.samples = 0
         self.textfile: Path | None = None
         self._latest: dict[tuple[str, int | None, str | None], tuple[float, MetricValue]] = {}
@@ -55,7 +53,7 @@ class Sampler:
                     "kind": "monitor",
                     "format": FORMAT,
                     "lostflops": __version__,
-                    "host": rank.host(),
+                    "host": node.host(),
                     "interval": int(interval * 1e9),
                     "pid": os.getpid(),
                     "monotonic": time.monotonic_ns(),
@@ -131,15 +129,9 @@ class Sampler:
             pass
 
 
-def _rank() -> Any:
-    """The module by which the ranks of the job name themselves and their node."""
-    sys.path.append(str(Path(__file__).parents[2] / "capture" / "record" / "injected"))
-    return import_module("lostflops_recorder.rank")
-
-
 def sources(settings: Mapping[str, Any]) -> list[MetricSource]:
     root = Path(settings.get("root") or "/")
-    found: list[MetricSource] = [Host(root), Nics(root), Ranks(Path(settings["run"]), _rank().host(), root)]
+    found: list[MetricSource] = [Host(root), Nics(root), Ranks(Path(settings["run"]), node.host(), root)]
     nvidia, amd = Nvidia(root, gpm=not settings.get("dcgm")), Amd(root)
     found += [
         source for source, there in ((nvidia, nvidia.devices or nvidia.missing), (amd, amd.cards)) if there

@@ -23,7 +23,7 @@ GEMMS = frozenset(
 
 
 @dataclass(frozen=True)
-class Measured(Report):
+class CheckpointingMeasured(Report):
     """A step without checkpointing and one with it. Bytes of saved tensors count each storage once, and no
     parameters."""
 

@@ -27,8 +27,8 @@ from torch.utils._pytree import tree_leaves
 from lostflops.optimize.activations.checkpoint_choice import planned_modules
 from lostflops.optimize.activations.checkpoint_measured import (
     GEMMS,
+    CheckpointingMeasured,
     Gemms,
-    Measured,
     Step,
     Storages,
     differing,
@@ -39,7 +39,7 @@ from lostflops.optimize.device import peak
 from lostflops.optimize.forwards import Forwards
 from lostflops.optimize.model_parts import ends_like, named, repeated_layers
 from lostflops.optimize.refused import Refused
-from lostflops.optimize.remedy import Remedy, Told
+from lostflops.optimize.remedy import AppliedRemedy, TextReport
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -104,7 +104,7 @@ def checkpoint(
     return Checkpointed(model, chosen, (keep,) if isinstance(keep, str) else tuple(keep))
 
 
-class Checkpointed(Remedy):
+class Checkpointed(AppliedRemedy):
     """A model whose layers are recomputed in the backward, until `undo()` or the end of the `with` block."""
 
     def __init__(
@@ -116,7 +116,7 @@ class Checkpointed(Remedy):
         self.forwards = 0  # of checkpointed layers, with gradients
         self.recomputed = 0
         self.caches_dropped = 0
-        self.measured: Measured | None = None
+        self.measured: CheckpointingMeasured | None = None
         self._names = {id(module): name for name, module in named(model)}
         self._bypassed = False
         self._unchecked = {id(layer) for layer in self.layers}
@@ -138,7 +138,7 @@ class Checkpointed(Remedy):
         for layer in self.layers:
             _OURS.discard(layer)
 
-    def measure(self, step: Callable[[], torch.Tensor]) -> Measured:
+    def measure(self, step: Callable[[], torch.Tensor]) -> CheckpointingMeasured:
         """One step without and one with checkpointing, from the same state: bytes, products, gradients.
 
         `step` runs the forward and returns the loss; the backward is run here. Each side runs twice, once to
@@ -152,7 +152,7 @@ class Checkpointed(Remedy):
         if different:  # by our doing, or because no two steps are equal here?
             again = self._measured(step, bypassed=True)
             repeatable = not differing(names, before.gradients, again.gradients)
-        self.measured = Measured(
+        self.measured = CheckpointingMeasured(
             saved_bytes_before=before.saved_bytes,
             saved_bytes_after=after.saved_bytes,
             of_these_kept_bytes=after.kept_bytes,
@@ -178,7 +178,7 @@ class Checkpointed(Remedy):
             )
         return self.measured
 
-    def report(self) -> Told:
+    def report(self) -> TextReport:
         """What is checkpointed, what has been recomputed so far, and what was measured."""
         first, last = self._name(self.layers[0]), self._name(self.layers[-1])
         lines = [
@@ -200,7 +200,7 @@ class Checkpointed(Remedy):
             "not_yet_run": len(self._unchecked),
             "measured": self.measured,
         }
-        return Told("checkpointing", (*lines, measured), figures)
+        return TextReport("checkpointing", (*lines, measured), figures)
 
     def _measured(self, step: Callable[[], torch.Tensor], bypassed: bool) -> Step:
         self._bypassed = bypassed

@@ -24,10 +24,10 @@ from lostflops.optimize.refused import Refused
 
 
 @dataclass(eq=False)
-class Block:
+class TokenBlock:
     """Tokens that lie together in a slot. `digest` is None while they do not fill it."""
 
-    before: Block | None
+    before: TokenBlock | None
     start: int  # of its first token in the dialogue
     slot: int
     tokens: tuple[int, ...] = ()
@@ -35,7 +35,7 @@ class Block:
     absent: int = 0  # first rows that layers with a sliding window had dropped before they were stored
     used: int = 0  # when, by a count of uses
     holders: set[str] = field(default_factory=set[str])  # dialogues
-    after: set[Block] = field(default_factory=set["Block"])
+    after: set[TokenBlock] = field(default_factory=set["TokenBlock"])
 
     @property
     def end(self) -> int:
@@ -48,7 +48,7 @@ class Placed:
     copying.
     """
 
-    block: Block
+    block: TokenBlock
     first: int
     last: int
 
@@ -57,7 +57,7 @@ class Placed:
 class Plan:
     """What a dialogue that is suspended holds, what of that must be copied, and what gave way for it."""
 
-    chain: list[Block]
+    chain: list[TokenBlock]
     copies: list[Placed]
     kept: int  # tokens that this dialogue had stored before
     shared: int  # tokens that another dialogue had stored
@@ -69,11 +69,11 @@ class Blocks:
 
     def __init__(self, size: int, slots: int, model: str) -> None:
         self.size, self.slots = size, slots
-        self.root = Block(None, 0, -1, digest=hashlib.sha256(model.encode()).digest())
+        self.root = TokenBlock(None, 0, -1, digest=hashlib.sha256(model.encode()).digest())
         self.free = list(reversed(range(slots)))
-        self.full: dict[bytes, Block] = {}
-        self.held: set[Block] = set()
-        self.dialogues: dict[str, list[Block]] = {}
+        self.full: dict[bytes, TokenBlock] = {}
+        self.held: set[TokenBlock] = set()
+        self.dialogues: dict[str, list[TokenBlock]] = {}
         self._uses = 0
 
     def matching(self, tokens: Sequence[int]) -> list[Placed]:
@@ -93,7 +93,7 @@ class Blocks:
         """What is still held of a dialogue, from its beginning."""
         return [Placed(block, 0, len(block.tokens)) for block in self.dialogues.get(key, ())]
 
-    def touch(self, blocks: Sequence[Block]) -> None:
+    def touch(self, blocks: Sequence[TokenBlock]) -> None:
         """They have just been used."""
         self._uses += 1
         for block in blocks:
@@ -127,7 +127,7 @@ class Blocks:
                 block, had = tail, len(tail.tokens)
                 kept += had
             else:
-                block, had = Block(last, start, -1), 0
+                block, had = TokenBlock(last, start, -1), 0
             chain.append(block)
             if had < len(part):
                 copies.append(Placed(block, had, len(part)))
@@ -153,15 +153,15 @@ class Blocks:
         """Drops a dialogue; the number of tokens that no other one holds, which are gone."""
         return sum(self._let_go(block, key) for block in reversed(self.dialogues.pop(key, [])))
 
-    def restore(self, key: str, chain: list[Block]) -> None:
+    def restore(self, key: str, chain: list[TokenBlock]) -> None:
         """Gives a dialogue blocks that are held already: for what was read from a file."""
         self.dialogues[key] = chain
         for block in chain:
             block.holders.add(key)
 
-    def add(self, before: Block, tokens: tuple[int, ...], absent: int) -> Block:
+    def add(self, before: TokenBlock, tokens: tuple[int, ...], absent: int) -> TokenBlock:
         """A block read from a file, in a slot of its own."""
-        block = Block(before, before.end, self.free.pop(), absent=absent)
+        block = TokenBlock(before, before.end, self.free.pop(), absent=absent)
         self.held.add(block)
         before.after.add(block)
         self._fill(block, tokens)
@@ -172,7 +172,7 @@ class Blocks:
         """Held, each once."""
         return sum(len(block.tokens) for block in self.held)
 
-    def _full(self, tokens: Sequence[int]) -> Iterator[Block]:
+    def _full(self, tokens: Sequence[int]) -> Iterator[TokenBlock]:
         last = self.root
         for start in range(0, len(tokens) - self.size + 1, self.size):
             block = self.full.get(_digest(last, tokens[start : start + self.size]))
@@ -181,14 +181,14 @@ class Blocks:
             yield block
             last = block
 
-    def _fill(self, block: Block, tokens: tuple[int, ...]) -> None:
+    def _fill(self, block: TokenBlock, tokens: tuple[int, ...]) -> None:
         block.tokens = tokens
         if len(tokens) == self.size:
             assert block.before is not None
             block.digest = _digest(block.before, tokens)
             self.full[block.digest] = block
 
-    def _make_room(self, wanted: int, using: set[Block]) -> int:
+    def _make_room(self, wanted: int, using: set[TokenBlock]) -> int:
         """Evicts until so many slots are free, never what is in use; how many tokens that were."""
         lost = 0
         if len(self.free) >= wanted:
@@ -205,11 +205,11 @@ class Blocks:
             lost += self._remove(block)
         return lost
 
-    def _let_go(self, block: Block, key: str) -> int:
+    def _let_go(self, block: TokenBlock, key: str) -> int:
         block.holders.discard(key)
         return 0 if block.holders else self._remove(block)
 
-    def _remove(self, block: Block) -> int:
+    def _remove(self, block: TokenBlock) -> int:
         assert not block.after and block.before is not None
         block.before.after.discard(block)
         self.held.discard(block)
@@ -236,7 +236,7 @@ def usable(found: Sequence[Placed], window: int) -> int:
     return best
 
 
-def _digest(before: Block, tokens: Sequence[int]) -> bytes:
+def _digest(before: TokenBlock, tokens: Sequence[int]) -> bytes:
     assert before.digest is not None
     return hashlib.sha256(before.digest + array("q", tokens).tobytes()).digest()
 

@@ -33,11 +33,11 @@ from lostflops.optimize.kv import files as kv_files
 from lostflops.optimize.kv import past as kv_past
 from lostflops.optimize.kv.blocks import Blocks, usable
 from lostflops.optimize.kv.model import Identity
-from lostflops.optimize.kv.report import KvReport, Tally, advice
-from lostflops.optimize.kv.rows import Layout, fitting_block
+from lostflops.optimize.kv.report import CacheTally, KvReport, advice
+from lostflops.optimize.kv.rows import BlockLayout, fitting_block
 from lostflops.optimize.kv.store import Store, plain_tensors
 from lostflops.optimize.refused import Refused
-from lostflops.optimize.remedy import Remedy
+from lostflops.optimize.remedy import AppliedRemedy
 
 Tokens = torch.Tensor | Sequence[int]
 
@@ -53,7 +53,7 @@ class Suspended:
     copied_bytes: int
 
 
-class DialogueCache(Remedy):
+class DialogueCache(AppliedRemedy):
     """Keys and values of dialogues in at most `host` bytes of host memory.
 
     The memory is taken in pieces, as blocks come to be used, and given back by `undo` alone; on CUDA it is
@@ -84,7 +84,7 @@ class DialogueCache(Remedy):
         self._watched = model
         self._device = device
         self._store: Store | None = None
-        self._tally = Tally()
+        self._tally = CacheTally()
         self._told: KvReport | None = None  # since it was undone
 
     def _take_back(self) -> None:
@@ -348,7 +348,7 @@ class DialogueCache(Remedy):
                 "use one DialogueCache per model; after training, clear() it",
             )
 
-    def _bind(self, layers: Sequence[kv_past.Layer | None]) -> Store:
+    def _bind(self, layers: Sequence[kv_past.KeysAndValues | None]) -> Store:
         """Takes the memory at first; then refuses other layers than those."""
         self.apply()
         place = next(layer.keys.device for layer in layers if layer)
@@ -366,7 +366,7 @@ class DialogueCache(Remedy):
             )
         shapes = tuple(layer.shape if layer else None for layer in layers)
         if self._store is None:
-            layout = Layout(shapes, self._block_tokens or fitting_block(shapes))
+            layout = BlockLayout(shapes, self._block_tokens or fitting_block(shapes))
             self._store = self._take(self._device, layout)
         if differs := self._store.layout.differs(shapes):
             raise Refused(
@@ -374,7 +374,7 @@ class DialogueCache(Remedy):
             )
         return self._store
 
-    def _take(self, device: Device, layout: Layout) -> Store:
+    def _take(self, device: Device, layout: BlockLayout) -> Store:
         """Exactly as many blocks as the budget holds. Their memory is taken as they come to be used."""
         slot_bytes = layout.offsets[-1]
         slots = self.host_bytes // slot_bytes

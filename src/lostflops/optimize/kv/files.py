@@ -21,8 +21,8 @@ from typing import Any, BinaryIO, cast
 
 import torch
 
-from lostflops.optimize.kv.blocks import Block, Blocks
-from lostflops.optimize.kv.rows import Layout, layout_of
+from lostflops.optimize.kv.blocks import Blocks, TokenBlock
+from lostflops.optimize.kv.rows import BlockLayout, layout_of
 from lostflops.optimize.refused import Refused
 
 INDEX, KIND, FORMAT = "index.json", "lostflops dialogue cache", 1
@@ -39,17 +39,17 @@ class _Block:
 
 
 @dataclass(frozen=True)
-class Saved:
+class SavedRows:
     """An index that has been checked, and where its rows are."""
 
-    layout: Layout
+    layout: BlockLayout
     model: str | None
     blocks: tuple[_Block, ...]
     dialogues: dict[str, tuple[int, ...]]  # indices of blocks
     rows: Path
 
 
-def save(folder: Path, layout: Layout, blocks: Blocks, rows_of: RowsOf, model: str | None) -> None:
+def save(folder: Path, layout: BlockLayout, blocks: Blocks, rows_of: RowsOf, model: str | None) -> None:
     """Writes what is held; the caller has waited for all copies."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     index = folder / INDEX
@@ -80,7 +80,7 @@ def save(folder: Path, layout: Layout, blocks: Blocks, rows_of: RowsOf, model: s
             "rows_bytes": rows.stat().st_size,
             "blocks": [
                 {
-                    "before": numbers.get(cast("Block", block.before), -1),
+                    "before": numbers.get(cast("TokenBlock", block.before), -1),
                     "tokens": list(block.tokens),
                     "absent": block.absent,
                 }
@@ -113,7 +113,7 @@ def save(folder: Path, layout: Layout, blocks: Blocks, rows_of: RowsOf, model: s
             old.unlink()
 
 
-def read(folder: Path) -> Saved:
+def read(folder: Path) -> SavedRows:
     """The index, checked, and the size of the rows. Refuses what `save` did not write."""
     index = folder / INDEX
     if not index.is_file():
@@ -134,7 +134,7 @@ def read(folder: Path) -> Saved:
     return saved
 
 
-def restore(saved: Saved, blocks: Blocks, rows_of: RowsOf) -> None:
+def restore(saved: SavedRows, blocks: Blocks, rows_of: RowsOf) -> None:
     """Fills empty blocks. Refuses when there are fewer slots than saved blocks, or the rows are not those
     saved.
     """
@@ -143,7 +143,7 @@ def restore(saved: Saved, blocks: Blocks, rows_of: RowsOf) -> None:
             f"{len(saved.blocks):,} blocks were saved, and the budget holds {blocks.slots:,}",
             f"load with {len(saved.blocks) / max(1, blocks.slots):.2g} times the host memory",
         )
-    made: list[Block] = []
+    made: list[TokenBlock] = []
     digest = hashlib.sha256()
     with saved.rows.open("rb") as file:
         for each in saved.blocks:
@@ -164,7 +164,7 @@ def restore(saved: Saved, blocks: Blocks, rows_of: RowsOf) -> None:
         blocks.touch([block])
 
 
-def _pieces(layout: Layout, slot: int, tokens: int, rows_of: RowsOf) -> Iterator[torch.Tensor]:
+def _pieces(layout: BlockLayout, slot: int, tokens: int, rows_of: RowsOf) -> Iterator[torch.Tensor]:
     for number, shape in enumerate(layout.layers):
         if shape:
             yield from cast("Any", rows_of(slot, number, 0, tokens)).split(PIECE)
@@ -190,7 +190,7 @@ def _index(path: Path) -> dict[str, Any]:
     return cast("dict[str, Any]", header)
 
 
-def _checked(header: Mapping[str, Any], folder: Path) -> Saved:
+def _checked(header: Mapping[str, Any], folder: Path) -> SavedRows:
     layout = layout_of(header["layout"])
     if not ROWS.fullmatch(header["rows"]):
         raise ValueError(f"rows in '{header['rows']}'")
@@ -224,7 +224,7 @@ def _checked(header: Mapping[str, Any], folder: Path) -> Saved:
     model = header["model"]
     if model is not None and not isinstance(model, str):
         raise ValueError("model")
-    return Saved(layout, model, tuple(blocks), dialogues, folder / header["rows"])
+    return SavedRows(layout, model, tuple(blocks), dialogues, folder / header["rows"])
 
 
 def _private(path: Path) -> BinaryIO:

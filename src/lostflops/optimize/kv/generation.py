@@ -29,7 +29,7 @@ from lostflops.optimize.device import host_share
 from lostflops.optimize.device.devices import Device, Event, device_of
 from lostflops.optimize.memory_layout import view_of
 from lostflops.optimize.refused import Refused, needs
-from lostflops.optimize.remedy import Remedy, Report
+from lostflops.optimize.remedy import AppliedRemedy, Report
 
 PIECE = 4 << 20  # bytes of host memory that a layer takes at a time, at least
 
@@ -95,7 +95,7 @@ class KvOffloadReport(Report):
 
 
 @dataclass(frozen=True)
-class Row:
+class TokenRow:
     """A token's keys and values of one layer, of all sequences, as they lie together."""
 
     batch: int
@@ -128,7 +128,7 @@ class Row:
 class Rows:
     """A layer's tokens in host memory, in pieces of equally many."""
 
-    row: Row
+    row: TokenRow
     piece_tokens: int
     pieces: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
     tokens: int = 0
@@ -153,7 +153,7 @@ class Rows:
         return found
 
 
-class KvOffload(Remedy):
+class KvOffload(AppliedRemedy):
     """`past` is a cache whose layers move to host memory when they outgrow the budget, until `undo()`."""
 
     def __init__(self, config: Any, budget: int, host: int, device: Device) -> None:
@@ -379,8 +379,8 @@ class KvOffload(Remedy):
             self._held.popleft()
 
 
-def _row_of(keys: torch.Tensor, values: torch.Tensor) -> Row:
-    return Row(keys.shape[0], keys.shape[1], keys.shape[3], values.shape[3], keys.dtype)
+def _row_of(keys: torch.Tensor, values: torch.Tensor) -> TokenRow:
+    return TokenRow(keys.shape[0], keys.shape[1], keys.shape[3], values.shape[3], keys.dtype)
 
 
 def _joined(old: torch.Tensor, new: torch.Tensor | None) -> torch.Tensor:

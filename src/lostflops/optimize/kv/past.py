@@ -19,7 +19,7 @@ from lostflops.optimize.refused import Refused, needs
 
 
 @dataclass(frozen=True)
-class Layer:
+class KeysAndValues:
     """Of one layer: [1, heads, tokens, size] each. Row 0 is token `first`, which a window may have left
     behind.
     """
@@ -30,7 +30,7 @@ class Layer:
     first: int = 0
 
 
-def layers_of(past: Any) -> tuple[list[Layer | None], int]:
+def layers_of(past: Any) -> tuple[list[KeysAndValues | None], int]:
     """Its layers, None for those that keep nothing, and how many tokens it has seen."""
     if isinstance(past, Sequence):
         return _plain(cast("Sequence[Any]", past))
@@ -98,7 +98,7 @@ def empty(model: Any) -> Any:
     return _classes()["DynamicCache"](config=model.config)
 
 
-def _layer(number: int, layer: Any) -> tuple[Layer | None, int | None]:
+def _layer(number: int, layer: Any) -> tuple[KeysAndValues | None, int | None]:
     """One layer and the tokens that it has seen; None for one that keeps nothing."""
     classes = _classes()
     kind = cast("type[Any]", type(layer))
@@ -129,11 +129,11 @@ def _layer(number: int, layer: Any) -> tuple[Layer | None, int | None]:
     if kind is classes["StaticLayer"]:
         keys, values = keys[:, :, :seen], values[:, :, :seen]
     window = int(getattr(layer, "sliding_window", 0)) if layer.is_sliding else 0
-    return Layer(_shape(keys, values, window), keys, values, seen - keys.shape[2]), seen
+    return KeysAndValues(_shape(keys, values, window), keys, values, seen - keys.shape[2]), seen
 
 
-def _plain(past: Sequence[Any]) -> tuple[list[Layer | None], int]:
-    layers: list[Layer | None] = []
+def _plain(past: Sequence[Any]) -> tuple[list[KeysAndValues | None], int]:
+    layers: list[KeysAndValues | None] = []
     for number, pair in enumerate(past):
         if not (
             isinstance(pair, Sequence)
@@ -145,7 +145,7 @@ def _plain(past: Sequence[Any]) -> tuple[list[Layer | None], int]:
                 "give (keys, values) per layer, each [1, heads, tokens, size]",
             )
         keys, values = cast("Sequence[torch.Tensor]", pair)
-        layers.append(Layer(_shape(keys, values), keys, values))
+        layers.append(KeysAndValues(_shape(keys, values), keys, values))
     _one_dialogue(layers)
     lengths = {layer.keys.shape[2] for layer in layers if layer}
     if len(lengths) > 1:
@@ -163,7 +163,7 @@ def _shape(keys: torch.Tensor, values: torch.Tensor, window: int = 0) -> LayerSh
     return LayerShape(keys.shape[1], keys.shape[3], values.shape[3], dtype_named(keys.dtype), window)
 
 
-def _one_dialogue(layers: Sequence[Layer | None]) -> None:
+def _one_dialogue(layers: Sequence[KeysAndValues | None]) -> None:
     for number, layer in enumerate(layers):
         if layer and layer.keys.shape[0] != 1:
             raise Refused(

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from lostflops.optimize.amounts import written
 from lostflops.optimize.device.devices import Device, Event, over
 from lostflops.optimize.kv.blocks import Blocks
-from lostflops.optimize.kv.rows import Layout
+from lostflops.optimize.kv.rows import BlockLayout
 from lostflops.optimize.remedy import Report
 
 SMALL = 64 << 10  # bytes: a copy below this is mostly launch cost
@@ -52,7 +52,7 @@ class Direction:
 
 
 @dataclass
-class Tally:
+class CacheTally:
     """Counts as they grow."""
 
     suspends: int = 0
@@ -93,7 +93,7 @@ class Tally:
             self.stalled_ns[cause] = self.stalled_ns.get(cause, 0) + device.elapsed(before, after)
 
     def report(
-        self, budget: int, layout: Layout | None = None, blocks: Blocks | None = None, held: int = 0
+        self, budget: int, layout: BlockLayout | None = None, blocks: Blocks | None = None, held: int = 0
     ) -> KvReport:
         return KvReport(
             suspends=self.suspends,

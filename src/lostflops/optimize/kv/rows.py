@@ -45,7 +45,7 @@ class LayerShape:
 
 
 @dataclass(frozen=True)
-class Layout:
+class BlockLayout:
     """Of a block in its slot: the rows of each layer, one layer after the other. None: a layer that keeps
     nothing.
     """
@@ -85,7 +85,7 @@ class Layout:
         return {"block_tokens": self.block_tokens, "layers": layers}
 
 
-def layout_of(json: Mapping[str, Any]) -> Layout:
+def layout_of(json: Mapping[str, Any]) -> BlockLayout:
     """What `to_json` wrote; raises ValueError, KeyError or TypeError for anything else."""
     layers: list[LayerShape | None] = []
     for each in json["layers"]:
@@ -103,7 +103,7 @@ def layout_of(json: Mapping[str, Any]) -> Layout:
     tokens = json["block_tokens"]
     if type(tokens) is not int or tokens < 1 or not any(layers):
         raise ValueError(f"blocks of {tokens} tokens in {len(layers)} layers")
-    return Layout(tuple(layers), tokens)
+    return BlockLayout(tuple(layers), tokens)
 
 
 def fitting_block(layers: Sequence[LayerShape | None]) -> int:

@@ -21,9 +21,9 @@ import torch
 from lostflops.optimize.device import peak
 from lostflops.optimize.device.devices import Device, Event, Stream
 from lostflops.optimize.kv.blocks import Placed, Plan
-from lostflops.optimize.kv.past import Layer
-from lostflops.optimize.kv.report import Tally
-from lostflops.optimize.kv.rows import Layout, checksums, gather, views
+from lostflops.optimize.kv.past import KeysAndValues
+from lostflops.optimize.kv.report import CacheTally
+from lostflops.optimize.kv.rows import BlockLayout, checksums, gather, views
 from lostflops.optimize.refused import Refused
 
 STAGING = 256 << 20  # bytes of device memory for rows on their way out
@@ -95,7 +95,7 @@ class Store:
     """So many blocks of a layout in host memory, which is taken in pieces, as blocks come to be used."""
 
     @plain_tensors
-    def __init__(self, on: Device, layout: Layout, slots: int, tally: Tally, verify: bool) -> None:
+    def __init__(self, on: Device, layout: BlockLayout, slots: int, tally: CacheTally, verify: bool) -> None:
         self.on, self.layout, self.verify = on, layout, verify
         self._tally = tally
         self._offsets = layout.offsets
@@ -139,7 +139,7 @@ class Store:
             self._tally.host_allocations += 1
         return found
 
-    def store(self, layers: Sequence[Layer | None], plan: Plan, gone: int) -> int:
+    def store(self, layers: Sequence[KeysAndValues | None], plan: Plan, gone: int) -> int:
         """Queues the copies of the plan's rows, layer by layer; the number of bytes.
 
         gone: the first tokens, which layers with a window have no rows of.
@@ -212,7 +212,7 @@ class Store:
                 sums[number] = checksums(self.rows(slot, number, 0, self.layout.block_tokens), shape)
         self._slots[slot].sums = sums
 
-    def _store_layer(self, number: int, layer: Layer, copies: Sequence[Placed]) -> int:
+    def _store_layer(self, number: int, layer: KeysAndValues, copies: Sequence[Placed]) -> int:
         on, row, total = self.on, layer.shape.row_bytes, 0
         present = [placed for placed in copies if placed.block.start + placed.last > layer.first]
         for chunk in _chunks(present, row):

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, IterableDataset, Sampler
 from lostflops.optimize.refused import Refused
 
 
-class Order:
+class SampleOrder:
     """What the loader's sampler would give next, from a copy of it; from the start again at its end."""
 
     def __init__(self, loader: Any) -> None:

@@ -30,7 +30,7 @@ from lostflops.optimize.amounts import written
 from lostflops.optimize.device import host_share
 from lostflops.optimize.loader.batches import (
     Batches,
-    Order,
+    SampleOrder,
     is_its_own_iterator,
     knows_order,
     made,
@@ -215,7 +215,7 @@ class _Tuning:
     ) -> None:
         self.loader, self.began, self.seconds, self.keep_order = loader, began, seconds, keep_order
         self.cores = cores or host_share.cores()
-        self.order = None if isinstance(loader.dataset, IterableDataset) else Order(loader)
+        self.order = None if isinstance(loader.dataset, IterableDataset) else SampleOrder(loader)
         self.length = self.order.length if self.order else None  # batches of an epoch
         self.start_seconds = 0.3  # of a worker
         self.uneven = self.pin = False

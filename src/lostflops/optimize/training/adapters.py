@@ -19,7 +19,7 @@ import torch
 from lostflops.optimize.amounts import written
 from lostflops.optimize.model_parts import ends_like, is_output_head, named
 from lostflops.optimize.refused import Refused, needs
-from lostflops.optimize.remedy import Remedy, Told
+from lostflops.optimize.remedy import AppliedRemedy, TextReport
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -80,7 +80,7 @@ def lora(
     return Adapters(model, adapted, traces, chosen, rank, dropout, next(iter(base)), kind)
 
 
-class Adapters(Remedy):
+class Adapters(AppliedRemedy):
     """A frozen model with adapters. `model` is PEFT's; the model that was given has them, too, until
     `undo()`."""
 
@@ -120,7 +120,7 @@ class Adapters(Remedy):
             self._widths, self.rank, self.dropout, self.base_dtype.itemsize, self.dtype.itemsize, fused
         )
 
-    def report(self) -> Told:
+    def report(self) -> TextReport:
         """What trains, what is frozen, and what the adapters add to what autograd saves."""
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         frozen = [parameter for parameter in self.model.parameters() if not parameter.requires_grad]
@@ -156,7 +156,7 @@ class Adapters(Remedy):
             "predicted_saved_bytes_per_token": more,
             "least_saved_bytes_per_token": cheapest,
         }
-        return Told("LoRA", tuple(lines), figures)
+        return TextReport("LoRA", tuple(lines), figures)
 
     def merge(self, check: Callable[[], torch.Tensor], tolerance: float | None = None) -> torch.nn.Module:
         """Adds the adapters to the weights, takes them away, and returns the model that was given.

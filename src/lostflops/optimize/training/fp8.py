@@ -17,7 +17,7 @@ import torch
 
 from lostflops.optimize.model_parts import ends_like, is_output_head, named
 from lostflops.optimize.refused import Refused, needs
-from lostflops.optimize.remedy import Remedy, Told
+from lostflops.optimize.remedy import AppliedRemedy, TextReport
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -78,7 +78,7 @@ def to_fp8(
     )
 
 
-class Fp8(Remedy):
+class Fp8(AppliedRemedy):
     """A model whose larger linear layers multiply in FP8, until `undo()` or the end of the `with` block."""
 
     def __init__(
@@ -123,7 +123,7 @@ class Fp8(Remedy):
                 modules[swap.name] = swap.original
         self._swaps.clear()
 
-    def report(self) -> Told:
+    def report(self) -> TextReport:
         """Which layers run in FP8 and which do not, and what to expect of it."""
         parameters = dict(self.model.named_parameters())
         weights = sum(parameters[f"{name}.weight"].numel() for name in self.converted)
@@ -156,7 +156,7 @@ class Fp8(Remedy):
             "share_of_parameters": share / 100,
             "emulated": self.emulated,
         }
-        return Told("FP8", tuple(lines), figures)
+        return TextReport("FP8", tuple(lines), figures)
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ class Place:
 
 
 @dataclass(eq=False)
-class State:
+class OptimizerState:
     """One state of one parameter, such as Adam's `exp_avg`; a DTensor is made of its local tensor."""
 
     parameter: torch.Tensor
@@ -80,10 +80,10 @@ class Chunk:
     """Parameters that step together, and those of their states that travel."""
 
     parameters: list[torch.Tensor]
-    states: list[State] = field(default_factory=list[State])
+    states: list[OptimizerState] = field(default_factory=list[OptimizerState])
     memory: torch.Tensor | None = None  # the host's, or a view of the disk's
     stretch: Stretch | None = None  # of the disk
-    slot: Slot | None = None
+    slot: ChunkSlot | None = None
 
     @property
     def nbytes(self) -> int:
@@ -91,7 +91,7 @@ class Chunk:
 
 
 @dataclass(eq=False)
-class Slot:
+class ChunkSlot:
     """Memory on the device for one chunk at a time, during a step."""
 
     memory: torch.Tensor
@@ -209,7 +209,7 @@ class OffloadedStates:
             self.disk.fit(max(nbytes for _, nbytes in on_disk))
             self.disk.ask(on_disk)
         number = min(self.slots, len(travelling))
-        slots = [Slot(device.allocate(largest)) for _ in range(number)]
+        slots = [ChunkSlot(device.allocate(largest)) for _ in range(number)]
         # The memory may be in use still by what the compute stream did with it before.
         device.wait(self._in, device.record(device.current_stream()))
         fetched, used = 0, 0
@@ -231,7 +231,7 @@ class OffloadedStates:
         finally:
             self._end(slots, travelling[used:fetched])
 
-    def _fetch(self, chunk: Chunk, slot: Slot) -> None:
+    def _fetch(self, chunk: Chunk, slot: ChunkSlot) -> None:
         device, memory = self._device, cast("torch.Tensor", chunk.memory)
         if chunk.stretch is not None:
             memory = cast("Staging", self.disk).source(chunk.stretch, chunk.nbytes)
@@ -247,7 +247,7 @@ class OffloadedStates:
         self.into.bytes += chunk.nbytes
 
     def _use(self, chunk: Chunk) -> None:
-        device, slot = self._device, cast("Slot", chunk.slot)
+        device, slot = self._device, cast("ChunkSlot", chunk.slot)
         stream = device.current_stream()
         before = device.record(stream)
         device.wait(stream, slot.ready)
@@ -259,7 +259,7 @@ class OffloadedStates:
     def _settle(self, chunk: Chunk) -> None:
         """What the step left goes to host memory: states that came, in one copy, and those that are new."""
         known = {(id(state.parameter), state.key): state for state in chunk.states}
-        stays: list[State] = []
+        stays: list[OptimizerState] = []
         new: list[tuple[torch.Tensor, Any, torch.Tensor]] = []
         for parameter in chunk.parameters:
             for key, value in _tensors(self._optimizer.state.get(parameter)):
@@ -290,7 +290,7 @@ class OffloadedStates:
         chunk.slot = None
 
     def _send(self, chunk: Chunk) -> None:
-        device, slot, buffer = self._device, cast("Slot", chunk.slot), None
+        device, slot, buffer = self._device, cast("ChunkSlot", chunk.slot), None
         target = cast("torch.Tensor", chunk.memory)
         if chunk.stretch is not None:
             buffer = cast("Staging", self.disk).target(chunk.nbytes)
@@ -306,11 +306,11 @@ class OffloadedStates:
         self.out.bytes += chunk.nbytes
 
     def _lay_out(
-        self, chunk: Chunk, stays: list[State], new: list[tuple[torch.Tensor, Any, torch.Tensor]]
+        self, chunk: Chunk, stays: list[OptimizerState], new: list[tuple[torch.Tensor, Any, torch.Tensor]]
     ) -> None:
         """Other host memory for the chunk, with what is new in it. The host waits: this is rare."""
         device = self._device
-        states: list[State] = []
+        states: list[OptimizerState] = []
         sources: list[torch.Tensor] = []
         end = 0
         for parameter, key, value in [
@@ -323,7 +323,7 @@ class OffloadedStates:
                 places.append(Place(end, part.nbytes, part.dtype, tuple(part.shape), part.stride()))
                 end = aligned(end + part.nbytes)
                 sources.append(part)
-            states.append(State(parameter, key, places, maker(cast("torch.Tensor", value))))
+            states.append(OptimizerState(parameter, key, places, maker(cast("torch.Tensor", value))))
         if chunk.stretch is not None:
             cast("Staging", self.disk).finish()  # its bytes may be on their way
         try:
@@ -349,7 +349,7 @@ class OffloadedStates:
         for state in states:
             state.on_host = state.make(place.apart_in(memory) for place in state.places)
 
-    def _give_up(self, chunk: Chunk, stays: list[State]) -> None:
+    def _give_up(self, chunk: Chunk, stays: list[OptimizerState]) -> None:
         """There is no host memory for more: what travels goes on to, and what is new stays."""
         if len(stays) == len(chunk.states):
             if chunk.slot is not None:
@@ -385,12 +385,12 @@ class OffloadedStates:
             self.disk.slab.give_back(chunk.stretch)
         chunk.states, chunk.memory, chunk.stretch = [], None, None
 
-    def _end(self, slots: list[Slot], unused: list[Chunk]) -> None:
+    def _end(self, slots: list[ChunkSlot], unused: list[Chunk]) -> None:
         """The host waits for all copies; the device's memory is let go."""
         device = self._device
         ended = device.record(device.current_stream())
         for chunk in unused:  # fetched for a step that raised before their turn
-            device.synchronize(cast("Slot", chunk.slot).ready)
+            device.synchronize(cast("ChunkSlot", chunk.slot).ready)
             chunk.slot = None
         for slot in slots:
             if slot.free is not None:
@@ -410,10 +410,10 @@ class OffloadedStates:
 
     # What may travel.
 
-    def _value(self, state: State) -> torch.Tensor | None:
+    def _value(self, state: OptimizerState) -> torch.Tensor | None:
         return self._optimizer.state.get(state.parameter, {}).get(state.key)
 
-    def _put(self, state: State, value: torch.Tensor) -> None:
+    def _put(self, state: OptimizerState, value: torch.Tensor) -> None:
         self._optimizer.state[state.parameter][state.key] = value
 
     def _why_it_stays(self, value: torch.Tensor, shared: set[int]) -> str | None:

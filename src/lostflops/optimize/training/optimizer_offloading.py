@@ -28,7 +28,7 @@ from lostflops.optimize.device.devices import CudaDevice, Device, device_named
 from lostflops.optimize.device.disk import Slab, Staging
 from lostflops.optimize.memory_layout import parts_of
 from lostflops.optimize.refused import Refused
-from lostflops.optimize.remedy import Remedy, Report
+from lostflops.optimize.remedy import AppliedRemedy, Report
 from lostflops.optimize.training.offloaded_states import Chunk, OffloadedStates
 
 BUFFERS = 2  # for what comes from the disk, and as many for what goes there
@@ -122,7 +122,7 @@ class OptimizerOffloadReport(Report):
         return "\n".join(lines)
 
 
-class OptimizerOffload(Remedy):
+class OptimizerOffload(AppliedRemedy):
     """An optimizer whose states are in host memory, until `undo()`."""
 
     def __init__(

@@ -20,7 +20,7 @@ from lostflops.optimize.amounts import written
 from lostflops.optimize.forwards import Forwards
 from lostflops.optimize.model_parts import ends_like, named
 from lostflops.optimize.refused import Refused
-from lostflops.optimize.remedy import Remedy, Told
+from lostflops.optimize.remedy import AppliedRemedy, TextReport
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -41,7 +41,7 @@ def to_bf16(model: torch.nn.Module, keep: str | Sequence[str] = ("*inv_freq",)) 
     return Bf16(model, (keep,) if isinstance(keep, str) else keep)
 
 
-class Bf16(Remedy):
+class Bf16(AppliedRemedy):
     """A model whose fp32 weights are bf16 now. `undo()` makes them fp32 again; what was rounded stays
     rounded."""
 
@@ -83,7 +83,7 @@ class Bf16(Remedy):
                 tensor.data = tensor.data.to(torch.float32)
         self._converted.clear()
 
-    def report(self) -> Told:
+    def report(self) -> TextReport:
         """Bytes before and after, what was left out, and what it means for the optimizer."""
         now = self._bytes
         lines = [f"bf16           {written(2 * now)} of fp32 weights and buffers are {written(now)} now"]
@@ -95,7 +95,7 @@ class Bf16(Remedy):
             " weight; optimize.autocast keeps fp32 weights"
         )
         figures = {"converted_tensors": self._tensors, "bytes_now": now, "kept_in_fp32": self.kept}
-        return Told("bf16", tuple(lines), figures)
+        return TextReport("bf16", tuple(lines), figures)
 
 
 def autocast(model: torch.nn.Module, dtype: torch.dtype = torch.bfloat16) -> Autocast:
@@ -110,7 +110,7 @@ def autocast(model: torch.nn.Module, dtype: torch.dtype = torch.bfloat16) -> Aut
     return Autocast(model, dtype)
 
 
-class Autocast(Remedy):
+class Autocast(AppliedRemedy):
     """A model that computes in 16 bits, until `undo()` or the end of the `with` block."""
 
     def __init__(self, model: torch.nn.Module, dtype: torch.dtype) -> None:
@@ -135,7 +135,7 @@ class Autocast(Remedy):
     def _take_back(self) -> None:
         self._forwards.restore()
 
-    def report(self) -> Told:
+    def report(self) -> TextReport:
         kind, copies = str(self.dtype).removeprefix("torch."), 2 * self._weights
         lines = (
             f"autocast       {kind}: products, and most of what they save",
@@ -143,7 +143,7 @@ class Autocast(Remedy):
             f"copies         a {kind} copy of each, {written(copies)}, until its backward",
         )
         figures = {"dtype": kind, "fp32_parameters": self._weights, "cast_bytes": copies}
-        return Told("autocast", lines, figures)
+        return TextReport("autocast", lines, figures)
 
 
 def to_fp16(
@@ -168,7 +168,7 @@ def to_fp16(
     return Fp16(model, optimizer, scheduler, max_norm, scale, growth_interval)
 
 
-class Fp16(Remedy):
+class Fp16(AppliedRemedy):
     """fp16 training of one model with one optimizer. Gradients may be accumulated: several `backward`, one
     `step`."""
 
@@ -243,7 +243,7 @@ class Fp16(Remedy):
         late = self.steps - WARM_UP
         return sum(number > WARM_UP for number in self.skipped) / late if late > 0 else None
 
-    def report(self) -> Told:
+    def report(self) -> TextReport:
         """Scale and skipped steps, and advice when there are too many of them."""
         early = sum(number <= WARM_UP for number in self.skipped)
         lines = [
@@ -264,4 +264,4 @@ class Fp16(Remedy):
             "skipped_steps": self.skipped,
             "churn": self.churn,
         }
-        return Told("fp16", tuple(lines), figures)
+        return TextReport("fp16", tuple(lines), figures)

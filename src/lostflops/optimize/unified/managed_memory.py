@@ -26,7 +26,7 @@ import torch
 
 from lostflops.optimize.amounts import written
 from lostflops.optimize.refused import Refused
-from lostflops.optimize.remedy import Remedy, Report
+from lostflops.optimize.remedy import AppliedRemedy, Report
 from lostflops.optimize.unified import managed_allocator
 from lostflops.optimize.unified.managed_allocator import HOST, Allocator, Usage
 from lostflops.optimize.unified.platform_memory import KINDS, memory_capabilities, runtime_libraries
@@ -95,7 +95,7 @@ class ManagedReport(Report):
         return "\n".join([text, *self.remarks])
 
 
-class ManagedMemory(Remedy):
+class ManagedMemory(AppliedRemedy):
     """What `managed` and `use_managed_everywhere` return: knows what was allocated, and says so.
 
     What was allocated stays where it is when this is undone; the next allocations are torch's own again.

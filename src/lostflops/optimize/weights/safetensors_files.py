@@ -36,7 +36,7 @@ SHOWN = 4  # names in an error
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredTensor:
     """A tensor in a file."""
 
     file: File
@@ -65,7 +65,7 @@ class File:
                 )
             done += got
 
-    def view(self, stored: Stored) -> torch.Tensor:
+    def view(self, stored: StoredTensor) -> torch.Tensor:
         """Mapped: takes memory where it is looked at. Writing to it does not change the file."""
         if not stored.nbytes:
             return torch.empty(stored.shape, dtype=stored.dtype)
@@ -88,7 +88,7 @@ class WeightFiles:
 
     def __init__(self, given: str | os.PathLike[str]) -> None:
         self.files: list[File] = []
-        self.tensors: dict[str, Stored] = {}
+        self.tensors: dict[str, StoredTensor] = {}
         try:
             for path, wanted in _paths(Path(given)):
                 self._open(path, wanted)
@@ -149,7 +149,7 @@ def _paths(given: Path) -> list[tuple[Path, set[str] | None]]:
     return [(path, None) for path in found]
 
 
-def _header(file: File) -> Iterator[tuple[str, Stored]]:
+def _header(file: File) -> Iterator[tuple[str, StoredTensor]]:
     """What the file says that it has, held against its length."""
     size = os.fstat(file.number).st_size
     length = int.from_bytes(os.pread(file.number, 8, 0), "little")
@@ -174,7 +174,7 @@ def _header(file: File) -> Iterator[tuple[str, Stored]]:
                 raise Refused(broken, again)
             if end - begin != math.prod(shape) * dtype.itemsize:
                 raise Refused(f"'{name}' in {file.path.name} has another size than its shape", again)
-            yield name, Stored(file, dtype, shape, 8 + length + begin, end - begin)
+            yield name, StoredTensor(file, dtype, shape, 8 + length + begin, end - begin)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise Refused(broken, again) from error
 
@@ -205,7 +205,7 @@ class FileModel:
     def __init__(self, model: torch.nn.Module, given: str | os.PathLike[str]) -> None:
         self.files = WeightFiles(given)
         self._replaced: list[tuple[Any, str, torch.Tensor]] = []
-        self.stored: dict[int, Stored] = {}  # by the id of a parameter that is a view
+        self.stored: dict[int, StoredTensor] = {}  # by the id of a parameter that is a view
         self._versions: dict[int, int] = {}
         try:
             self._fill(model)
@@ -301,7 +301,7 @@ class FileModel:
         self._versions[id(made)] = made._version
 
 
-def _equal(one: Stored, other: Stored) -> bool:
+def _equal(one: StoredTensor, other: StoredTensor) -> bool:
     """A part at a time, so that no memory is needed."""
     if (one.dtype, one.nbytes) != (other.dtype, other.nbytes):
         return False

@@ -34,7 +34,7 @@ LATE = 10_000  # ns: a wait shorter than this is the events' own cost
 PATIENCE = 100  # times 0.1 ms until a finished copy has let go of its slot
 
 
-class Order:
+class LayerOrder:
     """Which layers follow: those that followed the last time that it went like now.
 
     "Like now" is the longest stretch of the past that ends as the present does; while it goes on alike it is
@@ -106,7 +106,7 @@ class Order:
 
 
 @dataclass(eq=False)
-class Slot:
+class LayerSlot:
     """Memory on the device, the layer that it holds, and since which event."""
 
     memory: torch.Tensor
@@ -164,26 +164,26 @@ class Slots:
         self._link = link
         self._ahead = count - 1 - bool(in_parts)
         self._copies = device.new_stream()
-        self._order = Order(len(sources))
+        self._order = LayerOrder(len(sources))
         self._clock = 0
         self._waits = Waits()
         self._pending: deque[tuple[str, int, Event, Event, Event, Event, Event]] = deque()
         stream = device.current_stream()
-        self.slots = [Slot(device.allocate(nbytes), {_key(stream): stream}) for _ in range(count)]
+        self.slots = [LayerSlot(device.allocate(nbytes), {_key(stream): stream}) for _ in range(count)]
         if in_parts:  # what does not come is a number, should anybody multiply it by nought
             for slot in self.slots:
                 slot.memory.zero_()
         self._by_address = {slot.memory.untyped_storage().data_ptr(): slot for slot in self.slots}
         self._alone = [_references(slot.memory) for slot in self.slots]
-        self._latest: dict[Any, Slot] = {}  # one at most
+        self._latest: dict[Any, LayerSlot] = {}  # one at most
         self.bytes_in = 0
         self.used = [0] * len(sources)  # how often each layer's turn came
 
-    def at(self, tensor: torch.Tensor) -> Slot | None:
+    def at(self, tensor: torch.Tensor) -> LayerSlot | None:
         """The slot that a plain tensor's memory is part of."""
         return self._by_address.get(tensor.untyped_storage().data_ptr())
 
-    def use(self, layer: int) -> Slot:
+    def use(self, layer: int) -> LayerSlot:
         """The slot that holds the layer, for what the current stream runs from now on. Asks for the next."""
         mode = _mode()
         stream = self._device.current_stream()
@@ -209,7 +209,7 @@ class Slots:
         self._latest = {(layer, mode, _key(stream)): slot}
         return slot
 
-    def use_parts(self, layer: int, wanted: dict[int, list[tuple[int, int]]]) -> Slot:
+    def use_parts(self, layer: int, wanted: dict[int, list[tuple[int, int]]]) -> LayerSlot:
         """The slot that holds these parts of the layer, by number: first bytes and lengths."""
         stream = self._device.current_stream()
         self._clock += 1
@@ -267,13 +267,13 @@ class Slots:
         self._resolve()
         return self._waits
 
-    def _held(self, layer: int) -> Slot | None:
+    def _held(self, layer: int) -> LayerSlot | None:
         return next((slot for slot in self.slots if slot.holds == layer), None)
 
-    def _prefetch(self, layer: int) -> list[Slot]:
+    def _prefetch(self, layer: int) -> list[LayerSlot]:
         """Asks for what comes after the layer; the slots that it will come into."""
         wanted = [each for each in self._order.ahead(self._ahead) if each not in self._in_parts]
-        asked: list[Slot] = []
+        asked: list[LayerSlot] = []
         self._sources.ask([*wanted, *self._order.ahead(self._ahead + 1)[self._ahead :]])
         for number, following in enumerate(wanted):
             if self._held(following) is None:
@@ -283,13 +283,13 @@ class Slots:
                 asked.append(self._fetch(following, "late", slot))
         return asked
 
-    def _free(self, needed: set[int]) -> Slot | None:
+    def _free(self, needed: set[int]) -> LayerSlot | None:
         """A slot to give away: one that holds nothing, else the one that was not used for longest."""
         free = [slot for slot in self.slots if not slot.pins and slot.holds not in needed]
         free.sort(key=lambda slot: (slot.holds is not None, slot.used))
         return next((slot for slot in free if not self._seen(slot)), None)
 
-    def _fetch(self, layer: int, cause: str, slot: Slot | None) -> Slot:
+    def _fetch(self, layer: int, cause: str, slot: LayerSlot | None) -> LayerSlot:
         slot = slot or self._free({layer}) or self._refuse(layer)
         for stream in slot.streams.values():
             self._device.wait(self._copies, self._device.record(stream))
@@ -304,7 +304,7 @@ class Slots:
         self.bytes_in += nbytes
         return slot
 
-    def _wait(self, slot: Slot, stream: Stream, moved: int | None = None) -> None:
+    def _wait(self, slot: LayerSlot, stream: Stream, moved: int | None = None) -> None:
         before = self._device.record(stream)
         self._device.wait(stream, slot.ready)
         after = self._device.record(stream)
@@ -335,7 +335,7 @@ class Slots:
                 waits.predicted_copying += copying
                 waits.predicted += max(0.0, copying - meanwhile)
 
-    def _seen(self, slot: Slot) -> bool:
+    def _seen(self, slot: LayerSlot) -> bool:
         """Whether any other tensor looks at its memory. A queued copy does, on a thread, until it is done."""
         alone = self._alone[self.slots.index(slot)]
         if _references(slot.memory) == alone:
@@ -348,7 +348,7 @@ class Slots:
                 return False
         return True
 
-    def _refuse(self, layer: int) -> Slot:
+    def _refuse(self, layer: int) -> LayerSlot:
         for slot in self.slots:  # copies ahead that turned out not to be needed
             if slot.ready is not None:
                 self._device.synchronize(slot.ready)

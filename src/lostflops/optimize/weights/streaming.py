@@ -2,18 +2,18 @@
 
 Between its turns a layer's weights *are* its host memory, so that `state_dict`, `load_state_dict` and a
 checkpoint see all of the model. While its forward runs they are views of a slot (slots.py). What autograd
-saves of them is brought back for the backward (streamed_saves.py).
+saves of them is brought back for the backward (saves.py).
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from types import MethodType
 from typing import Any, cast
-from weakref import WeakMethod, WeakSet, finalize
+from weakref import WeakMethod, finalize
 
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -21,11 +21,10 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from lostflops.copies.link_card import rate
 from lostflops.optimize import claims
 from lostflops.optimize.amounts import bytes_of, written
-from lostflops.optimize.device import host_share
 from lostflops.optimize.device.devices import CudaDevice, Device, device_named, device_of
 from lostflops.optimize.forwards import Forwards
 from lostflops.optimize.refused import Refused
-from lostflops.optimize.remedy import Remedy
+from lostflops.optimize.remedy import AppliedRemedy
 from lostflops.optimize.weights.experts import Experts, Parts, modules_of_experts
 from lostflops.optimize.weights.layers import (
     Layer,
@@ -36,13 +35,13 @@ from lostflops.optimize.weights.layers import (
     send_to_host,
     stay_in_files,
 )
+from lostflops.optimize.weights.moves import brings_back, buffers_of, guarded, moved
 from lostflops.optimize.weights.report import StreamingReport
 from lostflops.optimize.weights.safetensors_files import FileModel
 from lostflops.optimize.weights.saves import SavedWeight, asked_first, asking, rebuilt
 from lostflops.optimize.weights.slots import Slots
 from lostflops.optimize.weights.sources import FileSources, HostSources
-
-_STREAMED: WeakSet[torch.nn.Module] = WeakSet()
+from lostflops.optimize.weights.streamable import STREAMED, check_host, check_model, check_not_recorded
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ TRAINING = Technique("frozen weights in training", "resident", frozen_only=True)
 INFERENCE = Technique("weights in inference", "budget", frozen_only=False)
 
 
-class Streaming(Remedy):
+class Streaming(AppliedRemedy):
     """A model whose weights come to the device when they are needed, from its making until `undo`.
 
     A context manager: leaving it, also by an exception, gives the model its weights back as they were.
@@ -104,7 +103,7 @@ class Streaming(Remedy):
     ) -> None:
         model, technique = self.model, self._technique
         self._link = rate(link, "host_to_device") if link is not None else None
-        _check(model, self._device, technique.frozen_only)
+        check_model(model, self._device, technique.frozen_only)
         in_parts = self._modules_of_experts
         if in_parts:
             layers = [*(repeated(model) if layers is None else layers), *in_parts]
@@ -122,7 +121,7 @@ class Streaming(Remedy):
         self._sources: FileSources | None = None
         self._buffers = look_ahead + 2  # one goes to the device, one comes from the file, and what is ahead
         self._in_files = self._layers_in_files(host)
-        _check_host([layer for layer in self._travelling if layer not in self._in_files], self._buffer_bytes)
+        check_host([layer for layer in self._travelling if layer not in self._in_files], self._buffer_bytes)
         try:
             self._start()
         except BaseException:
@@ -195,7 +194,7 @@ class Streaming(Remedy):
         self._slots = None
         self._forwards.restore()
         for layer in reversed(self._travelling):
-            _STREAMED.discard(layer.module)
+            STREAMED.discard(layer.module)
             bring_home(layer, self._device)
         while self._undoing:
             self._undoing.pop()()
@@ -213,7 +212,7 @@ class Streaming(Remedy):
         self._used = [0] * len(self._travelling)
         for number, layer in enumerate(self._travelling):
             layer.number = number
-            _STREAMED.add(layer.module)
+            STREAMED.add(layer.module)
             if layer in self._in_files:
                 stay_in_files(layer)
             else:
@@ -303,11 +302,11 @@ class Streaming(Remedy):
         for owner in self.model.modules():
             for parameter in owner.parameters(recurse=False):
                 if parameter.device != to and id(parameter) not in travels:
-                    self._undoing.append(_moved(parameter, to))
+                    self._undoing.append(moved(parameter, to))
             for key, buffer in owner.named_buffers(recurse=False):
                 if buffer.device != to:
-                    _buffers(owner)[key] = buffer.to(to)
-                    self._undoing.append(_back(owner, key, buffer.device))
+                    buffers_of(owner)[key] = buffer.to(to)
+                    self._undoing.append(brings_back(owner, key, buffer.device))
 
     def _around(self, layer: Layer, own: torch.nn.Module) -> Callable[..., Any]:
         """For the layer's forward, and those of the modules inside of it.
@@ -333,7 +332,7 @@ class Streaming(Remedy):
     def _in_slot(self, layer: Layer, wanted: dict[int, Parts] | None) -> Generator[None]:
         """The layer's weights are views of a slot meanwhile; of experts, only those that are wanted."""
         slots = cast("Slots", self._slots)
-        _check_not_recorded(self._device)
+        check_not_recorded(self._device)
         self._adopt(layer, slots)
         slot = slots.use(layer.number) if wanted is None else slots.use_parts(layer.number, wanted)
         slot.pins += 1
@@ -406,7 +405,7 @@ class Streaming(Remedy):
         for leaf in layer.leaves:
             keys.setdefault(leaf.owner, []).append(leaf.key)
         for owner in keys:
-            self._undoing.append(_guarded(owner, dict.fromkeys(keys[owner])))
+            self._undoing.append(guarded(owner, dict.fromkeys(keys[owner])))
 
 
 def _registered(streaming: Streaming, claim: claims.Claim) -> Callable[[], None]:
@@ -456,135 +455,3 @@ def _device(model: torch.nn.Module, given: Device | torch.device | str | None) -
     if not isinstance(given, torch.device | str):
         return given
     return device_named(given)
-
-
-def _check(model: torch.nn.Module, device: Device, frozen_only: bool) -> None:
-    """Refuses what streaming would break. FSDP2 may shard what is trained, and must leave the rest alone."""
-    if device.coherent:
-        raise Refused(
-            f"{device.torch_device} shares the host's memory: moving weights frees none",
-            "run the model as it is",
-        )
-    if any(module in _STREAMED for module in model.modules()):
-        raise Refused("the model is streamed already", "close the other streaming first")
-    for module in model.modules():
-        kind = type(module)
-        second = any(c.__name__ == "FSDPModule" for c in kind.__mro__)
-        if kind.__name__ == "FullyShardedDataParallel" or (second and not frozen_only):
-            raise Refused(
-                f"the model is sharded by FSDP ({kind.__name__})", "FSDP's own CPU offload does this there"
-            )
-        if isinstance(module, torch.nn.DataParallel):
-            raise Refused("DataParallel copies the weights at every step", "use one process for each GPU")
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if type(tensor).__name__ == "DTensor" or hasattr(tensor, "_local_tensor"):
-            if frozen_only and tensor.requires_grad:
-                continue
-            raise Refused(
-                f"'{name}' is a DTensor, sharded over processes",
-                "leave the frozen weights out of it: fully_shard(layer, ignored_params={each for each in "
-                "layer.parameters() if not each.requires_grad}); or use FSDP's own CPU offload",
-            )
-        if tensor.device.type == "meta":
-            raise Refused(
-                f"'{name}' is on the meta device: it has no values",
-                "load the weights to the CPU first (from_pretrained without device_map)",
-            )
-        if tensor.device == device.torch_device:
-            continue
-        if tensor.device.type != "cpu":
-            raise Refused(
-                f"'{name}' lies on {tensor.device}, not on {device.torch_device}", "one GPU at a time"
-            )
-        if is_traceable_wrapper_subclass(tensor):
-            raise Refused(
-                f"'{name}' is a {type(tensor).__name__} on the CPU",
-                f"move the model to {device.torch_device}",
-            )
-
-
-def _check_host(travelling: Sequence[Layer], buffers: int) -> None:
-    on_host = [layer.nbytes for layer in travelling if layer.leaves[0].tensor.device.type == "cpu"]
-    # A layer that is in host memory already is copied and let go, one after the other.
-    more = sum(layer.nbytes for layer in travelling) - sum(on_host) + max(on_host, default=0) + buffers
-    available = host_share.memory()
-    if more > available:
-        raise Refused(
-            f"the layers that travel take {written(more)} of host memory, and {written(available)} are left",
-            "raise the budget so that fewer travel, or the container's memory limit",
-        )
-
-
-def _check_not_recorded(device: Device) -> None:
-    """A recording of what runs would leave the copies out."""
-    if torch.compiler.is_compiling():
-        raise Refused(
-            "a model whose weights are streamed is being compiled",
-            "compile its layers, before they are streamed: layers[n] = torch.compile(layers[n])",
-        )
-    if device.torch_device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        raise Refused("a model whose weights are streamed is captured as a CUDA graph", "run it without one")
-
-
-def _moved(parameter: torch.Tensor, to: torch.device) -> Callable[[], None]:
-    """Moves a parameter with its gradient; returns what moves both back."""
-    home = parameter.device
-
-    def move(where: torch.device) -> None:
-        parameter.data = parameter.data.to(where)
-        if parameter.grad is not None:
-            parameter.grad.data = parameter.grad.data.to(where)
-
-    move(to)
-    return lambda: move(home)
-
-
-def _buffers(owner: torch.nn.Module) -> dict[str, torch.Tensor | None]:
-    return cast("Any", owner)._buffers
-
-
-def _back(owner: torch.nn.Module, key: str, home: torch.device) -> Callable[[], None]:
-    def back() -> None:
-        buffer = _buffers(owner).get(key)
-        _buffers(owner)[key] = None if buffer is None else buffer.to(home)
-
-    return back
-
-
-def _guarded(owner: torch.nn.Module, keys: Iterable[str]) -> Callable[[], None]:
-    """`model.to(...)` passes by these parameters of the owner; returns what ends that.
-
-    Their place is the slots' business. Another dtype would have to be another copy, so that is refused.
-    """
-    keys = list(keys)
-    had = owner.__dict__.get("_apply")
-
-    def apply(module: Any, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
-        plain: Any = cast("Any", type(module))._apply if had is None else had.__func__
-        if module is not owner:  # a copy of it
-            return plain(module, fn, recurse)
-        held = {key: module._parameters[key] for key in keys if module._parameters.get(key) is not None}
-        for key, parameter in held.items():
-            probe = fn(torch.empty(0, dtype=parameter.dtype))
-            if probe.dtype != parameter.dtype or probe.device.type == "meta":
-                raise Refused(
-                    f"'{key}' of a streamed layer is {parameter.dtype} and is to be made {probe.dtype}, "
-                    f"{probe.device.type}",
-                    "convert the model before it is streamed",
-                )
-        module._parameters.update(dict.fromkeys(held))
-        try:
-            return plain(module, fn, recurse)
-        finally:
-            module._parameters.update(held)
-
-    ours = MethodType(apply, owner)
-    owner.__dict__["_apply"] = ours
-
-    def undo() -> None:
-        if owner.__dict__.get("_apply") is ours:
-            del owner.__dict__["_apply"]
-            if had is not None:
-                owner.__dict__["_apply"] = had
-
-    return undo

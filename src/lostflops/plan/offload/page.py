@@ -8,7 +8,7 @@ from lostflops.errors import shown
 from lostflops.plan.pages import grid
 from lostflops.units import written
 
-from .decision import PEAK_ERROR, STEP_ERROR, Class, OffloadPlan
+from .class_decisions import PEAK_ERROR, STEP_ERROR, Class, OffloadPlan
 
 MOST = 20  # classes that get a line
 LEAST_SHARE = 0.005  # of what is saved, below which a kept class gets none

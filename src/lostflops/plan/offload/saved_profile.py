@@ -18,7 +18,7 @@ Name = Annotated[str, msgspec.Meta(max_length=2000)]
 MOST_ROWS = 30_000
 
 
-class Row(msgspec.Struct, frozen=True):
+class SavedStorage(msgspec.Struct, frozen=True):
     """One storage that autograd saved. Instants count from the start of the forward."""
 
     storage: int
@@ -52,12 +52,12 @@ class Profile(msgspec.Struct, frozen=True):
     backward_ns: Annotated[int, msgspec.Meta(gt=0, le=10**14)]
     static_bytes: Bytes
     peak_bytes: Bytes
-    rows: Annotated[list[Row], msgspec.Meta(max_length=MOST_ROWS)]
+    rows: Annotated[list[SavedStorage], msgspec.Meta(max_length=MOST_ROWS)]
     torch: Name = ""
     highs: list[tuple[Nanoseconds, Bytes]] | None = None
 
     @property
-    def in_order(self) -> list[Row]:
+    def in_order(self) -> list[SavedStorage]:
         """The rows in the order of saving."""
         return sorted(self.rows, key=lambda row: (row.pack_ns, row.order))
 

@@ -19,7 +19,7 @@ from lostflops.plan.train import layout
 from lostflops.plan.train.job import CONTEXT
 from lostflops.plan.train.layer_time import attention_operations, bandwidth, seconds
 from lostflops.plan.train.layout import Layout
-from lostflops.plan.train.static_memory import Lora, Part, base_bytes
+from lostflops.plan.train.static_memory import Lora, MemoryPart, base_bytes
 
 from . import kv_cache
 
@@ -91,7 +91,7 @@ class Served:
         return self.serving.batch * (self.serving.prompt + self.serving.generated)
 
     @cached_property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[MemoryPart, ...]:
         """Memory by component."""
         s = self.serving
         tokens = min(CHUNK, s.batch * s.prompt)
@@ -102,14 +102,14 @@ class Served:
         logits = 6 * s.batch * s.shape.vocabulary // s.layout.tensor
         streamed = f", {s.streamed / 1e9:.2f} GB more in host memory" if s.streamed else ""
         return (
-            Part("weights", self.weight_bytes - s.streamed, f"{s.weight_bits} bits{streamed}"),
-            Part(
+            MemoryPart("weights", self.weight_bytes - s.streamed, f"{s.weight_bits} bits{streamed}"),
+            MemoryPart(
                 "KV cache",
                 self.cached_tokens * self.cache_per_token,
                 f"{self.cached_tokens:,} tokens of {self.cache_per_token:,} bytes",
             ),
-            Part("working memory", working + logits, f"{tokens:,} tokens at a time, and logits"),
-            Part("CUDA context and libraries", CONTEXT, "assumed"),
+            MemoryPart("working memory", working + logits, f"{tokens:,} tokens at a time, and logits"),
+            MemoryPart("CUDA context and libraries", CONTEXT, "assumed"),
         )
 
     @property
@@ -222,7 +222,7 @@ def _bytes(weights: list[Weight], bits: int, group: int) -> int:
 
 
 @dataclass(frozen=True)
-class Option:
+class ServingOption:
     """A way to serve, by its change in words."""
 
     name: str
@@ -235,30 +235,32 @@ class Option:
         return ("lostflops.optimize.stream_weights",) if self.name == "stream weights" else ()
 
 
-def options(serving: Serving) -> tuple[Option, ...]:
+def options(serving: Serving) -> tuple[ServingOption, ...]:
     """As asked, and the ways to need less, each alone."""
     asked = Served(serving)
-    found = [Option("as asked", asked)]
+    found = [ServingOption("as asked", asked)]
     if serving.weight_bits > 8:
-        found.append(Option("8-bit weights", Served(replace(serving, weight_bits=8)), OTHER_NUMBERS))
+        found.append(ServingOption("8-bit weights", Served(replace(serving, weight_bits=8)), OTHER_NUMBERS))
     if serving.weight_bits > 4:
-        found.append(Option("4-bit weights", Served(replace(serving, weight_bits=4)), OTHER_NUMBERS))
+        found.append(ServingOption("4-bit weights", Served(replace(serving, weight_bits=4)), OTHER_NUMBERS))
     if serving.cache_bits > 8:
-        found.append(Option("8-bit KV cache", Served(replace(serving, cache_bits=8)), OTHER_NUMBERS))
+        found.append(ServingOption("8-bit KV cache", Served(replace(serving, cache_bits=8)), OTHER_NUMBERS))
     batch = asked.largest_batch
     if batch and batch != serving.batch:
-        found.append(Option(f"batch {batch}", Served(replace(serving, batch=batch)), "the largest that fits"))
+        found.append(
+            ServingOption(f"batch {batch}", Served(replace(serving, batch=batch)), "the largest that fits")
+        )
     if asked.excess and not serving.streamed:
         moved = min(asked.excess, asked.weight_bytes)
         found.append(
-            Option(
+            ServingOption(
                 "stream weights", Served(replace(serving, streamed=moved)), "every pass waits for the link"
             )
         )
     return tuple(found)
 
 
-def verdict(found: tuple[Option, ...]) -> str:
+def verdict(found: tuple[ServingOption, ...]) -> str:
     """What to do, in a sentence."""
     asked = found[0].served
     if asked.fits:

@@ -43,7 +43,7 @@ EAGER = Kernels()
 
 
 @dataclass(frozen=True)
-class Saved:
+class SavedTensor:
     """One storage that the backward needs: bytes per token, and whether tensor parallelism splits it."""
 
     name: str
@@ -52,92 +52,92 @@ class Saved:
     gathered: bool = False  # from all tensor ranks, for a product whose weight is split along its outputs
 
 
-def layer(shape: Shape, number: int, lora: Lora | None = None, kernels: Kernels = EAGER) -> list[Saved]:
+def layer(shape: Shape, number: int, lora: Lora | None = None, kernels: Kernels = EAGER) -> list[SavedTensor]:
     """The storages of one layer."""
     mixer = _mixer(shape, number, lora, kernels)
     across = [*_across(shape, lora, kernels)] if shape.crosses(number) else []
     return [*_norms(shape, number, lora, kernels), *_attention(shape, lora, kernels), *across, *mixer]
 
 
-def _norms(shape: Shape, number: int, lora: Lora | None, kernels: Kernels) -> Iterator[Saved]:
+def _norms(shape: Shape, number: int, lora: Lora | None, kernels: Kernels) -> Iterator[SavedTensor]:
     h, count = shape.hidden, shape.norms + shape.crosses(number)
     if kernels.fused or shape.layer_norm:  # one kernel that reads its 16-bit input again
-        yield Saved("inputs of the norms", count * 2 * h, False)
-        yield Saved("row statistics", count * (8 if shape.layer_norm else 4), False)
+        yield SavedTensor("inputs of the norms", count * 2 * h, False)
+        yield SavedTensor("row statistics", count * (8 if shape.layer_norm else 4), False)
         if shape.dropout:
-            yield Saved("dropout masks", 2 * h, False)
+            yield SavedTensor("dropout masks", 2 * h, False)
         extra = count - 2  # norms behind attention and feed-forward; the others' results are inputs below
         if extra > 0 and not lora and not kernels.fused:
-            yield Saved("normalised hidden states", extra * 2 * h, False)
+            yield SavedTensor("normalised hidden states", extra * 2 * h, False)
         return
-    yield Saved("fp32 copies of the norms' inputs", count * 4 * h, False)
+    yield SavedTensor("fp32 copies of the norms' inputs", count * 4 * h, False)
     if not lora:
-        yield Saved("normalised hidden states", count * 2 * h, False)
-    yield Saved("row statistics", count * 4, False)
+        yield SavedTensor("normalised hidden states", count * 2 * h, False)
+    yield SavedTensor("row statistics", count * 4, False)
     if shape.dropout:
-        yield Saved("dropout masks", 2 * h, False)
+        yield SavedTensor("dropout masks", 2 * h, False)
 
 
-def _attention(shape: Shape, lora: Lora | None, kernels: Kernels) -> Iterator[Saved]:
+def _attention(shape: Shape, lora: Lora | None, kernels: Kernels) -> Iterator[SavedTensor]:
     h, q, value = shape.hidden, shape.query_width, shape.value_width
     yield from _inputs("q, k, v", 2 * h, ("q", "k", "v"), lora, False)
     if shape.latent:
         latent = shape.latent
         width = (2 if kernels.fused else 6) * (latent.query + latent.key_value)
-        yield Saved("compressed queries, keys and values", width, False)
-        yield Saved("keys and values of all heads", 2 * (q + value), True)
+        yield SavedTensor("compressed queries, keys and values", width, False)
+        yield SavedTensor("keys and values of all heads", 2 * (q + value), True)
     else:
         kv = shape.kv_heads * shape.head_size
         if shape.query_key_norm:
-            yield Saved("statistics of queries and keys", 4 * (shape.heads + shape.kv_heads), True)
+            yield SavedTensor("statistics of queries and keys", 4 * (shape.heads + shape.kv_heads), True)
             if kernels.fused:
-                yield Saved("queries and keys before their norms", 2 * (q + kv), True)
+                yield SavedTensor("queries and keys before their norms", 2 * (q + kv), True)
             else:
-                yield Saved("fp32 copies of queries and keys", 4 * (q + kv), True)
+                yield SavedTensor("fp32 copies of queries and keys", 4 * (q + kv), True)
                 if not lora:
-                    yield Saved("normalised queries and keys", 2 * (q + kv), True)
-        yield Saved("keys and values", 2 * 2 * kv, True)
-    yield Saved("queries", 2 * q, True)
-    yield Saved("attention output", 2 * value, True)
+                    yield SavedTensor("normalised queries and keys", 2 * (q + kv), True)
+        yield SavedTensor("keys and values", 2 * 2 * kv, True)
+    yield SavedTensor("queries", 2 * q, True)
+    yield SavedTensor("attention output", 2 * value, True)
     if kernels.scores:
-        yield Saved("scores, their dropout and its mask", 5 * shape.heads * kernels.scores, True)
+        yield SavedTensor("scores, their dropout and its mask", 5 * shape.heads * kernels.scores, True)
     else:
-        yield Saved("log-sum-exp", 4 * shape.heads, True)
+        yield SavedTensor("log-sum-exp", 4 * shape.heads, True)
     yield from _inputs("o", 2 * value, ("o",), lora, True, saved=True)
 
 
-def _across(shape: Shape, lora: Lora | None, kernels: Kernels) -> Iterator[Saved]:
+def _across(shape: Shape, lora: Lora | None, kernels: Kernels) -> Iterator[SavedTensor]:
     """Of attention to an encoder, whose states all layers of a decoder share."""
     for saved in _attention(shape, lora, kernels):
-        yield Saved(f"cross attention's {saved.name}", saved.per_token, saved.split)
+        yield SavedTensor(f"cross attention's {saved.name}", saved.per_token, saved.split)
 
 
-def _mixer(shape: Shape, number: int, lora: Lora | None, kernels: Kernels) -> Iterator[Saved]:
+def _mixer(shape: Shape, number: int, lora: Lora | None, kernels: Kernels) -> Iterator[SavedTensor]:
     if shape.is_dense(number):
         yield from _mlp(shape, shape.feed_forward, lora, kernels)
         return
-    yield Saved("router scores", (2 + 4) * shape.experts, False)
+    yield SavedTensor("router scores", (2 + 4) * shape.experts, False)
     if shape.shared_width:
         yield from _mlp(shape, shape.shared_width, lora, kernels)
     for saved in _mlp(shape, shape.expert_width, lora, kernels):
-        yield Saved(f"experts' {saved.name}", saved.per_token * shape.experts_per_token, saved.split)
-    yield Saved("experts' outputs", 2 * shape.hidden * shape.experts_per_token, False)
+        yield SavedTensor(f"experts' {saved.name}", saved.per_token * shape.experts_per_token, saved.split)
+    yield SavedTensor("experts' outputs", 2 * shape.hidden * shape.experts_per_token, False)
 
 
-def _mlp(shape: Shape, width: int, lora: Lora | None, kernels: Kernels) -> Iterator[Saved]:
+def _mlp(shape: Shape, width: int, lora: Lora | None, kernels: Kernels) -> Iterator[SavedTensor]:
     yield from _inputs("gate, up", 2 * shape.hidden, ("gate", "up"), lora, False)
     if not shape.gated:
-        yield Saved("input of the activation", 2 * width, True)
+        yield SavedTensor("input of the activation", 2 * width, True)
     elif kernels.fused:
-        yield Saved("gate, up", 2 * 2 * width, True)
+        yield SavedTensor("gate, up", 2 * 2 * width, True)
     else:
-        yield Saved("gate, its SiLU, up", 3 * 2 * width, True)
+        yield SavedTensor("gate, its SiLU, up", 3 * 2 * width, True)
     yield from _inputs("down", 2 * width, ("down",), lora, True)
 
 
 def _inputs(
     of: str, width: int, names: tuple[str, ...], lora: Lora | None, split: bool, *, saved: bool = False
-) -> Iterator[Saved]:
+) -> Iterator[SavedTensor]:
     """The input of projections: for the weight's gradient, or for the adapters that read it.
 
     16-bit adapters without dropout share the input; dropout and fp32 give each adapter its own copy of it.
@@ -145,18 +145,18 @@ def _inputs(
     """
     if lora is None:
         if not saved:
-            yield Saved(f"input of {of}", width, split, gathered=not split)
+            yield SavedTensor(f"input of {of}", width, split, gathered=not split)
         return
     reading = [name for name in names if name in lora.targets]
     for name in reading:
-        yield Saved(f"output of {name}'s A", (4 if lora.fp32 else 2) * lora.rank, False)
+        yield SavedTensor(f"output of {name}'s A", (4 if lora.fp32 else 2) * lora.rank, False)
         if lora.fp32:
             copy = width * 5 // 2 if lora.dropout else width * 2
-            yield Saved(f"fp32 input of {name}'s adapter", copy, split)
+            yield SavedTensor(f"fp32 input of {name}'s adapter", copy, split)
         elif lora.dropout:
-            yield Saved(f"dropped input of {name}'s adapter and its mask", width * 3 // 2, split)
+            yield SavedTensor(f"dropped input of {name}'s adapter and its mask", width * 3 // 2, split)
     if reading and not lora.fp32 and not lora.dropout and not saved:
-        yield Saved(f"input of {of}", width, split, gathered=not split)
+        yield SavedTensor(f"input of {of}", width, split, gathered=not split)
 
 
 def layer_bytes(

@@ -27,7 +27,7 @@ ALTERNATE = ("attention", "q_proj", "v_proj", "gate_proj", "down_proj")
 
 
 @dataclass(frozen=True)
-class Settings:
+class FrameworkSettings:
     """How one framework is told: a command, files by name, and what has to be done besides."""
 
     framework: str
@@ -36,10 +36,10 @@ class Settings:
     besides: tuple[str, ...] = ()
 
 
-def settings(training: Training) -> tuple[Settings, ...]:
+def settings(training: Training) -> tuple[FrameworkSettings, ...]:
     """Of every framework that has the layout of the job."""
     layout = training.layout
-    found: list[Settings] = []
+    found: list[FrameworkSettings] = []
     if layout.tensor * layout.pipeline * layout.context * layout.expert == 1:
         found += [_trainer(training), _accelerate(training)]
         if not _by_fsdp(training):
@@ -50,7 +50,7 @@ def settings(training: Training) -> tuple[Settings, ...]:
     if apply_megatron.has(training):
         command, besides = apply_megatron.pretrain(training)
         launched = f"{_launch(training)} pretrain_gpt.py {command}"
-        found.append(Settings("Megatron-LM", launched, {}, (*_on_each_node(training), *besides)))
+        found.append(FrameworkSettings("Megatron-LM", launched, {}, (*_on_each_node(training), *besides)))
     return tuple(found)
 
 
@@ -89,7 +89,7 @@ def _wrapped(training: Training) -> dict[str, Any]:
     return config
 
 
-def _trainer(training: Training) -> Settings:
+def _trainer(training: Training) -> FrameworkSettings:
     t = training
     words = [
         _launch(t), SCRIPT, f"--per_device_train_batch_size {t.microbatch}",
@@ -113,10 +113,10 @@ def _trainer(training: Training) -> Settings:
         if t.layout.stage or t.optimizer_away:
             words.append("--deepspeed ds.json")
             files["ds.json"] = _zero(t)
-    return Settings("HF Trainer", " ".join(words), files, (*more, *_besides(t)))
+    return FrameworkSettings("HF Trainer", " ".join(words), files, (*more, *_besides(t)))
 
 
-def _accelerate(training: Training) -> Settings:
+def _accelerate(training: Training) -> FrameworkSettings:
     t = training
     words = ["accelerate launch", f"--num_processes {t.layout.gpus}", "--mixed_precision bf16"]
     more: list[str] = []
@@ -151,7 +151,7 @@ def _accelerate(training: Training) -> Settings:
                 "factored": "optimizer: transformers.Adafactor",
             }[t.optimizer.name]
         )
-    return Settings("Accelerate", " ".join([*words, SCRIPT]), {}, (*more, *_besides(t)))
+    return FrameworkSettings("Accelerate", " ".join([*words, SCRIPT]), {}, (*more, *_besides(t)))
 
 
 def _zero(training: Training) -> dict[str, Any]:
@@ -168,7 +168,7 @@ def _zero(training: Training) -> dict[str, Any]:
     }
 
 
-def _deepspeed(training: Training) -> Settings:
+def _deepspeed(training: Training) -> FrameworkSettings:
     t = training
     nodes = _nodes(t)
     where = f"--hostfile hostfile --num_nodes {nodes} " if nodes > 1 else ""
@@ -187,10 +187,10 @@ def _deepspeed(training: Training) -> Settings:
         more.append(FUSED_LOSS)
     each = t.layout.gpus // nodes
     command = f"deepspeed {where}--num_gpus {each} {SCRIPT} --deepspeed --deepspeed_config ds.json"
-    return Settings("DeepSpeed", command, {"ds.json": config}, (*more, *_besides(t)))
+    return FrameworkSettings("DeepSpeed", command, {"ds.json": config}, (*more, *_besides(t)))
 
 
-def _torchtitan(training: Training) -> Settings:
+def _torchtitan(training: Training) -> FrameworkSettings:
     t, here = training, training.layout
     sharded = here.data if here.stage >= 3 else 1
     flags: dict[str, Any] = {
@@ -233,7 +233,7 @@ def _torchtitan(training: Training) -> Settings:
     if t.fused_loss:
         more.append(FUSED_LOSS)
     besides = (*_on_each_node(t), *more, *_calls(t, checkpoints=False))
-    return Settings("torchtitan", " ".join([start, *words]), {}, besides)
+    return FrameworkSettings("torchtitan", " ".join([start, *words]), {}, besides)
 
 
 def _besides(training: Training) -> Iterator[str]:

@@ -20,7 +20,7 @@ ENOUGH = 3  # steps
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredRun:
     """A run's steps: how many, and the medians over ranks and steps. `spread` is half of the middle half."""
 
     run: str
@@ -31,7 +31,7 @@ class Measured:
     spread: float
 
 
-def measured(run: str, rows: Sequence[tuple[int, int, int, int]]) -> Measured:
+def measured(run: str, rows: Sequence[tuple[int, int, int, int]]) -> MeasuredRun:
     """From rows of rank, step, nanoseconds of compute and of the whole step."""
     computed = sorted(compute for _, _, compute, _ in rows if compute > 0)
     steps = len({step for _, step, compute, _ in rows if compute > 0})
@@ -44,7 +44,7 @@ def measured(run: str, rows: Sequence[tuple[int, int, int, int]]) -> Measured:
     quarter = len(computed) // 4
     spread = (computed[-1 - quarter] - computed[quarter]) / 2 / middle
     ranks = len({rank for rank, _, _, _ in rows})
-    return Measured(run, steps, ranks, middle, median(whole for *_, whole in rows), spread)
+    return MeasuredRun(run, steps, ranks, middle, median(whole for *_, whole in rows), spread)
 
 
 def operations(training: Training) -> float:
@@ -62,7 +62,7 @@ def operations(training: Training) -> float:
     return total * t.microbatches / t.layout.pipeline
 
 
-def calibrated(training: Training, run: Measured) -> tuple[Training, str]:
+def calibrated(training: Training, run: MeasuredRun) -> tuple[Training, str]:
     """The job with the run's rate, and a sentence on how far the prediction is then from the run.
 
     Raises BadOption when the rate is above the GPU's peak: the run was then of another job.

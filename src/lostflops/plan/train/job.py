@@ -18,7 +18,7 @@ from lostflops.plan.shape import Shape, elements
 from . import activation_memory, fragments, layer_time, layout, static_memory
 from .activation_memory import Checkpointing, Kernels
 from .layout import Layout
-from .static_memory import Lora, Optimizer, Part
+from .static_memory import Lora, MemoryPart, Optimizer
 from .timeline import SETS, free_layers, simulate
 
 CUDA_CONTEXT = "CUDA context and libraries"
@@ -71,7 +71,7 @@ class Moment:
 
     name: str
     stage: int
-    parts: tuple[Part, ...]
+    parts: tuple[MemoryPart, ...]
 
     @property
     def bytes(self) -> int:
@@ -79,7 +79,7 @@ class Moment:
 
 
 @dataclass(frozen=True)
-class Span:
+class TimePart:
     """A line of the step's time: nanoseconds, and the resource that bounds it."""
 
     name: str
@@ -169,7 +169,7 @@ class Prediction:
         return on_gpu and self.host_bytes <= self.training.gpu.host_memory
 
     @cached_property
-    def spans(self) -> tuple[Span, ...]:
+    def spans(self) -> tuple[TimePart, ...]:
         """The step's time, in parts that add up to it."""
         return tuple(_spans(self.training, self.excess))
 
@@ -244,7 +244,7 @@ def _offloaded_bytes(training: Training, stage: int) -> int:
     return _away(training, stage) * _kept(training, stage)
 
 
-def _saved(training: Training, stage: int) -> list[Part]:
+def _saved(training: Training, stage: int) -> list[MemoryPart]:
     """What a stage's layers keep, layer by layer where they differ, less what is offloaded."""
     t = training
     layers = layout.stage_layers(t.shape, t.layout, stage)
@@ -267,7 +267,7 @@ def _saved(training: Training, stage: int) -> list[Part]:
     }
     away = _away(t, stage)
     why = f"{what[t.checkpointing]} of {resident} layers" + (f", {away} more in host memory" if away else "")
-    return [Part("activations", total, why)]
+    return [MemoryPart("activations", total, why)]
 
 
 def _streamed_bytes(training: Training, stage: int) -> int:
@@ -309,7 +309,7 @@ def _frozen_layer(training: Training, number: int) -> int:
     return static_memory.base_bytes(layout.held_layer(training.shape, training.layout, number), lora)
 
 
-def _static(training: Training, stage: int) -> tuple[Part, ...]:
+def _static(training: Training, stage: int) -> tuple[MemoryPart, ...]:
     t = training
     parts = static_memory.parts(t.shape, t.layout, stage, t.optimizer, t.lora)
     if t.optimizer_away:
@@ -319,7 +319,7 @@ def _static(training: Training, stage: int) -> tuple[Part, ...]:
         return parts
     base, *others = parts
     why = f"{SLOTS} layers at a time, {away / 1e9:.2f} GB more in host memory"
-    return Part(base.name, base.bytes - away, why), *others
+    return MemoryPart(base.name, base.bytes - away, why), *others
 
 
 def _moments(training: Training, stage: int) -> Iterator[Moment]:
@@ -329,47 +329,51 @@ def _moments(training: Training, stage: int) -> Iterator[Moment]:
     buffers = static_memory.communication(
         t.shape, t.layout, stage, t.optimizer, tokens, t.lora, t.microbatches
     )
-    outside = Part(CUDA_CONTEXT, CONTEXT, "assumed")
-    rotary = Part("rotary table", activation_memory.rotary(t.shape, t.sequence), "shared by all layers")
+    outside = MemoryPart(CUDA_CONTEXT, CONTEXT, "assumed")
+    rotary = MemoryPart("rotary table", activation_memory.rotary(t.shape, t.sequence), "shared by all layers")
     always = [outside, rotary, buffers]
     # Gradients are not there before the first backward, unless earlier microbatches have left theirs.
     early = static if t.microbatches > 1 else tuple(p for p in static if p.name != "gradients")
     saved = _saved(t, stage)
     if t.layout.by_pytorch and t.layout.pipeline > 1 and stage == t.layout.pipeline - 1:
         outputs = 2 * tokens * (t.microbatches - 1) * t.shape.vocabulary // t.layout.tensor
-        always.append(Part("logits of other microbatches", outputs, "PyTorch's pipeline returns them all"))
+        always.append(
+            MemoryPart("logits of other microbatches", outputs, "PyTorch's pipeline returns them all")
+        )
     live_bytes = max(
         activation_memory.recomputed_bytes(t.shape, n, tokens, t.layout, t.lora, t.checkpointing, t.executed)
         for n in _kinds(t, stage)
     )
-    live = [Part("one layer recomputed", live_bytes, "while its backward runs")] if live_bytes else []
+    live = [MemoryPart("one layer recomputed", live_bytes, "while its backward runs")] if live_bytes else []
     if stage == t.layout.pipeline - 1:
-        head = Part("head's input", activation_memory.head_saved(t.shape, tokens, t.layout), "final norm")
+        head = MemoryPart(
+            "head's input", activation_memory.head_saved(t.shape, tokens, t.layout), "final norm"
+        )
         answers = t.microbatch if t.shape.patch else tokens  # an image's class comes of one token
         size = activation_memory.logits(t.shape, answers, t.layout, fused=t.fused_loss)
         word, of = ("class", "images") if t.shape.patch else ("word", "tokens")
         how = f"{answers:,} {of}"
         if t.fused_loss and answers > activation_memory.LOSS_SLICE:
             how = f"{activation_memory.LOSS_SLICE:,} tokens at a time"
-        logits = Part("logits and loss", size, f"{how}, 14 bytes per {word} of {t.shape.vocabulary:,}")
+        logits = MemoryPart("logits and loss", size, f"{how}, 14 bytes per {word} of {t.shape.vocabulary:,}")
         yield Moment("loss", stage, (*early, *always, *saved, head, logits))
     yield Moment("backward begins", stage, (*early, *always, *saved, *live))
     yield Moment("backward ends", stage, (*static, *always, *_last(t, stage), *live))
     yield Moment("update", stage, (*static, outside, buffers, rotary))
 
 
-def _last(training: Training, stage: int) -> list[Part]:
+def _last(training: Training, stage: int) -> list[MemoryPart]:
     """What is saved when the backward of a microbatch reaches the stage's first layer."""
     t = training
     kept = _kept(t, stage)
     others = _alive(t, stage) - len(layout.stage_layers(t.shape, t.layout, stage))
     if t.microbatches == 1 or others <= 0:
-        return [Part("activations", kept, "of the last layer in the backward")]
+        return [MemoryPart("activations", kept, "of the last layer in the backward")]
     away = min(t.offloaded, others)
-    return [Part("activations", kept * (1 + others - away), "of the microbatches that wait")]
+    return [MemoryPart("activations", kept * (1 + others - away), "of the microbatches that wait")]
 
 
-def _spans(training: Training, excess: int) -> Iterator[Span]:
+def _spans(training: Training, excess: int) -> Iterator[TimePart]:
     """The slowest stage's microbatches, then what comes on top."""
     t = training
     stages = [_stage_seconds(t, stage) for stage in range(t.layout.pipeline)]
@@ -379,23 +383,23 @@ def _spans(training: Training, excess: int) -> Iterator[Span]:
     each = 0.0
     for name, seconds, bound in stages[slowest]:
         each += seconds
-        yield Span(name, round(seconds * t.microbatches * 1e9), bound)
+        yield TimePart(name, round(seconds * t.microbatches * 1e9), bound)
     if t.layout.pipeline > 1:
         sent = _sent(t)
-        yield Span("hidden states sent", round(sent * t.microbatches * 1e9), "network")
+        yield TimePart("hidden states sent", round(sent * t.microbatches * 1e9), "network")
         chunks = t.layout.chunks if t.layout.schedule == "interleaved" else 1
         others = [sum(s for _, s, _ in stage) for number, stage in enumerate(stages) if number != slowest]
-        yield Span("pipeline bubble", round(_bubble(t, sum(others), sent, chunks) * 1e9), "pipeline")
+        yield TimePart("pipeline bubble", round(_bubble(t, sum(others), sent, chunks) * 1e9), "pipeline")
     yield from _reduction(t, slowest)
     if t.optimizer_away:
         yield from _update_on_host(t, slowest)
     else:
         touched = _touched(t, slowest)
-        yield Span("optimizer update", round(touched / t.gpu.memory_bandwidth * 1e9), "memory")
+        yield TimePart("optimizer update", round(touched / t.gpu.memory_bandwidth * 1e9), "memory")
     if t.unified and excess:
         # Touched in the forward and in the backward, and written back each time.
         moved = 2 * 2 * excess * t.microbatches
-        yield Span("unified memory migrates", round(moved / t.link.migration * 1e9), "link")
+        yield TimePart("unified memory migrates", round(moved / t.link.migration * 1e9), "link")
 
 
 def _half_of_both(
@@ -429,13 +433,13 @@ def _bubble(training: Training, others: float, sent: float, chunks: int) -> floa
     return whole * max(pipeline / 2 - 1, 0) * 2 / ((pipeline - 1) * 3)
 
 
-def _update_on_host(training: Training, stage: int) -> Iterator[Span]:
+def _update_on_host(training: Training, stage: int) -> Iterator[TimePart]:
     """Gradients go out, the CPU updates what a rank holds of the optimizer, 16-bit weights come back."""
     t = training
     count = _updated(t, stage)
     copied = 2 * count / t.link.out + 2 * count / t.link.into
-    yield Span("gradients out, weights in", round(copied * 1e9), "link")
-    yield Span("optimizer update on the CPU", round(CPU_ADAM * count / CPU_ADAM_RATE * 1e9), "CPU")
+    yield TimePart("gradients out, weights in", round(copied * 1e9), "link")
+    yield TimePart("optimizer update on the CPU", round(CPU_ADAM * count / CPU_ADAM_RATE * 1e9), "CPU")
 
 
 def _touched(training: Training, stage: int) -> int:
@@ -445,7 +449,7 @@ def _touched(training: Training, stage: int) -> int:
     return 2 * sum(part.bytes for part in parts if part.name != "frozen base")
 
 
-def _reduction(training: Training, stage: int) -> Iterator[Span]:
+def _reduction(training: Training, stage: int) -> Iterator[TimePart]:
     """Gradients reduced once per step, as far as the last microbatch's backward does not hide it."""
     t = training
     if t.layout.replicas == 1 or (t.layout.stage >= 2 and not t.layout.keeps_gathered):
@@ -459,10 +463,10 @@ def _reduction(training: Training, stage: int) -> Iterator[Span]:
     hidden *= t.overlapped
     # The first layer's gradients come last and hide behind nothing.
     layers = len(layout.stage_layers(t.shape, t.layout, stage))
-    yield Span("gradients reduced", round(max(reduced - hidden, reduced / layers) * 1e9), "network")
+    yield TimePart("gradients reduced", round(max(reduced - hidden, reduced / layers) * 1e9), "network")
 
 
-def _work(training: Training, number: int) -> layer_time.Work:
+def _work(training: Training, number: int) -> layer_time.LayerWork:
     t = training
     like = t.shape.like(number)
     return layer_time.work(t.shape, like, t.layout, t.sequence, t.microbatch, t.lora, t.executed, fp8=t.fp8)

@@ -28,7 +28,7 @@ DEQUANTISED = 3  # bytes written and read again for each weight of a 4-bit base,
 
 
 @dataclass(frozen=True)
-class Work:
+class LayerWork:
     """What one rank does for one layer and microbatch."""
 
     linear: float  # floating-point operations of matrices, forward
@@ -132,7 +132,7 @@ def work(
     kernels: Kernels = EAGER,
     *,
     fp8: bool = False,
-) -> Work:
+) -> LayerWork:
     """What a rank does for layer `number` and one microbatch of `sequences`."""
     share = layout.tensor * layout.context
     tokens = -(-sequence * sequences // layout.context)
@@ -162,7 +162,7 @@ def work(
     if layout.sequence_parallel:
         whole, split = 0, whole + split
     quantised = [w for w in mine if w.inputs and w.name != "router"] if lora and lora.base_bits == 4 else []
-    return Work(
+    return LayerWork(
         linear=linear + adapted,
         attention=attention,
         linear_backward=linear * (1 if lora else 2) + 2 * adapted,
@@ -209,12 +209,12 @@ def between(bytes_moved: float, gpu: Gpu) -> float:
     return bytes_moved / (STREAMED * gpu.memory_bandwidth) if gpu.matmul else 0.0
 
 
-def unpacked(done: Work, gpu: Gpu) -> float:
+def unpacked(done: LayerWork, gpu: Gpu) -> float:
     """Seconds to make 16-bit weights of 4-bit ones, which each pass does before it multiplies."""
     return done.dequantised / (STREAMED * gpu.memory_bandwidth)
 
 
-def _attention(done: Work, gpu: Gpu) -> float:
+def _attention(done: LayerWork, gpu: Gpu) -> float:
     """Operations in attention's own rate; where scores are kept it is made of matrix products."""
     ratio = (gpu.attention or gpu.sustained) / (gpu.matmul or gpu.sustained) if done.scores else 1.0
     return done.attention * ratio
@@ -231,7 +231,7 @@ def bandwidth(gpu: Gpu, ranks: int, gpus: int) -> float:
     return COLLECTIVE * min(gpu.node_bandwidth, gpu.node * gpu.network)
 
 
-def forward(work: Work, gpu: Gpu, layout: Layout, *, fp8: bool, fine: bool = False) -> Cost:
+def forward(work: LayerWork, gpu: Gpu, layout: Layout, *, fp8: bool, fine: bool = False) -> Cost:
     """Of one layer and microbatch."""
     compute = seconds(work.linear, _attention(work, gpu), gpu, fp8=fp8, fine=fine)
     compute += between(work.moved, gpu) + unpacked(work, gpu)
@@ -244,7 +244,9 @@ def forward(work: Work, gpu: Gpu, layout: Layout, *, fp8: bool, fine: bool = Fal
     )
 
 
-def backward(work: Work, gpu: Gpu, layout: Layout, *, fp8: bool, reduces: bool, fine: bool = False) -> Cost:
+def backward(
+    work: LayerWork, gpu: Gpu, layout: Layout, *, fp8: bool, reduces: bool, fine: bool = False
+) -> Cost:
     """Of one layer and microbatch; `reduces` says whether its gradients are reduced beside it."""
     times = SCORES_BACKWARD if work.scores else FLASH_BACKWARD
     compute = seconds(work.linear_backward, times * _attention(work, gpu), gpu, fp8=fp8, fine=fine)
@@ -258,17 +260,17 @@ def backward(work: Work, gpu: Gpu, layout: Layout, *, fp8: bool, reduces: bool, 
     )
 
 
-def _exposed(work: Work, gpu: Gpu, layout: Layout, compute: float) -> float:
+def _exposed(work: LayerWork, gpu: Gpu, layout: Layout, compute: float) -> float:
     tensor = bandwidth(gpu, layout.tensor, layout.gpus)
     return work.tensor_bytes / tensor + _waiting_for_experts(work, gpu, layout, compute)
 
 
-def _computing(work: Work, layout: Layout) -> float:
+def _computing(work: LayerWork, layout: Layout) -> float:
     """The share of a GPU that computes: DualPipe's kernels for expert traffic run beside the others."""
     return 1 - EXPERT_SMS if layout.schedule == "dualpipe" and work.expert_bytes else 1.0
 
 
-def _waiting_for_experts(work: Work, gpu: Gpu, layout: Layout, compute: float) -> float:
+def _waiting_for_experts(work: LayerWork, gpu: Gpu, layout: Layout, compute: float) -> float:
     """Tokens on their way to experts and back; DualPipe hides them behind what another pass computes."""
     ranks = layout.tensor * layout.expert
     near = layout.gpus <= gpu.node or ranks <= gpu.node
@@ -276,21 +278,21 @@ def _waiting_for_experts(work: Work, gpu: Gpu, layout: Layout, compute: float) -
     return max(0.0, seconds_ - compute) if layout.schedule == "dualpipe" else seconds_
 
 
-def gathered_seconds(work: Work, gpu: Gpu, layout: Layout) -> float:
+def gathered_seconds(work: LayerWork, gpu: Gpu, layout: Layout) -> float:
     """Of sharded weights, in each pass."""
     return work.gathered_bytes / between_replicas(gpu, layout) + work.experts_gathered / between_replicas(
         gpu, layout, layout.expert
     )
 
 
-def reduced_seconds(work: Work, gpu: Gpu, layout: Layout) -> float:
+def reduced_seconds(work: LayerWork, gpu: Gpu, layout: Layout) -> float:
     """Of gradients."""
     return work.reduced_bytes / between_replicas(gpu, layout) + work.experts_reduced / between_replicas(
         gpu, layout, layout.expert
     )
 
 
-def gathered_once_seconds(work: Work, gpu: Gpu, layout: Layout) -> float:
+def gathered_once_seconds(work: LayerWork, gpu: Gpu, layout: Layout) -> float:
     """Of sharded weights that stay gathered for a step."""
     return work.gathered_once / between_replicas(gpu, layout) + work.experts_gathered_once / between_replicas(
         gpu, layout, layout.expert

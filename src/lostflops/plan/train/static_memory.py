@@ -21,7 +21,7 @@ BUCKET = 500_000_000  # elements; DeepSpeed's reduce_bucket_size and allgather_b
 
 
 @dataclass(frozen=True)
-class Part:
+class MemoryPart:
     """One line of a memory table: predicted bytes, and how they come about."""
 
     name: str
@@ -142,7 +142,7 @@ def trained(shape: Shape, layout: Layout, stage: int, lora: Lora | None) -> list
 @lru_cache(maxsize=1024)
 def parts(
     shape: Shape, layout: Layout, stage: int, optimizer: Optimizer, lora: Lora | None = None
-) -> tuple[Part, ...]:
+) -> tuple[MemoryPart, ...]:
     """A rank's static memory on one pipeline stage, by component."""
     frozen = list(stage_weights(shape, layout, stage)) if lora else []
     training = trained(shape, layout, stage, lora)
@@ -156,14 +156,16 @@ def parts(
             base += shard(still, ranks if layout.stage >= 3 else 1)
     count = elements(training)
     found = [
-        Part("weights", weights, f"{count:,} trained here" + _over(layout, 3)),
-        Part("gradients", gradients, f"of {count:,}" + _over(layout, 2)),
-        Part("optimizer states", moments, _meaning(optimizer, lora) + _over(layout, 1)),
+        MemoryPart("weights", weights, f"{count:,} trained here" + _over(layout, 3)),
+        MemoryPart("gradients", gradients, f"of {count:,}" + _over(layout, 2)),
+        MemoryPart("optimizer states", moments, _meaning(optimizer, lora) + _over(layout, 1)),
     ]
     if lora:
         how = "16 bits" if lora.base_bits == 16 else "4 bits and scales; embedding, head, norms in 16"
-        found.insert(0, Part("frozen base", base, f"{elements(frozen):,} in {how}" + _over(layout, 3)))
-        found[1] = Part("adapters", weights, f"rank {lora.rank} on {', '.join(lora.targets)}: {count:,}")
+        found.insert(0, MemoryPart("frozen base", base, f"{elements(frozen):,} in {how}" + _over(layout, 3)))
+        found[1] = MemoryPart(
+            "adapters", weights, f"rank {lora.rank} on {', '.join(lora.targets)}: {count:,}"
+        )
     return tuple(found)
 
 
@@ -200,7 +202,7 @@ def communication(
     tokens: int,
     lora: Lora | None = None,
     microbatches: int = 1,
-) -> Part:
+) -> MemoryPart:
     """Buffers that communication fills: unsharded layers, buckets, gathered hidden states."""
     total, said = 0, list[str]()
     if layout.replicas > 1:
@@ -226,7 +228,7 @@ def communication(
     if layout.pipeline > 1:
         total += 4 * tokens * shape.hidden // (layout.tensor if layout.sequence_parallel else 1)
         said.append("a sent and a received hidden state")
-    return Part("communication buffers", total, ", ".join(said) or "none")
+    return MemoryPart("communication buffers", total, ", ".join(said) or "none")
 
 
 def ends(shape: Shape, layout: Layout) -> list[Weight]:

@@ -365,15 +365,25 @@ def _top(answers: Mapping[str, Answer], spent: Budget | None) -> Iterator[Top]:
             yield Top(name, ns / ranks, ns / whole, overlaps)
 
 
-def lines(facts: Facts, on_host: bool) -> list[tuple[str, str]]:
-    """What stands under the ledger, as a label and a text each: few lines, one for all rates."""
+@dataclass(frozen=True)
+class FactLine:
+    """A line under the ledger. One that ends with a name may be cut; any other goes on in the next line."""
+
+    label: str
+    text: str
+    may_be_cut: bool = False
+
+
+def lines(facts: Facts, on_host: bool) -> list[FactLine]:
+    """What stands under the ledger: few lines, one for all rates."""
     rates = [fact.shown for fact in facts.numbers if fact.is_throughput]
-    told = [("throughput", " · ".join(rates))] if rates else []
-    told += [(fact.label, fact.shown) for fact in facts.numbers if not fact.is_throughput]
+    told = [FactLine("throughput", " · ".join(rates))] if rates else []
+    told += [FactLine(fact.label, fact.shown) for fact in facts.numbers if not fact.is_throughput]
     label = f"top {'operator' if on_host else 'kernel'}{'s' * (len(facts.top) > 1)}"
     for top in facts.top:
         of = f"{'operator' if on_host else 'kernel'} time, some side by side" if top.overlaps else "compute"
-        told.append((label, f"{milliseconds(top.ns_per_step)} ({percent(top.share, 1)} of {of})  {top.name}"))
+        text = f"{milliseconds(top.ns_per_step)} ({percent(top.share, 1)} of {of})  {top.name}"
+        told.append(FactLine(label, text, may_be_cut=True))
         label = ""
     return told
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from lostflops.accounts import ACCOUNTS
 from lostflops.causes import verdicts
@@ -39,6 +41,13 @@ def verdict(
     """
     length = f"{milliseconds(budget.mean)} {span}"
     compute = budget.of("compute")
+    if first is not None and first.claim.endswith(" while the CPU saves a checkpoint."):
+        # The account is of logs as well.
+        plain = replace(first, claim="")
+        said = verdict(budget, on_host, span, plain, unseen)
+        return said.replace("checkpoints or logging", "checkpoints").replace(
+            "checkpoints and logging", "checkpoints"
+        )
     if unseen:
         return (
             f"What bounds this job is not in the recording: {unseen}. On the CPU, operators compute for "
@@ -136,6 +145,9 @@ def _late(first: Finding, budget: Budget, length: str) -> str:
         return ""
     cause = first.accounts[0]
     what = ACCOUNTS[cause].makes_late if cause in ACCOUNTS else ""
+    one = re.search(r"\bof (checkpoints|logging)\b(?! or)", first.claim)
+    if one:
+        what = "its checkpoints make" if one[1] == "checkpoints" else "its logging makes"
     return (
         f"Waiting for rank {first.rank}: {what or 'its own work makes'} it {milliseconds(first.size)} late "
         f"in the {length} ({percent(first.size, budget.mean)})."

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from lostflops.plan.hardware import Gpu, LinkCard
     from lostflops.plan.serve.inference import Serving
     from lostflops.plan.shape import Shape
-    from lostflops.plan.train.calibration import Measured
+    from lostflops.plan.train.calibration import MeasuredRun
     from lostflops.plan.train.job import Training
     from lostflops.plan.train.static_memory import Lora
 
@@ -215,15 +215,15 @@ def _planned_offload(given: Namespace) -> None:
     from pathlib import Path
 
     from lostflops.plan import hardware
-    from lostflops.plan.offload import decision, page, saved_profile
+    from lostflops.plan.offload import class_decisions, page, saved_profile
 
     files.check_document(given.json, [given.profile, given.link])
     budget = units.size(given.budget, "--budget")
     host = None if given.host_memory is None else units.size(given.host_memory, "--host-memory")
     profile = saved_profile.read(Path(given.profile))
     may = (given.only,) if given.only else ("offload", "recompute")
-    found = decision.plan(profile, budget, hardware.link(given.link), host, may)
-    _say(given, decision.record(found), page.page(found))
+    found = class_decisions.plan(profile, budget, hardware.link(given.link), host, may)
+    _say(given, class_decisions.record(found), page.page(found))
 
 
 def _sane(given: Namespace) -> None:
@@ -308,7 +308,7 @@ def _sequence(given: Namespace, model: Shape) -> int:
     return int(given.sequence or min(4096, model.longest or 4096))
 
 
-def _recorded(path: str) -> Measured:
+def _recorded(path: str) -> MeasuredRun:
     """How long the ranks of a run computed in each step that counts, from its ledger."""
     import polars as pl
 

@@ -46,5 +46,5 @@ def run(given: Namespace) -> None:
     counted = [f"{kind} {counter.total():,}" for kind, counter in cleaner.found.items() if counter]
     print(f"clean copy -> {shown(output)}  (removed: {', '.join(counted) or 'nothing'})")
     for looked in left_out:
-        if looked.form != "payload":
+        if not looked.form.ours:
             print(f"left out {shown(looked.name)}: {looked.why_not}")

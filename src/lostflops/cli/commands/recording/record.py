@@ -99,7 +99,7 @@ def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
 
 
 def asked(given: Namespace, member: Membership | None = None) -> Recording:
-    """The plan that the arguments describe. Raises BadOption for what cannot work."""
+    """The recording that the arguments describe. Raises BadOption for what cannot work."""
     from lostflops.capture.record import annotation_file, on_demand, recording
 
     command = _command(given)
@@ -119,7 +119,7 @@ def asked(given: Namespace, member: Membership | None = None) -> Recording:
                 "leave out --on-demand: `lostflops trigger` opens windows of nsys, too.",
             )
         under["what"] = nsys_options.what(given.what or "")
-        under["nsys"] = wrapping.planned(given.nsys, under["what"], command, os.environ, **when)
+        under["nsys"] = wrapping.translated(given.nsys, under["what"], command, os.environ, **when)
     return recording.Recording(
         command=command,
         run=given.output or Path("runs") / _name(command, member),
@@ -147,7 +147,7 @@ def run(given: Namespace) -> None:
     # A job that has waited for its nodes is not sent away for want of a recording.
     waited = member is not None and not sys.stdin.isatty() and not given.print
     try:
-        plan = asked(given, member)
+        recording = asked(given, member)
     except (NoNsys, NsysTooOld, NsysUnusable) as error:
         if not waited:
             raise
@@ -156,26 +156,26 @@ def run(given: Namespace) -> None:
     if os.environ.get("LOSTFLOPS_OFF"):
         raise BadOption("LOSTFLOPS_OFF is set, so nothing would be recorded.", "unset it.")
     if given.print:
-        print(plan.shell(os.environ))
+        print(recording.shell(os.environ))
         return
     try:
-        new_run.write(plan, member)
+        new_run.write(recording, member)
     except (CannotWrite, OutputExists) as error:
         if not waited:
             raise
         print(f"{error}\nlostflops: training goes on and is not recorded.", file=sys.stderr, flush=True)
-        job_process.leave(job_process.run(plan.command, os.environ))
-    for line in plan.nsys.said() if plan.nsys else ():
+        job_process.leave(job_process.run(recording.command, os.environ))
+    for line in recording.nsys.said() if recording.nsys else ():
         print(f"lostflops: {line}", file=sys.stderr)
     status: int | None = None
     try:
         with (
-            on_demand.answerable(plan.sockets, plan.run),
-            monitor.beside(plan.run, wanted=given.monitor) as monitored,
+            on_demand.answerable(recording.sockets, recording.run),
+            monitor.beside(recording.run, wanted=given.monitor) as monitored,
         ):
-            status = job_process.run(plan.command, {**os.environ, **plan.environment(os.environ)})
-        new_run.note(plan, kind=run_folder.END, status=status)
-        lines = outcome.summary(outcome.read(plan, status, member and member.node)) + monitored
+            status = job_process.run(recording.command, {**os.environ, **recording.environment(os.environ)})
+        new_run.note(recording, kind=run_folder.END, status=status)
+        lines = outcome.summary(outcome.read(recording, status, member and member.node)) + monitored
     except BaseException as error:
         if status is None:
             raise
@@ -188,7 +188,7 @@ def run(given: Namespace) -> None:
 
 
 def _when(given: Namespace) -> dict[str, Any]:
-    """The part of the plan that says when to record."""
+    """The part of a recording that says when."""
     from lostflops.capture.record import recording
     from lostflops.errors import BadOption
 

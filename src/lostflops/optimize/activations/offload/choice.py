@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from lostflops.copies.link import Link
 from lostflops.copies.simulation import Storage
+from lostflops.optimize.activations.offload.moved_storages import Selection, foresee, select
 from lostflops.optimize.activations.offload.schedule import Microbatch
-from lostflops.optimize.activations.offload.selection import Selection, foresee, select
 from lostflops.optimize.amounts import written
 from lostflops.optimize.refused import Refused
 

@@ -10,15 +10,15 @@ Autograd hands every tensor that it saves to the engine and asks for it in the b
 (one forward with its backward) is watched: what is saved, when, and how fast copies are. From the second on
 the engine moves what it has chosen, into host memory that it got between the two. Who knows what:
 
-asked      what the user asked for
-phases     what the engine is doing, and what takes it from one to the next
-saving     whether a tensor may move, and what is handed back
-sending    which storage leaves
-learning   what is learned of a microbatch, and what the next ones move
-checking   whether what came back is what was saved
-schedule   when each storage travels, and what waits for what
-arena      host memory
-selection  what is worth moving
+asked           what the user asked for
+phases          what the engine is doing, and what takes it from one to the next
+saving          whether a tensor may move, and what is handed back
+sending         which storage leaves
+learning        what is learned of a microbatch, and what the next ones move
+checking        whether what came back is what was saved
+schedule        when each storage travels, and what waits for what
+arena           host memory
+moved_storages  what is worth moving
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from lostflops.optimize.activations.offload.phases import Phase
 from lostflops.optimize.activations.offload.proof import Proof, prove
 from lostflops.optimize.activations.offload.report import OffloadReport, OneWay
 from lostflops.optimize.activations.offload.saving import Saver
-from lostflops.optimize.activations.offload.schedule import DIRECTION_OF, Direction, Schedule
+from lostflops.optimize.activations.offload.schedule import DIRECTION_OF, CopySchedule, Direction
 from lostflops.optimize.activations.offload.sending import Sender
-from lostflops.optimize.activations.offload.tally import Tally
+from lostflops.optimize.activations.offload.tally import OffloadTally
 from lostflops.optimize.activations.tensor_class import ModulePaths
 from lostflops.optimize.amounts import written
 from lostflops.optimize.device.devices import Device, device_named, device_of
 from lostflops.optimize.refused import Refused
-from lostflops.optimize.remedy import Remedy
+from lostflops.optimize.remedy import AppliedRemedy
 
 _TORCH: Any = torch._C  # pyright: ignore[reportPrivateUsage]
 
@@ -94,7 +94,7 @@ def offload(
 _entered: list[Engine] = []
 
 
-class Engine(Remedy):
+class Engine(AppliedRemedy):
     """See `offload`. In force between `apply` and `undo`, or within a `with` block, as often as wanted."""
 
     def __init__(self, model: torch.nn.Module, wanted: Asked, device: Device) -> None:
@@ -103,8 +103,8 @@ class Engine(Remedy):
         self._asked = wanted
         self._lock = threading.Lock()
         self._arena = arena = Arena(device, wanted.host_limit)
-        self._schedule = schedule = Schedule(device, arena)
-        self._tally = tally = Tally()
+        self._schedule = schedule = CopySchedule(device, arena)
+        self._tally = tally = OffloadTally()
         self._learner = learner = Learner(model, device, wanted, schedule, arena, tally)
         self._checker = checker = Checker(
             device, wanted.verify, lambda why: learner.stop(f"switched off: {why}"), self._compare

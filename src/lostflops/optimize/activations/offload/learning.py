@@ -20,7 +20,7 @@ from lostflops.optimize.activations.offload.choice import (
 from lostflops.optimize.activations.offload.memory.arena import Arena, aligned
 from lostflops.optimize.activations.offload.memory.device_memory import Metered, PeakMeter, static_bytes
 from lostflops.optimize.activations.offload.phases import Phase
-from lostflops.optimize.activations.offload.schedule import Limits, Schedule
+from lostflops.optimize.activations.offload.schedule import CopySchedule, ScheduleLimits
 from lostflops.optimize.amounts import written
 from lostflops.optimize.device.peak import address_of, storages_of
 from lostflops.optimize.refused import Refused
@@ -28,8 +28,8 @@ from lostflops.optimize.refused import Refused
 if TYPE_CHECKING:
     from lostflops.optimize.activations.offload.asked import Asked
     from lostflops.optimize.activations.offload.checking import Checker
-    from lostflops.optimize.activations.offload.selection import Selection
-    from lostflops.optimize.activations.offload.tally import Tally
+    from lostflops.optimize.activations.offload.moved_storages import Selection
+    from lostflops.optimize.activations.offload.tally import OffloadTally
     from lostflops.optimize.activations.tensor_class import ModulePaths
     from lostflops.optimize.device.devices import Device
 
@@ -44,9 +44,9 @@ class Learner:
         model: torch.nn.Module,
         device: Device,
         asked: Asked,
-        schedule: Schedule,
+        schedule: CopySchedule,
         arena: Arena,
-        tally: Tally,
+        tally: OffloadTally,
     ) -> None:
         self.phase = Phase.WATCHING
         self.stopped_because: str | None = None
@@ -216,7 +216,9 @@ class Learner:
         self.checker.expect(chosen.moves)
         self.selection = chosen
         self.in_use_at_choice = in_use
-        self._schedule.limits = Limits(chosen.in_flight_bytes, chosen.look_ahead_bytes, chosen.look_ahead_ns)
+        self._schedule.limits = ScheduleLimits(
+            chosen.in_flight_bytes, chosen.look_ahead_bytes, chosen.look_ahead_ns
+        )
         self._schedule.most_resident_bytes = self._schedule.resident_bytes
         self._arena.start_counting()
         if self._arena.idle:

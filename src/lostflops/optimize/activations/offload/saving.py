@@ -19,7 +19,7 @@ from lostflops.optimize.activations import saved_views
 from lostflops.optimize.activations.bypassed import held_by_selective_checkpoints
 from lostflops.optimize.activations.checksum import Fingerprint, fingerprint
 from lostflops.optimize.activations.offload.phases import Phase
-from lostflops.optimize.activations.offload.schedule import Entry, Handle, Schedule, State
+from lostflops.optimize.activations.offload.schedule import CopySchedule, Entry, Handle, StorageState
 from lostflops.optimize.activations.saved_views import View, restored, view_of, whole_view
 from lostflops.optimize.activations.tensor_class import operator_of, tensor_class
 from lostflops.optimize.device.peak import address_of, storages_of
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from lostflops.optimize.activations.offload.choice import Watched
     from lostflops.optimize.activations.offload.learning import Learner
     from lostflops.optimize.activations.offload.sending import Sender
-    from lostflops.optimize.activations.offload.tally import Tally
+    from lostflops.optimize.activations.offload.tally import OffloadTally
     from lostflops.optimize.device.devices import Device
 
 _TORCH: Any = torch._C  # pyright: ignore[reportPrivateUsage]
@@ -117,8 +117,8 @@ class Saver:
         learner: Learner,
         sender: Sender,
         checker: Checker,
-        schedule: Schedule,
-        tally: Tally,
+        schedule: CopySchedule,
+        tally: OffloadTally,
         lock: threading.Lock,
     ) -> None:
         self.bypassed_bytes: int | None = None  # of the first microbatch
@@ -207,7 +207,7 @@ class Saver:
         else:
             entry = self._admit(now, key, tensor, view or whole_view(tensor))
         microbatch = self.known[entry][1]
-        if view is None and entry.state is State.KEPT:
+        if view is None and entry.state is StorageState.KEPT:
             entry.handles += 1
             return _Remains(self, microbatch, entry, tensor)
         handle = self._schedule.add_handle(entry)

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     import torch
 
-    from lostflops.optimize.activations.offload.memory.arena import Arena, Block
+    from lostflops.optimize.activations.offload.memory.arena import Arena, HostBlock
     from lostflops.optimize.device.devices import Device, Event, Stream
 
 Direction = Literal["out", "in"]
@@ -35,7 +35,7 @@ Cause = Literal["copy-out behind", "copy-in late", "order missed"]
 DIRECTION_OF: dict[Cause, Direction] = {"copy-out behind": "out", "copy-in late": "in", "order missed": "in"}
 
 
-class State(StrEnum):
+class StorageState(StrEnum):
     RESIDENT = "resident"  # on the device, where it was saved
     COPYING_OUT = "copying out"
     HOST = "host"
@@ -46,22 +46,23 @@ class State(StrEnum):
 
 
 # What may happen to a storage, and where it is then. What is not in the table cannot happen there.
-NEXT: dict[str, dict[State, State]] = {
-    "kept": {State.RESIDENT: State.KEPT},
-    "sent": {State.RESIDENT: State.COPYING_OUT},
-    "left": {State.COPYING_OUT: State.HOST},  # its copy is done, or waited for by the compute stream
+NEXT: dict[str, dict[StorageState, StorageState]] = {
+    "kept": {StorageState.RESIDENT: StorageState.KEPT},
+    "sent": {StorageState.RESIDENT: StorageState.COPYING_OUT},
+    # Its copy is done, or waited for by the compute stream.
+    "left": {StorageState.COPYING_OUT: StorageState.HOST},
     # Asked for before it has left: it stays while others will ask for it, and leaves when all have it.
-    "stopped": {State.COPYING_OUT: State.RESIDENT},
-    "leaves after all": {State.RESIDENT: State.COPYING_OUT},
-    "left after all": {State.RESIDENT: State.HOST},
-    "fetched": {State.HOST: State.COPYING_IN},
-    "handed out": {State.COPYING_IN: State.READY, State.READY: State.READY},
-    "all have it": {State.COPYING_IN: State.HOST, State.READY: State.HOST},
+    "stopped": {StorageState.COPYING_OUT: StorageState.RESIDENT},
+    "leaves after all": {StorageState.RESIDENT: StorageState.COPYING_OUT},
+    "left after all": {StorageState.RESIDENT: StorageState.HOST},
+    "fetched": {StorageState.HOST: StorageState.COPYING_IN},
+    "handed out": {StorageState.COPYING_IN: StorageState.READY, StorageState.READY: StorageState.READY},
+    "all have it": {StorageState.COPYING_IN: StorageState.HOST, StorageState.READY: StorageState.HOST},
     "released": {
-        State.RESIDENT: State.RELEASED,
-        State.KEPT: State.RELEASED,
-        State.COPYING_OUT: State.RELEASED,
-        State.HOST: State.RELEASED,
+        StorageState.RESIDENT: StorageState.RELEASED,
+        StorageState.KEPT: StorageState.RELEASED,
+        StorageState.COPYING_OUT: StorageState.RELEASED,
+        StorageState.HOST: StorageState.RELEASED,
     },
 }
 _KEPT, _SENT, _LEFT, _STOPPED = NEXT["kept"], NEXT["sent"], NEXT["left"], NEXT["stopped"]
@@ -78,9 +79,9 @@ class Entry:
     nbytes: int
     stream: Stream  # compute stream at the save: most likely the one that the source was allocated on
     number: int = 0  # in the order of saving, from 0 in each microbatch
-    state: State = State.RESIDENT
+    state: StorageState = StorageState.RESIDENT
     reason: str | None = None  # why it is kept
-    block: Block | None = None
+    block: HostBlock | None = None
     out_done: Event = None
     destination: torch.Tensor | None = None
     destination_stream: Stream = None
@@ -118,7 +119,7 @@ class Stall:
 
 
 @dataclass
-class Limits:
+class ScheduleLimits:
     in_flight_bytes: int | None = None  # sources held by copies out; None: as many as there are
     look_ahead_bytes: int = 0  # fetched and not yet asked for; one is always allowed
     look_ahead_ns: int | None = None  # by the compute time between the askings, where that is known
@@ -140,11 +141,11 @@ class Microbatch:
     backward: int = -1  # autograd's number of the latest
 
 
-class Schedule:
-    def __init__(self, device: Device, arena: Arena, limits: Limits | None = None) -> None:
+class CopySchedule:
+    def __init__(self, device: Device, arena: Arena, limits: ScheduleLimits | None = None) -> None:
         self.device = device
         self.arena = arena
-        self.limits = limits or Limits()
+        self.limits = limits or ScheduleLimits()
         self.copies: list[Copy] = []
         self.stalls: list[Stall] = []
         self.missed = 0  # asked for before it was fetched
@@ -168,7 +169,7 @@ class Schedule:
     def stays(self, microbatch: Microbatch, source: torch.Tensor, nbytes: int, reason: str) -> Entry:
         """Admits an entry that is known to be kept, asked for by one who has the source. It takes its number,
         as those that move go by theirs."""
-        entry = Entry(source, nbytes, None, len(microbatch.entries), State.KEPT, reason)
+        entry = Entry(source, nbytes, None, len(microbatch.entries), StorageState.KEPT, reason)
         entry.handles = 1
         microbatch.entries.append(entry)
         self.resident_bytes += nbytes
@@ -182,7 +183,7 @@ class Schedule:
 
     def send(self, entry: Entry) -> bool:
         """Queues the copy out of a resident entry. False, and it is kept, when the host has no room."""
-        assert entry.state is State.RESIDENT and entry.source is not None
+        assert entry.state is StorageState.RESIDENT and entry.source is not None
         block = self.arena.take(entry.nbytes)
         if block is None:
             self.keep(entry, "host memory full")
@@ -219,9 +220,9 @@ class Schedule:
             self._leaving.popleft()
             entry.leaving = False
             self.leaving_bytes -= entry.nbytes
-            if entry.state is State.COPYING_OUT:
+            if entry.state is StorageState.COPYING_OUT:
                 entry.state = _LEFT[entry.state]
-            if entry.state is State.HOST or entry.state is State.RELEASED:
+            if entry.state is StorageState.HOST or entry.state is StorageState.RELEASED:
                 self._let_source_go(entry)
 
     def _let_source_go(self, entry: Entry) -> None:
@@ -262,7 +263,7 @@ class Schedule:
 
     def _present(self, entry: Entry, stream: Stream) -> torch.Tensor:
         if entry.source is not None:
-            if entry.state is State.COPYING_OUT:
+            if entry.state is StorageState.COPYING_OUT:
                 entry.state = _STOPPED[entry.state]
             return entry.source
         if entry.destination is None or entry.destination_stream != stream:
@@ -303,9 +304,9 @@ class Schedule:
         while microbatch.cursor < len(order):
             entry = microbatch.entries[order[microbatch.cursor]]
             wanted = entry.handles and entry.round < microbatch.backwards
-            if wanted and entry.state is State.COPYING_OUT:
+            if wanted and entry.state is StorageState.COPYING_OUT:
                 entry.state = _STOPPED[entry.state]
-            elif wanted and entry.state is State.HOST:
+            elif wanted and entry.state is StorageState.HOST:
                 if self._ahead_bytes:
                     if self._ahead_bytes + entry.nbytes > limits.look_ahead_bytes:
                         return
@@ -378,7 +379,7 @@ class Schedule:
         entry.waiting = entry.handles
         if entry.destination is not None:
             self._forget_destination(entry)
-        if entry.sent and entry.source is not None and entry.state is State.RESIDENT:
+        if entry.sent and entry.source is not None and entry.state is StorageState.RESIDENT:
             if entry.leaving:
                 entry.state = _LEAVES_AFTER_ALL[entry.state]
             else:
@@ -389,7 +390,7 @@ class Schedule:
         if entry.destination is None:
             return
         if (
-            entry.state is State.COPYING_IN
+            entry.state is StorageState.COPYING_IN
         ):  # its memory goes back to a stream that has not waited for the copy
             self.device.wait(entry.destination_stream, entry.in_done)
         self._count_as_asked_for(entry)

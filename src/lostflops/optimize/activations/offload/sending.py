@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lostflops.optimize.activations.offload.schedule import Limits, State
+from lostflops.optimize.activations.offload.schedule import ScheduleLimits, StorageState
 
 if TYPE_CHECKING:
     from lostflops.optimize.activations.offload.asked import Asked
     from lostflops.optimize.activations.offload.choice import Watched
     from lostflops.optimize.activations.offload.learning import Learner
-    from lostflops.optimize.activations.offload.schedule import Entry, Schedule
-    from lostflops.optimize.activations.offload.tally import Tally
+    from lostflops.optimize.activations.offload.schedule import CopySchedule, Entry
+    from lostflops.optimize.activations.offload.tally import OffloadTally
     from lostflops.optimize.device.devices import Device
 
 FIRST_SHARE = 0.8  # of the budget that may fill before anything moves, as long as the peak is not known
@@ -19,7 +19,7 @@ FIRST_SHARE = 0.8  # of the budget that may fill before anything moves, as long 
 
 class Sender:
     def __init__(
-        self, device: Device, asked: Asked, learner: Learner, schedule: Schedule, tally: Tally
+        self, device: Device, asked: Asked, learner: Learner, schedule: CopySchedule, tally: OffloadTally
     ) -> None:
         self._device = device
         self._asked = asked
@@ -47,7 +47,7 @@ class Sender:
             # While the peak is unknown, no more than must be.
             several = 4 if self._asked.budget is None else 1
             limits = self._schedule.limits
-            self._schedule.limits = Limits(
+            self._schedule.limits = ScheduleLimits(
                 in_flight_bytes=max(several * entry.nbytes, limits.in_flight_bytes or 0),
                 look_ahead_bytes=max(2 * entry.nbytes, limits.look_ahead_bytes),
             )
@@ -73,7 +73,7 @@ class Sender:
         for entry in now.entries:
             if excess <= 0:
                 return
-            if entry.state is State.RESIDENT and not entry.sent and entry.handles:
+            if entry.state is StorageState.RESIDENT and not entry.sent and entry.handles:
                 self._send(now, entry)
                 excess -= entry.nbytes
 

@@ -9,7 +9,7 @@ from lostflops.copies.link import Link
 from lostflops.optimize.device.devices import over
 
 if TYPE_CHECKING:
-    from lostflops.optimize.activations.offload.schedule import Cause, Direction, Schedule
+    from lostflops.optimize.activations.offload.schedule import Cause, CopySchedule, Direction
     from lostflops.optimize.device.devices import Device, Event
 
 LAUNCH_NS = 10_000  # of one copy, where no link card says
@@ -24,7 +24,7 @@ class OneWaySum:
 
 
 @dataclass
-class Tally:
+class OffloadTally:
     microbatches: int = 0
     moved: int = 0
     shared_bytes: int = 0
@@ -49,7 +49,7 @@ class Tally:
         count, total = self.host_ns.get(what, (0, 0))
         return total / count if count else None
 
-    def harvest(self, schedule: Schedule, device: Device, *, wait: bool) -> None:
+    def harvest(self, schedule: CopySchedule, device: Device, *, wait: bool) -> None:
         """Adds up copies and stalls that are over; with `wait`, the host waits until all are."""
         copies, schedule.copies = over(device, schedule.copies, lambda copy: copy.end, wait=wait)
         for copy in copies:
@@ -70,7 +70,7 @@ class Tally:
         """The mean from the begin of a microbatch to its last asking."""
         return self._steps[1] // self._steps[0] if self._steps[0] else None
 
-    def measured_link(self, schedule: Schedule, device: Device) -> Link:
+    def measured_link(self, schedule: CopySchedule, device: Device) -> Link:
         """The rates so far; PCIe 5 where nothing was copied."""
         self.harvest(schedule, device, wait=True)
         out, into = self.ways["out"], self.ways["in"]

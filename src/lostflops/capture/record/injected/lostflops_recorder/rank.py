@@ -12,7 +12,8 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from . import run_folder
+from . import node, run_folder
+from .node import told_number
 
 # Rank, local rank, world size and node, as each launcher tells its processes.
 LAUNCHERS = (
@@ -33,16 +34,6 @@ class Rank:
     source: str
 
 
-def _number(name: str, environment: Mapping[str, str] = os.environ) -> int | None:
-    value = environment.get(name, "") if name else ""
-    return int(value) if value.isdigit() else None
-
-
-def host() -> str:
-    """A hash of the host's name, which tells hosts apart and does not name them."""
-    return hashlib.sha256(platform.node().encode()).hexdigest()
-
-
 def identity() -> str:
     """What this process has and no other, on any machine and at any time; it names neither."""
     began = ""
@@ -51,33 +42,15 @@ def identity() -> str:
             began = file.read().rpartition(")")[2].split()[19]  # ticks from the machine's start
     except (OSError, IndexError):
         pass
-    said = f"{platform.node()}|{_booted()}|{os.getpid()}|{began}"
+    said = f"{platform.node()}|{node.booted()}|{os.getpid()}|{began}"
     return hashlib.sha256(said.encode()).hexdigest()[:16]
-
-
-def _booted() -> str:
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            return file.read()
-    except OSError:
-        return ""
-
-
-def _node() -> str:
-    # torchrun numbers nodes as they come to its rendezvous, srun as they are. A job's own script is no step.
-    srun = ("SLURM_NODEID",) if "SLURM_STEP_ID" in os.environ else ()
-    for name in (*srun, "GROUP_RANK", "CROSS_RANK", "SLURM_NODEID"):
-        number = _number(name)
-        if number is not None:
-            return run_folder.node(number)
-    return run_folder.node_of(_booted() + platform.node())
 
 
 def launched(environment: Mapping[str, str]) -> tuple[int, int | None, int | None, str]:
     """Rank, local rank and world size as the launcher tells them, and which variable or launcher it was."""
 
     def number(name: str) -> int | None:
-        return _number(name, environment)
+        return told_number(name, environment)
 
     rank, local, world = number("RANK"), number("LOCAL_RANK"), number("WORLD_SIZE")
     # RANK alone may be the index of a pod.
@@ -122,6 +95,7 @@ def _placed() -> tuple[int, int | None, int | None, str]:
 def identify() -> Rank:
     rank, local, world, source = _placed()
     # A requeued job counts its own restarts from 0 again.
-    requeues, restarts = _number("SLURM_RESTART_COUNT") or 0, _number("TORCHELASTIC_RESTART_COUNT") or 0
+    requeues = told_number("SLURM_RESTART_COUNT") or 0
+    restarts = told_number("TORCHELASTIC_RESTART_COUNT") or 0
     attempt = PER_REQUEUE * requeues + restarts
-    return Rank(rank, local, world, _node(), attempt, source)
+    return Rank(rank, local, world, node.folder(), attempt, source)

@@ -12,7 +12,7 @@ from .log import BOOT, IN_POD
 
 
 @dataclass(frozen=True)
-class Settings:
+class RecorderSettings:
     steps: list[list[int]]  # closed ranges of steps, ascending; without a second number the range has no end
     every: int  # the ranges come again after so many steps; 0: never
     delay: float | None  # seconds from `began` on before a window opens; null: windows open by steps
@@ -28,12 +28,12 @@ class Settings:
     keep_free: int  # bytes that an export leaves free on the disk
 
 
-def read() -> Settings:
+def read() -> RecorderSettings:
     with open(os.path.join(BOOT, run_folder.SETTINGS)) as file:
         given = json.load(file)
     # In a pod the file is the same for all jobs of a namespace; what one of them was asked for stands here.
     own: dict[str, Any] = json.loads(os.environ.get("LOSTFLOPS_SETTINGS") or "{}") if IN_POD else {}
-    return Settings(**{**given, **{name: own[name] for name in own if name in given}})
+    return RecorderSettings(**{**given, **{name: own[name] for name in own if name in given}})
 
 
 def within(rank: int, ranks: list[list[int]] | None) -> bool:

@@ -11,7 +11,8 @@ import time
 from typing import Any
 
 from . import log, run_folder
-from .rank import Rank, host
+from .node import host
+from .rank import Rank
 
 CLOCK_EVERY = 60_000_000_000
 MEMORY_EVERY = 1_000_000_000

@@ -34,7 +34,7 @@ def aligned(nbytes: int) -> int:
 
 
 @dataclass(eq=False, slots=True)
-class Reader:
+class PendingRead:
     """Who may still be reading: done with `event`. Of one `lane`, whose events are done in the order of their
     numbers, only the last counts: else memory that was many blocks would be waited for by all of them."""
 
@@ -46,8 +46,8 @@ class Reader:
 @dataclass(eq=False, slots=True)
 class _Slab:
     memory: torch.Tensor
-    free: list[tuple[int, int, tuple[Reader, ...]]] = field(
-        default_factory=list[tuple[int, int, "tuple[Reader, ...]"]]
+    free: list[tuple[int, int, tuple[PendingRead, ...]]] = field(
+        default_factory=list[tuple[int, int, "tuple[PendingRead, ...]"]]
     )  # offset, length, who may still be reading
     parts: dict[tuple[int, int], torch.Tensor] = field(
         default_factory=dict[tuple[int, int], torch.Tensor]
@@ -63,7 +63,7 @@ class _Slab:
 
 
 @dataclass(eq=False, slots=True)
-class Block:
+class HostBlock:
     """Host memory for one storage. Who writes to it waits for the events in `after` first: reloads by its
     former owner may still be reading."""
 
@@ -103,7 +103,7 @@ class Arena:
     def idle(self) -> bool:
         return self._blocks == 0
 
-    def take(self, nbytes: int) -> Block | None:
+    def take(self, nbytes: int) -> HostBlock | None:
         """A block, or None when there is no room: in the slabs, or under the limit."""
         length = aligned(nbytes)
         self.most_used_bytes = max(self.most_used_bytes, self.used_bytes + self._refused + length)
@@ -117,10 +117,10 @@ class Arena:
         self.requested_bytes += nbytes
         return block
 
-    def _piece(self, nbytes: int) -> Block | None:
+    def _piece(self, nbytes: int) -> HostBlock | None:
         if self.held_bytes + nbytes > self.limit:
             return None
-        return Block(self._memory(nbytes), None)
+        return HostBlock(self._memory(nbytes), None)
 
     def _memory(self, nbytes: int) -> torch.Tensor:
         """That copies run fast from and to, or else any."""
@@ -140,7 +140,7 @@ class Arena:
         self.held_bytes += nbytes
         return memory
 
-    def _carve(self, nbytes: int, length: int) -> Block | None:
+    def _carve(self, nbytes: int, length: int) -> HostBlock | None:
         for slab in self._slabs:
             for number, (offset, room, after) in enumerate(slab.free):
                 if room >= length:
@@ -150,11 +150,11 @@ class Arena:
                     else:
                         slab.free[number] = (offset + length, room - length, after)
                     waits = tuple([reader.event for reader in after]) if after else ()
-                    return Block(slab.part(offset, nbytes), offset, waits, slab)
+                    return HostBlock(slab.part(offset, nbytes), offset, waits, slab)
         return None
 
-    def give_back(self, block: Block, after: Event | None, lane: object = None, number: int = 0) -> None:
-        """The block may be used again once `after` is done: see `Reader`."""
+    def give_back(self, block: HostBlock, after: Event | None, lane: object = None, number: int = 0) -> None:
+        """The block may be used again once `after` is done: see `PendingRead`."""
         nbytes = block.memory.numel()
         length = aligned(nbytes)
         self._blocks -= 1
@@ -168,7 +168,7 @@ class Arena:
             return
         free = block.slab.free
         start, end = block.offset, block.offset + length
-        readers = () if after is None else (Reader(after, lane, number),)
+        readers = () if after is None else (PendingRead(after, lane, number),)
         here = bisect_left(free, (start,))
         if here < len(free) and free[here][0] == end:
             _, room, others = free.pop(here)
@@ -178,7 +178,7 @@ class Arena:
             here, readers = here - 1, _together(others, readers)
         free.insert(here, (start, end - start, self._pending(readers)))
 
-    def _pending(self, readers: tuple[Reader, ...]) -> tuple[Reader, ...]:
+    def _pending(self, readers: tuple[PendingRead, ...]) -> tuple[PendingRead, ...]:
         if not readers:
             return readers
         return tuple([reader for reader in readers if not self._device.is_done(reader.event)])
@@ -218,9 +218,9 @@ def _wait_for_readers(device: Device, slabs: list[_Slab]) -> None:
                     device.synchronize(reader.event)
 
 
-def _together(some: tuple[Reader, ...], others: tuple[Reader, ...]) -> tuple[Reader, ...]:
+def _together(some: tuple[PendingRead, ...], others: tuple[PendingRead, ...]) -> tuple[PendingRead, ...]:
     """The last of each lane."""
-    latest: dict[object, Reader] = {}
+    latest: dict[object, PendingRead] = {}
     for reader in (*some, *others):
         lane = reader.event if reader.lane is None else reader.lane
         if lane not in latest or latest[lane].number < reader.number:

@@ -39,6 +39,7 @@ class Clock:
         self.window: Window | None = None
         self.started: int | None = None  # of the running step; nobody saw the first one start
         self.own = self.optimizer = self.data = self.checkpoint = self.collecting = self.micro_steps = 0
+        self.thread = threading.get_ident()  # that ended the last step
         self._core_wait = CoreWait()
         self._collection_began = 0
         self._collection: Any = None  # its range
@@ -97,6 +98,7 @@ class Clock:
         if self.log is None:
             self._begin()
         assert self.log is not None and self.window is not None
+        self.thread = threading.get_ident()
         took = None if self.started is None else ended - self.started
         duration = "null" if took is None else str(took)
         waited = self._core_wait.since_last()
@@ -197,7 +199,8 @@ CLOCK = Clock()
 def timed(account: str, function: Callable[..., Any], name: str = "") -> Callable[..., Any]:
     """`function`, with the time of its outermost calls added to an account of the running step.
 
-    With a name they are ranges of recorded steps.
+    Only what the main thread calls, or the one that ends steps: on others it runs beside the step. With a
+    name they are ranges of recorded steps.
     """
     nested = threading.local()
 
@@ -212,6 +215,7 @@ def timed(account: str, function: Callable[..., Any], name: str = "") -> Callabl
             return function(*args, **kwargs)
         finally:
             nested.inside = False
-            setattr(CLOCK, account, getattr(CLOCK, account) + now() - began)
+            if threading.get_ident() in (CLOCK.thread, threading.main_thread().ident):
+                setattr(CLOCK, account, getattr(CLOCK, account) + now() - began)
 
     return counting

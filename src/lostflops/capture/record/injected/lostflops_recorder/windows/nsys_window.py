@@ -16,11 +16,11 @@ from typing import Any
 from .. import log, run_folder
 from ..marks.ranges import Ranges
 from ..rank import Rank
-from ..settings import Settings
+from ..settings import RecorderSettings
 from ..step_log import StepLog
 from . import nsys, reason
 from .reason import Reason
-from .schedule import Schedule, Span
+from .schedule import StepSpan, WindowSchedule
 
 ANSWER = 120  # seconds for `nsys start` and `nsys stop`
 
@@ -28,12 +28,12 @@ ANSWER = 120  # seconds for `nsys start` and `nsys stop`
 class NsysWindow:
     """The windows of one rank under nsys, called as `window.Window` is."""
 
-    def __init__(self, torch: Any, steps: StepLog, rank: Rank, wanted: Settings) -> None:
+    def __init__(self, torch: Any, steps: StepLog, rank: Rank, wanted: RecorderSettings) -> None:
         self._torch, self._log = torch, steps
         self._asked = nsys.read_settings()
         self._method = os.environ.get(nsys.METHOD, "")
-        self._schedule = Schedule(rank, replace(wanted, ranks=self._asked["ranks"]))
-        self._span: Span | None = None
+        self._schedule = WindowSchedule(rank, replace(wanted, ranks=self._asked["ranks"]))
+        self._span: StepSpan | None = None
         self._first = self._step = 0
         self._since = 0.0
         self._ranged = False
@@ -78,7 +78,7 @@ class NsysWindow:
     def forked(self) -> None:
         self.on = self.recording = self._ranged = False
 
-    def _open(self, span: Span) -> None:
+    def _open(self, span: StepSpan) -> None:
         self._span, self._first, self._since = span, self._step, time.monotonic()
         if not self._left:
             self._schedule.done()

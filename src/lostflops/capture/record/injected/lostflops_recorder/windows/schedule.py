@@ -16,14 +16,14 @@ from typing import Any, cast
 from .. import run_folder
 from ..log import BOOT
 from ..rank import Rank
-from ..settings import Settings, within
+from ..settings import RecorderSettings, within
 
 LOOK_EVERY = 0.5  # seconds
 MOST_PASSED = 5000  # steps
 
 
 @dataclass(frozen=True)
-class Span:
+class StepSpan:
     """Steps to record: up to and with the last one, or for so many seconds, whichever is over first."""
 
     name: str
@@ -33,19 +33,19 @@ class Span:
     request: str = ""  # the id of what was asked for while the job ran
 
 
-class Schedule:
+class WindowSchedule:
     """The spans of one rank, in turn. `current` is the one to record now or next, until `done` is called."""
 
-    def __init__(self, rank: Rank, wanted: Settings) -> None:
+    def __init__(self, rank: Rank, wanted: RecorderSettings) -> None:
         self._rank, self._wanted = rank, wanted
-        self._planned = self._plan() if within(rank.rank, wanted.ranks) else iter(())
+        self._coming = self._spans() if within(rank.rank, wanted.ranks) else iter(())
         self._after_delay = wanted.delay is not None and within(rank.rank, wanted.ranks)
-        self._span = None if self._after_delay else next(self._planned, None)
-        self._asked: Span | None = None
+        self._span = None if self._after_delay else next(self._coming, None)
+        self._asked: StepSpan | None = None
         self._answered = _read_request().get("id")  # one that was meant for those before us
         self._look = 0.0
 
-    def current(self, step: int, step_seconds: float) -> Span | None:
+    def current(self, step: int, step_seconds: float) -> StepSpan | None:
         now = time.monotonic()
         if now >= self._look and step_seconds > 0:  # nobody knows how long the first step took
             self._look = now + LOOK_EVERY
@@ -60,9 +60,9 @@ class Schedule:
         if self._asked is not None:
             self._asked = None
         else:
-            self._span = next(self._planned, None)
+            self._span = next(self._coming, None)
 
-    def last_of(self, span: Span, step: int, since: float) -> int | None:
+    def last_of(self, span: StepSpan, step: int, since: float) -> int | None:
         """The last step of a span that is being recorded, as `step` begins; None while nobody knows."""
         if span.last is not None and step > span.last:
             return span.last
@@ -71,7 +71,7 @@ class Schedule:
         last = self._agreed(f"{span.name}-last", step)
         return last if span.last is None else min(last, span.last)
 
-    def _plan(self) -> Iterator[Span]:
+    def _spans(self) -> Iterator[StepSpan]:
         wanted = self._wanted
         if wanted.delay is not None:
             return
@@ -79,7 +79,7 @@ class Schedule:
         while turn == 0 or wanted.every:
             for number, (first, *last) in enumerate(wanted.steps):
                 moved = turn * wanted.every
-                yield Span(
+                yield StepSpan(
                     f"w{turn * len(wanted.steps) + number}",
                     first + moved,
                     last[0] + moved if last else None,
@@ -106,7 +106,7 @@ class Schedule:
         steps: int | None,
         duration: float | None,
         request: str = "",
-    ) -> Span:
+    ) -> StepSpan:
         # Until the others have looked too, some steps pass; one more prepares the profiler.
         passed = min(int(LOOK_EVERY / step_seconds), MOST_PASSED)
         first = self._agreed(name, step + 2 + passed)
@@ -114,7 +114,7 @@ class Schedule:
             first = step + 2
         if steps is None and duration is None:
             steps = self._wanted.length
-        return Span(name, first, None if steps is None else first + steps - 1, duration, request)
+        return StepSpan(name, first, None if steps is None else first + steps - 1, duration, request)
 
     def _agreed(self, name: str, own: int) -> int:
         """The number of the rank that asked first. Its own one where the folder cannot be used."""

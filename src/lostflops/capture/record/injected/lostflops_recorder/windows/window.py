@@ -15,12 +15,12 @@ from .. import log, on_demand, run_folder
 from ..free_space import room
 from ..marks.ranges import Ranges
 from ..rank import Rank, identity
-from ..settings import Settings
+from ..settings import RecorderSettings
 from ..step_log import StepLog, resident
 from . import reason
 from .memory import History
 from .reason import Lost, Reason
-from .schedule import Schedule, Span
+from .schedule import StepSpan, WindowSchedule
 from .sessions import SESSIONS
 
 SMALLEST_TRACE = 200  # bytes; what PyTorch writes of an empty session is longer
@@ -33,12 +33,12 @@ LATER, WARMING, RECORDING, DONE = "later", "warming", "recording", "done"
 class Window:
     """The windows of one rank, in turn. Call `boundary` after each step, on the thread that ended it."""
 
-    def __init__(self, torch: Any, steps: StepLog, rank: Rank, wanted: Settings) -> None:
+    def __init__(self, torch: Any, steps: StepLog, rank: Rank, wanted: RecorderSettings) -> None:
         self._torch, self._log, self._rank, self._wanted = torch, steps, rank, wanted
         self.state = LATER
         self.ranges = Ranges(torch)
-        self._schedule = Schedule(rank, wanted)
-        self._span: Span | None = None
+        self._schedule = WindowSchedule(rank, wanted)
+        self._span: StepSpan | None = None
         self._number = 0
         self._history = History(torch)
         self._session: Any = None

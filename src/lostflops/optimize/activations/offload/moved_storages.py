@@ -2,6 +2,7 @@
 
 From one measured microbatch: when each storage was saved and when it was asked for, in compute time, stalls
 taken out, and how fast both directions copy. Each choice is played by `lostflops.copies.simulation`.
+Before a job runs, `lostflops.plan.offload.class_decisions` decides instead: by class, recomputation too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A PyTorch profiler trace, or any other text, cleaned as it streams by."""
+"""Text of any kind, such as a PyTorch profiler trace, cleaned as it streams by."""
 
 from __future__ import annotations
 

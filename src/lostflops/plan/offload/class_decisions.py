@@ -21,7 +21,7 @@ from lostflops.errors import shown
 from lostflops.plan.hardware import LinkCard
 from lostflops.units import written
 
-from .saved_profile import Profile, Row, recorded
+from .saved_profile import Profile, SavedStorage, recorded
 
 Decision: TypeAlias = Literal["keep", "offload", "recompute"]
 
@@ -59,7 +59,7 @@ class Class:
     """One tensor class of the profile and what is decided about it, and why."""
 
     name: str
-    rows: tuple[Row, ...]
+    rows: tuple[SavedStorage, ...]
     movable_bytes: int
     kept_because: str | None  # nothing of it can be moved
     decision: Decision = "keep"
@@ -187,7 +187,7 @@ class Planning:
     # What is considered.
 
     def _classes(self) -> tuple[Class, ...]:
-        members: dict[str, list[tuple[Row, str | None]]] = {}
+        members: dict[str, list[tuple[SavedStorage, str | None]]] = {}
         for row, why in zip(self.rows, self.kept, strict=True):
             members.setdefault(row.tensor_class, []).append((row, why))
         found = (
@@ -337,7 +337,7 @@ def free_bytes(step: Recorded, link: LinkCard) -> int:
     return int(min(link.out * step.forward, link.into * step.backward) / 1e9)
 
 
-def _kept_because(row: Row, least: int) -> str | None:
+def _kept_because(row: SavedStorage, least: int) -> str | None:
     """Why a row cannot be moved, or None."""
     if row.kept_reason:
         return row.kept_reason
@@ -348,7 +348,7 @@ def _kept_because(row: Row, least: int) -> str | None:
     return None
 
 
-def _modules(rows: Sequence[Row]) -> tuple[Module, ...]:
+def _modules(rows: Sequence[SavedStorage]) -> tuple[Module, ...]:
     """Modules inside of repeated layers that free something, the cheapest to compute again per byte first.
 
     A module is computed again from its input, the first that it saves; until its last save is computed.
@@ -379,7 +379,7 @@ def _modules(rows: Sequence[Row]) -> tuple[Module, ...]:
     return tuple(sorted(largest, key=lambda m: (m.ns / m.freed_bytes, m.name)))
 
 
-def _own(rows: Sequence[Row], own: Sequence[int], after: Sequence[int]) -> list[int]:
+def _own(rows: Sequence[SavedStorage], own: Sequence[int], after: Sequence[int]) -> list[int]:
     """Without what the next instance asks for as well, as layers share a rotary table: that is an input."""
     if not after:
         return list(own)

@@ -1,0 +1,141 @@
+"""Secrets as commands, configuration files and people write them, where no name is assigned a value.
+
+Each entry is what must stand in the text, in small letters, and what finds the value behind it. Where a
+sentence could go on with any word, the value must look like no word: it holds a digit, or is long.
+"""
+
+from __future__ import annotations
+
+import re
+
+from lostflops.privacy.values import ESCAPE, NEW, QUOTED, SECRET_NAME, flagged
+
+_BEGIN = rb"(?:" + ESCAPE + rb"|(?<![\w.\\-]))"
+_TO = rb"(?=[\s\"'\\])(?:[^\n;|:}]|:(?![\s\"])){0,300}?"
+_BLANK = rb"(?:[ \t]|\\{1,3}n|\n)"
+_MIXED = rb"(?=[^\s\"'\\]{0,60}\d)(?=[^\s\"'\\]{0,60}[A-Za-z])"
+_VALUE = rb"(?:" + QUOTED + rb"|(?P<pw>[^\s\"'\\,;|&()<>]{1,400}))"
+_IS = rb"[ \t]{1,3}(?:is|ist|->|\xe2\x86\x92|\\u2192)[ \t]{1,3}"
+
+
+def _given(commands: bytes, flags: bytes) -> re.Pattern[bytes]:
+    """What a command takes behind one of these flags, apart."""
+    return flagged(flags, behind=_BEGIN + rb"(?:" + commands + rb")" + _TO)
+
+
+def _found(before: bytes, value: bytes = _VALUE) -> re.Pattern[bytes]:
+    return re.compile(rb"(?P<before>" + before + rb")" + NEW + value)
+
+
+_ASK = rb"passw(?:or)?d|passphrase|passcode|passwort|mot de passe|wachtwoord|senha|parola"
+_KEYS = rb"(?:api|access|secret|private|auth)[ _-]?key|token|secret"
+# No value, where a sentence goes on.
+_GOES_ON = (
+    rb"(?!(?:not?|in|an?|the|too|set|unset|required|missing|invalid|incorrect|wrong|empty|none|null|ok"
+    rb"|valid|correct"
+    rb"|expired|now|read|stored|given|needed|optional|used|being|sent|asked|only|also|for|of|to|by"
+    rb"|from)(?![\w-]))"
+)
+_WORDS = rb"[^\s\"'\\=:]{1,200}(?: [^\s\"'\\=:-][^\s\"'\\=:]{0,200}){1,20}(?=$|[\"\n\\])"
+
+ONE_VALUE: tuple[tuple[bytes, re.Pattern[bytes]], ...] = (
+    # Commands.
+    (
+        b"sshpass",
+        _found(_BEGIN + rb"sshpass" + _TO + rb"(?<=[\s\"'])-p", rb"(?P<pw>[^\s\"'\\]{2,200})"),
+    ),
+    (b"sshpass", _given(rb"sshpass", rb"p")),
+    (
+        b"-p",
+        _found(
+            _BEGIN + rb"(?:mysql\w*|mariadb[\w-]*|7z\w?)" + _TO + rb"(?<=[\s\"'])-p",
+            rb"(?!ass)(?P<pw>[^\s\"'\\]{2,200})",
+        ),
+    ),
+    (b"-u", _found(_BEGIN + rb"(?:mysql\w*|mariadb[\w-]*)" + _TO + rb"(?<=[\s\"'])-u",
+    rb"(?P<pw>[\w.-]{2,200})(?![\w.:@-])")),
+    (b"-u", _given(rb"mysql\w*|mariadb[\w-]*|mongo\w*|(?:docker|podman|nerdctl|helm"
+    rb"|oras)(?=[^\n;|]{0,40}login)", rb"u")),
+    (b"-p", _given(rb"mongo\w*|(?:docker|podman|nerdctl|helm|oras)(?=[^\n;|]{0,40}login)", rb"p")),
+    (b"redis-cli", _given(rb"redis-cli", rb"a")),
+    (b"ldap", _given(rb"ldap\w+", rb"w")),
+    (b"zip", _given(rb"zip|unzip", rb"P")),
+    (b"openssl", _given(rb"openssl", rb"k|K")),
+    (b"creds", flagged(rb"(?:src-|dest-)?creds")),
+    (b"curl", _given(rb"curl", rb"b|cookie")),
+    (b"curl", _found(_BEGIN + rb"curl" + _TO + rb"(?<=[\s\"'])-u",
+    rb"(?P<pw>[\w.@+-]{1,99}:[^\s\"'\\]{1,200})")),
+    (b"smbclient", _found(_BEGIN + rb"smbclient" + _TO + rb"(?<=[\s\"'])-U[ \t]?",
+    rb"(?P<pw>[^\s\"'\\]{1,200})")),
+    (b"lftp", _given(rb"lftp", rb"u")),
+    (b"wpa_passphrase", _found(rb"wpa_passphrase[ \t]+\S{1,64}[ \t]+")),
+    (b"alias set", _found(rb"alias set[ \t]+\S{1,64}[ \t]+\S{1,200}[ \t]+",
+    rb"(?P<pw>[^\s\"'\\]{3,200}[ \t]+[^\s\"'\\]{3,200})")),
+    (b"thin:", _found(rb"(?<=thin:)\w{1,64}/", rb"(?P<pw>[^\s\"'\\@]{1,200})(?=@)")),
+    (b"sqlplus", _found(_BEGIN + rb"sqlplus[ \t]+(?:-\w+[ \t]+){0,4}\w{1,64}/",
+    rb"(?P<pw>[^\s\"'\\@]{1,200})")),
+    (b"echo", _found(_BEGIN + rb"echo[ \t]+(?:-\w+[ \t]+)?", _VALUE
+    + rb"(?=[\"'\\]{0,4}[ \t]*\|[^\n]{0,80}?(?:sudo|stdin|passwd))")),
+    (b"pass", _found(rb"-pass(?:in|out)?[ =]pass:")),
+    (
+        b" ",
+        _found(
+            _BEGIN + rb"(?:setx?|set -\w{1,3}|setenv|ENV|ARG)[ \t]+" + SECRET_NAME + rb"[ \t]+(?![=:]|-)",
+            rb"(?:" + QUOTED + rb"|(?P<pw>[^\s\"'\\]{4,400}))",
+        ),
+    ),
+    # Files.
+    (b"requirepass", _found(rb"(?:requirepass|masterauth|bindpw|rootpw)[ \t]+")),
+    (b"bindpw", _found(rb"(?:bindpw|rootpw)[ \t]+")),
+    (b"value:", _found(
+        rb"name:[ \t]*[\"']?" + SECRET_NAME + rb"[\"']?[ \t]*(?:\n|\\{1,3}n)[ \t]*value:[ \t]*"
+    )),
+    (b"login", _found(
+        rb"(?:machine" + _BLANK + rb"{1,9}[^\s\"\\]{1,200}|default)" + _BLANK + rb"{1,9}login" + _BLANK
+        + rb"{1,9}",
+        rb"(?P<pw>[^\s\"\\]{1,200}" + _BLANK + rb"{1,9}password" + _BLANK + rb"{1,9}[^\s\"\\]{1,200})",
+    )),
+    (b"password", _found(rb"type=\\{0,3}[\"']?password\\{0,3}[\"']?[^\n<>]{0,80}?value=")),
+    (b"</user", re.compile(rb"(?P<before>(?i:<user(?:_?name)?>))" + NEW + rb"(?P<pw>[^<\s\"]{1,200})(?=</)")),
+    (b"secretstr(", _found(rb"Secret(?:Str|Bytes)\(", QUOTED)),
+    (b"guid", _found(rb"(?i:guid)[\"':= \\]{1,6}0x", rb"(?P<pw>[0-9a-fA-F]{16})(?!\w)")),
+    (b"client_id", _found(rb"client_id\\{0,3}[\"']?[ ]?[:=][ ]?\\{0,3}[\"']?", rb"(?P<pw>\d{15,30})(?!\w)")),
+    # A pair of name and password: the password first, then the name beside what took its place.
+    (b"auth", _found(
+        rb"auth\\{0,3}[\"']?[ ]?[:=][ ]?[(\[]\\{0,3}[\"'][^\"'\\\n]{1,200}\\{0,3}[\"'],[ ]?",
+        QUOTED,
+    )),
+    (b"auth", _found(
+        rb"auth\\{0,3}[\"']?[ ]?[:=][ ]?[(\[]",
+        rb"\\{0,3}[\"'](?P<pw>[^\"'\\\n]{1,200})(?=\\{0,3}[\"'],[ ]?\\{0,3}[\"']<removed>)",
+    )),
+    # People.
+    (b"pass", re.compile(
+        rb"(?P<before>(?i:" + _ASK + rb")(?:[ \t](?:for|of|de|von)[ \t][\w.@-]{1,64})?" + _IS + rb")"
+        + NEW + rb"(?i:" + _GOES_ON + rb")" + rb"(?:" + QUOTED + rb"|(?P<pw>[^\s\"'\\]{4,200}))"
+    )),
+    (b"", re.compile(
+        rb"(?P<before>(?i:" + _KEYS + rb")(?:[ \t](?:for|of)[ \t][\w.@-]{1,64})?" + _IS + rb")"
+        + NEW + _MIXED + rb"(?P<pw>[^\s\"'\\]{6,400})"
+    )),
+    (b"key", re.compile(
+        rb"(?P<before>(?i:(?:api|access|secret|private|auth)[ _-]?key)[ \t]{1,3})"
+        + NEW + _MIXED + rb"(?P<pw>[\w+/=.-]{16,400})"
+    )),
+    (b"", re.compile(
+        rb"(?P<before>(?i:login|key|secret|token|netrc|cookie|wandb"
+        rb"|xauth)(?![a-z])[^\n\"]{0,60}?(?<![0-9a-zA-Z_-]))"
+        rb"(?P<pw>[0-9a-f]{32,128})(?![0-9a-zA-Z_])"
+    )),
+    (b"p", re.compile(
+        rb"(?P<before>(?:(?<=\\[nrt])|(?<![A-Za-z]))(?:pass|pw|PASS|PW)(?:=|:[ ]?))" + NEW + _MIXED
+        + rb"(?P<pw>[^\s\"'\\,;&)]{6,200})"
+    )),
+    (b"pin", _found(rb"(?:(?<=\\[nrt])|(?<![A-Za-z]))PIN(?:[ _]?CODE)?(?:=|:[ ]?)",
+    rb"(?P<pw>\d{4,8})(?![\w.])")),
+    # All words to the end of the line, where a line begins with the name.
+    (b"pass", re.compile(
+        rb"(?P<before>(?:^|(?<=\n)|(?<=\\n)|(?<=\"))[ \t]{0,40}(?:export )?[\w.-]{0,40}(?i:" + _ASK
+        + rb")\w{0,10}[ \t]{0,9}[:=][ \t]{0,9})" + NEW + rb"(?P<pw>" + _WORDS + rb")"
+    )),
+)  # fmt: skip
