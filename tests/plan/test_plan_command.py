@@ -205,7 +205,7 @@ def test_a_job_that_is_asked_for_in_full_is_planned_so(capsys: pytest.CaptureFix
     eager = said(capsys, *command, "--sharding", "fsdp2", "--kernels", "eager")
     assert "It does not fit as it is" in eager
     found = json.loads(said(capsys, *command, "--sharding", "zero-1", "--json", "-"))
-    assert [setting["framework"] for setting in found["settings"]] == ["torchtitan"]
+    assert [setting["framework"] for setting in found["settings"]] == ["Megatron-LM"]
     assert found["headline"] == [] and found["longest_sequence"] == 131072
 
 

@@ -91,8 +91,9 @@ def _training(ranking: Ranking) -> Iterator[str]:
         yield ""
         yield from _ways("what fits, fastest first, predicted (1 % is a tie)", ranking.ways)
     yield ""
-    if t.layout.gpus > t.gpu.node and t.layout.data == t.layout.gpus:
-        yield "Tensor, pipeline, context and expert ranks are planned as given, and not searched: try some."
+    if ranking.layouts:
+        title = "the fastest layouts that fit, predicted"
+        yield from _ways(title, [ranking.asked, *ranking.layouts])
         yield ""
     yield f"To apply '{ranking.headline.name}':"
     yield from apply.lines(ranking.headline.prediction.training)
@@ -240,6 +241,7 @@ def training_data(ranking: Ranking) -> dict[str, Any]:
         "longest_sequence": t.shape.longest or None,
         "asked": _way(ranking.asked),
         "alone": [_way(way) for way in ranking.alone],
+        "layouts": [_way(way) for way in ranking.layouts],
         "ways": [_way(way) for way in ranking.ways],
     }
 

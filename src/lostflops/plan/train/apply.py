@@ -1,4 +1,4 @@
-"""A planned job as the settings of a framework: HF Trainer, Accelerate, DeepSpeed, torchtitan.
+"""A planned job as the settings of a framework: HF Trainer, Accelerate, DeepSpeed, torchtitan, Megatron-LM.
 
 Each way of setting it is the words of a command, the files that the command reads, and what the framework
 has no setting for. A framework that cannot run the job at all is left out.
@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from . import apply_megatron
 from .job import Training
 
 SCRIPT = "train.py"  # the user's own
@@ -43,8 +44,13 @@ def settings(training: Training) -> tuple[FrameworkSettings, ...]:
         found += [_trainer(training), _accelerate(training)]
         if not _by_fsdp(training):
             found.append(_deepspeed(training))
-    if training.lora is None and training.shape.gated and not training.optimizer_away:
+    replicated = layout.stage in (1, 2)  # torchtitan shards weights too: it has no ZeRO stage 1 or 2
+    if training.lora is None and training.shape.gated and not training.optimizer_away and not replicated:
         found.append(_torchtitan(training))
+    if apply_megatron.has(training):
+        command, besides = apply_megatron.pretrain(training)
+        launched = f"{_launch(training)} pretrain_gpt.py {command}"
+        found.append(FrameworkSettings("Megatron-LM", launched, {}, (*_on_each_node(training), *besides)))
     return tuple(found)
 
 
@@ -217,8 +223,6 @@ def _torchtitan(training: Training) -> FrameworkSettings:
         flags["training.global_batch_size"] = t.microbatch * t.microbatches * here.data
     if t.kernels == "fused":
         flags["compile.enable"] = ""
-    if here.stage in (1, 2):
-        more.append("torchtitan shards weights too: it has no ZeRO stage 1 or 2")
     if t.optimizer.name in TRAINER_OPTIMIZERS:
         more.append(f"no setting for the optimizer '{t.optimizer.name}': plan with `--optimizer adam`")
     words = [f"--{name}" if value == "" else f"--{name}={value}" for name, value in flags.items()]

@@ -455,10 +455,10 @@ def _reduction(training: Training, stage: int) -> Iterator[TimePart]:
     if t.layout.replicas == 1 or (t.layout.stage >= 2 and not t.layout.keeps_gathered):
         return
     reduced = hidden = 0.0
-    far = layer_time.between_replicas(t.gpu, t.layout)
     for number in layout.stage_layers(t.shape, t.layout, stage):
         done = _work(t, number)
-        reduced += (done.reduced_bytes + done.gathered_once) / far
+        reduced += layer_time.reduced_seconds(done, t.gpu, t.layout)
+        reduced += layer_time.gathered_once_seconds(done, t.gpu, t.layout)
         hidden += layer_time.backward(done, t.gpu, t.layout, fp8=t.fp8, fine=t.fine, reduces=False).compute
     hidden *= t.overlapped
     # The first layer's gradients come last and hide behind nothing.

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from lostflops.plan.hardware import STREAMED, Gpu
-from lostflops.plan.shape import Shape, elements
+from lostflops.plan.shape import Shape, Weight, elements
 
 from .activation_memory import EAGER, Kernels, layer_bytes
 from .layout import Layout, held_layer
@@ -41,6 +41,10 @@ class LayerWork:
     reduced_bytes: float  # gradients on the network, beside the backward, per step or per microbatch
     moved: float = 0.0  # by the kernels between matrix products, forward; twice as much backward
     gathered_once: float = 0.0  # on the network per step, where gathered weights are kept
+    # Likewise of experts: ranks with the same ones are farther apart, and share a network card with fewer.
+    experts_gathered: float = 0.0
+    experts_reduced: float = 0.0
+    experts_gathered_once: float = 0.0
     dequantised: float = 0.0  # to make 16-bit weights of 4-bit ones, in each pass
     scores: bool = False
 
@@ -150,15 +154,8 @@ def work(
         if shape.expert_nodes:
             copies = min(copies, shape.expert_nodes)
         expert = (1.5 if fp8 else 2) * hidden * copies * (layout.expert - 1) / layout.expert
-    gathered = once = reduced = 0.0
-    for of_experts, ranks in ((False, layout.replicas), (True, layout.expert_replicas)):
-        some = [weight for weight in mine if weight.expert == of_experts]
-        ring = (ranks - 1) / ranks
-        trained = elements(adapters(some, lora)) if lora else elements(some)
-        whole_weights = 2 * elements(some) * ring if layout.stage >= 3 else 0.0
-        once += whole_weights if layout.keeps_gathered else 0.0
-        gathered += 0.0 if layout.keeps_gathered else whole_weights
-        reduced += 2 * trained * ring * (1 if layout.stage >= 2 else 2)
+    gathered, once, reduced = _exchanged([w for w in mine if not w.expert], layout, layout.replicas, lora)
+    of_experts = _exchanged([w for w in mine if w.expert], layout, layout.expert_replicas, lora)
     if layout.context > 1:  # keys and values travel round the ring
         gathered += 4 * tokens * (layout.context - 1) * shape.kv_heads * shape.head_size / layout.tensor
     whole, split = moved_bytes(shape, number, kernels)
@@ -175,10 +172,24 @@ def work(
         gathered_bytes=gathered,
         reduced_bytes=reduced,
         gathered_once=once,
+        experts_gathered=of_experts[0],
+        experts_gathered_once=of_experts[1],
+        experts_reduced=of_experts[2],
         moved=tokens * (whole + split / layout.tensor),
         dequantised=DEQUANTISED * elements(quantised),
         scores=kernels.scores > 0,
     )
+
+
+def _exchanged(
+    weights: list[Weight], layout: Layout, ranks: int, lora: Lora | None
+) -> tuple[float, float, float]:
+    """Bytes between ranks with the same weights: gathered per pass, gathered per step, gradients reduced."""
+    ring = (ranks - 1) / ranks
+    trained = elements(adapters(weights, lora)) if lora else elements(weights)
+    whole = 2 * elements(weights) * ring if layout.stage >= 3 else 0.0
+    reduced = 2 * trained * ring * (1 if layout.stage >= 2 else 2)
+    return (0.0, whole, reduced) if layout.keeps_gathered else (whole, 0.0, reduced)
 
 
 def fp8_gain(gpu: Gpu, *, fp8: bool, fine: bool = False) -> float:
@@ -222,14 +233,13 @@ def bandwidth(gpu: Gpu, ranks: int, gpus: int) -> float:
 
 def forward(work: LayerWork, gpu: Gpu, layout: Layout, *, fp8: bool, fine: bool = False) -> Cost:
     """Of one layer and microbatch."""
-    far = between_replicas(gpu, layout)
     compute = seconds(work.linear, _attention(work, gpu), gpu, fp8=fp8, fine=fine)
     compute += between(work.moved, gpu) + unpacked(work, gpu)
     compute /= _computing(work, layout)
     return Cost(
         compute,
         work.memory / gpu.memory_bandwidth,
-        work.gathered_bytes / far,
+        gathered_seconds(work, gpu, layout),
         _exposed(work, gpu, layout, compute),
     )
 
@@ -238,7 +248,6 @@ def backward(
     work: LayerWork, gpu: Gpu, layout: Layout, *, fp8: bool, reduces: bool, fine: bool = False
 ) -> Cost:
     """Of one layer and microbatch; `reduces` says whether its gradients are reduced beside it."""
-    far = between_replicas(gpu, layout)
     times = SCORES_BACKWARD if work.scores else FLASH_BACKWARD
     compute = seconds(work.linear_backward, times * _attention(work, gpu), gpu, fp8=fp8, fine=fine)
     compute += 2 * between(work.moved, gpu) + unpacked(work, gpu)
@@ -246,7 +255,7 @@ def backward(
     return Cost(
         compute,
         2 * work.memory / gpu.memory_bandwidth,
-        (work.gathered_bytes + (work.reduced_bytes if reduces else 0)) / far,
+        gathered_seconds(work, gpu, layout) + (reduced_seconds(work, gpu, layout) if reduces else 0),
         _exposed(work, gpu, layout, compute),
     )
 
@@ -269,9 +278,30 @@ def _waiting_for_experts(work: LayerWork, gpu: Gpu, layout: Layout, compute: flo
     return max(0.0, seconds_ - compute) if layout.schedule == "dualpipe" else seconds_
 
 
-def between_replicas(gpu: Gpu, layout: Layout) -> float:
+def gathered_seconds(work: LayerWork, gpu: Gpu, layout: Layout) -> float:
+    """Of sharded weights, in each pass."""
+    return work.gathered_bytes / between_replicas(gpu, layout) + work.experts_gathered / between_replicas(
+        gpu, layout, layout.expert
+    )
+
+
+def reduced_seconds(work: LayerWork, gpu: Gpu, layout: Layout) -> float:
+    """Of gradients."""
+    return work.reduced_bytes / between_replicas(gpu, layout) + work.experts_reduced / between_replicas(
+        gpu, layout, layout.expert
+    )
+
+
+def gathered_once_seconds(work: LayerWork, gpu: Gpu, layout: Layout) -> float:
+    """Of sharded weights that stay gathered for a step."""
+    return work.gathered_once / between_replicas(gpu, layout) + work.experts_gathered_once / between_replicas(
+        gpu, layout, layout.expert
+    )
+
+
+def between_replicas(gpu: Gpu, layout: Layout, expert: int = 1) -> float:
     """Of data-parallel collectives, whose ranks on one node use all of their network cards together."""
     if layout.gpus <= gpu.node:
         return COLLECTIVE * gpu.node_bandwidth
-    members = max(1, gpu.node // layout.tensor)
+    members = max(1, gpu.node // (layout.tensor * expert))
     return COLLECTIVE * min(gpu.node_bandwidth, members * gpu.network)

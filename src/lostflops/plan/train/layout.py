@@ -126,13 +126,14 @@ def stage_layers(shape: Shape, layout: Layout, stage: int) -> range:
     Where they come out uneven the last stages and the first, which have the head and the embedding beside
     their layers, have one less: first the last, then the first, and so on inwards.
     """
-    sizes = _stage_sizes(shape.layers, layout.pipeline)
+    sizes = stage_sizes(shape.layers, layout.pipeline)
     start = sum(sizes[:stage])
     return range(start, start + sizes[stage])
 
 
 @lru_cache(maxsize=64)
-def _stage_sizes(layers: int, stages: int) -> tuple[int, ...]:
+def stage_sizes(layers: int, stages: int) -> tuple[int, ...]:
+    """How many layers each stage has."""
     most = -(-layers // stages)
     sizes = [most] * stages
     for turn in range(most * stages - layers):

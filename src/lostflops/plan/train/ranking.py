@@ -12,17 +12,22 @@ from itertools import chain, product
 from math import log
 from typing import Any
 
+from . import layout_search
 from .job import Prediction, Training, free
 from .layout import stage_layers
-from .static_memory import OPTIMIZERS
+from .static_memory import OPTIMIZERS, Lora, adapters
 from .timeline import KEEP
 
 Change = Mapping[str, Any]
 
 DOUBLINGS = 5  # of the number of GPUs, where it does not fit on those that were asked for
 EQUAL = 1.01  # times as long counts as equally fast
-NEAR = 1.05  # times as long is worth it for the optimizer that was asked for
+# Times as long is worth the optimizer that was asked for, Adam before others, and a model that is not split;
+# a job that may run out of memory is worth little.
+WORTH, ROOM_WORTH = 1.10, 1.5
+TIGHT = 0.95  # of a GPU's memory: what is freed in pieces may not fit into the rest
 OTHER_OPTIMIZERS = {"8-bit Adam": "adam-8bit", "Adafactor": "factored"}
+OTHER_LAYOUT = "Tensor or pipeline parallelism"
 OTHER_LOSS = "another optimizer: check the loss"
 
 # What applies a change to a model as it is. The others are settings of the job, or of its framework.
@@ -57,10 +62,11 @@ class Way:
 
 @dataclass(frozen=True)
 class Ranking:
-    """Each remedy `alone`; the `ways` that fit, fastest first; and the `verdict` in a sentence."""
+    """Each remedy `alone`; the fastest `layouts`; all `ways` that fit, fastest first; a `verdict`."""
 
     asked: Way
     alone: tuple[Way, ...]
+    layouts: tuple[Way, ...]
     ways: tuple[Way, ...]
     verdict: str
 
@@ -78,10 +84,17 @@ def rank(training: Training, most: int = 8) -> Ranking:
     asked = Way((), Prediction(training))
     alone = tuple(_alone(training, asked))
     combined = list(_combined(training))
-    kept = _kept((asked, *alone, *combined))
+    layouts = _layouts(training)
+    kept = _kept((asked, *alone, *combined, *layouts))
     larger = _with_more_gpus(training) if not any(_explicit(way) for way in kept) else ()
     ways = (*larger, *kept)
-    return Ranking(asked, alone, ways[:most], _verdict(asked, alone, ways, combined))
+    best = _headline(asked, ways)
+    shown = ways[:most] if best in ways[:most] or best is asked else (*ways[: most - 1], best)
+    return Ranking(asked, alone, layouts, shown, _verdict(asked, alone, layouts, ways, combined))
+
+
+def _layouts(training: Training) -> tuple[Way, ...]:
+    return tuple(Way(found.changes, found.prediction) for found in layout_search.search(training))
 
 
 def _kept(found: Sequence[Way]) -> list[Way]:
@@ -116,7 +129,7 @@ def _explicit(way: Way) -> bool:
 
 def _needless(way: Way, other: Way) -> bool:
     """Whether `other` does with a part of the changes what `way` does, or all but a hundredth of it."""
-    fewer = set(other.changes) < set(way.changes)
+    fewer = set(other.changes) < set(way.changes) and (_roomy(other) or not _roomy(way))
     return fewer and _explicit(other) and _per_token(other) <= 1.01 * _per_token(way)
 
 
@@ -126,16 +139,19 @@ def _per_token(way: Way) -> float:
 
 
 def _with_more_gpus(training: Training) -> tuple[Way, ...]:
-    """The job on the fewest GPUs, doubled, on which some combination fits; nothing where none does."""
-    gpus = training.layout.gpus
+    """The job on the fewest GPUs, doubled, on which some combination fits with room; nothing if none fits."""
+    gpus, tight = training.layout.gpus, ()
     for _ in range(DOUBLINGS):
         gpus *= 2
         larger = replace(training, layout=replace(training.layout, gpus=gpus))
         first = Way((f"{gpus} GPUs",), Prediction(larger))
-        found = [first, *(_joined(first, way) for way in (*_alone(larger, first), *_combined(larger)))]
-        if kept := [way for way in _kept(found) if _explicit(way)]:
-            return tuple(kept)
-    return ()
+        more = (*_alone(larger, first), *_combined(larger), *_layouts(larger))
+        found = [first, *(_joined(first, way) for way in more)]
+        kept = tuple(way for way in _kept(found) if _explicit(way))
+        if any(map(_roomy, kept)):
+            return kept
+        tight = tight or kept
+    return tight
 
 
 def _joined(first: Way, way: Way) -> Way:
@@ -253,20 +269,67 @@ def _gpus(count: int) -> str:
 
 
 def _headline(asked: Way, ways: Sequence[Way]) -> Way:
-    """The fastest way, or one hardly slower with the optimizer that was asked for."""
+    """The fastest way, or one little slower that leaves room, keeps the optimizer or splits no model."""
     explicit = [way for way in ways if _explicit(way)]
     if not explicit or (asked.prediction.fits and _explicit(asked)):
         return asked
-    near = (way for way in explicit if _per_token(way) <= NEAR * _per_token(explicit[0]))
-    return next((way for way in near if not _preference(way)), explicit[0])
+    fastest = _per_token(explicit[0])
+    wishes = (
+        (_roomy, ROOM_WORTH), (_same_optimizer, WORTH), (_adam, WORTH), (_replicated, WORTH)
+    )  # fmt: skip
+    for wanted, worth in wishes:
+        found = list(filter(wanted, explicit))
+        if found and _per_token(found[0]) <= worth * fastest:
+            explicit = found
+    return explicit[0]
 
 
-def _verdict(asked: Way, alone: tuple[Way, ...], ways: Sequence[Way], combined: list[Way]) -> str:
+def _adam(way: Way) -> bool:
+    return _preference(way) <= 1
+
+
+def _same_optimizer(way: Way) -> bool:
+    return not _preference(way)
+
+
+def _roomy(way: Way) -> bool:
+    return way.prediction.peak.bytes <= TIGHT * way.prediction.training.gpu.memory
+
+
+def _replicated(way: Way) -> bool:
+    """Whether nothing is split but the states that ZeRO and FSDP shard."""
+    here = way.prediction.training.layout
+    return here.tensor * here.pipeline * here.expert * here.context == 1
+
+
+def _faster(asked: Way, layouts: Sequence[Way]) -> str:
+    times = max((_per_token(asked) / _per_token(way) for way in layouts), default=1.0)
+    if times < WORTH:
+        return ""
+    best = min(layouts, key=_per_token)
+    return f" Another layout is {times:.1f} times as fast: {best.name}, {_gigabytes(best)} per GPU."
+
+
+def _gigabytes(way: Way) -> str:
+    return f"{way.prediction.peak.bytes / 1e9:,.1f} GB"
+
+
+def _but(fastest: Way, best: Way) -> str:
+    """Why the fastest way is not the one to take."""
+    if not _roomy(fastest):
+        return f", but leaves only {_left(fastest)}"
+    return "" if _replicated(fastest) or not _replicated(best) else ", but splits the model"
+
+
+def _verdict(
+    asked: Way, alone: tuple[Way, ...], layouts: Sequence[Way], ways: Sequence[Way], combined: list[Way]
+) -> str:
     now = asked.prediction
     if now.fits and _explicit(asked):
         room = now.training.gpu.memory - now.peak.bytes
         return (
             f"It fits as it is, with {room / 1e9:,.1f} GB to spare. You need not change anything for memory."
+            + _faster(asked, layouts)
         )
     explicit = [way for way in ways if _explicit(way)]
     if not explicit:
@@ -276,7 +339,8 @@ def _verdict(asked: Way, alone: tuple[Way, ...], ways: Sequence[Way], combined: 
         last = " Unified memory would, slowly." if ways else ""
         return (
             f"Nothing that was tried makes it fit; the closest is '{closest.name}', {reason}. "
-            f"Tensor or pipeline parallelism or `--method lora` needs less.{last}"
+            f"{'More GPUs' if layout_search.searchable(now.training) else OTHER_LAYOUT} or `--method lora` "
+            f"need less.{_with_adapters(now.training)}{last}"
         )
     best = _headline(asked, explicit)
     said = f"It does not fit as it is: {now.excess / 1e9:,.1f} GB over."
@@ -288,13 +352,43 @@ def _verdict(asked: Way, alone: tuple[Way, ...], ways: Sequence[Way], combined: 
     said += f" Nothing that was tried fits on {_gpus(now.training.layout.gpus)}." if more else ""
     fastest = explicit[0]
     slower = _per_token(best) / _per_token(fastest)
-    which = "fastest way" if slower <= EQUAL else "fastest way with the same optimizer"
-    said += f" The {which}: {best.name}, {best.prediction.peak.bytes / 1e9:,.1f} GB per GPU"
+    but = _but(fastest, best)
+    which = "fastest way"
+    if slower > EQUAL and (but or _preference(best)):
+        which = "way to take"
+    elif slower > EQUAL:
+        which = "fastest way with the same optimizer"
+    said += f" The {which}: {best.name}, {_gigabytes(best)} per GPU"
     if slower > EQUAL:
-        said += f"; {fastest.name} is {1 - 1 / slower:.1%} faster"
+        said += f"; {fastest.name} is {1 - 1 / slower:.1%} faster{but}"
     same = next((way for way in explicit if not _preference(way)), None)
     if _preference(best) and same:
         longer = _per_token(same) / _per_token(best)
         shown = f"{longer:,.{0 if longer >= 10 else 1}f}"
         said += f"; with the same optimizer: {same.name}, {shown} times as long"
-    return f"{said}."
+        said += "" if _roomy(same) else f", which leaves only {_left(same)}"
+    return f"{said}.{_with_adapters(now.training) if more else ''}"
+
+
+def _left(way: Way) -> str:
+    return f"{(way.prediction.training.gpu.memory - way.prediction.peak.bytes) / 1e9:,.1f} GB"
+
+
+def _with_adapters(training: Training) -> str:
+    """Whether adapters would fit on the GPUs that were asked for."""
+    if training.lora:
+        return ""
+    for method, bits in (("lora", 16), ("qlora", 4)):
+        new = replace(training, lora=Lora(base_bits=bits), optimizer_away=False)
+        if not adapters(new.shape.layer(0), new.lora or Lora()):
+            return ""
+        fitting = (
+            Way((), Prediction(replace(new, checkpointing=kind))) for kind in ("none", "selective", "full")
+        )
+        for way in fitting:
+            if way.prediction.fits and _roomy(way):
+                return (
+                    f" On {_gpus(training.layout.gpus)} `--method {method} --checkpoint "
+                    f"{way.prediction.training.checkpointing}` fits, {_gigabytes(way)} per GPU."
+                )
+    return ""
