@@ -27,6 +27,7 @@ import hypothesis
 import pytest
 
 import untold_order
+from fewer_draws import draw_at_most
 
 from .changes import Change, changes
 from .core import CORE
@@ -79,12 +80,7 @@ class _ExamplesFirst:
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         items.sort(key=lambda item: hypothesis.is_hypothesis_test(item.function))  # type: ignore[attr-defined]
-        for item in items:
-            function = item.function  # type: ignore[attr-defined]
-            if hypothesis.is_hypothesis_test(function):
-                asked = function._hypothesis_internal_use_settings
-                fewer = hypothesis.settings(asked, max_examples=min(asked.max_examples, self.drawn))
-                function._hypothesis_internal_use_settings = fewer
+        draw_at_most(self.drawn, items)
 
 
 def _tests_notice(module: str, tree: ast.Module, tests: Sequence[str], drawn: int, turned: bool) -> int:

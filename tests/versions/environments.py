@@ -4,8 +4,9 @@
 
 Makes two environments below `.venv-lowest/` for every Python that pyproject.toml names and this machine has:
 one with the lowest declared versions, one with those of `constraints.txt`. Runs the tests of the core in the
-former. In both it compares the hashes of `answers.py`, in the former once more with every order turned round
-that Polars does not promise.
+former; property tests draw fewer cases, and what a file may cost is tried on the first Python alone. In both
+it compares the hashes of `answers.py`, in the former once more with every order turned round that Polars does
+not promise.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,6 +29,9 @@ PACKAGE = tomllib.loads(PYPROJECT.read_text())["project"]
 EXTRAS = ("fast", "monitor", "k8s")  # those without torch
 TOOLS = ("pytest==9.2.0", "pytest-xdist==3.8.0", "hypothesis==6.170.15", "zstandard==0.25.0")
 # What reads, tells and answers: neither a GPU's libraries nor torch, a scheduler or a browser.
+MOST_DRAWN = 20
+# How much memory and time a file may take: a matter of the libraries, which are the same on every Python.
+COSTS = "tests/ingest/test_costly_files.py"
 CORE = ("ingest", "intervals", "naming", "recipes", "store", "causes", "remedies", "privacy")
 
 
@@ -35,16 +40,19 @@ def main(arguments: list[str]) -> int:
     absent = [version for version in declared() if version not in found]
     failed: list[str] = []
     answers: dict[str, set[str]] = {}
-    for version, python in found.items():
+    kinds = [(version, kind) for version in found for kind in ("lowest", "newest")]
+    with ThreadPoolExecutor(2) as two:  # pip waits for files, mostly
+        environments = dict(zip(kinds, two.map(lambda k: environment(*k, found[k[0]]), kinds), strict=True))
+    for version in found:
         for kind in ("lowest", "newest"):
             began, name = time.monotonic(), f"Python {version}, {kind} versions"
-            made = environment(version, kind, python)
+            made = environments[version, kind]
             answers[name] = asked(made)
             said = f"{len(answers[name])} answers"
             if kind == "lowest":
                 answers[f"{name}, orders turned round"] = asked(made, "--ties-reversed")
                 if "--only-answers" not in arguments:
-                    passed, said = tested(made)
+                    passed, said = tested(made, costs=version == next(iter(found)))
                     failed += [] if passed else [f"{name}: tests"]
             print(f"{name}: {said} ({time.monotonic() - began:.0f} s)", flush=True)
     first = next(iter(answers.values()), set())
@@ -78,13 +86,17 @@ def interpreter(version: str) -> str | None:
     return None
 
 
-def lowest() -> list[str]:
-    """Each requirement of the package and its extras at the lowest version that it admits."""
+def required() -> list[str]:
+    """Each requirement of the package and its extras."""
     extras = PACKAGE["optional-dependencies"]
-    asked = [*PACKAGE["dependencies"], *(need for extra in EXTRAS for need in extras[extra])]
-    unbounded = [need for need in asked if ">=" not in need]
+    return [*PACKAGE["dependencies"], *(need for extra in EXTRAS for need in extras[extra])]
+
+
+def lowest() -> list[str]:
+    """The same at the lowest version that each admits."""
+    unbounded = [need for need in required() if ">=" not in need]
     assert not unbounded, f"no lowest version is declared: {unbounded}"
-    return [need.replace(">=", "==", 1) for need in asked]
+    return [need.replace(">=", "==", 1) for need in required()]
 
 
 def environment(version: str, kind: str, python: str) -> Path:
@@ -96,10 +108,8 @@ def environment(version: str, kind: str, python: str) -> Path:
         return made
     subprocess.run([python, "-m", "venv", "--without-pip", "--clear", folder], check=True)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", made, "install", "--quiet"]
-    exact = lowest() if kind == "lowest" else [f"--constraint={CONSTRAINTS}", f"{ROOT}[{','.join(EXTRAS)}]"]
+    exact = lowest() if kind == "lowest" else [f"--constraint={CONSTRAINTS}", *required()]
     subprocess.run([*pip, *exact, *TOOLS], check=True)
-    if kind == "newest":
-        subprocess.run([*pip[:-2], "uninstall", "--quiet", "--yes", "lostflops"], check=True)
     site = next(folder.glob("lib/python*/site-packages"))
     (site / "this_tree.pth").write_text(f"{ROOT / 'src'}\n")
     done.write_text(wants)
@@ -114,12 +124,18 @@ def asked(python: Path, *options: str) -> set[str]:
     return set(said.stdout.splitlines()) if said.returncode == 0 else set()
 
 
-def tested(python: Path) -> tuple[bool, str]:
+def tested(python: Path, *, costs: bool) -> tuple[bool, str]:
     """Whether the tests of the core pass there, and pytest's last line."""
     folders = [f"tests/{name}" for name in CORE]
-    workers = ["--numprocesses", "auto", "--maxprocesses", "8"]
+    workers = ["--numprocesses", "auto", "--maxprocesses", "8", "--dist", "worksteal"]
+    few = os.environ | {"LOSTFLOPS_MOST_DRAWN": str(MOST_DRAWN), "PYTHONPATH": str(Path(__file__).parent)}
+    leave = [] if costs else [f"--ignore={COSTS}"]
     said = subprocess.run(
-        [python, "-m", "pytest", *workers, *folders], cwd=ROOT, stdout=subprocess.PIPE, text=True
+        [python, "-m", "pytest", "-p", "fewer_draws", *workers, *leave, *folders],
+        cwd=ROOT,
+        env=few,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     lines = said.stdout.strip().splitlines() or ["pytest said nothing"]
     if said.returncode:
