@@ -1,0 +1,1 @@
+"""What a change would gain: the dependency graph of a recorded job, run again with the change made."""
