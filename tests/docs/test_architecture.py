@@ -34,6 +34,7 @@ FROM_OUTSIDE = {
     "session": {"polars"},
     "testing": {"polars"},
     "privacy": {"polars"},
+    "replay": {"numpy", "polars"},
     "causes": {"polars"},
     "remedies": {"polars"},
     "report": {"msgspec", "numpy", "polars", "rich"},

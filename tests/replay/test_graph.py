@@ -65,9 +65,7 @@ def test_level_by_level_gives_the_same_as_edge_by_edge(job: Any) -> None:
     assert (narrow.times(lags, np.array(earliest)) == found.times(lags, np.array(earliest))).all()
     levels = found.times(np.stack([lags, 2 * lags], axis=1), np.array(earliest))
     assert levels[:, 0].tolist() == naive(found.points, edges, earliest)
-    assert levels[:, 1].tolist() == naive(
-        found.points, [(s, t, 2 * lag) for s, t, lag in edges], earliest
-    )
+    assert levels[:, 1].tolist() == naive(found.points, [(s, t, 2 * lag) for s, t, lag in edges], earliest)
 
 
 @given(edges_of, st.data())

@@ -28,7 +28,7 @@ CHECKPOINTINGS = ("none", "selective", "full")
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundLayout:
     """A layout that fits, and how it differs from the job as asked. `per_token` is GPU-nanoseconds."""
 
     changes: tuple[str, ...]
@@ -46,11 +46,11 @@ def searchable(training: Training) -> bool:
     return here.gpus > 1 and not given and not training.lora and shape.causal and not shape.encoder_layers
 
 
-def search(training: Training, most: int = 3) -> tuple[Found, ...]:
+def search(training: Training, most: int = 3) -> tuple[FoundLayout, ...]:
     """The fastest, at most one for each split into tensor, pipeline and expert ranks."""
     if not searchable(training):
         return ()
-    best: dict[tuple[int, int, int, int], Found] = {}
+    best: dict[tuple[int, int, int, int], FoundLayout] = {}
     for here in _layouts(training):
         key = here.tensor, here.pipeline, here.expert, here.context
         for found in _of(training, here):
@@ -99,7 +99,7 @@ def _shardings(pipeline: int, replicas: int) -> tuple[Sharding, ...]:
     return ("zero-1",) if pipeline > 1 else ("zero-1", "fsdp2")
 
 
-def _of(training: Training, here: Layout) -> Iterator[Found]:
+def _of(training: Training, here: Layout) -> Iterator[FoundLayout]:
     t = training
     sequences = t.microbatch * t.microbatches * t.layout.data
     if sequences % here.data:
@@ -116,7 +116,7 @@ def _of(training: Training, here: Layout) -> Iterator[Found]:
                     continue  # Megatron computes whole layers again, or little of attention
                 prediction = Prediction(replace(now, checkpointing=checkpointing))
                 if _fits(prediction):
-                    yield Found(_changes(t, prediction.training), prediction)
+                    yield FoundLayout(_changes(t, prediction.training), prediction)
                     break
 
 

@@ -168,4 +168,8 @@ def _numbered(rows: pl.DataFrame, kind: str) -> pl.DataFrame:
 def _pairs(before: pl.DataFrame, after: pl.DataFrame) -> pl.DataFrame:
     """The k-th of `after` waits for the k-th of `before`."""
     key = [*WORKER, "k"]
-    return before.select(*key, before="row").join(after.select(*key, after="row"), on=key).select("before", "after")
+    return (
+        before.select(*key, before="row")
+        .join(after.select(*key, after="row"), on=key)
+        .select("before", "after")
+    )

@@ -1,4 +1,4 @@
-"""S and its parts: how much slower a job is than it would be if all operations of a kind took equally long."""
+"""S and its parts: how much slower a job is than if all operations of a kind took equally long."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TOGETHER = {
 
 
 @dataclass(frozen=True)
-class Share:
+class Blame:
     """What a set of operations has to do with the slowdown, asked both ways; neither lies within 0 and 1.
 
     `removal`: the share of the slowdown that goes when only they take their ideal time. `addition`: the share
@@ -41,8 +41,8 @@ class Share:
 class Slowdown:
     """How slow a job is, by what. Times are means over its steps, in ns.
 
-    `measured` as recorded; `replayed` without launch delays; `ideal` with every operation at the mean (of what
-    a worker does alone) or the median (of what it does with others) of its kind over all ranks and steps.
+    `measured` as recorded; `replayed` without launch delays; `ideal` with every operation at the mean (of
+    what a worker does alone) or the median (of what it does with others) of its kind over ranks and steps.
     """
 
     measured: float
@@ -52,8 +52,8 @@ class Slowdown:
     by_rank: Mapping[int, float]
     by_stage: Mapping[int, float]
     slowest: tuple[tuple[int, int], ...]
-    of_workers: Share
-    of_last_stage: Share
+    of_workers: Blame
+    of_last_stage: Blame
 
     @property
     def slowdown(self) -> float:
@@ -111,12 +111,12 @@ def slowdown(job: Operations) -> Slowdown:
 
 def _shares(
     job: Operations, own: Int, ideal: Int, sets: list[Chosen], replayed: float, best: float
-) -> list[Share]:
+) -> list[Blame]:
     variants = [(np.where(x, ideal, own), np.where(x, own, ideal)) for x in sets]
     times = _means(job, [lags for both in variants for lags in both])
     lost = replayed - best
     return [
-        Share((replayed - removed) / lost, (added - best) / lost)
+        Blame((replayed - removed) / lost, (added - best) / lost)
         for removed, added in times.reshape(-1, 2).tolist()
     ]
 
