@@ -156,7 +156,8 @@ def _spans(begin: Int, end: Int) -> Int:
     """Every number from each `begin` up to its `end`, one span after the other."""
     sizes = end - begin
     before = np.cumsum(sizes) - sizes
-    return np.arange(sizes.sum()) + np.repeat(begin - before, sizes)
+    total = int(sizes.sum())
+    return np.arange(total) + np.repeat(begin - before, sizes)
 
 
 def _outgoing(points: int, source: Index, target: Index) -> tuple[Int, Int]:
