@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from lostflops.lab.simulate import schedules
 from lostflops.lab.simulate.instructions import (
     COMPUTE,
     Begin,
@@ -20,6 +19,7 @@ from lostflops.lab.simulate.instructions import (
 )
 from lostflops.lab.simulate.job import SimulatedJob
 from lostflops.lab.simulate.model.blocks import US, OperatorBlock
+from lostflops.replay.pipeline.schedules import StagePass, passes
 
 from .ddp import DistributedData
 from .sharded import FullySharded, ZeroThree
@@ -61,7 +61,8 @@ class RankProgram:
         self.layers = self.chunk_layers * job.strategy.chunks
         data = self.groups.get("data")
         self.sharing = SHARING[job.strategy.data](job, data, self.layers) if data else None
-        self.passes = schedules.passes(job.strategy, self.stage)
+        s = job.strategy
+        self.passes = passes(s.schedule, s.pipeline, self.stage, s.microbatches, s.chunks)
         self.splits_backward = any(each.kind == "W" for each in self.passes)
         self.number = 0
         self.tokens = job.tokens
@@ -146,7 +147,7 @@ class RankProgram:
     def _compute(self, block: OperatorBlock, layer: int, microbatch: int, what: int, half: int) -> Compute:
         return Compute(block, self._place(layer, microbatch, what), self._sequence(layer, microbatch, half))
 
-    def _forward(self, each: schedules.StagePass) -> Iterator[Instruction]:
+    def _forward(self, each: StagePass) -> Iterator[Instruction]:
         yield from self._exchange("receive", each, self._neighbour(each, "F", -1))
         if self._is_first(each):
             yield Compute(self.blocks.embedding, self._place(self.layers, each.microbatch, 0))
@@ -172,7 +173,7 @@ class RankProgram:
             yield self._compute(blocks.forward(name), layer, microbatch, half, half)
         yield from self._join_tensor()
 
-    def _backward(self, each: schedules.StagePass) -> Iterator[Instruction]:
+    def _backward(self, each: StagePass) -> Iterator[Instruction]:
         """Of a pass over inputs and weights, of inputs alone, or of weights alone."""
         part = "weights" if each.kind == "W" else "inputs" if self.splits_backward else "both"
         last = each.microbatch == self._last_backward(each.chunk)
@@ -191,7 +192,7 @@ class RankProgram:
         if part != "weights":
             yield from self._exchange("send", each, self._neighbour(each, "B", -1))
 
-    def _planted_in_backward(self, each: schedules.StagePass) -> Iterator[Instruction]:
+    def _planted_in_backward(self, each: StagePass) -> Iterator[Instruction]:
         if each.kind != "W" and each.microbatch == 0 and each.chunk == 0:
             yield from self._planted("backward")
 
@@ -227,17 +228,17 @@ class RankProgram:
         size = 2 * self.blocks.routed * self.job.shape.hidden
         yield Collective("all-to-all", self.groups["expert"], size, EXPERT, holds_back=True)
 
-    def _virtual(self, each: schedules.StagePass) -> int:
+    def _virtual(self, each: StagePass) -> int:
         """The place of a chunk among all chunks that a microbatch passes."""
         return each.chunk * self.strategy.pipeline + self.stage
 
-    def _is_first(self, each: schedules.StagePass) -> bool:
+    def _is_first(self, each: StagePass) -> bool:
         return self._virtual(each) == 0
 
-    def _is_last(self, each: schedules.StagePass) -> bool:
+    def _is_last(self, each: StagePass) -> bool:
         return self._virtual(each) == self.strategy.pipeline * self.strategy.chunks - 1
 
-    def _neighbour(self, each: schedules.StagePass, kind: str, ahead: int) -> tuple[int, str] | None:
+    def _neighbour(self, each: StagePass, kind: str, ahead: int) -> tuple[int, str] | None:
         """The rank that has the next or previous chunk, and which way the message goes."""
         virtual = self._virtual(each) + ahead
         if not 0 <= virtual < self.strategy.pipeline * self.strategy.chunks or self.strategy.pipeline == 1:
@@ -246,7 +247,7 @@ class RankProgram:
         return stages[virtual % self.strategy.pipeline], kind
 
     def _exchange(
-        self, what: str, each: schedules.StagePass, neighbour: tuple[int, str] | None
+        self, what: str, each: StagePass, neighbour: tuple[int, str] | None
     ) -> Iterator[Instruction]:
         if neighbour is None:
             return

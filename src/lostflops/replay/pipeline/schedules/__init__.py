@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from lostflops.lab.simulate.strategy import Strategy
-
 from . import gpipe, interleaved, one_forward_one_backward, zero_bubble
 
 
@@ -26,8 +24,7 @@ ORDERS: dict[str, Callable[[int, int, int, int], list[tuple[str, int, int]]]] = 
 }
 
 
-def passes(strategy: Strategy, stage: int) -> list[StagePass]:
-    """What a stage does in a step, in order."""
-    order = ORDERS[strategy.schedule] if strategy.pipeline > 1 else one_forward_one_backward.order
-    found = order(strategy.pipeline, stage, strategy.microbatches, strategy.chunks)
-    return [StagePass(*each) for each in found]
+def passes(schedule: str, stages: int, stage: int, microbatches: int, chunks: int = 1) -> list[StagePass]:
+    """What a stage does in a step, in order; the one stage of a job goes forward and backward in turn."""
+    order = ORDERS[schedule] if stages > 1 else one_forward_one_backward.order
+    return [StagePass(*each) for each in order(stages, stage, microbatches, chunks)]
