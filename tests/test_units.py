@@ -140,6 +140,10 @@ def test_a_written_size_is_read_back_to_three_digits(amount: int) -> None:
     assert "e" not in text.lower()
 
 
+def test_a_read_size_is_the_nearest_whole_byte() -> None:
+    assert units.size("1.12KiB") == 1147  # 1,146.88
+
+
 @given(st.integers(0, 1 << 59), st.integers(0, 1 << 59))
 def test_written_sizes_keep_their_order(one: int, other: int) -> None:
     low, high = (units.size(units.written(n).replace(",", ""), least=0) for n in sorted((one, other)))

@@ -41,7 +41,7 @@ def size(text: str, flag: str = "", *, bare: str = "B", least: int = 1) -> int:
     """Whole bytes. `bare` is the unit of a number without one."""
     found = _quantity(text)
     unit = _bytes(found[1] or bare) if found else None
-    value = int(found[0] * unit) if found and unit else -1
+    value = round(found[0] * unit) if found and unit else -1
     if not least <= value <= MOST_BYTES:
         alone = "a number of bytes" if bare == "B" else f"a number of {bare}"
         raise BadOption(f"{_given(text, flag)} no amount of memory.", f"write '70 GiB', '512 MB' or {alone}.")

@@ -16,7 +16,8 @@ import lostflops
 import nsys_exports
 from kineto_files import head, one_step, operator, span, trace, written
 from lostflops import cli
-from lostflops.privacy import cleaner, kineto
+from lostflops.privacy import cleaner
+from lostflops.privacy.text import pieces
 from lostflops.privacy.cleaner import Cleaner
 from lostflops.privacy.secrets import without_secrets
 from lostflops.report.document import document
@@ -192,7 +193,7 @@ def test_a_real_trace_becomes_the_same_bytes_the_quick_and_the_slow_way(name: st
     file = ROOT.parent / "shared" / "traces" / "kineto" / f"{name}.json.gz"
     if not file.exists():
         pytest.skip("the shared traces are not here")
-    piece = next(kineto.pieces(file))[: 1 << 20]
+    piece = next(pieces(file))[: 1 << 20]
     quick, slow = Cleaner(), Cleaner()
     slow._tag = quick._tag
     assert quick.text(piece) == slow.whole(piece)
