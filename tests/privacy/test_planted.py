@@ -17,9 +17,9 @@ import nsys_exports
 from kineto_files import head, one_step, operator, span, trace, written
 from lostflops import cli
 from lostflops.privacy import cleaner
-from lostflops.privacy.text import pieces
 from lostflops.privacy.cleaner import Cleaner
 from lostflops.privacy.secrets import without_secrets
+from lostflops.privacy.text import pieces
 from lostflops.report.document import document
 
 ROOT = Path(__file__).parents[2]
