@@ -10,11 +10,11 @@ import pytest
 
 import lostflops
 from lostflops.causes import findings
-from lostflops.causes.board import Board
 from lostflops.causes.given import NAMES, Given
 from lostflops.causes.host import join_host
 from lostflops.causes.lateness import Turns, turns
 from lostflops.causes.names import spoken
+from lostflops.causes.page_findings import PageFindings
 from lostflops.causes.waiting import join_waiting
 from lostflops.finding import Finding
 from lostflops.recipes import named
@@ -158,10 +158,10 @@ def test_one_rank_alone_takes_no_turns() -> None:
         ],
         schema_overrides={"rank": pl.Int32},
     )
-    board = Board(Given({}, ledger))
-    assert turns(board.given) == Turns(10, "compute", 1.0, 1)
-    join_waiting(board)
-    assert list(board.all()) == []
+    page = PageFindings(Given({}, ledger))
+    assert turns(page.given) == Turns(10, "compute", 1.0, 1)
+    join_waiting(page)
+    assert list(page.all()) == []
 
 
 def test_ranks_that_are_equally_late_are_not_blamed(why) -> None:
@@ -366,19 +366,19 @@ def test_what_operators_cost_around_them_is_no_work_of_the_job_s(
         {"rank": 0, "account": "idle.other_host_work", "name": f"part {n}", "ns": 2 * ms * MS}
         for n, ms in enumerate(names)
     ]
-    board = Board(
+    page = PageFindings(
         Given({}, ledger, pl.DataFrame(told, schema=NAMES), on_host=True, in_long_pauses=2 * long * MS)
     )
     claim = f"Nothing computes for {per_step}.00 ms per step while the CPU runs other code."
-    board.put(
+    page.put(
         Finding(
             "host-busy-elsewhere", claim, "at most", (), "", per_step * MS, recipe="idle_summary",
             accounts=("idle.other_host_work",), cost_per_step=per_step * MS,
         )
     )  # fmt: skip
-    join_host(board)
-    assert [said in finding.claim for finding in board.all() if said] == ([True] if said else [])
-    assert bool(list(board.all())) is bool(said)
+    join_host(page)
+    assert [said in finding.claim for finding in page.all() if said] == ([True] if said else [])
+    assert bool(list(page.all())) is bool(said)
 
 
 def test_a_pause_at_the_end_of_one_ranks_step_is_one_finding_with_the_others_waiting(tmp_path: Path) -> None:
@@ -460,8 +460,8 @@ def test_an_operator_of_the_jobs_own_is_nothing_to_report_on_a_cpu(on_host: bool
     )
     ledger = pl.DataFrame({"rank": [0], "step": [0], "start": [0], "account": ["compute"], "ns": [10]})
     answer = Answer(named("kernel_families"), pl.DataFrame(), (unknown,))
-    board = Given({"kernel_families": answer}, ledger, on_host=on_host)
-    assert [f.name for f in findings(board)] == ([] if on_host else ["kernels-unclassified"])
+    page = Given({"kernel_families": answer}, ledger, on_host=on_host)
+    assert [f.name for f in findings(page)] == ([] if on_host else ["kernels-unclassified"])
 
 
 @pytest.mark.parametrize(("waits", "told"), [(24, True), (12, False)])

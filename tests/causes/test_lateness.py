@@ -398,10 +398,10 @@ def test_the_family_that_costs_most_is_named() -> None:
 
 def test_names_of_idle_time_are_those_of_its_account() -> None:
     names = [(0, DATA, "next", 30), (1, DATA, "next", 6), (1, DATA, "also", 36), (1, PYTHON, "f", 99)]
-    board: Any = SimpleNamespace(given=given(names=[*names, (0, DATA, None, 50)]))
+    page: Any = SimpleNamespace(given=given(names=[*names, (0, DATA, None, 50)]))
     # Of nine steps on three ranks.
-    assert names_of(board, DATA) == [("also", 4), ("next", 4)]
-    assert names_of(board, PYTHON) == [("f", 11)]
+    assert names_of(page, DATA) == [("also", 4), ("next", 4)]
+    assert names_of(page, PYTHON) == [("f", 11)]
 
 
 # Rank 1 computes longer. Rank 0 waits for it and is late for rank 2, and is blamed for that.

@@ -12,11 +12,11 @@ from dataclasses import replace
 
 from lostflops.finding import Finding
 
-from .board import Board
 from .copies import join_copies
 from .declared import MADE, Made, remedies, verdicts
 from .given import Given, gather
 from .host import join_host, told_once
+from .page_findings import PageFindings
 from .waiting import asks_for, join_waiting
 
 __all__ = ["MADE", "Given", "Made", "findings", "gather", "remedies", "verdicts"]
@@ -34,18 +34,18 @@ SAID_IN_NOTES = ("recorded-steps-unlike-others",)
 
 def findings(given: Given) -> tuple[Finding, ...]:
     """The findings of the page: one per cause, what costs most now first, of the recording itself last."""
-    board = Board(given)
-    join_host(board)
-    join_copies(board)
-    join_waiting(board)
-    board.take(*SAID_IN_NOTES)
+    page = PageFindings(given)
+    join_host(page)
+    join_copies(page)
+    join_waiting(page)
+    page.take(*SAID_IN_NOTES)
     if given.on_host:  # an operator of the job's own computes, and is nothing to report
-        board.take("kernels-unclassified")
+        page.take("kernels-unclassified")
     if given.units is not None and not given.units:  # a GPU without tensor cores cannot use them
-        board.take("fp32-without-tensor-cores")
+        page.take("fp32-without-tensor-cores")
     whole = round(given.mean_step)
     return tuple(
-        sorted((_within(_advised(told_once(f, given), given), whole) for f in board.all()), key=_place)
+        sorted((_within(_advised(told_once(f, given), given), whole) for f in page.all()), key=_place)
     )
 
 

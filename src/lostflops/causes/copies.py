@@ -9,8 +9,8 @@ import polars as pl
 from lostflops.accounts import ACCOUNTS
 from lostflops.finding import Finding, percent
 
-from .board import Board
 from .host import names_of
+from .page_findings import PageFindings
 
 COPIES = ("copies-exposed", "copies-pageable")
 # Idle time that calls which copy can be charged to.
@@ -21,28 +21,28 @@ WORTH_SAYING = 0.01
 VALUE_BYTES = 64 << 10  # copies of more bring data, not values
 
 
-def join_copies(board: Board) -> None:
+def join_copies(page: PageFindings) -> None:
     """Leave copies to the checkpoint or the synchronisation that makes them, else join them into one."""
-    _in_checkpoints(board)
-    found = [f for f in board.all() if f.name in COPIES]
+    _in_checkpoints(page)
+    found = [f for f in page.all() if f.name in COPIES]
     if not found:
         return
     cause = max(found, key=lambda f: (f.name == "copies-pageable", f.size))
     if len(found) > 1:
         largest = max(found, key=lambda f: f.size)
-        cause = board.absorb(cause, [f for f in found if f is not cause], largest.size - cause.size)
-    _calls(board, cause)
+        cause = page.absorb(cause, [f for f in found if f is not cause], largest.size - cause.size)
+    _calls(page, cause)
 
 
-def _in_checkpoints(board: Board) -> None:
+def _in_checkpoints(page: PageFindings) -> None:
     """What a checkpoint copies off the device it costs, like the writing."""
-    given = board.given
+    given = page.given
     copied = given.in_checkpoints // max(1, given.num_steps)
     exposed = given.accounts.get("copy", 0)
     if copied < HALF * exposed or not exposed:
         return
-    saving, members = board.about(CHECKPOINT), board.take(*COPIES)
-    if saving is None and not board.reaches(copied, WORTH_SAYING):
+    saving, members = page.about(CHECKPOINT), page.take(*COPIES)
+    if saving is None and not page.reaches(copied, WORTH_SAYING):
         return
     if saving is None:
         saving = Finding(
@@ -55,13 +55,13 @@ def _in_checkpoints(board: Board) -> None:
             accounts=(CHECKPOINT,),
             cost_per_step=0,
         )
-        board.put(saving)
-    joined = board.absorb(saving, (replace(m, claim="") for m in members), copied)
-    board.replace(
+        page.put(saving)
+    joined = page.absorb(saving, (replace(m, claim="") for m in members), copied)
+    page.replace(
         joined,
         replace(
             joined,
-            claim=f"Checkpoints and logging hold the job up for {board.share(joined.size)}, copies included.",
+            claim=f"Checkpoints and logging hold the job up for {page.share(joined.size)}, copies included.",
             evidence=(
                 *joined.evidence,
                 f"{percent(copied, exposed)} of the exposed copying happens inside checkpoints",
@@ -72,31 +72,31 @@ def _in_checkpoints(board: Board) -> None:
     )
 
 
-def _calls(board: Board, cause: Finding) -> None:
+def _calls(page: PageFindings, cause: Finding) -> None:
     """Join with the idle time that passes in the calls that copy."""
     for account in IN_CALLS:
-        idle = board.about(account)
+        idle = page.about(account)
         if idle is None:
             continue
-        copying = sum(ns for name, ns in names_of(board, account) if "memcpy" in name.lower())
+        copying = sum(ns for name, ns in names_of(page, account) if "memcpy" in name.lower())
         waits = account == "idle.host_synchronisation"
-        if waits and _reads_values(board) and cause.size <= idle.size:
+        if waits and _reads_values(page) and cause.size <= idle.size:
             # `.item()` and the like copy some bytes: it is the waiting that costs.
-            board.absorb(idle, [cause])
+            page.absorb(idle, [cause])
             return
         if copying >= HALF * idle.size:
-            cause = board.absorb(cause, [idle], max(0, copying - _in_calls(board)))
+            cause = page.absorb(cause, [idle], max(0, copying - _in_calls(page)))
 
 
-def _in_calls(board: Board) -> int:
+def _in_calls(page: PageFindings) -> int:
     """Idle time in the calls that copy which the finding about copies counts already, ns per step."""
-    table = board.given.table("copy_summary_by_time")
-    return 0 if table is None else int(table["idle_in_calls"].sum() or 0) // max(1, board.given.num_steps)
+    table = page.given.table("copy_summary_by_time")
+    return 0 if table is None else int(table["idle_in_calls"].sum() or 0) // max(1, page.given.num_steps)
 
 
-def _reads_values(board: Board) -> bool:
+def _reads_values(page: PageFindings) -> bool:
     """Whether most copies bring some bytes to the host, as reading a value does."""
-    table = board.given.table("copy_summary_by_time")
+    table = page.given.table("copy_summary_by_time")
     if table is None:
         return False
     cost = pl.col("in_steps") + pl.col("idle_in_calls").fill_null(0)

@@ -10,10 +10,10 @@ import polars as pl
 
 from lostflops.finding import Finding, milliseconds
 
-from .board import Board
 from .declared import LOGGING as LOGGING_INSIDE
 from .given import OTHER_HOST, Given
 from .names import SAVED, contributors, listed, saved_or_logged, spoken
+from .page_findings import PageFindings
 
 BY_NAME = "host-busy-elsewhere"
 BETWEEN = ("idle.launch_bound", "idle.unexplained")  # what a host that runs ahead hides
@@ -34,20 +34,20 @@ PHASE = re.compile(
 FRAME = re.compile(r"\.pyx?\(\d+\): ")
 
 
-def join_host(board: Board) -> None:
+def join_host(page: PageFindings) -> None:
     """Name what idle time is made of, and join what is about the same gaps."""
-    for finding in [f for f in board.all() if f.recipe == "idle_summary"]:
-        board.replace(finding, _named(board, finding))
-    _between_operators(board)
-    _one_gap(board)
-    _out_of_memory(board)
-    _outside_window(board)
-    _synchronised_often(board)
+    for finding in [f for f in page.all() if f.recipe == "idle_summary"]:
+        page.replace(finding, _named(page, finding))
+    _between_operators(page)
+    _one_gap(page)
+    _out_of_memory(page)
+    _outside_window(page)
+    _synchronised_often(page)
 
 
-def names_of(board: Board, account: str) -> list[tuple[str, int]]:
+def names_of(page: PageFindings, account: str) -> list[tuple[str, int]]:
     """What an account's idle time is called, with its time in a mean step of a mean rank, ns."""
-    given = board.given
+    given = page.given
     by_name = (
         given.names.filter(pl.col("account") == account)
         .drop_nulls("name")
@@ -58,10 +58,10 @@ def names_of(board: Board, account: str) -> list[tuple[str, int]]:
     return [(name, ns // max(1, given.num_steps)) for name, ns in by_name.iter_rows()]
 
 
-def _named(board: Board, finding: Finding) -> Finding:
-    parts = [part for account in finding.accounts for part in names_of(board, account)]
+def _named(page: PageFindings, finding: Finding) -> Finding:
+    parts = [part for account in finding.accounts for part in names_of(page, account)]
     told = contributors(((spoken(name), ns) for name, ns in parts), at_least=round(NAMED_FROM * finding.size))
-    named = replace(finding, contributors=told, rank=_alone(board, finding))
+    named = replace(finding, contributors=told, rank=_alone(page, finding))
     if SAVES_OR_LOGS in finding.claim and parts:
         return _saving_or_logging(named, parts)
     if finding.name != BY_NAME or not told:
@@ -73,7 +73,7 @@ def _named(board: Board, finding: Finding) -> Finding:
     return replace(
         named,
         claim=f"{claim.rstrip('.')}: {listed(what)}.",
-        next=_cheaper(parts[0][0], [name for name in board.given.names["name"] if name is not None]),
+        next=_cheaper(parts[0][0], [name for name in page.given.names["name"] if name is not None]),
     )
 
 
@@ -104,23 +104,23 @@ def _saving_or_logging(finding: Finding, parts: list[tuple[str, int]]) -> Findin
     )
 
 
-def _between_operators(board: Board) -> None:
+def _between_operators(page: PageFindings) -> None:
     """On a CPU, time that is spread over short pauses under many names is what operators cost around them."""
-    given, other = board.given, board.of(BY_NAME)
+    given, other = page.given, page.of(BY_NAME)
     if other is None or not given.on_host:
         return
     whole = given.accounts.get(OTHER_HOST, 0)
-    names = names_of(board, OTHER_HOST)
+    names = names_of(page, OTHER_HOST)
     if 2 * given.in_long_pauses >= whole * given.num_steps or (names and 2 * names[0][1] >= whole):
         return
-    if not board.reaches(other.size, BETWEEN_FROM):
-        board.drop(other)
+    if not page.reaches(other.size, BETWEEN_FROM):
+        page.drop(other)
         return
-    board.replace(
+    page.replace(
         other,
         replace(
             other,
-            claim=f"Nothing computes for {board.share(other.size)} in the short pauses between operators.",
+            claim=f"Nothing computes for {page.share(other.size)} in the short pauses between operators.",
             next="Do the same in fewer operators: a larger batch, or `torch.compile`.",
         ),
     )
@@ -144,9 +144,9 @@ def told_once(finding: Finding, given: Given) -> Finding:
     return replace(finding, claim=finding.claim.replace(amount[0], f"{once} ({amount[1]}, {amount[2]}),", 1))
 
 
-def _alone(board: Board, finding: Finding) -> int | None:
+def _alone(page: PageFindings, finding: Finding) -> int | None:
     """The rank that has nearly all of the time, where there are several."""
-    given = board.given
+    given = page.given
     held = given.ledger.filter(pl.col("account").is_in(finding.accounts)).group_by("rank")
     by_rank = held.agg(pl.col("ns").sum()).sort("ns", "rank", descending=[True, False])
     if len(given.steps) < 2 or by_rank.is_empty() or by_rank["ns"][0] < ALONE * int(by_rank["ns"].sum()):
@@ -154,38 +154,41 @@ def _alone(board: Board, finding: Finding) -> int | None:
     return int(by_rank["rank"][0])
 
 
-def _one_gap(board: Board) -> None:
+def _one_gap(page: PageFindings) -> None:
     """A pause that is most of the idle time is no cause of its own where its cause has a finding."""
-    gaps = board.given.table("gpu_gaps")
-    pause = board.of("one-gap-is-most")
+    gaps = page.given.table("gpu_gaps")
+    pause = page.of("one-gap-is-most")
     if gaps is None or pause is None:
         return
-    cause = board.about(gaps.filter("counted")["cause"][0])
+    cause = page.about(gaps.filter("counted")["cause"][0])
     if cause is not None:
-        board.absorb(cause, [pause])
+        page.absorb(cause, [pause])
 
 
-def _out_of_memory(board: Board) -> None:
+def _out_of_memory(page: PageFindings) -> None:
     """Allocations that fail and are tried again are why the allocator stalls."""
-    stalls, failing = board.of("allocator-stalls"), board.of("api-calls-fail")
+    stalls, failing = page.of("allocator-stalls"), page.of("api-calls-fail")
     if stalls and failing and any("alloc" in fact.lower() for fact in failing.evidence):
-        board.absorb(stalls, [failing])
+        page.absorb(stalls, [failing])
 
 
-def _outside_window(board: Board) -> None:
+def _outside_window(page: PageFindings) -> None:
     """A loader that starves the recorded steps does so in the others as well."""
-    inside, outside = board.of("data-loading-starves-device"), board.of("data-wait-outside-window")
+    inside, outside = (
+        page.of("data-loading-starves-device"),
+        page.of("data-wait-outside-window"),
+    )
     if inside and outside:
-        board.absorb(inside, [outside])
+        page.absorb(inside, [outside])
 
 
-def _synchronised_often(board: Board) -> None:
+def _synchronised_often(page: PageFindings) -> None:
     """A host that waits for the GPU again and again never runs ahead, so its Python and its launches show.
 
     It has time enough: as long as it waits in those calls, what it does between them would be hidden.
     """
-    given = board.given
-    waits, calls = board.of("host-waits-for-device"), given.table("api_call_summary")
+    given = page.given
+    waits, calls = page.of("host-waits-for-device"), given.table("api_call_summary")
     if waits is None or calls is None:
         return
     waiting = calls.filter(pl.col("name").cast(pl.String).str.contains("(?i)synchronize"))
@@ -194,18 +197,18 @@ def _synchronised_often(board: Board) -> None:
     between = sum(given.accounts.get(account, 0) for account in BETWEEN)
     if often < SYNCS * given.num_steps or held < between * ranks or not between:
         return
-    members = [finding for account in BETWEEN if (finding := board.about(account))]
+    members = [finding for account in BETWEEN if (finding := page.about(account))]
     cost = waits.size + between
-    joined = board.absorb(waits, [])
+    joined = page.absorb(waits, [])
     for member in members:
-        board.drop(member)
-    board.replace(
+        page.drop(member)
+    page.replace(
         joined,
         replace(
             joined,
             cost_per_step=cost,
             ns_per_step=max(joined.ns_per_step, *(m.ns_per_step for m in members), 0),
-            claim=f"The GPU idles {board.share(cost)} because the CPU waits for it "
+            claim=f"The GPU idles {page.share(cost)} because the CPU waits for it "
             f"{often // given.num_steps:,} times per step, and then has to refill its queue.",
             evidence=(
                 *joined.evidence,

@@ -11,11 +11,11 @@ from lostflops.accounts import ACCOUNTS
 from lostflops.finding import Finding, milliseconds, percent
 from lostflops.recipes.communication.wait import ALL_HERE
 
-from .board import Board, joining
 from .declared import LOGGING
 from .given import Given
 from .lateness import Late, LateTogether, chain, late_rank, late_together, says, slower_compute, turns
 from .names import LOGGED, bytes_of, contributors
+from .page_findings import PageFindings, joining
 from .purposes import CALLED, main_purpose
 
 ARRIVES = "rank-arrives-last"
@@ -39,36 +39,36 @@ MAIN_SHARE = 0.5  # of a rank's lateness, that one account holds
 FINDING_OF = {name: account.loss.finding for name, account in ACCOUNTS.items() if account.loss}
 
 
-def join_waiting(board: Board) -> None:
+def join_waiting(page: PageFindings) -> None:
     """Give waiting to what causes it, and leave transfer to the communication itself."""
-    given = board.given
-    waits, exposed = board.of(WAITS), board.of(EXPOSED)
-    found = board.take(ARRIVES, WAITS, EXPOSED)
+    given = page.given
+    waits, exposed = page.of(WAITS), page.of(EXPOSED)
+    found = page.take(ARRIVES, WAITS, EXPOSED)
     spent = given.accounts
     left = spent.get("communication.wait", 0)
     late = late_rank(given)
-    if late is not None and board.reaches(late.ns, LATE_FROM):
-        _late(board, late, waits)
+    if late is not None and page.reaches(late.ns, LATE_FROM):
+        _late(page, late, waits)
         left = max(0, left - late.explains)
-    if board.reaches(left, WAITS_FROM):
+    if page.reaches(left, WAITS_FROM):
         # Stages wait for a host that pauses in sends and receives too, and no schedule helps there.
-        left -= _in_turn(board, left, waits, pauses=True)
-    left -= _stages(board, left, alone=late is None)
-    if board.reaches(left, WAITS_FROM):
-        left -= _in_turn(board, left, waits)
+        left -= _in_turn(page, left, waits, pauses=True)
+    left -= _stages(page, left, alone=late is None)
+    if page.reaches(left, WAITS_FROM):
+        left -= _in_turn(page, left, waits)
     moving = spent.get("communication.transfer", 0) + spent.get("communication.exposed", 0)
-    if left > moving and waits is not None and board.reaches(left, WAITS_FROM):
-        board.put(_unexplained(board, waits, left))
+    if left > moving and waits is not None and page.reaches(left, WAITS_FROM):
+        page.put(_unexplained(page, waits, left))
         left = 0
-    if board.reaches(moving + left, EXPOSED_FROM) and (exposed is not None or found):
+    if page.reaches(moving + left, EXPOSED_FROM) and (exposed is not None or found):
         base = exposed or found[-1]
-        _exposed(board, base, moving, left)
+        _exposed(page, base, moving, left)
 
 
-def _late(board: Board, late: Late, waits: Finding | None) -> None:
+def _late(page: PageFindings, late: Late, waits: Finding | None) -> None:
     """One rank is late: its cause is the finding, or belongs to that of all ranks."""
-    given = board.given
-    same = board.about(late.cause)
+    given = page.given
+    same = page.about(late.cause)
     ranks = max(2, len(given.steps))
     on_all = same is not None and same.size * ranks > 2 * late.excess.main
     if same is not None and on_all:
@@ -76,32 +76,32 @@ def _late(board: Board, late: Late, waits: Finding | None) -> None:
             f"rank {late.rank} has {milliseconds(late.excess.main)} more of it than the others, which wait "
             f"{milliseconds(late.waited)} per step for it"
         )
-        joined = board.absorb(replace(same, evidence=(*same.evidence, fact)), [])
-        board.replace(same, _dearer(joined, late.explains, late.ns))
+        joined = page.absorb(replace(same, evidence=(*same.evidence, fact)), [])
+        page.replace(same, _dearer(joined, late.explains, late.ns))
         return
     members = [same] if same is not None else []
     device_slow = late.cause == "compute" and (slower_compute(late.rank, given) or ("", False))[1]
-    clocks = board.of(CLOCKS) if late.cause == "compute" else None
+    clocks = page.of(CLOCKS) if late.cause == "compute" else None
     members += [clocks] if clocks and f"rank {late.rank} " in clocks.claim else []
     for member in members:
-        board.drop(member)
+        page.drop(member)
     logged = late.excess.saved_or_logged == LOGGED
-    remedy = given.own_remedy(late.cause) or _remedy(board, late.cause, device_slow, logged)
-    copying = board.of(PAGEABLE) if late.cause == "copy" else None
+    remedy = given.own_remedy(late.cause) or _remedy(page, late.cause, device_slow, logged)
+    copying = page.of(PAGEABLE) if late.cause == "copy" else None
     if copying is not None and ranks * copying.size <= (1 + MUCH) * late.excess.main:
-        board.drop(copying)  # no other rank has them
+        page.drop(copying)  # no other rank has them
         members, remedy = [*members, copying], copying.next
-    board.put(
+    page.put(
         Finding(
             name=ARRIVES,
-            claim=_claim(board, late),
+            claim=_claim(page, late),
             gain="at most",
             ns_per_step=late.ns,
             cost_per_step=late.ns,
             evidence=(*chain(late, given), *(c.claim.rstrip(".") for c in members if c in (clocks, copying))),
             next=f"On rank {late.rank}: {remedy[0].lower()}{remedy[1:]}" if _is_sentence(remedy) else remedy,
             recipe="communication_imbalance",
-            doubt=" ".join(_doubts(board, late, waits)),
+            doubt=" ".join(_doubts(page, late, waits)),
             contributors=contributors(late.excess.parts),
             accounts=(late.cause, "communication.wait"),
             rank=late.rank,
@@ -113,8 +113,8 @@ def _is_sentence(text: str) -> bool:
     return text[:1].isupper() and text[1:2].islower()
 
 
-def _claim(board: Board, late: Late) -> str:
-    given = board.given
+def _claim(page: PageFindings, late: Late) -> str:
+    given = page.given
     share = percent(late.ns, given.mean_step)
     why = f"{says(late)}; the others wait {milliseconds(late.waited)} for it"
     if late.only_step is not None:
@@ -123,19 +123,19 @@ def _claim(board: Board, late: Late) -> str:
     return f"Rank {late.rank} is {milliseconds(late.ns)} late per step ({share}): {why}."
 
 
-def _remedy(board: Board, cause: str, device_slow: bool, logged: bool = False) -> str:
+def _remedy(page: PageFindings, cause: str, device_slow: bool, logged: bool = False) -> str:
     """What to do on ranks that are late by an account."""
-    given = board.given
+    given = page.given
     if logged:
         return given.advice(LOGGING.name, "Log less often.")
     key = FINDING_OF.get(cause, "slow-device" if device_slow else "uneven-work")
-    return given.advice(key, _advice(board, cause, device_slow))
+    return given.advice(key, _advice(page, cause, device_slow))
 
 
-def _advice(board: Board, cause: str, device_slow: bool) -> str:
+def _advice(page: PageFindings, cause: str, device_slow: bool) -> str:
     if cause in ACCOUNTS and cause != "compute":
         return ACCOUNTS[cause].remedy
-    if board.given.on_host:
+    if page.given.on_host:
         return "Give its process cores of its own (`torchrun --numa-binding=node`), or less work."
     if device_slow:
         return (
@@ -148,12 +148,12 @@ def _advice(board: Board, cause: str, device_slow: bool) -> str:
     )
 
 
-def _doubts(board: Board, late: Late, waits: Finding | None) -> Iterator[str]:
+def _doubts(page: PageFindings, late: Late, waits: Finding | None) -> Iterator[str]:
     if waits is not None and waits.doubt:
         yield waits.doubt
     elif late.assumed:
         yield ALL_HERE
-    if board.given.missing_ranks:
+    if page.given.missing_ranks:
         yield "Some ranks of the job are not in this recording."
 
 
@@ -168,33 +168,33 @@ def _dearer(finding: Finding, more: int, gain: int) -> Finding:
     )
 
 
-def _stages(board: Board, waited: int, *, alone: bool) -> int:
+def _stages(page: PageFindings, waited: int, *, alone: bool) -> int:
     """Waiting between stages of a pipeline, which the schedule forces: how much that is of `waited`, ns.
 
     Stages that have no more to do wait in the collective that ends the step. Where nothing else makes ranks
     wait (`alone`), and all wait alike, that is the schedule's as well.
     """
-    table = board.given.table("communication_wait")
+    table = page.given.table("communication_wait")
     if table is None or "in_pairs" not in table.columns:
         return 0
-    ns = min(waited, int(table["in_pairs"].sum() or 0) // max(1, board.given.num_steps))
+    ns = min(waited, int(table["in_pairs"].sum() or 0) // max(1, page.given.num_steps))
     in_the_end = waited - ns if ns and alone and _all_wait_alike(table) else 0
     ns += in_the_end
-    on_host = board.of(BUBBLE)
+    on_host = page.of(BUBBLE)
     cost = ns + (on_host.size if on_host else 0)
-    if not ns or not board.reaches(cost, WAITS_FROM):
+    if not ns or not page.reaches(cost, WAITS_FROM):
         return 0
-    slowest = _slowest_stage(board)
+    slowest = _slowest_stage(page)
     places = "sends, receives and the collectives after them" if in_the_end else "sends and receives"
-    claim = f"Pipeline stages wait {board.share(cost)} for each other in {places}."
+    claim = f"Pipeline stages wait {page.share(cost)} for each other in {places}."
     if slowest is not None:
         rank, own, others = slowest
         claim = (
             f"Rank {rank} is the slowest pipeline stage: it computes {milliseconds(own)} per step, "
-            f"the others {milliseconds(others)}. Stages wait {board.share(cost)} for each other."
+            f"the others {milliseconds(others)}. Stages wait {page.share(cost)} for each other."
         )
-    board.take(BUBBLE)
-    board.put(
+    page.take(BUBBLE)
+    page.put(
         Finding(
             name=BUBBLE,
             claim=claim,
@@ -218,9 +218,9 @@ def _all_wait_alike(table: pl.DataFrame) -> bool:
     return isinstance(least, int) and isinstance(most, int) and most - least <= ALIKE_WAITS * most
 
 
-def _slowest_stage(board: Board) -> tuple[int, int, int] | None:
+def _slowest_stage(page: PageFindings) -> tuple[int, int, int] | None:
     """The rank that computes longest, where it stands out: rank, its compute and the others', ns per step."""
-    given = board.given
+    given = page.given
     compute = given.ledger.filter(pl.col("account") == "compute").group_by("rank").agg(pl.col("ns").sum())
     by_rank = {rank: ns // given.steps[rank] for rank, ns in compute.iter_rows()}
     if len(by_rank) < 2:
@@ -239,29 +239,29 @@ def asks_for(finding: Finding, given: Given) -> str:
     return finding.name
 
 
-def _in_turn(board: Board, waited: int, waits: Finding | None, *, pauses: bool = False) -> int:
+def _in_turn(page: PageFindings, waited: int, waits: Finding | None, *, pauses: bool = False) -> int:
     """Ranks that are late in turn: how much of `waited` that explains, ns.
 
     With `pauses` only by what their hosts do that has a finding of its own.
     """
-    given = board.given
+    given = page.given
     group = late_together(given)
     ranks = max(1, len(given.steps))
     if group and group.more * (ranks - len(group.ranks)) >= EXPLAINED * waited * ranks:
-        _together(board, group, waited, waits)
+        _together(page, group, waited, waits)
         return waited
     found = turns(given)
     # The same rank in every step would be late as a rule, and arrive last.
     if found is None or found.ranks < 2 or found.explained < EXPLAINED * waited:
         return 0
-    same = board.about(found.account) if found.share >= MAIN_SHARE else None
+    same = page.about(found.account) if found.share >= MAIN_SHARE else None
     if pauses and (same is None or not found.account.startswith("idle.")):
         return 0
     who = f"{found.ranks} ranks take turns being late"
     if same is not None:
         fact = f"{who} because of it: ranks wait {milliseconds(waited)} per step for each other"
         told = replace(same, evidence=(*same.evidence, fact))
-        board.replace(same, _dearer(told, waited, waits.ns_per_step if waits else 0))
+        page.replace(same, _dearer(told, waited, waits.ns_per_step if waits else 0))
         return waited
     label = ACCOUNTS[found.account].label if found.account in ACCOUNTS else found.account
     mostly = label if found.share >= MAIN_SHARE else "no one account"
@@ -270,10 +270,10 @@ def _in_turn(board: Board, waited: int, waits: Finding | None, *, pauses: bool =
         "Make the ranks' work more even: sequences of like length per rank (length grouping, packing), "
         "experts or stages of one cost. A faster network would not help."
     )
-    board.put(
+    page.put(
         Finding(
             name=WAITS,
-            claim=f"Ranks wait {board.share(waited)} for each other: {who}, mostly by {mostly}.",
+            claim=f"Ranks wait {page.share(waited)} for each other: {who}, mostly by {mostly}.",
             gain="at most",
             ns_per_step=max(waited, waits.ns_per_step if waits else 0),
             cost_per_step=waited,
@@ -290,17 +290,17 @@ def _in_turn(board: Board, waited: int, waits: Finding | None, *, pauses: bool =
     return waited
 
 
-def _together(board: Board, group: LateTogether, waited: int, waits: Finding | None) -> None:
+def _together(page: PageFindings, group: LateTogether, waited: int, waits: Finding | None) -> None:
     """Several ranks are late in every step, such as those of one node."""
-    given = board.given
-    same = board.about(group.account)
+    given = page.given
+    same = page.about(group.account)
     if same is not None:
         fact = (
             f"{group.called} have {milliseconds(group.main)} more of it than the others in nearly every "
             f"step: ranks wait {milliseconds(waited)} per step for them"
         )
         told = replace(same, evidence=(*same.evidence, fact))
-        board.replace(same, _dearer(told, waited, waits.ns_per_step if waits else 0))
+        page.replace(same, _dearer(told, waited, waits.ns_per_step if waits else 0))
         return
     alone = given.work.filter(~pl.col("rank").is_in(group.ranks[1:]))
     slower = None
@@ -310,13 +310,13 @@ def _together(board: Board, group: LateTogether, waited: int, waits: Finding | N
     else:
         account = ACCOUNTS[group.account]
         does = f"have {milliseconds(group.main)} more {account.spent or account.label} than the others"
-    remedy = _remedy(board, group.account, device_slow=bool(slower and slower[1]))
+    remedy = _remedy(page, group.account, device_slow=bool(slower and slower[1]))
     for one, several in (("its GPU's", "their GPUs'"), ("its host", "their hosts"), ("its process", "each")):
         remedy = remedy.replace(one, several)
-    board.put(
+    page.put(
         Finding(
             name=WAITS,
-            claim=f"Ranks wait {board.share(waited)} for {group.called}, which {does} in nearly every step.",
+            claim=f"Ranks wait {page.share(waited)} for {group.called}, which {does} in nearly every step.",
             gain="at most",
             ns_per_step=max(waited, waits.ns_per_step if waits else 0),
             cost_per_step=waited,
@@ -332,28 +332,28 @@ def _together(board: Board, group: LateTogether, waited: int, waits: Finding | N
     )
 
 
-def _unexplained(board: Board, waits: Finding, left: int) -> Finding:
+def _unexplained(page: PageFindings, waits: Finding, left: int) -> Finding:
     return replace(
         waits,
-        claim=f"Ranks wait {board.share(left)} for each other; none of them is late as a rule.",
+        claim=f"Ranks wait {page.share(left)} for each other; none of them is late as a rule.",
         cost_per_step=left,
         accounts=("communication.wait",),
         doubt=" ".join(filter(None, (waits.doubt, "The ranks' own work does not explain the waiting."))),
     )
 
 
-def _exposed(board: Board, base: Finding, moving: int, waited: int) -> None:
+def _exposed(page: PageFindings, base: Finding, moving: int, waited: int) -> None:
     """What communication itself costs, with what is known about the network as evidence."""
-    given = board.given
-    network = board.take(*NETWORK)
+    given = page.given
+    network = page.take(*NETWORK)
     small = [f for f in network if f.name == SMALL]
     if small and 2 * sum(f.size for f in small) >= moving + waited:
         # Their number is what costs: the exposure is theirs.
-        board.put(
+        page.put(
             replace(
                 joining(small[0], [base, *network[1:]]),
                 cost_per_step=moving + waited,
-                contributors=_collectives(board),
+                contributors=_collectives(page),
                 accounts=("communication.transfer", "communication.exposed"),
             )
         )
@@ -363,13 +363,13 @@ def _exposed(board: Board, base: Finding, moving: int, waited: int) -> None:
     elsewhere = given.accounts.get("communication.wait", 0) - waited >= WAITING_TOLD * (moving + waited)
     unknown = given.accounts.get("communication.exposed", 0)
     untold = f"{milliseconds(unknown)} of it may be waiting for other ranks" if unknown else ""
-    board.put(
+    page.put(
         replace(
             base,
             name=EXPOSED,
-            claim=f"Communication that no computation hides costs {board.share(moving + waited)}{waiting}.",
+            claim=f"Communication that no computation hides costs {page.share(moving + waited)}{waiting}.",
             cost_per_step=moving + waited,
-            ns_per_step=min(base.ns_per_step, _transfer(board, base) + waited),
+            ns_per_step=min(base.ns_per_step, _transfer(page, base) + waited),
             evidence=(
                 # These count the waiting that has a finding of its own.
                 *_for_what(given),
@@ -379,7 +379,7 @@ def _exposed(board: Board, base: Finding, moving: int, waited: int) -> None:
             ),
             next=base.next,
             accounts=("communication.transfer", "communication.exposed"),
-            contributors=_collectives(board),
+            contributors=_collectives(page),
         )
     )
 
@@ -392,25 +392,28 @@ def _for_what(given: Given) -> Iterator[str]:
         yield f"{share} of it: {CALLED[purpose]}"
 
 
-def _transfer(board: Board, base: Finding) -> int:
+def _transfer(page: PageFindings, base: Finding) -> int:
     """The most that communication can cost a step without the waiting that has a finding of its own, ns.
 
     Ranks that keep in step all gain what the one gains that the others wait for; which that is may change.
     """
-    total, waits = board.given.table("communication_exposed"), board.given.table("communication_wait")
+    total, waits = (
+        page.given.table("communication_exposed"),
+        page.given.table("communication_wait"),
+    )
     if total is None or waits is None:
         return base.ns_per_step
     waited = {rank: ns or 0 for rank, ns in waits.select("rank", "in_steps").iter_rows()}
     each = (
-        (ns - waited.get(rank, 0)) // max(1, board.given.steps.get(rank, 1))
+        (ns - waited.get(rank, 0)) // max(1, page.given.steps.get(rank, 1))
         for rank, ns in total.select("rank", "total_in_steps").iter_rows()
     )
     return max(each, default=base.ns_per_step)
 
 
-def _collectives(board: Board) -> tuple[str, ...]:
+def _collectives(page: PageFindings) -> tuple[str, ...]:
     """The operations that take most time in a step, hidden or not."""
-    table = board.given.table("communication_summary")
+    table = page.given.table("communication_summary")
     if table is None:
         return ()
     rows = table.select("kind", "bytes", "per_step").drop_nulls("per_step").iter_rows()

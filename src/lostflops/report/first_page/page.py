@@ -20,7 +20,7 @@ from lostflops.version import __version__
 from . import facts, step_notes
 from .budget import Budget, budget
 from .run import Run, recorded
-from .story import story
+from .sentences import job_notes
 from .verdict import verdict
 
 LEDGER = pl.Schema(
@@ -151,7 +151,7 @@ def page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], No
         verdict=_verdict(trace, run, spent, skipped, by_name, found),
         notes=(
             *(["Simulated: this job never ran."] if run.simulated else ()),
-            *story(trace, by_name, run),
+            *job_notes(trace, by_name, run),
             *_notes(run, _outside(trace, steps), unclassified, kernel_time),
             *_between(trace, steps),
             *step_notes.lengths(steps, counting),

@@ -242,7 +242,7 @@ def how_to_record(answers: Mapping[str, Answer], lost: Sequence[Quality] = ()) -
         yield "A recording needs at least two steps: run the job longer with `lostflops record -- COMMAND`."
 
 
-def story(trace: Trace, answers: Mapping[str, Answer], run: Run) -> tuple[str, ...]:
+def job_notes(trace: Trace, answers: Mapping[str, Answer], run: Run) -> tuple[str, ...]:
     """What a reader must know of the job before its ledger."""
     ends = trace.table("rank_ends")
     told = () if ends is None else ending(ends.sort("rank").collect())

@@ -12,8 +12,8 @@ from .given import Given
 MOST_EVIDENCE = 6
 
 
-class Board:
-    """All findings, from which causes take those that are about the same time."""
+class PageFindings:
+    """The findings of a run, from which causes take those that are about the same time."""
 
     def __init__(self, given: Given) -> None:
         self.given = given

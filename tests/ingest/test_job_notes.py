@@ -14,7 +14,7 @@ import pytest
 import lostflops
 from lostflops.cli import main
 from lostflops.report.first_page import page
-from lostflops.report.first_page.story import ending, unlike
+from lostflops.report.first_page.sentences import ending, unlike
 from lostflops.tables import RANK_ENDS
 from recorded import Recorded, record, record_script
 
