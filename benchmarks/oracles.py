@@ -11,6 +11,7 @@ Where the cases come from: "Understanding Stragglers in Large Model Training Usi
 from __future__ import annotations
 
 import json
+import os
 import sys
 from argparse import ArgumentParser
 from pathlib import Path
@@ -47,6 +48,8 @@ def main() -> int:
     options = parser.parse_args()
     try:
         options.run(*(getattr(options, one) for one in options.given))
+    except BrokenPipeError:  # who reads it has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (OSError, pl.exceptions.PolarsError, KeyError, ValueError) as error:
         print(f"These files cannot be read as a case of {options.run.__name__}: {error}", file=sys.stderr)
         return 2
