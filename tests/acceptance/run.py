@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 
+from .benchmark_page import put
 from .cases import Case, cases, cost, milliseconds, played
 from .grading import Verdict, judged, page_of
 from .real import examined_for_real, real_cases
 
 TARGET = 0.95
-README = Path(__file__).resolve().parents[2] / "benchmarks" / "README.md"
 
 
 @dataclass(frozen=True)
@@ -174,15 +174,6 @@ def every_real_case(seed: int, only: str, folder: Path) -> list[Line]:
     return lines
 
 
-def record(lines: Sequence[Line], found: Totals) -> None:
-    """Put the table between its marks in the README of the benchmarks."""
-    begin, end = "<!-- generated: acceptance -->", "<!-- end -->"
-    before, mark, rest = README.read_text().partition(begin)
-    assert mark, f"{README.name} has no mark for the acceptance suite"
-    text = "\n".join([*table(lines), "", summary(found)])
-    README.write_text(f"{before}{begin}\n{text}\n{end}{rest.partition(end)[2]}")
-
-
 def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="acceptance")
     parser.add_argument("--only", default="", help="only cases whose name contains this")
@@ -202,7 +193,7 @@ def main(words: Sequence[str] | None = None) -> int:
     print("\n" + "\n".join(misses(lines)))
     print("\n" + summary(found))
     if given.write:
-        record(lines, found)
+        put("acceptance", [*table(lines), "", summary(found)])
     return 0 if found.met else 1
 
 

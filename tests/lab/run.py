@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 
+from acceptance.benchmark_page import put
 from acceptance.grading import Verdict, judged, page_of
 from lab.held_to_truth import differences
 from lab.jobs import FAULTY, HEALTHY, HEALTHY_JOBS, OF_RECORDING, STRATEGIES, LabJob, jobs, truth
@@ -28,7 +29,6 @@ from lostflops.lab.simulate.writing import simulate
 TARGET = 0.95
 # Without these the command refuses, and says that they exist.
 FLAGS = {"truncated-files": (Path("--salvage"),), "missing-ranks": (Path("--allow-missing-ranks"),)}
-README = Path(__file__).resolve().parents[2] / "benchmarks" / "README.md"
 
 
 @dataclass(frozen=True)
@@ -131,15 +131,6 @@ def summary(lines: Sequence[Line]) -> str:
     )
 
 
-def record(lines: Sequence[Line]) -> None:
-    """Put the table between its marks in the README of the benchmarks."""
-    begin, end = "<!-- generated: simulated jobs -->", "<!-- end -->"
-    before, mark, rest = README.read_text().partition(begin)
-    assert mark, f"{README.name} has no mark for simulated jobs"
-    text = "\n".join([*table(lines), "", summary(lines)])
-    README.write_text(f"{before}{begin}\n{text}\n{end}{rest.partition(end)[2]}")
-
-
 def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="lab")
     parser.add_argument("--only", default="", help="only jobs whose name contains all of these words")
@@ -160,7 +151,7 @@ def main(words: Sequence[str] | None = None) -> int:
     print("\n".join(table(lines)))
     print("\n" + summary(lines))
     if given.write:
-        record(lines)
+        put("simulated jobs", [*table(lines), "", summary(lines)])
     faulty = [line for line in lines if line.job.fault not in (HEALTHY, *OF_RECORDING)]
     healthy = [line for line in lines if line.job.fault in (HEALTHY, *OF_RECORDING)]
     met = all(sum(x.right for x in group) >= TARGET * len(group) for group in (faulty, healthy))

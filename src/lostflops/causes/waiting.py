@@ -271,20 +271,15 @@ def _in_turn(page: PageFindings, waited: int, waits: Finding | None, *, pauses: 
         "experts or stages of one cost. A faster network would not help."
     )
     page.put(
-        Finding(
-            name=WAITS,
+        _waiting(
+            waited,
+            waits,
             claim=f"Ranks wait {page.share(waited)} for each other: {who}, mostly by {mostly}.",
-            gain="at most",
-            ns_per_step=max(waited, waits.ns_per_step if waits else 0),
-            cost_per_step=waited,
             evidence=(
                 f"what the last rank of a step does beyond the others: {percent(found.share, 1)} {label}",
-                *(waits.evidence[1:2] if waits else ()),
             ),
-            next=given.advice(key if found.account != "compute" else "uneven-work", even),
-            recipe="communication_wait",
-            doubt=waits.doubt if waits else "",
-            accounts=("communication.wait", found.account),
+            remedy=given.advice(key if found.account != "compute" else "uneven-work", even),
+            account=found.account,
         )
     )
     return waited
@@ -314,21 +309,38 @@ def _together(page: PageFindings, group: LateTogether, waited: int, waits: Findi
     for one, several in (("its GPU's", "their GPUs'"), ("its host", "their hosts"), ("its process", "each")):
         remedy = remedy.replace(one, several)
     page.put(
-        Finding(
-            name=WAITS,
+        _waiting(
+            waited,
+            waits,
             claim=f"Ranks wait {page.share(waited)} for {group.called}, which {does} in nearly every step.",
-            gain="at most",
-            ns_per_step=max(waited, waits.ns_per_step if waits else 0),
-            cost_per_step=waited,
-            evidence=(
-                *((f"rank {group.ranks[0]}: {slower[0]}",) if slower else ()),
-                *(waits.evidence[1:2] if waits else ()),
-            ),
-            next=f"On {group.called}: {remedy[0].lower()}{remedy[1:]}" if _is_sentence(remedy) else remedy,
-            recipe="communication_wait",
-            doubt=waits.doubt if waits else "",
-            accounts=("communication.wait", group.account),
+            evidence=(f"rank {group.ranks[0]}: {slower[0]}",) if slower else (),
+            remedy=f"On {group.called}: {remedy[0].lower()}{remedy[1:]}" if _is_sentence(remedy) else remedy,
+            account=group.account,
         )
+    )
+
+
+def _waiting(
+    waited: int,
+    waits: Finding | None,
+    *,
+    claim: str,
+    evidence: tuple[str, ...],
+    remedy: str,
+    account: str,
+) -> Finding:
+    """Waiting that no one rank is to blame for, beside what was found of waits as such, if anything."""
+    return Finding(
+        name=WAITS,
+        claim=claim,
+        gain="at most",
+        ns_per_step=max(waited, waits.ns_per_step if waits else 0),
+        cost_per_step=waited,
+        evidence=(*evidence, *(waits.evidence[1:2] if waits else ())),
+        next=remedy,
+        recipe="communication_wait",
+        doubt=waits.doubt if waits else "",
+        accounts=("communication.wait", account),
     )
 
 
