@@ -90,7 +90,6 @@ def _links(ends: pl.DataFrame) -> pl.DataFrame:
             .ceil()
             .cast(pl.Int64),
         )
-        .sort(between)
     )
 
 
