@@ -333,7 +333,8 @@ def test_what_shows_because_the_host_waits_often_is_part_of_the_waits() -> None:
     known = given(ledger)
     assert (late := late_rank(known)) is not None and late.cause == between
     for often, cause in ((12, SYNCHRONISING), (11, between)):
-        calls = pl.DataFrame({"rank": [1, 0], "name": ["cudaStreamSynchronize"] * 2, "calls": [often, 0]})
+        calls = {"rank": [1, 0], "name": ["cudaStreamSynchronize"] * 2, "calls": [99, 0]}
+        calls = pl.DataFrame({**calls, "calls_in_steps": [often, 0]})
         answers = {**known.answers, "api_call_summary": SimpleNamespace(table=calls, findings=())}
         late = late_rank(replace(known, answers=answers))  # pyright: ignore[reportArgumentType]
         assert late is not None and late.cause == cause

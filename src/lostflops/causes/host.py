@@ -192,7 +192,7 @@ def _synchronised_often(page: PageFindings) -> None:
     if waits is None or calls is None:
         return
     waiting = calls.filter(pl.col("name").cast(pl.String).str.contains("(?i)synchronize"))
-    often, held = waiting.select(pl.col("calls").sum(), pl.col("per_step").fill_null(0).sum()).row(0)
+    often, held = waiting.select(pl.col("calls_in_steps").sum(), pl.col("per_step").fill_null(0).sum()).row(0)
     ranks = max(1, len(given.steps))
     between = sum(given.accounts.get(account, 0) for account in BETWEEN)
     if often < SYNCS * given.num_steps or held < between * ranks or not between:
