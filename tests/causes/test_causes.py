@@ -109,6 +109,19 @@ def test_a_rank_that_copies_pageable_memory_is_told_to_pin_it(tmp_path: Path) ->
     assert first(page).next.startswith("On rank 1: pin the host's memory")
 
 
+def test_a_rank_that_was_recorded_for_longer_does_not_run_more_kernels_per_step(tmp_path: Path) -> None:
+    """Rank 0's recording begins two steps late, so these count on no rank."""
+    tables = Job().run([[Work(), Work(computes=60)]] * 7)
+    begins = next(row["start"] for row in tables["steps"] if row["step"] == 2)
+    for name in ("steps", "kernels", "collectives"):
+        tables[name] = [row for row in tables[name] if row["rank"] == 1 or row["start"] >= begins]
+    for row in tables["steps"]:
+        row["left_out"] = "left out on another rank" if row["step"] < 2 else None
+    finding = first(lostflops.why(made(tmp_path, tables)))
+    assert finding.rank == 1
+    assert any("1.5 times as long as the same kernels" in fact for fact in finding.evidence), finding.evidence
+
+
 @pytest.mark.parametrize("more", [{"calls": 6}, {"grid": 96}])
 def test_a_rank_that_runs_more_or_larger_kernels_has_more_work(why, more: dict[str, int]) -> None:
     finding = first(why(late(computes=60, **more)))
