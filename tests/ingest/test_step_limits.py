@@ -260,7 +260,9 @@ def judged(*rows: tuple[int | None, ...], whole: tuple[bool | None, ...] = ()) -
     return counted.judged(table)["left_out"].cast(pl.String).to_list()
 
 
-def in_a_row(lengths: list[int], amounts: list[int] | None = None, rank: int = 0) -> list[tuple[int | None, ...]]:
+def in_a_row(
+    lengths: list[int], amounts: list[int] | None = None, rank: int = 0
+) -> list[tuple[int | None, ...]]:
     ends = list(accumulate(lengths))
     many = amounts or [7] * len(lengths)
     return [(rank, k, e - n, e, a) for k, (e, n, a) in enumerate(zip(ends, lengths, many, strict=True))]

@@ -133,7 +133,7 @@ def test_paint_without_layers_gives_the_windows_back() -> None:
 
 
 def test_what_is_asked_of_an_answer_is_asked_of_the_whole_answer() -> None:
-    """A filter looks at united rows, and a choice of columns does not take away what the answer is made of."""
+    """A filter looks at united rows, and a choice of columns takes nothing that the answer is made of."""
     rows = frame([(0, 7, 0, 5), (0, 7, 5, 4), (1, 7, 2, 3)])
     assert intervals.union(rows, BY).filter(pl.col("end") == 9).collect().rows() == [(0, 7, 0, 9)]
     assert intervals.union(rows, BY).select("start").collect().rows() == [(0,), (2,)]

@@ -424,7 +424,7 @@ def test_nothing_to_match_gives_the_same_columns() -> None:
     assert none.is_empty()
 
 
-# -- at the limits of the rules ---------------------------------------------------------------------------------
+# -- at the limits of the rules -----------------------------------------------------------------------------
 
 CONTRADICTION = "the ranks' times contradict each other: one leaves before another has come"
 UNCLEAR = "ranks recorded between {} and {} operations of its group; which belong together is unclear"

@@ -151,8 +151,9 @@ def _in_long_pauses(session: Session, counted: pl.DataFrame) -> int:
 
 
 def _work(trace: Trace, on_host: bool, ledger: pl.DataFrame) -> pl.DataFrame:
-    """What computes in the steps that count, told apart by name and grid, on a CPU by shapes: the same of both
-    is the same work.
+    """What computes in the steps that count, told apart by name and grid, on a CPU by shapes.
+
+    The same of both is the same work.
     """
     kernels = trace.table("kernels")
     if kernels is None:

@@ -112,8 +112,8 @@ def _parents(start: Int, end: Int, group: Int) -> tuple[Int, Int]:
         last = np.r_[np.flatnonzero(same)[1:], n]
         stop = np.repeat(last, np.diff(np.r_[np.flatnonzero(same), n]))
         depth = depth + total[stop] - total[position]
-    # The parent is the nearest earlier interval that is one level up. It is of my group, which begins at depth 0
-    # and goes down one level at a time.
+    # The parent is the nearest earlier interval that is one level up. It is of my group, which begins at
+    # depth 0 and goes down one level at a time.
     parent = np.full(n, -1, dtype=np.int64)
     rows = np.lexsort((position, depth))
     levels = depth[rows]

@@ -99,7 +99,9 @@ def _judged(steps: pl.DataFrame, usual: Int) -> pl.DataFrame:
     """Which of some steps, each whole on all ranks that have it, are not like the others, and why."""
     usual_amount = pl.col("amount").median().over("rank")
     by_step = (
-        steps.with_columns(length=pl.col("end") - pl.col("start"), more=pl.col("amount") > MORE_WORK * usual_amount)
+        steps.with_columns(
+            length=pl.col("end") - pl.col("start"), more=pl.col("amount") > MORE_WORK * usual_amount
+        )
         .group_by("step")
         .agg(
             pl.col("start").min(),
