@@ -151,8 +151,8 @@ def logged(documents: Sequence[Path]) -> tuple[list[Logged], list[Quality]]:
             notes.append(Quality(rank, WINDOW_LOST, 1, shown(found.lost), "warning"))
     if torn:
         text = (
-            "lines of the step logs are cut off or hold impossible times: a process was killed, the disk was full, "
-            "or a clock jumped"
+            "lines of the step logs are cut off or hold impossible times: a process was killed, the disk was "
+            "full, or a clock jumped"
         )
         notes.append(Quality(None, "steps not logged", torn, text))
     return list(kept.values()), notes
