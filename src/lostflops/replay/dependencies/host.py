@@ -29,13 +29,18 @@ def program(rank: RankOperations, own: Int, edges: Collected) -> None:
     )
     after, previous = operation[follows & ~nested], before[follows & ~nested]
     gap = start[after] - end[previous]
-    handed, came_from = _handovers(rank, after, previous)
-    edges.add(Kind.PROGRAM, ends(previous), starts(after), np.where(handed, 0, gap))
-    edges.add(Kind.HANDOVER, ends(came_from), starts(after[handed]), start[after[handed]] - end[came_from])
+    # What a thread begins with may have been waited for as well: the first backward pass of a recording.
+    first = operation[~follows]
+    asked = np.r_[after, first]
+    since = np.r_[end[previous], np.full(len(first), rank.first - 1)]
+    handed, came_from = _handovers(rank, asked, since)
+    edges.add(Kind.PROGRAM, ends(previous), starts(after), np.where(handed[: len(after)], 0, gap))
+    edges.add(Kind.HANDOVER, ends(came_from), starts(asked[handed]), start[asked[handed]] - end[came_from])
 
 
-def _handovers(rank: RankOperations, after: Int, previous: Int) -> tuple[np.ndarray, Int]:
-    """Which gaps before `after` were waits for another thread, and the operation with which that one ended.
+def _handovers(rank: RankOperations, after: Int, since: Int) -> tuple[np.ndarray, Int]:
+    """Which gaps from `since` to the operations `after` were waits for another thread, and the operation with
+    which that one ended.
 
     The other thread's last operation ends inside the gap, its next begins no earlier than the gap ends, and
     what it did since it last idled launched work or ran a backward pass.
@@ -43,7 +48,7 @@ def _handovers(rank: RankOperations, after: Int, previous: Int) -> tuple[np.ndar
     thread, start, end = (rank.host[c].to_numpy() for c in ("thread", "start", "end"))
     found = np.full(len(after), NONE, np.int64)
     latest = np.full(len(after), np.iinfo(np.int64).min)
-    wide = np.flatnonzero(start[after] - end[previous] >= SHORTEST_HANDOVER)
+    wide = np.flatnonzero(start[after] - since >= SHORTEST_HANDOVER)
     works = _works(rank)
     for other in rank.working if len(rank.working) > 1 else ():
         begin, stop = np.searchsorted(thread, other), np.searchsorted(thread, other, "right")
@@ -53,7 +58,7 @@ def _handovers(rank: RankOperations, after: Int, previous: Int) -> tuple[np.ndar
         reached = np.maximum.accumulate(theirs)
         holder = np.maximum.accumulate(np.where(theirs == reached, np.arange(stop - begin), 0))
         asked = wide[thread[after[wide]] != other]
-        gap_start, gap_end = end[previous[asked]], start[after[asked]]
+        gap_start, gap_end = since[asked], start[after[asked]]
         # Its last operation that begins before the gap ends; what it did up to there has ended too.
         at = np.searchsorted(start[begin:stop], gap_end, "left") - 1
         known = at >= 0

@@ -42,7 +42,8 @@ CLOCKS_DIFFER = 20_000
 COPY_RETURNS = 1_000
 """ns by which the call of a copy that blocks may return before the copy ends."""
 
-CALL, OPERATOR, STEP = 0, 1, 2
+CALL, BEGINS, ENDS, STEP, STRETCH = range(5)
+"""What a host operation is: a call, the begin or end of an outermost operator, a step's, a CPU-only stretch."""
 KINDS_OF_CALL = ("poll", "record", "stream_wait", "wait_device", "wait_stream", "wait_event", "mapping")
 
 
@@ -50,7 +51,7 @@ KINDS_OF_CALL = ("poll", "record", "stream_wait", "wait_device", "wait_stream", 
 class RankOperations:
     """One rank's operations. Times are ns on the run's clock; `cpu` says that the host stood in for a device.
 
-    `host` is in the order of each thread, thread by thread: thread, start, end, what (CALL, OPERATOR, STEP),
+    `host` is in the order of each thread, thread by thread: thread, start, end, what (one of those below),
     name, correlation, and a flag for each of KINDS_OF_CALL. `device` is in the order of starts: start, end,
     lane (its stream), copy, communication, call (row of `host` that launched it, or NONE), launch_start,
     direction, host_memory, bytes, and what edits select by: name, family, precision, operator, phase.
@@ -201,11 +202,11 @@ def _host(
     ]  # fmt: skip
     if operators is not None and stretches is None:
         outer = _outermost(operators)
-        held += [marks(outer, "end", OPERATOR, 0), marks(outer, "start", OPERATOR, 2)]
+        held += [marks(outer, "end", ENDS, 0), marks(outer, "start", BEGINS, 2)]
     if stretches is not None:
         held.append(
             stretches.select(
-                pl.col("stream").alias("thread"), "start", "end", pl.lit(OPERATOR).alias("what"),
+                pl.col("stream").alias("thread"), "start", "end", pl.lit(STRETCH).alias("what"),
                 pl.col("name").cast(pl.String), nothing, *flags, pl.lit(3).alias("order"),
             )
         )  # fmt: skip
