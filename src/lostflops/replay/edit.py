@@ -80,6 +80,7 @@ class Edit:
     says: str
     apply: Apply
     on_host: bool = False  # whether it takes host time away, which needs to know what that is
+    of_communication: bool = False  # whether it changes what passes between ranks, which all have to show
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,7 +17,7 @@ from lostflops.store.trace import Trace
 from .dependencies import events, host, joins
 from .dependencies.device import DeviceRows, UsualLags, device_rows, in_stream, staging, usual_lags
 from .dependencies.edges import ON_HOST, USUAL, Collected, Edges, Int, Kind, joined
-from .dependencies.operations import CALL, Flags, RankOperations, operations
+from .dependencies.operations import CALL, NONE, Flags, RankOperations, operations
 from .dependencies.waits import HostWaits, edges_of, host_waits
 from .graph import NEVER, Graph
 
@@ -109,7 +109,10 @@ def recorded(trace: Trace, matched: pl.DataFrame | None) -> RecordedJob:
     own = np.isin(edges.source // 2, replaced) & (edges.kind == Kind.DEVICE)
     edges.lag[own] = 0
     measured = np.empty(2 * first + len(at), np.int64)
-    measured[0 : 2 * first : 2], measured[1 : 2 * first : 2] = every["start"].to_numpy(), every["end"].to_numpy()
+    measured[0 : 2 * first : 2], measured[1 : 2 * first : 2] = (
+        every["start"].to_numpy(),
+        every["end"].to_numpy(),
+    )
     measured[2 * first :] = at
     lag, residual = _fitted(edges, measured)
     whole = Edges(edges.source, edges.target, lag, edges.kind)
@@ -121,11 +124,14 @@ def recorded(trace: Trace, matched: pl.DataFrame | None) -> RecordedJob:
 def _of_rank(rank: RankOperations) -> tuple[DeviceRows, HostWaits, UsualLags, Edges]:
     rows = device_rows(rank)
     waits, usual, found = host_waits(rank, rows), usual_lags(rows), Collected()
-    host.program(rank, waits.own, found)
+    host.program(rank, waits.own, waits.before != NONE, found)
     edges_of(waits, rank, rows, found)
-    in_stream(rows, usual, found)
+    in_stream(rows, usual, found, cpu=rank.cpu)
     staging(rank, rows, found)
-    events.recorded(rank, rows, usual.next, found)
+    if not rank.cpu:
+        events.recorded(rank, rows, usual.next, found)
+    if rank.cpu:
+        return rows, waits, usual, found.all()
     n = rank.host.height
     measured = np.empty(2 * (n + len(rows)), np.int64)
     measured[0::2] = np.r_[rank.host["start"].to_numpy(), rows.start]

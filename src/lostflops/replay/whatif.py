@@ -15,7 +15,7 @@ from .dependencies.edges import BY_GUESS, Int, joined
 from .edit import REMOVED, Edit, Edited, Known, in_steps
 from .graph import Graph
 from .recorded import RecordedJob, recorded
-from .step_times import StepPoints, step_points
+from .step_times import step_points
 from .trust import Trust, trust
 
 Ask = Callable[[str], pl.DataFrame | None]
@@ -56,7 +56,11 @@ class Replay:
         job = recorded(trace, matched)
         empty = pl.DataFrame(schema={"rank": pl.Int32, "step": pl.Int64, "start": pl.Int64, "end": pl.Int64})
         steps = step_points(job, empty if counted is None else counted)
-        return cls(job, Known(steps, ask("host_spans"), matched), trust(job, steps))
+        ranks = trace.table("ranks")
+        assert ranks is not None
+        worlds = ranks.select("world_size").collect()["world_size"].drop_nulls()
+        world = max(worlds.to_list()) if worlds.len() else None
+        return cls(job, Known(steps, ask("host_spans"), matched), trust(job, steps, matched, world))
 
     def predicted(self, edits: Sequence[Edit]) -> Prediction:
         """What a mean step would take with the edits made, one after the other."""
@@ -65,6 +69,8 @@ class Replay:
             return Prediction(text, says, refused=self.trust.reason)
         if self.trust.host_edits and any(e.on_host for e in edits):
             return Prediction(text, says, refused=self.trust.host_edits)
+        if self.trust.communication_edits and any(e.of_communication for e in edits):
+            return Prediction(text, says, refused=self.trust.communication_edits)
         job, steps = self.job, self.known.steps
         measured = steps.mean(job.measured)
         guessed = np.isin(job.edges.kind, BY_GUESS)
@@ -83,7 +89,7 @@ class Replay:
             # Where its guesses were left out, what an edit would remove of them stays out.
             gains.append(unchanged - steps.mean(self._times(changed, added)))
         predicted = measured - gains[0]
-        spread = self.trust.error * measured
+        spread = max(self.trust.error, self.trust.spread) * measured
         low = min(measured - gain for gain in gains) - spread
         high = max(measured - gain for gain in gains) + spread
         bound = measured - min(measured, removed / max(1, len(steps.step)) * self._ranks_per_step())

@@ -61,9 +61,7 @@ NOT_LAUNCHED = np.iinfo(np.int64).min
 def device_rows(rank: RankOperations) -> DeviceRows:
     frame = rank.device
     start, end, lane, call = (frame[c].to_numpy() for c in ("start", "end", "lane", "call"))
-    launched = np.where(
-        call != NONE, frame["launch_start"].fill_null(NOT_LAUNCHED).to_numpy(), NOT_LAUNCHED
-    )
+    launched = np.where(call != NONE, frame["launch_start"].fill_null(NOT_LAUNCHED).to_numpy(), NOT_LAUNCHED)
     order = np.lexsort((np.arange(len(start)), start, lane))
     before = np.full(len(start), NONE, np.int64)
     in_lane = last_to_end(lane[order], end[order])
@@ -86,7 +84,9 @@ def usual_lags(rows: DeviceRows) -> UsualLags:
     has, before = rows.launched != NOT_LAUNCHED, np.maximum(rows.before, 0)
     previous = np.where(rows.before == NONE, NOT_LAUNCHED, rows.end[before] if len(rows) else 0)
     idle = has & rows.first_of_call & (previous <= rows.launched) & ~rows.staged
-    follows = has & (rows.before != NONE) & (rows.launched <= previous - WELL_BEFORE) & (rows.start >= previous)
+    follows = (
+        has & (rows.before != NONE) & (rows.launched <= previous - WELL_BEFORE) & (rows.start >= previous)
+    )
     wait = rows.start - np.where(has, rows.launched, rows.start)
     kernels, copies = wait[idle & ~rows.copy], wait[idle & rows.copy]
     gaps = (rows.start - previous)[follows]
@@ -99,8 +99,11 @@ def usual_lags(rows: DeviceRows) -> UsualLags:
     )
 
 
-def in_stream(rows: DeviceRows, usual: UsualLags, edges: Collected) -> None:
-    """Edges of rows on their own, from the row before on the stream, and from the call that launched them."""
+def in_stream(rows: DeviceRows, usual: UsualLags, edges: Collected, *, cpu: bool = False) -> None:
+    """Edges of rows on their own, from the row before on the stream, and from the call that launched them.
+
+    A CPU's transfers begin when a thread takes them up, which has no usual time: what it took is kept.
+    """
     row = np.arange(len(rows))
     edges.add(Kind.DEVICE, starts(rows.operations(row)), ends(rows.operations(row)), rows.end - rows.start)
     follows = rows.before != NONE
@@ -108,7 +111,7 @@ def in_stream(rows: DeviceRows, usual: UsualLags, edges: Collected) -> None:
     after, previous = row[follows & ~beside], rows.before[follows & ~beside]
     edges.add(
         Kind.STREAM, ends(rows.operations(previous)), starts(rows.operations(after)),
-        np.full(len(after), usual.next),
+        np.full(len(after), usual.next) if not cpu else _taken_up(rows, after, previous),
     )  # fmt: skip
     after, previous = row[beside], rows.before[beside]
     edges.add(
@@ -118,8 +121,20 @@ def in_stream(rows: DeviceRows, usual: UsualLags, edges: Collected) -> None:
     called = rows.call != NONE
     # Of a graph that one call launches, the rows after the first follow on their streams.
     lag = np.where(rows.first_of_call, np.where(rows.copy, usual.copy, usual.launch), 0)
+    if cpu:
+        lag = np.where(called, rows.start - rows.launched, 0)
+        held = (
+            called & follows & (rows.launched < rows.end[np.maximum(rows.before, 0)]) if len(rows) else called
+        )
+        lag = np.where(held, 0, lag)
     plain = called & ~rows.staged
     edges.add(Kind.LAUNCH, starts(rows.call[plain]), starts(rows.operations(row[plain])), lag[plain])
+
+
+def _taken_up(rows: DeviceRows, after: Int, previous: Int) -> Int:
+    """How long after the row before a CPU's transfer began, where it was asked for by then; else no time."""
+    waited = (rows.launched[after] == NOT_LAUNCHED) | (rows.launched[after] < rows.end[previous])
+    return np.where(waited, rows.start[after] - rows.end[previous], 0)
 
 
 def staging(rank: RankOperations, rows: DeviceRows, edges: Collected) -> None:

@@ -55,7 +55,9 @@ def recorded(rank: RankOperations, rows: DeviceRows, lag: int, edges: Collected)
     of_library = order[rows.communication[order]]
     if len(of_library):
         asked = rows.launched[of_library]
-        found = [_launched_last(launched, order, places, asked, of_library, rows) for places in lanes.values()]
+        found = [
+            _launched_last(launched, order, places, asked, of_library, rows) for places in lanes.values()
+        ]
         _best(found, of_library, rows, lag, Kind.GUESSED, edges)
 
 
@@ -71,9 +73,7 @@ def _newest_record(records: Int, marked: Int, waits: Int, waiting: Int, rows: De
     return nearest(row, _can_be(row, waiting, rows))
 
 
-def _launched_last(
-    launched: Int, order: Int, places: Int, asked: Int, waiting: Int, rows: DeviceRows
-) -> Int:
+def _launched_last(launched: Int, order: Int, places: Int, asked: Int, waiting: Int, rows: DeviceRows) -> Int:
     """For each instant the row of one stream that was launched last before it, if that can have been meant."""
     at = np.searchsorted(launched[places], asked, "left") - 1
     row = np.where(at >= 0, order[places[np.maximum(at, 0)]], NONE)[:, None]
@@ -85,9 +85,7 @@ def _can_be(row: Int, waiting: Int, rows: DeviceRows) -> np.ndarray:
     return (row != NONE) & elsewhere & (rows.end[row] <= rows.start[waiting][:, None] + STREAMS_DIFFER)
 
 
-def _best(
-    found: list[Int], waiting: Int, rows: DeviceRows, lag: int, kind: Kind, edges: Collected
-) -> None:
+def _best(found: list[Int], waiting: Int, rows: DeviceRows, lag: int, kind: Kind, edges: Collected) -> None:
     """An edge for each that waits, from the row that ends last of those found on several streams."""
     if not found or not len(waiting):
         return

@@ -7,7 +7,6 @@ forward waits for autograd's thread, and the other way round. That takes no name
 from __future__ import annotations
 
 import numpy as np
-import polars as pl
 
 from .edges import Collected, Kind, ends, starts
 from .operations import AUTOGRAD, NONE, Int, RankOperations
@@ -16,8 +15,11 @@ from .order import last_to_end
 SHORTEST_HANDOVER = 20_000
 
 
-def program(rank: RankOperations, own: Int, edges: Collected) -> None:
-    """Edges along each thread, and from each call's start to its end by its `own` time."""
+def program(rank: RankOperations, own: Int, waited: Int, edges: Collected) -> None:
+    """Edges along each thread, and from each call's start to its end by its `own` time.
+
+    `waited` flags operations before which the thread waited for a transfer: that gap takes no time of its own.
+    """
     thread, start, end = (rank.host[c].to_numpy() for c in ("thread", "start", "end"))
     operation = np.arange(len(start))
     edges.add(Kind.OWN, starts(operation), ends(operation), own)
@@ -34,7 +36,9 @@ def program(rank: RankOperations, own: Int, edges: Collected) -> None:
     asked = np.r_[after, first]
     since = np.r_[end[previous], np.full(len(first), rank.first - 1)]
     handed, came_from = _handovers(rank, asked, since)
-    edges.add(Kind.PROGRAM, ends(previous), starts(after), np.where(handed[: len(after)], 0, gap))
+    edges.add(
+        Kind.PROGRAM, ends(previous), starts(after), np.where(handed[: len(after)] | waited[after], 0, gap)
+    )
     edges.add(Kind.HANDOVER, ends(came_from), starts(asked[handed]), start[asked[handed]] - end[came_from])
 
 

@@ -10,7 +10,9 @@ from .edges import Edges, Int, Kind, ends, joined, starts
 PLACE = ("rank", "stream", "start", "end")
 
 
-def collectives(operations: pl.DataFrame, matched: pl.DataFrame | None, points: int) -> tuple[Edges, Int, Int]:
+def collectives(
+    operations: pl.DataFrame, matched: pl.DataFrame | None, points: int
+) -> tuple[Edges, Int, Int]:
     """Edges of the job's matched collectives; `operations` are all ranks', with their number `operation`.
 
     Each has a join, one of the points from `points` on, at which all members have arrived. A member that
@@ -45,9 +47,7 @@ def collectives(operations: pl.DataFrame, matched: pl.DataFrame | None, points: 
     # The one who comes last may start a little after it arrived, so the join is where all have started.
     at = np.zeros(join.max() - points + 1, np.int64)
     np.maximum.at(at, join - points, np.maximum(begins, last))
-    arrive = Edges(
-        starts(operation), join, at[join - points] * 0, np.full(len(join), Kind.ARRIVE, np.int8)
-    )
+    arrive = Edges(starts(operation), join, at[join - points] * 0, np.full(len(join), Kind.ARRIVE, np.int8))
     member_end = rows["end"].to_numpy()
     lag = member_end - at[join - points]
     waited &= lag >= 0

@@ -32,7 +32,9 @@ WAITS_FOR = {
     "event": r"^(cuda|cu|hip)EventSynchronize",
 }
 # Calls that wait for all work when they have to: they change what memory or code is mapped.
-MAPPING = r"^(cuda|cu|hip)(Free|Malloc|HostAlloc|HostRegister|HostUnregister|Mem|Module|Library|Graph.*Instantiate)"
+MAPPING = (
+    r"^(cuda|cu|hip)(Free|Malloc|HostAlloc|HostRegister|HostUnregister|Mem|Module|Library|Graph.*Instantiate)"
+)
 LAUNCH_OR_COPY = r"Launch|Mem(cpy|set)"
 AUTOGRAD = "autograd::engine"
 
@@ -99,14 +101,37 @@ def operations(trace: Trace, rank: int, *, cpu: bool) -> RankOperations:
         return None if frame is None else frame.filter(pl.col("rank") == rank).collect()
 
     launches, operators, steps = rows("launches"), rows("operators"), rows("steps")
-    device = _device(None if cpu else rows("kernels"), None if cpu else rows("copies"))
     stretches = rows("kernels") if cpu else None
+    device = _device(
+        _transfers(rows("collectives"), operators) if cpu else rows("kernels"),
+        None if cpu else rows("copies"),
+    )
     calls = _calls(launches)
     working = _working(calls, device, operators, stretches)
+    if cpu:  # what a thread does that carries transfers is part of them
+        carries = device.filter(pl.col("name").str.starts_with("gloo:"))["stream"].drop_nulls().to_list()
+        working -= set(carries) - {_main_thread(trace, rank)}
     host = _host(calls, operators, steps, stretches, working, _main_thread(trace, rank))
-    return RankOperations(
-        rank, cpu, host, _with_calls(device, host), _steps(steps), tuple(sorted(working))
-    )
+    called = _with_starts(device, host) if cpu else _with_calls(device, host)
+    return RankOperations(rank, cpu, host, called, _steps(steps), tuple(sorted(working)))
+
+
+def _transfers(collectives: pl.DataFrame | None, operators: pl.DataFrame | None) -> pl.DataFrame | None:
+    """What a CPU's communication threads carried, as rows of a device, each with the operator that asked.
+
+    The k-th transfer belongs to the k-th operator of `c10d`, where there are as many of both.
+    """
+    if collectives is None or not collectives.height:
+        return None
+    rows = collectives.sort("start", "end").with_columns(family=pl.lit("communication"))
+    if operators is None:
+        return rows
+    asked = operators.filter(pl.col("name").cast(pl.String).str.starts_with("c10d::")).sort("start")
+    if asked.height != rows.height:
+        return rows
+    begins = asked["start"].to_numpy()
+    possible = bool((begins <= rows["start"].to_numpy()).all())
+    return rows.with_columns(launch_start=pl.Series(begins), thread=asked["thread"]) if possible else rows
 
 
 def _device(kernels: pl.DataFrame | None, copies: pl.DataFrame | None) -> pl.DataFrame:
@@ -131,7 +156,13 @@ def _device(kernels: pl.DataFrame | None, copies: pl.DataFrame | None) -> pl.Dat
 def _calls(launches: pl.DataFrame | None) -> pl.DataFrame:
     if launches is None:
         launches = pl.DataFrame(
-            schema={"start": pl.Int64, "end": pl.Int64, "thread": pl.Int64, "name": pl.String, "correlation": pl.Int64}
+            schema={
+                "start": pl.Int64,
+                "end": pl.Int64,
+                "thread": pl.Int64,
+                "name": pl.String,
+                "correlation": pl.Int64,
+            }
         )
     name = pl.col("name").cast(pl.String)
     frame = launches.select("start", "end", "thread", name, "correlation")
@@ -208,13 +239,22 @@ def _host(
             stretches.select(
                 pl.col("stream").alias("thread"), "start", "end", pl.lit(STRETCH).alias("what"),
                 pl.col("name").cast(pl.String), nothing, *flags, pl.lit(3).alias("order"),
+                pl.col("family").cast(pl.String), pl.col("phase").cast(pl.String),
             )
         )  # fmt: skip
+        if operators is not None:  # asking for communication takes the host's time, too
+            asked = operators.filter(pl.col("name").cast(pl.String).str.starts_with("c10d::"))
+            held.append(
+                asked.select(
+                    "thread", "start", "end", pl.lit(STRETCH).alias("what"), pl.col("name").cast(pl.String),
+                    nothing, *flags, pl.lit(2).alias("order"),
+                )
+            )  # fmt: skip
     if steps is not None and main is not None:
         named = steps.with_columns(thread=pl.lit(main, pl.Int64), name=pl.lit("step"))
         held += [marks(named, "host_start", STEP, 1), marks(named, "host_end", STEP, 1)]
     return (
-        pl.concat(held, how="vertical_relaxed")
+        pl.concat(held, how="diagonal_relaxed")
         .filter(pl.col("thread").is_in(sorted(working)))
         .sort("thread", "start", "order", "end", maintain_order=True)
     )
@@ -244,6 +284,18 @@ def _with_calls(device: pl.DataFrame, host: pl.DataFrame) -> pl.DataFrame:
         call=pl.when(is_its).then(pl.col("call")).otherwise(NONE),
         launch_start=pl.when(is_its).then("_called").otherwise("launch_start"),
     ).drop("_called", "correlation", "thread")
+
+
+def _with_starts(device: pl.DataFrame, host: pl.DataFrame) -> pl.DataFrame:
+    """A CPU's transfers, each with the stretch in which its operator began."""
+    begun = (
+        host.with_row_index("call")
+        .filter(pl.col("what") == STRETCH)
+        .select("thread", launch_start="start", call=pl.col("call").cast(pl.Int64))
+        .unique(["thread", "launch_start"], keep="first", maintain_order=True)
+    )
+    found = device.join(begun, on=["thread", "launch_start"], how="left", maintain_order="left")
+    return found.with_columns(pl.col("call").fill_null(NONE)).drop("correlation", "thread")
 
 
 def _steps(steps: pl.DataFrame | None) -> pl.DataFrame:

@@ -20,6 +20,7 @@ CLOSE_TO_RETURN = 30_000  # ns before a stream's wait returns that its last row 
 REMAPS = 20_000  # ns from which a call that maps memory may have waited
 NEAR_ITS_END = 50_000
 CANDIDATES = 16
+WAITED_AT_LEAST, RETURNS_WITHIN = 50_000, 500_000  # ns before and after a CPU's transfer ends
 BLOCKED = 100_000  # ns from which a launch may have waited for its place in the queue
 SHALLOWEST = 500  # rows
 FEWEST_BLOCKED = 10
@@ -30,11 +31,13 @@ ONE_DEPTH = 0.02  # share by which depths of one queue differ
 class HostWaits:
     """For each host operation the device row that it waited for or NONE, and its own time, ns.
 
+    `before` is the row that the thread waited for right before the operation, on a CPU.
     `unexplained` are the calls that ask to wait, took long, and fit no row. `queued` is the row whose start
     made room for a launch, and `depth` how many rows the queue holds where launches were seen to wait.
     """
 
     waited_for: Int
+    before: Int
     queued: Int
     own: Int
     unexplained: Flags
@@ -45,8 +48,10 @@ def host_waits(rank: RankOperations, rows: DeviceRows) -> HostWaits:
     start, end = rank.host["start"].to_numpy(), rank.host["end"].to_numpy()
     n = len(start)
     flags = {name: rank.host[name].fill_null(False).to_numpy() for name in ("mapping", *ASKS)}
-    waited_for = np.full(n, NONE, np.int64)
-    if len(rows) and n:
+    waited_for, before = np.full(n, NONE, np.int64), np.full(n, NONE, np.int64)
+    if rank.cpu and len(rows) and n:
+        waited_for, before = _for_transfers(rank, rows)
+    elif len(rows) and n:
         work = _Work(rows)
         device, stream = np.flatnonzero(flags["wait_device"]), np.flatnonzero(flags["wait_stream"])
         waited_for[device] = work.last_launched_before(start[device], end[device])
@@ -62,14 +67,15 @@ def host_waits(rank: RankOperations, rows: DeviceRows) -> HostWaits:
         )
         blocking = blocking[rows.first_of_call[blocking]]
         waited_for[rows.call[blocking]] = blocking
-    queued, depth = _queued(rows, start, end, waited_for) if len(rows) and n else (np.full(n, NONE), None)
+    is_queue = len(rows) > 0 and n > 0 and not rank.cpu
+    queued, depth = _queued(rows, start, end, waited_for) if is_queue else (np.full(n, NONE), None)
     asks = np.logical_or.reduce([flags[name] for name in ASKS]) if n else np.zeros(0, bool)
     own = end - start
     if len(rows):
         own = np.where(waited_for != NONE, end - np.maximum(rows.end[waited_for], start), own)
         own = np.where(queued != NONE, end - np.maximum(rows.start[queued], start), own)
     unexplained = asks & (waited_for == NONE) & (end - start > NEAR_ITS_END)
-    return HostWaits(waited_for, queued, np.clip(own, 0, None), unexplained, depth)
+    return HostWaits(waited_for, before, queued, np.clip(own, 0, None), unexplained, depth)
 
 
 ASKS = ("wait_device", "wait_stream", "wait_event")
@@ -81,9 +87,42 @@ def edges_of(waits: HostWaits, rank: RankOperations, rows: DeviceRows, edges: Co
     call = np.flatnonzero(waits.waited_for != NONE)
     row = waits.waited_for[call]
     edges.add(Kind.SYNC, ends(rows.operations(row)), ends(call), end[call] - rows.end[row])
+    call = np.flatnonzero(waits.before != NONE)
+    row = waits.before[call]
+    start = rank.host["start"].to_numpy()
+    edges.add(Kind.SYNC, ends(rows.operations(row)), starts(call), start[call] - rows.end[row])
     call = np.flatnonzero(waits.queued != NONE)
     row = waits.queued[call]
     edges.add(Kind.QUEUE, starts(rows.operations(row)), ends(call), end[call] - rows.start[row])
+
+
+def _for_transfers(rank: RankOperations, rows: DeviceRows) -> tuple[Int, Int]:
+    """On a CPU nothing says that a thread waits for a transfer: a stretch or gap that began well before the
+    transfer ended, and ends right after, did."""
+    thread, start, end = (rank.host[c].to_numpy() for c in ("thread", "start", "end"))
+    inside, before = np.full(len(start), NONE, np.int64), np.full(len(start), NONE, np.int64)
+    order = np.argsort(rows.end, kind="stable")
+    for own in rank.working:
+        begin, stop = np.searchsorted(thread, own), np.searchsorted(thread, own, "right")
+        if begin == stop:
+            continue
+        at = begin + np.searchsorted(start[begin:stop], rows.end[order], "right") - 1
+        known = at >= begin
+        at = np.where(known, at, begin)
+        done = rows.end[order]
+        in_it = (
+            known
+            & (end[at] >= done)
+            & (end[at] <= done + RETURNS_WITHIN)
+            & (start[at] <= done - WAITED_AT_LEAST)
+        )
+        # Later ends overwrite earlier ones: the last transfer is what the stretch waited for.
+        inside[at[in_it]] = order[in_it]
+        follows = known & (end[at] < done) & (at + 1 < stop)
+        then = np.minimum(at + 1, len(start) - 1)
+        in_gap = follows & (start[then] <= done + RETURNS_WITHIN) & (end[at] <= done - WAITED_AT_LEAST)
+        before[then[in_gap]] = order[in_gap]
+    return inside, before
 
 
 class _Work:
@@ -128,7 +167,7 @@ class _Work:
                 row = np.where(place >= 0, of_lane[holder[np.maximum(place, 0)]], NONE)
                 ends_at = self.rows.end[row]
                 fits = (row != NONE) & (ends_at > start[calls[those]])
-                fits &= (ends_at <= end[calls[those]] + CLOCKS_DIFFER)
+                fits &= ends_at <= end[calls[those]] + CLOCKS_DIFFER
                 fits &= ends_at >= end[calls[those]] - CLOSE_TO_RETURN
                 found[those] = np.where(fits, row, NONE)
         return found

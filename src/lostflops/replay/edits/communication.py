@@ -45,7 +45,9 @@ def made_free(typed: Typed) -> Edit:
         free[np.isin(edges.kind, [Kind.ARRIVE, Kind.TRANSFER])] = REMOVED
         return Edited(free, removed=removed, doubts=("no network is free: this is what all of it costs",))
 
-    return Edit(typed.text, "communication and waiting for other ranks cost nothing", apply)
+    return Edit(
+        typed.text, "communication and waiting for other ranks cost nothing", apply, of_communication=True
+    )
 
 
 def made_faster(typed: Typed) -> Edit:
@@ -68,7 +70,9 @@ def made_faster(typed: Typed) -> Edit:
             doubts=(WAITING_INSIDE,) if own.any() or not several else (),
         )
 
-    return Edit(typed.text, f"data moved between ranks {factor:g} times as fast", apply)
+    return Edit(
+        typed.text, f"data moved between ranks {factor:g} times as fast", apply, of_communication=True
+    )
 
 
 def made_overlapped(typed: Typed) -> Edit:
@@ -88,10 +92,17 @@ def made_overlapped(typed: Typed) -> Edit:
         return Edited(
             hidden,
             removed=_removed(job, known, chosen),
-            doubts=("computing may need the data before the step's end, and shares the GPU with communication",),
+            doubts=(
+                "computing may need the data before the step's end, and shares the GPU with communication",
+            ),
         )
 
-    return Edit(typed.text, "computing waited for communication only at the end of a step", apply)
+    return Edit(
+        typed.text,
+        "computing waited for communication only at the end of a step",
+        apply,
+        of_communication=True,
+    )
 
 
 def _last_of_steps(job: RecordedJob, steps: StepPoints, edges: Int) -> Int:

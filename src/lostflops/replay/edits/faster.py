@@ -19,9 +19,7 @@ OVERLAPPING = 0.10
 def made(typed: Typed) -> Edit:
     factor = typed.factor()
     if not typed.selection:
-        raise BadOption(
-            f"'{shown(typed.text)}' does not say which kernels.", "name them: 'faster:gemm=2'."
-        )
+        raise BadOption(f"'{shown(typed.text)}' does not say which kernels.", "name them: 'faster:gemm=2'.")
 
     def apply(job: RecordedJob, lags: Int, known: Known) -> Edited:
         chosen = selected(job, typed.selection)

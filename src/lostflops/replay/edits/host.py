@@ -60,7 +60,11 @@ def _edit(typed: Typed, cause: str) -> Edit:
             doubts=(WORKERS,) if cause == "data_loading" else (),
         )
 
-    says = f"{label} took {share:.0%} of its time" if share is not None else f"{label} took {typed.amount} a step"
+    says = (
+        f"{label} took {share:.0%} of its time"
+        if share is not None
+        else f"{label} took {typed.amount} a step"
+    )
     return Edit(typed.text, says, apply, on_host=True)
 
 

@@ -46,7 +46,7 @@ def made(typed: Typed) -> Edit:
         return Edited(evened, removed=int((lags - evened)[inside].sum()))
 
     who = f"rank {only}" if only is not None else "every rank"
-    return Edit(typed.text, f"{who} spent no more than the median of all ranks", apply)
+    return Edit(typed.text, f"{who} spent no more than the median of all ranks", apply, of_communication=True)
 
 
 def _parts(job: RecordedJob, lags: Int, known: Known) -> list[Int]:

@@ -8,7 +8,10 @@ from ..dependencies.edges import Edges, Int, Kind
 from ..edit import REMOVED, Edit, Edited, EditKind, Known, Typed, in_steps
 from ..recorded import RecordedJob
 
-DEPTH, RETURNS = 1_024, 8_000  # launches that a queue of CUDA's holds, and ns until one of a full queue returns
+DEPTH, RETURNS = (
+    1_024,
+    8_000,
+)  # launches that a queue of CUDA's holds, and ns until one of a full queue returns
 
 
 def made(typed: Typed) -> Edit:
@@ -45,9 +48,11 @@ def queue(job: RecordedJob) -> Edges:
     """Edges that hold a launch back until its stream's queue has room, at the depth that CUDA is known for."""
     device = job.operations.filter(job.operations["on_device"])
     call = device["call"].fill_null(-1).to_numpy()
-    lane = device.select("rank", "device", "stream").with_columns(
-        lane=device.select("rank", "device", "stream").to_struct().rank("dense")
-    )["lane"].to_numpy()
+    lane = (
+        device.select("rank", "device", "stream")
+        .with_columns(lane=device.select("rank", "device", "stream").to_struct().rank("dense"))["lane"]
+        .to_numpy()
+    )
     operation, start = device["operation"].to_numpy(), device["start"].to_numpy()
     order = np.lexsort((start, lane))
     source, target = order[:-DEPTH], order[DEPTH:]
