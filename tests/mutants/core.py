@@ -55,7 +55,7 @@ CORE: dict[str, tuple[str, ...]] = {
     "lostflops.naming.classification": ("tests/naming/test_classification.py",),
     "lostflops.naming.host_causes": ("tests/naming/test_host_causes.py",),
     **{f"lostflops.accounts.idle.{name}": ("tests/naming/test_host_causes.py",) for name in PROVING},
-    "lostflops.causes.host": ("tests/causes/test_causes.py", "tests/causes/test_lateness.py"),
+    "lostflops.causes.host": ("tests/causes/test_host_by_hand.py",),
     "lostflops.causes.lateness": (
         "tests/causes/test_lateness.py",
         "tests/versions/test_untold_order.py",
