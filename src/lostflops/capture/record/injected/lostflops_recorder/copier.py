@@ -87,7 +87,7 @@ class Copier:
         return news
 
     def _settled(self, path: str) -> bool:
-        """Whether a file is whole. The time of day, which may be set meanwhile, does not tell how old one is."""
+        """Whether a file is whole. The time of day, which may be set meanwhile, does not tell."""
         now, known = time.monotonic(), os.stat(path)
         state = known.st_size, known.st_mtime_ns
         if self._seen.get(path, (None,))[0] != state:
