@@ -15,9 +15,11 @@ from lostflops.causes.lateness import (
     SYNCHRONISING,
     Excess,
     Late,
+    LateTogether,
     _only_step,  # pyright: ignore[reportPrivateUsage]
     chain,
     late_rank,
+    late_together,
     says,
     slower_compute,
     turns,
@@ -164,6 +166,92 @@ def test_lateness_is_beyond_the_other_ranks_alone() -> None:
     rows = [(rank, step, DATA, own) for step in range(3) for rank, own in ((0, 5), (2, 25))]
     # The others' median is 15: rank 1 is 11, 79 and 10 late.
     assert _only_step(given([*rows, (1, 0, DATA, 26), (1, 1, DATA, 94), (1, 2, DATA, 25)]), 1) is None
+
+
+def test_steps_in_which_a_rank_is_early_make_up_for_none_in_which_it_is_late() -> None:
+    assert _only_step(by_step((80, 21, -5, -5)), 1) is None
+    assert _only_step(by_step((80, 20, -5, -5)), 1) == 0
+    rows = [(0, 0, "compute", 20), (1, 0, "compute", 10), (1, 0, PYTHON, 40)]
+    found = turns(given(rows))
+    assert found is not None and (found.account, found.share) == (PYTHON, 1.0)
+
+
+def test_a_rank_that_nothing_is_known_of_but_its_waiting_is_not_late() -> None:
+    assert (
+        late_rank(given([row for row in LEDGER if row[2] == WAIT and row[0] != 1] + [(1, 0, WAIT, 1)]))
+        is None
+    )
+    late = late_rank(given(worst={"per_step": None}))
+    assert late is not None and (late.waited, late.explains) == (0, 0)
+
+
+def test_names_that_cost_as_much_stand_in_their_order() -> None:
+    late = late_rank(given(names=[(1, DATA, name, 30) for name in "gbdfaec"]))
+    assert late is not None and [name for name, _ in late.excess.parts] == [f"`{name}`" for name in "abcdefg"]
+
+
+def test_a_nanosecond_of_saving_is_saving() -> None:
+    saving = "idle.checkpoint_logging"
+    rows = [(r, s, saving if a == DATA else a, ns) for r, s, a, ns in LEDGER]
+    late = late_rank(given(rows, names=[(1, saving, "torch.save", 3)]))
+    assert late is not None and late.excess.saved_or_logged == "checkpoints"
+    assert late.excess.parts == (("`torch.save`", 1),)
+
+
+def together(*own: tuple[int, ...], waits: int = 0) -> tuple[tuple[int, ...], int, str, int] | None:
+    """Who is late together, by how much, and of which account how much.
+
+    Ranks have so much time of their own in each step: 100 ns of it compute, the rest data loading.
+    """
+    rows = [
+        row
+        for rank, steps in enumerate(own)
+        for step, ns in enumerate(steps)
+        for row in (
+            (rank, step, "compute", min(ns, 100)),
+            (rank, step, DATA, max(ns - 100, 0)),
+            (rank, step, WAIT, waits * rank),
+        )
+    ]
+    found = late_together(given(rows))
+    return None if found is None else (found.ranks, found.more, found.account, found.main)
+
+
+def test_ranks_are_late_together_by_the_gap_to_the_others() -> None:
+    late, other = (130, 130), (100, 100)
+    assert together(other, late, other, late) == ((1, 3), 30, DATA, 30)
+    assert together(other, late, other, late, waits=500) == ((1, 3), 30, DATA, 30)
+    assert together(other, (134, 134), other, late) == ((1, 3), 30, DATA, 32)
+    assert together(late, late, other) is None  # three ranks
+    assert together(late, late, late, other) is None  # most of them
+    assert together((180, 180), late, other, other) is None  # one of them
+    five = (other, late, other, late, other)
+    assert together(*five) == ((1, 3), 30, DATA, 30)
+    six = [(ns, ns) for ns in (140, 135, 130, 100, 100, 98)]
+    assert together(*six) == ((0, 1, 2), 30, DATA, 35)
+    six = [(ns, ns) for ns in (140, 138, 100, 99, 98, 97)]
+    assert together(*six) == ((0, 1), 38, DATA, 39)
+    assert together() is None
+
+
+def test_ranks_that_differ_as_much_from_each_other_are_not_late_together() -> None:
+    assert together(*((ns, ns) for ns in (160, 130, 100, 100))) is None
+    assert together(*((ns, ns) for ns in (159, 130, 100, 100))) == ((0, 1), 30, DATA, 44)
+    assert together(*((ns, ns) for ns in (130, 130, 100, 70))) is None
+    assert together(*((ns, ns) for ns in (130, 130, 100, 71))) == ((0, 1), 30, DATA, 30)
+
+
+def test_ranks_are_late_together_in_four_of_five_steps() -> None:
+    always, never = (150,) * 5, (100,) * 5
+    for exceptions, told in ((1, True), (2, False)):
+        seldom = (150,) * (5 - exceptions) + (100,) * exceptions
+        assert (together(always, never, seldom, never) is not None) == told
+
+
+def test_many_ranks_are_named_by_the_first() -> None:
+    ranks = tuple(range(8))
+    assert LateTogether(ranks, 1, DATA, 1).called == "ranks 0, 1, 2, 3, 4, 5, 6 and 7"
+    assert LateTogether((*ranks, 8), 1, DATA, 1).called == "ranks 0, 1, 2, …"
 
 
 def test_ranks_that_are_late_in_turn_say_of_what() -> None:
@@ -429,6 +517,17 @@ def test_lateness_that_stages_pass_on_is_told_of_the_rank_that_waits_least() -> 
     assert (late.rank, late.ns, late.waited, late.cause) == (1, 31, 31, "compute")
     assert late.explains == 31 * 3 // 4
     assert late_rank(passed_on(PASSED_ON, in_pairs=0)) is None  # nobody passes anything on
+
+
+@pytest.mark.parametrize(("led", "ns"), [(None, 30), (14, 30), (15, 15), (40, 40)])
+def test_a_lead_of_half_of_what_it_waits_less_is_what_it_is_late_by(led: int | None, ns: int) -> None:
+    ledger = [(r, s, a, 10 if a == WAIT and r == 1 else t) for r, s, a, t in PASSED_ON]
+    known = passed_on(ledger, in_pairs=7)
+    table = known.answers["communication_imbalance"].table
+    told = table.with_columns(at_most=pl.when(pl.col("rank") == 1).then(pl.lit(led)).otherwise("at_most"))
+    known.answers["communication_imbalance"].table = told  # type: ignore[misc]
+    late = late_rank(known)
+    assert late is not None and (late.ns, late.waited) == (ns, 30)
 
 
 def test_a_stage_that_waits_least_without_more_work_is_not_late() -> None:

@@ -471,6 +471,9 @@ def test_more_than_half_of_the_operations_must_be_possible_where_they_are_counte
     assert reasons(of(0, 1100)) == {CONTRADICTION}
     table = of(0, 1000, 2000, 3100, 4100)
     assert table["reason"].to_list() == ([""] * 3 + [CONTRADICTION] * 2) * 2
+    # One more at the end of one rank: counted from there, nothing would be possible.
+    rows = [*at_times(0, 0, 1000, 2000, 3000, 4000, 5000), *at_times(1, 0, 1000, 2000, 3100, 4100)]
+    assert matched(rows, sure(0))["reason"].to_list()[6:] == [""] * 3 + [CONTRADICTION] * 2
 
 
 def test_more_than_half_of_the_operations_must_be_possible_where_they_are_counted_from_the_end() -> None:
@@ -542,3 +545,19 @@ def test_the_ranks_of_a_group_that_are_not_here_are_listed_up_to_six() -> None:
     ):
         table = matched([row(0, 0, 9, group=group)], sure(0))
         assert reasons(table) == {f"ranks {text} of its group are not here"}
+
+
+def test_times_of_clocks_without_a_known_error_may_differ_by_a_millisecond() -> None:
+    """Of two operations one is 1 ms off, which may be, or 1 ns more: then the other is not matched either."""
+    for second, told in ((1_000_050, [CONTRADICTION, ""] * 2), (1_000_051, [CONTRADICTION] * 4)):
+        rows = [*at_times(0, 0, 9_000_000), *at_times(1, second, 9_000_000)]
+        assert matched(rows)["reason"].to_list() == told
+
+
+def test_pairs_assume_nothing_and_are_told_apart_by_ranks_and_group() -> None:
+    """Ranks 0 and 1 in group '1' are not ranks 0 and 11 in none."""
+    known = [{"rank": rank} for rank in range(12)]
+    rows = [row(0, 0, 9, "send", peer=1, group="1"), row(11, 5, 9, "receive", peer=0)]
+    assert reasons(matched(rows, known)) == {"no other rank recorded it"}
+    pair = [row(0, 0, 9, "send", peer=1), row(1, 5, 9, "receive", peer=0)]
+    assert matched(pair, known)["assumed"].to_list() == [False, False]

@@ -193,8 +193,9 @@ def _waits_often(given: Given, rank: int) -> bool:
         return False
     waits = calls.filter(pl.col("name").cast(pl.String).str.contains("(?i)synchronize"))
     often = {
-        r: n / max(1, given.steps.get(r, 1))
+        r: n / given.steps[r]
         for r, n in waits.group_by("rank").agg(pl.col("calls_in_steps").sum()).iter_rows()
+        if r in given.steps
     }
     others = [often.get(r, 0.0) for r in given.steps if r != rank]
     return bool(others) and often.get(rank, 0.0) >= median(others) + SYNCS
