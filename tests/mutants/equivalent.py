@@ -40,6 +40,9 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
         ("covering[mine] =", "<= np.searchsorted"): "more rows than the tree needs",
     },
     SETS: {
+        ("windows.filter(pl.col(", ">= pl.col('start')"): "a window without length has no runs",
+        (".join(numbered.drop(", "how='left'"): "every window is there",
+        ("_edges(union(frame, keys), keys,", "1 -> 2"): "asked only whether it is above 0",
         ("return edges.map_batches(", "edges.map_batches"): A_HINT,
         ("lambda frame: frame[row_order(", "down=False"): A_HINT,
         ("predicate_pushdown=False,", "False -> True"): A_HINT,
@@ -50,7 +53,10 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
         ): "a piece without length is left out afterwards",
         ("order = np.argsort(rows[by]", "kind='stable'"): "rows of one group may stand in any order",
     },
-    "lostflops.intervals.order": {},
+    "lostflops.intervals.order": {
+        ("if ", "-> not "): "the slower way gives the same order",
+        ("if ", " and "): "the slower way gives the same order",
+    },
     MATCHING: {
         (
             'members = known.select(pl.col("groups").explode',

@@ -28,9 +28,8 @@ import msgspec
 import pytest
 
 import untold_order
-from fewer_draws import draw_at_most
-
 from acceptance import benchmark_page
+from fewer_draws import draw_at_most
 
 from .changes import Change, changes
 from .core import CORE
@@ -227,7 +226,7 @@ HEADER = """\
 
 
 def _write(results: Sequence[Result]) -> None:
-    """Put what was counted of these modules, beside what is known of the others, onto the benchmarks' page."""
+    """Put what was counted of these modules, beside what is known of others, onto the benchmarks' page."""
     known = msgspec.json.decode(COUNTED.read_bytes(), type=dict[str, Result]) if COUNTED.exists() else {}
     known |= {r.module: r for r in results if r.tried}
     known = {module: known[module] for module in CORE if module in known}

@@ -93,7 +93,7 @@ def paint(
     named = code.replace_strict(dict(enumerate(names)), default=None, return_dtype=pl.String)
     return (
         runs.with_columns((named if names else pl.lit(None, dtype=pl.String)).alias(account))
-        .join(numbered.drop("start", "end"), on="_window", maintain_order="left")
+        .join(numbered.drop("start", "end"), on="_window", how="left", maintain_order="left")
         .drop("_window", "_code")
     )
 
