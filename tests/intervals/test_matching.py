@@ -561,3 +561,29 @@ def test_pairs_assume_nothing_and_are_told_apart_by_ranks_and_group() -> None:
     assert reasons(matched(rows, known)) == {"no other rank recorded it"}
     pair = [row(0, 0, 9, "send", peer=1), row(1, 5, 9, "receive", peer=0)]
     assert matched(pair, known)["assumed"].to_list() == [False, False]
+
+
+@pytest.mark.parametrize(
+    ("kind", "synchronises", "same_bytes"),
+    [
+        ("all-reduce", True, True),
+        ("all-gather", True, True),
+        ("reduce-scatter", True, True),
+        ("all-to-all", True, False),
+        ("barrier", True, False),
+        ("broadcast", False, True),
+        ("reduce", False, True),
+        ("gather", False, False),
+    ],
+)
+def test_what_is_known_of_each_kind(kind: str, synchronises: bool, same_bytes: bool) -> None:
+    apart = [{**row(0, 0, 10, kind), "sequence": 1}, {**row(1, 20, 30, kind), "sequence": 1}]
+    assert (reasons(matched(apart)) == {CONTRADICTION}) == synchronises
+    uneven = [row(0, 0, 30, kind), {**row(1, 20, 30, kind), "bytes_in": 16}]
+    assert (reasons(matched(uneven)) == {""}) != same_bytes
+
+
+def test_a_rank_that_is_told_of_twice_is_one_rank() -> None:
+    known = [{"rank": rank, "world_size": 2, "clock_error": error} for error in (1, 5) for rank in (0, 1)]
+    table = matched([row(0, 0, 9), row(1, 4, 9)], known)
+    assert table["wait"].to_list() == [4, 0] and table["clock_error"].to_list() == [1, 1]
