@@ -587,3 +587,12 @@ def test_a_rank_that_is_told_of_twice_is_one_rank() -> None:
     known = [{"rank": rank, "world_size": 2, "clock_error": error} for error in (1, 5) for rank in (0, 1)]
     table = matched([row(0, 0, 9), row(1, 4, 9)], known)
     assert table["wait"].to_list() == [4, 0] and table["clock_error"].to_list() == [1, 1]
+
+
+def test_what_a_send_puts_in_is_what_its_receive_puts_out() -> None:
+    send = row(0, 0, 9, "send", peer=1) | {"bytes_in": 64, "bytes_out": 1}
+    receive = row(1, 4, 9, "receive", peer=0) | {"bytes_in": 2, "bytes_out": 64}
+    assert reasons(matched([send, receive])) == {""}
+    assert reasons(matched([send | {"bytes_in": 65}, receive])) == {
+        "the ranks' collectives differ in kind, bytes or order"
+    }

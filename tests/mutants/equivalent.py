@@ -27,6 +27,7 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
         ("while high < MANY", "high < MANY -> high <= MANY"): "the same bound",
     },
     NESTING: {
+        ("NEAR = 32", "32 ->"): "how many rows are looked at before a tree is made",
         (
             "for _ in range(8):",
             "8 ->",
@@ -38,6 +39,13 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
         ("bounds = np.searchsorted(group[by_group]", "1 -> 2"): "one bound more, which nobody asks for",
         ("bounds = np.searchsorted(levels", "2 -> 3"): "one bound more, which nobody asks for",
         ("covering[mine] =", "<= np.searchsorted"): "more rows than the tree needs",
+    },
+    "lostflops.recipes.accounting": {
+        ("lanes = here.select(", ".unique() ->"): "a semi join asks only whether it is there",
+        ("names = calls[", ".unique() ->"): "a name that comes twice says nothing more",
+        ("near = pl.concat(threads", "how="): "the columns have one type here",
+        ("return pl.concat([part.select(columns)", "'start' -> 'end'"): "runs of one account are disjoint",
+        ("sought = until.filter(", ">= pl.col('start')"): "a gap holds time",
     },
     SETS: {
         ("windows.filter(pl.col(", ">= pl.col('start')"): "a window without length has no runs",

@@ -95,7 +95,7 @@ def _laned(rows: pl.DataFrame, known: pl.DataFrame) -> pl.DataFrame:
     size_told = group.replace_strict(sized, default=None, return_dtype=pl.Int64)
     size_told = pl.coalesce(size_told, pl.col("group_size").cast(pl.Int64))
     return (
-        rows.join(known.select("rank", _error="clock_error"), on="rank", how="left", maintain_order="left")
+        rows.join(known.select("rank", _error="clock_error"), on="rank", how="left")
         .with_columns(
             _kind=pl.when(pair).then(pl.lit("pair")).otherwise(kind),
             _bytes=pl.when(sends).then(pl.coalesce("bytes_in", "bytes_out"))
