@@ -46,6 +46,7 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
         ("near = pl.concat(threads", "how="): "the columns have one type here",
         ("return pl.concat([part.select(columns)", "'start' -> 'end'"): "runs of one account are disjoint",
         ("sought = until.filter(", ">= pl.col('start')"): "a gap holds time",
+        ('.sort("rank", "start")', "'start' -> 'end'"): "pieces of a rank are disjoint",
     },
     SETS: {
         ("windows.filter(pl.col(", ">= pl.col('start')"): "a window without length has no runs",
