@@ -148,6 +148,7 @@ def once(
 ) -> str:
     """The claim where the ranks hold so much of an account in each step."""
     ledger = [(rank, n, account, ms * MS) for n, held in enumerate(by_step) for rank, ms in enumerate(held)]
+    ledger += [(rank, n, "copy", 500 * MS) for n, held in enumerate(by_step) for rank in range(len(held))]
     given = Given({}, pl.DataFrame(ledger, ["rank", "step", "account", "ns"], orient="row"))
     return told_once(finding("starves", account, 5, claim), given).claim
 
@@ -169,11 +170,58 @@ def test_time_of_which_four_fifths_lie_in_one_step_comes_once() -> None:
         assert told_once(unclaimed, given) is unclaimed
 
 
+# --- on a CPU
+
+
+def pauses(
+    ms: int, *names: int, long: int = 0, on_host: bool = True, held: int | None = None
+) -> list[tuple[str, str]]:
+    """The claim and the advice where a CPU does other work for so long in each of two steps of 100 ms.
+
+    `names` are of one step, `long` is what comes in long pauses in both.
+    """
+    spent = ms if held is None else held
+    ledger: Rows = [
+        (0, step, account, length)
+        for step in range(2)
+        for account, length in (("compute", 100 - spent), (PYTHON, spent))
+        if length
+    ]
+    told = [(0, PYTHON, f"part {n}", 2 * length) for n, length in enumerate(names)]
+    found = page(
+        finding("host-busy-elsewhere", PYTHON, ms, "Other code."),
+        ledger=ledger, names=told, on_host=on_host, in_long_pauses=long * MS,
+    )  # fmt: skip
+    return [(one.claim, one.next) for one in found]
+
+
+def test_what_a_cpu_spends_in_short_pauses_under_many_names_is_what_operators_cost() -> None:
+    claim = "Nothing computes for {0}.0 ms per step ({0}.0 %) in the short pauses between operators."
+    advice = "Do the same in fewer operators: a larger batch, or `torch.compile`."
+    assert pauses(16, 5, 5) == [(claim.format(16), advice)]
+    assert pauses(15) == [(claim.format(15), advice)]
+    assert pauses(14) == []
+    assert pauses(16, on_host=False) == [("Other code.", "n")]
+    assert pauses(16, held=0) == [("Other code.", "n")]
+    # Half of it in long pauses, or under one name, is work.
+    assert pauses(16, long=15) == [(claim.format(16), advice)]
+    assert pauses(16, long=16) == [("Other code.", "n")]
+    assert pauses(16, 7) == [(claim.format(16), advice)]
+    assert pauses(16, 8)[0][0].startswith("Other code: `part 0`")
+
+
+def test_names_of_a_single_step_are_told_whole() -> None:
+    (told,) = page(
+        finding("other-finding", PYTHON, 10), ledger=[(0, 0, "compute", 100)], names=[(0, PYTHON, "a", 10)]
+    )
+    assert told.contributors == ("`a` 10.0 ms",)
+
+
 # --- what is about the same gaps
 
 
 def test_one_pause_is_told_by_its_cause() -> None:
-    gaps = pl.DataFrame({"cause": [SAVING, DATA], "counted": [False, True]})
+    gaps = pl.DataFrame({"cause": [SAVING, DATA, SAVING], "counted": [False, True, True]})
     pause = finding("one-gap-is-most", "x", 9, "One pause.", recipe="gpu_gaps")
     cause = finding("starves", DATA, 5)
     (told,) = page(cause, pause, tables={"gpu_gaps": gaps})
@@ -224,6 +272,7 @@ def waiting(
             ("cudaStreamSynchronize", calls + outside, calls, None if held is None else held * MS),
             ("cudaLaunchKernel", 999, 999, 999 * MS),
             ("CUDADEVICESYNCHRONIZE", 0, 0, 70 * MS),
+            ("cudaEventSynchronize", 0, 0, None),
         ],
         schema=["name", "calls", "calls_in_steps", "per_step"],
         orient="row",
@@ -245,6 +294,14 @@ def test_what_lies_between_waits_that_come_often_is_part_of_them() -> None:
     assert (told.size, told.ns_per_step) == (180 * MS, 120 * MS)
     assert len(waiting(15)) == 3
     assert "waits for it 250 times" in waiting(1003)[0].claim
+
+
+def test_waits_that_promise_nothing_promise_nothing_together() -> None:
+    ledger: Rows = [(0, 0, "compute", 80), (0, 0, WAITS, 15), (0, 0, LAUNCHES, 5)]
+    table = pl.DataFrame({"name": ["cuCtxSynchronize"], "calls_in_steps": [4], "per_step": [15 * MS]})
+    waits = finding("host-waits-for-device", WAITS, 0, cost_per_step=15 * MS)
+    (told,) = page(waits, ledger=ledger, tables={"api_call_summary": table})
+    assert (told.ns_per_step, told.size) == (0, 20 * MS)
 
 
 def test_waits_that_are_shorter_than_what_lies_between_them_hide_nothing() -> None:

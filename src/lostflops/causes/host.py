@@ -131,7 +131,7 @@ def told_once(finding: Finding, given: Given) -> Finding:
     if not finding.claim or not finding.accounts or not finding.accounts[0].startswith("idle."):
         return finding
     held = given.ledger.filter(pl.col("account").is_in(finding.accounts)).group_by("rank", "step")
-    each = held.agg(pl.col("ns").sum()).sort("ns", "rank", "step", descending=[True, False, False])
+    each = held.agg(pl.col("ns").sum())
     by_step = (
         each.group_by("step").agg(pl.col("ns").sum(), most=pl.col("ns").max()).sort("ns", descending=True)
     )
