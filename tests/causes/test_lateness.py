@@ -231,6 +231,8 @@ def test_ranks_are_late_together_by_the_gap_to_the_others() -> None:
     assert together(*six) == ((0, 1, 2), 30, DATA, 35)
     six = [(ns, ns) for ns in (140, 138, 100, 99, 98, 97)]
     assert together(*six) == ((0, 1), 38, DATA, 39)
+    six = [(ns, ns) for ns in (130, 130, 110, 100, 100, 100)]
+    assert together(*six) == ((0, 1), 20, DATA, 30)
     assert together() is None
 
 
@@ -528,6 +530,19 @@ def test_a_lead_of_half_of_what_it_waits_less_is_what_it_is_late_by(led: int | N
     known.answers["communication_imbalance"].table = told  # type: ignore[misc]
     late = late_rank(known)
     assert late is not None and (late.ns, late.waited) == (ns, 30)
+
+
+def test_a_stage_that_waits_least_is_late_from_three_hundredths_of_the_step_on() -> None:
+    for waits, told in ((3, True), (2, False)):
+        ledger = [
+            (rank, step, account, ns)
+            for step in range(3)
+            for rank in range(4)
+            for account, ns in (
+                [("compute", 100)] if rank == 1 else [("compute", 100 - waits), (WAIT, waits)]
+            )
+        ]
+        assert (late_rank(passed_on(ledger, in_pairs=7)) is not None) == told
 
 
 def test_a_stage_that_waits_least_without_more_work_is_not_late() -> None:

@@ -49,6 +49,9 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
         ('.sort("rank", "start")', "'start' -> 'end'"): "pieces of a rank are disjoint",
     },
     SETS: {
+        (".map_batches(united,", "predicate_pushdown=False"): A_HINT,
+        ("predicate_pushdown=False,", "predicate_pushdown=False"): A_HINT,
+        ("projection_pushdown=False,", "predicate_pushdown=False"): A_HINT,
         ("windows.filter(pl.col(", ">= pl.col('start')"): "a window without length has no runs",
         (".join(numbered.drop(", "how='left'"): "every window is there",
         ("_edges(union(frame, keys), keys,", "1 -> 2"): "asked only whether it is above 0",
@@ -63,8 +66,8 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
         ("order = np.argsort(rows[by]", "kind='stable'"): "rows of one group may stand in any order",
     },
     "lostflops.intervals.order": {
-        ("if ", "-> not "): "the slower way gives the same order",
-        ("if ", " and "): "the slower way gives the same order",
+        ("c.null_count() or not", "not ("): "the slower way gives the same order",
+        ("c.null_count() or not", "-> c.dtype"): "the slower way gives the same order",
     },
     MATCHING: {
         (
@@ -110,6 +113,10 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
         ): "an end that comes first on its thread closes nothing either way",
         ('.filter(pl.col("_level") > 0)', ">= 0"): "at level 0 there are only ends",
         (".with_columns(_depth=depth -", "0 -> -1"): "all levels are one higher",
+    },
+    "lostflops.causes.host": {
+        ("whole = given.accounts.get(", "0 -> -1"): "of an account without time nothing is told either way",
+        ("gaps", "0 -> -1"): "they are sorted",
     },
     LATENESS: {
         ("explains: int = 0", "0 -> 1"): "always told",
