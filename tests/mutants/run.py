@@ -225,11 +225,17 @@ HEADER = """\
 | --- | ---: | ---: | ---: | ---: | ---: |"""
 
 
+def _explained(result: Result) -> Result:
+    """A result that was kept, with what is known of its survivors by now."""
+    told = [s._replace(why=why(result.module, s.line, s.words)) for s in result.survivors]
+    return result._replace(survivors=told)
+
+
 def _write(results: Sequence[Result]) -> None:
     """Put what was counted of these modules, beside what is known of others, onto the benchmarks' page."""
     known = msgspec.json.decode(COUNTED.read_bytes(), type=dict[str, Result]) if COUNTED.exists() else {}
     known |= {r.module: r for r in results if r.tried}
-    known = {module: known[module] for module in CORE if module in known}
+    known = {module: _explained(known[module]) for module in CORE if module in known}
     COUNTED.write_bytes(msgspec.json.format(msgspec.json.encode(known), indent=1) + b"\n")
     every = [(r.module.removeprefix("lostflops."), s) for r in known.values() for s in r.survivors]
     listed = [
