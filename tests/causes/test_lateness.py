@@ -321,7 +321,9 @@ def test_the_evidence_says_how_often_and_what_else() -> None:
 
 
 def work(*rows: tuple[int, str, str, int, int], **more: Any) -> Given:
-    return given(work=pl.DataFrame(rows, WORK, orient="row"), **more)
+    """Ranks that ran these kernels in their steps, three or as many as `ledger` says."""
+    steps: Any = {"ledger": [*LEDGER, *((3, step, "compute", 140) for step in range(3))]} | more
+    return given(work=pl.DataFrame(rows, WORK, orient="row"), **steps)
 
 
 THERE = "times as long as the same kernels there"
@@ -548,3 +550,23 @@ def test_a_stage_that_waits_least_is_late_from_three_hundredths_of_the_step_on()
 def test_a_stage_that_waits_least_without_more_work_is_not_late() -> None:
     even = [(r, s, account, 100 if account == "compute" else ns) for r, s, account, ns in PASSED_ON]
     assert late_rank(passed_on(even, in_pairs=7)) is None
+
+
+def test_a_thread_without_a_core_says_so_where_that_is_half_of_its_lateness() -> None:
+    """The others' median is 3 ms, of counted steps alone; the rank is 10 ms late."""
+
+    def told(mine: int, others: bool = True) -> list[str]:
+        rows = [(1, mine * MS, True), (1, 99 * MS, False)]
+        rows += [(0, 2 * MS, True), (2, 4 * MS, True)] if others else []
+        waits = pl.DataFrame(rows, ["rank", "lost", "counted"], orient="row")
+        answers: Any = {"step_log_core_waits": SimpleNamespace(table=waits, findings=())}
+        return list(chain(late({DATA: 9 * MS}, 9 * MS), Given(answers, given().ledger)))[1:]
+
+    assert told(8) == ["its thread waits 5.00 ms per step longer for a processor core than the others"]
+    assert told(7) == told(20, others=False) == []
+
+
+def test_a_rank_late_by_its_compute_says_how_its_kernels_differ() -> None:
+    known = work(*SAME, (1, "gemm", "a 64", 6, 126))
+    assert list(chain(late({"compute": 9 * MS}, 9 * MS), known))[1:] == [f"its gemm kernels take 1.2 {THERE}"]
+    assert list(chain(late({DATA: 9 * MS}, 9 * MS), known))[1:] == []
