@@ -70,6 +70,7 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
         ("c.null_count() or not", "-> c.dtype"): "the slower way gives the same order",
     },
     MATCHING: {
+        ("members = known.select(", ".explode()"): "an empty group is left out below",
         (
             'members = known.select(pl.col("groups").explode',
             "True -> False",
