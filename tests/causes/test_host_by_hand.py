@@ -89,6 +89,9 @@ def test_what_the_host_does_instead_is_named_in_the_claim() -> None:
     last = [(0, PYTHON, "k", 25), (0, PYTHON, "j", 24), (0, PYTHON, "a.py(3): f", 23)]
     (told,) = page(finding("host-busy-elsewhere", PYTHON, 20, claim), names=last)
     assert told.claim.endswith("runs other code: `k` (6.25 ms) and `j` (6.00 ms).")
+    second = [(0, PYTHON, "k", 25), (0, PYTHON, "a.py(3): f", 24)]
+    (told,) = page(finding("host-busy-elsewhere", PYTHON, 10, claim), names=second)
+    assert told.claim.endswith("runs Python: `k` (6.25 ms) and `f` (6.00 ms).")
     (told,) = page(finding("host-busy-elsewhere", PYTHON, 10, claim))
     assert (told.claim, told.next) == (claim, "n")
     (told,) = page(finding("other-finding", PYTHON, 10, claim), names=names)
