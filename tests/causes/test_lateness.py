@@ -570,3 +570,15 @@ def test_a_rank_late_by_its_compute_says_how_its_kernels_differ() -> None:
     known = work(*SAME, (1, "gemm", "a 64", 6, 126))
     assert list(chain(late({"compute": 9 * MS}, 9 * MS), known))[1:] == [f"its gemm kernels take 1.2 {THERE}"]
     assert list(chain(late({DATA: 9 * MS}, 9 * MS), known))[1:] == []
+
+
+def test_what_only_the_others_have_counts_against_it() -> None:
+    rows = [*LEDGER, *((rank, step, "copy", 5) for rank in (0, 2) for step in range(3))]
+    late = late_rank(given(rows))
+    assert late is not None and dict(late.excess.by_account) == {DATA: 40, "compute": 0, "copy": -5}
+
+
+def test_a_nanosecond_more_is_more() -> None:
+    rows = [(rank, step, account, 1 if account == DATA else ns) for rank, step, account, ns in LEDGER]
+    late = late_rank(given(rows, {"at_most": 2, "per_step": 3}))
+    assert late is not None and (late.excess.main, late.waited) == (1, 4)
