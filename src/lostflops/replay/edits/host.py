@@ -10,7 +10,7 @@ import polars as pl
 from lostflops.accounts import IDLE
 from lostflops.errors import BadOption, shown
 
-from ..dependencies.edges import Int
+from ..dependencies.edges import Int, Kind
 from ..edit import Edit, Edited, EditKind, Known, Typed
 from ..host_time import per_step, within
 from ..recorded import RecordedJob
@@ -19,6 +19,8 @@ PREFIX = "idle."
 UNITS = {"ns": 1, "us": 1e3, "µs": 1e3, "ms": 1e6, "s": 1e9}
 # Not time that a thread spends at something: what it waits for, or what nothing is known of.
 NOT_SPENT = ("host_synchronisation", "dependency", "unrecorded")
+# What is copied for these is copied for nothing else.
+WITH_COPIES = ("checkpoint_logging",)
 WORKERS = (
     "workers that run beside the job take processor time from it, up to a tenth of the host's, "
     "which the replay does not know"
@@ -54,6 +56,8 @@ def _edit(typed: Typed, cause: str) -> Edit:
         now = per_step(job, known.steps, inside)
         kept = share if share is not None else (ns or 0) / now if now else 1.0
         less = np.rint(inside * (1 - kept)).astype(np.int64)
+        if cause in WITH_COPIES:
+            less += np.rint(_copies(job, lags, mine) * (1 - kept)).astype(np.int64)
         return Edited(
             lags - less,
             removed=max(0, int(per_step(job, known.steps, less) * len(known.steps.step))),
@@ -66,6 +70,25 @@ def _edit(typed: Typed, cause: str) -> Edit:
         else f"{label} took {typed.amount} a step"
     )
     return Edit(typed.text, says, apply, on_host=True)
+
+
+def _copies(job: RecordedJob, lags: Int, spans: pl.DataFrame) -> Int:
+    """For each edge its lag where it is a copy that was launched inside the spans, else 0."""
+    launches = np.isin(job.edges.kind, [Kind.LAUNCH, Kind.STAGING])
+    # A copy whose launch was not recorded counts where it ran.
+    at = job.measured[0 : 2 * job.operations.height : 2].copy()
+    at[job.edges.target[launches] // 2] = job.measured[job.edges.source[launches]]
+    copies = job.operations.select("rank", "copy", row="operation", start=pl.Series(at)).filter("copy")
+    inside = (
+        copies.sort("start")
+        .join_asof(
+            spans.sort("start").select("rank", "start", until="end"), on="start", by="rank",
+            check_sortedness=False,
+        )
+        .filter(pl.col("until") > pl.col("start"))
+    )  # fmt: skip
+    own = (job.edges.kind == Kind.DEVICE) & np.isin(job.edges.source // 2, inside["row"].to_numpy())
+    return np.where(own, np.maximum(lags, 0), 0)
 
 
 def _amount(typed: Typed) -> tuple[float | None, float | None]:
