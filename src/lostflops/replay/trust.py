@@ -50,7 +50,8 @@ class Trust:
 
     `measured_ns` and `replayed_ns` are a mean step's, `error` the largest share by which a rank's steps
     together differ, and `spread` the standard error of the mean step, as a share of it: what a second
-    recording may differ by. `reason` says why nothing may be predicted, or is empty; `doubts` what makes it less sure.
+    recording may differ by. `reason` says why nothing may be predicted, or is empty; `doubts` what makes it
+    less sure.
     """
 
     measured_ns: int
@@ -164,8 +165,8 @@ def _refused(job: RecordedJob, steps: StepPoints, error: float, rank: int, path:
             return f"{lost:.0%} of the kernel launches have no kernel: GPU work was not recorded"
     if error > LEAST:
         return (
-            f"without what no rule explains, the replay misses the recorded steps of rank {rank} by {error:.1%}"
-            + _why(job)
+            "without what no rule explains, the replay misses the recorded steps of "
+            f"rank {rank} by {error:.1%}{_why(job)}"
         )
     for share, what in (
         (path.residual, "device time that no rule explains"),
@@ -196,7 +197,8 @@ def _why(job: RecordedJob) -> str:
         return ""
     name, ns = job.operations["name"][row], int(job.residual[worst])
     shown = name if len(name) <= 40 else name[:39] + "…"
-    return f"; the longest is {ns / 1e6:.1f} ms before '{shown}': the GPU may have run work that was not recorded"
+    waited = f"; the longest is {ns / 1e6:.1f} ms before '{shown}'"
+    return f"{waited}: the GPU may have run work that was not recorded"
 
 
 def _doubts(job: RecordedJob, steps: StepPoints, error: float, path: PathShares) -> tuple[str, ...]:

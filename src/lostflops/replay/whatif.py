@@ -23,7 +23,7 @@ Ask = Callable[[str], pl.DataFrame | None]
 
 
 @dataclass(frozen=True)
-class Prediction:
+class PredictedStep:
     """What a mean step would take with an edit made, ns, between `low_ns` and `high_ns`.
 
     `bound_ns` is the shortest it could be if all that the edit removes were gained. `refused` says why
@@ -62,15 +62,15 @@ class Replay:
         world = max(worlds.to_list()) if worlds.len() else None
         return cls(job, Known(steps, ask("host_spans"), matched), trust(job, steps, matched, world))
 
-    def predicted(self, edits: Sequence[Edit]) -> Prediction:
+    def predicted(self, edits: Sequence[Edit]) -> PredictedStep:
         """What a mean step would take with the edits made, one after the other."""
         text, says = ", ".join(e.text for e in edits), "; ".join(e.says for e in edits)
         if self.trust.reason:
-            return Prediction(text, says, refused=self.trust.reason)
+            return PredictedStep(text, says, refused=self.trust.reason)
         if self.trust.host_edits and any(e.on_host for e in edits):
-            return Prediction(text, says, refused=self.trust.host_edits)
+            return PredictedStep(text, says, refused=self.trust.host_edits)
         if self.trust.communication_edits and any(e.of_communication for e in edits):
-            return Prediction(text, says, refused=self.trust.communication_edits)
+            return PredictedStep(text, says, refused=self.trust.communication_edits)
         job, steps = self.job, self.known.steps
         measured = steps.mean(job.measured)
         guessed = np.isin(job.edges.kind, BY_GUESS)
@@ -84,7 +84,7 @@ class Replay:
             unchanged = steps.mean(job.replayed(lags))
             made = self._made(lags, edits)
             if isinstance(made, str):
-                return Prediction(text, says, refused=made)
+                return PredictedStep(text, says, refused=made)
             changed, added, removed, doubts = made
             # Where its guesses were left out, what an edit would remove of them stays out.
             gains.append(unchanged - steps.mean(self._times(changed, added)))
@@ -93,7 +93,7 @@ class Replay:
         low = min(measured - gain for gain in gains) - spread
         high = max(measured - gain for gain in gains) + spread
         bound = measured - min(measured, removed / max(1, len(steps.step)) * self._ranks_per_step())
-        return Prediction(
+        return PredictedStep(
             text,
             says,
             predicted_ns=round(predicted),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from .edges import Collected, Kind, ends, starts
+from .edges import FoundEdges, Kind, ends, starts
 from .operations import COPY_RETURNS, NONE, Flags, Int, RankOperations
 from .order import last_to_end
 
@@ -72,9 +72,10 @@ def device_rows(rank: RankOperations) -> DeviceRows:
     first = np.zeros(len(start), bool)
     seen = np.unique(call, return_index=True)[1]
     first[seen] = True
+    communication = frame["communication"].fill_null(False).to_numpy()
     return DeviceRows(
         rank.host.height, start, end, lane, call, launched, before,
-        frame["copy"].to_numpy(), frame["communication"].fill_null(False).to_numpy(), staged, first & (call != NONE),
+        frame["copy"].to_numpy(), communication, staged, first & (call != NONE),
     )  # fmt: skip
 
 
@@ -99,7 +100,7 @@ def usual_lags(rows: DeviceRows) -> UsualLags:
     )
 
 
-def in_stream(rows: DeviceRows, usual: UsualLags, edges: Collected, *, cpu: bool = False) -> None:
+def in_stream(rows: DeviceRows, usual: UsualLags, edges: FoundEdges, *, cpu: bool = False) -> None:
     """Edges of rows on their own, from the row before on the stream, and from the call that launched them.
 
     A CPU's transfers begin when a thread takes them up, which has no usual time: what it took is kept.
@@ -137,7 +138,7 @@ def _taken_up(rows: DeviceRows, after: Int, previous: Int) -> Int:
     return np.where(waited, rows.start[after] - rows.end[previous], 0)
 
 
-def staging(rank: RankOperations, rows: DeviceRows, edges: Collected) -> None:
+def staging(rank: RankOperations, rows: DeviceRows, edges: FoundEdges) -> None:
     """A copy from pageable memory begins when its call has read that: from the call's end."""
     row = np.flatnonzero(rows.staged)
     called = rank.host["end"].to_numpy()[rows.call[row]]
