@@ -65,12 +65,8 @@ class Replay:
     def predicted(self, edits: Sequence[Edit]) -> PredictedStep:
         """What a mean step would take with the edits made, one after the other."""
         text, says = ", ".join(e.text for e in edits), "; ".join(e.says for e in edits)
-        if self.trust.reason:
-            return PredictedStep(text, says, refused=self.trust.reason)
-        if self.trust.host_edits and any(e.on_host for e in edits):
-            return PredictedStep(text, says, refused=self.trust.host_edits)
-        if self.trust.communication_edits and any(e.of_communication for e in edits):
-            return PredictedStep(text, says, refused=self.trust.communication_edits)
+        if why := self._refused(edits):
+            return PredictedStep(text, says, refused=why)
         job, steps = self.job, self.known.steps
         measured = steps.mean(job.measured)
         guessed = np.isin(job.edges.kind, BY_GUESS)
@@ -102,6 +98,17 @@ class Replay:
             bound_ns=round(min(bound, predicted)),
             doubts=tuple(dict.fromkeys(doubts)),
         )
+
+    def _refused(self, edits: Sequence[Edit]) -> str:
+        """Why edits of these kinds cannot be predicted on this job, or nothing."""
+        trust = self.trust
+        if trust.reason:
+            return trust.reason
+        if trust.other_edits and not all(e.scales for e in edits):
+            return trust.other_edits
+        if trust.host_edits and any(e.on_host for e in edits):
+            return trust.host_edits
+        return trust.communication_edits if any(e.of_communication for e in edits) else ""
 
     def _ranks_per_step(self) -> int:
         """What one rank loses, all others may wait for: a mean step gains at most what all lose together."""

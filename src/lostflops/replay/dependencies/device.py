@@ -120,8 +120,12 @@ def in_stream(rows: DeviceRows, usual: UsualLags, edges: FoundEdges, *, cpu: boo
         rows.start[after] - rows.start[previous],
     )  # fmt: skip
     called = rows.call != NONE
+    lag = np.where(rows.copy, usual.copy, usual.launch)
+    if len(rows) and not cpu:
+        # Whatever held up the first row of all came before the recording: it is not for rules to explain.
+        lag[0] = max(lag[0], rows.start[0] - rows.launched[0]) if called[0] else lag[0]
     # Of a graph that one call launches, the rows after the first follow on their streams.
-    lag = np.where(rows.first_of_call, np.where(rows.copy, usual.copy, usual.launch), 0)
+    lag = np.where(rows.first_of_call, lag, 0)
     if cpu:
         lag = np.where(called, rows.start - rows.launched, 0)
         held = (

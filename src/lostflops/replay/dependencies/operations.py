@@ -300,5 +300,7 @@ def _with_starts(device: pl.DataFrame, host: pl.DataFrame) -> pl.DataFrame:
 
 def _steps(steps: pl.DataFrame | None) -> pl.DataFrame:
     if steps is None:
-        return pl.DataFrame(schema={"step": pl.Int64, "start": pl.Int64, "end": pl.Int64})
-    return steps.select("step", "start", "end", "host_start", "host_end")
+        return pl.DataFrame(
+            schema={"step": pl.Int64, "start": pl.Int64, "end": pl.Int64, "source": pl.String}
+        )
+    return steps.select("step", "start", "end", "host_start", "host_end", pl.col("source").cast(pl.String))

@@ -37,7 +37,7 @@ def made(typed: Typed) -> Edit:
             doubts=_doubts(job, chosen),
         )
 
-    return Edit(typed.text, f"'{typed.selection}' {factor:g} times as fast", apply)
+    return Edit(typed.text, f"'{typed.selection}' {factor:g} times as fast", apply, scales=True)
 
 
 def selected(job: RecordedJob, selection: str) -> np.ndarray:
