@@ -107,8 +107,29 @@ def in_steps(job: RecordedJob, steps: StepPoints, points: Int) -> np.ndarray:
     on_device = job.operations["on_device"].to_numpy()[operation]
     for number in np.unique(steps.rank):
         mine, own = rank == number, steps.rank == number
-        begin = job.measured[steps.begin[own]].min()
+        begin = steps.begins(job.measured)[own].min()
         first[mine] = np.where(on_device[mine], begin, min(begin, int(steps.host_begin[own].min())))
-        last[mine] = job.measured[steps.end[own]].max()
+        last[mine] = steps.ends(job.measured)[own].max()
     at = job.measured[points]
     return (at >= first) & (at <= last)
+
+
+def step_of(job: RecordedJob, steps: StepPoints, points: Int) -> Int:
+    """For each point the row of its step in `steps`, by when it came, or -1 outside of all.
+
+    A device's point belongs to the step in which it ran, a host's to the one that the host was at.
+    """
+    found = np.full(len(points), -1)
+    operation = np.minimum(points // 2, job.operations.height - 1)
+    rank = job.operations["rank"].to_numpy()[operation]
+    on_device, at = job.on_device[operation], job.measured[points]
+    begins, ends = steps.begins(job.measured), steps.ends(job.measured)
+    for number in np.unique(steps.rank):
+        rows = np.flatnonzero(steps.rank == number)
+        rows = rows[np.argsort(begins[rows])]
+        for device, since in ((True, begins[rows]), (False, np.maximum.accumulate(steps.host_begin[rows]))):
+            mine = np.flatnonzero((rank == number) & (on_device == device))
+            place = np.searchsorted(since, at[mine], "right") - 1
+            inside = (place >= 0) & (at[mine] <= ends[rows[np.maximum(place, 0)]])
+            found[mine] = np.where(inside, rows[np.maximum(place, 0)], -1)
+    return found

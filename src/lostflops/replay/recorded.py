@@ -54,6 +54,32 @@ class RecordedJob:
         bound[self.edges.target] = True
         return np.where(bound, NEVER, self.measured)
 
+    @cached_property
+    def on_device(self) -> Flags:
+        """Which operations the device ran; one flag each."""
+        return self.operations["on_device"].to_numpy()
+
+    def launched(self, rank: int) -> tuple[Int, Int, Int]:
+        """A rank's device rows in the order of their launches: operations, when launched, and their streams."""
+        return self._launched[rank]
+
+    @cached_property
+    def _launched(self) -> dict[int, tuple[Int, Int, Int]]:
+        device = self.operations.filter(pl.col("on_device") & pl.col("call").is_not_null())
+        called = self.measured[2 * device["call"].to_numpy()]
+        rows = device.select("rank", "operation", lane=pl.struct("device", "stream").rank("dense"))
+        found = dict[int, tuple[Int, Int, Int]]()
+        for number in device["rank"].unique().to_list():
+            mine = np.flatnonzero(rows["rank"].to_numpy() == number)
+            mine = mine[np.argsort(called[mine], kind="stable")]
+            found[number] = (
+                rows["operation"].to_numpy()[mine], called[mine], rows["lane"].to_numpy()[mine]
+            )  # fmt: skip
+        nothing = np.zeros(0, np.int64)
+        for number in self.operations["rank"].unique().to_list():
+            found.setdefault(number, (nothing, nothing, nothing))
+        return found
+
     def lags(self, *, above: int | None = None) -> Int:
         """The lags with their residuals, or without those longer than `above` ns."""
         if above is None:

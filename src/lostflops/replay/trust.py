@@ -15,10 +15,13 @@ from .dependencies.device import NOT_LAUNCHED
 from .dependencies.edges import BY_GUESS, Int, Kind
 from .dependencies.operations import CALL
 from .recorded import SMALL, RecordedJob
+from .edit import Known
+from .host_time import within
 from .step_times import StepPoints
 
 GOOD, LEAST = 0.03, 0.05
 FEWEST_ROWS = 50
+NAMELESS = ["idle.other_host_work", "idle.unexplained", "idle.dependency", "idle.unrecorded"]
 KERNEL_CALL = "Launch(Kernel|Cooperative)"
 NOT_LAUNCHED_GOOD, NOT_LAUNCHED_MOST = 0.05, 0.35
 MATCHED_LEAST = 0.80
@@ -71,11 +74,9 @@ class Trust:
         return not self.reason
 
 
-def trust(job: RecordedJob, steps: StepPoints, matched: pl.DataFrame | None, world: int | None) -> Trust:
-    """The measures, taken over the steps that count.
-
-    `matched` is what is known of collectives over ranks, and `world` how many ranks the job has, if known.
-    """
+def trust(job: RecordedJob, known: Known, world: int | None) -> Trust:
+    """The measures, taken over the steps that count. `world` is how many ranks the job has, if that is known."""
+    steps, matched = known.steps, known.matched
     measured = steps.lengths(job.measured)
     small, none = (steps.lengths(job.replayed(job.lags(above=above))) for above in (SMALL, -1))
     table = pl.DataFrame(
@@ -86,7 +87,7 @@ def trust(job: RecordedJob, steps: StepPoints, matched: pl.DataFrame | None, wor
     errors = [np.abs(of_rank[c].to_numpy() - whole) / np.maximum(whole, 1) for c in ("replayed", "small")]
     error = float(max((e.max() for e in errors if len(e)), default=0.0))
     worst = int(of_rank["rank"][int(np.argmax(np.maximum(*errors)))]) if len(whole) else 0
-    path = path_shares(job, steps)
+    path = path_shares(job, steps, known.host_spans)
     unmatched = _unmatched(job, matched, world)
     reason = _refused(job, steps, error, worst, path)
     if not reason and cpu_only(job):
@@ -230,27 +231,35 @@ def _doubts(job: RecordedJob, steps: StepPoints, error: float, path: PathShares)
     return tuple(found)
 
 
-def path_shares(job: RecordedJob, steps: StepPoints) -> PathShares:
-    """What the critical path is made of that leads to the end of the last counted step."""
+def path_shares(job: RecordedJob, steps: StepPoints, spans: pl.DataFrame | None) -> PathShares:
+    """What the critical path is made of that leads to the end of the last counted step.
+
+    `spans` is when host threads were at what has a name.
+    """
     if not len(steps.step):
         return PathShares(0, 0, 0, 0, 0, 0)
-    last = int(np.argmax(job.measured[steps.end]))
-    first = int(job.measured[steps.begin].min())
+    ends = job.measured[steps.end]
+    last = int(np.argmax(ends.max(axis=1)))
+    first = int(steps.begins(job.measured).min())
     lags = job.lags()
-    edges = job.graph.path(lags, job.measured, int(steps.end[last]))
+    edges = job.graph.path(lags, job.measured, int(steps.end[last, np.argmax(ends[last])]))
     edges = edges[job.measured[job.edges.target[edges]] > first]
     kind, lag = job.edges.kind[edges], np.clip(job.edges.lag[edges], 0, None)
     residual = int(job.residual[edges].sum())
     operation = np.minimum(job.edges.target[edges] // 2, job.operations.height - 1)
     unexplained = job.unexplained[operation] & (kind == Kind.OWN)
     program = np.isin(kind, [Kind.PROGRAM, Kind.HANDOVER])
+    named = np.zeros(len(edges), np.int64)
+    if spans is not None:
+        named = within(job, lags, spans.filter(~pl.col("account").is_in(NAMELESS)))[edges]
     opaque = program & ~inside_operators(job)[operation]
+    without_name = np.where(opaque, np.clip(lag - named, 0, None), 0)
     transfer = kind == Kind.TRANSFER
     on_host = np.isin(kind, [Kind.OWN, Kind.PROGRAM, Kind.NESTED, Kind.HANDOVER, Kind.STAGING])
     whole = max(1, int(lag.sum()) + residual)
     parts = [
-        lag[on_host & ~opaque & ~unexplained].sum(),
-        lag[opaque].sum(),
+        lag[on_host & ~unexplained].sum() - without_name.sum(),
+        without_name.sum(),
         lag[~on_host & ~transfer].sum(),
         lag[transfer].sum(),
         residual,

@@ -60,7 +60,8 @@ class Replay:
         assert ranks is not None
         worlds = ranks.select("world_size").collect()["world_size"].drop_nulls()
         world = max(worlds.to_list()) if worlds.len() else None
-        return cls(job, Known(steps, ask("host_spans"), matched), trust(job, steps, matched, world))
+        known = Known(steps, ask("host_spans"), matched)
+        return cls(job, known, trust(job, known, world))
 
     def predicted(self, edits: Sequence[Edit]) -> PredictedStep:
         """What a mean step would take with the edits made, one after the other."""

@@ -110,8 +110,8 @@ def operations(trace: Trace, rank: int, *, cpu: bool) -> RankOperations:
     working = _working(calls, device, operators, stretches)
     if cpu:  # what a thread does that carries transfers is part of them
         carries = device.filter(pl.col("name").str.starts_with("gloo:"))["stream"].drop_nulls().to_list()
-        working -= set(carries) - {_main_thread(trace, rank)}
-    host = _host(calls, operators, steps, stretches, working, _main_thread(trace, rank))
+        working -= set(carries)
+    host = _host(calls, operators, _step_marks(trace, rank, steps), stretches, working)
     called = _with_starts(device, host) if cpu else _with_calls(device, host)
     return RankOperations(rank, cpu, host, called, _steps(steps), tuple(sorted(working)))
 
@@ -194,11 +194,30 @@ def _working(
     return found
 
 
-def _main_thread(trace: Trace, rank: int) -> int | None:
-    ranks = trace.table("ranks")
-    assert ranks is not None
-    known = ranks.filter(pl.col("rank") == rank).select("main_thread").collect()["main_thread"]
-    return known.drop_nulls().first() if known.len() else None  # type: ignore[return-value]
+def _step_marks(trace: Trace, rank: int, steps: pl.DataFrame | None) -> pl.DataFrame | None:
+    """When the host began and left its steps, on the thread that said so: that of the ranges which mark them.
+
+    A mark on another thread would look like a wait of that thread.
+    """
+    ranges = trace.table("ranges")
+    if steps is None or ranges is None:
+        return None
+    begun = steps.select("host_start").drop_nulls().unique()
+    if not begun.height:
+        return None
+    marks = (
+        ranges.filter(pl.col("rank") == rank, pl.col("start").is_in(begun["host_start"].implode()))
+        .select("thread", "start", "end")
+        .collect()
+    )
+    # Of ranges that begin together the longest is the step's.
+    longest = marks.sort("end", descending=True).unique("start", keep="first")
+    of_steps = longest.group_by("thread").len().sort("len", "thread", descending=[True, False])
+    if not of_steps.height:
+        return None
+    own = longest.filter(pl.col("thread") == of_steps["thread"][0])
+    found = own.join(steps.select("host_start", "host_end"), left_on="start", right_on="host_start")
+    return found.select("thread", "start", end="host_end", name=pl.lit("step"))
 
 
 def _host(
@@ -207,7 +226,6 @@ def _host(
     steps: pl.DataFrame | None,
     stretches: pl.DataFrame | None,
     working: set[int],
-    main: int | None,
 ) -> pl.DataFrame:
     """What the working threads did, in their order. At one instant what ends comes before what begins."""
     flags = [pl.lit(False).alias(kind) for kind in KINDS_OF_CALL]
@@ -250,9 +268,8 @@ def _host(
                     nothing, *flags, pl.lit(2).alias("order"),
                 )
             )  # fmt: skip
-    if steps is not None and main is not None:
-        named = steps.with_columns(thread=pl.lit(main, pl.Int64), name=pl.lit("step"))
-        held += [marks(named, "host_start", STEP, 1), marks(named, "host_end", STEP, 1)]
+    if steps is not None:
+        held += [marks(steps, "start", STEP, 1), marks(steps, "end", STEP, 1)]
     return (
         pl.concat(held, how="diagonal_relaxed")
         .filter(pl.col("thread").is_in(sorted(working)))

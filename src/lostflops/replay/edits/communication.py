@@ -116,7 +116,7 @@ def _last_of_steps(job: RecordedJob, steps: StepPoints, edges: Int) -> Int:
     at = job.measured[target]
     found = list[int]()
     for number, begin, end in zip(
-        steps.rank, job.measured[steps.begin], job.measured[steps.end], strict=True
+        steps.rank, steps.begins(job.measured), steps.ends(job.measured), strict=True
     ):
         mine = np.flatnonzero((rank == number) & (at >= begin) & (at < end))
         if len(mine):

@@ -10,7 +10,7 @@ import polars as pl
 from lostflops.errors import BadOption, shown
 
 from ..dependencies.edges import Int, Kind
-from ..edit import Edit, Edited, EditKind, Known, Typed, in_steps
+from ..edit import Edit, Edited, EditKind, Known, Typed, step_of
 from ..host_time import within
 from ..recorded import RecordedJob
 
@@ -29,27 +29,45 @@ def made(typed: Typed) -> Edit:
             return Edited(lags, refused=f"{len(ranks)} ranks have no median")
         if only is not None and only not in ranks:
             return Edited(lags, refused=f"this run has no rank {only}")
-        edges = job.edges
-        inside = in_steps(job, known.steps, edges.target)
-        operation = np.minimum(edges.target // 2, job.operations.height - 1)
-        rank = job.operations["rank"].to_numpy()[operation]
         even = lags.astype(float)
-        for part in _parts(job, lags, known):
-            spent = np.array([part[inside & (rank == number)].sum() for number in ranks], float)
-            usual = float(np.median(spent))
-            for number, own in zip(ranks, spent, strict=True):
-                # A rank that is slower on purpose is told by its number; else only those above come down.
-                if own > usual and only in (None, number):
-                    mine = rank == number
-                    even[mine] -= part[mine] * (1 - usual / own)
+        step = step_of(job, known.steps, job.edges.target)
+        number = np.append(known.steps.step, -1)[step]
+        rank = job.operations["rank"].to_numpy()[
+            np.minimum(job.edges.target // 2, job.operations.height - 1)
+        ]
+        for part in parts(job, lags, known):
+            even -= above(part, rank, number, step >= 0, only)
         evened = np.rint(even).astype(np.int64)
-        return Edited(evened, removed=int((lags - evened)[inside].sum()))
+        return Edited(evened, removed=int((lags - evened)[step >= 0].sum()))
 
     who = f"rank {only}" if only is not None else "every rank"
     return Edit(typed.text, f"{who} spent no more than the median of all ranks", apply, of_communication=True)
 
 
-def _parts(job: RecordedJob, lags: Int, known: Known) -> list[Int]:
+def above(part: Int, rank: Int, step: Int, inside: np.ndarray, only: int | None) -> np.ndarray:
+    """By how much each edge's part has to be less for its rank to come down to the median of a step, ns.
+
+    With `only`, that is done for one rank, else for all that are above it.
+    """
+    spent = (
+        pl.DataFrame({"rank": rank[inside], "step": step[inside], "part": part[inside]})
+        .group_by("rank", "step")
+        .agg(pl.col("part").sum())
+        # Where a rank spends nothing of a kind it has no row of its own.
+        .join(pl.DataFrame({"rank": np.unique(rank)}), on="rank", how="right")
+    )
+    wide = spent.drop_nulls("step").pivot("step", index="rank", values="part").fill_null(0)
+    less = np.zeros(len(part))
+    for name in wide.columns[1:]:
+        usual = float(np.median(wide[name].to_numpy()))
+        for number, own in zip(wide["rank"].to_list(), wide[name].to_list(), strict=True):
+            if own > usual and only in (None, number):
+                mine = inside & (rank == number) & (step == int(name))
+                less[mine] = part[mine] * (1 - usual / own)
+    return less
+
+
+def parts(job: RecordedJob, lags: Int, known: Known) -> list[Int]:
     """Time that ranks may differ by, edge by edge: kernels by family, host time by cause, and the rest of it.
 
     No nanosecond is in two of them.
