@@ -85,6 +85,7 @@ class Edit:
     apply: Apply
     on_host: bool = False  # whether it takes host time away, which needs to know what that is
     of_communication: bool = False  # whether it changes what passes between ranks, which all have to show
+    scales: bool = False  # whether it only makes what was recorded shorter, wherever steps begin and end
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,7 +16,7 @@ from lostflops.store.trace import Trace
 
 from .dependencies import events, host, joins
 from .dependencies.device import DeviceRows, UsualLags, device_rows, in_stream, staging, usual_lags
-from .dependencies.edges import ON_HOST, USUAL, Collected, Edges, Int, Kind, joined
+from .dependencies.edges import ON_HOST, USUAL, Edges, FoundEdges, Int, Kind, joined
 from .dependencies.operations import CALL, NONE, Flags, RankOperations, operations
 from .dependencies.waits import HostWaits, edges_of, host_waits
 from .graph import NEVER, Graph
@@ -30,8 +30,8 @@ class RecordedJob:
     """The graph of a job.
 
     `operations` are rows in the order of their numbers: operation k starts at point 2k and ends at 2k + 1;
-    points beyond are joins. `edges` have their lags without residuals; `residual` is what each bears of those,
-    mostly 0. `measured` is when each point came, ns on the run's clock.
+    points beyond are joins. `edges` have their lags without residuals; `residual` is what each bears of
+    those, mostly 0. `measured` is when each point came, ns on the run's clock.
     """
 
     operations: pl.DataFrame
@@ -113,7 +113,7 @@ COLUMNS = {
 
 
 def recorded(trace: Trace, matched: pl.DataFrame | None) -> RecordedJob:
-    """The graph of all ranks of a trace. `matched` is what the recipe `communication_matches` says, if it can."""
+    """The graph of all ranks of a trace; `matched` is the table `communication_matches`, if it is known."""
     ranks = trace.table("ranks")
     assert ranks is not None
     known = ranks.select("rank", "device_kind").unique("rank", keep="first").sort("rank").collect()
@@ -167,7 +167,7 @@ def _with_kinds(operations: pl.DataFrame, matched: pl.DataFrame | None) -> pl.Da
 
 def _of_rank(rank: RankOperations) -> tuple[DeviceRows, HostWaits, UsualLags, Edges]:
     rows = device_rows(rank)
-    waits, usual, found = host_waits(rank, rows), usual_lags(rows), Collected()
+    waits, usual, found = host_waits(rank, rows), usual_lags(rows), FoundEdges()
     host.program(rank, waits.own, waits.before != NONE, found)
     edges_of(waits, rank, rows, found)
     in_stream(rows, usual, found, cpu=rank.cpu)

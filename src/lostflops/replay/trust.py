@@ -53,7 +53,8 @@ class Trust:
 
     `measured_ns` and `replayed_ns` are a mean step's, `error` the largest share by which a rank's steps
     together differ, and `spread` the standard error of the mean step, as a share of it: what a second
-    recording may differ by. `reason` says why nothing may be predicted, or is empty; `doubts` what makes it less sure.
+    recording may differ by. `reason` says why nothing may be predicted, or is empty; `doubts` what makes it
+    less sure.
     """
 
     measured_ns: int
@@ -66,6 +67,7 @@ class Trust:
     path: PathShares
     host_edits: str  # why edits of host time are refused, or empty
     communication_edits: str  # the same for edits of what passes between ranks
+    other_edits: str  # the same for all but those that only make recorded work shorter
 
     @property
     def trusted(self) -> bool:
@@ -103,7 +105,14 @@ def trust(job: RecordedJob, known: Known, world: int | None) -> Trust:
         if path.opaque > OPAQUE_MOST
         else "",
         communication_edits=unmatched,
+        other_edits="no steps were found, and the whole recording counts as one"
+        if _without_steps(job)
+        else "",
     )
+
+
+def _without_steps(job: RecordedJob) -> bool:
+    return job.steps.height > 0 and bool((job.steps["source"] == "whole trace").all())
 
 
 def _unmatched(job: RecordedJob, matched: pl.DataFrame | None, world: int | None) -> str:
@@ -155,18 +164,12 @@ def _refused(job: RecordedJob, steps: StepPoints, error: float, rank: int, path:
                 f"{unlaunched:.0%} of the GPU work has no launch in the recording; "
                 "record the CPU's side too (`activities=[CPU, CUDA]`)"
             )
-        calls = operations.filter((pl.col("what") == CALL) & pl.col("name").str.contains(KERNEL_CALL))
-        launched = operations.filter(
-            pl.col("operation").is_in(device["call"].drop_nulls().unique().implode())
-        )
-        started = launched.filter(pl.col("name").str.contains(KERNEL_CALL)).height
-        lost = 1 - started / calls.height if calls.height else 0.0
-        if lost > LEAST:
-            return f"{lost:.0%} of the kernel launches have no kernel: GPU work was not recorded"
+    if (lost := _lost_launches(operations, device)) > LEAST:
+        return f"{lost:.0%} of the kernel launches have no kernel: GPU work was not recorded"
     if error > LEAST:
         return (
-            f"without what no rule explains, the replay misses the recorded steps of rank {rank} by {error:.1%}"
-            + _why(job)
+            "without what no rule explains, the replay misses the recorded steps of "
+            f"rank {rank} by {error:.1%}{_why(job)}"
         )
     for share, what in (
         (path.residual, "device time that no rule explains"),
@@ -175,6 +178,14 @@ def _refused(job: RecordedJob, steps: StepPoints, error: float, rank: int, path:
         if share > LEAST:
             return f"{share:.0%} of the critical path is {what}"
     return ""
+
+
+def _lost_launches(operations: pl.DataFrame, device: pl.DataFrame) -> float:
+    """The share of calls that launch kernels whose kernel is not there."""
+    of_kernels = pl.col("name").str.contains(KERNEL_CALL)
+    calls = operations.filter((pl.col("what") == CALL) & of_kernels)
+    called = pl.col("operation").is_in(device["call"].drop_nulls().unique().implode())
+    return 1 - calls.filter(called).height / calls.height if calls.height else 0.0
 
 
 def _queued_before(device: pl.DataFrame) -> bool:
@@ -197,7 +208,8 @@ def _why(job: RecordedJob) -> str:
         return ""
     name, ns = job.operations["name"][row], int(job.residual[worst])
     shown = name if len(name) <= 40 else name[:39] + "…"
-    return f"; the longest is {ns / 1e6:.1f} ms before '{shown}': the GPU may have run work that was not recorded"
+    waited = f"; the longest is {ns / 1e6:.1f} ms before '{shown}'"
+    return f"{waited}: the GPU may have run work that was not recorded"
 
 
 def _doubts(job: RecordedJob, steps: StepPoints, error: float, path: PathShares) -> tuple[str, ...]:
@@ -206,7 +218,9 @@ def _doubts(job: RecordedJob, steps: StepPoints, error: float, path: PathShares)
         found.append(f"the replay misses recorded steps by {error:.1%}")
     if path.opaque > OPAQUE_GOOD:
         found.append(f"{path.opaque:.0%} of the critical path is host time without a name")
-    if len(np.unique(steps.step)) < 3:
+    if _without_steps(job):
+        found.append("no steps were found: the whole recording counts as one")
+    elif len(np.unique(steps.step)) < 3:
         found.append("fewer than three steps count")
     if (
         any(not usual.told for usual in job.usual.values())

@@ -27,7 +27,7 @@ STEADY = 3  # steps from which on what lies before them is changed with them
 
 
 @dataclass(frozen=True)
-class Prediction:
+class PredictedStep:
     """What a mean step would take with an edit made, ns, between `low_ns` and `high_ns`.
 
     `bound_ns` is the shortest it could be if all that the edit removes were gained. `refused` says why
@@ -67,15 +67,11 @@ class Replay:
         known = Known(steps, step_points(job, job.steps), ask("host_spans"), matched)
         return cls(job, known, trust(job, known, world))
 
-    def predicted(self, edits: Sequence[Edit]) -> Prediction:
+    def predicted(self, edits: Sequence[Edit]) -> PredictedStep:
         """What a mean step would take with the edits made, one after the other."""
         text, says = ", ".join(e.text for e in edits), "; ".join(e.says for e in edits)
-        if self.trust.reason:
-            return Prediction(text, says, refused=self.trust.reason)
-        if self.trust.host_edits and any(e.on_host for e in edits):
-            return Prediction(text, says, refused=self.trust.host_edits)
-        if self.trust.communication_edits and any(e.of_communication for e in edits):
-            return Prediction(text, says, refused=self.trust.communication_edits)
+        if why := self._refused(edits):
+            return PredictedStep(text, says, refused=why)
         job, steps = self.job, self.known.steps
         measured = steps.mean(job.measured)
         guessed = np.isin(job.edges.kind, BY_GUESS)
@@ -89,7 +85,7 @@ class Replay:
             unchanged = job.replayed(lags)
             made = self._made(lags, edits)
             if isinstance(made, str):
-                return Prediction(text, says, refused=made)
+                return PredictedStep(text, says, refused=made)
             changed, added, removed, doubts = made
             # Where its guesses were left out, what an edit would remove of them stays out.
             whole, settled = self._means(unchanged, self._times(changed, added))
@@ -101,7 +97,7 @@ class Replay:
         low = min(measured - gain for gain in gains) - spread
         high = max(measured - gain for gain in gains) + spread
         bound = measured - min(measured, removed / max(1, len(steps.step)) * self._ranks_per_step())
-        return Prediction(
+        return PredictedStep(
             text,
             says,
             predicted_ns=round(predicted),
@@ -112,11 +108,12 @@ class Replay:
         )
 
     def _means(self, unchanged: Int, edited: Int) -> tuple[float, float]:
-        """The mean step without and with an edit made, and again with the first step as long as the others.
+        """The mean step with an edit made, and again with the first step as long as the others.
 
         How ranks and queues stood when the recording began comes of what was before it, which an edit cannot
         change: a rank that was late then makes the others wait in the first step. Where an edit shortens the
-        others, and the first stays longer than any of them by no more than ranks were apart, that is what is left in it.
+        others, and the first stays longer than any of them by no more than ranks were apart, that is what is
+        left in it.
         """
         steps = self.known.steps
         before, after = steps.lengths(unchanged), steps.lengths(edited)
@@ -131,6 +128,17 @@ class Replay:
         if not shortened or not SHORTER * of_step[0] < longer <= apart:
             return mean, mean
         return mean, float(after[~first].mean())
+
+    def _refused(self, edits: Sequence[Edit]) -> str:
+        """Why edits of these kinds cannot be predicted on this job, or nothing."""
+        trust = self.trust
+        if trust.reason:
+            return trust.reason
+        if trust.other_edits and not all(e.scales for e in edits):
+            return trust.other_edits
+        if trust.host_edits and any(e.on_host for e in edits):
+            return trust.host_edits
+        return trust.communication_edits if any(e.of_communication for e in edits) else ""
 
     def _ranks_per_step(self) -> int:
         """What one rank loses, all others may wait for: a mean step gains at most what all lose together."""

@@ -21,8 +21,8 @@ Flags = npt.NDArray[np.bool_]
 NONE = -1
 """Where an index names no row."""
 
-# Runtime and driver calls by what they do, whichever vendor's: `cudaStreamSynchronize`, `hipStreamSynchronize`,
-# `cuStreamSynchronize`, each maybe with a version after it.
+# Runtime and driver calls by what they do, whichever vendor's: `cudaStreamSynchronize`,
+# `hipStreamSynchronize`, `cuStreamSynchronize`, each maybe with a version after it.
 POLL = r"^(cuda|cu|hip)(Event|Stream)Query"
 RECORD = r"^(cuda|cu|hip)EventRecord"
 STREAM_WAIT = r"^(cuda|cu|hip)StreamWaitEvent"
@@ -45,7 +45,7 @@ COPY_RETURNS = 1_000
 """ns by which the call of a copy that blocks may return before the copy ends."""
 
 CALL, BEGINS, ENDS, STEP, STRETCH = range(5)
-"""What a host operation is: a call, the begin or end of an outermost operator, a step's, a CPU-only stretch."""
+"""A host operation: a call, the begin or end of an outermost operator or step, a CPU-only stretch."""
 KINDS_OF_CALL = ("poll", "record", "stream_wait", "wait_device", "wait_stream", "wait_event", "mapping")
 
 
@@ -317,5 +317,7 @@ def _with_starts(device: pl.DataFrame, host: pl.DataFrame) -> pl.DataFrame:
 
 def _steps(steps: pl.DataFrame | None) -> pl.DataFrame:
     if steps is None:
-        return pl.DataFrame(schema={"step": pl.Int64, "start": pl.Int64, "end": pl.Int64})
-    return steps.select("step", "start", "end", "host_start", "host_end")
+        return pl.DataFrame(
+            schema={"step": pl.Int64, "start": pl.Int64, "end": pl.Int64, "source": pl.String}
+        )
+    return steps.select("step", "start", "end", "host_start", "host_end", pl.col("source").cast(pl.String))

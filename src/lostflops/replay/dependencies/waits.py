@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .device import NOT_LAUNCHED, DeviceRows
-from .edges import Collected, Kind, ends, starts
+from .edges import FoundEdges, Kind, ends, starts
 from .operations import CLOCKS_DIFFER, COPY_RETURNS, NONE, Flags, Int, RankOperations
 from .order import back_from, nearest, running_last
 
@@ -81,7 +81,7 @@ def host_waits(rank: RankOperations, rows: DeviceRows) -> HostWaits:
 ASKS = ("wait_device", "wait_stream", "wait_event")
 
 
-def edges_of(waits: HostWaits, rank: RankOperations, rows: DeviceRows, edges: Collected) -> None:
+def edges_of(waits: HostWaits, rank: RankOperations, rows: DeviceRows, edges: FoundEdges) -> None:
     """Edges from the rows that calls waited for to the calls' ends."""
     end = rank.host["end"].to_numpy()
     call = np.flatnonzero(waits.waited_for != NONE)
@@ -147,7 +147,7 @@ class _Work:
         return np.where((row != NONE) & (ends_at > start) & (ends_at <= end + CLOCKS_DIFFER), row, NONE)
 
     def last_of_stream(self, rank: RankOperations, calls: Int) -> Int:
-        """The last row of the stream that the call's thread used last, where it ends right before the return."""
+        """The last row of the stream that the thread used last, where it ends right before the return."""
         thread, start, end = (rank.host[c].to_numpy() for c in ("thread", "start", "end"))
         found = np.full(len(calls), NONE, np.int64)
         called = self.rows.call != NONE

@@ -70,7 +70,11 @@ def made_faster(typed: Typed) -> Edit:
         )
 
     return Edit(
-        typed.text, f"data moved between ranks {factor:g} times as fast", apply, of_communication=True
+        typed.text,
+        f"data moved between ranks {factor:g} times as fast",
+        apply,
+        of_communication=True,
+        scales=True,
     )
 
 

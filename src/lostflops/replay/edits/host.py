@@ -30,9 +30,10 @@ WORKERS = (
 def made(typed: Typed) -> Edit:
     cause = typed.selection.replace("-", "_")
     if cause not in _causes():
+        known = ", ".join(c.replace("_", "-") for c in _causes())
         raise BadOption(
             f"'{shown(typed.text)}' does not say which host time.",
-            f"name it: 'host:data-loading=0ms'; known are {', '.join(c.replace('_', '-') for c in _causes())}.",
+            f"name it: 'host:data-loading=0ms'; known are {known}.",
         )
     return _edit(typed, cause)
 
