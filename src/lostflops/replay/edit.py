@@ -48,12 +48,14 @@ class Typed:
 @dataclass(frozen=True, eq=False)
 class Known:
     """What edits may look at beside the graph: the steps that count, all steps, and tables of recipes, None
-    where the trace cannot give them."""
+    where the trace cannot give them. `named` gives the spans (rank, thread, start, end) of ranges, operators
+    and frames whose name holds a text."""
 
     steps: StepPoints
     every_step: StepPoints
     host_spans: pl.DataFrame | None = None
     matched: pl.DataFrame | None = None
+    named: Callable[[str], pl.DataFrame] | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import polars as pl
@@ -64,7 +64,7 @@ class Replay:
         assert ranks is not None
         worlds = ranks.select("world_size").collect()["world_size"].drop_nulls()
         world = max(worlds.to_list()) if worlds.len() else None
-        known = Known(steps, step_points(job, job.steps), ask("host_spans"), matched)
+        known = Known(steps, step_points(job, job.steps), ask("host_spans"), matched, partial(_named, trace))
         return cls(job, known, trust(job, known, world))
 
     def predicted(self, edits: Sequence[Edit]) -> PredictedStep:
@@ -184,3 +184,17 @@ class Replay:
             np.concatenate([edges.target, more.target]),
         )
         return graph.times(np.concatenate([lags, more.lag]), job.earliest)
+
+
+def _named(trace: Trace, text: str) -> pl.DataFrame:
+    """When host threads were in a range, operator or frame whose name holds the text."""
+    wanted = pl.col("name").cast(pl.String).str.contains(text, literal=True)
+    found = [
+        table.filter(wanted).select("rank", "thread", "start", "end").collect()
+        for name in ("ranges", "operators", "frames")
+        if (table := trace.table(name)) is not None
+    ]
+    nothing = pl.DataFrame(
+        schema={"rank": pl.Int32, "thread": pl.Int64, "start": pl.Int64, "end": pl.Int64}
+    )
+    return pl.concat([nothing, *found]).drop_nulls().unique(maintain_order=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import numpy as np
 import polars as pl
@@ -27,6 +28,9 @@ WORKERS = (
 )
 
 
+Spans = Callable[[Known], pl.DataFrame | None]
+
+
 def made(typed: Typed) -> Edit:
     cause = typed.selection.replace("-", "_")
     if cause not in _causes():
@@ -35,22 +39,40 @@ def made(typed: Typed) -> Edit:
             f"'{shown(typed.text)}' does not say which host time.",
             f"name it: 'host:data-loading=0ms'; known are {known}.",
         )
-    return _edit(typed, cause)
+    return _edit(typed, cause.replace("_", " "), _of_cause(cause), cause)
 
 
 def made_of_loader(typed: Typed) -> Edit:
     if typed.selection:
         raise BadOption(f"'{shown(typed.text)}' takes no selection.", "write 'loader=0ms'.")
-    return _edit(typed, "data_loading")
+    return _edit(typed, "data loading", _of_cause("data_loading"), "data_loading")
 
 
-def _edit(typed: Typed, cause: str) -> Edit:
+def made_of_range(typed: Typed) -> Edit:
+    if not typed.selection:
+        raise BadOption(
+            f"'{shown(typed.text)}' does not say which range.", "name a part of its name: 'range:tokenise=0ms'."
+        )
+
+    def spans(known: Known) -> pl.DataFrame | None:
+        return known.named(typed.selection) if known.named else None
+
+    return _edit(typed, f"what '{typed.selection}' names", spans)
+
+
+def _of_cause(cause: str) -> Spans:
+    def spans(known: Known) -> pl.DataFrame | None:
+        every = known.host_spans
+        return None if every is None else every.filter(pl.col("account") == PREFIX + cause)
+
+    return spans
+
+
+def _edit(typed: Typed, label: str, spans: Spans, cause: str = "") -> Edit:
     share, ns = _amount(typed)
-    label = cause.replace("_", " ")
 
     def apply(job: RecordedJob, lags: Int, known: Known) -> Edited:
-        spans = known.host_spans
-        mine = None if spans is None else spans.filter(pl.col("account") == PREFIX + cause)
+        mine = spans(known)
         if mine is None or not mine.height:
             return Edited(lags, refused=f"the host spent no time on {label} in this recording")
         inside = within(job, lags, mine)
@@ -123,4 +145,11 @@ LOADER = EditKind(
     "What if the loader handed a batch over in this time?",
     "loader=0ms",
     made_of_loader,
+)
+RANGE = EditKind(
+    "range",
+    "range:NAME=TIME",
+    "What if host ranges, operators and frames whose name holds NAME took so much time a step?",
+    "range:tokenise=0ms",
+    made_of_range,
 )
