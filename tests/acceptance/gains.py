@@ -66,11 +66,15 @@ def examined(name: str, options: Sequence[str], edit: str, ranks: int, turns: in
         with_it = RealCase(name, options, NOTHING, ranks, stacks="--function" in options)
         faulty.append(recorded(with_it, folder / f"with-{turn}"))
         answers.append(WhatIf.asked(Session(ingest_job.open(folder / f"with-{turn}" / "run")), [edit]))
-        healthy.append(recorded(RealCase(name, (), NOTHING, ranks, with_it.stacks), folder / f"without-{turn}"))
+        healthy.append(
+            recorded(RealCase(name, (), NOTHING, ranks, with_it.stacks), folder / f"without-{turn}")
+        )
     without = median(ran.step for ran in healthy)
     known = [a.predictions[0] for a in answers if a.predictions[0].predicted_ns is not None]
     if not known:
-        return Real(name, edit, median(r.step for r in faulty), without, None, 0, 0, answers[0].predictions[0].refused)
+        return Real(
+            name, edit, median(r.step for r in faulty), without, None, 0, 0, answers[0].predictions[0].refused
+        )
     return Real(
         name, edit, median(a.trust.measured_ns for a in answers), without,
         median(p.predicted_ns or 0 for p in known), median(p.low_ns or 0 for p in known),

@@ -194,7 +194,5 @@ def _named(trace: Trace, text: str) -> pl.DataFrame:
         for name in ("ranges", "operators", "frames")
         if (table := trace.table(name)) is not None
     ]
-    nothing = pl.DataFrame(
-        schema={"rank": pl.Int32, "thread": pl.Int64, "start": pl.Int64, "end": pl.Int64}
-    )
+    nothing = pl.DataFrame(schema={"rank": pl.Int32, "thread": pl.Int64, "start": pl.Int64, "end": pl.Int64})
     return pl.concat([nothing, *found]).drop_nulls().unique(maintain_order=True)

@@ -51,7 +51,8 @@ def made_of_loader(typed: Typed) -> Edit:
 def made_of_range(typed: Typed) -> Edit:
     if not typed.selection:
         raise BadOption(
-            f"'{shown(typed.text)}' does not say which range.", "name a part of its name: 'range:tokenise=0ms'."
+            f"'{shown(typed.text)}' does not say which range.",
+            "name a part of its name: 'range:tokenise=0ms'.",
         )
 
     def spans(known: Known) -> pl.DataFrame | None:
