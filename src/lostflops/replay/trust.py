@@ -14,9 +14,9 @@ import polars as pl
 from .dependencies.device import NOT_LAUNCHED
 from .dependencies.edges import BY_GUESS, Int, Kind
 from .dependencies.operations import CALL
-from .recorded import SMALL, RecordedJob
 from .edit import Known
 from .host_time import within
+from .recorded import SMALL, RecordedJob
 from .step_times import StepPoints
 
 GOOD, LEAST = 0.03, 0.05
@@ -75,7 +75,7 @@ class Trust:
 
 
 def trust(job: RecordedJob, known: Known, world: int | None) -> Trust:
-    """The measures, taken over the steps that count. `world` is how many ranks the job has, if that is known."""
+    """The measures, taken over the steps that count. `world` is how many ranks the job has, if known."""
     steps, matched = known.steps, known.matched
     measured = steps.lengths(job.measured)
     small, none = (steps.lengths(job.replayed(job.lags(above=above))) for above in (SMALL, -1))

@@ -32,9 +32,7 @@ def made(typed: Typed) -> Edit:
         even = lags.astype(float)
         step = step_of(job, known.steps, job.edges.target)
         number = np.append(known.steps.step, -1)[step]
-        rank = job.operations["rank"].to_numpy()[
-            np.minimum(job.edges.target // 2, job.operations.height - 1)
-        ]
+        rank = job.operations["rank"].to_numpy()[np.minimum(job.edges.target // 2, job.operations.height - 1)]
         for part in parts(job, lags, known):
             even -= above(part, rank, number, step >= 0, only)
         evened = np.rint(even).astype(np.int64)
