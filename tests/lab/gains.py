@@ -48,7 +48,7 @@ EDITS = {
 
 @dataclass(frozen=True)
 class Gain:
-    """A job with a fault: mean steps recorded, without the fault, and predicted, ns. `refused` says why not."""
+    """A job with a fault: mean steps recorded, without it, and predicted, ns. `refused` says why not."""
 
     job: LabJob
     edit: str
@@ -104,17 +104,18 @@ def every_job(given: Sequence[LabJob], folder: Path, workers: int) -> list[Gain]
 
 def line(gain: Gain) -> str:
     ms = 1e6
-    said = f"refused: {gain.refused}" if gain.predicted is None else (
-        f"{gain.predicted / ms:.3f} ({gain.low / ms:.3f} to {gain.high / ms:.3f}; bound {gain.bound / ms:.3f})"
-    )  # fmt: skip
+    between = f"{gain.low / ms:.3f} to {gain.high / ms:.3f}; bound {gain.bound / ms:.3f}"
+    said = f"refused: {gain.refused}" if gain.predicted is None else f"{gain.predicted / ms:.3f} ({between})"
     return f"{gain.job.name}: {gain.step / ms:.3f} to {gain.without / ms:.3f} ms, {gain.edit}: {said}"
 
 
 def table(gains: Sequence[Gain]) -> list[str]:
     """By fault: how many are within a twentieth, beside the bound and 'always the median gain'."""
     rows = [
-        "| fault | edit | jobs | predicted within 5 % | refused | median error | largest | "
-        "the bound | always the median gain |",
+        (
+            "| fault | edit | jobs | predicted within 5 % | refused | median error | largest | "
+            "the bound | always the median gain |"
+        ),
         "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     usual = statistics.median(1 - g.without / g.step for g in gains) if gains else 0.0
@@ -136,10 +137,11 @@ def table(gains: Sequence[Gain]) -> list[str]:
 
 def summary(gains: Sequence[Gain]) -> str:
     refused = sum(g.predicted is None for g in gains)
+    between = sum(g.predicted is not None and g.low <= g.without <= g.high for g in gains)
     return (
         f"The step without the fault is predicted within 5 % of the simulator's own in "
         f"{sum(g.close for g in gains)} of {len(gains)} jobs; {refused} are refused. It lies between the "
-        f"bounds of the prediction in {sum(g.predicted is not None and g.low <= g.without <= g.high for g in gains)}."
+        f"bounds of the prediction in {between}."
     )
 
 

@@ -60,7 +60,7 @@ class RecordedJob:
         return self.operations["on_device"].to_numpy()
 
     def launched(self, rank: int) -> tuple[Int, Int, Int]:
-        """A rank's device rows in the order of their launches: operations, when launched, and their streams."""
+        """A rank's device rows in the order of their launches: operations, when launched, streams."""
         return self._launched[rank]
 
     @cached_property

@@ -18,9 +18,9 @@ DEVICE_START, DEVICE_END, HOST = 2, 1, 0
 class StepPoints:
     """The counted steps of all ranks: rank and number, and the points that decide where each begins and ends.
 
-    `begin` and `end` have a row for each step. Where a step begins when the host says so, the device may still
-    be at the work of the one before in a replay, and then the step begins when that is done: the latest of a
-    row's points counts. `after_begin` and `after_end` are by how much the recorded boundaries lie beyond
+    `begin` and `end` have a row for each step. Where a step begins when the host says so, the device may
+    still be at the work of the one before in a replay, and then the step begins when that is done: the latest
+    of a row's points counts. `after_begin` and `after_end` are by how much the recorded boundaries lie beyond
     those, ns. `host_begin` is when the host began the step.
     """
 
@@ -68,8 +68,8 @@ def step_points(job: RecordedJob, counted: pl.DataFrame) -> StepPoints:
 def _boundaries(
     job: RecordedJob, held: dict[int, tuple[Int, Int]], rank: Int, instants: Int
 ) -> tuple[Int, Int]:
-    """The points that decide some boundaries of steps, and by how much each lies beyond the latest of them."""
-    found, lanes = list[list[Int]](), 1
+    """The points that decide some boundaries of steps, and by how much each lies beyond the latest."""
+    found, lanes = list[list[int]](), 1
     for number, instant in zip(rank.tolist(), instants.tolist(), strict=True):
         point = _last_before(held[number], instant)
         decide = [point]

@@ -14,9 +14,9 @@ import polars as pl
 from .dependencies.device import NOT_LAUNCHED
 from .dependencies.edges import BY_GUESS, Int, Kind
 from .dependencies.operations import CALL
-from .recorded import SMALL, RecordedJob
 from .edit import Known
 from .host_time import within
+from .recorded import SMALL, RecordedJob
 from .step_times import StepPoints
 
 GOOD, LEAST = 0.03, 0.05
@@ -75,7 +75,7 @@ class Trust:
 
 
 def trust(job: RecordedJob, known: Known, world: int | None) -> Trust:
-    """The measures, taken over the steps that count. `world` is how many ranks the job has, if that is known."""
+    """The measures, taken over the steps that count. `world` is how many ranks the job has, if known."""
     steps, matched = known.steps, known.matched
     measured = steps.lengths(job.measured)
     small, none = (steps.lengths(job.replayed(job.lags(above=above))) for above in (SMALL, -1))
@@ -101,14 +101,27 @@ def trust(job: RecordedJob, known: Known, world: int | None) -> Trust:
         doubts=_doubts(job, steps, error, path),
         steps=table.drop("small"),
         path=path,
-        host_edits=f"{path.opaque:.0%} of the critical path is host time without a name"
-        if path.opaque > OPAQUE_MOST
-        else "",
+        host_edits=_no_host_edits(job, path),
         communication_edits=unmatched,
         other_edits="no steps were found, and the whole recording counts as one"
         if _without_steps(job)
         else "",
     )
+
+
+def _no_host_edits(job: RecordedJob, path: PathShares) -> str:
+    """Why it is not known enough what the host does, or nothing."""
+    if path.opaque > OPAQUE_MOST:
+        return f"{path.opaque:.0%} of the critical path is host time without a name"
+    if (share := _without_launch(job)) > NOT_LAUNCHED_MOST:
+        return f"{share:.0%} of the GPU work was launched before the recording began"
+    return ""
+
+
+def _without_launch(job: RecordedJob) -> float:
+    """The share of the device's rows whose launch is not there."""
+    device = job.operations.filter(pl.col("on_device"))
+    return device["call"].null_count() / device.height if device.height and not cpu_only(job) else 0.0
 
 
 def _without_steps(job: RecordedJob) -> bool:
@@ -158,7 +171,7 @@ def _refused(job: RecordedJob, steps: StepPoints, error: float, rank: int, path:
     if not cpu_only(job) and device.height < FEWEST_ROWS:
         return f"{device.height} kernels and copies are too few to tell what waits for what"
     if not cpu_only(job):
-        unlaunched = device["call"].null_count() / device.height
+        unlaunched = _without_launch(job)
         if unlaunched > NOT_LAUNCHED_MOST and not _queued_before(device):
             return (
                 f"{unlaunched:.0%} of the GPU work has no launch in the recording; "
@@ -181,11 +194,21 @@ def _refused(job: RecordedJob, steps: StepPoints, error: float, rank: int, path:
 
 
 def _lost_launches(operations: pl.DataFrame, device: pl.DataFrame) -> float:
-    """The share of calls that launch kernels whose kernel is not there."""
-    of_kernels = pl.col("name").str.contains(KERNEL_CALL)
-    calls = operations.filter((pl.col("what") == CALL) & of_kernels)
+    """The share of calls that launch kernels whose kernel is not there.
+
+    What was called after the last row's call, while the device still ran, was queued when the recording ended.
+    """
+    calls = operations.filter((pl.col("what") == CALL) & pl.col("name").str.contains(KERNEL_CALL))
     called = pl.col("operation").is_in(device["call"].drop_nulls().unique().implode())
-    return 1 - calls.filter(called).height / calls.height if calls.height else 0.0
+    until = (
+        operations.filter(called)
+        .group_by("rank")
+        .agg(_last=pl.col("start").max())
+        .join(device.group_by("rank").agg(_ran=pl.col("end").max()), on="rank")
+    )
+    queued = (pl.col("start") > pl.col("_last")) & (pl.col("end") <= pl.col("_ran"))
+    reached = calls.join(until, on="rank", how="left").filter(queued.not_().fill_null(True))
+    return 1 - reached.filter(called).height / reached.height if reached.height else 0.0
 
 
 def _queued_before(device: pl.DataFrame) -> bool:

@@ -110,7 +110,7 @@ def operations(trace: Trace, rank: int, *, cpu: bool) -> RankOperations:
     working = _working(calls, device, operators, stretches)
     if cpu:  # what a thread does that carries transfers is part of them
         carries = device.filter(pl.col("name").str.starts_with("gloo:"))["stream"].drop_nulls().to_list()
-        working -= set(carries)
+        working -= set(carries) - _main_threads(trace, rank)
     host = _host(calls, operators, _step_marks(trace, rank, steps), stretches, working)
     called = _with_starts(device, host) if cpu else _with_calls(device, host)
     return RankOperations(rank, cpu, host, called, _steps(steps), tuple(sorted(working)))
@@ -192,6 +192,14 @@ def _working(
     if stretches is not None:
         found |= set(stretches["stream"].drop_nulls().to_list())
     return found
+
+
+def _main_threads(trace: Trace, rank: int) -> set[int]:
+    """The thread that runs the job's script, if it is known: where it carries transfers, it also computes."""
+    ranks = trace.table("ranks")
+    assert ranks is not None
+    known = ranks.filter(pl.col("rank") == rank).select("main_thread").collect()["main_thread"]
+    return set(known.drop_nulls().to_list())
 
 
 def _step_marks(trace: Trace, rank: int, steps: pl.DataFrame | None) -> pl.DataFrame | None:
