@@ -33,13 +33,8 @@ def made(typed: Typed) -> Edit:
         if only is not None and len(only) == len(ranks):
             return Edited(lags, refused="there is no other rank to compare with")
         even = lags.astype(float)
-<<<<<<< HEAD
         step = step_of(job, known.every_step, job.edges.target)
         number = np.append(known.every_step.step, -1)[step]
-=======
-        step = step_of(job, known.steps, job.edges.target)
-        number = np.append(known.steps.step, -1)[step]
->>>>>>> w-rtests
         rank = job.operations["rank"].to_numpy()[np.minimum(job.edges.target // 2, job.operations.height - 1)]
         for part in parts(job, lags, known):
             even -= above(part, rank, number, step >= 0, only)
