@@ -63,7 +63,7 @@ def host_waits(rank: RankOperations, rows: DeviceRows) -> HostWaits:
         maps = np.flatnonzero(flags["mapping"] & (end - start > REMAPS))
         waited_for[maps] = work.all_ended_in(start[maps], end[maps])
         blocking = np.flatnonzero(
-            rows.copy & (rows.call != NONE) & (rows.end <= end[np.maximum(rows.call, 0)] + COPY_RETURNS)
+            rows.moves & (rows.call != NONE) & (rows.end <= end[np.maximum(rows.call, 0)] + COPY_RETURNS)
         )
         blocking = blocking[rows.first_of_call[blocking]]
         waited_for[rows.call[blocking]] = blocking
