@@ -42,7 +42,7 @@ EDITS = {
     "slow-link": "even-links",
     "slow-rank": "even-ranks:{rank}",
     "small-buckets": "buckets=25MiB",
-    "stage-imbalance": "even-work",
+    "stage-imbalance": "even-ranks:{ranks}",
 }
 
 
@@ -77,7 +77,7 @@ def examined(given: LabJob, folder: Path) -> Gain:
     simulate(fault.job, place, fault=fault)
     truth = json.loads((place / "truth.json").read_text())
     ranks = fault.culprit.ranks
-    edit = EDITS[given.fault].format(rank=ranks[0] if ranks else "")
+    edit = EDITS[given.fault].format(rank=ranks[0] if ranks else "", ranks="+".join(map(str, ranks)))
     try:
         found = WhatIf.asked(Session(ingest_job.open(place)), [edit])
     except Exception as error:
@@ -129,7 +129,7 @@ def table(gains: Sequence[Gain]) -> list[str]:
             *((statistics.median(errors), max(errors), statistics.median(bound)) if errors else ()),
         )] or ["–"] * 3  # fmt: skip
         rows.append(
-            f"| {fault} | `{EDITS[fault].replace('{rank}', 'R')}` | {len(of)} | {sum(g.close for g in of)} | "
+            f"| {fault} | `{EDITS[fault].replace('{rank}', 'R').replace('{ranks}', 'R+…')}` | {len(of)} | {sum(g.close for g in of)} | "
             f"{len(of) - len(answered)} | {' | '.join(shown)} | {100 * statistics.median(median):.1f} % |"
         )
     return rows

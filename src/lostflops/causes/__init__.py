@@ -13,7 +13,7 @@ from dataclasses import replace
 from lostflops.finding import Finding
 
 from .copies import join_copies
-from .declared import MADE, Made, remedies, verdicts
+from .declared import MADE, OF_DEVICES, Made, edits, remedies, verdicts
 from .given import Given, gather
 from .host import join_host, told_once
 from .page_findings import PageFindings
@@ -45,7 +45,10 @@ def findings(given: Given) -> tuple[Finding, ...]:
         page.take("fp32-without-tensor-cores")
     whole = round(given.mean_step)
     return tuple(
-        sorted((_within(_advised(told_once(f, given), given), whole) for f in page.all()), key=_place)
+        sorted(
+            (_asked(_within(_advised(told_once(f, given), given), whole), given) for f in page.all()),
+            key=_place,
+        )
     )
 
 
@@ -54,6 +57,14 @@ def _advised(finding: Finding, given: Given) -> Finding:
     if finding.accounts and given.own_remedy(finding.accounts[0]):
         return finding
     return replace(finding, next=given.advice(asks_for(finding, given), finding.next))
+
+
+def _asked(finding: Finding, given: Given) -> Finding:
+    """The finding with the edit that says what removing it would gain: of a late rank, that it is as the others."""
+    if finding.rank is not None:
+        return replace(finding, edit=f"even-ranks:{finding.rank}")
+    edit = edits().get(finding.name, "")
+    return finding if given.on_host and edit in OF_DEVICES else replace(finding, edit=edit)
 
 
 def _within(finding: Finding, step: int) -> Finding:

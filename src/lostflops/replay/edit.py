@@ -47,11 +47,15 @@ class Typed:
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """What edits may look at beside the graph: tables of recipes, None where the trace cannot give them."""
+    """What edits may look at beside the graph: the steps that count, all steps, and tables of recipes, None
+    where the trace cannot give them. `named` gives the spans (rank, thread, start, end) of ranges, operators
+    and frames whose name holds a text."""
 
     steps: StepPoints
+    every_step: StepPoints
     host_spans: pl.DataFrame | None = None
     matched: pl.DataFrame | None = None
+    named: Callable[[str], pl.DataFrame] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +63,8 @@ class Edited:
     """A job's lags with an edit made, and edges that it adds, each with its lag.
 
     `removed` is the time that can no longer be waited for, added up over the job, ns: no replay gains more.
-    `refused` says why the edit cannot be made here, `doubts` what its replay does not know.
+    `refused` says why the edit cannot be made here, `doubts` what its replay does not know, and
+    `may_gain_nothing` that this leaves open whether there is a gain at all.
     """
 
     lags: Int
@@ -67,6 +72,7 @@ class Edited:
     removed: int = 0
     refused: str = ""
     doubts: tuple[str, ...] = ()
+    may_gain_nothing: bool = False
 
 
 Apply = Callable[[RecordedJob, Int, Known], Edited]

@@ -129,7 +129,10 @@ def recorded(trace: Trace, matched: pl.DataFrame | None) -> RecordedJob:
         usual[number], depth[number] = lags, waits.depth
         steps.append(rank.steps.with_columns(rank=pl.lit(number, pl.Int32)))
         first += frames[-1].height
-    every = pl.concat(frames).with_row_index("operation").with_columns(pl.col("operation").cast(pl.Int64))
+    every = _with_kinds(
+        pl.concat(frames).with_row_index("operation").with_columns(pl.col("operation").cast(pl.Int64)),
+        matched,
+    )
     among, at, replaced = joins.collectives(every, matched, 2 * first)
     edges = joined([*parts, among])
     own = np.isin(edges.source // 2, replaced) & (edges.kind == Kind.DEVICE)
@@ -145,6 +148,21 @@ def recorded(trace: Trace, matched: pl.DataFrame | None) -> RecordedJob:
     return RecordedJob(
         every, whole, residual, measured, pl.concat(steps), usual, depth, np.concatenate(unexplained)
     )
+
+
+def _with_kinds(operations: pl.DataFrame, matched: pl.DataFrame | None) -> pl.DataFrame:
+    """The operations with `kind` and `group` of those that are collectives."""
+    if matched is None:
+        nothing = pl.lit(None, pl.String)
+        return operations.with_columns(nothing.alias("kind"), nothing.alias("group"))
+    told = matched.select(
+        *joins.PLACE,
+        pl.col("kind").cast(pl.String),
+        pl.col("group").cast(pl.String),
+        communication=pl.lit(True),
+    ).unique(joins.PLACE, keep="first", maintain_order=True)
+    on = [*joins.PLACE, "communication"]
+    return operations.join(told, on=on, how="left", maintain_order="left")
 
 
 def _of_rank(rank: RankOperations) -> tuple[DeviceRows, HostWaits, UsualLags, Edges]:

@@ -51,9 +51,9 @@ def recorded(rank: RankOperations, rows: DeviceRows, lag: int, edges: FoundEdges
         found = [_launched_last(launched, order, places, waits, waiting, rows) for places in lanes.values()]
         kind = Kind.GUESSED
     _best(found, waiting, rows, lag, kind, edges)
-    # The library makes its stream wait for what the caller's had been given.
+    # The library makes its stream wait for what the caller's had been given, and says so by such a call.
     of_library = order[rows.communication[order]]
-    if len(of_library):
+    if len(of_library) and not len(waits):
         asked = rows.launched[of_library]
         found = [
             _launched_last(launched, order, places, asked, of_library, rows) for places in lanes.values()
