@@ -171,7 +171,7 @@ def _of_rank(rank: RankOperations) -> tuple[DeviceRows, HostWaits, UsualLags, Ed
     host.program(rank, waits.own, waits.before != NONE, found)
     edges_of(waits, rank, rows, found)
     in_stream(rows, usual, found, cpu=rank.cpu)
-    staging(rank, rows, found)
+    staging(rank, rows, usual, found)
     if not rank.cpu:
         events.recorded(rank, rows, usual.next, found)
     if rank.cpu:

@@ -196,7 +196,7 @@ def _refused(job: RecordedJob, steps: StepPoints, error: float, rank: int, path:
 def _lost_launches(operations: pl.DataFrame, device: pl.DataFrame) -> float:
     """The share of calls that launch kernels whose kernel is not there.
 
-    What was called after the last row's call, while the device still ran, was queued when recording ended.
+    What was called after the last row's call, while the device still ran, was queued at the end.
     """
     calls = operations.filter((pl.col("what") == CALL) & pl.col("name").str.contains(KERNEL_CALL))
     called = pl.col("operation").is_in(device["call"].drop_nulls().unique().implode())

@@ -33,7 +33,8 @@ class DeviceRows:
     """Columns of a rank's device rows that several rules need; `first` is the number of its first operation.
 
     `before` is the row of the same stream that ends last of those before it, `call` the operation that
-    launched it, `staged` that the call read pageable memory before the copy began.
+    launched it, `staged` that the call read pageable memory before the copy began, `moves` that it copies
+    rather than sets memory.
     """
 
     first: int
@@ -44,6 +45,7 @@ class DeviceRows:
     launched: Int
     before: Int
     copy: Flags
+    moves: Flags
     communication: Flags
     staged: Flags
     first_of_call: Flags
@@ -72,10 +74,11 @@ def device_rows(rank: RankOperations) -> DeviceRows:
     first = np.zeros(len(start), bool)
     seen = np.unique(call, return_index=True)[1]
     first[seen] = True
-    communication = frame["communication"].fill_null(False).to_numpy()
+    copy, communication = (frame[c].fill_null(False).to_numpy() for c in ("copy", "communication"))
+    moves = (frame["direction"] != "memset").fill_null(True).to_numpy()
     return DeviceRows(
         rank.host.height, start, end, lane, call, launched, before,
-        frame["copy"].to_numpy(), communication, staged, first & (call != NONE),
+        copy, copy & moves, communication, staged, first & (call != NONE),
     )  # fmt: skip
 
 
@@ -142,8 +145,11 @@ def _taken_up(rows: DeviceRows, after: Int, previous: Int) -> Int:
     return np.where(waited, rows.start[after] - rows.end[previous], 0)
 
 
-def staging(rank: RankOperations, rows: DeviceRows, edges: FoundEdges) -> None:
-    """A copy from pageable memory begins when its call has read that: from the call's end."""
+def staging(rank: RankOperations, rows: DeviceRows, usual: UsualLags, edges: FoundEdges) -> None:
+    """A copy from pageable memory begins when its call has read that: from the call's end.
+
+    What it then waits for on its stream is no part of that, so the lag is at most a launch's.
+    """
     row = np.flatnonzero(rows.staged)
-    called = rank.host["end"].to_numpy()[rows.call[row]]
-    edges.add(Kind.STAGING, ends(rows.call[row]), starts(rows.operations(row)), rows.start[row] - called)
+    lag = rows.start[row] - rank.host["end"].to_numpy()[rows.call[row]]
+    edges.add(Kind.STAGING, ends(rows.call[row]), starts(rows.operations(row)), np.minimum(lag, usual.copy))

@@ -63,7 +63,7 @@ def host_waits(rank: RankOperations, rows: DeviceRows) -> HostWaits:
         maps = np.flatnonzero(flags["mapping"] & (end - start > REMAPS))
         waited_for[maps] = work.all_ended_in(start[maps], end[maps])
         blocking = np.flatnonzero(
-            rows.copy & (rows.call != NONE) & (rows.end <= end[np.maximum(rows.call, 0)] + COPY_RETURNS)
+            rows.moves & (rows.call != NONE) & (rows.end <= end[np.maximum(rows.call, 0)] + COPY_RETURNS)
         )
         blocking = blocking[rows.first_of_call[blocking]]
         waited_for[rows.call[blocking]] = blocking
@@ -125,13 +125,24 @@ def _for_transfers(rank: RankOperations, rows: DeviceRows) -> tuple[Int, Int]:
     return inside, before
 
 
+def _queued_before(rows: DeviceRows) -> Flags:
+    """Which rows came before the first of their stream whose launch was recorded."""
+    has = rows.launched != NOT_LAUNCHED
+    first = np.full(int(rows.lane.max()) + 1, NOT_LAUNCHED, np.int64)
+    lane, at = np.unique(rows.lane[has], return_index=True)
+    first[lane] = rows.start[has][at]
+    return ~has & (rows.start < first[rows.lane])
+
+
 class _Work:
     """A rank's rows in the order of their launches and of their ends."""
 
     def __init__(self, rows: DeviceRows) -> None:
         self.rows = rows
-        # What was launched before the recording began comes first, and counts when it has started.
+        # What was queued on a stream before the recording began comes first; what else has no launch counts
+        # when it has started.
         known = np.where(rows.launched == NOT_LAUNCHED, rows.start, rows.launched)
+        known[_queued_before(rows)] = NOT_LAUNCHED
         self.by_launch = np.argsort(known, kind="stable")
         self.launched = known[self.by_launch]
         self.holder = running_last(rows.end[self.by_launch])
