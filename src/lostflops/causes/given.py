@@ -39,7 +39,7 @@ class Given:
 
     `ledger` holds the steps that count, with the columns of the recipe `step_ledger`. `names` says how long
     each rank's idle time has each name in those steps, `work` how often each rank runs each kernel of one
-    grid, `in_checkpoints` how much of the exposed copying was launched inside a checkpoint, ns, and
+    grid in them, `in_checkpoints` how much of the exposed copying was launched inside a checkpoint, ns, and
     `in_long_pauses` how much of the host's other work comes in stretches of a millisecond or more, ns.
     `purposes` says what exposed communication is for, ns. `advice` puts a remedy into the words of the
     framework that the job uses.
@@ -109,7 +109,7 @@ def gather(
         answers=answers,
         ledger=ledger,
         names=_names(session, counted),
-        work=_work(trace, on_host) if ranks > 1 else WORK.to_frame(),
+        work=_work(trace, on_host, ledger) if ranks > 1 else WORK.to_frame(),
         in_checkpoints=_in_checkpoints(session, counted) if "copy_summary_by_time" in answers else 0,
         in_long_pauses=_in_long_pauses(session, counted),
         purposes=exposed_by_purpose(trace, _table(session, "device_runs"), counted),
@@ -150,12 +150,21 @@ def _in_long_pauses(session: Session, counted: pl.DataFrame) -> int:
     return int(pauses.select(length.sum()).collect().item() or 0)
 
 
-def _work(trace: Trace, on_host: bool) -> pl.DataFrame:
-    """What computes, told apart by name and grid, on a CPU by shapes: the same of both is the same work."""
+def _work(trace: Trace, on_host: bool, ledger: pl.DataFrame) -> pl.DataFrame:
+    """What computes in the steps that count, told apart by name and grid, on a CPU by shapes.
+
+    The same of both is the same work.
+    """
     kernels = trace.table("kernels")
     if kernels is None:
         return WORK.to_frame()
-    computing = kernels.filter(pl.col("family").ne_missing("communication"))
+    windows = ledger.select("rank", "start", until="end").unique().lazy()
+    computing = (
+        kernels.filter(pl.col("family").ne_missing("communication"))
+        .sort("start")
+        .join_asof(windows.sort("start"), on="start", by="rank", check_sortedness=False)
+        .filter(pl.col("start") < pl.col("until"))
+    )
     computing = computing.with_columns(pl.col("name").cast(pl.String), size=pl.col("grid").cast(pl.String))
     operators = trace.table("operators")
     if on_host and operators is not None:

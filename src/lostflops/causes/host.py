@@ -131,7 +131,7 @@ def told_once(finding: Finding, given: Given) -> Finding:
     if not finding.claim or not finding.accounts or not finding.accounts[0].startswith("idle."):
         return finding
     held = given.ledger.filter(pl.col("account").is_in(finding.accounts)).group_by("rank", "step")
-    each = held.agg(pl.col("ns").sum()).sort("ns", "rank", "step", descending=[True, False, False])
+    each = held.agg(pl.col("ns").sum())
     by_step = (
         each.group_by("step").agg(pl.col("ns").sum(), most=pl.col("ns").max()).sort("ns", descending=True)
     )
@@ -192,7 +192,7 @@ def _synchronised_often(page: PageFindings) -> None:
     if waits is None or calls is None:
         return
     waiting = calls.filter(pl.col("name").cast(pl.String).str.contains("(?i)synchronize"))
-    often, held = waiting.select(pl.col("calls").sum(), pl.col("per_step").fill_null(0).sum()).row(0)
+    often, held = waiting.select(pl.col("calls_in_steps").sum(), pl.col("per_step").fill_null(0).sum()).row(0)
     ranks = max(1, len(given.steps))
     between = sum(given.accounts.get(account, 0) for account in BETWEEN)
     if often < SYNCS * given.num_steps or held < between * ranks or not between:

@@ -97,16 +97,18 @@ def _require_disjoint(steps: pl.DataFrame) -> None:
 
 def _judged(steps: pl.DataFrame, usual: Int) -> pl.DataFrame:
     """Which of some steps, each whole on all ranks that have it, are not like the others, and why."""
-    does = pl.col("amount") / pl.col("amount").median().over("rank")
+    usual_amount = pl.col("amount").median().over("rank")
     by_step = (
-        steps.with_columns(length=pl.col("end") - pl.col("start"), does=does)
+        steps.with_columns(
+            length=pl.col("end") - pl.col("start"), more=pl.col("amount") > MORE_WORK * usual_amount
+        )
         .group_by("step")
         .agg(
             pl.col("start").min(),
             # Ranks wait for each other: a step of the job is as long as on the rank where it is longest.
             pl.col("length").max(),
-            more=(pl.col("does") > MORE_WORK).any().fill_null(False),
-            nothing=(pl.col("amount") == 0).all().fill_null(False),
+            pl.col("more").any(),
+            nothing=pl.col("amount").eq_missing(0).all(),
         )
         .sort("start", "step")
     )
@@ -172,7 +174,7 @@ def _logged(step_log: pl.DataFrame | None) -> Int:
     if step_log is None:
         return np.zeros(0, dtype=np.int64)
     plain = step_log.filter(~pl.col("recorded"), pl.col("step") >= WARM_UP, pl.col("duration").is_not_null())
-    return plain.group_by("step").agg(pl.col("duration").max()).sort("step")["duration"].to_numpy()
+    return plain.group_by("step").agg(pl.col("duration").max())["duration"].to_numpy()
 
 
 def _may_be_periodic(at: Int, n: int) -> bool:
