@@ -254,7 +254,8 @@ def _verdict(
             (s.reason for s in skipped if s.recipe == "step_ledger"), "no step of it holds any time"
         )
         return f"There is no ledger of this recording: {reason}."
-    return verdict(spent, run.on_host, run.bounds or run.span, found[0] if found else None, _unseen(run))
+    costliest = max(found, key=lambda f: (not causes.is_of_recording(f), f.size), default=None)
+    return verdict(spent, run.on_host, run.bounds or run.span, costliest, _unseen(run))
 
 
 def _verdict_of_the_log(by_name: Mapping[str, Answer]) -> str:
