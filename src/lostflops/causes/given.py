@@ -45,7 +45,8 @@ class Given:
     grid, `in_checkpoints` how much of the exposed copying was launched inside a checkpoint, ns, and
     `in_long_pauses` how much of the host's other work comes in stretches of a millisecond or more, ns.
     `purposes` says what exposed communication is for, ns, and `waited` what the ranks that others wait for
-    do meanwhile, as the recipe `communication_waited_for` does. `advice` puts a remedy into the words of the
+    do meanwhile, as the recipe `communication_waited_for` does; `held_back` is how much exposed communication
+    began late because the host waited for its device, ns. `advice` puts a remedy into the words of the
     framework that the job uses.
     """
 
@@ -57,6 +58,7 @@ class Given:
     in_long_pauses: int = 0
     purposes: Mapping[str, int] = field(default_factory=dict[str, int])
     waited: pl.DataFrame = field(default_factory=WAITED.to_frame)
+    held_back: int = 0
     on_host: bool = False
     missing_ranks: bool = False
     advice: Callable[[str, str], str] = _plain
@@ -119,6 +121,7 @@ def gather(
         in_long_pauses=_in_long_pauses(session, counted),
         purposes=exposed_by_purpose(trace, _table(session, "device_runs"), counted),
         waited=_waited(session, counted) if ranks > 1 else WAITED.to_frame(),
+        held_back=_held_back(session, counted) if "communication_exposed" in answers else 0,
         on_host=on_host,
         missing_ranks=world_size is not None and ranks < world_size,
         advice=advice,
@@ -152,6 +155,13 @@ def _waited(session: Session, counted: pl.DataFrame) -> pl.DataFrame:
         return WAITED.to_frame()
     here = waits.join(counted, on=["rank", "step"], how="semi")
     return here.select(pl.col(c).cast(t) for c, t in WAITED.items())
+
+
+def _held_back(session: Session, counted: pl.DataFrame) -> int:
+    gathers = _table(session, "communication_held_back")
+    if gathers is None:
+        return 0
+    return int(gathers.join(counted, on=["rank", "step"], how="semi")["time"].sum())
 
 
 def _in_long_pauses(session: Session, counted: pl.DataFrame) -> int:

@@ -64,6 +64,7 @@ def join_waiting(page: PageFindings) -> None:
     moving = spent.get("communication.transfer", 0) + spent.get("communication.exposed", 0)
     moved, held = _slow_link(page, left)
     moving, left = max(0, moving - moved), left - held
+    moving -= _held_back(page, moving)
     left -= _stages(page, left, paused_in_pairs, alone=late is None)
     if page.reaches(left, WAITS_FROM):
         left -= _in_turn(page, left, waits)
@@ -241,6 +242,18 @@ def _slow_link(page: PageFindings, waited: int) -> tuple[int, int]:
         )
         return slow.size, held
     return slow.size, 0
+
+
+def _held_back(page: PageFindings, moving: int) -> int:
+    """What of exposed communication began late because the host waited for its device again and again, ns."""
+    late = min(moving, page.given.held_back // max(1, page.given.num_steps))
+    waits = page.about("idle.host_synchronisation")
+    if waits is None or not page.reaches(late, WAITING_TOLD):
+        return 0
+    fact = f"{milliseconds(late)} of it in gathers that nothing hides, because the CPU waited before it issued them"
+    joined = dearer(page, waits, late, fact=fact)
+    page.replace(waits, replace(joined, accounts=(*waits.accounts, "communication.transfer")))
+    return late
 
 
 def _all_wait_alike(table: pl.DataFrame) -> bool:
