@@ -250,7 +250,7 @@ def _held_back(page: PageFindings, moving: int) -> int:
     waits = page.about("idle.host_synchronisation")
     if waits is None or not page.reaches(late, WAITING_TOLD):
         return 0
-    fact = f"{milliseconds(late)} of it in gathers that nothing hides, because the CPU waited before it issued them"
+    fact = f"{milliseconds(late)} of it in gathers that nothing hides, as the CPU issued them late"
     joined = dearer(page, waits, late, fact=fact)
     page.replace(waits, replace(joined, accounts=(*waits.accounts, "communication.transfer")))
     return late
