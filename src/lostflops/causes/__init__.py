@@ -20,7 +20,8 @@ from .declared import MADE, Made, remedies, verdicts
 from .given import Given, gather
 from .host import join_host, told_once
 from .page_findings import PageFindings
-from .waiting import ARRIVES, BUBBLE, SLOW_LINK, asks_for, join_waiting
+from .purposes import STAGES, main_purpose
+from .waiting import ARRIVES, BUBBLE, EXPOSED, SLOW_LINK, asks_for, join_waiting
 
 __all__ = ["MADE", "Given", "Made", "findings", "gather", "is_of_recording", "remedies", "verdicts"]
 
@@ -51,8 +52,9 @@ def findings(given: Given) -> tuple[Finding, ...]:
         page.take("fp32-without-tensor-cores")
     whole = round(given.mean_step)
     told = [_within(_advised(told_once(f, given), given), whole) for f in page.all()]
-    faults = [f.size for f in told if _is_fault(f) and page.reaches(f.size, FAULT_FROM)]
-    return tuple(sorted(told, key=lambda f: _place(f, min(faults, default=None))))
+    faults = [f for f in told if _is_fault(f) and page.reaches(f.size, FAULT_FROM)]
+    least = {f.name: min((e.size for e in faults if _may_cause(e, f, given)), default=None) for f in told}
+    return tuple(sorted(told, key=lambda f: _place(f, least[f.name])))
 
 
 def _advised(finding: Finding, given: Given) -> Finding:
@@ -95,13 +97,21 @@ def _is_fault(finding: Finding) -> bool:
     return paused or finding.name in (ARRIVES, SLOW_LINK)
 
 
-def _is_effect(finding: Finding) -> bool:
-    """Whether it is waiting that the schedule forces, or that has no cause of its own."""
+def _may_cause(fault: Finding, finding: Finding, given: Given) -> bool:
+    """Whether a fault may lengthen what has no cause of its own.
+
+    That is waiting that the schedule forces, or that nothing explains; what stages communicate, where it is
+    not known whether they wait; and over a slow link all communication.
+    """
+    if finding.name == EXPOSED:
+        unknown = 2 * given.accounts.get("communication.exposed", 0) >= finding.size
+        between = len(given.steps) > 1 and main_purpose(given.purposes) == STAGES
+        return fault.name == SLOW_LINK or (unknown and between)
     return (finding.name == BUBBLE and finding.rank is None) or finding.accounts == ("communication.wait",)
 
 
 def _place(finding: Finding, least_fault: int | None) -> tuple[bool, int, bool, str, str]:
-    """What costs most comes first; but before waiting that a fault may lengthen comes the fault."""
-    after = least_fault is not None and _is_effect(finding) and finding.size >= least_fault
+    """What costs most comes first; but before what a fault may lengthen comes the fault."""
+    after = least_fault is not None and finding.size >= least_fault
     size = least_fault if after and least_fault is not None else finding.size
     return is_of_recording(finding), -size, after, finding.recipe, finding.name

@@ -21,7 +21,7 @@ from . import facts, step_notes
 from .budget import Budget, budget
 from .run import Run, recorded
 from .sentences import job_notes
-from .verdict import verdict
+from .verdict import bounds, verdict
 
 LEDGER = pl.Schema(
     {
@@ -255,7 +255,8 @@ def _verdict(
         )
         return f"There is no ledger of this recording: {reason}."
     costliest = max(found, key=lambda f: (not causes.is_of_recording(f), f.size), default=None)
-    return verdict(spent, run.on_host, run.bounds or run.span, costliest, _unseen(run))
+    first = found[0] if found and bounds(found[0], spent) else costliest
+    return verdict(spent, run.on_host, run.bounds or run.span, first, _unseen(run))
 
 
 def _verdict_of_the_log(by_name: Mapping[str, Answer]) -> str:
