@@ -138,3 +138,23 @@ def test_a_file_that_was_cut_is_in_no_mean(tmp_path: Path) -> None:
     assert "The recording of rank 2 holds no whole step: it is in no mean." in page.notes
     assert page.budget is not None and page.budget.num_windows == 3 * 3
     assert [f.name for f in page.findings] == ["few-whole-steps"]
+
+
+def test_missing_stages_make_a_bubble_that_may_be_transfer(tmp_path: Path) -> None:
+    simulate(job("pp4-m8", 4, missing=frozenset({2})), tmp_path / "job")
+    page = lostflops.why(lostflops.open(tmp_path / "job", allow_missing_ranks=True))
+    first = page.findings[0]
+    assert first.name == "pipeline-bubble" and "wait or transfer" in first.claim
+    assert any("the other ends were not recorded" in fact for fact in first.evidence)
+    assert not any(f.name == "communication-exposed" for f in page.findings)
+
+
+@pytest.mark.parametrize(("each", "told"), [(250_000, True), (2 * MS, False)])
+def test_more_workers_do_not_hand_a_batch_over_faster(tmp_path: Path, each: int, told: bool) -> None:
+    loader = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
+    planted = Planted("input", (Busy(each, (("user_annotation", loader),)),))
+    small = job("ddp", 1, tokens=256, layers=1, model="llama-3.2-1b", planted=(planted,))
+    findings, _ = why(tmp_path, small)
+    starved = next(f for f in findings if f.name == "data-loading-starves-device")
+    assert ("handing over a batch" in starved.next) == told
+    assert ("worker" in starved.next) and ("too slow" in starved.next) != told
