@@ -53,7 +53,8 @@ class Page:
     """The first page of a run.
 
     `notes` say what a reader must know before believing the numbers; `ledger` has the columns of the recipe
-    `step_ledger` and is empty when that was skipped; of `findings`, what costs most comes first.
+    `step_ledger` and is empty when that was skipped; of `findings`, what costs most comes first, but a fault
+    before what it may lengthen.
     """
 
     lostflops: str
