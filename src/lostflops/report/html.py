@@ -239,7 +239,12 @@ def _findings(page: Page, paths: str) -> Iterator[Markup]:
         yield tag("p", f"{page.no_finding[:1].upper()}{page.no_finding[1:]}", class_="lead")
         return
     if len(page.findings) > 1:
-        yield tag("p", "Costliest first. Gains of several findings do not add up.", class_="lead")
+        yield tag(
+            "p",
+            "Costliest first, but a fault before the waiting that it may lengthen. Gains of several "
+            "findings do not add up.",
+            class_="lead",
+        )
     yield tag(
         "ol",
         [tag("li", list(_finding(f, page, paths))) for f in page.findings[:MOST_FINDINGS]],
