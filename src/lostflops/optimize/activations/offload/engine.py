@@ -121,7 +121,9 @@ class Engine(AppliedRemedy):
         self._refuse_here()
         stack = ExitStack()
         if self.recomputes:
-            stack.enter_context(checkpoint(self.model, plan=cast("Plan", self._asked.plan)))
+            verify: Literal["first step"] | None = "first step" if self._asked.verify else None
+            plan = cast("Plan", self._asked.plan)
+            stack.enter_context(checkpoint(self.model, plan=plan, verify=verify))
         try:
             if self._learner.learned is None:
                 self._learner.paths = stack.enter_context(ModulePaths(self.model))
