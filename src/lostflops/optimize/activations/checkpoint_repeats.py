@@ -16,10 +16,10 @@ import torch
 from torch.utils import checkpoint as torch_checkpointing
 from torch.utils._python_dispatch import _disable_current_modes  # pyright: ignore
 
-from lostflops.optimize.activations.checksum import fingerprint
+from lostflops.optimize.activations.checksum import fingerprint, sketch
 from lostflops.optimize.refused import Refused
 
-ROUNDINGS = 8  # of the dtype, that sums over a tensor may differ by, relative to its norm
+ROUNDINGS = 8  # of the dtype, that sketches may differ by, relative to the norm
 _known: Any = cast("Any", torch_checkpointing)._allowed_determinism_checks_to_fns
 
 
@@ -75,13 +75,13 @@ class _Seen:
         self.sums: torch.Tensor | None = None
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
             return
-        if tensor.is_quantized or not tensor.numel():
+        if tensor.is_quantized or cast("Any", tensor)._is_zerotensor() or not tensor.numel():
             return
         with _disable_current_modes(), torch.no_grad():  # those of selective checkpointing would count these
             plain = tensor.detach().resolve_conj().resolve_neg()
             # By its own order of dimensions, which depends on strides: they are those of the first forward.
             self.sums = fingerprint(plain).sums
-            self.rough = _rough(plain)
+            self.rough = sketch(plain)
         of_floats = tensor.is_floating_point() or tensor.is_complex()
         self.rounding = torch.finfo(tensor.dtype).eps if of_floats else 1e-3
 
@@ -93,22 +93,3 @@ class _Seen:
 
     def __repr__(self) -> str:
         return str(self.like)
-
-
-def _rough(tensor: torch.Tensor) -> torch.Tensor:
-    """float32[3]: the norm, and two sums with signs, by which exchanged rows or columns show."""
-    if tensor.is_complex():
-        tensor = torch.view_as_real(tensor)
-    if tensor.dtype.itemsize == 1:
-        tensor = tensor.to(torch.float32)
-    rows = tensor.reshape(-1, tensor.shape[-1] if tensor.dim() else 1)
-    sums = [rows.sum(1, dtype=torch.float32), rows.sum(0, dtype=torch.float32)]
-    floats = rows if rows.is_floating_point() else rows.float()
-    norm: torch.Tensor = cast("Any", torch.linalg).vector_norm(floats, dtype=torch.float32)
-    return torch.stack([norm, *(_with_signs(each) for each in sums)])
-
-
-def _with_signs(sums: torch.Tensor) -> torch.Tensor:
-    number = torch.arange(sums.numel(), device=sums.device)
-    odd = (number * 0x9E3779B1 >> 16) % 2
-    return (sums * (1 - 2 * odd)).sum()

@@ -24,7 +24,7 @@ moved_storages  what is worth moving
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any, Literal, cast
 
@@ -90,6 +90,15 @@ def offload(
     return Engine(model, wanted, device_named(device) if named else device or device_of(model))
 
 
+def _calling(begins: Callable[[], None]) -> Callable[..., None]:
+    """A hook of a module. A copy of the model has the same function, where of a method it had a copy."""
+
+    def hook(*_: Any) -> None:
+        begins()
+
+    return hook
+
+
 # Hooks see what all models save, so one engine at a time.
 _entered: list[Engine] = []
 
@@ -127,7 +136,7 @@ class Engine(AppliedRemedy):
         try:
             if self._learner.learned is None:
                 self._learner.paths = stack.enter_context(ModulePaths(self.model))
-            stack.callback(self.model.register_forward_pre_hook(self._forward_begins).remove)
+            stack.callback(self.model.register_forward_pre_hook(_calling(self._forward_begins)).remove)
             stack.callback(claims.register(self._saver.claim, last=True))
             stack.enter_context(claims.hooks())
         except RuntimeError as error:
@@ -184,7 +193,7 @@ class Engine(AppliedRemedy):
                     "move the model, or pass the device that it is on",
                 )
 
-    def _forward_begins(self, *_: Any) -> None:
+    def _forward_begins(self) -> None:
         outside = _TORCH._current_graph_task_id() == -1
         if self._learner.phase is Phase.RESTING and torch.is_grad_enabled() and outside:
             with self._lock:
