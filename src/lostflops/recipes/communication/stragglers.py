@@ -5,20 +5,14 @@ from __future__ import annotations
 
 import polars as pl
 
-from lostflops import intervals
 from lostflops.columns import Id, Name, Ratio, Text, Time
-from lostflops.finding import percent
 from lostflops.recipe import Example, Rows, recipe
-from lostflops.replay.graph import Circle
 from lostflops.replay.stragglers.blame import SCHEMA, blame
-from lostflops.replay.stragglers.recorded import recorded
 from lostflops.tables import Kernels
 
-PHASES = ("forward", "backward", "recompute", "optimizer")
-SPLIT = ("communication.wait", "communication.transfer")
-MOST_STEPS = 8
-MOST_OPERATIONS = 1_000_000  # parts of ranks in collectives and messages that are replayed at once
-UNKNOWN = 0.05  # of the steps: with more in operations whose other ranks are not known, nothing is told
+from .made_pipeline import two_stages
+from .replayed_steps import replayed_steps
+
 MS = 1_000_000
 
 
@@ -34,36 +28,6 @@ def _two_ranks() -> dict[str, Rows]:
             for r, _, _, b, c in each
         ],
         "ranks": [{"rank": rank, "world_size": 2} for rank in spans],
-    }
-
-
-def _two_stages() -> dict[str, Rows]:
-    """Stage 1 takes 30 ms forward and back, stage 0 10 ms; a message travels for 2."""
-    kernels = [
-        (0, 0, 10, "forward"),
-        (1, 12, 42, "forward"),
-        (1, 42, 72, "backward"),
-        (0, 74, 84, "backward"),
-    ]
-    messages = [
-        (0, 10, 12, "send", 1, 6), (1, 0, 12, "receive", 0, 7), (1, 72, 74, "send", 0, 6),
-        (0, 12, 74, "receive", 1, 7),
-    ]  # fmt: skip
-    return {
-        "steps": [
-            {"rank": 0, "step": 3, "start": 0, "end": 84 * MS},
-            {"rank": 1, "step": 3, "start": 0, "end": 74 * MS},
-        ],
-        "kernels": [
-            {"rank": r, "start": a * MS, "end": b * MS, "family": "gemm", "phase": phase}
-            for r, a, b, phase in kernels
-        ],
-        "collectives": [
-            {"rank": r, "start": a * MS, "end": b * MS, "kind": kind, "peer": peer, "stream": stream}
-            | {"bytes_in": 8, "bytes_out": 8}
-            for r, a, b, kind, peer, stream in messages
-        ],
-        "ranks": [{"rank": rank, "world_size": 2} for rank in range(2)],
     }
 
 
@@ -122,7 +86,7 @@ def _two_stages() -> dict[str, Rows]:
         ),
         Example(
             "of two stages the second takes thrice as long; with one microbatch a step is as long as both",
-            given=_two_stages(),
+            given=two_stages(),
             expect=[
                 {"part": part, "name": name, "rank": rank, "stage": stage, "own": own * MS, "even": even * MS}
                 | {"slowdown": slowdown / 84, "cause": cause}
@@ -165,85 +129,8 @@ def stragglers(
     The last steps that all ranks have are replayed, eight at most. Where ranks are missing, or operations
     could not be matched, ranks wait for what is not known, and the row of the job says so instead.
     """
-    nothing = pl.LazyFrame(schema=SCHEMA)
-    steps, matches = _replayed(counted_steps.collect(), communication_matches.collect())
-    if steps["rank"].n_unique() < 2 or not matches["instance"].count():
-        return nothing
-    windows = steps.group_by("rank").agg(pl.col("start").min(), pl.col("end").max())
-    pieces = pieces_of(windows, device_runs, idle_stretches, kernels)
-    untold = _untold(steps, pieces)
-    if untold:
-        return pl.LazyFrame(
-            [dict.fromkeys(SCHEMA) | {"part": "job", "name": "", "cause": untold}], schema=SCHEMA
-        )
-    launches = _within(kernels, windows).select(
-        "rank", "start", "end", "stream", "correlation", "family", "launch_start"
-    )
-    try:
-        job = recorded(steps, pieces, matches, launches.collect())
-    except Circle:
-        job = None
-    return nothing if job is None else blame(job).lazy()
-
-
-def _replayed(counted: pl.DataFrame, matches: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """The last steps that all ranks have, one after the other, and the operations in them."""
-    ranks = counted["rank"].n_unique()
-    shared = (
-        counted.group_by("step")
-        .agg(_on=pl.col("rank").n_unique())
-        .filter(pl.col("_on") == ranks)
-        .sort("step")
-        .with_columns(_run=(pl.col("step").diff() != 1).fill_null(True).cum_sum())
-        .filter(pl.col("_run") == pl.col("_run").max())
-    )
-    each = max(1, matches.height // max(1, counted["step"].n_unique()))
-    steps = shared["step"].tail(max(1, min(MOST_STEPS, MOST_OPERATIONS // each)))
-    chosen = counted.filter(pl.col("step").is_in(steps.to_list()))
-    return chosen.sort("rank", "start"), matches
-
-
-def _within(rows: pl.LazyFrame, windows: pl.DataFrame) -> pl.LazyFrame:
-    """What lies, at least in part, within the windows of its rank."""
-    bounds = windows.lazy().select("rank", _from="start", _to="end")
-    return (
-        rows.join(bounds, on="rank")
-        .filter((pl.col("end") > pl.col("_from")) & (pl.col("start") < pl.col("_to")))
-        .drop("_from", "_to")
-    )
-
-
-def pieces_of(
-    windows: pl.DataFrame, device_runs: pl.LazyFrame, idle_stretches: pl.LazyFrame, kernels: pl.LazyFrame
-) -> pl.DataFrame:
-    """What each rank does at every instant of its window: rank, start, end, kind.
-
-    Computing by phase, idle time and copies by account; null while it waits for others or transfers.
-    """
-    runs = _within(device_runs, windows)
-    computing = _within(kernels.filter(pl.col("family") != "communication"), windows)
-    phases = intervals.paint(
-        runs.filter(pl.col("account") == "compute").select("rank", "start", "end"),
-        {phase: computing.filter(pl.col("phase") == phase) for phase in PHASES},
-        by=["rank"],
-        account="kind",
-    ).with_columns(pl.col("kind").fill_null("compute"))
-    others = runs.filter(pl.col("account").ne_missing("compute") & pl.col("account").is_not_null())
-    kind = pl.when(~pl.col("account").is_in(SPLIT)).then("account")
-    columns = ("rank", "start", "end", "kind")
-    parts = [
-        phases.select(columns),
-        others.with_columns(kind=kind).select(columns),
-        _within(idle_stretches, windows).with_columns(kind="account").select(columns),
-    ]
-    return pl.concat(parts).sort("rank", "start").collect()
-
-
-def _untold(steps: pl.DataFrame, pieces: pl.DataFrame) -> str:
-    """Why ranks cannot be held against each other; empty where they can."""
-    length = pl.col("end") - pl.col("start")
-    whole = int(steps.select(length.sum()).item())
-    unknown = int(pieces.filter(kind="communication.exposed").select(length.sum()).item() or 0)
-    if unknown <= UNKNOWN * whole:
-        return ""
-    return f"{percent(unknown, whole)} of the steps pass in communication with ranks that are not known"
+    told = replayed_steps(counted_steps, device_runs, idle_stretches, communication_matches, kernels)
+    if isinstance(told, str):
+        untold = dict.fromkeys(SCHEMA) | {"part": "job", "name": "", "cause": told}
+        return pl.LazyFrame([untold] if told else [], schema=SCHEMA)
+    return blame(told.job).lazy()

@@ -232,7 +232,7 @@ def _segments(
     )
     ended = operations.select("rank", "end", _ends=pl.lit(True)).unique()
     pairs = operations.filter(type=P2P)
-    sent = pairs.filter(kind="send").select("rank", "start", _sends=pl.lit(True)).unique()
+    sent = pairs.filter(kind="send").select("rank", start="ready", _sends=pl.lit(True)).unique()
     got = pairs.filter(kind="receive").select("rank", "end", _receives=pl.lit(True)).unique()
     tail = pieces.filter(pl.col("end") > pl.col("start")).sort("rank", "start")
     quiet = tail.with_columns(_quiet=pl.col("kind").is_null())
@@ -256,11 +256,14 @@ def _segments(
             check_sortedness=False,
         )
         .with_columns(
-            blocked=pl.when(pl.col("_ends").fill_null(False) & pl.col("_quiet").fill_null(False))
+            blocked=pl.when(
+                pl.col("_ends").fill_null(False)
+                & pl.col("_quiet").fill_null(False)
+                & (pl.col("end") - pl.col("_since") >= BLOCKING)
+            )
             .then(pl.col("end") - pl.max_horizontal("_since", "start"))
             .otherwise(0)
         )
-        .with_columns(blocked=pl.when(pl.col("blocked") >= BLOCKING).then("blocked").otherwise(0))
         .sort("segment")
         .with_columns(
             # A pass ends where its message leaves, and begins where one arrives that was waited for.
