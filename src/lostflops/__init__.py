@@ -8,6 +8,7 @@ print(page)                                   # as `lostflops why` prints it
 for finding in page.findings:
     print(finding.claim, finding.next)
 gaps = lostflops.ask(trace, "gpu_gaps")       # any recipe's table, as a Polars frame
+print(lostflops.whatif(trace, "loader=0ms"))  # what a change would gain, by replay
 
 @lostflops.annotate                           # in training code: names for what stands in the trace
 def tokenise(texts): ...
@@ -31,13 +32,14 @@ if TYPE_CHECKING:
 
     from lostflops.capture.record.injected.lostflops_recorder.marks.mark import Range, annotate
     from lostflops.report.notebook import ShownPage
+    from lostflops.report.whatif import WhatIf
     from lostflops.store.trace import Trace
 
 if TYPE_CHECKING:
     range = Range
 
 # Not `open` and `range`: `from lostflops import *` would take Python's own away.
-__all__ = ["LostflopsError", "__version__", "annotate", "ask", "why"]
+__all__ = ["LostflopsError", "__version__", "annotate", "ask", "whatif", "why"]
 
 
 def __getattr__(name: str) -> Any:
@@ -100,6 +102,22 @@ def ask(run: Trace | str | Path | Sequence[str | Path], recipe: str, **options: 
     if isinstance(answer, Skipped):
         raise CannotAnswer(answer.recipe, answer.reason)
     return answer.table
+
+
+def whatif(run: Trace | str | Path | Sequence[str | Path], *edits: str) -> WhatIf:
+    """What a mean step would take with each edit made, such as 'loader=0ms', by replaying the run.
+
+    Edits in one text with commas between them are made together. `print` shows it as `lostflops whatif`
+    does; `.predictions` has the numbers, ns, and `.to_json()` all of it.
+
+    Raises BadOption for an edit that does not exist.
+    """
+    from lostflops.report.whatif import WhatIf
+    from lostflops.session import Session
+    from lostflops.store.trace import Trace
+
+    trace = run if isinstance(run, Trace) else open(run)
+    return WhatIf.asked(Session(trace), edits)
 
 
 def load_ipython_extension(shell: Any) -> None:

@@ -13,6 +13,7 @@ from .finding import Finding
 from .recipe import Recipe
 from .recipes import named
 from .recipes.steps.sizes import sized
+from .replay.whatif import Replay
 from .store.answers import Answers
 from .store.trace import Trace
 from .tables import TABLES
@@ -42,6 +43,7 @@ class Session:
         self.trace = trace
         self._answers = Answers(trace)
         self._known: dict[str, pl.DataFrame | Skipped] = {}
+        self._replay: Replay | None = None
         self._unsliced: Session = self if trace.whole is trace else Session(trace.whole)
 
     def run(self, name: str, **options: Any) -> Answer | Skipped:
@@ -58,6 +60,16 @@ class Session:
             return Skipped(wanted.name, table.reason)
         found = tuple(wanted.findings(table))
         return Answer(wanted, table, tuple(self._sized(wanted, f) for f in found))
+
+    def replay(self) -> Replay:
+        """The trace as a graph of what waits for what, which says what a change would gain."""
+        if self._replay is None:
+            with self.trace.reading():
+                self._replay = Replay.of(self.trace, self._asked_by_name)
+        return self._replay
+
+    def _asked_by_name(self, name: str) -> pl.DataFrame | None:
+        return self._asked(named(name))
 
     def _sized(self, wanted: Recipe, finding: Finding) -> Finding:
         return sized(replace(finding, recipe=wanted.name), self._asked, self.trace.table("ranks"))

@@ -26,6 +26,18 @@ def add_paths(parser: ArgumentParser, newest: bool = False) -> None:
         help="a recorded run, a trace file, a folder of traces, or a glob in quotes"
         + (" (default: the newest run in runs/ or here)" if newest else ""),
     )
+    _add_leniency(parser)
+
+
+def add_path(parser: ArgumentParser, name: str) -> None:
+    """The arguments that name one job by one path."""
+    parser.add_argument(
+        "path", metavar=name, help="a recorded run, a trace file, a folder of traces, or a glob in quotes"
+    )
+    _add_leniency(parser)
+
+
+def _add_leniency(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--salvage", action="store_true", help="read a truncated trace up to its last whole event"
     )

@@ -1,0 +1,220 @@
+"""Calls that return when the device has done something: which row each of them waited for.
+
+A call waited when rows that were launched before it end after it begins. Which row that is depends on what
+the call asks for. A call that asks to wait, had rows to wait for and fits none of them is left unexplained:
+its length is kept, and counts against the trust in a replay.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .device import NOT_LAUNCHED, DeviceRows
+from .edges import Collected, Kind, ends, starts
+from .operations import CLOCKS_DIFFER, COPY_RETURNS, NONE, Flags, Int, RankOperations
+from .order import back_from, nearest, running_last
+
+CLOSE_TO_RETURN = 30_000  # ns before a stream's wait returns that its last row ends at the earliest
+REMAPS = 20_000  # ns from which a call that maps memory may have waited
+NEAR_ITS_END = 50_000
+CANDIDATES = 16
+WAITED_AT_LEAST, RETURNS_WITHIN = 50_000, 500_000  # ns before and after a CPU's transfer ends
+BLOCKED = 100_000  # ns from which a launch may have waited for its place in the queue
+SHALLOWEST = 500  # rows
+FEWEST_BLOCKED = 10
+ONE_DEPTH = 0.02  # share by which depths of one queue differ
+
+
+@dataclass(frozen=True, eq=False)
+class HostWaits:
+    """For each host operation the device row that it waited for or NONE, and its own time, ns.
+
+    `before` is the row that the thread waited for right before the operation, on a CPU.
+    `unexplained` are the calls that ask to wait, took long, and fit no row. `queued` is the row whose start
+    made room for a launch, and `depth` how many rows the queue holds where launches were seen to wait.
+    """
+
+    waited_for: Int
+    before: Int
+    queued: Int
+    own: Int
+    unexplained: Flags
+    depth: int | None
+
+
+def host_waits(rank: RankOperations, rows: DeviceRows) -> HostWaits:
+    start, end = rank.host["start"].to_numpy(), rank.host["end"].to_numpy()
+    n = len(start)
+    flags = {name: rank.host[name].fill_null(False).to_numpy() for name in ("mapping", *ASKS)}
+    waited_for, before = np.full(n, NONE, np.int64), np.full(n, NONE, np.int64)
+    if rank.cpu and len(rows) and n:
+        waited_for, before = _for_transfers(rank, rows)
+    elif len(rows) and n:
+        work = _Work(rows)
+        device, stream = np.flatnonzero(flags["wait_device"]), np.flatnonzero(flags["wait_stream"])
+        waited_for[device] = work.last_launched_before(start[device], end[device])
+        waited_for[stream] = work.last_of_stream(rank, stream)
+        left = np.flatnonzero(
+            (flags["wait_event"] | flags["wait_stream"] | flags["wait_device"]) & (waited_for == NONE)
+        )
+        waited_for[left] = work.ending_last_in(start[left], end[left])
+        maps = np.flatnonzero(flags["mapping"] & (end - start > REMAPS))
+        waited_for[maps] = work.all_ended_in(start[maps], end[maps])
+        blocking = np.flatnonzero(
+            rows.copy & (rows.call != NONE) & (rows.end <= end[np.maximum(rows.call, 0)] + COPY_RETURNS)
+        )
+        blocking = blocking[rows.first_of_call[blocking]]
+        waited_for[rows.call[blocking]] = blocking
+    is_queue = len(rows) > 0 and n > 0 and not rank.cpu
+    queued, depth = _queued(rows, start, end, waited_for) if is_queue else (np.full(n, NONE), None)
+    asks = np.logical_or.reduce([flags[name] for name in ASKS]) if n else np.zeros(0, bool)
+    own = end - start
+    if len(rows):
+        own = np.where(waited_for != NONE, end - np.maximum(rows.end[waited_for], start), own)
+        own = np.where(queued != NONE, end - np.maximum(rows.start[queued], start), own)
+    unexplained = asks & (waited_for == NONE) & (end - start > NEAR_ITS_END)
+    return HostWaits(waited_for, before, queued, np.clip(own, 0, None), unexplained, depth)
+
+
+ASKS = ("wait_device", "wait_stream", "wait_event")
+
+
+def edges_of(waits: HostWaits, rank: RankOperations, rows: DeviceRows, edges: Collected) -> None:
+    """Edges from the rows that calls waited for to the calls' ends."""
+    end = rank.host["end"].to_numpy()
+    call = np.flatnonzero(waits.waited_for != NONE)
+    row = waits.waited_for[call]
+    edges.add(Kind.SYNC, ends(rows.operations(row)), ends(call), end[call] - rows.end[row])
+    call = np.flatnonzero(waits.before != NONE)
+    row = waits.before[call]
+    start = rank.host["start"].to_numpy()
+    edges.add(Kind.SYNC, ends(rows.operations(row)), starts(call), start[call] - rows.end[row])
+    call = np.flatnonzero(waits.queued != NONE)
+    row = waits.queued[call]
+    edges.add(Kind.QUEUE, starts(rows.operations(row)), ends(call), end[call] - rows.start[row])
+
+
+def _for_transfers(rank: RankOperations, rows: DeviceRows) -> tuple[Int, Int]:
+    """On a CPU nothing says that a thread waits for a transfer: a stretch or gap that began well before the
+    transfer ended, and ends right after, did."""
+    thread, start, end = (rank.host[c].to_numpy() for c in ("thread", "start", "end"))
+    inside, before = np.full(len(start), NONE, np.int64), np.full(len(start), NONE, np.int64)
+    order = np.argsort(rows.end, kind="stable")
+    for own in rank.working:
+        begin, stop = np.searchsorted(thread, own), np.searchsorted(thread, own, "right")
+        if begin == stop:
+            continue
+        at = begin + np.searchsorted(start[begin:stop], rows.end[order], "right") - 1
+        known = at >= begin
+        at = np.where(known, at, begin)
+        done = rows.end[order]
+        in_it = (
+            known
+            & (end[at] >= done)
+            & (end[at] <= done + RETURNS_WITHIN)
+            & (start[at] <= done - WAITED_AT_LEAST)
+        )
+        # Later ends overwrite earlier ones: the last transfer is what the stretch waited for.
+        inside[at[in_it]] = order[in_it]
+        follows = known & (end[at] < done) & (at + 1 < stop)
+        then = np.minimum(at + 1, len(start) - 1)
+        in_gap = follows & (start[then] <= done + RETURNS_WITHIN) & (end[at] <= done - WAITED_AT_LEAST)
+        before[then[in_gap]] = order[in_gap]
+    return inside, before
+
+
+class _Work:
+    """A rank's rows in the order of their launches and of their ends."""
+
+    def __init__(self, rows: DeviceRows) -> None:
+        self.rows = rows
+        # What was launched before the recording began comes first, and counts when it has started.
+        known = np.where(rows.launched == NOT_LAUNCHED, rows.start, rows.launched)
+        self.by_launch = np.argsort(known, kind="stable")
+        self.launched = known[self.by_launch]
+        self.holder = running_last(rows.end[self.by_launch])
+        self.by_end = np.argsort(rows.end, kind="stable")
+        self.ended = rows.end[self.by_end]
+        self.known = known
+
+    def last_launched_before(self, start: Int, end: Int) -> Int:
+        """The row that ends last of all launched before each call, where the call waited for it."""
+        at = np.searchsorted(self.launched, start, "left") - 1
+        row = np.where(at >= 0, self.by_launch[self.holder[np.maximum(at, 0)]], NONE)
+        ends_at = self.rows.end[row]
+        return np.where((row != NONE) & (ends_at > start) & (ends_at <= end + CLOCKS_DIFFER), row, NONE)
+
+    def last_of_stream(self, rank: RankOperations, calls: Int) -> Int:
+        """The last row of the stream that the call's thread used last, where it ends right before the return."""
+        thread, start, end = (rank.host[c].to_numpy() for c in ("thread", "start", "end"))
+        found = np.full(len(calls), NONE, np.int64)
+        called = self.rows.call != NONE
+        for own in np.unique(thread[calls]):
+            asked = np.flatnonzero(thread[calls] == own)
+            mine = np.flatnonzero(called & (thread[np.maximum(self.rows.call, 0)] == own))
+            if not len(mine):
+                continue
+            mine = mine[np.argsort(self.rows.launched[mine], kind="stable")]
+            at = np.searchsorted(self.rows.launched[mine], start[calls[asked]], "left") - 1
+            used = np.where(at >= 0, self.rows.lane[mine[np.maximum(at, 0)]], NONE)
+            for lane in np.unique(used[used != NONE]):
+                of_lane = self.by_launch[self.rows.lane[self.by_launch] == lane]
+                holder = running_last(self.rows.end[of_lane])
+                those = asked[used == lane]
+                place = np.searchsorted(self.known[of_lane], start[calls[those]], "left") - 1
+                row = np.where(place >= 0, of_lane[holder[np.maximum(place, 0)]], NONE)
+                ends_at = self.rows.end[row]
+                fits = (row != NONE) & (ends_at > start[calls[those]])
+                fits &= ends_at <= end[calls[those]] + CLOCKS_DIFFER
+                fits &= ends_at >= end[calls[those]] - CLOSE_TO_RETURN
+                found[those] = np.where(fits, row, NONE)
+        return found
+
+    def ending_last_in(self, start: Int, end: Int) -> Int:
+        """The row that ends last inside each call, of those launched before it."""
+        at = np.searchsorted(self.ended, end + CLOCKS_DIFFER, "right") - 1
+        places = back_from(at, CANDIDATES)
+        row = np.where(places >= 0, self.by_end[np.maximum(places, 0)], NONE)
+        fits = (row != NONE) & (self.known[row] < start[:, None]) & (self.rows.end[row] > start[:, None])
+        return nearest(row, fits)
+
+    def all_ended_in(self, start: Int, end: Int) -> Int:
+        """The row that ends last of all launched before each call, where all end in it and the last near its
+        end: the others ended by chance while it ran."""
+        row = self.last_launched_before(start, end)
+        ends_at = self.rows.end[row]
+        late = ends_at >= np.minimum((start + end) // 2, end - NEAR_ITS_END)
+        return np.where((row != NONE) & late & (ends_at <= end + COPY_RETURNS), row, NONE)
+
+
+def _queued(rows: DeviceRows, start: Int, end: Int, waited_for: Int) -> tuple[Int, int | None]:
+    """The rows whose start made room for launches that took long, where all agree on the queue's depth."""
+    nothing = np.full(len(start), NONE, np.int64), None
+    called = np.flatnonzero((rows.call != NONE) & rows.first_of_call)
+    long = called[(end - start)[rows.call[called]] > BLOCKED]
+    long = long[waited_for[rows.call[long]] == NONE]
+    if len(long) < FEWEST_BLOCKED:
+        return nothing
+    behind, opened = np.full(len(long), NONE, np.int64), np.full(len(long), NONE, np.int64)
+    for lane in np.unique(rows.lane[long]):
+        order = np.flatnonzero(rows.lane == lane)
+        order = order[np.lexsort((order, rows.start[order]))]
+        place = np.empty(len(rows), np.int64)
+        place[order] = np.arange(len(order))
+        mine = np.flatnonzero(rows.lane[long] == lane)
+        at = np.searchsorted(rows.start[order], end[rows.call[long[mine]]], "right") - 1
+        behind[mine] = place[long[mine]] - at
+        opened[mine] = np.where(at >= 0, order[np.maximum(at, 0)], NONE)
+    deep = (behind >= SHALLOWEST) & (opened != NONE)
+    if deep.sum() < FEWEST_BLOCKED:
+        return nothing
+    depth = int(np.median(behind[deep]))
+    agree = deep & (np.abs(behind - depth) <= max(4, ONE_DEPTH * depth))
+    if agree.sum() < max(FEWEST_BLOCKED, deep.sum() // 2):
+        return nothing
+    queued = nothing[0].copy()
+    began = rows.start[opened[agree]] > start[rows.call[long[agree]]]
+    queued[rows.call[long[agree]][began]] = opened[agree][began]
+    return queued, depth

@@ -1,0 +1,113 @@
+"""What an edit is: a change to the lags and edges of a recorded job's graph."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import polars as pl
+
+from lostflops.errors import BadOption, shown
+
+from .dependencies.edges import Edges, Int
+from .graph import NEVER
+from .recorded import RecordedJob
+from .step_times import StepPoints
+
+REMOVED = NEVER
+"""The lag of an edge that an edit removes: nothing waits for it any more."""
+
+
+@dataclass(frozen=True)
+class Typed:
+    """An edit as it was typed, and its pieces; `amount` is None where none was given."""
+
+    text: str
+    selection: str = ""
+    amount: str | None = None
+
+    def factor(self, default: float | None = None) -> float:
+        """The amount as a number above 0: '2', '1.5x'."""
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)x?", self.amount or "")
+        if found and float(found[1]) > 0:
+            return float(found[1])
+        if self.amount is None and default is not None:
+            return default
+        raise BadOption(
+            f"'{shown(self.text)}' needs a factor above 0.", "write it after an equals sign: '=2'."
+        )
+
+    def none(self) -> None:
+        """Raise BadOption if an amount was given where none has a meaning."""
+        if self.amount is not None:
+            raise BadOption(f"'{shown(self.text)}' takes no amount.", "leave the equals sign out.")
+
+
+@dataclass(frozen=True, eq=False)
+class Known:
+    """What edits may look at beside the graph: tables of recipes, None where the trace cannot give them."""
+
+    steps: StepPoints
+    host_spans: pl.DataFrame | None = None
+    matched: pl.DataFrame | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Edited:
+    """A job's lags with an edit made, and edges that it adds, each with its lag.
+
+    `removed` is the time that can no longer be waited for, added up over the job, ns: no replay gains more.
+    `refused` says why the edit cannot be made here, `doubts` what its replay does not know.
+    """
+
+    lags: Int
+    added: tuple[Edges, ...] = ()
+    removed: int = 0
+    refused: str = ""
+    doubts: tuple[str, ...] = ()
+
+
+Apply = Callable[[RecordedJob, Int, Known], Edited]
+
+
+@dataclass(frozen=True, eq=False)
+class Edit:
+    """One edit that can be made: what was typed, what that means, and what it does to lags."""
+
+    text: str
+    says: str
+    apply: Apply
+    on_host: bool = False  # whether it takes host time away, which needs to know what that is
+    of_communication: bool = False  # whether it changes what passes between ranks, which all have to show
+
+
+@dataclass(frozen=True, eq=False)
+class EditKind:
+    """A kind of edit: its name, how it is typed, what it asks, and how what was typed becomes an edit."""
+
+    name: str
+    typed: str
+    asks: str
+    example: str
+    made: Callable[[Typed], Edit] = field(repr=False)
+
+
+def in_steps(job: RecordedJob, steps: StepPoints, points: Int) -> np.ndarray:
+    """Which points came while their rank's counted steps lasted.
+
+    On the device that is from the begin of the first to the end of the last; the host begins earlier, for
+    what it launches for a step runs later.
+    """
+    first, last = np.full(len(points), -NEVER), np.full(len(points), NEVER)
+    operation = np.minimum(points // 2, job.operations.height - 1)
+    rank = job.operations["rank"].to_numpy()[operation]
+    on_device = job.operations["on_device"].to_numpy()[operation]
+    for number in np.unique(steps.rank):
+        mine, own = rank == number, steps.rank == number
+        begin = job.measured[steps.begin[own]].min()
+        first[mine] = np.where(on_device[mine], begin, min(begin, int(steps.host_begin[own].min())))
+        last[mine] = job.measured[steps.end[own]].max()
+    at = job.measured[points]
+    return (at >= first) & (at <= last)

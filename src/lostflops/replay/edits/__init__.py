@@ -1,0 +1,34 @@
+"""What may be asked of a recording: one file an edit, found by walking this package."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+from pkgutil import iter_modules
+
+from lostflops.errors import BadOption, shown
+
+from ..edit import Edit, EditKind, Typed
+
+
+@cache
+def kinds() -> dict[str, EditKind]:
+    """Every kind of edit by its name, in the order of names."""
+    found = dict[str, EditKind]()
+    for module in iter_modules(__path__):
+        held = import_module(f"{__name__}.{module.name}")
+        found.update((kind.name, kind) for kind in vars(held).values() if isinstance(kind, EditKind))
+    return dict(sorted(found.items()))
+
+
+def edit(text: str) -> Edit:
+    """The edit that a user typed, as NAME, NAME=AMOUNT, NAME:SELECTION or NAME:SELECTION=AMOUNT.
+
+    Raises BadOption for one that does not exist, or whose selection or amount it does not take.
+    """
+    before, has_amount, amount = text.partition("=")
+    name, _, selection = before.partition(":")
+    known = kinds().get(name)
+    if known is None:
+        raise BadOption(f"There is no edit '{shown(name)}'.", f"the edits are: {', '.join(kinds())}.")
+    return known.made(Typed(text, selection, amount if has_amount else None))

@@ -1,0 +1,73 @@
+"""Host synchronisations that are not made: the host goes on instead of waiting for the device."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..dependencies.edges import Edges, Int, Kind
+from ..edit import REMOVED, Edit, Edited, EditKind, Known, Typed, in_steps
+from ..recorded import RecordedJob
+
+DEPTH, RETURNS = (
+    1_024,
+    8_000,
+)  # launches that a queue of CUDA's holds, and ns until one of a full queue returns
+
+
+def made(typed: Typed) -> Edit:
+    typed.none()
+
+    def apply(job: RecordedJob, lags: Int, known: Known) -> Edited:
+        edges = job.edges
+        waits = edges.kind == Kind.SYNC
+        if typed.selection:
+            name = job.operations["name"].str.contains(typed.selection, literal=True).fill_null(False)
+            waits &= name.to_numpy()[np.minimum(edges.target // 2, len(name) - 1)]
+        inside = waits & in_steps(job, known.steps, edges.target)
+        if not inside.any():
+            return Edited(lags, refused="the host waits for nothing of that kind inside the steps")
+        without = lags.copy()
+        without[waits] = REMOVED
+        call = edges.target[inside] // 2
+        start, end = (job.operations[c].to_numpy()[call] for c in ("start", "end"))
+        own = np.zeros(job.operations.height, np.int64)
+        of_calls = edges.kind == Kind.OWN
+        own[edges.source[of_calls] // 2] = lags[of_calls]
+        return Edited(
+            without,
+            (queue(job),),
+            removed=int(np.clip(end - start - own[call], 0, None).sum()),
+            doubts=("where the host needs the value that it waited for, the wait has to stay",),
+        )
+
+    which = f"'{typed.selection}' calls" if typed.selection else "the host"
+    return Edit(typed.text, f"{which} did not wait for the device", apply, on_host=False)
+
+
+def queue(job: RecordedJob) -> Edges:
+    """Edges that hold a launch back until its stream's queue has room, at the depth that CUDA is known for."""
+    device = job.operations.filter(job.operations["on_device"])
+    call = device["call"].fill_null(-1).to_numpy()
+    lane = (
+        device.select("rank", "device", "stream")
+        .with_columns(lane=device.select("rank", "device", "stream").to_struct().rank("dense"))["lane"]
+        .to_numpy()
+    )
+    operation, start = device["operation"].to_numpy(), device["start"].to_numpy()
+    order = np.lexsort((start, lane))
+    source, target = order[:-DEPTH], order[DEPTH:]
+    held = (lane[source] == lane[target]) & (call[target] >= 0) if len(order) > DEPTH else np.zeros(0, bool)
+    source, target = source[: len(held)][held], target[: len(held)][held]
+    # Where the recording shows a deeper queue, that holds.
+    lag = np.minimum(RETURNS, job.measured[2 * call[target] + 1] - job.measured[2 * operation[source]])
+    kind = np.full(len(source), Kind.QUEUE, np.int8)
+    return Edges(2 * operation[source], 2 * call[target] + 1, lag, kind)
+
+
+NO_SYNC = EditKind(
+    "no-sync",
+    "no-sync[:CALLS]",
+    "What if the host did not wait for the device? CALLS is part of the calls' name.",
+    "no-sync",
+    made,
+)

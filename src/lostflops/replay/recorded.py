@@ -1,0 +1,177 @@
+"""A recorded job as a dependency graph: its points, what each waits for, and when it came.
+
+With all lags as measured, replay gives the recording back, to the nanosecond, by construction. That proves
+nothing. Without the residuals, which are what no rule explains, it is a test of the rules.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import polars as pl
+
+from lostflops.store.trace import Trace
+
+from .dependencies import events, host, joins
+from .dependencies.device import DeviceRows, UsualLags, device_rows, in_stream, staging, usual_lags
+from .dependencies.edges import ON_HOST, USUAL, Collected, Edges, Int, Kind, joined
+from .dependencies.operations import CALL, NONE, Flags, RankOperations, operations
+from .dependencies.waits import HostWaits, edges_of, host_waits
+from .graph import NEVER, Graph
+
+SMALL = 20_000
+"""ns up to which a residual is taken for a usual lag that came out longer."""
+
+
+@dataclass(frozen=True, eq=False)
+class RecordedJob:
+    """The graph of a job.
+
+    `operations` are rows in the order of their numbers: operation k starts at point 2k and ends at 2k + 1;
+    points beyond are joins. `edges` have their lags without residuals; `residual` is what each bears of those,
+    mostly 0. `measured` is when each point came, ns on the run's clock.
+    """
+
+    operations: pl.DataFrame
+    edges: Edges
+    residual: Int
+    measured: Int
+    steps: pl.DataFrame
+    usual: dict[int, UsualLags]
+    depth: dict[int, int | None]
+    unexplained: Flags
+
+    @cached_property
+    def graph(self) -> Graph:
+        return Graph.of(len(self.measured), self.edges.source, self.edges.target)
+
+    @cached_property
+    def earliest(self) -> Int:
+        """When points without an edge came; others only wait."""
+        bound = np.zeros(len(self.measured), bool)
+        bound[self.edges.target] = True
+        return np.where(bound, NEVER, self.measured)
+
+    def lags(self, *, above: int | None = None) -> Int:
+        """The lags with their residuals, or without those longer than `above` ns."""
+        if above is None:
+            return self.edges.lag + self.residual
+        return self.edges.lag + np.where(self.residual > above, 0, self.residual)
+
+    def replayed(self, lags: Int) -> Int:
+        """When each point comes with these lags, ns."""
+        return self.graph.times(lags, self.earliest)
+
+
+COLUMNS = {
+    "start": pl.Int64,
+    "end": pl.Int64,
+    "name": pl.String,
+    "what": pl.Int64,
+    "thread": pl.Int64,
+    "device": pl.Int64,
+    "stream": pl.Int64,
+    "call": pl.Int64,
+    "copy": pl.Boolean,
+    "communication": pl.Boolean,
+    "family": pl.String,
+    "precision": pl.String,
+    "operator": pl.String,
+    "phase": pl.String,
+    "direction": pl.String,
+    "host_memory": pl.String,
+    "bytes": pl.Int64,
+}
+
+
+def recorded(trace: Trace, matched: pl.DataFrame | None) -> RecordedJob:
+    """The graph of all ranks of a trace. `matched` is what the recipe `communication_matches` says, if it can."""
+    ranks = trace.table("ranks")
+    assert ranks is not None
+    known = ranks.select("rank", "device_kind").unique("rank", keep="first").sort("rank").collect()
+    frames, parts, steps = list[pl.DataFrame](), list[Edges](), list[pl.DataFrame]()
+    usual, depth, unexplained = dict[int, UsualLags](), dict[int, int | None](), list[Flags]()
+    first = 0
+    for number, kind in known.iter_rows():
+        rank = operations(trace, number, cpu=kind == "cpu")
+        rows, waits, lags, edges = _of_rank(rank)
+        parts.append(edges.moved(2 * first))
+        frames.append(_columns(rank, first))
+        unexplained.append(np.r_[waits.unexplained, np.zeros(len(rows), bool)])
+        usual[number], depth[number] = lags, waits.depth
+        steps.append(rank.steps.with_columns(rank=pl.lit(number, pl.Int32)))
+        first += frames[-1].height
+    every = pl.concat(frames).with_row_index("operation").with_columns(pl.col("operation").cast(pl.Int64))
+    among, at, replaced = joins.collectives(every, matched, 2 * first)
+    edges = joined([*parts, among])
+    own = np.isin(edges.source // 2, replaced) & (edges.kind == Kind.DEVICE)
+    edges.lag[own] = 0
+    measured = np.empty(2 * first + len(at), np.int64)
+    measured[0 : 2 * first : 2], measured[1 : 2 * first : 2] = (
+        every["start"].to_numpy(),
+        every["end"].to_numpy(),
+    )
+    measured[2 * first :] = at
+    lag, residual = _fitted(edges, measured)
+    whole = Edges(edges.source, edges.target, lag, edges.kind)
+    return RecordedJob(
+        every, whole, residual, measured, pl.concat(steps), usual, depth, np.concatenate(unexplained)
+    )
+
+
+def _of_rank(rank: RankOperations) -> tuple[DeviceRows, HostWaits, UsualLags, Edges]:
+    rows = device_rows(rank)
+    waits, usual, found = host_waits(rank, rows), usual_lags(rows), Collected()
+    host.program(rank, waits.own, waits.before != NONE, found)
+    edges_of(waits, rank, rows, found)
+    in_stream(rows, usual, found, cpu=rank.cpu)
+    staging(rank, rows, found)
+    if not rank.cpu:
+        events.recorded(rank, rows, usual.next, found)
+    if rank.cpu:
+        return rows, waits, usual, found.all()
+    n = rank.host.height
+    measured = np.empty(2 * (n + len(rows)), np.int64)
+    measured[0::2] = np.r_[rank.host["start"].to_numpy(), rows.start]
+    measured[1::2] = np.r_[rank.host["end"].to_numpy(), rows.end]
+    edges = found.all()
+    estimate = np.full(len(measured), NEVER, np.int64)
+    np.maximum.at(estimate, edges.target, measured[edges.source] + edges.lag)
+    late = measured[2 * n :: 2] - estimate[2 * n :: 2]
+    events.by_time(rows, np.where(estimate[2 * n :: 2] == NEVER, 0, late), usual.next, found)
+    return rows, waits, usual, found.all()
+
+
+def _columns(rank: RankOperations, first: int) -> pl.DataFrame:
+    """A rank's host operations, then its device's, with calls as numbers of operations of the job."""
+    frames = [
+        frame.select(
+            (pl.col(name) if name in frame.columns else pl.lit(None)).cast(dtype).alias(name)
+            for name, dtype in COLUMNS.items()
+        )
+        for frame in (rank.host, rank.device)
+    ]
+    return pl.concat(frames).with_columns(
+        rank=pl.lit(rank.rank, pl.Int32),
+        call=pl.when(pl.col("call") >= 0).then(pl.col("call") + first),
+        on_device=pl.col("what").is_null(),
+    )
+
+
+def _fitted(edges: Edges, measured: Int) -> tuple[Int, Int]:
+    """Lags that make no point later than it came, and what is left of it on the edge that comes closest."""
+    reached = measured[edges.source] + edges.lag
+    estimate = np.full(len(measured), NEVER, np.int64)
+    np.maximum.at(estimate, edges.target, reached)
+    lag = np.minimum(edges.lag, measured[edges.target] - measured[edges.source])
+    left = measured - estimate
+    residual = np.zeros(len(lag), np.int64)
+    binding = np.flatnonzero((reached == estimate[edges.target]) & (left[edges.target] > 0))
+    points, one = np.unique(edges.target[binding], return_index=True)
+    residual[binding[one]] = left[points]
+    return lag, residual
+
+
+__all__ = ["CALL", "ON_HOST", "SMALL", "USUAL", "Kind", "RecordedJob", "recorded"]

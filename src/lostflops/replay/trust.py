@@ -1,0 +1,260 @@
+"""Whether a replay may be believed: what it misses of the recording when no residual helps it.
+
+Measures and limits are those of the table `TRUST` in docs/replay.md. A replay that misses the recording by
+more than a twentieth predicts nothing: the rules do not explain the job.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from .dependencies.device import NOT_LAUNCHED
+from .dependencies.edges import BY_GUESS, Int, Kind
+from .dependencies.operations import CALL
+from .recorded import SMALL, RecordedJob
+from .step_times import StepPoints
+
+GOOD, LEAST = 0.03, 0.05
+FEWEST_ROWS = 50
+KERNEL_CALL = "Launch(Kernel|Cooperative)"
+NOT_LAUNCHED_GOOD, NOT_LAUNCHED_MOST = 0.05, 0.35
+MATCHED_LEAST = 0.80
+OPAQUE_GOOD, OPAQUE_MOST = 0.15, 0.40
+
+__all__ = ["FEWEST_ROWS", "NOT_LAUNCHED", "PathShares", "Trust", "trust"]
+
+
+@dataclass(frozen=True)
+class PathShares:
+    """What the critical path of a rank's counted steps is made of, as shares that add up to 1.
+
+    `host` is calls and operators, `opaque` host time between them, `device` kernels, copies and what is
+    between them, `transfer` collectives after the last rank came, `residual` what no rule explains, and
+    `unexplained` waits for nothing known.
+    """
+
+    host: float
+    opaque: float
+    device: float
+    transfer: float
+    residual: float
+    unexplained: float
+
+
+@dataclass(frozen=True, eq=False)
+class Trust:
+    """How a replay of the unchanged job without residuals compares with the recording.
+
+    `measured_ns` and `replayed_ns` are a mean step's, `error` the largest share by which a rank's steps
+    together differ, and `spread` the standard error of the mean step, as a share of it: what a second
+    recording may differ by. `reason` says why nothing may be predicted, or is empty; `doubts` what makes it less sure.
+    """
+
+    measured_ns: int
+    replayed_ns: int
+    error: float
+    spread: float
+    reason: str
+    doubts: tuple[str, ...]
+    steps: pl.DataFrame
+    path: PathShares
+    host_edits: str  # why edits of host time are refused, or empty
+    communication_edits: str  # the same for edits of what passes between ranks
+
+    @property
+    def trusted(self) -> bool:
+        return not self.reason
+
+
+def trust(job: RecordedJob, steps: StepPoints, matched: pl.DataFrame | None, world: int | None) -> Trust:
+    """The measures, taken over the steps that count.
+
+    `matched` is what is known of collectives over ranks, and `world` how many ranks the job has, if known.
+    """
+    measured = steps.lengths(job.measured)
+    small, none = (steps.lengths(job.replayed(job.lags(above=above))) for above in (SMALL, -1))
+    table = pl.DataFrame(
+        {"rank": steps.rank, "step": steps.step, "measured": measured, "replayed": none, "small": small}
+    )
+    of_rank = table.group_by("rank").agg(pl.col("measured", "replayed", "small").sum()).sort("rank")
+    whole = of_rank["measured"].to_numpy().astype(float)
+    errors = [np.abs(of_rank[c].to_numpy() - whole) / np.maximum(whole, 1) for c in ("replayed", "small")]
+    error = float(max((e.max() for e in errors if len(e)), default=0.0))
+    worst = int(of_rank["rank"][int(np.argmax(np.maximum(*errors)))]) if len(whole) else 0
+    path = path_shares(job, steps)
+    unmatched = _unmatched(job, matched, world)
+    reason = _refused(job, steps, error, worst, path)
+    if not reason and cpu_only(job):
+        reason = unmatched  # where a transfer is waited for, only its own times say
+    return Trust(
+        measured_ns=round(float(measured.mean())) if len(measured) else 0,
+        replayed_ns=round(float(none.mean())) if len(none) else 0,
+        error=error,
+        spread=_spread(table),
+        reason=reason,
+        doubts=_doubts(job, steps, error, path),
+        steps=table.drop("small"),
+        path=path,
+        host_edits=f"{path.opaque:.0%} of the critical path is host time without a name"
+        if path.opaque > OPAQUE_MOST
+        else "",
+        communication_edits=unmatched,
+    )
+
+
+def _unmatched(job: RecordedJob, matched: pl.DataFrame | None, world: int | None) -> str:
+    """Why it is not known enough which ranks wait for which, or nothing."""
+    operations = job.operations.filter(pl.col("communication").fill_null(False))
+    ranks = job.operations["rank"].n_unique()
+    if not operations.height:
+        return ""
+    if world is not None and ranks < world:
+        return f"{ranks} of the job's {world} ranks were recorded, and nothing tells what the others wait for"
+    if ranks == 1:
+        return "one rank was recorded, whose communication holds what it waited for others"
+    if matched is None:
+        return "which communication of different ranks belongs together is not known"
+    length = pl.col("end") - pl.col("start")
+    told = matched.select(all=length.sum(), told=length.filter(pl.col("instance").is_not_null()).sum()).row(0)
+    share = told[1] / told[0] if told[0] else 1.0
+    if share < MATCHED_LEAST:
+        return f"{1 - share:.0%} of the time in communication could not be matched over ranks"
+    return ""
+
+
+def cpu_only(job: RecordedJob) -> bool:
+    """Whether nothing but communication ran beside the hosts' threads."""
+    computes = pl.col("on_device") & ~pl.col("communication").fill_null(False)
+    return not job.operations.select(computes.any()).item()
+
+
+def _spread(steps: pl.DataFrame) -> float:
+    """The standard error of the mean step as a share of it, from how steps of all ranks together differ."""
+    means = steps.group_by("step").agg(pl.col("measured").mean())["measured"]
+    deviation, mean = means.std(), means.mean()
+    if not isinstance(deviation, float) or not isinstance(mean, float) or not mean:
+        return 0.0
+    return deviation / mean / float(np.sqrt(means.len()))
+
+
+def _refused(job: RecordedJob, steps: StepPoints, error: float, rank: int, path: PathShares) -> str:
+    operations = job.operations
+    device = operations.filter(pl.col("on_device"))
+    if not len(steps.step):
+        return "no step was recorded"
+    if not cpu_only(job) and device.height < FEWEST_ROWS:
+        return f"{device.height} kernels and copies are too few to tell what waits for what"
+    if not cpu_only(job):
+        unlaunched = device["call"].null_count() / device.height
+        if unlaunched > NOT_LAUNCHED_MOST and not _queued_before(device):
+            return (
+                f"{unlaunched:.0%} of the GPU work has no launch in the recording; "
+                "record the CPU's side too (`activities=[CPU, CUDA]`)"
+            )
+        calls = operations.filter((pl.col("what") == CALL) & pl.col("name").str.contains(KERNEL_CALL))
+        launched = operations.filter(
+            pl.col("operation").is_in(device["call"].drop_nulls().unique().implode())
+        )
+        started = launched.filter(pl.col("name").str.contains(KERNEL_CALL)).height
+        lost = 1 - started / calls.height if calls.height else 0.0
+        if lost > LEAST:
+            return f"{lost:.0%} of the kernel launches have no kernel: GPU work was not recorded"
+    if error > LEAST:
+        return (
+            f"without what no rule explains, the replay misses the recorded steps of rank {rank} by {error:.1%}"
+            + _why(job)
+        )
+    for share, what in (
+        (path.residual, "device time that no rule explains"),
+        (path.unexplained, "waits of the host for nothing that was recorded"),
+    ):
+        if share > LEAST:
+            return f"{share:.0%} of the critical path is {what}"
+    return ""
+
+
+def _queued_before(device: pl.DataFrame) -> bool:
+    """Whether what has no launch all began before what has one: it was queued before the recording began."""
+    unlaunched = device.filter(pl.col("call").is_null())
+    first = (
+        device.filter(pl.col("call").is_not_null())
+        .group_by("rank", "stream")
+        .agg(first=pl.col("start").min())
+    )
+    late = unlaunched.join(first, on=["rank", "stream"], how="left").filter(pl.col("start") > pl.col("first"))
+    return late.height <= LEAST * max(1, unlaunched.height)
+
+
+def _why(job: RecordedJob) -> str:
+    """What the largest residual is, as far as its place tells."""
+    worst = int(np.argmax(job.residual)) if len(job.residual) else 0
+    row = int(job.edges.target[worst]) // 2
+    if row >= job.operations.height:
+        return ""
+    name, ns = job.operations["name"][row], int(job.residual[worst])
+    shown = name if len(name) <= 40 else name[:39] + "…"
+    return f"; the longest is {ns / 1e6:.1f} ms before '{shown}': the GPU may have run work that was not recorded"
+
+
+def _doubts(job: RecordedJob, steps: StepPoints, error: float, path: PathShares) -> tuple[str, ...]:
+    found = list[str]()
+    if error > GOOD:
+        found.append(f"the replay misses recorded steps by {error:.1%}")
+    if path.opaque > OPAQUE_GOOD:
+        found.append(f"{path.opaque:.0%} of the critical path is host time without a name")
+    if len(np.unique(steps.step)) < 3:
+        found.append("fewer than three steps count")
+    if (
+        any(not usual.told for usual in job.usual.values())
+        and job.operations["call"].is_not_null().any()
+        and not cpu_only(job)
+    ):
+        found.append("too few launches to tell the usual delay of one: those of an H100 were taken")
+    return tuple(found)
+
+
+def path_shares(job: RecordedJob, steps: StepPoints) -> PathShares:
+    """What the critical path is made of that leads to the end of the last counted step."""
+    if not len(steps.step):
+        return PathShares(0, 0, 0, 0, 0, 0)
+    last = int(np.argmax(job.measured[steps.end]))
+    first = int(job.measured[steps.begin].min())
+    lags = job.lags()
+    edges = job.graph.path(lags, job.measured, int(steps.end[last]))
+    edges = edges[job.measured[job.edges.target[edges]] > first]
+    kind, lag = job.edges.kind[edges], np.clip(job.edges.lag[edges], 0, None)
+    residual = int(job.residual[edges].sum())
+    operation = np.minimum(job.edges.target[edges] // 2, job.operations.height - 1)
+    unexplained = job.unexplained[operation] & (kind == Kind.OWN)
+    program = np.isin(kind, [Kind.PROGRAM, Kind.HANDOVER])
+    opaque = program & ~inside_operators(job)[operation]
+    transfer = kind == Kind.TRANSFER
+    on_host = np.isin(kind, [Kind.OWN, Kind.PROGRAM, Kind.NESTED, Kind.HANDOVER, Kind.STAGING])
+    whole = max(1, int(lag.sum()) + residual)
+    parts = [
+        lag[on_host & ~opaque & ~unexplained].sum(),
+        lag[opaque].sum(),
+        lag[~on_host & ~transfer].sum(),
+        lag[transfer].sum(),
+        residual,
+        lag[unexplained].sum(),
+    ]
+    return PathShares(*(float(part) / whole for part in parts))
+
+
+def inside_operators(job: RecordedJob) -> np.ndarray:
+    """For each operation whether the host time right before it lies inside an operator; one flag each."""
+    from .dependencies.operations import BEGINS, ENDS, STRETCH
+
+    what = job.operations["what"].fill_null(CALL).to_numpy()
+    depth = np.cumsum((what == BEGINS).astype(np.int64) - (what == ENDS))
+    before = np.r_[0, depth[:-1]]
+    return (before > 0) | (what == STRETCH)
+
+
+def guessed(job: RecordedJob) -> Int:
+    """The edges that only times or order suggest."""
+    return np.flatnonzero(np.isin(job.edges.kind, BY_GUESS))

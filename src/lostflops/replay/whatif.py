@@ -1,0 +1,143 @@
+"""What a change would gain: the recorded job replayed with and without it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import polars as pl
+
+from lostflops.store.trace import Trace
+
+from .dependencies.edges import BY_GUESS, Int, joined
+from .edit import REMOVED, Edit, Edited, Known, in_steps
+from .graph import Graph
+from .recorded import RecordedJob, recorded
+from .step_times import step_points
+from .trust import Trust, trust
+
+Ask = Callable[[str], pl.DataFrame | None]
+"""A recipe's table on the trace, or None where it cannot be given."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a mean step would take with an edit made, ns, between `low_ns` and `high_ns`.
+
+    `bound_ns` is the shortest it could be if all that the edit removes were gained. `refused` says why
+    nothing is predicted, and then all of them are None; `doubts` is what the replay does not know.
+    """
+
+    edit: str
+    says: str
+    predicted_ns: int | None = None
+    low_ns: int | None = None
+    high_ns: int | None = None
+    bound_ns: int | None = None
+    refused: str = ""
+    doubts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Replay:
+    """A trace ready for questions: its graph, its steps, and how far its replay may be trusted."""
+
+    job: RecordedJob
+    known: Known
+    trust: Trust
+
+    @classmethod
+    def of(cls, trace: Trace, ask: Ask) -> Replay:
+        """The replay of a trace; `ask` gives what recipes say of it."""
+        matched = ask("communication_matches")
+        counted = ask("counted_steps")
+        job = recorded(trace, matched)
+        empty = pl.DataFrame(schema={"rank": pl.Int32, "step": pl.Int64, "start": pl.Int64, "end": pl.Int64})
+        steps = step_points(job, empty if counted is None else counted)
+        ranks = trace.table("ranks")
+        assert ranks is not None
+        worlds = ranks.select("world_size").collect()["world_size"].drop_nulls()
+        world = max(worlds.to_list()) if worlds.len() else None
+        return cls(job, Known(steps, ask("host_spans"), matched), trust(job, steps, matched, world))
+
+    def predicted(self, edits: Sequence[Edit]) -> Prediction:
+        """What a mean step would take with the edits made, one after the other."""
+        text, says = ", ".join(e.text for e in edits), "; ".join(e.says for e in edits)
+        if self.trust.reason:
+            return Prediction(text, says, refused=self.trust.reason)
+        if self.trust.host_edits and any(e.on_host for e in edits):
+            return Prediction(text, says, refused=self.trust.host_edits)
+        if self.trust.communication_edits and any(e.of_communication for e in edits):
+            return Prediction(text, says, refused=self.trust.communication_edits)
+        job, steps = self.job, self.known.steps
+        measured = steps.mean(job.measured)
+        guessed = np.isin(job.edges.kind, BY_GUESS)
+        gains, removed, doubts = list[float](), 0, list[str]()
+        for residual, guesses in ((True, True), (False, True), (True, False), (False, False)):
+            if not guesses and not guessed.any():
+                continue
+            lags = job.lags() if residual else job.lags(above=-1)
+            if not guesses:
+                lags = np.where(guessed, REMOVED, lags)
+            unchanged = steps.mean(job.replayed(lags))
+            made = self._made(lags, edits)
+            if isinstance(made, str):
+                return Prediction(text, says, refused=made)
+            changed, added, removed, doubts = made
+            # Where its guesses were left out, what an edit would remove of them stays out.
+            gains.append(unchanged - steps.mean(self._times(changed, added)))
+        predicted = measured - gains[0]
+        spread = max(self.trust.error, self.trust.spread) * measured
+        low = min(measured - gain for gain in gains) - spread
+        high = max(measured - gain for gain in gains) + spread
+        bound = measured - min(measured, removed / max(1, len(steps.step)) * self._ranks_per_step())
+        return Prediction(
+            text,
+            says,
+            predicted_ns=round(predicted),
+            low_ns=max(0, round(low)),
+            high_ns=round(high),
+            bound_ns=round(min(bound, predicted)),
+            doubts=tuple(dict.fromkeys(doubts)),
+        )
+
+    def _ranks_per_step(self) -> int:
+        """What one rank loses, all others may wait for: a mean step gains at most what all lose together."""
+        return max(1, len(np.unique(self.known.steps.rank)))
+
+    def _made(self, lags: Int, edits: Sequence[Edit]) -> str | tuple[Int, list[Edited], int, list[str]]:
+        """The lags with all edits made, those that add edges, what they remove, and their doubts; or why one
+        cannot be made."""
+        added, removed, doubts = list[Edited](), 0, list[str]()
+        for edit in edits:
+            made = edit.apply(self.job, lags, self.known)
+            if made.refused:
+                return made.refused
+            # What lies outside the steps stays as it was: where they begin is no part of what is asked.
+            lags = np.where(self._inside, made.lags, lags)
+            removed += made.removed
+            doubts += made.doubts
+            added.append(made)
+        return lags, added, removed, doubts
+
+    @cached_property
+    def _inside(self) -> np.ndarray:
+        """Which edges lead to points within the counted steps; one flag each. Joins count as inside."""
+        target = self.job.edges.target
+        is_join = target >= 2 * self.job.operations.height
+        return is_join | in_steps(self.job, self.known.steps, target)
+
+    def _times(self, lags: Int, made: list[Edited]) -> Int:
+        job = self.job
+        more = joined([edges for each in made for edges in each.added])
+        if not len(more.source):
+            return job.replayed(lags)
+        edges = job.edges
+        graph = Graph.of(
+            len(job.measured),
+            np.concatenate([edges.source, more.source]),
+            np.concatenate([edges.target, more.target]),
+        )
+        return graph.times(np.concatenate([lags, more.lag]), job.earliest)

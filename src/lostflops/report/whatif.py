@@ -1,0 +1,165 @@
+"""What a change would gain, as text and as JSON: predictions beside how far the replay may be trusted."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from lostflops.errors import shown
+from lostflops.replay import edits
+from lostflops.replay.trust import Trust
+from lostflops.replay.whatif import Prediction
+from lostflops.session import Session
+from lostflops.units import milliseconds
+
+WIDEST = 110
+MOST_STEPS = 24  # lines of the table of steps
+PARTS = {
+    "host": "calls and operators of the host",
+    "opaque": "host time without a name",
+    "device": "kernels and copies",
+    "transfer": "communication after the last rank came",
+    "residual": "device time that no rule explains",
+    "unexplained": "waits of the host for nothing known",
+}
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """The answers to some questions about one run."""
+
+    trust: Trust
+    predictions: tuple[Prediction, ...]
+
+    @classmethod
+    def asked(cls, session: Session, typed: Sequence[str]) -> WhatIf:
+        """Each of the texts is one question; edits with commas between them are made together."""
+        asked = [[edits.edit(one.strip()) for one in text.split(",")] for text in typed]
+        replay = session.replay()
+        return cls(replay.trust, tuple(replay.predicted(each) for each in asked))
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it, times in ns of a mean step."""
+        trust = self.trust
+        return {
+            "replay": {
+                "error": trust.error,
+                "measured_ns": trust.measured_ns,
+                "replayed_ns": trust.replayed_ns,
+                "trusted": trust.trusted,
+                "reason": trust.reason,
+                "doubts": list(trust.doubts),
+                "critical_path": {name: getattr(trust.path, name) for name in PARTS},
+                "steps": trust.steps.to_dicts(),
+            },
+            "edits": [
+                {
+                    "edit": p.edit,
+                    "says": p.says,
+                    "predicted_ns": p.predicted_ns,
+                    "low_ns": p.low_ns,
+                    "high_ns": p.high_ns,
+                    "bound_ns": p.bound_ns,
+                    "refused": p.refused,
+                    "doubts": list(p.doubts),
+                }
+                for p in self.predictions
+            ],
+        }
+
+    def __str__(self) -> str:
+        text = io.StringIO()
+        self.show(Console(file=text, width=WIDEST))
+        return text.getvalue()
+
+    def show(self, console: Console) -> None:
+        """Print the answers, or without a question how the replay compares with the recording."""
+        _show_trust(self.trust, console)
+        if self.predictions:
+            _show_predictions(self, console)
+        else:
+            _show_steps(self.trust, console)
+
+
+def _line(console: Console, text: str = "") -> None:
+    console.print(Text(text), highlight=False)
+
+
+def _show_trust(trust: Trust, console: Console) -> None:
+    measured, replayed = milliseconds(trust.measured_ns), milliseconds(trust.replayed_ns)
+    if trust.trusted:
+        _line(
+            console,
+            f"A mean step takes {measured}. Replayed without what no rule explains it takes {replayed}; "
+            f"steps of a rank differ by at most {trust.error:.2%}.",
+        )
+    else:
+        _line(console, f"Nothing is predicted: {shown(trust.reason)}.")
+        if trust.measured_ns:
+            _line(console, f"A mean step takes {measured}, and {replayed} in a replay of what is known.")
+    path = [
+        f"{getattr(trust.path, name):.0%} {text}"
+        for name, text in PARTS.items()
+        if getattr(trust.path, name) >= 0.005
+    ]
+    if path:
+        _line(console, f"The critical path is {', '.join(path)}.")
+    for doubt in trust.doubts:
+        _line(console, f"Less sure, for {shown(doubt)}.")
+
+
+def _show_predictions(found: WhatIf, console: Console) -> None:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading, justify in (("what if", "left"), ("mean step", "right"), ("gain", "right"),
+                             ("between", "right"), ("at most", "right")):  # fmt: skip
+        table.add_column(heading, justify=justify, no_wrap=heading != "what if")
+    measured = found.trust.measured_ns
+    answered = [p for p in found.predictions if p.predicted_ns is not None]
+    for p in answered:
+        assert p.predicted_ns is not None and p.low_ns is not None
+        assert p.high_ns is not None and p.bound_ns is not None
+        table.add_row(
+            Text(shown(p.edit)),
+            milliseconds(p.predicted_ns),
+            _gain(measured - p.predicted_ns, measured),
+            f"{_gain(measured - p.high_ns, measured)} and {_gain(measured - p.low_ns, measured)}",
+            _gain(measured - p.bound_ns, measured),
+        )
+    if answered:
+        _line(console)
+        console.print(table, highlight=False)
+        _line(console)
+        _line(console, "Predicted by replay. Gains do not add up: ask for several edits as one, 'A,B'.")
+    for p in found.predictions:
+        for doubt in p.doubts:
+            _line(console, f"{shown(p.edit)}: {shown(doubt)}.")
+        if p.refused:
+            _line(console, f"{shown(p.edit)}: not predicted: {shown(p.refused)}.")
+
+
+def _gain(ns: int, measured: int) -> str:
+    share = ns / measured if measured else 0.0
+    return f"{share:.1%}" if abs(share) >= 0.0005 else "0 %"
+
+
+def _show_steps(trust: Trust, console: Console) -> None:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in ("rank", "step", "measured", "replayed", "differs by"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in trust.steps.head(MOST_STEPS).iter_rows(named=True):
+        measured, replayed = row["measured"], row["replayed"]
+        table.add_row(
+            str(row["rank"]), str(row["step"]), milliseconds(measured), milliseconds(replayed),
+            f"{(replayed - measured) / measured:+.2%}" if measured else "",
+        )  # fmt: skip
+    if trust.steps.height:
+        _line(console)
+        console.print(table, highlight=False)
+    if trust.steps.height > MOST_STEPS:
+        _line(console, f"… and {trust.steps.height - MOST_STEPS} more: --json F has all of them.")
