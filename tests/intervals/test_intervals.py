@@ -205,6 +205,30 @@ def test_the_part_inside_pieces_is_counted_row_by_row(rows: Drawn, a: Drawn, b: 
     ]
 
 
+@exact
+@given(DRAWN, DRAWN, ORIGINS)
+def test_rows_are_cut_by_the_pieces_that_they_meet(rows: Drawn, drawn: Drawn, origin: int) -> None:
+    rows, drawn = ([(rank, 0, *time) for rank, _, *time in some] for some in (rows, drawn))
+    rows = [row for row in rows if row[3] > 0]
+    apart = disjoint([row for row in drawn if row[3] > 0])
+    pieces = frame(apart, origin).collect().with_row_index("piece").drop("thread")
+    numbered = frame(rows, origin).collect().with_row_index("row")
+    met = intervals.cut(numbered, pieces, "rank")
+    assert met.columns == [*numbered.columns, "piece"]
+    said = Counter(
+        (row, piece, t)
+        for row, piece, start, end in met.select("row", "piece", "start", "end").iter_rows()
+        for t in range(start, end)
+    )
+    assert said == Counter(
+        (i, j, origin + t)
+        for i, (rank, _, start, length) in enumerate(rows)
+        for j, (other, _, begins, lasts) in enumerate(apart)
+        for t in range(max(start, begins), min(start + length, begins + lasts))
+        if rank == other
+    )
+
+
 @pytest.mark.parametrize("by", [[], ["rank"], BY])
 def test_nothing_in_gives_nothing_out_with_the_same_types(by: list[str]) -> None:
     none, some = frame([]), frame([(0, 7, 0, 4)])

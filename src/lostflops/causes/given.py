@@ -22,6 +22,9 @@ NAMES = pl.Schema({"rank": pl.Int32, "account": pl.String, "name": pl.String, "n
 WORK = pl.Schema(
     {"rank": pl.Int32, "family": pl.String, "kernel": pl.String, "calls": pl.Int64, "time": pl.Int64}
 )
+WAITED = pl.Schema(
+    {"rank": pl.Int32, "on": pl.Int32, "account": pl.String, "in_pair": pl.Boolean, "time": pl.Int64}
+)
 CHECKPOINT = "idle.checkpoint_logging"
 OTHER_HOST = "idle.other_host_work"
 LONG = 1_000_000  # ns: a framework takes microseconds between two operators
@@ -41,7 +44,9 @@ class Given:
     each rank's idle time has each name in those steps, `work` how often each rank runs each kernel of one
     grid in them, `in_checkpoints` how much of the exposed copying was launched inside a checkpoint, ns, and
     `in_long_pauses` how much of the host's other work comes in stretches of a millisecond or more, ns.
-    `purposes` says what exposed communication is for, ns. `advice` puts a remedy into the words of the
+    `purposes` says what exposed communication is for, ns, and `waited` what the ranks that others wait for
+    do meanwhile, as the recipe `communication_waited_for` does; `held_back` is how much exposed communication
+    began late because the host waited for its device, ns. `advice` puts a remedy into the words of the
     framework that the job uses.
     """
 
@@ -52,6 +57,8 @@ class Given:
     in_checkpoints: int = 0
     in_long_pauses: int = 0
     purposes: Mapping[str, int] = field(default_factory=dict[str, int])
+    waited: pl.DataFrame = field(default_factory=WAITED.to_frame)
+    held_back: int = 0
     on_host: bool = False
     missing_ranks: bool = False
     advice: Callable[[str, str], str] = _plain
@@ -113,6 +120,8 @@ def gather(
         in_checkpoints=_in_checkpoints(session, counted) if "copy_summary_by_time" in answers else 0,
         in_long_pauses=_in_long_pauses(session, counted),
         purposes=exposed_by_purpose(trace, _table(session, "device_runs"), counted),
+        waited=_waited(session, counted) if ranks > 1 else WAITED.to_frame(),
+        held_back=_held_back(session, counted) if "communication_exposed" in answers else 0,
         on_host=on_host,
         missing_ranks=world_size is not None and ranks < world_size,
         advice=advice,
@@ -138,6 +147,21 @@ def _names(session: Session, counted: pl.DataFrame) -> pl.DataFrame:
         .agg(ns=(pl.col("end") - pl.col("start")).sum())
         .select(pl.col(c).cast(t) for c, t in NAMES.items())
     )
+
+
+def _waited(session: Session, counted: pl.DataFrame) -> pl.DataFrame:
+    waits = _table(session, "communication_waited_for")
+    if waits is None:
+        return WAITED.to_frame()
+    here = waits.join(counted, on=["rank", "step"], how="semi")
+    return here.select(pl.col(c).cast(t) for c, t in WAITED.items())
+
+
+def _held_back(session: Session, counted: pl.DataFrame) -> int:
+    gathers = _table(session, "communication_held_back")
+    if gathers is None:
+        return 0
+    return int(gathers.join(counted, on=["rank", "step"], how="semi")["time"].sum())
 
 
 def _in_long_pauses(session: Session, counted: pl.DataFrame) -> int:

@@ -23,6 +23,7 @@ from lostflops.finding import milliseconds
 
 from .given import COMMUNICATION, SIZED, Given
 from .host import BETWEEN, SYNCS
+from .host import WAITS as SYNCHRONISING_CALLS
 from .names import EITHER, listed, saved_or_logged, spoken
 
 MORE_THAN_EVEN = 1.5  # times its even share of all waiting
@@ -191,7 +192,7 @@ def _waits_often(given: Given, rank: int) -> bool:
     calls = given.table("api_call_summary")
     if calls is None:
         return False
-    waits = calls.filter(pl.col("name").cast(pl.String).str.contains("(?i)synchronize"))
+    waits = calls.filter(pl.col("name").cast(pl.String).str.contains(SYNCHRONISING_CALLS))
     often = {
         r: n / given.steps[r]
         for r, n in waits.group_by("rank").agg(pl.col("calls_in_steps").sum()).iter_rows()

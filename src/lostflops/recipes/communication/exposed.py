@@ -128,7 +128,9 @@ def communication_exposed(
     return per_step(bounded, step_totals, "in_steps").select(*communication_exposed.columns).sort("rank")
 
 
-@communication_exposed.finding(name="communication-exposed", remedies=("accumulate", "overlap"))
+@communication_exposed.finding(
+    name="communication-exposed", remedies=("accumulate", "overlap"), edit="overlap"
+)
 def communication_is_exposed(table: pl.DataFrame) -> Iterator[Finding]:
     if mean_share(table, table) < WORTH_SAYING:
         return

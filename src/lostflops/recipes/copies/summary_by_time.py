@@ -315,7 +315,7 @@ def copies_cost_step_time(table: pl.DataFrame) -> Iterator[Finding]:
         )
 
 
-@copy_summary_by_time.finding(name="copies-pageable", remedies=("pinned-copies",))
+@copy_summary_by_time.finding(name="copies-pageable", remedies=("pinned-copies",), edit="pinned")
 def pageable_copies_cost_step_time(table: pl.DataFrame) -> Iterator[Finding]:
     pageable = table.filter(pl.col("host_memory") == "pageable")
     idle = float(pageable["idle_share"].sum()) / num_ranks(table)

@@ -1,0 +1,116 @@
+"""The steps of a job that are replayed, operation by operation, and what each rank does in them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import polars as pl
+
+from lostflops import intervals
+from lostflops.finding import percent
+from lostflops.replay.graph import Circle
+from lostflops.replay.stragglers.recorded import RecordedJob, recorded
+
+PHASES = ("forward", "backward", "recompute", "optimizer")
+SPLIT = ("communication.wait", "communication.transfer")
+MOST_STEPS = 8
+MOST_OPERATIONS = 1_000_000  # parts of ranks in collectives and messages that are replayed at once
+UNKNOWN = 0.05  # of the steps: with more in operations whose other ranks are not known, nothing is told
+
+
+@dataclass(frozen=True)
+class ReplayedSteps:
+    """The graph, and the steps (rank, step, start, end) and pieces (rank, start, end, kind) behind it."""
+
+    job: RecordedJob
+    steps: pl.DataFrame
+    pieces: pl.DataFrame
+
+
+def replayed_steps(
+    counted_steps: pl.LazyFrame,
+    device_runs: pl.LazyFrame,
+    idle_stretches: pl.LazyFrame,
+    communication_matches: pl.LazyFrame,
+    kernels: pl.LazyFrame,
+) -> ReplayedSteps | str:
+    """The last steps that all ranks have, or why they cannot be replayed; '' where no ranks meet."""
+    steps, matches = _last_steps(counted_steps.collect(), communication_matches.collect())
+    if steps["rank"].n_unique() < 2 or not matches["instance"].count():
+        return ""
+    windows = steps.group_by("rank").agg(pl.col("start").min(), pl.col("end").max())
+    pieces = _pieces(windows, device_runs, idle_stretches, kernels)
+    untold = _untold(steps, pieces)
+    if untold:
+        return untold
+    launches = within(kernels, windows).select(
+        "rank", "start", "end", "stream", "correlation", "family", "launch_start"
+    )
+    try:
+        job = recorded(steps, pieces, matches, launches.collect())
+    except Circle:
+        return "the ranks' clocks contradict each other"
+    return "" if job is None else ReplayedSteps(job, steps, pieces)
+
+
+def _last_steps(counted: pl.DataFrame, matches: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """The last steps that all ranks have, one after the other, and the operations in them."""
+    ranks = counted["rank"].n_unique()
+    shared = (
+        counted.group_by("step")
+        .agg(_on=pl.col("rank").n_unique())
+        .filter(pl.col("_on") == ranks)
+        .sort("step")
+        .with_columns(_run=(pl.col("step").diff() != 1).fill_null(True).cum_sum())
+        .filter(pl.col("_run") == pl.col("_run").max())
+    )
+    each = max(1, matches.height // max(1, counted["step"].n_unique()))
+    steps = shared["step"].tail(max(1, min(MOST_STEPS, MOST_OPERATIONS // each)))
+    chosen = counted.filter(pl.col("step").is_in(steps.to_list()))
+    return chosen.sort("rank", "start"), matches
+
+
+def within(rows: pl.LazyFrame, windows: pl.DataFrame) -> pl.LazyFrame:
+    """What lies, at least in part, within the windows of its rank."""
+    bounds = windows.lazy().select("rank", _from="start", _to="end")
+    return (
+        rows.join(bounds, on="rank")
+        .filter((pl.col("end") > pl.col("_from")) & (pl.col("start") < pl.col("_to")))
+        .drop("_from", "_to")
+    )
+
+
+def _pieces(
+    windows: pl.DataFrame, device_runs: pl.LazyFrame, idle_stretches: pl.LazyFrame, kernels: pl.LazyFrame
+) -> pl.DataFrame:
+    """What each rank does at every instant of its window: rank, start, end, kind.
+
+    Computing by phase, idle time and copies by account; null while it waits for others or transfers.
+    """
+    runs = within(device_runs, windows)
+    computing = within(kernels.filter(pl.col("family") != "communication"), windows)
+    phases = intervals.paint(
+        runs.filter(pl.col("account") == "compute").select("rank", "start", "end"),
+        {phase: computing.filter(pl.col("phase") == phase) for phase in PHASES},
+        by=["rank"],
+        account="kind",
+    ).with_columns(pl.col("kind").fill_null("compute"))
+    others = runs.filter(pl.col("account").ne_missing("compute") & pl.col("account").is_not_null())
+    kind = pl.when(~pl.col("account").is_in(SPLIT)).then("account")
+    columns = ("rank", "start", "end", "kind")
+    parts = [
+        phases.select(columns),
+        others.with_columns(kind=kind).select(columns),
+        within(idle_stretches, windows).with_columns(kind="account").select(columns),
+    ]
+    return pl.concat(parts).sort("rank", "start").collect()
+
+
+def _untold(steps: pl.DataFrame, pieces: pl.DataFrame) -> str:
+    """Why ranks cannot be held against each other; empty where they can."""
+    length = pl.col("end") - pl.col("start")
+    whole = int(steps.select(length.sum()).item())
+    unknown = int(pieces.filter(kind="communication.exposed").select(length.sum()).item() or 0)
+    if unknown <= UNKNOWN * whole:
+        return ""
+    return f"{percent(unknown, whole)} of the steps pass in communication with ranks that are not known"
