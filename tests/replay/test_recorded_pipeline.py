@@ -8,6 +8,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+import lostflops
 from lab.held_to_truth import truth_of
 from lab.test_simulated_truth import a_job
 from lostflops.ingest import job as ingest_job
@@ -16,6 +17,7 @@ from lostflops.lab.simulate.job import SimulatedJob
 from lostflops.lab.simulate.running.costs import HostCosts
 from lostflops.lab.simulate.writing import simulate
 from lostflops.recipes.communication.pipeline_bubble import PARTS
+from lostflops.report.html import html
 from lostflops.session import Session
 
 QUIET = HostCosts(kernel_noise=0, host_noise=0, transfer_noise=0, leave=0)
@@ -125,3 +127,12 @@ def test_other_schedules_are_predicted_as_the_simulator_runs_them(tmp_path: Path
         for schedule, chunks in texts:
             predicted = found.filter(schedule=schedule, chunks=chunks, microbatches=8)["predicted"].item()
             assert predicted == pytest.approx(told[schedule, chunks]["pipeline"][0], rel=0.02), key
+
+
+def test_the_report_draws_every_pass_of_a_step_and_says_what_it_assumes(tmp_path: Path) -> None:
+    simulate(a_job("pp4-dp2-m8"), tmp_path / "run")
+    page = lostflops.why(tmp_path / "run")
+    drawn = html(page).partition('id="pipeline"')[2].partition("</section>")[0]
+    assert drawn.count("<rect ") == 4 * 2 * 8
+    for said in ("1F1B, 8 microbatches", "forward of microbatch 7: ", "stage 3", "cost nothing more"):
+        assert said in drawn

@@ -19,7 +19,7 @@ from typing import Any
 import polars as pl
 
 from lostflops.accounts import ACCOUNTS
-from lostflops.finding import milliseconds
+from lostflops.finding import milliseconds, percent
 
 from .given import COMMUNICATION, SIZED, Given
 from .host import BETWEEN, SYNCS
@@ -37,6 +37,7 @@ SAME_WORK = 0.8  # of a rank's kernel time in kernels that the others run as oft
 # Kernels whose grid does not tell how much they are given.
 GROUPED = r"(?i)group(?:ed)?_?(?:gemm|problem|mm)|ptr_?array|\bmoe|_moe"
 PASSED_ON = 0.03  # of the step, from which on waiting least tells a late rank that is not blamed for most
+ALL_OF_IT = 0.995  # of the difference; a rank's share may be more than all
 WAIT = "communication.wait"
 SHAPE = r"\[\d[\d, ]*\]"  # of one tensor, in the text of all of an operator's
 SYNCHRONISING = "idle.host_synchronisation"
@@ -445,12 +446,32 @@ def chain(late: Late, given: Given) -> Iterator[str]:
         slower = slower_compute(late.rank, given)
         if slower:
             yield slower[0]
+    yield from _replayed(late, given)
     yield from _without_core(late, given)
     for account, ns in list(late.excess.by_account.items())[1:3]:
         if ns >= ALIKE * late.ns and account in ACCOUNTS:
             yield f"{ACCOUNTS[account].label}: {milliseconds(ns)} more per step than on the others"
     if late.unmatched:
         yield f"not in this: {late.unmatched:,} of its collectives that could not be matched"
+
+
+def _replayed(late: Late, given: Given) -> Iterator[str]:
+    """What even ranks would gain, how much of that is this rank's, and since when."""
+    table = given.table("stragglers")
+    if table is None:
+        return
+    job, mine = table.filter(part="job"), table.filter(part="rank", rank=late.rank)
+    slowest = table.filter(part="slowest ranks", name=str(late.rank))
+    shares = [*mine["removal"].drop_nulls(), *slowest["removal"].drop_nulls()]
+    if not shares or not job["even"].count():
+        return
+    whole = "all" if shares[0] > ALL_OF_IT else percent(shares[0], 1)
+    yield (
+        f"replayed with even ranks a step takes {milliseconds(job['even'][0])} instead of "
+        f"{milliseconds(job['own'][0])}: rank {late.rank} alone is {whole} of the difference"
+    )
+    if mine["since"].count():
+        yield f"it is late since step {mine['since'][0]}"
 
 
 def _without_core(late: Late, given: Given) -> Iterator[str]:

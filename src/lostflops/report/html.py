@@ -15,15 +15,17 @@ from importlib.resources import files
 from pathlib import Path
 
 import msgspec
+import polars as pl
 
 from lostflops.accounts import ACCOUNTS
-from lostflops.finding import Finding
+from lostflops.finding import Finding, milliseconds, percent
 
 from .first_page.answer import Shown, anchor
 from .first_page.budget import Budget, Line, color
 from .first_page.facts import lines
 from .first_page.heat import Heat, heat
 from .first_page.page import Page
+from .first_page.pipeline import Pipeline
 from .first_page.quality import QualityNote, facts
 from .first_page.run import Run
 from .markup import Child, Markup, coded, join, tag, unbroken
@@ -43,6 +45,8 @@ FRAMED = (
     "section{margin-top:2rem}#verdict{margin-top:1rem}"
     ".figures{margin-top:1.2rem;grid-template-columns:repeat(auto-fill,minmax(11rem,1fr))}"
 )
+PASSES = {"F": ("forward", "c-compute"), "B": ("backward", "c-copy"), "W": ("weights", "c-other")}
+WIDE_ENOUGH = 0.9  # per cent of a row for each digit of a number
 THINNEST = 0.15  # per cent of a bar's room: what holds time is visible
 
 
@@ -79,6 +83,7 @@ def html(page: Page, paths: str = "", *, framed: bool = False) -> str:
         if page.budget
         else None,
         _section("findings", "Findings", _findings(page, paths or _sharable(page))),
+        _section("pipeline", "The pipeline", _pipeline(page.pipeline)) if page.pipeline else None,
         _section("map", "Every rank and step", _map(picture)) if picture else None,
         _section("answers", "Answers", _answers(tables)) if tables else None,
         _section("quality", "The recording", _quality(page)),
@@ -129,6 +134,7 @@ def _navigation(page: Page, has_map: bool) -> Markup:
     links = [
         ("ledger", "Time", page.budget is not None),
         ("findings", f"Findings {len(page.findings)}", True),
+        ("pipeline", "Pipeline", page.pipeline is not None),
         ("map", "Ranks × steps", has_map),
         ("answers", "Answers", bool(page.answers)),
         ("quality", "Recording", True),
@@ -279,6 +285,72 @@ def _finding(finding: Finding, page: Page, paths: str) -> Iterator[Markup]:
 
 def _question(recipe: str, page: Page) -> str:
     return next((a.recipe.question for a in page.answers if a.recipe.name == recipe), as_command(recipe))
+
+
+def _pipeline(known: Pipeline) -> Iterator[Markup]:
+    """One step's passes, a row for each stage, and below what its stages idle for."""
+    begin, length = known.begin, max(1, known.end - known.begin)
+    yield tag(
+        "p",
+        f"Step {known.step} of the pipeline of rank {known.ranks[0]}: {known.schedule}. Each box is a "
+        "pass of a microbatch through a stage, by its number; between boxes the stage computes nothing.",
+        class_="lead",
+    )
+    rows = [
+        tag(
+            "tr",
+            tag("th", f"stage {stage}", tag("span", f"rank {rank}", class_="meaning"), scope="row"),
+            tag("td", _stage(known.passes.filter(pl.col("stage") == stage), begin, length)),
+        )
+        for stage, rank in enumerate(known.ranks)
+    ]
+    yield tag("div", tag("table", tag("tbody", rows), class_="passes"), class_="scroll")
+    kinds = [kind for kind in PASSES if kind in known.passes["kind"]]
+    yield tag(
+        "p",
+        [join(tag("span", class_=f"key {PASSES[kind][1]}"), f" {PASSES[kind][0]} ") for kind in kinds],
+        class_="keys",
+    )
+    yield tag(
+        "p",
+        f"A stage computes nothing for {milliseconds(known.idle)} of a mean step "
+        f"({percent(known.idle, known.length)}):",
+    )
+    parts = (f"{label}: {milliseconds(ns)} ({percent(ns, known.length)})" for label, ns in known.parts)
+    yield tag("ul", [tag("li", line) for line in parts])
+    if known.predicted:
+        yield tag("p", known.replayed)
+        yield tag("ul", [tag("li", line) for line in known.predicted])
+
+
+def _stage(passes: pl.DataFrame, begin: int, length: int) -> Markup:
+    """The passes of a stage as boxes, wide ones with the number of their microbatch."""
+    boxes: list[Markup] = []
+    for kind, microbatch, chunk, start, end in passes.select(
+        "kind", "microbatch", "chunk", "start", "end"
+    ).iter_rows():
+        left, width = 100 * (start - begin) / length, 100 * (end - start) / length
+        called, colour = PASSES[kind]
+        number = "" if microbatch is None else str(microbatch)
+        of = f" of microbatch {number}" if number else ""
+        in_chunk = f", chunk {chunk}" if chunk else ""
+        fits = width >= WIDE_ENOUGH * len(number) and number
+        boxes.append(
+            tag(
+                "g",
+                tag("title", f"{called}{of}{in_chunk}: {milliseconds(end - start)}"),
+                tag(
+                    "rect",
+                    x=f"{left:.3f}%",
+                    y=0,
+                    width=f"{max(width, THINNEST):.3f}%",
+                    height="100%",
+                    class_=f"{colour} chunk-{(chunk or 0) % 2}",
+                ),
+                tag("text", number, x=f"{left + width / 2:.3f}%", y="50%") if fits else None,
+            )
+        )
+    return tag("svg", boxes, width="100%", height="100%", role="img")
 
 
 def _map(picture: Heat) -> Iterator[Markup]:

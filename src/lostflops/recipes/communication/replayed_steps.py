@@ -9,7 +9,7 @@ import polars as pl
 from lostflops import intervals
 from lostflops.finding import percent
 from lostflops.replay.graph import Circle
-from lostflops.replay.stragglers.recorded import RecordedJob, recorded
+from lostflops.replay.stragglers.chains import RankChains, chains
 
 PHASES = ("forward", "backward", "recompute", "optimizer")
 SPLIT = ("communication.wait", "communication.transfer")
@@ -22,7 +22,7 @@ UNKNOWN = 0.05  # of the steps: with more in operations whose other ranks are no
 class ReplayedSteps:
     """The graph, and the steps (rank, step, start, end) and pieces (rank, start, end, kind) behind it."""
 
-    job: RecordedJob
+    job: RankChains
     steps: pl.DataFrame
     pieces: pl.DataFrame
 
@@ -47,7 +47,7 @@ def replayed_steps(
         "rank", "start", "end", "stream", "correlation", "family", "launch_start"
     )
     try:
-        job = recorded(steps, pieces, matches, launches.collect())
+        job = chains(steps, pieces, matches, launches.collect())
     except Circle:
         return "the ranks' clocks contradict each other"
     return "" if job is None else ReplayedSteps(job, steps, pieces)

@@ -11,7 +11,7 @@ import polars as pl
 
 from lostflops import intervals
 
-from ..stragglers.recorded import P2P, STRAY, RecordedJob
+from ..stragglers.chains import P2P, STRAY, RankChains
 from .schedules import ORDERS, StagePass, passes
 
 BACK = ("backward", "recompute")
@@ -34,7 +34,7 @@ SCHEMA = pl.Schema(
 )
 
 
-def stage_passes(job: RecordedJob, pieces: pl.DataFrame) -> pl.DataFrame:
+def stage_passes(job: RankChains, pieces: pl.DataFrame) -> pl.DataFrame:
     """Every pass of every stage in order: the columns of `SCHEMA`, with `microbatch` and `chunk` null.
 
     `busy` is how long it computes. Empty where no ranks are a pipeline, or phases are not known.
@@ -163,7 +163,7 @@ def _of_kind(
     return [p for p in passes(name, stages, stage, microbatches, chunks) if p.kind == kind]
 
 
-def messages(job: RecordedJob, found: pl.DataFrame) -> pl.DataFrame:
+def messages(job: RankChains, found: pl.DataFrame) -> pl.DataFrame:
     """Which pass each message leaves and which it reaches, as rows of `found`: before, after, transfer."""
     rows = found.with_row_index("row").filter(pl.col("kind") != "W")
     pairs = job.operations.filter(pl.col("type") == P2P)

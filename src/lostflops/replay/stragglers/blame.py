@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 
 from ..graph import Int
-from .recorded import COMPUTED, FIXED, START, RecordedJob
+from .chains import COMPUTED, FIXED, START, RankChains
 from .slowdown import SLOWEST_WORKERS, Chosen
 
 MOST_PIPELINES = 64  # that are replayed each on its own: those with most work beyond the mean
@@ -55,7 +55,7 @@ class _Set:
     stage: int | None = None
 
 
-def blame(job: RecordedJob) -> pl.DataFrame:
+def blame(job: RankChains) -> pl.DataFrame:
     """A row for the job and for each kind of operation, stage, pipeline and rank.
 
     `slowdown` is S, S_t, S_stage, S_dp, and for a rank S_w: the smaller of its pipeline's and its stage's.
@@ -101,7 +101,7 @@ def _row(part: str, name: str, **values: object) -> dict[str, object]:
 
 
 def _told(
-    job: RecordedJob, own: Int, even: Int, asked: Sequence[_Set], measured: float, best: float
+    job: RankChains, own: Int, even: Int, asked: Sequence[_Set], measured: float, best: float
 ) -> list[dict[str, object]]:
     """Replays each set both ways: alone as it was, and alone evened out."""
     if not asked:
@@ -133,25 +133,25 @@ def _told(
     ]
 
 
-def _called(job: RecordedJob, pipeline: int) -> str:
+def _called(job: RankChains, pipeline: int) -> str:
     members = job.ranks.filter(pipeline=pipeline)["rank"].to_list()
     return ", ".join(map(str, members[:4])) + (", …" if len(members) > 4 else "")
 
 
-def _heaviest(job: RecordedJob, excess: Int, pipeline: Int) -> list[int]:
+def _heaviest(job: RankChains, excess: Int, pipeline: Int) -> list[int]:
     """The pipelines with most time of their own beyond the mean, all where there are not too many."""
     beyond = pl.DataFrame({"pipeline": pipeline, "ns": excess}).group_by("pipeline").agg(pl.col("ns").sum())
     most = beyond.sort("ns", "pipeline", descending=[True, False]).head(MOST_PIPELINES)
     return sorted(most["pipeline"].to_list())
 
 
-def _last_stage(job: RecordedJob) -> int | None:
+def _last_stage(job: RankChains) -> int | None:
     stages = max(job.ranks["stages"].to_list())
     return stages - 1 if stages > 1 else None
 
 
 def _workers(
-    job: RecordedJob,
+    job: RankChains,
     told: Sequence[dict[str, object]],
     own: Int,
     even: Int,
@@ -191,7 +191,7 @@ def _workers(
     return sorted(ranks, key=order)
 
 
-def causes_of(job: RecordedJob) -> pl.DataFrame:
+def causes_of(job: RankChains) -> pl.DataFrame:
     """Of each rank that does more of its own than its equals: what, and since which step.
 
     Columns: rank, cause, since (null where it was so from the first step on). A rank's equals are the ranks
@@ -296,7 +296,7 @@ def _since(steps: Sequence[int], beyond: Sequence[int]) -> tuple[int | None, boo
     return (steps[-best[1]] if best[1] else None), True
 
 
-def _slow_links(job: RecordedJob, worth: float) -> pl.DataFrame:
+def _slow_links(job: RankChains, worth: float) -> pl.DataFrame:
     """Ranks whose transfers take long with whomever they have any: rank, `more` than usual, ns in all.
 
     Their partners' take as long with them, but not with others. Where a rank has one group only, nothing

@@ -19,6 +19,7 @@ from lostflops.version import __version__
 
 from . import facts, step_notes
 from .budget import Budget, budget
+from .pipeline import Pipeline, pipeline
 from .run import Run, recorded
 from .sentences import job_notes
 from .verdict import bounds, verdict
@@ -71,6 +72,7 @@ class Page:
     skipped: tuple[Skipped, ...]
     quality: tuple[Quality, ...]
     source_names: tuple[str, ...]
+    pipeline: Pipeline | None = None
     given: tuple[str, ...] = ()  # the paths that the user named, where somebody did
 
     @property
@@ -176,6 +178,7 @@ def page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], No
         skipped=tuple(skipped),
         quality=tuple(sorted(trace.manifest.quality, key=_gravity)),
         source_names=tuple(source.name for source in trace.manifest.sources),
+        pipeline=pipeline(by_name, _passes(session, by_name)),
         given=trace.given,
     )
 
@@ -200,6 +203,13 @@ def _ask(session: Session, name: str) -> Answer | Skipped:
 def _asked(session: Session, name: str) -> dict[str, Answer]:
     said = _ask(session, name)
     return {name: said} if isinstance(said, Answer) else {}
+
+
+def _passes(session: Session, by_name: Mapping[str, Answer]) -> pl.DataFrame | None:
+    bubble = by_name.get("pipeline_bubble")
+    if bubble is None or bubble.table.is_empty():
+        return None
+    return next((answer.table for answer in _asked(session, "pipeline_passes").values()), None)
 
 
 def _gravity(fact: Quality) -> tuple[bool, int, str]:

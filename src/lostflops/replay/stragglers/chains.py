@@ -36,7 +36,7 @@ AT_ONCE = 1 << 24  # lags held at once when many variants are replayed
 
 
 @dataclass(frozen=True, eq=False)
-class RecordedJob:
+class RankChains:
     """The graph of a recorded job and the parts of which its lags are made.
 
     `parts` has `edge`, `rank`, `step`, `kind`, `own` and `ideal`, ns; the parts of an edge add up to its lag.
@@ -78,9 +78,9 @@ class RecordedJob:
         return np.array(found)
 
 
-def recorded(
+def chains(
     steps: pl.DataFrame, pieces: pl.DataFrame, matches: pl.DataFrame, kernels: pl.DataFrame | None = None
-) -> RecordedJob | None:
+) -> RankChains | None:
     """The job of `steps` (rank, step, start, end: the same, one after the other, on all ranks).
 
     `pieces` (rank, start, end, kind) say what each rank does at every instant of them, null where it does
@@ -367,14 +367,14 @@ def _graph(
     segments: pl.DataFrame,
     work: pl.DataFrame,
     operations: pl.DataFrame,
-) -> RecordedJob:
+) -> RankChains:
     """Points: one before each segment and one after each chain; arrivals, ends and joins of operations."""
     ranks, many = windows.height, operations.height
     # A chain has one point more than it has segments.
     number = pl.int_range(pl.len(), dtype=pl.Int64) + pl.col("rank").rank("dense").cast(pl.Int64) - 1
-    chains = segments.with_columns(point=number)
-    before = chains["point"].to_numpy()
-    ends = chains.group_by("rank", maintain_order=True).agg(
+    numbered = segments.with_columns(point=number)
+    before = numbered["point"].to_numpy()
+    ends = numbered.group_by("rank", maintain_order=True).agg(
         first=pl.col("point").first(), last=pl.col("point").last() + 1
     )
     points = segments.height + ranks
@@ -382,7 +382,7 @@ def _graph(
     joined = operations["instance"].rank("dense").cast(pl.Int64).to_numpy() - 1
     join = points + 2 * many + joined
     origin = points + 2 * many + int(joined.max()) + 1
-    placed = _placed(chains, operations)
+    placed = _placed(numbered, operations)
     waits = placed["wait"].is_not_null().to_numpy()
     blocks = placed["blocks"].to_numpy()
     ahead = placed["ahead"].fill_null(-1).to_numpy()
@@ -439,7 +439,7 @@ def _graph(
     even = _even(work.rename({"segment": "edge"}).with_columns(pl.col("edge").cast(pl.Int64)), places)
     parts = pl.concat([even.select(columns), transfers.select(columns), begun.select(columns)])
     source, target = (np.concatenate([edge[n] for edge in edges]) for n in (0, 1))
-    return RecordedJob(
+    return RankChains(
         ranks=places,
         parts=parts.sort("edge", "kind"),
         segments=segments,
