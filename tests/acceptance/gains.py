@@ -22,20 +22,21 @@ from lostflops.session import Session
 
 from .benchmark_page import put
 from .cases import Truth
-from .real import RealCase, Ran, recorded
+from .real import Ran, RealCase, recorded
 
 CLOSE = 0.25
 NOTHING = Truth("", quiet=True)
+NAMED = ("--function", "augment")
 # A job with a fault, its options, the edit that removes it, and how many ranks it has.
 JOBS = (
     ("slow dataset, no workers", ("--fault", "loader", "--ms", "120"), "loader=0ms", 1),
-    ("time.sleep in each step", ("--fault", "sleep", "--ms", "120", "--function", "augment"), "range:augment=0ms", 1),
-    ("a Python loop in each step", ("--fault", "loop", "--ms", "120", "--function", "augment"), "range:augment=0ms", 1),
+    ("time.sleep in each step", ("--fault", "sleep", "--ms", "120", *NAMED), "range:augment=0ms", 1),
+    ("a Python loop in each step", ("--fault", "loop", "--ms", "120", *NAMED), "range:augment=0ms", 1),
     ("gc.collect() in each step", ("--fault", "gc"), "host:garbage-collection=0ms", 1),
     ("torch.save in each step", ("--fault", "save"), "host:checkpoint-logging=0ms", 1),
     ("slow loader on one of two ranks", ("--fault", "loader", "--ms", "200", "--rank", "1"), "loader=0ms", 2),
     ("a Python loop on one of two ranks",
-     ("--fault", "loop", "--ms", "200", "--rank", "1", "--function", "augment"), "range:augment=0ms", 2),
+     ("--fault", "loop", "--ms", "200", "--rank", "1", *NAMED), "range:augment=0ms", 2),
 )  # fmt: skip
 
 
@@ -89,10 +90,13 @@ def table(found: Sequence[Real]) -> list[str]:
     ]
     for real in found:
         said = ("refused: " + real.refused, "–", "–") if real.predicted is None else (
-            f"{real.predicted / 1e6:.1f}", f"{real.low / 1e6:.1f} and {real.high / 1e6:.1f}", f"{real.error:.0%}"
+            f"{real.predicted / 1e6:.1f}",
+            f"{real.low / 1e6:.1f} and {real.high / 1e6:.1f}",
+            f"{real.error:.0%}",
         )  # fmt: skip
         rows.append(
-            f"| {real.name} | `{real.edit}` | {real.step / 1e6:.1f} | {real.without / 1e6:.1f} | {' | '.join(said)} |"
+            f"| {real.name} | `{real.edit}` | {real.step / 1e6:.1f} | {real.without / 1e6:.1f} | "
+            f"{' | '.join(said)} |"
         )
     return rows
 

@@ -128,8 +128,9 @@ def table(gains: Sequence[Gain]) -> list[str]:
         shown = [f"{100 * each:.1f} %" for each in (
             *((statistics.median(errors), max(errors), statistics.median(bound)) if errors else ()),
         )] or ["–"] * 3  # fmt: skip
+        edit = EDITS[fault].replace("{rank}", "R").replace("{ranks}", "R+…")
         rows.append(
-            f"| {fault} | `{EDITS[fault].replace('{rank}', 'R').replace('{ranks}', 'R+…')}` | {len(of)} | {sum(g.close for g in of)} | "
+            f"| {fault} | `{edit}` | {len(of)} | {sum(g.close for g in of)} | "
             f"{len(of) - len(answered)} | {' | '.join(shown)} | {100 * statistics.median(median):.1f} % |"
         )
     return rows

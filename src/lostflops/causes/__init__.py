@@ -60,7 +60,7 @@ def _advised(finding: Finding, given: Given) -> Finding:
 
 
 def _asked(finding: Finding, given: Given) -> Finding:
-    """The finding with the edit that says what removing it would gain: of a late rank, that it is as the others."""
+    """The finding with the edit that removes it: of a late rank, that it is as the others."""
     if finding.rank is not None:
         return replace(finding, edit=f"even-ranks:{finding.rank}")
     edit = edits().get(finding.name, "")

@@ -45,7 +45,7 @@ def made(typed: Typed) -> Edit:
 
 
 def _usual(matched: pl.DataFrame) -> pl.DataFrame:
-    """For each collective the median transfer of those like it in other groups; none where there is no other."""
+    """For each collective the median transfer of those like it in other groups, where there are others."""
     rows = matched.filter(pl.col("instance").is_not_null() & pl.col("transfer").is_not_null()).select(
         "rank", "stream", "start", "end", "kind", "members", "transfer", "instance",
         bytes=pl.coalesce("bytes_in", "bytes_out"), group=pl.col("group").cast(pl.String).fill_null(""),

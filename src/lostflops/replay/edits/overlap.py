@@ -58,7 +58,7 @@ def made(typed: Typed) -> Edit:
 
 
 def _chosen(operations: pl.DataFrame, kinds: tuple[str, ...]) -> np.ndarray:
-    """Collectives of these kinds, but for groups that add up in the forward pass what ranks computed of a layer."""
+    """Collectives of these kinds, but for groups that add up a layer's parts in the forward pass."""
     length = pl.col("end") - pl.col("start")
     tensor = operations.filter(pl.col("kind") == "all-reduce").group_by("rank", "group").agg(
         forward=length.filter(pl.col("phase") == "forward").sum(), all=length.sum()
@@ -137,8 +137,8 @@ def _ready(job: RecordedJob, known: Known, late: Int) -> Edges:
         "done"
     )
     found = mine.join_asof(
-        backward.sort("done").select("in_step", "done", "operation"), on="done", by="in_step", strategy="forward",
-        check_sortedness=False,
+        backward.sort("done").select("in_step", "done", "operation"),
+        on="done", by="in_step", strategy="forward", check_sortedness=False,
     ).drop_nulls("operation")  # fmt: skip
     source, target = 2 * found["operation"].to_numpy() + 1, 2 * found["row"].to_numpy()
     rank = job.operations["rank"].to_numpy()[target // 2]

@@ -1,7 +1,7 @@
 """Say what a change would gain, by replaying the run with the change made.
 
-Each EDIT is a question, such as `loader=0ms`; edits with commas between them are made together. Without one, the replay of the
-unchanged run is compared with the recording, rank by rank and step by step.
+Each EDIT is a question, such as `loader=0ms`; edits with commas between them are made together. Without one,
+the replay of the unchanged run is compared with the recording, rank by rank and step by step.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from lostflops.cli.output.waiting import waiting
 
 def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
     traces.add_path(parser, "RUN")
-    parser.add_argument("edits", metavar="EDIT", nargs="*", help="what to change; `--edits` lists what can be")
+    parser.add_argument(
+        "edits", metavar="EDIT", nargs="*", help="what to change; `--edits` lists what can be"
+    )
     traces.add_steps(parser)
     parser.add_argument(
         "--json", metavar="F", help="also write the answers as one JSON document to F; '-' prints it instead"
