@@ -219,7 +219,8 @@ def _queued_before(device: pl.DataFrame) -> bool:
         .group_by("rank", "stream")
         .agg(first=pl.col("start").min())
     )
-    late = unlaunched.join(first, on=["rank", "stream"], how="left").filter(pl.col("start") > pl.col("first"))
+    late = unlaunched.join(first, on=["rank", "stream"], how="left")
+    late = late.filter((pl.col("start") > pl.col("first")).fill_null(True))
     return late.height <= LEAST * max(1, unlaunched.height)
 
 
@@ -270,7 +271,7 @@ def path_shares(job: RecordedJob, steps: StepPoints, spans: pl.DataFrame | None)
     kind, lag = job.edges.kind[edges], np.clip(job.edges.lag[edges], 0, None)
     residual = int(job.residual[edges].sum())
     operation = np.minimum(job.edges.target[edges] // 2, job.operations.height - 1)
-    unexplained = job.unexplained[operation] & (kind == Kind.OWN)
+    unexplained = job.unexplained[operation] & np.isin(kind, [Kind.OWN, Kind.SYNC])
     program = np.isin(kind, [Kind.PROGRAM, Kind.HANDOVER])
     named = np.zeros(len(edges), np.int64)
     if spans is not None:
@@ -283,7 +284,7 @@ def path_shares(job: RecordedJob, steps: StepPoints, spans: pl.DataFrame | None)
     parts = [
         lag[on_host & ~unexplained].sum() - without_name.sum(),
         without_name.sum(),
-        lag[~on_host & ~transfer].sum(),
+        lag[~on_host & ~transfer & ~unexplained].sum(),
         lag[transfer].sum(),
         residual,
         lag[unexplained].sum(),

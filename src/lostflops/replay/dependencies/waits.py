@@ -20,7 +20,7 @@ CLOSE_TO_RETURN = 30_000  # ns before a stream's wait returns that its last row 
 REMAPS = 20_000  # ns from which a call that maps memory may have waited
 NEAR_ITS_END = 50_000
 CANDIDATES = 16
-WAITED_AT_LEAST, RETURNS_WITHIN = 50_000, 500_000  # ns before and after a CPU's transfer ends
+WAITED_AT_LEAST, RETURNS_WITHIN = 50_000, 500_000  # ns before and after what is waited for ends
 BLOCKED = 100_000  # ns from which a launch may have waited for its place in the queue
 SHALLOWEST = 500  # rows
 FEWEST_BLOCKED = 10
@@ -74,7 +74,10 @@ def host_waits(rank: RankOperations, rows: DeviceRows) -> HostWaits:
     if len(rows):
         own = np.where(waited_for != NONE, end - np.maximum(rows.end[waited_for], start), own)
         own = np.where(queued != NONE, end - np.maximum(rows.start[queued], start), own)
-    unexplained = asks & (waited_for == NONE) & (end - start > NEAR_ITS_END)
+    late = waited_for == NONE
+    if len(rows):  # a call that returns long after its row ended waited for something else as well
+        late |= end - rows.end[waited_for] > RETURNS_WITHIN
+    unexplained = asks & late & (end - start > NEAR_ITS_END)
     return HostWaits(waited_for, before, queued, np.clip(own, 0, None), unexplained, depth)
 
 
