@@ -40,10 +40,15 @@ SECTIONS = {
     "frozen": 40,
     "streaming": 30,
     "kv_cache": 20,
+    "optimizer": 30,
+    "kv_offload": 20,
     "precision": 40,
     "sanitizer": 20,
     "managed": 40,
     "loader": 30,
+    "experts": 20,
+    "files": 20,
+    "frozen_fsdp": 20,
 }
 MARGIN = 150  # seconds after which a section that does not end is ended
 LEAST = 45  # seconds that must be left for a section to begin

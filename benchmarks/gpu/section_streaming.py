@@ -24,7 +24,7 @@ def rows(setting: Setting) -> list[dict[str, Any]]:
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     least = least_resident(model, setting)
     ids = setting.batch(32, model.config.vocab_size)["input_ids"]
-    plain, said = _seconds_per_token(model, ids, setting)
+    plain, said = seconds_per_token(model, ids, setting)
     rate = _inbound(setting)
     found: list[dict[str, Any]] = [
         {"budget_bytes": weights, "seconds_per_token": plain, "predicted_seconds": None, "same": True}
@@ -35,7 +35,7 @@ def rows(setting: Setting) -> list[dict[str, Any]]:
             streaming = undo.enter_context(
                 optimize.stream_weights(model, budget=budget, device=setting.engine_device())
             )
-            seconds, now = _seconds_per_token(model, ids, setting)
+            seconds, now = seconds_per_token(model, ids, setting)
             report = streaming.report()
         expected = optimize.streaming_prediction(
             weights,
@@ -57,7 +57,7 @@ def rows(setting: Setting) -> list[dict[str, Any]]:
     return found
 
 
-def _seconds_per_token(model: Any, ids: torch.Tensor, setting: Setting) -> tuple[list[float], torch.Tensor]:
+def seconds_per_token(model: Any, ids: torch.Tensor, setting: Setting) -> tuple[list[float], torch.Tensor]:
     """Of each of several runs, and the tokens, which are the likeliest."""
     times: list[float] = []
     said = ids

@@ -40,6 +40,7 @@ class Finding:
     contributors: tuple[str, ...] = ()  # what it is made of, by name and with its time, the largest first
     accounts: tuple[str, ...] = ()  # accounts of the ledger whose time it is about
     rank: int | None = None  # the rank that it blames, where it blames one
+    edit: str = ""  # what to ask `lostflops whatif` for what removing it would gain
 
     @property
     def size(self) -> int:

@@ -84,7 +84,8 @@ class Shows:
 
 @dataclass(frozen=True)
 class Declared:
-    """A finding that a recipe may lead to: its name, which remedies it asks for, examples, and its verdict.
+    """A finding that a recipe may lead to: its name, which remedies it asks for, the edit of a replay that
+    removes it, examples, and its verdict.
 
     What the recipe's examples show already needs none.
     """
@@ -92,6 +93,7 @@ class Declared:
     name: str
     find: Findings
     remedies: tuple[str, ...] = ()
+    edit: str = ""
     examples: tuple[Shows, ...] = ()
     verdict: Verdict | None = None
 
@@ -139,6 +141,7 @@ class Recipe:
         *,
         name: str,
         remedies: Sequence[str] = (),
+        edit: str = "",
         examples: Sequence[Shows] = (),
         verdict: Verdict | None = None,
     ) -> Callable[[Findings], Findings]:
@@ -150,7 +153,7 @@ class Recipe:
         def declare(find: Findings) -> Findings:
             if name in self.declared:
                 raise ValueError(f"The recipe '{self.name}' declares the finding '{name}' twice.")
-            self.declared[name] = Declared(name, find, tuple(remedies), tuple(examples), verdict)
+            self.declared[name] = Declared(name, find, tuple(remedies), edit, tuple(examples), verdict)
             return find
 
         return declare

@@ -57,6 +57,7 @@ LEFT_OUT_BECAUSE = (
     "outlier",
     "left out on another rank",
     "nothing on its rank",
+    "no whole step on its rank",
 )
 
 FAMILY = pl.Enum(FAMILIES)

@@ -19,7 +19,7 @@ from lostflops.causes.waiting import join_waiting
 from lostflops.finding import Finding
 from lostflops.recipes import named
 from lostflops.report.first_page.page import Page
-from lostflops.session import Answer
+from lostflops.session import Answer, Session
 from made_runs import MS, THREAD, Job, Work, made
 
 STEPS = 5
@@ -81,7 +81,7 @@ def test_ranks_that_are_slow_together_take_no_turns(why) -> None:
         "Ranks wait 10.8 ms per step (17.1 %) for ranks 1 and 3, which compute 20.5 ms longer than the others"
     )
     assert any("1.5 times as long as the same kernels" in fact for fact in finding.evidence)
-    assert finding.next.startswith("On ranks 1 and 3: look at their GPUs' clocks")
+    assert finding.next.startswith("On ranks 1 and 3: look at GPU clocks")
     collecting = [
         [Work(), Work(collects=30 + n % 2), Work(), Work(collects=31 - n % 2)] for n in range(STEPS)
     ]
@@ -107,6 +107,37 @@ def test_a_rank_that_copies_pageable_memory_is_told_to_pin_it(tmp_path: Path) ->
     page = lostflops.why(made(tmp_path, tables))
     assert names(page)[0] == "rank-arrives-last" and "copies-pageable" not in names(page)
     assert first(page).next.startswith("On rank 1: pin the host's memory")
+
+
+def test_a_rank_that_was_recorded_for_longer_does_not_run_more_kernels_per_step(tmp_path: Path) -> None:
+    """Rank 0's recording begins two steps late, so these count on no rank."""
+    tables = Job().run([[Work(), Work(computes=60)]] * 7)
+    begins = next(row["start"] for row in tables["steps"] if row["step"] == 2)
+    for name in ("steps", "kernels", "collectives"):
+        tables[name] = [row for row in tables[name] if row["rank"] == 1 or row["start"] >= begins]
+    for row in tables["steps"]:
+        row["left_out"] = "left out on another rank" if row["step"] < 2 else None
+    finding = first(lostflops.why(made(tmp_path, tables)))
+    assert finding.rank == 1
+    assert any("1.5 times as long as the same kernels" in fact for fact in finding.evidence), finding.evidence
+
+
+def test_what_some_ranks_do_is_spread_over_all(tmp_path: Path) -> None:
+    """Of four ranks one multiplies in fp32 for 40 of 60 ms, and one does not communicate for 20."""
+    tables = Job(transfer=20, world_size=4).run([[Work()] * 4] * STEPS)
+    for row in tables["kernels"]:
+        if row["family"] == "gemm":
+            row |= {"precision": "fp32", "tensor_cores": False} if row["rank"] == 0 else {"family": "norm"}
+    tables["collectives"] = [row for row in tables["collectives"] if row["rank"] != 3]
+    tables["kernels"] = [r for r in tables["kernels"] if r["rank"] != 3 or r["family"] != "communication"]
+    trace = made(tmp_path, tables)
+    page = lostflops.why(trace)
+    claims = {f.name: f.claim for f in page.findings}
+    assert "takes 10.0 ms per step (16.7 %)" in claims["fp32-without-tensor-cores"]
+    assert "costs 15.0 ms per step (25.0 %)" in claims["communication-exposed"]
+    answer = Session(trace).run("communication_exposed")
+    assert isinstance(answer, Answer)
+    assert "costs 15.0 ms per step (25.0 %)" in answer.findings[0].claim
 
 
 @pytest.mark.parametrize("more", [{"calls": 6}, {"grid": 96}])

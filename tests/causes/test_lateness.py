@@ -15,9 +15,11 @@ from lostflops.causes.lateness import (
     SYNCHRONISING,
     Excess,
     Late,
+    LateTogether,
     _only_step,  # pyright: ignore[reportPrivateUsage]
     chain,
     late_rank,
+    late_together,
     says,
     slower_compute,
     turns,
@@ -166,6 +168,94 @@ def test_lateness_is_beyond_the_other_ranks_alone() -> None:
     assert _only_step(given([*rows, (1, 0, DATA, 26), (1, 1, DATA, 94), (1, 2, DATA, 25)]), 1) is None
 
 
+def test_steps_in_which_a_rank_is_early_make_up_for_none_in_which_it_is_late() -> None:
+    assert _only_step(by_step((80, 21, -5, -5)), 1) is None
+    assert _only_step(by_step((80, 20, -5, -5)), 1) == 0
+    rows = [(0, 0, "compute", 20), (1, 0, "compute", 10), (1, 0, PYTHON, 40)]
+    found = turns(given(rows))
+    assert found is not None and (found.account, found.share) == (PYTHON, 1.0)
+
+
+def test_a_rank_that_nothing_is_known_of_but_its_waiting_is_not_late() -> None:
+    assert (
+        late_rank(given([row for row in LEDGER if row[2] == WAIT and row[0] != 1] + [(1, 0, WAIT, 1)]))
+        is None
+    )
+    late = late_rank(given(worst={"per_step": None}))
+    assert late is not None and (late.waited, late.explains) == (0, 0)
+
+
+def test_names_that_cost_as_much_stand_in_their_order() -> None:
+    late = late_rank(given(names=[(1, DATA, name, 30) for name in "gbdfaec"]))
+    assert late is not None and [name for name, _ in late.excess.parts] == [f"`{name}`" for name in "abcdefg"]
+
+
+def test_a_nanosecond_of_saving_is_saving() -> None:
+    saving = "idle.checkpoint_logging"
+    rows = [(r, s, saving if a == DATA else a, ns) for r, s, a, ns in LEDGER]
+    late = late_rank(given(rows, names=[(1, saving, "torch.save", 3)]))
+    assert late is not None and late.excess.saved_or_logged == "checkpoints"
+    assert late.excess.parts == (("`torch.save`", 1),)
+
+
+def together(*own: tuple[int, ...], waits: int = 0) -> tuple[tuple[int, ...], int, str, int] | None:
+    """Who is late together, by how much, and of which account how much.
+
+    Ranks have so much time of their own in each step: 100 ns of it compute, the rest data loading.
+    """
+    rows = [
+        row
+        for rank, steps in enumerate(own)
+        for step, ns in enumerate(steps)
+        for row in (
+            (rank, step, "compute", min(ns, 100)),
+            (rank, step, DATA, max(ns - 100, 0)),
+            (rank, step, WAIT, waits * rank),
+        )
+    ]
+    found = late_together(given(rows))
+    return None if found is None else (found.ranks, found.more, found.account, found.main)
+
+
+def test_ranks_are_late_together_by_the_gap_to_the_others() -> None:
+    late, other = (130, 130), (100, 100)
+    assert together(other, late, other, late) == ((1, 3), 30, DATA, 30)
+    assert together(other, late, other, late, waits=500) == ((1, 3), 30, DATA, 30)
+    assert together(other, (134, 134), other, late) == ((1, 3), 30, DATA, 32)
+    assert together(late, late, other) is None  # three ranks
+    assert together(late, late, late, other) is None  # most of them
+    assert together((180, 180), late, other, other) is None  # one of them
+    five = (other, late, other, late, other)
+    assert together(*five) == ((1, 3), 30, DATA, 30)
+    six = [(ns, ns) for ns in (140, 135, 130, 100, 100, 98)]
+    assert together(*six) == ((0, 1, 2), 30, DATA, 35)
+    six = [(ns, ns) for ns in (140, 138, 100, 99, 98, 97)]
+    assert together(*six) == ((0, 1), 38, DATA, 39)
+    six = [(ns, ns) for ns in (130, 130, 110, 100, 100, 100)]
+    assert together(*six) == ((0, 1), 20, DATA, 30)
+    assert together() is None
+
+
+def test_ranks_that_differ_as_much_from_each_other_are_not_late_together() -> None:
+    assert together(*((ns, ns) for ns in (160, 130, 100, 100))) is None
+    assert together(*((ns, ns) for ns in (159, 130, 100, 100))) == ((0, 1), 30, DATA, 44)
+    assert together(*((ns, ns) for ns in (130, 130, 100, 70))) is None
+    assert together(*((ns, ns) for ns in (130, 130, 100, 71))) == ((0, 1), 30, DATA, 30)
+
+
+def test_ranks_are_late_together_in_four_of_five_steps() -> None:
+    always, never = (150,) * 5, (100,) * 5
+    for exceptions, told in ((1, True), (2, False)):
+        seldom = (150,) * (5 - exceptions) + (100,) * exceptions
+        assert (together(always, never, seldom, never) is not None) == told
+
+
+def test_many_ranks_are_named_by_the_first() -> None:
+    ranks = tuple(range(8))
+    assert LateTogether(ranks, 1, DATA, 1).called == "ranks 0, 1, 2, 3, 4, 5, 6 and 7"
+    assert LateTogether((*ranks, 8), 1, DATA, 1).called == "ranks 0, 1, 2, …"
+
+
 def test_ranks_that_are_late_in_turn_say_of_what() -> None:
     rows = [(0, 0, DATA, 20), (0, 0, "compute", 10), (1, 0, "compute", 10)]
     rows += [(0, 1, "compute", 10), (1, 1, "compute", 13), (1, 1, PYTHON, 40), (0, 1, WAIT, 500)]
@@ -231,7 +321,9 @@ def test_the_evidence_says_how_often_and_what_else() -> None:
 
 
 def work(*rows: tuple[int, str, str, int, int], **more: Any) -> Given:
-    return given(work=pl.DataFrame(rows, WORK, orient="row"), **more)
+    """Ranks that ran these kernels in their steps, three or as many as `ledger` says."""
+    steps: Any = {"ledger": [*LEDGER, *((3, step, "compute", 140) for step in range(3))]} | more
+    return given(work=pl.DataFrame(rows, WORK, orient="row"), **steps)
 
 
 THERE = "times as long as the same kernels there"
@@ -333,7 +425,8 @@ def test_what_shows_because_the_host_waits_often_is_part_of_the_waits() -> None:
     known = given(ledger)
     assert (late := late_rank(known)) is not None and late.cause == between
     for often, cause in ((12, SYNCHRONISING), (11, between)):
-        calls = pl.DataFrame({"rank": [1, 0], "name": ["cudaStreamSynchronize"] * 2, "calls": [often, 0]})
+        calls = {"rank": [1, 0], "name": ["cudaStreamSynchronize"] * 2, "calls": [99, 0]}
+        calls = pl.DataFrame({**calls, "calls_in_steps": [often, 0]})
         answers = {**known.answers, "api_call_summary": SimpleNamespace(table=calls, findings=())}
         late = late_rank(replace(known, answers=answers))  # pyright: ignore[reportArgumentType]
         assert late is not None and late.cause == cause
@@ -430,6 +523,50 @@ def test_lateness_that_stages_pass_on_is_told_of_the_rank_that_waits_least() -> 
     assert late_rank(passed_on(PASSED_ON, in_pairs=0)) is None  # nobody passes anything on
 
 
+@pytest.mark.parametrize(("led", "ns"), [(None, 30), (14, 30), (15, 15), (40, 40)])
+def test_a_lead_of_half_of_what_it_waits_less_is_what_it_is_late_by(led: int | None, ns: int) -> None:
+    ledger = [(r, s, a, 10 if a == WAIT and r == 1 else t) for r, s, a, t in PASSED_ON]
+    known = passed_on(ledger, in_pairs=7)
+    table = known.answers["communication_imbalance"].table
+    told = table.with_columns(at_most=pl.when(pl.col("rank") == 1).then(pl.lit(led)).otherwise("at_most"))
+    known.answers["communication_imbalance"].table = told  # type: ignore[misc]
+    late = late_rank(known)
+    assert late is not None and (late.ns, late.waited) == (ns, 30)
+
+
+def test_a_stage_that_waits_least_is_late_from_three_hundredths_of_the_step_on() -> None:
+    for waits, told in ((3, True), (2, False)):
+        ledger = [
+            (rank, step, account, ns)
+            for step in range(3)
+            for rank in range(4)
+            for account, ns in (
+                [("compute", 100)] if rank == 1 else [("compute", 100 - waits), (WAIT, waits)]
+            )
+        ]
+        assert (late_rank(passed_on(ledger, in_pairs=7)) is not None) == told
+
+
 def test_a_stage_that_waits_least_without_more_work_is_not_late() -> None:
     even = [(r, s, account, 100 if account == "compute" else ns) for r, s, account, ns in PASSED_ON]
     assert late_rank(passed_on(even, in_pairs=7)) is None
+
+
+def test_a_thread_without_a_core_says_so_where_that_is_half_of_its_lateness() -> None:
+    """The others' median is 3 ms, of counted steps alone; the rank is 10 ms late."""
+
+    def told(mine: int, others: bool = True) -> list[str]:
+        rows = [(1, mine * MS, True), (1, 99 * MS, False)]
+        rows += [(0, 2 * MS, True), (2, 4 * MS, True)] if others else []
+        waits = pl.DataFrame(rows, ["rank", "lost", "counted"], orient="row")
+        answers: Any = {"step_log_core_waits": SimpleNamespace(table=waits, findings=())}
+        return list(chain(late({DATA: 9 * MS}, 9 * MS), Given(answers, given().ledger)))[1:]
+
+    assert told(8) == ["its thread waits 5.00 ms per step longer for a processor core than the others"]
+    assert told(7) == told(20, others=False) == []
+
+
+def test_a_rank_late_by_its_compute_says_how_its_kernels_differ() -> None:
+    known = work(*SAME, (1, "gemm", "a 64", 6, 126))
+    assert list(chain(late({"compute": 9 * MS}, 9 * MS), known))[1:] == [f"its gemm kernels take 1.2 {THERE}"]
+    assert list(chain(late({DATA: 9 * MS}, 9 * MS), known))[1:] == []

@@ -212,7 +212,7 @@ def test_the_newest_run_is_looked_for_where_recordings_go(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("typed", "offered"),
     [
-        ("lostflops wh", {"why"}),
+        ("lostflops wh", {"whatif", "why"}),
         ("lostflops why --al", {"--all", "--allow-missing-ranks"}),
         ("lostflops recipe gpu-g", {"gpu-gaps"}),
         ("lostflops recipe kernel-summary x --form", {"--format"}),

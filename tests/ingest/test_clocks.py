@@ -18,7 +18,9 @@ Told = dict[int, tuple[int, int]]
 
 def told(tables: tuple[pl.LazyFrame, pl.LazyFrame]) -> Told:
     """Per rank the offset to add, and its error."""
-    return {rank: (offset, error) for rank, offset, error in clock_offsets(*tables).iter_rows()}
+    found = clock_offsets(*tables)
+    assert found["rank"].is_sorted()
+    return {rank: (offset, error) for rank, offset, error in found.iter_rows()}
 
 
 def aligned(tables: tuple[pl.LazyFrame, pl.LazyFrame]) -> tuple[pl.LazyFrame, pl.LazyFrame]:
@@ -112,11 +114,62 @@ def test_ranks_of_one_host_are_moved_together_and_never_surer_than_their_convers
     true = [1_000_000 * n for n in range(1, 5)]
     known = [{"rank": r, "world_size": 4, "host": r // 2} for r in range(4)]
     ends = {r: [t + (0, 0, 70_000, 70_000)[r] for t in true] for r in range(4)}
-    found = exact({"g [0, 1, 2, 3]": ends}, *known)
-    assert found == {r: ((0, -70_000)[r // 2], SAME_HOST_ERROR) for r in range(4)}
+    found = exact({"g [0, 1, 2, 3]": ends}, *reversed(known))
+    assert found == {r: ((0, -70_000)[r // 2], 10_000) for r in range(4)}
     # A rank that two files tell of is where the first says.
     told_twice = [*({**rank, "host": 0} for rank in known), {"rank": 3, "world_size": 4, "host": 1}]
     assert exact({"g [0, 1, 2, 3]": ends}, *told_twice) == dict.fromkeys(range(4), (0, SAME_HOST_ERROR))
+
+
+def test_a_host_alone_is_as_sure_as_its_conversion() -> None:
+    assert exact({"g [0]": {0: [50_000]}}, {"rank": 0, "world_size": 1, "host": 0}) == {0: (0, 10_000)}
+
+
+def test_the_middle_of_far_clocks_is_taken_again_once_they_are_aligned() -> None:
+    """Rank 2 is 1 ms ahead, rank 1 by turns 100 ns early and late.
+
+    Beside a clock that is far ahead the middle of three is the later of the other two, which would share rank
+    1's scatter with rank 0: 50 ns each.
+    """
+    true = [1_000_000 * n for n in range(1, 5)]
+    turns = [t + (-100, 100)[n % 2] for n, t in enumerate(true)]
+    found = exact({"g [0, 1, 2]": {0: true, 1: turns, 2: [t + 1_000_000 for t in true]}})
+    assert found == {0: (0, 0), 1: (0, 100), 2: (-1_000_000, 0)}
+
+
+def test_an_exact_group_counts_though_its_clocks_are_far_apart() -> None:
+    """Two groups disagree on rank 1: one scatters by 30 us around 5 us, the other says 140 us every time."""
+    at = [[1_000_000 * (10 * k + n) for n in range(1, 6)] for k in range(2)]
+    loose = [*(t + 5_000 for t in at[0][:4]), at[0][4] + 35_000]
+    found = exact(
+        {
+            "a [0, 1, 2]": {0: at[0], 1: loose, 2: at[0]},
+            "b [0, 1]": {0: at[1], 1: [t + 140_000 for t in at[1]]},
+        }
+    )
+    assert found == {0: (0, 0), 1: (-140_000, 0), 2: (0, 0)}
+
+
+def test_errors_are_counted_from_the_largest_group() -> None:
+    """Rank 3 shares a group with rank 2 alone, which scatters by 2 us, 1 us on either side."""
+    at = [[1_000_000 * (10 * k + n) for n in range(1, 6)] for k in range(2)]
+    found = exact(
+        {
+            "a [2, 3]": {2: at[0], 3: [*(t + 80_000 for t in at[0][:4]), at[0][4] + 82_000]},
+            "b [0, 1, 2]": {0: at[1], 1: at[1], 2: at[1]},
+        }
+    )
+    assert found == {0: (0, 0), 1: (0, 0), 2: (0, 0), 3: (-80_000, 2_000)}
+
+
+def test_collectives_without_a_group_are_those_of_all_ranks() -> None:
+    job = Job(2, seed=5)
+    for _ in range(5):
+        job.run((0, 1))
+        job.run((0, 1), group="a [0, 1]")
+    found = clock_offsets(*job.tables({1: 700_000}))
+    assert found["rank"].to_list() == [0, 1]
+    assert abs(found["offset"][1] + 700_000) <= 40_000
 
 
 def job_of(ranks: int, seed: int, calls: int = 20, **more: int) -> Job:

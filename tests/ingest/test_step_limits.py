@@ -248,7 +248,7 @@ def test_a_step_that_does_more_is_an_outlier_where_enough_do_less() -> None:
     assert outliers(long_at(9, 1), more=(2,)) == [1]
 
 
-def judged(*rows: tuple[int, int, int, int, int], whole: tuple[bool | None, ...] = ()) -> list[str | None]:
+def judged(*rows: tuple[int | None, ...], whole: tuple[bool | None, ...] = ()) -> list[str | None]:
     """Why steps (rank, number, start, end, amount) are left out, in the order of ranks and times."""
     table = pl.DataFrame(
         rows,
@@ -260,7 +260,9 @@ def judged(*rows: tuple[int, int, int, int, int], whole: tuple[bool | None, ...]
     return counted.judged(table)["left_out"].cast(pl.String).to_list()
 
 
-def in_a_row(lengths: list[int], amounts: list[int] | None = None, rank: int = 0) -> list[tuple[int, ...]]:
+def in_a_row(
+    lengths: list[int], amounts: list[int] | None = None, rank: int = 0
+) -> list[tuple[int | None, ...]]:
     ends = list(accumulate(lengths))
     many = amounts or [7] * len(lengths)
     return [(rank, k, e - n, e, a) for k, (e, n, a) in enumerate(zip(ends, lengths, many, strict=True))]
@@ -318,6 +320,102 @@ def test_a_step_that_some_rank_lacks_counts_nowhere_unless_none_is_everywhere() 
     cut = (True, True, True, True, None, False)
     assert judged(*one, *other, whole=cut) == [None, None, "left out on another rank", None, None, None]
     assert judged(*one[:1], *other[1:]) == [None] * 3
+
+
+def test_what_each_rank_does_is_compared_with_what_it_does_in_its_other_steps() -> None:
+    lengths = [10, 10, 10, 10, 50, 10, 10]
+    one, other = in_a_row(lengths, [100] * 7), in_a_row(lengths, [10] * 7, rank=1)
+    assert judged(*one, *other) == [*[None] * 4, "outlier", None, None] * 2
+    # One rank that does more is enough.
+    more = in_a_row(lengths, [10, 10, 10, 10, 12, 10, 10], rank=1)
+    assert judged(*one, *more) == [None] * 14
+
+
+def test_a_step_that_does_nothing_does_no_more_than_others_that_do_nothing() -> None:
+    lengths = [10, 10, 10, 10, 50, 10, 10]
+    assert judged(*in_a_row(lengths, [0] * 7)) == [*[None] * 4, "outlier", None, None]
+
+
+def test_a_step_of_which_nothing_is_known_is_not_one_that_does_nothing() -> None:
+    one = in_a_row([10] * 3)
+    unknown = (*one[1][:4], None)
+    assert judged(one[0], unknown, one[2]) == [None] * 3
+    other = in_a_row([10] * 3, [5, 0, 5], rank=1)
+    assert judged(one[0], unknown, one[2], *other) == [None] * 6
+
+
+def test_ranks_that_do_nothing_are_no_reason_to_keep_a_step_that_others_lack() -> None:
+    one, other = in_a_row([10] * 3), in_a_row([10] * 3, rank=1)
+    idle = in_a_row([10] * 3, [0] * 3, rank=2)
+    assert judged(*one, *other[1:], *idle) == [
+        "left out on another rank",
+        *[None] * 4,
+        *[counted.IDLE_RANK] * 3,
+    ]
+    # What is known of another rank's steps tells nothing of this one's.
+    unknown = (*one[1][:4], None)
+    assert judged(one[0], unknown, one[2], *idle) == [None] * 3 + [counted.IDLE_RANK] * 3
+
+
+def test_a_step_that_is_left_out_on_another_rank_is_left_out_once() -> None:
+    one, other = in_a_row([10, 10, 10, 10, 50, 10, 10]), in_a_row([10] * 7, rank=1)
+    del other[4]
+    assert judged(*one, *other) == [*[None] * 4, "left out on another rank", *[None] * 8]
+
+
+def test_steps_come_in_any_order_and_may_all_be_cut() -> None:
+    one = in_a_row([10] * 3)
+    assert judged(*reversed(one)) == [None] * 3
+    assert judged(*one, whole=(False,) * 3) == [None] * 3
+
+
+# --- steps that a log shows to be rare
+
+
+def rare(length: list[int], logged: list[int]) -> list[int]:
+    return np.flatnonzero(counted.rare(numbers(*length), numbers(*logged))).tolist()
+
+
+USUAL = [100] * 28
+
+
+def test_steps_are_rare_of_which_half_as_much_longer_ones_take_less_than_a_twentieth_of_the_time() -> None:
+    """The long step takes 4 times the median: what takes more than 2.5 times as long in the log is alike."""
+    assert rare([10, 10, 10, 10, 40], [*USUAL, 250, 250]) == [4]
+    assert rare([10, 10, 10, 10, 40], [*USUAL, 251, 251]) == []
+    assert rare([*[10] * 9, 40, 90], [*USUAL, 251, 251]) == []
+    assert rare([*[10] * 9, 40, 90], [*USUAL, 250, 250]) == [9, 10]
+    # 200 beyond the usual 100, of 4,000 in all and of 4,100.
+    assert rare([10, 10, 10, 10, 40], [*[100] * 37, 300]) == []
+    assert rare([10, 10, 10, 10, 40], [*[100] * 38, 300]) == [4]
+
+
+def test_only_steps_longer_than_twice_the_median_and_half_as_long_again_as_others_are_rare() -> None:
+    assert rare([10, 10, 10, 10, 20], [*USUAL, 100, 100]) == []
+    assert rare([10, 10, 10, 10, 21], [*USUAL, 100, 100]) == [4]
+    assert rare([20, 20, 20, 28, 42], [*USUAL, 100, 100]) == []
+    assert rare([20, 20, 20, 28, 43], [*USUAL, 100, 100]) == [4]
+    assert rare([20, 20, 20, 28, 28], [*USUAL, 100, 100]) == []
+
+
+def test_three_steps_and_a_log_of_29_tell_nothing() -> None:
+    assert rare([10, 10, 40], [100] * 30) == []
+    assert rare([10, 10, 10, 40], [100] * 30) == [3]
+    assert rare([10, 10, 10, 40], [100] * 29) == []
+    assert rare([10, 10, 10, 40], [0] * 30) == []
+
+
+def test_a_log_counts_whole_steps_after_the_third_outside_of_the_recording_on_the_longest_rank() -> None:
+    log = pl.DataFrame(
+        {
+            "rank": [0, 0, 0, 0, 0, 1, 1],
+            "step": [2, 3, 4, 5, 6, 3, 4],
+            "duration": [11, 12, 13, None, 15, 17, 9],
+            "recorded": [False, False, False, False, True, False, False],
+        }
+    )
+    assert sorted(counted._logged(log).tolist()) == [13, 17]  # pyright: ignore[reportPrivateUsage]
+    assert counted._logged(None).tolist() == []  # pyright: ignore[reportPrivateUsage]
 
 
 @pytest.mark.parametrize(

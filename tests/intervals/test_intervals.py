@@ -132,6 +132,22 @@ def test_paint_without_layers_gives_the_windows_back() -> None:
     ]
 
 
+def test_what_is_asked_of_an_answer_is_asked_of_the_whole_answer() -> None:
+    """A filter looks at united rows, and a choice of columns takes nothing that the answer is made of."""
+    rows = frame([(0, 7, 0, 5), (0, 7, 5, 4), (1, 7, 2, 3)])
+    assert intervals.union(rows, BY).filter(pl.col("end") == 9).collect().rows() == [(0, 7, 0, 9)]
+    assert intervals.union(rows, BY).select("start").collect().rows() == [(0,), (2,)]
+    pieces = intervals.overlay({"a": rows}, BY)
+    assert pieces.select("start", "end").collect().rows() == [(0, 5), (5, 9), (2, 5)]
+    assert pieces.filter(pl.col("start") > 0).select("start").collect().rows() == [(5,), (2,)]
+
+
+def test_paint_gives_the_columns_of_the_windows_and_the_account() -> None:
+    windows = frame([(0, 7, 5, 4)]).with_columns(number=pl.lit(3))
+    runs = intervals.paint(windows, {"a": frame([(0, 7, 6, 1)])}, by=BY, account="of")
+    assert sorted(runs.collect_schema().names()) == ["end", "number", "of", "rank", "start", "thread"]
+
+
 def test_paint_does_not_depend_on_the_order_in_which_windows_stand() -> None:
     windows = frame([(0, 7, 5, 4), (1, 7, 0, 3), (0, 8, 2, 3), (0, 7, 0, 5)]).with_columns(step=pl.col("end"))
     layers = {"a": frame([(0, 7, 3, 4), (0, 8, 0, 9)])}
@@ -187,6 +203,30 @@ def test_the_part_inside_pieces_is_counted_row_by_row(rows: Drawn, a: Drawn, b: 
         )
         for row in rows
     ]
+
+
+@exact
+@given(DRAWN, DRAWN, ORIGINS)
+def test_rows_are_cut_by_the_pieces_that_they_meet(rows: Drawn, drawn: Drawn, origin: int) -> None:
+    rows, drawn = ([(rank, 0, *time) for rank, _, *time in some] for some in (rows, drawn))
+    rows = [row for row in rows if row[3] > 0]
+    apart = disjoint([row for row in drawn if row[3] > 0])
+    pieces = frame(apart, origin).collect().with_row_index("piece").drop("thread")
+    numbered = frame(rows, origin).collect().with_row_index("row")
+    met = intervals.cut(numbered, pieces, "rank")
+    assert met.columns == [*numbered.columns, "piece"]
+    said = Counter(
+        (row, piece, t)
+        for row, piece, start, end in met.select("row", "piece", "start", "end").iter_rows()
+        for t in range(start, end)
+    )
+    assert said == Counter(
+        (i, j, origin + t)
+        for i, (rank, _, start, length) in enumerate(rows)
+        for j, (other, _, begins, lasts) in enumerate(apart)
+        for t in range(max(start, begins), min(start + length, begins + lasts))
+        if rank == other
+    )
 
 
 @pytest.mark.parametrize("by", [[], ["rank"], BY])
@@ -312,6 +352,13 @@ def test_the_way_out_for_tangled_input_gives_the_same_forest(drawn: Nested) -> N
     )
     fast = intervals.nest(start, end, group)
     assert all(np.array_equal(a, b) for a, b in zip(astuple(fast)[:6], astuple(one_by_one)[:6], strict=True))
+
+
+def test_a_point_of_a_group_without_intervals_is_in_none() -> None:
+    none: Nested = []
+    for rows, found in ((none, [-1, -1]), ([(0, 0, 10), (0, 2, 2)], [0, -1])):
+        point, group = np.array([5, 5]), np.array([0, 2])
+        assert intervals.innermost_at(intervals.nest(*arrays(rows)), point, group).tolist() == found
 
 
 @settings(max_examples=200, deadline=None)

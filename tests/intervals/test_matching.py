@@ -56,9 +56,8 @@ def assert_true_instances(table: pl.DataFrame) -> None:
 
 def test_the_last_arrival_splits_wait_from_transfer() -> None:
     table = matched([row(0, 10, 52), row(1, 40, 51), row(2, 33, 57)], 3)
-    assert table.select("instance", "members", "last_arrival", "last_rank", "latency").unique().rows() == [
-        (0, 3, 40, 1, 11)
-    ]
+    shared = table.select("instance", "members", "last_arrival", "last_rank", "lead", "latency")
+    assert shared.unique().rows() == [(0, 3, 40, 1, 7, 11)]
     assert table.select("wait", "transfer").rows() == [(30, 12), (0, 11), (7, 17)]
 
 
@@ -226,6 +225,7 @@ def test_times_that_contradict_each_other_are_refused() -> None:
     for given_rows in (rows, [{**r, "sequence": 1} for r in rows]):
         table = matched(given_rows, [{"rank": r, "world_size": 2, "clock_error": 4} for r in (0, 1)])
         assert table["wait"].null_count() == 2
+        assert reasons(table) == {contradiction}
         known = [{"rank": r, "world_size": 2, "clock_error": 5 * r} for r in (0, 1)]
         assert reasons(matched(given_rows, known)) == {""}, "no more than the clocks' error"
     numbered = [{**r, "sequence": 1} for r in rows]
@@ -422,3 +422,177 @@ def test_nothing_to_match_gives_the_same_columns() -> None:
     some, none = matched([row(0, 0, 9), row(1, 4, 9)]), matched([])
     assert none.schema == some.schema
     assert none.is_empty()
+
+
+# -- at the limits of the rules -----------------------------------------------------------------------------
+
+CONTRADICTION = "the ranks' times contradict each other: one leaves before another has come"
+UNCLEAR = "ranks recorded between {} and {} operations of its group; which belong together is unclear"
+
+
+def sure(clock_error: int, ranks: int = 2) -> list[dict[str, Any]]:
+    return [{"rank": r, "world_size": ranks, "clock_error": clock_error} for r in range(ranks)]
+
+
+def at_times(rank: int, *starts: int) -> list[dict[str, Any]]:
+    """All-reduces of a rank, each 50 ns long."""
+    return [row(rank, start, start + 50) for start in starts]
+
+
+def test_operations_without_a_number_that_arrive_together_count_in_the_order_of_their_ends() -> None:
+    rows = [row(0, 0, 30, bytes_in=3), row(0, 5, 20, bytes_in=2)]
+    rows += [row(1, 0, 20, bytes_in=2), row(1, 5, 30, bytes_in=3)]
+    assert reasons(matched([{**one, "arrival": 10} for one in rows])) == {""}
+
+
+def test_more_than_half_of_the_operations_must_tell_what_they_do() -> None:
+    def with_unknown(known: int, unknown: int) -> pl.DataFrame:
+        return matched(
+            [
+                row(r, 100 * n + r, 100 * n + 50, "all-reduce" if n < known else "unknown")
+                for r in (0, 1)
+                for n in range(known + unknown)
+            ]
+        )
+
+    assert reasons(with_unknown(1, 1)) == {"what most of its group's operations do is unknown"}
+    assert reasons(with_unknown(3, 2)) == {""}
+    # It is enough that one rank tells it.
+    lost = {"kind": "unknown", "bytes_in": None}
+    assert matched([row(0, 0, 9) | lost, row(1, 7, 9)])["wait"].to_list() == [7, 0]
+    assert reasons(matched([row(0, 0, 9, "unknown", group="a")])) == {"no other rank recorded it"}
+
+
+def test_more_than_half_of_the_operations_must_be_possible_where_they_are_counted_from_the_start() -> None:
+    def of(*second: int) -> pl.DataFrame:
+        first = [1000 * n for n in range(len(second))]
+        return matched([*at_times(0, *first), *at_times(1, *second)], sure(0))
+
+    assert reasons(of(0, 1100)) == {CONTRADICTION}
+    table = of(0, 1000, 2000, 3100, 4100)
+    assert table["reason"].to_list() == ([""] * 3 + [CONTRADICTION] * 2) * 2
+    # One more at the end of one rank: counted from there, nothing would be possible.
+    rows = [*at_times(0, 0, 1000, 2000, 3000, 4000, 5000), *at_times(1, 0, 1000, 2000, 3100, 4100)]
+    assert matched(rows, sure(0))["reason"].to_list()[6:] == [""] * 3 + [CONTRADICTION] * 2
+
+
+def test_more_than_half_of_the_operations_must_be_possible_where_they_are_counted_from_the_end() -> None:
+    def of(*second: int) -> pl.DataFrame:
+        first = [1000 * n for n in range(len(second) + 1)]
+        return matched([*at_times(0, *first), *at_times(1, *second)], sure(0))
+
+    assert reasons(of(1000, 2000, 3100, 4100)) == {UNCLEAR.format(4, 5)}
+    table = of(1000, 2000, 3000, 4100, 5100)[6:]
+    assert table["reason"].to_list() == [""] * 3 + [CONTRADICTION] * 2
+
+
+def test_times_may_differ_by_the_error_of_both_clocks() -> None:
+    """Of two operations one is 20 ns off: twice the error of 10 is possible, 1 ns more is not."""
+    for second, told in ((70, {""}), (71, {CONTRADICTION})):
+        rows = [*at_times(0, 0, 1000), *at_times(1, second, 1000)]
+        assert reasons(matched(rows, sure(10))) == told
+    # A number in the group tells which belong together; without a measured error any contradiction counts.
+    for second, told in ((50, {""}), (51, {CONTRADICTION})):
+        rows = [{**one, "sequence": 3} for one in (*at_times(0, 0), *at_times(1, second))]
+        assert reasons(matched(rows)) == told
+
+
+def test_only_places_that_all_ranks_have_tell_whether_times_are_possible() -> None:
+    rows = at_times(0, 0, 1000, 2000, 3000)
+    rows += [row(0, 4000, 4050, "all-gather"), *at_times(1, 500, 1500)]
+    assert reasons(matched(rows, sure(0))) == {UNCLEAR.format(2, 5)}
+
+
+def test_without_a_common_clock_all_operations_must_agree() -> None:
+    rows = [row(r, 100 * n, 100 * n + 50) for r in (0, 1) for n in range(3)]
+    rows[4]["kind"] = "all-gather"
+    table = matched(rows, trust_clocks=False)
+    assert reasons(table) == {"the ranks' collectives differ in kind, bytes or order"}
+
+
+def test_one_that_lost_its_description_cannot_leave_before_the_others_of_its_name_come() -> None:
+    lost = {"kind": "unknown", "bytes_in": None}
+    rows = [row(0, 0, 9) | lost, row(1, 12, 20), *at_times(0, 100, 200), *at_times(1, 100, 200)]
+    assert matched(rows, sure(1))["reason"].to_list() == [CONTRADICTION] * 2 + [""] * 4
+    assert reasons(matched(rows, sure(2))) == {""}
+
+
+def test_bytes_are_compared_where_all_say_what_they_do() -> None:
+    """What an operation of unknown kind counts as its bytes is unknown too."""
+    assert reasons(matched([row(0, 0, 9, "unknown"), row(1, 4, 9) | {"bytes_in": 16}])) == {""}
+
+
+def test_the_largest_size_that_a_member_tells_of_its_group_counts() -> None:
+    rows = [row(0, 0, 9, group="tp", group_size=3), row(1, 4, 9, group="tp")]
+    assert reasons(matched(rows)) == {"2 ranks recorded it, of the 3 in its group"}
+
+
+def test_what_was_not_matched_takes_no_number() -> None:
+    rows = [row(0, 0, 9, "layout"), row(1, 1, 9, "layout"), row(0, 20, 29), row(1, 23, 29)]
+    assert matched(rows)["instance"].to_list() == [None, None, 0, 0]
+
+
+def test_who_leaves_a_broadcast_by_no_more_than_the_clocks_error_before_the_last_waited_for_it() -> None:
+    for last, split in ((22, (12, 0)), (23, (None, None))):
+        table = matched([row(0, 0, 12, "broadcast"), row(1, last, 40, "broadcast")], sure(5))
+        assert table.select("wait", "transfer").rows() == [split, (0, 40 - last)]
+
+
+def test_the_ranks_of_a_group_that_are_not_here_are_listed_up_to_six() -> None:
+    for group, text in (
+        ("0 [0, 2, 3, 4, 5, 6, 7]", "2, 3, 4, 5, 6, 7"),
+        ("0 [0, 2, 3, 4, 5, 6, 7, 8]", "2, 3, 4, 5, 6, 7, …"),
+    ):
+        table = matched([row(0, 0, 9, group=group)], sure(0))
+        assert reasons(table) == {f"ranks {text} of its group are not here"}
+
+
+def test_times_of_clocks_without_a_known_error_may_differ_by_a_millisecond() -> None:
+    """Of two operations one is 1 ms off, which may be, or 1 ns more: then the other is not matched either."""
+    for second, told in ((1_000_050, [CONTRADICTION, ""] * 2), (1_000_051, [CONTRADICTION] * 4)):
+        rows = [*at_times(0, 0, 9_000_000), *at_times(1, second, 9_000_000)]
+        assert matched(rows)["reason"].to_list() == told
+
+
+def test_pairs_assume_nothing_and_are_told_apart_by_ranks_and_group() -> None:
+    """Ranks 0 and 1 in group '1' are not ranks 0 and 11 in none."""
+    known = [{"rank": rank} for rank in range(12)]
+    rows = [row(0, 0, 9, "send", peer=1, group="1"), row(11, 5, 9, "receive", peer=0)]
+    assert reasons(matched(rows, known)) == {"no other rank recorded it"}
+    pair = [row(0, 0, 9, "send", peer=1), row(1, 5, 9, "receive", peer=0)]
+    assert matched(pair, known)["assumed"].to_list() == [False, False]
+
+
+@pytest.mark.parametrize(
+    ("kind", "synchronises", "same_bytes"),
+    [
+        ("all-reduce", True, True),
+        ("all-gather", True, True),
+        ("reduce-scatter", True, True),
+        ("all-to-all", True, False),
+        ("barrier", True, False),
+        ("broadcast", False, True),
+        ("reduce", False, True),
+        ("gather", False, False),
+    ],
+)
+def test_what_is_known_of_each_kind(kind: str, synchronises: bool, same_bytes: bool) -> None:
+    apart = [{**row(0, 0, 10, kind), "sequence": 1}, {**row(1, 20, 30, kind), "sequence": 1}]
+    assert (reasons(matched(apart)) == {CONTRADICTION}) == synchronises
+    uneven = [row(0, 0, 30, kind), {**row(1, 20, 30, kind), "bytes_in": 16}]
+    assert (reasons(matched(uneven)) == {""}) != same_bytes
+
+
+def test_a_rank_that_is_told_of_twice_is_one_rank() -> None:
+    known = [{"rank": rank, "world_size": 2, "clock_error": error} for error in (1, 5) for rank in (0, 1)]
+    table = matched([row(0, 0, 9), row(1, 4, 9)], known)
+    assert table["wait"].to_list() == [4, 0] and table["clock_error"].to_list() == [1, 1]
+
+
+def test_what_a_send_puts_in_is_what_its_receive_puts_out() -> None:
+    send = row(0, 0, 9, "send", peer=1) | {"bytes_in": 64, "bytes_out": 1}
+    receive = row(1, 4, 9, "receive", peer=0) | {"bytes_in": 2, "bytes_out": 64}
+    assert reasons(matched([send, receive])) == {""}
+    assert reasons(matched([send | {"bytes_in": 65}, receive])) == {
+        "the ranks' collectives differ in kind, bytes or order"
+    }

@@ -348,3 +348,54 @@ def test_a_full_disk_costs_the_samples_that_did_not_fit(
     trace = lostflops.open(tmp_path / "monitor")
     assert counters(trace, "start", "end", "value") == [(0, 3 * T, 104.0)]
     assert facts(trace) == {"samples lost": 1}  # a node's samples are of no rank, so none is missing
+
+
+def full(*_: Any, **__: Any) -> None:
+    raise OSError(errno.ENOSPC, "full")
+
+
+def test_a_disk_without_room_for_another_file_costs_no_more_than_the_samples_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """First the tail can get no other name, then none can be begun."""
+    monkeypatch.setattr(monitor_log.subprocess, "Popen", full)  # so that nothing is packed
+    log = monitor_log.MonitorLog(tmp_path / "monitor")
+
+    def sampled(second: int) -> None:
+        log.add(second * T, UTC + second * T, [MetricValue(*POWER, 100 + second)])
+
+    sampled(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(monitor_log, "PACK_EVERY", -1.0)
+        patch.setattr(Path, "rename", full)
+        sampled(2)
+    sampled(3)
+    with monkeypatch.context() as patch:
+        patch.setattr(monitor_log, "PACK_EVERY", -1.0)
+        patch.setattr(monitor_log, "_appending", full)
+        sampled(4)
+        sampled(5)
+    sampled(6)
+    sampled(7)
+    assert log.lost == 1
+    log.close()
+    assert sorted(file.name for file in (tmp_path / "monitor").iterdir()) == [
+        "facts.jsonl", "segment-0000.jsonl", "segment-0001.jsonl",
+    ]  # fmt: skip
+    log = monitor_log.MonitorLog(tmp_path / "monitor")
+    log.tell([{"kind": "monitor"}])
+    log.close()
+    trace = lostflops.open(tmp_path / "monitor")
+    assert [row[0] for row in counters(trace, "value")] == [102.0, 103.0, 104.0, 106.0, 107.0]
+
+
+def test_what_did_not_fit_of_the_facts_is_told_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = monitor_log.MonitorLog(tmp_path / "monitor")
+    fact = {"kind": "device", "device": 3}
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        log.tell([fact])
+    log.tell([fact])
+    log.tell([fact])
+    log.close()
+    assert (tmp_path / "monitor" / "facts.jsonl").read_text().count('"device":3') == 1

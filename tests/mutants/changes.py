@@ -40,7 +40,7 @@ MISTAKEN |= {"cum_sum": "cum_max", "forward_fill": "backward_fill", "floor": "ce
 COLUMNS = {"start": "end", "end": "start"}
 # Arguments that say how and not what: the same answer with the default.
 SAME_ANSWER = {("how", "inner"), ("strategy", "backward"), ("closed", "both"), ("maxsize", None)}
-UNTOLD = {"maxsize", "frozen", "slots", "kw_only", "return_dtype", "check_sortedness", "strict"}
+UNTOLD = {"maxsize", "copy", "frozen", "slots", "kw_only", "return_dtype", "check_sortedness", "strict"}
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,8 @@ class Change:
 
 def _differing(before: str, after: str) -> str:
     """Both texts, cut to where they differ and a little around it."""
-    first = next((n for n, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), 0)
+    shorter = min(len(before), len(after))
+    first = next((n for n in range(shorter) if before[n] != after[n]), shorter)
     start = max(0, first - 25)
     cut = [" ".join(text[start : first + 30].split()) for text in (before, after)]
     return " -> ".join(cut)
@@ -125,7 +126,7 @@ def _versions(node: ast.expr | ast.stmt) -> Iterator[ast.AST]:
             yield ast.Constant(value + 1)
             yield ast.Constant(value - 1)
         case ast.Constant(value=float() as value):
-            yield ast.Constant(value * 1.25)
+            yield ast.Constant(value * 1.25 or 1.0)
         case ast.Constant(value=str() as value) if value in COLUMNS:
             yield ast.Constant(COLUMNS[value])
         case ast.Compare():

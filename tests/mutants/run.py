@@ -24,21 +24,26 @@ from types import CodeType, ModuleType
 from typing import NamedTuple
 
 import hypothesis
+import msgspec
 import pytest
 
 import untold_order
+from acceptance import benchmark_page
 from fewer_draws import draw_at_most
 
 from .changes import Change, changes
 from .core import CORE
+from .equivalent import why
 
 ROOT = Path(__file__).parents[2]
+COUNTED = ROOT / "benchmarks" / "mutants.json"
 PATIENCE, LEAST_PATIENCE = 4, 10  # times the honest run, and seconds
 
 
 class Survivor(NamedTuple):
-    line: int
+    line: str  # the text of its line
     words: str
+    why: str | None  # why it is no worse than the original
 
 
 class Result(NamedTuple):
@@ -48,6 +53,17 @@ class Result(NamedTuple):
     possible: int
     tried: int
     survivors: list[Survivor]
+
+    @property
+    def equivalent(self) -> int:
+        return sum(survivor.why is not None for survivor in self.survivors)
+
+    @property
+    def row(self) -> str:
+        noticed, rest = self.tried - len(self.survivors), self.tried - self.equivalent
+        share = f"{100 * noticed / rest:.0f} %" if rest else ""
+        name = self.module.removeprefix("lostflops.")
+        return f"| `{name}` | {self.possible} | {self.tried} | {noticed} | {self.equivalent} | {share} |"
 
 
 class _Mutated(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -159,8 +175,10 @@ def tried(
         words = change.words
         change.apply()
         if _in_child(module, tree, tests, drawn, turned, patience, log) == 0:
-            survivors.append(Survivor(change.line, words))
-            print(f"    survives: {module}:{change.line}  {words}", flush=True)
+            line = source.splitlines()[change.line - 1].strip()
+            survivors.append(Survivor(line, words, why(module, line, words)))
+            said = "is equivalent" if survivors[-1].why else "survives"
+            print(f"    {said}: {module}:{change.line}  {words}", flush=True)
         done += 1
     return Result(module, len(found), done, survivors)
 
@@ -174,6 +192,7 @@ def main() -> None:
     parser.add_argument("--examples", type=int, default=100, help="most cases that a property test draws")
     parser.add_argument("--minutes", type=float, default=60, help="stop after so long")
     parser.add_argument("--lines", help="only changes of these lines: FIRST-LAST")
+    parser.add_argument("--write", action="store_true", help="write the table into benchmarks/README.md")
     asked = parser.parse_args()
     lines = None
     if asked.lines:
@@ -196,11 +215,49 @@ def main() -> None:
             f"{module}: {r.tried - len(r.survivors)} of {r.tried} noticed, {time.monotonic() - now:.0f} s",
             flush=True,
         )
-    print("\n| module | possible | tried | noticed | share |\n| --- | ---: | ---: | ---: | ---: |")
-    for r in results:
-        noticed = r.tried - len(r.survivors)
-        share = f"{100 * noticed / r.tried:.0f} %" if r.tried else ""
-        print(f"| `{r.module}` | {r.possible} | {r.tried} | {noticed} | {share} |")
+    print(f"\n{HEADER}", *(r.row for r in results), sep="\n")
+    if asked.write:
+        _write(results)
+
+
+HEADER = """\
+| module | possible | tried | noticed | equivalent | noticed of the others |
+| --- | ---: | ---: | ---: | ---: | ---: |"""
+
+
+def _explained(result: Result) -> Result:
+    """A result that was kept, with what is known of its survivors by now."""
+    told = [s._replace(why=why(result.module, s.line, s.words)) for s in result.survivors]
+    return result._replace(survivors=told)
+
+
+def _write(results: Sequence[Result]) -> None:
+    """Put what was counted of these modules, beside what is known of others, onto the benchmarks' page."""
+    known = msgspec.json.decode(COUNTED.read_bytes(), type=dict[str, Result]) if COUNTED.exists() else {}
+    known |= {r.module: r for r in results if r.tried}
+    known = {module: _explained(known[module]) for module in CORE if module in known}
+    COUNTED.write_bytes(msgspec.json.format(msgspec.json.encode(known), indent=1) + b"\n")
+    every = [(r.module.removeprefix("lostflops."), s) for r in known.values() for s in r.survivors]
+    listed = [
+        f"| `{module}` | {_code(s.line)} | {_code(s.words)} | {s.why or '**no test yet**'} |"
+        for module, s in sorted(every, key=lambda one: one[1].why is not None)
+    ]
+    tried, lost = sum(r.tried for r in known.values()), sum(len(r.survivors) for r in known.values())
+    same = sum(r.equivalent for r in known.values())
+    whole = f"In all {tried - lost:,} of {tried - same:,} that are not equivalent: "
+    benchmark_page.put(
+        "mutants",
+        [
+            "", HEADER, *(r.row for r in known.values()), "",
+            f"{whole}{(tried - lost) / max(1, tried - same):.1%} are noticed.", "",
+            "Survivors, those that a test should notice first:", "",
+            "| module | line | change | why no test notices it |", "| --- | --- | --- | --- |", *listed, "",
+        ],
+    )  # fmt: skip
+
+
+def _code(text: str) -> str:
+    return f"`{text.replace('|', chr(92) + '|').replace('`', '')[:70]}`"
 
 
 if __name__ == "__main__":

@@ -36,6 +36,35 @@ def test_every_cause_can_be_proved() -> None:
     assert {f"idle.{cause}" for cause in proved} == {account.name for account in IDLE if account.proven}
 
 
+# By the order in which causes claim an instant, from which share of the step on idle time of each is told.
+TOLD_FROM = {
+    "graph_capture": 0.01,
+    "data_loading": 0.05,
+    "checkpoint_logging": 0.01,
+    "garbage_collection": 0.01,
+    "compilation": 0.01,
+    "initialisation": 0.01,
+    "memory_allocator": 0.01,
+    "pipeline_bubble": 0.03,
+    "host_synchronisation": 0.03,
+    "long_call": 0.01,
+    "launch_bound": 0.05,
+    "dependency": 0.05,
+    "other_host_work": 0.05,
+    "unrecorded": 0.05,
+    "unexplained": 0.1,
+}
+
+
+def test_causes_claim_in_this_order_and_are_told_from_these_shares_on() -> None:
+    ordered = sorted(IDLE, key=lambda account: account.order)
+    found = {a.name.removeprefix("idle."): a.loss.from_share for a in ordered if a.loss}
+    assert list(found.items()) == list(TOLD_FROM.items())
+    # What is no cause that a row proves, or that nothing removes, promises no gain.
+    bounds = [a.name for a in ordered if a.loss and not a.loss.removable]
+    assert bounds == ["idle.dependency", "idle.unrecorded", "idle.unexplained"]
+
+
 # Names that prove a cause, row by row; with the patterns' own examples one for each piece of text that a
 # pattern looks for.
 PROVING: dict[tuple[str, Row], str] = {

@@ -252,6 +252,24 @@ def test_state_dicts_are_saved_and_loaded_both_ways() -> None:
             assert all_of(model, optimizer) == plain
 
 
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_optimizers_state_dict_is_loaded_at_any_least_size(name: str) -> None:
+    """Some keep scalars beside their steps (ASGD's eta), which they read while they load."""
+    found: list[Any] = []
+    for way in (None, {**WAY, "least": 1}):
+        model = Model()
+        optimizer = OPTIMIZERS[name](groups(model))
+        if way:
+            optimize.optimizer_offload(optimizer, device=ThreadedDevice(), **way)
+        train(model, optimizer, 2)
+        held = copy.deepcopy(optimizer.state_dict())
+        train(model, optimizer, 1, 2)
+        optimizer.load_state_dict(held)
+        train(model, optimizer, 2, 3)
+        found.append(all_of(model, optimizer))
+    assert found[0] == found[1]
+
+
 def test_loading_does_not_pass_through_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Linear(64, 64)
     optimizer = torch.optim.AdamW(model.parameters())

@@ -108,3 +108,67 @@ def test_a_wait_for_the_device_is_no_first_call() -> None:
     assert "idle.initialisation" not in spent(
         [(100, 500, "cudaDeviceSynchronize"), (650, 200, "cudaMemcpyAsync")]
     )
+
+
+def first_call(ns: int, *later: int, number: int = 0, steps: int = 4) -> str:
+    """The account of a call of so many ns in the first step; later steps have one each of the same name."""
+    starts = [k * LENGTH + 100 * MS for k in range(1 + len(later))]
+    calls = [
+        {"start": start, "end": start + length, "name": "cudaFree", "thread": 7}
+        for start, length in zip(starts, (ns, *later), strict=True)
+    ]
+    kernels = [
+        {"start": k * LENGTH + 999 * MS, "end": (k + 1) * LENGTH, "launch_start": k * LENGTH + 998 * MS,
+         "launch_end": k * LENGTH + 999 * MS, "thread": 7}
+        for k in range(steps)
+    ]  # fmt: skip
+    table = on_example(
+        named("idle_stretches"),
+        {
+            "steps": [
+                {"step": number + k, "start": k * LENGTH, "end": (k + 1) * LENGTH} for k in range(steps)
+            ],
+            "kernels": kernels,
+            "launches": calls,
+            "ranks": [{"device_kind": "gpu", "main_thread": 7}],
+        },
+    )
+    (account,) = table.filter((table["start"] == starts[0]) & (table["end"] == starts[0] + ns))["account"]
+    return account.removeprefix("idle.")
+
+
+@pytest.mark.parametrize(
+    ("ns", "later", "number", "account"),
+    [
+        (10 * MS, (), 0, "initialisation"),
+        (10 * MS - 1, (), 0, "memory_allocator"),
+        # A hundred times the usual, which is the median of the others, and ten times the longest of them.
+        (500 * MS, (5 * MS, 5 * MS, 50 * MS), 0, "initialisation"),
+        (500 * MS, (5 * MS, 5 * MS + 1, 50 * MS), 0, "memory_allocator"),
+        (500 * MS, (5 * MS, 5 * MS, 50 * MS + 1), 0, "memory_allocator"),
+        (10 * MS, (), 2, "initialisation"),
+        (10 * MS, (), 3, "memory_allocator"),
+    ],
+)
+def test_a_first_call_is_told_from_these_lengths_on(
+    ns: int, later: tuple[int, ...], number: int, account: str
+) -> None:
+    assert first_call(ns, *later, number=number) == account
+
+
+def test_in_a_single_step_a_call_of_a_second_is_a_first_one() -> None:
+    for length, account in ((LENGTH, "initialisation"), (LENGTH - 1, "memory_allocator")):
+        table = on_example(
+            named("idle_stretches"),
+            {
+                "steps": [{"step": 0, "start": 0, "end": 2001 * MS}],
+                "kernels": [
+                    {"start": 2000 * MS, "end": 2001 * MS, "launch_start": 1999 * MS,
+                     "launch_end": 2000 * MS, "thread": 7}
+                ],
+                "launches": [{"start": 100, "end": 100 + length, "name": "hipFree", "thread": 7}],
+                "ranks": [{"device_kind": "gpu", "main_thread": 7}],
+            },
+        )  # fmt: skip
+        found = table.filter(table["end"] - table["start"] == length)
+        assert found["account"].to_list() == [f"idle.{account}"]

@@ -99,6 +99,18 @@ def test_a_first_step_that_the_recording_begins_in_may_be_slow_too() -> None:
     ]
 
 
+def test_a_first_step_that_holds_earlier_work_is_not_compared() -> None:
+    behind = steps(46, 10, 11, 30)
+    behind[0]["left_out"] = "device was behind"
+    assert not rows(steps=behind)
+    # The next one is then the first.
+    behind = steps(90, 46, 10, 11, 30)
+    behind[0]["left_out"] = "device was behind"
+    assert claims(steps=behind) == [
+        "The first recorded step of rank 0 takes 46 ns, the median of the 3 whole ones after it 11 ns."
+    ]
+
+
 def test_steps_that_nobody_marked_are_not_counted() -> None:
     assert not rows(steps=steps(10, source="whole trace"))
     assert [row["found"] for row in rows(steps=steps(10, source="optimizer"))] == [1]

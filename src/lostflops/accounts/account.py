@@ -37,6 +37,7 @@ class Loss:
     removable: bool = True
     on_host: str = ""  # the claim, where host operators stand in for kernels
     remedies: tuple[str, ...] = ()  # what removes it, the best first
+    edit: str = ""  # the edit of `lostflops whatif` that removes it
     takes: str = ""  # what takes the time, where the same finding is also about other accounts
 
 

@@ -10,16 +10,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lostflops.finding import Finding
+import polars as pl
+
+from lostflops.accounts import ACCOUNTS
+from lostflops.finding import Finding, milliseconds
 
 from .copies import join_copies
-from .declared import MADE, Made, remedies, verdicts
+from .declared import MADE, OF_DEVICES, Made, edits, remedies, verdicts
 from .given import Given, gather
 from .host import join_host, told_once
 from .page_findings import PageFindings
-from .waiting import asks_for, join_waiting
+from .purposes import STAGES, main_purpose
+from .waiting import ARRIVES, BUBBLE, EXPOSED, SLOW_LINK, asks_for, join_waiting
 
-__all__ = ["MADE", "Given", "Made", "findings", "gather", "remedies", "verdicts"]
+__all__ = ["MADE", "Given", "Made", "findings", "gather", "is_of_recording", "remedies", "verdicts"]
 
 # Of the recording rather than of the job: they come after all causes.
 OF_THE_RECORDING = {"recording_lint"}
@@ -30,6 +34,9 @@ ABOUT_THE_RECORDING = {
 }
 # What tells how far to believe the page stands above its numbers, and is nothing to mend in the job.
 SAID_IN_NOTES = ("recorded-steps-unlike-others",)
+LOADING = "data-loading-starves-device"
+HANDING_OVER = 500_000  # ns: a queue between processes, and the pinning of a batch
+FAULT_FROM = 0.03  # of the step, from which on a fault comes before waiting that has no cause of its own
 
 
 def findings(given: Given) -> tuple[Finding, ...]:
@@ -44,16 +51,41 @@ def findings(given: Given) -> tuple[Finding, ...]:
     if given.units is not None and not given.units:  # a GPU without tensor cores cannot use them
         page.take("fp32-without-tensor-cores")
     whole = round(given.mean_step)
-    return tuple(
-        sorted((_within(_advised(told_once(f, given), given), whole) for f in page.all()), key=_place)
-    )
+    told = [_asked(_within(_advised(told_once(f, given), given), whole), given) for f in page.all()]
+    faults = [f for f in told if _is_fault(f) and page.reaches(f.size, FAULT_FROM)]
+    least = {f.name: min((e.size for e in faults if _may_cause(e, f, given)), default=None) for f in told}
+    return tuple(sorted(told, key=lambda f: _place(f, least[f.name])))
 
 
 def _advised(finding: Finding, given: Given) -> Finding:
     """The finding with its remedy in the words of the job's framework."""
     if finding.accounts and given.own_remedy(finding.accounts[0]):
         return finding
+    if finding.name == LOADING and (each := _hands_over(given)):
+        return replace(
+            finding,
+            next=f"The loader takes {milliseconds(each)} per step, no more than handing over a batch costs "
+            "with any number of workers. Make the steps longer (a larger batch), or fetch the next batch on "
+            "a thread while the GPU computes.",
+        )
     return replace(finding, next=given.advice(asks_for(finding, given), finding.next))
+
+
+def _asked(finding: Finding, given: Given) -> Finding:
+    """The finding with the edit that removes it: of a late rank, that it is as the others."""
+    if finding.rank is not None:
+        return replace(finding, edit=f"even-ranks:{finding.rank}")
+    edit = edits().get(finding.name, "")
+    return finding if given.on_host and edit in OF_DEVICES else replace(finding, edit=edit)
+
+
+def _hands_over(given: Given) -> int:
+    """The CPU's time per step in the loader where that is no more than passing a batch on, ns; else 0."""
+    table = given.table("idle_summary")
+    if table is None:
+        return 0
+    spent = int(table.filter(pl.col("account") == "idle.data_loading")["host_per_step"].sum())
+    return spent if spent <= HANDING_OVER else 0
 
 
 def _within(finding: Finding, step: int) -> Finding:
@@ -61,6 +93,33 @@ def _within(finding: Finding, step: int) -> Finding:
     return finding if finding.ns_per_step <= step else replace(finding, ns_per_step=step)
 
 
-def _place(finding: Finding) -> tuple[bool, int, str, str]:
-    of_recording = finding.recipe in OF_THE_RECORDING or finding.name in ABOUT_THE_RECORDING
-    return of_recording, -finding.size, finding.recipe, finding.name
+def is_of_recording(finding: Finding) -> bool:
+    """Whether it is about the recording rather than the job: such findings come last."""
+    return finding.recipe in OF_THE_RECORDING or finding.name in ABOUT_THE_RECORDING
+
+
+def _is_fault(finding: Finding) -> bool:
+    """Whether something that need not be is to blame: a pause of the host, a late rank, a slow link."""
+    account = finding.accounts[0] if finding.accounts else ""
+    paused = finding.recipe == "idle_summary" and account in ACCOUNTS and ACCOUNTS[account].proven
+    return paused or finding.name in (ARRIVES, SLOW_LINK)
+
+
+def _may_cause(fault: Finding, finding: Finding, given: Given) -> bool:
+    """Whether a fault may lengthen what has no cause of its own.
+
+    That is waiting that the schedule forces, or that nothing explains; what stages communicate, where it is
+    not known whether they wait; and over a slow link all communication.
+    """
+    if finding.name == EXPOSED:
+        unknown = 2 * given.accounts.get("communication.exposed", 0) >= finding.size
+        between = len(given.steps) > 1 and main_purpose(given.purposes) == STAGES
+        return fault.name == SLOW_LINK or (unknown and between)
+    return (finding.name == BUBBLE and finding.rank is None) or finding.accounts == ("communication.wait",)
+
+
+def _place(finding: Finding, least_fault: int | None) -> tuple[bool, int, bool, str, str]:
+    """What costs most comes first; but before what a fault may lengthen comes the fault."""
+    after = least_fault is not None and finding.size >= least_fault
+    size = least_fault if after and least_fault is not None else finding.size
+    return is_of_recording(finding), -size, after, finding.recipe, finding.name

@@ -57,6 +57,19 @@ def verdicts() -> Mapping[str, Verdict]:
     }
 
 
+# Edits that take something from the device: on a CPU there is nothing to take.
+OF_DEVICES = ("cuda-graph", "no-sync", "overlap", "pinned")
+
+
+def edits() -> Mapping[str, str]:
+    """What to ask `lostflops whatif` about each finding for which there is an edit."""
+    losses = [account.loss for account in ACCOUNTS.values() if account.loss]
+    return {
+        **{name: finding.edit for name, (_, finding) in declared().items() if finding.edit},
+        **{loss.finding: loss.edit for loss in losses if loss.edit},
+    }
+
+
 def remedies() -> Mapping[str, tuple[str, ...]]:
     """Which remedies each finding or case asks for, the best first."""
     return {

@@ -22,6 +22,9 @@ NAMES = pl.Schema({"rank": pl.Int32, "account": pl.String, "name": pl.String, "n
 WORK = pl.Schema(
     {"rank": pl.Int32, "family": pl.String, "kernel": pl.String, "calls": pl.Int64, "time": pl.Int64}
 )
+WAITED = pl.Schema(
+    {"rank": pl.Int32, "on": pl.Int32, "account": pl.String, "in_pair": pl.Boolean, "time": pl.Int64}
+)
 CHECKPOINT = "idle.checkpoint_logging"
 OTHER_HOST = "idle.other_host_work"
 LONG = 1_000_000  # ns: a framework takes microseconds between two operators
@@ -39,9 +42,11 @@ class Given:
 
     `ledger` holds the steps that count, with the columns of the recipe `step_ledger`. `names` says how long
     each rank's idle time has each name in those steps, `work` how often each rank runs each kernel of one
-    grid, `in_checkpoints` how much of the exposed copying was launched inside a checkpoint, ns, and
+    grid in them, `in_checkpoints` how much of the exposed copying was launched inside a checkpoint, ns, and
     `in_long_pauses` how much of the host's other work comes in stretches of a millisecond or more, ns.
-    `purposes` says what exposed communication is for, ns. `advice` puts a remedy into the words of the
+    `purposes` says what exposed communication is for, ns, and `waited` what the ranks that others wait for
+    do meanwhile, as the recipe `communication_waited_for` does; `held_back` is how much exposed communication
+    began late because the host waited for its device, ns. `advice` puts a remedy into the words of the
     framework that the job uses.
     """
 
@@ -52,6 +57,8 @@ class Given:
     in_checkpoints: int = 0
     in_long_pauses: int = 0
     purposes: Mapping[str, int] = field(default_factory=dict[str, int])
+    waited: pl.DataFrame = field(default_factory=WAITED.to_frame)
+    held_back: int = 0
     on_host: bool = False
     missing_ranks: bool = False
     advice: Callable[[str, str], str] = _plain
@@ -109,10 +116,12 @@ def gather(
         answers=answers,
         ledger=ledger,
         names=_names(session, counted),
-        work=_work(trace, on_host) if ranks > 1 else WORK.to_frame(),
+        work=_work(trace, on_host, ledger) if ranks > 1 else WORK.to_frame(),
         in_checkpoints=_in_checkpoints(session, counted) if "copy_summary_by_time" in answers else 0,
         in_long_pauses=_in_long_pauses(session, counted),
         purposes=exposed_by_purpose(trace, _table(session, "device_runs"), counted),
+        waited=_waited(session, counted) if ranks > 1 else WAITED.to_frame(),
+        held_back=_held_back(session, counted) if "communication_exposed" in answers else 0,
         on_host=on_host,
         missing_ranks=world_size is not None and ranks < world_size,
         advice=advice,
@@ -140,6 +149,21 @@ def _names(session: Session, counted: pl.DataFrame) -> pl.DataFrame:
     )
 
 
+def _waited(session: Session, counted: pl.DataFrame) -> pl.DataFrame:
+    waits = _table(session, "communication_waited_for")
+    if waits is None:
+        return WAITED.to_frame()
+    here = waits.join(counted, on=["rank", "step"], how="semi")
+    return here.select(pl.col(c).cast(t) for c, t in WAITED.items())
+
+
+def _held_back(session: Session, counted: pl.DataFrame) -> int:
+    gathers = _table(session, "communication_held_back")
+    if gathers is None:
+        return 0
+    return int(gathers.join(counted, on=["rank", "step"], how="semi")["time"].sum())
+
+
 def _in_long_pauses(session: Session, counted: pl.DataFrame) -> int:
     stretches = _table(session, "idle_causes")
     if stretches is None:
@@ -150,12 +174,21 @@ def _in_long_pauses(session: Session, counted: pl.DataFrame) -> int:
     return int(pauses.select(length.sum()).collect().item() or 0)
 
 
-def _work(trace: Trace, on_host: bool) -> pl.DataFrame:
-    """What computes, told apart by name and grid, on a CPU by shapes: the same of both is the same work."""
+def _work(trace: Trace, on_host: bool, ledger: pl.DataFrame) -> pl.DataFrame:
+    """What computes in the steps that count, told apart by name and grid, on a CPU by shapes.
+
+    The same of both is the same work.
+    """
     kernels = trace.table("kernels")
     if kernels is None:
         return WORK.to_frame()
-    computing = kernels.filter(pl.col("family").ne_missing("communication"))
+    windows = ledger.select("rank", "start", until="end").unique().lazy()
+    computing = (
+        kernels.filter(pl.col("family").ne_missing("communication"))
+        .sort("start")
+        .join_asof(windows.sort("start"), on="start", by="rank", check_sortedness=False)
+        .filter(pl.col("start") < pl.col("until"))
+    )
     computing = computing.with_columns(pl.col("name").cast(pl.String), size=pl.col("grid").cast(pl.String))
     operators = trace.table("operators")
     if on_host and operators is not None:

@@ -17,6 +17,7 @@ from .page_findings import PageFindings
 
 BY_NAME = "host-busy-elsewhere"
 BETWEEN = ("idle.launch_bound", "idle.unexplained")  # what a host that runs ahead hides
+WAITS = "(?i)synchronize"  # calls that wait for the device
 SYNCS = 4  # waits per step, from which on they come from inside it
 ALONE = 0.9  # of the time on all ranks
 ONCE, FEWEST_FOR_ONCE = 0.8, 3  # of the time, in one step of at least so many: it happens once
@@ -131,7 +132,7 @@ def told_once(finding: Finding, given: Given) -> Finding:
     if not finding.claim or not finding.accounts or not finding.accounts[0].startswith("idle."):
         return finding
     held = given.ledger.filter(pl.col("account").is_in(finding.accounts)).group_by("rank", "step")
-    each = held.agg(pl.col("ns").sum()).sort("ns", "rank", "step", descending=[True, False, False])
+    each = held.agg(pl.col("ns").sum())
     by_step = (
         each.group_by("step").agg(pl.col("ns").sum(), most=pl.col("ns").max()).sort("ns", descending=True)
     )
@@ -182,6 +183,15 @@ def _outside_window(page: PageFindings) -> None:
         page.absorb(inside, [outside])
 
 
+def waits_per_step(given: Given) -> float:
+    """How often the host of a mean rank waits for its device in a mean step, by calls that say so."""
+    calls = given.table("api_call_summary")
+    if calls is None:
+        return 0.0
+    waits = calls.filter(pl.col("name").cast(pl.String).str.contains(WAITS))
+    return int(waits["calls"].sum()) / max(1, given.num_steps)
+
+
 def _synchronised_often(page: PageFindings) -> None:
     """A host that waits for the GPU again and again never runs ahead, so its Python and its launches show.
 
@@ -191,8 +201,8 @@ def _synchronised_often(page: PageFindings) -> None:
     waits, calls = page.of("host-waits-for-device"), given.table("api_call_summary")
     if waits is None or calls is None:
         return
-    waiting = calls.filter(pl.col("name").cast(pl.String).str.contains("(?i)synchronize"))
-    often, held = waiting.select(pl.col("calls").sum(), pl.col("per_step").fill_null(0).sum()).row(0)
+    waiting = calls.filter(pl.col("name").cast(pl.String).str.contains(WAITS))
+    often, held = waiting.select(pl.col("calls_in_steps").sum(), pl.col("per_step").fill_null(0).sum()).row(0)
     ranks = max(1, len(given.steps))
     between = sum(given.accounts.get(account, 0) for account in BETWEEN)
     if often < SYNCS * given.num_steps or held < between * ranks or not between:

@@ -23,6 +23,7 @@ from lostflops.finding import milliseconds, percent
 
 from .given import COMMUNICATION, SIZED, Given
 from .host import BETWEEN, SYNCS
+from .host import WAITS as SYNCHRONISING_CALLS
 from .names import EITHER, listed, saved_or_logged, spoken
 
 MORE_THAN_EVEN = 1.5  # times its even share of all waiting
@@ -192,10 +193,11 @@ def _waits_often(given: Given, rank: int) -> bool:
     calls = given.table("api_call_summary")
     if calls is None:
         return False
-    waits = calls.filter(pl.col("name").cast(pl.String).str.contains("(?i)synchronize"))
+    waits = calls.filter(pl.col("name").cast(pl.String).str.contains(SYNCHRONISING_CALLS))
     often = {
-        r: n / max(1, given.steps.get(r, 1))
-        for r, n in waits.group_by("rank").agg(pl.col("calls").sum()).iter_rows()
+        r: n / given.steps[r]
+        for r, n in waits.group_by("rank").agg(pl.col("calls_in_steps").sum()).iter_rows()
+        if r in given.steps
     }
     others = [often.get(r, 0.0) for r in given.steps if r != rank]
     return bool(others) and often.get(rank, 0.0) >= median(others) + SYNCS
@@ -362,10 +364,10 @@ def slower_compute(rank: int, given: Given) -> tuple[str, bool] | None:
         .filter(2 * pl.col("on") >= ranks)
         .select("family", "kernel", their_calls="calls", their_time="time")
     )
-    both = mine.join(usual, on=["family", "kernel"], how="left")
+    both = mine.join(usual, on=["family", "kernel"])
     alike = (pl.col("calls") - pl.col("their_calls")).abs() <= 0.02 * pl.col("their_calls")
-    same = both.filter(alike.fill_null(False))
-    calls, theirs = int(mine["calls"].sum()) / max(1, steps.get(rank, 1)), _calls(others, steps)
+    same = both.filter(alike)
+    calls, theirs = int(mine["calls"].sum()) / steps[rank], _calls(others, steps)
     kind = "operators" if given.on_host else "kernels"
     if int(same["time"].sum()) >= SAME_WORK * int(mine["time"].sum()) and same["their_time"].sum():
         families = (
@@ -390,9 +392,9 @@ def slower_compute(rank: int, given: Given) -> tuple[str, bool] | None:
     if calls > (1 + ALIKE) * theirs:
         return f"it runs {calls / theirs:.2g} times as many {kind} per step", False
     inputs = _inputs(work) if given.on_host else {}
-    beside = median([n / max(1, steps.get(r, 1)) for r, n in inputs.items() if r != rank] or [0])
+    beside = median([n / steps[r] for r, n in inputs.items() if r != rank] or [0])
     if rank in inputs and beside:
-        ratio = inputs[rank] / max(1, steps.get(rank, 1)) / beside
+        ratio = inputs[rank] / steps[rank] / beside
         if ratio > 1 + ALIKE:
             larger = f"the inputs of its operators are {ratio:.2g} times as large as theirs"
             return f"{larger}: it has more work, such as longer sequences", False
@@ -432,7 +434,7 @@ def _all_slower(same: pl.DataFrame) -> bool:
 
 def _calls(others: pl.DataFrame, steps: Mapping[int, int]) -> float:
     per_rank = others.group_by("rank").agg(pl.col("calls").sum())
-    each = [calls / max(1, steps.get(rank, 1)) for rank, calls in per_rank.iter_rows()]
+    each = [calls / steps[rank] for rank, calls in per_rank.iter_rows()]
     return float(pl.Series(each).median() or 1)  # pyright: ignore[reportArgumentType]
 
 

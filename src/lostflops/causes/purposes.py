@@ -104,8 +104,10 @@ def _purposes(trace: Trace, rows: pl.DataFrame) -> pl.Series:
     share = (forward.sum() / moved.sum()).over("rank", "group").fill_nan(0).fill_null(0)
     tensor = pl.col("reduces") & (share >= IN_FORWARD)
     moves = pl.col("kind").is_in(BY_KIND_ALONE)
+    # Groups of ranks that share data also bring each other the shards of weights and of gradients.
+    brings = (pl.col("said") == GRADIENTS) & (pl.col("kind") == SHARDS)
     return known.select(
-        pl.when(moves).then("kind").when(tensor & pl.col("said").is_null()).then(pl.lit(TENSOR))
+        pl.when(moves | brings).then("kind").when(tensor & pl.col("said").is_null()).then(pl.lit(TENSOR))
         .otherwise(pl.coalesce("said", "kind"))
         .alias("purpose")
     ).to_series()  # fmt: skip

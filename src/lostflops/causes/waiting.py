@@ -9,19 +9,23 @@ import polars as pl
 
 from lostflops.accounts import ACCOUNTS
 from lostflops.finding import Finding, milliseconds, percent
+from lostflops.recipes.communication.slow_links import SLOWER
 from lostflops.recipes.communication.wait import ALL_HERE
 
 from .declared import LOGGING
 from .given import Given
+from .host import PER_STEP
 from .lateness import Late, LateTogether, chain, late_rank, late_together, says, slower_compute, turns
 from .names import LOGGED, bytes_of, contributors
 from .page_findings import PageFindings, joining
-from .purposes import CALLED, main_purpose
+from .purposes import CALLED, STAGES, main_purpose
+from .waited_for import dearer, join_waited_for, pauses_elsewhere
 
 ARRIVES = "rank-arrives-last"
 WAITS = "communication-waits"
 EXPOSED = "communication-exposed"
 BUBBLE = "pipeline-bubble"
+SLOW_LINK = "slow-link"
 PAGEABLE = "copies-pageable"
 MUCH = 0.1  # what copies of one rank may cost beyond what that has more of
 CLOCKS = "gpu-clocks-held-down"
@@ -47,16 +51,23 @@ def join_waiting(page: PageFindings) -> None:
     spent = given.accounts
     left = spent.get("communication.wait", 0)
     late = late_rank(given)
+    if late is not None and page.about(late.cause) and pauses_elsewhere(given, late.rank, late.cause):
+        late = None
     if late is not None and page.reaches(late.ns, LATE_FROM):
         _late(page, late, waits)
         left = max(0, left - late.explains)
-    if page.reaches(left, WAITS_FROM):
+    paused, paused_in_pairs = join_waited_for(page, late.rank if late else None)
+    left = max(0, left - paused)
+    if given.waited.is_empty() and page.reaches(left, WAITS_FROM):
         # Stages wait for a host that pauses in sends and receives too, and no schedule helps there.
         left -= _in_turn(page, left, waits, pauses=True)
-    left -= _stages(page, left, alone=late is None)
+    moving = spent.get("communication.transfer", 0) + spent.get("communication.exposed", 0)
+    moved, held = _slow_link(page, left)
+    moving, left = max(0, moving - moved), left - held
+    moving -= _held_back(page, moving)
+    left -= _stages(page, left, paused_in_pairs, alone=late is None)
     if page.reaches(left, WAITS_FROM):
         left -= _in_turn(page, left, waits)
-    moving = spent.get("communication.transfer", 0) + spent.get("communication.exposed", 0)
     if left > moving and waits is not None and page.reaches(left, WAITS_FROM):
         page.put(_unexplained(page, waits, left))
         left = 0
@@ -77,7 +88,7 @@ def _late(page: PageFindings, late: Late, waits: Finding | None) -> None:
             f"{milliseconds(late.waited)} per step for it"
         )
         joined = page.absorb(replace(same, evidence=(*same.evidence, fact)), [])
-        page.replace(same, _dearer(joined, late.explains, late.ns))
+        page.replace(same, dearer(page, joined, late.explains, late.ns))
         return
     members = [same] if same is not None else []
     device_slow = late.cause == "compute" and (slower_compute(late.rank, given) or ("", False))[1]
@@ -136,11 +147,11 @@ def _advice(page: PageFindings, cause: str, device_slow: bool) -> str:
     if cause in ACCOUNTS and cause != "compute":
         return ACCOUNTS[cause].remedy
     if page.given.on_host:
-        return "Give its process cores of its own (`torchrun --numa-binding=node`), or less work."
+        return "Give each process cores of its own (`torchrun --numa-binding=node`), or less work."
     if device_slow:
         return (
-            "Look at its GPU's clocks, heat and power (`nvidia-smi -q -d PERFORMANCE`), and at what else "
-            "runs on its host; if a swap shows that the slowness stays with the node, leave it out "
+            "Look at GPU clocks, heat and power (`nvidia-smi -q -d PERFORMANCE`), and at what else "
+            "runs on the host; if a swap shows that the slowness stays with the node, leave it out "
             "(`srun --exclude`)."
         )
     return (
@@ -157,27 +168,18 @@ def _doubts(page: PageFindings, late: Late, waits: Finding | None) -> Iterator[s
         yield "Some ranks of the job are not in this recording."
 
 
-def _dearer(finding: Finding, more: int, gain: int) -> Finding:
-    """The finding, costing `more` as well."""
-    known = finding.gain != "unknown"
-    return replace(
-        finding,
-        cost_per_step=finding.size + more,
-        ns_per_step=max(finding.ns_per_step, gain) if known else 0,
-        accounts=tuple(dict.fromkeys((*finding.accounts, "communication.wait"))),
-    )
-
-
-def _stages(page: PageFindings, waited: int, *, alone: bool) -> int:
+def _stages(page: PageFindings, waited: int, paused: int, *, alone: bool) -> int:
     """Waiting between stages of a pipeline, which the schedule forces: how much that is of `waited`, ns.
 
+    `paused` ns of what they wait in sends and receives have another cause, and are not in `waited` either.
     Stages that have no more to do wait in the collective that ends the step. Where nothing else makes ranks
     wait (`alone`), and all wait alike, that is the schedule's as well.
     """
     table = page.given.table("communication_wait")
     if table is None or "in_pairs" not in table.columns:
         return 0
-    ns = min(waited, int(table["in_pairs"].sum() or 0) // max(1, page.given.num_steps))
+    ns = max(0, int(table["in_pairs"].sum() or 0) // max(1, page.given.num_steps) - paused)
+    ns = min(waited, ns)
     in_the_end = waited - ns if ns and alone and _all_wait_alike(table) else 0
     ns += in_the_end
     on_host = page.of(BUBBLE)
@@ -209,6 +211,49 @@ def _stages(page: PageFindings, waited: int, *, alone: bool) -> int:
         )
     )
     return ns
+
+
+def _slow_link(page: PageFindings, waited: int) -> tuple[int, int]:
+    """What a slow link takes of the transfer, and of `waited` in other ranks, ns.
+
+    Those wait while ranks on the link transfer what would have been there long before.
+    """
+    given = page.given
+    slow, table = page.of(SLOW_LINK), given.table("communication_slow_links")
+    if slow is None or table is None:
+        return 0, 0
+    links = table.filter(pl.col("ratio") >= SLOWER)
+    on = {int(rank) for among in links["among"] for rank in among.split(", ")}
+    here = given.waited.filter(pl.col("on").is_in(on), pl.col("account") == "communication.transfer")
+    late = 1 - 1 / float(links["ratio"][0])
+    held = min(waited, round(late * int(here["time"].sum())) // max(1, given.num_steps))
+    if page.reaches(held, WAITING_TOLD):
+        fact = f"{milliseconds(held)} more that other ranks wait meanwhile"
+        page.replace(
+            slow,
+            replace(
+                slow,
+                claim=PER_STEP.sub(page.share(slow.size + held), slow.claim, count=1),
+                cost_per_step=slow.size + held,
+                ns_per_step=max(slow.ns_per_step, slow.size + held),
+                evidence=(fact, *slow.evidence),
+                accounts=(*slow.accounts, "communication.wait"),
+            ),
+        )
+        return slow.size, held
+    return slow.size, 0
+
+
+def _held_back(page: PageFindings, moving: int) -> int:
+    """What of exposed communication began late because the host waited for its device again and again, ns."""
+    late = min(moving, page.given.held_back // max(1, page.given.num_steps))
+    waits = page.about("idle.host_synchronisation")
+    if waits is None or not page.reaches(late, WAITING_TOLD):
+        return 0
+    fact = f"{milliseconds(late)} of it in gathers that nothing hides, as the CPU issued them late"
+    joined = dearer(page, waits, late, fact=fact)
+    page.replace(waits, replace(joined, accounts=(*waits.accounts, "communication.transfer")))
+    return late
 
 
 def _all_wait_alike(table: pl.DataFrame) -> bool:
@@ -261,7 +306,7 @@ def _in_turn(page: PageFindings, waited: int, waits: Finding | None, *, pauses: 
     if same is not None:
         fact = f"{who} because of it: ranks wait {milliseconds(waited)} per step for each other"
         told = replace(same, evidence=(*same.evidence, fact))
-        page.replace(same, _dearer(told, waited, waits.ns_per_step if waits else 0))
+        page.replace(same, dearer(page, told, waited, waits.ns_per_step if waits else 0))
         return waited
     label = ACCOUNTS[found.account].label if found.account in ACCOUNTS else found.account
     mostly = label if found.share >= MAIN_SHARE else "no one account"
@@ -295,7 +340,7 @@ def _together(page: PageFindings, group: LateTogether, waited: int, waits: Findi
             f"step: ranks wait {milliseconds(waited)} per step for them"
         )
         told = replace(same, evidence=(*same.evidence, fact))
-        page.replace(same, _dearer(told, waited, waits.ns_per_step if waits else 0))
+        page.replace(same, dearer(page, told, waited, waits.ns_per_step if waits else 0))
         return
     alone = given.work.filter(~pl.col("rank").is_in(group.ranks[1:]))
     slower = None
@@ -306,8 +351,6 @@ def _together(page: PageFindings, group: LateTogether, waited: int, waits: Findi
         account = ACCOUNTS[group.account]
         does = f"have {milliseconds(group.main)} more {account.spent or account.label} than the others"
     remedy = _remedy(page, group.account, device_slow=bool(slower and slower[1]))
-    for one, several in (("its GPU's", "their GPUs'"), ("its host", "their hosts"), ("its process", "each")):
-        remedy = remedy.replace(one, several)
     page.put(
         _waiting(
             waited,
@@ -375,6 +418,10 @@ def _exposed(page: PageFindings, base: Finding, moving: int, waited: int) -> Non
     elsewhere = given.accounts.get("communication.wait", 0) - waited >= WAITING_TOLD * (moving + waited)
     unknown = given.accounts.get("communication.exposed", 0)
     untold = f"{milliseconds(unknown)} of it may be waiting for other ranks" if unknown else ""
+    some_missing = given.missing_ranks and len(given.steps) > 1
+    if some_missing and main_purpose(given.purposes) == STAGES and 2 * unknown >= moving:
+        _between_stages(page, base, moving + waited, unknown)
+        return
     page.put(
         replace(
             base,
@@ -391,6 +438,28 @@ def _exposed(page: PageFindings, base: Finding, moving: int, waited: int) -> Non
             ),
             next=base.next,
             accounts=("communication.transfer", "communication.exposed"),
+            contributors=_collectives(page),
+        )
+    )
+
+
+def _between_stages(page: PageFindings, base: Finding, cost: int, unknown: int) -> None:
+    """Sends and receives that wait or transfer; which of both is not known, as some ranks are missing."""
+    waiting = page.take(BUBBLE)
+    waits = sum(f.size for f in waiting)
+    page.put(
+        replace(
+            base,
+            name=BUBBLE,
+            claim=f"Pipeline stages wait or transfer {page.share(cost + waits)} with nothing computed.",
+            cost_per_step=cost + waits,
+            ns_per_step=max(base.ns_per_step, cost + waits),
+            evidence=(
+                f"{milliseconds(unknown)} of it may be either: the other ends were not recorded",
+                *_for_what(page.given),
+            ),
+            next=ACCOUNTS["idle.pipeline_bubble"].remedy,
+            accounts=("communication.exposed", "communication.wait", "communication.transfer"),
             contributors=_collectives(page),
         )
     )

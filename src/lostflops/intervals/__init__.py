@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from lostflops.intervals.nesting import Forest, innermost, innermost_at, nest, self_pieces
 from lostflops.intervals.order import Int, group_ids
-from lostflops.intervals.sets import coverage, inside, overlay, paint, union
+from lostflops.intervals.sets import coverage, cut, inside, overlay, paint, union
 
 __all__ = [
     "Forest",
     "Int",
     "coverage",
+    "cut",
     "group_ids",
     "innermost",
     "innermost_at",

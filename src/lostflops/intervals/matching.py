@@ -28,7 +28,9 @@ UNKNOWN_ERROR = 1_000_000
 
 WORLD = "all ranks"
 ONE_RANK = "only one rank was recorded: its waiting and its transfer look alike"
-LISTED = re.compile(r"\[([0-9, ]*)\]$")
+LISTED = re.compile(r"\[[0-9, ]*\]$")
+DIFFER = "the ranks' collectives differ in kind, bytes or order"
+CONTRADICT = "the ranks' times contradict each other: one leaves before another has come"
 
 
 def matches(collectives: pl.LazyFrame, ranks: pl.LazyFrame, *, trust_clocks: bool = True) -> pl.DataFrame:
@@ -93,7 +95,7 @@ def _laned(rows: pl.DataFrame, known: pl.DataFrame) -> pl.DataFrame:
     size_told = group.replace_strict(sized, default=None, return_dtype=pl.Int64)
     size_told = pl.coalesce(size_told, pl.col("group_size").cast(pl.Int64))
     return (
-        rows.join(known.select("rank", _error="clock_error"), on="rank", how="left", maintain_order="left")
+        rows.join(known.select("rank", _error="clock_error"), on="rank", how="left")
         .with_columns(
             _kind=pl.when(pair).then(pl.lit("pair")).otherwise(kind),
             _bytes=pl.when(sends).then(pl.coalesce("bytes_in", "bytes_out"))
@@ -139,7 +141,7 @@ def _num_memberships(known: pl.DataFrame) -> int:
 def _members(group: str) -> set[int]:
     """The ranks that a group's name lists: '0 [0, 1, 2]'."""
     found = LISTED.search(group)
-    return {int(rank) for rank in re.findall(r"[0-9]{1,9}", found[1])} if found else set()
+    return {int(rank) for rank in re.findall(r"[0-9]{1,9}", found[0])} if found else set()
 
 
 def _some(ranks: list[int]) -> str:
@@ -191,7 +193,7 @@ def _by_place(rows: pl.DataFrame, trust_clocks: bool) -> pl.DataFrame:
         .when(~told)
         .then(pl.lit("what most of its group's operations do is unknown"))
         .when(equal)
-        .then(pl.lit("the ranks' collectives differ in kind, bytes or order"))
+        .then(pl.when("_same").then(pl.lit(CONTRADICT)).otherwise(pl.lit(DIFFER)))
         .otherwise(
             pl.format(
                 "ranks recorded between {} and {} operations of its group; which belong together is unclear",
@@ -201,7 +203,7 @@ def _by_place(rows: pl.DataFrame, trust_clocks: bool) -> pl.DataFrame:
         ),
     )
     return (
-        mine.join(lanes, on="_lane", maintain_order="left")
+        mine.join(lanes, on="_lane")
         .with_columns(
             _key=pl.when("_forward")
             .then(pl.format("p|{}|{}", "_lane", "_place"))
@@ -218,7 +220,8 @@ def _agreement(mine: pl.DataFrame, lanes: pl.DataFrame, place: str) -> pl.DataFr
     whose kind is told at all (`_told`) and whose times are possible (`_inside`)."""
     known = pl.col("_error").max()
     slack = pl.when(known.is_null()).then(UNKNOWN_ERROR).otherwise(2 * known)
-    places = (
+    # All ranks of a lane have its first place, and its last.
+    return (
         mine.group_by("_lane", place)
         .agg(
             pl.len(),
@@ -230,11 +233,6 @@ def _agreement(mine: pl.DataFrame, lanes: pl.DataFrame, place: str) -> pl.DataFr
         .filter(pl.col("len") == pl.col("_ranks"))
         .group_by("_lane")
         .agg(_same=pl.col("_one").all(), _told=pl.col("_kinds").mean(), _inside=pl.col("_possible").mean())
-    )
-    return (
-        lanes.select("_lane")
-        .join(places, on="_lane", how="left")
-        .with_columns(pl.col("_same").fill_null(False), pl.col("_told", "_inside").fill_null(0.0))
     )
 
 
@@ -256,16 +254,15 @@ def _overrun() -> pl.Expr:
     """How far the times of one instance's rows contradict each other, ns; at most 0 where they do not.
 
     Nobody leaves a synchronising collective before everybody is there, and no receive ends before its send
-    began.
+    began. One that lost its description is of the kind that the others of its name have.
     """
-    received = pl.col("kind").cast(pl.String) == "receive"
+    sent = pl.col("arrival").filter(pl.col("kind").cast(pl.String) == "send")
     return (
-        pl.when(pl.col("_kind").is_in(SYNCHRONISING).all())
+        pl.when(pl.col("_kind").is_in(SYNCHRONISING).any())
         .then(pl.col("arrival").max() - pl.col("end").min())
-        .when(_is_pair().all())
-        .then(pl.col("arrival").filter(~received).max() - pl.col("end").filter(received).min())
+        .when(_is_pair().any())
+        .then(sent.max() - pl.col("end").min())
         .otherwise(0)
-        .fill_null(0)
     )
 
 
@@ -297,15 +294,15 @@ def _instances(rows: pl.DataFrame, trust_clocks: bool) -> pl.DataFrame:
             .when(pl.col("_distinct") != pl.col("_size"))
             .then(pl.format("{} ranks recorded it, of the {} in its group", "_distinct", "_size"))
             .when(~pl.col("_agree"))
-            .then(pl.lit("the ranks' collectives differ in kind, bytes or order"))
+            .then(pl.lit(DIFFER))
             .when(pl.col("_contradict") & trust_clocks)
-            .then(pl.lit("the ranks' times contradict each other: one leaves before another has come"))
+            .then(pl.lit(CONTRADICT))
             .otherwise(pl.lit(""))
         )
         .sort("_first", "_key")
     )
     counts = pl.col("_why") == ""
-    leads = (pl.col("lead") > pl.col("_noise")) & (pl.col("members") > 1)
+    leads = pl.col("lead") > pl.col("_noise")
     return found.with_columns(
         instance=pl.when(counts).then(counts.cast(pl.Int64).cum_sum() - 1),
         last_rank=pl.when(leads).then("_last"),
@@ -317,7 +314,7 @@ def _split(rows: pl.DataFrame, instances: pl.DataFrame) -> pl.DataFrame:
     own = [c for c in rows.columns if not c.startswith("_") and c not in ("reason", "assumed")]
     shared = ["members", "last_arrival", "last_rank", "lead", "latency"]
     stay = pl.col("end") - pl.col("arrival")
-    waited = (pl.min_horizontal("end", "last_arrival") - pl.col("arrival")).clip(lower_bound=0)
+    waited = pl.min_horizontal("end", "last_arrival") - pl.col("arrival")
     # Whoever leaves before the last comes did not wait for it: the root of a broadcast, a buffered send.
     left = (pl.col("last_arrival") - pl.col("end") > 2 * pl.col("_noise")) & ~pl.col("_kind").is_in(
         SYNCHRONISING
@@ -328,14 +325,13 @@ def _split(rows: pl.DataFrame, instances: pl.DataFrame) -> pl.DataFrame:
             instances.select("_key", "_why", "_noise", "instance", *shared),
             on="_key",
             how="left",
-            maintain_order="left",
         )
         .with_columns(
             *(pl.when(matched).then(c).alias(c) for c in shared),
             wait=pl.when(matched & ~left).then(waited),
             clock_error=pl.when(matched).then("_noise"),
             assumed=pl.when(matched).then("assumed"),
-            reason=pl.when(pl.col("_why").fill_null("") != "")
+            reason=pl.when(pl.col("_why") != "")
             .then("_why")
             .when(left)
             .then(pl.lit("it left before the last rank came, so it did not wait for that"))

@@ -100,8 +100,6 @@ def _parents(start: Int, end: Int, group: Int) -> tuple[Int, Int]:
     position = np.arange(n, dtype=np.int64)
     if n == 0:
         return position, position
-    first = np.flatnonzero(np.r_[True, group[1:] != group[:-1]])
-    base = np.repeat(first, np.diff(np.r_[first, n]))
     # Depth = begun before me in my group, less ended by the time I begin. Ends are ranked within the group.
     closes = np.lexsort((end, group))
     ended = _count_at_most(end[closes], group[closes], start, group)
@@ -110,13 +108,12 @@ def _parents(start: Int, end: Int, group: Int) -> tuple[Int, Int]:
     zero = (end == start).astype(np.int64)
     if zero.any():
         same = np.r_[True, (start[1:] != start[:-1]) | (group[1:] != group[:-1])]
-        run = np.maximum.accumulate(np.where(same, position, 0))
         total = np.r_[0, np.cumsum(zero)]
         last = np.r_[np.flatnonzero(same)[1:], n]
         stop = np.repeat(last, np.diff(np.r_[np.flatnonzero(same), n]))
-        depth = depth + (total[stop] - total[run]) - (total[position] - total[run])
-    depth = np.maximum(depth, 0)
-    # The parent is the nearest earlier interval of my group that is one level up.
+        depth = depth + total[stop] - total[position]
+    # The parent is the nearest earlier interval that is one level up. It is of my group, which begins at
+    # depth 0 and goes down one level at a time.
     parent = np.full(n, -1, dtype=np.int64)
     rows = np.lexsort((position, depth))
     levels = depth[rows]
@@ -125,12 +122,7 @@ def _parents(start: Int, end: Int, group: Int) -> tuple[Int, Int]:
     for level in range(1, deep + 1):
         mine = rows[bounds[level] : bounds[level + 1]]
         above = rows[bounds[level - 1] : bounds[level]]
-        if len(mine) == 0 or len(above) == 0:
-            continue
-        at = np.searchsorted(above, mine) - 1
-        found = above[np.maximum(at, 0)]
-        valid = (at >= 0) & (found >= base[mine])
-        parent[mine[valid]] = found[valid]
+        parent[mine] = above[np.searchsorted(above, mine) - 1]
     return parent, depth
 
 
@@ -160,7 +152,7 @@ def innermost_at(forest: Forest, point: Int, group: Int) -> Int:
     if n == 0 or len(point) == 0:
         return np.full(len(point), -1, dtype=np.int64)
     at = _count_at_most(forest.start, forest.group, point, group) - 1
-    at[(at >= 0) & (forest.group[np.maximum(at, 0)] != group)] = -1
+    at[forest.group[np.maximum(at, 0)] != group] = -1
     active = np.flatnonzero(at >= 0)
     while len(active):
         here = at[active]
@@ -179,7 +171,7 @@ def innermost(points: pl.DataFrame, rows: pl.DataFrame, by: Sequence[str], colum
     keys = list(by)
     groups = points.select(keys).unique().with_row_index("_group")
     group = points.join(groups, on=keys, how="left", maintain_order="left")["_group"].to_numpy()
-    rows = rows.filter(pl.col("end") > pl.col("start")).join(groups, on=keys)
+    rows = rows.join(groups, on=keys)
     order = np.lexsort([-rows["end"].to_numpy(), *(rows[c].to_numpy() for c in ("start", "_group"))])
     of, start, end = (rows[c].to_numpy()[order] for c in ("_group", "start", "end"))
     at, found = points["start"].to_numpy(), np.full(points.height, -1, dtype=np.int64)
@@ -230,17 +222,14 @@ def self_pieces(forest: Forest) -> tuple[Int, Int, Int]:
     at = np.r_[forest.start, forest.end]
     owner = np.r_[position, forest.parent]
     group = np.r_[forest.group, forest.group]
-    closing = np.r_[np.zeros(n, np.int8), np.ones(n, np.int8)]
+    closing = np.r_[np.zeros(n, np.bool_), np.ones(n, np.bool_)]
     # At one instant: ends before starts, except that an interval of no length must begin before it ends.
     empty = forest.end == forest.start
     keep = np.r_[~empty, ~empty]
     at, owner, group, closing = at[keep], owner[keep], group[keep], closing[keep]
     level: Int = np.r_[forest.depth, forest.depth][keep]
-    order = np.lexsort((np.where(closing == 1, -level, level), 1 - closing, at, group))
+    order = np.lexsort((np.where(closing, -level, level), ~closing, at, group))
     at, owner, group = at[order], owner[order], group[order]
-    if len(at) == 0:
-        return at, at, at
-    stop = np.r_[at[1:], at[-1]]
-    same = np.r_[group[1:] == group[:-1], False]
-    good = (stop > at) & same & (owner >= 0)
-    return owner[good], at[good], stop[good]
+    begin, stop, owner = at[:-1], at[1:], owner[:-1]
+    good = (stop > begin) & (group[1:] == group[:-1]) & (owner >= 0)
+    return owner[good], begin[good], stop[good]

@@ -1,4 +1,4 @@
-"""What a set of intervals covers, and how often: union, paint, coverage, overlay."""
+"""What a set of intervals covers, and how often: union, paint, coverage, overlay, cut."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import polars as pl
 
-from lostflops.intervals.order import row_order
+from lostflops.intervals.order import Int, row_order
 
 
 def union(frame: pl.LazyFrame, by: Sequence[str] = ()) -> pl.LazyFrame:
@@ -182,3 +182,33 @@ def inside(
                 )
             share[order[mine]] = np.maximum(rise, 0)
     return rows.with_columns(pl.Series(name, share) for name, share in shares.items()).lazy()
+
+
+def cut(rows: pl.DataFrame, pieces: pl.DataFrame, by: str) -> pl.DataFrame:
+    """The parts of each row that lie in a piece of its group, with the columns of both; those of `rows` win.
+
+    `pieces` of one group are disjoint, `rows` need not be. In the order of their ends the pieces that a row
+    meets stand side by side: they are those that end after it begins, up to the last that begins before it
+    ends. `by` is one integer column.
+    """
+    pieces = pieces.sort(by, "start")
+    own = [c for c in pieces.columns if c not in rows.columns]
+    met: list[pl.DataFrame] = []
+    for (group,), mine in rows.partition_by(by, as_dict=True, maintain_order=True).items():
+        here = pieces.filter(pl.col(by) == group)
+        first = np.searchsorted(here["end"].to_numpy(), mine["start"].to_numpy(), side="right")
+        last = np.searchsorted(here["start"].to_numpy(), mine["end"].to_numpy(), side="left")
+        many = np.maximum(last - first, 0)
+        each = np.repeat(np.arange(mine.height), many)
+        # Each row's pieces, counted on from its first.
+        at: Int = np.arange(len(each)) - np.repeat(np.cumsum(many) - many - first, many)
+        piece = here[at]
+        met.append(
+            mine[each].with_columns(
+                piece.select(own),
+                start=pl.Series(np.maximum(mine["start"].to_numpy()[each], piece["start"].to_numpy())),
+                end=pl.Series(np.minimum(mine["end"].to_numpy()[each], piece["end"].to_numpy())),
+            )
+        )
+    empty = rows.clear().with_columns(pieces.clear().select(own))
+    return pl.concat([empty, *met]).filter(pl.col("end") > pl.col("start"))

@@ -30,7 +30,7 @@ class Forwards:
         """From now on the module runs `around(forward, module, *args, **kwargs)`; `forward(module, ...)` is
         the one that it had."""
         had = module.__dict__.get("forward")
-        forward: Any = type(module).forward if had is None else _unbound(had)
+        forward: Any = type(module).forward if had is None else _unbound(had, module)
 
         @functools.wraps(forward)
         def replacement(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -56,14 +56,17 @@ class Forwards:
         self._replaced.clear()
 
 
-def _unbound(had: Any) -> Any:
-    """For a forward that somebody replaced before us, on the instance."""
+def _unbound(had: Any, module: torch.nn.Module) -> Any:
+    """For a forward that somebody replaced before us, on the instance. A method of it, such as one of ours,
+    is that of each copy."""
+    if getattr(had, "__self__", None) is module:
+        return had.__func__
 
     @functools.wraps(had)
     def forward(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         return had(*args, **kwargs)
 
     there = inspect.signature(had)
-    module = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
-    forward.__dict__["__signature__"] = there.replace(parameters=[module, *there.parameters.values()])
+    first = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    forward.__dict__["__signature__"] = there.replace(parameters=[first, *there.parameters.values()])
     return forward

@@ -47,11 +47,15 @@ class Typed:
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """What edits may look at beside the graph: tables of recipes, None where the trace cannot give them."""
+    """What edits may look at beside the graph: the steps that count, all steps, and tables of recipes, None
+    where the trace cannot give them. `named` gives the spans (rank, thread, start, end) of ranges, operators
+    and frames whose name holds a text."""
 
     steps: StepPoints
+    every_step: StepPoints
     host_spans: pl.DataFrame | None = None
     matched: pl.DataFrame | None = None
+    named: Callable[[str], pl.DataFrame] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +63,8 @@ class Edited:
     """A job's lags with an edit made, and edges that it adds, each with its lag.
 
     `removed` is the time that can no longer be waited for, added up over the job, ns: no replay gains more.
-    `refused` says why the edit cannot be made here, `doubts` what its replay does not know.
+    `refused` says why the edit cannot be made here, `doubts` what its replay does not know, and
+    `may_gain_nothing` that this leaves open whether there is a gain at all.
     """
 
     lags: Int
@@ -67,6 +72,7 @@ class Edited:
     removed: int = 0
     refused: str = ""
     doubts: tuple[str, ...] = ()
+    may_gain_nothing: bool = False
 
 
 Apply = Callable[[RecordedJob, Int, Known], Edited]
@@ -81,6 +87,7 @@ class Edit:
     apply: Apply
     on_host: bool = False  # whether it takes host time away, which needs to know what that is
     of_communication: bool = False  # whether it changes what passes between ranks, which all have to show
+    scales: bool = False  # whether it only makes what was recorded shorter, wherever steps begin and end
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,8 +113,29 @@ def in_steps(job: RecordedJob, steps: StepPoints, points: Int) -> np.ndarray:
     on_device = job.operations["on_device"].to_numpy()[operation]
     for number in np.unique(steps.rank):
         mine, own = rank == number, steps.rank == number
-        begin = job.measured[steps.begin[own]].min()
+        begin = steps.begins(job.measured)[own].min()
         first[mine] = np.where(on_device[mine], begin, min(begin, int(steps.host_begin[own].min())))
-        last[mine] = job.measured[steps.end[own]].max()
+        last[mine] = steps.ends(job.measured)[own].max()
     at = job.measured[points]
     return (at >= first) & (at <= last)
+
+
+def step_of(job: RecordedJob, steps: StepPoints, points: Int) -> Int:
+    """For each point the row of its step in `steps`, by when it came, or -1 outside of all.
+
+    A device's point belongs to the step in which it ran, a host's to the one that the host was at.
+    """
+    found = np.full(len(points), -1)
+    operation = np.minimum(points // 2, job.operations.height - 1)
+    rank = job.operations["rank"].to_numpy()[operation]
+    on_device, at = job.on_device[operation], job.measured[points]
+    begins, ends = steps.begins(job.measured), steps.ends(job.measured)
+    for number in np.unique(steps.rank):
+        rows = np.flatnonzero(steps.rank == number)
+        rows = rows[np.argsort(begins[rows])]
+        for device, since in ((True, begins[rows]), (False, np.maximum.accumulate(steps.host_begin[rows]))):
+            mine = np.flatnonzero((rank == number) & (on_device == device))
+            place = np.searchsorted(since, at[mine], "right") - 1
+            inside = (place >= 0) & (at[mine] <= ends[rows[np.maximum(place, 0)]])
+            found[mine] = np.where(inside, rows[np.maximum(place, 0)], -1)
+    return found

@@ -16,7 +16,7 @@ from lostflops.store.trace import Trace
 
 from .dependencies import events, host, joins
 from .dependencies.device import DeviceRows, UsualLags, device_rows, in_stream, staging, usual_lags
-from .dependencies.edges import ON_HOST, USUAL, Collected, Edges, Int, Kind, joined
+from .dependencies.edges import ON_HOST, USUAL, Edges, FoundEdges, Int, Kind, joined
 from .dependencies.operations import CALL, NONE, Flags, RankOperations, operations
 from .dependencies.waits import HostWaits, edges_of, host_waits
 from .graph import NEVER, Graph
@@ -30,8 +30,8 @@ class RecordedJob:
     """The graph of a job.
 
     `operations` are rows in the order of their numbers: operation k starts at point 2k and ends at 2k + 1;
-    points beyond are joins. `edges` have their lags without residuals; `residual` is what each bears of those,
-    mostly 0. `measured` is when each point came, ns on the run's clock.
+    points beyond are joins. `edges` have their lags without residuals; `residual` is what each bears of
+    those, mostly 0. `measured` is when each point came, ns on the run's clock.
     """
 
     operations: pl.DataFrame
@@ -53,6 +53,32 @@ class RecordedJob:
         bound = np.zeros(len(self.measured), bool)
         bound[self.edges.target] = True
         return np.where(bound, NEVER, self.measured)
+
+    @cached_property
+    def on_device(self) -> Flags:
+        """Which operations the device ran; one flag each."""
+        return self.operations["on_device"].to_numpy()
+
+    def launched(self, rank: int) -> tuple[Int, Int, Int]:
+        """A rank's device rows in the order of their launches: operations, when launched, streams."""
+        return self._launched[rank]
+
+    @cached_property
+    def _launched(self) -> dict[int, tuple[Int, Int, Int]]:
+        device = self.operations.filter(pl.col("on_device") & pl.col("call").is_not_null())
+        called = self.measured[2 * device["call"].to_numpy()]
+        rows = device.select("rank", "operation", lane=pl.struct("device", "stream").rank("dense"))
+        found = dict[int, tuple[Int, Int, Int]]()
+        for number in device["rank"].unique().to_list():
+            mine = np.flatnonzero(rows["rank"].to_numpy() == number)
+            mine = mine[np.argsort(called[mine], kind="stable")]
+            found[number] = (
+                rows["operation"].to_numpy()[mine], called[mine], rows["lane"].to_numpy()[mine]
+            )  # fmt: skip
+        nothing = np.zeros(0, np.int64)
+        for number in self.operations["rank"].unique().to_list():
+            found.setdefault(number, (nothing, nothing, nothing))
+        return found
 
     def lags(self, *, above: int | None = None) -> Int:
         """The lags with their residuals, or without those longer than `above` ns."""
@@ -87,7 +113,7 @@ COLUMNS = {
 
 
 def recorded(trace: Trace, matched: pl.DataFrame | None) -> RecordedJob:
-    """The graph of all ranks of a trace. `matched` is what the recipe `communication_matches` says, if it can."""
+    """The graph of all ranks of a trace; `matched` is the table `communication_matches`, if it is known."""
     ranks = trace.table("ranks")
     assert ranks is not None
     known = ranks.select("rank", "device_kind").unique("rank", keep="first").sort("rank").collect()
@@ -103,7 +129,10 @@ def recorded(trace: Trace, matched: pl.DataFrame | None) -> RecordedJob:
         usual[number], depth[number] = lags, waits.depth
         steps.append(rank.steps.with_columns(rank=pl.lit(number, pl.Int32)))
         first += frames[-1].height
-    every = pl.concat(frames).with_row_index("operation").with_columns(pl.col("operation").cast(pl.Int64))
+    every = _with_kinds(
+        pl.concat(frames).with_row_index("operation").with_columns(pl.col("operation").cast(pl.Int64)),
+        matched,
+    )
     among, at, replaced = joins.collectives(every, matched, 2 * first)
     edges = joined([*parts, among])
     own = np.isin(edges.source // 2, replaced) & (edges.kind == Kind.DEVICE)
@@ -121,13 +150,28 @@ def recorded(trace: Trace, matched: pl.DataFrame | None) -> RecordedJob:
     )
 
 
+def _with_kinds(operations: pl.DataFrame, matched: pl.DataFrame | None) -> pl.DataFrame:
+    """The operations with `kind` and `group` of those that are collectives."""
+    if matched is None:
+        nothing = pl.lit(None, pl.String)
+        return operations.with_columns(nothing.alias("kind"), nothing.alias("group"))
+    told = matched.select(
+        *joins.PLACE,
+        pl.col("kind").cast(pl.String),
+        pl.col("group").cast(pl.String),
+        communication=pl.lit(True),
+    ).unique(joins.PLACE, keep="first", maintain_order=True)
+    on = [*joins.PLACE, "communication"]
+    return operations.join(told, on=on, how="left", maintain_order="left")
+
+
 def _of_rank(rank: RankOperations) -> tuple[DeviceRows, HostWaits, UsualLags, Edges]:
     rows = device_rows(rank)
-    waits, usual, found = host_waits(rank, rows), usual_lags(rows), Collected()
+    waits, usual, found = host_waits(rank, rows), usual_lags(rows), FoundEdges()
     host.program(rank, waits.own, waits.before != NONE, found)
     edges_of(waits, rank, rows, found)
     in_stream(rows, usual, found, cpu=rank.cpu)
-    staging(rank, rows, found)
+    staging(rank, rows, usual, found)
     if not rank.cpu:
         events.recorded(rank, rows, usual.next, found)
     if rank.cpu:

@@ -16,8 +16,13 @@ DEVICE_START, DEVICE_END, HOST = 2, 1, 0
 
 @dataclass(frozen=True, eq=False)
 class StepPoints:
-    """The counted steps of all ranks: rank and number, the points where each begins and ends, and by how much
-    its boundaries lie beyond those, ns; `host_begin` is when the host began it."""
+    """The counted steps of all ranks: rank and number, and the points that decide where each begins and ends.
+
+    `begin` and `end` have a row for each step. Where a step begins when the host says so, the device may
+    still be at the work of the one before in a replay, and then the step begins when that is done: the latest
+    of a row's points counts. `after_begin` and `after_end` are by how much the recorded boundaries lie beyond
+    those, ns. `host_begin` is when the host began the step.
+    """
 
     rank: Int
     step: Int
@@ -27,9 +32,17 @@ class StepPoints:
     after_end: Int
     host_begin: Int
 
+    def begins(self, times: Int) -> Int:
+        """When each step begins, when points come at these times."""
+        return times[self.begin].max(axis=1) + self.after_begin
+
+    def ends(self, times: Int) -> Int:
+        """When each step ends, when points come at these times."""
+        return times[self.end].max(axis=1) + self.after_end
+
     def lengths(self, times: Int) -> Int:
         """Each step's length when points come at these times; one row a step."""
-        return times[self.end] + self.after_end - times[self.begin] - self.after_begin
+        return self.ends(times) - self.begins(times)
 
     def mean(self, times: Int) -> float:
         """The mean step of all ranks and steps, ns, as the first page counts it."""
@@ -38,24 +51,50 @@ class StepPoints:
 
 def step_points(job: RecordedJob, counted: pl.DataFrame) -> StepPoints:
     """Where the steps that count begin and end; each rank's boundaries are at its own points."""
-    points = _points(job)
-    rank, step, start, end = (counted[c].to_numpy() for c in ("rank", "step", "start", "end"))
-    begin, after_begin = np.zeros(len(rank), np.int64), np.zeros(len(rank), np.int64)
-    stop, after_end = begin.copy(), begin.copy()
-    for number, held in points.items():
-        mine = rank == number
-        begin[mine], after_begin[mine] = _last_before(held, start[mine])
-        stop[mine], after_end[mine] = _last_before(held, end[mine])
-    known = np.isin(rank, list(points))
+    held = _points(job)
     of_host = counted.join(
         job.steps.select("rank", "step", "host_start").unique(["rank", "step"], keep="first"),
         on=["rank", "step"],
         how="left",
         maintain_order="left",
-    )
+    ).filter(pl.col("rank").is_in(list(held)))
+    rank, step, start, end = (of_host[c].to_numpy() for c in ("rank", "step", "start", "end"))
     host = np.minimum(of_host.select(pl.coalesce("host_start", "start")).to_series().to_numpy(), start)
-    columns = (rank, step, begin, stop, after_begin, after_end, host)
-    return StepPoints(*(column[known] for column in columns))
+    begin, after_begin = _boundaries(job, held, rank, start)
+    stop, after_end = _boundaries(job, held, rank, end)
+    return StepPoints(rank, step, begin, stop, after_begin, after_end, host)
+
+
+def _boundaries(
+    job: RecordedJob, held: dict[int, tuple[Int, Int]], rank: Int, instants: Int
+) -> tuple[Int, Int]:
+    """The points that decide some boundaries of steps, and by how much each lies beyond the latest."""
+    found, lanes = list[list[int]](), 1
+    for number, instant in zip(rank.tolist(), instants.tolist(), strict=True):
+        point = _last_before(held[number], instant)
+        decide = [point]
+        operation = min(point // 2, job.operations.height - 1)
+        if not job.on_device[operation]:
+            decide += _launched_before(job, number, instant)
+        found.append(decide)
+        lanes = max(lanes, len(decide))
+    points = np.array([each + [each[0]] * (lanes - len(each)) for each in found], np.int64)
+    points = points.reshape(len(found), lanes)
+    return points, instants - job.measured[points].max(axis=1) if len(found) else instants
+
+
+def _launched_before(job: RecordedJob, rank: int, instant: int) -> list[int]:
+    """The ends of the last rows of each stream that the host had launched when it came to a boundary."""
+    rows, launched, lane = job.launched(rank)
+    before = rows[launched < instant]
+    lanes = lane[launched < instant]
+    found = list[int]()
+    for each in np.unique(lanes):
+        mine = before[lanes == each]
+        last = int(mine[np.argmax(job.measured[2 * mine + 1])])
+        if job.measured[2 * last + 1] <= instant:
+            found.append(2 * last + 1)
+    return found
 
 
 def _points(job: RecordedJob) -> dict[int, tuple[Int, Int]]:
@@ -74,7 +113,6 @@ def _points(job: RecordedJob) -> dict[int, tuple[Int, Int]]:
     return found
 
 
-def _last_before(held: tuple[Int, Int], instants: Int) -> tuple[Int, Int]:
+def _last_before(held: tuple[Int, Int], instant: int) -> int:
     point, at = held
-    place = np.maximum(np.searchsorted(at, instants, "right") - 1, 0)
-    return point[place], instants - at[place]
+    return int(point[max(int(np.searchsorted(at, instant, "right")) - 1, 0)])

@@ -14,11 +14,14 @@ import polars as pl
 from .dependencies.device import NOT_LAUNCHED
 from .dependencies.edges import BY_GUESS, Int, Kind
 from .dependencies.operations import CALL
+from .edit import Known
+from .host_time import within
 from .recorded import SMALL, RecordedJob
 from .step_times import StepPoints
 
 GOOD, LEAST = 0.03, 0.05
 FEWEST_ROWS = 50
+NAMELESS = ["idle.other_host_work", "idle.unexplained", "idle.dependency", "idle.unrecorded"]
 KERNEL_CALL = "Launch(Kernel|Cooperative)"
 NOT_LAUNCHED_GOOD, NOT_LAUNCHED_MOST = 0.05, 0.35
 MATCHED_LEAST = 0.80
@@ -50,7 +53,8 @@ class Trust:
 
     `measured_ns` and `replayed_ns` are a mean step's, `error` the largest share by which a rank's steps
     together differ, and `spread` the standard error of the mean step, as a share of it: what a second
-    recording may differ by. `reason` says why nothing may be predicted, or is empty; `doubts` what makes it less sure.
+    recording may differ by. `reason` says why nothing may be predicted, or is empty; `doubts` what makes it
+    less sure.
     """
 
     measured_ns: int
@@ -63,17 +67,16 @@ class Trust:
     path: PathShares
     host_edits: str  # why edits of host time are refused, or empty
     communication_edits: str  # the same for edits of what passes between ranks
+    other_edits: str  # the same for all but those that only make recorded work shorter
 
     @property
     def trusted(self) -> bool:
         return not self.reason
 
 
-def trust(job: RecordedJob, steps: StepPoints, matched: pl.DataFrame | None, world: int | None) -> Trust:
-    """The measures, taken over the steps that count.
-
-    `matched` is what is known of collectives over ranks, and `world` how many ranks the job has, if known.
-    """
+def trust(job: RecordedJob, known: Known, world: int | None) -> Trust:
+    """The measures, taken over the steps that count. `world` is how many ranks the job has, if known."""
+    steps, matched = known.steps, known.matched
     measured = steps.lengths(job.measured)
     small, none = (steps.lengths(job.replayed(job.lags(above=above))) for above in (SMALL, -1))
     table = pl.DataFrame(
@@ -84,7 +87,7 @@ def trust(job: RecordedJob, steps: StepPoints, matched: pl.DataFrame | None, wor
     errors = [np.abs(of_rank[c].to_numpy() - whole) / np.maximum(whole, 1) for c in ("replayed", "small")]
     error = float(max((e.max() for e in errors if len(e)), default=0.0))
     worst = int(of_rank["rank"][int(np.argmax(np.maximum(*errors)))]) if len(whole) else 0
-    path = path_shares(job, steps)
+    path = path_shares(job, steps, known.host_spans)
     unmatched = _unmatched(job, matched, world)
     reason = _refused(job, steps, error, worst, path)
     if not reason and cpu_only(job):
@@ -98,11 +101,31 @@ def trust(job: RecordedJob, steps: StepPoints, matched: pl.DataFrame | None, wor
         doubts=_doubts(job, steps, error, path),
         steps=table.drop("small"),
         path=path,
-        host_edits=f"{path.opaque:.0%} of the critical path is host time without a name"
-        if path.opaque > OPAQUE_MOST
-        else "",
+        host_edits=_no_host_edits(job, path),
         communication_edits=unmatched,
+        other_edits="no steps were found, and the whole recording counts as one"
+        if _without_steps(job)
+        else "",
     )
+
+
+def _no_host_edits(job: RecordedJob, path: PathShares) -> str:
+    """Why it is not known enough what the host does, or nothing."""
+    if path.opaque > OPAQUE_MOST:
+        return f"{path.opaque:.0%} of the critical path is host time without a name"
+    if (share := _without_launch(job)) > NOT_LAUNCHED_MOST:
+        return f"{share:.0%} of the GPU work was launched before the recording began"
+    return ""
+
+
+def _without_launch(job: RecordedJob) -> float:
+    """The share of the device's rows whose launch is not there."""
+    device = job.operations.filter(pl.col("on_device"))
+    return device["call"].null_count() / device.height if device.height and not cpu_only(job) else 0.0
+
+
+def _without_steps(job: RecordedJob) -> bool:
+    return job.steps.height > 0 and bool((job.steps["source"] == "whole trace").all())
 
 
 def _unmatched(job: RecordedJob, matched: pl.DataFrame | None, world: int | None) -> str:
@@ -148,24 +171,18 @@ def _refused(job: RecordedJob, steps: StepPoints, error: float, rank: int, path:
     if not cpu_only(job) and device.height < FEWEST_ROWS:
         return f"{device.height} kernels and copies are too few to tell what waits for what"
     if not cpu_only(job):
-        unlaunched = device["call"].null_count() / device.height
+        unlaunched = _without_launch(job)
         if unlaunched > NOT_LAUNCHED_MOST and not _queued_before(device):
             return (
                 f"{unlaunched:.0%} of the GPU work has no launch in the recording; "
                 "record the CPU's side too (`activities=[CPU, CUDA]`)"
             )
-        calls = operations.filter((pl.col("what") == CALL) & pl.col("name").str.contains(KERNEL_CALL))
-        launched = operations.filter(
-            pl.col("operation").is_in(device["call"].drop_nulls().unique().implode())
-        )
-        started = launched.filter(pl.col("name").str.contains(KERNEL_CALL)).height
-        lost = 1 - started / calls.height if calls.height else 0.0
-        if lost > LEAST:
-            return f"{lost:.0%} of the kernel launches have no kernel: GPU work was not recorded"
+    if (lost := _lost_launches(operations, device)) > LEAST:
+        return f"{lost:.0%} of the kernel launches have no kernel: GPU work was not recorded"
     if error > LEAST:
         return (
-            f"without what no rule explains, the replay misses the recorded steps of rank {rank} by {error:.1%}"
-            + _why(job)
+            "without what no rule explains, the replay misses the recorded steps of "
+            f"rank {rank} by {error:.1%}{_why(job)}"
         )
     for share, what in (
         (path.residual, "device time that no rule explains"),
@@ -174,6 +191,24 @@ def _refused(job: RecordedJob, steps: StepPoints, error: float, rank: int, path:
         if share > LEAST:
             return f"{share:.0%} of the critical path is {what}"
     return ""
+
+
+def _lost_launches(operations: pl.DataFrame, device: pl.DataFrame) -> float:
+    """The share of calls that launch kernels whose kernel is not there.
+
+    What was called after the last row's call, while the device still ran, was queued at the end.
+    """
+    calls = operations.filter((pl.col("what") == CALL) & pl.col("name").str.contains(KERNEL_CALL))
+    called = pl.col("operation").is_in(device["call"].drop_nulls().unique().implode())
+    until = (
+        operations.filter(called)
+        .group_by("rank")
+        .agg(_last=pl.col("start").max())
+        .join(device.group_by("rank").agg(_ran=pl.col("end").max()), on="rank")
+    )
+    queued = (pl.col("start") > pl.col("_last")) & (pl.col("end") <= pl.col("_ran"))
+    reached = calls.join(until, on="rank", how="left").filter(queued.not_().fill_null(True))
+    return 1 - reached.filter(called).height / reached.height if reached.height else 0.0
 
 
 def _queued_before(device: pl.DataFrame) -> bool:
@@ -196,7 +231,8 @@ def _why(job: RecordedJob) -> str:
         return ""
     name, ns = job.operations["name"][row], int(job.residual[worst])
     shown = name if len(name) <= 40 else name[:39] + "…"
-    return f"; the longest is {ns / 1e6:.1f} ms before '{shown}': the GPU may have run work that was not recorded"
+    waited = f"; the longest is {ns / 1e6:.1f} ms before '{shown}'"
+    return f"{waited}: the GPU may have run work that was not recorded"
 
 
 def _doubts(job: RecordedJob, steps: StepPoints, error: float, path: PathShares) -> tuple[str, ...]:
@@ -205,7 +241,9 @@ def _doubts(job: RecordedJob, steps: StepPoints, error: float, path: PathShares)
         found.append(f"the replay misses recorded steps by {error:.1%}")
     if path.opaque > OPAQUE_GOOD:
         found.append(f"{path.opaque:.0%} of the critical path is host time without a name")
-    if len(np.unique(steps.step)) < 3:
+    if _without_steps(job):
+        found.append("no steps were found: the whole recording counts as one")
+    elif len(np.unique(steps.step)) < 3:
         found.append("fewer than three steps count")
     if (
         any(not usual.told for usual in job.usual.values())
@@ -216,27 +254,35 @@ def _doubts(job: RecordedJob, steps: StepPoints, error: float, path: PathShares)
     return tuple(found)
 
 
-def path_shares(job: RecordedJob, steps: StepPoints) -> PathShares:
-    """What the critical path is made of that leads to the end of the last counted step."""
+def path_shares(job: RecordedJob, steps: StepPoints, spans: pl.DataFrame | None) -> PathShares:
+    """What the critical path is made of that leads to the end of the last counted step.
+
+    `spans` is when host threads were at what has a name.
+    """
     if not len(steps.step):
         return PathShares(0, 0, 0, 0, 0, 0)
-    last = int(np.argmax(job.measured[steps.end]))
-    first = int(job.measured[steps.begin].min())
+    ends = job.measured[steps.end]
+    last = int(np.argmax(ends.max(axis=1)))
+    first = int(steps.begins(job.measured).min())
     lags = job.lags()
-    edges = job.graph.path(lags, job.measured, int(steps.end[last]))
+    edges = job.graph.path(lags, job.measured, int(steps.end[last, np.argmax(ends[last])]))
     edges = edges[job.measured[job.edges.target[edges]] > first]
     kind, lag = job.edges.kind[edges], np.clip(job.edges.lag[edges], 0, None)
     residual = int(job.residual[edges].sum())
     operation = np.minimum(job.edges.target[edges] // 2, job.operations.height - 1)
     unexplained = job.unexplained[operation] & (kind == Kind.OWN)
     program = np.isin(kind, [Kind.PROGRAM, Kind.HANDOVER])
+    named = np.zeros(len(edges), np.int64)
+    if spans is not None:
+        named = within(job, lags, spans.filter(~pl.col("account").is_in(NAMELESS)))[edges]
     opaque = program & ~inside_operators(job)[operation]
+    without_name = np.where(opaque, np.clip(lag - named, 0, None), 0)
     transfer = kind == Kind.TRANSFER
     on_host = np.isin(kind, [Kind.OWN, Kind.PROGRAM, Kind.NESTED, Kind.HANDOVER, Kind.STAGING])
     whole = max(1, int(lag.sum()) + residual)
     parts = [
-        lag[on_host & ~opaque & ~unexplained].sum(),
-        lag[opaque].sum(),
+        lag[on_host & ~unexplained].sum() - without_name.sum(),
+        without_name.sum(),
         lag[~on_host & ~transfer].sum(),
         lag[transfer].sum(),
         residual,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import polars as pl
@@ -22,8 +22,12 @@ Ask = Callable[[str], pl.DataFrame | None]
 """A recipe's table on the trace, or None where it cannot be given."""
 
 
+SHORTER = 0.01  # a share of a step that an edit has to take off the others for the first to be like them
+STEADY = 3  # steps from which on what lies before them is changed with them
+
+
 @dataclass(frozen=True)
-class Prediction:
+class PredictedStep:
     """What a mean step would take with an edit made, ns, between `low_ns` and `high_ns`.
 
     `bound_ns` is the shortest it could be if all that the edit removes were gained. `refused` says why
@@ -60,17 +64,14 @@ class Replay:
         assert ranks is not None
         worlds = ranks.select("world_size").collect()["world_size"].drop_nulls()
         world = max(worlds.to_list()) if worlds.len() else None
-        return cls(job, Known(steps, ask("host_spans"), matched), trust(job, steps, matched, world))
+        known = Known(steps, step_points(job, job.steps), ask("host_spans"), matched, partial(_named, trace))
+        return cls(job, known, trust(job, known, world))
 
-    def predicted(self, edits: Sequence[Edit]) -> Prediction:
+    def predicted(self, edits: Sequence[Edit]) -> PredictedStep:
         """What a mean step would take with the edits made, one after the other."""
         text, says = ", ".join(e.text for e in edits), "; ".join(e.says for e in edits)
-        if self.trust.reason:
-            return Prediction(text, says, refused=self.trust.reason)
-        if self.trust.host_edits and any(e.on_host for e in edits):
-            return Prediction(text, says, refused=self.trust.host_edits)
-        if self.trust.communication_edits and any(e.of_communication for e in edits):
-            return Prediction(text, says, refused=self.trust.communication_edits)
+        if why := self._refused(edits):
+            return PredictedStep(text, says, refused=why)
         job, steps = self.job, self.known.steps
         measured = steps.mean(job.measured)
         guessed = np.isin(job.edges.kind, BY_GUESS)
@@ -81,19 +82,22 @@ class Replay:
             lags = job.lags() if residual else job.lags(above=-1)
             if not guesses:
                 lags = np.where(guessed, REMOVED, lags)
-            unchanged = steps.mean(job.replayed(lags))
+            unchanged = job.replayed(lags)
             made = self._made(lags, edits)
             if isinstance(made, str):
-                return Prediction(text, says, refused=made)
+                return PredictedStep(text, says, refused=made)
             changed, added, removed, doubts = made
             # Where its guesses were left out, what an edit would remove of them stays out.
-            gains.append(unchanged - steps.mean(self._times(changed, added)))
+            whole, settled = self._means(unchanged, self._times(changed, added))
+            gains += [steps.mean(unchanged) - settled, steps.mean(unchanged) - whole]
+            if any(each.may_gain_nothing for each in added):
+                gains.append(0.0)
         predicted = measured - gains[0]
         spread = max(self.trust.error, self.trust.spread) * measured
         low = min(measured - gain for gain in gains) - spread
         high = max(measured - gain for gain in gains) + spread
         bound = measured - min(measured, removed / max(1, len(steps.step)) * self._ranks_per_step())
-        return Prediction(
+        return PredictedStep(
             text,
             says,
             predicted_ns=round(predicted),
@@ -102,6 +106,39 @@ class Replay:
             bound_ns=round(min(bound, predicted)),
             doubts=tuple(dict.fromkeys(doubts)),
         )
+
+    def _means(self, unchanged: Int, edited: Int) -> tuple[float, float]:
+        """The mean step with an edit made, and again with the first step as long as the others.
+
+        How ranks and queues stood when the recording began comes of what was before it, which an edit cannot
+        change: a rank that was late then makes the others wait in the first step. Where an edit shortens the
+        others, and the first stays longer than any of them by no more than ranks were apart, that is what is
+        left in it.
+        """
+        steps = self.known.steps
+        before, after = steps.lengths(unchanged), steps.lengths(edited)
+        mean = float(after.mean())
+        first = steps.step == steps.step.min()
+        if first.all():
+            return mean, mean
+        of_step = [after[steps.step == number].mean() for number in np.unique(steps.step)]
+        shortened = after[~first].mean() < (1 - SHORTER) * before[~first].mean()
+        longer = of_step[0] - max(of_step[1:])
+        apart = float(np.ptp(steps.host_begin[first]))
+        if not shortened or not SHORTER * of_step[0] < longer <= apart:
+            return mean, mean
+        return mean, float(after[~first].mean())
+
+    def _refused(self, edits: Sequence[Edit]) -> str:
+        """Why edits of these kinds cannot be predicted on this job, or nothing."""
+        trust = self.trust
+        if trust.reason:
+            return trust.reason
+        if trust.other_edits and not all(e.scales for e in edits):
+            return trust.other_edits
+        if trust.host_edits and any(e.on_host for e in edits):
+            return trust.host_edits
+        return trust.communication_edits if any(e.of_communication for e in edits) else ""
 
     def _ranks_per_step(self) -> int:
         """What one rank loses, all others may wait for: a mean step gains at most what all lose together."""
@@ -124,7 +161,13 @@ class Replay:
 
     @cached_property
     def _inside(self) -> np.ndarray:
-        """Which edges lead to points within the counted steps; one flag each. Joins count as inside."""
+        """Which edges an edit changes; one flag each.
+
+        Where several steps count, all: what a step begins with is what the one before left. Of one or two
+        steps the work before would move where they begin, so only theirs.
+        """
+        if len(np.unique(self.known.steps.step)) >= STEADY:
+            return np.ones(len(self.job.edges.target), bool)
         target = self.job.edges.target
         is_join = target >= 2 * self.job.operations.height
         return is_join | in_steps(self.job, self.known.steps, target)
@@ -141,3 +184,15 @@ class Replay:
             np.concatenate([edges.target, more.target]),
         )
         return graph.times(np.concatenate([lags, more.lag]), job.earliest)
+
+
+def _named(trace: Trace, text: str) -> pl.DataFrame:
+    """When host threads were in a range, operator or frame whose name holds the text."""
+    wanted = pl.col("name").cast(pl.String).str.contains(text, literal=True)
+    found = [
+        table.filter(wanted).select("rank", "thread", "start", "end").collect()
+        for name in ("ranges", "operators", "frames")
+        if (table := trace.table(name)) is not None
+    ]
+    nothing = pl.DataFrame(schema={"rank": pl.Int32, "thread": pl.Int64, "start": pl.Int64, "end": pl.Int64})
+    return pl.concat([nothing, *found]).drop_nulls().unique(maintain_order=True)

@@ -57,6 +57,7 @@ def document(page: Page) -> bytes:
                 "rank": finding.rank,
                 "evidence": list(finding.evidence),
                 "next": finding.next,
+                "edit": finding.edit,
                 "recipe": finding.recipe,
                 "doubt": finding.doubt,
             }

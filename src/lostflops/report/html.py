@@ -29,7 +29,7 @@ from .first_page.pipeline import Pipeline
 from .first_page.quality import QualityNote, facts
 from .first_page.run import Run
 from .markup import Child, Markup, coded, join, tag, unbroken
-from .terminal import MOST_CONTRIBUTORS, gain, headline, parted
+from .terminal import MOST_CONTRIBUTORS, gain, headline, parted, whatif
 from .words.safe import advice, as_command, one_line
 
 MOST_FINDINGS = 100
@@ -245,7 +245,12 @@ def _findings(page: Page, paths: str) -> Iterator[Markup]:
         yield tag("p", f"{page.no_finding[:1].upper()}{page.no_finding[1:]}", class_="lead")
         return
     if len(page.findings) > 1:
-        yield tag("p", "Costliest first. Gains of several findings do not add up.", class_="lead")
+        yield tag(
+            "p",
+            "Costliest first, but a fault before the waiting that it may lengthen. Gains of several "
+            "findings do not add up.",
+            class_="lead",
+        )
     yield tag(
         "ol",
         [tag("li", list(_finding(f, page, paths))) for f in page.findings[:MOST_FINDINGS]],
@@ -269,6 +274,8 @@ def _finding(finding: Finding, page: Page, paths: str) -> Iterator[Markup]:
     yield tag("p", tag("b", "Next "), coded(one_line(advice(finding.next, paths), MOST_TEXT)), class_="next")
     saved = gain(finding, page.budget, page.run.is_whole)
     yield tag("p", tag("b", "Gain "), saved, class_=f"gain {finding.gain.replace(' ', '-')}")
+    if asked := whatif(finding, paths):
+        yield tag("p", tag("b", "Ask "), coded(f"`{asked}`"), class_="shown")
     if finding.doubt:
         yield tag("p", tag("b", "Doubt "), coded(one_line(finding.doubt, MOST_TEXT)), class_="doubt")
     if finding.recipe:

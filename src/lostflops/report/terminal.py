@@ -6,6 +6,7 @@ Nothing that comes from a trace is read as markup or reaches the terminal as a c
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 
 from rich.cells import cell_len, chop_cells
@@ -138,11 +139,15 @@ class _Blocks:
             lines.append(("doubt", finding.doubt))
         lines.append(("next", advice(finding.next, self._paths, self._command)))
         lines.append(("gain", gain(finding, self._page.budget, self._page.run.is_whole)))
+        if asked := whatif(finding, self._paths):
+            lines.append(("what if", f"`{asked}`"))
         if finding.recipe:
             lines.append(("show", f"`lostflops recipe {as_command(finding.recipe)} {self._paths}`"))
         before = ""
         for label, text in lines:
-            yield from self._labelled("" if label == before else label, text, bare=label == "show")
+            yield from self._labelled(
+                "" if label == before else label, text, bare=label in ("show", "what if")
+            )
             before = label
 
     def _labelled(self, label: str, text: str, bare: bool = False) -> Iterator[RenderableType]:
@@ -299,6 +304,13 @@ def _bar(line: Line, room: int) -> Text:
     text = "█" * whole + ("▏▎▍▌▋▊▉"[part - 1] if part else "")
     color = COLORS.get(line.account.partition(".")[0], "magenta")
     return Text(text, style=f"{color} dim" if line.depth else color)
+
+
+def whatif(finding: Finding, paths: str) -> str:
+    """The command that predicts what removing a finding would gain, where there is one for these paths."""
+    if not finding.edit or " --" in paths or len(shlex.split(paths)) != 1:
+        return ""
+    return f"lostflops whatif {paths} {finding.edit}"
 
 
 def gain(finding: Finding, budget: Budget | None, whole: bool = False) -> str:

@@ -14,7 +14,7 @@ from rich.text import Text
 from lostflops.errors import shown
 from lostflops.replay import edits
 from lostflops.replay.trust import Trust
-from lostflops.replay.whatif import Prediction
+from lostflops.replay.whatif import PredictedStep
 from lostflops.session import Session
 from lostflops.units import milliseconds
 
@@ -35,7 +35,7 @@ class WhatIf:
     """The answers to some questions about one run."""
 
     trust: Trust
-    predictions: tuple[Prediction, ...]
+    predictions: tuple[PredictedStep, ...]
 
     @classmethod
     def asked(cls, session: Session, typed: Sequence[str]) -> WhatIf:
@@ -116,9 +116,9 @@ def _show_trust(trust: Trust, console: Console) -> None:
 
 def _show_predictions(found: WhatIf, console: Console) -> None:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for heading, justify in (("what if", "left"), ("mean step", "right"), ("gain", "right"),
-                             ("between", "right"), ("at most", "right")):  # fmt: skip
-        table.add_column(heading, justify=justify, no_wrap=heading != "what if")
+    table.add_column("what if")
+    for heading in ("mean step", "gain", "between", "at most"):
+        table.add_column(heading, justify="right", no_wrap=True)
     measured = found.trust.measured_ns
     answered = [p for p in found.predictions if p.predicted_ns is not None]
     for p in answered:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -95,3 +96,33 @@ def test_what_does_not_fit_is_refused_before_it_is_read(running: Running) -> Non
     assert running.put("/run/log", b"x" * (LIMIT - 10)) == 200
     assert running.put("/run/more", b"x" * 20) == 507
     assert running.store.used == LIMIT - 10
+
+
+def test_a_collector_that_starts_again_has_the_room_that_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 100 bytes 60 are there, and the disk has 45 more: the limit is still 100. With 30 more it is 90."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "log").write_bytes(b"x" * 60)
+    (tmp_path / "run" / ".log.17").write_bytes(b"half")
+    for free, more in ((45, 40), (30, 30)):
+        monkeypatch.setattr(collector.shutil, "disk_usage", lambda _, free=free: SimpleNamespace(free=free))
+        store = collector.opened(tmp_path, 100)
+        assert store.used == 60
+        assert store.take(more) and not store.take(1)
+    assert [file.name for file in tmp_path.rglob("*") if file.is_file()] == ["log"]
+
+
+def test_of_two_that_send_the_same_file_the_first_to_end_is_kept(running: Running) -> None:
+    with socket.create_connection(running.server.server_address[:2], timeout=20) as connection:
+        lines = "PUT /run/trace HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer t\r\nContent-Length: 4"
+        connection.sendall(f"{lines}\r\n\r\nla".encode())
+        for _ in range(100):
+            if running.store.used:
+                break
+            time.sleep(0.05)
+        assert running.put("/run/trace", b"first") == 200
+        connection.sendall(b"te")
+        assert b" 409 " in connection.recv(1000)
+    assert running.left() == {"run/trace": b"first"}
+    assert running.store.used == 5

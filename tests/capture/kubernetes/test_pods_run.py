@@ -376,6 +376,28 @@ def test_a_copier_goes_on_where_another_stopped(team: Cluster, tmp_path: Path) -
     assert not list(run.glob(".window*"))
 
 
+@pytest.mark.parametrize("changed", [-3600, 3600])
+def test_a_file_settles_by_what_is_seen_of_it_and_not_by_the_time_of_day(
+    changed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock was set an hour forward since the file's last change, or back."""
+    file, now, at = tmp_path / "memory.bin", [100.0], int(time.time()) + changed
+    monkeypatch.setattr(copier.time, "monotonic", lambda: now[0])
+    sender = copier.Copier("/lostflops/run/j/p/c", copier.Collector("http://x", "", ""))
+
+    def settled(seconds: float, text: str) -> bool:
+        now[0] += seconds
+        file.write_text(text)
+        os.utime(file, (at, at))
+        return sender._settled(str(file))  # pyright: ignore[reportPrivateUsage]
+
+    assert not settled(0, "one")
+    assert not settled(2, "one")
+    assert not settled(1, "one, two")
+    assert not settled(2, "one, two")
+    assert settled(0.5, "one, two")
+
+
 def test_time_of_a_copy_is_not_that_of_the_job() -> None:
     began = time.monotonic()
     assert not copier.alive(2**22 + 7)

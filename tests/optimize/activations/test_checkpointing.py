@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import inspect
+import random
 import warnings
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -551,3 +553,121 @@ def test_without_gradients_nothing_is_checkpointed() -> None:
     with optimize.checkpoint(model) as checkpointed, torch.no_grad():
         model(batch)
     assert checkpointed.forwards == 0
+
+
+class Chance(nn.Module):
+    """A block whose forward draws random numbers that are not torch's default ones, or counts its calls."""
+
+    def __init__(self, draws: str) -> None:
+        super().__init__()
+        self.inner = tiny_models.Block(32, 4)
+        self.draws, self.calls = draws, 0
+        self.generator = torch.Generator().manual_seed(3)
+        self.own, self.array = random.Random(4), np.random.default_rng(5)
+        self.old = np.random.RandomState(6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.inner(x)
+        self.calls += 1
+        if self.draws == "python's, to skip":
+            return y * y if random.random() < 0.5 else y.sin()
+        factor: Any = {
+            "python's": random.random,
+            "numpy's": np.random.rand,
+            "its generator's": lambda: torch.rand(y.shape, generator=self.generator),
+            "its own of python": self.own.random,
+            "its own of numpy": self.array.random,
+            "its old one of numpy": self.old.rand,
+            "none, but counts": lambda: 1 + self.calls,
+            "none, and counts to no effect": lambda: 2,
+        }[self.draws]()
+        return (y * y * factor).sin()
+
+
+def of_chance(draws: str) -> Any:
+    torch.manual_seed(0)
+    random.seed(1)
+    np.random.seed(2)
+    return nn.Sequential(*[Chance(draws) for _ in range(3)])
+
+
+@pytest.mark.parametrize(
+    "draws",
+    [
+        "python's",
+        "python's, to skip",
+        "numpy's",
+        "its generator's",
+        "its own of python",
+        "its own of numpy",
+        "its old one of numpy",
+        "none, and counts to no effect",
+    ],
+)
+def test_random_numbers_of_any_source_come_again_in_the_recomputation(draws: str) -> None:
+    """torch brings back its own only; with others the gradients would be wrong without an error."""
+    batch = tiny_models.transformer_batch()
+    model = of_chance(draws)
+    plain = [gradients_of(model, batch) for _ in range(3)]
+    model = of_chance(draws)
+    with optimize.checkpoint(model, layers=list(model), keep=()) as checkpointed:
+        for step in plain:
+            assert equal(gradients_of(model, batch), step)
+    assert checkpointed.recomputed == 9
+
+
+@pytest.mark.parametrize("keep", [(), ("inner.mlp.*",)], ids=str)
+def test_a_layer_that_computes_something_else_the_second_time_is_refused_in_its_backward(keep: Any) -> None:
+    model, batch = of_chance("none, but counts"), tiny_models.transformer_batch()
+    checkpointed = optimize.checkpoint(model, layers=list(model), keep=keep)
+    with pytest.raises(Refused, match="'2' computed something else the second time"):
+        gradients_of(model, batch)
+    assert "forward" not in model[0].__dict__, "still checkpointed"
+    assert checkpointed.recomputed
+    model = of_chance("none, but counts")
+    with optimize.checkpoint(model, layers=list(model), keep=keep, verify=None):
+        gradients_of(model, batch)
+
+
+def test_the_first_backward_of_each_layer_is_compared_and_no_later_one() -> None:
+    model, batch = case("llama in bf16 with attention dropout")
+    with optimize.checkpoint(model, keep=()) as checkpointed:
+        gradients_of(model, batch)
+        compared = checkpointed.compared
+        assert compared > 4 * len(checkpointed.layers)
+        assert f"compared       {compared} saved tensors" in str(checkpointed.report())
+        gradients_of(model, batch)
+        assert checkpointed.compared == compared
+
+
+class Rounds(nn.Module):
+    """A kernel that adds up in another order each time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.calls = tiny_models.Block(32, 4), 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        y = self.inner(x)
+        return (y * (1 + self.calls * torch.finfo(y.dtype).eps)).sin()
+
+
+def test_what_differs_by_rounding_only_is_told_and_not_refused() -> None:
+    torch.manual_seed(0)
+    model: Any = nn.Sequential(Rounds(), Rounds())
+    with optimize.checkpoint(model, layers=list(model), keep=()) as checkpointed:
+        gradients_of(model, tiny_models.transformer_batch())
+    assert "by rounding" in str(checkpointed.report())
+
+
+def test_a_copy_of_a_model_under_two_remedies_runs_its_own_layers() -> None:
+    """The second replaces a forward that the first has put there."""
+    model, batch = tiny_models.lora(), tiny_models.llama_batch()
+    plain = gradients_of(model, batch)
+    device = optimize.ThreadedDevice()
+    with optimize.stream_frozen(model, device=device), optimize.checkpoint(model, keep=()):
+        model.zero_grad()
+        other = copy.deepcopy(model)
+        assert equal(gradients_of(other, batch), plain)
+        assert tiny_models.gradients(model) == {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import gc
 import io
 import itertools
@@ -40,6 +41,7 @@ from lostflops.optimize.activations.offload.schedule import (
 from lostflops.optimize.device import peak
 from lostflops.optimize.device.devices import ThreadedDevice
 from lostflops.optimize.refused import Refused
+from simulated_devices import LazyDevice
 from tiny_models import gradients, loss_of
 
 torch.set_num_threads(1)
@@ -1079,3 +1081,68 @@ def test_the_page_names_what_stays_where_copies_are_slow(monkeypatch: pytest.Mon
     reasons = re.findall(r"^stayed: (.*?)  ", printed, re.MULTILINE)
     assert "not needed, or not hidden" in reasons
     assert all(reason in page for reason in reasons)
+
+
+class WritesInBackward(torch.autograd.Function):
+    """Uses up what it has saved, as fused losses do with their gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        return x.mul_(2).mul_(gradients[0])
+
+
+@pytest.mark.parametrize("threshold", [1, 10**9], ids=["moved", "kept"])
+@pytest.mark.parametrize("verify", [None, "first step"])
+def test_what_a_backward_writes_to_saved_memory_raises_where_it_is_asked_for_again(
+    threshold: int, verify: Any
+) -> None:
+    model = tiny_models.mlp()
+    x = torch.randn(64, 64, requires_grad=True)
+    modified = pytest.raises(RuntimeError, match="modified by an inplace operation")
+    for device in (ThreadedDevice(), LazyDevice()):  # copies that are done soon, and as late as they may be
+        around = device if isinstance(device, LazyDevice) else contextlib.nullcontext()
+        with around, everything(model, threshold=threshold, plan=None, device=device, verify=verify):
+            for _ in range(3):
+                y = (x * 2).sin()
+                once = WritesInBackward.apply(y).sum()  # type: ignore[attr-defined]
+                other = y.sin().sum()
+                (expected,) = torch.autograd.grad(once, x, retain_graph=True)  # alone it is as good as plain
+                assert torch.equal(expected, 8 * (x * 2).sin() * (x * 2).cos() / 2)
+                with modified:
+                    other.backward()
+                with modified:
+                    once.backward()
+
+
+def test_forward_derivatives_work_inside() -> None:
+    model, batch = tiny_models.mlp(), tiny_models.mlp_batch()
+
+    def one_step() -> dict[str, torch.Tensor]:
+        _, slope = torch.func.jvp(model, (batch,), (torch.ones_like(batch),))
+        slope.square().mean().backward()
+        found = gradients(model)
+        model.zero_grad()
+        return found
+
+    expected = one_step()
+    with everything(model, plan=None):
+        for _ in range(3):
+            assert same(one_step(), expected)
+
+
+def test_a_model_can_be_copied_while_the_engine_is_entered() -> None:
+    """As moving averages and reference models are made."""
+    model, batch = tiny_models.transformer(), tiny_models.transformer_batch()
+    expected = step(model, batch)
+    with everything(model) as engine:
+        assert same(step(model, batch), expected)
+        other = copy.deepcopy(model)
+        assert same(step(other, batch), expected)
+        assert same(step(model, batch), expected)
+    assert engine.report().out.bytes > 0

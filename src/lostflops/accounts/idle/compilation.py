@@ -15,7 +15,11 @@ COMPILATION = Account(
     makes_late="compilation on it makes",
     spent="of compilation",
     loss=Loss(
-        "compilation-inside-step", "while kernels are compiled or loaded", 0.01, remedies=("steady-shapes",)
+        "compilation-inside-step",
+        "while kernels are compiled or loaded",
+        0.01,
+        remedies=("steady-shapes",),
+        edit="host:compilation=0ms",
     ),
     proven=True,
     patterns=(

@@ -21,6 +21,7 @@ DATA_LOADING = Account(
         "waiting for the data loader",
         0.05,
         remedies=("loader-workers", "tokenise-ahead"),
+        edit="loader=0ms",
     ),
     proven=True,
     patterns=(

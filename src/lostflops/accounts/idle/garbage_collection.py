@@ -15,7 +15,11 @@ GARBAGE_COLLECTION = Account(
     makes_late="its garbage collection makes",
     spent="of garbage collection",
     loss=Loss(
-        "garbage-collection-inside-step", "while Python collects garbage", 0.01, remedies=("gc-freeze",)
+        "garbage-collection-inside-step",
+        "while Python collects garbage",
+        0.01,
+        remedies=("gc-freeze",),
+        edit="host:garbage-collection=0ms",
     ),
     proven=True,
     patterns=(

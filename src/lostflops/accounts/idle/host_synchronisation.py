@@ -25,6 +25,7 @@ HOST_SYNCHRONISATION = Account(
         0.03,
         on_host="inside calls of communication",
         remedies=("remove-syncs",),
+        edit="no-sync",
     ),
     proven=True,
     patterns=(

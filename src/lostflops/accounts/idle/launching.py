@@ -39,6 +39,7 @@ LAUNCH_BOUND = Account(
         "because the CPU launches work too slowly",
         0.05,
         remedies=("compile", "cuda-graphs", "fused-optimizer", "larger-batch"),
+        edit="cuda-graph",
     ),
 )
 

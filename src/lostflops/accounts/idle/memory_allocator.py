@@ -16,7 +16,13 @@ MEMORY_ALLOCATOR = Account(
     verdict="Allocator-bound",
     makes_late="its memory allocator makes",
     spent="of device memory allocation",
-    loss=Loss("allocator-stalls", "while device memory is allocated or freed", 0.01, remedies=("allocator",)),
+    loss=Loss(
+        "allocator-stalls",
+        "while device memory is allocated or freed",
+        0.01,
+        remedies=("allocator",),
+        edit="host:memory-allocator=0ms",
+    ),
     proven=True,
     patterns=(
         CausePattern(

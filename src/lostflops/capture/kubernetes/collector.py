@@ -27,6 +27,18 @@ DEPTH = 12
 AT_ONCE = 1 << 20
 
 
+def opened(folder: Path, limit: int) -> ResultsFolder:
+    """The folder as a restart finds it, without the halves of files that were being written."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for left in folder.rglob(".*"):
+        with suppress(OSError):
+            left.unlink()
+    store = ResultsFolder(folder, limit)
+    # What is there already does not take from what is free.
+    store.limit = min(limit, store.used + shutil.disk_usage(folder).free)
+    return store
+
+
 class ResultsFolder:
     """The folder. Its size is counted once, then kept."""
 
@@ -123,7 +135,7 @@ def writing(store: ResultsFolder, token: Path) -> type[Handler]:
             """Put the body in its place, or behind what the pod thinks is there; what to answer."""
             with store.lock:
                 had = place.stat().st_size if place.is_file() else 0
-                if offset not in (None, str(had)):
+                if offset not in (None, str(had)) or (offset is None and place.exists()):
                     return 409, had
                 if offset is None or not had:
                     spool.replace(place)
@@ -188,12 +200,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--read-port", type=int, default=8080)
     parser.add_argument("--limit", type=int, required=True)
     given = parser.parse_args(words)
-    given.folder.mkdir(parents=True, exist_ok=True)
-    for left in given.folder.rglob(".*"):
-        with suppress(OSError):
-            left.unlink()  # half a file of the time before a restart
-    room = shutil.disk_usage(given.folder).free
-    store = ResultsFolder(given.folder, min(given.limit, room))
+    store = opened(given.folder, given.limit)
     writer = Server((given.host, given.port), writing(store, given.certificate / "token"), given.certificate)
     reader = Server(("127.0.0.1", given.read_port), reading(store), None)
     threading.Thread(target=reader.serve_forever, daemon=True).start()

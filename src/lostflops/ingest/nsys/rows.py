@@ -23,6 +23,8 @@ def usable(rows: pl.DataFrame, what: str, quality: list[Quality]) -> pl.DataFram
         if count:
             quality.append(Quality(None, f"{what} {name}", count, text, "warning"))
 
+    if rows.is_empty():
+        return rows
     start, end = pl.col("start"), pl.col("end")
     bounded = start.is_between(-FURTHEST, FURTHEST) & end.is_between(-FURTHEST, FURTHEST)
     # Two zeros are what CUPTI writes where it could not take the time.
@@ -44,8 +46,7 @@ def _without_a_start(rows: pl.DataFrame) -> pl.Series:
     time that all others take, and no later row of its stream ends before it does.
     """
     zero = (rows["start"] == 0) & (rows["end"] > 0)
-    others = rows.filter(~zero)
-    if not zero.any() or others.is_empty():
+    if not zero.any() or (others := rows.filter(~zero)).is_empty():
         return pl.repeat(False, rows.height, dtype=pl.Boolean, eager=True)
     span = pl.lit(others["end"].max()) - pl.lit(others["start"].min())
     after = pl.lit(others["start"].min()) > 0

@@ -16,6 +16,7 @@ from lostflops import run_folder
 from lostflops.errors import shown
 from lostflops.ingest.formats import Beside, Told
 from lostflops.ingest.part import Part
+from lostflops.ingest.times.broken_times import LONGEST_DURATION
 from lostflops.store.trace import WINDOW_LOST, Quality
 from lostflops.tables import RANK_ENDS, STEP_LOG
 
@@ -27,6 +28,7 @@ LONGEST = 1 << 30  # bytes: a rank's log of some millions of steps
 UNDECODABLE = (msgspec.MsgspecError, ValueError, RecursionError)
 
 Time = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+Duration = Annotated[int, msgspec.Meta(ge=0, le=LONGEST_DURATION)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=LARGEST)]
 
 
@@ -76,7 +78,7 @@ class StepLine(msgspec.Struct):
     end: Time | None = None
     kind: str | None = None
     exception: str | None = None
-    duration: Time | None = None
+    duration: Duration | None = None
     own: Time | None = None
     micro_steps: Count | None = None
     optimizer: Time | None = None
@@ -90,6 +92,7 @@ class StepLine(msgspec.Struct):
     reason: str | None = None
 
 
+PARTS = ("own", "optimizer", "data", "checkpoint", "gc", "core_wait")
 FAILURE = msgspec.json.Decoder(FailedRank)
 COMMAND = msgspec.json.Decoder(JobLine)
 Entry = TypeVar("Entry")
@@ -147,7 +150,10 @@ def logged(documents: Sequence[Path]) -> tuple[list[Logged], list[Quality]]:
         if found.lost:
             notes.append(Quality(rank, WINDOW_LOST, 1, shown(found.lost), "warning"))
     if torn:
-        text = "lines of the step logs are cut off: a process was killed, or the disk was full"
+        text = (
+            "lines of the step logs are cut off or hold impossible times: a process was killed, the disk was "
+            "full, or a clock jumped"
+        )
         notes.append(Quality(None, "steps not logged", torn, text))
     return list(kept.values()), notes
 
@@ -271,6 +277,12 @@ def _decoded(file: Path, decoder: msgspec.json.Decoder[Entry]) -> Iterator[Entry
 
 def _frame(who: Who, lines: Sequence[StepLine]) -> pl.DataFrame:
     columns = {name: [getattr(line, name) for line in lines] for name in StepLine.__struct_fields__}
+    # What a step is made of takes no longer than the step, where its length is known.
+    for part in PARTS:
+        columns[part] = [
+            ns if ns is None or whole is None else min(ns, whole)
+            for ns, whole in zip(columns[part], columns["duration"], strict=True)
+        ]
     return STEP_LOG.conform(
         pl.DataFrame(
             {

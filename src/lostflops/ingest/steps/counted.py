@@ -23,7 +23,7 @@ from lostflops.tables import LEFT_OUT
 Int = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
-IDLE_RANK = "nothing on its rank"
+IDLE_RANK, CUT_RANK = "nothing on its rank", "no whole step on its rank"
 TWICE = 2  # times the median of all
 APART = 1.5  # times the longest of the others
 ONE_IN = 6  # steps at most
@@ -45,11 +45,12 @@ def judged(steps: pl.DataFrame, step_log: pl.DataFrame | None = None) -> pl.Data
     """
     steps = steps.sort("rank", "start")
     _require_disjoint(steps)
-    steps = _without_idle_ranks(steps)
+    steps = _without_cut_ranks(_without_idle_ranks(steps))
     candidates = steps.filter(pl.col("complete").fill_null(True), pl.col("left_out").is_null())
     if candidates.is_empty():
         return steps
-    working = steps.filter(pl.col("left_out").ne_missing(IDLE_RANK))["rank"].n_unique()
+    absent = pl.col("left_out").cast(pl.String).is_in([IDLE_RANK, CUT_RANK]).fill_null(False)
+    working = steps.filter(~absent)["rank"].n_unique()
     common = (
         candidates.group_by("step").agg(pl.col("rank").n_unique()).filter(pl.col("rank") == working)["step"]
     )
@@ -84,6 +85,20 @@ def _without_idle_ranks(steps: pl.DataFrame) -> pl.DataFrame:
     return steps.with_columns(left_out=why.otherwise("left_out"))
 
 
+def _without_cut_ranks(steps: pl.DataFrame) -> pl.DataFrame:
+    """The steps, those of ranks of which none was recorded whole left out where others have whole ones.
+
+    What such a file lost looks like idle time: with it a mean would be of steps that never were so.
+    """
+    whole = pl.col("complete").fill_null(True).any().over("rank")
+    working = pl.col("left_out").ne_missing(IDLE_RANK)
+    cut = steps.select(working & ~whole).to_series()
+    if not cut.any() or steps.select((~working | pl.Series(cut)).all()).item():
+        return steps
+    why = pl.when(pl.Series(cut)).then(pl.lit(CUT_RANK, LEFT_OUT))
+    return steps.with_columns(left_out=why.otherwise("left_out"))
+
+
 def _require_disjoint(steps: pl.DataFrame) -> None:
     same = pl.col("rank") == pl.col("rank").shift(1)
     wrong = steps.filter(
@@ -97,16 +112,18 @@ def _require_disjoint(steps: pl.DataFrame) -> None:
 
 def _judged(steps: pl.DataFrame, usual: Int) -> pl.DataFrame:
     """Which of some steps, each whole on all ranks that have it, are not like the others, and why."""
-    does = pl.col("amount") / pl.col("amount").median().over("rank")
+    usual_amount = pl.col("amount").median().over("rank")
     by_step = (
-        steps.with_columns(length=pl.col("end") - pl.col("start"), does=does)
+        steps.with_columns(
+            length=pl.col("end") - pl.col("start"), more=pl.col("amount") > MORE_WORK * usual_amount
+        )
         .group_by("step")
         .agg(
             pl.col("start").min(),
             # Ranks wait for each other: a step of the job is as long as on the rank where it is longest.
             pl.col("length").max(),
-            more=(pl.col("does") > MORE_WORK).any().fill_null(False),
-            nothing=(pl.col("amount") == 0).all().fill_null(False),
+            pl.col("more").any(),
+            nothing=pl.col("amount").eq_missing(0).all(),
         )
         .sort("start", "step")
     )
@@ -172,7 +189,7 @@ def _logged(step_log: pl.DataFrame | None) -> Int:
     if step_log is None:
         return np.zeros(0, dtype=np.int64)
     plain = step_log.filter(~pl.col("recorded"), pl.col("step") >= WARM_UP, pl.col("duration").is_not_null())
-    return plain.group_by("step").agg(pl.col("duration").max()).sort("step")["duration"].to_numpy()
+    return plain.group_by("step").agg(pl.col("duration").max())["duration"].to_numpy()
 
 
 def _may_be_periodic(at: Int, n: int) -> bool:

@@ -77,20 +77,16 @@ def _links(ends: pl.DataFrame) -> pl.DataFrame:
     apart = apart.with_columns(_middle=pl.col("_apart").median().over(between))
     deviation = (pl.col("_apart") - pl.col("_middle")).abs()
     many = pl.col("instance").n_unique()
-    return (
-        apart.group_by(between)
-        .agg(
-            middle=pl.col("_middle").first().round().cast(pl.Int64),
-            # Of one or two nothing tells how exactly they end together, only that it is within their time.
-            error=pl.when(many >= FEW)
-            .then(1.4826 * deviation.median())
-            .when(many >= FEWEST)
-            .then(deviation.max())
-            .otherwise(deviation.max() + pl.col("latency").median())
-            .ceil()
-            .cast(pl.Int64),
-        )
-        .sort(between)
+    return apart.group_by(between).agg(
+        middle=pl.col("_middle").first().round().cast(pl.Int64),
+        # Of one or two nothing tells how exactly they end together, only that it is within their time.
+        error=pl.when(many >= FEW)
+        .then(1.4826 * deviation.median())
+        .when(many >= FEWEST)
+        .then(deviation.max())
+        .otherwise(deviation.max() + pl.col("latency").median())
+        .ceil()
+        .cast(pl.Int64),
     )
 
 

@@ -53,6 +53,7 @@ class MonitorLog:
         self._told: dict[tuple[Any, ...], str] = {}
         self._packing: list[subprocess.Popen[bytes]] = []
         self.lost = 0
+        self._tail: int | None = None
         self._close_tail()  # what a killed monitor left
         self._open_tail()
 
@@ -61,12 +62,17 @@ class MonitorLog:
         for fact in facts:
             key = tuple(fact.get(part) for part in ("kind", "device", "port"))
             line = json.dumps(fact, separators=(",", ":"))
-            if self._told.get(key) != line:
+            if self._told.get(key) != line and self._append(self._facts, line):
                 self._told[key] = line
-                self._append(self._facts, line)
 
     def add(self, monotonic: int, wall: int, readings: Iterable[MetricValue]) -> None:
-        """Append a sample."""
+        """Append a sample. It is lost where the disk has no room, even for a file's name."""
+        try:
+            if self._tail is None:
+                self._open_tail()
+        except OSError:
+            self.lost += 1
+            return
         values: list[float | None] = [None] * len(self._places)
         new: list[MetricValue] = []
         for reading in readings:
@@ -76,6 +82,7 @@ class MonitorLog:
                 values.append(None)
                 new.append(reading)
             values[place] = reading.value
+        assert self._tail is not None
         if new:
             # Says where they begin: the line before may be one that a full disk has torn.
             line = {"from": len(values) - len(new), "series": [_series(reading) for reading in new]}
@@ -83,8 +90,10 @@ class MonitorLog:
         line = json.dumps({"m": monotonic, "w": wall, "v": values}, separators=(",", ":"))
         self._append(self._tail, line)
         if time.monotonic() - self._tail_since > PACK_EVERY:
-            self._close_tail()
-            self._open_tail()
+            self._tail_since = time.monotonic()
+            with suppress(OSError):  # then the tail goes on, or one is begun with the next sample
+                self._close_tail()
+                self._open_tail()
 
     @property
     def num_series(self) -> int:
@@ -92,7 +101,8 @@ class MonitorLog:
 
     def close(self, patience: float = 20.0) -> None:
         """Pack what there is and let go of the folder."""
-        self._close_tail()
+        with suppress(OSError):
+            self._close_tail()
         until = time.monotonic() + patience
         for packing in self._packing:
             with suppress(subprocess.TimeoutExpired):
@@ -107,8 +117,6 @@ class MonitorLog:
 
     def _close_tail(self) -> None:
         """Give the tail a number, and leave the packing to a process of its own, for Polars is large."""
-        with suppress(AttributeError):
-            os.close(self._tail)
         tail = self.folder / run_folder.TAIL
         if not tail.exists():
             return
@@ -119,6 +127,9 @@ class MonitorLog:
         ]
         closed = self.folder / run_folder.segment(max(taken, default=-1) + 1)
         tail.rename(closed)
+        if self._tail is not None:
+            os.close(self._tail)
+            self._tail = None
         self._packing = [packing for packing in self._packing if packing.poll() is None]
         with suppress(OSError):
             self._packing.append(
@@ -131,7 +142,8 @@ class MonitorLog:
                 )
             )
 
-    def _append(self, file: int, line: str) -> None:
+    def _append(self, file: int, line: str) -> bool:
+        """Whether the line is there whole."""
         data = f"{line}\n".encode()
         try:
             whole = os.write(file, data) == len(data)
@@ -140,6 +152,7 @@ class MonitorLog:
         except OSError:  # a full disk; there may be room again later
             whole = False
         self.lost += not whole
+        return whole
 
 
 def _series(reading: MetricValue) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from lostflops.optimize.activations.random_numbers import RandomNumbers
 from lostflops.optimize.amounts import written
 from lostflops.optimize.device import peak
 from lostflops.optimize.remedy import Report
@@ -121,7 +122,8 @@ def state_put_back(model: torch.nn.Module) -> Generator[None]:
     for parameter, _ in gradients:
         parameter.grad = None
     try:
-        with cast("Any", torch.random).fork_rng():
+        numbers = RandomNumbers(model)
+        with cast("Any", torch.random).fork_rng(), numbers.as_they_were(numbers.states()):
             yield
     finally:
         with torch.no_grad():

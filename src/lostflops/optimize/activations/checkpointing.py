@@ -17,7 +17,7 @@ import threading
 import warnings
 import weakref
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch.utils import checkpoint as torch_checkpointing
@@ -34,6 +34,8 @@ from lostflops.optimize.activations.checkpoint_measured import (
     differing,
     state_put_back,
 )
+from lostflops.optimize.activations.checkpoint_repeats import Repeats
+from lostflops.optimize.activations.random_numbers import RandomNumbers
 from lostflops.optimize.amounts import written
 from lostflops.optimize.device import peak
 from lostflops.optimize.forwards import Forwards
@@ -59,6 +61,7 @@ def checkpoint(
     keep: str | Sequence[str] = (_ATTENTION,),
     plan: Mapping[str, Any] | None = None,
     layers: str | Sequence[torch.nn.Module] | None = None,
+    verify: Literal["first step"] | None = "first step",
 ) -> Checkpointed:
     """Recomputes layers in the backward instead of keeping what they save, until `undo()`; also a context.
 
@@ -70,12 +73,16 @@ def checkpoint(
     `plan` is an offload plan, {"classes": {"model.layers.*.mlp/MulBackward0": "recompute", ...}}: modules all
     of whose classes are to be recomputed are, and nothing else; `every` and `keep` do not apply.
 
-    Gradients are equal to the bit, dropout and autocast included. A key-value cache that training does not
-    need is dropped in these layers. Refuses what would be switched off or wrong: a model that already
-    checkpoints, saved-tensor hooks inside a layer, compiled layers, BatchNorm and other buffers that a second
-    forward would change again. What only shows when a layer runs (hooks, buffers, something to keep that is
-    not there) is refused in its first forward, and everything undone. With something kept, a graph allows one
-    backward.
+    Gradients are equal to the bit, with dropout, autocast, and random numbers of Python, of numpy and of
+    generators that a layer has as attributes. A key-value cache that training does not need is dropped in
+    these layers. Refuses what would be switched off or wrong: a model that already checkpoints, saved-tensor
+    hooks inside a layer, compiled layers, BatchNorm and other buffers that a second forward would change
+    again. What only shows when a layer runs (hooks, buffers, something to keep that is not there) is refused
+    in its first forward, and everything undone. With something kept, a graph allows one backward.
+
+    With `verify`, a layer's first backward compares what it computes again with what the forward had saved. A
+    layer that counts its calls, say, would get wrong gradients: `backward()` itself raises Refused, before an
+    optimizer sees them, and everything is undone. Later steps pay nothing.
     """
     if every < 1:
         raise Refused(f"every={every} takes no layer", "every=1 takes all of them, every=2 every second one")
@@ -83,7 +90,7 @@ def checkpoint(
     if plan is not None:
         if every != 1 or layers is not None:
             raise Refused("a plan says by itself what is recomputed", "leave out `every` and `layers`")
-        return Checkpointed(model, planned_modules(model, plan), ())
+        return Checkpointed(model, planned_modules(model, plan), (), verify is not None)
     if layers is None:
         found = repeated_layers(model)
     elif isinstance(layers, str):
@@ -101,14 +108,19 @@ def checkpoint(
             else "no repeated layers were found",
             'pass layers="blocks.*", or the modules themselves',
         )
-    return Checkpointed(model, chosen, (keep,) if isinstance(keep, str) else tuple(keep))
+    kept = (keep,) if isinstance(keep, str) else tuple(keep)
+    return Checkpointed(model, chosen, kept, verify is not None)
 
 
 class Checkpointed(AppliedRemedy):
     """A model whose layers are recomputed in the backward, until `undo()` or the end of the `with` block."""
 
     def __init__(
-        self, model: torch.nn.Module, layers: Sequence[torch.nn.Module], keep: tuple[str, ...]
+        self,
+        model: torch.nn.Module,
+        layers: Sequence[torch.nn.Module],
+        keep: tuple[str, ...],
+        verify: bool = True,
     ) -> None:
         self.model = model
         self.layers = list(layers)
@@ -124,6 +136,8 @@ class Checkpointed(AppliedRemedy):
         self._cached: Storages | None = None
         self._running = threading.local()  # which modules named in keep are running
         self._forwards = Forwards()
+        self._repeats = Repeats(self.undo) if verify else None
+        self._random: dict[int, RandomNumbers] = {}  # by the id of a layer that has run
         for layer in self.layers:
             _refuse_layer(self._name(layer), layer, self._unchecked)
         for layer in self.layers:
@@ -190,6 +204,13 @@ class Checkpointed(AppliedRemedy):
             lines.append(f"caches dropped {self.caches_dropped}: use_cache=False avoids making them")
         if self.forwards and self._unchecked:
             lines.append(f"not yet run    {len(self._unchecked)} of the modules")
+        if self._repeats:
+            lines.append(f"compared       {self.compared} saved tensors with those computed again")
+            if self._repeats.rounded:
+                some = ", ".join(sorted(self._repeats.rounded)[:3])
+                lines.append(
+                    f"not repeatable {len(self._repeats.rounded)} modules differ by rounding: {some}"
+                )
         measured = str(self.measured) if self.measured else "not measured: call measure(step)"
         figures = {
             "modules": [self._name(layer) for layer in self.layers],
@@ -198,9 +219,16 @@ class Checkpointed(AppliedRemedy):
             "recomputed": self.recomputed,
             "caches_dropped": self.caches_dropped,
             "not_yet_run": len(self._unchecked),
+            "compared": self.compared,
+            "differ_by_rounding": sorted(self._repeats.rounded) if self._repeats else [],
             "measured": self.measured,
         }
         return TextReport("checkpointing", (*lines, measured), figures)
+
+    @property
+    def compared(self) -> int:
+        """How many saved tensors were compared with those computed again."""
+        return self._repeats.compared if self._repeats else 0
 
     def _measured(self, step: Callable[[], torch.Tensor], bypassed: bool) -> Step:
         self._bypassed = bypassed
@@ -263,6 +291,10 @@ class Checkpointed(AppliedRemedy):
         names, count = list(kwargs), len(args)
         first, again = id(layer) in self._unchecked, False
         self.forwards += 1
+        if first:
+            self._random[id(layer)] = RandomNumbers(layer)
+        numbers = self._random.get(id(layer)) or RandomNumbers(layer)  # of a copy of the model, each time
+        states = numbers.states()
 
         # Every tensor is handed over by position: torch looks there, and nowhere else, for the devices whose
         # random numbers it has to bring back, and transformers passes most by name.
@@ -270,13 +302,17 @@ class Checkpointed(AppliedRemedy):
             nonlocal again
             if again:
                 self.recomputed += 1
-            check = nullcontext() if again or not first else _Check(self._name(layer), layer)
+            around = nullcontext() if not first else _Check(self._name(layer), layer)
+            if again:
+                around = numbers.as_they_were(states)
             again = True
-            with check:
+            with around:
                 return forward(layer, *values[:count], **dict(zip(names, values[count:], strict=True)))
 
         more: dict[str, Any] = {"context_fn": self._contexts} if self.keep else {}
-        result = _torch.checkpoint(run, *args, *kwargs.values(), use_reentrant=False, **more)
+        comparing = self._repeats.comparing(self._name(layer)) if self._repeats else nullcontext(more)
+        with comparing as compared:
+            result = _torch.checkpoint(run, *args, *kwargs.values(), use_reentrant=False, **(more | compared))
         if first:
             self._unchecked.discard(id(layer))
             self._check_kept()

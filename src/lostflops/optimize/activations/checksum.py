@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -48,13 +49,34 @@ def fingerprint(tensor: torch.Tensor, order: tuple[int, ...] | None = None) -> F
     """
     tensor = tensor.detach()
     order = tuple(by_stride(tensor)) if order is None else order
+    total = torch.zeros(1, dtype=torch.int64, device=tensor.device)
+    for flat in _flat(tensor, order):
+        total = total * 31 + checksum(flat.view(torch.uint8))
+    return Fingerprint(total, order)
+
+
+def sketch(tensor: torch.Tensor) -> torch.Tensor:
+    """float32[2]: the norm, and the sum of the elements with signs that follow no pattern. By as much as they
+    differ, two tensors differ, about: rounding changes them little, other numbers a lot."""
+    found = torch.zeros(2, device=tensor.device)
+    for flat in _flat(tensor.detach(), tuple(by_stride(tensor))):
+        for first in range(0, len(flat), AT_ONCE // 16):
+            part = flat[first : first + AT_ONCE // 16]
+            if part.is_complex():
+                part = torch.view_as_real(part).flatten()
+            numbers = part.to(torch.float32)
+            signs = 1 - 2 * ((torch.arange(len(numbers), device=tensor.device) * _ODD >> 16) % 2)
+            found += torch.stack([numbers.square().sum(), (numbers * signs).sum()])
+    found[0] = found[0].sqrt()
+    return found
+
+
+def _flat(tensor: torch.Tensor, order: tuple[int, ...]) -> Iterator[torch.Tensor]:
+    """Each element of memory once, in one dimension: as it lies, or gathered, not too much at a time."""
     read = without_expanded(tensor).permute(order)
     parts: tuple[torch.Tensor, ...] = (read,)
     if read.dim() and not read.is_contiguous():
         rows = max(1, AT_ONCE // max(1, read[:1].nbytes))
         parts = tuple(read.narrow(0, n, min(rows, len(read) - n)) for n in range(0, len(read), rows))
-    total = torch.zeros(1, dtype=torch.int64, device=tensor.device)
     for part in parts:
-        flat = part.contiguous().as_strided((part.numel(),), (1,))  # one element may have any stride
-        total = total * 31 + checksum(flat.view(torch.uint8))
-    return Fingerprint(total, order)
+        yield part.contiguous().as_strided((part.numel(),), (1,))  # one element may have any stride

@@ -39,7 +39,9 @@ class Stretch:
 class Slab:
     """A file without a name in a folder. `take` and `give_back` on one thread, reads and writes on any."""
 
-    def __init__(self, folder: str | os.PathLike[str]) -> None:
+    def __init__(self, folder: str | os.PathLike[str], direct: bool = False) -> None:
+        """`direct`: past the kernel's cache, which counts as this process's memory, where the file system can
+        and both memory and length are whole pages. Such a file is not looked at by `view`."""
         self._folder = Path(folder)
         try:
             with tempfile.TemporaryFile(dir=self._folder) as file:
@@ -49,6 +51,7 @@ class Slab:
                 f"no file can be made in {self._folder}: {error.strerror}", "name a folder on a local disk"
             ) from error
         os.set_inheritable(self._file, False)
+        self._direct = _opened_directly(self._file) if direct else -1
         self._end = 0
         self._free: list[Stretch] = []
 
@@ -96,17 +99,28 @@ class Slab:
         return memory.numel()
 
     def close(self) -> None:
-        if self._file >= 0:
-            os.close(self._file)
-        self._file = -1
+        for file in (self._file, self._direct):
+            if file >= 0:
+                os.close(file)
+        self._file = self._direct = -1
 
     def _each(self, stretch: Stretch, memory: torch.Tensor, move: Callable[[int, Any, int], int]) -> None:
         room, done = memoryview(cast("Any", memory.numpy())), 0
+        whole = self._direct >= 0 and not (memory.data_ptr() % PAGE or len(room) % PAGE)
         while done < len(room):
-            moved = move(self._file, [room[done : done + AT_ONCE]], stretch.first + done)
+            file = self._direct if whole and not done % PAGE else self._file
+            moved = move(file, [room[done : done + AT_ONCE]], stretch.first + done)
             if moved <= 0:
                 raise OSError(errno.EIO, f"the file in {self._folder} ends before its end")
             done += moved
+
+
+def _opened_directly(file: int) -> int:
+    """The same file once more; -1 where the file system does not read and write past the cache."""
+    try:
+        return os.open(f"/proc/self/fd/{file}", os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC)
+    except OSError:
+        return -1
 
 
 @dataclass(eq=False)

@@ -311,7 +311,8 @@ class OptimizerOffload(AppliedRemedy):
                 continue
             values, held = cast("dict[Any, Any]", found), dict[Any, torch.Tensor]()
             for key, value in values.items():
-                if isinstance(value, torch.Tensor) and value.layout == torch.strided and key != "step":
+                # Scalars stay: some optimizers read theirs while they load.
+                if isinstance(value, torch.Tensor) and value.layout == torch.strided and value.dim():
                     nbytes = sum(part.nbytes for _, part in parts_of(value))
                     if nbytes >= self._states.least:
                         held[key] = value

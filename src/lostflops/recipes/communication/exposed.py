@@ -9,7 +9,7 @@ import polars as pl
 from lostflops.columns import Count, Id, Share, Time
 from lostflops.finding import Finding, milliseconds, percent
 from lostflops.recipe import Bars, Example, recipe
-from lostflops.recipes.steps.totals import added_up, mean_share, per_step
+from lostflops.recipes.steps.totals import added_up, mean_share, num_ranks, per_step
 from lostflops.tables import Collectives, Ranks
 
 # Share of the step from which exposed communication is worth a finding (TraceLens warns from there, too).
@@ -101,14 +101,15 @@ def communication_exposed(
 
     Exposed time is step time. Hiding it can save more than that: what waits behind communication that is
     hidden under one stream begins sooner, too. A chain of events that wait for each other gets shorter by no
-    more than the communication on it, and the work of the busiest stream remains. Ranks that do not
-    communicate are left out.
+    more than the communication on it, and the work of the busiest stream remains. Ranks that neither
+    communicate nor have steps are left out.
     """
+    there = pl.concat([collectives.select("rank"), step_totals.select("rank")]).unique()
     length = pl.col("end") - pl.col("start")
     computes, communicates = pl.col("compute") > 0, pl.col("communication") > 0
     exposed, inside = ~computes & communicates, pl.col("in_step") > 0
     split = (
-        gpu_activity.join(collectives.select("rank").unique(), on="rank", how="semi")
+        gpu_activity.join(there, on="rank", how="semi")
         .group_by("rank")
         .agg(
             compute=length.filter(computes).sum(),
@@ -127,12 +128,14 @@ def communication_exposed(
     return per_step(bounded, step_totals, "in_steps").select(*communication_exposed.columns).sort("rank")
 
 
-@communication_exposed.finding(name="communication-exposed", remedies=("accumulate", "overlap"))
+@communication_exposed.finding(
+    name="communication-exposed", remedies=("accumulate", "overlap"), edit="overlap"
+)
 def communication_is_exposed(table: pl.DataFrame) -> Iterator[Finding]:
     if mean_share(table, table) < WORTH_SAYING:
         return
     exposed, total = table.select(pl.col("in_steps").sum(), pl.col("total_in_steps").sum()).row(0)
-    mean = int(table["per_step"].sum()) // table.height
+    mean = int(table["per_step"].sum()) // num_ranks(table)
     worst = table.sort("per_step", "rank", descending=[True, False], nulls_last=True).row(0, named=True)
     most = f"the most is on rank {worst['rank']}: {milliseconds(worst['per_step'])} per step"
     wider = int(table["at_most"].sum()) > exposed

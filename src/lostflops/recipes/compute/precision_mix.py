@@ -10,7 +10,7 @@ from lostflops import intervals
 from lostflops.columns import Count, Flag, Id, Name, Ratio, Share, Time
 from lostflops.finding import Finding, Verdict, milliseconds, percent
 from lostflops.recipe import Bars, Example, Shows, recipe
-from lostflops.recipes.steps.totals import added_up, mean_share, per_step
+from lostflops.recipes.steps.totals import added_up, mean_share, nothing_elsewhere, num_ranks, per_step
 from lostflops.tables import Kernels
 
 MATRIX_WORK = ("gemm", "attention", "convolution")
@@ -96,7 +96,8 @@ def precision_mix(
     """Add up each rank's matmul, attention and convolution time by precision and use of tensor cores.
 
     Both are read from kernel names: null is not 'no'. Kernels that run at the same time each count, except
-    in `span`, which no change of precision can save more than.
+    in `span`, which no change of precision can save more than. A rank with steps and without such work has
+    one row, without a family.
     """
     kinds = ["rank", "family", "precision", "tensor_cores"]
     summed = (
@@ -107,7 +108,9 @@ def precision_mix(
         .with_columns(time_share=pl.when(pl.col("_all") > 0).then(pl.col("time") / pl.col("_all")))
     )
     return (
-        per_step(summed, step_totals, "in_steps")
+        per_step(
+            nothing_elsewhere(summed, step_totals, ("calls", "time", "in_steps")), step_totals, "in_steps"
+        )
         .join(_spans(kernels, counted_steps), on=["rank", *SORTS], how="left", nulls_equal=True)
         .with_columns(pl.col("span").fill_null(0))
         .select(*precision_mix.columns)
@@ -184,7 +187,7 @@ def _off_tensor_cores(table: pl.DataFrame, precision: str, then: str) -> Iterato
     time = int(slow["in_steps"].sum())
     share = min(1.0, mean_share(slow, table))
     spans = slow.group_by("rank").agg(pl.col("span").max(), pl.col("per_step").sum())
-    per_step = int(spans["per_step"].sum()) // max(1, table["rank"].n_unique())
+    per_step = int(spans["per_step"].sum()) // num_ranks(table)
     doubt = f"{percent(unknown, matrix)} of this matrix work does not say its precision." if unknown else ""
     yield Finding(
         name=f"{precision}-without-tensor-cores",

@@ -11,7 +11,7 @@ from lostflops import intervals
 from lostflops.columns import Bytes, Count, Id, Name, Number, Share, Time
 from lostflops.finding import Finding, Gain, milliseconds, percent
 from lostflops.recipe import Bars, Example, recipe
-from lostflops.recipes.steps.totals import added_up, mean_share, per_step
+from lostflops.recipes.steps.totals import added_up, mean_share, nothing_elsewhere, num_ranks, per_step
 from lostflops.tables import Copies
 
 # Share of the step from which exposed copies are worth a finding (TraceLens: 5 % in one direction).
@@ -233,8 +233,11 @@ def copy_summary_by_time(
         span = intervals.union(moved.with_columns(start=first, end=last), kinds)
         sums = intervals.inside(span, gpu_activity, parts).group_by(kinds).agg(pl.col(list(parts)).sum())
         whole = whole.join(sums, on=kinds, how="left").with_columns(pl.col(list(parts)).fill_null(0))
-    every = pl.concat(
-        [_with_bound(whole, step_totals, busiest_stream), _without(whole, step_totals)], how="diagonal"
+    nothing = ("copies", "bytes", "time", "hidden", "exposed", "copies_in_steps", "bytes_in_steps", "held",
+               "hidden_in_steps", "in_steps", "idle_in_calls", "idle_per_step", "at_most")  # fmt: skip
+    bounded = _with_bound(whole, step_totals, busiest_stream)
+    every = nothing_elsewhere(bounded, step_totals, nothing).with_columns(
+        idle_share=pl.when(pl.col("copies") == 0).then(0.0).otherwise("idle_share")
     )
     return (
         per_step(every, step_totals, "in_steps")
@@ -251,16 +254,6 @@ def _marked(copies: pl.LazyFrame, activity: pl.LazyFrame) -> pl.LazyFrame:
         intervals.inside(touched, activity, {"_in_step": pl.col("in_step") > 0})
         .with_columns(pl.col("_in_step") > 0, end=pl.col("_end"))
         .drop("_end")
-    )
-
-
-def _without(whole: pl.LazyFrame, totals: pl.LazyFrame) -> pl.LazyFrame:
-    """A row of nothing for each rank that has steps and copies nothing."""
-    nothing = ("copies", "bytes", "time", "hidden", "exposed", "copies_in_steps", "bytes_in_steps", "held",
-               "hidden_in_steps", "in_steps", "idle_in_calls", "idle_per_step", "at_most")  # fmt: skip
-    none = totals.select("rank").join(whole.select("rank"), on="rank", how="anti")
-    return none.with_columns(
-        *(pl.lit(0, dtype=pl.Int64).alias(name) for name in nothing), idle_share=pl.lit(0.0)
     )
 
 
@@ -322,10 +315,10 @@ def copies_cost_step_time(table: pl.DataFrame) -> Iterator[Finding]:
         )
 
 
-@copy_summary_by_time.finding(name="copies-pageable", remedies=("pinned-copies",))
+@copy_summary_by_time.finding(name="copies-pageable", remedies=("pinned-copies",), edit="pinned")
 def pageable_copies_cost_step_time(table: pl.DataFrame) -> Iterator[Finding]:
     pageable = table.filter(pl.col("host_memory") == "pageable")
-    idle = float(pageable["idle_share"].sum()) / max(1, table["rank"].n_unique())
+    idle = float(pageable["idle_share"].sum()) / num_ranks(table)
     if mean_share(pageable, table) + idle >= PAGEABLE_WORTH_SAYING:
         yield Finding(
             name="copies-pageable",
@@ -392,7 +385,7 @@ def _costliest(rows: pl.DataFrame) -> str:
 
 def _gain(rows: pl.DataFrame, table: pl.DataFrame) -> _Gain:
     """What these copies cost now, and at most, which only recorded launches tell."""
-    now = _now(rows, max(1, table["rank"].n_unique()))
+    now = _now(rows, num_ranks(table))
     if rows["at_most"].null_count():
         doubt = "Launches of some copies were not recorded: the cost of their calls is not known."
         return {"ns_in_steps": 0, "cost_per_step": now, "gain": "unknown", "doubt": doubt}

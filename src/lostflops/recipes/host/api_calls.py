@@ -29,6 +29,7 @@ OUT_OF_MEMORY = 2
         "name": Name("name of the call"),
         "return_code": Id("what the call returned, 0 is success; null when not recorded"),
         "calls": Count("number of calls"),
+        "calls_in_steps": Count("of these, how many take time inside steps that count"),
         "time": Time("durations added up"),
         "mean": Typical("mean duration"),
         "max": Typical("longest"),
@@ -55,6 +56,7 @@ OUT_OF_MEMORY = 2
                     "name": name,
                     "return_code": code,
                     "calls": calls,
+                    "calls_in_steps": calls,
                     "time": time,
                     "mean": mean,
                     "max": longest,
@@ -68,6 +70,17 @@ OUT_OF_MEMORY = 2
                     (8, "cudaEventQuery", 600, 1, 1, 1, 1, 1),
                 )
             ],
+        ),
+        Example(
+            "a call while the job sets up is none of a step's",
+            given={
+                "launches": [
+                    {"start": s, "end": s + 4, "thread": 7, "name": "cudaStreamSynchronize"}
+                    for s in (0, 10, 16, 30)
+                ],
+                "steps": [{"start": 14, "end": 40}],
+            },
+            expect=[{"calls": 4, "calls_in_steps": 2, "time": 16, "per_step": 8}],
         ),
         Example(
             "calls that overlap on one thread, as a damaged recording has them, take no more than the step",
@@ -98,6 +111,7 @@ def api_call_summary(
         .group_by(kinds)
         .agg(
             calls=pl.len().cast(pl.Int64),
+            calls_in_steps=(pl.col("_in_steps") > 0).sum().cast(pl.Int64),
             time=length.sum(),
             mean=length.mean().round().cast(pl.Int64),
             max=length.max(),

@@ -11,7 +11,7 @@ from lostflops import intervals
 from lostflops.columns import Count, Id, Instant, Name, Time
 from lostflops.finding import Finding, milliseconds, percent
 from lostflops.recipe import Example, Shows, recipe
-from lostflops.recipes.steps.counted import FEWEST
+from lostflops.recipes.steps.counted import BEHIND, FEWEST
 from lostflops.tables import Ranges, Steps
 
 SLOWER = 1.5  # than the slowest of the others: a first step that does something else than the others
@@ -176,7 +176,9 @@ def _slow_first(steps: pl.DataFrame) -> pl.DataFrame:
     """First steps that take longer than all whole ones after them, themselves whole or not: the recording may
     begin inside a step that warms up."""
     length = pl.col("end") - pl.col("start")
-    steps = steps.filter(pl.col("left_out").ne_missing("outlier"))  # told as such
+    # Outliers are told as such; on a device that was behind, the first step holds work of the one before.
+    told = pl.col("left_out").cast(pl.String).is_in(["outlier", BEHIND]).fill_null(False)
+    steps = steps.filter(~told)
     first = pl.col("start") == pl.col("start").min().over("rank")
     compared = steps.filter(pl.col("complete") | first).sort("rank", "start").with_columns(ns=length)
     by_rank = compared.group_by("rank", maintain_order=True).agg(

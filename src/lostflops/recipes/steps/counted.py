@@ -10,7 +10,7 @@ from lostflops.tables import Steps
 
 FEWEST = 3  # whole steps of a rank that make a mean that says something of the others
 BEHIND = "device was behind"
-IDLE_RANK = "nothing on its rank"
+IN_NO_MEAN = ("nothing on its rank", "no whole step on its rank")  # where other ranks have such
 
 
 @recipe(
@@ -110,7 +110,8 @@ def counted_steps(steps: Steps) -> pl.LazyFrame:
     of the others; and on a device that was behind when the recording began, the first step may begin too
     late. None of these counts on a rank that has other steps. One that has none counts a first step that
     began late, failing that outliers, failing that all. Who asks for certain steps counts those. A rank that
-    did nothing in any of its steps, while others worked, counts none.
+    did nothing in any of its steps, while others worked, counts none; nor does one without a whole step,
+    where others have some.
     """
     whole, why = pl.col("complete").fill_null(True), pl.col("left_out").cast(pl.String)
     worse = (
@@ -123,7 +124,7 @@ def counted_steps(steps: Steps) -> pl.LazyFrame:
         .otherwise(3)
     )
     return (
-        steps.filter(why.ne_missing(IDLE_RANK) | pl.col("chosen").fill_null(False))
+        steps.filter(~why.is_in(IN_NO_MEAN).fill_null(False) | pl.col("chosen").fill_null(False))
         .with_columns(_worse=worse)
         .filter((pl.col("_worse") == pl.col("_worse").min().over("rank")) | pl.col("chosen").fill_null(False))
         .select("rank", "step", "start", "end")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import polars as pl
 
@@ -53,9 +53,24 @@ def per_step(frame: pl.LazyFrame, totals: pl.LazyFrame, in_steps: str) -> pl.Laz
     )
 
 
+def nothing_elsewhere(frame: pl.LazyFrame, totals: pl.LazyFrame, amounts: Sequence[str]) -> pl.LazyFrame:
+    """`frame` and a row whose `amounts` are 0 for each rank that has steps and no row.
+
+    So means are of all ranks.
+    """
+    none = totals.select("rank").join(frame.select("rank"), on="rank", how="anti")
+    zero = (pl.lit(0, dtype=pl.Int64).alias(name) for name in amounts)
+    return pl.concat([frame, none.with_columns(zero)], how="diagonal")
+
+
+def num_ranks(table: pl.DataFrame) -> int:
+    """How many of a table's ranks have steps: what means over ranks are taken of, at least 1."""
+    return max(1, table.filter(pl.col("step_share").is_not_null())["rank"].n_unique())
+
+
 def mean_share(rows: pl.DataFrame, table: pl.DataFrame) -> float:
     """`step_share` of some of a table's rows, averaged over the table's ranks: what thresholds look at."""
-    return float(rows["step_share"].sum()) / max(1, table["rank"].n_unique())
+    return float(rows["step_share"].sum()) / num_ranks(table)
 
 
 def added_up(rows: pl.DataFrame) -> Iterator[str]:

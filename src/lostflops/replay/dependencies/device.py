@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from .edges import Collected, Kind, ends, starts
+from .edges import FoundEdges, Kind, ends, starts
 from .operations import COPY_RETURNS, NONE, Flags, Int, RankOperations
 from .order import last_to_end
 
@@ -33,7 +33,8 @@ class DeviceRows:
     """Columns of a rank's device rows that several rules need; `first` is the number of its first operation.
 
     `before` is the row of the same stream that ends last of those before it, `call` the operation that
-    launched it, `staged` that the call read pageable memory before the copy began.
+    launched it, `staged` that the call read pageable memory before the copy began, `moves` that it copies
+    rather than sets memory.
     """
 
     first: int
@@ -44,6 +45,7 @@ class DeviceRows:
     launched: Int
     before: Int
     copy: Flags
+    moves: Flags
     communication: Flags
     staged: Flags
     first_of_call: Flags
@@ -72,9 +74,11 @@ def device_rows(rank: RankOperations) -> DeviceRows:
     first = np.zeros(len(start), bool)
     seen = np.unique(call, return_index=True)[1]
     first[seen] = True
+    copy, communication = (frame[c].fill_null(False).to_numpy() for c in ("copy", "communication"))
+    moves = (frame["direction"] != "memset").fill_null(True).to_numpy()
     return DeviceRows(
         rank.host.height, start, end, lane, call, launched, before,
-        frame["copy"].to_numpy(), frame["communication"].fill_null(False).to_numpy(), staged, first & (call != NONE),
+        copy, copy & moves, communication, staged, first & (call != NONE),
     )  # fmt: skip
 
 
@@ -99,7 +103,7 @@ def usual_lags(rows: DeviceRows) -> UsualLags:
     )
 
 
-def in_stream(rows: DeviceRows, usual: UsualLags, edges: Collected, *, cpu: bool = False) -> None:
+def in_stream(rows: DeviceRows, usual: UsualLags, edges: FoundEdges, *, cpu: bool = False) -> None:
     """Edges of rows on their own, from the row before on the stream, and from the call that launched them.
 
     A CPU's transfers begin when a thread takes them up, which has no usual time: what it took is kept.
@@ -119,8 +123,12 @@ def in_stream(rows: DeviceRows, usual: UsualLags, edges: Collected, *, cpu: bool
         rows.start[after] - rows.start[previous],
     )  # fmt: skip
     called = rows.call != NONE
+    lag = np.where(rows.copy, usual.copy, usual.launch)
+    if len(rows) and not cpu:
+        # Whatever held up the first row of all came before the recording: it is not for rules to explain.
+        lag[0] = max(lag[0], rows.start[0] - rows.launched[0]) if called[0] else lag[0]
     # Of a graph that one call launches, the rows after the first follow on their streams.
-    lag = np.where(rows.first_of_call, np.where(rows.copy, usual.copy, usual.launch), 0)
+    lag = np.where(rows.first_of_call, lag, 0)
     if cpu:
         lag = np.where(called, rows.start - rows.launched, 0)
         held = (
@@ -137,8 +145,11 @@ def _taken_up(rows: DeviceRows, after: Int, previous: Int) -> Int:
     return np.where(waited, rows.start[after] - rows.end[previous], 0)
 
 
-def staging(rank: RankOperations, rows: DeviceRows, edges: Collected) -> None:
-    """A copy from pageable memory begins when its call has read that: from the call's end."""
+def staging(rank: RankOperations, rows: DeviceRows, usual: UsualLags, edges: FoundEdges) -> None:
+    """A copy from pageable memory begins when its call has read that: from the call's end.
+
+    What it then waits for on its stream is no part of that, so the lag is at most a launch's.
+    """
     row = np.flatnonzero(rows.staged)
-    called = rank.host["end"].to_numpy()[rows.call[row]]
-    edges.add(Kind.STAGING, ends(rows.call[row]), starts(rows.operations(row)), rows.start[row] - called)
+    lag = rows.start[row] - rank.host["end"].to_numpy()[rows.call[row]]
+    edges.add(Kind.STAGING, ends(rows.call[row]), starts(rows.operations(row)), np.minimum(lag, usual.copy))

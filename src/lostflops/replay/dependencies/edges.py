@@ -59,7 +59,7 @@ class Edges:
 
 
 @dataclass(eq=False)
-class Collected:
+class FoundEdges:
     """Edges as rules find them, kind by kind."""
 
     parts: list[Edges] = field(default_factory=list)

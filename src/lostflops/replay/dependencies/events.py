@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 
 from .device import NOT_LAUNCHED, DeviceRows
-from .edges import Collected, Kind, ends, starts
+from .edges import FoundEdges, Kind, ends, starts
 from .operations import NONE, Int, RankOperations
 from .order import back_from, nearest
 
@@ -23,7 +23,7 @@ STILL_RUNS = 50_000
 CANDIDATES = 8
 
 
-def recorded(rank: RankOperations, rows: DeviceRows, lag: int, edges: Collected) -> None:
+def recorded(rank: RankOperations, rows: DeviceRows, lag: int, edges: FoundEdges) -> None:
     """Edges for the calls that await events, and for communication, whose library records one itself."""
     order = np.flatnonzero((rows.launched != NOT_LAUNCHED) & (rows.call != NONE))
     order = order[np.lexsort((order, rows.launched[order]))]
@@ -51,9 +51,9 @@ def recorded(rank: RankOperations, rows: DeviceRows, lag: int, edges: Collected)
         found = [_launched_last(launched, order, places, waits, waiting, rows) for places in lanes.values()]
         kind = Kind.GUESSED
     _best(found, waiting, rows, lag, kind, edges)
-    # The library makes its stream wait for what the caller's had been given.
+    # The library makes its stream wait for what the caller's had been given, and says so by such a call.
     of_library = order[rows.communication[order]]
-    if len(of_library):
+    if len(of_library) and not len(waits):
         asked = rows.launched[of_library]
         found = [
             _launched_last(launched, order, places, asked, of_library, rows) for places in lanes.values()
@@ -74,7 +74,7 @@ def _newest_record(records: Int, marked: Int, waits: Int, waiting: Int, rows: De
 
 
 def _launched_last(launched: Int, order: Int, places: Int, asked: Int, waiting: Int, rows: DeviceRows) -> Int:
-    """For each instant the row of one stream that was launched last before it, if that can have been meant."""
+    """For each instant the row of one stream that was launched last before it, if it fits."""
     at = np.searchsorted(launched[places], asked, "left") - 1
     row = np.where(at >= 0, order[places[np.maximum(at, 0)]], NONE)[:, None]
     return nearest(row, _can_be(row, waiting, rows))
@@ -85,7 +85,7 @@ def _can_be(row: Int, waiting: Int, rows: DeviceRows) -> np.ndarray:
     return (row != NONE) & elsewhere & (rows.end[row] <= rows.start[waiting][:, None] + STREAMS_DIFFER)
 
 
-def _best(found: list[Int], waiting: Int, rows: DeviceRows, lag: int, kind: Kind, edges: Collected) -> None:
+def _best(found: list[Int], waiting: Int, rows: DeviceRows, lag: int, kind: Kind, edges: FoundEdges) -> None:
     """An edge for each that waits, from the row that ends last of those found on several streams."""
     if not found or not len(waiting):
         return
@@ -98,7 +98,7 @@ def _best(found: list[Int], waiting: Int, rows: DeviceRows, lag: int, kind: Kind
     edges.add(kind, ends(source), starts(target), np.full(len(pairs), lag))
 
 
-def by_time(rows: DeviceRows, unexplained: Int, lag: int, edges: Collected) -> None:
+def by_time(rows: DeviceRows, unexplained: Int, lag: int, edges: FoundEdges) -> None:
     """Edges for rows that begin later than all that is known of them says: `unexplained` ns, one a row."""
     late = np.flatnonzero(unexplained > UNEXPLAINED)
     if not len(late):

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from .edges import Collected, Kind, ends, starts
+from .edges import FoundEdges, Kind, ends, starts
 from .operations import AUTOGRAD, NONE, Int, RankOperations
 from .order import last_to_end
 
 SHORTEST_HANDOVER = 20_000
 
 
-def program(rank: RankOperations, own: Int, waited: Int, edges: Collected) -> None:
+def program(rank: RankOperations, own: Int, waited: Int, edges: FoundEdges) -> None:
     """Edges along each thread, and from each call's start to its end by its `own` time.
 
-    `waited` flags operations before which the thread waited for a transfer: that gap takes no time of its own.
+    `waited` flags operations before which the thread waited for a transfer: that gap takes no own time.
     """
     thread, start, end = (rank.host[c].to_numpy() for c in ("thread", "start", "end"))
     operation = np.arange(len(start))
@@ -80,7 +80,7 @@ def _handovers(rank: RankOperations, after: Int, since: Int) -> tuple[np.ndarray
 
 
 def _works(rank: RankOperations) -> Int:
-    """How many operations before each are work that another thread may wait for: launches, backward passes."""
+    """How many operations before each are launches or backward passes: work that another thread waits for."""
     if rank.cpu:
         return np.arange(rank.host.height + 1)
     launched = np.zeros(rank.host.height + 1, np.int64)

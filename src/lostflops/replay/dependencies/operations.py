@@ -21,8 +21,8 @@ Flags = npt.NDArray[np.bool_]
 NONE = -1
 """Where an index names no row."""
 
-# Runtime and driver calls by what they do, whichever vendor's: `cudaStreamSynchronize`, `hipStreamSynchronize`,
-# `cuStreamSynchronize`, each maybe with a version after it.
+# Runtime and driver calls by what they do, whichever vendor's: `cudaStreamSynchronize`,
+# `hipStreamSynchronize`, `cuStreamSynchronize`, each maybe with a version after it.
 POLL = r"^(cuda|cu|hip)(Event|Stream)Query"
 RECORD = r"^(cuda|cu|hip)EventRecord"
 STREAM_WAIT = r"^(cuda|cu|hip)StreamWaitEvent"
@@ -45,7 +45,7 @@ COPY_RETURNS = 1_000
 """ns by which the call of a copy that blocks may return before the copy ends."""
 
 CALL, BEGINS, ENDS, STEP, STRETCH = range(5)
-"""What a host operation is: a call, the begin or end of an outermost operator, a step's, a CPU-only stretch."""
+"""A host operation: a call, the begin or end of an outermost operator or step, a CPU-only stretch."""
 KINDS_OF_CALL = ("poll", "record", "stream_wait", "wait_device", "wait_stream", "wait_event", "mapping")
 
 
@@ -110,8 +110,8 @@ def operations(trace: Trace, rank: int, *, cpu: bool) -> RankOperations:
     working = _working(calls, device, operators, stretches)
     if cpu:  # what a thread does that carries transfers is part of them
         carries = device.filter(pl.col("name").str.starts_with("gloo:"))["stream"].drop_nulls().to_list()
-        working -= set(carries) - {_main_thread(trace, rank)}
-    host = _host(calls, operators, steps, stretches, working, _main_thread(trace, rank))
+        working -= set(carries) - _main_threads(trace, rank)
+    host = _host(calls, operators, _step_marks(trace, rank, steps), stretches, working)
     called = _with_starts(device, host) if cpu else _with_calls(device, host)
     return RankOperations(rank, cpu, host, called, _steps(steps), tuple(sorted(working)))
 
@@ -194,11 +194,38 @@ def _working(
     return found
 
 
-def _main_thread(trace: Trace, rank: int) -> int | None:
+def _main_threads(trace: Trace, rank: int) -> set[int]:
+    """The thread that runs the job's script, if it is known: where it carries transfers, it also computes."""
     ranks = trace.table("ranks")
     assert ranks is not None
     known = ranks.filter(pl.col("rank") == rank).select("main_thread").collect()["main_thread"]
-    return known.drop_nulls().first() if known.len() else None  # type: ignore[return-value]
+    return set(known.drop_nulls().to_list())
+
+
+def _step_marks(trace: Trace, rank: int, steps: pl.DataFrame | None) -> pl.DataFrame | None:
+    """When the host began and left its steps, on the thread that said so: that of the ranges which mark them.
+
+    A mark on another thread would look like a wait of that thread.
+    """
+    ranges = trace.table("ranges")
+    if steps is None or ranges is None:
+        return None
+    begun = steps.select("host_start").drop_nulls().unique()
+    if not begun.height:
+        return None
+    marks = (
+        ranges.filter(pl.col("rank") == rank, pl.col("start").is_in(begun["host_start"].implode()))
+        .select("thread", "start", "end")
+        .collect()
+    )
+    # Of ranges that begin together the longest is the step's.
+    longest = marks.sort("end", descending=True).unique("start", keep="first")
+    of_steps = longest.group_by("thread").len().sort("len", "thread", descending=[True, False])
+    if not of_steps.height:
+        return None
+    own = longest.filter(pl.col("thread") == of_steps["thread"][0])
+    found = own.join(steps.select("host_start", "host_end"), left_on="start", right_on="host_start")
+    return found.select("thread", "start", end="host_end", name=pl.lit("step"))
 
 
 def _host(
@@ -207,7 +234,6 @@ def _host(
     steps: pl.DataFrame | None,
     stretches: pl.DataFrame | None,
     working: set[int],
-    main: int | None,
 ) -> pl.DataFrame:
     """What the working threads did, in their order. At one instant what ends comes before what begins."""
     flags = [pl.lit(False).alias(kind) for kind in KINDS_OF_CALL]
@@ -250,9 +276,8 @@ def _host(
                     nothing, *flags, pl.lit(2).alias("order"),
                 )
             )  # fmt: skip
-    if steps is not None and main is not None:
-        named = steps.with_columns(thread=pl.lit(main, pl.Int64), name=pl.lit("step"))
-        held += [marks(named, "host_start", STEP, 1), marks(named, "host_end", STEP, 1)]
+    if steps is not None:
+        held += [marks(steps, "start", STEP, 1), marks(steps, "end", STEP, 1)]
     return (
         pl.concat(held, how="diagonal_relaxed")
         .filter(pl.col("thread").is_in(sorted(working)))
@@ -300,5 +325,7 @@ def _with_starts(device: pl.DataFrame, host: pl.DataFrame) -> pl.DataFrame:
 
 def _steps(steps: pl.DataFrame | None) -> pl.DataFrame:
     if steps is None:
-        return pl.DataFrame(schema={"step": pl.Int64, "start": pl.Int64, "end": pl.Int64})
-    return steps.select("step", "start", "end", "host_start", "host_end")
+        return pl.DataFrame(
+            schema={"step": pl.Int64, "start": pl.Int64, "end": pl.Int64, "source": pl.String}
+        )
+    return steps.select("step", "start", "end", "host_start", "host_end", pl.col("source").cast(pl.String))

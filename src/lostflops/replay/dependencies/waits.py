@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .device import NOT_LAUNCHED, DeviceRows
-from .edges import Collected, Kind, ends, starts
+from .edges import FoundEdges, Kind, ends, starts
 from .operations import CLOCKS_DIFFER, COPY_RETURNS, NONE, Flags, Int, RankOperations
 from .order import back_from, nearest, running_last
 
@@ -63,7 +63,7 @@ def host_waits(rank: RankOperations, rows: DeviceRows) -> HostWaits:
         maps = np.flatnonzero(flags["mapping"] & (end - start > REMAPS))
         waited_for[maps] = work.all_ended_in(start[maps], end[maps])
         blocking = np.flatnonzero(
-            rows.copy & (rows.call != NONE) & (rows.end <= end[np.maximum(rows.call, 0)] + COPY_RETURNS)
+            rows.moves & (rows.call != NONE) & (rows.end <= end[np.maximum(rows.call, 0)] + COPY_RETURNS)
         )
         blocking = blocking[rows.first_of_call[blocking]]
         waited_for[rows.call[blocking]] = blocking
@@ -81,7 +81,7 @@ def host_waits(rank: RankOperations, rows: DeviceRows) -> HostWaits:
 ASKS = ("wait_device", "wait_stream", "wait_event")
 
 
-def edges_of(waits: HostWaits, rank: RankOperations, rows: DeviceRows, edges: Collected) -> None:
+def edges_of(waits: HostWaits, rank: RankOperations, rows: DeviceRows, edges: FoundEdges) -> None:
     """Edges from the rows that calls waited for to the calls' ends."""
     end = rank.host["end"].to_numpy()
     call = np.flatnonzero(waits.waited_for != NONE)
@@ -125,13 +125,24 @@ def _for_transfers(rank: RankOperations, rows: DeviceRows) -> tuple[Int, Int]:
     return inside, before
 
 
+def _queued_before(rows: DeviceRows) -> Flags:
+    """Which rows came before the first of their stream whose launch was recorded."""
+    has = rows.launched != NOT_LAUNCHED
+    first = np.full(int(rows.lane.max()) + 1, NOT_LAUNCHED, np.int64)
+    lane, at = np.unique(rows.lane[has], return_index=True)
+    first[lane] = rows.start[has][at]
+    return ~has & (rows.start < first[rows.lane])
+
+
 class _Work:
     """A rank's rows in the order of their launches and of their ends."""
 
     def __init__(self, rows: DeviceRows) -> None:
         self.rows = rows
-        # What was launched before the recording began comes first, and counts when it has started.
+        # What was queued on a stream before the recording began comes first; what else has no launch counts
+        # when it has started.
         known = np.where(rows.launched == NOT_LAUNCHED, rows.start, rows.launched)
+        known[_queued_before(rows)] = NOT_LAUNCHED
         self.by_launch = np.argsort(known, kind="stable")
         self.launched = known[self.by_launch]
         self.holder = running_last(rows.end[self.by_launch])
@@ -147,7 +158,7 @@ class _Work:
         return np.where((row != NONE) & (ends_at > start) & (ends_at <= end + CLOCKS_DIFFER), row, NONE)
 
     def last_of_stream(self, rank: RankOperations, calls: Int) -> Int:
-        """The last row of the stream that the call's thread used last, where it ends right before the return."""
+        """The last row of the stream that the thread used last, where it ends right before the return."""
         thread, start, end = (rank.host[c].to_numpy() for c in ("thread", "start", "end"))
         found = np.full(len(calls), NONE, np.int64)
         called = self.rows.call != NONE

@@ -30,5 +30,5 @@ def edit(text: str) -> Edit:
     name, _, selection = before.partition(":")
     known = kinds().get(name)
     if known is None:
-        raise BadOption(f"There is no edit '{shown(name)}'.", f"the edits are: {', '.join(kinds())}.")
+        raise BadOption(f"There is no edit '{shown(name)}'.", "`lostflops whatif --edits` lists them.")
     return known.made(Typed(text, selection, amount if has_amount else None))

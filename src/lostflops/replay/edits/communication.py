@@ -1,4 +1,4 @@
-"""Communication that costs nothing, is faster, or hides behind computing."""
+"""Communication that costs nothing, or is faster."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import numpy as np
 from ..dependencies.edges import Int, Kind
 from ..edit import REMOVED, Edit, Edited, EditKind, Known, Typed, in_steps
 from ..recorded import RecordedJob
-from ..step_times import StepPoints
 
 NONE_HERE = "no communication was recorded in the steps"
 WAITING_INSIDE = (
@@ -71,59 +70,12 @@ def made_faster(typed: Typed) -> Edit:
         )
 
     return Edit(
-        typed.text, f"data moved between ranks {factor:g} times as fast", apply, of_communication=True
-    )
-
-
-def made_overlapped(typed: Typed) -> Edit:
-    typed.none()
-
-    def apply(job: RecordedJob, lags: Int, known: Known) -> Edited:
-        chosen, edges = communicates(job), job.edges
-        held = np.isin(edges.kind, [Kind.EVENT, Kind.GUESSED, Kind.CONTENDED])
-        held &= _of_operations(job, chosen, edges.source) & ~_of_operations(job, chosen, edges.target)
-        held &= in_steps(job, known.steps, edges.target)
-        last = _last_of_steps(job, known.steps, np.flatnonzero(held))
-        held[last] = False
-        if not held.any():
-            return Edited(lags, refused=_why_not(job, chosen, edges.kind))
-        hidden = lags.copy()
-        hidden[held] = REMOVED
-        return Edited(
-            hidden,
-            removed=_removed(job, known, chosen),
-            doubts=(
-                "computing may need the data before the step's end, and shares the GPU with communication",
-            ),
-        )
-
-    return Edit(
         typed.text,
-        "computing waited for communication only at the end of a step",
+        f"data moved between ranks {factor:g} times as fast",
         apply,
         of_communication=True,
+        scales=True,
     )
-
-
-def _last_of_steps(job: RecordedJob, steps: StepPoints, edges: Int) -> Int:
-    """Of some edges the last in each step of each rank, by when their targets came."""
-    target = job.edges.target[edges]
-    rank = job.operations["rank"].to_numpy()[target // 2]
-    at = job.measured[target]
-    found = list[int]()
-    for number, begin, end in zip(
-        steps.rank, job.measured[steps.begin], job.measured[steps.end], strict=True
-    ):
-        mine = np.flatnonzero((rank == number) & (at >= begin) & (at < end))
-        if len(mine):
-            found.append(int(edges[mine[np.argmax(at[mine])]]))
-    return np.array(found, np.int64)
-
-
-def _why_not(job: RecordedJob, chosen: np.ndarray, kind: np.ndarray) -> str:
-    if not chosen.any():
-        return NONE_HERE
-    return "no computing waits for communication on another stream before the end of a step"
 
 
 FREE = EditKind(
@@ -139,11 +91,4 @@ LINKS = EditKind(
     "What if data moved FACTOR times as fast between ranks?",
     "faster-links=2",
     made_faster,
-)
-OVERLAP = EditKind(
-    "overlap",
-    "overlap",
-    "What if communication ran beside computing, which waits for it only at the end of a step?",
-    "overlap",
-    made_overlapped,
 )

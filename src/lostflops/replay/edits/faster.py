@@ -37,7 +37,7 @@ def made(typed: Typed) -> Edit:
             doubts=_doubts(job, chosen),
         )
 
-    return Edit(typed.text, f"'{typed.selection}' {factor:g} times as fast", apply)
+    return Edit(typed.text, f"'{typed.selection}' {factor:g} times as fast", apply, scales=True)
 
 
 def selected(job: RecordedJob, selection: str) -> np.ndarray:
@@ -66,8 +66,8 @@ def _doubts(job: RecordedJob, chosen: np.ndarray) -> tuple[str, ...]:
         before=pl.col("end").cum_max().shift(1).over("rank", "device")
     )
     beside = (reached["before"] - reached["start"]).clip(0).fill_null(0).sum()
-    busy = (mine["end"] - mine["start"]).sum()
-    if busy and beside > OVERLAPPING * busy:
+    busy = int((mine["end"] - mine["start"]).sum())
+    if busy and int(beside) > OVERLAPPING * busy:
         return ("kernels that run beside others slow each other down, which the replay does not know",)
     return ()
 
@@ -75,7 +75,8 @@ def _doubts(job: RecordedJob, chosen: np.ndarray) -> tuple[str, ...]:
 FASTER = EditKind(
     "faster",
     "faster:KERNELS=FACTOR",
-    "What if these kernels took 1/FACTOR of their time? KERNELS is a family, precision, phase, or part of a name.",
+    "What if these kernels took 1/FACTOR of their time? "
+    "KERNELS is a family, precision, phase, or part of a name.",
     "faster:gemm=2",
     made,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import numpy as np
 import polars as pl
@@ -10,7 +11,7 @@ import polars as pl
 from lostflops.accounts import IDLE
 from lostflops.errors import BadOption, shown
 
-from ..dependencies.edges import Int
+from ..dependencies.edges import Int, Kind
 from ..edit import Edit, Edited, EditKind, Known, Typed
 from ..host_time import per_step, within
 from ..recorded import RecordedJob
@@ -19,41 +20,68 @@ PREFIX = "idle."
 UNITS = {"ns": 1, "us": 1e3, "µs": 1e3, "ms": 1e6, "s": 1e9}
 # Not time that a thread spends at something: what it waits for, or what nothing is known of.
 NOT_SPENT = ("host_synchronisation", "dependency", "unrecorded")
+# What is copied for these is copied for nothing else.
+WITH_COPIES = ("checkpoint_logging",)
 WORKERS = (
     "workers that run beside the job take processor time from it, up to a tenth of the host's, "
     "which the replay does not know"
 )
 
 
+Spans = Callable[[Known], pl.DataFrame | None]
+
+
 def made(typed: Typed) -> Edit:
     cause = typed.selection.replace("-", "_")
     if cause not in _causes():
+        known = ", ".join(c.replace("_", "-") for c in _causes())
         raise BadOption(
             f"'{shown(typed.text)}' does not say which host time.",
-            f"name it: 'host:data-loading=0ms'; known are {', '.join(c.replace('_', '-') for c in _causes())}.",
+            f"name it: 'host:data-loading=0ms'; known are {known}.",
         )
-    return _edit(typed, cause)
+    return _edit(typed, cause.replace("_", " "), _of_cause(cause), cause)
 
 
 def made_of_loader(typed: Typed) -> Edit:
     if typed.selection:
         raise BadOption(f"'{shown(typed.text)}' takes no selection.", "write 'loader=0ms'.")
-    return _edit(typed, "data_loading")
+    return _edit(typed, "data loading", _of_cause("data_loading"), "data_loading")
 
 
-def _edit(typed: Typed, cause: str) -> Edit:
+def made_of_range(typed: Typed) -> Edit:
+    if not typed.selection:
+        raise BadOption(
+            f"'{shown(typed.text)}' does not say which range.",
+            "name a part of its name: 'range:tokenise=0ms'.",
+        )
+
+    def spans(known: Known) -> pl.DataFrame | None:
+        return known.named(typed.selection) if known.named else None
+
+    return _edit(typed, f"what '{typed.selection}' names", spans)
+
+
+def _of_cause(cause: str) -> Spans:
+    def spans(known: Known) -> pl.DataFrame | None:
+        every = known.host_spans
+        return None if every is None else every.filter(pl.col("account") == PREFIX + cause)
+
+    return spans
+
+
+def _edit(typed: Typed, label: str, spans: Spans, cause: str = "") -> Edit:
     share, ns = _amount(typed)
-    label = cause.replace("_", " ")
 
     def apply(job: RecordedJob, lags: Int, known: Known) -> Edited:
-        spans = known.host_spans
-        mine = None if spans is None else spans.filter(pl.col("account") == PREFIX + cause)
+        mine = spans(known)
         if mine is None or not mine.height:
             return Edited(lags, refused=f"the host spent no time on {label} in this recording")
         inside = within(job, lags, mine)
         now = per_step(job, known.steps, inside)
         kept = share if share is not None else (ns or 0) / now if now else 1.0
         less = np.rint(inside * (1 - kept)).astype(np.int64)
+        if cause in WITH_COPIES:
+            less += np.rint(_copies(job, lags, mine) * (1 - kept)).astype(np.int64)
         return Edited(
             lags - less,
             removed=max(0, int(per_step(job, known.steps, less) * len(known.steps.step))),
@@ -66,6 +94,25 @@ def _edit(typed: Typed, cause: str) -> Edit:
         else f"{label} took {typed.amount} a step"
     )
     return Edit(typed.text, says, apply, on_host=True)
+
+
+def _copies(job: RecordedJob, lags: Int, spans: pl.DataFrame) -> Int:
+    """For each edge its lag where it is a copy that was launched inside the spans, else 0."""
+    launches = np.isin(job.edges.kind, [Kind.LAUNCH, Kind.STAGING])
+    # A copy whose launch was not recorded counts where it ran.
+    at = job.measured[0 : 2 * job.operations.height : 2].copy()
+    at[job.edges.target[launches] // 2] = job.measured[job.edges.source[launches]]
+    copies = job.operations.select("rank", "copy", row="operation", start=pl.Series(at)).filter("copy")
+    inside = (
+        copies.sort("start")
+        .join_asof(
+            spans.sort("start").select("rank", "start", until="end"), on="start", by="rank",
+            check_sortedness=False,
+        )
+        .filter(pl.col("until") > pl.col("start"))
+    )  # fmt: skip
+    own = (job.edges.kind == Kind.DEVICE) & np.isin(job.edges.source // 2, inside["row"].to_numpy())
+    return np.where(own, np.maximum(lags, 0), 0)
 
 
 def _amount(typed: Typed) -> tuple[float | None, float | None]:
@@ -99,4 +146,11 @@ LOADER = EditKind(
     "What if the loader handed a batch over in this time?",
     "loader=0ms",
     made_of_loader,
+)
+RANGE = EditKind(
+    "range",
+    "range:NAME=TIME",
+    "What if host ranges, operators and frames whose name holds NAME took so much time a step?",
+    "range:tokenise=0ms",
+    made_of_range,
 )

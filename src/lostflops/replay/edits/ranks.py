@@ -10,7 +10,7 @@ import polars as pl
 from lostflops.errors import BadOption, shown
 
 from ..dependencies.edges import Int, Kind
-from ..edit import Edit, Edited, EditKind, Known, Typed, in_steps
+from ..edit import Edit, Edited, EditKind, Known, Typed, in_steps, step_of
 from ..host_time import within
 from ..recorded import RecordedJob
 
@@ -19,37 +19,58 @@ FEWEST = 3
 
 def made(typed: Typed) -> Edit:
     typed.none()
-    if typed.selection and not re.fullmatch(r"\d+", typed.selection):
-        raise BadOption(f"'{shown(typed.text)}' does not name a rank.", "write 'even-ranks:5'.")
-    only = int(typed.selection) if typed.selection else None
+    if typed.selection and not re.fullmatch(r"\d{1,6}(\+\d{1,6})*", typed.selection):
+        raise BadOption(f"'{shown(typed.text)}' does not name ranks.", "write 'even-ranks:5' or '5+7'.")
+    only = sorted({int(rank) for rank in typed.selection.split("+")}) if typed.selection else None
 
     def apply(job: RecordedJob, lags: Int, known: Known) -> Edited:
         ranks = np.unique(job.operations["rank"].to_numpy())
-        if len(ranks) < FEWEST:
+        if len(ranks) < (FEWEST if only is None else 2):
             return Edited(lags, refused=f"{len(ranks)} ranks have no median")
-        if only is not None and only not in ranks:
-            return Edited(lags, refused=f"this run has no rank {only}")
-        edges = job.edges
-        inside = in_steps(job, known.steps, edges.target)
-        operation = np.minimum(edges.target // 2, job.operations.height - 1)
-        rank = job.operations["rank"].to_numpy()[operation]
+        absent = sorted(set(only or ()) - set(ranks.tolist()))
+        if absent:
+            return Edited(lags, refused=f"this run has no rank {absent[0]}")
+        if only is not None and len(only) == len(ranks):
+            return Edited(lags, refused="there is no other rank to compare with")
         even = lags.astype(float)
-        for part in _parts(job, lags, known):
-            spent = np.array([part[inside & (rank == number)].sum() for number in ranks], float)
-            usual = float(np.median(spent))
-            for number, own in zip(ranks, spent, strict=True):
-                # A rank that is slower on purpose is told by its number; else only those above come down.
-                if own > usual and only in (None, number):
-                    mine = rank == number
-                    even[mine] -= part[mine] * (1 - usual / own)
+        step = step_of(job, known.every_step, job.edges.target)
+        number = np.append(known.every_step.step, -1)[step]
+        rank = job.operations["rank"].to_numpy()[np.minimum(job.edges.target // 2, job.operations.height - 1)]
+        for part in parts(job, lags, known):
+            even -= above(part, rank, number, step >= 0, only)
         evened = np.rint(even).astype(np.int64)
-        return Edited(evened, removed=int((lags - evened)[inside].sum()))
+        counts = in_steps(job, known.steps, job.edges.target)
+        return Edited(evened, removed=int((lags - evened)[counts].sum()))
 
-    who = f"rank {only}" if only is not None else "every rank"
+    who = f"rank {' and '.join(map(str, only))}" if only is not None else "every rank"
     return Edit(typed.text, f"{who} spent no more than the median of all ranks", apply, of_communication=True)
 
 
-def _parts(job: RecordedJob, lags: Int, known: Known) -> list[Int]:
+def above(part: Int, rank: Int, step: Int, inside: np.ndarray, only: list[int] | None) -> np.ndarray:
+    """By how much each edge's part has to be less for its rank to come down to the median of a step, ns.
+
+    With `only`, those ranks come down to the median of the others, else all that are above that of all.
+    """
+    spent = (
+        pl.DataFrame({"rank": rank[inside], "step": step[inside], "part": part[inside]})
+        .group_by("rank", "step")
+        .agg(pl.col("part").sum())
+        # Where a rank spends nothing of a kind it has no row of its own.
+        .join(pl.DataFrame({"rank": np.unique(rank)}), on="rank", how="right")
+    )
+    wide = spent.drop_nulls("step").pivot("step", index="rank", values="part").fill_null(0)
+    less = np.zeros(len(part))
+    for name in wide.columns[1:]:
+        others = wide if only is None else wide.filter(~pl.col("rank").is_in(only))
+        usual = float(np.median(others[name].to_numpy()))
+        for number, own in zip(wide["rank"].to_list(), wide[name].to_list(), strict=True):
+            if own > usual and (only is None or number in only):
+                mine = inside & (rank == number) & (step == int(name))
+                less[mine] = part[mine] * (1 - usual / own)
+    return less
+
+
+def parts(job: RecordedJob, lags: Int, known: Known) -> list[Int]:
     """Time that ranks may differ by, edge by edge: kernels by family, host time by cause, and the rest of it.
 
     No nanosecond is in two of them.
@@ -78,8 +99,47 @@ def _parts(job: RecordedJob, lags: Int, known: Known) -> list[Int]:
 
 EVEN_RANKS = EditKind(
     "even-ranks",
-    "even-ranks[:RANK]",
-    "What if RANK, or every rank, were no slower than the median of all?",
+    "even-ranks[:RANKS]",
+    "What if these ranks, such as 4 or 4+5, or all, were no slower than the median of the others?",
     "even-ranks:5",
     made,
+)
+
+
+def made_of_work(typed: Typed) -> Edit:
+    typed.none()
+
+    def apply(job: RecordedJob, lags: Int, known: Known) -> Edited:
+        if job.operations["rank"].n_unique() < 2:
+            return Edited(lags, refused="one rank has no other to share work with")
+        edges = job.edges
+        step = step_of(job, known.every_step, edges.target)
+        number = np.append(known.every_step.step, -1)[step]
+        operation = np.minimum(edges.source // 2, job.operations.height - 1)
+        work = ~job.operations["communication"].fill_null(False).to_numpy()[operation]
+        computes = (edges.kind == Kind.DEVICE) & work & (step >= 0)
+        frame = pl.DataFrame(
+            {"rank": job.operations["rank"].to_numpy()[operation], "step": number, "lag": lags}
+        )
+        spent = frame.filter(pl.Series(computes)).group_by("rank", "step").agg(pl.col("lag").sum())
+        share = spent.with_columns(share=pl.col("lag").mean().over("step") / pl.col("lag"))
+        factor = frame.join(share.drop("lag"), on=["rank", "step"], how="left", maintain_order="left")[
+            "share"
+        ]
+        even = np.where(computes, lags * factor.fill_null(1.0).to_numpy(), lags)
+        evened = np.rint(even).astype(np.int64)
+        less = np.clip(lags - evened, 0, None)[in_steps(job, known.steps, edges.target)]
+        return Edited(evened, removed=int(less.sum()))
+
+    return Edit(
+        typed.text, "every rank computed as long in a step as the mean of all", apply, of_communication=True
+    )
+
+
+EVEN_WORK = EditKind(
+    "even-work",
+    "even-work",
+    "What if the work of each step were shared evenly over the ranks?",
+    "even-work",
+    made_of_work,
 )

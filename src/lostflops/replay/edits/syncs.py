@@ -45,7 +45,7 @@ def made(typed: Typed) -> Edit:
 
 
 def queue(job: RecordedJob) -> Edges:
-    """Edges that hold a launch back until its stream's queue has room, at the depth that CUDA is known for."""
+    """Edges that hold a launch back until its stream's queue has room, at CUDA's usual depth."""
     device = job.operations.filter(job.operations["on_device"])
     call = device["call"].fill_null(-1).to_numpy()
     lane = (

@@ -349,7 +349,7 @@ def _top(answers: Mapping[str, Answer], spent: Budget | None) -> Iterator[Top]:
     ):
         return
     compute = answer.table.filter(pl.col("family").cast(pl.String) != "communication")
-    ranks = max(1, answer.table["rank"].n_unique())
+    ranks = max(1, answer.table.drop_nulls("per_step")["rank"].n_unique())  # those with steps that count
     whole = compute["per_step"].fill_null(0).sum()
     if not whole:
         return

@@ -22,7 +22,7 @@ from .budget import Budget, budget
 from .pipeline import Pipeline, pipeline
 from .run import Run, recorded
 from .sentences import job_notes
-from .verdict import verdict
+from .verdict import bounds, verdict
 
 LEDGER = pl.Schema(
     {
@@ -54,7 +54,8 @@ class Page:
     """The first page of a run.
 
     `notes` say what a reader must know before believing the numbers; `ledger` has the columns of the recipe
-    `step_ledger` and is empty when that was skipped; of `findings`, what costs most comes first.
+    `step_ledger` and is empty when that was skipped; of `findings`, what costs most comes first, but a fault
+    before what it may lengthen.
     """
 
     lostflops: str
@@ -264,7 +265,9 @@ def _verdict(
             (s.reason for s in skipped if s.recipe == "step_ledger"), "no step of it holds any time"
         )
         return f"There is no ledger of this recording: {reason}."
-    return verdict(spent, run.on_host, run.bounds or run.span, found[0] if found else None, _unseen(run))
+    costliest = max(found, key=lambda f: (not causes.is_of_recording(f), f.size), default=None)
+    first = found[0] if found and bounds(found[0], spent) else costliest
+    return verdict(spent, run.on_host, run.bounds or run.span, first, _unseen(run))
 
 
 def _verdict_of_the_log(by_name: Mapping[str, Answer]) -> str:

@@ -22,7 +22,7 @@ BECAUSE = {
     "outlier": "unlike the others",
     "left out on another rank": "not whole on every rank",
 }
-IDLE_RANK = "nothing on its rank"
+IDLE_RANK, CUT_RANK = "nothing on its rank", "no whole step on its rank"
 CUT = "not recorded from end to end"
 DIFFERENT = 0.01  # of a step: host and device lengths that are further apart are told
 MOST_LISTED = 6
@@ -35,14 +35,20 @@ def left_out(run: Run, steps: pl.DataFrame, counted: pl.DataFrame) -> Iterator[s
     if run.is_whole:
         return
     doubtful = _doubtful(steps).filter("doubtful")
-    nothing = doubtful.filter(pl.col("why") == IDLE_RANK)["rank"].unique().sort().to_list()
-    if nothing:
-        many = len(nothing) > 1
-        which = f"ranks {_joined(list(map(str, nothing)))}" if many else f"rank {nothing[0]}"
-        yield (
-            f"The recording of {which} holds steps and no work: {'they are' if many else 'it is'} in no mean."
-        )
-    doubtful = doubtful.filter(pl.col("why") != IDLE_RANK)
+    unasked = doubtful.join(counted, on=["rank", "step"], how="anti")
+    for why, holds in ((IDLE_RANK, "steps and no work"), (CUT_RANK, "no whole step")):
+        ranks = unasked.filter(pl.col("why") == why)["rank"].unique().sort().to_list()
+        if ranks:
+            many = len(ranks) > 1
+            which = f"ranks {_joined(list(map(str, ranks)))}" if many else f"rank {ranks[0]}"
+            yield f"The recording of {which} holds {holds}: {'they are' if many else 'it is'} in no mean."
+    of_ranks = pl.col("why").is_in([IDLE_RANK, CUT_RANK])
+    doubtful = pl.concat(
+        [
+            doubtful.filter(~of_ranks),
+            doubtful.filter(of_ranks).join(counted, on=["rank", "step"], how="semi"),
+        ]
+    )
     if doubtful.is_empty():
         return
     out = doubtful.join(counted, on=["rank", "step"], how="anti")

@@ -35,9 +35,9 @@ def verdict(
 ) -> str:
     """What bounds the mean step, in one sentence.
 
-    The only cause that it names is that of `first`, the finding that costs most: a loss that has no finding
-    is told by its size alone. `unseen` is a clause on work that was not recorded, and then only the host's
-    side can be told.
+    The only cause that it names is that of `first`, the finding that leads the page or costs most: a loss
+    that has no finding is told by its size alone. `unseen` is a clause on work that was not recorded, and
+    then only the host's side can be told.
     """
     length = f"{milliseconds(budget.mean)} {span}"
     compute = budget.of("compute")
@@ -56,7 +56,7 @@ def verdict(
     first = first if first is not None and first.size and _noun(first) else None
     losses = sorted((g for g in budget.groups if g.account != "compute"), key=lambda g: -g.ns)
     large = [loss for loss in losses if 1000 * loss.ns >= BOUND_PER_MILLE * budget.ns]
-    if first is not None and _names_it(first, budget) and not _is_dwarfed(first, large, budget):
+    if first is not None and bounds(first, budget) and not _is_dwarfed(first, large, budget):
         return _bound_by(first, budget, on_host, length)
     cause = f"; the largest cause is {_noun(first)}, {_share(first, budget)}" if first is not None else ""
     if large:
@@ -71,7 +71,8 @@ def verdict(
     return said + "."
 
 
-def _names_it(first: Finding, budget: Budget) -> bool:
+def bounds(first: Finding, budget: Budget) -> bool:
+    """Whether a finding is large enough to give the verdict its name."""
     return 1000 * first.size >= BOUND_PER_MILLE * budget.mean
 
 

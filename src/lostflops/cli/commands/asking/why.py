@@ -1,8 +1,8 @@
 """Say where each step's time went, and what to change.
 
 Prints the first page of a run: the verdict, the ledger, whose parts add up to the step, and the findings,
-costliest first. Without a PATH it takes the newest run in runs/ or in this folder. Several paths are the
-traces of one job.
+costliest first, but a fault before the waiting that it may lengthen. Without a PATH it takes the newest
+run in runs/ or in this folder. Several paths are the traces of one job.
 """
 
 from __future__ import annotations

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, cast
 
 from lostflops.copies import link_card
@@ -26,6 +28,7 @@ class Asked:
     threshold: int
     verify: bool
     host_limit: int
+    disk: Path | None = None
 
     @property
     def classes(self) -> Mapping[str, str] | None:
@@ -53,6 +56,7 @@ def asked(
     threshold: int | str | None,
     verify: Literal["first step"] | None,
     host_limit: int | str | None,
+    disk: str | os.PathLike[str] | None = None,
 ) -> Asked:
     """Refuses what cannot be meant, or not be done."""
     if budget is not None and plan is not None:
@@ -73,6 +77,7 @@ def asked(
         least,
         verify is not None,
         host_share.memory() if host_limit is None else bytes_of(host_limit),
+        None if disk is None else Path(disk),
     )
 
 

@@ -23,8 +23,9 @@ moved_storages  what is worth moving
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any, Literal, cast
 
@@ -47,6 +48,8 @@ from lostflops.optimize.activations.offload.tally import OffloadTally
 from lostflops.optimize.activations.tensor_class import ModulePaths
 from lostflops.optimize.amounts import written
 from lostflops.optimize.device.devices import Device, device_named, device_of
+from lostflops.optimize.device.disk import Slab
+from lostflops.optimize.device.disk_blocks import DiskBlocks
 from lostflops.optimize.refused import Refused
 from lostflops.optimize.remedy import AppliedRemedy
 
@@ -63,6 +66,7 @@ def offload(
     device: Device | torch.device | str | int | None = None,
     verify: Literal["first step"] | None = "first step",
     host_limit: int | str | None = None,
+    disk: str | os.PathLike[str] | None = None,
 ) -> Engine:
     """A context in which what the model saves for its backward may wait in host memory.
 
@@ -82,12 +86,23 @@ def offload(
                 optimizer sees a gradient. Reads both once more on the device and keeps 8 bytes of each;
                 later microbatches pay nothing. None: nothing is compared.
     host_limit  the most host memory; without, what this process may use by its container's limits.
+    disk        a folder on a local disk, for what host memory has no room for: what the backward asks for
+                last. Four buffers of the largest such storage are host memory beside the limit.
 
     Raises Refused, here, on entering, or in a step, when it cannot do what was asked.
     """
-    wanted = asked(budget, plan, link, threshold, verify, host_limit)
+    wanted = asked(budget, plan, link, threshold, verify, host_limit, disk)
     named = isinstance(device, str | int | torch.device)
     return Engine(model, wanted, device_named(device) if named else device or device_of(model))
+
+
+def _calling(begins: Callable[[], None]) -> Callable[..., None]:
+    """A hook of a module. A copy of the model has the same function, where of a method it had a copy."""
+
+    def hook(*_: Any) -> None:
+        begins()
+
+    return hook
 
 
 # Hooks see what all models save, so one engine at a time.
@@ -103,7 +118,8 @@ class Engine(AppliedRemedy):
         self._asked = wanted
         self._lock = threading.Lock()
         self._arena = arena = Arena(device, wanted.host_limit)
-        self._schedule = schedule = CopySchedule(device, arena)
+        self._disk = None if wanted.disk is None else DiskBlocks(device, Slab(wanted.disk, direct=True))
+        self._schedule = schedule = CopySchedule(device, arena, disk=self._disk)
         self._tally = tally = OffloadTally()
         self._learner = learner = Learner(model, device, wanted, schedule, arena, tally)
         self._checker = checker = Checker(
@@ -121,11 +137,13 @@ class Engine(AppliedRemedy):
         self._refuse_here()
         stack = ExitStack()
         if self.recomputes:
-            stack.enter_context(checkpoint(self.model, plan=cast("Plan", self._asked.plan)))
+            verify: Literal["first step"] | None = "first step" if self._asked.verify else None
+            plan = cast("Plan", self._asked.plan)
+            stack.enter_context(checkpoint(self.model, plan=plan, verify=verify))
         try:
             if self._learner.learned is None:
                 self._learner.paths = stack.enter_context(ModulePaths(self.model))
-            stack.callback(self.model.register_forward_pre_hook(self._forward_begins).remove)
+            stack.callback(self.model.register_forward_pre_hook(_calling(self._forward_begins)).remove)
             stack.callback(claims.register(self._saver.claim, last=True))
             stack.enter_context(claims.hooks())
         except RuntimeError as error:
@@ -182,7 +200,7 @@ class Engine(AppliedRemedy):
                     "move the model, or pass the device that it is on",
                 )
 
-    def _forward_begins(self, *_: Any) -> None:
+    def _forward_begins(self) -> None:
         outside = _TORCH._current_graph_task_id() == -1
         if self._learner.phase is Phase.RESTING and torch.is_grad_enabled() and outside:
             with self._lock:
@@ -250,10 +268,15 @@ class Engine(AppliedRemedy):
             pack_ns=tally.mean_ns("pack"),
             keep_ns=tally.mean_ns("keep"),
             unpack_ns=tally.mean_ns("unpack"),
+            disk_bytes=self._disk.most_used_bytes if self._disk else 0,
+            disk_written_bytes=self._disk.written_bytes if self._disk else 0,
+            disk_read_bytes=self._disk.read_bytes if self._disk else 0,
+            disk_waited_ns=self._disk.waited_ns if self._disk else 0,
+            disk_buffer_bytes=self._disk.held_bytes if self._disk else 0,
             predicted=predicted,
             measured=measured,
             verified=f"{compared} times, bytes were those that had been saved" if compared else None,
-            notes=(*learner.notes, *self._of_host_memory()),
+            notes=(*learner.notes, *self._of_host_memory(), *self._of_the_disk()),
         )
 
     def _one_way(self, direction: Direction) -> OneWay:
@@ -262,6 +285,11 @@ class Engine(AppliedRemedy):
         stalled = sum(ns for cause, ns in stalls if DIRECTION_OF[cause] == direction)
         speed = card and (card.out if direction == "out" else card.into)
         return OneWay(way.bytes, way.copies, way.nanoseconds, stalled, speed)
+
+    def _of_the_disk(self) -> list[str]:
+        if self._disk is None or self._disk.full is None:
+            return []
+        return [f"{self._disk.full}: nothing more leaves for the disk, and nothing was lost"]
 
     def _of_host_memory(self) -> list[str]:
         arena = self._arena

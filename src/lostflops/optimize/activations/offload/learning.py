@@ -229,8 +229,12 @@ class Learner:
         """The host memory that it takes."""
         moved = (one.bytes for one, moves in zip(learned.saved, chosen.moves, strict=True) if moves)
         wanted, limit = sum(aligned(nbytes) for nbytes in moved), self._arena.limit
+        self._schedule.to_disk_bytes = 0
         if wanted <= limit:
             return wanted
+        if self._schedule.disk is not None:
+            self._schedule.to_disk_bytes = wanted - limit
+            return limit
         if self._asked.plan is not None or self._asked.budget is not None:
             self.stop("switched off: too little host memory")
             raise Refused(

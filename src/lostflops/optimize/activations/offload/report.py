@@ -62,6 +62,11 @@ class OffloadReport(Report):
     pack_ns: float | None  # of the host, per saved tensor that moves
     keep_ns: float | None  # per saved tensor that stays
     unpack_ns: float | None
+    disk_bytes: int = 0  # at most at once
+    disk_written_bytes: int = 0
+    disk_read_bytes: int = 0
+    disk_waited_ns: int = 0  # of the host
+    disk_buffer_bytes: int = 0  # host memory beside `host_held_bytes`
     predicted: dict[str, int] = field(default_factory=dict[str, int])
     measured: dict[str, int] = field(default_factory=dict[str, int])
     verified: str | None = None  # what was checked, in words
@@ -91,6 +96,10 @@ class OffloadReport(Report):
         rows.append(
             ("host memory", f"{held} for at most {used}; {later} allocations after the second microbatch")
         )
+        if self.disk_bytes:
+            moved = f"{written(self.disk_written_bytes)} written, {written(self.disk_read_bytes)} read"
+            text = f"{written(self.disk_bytes)} at most; {moved}, {_milliseconds(self.disk_waited_ns)} waited"
+            rows.append(("on the disk", f"{text}; {written(self.disk_buffer_bytes)} of buffers"))
         for name, nanoseconds in (("pack", self.pack_ns), ("keep", self.keep_ns), ("unpack", self.unpack_ns)):
             if nanoseconds is not None:
                 rows.append((f"host time per {name}", f"{nanoseconds / 1000:.1f} us"))

@@ -10,6 +10,7 @@ import threading
 import time
 import weakref
 from collections import deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -103,6 +104,15 @@ class _Travels:
         self._saver.dropped(self.handle)
 
 
+@dataclass(eq=False, slots=True)
+class _Given:
+    """What was handed out for an entry, and its count of writes. Once it is gone and unchanged nothing is
+    left to be watched."""
+
+    tensor: weakref.ref[torch.Tensor]
+    version: claims.Version
+
+
 class Saver:
     """`claim` is asked for each tensor that autograd saves.
 
@@ -136,6 +146,7 @@ class Saver:
         self._dropped: deque[Handle | Entry] = deque()
         self._open: dict[tuple[Any, ...], tuple[Entry, weakref.ref[torch.UntypedStorage]]] = {}
         self.known: dict[Entry, tuple[tuple[Any, ...], Watched]] = {}  # entries that somebody may ask for
+        self._given: dict[Entry, list[_Given]] = {}
 
     # Saving.
 
@@ -235,6 +246,8 @@ class Saver:
             return "not strided"
         if tensor.is_conj() or tensor.is_neg():
             return "conjugated lazily"
+        if cast("Any", tensor)._is_zerotensor():  # of torch.func.jvp
+            return "zeros without memory"
         return None
 
     def _take_apart(self, now: Watched, tensor: torch.Tensor) -> claims.Packed:
@@ -312,7 +325,10 @@ class Saver:
         entry, microbatch = saved.handle.entry, saved.microbatch
         self.backward_runs()
         with self._lock:
+            for given in self._given.get(entry, ()):
+                given.version.check()
             tensor = restored(saved.view, self._schedule.hand_out(microbatch, saved.handle, _backward()))
+            self._gives(entry, tensor)
             self._note(microbatch, entry)
             if saved.print is not None and (entry.sent or saved.view.gathered):
                 microbatch.checked = True
@@ -322,6 +338,11 @@ class Saver:
         if self._learner.learned is not None:
             self._tally.took("unpack", _now() - begun)
         return tensor
+
+    def _gives(self, entry: Entry, tensor: torch.Tensor) -> None:
+        """Who gets it may write to it, as to the tensor that was saved: nobody may have it afterwards."""
+        given = [one for one in self._given.get(entry, ()) if one.tensor() is not None]
+        self._given[entry] = [*given, _Given(weakref.ref(tensor), claims.Version(tensor))]
 
     def _note(self, microbatch: Watched, entry: Entry) -> None:
         """When it was asked for."""
@@ -365,6 +386,7 @@ class Saver:
                 self._schedule.drop(cast("Handle", gone))
             if not entry.handles:
                 key, microbatch = self.known.pop(entry)
+                self._given.pop(entry, None)
                 found = self._open.get(key)
                 if found is not None and found[0] is entry:
                     self._open.pop(key, None)

@@ -5,7 +5,8 @@ compute stream is the one that is current where the verb is called.
 
 What waits for what:
 
-send      the copy waits for the compute stream as of now, and for whoever reads its host memory
+send      the copy waits for the compute stream as of now, and for whoever reads its host memory; where that
+          is full it goes to a buffer of the disk's, which the host has waited for
 settle    the source is let go when its copy is done, or when the compute stream waits for the copy; the
           stream that its memory goes back to waits for the compute stream as of then
 fetch     the destination is allocated on the compute stream; its copy waits for that stream as of now, as the
@@ -22,13 +23,19 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import islice
 from typing import TYPE_CHECKING, Literal
 
-if TYPE_CHECKING:
-    import torch
+import torch
 
+from lostflops.optimize.device.disk_blocks import DiskBlock
+
+if TYPE_CHECKING:
     from lostflops.optimize.activations.offload.memory.arena import Arena, HostBlock
     from lostflops.optimize.device.devices import Device, Event, Stream
+    from lostflops.optimize.device.disk_blocks import DiskBlocks
+
+READ_AHEAD = 2  # blocks of a disk
 
 Direction = Literal["out", "in"]
 Cause = Literal["copy-out behind", "copy-in late", "order missed"]
@@ -81,7 +88,7 @@ class Entry:
     number: int = 0  # in the order of saving, from 0 in each microbatch
     state: StorageState = StorageState.RESIDENT
     reason: str | None = None  # why it is kept
-    block: HostBlock | None = None
+    block: HostBlock | DiskBlock | None = None
     out_done: Event = None
     destination: torch.Tensor | None = None
     destination_stream: Stream = None
@@ -137,14 +144,23 @@ class Microbatch:
     due_ns: list[int] | None = None  # by place in the order: when it was asked for, in compute time
     cursor: int = 0  # next place in the order to fetch
     place: dict[int, int] | None = None  # of each number in the order
+    on_disk_bytes: int = 0
     backwards: int = 0  # through this graph so far
     backward: int = -1  # autograd's number of the latest
 
 
 class CopySchedule:
-    def __init__(self, device: Device, arena: Arena, limits: ScheduleLimits | None = None) -> None:
+    def __init__(
+        self,
+        device: Device,
+        arena: Arena,
+        limits: ScheduleLimits | None = None,
+        disk: DiskBlocks | None = None,
+    ) -> None:
         self.device = device
         self.arena = arena
+        self.disk = disk
+        self.to_disk_bytes = 0  # of what a microbatch sends; what is saved first is asked for last
         self.limits = limits or ScheduleLimits()
         self.copies: list[Copy] = []
         self.stalls: list[Stall] = []
@@ -181,20 +197,25 @@ class CopySchedule:
         entry.state = _KEPT[entry.state]
         entry.reason = reason
 
-    def send(self, entry: Entry) -> bool:
-        """Queues the copy out of a resident entry. False, and it is kept, when the host has no room."""
+    def send(self, entry: Entry, microbatch: Microbatch | None = None) -> bool:
+        """Queues the copy out of a resident entry. False, and it is kept, when nothing has room for it."""
         assert entry.state is StorageState.RESIDENT and entry.source is not None
-        block = self.arena.take(entry.nbytes)
+        block = self._room(microbatch or Microbatch(), entry.nbytes)
         if block is None:
-            self.keep(entry, "host memory full")
+            self.keep(entry, "host memory full" if self.disk is None else "host memory and disk full")
             return False
         ready = self.device.record(entry.stream)
         self.device.wait(self._out, ready)
-        for event in block.after:
-            self.device.wait(self._out, event)
+        if not isinstance(block, DiskBlock):
+            for event in block.after:
+                self.device.wait(self._out, event)
         start = self.device.record(self._out)
+        assert block.memory is not None
         self.device.copy(block.memory, entry.source, self._out)
         entry.out_done = self.device.record(self._out)
+        if isinstance(block, DiskBlock):
+            assert self.disk is not None
+            self.disk.left(block, entry.out_done)
         self._copies += 1
         entry.copy_number = self._copies
         entry.block = block
@@ -206,6 +227,19 @@ class CopySchedule:
         self.leaving_bytes += entry.nbytes
         self.settle()
         return True
+
+    def _room(self, microbatch: Microbatch, nbytes: int) -> HostBlock | DiskBlock | None:
+        disk = self.disk
+        block = None
+        if disk is None or microbatch.on_disk_bytes >= self.to_disk_bytes:
+            block = self.arena.take(nbytes)
+        if block is None and disk is not None:
+            block = disk.take(nbytes)
+            if block is not None:
+                microbatch.on_disk_bytes += nbytes
+            elif microbatch.on_disk_bytes < self.to_disk_bytes:  # the disk is full, the host was not asked
+                block = self.arena.take(nbytes)
+        return block
 
     def settle(self) -> None:
         """Lets go of sources whose copies are done, and of more when too many bytes are under way."""
@@ -295,7 +329,7 @@ class CopySchedule:
         assert places is not None
         here = places.get(entry.number)
         if here is None:  # saved after the backward began, or not expected to be asked for
-            return
+            return None
         if microbatch.due_ns is not None:  # what is due before this one is not expected any more
             microbatch.cursor = max(microbatch.cursor, here + 1)
         due, limits = microbatch.due_ns, self.limits
@@ -309,25 +343,41 @@ class CopySchedule:
             elif wanted and entry.state is StorageState.HOST:
                 if self._ahead_bytes:
                     if self._ahead_bytes + entry.nbytes > limits.look_ahead_bytes:
-                        return
+                        return self._read_ahead(microbatch)
                     far = limits.look_ahead_ns
                     if due and far is not None and due[microbatch.cursor] - next_ns > far:
-                        return
+                        return self._read_ahead(microbatch)
                 self._fetch(entry)
                 entry.prefetched = True
                 self._ahead_bytes += entry.nbytes
             microbatch.cursor += 1
+        return None
+
+    def _read_ahead(self, microbatch: Microbatch) -> None:
+        """What the disk has of the entries that will be fetched next."""
+        if self.disk is not None and microbatch.on_disk_bytes:
+            following = (microbatch.entries[number] for number in microbatch.order[microbatch.cursor :])
+            blocks = (e.block for e in following if e.state is StorageState.HOST and e.handles)
+            on_disk = (block for block in blocks if isinstance(block, DiskBlock))
+            self.disk.ask(islice(on_disk, READ_AHEAD))
 
     def _fetch(self, entry: Entry) -> None:
-        assert entry.block is not None
+        block, disk = entry.block, self.disk
+        assert block is not None
+        source = block.memory
+        if isinstance(block, DiskBlock) and disk is not None:
+            source = disk.memory_of(block)
+        assert source is not None
         stream = self.device.current_stream()
         entry.destination = self.device.allocate(entry.nbytes)
         entry.destination_stream = stream
         self.device.wait(self._in, self.device.record(stream))
         self.device.wait(self._in, entry.out_done)
         start = self.device.record(self._in)
-        self.device.copy(entry.destination, entry.block.memory, self._in)
+        self.device.copy(entry.destination, source, self._in)
         entry.in_done = self.device.record(self._in)
+        if isinstance(block, DiskBlock) and disk is not None:
+            disk.came(block, entry.in_done)
         self._copies += 1
         entry.copy_number = self._copies
         entry.state = _FETCHED[entry.state]
@@ -400,7 +450,11 @@ class CopySchedule:
 
     def _release(self, entry: Entry) -> None:
         self._forget_destination(entry)
-        if entry.block is not None:
+        if isinstance(entry.block, DiskBlock):
+            assert self.disk is not None
+            self.disk.give_back(entry.block, entry.in_done if entry.in_done is not None else entry.out_done)
+            entry.block = None
+        elif entry.block is not None:
             # Copies out of the next owner are queued behind ours; only reloads are on another stream.
             if entry.in_done is not None:
                 self.arena.give_back(entry.block, entry.in_done, self._in, entry.copy_number)

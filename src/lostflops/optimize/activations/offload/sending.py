@@ -78,11 +78,11 @@ class Sender:
                 excess -= entry.nbytes
 
     def _send(self, now: Watched, entry: Entry) -> None:
-        if self._schedule.send(entry):
+        if self._schedule.send(entry, now):
             now.sent += 1
             self._tally.moved += 1
         else:
-            self._tally.keeps("host memory full", entry.nbytes)
+            self._tally.keeps(entry.reason or "host memory full", entry.nbytes)
 
     def see_memory(self, now: Watched, entry: Entry, asked: bool) -> None:
         """What there is besides the saved storages: what the backward makes is part of the peak."""

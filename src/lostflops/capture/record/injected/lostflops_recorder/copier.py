@@ -67,6 +67,7 @@ class Copier:
         self._prefix = "/" + "/".join(run.rstrip("/").split("/")[-3:])
         self._sent: dict[str, int] = {}  # of a file that grows, its bytes; of another, 1
         self._logs_due = 0.0
+        self._seen: dict[str, tuple[tuple[int, int], float]] = {}  # a file as it was last, and since when
 
     def copy(self, ending: bool) -> bool:
         """Send what is new; whether there was anything. What is being written waits, but for the end."""
@@ -86,7 +87,12 @@ class Copier:
         return news
 
     def _settled(self, path: str) -> bool:
-        return path.endswith(".json") or time.time() - os.stat(path).st_mtime > SETTLES
+        """Whether a file is whole. The time of day, which may be set meanwhile, does not tell."""
+        now, known = time.monotonic(), os.stat(path)
+        state = known.st_size, known.st_mtime_ns
+        if self._seen.get(path, (None,))[0] != state:
+            self._seen[path] = state, now
+        return path.endswith(".json") or now - self._seen[path][1] > SETTLES
 
     def _files(self) -> Iterator[str]:
         for folder, _, names in os.walk(self._run):

@@ -1,0 +1,103 @@
+"""Waiting for ranks whose hosts pause, which belongs to the finding about the pause."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import polars as pl
+
+from lostflops.finding import Finding, milliseconds
+from lostflops.intervals.matching import PAIR
+
+from .given import Given
+from .host import PER_STEP, waits_per_step
+from .page_findings import PageFindings
+
+IDLES, LOSES = "The GPU idles ", "The GPU loses "
+SYNCHRONISING = "idle.host_synchronisation"
+NOT_OWN = ("communication.wait", "communication.exposed", "idle.pipeline_bubble")
+WORTH_SAYING = 0.01  # of the step, from which on waiting is added to what is waited for
+
+
+def join_waited_for(page: PageFindings, apart: int | None) -> tuple[int, int]:
+    """Add to each finding about idle time how long ranks wait for others that are idle for the same cause.
+
+    Waiting for the rank `apart` has a finding of its own. Returns how much waiting was given away in all and
+    how much of that in sends and receives, ns in a mean step of a mean rank.
+    """
+    waited = page.given.waited.filter(pl.col("on").ne_missing(pl.lit(apart, pl.Int32)))
+    given_away = in_pairs = 0
+    for finding in [f for f in page.all() if f.recipe == "idle_summary"]:
+        here = waited.filter(pl.col("account").is_in(finding.accounts))
+        of_pairs = here.filter("in_pair")
+        every, pairs = (int(rows["time"].sum()) // max(1, page.given.num_steps) for rows in (here, of_pairs))
+        if apart is None:
+            every, pairs = _in_every_turn(page, finding, every, pairs)
+        if page.reaches(every, WORTH_SAYING):
+            fact = f"{milliseconds(every)} of it waiting for other ranks where that happens"
+            page.replace(finding, dearer(page, finding, every, fact=fact))
+            given_away, in_pairs = given_away + every, in_pairs + pairs
+    return given_away, in_pairs
+
+
+def dearer(page: PageFindings, finding: Finding, more: int, gain: int = 0, fact: str = "") -> Finding:
+    """A finding that costs `more` as well, which ranks wait because of it."""
+    cost = finding.size + more
+    idles = finding.claim.startswith((IDLES, LOSES))
+    claim = PER_STEP.sub(page.share(cost), finding.claim.replace(IDLES, LOSES, 1), count=1)
+    known = finding.gain != "unknown"
+    return replace(
+        finding,
+        claim=claim if idles else finding.claim,
+        cost_per_step=cost,
+        # The cause gone, nothing remains of the waiting for it.
+        ns_per_step=max(finding.ns_per_step, gain, cost) if known else 0,
+        evidence=(*((fact,) if fact else ()), *finding.evidence),
+        accounts=tuple(dict.fromkeys((*finding.accounts, "communication.wait"))),
+    )
+
+
+def pauses_elsewhere(given: Given, rank: int, account: str) -> bool:
+    """Whether ranks wait for others that are idle for a cause as well, or another is so nearly as long.
+
+    Then the cause is not one rank's, though in few steps that one may be waited for most. False where it is
+    not known what ranks wait for.
+    """
+    here = given.waited.filter(pl.col("account") == account)
+    if here.is_empty():
+        return False
+    whole, mine = int(here["time"].sum()), int(here.filter(pl.col("on") == rank)["time"].sum())
+    spent = given.ledger.filter(pl.col("account") == account).group_by("rank").agg(pl.col("ns").sum())
+    each = {at: ns / given.steps[at] for at, ns in spent.iter_rows() if at in given.steps}
+    others = max((ns for at, ns in each.items() if at != rank), default=0)
+    return 3 * mine < 2 * whole or 2 * others >= each.get(rank, 0)
+
+
+def _in_every_turn(page: PageFindings, finding: Finding, every: int, pairs: int) -> tuple[int, int]:
+    """What stages of a pipeline wait in all and in sends and receives because turns are longer by a pause.
+
+    A schedule makes a stage wait for some turns of the others, forward and backward. Where a pause comes in
+    every turn of every rank, it has the share of that waiting that it has of a turn, whatever the rank that
+    is waited for does at the instant: that one may compute late because it paused before.
+    """
+    given = page.given
+    table, calls = given.table("communication_wait"), given.table("communication_summary")
+    if (
+        table is None
+        or calls is None
+        or "in_pairs" not in table.columns
+        or SYNCHRONISING not in finding.accounts
+    ):
+        return every, pairs
+    in_pairs = int(table["in_pairs"].sum() or 0) // max(1, given.num_steps)
+    paired = calls.filter(pl.col("kind").cast(pl.String).is_in(PAIR))["calls_per_step"].sum()
+    if not in_pairs or waits_per_step(given) < max(1.0, paired):
+        return every, pairs
+    own = given.ledger.filter(~pl.col("account").is_in(NOT_OWN))
+    pausing = pl.col("ns").filter(pl.col("account").is_in(finding.accounts)).sum()
+    shares = own.group_by("rank").agg(share=pausing / pl.col("ns").sum())["share"]
+    share = float(shares.min() or 0) if shares.len() == len(given.steps) else 0.0  # pyright: ignore[reportArgumentType]
+    return (
+        max(every, round(share * given.accounts.get("communication.wait", 0))),
+        max(pairs, round(share * in_pairs)),
+    )

@@ -1,0 +1,95 @@
+"""Whether a layer computes the same again: what its first forward saves is compared with the recomputation.
+
+torch compares shapes and dtypes. A layer that counts its calls, keeps a running mean in an attribute, or
+draws random numbers from an unknown source would get wrong gradients without an error. Kernels that add up in
+another order each time are none of that: what differs by rounding only is counted, and told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch.utils import checkpoint as torch_checkpointing
+from torch.utils._python_dispatch import _disable_current_modes  # pyright: ignore
+
+from lostflops.optimize.activations.checksum import fingerprint, sketch
+from lostflops.optimize.refused import Refused
+
+ROUNDINGS = 8  # of the dtype, that sketches may differ by, relative to the norm
+_known: Any = cast("Any", torch_checkpointing)._allowed_determinism_checks_to_fns
+
+
+class Repeats:
+    """Compares until a layer was compared in one backward. `differs` is called before a difference is
+    refused."""
+
+    def __init__(self, differs: Callable[[], None]) -> None:
+        self._differs = differs
+        self._done: set[str] = set()
+        self.compared = 0
+        self.rounded: set[str] = set()  # names of layers
+
+    @contextmanager
+    def comparing(self, name: str) -> Generator[dict[str, Any]]:
+        """Arguments for torch's checkpoint, with which it compares what it saves inside; none when that is
+        done."""
+        if name in self._done:
+            yield {}
+            return
+        key = f"lostflops: {name}, {id(self)}"
+        _known[key] = partial(_Seen, self, name)
+        try:
+            yield {"determinism_check": key}
+        finally:
+            del _known[key]
+
+    def same(self, name: str, one: _Seen, other: _Seen) -> bool:
+        if one.like != other.like:
+            return False  # torch says what is different
+        self.compared += 1
+        self._done.add(name)
+        if one.sums is None or other.sums is None or torch.equal(one.sums, other.sums):
+            return True
+        difference = (one.rough - other.rough).abs().max()
+        if not difference <= ROUNDINGS * one.rounding * torch.maximum(one.rough[0], other.rough[0]):
+            self._differs()
+            raise Refused(
+                f"'{name}' computed something else the second time: the gradients of this backward are wrong",
+                "it counts its calls, keeps a value from one forward to the next, or draws random numbers "
+                "from an unknown source; do not checkpoint it: layers=...",
+            )
+        self.rounded.add(name)
+        return True
+
+
+class _Seen:
+    """What is kept of a saved tensor until it is computed again. torch asks whether two are equal."""
+
+    def __init__(self, repeats: Repeats, name: str, tensor: torch.Tensor) -> None:
+        self._repeats, self._name = repeats, name
+        self.like = tensor.shape, tensor.dtype, tensor.device
+        self.sums: torch.Tensor | None = None
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
+            return
+        if tensor.is_quantized or cast("Any", tensor)._is_zerotensor() or not tensor.numel():
+            return
+        with _disable_current_modes(), torch.no_grad():  # those of selective checkpointing would count these
+            plain = tensor.detach().resolve_conj().resolve_neg()
+            # By its own order of dimensions, which depends on strides: they are those of the first forward.
+            self.sums = fingerprint(plain).sums
+            self.rough = sketch(plain)
+        of_floats = tensor.is_floating_point() or tensor.is_complex()
+        self.rounding = torch.finfo(tensor.dtype).eps if of_floats else 1e-3
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Seen) and self._repeats.same(self._name, self, other)
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __repr__(self) -> str:
+        return str(self.like)

@@ -1,0 +1,71 @@
+"""Random numbers that a forward draws from elsewhere than torch's default generators.
+
+torch brings those back, and no others, when it computes a part of the forward again: Python's and numpy's
+global numbers, and generators that a module has as attributes.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+
+class RandomNumbers:
+    """All that a module can draw from, found when it is made; an attribute may get another value later."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._owned = [
+            (owner, key)
+            for owner in module.modules()
+            for key, value in vars(owner).items()
+            if _ways_of(value) is not None
+        ]
+
+    def states(self) -> list[Any]:
+        return [read() for read, _ in self._ways()]
+
+    @contextmanager
+    def as_they_were(self, states: list[Any]) -> Generator[None]:
+        """Inside they come again from `states` on; afterwards they go on from where they are now."""
+        now = self.states()
+        self._bring_back(states)
+        try:
+            yield
+        finally:
+            self._bring_back(now)
+
+    def _bring_back(self, states: list[Any]) -> None:
+        for (_, write), state in zip(self._ways(), states, strict=True):
+            write(state)
+
+    def _ways(self) -> list[tuple[Callable[[], Any], Callable[[Any], Any]]]:
+        numpy: Any = sys.modules.get("numpy.random")
+        ways = [(random.getstate, random.setstate)]
+        if numpy is not None:
+            ways.append((numpy.get_state, numpy.set_state))
+        owned = [_ways_of(getattr(owner, key, None)) for owner, key in self._owned]
+        return [*ways, *(each or (_nothing, _nothing) for each in owned)]
+
+
+def _nothing(_: Any = None) -> None: ...
+
+
+def _ways_of(source: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]] | None:
+    """How to read and write the state of a generator; None for what is none."""
+    numpy: Any = sys.modules.get("numpy.random")
+    if isinstance(source, torch.Generator):
+        return source.get_state, source.set_state
+    if isinstance(source, random.Random):
+        return source.getstate, source.setstate
+    if numpy is not None and isinstance(source, numpy.RandomState):
+        state: Any = source
+        return state.get_state, state.set_state
+    if numpy is not None and isinstance(source, numpy.Generator):
+        bits: Any = source.bit_generator
+        return lambda: bits.state, lambda state: setattr(bits, "state", state)
+    return None

@@ -1,0 +1,232 @@
+"""Which ranks' transfers take longer than those of the same size between others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import polars as pl
+
+from lostflops import intervals
+from lostflops.columns import Bytes, Count, Id, Name, Ratio, Text, Time, Typical
+from lostflops.finding import Finding, Verdict, milliseconds, percent
+from lostflops.intervals.matching import PAIR
+from lostflops.recipe import Bars, Example, recipe
+from lostflops.tables import Ranks
+
+SLOWER = 2.0  # times what the same takes among others, from which on a link is slow
+FEWEST = 3  # transfers that make a median
+FROM_BYTES = 1 << 18  # smaller ones take their latency, whatever the link
+WORTH_SAYING = 0.03  # of the step
+MOST_NAMED = 6  # ranks
+
+
+def _sends(pair: tuple[int, int], nth: int, moves: int) -> list[dict[str, object]]:
+    """A send that lasts `moves` ns, and its receive."""
+    at = {"start": 100 * nth, "end": 100 * nth + moves, "bytes_in": 1 << 20, "group": "pp"}
+    return [
+        {"rank": pair[0], "peer": pair[1], "kind": "send", **at},
+        {"rank": pair[1], "peer": pair[0], "kind": "receive", **at},
+    ]
+
+
+@recipe(
+    question="Do transfers of one size take longer among some ranks than among others?",
+    scope="job",
+    plot=Bars(x="among", y=("latency", "usual")),
+    columns={
+        "among": Text("ranks that take part"),
+        "kind": Name("operation; a send and its receive are 'send'"),
+        "bytes": Bytes("size"),
+        "size": Count("number of ranks that take part"),
+        "hosts": Count("machines that they run on; null where not known"),
+        "calls": Count("transfers"),
+        "latency": Typical("median over transfers of their shortest stay on any rank"),
+        "usual": Typical(
+            "the same among other ranks on as many machines: what a quarter of those take at most"
+        ),
+        "ratio": Ratio("latency / usual"),
+        "blamed": Id("the one rank with which all such transfers are slow; null where there is none"),
+        "lost_per_step": Time("transfer per step beyond the usual with nothing computed, mean of ranks"),
+        "step_share": Ratio("the same as a share of step time"),
+        "at_most": Time("transfer per step beyond the usual, hidden or not, each transfer counted once"),
+    },
+    examples=[
+        Example(
+            "between ranks 2 and 3 the same takes four times as long as between 0 and 1, and 1 and 2",
+            given={
+                "collectives": [
+                    row
+                    for nth in range(3)
+                    for pair, moves in (((0, 1), 9), ((1, 2), 11), ((2, 3), 40))
+                    for row in _sends(pair, nth, moves)
+                ],
+                "kernels": [],
+                "steps": [{"rank": rank, "start": 0, "end": 300} for rank in range(4)],
+                "ranks": [{"rank": rank, "world_size": 4, "clock_error": 0} for rank in range(4)],
+            },
+            expect=[
+                {
+                    "among": among,
+                    "kind": "send",
+                    "bytes": 1 << 20,
+                    "size": 2,
+                    "hosts": None,
+                    "calls": 3,
+                    "latency": latency,
+                    "usual": usual,
+                    "ratio": latency / usual,
+                    "blamed": blamed,
+                    "lost_per_step": lost,
+                    "step_share": share,
+                    "at_most": at_most,
+                }
+                for among, latency, usual, blamed, lost, share, at_most in (
+                    ("2, 3", 40, 9, 3, 46, 0.155, 93),
+                    ("1, 2", 11, 9, None, 3, 0.01, 6),
+                    ("0, 1", 9, 11, None, 0, 0.0, 0),
+                )
+            ],
+        ),
+    ],
+)
+def communication_slow_links(
+    communication_matches: pl.LazyFrame, gpu_activity: pl.LazyFrame, step_totals: pl.LazyFrame, ranks: Ranks
+) -> pl.LazyFrame:
+    """Compare transfers of one kind and size among different ranks, the costliest difference first.
+
+    Only what is the same but for the ranks is compared: the operation, its size, the number of ranks and of
+    machines. So a job with one group of ranks has nothing to compare.
+    """
+    of = ["kind", "bytes", "size", "hosts"]
+    kind = pl.col("kind").cast(pl.String)
+    rows = (
+        communication_matches.filter(pl.col("instance").is_not_null() & pl.col("transfer").is_not_null())
+        .select(
+            "rank",
+            "instance",
+            "end",
+            "latency",
+            start=pl.max_horizontal("start", pl.col("arrival") + pl.col("wait")),
+            kind=pl.when(kind.is_in(PAIR)).then(pl.lit("send")).otherwise(kind),
+            bytes=pl.max_horizontal("bytes_in", "bytes_out"),
+        )
+        .join(ranks.select("rank", "host").unique("rank", keep="first"), on="rank", how="left")
+        .collect()
+    )
+    host = pl.col("host")
+    calls = (
+        rows.sort("rank")
+        .group_by("instance")
+        .agg(
+            pl.col("kind", "latency").first(),
+            pl.col("bytes").max(),
+            members=pl.col("rank").unique().sort(),
+            hosts=pl.when(host.is_not_null().all()).then(host.n_unique().cast(pl.Int64)),
+        )
+        .with_columns(
+            size=pl.col("members").list.len().cast(pl.Int64),
+            among=pl.col("members").cast(pl.List(pl.String)).list.join(", "),
+        )
+        .filter(pl.col("size") > 1, pl.col("bytes") > 0)
+    )
+    links = (
+        calls.group_by("among", *of)
+        .agg(pl.col("members").first(), pl.len().cast(pl.Int64).alias("calls"), pl.col("latency").median())
+        .filter(pl.col("calls") >= FEWEST)
+    )
+    others = links.select(*of, _other="among", _takes="latency")
+    usual = (
+        links.join(others, on=of, nulls_equal=True)
+        .filter(pl.col("among") != pl.col("_other"))
+        .group_by("among", *of)
+        # Of two others the faster: the blamed rank may take part in the slower.
+        .agg(usual=pl.col("_takes").quantile(0.25, "lower"))
+    )
+    compared = links.join(usual, on=["among", *of], nulls_equal=True).with_columns(
+        ratio=pl.col("latency") / pl.col("usual")
+    )
+    moving = rows.join(calls.select("instance", "among", *of), on="instance", suffix="_call")
+    bare = intervals.inside(
+        moving.select(
+            "rank",
+            "start",
+            "end",
+            "among",
+            *(pl.col(f"{c}_call" if c in rows.columns else c).alias(c) for c in of),
+        ).lazy(),
+        gpu_activity,
+        {"bare": (pl.col("compute") == 0) & (pl.col("in_step") > 0)},
+    )
+    spent = bare.group_by("among", *of).agg(pl.col("bare").sum()).collect()
+    present, steps, time = (
+        step_totals.select(pl.len(), pl.col("steps").sum(), pl.col("step_time").sum()).collect().row(0)
+    )
+    lost = pl.col("bare").fill_null(0) * (1 - 1 / pl.col("ratio")).clip(0)
+    return (
+        compared.join(spent, on=["among", *of], how="left", nulls_equal=True)
+        .with_columns(
+            pl.col("latency", "usual").round().cast(pl.Int64),
+            blamed=pl.when(pl.col("ratio") >= SLOWER).then(pl.lit(_blamed(compared), pl.Int32)),
+            lost_per_step=(lost / max(1, steps or 0)).floor().cast(pl.Int64),
+            step_share=lost / max(1, time or 0),
+            at_most=(
+                (pl.col("latency") - pl.col("usual")).clip(0) * pl.col("calls") * present / max(1, steps or 0)
+            )
+            .floor()
+            .cast(pl.Int64),
+        )
+        .select(*communication_slow_links.columns)
+        .sort("lost_per_step", "among", *of, descending=[True] + [False] * 5)
+        .lazy()
+    )
+
+
+def _blamed(compared: pl.DataFrame) -> int | None:
+    """The one rank that takes part in all slow transfers and in no others; None where there is none."""
+    slow = pl.col("ratio") >= SLOWER
+    all_slow = compared.filter(slow).height
+    by_rank = (
+        compared.explode("members")
+        .group_by("members")
+        .agg(slow=slow.sum(), others=(~slow).sum())
+        .filter((pl.col("slow") == all_slow) & (pl.col("others") == 0))
+    )
+    return int(by_rank["members"][0]) if all_slow and by_rank.height == 1 else None
+
+
+@communication_slow_links.finding(
+    name="slow-link", verdict=Verdict("Held up by a slow link", "transfer over a slow link")
+)
+def a_link_is_slow(table: pl.DataFrame) -> Iterator[Finding]:
+    slow = table.filter(pl.col("ratio") >= SLOWER)
+    share = float(slow["step_share"].sum())
+    # Where most are slow and no rank is to blame, it is the others that are fast.
+    if share < WORTH_SAYING or (slow["blamed"].null_count() and 2 * slow.height > table.height):
+        return
+    worst, rank = slow.row(0, named=True), slow["blamed"][0]
+    named = worst["among"].split(", ")
+    among = ", ".join(named[:MOST_NAMED]) + (", …" if len(named) > MOST_NAMED else "")
+    lost = int(slow["lost_per_step"].sum())
+    who = f"with rank {rank}" if rank is not None else f"among ranks {among}"
+    yield Finding(
+        name="slow-link",
+        claim=f"Slow transfers {who} cost {milliseconds(lost)} per step ({percent(share, 1)}): they take "
+        f"{worst['ratio']:.2g} times as long as the same among other ranks.",
+        gain="at most",
+        cost_per_step=lost,
+        # The longest chain of work passes a transfer once.
+        ns_per_step=max(lost, int(slow["at_most"].sum())),
+        evidence=tuple(
+            f"{row['kind']} of {row['bytes'] / 1e6:.3g} MB among ranks {row['among']}: "
+            f"{milliseconds(row['latency'])}, elsewhere {milliseconds(row['usual'])}"
+            for row in slow.head(2).iter_rows(named=True)
+        ),
+        next=f"Look at the links of {f'rank {rank}' if rank is not None else 'these ranks'}: "
+        "`nvidia-smi topo -m` and `nvidia-smi nvlink --status` on the host, rate and errors of the network "
+        "port (`ibstat`, `perfquery`). Then measure them alone: `lostflops bench collectives`.",
+        doubt=""
+        if worst["hosts"] is not None
+        else "Which machines these ranks run on was not recorded: ranks of one machine have faster links.",
+        accounts=("communication.transfer",),
+        rank=rank,
+    )

@@ -1,0 +1,319 @@
+"""What findings about idle time say and take in, by numbers that were worked out by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import polars as pl
+import pytest
+
+from lostflops.causes.given import NAMES, Given
+from lostflops.causes.host import join_host, told_once
+from lostflops.causes.page_findings import PageFindings
+from lostflops.finding import Finding
+
+MS = 1_000_000
+PYTHON, SAVING, DATA, WAITS = (
+    "idle.other_host_work",
+    "idle.checkpoint_logging",
+    "idle.data_loading",
+    "idle.host_synchronisation",
+)
+LAUNCHES, UNEXPLAINED = "idle.launch_bound", "idle.unexplained"
+Rows = list[tuple[int, int, str, int]]
+# Two ranks with two steps of 100 ms each.
+EVEN: Rows = [(rank, step, "compute", 100) for rank in range(2) for step in range(2)]
+
+
+def finding(name: str, account: str, ms: int, claim: str = "", **more: Any) -> Finding:
+    values = {"recipe": "idle_summary", "evidence": (), "gain": "at most", "next": "n"} | more
+    return Finding(name, claim or f"{name} claims.", accounts=(account,), ns_per_step=ms * MS, **values)
+
+
+def page(
+    *findings: Finding,
+    ledger: Rows = EVEN,
+    names: list[tuple[int, str, str | None, int]] = [],  # noqa: B006
+    tables: Mapping[str, pl.DataFrame] = {},
+    **more: Any,
+) -> list[Finding]:
+    """The findings once they are joined; times are in milliseconds."""
+    rows = pl.DataFrame(ledger, ["rank", "step", "account", "ns"], orient="row")
+    known = pl.DataFrame(names, NAMES, orient="row")
+    answers: Any = {name: SimpleNamespace(table=table, findings=()) for name, table in tables.items()}
+    in_ms = [pl.col("ns") * MS]
+    given = Given(
+        answers,
+        rows.with_columns(in_ms, start=1000 * pl.col("step")),
+        known.with_columns(in_ms),
+        **more,
+    )
+    joined = PageFindings(given)
+    for one in findings:
+        joined.put(one)
+    join_host(joined)
+    return list(joined.all())
+
+
+# --- what idle time is called
+
+
+def test_the_largest_names_of_a_mean_step_are_told_those_from_a_tenth_of_it_on() -> None:
+    """Of four steps: 4 ms of `a`, 3 of `b`, 1 of `c`, a tenth of ten, and less of `d`."""
+    names = [(0, PYTHON, "a", 10), (1, PYTHON, "a", 6), (0, PYTHON, "b", 12), (1, PYTHON, "c", 4)]
+    names += [(0, PYTHON, "d", 3), (0, PYTHON, None, 90), (0, DATA, "e", 50)]
+    (told,) = page(finding("other-finding", PYTHON, 10), names=names)
+    assert told.contributors == ("`a` 4.00 ms", "`b` 3.00 ms", "`c` 1.00 ms")
+    (told,) = page(finding("other-finding", PYTHON, 11), names=names)
+    assert told.contributors == ("`a` 4.00 ms", "`b` 3.00 ms")
+    # What is about no account of idle time has no names of it.
+    (told,) = page(finding("other-finding", PYTHON, 10, recipe="another"), names=names)
+    assert told.contributors == ()
+
+
+def test_what_the_host_does_instead_is_named_in_the_claim() -> None:
+    claim = "The GPU idles 10.0 ms per step while the CPU runs other code."
+    names = [(0, PYTHON, "a.py(3): f", 24), (0, PYTHON, "g", 4), (1, PYTHON, "h", 4)]
+    (told,) = page(finding("host-busy-elsewhere", PYTHON, 10, claim), names=names)
+    assert told.claim == (
+        "The GPU idles 10.0 ms per step while the CPU runs Python: `f` (6.00 ms) and `g` (1.00 ms)."
+    )
+    assert told.next.startswith("Make `f` (a.py:3) cheaper")
+    (told,) = page(finding("host-busy-elsewhere", PYTHON, 11, claim), names=names)
+    assert told.claim.endswith("runs Python: `f` (6.00 ms).")
+    (told,) = page(finding("host-busy-elsewhere", PYTHON, 10, claim), names=names[1:])
+    assert told.claim.endswith("runs other code: `g` (1.00 ms) and `h` (1.00 ms).")
+    # Python is what the two largest names are of.
+    last = [(0, PYTHON, "k", 25), (0, PYTHON, "j", 24), (0, PYTHON, "a.py(3): f", 23)]
+    (told,) = page(finding("host-busy-elsewhere", PYTHON, 20, claim), names=last)
+    assert told.claim.endswith("runs other code: `k` (6.25 ms) and `j` (6.00 ms).")
+    (told,) = page(finding("host-busy-elsewhere", PYTHON, 10, claim))
+    assert (told.claim, told.next) == (claim, "n")
+    (told,) = page(finding("other-finding", PYTHON, 10, claim), names=names)
+    assert (told.claim, told.next) == (claim, "n")
+
+
+@pytest.mark.parametrize(
+    ("names", "advice"),
+    [
+        (["collate"], "Make `collate` cheaper"),
+        (["a.py(3): forward"], "Make `forward` (a.py:3) cheaper"),
+        (["backward", "a.py(3): f"], "Do the same in fewer operators inside `backward`"),
+        (["backward", "collate"], "`backward` is a whole phase. To see which Python runs in it"),
+    ],
+)
+def test_the_advice_is_about_what_the_name_is_of(names: list[str], advice: str) -> None:
+    told = [(0, PYTHON, name, 100 - n) for n, name in enumerate(names)]
+    (found,) = page(finding("host-busy-elsewhere", PYTHON, 20), names=[*told, (1, DATA, None, 5)])
+    assert found.next.startswith(advice)
+
+
+@pytest.mark.parametrize(
+    ("names", "name", "claim"),
+    [
+        ([("torch.save", 5), ("logging/__init__.py(1529): info", 4)], "saves", "saves a checkpoint."),
+        ([("torch.save", 4), ("logging/__init__.py(1529): info", 4)], "logging-inside-step", "logs."),
+        ([], "saves", "saves a checkpoint or logs."),
+    ],
+)
+def test_saving_and_logging_are_told_apart_by_most_of_the_time(
+    names: list[tuple[str, int]], name: str, claim: str
+) -> None:
+    parts = [(0, SAVING, of, 10 * ms) for of, ms in names]
+    (told,) = page(finding("saves", SAVING, 20, "The CPU saves a checkpoint or logs."), names=parts)
+    assert (told.name, told.claim) == (name, f"The CPU {claim}")
+    assert told.next == ("Log less often." if name == "logging-inside-step" else "n")
+
+
+def test_a_rank_with_nine_tenths_of_the_time_has_it_alone() -> None:
+    def rank(*held: int) -> int | None:
+        rows = [*EVEN, *((rank, step, DATA, ms) for rank, ms in enumerate(held) for step in range(2))]
+        return page(finding("starves", DATA, 20), ledger=rows)[0].rank
+
+    assert rank(1, 9) == 1
+    assert rank(90, 10) == 0
+    assert rank(11, 89) is None
+    assert rank() is None
+    alone: Rows = [(0, 0, "compute", 80), (0, 0, DATA, 20)]
+    assert page(finding("starves", DATA, 20), ledger=alone)[0].rank is None
+
+
+# --- once in several steps
+
+
+def once(
+    *by_step: tuple[int, ...], claim: str = "Idle 5.00 ms per step (9.1 %) here.", account: str = DATA
+) -> str:
+    """The claim where the ranks hold so much of an account in each step."""
+    ledger = [(rank, n, account, ms * MS) for n, held in enumerate(by_step) for rank, ms in enumerate(held)]
+    ledger += [(rank, n, "copy", 500 * MS) for n, held in enumerate(by_step) for rank in range(len(held))]
+    given = Given({}, pl.DataFrame(ledger, ["rank", "step", "account", "ns"], orient="row"))
+    return told_once(finding("starves", account, 5, claim), given).claim
+
+
+def test_time_of_which_four_fifths_lie_in_one_step_comes_once() -> None:
+    assert once((1, 0), (3, 5), (1, 0)) == (
+        "Idle 5.00 ms once in 3 steps, in step 1 (5.00 ms per step, 9.1 %), here."
+    )
+    assert once((0, 0), (39, 40), (10, 10)) == "Idle 5.00 ms per step (9.1 %) here."
+    assert once((1, 0), (3, 5)) == "Idle 5.00 ms per step (9.1 %) here."
+    assert once((1, 0), (3, 5), (1, 0), claim="Idle 5.00 ms here.") == "Idle 5.00 ms here."
+    plain = "Idle 5.00 ms per step (9.1 %) here."
+    assert once((1, 0), (3, 5), (1, 0), account="compute") == plain
+    given = Given({}, pl.DataFrame([(0, 0, DATA, 1)], ["rank", "step", "account", "ns"], orient="row"))
+    for unclaimed in (
+        Finding("x", plain, "at most", (), ""),
+        Finding("x", "", "at most", (), "", accounts=(DATA,)),
+    ):
+        assert told_once(unclaimed, given) is unclaimed
+
+
+# --- on a CPU
+
+
+def pauses(
+    ms: int, *names: int, long: int = 0, on_host: bool = True, held: int | None = None
+) -> list[tuple[str, str]]:
+    """The claim and the advice where a CPU does other work for so long in each of two steps of 100 ms.
+
+    `names` are of one step, `long` is what comes in long pauses in both.
+    """
+    spent = ms if held is None else held
+    ledger: Rows = [
+        (0, step, account, length)
+        for step in range(2)
+        for account, length in (("compute", 100 - spent), (PYTHON, spent))
+        if length
+    ]
+    told = [(0, PYTHON, f"part {n}", 2 * length) for n, length in enumerate(names)]
+    found = page(
+        finding("host-busy-elsewhere", PYTHON, ms, "Other code."),
+        ledger=ledger, names=told, on_host=on_host, in_long_pauses=long * MS,
+    )  # fmt: skip
+    return [(one.claim, one.next) for one in found]
+
+
+def test_what_a_cpu_spends_in_short_pauses_under_many_names_is_what_operators_cost() -> None:
+    claim = "Nothing computes for {0}.0 ms per step ({0}.0 %) in the short pauses between operators."
+    advice = "Do the same in fewer operators: a larger batch, or `torch.compile`."
+    assert pauses(16, 5, 5) == [(claim.format(16), advice)]
+    assert pauses(15) == [(claim.format(15), advice)]
+    assert pauses(14) == []
+    assert pauses(16, on_host=False) == [("Other code.", "n")]
+    assert pauses(16, held=0) == [("Other code.", "n")]
+    # Half of it in long pauses, or under one name, is work.
+    assert pauses(16, long=15) == [(claim.format(16), advice)]
+    assert pauses(16, long=16) == [("Other code.", "n")]
+    assert pauses(16, 7) == [(claim.format(16), advice)]
+    assert pauses(16, 8)[0][0].startswith("Other code: `part 0`")
+
+
+def test_names_of_a_single_step_are_told_whole() -> None:
+    (told,) = page(
+        finding("other-finding", PYTHON, 10), ledger=[(0, 0, "compute", 100)], names=[(0, PYTHON, "a", 10)]
+    )
+    assert told.contributors == ("`a` 10.0 ms",)
+
+
+# --- what is about the same gaps
+
+
+def test_one_pause_is_told_by_its_cause() -> None:
+    gaps = pl.DataFrame({"cause": [SAVING, DATA, SAVING], "counted": [False, True, True]})
+    pause = finding("one-gap-is-most", "x", 9, "One pause.", recipe="gpu_gaps")
+    cause = finding("starves", DATA, 5)
+    (told,) = page(cause, pause, tables={"gpu_gaps": gaps})
+    assert (told.name, told.evidence, told.ns_per_step) == ("starves", ("One pause",), 9 * MS)
+    assert len(page(finding("saves", SAVING, 5), pause, tables={"gpu_gaps": gaps})) == 2
+    assert len(page(cause, pause)) == 2
+    assert len(page(cause, tables={"gpu_gaps": gaps})) == 1
+
+
+def test_allocations_that_fail_are_why_the_allocator_stalls() -> None:
+    stalls = finding("allocator-stalls", "idle.memory_allocator", 5)
+    failing = [
+        finding("api-calls-fail", "x", 0, "Calls fail.", recipe="r", evidence=(fact,))
+        for fact in ("cudaMalloc returns 2", "cuDeviceGet returns 1")
+    ]
+    (told,) = page(stalls, failing[0])
+    assert told.evidence == ("Calls fail",)
+    assert len(page(stalls, failing[1])) == 2
+    assert len(page(stalls)) == len(page(failing[0])) == 1
+
+
+def test_a_loader_that_is_slow_outside_of_the_recording_too_is_one_finding() -> None:
+    inside = finding("data-loading-starves-device", DATA, 5)
+    outside = finding("data-wait-outside-window", "x", 7, "Waits outside.", recipe="r")
+    (told,) = page(inside, outside)
+    assert (told.name, told.evidence) == ("data-loading-starves-device", ("Waits outside",))
+    assert len(page(inside)) == len(page(outside)) == 1
+
+
+# --- a host that waits for its device again and again
+
+
+def waiting(
+    calls: int, held: int | None = 90, between: tuple[int, int] = (30, 50), outside: int = 0
+) -> list[Finding]:
+    """Two ranks with two steps of 100 ms: per step 10 ms of waits, and 3 and 5 ms of launches and Python."""
+    ledger: Rows = [
+        (rank, step, account, ms)
+        for rank in range(2)
+        for step in range(2)
+        for account, ms in (
+            ("compute", 900 - sum(between)), (WAITS, 100), (LAUNCHES, between[0]), (UNEXPLAINED, between[1]),
+        )
+        if ms
+    ]  # fmt: skip
+    table = pl.DataFrame(
+        [
+            ("cudaStreamSynchronize", calls + outside, calls, None if held is None else held * MS),
+            ("cudaLaunchKernel", 999, 999, 999 * MS),
+            ("CUDADEVICESYNCHRONIZE", 0, 0, 70 * MS),
+            ("cudaEventSynchronize", 0, 0, None),
+        ],
+        schema=["name", "calls", "calls_in_steps", "per_step"],
+        orient="row",
+    )
+    found = [finding("host-waits-for-device", WAITS, 100, evidence=("e",))]
+    found += [finding("launch-bound", LAUNCHES, 120)] if between[0] else []
+    found += [finding("unexplained", UNEXPLAINED, 50)] if between[1] else []
+    return page(*found, ledger=ledger, tables={"api_call_summary": table})
+
+
+def test_what_lies_between_waits_that_come_often_is_part_of_them() -> None:
+    (told,) = waiting(16)
+    assert told.claim == (
+        "The GPU idles 180 ms per step (18.0 %) because the CPU waits for it 4 times per step, and then has "
+        "to refill its queue."
+    )
+    assert told.evidence == ("e", "80.0 ms of it is launches and Python that a CPU that runs ahead hides")
+    assert told.accounts == (WAITS, LAUNCHES, UNEXPLAINED)
+    assert (told.size, told.ns_per_step) == (180 * MS, 120 * MS)
+    assert len(waiting(15)) == 3
+    assert "waits for it 250 times" in waiting(1003)[0].claim
+
+
+def test_waits_that_promise_nothing_promise_nothing_together() -> None:
+    ledger: Rows = [(0, 0, "compute", 80), (0, 0, WAITS, 15), (0, 0, LAUNCHES, 5)]
+    table = pl.DataFrame({"name": ["cuCtxSynchronize"], "calls_in_steps": [4], "per_step": [15 * MS]})
+    waits = finding("host-waits-for-device", WAITS, 0, cost_per_step=15 * MS)
+    (told,) = page(waits, ledger=ledger, tables={"api_call_summary": table})
+    assert (told.ns_per_step, told.size) == (0, 20 * MS)
+
+
+def test_waits_that_are_shorter_than_what_lies_between_them_hide_nothing() -> None:
+    """160 ms between them on two ranks: 90 and 70 ms in the calls are as much."""
+    assert len(waiting(16)) == 1
+    assert len(waiting(16, 89)) == 3
+    assert len(waiting(16, None)) == 3
+    assert len(waiting(16, between=(0, 0))) == 1 and "refill" not in waiting(16, between=(0, 0))[0].claim
+
+
+def test_calls_outside_of_the_steps_are_no_calls_per_step() -> None:
+    """A warm-up that waits a thousand times says nothing of steps that wait three times."""
+    assert len(waiting(12, outside=4000)) == 3
+    (told,) = waiting(16, outside=4000)
+    assert "waits for it 4 times per step" in told.claim

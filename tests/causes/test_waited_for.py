@@ -1,0 +1,160 @@
+"""What ranks wait for belongs to its cause, and a harmless cause takes nothing from the schedule."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lostflops
+from lostflops.finding import Finding
+from lostflops.lab.simulate.instructions import (
+    COMPUTE,
+    Busy,
+    Close,
+    HostCopy,
+    Instruction,
+    Open,
+    Synchronise,
+)
+from lostflops.lab.simulate.job import Planted, SimulatedJob
+from lostflops.lab.simulate.strategy import strategy
+from lostflops.lab.simulate.writing import simulate
+
+MS = 1_000_000
+# The host reads one value from the device.
+READ: tuple[Instruction, ...] = (
+    Open("cpu_op", "aten::item"),
+    HostCopy("DtoH", "Pinned", 4, 2_000),
+    Synchronise("cudaStreamSynchronize", COMPUTE, 2_000),
+    Close(),
+)
+
+
+def collects(ns: int) -> tuple[Instruction, ...]:
+    return (Busy(ns, (("user_annotation", "gc.collect"),)),)
+
+
+def job(text: str, ranks: int, **more: Any) -> SimulatedJob:
+    spread = strategy(text, ranks)
+    chunks = spread.pipeline * spread.chunks
+    layers = chunks if chunks > 1 else 4
+    return SimulatedJob(spread, **{"seed": 77, "steps": 3, "warmup": 1, "layers": layers, **more})
+
+
+def why(folder: Path, simulated: SimulatedJob) -> tuple[tuple[Finding, ...], float]:
+    """The findings of the job's page, and how much longer its step is than without what was planted."""
+    healthy = replace(simulated, planted=(), reads_per_layer=0, slow_links={})
+    known = simulate(simulated, folder / "job")
+    cost = known["step"] - (simulate(healthy, folder / "healthy")["step"] if healthy != simulated else 0)
+    return lostflops.why(folder / "job").findings, cost
+
+
+def test_turns_that_readings_lengthen_are_the_readings_loss(tmp_path: Path) -> None:
+    findings, cost = why(tmp_path, job("pp4-m8", 4, tokens=1024, layers=16, reads_per_layer=25))
+    first, bubble = findings[:2]
+    assert first.name == "host-waits-for-device" and "The GPU loses" in first.claim
+    assert 0.8 * cost < first.size < 1.2 * cost <= first.ns_per_step
+    assert any("waiting for other ranks" in fact for fact in first.evidence)
+    bare = simulate(job("pp4-m8", 4, tokens=1024, layers=16), tmp_path / "bare")
+    waits = sum(bare["steps"]["wait"]) / len(bare["steps"]["wait"])
+    assert bubble.name == "pipeline-bubble" and abs(bubble.size - waits) < 0.1 * waits
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        Planted("closing", READ),
+        Planted("forward", READ * 3),
+        Planted("forward", READ * 3, every=3),
+        Planted("closing", READ * 20, ranks=frozenset({2})),
+    ],
+    ids=["one at the end", "three before the forward pass", "every third step", "on one rank, at the end"],
+)
+def test_harmless_readings_take_nothing_from_the_schedules_bubble(tmp_path: Path, planted: Planted) -> None:
+    findings, _ = why(tmp_path, job("pp4-m8", 4, planted=(planted,)))
+    assert findings[0].name == "pipeline-bubble"
+    bare = simulate(job("pp4-m8", 4), tmp_path / "bare")
+    waits = sum(bare["steps"]["wait"]) / len(bare["steps"]["wait"])
+    assert abs(findings[0].size - waits) < 0.03 * waits
+
+
+def test_ranks_that_collect_garbage_in_turn_show_what_all_lose(tmp_path: Path) -> None:
+    planted = tuple(
+        Planted("closing", collects(30 * MS), frozenset({rank}), every=3, first=rank % 3) for rank in range(4)
+    )
+    findings, cost = why(tmp_path, job("ddp", 4, steps=6, planted=planted))
+    first = findings[0]
+    assert first.name == "garbage-collection-inside-step"
+    assert abs(first.size - cost) < 0.15 * cost
+    assert not any(f.name in ("communication-waits", "rank-arrives-last") for f in findings)
+
+
+def test_a_pause_of_one_stage_is_its_ranks(tmp_path: Path) -> None:
+    planted = Planted("closing", collects(60 * MS), frozenset({1}))
+    findings, cost = why(tmp_path, job("pp4-m8", 4, planted=(planted,)))
+    assert findings[0].rank == 1 and "garbage collection" in findings[0].claim
+    assert abs(findings[0].size - cost) < 0.25 * cost
+
+
+def test_gathers_that_readings_hold_back_are_the_readings_loss(tmp_path: Path) -> None:
+    findings, cost = why(tmp_path, job("fsdp2", 4, tokens=1024, layers=8, reads_per_layer=25))
+    first = findings[0]
+    assert first.name == "host-waits-for-device"
+    assert abs(first.size - cost) < 0.2 * cost
+    assert any("issued them late" in fact for fact in first.evidence)
+
+
+@pytest.mark.parametrize("text", ["fsdp2", "zero1", "zero3"])
+def test_a_reading_before_the_optimizer_holds_no_gather_back(tmp_path: Path, text: str) -> None:
+    # What ZeRO gathers after the step is what the optimizer wrote: it could not have come earlier.
+    read = Planted("backward", READ)
+    findings, _ = why(tmp_path, job(text, 4, tokens=1024, layers=8, planted=(read, Planted("closing", READ))))
+    assert not any("issued them late" in fact for f in findings for fact in f.evidence)
+
+
+@pytest.mark.parametrize(("text", "ranks", "slow"), [("pp4-m8", 4, 1), ("pp4-m8", 4, 3), ("tp2-dp4", 8, 5)])
+def test_a_slow_link_is_told_before_what_it_lengthens(
+    tmp_path: Path, text: str, ranks: int, slow: int
+) -> None:
+    findings, cost = why(tmp_path, job(text, ranks, slow_links={slow: 15.0}))
+    first = findings[0]
+    assert first.name == "slow-link" and first.rank == slow
+    assert f"with rank {slow} " in first.claim
+    assert first.ns_per_step > cost  # it says at most
+
+
+@pytest.mark.parametrize(("text", "ranks"), [("pp4-dp4-m6", 16), ("tp2-dp8", 16), ("pp4-dp2-zb-m8", 8)])
+def test_ranks_on_other_nodes_have_no_slow_link(tmp_path: Path, text: str, ranks: int) -> None:
+    findings, _ = why(tmp_path, job(text, ranks))
+    assert not any(f.name == "slow-link" for f in findings)
+
+
+def test_a_file_that_was_cut_is_in_no_mean(tmp_path: Path) -> None:
+    simulate(job("ddp", 4, cut={2: 0.6}), tmp_path / "job")
+    page = lostflops.why(lostflops.open(tmp_path / "job", salvage=True))
+    assert "The recording of rank 2 holds no whole step: it is in no mean." in page.notes
+    assert page.budget is not None and page.budget.num_windows == 3 * 3
+    assert [f.name for f in page.findings] == ["few-whole-steps"]
+
+
+def test_missing_stages_make_a_bubble_that_may_be_transfer(tmp_path: Path) -> None:
+    simulate(job("pp4-m8", 4, missing=frozenset({2})), tmp_path / "job")
+    page = lostflops.why(lostflops.open(tmp_path / "job", allow_missing_ranks=True))
+    first = page.findings[0]
+    assert first.name == "pipeline-bubble" and "wait or transfer" in first.claim
+    assert any("the other ends were not recorded" in fact for fact in first.evidence)
+    assert not any(f.name == "communication-exposed" for f in page.findings)
+
+
+@pytest.mark.parametrize(("each", "told"), [(250_000, True), (2 * MS, False)])
+def test_more_workers_do_not_hand_a_batch_over_faster(tmp_path: Path, each: int, told: bool) -> None:
+    loader = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
+    planted = Planted("input", (Busy(each, (("user_annotation", loader),)),))
+    small = job("ddp", 1, tokens=256, layers=1, model="llama-3.2-1b", planted=(planted,))
+    findings, _ = why(tmp_path, small)
+    starved = next(f for f in findings if f.name == "data-loading-starves-device")
+    assert ("handing over a batch" in starved.next) == told
+    assert ("worker" in starved.next) and ("too slow" in starved.next) != told

@@ -1,0 +1,155 @@
+"""Mutants that no test can notice, or none should, each with the reason.
+
+They are told by how the line begins that holds them, and by what their change says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+PLAN = "lostflops.plan.serve.inference"
+NESTING = "lostflops.intervals.nesting"
+SETS = "lostflops.intervals.sets"
+MATCHING = "lostflops.intervals.matching"
+CLOCKS = "lostflops.ingest.times.clocks"
+COUNTED = "lostflops.ingest.steps.counted"
+ON_DEVICE = "lostflops.ingest.steps.on_device"
+LATENESS = "lostflops.causes.lateness"
+ORDERS_APART = "causes claim in the order of these numbers, which are ten apart"
+PAIRS_OR_NONE = "a lane holds ends of sends, or none"
+ONE_END = "it has one of each at most"
+A_HINT = "Polars pushes nothing through here either way"
+
+EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
+    PLAN: {
+        ("MANY = 1 << 24", "24 -> 25"): "a bound of a search, beyond every number of sequences",
+        ("MANY = 1 << 24", "24 -> 23"): "the same",
+        ("while high < MANY", "high < MANY -> high <= MANY"): "the same bound",
+    },
+    NESTING: {
+        ("NEAR = 32", "32 ->"): "how many rows are looked at before a tree is made",
+        (
+            "for _ in range(8):",
+            "8 ->",
+        ): "what is left after so many rounds goes the slow way, to the same forest",
+        ("if len(out) == 0:", "0 -> -1"): "the slow way at the end gives the same forest",
+        ("out = out[start[out] >=", "-> start[out] > _reach_before"): "the same nests in more rounds",
+        ("active = np.flatnonzero(at >= 0)", "at >= 0 -> at > 0"): "position 0 has no parent",
+        ("first = np.searchsorted(of, np.arange(", "1 -> 2"): "one bound more, which nobody asks for",
+        ("bounds = np.searchsorted(group[by_group]", "1 -> 2"): "one bound more, which nobody asks for",
+        ("bounds = np.searchsorted(levels", "2 -> 3"): "one bound more, which nobody asks for",
+        ("covering[mine] =", "<= np.searchsorted"): "more rows than the tree needs",
+    },
+    "lostflops.recipes.accounting": {
+        ("lanes = here.select(", ".unique() ->"): "a semi join asks only whether it is there",
+        ("names = calls[", ".unique() ->"): "a name that comes twice says nothing more",
+        ("near = pl.concat(threads", "how="): "the columns have one type here",
+        ("return pl.concat([part.select(columns)", "'start' -> 'end'"): "runs of one account are disjoint",
+        ("sought = until.filter(", ">= pl.col('start')"): "a gap holds time",
+        ('.sort("rank", "start")', "'start' -> 'end'"): "pieces of a rank are disjoint",
+    },
+    SETS: {
+        (".map_batches(united,", "predicate_pushdown=False"): A_HINT,
+        ("predicate_pushdown=False,", "predicate_pushdown=False"): A_HINT,
+        ("projection_pushdown=False,", "predicate_pushdown=False"): A_HINT,
+        ("windows.filter(pl.col(", ">= pl.col('start')"): "a window without length has no runs",
+        (".join(numbered.drop(", "how='left'"): "every window is there",
+        ("_edges(union(frame, keys), keys,", "1 -> 2"): "asked only whether it is above 0",
+        ("return edges.map_batches(", "edges.map_batches"): A_HINT,
+        ("lambda frame: frame[row_order(", "down=False"): A_HINT,
+        ("predicate_pushdown=False,", "False -> True"): A_HINT,
+        ('.sort(*keys, "start")', "'start' -> 'end'"): "the windows of a group are disjoint",
+        (
+            '_edges(frame.filter(pl.col("end") > pl.col("start"))',
+            "-> pl.col('end') >=",
+        ): "a piece without length is left out afterwards",
+        ("order = np.argsort(rows[by]", "kind='stable'"): "rows of one group may stand in any order",
+    },
+    "lostflops.intervals.order": {
+        ("c.null_count() or not", "not ("): "the slower way gives the same order",
+        ("c.null_count() or not", "-> c.dtype"): "the slower way gives the same order",
+    },
+    MATCHING: {
+        (
+            'members = known.select(pl.col("groups").explode',
+            "True -> False",
+        ): "an empty group is left out below",
+        ("ends = ~_is_pair().all()", "-> _is_pair().any()"): PAIRS_OR_NONE,
+        (".when(_is_pair().any())", "-> _is_pair().all()"): PAIRS_OR_NONE,
+        ('.then(sent.max() - pl.col("end").min())', "sent.max() -> sent.min()"): ONE_END,
+        (".otherwise(0)", "0 -> -1"): "neither contradicts anything",
+    },
+    CLOCKS: {
+        ('.unique("rank", keep="first")', "keep='first') -> "): "this Polars keeps the first all the same",
+        (
+            'ranks.unique("rank", keep="first")',
+            "keep='first') -> ",
+        ): "this Polars keeps the first all the same",
+        ('if who["_clock"].n_unique() == 1', "0 -> -1"): "there is one value",
+        ("offsets: dict[str, int] = dict.fromkeys(", ".unique() -> "): "keys of a dict come once",
+        ("for _ in range(2 if offsets else 0)", "2 -> 3"): "once aligned, the middle stays where it is",
+        ("for _ in range(2 if offsets else 0)", "0 -> 1"): "without offsets a round moves nothing",
+        ("for _ in range(2 if offsets else 0)", "0 -> -1"): "without offsets a round moves nothing",
+        ("offset, error = offsets[clock], max(", "0 -> -1"): "no error is below 0",
+        ('middle=pl.col("_middle").first()', ".last()"): "all are the same",
+        ("nearest = [] if start in done", "0 -> 1"): "the middle of all is taken off afterwards",
+        ("nearest = [] if start in done", "0 -> -1"): "the middle of all is taken off afterwards",
+    },
+    COUNTED: {
+        ('pl.col("start").min()', ".max()"): "numbers rise with time on every rank",
+        (
+            "if not long.any() or usual_logged <= 0",
+            "0 -> -1",
+        ): "where the usual is 0, what is longer is all of the time",
+    },
+    ON_DEVICE: {("EARLIEST = ", "62 -> 61"): "earlier than any recording either way"},
+    "lostflops.optimize.activations.saved_views": {
+        ("if 2 * tensor.nbytes", "2 -> 1"): "a shortcut: the general case below says the same",
+    },
+    "lostflops.naming.host_causes": {
+        (
+            ".with_columns(_level=",
+            "over(lane) -> ",
+        ): "an end that comes first on its thread closes nothing either way",
+        ('.filter(pl.col("_level") > 0)', ">= 0"): "at level 0 there are only ends",
+        (".with_columns(_depth=depth -", "0 -> -1"): "all levels are one higher",
+    },
+    "lostflops.causes.host": {
+        ("whole = given.accounts.get(", "0 -> -1"): "of an account without time nothing is told either way",
+        ("gaps", "0 -> -1"): "they are sorted",
+    },
+    LATENESS: {
+        ("explains: int = 0", "0 -> 1"): "always told",
+        ("explains: int = 0", "0 -> -1"): "always told",
+        ("return False", "return False -> return None"): "asked only whether it is true",
+        ("if not ordered or next(iter", "0 -> -1"): "an excess of 0 explains no lateness",
+        ('late, waited = worst["at_most"] or 0', "0 -> -1"): "nothing is late either way",
+        ("own = _own_by_step(given).pivot(", "values='own'"): "there is no other column",
+        ("own = _own_by_step(given).pivot(", "True -> False"): "ranks come in order, for each step's do",
+        ('return own.sort("step", "rank")', "-> own"): "what follows tells its order",
+        ("same = both.filter(alike.fill_null(False))", "-> alike"): "a filter drops nulls",
+        ('.pivot("account", index=', "values='ns'"): "there is no other column",
+        ("steps=given.steps.get(late.rank", "1 -> 0"): "the rank has steps",
+    },
+    **{
+        f"lostflops.accounts.idle.{name}": {
+            (f"order={order},", f"{order} -> {order + 1}"): ORDERS_APART,
+            (f"order={order},", f"{order} -> {order - 1}"): ORDERS_APART,
+        }
+        for name, order in (
+            ("data_loading", 20),
+            ("checkpoint_logging", 30),
+            ("compilation", 50),
+            ("memory_allocator", 70),
+            ("host_synchronisation", 90),
+        )
+    },
+}
+
+
+def why(module: str, line: str, words: str) -> str | None:
+    """Why a mutant that survives is as good as the original; None where nothing says so."""
+    for (begins, change), said in EQUIVALENT.get(module, {}).items():
+        if line.startswith(begins) and change in words:
+            return said
+    return None
