@@ -16,7 +16,7 @@ from lostflops.lab.simulate.faults import with_fault
 from lostflops.lab.simulate.job import SimulatedJob
 from lostflops.lab.simulate.running.costs import HostCosts
 from lostflops.lab.simulate.writing import simulate
-from lostflops.recipes.communication.pipeline_bubble import PARTS
+from lostflops.recipes.pipeline.bubble import PARTS
 from lostflops.report.html import html
 from lostflops.session import Session
 

@@ -32,7 +32,7 @@ from lostflops.errors import CannotWrite, DamagedStore, NewerStore, NoSuchStep, 
 from lostflops.run_folder import MANIFEST
 from lostflops.tables import TABLES
 
-FORMAT = 3
+FORMAT = 4
 # A folder that is being filled. One that has not been touched for a day is what a killed import left.
 UNFINISHED = ".importing-"
 ABANDONED_AFTER = 86_400

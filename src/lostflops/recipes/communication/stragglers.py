@@ -7,10 +7,10 @@ import polars as pl
 
 from lostflops.columns import Id, Name, Ratio, Text, Time
 from lostflops.recipe import Example, Rows, recipe
+from lostflops.recipes.pipeline.made_pipeline import two_stages
 from lostflops.replay.stragglers.blame import SCHEMA, blame
 from lostflops.tables import Kernels
 
-from .made_pipeline import two_stages
 from .replayed_steps import replayed_steps
 
 MS = 1_000_000

@@ -1,0 +1,1 @@
+"""Where the time of pipeline stages goes, and what another schedule would make of it."""
