@@ -313,7 +313,7 @@ def _pipeline(known: Pipeline) -> Iterator[Markup]:
     )
     yield tag(
         "p",
-        f"A stage computes nothing for {milliseconds(known.idle)} of a mean step "
+        f"A stage computes nothing for {milliseconds(known.idle)} per step "
         f"({percent(known.idle, known.length)}):",
     )
     parts = (f"{label}: {milliseconds(ns)} ({percent(ns, known.length)})" for label, ns in known.parts)
