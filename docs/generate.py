@@ -35,6 +35,7 @@ from lostflops.plan.models import KNOWN
 from lostflops.plan.serve.kv_cache import per_token
 from lostflops.recipe import Example, Recipe
 from lostflops.recipes import recipes
+from lostflops.replay.edits import kinds
 from lostflops.report.explanation import cell, describe, findings, flag, type_name
 from lostflops.report.words.safe import as_command
 from lostflops.tables import TABLES, Table
@@ -309,6 +310,12 @@ def predictions() -> str:
     return "\n".join(_grid(header, rows))
 
 
+def what_if() -> str:
+    """What can be asked of a recording, from the declarations of the edits."""
+    lines = [f"| `{kind.typed}` | {kind.asks} | `{kind.example}` |" for kind in kinds().values()]
+    return "\n".join(["| edit | question | example |", "| --- | --- | --- |", *lines])
+
+
 PARTS: Mapping[str, Callable[[], str]] = {
     "accounts": accounts,
     "metrics": metrics,
@@ -316,6 +323,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "speeds": speeds,
     "vtrain": vtrain,
     "gpus": gpus,
+    "edits": what_if,
     "faults": planted_faults,
     "links": links,
     "models": models,

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+from unittest.mock import patch
 
+import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import lostflops
 from kineto_files import Event, call, head, kernel, operator, span, step, trace, written
@@ -205,3 +211,38 @@ def test_a_cut_by_steps_predicts_those(tmp_path: Path) -> None:
     assert some.trust.trusted, some.trust.reason
     assert sorted(set(some.trust.steps["step"].to_list())) == [3, 4, 5]
     assert gain(some, "loader=0ms") == pytest.approx(1_000_000, rel=0.01)
+
+
+@settings(max_examples=12, suppress_health_check=list(HealthCheck))
+@given(st.lists(st.tuples(st.integers(1, 90), st.integers(1, 200)), min_size=12, max_size=20), st.randoms())
+def test_random_programs_replay_exactly_and_gain_no_more_than_their_bound(
+    program: list[tuple[int, int]], random: Random
+) -> None:
+    """Host gaps and kernels of any length: three like steps, each with a wait at its end, simulated."""
+    events, now, free, number = list[Event](), 1000, 0, 1
+    for each in range(4):
+        begin = now
+        for gap, busy in program * 2:
+            events.append(call(now, 5, number))
+            start = max(now + LAUNCH_TAKES, free + NEXT)
+            events.append(kernel(start, busy, number))
+            free, number, now = start + busy, number + 1, now + 5 + gap
+        returns = max(now + 20, free + 5)
+        events.append(call(now, returns - now, 90_000 + number, "cudaDeviceSynchronize"))
+        events.append(step(each, begin, returns + 10 - begin))
+        now = returns + 10
+    with TemporaryDirectory() as place, patch.dict("os.environ", LOSTFLOPS_CACHE=f"{place}/store"):
+        found = replay(Path(place), events)
+        (Path(place) / "mixed").mkdir()
+        shuffled = random.sample(events, len(events))
+        mixed = replay(Path(place) / "mixed", shuffled)
+    job = found.job
+    assert (job.replayed(job.lags()) == job.measured).all()
+    assert found.trust.replayed_ns == pytest.approx(found.trust.measured_ns, rel=0.01)
+    assert mixed.trust.measured_ns == found.trust.measured_ns
+    fewer = job.lags() - np.array([random.randint(0, 5000) for _ in job.edges.lag])
+    assert (job.replayed(fewer) <= job.measured).all(), "shorter lags make nothing later"
+    if found.trust.trusted:
+        gains = [gain(found, f"faster:gemm={factor}") for factor in (1.5, 2, 4)]
+        assert gains == sorted(gains) and gains[0] >= 0
+        assert gains == [gain(mixed, f"faster:gemm={factor}") for factor in (1.5, 2, 4)]
