@@ -8,10 +8,9 @@ import polars as pl
 from lostflops.columns import Id, Name, Ratio, Text, Time
 from lostflops.recipe import Example, Rows, recipe
 from lostflops.recipes.pipeline.made_pipeline import two_stages
+from lostflops.recipes.replayed_steps import replayed_steps
 from lostflops.replay.stragglers.blame import SCHEMA, blame
 from lostflops.tables import Kernels
-
-from .replayed_steps import replayed_steps
 
 MS = 1_000_000
 

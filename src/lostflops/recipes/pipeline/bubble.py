@@ -7,7 +7,7 @@ import polars as pl
 from lostflops import intervals
 from lostflops.columns import Count, Id, Share, Text, Time
 from lostflops.recipe import Bars, Example, recipe
-from lostflops.recipes.communication.replayed_steps import within
+from lostflops.recipes.replayed_steps import within
 from lostflops.replay.pipeline.bubble import PARTS, WORK, in_three, parts, windows
 from lostflops.tables import Kernels
 

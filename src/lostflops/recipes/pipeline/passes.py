@@ -6,7 +6,7 @@ import polars as pl
 
 from lostflops.columns import Count, Id, Instant, Name, Text, Time
 from lostflops.recipe import Example, recipe
-from lostflops.recipes.communication.replayed_steps import replayed_steps
+from lostflops.recipes.replayed_steps import replayed_steps
 from lostflops.replay.pipeline.passes import SCHEMA, messages, numbered, stage_passes
 from lostflops.tables import Kernels
 
