@@ -133,7 +133,10 @@ def _laned(rows: pl.DataFrame, known: pl.DataFrame) -> pl.DataFrame:
 
 def _num_memberships(known: pl.DataFrame) -> int:
     """How many different sets of ranks the job's process groups join, those of one rank apart."""
-    members = known.select(pl.col("groups").explode(empty_as_null=True).struct.field("ranks"))["ranks"]
+    told = known.drop_nulls("groups")
+    if told.is_empty():
+        return 0
+    members = told.select(pl.col("groups").explode(empty_as_null=True).struct.field("ranks"))["ranks"]
     listed = members.filter(members.list.len() > 1).list.sort().cast(pl.List(pl.String))
     return listed.list.join(" ").n_unique()
 

@@ -96,8 +96,8 @@ def _show_trust(trust: Trust, console: Console) -> None:
     if trust.trusted:
         _line(
             console,
-            f"A mean step takes {measured}. Replayed without what no rule explains it takes {replayed}; "
-            f"steps of a rank differ by at most {trust.error:.2%}.",
+            f"The replay is {trust.error:.2%} off at most: a mean step takes {measured}, and {replayed} when "
+            "replayed without the delays that no rule explains.",
         )
     else:
         _line(console, f"Nothing is predicted: {shown(trust.reason)}.")

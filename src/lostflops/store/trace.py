@@ -256,9 +256,14 @@ class Trace:
         return whole
 
     def cut(self, frame: pl.LazyFrame) -> pl.LazyFrame:
-        """Those rows of a frame with `rank`, and `step` or `start` and `end`, that lie in this slice."""
+        """Those rows of a frame with `rank` that lie in this slice, by `step`, or by `start` and `end`.
+
+        Rows with none of these are about all steps together, and stay.
+        """
         frame = self._of_ranks(frame)
         if self.steps is None:
+            return frame
+        if not {"step", "start"} & set(frame.collect_schema().names()):  # of all steps together
             return frame
         if "step" in frame.collect_schema().names():
             return frame.filter(pl.col("step").is_between(*self.steps))
