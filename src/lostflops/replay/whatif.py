@@ -22,6 +22,7 @@ Ask = Callable[[str], pl.DataFrame | None]
 """A recipe's table on the trace, or None where it cannot be given."""
 
 
+UNSURE = 0.10  # of a gain, by which predictions of simulated jobs are off in one of ten: benchmarks/README.md
 SHORTER = 0.01  # a share of a step that an edit has to take off the others for the first to be like them
 STEADY = 3  # steps from which on what lies before them is changed with them
 
@@ -93,7 +94,7 @@ class Replay:
             if any(each.may_gain_nothing for each in added):
                 gains.append(0.0)
         predicted = measured - gains[0]
-        spread = max(self.trust.error, self.trust.spread) * measured
+        spread = max(max(self.trust.error, self.trust.spread) * measured, UNSURE * abs(gains[0]))
         low = min(measured - gain for gain in gains) - spread
         high = max(measured - gain for gain in gains) + spread
         bound = measured - min(measured, removed / max(1, len(steps.step)) * self._ranks_per_step())

@@ -15,6 +15,7 @@ FEWEST = 20
 # ns where a rank shows too few of its own: H100 under torch.profiler.
 LAUNCH_TAKES, NEXT_TAKES = 6_800, 1_340
 WELL_BEFORE = 20_000
+LONGEST_LAUNCH = 200_000  # ns beyond which a row waited for more than its launch
 PAGEABLE_IN = (pl.col("direction") == "host to device") & (pl.col("host_memory") == "pageable")
 
 
@@ -84,14 +85,19 @@ def device_rows(rank: RankOperations) -> DeviceRows:
 
 def usual_lags(rows: DeviceRows) -> UsualLags:
     """Medians: from a call to its row where the stream was idle at the call, and from one row to the next
-    where that was launched well before."""
+    where that was launched well before.
+
+    Communication waits for other streams after its launch, so its delays are none of these.
+    """
     has, before = rows.launched != NOT_LAUNCHED, np.maximum(rows.before, 0)
     previous = np.where(rows.before == NONE, NOT_LAUNCHED, rows.end[before] if len(rows) else 0)
-    idle = has & rows.first_of_call & (previous <= rows.launched) & ~rows.staged
+    free = has & ~rows.communication
+    idle = free & rows.first_of_call & (previous <= rows.launched) & ~rows.staged
     follows = (
-        has & (rows.before != NONE) & (rows.launched <= previous - WELL_BEFORE) & (rows.start >= previous)
+        free & (rows.before != NONE) & (rows.launched <= previous - WELL_BEFORE) & (rows.start >= previous)
     )
     wait = rows.start - np.where(has, rows.launched, rows.start)
+    idle &= wait <= LONGEST_LAUNCH
     kernels, copies = wait[idle & ~rows.copy], wait[idle & rows.copy]
     gaps = (rows.start - previous)[follows]
     launch = int(np.median(kernels)) if len(kernels) >= FEWEST else LAUNCH_TAKES
