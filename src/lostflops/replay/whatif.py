@@ -97,12 +97,13 @@ class Replay:
         spread = max(max(self.trust.error, self.trust.spread) * measured, UNSURE * abs(gains[0]))
         low = min(measured - gain for gain in gains) - spread
         high = max(measured - gain for gain in gains) + spread
+        # Nothing gains more than all that the edit removes, however much steps differ.
         bound = measured - min(measured, removed / max(1, len(steps.step)) * self._ranks_per_step())
         return PredictedStep(
             text,
             says,
             predicted_ns=round(predicted),
-            low_ns=max(0, round(low)),
+            low_ns=round(max(low, min(bound, predicted))),
             high_ns=round(high),
             bound_ns=round(min(bound, predicted)),
             doubts=tuple(dict.fromkeys(doubts)),
