@@ -31,6 +31,8 @@ demo: $(DEMO)/.installed
 	@echo "The same with plots and tables, to open in a browser: $(CURDIR)/demo-report.html"
 	@echo "What was recorded, and with what fault: examples/README.md"
 
+# Tests start Python many times, and each start would compile lostflops again where bytecode is not kept.
+test: export PYTHONDONTWRITEBYTECODE =
 test: $(DEV)
 	.venv/bin/python -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 

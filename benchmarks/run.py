@@ -17,7 +17,9 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
+import exports
 import sections
+import timelines
 import traces
 from processes import lostflops
 
@@ -29,6 +31,8 @@ SECTIONS = (
     sections.first_page,
     sections.recording,
     sections.scrubbing,
+    exports.exports,
+    timelines.viewer,
 )
 CORES = 2
 

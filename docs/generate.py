@@ -22,11 +22,13 @@ from importlib import import_module
 from pathlib import Path
 from unittest.mock import patch
 
+import answered
 import house
 
 from lostflops import cli
 from lostflops.accounts import ACCOUNTS
-from lostflops.causes import MADE
+from lostflops.causes import MADE, asking_for, shortened_by
+from lostflops.causes import remedies as recommended
 from lostflops.lab.simulate.faults import faults
 from lostflops.machine.monitor.metrics import GPU, HOST, METRICS
 from lostflops.plan import published_speeds, published_tables
@@ -35,6 +37,7 @@ from lostflops.plan.models import KNOWN
 from lostflops.plan.serve.kv_cache import per_token
 from lostflops.recipe import Example, Recipe
 from lostflops.recipes import recipes
+from lostflops.remedies import FRAMEWORKS, REMEDIES, THEMES, Change, Remedy, Snippet
 from lostflops.replay.edits import kinds
 from lostflops.report.explanation import cell, describe, findings, flag, type_name
 from lostflops.report.words.safe import as_command
@@ -103,8 +106,15 @@ def _catalogue() -> Iterator[str]:
     yield "\n## Findings of several recipes\n"
     yield "The page joins findings that are about the same time; some causes show only then."
     for made in MADE.values():
-        yield f"\nFinding `{made.name}`: “{made.claim}”"
+        yield f"\nFinding `{made.name}`: “{made.claim}”{_recommended(made.name)}"
     yield ""
+
+
+def _recommended(finding: str) -> str:
+    """The remedies of a finding, or why none is known."""
+    asked = recommended()[finding]
+    links = ", ".join(f"[{name}](../remedies.md#{name})" for name in asked.all)
+    return f" Remedies: {links}." if links else f" No remedy is known. {asked.none_known}"
 
 
 def _section(section: str, inside: Sequence[Recipe]) -> Iterator[str]:
@@ -145,7 +155,7 @@ def _recipe(known: Recipe) -> Iterator[str]:
             ((f"`{flag(o)}`", str(o.default), o.help) for o in known.options),
         )
     for name, found in findings([known]).items():
-        yield f"\nFinding `{name}`: “{found.shown.claim}”"
+        yield f"\nFinding `{name}`: “{found.shown.claim}”{_recommended(name)}"
     for example in known.examples:
         yield from _example(example)
 
@@ -316,8 +326,66 @@ def what_if() -> str:
     return "\n".join(["| edit | question | example |", "| --- | --- | --- |", *lines])
 
 
+def remedies() -> str:
+    """The remedies by theme, with what to type in each framework."""
+    return "\n".join(_remedies())
+
+
+def _remedies() -> Iterator[str]:
+    for theme, names in THEMES.items():
+        yield f"### {theme}\n"
+        rows = ((f"[{name}](#{name})", REMEDIES[name].does, REMEDIES[name].safety) for name in names)
+        yield from _grid(("remedy", "what it does", "safety"), rows)
+        yield ""
+    for remedy in REMEDIES.values():
+        yield from _remedy(remedy)
+
+
+def _remedy(remedy: Remedy) -> Iterator[str]:
+    yield f"## {remedy.name}\n"
+    yield f"**{remedy.does}**\n"
+    asking = [f"`{name}`" for name in asking_for(remedy.name)]
+    asking += [f"the account `{name}`" for name in shortened_by(remedy.name)]
+    yield f"- *Recommended by:* {', '.join(asking)}"
+    if remedy.when:
+        yield f"- *When:* {remedy.when}"
+    yield f"- *Safety:* {remedy.safety}. {remedy.safe}".rstrip()
+    for title, text in (("Costs", remedy.costs), ("Limits", remedy.limits), ("Undo", remedy.undo)):
+        if text:
+            yield f"- *{title}:* {text}"
+    recipe = as_command(remedy.recipe)
+    yield f"- *Check:* {remedy.seen} `lostflops recipe {recipe} RUN` shows it."
+    if remedy.edit:
+        yield f"- *What if:* `lostflops whatif RUN {remedy.edit}`"
+    if remedy.helper:
+        yield f"- *In Python:* `lostflops.optimize.{remedy.helper}`"
+    yield "\n<details><summary>What to type</summary>\n"
+    order = [*reversed([*FRAMEWORKS])]
+    for key in sorted(remedy.changes, key=lambda key: (order.index(key.partition("/")[0]), key)):
+        yield from _change(key, remedy.changes[key])
+    yield "</details>\n"
+
+
+def _change(key: str, change: Change) -> Iterator[str]:
+    framework, _, sharding = key.partition("/")
+    yield f"**{FRAMEWORKS[framework]}{f' with {sharding.upper()}' if sharding else ''}**\n"
+    if change.instead:
+        yield f"Nothing to change. {change.instead}\n"
+    for snippet in change.snippets:
+        if snippet.heading:
+            yield f"{snippet.heading[:1].upper()}{snippet.heading[1:]}:\n"
+        yield f"```{_language(snippet)}\n{snippet.text}\n```\n"
+    if change.note:
+        yield f"{change.note}\n"
+
+
+def _language(snippet: Snippet) -> str:
+    return "diff" if snippet.is_diff else snippet.language
+
+
 PARTS: Mapping[str, Callable[[], str]] = {
     "accounts": accounts,
+    "coverage": answered.page,
     "metrics": metrics,
     "published": published,
     "speeds": speeds,
@@ -328,6 +396,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "links": links,
     "models": models,
     "predictions": predictions,
+    "remedies": remedies,
     "house": house.drawing,
     "floors": house.floors,
     "to_the_page": lambda: house.way(house.TO_THE_PAGE),

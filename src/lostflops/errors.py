@@ -308,11 +308,67 @@ class NoSuchRecipe(LostflopsError):
         )
 
 
+class NoSuchRemedy(LostflopsError):
+    """A remedy name that is not known; `near` are those that may have been meant."""
+
+    def __init__(self, name: str, near: Sequence[str]) -> None:
+        listed = ", ".join(f"'{one}'" for one in near)
+        meant = f" Near {'is' if len(near) == 1 else 'are'} {listed}." if near else ""
+        super().__init__(
+            f"There is no remedy called '{shown(name)}'.{meant}", "`lostflops remedy` lists them."
+        )
+
+
 class CannotAnswer(LostflopsError):
     """A recipe that was asked for by name and needs what the trace does not have."""
 
     def __init__(self, recipe: str, reason: str) -> None:
         super().__init__(f"'{shown(recipe)}' cannot be answered on this trace: {shown(reason)}.")
+
+
+class BadBudget(LostflopsError):
+    """A budget that is not what it should be."""
+
+    def __init__(self, path: Path, why: str, hint: str = "") -> None:
+        super().__init__(
+            f"{shown(path.name)} is not a budget: {shown(why)}.",
+            hint or "docs/comparing.md describes the file.",
+        )
+
+
+class NoBaseline(LostflopsError):
+    """A budget that limits what may be lost against another run, and none is named."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(
+            f"{shown(path.name)} limits regressions and names no baseline.",
+            'add `baseline = "runs/base"` to its [regression], or pass `--baseline RUN`.',
+        )
+
+
+class BudgetExists(LostflopsError):
+    """A first budget that would replace one."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(
+            f"'{shown(path)}' is there already: `--init` replaces no budget.",
+            "name another file with `--budget F`, or print it with `--budget -`.",
+        )
+
+
+class Unheld(Exception):
+    """What was checked does not hold, and it was said: only the exit status is left to tell."""
+
+
+class RowsWithoutCounterpart(LostflopsError):
+    """A recipe whose rows of two runs cannot be matched."""
+
+    def __init__(self, recipe: str) -> None:
+        super().__init__(
+            f"The rows of '{shown(recipe)}' are single events, which have no counterpart in another run.",
+            "`--against` compares recipes whose rows have names, such as kernel-summary; "
+            "`lostflops diff A B` compares the runs.",
+        )
 
 
 class NothingToExplain(LostflopsError):
@@ -401,7 +457,7 @@ class CannotWrite(LostflopsError):
 class OutputExists(LostflopsError):
     """An output folder that already holds something else."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: str | Path) -> None:
         super().__init__(
             f"'{shown(path)}' already exists and is not a lostflops run.", "choose another --output."
         )
@@ -414,6 +470,16 @@ class BadManifest(LostflopsError):
         super().__init__(
             f"The manifest cannot be read: {shown(why)}.",
             hint or "check it with `kubectl apply --dry-run=server`.",
+        )
+
+
+class StoreSilent(LostflopsError):
+    """An object store that does not give or take what it should."""
+
+    def __init__(self, url: str, why: str) -> None:
+        super().__init__(
+            f"'{shown(url)}' cannot be reached: {shown(why)}.",
+            "check credentials, region and endpoint: `aws s3 ls` and `gcloud storage ls` use the same.",
         )
 
 
@@ -497,3 +563,25 @@ class BadProfile(LostflopsError):
             "write one with `json.dump(lostflops.optimize.saved_tensors(model, batch), file)`; "
             "docs/planning.md describes it.",
         )
+
+
+class NothingExported(LostflopsError):
+    """A part of a run in which nothing lies."""
+
+    def __init__(self, hint: str) -> None:
+        super().__init__("Nothing of this run lies in the part that was asked for.", hint)
+
+
+class BrokenTrace(LostflopsError):
+    """A trace for another tool that does not keep that tool's rules."""
+
+    def __init__(self, path: str | Path, wrong: int) -> None:
+        rules = "rule is" if wrong == 1 else "rules are"
+        super().__init__(
+            f"'{shown(path)}' would show wrong: {wrong} {rules} broken.",
+            "write it again with `lostflops export RUN --output F.prv`.",
+        )
+
+
+class CannotServe(LostflopsError):
+    """A run that cannot be shown as a timeline, or a server that cannot start."""

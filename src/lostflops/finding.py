@@ -12,6 +12,23 @@ Gain = Literal["at most", "predicted", "measured", "unknown"]
 
 
 @dataclass(frozen=True)
+class PredictedGain:
+    """What a replay without a finding's cause says that removing it gains in a mean step of a mean rank, ns.
+
+    It lies between `low_ns` and `high_ns`. `error` is the share by which a replay of the unchanged job misses
+    its recording at most. Where `refused` says why nothing is predicted, the numbers are 0; if that holds
+    `of_edit` alone, others may be answered.
+    """
+
+    ns: int = 0
+    low_ns: int = 0
+    high_ns: int = 0
+    error: float = 0.0
+    refused: str = ""
+    of_edit: bool = False
+
+
+@dataclass(frozen=True)
 class Finding:
     """One thing that is true about a run and worth acting on.
 
@@ -40,7 +57,10 @@ class Finding:
     contributors: tuple[str, ...] = ()  # what it is made of, by name and with its time, the largest first
     accounts: tuple[str, ...] = ()  # accounts of the ledger whose time it is about
     rank: int | None = None  # the rank that it blames, where it blames one
+    # Remedies by name, the best first; None: those that its declaration names.
+    remedies: tuple[str, ...] | None = None
     edit: str = ""  # what to ask `lostflops whatif` for what removing it would gain
+    predicted: PredictedGain | None = None  # what that answers, where the page asked
 
     @property
     def size(self) -> int:

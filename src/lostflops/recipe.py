@@ -87,12 +87,16 @@ class Declared:
     """A finding that a recipe may lead to: its name, which remedies it asks for, the edit of a replay that
     removes it, examples, and its verdict.
 
-    What the recipe's examples show already needs none.
+    The page puts `remedies` into the words of the job's framework, in the place of the finding's own advice;
+    those in `also` it names beside that. `none_known` says why there is neither. What the recipe's examples
+    show already needs no other example.
     """
 
     name: str
     find: Findings
     remedies: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
+    none_known: str = ""
     edit: str = ""
     examples: tuple[Shows, ...] = ()
     verdict: Verdict | None = None
@@ -141,6 +145,8 @@ class Recipe:
         *,
         name: str,
         remedies: Sequence[str] = (),
+        also: Sequence[str] = (),
+        none_known: str = "",
         edit: str = "",
         examples: Sequence[Shows] = (),
         verdict: Verdict | None = None,
@@ -153,7 +159,9 @@ class Recipe:
         def declare(find: Findings) -> Findings:
             if name in self.declared:
                 raise ValueError(f"The recipe '{self.name}' declares the finding '{name}' twice.")
-            self.declared[name] = Declared(name, find, tuple(remedies), edit, tuple(examples), verdict)
+            self.declared[name] = Declared(
+                name, find, tuple(remedies), tuple(also), none_known, edit, tuple(examples), verdict
+            )
             return find
 
         return declare
@@ -178,9 +186,10 @@ def recipe(
     page: bool = True,
     whole: bool = False,
 ) -> Callable[[Callable[..., pl.LazyFrame]], Recipe]:
-    """Declare a recipe. `scope='rank'` promises that ranks are independent; `page=False` keeps a recipe that
-    only feeds others out of the report. `whole` says that what a row tells may depend on rows far from it:
-    the recipe always reads the whole run, and its rows are cut to the steps and ranks that were asked for."""
+    """Declare a recipe. `scope='rank'` promises that ranks are independent and that their rows stand in the
+    order of ranks: a cluster computes them apart. `page=False` keeps a recipe that only feeds others out of
+    the report. `whole` says that what a row tells may depend on rows far from it: the recipe always reads the
+    whole run, and its rows are cut to the steps and ranks that were asked for."""
 
     def declare(function: Callable[..., pl.LazyFrame]) -> Recipe:
         hints = typing.get_type_hints(function, include_extras=True)

@@ -27,6 +27,8 @@ RECORDING = "recording.jsonl"
 MESSAGES = "lostflops.log"
 ON_DEMAND = "on-demand"
 MANIFEST = "run.json"  # of a run that was imported: its tables lie beside
+PROOF = "proof.jsonl"  # of starts in turns, beside their folders
+OUTPUT = "output.txt"  # what such a start printed
 UNFINISHED = ".tmp"  # behind the name of what is not whole yet
 
 # In `boot`.
@@ -73,6 +75,7 @@ A_TRACE = rf"window-(?P<log>{LOG_NAME})-w\d+\.pt\.trace\.json(?:\.gz)?"
 START, HUNG, END, FAILED = "start", "hung", "end", "failed"
 # of a rank's log, where a line without a kind is a step, and which closes with END.
 RANK, WINDOW, NSYS_WINDOW, MARKED, CLOCK = "rank", "window", "nsys", "annotations", "clock"
+TOLD = "told"  # by the job of a step, whose number is `of`
 # What became of a window.
 OPEN, COMPLETE, PARTIAL, LOST = "open", "complete", "partial", "lost"
 # Where nobody told a process which rank it is.
@@ -91,8 +94,9 @@ RANK_FIELDS = (
 )  # fmt: skip
 STEP_FIELDS = (
     "step", "end", "duration", "own", "micro_steps", "optimizer", "data", "checkpoint", "gc", "core_wait",
-    "window", "resident", "allocated", "reserved",
+    "window", "resident", "allocated", "reserved", "peak_resident", "peak_allocated", "peak_reserved",
 )  # fmt: skip
+TOLD_FIELDS = ("kind", "of", "loss", "tokens", "samples")
 FORMAT = 1
 
 

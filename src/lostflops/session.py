@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import polars as pl
 
 from .errors import BadOption, shown
-from .finding import Finding
+from .finding import Finding, PredictedGain
 from .recipe import Recipe
 from .recipes import named
 from .recipes.steps.sizes import sized
-from .replay.whatif import Replay
+from .replay.edits import edit
+from .replay.trust import Trust
+from .replay.whatif import PredictedStep, Replay
 from .store.answers import Answers
 from .store.trace import Trace
 from .tables import TABLES
@@ -36,6 +38,19 @@ class Answer:
     findings: tuple[Finding, ...]
 
 
+PREDICTED = "predicted_gains"
+GAINS = pl.Schema(
+    {
+        "ns": pl.Int64,
+        "low_ns": pl.Int64,
+        "high_ns": pl.Int64,
+        "error": pl.Float64,
+        "refused": pl.String,
+        "of_edit": pl.Boolean,
+    }
+)
+
+
 class Session:
     """Runs recipes on one trace. What several need is computed once; answers are kept beside the run."""
 
@@ -45,6 +60,9 @@ class Session:
         self._known: dict[str, pl.DataFrame | Skipped] = {}
         self._replay: Replay | None = None
         self._unsliced: Session = self if trace.whole is trace else Session(trace.whole)
+
+    def begin(self, names: Iterable[str], *more: Any) -> None:
+        """These recipes will be asked next: a session that can answer several at a time begins with them."""
 
     def run(self, name: str, **options: Any) -> Answer | Skipped:
         """The recipe's answer, or why it could not be given.
@@ -68,6 +86,27 @@ class Session:
                 self._replay = Replay.of(self.trace, self._asked_by_name)
         return self._replay
 
+    def predicted(self, edits: Sequence[str]) -> dict[str, PredictedGain]:
+        """What each of these edits, alone, gains; one that cannot be predicted says why.
+
+        Raises LostflopsError where the recording has no replay.
+        """
+        options = {"edits": list(edits)}
+        table = self._answers.read(PREDICTED, options)
+        if table is None:
+            table = self.predicted_table(edits)
+            self._answers.keep(PREDICTED, options, table)
+        return {row.pop("edit"): PredictedGain(**row) for row in table.iter_rows(named=True)}
+
+    def predicted_table(self, edits: Sequence[str]) -> pl.DataFrame:
+        """What `predicted` tells, a row for each edit, replayed now."""
+        replay, rows = self.replay(), list[PredictedGain]()
+        for text in edits:
+            rows.append(_gain(replay.predicted([edit(text)]), replay.trust))
+        return pl.DataFrame(map(asdict, rows), schema=GAINS).with_columns(
+            edit=pl.Series(edits, dtype=pl.String)
+        )
+
     def _asked_by_name(self, name: str) -> pl.DataFrame | None:
         return self._asked(named(name))
 
@@ -88,13 +127,20 @@ class Session:
         if wanted.whole and self._unsliced is not self:
             table = self._unsliced._table(wanted, options)
             return table if isinstance(table, Skipped) else self.trace.cut(table.lazy()).collect()
-        # What only feeds others is not kept: where their answers are, nobody asks for it. What other packages
-        # compute may change without our noticing.
-        kept = wanted.page and wanted.function.__module__.startswith(f"{__package__}.")
-        if kept:
-            known = self._answers.read(wanted.name, options)
-            if known is not None:
-                return known
+        known = self._kept(wanted, options)
+        if known is not None:
+            return known
+        table = self._made(wanted, options)
+        if _is_kept(wanted) and not isinstance(table, Skipped):
+            self._answers.keep(wanted.name, options, table)
+        return table
+
+    def _kept(self, wanted: Recipe, options: Mapping[str, Any]) -> pl.DataFrame | None:
+        """What the recipe said before, where that was kept."""
+        return self._answers.read(wanted.name, options) if _is_kept(wanted) else None
+
+    def _made(self, wanted: Recipe, options: Mapping[str, Any]) -> pl.DataFrame | Skipped:
+        """The recipe's table, computed now."""
         frames: list[pl.LazyFrame | None] = []
         for needed in wanted.inputs:
             given = self._input(needed.name)
@@ -104,10 +150,7 @@ class Session:
                 given = None
             frames.append(given)
         with self.trace.reading():
-            table = wanted(*frames, **options).collect()
-        if kept:
-            self._answers.keep(wanted.name, options, table)
-        return table
+            return wanted(*frames, **options).collect()
 
     def _input(self, name: str) -> pl.LazyFrame | Skipped:
         if name in TABLES:
@@ -115,3 +158,16 @@ class Session:
             return Skipped("", self.trace.absence(name)) if frame is None else frame
         table = self._table(named(name), {})
         return table if isinstance(table, Skipped) else table.lazy()
+
+
+def _is_kept(wanted: Recipe) -> bool:
+    """What only feeds others is not kept: where their answers are, nobody asks for it. What other packages
+    compute may change without our noticing."""
+    return wanted.page and wanted.function.__module__.startswith(f"{__package__}.")
+
+
+def _gain(step: PredictedStep, trust: Trust) -> PredictedGain:
+    if step.predicted_ns is None or step.low_ns is None or step.high_ns is None:
+        return PredictedGain(error=trust.error, refused=step.refused, of_edit=step.refused != trust.reason)
+    now = trust.measured_ns
+    return PredictedGain(now - step.predicted_ns, now - step.high_ns, now - step.low_ns, trust.error)

@@ -152,7 +152,7 @@ RANKS = Table(
         Column("source", Name("the format it was read from, such as 'kineto' or 'nsys'")),
         Column("versions", Text("tool and runtime versions")),
         Column("frameworks", Name("training frameworks that drive it, where `lostflops record` saw one")),
-        Column("main_thread", Id("thread that made most launches (or ran most operators)")),
+        Column("main_thread", Id("thread that runs the script: it marks steps, or else makes most launches")),
         Column("clock_offset", Time("already added to this rank's times to align it with the others")),
         Column("clock_error", Time("robust error of that alignment; null when unknown")),
     ),
@@ -190,6 +190,8 @@ KERNELS = Table(
         Column("shared_memory", Bytes("static and dynamic shared memory per block")),
         Column("correlation", Id("id shared with the launching call, unique within the rank")),
         Column("graph_node", Id("node of the CUDA graph that ran it")),
+        Column("node_made", Instant("when that node was made, at capture; null when it was not recorded")),
+        Column("node_thread", Id("thread that made it")),
         Column("family", Name("what kind of work it is", FAMILY), required=True),
         Column("precision", Name("precision of its arithmetic; null when the name does not say", PRECISION)),
         Column("tensor_cores", Flag("true when matrix units were used; null when unknown")),
@@ -216,6 +218,7 @@ COPIES = Table(
         Column("host_memory", Name("kind of the host side's memory", HOST_MEMORY_KIND), required=True),
         Column("correlation", Id("id shared with the launching call")),
         Column("communication", Flag("true when a copy engine carried a collective"), required=True),
+        Column("cause", Name("of a migration: prefetch, page fault, eviction, …; null when unknown", NAME)),
         Column("launch_start", Instant("start of the launching call")),
         Column("launch_end", Instant("end of the launching call")),
         Column("thread", Id("thread of the launching call")),
@@ -320,8 +323,9 @@ ALLOCATIONS = Table(
         Column("bytes", Bytes("signed bytes"), required=True),
         Column("allocated", Bytes("bytes allocated on that device after the event, process-wide")),
         Column("reserved", Bytes("bytes reserved on that device after the event")),
+        Column("stack", Text("functions from the outermost to the innermost, with ';' between", NAME)),
     ),
-    "`profile_memory=True`, or `nsys profile --cuda-memory-usage=true`",
+    "`profile_memory=True`, `torch.cuda.memory._dump_snapshot(…)`, or `nsys … --cuda-memory-usage=true`",
 )
 
 COUNTERS = Table(
@@ -338,14 +342,78 @@ COUNTERS = Table(
         Column("unit", Name("unit; null when the source does not say", NAME)),
         Column("added", Flag("value is what was added from start to end, not a level; null: unknown")),
     ),
-    "`lostflops record --monitor`, or `nsys profile --gpu-metrics-devices=…`",
+    "`lostflops record --monitor`, or `nsys profile --gpu-metrics-devices=… --nic-metrics=true "
+    "--ib-switch-metrics-devices=…`",
 )
 
 OS_CALLS = Table(
     "os_calls",
     "an operating-system call of a host thread",
-    (*_WHEN, _THREAD, Column("name", Name("name of the call", NAME), required=True)),
-    "`nsys profile -t osrt`",
+    (
+        *_WHEN,
+        _THREAD,
+        Column("name", Name("name of the call", NAME), required=True),
+        Column("system_call", Flag("true for a system call, false for one of the C library's")),
+    ),
+    "`nsys profile -t osrt`, or `-t syscall`",
+)
+
+LIBRARY_CALLS = Table(
+    "library_calls",
+    "a call of a library that computes or communicates on the host's side: MPI, UCX, cuBLAS, OpenMP, …",
+    (
+        *_WHEN,
+        _THREAD,
+        Column("library", Name("MPI, UCX, cuBLAS, cuDNN, OpenMP, OpenACC or video", NAME), required=True),
+        Column("kind", Name("point to point, collective, wait or other", NAME)),
+        Column("name", Name("name of the call", NAME), required=True),
+        Column("peer", Id("rank of the other side in its communicator; of a collective the root", pl.Int32)),
+        Column("communicator", Id("the same number on all ranks")),
+        Column("sent", Bytes("bytes that this rank gives")),
+        Column("received", Bytes("bytes that it takes")),
+    ),
+    "`nsys profile -t mpi,ucx,cublas,cudnn,openmp,openacc,nvvideo`, whichever the job uses",
+)
+
+FILE_ACCESSES = Table(
+    "file_accesses",
+    "a read, write, open or other access to a file by a host thread",
+    (
+        *_WHEN,
+        _THREAD,
+        Column("file", Id("number of the file, not its name"), required=True),
+        Column("operation", Name("read, write, open, close or other", NAME), required=True),
+        Column("bytes", Bytes("bytes that were read or written")),
+    ),
+    "`nsys profile -t osrt --osrt-file-access=true`",
+)
+
+THREAD_STATES = Table(
+    "thread_states",
+    "a stretch in which a host thread had one state: on a core, or off it for a reason",
+    (
+        *_WHEN,
+        _THREAD,
+        Column("core", Id("processor core; null off core", pl.Int32)),
+        Column("state", Name("running, ready, blocked, waiting for I/O or off core", NAME), required=True),
+        Column("reason", Name("what it is blocked on, where the source says", NAME)),
+        Column("role", Name("autograd, loader or NCCL, as PyTorch names its threads; null for others", NAME)),
+    ),
+    "`nsys profile --cpuctxsw=process-tree`",
+)
+
+SAMPLES = Table(
+    "samples",
+    "a call stack of a host thread, taken periodically; end equals start",
+    (
+        *_WHEN,
+        _THREAD,
+        Column("core", Id("processor core", pl.Int32)),
+        Column("function", Name("innermost function", NAME), required=True),
+        Column("library", Name("file that holds it, without its folder", NAME)),
+        Column("stack", Text("functions from the outermost to the innermost, with ';' between", NAME)),
+    ),
+    "`nsys profile -s process-tree`",
 )
 
 PAGE_FAULTS = Table(
@@ -449,6 +517,9 @@ STEP_LOG = Table(
             "core_wait",
             Time("the thread was ready to run and had no processor core; null where Linux does not count it"),
         ),
+        Column("loss", Number("as the job told it; null when it did not, or when it is not finite")),
+        Column("tokens", Count("of this rank, as the job told it; null when it did not")),
+        Column("samples", Count("of this rank, as the job told it; null when it did not")),
         Column("recorded", Flag("it was recorded in full"), required=True),
     ),
     "`lostflops record`",
@@ -466,6 +537,9 @@ RANK_ENDS = Table(
             "status", Id("its exit status, negative for a signal; null when no launcher told it", pl.Int32)
         ),
         Column("job_status", Id("the same of the recorded command; null while it runs", pl.Int32)),
+        Column("peak_resident", Bytes("the most that the process held in host memory")),
+        Column("peak_allocated", Bytes("the most that tensors held on its GPU; null without one")),
+        Column("peak_reserved", Bytes("the most that PyTorch reserved on its GPU; null without one")),
     ),
     "`lostflops record`",
 )
@@ -485,6 +559,10 @@ TABLES: dict[str, Table] = {
         ALLOCATIONS,
         COUNTERS,
         OS_CALLS,
+        LIBRARY_CALLS,
+        FILE_ACCESSES,
+        THREAD_STATES,
+        SAMPLES,
         PAGE_FAULTS,
         TOPOLOGY_DEVICES,
         TOPOLOGY_LINKS,
@@ -507,6 +585,10 @@ Frames: TypeAlias = Annotated[pl.LazyFrame, FRAMES]
 Allocations: TypeAlias = Annotated[pl.LazyFrame, ALLOCATIONS]
 Counters: TypeAlias = Annotated[pl.LazyFrame, COUNTERS]
 OsCalls: TypeAlias = Annotated[pl.LazyFrame, OS_CALLS]
+LibraryCalls: TypeAlias = Annotated[pl.LazyFrame, LIBRARY_CALLS]
+FileAccesses: TypeAlias = Annotated[pl.LazyFrame, FILE_ACCESSES]
+ThreadStates: TypeAlias = Annotated[pl.LazyFrame, THREAD_STATES]
+Samples: TypeAlias = Annotated[pl.LazyFrame, SAMPLES]
 PageFaults: TypeAlias = Annotated[pl.LazyFrame, PAGE_FAULTS]
 TopologyDevices: TypeAlias = Annotated[pl.LazyFrame, TOPOLOGY_DEVICES]
 TopologyLinks: TypeAlias = Annotated[pl.LazyFrame, TOPOLOGY_LINKS]

@@ -9,10 +9,12 @@ from typing import Any
 import polars as pl
 import pytest
 
+from lostflops.causes import names as called
 from lostflops.causes.given import NAMES, Given
-from lostflops.causes.host import join_host, told_once
+from lostflops.causes.host import join_host, told_once, waits_per_step
 from lostflops.causes.page_findings import PageFindings
 from lostflops.finding import Finding
+from lostflops.recipes import stretch_names
 
 MS = 1_000_000
 PYTHON, SAVING, DATA, WAITS = (
@@ -96,6 +98,45 @@ def test_what_the_host_does_instead_is_named_in_the_claim() -> None:
     assert (told.claim, told.next) == (claim, "n")
     (told,) = page(finding("other-finding", PYTHON, 10, claim), names=names)
     assert (told.claim, told.next) == (claim, "n")
+    # A thread that waits or sleeps runs nothing that could be made cheaper.
+    queue = "<built-in method acquire of _thread.lock object at 0x7f>"
+    still = [(0, PYTHON, f"{stretch_names.spoken(queue)} in a.py(3): next_batch", 24)]
+    (told,) = page(finding("host-busy-elsewhere", PYTHON, 10, claim), names=still)
+    assert told.claim.endswith(
+        "while the CPU waits for another thread or process: `_thread.lock.acquire` in `next_batch` (6.00 ms)."
+    )
+    assert told.next.startswith("Find what `_thread.lock.acquire` in `next_batch` (a.py:3) waits for")
+    (told,) = page(
+        finding("host-busy-elsewhere", PYTHON, 10, claim), names=[(0, PYTHON, "time.sleep in a.py(3): f", 24)]
+    )
+    assert told.claim.endswith("while the CPU sleeps: `time.sleep` in `f` (6.00 ms).")
+    assert told.next == "Take `time.sleep` in `f` (a.py:3) out of the step."
+    # Of what runs and what waits, the first is told.
+    (told,) = page(
+        finding("host-busy-elsewhere", PYTHON, 10, claim), names=[*still, (0, PYTHON, "a.py(9): f", 23)]
+    )
+    assert "while the CPU runs Python: " in told.claim
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ("<built-in method acquire of _thread.lock object at 0x7f>", True),
+        ("<built-in method acquire of _multiprocessing.SemLock object at 0x7f>", True),
+        ("<built-in method get of _queue.SimpleQueue object at 0x7f>", True),
+        ("<built-in method poll of select.poll object at 0x7f>", True),
+        ("<built-in method recv_into of _socket.socket object at 0x7f>", True),
+        ("<built-in function waitpid>", True),
+        ("queue.py(154): get", True),
+        ("multiprocessing/connection.py(1136): wait", True),
+        ("train.py(154): get", False),
+        ("<built-in method get of dict object at 0x7f>", False),
+        ("<built-in method join of str object at 0x7f>", False),
+        ("mythreading.py(3): wait", False),
+    ],
+)
+def test_what_waits_for_others_is_told_from_what_runs(row: str, said: bool) -> None:
+    assert (called.stands_still(stretch_names.spoken(row)) == called.WAITS) is said
 
 
 @pytest.mark.parametrize(
@@ -320,3 +361,18 @@ def test_calls_outside_of_the_steps_are_no_calls_per_step() -> None:
     assert len(waiting(12, outside=4000)) == 3
     (told,) = waiting(16, outside=4000)
     assert "waits for it 4 times per step" in told.claim
+
+
+def test_waits_outside_the_steps_are_none_of_a_step() -> None:
+    """Two ranks wait 30 times in all while they set up, and six times in four steps."""
+    calls = pl.DataFrame(
+        [("cudaDeviceSynchronize", 36, 6), ("cudaLaunchKernel", 400, 400)],
+        ["name", "calls", "calls_in_steps"],
+        orient="row",
+    ).with_columns(per_step=pl.lit(MS))
+    rows = pl.DataFrame(EVEN, ["rank", "step", "account", "ns"], orient="row").with_columns(
+        start=pl.col("step")
+    )
+    answers: Any = {"api_call_summary": SimpleNamespace(table=calls, findings=())}
+    assert waits_per_step(Given(answers, rows)) == 1.5
+    assert waits_per_step(Given({}, rows)) == 0

@@ -20,8 +20,10 @@ from lostflops.causes.lateness import (
     chain,
     late_rank,
     late_together,
+    like_others_at_most,
     says,
     slower_compute,
+    stages,
     turns,
 )
 
@@ -252,8 +254,10 @@ def test_ranks_are_late_together_in_four_of_five_steps() -> None:
 
 def test_many_ranks_are_named_by_the_first() -> None:
     ranks = tuple(range(8))
-    assert LateTogether(ranks, 1, DATA, 1).called == "ranks 0, 1, 2, 3, 4, 5, 6 and 7"
-    assert LateTogether((*ranks, 8), 1, DATA, 1).called == "ranks 0, 1, 2, …"
+    assert LateTogether(ranks, 1, DATA, 1).called == "ranks 0 to 7"
+    assert LateTogether((0, 1, 3, 4), 1, DATA, 1).called == "ranks 0, 1, 3 and 4"
+    assert LateTogether((1, 2, 3), 1, DATA, 1).called == "ranks 1, 2 and 3"
+    assert LateTogether((*ranks, 9), 1, DATA, 1).called == "ranks 0, 1, 2, …"
 
 
 def test_ranks_that_are_late_in_turn_say_of_what() -> None:
@@ -263,14 +267,14 @@ def test_ranks_that_are_late_in_turn_say_of_what() -> None:
     found = turns(given(rows))
     assert found is not None
     # 30 and 10 ns in the first step, 10 and 53 in the second: beyond the mean (30 - 20 + 53 - 31.5) / 2.
-    assert (found.explained, found.account, found.ranks) == (15, PYTHON, 2)
+    assert (found.explained, found.account, found.ranks) == (15, PYTHON, (0, 1))
     assert found.share == 40 / (40 + 20 + 3)
 
 
 def test_the_same_rank_twice_is_one_rank() -> None:
     rows = [(0, step, DATA, 20) for step in (0, 1)] + [(1, step, "compute", 1) for step in (0, 1)]
     found = turns(given(rows))
-    assert found is not None and found.ranks == 1
+    assert found is not None and found.ranks == (0,)
 
 
 def test_ranks_that_do_the_same_take_no_turns() -> None:
@@ -582,3 +586,43 @@ def test_a_nanosecond_more_is_more() -> None:
     rows = [(rank, step, account, 1 if account == DATA else ns) for rank, step, account, ns in LEDGER]
     late = late_rank(given(rows, {"at_most": 2, "per_step": 3}))
     assert late is not None and (late.excess.main, late.waited) == (1, 4)
+
+
+STRAGGLERS = {
+    "part": ["job", "stage", *["rank"] * 3, "slowest ranks"],
+    "rank": [None, 9, 0, 1, 2, None],
+    "name": ["", "", "", "", "", "1"],
+    "stage": [None, 7, 0, 1, 0, None],
+    "own": [100 * MS, *[None] * 5],
+    "even": [60 * MS, *[None] * 5],
+    "removal": [None, None, None, 0.7, None, 0.2],
+    "since": [None, None, None, 2, None, None],
+}
+
+
+def replayed() -> Given:
+    table = SimpleNamespace(table=pl.DataFrame(STRAGGLERS), findings=())
+    known = given()
+    return replace(known, answers={**known.answers, "stragglers": table})  # pyright: ignore[reportArgumentType]
+
+
+def test_stages_are_those_of_the_ranks() -> None:
+    assert stages(replayed()) == {0: (0, 2), 1: (1,)}
+    assert stages(given()) == {}
+
+
+def test_the_evidence_says_what_even_ranks_would_gain_and_since_when() -> None:
+    _, gained, since = chain(late({DATA: 9 * MS}, 9 * MS), replayed())
+    assert gained == (
+        "replayed with even ranks a step takes 60.0 ms instead of 100 ms: "
+        "rank 1 alone is 70.0 % of the difference"
+    )
+    assert since == "it is late since step 2"
+
+
+def test_becoming_like_the_others_gains_at_most_what_each_can_give() -> None:
+    # The others wait 40 of 140 ns; rank 1 waits for nobody and has 40 ns of its own beyond them.
+    assert like_others_at_most(given(), 1) == 40
+    # A rank of which nothing is known, and all of them.
+    assert like_others_at_most(given(), 1, 7) == 0
+    assert like_others_at_most(given(), 0, 1, 2) == 0

@@ -23,9 +23,10 @@ from lostflops import cli, recipes, units
 from lostflops.cli import main
 from lostflops.cli.arguments import traces
 from lostflops.cli.output import files
-from lostflops.cli.output.formats import csv
-from lostflops.cli.output.safe import printable_json, spreadsheet_safe
+from lostflops.cli.output.safe import printable_json
 from lostflops.errors import BadOption, CannotWrite, LostflopsError, NoRun
+from lostflops.export import spreadsheet
+from lostflops.export.spreadsheet import spreadsheet_safe
 from lostflops.recipe import Example, Recipe, recipe
 from lostflops.tables import Steps
 
@@ -423,7 +424,7 @@ def test_a_table_of_many_rows_is_one_csv(
     words = ["recipe", "step-ledger", DDP, "--format", "csv"]
     assert main(words) == 0
     whole = capsysbinary.readouterr().out
-    monkeypatch.setattr(csv, "ROWS", 3)
+    monkeypatch.setattr(spreadsheet, "ROWS", 3)
     assert main(words) == 0
     assert capsysbinary.readouterr().out == whole
     assert whole.count(b"rank,step,") == 1 and whole.count(b"\n") > 7

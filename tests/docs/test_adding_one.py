@@ -82,11 +82,19 @@ def read(asked: Reading) -> list[Part]:
 READER = Reader("toy", "toys (*.toy)", lambda path: path.suffix == ".toy",
                 lambda path, head: head.startswith(b"TOY"), read)
 ''',
-    "remedies/counters.py": '''
-"""Remedies for standing in line."""
-from .remedy import Remedy
+    "remedies/host/second_counter.py": '''
+"""A second counter."""
+from lostflops.remedies.remedy import Change, Remedy
+from lostflops.remedies.snippet import python
 
-REMEDIES = (Remedy("second-counter", {"pytorch": "Open a second counter, in PyTorch."}),)
+REMEDY = Remedy(
+    name="second-counter",
+    does="A second counter halves the line.",
+    changes={"pytorch": Change("Open a second counter, in PyTorch.", snippets=(python("open_counter(2)"),))},
+    safety="bit-identical",
+    seen="The line is half as long.",
+    recipe="queues",
+)
 ''',
     "cli/commands/asking/greet.py": '''
 """Greet the one who asks.
@@ -193,7 +201,7 @@ def test_a_remedy_and_the_documentation(house: Path) -> None:
 import generate
 from lostflops import remedies
 print(generate.accounts(), generate.catalogue())
-print(remedies.REMEDIES["second-counter"].change["pytorch"])
+print(remedies.REMEDIES["second-counter"].changes["pytorch"].says)
 """
     written = said(house, "-c", code)
     assert "### `idle.queueing`" in written and "Ranges that say so." in written

@@ -36,12 +36,16 @@ FROM_OUTSIDE = {
     "privacy": {"polars"},
     "replay": {"numpy", "polars"},
     "causes": {"polars"},
-    "remedies": {"polars"},
+    "frameworks": {"polars"},
+    "export": {"msgspec", "numpy", "polars"},
     "report": {"msgspec", "numpy", "polars", "rich"},
+    "cluster": {"distributed", "msgspec", "polars"},
     "capture": {"cryptography", "ruamel"},
     "machine": {"polars"},
     "plan": {"msgspec"},
     "lab": {"numpy"},
+    "experiment": {"msgspec", "numpy", "polars", "rich"},
+    "viewer": {"anyio", "msgspec", "numpy", "polars", "starlette", "uvicorn"},
     "cli": {"IPython", "msgspec", "polars", "rich"},
     "optimize": {"peft", "torch", "torchao", "transformer_engine", "transformers"},
     "integrations": {"accelerate", "lightning_utilities", "torch", "transformers"},
@@ -122,6 +126,14 @@ def test_no_two_public_classes_have_one_name() -> None:
     )
     twice = {name for name, times in places.items() if times > 1}
     assert not twice, f"{twice}"
+
+
+def test_no_two_modules_of_tests_have_one_name() -> None:
+    """pytest imports those outside of packages by their names alone: one would hide the other."""
+    tests = SOURCE.parents[1] / "tests"
+    alone = [file for file in tests.rglob("*.py") if not (file.parent / "__init__.py").exists()]
+    many = Counter(file.name for file in alone if file.name != "conftest.py")
+    assert [name for name, times in many.items() if times > 1] == []
 
 
 def test_functions_fit_in_a_glance() -> None:

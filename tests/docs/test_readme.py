@@ -67,6 +67,15 @@ def test_no_recorded_run_names_where_it_was_recorded(trace: Path) -> None:
     assert not re.search(r'host_name|traceName|trace_id|"[^"]*/(home|root|tmp|usr|work|Users)/', text)
 
 
+def test_the_recorded_proof_names_no_machine_and_is_small() -> None:
+    kept = [path for path in (ROOT / "examples" / "loader").rglob("*") if path.is_file()]
+    for path in kept:
+        data = path.read_bytes()
+        text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
+        assert not re.search(r"/(home|root|tmp|usr|work|Users)/", text), path
+    assert len(kept) == 25 and sum(path.stat().st_size for path in kept) < 2_000_000
+
+
 def test_the_recorded_runs_are_small() -> None:
     assert len(RUNS) == 10
     assert sum(trace.stat().st_size for trace in RUNS) < 5_000_000

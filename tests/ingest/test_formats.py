@@ -132,7 +132,13 @@ def test_the_format_of_a_file_is_found_once(toy: Path, monkeypatch: pytest.Monke
 
 
 def test_what_is_any_json_is_asked_last(tmp_path: Path) -> None:
-    assert [reader.name for reader in formats.readers()] == ["monitor", "nsys", "kineto"]
+    assert [reader.name for reader in formats.readers()] == [
+        "memory snapshot",
+        "monitor",
+        "perfetto",
+        "nsys",
+        "kineto",
+    ]
     (tmp_path / "a.json").write_bytes(b"SQLite format 3\0")
     assert formats.reader_of(tmp_path / "a.json").name == "nsys"
     (tmp_path / "b").write_text(' {"traceEvents": []}')

@@ -56,6 +56,11 @@ def log_of(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+def losses_in(folder: Path) -> list[Any]:
+    ((log,), _) = step_logs.logged(step_logs.documents([folder / "lostflops"]))
+    return [step.loss for step in log.steps]
+
+
 def report_of(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "lostflops" / "report-00000.jsonl").read_text().splitlines()[-1])
 
@@ -318,6 +323,9 @@ def test_a_trainer_gives_the_same_losses_and_is_left_as_it_was(tmp_path: Path) -
     assert all(line["forward"] > 0 and line["backward"] > 0 and line["optimizer"] > 0 for line in steps)
     assert [bool(line["evaluation"]) for line in steps] == [False, False, False, True]
     assert any("lostflops/median_step_seconds" in line for line in made.state.log_history)
+    # The trainer logs the mean over microbatches, with four decimals at least.
+    logged = [float(line["loss"]) for line in made.state.log_history if "loss" in line]
+    assert losses_in(tmp_path / "with") == pytest.approx(logged, abs=1e-3)
 
 
 @pytest.mark.parametrize("where", ["training_step", "optimizer", "data"])
@@ -442,6 +450,8 @@ def test_lightning_gives_the_same_losses_and_the_module_is_left_as_it_was(tmp_pa
     )  # fmt: skip
     fit(tmp_path / "with", module, [callback], val_check_interval=6)
     assert module.losses == plain.losses and len(plain.losses) == 2 * STEPS
+    means = [(a + b) / 2 for a, b in zip(module.losses[::2], module.losses[1::2], strict=True)]
+    assert losses_in(tmp_path / "with") == pytest.approx(means, rel=1e-6)
     for a, b in zip(module.parameters(), plain.parameters(), strict=True):
         assert torch.equal(a, b)
     assert state(module) == before
@@ -519,6 +529,8 @@ def test_accelerate_gives_the_same_losses_and_is_left_as_it_was(tmp_path: Path) 
     for a, b in zip(model.parameters(), other.parameters(), strict=True):
         assert torch.equal(a, b)
     assert json.loads(json.dumps(training.report)) == report_of(tmp_path)
+    means = [(a + b) / 2 for a, b in zip(found[::2], found[1::2], strict=True)]
+    assert losses_in(tmp_path) == pytest.approx(means, rel=1e-6)
     steps = [line for line in log_of(tmp_path) if "step" in line]
     assert [line["micro_steps"] for line in steps] == [2] * STEPS
     assert [line["tokens"] for line in steps] == [48] * STEPS

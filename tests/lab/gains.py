@@ -41,7 +41,7 @@ EDITS = {
     "slow-gpu": "even-ranks:{rank}",
     "slow-link": "even-links",
     "slow-rank": "even-ranks:{rank}",
-    "small-buckets": "buckets=25MiB",
+    "small-buckets": "buckets:12.5GB/s=25MiB",  # all of one size: the rate of the job's network is given
     "stage-imbalance": "even-ranks:{ranks}",
 }
 

@@ -14,6 +14,7 @@ from lostflops.ingest import job as ingest_job
 from lostflops.session import Session
 from lostflops.store.trace import Trace
 
+FIRST = 1_000_000  # ns of a recording, in which calls may have begun before some of its files
 ACCOUNTS = ("compute", "transfer", "wait", "copies", "idle")
 
 
@@ -63,7 +64,9 @@ def _calls(line: dict[str, Any]) -> pl.DataFrame:
 def calls_shown(trace: Trace) -> pl.DataFrame:
     """The same from the matches."""
     found = Session(trace).run("communication_matches").table
-    return found.select("rank", "start", "end", pl.col("kind").cast(pl.String), "wait", "transfer")
+    return found.select(
+        "rank", "start", "end", pl.col("kind").cast(pl.String), "wait", "transfer", "group_size"
+    )
 
 
 def differences(folder: Path, trace: Trace | None = None) -> Iterator[str]:
@@ -82,10 +85,30 @@ def differences(folder: Path, trace: Trace | None = None) -> Iterator[str]:
     by = ["rank", "start", "end", "kind"]
     true, shown = _from_zero(calls(folder)), _from_zero(calls_shown(trace))
     both = true.join(shown, on=by, how="full", suffix="_shown", coalesce=True)
+    # What a rank waits for is unknown where others of its group began to be recorded later.
+    unknown = pl.col("wait_shown").is_null() & pl.col("transfer_shown").is_null() & _cut(both)
     for name in ("wait", "transfer"):
-        wrong = both.filter(~pl.col(name).eq_missing(pl.col(f"{name}_shown"))).sort(by)
+        wrong = both.filter(~unknown & ~pl.col(name).eq_missing(pl.col(f"{name}_shown"))).sort(by)
         if wrong.height:
             yield f"{wrong.height} of {both.height} calls differ in {name}: {wrong.row(0, named=True)}"
+
+
+def _cut(both: pl.DataFrame) -> pl.Series:
+    """Whether not all ranks of a call's group have one of its kind that lasts into its last moments.
+
+    A call ends on all ranks at once, but for how fast each notices.
+    """
+    rows = both.with_row_index("row")
+    late = rows.select("row", "kind", "group_size", "start", "end").filter(pl.col("end") < FIRST)
+    near = late.join(rows.select("kind", "rank", "start", "end"), on="kind", suffix="_other")
+    meets = (pl.col("start_other") < pl.col("end")) & (pl.col("end_other") > pl.col("start"))
+    found = (
+        near.filter(meets)
+        .group_by("row")
+        .agg(ranks=pl.col("rank").n_unique(), size=pl.col("group_size").first())
+    )
+    cut = found.filter(pl.col("ranks") < pl.col("size"))["row"]
+    return rows["row"].is_in(cut.implode())
 
 
 def _from_zero(calls: pl.DataFrame) -> pl.DataFrame:

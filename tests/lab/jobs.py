@@ -105,10 +105,11 @@ def truth(given: LabJob, culprit: Culprit | None) -> Truth:
             return Truth(f"rank {one}'s slow GPU", f"{LATE}|stage", (*blamed, computes), rank=one)
         case "stage-imbalance":
             some = "|".join(map(str, ranks))
-            words = (rf"\bstage\b.*\b(?:{some})\b|\brank (?:{some})\b",)
+            words = (rf"(?i)\bstage\b.*\b(?:{some})\b|\branks? (?:\d+, )*(?:{some})\b.*stage",)
             return Truth(f"stage {culprit.says['stage'] if culprit else 0}", f"{LATE}|stage|bubble", words)
         case "length-imbalance":
-            return Truth("uneven batches", f"{LATE}|{EXPOSED}", (r"wait|uneven|late|last",))
+            # Each rank's batches differ from step to step, so no one rank is the cause.
+            return Truth("uneven batches", LATE, (r"take turns|for ranks \d",), never=r"^Rank \d+ is")
         case "slow-link":
             return Truth(f"the link of rank {one}", rf"{EXPOSED}|link|network|slower", never=r"late per step")
         case "no-overlap":

@@ -102,7 +102,7 @@ def test_the_planner_has_its_cards_from_there() -> None:
 def test_peaks_of_narrow_formats_are_those_of_formats_that_matrix_units_take(driver: str) -> None:
     """AMD's units take tf32, and frameworks have no switch for it there."""
     tera = SAID[driver] and CARDS[SAID[driver][0]].tera
-    formats = {"fp16", "bf16"} if driver.startswith("AMD") else {"fp16", "bf16", "tf32"}
+    formats = {"fp16", "bf16", "fp8"} if driver.startswith("AMD") else {"fp16", "bf16", "tf32", "fp8"}
     assert set(tera) & formats == matrix_units(driver)
 
 

@@ -659,6 +659,7 @@ def test_a_weight_written_while_its_layer_is_the_last_that_was_used_counts() -> 
 
 
 def test_leaving_restores_everything_also_by_an_exception() -> None:
+    claimed, others = [*claims._claims], {*streamable.STREAMED}  # of models that wait to be collected
     model = adapted()
     before = {name: dict(module.__dict__) for name, module in model.named_modules()}
     values = {name: value.clone() for name, value in model.state_dict().items()}
@@ -671,17 +672,18 @@ def test_leaving_restores_everything_also_by_an_exception() -> None:
     assert all(parameters[name] is parameter for name, parameter in model.named_parameters())
     for name, value in model.state_dict().items():
         assert name.endswith("mlp.1.bias") or torch.equal(value, values[name])
-    assert claims._claims == [] and not streamable.STREAMED
+    assert set(claims._claims) <= set(claimed) and {*streamable.STREAMED} <= others
     streamed.close()
     assert streamed.report().bytes_in > 0
 
 
 def test_a_streaming_that_is_forgotten_is_collected() -> None:
+    claimed = [*claims._claims]
     streamed = small(adapted())
     gone = weakref.ref(streamed)
     del streamed
     gc.collect()
-    assert gone() is None and claims._claims == []
+    assert gone() is None and set(claims._claims) <= set(claimed)
 
 
 def test_an_exception_in_a_layer_and_one_before_the_backward_leave_nothing_behind() -> None:

@@ -288,6 +288,42 @@ def test_no_host_that_runs_ahead_gains_more_than_the_bound_says(program: Program
             assert at_most >= int(gain), account
 
 
+def test_what_a_rank_did_before_it_was_recorded_may_be_what_the_others_waited_for() -> None:
+    """Rank 1 collects for 40 ns, of which its recording, begun late, shows 5; rank 0 waits for it."""
+    step, ranks = 0, [{"start": 0, "end": 100}, {"start": 35, "end": 100}]
+    tables: dict[str, list[dict[str, Any]]] = {
+        "steps": [
+            {"rank": r, "step": step, "start": held["start"], "end": 100} for r, held in enumerate(ranks)
+        ],
+        "kernels": [
+            {"rank": 0, "start": 0, "end": 10},
+            {"rank": 1, "start": 42, "end": 60, "launch_start": 41, "launch_end": 42, "thread": THREAD},
+            *(
+                {"rank": r, "start": start, "end": 100, "family": "communication", "stream": 1}
+                for r, start in ((0, 10), (1, 60))
+            ),
+        ],
+        "collectives": [
+            {"rank": r, "start": start, "end": 100, "kind": "all-reduce"} for r, start in ((0, 10), (1, 60))
+        ],
+        "ranges": [{"rank": 1, "start": 35, "end": 40, "thread": THREAD, "name": "gc.collect"}],
+        "ranks": [
+            {
+                **held,
+                "rank": r,
+                "world_size": 2,
+                "clock_error": 0,
+                "device_kind": "gpu",
+                "main_thread": THREAD,
+            }
+            for r, held in enumerate(ranks)
+        ],
+    }
+    table = on_example(named("idle_summary"), tables).filter(account="idle.garbage_collection")
+    # Rank 0 gains 40, rank 1 the 5 that it shows and what it waits for, which is nothing.
+    assert table["at_most"].to_list() == [(40 + 5) // 2]
+
+
 # -- several streams that wait for each other ----------------------------------------------------------------
 
 STREAMS = range(4)

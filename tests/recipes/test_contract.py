@@ -136,6 +136,6 @@ def test_a_finding_is_declared_once() -> None:
 
 def test_two_recipes_never_declare_one_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     both = {"one": replace(named("gpu_gaps"), name="one"), "two": replace(named("gpu_gaps"), name="two")}
-    monkeypatch.setattr("lostflops.recipes.recipes", lambda: both)
+    monkeypatch.setattr("lostflops.recipes.of_the_page", lambda: both)
     with pytest.raises(ValueError, match="'one' and 'two' declare one finding"):
         declared()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import polars as pl
 import pytest
 
+from lostflops.recipe import Rows
 from lostflops.recipes import named
 from lostflops.testing import on_example
 
@@ -13,29 +15,34 @@ MS = 1_000_000
 LENGTH = 1000 * MS
 
 
-def spent(
-    calls: list[tuple[int, int, str]], steps: int = 4, number: int = 0, **tables: Any
-) -> dict[str, int]:
-    """ms by account; steps last a second, and each ends with a kernel launched 10 ms before its end."""
-    launches = [{"start": s * MS, "end": (s + n) * MS, "name": name, "thread": 7} for s, n, name in calls]
+def stretches(calls: Rows, steps: int = 4, number: int = 0, **tables: Any) -> pl.DataFrame:
+    """Idle time of steps of a second each, which end with a kernel launched a millisecond before it runs."""
     kernels = [
-        {"start": k * LENGTH + 995 * MS, "end": (k + 1) * LENGTH, "launch_start": k * LENGTH + 990 * MS,
-         "launch_end": k * LENGTH + 995 * MS, "thread": 7}
+        {"start": k * LENGTH + 999 * MS, "end": (k + 1) * LENGTH, "launch_start": k * LENGTH + 998 * MS,
+         "launch_end": k * LENGTH + 999 * MS, "thread": 7}
         for k in range(steps)
     ]  # fmt: skip
-    table = on_example(
+    return on_example(
         named("idle_stretches"),
         {
             "steps": [
                 {"step": number + k, "start": k * LENGTH, "end": (k + 1) * LENGTH} for k in range(steps)
             ],
             "kernels": kernels,
-            "launches": launches,
+            "launches": calls,
             "ranks": [{"device_kind": "gpu", "main_thread": 7}],
             **tables,
         },
     )
+
+
+def spent(
+    calls: list[tuple[int, int, str]], steps: int = 4, number: int = 0, **tables: Any
+) -> dict[str, int]:
+    """The same in ms by account; calls are given in ms."""
+    launches = [{"start": s * MS, "end": (s + n) * MS, "name": name, "thread": 7} for s, n, name in calls]
     found: dict[str, int] = {}
+    table = stretches(launches, steps, number, **tables)
     for start, end, account in table.select("start", "end", "account").rows():
         found[account] = found.get(account, 0) + (end - start) // MS
     return found
@@ -117,22 +124,7 @@ def first_call(ns: int, *later: int, number: int = 0, steps: int = 4) -> str:
         {"start": start, "end": start + length, "name": "cudaFree", "thread": 7}
         for start, length in zip(starts, (ns, *later), strict=True)
     ]
-    kernels = [
-        {"start": k * LENGTH + 999 * MS, "end": (k + 1) * LENGTH, "launch_start": k * LENGTH + 998 * MS,
-         "launch_end": k * LENGTH + 999 * MS, "thread": 7}
-        for k in range(steps)
-    ]  # fmt: skip
-    table = on_example(
-        named("idle_stretches"),
-        {
-            "steps": [
-                {"step": number + k, "start": k * LENGTH, "end": (k + 1) * LENGTH} for k in range(steps)
-            ],
-            "kernels": kernels,
-            "launches": calls,
-            "ranks": [{"device_kind": "gpu", "main_thread": 7}],
-        },
-    )
+    table = stretches(calls, steps, number)
     (account,) = table.filter((table["start"] == starts[0]) & (table["end"] == starts[0] + ns))["account"]
     return account.removeprefix("idle.")
 

@@ -109,7 +109,7 @@ def test_causes_are_told_apart(text: str, fault: str, cause: str, tmp_path: Path
 @pytest.mark.parametrize("text", ["ddp", "pp4-dp2-m8", "tp2-dp4"])
 def test_sequences_of_different_lengths_are_uneven_work_and_no_slow_device(text: str, tmp_path: Path) -> None:
     _, found = faulty(text, "length-imbalance", tmp_path)
-    assert found["slowdown"][0] > 1.2
+    assert found["slowdown"][0] > 1.15
     assert found["cause"].drop_nulls().unique().to_list() == ["uneven work"]
 
 

@@ -27,4 +27,4 @@ def test_the_step_without_a_fault_is_predicted(
     found = examined(LabJob(fault, strategy, ranks, 0), tmp_path)
     assert found.predicted is not None, found.refused
     assert found.error <= CLOSE
-    assert found.bound <= found.predicted < 0.9 * found.step
+    assert found.bound <= found.low <= found.predicted < 0.9 * found.step

@@ -297,7 +297,7 @@ def example_page(
         quality,
     )
     known = made(ledger, names)
-    monkeypatch.setattr(recipes_module, "recipes", lambda: known)
+    monkeypatch.setattr(recipes_module, "of_the_page", lambda: known)
     return page(trace, Session(trace))
 
 
@@ -615,7 +615,7 @@ def test_what_a_reader_must_know_is_said(
 def test_an_empty_trace_is_called_empty(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     trace = stored(tmp_path, {})
     known = made(LEDGER.to_frame())
-    monkeypatch.setattr(recipes_module, "recipes", lambda: known)
+    monkeypatch.setattr(recipes_module, "of_the_page", lambda: known)
     shown = page(trace, Session(trace))
     assert (
         shown.verdict
@@ -1183,7 +1183,7 @@ def test_a_cause_has_one_grey_in_the_bar_and_in_its_row(
 
 
 def test_every_cause_of_idle_time_has_a_grey_of_its_own() -> None:
-    style = (WEB / "report" / "report.css").read_text()
+    style = (WEB / "shared" / "palette.css").read_text()
     greys = dict(re.findall(r"\.p-([\w-]+) \{\n  --grey: (\d+);", style))
     causes = [
         name.partition(".")[2].replace("_", "-") for name in ledger_accounts.ACCOUNTS if "idle." in name

@@ -84,7 +84,7 @@ TIED = ledger(
 def test_of_ranks_that_are_late_alike_the_higher_is_the_last_of_the_step() -> None:
     found = turns(TIED)
     assert found is not None
-    assert (found.account, found.ranks) == ("idle.other_host_work", 1)
+    assert (found.account, found.ranks) == ("idle.other_host_work", (1,))
 
 
 @pytest.mark.usefixtures("turned_round")

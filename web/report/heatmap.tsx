@@ -1,10 +1,12 @@
 // Every rank and step of the ledger in one picture: what deviates stands out, a click asks the page about it.
 
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
-import { amountScale, css, dark, deviationScale, variable } from "./color";
+import { amountScale, css, dark, deviationScale, variable } from "../shared/color";
 import type { Heat, Unit } from "./data";
-import { apportioned, fixed, inUnit } from "./format";
-import { choice, hide, tip } from "./state";
+import { apportioned, inUnit } from "./format";
+import { fixed } from "../shared/numbers";
+import { choice } from "./choice";
+import { hide, tip } from "../shared/tip";
 import { range } from "./table";
 
 type Mode = "step" | "rank" | "amount";

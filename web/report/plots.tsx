@@ -1,9 +1,11 @@
 // The three plots that a recipe can declare.
 
 import { named, value, type Column, type Plot, type Table } from "./data";
-import { amountScale, css } from "./color";
-import { brief, inBytes, label, shown, ticks, UNKNOWN, withUnit } from "./format";
-import { choice, pointing } from "./state";
+import { amountScale, css } from "../shared/color";
+import { label, shown, withUnit } from "./format";
+import { brief, inBytes, ticks, UNKNOWN } from "../shared/numbers";
+import { choice } from "./choice";
+import { pointing } from "../shared/tip";
 import { chosenRows } from "./table";
 
 const MOST_BARS = 16;

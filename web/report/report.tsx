@@ -4,7 +4,8 @@ import { render, type ComponentChild } from "preact";
 import { unpacked, type Data } from "./data";
 import { HeatMap } from "./heatmap";
 import { Drawn } from "./plots";
-import { choice, Tip } from "./state";
+import { choice } from "./choice";
+import { Tip } from "../shared/tip";
 import { Rows } from "./table";
 
 const data = JSON.parse(document.getElementById("data")!.textContent!) as Data;

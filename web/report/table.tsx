@@ -3,7 +3,7 @@
 import { useState } from "preact/hooks";
 import { named, value, type Column, type Table } from "./data";
 import { label, shown } from "./format";
-import { choice } from "./state";
+import { choice } from "./choice";
 
 const FEW = 8;
 const MORE = 100;

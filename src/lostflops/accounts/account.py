@@ -37,6 +37,8 @@ class Loss:
     removable: bool = True
     on_host: str = ""  # the claim, where host operators stand in for kernels
     remedies: tuple[str, ...] = ()  # what removes it, the best first
+    also: tuple[str, ...] = ()  # what else helps, which the page names and does not spell out
+    none_known: str = ""  # why there is no remedy
     edit: str = ""  # the edit of `lostflops whatif` that removes it
     takes: str = ""  # what takes the time, where the same finding is also about other accounts
 
@@ -50,6 +52,7 @@ class Account:
     meaning: str
     found: str
     remedy: str
+    remedies: tuple[str, ...] = ()  # what makes it shorter, where it is no loss
     # The same where host operators stand in for kernels, if that is another.
     remedy_on_host: str = ""
     # What `meaning` begins with that the line of its group says too: the page does not repeat it.

@@ -13,6 +13,7 @@ BUSY = (
         remedy="`lostflops recipe kernel-families` lists the kinds of kernels, `lostflops recipe "
         "precision-mix` "
         "whether they use tensor cores.",
+        remedies=("fp8", "compile", "attention-kernel", "selective-checkpointing", "batch-size"),
         makes_late="its longer compute makes",
     ),
     Account(

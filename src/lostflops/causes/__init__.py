@@ -8,6 +8,7 @@ synchronisation. Here the cause keeps its finding and the others become its evid
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import polars as pl
@@ -16,14 +17,29 @@ from lostflops.accounts import ACCOUNTS
 from lostflops.finding import Finding, milliseconds
 
 from .copies import join_copies
-from .declared import MADE, OF_DEVICES, Made, edits, remedies, verdicts
+from .declared import MADE, OF_DEVICES, Made, Recommended, asking_for, edits, remedies, shortened_by, verdicts
+from .gains import predicted
 from .given import Given, gather
 from .host import join_host, told_once
 from .page_findings import PageFindings
 from .purposes import STAGES, main_purpose
-from .waiting import ARRIVES, BUBBLE, EXPOSED, SLOW_LINK, asks_for, join_waiting
+from .stages import BUBBLE
+from .waiting import ARRIVES, EXPOSED, SLOW_LINK, asks_for, join_waiting
 
-__all__ = ["MADE", "Given", "Made", "findings", "gather", "is_of_recording", "remedies", "verdicts"]
+__all__ = [
+    "MADE",
+    "Given",
+    "Made",
+    "Recommended",
+    "asking_for",
+    "findings",
+    "gather",
+    "is_of_recording",
+    "predicted",
+    "remedies",
+    "shortened_by",
+    "verdicts",
+]
 
 # Of the recording rather than of the job: they come after all causes.
 OF_THE_RECORDING = {"recording_lint"}
@@ -51,31 +67,37 @@ def findings(given: Given) -> tuple[Finding, ...]:
     if given.units is not None and not given.units:  # a GPU without tensor cores cannot use them
         page.take("fp32-without-tensor-cores")
     whole = round(given.mean_step)
-    told = [_asked(_within(_advised(told_once(f, given), given), whole), given) for f in page.all()]
+    asked = edits()
+    told = [_asked(_within(_advised(told_once(f, given), given), whole), given, asked) for f in page.all()]
     faults = [f for f in told if _is_fault(f) and page.reaches(f.size, FAULT_FROM)]
     least = {f.name: min((e.size for e in faults if _may_cause(e, f, given)), default=None) for f in told}
     return tuple(sorted(told, key=lambda f: _place(f, least[f.name])))
 
 
 def _advised(finding: Finding, given: Given) -> Finding:
-    """The finding with its remedy in the words of the job's framework."""
+    """The finding with its remedies by name, and in the words of the job's framework."""
     if finding.accounts and given.own_remedy(finding.accounts[0]):
-        return finding
+        return replace(finding, remedies=finding.remedies or ())
     if finding.name == LOADING and (each := _hands_over(given)):
         return replace(
             finding,
             next=f"The loader takes {milliseconds(each)} per step, no more than handing over a batch costs "
             "with any number of workers. Make the steps longer (a larger batch), or fetch the next batch on "
             "a thread while the GPU computes.",
+            remedies=(),
         )
-    return replace(finding, next=given.advice(asks_for(finding, given), finding.next))
+    key = asks_for(finding, given)
+    named = given.named(key) if finding.remedies is None else given.left(finding.remedies)
+    return replace(finding, next=given.advice(key, finding.next), remedies=named)
 
 
-def _asked(finding: Finding, given: Given) -> Finding:
+def _asked(finding: Finding, given: Given, edits: Mapping[str, str]) -> Finding:
     """The finding with the edit that removes it: of a late rank, that it is as the others."""
-    if finding.rank is not None:
+    if finding.edit:
+        return finding
+    if finding.rank is not None and finding.name != SLOW_LINK:
         return replace(finding, edit=f"even-ranks:{finding.rank}")
-    edit = edits().get(finding.name, "")
+    edit = edits.get(finding.name, "")
     return finding if given.on_host and edit in OF_DEVICES else replace(finding, edit=edit)
 
 

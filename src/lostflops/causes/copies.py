@@ -39,9 +39,13 @@ def _in_checkpoints(page: PageFindings) -> None:
     given = page.given
     copied = given.in_checkpoints // max(1, given.num_steps)
     exposed = given.accounts.get("copy", 0)
+    saving = page.about(CHECKPOINT)
+    if saving is not None and copied:  # its copies go with it, from whichever stream they keep busy
+        page.replace(saving, replace(saving, ns_per_step=saving.ns_per_step + copied))
+        saving = page.about(CHECKPOINT)
     if copied < HALF * exposed or not exposed:
         return
-    saving, members = page.about(CHECKPOINT), page.take(*COPIES)
+    members = page.take(*COPIES)
     if saving is None and not page.reaches(copied, WORTH_SAYING):
         return
     if saving is None:

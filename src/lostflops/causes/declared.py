@@ -20,6 +20,24 @@ class Made:
     verdict: Verdict
 
 
+@dataclass(frozen=True)
+class Recommended:
+    """Which remedies a finding or a case asks for, the best first; or why none is known.
+
+    Those in `also` the page names, and leaves the finding's own advice in its place. `of` is the finding that
+    a case is of.
+    """
+
+    remedies: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
+    none_known: str = ""
+    of: str = ""
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        return (*self.remedies, *self.also)
+
+
 LOGGING = Made(
     "logging-inside-step",
     "The GPU idles 3.00 ms per step (30.0 %) while the CPU logs.",
@@ -28,17 +46,31 @@ LOGGING = Made(
 )
 MADE: Mapping[str, Made] = {made.name: made for made in (LOGGING,)}
 # What findings become when it is known what lies behind them: a case, with remedies of its own.
-CASES: Mapping[str, tuple[str, ...]] = {
-    "uneven-work": ("even-lengths",),
-    "uneven-stages": ("stage-balance",),
-    "communication-exposed-gradients": ("accumulate", "overlap"),
-    "communication-exposed-shards": ("overlap", "accumulate"),
-    "communication-exposed-tensor": ("tensor-overlap", "tensor-inside-node"),
-    "communication-exposed-experts": ("expert-overlap",),
-    "communication-exposed-exchange": ("exchange",),
-    "communication-exposed-stages": ("bubble",),
-    "communication-exposed-barriers": ("fewer-barriers",),
-    "communication-exposed-broadcasts": ("fewer-broadcasts",),
+CASES: Mapping[str, Recommended] = {
+    "uneven-work": Recommended(("length-grouping",), ("packing",), of="rank-arrives-last"),
+    "uneven-stages": Recommended(("stage-balance",), of="pipeline-bubble"),
+    "slow-device": Recommended(also=("rank-exclusion",), of="rank-arrives-last"),
+    **{
+        f"communication-exposed-{purpose}": Recommended(remedies, also, of="communication-exposed")
+        for purpose, remedies, also in (
+            (
+                "gradients",
+                ("gradient-accumulation", "overlap-communication"),
+                ("bucket-size", "bf16-gradients"),
+            ),
+            (
+                "shards",
+                ("fsdp-prefetch", "fsdp-reshard", "overlap-communication", "gradient-accumulation"),
+                ("hierarchical-partitioning", "zero-stage"),
+            ),
+            ("tensor", ("tensor-overlap", "tensor-inside-node"), ()),
+            ("experts", ("expert-overlap",), ()),
+            ("exchange", ("earlier-exchange",), ()),
+            ("stages", ("pipeline-microbatches", "pipeline-schedule"), ()),
+            ("barriers", ("fewer-barriers",), ()),
+            ("broadcasts", ("fewer-broadcasts",), ()),
+        )
+    },
 }
 
 
@@ -70,10 +102,21 @@ def edits() -> Mapping[str, str]:
     }
 
 
-def remedies() -> Mapping[str, tuple[str, ...]]:
-    """Which remedies each finding or case asks for, the best first."""
+def remedies() -> Mapping[str, Recommended]:
+    """Which remedies each finding or case asks for."""
     return {
-        **{name: finding.remedies for name, (_, finding) in declared().items()},
-        **{name: made.remedies for name, made in MADE.items()},
+        **{name: Recommended(f.remedies, f.also, f.none_known) for name, (_, f) in declared().items()},
+        **{name: Recommended(made.remedies) for name, made in MADE.items()},
         **CASES,
     }
+
+
+def asking_for(remedy: str) -> tuple[str, ...]:
+    """The findings that recommend a remedy, in some case of theirs or in all."""
+    asked = remedies().items()
+    return tuple(dict.fromkeys(known.of or name for name, known in asked if remedy in known.all))
+
+
+def shortened_by(remedy: str) -> tuple[str, ...]:
+    """The accounts of the ledger that a remedy makes shorter where they are no loss, as compute is none."""
+    return tuple(name for name, account in ACCOUNTS.items() if remedy in account.remedies)

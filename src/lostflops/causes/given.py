@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -16,6 +16,7 @@ from lostflops.recipes.compute.work import executions
 from lostflops.session import Answer, Session, Skipped
 from lostflops.store.trace import Trace
 
+from .declared import remedies
 from .purposes import exposed_by_purpose
 
 NAMES = pl.Schema({"rank": pl.Int32, "account": pl.String, "name": pl.String, "ns": pl.Int64})
@@ -36,6 +37,10 @@ def _plain(name: str, otherwise: str) -> str:
     return otherwise
 
 
+def _none(names: Sequence[str]) -> tuple[str, ...]:
+    return ()
+
+
 @dataclass(frozen=True)
 class Given:
     """All that findings are joined by.
@@ -47,7 +52,7 @@ class Given:
     `purposes` says what exposed communication is for, ns, and `waited` what the ranks that others wait for
     do meanwhile, as the recipe `communication_waited_for` does; `held_back` is how much exposed communication
     began late because the host waited for its device, ns. `advice` puts a remedy into the words of the
-    framework that the job uses.
+    framework that the job uses, and `left` are those of some remedies that it could still make.
     """
 
     answers: Mapping[str, Answer]
@@ -62,7 +67,13 @@ class Given:
     on_host: bool = False
     missing_ranks: bool = False
     advice: Callable[[str, str], str] = _plain
+    left: Callable[[Sequence[str]], tuple[str, ...]] = _none
     units: frozenset[str] | None = None  # precisions of the GPU's matrix units; None where not known
+
+    def named(self, finding: str) -> tuple[str, ...]:
+        """The remedies that a finding or a case asks for, as far as this job could still make them."""
+        asked = remedies().get(finding)
+        return self.left(asked.all) if asked else ()
 
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
@@ -107,6 +118,7 @@ def gather(
     on_host: bool,
     world_size: int | None,
     advice: Callable[[str, str], str] = _plain,
+    left: Callable[[Sequence[str]], tuple[str, ...]] = _none,
     units: frozenset[str] | None = None,
 ) -> Given:
     """What a page has for the joining of its findings; `ledger` is of the steps that count."""
@@ -125,6 +137,7 @@ def gather(
         on_host=on_host,
         missing_ranks=world_size is not None and ranks < world_size,
         advice=advice,
+        left=left,
         units=units,
     )
 

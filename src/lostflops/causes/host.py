@@ -12,7 +12,8 @@ from lostflops.finding import Finding, milliseconds
 
 from .declared import LOGGING as LOGGING_INSIDE
 from .given import OTHER_HOST, Given
-from .names import SAVED, contributors, listed, saved_or_logged, spoken
+from .names import SAVED, contributors, listed, saved_or_logged, spoken, stands_still
+from .names import WAITS as WAITS_FOR_OTHERS
 from .page_findings import PageFindings
 
 BY_NAME = "host-busy-elsewhere"
@@ -69,8 +70,7 @@ def _named(page: PageFindings, finding: Finding) -> Finding:
         return named
     largest = [(spoken(name), ns) for name, ns in parts[:2] if ns >= NAMED_FROM * finding.size]
     what = [f"{name.partition(' (')[0]} ({milliseconds(ns)})" for name, ns in largest]
-    python = "Python" if any(".py(" in name for name, _ in parts[:2]) else "other code"
-    claim = finding.claim.replace("while the CPU runs other code", f"while the CPU runs {python}")
+    claim = finding.claim.replace("runs other code", _does([name for name, _ in parts[: len(largest)]]))
     return replace(
         named,
         claim=f"{claim.rstrip('.')}: {listed(what)}.",
@@ -78,8 +78,24 @@ def _named(page: PageFindings, finding: Finding) -> Finding:
     )
 
 
+def _does(names: Sequence[str]) -> str:
+    """What the CPU does in the rows that a finding names."""
+    idle = {stands_still(name) for name in names}
+    if len(idle) == 1 and (same := idle.pop()) is not None:
+        return same
+    return "runs Python" if any(".py(" in name for name in names) else "runs other code"
+
+
 def _cheaper(name: str, names: Sequence[str]) -> str:
     """What to do about the CPU's work of a name, given all names of idle time."""
+    still = stands_still(name)
+    if still == WAITS_FOR_OTHERS:
+        return (
+            f"Find what {spoken(name)} waits for: if it is the next batch, let more workers fill the queue, "
+            "and earlier; if it is a result, ask for it a step later."
+        )
+    if still is not None:
+        return f"Take {spoken(name)} out of the step."
     if FRAME.search(name) or not PHASE.search(name):
         return (
             f"Make {spoken(name)} cheaper, or take it out of the step: into the loader's workers, onto a "
@@ -185,11 +201,17 @@ def _outside_window(page: PageFindings) -> None:
 
 def waits_per_step(given: Given) -> float:
     """How often the host of a mean rank waits for its device in a mean step, by calls that say so."""
+    return _waits_in_steps(given)[0] / max(1, given.num_steps)
+
+
+def _waits_in_steps(given: Given) -> tuple[int, int]:
+    """How many calls in the steps that count wait for the device, and how long they take in a mean step, ns;
+    both over all ranks."""
     calls = given.table("api_call_summary")
     if calls is None:
-        return 0.0
-    waits = calls.filter(pl.col("name").cast(pl.String).str.contains(WAITS))
-    return int(waits["calls"].sum()) / max(1, given.num_steps)
+        return 0, 0
+    waiting = calls.filter(pl.col("name").cast(pl.String).str.contains(WAITS))
+    return waiting.select(pl.col("calls_in_steps").sum(), pl.col("per_step").fill_null(0).sum()).row(0)
 
 
 def _synchronised_often(page: PageFindings) -> None:
@@ -198,11 +220,10 @@ def _synchronised_often(page: PageFindings) -> None:
     It has time enough: as long as it waits in those calls, what it does between them would be hidden.
     """
     given = page.given
-    waits, calls = page.of("host-waits-for-device"), given.table("api_call_summary")
-    if waits is None or calls is None:
+    waits = page.of("host-waits-for-device")
+    if waits is None:
         return
-    waiting = calls.filter(pl.col("name").cast(pl.String).str.contains(WAITS))
-    often, held = waiting.select(pl.col("calls_in_steps").sum(), pl.col("per_step").fill_null(0).sum()).row(0)
+    often, held = _waits_in_steps(given)
     ranks = max(1, len(given.steps))
     between = sum(given.accounts.get(account, 0) for account in BETWEEN)
     if often < SYNCS * given.num_steps or held < between * ranks or not between:

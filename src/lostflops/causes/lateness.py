@@ -10,7 +10,7 @@ for most of the waiting, and the late one is told by waiting least.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import median
@@ -37,11 +37,15 @@ SAME_WORK = 0.8  # of a rank's kernel time in kernels that the others run as oft
 # Kernels whose grid does not tell how much they are given.
 GROUPED = r"(?i)group(?:ed)?_?(?:gemm|problem|mm)|ptr_?array|\bmoe|_moe"
 PASSED_ON = 0.03  # of the step, from which on waiting least tells a late rank that is not blamed for most
+ALONE = 0.8  # of what even ranks gain, from which on it is one rank that is late
+VARIES = 1.25  # times its least lateness in a step: that of a rank whose batches are uneven
 ALL_OF_IT = 0.995  # of the difference; a rank's share may be more than all
 WAIT = "communication.wait"
 SHAPE = r"\[\d[\d, ]*\]"  # of one tensor, in the text of all of an operator's
 SYNCHRONISING = "idle.host_synchronisation"
 NOT_OWN = (*COMMUNICATION, "idle.pipeline_bubble")
+# What a rank may spend on others beside: its host waits for its device, which waits for them.
+MAY_WAIT = (*NOT_OWN, SYNCHRONISING, "idle.dependency")
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,7 @@ class Late:
     assumed: bool
     table: Mapping[str, Any]
     explains: int = 0  # waiting that it causes, of a mean step and rank, ns
+    at_most: int = 0  # what its being like the others could gain, of a mean step and rank, ns
 
     @cached_property
     def cause(self) -> str:
@@ -125,7 +130,7 @@ def _waits_least(given: Given, known: pl.DataFrame) -> Late | None:
         rank: ns // given.steps[rank] for rank, ns in waits.iter_rows() if rank in given.steps
     }
     present = [rank for rank in waited if known["rank"].is_in([rank]).any()]
-    if ranks < 3 or len(present) < 3 or not _has_stages(given):
+    if ranks < 3 or len(present) < 3 or not has_stages(given):
         return None
     rank = min(present, key=lambda each: (waited[each], each))
     less = int(median([waited[each] for each in present if each != rank])) - waited[rank]
@@ -144,7 +149,60 @@ def _waits_least(given: Given, known: pl.DataFrame) -> Late | None:
     return _late(given, worst, late, less, excess, less * (ranks - 1) // ranks)
 
 
-def _has_stages(given: Given) -> bool:
+def shares_lateness(late: Late, given: Given) -> bool:
+    """Whether the rank is one of those that have more to do in their turn: batches are uneven, not the rank.
+
+    It is so if it has other work, if a replay with even ranks does not owe it nearly all of its gain, and
+    if it is not late in every step or not alone.
+    """
+    slower = slower_compute(late.rank, given) if late.cause == "compute" else None
+    share = _alone(late.rank, given)
+    if slower is None or slower[1] or (share is not None and share >= ALONE):
+        return False
+    each = _excess_by_step(late.rank, given)
+    varies = bool(each) and VARIES * min(each) < max(each)
+    if has_stages(given) and not varies:
+        return False  # a stage with more layers is late in every step, by as much
+    group = late_together(given)
+    if group is not None and late.rank in group.ranks and group.account == "compute":
+        return 2 * group.more >= late.excess.ns
+    return bool(each) and 2 * min(each) < sum(each) / len(each)
+
+
+def _alone(rank: int, given: Given) -> float | None:
+    """How much of what even ranks gain a replay owes to this rank alone; None where it does not know."""
+    table = given.table("stragglers")
+    if table is None:
+        return None
+    mine, slowest = table.filter(part="rank", rank=rank), table.filter(part="slowest ranks", name=str(rank))
+    shares = [*mine["removal"].drop_nulls(), *slowest["removal"].drop_nulls()]
+    return float(shares[0]) if shares else None
+
+
+def replayed_even(given: Given) -> tuple[int, int] | None:
+    """A mean step as a replay has it, and with even ranks, ns; None where there is no such replay."""
+    table = given.table("stragglers")
+    job = None if table is None else table.filter(pl.col("part") == "job").drop_nulls(["own", "even"])
+    return None if job is None or job.is_empty() else (int(job["own"][0]), int(job["even"][0]))
+
+
+def explained_by_work(given: Given) -> int:
+    """How much of what ranks wait in a mean step uneven work explains, ns: what even ranks gain, or, where no
+    replay knows, by how much the rank with most of its own exceeds the mean."""
+    steps, found = replayed_even(given), turns(given)
+    return max(steps[0] - steps[1] if steps else 0, found.explained if found else 0)
+
+
+def stages(given: Given) -> Mapping[int, tuple[int, ...]]:
+    """The ranks of each pipeline stage; empty where that is not known, or there are none."""
+    table = given.table("stragglers")
+    if table is None:
+        return {}
+    known = table.filter(pl.col("part") == "rank").drop_nulls(["rank", "stage"]).sort("rank")
+    return {stage: tuple(ranks) for stage, ranks in known.group_by("stage").agg("rank").iter_rows()}
+
+
+def has_stages(given: Given) -> bool:
     """Whether ranks wait in sends and receives: those make a rank late that is not so by itself."""
     table = given.table("communication_wait")
     return table is not None and "in_pairs" in table.columns and bool(table["in_pairs"].sum())
@@ -162,7 +220,47 @@ def _late(given: Given, row: Mapping[str, Any], ns: int, waited: int, excess: Ex
         assumed=bool(row["assumed"]),
         table=row,
         explains=explains,
+        at_most=max(ns, like_others_at_most(given, row["rank"])),
     )
+
+
+def like_others_at_most(given: Given, *ranks: int) -> int:
+    """What a mean step can gain at most if these ranks become like any of the others, ns.
+
+    No other rank gets shorter than its own work: all that it communicates may come to be hidden, for the
+    transfers that follow a late rank's arrival would otherwise run beside computing. And a late rank keeps
+    the work of the one that has least, and at best hides its communication.
+    """
+    spent = _spent(given)
+    beside = [each for each in spent if each not in ranks]
+    if not beside or not ranks or any(rank not in spent for rank in ranks):
+        return 0
+    own, waiting = ({each: parts[i] for each, parts in spent.items()} for i in (0, 1))
+    least = min(own[each] for each in beside)
+    return min(
+        *(waiting[each] for each in beside), *(max(0, own[rank] - least) + waiting[rank] for rank in ranks)
+    )
+
+
+def shared_at_most(given: Given) -> int:
+    """What a mean step can gain at most if all ranks share their work evenly, ns: the mean of it remains."""
+    waiting = [waiting for _, waiting in _spent(given).values()]
+    return sum(waiting) // max(1, len(waiting))
+
+
+def faster_links_at_most(given: Given) -> int:
+    """What a mean step can gain at most if transfers get faster, ns: every rank keeps its own work."""
+    return min((waiting for _, waiting in _spent(given).values()), default=0)
+
+
+def _spent(given: Given) -> dict[int, tuple[int, int]]:
+    """What a mean step of each rank holds of its own work, and of what it may spend on others, ns."""
+    may_wait = pl.col("ns").filter(pl.col("account").is_in(MAY_WAIT)).sum()
+    sums = given.ledger.group_by("rank").agg(may_wait=may_wait, all=pl.col("ns").sum())
+    return {
+        rank: ((whole - waiting) // given.steps[rank], waiting // given.steps[rank])
+        for rank, waiting, whole in sums.iter_rows()
+    }
 
 
 def _excess(given: Given, rank: int) -> Excess | None:
@@ -227,16 +325,21 @@ def _own_by_step(given: Given) -> pl.DataFrame:
     return own.sort("step", "rank")
 
 
-def _only_step(given: Given, rank: int) -> int | None:
-    """The step in which nearly all of the rank's lateness lies, where there are three or more."""
+def _beyond_by_step(rank: int, given: Given) -> pl.DataFrame:
+    """How much more of its own each step of the rank holds than the median of the others: step, late."""
     own = _own_by_step(given)
     beside = own.filter(pl.col("rank") != rank).group_by("step").agg(beside=pl.col("own").median())
-    late = (
-        own.filter(pl.col("rank") == rank)
-        .join(beside, on="step")
-        .select("step", late=(pl.col("own") - pl.col("beside")).clip(0))
-        .sort("late", "step", descending=[True, False])
-    )
+    mine = own.filter(pl.col("rank") == rank).join(beside, on="step")
+    return mine.select("step", late=(pl.col("own") - pl.col("beside")).clip(0))
+
+
+def _excess_by_step(rank: int, given: Given) -> list[int]:
+    return [int(late) for late in _beyond_by_step(rank, given)["late"]]
+
+
+def _only_step(given: Given, rank: int) -> int | None:
+    """The step in which nearly all of the rank's lateness lies, where there are three or more."""
+    late = _beyond_by_step(rank, given).sort("late", "step", descending=[True, False])
     if late.height < 3 or late["late"][0] < ONCE_SHARE * float(late["late"].sum()):
         return None
     return int(late["step"][0])
@@ -253,8 +356,15 @@ class LateTogether:
 
     @property
     def called(self) -> str:
-        numbers = [str(rank) for rank in self.ranks]
-        return f"ranks {listed(numbers) if len(numbers) <= MOST_NAMED else ', '.join(numbers[:3]) + ', …'}"
+        return called(self.ranks)
+
+
+def called(ranks: Sequence[int]) -> str:
+    """Ranks in words: 'ranks 0, 2 and 5', 'ranks 0 to 7'."""
+    if len(ranks) > 3 and list(ranks) == list(range(ranks[0], ranks[0] + len(ranks))):
+        return f"ranks {ranks[0]} to {ranks[-1]}"
+    numbers = [str(rank) for rank in ranks]
+    return f"ranks {listed(numbers) if len(numbers) <= MOST_NAMED else ', '.join(numbers[:3]) + ', …'}"
 
 
 def late_together(given: Given) -> LateTogether | None:
@@ -293,7 +403,7 @@ class Turns:
     explained: int  # ns in a mean step
     account: str
     share: float  # of the lateness that is in that account
-    ranks: int  # how many ranks are the last of some step
+    ranks: tuple[int, ...]  # those with most of their own in some step
 
 
 def turns(given: Given) -> Turns | None:
@@ -328,7 +438,8 @@ def turns(given: Given) -> Turns | None:
     )
     if more.is_empty() or not more["ns"][0]:
         return None
-    return Turns(explained, more["account"][0], more["ns"][0] / more["ns"].sum(), spread["rank"].n_unique())
+    ranks = tuple(spread["rank"].unique().sort())
+    return Turns(explained, more["account"][0], more["ns"][0] / more["ns"].sum(), ranks)
 
 
 def says(late: Late) -> str:
@@ -457,21 +568,20 @@ def chain(late: Late, given: Given) -> Iterator[str]:
 
 def _replayed(late: Late, given: Given) -> Iterator[str]:
     """What even ranks would gain, how much of that is this rank's, and since when."""
-    table = given.table("stragglers")
-    if table is None:
+    steps, share, table = replayed_even(given), _alone(late.rank, given), given.table("stragglers")
+    if steps is None or share is None or table is None:
         return
-    job, mine = table.filter(part="job"), table.filter(part="rank", rank=late.rank)
-    slowest = table.filter(part="slowest ranks", name=str(late.rank))
-    shares = [*mine["removal"].drop_nulls(), *slowest["removal"].drop_nulls()]
-    if not shares or not job["even"].count():
-        return
-    whole = "all" if shares[0] > ALL_OF_IT else percent(shares[0], 1)
-    yield (
-        f"replayed with even ranks a step takes {milliseconds(job['even'][0])} instead of "
-        f"{milliseconds(job['own'][0])}: rank {late.rank} alone is {whole} of the difference"
-    )
+    whole = "all" if share > ALL_OF_IT else percent(share, 1)
+    yield f"{in_words(steps)}: rank {late.rank} alone is {whole} of the difference"
+    mine = table.filter(part="rank", rank=late.rank)
     if mine["since"].count():
         yield f"it is late since step {mine['since'][0]}"
+
+
+def in_words(steps: tuple[int, int]) -> str:
+    """What even ranks would gain, of a step as it is and with them."""
+    own, even = map(milliseconds, steps)
+    return f"replayed with even ranks a step takes {even} instead of {own}"
 
 
 def _without_core(late: Late, given: Given) -> Iterator[str]:

@@ -15,30 +15,46 @@ from lostflops.recipes.communication.wait import ALL_HERE
 from .declared import LOGGING
 from .given import Given
 from .host import PER_STEP
-from .lateness import Late, LateTogether, chain, late_rank, late_together, says, slower_compute, turns
+from .lateness import (
+    Late,
+    LateTogether,
+    called,
+    chain,
+    explained_by_work,
+    faster_links_at_most,
+    has_stages,
+    in_words,
+    late_rank,
+    late_together,
+    replayed_even,
+    says,
+    shared_at_most,
+    shares_lateness,
+    slower_compute,
+    stages,
+    turns,
+)
 from .names import LOGGED, bytes_of, contributors
 from .page_findings import PageFindings, joining
 from .purposes import CALLED, STAGES, main_purpose
+from .stages import BUBBLE, WAITS_FROM, join_stages, slowest_stage
 from .waited_for import dearer, join_waited_for, pauses_elsewhere
 
 ARRIVES = "rank-arrives-last"
 WAITS = "communication-waits"
 EXPOSED = "communication-exposed"
-BUBBLE = "pipeline-bubble"
 SLOW_LINK = "slow-link"
 PAGEABLE = "copies-pageable"
 MUCH = 0.1  # what copies of one rank may cost beyond what that has more of
 CLOCKS = "gpu-clocks-held-down"
+EVEN_WORK = "even-work"  # the edit: ranks that have more to do than others have it in turn
 # Findings about the network are about the time that communication is exposed for.
 SMALL = "collectives-small"
 NETWORK = (SMALL, "communication-slower-than-measured")
 LATE_FROM = 0.01  # of the step: what a late rank costs
-WAITS_FROM = 0.03
 EXPOSED_FROM = 0.05
 WAITING_TOLD = 0.01  # of exposed communication: waiting that is worth a word
 EXPLAINED = 0.5  # of the waiting, that ranks' own work explains
-STANDS_OUT = 1.15  # times the others' compute: a stage that is too long
-ALIKE_WAITS = 0.25  # of the longest: stages that lose the same to the schedule
 MAIN_SHARE = 0.5  # of a rank's lateness, that one account holds
 FINDING_OF = {name: account.loss.finding for name, account in ACCOUNTS.items() if account.loss}
 
@@ -53,6 +69,11 @@ def join_waiting(page: PageFindings) -> None:
     late = late_rank(given)
     if late is not None and page.about(late.cause) and pauses_elsewhere(given, late.rank, late.cause):
         late = None
+    uneven = late is not None and shares_lateness(late, given)
+    slow = slowest_stage(given) if late is None or _has_more(late, given) else None
+    in_stage = late is not None and slow is not None and late.rank in slow.ranks and bool(stages(given))
+    of_stage = late.explains if late is not None and in_stage and not uneven else 0
+    late = None if uneven or of_stage else late
     if late is not None and page.reaches(late.ns, LATE_FROM):
         _late(page, late, waits)
         left = max(0, left - late.explains)
@@ -65,9 +86,13 @@ def join_waiting(page: PageFindings) -> None:
     moved, held = _slow_link(page, left)
     moving, left = max(0, moving - moved), left - held
     moving -= _held_back(page, moving)
-    left -= _stages(page, left, paused_in_pairs, alone=late is None)
+    slow = None if uneven else slow
+    alone = late is None and not uneven
+    # Stages pass lateness on: the schedule has what uneven work does not explain.
+    by_work = min(left, explained_by_work(given)) if uneven and has_stages(given) else 0
+    left -= join_stages(page, left - by_work, paused_in_pairs, slow, of_stage, alone=alone)
     if page.reaches(left, WAITS_FROM):
-        left -= _in_turn(page, left, waits)
+        left -= _in_turn(page, left, waits, even=by_work)
     if left > moving and waits is not None and page.reaches(left, WAITS_FROM):
         page.put(_unexplained(page, waits, left))
         left = 0
@@ -88,26 +113,29 @@ def _late(page: PageFindings, late: Late, waits: Finding | None) -> None:
             f"{milliseconds(late.waited)} per step for it"
         )
         joined = page.absorb(replace(same, evidence=(*same.evidence, fact)), [])
-        page.replace(same, dearer(page, joined, late.explains, late.ns))
+        page.replace(same, dearer(page, joined, late.explains, late.at_most))
         return
     members = [same] if same is not None else []
     device_slow = late.cause == "compute" and (slower_compute(late.rank, given) or ("", False))[1]
+    shared = late.cause == "compute" and not device_slow and not has_stages(given)
     clocks = page.of(CLOCKS) if late.cause == "compute" else None
     members += [clocks] if clocks and f"rank {late.rank} " in clocks.claim else []
     for member in members:
         page.drop(member)
     logged = late.excess.saved_or_logged == LOGGED
-    remedy = given.own_remedy(late.cause) or _remedy(page, late.cause, device_slow, logged)
+    key = _key(late.cause, device_slow, logged)
+    own = given.own_remedy(late.cause)
+    remedy, named = own or _remedy(page, late.cause, device_slow, logged), () if own else given.named(key)
     copying = page.of(PAGEABLE) if late.cause == "copy" else None
     if copying is not None and ranks * copying.size <= (1 + MUCH) * late.excess.main:
         page.drop(copying)  # no other rank has them
-        members, remedy = [*members, copying], copying.next
+        members, remedy, named = [*members, copying], copying.next, given.named(PAGEABLE)
     page.put(
         Finding(
             name=ARRIVES,
             claim=_claim(page, late),
             gain="at most",
-            ns_per_step=late.ns,
+            ns_per_step=max(late.at_most, shared_at_most(given)) if shared else late.at_most,
             cost_per_step=late.ns,
             evidence=(*chain(late, given), *(c.claim.rstrip(".") for c in members if c in (clocks, copying))),
             next=f"On rank {late.rank}: {remedy[0].lower()}{remedy[1:]}" if _is_sentence(remedy) else remedy,
@@ -116,6 +144,8 @@ def _late(page: PageFindings, late: Late, waits: Finding | None) -> None:
             contributors=contributors(late.excess.parts),
             accounts=(late.cause, "communication.wait"),
             rank=late.rank,
+            remedies=named,
+            edit=EVEN_WORK if shared else "",
         )
     )
 
@@ -136,11 +166,15 @@ def _claim(page: PageFindings, late: Late) -> str:
 
 def _remedy(page: PageFindings, cause: str, device_slow: bool, logged: bool = False) -> str:
     """What to do on ranks that are late by an account."""
-    given = page.given
+    key = _key(cause, device_slow, logged)
+    return page.given.advice(key, "Log less often." if logged else _advice(page, cause, device_slow))
+
+
+def _key(cause: str, device_slow: bool, logged: bool = False) -> str:
+    """The name that remedies know such lateness by."""
     if logged:
-        return given.advice(LOGGING.name, "Log less often.")
-    key = FINDING_OF.get(cause, "slow-device" if device_slow else "uneven-work")
-    return given.advice(key, _advice(page, cause, device_slow))
+        return LOGGING.name
+    return FINDING_OF.get(cause, "slow-device" if device_slow else "uneven-work")
 
 
 def _advice(page: PageFindings, cause: str, device_slow: bool) -> str:
@@ -168,49 +202,10 @@ def _doubts(page: PageFindings, late: Late, waits: Finding | None) -> Iterator[s
         yield "Some ranks of the job are not in this recording."
 
 
-def _stages(page: PageFindings, waited: int, paused: int, *, alone: bool) -> int:
-    """Waiting between stages of a pipeline, which the schedule forces: how much that is of `waited`, ns.
-
-    `paused` ns of what they wait in sends and receives have another cause, and are not in `waited` either.
-    Stages that have no more to do wait in the collective that ends the step. Where nothing else makes ranks
-    wait (`alone`), and all wait alike, that is the schedule's as well.
-    """
-    table = page.given.table("communication_wait")
-    if table is None or "in_pairs" not in table.columns:
-        return 0
-    ns = max(0, int(table["in_pairs"].sum() or 0) // max(1, page.given.num_steps) - paused)
-    ns = min(waited, ns)
-    in_the_end = waited - ns if ns and alone and _all_wait_alike(table) else 0
-    ns += in_the_end
-    on_host = page.of(BUBBLE)
-    cost = ns + (on_host.size if on_host else 0)
-    if not ns or not page.reaches(cost, WAITS_FROM):
-        return 0
-    slowest = _slowest_stage(page)
-    places = "sends, receives and the collectives after them" if in_the_end else "sends and receives"
-    claim = f"Pipeline stages wait {page.share(cost)} for each other in {places}."
-    if slowest is not None:
-        rank, own, others = slowest
-        claim = (
-            f"Rank {rank} is the slowest pipeline stage: it computes {milliseconds(own)} per step, "
-            f"the others {milliseconds(others)}. Stages wait {page.share(cost)} for each other."
-        )
-    page.take(BUBBLE)
-    page.put(
-        Finding(
-            name=BUBBLE,
-            claim=claim,
-            gain="at most",
-            ns_per_step=ns + (on_host.ns_per_step if on_host else 0),
-            cost_per_step=cost,
-            evidence=("receives that spin on the GPU until the other stage sends",),
-            next=ACCOUNTS["idle.pipeline_bubble"].remedy,
-            recipe="communication_wait",
-            accounts=("communication.wait", *(on_host.accounts if on_host else ())),
-            rank=None if slowest is None else slowest[0],
-        )
-    )
-    return ns
+def _has_more(late: Late, given: Given) -> bool:
+    """Whether the rank is late for it has more to do than the others, and not for its device is slow."""
+    slower = slower_compute(late.rank, given) if late.cause == "compute" else None
+    return slower is not None and not slower[1]
 
 
 def _slow_link(page: PageFindings, waited: int) -> tuple[int, int]:
@@ -227,21 +222,19 @@ def _slow_link(page: PageFindings, waited: int) -> tuple[int, int]:
     here = given.waited.filter(pl.col("on").is_in(on), pl.col("account") == "communication.transfer")
     late = 1 - 1 / float(links["ratio"][0])
     held = min(waited, round(late * int(here["time"].sum())) // max(1, given.num_steps))
-    if page.reaches(held, WAITING_TOLD):
-        fact = f"{milliseconds(held)} more that other ranks wait meanwhile"
-        page.replace(
-            slow,
-            replace(
-                slow,
-                claim=PER_STEP.sub(page.share(slow.size + held), slow.claim, count=1),
-                cost_per_step=slow.size + held,
-                ns_per_step=max(slow.ns_per_step, slow.size + held),
-                evidence=(fact, *slow.evidence),
-                accounts=(*slow.accounts, "communication.wait"),
-            ),
+    held = held if page.reaches(held, WAITING_TOLD) else 0
+    # Transfers that have none to be compared with may pass the link too.
+    told = replace(slow, ns_per_step=max(slow.ns_per_step, slow.size + held, faster_links_at_most(given)))
+    if held:
+        told = replace(
+            told,
+            claim=PER_STEP.sub(page.share(slow.size + held), slow.claim, count=1),
+            cost_per_step=slow.size + held,
+            evidence=(f"{milliseconds(held)} more that other ranks wait meanwhile", *slow.evidence),
+            accounts=(*slow.accounts, "communication.wait"),
         )
-        return slow.size, held
-    return slow.size, 0
+    page.replace(slow, told)
+    return slow.size, held
 
 
 def _held_back(page: PageFindings, moving: int) -> int:
@@ -256,25 +249,6 @@ def _held_back(page: PageFindings, moving: int) -> int:
     return late
 
 
-def _all_wait_alike(table: pl.DataFrame) -> bool:
-    """Whether every rank waits about as long in a step, as stages of one cost do."""
-    waits = table["per_step"].drop_nulls()
-    least, most = waits.min(), waits.max()
-    return isinstance(least, int) and isinstance(most, int) and most - least <= ALIKE_WAITS * most
-
-
-def _slowest_stage(page: PageFindings) -> tuple[int, int, int] | None:
-    """The rank that computes longest, where it stands out: rank, its compute and the others', ns per step."""
-    given = page.given
-    compute = given.ledger.filter(pl.col("account") == "compute").group_by("rank").agg(pl.col("ns").sum())
-    by_rank = {rank: ns // given.steps[rank] for rank, ns in compute.iter_rows()}
-    if len(by_rank) < 2:
-        return None
-    slowest = max(by_rank, key=lambda rank: (by_rank[rank], -rank))
-    others = sorted(ns for rank, ns in by_rank.items() if rank != slowest)[(len(by_rank) - 1) // 2]
-    return (slowest, by_rank[slowest], others) if by_rank[slowest] >= STANDS_OUT * others else None
-
-
 def asks_for(finding: Finding, given: Given) -> str:
     """The name that remedies know a finding by."""
     if finding.name == BUBBLE and finding.rank is not None:
@@ -284,25 +258,28 @@ def asks_for(finding: Finding, given: Given) -> str:
     return finding.name
 
 
-def _in_turn(page: PageFindings, waited: int, waits: Finding | None, *, pauses: bool = False) -> int:
+def _in_turn(
+    page: PageFindings, waited: int, waits: Finding | None, *, even: int = 0, pauses: bool = False
+) -> int:
     """Ranks that are late in turn: how much of `waited` that explains, ns.
 
-    With `pauses` only by what their hosts do that has a finding of its own.
+    With `pauses` only by what their hosts do that has a finding of its own. `even` ns of it are known to be
+    explained by what their work differs in.
     """
     given = page.given
     group = late_together(given)
     ranks = max(1, len(given.steps))
-    if group and group.more * (ranks - len(group.ranks)) >= EXPLAINED * waited * ranks:
+    if group and max(group.more * (ranks - len(group.ranks)), even * ranks) >= EXPLAINED * waited * ranks:
         _together(page, group, waited, waits)
         return waited
     found = turns(given)
     # The same rank in every step would be late as a rule, and arrive last.
-    if found is None or found.ranks < 2 or found.explained < EXPLAINED * waited:
+    if found is None or len(found.ranks) < 2 or max(found.explained, even) < EXPLAINED * waited:
         return 0
     same = page.about(found.account) if found.share >= MAIN_SHARE else None
     if pauses and (same is None or not found.account.startswith("idle.")):
         return 0
-    who = f"{found.ranks} ranks take turns being late"
+    who = f"{called(found.ranks)} take turns being late"
     if same is not None:
         fact = f"{who} because of it: ranks wait {milliseconds(waited)} per step for each other"
         told = replace(same, evidence=(*same.evidence, fact))
@@ -311,23 +288,35 @@ def _in_turn(page: PageFindings, waited: int, waits: Finding | None, *, pauses: 
     label = ACCOUNTS[found.account].label if found.account in ACCOUNTS else found.account
     mostly = label if found.share >= MAIN_SHARE else "no one account"
     key = FINDING_OF.get(found.account, "uneven-work")
-    even = (
+    evener = (
         "Make the ranks' work more even: sequences of like length per rank (length grouping, packing), "
         "experts or stages of one cost. A faster network would not help."
     )
-    page.put(
-        _waiting(
-            waited,
-            waits,
-            claim=f"Ranks wait {page.share(waited)} for each other: {who}, mostly by {mostly}.",
-            evidence=(
-                f"what the last rank of a step does beyond the others: {percent(found.share, 1)} {label}",
-            ),
-            remedy=given.advice(key if found.account != "compute" else "uneven-work", even),
-            account=found.account,
-        )
+    evidence = f"what the last rank of a step does beyond the others: {percent(found.share, 1)} {label}"
+    told = _waiting(
+        waited,
+        waits,
+        claim=f"Ranks wait {page.share(waited)} for each other: {who}, mostly by {mostly}.",
+        evidence=(evidence,),
+        remedy=given.advice(key, evener),
+        named=given.named(key),
+        account=found.account,
     )
+    slower = slower_compute(found.ranks[0], given) if found.account == "compute" else None
+    page.put(told if slower is None or slower[1] else _uneven(told, found.ranks[0], slower[0], given))
     return waited
+
+
+def _uneven(found: Finding, rank: int, why: str, given: Given) -> Finding:
+    """Waiting for ranks that have more to do: what sharing the work evenly gains, at most and by replay."""
+    steps = replayed_even(given)
+    replayed = (in_words(steps),) if steps else ()
+    return replace(
+        found,
+        ns_per_step=max(found.size, shared_at_most(given)),
+        evidence=(f"rank {rank}: {why}", *replayed, *found.evidence),
+        edit=EVEN_WORK,
+    )
 
 
 def _together(page: PageFindings, group: LateTogether, waited: int, waits: Finding | None) -> None:
@@ -350,17 +339,23 @@ def _together(page: PageFindings, group: LateTogether, waited: int, waits: Findi
     else:
         account = ACCOUNTS[group.account]
         does = f"have {milliseconds(group.main)} more {account.spent or account.label} than the others"
-    remedy = _remedy(page, group.account, device_slow=bool(slower and slower[1]))
-    page.put(
-        _waiting(
-            waited,
-            waits,
-            claim=f"Ranks wait {page.share(waited)} for {group.called}, which {does} in nearly every step.",
-            evidence=(f"rank {group.ranks[0]}: {slower[0]}",) if slower else (),
-            remedy=f"On {group.called}: {remedy[0].lower()}{remedy[1:]}" if _is_sentence(remedy) else remedy,
-            account=group.account,
-        )
+    slow = bool(slower and slower[1])
+    remedy = _remedy(page, group.account, slow)
+    told = _waiting(
+        waited,
+        waits,
+        claim=f"Ranks wait {page.share(waited)} for {group.called}, which {does} in nearly every step.",
+        evidence=(),
+        remedy=f"On {group.called}: {remedy[0].lower()}{remedy[1:]}" if _is_sentence(remedy) else remedy,
+        named=given.named(_key(group.account, slow)),
+        account=group.account,
     )
+    if slower is None:
+        page.put(told)
+    elif slower[1]:
+        page.put(replace(told, evidence=(f"rank {group.ranks[0]}: {slower[0]}", *told.evidence)))
+    else:
+        page.put(_uneven(told, group.ranks[0], slower[0], given))
 
 
 def _waiting(
@@ -370,6 +365,7 @@ def _waiting(
     claim: str,
     evidence: tuple[str, ...],
     remedy: str,
+    named: tuple[str, ...],
     account: str,
 ) -> Finding:
     """Waiting that no one rank is to blame for, beside what was found of waits as such, if anything."""
@@ -381,6 +377,7 @@ def _waiting(
         cost_per_step=waited,
         evidence=(*evidence, *(waits.evidence[1:2] if waits else ())),
         next=remedy,
+        remedies=named,
         recipe="communication_wait",
         doubt=waits.doubt if waits else "",
         accounts=("communication.wait", account),

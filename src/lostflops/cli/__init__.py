@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from lostflops.errors import CannotWrite, LostflopsError, shown
+from lostflops.errors import CannotWrite, LostflopsError, Unheld, shown
 from lostflops.ingest import freed_memory
 from lostflops.version import __version__
 
@@ -20,6 +20,7 @@ from .arguments.parser import Parser
 from .commands import commands, declare, sections
 
 ANSWERED = 0
+DOES_NOT_HOLD = 1
 CANNOT_ANSWER = 2  # also what argparse exits with
 OUR_FAULT = 70  # EX_SOFTWARE of sysexits.h
 INTERRUPTED = 130  # 128 + SIGINT
@@ -35,8 +36,8 @@ Start with:
 `lostflops COMMAND --help` shows a command's options, `lostflops completion --help` how the shell
 completes them.
 
-exit status: {ANSWERED} answered, {CANNOT_ANSWER} input or usage that cannot be answered,
-{OUR_FAULT} a fault of lostflops
+exit status: {ANSWERED} answered, {DOES_NOT_HOLD} what was checked does not hold,
+{CANNOT_ANSWER} input or usage that cannot be answered, {OUR_FAULT} a fault of lostflops
 """
 
 
@@ -94,6 +95,8 @@ def _status(words: Sequence[str]) -> int:
     try:
         _answer(words)
         return ANSWERED
+    except Unheld:
+        return DOES_NOT_HOLD
     except LostflopsError as error:
         _complain(str(error))
         return CANNOT_ANSWER

@@ -75,3 +75,25 @@ def attribute(
         else pl.Series([None] * work.height, dtype=PHASE)
     )
     return work.with_columns(operator=tree.operators["name"].gather(rows), phase=phase)
+
+
+# What frameworks write on the thread that runs the script, whichever thread does most of the work.
+SCRIPT = r"^(?:ProfilerStep[#*]|Optimizer\.(?:step|zero_grad)#)"
+
+
+def main_thread(
+    launches: pl.DataFrame | None, operators: pl.DataFrame | None, ranges: pl.DataFrame | None
+) -> int | None:
+    """The thread that runs the job's script: the one that marks steps, else the one that launches most.
+
+    A backward pass launches more than a forward pass, from a thread of autograd's own. None where no thread
+    does anything.
+    """
+    marks = None
+    if ranges is not None:
+        marks = ranges.filter(pl.col("name").cast(pl.String).str.contains(SCRIPT).fill_null(False))
+    for rows in (marks, launches, operators):
+        threads = None if rows is None else rows["thread"].drop_nulls()
+        if threads is not None and threads.len():
+            return threads.value_counts().sort("count", "thread")["thread"][-1]
+    return None

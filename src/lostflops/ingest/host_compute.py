@@ -10,12 +10,16 @@ import polars as pl
 
 from lostflops import intervals
 from lostflops.ingest.attribution import UNKNOWN_THREAD, OperatorTree
+from lostflops.naming.classification import operator_facts
 from lostflops.naming.host_causes import COMPILED, Row, cause_of
+from lostflops.tables import NAME
 
 Bool = npt.NDArray[np.bool_]
 # What operators run for, and do not compute. Tracing runs them with tensors that hold nothing, tuning to see
 # how long they take.
 SERVED = ("data_loading", "checkpoint_logging", "compilation")
+# Operators that run others, or hooks, and compute nothing themselves.
+HOST_WRAPPER = r"^(?:autograd::engine::evaluate_function|RegisterPostBackwardFunction)"
 
 
 def serving(
@@ -62,3 +66,35 @@ def _within(tree: OperatorTree, rows: pl.DataFrame | None, row: Row) -> Bool:
         return np.zeros(len(forest.start), dtype=np.bool_)
     around = intervals.nest(found["start"].to_numpy(), found["end"].to_numpy(), found["thread"].to_numpy())
     return intervals.innermost_at(around, forest.start, forest.group) >= 0
+
+
+def host_kernels(
+    operators: pl.DataFrame,
+    tree: OperatorTree,
+    ranges: pl.DataFrame | None,
+    frames: pl.DataFrame | None,
+) -> pl.DataFrame:
+    """The stretches of host operators outside their children, in place of kernels.
+
+    What operators do inside a loader, a checkpoint or a compiler, they do for it: that is no compute.
+    """
+    position, start, end = intervals.self_pieces(tree.forest)
+    own = ~serving(tree, operators, ranges, frames)[position]
+    position, start, end = position[own], start[own], end[own]
+    row = tree.forest.order[position]
+    rows = operators.select("name", "thread", "phase")[row]
+    names = rows["name"].unique()
+    facts = operator_facts(names.cast(pl.String).to_list()).with_columns(pl.col("name").cast(NAME))
+    pieces = rows.with_columns(
+        start=pl.Series(start),
+        end=pl.Series(end),
+        stream=pl.col("thread"),
+        operator=pl.col("name"),
+        continued=pl.Series(start != tree.forest.start[position]),
+    ).join(facts, on="name", how="left", maintain_order="left")
+    # What belongs to communication is in `collectives`; a host waiting for it does not compute, nor does
+    # the autograd engine around a node, where hooks of FSDP wait for their shards.
+    waits = pl.col("name").cast(pl.String).str.contains(HOST_WRAPPER)
+    return pieces.filter((pl.col("family") != "communication") & ~waits).with_columns(
+        device=pl.lit(None, dtype=pl.Int32)
+    )

@@ -28,9 +28,10 @@ from lostflops.errors import (
 )
 from lostflops.ingest import formats
 from lostflops.ingest.assembly import assemble
-from lostflops.ingest.sources import read_all
+from lostflops.ingest.sources import ReadAll, read_all
 from lostflops.ingest.step_log import attempts
 from lostflops.run_folder import MANIFEST
+from lostflops.store import object_store
 from lostflops.store.installation import fingerprint
 from lostflops.store.trace import FORMAT, Quality, Source, Trace, writing
 
@@ -46,13 +47,16 @@ def open(  # noqa: A001 - the public name
     allow_missing_ranks: bool = False,
     output: Path | None = None,
     progress: Progress | None = None,
+    read_with: ReadAll | None = None,
 ) -> Trace:
     """The tables of the job whose traces lie at `paths`: files, folders, globs, or one imported run.
 
     The first call reads the traces into the store (or into `output`); later ones open what was stored.
-    `progress` is told what is being done and the share done. Raises a LostflopsError that says what to do.
+    `progress` is told what is being done and the share done; `read_with` reads the sources elsewhere. Raises
+    a LostflopsError that says what to do.
     """
-    given = [Path(p).expanduser() for p in ([paths] if isinstance(paths, (str, Path)) else paths)]
+    named = [paths] if isinstance(paths, (str, Path)) else paths
+    given = [Path(object_store.fetched(p, _cache().parent, progress)).expanduser() for p in named]
     if output is None and len(given) == 1 and _is_run(given[0]):
         return Trace.open(given[0])
     sources, earlier = attempts.last(find(given), given)
@@ -72,7 +76,9 @@ def open(  # noqa: A001 - the public name
             _discard(stored)
     with _named_store(output), writing(stored, replace=output is not None) as folder:
         optional = {source for source in readers if source not in given}
-        outcomes = read_all(readers, folder / "parts", salvage=salvage, optional=optional, progress=progress)
+        outcomes = (read_with or read_all)(
+            readers, folder / "parts", salvage=salvage, optional=optional, progress=progress
+        )
         if progress:
             progress("putting the ranks together", 1.0)
         read = [
@@ -255,6 +261,11 @@ def _cache() -> Path:
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     # Without a home folder `~` stays as it is, and writing there says what to do.
     return Path(os.path.expanduser(base)) / "lostflops" / "runs"  # noqa: PTH111
+
+
+def place_of(url: str) -> Path:
+    """Where a run that is to be written to an object store is made."""
+    return object_store.place_of(url, _cache().parent)
 
 
 def _with_all_ranks(trace: Trace, allow_missing: bool) -> Trace:

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
@@ -22,6 +23,20 @@ WORTH_A_PROCESS = 4 << 20
 
 Progress = Callable[[str, float], None]
 Outcome = list[Part] | NotATrace
+
+
+class ReadAll(Protocol):
+    """What `read_all` is, wherever the reading is done."""
+
+    def __call__(
+        self,
+        formats: Mapping[Path, Reader],
+        folder: Path,
+        *,
+        salvage: bool,
+        optional: Collection[Path] = (),
+        progress: Progress | None = None,
+    ) -> list[Outcome]: ...
 
 
 def read_all(

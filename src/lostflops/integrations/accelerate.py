@@ -89,10 +89,11 @@ def _followed(accelerator: Any, model: Any, steps: Steps) -> list[Callable[[], N
     def after(module: Any, args: Any, output: Any) -> None:
         steps.end("forward" if module.training else "evaluation")
 
-    def backward(*args: Any, **kwargs: Any) -> Any:
+    def backward(loss: Any, *args: Any, **kwargs: Any) -> Any:
         steps.passed_backward()
+        steps.lost(loss / accelerator.gradient_accumulation_steps)
         with steps.part("backward"):
-            return backwards(*args, **kwargs)
+            return backwards(loss, *args, **kwargs)
 
     backwards = accelerator.backward
     hooks = (

@@ -77,6 +77,7 @@ class _Watching:
             steps.end("optimizer")  # of a loop that steps several optimizers by hand
             steps.end("forward")
             steps.passed_backward()
+            steps.lost(loss)  # divided by the number of microbatches already
             steps.begin("backward")
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:

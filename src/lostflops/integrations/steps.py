@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -22,6 +22,7 @@ from lostflops import run_folder
 from lostflops.capture.record.injected.lostflops_recorder.marks.mark import Range
 from lostflops.capture.record.injected.lostflops_recorder.rank import identify
 from lostflops.capture.record.injected.lostflops_recorder.step_log import StepLog
+from lostflops.capture.record.injected.lostflops_recorder.steps import told
 
 DOMAIN = "training"
 PARTS = ("forward", "backward", "optimizer", "evaluation")
@@ -38,6 +39,8 @@ class Steps:
 
     def __init__(self, output: Path | None) -> None:
         self._log = None if output is None or recorded_by_lostflops() else _log(output)
+        if self._log is not None:
+            told.listener = self._tell
         self._thread = threading.get_ident()
         self._open: list[tuple[str, Any, int]] = []
         self._ended: int | None = None  # the last step
@@ -45,6 +48,8 @@ class Steps:
         self._undo: Callable[[], None] | None = _timing_loaders(self._waited, self._is_training)
         self._spent = dict.fromkeys((*PARTS, "data"), 0)
         self._micro_steps = self._tokens = 0
+        self._loss: Any = None  # of the running step
+        self._told = told.ToldNumbers()
         self.count = 0
         self.durations: list[int] = []  # of steps whose beginning was seen, without evaluations
         self._waits: list[int] = []
@@ -86,9 +91,19 @@ class Steps:
     def passed_backward(self) -> None:
         self._micro_steps += 1
 
+    def lost(self, loss: Any) -> None:
+        """A part of the step's loss, one per microbatch: they add up. A tensor stays where it is."""
+        loss = loss.detach() if hasattr(loss, "detach") else loss
+        self._loss = loss if self._loss is None else self._loss + loss
+
     def step_ended(self) -> None:
         """The optimizer has been called."""
         self.end("step")
+        if self._log is None:
+            # Who records the job ended the step with the optimizer, and takes this for the ended one's.
+            told.log(loss=self._loss, tokens=self._tokens or None)
+        elif self._loss is not None:
+            self._tell({"loss": self._loss}, self.count)
         ended = now()
         took = None if self._ended is None else ended - self._ended - self._own
         if self._log is not None:
@@ -98,6 +113,7 @@ class Steps:
                 f'"{name}":{"null" if value is None else value}' for name, value in fields.items()
             )
             self._log.step(self.count, ended, text)
+            self._told.write(self._log)
         if took is not None and not self._spent["evaluation"]:
             self.durations.append(took)
             self._waits.append(self._spent["data"])
@@ -105,6 +121,7 @@ class Steps:
         self.count += 1
         self._spent = dict.fromkeys(self._spent, 0)
         self._micro_steps = self._tokens = 0
+        self._loss = None
         self._ended = ended
         self._own = now() - ended
 
@@ -116,9 +133,11 @@ class Steps:
             self._undo()
             self._undo = None
         if self._log is not None:
-            self._log.add(kind=run_folder.END, steps=self.count, lines_lost=self._log.lines_lost)
+            self._told.write(self._log, wait=True)
+            self._log.ended(self.count)
             self._log.close()
             self._log = None
+            told.listener = None
         return self.summary()
 
     def summary(self) -> dict[str, Any]:
@@ -135,6 +154,11 @@ class Steps:
         if tokens := sum(self._tokens_of):
             found["tokens_per_second"] = tokens / (total / 1e9)
         return found
+
+    def _tell(self, values: dict[str, Any], step: int | None = None) -> None:
+        """What `lostflops.log` was told: in a callback or a loop, of the step that runs."""
+        with suppress(Exception):  # no reason to stop a training for
+            self._told.add(self.count if step is None else step, values)
 
     def _is_training(self) -> bool:
         return threading.get_ident() == self._thread and not self.is_open("evaluation")

@@ -96,6 +96,14 @@ class LostflopsCallback(_Callback):
                 ours = functools.partial(self._guarded, getattr(trainer, name))
                 self._undo.append(replaced(trainer, name, ours))
 
+        def training_step(*args: Any, **kwargs: Any) -> Any:
+            loss = trains(*args, **kwargs)
+            steps.lost(loss)  # divided by the number of microbatches already
+            return loss
+
+        trains = trainer.training_step
+        self._undo.append(replaced(trainer, "training_step", training_step))
+
         def compute_loss(model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
             if not model.training:
                 return losses(model, inputs, *args, **kwargs)

@@ -1,1 +1,1 @@
-"""What a name means: kernels by family, operators, copies, and what the host did."""
+"""What a name means: kernels by family, operators, copies, frameworks, and what the host did."""

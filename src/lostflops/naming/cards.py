@@ -80,6 +80,12 @@ CARDS: Mapping[str, Card] = {
         Card("mi355x", f"Instinct MI355X{WHOLE}", CDNA4, 294896, 8.0),
     )
 }
+# Of the peak, the best large 16-bit matrix products that were measured (stas00/ml-engineering); in a job that
+# runs for days clocks fall with the power limit, and not every product is large.
+ACHIEVABLE = {
+    "a100": 0.869, "h100": 0.803, "h800": 0.803, "h200": 0.803, "gh200": 0.838, "b200": 0.776, "b300": 0.786,
+    "gb200": 0.729, "mi300x": 0.511, "mi325x": 0.600, "mi355x": 0.622,
+}  # fmt: skip
 
 
 def card(gpu: str) -> Card | None:
@@ -93,3 +99,15 @@ def peak(gpu: str, precision: str) -> float | None:
     found = card(gpu)
     rate = None if found is None else found.tera.get(precision)
     return None if rate is None else rate * TERA
+
+
+def bandwidth(gpu: str) -> float | None:
+    """Bytes per second of a GPU's memory, by its driver's name; None where it is not known."""
+    found = card(gpu)
+    return None if found is None or found.bandwidth is None else found.bandwidth * TERA
+
+
+def achievable(gpu: str) -> float | None:
+    """The share of its 16-bit peak that the best matrix product reaches; None where nobody measured it."""
+    found = card(gpu)
+    return None if found is None else ACHIEVABLE.get(found.name)

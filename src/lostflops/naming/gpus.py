@@ -8,15 +8,19 @@ from collections.abc import Sequence
 NONE: frozenset[str] = frozenset()
 FP16 = frozenset({"fp16"})
 AMPERE = frozenset({"fp16", "bf16", "tf32"})
+HOPPER = AMPERE | {"fp8"}
 INSTINCT = frozenset({"fp16", "bf16"})
+MI300 = INSTINCT | {"fp8"}
 # The first that matches counts. Cards without matrix units come before those that are named alike.
 UNITS: Sequence[tuple[str, frozenset[str]]] = (
     (r"\bGTX\b|GeForce (?:9|7|6)\d\d|TITAN X|TITAN Z|\bT(?:400|600|1000|1200)\b|\bMX\d{3}\b", NONE),
     (r"\b(?:P100|P40|P4|P6|GP10\d|M60|M40|M4|K80|K40|K20)\w*\b|Quadro (?:P|M|K)\d", NONE),
     (r"V100|\bGV100\b|TITAN V\b|Xavier", FP16),
     (r"Tesla T4\b|\bT4G?$|Quadro RTX|TITAN RTX|GeForce RTX 20\d\d|RTX [3458]000$", FP16),
-    (r"\bA(?:2|10|10G|16|30|40|100|800)\b|RTX A\d{3,4}|GeForce RTX [345]\d{3}|RTX \d{4} Ada|Orin", AMPERE),
-    (r"\bL(?:4|20|40|40S)\b|\bH(?:20|100|200|800)\b|\bGH200\b|\bG?B(?:100|200|300)\b|RTX PRO|Thor", AMPERE),
+    (r"\bA(?:2|10|10G|16|30|40|100|800)\b|RTX A\d{3,4}|GeForce RTX 3\d{3}|Orin", AMPERE),
+    (r"\bL(?:4|20|40|40S)\b|GeForce RTX [45]\d{3}|RTX \d{4} Ada", HOPPER),
+    (r"\bH(?:20|100|200|800)\b|\bGH200\b|\bG?B(?:100|200|300)\b|RTX PRO|Thor", HOPPER),
+    (r"\bMI3\d{2}\w?\b", MI300),
     (r"Instinct MI(?:[123]\d{2}\w?)\b|\bMI(?:100|2\d{2}\w?|3\d{2}\w?)\b", INSTINCT),
 )
 

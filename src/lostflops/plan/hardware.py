@@ -16,7 +16,7 @@ import msgspec
 from lostflops.copies import link_card
 from lostflops.copies.link import Link
 from lostflops.errors import BadCard, NoSuchHardware, Refused, Unreadable
-from lostflops.naming.cards import CARDS, TERA
+from lostflops.naming.cards import ACHIEVABLE, CARDS, TERA
 
 Rate = Annotated[float, msgspec.Meta(gt=0, le=1e18)]
 Size = Annotated[int, msgspec.Meta(gt=0, le=1 << 60)]
@@ -25,13 +25,7 @@ Size = Annotated[int, msgspec.Meta(gt=0, le=1 << 60)]
 # share; 200 TFLOP/s on an A100 is what torchtitan's published runs come to.
 SUSTAINED = 0.455
 KNOWN_RATES = {"a100": 200e12, "h100": 450e12, "h200": 450e12, "gh200": 450e12, "h800": 450e12}
-# Of the peak, the best large 16-bit matrix products that were measured (stas00/ml-engineering); in a job that
-# runs for days they reach TRAINED of that: clocks fall with the power limit, and not every product is large.
-ACHIEVABLE = {
-    "a100": 0.869, "h100": 0.803, "h800": 0.803, "h200": 0.803, "gh200": 0.838, "b200": 0.776, "b300": 0.786,
-    "gb200": 0.729, "mi300x": 0.511, "mi325x": 0.600, "mi355x": 0.622,
-}  # fmt: skip
-USUAL = 0.75  # where nobody measured it
+USUAL = 0.75  # of the peak, where nobody measured it
 TRAINED = 0.79  # of ACHIEVABLE: calibrated with published runs (docs/planning.md says which)
 # FlashAttention 2 reaches 70 % of an A100's peak forward and 35 % of an H100's (FlashAttention 3's paper).
 FLASH = {"a100": 0.70}

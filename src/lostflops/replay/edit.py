@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -28,13 +28,11 @@ class Typed:
     selection: str = ""
     amount: str | None = None
 
-    def factor(self, default: float | None = None) -> float:
+    def factor(self) -> float:
         """The amount as a number above 0: '2', '1.5x'."""
         found = re.fullmatch(r"(\d+(?:\.\d+)?)x?", self.amount or "")
         if found and float(found[1]) > 0:
             return float(found[1])
-        if self.amount is None and default is not None:
-            return default
         raise BadOption(
             f"'{shown(self.text)}' needs a factor above 0.", "write it after an equals sign: '=2'."
         )
@@ -49,13 +47,14 @@ class Typed:
 class Known:
     """What edits may look at beside the graph: the steps that count, all steps, and tables of recipes, None
     where the trace cannot give them. `named` gives the spans (rank, thread, start, end) of ranges, operators
-    and frames whose name holds a text."""
+    and frames whose name holds a text, and `stages` the pipeline stage of each rank where that is known."""
 
     steps: StepPoints
     every_step: StepPoints
     host_spans: pl.DataFrame | None = None
     matched: pl.DataFrame | None = None
     named: Callable[[str], pl.DataFrame] | None = None
+    stages: Callable[[], Mapping[int, int]] = dict
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,9 +107,8 @@ def in_steps(job: RecordedJob, steps: StepPoints, points: Int) -> np.ndarray:
     what it launches for a step runs later.
     """
     first, last = np.full(len(points), -NEVER), np.full(len(points), NEVER)
-    operation = np.minimum(points // 2, job.operations.height - 1)
-    rank = job.operations["rank"].to_numpy()[operation]
-    on_device = job.operations["on_device"].to_numpy()[operation]
+    operation = job.operation_of(points)
+    rank, on_device = job.ranks[operation], job.on_device[operation]
     for number in np.unique(steps.rank):
         mine, own = rank == number, steps.rank == number
         begin = steps.begins(job.measured)[own].min()
@@ -126,9 +124,8 @@ def step_of(job: RecordedJob, steps: StepPoints, points: Int) -> Int:
     A device's point belongs to the step in which it ran, a host's to the one that the host was at.
     """
     found = np.full(len(points), -1)
-    operation = np.minimum(points // 2, job.operations.height - 1)
-    rank = job.operations["rank"].to_numpy()[operation]
-    on_device, at = job.on_device[operation], job.measured[points]
+    operation, at = job.operation_of(points), job.measured[points]
+    rank, on_device = job.ranks[operation], job.on_device[operation]
     begins, ends = steps.begins(job.measured), steps.ends(job.measured)
     for number in np.unique(steps.rank):
         rows = np.flatnonzero(steps.rank == number)

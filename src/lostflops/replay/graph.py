@@ -32,6 +32,7 @@ NEVER = np.iinfo(np.int64).min // 4
 WIDE = 64
 FEW = 64  # levels that may be narrow
 BLOCK = 1 << 20
+COMPILED_FROM = 50_000  # edges: compiling takes as long as going through these a hundred times
 
 
 class Circle(LostflopsError):
@@ -172,7 +173,7 @@ def _positions(points: int, source: Index, target: Index) -> Index:
     outgoing, first = _outgoing(points, source, target)
     waits = np.bincount(target, minlength=points).astype(np.int64)
     order = np.zeros(points, np.int64)
-    number, compiled = _compiled(_number)
+    number, compiled = _compiled(_number, len(source))
     given = (first, outgoing, waits, order)
     if compiled:
         known = number(*given)
@@ -188,7 +189,7 @@ def _positions(points: int, source: Index, target: Index) -> Index:
 
 
 def _sweep(source: Index, target: Index, lags: Int, times: Int) -> None:
-    go_through, compiled = _compiled(_go_through)
+    go_through, compiled = _compiled(_go_through, len(source))
     if compiled:
         go_through(source, target, lags, times)
         return
@@ -225,11 +226,17 @@ def _go_through(source: Any, target: Any, lags: Any, times: Any) -> None:
             times[target[edge]] = reached
 
 
+def _compiled(loop: Callable[..., Any], edges: int) -> tuple[Callable[..., Any], bool]:
+    """The loop as machine code where that pays and Numba is installed; else as it stands, which lists serve
+    best."""
+    machine_code = _machine_code(loop) if edges >= COMPILED_FROM else None
+    return (loop, False) if machine_code is None else (machine_code, True)
+
+
 @cache
-def _compiled(loop: Callable[..., Any]) -> tuple[Callable[..., Any], bool]:
-    """The loop as machine code where Numba is installed; else as it stands, which lists serve best."""
+def _machine_code(loop: Callable[..., Any]) -> Callable[..., Any] | None:
     try:
         njit = cast(Any, import_module("numba")).njit
     except ImportError:
-        return loop, False
-    return njit(cache=False)(loop), True
+        return None
+    return njit(cache=False)(loop)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
+from lostflops.intervals import union
+
 from .dependencies.edges import Int, Kind
 from .edit import in_steps
 from .recorded import RecordedJob
@@ -24,13 +26,14 @@ def within(job: RecordedJob, lags: Int, spans: pl.DataFrame) -> Int:
     # A call's own time is what follows its wait; a gap's is all of it.
     since = until - lags[host]
     operation = target // 2
-    rank = job.operations["rank"].to_numpy()[operation]
+    rank = job.ranks[operation]
     thread = job.operations["thread"].fill_null(-1).to_numpy()[operation]
-    for (number, own), held in spans.group_by("rank", "thread", maintain_order=True):
+    disjoint = union(spans.lazy(), by=["rank", "thread"]).collect()
+    for (number, own), held in disjoint.group_by("rank", "thread", maintain_order=True):
         mine = np.flatnonzero((rank == number) & (thread == own))
         if not len(mine):
             continue
-        start, end = _disjoint(held)
+        start, end = (held[c].to_numpy() for c in ("start", "end"))
         found[host[mine]] = _covered(start, end, until[mine]) - _covered(start, end, since[mine])
     return found
 
@@ -41,12 +44,23 @@ def per_step(job: RecordedJob, steps: StepPoints, within_edges: Int) -> float:
     return float(within_edges[inside].sum()) / max(1, len(steps.step))
 
 
-def _disjoint(spans: pl.DataFrame) -> tuple[Int, Int]:
-    ordered = spans.sort("start", "end")
-    start, end = ordered["start"].to_numpy(), np.maximum.accumulate(ordered["end"].to_numpy())
-    first = np.r_[True, start[1:] > end[:-1]]
-    last = np.r_[np.flatnonzero(first)[1:] - 1, len(start) - 1]
-    return start[first], end[last]
+def copies_within(job: RecordedJob, lags: Int, spans: pl.DataFrame) -> Int:
+    """For each edge its lag where it is a copy that was launched inside the spans, else 0."""
+    launches = np.isin(job.edges.kind, [Kind.LAUNCH, Kind.STAGING])
+    # A copy whose launch was not recorded counts where it ran.
+    at = job.measured[0 : 2 * job.operations.height : 2].copy()
+    at[job.edges.target[launches] // 2] = job.measured[job.edges.source[launches]]
+    copies = job.operations.select("rank", "copy", row="operation", start=pl.Series(at)).filter("copy")
+    inside = (
+        copies.sort("start")
+        .join_asof(
+            spans.sort("start").select("rank", "start", until="end"), on="start", by="rank",
+            check_sortedness=False,
+        )
+        .filter(pl.col("until") > pl.col("start"))
+    )  # fmt: skip
+    own = (job.edges.kind == Kind.DEVICE) & np.isin(job.edges.source // 2, inside["row"].to_numpy())
+    return np.where(own, np.maximum(lags, 0), 0)
 
 
 def _covered(start: Int, end: Int, until: Int) -> Int:

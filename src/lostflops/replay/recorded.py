@@ -16,8 +16,8 @@ from lostflops.store.trace import Trace
 
 from .dependencies import events, host, joins
 from .dependencies.device import DeviceRows, UsualLags, device_rows, in_stream, staging, usual_lags
-from .dependencies.edges import ON_HOST, USUAL, Edges, FoundEdges, Int, Kind, joined
-from .dependencies.operations import CALL, NONE, Flags, RankOperations, operations
+from .dependencies.edges import Edges, FoundEdges, Int, Kind, joined
+from .dependencies.operations import NONE, Flags, RankOperations, operations
 from .dependencies.waits import HostWaits, edges_of, host_waits
 from .graph import NEVER, Graph
 
@@ -58,6 +58,20 @@ class RecordedJob:
     def on_device(self) -> Flags:
         """Which operations the device ran; one flag each."""
         return self.operations["on_device"].to_numpy()
+
+    @cached_property
+    def ranks(self) -> Int:
+        """The rank of each operation."""
+        return self.operations["rank"].to_numpy()
+
+    @cached_property
+    def communicates(self) -> Flags:
+        """Which operations are communication; one flag each."""
+        return self.operations["communication"].fill_null(False).to_numpy()
+
+    def operation_of(self, points: Int) -> Int:
+        """The operation of each point. Joins, which are of none, get the last one: leave them out first."""
+        return np.minimum(points // 2, self.operations.height - 1)
 
     def launched(self, rank: int) -> tuple[Int, Int, Int]:
         """A rank's device rows in the order of their launches: operations, when launched, streams."""
@@ -172,17 +186,14 @@ def _of_rank(rank: RankOperations) -> tuple[DeviceRows, HostWaits, UsualLags, Ed
     edges_of(waits, rank, rows, found)
     in_stream(rows, usual, found, cpu=rank.cpu)
     staging(rank, rows, usual, found)
-    if not rank.cpu:
-        events.recorded(rank, rows, usual.next, found)
     if rank.cpu:
         return rows, waits, usual, found.all()
+    events.recorded(rank, rows, usual.next, found)
     n = rank.host.height
     measured = np.empty(2 * (n + len(rows)), np.int64)
     measured[0::2] = np.r_[rank.host["start"].to_numpy(), rows.start]
     measured[1::2] = np.r_[rank.host["end"].to_numpy(), rows.end]
-    edges = found.all()
-    estimate = np.full(len(measured), NEVER, np.int64)
-    np.maximum.at(estimate, edges.target, measured[edges.source] + edges.lag)
+    estimate = _latest(found.all(), measured)
     late = measured[2 * n :: 2] - estimate[2 * n :: 2]
     events.by_time(rows, np.where(estimate[2 * n :: 2] == NEVER, 0, late), usual.next, found)
     return rows, waits, usual, found.all()
@@ -204,11 +215,17 @@ def _columns(rank: RankOperations, first: int) -> pl.DataFrame:
     )
 
 
+def _latest(edges: Edges, measured: Int) -> Int:
+    """When each point could have come, by the latest of its edges; NEVER where it has none."""
+    estimate = np.full(len(measured), NEVER, np.int64)
+    np.maximum.at(estimate, edges.target, measured[edges.source] + edges.lag)
+    return estimate
+
+
 def _fitted(edges: Edges, measured: Int) -> tuple[Int, Int]:
     """Lags that make no point later than it came, and what is left of it on the edge that comes closest."""
     reached = measured[edges.source] + edges.lag
-    estimate = np.full(len(measured), NEVER, np.int64)
-    np.maximum.at(estimate, edges.target, reached)
+    estimate = _latest(edges, measured)
     lag = np.minimum(edges.lag, measured[edges.target] - measured[edges.source])
     left = measured - estimate
     residual = np.zeros(len(lag), np.int64)
@@ -216,6 +233,3 @@ def _fitted(edges: Edges, measured: Int) -> tuple[Int, Int]:
     points, one = np.unique(edges.target[binding], return_index=True)
     residual[binding[one]] = left[points]
     return lag, residual
-
-
-__all__ = ["CALL", "ON_HOST", "SMALL", "USUAL", "Kind", "RecordedJob", "recorded"]

@@ -73,8 +73,7 @@ def _boundaries(
     for number, instant in zip(rank.tolist(), instants.tolist(), strict=True):
         point = _last_before(held[number], instant)
         decide = [point]
-        operation = min(point // 2, job.operations.height - 1)
-        if not job.on_device[operation]:
+        if not job.on_device[min(point // 2, job.operations.height - 1)]:
             decide += _launched_before(job, number, instant)
         found.append(decide)
         lanes = max(lanes, len(decide))

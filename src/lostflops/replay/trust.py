@@ -1,7 +1,7 @@
 """Whether a replay may be believed: what it misses of the recording when no residual helps it.
 
-Measures and limits are those of the table `TRUST` in docs/replay.md. A replay that misses the recording by
-more than a twentieth predicts nothing: the rules do not explain the job.
+The limits are those of the table in docs/replay.md. A replay that misses the recording by more than a
+twentieth predicts nothing: the rules do not explain the job.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from .dependencies.device import NOT_LAUNCHED
-from .dependencies.edges import BY_GUESS, Int, Kind
-from .dependencies.operations import CALL
+from lostflops.finding import percent
+from lostflops.units import milliseconds
+
+from .dependencies.edges import ON_HOST, Kind
+from .dependencies.operations import BEGINS, CALL, ENDS, STRETCH
 from .edit import Known
 from .host_time import within
 from .recorded import SMALL, RecordedJob
@@ -23,11 +25,9 @@ GOOD, LEAST = 0.03, 0.05
 FEWEST_ROWS = 50
 NAMELESS = ["idle.other_host_work", "idle.unexplained", "idle.dependency", "idle.unrecorded"]
 KERNEL_CALL = "Launch(Kernel|Cooperative)"
-NOT_LAUNCHED_GOOD, NOT_LAUNCHED_MOST = 0.05, 0.35
+NOT_LAUNCHED_MOST = 0.35
 MATCHED_LEAST = 0.80
 OPAQUE_GOOD, OPAQUE_MOST = 0.15, 0.40
-
-__all__ = ["FEWEST_ROWS", "NOT_LAUNCHED", "PathShares", "Trust", "trust"]
 
 
 @dataclass(frozen=True)
@@ -112,9 +112,9 @@ def trust(job: RecordedJob, known: Known, world: int | None) -> Trust:
 def _no_host_edits(job: RecordedJob, path: PathShares) -> str:
     """Why it is not known enough what the host does, or nothing."""
     if path.opaque > OPAQUE_MOST:
-        return f"{path.opaque:.0%} of the critical path is host time without a name"
+        return f"{whole_percent(path.opaque)} of the critical path is host time without a name"
     if (share := _without_launch(job)) > NOT_LAUNCHED_MOST:
-        return f"{share:.0%} of the GPU work was launched before the recording began"
+        return f"{whole_percent(share)} of the GPU work was launched before the recording began"
     return ""
 
 
@@ -144,7 +144,7 @@ def _unmatched(job: RecordedJob, matched: pl.DataFrame | None, world: int | None
     told = matched.select(all=length.sum(), told=length.filter(pl.col("instance").is_not_null()).sum()).row(0)
     share = told[1] / told[0] if told[0] else 1.0
     if share < MATCHED_LEAST:
-        return f"{1 - share:.0%} of the time in communication could not be matched over ranks"
+        return f"{whole_percent(1 - share)} of the time in communication could not be matched over ranks"
     return ""
 
 
@@ -174,22 +174,22 @@ def _refused(job: RecordedJob, steps: StepPoints, error: float, rank: int, path:
         unlaunched = _without_launch(job)
         if unlaunched > NOT_LAUNCHED_MOST and not _queued_before(device):
             return (
-                f"{unlaunched:.0%} of the GPU work has no launch in the recording; "
+                f"{whole_percent(unlaunched)} of the GPU work has no launch in the recording; "
                 "record the CPU's side too (`activities=[CPU, CUDA]`)"
             )
     if (lost := _lost_launches(operations, device)) > LEAST:
-        return f"{lost:.0%} of the kernel launches have no kernel: GPU work was not recorded"
+        return f"{whole_percent(lost)} of the kernel launches have no kernel: GPU work was not recorded"
     if error > LEAST:
         return (
             "without what no rule explains, the replay misses the recorded steps of "
-            f"rank {rank} by {error:.1%}{_why(job)}"
+            f"rank {rank} by {percent(error, 1)}{_why(job)}"
         )
     for share, what in (
         (path.residual, "device time that no rule explains"),
         (path.unexplained, "waits of the host for nothing that was recorded"),
     ):
         if share > LEAST:
-            return f"{share:.0%} of the critical path is {what}"
+            return f"{whole_percent(share)} of the critical path is {what}"
     return ""
 
 
@@ -231,17 +231,17 @@ def _why(job: RecordedJob) -> str:
     if row >= job.operations.height:
         return ""
     name, ns = job.operations["name"][row], int(job.residual[worst])
-    shown = name if len(name) <= 40 else name[:39] + "…"
-    waited = f"; the longest is {ns / 1e6:.1f} ms before '{shown}'"
+    short = name if len(name) <= 40 else name[:39] + "…"
+    waited = f"; the longest is {milliseconds(ns)} before '{short}'"
     return f"{waited}: the GPU may have run work that was not recorded"
 
 
 def _doubts(job: RecordedJob, steps: StepPoints, error: float, path: PathShares) -> tuple[str, ...]:
     found = list[str]()
     if error > GOOD:
-        found.append(f"the replay misses recorded steps by {error:.1%}")
+        found.append(f"the replay misses recorded steps by {percent(error, 1)}")
     if path.opaque > OPAQUE_GOOD:
-        found.append(f"{path.opaque:.0%} of the critical path is host time without a name")
+        found.append(f"{whole_percent(path.opaque)} of the critical path is host time without a name")
     if _without_steps(job):
         found.append("no steps were found: the whole recording counts as one")
     elif len(np.unique(steps.step)) < 3:
@@ -270,7 +270,7 @@ def path_shares(job: RecordedJob, steps: StepPoints, spans: pl.DataFrame | None)
     edges = edges[job.measured[job.edges.target[edges]] > first]
     kind, lag = job.edges.kind[edges], np.clip(job.edges.lag[edges], 0, None)
     residual = int(job.residual[edges].sum())
-    operation = np.minimum(job.edges.target[edges] // 2, job.operations.height - 1)
+    operation = job.operation_of(job.edges.target[edges])
     unexplained = job.unexplained[operation] & np.isin(kind, [Kind.OWN, Kind.SYNC])
     program = np.isin(kind, [Kind.PROGRAM, Kind.HANDOVER])
     named = np.zeros(len(edges), np.int64)
@@ -279,7 +279,7 @@ def path_shares(job: RecordedJob, steps: StepPoints, spans: pl.DataFrame | None)
     opaque = program & ~inside_operators(job)[operation]
     without_name = np.where(opaque, np.clip(lag - named, 0, None), 0)
     transfer = kind == Kind.TRANSFER
-    on_host = np.isin(kind, [Kind.OWN, Kind.PROGRAM, Kind.NESTED, Kind.HANDOVER, Kind.STAGING])
+    on_host = np.isin(kind, ON_HOST)
     whole = max(1, int(lag.sum()) + residual)
     parts = [
         lag[on_host & ~unexplained].sum() - without_name.sum(),
@@ -292,16 +292,14 @@ def path_shares(job: RecordedJob, steps: StepPoints, spans: pl.DataFrame | None)
     return PathShares(*(float(part) / whole for part in parts))
 
 
+def whole_percent(share: float) -> str:
+    """A share to the full per cent: '49 %'."""
+    return f"{100 * share:.0f} %"
+
+
 def inside_operators(job: RecordedJob) -> np.ndarray:
     """For each operation whether the host time right before it lies inside an operator; one flag each."""
-    from .dependencies.operations import BEGINS, ENDS, STRETCH
-
     what = job.operations["what"].fill_null(CALL).to_numpy()
     depth = np.cumsum((what == BEGINS).astype(np.int64) - (what == ENDS))
     before = np.r_[0, depth[:-1]]
     return (before > 0) | (what == STRETCH)
-
-
-def guessed(job: RecordedJob) -> Int:
-    """The edges that only times or order suggest."""
-    return np.flatnonzero(np.isin(job.edges.kind, BY_GUESS))

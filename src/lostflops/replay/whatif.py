@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
@@ -25,6 +26,17 @@ Ask = Callable[[str], pl.DataFrame | None]
 UNSURE = 0.10  # of a gain, by which predictions of simulated jobs are off in one of ten: benchmarks/README.md
 SHORTER = 0.01  # a share of a step that an edit has to take off the others for the first to be like them
 STEADY = 3  # steps from which on what lies before them is changed with them
+
+
+class Leniency(NamedTuple):
+    """Whether a replay keeps what no rule explains, and the edges that only times or order suggest."""
+
+    residual: bool
+    guesses: bool
+
+
+VARIANTS = tuple(Leniency(residual, guesses) for guesses in (True, False) for residual in (True, False))
+"""All of them count for the interval of a prediction; the first gives its middle."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +77,9 @@ class Replay:
         assert ranks is not None
         worlds = ranks.select("world_size").collect()["world_size"].drop_nulls()
         world = max(worlds.to_list()) if worlds.len() else None
-        known = Known(steps, step_points(job, job.steps), ask("host_spans"), matched, partial(_named, trace))
+        every = step_points(job, job.steps)
+        named, stages = partial(_named, trace), partial(_stages, ask)
+        known = Known(steps, every, ask("host_spans"), matched, named, stages)
         return cls(job, known, trust(job, known, world))
 
     def predicted(self, edits: Sequence[Edit]) -> PredictedStep:
@@ -75,22 +89,15 @@ class Replay:
             return PredictedStep(text, says, refused=why)
         job, steps = self.job, self.known.steps
         measured = steps.mean(job.measured)
-        guessed = np.isin(job.edges.kind, BY_GUESS)
         gains, removed, doubts = list[float](), 0, list[str]()
-        for residual, guesses in ((True, True), (False, True), (True, False), (False, False)):
-            if not guesses and not guessed.any():
-                continue
-            lags = job.lags() if residual else job.lags(above=-1)
-            if not guesses:
-                lags = np.where(guessed, REMOVED, lags)
-            unchanged = job.replayed(lags)
-            made = self._made(lags, edits)
+        for variant, unchanged in self._unchanged.items():
+            made = self._made(self._lags(variant), edits)
             if isinstance(made, str):
                 return PredictedStep(text, says, refused=made)
             changed, added, removed, doubts = made
             # Where its guesses were left out, what an edit would remove of them stays out.
-            whole, settled = self._means(unchanged, self._times(changed, added))
-            gains += [steps.mean(unchanged) - settled, steps.mean(unchanged) - whole]
+            whole, settled = self._means(unchanged, steps.lengths(self._times(changed, added)))
+            gains += [float(unchanged.mean()) - settled, float(unchanged.mean()) - whole]
             if any(each.may_gain_nothing for each in added):
                 gains.append(0.0)
         predicted = measured - gains[0]
@@ -109,8 +116,33 @@ class Replay:
             doubts=tuple(dict.fromkeys(doubts)),
         )
 
-    def _means(self, unchanged: Int, edited: Int) -> tuple[float, float]:
+    def times(self, edits: Sequence[Edit]) -> Int | str:
+        """When each point comes with the edits made, or why that is not predicted."""
+        if why := self._refused(edits):
+            return why
+        made = self._made(self._lags(VARIANTS[0]), edits)
+        return made if isinstance(made, str) else self._times(made[0], made[1])
+
+    @cached_property
+    def _unchanged(self) -> dict[Leniency, Int]:
+        """The lengths of the counted steps in each variant of the unchanged job."""
+        guesses = bool(np.isin(self.job.edges.kind, BY_GUESS).any())
+        return {
+            variant: self.known.steps.lengths(self.job.replayed(self._lags(variant)))
+            for variant in VARIANTS
+            if variant.guesses or guesses
+        }
+
+    def _lags(self, variant: Leniency) -> Int:
+        lags = self.job.lags() if variant.residual else self.job.lags(above=-1)
+        if variant.guesses:
+            return lags
+        return np.where(np.isin(self.job.edges.kind, BY_GUESS), REMOVED, lags)
+
+    def _means(self, before: Int, after: Int) -> tuple[float, float]:
         """The mean step with an edit made, and again with the first step as long as the others.
+
+        `before` and `after` are the lengths of the counted steps without the edit and with it.
 
         How ranks and queues stood when the recording began comes of what was before it, which an edit cannot
         change: a rank that was late then makes the others wait in the first step. Where an edit shortens the
@@ -118,7 +150,6 @@ class Replay:
         left in it.
         """
         steps = self.known.steps
-        before, after = steps.lengths(unchanged), steps.lengths(edited)
         mean = float(after.mean())
         first = steps.step == steps.step.min()
         if first.all():
@@ -186,6 +217,15 @@ class Replay:
             np.concatenate([edges.target, more.target]),
         )
         return graph.times(np.concatenate([lags, more.lag]), job.earliest)
+
+
+def _stages(ask: Ask) -> dict[int, int]:
+    """The pipeline stage of each rank, as far as it is known."""
+    table = ask("stragglers")
+    if table is None:
+        return {}
+    ranks = table.filter(pl.col("part") == "rank").drop_nulls(["rank", "stage"])
+    return dict(ranks.select("rank", "stage").iter_rows())
 
 
 def _named(trace: Trace, text: str) -> pl.DataFrame:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import msgspec
@@ -57,7 +58,9 @@ def document(page: Page) -> bytes:
                 "rank": finding.rank,
                 "evidence": list(finding.evidence),
                 "next": finding.next,
+                "remedies": list(finding.remedies or ()),
                 "edit": finding.edit,
+                "predicted": None if finding.predicted is None else asdict(finding.predicted),
                 "recipe": finding.recipe,
                 "doubt": finding.doubt,
             }

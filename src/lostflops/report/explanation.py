@@ -16,11 +16,13 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from lostflops.accounts import ACCOUNTS, Account
-from lostflops.causes import MADE, Made
+from lostflops.causes import MADE, Made, Recommended, asking_for, shortened_by
+from lostflops.causes import remedies as recommended
 from lostflops.errors import NothingToExplain
 from lostflops.finding import Finding
 from lostflops.recipe import Example, Input, Option, Recipe
 from lostflops.recipes import declared, recipes
+from lostflops.remedies import REMEDIES, Remedy
 from lostflops.tables import TABLES, Table
 from lostflops.testing import on_example, rows_of
 
@@ -68,6 +70,8 @@ def of(name: str) -> RenderableType:
         return Group(*_recipe(recipes()[exact]))
     if exact in TABLES:
         return Group(*_table(TABLES[exact]))
+    if (remedy := exact.replace("_", "-")) in REMEDIES:
+        return Group(*_remedy(REMEDIES[remedy]))
     # Findings about an account carry its name in their own spelling, 'idle-data-loading'.
     accounts = {known.replace(".", "_"): account for known, account in ACCOUNTS.items()}
     if exact in accounts:
@@ -79,7 +83,9 @@ def of(name: str) -> RenderableType:
     if exact in made:
         return Group(*_made(made[exact]))
     found |= dict.fromkeys(made)
-    raise NothingToExplain(name, [*ACCOUNTS, *recipes(), *TABLES, *found])
+    raise NothingToExplain(
+        name, [*ACCOUNTS, *recipes(), *TABLES, *found, *(name.replace("-", "_") for name in REMEDIES)]
+    )
 
 
 def _account(account: Account) -> Iterator[RenderableType]:
@@ -89,6 +95,9 @@ def _account(account: Account) -> Iterator[RenderableType]:
     yield from _section("what to do", Text(account.remedy))
     if account.remedy_on_host:
         yield from _section("what to do on a CPU", Text(account.remedy_on_host))
+    loss = account.loss
+    asked = Recommended(loss.remedies, loss.also, loss.none_known) if loss else Recommended(account.remedies)
+    yield from _remedies(asked)
 
 
 def _finding(known: KnownFinding) -> Iterator[RenderableType]:
@@ -97,6 +106,7 @@ def _finding(known: KnownFinding) -> Iterator[RenderableType]:
     yield from _section("how it reads", Text(known.shown.claim))
     yield from _section("its evidence", Text("\n".join(known.shown.evidence)))
     yield from _section("what to do", Text(known.shown.next))
+    yield from _remedies(recommended()[known.shown.name])
     if known.shown.doubt:
         yield from _section("how sure it is", Text(known.shown.doubt))
     yield from _section("the example it comes from", Text(known.title))
@@ -107,6 +117,26 @@ def _finding(known: KnownFinding) -> Iterator[RenderableType]:
 def _made(made: Made) -> Iterator[RenderableType]:
     yield Text(f"{made.name}: a finding that others are joined into", style="bold")
     yield from _section("how it reads", Text(made.claim))
+    yield from _remedies(recommended()[made.name])
+
+
+def _remedies(asked: Recommended) -> Iterator[RenderableType]:
+    if asked.all:
+        names = [(name, REMEDIES[name].does) for name in asked.all]
+        yield from _section("remedies (`lostflops remedy NAME RUN` says what to type)", _grid((), names))
+    elif asked.none_known:
+        yield from _section("remedies", Text(f"None known. {asked.none_known}"))
+
+
+def _remedy(remedy: Remedy) -> Iterator[RenderableType]:
+    yield Text(f"{remedy.name}: a remedy", style="bold")
+    yield from _section("what it does", Text(remedy.does))
+    yield from _section(
+        "what recommends it", Text("\n".join((*asking_for(remedy.name), *shortened_by(remedy.name))))
+    )
+    yield from _section("how safe it is", Text(f"{remedy.safety}. {remedy.safe}".strip()))
+    yield Text()
+    yield Text(f"lostflops remedy {remedy.name} RUN says what to type in the run's framework.", style="dim")
 
 
 def _table(table: Table) -> Iterator[RenderableType]:

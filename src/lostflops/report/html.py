@@ -1,18 +1,14 @@
-"""The first page as one HTML file that opens from disk, offline, and can be sent to somebody.
+"""The first page as one HTML file.
 
 Everything up to the findings is plain HTML and SVG; the bundle in `assets`, built from `web/report`, adds the
-heat map, the plots, and tables that can be sorted and filtered. No name from a trace is ever markup: text is
-escaped where it is built (`markup`), the data of the interactive part cannot end its script element, and the
-page's policy admits no script but ours and no request at all.
+heat map, the plots, and tables that can be sorted and filtered.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from importlib.resources import files
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import polars as pl
@@ -28,8 +24,10 @@ from .first_page.page import Page
 from .first_page.pipeline import Pipeline
 from .first_page.quality import QualityNote, facts
 from .first_page.run import Run
-from .markup import Child, Markup, coded, join, tag, unbroken
-from .terminal import MOST_CONTRIBUTORS, gain, headline, parted, whatif
+from .html_file import answers, file, folded, section
+from .markup import Markup, coded, join, tag, unbroken
+from .mini_timeline import pictures
+from .terminal import MOST_CONTRIBUTORS, about_gains, gain, headline, parted, remedy, whatif
 from .words.safe import advice, as_command, one_line
 
 MOST_FINDINGS = 100
@@ -38,13 +36,6 @@ MOST_FACTS = 100
 MOST_TEXT = 1000
 MOST_NAME = 200  # characters of a fact under the ledger: a kernel is known by less
 LONG_VERDICT = 110
-BASE_POLICY = "base-uri 'none'; "
-FRAMED = (
-    ":root{font-size:13.5px}body{font-size:1rem}header{padding:.5rem 1.25rem}main{margin:0}"
-    "h1{font-size:1.6rem}"
-    "section{margin-top:2rem}#verdict{margin-top:1rem}"
-    ".figures{margin-top:1.2rem;grid-template-columns:repeat(auto-fill,minmax(11rem,1fr))}"
-)
 PASSES = {"F": ("forward", "c-compute"), "B": ("backward", "c-copy"), "W": ("weights", "c-other")}
 WIDE_ENOUGH = 0.9  # per cent of a row for each digit of a number
 THINNEST = 0.15  # per cent of a bar's room: what holds time is visible
@@ -56,55 +47,33 @@ def html(page: Page, paths: str = "", *, framed: bool = False) -> str:
     `paths` is what its commands name the run by: by default the folders that the user named, unless those
     would tell of the machine. `framed` makes the page smaller, for the `srcdoc` of a frame in another page.
     """
-    style, script = _asset("report.css") + FRAMED * framed, _asset("report.js")
     tables = [Shown(answer) for answer in page.answers if answer.recipe.name != "step_ledger"]
     picture = heat(page.ledger, page.run.on_host)
-    policy = (
-        f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; img-src data:; "
-        f"{'' if framed else BASE_POLICY}"
-        "form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
-    )
-    head = tag(
-        "head",
-        tag("meta", charset="utf-8"),
-        # Without it a link to another part of the page would lead to the page around the frame.
-        Markup('<base href="about:srcdoc">') if framed else None,
-        tag("meta", http_equiv="Content-Security-Policy", content=policy),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", name="color-scheme", content="light dark"),
-        tag("meta", name="referrer", content="no-referrer"),
-        tag("meta", name="generator", content=f"lostflops {page.lostflops}"),
-        tag("title", f"lostflops: {page.name}"),
-        tag("style", Markup(style)),
-    )
     sections = [
-        _section("verdict", None, _verdict(page)),
-        _section("ledger", "Where the time goes", [*_ledger(page.budget, page.run), *_achieved(page)])
+        section("verdict", None, _verdict(page)),
+        section("ledger", "Where the time goes", [*_ledger(page.budget, page.run), *_achieved(page)])
         if page.budget
         else None,
-        _section("findings", "Findings", _findings(page, paths or _sharable(page))),
-        _section("pipeline", "The pipeline", _pipeline(page.pipeline)) if page.pipeline else None,
-        _section("map", "Every rank and step", _map(picture)) if picture else None,
-        _section("answers", "Answers", _answers(tables)) if tables else None,
-        _section("quality", "The recording", _quality(page)),
-        _section("skipped", "Not answered", _skipped(page)) if page.skipped else None,
-        _section("method", "Method", _method(page)),
+        section(
+            "findings",
+            "Findings",
+            _findings(page, paths or _sharable(page), framed),
+        ),
+        section("pipeline", "The pipeline", _pipeline(page.pipeline)) if page.pipeline else None,
+        section("map", "Every rank and step", _map(picture)) if picture else None,
+        section("answers", "Answers", answers(tables)) if tables else None,
+        section("quality", "The recording", _quality(page)),
+        section("skipped", "Not answered", _skipped(page)) if page.skipped else None,
+        section("method", "Method", _method(page)),
     ]
-    shown = [section for section in sections if section]
-    body = tag(
-        "body",
-        tag(
-            "header", tag("a", "lostflops", class_="mark", href="#verdict"), _navigation(page, bool(picture))
-        ),
-        tag("main", shown),
-        tag(
-            "footer",
-            f"lostflops {page.lostflops}. This file works offline and loads nothing.",
-        ),
-        tag("script", Markup(_data(page, picture, tables)), type="application/json", id="data"),
-        tag("script", Markup(script)),
+    return file(
+        page.name,
+        page.lostflops,
+        _navigation(page, bool(picture)),
+        [one for one in sections if one],
+        _data(page, picture, tables),
+        framed=framed,
     )
-    return f"<!doctype html>\n{tag('html', head, body, lang='en')}\n"
 
 
 def _sharable(page: Page) -> str:
@@ -113,24 +82,7 @@ def _sharable(page: Page) -> str:
     return page.paths if told and not any(".." in Path(path).parts for path in page.given) else "PATH"
 
 
-def _folded(what: str, *content: Child) -> Markup:
-    """What only some readers need, behind a line that says what it is."""
-    return tag("details", tag("summary", what), *content)
-
-
-def _asset(name: str) -> str:
-    return (files("lostflops.report") / "assets" / name).read_text("utf-8")
-
-
-def _hash(text: str) -> str:
-    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
-
-
-def _section(name: str, title: str | None, content: Iterable[Markup]) -> Markup:
-    return tag("section", tag("h2", title) if title else None, list(content), id=name)
-
-
-def _navigation(page: Page, has_map: bool) -> Markup:
+def _navigation(page: Page, has_map: bool) -> list[tuple[str, str]]:
     links = [
         ("ledger", "Time", page.budget is not None),
         ("findings", f"Findings {len(page.findings)}", True),
@@ -140,7 +92,7 @@ def _navigation(page: Page, has_map: bool) -> Markup:
         ("quality", "Recording", True),
         ("method", "Method", True),
     ]
-    return tag("nav", [tag("a", text, href=f"#{name}") for name, text, shown in links if shown])
+    return [(name, text) for name, text, shown in links if shown]
 
 
 def _verdict(page: Page) -> Iterator[Markup]:
@@ -240,27 +192,29 @@ def _bar(lines: Sequence[Line], spans: Mapping[Line, tuple[float, float]]) -> Ma
     return tag("svg", rects, width="100%", height="100%", aria_hidden="true")
 
 
-def _findings(page: Page, paths: str) -> Iterator[Markup]:
+def _findings(page: Page, paths: str, framed: bool) -> Iterator[Markup]:
     if not page.findings:
         yield tag("p", f"{page.no_finding[:1].upper()}{page.no_finding[1:]}", class_="lead")
         return
-    if len(page.findings) > 1:
-        yield tag(
-            "p",
-            "Costliest first, but a fault before the waiting that it may lengthen. Gains of several "
-            "findings do not add up.",
-            class_="lead",
-        )
+    order = (
+        "Costliest first, but a fault before the waiting that it may lengthen, and what would gain far less "
+        "than it costs after what would gain more."
+    )
+    gains = about_gains(page.findings[:MOST_FINDINGS])
+    if lead := " ".join(filter(None, (order if len(page.findings) > 1 else "", gains))):
+        yield tag("p", lead, class_="lead")
+    named = [finding.name for finding in page.findings]
+    seen = {} if framed else pictures(named, page.moments(), page.run.on_host)
     yield tag(
         "ol",
-        [tag("li", list(_finding(f, page, paths))) for f in page.findings[:MOST_FINDINGS]],
+        [tag("li", list(_finding(f, page, paths, seen.get(f.name)))) for f in page.findings[:MOST_FINDINGS]],
         class_="findings",
     )
     if len(page.findings) > MOST_FINDINGS:
         yield tag("p", f"{MOST_FINDINGS} of {len(page.findings)} findings are shown; --json has all.")
 
 
-def _finding(finding: Finding, page: Page, paths: str) -> Iterator[Markup]:
+def _finding(finding: Finding, page: Page, paths: str, picture: Markup | None) -> Iterator[Markup]:
     """What it costs, what it is made of, what to do, and only then what that could save."""
     claim = parted(one_line(headline(finding, page.run.is_whole), MOST_TEXT), finding)
     yield tag("h3", [tag("b", text) if is_cost else join(text) for text, is_cost in claim])
@@ -271,7 +225,11 @@ def _finding(finding: Finding, page: Page, paths: str) -> Iterator[Markup]:
         yield tag(
             "ul", [tag("li", coded(one_line(fact, MOST_TEXT))) for fact in finding.evidence[:MOST_EVIDENCE]]
         )
+    if picture:
+        yield picture
     yield tag("p", tag("b", "Next "), coded(one_line(advice(finding.next, paths), MOST_TEXT)), class_="next")
+    if asked := remedy(finding, paths):
+        yield tag("p", tag("b", "Remedy "), coded(f"`{asked}`"), class_="shown")
     saved = gain(finding, page.budget, page.run.is_whole)
     yield tag("p", tag("b", "Gain "), saved, class_=f"gain {finding.gain.replace(' ', '-')}")
     if asked := whatif(finding, paths):
@@ -372,12 +330,6 @@ def _map(picture: Heat) -> Iterator[Markup]:
     )
 
 
-def _answers(tables: Sequence[Shown]) -> Iterator[Markup]:
-    yield tag("p", "Every question that this recording answers, with its table.", class_="lead")
-    for table in tables:
-        yield table.section()
-
-
 def _quality(page: Page) -> Iterator[Markup]:
     told = facts(page.quality)
     if not told:
@@ -388,7 +340,7 @@ def _quality(page: Page) -> Iterator[Markup]:
     if warnings:
         yield _facts(warnings, page)
     if notes:
-        yield _folded(f"{len(notes)} fact{'s' * (len(notes) != 1)} about the recording", _facts(notes, page))
+        yield folded(f"{len(notes)} fact{'s' * (len(notes) != 1)} about the recording", _facts(notes, page))
 
 
 def _facts(told: Sequence[QualityNote], page: Page) -> Markup:
@@ -425,7 +377,7 @@ def _skipped(page: Page) -> Iterator[Markup]:
         class_="skipped",
     )
     many = f"{len(page.skipped)} question{'s' * (len(page.skipped) != 1)}"
-    yield _folded(f"{many} that this recording cannot answer, and what to record for them", reasons)
+    yield folded(f"{many} that this recording cannot answer, and what to record for them", reasons)
 
 
 def _method(page: Page) -> Iterator[Markup]:
@@ -437,7 +389,7 @@ def _method(page: Page) -> Iterator[Markup]:
         "displayed amounts add up too; each share is rounded on its own.",
     )
     used = {line.account for line in page.budget.lines} if page.budget else set[str]()
-    yield _folded(
+    yield folded(
         "How each account is found",
         tag(
             "dl",
@@ -474,7 +426,7 @@ def _method(page: Page) -> Iterator[Markup]:
         tag("th", "bytes", scope="col", class_="n")
     ]
     more = f"{MOST_FACTS} of {len(run.sources)} sources shown. " if len(run.sources) > MOST_FACTS else ""
-    yield _folded(
+    yield folded(
         f"{len(run.sources)} source{'s' * (len(run.sources) != 1)}",
         tag("div", tag("table", tag("thead", tag("tr", heads)), tag("tbody", rows)), class_="scroll"),
         tag(
@@ -485,15 +437,11 @@ def _method(page: Page) -> Iterator[Markup]:
     )
 
 
-def _data(page: Page, picture: Heat | None, tables: Sequence[Shown]) -> str:
-    """The data of the interactive part; no text in it can end the script element or begin another."""
+def _data(page: Page, picture: Heat | None, tables: Sequence[Shown]) -> dict[str, Any]:
+    """The data of the interactive part."""
     unit = page.budget.unit if page.budget else None
-    data = {
+    return {
         "map": {**msgspec.to_builtins(picture), "blamed": page.blamed} if picture else None,
         "unit": {"name": unit.name, "ns": unit.ns, "decimals": unit.decimals} if unit else None,
         "tables": [table.data() for table in tables],
     }
-    text = msgspec.json.encode(data).decode()
-    for character in "<>&\u2028\u2029":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return text

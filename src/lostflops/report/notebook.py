@@ -43,10 +43,15 @@ def shown(page: Page) -> ShownPage:
 def bundle(page: Page, paths: str = "", height: int = HEIGHT) -> dict[str, str]:
     """The page by MIME type. `paths` is what the text says the run can be asked about by: by default what the
     page itself knows."""
-    said = text(page, paths)
+    whole = html(page, paths, framed=True)
+    return framed(whole, page.verdict, text(page, paths), height)
+
+
+def framed(whole: str, title: str, said: str, height: int = HEIGHT) -> dict[str, str]:
+    """An HTML file by MIME type: in a frame, with what it says as text below."""
     frame = (
-        f'<iframe srcdoc="{escape(html(page, paths, framed=True))}" sandbox="allow-scripts" '
-        f'title="lostflops: {escape(one_line(page.verdict))}" style="{FRAME_STYLE.format(height=height)}">'
+        f'<iframe srcdoc="{escape(whole)}" sandbox="allow-scripts" '
+        f'title="lostflops: {escape(one_line(title))}" style="{FRAME_STYLE.format(height=height)}">'
         "</iframe>"
     )
     words = f'<details><summary>as text</summary><pre style="{TEXT_STYLE}">{escape(said)}</pre></details>'

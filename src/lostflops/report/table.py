@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from lostflops.recipe import Bars
 from lostflops.session import Answer
 
 from .words.cells import cells
@@ -20,7 +21,9 @@ def show(answer: Answer, table: pl.DataFrame, console: Console, at_most: int | N
     console.print(Text(one_line(answer.recipe.question), style="bold"))
     console.print()
     grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    columns = cells(table.head(at_most or table.height), answer.recipe.columns)
+    plot = answer.recipe.plot
+    together = plot.y if isinstance(plot, Bars) and len(plot.y) > 1 else ()
+    columns = cells(table.head(at_most or table.height), answer.recipe.columns, together)
     for column in columns:
         name = column.type.label or column.name
         heading = f"{name} ({column.unit})" if column.unit else name

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from rich.cells import cell_len, chop_cells
 from rich.console import Console, Group, RenderableType
@@ -16,7 +16,7 @@ from rich.segment import Segment, Segments
 from rich.table import Table
 from rich.text import Text
 
-from lostflops.finding import Finding, milliseconds, percent
+from lostflops.finding import Finding, PredictedGain, milliseconds, percent
 from lostflops.session import Skipped
 
 from .first_page.budget import Budget, Line
@@ -36,10 +36,12 @@ MOST_CONTRIBUTORS = 3
 LABEL = 13  # columns before the text of a finding's line
 # What stays on one line: a command of ours, a number with its unit, a word.
 WORD = re.compile(r"`lostflops [^`]*`\S*|\S*\d (?:ns|µs|ms|s|%)(?!\w)\S*|\S+")
+NOTHING = 500  # ns: a gain that rounds to no microsecond
 UNLIKE = 0.1  # of the mean step: a median further from it is shown
 # For terminals that cannot show more than ASCII.
 PLAIN = str.maketrans(
-    {"█": "#", "·": "|", "–": "-", "…": "~", "µ": "u", "×": "x"} | dict.fromkeys("▏▎▍▌▋▊▉", "#")
+    {"█": "#", "·": "|", "–": "-", "…": "~", "µ": "u", "×": "x", "±": "~", "→": ">", "−": "-"}
+    | dict.fromkeys("▏▎▍▌▋▊▉", "#")
 )
 
 
@@ -51,7 +53,11 @@ def show(page: Page, console: Console, paths: str = "", everything: bool = False
     what the page otherwise only counts: unanswered questions, facts about the recording, smaller findings.
     """
     width = min(console.width, WIDEST)
-    blocks = _Blocks(page, width, paths or page.paths, everything, command)
+    put(_Blocks(page, width, paths or page.paths, everything, command), console, width)
+
+
+def put(blocks: Iterable[RenderableType], console: Console, width: int) -> None:
+    """Print the blocks of a page in signs that the terminal has. What must not be wrapped stays whole."""
     if console.encoding.lower().startswith("utf"):
         _print(blocks, console, width)
         return
@@ -61,7 +67,7 @@ def show(page: Page, console: Console, paths: str = "", everything: bool = False
     console.file.write(text)
 
 
-def _print(blocks: _Blocks, console: Console, width: int) -> None:
+def _print(blocks: Iterable[RenderableType], console: Console, width: int) -> None:
     options = console.options.update(width=width, highlight=False, markup=False)
     for block in blocks:
         if isinstance(block, Text) and block.no_wrap:
@@ -96,10 +102,10 @@ class _Blocks:
         page = self._page
         yield Text(one_line(_described(page.run)), style="dim")
         yield Text()
-        for line in _wrapped(page.verdict, self._width):
+        for line in wrapped(page.verdict, self._width):
             yield Text(line, style="bold", no_wrap=True)
         for note in page.notes:
-            for line in _wrapped(advice(note, self._paths, self._command), self._width - 2):
+            for line in wrapped(advice(note, self._paths, self._command), self._width - 2):
                 yield Text(f"  {line}", style="dim", no_wrap=True)
         if page.budget is not None:
             yield Text()
@@ -120,12 +126,13 @@ class _Blocks:
         for number, finding in enumerate(shown, 1):
             yield Text()
             yield from self._finding(number, finding)
-        if len([f for f in shown if f.ns_per_step]) > 1:
+        if told := about_gains(shown):
             yield Text()
-            yield Text("Gains of several findings do not add up.", style="dim")
+            for line in wrapped(told, self._width):
+                yield Text(line, style="dim", no_wrap=True)
 
     def _finding(self, number: int, finding: Finding) -> Iterator[RenderableType]:
-        for i, line in enumerate(_wrapped(headline(finding, self._page.run.is_whole), self._width - 4)):
+        for i, line in enumerate(wrapped(headline(finding, self._page.run.is_whole), self._width - 4)):
             text = Text(f"{number:>2}. " if not i else "    ", no_wrap=True)
             yield text.append_text(
                 Text.assemble(*((t, "bold" if b else "") for t, b in parted(line, finding)))
@@ -139,6 +146,8 @@ class _Blocks:
             lines.append(("doubt", finding.doubt))
         lines.append(("next", advice(finding.next, self._paths, self._command)))
         lines.append(("gain", gain(finding, self._page.budget, self._page.run.is_whole)))
+        if asked := remedy(finding, self._paths):
+            lines.append(("remedy", f"`{asked}`"))
         if asked := whatif(finding, self._paths):
             lines.append(("what if", f"`{asked}`"))
         if finding.recipe:
@@ -146,12 +155,12 @@ class _Blocks:
         before = ""
         for label, text in lines:
             yield from self._labelled(
-                "" if label == before else label, text, bare=label in ("show", "what if")
+                "" if label == before else label, text, bare=label in ("show", "remedy", "what if")
             )
             before = label
 
     def _labelled(self, label: str, text: str, bare: bool = False) -> Iterator[RenderableType]:
-        for i, line in enumerate(_wrapped(text, self._width - LABEL)):
+        for i, line in enumerate(wrapped(text, self._width - LABEL)):
             said = line.strip("`") if bare else line
             yield Text.assemble(
                 ("    " + (label if not i else "")).ljust(LABEL), one_line(said), no_wrap=True
@@ -185,7 +194,7 @@ class _Blocks:
             yield Text(f"Not shown: {', '.join(counted)}. Add `--all` to see them.", style="dim")
 
 
-def _wrapped(text: str, width: int) -> Iterator[str]:
+def wrapped(text: str, width: int) -> Iterator[str]:
     """The words of `text` in lines of `width` columns; a command of ours is one word, and never cut."""
     line = ""
     for word in WORD.findall(one_line(text)):
@@ -234,7 +243,7 @@ def _facts(told: Sequence[FactLine], width: int) -> Table:
             text.truncate(room, overflow="ellipsis")
             grid.add_row(Text(line.label, style="dim"), text)
             continue
-        for number, part in enumerate(_wrapped(line.text, room)):
+        for number, part in enumerate(wrapped(line.text, room)):
             grid.add_row(Text("" if number else line.label, style="dim"), Text(part))
     return grid
 
@@ -306,9 +315,15 @@ def _bar(line: Line, room: int) -> Text:
     return Text(text, style=f"{color} dim" if line.depth else color)
 
 
+def remedy(finding: Finding, paths: str) -> str:
+    """The command that shows what to change about a finding, of its remedies the best."""
+    return f"lostflops remedy {finding.remedies[0]} {paths}" if finding.remedies else ""
+
+
 def whatif(finding: Finding, paths: str) -> str:
     """The command that predicts what removing a finding would gain, where there is one for these paths."""
-    if not finding.edit or " --" in paths or len(shlex.split(paths)) != 1:
+    refused = finding.predicted is not None and finding.predicted.refused
+    if not finding.edit or refused or " --" in paths or len(shlex.split(paths)) != 1:
         return ""
     return f"lostflops whatif {paths} {finding.edit}"
 
@@ -318,13 +333,51 @@ def gain(finding: Finding, budget: Budget | None, whole: bool = False) -> str:
 
     Of a `whole` recording, where no steps are known, it is no gain per step.
     """
-    if finding.gain == "unknown":
-        return "unknown"
-    share = ""
-    if budget is not None:
-        share = f" ({percent(finding.ns_per_step * budget.num_windows, budget.ns)})"
     per = "" if whole else " per step"
-    return f"{finding.gain} {milliseconds(finding.ns_per_step)}{per}{share}"
+    known = finding.predicted
+    said = list[str]()
+    if known is not None and not known.refused:
+        said.append(f"predicted {_predicted(known, budget, per)}")
+    if finding.gain != "unknown":
+        said.append(f"{finding.gain} {_amount(finding.ns_per_step, budget, per)}")
+    if known is not None and known.of_edit:
+        said.append(f"not predicted: {one_line(known.refused)}")
+    return "; ".join(said) or "unknown"
+
+
+def _amount(ns: int, budget: Budget | None, per: str) -> str:
+    share = "" if budget is None else f" ({percent(ns * budget.num_windows, budget.ns)})"
+    return f"{milliseconds(ns)}{per}{share}"
+
+
+def _predicted(gain: PredictedGain, budget: Budget | None, per: str) -> str:
+    """A predicted gain with what it lies between; a loss is told as such."""
+    least, most = _told(gain.low_ns), _told(gain.high_ns)
+    if abs(gain.ns) < NOTHING:
+        return f"no gain (between {least} and {most})" if least != most else "no gain"
+    said = _amount(gain.ns, budget, per) if gain.ns > 0 else f"a loss of {_amount(-gain.ns, budget, per)}"
+    return f"{said}, between {least} and {most}"
+
+
+def _told(ns: int) -> str:
+    if abs(ns) < NOTHING:
+        return "nothing"
+    return milliseconds(ns) if ns > 0 else f"a loss of {milliseconds(-ns)}"
+
+
+def about_gains(findings: Sequence[Finding]) -> str:
+    """What holds for the gains of all findings: what the replay misses, or why it predicts nothing."""
+    told, asked = list[str](), [f.predicted for f in findings if f.predicted is not None]
+    answered = [p for p in asked if not p.refused]
+    if answered:
+        told.append(
+            f"Predicted by replay, which is {percent(answered[0].error, 1)} off on the unchanged job."
+        )
+    if reasons := dict.fromkeys(one_line(p.refused) for p in asked if p.refused and not p.of_edit):
+        told.append(f"No gain is predicted: {'; '.join(reasons)}.")
+    if len([f for f in findings if f.ns_per_step]) > 1:
+        told.append("Gains of several findings do not add up.")
+    return " ".join(told)
 
 
 def _not_answered(skipped: Sequence[Skipped]) -> RenderableType:

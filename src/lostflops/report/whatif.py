@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from lostflops.errors import shown
+from lostflops.finding import percent
 from lostflops.replay import edits
-from lostflops.replay.trust import Trust
+from lostflops.replay.trust import Trust, whole_percent
 from lostflops.replay.whatif import PredictedStep
 from lostflops.session import Session
 from lostflops.units import milliseconds
@@ -80,7 +81,8 @@ class WhatIf:
 
     def show(self, console: Console) -> None:
         """Print the answers, or without a question how the replay compares with the recording."""
-        _show_trust(self.trust, console)
+        for line in trust_lines(self.trust):
+            _line(console, line)
         if self.predictions:
             _show_predictions(self, console)
         else:
@@ -91,27 +93,27 @@ def _line(console: Console, text: str = "") -> None:
     console.print(Text(text), highlight=False)
 
 
-def _show_trust(trust: Trust, console: Console) -> None:
+def trust_lines(trust: Trust) -> Iterator[str]:
+    """Sentences on how far the replay may be trusted, and what its critical path is made of."""
     measured, replayed = milliseconds(trust.measured_ns), milliseconds(trust.replayed_ns)
     if trust.trusted:
-        _line(
-            console,
-            f"The replay is {trust.error:.2%} off at most: a mean step takes {measured}, and {replayed} when "
-            "replayed without the delays that no rule explains.",
+        yield (
+            f"The replay is {100 * trust.error:.2f} % off at most: a mean step takes {measured}, and "
+            f"{replayed} when replayed without the delays that no rule explains."
         )
     else:
-        _line(console, f"Nothing is predicted: {shown(trust.reason)}.")
+        yield f"Nothing is predicted: {shown(trust.reason)}."
         if trust.measured_ns:
-            _line(console, f"A mean step takes {measured}, and {replayed} in a replay of what is known.")
+            yield f"A mean step takes {measured}, and {replayed} in a replay of what is known."
     path = [
-        f"{getattr(trust.path, name):.0%} {text}"
+        f"{whole_percent(getattr(trust.path, name))} {text}"
         for name, text in PARTS.items()
         if getattr(trust.path, name) >= 0.005
     ]
     if path:
-        _line(console, f"The critical path is {', '.join(path)}.")
+        yield f"The critical path is {', '.join(path)}."
     for doubt in trust.doubts:
-        _line(console, f"Less sure, for {shown(doubt)}.")
+        yield f"Less sure, for {shown(doubt)}."
 
 
 def _show_predictions(found: WhatIf, console: Console) -> None:
@@ -127,9 +129,9 @@ def _show_predictions(found: WhatIf, console: Console) -> None:
         table.add_row(
             Text(shown(p.edit)),
             milliseconds(p.predicted_ns),
-            _gain(measured - p.predicted_ns, measured),
-            f"{_gain(measured - p.high_ns, measured)} and {_gain(measured - p.low_ns, measured)}",
-            _gain(measured - p.bound_ns, measured),
+            gained(measured - p.predicted_ns, measured),
+            f"{gained(measured - p.high_ns, measured)} and {gained(measured - p.low_ns, measured)}",
+            gained(measured - p.bound_ns, measured),
         )
     if answered:
         _line(console)
@@ -143,9 +145,9 @@ def _show_predictions(found: WhatIf, console: Console) -> None:
             _line(console, f"{shown(p.edit)}: not predicted: {shown(p.refused)}.")
 
 
-def _gain(ns: int, measured: int) -> str:
-    share = ns / measured if measured else 0.0
-    return f"{share:.1%}" if abs(share) >= 0.0005 else "0 %"
+def gained(ns: int, measured: int) -> str:
+    """A gain as a share of the measured step, in text."""
+    return percent(ns, measured) if measured and 2000 * abs(ns) >= measured else "0 %"
 
 
 def _show_steps(trust: Trust, console: Console) -> None:
@@ -156,7 +158,7 @@ def _show_steps(trust: Trust, console: Console) -> None:
         measured, replayed = row["measured"], row["replayed"]
         table.add_row(
             str(row["rank"]), str(row["step"]), milliseconds(measured), milliseconds(replayed),
-            f"{(replayed - measured) / measured:+.2%}" if measured else "",
+            f"{100 * (replayed - measured) / measured:+.2f} %" if measured else "",
         )  # fmt: skip
     if trust.steps.height:
         _line(console)

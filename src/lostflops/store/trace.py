@@ -32,7 +32,7 @@ from lostflops.errors import CannotWrite, DamagedStore, NewerStore, NoSuchStep, 
 from lostflops.run_folder import MANIFEST
 from lostflops.tables import TABLES
 
-FORMAT = 4
+FORMAT = 5
 # A folder that is being filled. One that has not been touched for a day is what a killed import left.
 UNFINISHED = ".importing-"
 ABANDONED_AFTER = 86_400
@@ -54,6 +54,7 @@ GPU_WORK_LOST = "GPU work not recorded"
 DEVICE_UNKNOWN = "device work not understood"
 WINDOW_LOST = "steps not recorded in full"
 SIMULATED, MADE_UP = "simulated job", "made by `lostflops lab simulate`, not recorded"
+REPLAYED = "replayed by `lostflops whatif`"
 
 
 class Quality(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import lostflops
-from recorded import TRAIN, environment, record, record_script
+from recorded import TRAIN_PLAINLY, environment, record, record_script
 
 pytest.importorskip("torch")
 
@@ -30,7 +30,7 @@ print(torch.optim.AdamW.step.__name__, sys.modules["torch.optim.optimizer"].__lo
 sys.exit(7)
 """
     theirs = str(tmp_path / "theirs")
-    recorded = record_script(tmp_path, script, PYTHONPATH=theirs)
+    recorded = record_script(tmp_path, script, compiler=True, PYTHONPATH=theirs)
     plain = subprocess.run(
         [sys.executable, "train.py"],
         env=environment(PYTHONPATH=theirs),
@@ -159,7 +159,7 @@ def test_sigkill_loses_the_open_window_only_and_absent_ranks_are_named(tmp_path:
 
 
 def test_an_exception_ends_the_window_of_a_module_early(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(TRAIN + "train(7)\nraise ValueError('theirs')")
+    (tmp_path / "train.py").write_text(TRAIN_PLAINLY + "train(7)\nraise ValueError('theirs')")
     recorded = record(tmp_path, sys.executable, "-X", "dev", "-m", "train", options=("--steps", "3-99"))
     assert recorded.status == 1
     assert "ValueError: theirs" in recorded.said
@@ -183,7 +183,7 @@ for i in range(9):
 counters = torch._dynamo.utils.counters
 print(dict(counters["frames"]), dict(counters["stats"]), len(counters["graph_break"]))
 """
-    recorded = record_script(tmp_path, script)
+    recorded = record_script(tmp_path, script, compiler=True)
     plain = subprocess.run(
         [sys.executable, "train.py"], env=environment(), capture_output=True, text=True, cwd=tmp_path
     )
@@ -244,7 +244,7 @@ print(train(5))
 os.unlink(disk + "/full")
 print(train(9))
 """
-    (tmp_path / "train.py").write_text(TRAIN + script)
+    (tmp_path / "train.py").write_text(TRAIN_PLAINLY + script)
     run = small_disk / "run"
     before = [sys.executable, "-m", "lostflops", "record", "--steps", "2-3,6-7,12-13", "--output", str(run)]
     done = subprocess.run(
@@ -316,8 +316,9 @@ def batches():
     for _ in torch.utils.data.DataLoader(range(9), collate_fn=lambda rows: time.sleep(0.02)):
         yield torch.randn(4, 8)
 """
-    plain = record_script(tmp_path / "plain", wait + "train(9, batches())\n")
-    led = record_script(tmp_path, wait + "leads = accelerate.Accelerator(cpu=True)\ntrain(9, batches())\n")
+    plain = record_script(tmp_path / "plain", wait + "train(9, batches())\n", compiler=True)
+    leads = "leads = accelerate.Accelerator(cpu=True)\n"
+    led = record_script(tmp_path, wait + leads + "train(9, batches())\n", compiler=True)
     pages = [lostflops.why(recorded.run) for recorded in (plain, led)]
     advice = [
         next(f.next for f in page.findings if f.name == "data-loading-starves-device") for page in pages

@@ -282,3 +282,43 @@ def test_a_job_that_slurm_does_not_take_says_why(job: Job) -> None:
     assert done.returncode == 2
     assert done.stderr.startswith("sbatch rejected the job: ")
     assert "invalid partition" in done.stderr
+
+
+JOBQUEUE = """
+jobqueue:
+  slurm:
+    queue: debug
+    walltime: "00:05:00"
+    cores: 1
+    processes: 1
+    memory: 1GB
+    interface: lo
+    job-directives-skip: ["--mem"]
+    worker-extra-args: ["--no-dashboard"]
+    scheduler-options: {dashboard_address: "127.0.0.1:0"}
+"""
+
+
+def test_dask_slurm_imports_and_answers_by_workers_in_the_queue(job: Job) -> None:
+    if importlib.util.find_spec("dask_jobqueue") is None:
+        pytest.skip("dask-jobqueue is not installed: `pip install dask-jobqueue`")
+    from lostflops.lab.simulate.job import SimulatedJob
+    from lostflops.lab.simulate.strategy import strategy
+    from lostflops.lab.simulate.writing import simulate
+
+    simulate(SimulatedJob(strategy("ddp", 4), steps=2, layers=1), job.folder / "traces")
+    (job.folder / "dask").mkdir()
+    (job.folder / "dask" / "jobqueue.yaml").write_text(JOBQUEUE)
+    job.environment["DASK_CONFIG"] = str(job.folder / "dask")
+    said: list[str] = []
+    for cache, where in (("here", []), ("there", ["--dask", "slurm:2"])):
+        job.environment["LOSTFLOPS_CACHE"] = str(job.folder / cache)
+        command = [sys.executable, "-m", "lostflops", "why", "traces", "--json", "-", *where]
+        done = subprocess.run(
+            command, cwd=job.folder, env=job.environment, capture_output=True, text=True, timeout=150
+        )
+        assert done.returncode == 0, done.stderr
+        assert not done.stderr, "jobs of the queue are no news"
+        said.append(done.stdout)
+    assert said[0] == said[1]
+    until(lambda: not job.slurm("squeue", "--noheader"), 30)  # no worker is left in the queue

@@ -20,6 +20,7 @@ CHECKPOINT_LOGGING = Account(
         "while the CPU saves a checkpoint or logs",
         0.01,
         remedies=("async-checkpoint",),
+        also=("log-less",),
         edit="host:checkpoint-logging=0ms",
     ),
     proven=True,

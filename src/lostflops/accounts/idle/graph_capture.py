@@ -16,6 +16,11 @@ GRAPH_CAPTURE = Account(
     order=10,
     verdict="Held up by graph capture",
     makes_late="graph capture on it makes",
-    loss=Loss("graph-capture-inside-step", "while a graph is captured", 0.01),
+    loss=Loss(
+        "graph-capture-inside-step",
+        "while a graph is captured",
+        0.01,
+        none_known="Graphs are captured in the first steps: record later ones.",
+    ),
     proven=True,
 )

@@ -14,7 +14,12 @@ INITIALISATION = Account(
     remedy="It happens once: record later (`lostflops record --steps 10-14`), and judge those steps.",
     order=60,
     verdict="Held up by first-call initialisation",
-    loss=Loss("initialisation-inside-step", "while the job sets up on first use", 0.01),
+    loss=Loss(
+        "initialisation-inside-step",
+        "while the job sets up on first use",
+        0.01,
+        none_known="It happens once, in the first steps: record later ones.",
+    ),
     proven=True,
     patterns=(
         CausePattern(

@@ -16,7 +16,12 @@ LONG_CALL = Account(
     verdict="Held up inside API calls",
     makes_late="long API calls on it make",
     spent="inside long API calls",
-    loss=Loss("long-api-calls", "while the CPU is inside API calls of a millisecond or longer", 0.01),
+    loss=Loss(
+        "long-api-calls",
+        "while the CPU is inside API calls of a millisecond or longer",
+        0.01,
+        none_known="Which call it is decides what to do; the finding names it.",
+    ),
 )
 
 LAUNCH_BOUND = Account(
@@ -38,7 +43,8 @@ LAUNCH_BOUND = Account(
         "launch-bound",
         "because the CPU launches work too slowly",
         0.05,
-        remedies=("compile", "cuda-graphs", "fused-optimizer", "larger-batch"),
+        remedies=("compile", "cuda-graphs", "fused-optimizer", "batch-size"),
+        also=("attention-kernel",),
         edit="cuda-graph",
     ),
 )
@@ -55,6 +61,10 @@ DEPENDENCY = Account(
     order=120,
     verdict="Dependency-bound",
     loss=Loss(
-        "late-after-launch", "after its next work was launched and before that began", 0.05, removable=False
+        "late-after-launch",
+        "after its next work was launched and before that began",
+        0.05,
+        removable=False,
+        also=("cuda-graphs",),
     ),
 )

@@ -15,7 +15,13 @@ OTHER_HOST_WORK = Account(
     verdict="Host-bound",
     makes_late="CPU work on it makes",
     spent="of Python and other CPU work",
-    loss=Loss("host-busy-elsewhere", "while the CPU runs other code", 0.05),
+    loss=Loss(
+        "host-busy-elsewhere",
+        "while the CPU runs other code",
+        0.05,
+        none_known="It is the job's own code: the finding names the functions, and no framework "
+        "has a switch for them.",
+    ),
 )
 
 UNRECORDED = Account(
@@ -40,6 +46,7 @@ UNRECORDED = Account(
         "or does work that was not recorded: the recording cannot tell",
         0.05,
         removable=False,
+        none_known="Record again as it says: the reason is not in this recording.",
     ),
 )
 
@@ -58,5 +65,11 @@ UNEXPLAINED = Account(
     order=150,
     makes_late="something that was not recorded makes",
     spent="idle for reasons that were not recorded",
-    loss=Loss("idle-unexplained", "for reasons that this recording does not show", 0.1, removable=False),
+    loss=Loss(
+        "idle-unexplained",
+        "for reasons that this recording does not show",
+        0.1,
+        removable=False,
+        none_known="Record again as it says: the reason is not in this recording.",
+    ),
 )

@@ -42,6 +42,13 @@ def check_document(target: str | None, inputs: Sequence[str] = ()) -> None:
         check(Path(target), inputs)
 
 
+def check_named(option: str, target: str, inputs: Sequence[str] = ()) -> None:
+    """The same for an option that names a file."""
+    if target == "":  # an unset shell variable, which Path would take for the current folder
+        raise BadOption(f"--{option} names no file.", f"write '--{option} FILE'.")
+    check(Path(target), inputs)
+
+
 def check_apart(targets: Mapping[str, Path]) -> None:
     """Raise BadOption where two options name one file: what is written last would replace the other."""
     seen: dict[str, str] = {}
@@ -72,7 +79,7 @@ def document(target: str | None, content: Mapping[str, Any]) -> bool:
 
 def _is_input(target: Path, inputs: Sequence[str]) -> bool:
     """Whether `target` is an input, or among those that lie in a folder or match a pattern."""
-    if any(target == Path(given) or _same(target, Path(given)) for given in inputs):
+    if any(target == Path(given) or same(target, Path(given)) for given in inputs):
         return True
     several = [given for given in inputs if _is_folder(Path(given)) or has_magic(given)]
     if not several:
@@ -102,7 +109,8 @@ def _is_folder(path: Path) -> bool:
         return False
 
 
-def _same(a: Path, b: Path) -> bool:
+def same(a: Path, b: Path) -> bool:
+    """Whether both name one file or folder that is there."""
     try:
         return a.samefile(b.expanduser())
     except OSError:

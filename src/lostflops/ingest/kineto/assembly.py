@@ -11,8 +11,8 @@ import polars as pl
 from lostflops.errors import NothingRecorded, Truncated
 from lostflops.ingest import processes
 from lostflops.ingest.annotations import by_domain
-from lostflops.ingest.attribution import OperatorTree, attribute
-from lostflops.ingest.host_compute import serving
+from lostflops.ingest.attribution import OperatorTree, attribute, main_thread
+from lostflops.ingest.host_compute import host_kernels
 from lostflops.ingest.kineto.collectives import Communication, Found, communication
 from lostflops.ingest.kineto.columns import KINDS, Columns, EventColumns, product
 from lostflops.ingest.kineto.devices import place
@@ -24,7 +24,7 @@ from lostflops.ingest.kineto.stream import EventStream
 from lostflops.ingest.part import Part, write_table
 from lostflops.ingest.steps.marks import find_steps, outside
 from lostflops.ingest.times.broken_times import surroundings
-from lostflops.naming.classification import copy_facts, kernel_facts, operator_facts
+from lostflops.naming.classification import copy_facts, kernel_facts
 from lostflops.tables import NAME
 
 # Annotations of the years before annotations had a category of their own.
@@ -35,9 +35,6 @@ ANNOTATION = (
 
 # A device that a process merely touches is no rank of its own.
 SECOND_DEVICE_SHARE = 0.05
-
-# Operators that run others, or hooks, and compute nothing themselves.
-HOST_WRAPPER = r"^(?:autograd::engine::evaluate_function|RegisterPostBackwardFunction)"
 
 # So many tables are written at a time; most are small.
 WRITERS = 2
@@ -98,7 +95,7 @@ class Assembly:
         kernels, copies = talk.kernels, talk.copies
         self.notes.rows += talk.quality
         if not gpu and operators is not None and tree is not None:
-            kernels = self._host_kernels(operators, tree, ranges, frames)
+            kernels = host_kernels(operators, tree, ranges, frames)
             self.notes.host_only(calls, self.not_understood, self.header)
         tables = {
             "kernels": kernels,
@@ -162,7 +159,7 @@ class Assembly:
             host=self.header.host,
             facts={
                 **self.header.device_facts(device, gpu),
-                "main_thread": _main_thread(calls, tables["operators"]),
+                "main_thread": main_thread(calls, tables["operators"], tables["ranges"]),
             },
             quality=(self.notes.rows if first else []) + told,
             absent=self.header.absent(gpu),
@@ -353,40 +350,6 @@ class Assembly:
             )
         return copies
 
-    def _host_kernels(
-        self,
-        operators: pl.DataFrame,
-        tree: OperatorTree,
-        ranges: pl.DataFrame | None,
-        frames: pl.DataFrame | None,
-    ) -> pl.DataFrame:
-        """The stretches of host operators outside their children, in place of kernels.
-
-        What operators do inside a loader, a checkpoint or a compiler, they do for it: that is no compute.
-        """
-        from lostflops.intervals import self_pieces
-
-        position, start, end = self_pieces(tree.forest)
-        own = ~serving(tree, operators, ranges, frames)[position]
-        position, start, end = position[own], start[own], end[own]
-        row = tree.forest.order[position]
-        rows = operators.select("name", "thread", "phase")[row]
-        names = rows["name"].unique()
-        facts = operator_facts(names.cast(pl.String).to_list()).with_columns(pl.col("name").cast(NAME))
-        pieces = rows.with_columns(
-            start=pl.Series(start),
-            end=pl.Series(end),
-            stream=pl.col("thread"),
-            operator=pl.col("name"),
-            continued=pl.Series(start != tree.forest.start[position]),
-        ).join(facts, on="name", how="left", maintain_order="left")
-        # What belongs to communication is in `collectives`; a host waiting for it does not compute, nor does
-        # the autograd engine around a node, where hooks of FSDP wait for their shards.
-        waits = pl.col("name").cast(pl.String).str.contains(HOST_WRAPPER)
-        return pieces.filter((pl.col("family") != "communication") & ~waits).with_columns(
-            device=pl.lit(None, dtype=pl.Int32)
-        )
-
     def _devices(
         self, kernels: pl.DataFrame | None, copies: pl.DataFrame | None
     ) -> tuple[list[int | None], int | None]:
@@ -446,10 +409,3 @@ def _least(values: pl.Series) -> int:
 
 def _most(values: pl.Series) -> int:
     return int(values.max())  # pyright: ignore[reportArgumentType]
-
-
-def _main_thread(calls: pl.DataFrame | None, operators: pl.DataFrame | None) -> int | None:
-    for rows in (calls, operators):
-        if rows is not None and rows.height:
-            return rows.group_by("thread").len().sort("len", "thread")["thread"][-1]
-    return None

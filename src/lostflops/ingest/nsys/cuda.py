@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from lostflops.ingest.nsys.export import Export, thread_of
+from lostflops.ingest.nsys.export import THREAD_BITS, Export, thread_of
 from lostflops.ingest.nsys.rows import usable
 from lostflops.store.trace import Quality
 from lostflops.tables import NAME, UNLISTED_GRAPH
@@ -68,6 +68,21 @@ OVERHEADS = {
     7: "Lazy Function Loading",
     8: "Command Buffer Full",
 }
+CAUSES = {
+    1: "CUDA_UNIFIED_MEMORY_MIGRATION_CAUSE_USER",
+    2: "CUDA_UNIFIED_MEMORY_MIGRATION_CAUSE_COHERENCE",
+    3: "CUDA_UNIFIED_MEMORY_MIGRATION_CAUSE_PREFETCH",
+    4: "CUDA_UNIFIED_MEMORY_MIGRATION_CAUSE_EVICTION",
+    5: "CUDA_UNIFIED_MEMORY_MIGRATION_CAUSE_ACCESS_COUNTERS",
+}
+# By the last part of the enumerator: why a page of managed memory moved.
+MIGRATIONS = {
+    "USER": ("prefetch by the program",),
+    "COHERENCE": ("page fault",),
+    "PREFETCH": ("speculative prefetch",),
+    "EVICTION": ("eviction",),
+    "ACCESS_COUNTERS": ("access counters",),
+}
 SYNCHRONISATIONS = {1: "Event Sync", 2: "Stream Wait Event", 3: "Stream Sync", 4: "Context Sync"}
 
 
@@ -118,7 +133,28 @@ def kernels(export: Export, process: int | None, orphans: bool, quality: list[Qu
                 "warning",
             )
         )
-    return pl.concat([ran, graphs], how="diagonal_relaxed")
+    return _with_makers(
+        pl.concat([ran, graphs], how="diagonal_relaxed"),
+        export.read("CUDA_GRAPH_NODE_EVENTS", process=process, orphans=orphans),
+    )
+
+
+def _with_makers(kernels: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
+    """When and on which thread the node of a CUDA graph was made that a kernel replays.
+
+    A graph is captured and then copied to be run: the copy's node names the one of the capture.
+    """
+    made = events.drop_nulls(["graphNodeId", "start"]).sort("start").unique("graphNodeId", keep="first")
+    origin = made.join(
+        made.select(originalGraphNodeId="graphNodeId", _start="start", _tid="globalTid"),
+        on="originalGraphNodeId",
+        how="left",
+    ).select(
+        graph_node="graphNodeId",
+        node_made=pl.coalesce("_start", "start"),
+        node_thread=pl.coalesce("_tid", "globalTid") & pl.lit(THREAD_BITS, dtype=pl.Int64),
+    )
+    return kernels.join(origin, on="graph_node", how="left", maintain_order="left")
 
 
 def _product(x: str, y: str, z: str) -> pl.Expr:
@@ -220,6 +256,11 @@ def _memcpys(export: Export, process: int | None, orphans: bool, quality: list[Q
         .when(host_side.is_in(["pageable", "pinned", "managed"]))
         .then(host_side)
         .otherwise(pl.lit("unknown")),
+        cause=_looked_up(
+            "migrationCause",
+            _by_ending(export.enum("ENUM_CUDA_UNIF_MEM_MIGRATION", CAUSES), "_CAUSE_", MIGRATIONS),
+            0,
+        ).cast(NAME),
     )
 
 

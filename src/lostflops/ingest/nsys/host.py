@@ -19,18 +19,23 @@ ACCESS = {
 
 
 def os_calls(export: Export, process: int, orphans: bool, quality: list[Quality]) -> pl.DataFrame:
-    """The outermost OS runtime calls of a process; system calls where only those were traced."""
-    table = "OSRT_API" if export.has("OSRT_API") or not export.has("SYSCALL") else "SYSCALL"
-    rows = export.read(table, process=process, orphans=orphans)
-    if "nestingLevel" in rows.columns:  # a call made by a call has its time already
-        rows = rows.filter(pl.col("nestingLevel").fill_null(0) == 0)
-    rows = export.named(usable(rows, "OS calls", quality), "nameId", "name")
-    return rows.select(
-        "start",
-        "end",
-        thread=thread_of("globalTid"),
-        name=pl.col("name").fill_null("(name not in this export)").cast(NAME),
-    )
+    """The outermost OS runtime calls of a process, and its system calls, which may lie inside those."""
+    found: list[pl.DataFrame] = []
+    for table in ("OSRT_API", "SYSCALL"):
+        rows = export.read(table, process=process, orphans=orphans)
+        if "nestingLevel" in rows.columns:  # a call made by a call has its time already
+            rows = rows.filter(pl.col("nestingLevel").fill_null(0) == 0)
+        rows = export.named(usable(rows, "OS calls", quality), "nameId", "name")
+        found.append(
+            rows.select(
+                "start",
+                "end",
+                thread=thread_of("globalTid"),
+                name=pl.col("name").fill_null("(name not in this export)").cast(NAME),
+                system_call=pl.lit(table == "SYSCALL"),
+            )
+        )
+    return pl.concat(found)
 
 
 def allocations(export: Export, process: int | None, orphans: bool, quality: list[Quality]) -> pl.DataFrame:

@@ -16,12 +16,16 @@ import polars as pl
 
 from lostflops import run_folder
 from lostflops.ingest import processes
-from lostflops.ingest.attribution import OperatorTree, attribute
+from lostflops.ingest.attribution import OperatorTree, attribute, main_thread
 from lostflops.ingest.formats import Reader, Reading
 from lostflops.ingest.kineto.phases import phases
 from lostflops.ingest.nsys import cuda, nccl
 from lostflops.ingest.nsys import host as nsys_host
 from lostflops.ingest.nsys.export import FOLDERS, Export, opened, recognises
+from lostflops.ingest.nsys.host_side.files import file_accesses
+from lostflops.ingest.nsys.host_side.libraries import library_calls
+from lostflops.ingest.nsys.host_side.threads import samples, thread_states
+from lostflops.ingest.nsys.network import network_metrics
 from lostflops.ingest.nsys.nvtx import Nvtx, nvtx
 from lostflops.ingest.nsys.private import PRIVATE
 from lostflops.ingest.nsys.rows import fitting, near
@@ -96,6 +100,8 @@ class _Machine:
         self.mpi_ranks = mpi_ranks(export)
         self.quality = list(self.told.quality)
         self._metrics: pl.DataFrame | None = None
+        # Of the machine, not of a rank: the first one has them.
+        self.network = network_metrics(export, self.quality)
         self.accountable = True
 
     def note_strays(self, homes: list[_Home]) -> None:
@@ -244,6 +250,10 @@ class _Process:
             "os_calls": nsys_host.os_calls(export, process, orphans, quality),
             "allocations": nsys_host.allocations(export, process, orphans, quality),
             "page_faults": nsys_host.page_faults(export, process, orphans, quality),
+            "library_calls": library_calls(export, process, orphans, quality),
+            "file_accesses": file_accesses(export, process, orphans, quality),
+            "thread_states": thread_states(export, process, orphans, quality),
+            "samples": samples(export, process, orphans, quality),
         }
         kept, further = near(list(tables.values()))
         self.tables = dict(zip(tables, kept, strict=True))
@@ -272,6 +282,10 @@ class _Process:
             beside = outside(mine["steps"], work, mine["copies"])
         if samples is not None:
             mine["counters"] = samples.with_columns(device=pl.lit(device, dtype=pl.Int64))
+        if self.machine.network.height:
+            beside_gpu = [mine["counters"]] if samples is not None else []
+            mine["counters"] = pl.concat([*beside_gpu, self.machine.network], how="diagonal_relaxed")
+            self.machine.network = self.machine.network.clear()
         folder.mkdir(parents=True, exist_ok=True)
         written: list[str] = []
         for name, table in mine.items():
@@ -305,11 +319,11 @@ class _Process:
                     .rows()
                 ],
                 "versions": told.versions,
-                "main_thread": _main_thread(self.tables["launches"], self.tables["operators"]),
+                "main_thread": main_thread(*(self.tables[n] for n in ("launches", "operators", "ranges"))),
                 "source": "nsys",
             },
             quality=(self.quality if first else []) + beside,
-            absent=self._absent(set(written), samples is not None),
+            absent=self._absent(set(written)),
         )
 
     def _of_device(self, name: str, table: pl.DataFrame, device: int | None) -> pl.DataFrame:
@@ -335,7 +349,7 @@ class _Process:
             return ranks[0], "NCCL communicator", joined["size"][0]
         return None, "device order", None
 
-    def _absent(self, written: set[str], sampled: bool) -> dict[str, str]:
+    def _absent(self, written: set[str]) -> dict[str, str]:
         told = self.machine.told
         missing = "not in this export" + (", which is a part of a recording" if told.limited else "")
         why = {
@@ -431,13 +445,6 @@ def _extent(tables: dict[str, pl.DataFrame]) -> tuple[int, int]:
         if seen:
             return min(int(t["start"].min()) for t in seen), max(int(t["end"].max()) for t in seen)  # pyright: ignore[reportArgumentType]
     return 0, 0
-
-
-def _main_thread(launches: pl.DataFrame, operators: pl.DataFrame) -> int | None:
-    for rows in (launches, operators):
-        if rows.height:
-            return rows.group_by("thread").len().sort("len", "thread")["thread"][-1]
-    return None
 
 
 def _forget_repeated_ranks(parts: list[Part]) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 import polars as pl
@@ -30,6 +31,7 @@ UNDECODABLE = (msgspec.MsgspecError, ValueError, RecursionError)
 Time = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 Duration = Annotated[int, msgspec.Meta(ge=0, le=LONGEST_DURATION)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=LARGEST)]
+Many = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 
 
 class Who(msgspec.Struct):
@@ -41,6 +43,8 @@ class Who(msgspec.Struct):
     source: str = ""
     pid: Count | None = None
     host: str | None = None
+    python: str | None = None
+    torch: str | None = None
     monotonic: Time | None = None
     wall: Time | None = None
 
@@ -69,6 +73,7 @@ class Logged:
     end: StepLine | None
     torn: int
     lost: str | None = None  # why steps that were to be recorded in full were not
+    peaks: Mapping[str, int] = field(default_factory=dict[str, int])  # bytes, by the fields of `PEAKS`
 
 
 class StepLine(msgspec.Struct):
@@ -86,12 +91,24 @@ class StepLine(msgspec.Struct):
     checkpoint: Time | None = None
     gc: Time | None = None
     core_wait: Time | None = None
+    # What the job told, in the step's own line or in one of its own, whose step is `of`. JSON has no number
+    # that is not finite.
+    of: Time | None = None
+    loss: float | Literal["nan", "inf", "-inf"] | None = None
+    tokens: Many | None = None
+    samples: Many | None = None
+    # The most so far.
+    peak_resident: Time | None = None
+    peak_allocated: Time | None = None
+    peak_reserved: Time | None = None
     # Of a step how many windows it is in; of a window's own line what became of it.
     window: int = 0
     state: str | None = None
     reason: str | None = None
 
 
+TOLD = ("loss", "tokens", "samples")
+PEAKS = ("peak_resident", "peak_allocated", "peak_reserved")
 PARTS = ("own", "optimizer", "data", "checkpoint", "gc", "core_wait")
 FAILURE = msgspec.json.Decoder(FailedRank)
 COMMAND = msgspec.json.Decoder(JobLine)
@@ -211,7 +228,24 @@ def _read(path: Path) -> Logged:
         (line.reason for line in lines if line.kind == run_folder.WINDOW and line.state == run_folder.LOST),
         None,
     )
-    return Logged(path, who, [line for line in lines if line.step is not None], end, torn, lost)
+    peaks = {
+        name: max(known) for name in PEAKS if (known := [n for line in lines if (n := getattr(line, name))])
+    }
+    return Logged(path, who, _with_told(lines), end, torn, lost, peaks)
+
+
+def _with_told(lines: Sequence[StepLine]) -> list[StepLine]:
+    """The lines of steps, each with what the job told of it elsewhere."""
+    steps = [line for line in lines if line.step is not None]
+    told = [line for line in lines if line.kind == run_folder.TOLD and line.of is not None]
+    if told:
+        by_number = {line.step: line for line in steps}
+        for line in told:
+            step = by_number.get(line.of)
+            for name in TOLD:
+                if step is not None and getattr(line, name) is not None:
+                    setattr(step, name, getattr(line, name))
+    return steps
 
 
 def _lines(content: bytes) -> tuple[list[StepLine], int]:
@@ -252,6 +286,7 @@ def _ends(logs: Sequence[Logged]) -> pl.DataFrame:
                     "exception": log.end.exception if log.end else None,
                     "status": None if log.who.pid is None else told.get(log.who.pid),
                     "job_status": status,
+                    **{name: log.peaks.get(name) for name in PEAKS},
                 }
                 for log in logs
             ],
@@ -291,11 +326,17 @@ def _frame(who: Who, lines: Sequence[StepLine]) -> pl.DataFrame:
                 **{name: columns[name] for name in ("step", "duration", "own", "micro_steps")},
                 **{name: columns[name] for name in ("optimizer", "data", "checkpoint", "core_wait")},
                 "garbage": columns["gc"],
+                "loss": [_finite(loss) for loss in columns["loss"]],
+                **{name: columns[name] for name in ("tokens", "samples")},
                 "recorded": [bool(window) for window in columns["window"]],
             },
             schema=STEP_LOG.schema,
         )
     )
+
+
+def _finite(loss: float | str | None) -> float | None:
+    return loss if isinstance(loss, float) and math.isfinite(loss) else None
 
 
 def _told(documents: Sequence[Path]) -> Told:

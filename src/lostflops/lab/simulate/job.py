@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from lostflops.lab.simulate.instructions import Instruction
 from lostflops.lab.simulate.jitter import even, key
 from lostflops.lab.simulate.model.transformer import TransformerBlocks
@@ -19,6 +21,7 @@ from lostflops.plan.shape import Shape
 from lostflops.plan.train.layer_time import COLLECTIVE
 
 MIB = 1 << 20
+GRAIN = 256  # tokens
 
 
 @dataclass(frozen=True)
@@ -125,12 +128,26 @@ class SimulatedJob:
         return max(1, self.layers // chunks if self.layers else 2) + self.more_layers.get(stage, 0)
 
     def step_tokens(self, rank: int, step: int) -> int:
-        """Tokens of a rank's microbatches in a step, in multiples of 256: a replica's ranks have the same."""
+        """Tokens of a rank's microbatches in a step, in multiples of 256: a replica's ranks have the same.
+
+        However they vary, all replicas together have as many in every step.
+        """
         if not self.lengths:
             return self.tokens
-        replica = self.strategy.place(rank)[1]
-        varied = 1 + self.lengths * float(even(key(self.noise, "tokens", replica, step), 1)[0])
-        return max(256, round(self.tokens * varied / 256) * 256)
+        return self._shares(step)[self.strategy.place(rank)[1]]
+
+    def _shares(self, step: int) -> list[int]:
+        known = self._shares_of_steps.get(step)
+        if known is None:
+            varied = even(key(self.noise, "tokens", step), self.strategy.replicas)
+            parts = 1 + self.lengths * (varied - varied.mean())
+            ends = np.rint(np.cumsum(parts) * self.tokens / GRAIN).astype(np.int64) * GRAIN
+            known = self._shares_of_steps[step] = [max(GRAIN, n) for n in np.diff(ends, prepend=0).tolist()]
+        return known
+
+    @cached_property
+    def _shares_of_steps(self) -> dict[int, list[int]]:
+        return {}
 
     def blocks(self, tokens: int) -> TransformerBlocks:
         known = self._blocks.get(tokens)

@@ -244,7 +244,7 @@ def _expected(rows: pl.LazyFrame, bandwidths: pl.LazyFrame) -> pl.LazyFrame:
     return around.select("_row", "_ambiguous", expected=expected)
 
 
-@communication_expected.finding(name="communication-slower-than-measured")
+@communication_expected.finding(name="communication-slower-than-measured", also=("node-placement",))
 def collectives_are_slower_than_measured(table: pl.DataFrame) -> Iterator[Finding]:
     slow = table.filter((pl.col("reached_share") < SLOW) & (pl.col("step_share") >= WORTH_SAYING))
     for row in slow.sort("lost_per_step", descending=True, maintain_order=True).head(3).to_dicts():

@@ -129,7 +129,10 @@ def communication_exposed(
 
 
 @communication_exposed.finding(
-    name="communication-exposed", remedies=("accumulate", "overlap"), edit="overlap"
+    name="communication-exposed",
+    remedies=("gradient-accumulation", "overlap-communication", "fsdp-prefetch", "fsdp-reshard"),
+    also=("bucket-size", "bf16-gradients", "hierarchical-partitioning", "zero-stage"),
+    edit="overlap",
 )
 def communication_is_exposed(table: pl.DataFrame) -> Iterator[Finding]:
     if mean_share(table, table) < WORTH_SAYING:

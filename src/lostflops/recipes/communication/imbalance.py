@@ -196,7 +196,7 @@ def _bare(waits: pl.LazyFrame, free: pl.LazyFrame) -> pl.LazyFrame:
     return each.group_by("rank", "last_rank").agg(pl.col("_bare").sum())
 
 
-@communication_imbalance.finding(name="rank-arrives-last")
+@communication_imbalance.finding(name="rank-arrives-last", also=("length-grouping", "rank-exclusion"))
 def a_rank_arrives_last(table: pl.DataFrame) -> Iterator[Finding]:
     known = table.filter(pl.col("rank").is_not_null())
     if known.is_empty():

@@ -195,7 +195,10 @@ def _blamed(compared: pl.DataFrame) -> int | None:
 
 
 @communication_slow_links.finding(
-    name="slow-link", verdict=Verdict("Held up by a slow link", "transfer over a slow link")
+    name="slow-link",
+    verdict=Verdict("Held up by a slow link", "transfer over a slow link"),
+    edit="even-links",
+    also=("node-placement", "rank-exclusion"),
 )
 def a_link_is_slow(table: pl.DataFrame) -> Iterator[Finding]:
     slow = table.filter(pl.col("ratio") >= SLOWER)

@@ -55,8 +55,9 @@ def _two_ranks() -> dict[str, Rows]:
         ),
         "addition": Ratio("share of the slowdown that comes back when this part alone is as it was"),
         "cause": Text(
-            "what the rank has most more of than its equals: slow compute (in every step), uneven work (in "
-            "some), stage imbalance, slow link, or an account of idle time; of the job, why nothing is told"
+            "what the rank has most more of than its equals: slow compute (in all steps, or the last three "
+            "or more), uneven work (in some), stage imbalance, slow link, or an account of idle time; of the "
+            "job, why nothing is told"
         ),
         "since": Id("step from which on it has that; null when it did in the first step already"),
     },
@@ -78,7 +79,7 @@ def _two_ranks() -> dict[str, Rows]:
                     ("kind", "all-reduce", None, 5, 5, 1.0, 0.0, 0.0, None, None),
                     ("kind", "compute", None, 30, 30, 45 / 35, 1.0, 1.0, None, None),
                     ("slowest ranks", "1", None, 45, 35, 50 / 35, 1.0, 1.5, None, None),
-                    ("rank", "rank 1", 1, 45, 35, 50 / 35, 1.0, 1.5, "slow compute", 2),
+                    ("rank", "rank 1", 1, 45, 35, 50 / 35, 1.0, 1.5, "uneven work", None),
                     ("rank", "rank 0", 0, 25, 35, 1.0, -0.5, 0.0, None, None),
                 )
             ],

@@ -253,7 +253,7 @@ def communication_summary(
     )
 
 
-@communication_summary.finding(name="collectives-small", remedies=("buckets",))
+@communication_summary.finding(name="collectives-small", remedies=("bucket-size",))
 def collectives_are_small(table: pl.DataFrame) -> Iterator[Finding]:
     small = (
         table.filter((pl.col("bytes") <= SMALL_BYTES) & (pl.col("kind").cast(pl.String) != "barrier"))

@@ -255,7 +255,10 @@ def _spent(matches: pl.LazyFrame, activity: pl.LazyFrame) -> pl.LazyFrame:
     )
 
 
-@communication_wait.finding(name="communication-waits")
+@communication_wait.finding(
+    name="communication-waits",
+    none_known="What the late ranks do decides: the finding about them names the remedy.",
+)
 def communication_is_waiting(table: pl.DataFrame) -> Iterator[Finding]:
     if mean_share(table, table) < WORTH_SAYING:
         return

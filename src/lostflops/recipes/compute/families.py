@@ -9,7 +9,7 @@ import polars as pl
 from lostflops.columns import Count, Id, Name, Ratio, Share, Time
 from lostflops.finding import Finding, percent
 from lostflops.recipe import Bars, Example, recipe
-from lostflops.recipes.steps.totals import per_step
+from lostflops.recipes.steps.totals import per_step, time_shares
 from lostflops.tables import UNLISTED_GRAPH
 
 # Our target for every trace; above it, what the page says by family may be off by more than it matters.
@@ -93,8 +93,7 @@ def kernel_families(kernel_work: pl.LazyFrame, step_totals: pl.LazyFrame) -> pl.
             in_graphs=pl.col("time").filter(pl.col("name").cast(pl.String) == UNLISTED_GRAPH).sum(),
             names=pl.col("name").n_unique().cast(pl.Int64),
         )
-        .with_columns(_all=pl.col("time").sum().over("rank"))
-        .with_columns(time_share=pl.when(pl.col("_all") > 0).then(pl.col("time") / pl.col("_all")))
+        .pipe(time_shares)
     )
     return (
         per_step(summed, step_totals, "in_steps")
@@ -103,7 +102,10 @@ def kernel_families(kernel_work: pl.LazyFrame, step_totals: pl.LazyFrame) -> pl.
     )
 
 
-@kernel_families.finding(name="graphs-unlisted")
+@kernel_families.finding(
+    name="graphs-unlisted",
+    none_known="It is about the recording, not about the job: record again as it says.",
+)
 def graphs_list_no_kernels(table: pl.DataFrame) -> Iterator[Finding]:
     unlisted, _, _ = _unclassified(table)
     time = int(table["time"].sum())
@@ -118,7 +120,10 @@ def graphs_list_no_kernels(table: pl.DataFrame) -> Iterator[Finding]:
         )
 
 
-@kernel_families.finding(name="kernels-unclassified")
+@kernel_families.finding(
+    name="kernels-unclassified",
+    none_known="The names of these kernels are not known to lostflops; they may be the job's own.",
+)
 def kernels_are_unclassified(table: pl.DataFrame) -> Iterator[Finding]:
     _, unnamed, calls = _unclassified(table)
     time = int(table["time"].sum())

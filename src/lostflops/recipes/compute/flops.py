@@ -128,7 +128,7 @@ def step_flops(operators: Operators, kernels: Kernels) -> pl.LazyFrame:
         .collect()
     )
     asked = kinds.filter(name.is_in(list(FLOPS)))
-    each = [_flops(*row) for row in asked.select("name", "shapes").iter_rows()]
+    each = [flops_of(*row) for row in asked.select("name", "shapes").iter_rows()]
     counted = asked.with_columns(_flops=pl.Series(each, dtype=pl.Float64))
     told = pl.col("_flops").is_not_null()
     summed = counted.group_by("rank").agg(
@@ -137,7 +137,7 @@ def step_flops(operators: Operators, kernels: Kernels) -> pl.LazyFrame:
         flops=(pl.col("_flops") * pl.col("_calls")).sum().round().cast(pl.Int64),
     )
     length, by = pl.col("end") - pl.col("start"), pl.col("operator").cast(pl.String)
-    known = [*FLOPS, *_called_by_counted(kinds, launchers)]
+    known = launch_counted(dict(kinds.group_by("name").agg(pl.col("_calls").sum()).iter_rows()))
     work = (
         kernels.filter(pl.col("family").cast(pl.String).is_in(MATRIX_WORK))
         .group_by("rank")
@@ -146,14 +146,18 @@ def step_flops(operators: Operators, kernels: Kernels) -> pl.LazyFrame:
     return summed.lazy().join(work, on="rank").select(*step_flops.columns).sort("rank")
 
 
-def _called_by_counted(kinds: pl.DataFrame, launchers: dict[str, str]) -> list[str]:
-    """The operators that launch attention and were each called by one that is counted."""
-    calls = dict(kinds.group_by("name").agg(pl.col("_calls").sum()).iter_rows())
-    return [inner for outer, inner in launchers.items() if calls.get(outer) == calls.get(inner)]
+def launch_counted(calls: Mapping[str, int]) -> list[str]:
+    """The operators whose kernels do FLOPs that are counted, where each name was called so often.
+
+    What launches attention is among them where each call was made by one that is counted.
+    """
+    outer = {**ATTENTION, **BACKWARD}
+    return [*FLOPS, *(inner for name, inner in outer.items() if calls.get(name) == calls.get(inner))]
 
 
-def _flops(name: str, shapes: str | None) -> float | None:
+def flops_of(name: str, shapes: str | None) -> float | None:
+    """FLOPs of one call; None for another operator, and where its shapes do not tell."""
     try:
         return float(FLOPS[name](json.loads(shapes or "[]")))
-    except (ValueError, IndexError, TypeError):
+    except (KeyError, ValueError, IndexError, TypeError, OverflowError):
         return None

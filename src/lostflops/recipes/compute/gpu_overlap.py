@@ -6,6 +6,7 @@ import polars as pl
 
 from lostflops.columns import Id, Name, Share, Time
 from lostflops.recipe import Bars, Example, recipe
+from lostflops.recipes.steps.totals import time_shares
 
 KINDS = ("compute", "communication", "copies")
 
@@ -57,8 +58,8 @@ def gpu_overlap(gpu_activity: pl.LazyFrame) -> pl.LazyFrame:
                 separator=" + ",
                 ignore_nulls=True,
             ).replace("", "nothing"),
-            time_share=pl.col("time") / pl.col("time").sum().over("rank"),
         )
+        .pipe(time_shares)
         .select("rank", "running", "time", "time_share")
         .sort("rank", "time", "running", descending=[False, True, False])
     )

@@ -10,7 +10,14 @@ from lostflops import intervals
 from lostflops.columns import Count, Flag, Id, Name, Ratio, Share, Time
 from lostflops.finding import Finding, Verdict, milliseconds, percent
 from lostflops.recipe import Bars, Example, Shows, recipe
-from lostflops.recipes.steps.totals import added_up, mean_share, nothing_elsewhere, num_ranks, per_step
+from lostflops.recipes.steps.totals import (
+    added_up,
+    mean_share,
+    nothing_elsewhere,
+    num_ranks,
+    per_step,
+    time_shares,
+)
 from lostflops.tables import Kernels
 
 MATRIX_WORK = ("gemm", "attention", "convolution")
@@ -104,8 +111,7 @@ def precision_mix(
         kernel_work.filter(pl.col("family").is_in(MATRIX_WORK))
         .group_by(kinds)
         .agg(pl.col("calls", "time", "in_steps").sum())
-        .with_columns(_all=pl.col("time").sum().over("rank"))
-        .with_columns(time_share=pl.when(pl.col("_all") > 0).then(pl.col("time") / pl.col("_all")))
+        .pipe(time_shares)
     )
     return (
         per_step(
@@ -135,7 +141,7 @@ def _spans(kernels: pl.LazyFrame, counted: pl.LazyFrame) -> pl.LazyFrame:
 
 @precision_mix.finding(
     name="fp32-without-tensor-cores",
-    remedies=("bf16", "fp16", "tf32"),
+    remedies=("bf16", "fp16-scaling", "tf32"),
     verdict=Verdict("Bound by fp32 compute", "matrix work in fp32 without tensor cores"),
 )
 def fp32_off_tensor_cores(table: pl.DataFrame) -> Iterator[Finding]:

@@ -299,7 +299,7 @@ def _with_bound(whole: pl.LazyFrame, totals: pl.LazyFrame, busiest: pl.LazyFrame
     )
 
 
-@copy_summary_by_time.finding(name="copies-exposed")
+@copy_summary_by_time.finding(name="copies-exposed", also=("pinned-copies",))
 def copies_cost_step_time(table: pl.DataFrame) -> Iterator[Finding]:
     """One finding for all copies, with advice for the direction that costs most."""
     if mean_share(table, table) >= WORTH_SAYING:

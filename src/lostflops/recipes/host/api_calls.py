@@ -128,7 +128,7 @@ def api_call_summary(
     )
 
 
-@api_call_summary.finding(name="api-calls-fail")
+@api_call_summary.finding(name="api-calls-fail", none_known="The call and its return code decide what to do.")
 def calls_fail(table: pl.DataFrame) -> Iterator[Finding]:
     failed = (
         table.filter((pl.col("return_code") != 0) & ~pl.col("return_code").is_in(NOT_READY))

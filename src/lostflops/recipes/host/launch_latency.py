@@ -207,7 +207,9 @@ def _median(of: pl.Expr) -> pl.Expr:
     return of.median().round().cast(pl.Int64)
 
 
-@launch_latency.finding(name="kernels-before-launch")
+@launch_latency.finding(
+    name="kernels-before-launch", none_known="It is about the recording: its clocks do not agree."
+)
 def kernels_begin_before_their_launch(table: pl.DataFrame) -> Iterator[Finding]:
     kernels, early, worst = table.select(
         pl.col("kernels").sum(), pl.col("before_launch").sum(), pl.col("worst_before_launch").max()

@@ -92,7 +92,7 @@ def range_gpu_projection(
             pl.concat(launched).join(launches.select("rank").unique(), on="rank", how="semi"),
         ]
     )
-    pairs = _pairs(marks, work).lazy()
+    pairs = work_in_ranges(marks, work).lazy()
     of_range = ["rank", "_range"]
     length = pl.col("end") - pl.col("start")
     busy = intervals.inside(
@@ -138,7 +138,7 @@ def range_gpu_projection(
     )
 
 
-def _pairs(marks: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
+def work_in_ranges(marks: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
     """Each piece of work with each range around its call: `_range` is a row of `marks`, -1 for none.
 
     `_self` marks the innermost.

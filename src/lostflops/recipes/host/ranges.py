@@ -97,7 +97,7 @@ def range_summary(ranges: Ranges, counted_steps: pl.LazyFrame, step_totals: pl.L
     others = rows.filter(~pl.col("nested").fill_null(False))
     split = pl.concat(
         [
-            nested.with_columns(self_time=_outside_children(nested)),
+            nested.with_columns(self_time=outside_children(nested)),
             others.with_columns(self_time=pl.lit(None, dtype=pl.Int64)),
         ]
     )
@@ -123,7 +123,7 @@ def range_summary(ranges: Ranges, counted_steps: pl.LazyFrame, step_totals: pl.L
     )
 
 
-def _outside_children(nested: pl.DataFrame) -> pl.Series:
+def outside_children(nested: pl.DataFrame) -> pl.Series:
     """The time of each range outside the ranges nested directly in it."""
     threads = intervals.group_ids(nested, ["rank", "thread"])
     forest = intervals.nest(nested["start"].to_numpy(), nested["end"].to_numpy(), threads)

@@ -117,7 +117,9 @@ def gpu_gaps(
     )
 
 
-@gpu_gaps.finding(name="one-gap-is-most")
+@gpu_gaps.finding(
+    name="one-gap-is-most", none_known="A pause that came once: look at what the host does there."
+)
 def one_gap_is_most(table: pl.DataFrame) -> Iterator[Finding]:
     """A pause that came once is another thing than a pattern that comes back in every step."""
     for gap in table.filter("counted").head(1).iter_rows(named=True):

@@ -176,8 +176,9 @@ def _at_it(
 ) -> pl.LazyFrame:
     """Each step and account with how long its rank's host is at it, and how long any rank's of the job.
 
-    The device being idle for a cause counts as the host being at it. `anywhere` is null where ranks are
-    missing or their clocks cannot be compared.
+    The device being idle for a cause counts as the host being at it. What a rank did while others were
+    recorded and it was not may have been anything, and they may have waited for it. `anywhere` is null where
+    ranks are missing or their clocks cannot be compared.
     """
     compared = ranks.select(
         known=(pl.col("rank").n_unique() >= pl.col("world_size").max().fill_null(pl.lit(2**31)))
@@ -194,7 +195,11 @@ def _at_it(
         )
     )
     here = intervals.inside(steps, intervals.union(spans, ["_lane"]), {"host": pl.lit(True)}, by="_lane")
-    found = intervals.inside(here, intervals.union(spans, ["_code"]), {"anywhere": pl.lit(True)}, by="_code")
+    unknown = _unrecorded(ranks).join(steps.select("_code").unique(), how="cross")
+    anywhere = pl.concat([frame.select("_code", "start", "end") for frame in (spans, unknown)])
+    found = intervals.inside(
+        here, intervals.union(anywhere, ["_code"]), {"anywhere": pl.lit(True)}, by="_code"
+    )
     launching = pl.col("account") == LAUNCH_BOUND
     return (
         intervals.inside(found, _named(host_spans), {"_named": pl.lit(True)})
@@ -206,6 +211,13 @@ def _at_it(
             anywhere=pl.when(pl.col("known") & ~launching).then("anywhere"),
         )
     )
+
+
+def _unrecorded(ranks: pl.LazyFrame) -> pl.LazyFrame:
+    """When others were recorded and a rank not yet, or no more; columns start and end."""
+    held = ranks.filter(pl.col("end") > pl.col("start"))
+    before = held.select(pl.col("start").min(), end=pl.col("start").max())
+    return pl.concat([before, held.select(start=pl.col("end").min(), end=pl.col("end").max())])
 
 
 def _named(host_spans: pl.LazyFrame) -> pl.LazyFrame:
@@ -229,8 +241,8 @@ def idle_costs_step_time(table: pl.DataFrame, account: Account, loss: Loss) -> I
         share = percent(row["step_share"], 1)
         counted = "1 step" if row["steps"] == 1 else f"{row['steps']:,} steps"
         evidence = [f"{share} of all step time, over {counted} of the ranks here"]
-        if row["most"] > row["per_step"]:
-            evidence.append(f"most of it on rank {row['most_on']}: {milliseconds(row['most'])} per step")
+        if 10 * row["most"] > 11 * row["per_step"]:
+            evidence.append(f"the most on rank {row['most_on']}: {milliseconds(row['most'])} per step")
         if loss.removable and row["at_most"] > row["per_step"]:
             evidence.extend(_wider(row))
         spent = f"{milliseconds(row['per_step'])} per step ({share})"
@@ -278,5 +290,7 @@ for _account in IDLE:
         idle_summary.finding(
             name=_account.loss.finding,
             remedies=_account.loss.remedies,
+            also=_account.loss.also,
+            none_known=_account.loss.none_known,
             examples=[_example(_account, _account.loss)],
         )(partial(idle_costs_step_time, account=_account, loss=_account.loss))

@@ -136,7 +136,7 @@ def gpu_clocks(counters: Counters) -> pl.LazyFrame:
     )
 
 
-@gpu_clocks.finding(name="gpu-clocks-held-down")
+@gpu_clocks.finding(name="gpu-clocks-held-down", also=("rank-exclusion",))
 def clocks_are_held_down(table: pl.DataFrame) -> Iterator[Finding]:
     """What should not happen to a GPU that is cooled and fed as it should be."""
     slowed = table.with_columns(_lost=pl.max_horizontal("heat", "hardware")).filter(

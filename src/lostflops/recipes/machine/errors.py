@@ -39,7 +39,7 @@ ERRORS = (
 
 @recipe(
     question="Did GPUs, links or network cards report errors?",
-    scope="rank",
+    scope="job",  # the worst of all ranks comes first
     columns={
         "rank": Id("rank; of a network card the first of its node"),
         "device": Id("GPU; null for network cards"),
@@ -112,7 +112,7 @@ def hardware_errors(counters: Counters) -> pl.LazyFrame:
     )
 
 
-@hardware_errors.finding(name="grave-hardware-errors")
+@hardware_errors.finding(name="grave-hardware-errors", also=("rank-exclusion",))
 def hardware_loses_work(table: pl.DataFrame) -> Iterator[Finding]:
     if table["metric"].is_in(list(GRAVE)).any():
         yield _counted("grave-hardware-errors", table)
@@ -120,6 +120,7 @@ def hardware_loses_work(table: pl.DataFrame) -> Iterator[Finding]:
 
 @hardware_errors.finding(
     name="hardware-errors",
+    also=("rank-exclusion",),
     examples=[
         Shows(
             "a link that had to resend 17 packets",

@@ -196,7 +196,7 @@ def _groups(bandwidths: pl.LazyFrame, devices: pl.LazyFrame) -> Iterator[pl.Lazy
     yield _row(across, "network", pl.format("{}s", ranks))
 
 
-@link_bandwidth.finding(name="link-below-its-rate")
+@link_bandwidth.finding(name="link-below-its-rate", also=("numa-binding",))
 def links_give_less_than_they_could(table: pl.DataFrame) -> Iterator[Finding]:
     for row in table.filter(pl.col("share") < pl.col("enough")).head(3).to_dicts():
         yield Finding(

@@ -185,12 +185,15 @@ def _mean(column: str, of: pl.Expr) -> pl.Expr:
     return pl.when(time > 0).then((pl.col(column) * pl.col("_ns")).filter(chosen).sum() / time)
 
 
-@gpu_power.finding(name="busy-but-idle-power")
+@gpu_power.finding(
+    name="busy-but-idle-power",
+    none_known="The GPU waits or spins there: the accounts of the ledger say for what.",
+)
 def busy_gpus_idle(table: pl.DataFrame) -> Iterator[Finding]:
     return _no_work(table, "like_idle", "busy-but-idle-power", SOME, "drew the power of idle ones")
 
 
-@gpu_power.finding(name="busy-but-little-work")
+@gpu_power.finding(name="busy-but-little-work", also=("batch-size", "compile"))
 def busy_gpus_do_little(table: pl.DataFrame) -> Iterator[Finding]:
     says = "drew little power or kept few multiprocessors busy"
     return _no_work(table, "little", "busy-but-little-work", MOST, says)

@@ -13,6 +13,8 @@ from lostflops.finding import Finding
 from lostflops.recipe import Example, recipe
 from lostflops.tables import TopologyDevices, TopologyLinks
 
+# What the user of a machine can change; what its links are like is with its administrator.
+REMEDIES = {"process far from its GPU": ("numa-binding",)}
 # From near to far, as nvidia-smi calls them.
 NEARNESS = {"PIX": 1, "PXB": 2, "PHB": 3, "NODE": 4, "SYS": 5}
 FAR, FARTHEST = 4, 5
@@ -378,4 +380,10 @@ def links_are_worse_than_they_could_be(table: pl.DataFrame, fault: str) -> Itera
 
 
 for _fault in sorted(FAULTS):
-    topology_faults.finding(name=_finding(_fault))(partial(links_are_worse_than_they_could_be, fault=_fault))
+    topology_faults.finding(
+        name=_finding(_fault),
+        also=REMEDIES.get(_fault, ()),
+        none_known=""
+        if _fault in REMEDIES
+        else "It is a matter of the machine: its administrator can change it.",
+    )(partial(links_are_worse_than_they_could_be, fault=_fault))

@@ -14,6 +14,7 @@ from lostflops.recipe import Example, Shows, recipe
 from lostflops.recipes.steps.counted import BEHIND, FEWEST
 from lostflops.tables import Ranges, Steps
 
+RECORD_AGAIN = "It is about the recording, not about the job: record again as it says."
 SLOWER = 1.5  # than the slowest of the others: a first step that does something else than the others
 MANY = 20  # steps, from which on fewer could have been enough
 CLOSE = 0.01  # of the mean step: no account is further from what it is over all steps
@@ -359,10 +360,15 @@ def _told(table: pl.DataFrame, check: str, tell: Callable[[pl.DataFrame], Findin
         yield tell(rows)
 
 
-recording_lint.finding(name="few-whole-steps")(partial(_told, check=FEW, tell=_tell_few))
-recording_lint.finding(name="slow-first-step")(partial(_told, check=SLOW_FIRST, tell=_tell_slow_first))
+recording_lint.finding(name="few-whole-steps", none_known=RECORD_AGAIN)(
+    partial(_told, check=FEW, tell=_tell_few)
+)
+recording_lint.finding(name="slow-first-step", none_known=RECORD_AGAIN)(
+    partial(_told, check=SLOW_FIRST, tell=_tell_slow_first)
+)
 recording_lint.finding(
     name="longer-than-needed",
+    none_known=RECORD_AGAIN,
     examples=[
         Shows(
             "the mean of 90 steps moves no more after the eleventh",
@@ -372,5 +378,9 @@ recording_lint.finding(
         )
     ],
 )(partial(_told, check=LONG, tell=_tell_long))
-recording_lint.finding(name="ranges-left-open")(partial(_told, check=OPEN, tell=_tell_open))
-recording_lint.finding(name="ranges-cross")(partial(_told, check=CROSSED, tell=_tell_crossing))
+recording_lint.finding(name="ranges-left-open", none_known=RECORD_AGAIN)(
+    partial(_told, check=OPEN, tell=_tell_open)
+)
+recording_lint.finding(name="ranges-cross", none_known=RECORD_AGAIN)(
+    partial(_told, check=CROSSED, tell=_tell_crossing)
+)

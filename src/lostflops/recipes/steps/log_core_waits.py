@@ -113,6 +113,7 @@ def _row(step: int, core_wait: int) -> dict[str, object]:
 
 @step_log_core_waits.finding(
     name="waits-for-a-core",
+    none_known="The job needs more cores, or the node fewer programs: no framework has a switch for that.",
     verdict=Verdict("Short of processor cores", "waiting for one"),
     examples=[
         Shows(
@@ -137,7 +138,7 @@ def a_core_is_missing(table: pl.DataFrame) -> Iterator[Finding]:
         .sort("per_step", "rank", descending=[True, False])
         .row(0, named=True)
     )
-    several = counted["rank"].n_unique() > 1
+    several = counted["rank"].n_unique() > 1 and 10 * worst["per_step"] > 11 * per_step
     waited = int(counted["core_wait"].sum()) // counted.height
     yield Finding(
         name="waits-for-a-core",
@@ -149,7 +150,7 @@ def a_core_is_missing(table: pl.DataFrame) -> Iterator[Finding]:
         evidence=(
             f"Linux counts {milliseconds(waited)} per step in which the thread could run and had no core",
             "operators and pauses both look longer for it",
-            *((f"most of it on rank {worst['rank']}: {milliseconds(worst['per_step'])} per step",) * several),
+            *((f"the most on rank {worst['rank']}: {milliseconds(worst['per_step'])} per step",) * several),
         ),
         next=REMEDY,
     )

@@ -33,6 +33,7 @@ MOST_FOUND = 3
 MOST_STEPS = 5000  # of a rank, its last
 WORTH_SAYING = 0.01  # of step time
 CAUSES = {"checkpoint": "saving a checkpoint", "data": "waiting for data", "garbage": "collecting garbage"}
+REMEDY_OF = {"checkpoint": "async-checkpoint", "data": "loader-workers", "garbage": "gc-freeze"}
 # A cause explains a pause when it takes at least this share of it.
 EXPLAINS = 0.5
 
@@ -234,6 +235,7 @@ def _cause(plain: pl.DataFrame, pause: Pause) -> str | None:
 
 @step_log_pauses.finding(
     name="pause-not-recorded",
+    also=tuple(REMEDY_OF.values()),
     verdict=Verdict(
         "Held up outside the recorded steps", "pauses that the recorded steps lack", outside=True
     ),
@@ -260,6 +262,7 @@ def a_pause_was_not_recorded(table: pl.DataFrame) -> Iterator[Finding]:
                 f"the other steps take {milliseconds(worst['usual'])}",
             ),
             next=_next(worst),
+            remedies=(REMEDY_OF[worst["cause"]],) if worst["cause"] in REMEDY_OF else (),
             rank=worst["rank"] if table["rank"].n_unique() > 1 and alike.height == 1 else None,
         )
 

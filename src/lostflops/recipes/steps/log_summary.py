@@ -141,7 +141,9 @@ def step_log_summary(step_log: StepLog) -> pl.LazyFrame:
     )
 
 
-@step_log_summary.finding(name="ranks-never-reported")
+@step_log_summary.finding(
+    name="ranks-never-reported", none_known="It is about the recording: those ranks wrote no log."
+)
 def ranks_never_reported(table: pl.DataFrame) -> Iterator[Finding]:
     world = table["world_size"].max()
     if not isinstance(world, int):
@@ -161,7 +163,10 @@ def ranks_never_reported(table: pl.DataFrame) -> Iterator[Finding]:
     )
 
 
-@step_log_summary.finding(name="recorded-steps-unlike-others")
+@step_log_summary.finding(
+    name="recorded-steps-unlike-others",
+    none_known="It is about the recording, not about the job: record other steps.",
+)
 def unlike_the_others(table: pl.DataFrame) -> Iterator[Finding]:
     unlike = table.filter(pl.col("longer").abs() > UNLIKE).sort(
         pl.col("longer").abs(), descending=True, maintain_order=True
@@ -186,6 +191,7 @@ def unlike_the_others(table: pl.DataFrame) -> Iterator[Finding]:
 
 @step_log_summary.finding(
     name="data-wait-outside-window",
+    also=("loader-workers", "tokenise-ahead"),
     verdict=Verdict("Input-bound outside the recorded steps", "waiting for data"),
 )
 def waits_for_data_elsewhere(table: pl.DataFrame) -> Iterator[Finding]:

@@ -37,7 +37,7 @@ def _steps(rank: int, *ends: int, outlier: int) -> list[dict[str, object]]:
 
 @recipe(
     question="Which steps took far longer than the others, and on what?",
-    scope="rank",
+    scope="job",  # the worst of all ranks comes first
     plot=Bars(x="step", y=("usual", "longer"), stacked=True),
     columns={
         "rank": Id("rank"),
@@ -203,7 +203,10 @@ def _core_waits(waits: pl.LazyFrame | None, counted: pl.LazyFrame) -> pl.LazyFra
     )
 
 
-@outlier_steps.finding(name="outlier-step")
+@outlier_steps.finding(
+    name="outlier-step",
+    none_known="A step that came once: what to do stands with the account that made it long.",
+)
 def a_step_is_an_outlier(table: pl.DataFrame) -> Iterator[Finding]:
     """One finding a cause: pauses of one kind have one remedy."""
     # Ranks wait for each other: a step is told of the rank on which it has grown most by something else, of

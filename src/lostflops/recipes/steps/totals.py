@@ -63,6 +63,30 @@ def nothing_elsewhere(frame: pl.LazyFrame, totals: pl.LazyFrame, amounts: Sequen
     return pl.concat([frame, none.with_columns(zero)], how="diagonal")
 
 
+def time_shares(frame: pl.LazyFrame) -> pl.LazyFrame:
+    """Each row with the share of its `time` in all of its rank's, null where that is 0."""
+    return frame.pipe(shares, time_share="time")
+
+
+def shares(frame: pl.LazyFrame, *also: str, **of: str) -> pl.LazyFrame:
+    """Each row with its shares in all of its rank's, and of the same `also`, null where that is 0.
+
+    Takes the columns by what their shares are called: `time_share="time"`.
+    """
+    # Joined, not summed over a window: of one rank alone that would be one number, by which Polars divides in
+    # another way, and the last digit would tell how many ranks there are.
+    among = ["rank", *also]
+    sums = {f"_all_{share}": pl.col(column).sum() for share, column in of.items()}
+    whole = frame.group_by(among).agg(**sums)
+    joined = frame.join(whole, on=among, how="left", nulls_equal=True, maintain_order="left")
+    return joined.with_columns(
+        **{
+            share: pl.when(pl.col(f"_all_{share}") > 0).then(pl.col(column) / pl.col(f"_all_{share}"))
+            for share, column in of.items()
+        }
+    ).drop(sums)
+
+
 def num_ranks(table: pl.DataFrame) -> int:
     """How many of a table's ranks have steps: what means over ranks are taken of, at least 1."""
     return max(1, table.filter(pl.col("step_share").is_not_null())["rank"].n_unique())

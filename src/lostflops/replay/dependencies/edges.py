@@ -38,10 +38,10 @@ class Kind(IntEnum):
     TRANSFER = 15  # from when all are there to its end on a rank
 
 
-ON_HOST = (Kind.OWN, Kind.PROGRAM, Kind.NESTED, Kind.HANDOVER)
-USUAL = (Kind.LAUNCH, Kind.STREAM, Kind.EVENT, Kind.GUESSED)
-"""Kinds whose lag is the rank's usual one, so that a residual may be left."""
+ON_HOST = (Kind.OWN, Kind.PROGRAM, Kind.NESTED, Kind.HANDOVER, Kind.STAGING)
+"""Kinds whose lag the host spends."""
 BY_GUESS = (Kind.GUESSED, Kind.CONTENDED)
+"""Kinds that only times or order suggest."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,7 +10,7 @@ import numpy as np
 
 from .edges import FoundEdges, Kind, ends, starts
 from .operations import AUTOGRAD, NONE, Int, RankOperations
-from .order import last_to_end
+from .order import last_to_end, running_last
 
 SHORTEST_HANDOVER = 20_000
 
@@ -60,7 +60,7 @@ def _handovers(rank: RankOperations, after: Int, since: Int) -> tuple[np.ndarray
             continue
         theirs = end[begin:stop]
         reached = np.maximum.accumulate(theirs)
-        holder = np.maximum.accumulate(np.where(theirs == reached, np.arange(stop - begin), 0))
+        holder = running_last(theirs)
         asked = wide[thread[after[wide]] != other]
         gap_start, gap_end = since[asked], start[after[asked]]
         # Its last operation that begins before the gap ends; what it did up to there has ended too.

@@ -23,7 +23,6 @@ NONE = -1
 
 # Runtime and driver calls by what they do, whichever vendor's: `cudaStreamSynchronize`,
 # `hipStreamSynchronize`, `cuStreamSynchronize`, each maybe with a version after it.
-POLL = r"^(cuda|cu|hip)(Event|Stream)Query"
 RECORD = r"^(cuda|cu|hip)EventRecord"
 STREAM_WAIT = r"^(cuda|cu|hip)StreamWaitEvent"
 WAITS_FOR = {
@@ -46,7 +45,7 @@ COPY_RETURNS = 1_000
 
 CALL, BEGINS, ENDS, STEP, STRETCH = range(5)
 """A host operation: a call, the begin or end of an outermost operator or step, a CPU-only stretch."""
-KINDS_OF_CALL = ("poll", "record", "stream_wait", "wait_device", "wait_stream", "wait_event", "mapping")
+KINDS_OF_CALL = ("record", "stream_wait", "wait_device", "wait_stream", "wait_event", "mapping")
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,7 +167,6 @@ def _calls(launches: pl.DataFrame | None) -> pl.DataFrame:
     frame = launches.select("start", "end", "thread", name, "correlation")
     # A name is looked at once, however often it was called.
     kinds = frame.select(pl.col("name").unique()).with_columns(
-        poll=name.str.contains(POLL),
         record=name.str.contains(RECORD),
         stream_wait=name.str.contains(STREAM_WAIT),
         **{f"wait_{what}": name.str.contains(pattern) for what, pattern in WAITS_FOR.items()},

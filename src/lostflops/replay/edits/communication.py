@@ -14,11 +14,6 @@ WAITING_INSIDE = (
 )
 
 
-def communicates(job: RecordedJob) -> np.ndarray:
-    """Which operations are communication; one flag each."""
-    return job.operations["communication"].fill_null(False).to_numpy()
-
-
 def _of_operations(job: RecordedJob, chosen: np.ndarray, points: Int) -> np.ndarray:
     """Which points belong to chosen operations; joins belong to none."""
     operation = points // 2
@@ -35,7 +30,7 @@ def made_free(typed: Typed) -> Edit:
     typed.none()
 
     def apply(job: RecordedJob, lags: Int, known: Known) -> Edited:
-        chosen = communicates(job)
+        chosen = job.communicates
         if not (removed := _removed(job, known, chosen)):
             return Edited(lags, refused=NONE_HERE)
         edges, free = job.edges, lags.copy()
@@ -53,7 +48,7 @@ def made_faster(typed: Typed) -> Edit:
     factor = typed.factor()
 
     def apply(job: RecordedJob, lags: Int, known: Known) -> Edited:
-        chosen = communicates(job)
+        chosen = job.communicates
         edges = job.edges
         own = (edges.kind == Kind.DEVICE) & _of_operations(job, chosen, edges.source) & (lags > 0)
         transfer = edges.kind == Kind.TRANSFER

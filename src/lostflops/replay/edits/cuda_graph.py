@@ -28,7 +28,7 @@ def made(typed: Typed) -> Edit:
         # Launch calls count as dispatching whatever else the host was at around them.
         calls = np.zeros(job.operations.height, bool)
         calls[job.operations["call"].drop_nulls().unique().to_numpy()] = True
-        launches = (edges.kind == Kind.OWN) & calls[np.minimum(edges.source // 2, len(calls) - 1)]
+        launches = (edges.kind == Kind.OWN) & calls[job.operation_of(edges.source)]
         launches &= in_steps(job, known.steps, edges.source)
         inside = np.where(launches, np.maximum(lags, 0), inside)
         waits = (edges.kind == Kind.SYNC) & in_steps(job, known.steps, edges.target)

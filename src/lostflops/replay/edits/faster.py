@@ -27,7 +27,7 @@ def made(typed: Typed) -> Edit:
             return Edited(lags, refused=f"no kernel is called or classified '{shown(typed.selection)}'")
         edges = job.edges
         whole = (edges.kind == Kind.DEVICE) | (edges.kind == Kind.OWN) | (edges.kind == Kind.CONTENDED)
-        own = whole & chosen[np.minimum(edges.source // 2, len(chosen) - 1)]
+        own = whole & chosen[job.operation_of(edges.source)]
         shorter = lags.copy()
         shorter[own] = np.rint(lags[own] / factor).astype(np.int64)
         inside = own & in_steps(job, known.steps, edges.source)

@@ -11,9 +11,9 @@ import polars as pl
 from lostflops.accounts import IDLE
 from lostflops.errors import BadOption, shown
 
-from ..dependencies.edges import Int, Kind
+from ..dependencies.edges import Int
 from ..edit import Edit, Edited, EditKind, Known, Typed
-from ..host_time import per_step, within
+from ..host_time import copies_within, per_step, within
 from ..recorded import RecordedJob
 
 PREFIX = "idle."
@@ -81,7 +81,7 @@ def _edit(typed: Typed, label: str, spans: Spans, cause: str = "") -> Edit:
         kept = share if share is not None else (ns or 0) / now if now else 1.0
         less = np.rint(inside * (1 - kept)).astype(np.int64)
         if cause in WITH_COPIES:
-            less += np.rint(_copies(job, lags, mine) * (1 - kept)).astype(np.int64)
+            less += np.rint(copies_within(job, lags, mine) * (1 - kept)).astype(np.int64)
         return Edited(
             lags - less,
             removed=max(0, int(per_step(job, known.steps, less) * len(known.steps.step))),
@@ -89,30 +89,11 @@ def _edit(typed: Typed, label: str, spans: Spans, cause: str = "") -> Edit:
         )
 
     says = (
-        f"{label} took {share:.0%} of its time"
+        f"{label} took {100 * share:.0f} % of its time"
         if share is not None
         else f"{label} took {typed.amount} a step"
     )
     return Edit(typed.text, says, apply, on_host=True)
-
-
-def _copies(job: RecordedJob, lags: Int, spans: pl.DataFrame) -> Int:
-    """For each edge its lag where it is a copy that was launched inside the spans, else 0."""
-    launches = np.isin(job.edges.kind, [Kind.LAUNCH, Kind.STAGING])
-    # A copy whose launch was not recorded counts where it ran.
-    at = job.measured[0 : 2 * job.operations.height : 2].copy()
-    at[job.edges.target[launches] // 2] = job.measured[job.edges.source[launches]]
-    copies = job.operations.select("rank", "copy", row="operation", start=pl.Series(at)).filter("copy")
-    inside = (
-        copies.sort("start")
-        .join_asof(
-            spans.sort("start").select("rank", "start", until="end"), on="start", by="rank",
-            check_sortedness=False,
-        )
-        .filter(pl.col("until") > pl.col("start"))
-    )  # fmt: skip
-    own = (job.edges.kind == Kind.DEVICE) & np.isin(job.edges.source // 2, inside["row"].to_numpy())
-    return np.where(own, np.maximum(lags, 0), 0)
 
 
 def _amount(typed: Typed) -> tuple[float | None, float | None]:

@@ -10,6 +10,8 @@ from ..edit import Edit, Edited, EditKind, Known, Typed, in_steps
 from ..recorded import RecordedJob
 
 LIKE = ("kind", "members", "bytes")
+SLOWER = 2.0  # times as long as in other groups: a slow link
+LITTLE = 0.1  # of what slow groups lose, that transfers without any like them may take
 
 
 def made(typed: Typed) -> Edit:
@@ -18,11 +20,14 @@ def made(typed: Typed) -> Edit:
     def apply(job: RecordedJob, lags: Int, known: Known) -> Edited:
         if known.matched is None:
             return Edited(lags, refused="no communication was matched over ranks")
-        usual = _usual(known.matched)
+        of_groups = _usual(_of_groups(known.matched))
+        usual = of_groups.drop_nulls("usual").select("rank", "stream", "start", "end", "usual")
         if not usual.height:
             return Edited(
                 lags, refused="no two groups of ranks exchange the same, so none can be measured by another"
             )
+        if why := _unlike(of_groups):
+            return Edited(lags, refused=why)
         edges = job.edges
         transfer = np.flatnonzero(edges.kind == Kind.TRANSFER)
         operation = edges.target[transfer] // 2
@@ -44,28 +49,48 @@ def made(typed: Typed) -> Edit:
     )
 
 
-def _usual(matched: pl.DataFrame) -> pl.DataFrame:
-    """For each collective the median transfer of those like it in other groups, where there are others."""
+def _of_groups(matched: pl.DataFrame) -> pl.DataFrame:
+    """Every matched collective, each rank's part, with the group that it is of."""
     rows = matched.filter(pl.col("instance").is_not_null() & pl.col("transfer").is_not_null()).select(
         "rank", "stream", "start", "end", "kind", "members", "transfer", "instance",
         bytes=pl.coalesce("bytes_in", "bytes_out"), group=pl.col("group").cast(pl.String).fill_null(""),
     )  # fmt: skip
     # Messages have a lane for each pair of ranks.
-    rows = rows.with_columns(
+    return rows.with_columns(
         group=pl.when(pl.col("members") == 2)
         .then(pl.col("rank").sort().cast(pl.String).str.join("-").over("instance"))
         .otherwise("group")
     )
+
+
+def _usual(rows: pl.DataFrame) -> pl.DataFrame:
+    """For each collective what a quarter of those like it in other groups take at most, if there are any."""
     of_group = rows.group_by(*LIKE, "group").agg(pl.col("transfer").median())
     others = of_group.join(of_group, on=LIKE, nulls_equal=True, suffix="_other").filter(
         pl.col("group") != pl.col("group_other")
     )
     usual = others.group_by(*LIKE, "group").agg(
-        usual=pl.col("transfer_other").median().round().cast(pl.Int64)
+        # Of two others the faster: the slow link may be part of the slower.
+        usual=pl.col("transfer_other").quantile(0.25, "lower").round().cast(pl.Int64)
     )
-    return rows.join(usual, on=[*LIKE, "group"], how="inner", nulls_equal=True).select(
-        "rank", "stream", "start", "end", "usual"
+    return rows.join(usual, on=[*LIKE, "group"], how="left", nulls_equal=True)
+
+
+def _unlike(rows: pl.DataFrame) -> str:
+    """Why what slow groups lose is not all that a slow link takes: transfers that have none like them."""
+    slow = pl.col("transfer").median() >= SLOWER * pl.col("usual").median()
+    ranks = rows.drop_nulls("usual").group_by(*LIKE, "group").agg("rank", slow=slow).filter("slow")
+    on = ranks.explode("rank")["rank"].unique().implode()
+    calls = (
+        rows.filter(pl.col("rank").is_in(on).any().over("instance"))
+        .group_by("instance")
+        .agg(pl.col("transfer").max(), usual=pl.col("usual").max())
     )
+    more = calls.select((pl.col("transfer") - pl.col("usual")).clip(0).sum()).item()
+    alone = calls.filter(pl.col("usual").is_null())["transfer"].sum()
+    if alone <= LITTLE * more:
+        return ""
+    return "other transfers over the slow links have none like them to be measured by"
 
 
 EVEN_LINKS = EditKind(

@@ -25,7 +25,7 @@ def made(typed: Typed) -> Edit:
         is_call = np.zeros(operations.height, bool)
         is_call[call] = True
         changed = lags.copy()
-        own = (edges.kind == Kind.OWN) & is_call[np.minimum(edges.source // 2, len(is_call) - 1)]
+        own = (edges.kind == Kind.OWN) & is_call[job.operation_of(edges.source)]
         usual = int(np.median([each.copy for each in job.usual.values()]))
         changed[own] = np.minimum(lags[own], usual)
         staged = (edges.kind == Kind.STAGING) & np.isin(edges.target // 2, rows)

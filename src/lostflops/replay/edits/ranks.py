@@ -10,6 +10,7 @@ import polars as pl
 from lostflops.errors import BadOption, shown
 
 from ..dependencies.edges import Int, Kind
+from ..dependencies.operations import STRETCH
 from ..edit import Edit, Edited, EditKind, Known, Typed, in_steps, step_of
 from ..host_time import within
 from ..recorded import RecordedJob
@@ -24,7 +25,7 @@ def made(typed: Typed) -> Edit:
     only = sorted({int(rank) for rank in typed.selection.split("+")}) if typed.selection else None
 
     def apply(job: RecordedJob, lags: Int, known: Known) -> Edited:
-        ranks = np.unique(job.operations["rank"].to_numpy())
+        ranks = np.unique(job.ranks)
         if len(ranks) < (FEWEST if only is None else 2):
             return Edited(lags, refused=f"{len(ranks)} ranks have no median")
         absent = sorted(set(only or ()) - set(ranks.tolist()))
@@ -35,7 +36,7 @@ def made(typed: Typed) -> Edit:
         even = lags.astype(float)
         step = step_of(job, known.every_step, job.edges.target)
         number = np.append(known.every_step.step, -1)[step]
-        rank = job.operations["rank"].to_numpy()[np.minimum(job.edges.target // 2, job.operations.height - 1)]
+        rank = job.ranks[job.operation_of(job.edges.target)]
         for part in parts(job, lags, known):
             even -= above(part, rank, number, step >= 0, only)
         evened = np.rint(even).astype(np.int64)
@@ -76,10 +77,10 @@ def parts(job: RecordedJob, lags: Int, known: Known) -> list[Int]:
     No nanosecond is in two of them.
     """
     edges = job.edges
-    operation = np.minimum(edges.source // 2, job.operations.height - 1)
+    operation = job.operation_of(edges.source)
     positive = np.maximum(lags, 0)
     family = job.operations["family"].fill_null("copy")
-    is_work = ~job.operations["communication"].fill_null(False).to_numpy()[operation]
+    is_work = ~job.communicates[operation]
     computes = (edges.kind == Kind.DEVICE) & is_work
     names = family.to_numpy()[operation]
     found = [
@@ -115,31 +116,37 @@ def made_of_work(typed: Typed) -> Edit:
         edges = job.edges
         step = step_of(job, known.every_step, edges.target)
         number = np.append(known.every_step.step, -1)[step]
-        operation = np.minimum(edges.source // 2, job.operations.height - 1)
-        work = ~job.operations["communication"].fill_null(False).to_numpy()[operation]
-        computes = (edges.kind == Kind.DEVICE) & work & (step >= 0)
-        frame = pl.DataFrame(
-            {"rank": job.operations["rank"].to_numpy()[operation], "step": number, "lag": lags}
-        )
-        spent = frame.filter(pl.Series(computes)).group_by("rank", "step").agg(pl.col("lag").sum())
-        share = spent.with_columns(share=pl.col("lag").mean().over("step") / pl.col("lag"))
-        factor = frame.join(share.drop("lag"), on=["rank", "step"], how="left", maintain_order="left")[
-            "share"
-        ]
+        operation = job.operation_of(edges.source)
+        on_host = job.operations["what"].eq_missing(STRETCH).to_numpy()[operation]
+        works = (edges.kind == Kind.DEVICE) | ((edges.kind == Kind.OWN) & on_host)
+        computes = works & ~job.communicates[operation] & (step >= 0)
+        # What is as long on all ranks, such as the optimizer's work, is not shared out again.
+        kind = job.operations.select("family", "phase")[operation]
+        frame = pl.DataFrame({"rank": job.ranks[operation], "step": number, "lag": lags}).hstack(kind)
+        # Ranks of other stages of a pipeline have other work, which cannot be shared with them.
+        stage = pl.col("rank").replace_strict(dict(known.stages()), default=-1, return_dtype=pl.Int64)
+        of = ["rank", "step", "family", "phase"]
+        spent = frame.filter(pl.Series(computes)).group_by(of).agg(pl.col("lag").sum())
+        alike = pl.col("lag").mean().over("step", "family", "phase", stage)
+        share = spent.select(*of, share=alike / pl.col("lag"))
+        factor = frame.join(share, on=of, how="left", nulls_equal=True, maintain_order="left")["share"]
         even = np.where(computes, lags * factor.fill_null(1.0).to_numpy(), lags)
         evened = np.rint(even).astype(np.int64)
         less = np.clip(lags - evened, 0, None)[in_steps(job, known.steps, edges.target)]
         return Edited(evened, removed=int(less.sum()))
 
     return Edit(
-        typed.text, "every rank computed as long in a step as the mean of all", apply, of_communication=True
+        typed.text,
+        "every rank computed as long in a step as the mean of those with like work",
+        apply,
+        of_communication=True,
     )
 
 
 EVEN_WORK = EditKind(
     "even-work",
     "even-work",
-    "What if the work of each step were shared evenly over the ranks?",
+    "What if the work of each step were shared evenly over the ranks, or those of each pipeline stage?",
     "even-work",
     made_of_work,
 )

@@ -1,17 +1,27 @@
-"""Host synchronisations that are not made: the host goes on instead of waiting for the device."""
+"""Host synchronisations that are not made: the host goes on instead of waiting for the device.
+
+A value that is read only to wait for it is not read: where a wait is inside an operator that reads one, such
+as `aten::item`, that goes with its copy.
+"""
 
 from __future__ import annotations
 
 import numpy as np
+import polars as pl
 
 from ..dependencies.edges import Edges, Int, Kind
 from ..edit import REMOVED, Edit, Edited, EditKind, Known, Typed, in_steps
+from ..host_time import copies_within, within
 from ..recorded import RecordedJob
 
 DEPTH, RETURNS = (
     1_024,
     8_000,
 )  # launches that a queue of CUDA's holds, and ns until one of a full queue returns
+
+
+READS = ("aten::item", "aten::_local_scalar_dense", "aten::is_nonzero")
+NEEDED = "where the host needs the value that it reads or waits for, both have to stay"
 
 
 def made(typed: Typed) -> Edit:
@@ -22,11 +32,13 @@ def made(typed: Typed) -> Edit:
         waits = edges.kind == Kind.SYNC
         if typed.selection:
             name = job.operations["name"].str.contains(typed.selection, literal=True).fill_null(False)
-            waits &= name.to_numpy()[np.minimum(edges.target // 2, len(name) - 1)]
+            waits &= name.to_numpy()[job.operation_of(edges.target)]
         inside = waits & in_steps(job, known.steps, edges.target)
         if not inside.any():
             return Edited(lags, refused="the host waits for nothing of that kind inside the steps")
-        without = lags.copy()
+        reads = _reads(job, known, np.unique(edges.target[waits] // 2))
+        read = np.where(waits, 0, _spent(job, lags, reads))
+        without = lags - read
         without[waits] = REMOVED
         call = edges.target[inside] // 2
         start, end = (job.operations[c].to_numpy()[call] for c in ("start", "end"))
@@ -36,12 +48,35 @@ def made(typed: Typed) -> Edit:
         return Edited(
             without,
             (queue(job),),
-            removed=int(np.clip(end - start - own[call], 0, None).sum()),
-            doubts=("where the host needs the value that it waited for, the wait has to stay",),
+            removed=int(np.clip(end - start - own[call], 0, None).sum())
+            + int(read[in_steps(job, known.steps, edges.target)].sum()),
+            doubts=(NEEDED,),
         )
 
     which = f"'{typed.selection}' calls" if typed.selection else "the host"
     return Edit(typed.text, f"{which} did not wait for the device", apply, on_host=False)
+
+
+def _reads(job: RecordedJob, known: Known, calls: Int) -> pl.DataFrame:
+    """The spans (rank, thread, start, end) of operators that read a value, around calls that waited."""
+    named = [known.named(name) for name in READS] if known.named else []
+    waited = job.operations[calls].select("rank", "thread", at="start").drop_nulls().sort("at")
+    if not named:
+        return waited.select("rank", "thread", start="at", end="at").clear()
+    spans = pl.concat(named).unique().sort("start").with_columns(at=pl.col("start"))
+    # Reads are nested in each other alone: the first wait from a begin on is in it, or none is.
+    found = spans.join_asof(
+        waited.with_columns(inside="at"), on="at", by=["rank", "thread"], strategy="forward",
+        check_sortedness=False,
+    )  # fmt: skip
+    return found.filter(pl.col("inside") < pl.col("end")).select("rank", "thread", "start", "end")
+
+
+def _spent(job: RecordedJob, lags: Int, reads: pl.DataFrame) -> Int:
+    """For each edge what of it is a read: the host's time in it, and its copies."""
+    if not reads.height:
+        return np.zeros(len(lags), np.int64)
+    return within(job, lags, reads) + copies_within(job, lags, reads)
 
 
 def queue(job: RecordedJob) -> Edges:

@@ -19,6 +19,7 @@ from .slowdown import SLOWEST_WORKERS, Chosen
 
 MOST_PIPELINES = 64  # that are replayed each on its own: those with most work beyond the mean
 NOTHING_LOST = 0.01  # of the step: below it the shares of what is lost are chance
+IN_A_ROW = 3  # steps
 STEADY = 0.5  # of its mean excess, that a rank has in every step from the one on since which it is slow
 BEFORE = 0.25  # of the later excess, that it has at most in the steps before
 OF_STAGE = 0.5  # of a rank's excess, from which on that is its stage's
@@ -282,10 +283,10 @@ def causes_of(job: RankChains) -> pl.DataFrame:
 def _since(steps: Sequence[int], beyond: Sequence[int]) -> tuple[int | None, bool]:
     """Since which step a rank has what it has beyond the others, and whether in every step from there on.
 
-    None where it has it from the first step on, or by turns.
+    None where it has it from the first step on, or by turns. Two steps in a row may come by chance.
     """
     best: tuple[float, int] | None = None
-    for at in range(len(steps)):
+    for at in range(max(1, len(steps) - IN_A_ROW + 1)):
         later = beyond[at:]
         mean = sum(later) / len(later)
         before = sum(map(abs, beyond[:at])) / at if at else 0.0

@@ -14,7 +14,6 @@ from typing import Any
 import polars as pl
 
 from lostflops.finding import milliseconds, percent
-from lostflops.naming.cards import peak
 from lostflops.session import Answer
 from lostflops.store.trace import Trace
 from lostflops.units import written
@@ -23,8 +22,6 @@ from .budget import Budget
 from .run import Run
 
 MOST_TOP = 3
-# Of the matrix work's time so much must be of one precision, and its FLOPs be known.
-ONE_PRECISION, ALL_KNOWN = 0.9, 0.95
 UNLIKE = 0.1  # of the mean step: where the rate is of others than the page shows, it says so
 BUSY = 0.005  # of a core: less is shown as no load
 NEARLY_FULL = 0.95  # of a GPU's memory: from there on, allocations may fail or wait
@@ -58,11 +55,21 @@ class Top:
 
 
 @dataclass(frozen=True)
+class FactLine:
+    """A line under the ledger. One that ends with a name may be cut; any other goes on in the next line."""
+
+    label: str
+    text: str
+    may_be_cut: bool = False
+
+
+@dataclass(frozen=True)
 class Facts:
     """What stands under the ledger."""
 
     numbers: tuple[Fact, ...] = ()
     top: tuple[Top, ...] = ()
+    roofs: tuple[FactLine, ...] = ()  # where the peak goes, in words
 
 
 def known(
@@ -84,7 +91,7 @@ def known(
         numbers.append(rate)
         numbers += _inputs(trace, counted, rate.value)
     if timed is not None:
-        numbers += _utilisation(trace, run, timed, answers)
+        numbers += _utilisation(run, answers)
     numbers += _memory(trace)
     numbers += _clocks(answers)
     numbers += _cores(trace)
@@ -113,10 +120,36 @@ def _steps_per_second(run: Run, spent: Budget | None, answers: Mapping[str, Answ
 
 
 def _inputs(trace: Trace, counted: pl.DataFrame, steps_per_second: float) -> Iterator[Fact]:
-    """Tokens per second of a rank, from what its embedding looks up; else images, from a convolution."""
+    """Tokens or images per second of a rank."""
+    found = inputs(trace, counted)
+    if found is not None:
+        rate = found.per_step * steps_per_second
+        yield Fact(
+            f"{found.what}_per_second_of_a_rank",
+            found.what,
+            rate,
+            f"{found.what}/s",
+            f"{_figures(rate)} {found.what}/s per rank",
+            f"{found.per_step:,} {found.what} per step: {found.operator} of {found.shape}",
+            is_throughput=True,
+        )
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a step of a rank takes in: how many tokens or images, and in what shape."""
+
+    what: str
+    per_step: int
+    operator: str
+    shape: str
+
+
+def inputs(trace: Trace, counted: pl.DataFrame) -> Inputs | None:
+    """Tokens, from what an embedding looks up; else images, from a convolution; None where neither tells."""
     operators = trace.table("operators")
     if operators is None or counted.is_empty():
-        return
+        return None
     name, shapes = pl.col("name").cast(pl.String), pl.col("shapes").cast(pl.String)
     calls = (
         operators.filter(
@@ -137,18 +170,8 @@ def _inputs(trace: Trace, counted: pl.DataFrame, steps_per_second: float) -> Ite
     ):
         each = _per_step(within.filter(pl.col("name") == kind), size)
         if each is not None:
-            per_step, shape = each
-            rate = per_step * steps_per_second
-            yield Fact(
-                f"{what}_per_second_of_a_rank",
-                what,
-                rate,
-                f"{what}/s",
-                f"{_figures(rate)} {what}/s per rank",
-                f"{per_step:,} {what} per step: {kind} of {shape}",
-                is_throughput=True,
-            )
-            return
+            return Inputs(what, each[0], kind, each[1])
+    return None
 
 
 def _per_step(calls: pl.DataFrame, size: Any) -> tuple[int, str] | None:
@@ -199,58 +222,30 @@ def _images(text: str) -> tuple[int, int, list[int]] | None:
     return prod(shapes[0][2:]), shapes[0][0], shapes[0]
 
 
-def _utilisation(trace: Trace, run: Run, spent: Budget, answers: Mapping[str, Answer]) -> Iterator[Fact]:
-    """FLOPs of matrix work per second over what the GPU can do, where all of it is known."""
-    flops, mix = answers.get("step_flops"), answers.get("precision_mix")
-    if flops is None or mix is None or run.gpu is None or run.device_kind != "gpu":
+def _utilisation(run: Run, answers: Mapping[str, Answer]) -> Iterator[Fact]:
+    """FLOPs of matrix work per second over what the GPU can do, where all of it is known on every rank."""
+    answer = answers.get("model_flops")
+    if answer is None or run.device_kind != "gpu" or set(answer.table["rank"]) != set(run.ranks):
         return
-    precision = _precision(mix.table)
-    most = None if precision is None else peak(run.gpu, precision)
-    table = flops.table
-    if most is None or table.is_empty() or table["unknown"].sum() or set(table["rank"]) != set(run.ranks):
+    table = answer.table
+    peaks = table.select("peak", "precision").unique()
+    if peaks.height > 1 or table["hfu"].null_count():
         return
-    if int(table["known_time"].sum()) < ALL_KNOWN * int(table["matrix_time"].sum()):
-        return
-    # Operators are counted over the whole recording, kernels inside steps.
-    inside = mix.table.group_by("rank").agg(pl.col("time", "in_steps").sum())
-    done = table.join(inside, on="rank").filter(pl.col("time") > 0)
-    # As shares first: FLOPs times nanoseconds are more than 64 bits hold.
-    in_steps = float((done["flops"] * (done["in_steps"] / done["time"])).sum())
-    if not in_steps:
-        return
-    share = in_steps / (spent.ns / 1e9 * most)
-    again = _recomputes(trace)
-    yield Fact(
-        "flops_utilisation" if again else "model_flops_utilisation",
-        "HFU" if again else "MFU",
-        share,
-        "1",
-        f"{percent(share, 1)} of {most / 1e12:,.0f} TFLOP/s ({precision}, dense)",
-        f"{in_steps / spent.num_windows:.3g} FLOPs per step and rank from the shapes of matrix products and "
-        "attention, masks not regarded" + ("; recomputation counts" if again else ""),
+    peak, precision = peaks.row(0)
+    of = f"of {peak:,.0f} TFLOP/s ({precision}, dense)"
+    steps = pl.col("step_time") / pl.col("step_time").sum()
+    mfu, hfu = table.select(mfu=(steps * pl.col("mfu")).sum(), hfu=(steps * pl.col("hfu")).sum()).row(0)
+    flops = table["hardware_flops"].mean()
+    basis = (
+        f"{flops:.3g} FLOPs per step and rank from the shapes of matrix products and attention, masks not "
+        "regarded"
     )
-
-
-def _precision(mix: pl.DataFrame) -> str | None:
-    """The precision of nearly all matrix work whose kernels say theirs."""
-    said = mix.filter(pl.col("precision").is_not_null())
-    time = said.group_by(pl.col("precision").cast(pl.String)).agg(pl.col("in_steps").sum())
-    whole = int(time["in_steps"].sum())
-    if not whole or whole < 0.5 * int(mix["in_steps"].sum()):
-        return None
-    name, most = time.sort("in_steps", "precision", descending=[True, False]).row(0)
-    return name if most >= ONE_PRECISION * whole else None
-
-
-def _recomputes(trace: Trace) -> bool:
-    """Whether a backward pass computes parts of the forward pass again, as activation checkpoints do."""
-    operators = trace.table("operators")
-    if operators is None:
-        return False
-    phase, name = pl.col("phase").cast(pl.String), pl.col("name").cast(pl.String)
-    forward = ["aten::linear", "aten::conv2d", "aten::scaled_dot_product_attention", "aten::layer_norm"]
-    again = (phase == "recompute") | ((phase == "backward") & name.is_in(forward))
-    return bool(operators.select(again.any()).collect().item())
+    if table["mfu"].null_count():
+        shown = f"{percent(hfu, 1)} {of}"
+        yield Fact("flops_utilisation", "HFU", hfu, "1", shown, f"{basis}; recomputation counts")
+        return
+    again = f"; HFU {percent(hfu, 1)}, recomputation counted" if hfu > mfu else ""
+    yield Fact("model_flops_utilisation", "MFU", mfu, "1", f"{percent(mfu, 1)} {of}{again}", basis)
 
 
 def _memory(trace: Trace) -> Iterator[Fact]:
@@ -365,15 +360,6 @@ def _top(answers: Mapping[str, Answer], spent: Budget | None) -> Iterator[Top]:
             yield Top(name, ns / ranks, ns / whole, overlaps)
 
 
-@dataclass(frozen=True)
-class FactLine:
-    """A line under the ledger. One that ends with a name may be cut; any other goes on in the next line."""
-
-    label: str
-    text: str
-    may_be_cut: bool = False
-
-
 def lines(facts: Facts, on_host: bool) -> list[FactLine]:
     """What stands under the ledger: few lines, one for all rates."""
     rates = [fact.shown for fact in facts.numbers if fact.is_throughput]
@@ -385,7 +371,7 @@ def lines(facts: Facts, on_host: bool) -> list[FactLine]:
         text = f"{milliseconds(top.ns_per_step)} ({percent(top.share, 1)} of {of})  {top.name}"
         told.append(FactLine(label, text, may_be_cut=True))
         label = ""
-    return told
+    return [*told, *facts.roofs]
 
 
 def _figures(value: float) -> str:

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import polars as pl
 
-from lostflops import causes, intervals, recipes, remedies
+from lostflops import causes, frameworks, intervals, recipes
 from lostflops.errors import LostflopsError
 from lostflops.finding import Finding, milliseconds, percent
+from lostflops.remedies import advice, left
 from lostflops.report.words.safe import one_line, typed
 from lostflops.session import Answer, Session, Skipped
 from lostflops.store.trace import GPU_WORK_LOST, Quality, Trace
 from lostflops.tables import STEPS, UNLISTED_GRAPH
 from lostflops.version import __version__
 
-from . import facts, step_notes
+from . import facts, roofs, step_notes
 from .budget import Budget, budget
+from .moments import ShownStep, moments
 from .pipeline import Pipeline, pipeline
 from .run import Run, recorded
 from .sentences import job_notes
@@ -74,6 +77,8 @@ class Page:
     source_names: tuple[str, ...]
     pipeline: Pipeline | None = None
     given: tuple[str, ...] = ()  # the paths that the user named, where somebody did
+    # Where in time findings can be seen, by their names: only a page that draws them asks.
+    moments: Callable[[], Mapping[str, ShownStep]] = dict
 
     @property
     def untraced(self) -> bool:
@@ -114,7 +119,8 @@ class Page:
 
 def page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], None] | None = None) -> Page:
     """Ask every recipe that belongs on the page. `on_recipe(name, done, of)` is called before each."""
-    names = sorted(name for name, known in recipes.recipes().items() if known.page)
+    names = sorted(name for name, known in recipes.of_the_page().items() if known.page)
+    session.begin(names)
     answers: list[Answer] = []
     skipped: list[Skipped] = []
     for done, name in enumerate(names):
@@ -136,7 +142,7 @@ def page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], No
     run = recorded(trace, steps, counted)
     spent = budget(counted, run.on_host)
     unclassified, kernel_time = _unclassified(trace)
-    job, asked = remedies.setting(trace), causes.remedies()
+    job, asked = frameworks.setting(trace), causes.remedies()
     given = causes.gather(
         trace,
         session,
@@ -144,16 +150,19 @@ def page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], No
         counted,
         run.on_host,
         run.world_size,
-        lambda finding, otherwise: remedies.advice(asked.get(finding, ()), job, otherwise),
+        lambda key, otherwise: advice(asked[key].remedies if key in asked else (), job, otherwise),
+        lambda names: left(names, job),
         job.units,
     )
-    found = causes.findings(given)
+    found = causes.predicted(causes.findings(given), session, given.mean_step)
+    told = facts.known(trace, run, spent, windows, by_name, step_notes.tell_the_period(steps, counting))
     return Page(
         lostflops=__version__,
         run=run,
         verdict=_verdict(trace, run, spent, skipped, by_name, found),
         notes=(
             *(["Simulated: this job never ran."] if run.simulated else ()),
+            *([f"Replayed with {run.replayed}: these times were not measured."] if run.replayed else ()),
             *job_notes(trace, by_name, run),
             *_notes(run, _outside(trace, steps), unclassified, kernel_time),
             *_between(trace, steps),
@@ -162,14 +171,7 @@ def page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], No
             *step_notes.uneven(run, steps, counting),
         ),
         figures=tuple(_figures(run, counted, spent, by_name, unclassified, kernel_time)),
-        facts=facts.known(
-            trace,
-            run,
-            spent,
-            windows,
-            by_name | _asked(session, "step_flops"),
-            step_notes.tell_the_period(steps, counting),
-        ),
+        facts=replace(told, roofs=tuple(roofs.lines(run, spent, by_name))),
         budget=spent,
         steps=steps,
         ledger=ledger,
@@ -180,7 +182,17 @@ def page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], No
         source_names=tuple(source.name for source in trace.manifest.sources),
         pipeline=pipeline(by_name, _passes(session, by_name)),
         given=trace.given,
+        moments=partial(_moments, trace, session, counted, found),
     )
+
+
+def _moments(
+    trace: Trace, session: Session, ledger: pl.DataFrame, found: Sequence[Finding]
+) -> Mapping[str, ShownStep]:
+    # Asked when a report is drawn: the workers of a cluster may have left by then.
+    here = session if type(session) is Session else Session(trace)
+    with trace.reading():
+        return moments(here, ledger, found)
 
 
 def _of_the_whole(finding: Finding) -> Finding:

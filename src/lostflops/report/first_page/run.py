@@ -9,7 +9,7 @@ from typing import Any
 import polars as pl
 from msgspec import structs
 
-from lostflops.store.trace import DEVICE_UNKNOWN, GPU_WORK_LOST, SIMULATED, Quality, Trace
+from lostflops.store.trace import DEVICE_UNKNOWN, GPU_WORK_LOST, REPLAYED, SIMULATED, Quality, Trace
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,7 @@ class Run:
     sources: tuple[dict[str, Any], ...]  # without file names: profilers put the host's name in them
     versions: str | None
     simulated: bool = False  # nobody recorded it: the job never ran
+    replayed: str = ""  # the edits with which `whatif` replayed it: these times were never measured
     lost: Quality | None = None  # why the host's side is all there is, when the device had work
 
     @property
@@ -130,6 +131,7 @@ def recorded(trace: Trace, steps: pl.DataFrame, ledger: pl.DataFrame) -> Run:
         ),
         versions=None if ranks is None else _one(ranks["versions"]),
         simulated=any(fact.name == SIMULATED for fact in manifest.quality),
+        replayed=next((fact.text for fact in manifest.quality if fact.name == REPLAYED), ""),
         lost=_lost(manifest.quality, present),
     )
 

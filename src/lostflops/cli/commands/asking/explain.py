@@ -1,4 +1,4 @@
-"""Explain a recipe, an account, a finding or a table.
+"""Explain a recipe, an account, a finding, a remedy or a table.
 
 Give its name: `communication_exposed`, `idle.launch_bound` (an account, a line of the ledger), `kernels`.
 """

@@ -1,7 +1,10 @@
 """Ask one question and print or write its table.
 
 `lostflops recipes` lists the recipes, `lostflops explain NAME` says what one computes, and
-`lostflops recipe NAME --help` shows the options of that one.
+`lostflops recipe NAME --help` shows the options of that one. `--against B` asks two runs and joins their
+rows:
+
+  lostflops recipe kernel-summary runs/base --against runs/new
 """
 
 from __future__ import annotations
@@ -20,11 +23,12 @@ from lostflops.cli.arguments.recipe_names import recipe_names
 from lostflops.cli.output import files, formats
 from lostflops.cli.output.formats.table import SHOWN_ROWS
 from lostflops.cli.output.waiting import waiting
-from lostflops.errors import BadOption, CannotAnswer
+from lostflops.errors import BadOption, CannotAnswer, shown
 
 if TYPE_CHECKING:
     import polars as pl
 
+    from lostflops.cluster.workers import Workers
     from lostflops.recipe import Option
     from lostflops.session import Answer
     from lostflops.store.trace import Trace
@@ -35,7 +39,13 @@ def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
     setattr(name, "completer", recipe_names)  # noqa: B010 - argcomplete looks for it
     traces.add_paths(parser)
     traces.add_steps(parser)
+    traces.add_dask(parser)
     parser.add_argument("--ranks", metavar="A,B-C", help="only the rows of these ranks")
+    parser.add_argument(
+        "--against",
+        metavar="B",
+        help="ask the run B too: every row with its values in PATH (before) and in B (after)",
+    )
     parser.add_argument(
         "--format",
         choices=formats.names(),
@@ -82,28 +92,43 @@ def _how(option: Option) -> dict[str, Any]:
 
 def run(given: Namespace) -> None:
     form = _format(given.format, given.output)
+    inputs = [*given.paths, *([] if given.against is None else [given.against])]
     if given.output is not None:
-        files.check(given.output, given.paths)
+        files.check(given.output, inputs)
     from lostflops.recipes import named
-    from lostflops.session import Session, Skipped
+    from lostflops.session import Skipped
 
     wanted = named(given.name)
     ranks = None if given.ranks is None else units.numbers(given.ranks, "--ranks", "ranks")
     options = {k.removeprefix("option_"): v for k, v in vars(given).items() if k.startswith("option_")}
-    with waiting() as tell:
-        trace = traces.opened(given, tell)
+    with waiting() as tell, traces.workers(given, tell) as workers:
+        trace = traces.opened(given, tell, workers=workers)
         if tell:
             tell(wanted.name, 1.0)
-        said = Session(trace).run(wanted.name, **options)
-    if isinstance(said, Skipped):
-        raise CannotAnswer(said.recipe, said.reason)
+        said = traces.session(trace, workers).run(wanted.name, **options)
+        if isinstance(said, Skipped):
+            raise CannotAnswer(said.recipe, said.reason)
+        if given.against is not None:
+            said = _against(given, said, options, workers)
     table = said.table if ranks is None else _of(ranks, trace, said)
     if given.output is not None:
-        with files.replacing(given.output, given.paths) as place, place.open("wb") as file:
+        with files.replacing(given.output, inputs) as place, place.open("wb") as file:
             form.write(said, table, file)
     else:
         sys.stdout.flush()
         form.write(said, table, sys.stdout.buffer)
+
+
+def _against(given: Namespace, before: Answer, options: dict[str, Any], workers: Workers | None) -> Answer:
+    """The answer joined with that of the other run."""
+    from lostflops.experiment.difference.against import against
+    from lostflops.session import Skipped
+
+    trace = traces.opened(Namespace(**{**vars(given), "paths": [given.against]}), workers=workers)
+    after = traces.session(trace, workers).run(before.recipe.name, **options)
+    if isinstance(after, Skipped):
+        raise CannotAnswer(after.recipe, f"{shown(given.against)}: {after.reason}")
+    return against(before, after)
 
 
 def _format(asked: str | None, output: Path | None) -> formats.Format:

@@ -22,6 +22,7 @@ from lostflops.errors import shown
 def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
     traces.add_paths(parser, newest=True)
     traces.add_steps(parser)
+    traces.add_dask(parser)
     parser.add_argument(
         "--all",
         action="store_true",
@@ -48,12 +49,12 @@ def run(given: Namespace) -> None:
     from lostflops.capture.record import new_run
     from lostflops.report import terminal
     from lostflops.report.first_page import page
-    from lostflops.session import Session
 
-    with waiting() as tell:
-        trace = traces.opened(given, tell)
+    with waiting() as tell, traces.workers(given, tell) as workers:
+        trace = traces.opened(given, tell, workers=workers)
+        session = traces.session(trace, workers)
         with trace.reading():
-            found = page.page(trace, Session(trace), _asking(tell))
+            found = page.page(trace, session, None if workers else _asking(tell))
     for name, target in written.items():
         data = pages.named(name).content(found)
         with files.replacing(target, given.paths) as file:

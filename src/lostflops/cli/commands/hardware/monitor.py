@@ -17,7 +17,6 @@ from pathlib import Path
 from types import FrameType
 
 from lostflops.cli.output import files
-from lostflops.cli.output.safe import spreadsheet_safe
 
 
 def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
@@ -142,6 +141,8 @@ def _write(run: Path, given: Namespace) -> None:
         utc = (pl.col("end") + trace.manifest.origin_ns).cast(pl.Datetime("ns", "UTC"))
         named = counters.select(utc.dt.to_string("iso:strict").alias("time"), *_COLUMNS)
         with files.replacing(given.csv) as file:
+            from lostflops.export.spreadsheet import spreadsheet_safe
+
             spreadsheet_safe(named.collect()).write_csv(file)
     if given.html:
         drawn = page(trace)

@@ -16,19 +16,29 @@ from lostflops.cli.output.waiting import waiting
 
 def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
     traces.add_paths(parser)
+    traces.add_dask(parser)
     parser.add_argument(
-        "--output", metavar="RUN", type=Path, required=True, help="the folder to make, or the run to replace"
+        "--output",
+        metavar="RUN",
+        required=True,
+        help="the folder to make, or the run to replace; also an address such as s3://bucket/run",
     )
 
 
 def run(given: Namespace) -> None:
     from lostflops.errors import shown
+    from lostflops.ingest import job
+    from lostflops.store import object_store
 
-    with waiting() as tell:
-        trace = traces.opened(given, tell, given.output)
+    away = object_store.is_url(given.output) and not given.output.startswith("file://")
+    place = job.place_of(given.output) if away else Path(given.output.removeprefix("file://"))
+    with waiting() as tell, traces.workers(given, tell) as workers:
+        trace = traces.opened(given, tell, place, workers)
+        if away:
+            object_store.put(trace.path, given.output, tell)
     ranks = trace.table("ranks")
     num_ranks = 0 if ranks is None else ranks.collect()["rank"].n_unique()
-    stored = sum(file.stat().st_size for file in given.output.rglob("*.parquet"))
+    stored = sum(file.stat().st_size for file in trace.path.rglob("*.parquet"))
     print(
         f"imported {trace.manifest.num_events:,} events of {num_ranks} rank{'s' * (num_ranks != 1)} "
         f"-> {shown(given.output)}  ({stored / 1e6:.1f} MB)"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from . import run_folder
@@ -13,7 +14,8 @@ from .log import BOOT, IN_POD
 
 @dataclass(frozen=True)
 class RecorderSettings:
-    steps: list[list[int]]  # closed ranges of steps, ascending; without a second number the range has no end
+    # Closed ranges of steps, ascending; without a second number the range has no end. Empty: only the log.
+    steps: list[list[int]]
     every: int  # the ranges come again after so many steps; 0: never
     delay: float | None  # seconds from `began` on before a window opens; null: windows open by steps
     duration: float | None  # seconds after which a window ends
@@ -34,6 +36,16 @@ def read() -> RecorderSettings:
     # In a pod the file is the same for all jobs of a namespace; what one of them was asked for stands here.
     own: dict[str, Any] = json.loads(os.environ.get("LOSTFLOPS_SETTINGS") or "{}") if IN_POD else {}
     return RecorderSettings(**{**given, **{name: own[name] for name in own if name in given}})
+
+
+@cache
+def log_only() -> bool:
+    """Whether no step is to be recorded in full."""
+    try:
+        wanted = read()
+    except (OSError, ValueError, TypeError):
+        return False
+    return not wanted.steps and wanted.delay is None
 
 
 def within(rank: int, ranks: list[list[int]] | None) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import stat
 import sys
@@ -25,6 +26,16 @@ def resident() -> int | None:
         with open("/proc/self/statm", "rb") as file:
             return int(file.read().split()[1]) * PAGE
     except (OSError, ValueError, IndexError):
+        return None
+
+
+def peak_resident() -> int | None:
+    """The most that it has held. Not from `getrusage`, which counts what a parent held before it."""
+    try:
+        with open("/proc/self/status", "rb") as file:
+            held = next(line for line in file if line.startswith(b"VmHWM:"))
+        return int(held.split()[1]) << 10
+    except (OSError, ValueError, IndexError, StopIteration):
         return None
 
 
@@ -89,16 +100,19 @@ class StepLog:
             self._clock_due = end + CLOCK_EVERY
             self.add(kind=run_folder.CLOCK, monotonic=time.monotonic_ns(), wall=time.time_ns())
 
+    def told(self, step: int, values: dict[str, Any]) -> None:
+        """Append what the job said of a step."""
+        fields = ",".join(f'"{name}":{_written(value)}' for name, value in values.items())
+        self._append(f'{{"kind":"{run_folder.TOLD}","of":{step},{fields}}}')
+
+    def ended(self, steps: int, **more: Any) -> None:
+        """Append the last line of a process that was not killed."""
+        self.add(kind=run_folder.END, steps=steps, lines_lost=self.lines_lost, **_memory(), **more)
+
     def _memory(self) -> str:
         held = resident()
-        text = f',"resident":{held}' if held is not None else ""
-        torch = sys.modules.get("torch")
-        # Asking a GPU that nobody uses would initialise it.
-        if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
-            stats = torch.cuda.memory_stats()
-            text += f',"allocated":{stats.get("allocated_bytes.all.current", 0)}'
-            text += f',"reserved":{stats.get("reserved_bytes.all.current", 0)}'
-        return text
+        found = {} if held is None else {"resident": held}
+        return "".join(f',"{name}":{amount}' for name, amount in {**found, **_memory(now=True)}.items())
 
     def _append(self, line: str) -> None:
         data = (("\n" if self._torn else "") + line + "\n").encode()
@@ -108,3 +122,25 @@ class StepLog:
             self.lines_lost += 1
         else:
             self.lines_lost += self._torn
+
+
+def _memory(now: bool = False) -> dict[str, int]:
+    """The most that this process has held in host memory, and PyTorch on its GPU; `now`: also at present."""
+    found: dict[str, int] = {}
+    host = peak_resident()
+    if host is not None:
+        found["peak_resident"] = host
+    torch = sys.modules.get("torch")
+    # Asking a GPU that nobody uses would initialise it.
+    if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
+        stats = torch.cuda.memory_stats()
+        for name in ("allocated", "reserved"):
+            if now:
+                found[name] = stats.get(f"{name}_bytes.all.current", 0)
+            found[f"peak_{name}"] = stats.get(f"{name}_bytes.all.peak", 0)
+    return found
+
+
+def _written(value: float) -> str:
+    """A number in JSON, which has none that are not finite: those are text."""
+    return repr(value) if math.isfinite(value) else f'"{value}"'

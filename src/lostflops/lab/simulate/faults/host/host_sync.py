@@ -10,7 +10,7 @@ from lostflops.lab.simulate.job import SimulatedJob
 from lostflops.lab.simulate.strategy import Strategy
 from lostflops.lab.simulate.truth import Culprit
 
-COST = 60_000  # ns of a reading, about
+COST = 30_000  # ns of a reading where the device is never far behind
 
 
 def fits(strategy: Strategy) -> bool:

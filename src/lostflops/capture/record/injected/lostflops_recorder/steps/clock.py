@@ -17,12 +17,14 @@ from typing import Any
 
 from .. import compiler, log, run_folder, settings, windows
 from ..marks import annotated
-from ..rank import identify
+from ..rank import Rank, identify
 from ..step_log import StepLog, elsewhere
 from ..windows import reason
+from ..windows.none import NoWindow
 from ..windows.reason import Reason
 from ..windows.window import Window
 from .core_wait import CoreWait
+from .told import ToldNumbers
 
 now = time.monotonic_ns
 
@@ -36,11 +38,13 @@ class Clock:
         self.depth = threading.local()
         self.step = 0
         self.log: StepLog | None = None
-        self.window: Window | None = None
+        self.window: Window | NoWindow | None = None
         self.started: int | None = None  # of the running step; nobody saw the first one start
         self.own = self.optimizer = self.data = self.checkpoint = self.collecting = self.micro_steps = 0
         self.thread = threading.get_ident()  # that ended the last step
         self._core_wait = CoreWait()
+        self._told = ToldNumbers()
+        self._tells_of_ended: bool | None = None  # None: nothing was told yet
         self._collection_began = 0
         self._collection: Any = None  # its range
         self._in_backward = False
@@ -55,8 +59,18 @@ class Clock:
 
     def passed(self, what: object) -> None:
         """Something that ends steps in the optimizer's place has been passed."""
-        if "torch" in sys.modules:
+        if "torch" in sys.modules or settings.log_only():
             self._passed(id(what), None, True)
+
+    def tell(self, values: dict[str, Any]) -> None:
+        """The job says something of a step: of the running one, or of the one that has just ended."""
+        try:
+            with self._lock:
+                if self._tells_of_ended is None:
+                    self._tells_of_ended = self.step > 0 and not self.micro_steps
+                self._told.add(max(0, self.step - self._tells_of_ended), values)
+        except Exception as error:  # what was told is no number: no reason to stop anything for
+            log.fault("what the job says of its steps", error)
 
     def _passed(self, what: int, began: int | None, counts: bool) -> None:
         if not self.on:
@@ -109,6 +123,7 @@ class Clock:
             f'"duration":{duration},{core}"own":{self.own},"micro_steps":{self.micro_steps},'
             f'"optimizer":{self.optimizer},"data":{self.data},"checkpoint":{self.checkpoint},"gc":{self.collecting},"window":{int(self.window.recording)}',
         )
+        self._told.write(self.log)
         self.step += 1
         self.optimizer = self.data = self.checkpoint = self.collecting = self.micro_steps = 0
         self.window.boundary(self.step, (took or 0) / 1e9)
@@ -131,7 +146,7 @@ class Clock:
 
     def _begin(self) -> None:
         rank = identify()
-        torch = sys.modules["torch"]
+        torch = sys.modules.get("torch")
         try:
             self.log = StepLog(rank)
         except OSError as error:
@@ -144,15 +159,21 @@ class Clock:
                 raise
             said = f"{why}; its recording lies in {os.path.dirname(self.log.folder)} on its machine"
             sys.stderr.write(f"lostflops: rank {rank.rank}: {said}.\n")
-        self.log.introduce(rank, str(torch.__version__))
+        self.log.introduce(rank, str(getattr(torch, "__version__", "")))
+        if settings.log_only():
+            self.window = NoWindow()
+        else:
+            self.window = self._windows(torch, self.log, rank)
+        atexit.register(self._ended)
+        gc.callbacks.append(self._collected)
+        annotated.first_step()
+
+    def _windows(self, torch: Any, steps: StepLog, rank: Rank) -> Window:
         nsys = sys.modules.get(f"{windows.__name__}.nsys")
         kind: Any = Window
         if nsys is not None and nsys.inside():
             kind = sys.modules[f"{windows.__name__}.nsys_window"].NsysWindow
-        self.window = kind(torch, self.log, rank, settings.read())
-        atexit.register(self._ended)
-        gc.callbacks.append(self._collected)
-        annotated.first_step()
+        return kind(torch, steps, rank, settings.read())
 
     def _collected(self, phase: str, info: dict[str, Any]) -> None:
         if phase == "start":
@@ -176,7 +197,8 @@ class Clock:
             marked = annotated.summary()
             if marked:
                 self.log.add(kind=run_folder.MARKED, **marked)
-            self.log.add(kind=run_folder.END, steps=self.step, lines_lost=self.log.lines_lost, **_exception())
+            self._told.write(self.log, wait=True)
+            self.log.ended(self.step, **_exception())
         except Exception as error:
             self.stop(error)
 

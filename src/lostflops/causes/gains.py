@@ -1,0 +1,65 @@
+"""What removing the causes on a page would gain: a replay of the job without each of the costliest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from lostflops.errors import LostflopsError
+from lostflops.finding import Finding, PredictedGain
+from lostflops.session import Session
+
+MOST_EDITS = 3
+MOST_EVENTS = 2_000_000  # of a recording: replaying one takes a second for each million
+DISAPPOINTS = 0.5  # of what a finding costs, that a replay without its cause has to gain to keep its place
+LEAST = 0.01  # of the step, from which on what a finding costs is worth a replay
+
+
+def predicted(findings: tuple[Finding, ...], session: Session, mean_step: float) -> tuple[Finding, ...]:
+    """The findings, the costliest with the gain that a replay without their cause predicts.
+
+    A cause that two findings are about is told at the first. A bound that the replay finds too low yields to
+    it, and a finding that gains less than half of what it costs to those that are worth more. A recording
+    that is too large or cannot be replayed leaves all as they are.
+    """
+    worth = [f.edit for f in findings if f.edit and f.size >= LEAST * mean_step]
+    asked = list(dict.fromkeys(worth))[:MOST_EDITS]
+    if not asked or session.trace.manifest.num_events > MOST_EVENTS:
+        return findings
+    try:
+        gains = session.predicted(asked)
+    except LostflopsError:  # what cannot be replayed must not cost the reader the page
+        return findings
+    first = {f.edit: f for f in reversed(findings)}
+    told = [
+        _with(f, gains[f.edit], mean_step) if f.edit in gains and first[f.edit] is f else f for f in findings
+    ]
+    return tuple(_by_worth(told))
+
+
+def _by_worth(findings: Sequence[Finding]) -> list[Finding]:
+    """The findings in their order, but what gains far less than it costs after what is worth more."""
+    placed = list(findings)
+    for at in reversed(range(len(placed))):
+        finding = placed[at]
+        while _disappoints(finding) and at + 1 < len(placed) and _worth(placed[at + 1]) > _worth(finding):
+            placed[at], placed[at + 1] = placed[at + 1], finding
+            at += 1
+    return placed
+
+
+def _disappoints(finding: Finding) -> bool:
+    return _worth(finding) < DISAPPOINTS * finding.size
+
+
+def _worth(finding: Finding) -> int:
+    """What a replay gains without its cause, ns; what it costs, where none knows or it gains more."""
+    gain = finding.predicted
+    return finding.size if gain is None or gain.refused else min(finding.size, max(0, gain.ns))
+
+
+def _with(finding: Finding, gain: PredictedGain, mean_step: float) -> Finding:
+    bound = finding.ns_per_step
+    if finding.gain == "at most" and not gain.refused:
+        bound = min(max(bound, gain.ns), round(mean_step))
+    return replace(finding, predicted=gain, ns_per_step=bound)

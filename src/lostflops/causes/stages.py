@@ -1,0 +1,125 @@
+"""Stages of a pipeline: what they wait for each other, and the one that has more to do than the others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import polars as pl
+
+from lostflops.accounts import ACCOUNTS
+from lostflops.finding import Finding, milliseconds
+
+from .given import Given
+from .lateness import (
+    called,
+    in_words,
+    like_others_at_most,
+    replayed_even,
+    shared_at_most,
+    slower_compute,
+    stages,
+)
+from .page_findings import PageFindings
+
+BUBBLE = "pipeline-bubble"
+WAITS_FROM = 0.03
+STANDS_OUT = 1.15  # times the others' compute: a stage that is too long
+ALIKE_WAITS = 0.25  # of the longest: stages that lose the same to the schedule
+
+
+@dataclass(frozen=True)
+class SlowStage:
+    """The stage of a pipeline that computes longest: its ranks, its compute and the others', ns a step."""
+
+    ranks: tuple[int, ...]
+    own: int
+    others: int
+
+    def says(self) -> str:
+        one = len(self.ranks) == 1
+        who = f"Rank {self.ranks[0]} is" if one else f"{called(self.ranks).capitalize()} are"
+        return (
+            f"{who} the slowest pipeline stage: {'it computes' if one else 'they compute'} "
+            f"{milliseconds(self.own)} per step, the others {milliseconds(self.others)}."
+        )
+
+
+def join_stages(
+    page: PageFindings, waited: int, paused: int, slow: SlowStage | None, of_stage: int, *, alone: bool
+) -> int:
+    """Waiting between stages of a pipeline, which the schedule forces: how much that is of `waited`, ns.
+
+    `paused` ns of what they wait in sends and receives have another cause, and are not in `waited` either;
+    `of_stage` ns beside those are for a stage that has more to do. Stages that have no more to do wait in the
+    collective that ends the step. Where nothing else makes ranks wait (`alone`), and all wait alike, that is
+    the schedule's as well.
+    """
+    given = page.given
+    table = given.table("communication_wait")
+    if table is None or "in_pairs" not in table.columns:
+        return 0
+    ns = max(0, int(table["in_pairs"].sum() or 0) // max(1, given.num_steps) - paused)
+    in_pairs = min(waited, ns)
+    ns = min(waited, ns + of_stage)
+    in_the_end = waited - ns if ns and alone and _all_wait_alike(table) else 0
+    ns += in_the_end
+    on_host = page.of(BUBBLE)
+    cost = ns + (on_host.size if on_host else 0)
+    if not ns or not page.reaches(cost, WAITS_FROM):
+        return 0
+    after = " and the collectives after them" if in_the_end else ""
+    claim = f"Pipeline stages wait {page.share(cost)} for each other in sends, receives{after}."
+    claim = claim if after else claim.replace("sends, receives", "sends and receives")
+    evidence = ["receives that spin on the GPU until the other stage sends"] if in_pairs else []
+    bound = ns
+    if slow is not None:
+        claim = f"{slow.says()} Stages wait {page.share(cost)} for each other."
+        first, *more = slow.ranks
+        why, even = slower_compute(first, given), replayed_even(given)
+        facts = [f"rank {first}: {why[0]}" if more else why[0]] if why else []
+        evidence = [*facts, *([in_words(even)] if even else []), *evidence]
+        bound = max(bound, shared_at_most(given), like_others_at_most(given, *slow.ranks))
+    page.take(BUBBLE)
+    page.put(
+        Finding(
+            name=BUBBLE,
+            claim=claim,
+            gain="at most",
+            ns_per_step=bound + (on_host.ns_per_step if on_host else 0),
+            cost_per_step=cost,
+            evidence=tuple(evidence),
+            next=ACCOUNTS["idle.pipeline_bubble"].remedy,
+            recipe="communication_wait",
+            accounts=("communication.wait", *(on_host.accounts if on_host else ())),
+            rank=None if slow is None else slow.ranks[0],
+            edit="" if slow is None else f"even-ranks:{'+'.join(map(str, slow.ranks))}",
+        )
+    )
+    return ns
+
+
+def _all_wait_alike(table: pl.DataFrame) -> bool:
+    """Whether every rank waits about as long in a step, as stages of one cost do."""
+    waits = table["per_step"].drop_nulls()
+    least, most = waits.min(), waits.max()
+    return isinstance(least, int) and isinstance(most, int) and most - least <= ALIKE_WAITS * most
+
+
+def slowest_stage(given: Given) -> SlowStage | None:
+    """The stage of which every rank computes longer than the others' usual; None where none stands out.
+
+    Where it is not known which ranks are a stage, each counts as one.
+    """
+    compute = given.ledger.filter(pl.col("account") == "compute").group_by("rank").agg(pl.col("ns").sum())
+    by_rank = {rank: ns // given.steps[rank] for rank, ns in compute.iter_rows()}
+    known = [ranks for ranks in stages(given).values() if all(rank in by_rank for rank in ranks)]
+    means = {
+        ranks: sum(by_rank[r] for r in ranks) // len(ranks) for ranks in known or [(r,) for r in by_rank]
+    }
+    if len(means) < 2:
+        return None
+    slowest = max(means, key=lambda ranks: (means[ranks], -ranks[0]))
+    others = sorted(ns for ranks, ns in means.items() if ranks != slowest)[(len(means) - 1) // 2]
+    if min(by_rank[rank] for rank in slowest) < STANDS_OUT * others:
+        return None
+    return SlowStage(slowest, means[slowest], others)

@@ -1,0 +1,67 @@
+"""Open a timeline of every rank in the browser.
+
+Zooms from the whole job to a single kernel. The first line printed is an address that works once and for this
+user alone. PATH may be a folder of runs, or several runs: the page then lists them and can lay one beside
+another. The first view of a run adds up its events and keeps the sums beside it.
+
+  lostflops view runs/base
+  lostflops view runs/base runs/new                    two runs, to compare
+  lostflops view runs --no-browser --port 8123         on a login node, for `ssh -L 8123:localhost:8123`
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lostflops.cli.arguments import traces
+from lostflops.errors import BadOption, MissingExtra, NothingThere
+
+if TYPE_CHECKING:
+    from lostflops.store.trace import Trace
+
+
+def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
+    traces.add_paths(parser, newest=True)
+    parser.add_argument("--no-browser", action="store_true", help="only print the address")
+    parser.add_argument(
+        "--port", metavar="N", type=int, default=0, help="listen there (default: a free port)"
+    )
+    parser.add_argument(
+        "--host",
+        metavar="ADDRESS",
+        default="127.0.0.1",
+        help="listen there, for others to reach it: whoever has the token reads the run, unencrypted "
+        "(default: %(default)s, this machine alone)",
+    )
+
+
+def run(given: Namespace) -> None:
+    if not 0 <= given.port < 1 << 16:
+        raise BadOption(
+            f"There is no port {given.port}.", "choose one from 1024 to 65535, or leave --port out."
+        )
+    paths = given.paths or [traces.newest_run(Path())]
+    for path in paths:
+        if not path or (not Path(path).expanduser().exists() and not set("*?[") & set(path)):
+            raise NothingThere(path)
+    try:
+        from lostflops.viewer.server import runs, serving
+    except ModuleNotFoundError as error:
+        if error.name not in ("starlette", "uvicorn", "anyio"):
+            raise
+        raise MissingExtra("`lostflops view`", "view") from error
+
+    def opened(some: Sequence[str], tell: Callable[[str, float], None]) -> Trace:
+        return traces.opened(Namespace(**{**vars(given), "paths": list(some)}), tell)
+
+    served = runs.found(paths, opened)
+    serving.serve(
+        served,
+        host=given.host,
+        port=given.port,
+        browser=not given.no_browser,
+        say=lambda line: print(line, flush=True),
+    )

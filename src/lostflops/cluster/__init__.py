@@ -1,0 +1,1 @@
+"""The same recipes on many machines: the only floor that imports Dask."""

@@ -1,0 +1,1 @@
+"""Compare runs, hold them to a budget, and prove what a change gained."""

@@ -1,0 +1,1 @@
+"""Starts the commands before and after a change in turns, and keeps what each start left."""

@@ -1,0 +1,1 @@
+"""A proof as people read it: its sentences, and where they are printed."""

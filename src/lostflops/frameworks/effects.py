@@ -1,0 +1,70 @@
+"""What a recording shows of changes that were made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import polars as pl
+
+from lostflops.store.trace import Trace
+
+from . import names
+
+# By the table whose names tell.
+EFFECTS: Mapping[str, tuple[str, str]] = {
+    "workers": ("ranges", r"_MultiProcessingDataLoaderIter"),
+    "fused optimizer": ("kernels", r"(?i)fused_?adam|FusedAdamMathFunctor|FusedSgdMathFunctor|_fused_adamw_"),
+    "compiled": ("kernels", r"^triton_"),
+    "graphs": ("launches", r"^(?:cuda|hip|cu)GraphLaunch"),
+}
+# Calls of a wrapped model, and the share of the bytes of gradients that may be sent before the last of them.
+FORWARD = r"^DistributedDataParallel\.forward$|^FSDP::root_pre_forward|FullyShardedDataParallel\.forward$"
+EARLY = 0.1
+
+
+def on(trace: Trace, hosts: Sequence[str]) -> frozenset[str]:
+    """The effects that show; `hosts` are the names of what ran on the host."""
+    found = {
+        effect for effect, (table, mark) in EFFECTS.items() if names.any_has(mark, names.of(trace, table))
+    }
+    if names.any_has(r"_fused_(?:adamw?|sgd|adagrad)_?$", hosts):
+        found.add("fused optimizer")
+    if names.any_has(r"CompiledFunction|Torch-Compiled Region", hosts):
+        found.add("compiled")
+    if _sends_once(trace):
+        found.add("no_sync")
+    return frozenset(found)
+
+
+def _sends_once(trace: Trace) -> bool:
+    """Whether steps have several micro-batches, of which only the last sends gradients.
+
+    Then no gradient is reduced before the last call of the wrapped model's forward pass.
+    """
+    steps, ranges, collectives = (trace.table(t) for t in ("steps", "ranges", "collectives"))
+    if steps is None or ranges is None or collectives is None:
+        return False
+    named = pl.col("name").cast(pl.String).str.contains(FORWARD)
+    passes = ranges.filter(named).select("rank", "start").sort("rank", "start").collect()
+    sent = (
+        collectives.filter(pl.col("kind").cast(pl.String).is_in(["all-reduce", "reduce-scatter"]))
+        .select("rank", start="arrival", size=pl.max_horizontal("bytes_in", "bytes_out").fill_null(1))
+        .sort("rank", "start")
+        .collect()
+    )
+    if passes.is_empty() or sent.is_empty():
+        return False
+    place = steps.select("rank", "step", "start").sort("rank", "start").collect()
+    of = {
+        name: rows.with_columns(at="start").join_asof(
+            place, on="start", by="rank", strategy="backward", check_sortedness=False
+        )
+        for name, rows in (("passes", passes), ("sent", sent))
+    }
+    last = of["passes"].group_by("rank", "step").agg(last=pl.col("at").max(), passes=pl.len())
+    each = of["sent"].join(last, on=["rank", "step"])
+    several = last.filter(pl.col("passes") > 1)
+    early, whole = each.select(
+        pl.col("size").filter(pl.col("at") < pl.col("last")).sum(), all=pl.col("size").sum()
+    ).row(0)
+    return 2 * several.height > last.height and bool(whole) and early < EARLY * whole

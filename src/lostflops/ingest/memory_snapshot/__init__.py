@@ -1,0 +1,1 @@
+"""PyTorch's memory snapshots: what its CUDA allocator did, and what is alive."""

@@ -1,0 +1,1 @@
+"""Perfetto traces that lostflops wrote, read back as the tables that they were."""

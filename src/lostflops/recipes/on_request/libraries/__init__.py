@@ -1,0 +1,1 @@
+"""Calls of libraries on the host: MPI, UCX, cuBLAS, cuDNN, OpenMP, OpenACC and video codecs."""

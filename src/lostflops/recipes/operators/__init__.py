@@ -1,0 +1,1 @@
+"""Operators and modules: what the framework ran, how long, and how far from what the hardware can."""

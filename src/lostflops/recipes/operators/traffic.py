@@ -1,0 +1,94 @@
+"""What an operator at least moves and in which precision it computes, as its shapes and types tell."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from math import prod
+from typing import Any, cast
+
+from lostflops.recipes.compute.flops import BACKWARD, FLOPS
+
+SIZES = {
+    "float": 4, "double": 8, "c10::Half": 2, "c10::BFloat16": 2, "long int": 8, "long": 8, "int": 4,
+    "short int": 2, "signed char": 1, "unsigned char": 1, "bool": 1, "c10::Float8_e4m3fn": 1,
+    "c10::Float8_e5m2": 1, "c10::Float8_e4m3fnuz": 1, "c10::Float8_e5m2fnuz": 1,
+}  # fmt: skip
+# A matrix product of these computes in them. One of floats may use tf32: its kernel says which.
+PRECISIONS = {"c10::Half": "fp16", "c10::BFloat16": "bf16", "double": "fp64"} | {
+    name: "fp8" for name in SIZES if "Float8" in name
+}
+# Each reads its inputs and writes as much as they are broadcast to.
+ELEMENTWISE = frozenset({
+    "aten::add", "aten::add_", "aten::sub", "aten::sub_", "aten::mul", "aten::mul_", "aten::div",
+    "aten::div_", "aten::neg", "aten::pow", "aten::exp", "aten::sigmoid", "aten::tanh", "aten::relu",
+    "aten::silu", "aten::gelu", "aten::rsqrt", "aten::where", "aten::threshold_backward",
+    "aten::gelu_backward", "aten::silu_backward", "aten::tanh_backward", "aten::sigmoid_backward",
+    "aten::native_dropout", "aten::native_layer_norm", "aten::_softmax", "aten::_log_softmax",
+})  # fmt: skip
+# Each reads its inputs; what it writes is among them, or small.
+READS = frozenset({"aten::copy_", "aten::sum", "aten::mean", "aten::norm", "aten::amax", "aten::amin"})
+ATTENTION = frozenset(name for name in FLOPS if "attention" in name)
+
+Tensors = list[tuple[list[int], int]]
+
+
+def bytes_of(name: str, shapes: str | None, dtypes: str | None) -> int | None:
+    """Bytes that one call at least reads and writes; None where shapes and types do not tell."""
+    if name not in FLOPS and name not in ELEMENTWISE and name not in READS:
+        return None
+    tensors = _tensors(shapes, dtypes)
+    if not tensors:
+        return None
+    read = sum(prod(shape) * size for shape, size in tensors)
+    wide = max(size for _, size in tensors)
+    try:
+        if name in READS:
+            return read
+        if name in ELEMENTWISE:
+            return read + prod(_broadcast([shape for shape, _ in tensors])) * wide
+        if name in BACKWARD:  # what it gives back is as large as queries, keys and values
+            return read + sum(prod(shape) * size for shape, size in tensors[1:4])
+        if name in ATTENTION:
+            (query, size), _, (value, _) = tensors[:3]
+            return read + prod(query[:-1]) * value[-1] * size
+        (one, size), (other, _) = tensors[-2:] if name.endswith("addmm") else tensors[:2]
+        return read + prod(one[:-1]) * other[-1] * size
+    except (IndexError, ValueError):
+        return None
+
+
+def precision_of(dtypes: str | None) -> str | None:
+    """The precision of a product of matrices of these types; None where they do not tell."""
+    for name in _list(dtypes):
+        if name in SIZES:
+            return PRECISIONS.get(str(name))
+    return None
+
+
+def _list(text: str | None) -> Sequence[Any]:
+    try:
+        value: object = json.loads(text or "[]")
+    except ValueError:
+        return []
+    return cast("list[Any]", value) if isinstance(value, list) else []
+
+
+def _tensors(shapes: str | None, dtypes: str | None) -> Tensors:
+    """Extents and bytes per element of each tensor among the inputs; none where a type is unknown."""
+    found: Tensors = []
+    for shape, dtype in zip(_list(shapes), _list(dtypes), strict=False):
+        if dtype in ("", "Scalar", "ScalarList") or not isinstance(shape, list):
+            continue
+        extents = cast("list[Any]", shape)
+        if dtype not in SIZES or not all(isinstance(n, int) and n >= 0 for n in extents):
+            return []
+        found.append((extents, SIZES[str(dtype)]))
+    return found
+
+
+def _broadcast(shapes: list[list[int]]) -> list[int]:
+    """The shape that all are stretched to."""
+    long = max(map(len, shapes))
+    padded = [[1] * (long - len(shape)) + shape for shape in shapes]
+    return [max(extents) for extents in zip(*padded, strict=True)]

@@ -1,0 +1,3 @@
+"""Communication."""
+
+ORDER = 3

@@ -1,0 +1,3 @@
+"""The CPU's own work."""
+
+ORDER = 6

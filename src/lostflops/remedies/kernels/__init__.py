@@ -1,0 +1,3 @@
+"""Kernels and launches."""
+
+ORDER = 5

@@ -1,0 +1,3 @@
+"""The machine."""
+
+ORDER = 8

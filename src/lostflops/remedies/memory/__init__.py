@@ -1,0 +1,3 @@
+"""Memory."""
+
+ORDER = 4

@@ -1,0 +1,3 @@
+"""Pipelines, tensors and experts over ranks."""
+
+ORDER = 7

@@ -1,0 +1,3 @@
+"""Precision."""
+
+ORDER = 2

@@ -1,0 +1,78 @@
+"""A finding's evidence as a picture of one step: a row for each rank, drawn as the viewer draws it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from lostflops.finding import milliseconds
+
+from .first_page.budget import color, words
+from .first_page.moments import COLUMNS, LEVELS, ShownStep, Strip, rectangles
+from .markup import Markup, join, tag
+
+MOST_BYTES = 600_000  # of all pictures in one file
+
+
+def pictures(names: Sequence[str], known: Mapping[str, ShownStep], on_host: bool) -> dict[str, Markup]:
+    """The pictures of findings by their names, the first ones, as many as a file has room for."""
+    made: dict[str, Markup] = {}
+    room = MOST_BYTES
+    for name in names:
+        if name not in known:
+            continue
+        picture = _picture(known[name], on_host)
+        room -= len(picture)
+        if room < 0:
+            break
+        made[name] = picture
+    return made
+
+
+def _picture(moment: ShownStep, on_host: bool) -> Markup:
+    """Rows of shares of time, stacked, and what their colours mean."""
+    rows = [
+        tag(
+            "tr",
+            tag(
+                "th", f"rank {strip.rank}", scope="row", class_="blamed" * (strip.rank == moment.rank) or None
+            ),
+            tag("td", _row(strip)),
+        )
+        for strip in moment.strips
+    ]
+    keys = [
+        join(tag("span", class_=f"key {color(name)}"), f" {_label(name, on_host)} ")
+        for name in moment.accounts
+    ]
+    where = f" on rank {moment.rank}" if moment.num_ranks > 1 else ""
+    about = " and ".join(dict.fromkeys(words(name, on_host).label for name in moment.about))
+    few = len(moment.strips)
+    of = f" {few} of {moment.num_ranks:,} ranks are shown." if few < moment.num_ranks else ""
+    told = (
+        f"Step {moment.step}{where} takes {milliseconds(moment.end - moment.start)}; it is the one with most "
+        f"{about}, {milliseconds(moment.ns)}.{of} "
+    )
+    return tag(
+        "figure",
+        tag("table", tag("tbody", rows), class_="moment"),
+        tag("figcaption", told, tag("span", keys, class_="keys")),
+        class_="seen",
+    )
+
+
+def _label(name: str, on_host: bool) -> str:
+    label = words(name, on_host).label
+    return f"idle: {label}" if name.startswith("idle.") else label
+
+
+def _row(strip: Strip) -> Markup:
+    paths = [
+        tag(
+            "path",
+            d="".join(f"M{x} {y}h{wide}v{high}h-{wide}z" for x, y, wide, high in places),
+            class_=color(name),
+        )
+        for name, places in rectangles(strip).items()
+    ]
+    size = f"0 0 {COLUMNS} {LEVELS}"
+    return tag("svg", paths, viewBox=size, preserveAspectRatio="none", aria_hidden="true")

@@ -1,0 +1,105 @@
+"""Starts the server, says where it is, and serves until it is told to stop."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import sys
+import threading
+import webbrowser
+from collections.abc import Callable
+from contextlib import closing, suppress
+
+import uvicorn
+
+from lostflops.errors import CannotServe
+
+from .. import timeline
+from .app import application
+from .guard import Keys
+from .runs import ServedRuns
+
+LOOPBACK = "127.0.0.1"
+
+
+def serve(
+    runs: ServedRuns,
+    *,
+    host: str = LOOPBACK,
+    port: int = 0,
+    browser: bool = True,
+    say: Callable[[str], None] = print,
+) -> None:
+    """Serve until Ctrl-C. The first line that is said is the address with its token. Raises CannotServe."""
+    with closing(_listening(host, port)) as listening:
+        number = int(listening.getsockname()[1])
+        keys = Keys(number)
+        shown = f"[{host}]" if ":" in host else host
+        place = f"http://{shown}:{number}"
+        config = uvicorn.Config(
+            application(runs, keys, _names(host), not _is_loopback(host)),
+            log_level="error",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            ws="none",
+            timeout_graceful_shutdown=1,
+        )
+        say(f"{place}/?token={keys.token()}")
+        _explain(host, number, say)
+        if browser:
+            webbrowser.open(f"{place}/?token={keys.token()}")
+        if sys.stdin is not None and sys.stdin.isatty():
+            again = threading.Thread(target=_print_again, args=(place, keys, say), daemon=True)
+            again.start()
+        try:
+            with suppress(KeyboardInterrupt):
+                uvicorn.Server(config).run(sockets=[listening])
+        finally:
+            timeline.forget()
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """A socket that waits for connections. Raises CannotServe."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # Said to be TCP, or asyncio leaves small answers waiting for an acknowledgement: 40 ms each.
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((host, port))
+        listening.listen(128)
+    except OSError as error:
+        listening.close()
+        where = f"port {port} of {host}" if port else host
+        hint = "leave --port out for a free one." if port else "leave --host out for this machine alone."
+        raise CannotServe(f"The server cannot listen at {where}: {error.strerror or error}.", hint) from error
+    return listening
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _names(host: str) -> frozenset[str]:
+    """Names under which the server answers besides localhost: its own, where others may reach it."""
+    if _is_loopback(host):
+        return frozenset({f"[{host}]" if ":" in host else host})
+    return frozenset(name.lower() for name in (host, socket.gethostname(), socket.getfqdn()))
+
+
+def _explain(host: str, port: int, say: Callable[[str], None]) -> None:
+    if _is_loopback(host):
+        tunnel = f"ssh -L {port}:localhost:{port} {socket.gethostname()}"
+        say(f"from another machine: {tunnel}, then open that address")
+    else:
+        say("whoever reaches this address and has the token reads the run; nothing is encrypted on the way")
+    say("Ctrl-C ends it")
+
+
+def _print_again(place: str, keys: Keys, say: Callable[[str], None]) -> None:
+    """A token works once: Enter prints another."""
+    for _ in sys.stdin:
+        say(f"{place}/?token={keys.token()}")

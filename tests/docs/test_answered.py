@@ -1,0 +1,65 @@
+"""What other tools answer has an answer here, and what answers on request says how to read it."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import answered
+import pytest
+
+from lostflops.recipes import asked_by_name, of_the_page, recipes
+
+REFERENCE = Path(__file__).parents[3] / "shared" / "reference"
+EVERY = [(tool, row) for tool, rows in answered.TOOLS.items() for row in rows]
+
+
+@pytest.mark.parametrize(("tool", "row"), EVERY, ids=lambda known: getattr(known, "theirs", known))
+def test_every_name_of_another_tool_has_an_answer_or_a_reason(tool: str, row: answered.Answered) -> None:
+    assert bool(row.shown) != bool(row.without), f"{tool}, {row.theirs}: none of {row.ours} exists"
+    for ours in row.shown:
+        name, *options = ours.split()
+        for option in options if name in recipes() else ():
+            flag = option.removeprefix("--").replace("-", "_")
+            assert not option.startswith("--") or flag in {o.name for o in recipes()[name].options}
+
+
+def test_no_name_of_the_references_is_left_out() -> None:
+    """The recipes, reports and rules that the reference lists: the first column of its tables."""
+    page = REFERENCE / "nsys_sqlite.md"
+    if not page.is_file():
+        pytest.skip("the references are not here")
+    section = page.read_text().partition("## 18.")[2].partition("## 19.")[0]
+    cells = re.findall(r"^\| (?!recipe|nsys recipe|report|rule|---)([^|]+) \|", section, re.MULTILINE)
+    names = {name.strip() for cell in cells for name in re.split(r"[,/]", cell)}
+    ours = {name.strip() for tool in list(answered.TOOLS)[:3] for row in answered.TOOLS[tool]
+            for name in row.theirs.split(",")}  # fmt: skip
+    assert names and names <= ours, f"left out: {sorted(names - ours)}"
+
+
+@pytest.mark.parametrize("name", asked_by_name())
+def test_a_recipe_on_request_says_how_to_read_it_and_where_it_ends(name: str) -> None:
+    known = asked_by_name()[name]
+    for heading in ("How to read it:", "Limits:", "What to try:"):
+        assert f"\n{heading}" in known.doc, f"'{name}' has no paragraph '{heading}'"
+    assert not known.declared, "a finding would never be shown: the first page does not ask it"
+    assert known.plot is not None and known.page
+    file = Path(inspect.getfile(known.function))
+    assert len(file.read_text().splitlines()) < 250
+    for other in re.findall(r"`lostflops recipe ([\w-]+) ", known.doc):
+        assert other.replace("-", "_") in recipes()
+
+
+def test_the_first_page_loads_none_of_the_recipes_on_request() -> None:
+    assert not set(asked_by_name()) & set(of_the_page())
+    code = """
+import sys
+from lostflops.recipes import declared, named, of_the_page
+declared(), named("step_ledger"), of_the_page()
+print([name for name in sys.modules if ".on_request" in name])
+"""
+    said = subprocess.check_output([sys.executable, "-c", code], text=True)
+    assert said.strip() == "[]"

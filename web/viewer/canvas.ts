@@ -1,0 +1,426 @@
+// Draws a scene on a 2D canvas: shares of time as pixels of our own, then rectangles, texts and what is marked above them.
+
+import { ruler } from "../shared/time";
+import type { CounterView } from "./counters";
+import { clamp, xOf, type Scale } from "./geometry";
+import type { DrawnLane, DrawnRow, Scene } from "./frame";
+import type { Palette } from "./palette";
+import type { Run } from "./protocol";
+import { dealt, packed, resample, stack, type Pixels } from "./raster";
+import { LEGIBLE } from "./rows";
+import type { Span } from "./state";
+
+export interface Highlight extends Span {
+  row: string;
+  y?: number; // of its lane, from the top of the row
+  height?: number;
+  strong: boolean;
+}
+
+export interface Link {
+  from: { row: string; time: number };
+  to: { row: string; time: number };
+  kind: string;
+}
+
+export interface Frame extends Scene {
+  run: Run;
+  view: Span;
+  width: number; // of the canvas, pixels of the page
+  height: number;
+  left: number; // of the plot; the titles of the rows stand left of it
+  top: number; // below the ruler
+  pinnedHeight: number;
+  steps: { step: number; start: number; end: number; counts: boolean }[];
+  selection: { from: number; to: number; rows: ReadonlySet<string> | null } | null;
+  highlights: Highlight[];
+  links: Link[];
+  marks: readonly number[];
+  density: Float32Array | null; // hits of a search, by pixel of the plot, 0 to 1
+  focused: string;
+  opened: ReadonlySet<number>;
+  closed: ReadonlySet<string>;
+  counters: (counter: number) => CounterView | null;
+}
+
+// A renderer draws frames; another one, for a GPU, would take this one's place here.
+export interface Renderer {
+  draw(frame: Frame, colors: Palette): void;
+}
+
+const LETTER = 6.1; // pixels, about
+const RULER = 17;
+
+export class Canvas2D implements Renderer {
+  private readonly context: CanvasRenderingContext2D;
+  private image: ImageData | null = null;
+  private sums = new Float32Array(0);
+  private font = "";
+  private readonly dealt = new WeakMap<Uint8Array, { height: number; made: Uint8Array }>();
+
+  constructor(private readonly canvas: HTMLCanvasElement) {
+    this.context = canvas.getContext("2d", { alpha: false })!;
+  }
+
+  draw(frame: Frame, colors: Palette): void {
+    const ratio = Math.min(devicePixelRatio || 1, 2);
+    const [width, height] = [Math.round(frame.width * ratio), Math.round(frame.height * ratio)];
+    const { canvas, context } = this;
+    if (canvas.width !== width || canvas.height !== height) {
+      [canvas.width, canvas.height] = [width, height];
+      canvas.style.width = `${frame.width}px`;
+      canvas.style.height = `${frame.height}px`;
+    }
+    context.setTransform(1, 0, 0, 1, 0, 0);
+    const plotWidth = Math.max(1, width - Math.round(frame.left * ratio));
+    const plotHeight = Math.max(1, height - Math.round(frame.top * ratio));
+    this.shares(frame, colors, ratio, plotWidth, plotHeight);
+    context.putImageData(this.image!, Math.round(frame.left * ratio), Math.round(frame.top * ratio));
+    context.setTransform(ratio, 0, 0, ratio, 0, 0);
+    this.font ||= getComputedStyle(canvas).fontFamily;
+    context.font = `11px ${this.font}`;
+    context.textBaseline = "middle";
+    const scale: Scale = { left: frame.left, width: frame.width - frame.left, view: frame.view };
+    this.events(frame, colors, scale);
+    this.countersOf(frame, colors, scale);
+    this.titles(frame, colors);
+    this.overlays(frame, colors, scale);
+    this.ruler(frame, colors, scale);
+  }
+
+  // All shares of time, in pixels of the device.
+  private shares(frame: Frame, colors: Palette, ratio: number, width: number, height: number): void {
+    if (this.image?.width !== width || this.image.height !== height) this.image = new ImageData(width, height);
+    const pixels: Pixels = { data: new Uint32Array(this.image.data.buffer), width, height };
+    pixels.data.fill(packed(colors.paper));
+    const words = new Uint32Array(256).fill(packed(colors.paper));
+    colors.categories.forEach((color, i) => (words[i] = packed(color)));
+    const perPixel = (frame.view.to - frame.view.from) / width;
+    const floor = Math.round(frame.pinnedHeight * ratio);
+    for (const { lanes, pinned } of frame.rows) {
+      for (const lane of lanes) {
+        const y = Math.round(lane.y * ratio);
+        const high = Math.max(1, Math.round((lane.y + lane.height) * ratio) - y);
+        const bounds = { top: pinned ? 0 : floor, y, height: high };
+        if (high < 5) this.low(pixels, lane, words, bounds, frame.view.from, perPixel);
+        else this.high(pixels, frame, colors, lane, bounds, perPixel);
+      }
+    }
+  }
+
+  private low(
+    pixels: Pixels, lane: DrawnLane, words: Uint32Array, at: { top: number; y: number; height: number }, from: number, perPixel: number,
+  ): void {
+    const { width, height, data } = pixels;
+    const [top, bottom] = [Math.max(at.top, at.y), Math.min(height, at.y + at.height)];
+    for (const strip of lane.strips) {
+      const { piece } = strip;
+      const { shares, categories } = strip.planes;
+      let found = this.dealt.get(shares);
+      if (found?.height !== at.height) {
+        found = { height: at.height, made: dealt(shares, categories, piece.tile.buckets, at.height, lane.lane * at.height) };
+        this.dealt.set(shares, found);
+      }
+      const begin = (piece.start - from) / perPixel;
+      const step = perPixel / piece.width;
+      const a = Math.max(0, Math.ceil(begin - 0.5));
+      const b = Math.min(width, Math.ceil(begin + piece.count / step - 0.5));
+      for (let y = top; y < bottom; y++) {
+        const picks = (y - at.y) * piece.tile.buckets + piece.first;
+        const line = y * width;
+        const { made } = found;
+        let bucket = (a + 0.5 - begin) * step;
+        for (let x = a; x < b; x++, bucket += step) data[line + x] = words[made[picks + (bucket | 0)]!]!;
+      }
+    }
+  }
+
+  private high(
+    pixels: Pixels, frame: Frame, colors: Palette, lane: DrawnLane, at: { top: number; y: number; height: number }, perPixel: number,
+  ): void {
+    const order = frame.run.lanes.categories[lane.lane] ?? [];
+    const { width } = pixels;
+    const size = order.length * width;
+    if (this.sums.length < size) this.sums = new Float32Array(size);
+    const sums = this.sums.fill(0, 0, size);
+    for (const strip of lane.strips) {
+      const { piece } = strip;
+      const { shares, categories } = strip.planes;
+      const first = (piece.start - frame.view.from) / perPixel;
+      categories.forEach((category, plane) => {
+        const slot = order.indexOf(category);
+        if (slot < 0) return;
+        resample(sums, slot * width, width, shares, plane * piece.tile.buckets + piece.first, piece.count, first, piece.width / perPixel);
+      });
+    }
+    const shades = order.map((category) => colors.categories[category]!);
+    stack(pixels, sums, shades, colors.paper, { x: 0, y: at.y, width, height: at.height, top: at.top });
+  }
+
+  // Edges between neighbours, and names where there is room.
+  private events(frame: Frame, colors: Palette, scale: Scale): void {
+    const { events, run } = frame;
+    if (!events) return;
+    const { context } = this;
+    context.save();
+    context.beginPath();
+    context.rect(frame.left, frame.top, scale.width, frame.height - frame.top);
+    context.clip();
+    const paper = `rgb(${colors.paper.join(" ")})`;
+    for (const { lanes, pinned } of frame.rows) {
+      for (const lane of lanes) {
+        const y = frame.top + lane.y;
+        if (lane.last === lane.first || (!pinned && lane.y < frame.pinnedHeight)) continue;
+        for (let i = firstIn(events, lane, frame.view.from - run.zero); i < lane.last; i++) {
+          const start = events.start[i]! + run.zero;
+          if (start > frame.view.to) break;
+          const x = xOf(scale, start);
+          const wide = xOf(scale, start + events.duration[i]!) - x;
+          if (wide < 3) continue;
+          context.fillStyle = paper;
+          if (x > frame.left) context.fillRect(x, y, 1, lane.height);
+          const seen = Math.min(x + wide, frame.width) - Math.max(x, frame.left);
+          const letters = Math.floor((seen - 6) / LETTER);
+          if (letters < 2 || lane.height < LEGIBLE) continue;
+          const name = nameOf(run, events, lane.lane, i);
+          if (letters < 5 && name.length > letters) continue;
+          context.fillStyle = colors.inks[events.category[i]!]!;
+          context.fillText(fitted(name, letters), Math.max(x, frame.left) + 4, y + lane.height / 2 + 0.5);
+        }
+      }
+    }
+    context.restore();
+  }
+
+  private countersOf(frame: Frame, colors: Palette, scale: Scale): void {
+    const { context } = this;
+    for (const { row, y, pinned } of frame.rows) {
+      if (row.kind !== "counter") continue;
+      const found = frame.counters(row.counter);
+      if (!found) continue;
+      context.save();
+      context.beginPath();
+      const top = pinned ? 0 : frame.pinnedHeight;
+      context.rect(frame.left, frame.top + Math.max(y, top), scale.width, row.height);
+      context.clip();
+      const high = row.height - 6;
+      const base = frame.top + y + row.height - 3;
+      const span = found.high - found.low || 1;
+      const at = (value: number) => base - ((value - found.low) / span) * high;
+      for (const strip of found.strips) {
+        const wide = (strip.width / (frame.view.to - frame.view.from)) * scale.width;
+        for (let i = 0; i < strip.mean.length; i++) {
+          const mean = strip.mean[i]!;
+          if (Number.isNaN(mean)) continue;
+          const x = xOf(scale, strip.start + i * strip.width);
+          if (x > frame.width || x + wide < frame.left) continue;
+          context.fillStyle = found.color;
+          context.globalAlpha = 0.3;
+          context.fillRect(x, at(strip.max[i]!), Math.max(wide, 1), Math.max(1, at(strip.min[i]!) - at(strip.max[i]!)));
+          context.globalAlpha = 0.75;
+          context.fillRect(x, at(mean), Math.max(wide, 1), Math.max(1, base - at(mean)));
+        }
+      }
+      context.globalAlpha = 1;
+      context.fillStyle = colors.quiet;
+      context.textAlign = "right";
+      context.fillText(found.scale, frame.width - 6, frame.top + y + 8);
+      context.textAlign = "left";
+      context.restore();
+    }
+  }
+
+  private titles(frame: Frame, colors: Palette): void {
+    const { context } = this;
+    context.fillStyle = colors.raised;
+    context.fillRect(0, frame.top, frame.left - 1, frame.height - frame.top);
+    context.save();
+    let last = -Infinity;
+    for (const one of frame.rows) {
+      const { row } = one;
+      const y = frame.top + one.y;
+      if (!one.pinned && one.y + row.height < frame.pinnedHeight) continue;
+      if (row.kind === "group") {
+        context.fillStyle = colors.raised;
+        context.fillRect(0, y, frame.width, row.height);
+        context.fillStyle = colors.ink;
+        context.font = `600 11px ${this.font}`;
+        context.fillText(`${frame.closed.has(row.id) ? "▸" : "▾"} ${row.title}`, 6, y + row.height / 2);
+        context.font = `11px ${this.font}`;
+        last = y + row.height;
+        continue;
+      }
+      if (row.id === frame.focused) {
+        context.fillStyle = colors.link;
+        context.fillRect(0, y, 3, Math.max(2, row.height));
+      }
+      // Of rows that are lower than a line, every so many has its title.
+      if (y < last) continue;
+      const middle = row.height < LEGIBLE ? y + 6 : Math.min(y + 9, y + row.height / 2);
+      const isRank = row.kind === "rank";
+      context.fillStyle = isRank ? colors.ink : colors.quiet;
+      const arrow = isRank && row.height >= LEGIBLE ? (frame.opened.has(row.rank) ? "▾ " : "▸ ") : "";
+      const left = 8 + (one.pinned ? 0 : row.depth * 14);
+      const letters = Math.floor((frame.left - left - 6) / LETTER);
+      context.fillText(fitted(`${one.pinned ? "⚲ " : arrow}${row.title}`, letters), left, middle);
+      last = row.height < LEGIBLE ? y + 14 : y;
+    }
+    context.restore();
+    context.fillStyle = colors.line;
+    context.fillRect(frame.left - 1, frame.top, 1, frame.height - frame.top);
+    if (frame.pinnedHeight) context.fillRect(0, frame.top + frame.pinnedHeight - 4, frame.width, 2);
+  }
+
+  private overlays(frame: Frame, colors: Palette, scale: Scale): void {
+    const { context } = this;
+    context.save();
+    context.beginPath();
+    context.rect(frame.left, 0, scale.width, frame.height);
+    context.clip();
+    const places = new Map<string, DrawnRow>(frame.rows.map((one) => [one.row.id, one]));
+    if (frame.selection) this.selection(frame, colors, scale, places);
+    for (const one of frame.highlights) {
+      const found = places.get(one.row);
+      if (!found) continue;
+      const [a, b] = [xOf(scale, one.from), xOf(scale, one.to)];
+      const y = frame.top + found.y + (one.y ?? 0);
+      const high = one.height ?? found.row.height;
+      context.strokeStyle = one.strong ? colors.ink : colors.link;
+      context.lineWidth = one.strong ? 2 : 1.5;
+      context.strokeRect(a - 0.5, y, Math.max(b - a, 2) + 1, Math.max(high - 1, 2));
+    }
+    context.lineWidth = 1.25;
+    for (const link of frame.links) {
+      const [from, to] = [places.get(link.from.row), places.get(link.to.row)];
+      if (!from || !to) continue;
+      const [x0, y0] = [xOf(scale, link.from.time), frame.top + from.y + Math.min(from.row.height, 18) / 2];
+      const [x1, y1] = [xOf(scale, link.to.time), frame.top + to.y + Math.min(to.row.height, 18) / 2];
+      const bend = Math.max(12, Math.min(60, Math.abs(x1 - x0) / 2));
+      context.strokeStyle = colors.warn;
+      context.beginPath();
+      context.moveTo(x0, y0);
+      context.bezierCurveTo(x0 + bend, y0, x1 - bend, y1, x1, y1);
+      context.stroke();
+      context.fillStyle = colors.warn;
+      context.beginPath();
+      context.moveTo(x1, y1);
+      context.lineTo(x1 - 6, y1 - 3.5);
+      context.lineTo(x1 - 6, y1 + 3.5);
+      context.fill();
+    }
+    for (const mark of frame.marks) {
+      const x = xOf(scale, mark);
+      context.fillStyle = colors.warn;
+      context.fillRect(x, 0, 1, frame.height);
+      context.beginPath();
+      context.moveTo(x, 0);
+      context.lineTo(x + 9, 4);
+      context.lineTo(x, 9);
+      context.fill();
+    }
+    context.restore();
+  }
+
+  private selection(frame: Frame, colors: Palette, scale: Scale, places: Map<string, DrawnRow>): void {
+    const { context } = this;
+    const { from, to, rows } = frame.selection!;
+    const [a, b] = [clamp(xOf(scale, from), -10, frame.width + 10), clamp(xOf(scale, to), -10, frame.width + 10)];
+    context.fillStyle = colors.link;
+    context.globalAlpha = 0.16;
+    if (!rows) context.fillRect(a, frame.top, b - a, frame.height - frame.top);
+    else {
+      for (const [id, one] of places) {
+        if (rows.has(id)) context.fillRect(a, frame.top + one.y, b - a, one.row.height);
+      }
+    }
+    context.globalAlpha = 1;
+    context.fillRect(a, 0, 1, frame.height);
+    context.fillRect(b - 1, 0, 1, frame.height);
+  }
+
+  private ruler(frame: Frame, colors: Palette, scale: Scale): void {
+    const { context } = this;
+    const { run, view } = frame;
+    context.fillStyle = `rgb(${colors.paper.join(" ")})`;
+    context.fillRect(0, 0, frame.left, frame.top);
+    context.save();
+    context.beginPath();
+    context.rect(frame.left, 0, scale.width, frame.height);
+    context.clip();
+    context.fillStyle = `rgb(${colors.paper.join(" ")})`;
+    context.fillRect(frame.left, 0, scale.width, frame.top);
+    context.fillStyle = colors.quiet;
+    for (const { at, text } of ruler(view.from - run.zero, view.to - run.zero, scale.width / 110)) {
+      const x = xOf(scale, at + run.zero);
+      context.fillRect(x, RULER - 5, 1, 5);
+      context.fillText(text, x + 4, RULER / 2);
+    }
+    let free = -Infinity;
+    for (const { step, start, end, counts } of frame.steps) {
+      const [a, b] = [xOf(scale, start), xOf(scale, end)];
+      if (b < frame.left || a > frame.width) continue;
+      context.fillStyle = step % 2 ? colors.line : colors.raised;
+      context.fillRect(a, RULER, Math.max(b - a, 0.5), frame.top - RULER - 1);
+      const text = `${b - a > 70 ? "step " : ""}${step}${counts || b - a < 130 ? "" : ", not counted"}`;
+      const x = Math.max(a, frame.left) + 4;
+      if (x < free || Math.min(b, frame.width) - x < text.length * LETTER) continue;
+      context.fillStyle = counts ? colors.ink : colors.quiet;
+      context.fillText(text, x, (RULER + frame.top) / 2);
+      free = x + text.length * LETTER;
+    }
+    if (frame.density) {
+      context.fillStyle = colors.warn;
+      frame.density.forEach((share, i) => {
+        if (share > 0) context.fillRect(frame.left + i, frame.top - 1 - Math.max(2, 7 * share), 1, Math.max(2, 7 * share));
+      });
+    }
+    context.fillStyle = colors.line;
+    context.fillRect(frame.left, frame.top - 1, scale.width, 1);
+    context.restore();
+    context.fillStyle = colors.line;
+    context.fillRect(0, frame.top - 1, frame.left, 1);
+    if (frame.selection || frame.marks.length) this.over(frame, colors, scale);
+  }
+
+  // What stands on the ruler too.
+  private over(frame: Frame, colors: Palette, scale: Scale): void {
+    const { context } = this;
+    context.fillStyle = colors.link;
+    if (frame.selection) {
+      const a = Math.max(xOf(scale, frame.selection.from), frame.left);
+      const b = Math.min(xOf(scale, frame.selection.to), frame.width);
+      if (b > a) context.fillRect(a, 0, b - a, 3);
+    }
+    context.fillStyle = colors.warn;
+    for (const mark of frame.marks) {
+      const x = xOf(scale, mark);
+      if (x < frame.left) continue;
+      context.beginPath();
+      context.moveTo(x, 0);
+      context.lineTo(x + 9, 4);
+      context.lineTo(x, 9);
+      context.fill();
+    }
+  }
+}
+
+// A rank's time is called by its accounts' words.
+export function nameOf(run: Run, events: NonNullable<Scene["events"]>, lane: number, i: number): string {
+  const isState = lane < run.ranks.rank.length;
+  return (isState ? run.categories[events.category[i]!]?.name : events.names.get(events.name[i]!)) ?? "";
+}
+
+// The first of a lane's events that ends in or after the view; they do not overlap, so their ends are in order.
+export function firstIn(events: NonNullable<Scene["events"]>, lane: { first: number; last: number }, from: number): number {
+  let [low, high] = [lane.first, lane.last];
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (events.start[middle]! + events.duration[middle]! <= from) low = middle + 1;
+    else high = middle;
+  }
+  return low;
+}
+
+export function fitted(text: string, letters: number): string {
+  return text.length <= letters ? text : letters < 2 ? "" : `${text.slice(0, letters - 1)}…`;
+}
