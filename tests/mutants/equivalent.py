@@ -122,10 +122,6 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
         ("gaps", "0 -> -1"): "they are sorted",
     },
     LATENESS: {
-        (
-            "if not ordered or next(iter(ordered.values())) <= 0",
-            "0 -> -1",
-        ): "who has no more of its own explains no lateness",
         ("explains: int = 0", "0 -> 1"): "always told",
         ("explains: int = 0", "0 -> -1"): "always told",
         ("return False", "return False -> return None"): "asked only whether it is true",

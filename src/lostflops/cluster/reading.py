@@ -31,7 +31,7 @@ def read_all(
     ClusterLost for what is wrong with the workers; these tell by themselves how far they are.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    mark = folder / "seen-by-workers"
+    mark = folder / "read-by-workers"
     mark.write_text(uuid4().hex)
     place, seen = str(folder.absolute()), SeenFile.of(mark)
     unread = {

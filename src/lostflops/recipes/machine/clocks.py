@@ -9,6 +9,7 @@ import polars as pl
 from lostflops.columns import Id, Number, Time
 from lostflops.finding import Finding, milliseconds, percent
 from lostflops.recipe import Bars, Example, recipe
+from lostflops.recipes.means import weighted_mean
 from lostflops.tables import Counters
 
 # What holds clocks down, in the words of the driver. Idling and clocks that were chosen do no harm.
@@ -123,9 +124,9 @@ def gpu_clocks(counters: Counters) -> pl.LazyFrame:
             **{kind: ns.filter(pl.col(kind)).sum() for kind in ("heat", "power", "hardware")},
         )
     )
-    clock, time = metric == "gpu_sm_clock", ns.filter(metric == "gpu_sm_clock").sum()
+    clock = metric == "gpu_sm_clock"
     levels = named.group_by(gpu).agg(
-        clock=pl.when(time > 0).then((value * ns).filter(clock).sum() / time),
+        clock=weighted_mean(value, ns, clock),
         highest=value.filter(clock).max(),
         temperature=value.filter(metric == "gpu_temperature").max(),
     )

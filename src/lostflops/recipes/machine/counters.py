@@ -8,6 +8,7 @@ import polars as pl
 
 from lostflops.columns import Count, Id, Name, Number
 from lostflops.recipe import Example, recipe
+from lostflops.recipes.means import weighted_mean
 from lostflops.tables import Counters
 
 
@@ -128,9 +129,7 @@ def counter_summary(
         .agg(
             instances=pl.col("instance").n_unique(),
             samples=pl.len(),
-            mean=pl.when(pl.col("_ns").sum() > 0)
-            .then((pl.col("_rate") * pl.col("_ns")).sum() / pl.col("_ns").sum())
-            .otherwise(pl.col("_rate").mean()),
+            mean=weighted_mean(pl.col("_rate"), pl.col("_ns")).fill_null(pl.col("_rate").mean()),
             least=pl.col("_rate").min(),
             most=pl.col("_rate").max(),
             total=pl.when(added.any()).then(value.sum()),

@@ -9,6 +9,7 @@ import polars as pl
 from lostflops.columns import Id, Number, Time
 from lostflops.finding import Finding, milliseconds, percent
 from lostflops.recipe import Bars, Example, recipe
+from lostflops.recipes.means import weighted_mean
 from lostflops.tables import Counters
 
 BUSY = 90  # % utilisation
@@ -181,8 +182,7 @@ def gpu_power(counters: Counters) -> pl.LazyFrame:
 def _mean(column: str, of: pl.Expr) -> pl.Expr:
     """The mean over time of those samples that have a value; null without any."""
     chosen = of & pl.col(column).is_not_null()
-    time = pl.col("_ns").filter(chosen).sum()
-    return pl.when(time > 0).then((pl.col(column) * pl.col("_ns")).filter(chosen).sum() / time)
+    return weighted_mean(pl.col(column), pl.col("_ns"), chosen)
 
 
 @gpu_power.finding(

@@ -6,6 +6,7 @@ import polars as pl
 
 from lostflops.columns import Count, Id, Name, Number, Share, Time
 from lostflops.recipe import Bars, Example, recipe
+from lostflops.recipes.means import weighted_mean
 from lostflops.tables import Kernels, Ranks
 
 
@@ -56,10 +57,6 @@ def kernel_occupancy(kernels: Kernels, ranks: Ranks) -> pl.LazyFrame:
     length = pl.col("end") - pl.col("start")
     sms = ranks.group_by("rank").agg(pl.col("num_sms").max().cast(pl.Int64)).filter(pl.col("num_sms") > 0)
     filled = pl.col("grid") / pl.col("num_sms")
-    time = length.sum()
-
-    def by_time(value: pl.Expr) -> pl.Expr:
-        return pl.when(time > 0).then((value * length).sum() / time)
 
     small = pl.col("grid") < pl.col("num_sms")
     return (
@@ -68,9 +65,9 @@ def kernel_occupancy(kernels: Kernels, ranks: Ranks) -> pl.LazyFrame:
         .group_by("rank", "name")
         .agg(
             calls=pl.len().cast(pl.Int64),
-            time=time,
-            blocks_per_sm=by_time(filled),
-            sm_share=by_time(filled.clip(upper_bound=1.0)),
+            time=length.sum(),
+            blocks_per_sm=weighted_mean(filled, length),
+            sm_share=weighted_mean(filled.clip(upper_bound=1.0), length),
             underfilled=small.sum().cast(pl.Int64),
             underfilled_time=length.filter(small).sum(),
         )

@@ -7,6 +7,7 @@ import polars as pl
 from lostflops import intervals
 from lostflops.columns import Count, Id, Name, Number
 from lostflops.recipe import Bars, Example, recipe
+from lostflops.recipes.means import weighted_mean
 from lostflops.tables import Counters
 
 
@@ -67,8 +68,7 @@ def metric_summary(counters: Counters, gpu_activity: pl.LazyFrame) -> pl.LazyFra
     ).with_columns(_rest=ns - pl.col("_computes") - pl.col("_talks"), _all=ns)
 
     def mean(time: str) -> pl.Expr:
-        total = pl.col(time).sum()
-        return pl.when(total > 0).then((pl.col("value") * pl.col(time)).sum() / total)
+        return weighted_mean(pl.col("value"), pl.col(time))
 
     return (
         split.with_columns(pl.col("metric", "unit").cast(pl.String))

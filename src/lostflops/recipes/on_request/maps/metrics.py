@@ -9,6 +9,7 @@ import polars as pl
 from lostflops import intervals
 from lostflops.columns import Id, Instant, Name, Number
 from lostflops.recipe import Example, HeatMap, recipe
+from lostflops.recipes.means import weighted_mean
 from lostflops.recipes.on_request.time_buckets import time_buckets
 from lostflops.tables import Counters
 
@@ -96,7 +97,7 @@ def metric_map(
     return (
         parts.lazy()
         .group_by("rank", "device", "metric", "unit", "instance", "_bucket")
-        .agg(mean=(pl.col("_rate") * ns).sum() / ns.sum(), most=pl.col("_rate").max())
+        .agg(mean=weighted_mean(pl.col("_rate"), ns), most=pl.col("_rate").max())
         .rename({"_bucket": "start"})
         .select(*metric_map.columns)
         .sort("rank", "device", "metric", "unit", "instance", "start")

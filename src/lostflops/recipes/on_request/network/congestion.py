@@ -6,6 +6,7 @@ import polars as pl
 
 from lostflops.columns import Count, Id, Name, Number, Ratio, Share, Time
 from lostflops.recipe import Bars, Example, recipe
+from lostflops.recipes.means import weighted_mean
 from lostflops.recipes.on_request.network.metrics_of_links import CONGESTED, of_network
 from lostflops.tables import Counters
 
@@ -81,7 +82,7 @@ def nic_congestion(counters: Counters) -> pl.LazyFrame:
         .group_by(kinds)
         .agg(
             total=pl.col("value").sum(),
-            mean=(pl.col("rate") * ns).sum() / ns.sum(),
+            mean=weighted_mean(pl.col("rate"), ns),
             most=pl.col("rate").max(),
             affected=ns.filter(pl.col("value") > 0).sum(),
             _time=ns.sum(),

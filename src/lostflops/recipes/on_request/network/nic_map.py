@@ -9,6 +9,7 @@ import polars as pl
 from lostflops import intervals
 from lostflops.columns import Id, Instant, Name, Number
 from lostflops.recipe import Example, HeatMap, recipe
+from lostflops.recipes.means import weighted_mean
 from lostflops.recipes.on_request.network.metrics_of_links import of_network
 from lostflops.recipes.on_request.time_buckets import time_buckets
 from lostflops.tables import Counters
@@ -72,7 +73,7 @@ def nic_map(
     return (
         parts.lazy()
         .group_by(*kinds, "_from")
-        .agg(rate=(pl.col("rate") * ns).sum() / ns.sum())
+        .agg(rate=weighted_mean(pl.col("rate"), ns))
         .select(*kinds, "rate", start="_from")
         .select(*nic_map.columns)
         .sort(*kinds, "start")

@@ -6,6 +6,7 @@ import polars as pl
 
 from lostflops.columns import Count, Id, Name, Number
 from lostflops.recipe import Bars, Example, recipe
+from lostflops.recipes.means import weighted_mean
 from lostflops.recipes.on_request.network.metrics_of_links import of_network
 from lostflops.tables import Counters
 
@@ -68,7 +69,7 @@ def nic_summary(counters: Counters) -> pl.LazyFrame:
         .agg(
             samples=pl.len().cast(pl.Int64),
             total=pl.when(added.any()).then(pl.col("value").sum()),
-            mean=(pl.col("rate") * ns).sum() / ns.sum(),
+            mean=weighted_mean(pl.col("rate"), ns),
             most=pl.col("rate").max(),
         )
         .sort("rank", "metric", "unit", "instance")

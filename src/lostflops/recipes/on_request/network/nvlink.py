@@ -7,6 +7,7 @@ import polars as pl
 from lostflops import intervals
 from lostflops.columns import Count, Id, Name, Number
 from lostflops.recipe import Bars, Example, recipe
+from lostflops.recipes.means import weighted_mean
 from lostflops.recipes.on_request.network.metrics_of_links import NVLINK, with_rate
 from lostflops.tables import Counters
 
@@ -65,7 +66,6 @@ def nvlink_summary(counters: Counters, gpu_activity: pl.LazyFrame) -> pl.LazyFra
     """
     kinds, ns = ["rank", "device", "metric", "unit", "instance"], pl.col("end") - pl.col("start")
     links = with_rate(counters.filter(pl.col("metric").cast(pl.String).str.contains(NVLINK)))
-    talks = pl.col("_talks").sum()
     return (
         intervals.inside(
             links.select(*kinds, "start", "end", "rate"),
@@ -75,8 +75,8 @@ def nvlink_summary(counters: Counters, gpu_activity: pl.LazyFrame) -> pl.LazyFra
         .group_by(kinds)
         .agg(
             samples=pl.len().cast(pl.Int64),
-            mean=(pl.col("rate") * ns).sum() / ns.sum(),
-            communicating=pl.when(talks > 0).then((pl.col("rate") * pl.col("_talks")).sum() / talks),
+            mean=weighted_mean(pl.col("rate"), ns),
+            communicating=weighted_mean(pl.col("rate"), pl.col("_talks")),
             most=pl.col("rate").max(),
         )
         .sort(kinds)
