@@ -337,6 +337,7 @@ def write(
 
     from lostflops.errors import BadOption, shown
     from lostflops.export import export, formats
+    from lostflops.export.writing import require_outside
     from lostflops.store.trace import Trace
 
     target = Path(output)
@@ -346,6 +347,8 @@ def write(
             f"The ending of '{shown(target)}' belongs to no format.",
             f"say `to=` one of {', '.join(formats.names())}.",
         )
+    if not isinstance(run, Trace):
+        require_outside(target, [run] if isinstance(run, (str, Path)) else run)
     trace = run if isinstance(run, Trace) else open(run)
     findings = () if bare or not formats.known(form).TIMELINE else why(trace).findings
     wanted = None if ranks is None else frozenset(ranks)

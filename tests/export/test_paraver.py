@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -258,6 +259,19 @@ def broken() -> Iterator[tuple[str, str, str]]:
     yield "2:1:1:1:1:60:9600:1", "2:1:1:1:1:60:9600:77", "its value has no name"
     yield "2:1:1:1:1:60:9600:1", "2:1:1:1:1:60:123456:1", "no label in the .pcf"
     yield "2:1:1:1:1:60:9600:1", "2:1:1:1:1:60:9101:5", "an attribute stands by itself"
+    huge = "9" * 30
+    yield "2:1:1:1:1:60:9600:1", f"2:1:1:1:1:60:9600:{huge}", "whole numbers of at most 18 digits"
+    yield "1000_ns:2(1,1)", f"{huge}_ns:2(1,1)", "does not have Paraver's form"
+    yield "2:1:1:1:1:60:9600:1", "2:1:2:1:1:60:9600:1", "no such task or row"
+    yield "2:1:1:1:1:60:9600:1", "1:1:1:9:1:60:61:1", "no such task or row"
+    yield "2:1:1:1:1:60:9600:1", "1:1:1:1:1:60:59:1", "a state ends before it begins"
+    yield "2:1:1:1:1:60:9600:1", "1:1:1:1:1:60:2000:1", "behind the header's end"
+    # Equal times, in the order in which a stack closes the wrong one.
+    yield (
+        "2:1:1:1:1:400:9600:0",
+        "2:1:1:1:1:400:9600:1\n2:1:1:1:1:400:9600:0:9600:0",
+        "the wrong one is closed",
+    )
 
 
 @pytest.mark.parametrize(("old", "new", "said"), list(broken()))
@@ -269,6 +283,29 @@ def test_the_validator_fails_on_each_broken_rule(
     assert good.count(old) >= 1
     (tmp_path / "x.prv").write_text(good.replace(old, new, 1))
     assert said in "\n".join(map(str, check(tmp_path / "x.prv")))
+
+
+def test_labels_of_rows_and_values_may_be_anything(two_ranks: Trace, tmp_path: Path) -> None:
+    lostflops.write(two_ranks, tmp_path / "x.prv", bare=True)
+    names = (tmp_path / "x.pcf").read_text()
+    (tmp_path / "x.pcf").write_text(names + f"EVENT_TYPE\n0 {'9' * 30} what\nVALUES\n{'9' * 30} who\n")
+    assert ["32 bits" in str(problem) for problem in check(tmp_path / "x.prv")] == [True]
+    (tmp_path / "x.pcf").write_text(names)
+    (tmp_path / "x.row").write_text("LEVEL\nLEVEL THREAD SIZE six\n")
+    (said,) = check(tmp_path / "x.prv")
+    assert said.warning and "no labels of level THREAD" in str(said)
+
+
+def test_a_gzip_file_of_several_streams_is_read_whole(two_ranks: Trace, tmp_path: Path) -> None:
+    lostflops.write(two_ranks, tmp_path / "x.prv", bare=True)
+    data = (tmp_path / "x.prv").read_bytes()
+    (tmp_path / "x.prv.gz").write_bytes(gzip.compress(data[:300]) + gzip.compress(data[300:]))
+    assert check(tmp_path / "x.prv.gz") == []
+
+
+def test_a_folder_to_check_is_refused_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", str(tmp_path), "--check"]) == 2
+    assert "give the .prv file of a trace" in capsys.readouterr().err
 
 
 def test_two_intervals_on_one_row_are_told(two_ranks: Trace, tmp_path: Path) -> None:

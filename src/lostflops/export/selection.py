@@ -20,6 +20,7 @@ class RunPart:
     trace: Trace
     ranks: tuple[int, ...]
     edges: pl.DataFrame | None  # rank, from, to; None where nothing bounds the time
+    windowed: bool  # whether a window bounds it
     session: Session
     cuts: dict[tuple[str, int | None], int] = field(default_factory=dict[tuple[str, int | None], int])
     origin: int = field(default=0)  # what is taken off each time, so that none is negative
@@ -63,13 +64,14 @@ class RunPart:
     def counted(self, found: pl.DataFrame, name: str, rank: int | None = None) -> pl.DataFrame:
         """Rows that `table` gave of a table; what the edges cut is counted, once."""
         if "_cut" in found.columns:
-            self.cuts[name, rank] = int(found["_cut"].sum())
+            if name != "ranks":  # whose row only says from when to when it was recorded
+                self.cuts[name, rank] = int(found["_cut"].sum())
             found = found.drop("_cut")
         return found
 
-    def inside(self, answer: pl.DataFrame) -> pl.DataFrame:
-        """The rows of a recipe's answer that are about what is selected."""
-        return self._of(answer.lazy(), None).drop("_cut", strict=False).collect()
+    def inside(self, answer: pl.DataFrame, name: str) -> pl.DataFrame:
+        """The rows of a recipe's answer that are about what is selected; what the edges cut is counted."""
+        return self.counted(self._of(answer.lazy(), None).collect(), name)
 
     def _of(self, frame: pl.LazyFrame, rank: int | None) -> pl.LazyFrame:
         known = frame.collect_schema().names()
@@ -112,7 +114,7 @@ def selected(
         if absent := sorted(set(asked) - set(present)):
             raise BadOption(f"This run has no rank {absent[0]}.", f"it has {units.written_spans(present)}.")
         edges = _edges(chosen, steps, window, asked)
-        selection = RunPart(chosen, tuple(asked), edges, Session(chosen))
+        selection = RunPart(chosen, tuple(asked), edges, window is not None, Session(chosen))
         extents = _extents(selection)
     if extents is None:
         raise NothingExported(_where(whole, asked, window))
@@ -129,7 +131,9 @@ def window(text: str) -> tuple[int, int]:
             "write when it begins and ends, as in `--window 1.2s-1.5s`.",
         )
     low, high = (round(units.seconds(part, "--window") * 1e9) for part in (first, last))
-    if high <= low:
+    if high == low:
+        raise BadOption(f"The window '{shown(text)}' takes no time.", "write a later end.")
+    if high < low:
         raise BadOption(
             f"The window '{shown(text)}' ends before it begins.", f"write `--window {last}-{first}`."
         )

@@ -31,8 +31,7 @@ def chosen(asked: ExportRequest) -> pl.DataFrame:
         frame = asked.selection.table(name)
         if frame is None:
             raise CannotAnswer(name, asked.selection.trace.absence(name))
-        rows = asked.selection.counted(frame.collect(), name)
-        return _plain(rows)
+        return _plain(_bounded(asked, name, asked.selection.counted(frame.collect(), name)))
     if name not in recipes():
         known = [*TABLES, *recipes()]
         raise BadOption(
@@ -42,7 +41,17 @@ def chosen(asked: ExportRequest) -> pl.DataFrame:
     said = asked.selection.session.run(name)
     if isinstance(said, Skipped):
         raise CannotAnswer(said.recipe, said.reason)
-    return _plain(asked.selection.inside(said.table))
+    return _plain(_bounded(asked, name, asked.selection.inside(said.table, name)))
+
+
+def _bounded(asked: ExportRequest, name: str, rows: pl.DataFrame) -> pl.DataFrame:
+    """The rows. Raises BadOption where a window was asked for and they have no times that it could bound."""
+    if asked.selection.windowed and not {"rank", "start", "end"} <= set(rows.columns):
+        raise BadOption(
+            f"The rows of '{shown(name)}' have no times: `--window` does not bound them.",
+            "choose `--steps` or `--ranks` instead.",
+        )
+    return rows
 
 
 def told(asked: ExportRequest, rows: pl.DataFrame, output: Path) -> Exported:

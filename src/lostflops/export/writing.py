@@ -2,19 +2,38 @@
 
 from __future__ import annotations
 
+import glob
 import gzip
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO
 
-from lostflops.errors import CannotWrite
+from polars.exceptions import PolarsError
+
+from lostflops.errors import BadOption, CannotWrite, shown
+from lostflops.ingest import formats
+from lostflops.store.trace import ABANDONED_AFTER, OS_ERROR
 
 BUFFER = 1 << 20
 FASTEST = 1  # of gzip's levels
+
+
+def require_outside(target: Path, inputs: Sequence[str | Path]) -> None:
+    """Raise BadOption where `target` would be read as a trace of its own run from then on."""
+    real = Path(os.path.realpath(target))
+    folders = [Path(given).expanduser() for given in inputs]
+    around = [f for f in folders if f.is_dir() and Path(os.path.realpath(f)) in real.parents]
+    if around and (formats.looks_like_trace(target) or not target.suffix):
+        raise BadOption(
+            f"'{shown(target)}' lies in the run's own folder: from then on it would be read as one of its "
+            "traces.",
+            f"choose another place: `--output {shown(target.name)}`.",
+        )
 
 
 @contextmanager
@@ -23,6 +42,26 @@ def writing(target: Path) -> Generator[Path]:
 
     Raises CannotWrite.
     """
+    with _told(target), _filling(target) as place:
+        yield place
+
+
+@contextmanager
+def _told(target: Path) -> Generator[None]:
+    """What goes wrong with files in the block is told of `target`."""
+    try:
+        yield
+    except OSError as error:
+        raise CannotWrite(target, error) from error
+    except PolarsError as error:
+        number = OS_ERROR.search(str(error))
+        if number is None:
+            raise
+        raise CannotWrite(target, OSError(int(number[1]), os.strerror(int(number[1])))) from error
+
+
+@contextmanager
+def _filling(target: Path) -> Generator[Path]:
     real = Path(os.path.realpath(target))
     beside = real.with_name(f".{real.name[:60]}.{os.getpid()}.tmp")
     try:
@@ -31,21 +70,36 @@ def writing(target: Path) -> Generator[Path]:
         if target.exists() and not target.is_file():  # a device or a pipe: there is nothing to replace
             yield target
             return
+        _sweep(real)
         yield beside
         beside.replace(real)
-    except OSError as error:
-        raise CannotWrite(target, error) from error
     finally:
         beside.unlink(missing_ok=True)
+
+
+def _sweep(target: Path) -> None:
+    """Remove what killed exports to `target` left, a day after."""
+    for left in target.parent.glob(f".{glob.escape(target.name[:60])}.*.tmp"):
+        if time.time() - left.stat().st_mtime > ABANDONED_AFTER:
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
 
 
 @contextmanager
 def writing_all(targets: Sequence[Path]) -> Generator[list[Path]]:
     """Several files to fill, which take their places together, the last one last. Raises CannotWrite."""
-    with ExitStack() as all_of_them:
+    with _told(targets[-1]), ExitStack() as all_of_them:
         # Those entered first are put in their places last.
-        places = [all_of_them.enter_context(writing(target)) for target in reversed(targets)]
+        places = [all_of_them.enter_context(_filling(target)) for target in reversed(targets)]
         yield places[::-1]
+
+
+@contextmanager
+def scratch(target: Path) -> Generator[Path]:
+    """A folder beside `target` for what it is made of, removed when the block ends."""
+    with tempfile.TemporaryDirectory(
+        dir=target.parent, prefix=f".{target.name[:60]}.", suffix=".tmp"
+    ) as folder:
+        yield Path(folder)
 
 
 @contextmanager
@@ -53,6 +107,7 @@ def writing_folder(target: Path) -> Generator[Path]:
     """A folder to fill beside `target`, the name of a folder that is not there or is empty."""
     beside: Path | None = None
     try:
+        _sweep(target)
         if target.exists() and (not target.is_dir() or any(target.iterdir())):
             raise FileExistsError(0, "something is there already")
         beside = Path(tempfile.mkdtemp(prefix=f".{target.name[:60]}.", suffix=".tmp", dir=target.parent))

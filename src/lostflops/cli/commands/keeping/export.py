@@ -17,9 +17,12 @@ the findings.
 
 from __future__ import annotations
 
+import signal
+import threading
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from lostflops.cli.arguments import traces
@@ -82,8 +85,12 @@ def run(given: Namespace) -> None:
     from lostflops import export, units
     from lostflops.errors import shown
     from lostflops.export import formats, selection
+    from lostflops.export.writing import require_outside
     from lostflops.store.trace import REPLAYED
 
+    require_outside(given.output, given.paths)
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, _ended)  # a batch system's way of ending it: nothing is left behind
     to = given.to or formats.of_ending(given.output.name)
     if to is None:
         raise BadOption(
@@ -114,6 +121,10 @@ def run(given: Namespace) -> None:
     _tell(said, formats.named(to).OPENED_BY)
     if made := next((fact.text for fact in trace.manifest.quality if fact.name == REPLAYED), ""):
         print(f"replayed with {shown(made)}: these times were not measured")
+
+
+def _ended(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
 
 
 def _check(paths: Sequence[str]) -> None:

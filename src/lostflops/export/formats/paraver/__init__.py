@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -15,7 +14,7 @@ from lostflops import units
 from lostflops.errors import BadOption
 from lostflops.export.asked import Exported, ExportRequest
 from lostflops.export.timeline import Drawn
-from lostflops.export.writing import compressed, writing_all
+from lostflops.export.writing import compressed, scratch, writing_all
 
 from . import labels, views
 from .records import RankRecords, account_records, task_of
@@ -39,9 +38,9 @@ def write(asked: ExportRequest, output: Path) -> Exported:
     name = output.name.removesuffix(".gz").removesuffix(".prv")
     seen = views.views(name)
     targets = [output.with_name(f"{name}{ending}") for ending in (".pcf", ".row", *seen)] + [output]
-    with writing_all(targets) as places, tempfile.TemporaryDirectory(dir=output.parent, prefix=".") as kept:
+    with writing_all(targets) as places, scratch(output) as kept:
         pcf, row, *cfgs, prv = places
-        trace = _Trace(asked, Path(kept), drawn)
+        trace = _Trace(asked, kept, drawn)
         trace.read()
         with compressed(prv, output) as file:
             trace.write(file)

@@ -6,6 +6,7 @@ trace breaks is told with its line and with what would become of it there.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from . import values as v
 from .labels import LARGEST
 from .reading import Prv, read
 
+LEVEL = re.compile(r"LEVEL ([A-Z]+) SIZE (\d{1,9})\s*")
 SHOWN = 3  # lines told of a rule
 MANY_ROWS = 50_000
 STACKED_TO = v.RANGE + v.NEXT_DOMAIN * 100
@@ -93,7 +95,7 @@ def _lines(trace: Prv) -> Iterator[Problem]:
 
 
 def _last(trace: Prv) -> int:
-    lines = [int(t["line"].max() or 0) for t in (trace.events, trace.sent) if t.height]  # pyright: ignore[reportArgumentType]
+    lines = [int(t["line"].max() or 0) for t in (trace.events, trace.sent, trace.states) if t.height]  # pyright: ignore[reportArgumentType]
     return max(lines, default=1)
 
 
@@ -108,11 +110,12 @@ def _ids(trace: Prv) -> Iterator[Problem]:
         schema={"task": pl.Int64, "threads": pl.Int64, "low": pl.Int64, "high": pl.Int64},
         orient="row",
     )
-    sides = [trace.events.select("line", "cpu", "task", "thread")]
-    sides.append(trace.sent.select("line", "cpu", "task", "thread"))
-    sides.append(trace.sent.select("line", cpu="to_cpu", task="to_task", thread="to_thread"))
+    mine = ("line", "cpu", "appl", "task", "thread")
+    sides = [records.select(mine) for records in (trace.events, trace.sent, trace.states)]
+    to = dict(zip(mine[1:], ("to_cpu", "to_appl", "to_task", "to_thread"), strict=True))
+    sides.append(trace.sent.select("line", **to))
     rows = pl.concat(sides).join(tasks, on="task", how="left")
-    known = pl.col("threads").is_not_null() & pl.col("thread").is_between(1, pl.col("threads"))
+    known = (pl.col("appl") == 1) & pl.col("thread").is_between(1, pl.col("threads")).fill_null(False)
     yield from _some(rows.filter(~known), "there is no such task or row: Paraver leaves the line out")
     there = (pl.col("cpu") == 0) | pl.col("cpu").is_between("low", "high")
     yield from _some(
@@ -122,18 +125,22 @@ def _ids(trace: Prv) -> Iterator[Problem]:
 
 def _times(trace: Prv) -> Iterator[Problem]:
     times = pl.concat(
-        [trace.events.select("line", "time"), trace.sent.select("line", "time"),
-         trace.sent.select("line", time="at")]
-    )  # fmt: skip
+        [
+            *(records.select("line", "time") for records in (trace.events, trace.sent, trace.states)),
+            *(records.select("line", time="at") for records in (trace.sent, trace.states)),
+        ]
+    )
     yield from _some(times.filter(pl.col("time") < 0), "a negative time: Paraver leaves the line out")
     yield from _some(times.filter(pl.col("time") > trace.end), "it lies behind the header's end")
+    backwards = trace.states.filter(pl.col("at") < pl.col("time"))
+    yield from _some(backwards, "a state ends before it begins: Paraver leaves the line out")
     last = times["time"].max()
     if isinstance(last, int) and last < trace.end:
         yield Problem(1, 1, f"the header ends at {trace.end} and the last record lies at {last}")
 
 
 def _order(trace: Prv) -> Iterator[Problem]:
-    times = pl.concat([trace.events.select("line", "time"), trace.sent.select("line", "time")])
+    times = pl.concat([t.select("line", "time") for t in (trace.events, trace.sent, trace.states)])
     times = times.unique("line").sort("line").with_columns(before=pl.col("time").shift(1))
     yield from _some(
         times.filter(pl.col("time") < pl.col("before")),
@@ -175,6 +182,9 @@ def _stacked(trace: Prv) -> Iterator[Problem]:
     step = pl.when(pl.col("value") != 0).then(1).otherwise(-1)
     rows = rows.with_columns(open=step.cum_sum().over([*ROW, "type"]))
     yield from _some(rows.filter(pl.col("open") < 0), "a range ends that had not begun")
+    before = pl.col("value").shift(1).over([*ROW, "type", "time"])
+    late = rows.filter((pl.col("value") == 0) & (before != 0))
+    yield from _some(late, "a range ends behind one that begins at the same time: the wrong one is closed")
     last = rows.group_by([*ROW, "type"]).last().filter(pl.col("open") > 0)
     yield from _some(last, "a range never ends: it shows until the end of the trace")
 
@@ -253,12 +263,15 @@ def _names(trace: Prv) -> Iterator[Problem]:
     if large:
         yield Problem(len(large), 0, f"the .pcf names {large[0]}, beyond 32 bits: its label is lost")
     used = trace.events.filter(pl.col("value") != 0).select("line", "type", "value")
-    yield from _some(used.filter(~pl.col("type").is_in(list(labelled))), "its type has no label in the .pcf")
+    yield from _some(
+        used.filter(~pl.col("type").is_in([kind for kind in labelled if kind <= LARGEST])),
+        "its type has no label in the .pcf",
+    )
     coded = pl.col("type").is_in(list(v.CODED)) | (
         pl.col("type").is_between(v.RANGE, STACKED_TO) & (pl.col("type") % v.NEXT_DOMAIN == 0)
     )
     named = pl.DataFrame(
-        [(kind, number) for kind, names in labelled.items() for number in names],
+        [(kind, number) for kind, names in labelled.items() for number in names if number <= LARGEST],
         schema={"type": pl.Int64, "value": pl.Int64},
         orient="row",
     )
@@ -287,15 +300,18 @@ def _rows(trace: Prv) -> Iterator[Problem]:
     sizes: dict[str, list[int]] = {}
     level = ""
     for line in lines:
-        if line.startswith("LEVEL "):
-            _, level, _, size = line.split()
-            sizes[level] = [int(size), 0]
+        head = LEVEL.fullmatch(line)
+        if head:
+            level = head[1]
+            sizes[level] = [int(head[2]), 0]
         elif line and level:
             sizes[level][1] += 1
     for level, many in expected.items():
         said = sizes.get(level)
         if said is not None and said != [many, many]:
             yield Problem(1, 0, f"the .row has {said[1]} labels of level {level}, the header {many}")
+    if "THREAD" not in sizes:
+        yield Problem(1, 0, "the .row has no labels of level THREAD: rows show as numbers", True)
 
 
 def _accounts(trace: Prv) -> Iterator[Problem]:
