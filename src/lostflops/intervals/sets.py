@@ -53,49 +53,43 @@ def paint(
     `end` of the run, and `account`: the layer's name, or null where none covers. For every window the runs
     add up to its length, exactly.
     """
-    keys = list(by)
-    names = list(layers)
-    # In a fixed order, so that windows keep their numbers wherever this frame is computed again.
-    numbered = (
-        windows.filter(pl.col("end") > pl.col("start"))
-        .sort(*keys, "start")
-        .with_row_index("_window", offset=1)
-        .with_columns(pl.col("_window").cast(pl.Int64))
+    keys, names = list(by), list(layers)
+    under, over = pl.collect_all(
+        [windows.filter(pl.col("end") > pl.col("start")).sort(*keys, "start"), _stacked(layers, windows, keys)]
     )
-    edges = [_edges(numbered, keys, "_window", pl.col("_window"))]
+    # The edges of the windows, then those of the layers: both open, then both close.
+    rows = pl.concat([under.select(*keys, "start", "end"), over.select(*keys, "start", "end")])
+    edges = pl.concat([rows.select(*keys, _at="start"), rows.select(*keys, _at="end")])
+    order = row_order(edges, [*keys, "_at"])
+    at = edges["_at"].to_numpy()[order]
+    sign = np.where(order < rows.height, 1, -1)
+    row = order % rows.height if rows.height else order
+    # One window of a group is open at a time, so the running sum of their numbers is its number. All counts
+    # return to zero after a group's last edge, so one running sum serves all groups.
+    window = np.cumsum(sign * np.where(row < under.height, row + 1, 0))
+    layer = np.r_[np.full(under.height, -1), over["_layer"].to_numpy()][row]
+    code = np.full(len(at), len(names))
+    for i in np.unique(over["_layer"].to_numpy())[::-1]:
+        code[np.cumsum(sign * (layer == i)) > 0] = i
+    # Only the last of the edges at one instant has a piece after it, and by then all of them are counted.
+    pieces = np.flatnonzero((window[:-1] > 0) & (at[1:] > at[:-1]))
+    window, code, start, end = window[pieces], code[pieces], at[pieces], at[pieces + 1]
+    begins = np.r_[True, (window[1:] != window[:-1]) | (code[1:] != code[:-1])][: len(pieces)]
+    ends = np.r_[begins[1:], True][: len(pieces)]
+    runs = pl.DataFrame({"start": start[begins], "end": end[ends]})
+    named = pl.Series(account, [*names, None], dtype=pl.String).gather(code[begins])
+    return runs.with_columns(named).hstack(under.drop("start", "end")[window[begins] - 1]).lazy()
+
+
+def _stacked(layers: Mapping[str, pl.LazyFrame], windows: pl.LazyFrame, keys: list[str]) -> pl.LazyFrame:
+    """The union of each layer, all in one frame: `_layer` is its number."""
     # Rows of one layer nest: united first, a stack of frames is one interval.
-    edges += [
-        _edges(union(frame, keys), keys, f"_layer{i}", pl.lit(1, dtype=pl.Int64))
+    numbered = [
+        frame.select(*keys, "start", "end", _layer=pl.lit(i, dtype=pl.Int16))
         for i, frame in enumerate(layers.values())
     ]
-    counts = ["_window", *(f"_layer{i}" for i in range(len(names)))]
-    covering = pl.lit(None, dtype=pl.Int16)
-    for i in reversed(range(len(names))):
-        covering = pl.when(pl.col(f"_layer{i}") > 0).then(pl.lit(i, dtype=pl.Int16)).otherwise(covering)
-    window, code = pl.col("_window"), pl.col("_code")
-    begins = window.ne_missing(window.shift()) | code.ne_missing(code.shift())
-    runs = (
-        _in_order(pl.concat(edges, how="diagonal").with_columns(pl.col(counts).fill_null(0)), keys)
-        # One window of a group is open at a time, so the running sum of their numbers is its number. All
-        # counts return to zero after a group's last edge, so one running sum serves all groups.
-        .with_columns(pl.col(counts).cum_sum(), _next=pl.col("_at").shift(-1))
-        .filter((window > 0) & (pl.col("_next") > pl.col("_at")))
-        .select("_window", "_at", "_next", _code=covering)
-        .with_columns(_begins=begins)
-        .with_columns(_ends=pl.col("_begins").shift(-1, fill_value=True))
-        .select(
-            window.filter("_begins"),
-            code.filter("_begins"),
-            start=pl.col("_at").filter("_begins"),
-            end=pl.col("_next").filter("_ends"),
-        )
-    )
-    named = code.replace_strict(dict(enumerate(names)), default=None, return_dtype=pl.String)
-    return (
-        runs.with_columns((named if names else pl.lit(None, dtype=pl.String)).alias(account))
-        .join(numbered.drop("start", "end"), on="_window", how="left", maintain_order="left")
-        .drop("_window", "_code")
-    )
+    none = windows.clear().select(*keys, "start", "end", _layer=pl.lit(0, dtype=pl.Int16))
+    return union(pl.concat([none, *numbered]), [*keys, "_layer"])
 
 
 def _edges(frame: pl.LazyFrame, keys: list[str], column: str, delta: pl.Expr) -> pl.LazyFrame:
