@@ -9,7 +9,6 @@ rows:
 
 from __future__ import annotations
 
-import sys
 import types
 import typing
 from argparse import SUPPRESS, ArgumentParser, BooleanOptionalAction, Namespace
@@ -91,7 +90,7 @@ def _how(option: Option) -> dict[str, Any]:
 
 
 def run(given: Namespace) -> None:
-    form = _format(given.format, given.output)
+    form = formats.asked(given.format, given.output)
     inputs = [*given.paths, *([] if given.against is None else [given.against])]
     if given.output is not None:
         files.check(given.output, inputs)
@@ -111,12 +110,7 @@ def run(given: Namespace) -> None:
         if given.against is not None:
             said = _against(given, said, options, workers)
     table = said.table if ranks is None else _of(ranks, trace, said)
-    if given.output is not None:
-        with files.replacing(given.output, inputs) as place, place.open("wb") as file:
-            form.write(said, table, file)
-    else:
-        sys.stdout.flush()
-        form.write(said, table, sys.stdout.buffer)
+    formats.put(form, said, table, given.output, inputs)
 
 
 def _against(given: Namespace, before: Answer, options: dict[str, Any], workers: Workers | None) -> Answer:
@@ -129,17 +123,6 @@ def _against(given: Namespace, before: Answer, options: dict[str, Any], workers:
     if isinstance(after, Skipped):
         raise CannotAnswer(after.recipe, f"{shown(given.against)}: {after.reason}")
     return against(before, after)
-
-
-def _format(asked: str | None, output: Path | None) -> formats.Format:
-    ending = output.suffix.removeprefix(".") if output else ""
-    name = asked or (ending if ending in formats.names() else formats.FOR_READING)
-    form = formats.named(name)
-    if not form.is_text and output is None:
-        raise BadOption(
-            f"{name.capitalize()} is no text for a terminal.", f"name a file: `--output table.{name}`."
-        )
-    return form
 
 
 def _of(asked: frozenset[int], trace: Trace, said: Answer) -> pl.DataFrame:
