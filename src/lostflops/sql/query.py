@@ -40,9 +40,9 @@ CHANGES = ("INSERT_QUERY_NODE", "UPDATE_QUERY_NODE", "DELETE_QUERY_NODE", "MERGE
 LOOK_EVERY = 0.1  # seconds, for Ctrl-C
 # Types that Polars has no room for: shown as the text that DuckDB makes of them.
 AS_TEXT = re.compile(
-    r"\b(INTERVAL|UNION|BIT|BIGNUM|VARIANT|GEOMETRY|TIME WITH TIME ZONE|TIME_NS)\b|^\"NULL\"$"
+    r"\b(INTERVAL|UNION|MAP|BLOB|BIT|BIGNUM|VARIANT|GEOMETRY|TIME WITH TIME ZONE|TIME_NS)\b|^\"NULL\"$"
 )
-CLOSED = {
+CLOSED: dict[str, str | bool | int | float | list[str]] = {
     "python_enable_replacements": False,
     "autoinstall_known_extensions": False,
     "autoload_known_extensions": False,
@@ -196,9 +196,9 @@ def _frame(base: duckdb.DuckDBPyConnection, text: str, most: int) -> pl.DataFram
 
 
 def _plain(table: pl.DataFrame) -> pl.DataFrame:
-    """Text for names, and the usual numbers for those of SQL."""
+    """Text for names, the usual numbers for those of SQL, and headings that a terminal does not act upon."""
     columns: list[pl.Series] = []
-    for column in table:
+    for column in table.rename(shown):
         match column.dtype:
             case pl.Categorical() | pl.Enum():
                 columns.append(column.cast(pl.String))

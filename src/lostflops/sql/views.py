@@ -6,7 +6,7 @@ has `start` and `end` also has `duration`, because `end` is a word of SQL that m
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from lostflops.store.trace import Trace
@@ -79,7 +79,6 @@ def _sliced(trace: Trace, name: str, source: str) -> str:
     return f"{kept} WHERE {' AND '.join(conditions)}" if conditions else source
 
 
-def _values(rows: object) -> str:
-    """Rows of whole numbers, of which the first is a rank."""
-    found = [f"({', '.join(map(str, row))})" for row in rows]  # pyright: ignore
-    return f"(VALUES {', '.join(found) or '(NULL, NULL, NULL)'})"
+def _values(rows: Iterable[tuple[int, ...]]) -> str:
+    listed_rows = (f"({', '.join(map(str, row))})" for row in rows)
+    return f"(VALUES {', '.join(listed_rows)})"

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from lostflops import units
 from lostflops.cli.arguments import traces
 from lostflops.cli.arguments.recipe_names import recipe_names
-from lostflops.cli.output import files, formats
+from lostflops.cli.output import files, formats, notebooks
 from lostflops.cli.output.formats.table import SHOWN_ROWS
 from lostflops.cli.output.waiting import waiting
 from lostflops.errors import BadOption, CannotAnswer, shown
@@ -52,6 +52,7 @@ def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
         f"which stops after {SHOWN_ROWS} rows",
     )
     parser.add_argument("--output", metavar="F", type=Path, help="write to the file F")
+    notebooks.add(parser)
     if any(not word.startswith("-") for word in words):
         _add_options(parser, words)
 
@@ -94,6 +95,9 @@ def run(given: Namespace) -> None:
     inputs = [*given.paths, *([] if given.against is None else [given.against])]
     if given.output is not None:
         files.check(given.output, inputs)
+    notebooks.check(given)
+    written = {"output": given.output, "notebook": given.notebook and Path(given.notebook)}
+    files.check_apart({name: target for name, target in written.items() if target is not None})
     from lostflops.recipes import named
     from lostflops.session import Skipped
 
@@ -109,6 +113,10 @@ def run(given: Namespace) -> None:
             raise CannotAnswer(said.recipe, said.reason)
         if given.against is not None:
             said = _against(given, said, options, workers)
+    if given.notebook is not None:
+        content = notebooks.of_recipe(given, said.recipe, options)
+        with files.replacing(Path(given.notebook), inputs) as place:
+            place.write_bytes(content)
     table = said.table if ranks is None else _of(ranks, trace, said)
     formats.put(form, said, table, given.output, inputs)
 
