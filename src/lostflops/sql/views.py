@@ -49,10 +49,10 @@ def _view(trace: Trace, name: str, files: Sequence[str]) -> str:
     columns = [
         f"(stored.{quoted(c)} {of_run if c in table.times else ''}) AS {quoted(c)}" for c in table.stored
     ]
-    if has_duration(name):
-        columns.append(f'(stored."end" - stored."start") AS {DURATION}')
     if name == "steps":
         columns.append(f"{str(trace.steps is not None).lower()} AS chosen")
+    if has_duration(name):
+        columns.append(f'(stored."end" - stored."start") AS {DURATION}')
     joined = f"LEFT JOIN {_values(offsets.items())} AS moved(rank, ns) USING (rank)" if offsets else ""
     source = (
         f"SELECT {', '.join(columns)} FROM read_parquet({listed(files)}, hive_partitioning = true, "
