@@ -1,4 +1,4 @@
-"""Each analysis that Holistic Trace Analysis and lostflops both have, on the same ranks; and recipes against imports."""
+"""Each analysis that Holistic Trace Analysis and lostflops both have, and each recipe beside its import."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def analyses(repeat: int, big: bool, say: Say) -> Found:
                 f"{verdict(min(loaded) >= LEAST_TIMES, 'at least 20 for each')} In a new process: from "
                 f"{min(stored):.1f} to {max(stored):.0f} times, median **{median(stored):.0f}**. "
                 f"{verdict(min(stored) >= LEAST_TIMES, 'at least 20 for each')} Loading the files: "
-                f"{theirs.loaded['seconds']:.1f} s and {ours.loaded['seconds']:.1f} s; most memory of the process: "
+                f"{theirs.loaded['seconds']:.1f} s and {ours.loaded['seconds']:.1f} s; most memory: "
                 f"{theirs.peak / 1e6:.0f} MB and {ours.peak / 1e6:.0f} MB."
             )
     header = (

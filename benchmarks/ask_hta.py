@@ -17,7 +17,6 @@ import tempfile
 import time
 import warnings
 from importlib.metadata import version
-from pathlib import Path
 
 answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
 os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what the library prints must not look like an answer

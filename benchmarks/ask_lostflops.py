@@ -1,9 +1,9 @@
 """Ask lostflops about the ranks in the folder that is named; answer with times, as `ask_hta.py` does.
 
 The first line tells versions, the time of importing into an empty store and the memory after it. Then each
-line of standard input names a recipe, and how: `first`, where nothing was answered before and every recipe that
-it needs is computed, too; `again`, where it was; or `stored`, which opens the run that lies imported and then
-asks as `first` does.
+line of standard input names a recipe and how: `first`, where nothing was answered before and each recipe
+that it needs is computed, too; `again`, where it was; or `stored`, which opens the run that lies imported and
+then asks as `first` does.
 """
 
 from __future__ import annotations

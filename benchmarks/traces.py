@@ -75,7 +75,7 @@ def eight_large_ranks() -> dict[int, Path]:
 
 
 def asked_of() -> dict[str, dict[int, Path]]:
-    """The jobs of which each recipe is asked: the largest recorded traces, the ranks of two jobs, and the 1 GB."""
+    """The jobs of which each recipe is asked: the largest recorded traces, two of 8 ranks, and the 1 GB."""
     largest = [{0: file} for file in recorded()[-4:]]
     return {name(files[0]): files for files in largest} | {
         "DLRM, 8 ranks": eight_ranks(),

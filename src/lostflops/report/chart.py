@@ -22,6 +22,7 @@ from .words.safe import one_line
 MIME = "application/vnd.vegalite.v5+json"
 SCHEMA = "https://vega.github.io/schema/vega-lite/v5.json"
 MOST_BARS, MOST_COLUMNS, MOST_CELLS, MOST_POINTS = 30, 1200, 6000, 3000
+COLUMN, AMOUNT = "_column", "_amount"  # of bars that stand for several columns
 WIDTH = 560  # pixels
 LABEL = 320  # pixels of a name beside its bar
 
@@ -88,12 +89,12 @@ def _bars(plot: Bars, table: pl.DataFrame, types: Mapping[str, Type]) -> tuple[i
     if len(plot.y) == 1:
         encoding[length] = _axis(first, plot.y[0])
     else:
-        spec["transform"] = [{"fold": list(plot.y), "as": ["part", "amount"]}]
-        encoding[length] = {**_axis(first, "amount"), "title": f"amount{_unit(first)}"}
+        spec["transform"] = [{"fold": list(plot.y), "as": [COLUMN, AMOUNT]}]
+        encoding[length] = {**_axis(first, AMOUNT), "title": f"amount{_unit(first)}"}
         encoding[length]["stack"] = "zero" if plot.stacked else None
-        encoding["color"] = {"field": "part", "type": "nominal", "sort": None, "title": None}
+        encoding["color"] = {"field": COLUMN, "type": "nominal", "sort": None, "title": None}
         if not plot.stacked:
-            encoding["xOffset" if upright else "yOffset"] = {"field": "part", "sort": None}
+            encoding["xOffset" if upright else "yOffset"] = {"field": COLUMN, "sort": None}
     return table.height, of, {**spec, "encoding": encoding}
 
 

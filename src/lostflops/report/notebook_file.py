@@ -83,9 +83,9 @@ def _run(code: str, namespace: dict[str, Any], count: int) -> list[dict[str, Any
 
 def bundle(value: Any) -> dict[str, Any]:
     """What a notebook shows of a value, by MIME type."""
-    shown = {"text/plain": repr(value)}
+    shown = {"text/plain": "\n".join(repr(value).splitlines())}  # as IPython lays it out
     if hasattr(value, "_repr_html_"):
         shown["text/html"] = value._repr_html_()
     if hasattr(value, "_repr_mimebundle_"):
-        shown |= value._repr_mimebundle_()
+        shown |= value._repr_mimebundle_(include=None, exclude=None)
     return shown
