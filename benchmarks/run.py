@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
+import analyses
 import exports
 import sections
 import timelines
@@ -27,6 +28,8 @@ README = Path(__file__).parent / "README.md"
 SECTIONS = (
     sections.gzip_floor,
     sections.peer,
+    analyses.analyses,
+    analyses.recipes,
     sections.memory,
     sections.first_page,
     sections.recording,

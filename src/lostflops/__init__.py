@@ -8,6 +8,8 @@ print(page)                                   # as `lostflops why` prints it
 for finding in page.findings:
     print(finding.claim, finding.next)
 gaps = lostflops.ask(trace, "gpu_gaps")       # any recipe's table, as a Polars frame
+trace.recipe("gpu_gaps").chart                # its plot, for a notebook
+trace.sql("select name, sum(duration) as total from kernels group by name")  # the tables, by DuckDB
 page = lostflops.why("my_traces/", dask="local")  # the same by the workers of a Dask cluster
 print(lostflops.whatif(trace, "loader=0ms"))  # what a change would gain, by replay
 print(lostflops.remedy("loader-workers", trace))  # what to type for it, in the job's framework
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     from lostflops.experiment.proof.shown.printed import PrintedProof
     from lostflops.experiment.proof.values import Measure, Per
     from lostflops.export import Exported
+    from lostflops.opened import OpenedRun
     from lostflops.remedies import Remedy
     from lostflops.report.notebook import ShownPage
     from lostflops.report.remedy import RemedyForJob
@@ -104,8 +107,8 @@ def open(
     salvage: bool = False,
     allow_missing_ranks: bool = False,
     dask: Where | None = None,
-) -> Trace:
-    """The tables of the job whose traces lie at `paths`.
+) -> OpenedRun:
+    """The run whose traces lie at `paths`: its tables, and methods to ask it.
 
     `dask` names the cluster that reads them, as `--dask` does: 'local', 'slurm', 'mpi' or the address of a
     scheduler. Your own `distributed.Client` stays connected for the next call.
@@ -128,8 +131,11 @@ def open(
                 allow_missing_ranks=allow_missing_ranks,
                 read_with=partial(reading.read_all, workers),
             )
-    trace.given = tuple(map(str, [paths] if isinstance(paths, (str, os.PathLike)) else paths))
-    return trace
+    from lostflops.opened import OpenedRun
+
+    run = OpenedRun.of(trace)
+    run.given = tuple(map(str, [paths] if isinstance(paths, (str, os.PathLike)) else paths))
+    return run
 
 
 def why(run: Trace | str | Path | Sequence[str | Path], *, dask: Where | None = None) -> ShownPage:

@@ -38,6 +38,8 @@ FROM_OUTSIDE = {
     "causes": {"polars"},
     "frameworks": {"polars"},
     "export": {"msgspec", "numpy", "polars"},
+    "opened": {"polars"},
+    "sql": {"duckdb", "polars"},
     "report": {"msgspec", "numpy", "polars", "rich"},
     "cluster": {"distributed", "msgspec", "polars"},
     "capture": {"cryptography", "ruamel"},

@@ -18,7 +18,9 @@ from collections.abc import Callable
 from lostflops.errors import LostflopsError
 
 # Those that only read. The others start jobs, whose signals and output are theirs.
-READING = frozenset({"why", "recipe", "import", "inspect", "scrub", "explain", "diff", "check", "export"})
+READING = frozenset(
+    {"why", "recipe", "import", "inspect", "scrub", "explain", "diff", "check", "export", "sql", "schema"}
+)
 LACK = re.compile(
     rb"memory allocation of \d+ bytes failed|OpenBLAS error|annot allocate memory|failed to map segment"
     rb"|out of memory|Resource temporarily unavailable|failed to spawn thread|could not spawn threads"

@@ -200,7 +200,9 @@ class Magics:
             trace = _read(recorded, folder / "run")
             self._last = folder / "run"
             if given.name:
-                self._shell.user_ns[given.name] = trace
+                from lostflops.opened import OpenedRun
+
+                self._shell.user_ns[given.name] = OpenedRun.of(trace)
             if recorded.reason:
                 print(
                     f"lostflops recorded the first {recorded.seconds:.1f} s of {recorded.worked:.1f} s: "

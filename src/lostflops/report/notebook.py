@@ -11,6 +11,7 @@ from rich.console import Console
 from . import terminal
 from .first_page.page import Page
 from .html import html
+from .shown import shown_finding
 from .words.safe import one_line
 
 HEIGHT = 640  # pixels
@@ -37,7 +38,9 @@ class ShownPage(Page):
 
 
 def shown(page: Page) -> ShownPage:
-    return ShownPage(**{field.name: getattr(page, field.name) for field in fields(page)})
+    known = {field.name: getattr(page, field.name) for field in fields(page)}
+    known["findings"] = tuple(map(shown_finding, page.findings))
+    return ShownPage(**known)
 
 
 def bundle(page: Page, paths: str = "", height: int = HEIGHT) -> dict[str, str]:

@@ -22,7 +22,7 @@ import zlib
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
 
 import msgspec
 import polars as pl
@@ -157,7 +157,7 @@ class Trace:
             opened._compared.update(manifest.tables)
         elif sum(part.bytes for part in (manifest.parts or {}).values()) <= COMPARED_AT_ONCE:
             for name in manifest.tables:
-                opened._compare(name)
+                opened.compare(name)
         return opened
 
     @contextmanager
@@ -168,7 +168,7 @@ class Trace:
         except (PolarsError, PanicException, OSError):  # of a file that got shorter meanwhile Polars panics
             now = Trace.open(self.path)
             for name in now.manifest.tables:
-                now._compare(name)
+                now.compare(name)
             raise
 
     def _require_parts(self) -> None:
@@ -195,7 +195,7 @@ class Trace:
             if present[part] != written[part].bytes:
                 raise DamagedStore(self.path, f"'{part}' is not whole.")
 
-    def _compare(self, name: str) -> None:
+    def compare(self, name: str) -> None:
         """Raise DamagedStore when a part of the table is not what was written."""
         if name in self._compared:
             return
@@ -213,12 +213,12 @@ class Trace:
         needs = f"needs {TABLES[name].record_with}"
         return f"{why}; {needs}" if why else needs
 
-    def select(self, ranks: frozenset[int] | None = None, steps: tuple[int, int] | None = None) -> Trace:
+    def select(self, ranks: frozenset[int] | None = None, steps: tuple[int, int] | None = None) -> Self:
         """The same run, seen through some ranks and an inclusive range of step numbers.
 
         Raises NoSuchStep when no step of the run lies in that range.
         """
-        chosen = Trace(
+        chosen = type(self)(
             self.path,
             self.manifest,
             self.ranks if ranks is None else ranks,
@@ -236,6 +236,10 @@ class Trace:
                 raise NoSuchStep(f"{steps[0]}-{steps[1]}", listed)
         return chosen
 
+    def files(self, name: str) -> list[str]:
+        """The parts of a table by their paths below the run; `compare` says whether they are whole."""
+        return sorted(str(file.relative_to(self.path)) for file in (self.path / name).rglob("*.parquet"))
+
     def table(self, name: str) -> pl.LazyFrame | None:
         frame = self._whole(name)
         if frame is None:
@@ -247,11 +251,11 @@ class Trace:
         return self._of_ranks(frame) if name == "ranks" else self.cut(frame)
 
     @property
-    def whole(self) -> Trace:
+    def whole(self) -> Self:
         """The run without the slicing."""
         if self.ranks is None and self.steps is None:
             return self
-        whole = Trace(self.path, self.manifest)
+        whole = type(self)(self.path, self.manifest)
         whole._compared = self._compared
         whole.given = self.given
         return whole
@@ -270,7 +274,7 @@ class Trace:
             return frame.filter(pl.col("step").is_between(*self.steps))
         start, end, first, last = (pl.col(c) for c in ("start", "end", "_from", "_to"))
         return (
-            frame.join(self._step_extent().lazy(), on="rank", how="inner", maintain_order="left")
+            frame.join(self.extent().lazy(), on="rank", how="inner", maintain_order="left")
             # What takes no time lies where it starts.
             .filter((start < last) & ((end > first) | (start >= first)))
             .drop("_from", "_to")
@@ -279,7 +283,8 @@ class Trace:
     def _of_ranks(self, frame: pl.LazyFrame) -> pl.LazyFrame:
         return frame if self.ranks is None else frame.filter(pl.col("rank").is_in(sorted(self.ranks)))
 
-    def _step_extent(self) -> pl.DataFrame:
+    def extent(self) -> pl.DataFrame:
+        """From where to where the chosen steps go on each rank: `rank`, `_from` and `_to`."""
         if self._windows is None:
             steps = self._whole("steps")
             assert steps is not None and self.steps is not None
@@ -294,7 +299,7 @@ class Trace:
     def _whole(self, name: str) -> pl.LazyFrame | None:
         if name not in self.manifest.tables:
             return None
-        self._compare(name)
+        self.compare(name)
         table = TABLES[name]
         # Without globbing, for the run's own path may hold brackets and stars.
         frame = pl.scan_parquet(

@@ -114,8 +114,8 @@ def _column(column: Cells) -> dict[str, Any]:
 def _plot(plot: Plot | None, table: pl.DataFrame, types: Mapping[str, Type]) -> dict[str, Any] | None:
     match plot:
         case Bars():
-            summed = _summed(plot, table, types)
-            return {"kind": "bars", "x": plot.x, "y": list(plot.y), "stacked": plot.stacked, "summed": summed}
+            added = summed(plot, table, types)
+            return {"kind": "bars", "x": plot.x, "y": list(plot.y), "stacked": plot.stacked, "summed": added}
         case HeatMap():
             return {"kind": "heat", "x": plot.x, "y": plot.y, "value": plot.value}
         case Points():
@@ -124,7 +124,7 @@ def _plot(plot: Plot | None, table: pl.DataFrame, types: Mapping[str, Type]) -> 
             return None
 
 
-def _summed(plot: Bars, table: pl.DataFrame, types: Mapping[str, Type]) -> dict[str, Any] | None:
+def summed(plot: Bars, table: pl.DataFrame, types: Mapping[str, Type]) -> dict[str, Any] | None:
     """The bars of names that stand on several rows, such as one for each rank, where it makes sense."""
     names = table[plot.x]
     if not isinstance(types[plot.x], Name) or names.n_unique() == names.len():

@@ -9,7 +9,6 @@ rows:
 
 from __future__ import annotations
 
-import sys
 import types
 import typing
 from argparse import SUPPRESS, ArgumentParser, BooleanOptionalAction, Namespace
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from lostflops import units
 from lostflops.cli.arguments import traces
 from lostflops.cli.arguments.recipe_names import recipe_names
-from lostflops.cli.output import files, formats
+from lostflops.cli.output import files, formats, notebooks
 from lostflops.cli.output.formats.table import SHOWN_ROWS
 from lostflops.cli.output.waiting import waiting
 from lostflops.errors import BadOption, CannotAnswer, shown
@@ -53,6 +52,7 @@ def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
         f"which stops after {SHOWN_ROWS} rows",
     )
     parser.add_argument("--output", metavar="F", type=Path, help="write to the file F")
+    notebooks.add(parser)
     if any(not word.startswith("-") for word in words):
         _add_options(parser, words)
 
@@ -91,10 +91,13 @@ def _how(option: Option) -> dict[str, Any]:
 
 
 def run(given: Namespace) -> None:
-    form = _format(given.format, given.output)
+    form = formats.asked(given.format, given.output)
     inputs = [*given.paths, *([] if given.against is None else [given.against])]
     if given.output is not None:
         files.check(given.output, inputs)
+    notebooks.check(given)
+    written = {"output": given.output, "notebook": given.notebook and Path(given.notebook)}
+    files.check_apart({name: target for name, target in written.items() if target is not None})
     from lostflops.recipes import named
     from lostflops.session import Skipped
 
@@ -110,13 +113,12 @@ def run(given: Namespace) -> None:
             raise CannotAnswer(said.recipe, said.reason)
         if given.against is not None:
             said = _against(given, said, options, workers)
+    if given.notebook is not None:
+        content = notebooks.of_recipe(given, said.recipe, options)
+        with files.replacing(Path(given.notebook), inputs) as place:
+            place.write_bytes(content)
     table = said.table if ranks is None else _of(ranks, trace, said)
-    if given.output is not None:
-        with files.replacing(given.output, inputs) as place, place.open("wb") as file:
-            form.write(said, table, file)
-    else:
-        sys.stdout.flush()
-        form.write(said, table, sys.stdout.buffer)
+    formats.put(form, said, table, given.output, inputs)
 
 
 def _against(given: Namespace, before: Answer, options: dict[str, Any], workers: Workers | None) -> Answer:
@@ -129,17 +131,6 @@ def _against(given: Namespace, before: Answer, options: dict[str, Any], workers:
     if isinstance(after, Skipped):
         raise CannotAnswer(after.recipe, f"{shown(given.against)}: {after.reason}")
     return against(before, after)
-
-
-def _format(asked: str | None, output: Path | None) -> formats.Format:
-    ending = output.suffix.removeprefix(".") if output else ""
-    name = asked or (ending if ending in formats.names() else formats.FOR_READING)
-    form = formats.named(name)
-    if not form.is_text and output is None:
-        raise BadOption(
-            f"{name.capitalize()} is no text for a terminal.", f"name a file: `--output table.{name}`."
-        )
-    return form
 
 
 def _of(asked: frozenset[int], trace: Trace, said: Answer) -> pl.DataFrame:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from lostflops.cli.arguments import traces
-from lostflops.cli.output import files, pages
+from lostflops.cli.output import files, notebooks, pages
 from lostflops.cli.output.safe import printable_json
 from lostflops.cli.output.waiting import waiting
 from lostflops.errors import shown
@@ -42,6 +42,7 @@ def run(given: Namespace) -> None:
             files.check_document(target, given.paths)
         else:
             files.check(Path(target), given.paths)
+    notebooks.check(given)
     written = {name: Path(target) for name, target in asked.items() if not _is_printed(name, target)}
     files.check_apart(written)
     from rich.console import Console
@@ -56,12 +57,12 @@ def run(given: Namespace) -> None:
         with trace.reading():
             found = page.page(trace, session, None if workers else _asking(tell))
     for name, target in written.items():
-        data = pages.named(name).content(found)
+        data = pages.named(name).content(found, given)
         with files.replacing(target, given.paths) as file:
             file.write_bytes(data)
     if printed := asked.keys() - written.keys():
         for name in sorted(printed):
-            sys.stdout.buffer.write(printable_json(pages.named(name).content(found)))
+            sys.stdout.buffer.write(printable_json(pages.named(name).content(found, given)))
         return
     typed = traces.again(given.paths, given, trace.steps)
     terminal.show(found, Console(), typed, given.all, new_run.command(given.paths))

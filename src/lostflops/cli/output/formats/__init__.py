@@ -8,8 +8,14 @@ number.
 from __future__ import annotations
 
 import pkgutil
+import sys
+from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Protocol
+
+from lostflops.cli.output import files
+from lostflops.errors import BadOption
 
 if TYPE_CHECKING:
     import polars as pl
@@ -25,8 +31,8 @@ class Format(Protocol):
     @property
     def is_text(self) -> bool: ...
 
-    def write(self, said: Answer, table: pl.DataFrame, file: IO[bytes]) -> None:
-        """Write `table`, which is the answer's or some rows of it."""
+    def write(self, said: Answer | None, table: pl.DataFrame, file: IO[bytes]) -> None:
+        """Write `table`: the answer's, some rows of it, or one that is no recipe's."""
         ...
 
 
@@ -39,3 +45,30 @@ def names() -> list[str]:
 
 def named(name: str) -> Format:
     return import_module(f"{__name__}.{name}")  # pyright: ignore[reportReturnType]
+
+
+def asked(name: str | None, output: Path | None) -> Format:
+    """The format of that name, or by the ending of the output; for reading where neither says one.
+
+    Raises BadOption for one that a terminal cannot show, where nothing else was named.
+    """
+    ending = output.suffix.removeprefix(".") if output else ""
+    chosen = name or (ending if ending in names() else FOR_READING)
+    form = named(chosen)
+    if not form.is_text and output is None:
+        raise BadOption(
+            f"{chosen.capitalize()} is no text for a terminal.", f"name a file: `--output table.{chosen}`."
+        )
+    return form
+
+
+def put(
+    form: Format, said: Answer | None, table: pl.DataFrame, output: Path | None, inputs: Sequence[str]
+) -> None:
+    """Write a table to `output`, whole or not at all, or else to standard output."""
+    if output is None:
+        sys.stdout.flush()
+        form.write(said, table, sys.stdout.buffer)
+        return
+    with files.replacing(output, inputs) as place, place.open("wb") as file:
+        form.write(said, table, file)

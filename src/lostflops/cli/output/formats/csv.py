@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 is_text = True
 
 
-def write(said: Answer, table: pl.DataFrame, file: IO[bytes]) -> None:
+def write(said: Answer | None, table: pl.DataFrame, file: IO[bytes]) -> None:
     from lostflops.export.spreadsheet import csv
 
     for block in csv(table):

@@ -15,6 +15,6 @@ if TYPE_CHECKING:
 is_text = True
 
 
-def write(said: Answer, table: pl.DataFrame, file: IO[bytes]) -> None:
+def write(said: Answer | None, table: pl.DataFrame, file: IO[bytes]) -> None:
     text = table.write_json().encode()
     file.write((printable_json(text) if file is sys.stdout.buffer else text) + b"\n")

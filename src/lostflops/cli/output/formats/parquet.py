@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 is_text = False
 
 
-def write(said: Answer, table: pl.DataFrame, file: IO[bytes]) -> None:
+def write(said: Answer | None, table: pl.DataFrame, file: IO[bytes]) -> None:
     whole = io.BytesIO()
     table.write_parquet(whole)
     file.write(whole.getbuffer())

@@ -7,6 +7,7 @@ The name of a file is that of the option of `lostflops why`. `gives` says what F
 from __future__ import annotations
 
 import pkgutil
+from argparse import Namespace
 from importlib import import_module
 from typing import TYPE_CHECKING, Protocol
 
@@ -23,8 +24,8 @@ class Document(Protocol):
     @property
     def is_printable(self) -> bool: ...
 
-    def content(self, page: Page) -> bytes:
-        """The page, as it is written."""
+    def content(self, page: Page, given: Namespace) -> bytes:
+        """The page, as it is written for the command line that was `given`."""
         ...
 
 

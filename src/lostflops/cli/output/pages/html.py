@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -11,7 +12,7 @@ gives = "also write the page, with plots and tables, to F"
 is_printable = False
 
 
-def content(page: Page) -> bytes:
+def content(page: Page, given: Namespace) -> bytes:
     from lostflops.report import html
 
     return html.html(page).encode()

@@ -1,0 +1,1 @@
+"""SQL over a run's tables, by DuckDB, which reads the run's Parquet files as they lie."""
