@@ -64,6 +64,7 @@ class SimulatedJob:
     model: str = "llama-3-8b"
     layers: int = 0  # of the model; 0: two for each chunk of each stage
     tokens: int = 8192  # of a microbatch
+    sequence: int = 0  # tokens of a sequence; 0: a microbatch is one
     card: str = "h100"
     costs: HostCosts = field(default_factory=HostCosts)
     reads_loss: bool = True  # in every step, for which the host waits
@@ -153,7 +154,8 @@ class SimulatedJob:
         known = self._blocks.get(tokens)
         if known is None:
             known = self._blocks[tokens] = TransformerBlocks(
-                self.shape, self.gpu, self.costs.pace, self.strategy.tensor, tokens, self.strategy.expert > 1
+                self.shape, self.gpu, self.costs.pace, self.strategy.tensor, tokens, self.strategy.expert > 1,
+                self.sequence,
             )
         return known
 
