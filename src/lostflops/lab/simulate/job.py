@@ -154,7 +154,12 @@ class SimulatedJob:
         known = self._blocks.get(tokens)
         if known is None:
             known = self._blocks[tokens] = TransformerBlocks(
-                self.shape, self.gpu, self.costs.pace, self.strategy.tensor, tokens, self.strategy.expert > 1,
+                self.shape,
+                self.gpu,
+                self.costs.pace,
+                self.strategy.tensor,
+                tokens,
+                self.strategy.expert > 1,
                 self.sequence,
             )
         return known

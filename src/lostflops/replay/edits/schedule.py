@@ -51,9 +51,7 @@ def made_of_number(typed: Typed) -> Edit:
         if own.schedule == "interleaved" and many % stages:
             return _uneven(many, stages)
         divided = many / own.microbatches
-        return own._replace(
-            microbatches=many, divided=divided, assumes=_scaled(divided)
-        )
+        return own._replace(microbatches=many, divided=divided, assumes=_scaled(divided))
 
     says = f"each step's batch passed the pipeline in {many} microbatches"
     return Edit(typed.text, says, partial(_apply, other=other), of_communication=True)

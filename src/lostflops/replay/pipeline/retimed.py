@@ -101,7 +101,9 @@ class _Points:
         both = [
             found.select("rank", at)
             .join(
-                device.unique(["rank", at], keep="first", maintain_order=True).select("rank", at, "operation"),
+                device.unique(["rank", at], keep="first", maintain_order=True).select(
+                    "rank", at, "operation"
+                ),
                 on=["rank", at],
                 how="left",
                 maintain_order="left",
