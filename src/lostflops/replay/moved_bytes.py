@@ -1,8 +1,8 @@
 """What collectives and messages move, and what each takes to start: their transfers by the α–β model.
 
-t = start + bytes over each link / rate. Over a ring of n ranks an all-gather, reduce-scatter or all-to-all moves
-(n - 1)/n of the tensor over each link, an all-reduce twice that; a message moves all of its bytes. Operations
-of one kind in groups of one size tell their start where their sizes differ enough.
+t = start + bytes over each link / rate. Over a ring of n ranks an all-gather, reduce-scatter or all-to-all
+moves (n - 1)/n of the tensor over each link, an all-reduce twice that; a message moves all of its bytes.
+Operations of one kind in groups of one size tell their start where their sizes differ enough.
 """
 
 from __future__ import annotations

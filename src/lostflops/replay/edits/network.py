@@ -63,7 +63,9 @@ def _made(
     job: RecordedJob, lags: Int, known: Known, edge: Int, ns: Int, more: Int, doubts: tuple[str, ...]
 ) -> Edited:
     changed, longer = lags.copy(), np.zeros(len(lags), np.int64)
-    changed[edge], longer[edge] = ns, more
+    changed[edge] = ns
+    # No start is longer than the whole transfer was.
+    longer[edge] = np.minimum(more, np.clip(lags[edge] - ns, 0, None))
     inside = in_steps(job, known.steps, job.edges.target)
     return Edited(
         changed,
