@@ -91,7 +91,7 @@ def _variants(own: Variant, stages: int) -> Iterator[Variant]:
 def stage_times(found: pl.DataFrame, steps: int, weights: float) -> pl.DataFrame:
     """What each stage does in a mean step, ns: F, B for all of the backward pass, and W of it.
 
-    `steps` is how many steps of pipelines `found` holds. Where no pass is W, that is the share `weights` of B.
+    `steps` is how many steps of pipelines `found` holds. Without any W, that is the share `weights` of B.
     """
     span = pl.col("end") - pl.col("start")
     sums = (
