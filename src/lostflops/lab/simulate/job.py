@@ -74,6 +74,9 @@ class SimulatedJob:
     bucket: int = 128 * MIB  # bytes of gradients that are reduced at once
     overlap: bool = True
     trained: float = 1.0  # share of the weights that get gradients
+    recomputes: bool = False  # whether every layer is computed again in the backward pass
+    offloads: int = 0  # bytes of activations that leave for the host and come back, for each layer
+    host_link: float = 25e9  # bytes per second of a pinned copy
     planted: tuple[Planted, ...] = ()
     reads_per_layer: int = 0  # values that the host reads from the device in each layer
     slow_ranks: Mapping[int, tuple[float, int]] = field(default_factory=dict[int, tuple[float, int]])

@@ -58,7 +58,7 @@ Layer = tuple[int, int]
 
 
 def _copies(layers: list[Layer], point: int, each: int) -> list[tuple[int, int, int]]:
-    """The edges of a step's copies, (source, target, lag). Layer k's ends at point + 2k out, + 2k + 1 back."""
+    """The edges of a step's copies, (source, target, lag). Layer k's end at point + 2k and + 2k + 1."""
     found = list[tuple[int, int, int]]()
     for k, (done, begin) in enumerate(layers):
         out, back = point + 2 * k, point + 2 * k + 1
