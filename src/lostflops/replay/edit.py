@@ -48,7 +48,8 @@ class Known:
     """What edits may look at beside the graph: the steps that count, all steps, and tables of recipes, None
     where the trace cannot give them. `named` gives the spans (rank, thread, start, end) of ranges, operators
     and frames whose name holds a text, `stages` the pipeline stage of each rank where that is known, and
-    `passes` the table `pipeline_passes`. `gpus` are the drivers' names of the GPUs."""
+    `passes` the table `pipeline_passes`. `gpus` are the drivers' names of the GPUs, and
+    `modules` gives the module of the model that threads were in at moments (rank, thread, start)."""
 
     steps: StepPoints
     every_step: StepPoints
@@ -58,6 +59,7 @@ class Known:
     stages: Callable[[], Mapping[int, int]] = dict
     passes: Callable[[], pl.DataFrame | None] = lambda: None
     gpus: tuple[str, ...] = ()
+    modules: Callable[[pl.DataFrame], pl.Series] | None = None
 
 
 Retime = Callable[[Int], list[Int]]

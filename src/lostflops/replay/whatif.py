@@ -15,6 +15,7 @@ from lostflops.store.trace import Trace
 from .dependencies.edges import BY_GUESS, Edges, Int, joined
 from .edit import REMOVED, Edit, Edited, Known, in_steps
 from .graph import NEVER, Graph
+from .modules import module_at
 from .recorded import RecordedJob, recorded
 from .step_times import step_points
 from .trust import Trust, trust
@@ -82,8 +83,9 @@ class Replay:
         named, stages = partial(_named, trace), partial(_stages, ask)
         gpus = tuple(told["gpu"].drop_nulls().cast(pl.String).unique().sort().to_list())
         known = Known(
-            steps, every, ask("host_spans"), matched, named, stages, partial(ask, "pipeline_passes"), gpus
-        )
+            steps, every, ask("host_spans"), matched, named, stages, partial(ask, "pipeline_passes"), gpus,
+            partial(module_at, trace),
+        )  # fmt: skip
         return cls(job, known, trust(job, known, world))
 
     def predicted(self, edits: Sequence[Edit]) -> PredictedStep:
