@@ -12,6 +12,7 @@ import polars as pl
 
 from lostflops.store.trace import Trace
 
+from .critical_path import CriticalPath, critical_path
 from .dependencies.edges import BY_GUESS, Edges, Int, joined
 from .edit import REMOVED, Edit, Edited, Known, in_steps
 from .graph import NEVER, Graph
@@ -134,6 +135,11 @@ class Replay:
         if any(each.retimed for each in made.edits):
             return "in another order of passes nothing says when each kernel would run"
         return self._times(made.lags, made.edits)
+
+    @cached_property
+    def critical_path(self) -> CriticalPath:
+        """The longest chain of the counted steps over all ranks, and the slack of what is off it."""
+        return critical_path(self.job, self.known)
 
     @cached_property
     def _unchanged(self) -> dict[Leniency, Int]:
