@@ -15,6 +15,7 @@ import shutil
 import statistics
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from acceptance.benchmark_page import put
 from lab.jobs import FAULTY, HEALTHY, OF_RECORDING, LabJob, jobs
 from lostflops.ingest import job as ingest_job
 from lostflops.lab.simulate.faults import with_fault
+from lostflops.lab.simulate.job import SimulatedJob
 from lostflops.lab.simulate.writing import simulate
 from lostflops.report.whatif import WhatIf
 from lostflops.session import Session
@@ -44,6 +46,8 @@ EDITS = {
     "small-buckets": "buckets:12.5GB/s=25MiB",  # all of one size: the rate of the job's network is given
     "stage-imbalance": "even-ranks:{ranks}",
 }
+# Where the only group of ranks has no other to be measured by, the edit wants the rate of the job's network.
+WITH_RATE = {"slow-link": "even-links={rate}B/s"}
 
 
 @dataclass(frozen=True)
@@ -78,8 +82,12 @@ def examined(given: LabJob, folder: Path) -> Gain:
     truth = json.loads((place / "truth.json").read_text())
     ranks = fault.culprit.ranks
     edit = EDITS[given.fault].format(rank=ranks[0] if ranks else "", ranks="+".join(map(str, ranks)))
+    again = WITH_RATE.get(given.fault, "").format(rate=_rate(fault.job))
     try:
         found = WhatIf.asked(Session(ingest_job.open(place)), [edit])
+        if found.predictions[0].refused and again:
+            edit = again
+            found = WhatIf.asked(Session(ingest_job.open(place)), [edit])
     except Exception as error:
         why = f"{type(error).__name__}: {error}"
         return Gain(given, edit, truth["step"], truth["step_without_fault"], None, 0, 0, 0, why)
@@ -88,6 +96,15 @@ def examined(given: LabJob, folder: Path) -> Gain:
         given, edit, truth["step"], truth["step_without_fault"], answer.predicted_ns,
         answer.low_ns or 0, answer.high_ns or 0, answer.bound_ns or 0, answer.refused,
     )  # fmt: skip
+
+
+def _rate(job: SimulatedJob) -> int:
+    """Bytes per second of the links between the replicas of a job, in each direction."""
+    network = job.network
+    groups = job.strategy.groups(0)
+    ranks = groups.get("data", groups["world"]).ranks
+    on_node = Counter(rank // network.node for rank in ranks)
+    return round(network.near if len(on_node) < 2 else min(network.near, min(on_node.values()) * network.far))
 
 
 def every_job(given: Sequence[LabJob], folder: Path, workers: int) -> list[Gain]:

@@ -47,7 +47,9 @@ class Typed:
 class Known:
     """What edits may look at beside the graph: the steps that count, all steps, and tables of recipes, None
     where the trace cannot give them. `named` gives the spans (rank, thread, start, end) of ranges, operators
-    and frames whose name holds a text, and `stages` the pipeline stage of each rank where that is known."""
+    and frames whose name holds a text, `stages` the pipeline stage of each rank where that is known, and
+    `passes` the table `pipeline_passes`. `gpus` are the drivers' names of the GPUs, and
+    `modules` gives the module of the model that threads were in at moments (rank, thread, start)."""
 
     steps: StepPoints
     every_step: StepPoints
@@ -55,12 +57,22 @@ class Known:
     matched: pl.DataFrame | None = None
     named: Callable[[str], pl.DataFrame] | None = None
     stages: Callable[[], Mapping[int, int]] = dict
+    passes: Callable[[], pl.DataFrame | None] = lambda: None
+    gpus: tuple[str, ...] = ()
+    modules: Callable[[pl.DataFrame], pl.Series] | None = None
+
+
+Retime = Callable[[Int], list[Int]]
+"""From when points come, by how much each counted step is longer, ns: the likeliest first, then the extremes.
+"""
 
 
 @dataclass(frozen=True, eq=False)
 class Edited:
     """A job's lags with an edit made, and edges that it adds, each with its lag.
 
+    `points` is how many points it adds, numbered in its edges from the job's last one on. `longer` is by how
+    much each lag may come out longer than given, ns, and `retimed` says by how much steps change beyond that.
     `removed` is the time that can no longer be waited for, added up over the job, ns: no replay gains more.
     `refused` says why the edit cannot be made here, `doubts` what its replay does not know, and
     `may_gain_nothing` that this leaves open whether there is a gain at all.
@@ -68,6 +80,9 @@ class Edited:
 
     lags: Int
     added: tuple[Edges, ...] = ()
+    points: int = 0
+    longer: Int | None = None
+    retimed: Retime | None = None
     removed: int = 0
     refused: str = ""
     doubts: tuple[str, ...] = ()

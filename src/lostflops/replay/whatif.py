@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import NamedTuple
@@ -12,9 +12,11 @@ import polars as pl
 
 from lostflops.store.trace import Trace
 
-from .dependencies.edges import BY_GUESS, Int, joined
+from .critical_path import CriticalPath, critical_path
+from .dependencies.edges import BY_GUESS, Edges, Int, joined
 from .edit import REMOVED, Edit, Edited, Known, in_steps
-from .graph import Graph
+from .graph import NEVER, Graph
+from .modules import module_at
 from .recorded import RecordedJob, recorded
 from .step_times import step_points
 from .trust import Trust, trust
@@ -75,11 +77,16 @@ class Replay:
         steps = step_points(job, empty if counted is None else counted)
         ranks = trace.table("ranks")
         assert ranks is not None
-        worlds = ranks.select("world_size").collect()["world_size"].drop_nulls()
+        told = ranks.select("world_size", "gpu").collect()
+        worlds = told["world_size"].drop_nulls()
         world = max(worlds.to_list()) if worlds.len() else None
         every = step_points(job, job.steps)
         named, stages = partial(_named, trace), partial(_stages, ask)
-        known = Known(steps, every, ask("host_spans"), matched, named, stages)
+        gpus = tuple(told["gpu"].drop_nulls().cast(pl.String).unique().sort().to_list())
+        known = Known(
+            steps, every, ask("host_spans"), matched, named, stages, partial(ask, "pipeline_passes"), gpus,
+            partial(module_at, trace),
+        )  # fmt: skip
         return cls(job, known, trust(job, known, world))
 
     def predicted(self, edits: Sequence[Edit]) -> PredictedStep:
@@ -94,11 +101,13 @@ class Replay:
             made = self._made(self._lags(variant), edits)
             if isinstance(made, str):
                 return PredictedStep(text, says, refused=made)
-            changed, added, removed, doubts = made
-            # Where its guesses were left out, what an edit would remove of them stays out.
-            whole, settled = self._means(unchanged, steps.lengths(self._times(changed, added)))
-            gains += [float(unchanged.mean()) - settled, float(unchanged.mean()) - whole]
-            if any(each.may_gain_nothing for each in added):
+            removed, doubts = made.removed, made.doubts
+            now = float(unchanged.mean())
+            for lengths in self._lengths(made):
+                # Where its guesses were left out, what an edit would remove of them stays out.
+                whole, settled = self._means(unchanged, lengths)
+                gains += [now - settled, now - whole]
+            if any(each.may_gain_nothing for each in made.edits):
                 gains.append(0.0)
         predicted = measured - gains[0]
         spread = max(max(self.trust.error, self.trust.spread) * measured, UNSURE * abs(gains[0]))
@@ -121,7 +130,16 @@ class Replay:
         if why := self._refused(edits):
             return why
         made = self._made(self._lags(VARIANTS[0]), edits)
-        return made if isinstance(made, str) else self._times(made[0], made[1])
+        if isinstance(made, str):
+            return made
+        if any(each.retimed for each in made.edits):
+            return "in another order of passes nothing says when each kernel would run"
+        return self._times(made.lags, made.edits)
+
+    @cached_property
+    def critical_path(self) -> CriticalPath:
+        """The longest chain of the counted steps over all ranks, and the slack of what is off it."""
+        return critical_path(self.job, self.known)
 
     @cached_property
     def _unchanged(self) -> dict[Leniency, Int]:
@@ -177,20 +195,34 @@ class Replay:
         """What one rank loses, all others may wait for: a mean step gains at most what all lose together."""
         return max(1, len(np.unique(self.known.steps.rank)))
 
-    def _made(self, lags: Int, edits: Sequence[Edit]) -> str | tuple[Int, list[Edited], int, list[str]]:
-        """The lags with all edits made, those that add edges, what they remove, and their doubts; or why one
-        cannot be made."""
-        added, removed, doubts = list[Edited](), 0, list[str]()
+    def _made(self, lags: Int, edits: Sequence[Edit]) -> str | _Made:
+        """The job with all edits made, or why one cannot be."""
+        made, removed, doubts, longer = list[Edited](), 0, list[str](), list[Int]()
         for edit in edits:
-            made = edit.apply(self.job, lags, self.known)
-            if made.refused:
-                return made.refused
+            one = edit.apply(self.job, lags, self.known)
+            if one.refused:
+                return one.refused
             # What lies outside the steps stays as it was: where they begin is no part of what is asked.
-            lags = np.where(self._inside, made.lags, lags)
-            removed += made.removed
-            doubts += made.doubts
-            added.append(made)
-        return lags, added, removed, doubts
+            lags = np.where(self._inside, one.lags, lags)
+            if one.longer is not None:
+                longer.append(np.where(self._inside, one.longer, 0))
+            removed += one.removed
+            doubts += one.doubts
+            made.append(one)
+        whole = np.sum(longer, axis=0) if longer else None
+        slower = None if whole is None else np.where(lags == REMOVED, lags, lags + whole)
+        return _Made(lags, slower, made, removed, doubts)
+
+    def _lengths(self, made: _Made) -> Iterator[Int]:
+        """The counted steps with the edits made: the likeliest first, then what else they may be."""
+        for lags in (made.lags,) if made.slower is None else (made.lags, made.slower):
+            times = self._times(lags, made.edits)
+            lengths = self.known.steps.lengths(times)
+            changes = [each.retimed(times) for each in made.edits if each.retimed]
+            if not changes:
+                yield lengths
+            for change in zip(*changes, strict=True):
+                yield lengths + np.sum(change, axis=0)
 
     @cached_property
     def _inside(self) -> np.ndarray:
@@ -205,18 +237,40 @@ class Replay:
         is_join = target >= 2 * self.job.operations.height
         return is_join | in_steps(self.job, self.known.steps, target)
 
-    def _times(self, lags: Int, made: list[Edited]) -> Int:
-        job = self.job
-        more = joined([edges for each in made for edges in each.added])
-        if not len(more.source):
+    def _times(self, lags: Int, made: Sequence[Edited]) -> Int:
+        job, more, points = self.job, list[Edges](), len(self.job.measured)
+        for each in made:
+            more += [_numbered(edges, len(job.measured), points) for edges in each.added]
+            points += each.points
+        added = joined(more)
+        if not len(added.source):
             return job.replayed(lags)
         edges = job.edges
         graph = Graph.of(
-            len(job.measured),
-            np.concatenate([edges.source, more.source]),
-            np.concatenate([edges.target, more.target]),
+            points,
+            np.concatenate([edges.source, added.source]),
+            np.concatenate([edges.target, added.target]),
         )
-        return graph.times(np.concatenate([lags, more.lag]), job.earliest)
+        earliest = np.full(points, NEVER)
+        earliest[: len(job.earliest)] = job.earliest
+        return graph.times(np.concatenate([lags, added.lag]), earliest)[: len(job.measured)]
+
+
+@dataclass(frozen=True, eq=False)
+class _Made:
+    """A job with edits made: its lags, what they may be at worst, what each edit did, and what all remove."""
+
+    lags: Int
+    slower: Int | None
+    edits: list[Edited]
+    removed: int
+    doubts: list[str]
+
+
+def _numbered(edges: Edges, own: int, first: int) -> Edges:
+    """The edges with points that an edit added, which it numbers from `own` on, numbered from `first` on."""
+    source, target = (np.where(p >= own, p - own + first, p) for p in (edges.source, edges.target))
+    return Edges(source, target, edges.lag, edges.kind)
 
 
 def _stages(ask: Ask) -> dict[int, int]:

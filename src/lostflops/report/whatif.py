@@ -14,10 +14,13 @@ from rich.text import Text
 from lostflops.errors import shown
 from lostflops.finding import percent
 from lostflops.replay import edits
+from lostflops.replay.critical_path import CriticalPath
 from lostflops.replay.trust import Trust, whole_percent
 from lostflops.replay.whatif import PredictedStep
 from lostflops.session import Session
 from lostflops.units import milliseconds
+
+from . import critical_path
 
 WIDEST = 110
 MOST_STEPS = 24  # lines of the table of steps
@@ -37,13 +40,15 @@ class WhatIf:
 
     trust: Trust
     predictions: tuple[PredictedStep, ...]
+    path: CriticalPath | None = None  # of the unchanged run, where nothing was asked
 
     @classmethod
     def asked(cls, session: Session, typed: Sequence[str]) -> WhatIf:
         """Each of the texts is one question; edits with commas between them are made together."""
         asked = [[edits.edit(one.strip()) for one in text.split(",")] for text in typed]
         replay = session.replay()
-        return cls(replay.trust, tuple(replay.predicted(each) for each in asked))
+        path = None if asked else replay.critical_path
+        return cls(replay.trust, tuple(replay.predicted(each) for each in asked), path)
 
     def to_json(self) -> dict[str, Any]:
         """All of it, times in ns of a mean step."""
@@ -58,6 +63,7 @@ class WhatIf:
                 "doubts": list(trust.doubts),
                 "critical_path": {name: getattr(trust.path, name) for name in PARTS},
                 "steps": trust.steps.to_dicts(),
+                **({} if self.path is None else {"path": critical_path.to_json(self.path)}),
             },
             "edits": [
                 {
@@ -87,6 +93,8 @@ class WhatIf:
             _show_predictions(self, console)
         else:
             _show_steps(self.trust, console)
+            if self.path is not None and self.path.length:
+                _show_path(self.path, console)
 
 
 def _line(console: Console, text: str = "") -> None:
@@ -143,6 +151,20 @@ def _show_predictions(found: WhatIf, console: Console) -> None:
             _line(console, f"{shown(p.edit)}: {shown(doubt)}.")
         if p.refused:
             _line(console, f"{shown(p.edit)}: not predicted: {shown(p.refused)}.")
+
+
+def _show_path(path: CriticalPath, console: Console) -> None:
+    _line(console)
+    _line(console, critical_path.lead(path))
+    for by, rows in critical_path.tables(path):
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        table.add_column(by, no_wrap=True, max_width=WIDEST // 3)
+        for heading in critical_path.HEADINGS:
+            table.add_column(heading, justify="right", no_wrap=True)
+        for name, *amounts in rows:
+            table.add_row(Text(name, overflow="ellipsis"), *amounts)
+        _line(console)
+        console.print(table, highlight=False)
 
 
 def gained(ns: int, measured: int) -> str:

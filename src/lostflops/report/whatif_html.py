@@ -8,6 +8,7 @@ from lostflops.replay.whatif import PredictedStep
 from lostflops.units import milliseconds
 from lostflops.version import __version__
 
+from . import critical_path
 from .html_file import file, section
 from .markup import Markup, tag
 from .whatif import PARTS, WhatIf, gained, trust_lines
@@ -93,6 +94,19 @@ def _path(found: WhatIf) -> Iterator[Markup]:
         if (share := getattr(found.trust.path, name)) >= 0.0005
     ]
     yield tag("table", tag("tbody", rows))
+    if found.path is None or not found.path.length:
+        return
+    yield tag("p", one_line(critical_path.lead(found.path)))
+    for by, parts in critical_path.tables(found.path):
+        rows = [
+            tag(
+                "tr",
+                tag("th", one_line(name), scope="row"),
+                [tag("td", text, class_="n") for text in amounts],
+            )
+            for name, *amounts in parts
+        ]
+        yield tag("table", _head(by, *critical_path.HEADINGS), tag("tbody", rows))
 
 
 def _steps(found: WhatIf) -> Iterator[Markup]:

@@ -64,6 +64,7 @@ class SimulatedJob:
     model: str = "llama-3-8b"
     layers: int = 0  # of the model; 0: two for each chunk of each stage
     tokens: int = 8192  # of a microbatch
+    sequence: int = 0  # tokens of a sequence; 0: a microbatch is one
     card: str = "h100"
     costs: HostCosts = field(default_factory=HostCosts)
     reads_loss: bool = True  # in every step, for which the host waits
@@ -73,6 +74,9 @@ class SimulatedJob:
     bucket: int = 128 * MIB  # bytes of gradients that are reduced at once
     overlap: bool = True
     trained: float = 1.0  # share of the weights that get gradients
+    recomputes: bool = False  # whether every layer is computed again in the backward pass
+    offloads: int = 0  # bytes of activations that leave for the host and come back, for each layer
+    host_link: float = 25e9  # bytes per second of a pinned copy
     planted: tuple[Planted, ...] = ()
     reads_per_layer: int = 0  # values that the host reads from the device in each layer
     slow_ranks: Mapping[int, tuple[float, int]] = field(default_factory=dict[int, tuple[float, int]])
@@ -153,7 +157,13 @@ class SimulatedJob:
         known = self._blocks.get(tokens)
         if known is None:
             known = self._blocks[tokens] = TransformerBlocks(
-                self.shape, self.gpu, self.costs.pace, self.strategy.tensor, tokens, self.strategy.expert > 1
+                self.shape,
+                self.gpu,
+                self.costs.pace,
+                self.strategy.tensor,
+                tokens,
+                self.strategy.expert > 1,
+                self.sequence,
             )
         return known
 

@@ -20,6 +20,7 @@ CLOSE_TO_RETURN = 30_000  # ns before a stream's wait returns that its last row 
 REMAPS = 20_000  # ns from which a call that maps memory may have waited
 NEAR_ITS_END = 50_000
 CANDIDATES = 16
+USUAL_RETURN = 5_000  # ns from the end of work to the return of a call that waited for it (docs/replay.md)
 WAITED_AT_LEAST, RETURNS_WITHIN = 50_000, 500_000  # ns before and after what is waited for ends
 BLOCKED = 100_000  # ns from which a launch may have waited for its place in the queue
 SHALLOWEST = 500  # rows
@@ -32,6 +33,7 @@ class HostWaits:
     """For each host operation the device row that it waited for or NONE, and its own time, ns.
 
     `before` is the row that the thread waited for right before the operation, on a CPU.
+    `also` are pairs of calls and rows: what calls would have waited for as well, had it ended later.
     `unexplained` are the calls that ask to wait, took long, and fit no row. `queued` is the row whose start
     made room for a launch, and `depth` how many rows the queue holds where launches were seen to wait.
     """
@@ -42,6 +44,7 @@ class HostWaits:
     own: Int
     unexplained: Flags
     depth: int | None
+    also: tuple[Int, Int]
 
 
 def host_waits(rank: RankOperations, rows: DeviceRows) -> HostWaits:
@@ -49,6 +52,7 @@ def host_waits(rank: RankOperations, rows: DeviceRows) -> HostWaits:
     n = len(start)
     flags = {name: rank.host[name].fill_null(False).to_numpy() for name in ("mapping", *ASKS)}
     waited_for, before = np.full(n, NONE, np.int64), np.full(n, NONE, np.int64)
+    also = np.zeros(0, np.int64), np.zeros(0, np.int64)
     if rank.cpu and len(rows) and n:
         waited_for, before = _for_transfers(rank, rows)
     elif len(rows) and n:
@@ -67,6 +71,7 @@ def host_waits(rank: RankOperations, rows: DeviceRows) -> HostWaits:
         )
         blocking = blocking[rows.first_of_call[blocking]]
         waited_for[rows.call[blocking]] = blocking
+        also = _also(work, rank, device, stream, waited_for)
     is_queue = len(rows) > 0 and n > 0 and not rank.cpu
     queued, depth = _queued(rows, start, end, waited_for) if is_queue else (np.full(n, NONE), None)
     asks = np.logical_or.reduce([flags[name] for name in ASKS]) if n else np.zeros(0, bool)
@@ -78,7 +83,7 @@ def host_waits(rank: RankOperations, rows: DeviceRows) -> HostWaits:
     if len(rows):  # a call that returns long after its row ended waited for something else as well
         late |= end - rows.end[waited_for] > RETURNS_WITHIN
     unexplained = asks & late & (end - start > NEAR_ITS_END)
-    return HostWaits(waited_for, before, queued, np.clip(own, 0, None), unexplained, depth)
+    return HostWaits(waited_for, before, queued, np.clip(own, 0, None), unexplained, depth, also)
 
 
 ASKS = ("wait_device", "wait_stream", "wait_event")
@@ -90,6 +95,15 @@ def edges_of(waits: HostWaits, rank: RankOperations, rows: DeviceRows, edges: Fo
     call = np.flatnonzero(waits.waited_for != NONE)
     row = waits.waited_for[call]
     edges.add(Kind.SYNC, ends(rows.operations(row)), ends(call), end[call] - rows.end[row])
+    returns = end - rows.end[waits.waited_for] if len(rows) else end
+    usual = int(np.median(returns[call])) if len(call) else USUAL_RETURN
+    call, row = waits.also
+    edges.add(
+        Kind.SYNC,
+        ends(rows.operations(row)),
+        ends(call),
+        np.where(waits.waited_for[call] != NONE, returns[call], usual),
+    )
     call = np.flatnonzero(waits.before != NONE)
     row = waits.before[call]
     start = rank.host["start"].to_numpy()
@@ -97,6 +111,29 @@ def edges_of(waits: HostWaits, rank: RankOperations, rows: DeviceRows, edges: Fo
     call = np.flatnonzero(waits.queued != NONE)
     row = waits.queued[call]
     edges.add(Kind.QUEUE, starts(rows.operations(row)), ends(call), end[call] - rows.start[row])
+
+
+def _also(work: _Work, rank: RankOperations, device: Int, stream: Int, waited_for: Int) -> tuple[Int, Int]:
+    """Calls and the rows that they asked for beside the one which ended last.
+
+    A wait for the device is one for the last row of each of its streams, a wait for a stream one for its last
+    row, even if that had ended by then: with an edit made it may not have.
+    """
+    calls, found = list[Int](), list[Int]()
+    start = rank.host["start"].to_numpy()
+    for lane in np.unique(work.rows.lane):
+        row = work.last_of_lane(int(lane), start[device])
+        other = (row != NONE) & (row != waited_for[device])
+        calls.append(device[other])
+        found.append(row[other])
+    idle = stream[waited_for[stream] == NONE]
+    row = work.last_of_stream(rank, idle, pending=False)
+    calls.append(idle[row != NONE])
+    found.append(row[row != NONE])
+    call, row = np.concatenate(calls), np.concatenate(found)
+    # What ended later than the call was not waited for, whatever the call asked.
+    ended = work.rows.end[row] <= rank.host["end"].to_numpy()[call] + CLOCKS_DIFFER
+    return call[ended], row[ended]
 
 
 def _for_transfers(rank: RankOperations, rows: DeviceRows) -> tuple[Int, Int]:
@@ -160,8 +197,16 @@ class _Work:
         ends_at = self.rows.end[row]
         return np.where((row != NONE) & (ends_at > start) & (ends_at <= end + CLOCKS_DIFFER), row, NONE)
 
-    def last_of_stream(self, rank: RankOperations, calls: Int) -> Int:
-        """The last row of the stream that the thread used last, where it ends right before the return."""
+    def last_of_lane(self, lane: int, start: Int) -> Int:
+        """The row that ends last of all of a stream that were launched before each instant."""
+        of_lane = self.by_launch[self.rows.lane[self.by_launch] == lane]
+        holder = running_last(self.rows.end[of_lane])
+        place = np.searchsorted(self.known[of_lane], start, "left") - 1
+        return np.where(place >= 0, of_lane[holder[np.maximum(place, 0)]], NONE)
+
+    def last_of_stream(self, rank: RankOperations, calls: Int, *, pending: bool = True) -> Int:
+        """The last row of the stream that the thread used last, where it ends right before the return; with
+        `pending` false, wherever it ends."""
         thread, start, end = (rank.host[c].to_numpy() for c in ("thread", "start", "end"))
         found = np.full(len(calls), NONE, np.int64)
         called = self.rows.call != NONE
@@ -174,16 +219,13 @@ class _Work:
             at = np.searchsorted(self.rows.launched[mine], start[calls[asked]], "left") - 1
             used = np.where(at >= 0, self.rows.lane[mine[np.maximum(at, 0)]], NONE)
             for lane in np.unique(used[used != NONE]):
-                of_lane = self.by_launch[self.rows.lane[self.by_launch] == lane]
-                holder = running_last(self.rows.end[of_lane])
                 those = asked[used == lane]
-                place = np.searchsorted(self.known[of_lane], start[calls[those]], "left") - 1
-                row = np.where(place >= 0, of_lane[holder[np.maximum(place, 0)]], NONE)
+                row = self.last_of_lane(int(lane), start[calls[those]])
                 ends_at = self.rows.end[row]
                 fits = (row != NONE) & (ends_at > start[calls[those]])
                 fits &= ends_at <= end[calls[those]] + CLOCKS_DIFFER
                 fits &= ends_at >= end[calls[those]] - CLOSE_TO_RETURN
-                found[those] = np.where(fits, row, NONE)
+                found[those] = np.where(fits if pending else row != NONE, row, NONE)
         return found
 
     def ending_last_in(self, start: Int, end: Int) -> Int:

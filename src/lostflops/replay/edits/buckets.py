@@ -20,11 +20,10 @@ from lostflops.units import size as bytes_in_text
 from ..dependencies.edges import Edges, Int, Kind
 from ..dependencies.joins import PLACE
 from ..edit import Edit, Edited, EditKind, Known, Typed, in_steps, step_of
+from ..moved_bytes import APART, LIKE, bytes_per_second
 from ..recorded import RecordedJob
 from .overlap import GATHERS, REDUCES, of_replicas
 
-APART = 4  # times as large as the smallest that the largest has to be, to tell starts from bytes
-LIKE = ("kind", "members")
 RING = "bytes are taken to move around a ring, and gradients to stay in their order"
 ONE_SIZE = (
     "operations of one size do not tell what each takes to start from what its bytes take: "
@@ -34,7 +33,7 @@ ONE_SIZE = (
 
 def made(typed: Typed) -> Edit:
     most = _size(typed)
-    rate = _rate(typed) if typed.selection else None
+    rate = bytes_per_second(typed.selection, "buckets:12.5GB/s=25MiB") if typed.selection else None
 
     def apply(job: RecordedJob, lags: Int, known: Known) -> Edited:
         rows = _operations(job, lags, known)
@@ -57,12 +56,6 @@ def _size(typed: Typed) -> int:
     if typed.amount is None:
         raise BadOption(f"'{shown(typed.text)}' does not say how large.", "write 'buckets=25MiB'.")
     return bytes_in_text(typed.amount)
-
-
-def _rate(typed: Typed) -> int:
-    if not typed.selection.endswith("/s"):
-        raise BadOption(f"'{shown(typed.selection)}' is no rate.", "write 'buckets:12.5GB/s=25MiB'.")
-    return bytes_in_text(typed.selection.removesuffix("/s"))
 
 
 def _operations(job: RecordedJob, lags: Int, known: Known) -> pl.DataFrame:

@@ -40,7 +40,7 @@ def made(typed: Typed) -> Edit:
         read = np.where(waits, 0, _spent(job, lags, reads))
         without = lags - read
         without[waits] = REMOVED
-        call = edges.target[inside] // 2
+        call = np.unique(edges.target[inside] // 2)
         start, end = (job.operations[c].to_numpy()[call] for c in ("start", "end"))
         own = np.zeros(job.operations.height, np.int64)
         of_calls = edges.kind == Kind.OWN

@@ -52,9 +52,9 @@ def predictions(
     stages = int(found["stage"].n_unique())
     recorded = round(float((known["end"] - known["start"]).to_numpy().mean()))
     hop = int(np.median(found["transfer"].drop_nulls().to_numpy())) if found["transfer"].count() else 0
-    times = _stage_times(found, known.height, HALF * products)
+    times = stage_times(found, known.height, HALF * products)
     own = Variant(schedule, chunks, microbatches, 1, UNCHANGED)
-    replayed = _replay(times, own, hop)
+    replayed = replayed_variant(times, own, hop)
     error = replayed / recorded - 1
     trusted = abs(error) <= TRUSTED
     return pl.DataFrame(
@@ -65,7 +65,7 @@ def predictions(
                 "microbatches": each.microbatches,
                 "pipeline": recorded,
                 "replayed": replayed,
-                "predicted": _replay(times, each, hop) if trusted else None,
+                "predicted": replayed_variant(times, each, hop) if trusted else None,
                 "error": error,
                 "assumes": each.assumes,
             }
@@ -88,8 +88,11 @@ def _variants(own: Variant, stages: int) -> Iterator[Variant]:
         yield own._replace(microbatches=many // 2, divided=0.5, assumes=LARGER)
 
 
-def _stage_times(found: pl.DataFrame, steps: int, weights: float) -> pl.DataFrame:
-    """What each stage does in a mean step, ns: F, B for all of the backward pass, and W of it."""
+def stage_times(found: pl.DataFrame, steps: int, weights: float) -> pl.DataFrame:
+    """What each stage does in a mean step, ns: F, B for all of the backward pass, and W of it.
+
+    `steps` is how many steps of pipelines `found` holds. Without any W, that is the share `weights` of B.
+    """
     span = pl.col("end") - pl.col("start")
     sums = (
         found.group_by("stage")
@@ -105,7 +108,9 @@ def _stage_times(found: pl.DataFrame, steps: int, weights: float) -> pl.DataFram
     return sums.with_columns(W=pl.when(pl.col("W") > 0).then("W").otherwise(part * pl.col("B")))
 
 
-def _replay(times: pl.DataFrame, variant: Variant, hop: int) -> int:
+def replayed_variant(times: pl.DataFrame, variant: Variant, hop: int) -> int:
+    """How long a pipeline takes with a schedule, from what `stage_times` gives and the time of a hop, ns."""
+
     def each(ns: pl.Series) -> Int:
         one = (ns / variant.microbatches).round().cast(pl.Int64).to_numpy()
         return np.repeat(one[:, None], variant.microbatches, axis=1)

@@ -24,7 +24,10 @@ ADAM_BYTES = 28  # read and written for each parameter: weight, gradient, two mo
 
 @dataclass(frozen=True, eq=False)
 class TransformerBlocks:
-    """The blocks for microbatches of so many tokens, by `tensor` ranks of a tensor-parallel group."""
+    """The blocks for microbatches of so many tokens, by `tensor` ranks of a tensor-parallel group.
+
+    They are sequences of `sequence` tokens each; 0: one sequence.
+    """
 
     shape: Shape
     gpu: Gpu
@@ -32,6 +35,7 @@ class TransformerBlocks:
     tensor: int
     tokens: int
     experts: bool  # whether layers are mixtures of experts
+    sequence: int = 0
 
     # -- kernels ----------------------------------------------------------------------------------------
 
@@ -51,7 +55,8 @@ class TransformerBlocks:
         return LaunchedKernel(name, ns, max(1, round(count / 4096)))
 
     def _attention(self, times: float, name: str) -> LaunchedKernel:
-        work = attention_operations(self.shape, self.tokens, 1) / self.tensor
+        length = min(self.sequence or self.tokens, self.tokens)
+        work = attention_operations(self.shape, length, 1) * self.tokens / length / self.tensor
         ns = max(SHORTEST, round(1e9 * times * work / (self.gpu.attention or self.gpu.sustained)))
         return LaunchedKernel(name, ns, -(-self.tokens // TILE) * self.shape.heads // self.tensor)
 

@@ -14,6 +14,7 @@ from lostflops.lab.simulate.instructions import (
     HostCopy,
     Instruction,
     Open,
+    StreamWait,
     Synchronise,
     Thread,
 )
@@ -34,10 +35,10 @@ SHARING: dict[str, type[Sharing]] = {
     "zero3": ZeroThree,
 }
 REDUCE_NORM, TENSOR, EXPERT = 26, 28, 30  # streams
+OUT, BACK = 36, 37
 RECEIVE, SEND = {"F": 32, "B": 33}, {"F": 34, "B": 35}
 LOADER = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
 TOKEN_BYTES = 8
-LINK_RATE = 25e9  # bytes per second of a pinned copy
 ADAM_CALLS = 6
 HALVES = ("attention", "mlp")
 
@@ -104,7 +105,9 @@ class RankProgram:
         yield from planted or [Busy(self._host(250 * US), (("user_annotation", LOADER),))]
         size = self.tokens * TOKEN_BYTES
         for _ in range(2):
-            yield HostCopy("HtoD", "Pinned", size, self._host(round(1e9 * size / LINK_RATE) + 2 * US))
+            yield HostCopy(
+                "HtoD", "Pinned", size, self._host(round(1e9 * size / self.job.host_link) + 2 * US)
+            )
 
     def _read(self, operator: str) -> Iterator[Instruction]:
         """The host waits for a value on the device."""
@@ -156,6 +159,7 @@ class RankProgram:
                 yield from self.sharing.before_forward(layer)
             for half, name in enumerate(HALVES):
                 yield from self._forward_half(name, layer, each.microbatch, half)
+            yield from self._leave()
             for _ in range(self.job.reads_per_layer):
                 yield from self._read("aten::item")
         if self._is_last(each):
@@ -181,9 +185,18 @@ class RankProgram:
             yield from self._exchange("receive", each, self._neighbour(each, "B", 1))
         yield Thread("pt_autograd_0")
         yield from self._planted_in_backward(each)
-        for layer in reversed(self._layers_of(each.chunk)):
+        layers = self._layers_of(each.chunk)
+        yield from self._come_back()
+        for layer in reversed(layers):
             if self.sharing:
                 yield from self.sharing.before_backward(layer)
+            if self.job.offloads:
+                yield StreamWait(COMPUTE, BACK)
+                if layer > layers[0]:
+                    yield StreamWait(BACK, COMPUTE)
+                    yield from self._come_back()
+            if self.job.recomputes and part != "weights":
+                yield from self._again(layer, each.microbatch)
             for half in (1, 0):
                 yield from self._backward_half(HALVES[half], layer, each.microbatch, half, part)
             if self.sharing and part != "inputs":
@@ -191,6 +204,30 @@ class RankProgram:
         yield Thread()
         if part != "weights":
             yield from self._exchange("send", each, self._neighbour(each, "B", -1))
+
+    def _again(self, layer: int, microbatch: int) -> Iterator[Instruction]:
+        """A layer's forward pass in the middle of its backward pass, as checkpoints make it."""
+        yield Open("cpu_op", "CheckpointFunctionBackward")
+        for half, name in enumerate(HALVES):
+            yield Compute(self.blocks.forward(name), self._place(layer, microbatch, 11 + half))
+            yield from self._join_tensor()
+        yield Close()
+
+    def _leave(self) -> Iterator[Instruction]:
+        """What a layer keeps for its backward pass leaves for the host as soon as the layer is done."""
+        if self.job.offloads:
+            yield StreamWait(OUT, COMPUTE)
+            yield self._moved("DtoH", OUT)
+
+    def _come_back(self) -> Iterator[Instruction]:
+        """What a layer kept comes back, after it has left: the last first."""
+        if self.job.offloads:
+            yield StreamWait(BACK, OUT)
+            yield self._moved("HtoD", BACK)
+
+    def _moved(self, direction: str, stream: int) -> HostCopy:
+        size = self.job.offloads
+        return HostCopy(direction, "Pinned", size, self._host(round(1e9 * size / self.job.host_link)), stream)
 
     def _planted_in_backward(self, each: StagePass) -> Iterator[Instruction]:
         if each.kind != "W" and each.microbatch == 0 and each.chunk == 0:

@@ -1,0 +1,190 @@
+"""Edits on recordings small enough to work the answer out by hand, or to run again with the change made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import lostflops
+from kineto_files import Event, call, head, kernel, operator, span, step, trace, written
+from lostflops.replay.edits import edit
+from lostflops.replay.whatif import PredictedStep, Replay
+from lostflops.session import Session
+
+LAUNCH, NEXT, GAP, CALL = 7, 1, 30, 5  # µs: call to kernel, kernel to kernel, between calls, a call
+SINGLE = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+SEVERAL = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
+ADD, MUL = "vectorized_elementwise_kernel<add>", "vectorized_elementwise_kernel<mul>"
+GEMM, REDUCE = "ampere_bf16_s16816gemm_bf16_128x128", "reduce_kernel<512, 1, sum>"
+
+
+@dataclass(frozen=True)
+class Launched:
+    name: str
+    busy: int
+    phase: str = "forward"
+    stream: int = 7
+    fused: bool = False  # into the one before, which launches it
+
+
+@pytest.fixture(autouse=True)
+def _own_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOSTFLOPS_CACHE", str(tmp_path / "store"))
+
+
+def job(work: Sequence[Launched], steps: int = 5, *, gap: int = GAP, loader: str = "", loading: int = 0,
+        ready: int = 0, lane: int = -1) -> list[Event]:  # fmt: skip
+    """Steps that launch this work and wait for it. With `ready`, a batch is there so long after the last."""
+    events, now, free, number, taken = list[Event](), 1000, dict[int, int](), 1, -(10**9)
+    for each in range(steps):
+        begin = now
+        if loader:
+            waits = loading if not ready else max(0, taken + ready - now)
+            if waits:
+                events.append(span("user_annotation", loader, now, waits))
+            now += waits
+            taken = now
+        for one in work:
+            stream = lane if lane >= 0 and one.name == REDUCE else one.stream
+            if one.fused:
+                start = free[stream]
+            else:
+                name = "aten::mm" if one.phase == "forward" else "autograd::engine::evaluate_function: Mm"
+                events.append(operator(name, now, CALL + gap, more={"Sequence number": number}))
+                events.append(call(now, CALL, number))
+                start = max(now + LAUNCH, free.get(stream, 0) + NEXT)
+                now += CALL + gap
+            events.append(kernel(start, one.busy, number, one.name, stream))
+            free[stream] = start + one.busy
+            number += 1
+        returns = max(now + 20, max(free.values()) + 5)
+        events.append(call(now, returns - now, 90_000 + number, "cudaDeviceSynchronize"))
+        now = returns + 10
+        events.append(step(each, begin, now - begin))
+    return events
+
+
+def replay(place: Path, events: list[Event], gpu: str = "GPU") -> Replay:
+    place.mkdir(exist_ok=True)
+    before = head(0, 1, deviceProperties=[{"id": 0, "name": gpu}])
+    return Session(lostflops.open(written(place / "rank0.json", trace(events, before)))).replay()
+
+
+def asked(found: Replay, text: str) -> PredictedStep:
+    assert found.trust.trusted, found.trust.reason
+    return found.predicted([edit(text)])
+
+
+def predicted(found: Replay, text: str) -> int:
+    answer = asked(found, text)
+    assert answer.predicted_ns is not None and answer.low_ns is not None, answer.refused
+    assert answer.high_ns is not None and answer.bound_ns is not None
+    assert answer.bound_ns <= answer.low_ns <= answer.predicted_ns <= answer.high_ns
+    return answer.predicted_ns
+
+
+def recorded(place: Path, events: list[Event]) -> int:
+    return replay(place, events).trust.measured_ns
+
+
+def test_products_in_another_precision_take_their_part_of_the_time(tmp_path: Path) -> None:
+    """20 products of 100 µs at twice the speed save 20 x 50 µs; what is not a product stays."""
+    work = [Launched(GEMM, 100), Launched(ADD, 60)] * 20
+    found = replay(tmp_path / "a", job(work), "NVIDIA H100 80GB HBM3")
+    measured = found.trust.measured_ns
+    assert measured - predicted(found, "precision:bf16-fp8=2") == 20 * 50_000
+    peaks = asked(found, "precision:bf16-fp8")
+    assert peaks.predicted_ns == pytest.approx(measured - 20 * 50_000, rel=1e-3)  # 1,978.9 of 989.4 TFLOP/s
+    assert peaks.high_ns is not None and peaks.high_ns >= measured  # peaks are no measurement
+    assert any("peaks" in doubt for doubt in peaks.doubts)
+    assert "no matrix product runs in fp16" in asked(found, "precision:fp16-fp8=2").refused
+
+
+def test_peaks_of_an_unknown_gpu_are_no_ratio(tmp_path: Path) -> None:
+    found = replay(tmp_path / "a", job([Launched(GEMM, 100)] * 30))
+    assert "give a measured ratio" in asked(found, "precision:bf16-fp8").refused
+
+
+def test_fused_kernels_are_launched_once(tmp_path: Path) -> None:
+    """The host bounds this job. Of each three element-wise kernels two launches go, with their gaps."""
+    chain = [Launched(GEMM, 20), Launched(ADD, 4), Launched(MUL, 4), Launched(ADD, 4)]
+    fused = [*chain[:2], Launched(MUL, 4, fused=True), Launched(ADD, 4, fused=True)]
+    found = replay(tmp_path / "a", job(chain * 10))
+    measured, now = found.trust.measured_ns, predicted(found, "fuse:elementwise")
+    assert measured - now == pytest.approx(10 * 2 * (GAP + CALL) * 1000, rel=0.06)
+    assert now == pytest.approx(recorded(tmp_path / "b", job(fused * 10)), rel=0.05)
+
+
+def test_on_a_busy_device_a_fused_kernel_saves_the_gaps_between_kernels(tmp_path: Path) -> None:
+    chain = [Launched(GEMM, 200), Launched(ADD, 40), Launched(MUL, 40), Launched(ADD, 40)]
+    found = replay(tmp_path / "a", job(chain * 10))
+    assert found.trust.measured_ns - predicted(found, "fuse:elementwise") == 10 * 2 * NEXT * 1000
+    assert "no two kernels" in asked(found, "fuse:gemm").refused
+
+
+def test_on_a_stream_of_their_own_kernels_hide_behind_what_follows(tmp_path: Path) -> None:
+    """Ten reductions of 50 µs, each beside the product after it: 10 x (50 + 1) µs are gained at best."""
+    work = [Launched(GEMM, 100), Launched(REDUCE, 50)] * 10 + [Launched(GEMM, 100)] * 6
+    found = replay(tmp_path / "a", job(work, gap=0))
+    answer, measured = asked(found, "own-stream:reduction"), found.trust.measured_ns
+    assert measured - predicted(found, "own-stream:reduction") == pytest.approx(10 * 51_000, rel=0.03)
+    assert answer.high_ns is not None and answer.high_ns >= measured  # kernels share the GPU: maybe nothing
+    beside = recorded(tmp_path / "b", job(work, gap=0, lane=9))
+    assert answer.predicted_ns == pytest.approx(beside, rel=0.05)
+
+
+def test_what_the_next_phase_needs_is_waited_for(tmp_path: Path) -> None:
+    """A reduction of 5 ms right before the backward pass has nothing to hide behind."""
+    work = [Launched(GEMM, 100)] * 10 + [Launched(REDUCE, 5_000)] + [Launched(GEMM, 100, "backward")] * 10
+    found = replay(tmp_path / "a", job(work))
+    assert found.trust.measured_ns - predicted(found, "own-stream:reduction") <= 2_000
+
+
+@pytest.mark.parametrize(
+    ("workers", "loading"),
+    [(1, 4_000), (2, 8_000), (4, 8_000), (8, 8_000)],
+)
+def test_workers_make_a_batch_in_their_share_of_its_time(workers: int, loading: int, tmp_path: Path) -> None:
+    """A step computes for about 3 ms: a batch that takes 8 is there every 8 / N ms, or when it is needed."""
+    work = [Launched(GEMM, 100)] * 30
+    found = replay(tmp_path / "a", job(work, loader=SINGLE, loading=loading, steps=8))
+    answer = asked(found, f"loader-workers={workers}")
+    truth = recorded(tmp_path / "b", job(work, loader=SEVERAL, ready=loading // workers, steps=8))
+    assert answer.predicted_ns is not None, answer.refused
+    assert answer.predicted_ns == pytest.approx(truth, rel=0.05)
+    assert predicted(found, f"loader-workers={workers}") >= predicted(found, "loader=0ms")
+
+
+def test_a_loader_that_has_workers_does_not_say_how_long_they_take(tmp_path: Path) -> None:
+    work = [Launched(GEMM, 100)] * 30
+    found = replay(tmp_path / "a", job(work, loader=SEVERAL, ready=5_000, steps=8))
+    assert "has workers" in asked(found, "loader-workers=4").refused
+    none = replay(tmp_path / "b", job(work))
+    assert "no time on data loading" in asked(none, "loader-workers=4").refused
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["schedule=zb", "microbatches=4", "network=50GB/s", "network-start=1us", "host-link=50GB/s",
+     "no-recompute", "offload:25GB/s=1GiB"],
+)  # fmt: skip
+def test_an_edit_of_what_is_not_there_says_so(text: str, tmp_path: Path) -> None:
+    answer = asked(replay(tmp_path / "a", job([Launched(GEMM, 100)] * 30)), text)
+    assert answer.predicted_ns is None and answer.refused
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["schedule=fast", "schedule", "schedule=interleaved", "microbatches=0", "microbatches:3=4", "network=3",
+     "network:x=3GB/s", "network-start=3GB", "host-link=3GB", "host-link:up=3GB/s", "no-recompute=2", "fuse",
+     "fuse:gemm=2", "own-stream", "precision:bf16=2", "precision:bf16-fp7=2", "precision:bf16-bf16",
+     "loader-workers=0", "loader-workers:2=3", "offload=3GB", "offload:3GB=3GB", "offload:3GB/s=fast",
+     "even-links=3GB", "even-links:3"],
+)  # fmt: skip
+def test_what_cannot_be_read_is_answered_with_what_can(text: str) -> None:
+    with pytest.raises(lostflops.errors.BadOption) as caught:
+        edit(text)
+    assert caught.value.hint
