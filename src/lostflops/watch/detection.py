@@ -13,7 +13,7 @@ that lasts (an autocorrelation of 0.5 triples v) raises the threshold, and a qui
 steps gave the level; the second part of k allows for its error.
 
 Under noise alone S climbs above h in one of about exp(2kh/v) steps (the diffusion's large deviation;
-Siegmund, "Sequential Analysis", 1985, chapter 10), which is exp(L + 4 k MOST / v). L = 16 alone is one in 9
+Siegmund, "Sequential Analysis", 1985, chapter 10), which is exp(L + 4 k MOST / v). L = 18 alone is one in 65
 million steps of a rank. The term 2 MOST pays for heavy tails and makes it far less: `benchmarks/watching.py`
 counts alarms in 100,000 steps of 64 ranks, in six kinds of noise. An alarm also needs nine of the last
 twelve steps beyond k, so a burst of a few slow steps is none.
@@ -33,7 +33,7 @@ from lostflops.watch.steps import FULL, ROWS, Numbers, Steps, Whole
 
 CHANGE = float(np.log(1.05))
 MOST = 0.1
-LEVEL = 16.0  # L
+LEVEL = 18.0  # L
 WINDOW = FULL  # steps that give the level
 GAP = 32  # the last steps, which may have changed already, do not
 LEARN = 48  # steps before which there is no level

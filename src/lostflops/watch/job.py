@@ -259,7 +259,7 @@ class Watch:
         elif not self.ended and (status := self._command_ended(now)) is not None:
             self.ended, self.status = True, status
             silent = [rank for rank, tail in sorted(tails.items()) if not tail.ended]
-            of = f"; {_listed(silent)} did not end by themselves" if silent else ""
+            of = f"; {_listed(silent)} left no last line: killed, or still there" if silent else ""
             text = f"the command ended with status {status}{of}"
             news.append(Happened("end", text, time.time_ns(), bad=status != 0))
         quiet = self.quiet(now)
