@@ -42,6 +42,7 @@ from lostflops.replay.edits import kinds
 from lostflops.report.explanation import cell, describe, findings, flag, type_name
 from lostflops.report.words.safe import as_command
 from lostflops.tables import TABLES, Table
+from lostflops.watch import metrics as watched
 
 ROOT = Path(__file__).parent.parent
 COLUMNS = 100  # of the terminal whose output is shown
@@ -221,6 +222,15 @@ def _metrics() -> Iterator[str]:
         yield ""
 
 
+def watch_metrics() -> str:
+    """What a watch tells Prometheus, from `watch/metrics.py`."""
+    rows = (
+        (f"`{watched.PREFIX}{name}{'_total' if metric.counts else ''}`", metric.meaning)
+        for name, metric in watched.METRICS.items()
+    )
+    return "\n".join(_grid(("metric", "what"), rows))
+
+
 def published() -> str:
     """The planner's published tables, from `plan/published_tables.py`."""
     return "\n".join(published_tables.lines()).strip("\n")
@@ -387,6 +397,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "accounts": accounts,
     "coverage": answered.page,
     "metrics": metrics,
+    "watch metrics": watch_metrics,
     "published": published,
     "speeds": speeds,
     "vtrain": vtrain,

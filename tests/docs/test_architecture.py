@@ -47,6 +47,7 @@ FROM_OUTSIDE = {
     "plan": {"msgspec"},
     "lab": {"numpy"},
     "experiment": {"msgspec", "numpy", "polars", "rich"},
+    "watch": {"msgspec", "numpy", "polars", "rich"},
     "viewer": {"anyio", "msgspec", "numpy", "polars", "starlette", "uvicorn"},
     "cli": {"IPython", "msgspec", "polars", "rich"},
     "optimize": {"peft", "torch", "torchao", "transformer_engine", "transformers"},

@@ -1,4 +1,4 @@
-"""Offers a monitor's latest readings to Prometheus: as OpenMetrics over HTTP, or as a file of text."""
+"""Offers the latest readings to Prometheus: as OpenMetrics over HTTP, or as a file of text."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import groupby
+from pathlib import Path
 
 from lostflops.machine.monitor.metrics import METRICS, Metric, MetricValue
 from lostflops.version import __version__
@@ -36,7 +37,7 @@ def exposition(readings: Iterable[MetricValue], *, textfile: bool = False) -> st
     for name, group in groupby(by_metric, key=lambda reading: reading.metric):
         lines += _family(METRICS[name], group, textfile)
     lines.append("# TYPE lostflops_monitor_info gauge" if textfile else "# TYPE lostflops_monitor info")
-    lines.append(f'lostflops_monitor_info{{version="{_escaped(__version__)}"}} 1')
+    lines.append(f'lostflops_monitor_info{{version="{escaped(__version__)}"}} 1')
     return "\n".join([*lines, *([] if textfile else ["# EOF"]), ""])
 
 
@@ -49,11 +50,11 @@ def _family(metric: Metric, readings: Iterable[MetricValue], textfile: bool) -> 
     yield f"# TYPE {named} {'counter' if metric.counts else 'gauge'}"
     if unit and not textfile:
         yield f"# UNIT {family} {unit}"
-    yield f"# HELP {named} {_escaped(metric.meaning)}"
+    yield f"# HELP {named} {escaped(metric.meaning)}"
     for reading in readings:
         labels = [f'gpu="{reading.device}"'] if reading.device is not None else []
         if reading.instance is not None:
-            labels.append(f'{metric.label}="{_escaped(reading.instance)}"')
+            labels.append(f'{metric.label}="{escaped(reading.instance)}"')
         value = reading.value / metric.per if metric.per != 1 else reading.value
         if factor != 1:
             value *= factor
@@ -61,12 +62,12 @@ def _family(metric: Metric, readings: Iterable[MetricValue], textfile: bool) -> 
             yield f"{family}{total}{{{','.join(labels)}}} {value!r}"
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
-def serve(address: str, port: int, latest: Callable[[], Iterable[MetricValue]]) -> int:
-    """Answer at that address in the background, and say at which port. Raises OSError."""
+def serve(address: str, port: int, text: Callable[[], str]) -> int:
+    """Answer with a text at that address in the background, and say at which port. Raises OSError."""
 
     class Answer(BaseHTTPRequestHandler):
         timeout = 10
@@ -75,7 +76,7 @@ def serve(address: str, port: int, latest: Callable[[], Iterable[MetricValue]]) 
             if self.path.partition("?")[0] not in ("/", "/metrics"):
                 self.send_error(404)
                 return
-            body = exposition(latest()).encode()
+            body = text().encode()
             self.send_response(200)
             self.send_header("Content-Type", CONTENT_TYPE)
             self.send_header("Content-Length", str(len(body)))
@@ -92,3 +93,10 @@ def serve(address: str, port: int, latest: Callable[[], Iterable[MetricValue]]) 
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, daemon=True).start()
     return server.server_address[1]
+
+
+def replace(textfile: Path, text: str) -> None:
+    """Write what a textfile collector reads, which must never see half of it. Raises OSError."""
+    beside = textfile.with_name(f".{textfile.name}.tmp")
+    beside.write_text(text)
+    beside.replace(textfile)

@@ -26,7 +26,7 @@ from lostflops.machine.monitor.log import FORMAT, AlreadyRunning, MonitorLog
 from lostflops.machine.monitor.metrics import MetricSource, MetricValue
 from lostflops.machine.monitor.nics import Nics
 from lostflops.machine.monitor.nvidia import Nvidia
-from lostflops.machine.monitor.openmetrics import exposition, serve
+from lostflops.machine.monitor.openmetrics import exposition, replace, serve
 from lostflops.machine.monitor.ranks import Ranks
 from lostflops.version import __version__
 
@@ -82,11 +82,8 @@ class Sampler:
                     self._fault(type(source).__name__, error)
 
     def _write(self, textfile: Path) -> None:
-        """Replace the file that a textfile collector reads, which must never see half of it."""
-        beside = textfile.with_name(f".{textfile.name}.tmp")
         try:
-            beside.write_text(exposition(self.latest(), textfile=True))
-            beside.replace(textfile)
+            replace(textfile, exposition(self.latest(), textfile=True))
         except OSError as error:
             self._fault("textfile", error)
 
@@ -162,7 +159,7 @@ def main() -> None:
     port = None
     try:
         if settings.get("port") is not None:
-            port = serve(settings["address"], settings["port"], sampler.latest)
+            port = serve(settings["address"], settings["port"], lambda: exposition(sampler.latest()))
     except (OSError, OverflowError) as error:
         return _say(port_error=getattr(error, "strerror", None) or str(error))
     asked, ask = os.pipe()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from math import comb
 from typing import Any, NamedTuple
 
@@ -138,7 +138,7 @@ def _found(rank: object, log: pl.DataFrame) -> Iterator[dict[str, Any]]:
     latest = plain.tail(MOST_STEPS)
     steps, lengths = latest["step"].to_numpy(), latest["duration"].to_numpy()
     for pause in pauses(steps, lengths):
-        cause = _cause(latest, pause)
+        cause = cause_of({name: latest[name] for name in CAUSES}, pause)
         if cause is None and _may_be_chance(int(pause.at.sum()), len(steps)):
             continue
         logged = timed["step"].to_numpy() % pause.period == pause.phase
@@ -221,13 +221,13 @@ def _tried(steps: Steps, lengths: Steps, period: int, left: Which, long: Which) 
     return Pause(period, phase, round(longer), round(usual), at)
 
 
-def _cause(plain: pl.DataFrame, pause: Pause) -> str | None:
-    """What grows by at least half of the pause in the steps that have it."""
+def cause_of(times: Mapping[str, pl.Series], pause: Pause) -> str | None:
+    """Which of the `times`, by cause, grows by at least half of the pause in the steps that have it."""
     at = pause.at
     grown = {
         name: float(np.median(taken[at]) - np.median(taken[~at]))
         for name in CAUSES
-        if len(taken := plain[name].fill_null(0).to_numpy())
+        if len(taken := times[name].fill_null(0).to_numpy())
     }
     most = max(grown, key=lambda name: grown[name])
     return most if grown[most] >= EXPLAINS * pause.longer else None

@@ -1,0 +1,159 @@
+"""What a watch finds in made-up step times, and what it leaves alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lostflops.watch.detection import Change, Detector
+from lostflops.watch.job import Happened, Watch
+from lostflops.watch.steps import ROWS, Steps
+
+from .growing import MS, Job, Times, even
+
+RANKS, CHANGED_AT = 64, 600
+
+
+def changes(times: Times) -> list[tuple[int, Change]]:
+    """Each change with the step at which it was found."""
+    steps, detector = Steps(), Detector()
+    steps.reserve(list(range(times.shape[1])))
+    steps.first = 0
+    found: list[tuple[int, Change]] = []
+    for step, row in enumerate(times):
+        steps.duration[step % ROWS] = row
+        found += [(step, change) for change in detector.take(steps, steps.take())]
+    return found
+
+
+def seen(run: Path) -> tuple[Watch, list[Happened]]:
+    watch = Watch(run)
+    return watch, watch.look() + watch.finish()
+
+
+@pytest.mark.parametrize("noise", [0.005, 0.01])
+def test_five_percent_on_one_of_64_ranks_is_found_within_30_steps(noise: float) -> None:
+    times = even(CHANGED_AT + 40, RANKS, noise=noise)
+    times[CHANGED_AT:, 5] *= 1.05
+    ((found, change),) = changes(times)
+    assert change.column == 5
+    assert found < CHANGED_AT + 30
+    assert abs(change.step - CHANGED_AT) <= 3
+    assert change.ratio == pytest.approx(0.05, abs=0.02)
+
+
+@pytest.mark.parametrize("tails", ["normal", "heavy", "correlated"])
+def test_healthy_noise_raises_no_alarm(tails: str) -> None:
+    """5,000 steps here; `benchmarks/watching.py` takes 100,000 of each kind."""
+    rng = np.random.default_rng(7)
+    shape = (5000, 32)
+    z = rng.standard_t(3, shape) / np.sqrt(3) if tails == "heavy" else rng.standard_normal(shape)
+    if tails == "correlated":
+        for step in range(1, len(z)):
+            z[step] = 0.5 * z[step - 1] + np.sqrt(0.75) * z[step]
+    assert changes(100 * MS * np.exp(0.02 * z)) == []
+
+
+def test_what_slows_all_ranks_is_the_jobs_change_and_no_ranks() -> None:
+    times = even(CHANGED_AT + 60, 8)
+    times[CHANGED_AT:] *= 1.2
+    ((_, change),) = changes(times)
+    assert change.column is None
+    assert change.ratio == pytest.approx(0.2, abs=0.02)
+
+
+def test_a_few_slow_steps_are_no_change() -> None:
+    times = even(CHANGED_AT + 100, 8)
+    times[CHANGED_AT : CHANGED_AT + 6, 3] *= 1.6
+    assert changes(times) == []
+
+
+def test_of_two_ranks_the_slower_one_is_named() -> None:
+    times = even(CHANGED_AT + 60, 2)
+    times[CHANGED_AT:, 1] *= 1.15
+    assert [change.column for _, change in changes(times)] == [1]
+
+
+def test_a_rank_is_told_with_its_node_its_step_and_what_it_waits_for(tmp_path: Path) -> None:
+    times = even(400, 6)
+    times[300:, 4] += 30 * MS
+    data = [{"data": 30 * MS if step >= 300 else 0} for step in range(400)]
+    Job(tmp_path, 6).grow(times, {4: data})
+    watch, news = seen(tmp_path)
+    (told,) = [one for one in news if one.kind == "rank"]
+    assert (told.rank, told.node, told.bad) == (4, "node-0002", True)
+    assert abs((told.step or 0) - 300) <= 2
+    assert "rank 4 (node-0002) is 30 % slower since step" in told.text.replace("29 %", "30 %").replace(
+        "31 %", "30 %"
+    )
+    assert "it waits 30.0 ms longer for data per step" in told.text
+    assert watch.slow()[4] == pytest.approx(0.3, abs=0.02)
+    assert told.at == pytest.approx(watch.tails.by_rank[4].wall(int(times[:301, 4].sum())), abs=3e9)
+
+
+def test_where_all_ranks_wait_for_one_the_log_names_it_by_what_it_does(tmp_path: Path) -> None:
+    times = even(400, 4, noise=0.004)
+    times[300:] += 40 * MS
+    collecting = [{"gc": 40 * MS if step >= 300 else 0} for step in range(400)]
+    Job(tmp_path, 4).grow(times, {2: collecting})
+    _, news = seen(tmp_path)
+    (told,) = [one for one in news if one.bad]
+    assert told.kind == "job"
+    assert "rank 2 (node-0001) collects garbage for 40.0 ms longer per step" in told.text
+
+
+def test_a_rank_that_is_back_is_said_and_no_longer_behind(tmp_path: Path) -> None:
+    times = even(900, 4)
+    times[300:600, 1] *= 1.3
+    Job(tmp_path, 4).grow(times)
+    watch, news = seen(tmp_path)
+    assert [one.bad for one in news if one.kind == "rank"] == [True, False]
+    assert "rank 1 (node-0000) is as fast as before since step 60" in news[-1].text
+    assert watch.slow() == {}
+
+
+def test_steps_that_are_recorded_in_full_and_the_one_before_are_no_evidence(tmp_path: Path) -> None:
+    times = even(400, 4)
+    times[299:340, 2] *= 3
+    window = [{"window": int(300 <= step < 340)} for step in range(400)]
+    Job(tmp_path, 4).grow(times, {2: window})
+    _, news = seen(tmp_path)
+    assert [one for one in news if one.kind in ("rank", "job")] == []
+
+
+def test_pauses_that_come_back_are_told_with_their_cause(tmp_path: Path) -> None:
+    times = even(400, 4)
+    saves = np.arange(400) % 20 == 7
+    times[saves] += 60 * MS
+    Job(tmp_path, 4).grow(times, {0: [{"checkpoint": 60 * MS * int(now)} for now in saves]})
+    watch, news = seen(tmp_path)
+    ((pause, cause),) = watch.now().pauses
+    assert (pause.period, pause.phase, cause) == (20, 7, "checkpoint")
+    assert pause.longer == pytest.approx(60 * MS, rel=0.05)
+    assert [one for one in news if one.bad] == []
+
+
+def test_speed_loss_tokens_and_spread_are_those_of_the_last_50_steps(tmp_path: Path) -> None:
+    times = np.full((200, 3), 100.0 * MS)
+    times[:, 2] = 110 * MS
+    told = [{"loss": 5.0 - step / 100, "tokens": 70, "samples": 7} for step in range(200)]
+    Job(tmp_path, 3).grow(times, dict.fromkeys(range(3), told))
+    now = seen(tmp_path)[0].now()
+    assert now.steps_per_second == pytest.approx(10)
+    assert now.tokens_per_second == pytest.approx(2100)
+    assert now.samples_per_second == pytest.approx(210)
+    assert now.loss == (199, pytest.approx(3.01))
+    assert now.loss_before == pytest.approx(5 - 174 / 100)
+    assert [rank.longer for rank in now.ranks] == pytest.approx([0, 0, 0.1])
+    assert now.world == 3
+
+
+def test_a_loss_that_is_no_number_is_an_alarm(tmp_path: Path) -> None:
+    job = Job(tmp_path, 2)
+    job.grow(even(30, 2))
+    job.append(1, job.step(1, 100 * MS, loss="nan"))
+    job.append(0, job.step(0, 100 * MS, loss=2.5))
+    _, news = seen(tmp_path)
+    assert [one.text for one in news if one.bad] == ["the loss is nan since step 30, first on rank 1"]
