@@ -38,7 +38,7 @@ STARVES = DATA_LOADING.loss.from_share if DATA_LOADING.loss else 0.05
     },
     examples=[
         Example(
-            "the loader takes 30 ns of the first step and 12 of the second; 10 and 5 of them pass under a kernel",
+            "loading takes 30 ns of step 1 and 12 of step 2; 10 and 5 of them pass under a kernel",
             given={
                 "steps": [
                     {"step": 1, "start": 0, "end": 100, "complete": True},

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import polars as pl
 
 from lostflops.columns import Flag, Name, Ratio, Text
 from lostflops.recipe import Bars, Example, Rows, recipe
+from lostflops.tables import Ranks, Steps
 
 CLASSIC, ACCELERATOR, TALP = "classic", "accelerator", "accelerator, communication is useful"
 MEANINGS: Mapping[str, str] = {
@@ -25,15 +27,28 @@ ACCEPTABLE = 0.8  # POP calls less than this a loss worth looking at
 NO_TRANSFER = "transfers are not told from waiting: record all ranks of the job"
 
 
+CLASSIC_FACTORS = (
+    "parallel efficiency",
+    "load balance",
+    "communication efficiency",
+    "serialisation",
+    "transfer",
+)
+DEVICE_FACTORS = ("parallel efficiency", "load balance", "device communication", "orchestration")
+
+
 def _expect(
-    hierarchy: str, *rows: tuple[str, float | None], why: str | None = None, split: bool = False
+    values: Sequence[Sequence[float | None]], bounds: Mapping[str, str] = MappingProxyType({})
 ) -> Rows:
-    bounds = BOUNDS if split else {}
+    """Rows of the three hierarchies with these values; what is None is not told."""
     return [
         {"hierarchy": hierarchy, "factor": factor, "value": value, "bound": bounds.get(factor)}
         | {"low": None if value is None else value < ACCEPTABLE, "meaning": MEANINGS[factor]}
-        | {"unknown": why if value is None else None}
-        for factor, value in rows
+        | {"unknown": NO_TRANSFER if value is None else None}
+        for hierarchy, of_it in zip((CLASSIC, ACCELERATOR, TALP), values, strict=True)
+        for factor, value in zip(
+            CLASSIC_FACTORS if hierarchy == CLASSIC else DEVICE_FACTORS, of_it, strict=True
+        )
     ]
 
 
@@ -42,7 +57,7 @@ def _steps(*lengths: int) -> Rows:
 
 
 @recipe(
-    question="How efficient is the parallel job, and is it imbalance, communication or the CPU that costs most?",
+    question="How efficient is the parallel job: what do imbalance, communication and the CPU cost?",
     scope="job",
     plot=Bars(x="factor", y=("value",)),
     columns={
@@ -68,30 +83,7 @@ def _steps(*lengths: int) -> Rows:
                 ],
                 "ranks": [{"rank": rank, "device_kind": "gpu"} for rank in range(2)],
             },
-            expect=[
-                *_expect(
-                    CLASSIC,
-                    ("parallel efficiency", 0.45),
-                    ("load balance", 0.75),
-                    ("communication efficiency", 0.6),
-                    ("serialisation", 0.6),
-                    ("transfer", 1.0),
-                ),
-                *_expect(
-                    ACCELERATOR,
-                    ("parallel efficiency", 0.45),
-                    ("load balance", 0.75),
-                    ("device communication", 0.9),
-                    ("orchestration", 20_000 / 30_000),
-                ),
-                *_expect(
-                    TALP,
-                    ("parallel efficiency", 0.45),
-                    ("load balance", 0.75),
-                    ("device communication", 0.9),
-                    ("orchestration", 20_000 / 30_000),
-                ),
-            ],
+            expect=_expect(((0.45, 0.75, 0.6, 0.6, 1.0), (0.45, 0.75, 0.9, 2 / 3), (0.45, 0.75, 0.9, 2 / 3))),
         ),
         Example(
             "an all-reduce that cannot be matched: communication is useful or not, transfer is unknown",
@@ -104,31 +96,7 @@ def _steps(*lengths: int) -> Rows:
                 "collectives": [{"start": 60, "end": 90, "kind": "all-reduce", "group_size": 4}],
                 "ranks": [{"device_kind": "gpu", "world_size": 4}],
             },
-            expect=[
-                *_expect(
-                    CLASSIC,
-                    ("parallel efficiency", 0.6),
-                    ("load balance", 1.0),
-                    ("communication efficiency", 0.6),
-                    ("serialisation", None),
-                    ("transfer", None),
-                    why=NO_TRANSFER,
-                ),
-                *_expect(
-                    ACCELERATOR,
-                    ("parallel efficiency", 0.6),
-                    ("load balance", 1.0),
-                    ("device communication", 60 / 90),
-                    ("orchestration", 0.9),
-                ),
-                *_expect(
-                    TALP,
-                    ("parallel efficiency", 0.9),
-                    ("load balance", 1.0),
-                    ("device communication", 1.0),
-                    ("orchestration", 0.9),
-                ),
-            ],
+            expect=_expect(((0.6, 1.0, 0.6, None, None), (0.6, 1.0, 60 / 90, 0.9), (0.9, 1.0, 1.0, 0.9))),
         ),
         Example(
             "rank 1 arrives 20 ns after rank 0, and the transfer takes both 15 ns",
@@ -148,41 +116,23 @@ def _steps(*lengths: int) -> Rows:
                     for rank in range(2)
                 ],
             },
-            expect=[
-                *_expect(
-                    CLASSIC,
-                    ("parallel efficiency", 0.7),
-                    ("load balance", 0.875),
-                    ("communication efficiency", 0.8),
-                    ("serialisation", 80 / 85),
-                    ("transfer", 0.85),
-                    split=True,
-                ),
-                *_expect(
-                    ACCELERATOR,
-                    ("parallel efficiency", 0.7),
-                    ("load balance", 0.875),
-                    ("device communication", 80 / 95),
-                    ("orchestration", 0.95),
-                ),
-                *_expect(
-                    TALP,
-                    ("parallel efficiency", 0.95),
-                    ("load balance", 1.0),
-                    ("device communication", 1.0),
-                    ("orchestration", 0.95),
-                ),
-            ],
+            expect=_expect(
+                ((0.7, 0.875, 0.8, 80 / 85, 0.85), (0.7, 0.875, 80 / 95, 0.95), (0.95, 1.0, 1.0, 0.95)),
+                bounds=BOUNDS,
+            ),
         ),
     ],
 )
-def parallel_efficiency(step_ledger: pl.LazyFrame, counted_steps: pl.LazyFrame) -> pl.LazyFrame:
-    """Write the job's parallel efficiency as a product of factors, so that the smallest names what costs most.
+def parallel_efficiency(
+    step_ledger: pl.LazyFrame, counted_steps: pl.LazyFrame, steps: Steps, ranks: Ranks
+) -> pl.LazyFrame:
+    """Write the job's parallel efficiency as a product of factors, the smallest of which costs most.
 
-    Useful is the time in which a rank computes, active that in which its GPU does anything; T is the longest
-    rank's time in steps that count. Classic: parallel efficiency = load balance x communication efficiency,
-    and that = serialisation x transfer. Accelerator: parallel efficiency = load balance x device communication
-    x orchestration. Both give the same efficiency.
+    Useful is the time in which a rank computes, active that in which its GPU does anything. T is the longest
+    rank's time in steps that count; where no step was marked, the time from the first to the last GPU work of
+    all ranks. Classic: parallel efficiency = load balance x communication efficiency, which is serialisation
+    x transfer. Accelerator: parallel efficiency = load balance x device communication x orchestration. Both
+    give the same efficiency.
 
     How to read it: the lowest factor is where to look first, below 0.8 it is worth it. Load balance: ranks
     have unequal work. Device communication: exposed communication and copies. Orchestration: the CPU launches
@@ -200,7 +150,7 @@ def parallel_efficiency(step_ledger: pl.LazyFrame, counted_steps: pl.LazyFrame) 
     account, ns = pl.col("account").cast(pl.String), pl.col("ns")
     talk = account.str.starts_with("communication.")
     whole = counted_steps.group_by("rank").agg(_whole=(pl.col("end") - pl.col("start")).sum())
-    ranks = (
+    each = (
         step_ledger.join(counted_steps.select("rank", "step"), on=["rank", "step"], how="semi")
         .group_by("rank")
         .agg(
@@ -214,7 +164,7 @@ def parallel_efficiency(step_ledger: pl.LazyFrame, counted_steps: pl.LazyFrame) 
         .with_columns(pl.col("useful", "talk", "copy", "transfer", "unmatched").fill_null(0))
         .with_columns(_instant=pl.col("_whole") - pl.col("transfer"))
     )
-    job = ranks.select(
+    job = each.select(
         T=pl.col("_whole").max(),
         mean=pl.col("useful").sum() / pl.len(),
         most=pl.col("useful").max(),
@@ -223,7 +173,25 @@ def parallel_efficiency(step_ledger: pl.LazyFrame, counted_steps: pl.LazyFrame) 
         most_talp=(pl.col("useful") + pl.col("talk")).max(),
         instant=pl.col("_instant").max(),
         told=pl.col("unmatched").sum() == 0,
-    ).filter(pl.col("T") > 0)
+    )
+    # Where no step was marked, the ranks' windows are parts of one region.
+    aligned = ranks.select(_aligned=pl.col("clock_error").is_not_null().all())
+    region = (
+        steps.join(counted_steps.select("rank", "step"), on=["rank", "step"], how="semi")
+        .select(
+            _region=pl.col("end").max() - pl.col("start").min(),
+            _unmarked=(pl.col("source").cast(pl.String) == "whole trace").fill_null(False).all(),
+        )
+        .join(aligned, how="cross")
+    )
+    job = (
+        job.join(region, how="cross")
+        .with_columns(
+            _more=pl.when(pl.col("_unmarked") & pl.col("_aligned")).then(pl.col("_region") - pl.col("T"))
+        )
+        .with_columns(pl.col("T", "instant") + pl.col("_more").fill_null(0))
+        .filter(pl.col("T") > 0)
+    )
     mean, most, active, t, instant = (pl.col(c) for c in ("mean", "most", "active", "T", "instant"))
     mean_talp, most_talp = pl.col("mean_talp"), pl.col("most_talp")
     factors: list[tuple[str, str, pl.Expr]] = [

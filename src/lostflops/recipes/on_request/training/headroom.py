@@ -17,6 +17,7 @@ GROWS = 0.01
 
 CURVE = ((0, 400, 512), (10, 900, 1000), (20, 380, 1000), (30, 420, 1000), (40, 1000, 1200), (50, 400, 1200))
 NO_DEVICE = "the memory of the device is not known: --memory-gib gives it"
+NO_TOTALS = "the recording does not say how much is allocated in all, only what comes and goes"
 NO_GROWTH = "nothing grows and shrinks in a step: the peak is not the batch's"
 
 
@@ -28,9 +29,9 @@ NO_GROWTH = "nothing grows and shrinks in a step: the peak is not the batch's"
         "rank": Id("rank"),
         "device": Id("GPU"),
         "memory": Bytes("memory of the device; null when unknown"),
-        "stays": Bytes("least that is allocated inside steps: weights, optimizer states, what always stays"),
-        "grows": Bytes("most that is allocated inside steps beyond that: activations, gradients, temporaries"),
-        "unused": Bytes("what the allocator holds of the device beyond both at its most; null when not recorded"),
+        "stays": Bytes("least that is allocated in steps: weights, optimizer states; null when not recorded"),
+        "grows": Bytes("most that is allocated in steps beyond that: activations, gradients, temporaries"),
+        "unused": Bytes("most that the allocator holds, less both; null when not recorded"),
         "free": Bytes("the rest of the device: the context, other libraries, and what is free"),
         "peak_share": Ratio("(stays + grows) / memory"),
         "reserved_share": Ratio("(stays + grows + unused) / memory: what the allocator holds"),
@@ -75,6 +76,20 @@ NO_GROWTH = "nothing grows and shrinks in a step: the peak is not the batch's"
                 | {"with_unused": None, "unknown": NO_GROWTH},
             ],
         ),
+        Example(
+            "a recording of 2021, with sizes of allocations and no totals",
+            given={
+                "allocations": [
+                    {"start": t, "end": t, "device": 6, "bytes": b}
+                    for t, b in ((1, 30), (2, 41), (3, -71), (4, 50))
+                ],
+                "ranks": [{"device": 6, "memory_bytes": 7000}],
+            },
+            expect=[
+                {"rank": 0, "device": 6, "memory": 7000, "stays": None, "grows": 71, "unused": None}
+                | {"free": None, "peak_share": None, "at_most": None, "unknown": NO_TOTALS}
+            ],
+        ),
     ],
 )  # fmt: skip
 def batch_headroom(
@@ -100,14 +115,14 @@ def batch_headroom(
     1.2 `selective-checkpointing` and `PYTORCH_ALLOC_CONF=expandable_segments:True`; `memory-peak-owners` for
     what fills the memory; `lostflops plan` for other models and cards.
     """
-    known = allocations.filter(pl.col("allocated").is_not_null() & pl.col("device").is_not_null())
+    known = _with_levels(allocations)
     level = pl.col("stays") + pl.col("grows")
     told = (
         _inside_steps(known, counted_steps)
         .group_by("rank", "device")
         .agg(
-            stays=pl.col("allocated").min(),
-            grows=pl.col("allocated").max() - pl.col("allocated").min(),
+            stays=pl.when(pl.col("allocated").null_count() == 0).then(pl.col("allocated").min()),
+            grows=pl.col("_level").max() - pl.col("_level").min(),
             _reserved=pl.col("reserved").max(),
         )
         .join(
@@ -125,6 +140,8 @@ def batch_headroom(
             unused=pl.when(pl.col("_reserved").is_not_null()).then(held - level),
             unknown=pl.when(pl.col("memory").is_null() | (pl.col("memory") <= 0))
             .then(pl.lit(NO_DEVICE))
+            .when(pl.col("stays").is_null())
+            .then(pl.lit(NO_TOTALS))
             .when(nothing_grows)
             .then(pl.lit(NO_GROWTH)),
         )
@@ -136,7 +153,7 @@ def batch_headroom(
             at_most=pl.when(pl.col("unknown").is_null()).then(
                 (pl.col("memory") - pl.col("stays")) / pl.col("grows")
             ),
-            with_unused=pl.when(pl.col("unknown").is_null() & (held > 0) & pl.col("unused").is_not_null()).then(
+            with_unused=pl.when(pl.col("unknown").is_null() & (pl.col("unused") >= 0)).then(
                 (pl.col("memory") * (level / held) - pl.col("stays")) / pl.col("grows")
             ),
         )
@@ -145,12 +162,22 @@ def batch_headroom(
     )  # fmt: skip
 
 
+def _with_levels(allocations: pl.LazyFrame) -> pl.LazyFrame:
+    """The events of GPUs with `_level`: what is allocated after each, from some level on."""
+    place = ["rank", "device"]
+    events = allocations.filter(pl.col("device").is_not_null()).sort(*place, "start", "bytes")
+    untold = pl.col("allocated").is_null().any().over(place)
+    return events.with_columns(
+        _level=pl.when(untold).then(pl.col("bytes").cum_sum().over(place)).otherwise("allocated")
+    )
+
+
 def _inside_steps(rows: pl.LazyFrame, steps: pl.LazyFrame | None) -> pl.LazyFrame:
     """The events inside steps that count, of a rank that has any there; else all of its events."""
     if steps is None:
         return rows
     windows = intervals.union(steps, ["rank"]).with_columns(_until="end").drop("end").collect()
-    events = rows.sort("start", "allocated").collect()
+    events = rows.sort("start").collect()
     within = events.join_asof(
         windows.sort("start"),
         on="start",
