@@ -32,8 +32,7 @@ A2A = {"kind": "all-to-all", "group": "3 [0, 1]", "group_size": 2}
         "exchanges": Count("dispatches of tokens in steps that count, each with its combine"),
         "received": Bytes("tokens that come for this rank's experts, per step; null when unknown"),
         "of_mean": Ratio("received / mean of the group's ranks: 1 is balanced; null for one rank alone"),
-        "expert_time": Time("compute per step between dispatches and their combines, which is this rank's experts; null where "
-            "dispatches overlap"),
+        "expert_time": Time("compute per step from dispatches to their combines; null where dispatches overlap"),
         "time_of_mean": Ratio("expert_time / mean of the group's ranks; null for one rank alone"),
         "grouped": Time("kernels per step whose names say that they are products of several experts"),
         "waits": Time("in those exchanges, waiting for other ranks per step; null when unknown"),
@@ -216,4 +215,4 @@ def _paired(rows: pl.DataFrame) -> pl.DataFrame:
     place = pl.int_range(pl.len()).over(*LANE, "_run", "_may")
     pairs = pl.col("_may") & (place % 2 == 0)
     alone = (pl.col("kind") == "dispatch") & ~pairs
-    return marked.with_columns(pl.when(pairs).then("next_start", "next_wait")).filter(pairs | alone)
+    return marked.with_columns(pl.when(pairs).then(pl.col("next_start", "next_wait"))).filter(pairs | alone)
