@@ -1,0 +1,1 @@
+"""Training's own questions: steps, loading, memory for the batch, recomputation, compilation, experts."""
