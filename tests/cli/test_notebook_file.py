@@ -19,9 +19,9 @@ from lostflops.cli import main
 from lostflops.finding import Finding
 from lostflops.recipe import Bars, HeatMap, Points
 from lostflops.recipes import recipes
-from lostflops.report.chart import AMOUNT, COLUMN, MIME, MOST_BARS, MOST_CELLS, chart
-from lostflops.report.notebook_file import Code, Words, executed
-from lostflops.report.shown import shown_finding
+from lostflops.report.in_notebook.chart import AMOUNT, COLUMN, MIME, MOST_BARS, MOST_CELLS, chart
+from lostflops.report.in_notebook.file import Code, Prose, executed
+from lostflops.report.in_notebook.shown import shown_finding
 from lostflops.session import Answer
 
 ROOT = Path(__file__).parents[2]
@@ -120,7 +120,7 @@ def test_what_cannot_be_answered_leaves_an_older_notebook(
 
 
 def test_cells_are_run_in_order_and_their_errors_are_raised(tmp_path: Path) -> None:
-    notebook = [Code("x = 5"), Words("# text"), Code("print('said')\nx + 1"), Code("x;\nNone")]
+    notebook = [Code("x = 5"), Prose("# text"), Code("print('said')\nx + 1"), Code("x;\nNone")]
     made = json.loads(executed(notebook, tmp_path))["cells"]
     assert [cell.get("outputs") for cell in made] == [
         [],

@@ -18,8 +18,9 @@ pytest.importorskip("duckdb")
 
 import lostflops
 from lostflops.cli import main
-from lostflops.sql import query as asked
-from lostflops.sql.query import query
+from lostflops.report.in_notebook.opened import OpenedRun
+from lostflops.report.sql import query as asked
+from lostflops.report.sql.query import query
 from lostflops.store import trace as stored
 from lostflops.store.trace import Trace
 from lostflops.tables import TABLES
@@ -36,7 +37,7 @@ def _own_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def run(_own_store: None) -> lostflops.opened.OpenedRun:
+def run(_own_store: None) -> OpenedRun:
     return lostflops.open(DDP)
 
 
@@ -82,7 +83,9 @@ def test_times_are_those_of_aligned_clocks(run: Trace) -> None:
     same_tables(moved)
 
 
-def test_sums_and_names_are_plain_integers_and_text(run: lostflops.opened.OpenedRun) -> None:
+def test_sums_and_names_are_plain_integers_and_text(
+    run: OpenedRun,
+) -> None:
     table = run.sql("select family, sum(duration) as total, 0.5 as half from kernels group by all")
     assert table.schema == {"family": pl.String, "total": pl.Int64, "half": pl.Float64}
     kernels = run.table("kernels")

@@ -120,7 +120,7 @@ def write(said, table, file):
 gives = "also write the verdict to F"
 is_printable = False
 
-def content(page):
+def content(page, given):
     return f"The verdict: {page.verdict}\\n".encode()
 ''',
 }  # fmt: skip

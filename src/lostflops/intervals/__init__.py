@@ -11,7 +11,7 @@ Frames have int64 columns `start` and `end`; intervals with `end <= start` hold 
 
 from __future__ import annotations
 
-from lostflops.intervals.nesting import Forest, innermost, innermost_at, nest, self_pieces
+from lostflops.intervals.nesting import Forest, innermost, innermost_at, less_children, nest, self_pieces
 from lostflops.intervals.order import Int, group_ids
 from lostflops.intervals.sets import coverage, cut, inside, overlay, paint, union
 
@@ -24,6 +24,7 @@ __all__ = [
     "innermost",
     "innermost_at",
     "inside",
+    "less_children",
     "nest",
     "overlay",
     "paint",

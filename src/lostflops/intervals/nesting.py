@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +12,8 @@ import polars as pl
 
 from lostflops.intervals.order import Int
 
+SHORT = 2**15  # above all integers of 16 bits
+MANY_GROUPS = 1000  # above which they are ranked together, not one after the other
 NEAR = 32  # rows to look back at one by one, before a whole tree is worth its making
 
 
@@ -100,10 +103,8 @@ def _parents(start: Int, end: Int, group: Int) -> tuple[Int, Int]:
     position = np.arange(n, dtype=np.int64)
     if n == 0:
         return position, position
-    # Depth = begun before me in my group, less ended by the time I begin. Ends are ranked within the group.
-    closes = np.lexsort((end, group))
-    ended = _count_at_most(end[closes], group[closes], start, group)
-    depth = position - ended
+    # Depth = begun before me in my group, less ended by the time I begin.
+    depth = position - _ended(start, end, group)
     # An interval of no length ends as it begins, and has then been counted as ended before itself.
     zero = (end == start).astype(np.int64)
     if zero.any():
@@ -115,7 +116,8 @@ def _parents(start: Int, end: Int, group: Int) -> tuple[Int, Int]:
     # The parent is the nearest earlier interval that is one level up. It is of my group, which begins at
     # depth 0 and goes down one level at a time.
     parent = np.full(n, -1, dtype=np.int64)
-    rows = np.lexsort((position, depth))
+    # Sorting short integers is counting them.
+    rows = np.argsort(depth.astype(np.int16) if depth.max() < SHORT else depth, kind="stable")
     levels = depth[rows]
     deep = int(levels[-1])
     bounds = np.searchsorted(levels, np.arange(deep + 2))
@@ -124,6 +126,19 @@ def _parents(start: Int, end: Int, group: Int) -> tuple[Int, Int]:
         above = rows[bounds[level - 1] : bounds[level]]
         parent[mine] = above[np.searchsorted(above, mine) - 1]
     return parent, depth
+
+
+def _ended(start: Int, end: Int, group: Int) -> Int:
+    """For each row, how many of earlier groups, and of its own those that end by its start."""
+    bounds = np.r_[0, np.flatnonzero(np.diff(group)) + 1, len(group)]
+    if len(bounds) > MANY_GROUPS:
+        closes = np.lexsort((end, group))
+        return _count_at_most(end[closes], group[closes], start, group)
+    ended = np.empty(len(start), dtype=np.int64)
+    for first, last in pairwise(bounds.tolist()):
+        ends = np.sort(end[first:last], kind="stable")
+        ended[first:last] = first + np.searchsorted(ends, start[first:last], side="right")
+    return ended
 
 
 def _count_at_most(values: Int, value_group: Int, query: Int, query_group: Int) -> Int:
@@ -209,6 +224,14 @@ def _covering(start: Int, end: Int, first: Int, at: Int, group: Int) -> npt.NDAr
         ours = np.sort(at[group == value])
         covering[mine] = np.searchsorted(ours, start[mine]) < np.searchsorted(ours, end[mine])
     return covering
+
+
+def less_children(forest: Forest, amount: Int) -> Int:
+    """What of each interval's amount, such as its length, is not its children's; by sorted position."""
+    child = forest.parent >= 0
+    inner = np.zeros_like(amount)
+    np.add.at(inner, forest.parent[child], amount[child])
+    return amount - inner
 
 
 def self_pieces(forest: Forest) -> tuple[Int, Int, Int]:

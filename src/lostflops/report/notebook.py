@@ -11,7 +11,7 @@ from rich.console import Console
 from . import terminal
 from .first_page.page import Page
 from .html import html
-from .shown import shown_finding
+from .in_notebook.shown import shown_finding
 from .words.safe import one_line
 
 HEIGHT = 640  # pixels

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from lostflops.finding import Finding
     from lostflops.recipe import Recipe
     from lostflops.report.first_page.page import Page
-    from lostflops.report.notebook_file import Code, Words
+    from lostflops.report.in_notebook.file import Code, Prose
 
 ENDING = ".ipynb"
 GIVES = "also write an executed notebook to F, to go on from"
@@ -45,37 +45,37 @@ def check(given: Namespace) -> None:
 
 def of_recipe(given: Namespace, recipe: Recipe, options: Mapping[str, Any]) -> bytes:
     """The notebook of one recipe's answer: the run, the table, the plot, and the frame to go on from."""
-    from lostflops.report.notebook_file import Code, Words, executed
+    from lostflops.report.in_notebook.file import Code, Prose, executed
 
     lead = " ".join(recipe.doc.partition("\n\n")[0].split())
     cells = [
-        Words(f"# {recipe.question}\n\n{lead}"),
+        Prose(f"# {recipe.question}\n\n{lead}"),
         Code(_opening(given)),
         Code(f"answer = {_asked(recipe.name, options)}\nanswer"),
         *([] if recipe.plot is None else [Code("answer.chart")]),
-        Words(
+        Prose(
             "The same as a Polars frame: times are whole nanoseconds. `answer.chart` is a Vega-Lite dict, "
             "`altair.Chart.from_dict(answer.chart)` makes an Altair chart of it."
         ),
         Code("answer.table"),
-        Words(_more(recipe)),
+        Prose(_more(recipe)),
     ]
     return executed(cells, _folder(given))
 
 
 def of_page(given: Namespace, page: Page) -> bytes:
     """The notebook of the first page: the page, and each finding with the table and the plot behind it."""
-    from lostflops.report.notebook_file import Code, Words, executed
+    from lostflops.report.in_notebook.file import Code, Prose, executed
 
     cells = [
-        Words("# Where each step's time goes, and what to change"),
+        Prose("# Where each step's time goes, and what to change"),
         Code(_opening(given)),
         Code("page = run.why()\npage"),
-        *([Words("## Findings, costliest first")] if page.findings else []),
+        *([Prose("## Findings, costliest first")] if page.findings else []),
         *_findings(
             page.findings[:MOST_FINDINGS], {answer.recipe.name: answer.recipe for answer in page.answers}
         ),
-        Words(
+        Prose(
             "`run.recipe(NAME)` asks any question that `lostflops recipes` lists, and "
             '`run.sql("select ...")` the tables that `lostflops schema` prints.'
         ),
@@ -83,8 +83,8 @@ def of_page(given: Namespace, page: Page) -> bytes:
     return executed(cells, _folder(given))
 
 
-def _findings(found: Sequence[Finding], known: Mapping[str, Recipe]) -> Iterator[Words | Code]:
-    from lostflops.report.notebook_file import Code
+def _findings(found: Sequence[Finding], known: Mapping[str, Recipe]) -> Iterator[Prose | Code]:
+    from lostflops.report.in_notebook.file import Code
 
     seen: set[str] = set()
     for number, finding in enumerate(found):

@@ -127,10 +127,6 @@ def outside_children(nested: pl.DataFrame) -> pl.Series:
     """The time of each range outside the ranges nested directly in it."""
     threads = intervals.group_ids(nested, ["rank", "thread"])
     forest = intervals.nest(nested["start"].to_numpy(), nested["end"].to_numpy(), threads)
-    own = forest.end - forest.start
-    child = forest.parent >= 0
-    inner = np.zeros_like(own)
-    np.add.at(inner, forest.parent[child], own[child])
-    outside = np.empty_like(own)
-    outside[forest.order] = own - inner
+    outside = np.empty_like(forest.end)
+    outside[forest.order] = intervals.less_children(forest, forest.end - forest.start)
     return pl.Series(outside)

@@ -18,7 +18,7 @@ from lostflops.cli.arguments.recipe_names import recipe_names
 from lostflops.errors import BadOption, shown, suggestion
 
 if TYPE_CHECKING:
-    from lostflops.report.schema import Known
+    from lostflops.report.sql.schema import Known
     from lostflops.store.trace import Trace
 
 
@@ -32,7 +32,7 @@ def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
 
 def run(given: Namespace) -> None:
     path, name = _split(given.path, given.table)
-    from lostflops.report import schema
+    from lostflops.report.sql import schema
 
     if name is not None and _known(name) is None:
         raise BadOption(
@@ -77,6 +77,6 @@ def _close(name: str) -> str:
 
 
 def _known(name: str) -> Known | None:
-    from lostflops.report import schema
+    from lostflops.report.sql import schema
 
     return schema.named(name)

@@ -44,7 +44,7 @@ def run(given: Namespace) -> None:
         trace = traces.opened(given, tell)
         if tell:
             tell("query", 1.0)
-        from lostflops.sql.query import query
+        from lostflops.report.sql.query import query
 
         table = query(trace, text)
     formats.put(form, None, table, given.output, given.paths)

@@ -7,7 +7,6 @@ import polars as pl
 from lostflops import intervals
 from lostflops.columns import Count, Id, Name, Ratio, Time, Typical
 from lostflops.recipe import Bars, Example, recipe
-from lostflops.recipes.host.ranges import outside_children
 from lostflops.recipes.steps.totals import per_step
 from lostflops.tables import Frames
 
@@ -61,30 +60,28 @@ def python_hotspots(frames: Frames, counted_steps: pl.LazyFrame, step_totals: pl
     """
     kinds = ["rank", "thread", "name"]
     rows = frames.select(*kinds, "start", "end").collect()
-    own = rows.with_columns(self_time=outside_children(rows))
     threads = intervals.group_ids(rows, ["rank", "thread"])
     forest = intervals.nest(rows["start"].to_numpy(), rows["end"].to_numpy(), threads)
-    position, start, end = intervals.self_pieces(forest)
-    pieces = rows.select(kinds)[forest.order[position]].with_columns(
-        start=pl.Series(start, dtype=pl.Int64), end=pl.Series(end, dtype=pl.Int64)
+    nested = rows.with_columns(_whole=pl.col("end") - pl.col("start"))[forest.order].with_columns(
+        end=pl.Series(forest.end, dtype=pl.Int64)
     )
-    in_steps = (
-        intervals.inside(pieces.lazy(), intervals.union(counted_steps, ["rank"]), {"_in_steps": pl.lit(True)})
-        .group_by(kinds)
-        .agg(pl.col("_in_steps").sum())
-    )
-    length = pl.col("end") - pl.col("start")
+    steps = intervals.union(counted_steps, ["rank"])
+    # Children lie side by side in their parent: its own part of any amount is the whole less theirs.
+    own = intervals.inside(nested.lazy(), steps, {"_in_steps": pl.lit(True)}).collect()
+    own = own.with_columns(self_time=pl.col("end") - pl.col("start"))
+    less = [
+        pl.Series(c, intervals.less_children(forest, own[c].to_numpy())) for c in ("_in_steps", "self_time")
+    ]
     summed = (
-        own.lazy()
+        own.with_columns(less)
+        .lazy()
         .group_by(kinds)
         .agg(
+            pl.col("_in_steps", "self_time").sum(),
             calls=pl.len().cast(pl.Int64),
-            time=length.sum(),
-            self_time=pl.col("self_time").sum(),
-            mean=length.mean().round().cast(pl.Int64),
+            time=pl.col("_whole").sum(),
+            mean=pl.col("_whole").mean().round().cast(pl.Int64),
         )
-        .join(in_steps, on=kinds, how="left", nulls_equal=True)
-        .with_columns(pl.col("_in_steps").fill_null(0))
     )
     return (
         per_step(summed, step_totals, "_in_steps")

@@ -15,9 +15,9 @@ from lostflops.columns import Type
 from lostflops.recipe import Bars, HeatMap, Points
 from lostflops.session import Answer
 
-from .first_page.answer import summed
-from .words.cells import LONGEST_TEXT, UNKNOWN, Cells, cells
-from .words.safe import one_line
+from ..first_page.answer import summed
+from ..words.cells import LONGEST_TEXT, UNKNOWN, Cells, cells
+from ..words.safe import one_line
 
 MIME = "application/vnd.vegalite.v5+json"
 SCHEMA = "https://vega.github.io/schema/vega-lite/v5.json"

@@ -22,7 +22,7 @@ FORMAT, MINOR = 4, 5
 
 
 @dataclass(frozen=True)
-class Words:
+class Prose:
     """A cell of Markdown."""
 
     text: str
@@ -35,7 +35,7 @@ class Code:
     text: str
 
 
-def executed(cells: Sequence[Words | Code], folder: Path) -> bytes:
+def executed(cells: Sequence[Prose | Code], folder: Path) -> bytes:
     """The notebook as it is after all cells were run in `folder`. What a cell raises is raised."""
     namespace: dict[str, Any] = {"__name__": "__main__"}
     made: list[dict[str, Any]] = []
@@ -43,7 +43,7 @@ def executed(cells: Sequence[Words | Code], folder: Path) -> bytes:
     with chdir(folder):
         for number, cell in enumerate(cells, 1):
             one: dict[str, Any] = {"id": f"cell-{number}", "metadata": {}, "source": cell.text}
-            if isinstance(cell, Words):
+            if isinstance(cell, Prose):
                 made.append({"cell_type": "markdown", **one})
                 continue
             count += 1

@@ -16,12 +16,12 @@ from lostflops.recipe import Bars
 from lostflops.session import Answer
 from lostflops.store.trace import Trace
 
-from . import schema
-from . import table as terminal
+from .. import table as terminal
+from ..markup import Markup, coded, join, tag
+from ..sql import schema
+from ..words.cells import cells
+from ..words.safe import one_line
 from .chart import MIME, Chart, chart
-from .markup import Markup, coded, join, tag
-from .words.cells import cells
-from .words.safe import one_line
 
 MOST_ROWS = 50
 WIDEST_CELL = 72  # characters of a name

@@ -6,8 +6,8 @@ from typing import Any
 
 import polars as pl
 
+from lostflops.report.in_notebook.shown import ShownAnswer
 from lostflops.report.notebook import ShownPage
-from lostflops.report.shown import ShownAnswer
 from lostflops.store.trace import Trace
 
 
@@ -42,7 +42,7 @@ class OpenedRun(Trace):
         something that the recipe needs.
         """
         from lostflops.errors import CannotAnswer
-        from lostflops.report.shown import shown_answer
+        from lostflops.report.in_notebook.shown import shown_answer
         from lostflops.session import Session, Skipped
 
         with self.reading():
@@ -59,16 +59,16 @@ class OpenedRun(Trace):
 
         Raises BadQuery for what cannot be answered, and MissingExtra without DuckDB.
         """
-        from lostflops.sql.query import query as asked
+        from lostflops.report.sql.query import query as asked
 
         return asked(self, query)
 
     def __repr__(self) -> str:
-        from lostflops.report.shown import overview
+        from lostflops.report.in_notebook.shown import overview
 
         return overview(self)[0]
 
     def _repr_html_(self) -> str:
-        from lostflops.report.shown import overview
+        from lostflops.report.in_notebook.shown import overview
 
         return overview(self)[1]

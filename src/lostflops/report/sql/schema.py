@@ -18,7 +18,7 @@ from lostflops.recipes import recipes
 from lostflops.store.trace import Trace
 from lostflops.tables import TABLES, Table
 
-from .words.safe import as_command, one_line
+from ..words.safe import as_command, one_line
 
 Known: TypeAlias = Table | Recipe
 SCHEMA = 1
