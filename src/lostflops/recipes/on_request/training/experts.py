@@ -32,7 +32,7 @@ A2A = {"kind": "all-to-all", "group": "3 [0, 1]", "group_size": 2}
         "exchanges": Count("dispatches of tokens in steps that count, each with its combine"),
         "received": Bytes("tokens that come for this rank's experts, per step; null when unknown"),
         "of_mean": Ratio("received / mean of the group's ranks: 1 is balanced; null for one rank alone"),
-        "expert_time": Time("compute per step from dispatches to their combines; null where dispatches overlap"),
+        "expert_time": Time("compute per step from dispatches to combines; null where dispatches overlap"),
         "time_of_mean": Ratio("expert_time / mean of the group's ranks; null for one rank alone"),
         "grouped": Time("kernels per step whose names say that they are products of several experts"),
         "waits": Time("in those exchanges, waiting for other ranks per step; null when unknown"),
