@@ -12,6 +12,7 @@ import anyio.to_thread
 import msgspec
 import numpy as np
 import polars as pl
+from polars.exceptions import PolarsError
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -29,7 +30,7 @@ from .. import details, overview, statistics, steps, tiles
 from ..timeline import RunTimeline
 from . import asked
 from .guard import Guard, Keys, wants_compression
-from .refusal import Refusal, answered, bad_request, unreadable
+from .refusal import Refusal, answered, bad_request, told
 from .runs import ServedRun, ServedRuns
 
 THREADS = 4  # that compute at once, each with at most some hundred MB
@@ -87,7 +88,14 @@ def application(runs: ServedRuns, keys: Keys, names: frozenset[str], any_address
     }
     app = Starlette(
         routes=[Route(path, endpoint) for path, endpoint in routes.items()],
-        exception_handlers={Refusal: _refused, LostflopsError: _failed, HTTPException: _unknown},
+        exception_handlers={
+            Refusal: _refused,
+            LostflopsError: _failed,
+            PolarsError: _failed,
+            OSError: _failed,
+            HTTPException: _unknown,
+            Exception: _failed,
+        },
         lifespan=_few_threads,
     )
     return Guard(_Compressed(app), keys, names, any_address)
@@ -117,8 +125,7 @@ def _refused(request: Request, error: Exception) -> Response:
 
 
 def _failed(request: Request, error: Exception) -> Response:
-    assert isinstance(error, LostflopsError)
-    return answered(unreadable(error))
+    return answered(told(error))
 
 
 def _unknown(request: Request, error: Exception) -> Response:
@@ -224,7 +231,12 @@ class _Server:
         found = details.at_time(timeline, lane, time)
         if found is None:
             raise asked.nothing("Nothing runs there.")
-        return _json(details.details(timeline, found))
+        return self._of_one(request, timeline, details.details(timeline, found))
+
+    def _of_one(self, request: Request, timeline: RunTimeline, content: Any) -> Response:
+        """An answer that was read from the run's tables, unless those became another run's meanwhile."""
+        self._run(request).current(timeline.hash)
+        return _json(content)
 
     def _event(self, request: Request) -> tuple[RunTimeline, details.DrawnEvent]:
         timeline = self._timeline(request)
@@ -234,7 +246,8 @@ class _Server:
         return timeline, found
 
     def event(self, request: Request) -> Response:
-        return _json(details.details(*self._event(request)))
+        timeline, found = self._event(request)
+        return self._of_one(request, timeline, details.details(timeline, found))
 
     def arrows(self, request: Request) -> Response:
         _, found = self._event(request)
@@ -302,6 +315,7 @@ class _Server:
         with timeline.trace.reading():
             total = int(frame.select(pl.len()).collect().item())
             rows = frame.head(limit).collect()
+        self._timeline(request)  # is kept for ever under this hash: not if the run changed meanwhile
         content = io.BytesIO()
         rows.write_ipc_stream(content, compat_level=pl.CompatLevel.oldest())
         headers = {**FOREVER, "X-Rows": f"{rows.height}/{total}"}
