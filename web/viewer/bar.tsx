@@ -1,6 +1,6 @@
 // Above the timeline: what run this is, how its rows are ordered, and the search. Below it: what is shown of it.
 
-import { useEffect, useRef } from "preact/hooks";
+import { useEffect, useLayoutEffect, useRef } from "preact/hooks";
 import { fixed } from "../shared/numbers";
 import { time } from "../shared/time";
 import { COMMANDS, helping, resize, searchBox } from "./commands";
@@ -159,7 +159,7 @@ export function Status({ known }: { known: Run }) {
 
 export function Help() {
   const box = useRef<HTMLDialogElement>(null);
-  useEffect(() => {
+  useLayoutEffect(() => {
     if (helping.value && !box.current?.open) box.current?.showModal();
   });
   if (!helping.value) return null;

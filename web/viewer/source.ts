@@ -135,7 +135,7 @@ export class Source {
   readonly counters: Shelf<CounterTile>;
   private readonly blocks: Block[] = [];
   private events_: { from: number; to: number; lanes: string; got: Events } | null = null;
-  private asking: { from: number; to: number; lanes: string; control: AbortController } | null = null;
+  private asking: { from: number; to: number; lanes: string; control: AbortController; failed?: boolean } | null = null;
 
   constructor(
     readonly run: Run,
@@ -144,6 +144,11 @@ export class Source {
   ) {
     this.tiles = new Shelf(tile, 400e6, 5, arrived, went);
     this.counters = new Shelf(counterTile, 50e6, 2, arrived, went);
+  }
+
+  // Whether nothing is on its way.
+  get idle(): boolean {
+    return this.tiles.idle && this.counters.idle && (!this.asking || !!this.asking.failed);
   }
 
   data(rest: string): string {
@@ -205,7 +210,7 @@ export class Source {
   private async ask(lanes: string, from: number, to: number, limit: number): Promise<void> {
     this.asking?.control.abort();
     const room = to - from;
-    const asking = {
+    const asking: NonNullable<typeof this.asking> = {
       lanes,
       from: Math.floor(from - room),
       to: Math.ceil(to + room),
@@ -217,11 +222,13 @@ export class Source {
     try {
       const got = events(await (await answer(url, asking.control.signal)).arrayBuffer());
       if (this.asking !== asking) return;
-      this.events_ = { ...asking, got };
+      this.events_ = { lanes, from: asking.from, to: asking.to, got };
       this.asking = null;
       this.arrived();
     } catch (error) {
-      if (!asking.control.signal.aborted) this.went(error);
+      if (asking.control.signal.aborted) return;
+      asking.failed = true;
+      this.went(error);
     }
   }
 }

@@ -184,12 +184,15 @@ function opening(known: Run): number[] {
 export function follow(): void {
   let last = location.hash.slice(1);
   let timer = 0;
+  const settled = (is: boolean) => (document.body.dataset.settled = String(is)); // whether the address says it all
   effect(() => {
     if (!run.value) return;
     const now = written();
     clearTimeout(timer);
+    settled(now === last);
+    if (now === last) return;
     timer = window.setTimeout(() => {
-      if (now === last) return;
+      settled(true);
       last = now;
       history.replaceState(history.state, "", `${location.pathname}${location.search}${now ? `#${now}` : ""}`);
     }, 200);

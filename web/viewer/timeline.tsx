@@ -62,6 +62,7 @@ function alive(known: Run, holder: HTMLElement, canvas: HTMLCanvasElement): () =
   let last: Scene | null = null;
   let waiting = 0;
   const redraw = () => {
+    canvas.dataset.complete = "false";
     waiting ||= requestAnimationFrame(draw);
   };
   const fetched = new Source(known, redraw, failed);
@@ -125,7 +126,7 @@ function alive(known: Run, holder: HTMLElement, canvas: HTMLCanvasElement): () =
     performance.clearMeasures("draw");
     performance.measure("draw", { start: began });
     canvas.dataset.drawn = String(Number(canvas.dataset.drawn ?? 0) + 1);
-    canvas.dataset.complete = String(!last.coarse && fetched.tiles.idle);
+    canvas.dataset.complete = String(!last.coarse && fetched.idle);
   }
 
   // Where the pointer is.

@@ -76,6 +76,7 @@ async function open(id: string, building: (at: Building["building"]) => void): P
     return { verdict: "The findings could not be computed.", findings: [] };
   });
   followFinding();
+  addEventListener("hashchange", followFinding);
 }
 
 function Trouble({ error }: { error: Error }) {
