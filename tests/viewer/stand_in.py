@@ -330,7 +330,9 @@ class StandIn:
             case ["api", "runs"]:
                 line = {"id": ID, "title": self.title, "ranks": self.ranks, "steps": NUM_STEPS}
                 line |= {"duration_ns": LENGTH, "num_events": 7, "error": None}
-                return _json({"version": "0", "runs": [line, line | {"title": "worse", "error": "is damaged"}]})
+                return _json(
+                    {"version": "0", "runs": [line, line | {"title": "worse", "error": "is damaged"}]}
+                )
             case [""]:
                 page = (PAGE % ID).replace('data-page="run"', 'data-page="index"')
                 return 200, "text/html; charset=utf-8", page.encode()

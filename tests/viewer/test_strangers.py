@@ -193,7 +193,8 @@ def test_the_list_of_runs_says_which_one_is_gone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "error", [PermissionError(13, "Permission denied"), CannotServe("This run is empty."), ValueError("of ours")]
+    "error",
+    [PermissionError(13, "Permission denied"), CannotServe("This run is empty."), ValueError("of ours")],
 )
 def test_a_run_that_fails_to_open_says_why_and_the_server_goes_on(tmp_path: Path, error: Exception) -> None:
     def fails(paths: Any, tell: Any) -> Trace:
