@@ -36,7 +36,7 @@ def browser() -> Iterator[Any]:
 
 
 class Served:
-    """A stand-in that answers, and pages of it. One page is opened for all tests that need no page of their own."""
+    """A stand-in that answers, and pages of it: one for all tests that need no page of their own."""
 
     def __init__(self, browser: Any, run: StandIn) -> None:
         self.browser, self.run, self.said = browser, run, list[str]()

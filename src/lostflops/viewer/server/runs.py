@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lostflops import run_folder
-from lostflops.errors import LostflopsError, shown
+from lostflops.errors import shown
 from lostflops.session import Session
 from lostflops.store.trace import Trace
 from lostflops.version import __version__
