@@ -5,19 +5,17 @@ from __future__ import annotations
 import shutil
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import uvicorn
 
 from lostflops.errors import CannotServe
 from lostflops.store.trace import Trace
 from lostflops.viewer.server import app, runs
 from lostflops.viewer.server.guard import Keys
-from viewed import browsing, stored
+from viewed import at_work, browsing, stored
 
 KEYS = Keys(8000)
 TITLE = "llama-of-mine"
@@ -32,20 +30,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def port(folder: Path) -> Iterator[int]:
-    """A server at work, as `lostflops view` starts it."""
-    found = runs.found([str(folder)], lambda paths, tell: Trace.open(Path(paths[0])))
-    guarded = app.application(found, KEYS, frozenset({"127.0.0.1"}), False)
-    config = uvicorn.Config(guarded, log_level="critical", ws="none", server_header=False, lifespan="on")
-    server = uvicorn.Server(config)
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
-        thread.start()
-        while not server.started:
-            time.sleep(0.01)
-        yield int(listening.getsockname()[1])
-        server.should_exit = True
-        thread.join()
+    with at_work(KEYS, folder) as number:
+        yield number
 
 
 def said(port: int, *lines: str, session: bool = True) -> tuple[int, str]:

@@ -3,12 +3,13 @@
 import { useEffect, useLayoutEffect, useRef } from "preact/hooks";
 import { fixed } from "../shared/numbers";
 import { time } from "../shared/time";
+import { beside, others, waiting } from "./beside";
 import { COMMANDS, helping, resize, searchBox } from "./commands";
 import { hit, hits, step } from "./evidence";
 import { chooseTheme, classOf, theme } from "./palette";
-import type { Run } from "./protocol";
+import type { Category, Run } from "./protocol";
 import { rankHeight } from "./rows";
-import { drawer, grouping, query, said, sorting, tab, trouble, view, whole } from "./state";
+import { compared, drawer, grouping, query, said, sorting, tab, trouble, view, whole } from "./state";
 import { shownOf } from "./timeline";
 
 export function Bar({ known, several }: { known: Run; several: boolean }) {
@@ -38,6 +39,19 @@ export function Bar({ known, several }: { known: Run; several: boolean }) {
             <option value="">by rank</option>
             {known.sortings.map(({ key, title }) => (
               <option key={key} value={key}>
+                {title}
+              </option>
+            ))}
+          </select>
+        </label>
+      )}
+      {others.value.length > 0 && (
+        <label>
+          <span>beside</span>
+          <select value={compared.value} onChange={(event) => (compared.value = event.currentTarget.value)}>
+            <option value="">no other run</option>
+            {others.value.map(({ id, title, error }) => (
+              <option key={id} value={id} disabled={!!error}>
                 {title}
               </option>
             ))}
@@ -107,18 +121,24 @@ function Search() {
 
 // What the colours of the ranks' rows mean; those of other rows stand under "Run".
 export function Legend({ known }: { known: Run }) {
-  const ranks = known.ranks.rank.length;
-  const sums = new Map<number, number>();
-  for (let lane = 0; lane < ranks; lane++) {
-    known.lanes.categories[lane]?.forEach((category, i) => sums.set(category, (sums.get(category) ?? 0) + (known.lanes.totals_ns[lane]?.[i] ?? 0)));
+  const sums = new Map<string, { category: Category; ns: number }>();
+  for (const { ranks, lanes, categories } of [known, ...(beside.value ? [beside.value.run] : [])]) {
+    for (let lane = 0; lane < ranks.rank.length; lane++) {
+      lanes.categories[lane]?.forEach((number, i) => {
+        const category = categories[number]!;
+        const found = sums.get(category.key) ?? { category, ns: 0 };
+        found.ns += lanes.totals_ns[lane]?.[i] ?? 0;
+        sums.set(category.key, found);
+      });
+    }
   }
   return (
     <ul class="legend keys" aria-label="Colours of a rank's time">
-      {[...sums].sort(([, a], [, b]) => b - a).map(([category]) => (
-        <li key={category} title={known.categories[category]?.meaning}>
-          <i class={`key ${known.categories[category] ? classOf(known.categories[category]) : ""}`} />
-          {known.categories[category]?.key.startsWith("account:idle.") && "idle: "}
-          {known.categories[category]?.name}
+      {[...sums.values()].sort((a, b) => b.ns - a.ns).map(({ category }) => (
+        <li key={category.key} title={category.meaning}>
+          <i class={`key ${classOf(category)}`} />
+          {category.key.startsWith("account:idle.") && "idle: "}
+          {category.name}
         </li>
       ))}
     </ul>
@@ -141,6 +161,7 @@ export function Status({ known }: { known: Run }) {
         </span>
       )}
       {!asked && <span>shares of time, exact; zoom in or raise rows (+) for single events</span>}
+      {waiting.value && <span class="loading">{waiting.value}</span>}
       {coarse && <span class="loading">loading…</span>}
       <span id="status" class="said" role="status" aria-live="polite">
         {said.value}

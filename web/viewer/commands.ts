@@ -68,7 +68,7 @@ export function openRank(id: string): void {
 }
 
 export function pin(id: string): void {
-  if (!id || id[0] === "g") return;
+  if (!id || !/^[rtc]/.test(id)) return;
   pinned.value = pinned.value.includes(id) ? pinned.value.filter((one) => one !== id) : [...pinned.value, id];
   said.value = pinned.value.includes(id) ? "Pinned on top" : "No longer pinned";
 }

@@ -12,7 +12,7 @@ export interface Area extends Span {
   rows: string[]; // ids of rows; empty stands for all
 }
 
-export type Tab = "findings" | "range" | "event" | "search" | "about";
+export type Tab = "findings" | "compare" | "range" | "event" | "search" | "about";
 
 export const run = signal<Run | null>(null);
 export const view = signal<Span>({ from: 0, to: 1 });
@@ -130,7 +130,7 @@ export function written(): string {
   return made.toString().replaceAll("%2C", ",");
 }
 
-const TABS: Tab[] = ["findings", "range", "event", "search", "about"];
+const TABS: Tab[] = ["findings", "compare", "range", "event", "search", "about"];
 
 export function read(hash: string): void {
   const known = run.value;

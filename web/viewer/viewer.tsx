@@ -9,6 +9,7 @@ import { Tip } from "../shared/tip";
 import { Bar, Help, Legend, Status } from "./bar";
 import { onKey } from "./commands";
 import { failed, followFinding, watch } from "./evidence";
+import { watchBeside } from "./comparing";
 import { Finder } from "./finder";
 import { Minimap } from "./minimap";
 import { dress } from "./palette";
@@ -62,6 +63,7 @@ async function open(id: string, building: (at: Building["building"]) => void): P
   read(location.hash);
   follow();
   watch(id);
+  watchBeside(id);
   addEventListener("keydown", onKey);
   effect(() => {
     const by = sorting.value;
@@ -105,6 +107,7 @@ function Index() {
       <h1>
         {fixed(runs.length, 0)} run{runs.length === 1 ? "" : "s"}
       </h1>
+      {runs.length > 1 && <p class="quiet">Open one, then choose another under “beside”: it is drawn below the first, step by step.</p>}
       <table>
         <thead>
           <tr>

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lostflops import run_folder
-from lostflops.errors import shown
+from lostflops.errors import BadOption, shown
 from lostflops.session import Session
 from lostflops.store.trace import Trace
 from lostflops.version import __version__
@@ -197,6 +197,14 @@ def found(
     title = shown(first.resolve().name if first.is_dir() else "recording")
     run = ServedRun(title, "\0".join(str(path.absolute()) for path in named), lambda tell: open_(paths, tell))
     return ServedRuns([run])
+
+
+def beside(served: ServedRuns, against: ServedRuns) -> tuple[ServedRuns, str]:
+    """Two runs, and the address of the page that draws the second below the first. Raises BadOption."""
+    first, second = served.only, against.only
+    if first is None or second is None or first.id == second.id:
+        raise BadOption("`--against` draws one run below one other.", "name two different runs.")
+    return ServedRuns([first, second]), f"/run/{first.id}#with={second.id}"
 
 
 def _served(

@@ -5,7 +5,7 @@ user alone. PATH may be a folder of runs, or several runs: the page then lists t
 another. The first view of a run adds up its events and keeps the sums beside it.
 
   lostflops view runs/base
-  lostflops view runs/base runs/new                    two runs, to compare
+  lostflops view runs/base --against runs/new          two runs, one below the other, step by step
   lostflops view runs --no-browser --port 8123         on a login node, for `ssh -L 8123:localhost:8123`
 """
 
@@ -25,6 +25,12 @@ if TYPE_CHECKING:
 
 def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
     traces.add_paths(parser, newest=True)
+    parser.add_argument(
+        "--against",
+        metavar="RUN",
+        default="",
+        help="draw this run below PATH, moved so that a step of both begins at the same place",
+    )
     parser.add_argument("--no-browser", action="store_true", help="only print the address")
     parser.add_argument(
         "--port", metavar="N", type=int, default=0, help="listen there (default: a free port)"
@@ -44,7 +50,7 @@ def run(given: Namespace) -> None:
             f"There is no port {given.port}.", "choose one from 1024 to 65535, or leave --port out."
         )
     paths = given.paths or [traces.newest_run(Path())]
-    for path in paths:
+    for path in [*paths, *([given.against] if given.against else [])]:
         if not path or (not Path(path).expanduser().exists() and not set("*?[") & set(path)):
             raise NothingThere(path)
     try:
@@ -58,8 +64,12 @@ def run(given: Namespace) -> None:
         return traces.opened(Namespace(**{**vars(given), "paths": list(some)}), tell)
 
     served = runs.found(paths, opened)
+    begins = "/"
+    if given.against:
+        served, begins = runs.beside(served, runs.found([given.against], opened))
     serving.serve(
         served,
+        begins=begins,
         host=given.host,
         port=given.port,
         browser=not given.no_browser,
