@@ -5,11 +5,12 @@ import { fixed } from "../shared/numbers";
 import { time } from "../shared/time";
 import { beside, others, waiting } from "./beside";
 import { COMMANDS, helping, resize, searchBox } from "./commands";
+import { adding, byRank, critical, toggle } from "./critical";
 import { hit, hits, step } from "./evidence";
 import { chooseTheme, classOf, theme } from "./palette";
 import type { Category, Run } from "./protocol";
 import { rankHeight } from "./rows";
-import { compared, drawer, grouping, query, said, sorting, tab, trouble, view, whole } from "./state";
+import { compared, drawer, grouping, pathShown, query, said, sorting, tab, trouble, view, whole } from "./state";
 import { shownOf } from "./timeline";
 
 export function Bar({ known, several }: { known: Run; several: boolean }) {
@@ -67,6 +68,9 @@ export function Bar({ known, several }: { known: Run; several: boolean }) {
         </button>
       </div>
       <Search />
+      <button type="button" class="icon" aria-pressed={pathShown.value} onClick={toggle} title="Show or hide the critical path: what the end of the last step waited for (C)">
+        Path
+      </button>
       <button type="button" class="icon" onClick={() => chooseTheme(theme.value === "system" ? "dark" : theme.value === "dark" ? "light" : "system")} title="Dark, light, or as the system has it">
         {{ system: "Theme: auto", dark: "Theme: dark", light: "Theme: light" }[theme.value]}
       </button>
@@ -161,6 +165,7 @@ export function Status({ known }: { known: Run }) {
         </span>
       )}
       {!asked && <span>shares of time, exact; zoom in or raise rows (+) for single events</span>}
+      {pathShown.value && <OfPath />}
       {waiting.value && <span class="loading">{waiting.value}</span>}
       {coarse && <span class="loading">loading…</span>}
       <span id="status" class="said" role="status" aria-live="polite">
@@ -175,6 +180,20 @@ export function Status({ known }: { known: Run }) {
         </span>
       )}
     </footer>
+  );
+}
+
+function OfPath() {
+  const found = critical.value;
+  if (adding.value) return <span class="loading">replaying the run for its critical path…</span>;
+  if (!found) return null;
+  if (found.why_not) return <span class="cut">{found.why_not}</span>;
+  const [first] = byRank();
+  return (
+    <span title={found.doubts.join("; ") || undefined}>
+      critical path in view: {first ? `${(100 * first.share).toFixed(0)} % on rank ${first.rank}` : "none"}
+      {found.shown < found.total && `; ${fixed(found.shown, 0)} of ${fixed(found.total, 0)} stretches drawn`}
+    </span>
   );
 }
 

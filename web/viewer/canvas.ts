@@ -46,6 +46,7 @@ export interface Frame {
   steps: Steps[]; // of each layer, in the first one's times
   selection: { from: number; to: number; rows: ReadonlySet<string> | null } | null;
   highlights: Highlight[];
+  path: { from: number; to: number; y: number }[]; // the critical path, y below the ruler
   links: Link[];
   marks: readonly number[];
   density: Float32Array | null; // hits of a search, by pixel of the plot, 0 to 1
@@ -307,6 +308,7 @@ export class Canvas2D implements Renderer {
       context.lineWidth = one.strong ? 2 : 1.5;
       context.strokeRect(a - 0.5, y, Math.max(b - a, 2) + 1, Math.max(high - 1, 2));
     }
+    this.path(frame, colors, scale);
     context.lineWidth = 1.25;
     for (const link of frame.links) {
       const [from, to] = [places.get(link.from.row), places.get(link.to.row)];
@@ -337,6 +339,28 @@ export class Canvas2D implements Renderer {
       context.fill();
     }
     context.restore();
+  }
+
+  private path(frame: Frame, colors: Palette, scale: Scale): void {
+    if (!frame.path.length) return;
+    const { context } = this;
+    context.beginPath();
+    let last = NaN;
+    for (const { from, to, y } of frame.path) {
+      const [a, b] = [clamp(xOf(scale, from), -10, frame.width + 10), clamp(xOf(scale, to), -10, frame.width + 10)];
+      if (a === b && a !== last) continue;
+      if (Number.isNaN(last)) context.moveTo(a, frame.top + y);
+      else context.lineTo(a, frame.top + y);
+      context.lineTo(b, frame.top + y);
+      last = b;
+    }
+    context.lineJoin = "round";
+    context.strokeStyle = `rgb(${colors.paper.join(" ")})`;
+    context.lineWidth = 5;
+    context.stroke();
+    context.strokeStyle = colors.ink;
+    context.lineWidth = 2;
+    context.stroke();
   }
 
   private selection(frame: Frame, colors: Palette, scale: Scale, places: Map<string, DrawnRow>): void {

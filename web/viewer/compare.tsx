@@ -29,7 +29,7 @@ export function Compare({ known }: { known: Run }) {
       {steps.length > 0 && <Steps steps={steps} />}
       <p class="actions">
         <a href={`/run/${encodeURIComponent(other.run.id)}`}>open B alone</a>{" "}
-        <button type="button" class="link" onClick={() => (compared.value = "")}>
+        <button type="button" onClick={() => (compared.value = "")}>
           take B away
         </button>
       </p>
@@ -133,7 +133,7 @@ function Steps({ steps }: { steps: Comparison["steps"] }) {
           {MOST_STEPS} of {fixed(steps.length, 0)} steps shown; the mean is of all
         </p>
       )}
-      <p class="quiet">One recording of each: whether a difference is more than chance, `lostflops prove` says.</p>
+      <p class="quiet">One recording of each: whether a difference is more than chance, <code>lostflops prove</code> says.</p>
     </>
   );
 }

@@ -32,6 +32,7 @@ export const query = signal("");
 export const finding = signal("");
 export const findings = signal<{ verdict: string; findings: Finding[] } | null>(null);
 export const compared = signal(""); // id of the run that is drawn below
+export const pathShown = signal(false); // the critical path
 export const drawer = signal(true);
 export const tab = signal<Tab>("findings");
 export const said = signal(""); // to a screen reader, and in the status line
@@ -125,6 +126,7 @@ export function written(): string {
   put("q", query.value, "");
   put("finding", finding.value, "");
   put("with", compared.value, "");
+  put("path", pathShown.value ? 1 : 0, 0);
   put("drawer", drawer.value ? 1 : 0, 1);
   put("tab", tab.value, "findings");
   return made.toString().replaceAll("%2C", ",");
@@ -170,6 +172,7 @@ export function read(hash: string): void {
     query.value = given.get("q") ?? "";
     finding.value = given.get("finding") ?? "";
     compared.value = /^[0-9a-f]+$/.test(given.get("with") ?? "") ? given.get("with")! : "";
+    pathShown.value = given.get("path") === "1";
     drawer.value = given.get("drawer") !== "0";
     tab.value = TABS.find((one) => one === given.get("tab")) ?? "findings";
   });

@@ -8,6 +8,7 @@ import { beside, moved } from "./beside";
 import { Canvas2D, firstIn, nameOf, type Highlight, type Layer, type Link, type Steps } from "./canvas";
 import { openRank, pin } from "./commands";
 import { countersIn } from "./counters";
+import { critical } from "./critical";
 import { arrows, collective, failed, hits, showArea, showEvent } from "./evidence";
 import { scene, type DrawnLane, type DrawnRow } from "./frame";
 import { clamp, timeOf, xOf, type Scale } from "./geometry";
@@ -111,6 +112,7 @@ function alive(known: Run, holder: HTMLElement, canvas: HTMLCanvasElement): () =
         steps: [steps(known, 0), ...(other ? [steps(other.run, moved.value)] : [])],
         selection: chosen && { ...chosen, rows: chosen.rows.length ? new Set(chosen.rows) : null },
         highlights: highlights(known),
+        path: pathOf(known),
         links: links(known),
         marks: marks.value,
         density: densityOf(place.width),
@@ -373,7 +375,7 @@ function alive(known: Run, holder: HTMLElement, canvas: HTMLCanvasElement): () =
     }),
     effect(() => {
       void [view.value, rows.value, pinnedRows.value, scroll.value, area.value, picked.value, details.value, arrows.value, collective.value];
-      void [marks.value, hits.value, focused.value, opened.value, closed.value, rankHeight.value, plot.value, moved.value];
+      void [marks.value, hits.value, focused.value, opened.value, closed.value, rankHeight.value, plot.value, moved.value, critical.value];
       redraw();
     }),
     effect(() => {
@@ -435,6 +437,22 @@ function links(known: Run): Link[] {
     from: { row: shownRow(known, from.lane), time: from.time },
     to: { row: shownRow(known, to.lane), time: to.time },
   }));
+}
+
+// The critical path near what is in view, also over rows that are scrolled away.
+function pathOf(known: Run): { from: number; to: number; y: number }[] {
+  const found = critical.value;
+  if (!found) return [];
+  const { from, to } = view.value;
+  const made: { from: number; to: number; y: number }[] = [];
+  found.lane.forEach((lane, i) => {
+    if (found.end[i]! < from || found.start[i]! > to) return;
+    const row = byId.value.get(shownRow(known, lane));
+    if (!row) return;
+    const y = row.top - scroll.value + pinnedHeight.value + Math.min(row.height - 3, row.kind === "track" ? 14 : row.height);
+    made.push({ from: found.start[i]!, to: found.end[i]!, y: Math.max(y, -20) });
+  });
+  return made;
 }
 
 // Where the hits that were fetched are, by pixel.

@@ -10,6 +10,7 @@ import { Bar, Help, Legend, Status } from "./bar";
 import { onKey } from "./commands";
 import { failed, followFinding, watch } from "./evidence";
 import { watchBeside } from "./comparing";
+import { watchPath } from "./critical";
 import { Finder } from "./finder";
 import { Minimap } from "./minimap";
 import { dress } from "./palette";
@@ -64,6 +65,7 @@ async function open(id: string, building: (at: Building["building"]) => void): P
   follow();
   watch(id);
   watchBeside(id);
+  watchPath(id);
   addEventListener("keydown", onKey);
   effect(() => {
     const by = sorting.value;

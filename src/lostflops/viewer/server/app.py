@@ -26,7 +26,7 @@ from lostflops.errors import LostflopsError
 from lostflops.intervals import Int
 from lostflops.tables import TABLES
 
-from .. import details, overview, statistics, steps, tiles
+from .. import critical, details, overview, statistics, steps, tiles
 from ..timeline import RunTimeline
 from . import asked
 from .guard import Guard, Keys, wants_compression
@@ -36,6 +36,7 @@ from .runs import ServedRun, ServedRuns
 THREADS = 4  # that compute at once, each with at most some hundred MB
 FOREVER = {"Cache-Control": "private, immutable, max-age=31536000"}
 MOST_EVENTS, MOST_HITS, MOST_COUNTERS, MOST_COLLECTIVES, MOST_ROWS = 200_000, 2000, 256, 1000, 10_000_000
+MOST_STRETCHES = 100_000
 PAGE = """<!doctype html>
 <html lang="en">
 <head>
@@ -77,6 +78,7 @@ def application(runs: ServedRuns, keys: Keys, names: frozenset[str], any_address
         f"{run}/range": server.statistics,
         f"{run}/search": server.search,
         f"{run}/collectives": server.collectives,
+        f"{run}/critical": server.critical,
         f"{run}/at": server.at,
         f"{run}/event/{{lane}}/{{row}}": server.event,
         f"{run}/arrows/{{lane}}/{{row}}": server.arrows,
@@ -224,6 +226,13 @@ class _Server:
         begin, end = asked.window(request, timeline.kept.zero, timeline.kept.end)
         limit = asked.integer(request, "limit", 50, 1, MOST_COLLECTIVES)
         return _json(self._run(request).turn(lambda of: details.collectives(of, begin, end, limit)))
+
+    def critical(self, request: Request) -> Response:
+        timeline = self._timeline(request)
+        begin, end = asked.window(request, timeline.kept.zero, timeline.kept.end)
+        limit = asked.integer(request, "limit", MOST_STRETCHES, 0, MOST_STRETCHES)
+        path = self._run(request).ask("critical", critical.critical_path)
+        return _json(critical.in_window(timeline, path, begin, end, limit))
 
     def at(self, request: Request) -> Response:
         timeline = self._timeline(request)

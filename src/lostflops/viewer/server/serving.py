@@ -105,7 +105,7 @@ def _explain(host: str, port: int, say: Callable[[str], None]) -> None:
     say("Ctrl-C ends it")
 
 
-def _print_again(place: str, keys: Keys, say: Callable[[str], None]) -> None:
+def _print_again(address: Callable[[], str], say: Callable[[str], None]) -> None:
     """A token works once: Enter prints another."""
     for _ in sys.stdin:
         say(address())
