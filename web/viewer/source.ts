@@ -1,5 +1,6 @@
 // Asks the server. Tiles are fetched as they are looked at, coarse ones first; what is no longer looked at is cancelled.
 
+import { ask } from "./carrier";
 import { counterTile, events, tile, type Building, type CounterTile, type Events, type Run, type Tile } from "./protocol";
 
 export class Refused extends Error {
@@ -19,7 +20,7 @@ async function answer(url: string, signal?: AbortSignal): Promise<Response> {
   const began = performance.now();
   let got: Response;
   try {
-    got = await fetch(url, { signal: signal ?? null, headers: slow ? { "X-Compress": "1" } : {} });
+    got = await ask(url, { signal: signal ?? null, headers: slow ? { "X-Compress": "1" } : {} });
   } catch (error) {
     if (signal?.aborted) throw error;
     throw new Refused("no-server", "The server does not answer.", "Is `lostflops view` still running?");
@@ -203,11 +204,11 @@ export class Source {
       one.lanes === lanes && one.from <= from && one.to >= to && one.to - one.from <= 8 * (to - from);
     const all = has && has.got.shown === has.got.total;
     if (has && has.lanes === lanes && has.from <= from && has.to >= to && (all || fits(has))) return has.got;
-    if (!this.asking || !fits(this.asking)) void this.ask(lanes, from, to, limit);
+    if (!this.asking || !fits(this.asking)) void this.single(lanes, from, to, limit);
     return has ? has.got : null;
   }
 
-  private async ask(lanes: string, from: number, to: number, limit: number): Promise<void> {
+  private async single(lanes: string, from: number, to: number, limit: number): Promise<void> {
     this.asking?.control.abort();
     const room = to - from;
     const asking: NonNullable<typeof this.asking> = {

@@ -1,6 +1,7 @@
 // What the reader looks at and has chosen. All of it stands behind the `#` of the address, so that a link restores it.
 
 import { batch, computed, effect, signal } from "@preact/signals";
+import { framed } from "./carrier";
 import type { EventDetails, Finding, Place, Run } from "./protocol";
 
 export interface Span {
@@ -197,6 +198,7 @@ export function follow(): void {
     timer = window.setTimeout(() => {
       settled(true);
       last = now;
+      if (framed) return; // a frame has no address
       history.replaceState(history.state, "", `${location.pathname}${location.search}${now ? `#${now}` : ""}`);
     }, 200);
   });

@@ -9,6 +9,7 @@ import { Tip } from "../shared/tip";
 import { Bar, Help, Legend, Status } from "./bar";
 import { onKey } from "./commands";
 import { failed, followFinding, watch } from "./evidence";
+import { framed } from "./carrier";
 import { watchBeside } from "./comparing";
 import { watchPath } from "./critical";
 import { Finder } from "./finder";
@@ -61,7 +62,7 @@ async function open(id: string, building: (at: Building["building"]) => void): P
   const known: Run = await opened(id, building);
   document.title = `${known.title} · lostflops`;
   run.value = known;
-  read(location.hash);
+  read(framed ? app.dataset.state ?? "" : location.hash);
   follow();
   watch(id);
   watchBeside(id);

@@ -64,6 +64,11 @@ KINDS = {
 
 def application(runs: ServedRuns, keys: Keys, names: frozenset[str], any_address: bool) -> ASGIApp:
     """The whole of it, guarded. `names` are those of this machine under which it answers."""
+    return Guard(_Compressed(unguarded(runs)), keys, names, any_address)
+
+
+def unguarded(runs: ServedRuns) -> Starlette:
+    """What answers, for whoever needs no session: a notebook asks its own process."""
     server = _Server(runs)
     run, data = "/api/run/{run}", "/data/{run}/{content}"
     routes = {
@@ -88,7 +93,7 @@ def application(runs: ServedRuns, keys: Keys, names: frozenset[str], any_address
         f"{data}/events": server.events,
         f"{data}/table/{{table}}.arrow": server.table,
     }
-    app = Starlette(
+    return Starlette(
         routes=[Route(path, endpoint) for path, endpoint in routes.items()],
         exception_handlers={
             Refusal: _refused,
@@ -100,7 +105,6 @@ def application(runs: ServedRuns, keys: Keys, names: frozenset[str], any_address
         },
         lifespan=_few_threads,
     )
-    return Guard(_Compressed(app), keys, names, any_address)
 
 
 @asynccontextmanager
