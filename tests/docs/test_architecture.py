@@ -45,7 +45,7 @@ FROM_OUTSIDE = {
     "plan": {"msgspec"},
     "lab": {"numpy"},
     "experiment": {"msgspec", "numpy", "polars", "rich"},
-    "viewer": {"anyio", "msgspec", "numpy", "polars", "starlette", "uvicorn"},
+    "viewer": {"anyio", "anywidget", "msgspec", "numpy", "polars", "starlette", "traitlets", "uvicorn"},
     "cli": {"IPython", "msgspec", "polars", "rich"},
     "optimize": {"peft", "torch", "torchao", "transformer_engine", "transformers"},
     "integrations": {"accelerate", "lightning_utilities", "torch", "transformers"},
