@@ -58,15 +58,16 @@ class TimelineWidget(anywidget.AnyWidget):
         )
         super().__init__(page=page, title=title, height=height)
         self._answering = Answering(app.unguarded(runs.ServedRuns([run])))
-        self.on_msg(self._asked)
+        widget: Any = self  # whose own methods have no types
+        widget.on_msg(self._asked)
 
     def _asked(self, widget: Any, content: Any, buffers: Any) -> None:
-        number, url = (content.get("id"), content.get("url")) if isinstance(content, dict) else (None, None)
+        number, url = (content.get("id"), content.get("url")) if hasattr(content, "get") else (None, None)
         if not isinstance(number, str) or not isinstance(url, str) or len(url) > LONGEST:
             return
 
         def tell(status: int, kind: str, body: bytes) -> None:
-            self.send({"id": number, "status": status, "type": kind}, [body])
+            widget.send({"id": number, "status": status, "type": kind}, [body])
 
         self._answering.ask(url, tell)
 
@@ -83,7 +84,7 @@ class Answering:
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
 
     def ask(self, url: str, tell: Tell) -> None:
-        """Answer a question: at once where nothing else could run meanwhile, else when the answer is there."""
+        """Answer a question: at once where no loop runs here, else in that loop when the answer is there."""
         answer = asyncio.run_coroutine_threadsafe(self._answer(url), self._loop)
         try:
             here = asyncio.get_running_loop()
