@@ -1,4 +1,4 @@
-"""What a reader waits for in the browser: the first picture, and from a key to the picture that it changes."""
+"""What a reader waits for in the browser: the first picture, and the picture that a key changes."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 PRESSES = 250
@@ -38,8 +39,9 @@ def address(run: Path) -> Generator[str]:
             process.send_signal(signal.SIGINT)
 
 
-def in_browser(run: Path, hash_: str = "", presses: int = PRESSES) -> tuple[float, list[float]] | None:
-    """Seconds until the page is drawn whole, and until each of so many keys shows; None without Chromium.
+def in_browser(run: Path, hash_: str = "", presses: int = PRESSES) -> tuple[float, list[float], float] | None:
+    """Seconds until the page is drawn whole, and until each of so many keys shows; and seconds of processor
+    time that the browser spends on a key. None without Chromium.
 
     W, A, S and D are pressed at random, as fast as somebody plays with them.
     """
@@ -61,10 +63,23 @@ def in_browser(run: Path, hash_: str = "", presses: int = PRESSES) -> tuple[floa
         first = time.perf_counter() - before
         page.mouse.move(1000, 500)
         page.evaluate(WATCH)
+        spent = _processor_time()
         for key in random.choice(list("wasd"), presses, p=[0.3, 0.2, 0.3, 0.2]):
             page.keyboard.press(str(key))
             page.wait_for_timeout(40)
+        spent = _processor_time() - spent
         waits: list[Any] = page.evaluate("window.waits")
         browser.close()
     quick = [16.0] * (presses - len(waits))
-    return first, [wait / 1e3 for wait in (*quick, *waits)]
+    return first, [wait / 1e3 for wait in (*quick, *waits)], spent / presses
+
+
+def _processor_time() -> float:
+    """Of the browser's processes, which are this one's children."""
+    total = 0.0
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            if "chrom" in process.name():
+                times = process.cpu_times()
+                total += times.user + times.system
+    return total

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from html import escape
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -47,7 +48,7 @@ class TimelineWidget(anywidget.AnyWidget):
     height = traitlets.Int(HEIGHT, min=LOWEST, max=HIGHEST).tag(sync=True)
 
     def __init__(self, trace: Trace, height: int = HEIGHT, at: str = "") -> None:
-        title = shown(trace.given[0] if trace.given else trace.path.name)
+        title = shown(Path(trace.given[0] if trace.given else trace.path).resolve().name)
         run = runs.ServedRun(title, str(trace.path.absolute()), lambda tell: trace)
         assets = files("lostflops.viewer") / "assets"
         page = PAGE.format(
