@@ -18,6 +18,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import exports
+import painting
 import sections
 import timelines
 import traces
@@ -33,6 +34,7 @@ SECTIONS = (
     sections.scrubbing,
     exports.exports,
     timelines.viewer,
+    painting.browser,
 )
 CORES = 2
 
