@@ -19,6 +19,7 @@ from pathlib import Path
 
 import analyses
 import exports
+import painting
 import sections
 import timelines
 import traces
@@ -36,6 +37,7 @@ SECTIONS = (
     sections.scrubbing,
     exports.exports,
     timelines.viewer,
+    painting.browser,
 )
 CORES = 2
 

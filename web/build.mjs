@@ -11,7 +11,7 @@ const LIBRARIES = ["preact", "@preact/signals", "@preact/signals-core"];
 // Each script may be `largest` bytes when gzipped.
 const BUNDLES = [
   { name: "report", into: join(package_, "report/assets"), largest: 32 * 1024 },
-  { name: "viewer", into: join(package_, "viewer/assets"), largest: 60 * 1024 },
+  { name: "viewer", into: join(package_, "viewer/assets"), largest: 60 * 1024, modules: ["widget"] },
 ];
 
 let stale = false;
@@ -40,20 +40,26 @@ for (const bundle of BUNDLES) {
 }
 process.exit(stale ? 1 : 0);
 
-async function built({ name, into }) {
+async function built({ name, into, modules = [] }) {
+  const page = await bundled([`${name}/${name}.tsx`, `${name}/${name}.css`], into, "iife");
+  const others = modules.length ? await bundled(modules.map((one) => `${name}/${one}.ts`), into, "esm") : [];
+  return [...page, ...others];
+}
+
+async function bundled(entryPoints, into, format) {
   const result = await build({
     absWorkingDir: here,
-    entryPoints: [`${name}/${name}.tsx`, `${name}/${name}.css`],
+    entryPoints,
     outdir: into,
     entryNames: "[name]",
     bundle: true,
     minify: true,
-    format: "iife",
+    format,
     target: ["es2022", "chrome105", "firefox113", "safari16.4"],
     jsx: "automatic",
     jsxImportSource: "preact",
     legalComments: "none",
-    banner: { js: "/* Holds Preact and its signals: (c) Jason Miller, (c) Preact Team; MIT licence. */" },
+    banner: format === "esm" ? {} : { js: "/* Holds Preact and its signals: (c) Jason Miller, (c) Preact Team; MIT licence. */" },
     charset: "utf8",
     write: false,
   });

@@ -11,6 +11,7 @@ gaps = lostflops.ask(trace, "gpu_gaps")       # any recipe's table, as a Polars 
 trace.recipe("gpu_gaps").chart                # its plot, for a notebook
 trace.sql("select name, sum(duration) as total from kernels group by name")  # the tables, by DuckDB
 page = lostflops.why("my_traces/", dask="local")  # the same by the workers of a Dask cluster
+lostflops.view(trace)                         # the timeline, in a notebook
 print(lostflops.whatif(trace, "loader=0ms"))  # what a change would gain, by replay
 print(lostflops.remedy("loader-workers", trace))  # what to type for it, in the job's framework
 print(lostflops.diff("runs/base", "runs/new"))  # why one run is slower than another
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from lostflops.report.whatif import WhatIf
     from lostflops.session import Session
     from lostflops.store.trace import Trace
+    from lostflops.viewer.notebook import TimelineWidget
 
 if TYPE_CHECKING:
     range = Range
@@ -210,6 +212,28 @@ def whatif(run: Trace | str | Path | Sequence[str | Path], *edits: str) -> WhatI
 
     trace = run if isinstance(run, Trace) else open(run)
     return WhatIf.asked(Session(trace), edits)
+
+
+def view(
+    run: Trace | str | Path | Sequence[str | Path], *, height: int = 640, at: str = ""
+) -> TimelineWidget:
+    """The timeline of a run as a widget, `height` pixels high, for the last line of a notebook's cell.
+
+    `at` is what stands behind the `#` of an address of `lostflops view`: 'finding=rank-arrives-last'. The
+    kernel answers what the timeline asks, so it waits while a cell runs.
+
+    Raises MissingExtra without the package `anywidget`.
+    """
+    from lostflops.errors import MissingExtra
+    from lostflops.store.trace import Trace
+
+    try:
+        from lostflops.viewer.notebook import TimelineWidget
+    except ModuleNotFoundError as error:
+        if error.name not in ("anywidget", "traitlets", "starlette", "anyio"):
+            raise
+        raise MissingExtra("A timeline in a notebook", "notebook") from error
+    return TimelineWidget(run if isinstance(run, Trace) else open(run), height, at)
 
 
 def remedy(

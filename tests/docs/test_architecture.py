@@ -46,7 +46,7 @@ FROM_OUTSIDE = {
     "lab": {"numpy"},
     "experiment": {"msgspec", "numpy", "polars", "rich"},
     "watch": {"msgspec", "numpy", "polars", "rich"},
-    "viewer": {"anyio", "msgspec", "numpy", "polars", "starlette", "uvicorn"},
+    "viewer": {"anyio", "anywidget", "msgspec", "numpy", "polars", "starlette", "traitlets", "uvicorn"},
     "cli": {"IPython", "msgspec", "polars", "rich"},
     "optimize": {"peft", "torch", "torchao", "transformer_engine", "transformers"},
     "integrations": {"accelerate", "lightning_utilities", "torch", "transformers"},

@@ -49,8 +49,8 @@ class StandIn:
     The last lanes are one stream of rank 0 with `KERNEL` ns long kernels end to end, and one thread with two.
     """
 
-    def __init__(self, ranks: int, title: str = "base") -> None:
-        self.ranks, self.title = ranks, title
+    def __init__(self, ranks: int, title: str = "base", hostile: bool = False) -> None:
+        self.ranks, self.title, self.hostile = ranks, title, hostile
         self.asked: list[str] = []
         self.most_events = 20_000
 
@@ -328,7 +328,14 @@ class StandIn:
             case ["favicon.ico"]:
                 return 204, "image/x-icon", b""
             case ["api", "runs"]:
-                return _json({"version": "0", "runs": []})
+                line = {"id": ID, "title": self.title, "ranks": self.ranks, "steps": NUM_STEPS}
+                line |= {"duration_ns": LENGTH, "num_events": 7, "error": None}
+                return _json(
+                    {"version": "0", "runs": [line, line | {"title": "worse", "error": "is damaged"}]}
+                )
+            case [""]:
+                page = (PAGE % ID).replace('data-page="run"', 'data-page="index"')
+                return 200, "text/html; charset=utf-8", page.encode()
             case ["api", "run", _]:
                 return _json(self.run())
             case ["data", _, _, "tile", level, index]:
@@ -379,6 +386,8 @@ class StandIn:
                 said.asked.append(self.path)
                 query = {name: values[0] for name, values in parse_qs(url.query).items()}
                 status, kind, body = said.answer(url.path, query)
+                if said.hostile and kind == "application/json":
+                    body = json.dumps(poisoned(json.loads(body))).encode()
                 self.send_response(status)
                 for name, value in (
                     ("Content-Type", kind),
@@ -409,6 +418,23 @@ class Quiet(ThreadingHTTPServer):
 
 
 BINARY = "application/octet-stream"
+
+
+# Where a text of a run may stand in an answer.
+TEXTS = {
+    "title", "name", "names", "meaning", "gpu", "metric", "unit", "warnings", "verdict", "claim", "evidence",
+    "next", "doubt", "text", "value", "question", "recipe", "group", "account", "why_not", "notes",
+    "error", "what",
+}  # fmt: skip
+
+
+def poisoned(said: Any, key: str = "") -> Any:
+    """The same answer, in which every text that comes from a run would be markup if it could."""
+    if isinstance(said, dict):
+        return {name: poisoned(value, name) for name, value in said.items()}
+    if isinstance(said, list):
+        return [poisoned(value, key) for value in said]
+    return said + HOSTILE if isinstance(said, str) and key in TEXTS else said
 
 
 def _quantised(busy: Any, width: int) -> Any:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import socket
 import struct
-from collections.abc import Mapping, Sequence
+import threading
+import time
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import polars as pl
+import uvicorn
 from starlette.testclient import TestClient
 
 from lostflops.session import Session
@@ -138,6 +143,23 @@ def served(*folders: Path, keys: Keys | None = None, host: str = "localhost:8000
     keys = keys or Keys(8000)
     guarded = app.application(found, keys, frozenset({"127.0.0.1"}), False)
     return TestClient(guarded, base_url=f"http://{host}", follow_redirects=False)
+
+
+@contextmanager
+def at_work(keys: Keys, *folders: Path) -> Generator[int]:
+    """The port of a server of some runs, as `lostflops view` starts it."""
+    found = runs.found([str(folder) for folder in folders], lambda paths, tell: Trace.open(Path(paths[0])))
+    guarded = app.application(found, keys, frozenset({"127.0.0.1"}), False)
+    server = uvicorn.Server(uvicorn.Config(guarded, log_level="critical", ws="none", server_header=False))
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        thread.start()
+        while not server.started:
+            time.sleep(0.01)
+        yield int(listening.getsockname()[1])
+        server.should_exit = True
+        thread.join()
 
 
 def browsing(*folders: Path) -> tuple[TestClient, dict[str, Any]]:

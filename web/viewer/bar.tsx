@@ -1,14 +1,16 @@
 // Above the timeline: what run this is, how its rows are ordered, and the search. Below it: what is shown of it.
 
-import { useEffect, useRef } from "preact/hooks";
+import { useEffect, useLayoutEffect, useRef } from "preact/hooks";
 import { fixed } from "../shared/numbers";
 import { time } from "../shared/time";
+import { beside, others, waiting } from "./beside";
 import { COMMANDS, helping, resize, searchBox } from "./commands";
+import { adding, byRank, critical, toggle } from "./critical";
 import { hit, hits, step } from "./evidence";
 import { chooseTheme, classOf, theme } from "./palette";
-import type { Run } from "./protocol";
+import type { Category, Run } from "./protocol";
 import { rankHeight } from "./rows";
-import { drawer, grouping, query, said, sorting, tab, trouble, view, whole } from "./state";
+import { compared, drawer, grouping, pathShown, query, said, sorting, tab, trouble, view, whole } from "./state";
 import { shownOf } from "./timeline";
 
 export function Bar({ known, several }: { known: Run; several: boolean }) {
@@ -44,6 +46,19 @@ export function Bar({ known, several }: { known: Run; several: boolean }) {
           </select>
         </label>
       )}
+      {others.value.length > 0 && (
+        <label>
+          <span>beside</span>
+          <select value={compared.value} onChange={(event) => (compared.value = event.currentTarget.value)}>
+            <option value="">no other run</option>
+            {others.value.map(({ id, title, error }) => (
+              <option key={id} value={id} disabled={!!error}>
+                {title}
+              </option>
+            ))}
+          </select>
+        </label>
+      )}
       <div class="heights" role="group" aria-label={`Height of rows, now ${rankHeight.value} pixels`}>
         <button type="button" aria-label="Lower rows" title="Lower rows (−)" onClick={() => resize(rankHeight.value < 7 ? -1 : -3)}>
           −
@@ -53,6 +68,9 @@ export function Bar({ known, several }: { known: Run; several: boolean }) {
         </button>
       </div>
       <Search />
+      <button type="button" class="icon" aria-pressed={pathShown.value} onClick={toggle} title="Show or hide the critical path: what the end of the last step waited for (C)">
+        Path
+      </button>
       <button type="button" class="icon" onClick={() => chooseTheme(theme.value === "system" ? "dark" : theme.value === "dark" ? "light" : "system")} title="Dark, light, or as the system has it">
         {{ system: "Theme: auto", dark: "Theme: dark", light: "Theme: light" }[theme.value]}
       </button>
@@ -107,18 +125,24 @@ function Search() {
 
 // What the colours of the ranks' rows mean; those of other rows stand under "Run".
 export function Legend({ known }: { known: Run }) {
-  const ranks = known.ranks.rank.length;
-  const sums = new Map<number, number>();
-  for (let lane = 0; lane < ranks; lane++) {
-    known.lanes.categories[lane]?.forEach((category, i) => sums.set(category, (sums.get(category) ?? 0) + (known.lanes.totals_ns[lane]?.[i] ?? 0)));
+  const sums = new Map<string, { category: Category; ns: number }>();
+  for (const { ranks, lanes, categories } of [known, ...(beside.value ? [beside.value.run] : [])]) {
+    for (let lane = 0; lane < ranks.rank.length; lane++) {
+      lanes.categories[lane]?.forEach((number, i) => {
+        const category = categories[number]!;
+        const found = sums.get(category.key) ?? { category, ns: 0 };
+        found.ns += lanes.totals_ns[lane]?.[i] ?? 0;
+        sums.set(category.key, found);
+      });
+    }
   }
   return (
     <ul class="legend keys" aria-label="Colours of a rank's time">
-      {[...sums].sort(([, a], [, b]) => b - a).map(([category]) => (
-        <li key={category} title={known.categories[category]?.meaning}>
-          <i class={`key ${known.categories[category] ? classOf(known.categories[category]) : ""}`} />
-          {known.categories[category]?.key.startsWith("account:idle.") && "idle: "}
-          {known.categories[category]?.name}
+      {[...sums.values()].sort((a, b) => b.ns - a.ns).map(({ category }) => (
+        <li key={category.key} title={category.meaning}>
+          <i class={`key ${classOf(category)}`} />
+          {category.key.startsWith("account:idle.") && "idle: "}
+          {category.name}
         </li>
       ))}
     </ul>
@@ -141,6 +165,8 @@ export function Status({ known }: { known: Run }) {
         </span>
       )}
       {!asked && <span>shares of time, exact; zoom in or raise rows (+) for single events</span>}
+      {pathShown.value && <OfPath />}
+      {waiting.value && <span class="loading">{waiting.value}</span>}
       {coarse && <span class="loading">loading…</span>}
       <span id="status" class="said" role="status" aria-live="polite">
         {said.value}
@@ -157,9 +183,23 @@ export function Status({ known }: { known: Run }) {
   );
 }
 
+function OfPath() {
+  const found = critical.value;
+  if (adding.value) return <span class="loading">replaying the run for its critical path…</span>;
+  if (!found) return null;
+  if (found.why_not) return <span class="cut">{found.why_not}</span>;
+  const [first] = byRank();
+  return (
+    <span title={found.doubts.join("; ") || undefined}>
+      critical path in view: {first ? `${(100 * first.share).toFixed(0)} % on rank ${first.rank}` : "none"}
+      {found.shown < found.total && `; ${fixed(found.shown, 0)} of ${fixed(found.total, 0)} stretches drawn`}
+    </span>
+  );
+}
+
 export function Help() {
   const box = useRef<HTMLDialogElement>(null);
-  useEffect(() => {
+  useLayoutEffect(() => {
     if (helping.value && !box.current?.open) box.current?.showModal();
   });
   if (!helping.value) return null;

@@ -17,23 +17,36 @@ export interface Highlight extends Span {
   strong: boolean;
 }
 
+export type Steps = { step: number; start: number; end: number; counts: boolean }[];
+
 export interface Link {
   from: { row: string; time: number };
   to: { row: string; time: number };
   kind: string;
 }
 
-export interface Frame extends Scene {
+// The rows of one run in its own times.
+export interface Layer {
+  scene: Scene;
   run: Run;
+  view: Span;
+  colors: Palette;
+}
+
+export interface Frame {
+  layers: Layer[];
+  rows: DrawnRow[]; // of all layers
+  run: Run; // of the first layer
   view: Span;
   width: number; // of the canvas, pixels of the page
   height: number;
   left: number; // of the plot; the titles of the rows stand left of it
   top: number; // below the ruler
   pinnedHeight: number;
-  steps: { step: number; start: number; end: number; counts: boolean }[];
+  steps: Steps[]; // of each layer, in the first one's times
   selection: { from: number; to: number; rows: ReadonlySet<string> | null } | null;
   highlights: Highlight[];
+  path: { from: number; to: number; y: number }[]; // the critical path, y below the ruler
   links: Link[];
   marks: readonly number[];
   density: Float32Array | null; // hits of a search, by pixel of the plot, 0 to 1
@@ -93,17 +106,19 @@ export class Canvas2D implements Renderer {
     if (this.image?.width !== width || this.image.height !== height) this.image = new ImageData(width, height);
     const pixels: Pixels = { data: new Uint32Array(this.image.data.buffer), width, height };
     pixels.data.fill(packed(colors.paper));
-    const words = new Uint32Array(256).fill(packed(colors.paper));
-    colors.categories.forEach((color, i) => (words[i] = packed(color)));
-    const perPixel = (frame.view.to - frame.view.from) / width;
     const floor = Math.round(frame.pinnedHeight * ratio);
-    for (const { lanes, pinned } of frame.rows) {
-      for (const lane of lanes) {
-        const y = Math.round(lane.y * ratio);
-        const high = Math.max(1, Math.round((lane.y + lane.height) * ratio) - y);
-        const bounds = { top: pinned ? 0 : floor, y, height: high };
-        if (high < 5) this.low(pixels, lane, words, bounds, frame.view.from, perPixel);
-        else this.high(pixels, frame, colors, lane, bounds, perPixel);
+    for (const layer of frame.layers) {
+      const words = new Uint32Array(256).fill(packed(colors.paper));
+      layer.colors.categories.forEach((color, i) => (words[i] = packed(color)));
+      const perPixel = (layer.view.to - layer.view.from) / width;
+      for (const { lanes, pinned } of layer.scene.rows) {
+        for (const lane of lanes) {
+          const y = Math.round(lane.y * ratio);
+          const high = Math.max(1, Math.round((lane.y + lane.height) * ratio) - y);
+          const bounds = { top: pinned ? 0 : floor, y, height: high };
+          if (high < 5) this.low(pixels, lane, words, bounds, layer.view.from, perPixel);
+          else this.high(pixels, layer, lane, bounds, perPixel);
+        }
       }
     }
   }
@@ -136,9 +151,9 @@ export class Canvas2D implements Renderer {
   }
 
   private high(
-    pixels: Pixels, frame: Frame, colors: Palette, lane: DrawnLane, at: { top: number; y: number; height: number }, perPixel: number,
+    pixels: Pixels, { run, view, colors }: Layer, lane: DrawnLane, at: { top: number; y: number; height: number }, perPixel: number,
   ): void {
-    const order = frame.run.lanes.categories[lane.lane] ?? [];
+    const order = run.lanes.categories[lane.lane] ?? [];
     const { width } = pixels;
     const size = order.length * width;
     if (this.sums.length < size) this.sums = new Float32Array(size);
@@ -146,7 +161,7 @@ export class Canvas2D implements Renderer {
     for (const strip of lane.strips) {
       const { piece } = strip;
       const { shares, categories } = strip.planes;
-      const first = (piece.start - frame.view.from) / perPixel;
+      const first = (piece.start - view.from) / perPixel;
       categories.forEach((category, plane) => {
         const slot = order.indexOf(category);
         if (slot < 0) return;
@@ -158,8 +173,12 @@ export class Canvas2D implements Renderer {
   }
 
   // Edges between neighbours, and names where there is room.
-  private events(frame: Frame, colors: Palette, scale: Scale): void {
-    const { events, run } = frame;
+  private events(frame: Frame, colors: Palette, all: Scale): void {
+    for (const layer of frame.layers) this.eventsOf(frame, layer, colors, { ...all, view: layer.view });
+  }
+
+  private eventsOf(frame: Frame, { scene, run, view, colors: { inks } }: Layer, colors: Palette, scale: Scale): void {
+    const { events } = scene;
     if (!events) return;
     const { context } = this;
     context.save();
@@ -167,13 +186,13 @@ export class Canvas2D implements Renderer {
     context.rect(frame.left, frame.top, scale.width, frame.height - frame.top);
     context.clip();
     const paper = `rgb(${colors.paper.join(" ")})`;
-    for (const { lanes, pinned } of frame.rows) {
+    for (const { lanes, pinned } of scene.rows) {
       for (const lane of lanes) {
         const y = frame.top + lane.y;
         if (lane.last === lane.first || (!pinned && lane.y < frame.pinnedHeight)) continue;
-        for (let i = firstIn(events, lane, frame.view.from - run.zero); i < lane.last; i++) {
+        for (let i = firstIn(events, lane, view.from - run.zero); i < lane.last; i++) {
           const start = events.start[i]! + run.zero;
-          if (start > frame.view.to) break;
+          if (start > view.to) break;
           const x = xOf(scale, start);
           const wide = xOf(scale, start + events.duration[i]!) - x;
           if (wide < 3) continue;
@@ -184,7 +203,7 @@ export class Canvas2D implements Renderer {
           if (letters < 2 || lane.height < LEGIBLE) continue;
           const name = nameOf(run, events, lane.lane, i);
           if (letters < 5 && name.length > letters) continue;
-          context.fillStyle = colors.inks[events.category[i]!]!;
+          context.fillStyle = inks[events.category[i]!]!;
           context.fillText(fitted(name, letters), Math.max(x, frame.left) + 4, y + lane.height / 2 + 0.5);
         }
       }
@@ -289,6 +308,7 @@ export class Canvas2D implements Renderer {
       context.lineWidth = one.strong ? 2 : 1.5;
       context.strokeRect(a - 0.5, y, Math.max(b - a, 2) + 1, Math.max(high - 1, 2));
     }
+    this.path(frame, colors, scale);
     context.lineWidth = 1.25;
     for (const link of frame.links) {
       const [from, to] = [places.get(link.from.row), places.get(link.to.row)];
@@ -319,6 +339,28 @@ export class Canvas2D implements Renderer {
       context.fill();
     }
     context.restore();
+  }
+
+  private path(frame: Frame, colors: Palette, scale: Scale): void {
+    if (!frame.path.length) return;
+    const { context } = this;
+    context.beginPath();
+    let last = NaN;
+    for (const { from, to, y } of frame.path) {
+      const [a, b] = [clamp(xOf(scale, from), -10, frame.width + 10), clamp(xOf(scale, to), -10, frame.width + 10)];
+      if (a === b && a !== last) continue;
+      if (Number.isNaN(last)) context.moveTo(a, frame.top + y);
+      else context.lineTo(a, frame.top + y);
+      context.lineTo(b, frame.top + y);
+      last = b;
+    }
+    context.lineJoin = "round";
+    context.strokeStyle = `rgb(${colors.paper.join(" ")})`;
+    context.lineWidth = 5;
+    context.stroke();
+    context.strokeStyle = colors.ink;
+    context.lineWidth = 2;
+    context.stroke();
   }
 
   private selection(frame: Frame, colors: Palette, scale: Scale, places: Map<string, DrawnRow>): void {
@@ -355,19 +397,7 @@ export class Canvas2D implements Renderer {
       context.fillRect(x, RULER - 5, 1, 5);
       context.fillText(text, x + 4, RULER / 2);
     }
-    let free = -Infinity;
-    for (const { step, start, end, counts } of frame.steps) {
-      const [a, b] = [xOf(scale, start), xOf(scale, end)];
-      if (b < frame.left || a > frame.width) continue;
-      context.fillStyle = step % 2 ? colors.line : colors.raised;
-      context.fillRect(a, RULER, Math.max(b - a, 0.5), frame.top - RULER - 1);
-      const text = `${b - a > 70 ? "step " : ""}${step}${counts || b - a < 130 ? "" : ", not counted"}`;
-      const x = Math.max(a, frame.left) + 4;
-      if (x < free || Math.min(b, frame.width) - x < text.length * LETTER) continue;
-      context.fillStyle = counts ? colors.ink : colors.quiet;
-      context.fillText(text, x, (RULER + frame.top) / 2);
-      free = x + text.length * LETTER;
-    }
+    frame.steps.forEach((steps, i) => this.stepsOf(steps, RULER * (i + 1), frame, colors, scale));
     if (frame.density) {
       context.fillStyle = colors.warn;
       frame.density.forEach((share, i) => {
@@ -379,7 +409,28 @@ export class Canvas2D implements Renderer {
     context.restore();
     context.fillStyle = colors.line;
     context.fillRect(0, frame.top - 1, frame.left, 1);
+    if (frame.steps.length > 1) {
+      context.fillStyle = colors.quiet;
+      ["A", "B"].forEach((name, i) => context.fillText(`${name} steps`, 8, RULER * (i + 1.5)));
+    }
     if (frame.selection || frame.marks.length) this.over(frame, colors, scale);
+  }
+
+  private stepsOf(steps: Steps, top: number, frame: Frame, colors: Palette, scale: Scale): void {
+    const { context } = this;
+    let free = -Infinity;
+    for (const { step, start, end, counts } of steps) {
+      const [a, b] = [xOf(scale, start), xOf(scale, end)];
+      if (b < frame.left || a > frame.width) continue;
+      context.fillStyle = step % 2 ? colors.line : colors.raised;
+      context.fillRect(a, top, Math.max(b - a, 0.5), RULER - 1);
+      const text = `${b - a > 70 ? "step " : ""}${step}${counts || b - a < 130 ? "" : ", not counted"}`;
+      const x = Math.max(a, frame.left) + 4;
+      if (x < free || Math.min(b, frame.width) - x < text.length * LETTER) continue;
+      context.fillStyle = counts ? colors.ink : colors.quiet;
+      context.fillText(text, x, top + RULER / 2);
+      free = x + text.length * LETTER;
+    }
   }
 
   // What stands on the ruler too.

@@ -1,6 +1,7 @@
 // What can be done, with the keys that do it: those that users of Perfetto have in their fingers.
 
 import { signal } from "@preact/signals";
+import { toggle } from "./critical";
 import { next, showArea } from "./evidence";
 import { clamp } from "./geometry";
 import { chooseTheme, dark } from "./palette";
@@ -68,7 +69,7 @@ export function openRank(id: string): void {
 }
 
 export function pin(id: string): void {
-  if (!id || id[0] === "g") return;
+  if (!id || !/^[rtc]/.test(id)) return;
   pinned.value = pinned.value.includes(id) ? pinned.value.filter((one) => one !== id) : [...pinned.value, id];
   said.value = pinned.value.includes(id) ? "Pinned on top" : "No longer pinned";
 }
@@ -99,6 +100,7 @@ export const COMMANDS: Command[] = [
   { keys: ["r"], shown: "R", does: "make the selected event a range", run: toRange },
   { keys: ["Shift+R"], shown: "Shift R", does: "make what is in view a range", run: rangeOfView },
   { keys: ["m"], shown: "M", does: "mark the time of the selection or pointer", run: mark },
+  { keys: ["c"], shown: "C", does: "show or hide the critical path", run: toggle },
   { keys: ["p"], shown: "P", does: "pin the row on top", run: () => pin(focused.value) },
   { keys: ["+", "="], shown: "+", does: "higher rows", run: () => resize(rankHeight.value < 6 ? 1 : 3) },
   { keys: ["-"], shown: "−", does: "lower rows", run: () => resize(rankHeight.value < 7 ? -1 : -3) },

@@ -132,7 +132,7 @@ export async function next(direction: 1 | -1): Promise<void> {
   const row = byId.value.get(focused.value) ?? byId.value.values().next().value;
   if (!row) return;
   const lane = row.lanes[0];
-  if (lane === undefined) return;
+  if (lane === undefined || row.other) return;
   const { from, to } = view.value;
   const found = await json<EventDetails>(api(known.id, `/at?time=${Math.round((from + to) / 2)}&lane=${lane}`)).catch(() => null);
   if (found) goTo(found);

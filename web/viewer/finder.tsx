@@ -1,6 +1,6 @@
 // Finds a track or a command by a few of its letters.
 
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useLayoutEffect, useRef, useState } from "preact/hooks";
 import { COMMANDS, finder } from "./commands";
 import type { Run } from "./protocol";
 import { reveal } from "./rows";
@@ -15,17 +15,16 @@ interface Choice {
 const MOST = 12;
 
 export function Finder({ known }: { known: Run }) {
+  const kind = finder.value;
+  return kind ? <Chooser key={kind} known={known} kind={kind} /> : null;
+}
+
+function Chooser({ known, kind }: { known: Run; kind: "tracks" | "commands" }) {
   const box = useRef<HTMLDialogElement>(null);
   const [text, setText] = useState("");
   const [at, setAt] = useState(0);
-  const kind = finder.value;
-  useEffect(() => {
-    if (!kind) return;
-    setText("");
-    setAt(0);
-    if (!box.current?.open) box.current?.showModal();
-  }, [kind]);
-  if (!kind) return null;
+  // Before the next key: whoever types fast loses no letter.
+  useLayoutEffect(() => box.current?.showModal(), []);
   const all = kind === "tracks" ? tracks(known) : COMMANDS.map(({ does, shown, run }): Choice => ({ title: does, beside: shown, go: run }));
   const found = all
     .map((one) => ({ one, score: fuzzy(one.title, text) }))

@@ -59,12 +59,14 @@ export function scene(
   pinned: Row[],
   view: Span,
   place: { scroll: number; top: number; height: number; width: number },
+  other = false, // whether the rows of the run below are wanted, in that run's times
 ): Scene {
   const shown: DrawnRow[] = pinned.map((row) => ({ row, y: row.top, pinned: true, lanes: [] }));
   for (let i = firstBelow(rows, place.scroll); i < rows.length; i++) {
     const row = rows[i]!;
     const y = row.top - place.scroll + place.top;
     if (y >= place.height) break;
+    if (row.other !== other) continue;
     shown.push({ row, y, pinned: false, lanes: [] });
   }
   const perPixel = (view.to - view.from) / Math.max(1, place.width);

@@ -2,6 +2,7 @@
 
 import { effect } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
+import { ask } from "./carrier";
 import { clamp } from "./geometry";
 import { dark, palette } from "./palette";
 import { resample, stack } from "./raster";
@@ -93,7 +94,7 @@ function alive(known: Run, canvas: HTMLCanvasElement): () => void {
     }
     for (let index = first; index <= last; index++) {
       for (const lanes of blocks.values()) {
-        const got = await fetch(asked.data(`tile/${level}/${index}?lanes=${lanes}`)).catch(() => null);
+        const got = await ask(asked.data(`tile/${level}/${index}?lanes=${lanes}`)).catch(() => null);
         if (!got?.ok) continue;
         tiles.push(tile(await got.arrayBuffer()));
         picture = null;

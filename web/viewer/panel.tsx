@@ -3,6 +3,8 @@
 import type { ComponentChildren } from "preact";
 import { fixed } from "../shared/numbers";
 import { exact, time } from "../shared/time";
+import { others } from "./beside";
+import { Compare } from "./compare";
 import { arrows, collective, failed, goTo, hit, hits, next, ranged, showFinding, step } from "./evidence";
 import { classOf } from "./palette";
 import type { Collective, EventDetails, Finding, Range, Run } from "./protocol";
@@ -11,6 +13,7 @@ import { area, details, drawer, finding, findings, lookAt, query, run, tab, whol
 
 const TABS: { key: Tab; title: string }[] = [
   { key: "findings", title: "Findings" },
+  { key: "compare", title: "Compare" },
   { key: "range", title: "Range" },
   { key: "event", title: "Event" },
   { key: "search", title: "Search" },
@@ -23,7 +26,7 @@ export function Panel({ known }: { known: Run }) {
   return (
     <aside class="panel" aria-label="Details">
       <div class="tabs" role="tablist">
-        {TABS.map(({ key, title }) => (
+        {TABS.filter(({ key }) => key !== "compare" || others.value.length > 0 || chosen === key).map(({ key, title }) => (
           <button
             key={key}
             type="button"
@@ -43,6 +46,7 @@ export function Panel({ known }: { known: Run }) {
       </div>
       <div class="body" id="panel" role="tabpanel" aria-labelledby={`tab-${chosen}`}>
         {chosen === "findings" && <Findings />}
+        {chosen === "compare" && <Compare known={known} />}
         {chosen === "range" && <OfRange known={known} />}
         {chosen === "event" && <OfEvent known={known} />}
         {chosen === "search" && <Found />}

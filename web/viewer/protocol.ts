@@ -91,11 +91,17 @@ export interface Arrow {
   to: Place & { time: number };
 }
 
+export interface Ledger {
+  ranks: number;
+  ns: number;
+  accounts: { key: string; name: string; ns: number }[];
+}
+
 export interface Range {
   from: number;
   to: number;
   lanes: { lane: number; busy_ns: number; num_events: number; categories: [number, number][] }[];
-  ledger: { ranks: number; ns: number; accounts: { key: string; name: string; ns: number }[] };
+  ledger: Ledger;
   names: { name: string; category: number; num_events: number; ns: number }[];
   names_shown: number;
   names_total: number;

@@ -1,6 +1,7 @@
 // Which rows there are, in which order, and how high: a thousand ranks are a thousand short rows.
 
 import { computed, signal } from "@preact/signals";
+import { beside } from "./beside";
 import type { Run } from "./protocol";
 import { closed, grouping, height, opened, pinned, run, scroll, sorting } from "./state";
 
@@ -10,7 +11,8 @@ export interface Row {
   id: string;
   kind: Kind;
   title: string;
-  rank: number; // index of its rank; -1 for a group
+  rank: number; // index of its rank in the run that is shown; -1 for a group
+  other: boolean; // whether it is of the run that is drawn below: its lanes are that run's
   top: number;
   height: number;
   lanes: number[];
@@ -32,7 +34,7 @@ export const LEGIBLE = 11; // a row that is higher holds a line of text
 export const rankHeight = computed(() => {
   const count = run.value?.ranks.rank.length ?? 1;
   if (height.value) return height.value;
-  return Math.min(Math.max(Math.floor((plot.value.height - 8) / count), 1), HIGHEST);
+  return Math.min(Math.max(Math.floor((plot.value.height - 8) / (beside.value ? 2 * count : count)), 1), HIGHEST);
 });
 
 export function order(known: Run, values: (number | null)[] | null): number[] {
@@ -60,46 +62,50 @@ export function rankTitle(known: Run, index: number): string {
   return `rank ${known.ranks.rank[index]}${several && host !== null && host !== undefined ? ` · node ${host}` : ""}`;
 }
 
-const tracksOf = computed(() => {
+// Of each rank its tracks, but what it does as a whole, and its counters.
+function byRank(known: Run | null | undefined, ranks: (known: Run) => number[], counts: (known: Run, one: number) => boolean): number[][] {
   const made: number[][] = [];
-  const known = run.value;
   if (!known) return made;
   const index = new Map(known.ranks.rank.map((rank, i) => [rank, i]));
-  known.tracks.rank.forEach((rank, track) => {
+  ranks(known).forEach((rank, one) => {
     const at = index.get(rank);
-    if (at !== undefined && known.tracks.kind[track] !== "state") (made[at] ??= []).push(track);
+    if (at !== undefined && counts(known, one)) (made[at] ??= []).push(one);
   });
   return made;
-});
+}
 
-const countersOf = computed(() => {
-  const made: number[][] = [];
-  const known = run.value;
-  if (!known) return made;
-  const index = new Map(known.ranks.rank.map((rank, i) => [rank, i]));
-  known.counters.rank.forEach((rank, counter) => {
-    const at = index.get(rank);
-    if (at !== undefined) (made[at] ??= []).push(counter);
-  });
-  return made;
-});
+const ofTracks = (known: Run | null | undefined) =>
+  byRank(known, ({ tracks }) => tracks.rank, ({ tracks }, track) => tracks.kind[track] !== "state");
+const tracksOf = computed(() => ofTracks(run.value));
+const tracksBelow = computed(() => ofTracks(beside.value?.run));
+const countersOf = computed(() => byRank(run.value, ({ counters }) => counters.rank, () => true));
 
-// The rows of one rank, without places.
-function rowsOf(known: Run, rank: number, tall: number, isOpen: boolean): Row[] {
+// The rows of one rank, without places. `own` is the rank's index in the run whose rows they are.
+function rowsOf(known: Run, rank: number, tall: number, isOpen: boolean, below?: { run: Run; own: number }): Row[] {
+  const { run: whose, own } = below ?? { run: known, own: rank };
+  const [ofRank, ofTrack] = below ? ["b", "u"] : ["r", "t"];
   const row = (id: string, kind: Kind, title: string, high: number, lanes: number[], counter = -1): Row => ({
-    id, kind, title, rank, top: 0, height: high, lanes, counter, depth: kind === "rank" ? 0 : 1,
+    id, kind, title, rank, other: !!below, top: 0, height: high, lanes, counter, depth: kind === "rank" && !below ? 0 : 1,
   });
-  const made = [row(`r${rank}`, "rank", rankTitle(known, rank), isOpen ? Math.max(tall, 18) : tall, [rank])];
+  const title = beside.value ? `${below ? "B" : "A"} ${rankTitle(whose, own)}` : rankTitle(whose, own);
+  const made = [row(`${ofRank}${own}`, "rank", title, isOpen ? Math.max(tall, 18) : tall, [own])];
   if (!isOpen) return made;
-  for (const track of tracksOf.value[rank] ?? []) {
-    const first = known.tracks.first_lane[track]!;
-    const lanes = Array.from({ length: known.tracks.num_lanes[track]! }, (_, i) => first + i);
-    made.push(row(`t${track}`, "track", known.tracks.title[track]!, lanes.length * LANE + GAP, lanes));
+  for (const track of (below ? tracksBelow : tracksOf).value[own] ?? []) {
+    const first = whose.tracks.first_lane[track]!;
+    const lanes = Array.from({ length: whose.tracks.num_lanes[track]! }, (_, i) => first + i);
+    made.push(row(`${ofTrack}${track}`, "track", whose.tracks.title[track]!, lanes.length * LANE + GAP, lanes));
   }
-  for (const counter of countersOf.value[rank] ?? []) {
+  for (const counter of below ? [] : countersOf.value[own] ?? []) {
     made.push(row(`c${counter}`, "counter", known.counters.title[counter]!, COUNTER, [], counter));
   }
   return made;
+}
+
+// The same rank of the run that is drawn below.
+function belowOf(known: Run, rank: number): { run: Run; own: number } | undefined {
+  const other = beside.value?.run;
+  const own = other?.ranks.rank.indexOf(known.ranks.rank[rank]!) ?? -1;
+  return other && own >= 0 ? { run: other, own } : undefined;
 }
 
 export const rows = computed<Row[]>(() => {
@@ -119,10 +125,15 @@ export const rows = computed<Row[]>(() => {
     if (group.name) {
       const count = `${group.ranks.length} rank${group.ranks.length === 1 ? "" : "s"}`;
       const id = `g${group.name}`.replaceAll(",", " ");
-      put({ id, kind: "group", title: `${group.name} · ${count}`, rank: -1, top: 0, height: dense ? 13 : GROUP, lanes: [], counter: -1, depth: 0 });
+      put({ id, kind: "group", title: `${group.name} · ${count}`, rank: -1, other: false, top: 0, height: dense ? 13 : GROUP, lanes: [], counter: -1, depth: 0 });
       if (closed.value.has(id)) continue;
     }
-    for (const rank of group.ranks) rowsOf(known, rank, tall, opened.value.has(rank)).forEach(put);
+    for (const rank of group.ranks) {
+      const isOpen = opened.value.has(rank);
+      rowsOf(known, rank, tall, isOpen).forEach(put);
+      const below = belowOf(known, rank);
+      if (below) rowsOf(known, rank, tall, isOpen, below).forEach(put);
+    }
   }
   return made;
 });
@@ -196,6 +207,7 @@ export function rowOfLane(known: Run, lane: number): { id: string; rank: number 
 
 // All lanes that a row stands for: those of its rank where it is folded.
 export function lanesOf(known: Run, row: Row): number[] {
+  if (row.other) return [];
   if (row.kind !== "rank" || opened.value.has(row.rank)) return row.lanes;
   const tracks = tracksOf.value[row.rank] ?? [];
   return [...row.lanes, ...tracks.flatMap((track) => {

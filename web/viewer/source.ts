@@ -1,5 +1,6 @@
 // Asks the server. Tiles are fetched as they are looked at, coarse ones first; what is no longer looked at is cancelled.
 
+import { ask } from "./carrier";
 import { counterTile, events, tile, type Building, type CounterTile, type Events, type Run, type Tile } from "./protocol";
 
 export class Refused extends Error {
@@ -19,7 +20,7 @@ async function answer(url: string, signal?: AbortSignal): Promise<Response> {
   const began = performance.now();
   let got: Response;
   try {
-    got = await fetch(url, { signal: signal ?? null, headers: slow ? { "X-Compress": "1" } : {} });
+    got = await ask(url, { signal: signal ?? null, headers: slow ? { "X-Compress": "1" } : {} });
   } catch (error) {
     if (signal?.aborted) throw error;
     throw new Refused("no-server", "The server does not answer.", "Is `lostflops view` still running?");
@@ -135,7 +136,7 @@ export class Source {
   readonly counters: Shelf<CounterTile>;
   private readonly blocks: Block[] = [];
   private events_: { from: number; to: number; lanes: string; got: Events } | null = null;
-  private asking: { from: number; to: number; lanes: string; control: AbortController } | null = null;
+  private asking: { from: number; to: number; lanes: string; control: AbortController; failed?: boolean } | null = null;
 
   constructor(
     readonly run: Run,
@@ -144,6 +145,11 @@ export class Source {
   ) {
     this.tiles = new Shelf(tile, 400e6, 5, arrived, went);
     this.counters = new Shelf(counterTile, 50e6, 2, arrived, went);
+  }
+
+  // Whether nothing is on its way.
+  get idle(): boolean {
+    return this.tiles.idle && this.counters.idle && (!this.asking || !!this.asking.failed);
   }
 
   data(rest: string): string {
@@ -198,14 +204,14 @@ export class Source {
       one.lanes === lanes && one.from <= from && one.to >= to && one.to - one.from <= 8 * (to - from);
     const all = has && has.got.shown === has.got.total;
     if (has && has.lanes === lanes && has.from <= from && has.to >= to && (all || fits(has))) return has.got;
-    if (!this.asking || !fits(this.asking)) void this.ask(lanes, from, to, limit);
+    if (!this.asking || !fits(this.asking)) void this.single(lanes, from, to, limit);
     return has ? has.got : null;
   }
 
-  private async ask(lanes: string, from: number, to: number, limit: number): Promise<void> {
+  private async single(lanes: string, from: number, to: number, limit: number): Promise<void> {
     this.asking?.control.abort();
     const room = to - from;
-    const asking = {
+    const asking: NonNullable<typeof this.asking> = {
       lanes,
       from: Math.floor(from - room),
       to: Math.ceil(to + room),
@@ -217,11 +223,13 @@ export class Source {
     try {
       const got = events(await (await answer(url, asking.control.signal)).arrayBuffer());
       if (this.asking !== asking) return;
-      this.events_ = { ...asking, got };
+      this.events_ = { lanes, from: asking.from, to: asking.to, got };
       this.asking = null;
       this.arrived();
     } catch (error) {
-      if (!asking.control.signal.aborted) this.went(error);
+      if (asking.control.signal.aborted) return;
+      asking.failed = true;
+      this.went(error);
     }
   }
 }

@@ -1,6 +1,7 @@
 // What the reader looks at and has chosen. All of it stands behind the `#` of the address, so that a link restores it.
 
 import { batch, computed, effect, signal } from "@preact/signals";
+import { framed } from "./carrier";
 import type { EventDetails, Finding, Place, Run } from "./protocol";
 
 export interface Span {
@@ -12,7 +13,7 @@ export interface Area extends Span {
   rows: string[]; // ids of rows; empty stands for all
 }
 
-export type Tab = "findings" | "range" | "event" | "search" | "about";
+export type Tab = "findings" | "compare" | "range" | "event" | "search" | "about";
 
 export const run = signal<Run | null>(null);
 export const view = signal<Span>({ from: 0, to: 1 });
@@ -32,6 +33,7 @@ export const query = signal("");
 export const finding = signal("");
 export const findings = signal<{ verdict: string; findings: Finding[] } | null>(null);
 export const compared = signal(""); // id of the run that is drawn below
+export const pathShown = signal(false); // the critical path
 export const drawer = signal(true);
 export const tab = signal<Tab>("findings");
 export const said = signal(""); // to a screen reader, and in the status line
@@ -125,12 +127,13 @@ export function written(): string {
   put("q", query.value, "");
   put("finding", finding.value, "");
   put("with", compared.value, "");
+  put("path", pathShown.value ? 1 : 0, 0);
   put("drawer", drawer.value ? 1 : 0, 1);
   put("tab", tab.value, "findings");
   return made.toString().replaceAll("%2C", ",");
 }
 
-const TABS: Tab[] = ["findings", "range", "event", "search", "about"];
+const TABS: Tab[] = ["findings", "compare", "range", "event", "search", "about"];
 
 export function read(hash: string): void {
   const known = run.value;
@@ -170,6 +173,7 @@ export function read(hash: string): void {
     query.value = given.get("q") ?? "";
     finding.value = given.get("finding") ?? "";
     compared.value = /^[0-9a-f]+$/.test(given.get("with") ?? "") ? given.get("with")! : "";
+    pathShown.value = given.get("path") === "1";
     drawer.value = given.get("drawer") !== "0";
     tab.value = TABS.find((one) => one === given.get("tab")) ?? "findings";
   });
@@ -184,13 +188,17 @@ function opening(known: Run): number[] {
 export function follow(): void {
   let last = location.hash.slice(1);
   let timer = 0;
+  const settled = (is: boolean) => (document.body.dataset.settled = String(is)); // whether the address says it all
   effect(() => {
     if (!run.value) return;
     const now = written();
     clearTimeout(timer);
+    settled(now === last);
+    if (now === last) return;
     timer = window.setTimeout(() => {
-      if (now === last) return;
+      settled(true);
       last = now;
+      if (framed) return; // a frame has no address
       history.replaceState(history.state, "", `${location.pathname}${location.search}${now ? `#${now}` : ""}`);
     }, 200);
   });

@@ -4,21 +4,25 @@ import { effect, signal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
 import { exact, time } from "../shared/time";
 import { hide, tip } from "../shared/tip";
-import { Canvas2D, firstIn, nameOf, type Frame, type Highlight, type Link } from "./canvas";
+import { beside, moved } from "./beside";
+import { Canvas2D, firstIn, nameOf, type Highlight, type Layer, type Link, type Steps } from "./canvas";
 import { openRank, pin } from "./commands";
 import { countersIn } from "./counters";
+import { critical } from "./critical";
 import { arrows, collective, failed, hits, showArea, showEvent } from "./evidence";
-import { scene, type DrawnLane, type DrawnRow, type Scene } from "./frame";
+import { scene, type DrawnLane, type DrawnRow } from "./frame";
 import { clamp, timeOf, xOf, type Scale } from "./geometry";
 import { dark, palette, type Palette } from "./palette";
 import type { EventDetails, Range, Run } from "./protocol";
 import { byId, furthest, pinnedHeight, pinnedRows, plot, rankHeight, rowOfLane, rows, scrollTo, total } from "./rows";
 import { api, json, Source } from "./source";
 import {
-  area, closed, details, focused, look, marks, opened, picked, pointer, scroll, toggled, view, whole, zoom,
+  area, closed, details, focused, look, marks, opened, picked, pointer, said, scroll, toggled, view, whole, zoom,
 } from "./state";
 
-const TOP = 34;
+const TOP = 34; // the ruler and the steps
+const MORE = 17; // the steps of the run below
+const above = () => TOP + (beside.value ? MORE : 0);
 const DRAG = 4; // pixels from which on a press is a drag
 const EDGE = 6;
 
@@ -59,9 +63,11 @@ function alive(known: Run, holder: HTMLElement, canvas: HTMLCanvasElement): () =
   const renderer = new Canvas2D(canvas);
   let colors: Palette = palette(known.categories);
   let size = { width: 0, height: 0 };
-  let last: Scene | null = null;
+  let last: Layer[] = []; // the run's rows, then those of the run below
+  let below: { source: Source; colors: Palette } | null = null;
   let waiting = 0;
   const redraw = () => {
+    canvas.dataset.complete = "false";
     waiting ||= requestAnimationFrame(draw);
   };
   const fetched = new Source(known, redraw, failed);
@@ -69,40 +75,44 @@ function alive(known: Run, holder: HTMLElement, canvas: HTMLCanvasElement): () =
   const left = () => leftOf(size.width);
   const scale = (): Scale => ({ left: left(), width: size.width - left(), view: view.value });
 
-  const stepsOf = new Map<number, Frame["steps"]>();
-  known.steps.rank.forEach((rank, i) => {
-    if (!stepsOf.has(rank)) stepsOf.set(rank, []);
-    const { step, start, end, counts } = known.steps;
-    stepsOf.get(rank)!.push({ step: step[i]!, start: start[i]!, end: end[i]!, counts: counts[i]! });
-  });
-  const steps = () => {
+  const steps = (of: Run, by: number): Steps => {
+    const byRank = stepsByRank(of);
     const rank = known.ranks.rank[byId.value.get(focused.value)?.rank ?? 0] ?? 0;
-    return stepsOf.get(rank) ?? stepsOf.values().next().value ?? [];
+    const found = byRank.get(rank) ?? byRank.values().next().value ?? [];
+    return by ? found.map((one) => ({ ...one, start: one.start + by, end: one.end + by })) : found;
   };
 
   function draw(): void {
     waiting = 0;
     if (!size.width) return;
     const began = performance.now();
-    const place = { scroll: scroll.value, top: pinnedHeight.value, height: size.height - TOP, width: size.width - left() };
-    last = scene(fetched, rows.value, pinnedRows.value, view.value, place);
-    const wanted = last.rows.filter(({ row }) => row.counter >= 0).map(({ row }) => row.counter);
+    const place = { scroll: scroll.value, top: pinnedHeight.value, height: size.height - above(), width: size.width - left() };
+    const own = scene(fetched, rows.value, pinnedRows.value, view.value, place);
+    last = [{ scene: own, run: known, view: view.value, colors }];
+    const other = beside.value;
+    if (other && below) {
+      const theirs = { from: view.value.from - moved.value, to: view.value.to - moved.value };
+      last.push({ scene: scene(below.source, rows.value, [], theirs, place, true), run: other.run, view: theirs, colors: below.colors });
+    }
+    const wanted = own.rows.filter(({ row }) => row.counter >= 0).map(({ row }) => row.counter);
     const color = `rgb(${colors.paper.map((part) => (part > 128 ? 60 : 150)).join(" ")})`;
     const counters = wanted.length ? countersIn(fetched, wanted, view.value, place.width, color) : null;
     const chosen = area.value;
     renderer.draw(
       {
-        ...last,
+        layers: last,
+        rows: last.flatMap(({ scene }) => scene.rows),
         run: known,
         view: view.value,
         width: size.width,
         height: size.height,
         left: left(),
-        top: TOP,
+        top: above(),
         pinnedHeight: pinnedHeight.value,
-        steps: steps(),
+        steps: [steps(known, 0), ...(other ? [steps(other.run, moved.value)] : [])],
         selection: chosen && { ...chosen, rows: chosen.rows.length ? new Set(chosen.rows) : null },
         highlights: highlights(known),
+        path: pathOf(known),
         links: links(known),
         marks: marks.value,
         density: densityOf(place.width),
@@ -113,31 +123,35 @@ function alive(known: Run, holder: HTMLElement, canvas: HTMLCanvasElement): () =
       },
       colors,
     );
-    const ranks = last.rows.filter(({ row, pinned }) => row.kind === "rank" && !pinned).length;
+    const ranks = own.rows.filter(({ row, pinned }) => row.kind === "rank" && !pinned).length;
+    const coarse = last.some(({ scene }) => scene.coarse);
     shownOf.value = {
-      shown: last.events?.shown ?? 0,
-      total: last.events?.total ?? 0,
-      asked: last.asked,
+      shown: last.reduce((sum, { scene }) => sum + (scene.events?.shown ?? 0), 0),
+      total: last.reduce((sum, { scene }) => sum + (scene.events?.total ?? 0), 0),
+      asked: own.asked,
       rows: ranks,
       of: known.ranks.rank.length,
-      coarse: last.coarse,
+      coarse,
     };
     performance.clearMeasures("draw");
     performance.measure("draw", { start: began });
     canvas.dataset.drawn = String(Number(canvas.dataset.drawn ?? 0) + 1);
-    canvas.dataset.complete = String(!last.coarse && fetched.tiles.idle);
+    canvas.dataset.complete = String(!coarse && fetched.idle && (!below || below.source.idle));
   }
 
   // Where the pointer is.
-  const rowAt = (y: number): DrawnRow | undefined =>
-    last?.rows.find(({ row, y: top, pinned }) => y - TOP >= top && y - TOP < top + row.height && (pinned || y - TOP >= pinnedHeight.value));
+  const rowAt = (y: number): DrawnRow | undefined => {
+    const at = y - above();
+    const isThere = ({ row, y: top, pinned }: DrawnRow) => at >= top && at < top + row.height && (pinned || at >= pinnedHeight.value);
+    return last.flatMap(({ scene }) => scene.rows).find(isThere);
+  };
   const laneAt = (row: DrawnRow | undefined, y: number): DrawnLane | undefined =>
-    row?.lanes.find((lane) => y - TOP >= lane.y && y - TOP < lane.y + lane.height + 1);
-  const eventAt = (lane: DrawnLane, at: number): number => {
-    const events = last?.events;
+    row?.lanes.find((lane) => y - above() >= lane.y && y - above() < lane.y + lane.height + 1);
+  const layerOf = (row: DrawnRow): Layer => last[row.row.other ? 1 : 0]!;
+  const eventAt = ({ scene: { events }, run: of }: Layer, lane: DrawnLane, at: number): number => {
     if (!events) return -1;
-    const i = firstIn(events, lane, at - known.zero);
-    return i < lane.last && events.start[i]! + known.zero <= at ? i : -1;
+    const i = firstIn(events, lane, at - of.zero);
+    return i < lane.last && events.start[i]! + of.zero <= at ? i : -1;
   };
 
   let gesture: Gesture | null = null;
@@ -211,10 +225,12 @@ function alive(known: Run, holder: HTMLElement, canvas: HTMLCanvasElement): () =
 
   // The rows of a drag; on the ruler it means all of them.
   const between = (one: number, other: number): string[] => {
-    const [a, b] = [Math.min(one, other) - TOP, Math.max(one, other) - TOP];
-    if (one < TOP || !last) return [];
-    const chosen = last.rows.filter(({ row, y, pinned }) => y < b && y + row.height > a && row.kind !== "group" && (pinned || b > pinnedHeight.value));
-    return [...new Set(chosen.map(({ row }) => row.id))];
+    const [a, b] = [Math.min(one, other) - above(), Math.max(one, other) - above()];
+    if (one < above()) return [];
+    const chosen = last.flatMap(({ scene }) => scene.rows)
+      .filter(({ row, y, pinned }) => y < b && y + row.height > a && row.kind !== "group" && (pinned || b > pinnedHeight.value));
+    // What is selected is of the run that is shown: a row of the one below stands for its rank.
+    return [...new Set(chosen.map(({ row }) => (row.other ? `r${row.rank}` : row.id)))];
   };
 
   const up = (event: PointerEvent) => {
@@ -233,14 +249,15 @@ function alive(known: Run, holder: HTMLElement, canvas: HTMLCanvasElement): () =
       if (row.row.kind === "rank") openRank(row.row.id);
       return;
     }
+    if (row.row.other) return void (said.value = "Events of B open where B is opened alone: the Compare panel leads there");
     void choose(laneAt(row, y), timeOf(scale(), x));
   };
 
   const choose = async (lane: DrawnLane | undefined, when: number) => {
     if (!lane) return;
-    const i = eventAt(lane, when);
+    const i = eventAt(last[0]!, lane, when);
     if (i >= 0) {
-      picked.value = { lane: lane.lane, row: last!.events!.row[i]! };
+      picked.value = { lane: lane.lane, row: last[0]!.scene.events!.row[i]! };
       return showEvent();
     }
     try {
@@ -255,43 +272,46 @@ function alive(known: Run, holder: HTMLElement, canvas: HTMLCanvasElement): () =
   let asked = 0;
   const hover = (event: PointerEvent, x: number, y: number) => {
     const inside = x >= left();
-    const when = timeOf(scale(), x);
-    pointer.value = inside ? when : null;
+    const pointed = timeOf(scale(), x);
+    pointer.value = inside ? pointed : null;
     canvas.style.cursor = !inside ? "pointer" : edgeAt(x) !== null ? "ew-resize" : event.shiftKey ? "grab" : "crosshair";
     clearTimeout(asked);
-    const row = y > TOP ? rowAt(y) : undefined;
+    const row = y > above() ? rowAt(y) : undefined;
     const lane = laneAt(row, y);
     if (!row || !inside) return hide();
     const place = { x: event.clientX, y: event.clientY };
-    const i = lane ? eventAt(lane, when) : -1;
+    const layer = layerOf(row);
+    const of = layer.run;
+    const when = row.row.other ? pointed - moved.value : pointed;
+    const i = lane ? eventAt(layer, lane, when) : -1;
     const { view: seen, width } = scale();
     const pixel = (seen.to - seen.from) / width;
-    if (i >= 0 && last!.events!.duration[i]! > 2 * pixel) {
-      const events = last!.events!;
+    const events = layer.scene.events;
+    if (events && i >= 0 && events.duration[i]! > 2 * pixel) {
       const start = events.start[i]!;
       tip.value = {
         ...place,
         lines: [
-          nameOf(known, events, lane!.lane, i),
-          `${known.categories[events.category[i]!]?.name ?? ""}: ${exact(events.duration[i]!)}`,
+          nameOf(of, events, lane!.lane, i),
+          `${of.categories[events.category[i]!]?.name ?? ""}: ${exact(events.duration[i]!)}`,
           `from ${time(start)} · ${titleOf(known, row)}`,
         ],
       };
       return;
     }
-    const head = [titleOf(known, row), `at ${time(when - known.zero)}`];
+    const head = [titleOf(known, row), `at ${time(when - of.zero)}`];
     tip.value = { ...place, lines: head };
     if (!lane) return;
-    asked = window.setTimeout(() => void exactly(lane, when, pixel, place, head), 150);
+    asked = window.setTimeout(() => void exactly(of, lane, when, pixel, place, head), 150);
   };
 
   // What the pixel under the pointer stands for, in whole nanoseconds.
-  const exactly = async (lane: DrawnLane, when: number, pixel: number, place: { x: number; y: number }, head: string[]) => {
-    const from = clamp(Math.floor(when - pixel), known.zero, known.end - 1);
-    const to = clamp(Math.ceil(when + pixel), from + 1, known.end);
-    const said = await json<Range>(api(known.id, `/range?from=${from}&to=${to}&lanes=${lane.lane}`)).catch(() => null);
+  const exactly = async (of: Run, lane: DrawnLane, when: number, pixel: number, place: { x: number; y: number }, head: string[]) => {
+    const from = clamp(Math.floor(when - pixel), of.zero, of.end - 1);
+    const to = clamp(Math.ceil(when + pixel), from + 1, of.end);
+    const said = await json<Range>(api(of.id, `/range?from=${from}&to=${to}&lanes=${lane.lane}`)).catch(() => null);
     if (!said || tip.value?.lines !== head) return;
-    const parts = (said.lanes[0]?.categories ?? []).map(([category, ns]) => `${known.categories[category]?.name ?? ""}: ${exact(ns)}`);
+    const parts = (said.lanes[0]?.categories ?? []).map(([category, ns]) => `${of.categories[category]?.name ?? ""}: ${exact(ns)}`);
     tip.value = { ...place, lines: [...head, `of ${exact(to - from)} here:`, ...(parts.length ? parts : ["nothing runs"])] };
   };
 
@@ -334,19 +354,28 @@ function alive(known: Run, holder: HTMLElement, canvas: HTMLCanvasElement): () =
   canvas.addEventListener("wheel", wheel, { ...options, passive: false });
   const seen = new ResizeObserver(([entry]) => {
     size = { width: Math.floor(entry!.contentRect.width), height: Math.floor(entry!.contentRect.height) };
-    plot.value = { width: size.width - left(), height: size.height - TOP };
+    room();
     redraw();
   });
   seen.observe(holder);
+  const room = () => (plot.value = { width: size.width - left(), height: size.height - above() });
   const stops = [
     effect(() => {
       void dark.value;
       colors = palette(known.categories);
+      if (below && beside.value) below.colors = palette(beside.value.run.categories);
+      redraw();
+    }),
+    effect(() => {
+      const other = beside.value?.run;
+      if (other?.id === below?.source.run.id) return;
+      below = other ? { source: new Source(other, redraw, failed), colors: palette(other.categories) } : null;
+      if (size.width) room();
       redraw();
     }),
     effect(() => {
       void [view.value, rows.value, pinnedRows.value, scroll.value, area.value, picked.value, details.value, arrows.value, collective.value];
-      void [marks.value, hits.value, focused.value, opened.value, closed.value, rankHeight.value, plot.value];
+      void [marks.value, hits.value, focused.value, opened.value, closed.value, rankHeight.value, plot.value, moved.value, critical.value];
       redraw();
     }),
     effect(() => {
@@ -359,6 +388,21 @@ function alive(known: Run, holder: HTMLElement, canvas: HTMLCanvasElement): () =
     stops.forEach((stop) => stop());
     cancelAnimationFrame(waiting);
   };
+}
+
+const kept = new WeakMap<Run, Map<number, Steps>>();
+
+function stepsByRank(of: Run): Map<number, Steps> {
+  const known = kept.get(of);
+  if (known) return known;
+  const made = new Map<number, Steps>();
+  of.steps.rank.forEach((rank, i) => {
+    if (!made.has(rank)) made.set(rank, []);
+    const { step, start, end, counts } = of.steps;
+    made.get(rank)!.push({ step: step[i]!, start: start[i]!, end: end[i]!, counts: counts[i]! });
+  });
+  kept.set(of, made);
+  return made;
 }
 
 function titleOf(known: Run, { row }: DrawnRow): string {
@@ -393,6 +437,22 @@ function links(known: Run): Link[] {
     from: { row: shownRow(known, from.lane), time: from.time },
     to: { row: shownRow(known, to.lane), time: to.time },
   }));
+}
+
+// The critical path near what is in view, also over rows that are scrolled away.
+function pathOf(known: Run): { from: number; to: number; y: number }[] {
+  const found = critical.value;
+  if (!found) return [];
+  const { from, to } = view.value;
+  const made: { from: number; to: number; y: number }[] = [];
+  found.lane.forEach((lane, i) => {
+    if (found.end[i]! < from || found.start[i]! > to) return;
+    const row = byId.value.get(shownRow(known, lane));
+    if (!row) return;
+    const y = row.top - scroll.value + pinnedHeight.value + Math.min(row.height - 3, row.kind === "track" ? 14 : row.height);
+    made.push({ from: found.start[i]!, to: found.end[i]!, y: Math.max(y, -20) });
+  });
+  return made;
 }
 
 // Where the hits that were fetched are, by pixel.

@@ -9,6 +9,9 @@ import { Tip } from "../shared/tip";
 import { Bar, Help, Legend, Status } from "./bar";
 import { onKey } from "./commands";
 import { failed, followFinding, watch } from "./evidence";
+import { framed } from "./carrier";
+import { watchBeside } from "./comparing";
+import { watchPath } from "./critical";
 import { Finder } from "./finder";
 import { Minimap } from "./minimap";
 import { dress } from "./palette";
@@ -59,9 +62,11 @@ async function open(id: string, building: (at: Building["building"]) => void): P
   const known: Run = await opened(id, building);
   document.title = `${known.title} · lostflops`;
   run.value = known;
-  read(location.hash);
+  read(framed ? app.dataset.state ?? "" : location.hash);
   follow();
   watch(id);
+  watchBeside(id);
+  watchPath(id);
   addEventListener("keydown", onKey);
   effect(() => {
     const by = sorting.value;
@@ -76,6 +81,7 @@ async function open(id: string, building: (at: Building["building"]) => void): P
     return { verdict: "The findings could not be computed.", findings: [] };
   });
   followFinding();
+  addEventListener("hashchange", followFinding);
 }
 
 function Trouble({ error }: { error: Error }) {
@@ -104,6 +110,7 @@ function Index() {
       <h1>
         {fixed(runs.length, 0)} run{runs.length === 1 ? "" : "s"}
       </h1>
+      {runs.length > 1 && <p class="quiet">Open one, then choose another under “beside”: it is drawn below the first, step by step.</p>}
       <table>
         <thead>
           <tr>

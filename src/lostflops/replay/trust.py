@@ -14,7 +14,7 @@ import polars as pl
 from lostflops.finding import percent
 from lostflops.units import milliseconds
 
-from .dependencies.edges import ON_HOST, Kind
+from .dependencies.edges import ON_HOST, Int, Kind
 from .dependencies.operations import BEGINS, CALL, ENDS, STRETCH
 from .edit import Known
 from .host_time import within
@@ -255,6 +255,18 @@ def _doubts(job: RecordedJob, steps: StepPoints, error: float, path: PathShares)
     return tuple(found)
 
 
+def critical_edges(job: RecordedJob, steps: StepPoints) -> Int:
+    """The edges of the critical path through the counted steps, from first to last: each point on it came
+    when the one before let it."""
+    if not len(steps.step):
+        return np.zeros(0, np.int64)
+    ends = job.measured[steps.end]
+    last = int(np.argmax(ends.max(axis=1)))
+    first = int(steps.begins(job.measured).min())
+    edges = job.graph.path(job.lags(), job.measured, int(steps.end[last, np.argmax(ends[last])]))
+    return edges[job.measured[job.edges.target[edges]] > first]
+
+
 def path_shares(job: RecordedJob, steps: StepPoints, spans: pl.DataFrame | None) -> PathShares:
     """What the critical path is made of that leads to the end of the last counted step.
 
@@ -262,12 +274,8 @@ def path_shares(job: RecordedJob, steps: StepPoints, spans: pl.DataFrame | None)
     """
     if not len(steps.step):
         return PathShares(0, 0, 0, 0, 0, 0)
-    ends = job.measured[steps.end]
-    last = int(np.argmax(ends.max(axis=1)))
-    first = int(steps.begins(job.measured).min())
     lags = job.lags()
-    edges = job.graph.path(lags, job.measured, int(steps.end[last, np.argmax(ends[last])]))
-    edges = edges[job.measured[job.edges.target[edges]] > first]
+    edges = critical_edges(job, steps)
     kind, lag = job.edges.kind[edges], np.clip(job.edges.lag[edges], 0, None)
     residual = int(job.residual[edges].sum())
     operation = job.operation_of(job.edges.target[edges])

@@ -204,7 +204,9 @@ def _findings(page: Page, paths: str, framed: bool) -> Iterator[Markup]:
     if lead := " ".join(filter(None, (order if len(page.findings) > 1 else "", gains))):
         yield tag("p", lead, class_="lead")
     named = [finding.name for finding in page.findings]
-    seen = {} if framed else pictures(named, page.moments(), page.run.on_host)
+    seen, missing = ({}, "") if framed else pictures(named[:MOST_FINDINGS], page.moments(), page.run.on_host)
+    if missing:
+        yield tag("p", coded(missing), class_="lead")
     yield tag(
         "ol",
         [tag("li", list(_finding(f, page, paths, seen.get(f.name)))) for f in page.findings[:MOST_FINDINGS]],

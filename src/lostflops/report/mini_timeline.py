@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from lostflops.finding import milliseconds
 
 from .first_page.budget import color, words
-from .first_page.moments import COLUMNS, LEVELS, ShownStep, Strip, rectangles
+from .first_page.moments import COLUMNS, LEVELS, Moments, ShownStep, Strip, not_all, rectangles
 from .markup import Markup, join, tag
 
 MOST_BYTES = 600_000  # of all pictures in one file
 
 
-def pictures(names: Sequence[str], known: Mapping[str, ShownStep], on_host: bool) -> dict[str, Markup]:
-    """The pictures of findings by their names, the first ones, as many as a file has room for."""
+def pictures(names: Sequence[str], known: Moments, on_host: bool) -> tuple[dict[str, Markup], str]:
+    """The pictures of findings by their names, the first ones, as many as a file has room for; and a sentence
+    on those that are left out, empty where none is."""
     made: dict[str, Markup] = {}
     room = MOST_BYTES
-    for name in names:
-        if name not in known:
-            continue
-        picture = _picture(known[name], on_host)
+    listed = [name for name in names if name in known.shown]
+    for name in listed:
+        picture = _picture(known.shown[name], on_host)
         room -= len(picture)
         if room < 0:
-            break
+            return made, not_all(len(made), len(listed))
         made[name] = picture
-    return made
+    return made, known.missing
 
 
 def _picture(moment: ShownStep, on_host: bool) -> Markup:

@@ -16,6 +16,7 @@ from lostflops.recipe import Recipe
 from lostflops.recipes import named, recipes
 from lostflops.report.first_page.page import page
 from lostflops.session import Skipped
+from lostflops.store.trace import REPLAYED, SIMULATED
 
 from .layout import OUTSIDE, called
 from .pyramid import BUCKETS, FACTOR
@@ -47,7 +48,7 @@ def described(timeline: RunTimeline, run: str, title: str) -> dict[str, Any]:
         "end": kept.end,
         "num_events": int(timeline.events.first[-1]),
         "busy_ns": sum(totals),
-        "warnings": kept.warnings,
+        "warnings": [*_what_it_is(timeline), *kept.warnings],
         "levels": {
             "finest": timeline.pyramid.finest,
             "base": 0,
@@ -86,6 +87,15 @@ def described(timeline: RunTimeline, run: str, title: str) -> dict[str, Any]:
             for recipe, column in _sortable()
         ],
     }
+
+
+def _what_it_is(timeline: RunTimeline) -> Iterator[str]:
+    """Where times were never measured, that they were not."""
+    for fact in timeline.trace.manifest.quality:
+        if fact.name == REPLAYED:
+            yield f"Predicted: replayed with `{fact.text}`. These times were not measured."
+        elif fact.name == SIMULATED:
+            yield "Simulated: this job never ran."
 
 
 def _category(key: str) -> dict[str, str]:

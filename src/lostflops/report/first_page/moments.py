@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
 from lostflops.finding import Finding
+from lostflops.recipe import Recipe
 from lostflops.session import Session, Skipped
 
 from .budget import in_order
@@ -18,8 +20,9 @@ COLUMNS = 400
 LEVELS = 20  # heights that a share is rounded to where it is drawn
 MOST_MOMENTS = 10
 MOST_ROWS = 6
-# What each rank did at every instant is not kept beside a run. A larger one's is not computed for pictures.
+# What each rank did at every instant is not kept beside a run. For pictures it is computed of so many events.
 MOST_EVENTS = 5_000_000
+OF_ALL_RANKS = "communication_matches"  # what a rank waited for is known from the others
 Shares = npt.NDArray[np.float64]  # [account, column], 0 to 1
 
 
@@ -50,30 +53,96 @@ class ShownStep:
         return in_order({name for strip in self.strips for name in strip.accounts})
 
 
-def moments(session: Session, ledger: pl.DataFrame, findings: Sequence[Finding]) -> dict[str, ShownStep]:
-    """The moment of each of the first findings that have one, by the finding's name."""
-    chosen: dict[str, tuple[int, int, int, int, int]] = {}
-    for finding in findings[:MOST_MOMENTS]:
-        found = _most(ledger, finding)
-        if found:
-            chosen[finding.name] = found
-    if not chosen or session.trace.manifest.num_events > MOST_EVENTS:
-        return {}
+@dataclass(frozen=True)
+class Moments:
+    """The moments of findings by their names, and in `missing` why some that have one are not among them."""
+
+    shown: Mapping[str, ShownStep]
+    missing: str = ""
+
+
+def moments(session: Session, ledger: pl.DataFrame, findings: Sequence[Finding]) -> Moments:
+    """The moment of each finding that has one, as far as reading them is bounded: of so many findings and
+    ranks as have `MOST_EVENTS` together."""
+    places = {finding.name: found for finding in findings if (found := _most(ledger, finding))}
+    if not places:
+        return Moments({})
+    all_ranks: list[int] = ledger["rank"].unique().sort().to_list()
+    each = max(1, session.trace.manifest.num_events // _num_ranks(session))
+    chosen = _chosen(all_ranks, dict(list(places.items())[:MOST_MOMENTS]), MOST_EVENTS // each)
+    if not chosen:
+        why = f"each rank recorded about {each:,} events, and pictures are drawn of {MOST_EVENTS:,} at most"
+        return Moments({}, f"No pictures: {why}. `lostflops view` shows where to look.")
+    # Of a run that is small enough the session knows it already.
+    is_small = session.trace.manifest.num_events <= MOST_EVENTS
+    read = frozenset(rank for ranks in chosen.values() for rank in ranks)
+    known = _known(session if is_small else _OfSomeRanks(session, read))
+    if known is None:
+        return Moments({})
+    about = {finding.name: finding.accounts for finding in findings}
+    shown = {
+        name: ShownStep(about[name], *places[name], len(all_ranks), _strips(known, ranks, *places[name][2:4]))
+        for name, ranks in chosen.items()
+    }
+    few = "" if len(chosen) == len(places) else not_all(len(chosen), len(places))
+    return Moments(shown, few)
+
+
+def _num_ranks(session: Session) -> int:
+    recorded = session.trace.whole.table("ranks")
+    return 1 if recorded is None else max(1, recorded.select(pl.col("rank").n_unique()).collect().item())
+
+
+def not_all(drawn: int, of: int) -> str:
+    return f"{drawn} of {of} findings have a picture; `lostflops view` shows where to look for the others."
+
+
+def _chosen(
+    all_ranks: Sequence[int], places: Mapping[str, tuple[int, ...]], most: int
+) -> dict[str, list[int]]:
+    """The ranks that each moment shows: at most so many different ones together."""
+    read: set[int] = set()
+    chosen: dict[str, list[int]] = {}
+    for name, (rank, *_) in places.items():
+        wanted = _shown(all_ranks, rank)
+        if len(read | set(wanted)) > most:
+            room = most - len(read | {rank})
+            others = (
+                sorted(read & set(wanted) - {rank}) or [one for one in wanted if one != rank][: max(room, 0)]
+            )
+            wanted = sorted({rank, *others})
+        if len(read | set(wanted)) <= most:
+            chosen[name] = wanted
+            read |= set(wanted)
+    return chosen
+
+
+def _known(session: Session) -> pl.DataFrame | None:
+    """What the ranks did at every instant; None where that is not known."""
     runs, idle = session.run("device_runs"), session.run("idle_stretches")
     if isinstance(runs, Skipped) or isinstance(idle, Skipped):
-        return {}
-    known = pl.concat(
+        return None
+    return pl.concat(
         [
             said.table.select("rank", "start", "end", pl.col("account").cast(pl.String))
             for said in (runs, idle)
         ]
     ).filter(pl.col("account").is_not_null(), pl.col("end") > pl.col("start"))
-    ranks: list[int] = ledger["rank"].unique().sort().to_list()
-    about = {finding.name: finding.accounts for finding in findings}
-    return {
-        name: ShownStep(about[name], *found, len(ranks), _strips(known, _shown(ranks, found[0]), *found[2:4]))
-        for name, found in chosen.items()
-    }
+
+
+class _OfSomeRanks(Session):
+    """Reads some ranks only, also for recipes that are of the whole job, but what needs all ranks."""
+
+    def __init__(self, whole: Session, ranks: frozenset[int]) -> None:
+        super().__init__(whole.trace.whole.select(ranks=ranks))
+        self._job = whole
+        self._unsliced = self
+
+    def _compute(self, wanted: Recipe, options: Mapping[str, Any]) -> pl.DataFrame | Skipped:
+        if wanted.name != OF_ALL_RANKS:
+            return self._made(wanted, options)  # nothing of a part is kept as if it were of the whole
+        said = self._job.run(wanted.name)
+        return said if isinstance(said, Skipped) else self.trace.cut(said.table.lazy()).collect()
 
 
 def _most(ledger: pl.DataFrame, finding: Finding) -> tuple[int, int, int, int, int] | None:

@@ -21,7 +21,7 @@ from lostflops.version import __version__
 
 from . import facts, roofs, step_notes
 from .budget import Budget, budget
-from .moments import ShownStep, moments
+from .moments import Moments, moments
 from .pipeline import Pipeline, pipeline
 from .run import Run, recorded
 from .sentences import job_notes
@@ -78,7 +78,7 @@ class Page:
     pipeline: Pipeline | None = None
     given: tuple[str, ...] = ()  # the paths that the user named, where somebody did
     # Where in time findings can be seen, by their names: only a page that draws them asks.
-    moments: Callable[[], Mapping[str, ShownStep]] = dict
+    moments: Callable[[], Moments] = lambda: Moments({})
 
     @property
     def untraced(self) -> bool:
@@ -186,9 +186,7 @@ def page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], No
     )
 
 
-def _moments(
-    trace: Trace, session: Session, ledger: pl.DataFrame, found: Sequence[Finding]
-) -> Mapping[str, ShownStep]:
+def _moments(trace: Trace, session: Session, ledger: pl.DataFrame, found: Sequence[Finding]) -> Moments:
     # Asked when a report is drawn: the workers of a cluster may have left by then.
     here = session if type(session) is Session else Session(trace)
     with trace.reading():

@@ -12,6 +12,7 @@ import anyio.to_thread
 import msgspec
 import numpy as np
 import polars as pl
+from polars.exceptions import PolarsError
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -25,16 +26,17 @@ from lostflops.errors import LostflopsError
 from lostflops.intervals import Int
 from lostflops.tables import TABLES
 
-from .. import details, overview, statistics, steps, tiles
+from .. import critical, details, overview, statistics, steps, tiles
 from ..timeline import RunTimeline
 from . import asked
 from .guard import Guard, Keys, wants_compression
-from .refusal import Refusal, answered, bad_request, unreadable
+from .refusal import Refusal, answered, bad_request, told
 from .runs import ServedRun, ServedRuns
 
 THREADS = 4  # that compute at once, each with at most some hundred MB
 FOREVER = {"Cache-Control": "private, immutable, max-age=31536000"}
 MOST_EVENTS, MOST_HITS, MOST_COUNTERS, MOST_COLLECTIVES, MOST_ROWS = 200_000, 2000, 256, 1000, 10_000_000
+MOST_STRETCHES = 100_000
 PAGE = """<!doctype html>
 <html lang="en">
 <head>
@@ -62,6 +64,11 @@ KINDS = {
 
 def application(runs: ServedRuns, keys: Keys, names: frozenset[str], any_address: bool) -> ASGIApp:
     """The whole of it, guarded. `names` are those of this machine under which it answers."""
+    return Guard(_Compressed(unguarded(runs)), keys, names, any_address)
+
+
+def unguarded(runs: ServedRuns) -> Starlette:
+    """What answers, for whoever needs no session: a notebook asks its own process."""
     server = _Server(runs)
     run, data = "/api/run/{run}", "/data/{run}/{content}"
     routes = {
@@ -76,6 +83,7 @@ def application(runs: ServedRuns, keys: Keys, names: frozenset[str], any_address
         f"{run}/range": server.statistics,
         f"{run}/search": server.search,
         f"{run}/collectives": server.collectives,
+        f"{run}/critical": server.critical,
         f"{run}/at": server.at,
         f"{run}/event/{{lane}}/{{row}}": server.event,
         f"{run}/arrows/{{lane}}/{{row}}": server.arrows,
@@ -85,12 +93,18 @@ def application(runs: ServedRuns, keys: Keys, names: frozenset[str], any_address
         f"{data}/events": server.events,
         f"{data}/table/{{table}}.arrow": server.table,
     }
-    app = Starlette(
+    return Starlette(
         routes=[Route(path, endpoint) for path, endpoint in routes.items()],
-        exception_handlers={Refusal: _refused, LostflopsError: _failed, HTTPException: _unknown},
+        exception_handlers={
+            Refusal: _refused,
+            LostflopsError: _failed,
+            PolarsError: _failed,
+            OSError: _failed,
+            HTTPException: _unknown,
+            Exception: _failed,
+        },
         lifespan=_few_threads,
     )
-    return Guard(_Compressed(app), keys, names, any_address)
 
 
 @asynccontextmanager
@@ -117,8 +131,7 @@ def _refused(request: Request, error: Exception) -> Response:
 
 
 def _failed(request: Request, error: Exception) -> Response:
-    assert isinstance(error, LostflopsError)
-    return answered(unreadable(error))
+    return answered(told(error))
 
 
 def _unknown(request: Request, error: Exception) -> Response:
@@ -218,13 +231,25 @@ class _Server:
         limit = asked.integer(request, "limit", 50, 1, MOST_COLLECTIVES)
         return _json(self._run(request).turn(lambda of: details.collectives(of, begin, end, limit)))
 
+    def critical(self, request: Request) -> Response:
+        timeline = self._timeline(request)
+        begin, end = asked.window(request, timeline.kept.zero, timeline.kept.end)
+        limit = asked.integer(request, "limit", MOST_STRETCHES, 0, MOST_STRETCHES)
+        path = self._run(request).ask("critical", critical.critical_path)
+        return _json(critical.in_window(timeline, path, begin, end, limit))
+
     def at(self, request: Request) -> Response:
         timeline = self._timeline(request)
         lane, time = asked.integer(request, "lane", None, 0), asked.integer(request, "time")
         found = details.at_time(timeline, lane, time)
         if found is None:
             raise asked.nothing("Nothing runs there.")
-        return _json(details.details(timeline, found))
+        return self._of_one(request, timeline, details.details(timeline, found))
+
+    def _of_one(self, request: Request, timeline: RunTimeline, content: Any) -> Response:
+        """An answer that was read from the run's tables, unless those became another run's meanwhile."""
+        self._run(request).current(timeline.hash)
+        return _json(content)
 
     def _event(self, request: Request) -> tuple[RunTimeline, details.DrawnEvent]:
         timeline = self._timeline(request)
@@ -234,7 +259,8 @@ class _Server:
         return timeline, found
 
     def event(self, request: Request) -> Response:
-        return _json(details.details(*self._event(request)))
+        timeline, found = self._event(request)
+        return self._of_one(request, timeline, details.details(timeline, found))
 
     def arrows(self, request: Request) -> Response:
         _, found = self._event(request)
@@ -302,6 +328,7 @@ class _Server:
         with timeline.trace.reading():
             total = int(frame.select(pl.len()).collect().item())
             rows = frame.head(limit).collect()
+        self._timeline(request)  # is kept for ever under this hash: not if the run changed meanwhile
         content = io.BytesIO()
         rows.write_ipc_stream(content, compat_level=pl.CompatLevel.oldest())
         headers = {**FOREVER, "X-Rows": f"{rows.height}/{total}"}

@@ -101,7 +101,9 @@ class Guard:
         try:
             self._check_place(request)
             token = request.query_params.get("token")
-            if token is not None and request.url.path.startswith(("/api", "/data")) is False:
+            # Only what opens a page: what merely looks whether an address answers must not use it up.
+            opens = request.method == "GET" and not request.url.path.startswith(("/api", "/data"))
+            if token is not None and opens:
                 return self._exchange(request, token)
             if not self._keys.knows(request):
                 raise Refusal(401, "no-session", "This browser has no session here.", HINT)
@@ -111,7 +113,8 @@ class Guard:
         return None
 
     def _check_place(self, request: Request) -> None:
-        host = HOST.match(request.headers.get("host", ""))
+        named = request.headers.getlist("host")
+        host = HOST.match(named[0]) if len(named) == 1 else None
         if host is None or not self._is_own(host[1]):
             raise bad_request(
                 "This server does not answer under that name.",

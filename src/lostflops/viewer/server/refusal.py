@@ -27,5 +27,16 @@ def bad_request(message: str, hint: str = "") -> Refusal:
     return Refusal(400, "bad-request", message, hint)
 
 
-def unreadable(error: LostflopsError) -> Refusal:
-    return Refusal(422, "cannot-read", error.message, error.hint)
+def told(error: Exception) -> Refusal:
+    """What a browser gets where a run could not be read."""
+    if isinstance(error, LostflopsError):
+        return Refusal(422, "cannot-read", error.message, error.hint)
+    if isinstance(error, OSError):
+        why = error.strerror or type(error).__name__
+        return Refusal(
+            422, "cannot-read", f"This run cannot be read: {why}.", "Check its folder and its disk."
+        )
+    return Refusal(
+        500, "cannot-read", f"This run cannot be shown: {type(error).__name__}.",
+        "Start `lostflops view` again; if that does not help, please report it.",
+    )  # fmt: skip

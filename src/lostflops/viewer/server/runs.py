@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lostflops import run_folder
-from lostflops.errors import LostflopsError, shown
+from lostflops.errors import BadOption, shown
 from lostflops.session import Session
 from lostflops.store.trace import Trace
 from lostflops.version import __version__
@@ -18,7 +18,7 @@ from lostflops.version import __version__
 from .. import overview, timeline
 from ..search import Search
 from ..timeline import RunTimeline
-from .refusal import Refusal, unreadable
+from .refusal import Refusal, told
 
 Opener = Callable[[Callable[[str, float], None]], Trace]
 PATIENCE = 0.25  # seconds that a request waits for what is being built
@@ -43,7 +43,7 @@ class ServedRun:
         self.id = hashlib.blake2b(name.encode(errors="surrogatepass"), digest_size=8).hexdigest()
         self._open = open_
         self._opened: _Opened | None = None
-        self._error: LostflopsError | None = None
+        self._error: Exception | None = None
         self._worker: threading.Thread | None = None
         self._starting = threading.Lock()
         self._asking = threading.Lock()
@@ -53,6 +53,12 @@ class ServedRun:
         """The run's line on the index page; what it holds is known once it was opened."""
         known = self._opened
         ranks = None if known is None else len(known.timeline.kept.ranks)
+        error = None if self._error is None else told(self._error)
+        if known is not None:
+            try:
+                self._seen_changes(known)
+            except Refusal as gone:
+                error = gone
         return {
             "id": self.id,
             "title": self.title,
@@ -60,7 +66,7 @@ class ServedRun:
             "steps": None if known is None else len(set(known.described["steps"]["step"])),
             "duration_ns": None if known is None else known.timeline.kept.end - known.timeline.kept.zero,
             "num_events": None if known is None else known.described["num_events"],
-            "error": None if self._error is None else str(self._error),
+            "error": None if error is None else error.message,
         }
 
     def build(self, patience: float = PATIENCE) -> tuple[str, float] | None:
@@ -76,13 +82,13 @@ class ServedRun:
         if worker is not None:
             worker.join(patience)
         if self._error is not None:
-            raise unreadable(self._error)
+            raise told(self._error)
         return None if self._opened is not None else self._progress
 
     def _work(self) -> None:
         try:
             self._opened = self._read()
-        except LostflopsError as error:
+        except Exception as error:  # this thread has nobody above it: the next request says it
             self._error = error
         finally:
             self._worker = None
@@ -106,7 +112,7 @@ class ServedRun:
         known = self._opened
         if known is None:
             if self._error is not None:
-                raise unreadable(self._error)
+                raise told(self._error)
             raise Refusal(409, "run-changed", f"'{self.title}' is being read.", "load the page again.")
         if self._seen_changes(known) or content not in (None, known.timeline.hash):
             raise Refusal(
@@ -132,14 +138,18 @@ class ServedRun:
         known = self.current()
         with self._asking:
             if name not in known.found:
-                known.found[name] = question(known.timeline)
+                found = question(known.timeline)
+                self.current(known.timeline.hash)  # or it may speak of two runs
+                known.found[name] = found
             return known.found[name]
 
     def turn(self, question: Callable[[RunTimeline], Any], content: str | None = None) -> Any:
         """The same of a question that is not kept."""
         known = self.current(content)
         with self._asking:
-            return question(known.timeline)
+            found = question(known.timeline)
+        self.current(known.timeline.hash)
+        return found
 
 
 def _identity(path: Path) -> tuple[int, int, int]:
@@ -187,6 +197,14 @@ def found(
     title = shown(first.resolve().name if first.is_dir() else "recording")
     run = ServedRun(title, "\0".join(str(path.absolute()) for path in named), lambda tell: open_(paths, tell))
     return ServedRuns([run])
+
+
+def beside(served: ServedRuns, against: ServedRuns) -> tuple[ServedRuns, str]:
+    """Two runs, and the address of the page that draws the second below the first. Raises BadOption."""
+    first, second = served.only, against.only
+    if first is None or second is None or first.id == second.id:
+        raise BadOption("`--against` draws one run below one other.", "name two different runs.")
+    return ServedRuns([first, second]), f"/run/{first.id}#with={second.id}"
 
 
 def _served(

@@ -28,14 +28,20 @@ def serve(
     host: str = LOOPBACK,
     port: int = 0,
     browser: bool = True,
+    begins: str = "/",
     say: Callable[[str], None] = print,
 ) -> None:
-    """Serve until Ctrl-C. The first line that is said is the address with its token. Raises CannotServe."""
+    """Serve until Ctrl-C. The first line that is said is the address with its token, of the page that
+    `begins`. Raises CannotServe."""
     with closing(_listening(host, port)) as listening:
         number = int(listening.getsockname()[1])
         keys = Keys(number)
         shown = f"[{host}]" if ":" in host else host
-        place = f"http://{shown}:{number}"
+        page, mark, state = begins.partition("#")
+
+        def address() -> str:
+            return f"http://{shown}:{number}{page}?token={keys.token()}{mark}{state}"
+
         config = uvicorn.Config(
             application(runs, keys, _names(host), not _is_loopback(host)),
             log_level="error",
@@ -45,12 +51,12 @@ def serve(
             ws="none",
             timeout_graceful_shutdown=1,
         )
-        say(f"{place}/?token={keys.token()}")
+        say(address())
         _explain(host, number, say)
         if browser:
-            webbrowser.open(f"{place}/?token={keys.token()}")
+            webbrowser.open(address())
         if sys.stdin is not None and sys.stdin.isatty():
-            again = threading.Thread(target=_print_again, args=(place, keys, say), daemon=True)
+            again = threading.Thread(target=_print_again, args=(address, say), daemon=True)
             again.start()
         try:
             with suppress(KeyboardInterrupt):
@@ -99,7 +105,7 @@ def _explain(host: str, port: int, say: Callable[[str], None]) -> None:
     say("Ctrl-C ends it")
 
 
-def _print_again(place: str, keys: Keys, say: Callable[[str], None]) -> None:
+def _print_again(address: Callable[[], str], say: Callable[[str], None]) -> None:
     """A token works once: Enter prints another."""
     for _ in sys.stdin:
-        say(f"{place}/?token={keys.token()}")
+        say(address())
