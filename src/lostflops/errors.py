@@ -331,7 +331,7 @@ class BadBudget(LostflopsError):
 
     def __init__(self, path: Path, why: str, hint: str = "") -> None:
         super().__init__(
-            f"{shown(path.name)} is not a budget: {shown(why)}.",
+            f"{shown(path.name)} is not a budget: {shown(why)}{'' if why.endswith('?') else '.'}",
             hint or "docs/comparing.md describes the file.",
         )
 

@@ -193,6 +193,7 @@ def test_a_wrong_budget_says_where_and_what_is_known(tmp_path: Path, text: str) 
         read(budget(tmp_path, text))
     for part in WRONG[text]:
         assert part in str(said.value), str(said.value)
+    assert "?." not in str(said.value)
 
 
 def test_every_account_can_have_a_limit(tmp_path: Path) -> None:

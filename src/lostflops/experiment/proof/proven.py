@@ -82,7 +82,12 @@ class Proven:
         return math.exp(self.estimate.difference + sign * self.estimate.half)
 
     def expected(self, wanted: str, at_most: float) -> bool:
-        """Whether `faster`, or `not-slower` by more than the share `at_most`, is shown."""
+        """Whether `faster`, or `not-slower` by more than the share `at_most`, is shown.
+
+        A change after which the loss is no number any more has shown nothing.
+        """
+        if self.loss.parity == "diverged":
+            return False
         if wanted == "faster":
             return self.verdict == "faster"
         return self.high is not None and self.high <= 1 + at_most
