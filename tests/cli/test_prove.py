@@ -195,6 +195,12 @@ def test_an_experiment_that_was_killed_can_be_read(capsys: pytest.CaptureFixture
     assert "It was killed, or still runs, after 2 pairs." in capsys.readouterr().out
     found = document()
     assert found["verdict"] == "cannot tell" and found["finished_pairs"] == 2
+    # What goes on after the torn line is a line of its own.
+    assert main(["prove", "out", "--more", "1", "--no-rehearsal", "--json", "f.json"]) == 0
+    assert document()["finished_pairs"] == 4 and document()["planned_pairs"] == 4
+    capsys.readouterr()
+    assert main(["prove", "out", "--json", "f.json"]) == 0
+    assert document()["finished_pairs"] == 4 and document()["low"] is not None
     results.write_text("\x00{}")
     assert main(["prove", "out"]) == 2
     assert "does not say what was asked for" in capsys.readouterr().err

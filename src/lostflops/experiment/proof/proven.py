@@ -45,6 +45,7 @@ class Proven:
     folder: Path | None = None  # where the results lie that were made just now
     stopped: str = ""  # why there are fewer pairs than planned, where that was no choice
     notes: tuple[str, ...] = ()
+    interrupted: bool = False  # by somebody, just now
 
     @property
     def ratio(self) -> float | None:
