@@ -16,7 +16,6 @@ from pathlib import Path
 
 import msgspec
 
-
 from lostflops.remedies.remedy import Safety
 
 from .injected import lostflops_tuner

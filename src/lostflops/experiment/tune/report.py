@@ -220,7 +220,7 @@ class TuneReport:
             elif indent == 4 or line == self.command:
                 console.print(Text(" " * indent + line), soft_wrap=True, highlight=False)
             else:
-                console.print(Padding(Text(line), (0, 0, 0, indent)), highlight=False)
+                console.print(Padding(Text(line), (0, 0, 0, indent), expand=False), highlight=False)
 
 
 def _made(one: Decided | None) -> str:

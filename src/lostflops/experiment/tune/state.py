@@ -1,10 +1,10 @@
 """The folder of a loop: what was asked, and each thing that is known as soon as it is known.
 
     OUT/
-      tune.jsonl                     lines of the kinds below; only ever appended to, each whole or passed over
-      recorded-1/  recorded-2/       the run that each round looks at
-      trial-1/  trial-2/             a change: `shim/`, which makes it, `tryout/`, one start with it, and `proof/`
-      report.json  report.md         what it came to
+      tune.jsonl                   lines of the kinds below, only ever appended to; a torn one is passed over
+      recorded-1/  recorded-2/     the run that each round looks at
+      trial-1/  trial-2/           a change: `shim/` makes it, `tryout/` is one start with it, and `proof/`
+      report.json  report.md       what it came to
 
 Killed at any moment, it goes on from what these lines say; a proof goes on from its own pairs.
 """

@@ -2,7 +2,7 @@
 
 Records the job, takes what the first page gives reason to try, and lets `lostflops prove` decide: starts with
 and without the change in turns. The job's files stay as they are: changes go through the environment, the
-launcher, or what runs inside the process from the folder of the loop. The page says what to edit to keep them.
+launcher, or code beside the job that runs inside its processes. The page says what to edit to keep them.
 
   lostflops tune -- python train.py
   lostflops tune --safety numerically-close --minutes 30 -- torchrun --nproc-per-node 8 train.py
@@ -19,7 +19,7 @@ import time
 from argparse import REMAINDER, ArgumentParser, Namespace
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lostflops.cli.output import files
 
@@ -75,21 +75,22 @@ def run(given: Namespace) -> None:
     folder, words = _asked(given)
     _say(f"the loop is kept in {folder.path}")
     found = loop.run(folder, words, _say)
+    document = found.to_json()
     try:
-        _write(found)
+        _write(found, document)
     except CannotWrite as error:
         _say(error.message)
-    if not files.document(given.json, found.to_json()):
+    if not files.document(given.json, document):
         found.show(Console())
     sys.stdout.flush()
     if found.ended:
         raise SystemExit(NOT_ALL)
 
 
-def _write(found: TuneReport) -> None:
+def _write(found: TuneReport, document: dict[str, Any]) -> None:
     """The report, beside what it is about."""
     with files.replacing(found.folder.path / "report.json") as file:
-        file.write_text(json.dumps(found.to_json(), indent=1) + "\n", encoding="utf-8")
+        file.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     with files.replacing(found.folder.path / "report.md") as file:
         file.write_text(found.markdown(), encoding="utf-8")
 

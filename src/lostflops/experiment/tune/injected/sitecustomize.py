@@ -8,7 +8,7 @@ import os
 import sys
 
 
-def _chain(run):
+def _chain(run: "set[str]") -> None:
     """Run the next sitecustomize on the path that has not run yet.
 
     The recorder's looks for others on the whole path and so finds this one again: it goes on from there.
@@ -26,7 +26,7 @@ def _chain(run):
     spec.loader.exec_module(module)
 
 
-def _arm(here):
+def _arm(here: str) -> None:
     if sys.version_info >= (3, 10) and not os.environ.get("LOSTFLOPS_OFF"):
         try:
             import lostflops_tuner  # pyright: ignore[reportMissingImports]
@@ -38,11 +38,13 @@ def _arm(here):
 
 if sys.version_info >= (3, 10):
     _here = os.path.dirname(os.path.abspath(__file__))
-    _first = not hasattr(sys, "_lostflops_tuner")
-    if _first:
-        sys._lostflops_tuner = {_here}  # pyright: ignore[reportAttributeAccessIssue]
+    _run = getattr(sys, "_lostflops_tuner", None)  # the folders whose sitecustomize has run, by then
+    _first = _run is None
+    if _run is None:
+        _run = {_here}
+        sys._lostflops_tuner = _run  # pyright: ignore[reportAttributeAccessIssue]
     try:
-        _chain(sys._lostflops_tuner)  # pyright: ignore[reportAttributeAccessIssue]
+        _chain(_run)
     finally:
         if _first:
             _arm(_here)

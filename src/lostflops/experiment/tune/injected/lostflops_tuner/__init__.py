@@ -50,12 +50,13 @@ def arm(folder: str) -> None:
 
 
 def _call(name: str, function: str, options: Mapping[str, Any]) -> Callable[[Any], None]:
+    def made_to(what: str) -> None:
+        note(name, what)
+
     def call(module: Any) -> None:
         file, _, made = function.partition(".")
         try:
-            getattr(import_module(f".{file}", __package__), made)(
-                module, lambda what: note(name, what), **options
-            )
+            getattr(import_module(f".{file}", __package__), made)(module, made_to, **options)
         except Exception as error:
             note(name, f"failed: {type(error).__name__}: {error}", failed=True)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 def capped(module: Any, note: Callable[[str], None], threads: int) -> None:
     """OpenMP has read its variable by now; a script that asks for more threads later gets these."""
-    torch = sys.modules["torch"]
+    torch: Any = sys.modules["torch"]
     ask = torch.set_num_threads
 
     @functools.wraps(ask)
