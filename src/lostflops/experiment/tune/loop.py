@@ -25,7 +25,7 @@ from .changes import CHANGES, AppliedChange
 from .deciding import decided
 from .hands import HANDS, CannotTune, Hands
 from .report import TuneReport
-from .state import PROOF, SHIM, TRYOUT, Decided, Recorded, Trial, TuneFolder
+from .state import PROOF, SHIM, TRYOUT, Decided, RecordedRound, Trial, TuneFolder
 
 Say = Callable[[str], None]
 TRIED_STEPS = 12
@@ -75,13 +75,14 @@ class _Loop:
     def left(self) -> tuple[LeftAlone, ...]:
         """What the last recording names and was not tried."""
         found = self._found(self.seen) if self.seen else []
-        return tuple(one for one in found if isinstance(one, LeftAlone))
+        tried = {trial.change.remedy for trial in self.folder.trials}
+        return tuple(one for one in found if isinstance(one, LeftAlone) and one.remedy not in tried)
 
     def _found(self, seen: SeenRun) -> list[Found]:
         tried = [trial.change for trial in self.folder.trials if trial.number in self.folder.decided]
         return candidates(seen, self.folder.applied, tried, self.folder.plan.safety)
 
-    def _recorded(self, number: int) -> Recorded:
+    def _recorded(self, number: int) -> RecordedRound:
         """The recording of a round, made now where it is not there."""
         for one in self.folder.recorded:
             if one.round == number:
@@ -95,7 +96,9 @@ class _Loop:
         if ended.failed:
             raise CannotTune(f"The command {ended.said()}.", f"{place} holds what it printed.")
         seen = self.hands.look(place, tuple(self.words))
-        one = Recorded(number, place.name, seen.step_ns, seen.verdict, round(time.monotonic() - began, 3))
+        one = RecordedRound(
+            number, place.name, seen.step_ns, seen.verdict, round(time.monotonic() - began, 3)
+        )
         self.folder.record(one)
         self.say(f"round {number}: step {milliseconds(seen.step_ns)}. {seen.verdict}")
         return one

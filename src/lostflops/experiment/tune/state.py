@@ -46,7 +46,7 @@ class TunePlan(msgspec.Struct):
     safety: Safety = "bit-identical"
     max_runs: int = 60
     minutes: float = 60.0
-    pairs: int = 5
+    pairs: int = 10
     steps: int = 60
     step_on: tuple[str, str | None] | None = None
 
@@ -55,7 +55,7 @@ class TunePlan(msgspec.Struct):
         return None if self.step_on is None else StepOn(*self.step_on)
 
 
-class Recorded(msgspec.Struct):
+class RecordedRound(msgspec.Struct):
     """The run that a round looked at."""
 
     round: int
@@ -106,7 +106,7 @@ class TuneFolder:
 
     path: Path
     plan: TunePlan
-    recorded: list[Recorded] = field(default_factory=list[Recorded])
+    recorded: list[RecordedRound] = field(default_factory=list[RecordedRound])
     trials: list[Trial] = field(default_factory=list[Trial])
     decided: dict[int, Decided] = field(default_factory=dict[int, Decided])
     starts: int = 0  # beside those of proofs
@@ -162,7 +162,7 @@ class TuneFolder:
         self.starts += 1
         self._append(BEGUN, {})
 
-    def record(self, one: Recorded) -> None:
+    def record(self, one: RecordedRound) -> None:
         self.recorded.append(one)
         self._append(RECORDED, msgspec.to_builtins(one))
 
@@ -210,7 +210,7 @@ def read(path: Path) -> TuneFolder:
     file = path / run_folder.TUNE
     if not file.is_file():
         raise NoTuning(
-            f"'{shown(path)}' is no folder of `lostflops tune`.", "it is named at the start of the loop."
+            f"'{shown(path)}' is not a folder of `lostflops tune`.", "it is named at the start of the loop."
         )
     try:
         lines = file.read_bytes().splitlines()
@@ -236,7 +236,7 @@ def _take(found: TuneFolder, line: dict[str, Any]) -> None:
         case "begun":
             found.starts += 1
         case "recorded":
-            one = msgspec.convert(line, Recorded)
+            one = msgspec.convert(line, RecordedRound)
             if one.run == Path(one.run).name:
                 found.recorded.append(one)
         case "trying":

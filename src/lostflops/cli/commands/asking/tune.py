@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from lostflops.experiment.tune.state import TuneFolder
 
 NOT_ALL = 1
-RUNS, MINUTES, PAIRS, STEPS = 60, 60.0, 5, 60
+RUNS, MINUTES, PAIRS, STEPS = 60, 60.0, 10, 60
 FEWEST_PAIRS, FEWEST_STEPS = 3, 20
 SAFETIES = ("bit-identical", "numerically-close", "changes-convergence")
 
@@ -159,7 +159,7 @@ def _minutes(text: str | None) -> float | None:
     except ValueError:
         minutes = -1.0
     if not 0 < minutes <= 100_000:
-        raise BadOption(f"--minutes '{shown(text)}' is no number of minutes.", "write `--minutes 30`.")
+        raise BadOption(f"--minutes '{shown(text)}' is not a number of minutes.", "write `--minutes 30`.")
     return minutes
 
 

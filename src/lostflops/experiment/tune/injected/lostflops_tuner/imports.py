@@ -9,10 +9,10 @@ from typing import Any
 Hooks = Sequence[Callable[[Any], None]]
 
 
-class Loader:
+class ChangeLoader:
     """The loader that would have loaded the module, with the hooks called afterwards."""
 
-    def __init__(self, loader: Any, finder: Finder, name: str) -> None:
+    def __init__(self, loader: Any, finder: ChangeFinder, name: str) -> None:
         self._loader, self._finder, self._name = loader, finder, name
 
     def __getattr__(self, attribute: str) -> Any:
@@ -30,7 +30,7 @@ class Loader:
         self._finder.executed(self._name, module)
 
 
-class Finder:
+class ChangeFinder:
     """First on `sys.meta_path`, or behind the recorder's, which asks it."""
 
     def __init__(self, waited: Mapping[str, Hooks]) -> None:
@@ -50,7 +50,7 @@ class Finder:
                 spec = find(name, path, target)
                 if spec is not None:
                     if hasattr(spec.loader, "exec_module"):
-                        spec.loader = Loader(spec.loader, self, name)
+                        spec.loader = ChangeLoader(spec.loader, self, name)
                     return spec
         finally:
             self._asked.discard(name)
@@ -63,7 +63,7 @@ class Finder:
 
 def arm(waited: Mapping[str, Hooks]) -> None:
     """Wait for each module of `waited`."""
-    finder = Finder(waited)
+    finder = ChangeFinder(waited)
     sys.meta_path.insert(0, finder)  # pyright: ignore[reportArgumentType]
     for name in waited:
         if name in sys.modules:
