@@ -218,7 +218,7 @@ def test_several_changes_are_proven_one_on_the_other_and_together(tmp_path: Path
     second = found.folder.decided[2]
     assert second.ratio == pytest.approx(45 / 60, rel=0.01)
     assert found.folder.whole is not None and found.folder.whole["ratio"] == pytest.approx(0.45, rel=0.01)
-    assert "together (3 pairs)" in found.headline
+    assert found.headline.startswith("Together 55.")
     assert found.folder.runs + 6 == world.starts
 
 
@@ -277,6 +277,23 @@ def test_a_full_disk_ends_it_and_what_is_known_is_told(
     folder = state.read(tmp_path / "out")
     assert [t.change.remedy for t in folder.kept] == ["loader-workers"]
     assert len(loop.run(folder, COMMAND, lambda _: None, two_faults().hands).kept) == 2
+
+
+def test_a_folder_that_cannot_be_copied_is_said_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import shutil
+
+    def full(*_: Any, **__: Any) -> None:
+        said = [(f"a/{n}", f"b/{n}", f"[Errno 28] No space left on device: 'b/{n}'") for n in range(40)]
+        raise shutil.Error(said)
+
+    monkeypatch.setattr(shutil, "copytree", full)
+    found = tune(World(), tmp_path)
+    shim = tmp_path / "out" / "trial-1" / "shim"
+    assert found.ended == f"'{shim}' could not be written: No space left on device"
+    monkeypatch.undo()
+    assert loop.run(state.read(tmp_path / "out"), COMMAND, lambda _: None, World().hands).kept
 
 
 def test_somebody_may_end_it(tmp_path: Path) -> None:

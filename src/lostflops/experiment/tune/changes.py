@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from lostflops.errors import CannotWrite
 from lostflops.remedies.remedy import Safety
 
 from .injected import lostflops_tuner
@@ -182,8 +183,18 @@ def command_line(words: Sequence[str], changes: Sequence[AppliedChange], folder:
 
 
 def write(changes: Sequence[AppliedChange], folder: Path) -> None:
-    """Make the folder that runs inside the process. One that is there already is made again."""
+    """Make the folder that runs inside the process. One that is there already is made again.
+
+    Raises CannotWrite.
+    """
     asked = {c.remedy: c.options for c in changes if CHANGES[c.remedy].is_inside}
+    try:
+        _write(asked, folder)
+    except OSError as error:
+        raise CannotWrite(folder, error, "free some space; then `--resume` goes on.") from error
+
+
+def _write(asked: Mapping[str, Mapping[str, int]], folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(PAYLOAD, folder, ignore=shutil.ignore_patterns("__pycache__", "__init__.py"))
     inside = folder / lostflops_tuner.__name__.rpartition(".")[2]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from lostflops.errors import CannotWrite, LostflopsError
@@ -30,6 +30,8 @@ from .state import PROOF, SHIM, TRYOUT, Decided, RecordedRound, Trial, TuneFolde
 Say = Callable[[str], None]
 TRIED_STEPS = 12
 FEWEST_PAIRS = 3
+STEPS, FEW_STEPS = 60, 30  # of a start of a proof
+LONG_STEP = 500_000_000  # ns
 RECORDED_STEPS = 24  # with those in full
 PATIENCE = 60.0  # s that a start with a change may take more than five times what it took without
 
@@ -45,12 +47,19 @@ class _Loop:
     say: Say
     hands: Hands
     seen: SeenRun | None = None
+    typed: dict[str, str] = field(default_factory=dict[str, str])  # of all recordings, by remedy
 
     @property
     def until(self) -> float:
         """The end of the time that was given, on the monotonic clock."""
         plan = self.folder.plan
         return time.monotonic() + 60 * plan.minutes - self.folder.spent
+
+    @property
+    def _steps(self) -> int:
+        """Of each start of a proof: many short starts tell more than few long ones."""
+        longest = max(one.step_ns for one in self.folder.recorded)
+        return self.folder.plan.steps or (STEPS if longest < LONG_STEP else FEW_STEPS)
 
     def line(self, applied: Sequence[AppliedChange], shim: Path) -> str:
         return changes.command_line(self.words, applied, shim)
@@ -66,6 +75,7 @@ class _Loop:
         for number in range(1, self.folder.plan.max_runs + 2):
             recorded = self._recorded(number)
             self.seen = self.hands.look(self.folder.path / recorded.run, tuple(self.words))
+            self.typed |= self.seen.typed
             found = self._found(self.seen)
             if not self._improved(number, found):
                 break
@@ -195,7 +205,9 @@ class _Loop:
             most = (plan.max_runs - self.folder.runs) // 2
             proof = proofs.made(
                 place,
-                proofs.PlanLine(before, after, min(plan.pairs, most), steps=plan.steps, step_on=plan.step_on),
+                proofs.PlanLine(
+                    before, after, min(plan.pairs, most), steps=self._steps, step_on=plan.step_on
+                ),
             )
         try:
             return proof, self.hands.prove(proof, self.say, self.until)
@@ -261,7 +273,7 @@ def run(folder: TuneFolder, words: Sequence[str], say: Say, hands: Hands = HANDS
         ended = error.message.rstrip(".")
     with suppress(CannotWrite):  # then the page is all that is kept of it
         folder.end(ended)
-    return TuneReport(folder, tuple(words), loop.left, loop.seen, ended, interrupted)
+    return TuneReport(folder, tuple(words), loop.left, loop.typed, ended, interrupted)
 
 
 def _time(folder: TuneFolder) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from rich.console import Console
@@ -14,7 +14,7 @@ from lostflops.errors import as_argument, shown
 from lostflops.units import milliseconds
 
 from . import changes
-from .candidates import LeftAlone, SeenRun, known
+from .candidates import LeftAlone, known
 from .state import SHIM, Decided, Trial, TuneFolder
 
 SCHEMA = 1
@@ -27,7 +27,7 @@ class TuneReport:
     folder: TuneFolder
     words: tuple[str, ...]
     left: Sequence[LeftAlone] = ()
-    seen: SeenRun | None = None  # the last recording
+    typed: Mapping[str, str] = field(default_factory=dict[str, str])  # what to edit, by remedy
     ended: str = ""
     interrupted: bool = False
 
@@ -54,10 +54,9 @@ class TuneReport:
         whole = self.folder.whole
         if len(self.kept) == 1:
             one = self.folder.decided[self.kept[0].number]
-            return f"{_less(one.ratio, one.low, one.high)} ({_count(one.pairs, 'pair')})"
+            return _less(one.ratio, one.low, one.high, one.pairs)
         if whole is not None and whole.get("low") is not None:
-            told = _less(whole["ratio"], whole["low"], whole["high"])
-            return f"{told} together ({_count(whole['pairs'], 'pair')})"
+            return f"Together {_less(whole['ratio'], whole['low'], whole['high'], whole['pairs'])}"
         return (
             f"{_count(len(self.kept), 'change')} kept, each proven by itself; together they were not measured"
         )
@@ -133,7 +132,7 @@ class TuneReport:
         }
 
     def _typed(self, remedy: str) -> str:
-        return self.seen.typed.get(remedy, "") if self.seen else ""
+        return self.typed.get(remedy, "")
 
     def lines(self) -> Iterator[tuple[int, str]]:
         """The report line by line, with how far each is indented; headings have no indent."""
@@ -185,10 +184,7 @@ class TuneReport:
         elif trial.at_most is not None:
             yield 4, f"at most {100 * trial.at_most:.1f} % less time; replay predicts nothing for it"
         if one is not None and one.low is not None:
-            yield (
-                4,
-                f"measured {_less(one.ratio, one.low, one.high)} in {_count(one.pairs, 'interleaved pair')}",
-            )
+            yield 4, f"measured {_less(one.ratio, one.low, one.high, one.pairs)}"
             if one.loss and one.loss != "unknown":
                 yield 4, f"loss {one.loss}"
 
@@ -227,12 +223,13 @@ def _made(one: Decided | None) -> str:
     return f" ({'; '.join(map(shown, one.made))})" if one is not None and one.made else ""
 
 
-def _less(ratio: float | None, low: float | None, high: float | None) -> str:
-    """'12.0 % less time per step (95 % interval 10.0 to 14.0)'."""
+def _less(ratio: float | None, low: float | None, high: float | None, pairs: int) -> str:
+    """'12.0 % less time per step (95 % interval 10.0 to 14.0, 5 interleaved pairs)'."""
     if ratio is None or low is None or high is None:
         return "an unknown share of time"
     ends = sorted(100 * (1 - end) for end in (low, high))
-    return f"{100 * (1 - ratio):.1f} % less time per step (95 % interval {ends[0]:.1f} to {ends[1]:.1f})"
+    between = f"95 % interval {ends[0]:.1f} to {ends[1]:.1f}, {_count(pairs, 'interleaved pair')}"
+    return f"{100 * (1 - ratio):.1f} % less time per step ({between})".replace("-", "−")
 
 
 def _count(number: int, what: str) -> str:

@@ -47,7 +47,7 @@ class TunePlan(msgspec.Struct):
     max_runs: int = 60
     minutes: float = 60.0
     pairs: int = 10
-    steps: int = 60
+    steps: int | None = None  # of each start of a proof; None: by how long one takes
     step_on: tuple[str, str | None] | None = None
 
     @property

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from lostflops.experiment.tune.state import TuneFolder
 
 NOT_ALL = 1
-RUNS, MINUTES, PAIRS, STEPS = 60, 60.0, 10, 60
+RUNS, MINUTES, PAIRS = 60, 60.0, 10
 FEWEST_PAIRS, FEWEST_STEPS = 3, 20
 SAFETIES = ("bit-identical", "numerically-close", "changes-convergence")
 
@@ -48,7 +48,9 @@ def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
     )
     parser.add_argument("--pairs", metavar="N", help=f"pairs of starts in a proof, at most (default {PAIRS})")
     parser.add_argument(
-        "--steps", metavar="N", help=f"end each start of a proof after N steps (default {STEPS})"
+        "--steps",
+        metavar="N",
+        help="end each start of a proof after N steps (default 60, or 30 of half a second and more)",
     )
     parser.add_argument(
         "--step-on", metavar="WHAT", default="optimizer", help="what ends a step, as for `lostflops record`"
