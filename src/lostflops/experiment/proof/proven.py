@@ -71,6 +71,19 @@ class Proven:
         return more_pairs(self.estimate, self.see)
 
     @property
+    def share_of_steps(self) -> float | None:
+        """How much of the variance of a pair the steps within its starts explain; None where not known.
+
+        Their error is that of ten blocks of steps. With longer starts this part gets smaller, the rest stays.
+        """
+        if self.estimate is None or self.values is None or not self.paired or not self.estimate.spread:
+            return None
+        errors = [error for side in self.values.block_errors for error in side]
+        if not errors or not all(map(math.isfinite, [*errors, self.estimate.spread])):
+            return None
+        return min(1.0, 2 * fmean(error**2 for error in errors) / self.estimate.spread**2)
+
+    @property
     def step_ns(self) -> tuple[int, int] | None:
         """The mean step (or token, or sample) on each side, over its starts."""
         if self.values is None:
