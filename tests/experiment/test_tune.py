@@ -306,6 +306,8 @@ def test_somebody_may_end_it(tmp_path: Path) -> None:
     folder = state.made(tmp_path / "out", state.TunePlan(COMMAND, pairs=3))
     found = loop.run(folder, COMMAND, lambda _: None, stopping)
     assert found.interrupted and found.ended == "somebody ended it" and not found.kept
+    text = "\n".join(line for _, line in found.lines())
+    assert f"0 pairs of its proof are finished: `lostflops prove {tmp_path}/out/trial-1/proof` reads" in text
     again = loop.run(state.read(tmp_path / "out"), COMMAND, lambda _: None, world.hands)
     assert [trial.change.remedy for trial in again.kept] == ["loader-workers"]
 

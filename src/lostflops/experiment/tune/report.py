@@ -11,11 +11,12 @@ from rich.padding import Padding
 from rich.text import Text
 
 from lostflops.errors import as_argument, shown
+from lostflops.experiment.proof.running import folder as proofs
 from lostflops.units import milliseconds
 
 from . import changes
 from .candidates import LeftAlone, known
-from .state import SHIM, Decided, Trial, TuneFolder
+from .state import PROOF, SHIM, Decided, Trial, TuneFolder
 
 SCHEMA = 1
 
@@ -176,7 +177,7 @@ class TuneReport:
 
     def _about(self, trial: Trial) -> Iterator[tuple[int, str]]:
         one = self.folder.decided.get(trial.number)
-        yield 2, f"{trial.change.made}: {'not decided yet' if one is None else one.why}"
+        yield 2, f"{trial.change.made}: {self._undecided(trial) if one is None else one.why}"
         yield 4, f"because: {shown(trial.claim)}"
         yield 4, f"made through {changes.made_how(trial.change)}{_made(one)}"
         if trial.gain is not None:
@@ -187,6 +188,17 @@ class TuneReport:
             yield 4, f"measured {_less(one.ratio, one.low, one.high, one.pairs)}"
             if one.loss and one.loss != "unknown":
                 yield 4, f"loss {one.loss}"
+
+    def _undecided(self, trial: Trial) -> str:
+        """How far the proof of a change came that was cut short."""
+        proof = self.folder.path / trial.folder / PROOF
+        if not proofs.is_one(proof):
+            return "not decided yet, its proof has not begun"
+        pairs = len(proofs.read(proof).pairs)
+        return (
+            f"not decided yet, {_count(pairs, 'pair')} of its proof are finished: "
+            f"`lostflops prove {as_argument(proof)}` reads them"
+        )
 
     def _against(self, trial: Trial, one: Decided | None) -> str:
         """Whether the prediction lies within the measured interval."""
