@@ -27,8 +27,8 @@ from run import as_text, record
 from sections import Found
 
 HERE = Path(__file__).resolve().parent
-STEPS, PAIRS = 100, 10
-COMPUTE, WAIT = (500, 0.0), (5, 3.0)  # work and milliseconds of a step
+PAIRS = 10
+COMPUTE, WAIT = (100, 500, 0.0), (300, 5, 3.0)  # steps, and work and milliseconds of each
 MOST_ALARMS = 0.1  # of the equal commands
 KINDS = {"equal commands": 1.0, "15 % longer": 1.15, "5 % longer": 1.05}
 
@@ -75,8 +75,8 @@ def main() -> int:
 def experiment(factor: float) -> dict[str, Any]:
     """One whole `lostflops prove`, as one document."""
     with tempfile.TemporaryDirectory() as folder:
-        work, wait = COMPUTE if factor == 1 else WAIT
-        loop = f"{sys.executable} {HERE / 'proof_steps.py'} {STEPS} {work}"
+        steps, work, wait = COMPUTE if factor == 1 else WAIT
+        loop = f"{sys.executable} {HERE / 'proof_steps.py'} {steps} {work}"
         commands = [f"{loop} {wait * by:g}" for by in (1.0, factor)]
         words = ["--before", commands[0], "--after", commands[1], "--step-on", "proof_steps:step"]
         words += ["--pairs", str(PAIRS), "--output", str(Path(folder, "out")), "--json", "-"]

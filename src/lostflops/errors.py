@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shlex
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
@@ -331,7 +332,7 @@ class BadBudget(LostflopsError):
 
     def __init__(self, path: Path, why: str, hint: str = "") -> None:
         super().__init__(
-            f"{shown(path.name)} is not a budget: {shown(why)}.",
+            f"{shown(path.name)} is not a budget: {shown(why)}{'' if why.endswith('?') else '.'}",
             hint or "docs/comparing.md describes the file.",
         )
 
@@ -451,7 +452,15 @@ class CannotWrite(LostflopsError):
     """An output that cannot be written."""
 
     def __init__(self, path: str | Path, error: OSError, hint: str = "") -> None:
-        super().__init__(f"'{shown(path)}' could not be written: {error.strerror or error}.", hint)
+        super().__init__(f"'{shown(path)}' could not be written: {_why(error)}.", hint)
+
+
+def _why(error: OSError) -> str:
+    """What the system says; of a folder that was copied in vain, what it says of the first of its files."""
+    if error.strerror:
+        return error.strerror
+    told = re.search(r"\[Errno \d+\] ([^:\"']+)", str(error))
+    return told[1] if told else str(error)
 
 
 class OutputExists(LostflopsError):

@@ -29,6 +29,7 @@ ON_DEMAND = "on-demand"
 MANIFEST = "run.json"  # of a run that was imported: its tables lie beside
 PROOF = "proof.jsonl"  # of starts in turns, beside their folders
 OUTPUT = "output.txt"  # what such a start printed
+TUNE = "tune.jsonl"  # of a loop of recordings and proofs, beside their folders
 UNFINISHED = ".tmp"  # behind the name of what is not whole yet
 
 # In `boot`.

@@ -48,8 +48,12 @@ def job(arguments: str) -> str:
 
 def prove(*words: str, before: str = "2", after: str = "2", pairs: int = 3) -> int:
     asked = ["--before", job(before), "--after", job(after), "--step-on", "loop:step", "--pairs", str(pairs)]
+    return status("prove", *asked, "--output", "out", "--no-rehearsal", *words)
+
+
+def status(*words: str) -> int:
     try:
-        return main(["prove", *asked, "--output", "out", "--no-rehearsal", *words])
+        return main(list(words))
     except SystemExit as left:
         return int(left.code or 0)
 
@@ -104,6 +108,15 @@ def test_what_is_expected_and_not_shown_is_exit_status_1(capsys: pytest.CaptureF
     assert left.value.code == 1
 
 
+def test_a_gain_with_a_loss_that_is_no_number_is_not_what_was_expected(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert prove("--expect", "faster", before="40", after="2, loss=1e999 * 0") == 1
+    said = capsys.readouterr()
+    assert said.out.startswith("Faster") and "LOSS DIVERGED" in said.out
+    assert "--expect faster is not shown: the loss diverged" in said.err
+
+
 def test_a_command_that_fails_is_said_with_what_it_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert prove(after="2, fails_at=5") == 2
     said = capsys.readouterr().err
@@ -121,7 +134,7 @@ def test_pairs_before_a_failure_stay_and_are_told(capsys: pytest.CaptureFixture[
     )
     asked = ["--before", f"{sys.executable} count.py", "--after", job("2"), "--step-on", "loop:step"]
     assert (
-        main(["prove", *asked, "--pairs", "5", "--output", "out", "--no-rehearsal", "--json", "f.json"]) == 0
+        status("prove", *asked, "--pairs", "5", "--output", "out", "--no-rehearsal", "--json", "f.json") == 2
     )
     found = document()
     assert found["finished_pairs"] == 2 and found["verdict"] == "cannot tell"
@@ -168,7 +181,7 @@ def test_an_interrupted_experiment_tells_what_it_has() -> None:
             break
     running.send_signal(signal.SIGTERM)
     said, _ = running.communicate(timeout=60)
-    assert running.returncode == 0 and "Interrupted by SIGTERM after 2 pairs" in said
+    assert running.returncode == 2 and "Interrupted by SIGTERM after 2 pairs" in said
     assert "2 pairs finished, too few for an interval" in said
 
 
@@ -178,10 +191,16 @@ def test_an_experiment_that_was_killed_can_be_read(capsys: pytest.CaptureFixture
     lines = results.read_text().splitlines(keepends=True)
     results.write_text("".join(lines[:3]) + lines[3][:20])  # the kill tore the third pair's line
     capsys.readouterr()
-    assert main(["prove", "out", "--json", "f.json"]) == 0
+    assert status("prove", "out", "--json", "f.json") == 2
     assert "It was killed, or still runs, after 2 pairs." in capsys.readouterr().out
     found = document()
     assert found["verdict"] == "cannot tell" and found["finished_pairs"] == 2
+    # What goes on after the torn line is a line of its own.
+    assert main(["prove", "out", "--more", "1", "--no-rehearsal", "--json", "f.json"]) == 0
+    assert document()["finished_pairs"] == 4 and document()["planned_pairs"] == 4
+    capsys.readouterr()
+    assert main(["prove", "out", "--json", "f.json"]) == 0
+    assert document()["finished_pairs"] == 4 and document()["low"] is not None
     results.write_text("\x00{}")
     assert main(["prove", "out"]) == 2
     assert "does not say what was asked for" in capsys.readouterr().err
@@ -199,7 +218,7 @@ def test_a_full_disk_stops_it_and_keeps_what_is_known(
         return write(recording, member)
 
     monkeypatch.setattr(command.new_run, "write", full)
-    assert prove() == 0
+    assert prove() == 2
     assert "Stopped after 2 pairs: 'out/pair-003-before' could not be written: No space left on device." in (
         capsys.readouterr().out
     )
@@ -212,7 +231,7 @@ def test_a_start_without_steps_ends_it_and_is_no_pair(capsys: pytest.CaptureFixt
         "loop.job(2, steps=0 if len(f.read_text()) > 1 else 30)\n"
     )
     asked = ["--before", f"{sys.executable} count.py", "--after", job("2"), "--step-on", "loop:step"]
-    assert main(["prove", *asked, "--pairs", "3", "--output", "out", "--no-rehearsal"]) == 0
+    assert status("prove", *asked, "--pairs", "3", "--output", "out", "--no-rehearsal") == 2
     said = capsys.readouterr().out
     assert "Stopped after 1 pair. Pair 2 is not whole: 'out/pair-002-before' holds no step log" in said
 

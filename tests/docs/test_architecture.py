@@ -54,6 +54,7 @@ FROM_OUTSIDE = {
 # What a file takes beyond its floor. What runs inside a job takes what the job has, and its own package.
 MORE = {
     "capture/record/injected": {"lostflops_recorder", "nvtx"},
+    "experiment/tune/injected": {"lostflops_tuner"},
     "machine/bench/scripts": {"torch"},
 }
 MOST_UP = 3  # calls upward, of the ways that `docs/house.py` draws

@@ -127,6 +127,15 @@ def test_a_regression_is_told_against_a_baseline(tmp_path: Path) -> None:
     assert statuses(worse, budget(tmp_path, text + 'compute = "0 ns"\n'), baseline=worse) == ["held"]
 
 
+def test_growth_that_another_start_may_have_is_said_to_be(tmp_path: Path) -> None:
+    run_of(tmp_path, 40, 40, 40, name="base.json")
+    text = '[regression]\nbaseline = "base.json"\ncompute = "1 us"\n'
+    little, much = run_of(tmp_path, 43, 43, 43, name="l.json"), run_of(tmp_path, 50, 50, 50, name="m.json")
+    for worse, said in ((little, True), (much, False)):
+        (one,) = lostflops.check(worse, budget(tmp_path, text)).outcomes
+        assert one.status == "broken" and ("two starts of one job may differ" in one.why) is said
+
+
 def test_growth_within_the_noise_is_neither_held_nor_broken(tmp_path: Path) -> None:
     base = run_of(tmp_path, 40, 60, 20, name="base.json")
     worse = run_of(tmp_path, 45, 65, 25, name="b.json")
@@ -193,6 +202,7 @@ def test_a_wrong_budget_says_where_and_what_is_known(tmp_path: Path, text: str) 
         read(budget(tmp_path, text))
     for part in WRONG[text]:
         assert part in str(said.value), str(said.value)
+    assert "?." not in str(said.value)
 
 
 def test_every_account_can_have_a_limit(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pytest
 from hypothesis import given
@@ -42,14 +43,17 @@ def _own_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def steps(
-    *kernels: float, name: str = "ampere_sgemm_128x64_nn", shapes: str = "[[8, 4], [4, 2]]"
+    *kernels: float,
+    name: str = "ampere_sgemm_128x64_nn",
+    shapes: str = "[[8, 4], [4, 2]]",
+    scale: float = 1.0,
 ) -> list[Event]:
-    """Steps of 100 µs in which one product launches a kernel of so many µs."""
+    """Steps of 100 µs, or of `scale` times as long, in which one product launches a kernel of so many µs."""
     events: list[Event] = []
     for i, length in enumerate(kernels):
-        at = 1000 + 100 * i
+        at = 1000 + 100 * scale * i
         events += [
-            step(i, at, 100),
+            step(i, at, 100 * scale),
             operator("aten::mm", at + 5, 10, **{"Input Dims": json.loads(shapes)}),
             call(at + 8, 4, i + 1),
             kernel(at + 15, length, i + 1, name),
@@ -128,12 +132,44 @@ def test_a_slower_kernel_is_found_and_counted_by_hand(tmp_path: Path) -> None:
 
 def test_noise_is_the_spread_of_the_steps_themselves() -> None:
     before, after = [10.0, 12.0, 11.0], [20.0, 24.0, 22.0, 30.0]
-    # Welch: variances 1 and 18.67 over 3 and 4 steps; 3.42 degrees of freedom, so t of 3: 3.182.
+    # Variances 1 and 18.67 over 3 and 4 steps; 2 degrees of freedom, so t is 4.303. Steps that are half like
+    # the one before tell a third as much as independent ones.
     error = (1 / 3 + statistics.variance(after) / 4) ** 0.5
-    assert noise.band(before, after) == round(3.182 * error)
+    assert noise.band(before, after) == round(4.3027 * 3**0.5 * error)
     assert noise.band([10.0], after) is None
     assert noise.band([10.0, 10.0], [11.0, 11.0]) == 0
-    assert noise.quantile(2.9) == 4.303 and noise.quantile(1e9) == 1.98
+    assert noise.quantile(10**9) == pytest.approx(1.96, abs=0.02)
+    # One of eight rows: 0.625 % of Student's t with 3 degrees of freedom.
+    assert noise.quantile(3, rows=8) == pytest.approx(6.895, abs=1e-3)
+
+
+@pytest.mark.parametrize(("many", "rows"), [(5, 8), (10, 8), (10, 30)])
+def test_of_equal_runs_a_row_is_seldom_beyond_its_noise(many: int, rows: int) -> None:
+    """Steps that are half like the one before: in 400 pairs of equal runs at most 5 % have such a row."""
+    rng = np.random.default_rng(17)
+    shocks = rng.standard_normal((400, 2, rows, many + 20))
+    each = np.zeros_like(shocks)
+    for n in range(1, many + 20):
+        each[..., n] = 0.5 * each[..., n - 1] + shocks[..., n]
+    each = 1e6 * (20 + each[..., 20:])
+    marked = 0
+    for before, after in each:
+        bands = [noise.band(a, b, rows) for a, b in zip(before.tolist(), after.tolist(), strict=True)]
+        changes = np.abs(after.mean(axis=1) - before.mean(axis=1))
+        marked += any(c > (band or 0) for c, band in zip(changes, bands, strict=True))
+    assert marked <= 20
+
+
+def test_what_two_starts_of_one_job_differ_by_is_no_verdict(tmp_path: Path) -> None:
+    """The last step ends with its own kernel: 3 % longer with hardly any scatter, as another start may be."""
+    a = recorded(tmp_path, "a.json", steps(80, 80, 85.0, scale=1.0))
+    b = recorded(tmp_path, "b.json", steps(80, 80, 85.0, scale=1.03))
+    c = recorded(tmp_path, "c.json", steps(80, 80, 85.0, scale=1.3))
+    found = lostflops.diff(a, b)
+    adds_up(found)
+    assert found.waterfall.step.is_beyond_noise
+    assert found.verdict == "cannot tell" and "Two starts of one job may differ as much" in found.sentence
+    assert lostflops.diff(a, c).verdict == "slower" and lostflops.diff(c, a).verdict == "faster"
 
 
 def test_a_change_within_the_noise_is_not_called_one(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import lostflops
 from lostflops.errors import BadOption, LostflopsError, NothingThere
 from lostflops.experiment.proof import prediction, recordings
 from lostflops.experiment.proof.paired import Estimate
+from lostflops.experiment.proof.shown.printed import printed
 from run_logs import run
 
 HOUR = 3_600_000_000_000
@@ -66,6 +67,23 @@ def several(folder: Path, order: str, faster: float = 0.9) -> tuple[list[Path], 
 def test_recordings_in_turns_are_pairs(tmp_path: Path) -> None:
     found = recordings.prove(*several(tmp_path, "abbaab"))
     assert found.verdict == "faster" and found.interval == "95 % interval, 3 interleaved pairs"
+
+
+@pytest.mark.parametrize(("scatter", "apart", "said"), [(0.5, 0.0, True), (0.02, 0.2, False)])
+def test_it_says_whether_longer_starts_would_help(
+    scatter: float, apart: float, said: bool, tmp_path: Path
+) -> None:
+    """Pairs differ because of the steps within their starts, or because of the starts."""
+    rng, sides = np.random.default_rng(4), ([], [])
+    for n in range(12):
+        ms = 10 * np.exp(apart * rng.standard_normal() + scatter * rng.standard_normal(64))
+        side = (n + n // 2) % 2
+        sides[side].append(run(tmp_path / f"{n}", ms.tolist(), wall=n * HOUR))
+    found = recordings.prove(*sides)
+    assert found.paired and found.share_of_steps is not None and (found.share_of_steps >= 0.5) is said
+    assert (
+        "starts of more than 5" in str(printed(found)) or "starts of more than 6" in str(printed(found))
+    ) is (said)
 
 
 def test_one_side_before_the_other_gives_no_verdict(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from rich.console import Console
 from lostflops.columns import Kind
 from lostflops.errors import LostflopsError
 from lostflops.experiment.difference.compare import Difference, difference
-from lostflops.experiment.difference.noise import band
+from lostflops.experiment.difference.noise import STARTS, band
 from lostflops.experiment.difference.side import Side, side
 from lostflops.report.words.safe import as_command
 from lostflops.session import Skipped
@@ -234,6 +234,8 @@ def _regression(found: Difference, limit: Limit) -> LimitOutcome:
     why = ""
     if status == "broken" and noise is None:
         why = "with one step the noise is not known"
+    elif status == "broken" and 0 < grown <= STARTS * found.waterfall.step.before_ns and grown > (noise or 0):
+        why = "two starts of one job may differ as much: start it again before you believe it"
     elif status == "broken" and noise is not None and grown <= noise:
         status, why = "unknown", f"the noise of the steps is ±{milliseconds(noise)}: record more of them"
     return LimitOutcome("regression", limit.name, status, said, allowed, limit.line, why, float(grown))

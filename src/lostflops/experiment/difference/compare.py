@@ -6,6 +6,7 @@ import io
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from math import hypot
 from typing import Any, Literal
 
 import polars as pl
@@ -16,7 +17,7 @@ from lostflops.report.first_page.budget import words
 from lostflops.report.words.amounts import apportion
 from lostflops.store.trace import Trace
 
-from .noise import FEWEST
+from .noise import FEWEST, STARTS
 from .outline import signed
 from .setup import Mismatch, mismatches, obstacles, setup
 from .side import STEP, Side, same_recording, side
@@ -25,6 +26,7 @@ from .waterfall import Moved, Waterfall, waterfall
 Judged = Literal["faster", "slower", "no difference", "cannot tell"]
 WIDTH = 110  # columns of the text
 SMALL = 0.02  # of the step: with more noise, a change within it may still be one that matters
+MATTERS = 0.005  # of the step: an account that changed by less is not named
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,17 @@ class Difference:
             return "cannot tell"
         if not step.is_beyond_noise:
             return "no difference" if step.noise_ns <= SMALL * step.before_ns else "cannot tell"
+        if self.is_like_another_start:
+            return "cannot tell"
         return "slower" if step.ns > 0 else "faster"
+
+    @property
+    def is_like_another_start(self) -> bool:
+        """Whether a second start of the first job may have changed the step as much. Replay has no starts."""
+        if self.is_same or self.before.run.replayed or self.after.run.replayed:
+            return False
+        step = self.waterfall.step
+        return abs(step.ns) <= hypot(step.noise_ns or 0, STARTS * step.before_ns)
 
     @property
     def sentence(self) -> str:
@@ -112,6 +124,8 @@ class Difference:
                 return f"There is no difference beyond noise: {said}; the noise is ±{noise}."
             case _ if self.waterfall.step.noise_ns is None:
                 return f"Whether this is noise is not known: {said}. {self._few} only one step."
+            case _ if self.waterfall.step.is_beyond_noise:
+                return f"Two starts of one job may differ as much: {said}; the steps scatter by ±{noise}."
             case _:
                 return f"The steps scatter too much to tell: {said}; the noise is ±{noise}."
 
@@ -155,7 +169,7 @@ class Difference:
             yield (
                 f"± is what the spread of the steps themselves ({len(self.before.lengths)} before, "
                 f"{len(self.after.lengths)} after) causes by chance in 95 % of cases. Two starts of one job "
-                "differ by more: repeat the runs to be sure."
+                "differ by more, 2 % is assumed: `lostflops prove` measures it."
             )
             yield from self._certain()
         split = {"communication.wait", "communication.exposed"}
@@ -170,7 +184,8 @@ class Difference:
         """The account that changed most beyond its own noise, where the step did not."""
         if self.verdict != "cannot tell" or not self.comparable:
             return
-        beyond = [change for change in self.waterfall.accounts if change.is_beyond_noise]
+        least = MATTERS * self.waterfall.step.before_ns
+        beyond = [c for c in self.waterfall.accounts if c.is_beyond_noise and abs(c.ns) >= least]
         if beyond:
             most = max(beyond, key=lambda change: abs(change.ns))
             label = words(most.path[0], self.after.run.on_host).label

@@ -94,7 +94,7 @@ def waterfall(before: Side, after: Side) -> Waterfall:
             path,
             first.get(path, 0),
             second.get(path, 0),
-            _noise(path, before, after),
+            _noise(path, before, after, len(below[()])),
             *_calls(path, before, after),
         )
     groups: dict[str, list[str]] = {}
@@ -103,7 +103,10 @@ def waterfall(before: Side, after: Side) -> Waterfall:
     return Waterfall(
         parts,
         {path: tuple(found) for path, found in below.items()},
-        {group: noise.band(before.spent(*names), after.spent(*names)) for group, names in groups.items()},
+        {
+            group: noise.band(before.spent(*names), after.spent(*names), len(below[()]))
+            for group, names in groups.items()
+        },
     )
 
 
@@ -131,10 +134,11 @@ def _shared_out(side: Side) -> dict[Path, int]:
     return shared
 
 
-def _noise(path: Path, before: Side, after: Side) -> int | None:
+def _noise(path: Path, before: Side, after: Side, rows: int) -> int | None:
+    """Of the step, and of each account as one of `rows`."""
     if not path:
         return noise.band(list(before.lengths.values()), list(after.lengths.values()))
-    return noise.band(before.spent(path[0]), after.spent(path[0])) if len(path) == 1 else None
+    return noise.band(before.spent(path[0]), after.spent(path[0]), rows) if len(path) == 1 else None
 
 
 def _calls(path: Path, before: Side, after: Side) -> tuple[float | None, float | None]:

@@ -45,6 +45,7 @@ class Proven:
     folder: Path | None = None  # where the results lie that were made just now
     stopped: str = ""  # why there are fewer pairs than planned, where that was no choice
     notes: tuple[str, ...] = ()
+    interrupted: bool = False  # by somebody, just now
 
     @property
     def ratio(self) -> float | None:
@@ -70,6 +71,19 @@ class Proven:
         return more_pairs(self.estimate, self.see)
 
     @property
+    def share_of_steps(self) -> float | None:
+        """How much of the variance of a pair the steps within its starts explain; None where not known.
+
+        Their error is that of ten blocks of steps. With longer starts this part gets smaller, the rest stays.
+        """
+        if self.estimate is None or self.values is None or not self.paired or not self.estimate.spread:
+            return None
+        errors = [error for side in self.values.block_errors for error in side]
+        if not errors or not all(map(math.isfinite, [*errors, self.estimate.spread])):
+            return None
+        return min(1.0, 2 * fmean(error**2 for error in errors) / self.estimate.spread**2)
+
+    @property
     def step_ns(self) -> tuple[int, int] | None:
         """The mean step (or token, or sample) on each side, over its starts."""
         if self.values is None:
@@ -82,7 +96,12 @@ class Proven:
         return math.exp(self.estimate.difference + sign * self.estimate.half)
 
     def expected(self, wanted: str, at_most: float) -> bool:
-        """Whether `faster`, or `not-slower` by more than the share `at_most`, is shown."""
+        """Whether `faster`, or `not-slower` by more than the share `at_most`, is shown.
+
+        A change after which the loss is no number any more has shown nothing.
+        """
+        if self.loss.parity == "diverged":
+            return False
         if wanted == "faster":
             return self.verdict == "faster"
         return self.high is not None and self.high <= 1 + at_most

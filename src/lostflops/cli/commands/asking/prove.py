@@ -10,7 +10,7 @@ examples:
   lostflops prove runs/base runs/workers-4
   lostflops prove runs/prove-20261101-101500 --more 5
 
-exit status: 0 measured, 1 what --expect asks for is not shown, 2 could not measure
+exit status: 0 measured, 1 what --expect asks for is not shown or the loss diverged, 2 could not measure
 """
 
 from __future__ import annotations
@@ -123,10 +123,11 @@ def run(given: Namespace) -> None:
     if not files.document(given.json, found.to_json()):
         terminal.show(found, Console())
     sys.stdout.flush()
-    if not found.finished:
+    if not found.finished or (found.stopped and found.low is None):
         raise SystemExit(NOT_MEASURED)
     if given.expect and not found.expected(given.expect, at_most):
-        print(f"lostflops: --expect {given.expect} is not shown", file=sys.stderr)
+        why = ": the loss diverged" if found.loss.parity == "diverged" else ""
+        print(f"lostflops: --expect {given.expect} is not shown{why}", file=sys.stderr)
         raise SystemExit(NOT_SHOWN)
 
 

@@ -14,14 +14,18 @@ from typing import IO
 
 from lostflops import run_folder
 from lostflops.capture.record import new_run
-from lostflops.capture.record.recording import Recording, StepOn
-from lostflops.errors import CannotWrite, shown
+from lostflops.capture.record.recording import Recording, StepOn, Steps
+from lostflops.errors import CannotWrite, LostflopsError, shown
 
 SHELL = "/bin/sh"
 LOOK_EVERY = 0.1  # s, for how many steps have been made
 PATIENCE = 10.0  # s between asking a command to end and ending it
 LAST_LINES = 3
 LAST_BYTES = 4096
+
+
+class TimeIsUp(LostflopsError):
+    """A start that had not ended when the time given to it was over; it was ended."""
 
 
 @dataclass(frozen=True)
@@ -47,16 +51,25 @@ class Ended:
         return how + (f", after it printed: {last}" if last else " and printed nothing")
 
 
-def run(command: str, folder: Path, step_on: StepOn | None, most_steps: int | None = None) -> Ended:
+def run(
+    command: str,
+    folder: Path,
+    step_on: StepOn | None,
+    most_steps: int | None = None,
+    *,
+    in_full: Steps = (),
+    until: float | None = None,
+) -> Ended:
     """Run the command in a shell until it ends, or has made so many steps. Its output goes into the folder.
 
-    Raises CannotWrite. Whatever interrupts this ends the command too.
+    Steps `in_full` are recorded in full. Raises CannotWrite, and TimeIsUp at `until` on the monotonic clock.
+    Whatever interrupts this ends the command too.
     """
-    recording = Recording(command=_words(command), run=folder, steps=(), step_on=step_on)
+    recording = Recording(command=_words(command), run=folder, steps=in_full, step_on=step_on)
     new_run.write(recording)
     try:
         with (folder / run_folder.OUTPUT).open("wb") as output:
-            ended = _ran(command, recording, output, most_steps)
+            ended = _ran(command, recording, output, most_steps, until)
         new_run.note(recording, kind=run_folder.END, status=ended.status)
     except OSError as error:
         raise CannotWrite(folder, error, "free some space, or choose another --output.") from error
@@ -72,7 +85,9 @@ def _words(command: str) -> list[str]:
         return command.split()
 
 
-def _ran(command: str, recording: Recording, output: IO[bytes], most_steps: int | None) -> Ended:
+def _ran(
+    command: str, recording: Recording, output: IO[bytes], most_steps: int | None, until: float | None
+) -> Ended:
     began = time.monotonic()
     job = subprocess.Popen(
         (SHELL, "-c", command),
@@ -85,9 +100,13 @@ def _ran(command: str, recording: Recording, output: IO[bytes], most_steps: int 
     enough = False
     try:
         steps = _StepCounter(recording.run)
-        while most_steps is not None and job.poll() is None and not enough:
+        limited = most_steps is not None or until is not None
+        while limited and job.poll() is None and not enough:
             time.sleep(LOOK_EVERY)
-            enough = steps.made() > most_steps  # the first one has no beginning
+            if until is not None and time.monotonic() > until:
+                raise TimeIsUp("the time was up before the command had ended")
+            # The first step has no beginning. What is recorded in full is written by then, or soon.
+            enough = most_steps is not None and steps.made() > most_steps and not _is_writing(recording)
         if enough:
             _end(job)
         status = job.wait()
@@ -95,6 +114,14 @@ def _ran(command: str, recording: Recording, output: IO[bytes], most_steps: int 
         _end(job)
         raise
     return Ended(recording.run, status, time.monotonic() - began, enough)
+
+
+def _is_writing(recording: Recording) -> bool:
+    """Whether steps are to be recorded in full, and no trace of them is whole yet."""
+    if not recording.steps:
+        return False
+    traces = list(recording.run.glob(f"{run_folder.NODES}/*.pt.trace.json*"))
+    return not traces or any(path.name.endswith(run_folder.UNFINISHED) for path in traces)
 
 
 def _end(job: subprocess.Popen[bytes]) -> None:

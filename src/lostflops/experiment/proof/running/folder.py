@@ -10,6 +10,7 @@ Whatever ends the experiment, finished pairs stay readable: their numbers come f
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -125,10 +126,19 @@ class ProofFolder:
     def _append(self, kind: str, fields: Mapping[str, Any]) -> None:
         when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         try:
-            with (self.path / run_folder.PROOF).open("a") as file:
-                file.write(json.dumps({"kind": kind, **fields, "time": when}) + "\n")
+            append(self.path / run_folder.PROOF, {"kind": kind, **fields, "time": when})
         except OSError as error:
             raise CannotWrite(self.path / run_folder.PROOF, error, "free some space.") from error
+
+
+def append(path: Path, line: Mapping[str, Any]) -> None:
+    """Add a line to a file of lines. What a kill or a full disk cut off before it stays a line of its own."""
+    with path.open("ab+") as file:
+        file.seek(0, os.SEEK_END)
+        torn = file.tell() > 0 and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n"
+        file.write((b"\n" if torn else b"") + json.dumps(line).encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def made(path: Path, plan: PlanLine) -> ProofFolder:

@@ -20,7 +20,7 @@ from lostflops.experiment.proof.values import Values
 from lostflops.units import milliseconds
 
 from . import command
-from .command import Ended
+from .command import Ended, TimeIsUp
 from .folder import SIDES, PairLine, ProofFolder
 
 Say = Callable[[str], None]
@@ -32,7 +32,7 @@ class CannotMeasure(LostflopsError):
     """A command that does not run, or whose steps cannot be seen."""
 
 
-class _Interrupted(Exception):
+class Interrupted(Exception):
     """Somebody ends the experiment: what is known is to be said."""
 
 
@@ -46,22 +46,25 @@ class _Measured:
     estimate: Estimate
 
 
-def run(folder: ProofFolder, say: Say, rehearse: bool = True) -> Proven:
-    """Run what is left of the experiment; what all of it tells.
+def run(folder: ProofFolder, say: Say, rehearse: bool = True, until: float | None = None) -> Proven:
+    """Run what is left of the experiment, up to `until` on the monotonic clock; what all of it tells.
 
     Raises CannotMeasure when a command fails in its rehearsal or before the first pair is whole.
     """
-    stopped = ""
+    stopped, interrupted = "", False
     try:
-        with _interruptible():
+        with interruptible():
             if rehearse and not folder.pairs:
                 _rehearse(folder, say)
-            stopped = _run_pairs(folder, say)
-    except (KeyboardInterrupt, _Interrupted) as error:
+            stopped = _run_pairs(folder, say, until)
+    except (KeyboardInterrupt, Interrupted) as error:
+        interrupted = True
         stopped = f"Interrupted{f' by {error}' if str(error) else ''} after {_pairs(len(folder.pairs))}."
+    except TimeIsUp:
+        stopped = f"Stopped after {_pairs(len(folder.pairs))}: the time was up."
     except CannotWrite as error:
         stopped = f"Stopped after {_pairs(len(folder.pairs))}: {error.message}"
-    found = replace(proven(folder, stopped, ended=True), folder=folder.path)
+    found = replace(proven(folder, stopped, ended=True), folder=folder.path, interrupted=interrupted)
     try:
         folder.end(stopped, found.to_json())
     except CannotWrite as error:
@@ -123,7 +126,7 @@ def _measured(folder: ProofFolder, look: Look) -> _Measured:
     return _Measured(before, after, found, estimate)
 
 
-def _run_pairs(folder: ProofFolder, say: Say) -> str:
+def _run_pairs(folder: ProofFolder, say: Say, until: float | None) -> str:
     """Run pairs up to the end of the plan, or until a look says stop; why it stopped before, if it did."""
     plan = folder.paired
     looks = {look.pairs: look for look in plan.looks}
@@ -132,7 +135,7 @@ def _run_pairs(folder: ProofFolder, say: Say) -> str:
         number = len(folder.pairs) + 1
         runs: dict[str, Path] = {}
         for side in SIDES if number % 2 else SIDES[::-1]:
-            ended = _started(folder, number, side, say)
+            ended = _started(folder, number, side, say, until)
             if ended.failed:
                 why = f"The command {_named(side)} {ended.said()}"
                 if not folder.pairs:
@@ -170,14 +173,14 @@ def _keep(folder: ProofFolder, number: int, runs: dict[str, Path], say: Say) -> 
     say(f"pair {number} of {of}: {milliseconds(a)} -> {milliseconds(b)}, {change}")
 
 
-def _started(folder: ProofFolder, number: int, side: str, say: Say) -> Ended:
+def _started(folder: ProofFolder, number: int, side: str, say: Say, until: float | None) -> Ended:
     """A start that worked, or the second one that failed."""
-    asked = folder.plan.before if side == "before" else folder.plan.after
-    ended = command.run(asked, folder.start(number, side), folder.plan.stepping, folder.plan.steps)
+    asked, plan = (folder.plan.before if side == "before" else folder.plan.after), folder.plan
+    ended = command.run(asked, folder.start(number, side), plan.stepping, plan.steps, until=until)
     if ended.failed:
         say(f"pair {number}: the command {_named(side)} {ended.said()}; once more")
         again = folder.start(number, side, again=True)
-        ended = command.run(asked, again, folder.plan.stepping, folder.plan.steps)
+        ended = command.run(asked, again, plan.stepping, plan.steps, until=until)
     return ended
 
 
@@ -224,14 +227,14 @@ def _notes(folder: ProofFolder, measured: _Measured, done: int) -> list[str]:
 
 
 @contextmanager
-def _interruptible() -> Generator[None]:
+def interruptible() -> Generator[None]:
     """Signals that end a process are exceptions meanwhile, so that what is known can be said."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        raise _Interrupted(signal.Signals(number).name)
+        raise Interrupted(signal.Signals(number).name)
 
     numbers = (signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.signal(number, interrupt) for number in numbers}

@@ -14,6 +14,7 @@ from lostflops.experiment.proof.parity import NOT_HIDDEN_BYTES, LossParity, Memo
 from lostflops.experiment.proof.proven import Proven
 from lostflops.units import milliseconds
 
+MOSTLY = 0.5
 QUIET = 0.05  # starts of one command that differ by more are worth a quieter machine
 KIND = {"mean": "mean", "median": "median", "p10": "10th percentile"}
 
@@ -83,6 +84,12 @@ def resolution(found: Proven) -> Iterator[str]:
     yield f"About {more.pairs} more pairs for {see} ({more.low} to {most}; `--more {more.pairs}`)."
     if noise > QUIET:
         yield f"Starts of the same command differ by {percent(noise)} on this machine."
+    share = found.share_of_steps
+    if share is not None and share >= MOSTLY and found.values is not None:
+        yield (
+            "That is mostly the scatter of the steps within a start: starts of more than "
+            f"{found.values.steps} steps need fewer pairs."
+        )
 
 
 def by_steps(found: Proven) -> str:

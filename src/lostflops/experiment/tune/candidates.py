@@ -1,0 +1,118 @@
+"""What a recording gives reason to try, the most promising first, and why the rest is left alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from lostflops.finding import Finding, percent
+from lostflops.remedies import REMEDIES
+from lostflops.remedies.remedy import Safety
+
+from .changes import CHANGES, SAFETIES, AppliedChange, JobFacts, allowed
+
+LEAST = 0.02  # of the step: a smaller predicted gain is not worth its proof
+LEAST_BOUND = 0.05  # the same of a gain that is only known to be at most so large
+OPTION = {safety: option for option, safety in SAFETIES.items()}
+
+
+@dataclass(frozen=True)
+class SeenRun:
+    """What a recording says: its findings, costliest first, and what changes need to know of the job."""
+
+    findings: Sequence[Finding]
+    step_ns: int
+    verdict: str
+    facts: JobFacts
+    typed: Mapping[str, str]  # by remedy, what its user would type in the job's framework
+
+
+@dataclass(frozen=True)
+class TuneCandidate:
+    """A change with the finding that gives reason for it. Shares are of the step."""
+
+    change: AppliedChange
+    finding: Finding
+    gain: float | None  # predicted; None where nothing is
+    low: float | None
+    high: float | None
+    at_most: float
+
+
+@dataclass(frozen=True)
+class LeftAlone:
+    """A remedy that a finding names and that is not tried, and why."""
+
+    remedy: str
+    finding: str
+    claim: str
+    why: str
+    is_for_user: bool = False  # it takes an edit of the job's files
+
+
+Found = TuneCandidate | LeftAlone
+
+
+def candidates(
+    seen: SeenRun, applied: Sequence[AppliedChange], tried: Sequence[AppliedChange], safety: Safety
+) -> list[Found]:
+    """Each remedy once, for the costliest finding that names it."""
+    found: dict[str, Found] = {}
+    for finding in seen.findings:
+        for remedy in finding.remedies or ():
+            if remedy not in found:
+                found[remedy] = _judged(seen, finding, remedy, applied, tried, safety)
+    return list(found.values())
+
+
+def to_try(found: Sequence[Found]) -> Iterator[TuneCandidate]:
+    """Those that are tried, the largest predicted gain first."""
+    chosen = [one for one in found if isinstance(one, TuneCandidate)]
+    yield from sorted(chosen, key=lambda one: -(one.at_most if one.gain is None else one.gain))
+
+
+def _judged(
+    seen: SeenRun,
+    finding: Finding,
+    remedy: str,
+    applied: Sequence[AppliedChange],
+    tried: Sequence[AppliedChange],
+    safety: Safety,
+) -> Found:
+    def left(why: str, is_for_user: bool = False) -> LeftAlone:
+        return LeftAlone(remedy, finding.name, finding.claim, why, is_for_user)
+
+    gain, low, high, bound = _gains(finding, seen.step_ns)
+    if gain is None and bound < LEAST_BOUND:
+        return left("replay predicts no gain for it, and the time at stake is small")
+    if gain is not None and gain < LEAST:
+        return left(f"replay predicts {percent(gain, 1)} less time, which is not worth a proof")
+    change = CHANGES.get(remedy)
+    if change is None:
+        return left("it takes an edit of the job's own code or configuration", is_for_user=True)
+    if not allowed(change.safety, safety):
+        return left(f"it is {change.safety}: `--safety {OPTION[change.safety]}` allows it")
+    before = next((one.options for one in applied if one.remedy == remedy), None)
+    if before == {}:
+        return left("it is made already")
+    options = change.options(seen.facts, before or {})
+    if options is None:
+        return left(change.otherwise)
+    one = AppliedChange(remedy, options)
+    if one in tried:
+        return left("it was tried with these numbers")
+    return TuneCandidate(one, finding, gain, low, high, bound)
+
+
+def _gains(finding: Finding, step: int) -> tuple[float | None, float | None, float | None, float]:
+    """Predicted with its ends, and at most; as shares of the step."""
+    told = finding.predicted
+    bound = min(1.0, finding.ns_per_step / step) if step else 0.0
+    if told is None or told.refused or not step:
+        return None, None, None, bound
+    return told.ns / step, told.low_ns / step, told.high_ns / step, bound
+
+
+def known(remedy: str) -> str:
+    """What a remedy does, in a sentence."""
+    return REMEDIES[remedy].does

@@ -1,0 +1,100 @@
+"""What the loop does to the world: start the command, read a recording, run a proof. Tests have others."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from lostflops.capture.record.recording import StepOn
+from lostflops.errors import LostflopsError
+from lostflops.experiment.proof import starts
+from lostflops.experiment.proof.proven import Proven
+from lostflops.experiment.proof.running import command, loop
+from lostflops.experiment.proof.running.command import Ended
+from lostflops.experiment.proof.running.folder import ProofFolder
+from lostflops.ingest import job
+from lostflops.report.first_page.page import Page, page
+from lostflops.report.remedy import RemedyForJob
+from lostflops.session import Session
+from lostflops.store.trace import Trace
+
+from .candidates import SeenRun
+from .changes import JobFacts
+
+IN_FULL = ((10, 19),)
+LOADING = "idle.data_loading"
+
+
+class CannotTune(LostflopsError):
+    """A job that cannot be recorded, so that nothing is known of it."""
+
+
+@dataclass(frozen=True)
+class Hands:
+    """Start with steps recorded in full, start for some steps, read a recording, and prove."""
+
+    record: Callable[[str, Path, StepOn | None, int, float], Ended]
+    try_out: Callable[[str, Path, StepOn | None, int, float], Ended]
+    look: Callable[[Path, tuple[str, ...]], SeenRun]
+    prove: Callable[[ProofFolder, Callable[[str], None], float], Proven]
+
+
+def record(line: str, run: Path, step_on: StepOn | None, steps: int, until: float) -> Ended:
+    return command.run(line, run, step_on, steps, in_full=IN_FULL, until=until)
+
+
+def try_out(line: str, run: Path, step_on: StepOn | None, steps: int, until: float) -> Ended:
+    return command.run(line, run, step_on, steps, until=until)
+
+
+def prove(folder: ProofFolder, say: Callable[[str], None], until: float) -> Proven:
+    # Both sides have been started before.
+    return loop.run(folder, say, rehearse=False, until=until)
+
+
+def look(run: Path, words: tuple[str, ...]) -> SeenRun:
+    """The first page of a recording, as the loop needs it."""
+    trace = job.open(run)
+    session = Session(trace)
+    with trace.reading():
+        found = page(trace, session)
+        typed = _typed(found, trace)
+    if found.budget is None:
+        raise CannotTune(
+            "No step of the job was recorded in full, so nothing is known of where its time goes.",
+            f"let it make more than {IN_FULL[0][1] + 2} steps, or name what ends a step with `--step-on`.",
+        )
+    return SeenRun(found.findings, round(found.budget.mean), found.verdict, _facts(found, run, words), typed)
+
+
+def _typed(found: Page, trace: Trace) -> dict[str, str]:
+    names = dict.fromkeys(name for finding in found.findings for name in finding.remedies or ())
+    told: dict[str, str] = {}
+    for name in names:
+        asked = RemedyForJob.asked(name, trace=trace)
+        lines = [snippet.text for _, change in asked.changes for snippet in change.snippets]
+        instead = [change.instead for _, change in asked.changes if change.instead]
+        told[name] = "\n".join(lines or instead)
+    return told
+
+
+def _facts(found: Page, run: Path, words: tuple[str, ...]) -> JobFacts:
+    assert found.budget is not None
+    start = starts.read(run)
+    passes = np.concatenate([rank.micro_steps for rank in start.ranks])
+    loading = found.budget.of(LOADING)
+    rest = found.budget.ns - loading
+    return JobFacts(
+        cores=len(os.sched_getaffinity(0)),
+        ranks=len(start.ranks),
+        passes=int(passes[0]) if len(passes) and (passes == passes[0]).all() else 0,
+        loading=loading / rest if rest > 0 else float(found.budget.num_windows),
+        words=words,
+    )
+
+
+HANDS = Hands(record, try_out, look, prove)

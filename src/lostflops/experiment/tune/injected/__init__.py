@@ -1,0 +1,1 @@
+"""What `lostflops tune` puts beside the job: copied into its folder, and on PYTHONPATH of every start."""

@@ -1,0 +1,59 @@
+"""When DDP sends gradients, and in how large pieces."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+Note = Callable[[str], None]
+
+
+def buckets(module: Any, note: Note, mb: int) -> None:
+    """Gradients travel in buckets of so many MiB, where the script asks for smaller ones or says nothing."""
+    cls = module.DistributedDataParallel
+    init = cls.__init__
+
+    @functools.wraps(init)
+    def changed(self: Any, *args: Any, **given: Any) -> None:
+        has = given.get("bucket_cap_mb")
+        if len(args) < 6 and (has is None or has < mb):
+            given["bucket_cap_mb"] = mb
+            note(f"bucket_cap_mb={mb}")
+        init(self, *args, **given)
+
+    cls.__init__ = changed
+
+
+def sent_once(module: Any, note: Note, passes: int) -> None:
+    """Of so many micro-batches per step, the last one sends the gradients.
+
+    A step that was made of another number of them would use gradients that were not sent: it is an error.
+    """
+    cls = module.DistributedDataParallel
+    forward = cls.forward
+    made: list[Any] = []
+    armed = False
+
+    @functools.wraps(forward)
+    def changed(self: Any, *args: Any, **given: Any) -> Any:
+        nonlocal armed
+        if not armed:  # optimizers are not there yet when DDP is imported
+            sys.modules["torch.optim.optimizer"].register_optimizer_step_pre_hook(before_step)
+            armed = True
+        if sys.modules["torch"].is_grad_enabled() and self.training:
+            made.append(self)
+            self.require_backward_grad_sync = len(made) >= passes
+            if len(made) == 1:
+                note(f"no_sync in {passes - 1} of {passes} micro-batches")
+        return forward(self, *args, **given)
+
+    def before_step(*_: Any) -> None:
+        if made and len(made) != passes:
+            raise RuntimeError(
+                f"lostflops tune: a step of {len(made)} micro-batches in the place of {passes}"
+            )
+        made.clear()
+
+    cls.forward = changed

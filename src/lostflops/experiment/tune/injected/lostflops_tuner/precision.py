@@ -1,0 +1,42 @@
+"""Matrix products in a lower precision."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+Note = Callable[[str], None]
+
+
+def bf16(module: Any, note: Note) -> None:
+    """Forward passes of the outermost module that is trained run under autocast to bf16."""
+    cls = module.Module
+    call = cls.__call__
+    depth = 0
+
+    @functools.wraps(call)
+    def changed(self: Any, *args: Any, **given: Any) -> Any:
+        nonlocal depth
+        if depth or not self.training:
+            return call(self, *args, **given)
+        torch = sys.modules["torch"]
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        note(f"torch.autocast('{device}', dtype=torch.bfloat16)")
+        depth += 1
+        try:
+            with torch.autocast(device, dtype=torch.bfloat16):
+                return call(self, *args, **given)
+        finally:
+            depth -= 1
+
+    cls.__call__ = changed
+
+
+def tf32(module: Any, note: Note) -> None:
+    """fp32 matrix products may use the tensor cores' TF32."""
+    torch = sys.modules["torch"]
+    if torch.cuda.is_available():
+        torch.set_float32_matmul_precision("high")
+        note("torch.set_float32_matmul_precision('high')")

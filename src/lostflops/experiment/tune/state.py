@@ -1,0 +1,263 @@
+"""The folder of a loop: what was asked, and each thing that is known as soon as it is known.
+
+    OUT/
+      tune.jsonl                   lines of the kinds below, only ever appended to; a torn one is passed over
+      recorded-1/  recorded-2/     the run that each round looks at
+      trial-1/  trial-2/           a change: `shim/` makes it, `tryout/` is one start with it, and `proof/`
+      report.json  report.md       what it came to
+
+Killed at any moment, it goes on from what these lines say; a proof goes on from its own pairs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from lostflops import run_folder
+from lostflops.capture.record.recording import StepOn
+from lostflops.errors import BadOption, CannotWrite, LostflopsError, OutputExists, Unreadable, shown
+from lostflops.experiment.proof.running import folder as proofs
+from lostflops.privacy.secrets import REMOVED, without_secrets
+from lostflops.remedies.remedy import Safety
+from lostflops.version import __version__
+
+from .changes import AppliedChange, joined
+
+PLAN, BEGUN, RECORDED, TRYING, DECIDED, WHOLE, END = (
+    "plan", "begun", "recorded", "trying", "decided", "whole", run_folder.END,
+)  # fmt: skip
+PROOF, SHIM, TRYOUT = "proof", "shim", "tryout"
+
+
+class NoTuning(LostflopsError):
+    """A folder that holds no loop."""
+
+
+class TunePlan(msgspec.Struct):
+    """What was asked for."""
+
+    command: list[str]
+    safety: Safety = "bit-identical"
+    max_runs: int = 60
+    minutes: float = 60.0
+    pairs: int = 10
+    steps: int | None = None  # of each start of a proof; None: by how long one takes
+    step_on: tuple[str, str | None] | None = None
+
+    @property
+    def stepping(self) -> StepOn | None:
+        return None if self.step_on is None else StepOn(*self.step_on)
+
+
+class RecordedRound(msgspec.Struct):
+    """The run that a round looked at."""
+
+    round: int
+    run: str
+    step_ns: int
+    verdict: str
+    seconds_of_start: float = 0.0
+
+
+class Trial(msgspec.Struct):
+    """A change that is tried, and why."""
+
+    number: int
+    round: int
+    change: AppliedChange
+    finding: str
+    claim: str
+    gain: float | None = None  # predicted, as a share of the step
+    low: float | None = None
+    high: float | None = None
+    at_most: float | None = None  # the bound, where nothing is predicted
+    edit: str = ""
+
+    @property
+    def folder(self) -> str:
+        return f"trial-{self.number}"
+
+
+class Decided(msgspec.Struct):
+    """What became of a trial. `ratio` is the time of a step with the change over that without it."""
+
+    number: int
+    kept: bool
+    why: str
+    verdict: str | None = None
+    ratio: float | None = None
+    low: float | None = None
+    high: float | None = None
+    pairs: int = 0
+    loss: str | None = None
+    made: list[str] = []  # what the processes of the job noted
+    runs: int = 0  # starts that it took
+
+
+@dataclass
+class TuneFolder:
+    """A loop on disk."""
+
+    path: Path
+    plan: TunePlan
+    recorded: list[RecordedRound] = field(default_factory=list[RecordedRound])
+    trials: list[Trial] = field(default_factory=list[Trial])
+    decided: dict[int, Decided] = field(default_factory=dict[int, Decided])
+    starts: int = 0  # beside those of proofs
+    seconds: float = 0.0  # that earlier processes have spent
+    whole: dict[str, Any] | None = None  # the proof of all changes together
+    ended: str | None = None  # why it came to its end
+    began: float = field(default_factory=time.monotonic)
+
+    @property
+    def spent(self) -> float:
+        """Seconds in all."""
+        return self.seconds + time.monotonic() - self.began
+
+    @property
+    def runs(self) -> int:
+        """Starts of the command so far."""
+        pending = self.pending
+        open_pairs = 0
+        if pending is not None and proofs.is_one(self.path / pending.folder / PROOF):
+            open_pairs = len(proofs.read(self.path / pending.folder / PROOF).pairs)
+        return self.starts + sum(one.runs for one in self.decided.values()) + 2 * open_pairs
+
+    @property
+    def pending(self) -> Trial | None:
+        """The trial that is not decided."""
+        return next((trial for trial in self.trials if trial.number not in self.decided), None)
+
+    @property
+    def kept(self) -> list[Trial]:
+        return [t for t in self.trials if t.number in self.decided and self.decided[t.number].kept]
+
+    @property
+    def applied(self) -> tuple[AppliedChange, ...]:
+        """The changes that are made by now."""
+        found: tuple[AppliedChange, ...] = ()
+        for trial in self.kept:
+            found = joined(found, trial.change)
+        return found
+
+    def free(self, name: str) -> Path:
+        """A folder of that name, or of one like it, that is not there yet."""
+        found, n = self.path / name, 2
+        while found.exists():
+            found, n = self.path / f"{name}-{n}", n + 1
+        return found
+
+    def begin(self) -> None:
+        plan = msgspec.to_builtins(self.plan)
+        self._append(PLAN, {**plan, "command": without_secrets(self.plan.command), "lostflops": __version__})
+
+    def start(self) -> None:
+        """The command is about to be started, outside of a proof."""
+        self.starts += 1
+        self._append(BEGUN, {})
+
+    def record(self, one: RecordedRound) -> None:
+        self.recorded.append(one)
+        self._append(RECORDED, msgspec.to_builtins(one))
+
+    def attempt(self, one: Trial) -> None:
+        self.trials.append(one)
+        self._append(TRYING, msgspec.to_builtins(one))
+
+    def decide(self, one: Decided) -> None:
+        self.decided[one.number] = one
+        self._append(DECIDED, msgspec.to_builtins(one))
+
+    def prove_whole(self, result: Mapping[str, Any]) -> None:
+        self.whole = dict(result)
+        self._append(WHOLE, {"result": self.whole})
+
+    def end(self, why: str) -> None:
+        self.ended = why
+        self._append(END, {"why": why})
+
+    def _append(self, kind: str, fields: Mapping[str, Any]) -> None:
+        when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        file = self.path / run_folder.TUNE
+        try:
+            proofs.append(file, {"kind": kind, **fields, "spent": round(self.spent, 3), "time": when})
+        except OSError as error:
+            raise CannotWrite(file, error, "free some space; then `--resume` goes on.") from error
+
+
+def made(path: Path, plan: TunePlan) -> TuneFolder:
+    """A new folder for a loop. Secrets in its command are not written."""
+    try:
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise OutputExists(path)
+        path.mkdir(parents=True, exist_ok=True)
+        path.chmod(0o700)
+    except OSError as error:
+        raise CannotWrite(path, error) from error
+    found = TuneFolder(path, plan)
+    found.begin()
+    return found
+
+
+def read(path: Path) -> TuneFolder:
+    """The loop in a folder, as far as it came."""
+    file = path / run_folder.TUNE
+    if not file.is_file():
+        raise NoTuning(
+            f"'{shown(path)}' is not a folder of `lostflops tune`.", "it is named at the start of the loop."
+        )
+    try:
+        lines = file.read_bytes().splitlines()
+    except OSError as error:
+        raise Unreadable(file, error) from error
+    found: TuneFolder | None = None
+    for raw in lines:
+        try:
+            line = msgspec.json.decode(raw, type=dict[str, Any])
+            if line.get("kind") == PLAN and found is None:
+                found = TuneFolder(path, msgspec.convert(line, TunePlan))
+            elif found is not None:
+                _take(found, line)
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            continue
+    if found is None or not found.plan.command:
+        raise NoTuning(f"{shown(file)} does not say what was asked for: it is damaged.", "begin again.")
+    return found
+
+
+def _take(found: TuneFolder, line: dict[str, Any]) -> None:
+    match line.get("kind"):
+        case "begun":
+            found.starts += 1
+        case "recorded":
+            one = msgspec.convert(line, RecordedRound)
+            if one.run == Path(one.run).name:
+                found.recorded.append(one)
+        case "trying":
+            found.trials.append(msgspec.convert(line, Trial))
+        case "decided":
+            decided = msgspec.convert(line, Decided)
+            found.decided[decided.number] = decided
+        case "whole":
+            found.whole = msgspec.convert(line.get("result"), dict[str, Any])
+        case "end":
+            found.ended = str(line.get("why") or "")
+        case _:
+            pass
+    found.seconds = max(found.seconds, float(line.get("spent") or 0.0))
+
+
+def runnable(command: Sequence[str]) -> Sequence[str]:
+    """The command, if it can be run again. Raises BadOption where a secret was left out of it."""
+    if any(REMOVED in word for word in command):
+        raise BadOption(
+            "The command held a secret, which the folder does not keep.",
+            "give it again: `lostflops tune --resume FOLDER -- COMMAND`.",
+        )
+    return command

@@ -1,0 +1,102 @@
+"""What `lostflops tune` changes inside a real PyTorch job, all at once in one start."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from lostflops import run_folder
+from lostflops.experiment.proof import starts
+from lostflops.experiment.proof.running import command
+from lostflops.experiment.tune import changes
+from lostflops.experiment.tune.changes import AppliedChange
+
+pytest.importorskip("torch", reason="pip install torch")
+
+JOB = """
+import gc, json, sys
+import torch, torch.distributed as dist
+from torch.utils.data import DataLoader, Dataset
+import lostflops
+
+torch.set_num_threads(64)
+dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=0, world_size=1)
+
+class Numbers(Dataset):
+    def __len__(self):
+        return 48
+    def __getitem__(self, index):
+        return torch.full((8,), index / 48)
+
+torch.manual_seed(0)
+inner = torch.nn.Linear(8, 4)
+model = torch.nn.parallel.DistributedDataParallel(inner, bucket_cap_mb=1)
+sent = []
+def hook(state, bucket):
+    sent.append(bucket.index())
+    future = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
+model.register_comm_hook(None, hook)
+optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+loader = DataLoader(Numbers(), 2)
+for n, batch in enumerate(loader):
+    out = model(batch)
+    loss = out.float().square().mean()
+    loss.backward()
+    if n % 2:
+        optimizer.step()
+        optimizer.zero_grad()
+        lostflops.log(loss=loss)
+told = {
+    "threads": torch.get_num_threads(), "workers": loader.num_workers, "sent": len(sent),
+    "dtype": str(out.dtype), "fused": optimizer.param_groups[0]["fused"], "collecting": gc.isenabled(),
+    "weights": str(inner.weight.dtype),
+}
+print(json.dumps(told))
+if "odd" in sys.argv:
+    model(batch).sum().backward()
+    optimizer.step()
+dist.destroy_process_group()
+"""
+MADE = (
+    AppliedChange("loader-workers", {"workers": 2}),
+    AppliedChange("gc-freeze"),
+    AppliedChange("cpu-threads", {"threads": 1}),
+    AppliedChange("gradient-accumulation", {"passes": 2}),
+    AppliedChange("bucket-size", {"mb": 100}),
+    AppliedChange("fused-optimizer"),
+    AppliedChange("bf16"),
+    AppliedChange("tf32"),
+    AppliedChange("pinned-copies"),
+)
+
+
+def test_every_change_is_made_to_a_job_that_knows_nothing_of_it(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(JOB)
+    shim = tmp_path / "shim"
+    changes.write(MADE, shim)
+    words = [sys.executable, str(tmp_path / "job.py"), str(tmp_path / "meet"), "odd"]
+    ended = command.run(changes.command_line(words, MADE, shim), tmp_path / "run", None)
+    printed = (tmp_path / "run" / run_folder.OUTPUT).read_text()
+    told = json.loads(next(line for line in printed.splitlines() if line.startswith("{")))
+    assert told == {
+        "threads": 1, "workers": 2, "sent": 12, "dtype": "torch.bfloat16", "fused": True,
+        "collecting": False, "weights": "torch.float32",
+    }  # fmt: skip
+    # A step of one micro-batch would have used gradients that were not sent.
+    assert ended.failed and "a step of 1 micro-batches in the place of 2" in ended.said()
+    # The recorder saw its steps beside it.
+    assert len(starts.read(ended.run).losses()) == 12
+    made = changes.taken_up(shim)
+    assert made["loader-workers"] == ["num_workers 0 -> 2"]
+    assert made["gradient-accumulation"] == ["no_sync in 1 of 2 micro-batches"]
+    assert made["fused-optimizer"] == ["AdamW(fused=True)"] and made["bucket-size"] == ["bucket_cap_mb=100"]
+    assert not changes.failed(shim)
+    # Without a GPU there is nothing to pin for, and no TF32.
+    import torch
+
+    assert torch.cuda.is_available() or not {"pinned-copies", "tf32"} & made.keys()
