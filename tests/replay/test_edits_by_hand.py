@@ -166,6 +166,30 @@ def test_a_loader_that_has_workers_does_not_say_how_long_they_take(tmp_path: Pat
     assert "no time on data loading" in asked(none, "loader-workers=4").refused
 
 
+def test_an_event_recorded_and_awaited_at_once_holds_back_another_stream(tmp_path: Path) -> None:
+    """Stream 9 is told to wait for the long kernel on 7, then more is launched on 7, then the host waits.
+
+    Without that wait the host launches 9's kernel early, which then begins at 613 instead of 647 µs: it is
+    still held back by the event, though the next launch after that was on 7.
+    """
+    events = list[Event]()
+    for each in range(30):
+        at, n = 1000 + 1000 * each, 10 * each
+        events += [
+            step(each, at, 1000), operator("aten::mm", at + 2, 8), call(at + 5, 5, n + 1),
+            kernel(at + 12, 600, n + 1, GEMM),
+            call(at + 14, 1, n + 2, "cudaEventRecord"), call(at + 16, 1, n + 3, "cudaStreamWaitEvent"),
+            operator("aten::add", at + 18, 8), call(at + 20, 5, n + 4), kernel(at + 613, 10, n + 4, ADD),
+            call(at + 30, 600, n + 7, "cudaStreamSynchronize"),
+            operator("aten::sum", at + 638, 8), call(at + 640, 5, n + 5),
+            kernel(at + 647, 200, n + 5, REDUCE, 9),
+            call(at + 650, 202, n + 6, "cudaDeviceSynchronize"), operator("aten::empty", at + 855, 140),
+        ]  # fmt: skip
+    found = replay(tmp_path / "a", events)
+    gained = found.trust.measured_ns - predicted(found, "no-sync:cudaStreamSynchronize")
+    assert gained == pytest.approx(647_000 - 613_000, abs=2_000)
+
+
 @pytest.mark.parametrize(
     "text",
     ["schedule=zb", "microbatches=4", "network=50GB/s", "network-start=1us", "host-link=50GB/s",

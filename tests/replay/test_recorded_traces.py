@@ -19,6 +19,7 @@ import lostflops
 from lostflops.replay.dependencies import waits
 from lostflops.replay.dependencies.edges import Kind
 from lostflops.replay.edit import REMOVED
+from lostflops.replay.edits import edit
 from lostflops.replay.recorded import SMALL
 from lostflops.replay.whatif import Replay
 from lostflops.session import Session
@@ -290,3 +291,22 @@ def test_a_memset_is_waited_for_by_no_call(unpacked: Path) -> None:
     own = job.edges.target[job.edges.kind == Kind.SYNC] // 2
     direction = job.operations["direction"].to_numpy()[source]
     assert not (direction[job.operations["call"].to_numpy()[source] == own] == "memset").any()
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["resnet50_num_workers_0__worker0.1623143089861", "resnet50_num_workers_0__worker0.1623143566756",
+     "older_resnet50_num_workers_0"],
+)  # fmt: skip
+def test_workers_bring_what_the_same_script_with_workers_recorded(name: str, unpacked: Path) -> None:
+    """One ResNet-50 script with no workers and with four, whose median step took 126.2 ms.
+
+    That is more than the job computes in: workers take processor time from it. `loader=0ms` leaves that out.
+    """
+    truth = replay_of("kineto_tb/resnet50_num_workers_4", unpacked).trust.steps["measured"].median()
+    found = replay_of(f"kineto_tb/{name}", unpacked)
+    several, at_once = (found.predicted([edit(text)]) for text in ("loader-workers=4", "loader=0ms"))
+    assert several.low_ns is not None and several.high_ns is not None and several.predicted_ns is not None
+    assert several.low_ns <= truth <= several.high_ns  # type: ignore[operator]
+    assert several.predicted_ns == pytest.approx(truth, rel=0.09)  # type: ignore[arg-type]
+    assert at_once.high_ns is not None and at_once.high_ns < truth  # type: ignore[operator]

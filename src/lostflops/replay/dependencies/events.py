@@ -37,6 +37,7 @@ def recorded(rank: RankOperations, rows: DeviceRows, lag: int, edges: FoundEdges
     records = _times(rank, "record")
     at = np.searchsorted(launched, waits, "left")
     waits, at = waits[at < len(order)], at[at < len(order)]
+    at = _elsewhere(launched, lane, records, waits, at)
     waiting = order[at]
     if len(records):
         before = np.searchsorted(launched, records, "left") - 1
@@ -59,6 +60,21 @@ def recorded(rank: RankOperations, rows: DeviceRows, lag: int, edges: FoundEdges
             _launched_last(launched, order, places, asked, of_library, rows) for places in lanes.values()
         ]
         _best(found, of_library, rows, lag, Kind.GUESSED, edges)
+
+
+def _elsewhere(launched: Int, lane: Int, records: Int, waits: Int, at: Int) -> Int:
+    """For each await the place of the launch whose stream it holds back, from that of the next launch.
+
+    An event that is recorded right before it is awaited is for another stream: none waits for itself. Where
+    the next launch is on the stream of the record, the first after it on another one counts.
+    """
+    newest = np.searchsorted(records, waits, "left") - 1
+    recorded_at = np.searchsorted(launched, records[np.maximum(newest, 0)], "left") if len(records) else at
+    together = (newest >= 0) & (recorded_at == at) & (at > 0)
+    itself = together & (lane[at] == lane[np.maximum(at - 1, 0)])
+    ends = np.flatnonzero(np.r_[lane[1:] != lane[:-1], True])
+    other = ends[np.searchsorted(ends, at)] + 1
+    return np.where(itself & (other < len(lane)), np.minimum(other, len(lane) - 1), at)
 
 
 def _times(rank: RankOperations, flag: str) -> Int:
