@@ -169,7 +169,8 @@ call stack, call graph | Who calls what? | operator_summary, python_hotspots
 trace filter | Cut a trace | lostflops import
 timeline plot | Look at it | lostflops view, lostflops export
 Perfetto converter | Convert it | lostflops export
-execution-trace correlation | Join with an execution trace | none: execution traces hold no times
+execution-trace correlation | Join with an execution trace | none: execution traces hold no times, and the \
+profiler's trace has the same operators and shapes
 """)
 
 TENSORBOARD = _of("""
