@@ -19,14 +19,14 @@ KINETO = b"\n  },\n  {"
 KINETO_END = b"\n  ]"
 BLANK = b" \t\r\n,"
 # The name, and the bracket that opens its array.
-# What `ExecutionTraceObserver` writes, with Chakra's schema or an older one; a profiler trace has no "schema".
+ARRAY_BEGINS = re.compile(rb'"traceEvents"\s*:\s*\[')
+# What `ExecutionTraceObserver` writes, with Chakra's schema or an older one; no profiler trace has "schema".
 EXECUTION_TRACE = re.compile(rb'\{\s*"schema"\s*:\s*"\d+\.\d[^"]*"')
 NO_TIMES = (
     "it is an execution trace (Chakra): operators and tensors, without the times at which they ran.",
-    "record the same job with `torch.profiler.profile(record_shapes=True)`, or `lostflops record --what "
-    "cuda,shapes -- COMMAND`: that has the operators with their shapes, and times.",
+    "record the same job with `lostflops record --what cuda,shapes -- COMMAND`, or with "
+    + "`torch.profiler.profile(record_shapes=True)`: that has operators, their shapes and times.",
 )
-ARRAY_BEGINS = re.compile(rb'"traceEvents"\s*:\s*\[')
 # What follows the last event's brace: the bracket that ends the array, and the next key or the file's end.
 _BRACKET = rb"(?=\s*,?\s*\]\s*(?:,\s*\"|\}|\Z))"
 ARRAY_ENDS = re.compile(rb"\}" + _BRACKET)
