@@ -99,6 +99,18 @@ def test_a_starving_loader_is_told_from_one_that_keeps_up() -> None:
     assert memory["at_most"] is None and "allocated in all" in memory["unknown"] and memory["grows"] > 2**30
 
 
+def test_the_rank_whose_loader_is_slow_makes_the_others_late(tmp_path: Path) -> None:
+    place = tmp_path / "job"
+    asked_for = ["lab", "simulate", "--output", str(place), "--ranks", "4", "--fault", "data-starvation"]
+    assert cli.main([*asked_for, "--steps", "2", "--layers", "1", "--seed", "4"]) == 0
+    truth = json.loads((place / "truth.json").read_text())
+    table = asked(place, "data_loading")
+    late = dict(table.filter(pl.col("makes_late") > 0).select("rank", "makes_late").iter_rows())
+    assert list(late) == truth["culprit"]["ranks"]
+    assert sum(late.values()) == pytest.approx(truth["cost"], rel=0.02)
+    assert table.filter("starves")["rank"].to_list() == truth["culprit"]["ranks"]
+
+
 @real
 def test_steps_are_as_long_as_known() -> None:
     place = REAL / "kineto" / "kineto_tb" / "resnet50_num_workers_0__worker0.1623143089861.pt.trace.json.gz"
@@ -137,11 +149,13 @@ def trained(place: Path, step: Callable[[Any], None], **options: Any) -> Path:
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_recomputed_flops_are_those_of_the_checkpointed_layers(reentrant: bool, tmp_path: Path) -> None:
     def step(torch: Any) -> None:
-        from torch.utils.checkpoint import checkpoint
-
+        checkpointed: Any = pytest.importorskip("torch.utils.checkpoint")
         x, kept, again = (torch.randn(n, m, requires_grad=True) for n, m in ((32, 64), (64, 96), (96, 48)))
-        y = checkpoint(lambda z: torch.relu(z @ again), x @ kept, use_reentrant=reentrant)
-        y.sum().backward()
+
+        def layer(z: Any) -> Any:
+            return torch.relu(z @ again)
+
+        checkpointed.checkpoint(layer, x @ kept, use_reentrant=reentrant).sum().backward()
 
     table = asked(trained(tmp_path, step, record_shapes=True), "recompute").row(0, named=True)
     once = 2 * 32 * 96 * 48  # the layer that is checkpointed; the other one is 2 · 32 · 64 · 96
