@@ -80,6 +80,28 @@ def test_efficiencies_of_the_published_pipeline() -> None:
     assert {factor: round(classic[factor], 3) for factor in known} == known
 
 
+def test_efficiencies_of_a_simulated_pipeline_are_its_truth(tmp_path: Path) -> None:
+    place = tmp_path / "job"
+    asked_for = ["lab", "simulate", "--output", str(place), "--ranks", "2", "--strategy", "pp2"]
+    assert cli.main([*asked_for, "--steps", "2", "--layers", "1", "--seed", "6"]) == 0
+    truth = pl.DataFrame(json.loads((place / "truth.json").read_text())["steps"])
+    of_ranks = truth.group_by("rank").agg(
+        pl.col("compute").sum(), whole=(pl.col("end") - pl.col("start")).sum()
+    )
+    most, mean, longest = (
+        float(of_ranks.select(value).item())
+        for value in (pl.col("compute").max(), pl.col("compute").mean(), pl.col("whole").max())
+    )
+    found = factors(asked(place, "parallel_efficiency"), "classic")
+    known = {
+        "parallel efficiency": mean / longest,
+        "load balance": mean / most,
+        "communication efficiency": most / longest,
+    }
+    assert {factor: found[factor] for factor in known} == pytest.approx(known, rel=1e-12)
+    assert found["serialisation"] * found["transfer"] == pytest.approx(most / longest, rel=1e-12)
+
+
 @real
 def test_a_starving_loader_is_told_from_one_that_keeps_up() -> None:
     place = REAL / "kineto" / "kineto_tb"
