@@ -159,7 +159,7 @@ get_memory_bw_time_series, …_summary | How fast are copies? | copy_bandwidth, 
 generate_trace_with_counters | Show these as tracks | lostflops export
 get_frequent_cuda_kernel_sequences | Which kernel sequences repeat? | kernel_sequences
 get_potential_stragglers | Which rank is slow? | communication_imbalance, rank_imbalance
-get_profiler_steps | Which steps are there? | step_time, counted_steps
+get_profiler_steps | Which steps are there? | step_time, counted_steps, outlier_steps
 critical_path_analysis | What bounds the step? | lostflops whatif
 critical_path_breakdown, summary | By what is the path bound? | lostflops whatif
 get_cupti_counter_data_with_operators | Counters per operator? | none: the profiler no longer writes them
@@ -169,11 +169,12 @@ call stack, call graph | Who calls what? | operator_summary, python_hotspots
 trace filter | Cut a trace | lostflops import
 timeline plot | Look at it | lostflops view, lostflops export
 Perfetto converter | Convert it | lostflops export
-execution-trace correlation | Join with an execution trace | none: execution traces hold no times
+execution-trace correlation | Join with an execution trace | none: execution traces hold no times, and the \
+profiler's trace has the same operators and shapes
 """)
 
 TENSORBOARD = _of("""
-Overview: step time breakdown | Where does a step go? | step_ledger
+Overview: step time breakdown | Where does a step go? | step_ledger, data_loading
 Overview: steps | Which steps are complete? | step_time, counted_steps
 GPU utilisation | How busy is the GPU? | gpu_utilization_map
 SM efficiency, occupancy | How much of the GPU has work? | kernel_occupancy
@@ -206,6 +207,15 @@ NVTX ranges, NCCL regions | Which range is the host in? | range_trace
 Hardware counters | What did counters show? | metric_map, counter_summary
 """)
 
+POP = _of("""
+Parallel efficiency | What share of the ranks' time computes? | parallel_efficiency
+Load balance | Do ranks compute equally long? | parallel_efficiency, rank_imbalance, stragglers
+Communication efficiency | What does communication cost? | parallel_efficiency, communication_exposed
+Serialisation, transfer | Is it waiting or moving bytes? | parallel_efficiency, communication_wait
+Device orchestration (TALP) | Does the CPU keep the GPU busy? | parallel_efficiency, idle_summary
+Computation scaling | Do kernels slow down as the job grows? | lostflops diff
+""")
+
 TOOLS: Mapping[str, Sequence[Answered]] = {
     "Nsight Systems: recipes": NSYS_RECIPES,
     "Nsight Systems: stats reports": NSYS_REPORTS,
@@ -213,6 +223,7 @@ TOOLS: Mapping[str, Sequence[Answered]] = {
     "Holistic Trace Analysis": HTA,
     "The former TensorBoard plugin": TENSORBOARD,
     "Paraver: public views": PARAVER,
+    "POP and TALP: efficiencies": POP,
 }
 
 

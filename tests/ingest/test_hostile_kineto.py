@@ -94,6 +94,11 @@ REFUSED: dict[str, tuple[bytes, type[LostflopsError], str]] = {
     "text": (b"hello", NotATrace, "does not begin as a JSON object"),
     "a number": (b"5", NotATrace, "does not begin as a JSON object"),
     "other JSON": (b'{"name": "x", "version": 3}', NotATrace, "without 'traceEvents'"),
+    "an execution trace": (
+        b'{\n  "schema": "1.1.1-chakra.0.0.4", "pid": 7, "nodes": [' + b'{"id": 2},' * 3_000_000,
+        NotATrace,
+        "operators and tensors, without the times",
+    ),
     "events that are a number": (b'{"traceEvents": 3}', NotATrace, "'traceEvents' is not a list"),
     "events that are nothing": (b'{"traceEvents": null}', NotATrace, "'traceEvents' is not a list"),
     "events that are an object": (b'{"traceEvents": {"a": []}}', NotATrace, "'traceEvents' is not a list"),

@@ -20,6 +20,15 @@ KINETO_END = b"\n  ]"
 BLANK = b" \t\r\n,"
 # The name, and the bracket that opens its array.
 ARRAY_BEGINS = re.compile(rb'"traceEvents"\s*:\s*\[')
+# What `ExecutionTraceObserver` writes, with Chakra's schema or an older one; no profiler trace has "schema".
+EXECUTION_TRACE = re.compile(rb'\{\s*"schema"\s*:\s*"\d+\.\d[^"]*"')
+NO_TIMES = (
+    "it is an execution trace (Chakra): operators and tensors, without the times at which they ran.",
+    (
+        "record the same job with `lostflops record --what cuda,shapes -- COMMAND`, or with "
+        "`torch.profiler.profile(record_shapes=True)`: that has operators, their shapes and times."
+    ),
+)
 # What follows the last event's brace: the bracket that ends the array, and the next key or the file's end.
 _BRACKET = rb"(?=\s*,?\s*\]\s*(?:,\s*\"|\}|\Z))"
 ARRAY_ENDS = re.compile(rb"\}" + _BRACKET)

@@ -24,8 +24,10 @@ from lostflops.ingest.kineto.event_texts import (
     ARRAY_ENDS,
     BLANK,
     DEEPEST,
+    EXECUTION_TRACE,
     KINETO,
     KINETO_END,
+    NO_TIMES,
     UNDECODABLE,
     Separator,
     event_end,
@@ -321,6 +323,8 @@ class EventStream(Generic[Event]):
             if packed := packing(self._buffer[:8]):
                 raise NotATrace(self.path, *packed)
             raise NotATrace(self.path, "it does not begin as a JSON object or list.")
+        if EXECUTION_TRACE.match(self._buffer):
+            raise NotATrace(self.path, *NO_TIMES)
         while True:
             announced = False
             for tries, match in enumerate(ARRAY_BEGINS.finditer(self._buffer)):

@@ -22,7 +22,10 @@ AR = {"kind": "all-reduce", "group": "0 [0, 1]", "group_size": 2, "bytes_in": 40
         "group": Name("process group; null when unknown"),
         "group_size": Count("ranks in the group; null when unknown"),
         "peer": Id("the other side of a send or receive"),
-        "phase": Name("phase of the operator that began last before it was issued; null when unknown"),
+        "phase": Name(
+            "phase of the operator that began last before it was issued, backward for what runs again; null "
+            "when unknown"
+        ),
         "dtype": Name("element type; null when unknown"),
         "bytes": Bytes("volume of one operation: the whole tensor; null when unknown"),
         "calls": Count("operations in all steps that count"),
@@ -134,9 +137,11 @@ def _spoken(operators: pl.LazyFrame | None) -> pl.DataFrame:
     if operators is None:
         return pl.DataFrame(schema=schema)
     phase = pl.col("phase")
+    # What a checkpoint runs again is part of the backward pass: weights are gathered for it there.
+    said = phase.cast(pl.String).replace("recompute", "backward")
     rows = (
         operators.filter(phase.is_not_null())
-        .select("rank", phase.cast(pl.String), at="start")
+        .select("rank", said, at="start")
         .sort("rank", "at", "phase")
         .collect()
     )

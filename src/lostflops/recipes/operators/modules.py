@@ -12,6 +12,7 @@ from lostflops.recipes.operators.launched import added, launched, numbered, with
 from lostflops.recipes.steps.totals import per_step
 from lostflops.tables import Copies, Frames, Kernels, Operators, Ranks
 
+REENTRANT = "CheckpointFunctionBackward"
 MARK = "nn.Module: "
 LANE = ["rank", "thread"]
 T = {"thread": 7}
@@ -162,9 +163,14 @@ def _by_sequence(
     nothing = np.full(work.height, -1, dtype=np.int64)
     if operators is None or not work.height:
         return nothing
-    phase = pl.col("phase").cast(pl.String)
-    told = operators.filter(pl.col("sequence").is_not_null()).select(
-        *LANE, "start", "end", "sequence", backward=(phase == "backward").fill_null(False)
+    phase, name = (pl.col(c).cast(pl.String) for c in ("phase", "name"))
+    # A checkpoint's second pass is what gradients are computed from where it is reentrant. Elsewhere they are
+    # the first one's, and the numbers of the second, counted on another thread, are those of other operators.
+    reentrant = name.str.contains(REENTRANT).any().over("rank")
+    told = (
+        operators.with_columns(_kept=reentrant | (phase != "recompute").fill_null(True))
+        .filter("_kept", pl.col("sequence").is_not_null())
+        .select(*LANE, "start", "end", "sequence", backward=(phase == "backward").fill_null(False))
     )
     rows = told.collect()
     # Operators without gradients repeat the number of the one before: the latest is the one that counts it.

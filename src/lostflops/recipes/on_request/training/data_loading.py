@@ -29,9 +29,9 @@ STARVES = DATA_LOADING.loss.from_share if DATA_LOADING.loss else 0.05
         "waits_share": Share("waits / step time"),
         "longest": Typical("most of `waits` in one step"),
         "starved_steps": Count("steps of which the GPU waits for the loader in at least a twentieth"),
-        "others_wait": Time(
-            "time per step that other ranks wait for this one while it loads, added up over them; null "
-            "where no rank is seen to wait for another"
+        "makes_late": Time(
+            "most that other ranks wait for this loader per step: waits beyond those of the rank with the "
+            "least in the same step; null for one rank"
         ),
         "starves": Flag("waits_share is at least a twentieth"),
         "on_host": Flag("no GPU was recorded: the CPU's operators stand in for its kernels"),
@@ -56,8 +56,28 @@ STARVES = DATA_LOADING.loss.from_share if DATA_LOADING.loss else 0.05
             },
             expect=[
                 {"rank": 0, "steps": 3, "loading": 14, "waits": 9, "hidden": 5, "waits_share": 27 / 210}
-                | {"longest": 20, "starved_steps": 2, "others_wait": None, "starves": True}
+                | {"longest": 20, "starved_steps": 2, "makes_late": None, "starves": True}
                 | {"on_host": False}
+            ],
+        ),
+        Example(
+            "the loader of rank 2 takes 60 ns, those of ranks 0 and 1 take 8: both wait at most 52 ns for it",
+            given={
+                "steps": [{"rank": r, "start": 0, "end": 200, "complete": True} for r in range(3)],
+                "kernels": [
+                    {"rank": r, "start": ns + 1, "end": 200, "launch_start": ns, "launch_end": ns + 1}
+                    | {"thread": 7}
+                    for r, ns in ((0, 8), (1, 8), (2, 60))
+                ],
+                "ranges": [
+                    {"rank": r, "start": 0, "end": ns, "thread": 7, "name": LOADER}
+                    for r, ns in ((0, 8), (1, 8), (2, 60))
+                ],
+                "ranks": [{"rank": r, "device_kind": "gpu", "main_thread": 7} for r in range(3)],
+            },
+            expect=[
+                {"rank": r, "loading": ns, "waits": ns, "makes_late": late, "starves": late > 0}
+                for r, ns, late in ((0, 8, 0), (1, 8, 0), (2, 60, 52))
             ],
         ),
     ],
@@ -66,14 +86,13 @@ def data_loading(
     step_ledger: pl.LazyFrame,
     host_spans: pl.LazyFrame,
     counted_steps: pl.LazyFrame,
-    communication_waited_for: pl.LazyFrame | None,
     ranks: Ranks,
 ) -> pl.LazyFrame:
     """Tell for each rank how long it loads data, and for how much of that its GPU has nothing to do.
 
     How to read it: `waits` is lost on this rank, `hidden` costs nothing. `starves` marks a share from which
-    it is worth a remedy. A rank with much of `others_wait` makes the whole job late although its own GPU
-    waits little: its loader is the slow one.
+    it is worth a remedy. A rank with `makes_late` has a slower loader than the others, who wait for it in
+    their next collective, at most that long.
 
     Limits: only loaders that the names of ranges, operators and frames show count (`lostflops explain
     idle.data_loading` lists them). A loader that works in processes of its own shows as waiting for it only.
@@ -93,8 +112,10 @@ def data_loading(
             how="left",
         )
         .with_columns(pl.col("ns").fill_null(0))
+        .with_columns(_beyond=pl.col("ns") - pl.col("ns").min().over("step"))
         .group_by("rank")
         .agg(
+            pl.col("_beyond").sum(),
             _waits=pl.col("ns").sum(),
             longest=pl.col("ns").max(),
             starved_steps=((pl.col("ns") >= STARVES * length) & (pl.col("ns") > 0)).sum().cast(pl.Int64),
@@ -103,17 +124,19 @@ def data_loading(
     return (
         whole.join(starving, on="rank")
         .join(_at_it(host_spans, here, ranks), on="rank", how="left")
-        .join(_kept_others(communication_waited_for, here), on="rank", how="left")
         .join(ranks.group_by("rank").agg(on_host=HOST_ONLY.all()), on="rank", how="left")
         # Waiting that no thread is seen loading in cannot be: what the ledger says is the least.
         .with_columns(_loading=pl.max_horizontal(pl.col("_loading").fill_null(0), "_waits"))
         .with_columns(
             loading=pl.col("_loading") // pl.col("steps"),
             waits=pl.col("_waits") // pl.col("steps"),
-            others_wait=pl.col("_others") // pl.col("steps"),
             waits_share=pl.when(pl.col("_whole") > 0).then(pl.col("_waits") / pl.col("_whole")),
         )
-        .with_columns(hidden=pl.col("loading") - pl.col("waits"), starves=pl.col("waits_share") >= STARVES)
+        .with_columns(
+            hidden=pl.col("loading") - pl.col("waits"),
+            starves=pl.col("waits_share") >= STARVES,
+            makes_late=pl.when(pl.len() > 1).then(pl.col("_beyond") // pl.col("steps")),
+        )
         .select(*data_loading.columns)
         .sort("rank")
     )
@@ -129,23 +152,3 @@ def _at_it(spans: pl.LazyFrame, steps: pl.LazyFrame, ranks: pl.LazyFrame) -> pl.
     )
     inside = intervals.inside(rows, intervals.union(steps, ["rank"]), {"_loading": pl.lit(True)})
     return inside.group_by("rank").agg(pl.col("_loading").sum())
-
-
-def _kept_others(waits: pl.LazyFrame | None, steps: pl.LazyFrame) -> pl.LazyFrame:
-    """How long other ranks waited for each in steps that count, while it was at its loader."""
-    if waits is None:
-        return steps.select("rank").unique().with_columns(_others=pl.lit(None, dtype=pl.Int64))
-    kept = (
-        waits.join(steps.select("rank", "step"), on=["rank", "step"], how="semi")
-        .filter(pl.col("account") == DATA_LOADING.name)
-        .group_by(rank="on")
-        .agg(_others=pl.col("time").sum())
-    )
-    matched = waits.select(_some=pl.len() > 0)
-    return (
-        steps.select("rank")
-        .unique()
-        .join(kept, on="rank", how="left")
-        .join(matched, how="cross")
-        .select("rank", _others=pl.when("_some").then(pl.col("_others").fill_null(0)))
-    )
