@@ -43,7 +43,7 @@ FROM_OUTSIDE = {
     "capture": {"cryptography", "ruamel"},
     "machine": {"polars"},
     "plan": {"msgspec"},
-    "lab": {"numpy"},
+    "lab": {"numpy", "polars", "rich"},
     "experiment": {"msgspec", "numpy", "polars", "rich"},
     "watch": {"msgspec", "numpy", "polars", "rich"},
     "viewer": {"anyio", "msgspec", "numpy", "polars", "starlette", "uvicorn"},
@@ -55,6 +55,7 @@ FROM_OUTSIDE = {
 MORE = {
     "capture/record/injected": {"lostflops_recorder", "nvtx"},
     "machine/bench/scripts": {"torch"},
+    "lab/exercises/scripts": {"torch"},
 }
 MOST_UP = 3  # calls upward, of the ways that `docs/house.py` draws
 # Floors beside the stack, and all that they know of it.

@@ -84,14 +84,26 @@ class Observed:
         """Milliseconds per step in these accounts of the ledger, mean over the steps and ranks that count."""
         ledger = self.page.ledger
         steps = ledger.select("rank", "step").n_unique()
-        total = ledger.filter(pl.col("account").cast(pl.String).is_in(names))["ns"].sum()
+        total = int(ledger.filter(pl.col("account").cast(pl.String).is_in(names))["ns"].sum())
         return total / max(1, steps) / 1e6
 
     @property
     def page_step_ms(self) -> float:
         """A recorded step, as the ledger adds it up."""
         ledger = self.page.ledger
-        return ledger["ns"].sum() / max(1, ledger.select("rank", "step").n_unique()) / 1e6
+        return int(ledger["ns"].sum()) / max(1, ledger.select("rank", "step").n_unique()) / 1e6
+
+    @property
+    def input_ms(self) -> float:
+        """What the script itself measured in its input, per recorded step."""
+        first, last = WINDOW
+        measured: list[float] = self.truth["inputs_ms"][first : last + 1]
+        return sum(measured) / len(measured)
+
+    @property
+    def core_wait(self) -> str:
+        """What the page says of cores that others used; empty where it says nothing of it."""
+        return next((f.claim for f in self.page.findings if f.name == OF_THE_MACHINE[0]), "")
 
     @property
     def step_ms(self) -> float:

@@ -59,7 +59,7 @@ class Place:
 
 
 def played(exercise: Exercise, output: Path, device: str, say: Say) -> Ran:
-    """Run it below `output`. Raises LostflopsError where torch is missing or a run fails, with its last lines."""
+    """Run it below `output`. Raises LostflopsError where torch is missing, and where a run fails."""
     if find_spec("torch") is None:
         raise LostflopsError(
             "The lab trains small models with torch, which this Python lacks.", "`pip install torch`."
@@ -71,7 +71,7 @@ def played(exercise: Exercise, output: Path, device: str, say: Say) -> Ran:
     else:
         assert exercise.check is not None
         observed = [
-            _recorded(exercise, side, name, place, device, say)
+            recorded(exercise, side, name, place, device, say)
             for name, side in zip(SIDES, exercise.sides, strict=True)
         ]
         ran = Ran(exercise, place.folder, observed, exercise.check(*observed))
@@ -92,7 +92,8 @@ def command(exercise: Exercise, side: Side, device: str, truth: Path | None = No
     return [*start, f"{SCRIPTS}.{exercise.script}", *exercise.words, *side.words, *of_device, *steps, *told]
 
 
-def _recorded(exercise: Exercise, side: Side, name: str, place: Place, device: str, say: Say) -> Observed:
+def recorded(exercise: Exercise, side: Side, name: str, place: Place, device: str, say: Say) -> Observed:
+    """Record one side, and keep what is known of it beside the recording."""
     logs, profiler = place.logs(name), place.profiler(exercise, name)
     logs.mkdir(parents=True, exist_ok=True)
     profiler.mkdir(parents=True, exist_ok=True)

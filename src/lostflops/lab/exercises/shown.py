@@ -64,6 +64,9 @@ def checks(ran: Ran, console: Console) -> None:
         word, style = ("pass", "green") if check.passed else ("FAIL", "bold red")
         console.print(Text.assemble((f"{word}  ", style), check.expected))
         console.print(Text(f"      {check.observed}", style="dim"))
+    busy = next((seen.core_wait for seen in ran.observed if seen.core_wait), "")
+    if busy:
+        console.print(Text(f"\nThis machine was busy; times are not to be trusted: {busy}", style="yellow"))
     good = sum(check.passed for check in ran.checks)
     console.print(Text(f"\n{good} of {len(ran.checks)} observations are as expected", style="bold"))
     console.print(Text(f"all of it lies in {as_argument(ran.folder)}"))

@@ -37,7 +37,7 @@ EXERCISE = Exercise(
     see="the finding's line 'why': with marks it names your function",
     expected=("with ranges the finding names the part of the input that takes the time",),
     fix='with torch.profiler.record_function("tokenise"): … or lostflops.range("tokenise")',
-    words=("--input-ms", "10", "--layer-ms", "4"),
+    words=("--input-ms", "10", "--layer-ms", "4", "--seq", "16"),
     sides=(
         Side("nothing is marked", ("--no-ranges",)),
         Side("input, forward, backward and tokenise are marked"),

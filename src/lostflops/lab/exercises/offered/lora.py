@@ -27,7 +27,7 @@ EXERCISE = Exercise(
         "the wait for data follows the same law as in 1a",
     ),
     fix="DataLoader(num_workers=4, persistent_workers=True)",
-    words=("--lora", "--input-ms", "10", "--layer-ms", "4"),
+    words=("--lora", "--input-ms", "10", "--layer-ms", "4", "--seq", "16"),
     sides=(
         Side("no workers"),
         Side(f"{WORKERS} workers", ("--dataloader-workers", str(WORKERS))),

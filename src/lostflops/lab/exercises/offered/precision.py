@@ -44,7 +44,7 @@ EXERCISE = Exercise(
     see="the types of matrix products, the casts, and the bytes of the all-reduces",
     expected=(
         "matrix products run in bf16; weights, gradients and their traffic stay fp32",
-        "on a GPU with tensor cores matrix products become 8 to 14 times as fast (formula, not measured here)",
+        "with tensor cores matrix products become 8 to 14 times as fast (formula, not measured here)",
     ),
     fix='with torch.autocast("cuda", torch.bfloat16): … around the forward pass',
     ranks=2,

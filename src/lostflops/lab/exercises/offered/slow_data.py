@@ -10,7 +10,7 @@ WORKERS = 4
 
 def waiting(faulty: Observed, fixed: Observed) -> list[Check]:
     """What holds of every job that waits for its loader, and no longer does with workers."""
-    truth = faulty.truth["input_ms"]
+    truth = faulty.input_ms
     first, page = faulty.first, faulty.account("idle.data_loading")
     law = max(faulty.step_ms - truth, truth / WORKERS)
     gain = faulty.step_ms - fixed.step_ms
@@ -55,7 +55,7 @@ EXERCISE = Exercise(
         "only loading during which nothing computes is lost time",
     ),
     fix="DataLoader(num_workers=4, persistent_workers=True)",
-    words=("--input-ms", "10", "--layer-ms", "4"),
+    words=("--input-ms", "10", "--layer-ms", "4", "--seq", "16"),
     sides=(
         Side("no workers: samples are made between the steps"),
         Side(f"{WORKERS} workers make samples ahead", ("--dataloader-workers", str(WORKERS))),

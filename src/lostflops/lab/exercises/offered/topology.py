@@ -34,7 +34,7 @@ def _check(documents: Sequence[Any]) -> list[Check]:
 EXERCISE = Exercise(
     name="0",
     title="Topology and collectives",
-    question="How are the devices of this machine linked, and how fast are collectives between two processes?",
+    question="How are this machine's devices linked, and how fast are collectives between two processes?",
     see="the links, best first, and size over time beside bus bandwidth: what a link has to carry",
     expected=(
         "an all-reduce of n ranks moves 2(n-1)/n times its size over each link, an all-gather (n-1)/n times",

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn import functional
 
 
 class Shape(NamedTuple):
@@ -43,13 +43,13 @@ class Wait(torch.autograd.Function):
     """Takes a fixed time forward and backward, on a machine of any speed and load."""
 
     @staticmethod
-    def forward(ctx, x: Tensor, forward_ms: float, backward_ms: float) -> Tensor:  # noqa: ANN001
+    def forward(ctx, x: Tensor, forward_ms: float, backward_ms: float) -> Tensor:
         ctx.ms = backward_ms
         time.sleep(forward_ms / 1000)
         return x.clone()
 
     @staticmethod
-    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None, None]:  # noqa: ANN001  # pyright: ignore
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None, None]:  # pyright: ignore
         time.sleep(ctx.ms / 1000)
         return gradient, None, None
 
@@ -73,10 +73,10 @@ class Block(nn.Module):
         q = self.q(y).view(batch, length, self.heads, -1).transpose(1, 2)
         k = self.k(y).view(batch, length, self.kv_heads, -1).transpose(1, 2)
         v = self.v(y).view(batch, length, self.kv_heads, -1).transpose(1, 2)
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        y = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         x = x + self.o(y.transpose(1, 2).reshape(batch, length, -1))
         y = self.norm2(x)
-        x = x + self.down(F.silu(self.gate(y)) * self.up(y))
+        x = x + self.down(functional.silu(self.gate(y)) * self.up(y))
         return Wait.apply(x, self.wait_ms, 2 * self.wait_ms) if self.wait_ms else x  # pyright: ignore
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn import functional
 from torch.profiler import record_function
 from torch.utils.data import DataLoader, Dataset
 
@@ -141,7 +141,7 @@ class Job:
         with quiet:
             with self.range("forward"), torch.autocast(self.given.device, torch.bfloat16, enabled=half):
                 logits = self.model(tokens[:, :-1])
-                loss = F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
+                loss = functional.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
             with self.range("backward"):
                 loss.backward()
         return waited
@@ -150,13 +150,12 @@ class Job:
         """What is true of this run: sizes, options, and medians of the steps after the first two."""
         middle = sorted(range(2, len(self.step_s)), key=lambda step: self.step_s[step])
         median = middle[len(middle) // 2]
-        waited = sorted(self.input_s[2:])
         return {
             "parameters": self.counts[0],
             "trained": self.counts[1],
             "options": {name: str(value) for name, value in vars(self.given).items() if name != "truth"},
             "step_ms": 1000 * self.step_s[median],
-            "input_ms": 1000 * waited[len(waited) // 2],
+            "inputs_ms": [round(1000 * waited, 3) for waited in self.input_s],
             "torch": torch.__version__,
             "python": sys.version.split()[0],
             "world": dist.get_world_size() if dist.is_initialized() else 1,
