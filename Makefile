@@ -11,6 +11,7 @@
 #     make check    formatting, lint, types, layers
 #     make bench    speed and memory against the targets, written to benchmarks/README.md
 #     make docs     regenerate docs/ and the README's output from the code
+#     make site     the documentation as a site in build/site, every link checked
 #     make record-examples    record examples/runs again (installs torch)
 #     make clean    remove what these made
 
@@ -23,7 +24,7 @@ DEMO_RUN = examples/runs/ddp
 # The demo needs the core alone, so it does not wait for the development tools where those are not there yet.
 DEMO = $(if $(wildcard $(DEV)),.venv,.venv-demo)
 
-.PHONY: demo test fuzz test-lowest test-slurm acceptance simulated mutants check bench docs record-examples clean
+.PHONY: demo test fuzz test-lowest test-slurm acceptance simulated mutants check bench docs site record-examples clean
 
 demo: $(DEMO)/.installed
 	@$(DEMO)/bin/python -m lostflops why $(DEMO_RUN) --html demo-report.html
@@ -66,11 +67,14 @@ bench: $(DEV) .venv-hta/.installed
 docs: $(DEV)
 	.venv/bin/python docs/generate.py
 
+site: .venv-site/.installed
+	.venv-site/bin/python docs/site_pages.py
+
 record-examples: .venv-torch/.installed
 	.venv-torch/bin/python examples/record.py
 
 clean:
-	rm -rf .venv .venv-lowest .venv-demo .venv-hta .venv-torch demo-report.html
+	rm -rf .venv .venv-lowest .venv-demo .venv-hta .venv-torch .venv-site demo-report.html
 	rm -rf .hypothesis .ruff_cache .lostflops build dist
 
 # `venv --without-pip` because Debian ships Python without ensurepip; the caller's pip fills the environment.
@@ -88,6 +92,12 @@ clean:
 .venv-hta/.installed:
 	$(PYTHON) -m venv --without-pip .venv-hta
 	$(PIP) .venv-hta/bin/python install --quiet traceinsight==0.6.1 pandas==2.3.3
+	@touch $@
+
+# What builds the site. It is no part of what is developed or tested with.
+.venv-site/.installed: mkdocs.yml
+	$(PYTHON) -m venv --without-pip .venv-site
+	$(PIP) .venv-site/bin/python install --quiet mkdocs==1.6.1 mkdocs-material==9.6.14
 	@touch $@
 
 .venv-torch/.installed: constraints.txt

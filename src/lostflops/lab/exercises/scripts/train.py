@@ -142,8 +142,7 @@ class Job:
             with self.range("forward"), torch.autocast(self.given.device, torch.bfloat16, enabled=half):
                 logits = self.model(tokens[:, :-1])
                 loss = functional.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
-            with self.range("backward"):
-                loss.backward()
+            loss.backward()  # which `lostflops record` marks
         return waited
 
     def truth(self) -> dict[str, object]:
