@@ -5,7 +5,8 @@
 #     make test-lowest   the core with the lowest declared versions, and the same answers with all Pythons here
 #     make test-slurm    recording on a Slurm of four virtual nodes, started for it
 #     make fuzz     break recordings for an hour on every core: refused in words, or the ledger adds up?
-#     make acceptance    plant causes of slowness in made-up and in real jobs: does the first page name them?
+#     make acceptance    plant causes of slowness in made-up and in real jobs: does the first page name them, and
+#                        is the gain of the fix what it predicts?
 #     make simulated     simulate jobs with every fault and strategy: is the page right, to the nanosecond?
 #     make mutants  plant slips in the core, an hour long: do the tests notice them? (benchmarks/README.md)
 #     make check    formatting, lint, types, layers
@@ -48,6 +49,7 @@ fuzz: $(DEV)
 
 acceptance: $(DEV)
 	cd tests && ../.venv/bin/python -m acceptance.run $(ACCEPTANCE)
+	cd tests && ../.venv/bin/python -m acceptance.proved $(PROVED)
 
 simulated: $(DEV)
 	cd tests && ../.venv/bin/python -m lab.run $(SIMULATED)

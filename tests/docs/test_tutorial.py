@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-# What measures starts in turns takes a minute of processor time; what it prints of the example is tested anyway.
+# Measuring starts in turns takes a minute of processor time; what it prints of the example is tested anyway.
 MEASURES = "lostflops prove --before"
 
 
