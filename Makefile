@@ -5,12 +5,14 @@
 #     make test-lowest   the core with the lowest declared versions, and the same answers with all Pythons here
 #     make test-slurm    recording on a Slurm of four virtual nodes, started for it
 #     make fuzz     break recordings for an hour on every core: refused in words, or the ledger adds up?
-#     make acceptance    plant causes of slowness in made-up and in real jobs: does the first page name them?
+#     make acceptance    plant causes of slowness in made-up and in real jobs: does the first page name them, and
+#                        is the gain of the fix what it predicts?
 #     make simulated     simulate jobs with every fault and strategy: is the page right, to the nanosecond?
 #     make mutants  plant slips in the core, an hour long: do the tests notice them? (benchmarks/README.md)
 #     make check    formatting, lint, types, layers
 #     make bench    speed and memory against the targets, written to benchmarks/README.md
 #     make docs     regenerate docs/ and the README's output from the code
+#     make site     the documentation as a site in build/site, every link checked
 #     make record-examples    record examples/runs again (installs torch)
 #     make clean    remove what these made
 
@@ -23,7 +25,7 @@ DEMO_RUN = examples/runs/ddp
 # The demo needs the core alone, so it does not wait for the development tools where those are not there yet.
 DEMO = $(if $(wildcard $(DEV)),.venv,.venv-demo)
 
-.PHONY: demo test fuzz test-lowest test-slurm acceptance simulated mutants check bench docs record-examples clean
+.PHONY: demo test fuzz test-lowest test-slurm acceptance simulated mutants check bench docs site record-examples clean
 
 demo: $(DEMO)/.installed
 	@$(DEMO)/bin/python -m lostflops why $(DEMO_RUN) --html demo-report.html
@@ -49,6 +51,7 @@ fuzz: $(DEV)
 
 acceptance: $(DEV)
 	cd tests && ../.venv/bin/python -m acceptance.run $(ACCEPTANCE)
+	cd tests && ../.venv/bin/python -m acceptance.proved $(PROVED)
 
 simulated: $(DEV)
 	cd tests && ../.venv/bin/python -m lab.run $(SIMULATED)
@@ -68,11 +71,14 @@ bench: $(DEV) .venv-hta/.installed
 docs: $(DEV)
 	.venv/bin/python docs/generate.py
 
+site: .venv-site/.installed
+	.venv-site/bin/python docs/site_pages.py
+
 record-examples: .venv-torch/.installed
 	.venv-torch/bin/python examples/record.py
 
 clean:
-	rm -rf .venv .venv-lowest .venv-demo .venv-hta .venv-torch demo-report.html
+	rm -rf .venv .venv-lowest .venv-demo .venv-hta .venv-torch .venv-site demo-report.html
 	rm -rf .hypothesis .ruff_cache .lostflops build dist
 
 # `venv --without-pip` because Debian ships Python without ensurepip; the caller's pip fills the environment.
@@ -90,6 +96,12 @@ clean:
 .venv-hta/.installed:
 	$(PYTHON) -m venv --without-pip .venv-hta
 	$(PIP) .venv-hta/bin/python install --quiet traceinsight==0.6.1 pandas==2.3.3
+	@touch $@
+
+# What builds the site. It is no part of what is developed or tested with.
+.venv-site/.installed: mkdocs.yml
+	$(PYTHON) -m venv --without-pip .venv-site
+	$(PIP) .venv-site/bin/python install --quiet mkdocs==1.6.1 mkdocs-material==9.6.14
 	@touch $@
 
 .venv-torch/.installed: constraints.txt

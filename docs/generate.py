@@ -29,6 +29,7 @@ from lostflops import cli
 from lostflops.accounts import ACCOUNTS
 from lostflops.causes import MADE, asking_for, shortened_by
 from lostflops.causes import remedies as recommended
+from lostflops.lab.exercises.exercise import exercises
 from lostflops.lab.simulate.faults import faults
 from lostflops.machine.monitor.metrics import GPU, HOST, METRICS
 from lostflops.plan import published_speeds, published_tables
@@ -222,6 +223,26 @@ def _metrics() -> Iterator[str]:
         yield ""
 
 
+def lab_exercises() -> str:
+    """The lab's exercises, from `lab/exercises/offered/`."""
+    return "\n".join(_exercises())
+
+
+def _exercises() -> Iterator[str]:
+    for one in exercises().values():
+        yield f"### {one.name}: {one.title}\n"
+        yield f"*{one.question}*\n"
+        yield f"```sh\nlostflops lab {one.name}\n```\n"
+        if one.sides is not None:
+            first, second = one.sides
+            ranks = f"{one.ranks} rank{'s' if one.ranks > 1 else ''}"
+            yield f"- **It runs:** {first.what}; then {second.what}. {ranks}, {one.steps} steps."
+        yield f"- **Look at:** {one.see}."
+        for line in one.expected:
+            yield f"- **Expected:** {line}."
+        yield f"- **Fix:** {one.fix}.\n"
+
+
 def watch_metrics() -> str:
     """What a watch tells Prometheus, from `watch/metrics.py`."""
     rows = (
@@ -398,6 +419,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "coverage": answered.page,
     "metrics": metrics,
     "watch metrics": watch_metrics,
+    "exercises": lab_exercises,
     "published": published,
     "speeds": speeds,
     "vtrain": vtrain,

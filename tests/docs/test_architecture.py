@@ -43,7 +43,7 @@ FROM_OUTSIDE = {
     "capture": {"cryptography", "ruamel"},
     "machine": {"polars"},
     "plan": {"msgspec"},
-    "lab": {"numpy"},
+    "lab": {"numpy", "polars", "rich"},
     "experiment": {"msgspec", "numpy", "polars", "rich"},
     "watch": {"msgspec", "numpy", "polars", "rich"},
     "viewer": {"anyio", "anywidget", "msgspec", "numpy", "polars", "starlette", "traitlets", "uvicorn"},
@@ -56,6 +56,7 @@ MORE = {
     "capture/record/injected": {"lostflops_recorder", "nvtx"},
     "experiment/tune/injected": {"lostflops_tuner"},
     "machine/bench/scripts": {"torch"},
+    "lab/exercises/scripts": {"torch"},
 }
 MOST_UP = 3  # calls upward, of the ways that `docs/house.py` draws
 # Floors beside the stack, and all that they know of it.

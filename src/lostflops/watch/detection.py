@@ -13,10 +13,11 @@ that lasts (an autocorrelation of 0.5 triples v) raises the threshold, and a qui
 steps gave the level; the second part of k allows for its error.
 
 Under noise alone S climbs above h in one of about exp(2kh/v) steps (the diffusion's large deviation;
-Siegmund, "Sequential Analysis", 1985, chapter 10), which is exp(L + 4 k MOST / v). L = 18 alone is one in 65
+Siegmund, "Sequential Analysis", 1985, chapter 10), which is exp(L + 4 k MOST / v). L = 16 alone is one in 9
 million steps of a rank. The term 2 MOST pays for heavy tails and makes it far less: `benchmarks/watching.py`
 counts alarms in 100,000 steps of 64 ranks, in six kinds of noise. An alarm also needs nine of the last
-twelve steps beyond k, so a burst of a few slow steps is none.
+twelve steps beyond k, so a burst of a few slow steps is none, and its later half must be at least half as far
+off as its earlier one, so what fades is none.
 
 A change of d is found after about h / (d - k) steps and not before 12. It is dated by the last step at which
 S was 0. A change that creeps in over hundreds of steps is taken for the level and not found.
@@ -33,7 +34,7 @@ from lostflops.watch.steps import FULL, ROWS, Numbers, Steps, Whole
 
 CHANGE = float(np.log(1.05))
 MOST = 0.1
-LEVEL = 18.0  # L
+LEVEL = 16.0  # L
 WINDOW = FULL  # steps that give the level
 GAP = 32  # the last steps, which may have changed already, do not
 LEARN = 48  # steps before which there is no level
@@ -110,7 +111,11 @@ class Detector:
             return None
         start = max(start, step + 1 - WINDOW)
         rows = np.arange(start, step + 1) % ROWS
-        after = float(np.nanmedian(self.values[rows, column]))
+        values = self.values[rows, column]
+        beyond = (values - self.level[column]) * (1 - 2 * way)
+        if np.nanmedian(beyond[len(beyond) // 2 :]) < np.nanmedian(beyond[: len(beyond) // 2]) / 2:
+            return None
+        after = float(np.nanmedian(values))
         ratio = float(np.exp(after - self.level[column]) - 1)
         self.level[column] = after
         slower = float(np.exp(after - self.first_level[column]) - 1)

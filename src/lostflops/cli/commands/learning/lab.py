@@ -1,28 +1,92 @@
-"""Make training jobs whose truth is known.
+"""Learn on small training jobs with a known fault.
 
-`lostflops lab simulate` writes the traces of a job that never ran, with a fault where you want one, and says
-what is true of it. `lostflops lab simulate --help` shows its options.
+`lostflops lab` lists the exercises, `lostflops lab 1a` runs one: it records a small job with a fault and
+without it on this machine, shows both first pages and the fix, and ends with what must be seen beside what
+was observed. Nothing is downloaded. `lostflops lab simulate` writes the traces of a job that never ran, with
+a fault where you want one, and says what is true of it.
 """
 
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
-from lostflops.cli.commands import Command, declare, found_in
+from lostflops.cli.commands import Command, declare, described, found_in
 
 from . import lab_commands as offered
 
+# So that `--help` answers at once, the exercises, which import polars, are not read for it: a test compares.
+EXERCISES = {
+    "0": "Topology and collectives",
+    "1a": "Slow data loading",
+    "1a-annotate": "Annotate your own ranges (optional)",
+    "1b": "fp32 against bf16",
+    "1c": "Gradient accumulation",
+    "2a": "ZeRO-2 against ZeRO-3, with FSDP2",
+    "2b": "Communication without overlap",
+    "3a": "The bubble of a pipeline",
+    "g1": "LoRA and loader workers",
+}
+
 
 def actions() -> Mapping[str, Command]:
-    """What the lab can do: each is a file in `lab_commands/`, found by being there."""
+    """What the lab can do besides exercises: each is a file in `lab_commands/`, found by being there."""
     return found_in(offered)
 
 
 def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
-    below = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    below = parser.add_subparsers(dest="action", metavar="EXERCISE")
+    for name, title in EXERCISES.items():
+        one = described(below, name, f"{title}.")
+        one.add_argument(
+            "--device",
+            choices=("cpu", "cuda"),
+            help="where to train (default cuda where there are enough GPUs, else cpu)",
+        )
+        one.add_argument(
+            "--output", metavar="DIR", type=Path, default=Path("lab-runs"), help="default lab-runs"
+        )
+        one.add_argument("--json", metavar="F", help="also write the checks to F; '-' prints them instead")
     declare(below, actions(), words)
 
 
 def run(given: Namespace) -> None:
-    actions()[given.action].run(given)
+    if given.action is None:
+        for name, title in EXERCISES.items():
+            print(f"{name:13}{title}")
+        print("\nlostflops lab 1a          runs an exercise: two minutes at most")
+        print("lostflops lab simulate    writes the traces of a job that never ran")
+        return
+    if given.action in actions():
+        actions()[given.action].run(given)
+        return
+    _play(given)
+
+
+def _play(given: Namespace) -> None:
+    import sys
+    from dataclasses import asdict
+
+    from rich.console import Console
+
+    from lostflops.cli.output import files
+    from lostflops.errors import Unheld
+    from lostflops.lab.exercises import shown
+    from lostflops.lab.exercises.exercise import exercises
+    from lostflops.lab.exercises.running import played
+
+    files.check_document(given.json, [])
+    exercise = exercises()[given.action]
+    device = shown.device(exercise, given.device)
+    quiet = given.json == "-"
+    console = Console(file=sys.stderr if quiet else sys.stdout)
+    shown.introduction(exercise, device, console)
+    ran = played(exercise, given.output, device, lambda text: console.print(text, markup=False))
+    shown.pages(ran, console)
+    shown.checks(ran, console)
+    checks = [asdict(check) for check in ran.checks]
+    if given.json is not None:
+        files.document(given.json, {"exercise": exercise.name, "passed": ran.passed, "checks": checks})
+    if not ran.passed:
+        raise Unheld

@@ -1,0 +1,1 @@
+"""Small training jobs with one known fault each, and the same job without it."""

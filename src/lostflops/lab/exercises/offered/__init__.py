@@ -1,0 +1,1 @@
+"""The exercises: one file each, found by being here."""

@@ -1,0 +1,182 @@
+# pyright: basic
+"""The training job of the exercises: one loop, in which every fault is an option.
+
+python -m lostflops.lab.exercises.scripts.train --truth truth.jsonl --workers 0 --input-ms 10
+
+`--truth` is a file to which rank 0 appends what is true of the run: parameters, options, times of the input.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.profiler import record_function
+from torch.utils.data import DataLoader, Dataset
+
+from lostflops.lab.exercises.scripts.model import MODELS, Transformer, add_lora
+
+
+class Samples(Dataset[Tensor]):
+    """Made-up tokens. Making a sample takes `ms`, as tokenising or fetching one does; `named` marks it."""
+
+    def __init__(self, vocabulary: int, length: int, ms: float, named: bool) -> None:
+        self.vocabulary, self.length, self.ms, self.named = vocabulary, length, ms, named
+
+    def __len__(self) -> int:
+        return 1 << 20
+
+    def __getitem__(self, index: int) -> Tensor:
+        with record_function("tokenise") if self.named else nullcontext():
+            time.sleep(self.ms / 1000)
+            seed = torch.Generator().manual_seed(index)
+            return torch.randint(self.vocabulary, (self.length + 1,), generator=seed)
+
+
+def options(words: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--model", default="llama-tiny", choices=MODELS)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--seq", type=int, default=64)
+    parser.add_argument("--micro-batch-size", type=int, default=8)
+    parser.add_argument("--gradient-accumulation-steps", type=int, default=1)
+    parser.add_argument("--sync-every-microbatch", action="store_true")
+    parser.add_argument("--dataloader-workers", type=int, default=0)
+    parser.add_argument("--input-ms", type=float, default=0.0, help="time to make one sample")
+    parser.add_argument("--layer-ms", type=float, default=0.0, help="time of a layer forward; twice backward")
+    parser.add_argument("--mixed-precision", default="no", choices=("no", "bf16"))
+    parser.add_argument("--parallel", default="ddp", choices=("ddp", "fsdp2"))
+    parser.add_argument("--bucket-mb", type=float, default=1.0)
+    parser.add_argument("--no-overlap", action="store_true")
+    parser.add_argument("--stage2", action="store_true", help="keep gathered weights until after backward")
+    parser.add_argument("--lora", action="store_true")
+    parser.add_argument("--no-ranges", action="store_true", help="mark nothing")
+    parser.add_argument("--truth", type=Path)
+    return parser.parse_args(words)
+
+
+def waiting_hook(group: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # pyright: ignore
+    """Reduces a bucket and waits for it at once, so that nothing runs beside it."""
+    dist.all_reduce(bucket.buffer())
+    done: torch.futures.Future[Tensor] = torch.futures.Future()
+    done.set_result(bucket.buffer().div_(dist.get_world_size()))
+    return done
+
+
+def wrapped(model: nn.Module, given: argparse.Namespace) -> nn.Module:
+    """The model as the ranks share it; alone as it is."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return model
+    if given.parallel == "fsdp2":
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = init_device_mesh(given.device, (dist.get_world_size(),))
+        for block in model.blocks:  # pyright: ignore
+            fully_shard(block, mesh=mesh, reshard_after_forward=not given.stage2)
+        return fully_shard(model, mesh=mesh, reshard_after_forward=False)  # pyright: ignore
+    shared = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=given.bucket_mb)
+    if given.no_overlap:
+        shared.register_comm_hook(None, waiting_hook)
+    return shared
+
+
+class Job:
+    """One rank's training."""
+
+    def __init__(self, given: argparse.Namespace) -> None:
+        self.given = given
+        shape = MODELS[given.model]
+        torch.manual_seed(0)
+        model = Transformer(shape, given.layer_ms).to(given.device)
+        if given.lora:
+            add_lora(model)
+        self.trained = [p for p in model.parameters() if p.requires_grad]
+        self.counts = (sum(p.numel() for p in model.parameters()), sum(p.numel() for p in self.trained))
+        self.model = wrapped(model, given)
+        self.optimizer = torch.optim.AdamW([p for p in self.model.parameters() if p.requires_grad], lr=1e-5)
+        samples = Samples(shape.vocabulary, given.seq, given.input_ms, not given.no_ranges)
+        workers = given.dataloader_workers
+        self.batches = iter(
+            DataLoader(samples, given.micro_batch_size, num_workers=workers, persistent_workers=workers > 0)
+        )
+        self.input_s: list[float] = []
+        self.step_s: list[float] = []
+
+    def range(self, name: str) -> AbstractContextManager[object]:
+        return nullcontext() if self.given.no_ranges else record_function(name)
+
+    def train(self) -> None:
+        for _ in range(self.given.steps):
+            began, waited = time.perf_counter(), 0.0
+            with self.range("zero_grad"):
+                self.optimizer.zero_grad()
+            for micro in range(self.given.gradient_accumulation_steps):
+                waited += self.microbatch(last=micro + 1 == self.given.gradient_accumulation_steps)
+            # `lostflops record` marks steps and the optimizer, at whose end a step ends.
+            self.optimizer.step()
+            self.input_s.append(waited)
+            self.step_s.append(time.perf_counter() - began)
+
+    def microbatch(self, last: bool) -> float:
+        """Forward and backward of one; the seconds that its input took."""
+        began = time.perf_counter()
+        with self.range("input"):
+            tokens = next(self.batches).to(self.given.device)
+        waited = time.perf_counter() - began
+        half = self.given.mixed_precision == "bf16"
+        quiet = nullcontext()
+        if not (last or self.given.sync_every_microbatch) and isinstance(
+            self.model, nn.parallel.DistributedDataParallel
+        ):
+            quiet = self.model.no_sync()
+        with quiet:
+            with self.range("forward"), torch.autocast(self.given.device, torch.bfloat16, enabled=half):
+                logits = self.model(tokens[:, :-1])
+                loss = functional.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
+            loss.backward()  # which `lostflops record` marks
+        return waited
+
+    def truth(self) -> dict[str, object]:
+        """What is true of this run: sizes, options, and medians of the steps after the first two."""
+        middle = sorted(range(2, len(self.step_s)), key=lambda step: self.step_s[step])
+        median = middle[len(middle) // 2]
+        return {
+            "parameters": self.counts[0],
+            "trained": self.counts[1],
+            "options": {name: str(value) for name, value in vars(self.given).items() if name != "truth"},
+            "step_ms": 1000 * self.step_s[median],
+            "inputs_ms": [round(1000 * waited, 3) for waited in self.input_s],
+            "torch": torch.__version__,
+            "python": sys.version.split()[0],
+            "world": dist.get_world_size() if dist.is_initialized() else 1,
+        }
+
+
+def main() -> None:
+    given = options()
+    torch.set_num_threads(1)
+    if "WORLD_SIZE" in os.environ:
+        if given.device == "cuda":
+            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        dist.init_process_group("nccl" if given.device == "cuda" else "gloo")
+    job = Job(given)
+    job.train()
+    if given.truth is not None and int(os.environ.get("RANK", "0")) == 0:
+        with given.truth.open("a") as file:
+            file.write(json.dumps(job.truth()) + "\n")
+    del job
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,205 @@
+"""The lab's exercises: what they declare holds, and their checks tell a fault from its fix."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import polars as pl
+import pytest
+
+from lostflops import cli
+from lostflops.cli.commands.learning import lab
+from lostflops.errors import BadOption, LostflopsError
+from lostflops.lab.exercises import running, shown
+from lostflops.lab.exercises.exercise import WINDOW, Observed, exercises
+from lostflops.lab.exercises.offered import (
+    accumulation,
+    lora,
+    overlap,
+    pipeline,
+    precision,
+    sharding,
+    topology,
+)
+
+
+def test_lab_lists_the_exercises(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["lab"]) == 0
+    said = capsys.readouterr().out
+    assert {name: one.title for name, one in exercises().items()} == lab.EXERCISES
+    for name, title in lab.EXERCISES.items():
+        assert f"{name:13}{title}" in said
+
+
+@pytest.mark.parametrize("name", lab.EXERCISES)
+def test_an_exercise_is_declared_whole(name: str) -> None:
+    one = exercises()[name]
+    assert one.question.endswith("?") and one.expected and one.see and one.fix
+    if one.sides is None:
+        assert one.commands and one.check_documents
+        return
+    assert one.check and one.sides[0].words != one.sides[1].words
+    assert one.steps > WINDOW[1] + 3, "steps outside the recorded ones are what step times are taken of"
+    assert one.ranks <= 2, "a busy process needs a core of its own"
+    words = running.command(one, one.sides[0], "cpu")
+    module = words[words.index("-m", 2 if one.ranks > 1 else 0) + 1] if one.ranks == 1 else words[6]
+    assert module.startswith("lostflops.lab.exercises.scripts.")
+
+
+def test_the_small_models_have_the_parameters_that_the_checks_count() -> None:
+    torch = pytest.importorskip("torch")
+    from lostflops.lab.exercises.scripts.model import MODELS, Transformer, add_lora
+
+    published = {
+        "llama-tiny": 803_968, "mistral-tiny": 1_902_720, "llama-1b": 1_235_814_400,
+        "mistral-7b": 7_241_732_096, "llama-7b": 6_738_415_616, "llama-13b": 13_015_864_320,
+    }  # fmt: skip
+    assert {name: shape.parameters for name, shape in MODELS.items()} == published
+    for name in ("llama-tiny", "mistral-tiny"):
+        with torch.device("meta"):
+            model = Transformer(MODELS[name])
+        assert sum(p.numel() for p in model.parameters()) == published[name]
+    with torch.device("meta"):
+        model = Transformer(MODELS["llama-tiny"])
+        add_lora(model)
+    assert sum(p.numel() for p in model.parameters() if p.requires_grad) == lora.TRAINED
+    assert precision.PARAMETERS == accumulation.PARAMETERS == published["llama-tiny"]
+    assert published["mistral-tiny"] == sharding.PARAMETERS
+    shape = MODELS["mistral-tiny"]
+    assert 2 * shape.vocabulary * shape.hidden + shape.hidden == sharding.ROOT
+
+
+def side(**known: Any) -> Observed:
+    """A stand-in for a side that ran."""
+    made = {"finding": lambda *_: None, "first": None, "truth": {}, "step_ms": 0.0, **known}
+    return cast(Observed, SimpleNamespace(**made))
+
+
+def said(name: str, claim: str) -> SimpleNamespace:
+    return SimpleNamespace(name=name, claim=claim, evidence=(), predicted=SimpleNamespace(ns=80_000_000))
+
+
+def waiting(**known: Any) -> Observed:
+    return side(**{"account": lambda *_: 80.0, "input_ms": 80.0, "step_ms": 130.0, "page_step_ms": 130.0,
+                   "first": said("data-loading-starves-device", "Nothing computes"), **known})  # fmt: skip
+
+
+def passed(name: str, *sides: Observed) -> list[bool]:
+    check = exercises()[name].check
+    assert check is not None
+    return [one.passed for one in check(*sides)]
+
+
+def test_1a_holds_the_law_and_fails_where_workers_change_nothing() -> None:
+    fixed = waiting(step_ms=52.0, page_step_ms=52.0, account=lambda *_: 0.5, first=None)
+    assert passed("1a", waiting(), fixed) == [True] * 5
+    same = waiting()
+    assert passed("1a", waiting(), same) == [True, True, False, False, False]
+    assert passed("1a", waiting(first=said("other", "…"), account=lambda *_: 60.0), fixed)[:2] == [
+        False,
+        False,
+    ]
+
+
+def test_1c_counts_all_reduces_exactly() -> None:
+    p = accumulation.PARAMETERS
+    faulty = side(collectives=lambda _: (12.0, 4.0 * p, 0.0), finding=lambda *_: said("x", "DDP averages"))
+    fixed = side(collectives=lambda _: (3.0, 1.0 * p, 0.0))
+    assert passed("1c", faulty, fixed) == [True] * 5
+    assert passed("1c", fixed, faulty) == [False] * 5
+
+
+def test_2a_counts_gathers_of_both_stages_exactly() -> None:
+    p, root = sharding.PARAMETERS, sharding.ROOT
+    stage3 = side(
+        collectives=lambda kind: (17.0, 0.0, 2.0 * p - root) if kind == "all-gather" else (9.0, 1.0 * p, 0.0)
+    )
+    stage2 = side(
+        collectives=lambda kind: (9.0, 0.0, 1.0 * p) if kind == "all-gather" else (9.0, 1.0 * p, 0.0)
+    )
+    assert passed("2a", stage3, stage2) == [True] * 5
+    assert passed("2a", stage2, stage2) == [False, True, True, True, False]
+
+
+def test_2b_wants_none_hidden_without_overlap_and_a_third_with_it() -> None:
+    def hides(hidden: int, exposed: int) -> Observed:
+        return side(ask=lambda _: pl.DataFrame({"hidden": [hidden], "exposed": [exposed]}))
+
+    assert passed("2b", hides(0, 10), hides(4, 6)) == [True, True]
+    assert passed("2b", hides(1, 9), hides(3, 7)) == [False, False]
+    assert overlap.EXERCISE.ranks == 2
+
+
+def test_3a_knows_the_formula_of_the_bubble() -> None:
+    assert pipeline.formula(4) == pytest.approx(0.2)
+    assert pipeline.formula(16) == pytest.approx(1 / 17)
+
+
+def test_0_checks_what_a_link_carries() -> None:
+    row = {"bytes": 4096, "algorithm_bandwidth": 2.0, "correct": True}
+    rows = [
+        {**row, "operation": "all-reduce", "bus_bandwidth": 2.0},
+        {**row, "operation": "all-gather", "bus_bandwidth": 1.0},
+    ]
+    check = topology.EXERCISE.check_documents
+    assert check is not None
+    assert [one.passed for one in check([{"bandwidths": rows}])] == [True, True, True]
+    rows[0] |= {"correct": False, "bus_bandwidth": 1.0}
+    assert [one.passed for one in check([{"bandwidths": rows}])] == [False, False, True]
+
+
+def test_a_gpu_that_is_not_there_is_refused_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shown, "GPUS", tmp_path / "none")
+    assert shown.device(exercises()["1a"], None) == "cpu"
+    with pytest.raises(BadOption, match="needs 2 GPUs; this machine has 0"):
+        shown.device(exercises()["2a"], "cuda")
+    for number in range(2):
+        (tmp_path / "none" / str(number)).mkdir(parents=True)
+    assert shown.device(exercises()["2a"], None) == "cuda"
+    with pytest.raises(BadOption, match="sleeps in its stages"):
+        shown.device(exercises()["3a"], "cuda")
+
+
+def test_without_torch_the_lab_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "find_spec", lambda _: None)
+    with pytest.raises(LostflopsError, match="which this Python lacks"):
+        running.played(exercises()["1a"], tmp_path, "cpu", print)
+
+
+def test_a_run_that_fails_says_how_with_its_last_lines_and_keeps_its_log(tmp_path: Path) -> None:
+    with pytest.raises(LostflopsError, match="ended with status 2") as raised:
+        running._ours(["why", str(tmp_path / "nothing")], tmp_path)  # pyright: ignore[reportPrivateUsage]
+    assert "There is no file or folder" in raised.value.message
+    assert "There is no file or folder" in (tmp_path / "log.err").read_text()
+
+
+def test_1a_runs_on_this_machine_and_its_fault_is_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The faulty side is recorded, and stands in for the fixed one too: then what needs the fix must fail."""
+    pytest.importorskip("torch")
+    monkeypatch.setenv("LOSTFLOPS_CACHE", str(tmp_path / "cache"))
+    recorded = running.recorded
+    sides: list[Observed] = []
+
+    def once(*given: Any) -> Observed:
+        if not sides:
+            sides.append(recorded(*given))
+        return sides[0]
+
+    monkeypatch.setattr(running, "recorded", once)
+    out = tmp_path / "lab"
+    assert cli.main(["lab", "1a", "--output", str(out), "--json", str(tmp_path / "checks.json")]) == 1
+    result = json.loads((tmp_path / "checks.json").read_text())
+    assert [check["passed"] for check in result["checks"]] == [True, True, False, False, False]
+    printed = capsys.readouterr().out
+    assert "fix: DataLoader(num_workers=4, persistent_workers=True)" in printed
+    assert "2 of 5 observations are as expected" in printed
+    (about,) = (out / "1a/profiler").glob("*-faulty/run.json")
+    assert json.loads(about.read_text())["truth"]["parameters"] == precision.PARAMETERS
+    assert list((out / "1a/logs/nodes-1").glob("*-faulty/log.err"))
