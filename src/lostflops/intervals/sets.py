@@ -55,7 +55,10 @@ def paint(
     """
     keys, names = list(by), list(layers)
     under, over = pl.collect_all(
-        [windows.filter(pl.col("end") > pl.col("start")).sort(*keys, "start"), _stacked(layers, windows, keys)]
+        [
+            windows.filter(pl.col("end") > pl.col("start")).sort(*keys, "start"),
+            _stacked(layers, windows, keys),
+        ]
     )
     # The edges of the windows, then those of the layers: both open, then both close.
     rows = pl.concat([under.select(*keys, "start", "end"), over.select(*keys, "start", "end")])
