@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,11 +45,22 @@ def job(text: str, ranks: int, **more: Any) -> SimulatedJob:
     return SimulatedJob(spread, **{"seed": 77, "steps": 3, "warmup": 1, "layers": layers, **more})
 
 
+TRUTHS: dict[str, dict[str, Any]] = {}
+
+
+def truth(simulated: SimulatedJob) -> dict[str, Any]:
+    """What is known of a job whose page nobody asks for: several tests need that of the same job."""
+    if repr(simulated) not in TRUTHS:
+        with tempfile.TemporaryDirectory() as folder:
+            TRUTHS[repr(simulated)] = simulate(simulated, Path(folder))
+    return TRUTHS[repr(simulated)]
+
+
 def why(folder: Path, simulated: SimulatedJob) -> tuple[tuple[Finding, ...], float]:
     """The findings of the job's page, and how much longer its step is than without what was planted."""
     healthy = replace(simulated, planted=(), reads_per_layer=0, slow_links={})
     known = simulate(simulated, folder / "job")
-    cost = known["step"] - (simulate(healthy, folder / "healthy")["step"] if healthy != simulated else 0)
+    cost = known["step"] - (truth(healthy)["step"] if healthy != simulated else 0)
     return lostflops.why(folder / "job").findings, cost
 
 
@@ -58,7 +70,7 @@ def test_turns_that_readings_lengthen_are_the_readings_loss(tmp_path: Path) -> N
     assert first.name == "host-waits-for-device" and "The GPU loses" in first.claim
     assert 0.8 * cost < first.size < 1.2 * cost <= first.ns_per_step
     assert any("waiting for other ranks" in fact for fact in first.evidence)
-    bare = simulate(job("pp4-m8", 4, tokens=1024, layers=16), tmp_path / "bare")
+    bare = truth(job("pp4-m8", 4, tokens=1024, layers=16))
     waits = sum(bare["steps"]["wait"]) / len(bare["steps"]["wait"])
     assert bubble.name == "pipeline-bubble" and abs(bubble.size - waits) < 0.1 * waits
 
@@ -76,7 +88,7 @@ def test_turns_that_readings_lengthen_are_the_readings_loss(tmp_path: Path) -> N
 def test_harmless_readings_take_nothing_from_the_schedules_bubble(tmp_path: Path, planted: Planted) -> None:
     findings, _ = why(tmp_path, job("pp4-m8", 4, planted=(planted,)))
     assert findings[0].name == "pipeline-bubble"
-    bare = simulate(job("pp4-m8", 4), tmp_path / "bare")
+    bare = truth(job("pp4-m8", 4))
     waits = sum(bare["steps"]["wait"]) / len(bare["steps"]["wait"])
     assert abs(findings[0].size - waits) < 0.03 * waits
 

@@ -78,13 +78,13 @@ def test_matrix_work_outside_steps_is_not_claimed_of_steps() -> None:
             row(60, 80, family="gemm", precision="fp32", tensor_cores=False),
             row(80, 90, family="gemm", precision="bf16", tensor_cores=True),
         ],
-        steps=[row(50, 90)],
+        steps=[row(50, 70), row(70, 90)],
     )
-    assert finding.claim == "Matrix work in fp32 without tensor cores takes 30.0 ms per step (75.0 %)."
+    assert finding.claim == "Matrix work in fp32 without tensor cores takes 15.0 ms per step (75.0 %)."
     assert finding.evidence == (
         "75.0 % of the matrix work inside steps",
-        "gemm: 20.0 ms inside steps",
-        "convolution: 10.0 ms inside steps",
+        "gemm: 10.0 ms per step",
+        "convolution: 5.00 ms per step",
     )
     assert finding.ns_in_steps == 30 * MS
 

@@ -19,6 +19,7 @@ from lostflops.ingest.kineto.devices import place
 from lostflops.ingest.kineto.events import Decoder, Event
 from lostflops.ingest.kineto.header import Header
 from lostflops.ingest.kineto.notes import Notes, without_length
+from lostflops.ingest.kineto.one_of_several import of_device
 from lostflops.ingest.kineto.phases import phases
 from lostflops.ingest.kineto.stream import EventStream
 from lostflops.ingest.part import Part, write_table
@@ -111,7 +112,7 @@ class Assembly:
         devices, busiest = self._devices(kernels if gpu else None, copies)
         parts: list[Part] = []
         for device in devices:
-            mine = tables if len(devices) == 1 else _on_device(tables, device, devices, busiest)
+            mine = tables if len(devices) == 1 else of_device(tables, device, devices, busiest)
             parts.append(self._part(len(parts), device, mine, calls, start, end, gpu))
         if len(parts) > 1:
             for part in parts:
@@ -374,22 +375,6 @@ class Assembly:
             )
         chosen: list[int | None] = ranked["device"].to_list() or [None]
         return sorted(chosen, key=lambda device: device or 0), chosen[0]
-
-
-def _on_device(
-    tables: dict[str, pl.DataFrame | None],
-    device: int | None,
-    devices: list[int | None],
-    busiest: int | None,
-) -> dict[str, pl.DataFrame | None]:
-    """What one of several devices did; the busiest gets what belongs to none of them."""
-    home = pl.when(pl.col("device").is_in(devices)).then("device").otherwise(busiest)
-    return {
-        name: table.filter(home == device)
-        if table is not None and name in ("kernels", "copies", "collectives")
-        else table
-        for name, table in tables.items()
-    }
 
 
 def _coded(values: pl.Series, codes: pl.Series) -> pl.Series:

@@ -11,7 +11,6 @@ from lostflops.columns import Count, Flag, Id, Name, Ratio, Share, Time
 from lostflops.finding import Finding, Verdict, milliseconds, percent
 from lostflops.recipe import Bars, Example, Shows, recipe
 from lostflops.recipes.steps.totals import (
-    added_up,
     mean_share,
     nothing_elsewhere,
     num_ranks,
@@ -205,8 +204,7 @@ def _off_tensor_cores(table: pl.DataFrame, precision: str, then: str) -> Iterato
         gain="at most",
         evidence=(
             f"{percent(time, matrix)} of the matrix work inside steps",
-            *_by_family(slow),
-            *added_up(slow),
+            *_by_family(slow, num_ranks(table)),
         ),
         next=then,
         doubt=doubt,
@@ -214,7 +212,7 @@ def _off_tensor_cores(table: pl.DataFrame, precision: str, then: str) -> Iterato
     )
 
 
-def _by_family(rows: pl.DataFrame) -> Iterator[str]:
-    by = rows.group_by("family").agg(pl.col("in_steps").sum()).filter(pl.col("in_steps") > 0).sort("family")
+def _by_family(rows: pl.DataFrame, ranks: int) -> Iterator[str]:
+    by = rows.group_by("family").agg(pl.col("per_step").sum()).filter(pl.col("per_step") > 0).sort("family")
     for family, time in by.iter_rows():
-        yield f"{family}: {milliseconds(time)} inside steps"
+        yield f"{family}: {milliseconds(time // ranks)} per step"

@@ -1,0 +1,62 @@
+"""One process that drives two GPUs, as `DataParallel` does: each device has its own share of the host."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+import lostflops
+from kineto_files import Event, call, head, kernel, operator, span, step, trace, written
+from lostflops.store.trace import Trace
+
+SHAPE = {"Input Dims": [[4096, 4096], [4096, 4096]], "Input type": ["c10::BFloat16"] * 2}
+GEMM = (
+    "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_warpgroupsize1x1x1_execute_kernel__5x_cublas"
+)
+
+
+def product(ts: float, correlation: int, device: int) -> list[Event]:
+    """An operator of 20 µs, its call, and its kernel of 400 µs."""
+    return [
+        operator("aten::mm", ts, 20, more=SHAPE),
+        call(ts + 5, 5, correlation),
+        {**kernel(ts + 30, 400, correlation, GEMM, device=device), "pid": device},
+    ]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Trace:
+    events: list[Event] = []
+    for number in range(4):
+        begin = 1000 + 2000 * number
+        events += [step(number, begin, 2000), operator("DataParallel.forward", begin + 90, 700)]
+        events += [span("cpu_op", "aten::view", begin + 95, 2)]
+        events += product(begin + 100, 10 * number + 1, 0)
+        events += product(begin + 200, 10 * number + 2, 1)
+        events += product(begin + 700, 10 * number + 3, 1)
+    devices = [{"id": n, "name": "NVIDIA H100 80GB HBM3", "computeMajor": 9, "numSms": 132} for n in (0, 1)]
+    written(tmp_path / "trace.json", trace(events, head(None, deviceProperties=devices)))
+    return lostflops.open(tmp_path)
+
+
+def test_what_launched_on_another_device_only_is_not_a_devices(run: Trace) -> None:
+    launches, operators = run.table("launches"), run.table("operators")
+    assert launches is not None and operators is not None
+    assert launches.collect().group_by("rank").len().sort("rank").rows() == [(0, 4), (1, 8)]
+    named = operators.group_by("rank", name=pl.col("name").cast(pl.String)).len().collect()
+    assert sorted(named.rows()) == [
+        (0, "DataParallel.forward", 4),
+        (0, "aten::mm", 4),
+        (0, "aten::view", 4),
+        (1, "DataParallel.forward", 4),
+        (1, "aten::mm", 8),
+        (1, "aten::view", 4),
+    ]
+
+
+def test_the_flops_of_a_product_are_counted_on_the_device_that_computed_it(run: Trace) -> None:
+    flops = lostflops.ask(run, "model_flops").sort("rank")
+    each = 2 * 4096**3
+    assert flops["model_flops"].to_list() == pytest.approx([each, 2 * each])
