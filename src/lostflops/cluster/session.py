@@ -14,7 +14,7 @@ import polars as pl
 
 from lostflops.recipe import Recipe
 from lostflops.recipes import named
-from lostflops.session import Session, Skipped
+from lostflops.session import Session, Skipped, batches
 from lostflops.store.trace import Trace
 from lostflops.tables import TABLES
 
@@ -120,12 +120,5 @@ def _of_group(parts: AnswerParts | None, number: int | None) -> Sequence[Future[
 
 def _groups(trace: Trace, at_once: int) -> list[tuple[int, ...]]:
     """All ranks that a table may be about, in groups that follow each other."""
-    known = set[int]()
-    for name in trace.manifest.tables:
-        # Ranks of which only documents tell stand in tables of the machine, which are small.
-        table = trace.table(name) if name == "ranks" or not TABLES[name].times else None
-        if table is not None and "rank" in TABLES[name].schema:
-            known.update(table.select("rank").unique().collect()["rank"].drop_nulls().to_list())
-    ranks = sorted(known)
-    size = max(1, -(-len(ranks) // (GROUPS_A_WORKER * at_once)))
-    return [tuple(ranks[at : at + size]) for at in range(0, len(ranks), size)] or [()]
+    ranks = batches.ranks_of(trace)
+    return batches.split(ranks, max(1, -(-len(ranks) // (GROUPS_A_WORKER * at_once))))

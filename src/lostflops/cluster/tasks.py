@@ -25,7 +25,7 @@ from lostflops.ingest.part import Part
 from lostflops.ingest.sources import read_all
 from lostflops.recipes import named
 from lostflops.run_folder import MANIFEST
-from lostflops.session import Session
+from lostflops.session import Session, batches
 from lostflops.store.trace import Trace, storing
 from lostflops.tables import TABLES
 from lostflops.version import __version__
@@ -167,13 +167,11 @@ class Slice:
     def of(cls, trace: Trace) -> Slice:
         return cls(str(trace.path.absolute()), _digest(trace.path), trace.ranks, trace.steps)
 
-    def opened(self, group: Sequence[int] | None) -> Trace:
-        """The trace, where `group` is not None of those ranks only. Raises UnseenByWorker or DamagedStore."""
+    def opened(self) -> Trace:
+        """The trace. Raises UnseenByWorker or DamagedStore."""
         trace = _opened(self.path, self.manifest)
-        ranks = self.ranks
-        if group is not None:
-            ranks = frozenset(group) if ranks is None else ranks.intersection(group)
-        return trace if ranks is None and self.steps is None else trace.select(ranks, self.steps)
+        whole = self.ranks is None and self.steps is None
+        return trace if whole else trace.select(self.ranks, self.steps)
 
 
 def _digest(run: Path) -> str:
@@ -208,21 +206,19 @@ def answer(question: Question, given: Given) -> pl.DataFrame:
     The run's own tables are read here: of each only the columns that the recipe needs.
     """
     wanted, group = named(question.recipe), question.group
-    trace = question.of.opened(group)
-    frames: list[pl.LazyFrame | None] = []
-    for needed in wanted.inputs:
-        if needed.name in TABLES:
-            frame = trace.table(needed.name)
-        else:
-            parts = given[needed.name]
-            frame = None if parts is None else pl.concat([part.got() for part in parts]).lazy()
-        if frame is not None and group is not None and "rank" in frame.collect_schema().names():
-            frame = frame.filter(pl.col("rank").is_in(group))
-        frames.append(frame)
-    with trace.reading():
-        return wanted(*frames, **question.options).collect()
+    known: batches.Given = {i.name: None for i in wanted.inputs}
+    for name, parts in given.items():
+        known[name] = _tables(name, parts)
+    return batches.answered(wanted, question.of.opened(), known, group, question.options)
+
+
+def _tables(name: str, parts: Sequence[TaskSaid] | None) -> list[pl.DataFrame] | None:
+    """A recipe's table in parts, none where it is not answered; None for a table of the run."""
+    if parts is None:
+        return None if name in TABLES else []
+    return [part.got() for part in parts]
 
 
 def predict(of: Slice, edits: Sequence[str], given: Given) -> pl.DataFrame:
     """What each of the edits gains, by a replay of the whole job on this worker."""
-    return Session(of.opened(None)).predicted_table(edits)
+    return Session(of.opened()).predicted_table(edits)

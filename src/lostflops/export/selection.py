@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import polars as pl
 
@@ -29,7 +30,7 @@ class RunPart:
         self, name: str, rank: int | None = None, columns: list[str] | None = None
     ) -> pl.LazyFrame | None:
         """The rows of a table inside the selection, cut at its edges; None where the run does not have it."""
-        frame = self.trace.table(name)
+        frame = (self.trace if rank is None else self._of_rank(rank)).table(name)
         if frame is None:
             return None
         frame = self._of(frame, rank)
@@ -52,6 +53,17 @@ class RunPart:
             return None
         found = self._of(said.table.lazy(), rank).drop("_cut", strict=False).collect()
         return found if found.height else None
+
+    @cached_property
+    def recorded(self) -> pl.LazyFrame:
+        """What is known of each rank, read once."""
+        ranks = self.trace.table("ranks")
+        assert ranks is not None
+        return ranks.collect().lazy()
+
+    def _of_rank(self, rank: int) -> Trace:
+        """The run seen through one rank, whose files alone are then opened."""
+        return self.trace.select(frozenset((rank,)))
 
     def _mark(self) -> list[str]:
         return [] if self.edges is None else ["_cut"]

@@ -81,8 +81,7 @@ class Drawn:
 
 def label(selection: RunPart, rank: int) -> str:
     """'rank 12 (node 1, GPU 4)': no name of a machine."""
-    row = selection.trace.table("ranks")
-    assert row is not None
+    row = selection.recorded
     known = row.filter(pl.col("rank") == rank).select("host", "device").unique().sort("device").collect()
     host = known["host"].drop_nulls()
     devices = known["device"].drop_nulls().to_list()
@@ -112,8 +111,7 @@ def tracks(selection: RunPart, rank: int, drawn: Drawn, *, bare: bool) -> Iterat
 
 def without_device(selection: RunPart, rank: int) -> bool:
     """Whether host operators stand in for kernels on a rank; they are drawn as operators."""
-    ranks = selection.trace.table("ranks")
-    assert ranks is not None
+    ranks = selection.recorded
     kinds = ranks.filter(pl.col("rank") == rank).select("device_kind").collect()["device_kind"]
     return "cpu" in kinds.to_list()
 
@@ -308,8 +306,7 @@ def _inside_thread() -> pl.Expr:
 
 
 def _threads(selection: RunPart, rank: int, rows: pl.DataFrame) -> Iterator[Track]:
-    ranks = selection.trace.table("ranks")
-    assert ranks is not None
+    ranks = selection.recorded
     main = ranks.filter(pl.col("rank") == rank).select("main_thread").collect()["main_thread"].drop_nulls()
     script = main[0] if len(main) else None
     threads = _parted(rows, "thread")

@@ -19,7 +19,7 @@ import shutil
 import tempfile
 import time
 import zlib
-from collections.abc import Generator
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Self
@@ -130,6 +130,7 @@ class Trace:
         self.given: tuple[str, ...] = ()  # the paths that the user named, where somebody did
         self._windows: pl.DataFrame | None = None
         self._compared: set[str] = set()  # tables whose checksums were compared
+        self._by_rank: dict[str, Mapping[int, list[str]]] = {}  # a table's parts, once they were asked for
 
     @classmethod
     def open(cls, path: Path, *, just_written: bool = False) -> Trace:
@@ -224,10 +225,12 @@ class Trace:
             self.ranks if ranks is None else ranks,
             self.steps if steps is None else steps,
         )
-        chosen._compared = self._compared
+        chosen._compared, chosen._by_rank = self._compared, self._by_rank
         chosen.given = self.given
-        if steps is not None:
-            present = self._whole("steps")
+        if steps is None:
+            chosen._windows = self._windows
+        else:
+            present = self._whole("steps", self.path / "steps")
             numbers: list[int] = []
             if present is not None:
                 numbers = present.select(pl.col("step").unique().sort()).collect()["step"].to_list()
@@ -241,7 +244,7 @@ class Trace:
         return sorted(str(file.relative_to(self.path)) for file in (self.path / name).rglob("*.parquet"))
 
     def table(self, name: str) -> pl.LazyFrame | None:
-        frame = self._whole(name)
+        frame = self._whole(name, self._files(name))
         if frame is None:
             return None
         if not TABLES[name].times:  # of the machine, not of a moment: a slice does not change it
@@ -286,7 +289,7 @@ class Trace:
     def extent(self) -> pl.DataFrame:
         """From where to where the chosen steps go on each rank: `rank`, `_from` and `_to`."""
         if self._windows is None:
-            steps = self._whole("steps")
+            steps = self._whole("steps", self.path / "steps")
             assert steps is not None and self.steps is not None
             self._windows = (
                 steps.filter(pl.col("step").is_between(*self.steps))
@@ -296,20 +299,41 @@ class Trace:
             )
         return self._windows
 
-    def _whole(self, name: str) -> pl.LazyFrame | None:
+    def _files(self, name: str) -> Path | list[Path]:
+        """The folder of a table, or its files that hold the chosen ranks: others are not even opened."""
+        if self.ranks is None or not self.manifest.parts or not TABLES[name].times:
+            return self.path / name
+        if name not in self._by_rank:
+            self._by_rank[name] = _by_rank(name, self.manifest.parts)
+        known = self._by_rank[name]
+        files = [self.path / file for rank in sorted(self.ranks) for file in known.get(rank, ())]
+        return files or self.path / name
+
+    def _whole(self, name: str, files: Path | list[Path]) -> pl.LazyFrame | None:
         if name not in self.manifest.tables:
             return None
         self.compare(name)
         table = TABLES[name]
         # Without globbing, for the run's own path may hold brackets and stars.
         frame = pl.scan_parquet(
-            self.path / name, hive_partitioning=True, hive_schema={"rank": pl.Int32}, glob=False
+            files, hive_partitioning=True, hive_schema={"rank": pl.Int32}, glob=False
         ).select(table.stored)
         offsets = {int(rank): ns for rank, ns in self.manifest.offsets.items() if ns}
         shift: pl.Expr = pl.lit(-self.manifest.origin_ns, dtype=pl.Int64)
         if offsets:
             shift = shift + pl.col("rank").replace_strict(offsets, default=0, return_dtype=pl.Int64)
         return frame.with_columns(pl.col(c) + shift for c in table.times)
+
+
+def _by_rank(table: str, parts: Iterable[str]) -> dict[int, list[str]]:
+    """The parts of a table by their rank, as 3 for 'kernels/rank=3/part-0.parquet'."""
+    found: dict[int, list[str]] = {}
+    for part in sorted(parts):
+        inside = part.removeprefix(f"{table}/rank=")
+        rank = inside.partition("/")[0]
+        if inside != part and rank.isdecimal():
+            found.setdefault(int(rank), []).append(part)
+    return found
 
 
 def _is_as_written(raw: bytes) -> bool:

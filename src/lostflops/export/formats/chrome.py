@@ -78,8 +78,7 @@ def _file(asked: ExportRequest, rank: int, place: Path, name: str, drawn: Drawn)
 
 def _frame(selection: RunPart, rank: int) -> tuple[list[tuple[str, Any]], int]:
     """What stands around the events, and the time that they count from."""
-    rows = selection.trace.table("ranks")
-    assert rows is not None
+    rows = selection.recorded
     known = rows.filter(pl.col("rank") == rank).collect().sort("device").row(0, named=True)
     manifest = selection.trace.manifest
     base = selection.origin
@@ -381,8 +380,7 @@ def _operators(selection: RunPart, rank: int, operators: pl.DataFrame, pid: pl.E
 def _places(selection: RunPart, rank: int) -> pl.DataFrame | None:
     """Where the other side of each send or receive of the host stands in the group, by when it was called."""
     rows = selection.rows("collectives", rank)
-    ranks = selection.trace.table("ranks")
-    assert ranks is not None
+    ranks = selection.recorded
     if rows is None:
         return None
     rows = rows.filter((pl.col("library").cast(pl.String) == "gloo") & pl.col("peer").is_not_null())

@@ -79,8 +79,7 @@ class _Trace:
         self.tasks: list[RankRecords] = []
         self._files: list[Path] = []
         self._counts: list[pl.DataFrame] = []
-        ranks = asked.selection.trace.table("ranks")
-        assert ranks is not None
+        ranks = asked.selection.recorded
         hosts = ranks.select("rank", pl.col("host").fill_null(0)).unique("rank").collect()
         self._host = {rank: host for rank, host in hosts.rows() if rank in asked.selection.ranks}
         self._hosts = sorted(set(self._host.values()))

@@ -158,8 +158,7 @@ def _host_rows(
 
 def _numbered(selection: RunPart, task: RankRecords, rows: pl.DataFrame, lane: Int) -> Int:
     """The row of each host row: threads with the main one first, and behind each thread its further lanes."""
-    ranks = selection.trace.table("ranks")
-    assert ranks is not None
+    ranks = selection.recorded
     main = (
         ranks.filter(pl.col("rank") == task.rank).select("main_thread").collect()["main_thread"].drop_nulls()
     )

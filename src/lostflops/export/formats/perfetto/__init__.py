@@ -95,8 +95,7 @@ def _of_run(asked: ExportRequest) -> dict[str, Any]:
 
 
 def _of_rank(asked: ExportRequest, rank: int) -> dict[str, Any]:
-    known = asked.selection.trace.table("ranks")
-    assert known is not None
+    known = asked.selection.recorded
     return known.filter(pl.col("rank") == rank).collect().row(0, named=True)
 
 

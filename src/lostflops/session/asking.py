@@ -8,17 +8,19 @@ from typing import Any
 
 import polars as pl
 
-from .errors import BadOption, shown
-from .finding import Finding, PredictedGain
-from .recipe import Recipe
-from .recipes import named
-from .recipes.steps.sizes import sized
-from .replay.edits import edit
-from .replay.trust import Trust
-from .replay.whatif import PredictedStep, Replay
-from .store.answers import Answers
-from .store.trace import Trace
-from .tables import TABLES
+from lostflops.errors import BadOption, shown
+from lostflops.finding import Finding, PredictedGain
+from lostflops.recipe import Recipe
+from lostflops.recipes import named
+from lostflops.recipes.steps.sizes import sized
+from lostflops.replay.edits import edit
+from lostflops.replay.trust import Trust
+from lostflops.replay.whatif import PredictedStep, Replay
+from lostflops.store.answers import Answers
+from lostflops.store.trace import Trace
+from lostflops.tables import TABLES
+
+from .batches import Given, answered, groups
 
 
 @dataclass(frozen=True)
@@ -141,29 +143,30 @@ class Session:
 
     def _made(self, wanted: Recipe, options: Mapping[str, Any]) -> pl.DataFrame | Skipped:
         """The recipe's table, computed now."""
-        frames: list[pl.LazyFrame | None] = []
+        given: Given = {}
         for needed in wanted.inputs:
-            given = self._input(needed.name)
-            if isinstance(given, Skipped):
+            found = self._input(needed.name)
+            if isinstance(found, Skipped):
                 if not needed.optional:
-                    return given
-                given = None
-            frames.append(given)
-        with self.trace.reading():
-            return wanted(*frames, **options).collect()
+                    return found
+                found = []
+            given[needed.name] = found
+        parts = groups(self.trace) if wanted.scope == "rank" else [None]
+        said = [answered(wanted, self.trace, given, group, options) for group in parts]
+        return said[0] if len(said) == 1 else pl.concat(said, rechunk=True)
 
-    def _input(self, name: str) -> pl.LazyFrame | Skipped:
+    def _input(self, name: str) -> list[pl.DataFrame] | Skipped | None:
+        """What a recipe reads of another one; None for a table, which is read where it is asked."""
         if name in TABLES:
-            frame = self.trace.table(name)
-            return Skipped("", self.trace.absence(name)) if frame is None else frame
+            return None if self.trace.has(name) else Skipped("", self.trace.absence(name))
         table = self._table(named(name), {})
-        return table if isinstance(table, Skipped) else table.lazy()
+        return table if isinstance(table, Skipped) else [table]
 
 
 def _is_kept(wanted: Recipe) -> bool:
     """What only feeds others is not kept: where their answers are, nobody asks for it. What other packages
     compute may change without our noticing."""
-    return wanted.page and wanted.function.__module__.startswith(f"{__package__}.")
+    return wanted.page and wanted.function.__module__.startswith("lostflops.")
 
 
 def _gain(step: PredictedStep, trust: Trust) -> PredictedGain:

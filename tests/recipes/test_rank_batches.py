@@ -1,0 +1,100 @@
+"""Ranks that are answered some at a time give the same bytes as all at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from lostflops.ingest import job
+from lostflops.lab.simulate.job import SimulatedJob
+from lostflops.lab.simulate.strategy import strategy
+from lostflops.lab.simulate.writing import simulate
+from lostflops.recipes import recipes
+from lostflops.report.document import document
+from lostflops.report.first_page.page import page
+from lostflops.session import Session, batches
+from lostflops.store.trace import Trace
+
+RANKS = 6
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    folder = tmp_path_factory.mktemp("job")
+    simulate(SimulatedJob(strategy("tp2-pp3", RANKS), steps=3, seed=5), folder / "traces")
+    return job.open(folder / "traces", output=folder / "run")
+
+
+@pytest.fixture
+def in_pairs(monkeypatch: pytest.MonkeyPatch, trace: Trace) -> None:
+    monkeypatch.setattr(batches, "EVENTS", trace.manifest.num_events // 3 + 1)
+    assert batches.groups(trace) == [(0, 1), (2, 3), (4, 5)]
+
+
+def unkept(trace: Trace) -> Session:
+    """A session that computes everything itself."""
+    session = Session(trace)
+    session._answers.read = lambda *_: None  # type: ignore[method-assign]
+    return session
+
+
+def test_every_recipe_of_ranks_gives_the_same_bytes(
+    trace: Trace, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    asked = [name for name, recipe in recipes().items() if recipe.scope == "rank"]
+    sliced = [trace, trace.select(frozenset((0, 1, 4))), trace.select(steps=(2, 3))]
+    once = [[unkept(part)._asked_by_name(name) for name in asked] for part in sliced]
+    request.getfixturevalue("in_pairs")
+    apart = [[unkept(part)._asked_by_name(name) for name in asked] for part in sliced]
+    some = 0
+    for all_of_them, parts in zip(once, apart, strict=True):
+        for name, one, other in zip(asked, all_of_them, parts, strict=True):
+            assert (one is None) == (other is None), name
+            if one is not None and other is not None:
+                assert one.schema == other.schema, name
+                assert one.write_json() == other.write_json(), name
+                some += one.height > 0
+    assert some > 60
+
+
+def test_the_page_is_the_same(trace: Trace, request: pytest.FixtureRequest) -> None:
+    once = document(page(trace, unkept(trace)))
+    request.getfixturevalue("in_pairs")
+    assert document(page(trace, unkept(trace))) == once
+
+
+def test_only_the_files_of_chosen_ranks_are_opened(trace: Trace) -> None:
+    chosen = trace.select(frozenset((1, 4)))
+    table = chosen.table("kernels")
+    assert table is not None
+    plan = table.explain()
+    assert "rank=1/" in plan and "rank=4/" in plan or "1 other source" in plan
+    whole = trace.table("kernels")
+    assert whole is not None
+    expected = whole.filter(pl.col("rank").is_in([1, 4])).collect()
+    assert (
+        table.collect()
+        .sort("rank", "start", maintain_order=True)
+        .equals(expected.sort("rank", "start", maintain_order=True))
+    )
+    assert "rank=0/" not in plan
+    # A rank without rows in a table leaves the table empty.
+    none = trace.select(frozenset((99,))).table("kernels")
+    assert none is not None and none.collect().is_empty()
+
+
+def test_steps_are_cut_by_each_ranks_own(trace: Trace) -> None:
+    """Edges of steps that one choice of ranks has met serve the next one, of other ranks."""
+    sliced = trace.select(frozenset((1,)), (2, 3))
+    first, other = sliced.table("kernels"), sliced.select(frozenset((4,))).table("kernels")
+    afresh = trace.select(frozenset((4,)), (2, 3)).table("kernels")
+    assert first is not None and other is not None and afresh is not None
+    assert first.collect().height and other.collect().equals(afresh.collect())
+
+
+def test_small_jobs_and_single_ranks_are_one_part(trace: Trace, tmp_path: Path) -> None:
+    assert batches.groups(trace) == [None]
+    assert batches.split([3, 5, 9], 2) == [(3, 5), (9,)]
+    assert batches.split([], 2) == [()]
