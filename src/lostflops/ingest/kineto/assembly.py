@@ -26,6 +26,7 @@ from lostflops.ingest.part import Part, write_table
 from lostflops.ingest.steps.marks import find_steps, outside
 from lostflops.ingest.times.broken_times import surroundings
 from lostflops.naming.classification import copy_facts, kernel_facts
+from lostflops.store.trace import ONE_PER_DEVICE
 from lostflops.tables import NAME
 
 # Annotations of the years before annotations had a category of their own.
@@ -116,7 +117,7 @@ class Assembly:
             parts.append(self._part(len(parts), device, mine, calls, start, end, gpu))
         if len(parts) > 1:
             for part in parts:
-                part.rank, part.rank_source = None, "assigned, one per device of the process"
+                part.rank, part.rank_source = None, ONE_PER_DEVICE
         return parts
 
     def _part(
