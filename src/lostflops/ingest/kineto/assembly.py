@@ -19,9 +19,9 @@ from lostflops.ingest.kineto.devices import place
 from lostflops.ingest.kineto.events import Decoder, Event
 from lostflops.ingest.kineto.header import Header
 from lostflops.ingest.kineto.notes import Notes, without_length
-from lostflops.ingest.kineto.one_of_several import of_device
 from lostflops.ingest.kineto.phases import phases
 from lostflops.ingest.kineto.stream import EventStream
+from lostflops.ingest.one_of_several import of_device
 from lostflops.ingest.part import Part, write_table
 from lostflops.ingest.steps.marks import find_steps, outside
 from lostflops.ingest.times.broken_times import surroundings
