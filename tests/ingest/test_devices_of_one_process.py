@@ -26,6 +26,12 @@ def product(ts: float, correlation: int, device: int) -> list[Event]:
     ]
 
 
+def broadcast(ts: float, correlation: int) -> list[Event]:
+    """Weights that the first device sends: a call on the process's thread, a kernel of 300 µs."""
+    name = "ncclDevKernel_Broadcast_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+    return [call(ts, 5, correlation), kernel(ts + 30, 300, correlation, name)]
+
+
 @pytest.fixture
 def run(tmp_path: Path) -> Trace:
     events: list[Event] = []
@@ -36,6 +42,7 @@ def run(tmp_path: Path) -> Trace:
         events += product(begin + 100, 10 * number + 1, 0)
         events += product(begin + 200, 10 * number + 2, 1)
         events += product(begin + 700, 10 * number + 3, 1)
+        events += broadcast(begin + 1300, 10 * number + 4)
     devices = [{"id": n, "name": "NVIDIA H100 80GB HBM3", "computeMajor": 9, "numSms": 132} for n in (0, 1)]
     written(tmp_path / "trace.json", trace(events, head(None, deviceProperties=devices)))
     return lostflops.open(tmp_path)
@@ -44,7 +51,7 @@ def run(tmp_path: Path) -> Trace:
 def test_what_launched_on_another_device_only_is_not_a_devices(run: Trace) -> None:
     launches, operators = run.table("launches"), run.table("operators")
     assert launches is not None and operators is not None
-    assert launches.collect().group_by("rank").len().sort("rank").rows() == [(0, 4), (1, 8)]
+    assert launches.collect().group_by("rank").len().sort("rank").rows() == [(0, 8), (1, 8)]
     named = operators.group_by("rank", name=pl.col("name").cast(pl.String)).len().collect()
     assert sorted(named.rows()) == [
         (0, "DataParallel.forward", 4),
@@ -60,3 +67,12 @@ def test_the_flops_of_a_product_are_counted_on_the_device_that_computed_it(run: 
     flops = lostflops.ask(run, "model_flops").sort("rank")
     each = 2 * 4096**3
     assert flops["model_flops"].to_list() == pytest.approx([each, 2 * each])
+
+
+def test_the_page_says_that_one_process_drives_them_and_advises_a_process_each(run: Trace) -> None:
+    page = lostflops.why(run)
+    assert any(line.startswith("One process drives 2 GPUs, each shown as a rank") for line in page.notes)
+    assert "some may be missing" not in str(page) and "warning" not in str(page)
+    (sent,) = (f for f in page.findings if f.name == "communication-exposed")
+    assert any("`DataParallel`, which one process sends" in fact for fact in sent.evidence)
+    assert "Give each GPU a process" in sent.next and sent.remedies == ("one-process-per-gpu",)

@@ -69,6 +69,7 @@ CASES: Mapping[str, Recommended] = {
             ("stages", ("pipeline-microbatches", "pipeline-schedule"), ()),
             ("barriers", ("fewer-barriers",), ()),
             ("broadcasts", ("fewer-broadcasts",), ()),
+            ("replicas", ("one-process-per-gpu",), ()),
         )
     },
 }

@@ -12,11 +12,11 @@ from collections.abc import Mapping
 import polars as pl
 
 from lostflops import intervals
-from lostflops.store.trace import Trace
+from lostflops.store.trace import ONE_PER_DEVICE, Trace
 
 GRADIENTS, SHARDS, TENSOR, STAGES = "gradients", "shards", "tensor", "stages"
 EXPERTS, EXCHANGE = "experts", "exchange"
-BARRIERS, BROADCASTS, OTHER = "barriers", "broadcasts", "other"
+BARRIERS, BROADCASTS, REPLICAS, OTHER = "barriers", "broadcasts", "replicas", "other"
 # What each is called on the page.
 CALLED: Mapping[str, str] = {
     GRADIENTS: "all-reduces of gradients",
@@ -27,7 +27,10 @@ CALLED: Mapping[str, str] = {
     STAGES: "sends and receives between pipeline stages",
     BARRIERS: "barriers",
     BROADCASTS: "broadcasts",
+    REPLICAS: "weights and gradients of `DataParallel`, which one process sends between its GPUs",
 }
+# What torch marks the forward pass of a `DataParallel` with.
+IN_ONE_PROCESS = "DataParallel.forward"
 BY_DESCRIPTION: Mapping[str, str] = {
     EXPERTS: r"(?i)expert|(?:^|_)ep(?:_|$)|moe",
     STAGES: r"(?i)pipeline|(?:^|_)pp(?:_|$)",
@@ -87,6 +90,8 @@ def exposed_by_purpose(trace: Trace, runs: pl.DataFrame | None, counted: pl.Data
 
 def _purposes(trace: Trace, rows: pl.DataFrame) -> pl.Series:
     """What each operation is for; null where nothing tells."""
+    if _in_one_process(trace):
+        return pl.Series([REPLICAS] * rows.height, dtype=pl.String)
     kind, group = pl.col("kind").cast(pl.String), pl.col("group").cast(pl.String)
     described = _described(trace)
     known = rows.select(
@@ -111,6 +116,21 @@ def _purposes(trace: Trace, rows: pl.DataFrame) -> pl.Series:
         .otherwise(pl.coalesce("said", "kind"))
         .alias("purpose")
     ).to_series()  # fmt: skip
+
+
+def _in_one_process(trace: Trace) -> bool:
+    """Whether one process trains on several devices with `DataParallel`."""
+    ranks = trace.table("ranks")
+    if ranks is None or (
+        ranks.select(pl.col("rank_source").cast(pl.String).ne_missing(ONE_PER_DEVICE).any()).collect().item()
+    ):
+        return False
+    marked = pl.col("name").cast(pl.String) == IN_ONE_PROCESS
+    return any(
+        table.select(marked.any()).collect().item()
+        for name in ("ranges", "operators")
+        if (table := trace.table(name)) is not None
+    )
 
 
 def _described(trace: Trace) -> dict[str, str]:

@@ -356,7 +356,8 @@ def _numbered(parts: list[Part], names: list[str], epochs: list[int], quality: l
                     if several
                     else "the files do not say: numbered in the order of the files"
                 )
-            level = "warning" if len(set(first)) > 1 else "note"
+            # The devices of one process are told apart for certain; which is which does not matter.
+            level = "warning" if len(set(first)) > 1 and len(set(names)) > 1 else "note"
             quality.append(Quality(rank, "rank not recorded", 1, text, level))
         numbered.append(rank)
     return numbered

@@ -19,13 +19,14 @@ from lostflops.ingest.kineto.devices import place
 from lostflops.ingest.kineto.events import Decoder, Event
 from lostflops.ingest.kineto.header import Header
 from lostflops.ingest.kineto.notes import Notes, without_length
-from lostflops.ingest.kineto.one_of_several import of_device
 from lostflops.ingest.kineto.phases import phases
 from lostflops.ingest.kineto.stream import EventStream
+from lostflops.ingest.one_of_several import of_device
 from lostflops.ingest.part import Part, write_table
 from lostflops.ingest.steps.marks import find_steps, outside
 from lostflops.ingest.times.broken_times import surroundings
 from lostflops.naming.classification import copy_facts, kernel_facts
+from lostflops.store.trace import ONE_PER_DEVICE
 from lostflops.tables import NAME
 
 # Annotations of the years before annotations had a category of their own.
@@ -116,7 +117,7 @@ class Assembly:
             parts.append(self._part(len(parts), device, mine, calls, start, end, gpu))
         if len(parts) > 1:
             for part in parts:
-                part.rank, part.rank_source = None, "assigned, one per device of the process"
+                part.rank, part.rank_source = None, ONE_PER_DEVICE
         return parts
 
     def _part(

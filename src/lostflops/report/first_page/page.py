@@ -390,7 +390,12 @@ def _notes(run: Run, outside: pl.DataFrame, unclassified: int, kernel_time: int)
             f"{len(run.ranks)} of the job's {run.world_size} ranks {'is' if len(run.ranks) == 1 else 'are'} "
             "here: time spent waiting for the others is not reported."
         )
-    if run.world_size is None and len(run.ranks) > 1:
+    if run.in_one_process:
+        yield (
+            f"One process drives {len(run.ranks)} GPUs, each shown as a rank: a GPU that waits for another "
+            "one idles under the name of what the CPU does meanwhile."
+        )
+    elif run.world_size is None and len(run.ranks) > 1:
         yield "The recording does not say how many ranks the job has: some may be missing."
     if not run.on_host and kernel_time and unclassified * 1000 >= UNCLASSIFIED_PER_MILLE * kernel_time:
         yield (

@@ -9,7 +9,15 @@ from typing import Any
 import polars as pl
 from msgspec import structs
 
-from lostflops.store.trace import DEVICE_UNKNOWN, GPU_WORK_LOST, REPLAYED, SIMULATED, Quality, Trace
+from lostflops.store.trace import (
+    DEVICE_UNKNOWN,
+    GPU_WORK_LOST,
+    ONE_PER_DEVICE,
+    REPLAYED,
+    SIMULATED,
+    Quality,
+    Trace,
+)
 
 
 @dataclass(frozen=True)
@@ -36,6 +44,7 @@ class Run:
     versions: str | None
     simulated: bool = False  # nobody recorded it: the job never ran
     replayed: str = ""  # the edits with which `whatif` replayed it: these times were never measured
+    in_one_process: bool = False  # its ranks are the devices of one process
     lost: Quality | None = None  # why the host's side is all there is, when the device had work
 
     @property
@@ -130,6 +139,10 @@ def recorded(trace: Trace, steps: pl.DataFrame, ledger: pl.DataFrame) -> Run:
             for source in manifest.sources
         ),
         versions=None if ranks is None else _one(ranks["versions"]),
+        in_one_process=ranks is not None
+        and ranks.height > 1
+        and len(manifest.sources) == 1
+        and (ranks["rank_source"].cast(pl.String) == ONE_PER_DEVICE).all(),
         simulated=any(fact.name == SIMULATED for fact in manifest.quality),
         replayed=next((fact.text for fact in manifest.quality if fact.name == REPLAYED), ""),
         lost=_lost(manifest.quality, present),
