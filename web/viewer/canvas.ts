@@ -186,6 +186,7 @@ export class Canvas2D implements Renderer {
     context.rect(frame.left, frame.top, scale.width, frame.height - frame.top);
     context.clip();
     const paper = `rgb(${colors.paper.join(" ")})`;
+    const least = (3 * (view.to - view.from)) / scale.width; // 3 pixels
     for (const { lanes, pinned } of scene.rows) {
       for (const lane of lanes) {
         const y = frame.top + lane.y;
@@ -193,9 +194,9 @@ export class Canvas2D implements Renderer {
         for (let i = firstIn(events, lane, view.from - run.zero); i < lane.last; i++) {
           const start = events.start[i]! + run.zero;
           if (start > view.to) break;
+          if (events.duration[i]! < least) continue;
           const x = xOf(scale, start);
           const wide = xOf(scale, start + events.duration[i]!) - x;
-          if (wide < 3) continue;
           context.fillStyle = paper;
           if (x > frame.left) context.fillRect(x, y, 1, lane.height);
           const seen = Math.min(x + wide, frame.width) - Math.max(x, frame.left);

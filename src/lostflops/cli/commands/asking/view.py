@@ -16,7 +16,7 @@ import json
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lostflops.cli.arguments import traces
 from lostflops.errors import BadOption, CannotWrite, MissingExtra, NothingThere, shown
@@ -97,7 +97,7 @@ def written(target: Path, paths: Sequence[str]) -> None:
         ["lostflops.why(run)"],
         ['lostflops.ask(run, "step_ledger")'],
     ]
-    document = {
+    document: dict[str, Any] = {
         "nbformat": 4,
         "nbformat_minor": 5,
         "metadata": {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}},
