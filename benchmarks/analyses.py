@@ -87,7 +87,7 @@ def asked(python: str | Path, script: str, files: Mapping[int, Path], *more: str
 
 def analyses(repeat: int, big: bool, say: Say) -> Found:
     """Each analysis that Holistic Trace Analysis has, too."""
-    jobs = {"DLRM": traces.eight_ranks(), "DDP × 8": traces.eight_large_ranks()}
+    jobs = {"DLRM": traces.eight_ranks()} | ({"DDP × 8": traces.eight_large_ranks()} if big else {})
     rows: list[list[str]] = []
     told: list[str] = []
     versions = ""

@@ -51,8 +51,8 @@ if TYPE_CHECKING:
     from lostflops.experiment.proof.values import Measure, Per
     from lostflops.export import Exported
     from lostflops.remedies import Remedy
-    from lostflops.report.in_notebook.opened import OpenedRun
     from lostflops.report.notebook import ShownPage
+    from lostflops.report.opened import OpenedRun
     from lostflops.report.remedy import RemedyForJob
     from lostflops.report.whatif import WhatIf
     from lostflops.session import Session
@@ -133,7 +133,7 @@ def open(
                 allow_missing_ranks=allow_missing_ranks,
                 read_with=partial(reading.read_all, workers),
             )
-    from lostflops.report.in_notebook.opened import OpenedRun
+    from lostflops.report.opened import OpenedRun
 
     run = OpenedRun.of(trace)
     run.given = tuple(map(str, [paths] if isinstance(paths, (str, os.PathLike)) else paths))

@@ -18,7 +18,7 @@ pytest.importorskip("duckdb")
 
 import lostflops
 from lostflops.cli import main
-from lostflops.report.in_notebook.opened import OpenedRun
+from lostflops.report.opened import OpenedRun
 from lostflops.report.sql import query as asked
 from lostflops.report.sql.query import query
 from lostflops.store import trace as stored

@@ -40,6 +40,85 @@ def test_no_name_of_the_references_is_left_out() -> None:
     assert names and names <= ours, f"left out: {sorted(names - ours)}"
 
 
+def first_cells(file: str, begin: str, end: str) -> set[str]:
+    """The first column of a page's tables, from one heading to another."""
+    page = REFERENCE / file
+    if not page.is_file():
+        pytest.skip("the references are not here")
+    section = page.read_text().partition(begin)[2].partition(end)[0]
+    rows = re.findall(r"^\| ([^|]+?) \|", section, re.MULTILINE)
+    return {re.sub(r"[`*]", "", row) for row in rows if not row.startswith(("---", "HTA analysis", "view"))}
+
+
+def listed(tool: str) -> set[str]:
+    return {row.theirs for row in answered.TOOLS[tool]}
+
+
+# What the reference puts into one row, we name by its parts or in other words.
+HTA_OTHERWISE = {
+    "TraceAnalysis(...)": "TraceAnalysis(…)",
+    "get_queue_length_time_series, _summary": "get_queue_length_time_series, …_summary",
+    "get_memory_bw_time_series, _summary": "get_memory_bw_time_series, …_summary",
+    "…critical_path_breakdown / summary": "critical_path_breakdown, summary",
+    "TraceDiff (compare_traces, ops_diff)": "TraceDiff",
+    "trace filter, timeline plot, Perfetto converter": "trace filter",
+}
+TENSORBOARD_OTHERWISE = {
+    "Overview, step time breakdown": "Overview: step time breakdown",
+    "Overview, steps": "Overview: steps",
+    "GPU utilisation, SM efficiency, occupancy": "GPU utilisation",
+}
+PARAVER_OTHERWISE = {
+    "GPU Active; GPU Active Time (table)": "GPU Active; GPU Active Time",
+    "Overlap of computation during communication; Overlap percentage of window time": (
+        "Overlap of computation during communication"
+    ),
+    'CUDA activity % ("kernel time percent")': "CUDA activity %",
+}
+
+
+@pytest.mark.parametrize(
+    ("file", "begin", "end", "tool", "otherwise"),
+    [
+        ("kineto.md", "### HTA", "### TensorBoard", "Holistic Trace Analysis", HTA_OTHERWISE),
+        ("kineto.md", "### TensorBoard", "## 24.", "The former TensorBoard plugin", TENSORBOARD_OTHERWISE),
+        ("paraver.md", "## 5. Views", "## 6.", "Paraver: public views", PARAVER_OTHERWISE),
+    ],
+    ids=["HTA", "TensorBoard", "Paraver"],
+)
+def test_no_analysis_or_view_of_the_references_is_left_out(
+    file: str, begin: str, end: str, tool: str, otherwise: dict[str, str]
+) -> None:
+    names = {otherwise.get(name, name) for name in first_cells(file, begin, end)}
+    assert len(names) > 10 and names <= listed(tool), f"left out: {sorted(names - listed(tool))}"
+    assert set(otherwise) <= first_cells(file, begin, end), "another spelling is needed no more"
+    assert {"timeline plot", "Perfetto converter"} <= listed("Holistic Trace Analysis")
+
+
+# Recipes whose files are longer than the 250 lines that one should have: none may be added.
+LONG = {
+    "communication_expected",
+    "communication_summary",
+    "communication_wait",
+    "copy_summary_by_time",
+    "idle_summary",
+    "outlier_steps",
+    "recording_lint",
+    "step_log_pauses",
+    "topology_faults",
+}
+
+
+def test_at_least_sixty_recipes_answer_a_question_and_no_more_are_long() -> None:
+    asked = {name: known for name, known in recipes().items() if known.page}
+    assert all(known.question.endswith("?") for known in asked.values())
+    assert len({known.question for known in asked.values()}) == len(asked)
+    files = {name: Path(inspect.getfile(known.function)) for name, known in recipes().items()}
+    long = {name for name, file in files.items() if len(file.read_text().splitlines()) > 250}
+    assert long <= LONG, f"a recipe of more than 250 lines: {sorted(long - LONG)}"
+    assert len(asked.keys() - LONG) >= 60
+
+
 @pytest.mark.parametrize("name", asked_by_name())
 def test_a_recipe_on_request_says_how_to_read_it_and_where_it_ends(name: str) -> None:
     known = asked_by_name()[name]

@@ -200,7 +200,7 @@ class Magics:
             trace = _read(recorded, folder / "run")
             self._last = folder / "run"
             if given.name:
-                from lostflops.report.in_notebook.opened import OpenedRun
+                from lostflops.report.opened import OpenedRun
 
                 self._shell.user_ns[given.name] = OpenedRun.of(trace)
             if recorded.reason:

@@ -66,7 +66,10 @@ def executed(cells: Sequence[Prose | Code], folder: Path) -> bytes:
 def _run(code: str, namespace: dict[str, Any], count: int) -> list[dict[str, Any]]:
     """Run a cell; its outputs."""
     tree = ast.parse(code)
-    last = ast.Expression(tree.body.pop().value) if isinstance(tree.body[-1], ast.Expr) else None
+    end = tree.body[-1]
+    last = ast.Expression(end.value) if isinstance(end, ast.Expr) else None
+    if last is not None:
+        tree.body.pop()
     printed = io.StringIO()
     with redirect_stdout(printed):
         exec(compile(tree, "<cell>", "exec"), namespace)
