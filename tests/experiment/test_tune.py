@@ -6,6 +6,8 @@ import json
 import os
 import re
 import shlex
+import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +23,7 @@ from lostflops.experiment.proof.proven import Proven
 from lostflops.experiment.proof.running import folder as proofs
 from lostflops.experiment.proof.running import loop as proving
 from lostflops.experiment.proof.running.command import Ended, TimeIsUp
-from lostflops.experiment.tune import changes, loop, state
+from lostflops.experiment.tune import changes, hands, loop, state
 from lostflops.experiment.tune.candidates import SeenRun
 from lostflops.experiment.tune.changes import AppliedChange, JobFacts
 from lostflops.experiment.tune.hands import CannotTune, Hands
@@ -325,6 +327,16 @@ def test_a_job_that_fails_by_itself_is_said(tmp_path: Path) -> None:
         loop.run(folder, COMMAND, lambda _: None, Hands(fails, fails, world.look, world.prove))
 
 
+def test_a_job_without_steps_is_told_from_one_without_a_trace(tmp_path: Path) -> None:
+    until = time.monotonic() + 60
+    with pytest.raises(CannotTune, match="No step of the command was seen") as said:
+        hands.record(f"{sys.executable} -c 'print(1)'", tmp_path / "a", None, 24, until)
+    assert "no process of it imported torch.optim" in str(said.value)
+    run_logs.run(tmp_path / "b", [10.0] * STEPS)
+    with pytest.raises(CannotTune, match="more than 21 steps"):
+        hands.look(tmp_path / "b", ())
+
+
 def test_too_few_workers_are_doubled_up_to_twice_the_cores() -> None:
     workers = changes.CHANGES["loader-workers"].options
     facts = JobFacts(cores=8, ranks=2, loading=2.5)
@@ -362,7 +374,6 @@ class DataLoader:
 
 def test_changes_are_made_inside_the_process_and_noted(tmp_path: Path) -> None:
     import subprocess
-    import sys
 
     package = tmp_path / "lib" / "torch" / "utils" / "data"
     package.mkdir(parents=True)

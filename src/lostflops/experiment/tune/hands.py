@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from lostflops import run_folder
 from lostflops.capture.record.recording import StepOn
 from lostflops.errors import LostflopsError
 from lostflops.experiment.proof import starts
@@ -27,6 +28,10 @@ from .changes import JobFacts
 
 IN_FULL = ((10, 19),)
 LOADING = "idle.data_loading"
+UNSEEN = (
+    "No step of the job was recorded in full, so nothing is known of where its time goes.",
+    f"let it make more than {IN_FULL[0][1] + 2} steps, with PyTorch in the process that makes them.",
+)
 
 
 class CannotTune(LostflopsError):
@@ -44,7 +49,15 @@ class Hands:
 
 
 def record(line: str, run: Path, step_on: StepOn | None, steps: int, until: float) -> Ended:
-    return command.run(line, run, step_on, steps, in_full=IN_FULL, until=until)
+    """Raises CannotTune where the command ran, and no step of it was seen."""
+    ended = command.run(line, run, step_on, steps, in_full=IN_FULL, until=until)
+    if not ended.failed:
+        try:
+            starts.read(run)
+        except starts.NoStepLog as error:
+            why = command.without_steps(ended, step_on)
+            raise CannotTune("No step of the command was seen.", f"{why}.") from error
+    return ended
 
 
 def try_out(line: str, run: Path, step_on: StepOn | None, steps: int, until: float) -> Ended:
@@ -58,16 +71,15 @@ def prove(folder: ProofFolder, say: Callable[[str], None], until: float) -> Prov
 
 def look(run: Path, words: tuple[str, ...]) -> SeenRun:
     """The first page of a recording, as the loop needs it."""
+    if not list(run.glob(f"{run_folder.NODES}/*.pt.trace.json*")):
+        raise CannotTune(*UNSEEN)
     trace = job.open(run)
     session = Session(trace)
     with trace.reading():
         found = page(trace, session)
         typed = _typed(found, trace)
     if found.budget is None:
-        raise CannotTune(
-            "No step of the job was recorded in full, so nothing is known of where its time goes.",
-            f"let it make more than {IN_FULL[0][1] + 2} steps, or name what ends a step with `--step-on`.",
-        )
+        raise CannotTune(*UNSEEN)
     return SeenRun(found.findings, round(found.budget.mean), found.verdict, _facts(found, run, words), typed)
 
 
