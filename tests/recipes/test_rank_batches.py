@@ -69,8 +69,6 @@ def test_only_the_files_of_chosen_ranks_are_opened(trace: Trace) -> None:
     chosen = trace.select(frozenset((1, 4)))
     table = chosen.table("kernels")
     assert table is not None
-    plan = table.explain()
-    assert "rank=1/" in plan and "rank=4/" in plan or "1 other source" in plan
     whole = trace.table("kernels")
     assert whole is not None
     expected = whole.filter(pl.col("rank").is_in([1, 4])).collect()
@@ -79,7 +77,7 @@ def test_only_the_files_of_chosen_ranks_are_opened(trace: Trace) -> None:
         .sort("rank", "start", maintain_order=True)
         .equals(expected.sort("rank", "start", maintain_order=True))
     )
-    assert "rank=0/" not in plan
+    assert [file.parent.name for file in chosen._files("kernels")] == ["rank=1", "rank=4"]  # type: ignore[union-attr]
     # A rank without rows in a table leaves the table empty.
     none = trace.select(frozenset((99,))).table("kernels")
     assert none is not None and none.collect().is_empty()
