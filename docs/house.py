@@ -19,7 +19,7 @@ TO_THE_PAGE = (
     "ingest/part.py",
     "ingest/assembly.py",
     "store/trace.py",
-    "session.py",
+    "session/asking.py",
     "recipes/steps/ledger.py",
     "finding.py",
     "causes/__init__.py",

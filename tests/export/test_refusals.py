@@ -77,6 +77,8 @@ def test_an_export_does_not_become_a_trace_of_its_own_run(
     # What is no trace to lostflops may lie there.
     assert main(["export", str(run), "--table", "ranks", "--output", str(run / "ranks.csv")]) == 0
     assert lostflops.open(run).manifest.tables
+    # Who calls the command in a process keeps what SIGTERM meant there.
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 def test_a_window_that_cannot_bound_an_answer_is_refused(tmp_path: Path) -> None:

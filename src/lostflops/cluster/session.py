@@ -60,7 +60,7 @@ class ClusterSession(Session):
         if isinstance(parts, Skipped):
             return parts
         said = self._workers.results(parts.futures, f"asking {wanted.name}")
-        return pl.concat([part.got() for part in said])
+        return pl.concat([part.got() for part in said], rechunk=True)
 
     def predicted_table(self, edits: Sequence[str]) -> pl.DataFrame:
         (said,) = self._workers.results(

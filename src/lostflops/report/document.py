@@ -94,4 +94,5 @@ def document(page: Page) -> bytes:
 
 def rows(table: pl.DataFrame) -> msgspec.Raw:
     """The rows of a table as a JSON array of objects. Polars writes what is not finite as null."""
-    return msgspec.Raw(table.write_json().encode())
+    # Of a table in several chunks Polars may write the first one only.
+    return msgspec.Raw(table.rechunk().write_json().encode())

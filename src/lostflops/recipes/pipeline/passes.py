@@ -8,6 +8,7 @@ from lostflops.columns import Count, Id, Instant, Name, Text, Time
 from lostflops.recipe import Example, recipe
 from lostflops.recipes.replayed_steps import replayed_steps
 from lostflops.replay.pipeline.passes import SCHEMA, messages, numbered, stage_passes
+from lostflops.replay.stragglers.chains import PAIR
 from lostflops.tables import Kernels
 
 from .made_pipeline import two_stages
@@ -88,6 +89,9 @@ def pipeline_passes(
     Of the last steps that all ranks have, eight at most. It needs matched messages and phases of kernels.
     """
     schema = {**SCHEMA, **MORE}
+    pairs = pl.col("kind").cast(pl.String).is_in(PAIR) & pl.col("peer").is_not_null()
+    if communication_matches.filter(pairs).head(1).collect().is_empty():
+        return pl.LazyFrame(schema=schema)  # without messages there are no stages
     told = replayed_steps(counted_steps, device_runs, idle_stretches, communication_matches, kernels)
     found = SCHEMA.to_frame() if isinstance(told, str) else stage_passes(told.job, told.pieces)
     if isinstance(told, str) or found.is_empty():

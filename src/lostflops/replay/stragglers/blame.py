@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 
 from ..graph import Int
-from .chains import COMPUTED, FIXED, START, RankChains
+from .chains import AT_ONCE, COMPUTED, FIXED, START, RankChains
 from .slowdown import SLOWEST_WORKERS, Chosen
 
 MOST_PIPELINES = 64  # that are replayed each on its own: those with most work beyond the mean
@@ -108,10 +108,16 @@ def _told(
     if not asked:
         return []
     lost = measured - best
-    kept = np.stack([np.where(each.chosen, own, even) for each in asked], axis=1)
-    added = job.step(kept)
     whole = lost >= NOTHING_LOST * measured
-    removed = job.step(own[:, None] + even[:, None] - kept) if whole else added
+    added, removed = list[float](), list[float]()
+    at_once = max(1, AT_ONCE // len(own))  # so that memory does not grow with how many are asked
+    for first in range(0, len(asked), at_once):
+        some = asked[first : first + at_once]
+        kept = np.stack([np.where(each.chosen, own, even) for each in some], axis=1)
+        added += job.step(kept).tolist()
+        if whole:
+            removed += job.step(own[:, None] + even[:, None] - kept).tolist()
+    removed = removed or added
     rank_of = job.parts["rank"].to_numpy()
 
     def each_step(ns: Int, each: _Set) -> int:

@@ -20,7 +20,8 @@ from __future__ import annotations
 import signal
 import threading
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -89,8 +90,6 @@ def run(given: Namespace) -> None:
     from lostflops.store.trace import REPLAYED
 
     require_outside(given.output, given.paths)
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, _ended)  # a batch system's way of ending it: nothing is left behind
     to = given.to or formats.of_ending(given.output.name)
     if to is None:
         raise BadOption(
@@ -98,7 +97,7 @@ def run(given: Namespace) -> None:
         )
     window = None if given.window is None else selection.window(given.window)
     ranks = None if given.ranks is None else units.numbers(given.ranks, "--ranks", "ranks")
-    with waiting() as tell:
+    with _terminable(), waiting() as tell:
         trace = traces.opened(given, tell)
         findings = ()
         if not given.bare and formats.named(to).TIMELINE:
@@ -121,6 +120,19 @@ def run(given: Namespace) -> None:
     _tell(said, formats.named(to).OPENED_BY)
     if made := next((fact.text for fact in trace.manifest.quality if fact.name == REPLAYED), ""):
         print(f"replayed with {shown(made)}: these times were not measured")
+
+
+@contextmanager
+def _terminable() -> Generator[None]:
+    """SIGTERM, a batch system's way of ending a job, is an interruption here: nothing is left behind."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, _ended)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _ended(number: int, frame: FrameType | None) -> None:

@@ -16,5 +16,6 @@ is_text = True
 
 
 def write(said: Answer | None, table: pl.DataFrame, file: IO[bytes]) -> None:
-    text = table.write_json().encode()
+    # Of a table in several chunks Polars may write the first one only.
+    text = table.rechunk().write_json().encode()
     file.write((printable_json(text) if file is sys.stdout.buffer else text) + b"\n")

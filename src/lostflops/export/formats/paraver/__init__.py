@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import IO
@@ -84,10 +85,18 @@ class _Trace:
         self._host = {rank: host for rank, host in hosts.rows() if rank in asked.selection.ranks}
         self._hosts = sorted(set(self._host.values()))
 
-    @property
+    @cached_property
     def nodes(self) -> list[list[int]]:
-        """The tasks of each node."""
-        return [[t.number for t in self.tasks if self._host[t.rank] == host] for host in self._hosts]
+        """The tasks of each node, once all are read."""
+        found: dict[int, list[int]] = {host: [] for host in self._hosts}
+        for task in self.tasks:
+            found[self._host[task.rank]].append(task.number)
+        return list(found.values())
+
+    @cached_property
+    def _cpus(self) -> dict[int, int]:
+        """The GPU of each task: they are numbered over all nodes."""
+        return {task: at for at, task in enumerate((one for node in self.nodes for one in node), 1)}
 
     def read(self) -> None:
         """Every rank's records, to disk."""
@@ -96,12 +105,13 @@ class _Trace:
         for number, rank in enumerate(selection.ranks, 1):
             self._asked.tell(f"rank {rank}", (number - 1) / len(selection.ranks))
             task = task_of(selection, rank, number, self.values, self._drawn, bare=self._asked.bare)
-            for records in task.records:
-                if records.height:
-                    low, high = records.select(a=pl.col("time").min(), b=pl.col("time").max()).row(0)
-                    last = records["at"].max()
-                    bounds.append((low, max(high, last if isinstance(last, int) else high)))
-                    self._keep(task, records)
+            filled = [records for records in task.records if records.height]
+            if filled:
+                records = pl.concat(filled)
+                low, high = records.select(a=pl.col("time").min(), b=pl.col("time").max()).row(0)
+                last = records["at"].max()
+                bounds.append((low, max(high, last if isinstance(last, int) else high)))
+                self._keep(task, records)
             task.records.clear()
             self.tasks.append(task)
         rows = sum(len(task.labels) for task in self.tasks)
@@ -150,8 +160,7 @@ class _Trace:
 
     def _text(self) -> pl.Expr:
         """A record as a line."""
-        cpu = {task.number: self._cpu(task.number) for task in self.tasks}
-        place = pl.col("task").replace_strict(cpu, return_dtype=pl.Int64).cast(pl.String)
+        place = pl.col("task").replace_strict(self._cpus, return_dtype=pl.Int64).cast(pl.String)
         task, thread, to = (pl.col(c).cast(pl.String) for c in ("task", "thread", "to"))
         time, at = ((pl.col(c) - self.start).cast(pl.String) for c in ("time", "at"))
         event = pl.concat_str(["2:" + place, pl.lit("1"), task, thread, time, pl.col("pairs")], separator=":")
@@ -176,10 +185,6 @@ class _Trace:
             separator=":",
         )
         return pl.when(pl.col("to").is_null()).then(event).otherwise(sent)
-
-    def _cpu(self, task: int) -> int:
-        """GPUs are numbered over all nodes."""
-        return [one for node in self.nodes for one in node].index(task) + 1
 
     def _header(self) -> str:
         origin = self._asked.selection.trace.manifest.origin_ns
