@@ -24,7 +24,7 @@ MEANINGS: Mapping[str, str] = {
 # What is in place of a replay leaves the waits as they are, of which instant transfers would end some.
 BOUNDS: Mapping[str, str] = {"serialisation": "at least", "transfer": "at most"}
 ACCEPTABLE = 0.8  # POP calls less than this a loss worth looking at
-NO_TRANSFER = "transfers are not told from waiting: record all ranks of the job"
+NO_TRANSFER = "transfer cannot be separated from waiting: record all ranks of the job"
 
 
 CLASSIC_FACTORS = (
@@ -40,7 +40,7 @@ DEVICE_FACTORS = ("parallel efficiency", "load balance", "device communication",
 def _expect(
     values: Sequence[Sequence[float | None]], bounds: Mapping[str, str] = MappingProxyType({})
 ) -> Rows:
-    """Rows of the three hierarchies with these values; what is None is not told."""
+    """Rows of the three hierarchies with these values; None where it is unknown."""
     return [
         {"hierarchy": hierarchy, "factor": factor, "value": value, "bound": bounds.get(factor)}
         | {"low": None if value is None else value < ACCEPTABLE, "meaning": MEANINGS[factor]}

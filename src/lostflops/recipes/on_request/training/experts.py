@@ -108,8 +108,8 @@ def expert_balance(
     slower. `told_by` says how sure it is that these are experts.
 
     Limits: `expert_time` is all compute between the two, so what overlaps with it from another microbatch
-    counts too. Experts of one rank are not told apart, only ranks are. Kernels inside CUDA graphs and volumes
-    of DeepEP are not recorded. Where dispatches of two microbatches overlap, no compute is told to be theirs.
+    counts too. It compares ranks, not the experts of one rank. Kernels inside CUDA graphs and volumes
+    of DeepEP are not recorded. Where dispatches of two microbatches overlap, `expert_time` is not reported.
 
     What to try: a larger load-balancing loss or bias updates, a capacity factor, more experts per rank;
     `communication-waited-for` for what the waiting costs, `rank-imbalance` for all compute.

@@ -13,7 +13,7 @@ from lostflops.recipes.operators.counted_flops import counted, gap
 from lostflops.tables import Kernels, Operators
 
 TERA = 1e12
-HIDDEN = "operators of forward passes run in the backward pass, and nothing tells whether again"
+HIDDEN = "operators of forward passes run in the backward pass, and their phase is unknown"
 
 MM = {"name": "aten::mm", "dtypes": '["c10::BFloat16","c10::BFloat16"]', "thread": 7}
 BIG, SMALL = "[[1000,2000],[2000,3000]]", "[[1000,2000],[2000,500]]"
@@ -35,7 +35,7 @@ LINEAR = {"family": "gemm", "operator": "aten::mm", "precision": "bf16", "thread
         "model_tflop": Number("FLOPs per step that the model needs; null when unknown", unit="TFLOP"),
         "again_tflop": Number("FLOPs per step that run again; null when unknown", unit="TFLOP"),
         "flops_share": Share("again_tflop / both"),
-        "unknown": Text("why no FLOPs are told; null where they are"),
+        "unknown": Text("why no FLOPs are reported; null where they are"),
     },
     examples=[
         Example(
@@ -94,7 +94,7 @@ def recompute(
 
     Limits: what a fused or compiled backward computes again inside one kernel does not show, such as
     attention in FlashAttention, and neither does `torch.compile`'s own recomputation. With gradients of
-    gradients (`create_graph=True`) nothing is told apart. FLOPs are those of matrix products and attention.
+    gradients (`create_graph=True`) all counts as backward. FLOPs are those of matrix products and attention.
 
     What to try: `batch-headroom` for memory to keep more, `selective-checkpointing` of cheap operators only;
     `kernel-families` for the kinds of work that run again; `lostflops plan` for what would fit.
