@@ -48,7 +48,7 @@ def rank_tables(rank: int, ranks: int, steps: int, late: Int) -> dict[str, pl.Da
     launch = begin + number * (CALL + GAP)
     compute = np.sort(launch[:, ~is_comm] + 7_000)
     # Along a stream a row begins when its launch has arrived and the row before has ended.
-    before = np.arange(compute.shape[1]) * (BUSY + NEXT)
+    before: Int = np.arange(KERNELS, dtype=np.int64) * (BUSY + NEXT)
     start = np.empty(launch.shape, np.int64)
     start[:, ~is_comm] = before + np.maximum.accumulate(compute - before, axis=1)
     end = start + BUSY
@@ -64,7 +64,7 @@ def rank_tables(rank: int, ranks: int, steps: int, late: Int) -> dict[str, pl.Da
          "launch_start": launch.ravel(), "launch_end": (launch + CALL).ravel(),
          "stream": np.where(np.tile(is_comm, steps), 20, 7)}
     ).with_columns(
-        name=pl.when(pl.col("stream") == 20).then(pl.lit("ncclDevKernel_AllReduce")).otherwise(pl.lit("gemm")),
+        name=pl.when(pl.col("stream") == 20).then(pl.lit("ncclAllReduce")).otherwise(pl.lit("gemm")),
         family=pl.when(pl.col("stream") == 20).then(pl.lit("communication")).otherwise(pl.lit("gemm")),
         thread=pl.lit(1), device=pl.lit(0), rank=pl.lit(rank),
     )  # fmt: skip
@@ -111,8 +111,8 @@ def written(folder: Path, ranks: int, steps: int) -> tuple[Trace, pl.DataFrame]:
                 write_part(place, name, rank, TABLES[name].conform(tables[name]))
         write_manifest(
             place,
-            Manifest(format=FORMAT, lostflops="", clock="", origin_ns=0, sources=[], tables=names, num_events=0,
-                     quality=[], absent={}),
+            Manifest(format=FORMAT, lostflops="", clock="", origin_ns=0, sources=[], tables=names,
+                     num_events=0, quality=[], absent={}),
         )  # fmt: skip
     return Trace.open(folder, just_written=True), matches(kept, ranks)
 

@@ -1,10 +1,10 @@
-"""What may be asked of a recording: one file an edit, found by walking this package."""
+"""What may be asked of a recording: one file an edit, found by walking these packages."""
 
 from __future__ import annotations
 
 from functools import cache
 from importlib import import_module
-from pkgutil import iter_modules
+from pkgutil import walk_packages
 
 from lostflops.errors import BadOption, shown
 
@@ -15,8 +15,8 @@ from ..edit import Edit, EditKind, Typed
 def kinds() -> dict[str, EditKind]:
     """Every kind of edit by its name, in the order of names."""
     found = dict[str, EditKind]()
-    for module in iter_modules(__path__):
-        held = import_module(f"{__name__}.{module.name}")
+    for module in walk_packages(__path__, f"{__name__}."):
+        held = import_module(module.name)
         found.update((kind.name, kind) for kind in vars(held).values() if isinstance(kind, EditKind))
     return dict(sorted(found.items()))
 

@@ -9,9 +9,9 @@ from lostflops.errors import BadOption, shown
 from lostflops.naming.cards import peak
 from lostflops.tables import PRECISIONS
 
-from ..dependencies.edges import Int, Kind
-from ..edit import Edit, Edited, EditKind, Known, Typed, in_steps
-from ..recorded import RecordedJob
+from ...dependencies.edges import Int, Kind
+from ...edit import Edit, Edited, EditKind, Known, Typed, in_steps
+from ...recorded import RecordedJob
 
 PRODUCTS = ("gemm", "convolution")
 CASTS = "casts to and from the other precision, and their kernels, are not counted"

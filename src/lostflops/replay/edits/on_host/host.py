@@ -11,10 +11,10 @@ import polars as pl
 from lostflops.accounts import IDLE
 from lostflops.errors import BadOption, shown
 
-from ..dependencies.edges import Int
-from ..edit import Edit, Edited, EditKind, Known, Typed
-from ..host_time import copies_within, per_step, within
-from ..recorded import RecordedJob
+from ...dependencies.edges import Int
+from ...edit import Edit, Edited, EditKind, Known, Typed
+from ...host_time import copies_within, per_step, within
+from ...recorded import RecordedJob
 
 PREFIX = "idle."
 UNITS = {"ns": 1, "us": 1e3, "µs": 1e3, "ms": 1e6, "s": 1e9}

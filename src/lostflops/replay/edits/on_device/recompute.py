@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from ..dependencies.edges import Int, Kind
-from ..edit import REMOVED, Edit, Edited, EditKind, Known, Typed, in_steps
-from ..launched_by import calls_of, host_edges
-from ..recorded import RecordedJob
+from ...dependencies.edges import Int, Kind
+from ...edit import REMOVED, Edit, Edited, EditKind, Known, Typed, in_steps
+from ...launched_by import calls_of, host_edges
+from ...recorded import RecordedJob
 
 MEMORY = "the activations then have to fit into memory, which is not looked at"
 

@@ -17,11 +17,11 @@ from lostflops.copies.link_card import line
 from lostflops.errors import BadOption, shown
 from lostflops.units import size as bytes_in_text
 
-from ..dependencies.edges import Edges, Int, Kind
-from ..dependencies.joins import PLACE
-from ..edit import Edit, Edited, EditKind, Known, Typed, in_steps, step_of
-from ..moved_bytes import APART, LIKE, bytes_per_second
-from ..recorded import RecordedJob
+from ...dependencies.edges import Edges, Int, Kind
+from ...dependencies.joins import PLACE
+from ...edit import Edit, Edited, EditKind, Known, Typed, in_steps, step_of
+from ...moved_bytes import APART, LIKE, bytes_per_second
+from ...recorded import RecordedJob
 from .overlap import GATHERS, REDUCES, of_replicas
 
 RING = "bytes are taken to move around a ring, and gradients to stay in their order"

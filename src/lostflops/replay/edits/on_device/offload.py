@@ -12,11 +12,11 @@ import polars as pl
 from lostflops.errors import BadOption, shown
 from lostflops.units import size as bytes_in_text
 
-from ..blocks import block_ends
-from ..dependencies.edges import Edges, Int, Kind
-from ..edit import Edit, Edited, EditKind, Known, Typed, step_of
-from ..moved_bytes import bytes_per_second
-from ..recorded import RecordedJob
+from ...blocks import block_ends
+from ...dependencies.edges import Edges, Int, Kind
+from ...edit import Edit, Edited, EditKind, Known, Typed, step_of
+from ...moved_bytes import bytes_per_second
+from ...recorded import RecordedJob
 
 EVENLY = "every layer keeps the same amount, and its copies take no bandwidth from kernels"
 NO_LAYERS = "the kernels of the passes do not repeat, so no layers can be told that would be copied apart"

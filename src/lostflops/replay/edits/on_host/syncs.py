@@ -9,10 +9,10 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from ..dependencies.edges import Edges, Int, Kind
-from ..edit import REMOVED, Edit, Edited, EditKind, Known, Typed, in_steps
-from ..host_time import copies_within, within
-from ..recorded import RecordedJob
+from ...dependencies.edges import Edges, Int, Kind
+from ...edit import REMOVED, Edit, Edited, EditKind, Known, Typed, in_steps
+from ...host_time import copies_within, within
+from ...recorded import RecordedJob
 
 DEPTH, RETURNS = (
     1_024,

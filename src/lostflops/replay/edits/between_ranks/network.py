@@ -7,10 +7,10 @@ import numpy as np
 from lostflops.errors import BadOption, shown
 from lostflops.units import seconds
 
-from ..dependencies.edges import Int
-from ..edit import Edit, Edited, EditKind, Known, Typed, in_steps
-from ..moved_bytes import LIKE, bytes_per_second, started, starts, transfers
-from ..recorded import RecordedJob
+from ...dependencies.edges import Int
+from ...edit import Edit, Edited, EditKind, Known, Typed, in_steps
+from ...moved_bytes import LIKE, bytes_per_second, started, starts, transfers
+from ...recorded import RecordedJob
 
 NONE_HERE = "no transfer between ranks whose bytes are known was matched in the steps"
 RING = "bytes are taken to move around a ring over links of one rate"

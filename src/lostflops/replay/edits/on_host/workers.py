@@ -9,10 +9,10 @@ import polars as pl
 
 from lostflops.errors import BadOption, shown
 
-from ..dependencies.edges import ON_HOST, Edges, Int, Kind, joined
-from ..edit import Edit, Edited, EditKind, Known, Typed, step_of
-from ..host_time import per_step, within
-from ..recorded import RecordedJob
+from ...dependencies.edges import ON_HOST, Edges, Int, Kind, joined
+from ...edit import Edit, Edited, EditKind, Known, Typed, step_of
+from ...host_time import per_step, within
+from ...recorded import RecordedJob
 from .host import WORKERS
 
 LOADING = "idle.data_loading"

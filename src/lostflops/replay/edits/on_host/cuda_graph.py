@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from ..dependencies.edges import Int, Kind
-from ..edit import Edit, Edited, EditKind, Known, Typed, in_steps
-from ..host_time import per_step, within
-from ..recorded import RecordedJob
+from ...dependencies.edges import Int, Kind
+from ...edit import Edit, Edited, EditKind, Known, Typed, in_steps
+from ...host_time import per_step, within
+from ...recorded import RecordedJob
 
 DISPATCH = "idle.launch_bound"
 

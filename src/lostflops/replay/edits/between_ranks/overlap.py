@@ -11,10 +11,10 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from ..blocks import block_ends
-from ..dependencies.edges import Edges, Int, Kind, joined
-from ..edit import REMOVED, Edit, Edited, EditKind, Known, Typed, in_steps, step_of
-from ..recorded import RecordedJob
+from ...blocks import block_ends
+from ...dependencies.edges import Edges, Int, Kind, joined
+from ...edit import REMOVED, Edit, Edited, EditKind, Known, Typed, in_steps, step_of
+from ...recorded import RecordedJob
 
 GATHERS = ("all-gather", "broadcast")
 REDUCES = ("all-reduce", "reduce-scatter", "reduce")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..dependencies.edges import Int, Kind
-from ..edit import REMOVED, Edit, Edited, EditKind, Known, Typed, in_steps
-from ..recorded import RecordedJob
+from ...dependencies.edges import Int, Kind
+from ...edit import REMOVED, Edit, Edited, EditKind, Known, Typed, in_steps
+from ...recorded import RecordedJob
 
 NONE_HERE = "no communication was recorded in the steps"
 WAITING_INSIDE = (

@@ -8,10 +8,10 @@ import polars as pl
 from lostflops.errors import BadOption, shown
 from lostflops.tables import FAMILIES, PHASES, PRECISIONS
 
-from ..dependencies.edges import Int, Kind
-from ..dependencies.operations import STRETCH
-from ..edit import Edit, Edited, EditKind, Known, Typed, in_steps
-from ..recorded import RecordedJob
+from ...dependencies.edges import Int, Kind
+from ...dependencies.operations import STRETCH
+from ...edit import Edit, Edited, EditKind, Known, Typed, in_steps
+from ...recorded import RecordedJob
 
 OVERLAPPING = 0.10
 

@@ -6,10 +6,10 @@ import numpy as np
 
 from lostflops.errors import BadOption, shown
 
-from ..dependencies.edges import Int, Kind
-from ..edit import REMOVED, Edit, Edited, EditKind, Known, Typed, in_steps
-from ..launched_by import calls_of, host_edges, next_launch
-from ..recorded import RecordedJob
+from ...dependencies.edges import Int, Kind
+from ...edit import REMOVED, Edit, Edited, EditKind, Known, Typed, in_steps
+from ...launched_by import calls_of, host_edges, next_launch
+from ...recorded import RecordedJob
 from .faster import selected
 
 ON_SHORT_SIDE = "what a fused kernel saves in memory traffic is not counted"

@@ -8,10 +8,10 @@ import polars as pl
 from lostflops.copies.link_card import line
 from lostflops.errors import BadOption, shown
 
-from ..dependencies.edges import Int, Kind
-from ..edit import Edit, Edited, EditKind, Known, Typed, in_steps
-from ..moved_bytes import APART, bytes_per_second
-from ..recorded import RecordedJob
+from ...dependencies.edges import Int, Kind
+from ...edit import Edit, Edited, EditKind, Known, Typed, in_steps
+from ...moved_bytes import APART, bytes_per_second
+from ...recorded import RecordedJob
 
 WAYS = ("host to device", "device to host")
 SMALL = 64 << 10  # bytes up to which a copy takes little more than its start

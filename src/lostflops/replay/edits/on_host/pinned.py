@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from ..dependencies.device import PAGEABLE_IN
-from ..dependencies.edges import Edges, Int, Kind
-from ..edit import REMOVED, Edit, Edited, EditKind, Known, Typed, in_steps
-from ..recorded import RecordedJob
+from ...dependencies.device import PAGEABLE_IN
+from ...dependencies.edges import Edges, Int, Kind
+from ...edit import REMOVED, Edit, Edited, EditKind, Known, Typed, in_steps
+from ...recorded import RecordedJob
 
 
 def made(typed: Typed) -> Edit:

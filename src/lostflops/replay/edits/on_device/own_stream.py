@@ -7,9 +7,9 @@ import polars as pl
 
 from lostflops.errors import BadOption, shown
 
-from ..dependencies.edges import Edges, Int, Kind, joined
-from ..edit import REMOVED, Edit, Edited, EditKind, Known, Typed, in_steps, step_of
-from ..recorded import RecordedJob
+from ...dependencies.edges import Edges, Int, Kind, joined
+from ...edit import REMOVED, Edit, Edited, EditKind, Known, Typed, in_steps, step_of
+from ...recorded import RecordedJob
 from .faster import selected
 
 NEEDED = "what they make is taken to be needed by the next phase of the step, and no earlier"

@@ -7,11 +7,11 @@ from functools import partial
 
 from lostflops.errors import BadOption, shown
 
-from ..dependencies.edges import Int
-from ..edit import Edit, Edited, EditKind, Known, Typed
-from ..pipeline.predicted import APART, HALVES, LARGER, SAME, SMALLER, Variant
-from ..pipeline.retimed import Asked, rescheduled
-from ..recorded import RecordedJob
+from ...dependencies.edges import Int
+from ...edit import Edit, Edited, EditKind, Known, Typed
+from ...pipeline.predicted import APART, HALVES, LARGER, SAME, SMALLER, Variant
+from ...pipeline.retimed import Asked, rescheduled
+from ...recorded import RecordedJob
 
 MOST = 1_000_000  # microbatches and chunks
 ORDERS = r"(1f1b|gpipe|zb)|interleaved-v([1-9]\d{0,5})"

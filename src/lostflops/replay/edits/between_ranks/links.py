@@ -7,10 +7,10 @@ import polars as pl
 
 from lostflops.errors import BadOption, shown
 
-from ..dependencies.edges import Int, Kind
-from ..edit import Edit, Edited, EditKind, Known, Typed, in_steps
-from ..moved_bytes import bytes_per_second, started, transfers
-from ..recorded import RecordedJob
+from ...dependencies.edges import Int, Kind
+from ...edit import Edit, Edited, EditKind, Known, Typed, in_steps
+from ...moved_bytes import bytes_per_second, started, transfers
+from ...recorded import RecordedJob
 from .network import RING
 
 LIKE = ("kind", "members", "bytes")

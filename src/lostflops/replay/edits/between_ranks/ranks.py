@@ -9,11 +9,11 @@ import polars as pl
 
 from lostflops.errors import BadOption, shown
 
-from ..dependencies.edges import Int, Kind
-from ..dependencies.operations import STRETCH
-from ..edit import Edit, Edited, EditKind, Known, Typed, in_steps, step_of
-from ..host_time import within
-from ..recorded import RecordedJob
+from ...dependencies.edges import Int, Kind
+from ...dependencies.operations import STRETCH
+from ...edit import Edit, Edited, EditKind, Known, Typed, in_steps, step_of
+from ...host_time import within
+from ...recorded import RecordedJob
 
 FEWEST = 3
 

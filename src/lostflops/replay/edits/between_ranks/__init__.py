@@ -1,0 +1,1 @@
+"""What if ranks exchanged, shared or ordered their work in another way."""

@@ -1,0 +1,1 @@
+"""What if the host did less, or waited less."""
