@@ -73,6 +73,7 @@ class Now:
     step: int | None
     at: int | None  # when that step ended, UTC
     duration: float
+    recent: int  # steps that speed, throughput and the median are of
     steps_per_second: float
     tokens_per_second: float | None
     samples_per_second: float | None
@@ -255,7 +256,8 @@ class Watch:
             self.ended = True
             self.status = self.tails.command_ended()
             with_it = "" if self.status is None else f" with status {self.status}"
-            news.append(Happened("end", f"the job ended{with_it}", time.time_ns()))
+            end = int(self.steps.end[self.steps.highest % ROWS]) if self.steps.highest >= 0 else 0
+            news.append(Happened("end", f"the job ended{with_it}", end or time.time_ns()))
         elif not self.ended and (status := self._command_ended(now)) is not None:
             self.ended, self.status = True, status
             silent = [rank for rank, tail in sorted(tails.items()) if not tail.ended]
@@ -335,6 +337,7 @@ class Watch:
             step=last,
             at=int(steps.end[last % ROWS]) if last is not None else None,
             duration=_typical(steps.job[timed]),
+            recent=len(timed),
             steps_per_second=len(timed) / spent if spent else math.nan,
             tokens_per_second=tokens / spent if tokens and spent else None,
             samples_per_second=samples / spent if samples and spent else None,
@@ -399,6 +402,8 @@ class Watch:
         left = [tail for tail in tails.values() if tail.first_read]
         worlds = [tail.who.world for tail in tails.values() if tail.who and tail.who.world]
         notes = list(self.notes)
+        if not tails:
+            notes.append("no step log lies in it: the folder that `lostflops record` made has them")
         absent = max(worlds, default=0) - len(tails)
         if absent > 0:
             notes.append(f"{absent} of {max(worlds)} ranks have not finished a step yet")
