@@ -76,9 +76,7 @@ def _lines(now: Now, run: str) -> Iterator[tuple[str, str, str]]:
     if rates:
         yield "throughput", ", ".join(rates), ""
     if now.loss is not None:
-        before = (
-            "" if now.loss_before is None else f"; {now.loss_before:.4g} in the {RECENT - 1} steps before"
-        )
+        before = "" if now.loss_before is None else f"; {now.loss_before:.4g} in the steps before"
         yield "loss", f"{now.loss[1]:.4g} at step {now.loss[0]:,}{before}", ""
     for pause, cause in now.pauses:
         does = f" ({PAUSES[cause]})" if cause else ""
