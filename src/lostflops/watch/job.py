@@ -14,8 +14,8 @@ import polars as pl
 
 from lostflops.errors import NothingThere
 from lostflops.recipes.steps.log_pauses import Pause, cause_of, pauses
-from lostflops.watch.detection import CHANGE, Change, Detector
-from lostflops.watch.steps import FULL, PARTS, ROWS, Steps, Whole, middle
+from lostflops.watch.detection import CHANGE, LevelChange, Detector
+from lostflops.watch.steps import FULL, PARTS, ROWS, StepRing, Whole, middle
 from lostflops.watch.tailing import Tails
 
 RECENT = 50  # steps that speed, spread and throughput are of
@@ -95,7 +95,7 @@ class Watch:
 
     run: Path
     tails: Tails = field(init=False)
-    steps: Steps = field(default_factory=Steps)
+    steps: StepRing = field(default_factory=StepRing)
     detector: Detector = field(default_factory=Detector)
     worse: set[int | None] = field(default_factory=set[int | None])  # ranks, None for the job
     happened: list[Happened] = field(default_factory=list[Happened])
@@ -153,7 +153,7 @@ class Watch:
         return news
 
     def _begun(self) -> Happened:
-        self.steps, self.detector = Steps(), Detector()
+        self.steps, self.detector = StepRing(), Detector()
         self.worse.clear()
         self.ended, self.stalled, self.status, self._told_loss = False, False, None, False
         self._pauses = (-1, [])
@@ -174,7 +174,7 @@ class Watch:
         forced = steps.highest - FULL
         if not patient:
             forced = max(forced, int(min(np.sort(last)[(len(last) - 1) // 2], steps.highest)))
-        changes: list[Change] = []
+        changes: list[LevelChange] = []
         while steps.next <= max(whole, forced):
             changes += self.detector.take(steps, steps.take())
         news += [self._change(change) for change in self._together(changes)]
@@ -185,14 +185,14 @@ class Watch:
             news.append(Happened("loss", text, int(steps.end[step % ROWS]), step, rank, bad=True))
         return news
 
-    def _together(self, changes: Sequence[Change]) -> list[Change]:
+    def _together(self, changes: Sequence[LevelChange]) -> list[LevelChange]:
         """In order, each rank once: where one changed twice between two looks, as it is now."""
         last = {change.column: change for change in changes}
         return sorted(last.values(), key=lambda change: change.step)
 
     # -- what happened -----------------------------------------------------------------------------------
 
-    def _change(self, change: Change) -> Happened:
+    def _change(self, change: LevelChange) -> Happened:
         """A change in words, with what the log says of its cause."""
         rank = None if change.column is None else self.steps.ranks[change.column]
         at = int(self.steps.end[change.step % ROWS])
@@ -214,7 +214,7 @@ class Watch:
         node = "" if rank is None else self.node(rank)
         return Happened(kind, text, at, change.step, rank, node, change.ratio, bad)
 
-    def _cause(self, change: Change) -> str:
+    def _cause(self, change: LevelChange) -> str:
         """Which part of the step grew, and on which ranks, where one explains half of the change."""
         steps = self.steps
         after = np.arange(change.step, steps.next) % ROWS

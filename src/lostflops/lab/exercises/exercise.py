@@ -28,7 +28,7 @@ OF_THE_MACHINE = ("waits-for-a-core", "recorded-steps-unlike-others")
 
 
 @dataclass(frozen=True)
-class Side:
+class ExerciseSide:
     """One variant of the job: what it is in words, and the script's options."""
 
     what: str
@@ -133,7 +133,7 @@ class Exercise:
     script: str = "train"
     ranks: int = 1
     words: tuple[str, ...] = ()
-    sides: tuple[Side, Side] | None = None
+    sides: tuple[ExerciseSide, ExerciseSide] | None = None
     check: Callable[[Observed, Observed], list[Check]] | None = None
     # In the place of sides: commands of lostflops, and what their documents must hold.
     commands: Sequence[tuple[str, ...]] = ()

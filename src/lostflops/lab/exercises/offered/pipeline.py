@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lostflops.lab.exercises.exercise import Check, Exercise, Observed, Side
+from lostflops.lab.exercises.exercise import Check, Exercise, Observed, ExerciseSide
 
 STAGES, FEW, MANY = 2, 4, 16
 
@@ -55,8 +55,8 @@ EXERCISE = Exercise(
     words=(),
     steps=12,
     sides=(
-        Side(f"{FEW} microbatches", ("--microbatches", str(FEW))),
-        Side(f"{MANY} microbatches", ("--microbatches", str(MANY))),
+        ExerciseSide(f"{FEW} microbatches", ("--microbatches", str(FEW))),
+        ExerciseSide(f"{MANY} microbatches", ("--microbatches", str(MANY))),
     ),
     check=_check,
 )
