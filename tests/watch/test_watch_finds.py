@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lostflops.watch.detection import LevelChange, Detector
+from lostflops.watch.detection import Detector, LevelChange
 from lostflops.watch.job import Happened, Watch
 from lostflops.watch.steps import ROWS, StepRing
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import polars as pl
 
+import lostflops
 from lostflops.errors import CannotAnswer
 from lostflops.finding import Finding
-from lostflops.ingest import job
 from lostflops.report.first_page.page import Page, page
 from lostflops.session import Session, Skipped
 from lostflops.store.trace import Trace
@@ -53,7 +53,7 @@ class Observed:
 
     @cached_property
     def trace(self) -> Trace:
-        return job.open(self.run)
+        return lostflops.open(self.run)
 
     @cached_property
     def page(self) -> Page:

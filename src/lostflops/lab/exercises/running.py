@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lostflops.errors import LostflopsError, shown
-from lostflops.lab.exercises.exercise import WINDOW, Check, Exercise, Observed, ExerciseSide
+from lostflops.lab.exercises.exercise import WINDOW, Check, Exercise, ExerciseSide, Observed
 from lostflops.report.document import document
 from lostflops.version import __version__
 

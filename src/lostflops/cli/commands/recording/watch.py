@@ -45,7 +45,7 @@ def run(given: Namespace) -> None:
     from lostflops.cli.output import files
     from lostflops.errors import Unheld
     from lostflops.machine.monitor import process as monitor
-    from lostflops.watch.following import Watching, Follower, asked_run
+    from lostflops.watch.following import Follower, Watching, asked_run
 
     if given.textfile is not None:
         files.check(given.textfile, [given.run])

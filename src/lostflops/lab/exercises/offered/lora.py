@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lostflops.lab.exercises.exercise import Check, Exercise, Observed, ExerciseSide, counted
+from lostflops.lab.exercises.exercise import Check, Exercise, ExerciseSide, Observed, counted
 from lostflops.lab.exercises.offered.slow_data import WORKERS, waiting
 
 LAYERS, HIDDEN, KV, RANK = 4, 128, 64, 16

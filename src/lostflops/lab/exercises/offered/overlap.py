@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lostflops.lab.exercises.exercise import Check, Exercise, Observed, ExerciseSide
+from lostflops.lab.exercises.exercise import Check, Exercise, ExerciseSide, Observed
 
 
 def _hidden(seen: Observed) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from lostflops.lab.exercises.exercise import Check, Exercise, Observed, ExerciseSide, counted
+from lostflops.lab.exercises.exercise import Check, Exercise, ExerciseSide, Observed, counted
 
 PARAMETERS = 803_968
 

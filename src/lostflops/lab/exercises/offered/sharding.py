@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lostflops.lab.exercises.exercise import Check, Exercise, Observed, ExerciseSide, counted
+from lostflops.lab.exercises.exercise import Check, Exercise, ExerciseSide, Observed, counted
 
 PARAMETERS = 1_902_720
 ROOT = 131_200  # embedding, norm and output layer, which stay gathered until after backward

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lostflops.lab.exercises.exercise import Check, Exercise, Observed, ExerciseSide, near
+from lostflops.lab.exercises.exercise import Check, Exercise, ExerciseSide, Observed, near
 
 DATA = ("data-loading-starves-device", "data-wait-outside-window")
 WORKERS = 4
