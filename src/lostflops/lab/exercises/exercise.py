@@ -10,9 +10,9 @@ from typing import Any
 
 import polars as pl
 
-import lostflops
 from lostflops.errors import CannotAnswer
 from lostflops.finding import Finding
+from lostflops.ingest import job
 from lostflops.report.first_page.page import Page, page
 from lostflops.session import Session, Skipped
 from lostflops.store.trace import Trace
@@ -49,7 +49,7 @@ class Observed:
 
     @cached_property
     def trace(self) -> Trace:
-        return lostflops.open(self.run)
+        return job.open(self.run)
 
     @cached_property
     def page(self) -> Page:
