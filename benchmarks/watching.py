@@ -26,7 +26,7 @@ from sections import Found
 
 from lostflops.watch.detection import Detector
 from lostflops.watch.job import Watch
-from lostflops.watch.steps import ROWS, Steps
+from lostflops.watch.steps import ROWS, StepRing
 
 RANKS = 64
 CHANGED_AT = 600
@@ -63,7 +63,7 @@ KINDS: dict[str, Callable[[np.random.Generator, tuple[int, int]], Noise]] = {
 
 def found(logs: Noise) -> list[tuple[int, int | None]]:
     """Step of the alarm and rank of every change that the watch finds in these logarithms of durations."""
-    steps, detector = Steps(), Detector()
+    steps, detector = StepRing(), Detector()
     steps.reserve(list(range(logs.shape[1])))
     steps.first = 0
     alarms: list[tuple[int, int | None]] = []

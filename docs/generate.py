@@ -29,7 +29,7 @@ from lostflops import cli
 from lostflops.accounts import ACCOUNTS
 from lostflops.causes import MADE, asking_for, shortened_by
 from lostflops.causes import remedies as recommended
-from lostflops.lab.exercises.exercise import exercises
+from lostflops.lab.exercises.listed import exercises
 from lostflops.lab.simulate.faults import faults
 from lostflops.machine.monitor.metrics import GPU, HOST, METRICS
 from lostflops.plan import published_speeds, published_tables

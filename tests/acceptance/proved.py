@@ -1,4 +1,4 @@
-"""Real jobs on the processor: is the fault named first, what gain is predicted, and what does `prove` measure?
+"""Real jobs on the processor: is the fault named first, and is the predicted gain the one that is proven?
 
 python -m acceptance.proved [--pairs N] [--only WORDS] [--seed N] [--write]
 
@@ -113,9 +113,10 @@ def summary(found: Sequence[Measured]) -> str:
     faster = sum(one.verdict == "faster" for one in found)
     trivial = [abs(1 - one.gain) <= CLOSE * one.gain for one in found]
     return (
-        f"The first finding names the fault in {sum(named)} of {len(named)} jobs. The predicted gain is "
-        f"within a quarter of the measured one in {sum(close)} of {len(close)}; guessing that all of the step "
-        f"goes, in {sum(trivial)} of {len(trivial)}. The proof confirms the gain in {faster} of {len(found)}."
+        f"The first finding names the fault in {sum(named)} of {len(named)} jobs. "
+        f"The predicted gain is within a quarter of the measured one in {sum(close)} of {len(close)}; "
+        f"guessing that all of the step goes, in {sum(trivial)} of {len(trivial)}. "
+        f"The proof confirms the gain in {faster} of {len(found)}."
     )
 
 

@@ -14,7 +14,8 @@ from lostflops import cli
 from lostflops.cli.commands.learning import lab
 from lostflops.errors import BadOption, LostflopsError
 from lostflops.lab.exercises import running, shown
-from lostflops.lab.exercises.exercise import WINDOW, Observed, exercises
+from lostflops.lab.exercises.exercise import WINDOW, Observed
+from lostflops.lab.exercises.listed import exercises
 from lostflops.lab.exercises.offered import (
     accumulation,
     lora,

@@ -7,21 +7,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lostflops.watch.detection import Change, Detector
+from lostflops.watch.detection import Detector, LevelChange
 from lostflops.watch.job import Happened, Watch
-from lostflops.watch.steps import ROWS, Steps
+from lostflops.watch.steps import ROWS, StepRing
 
 from .growing import MS, Job, Times, even
 
 RANKS, CHANGED_AT = 64, 600
 
 
-def changes(times: Times) -> list[tuple[int, Change]]:
+def changes(times: Times) -> list[tuple[int, LevelChange]]:
     """Each change with the step at which it was found."""
-    steps, detector = Steps(), Detector()
+    steps, detector = StepRing(), Detector()
     steps.reserve(list(range(times.shape[1])))
     steps.first = 0
-    found: list[tuple[int, Change]] = []
+    found: list[tuple[int, LevelChange]] = []
     for step, row in enumerate(times):
         steps.duration[step % ROWS] = row
         found += [(step, change) for change in detector.take(steps, steps.take())]

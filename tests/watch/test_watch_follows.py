@@ -197,6 +197,7 @@ def test_a_run_without_logs_says_so(tmp_path: Path) -> None:
     watch = Watch(tmp_path)
     watch.look()
     assert watch.now().step is None
+    assert "no step log lies in it" in watch.now().notes[0]
 
 
 def test_the_command_is_run_once_with_what_happened_in_its_environment(tmp_path: Path) -> None:

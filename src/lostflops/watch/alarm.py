@@ -1,4 +1,4 @@
-"""Runs the user's command when a job got slower, hangs, or its loss is no number."""
+"""Runs the user's command when a job got slower, hangs, or its loss is not a number."""
 
 from __future__ import annotations
 

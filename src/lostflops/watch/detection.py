@@ -30,7 +30,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from lostflops.watch.steps import FULL, ROWS, Numbers, Steps, Whole
+from lostflops.watch.steps import FULL, ROWS, Numbers, StepRing, Whole
 
 CHANGE = float(np.log(1.05))
 MOST = 0.1
@@ -45,7 +45,7 @@ MEANS = 8
 
 
 @dataclass(frozen=True)
-class Change:
+class LevelChange:
     """A rank, or the job where `column` is None, has another level from `step` on: by `ratio`, 0.05 for 5 %.
 
     `slower` is what it is slower by now than it was at first, negative where it is faster.
@@ -75,7 +75,7 @@ class Detector:
         )  # of the last steps, a bit each
         self._due = 0
 
-    def take(self, steps: Steps, row: int) -> list[Change]:
+    def take(self, steps: StepRing, row: int) -> list[LevelChange]:
         """The step that was taken last."""
         step = steps.next - 1
         if len(steps.ranks) + 1 != self.columns:
@@ -104,7 +104,7 @@ class Detector:
         found = (self._believed(steps, step, way, column) for way, column in np.argwhere(alarms).tolist())
         return [change for change in found if change is not None]
 
-    def _believed(self, steps: Steps, step: int, way: int, column: int) -> Change | None:
+    def _believed(self, steps: StepRing, step: int, way: int, column: int) -> LevelChange | None:
         start = int(self.zero[way, column])
         last = int(self.beyond[way, column]) & ((1 << LEAST) - 1)
         if step + 1 - start < LEAST or last.bit_count() < OF_LEAST:
@@ -125,13 +125,13 @@ class Detector:
         self.beyond[:, column] = 0
         # The new level is that of few steps: without a threshold until there are enough of them.
         self.h[column] = np.inf
-        return Change(None if column == self.columns - 1 else column, start, ratio, slower)
+        return LevelChange(None if column == self.columns - 1 else column, start, ratio, slower)
 
     def slower(self) -> Numbers:
         """What each rank, and last the job, lost since it was at first; NaN before there is a level."""
         return np.exp(self.level - self.first_level) - 1
 
-    def _learn(self, steps: Steps) -> None:
+    def _learn(self, steps: StepRing) -> None:
         """Levels and thresholds from the steps before the last."""
         last = steps.next - GAP
         first = max(steps.first or 0, last - WINDOW)

@@ -24,7 +24,7 @@ STATUS_EVERY = 60.0  # s, where no terminal shows the page
 
 
 @dataclass(frozen=True)
-class Asked:
+class Watching:
     """How to watch."""
 
     run: Path
@@ -39,7 +39,7 @@ class Asked:
 class Follower:
     """Follows one run."""
 
-    def __init__(self, asked: Asked, console: Console) -> None:
+    def __init__(self, asked: Watching, console: Console) -> None:
         self.asked, self.console = asked, console
         self.watch = Watch(asked.run)
         self.alarm = None if asked.when_slow is None else Alarm(asked.when_slow, asked.run)
@@ -75,7 +75,7 @@ class Follower:
 
     @property
     def wrong(self) -> bool:
-        """A rank or the job is slower than at first, it hangs, or its loss is no number."""
+        """A rank or the job is slower than at first, it hangs, or its loss is not a number."""
         watch = self.watch
         return bool(watch.slow()) or watch.stalled or watch.steps.bad_loss is not None
 

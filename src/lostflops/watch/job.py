@@ -14,8 +14,8 @@ import polars as pl
 
 from lostflops.errors import NothingThere
 from lostflops.recipes.steps.log_pauses import Pause, cause_of, pauses
-from lostflops.watch.detection import CHANGE, Change, Detector
-from lostflops.watch.steps import FULL, PARTS, ROWS, Steps, Whole, middle
+from lostflops.watch.detection import CHANGE, Detector, LevelChange
+from lostflops.watch.steps import FULL, PARTS, ROWS, StepRing, Whole, middle
 from lostflops.watch.tailing import Tails
 
 RECENT = 50  # steps that speed, spread and throughput are of
@@ -73,6 +73,7 @@ class Now:
     step: int | None
     at: int | None  # when that step ended, UTC
     duration: float
+    recent: int  # steps that speed, throughput and the median are of
     steps_per_second: float
     tokens_per_second: float | None
     samples_per_second: float | None
@@ -94,7 +95,7 @@ class Watch:
 
     run: Path
     tails: Tails = field(init=False)
-    steps: Steps = field(default_factory=Steps)
+    steps: StepRing = field(default_factory=StepRing)
     detector: Detector = field(default_factory=Detector)
     worse: set[int | None] = field(default_factory=set[int | None])  # ranks, None for the job
     happened: list[Happened] = field(default_factory=list[Happened])
@@ -152,7 +153,7 @@ class Watch:
         return news
 
     def _begun(self) -> Happened:
-        self.steps, self.detector = Steps(), Detector()
+        self.steps, self.detector = StepRing(), Detector()
         self.worse.clear()
         self.ended, self.stalled, self.status, self._told_loss = False, False, None, False
         self._pauses = (-1, [])
@@ -173,7 +174,7 @@ class Watch:
         forced = steps.highest - FULL
         if not patient:
             forced = max(forced, int(min(np.sort(last)[(len(last) - 1) // 2], steps.highest)))
-        changes: list[Change] = []
+        changes: list[LevelChange] = []
         while steps.next <= max(whole, forced):
             changes += self.detector.take(steps, steps.take())
         news += [self._change(change) for change in self._together(changes)]
@@ -184,14 +185,14 @@ class Watch:
             news.append(Happened("loss", text, int(steps.end[step % ROWS]), step, rank, bad=True))
         return news
 
-    def _together(self, changes: Sequence[Change]) -> list[Change]:
+    def _together(self, changes: Sequence[LevelChange]) -> list[LevelChange]:
         """In order, each rank once: where one changed twice between two looks, as it is now."""
         last = {change.column: change for change in changes}
         return sorted(last.values(), key=lambda change: change.step)
 
     # -- what happened -----------------------------------------------------------------------------------
 
-    def _change(self, change: Change) -> Happened:
+    def _change(self, change: LevelChange) -> Happened:
         """A change in words, with what the log says of its cause."""
         rank = None if change.column is None else self.steps.ranks[change.column]
         at = int(self.steps.end[change.step % ROWS])
@@ -213,7 +214,7 @@ class Watch:
         node = "" if rank is None else self.node(rank)
         return Happened(kind, text, at, change.step, rank, node, change.ratio, bad)
 
-    def _cause(self, change: Change) -> str:
+    def _cause(self, change: LevelChange) -> str:
         """Which part of the step grew, and on which ranks, where one explains half of the change."""
         steps = self.steps
         after = np.arange(change.step, steps.next) % ROWS
@@ -255,7 +256,8 @@ class Watch:
             self.ended = True
             self.status = self.tails.command_ended()
             with_it = "" if self.status is None else f" with status {self.status}"
-            news.append(Happened("end", f"the job ended{with_it}", time.time_ns()))
+            end = int(self.steps.end[self.steps.highest % ROWS]) if self.steps.highest >= 0 else 0
+            news.append(Happened("end", f"the job ended{with_it}", end or time.time_ns()))
         elif not self.ended and (status := self._command_ended(now)) is not None:
             self.ended, self.status = True, status
             silent = [rank for rank, tail in sorted(tails.items()) if not tail.ended]
@@ -335,6 +337,7 @@ class Watch:
             step=last,
             at=int(steps.end[last % ROWS]) if last is not None else None,
             duration=_typical(steps.job[timed]),
+            recent=len(timed),
             steps_per_second=len(timed) / spent if spent else math.nan,
             tokens_per_second=tokens / spent if tokens and spent else None,
             samples_per_second=samples / spent if samples and spent else None,
@@ -399,6 +402,8 @@ class Watch:
         left = [tail for tail in tails.values() if tail.first_read]
         worlds = [tail.who.world for tail in tails.values() if tail.who and tail.who.world]
         notes = list(self.notes)
+        if not tails:
+            notes.append("no step log lies in it: the folder that `lostflops record` made has them")
         absent = max(worlds, default=0) - len(tails)
         if absent > 0:
             notes.append(f"{absent} of {max(worlds)} ranks have not finished a step yet")

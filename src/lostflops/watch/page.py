@@ -12,7 +12,7 @@ from lostflops.errors import shown
 from lostflops.finding import milliseconds
 from lostflops.recipes.steps.log_pauses import ordinal
 from lostflops.units import written_spans
-from lostflops.watch.job import RECENT, Happened, Now, RankNow
+from lostflops.watch.job import Happened, Now, RankNow
 
 LABEL = 12
 BARS = "▁▂▃▄▅▆▇█"
@@ -66,7 +66,7 @@ def _lines(now: Now, run: str) -> Iterator[tuple[str, str, str]]:
     yield "", f"{shown(run)} · {count} · step {now.step:,}{at} · {state}{again}", "bold"
     if math.isfinite(now.steps_per_second):
         speed = f"{now.steps_per_second:.3g} steps/s, median step {milliseconds(now.duration)}"
-        yield "speed", f"{speed} (last {RECENT} steps)  {spark(now.spark)}", ""
+        yield "speed", f"{speed} (last {now.recent} steps)  {spark(now.spark)}", ""
     if len(now.ranks) > 1:
         slowest = max(now.ranks, key=lambda rank: rank.longer)
         fastest = min(now.ranks, key=lambda rank: rank.longer)
@@ -76,9 +76,7 @@ def _lines(now: Now, run: str) -> Iterator[tuple[str, str, str]]:
     if rates:
         yield "throughput", ", ".join(rates), ""
     if now.loss is not None:
-        before = (
-            "" if now.loss_before is None else f"; {now.loss_before:.4g} in the {RECENT - 1} steps before"
-        )
+        before = "" if now.loss_before is None else f"; {now.loss_before:.4g} in the steps before"
         yield "loss", f"{now.loss[1]:.4g} at step {now.loss[0]:,}{before}", ""
     for pause, cause in now.pauses:
         does = f" ({PAUSES[cause]})" if cause else ""

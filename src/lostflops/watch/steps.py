@@ -17,7 +17,7 @@ Amounts = npt.NDArray[np.float32]
 Whole = npt.NDArray[np.int64]
 
 
-class Steps:
+class StepRing:
     """Durations in ns, by step and rank; NaN where a rank has none, or was recorded in full there.
 
     `next` is the first step that was not taken yet; steps are taken in order, once all ranks have it or no

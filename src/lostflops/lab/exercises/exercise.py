@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +17,6 @@ from lostflops.report.first_page.page import Page, page
 from lostflops.session import Session, Skipped
 from lostflops.store.trace import Trace
 
-from . import offered
-
 WINDOW = (4, 8)  # steps that are recorded in full
 STEPS = 20
 # Another process of this machine took the cores: no fault of the job.
@@ -28,7 +24,7 @@ OF_THE_MACHINE = ("waits-for-a-core", "recorded-steps-unlike-others")
 
 
 @dataclass(frozen=True)
-class Side:
+class ExerciseSide:
     """One variant of the job: what it is in words, and the script's options."""
 
     what: str
@@ -133,19 +129,12 @@ class Exercise:
     script: str = "train"
     ranks: int = 1
     words: tuple[str, ...] = ()
-    sides: tuple[Side, Side] | None = None
+    sides: tuple[ExerciseSide, ExerciseSide] | None = None
     check: Callable[[Observed, Observed], list[Check]] | None = None
     # In the place of sides: commands of lostflops, and what their documents must hold.
     commands: Sequence[tuple[str, ...]] = ()
     check_documents: Callable[[Sequence[Any]], list[Check]] | None = None
     steps: int = STEPS
-
-
-def exercises() -> Mapping[str, Exercise]:
-    """All exercises by name, in their order."""
-    modules = (import_module(f"{offered.__name__}.{m.name}") for m in pkgutil.iter_modules(offered.__path__))
-    found: list[Exercise] = [module.EXERCISE for module in modules]
-    return {one.name: one for one in sorted(found, key=lambda one: one.name)}
 
 
 def near(value: float, target: float, share: float) -> bool:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lostflops.errors import LostflopsError, shown
-from lostflops.lab.exercises.exercise import WINDOW, Check, Exercise, Observed, Side
+from lostflops.lab.exercises.exercise import WINDOW, Check, Exercise, ExerciseSide, Observed
 from lostflops.report.document import document
 from lostflops.version import __version__
 
@@ -40,7 +40,7 @@ class Ran:
 
 
 @dataclass(frozen=True)
-class Place:
+class RunFolders:
     """The folders of one run of an exercise, named by the time: `logs/` and `profiler/`, as on a cluster."""
 
     folder: Path
@@ -64,7 +64,7 @@ def played(exercise: Exercise, output: Path, device: str, say: Say) -> Ran:
         raise LostflopsError(
             "The lab trains small models with torch, which this Python lacks.", "`pip install torch`."
         )
-    place = Place(output / exercise.name, time.strftime("%Y%m%d-%H%M%S"))
+    place = RunFolders(output / exercise.name, time.strftime("%Y%m%d-%H%M%S"))
     if exercise.sides is None:
         checks = _commands(exercise, place, say)
         ran = Ran(exercise, place.folder, (), checks)
@@ -81,7 +81,7 @@ def played(exercise: Exercise, output: Path, device: str, say: Say) -> Ran:
     return ran
 
 
-def command(exercise: Exercise, side: Side, device: str, truth: Path | None = None) -> list[str]:
+def command(exercise: Exercise, side: ExerciseSide, device: str, truth: Path | None = None) -> list[str]:
     """What trains: Python alone, or torchrun's module around it."""
     start = [sys.executable, "-m"]
     if exercise.ranks > 1:
@@ -92,7 +92,9 @@ def command(exercise: Exercise, side: Side, device: str, truth: Path | None = No
     return [*start, f"{SCRIPTS}.{exercise.script}", *exercise.words, *side.words, *of_device, *steps, *told]
 
 
-def recorded(exercise: Exercise, side: Side, name: str, place: Place, device: str, say: Say) -> Observed:
+def recorded(
+    exercise: Exercise, side: ExerciseSide, name: str, place: RunFolders, device: str, say: Say
+) -> Observed:
     """Record one side, and keep what is known of it beside the recording."""
     logs, profiler = place.logs(name), place.profiler(exercise, name)
     logs.mkdir(parents=True, exist_ok=True)
@@ -111,7 +113,7 @@ def recorded(exercise: Exercise, side: Side, name: str, place: Place, device: st
     return observed
 
 
-def _commands(exercise: Exercise, place: Place, say: Say) -> list[Check]:
+def _commands(exercise: Exercise, place: RunFolders, say: Say) -> list[Check]:
     """Run commands of lostflops, keep what they print, and check the documents of those that write one."""
     assert exercise.check_documents is not None
     logs = place.logs("measured")

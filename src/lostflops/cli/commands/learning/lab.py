@@ -73,7 +73,7 @@ def _play(given: Namespace) -> None:
     from lostflops.cli.output import files
     from lostflops.errors import Unheld
     from lostflops.lab.exercises import shown
-    from lostflops.lab.exercises.exercise import exercises
+    from lostflops.lab.exercises.listed import exercises
     from lostflops.lab.exercises.running import played
 
     files.check_document(given.json, [])

@@ -3,7 +3,7 @@
 RUN is the folder that `lostflops record` made for the job; the step logs in it are all that is read. Shows
 steps per second, the spread over ranks, the rank that got slower and since which step, pauses that come back,
 throughput and loss, until the job ends or Ctrl-C. Exit status: 1 when a rank or the job is slower than it
-was, when the job hangs, or when its loss is no number, else 0.
+was, when the job hangs, or when its loss is not a number, else 0.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ def run(given: Namespace) -> None:
     from lostflops.cli.output import files
     from lostflops.errors import Unheld
     from lostflops.machine.monitor import process as monitor
-    from lostflops.watch.following import Asked, Follower, asked_run
+    from lostflops.watch.following import Follower, Watching, asked_run
 
     if given.textfile is not None:
         files.check(given.textfile, [given.run])
-    asked = Asked(
+    asked = Watching(
         run=asked_run(given.run),
         interval=monitor.interval(given.interval),
         once=given.once,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lostflops.lab.exercises.exercise import Check, Exercise, Observed, Side, counted
+from lostflops.lab.exercises.exercise import Check, Exercise, ExerciseSide, Observed, counted
 
 PARAMETERS, MICRO = 803_968, 4
 
@@ -36,8 +36,8 @@ EXERCISE = Exercise(
     steps=12,
     words=("--gradient-accumulation-steps", str(MICRO)),
     sides=(
-        Side("gradients are reduced in every microbatch", ("--sync-every-microbatch",)),
-        Side("reduced in the last microbatch"),
+        ExerciseSide("gradients are reduced in every microbatch", ("--sync-every-microbatch",)),
+        ExerciseSide("reduced in the last microbatch"),
     ),
     check=_check,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from lostflops.lab.exercises.exercise import Check, Exercise, Observed, Side, counted
+from lostflops.lab.exercises.exercise import Check, Exercise, ExerciseSide, Observed, counted
 
 BATCH = 8
 OWN = ("zero_grad", "input", "forward")
@@ -39,8 +39,8 @@ EXERCISE = Exercise(
     fix='with torch.profiler.record_function("tokenise"): … or lostflops.range("tokenise")',
     words=("--input-ms", "10", "--layer-ms", "4", "--seq", "16"),
     sides=(
-        Side("nothing is marked", ("--no-ranges",)),
-        Side("zero_grad, input, forward and tokenise are marked"),
+        ExerciseSide("nothing is marked", ("--no-ranges",)),
+        ExerciseSide("zero_grad, input, forward and tokenise are marked"),
     ),
     check=_check,
 )

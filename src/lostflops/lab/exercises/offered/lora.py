@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lostflops.lab.exercises.exercise import Check, Exercise, Observed, Side, counted
+from lostflops.lab.exercises.exercise import Check, Exercise, ExerciseSide, Observed, counted
 from lostflops.lab.exercises.offered.slow_data import WORKERS, waiting
 
 LAYERS, HIDDEN, KV, RANK = 4, 128, 64, 16
@@ -29,8 +29,8 @@ EXERCISE = Exercise(
     fix="DataLoader(num_workers=4, persistent_workers=True)",
     words=("--lora", "--input-ms", "10", "--layer-ms", "4", "--seq", "16"),
     sides=(
-        Side("no workers"),
-        Side(f"{WORKERS} workers", ("--dataloader-workers", str(WORKERS))),
+        ExerciseSide("no workers"),
+        ExerciseSide(f"{WORKERS} workers", ("--dataloader-workers", str(WORKERS))),
     ),
     check=_check,
 )

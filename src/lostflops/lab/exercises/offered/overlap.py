@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lostflops.lab.exercises.exercise import Check, Exercise, Observed, Side
+from lostflops.lab.exercises.exercise import Check, Exercise, ExerciseSide, Observed
 
 
 def _hidden(seen: Observed) -> float:
@@ -33,6 +33,6 @@ EXERCISE = Exercise(
     ranks=2,
     steps=14,
     words=("--model", "mistral-tiny", "--layer-ms", "3", "--micro-batch-size", "2"),
-    sides=(Side("a hook waits for each bucket", ("--no-overlap",)), Side("DDP overlaps")),
+    sides=(ExerciseSide("a hook waits for each bucket", ("--no-overlap",)), ExerciseSide("DDP overlaps")),
     check=_check,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lostflops.lab.exercises.exercise import Check, Exercise, Observed, Side
+from lostflops.lab.exercises.exercise import Check, Exercise, ExerciseSide, Observed
 
 STAGES, FEW, MANY = 2, 4, 16
 
@@ -31,19 +31,14 @@ def _check(few: Observed, many: Observed) -> list[Check]:
             _bubble(few) >= formula(FEW) - 0.01,
         ),
         Check(
-            f"with {MANY} for less than half of that (formula {formula(MANY):.1%})",
-            f"{_bubble(many):.1%}",
-            _bubble(many) < _bubble(few) / 2,
-        ),
-        Check(
             "the first finding is that stages wait for each other",
             first.claim if first else "no finding",
             first is not None and "tages wait" in first.claim,
         ),
         Check(
-            "and the page shows less of it with more microbatches",
+            f"with {MANY} the page shows less than half of that waiting (formula: {formula(MANY):.1%})",
             f"{waits[0]:.1%} became {waits[1]:.1%}",
-            waits[1] < waits[0],
+            waits[1] < waits[0] / 2,
         ),
     ]
 
@@ -60,8 +55,8 @@ EXERCISE = Exercise(
     words=(),
     steps=12,
     sides=(
-        Side(f"{FEW} microbatches", ("--microbatches", str(FEW))),
-        Side(f"{MANY} microbatches", ("--microbatches", str(MANY))),
+        ExerciseSide(f"{FEW} microbatches", ("--microbatches", str(FEW))),
+        ExerciseSide(f"{MANY} microbatches", ("--microbatches", str(MANY))),
     ),
     check=_check,
 )

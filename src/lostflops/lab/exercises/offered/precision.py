@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from lostflops.lab.exercises.exercise import Check, Exercise, Observed, Side, counted
+from lostflops.lab.exercises.exercise import Check, Exercise, ExerciseSide, Observed, counted
 
 PARAMETERS = 803_968
 
@@ -49,6 +49,6 @@ EXERCISE = Exercise(
     fix='with torch.autocast("cuda", torch.bfloat16): … around the forward pass',
     ranks=2,
     steps=14,
-    sides=(Side("fp32"), Side("bf16 autocast", ("--mixed-precision", "bf16"))),
+    sides=(ExerciseSide("fp32"), ExerciseSide("bf16 autocast", ("--mixed-precision", "bf16"))),
     check=_check,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lostflops.lab.exercises.exercise import Check, Exercise, Observed, Side, counted
+from lostflops.lab.exercises.exercise import Check, Exercise, ExerciseSide, Observed, counted
 
 PARAMETERS = 1_902_720
 ROOT = 131_200  # embedding, norm and output layer, which stay gathered until after backward
@@ -39,6 +39,9 @@ EXERCISE = Exercise(
     ranks=2,
     steps=12,
     words=("--model", "mistral-tiny", "--parallel", "fsdp2", "--micro-batch-size", "4"),
-    sides=(Side("stage 3: weights are freed after forward"), Side("stage 2: they stay", ("--stage2",))),
+    sides=(
+        ExerciseSide("stage 3: weights are freed after forward"),
+        ExerciseSide("stage 2: they stay", ("--stage2",)),
+    ),
     check=_check,
 )

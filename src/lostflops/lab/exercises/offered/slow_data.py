@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lostflops.lab.exercises.exercise import Check, Exercise, Observed, Side, near
+from lostflops.lab.exercises.exercise import Check, Exercise, ExerciseSide, Observed, near
 
 DATA = ("data-loading-starves-device", "data-wait-outside-window")
 WORKERS = 4
@@ -57,8 +57,8 @@ EXERCISE = Exercise(
     fix="DataLoader(num_workers=4, persistent_workers=True)",
     words=("--input-ms", "10", "--layer-ms", "4", "--seq", "16"),
     sides=(
-        Side("no workers: samples are made between the steps"),
-        Side(f"{WORKERS} workers make samples ahead", ("--dataloader-workers", str(WORKERS))),
+        ExerciseSide("no workers: samples are made between the steps"),
+        ExerciseSide(f"{WORKERS} workers make samples ahead", ("--dataloader-workers", str(WORKERS))),
     ),
     check=waiting,
 )

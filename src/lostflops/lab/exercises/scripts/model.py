@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 
-class Shape(NamedTuple):
+class ModelShape(NamedTuple):
     """Sizes of a model. `tied`: the output layer shares the embedding's weights."""
 
     vocabulary: int
@@ -30,12 +30,12 @@ class Shape(NamedTuple):
 
 
 MODELS = {
-    "llama-tiny": Shape(512, 128, 4, 4, 2, 352, True),
-    "mistral-tiny": Shape(512, 128, 8, 4, 2, 448, False),
-    "llama-1b": Shape(128256, 2048, 16, 32, 8, 8192, True),
-    "mistral-7b": Shape(32000, 4096, 32, 32, 8, 14336, False),
-    "llama-7b": Shape(32000, 4096, 32, 32, 32, 11008, False),
-    "llama-13b": Shape(32000, 5120, 40, 40, 40, 13824, False),
+    "llama-tiny": ModelShape(512, 128, 4, 4, 2, 352, True),
+    "mistral-tiny": ModelShape(512, 128, 8, 4, 2, 448, False),
+    "llama-1b": ModelShape(128256, 2048, 16, 32, 8, 8192, True),
+    "mistral-7b": ModelShape(32000, 4096, 32, 32, 8, 14336, False),
+    "llama-7b": ModelShape(32000, 4096, 32, 32, 32, 11008, False),
+    "llama-13b": ModelShape(32000, 5120, 40, 40, 40, 13824, False),
 }
 
 
@@ -57,7 +57,7 @@ class Wait(torch.autograd.Function):
 class Block(nn.Module):
     """Attention and a gated feed-forward; `wait_ms` of fixed time forward, twice that backward."""
 
-    def __init__(self, shape: Shape, wait_ms: float) -> None:
+    def __init__(self, shape: ModelShape, wait_ms: float) -> None:
         super().__init__()
         h, head = shape.hidden, shape.hidden // shape.heads
         self.heads, self.kv_heads, self.wait_ms = shape.heads, shape.kv_heads, wait_ms
@@ -83,7 +83,7 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     """Tokens in, logits out."""
 
-    def __init__(self, shape: Shape, wait_ms: float = 0.0) -> None:
+    def __init__(self, shape: ModelShape, wait_ms: float = 0.0) -> None:
         super().__init__()
         self.embedding = nn.Embedding(shape.vocabulary, shape.hidden)
         self.blocks = nn.ModuleList(Block(shape, wait_ms) for _ in range(shape.layers))
@@ -99,7 +99,7 @@ class Transformer(nn.Module):
         return self.head(self.norm(x))
 
 
-class Lora(nn.Module):
+class LoraLinear(nn.Module):
     """A frozen linear layer with a trained update of low rank."""
 
     def __init__(self, frozen: nn.Linear, rank: int) -> None:
@@ -117,4 +117,4 @@ def add_lora(model: Transformer, rank: int = 16) -> None:
     """Freeze the model, and put trained updates beside the query and value weights."""
     model.requires_grad_(False)
     for block in model.blocks:
-        block.q, block.v = Lora(block.q, rank), Lora(block.v, rank)  # pyright: ignore
+        block.q, block.v = LoraLinear(block.q, rank), LoraLinear(block.v, rank)  # pyright: ignore

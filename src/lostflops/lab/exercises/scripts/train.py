@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, Dataset
 from lostflops.lab.exercises.scripts.model import MODELS, Transformer, add_lora
 
 
-class Samples(Dataset[Tensor]):
+class MadeUpSamples(Dataset[Tensor]):
     """Made-up tokens. Making a sample takes `ms`, as tokenising or fetching one does; `named` marks it."""
 
     def __init__(self, vocabulary: int, length: int, ms: float, named: bool) -> None:
@@ -89,7 +89,7 @@ def wrapped(model: nn.Module, given: argparse.Namespace) -> nn.Module:
     return shared
 
 
-class Job:
+class TrainingJob:
     """One rank's training."""
 
     def __init__(self, given: argparse.Namespace) -> None:
@@ -103,7 +103,7 @@ class Job:
         self.counts = (sum(p.numel() for p in model.parameters()), sum(p.numel() for p in self.trained))
         self.model = wrapped(model, given)
         self.optimizer = torch.optim.AdamW([p for p in self.model.parameters() if p.requires_grad], lr=1e-5)
-        samples = Samples(shape.vocabulary, given.seq, given.input_ms, not given.no_ranges)
+        samples = MadeUpSamples(shape.vocabulary, given.seq, given.input_ms, not given.no_ranges)
         workers = given.dataloader_workers
         self.batches = iter(
             DataLoader(samples, given.micro_batch_size, num_workers=workers, persistent_workers=workers > 0)
@@ -168,7 +168,7 @@ def main() -> None:
         if given.device == "cuda":
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
         dist.init_process_group("nccl" if given.device == "cuda" else "gloo")
-    job = Job(given)
+    job = TrainingJob(given)
     job.train()
     if given.truth is not None and int(os.environ.get("RANK", "0")) == 0:
         with given.truth.open("a") as file:

@@ -69,7 +69,7 @@ class Clock:
                 if self._tells_of_ended is None:
                     self._tells_of_ended = self.step > 0 and not self.micro_steps
                 self._told.add(max(0, self.step - self._tells_of_ended), values)
-        except Exception as error:  # what was told is no number: no reason to stop anything for
+        except Exception as error:  # what was told is not a number: no reason to stop anything for
             log.fault("what the job says of its steps", error)
 
     def _passed(self, what: int, began: int | None, counts: bool) -> None:
