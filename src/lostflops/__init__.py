@@ -53,8 +53,8 @@ if TYPE_CHECKING:
     from lostflops.remedies import Remedy
     from lostflops.report.notebook import ShownPage
     from lostflops.report.opened import OpenedRun
+    from lostflops.report.predicted.whatif import WhatIf
     from lostflops.report.remedy import RemedyForJob
-    from lostflops.report.whatif import WhatIf
     from lostflops.session import Session
     from lostflops.store.trace import Trace
     from lostflops.viewer.notebook import TimelineWidget
@@ -206,7 +206,7 @@ def whatif(run: Trace | str | Path | Sequence[str | Path], *edits: str) -> WhatI
 
     Raises BadOption for an edit that does not exist.
     """
-    from lostflops.report.whatif import WhatIf
+    from lostflops.report.predicted.whatif import WhatIf
     from lostflops.session import Session
     from lostflops.store.trace import Trace
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 
 from lostflops.ingest import job as ingest_job
-from lostflops.report.whatif import WhatIf
+from lostflops.report.predicted.whatif import WhatIf
 from lostflops.session import Session
 
 from .benchmark_page import put

@@ -28,7 +28,7 @@ from lostflops.ingest import job as ingest_job
 from lostflops.lab.simulate.faults import with_fault
 from lostflops.lab.simulate.job import SimulatedJob
 from lostflops.lab.simulate.writing import simulate
-from lostflops.report.whatif import WhatIf
+from lostflops.report.predicted.whatif import WhatIf
 from lostflops.session import Session
 
 CLOSE = 0.05

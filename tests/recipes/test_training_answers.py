@@ -172,7 +172,9 @@ def trained(place: Path, step: Callable[[Any], None], **options: Any) -> Path:
 def test_recomputed_flops_are_those_of_the_checkpointed_layers(reentrant: bool, tmp_path: Path) -> None:
     def step(torch: Any) -> None:
         checkpointed: Any = pytest.importorskip("torch.utils.checkpoint")
-        x, kept, again = (torch.randn(n, m, requires_grad=True) for n, m in ((32, 64), (64, 96), (96, 48)))
+        x, kept, again = (
+            torch.randn(n, m, requires_grad=True) for n, m in ((256, 512), (512, 768), (768, 384))
+        )
 
         def layer(z: Any) -> Any:
             return torch.relu(z @ again)
@@ -180,8 +182,8 @@ def test_recomputed_flops_are_those_of_the_checkpointed_layers(reentrant: bool, 
         checkpointed.checkpoint(layer, x @ kept, use_reentrant=reentrant).sum().backward()
 
     table = asked(trained(tmp_path, step, record_shapes=True), "recompute").row(0, named=True)
-    once = 2 * 32 * 96 * 48  # the layer that is checkpointed; the other one is 2 · 32 · 64 · 96
-    model = 3 * (once + 2 * 32 * 64 * 96)
+    once = 2 * 256 * 768 * 384  # the layer that is checkpointed; the other one is 2 · 256 · 512 · 768
+    model = 3 * (once + 2 * 256 * 512 * 768)
     assert round(1e12 * table["again_tflop"]) == 2 * once  # two steps stand in one window
     assert round(1e12 * table["model_tflop"]) == 2 * model
     assert table["flops_share"] == pytest.approx(once / (once + model))

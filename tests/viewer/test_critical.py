@@ -9,7 +9,7 @@ import pytest
 import lostflops
 from lostflops.session import Session
 from lostflops.viewer import critical, timeline
-from lostflops.viewer.critical import CriticalPath, in_window
+from lostflops.viewer.critical import DrawnPath, in_window
 from lostflops.viewer.timeline import RunTimeline
 from viewed import browsing, stored
 
@@ -23,11 +23,11 @@ def ddp() -> RunTimeline:
 
 
 @pytest.fixture(scope="module")
-def path(ddp: RunTimeline) -> CriticalPath:
+def path(ddp: RunTimeline) -> DrawnPath:
     return critical.critical_path(ddp)
 
 
-def test_it_has_no_gap_and_ends_with_the_last_counted_step(ddp: RunTimeline, path: CriticalPath) -> None:
+def test_it_has_no_gap_and_ends_with_the_last_counted_step(ddp: RunTimeline, path: DrawnPath) -> None:
     assert path.why_not == "" and len(path.start) > 1
     assert (path.start[1:] == path.end[:-1]).all() and (path.end > path.start).all()
     assert (path.track[1:] != path.track[:-1]).all()
@@ -39,7 +39,7 @@ def test_it_has_no_gap_and_ends_with_the_last_counted_step(ddp: RunTimeline, pat
     assert first <= path.start[0] < first + (last - first) / 100 and path.end[-1] == last
 
 
-def test_it_runs_over_the_rank_for_which_the_others_wait(ddp: RunTimeline, path: CriticalPath) -> None:
+def test_it_runs_over_the_rank_for_which_the_others_wait(ddp: RunTimeline, path: DrawnPath) -> None:
     ns: dict[int, int] = {}
     for track, start, end in zip(path.track, path.start, path.end, strict=True):
         rank = ddp.kept.tracks[int(track)].rank
@@ -48,7 +48,7 @@ def test_it_runs_over_the_rank_for_which_the_others_wait(ddp: RunTimeline, path:
 
 
 def test_a_window_gives_what_reaches_into_it_and_says_how_much_there_is(
-    ddp: RunTimeline, path: CriticalPath
+    ddp: RunTimeline, path: DrawnPath
 ) -> None:
     whole = in_window(ddp, path, ddp.kept.zero, ddp.kept.end, 10_000)
     assert (whole["shown"], whole["total"]) == (len(path.start), len(path.start))

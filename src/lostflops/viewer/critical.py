@@ -19,7 +19,7 @@ MOST_EVENTS = 2_000_000  # of a run: replaying one takes a second for each milli
 
 
 @dataclass(frozen=True)
-class CriticalPath:
+class DrawnPath:
     """Stretches of time in order, each on a track; where one ends the next begins."""
 
     track: Int
@@ -33,22 +33,22 @@ HOST = -1  # in place of a device
 NOTHING: Int = np.zeros(0, np.int64)
 
 
-def critical_path(timeline: RunTimeline) -> CriticalPath:
+def critical_path(timeline: RunTimeline) -> DrawnPath:
     """The path through the counted steps; `why_not` says why there is none."""
     count = timeline.trace.manifest.num_events
     if count > MOST_EVENTS:
         said = f"this run has {count:,} events, and replaying more than {MOST_EVENTS:,} takes minutes"
-        return CriticalPath(NOTHING, NOTHING, NOTHING, f"The critical path is not drawn: {said}.")
+        return DrawnPath(NOTHING, NOTHING, NOTHING, f"The critical path is not drawn: {said}.")
     try:
         replay = timeline.session.replay()
     except LostflopsError as error:
-        return CriticalPath(NOTHING, NOTHING, NOTHING, f"There is no critical path: {error.message}")
+        return DrawnPath(NOTHING, NOTHING, NOTHING, f"There is no critical path: {error.message}")
     if replay.trust.reason:
-        return CriticalPath(NOTHING, NOTHING, NOTHING, f"There is no critical path: {replay.trust.reason}.")
+        return DrawnPath(NOTHING, NOTHING, NOTHING, f"There is no critical path: {replay.trust.reason}.")
     return _stretches(timeline, replay)
 
 
-def _stretches(timeline: RunTimeline, replay: Replay) -> CriticalPath:
+def _stretches(timeline: RunTimeline, replay: Replay) -> DrawnPath:
     job = replay.job
     edges = critical_edges(job, replay.known.steps)
     source, target = job.edges.source[edges], job.edges.target[edges]
@@ -60,10 +60,10 @@ def _stretches(timeline: RunTimeline, replay: Replay) -> CriticalPath:
     kept = (end > start) & (track >= 0)
     track, start, end = track[kept], start[kept], end[kept]
     if not len(track):
-        return CriticalPath(NOTHING, NOTHING, NOTHING, "There is no critical path: no step counts.")
+        return DrawnPath(NOTHING, NOTHING, NOTHING, "There is no critical path: no step counts.")
     first = np.flatnonzero(np.r_[True, track[1:] != track[:-1]])
     last = np.r_[first[1:], len(track)] - 1
-    return CriticalPath(track[first], start[first], end[last], doubts=replay.trust.doubts)
+    return DrawnPath(track[first], start[first], end[last], doubts=replay.trust.doubts)
 
 
 def _tracks(timeline: RunTimeline, operations: pl.DataFrame) -> Int:
@@ -91,7 +91,7 @@ def _tracks(timeline: RunTimeline, operations: pl.DataFrame) -> Int:
     return tracks.to_numpy().astype(np.int64)
 
 
-def in_window(timeline: RunTimeline, path: CriticalPath, begin: int, end: int, limit: int) -> dict[str, Any]:
+def in_window(timeline: RunTimeline, path: DrawnPath, begin: int, end: int, limit: int) -> dict[str, Any]:
     """The answer to `/api/run/ID/critical`: stretches that reach into a window, from first to last."""
     low = int(np.searchsorted(path.end, begin, "right"))
     high = int(np.searchsorted(path.start, end, "left"))

@@ -32,6 +32,7 @@ ALONE = {
     INSIDE / "copier.py": {run_folder.MESSAGES},
     SOURCE / "capture/record/cell.py": {"cell.pt.trace.json"},
     SOURCE / "privacy/cleaner.py": {"node-{}-{}"},
+    SOURCE / "lab/exercises/running.py": {"run.json"},  # beside the recording of an exercise
 }
 
 

@@ -113,7 +113,7 @@ def _row(step: int, core_wait: int) -> dict[str, object]:
 
 @step_log_core_waits.finding(
     name="waits-for-a-core",
-    remedies=("cpu-threads",),
+    also=("cpu-threads",),
     verdict=Verdict("Short of processor cores", "waiting for one"),
     examples=[
         Shows(

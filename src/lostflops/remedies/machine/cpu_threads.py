@@ -8,6 +8,7 @@ REMEDY = Remedy(
     does="Each process starts as many threads as it has cores, so that none of them waits for another.",
     changes={
         "pytorch": Change(
+            says="Give each process as many threads as it has cores: `OMP_NUM_THREADS=4`.",
             snippets=(
                 shell("OMP_NUM_THREADS=4 torchrun --nproc-per-node=8 train.py"),
                 python("torch.set_num_threads(4)  # or in the script, at its start"),

@@ -62,8 +62,8 @@ def run(given: Namespace) -> None:
 
     from lostflops.replay.edits import edit
     from lostflops.replay.timeline import replayed_run
-    from lostflops.report.whatif import WhatIf
-    from lostflops.report.whatif_html import html
+    from lostflops.report.predicted.html import html
+    from lostflops.report.predicted.whatif import WhatIf
     from lostflops.session import Session
 
     for text in given.edits:  # a wrong one is said before minutes of reading

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from lostflops.replay.whatif import PredictedStep
+from lostflops.report.html_file import file, section
+from lostflops.report.markup import Markup, tag
+from lostflops.report.words.safe import one_line
 from lostflops.units import milliseconds
 from lostflops.version import __version__
 
 from . import critical_path
-from .html_file import file, section
-from .markup import Markup, tag
 from .whatif import PARTS, WhatIf, gained, trust_lines
-from .words.safe import one_line
 
 MOST_STEPS = 1_000
 
