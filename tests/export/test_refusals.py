@@ -184,3 +184,14 @@ def test_scratch_files_tell_what_they_belong_to(tmp_path: Path) -> None:
     with writing.scratch(tmp_path / "x.prv") as folder:
         assert folder.name.startswith(".x.prv.") and folder.name.endswith(".tmp")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("ending", ["pftrace", "prv"])
+def test_two_exports_of_a_run_are_the_same_bytes(ending: str, tmp_path: Path) -> None:
+    """Of a job whose backward passes are linked, which joins may bring in another order each time."""
+    for name in ("one", "two", "three"):
+        assert (
+            main(["export", str(RUN.with_name("fsdp2")), "--output", str(tmp_path / f"{name}.{ending}")]) == 0
+        )
+    (written,) = {(tmp_path / f"{name}.{ending}").read_bytes() for name in ("one", "two", "three")}
+    assert len(written) > 100_000

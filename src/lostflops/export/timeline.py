@@ -329,7 +329,7 @@ def with_backward(operators: pl.DataFrame, drawn: Drawn) -> pl.DataFrame:
     forward = known.filter(pl.col("phase") == "forward").unique("sequence", keep="last", maintain_order=True)
     backward = known.filter(pl.col("phase") == "backward").unique("sequence", maintain_order=True)
     pairs = (
-        forward.join(backward, on="sequence", how="inner", suffix="_back")
+        forward.join(backward, on="sequence", how="inner", suffix="_back", maintain_order="left")
         .filter(pl.col("start") < pl.col("start_back"))
         .select("_row", "_row_back")
         .collect()

@@ -145,7 +145,9 @@ class _Trace:
         order = ("time", "task", "thread", "place", "length", "depth")
         for low, high in self._slices():
             rows = (
-                everything.filter(pl.col("time").is_between(low, high, closed="left")).sort(order).collect()
+                everything.filter(pl.col("time").is_between(low, high, closed="left"))
+                .sort(order, maintain_order=True)  # so that two exports are the same bytes
+                .collect()
             )
             for block in rows.iter_slices(BLOCK):
                 lines = block.select(self._text()).to_series().to_list()

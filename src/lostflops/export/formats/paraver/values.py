@@ -114,8 +114,8 @@ def counter() -> pl.Expr:
 
 def operators_are_ranges(selection: RunPart) -> bool:
     """Whether operators were recorded as NVTX ranges, as Nsight Systems does."""
-    ranks = selection.table("ranks")
-    return ranks is not None and "nsys" in ranks.select("source").collect()["source"].to_list()
+    ranks = selection.recorded.filter(pl.col("rank").is_in(selection.ranks))
+    return "nsys" in ranks.select("source").collect()["source"].to_list()
 
 
 def _ranges(selection: RunPart, found: EventValues) -> None:
