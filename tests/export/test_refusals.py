@@ -195,3 +195,12 @@ def test_two_exports_of_a_run_are_the_same_bytes(ending: str, tmp_path: Path) ->
         )
     (written,) = {(tmp_path / f"{name}.{ending}").read_bytes() for name in ("one", "two", "three")}
     assert len(written) > 100_000
+
+
+@pytest.mark.parametrize("ending", ["pftrace", "prv", "json.gz"])
+def test_a_weight_that_means_nothing_there_is_refused(
+    ending: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / f"out.{ending}"
+    assert main(["export", str(RUN), "--weight", "device", "--output", str(output)]) == 2
+    assert "speedscope or folded" in capsys.readouterr().err and not output.exists()

@@ -39,6 +39,10 @@ def export(
         raise BadOption(
             f"'{to}' holds a whole run, not one table.", "write the table as parquet, arrow or csv."
         )
+    if weight != "host" and not form.STACKS:
+        raise BadOption(
+            f"'{to}' weights nothing by {weight} time.", "write the stacks as speedscope or folded."
+        )
     asked = ExportRequest(
         selected(trace, steps=steps, ranks=ranks, window=window), bare, findings, table, weight
     )

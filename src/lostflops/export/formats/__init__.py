@@ -34,6 +34,11 @@ class ExportFormat(Protocol):
         """Whether it holds one table, which is to be named."""
         ...
 
+    @property
+    def STACKS(self) -> bool:  # noqa: N802
+        """Whether it weights stacks, by one of several times."""
+        ...
+
     def write(self, asked: ExportRequest, output: Path) -> Exported: ...
 
 

@@ -12,6 +12,7 @@ ENDINGS = (".arrow", ".feather")
 OPENED_BY = "read it with `polars.read_ipc`, `pyarrow.feather.read_table` or DuckDB"
 TIMELINE = False
 TABLE = True
+STACKS = False
 
 
 def write(asked: ExportRequest, output: Path) -> Exported:

@@ -24,6 +24,7 @@ ENDINGS = (".json", ".json.gz")
 OPENED_BY = "open it at https://ui.perfetto.dev or chrome://tracing; HTA and `lostflops why` read it too"
 TIMELINE = False
 TABLE = False
+STACKS = False
 # The host's process stands beside the devices, which are numbered from 0.
 HOST = 1_000_000
 # What separates events is what the profiler puts there: readers find the events by it.

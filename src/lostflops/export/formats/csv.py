@@ -13,6 +13,7 @@ ENDINGS = (".csv", ".csv.gz")
 OPENED_BY = "open it in a spreadsheet; times are in ns"
 TIMELINE = False
 TABLE = True
+STACKS = False
 
 
 def write(asked: ExportRequest, output: Path) -> Exported:

@@ -13,6 +13,7 @@ ENDINGS = (".folded", ".folded.gz")
 OPENED_BY = "open it at https://www.speedscope.app, or make a flame graph: `flamegraph.pl --countname ns F`"
 TIMELINE = False
 TABLE = False
+STACKS = True
 # What separates names and lines there.
 PLAIN = str.maketrans({";": ",", "\n": " ", "\r": " "})
 

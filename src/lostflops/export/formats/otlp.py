@@ -25,6 +25,7 @@ ENDINGS = (".otlp.json", ".otlp.json.gz")
 OPENED_BY = "send it to a collector: `curl -H 'Content-Type: application/json' -d @F HOST:4318/v1/traces`"
 TIMELINE = False
 TABLE = False
+STACKS = False
 BLOCK = 1 << 16
 # Spans of a rank are numbered from here on; its own span is the first.
 RANK_BITS = 40

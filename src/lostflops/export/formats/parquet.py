@@ -12,6 +12,7 @@ ENDINGS = (".parquet",)
 OPENED_BY = 'read it with `polars.read_parquet`, `pandas.read_parquet` or DuckDB\'s `FROM "F"`'
 TIMELINE = False
 TABLE = True
+STACKS = False
 
 
 def write(asked: ExportRequest, output: Path) -> Exported:

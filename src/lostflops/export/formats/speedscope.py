@@ -21,6 +21,7 @@ ENDINGS = (".speedscope.json", ".speedscope.json.gz")
 OPENED_BY = "open it at https://www.speedscope.app"
 TIMELINE = False
 TABLE = False
+STACKS = True
 SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 # speedscope fails on profiles of more events: larger ones keep the time of each stack, not its order.
 MOST_EVENTS = 300_000

@@ -25,6 +25,7 @@ ENDINGS = (".prv", ".prv.gz")
 OPENED_BY = "open it with Paraver (`wxparaver F`); the views lie beside it, and `--check` tests the file"
 TIMELINE = False
 TABLE = False
+STACKS = False
 # Paraver numbers objects with 16 bits.
 MOST_ROWS = 65_535
 # Records that are put in order at a time, and as text at a time; and of how many ns they are counted.

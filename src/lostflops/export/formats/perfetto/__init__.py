@@ -22,6 +22,7 @@ ENDINGS = (".pftrace", ".pftrace.gz", ".perfetto-trace", ".perfetto-trace.gz")
 OPENED_BY = 'open it at https://ui.perfetto.dev: "Open trace file"'
 TIMELINE = True
 TABLE = False
+STACKS = False
 # Tracks of ranks are numbered from here on; the job's own before.
 FINDINGS = 1
 FIRST = 16
