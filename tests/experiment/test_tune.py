@@ -19,6 +19,7 @@ import run_logs
 from lostflops import run_folder
 from lostflops.capture.record.recording import StepOn
 from lostflops.cli import main
+from lostflops.experiment import journal
 from lostflops.experiment.proof.proven import Proven
 from lostflops.experiment.proof.running import folder as proofs
 from lostflops.experiment.proof.running import loop as proving
@@ -262,7 +263,7 @@ def test_runs_and_minutes_are_bounds(tmp_path: Path) -> None:
 def test_a_full_disk_ends_it_and_what_is_known_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    append, lines = proofs.append, 0
+    append, lines = journal.append, 0
 
     def full(path: Path, line: Any) -> None:
         nonlocal lines
@@ -271,7 +272,7 @@ def test_a_full_disk_ends_it_and_what_is_known_is_told(
             raise OSError(28, "No space left on device")
         append(path, line)
 
-    monkeypatch.setattr(proofs, "append", full)
+    monkeypatch.setattr(journal, "append", full)
     found = tune(two_faults(), tmp_path)
     assert [trial.change.remedy for trial in found.kept] == ["loader-workers"]
     assert found.ended.endswith("could not be written: No space left on device")

@@ -21,7 +21,8 @@ import msgspec
 
 from lostflops import run_folder
 from lostflops.capture.record.recording import StepOn
-from lostflops.errors import BadOption, CannotWrite, LostflopsError, OutputExists, Unreadable, shown
+from lostflops.errors import BadOption, LostflopsError, shown
+from lostflops.experiment import journal
 from lostflops.experiment.proof.running import folder as proofs
 from lostflops.privacy.secrets import REMOVED, without_secrets
 from lostflops.remedies.remedy import Safety
@@ -183,23 +184,13 @@ class TuneFolder:
         self._append(END, {"why": why})
 
     def _append(self, kind: str, fields: Mapping[str, Any]) -> None:
-        when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        file = self.path / run_folder.TUNE
-        try:
-            proofs.append(file, {"kind": kind, **fields, "spent": round(self.spent, 3), "time": when})
-        except OSError as error:
-            raise CannotWrite(file, error, "free some space; then `--resume` goes on.") from error
+        known = {**fields, "spent": round(self.spent, 3)}
+        journal.write(self.path / run_folder.TUNE, kind, known, "free some space; then `--resume` goes on.")
 
 
 def made(path: Path, plan: TunePlan) -> TuneFolder:
     """A new folder for a loop. Secrets in its command are not written."""
-    try:
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise OutputExists(path)
-        path.mkdir(parents=True, exist_ok=True)
-        path.chmod(0o700)
-    except OSError as error:
-        raise CannotWrite(path, error) from error
+    journal.fresh_folder(path)
     found = TuneFolder(path, plan)
     found.begin()
     return found
@@ -212,20 +203,16 @@ def read(path: Path) -> TuneFolder:
         raise NoTuning(
             f"'{shown(path)}' is not a folder of `lostflops tune`.", "it is named at the start of the loop."
         )
-    try:
-        lines = file.read_bytes().splitlines()
-    except OSError as error:
-        raise Unreadable(file, error) from error
     found: TuneFolder | None = None
-    for raw in lines:
-        try:
-            line = msgspec.json.decode(raw, type=dict[str, Any])
-            if line.get("kind") == PLAN and found is None:
-                found = TuneFolder(path, msgspec.convert(line, TunePlan))
-            elif found is not None:
-                _take(found, line)
-        except (msgspec.MsgspecError, ValueError, RecursionError):
-            continue
+
+    def take(line: dict[str, Any]) -> None:
+        nonlocal found
+        if line.get("kind") == PLAN and found is None:
+            found = TuneFolder(path, msgspec.convert(line, TunePlan))
+        elif found is not None:
+            _take(found, line)
+
+    journal.replay(file, take)
     if found is None or not found.plan.command:
         raise NoTuning(f"{shown(file)} does not say what was asked for: it is damaged.", "begin again.")
     return found

@@ -9,9 +9,6 @@ Whatever ends the experiment, finished pairs stay readable: their numbers come f
 
 from __future__ import annotations
 
-import json
-import os
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +18,8 @@ import msgspec
 
 from lostflops import run_folder
 from lostflops.capture.record.recording import StepOn
-from lostflops.errors import BadOption, CannotWrite, LostflopsError, OutputExists, Unreadable, shown
+from lostflops.errors import BadOption, LostflopsError, shown
+from lostflops.experiment import journal
 from lostflops.experiment.proof.paired import LEAST, SEE, PairPlan
 from lostflops.privacy.secrets import REMOVED, without_secrets
 from lostflops.version import __version__
@@ -124,32 +122,12 @@ class ProofFolder:
         self._append(END, {"stopped": stopped, "result": result})
 
     def _append(self, kind: str, fields: Mapping[str, Any]) -> None:
-        when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        try:
-            append(self.path / run_folder.PROOF, {"kind": kind, **fields, "time": when})
-        except OSError as error:
-            raise CannotWrite(self.path / run_folder.PROOF, error, "free some space.") from error
-
-
-def append(path: Path, line: Mapping[str, Any]) -> None:
-    """Add a line to a file of lines. What a kill or a full disk cut off before it stays a line of its own."""
-    with path.open("ab+") as file:
-        file.seek(0, os.SEEK_END)
-        torn = file.tell() > 0 and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n"
-        file.write((b"\n" if torn else b"") + json.dumps(line).encode() + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
+        journal.write(self.path / run_folder.PROOF, kind, fields, "free some space.")
 
 
 def made(path: Path, plan: PlanLine) -> ProofFolder:
     """A new folder for an experiment. Secrets in its commands are not written."""
-    try:
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise OutputExists(path)
-        path.mkdir(parents=True, exist_ok=True)
-        path.chmod(0o700)
-    except OSError as error:
-        raise CannotWrite(path, error) from error
+    journal.fresh_folder(path)
     found = ProofFolder(path, plan)
     found.begin()
     return found
@@ -162,21 +140,17 @@ def is_one(path: Path) -> bool:
 def read(path: Path) -> ProofFolder:
     """The experiment in a folder. What a kill or a full disk cut off of its last line is passed over."""
     file = path / run_folder.PROOF
-    try:
-        lines = file.read_bytes().splitlines()
-    except OSError as error:
-        raise Unreadable(file, error) from error
     found: ProofFolder | None = None
-    for raw in lines:
-        try:
-            line = msgspec.json.decode(raw, type=dict[str, Any])
-            kind = line.get("kind")
-            if kind == PLAN and found is None:
-                found = ProofFolder(path, msgspec.convert(line, PlanLine))
-            elif found is not None:
-                _take(found, kind, line)
-        except (msgspec.MsgspecError, ValueError, RecursionError):
-            continue
+
+    def take(line: dict[str, Any]) -> None:
+        nonlocal found
+        kind = line.get("kind")
+        if kind == PLAN and found is None:
+            found = ProofFolder(path, msgspec.convert(line, PlanLine))
+        elif found is not None:
+            _take(found, kind, line)
+
+    journal.replay(file, take)
     if found is None or not 1 <= found.plan.pairs <= LARGEST:
         raise NoProof(
             f"{shown(file)} does not say what was asked for: it is damaged.",
