@@ -106,3 +106,20 @@ def test_names_of_what_ends_a_step() -> None:
     assert str(recording.step_on("a.b:C.d")) == "a.b:C.d"
     with pytest.raises(BadOption, match="script itself"):
         recording.step_on("__main__:train")
+
+
+def test_steps_that_a_loss_scaler_skips_are_steps(tmp_path: Path) -> None:
+    """An overflow in step 4: the optimizer is not called, and the next step is no longer for it."""
+    script = """
+scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+for number in range(9):
+    loss = model(torch.randn(4, 8)).square().mean() * (float("inf") if number == 4 else 1.0)
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+"""
+    found = record_script(tmp_path, script, options=["--steps", "3-5"])
+    assert found.status == 0, found.said
+    assert [step["micro_steps"] for step in found.steps()] == [1] * 9
+    assert lostflops.open(found.run).table("steps").collect()["step"].to_list() == [3, 4, 5]  # type: ignore[union-attr]

@@ -13,6 +13,7 @@ import sys
 import time
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -52,8 +53,11 @@ def options(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--dataloader-workers", type=int, default=0)
     parser.add_argument("--input-ms", type=float, default=0.0, help="time to make one sample")
     parser.add_argument("--layer-ms", type=float, default=0.0, help="time of a layer forward; twice backward")
-    parser.add_argument("--mixed-precision", default="no", choices=("no", "bf16"))
-    parser.add_argument("--parallel", default="ddp", choices=("ddp", "fsdp2"))
+    parser.add_argument("--mixed-precision", default="no", choices=("no", "bf16", "fp16", "fp8"))
+    parser.add_argument("--loss-scale", type=float, default=65536.0, help="where fp16's search begins")
+    parser.add_argument("--parallel", default="ddp", choices=("ddp", "fsdp2", "tensor"))
+    parser.add_argument("--own-inputs", action="store_true", help="each projection reduces alone (tensor)")
+    parser.add_argument("--offload", action="store_true", help="saved tensors wait in host memory")
     parser.add_argument("--bucket-mb", type=float, default=1.0)
     parser.add_argument("--no-overlap", action="store_true")
     parser.add_argument("--stage2", action="store_true", help="keep gathered weights until after backward")
@@ -75,6 +79,10 @@ def wrapped(model: nn.Module, given: argparse.Namespace) -> nn.Module:
     """The model as the ranks share it; alone as it is."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return model
+    if given.parallel == "tensor":
+        from lostflops.lab.exercises.scripts.tensor import split
+
+        return split(model, given.device, not given.own_inputs)
     if given.parallel == "fsdp2":
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
@@ -89,6 +97,20 @@ def wrapped(model: nn.Module, given: argparse.Namespace) -> nn.Module:
     return shared
 
 
+def remedy(model: nn.Module, optimizer: torch.optim.Optimizer, given: argparse.Namespace) -> Any:
+    """What of `lostflops.optimize` is switched on, if anything."""
+    if not given.offload and given.mixed_precision not in ("fp16", "fp8"):
+        return None
+    from lostflops import optimize
+
+    if given.offload:
+        device = optimize.ThreadedDevice() if given.device == "cpu" else None  # which plays a GPU
+        return optimize.offload(model, plan="everything", threshold=0, device=device)
+    if given.mixed_precision == "fp16":
+        return optimize.to_fp16(model, optimizer, scale=given.loss_scale)
+    return optimize.to_fp8(model, recipe="tensorwise", small=True)
+
+
 class TrainingJob:
     """One rank's training."""
 
@@ -101,6 +123,8 @@ class TrainingJob:
             add_lora(model)
         self.trained = [p for p in model.parameters() if p.requires_grad]
         self.counts = (sum(p.numel() for p in model.parameters()), sum(p.numel() for p in self.trained))
+        if given.mixed_precision == "fp8":
+            model.bfloat16()
         self.model = wrapped(model, given)
         self.optimizer = torch.optim.AdamW([p for p in self.model.parameters() if p.requires_grad], lr=1e-5)
         samples = MadeUpSamples(shape.vocabulary, given.seq, given.input_ms, not given.no_ranges)
@@ -110,11 +134,17 @@ class TrainingJob:
         )
         self.input_s: list[float] = []
         self.step_s: list[float] = []
+        self.losses: list[Tensor] = []
+        self.remedy = remedy(model, self.optimizer, given)
 
     def range(self, name: str) -> AbstractContextManager[object]:
         return nullcontext() if self.given.no_ranges else record_function(name)
 
     def train(self) -> None:
+        with self.remedy if self.given.offload else nullcontext():
+            self.steps()
+
+    def steps(self) -> None:
         for _ in range(self.given.steps):
             began, waited = time.perf_counter(), 0.0
             with self.range("zero_grad"):
@@ -122,7 +152,7 @@ class TrainingJob:
             for micro in range(self.given.gradient_accumulation_steps):
                 waited += self.microbatch(last=micro + 1 == self.given.gradient_accumulation_steps)
             # `lostflops record` marks steps and the optimizer, at whose end a step ends.
-            self.optimizer.step()
+            (self.remedy if self.given.mixed_precision == "fp16" else self.optimizer).step()
             self.input_s.append(waited)
             self.step_s.append(time.perf_counter() - began)
 
@@ -132,7 +162,7 @@ class TrainingJob:
         with self.range("input"):
             tokens = next(self.batches).to(self.given.device)
         waited = time.perf_counter() - began
-        half = self.given.mixed_precision == "bf16"
+        half = self.given.mixed_precision == "bf16"  # fp16 and fp8 are switched on once, by their remedy
         quiet = nullcontext()
         if not (last or self.given.sync_every_microbatch) and isinstance(
             self.model, nn.parallel.DistributedDataParallel
@@ -142,7 +172,9 @@ class TrainingJob:
             with self.range("forward"), torch.autocast(self.given.device, torch.bfloat16, enabled=half):
                 logits = self.model(tokens[:, :-1])
                 loss = functional.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
-            loss.backward()  # which `lostflops record` marks
+            self.losses.append(loss.detach())
+            # `lostflops record` marks the backward.
+            (self.remedy.backward(loss) if self.given.mixed_precision == "fp16" else loss.backward())
         return waited
 
     def truth(self) -> dict[str, object]:
@@ -158,6 +190,8 @@ class TrainingJob:
             "torch": torch.__version__,
             "python": sys.version.split()[0],
             "world": dist.get_world_size() if dist.is_initialized() else 1,
+            "losses": [float(loss) for loss in self.losses],
+            "remedy": self.remedy.report().to_json() if self.remedy is not None else None,
         }
 
 

@@ -15,6 +15,7 @@ from . import imports, log, on_demand, run_folder
 HOOKS = {
     "torch.autograd": "backward",
     "torch.optim.optimizer": "optimizer",
+    "torch.amp.grad_scaler": "loss_scaler",
     "torch.utils.data.dataloader": "dataloader",
     "torch.autograd.profiler": "profiler",
     "torch.serialization": "saving",

@@ -59,8 +59,12 @@ def outermost(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     ended: Callable[[], bool] | None = None,
+    of: object = None,
 ) -> Any:
-    """Call an optimizer's step. A subclass whose step calls its base class's is one call, not two."""
+    """Call the step of an optimizer (`of`, or what it is called on).
+
+    A subclass whose step calls its base class's is one call, not two.
+    """
     if not CLOCK.on or getattr(CLOCK.depth, "inside", False):
         return step(*args, **kwargs)
     CLOCK.depth.inside = True
@@ -69,8 +73,20 @@ def outermost(
         result = step(*args, **kwargs)
     finally:
         CLOCK.depth.inside = False
-    CLOCK.called(args[0], began, ended is None or ended())
+    CLOCK.called(args[0] if of is None else of, began, ended is None or ended())
     return result
+
+
+def loss_scaler(module: Any) -> None:
+    """A loss scaler leaves the optimizer out where gradients overflowed: that ends a step, too."""
+    cls = module.GradScaler
+    step = cls.step
+
+    @functools.wraps(step)
+    def counted(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        return outermost(step, (self, optimizer, *args), kwargs, of=optimizer)
+
+    cls.step = counted
 
 
 def backward(module: Any) -> None:
