@@ -19,10 +19,13 @@ from lostflops.lab.exercises.listed import exercises
 from lostflops.lab.exercises.offered import (
     accumulation,
     lora,
+    offloading,
     overlap,
     pipeline,
     precision,
+    scaling,
     sharding,
+    tensor,
     topology,
 )
 
@@ -137,6 +140,80 @@ def test_2b_wants_none_hidden_without_overlap_and_a_third_with_it() -> None:
 def test_3a_knows_the_formula_of_the_bubble() -> None:
     assert pipeline.formula(4) == pytest.approx(0.2)
     assert pipeline.formula(16) == pytest.approx(1 / 17)
+
+
+def test_3a_tensor_counts_all_reduces_exactly() -> None:
+    layout = pl.DataFrame({"strategy": ["TP"], "degree": [2]})
+    one = float(tensor.ACTIVATIONS)
+    alone = side(collectives=lambda _: (28.0, 28 * one, 0.0), truth={"losses": [2.0, 1.0]})
+    shared = side(
+        collectives=lambda _: (16.0, 16 * one, 0.0), truth={"losses": [2.0, 1.00001]}, ask=lambda _: layout
+    )
+    assert passed("3a-tensor", alone, shared) == [True] * 6
+    alone = side(collectives=shared.collectives, truth={"losses": [2.0, 1.1]})
+    shared = side(collectives=lambda _: (15.0, one, 0.0), truth=shared.truth, ask=lambda _: layout[:0])
+    assert passed("3a-tensor", alone, shared) == [False] * 6
+
+
+def test_g2_wants_equal_losses_and_all_bytes_back() -> None:
+    report = {
+        "out": {"bytes": 100}, "into": {"bytes": 95}, "microbatches": 2, "verified": "3 times",
+        "kept_bytes": {"parameter or buffer": 7}, "host_allocations_after_warm_up": 0,
+    }  # fmt: skip
+    stays = side(truth={"losses": [1.5, 1.25]})
+    assert passed("g2", stays, side(truth={"losses": [1.5, 1.25], "remedy": report})) == [True] * 6
+    report |= {"into": {"bytes": 80}, "verified": None, "kept_bytes": {"sparse": 1}}
+    report |= {"host_allocations_after_warm_up": 2}
+    wrong = side(truth={"losses": [1.5, 1.2500001], "remedy": report})
+    assert passed("g2", stays, wrong) == [False] * 5 + [True]  # the last one grades nothing
+    assert offloading.hidden(0.573e9, 55e9, 4.0) == pytest.approx(0.384, abs=0.001)
+    assert offloading.hidden(0.573e9, 297e9, 4.0) == 1.0
+
+
+def products_of(*dtypes: str) -> pl.DataFrame:
+    return pl.DataFrame({"name": ["aten::mm"] * len(dtypes), "dtypes": list(dtypes)})
+
+
+def test_g4_follows_the_scale_through_its_skipped_steps() -> None:
+    def ran(skipped: list[int], scale: float, logged: int, *losses: float) -> Observed:
+        return side(
+            table=lambda _: products_of(*["Half"] * 20),
+            truth={"losses": losses, "remedy": {"skipped_steps": skipped, "scale": scale}},
+            ask=lambda _: pl.DataFrame({"steps": [logged]}),
+        )
+
+    full = side(table=lambda _: products_of("float"))
+    right = ran([1, 2], scaling.SCALE / 4, scaling.STEPS, 2.0, 1.0)
+    assert passed("g4", full, right) == [True] * 6
+    wrong = ran([], scaling.SCALE / 4, scaling.STEPS - 2, 2.0, float("nan"))
+    assert passed("g4", side(table=lambda _: products_of()), wrong)[2:] == [False] * 4
+    assert passed("g4", right, full_precision(wrong))[:2] == [False, False]
+
+
+def full_precision(of: Observed) -> Observed:
+    return side(table=lambda _: products_of("float"), truth=of.truth, ask=of.ask)
+
+
+def test_g5_wants_fp8_layers_casts_and_losses_that_are_near_but_not_the_same() -> None:
+    def ran(casts: int, losses: list[float], **report: Any) -> Observed:
+        rows = pl.DataFrame({"name": ["aten::_to_copy"] * casts})
+        return side(
+            table=lambda _: rows,
+            truth={"parameters": 9, "losses": losses, "remedy": {"emulated": "", **report}},
+        )
+
+    before = ran(2, [2.0])
+    assert passed("g5", before, ran(5, [2.01], converted=[0] * 28, skipped={"head": ""})) == [True] * 6
+    other = ran(2, [2.0], converted=[0], skipped={})
+    assert passed("g5", before, other) == [False, False, False, True, False, True]
+
+
+def test_what_an_exercise_needs_beside_torch_is_said_before_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "find_spec", lambda name: None if name == "torchao" else name)
+    with pytest.raises(LostflopsError, match="torchao, which this Python lacks"):
+        running.played(exercises()["g5"], tmp_path, "cpu", print)
 
 
 def test_0_checks_what_a_link_carries() -> None:

@@ -135,6 +135,7 @@ class Exercise:
     commands: Sequence[tuple[str, ...]] = ()
     check_documents: Callable[[Sequence[Any]], list[Check]] | None = None
     steps: int = STEPS
+    needs: tuple[str, ...] = ()  # packages besides torch
 
 
 def near(value: float, target: float, share: float) -> bool:

@@ -60,9 +60,11 @@ class RunFolders:
 
 def played(exercise: Exercise, output: Path, device: str, say: Say) -> Ran:
     """Run it below `output`. Raises LostflopsError where torch is missing, and where a run fails."""
-    if find_spec("torch") is None:
+    missing = [name for name in ("torch", *exercise.needs) if find_spec(name) is None]
+    if missing:
         raise LostflopsError(
-            "The lab trains small models with torch, which this Python lacks.", "`pip install torch`."
+            f"The lab trains small models with {' and '.join(missing)}, which this Python lacks.",
+            f"`pip install {' '.join(missing)}`.",
         )
     place = RunFolders(output / exercise.name, time.strftime("%Y%m%d-%H%M%S"))
     if exercise.sides is None:

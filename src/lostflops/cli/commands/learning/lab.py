@@ -26,7 +26,11 @@ EXERCISES = {
     "2a": "ZeRO-2 against ZeRO-3, with FSDP2",
     "2b": "Communication without overlap",
     "3a": "The bubble of a pipeline",
+    "3a-tensor": "Tensor parallelism",
     "g1": "LoRA and loader workers",
+    "g2": "Activation offload",
+    "g4": "fp16 and its loss scale",
+    "g5": "FP8",
 }
 
 

@@ -24,6 +24,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from lostflops.lab.exercises.scripts.model import MODELS, Transformer, add_lora
 
+PRECISIONS = ("no", "bf16", "bf16-weights", "fp16", "fp8")
+
 
 class MadeUpSamples(Dataset[Tensor]):
     """Made-up tokens. Making a sample takes `ms`, as tokenising or fetching one does; `named` marks it."""
@@ -53,7 +55,7 @@ def options(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--dataloader-workers", type=int, default=0)
     parser.add_argument("--input-ms", type=float, default=0.0, help="time to make one sample")
     parser.add_argument("--layer-ms", type=float, default=0.0, help="time of a layer forward; twice backward")
-    parser.add_argument("--mixed-precision", default="no", choices=("no", "bf16", "fp16", "fp8"))
+    parser.add_argument("--mixed-precision", default="no", choices=PRECISIONS)
     parser.add_argument("--loss-scale", type=float, default=65536.0, help="where fp16's search begins")
     parser.add_argument("--parallel", default="ddp", choices=("ddp", "fsdp2", "tensor"))
     parser.add_argument("--own-inputs", action="store_true", help="each projection reduces alone (tensor)")
@@ -123,7 +125,7 @@ class TrainingJob:
             add_lora(model)
         self.trained = [p for p in model.parameters() if p.requires_grad]
         self.counts = (sum(p.numel() for p in model.parameters()), sum(p.numel() for p in self.trained))
-        if given.mixed_precision == "fp8":
+        if given.mixed_precision in ("bf16-weights", "fp8"):
             model.bfloat16()
         self.model = wrapped(model, given)
         self.optimizer = torch.optim.AdamW([p for p in self.model.parameters() if p.requires_grad], lr=1e-5)
