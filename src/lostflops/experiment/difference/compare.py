@@ -12,6 +12,7 @@ from typing import Any, Literal
 import polars as pl
 from rich.console import Console
 
+from lostflops.causes.lateness import called
 from lostflops.finding import milliseconds, percent
 from lostflops.report.first_page.budget import words
 from lostflops.report.words.amounts import apportion
@@ -19,6 +20,7 @@ from lostflops.store.trace import Trace
 
 from .noise import FEWEST, STARTS
 from .outline import signed
+from .ranks_apart import RanksApart, ranks_apart
 from .setup import Mismatch, mismatches, obstacles, setup
 from .side import STEP, Side, same_recording, side
 from .waterfall import Moved, Waterfall, waterfall
@@ -165,6 +167,8 @@ class Difference:
             yield "Both are the same recording."
         if not self.is_accounted:
             return
+        if self.apart is not None:
+            yield self._apart(self.apart)
         if self.waterfall.step.noise_ns is not None:
             yield (
                 f"± is what the spread of the steps themselves ({len(self.before.lengths)} before, "
@@ -179,6 +183,22 @@ class Difference:
                 "Only one of the runs tells waiting for other ranks from the transfer: compare the sum of "
                 "exposed communication."
             )
+
+    def _apart(self, apart: RanksApart) -> str:
+        label = words(apart.account, self.after.run.on_host).label
+        ranks = called(apart.ranks) if len(apart.ranks) > 1 else f"rank {apart.ranks[0]}"
+        waited = f"{milliseconds(abs(apart.waited_ns))} {'more' if apart.waited_ns >= 0 else 'less'}"
+        return (
+            f"What changed is {ranks}: {signed(apart.ns)} of {label} per step, "
+            f"{signed(apart.others_ns)} on the rank in the middle. The others communicate and wait {waited}."
+        )
+
+    @cached_property
+    def apart(self) -> RanksApart | None:
+        """The ranks whose own work changed unlike that of the others, if there are any."""
+        first, second = (_accounts_by_rank(side) for side in (self.before, self.after))
+        step = self.waterfall.step
+        return ranks_apart(first, second, step.before_ns, step.ns) if self.comparable else None
 
     def _certain(self) -> Iterator[str]:
         """The account that changed most beyond its own noise, where the step did not."""

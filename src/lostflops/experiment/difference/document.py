@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from .noise import Spread
@@ -40,6 +41,7 @@ def document(found: Difference) -> dict[str, Any]:
             for change in found.waterfall.leaves()
         ],
         "modules": [{"module": change.path[0] or None, **_amounts(change)} for change in found.modules],
+        "apart": None if found.apart is None else asdict(found.apart),
         "ranks": [
             {
                 "rank": one.rank,

@@ -1,0 +1,68 @@
+"""Ranks whose own work changed unlike that of the others, which then wait for them longer, or no longer.
+
+Ranks that wait for each other take equally long, whoever is slow: neither the mean of a step nor the steps of
+the ranks tell it. What a rank does of its own does: every account but communication and a pipeline's bubble.
+What changed on the rank in the middle (the median; of two the one that changed less) changed for the job as a
+whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import fmean, median_high, median_low
+
+WAITING = ("communication", "idle.pipeline_bubble")
+LEAST = 0.01  # of the step before
+LEAST_OF_CHANGE = 0.1  # of what the step changed by
+ALIKE = 0.5  # of the largest: ranks that changed so much are named with it
+
+
+@dataclass(frozen=True)
+class RanksApart:
+    """`account` changed by `ns` per step on `ranks` (their mean), by `others_ns` on the rank in the middle.
+
+    `waited_ns` is what the other ranks' communication and pipeline bubbles changed by (their mean).
+    """
+
+    ranks: tuple[int, ...]
+    account: str
+    ns: int
+    others_ns: int
+    waited_ns: int
+
+
+def ranks_apart(
+    before: Mapping[int, Mapping[str, int]], after: Mapping[int, Mapping[str, int]], step: int, change: int
+) -> RanksApart | None:
+    """The ranks, half of those in both runs at most, whose own work changed most; None if none is apart.
+
+    Given are the accounts of each rank per step, ns, and the mean step before and what it changed by. Ranks
+    are apart by at least 1 % of the step and a tenth of its change.
+    """
+    both = sorted({*before} & {*after})
+    names = {name for of in (before, after) for rank in both for name in of[rank]}
+    own = sorted(name for name in names if not name.startswith(WAITING))
+    best: RanksApart | None = None
+    for account in own:
+        changes = {rank: after[rank].get(account, 0) - before[rank].get(account, 0) for rank in both}
+        middle = min(median_low(changes.values()), median_high(changes.values()), key=abs)
+        most = max((changes[rank] - middle for rank in both), key=abs)
+        ranks = [rank for rank in both if _is_like(changes[rank] - middle, most)]
+        if abs(most) < max(LEAST * step, LEAST_OF_CHANGE * abs(change)) or 2 * len(ranks) > len(both):
+            continue
+        if abs(middle + most) <= abs(middle):  # the others changed, and these did not
+            continue
+        if best is None or abs(most) > abs(best.ns - best.others_ns):
+            others = [_waited(after[rank]) - _waited(before[rank]) for rank in both if rank not in ranks]
+            mean = round(fmean(changes[rank] for rank in ranks))
+            best = RanksApart(tuple(ranks), account, mean, middle, round(fmean(others)))
+    return best
+
+
+def _is_like(change: int, most: int) -> bool:
+    return (change > 0) == (most > 0) and abs(change) >= ALIKE * abs(most)
+
+
+def _waited(accounts: Mapping[str, int]) -> int:
+    return sum(ns for name, ns in accounts.items() if name.startswith(WAITING))

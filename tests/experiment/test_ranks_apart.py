@@ -1,0 +1,45 @@
+"""A comparison names the ranks whose own work changed, though all steps are equally long."""
+
+from __future__ import annotations
+
+from lostflops.experiment.difference.ranks_apart import RanksApart, ranks_apart
+
+
+def ranks(*computes: int, step: int = 100) -> dict[int, dict[str, int]]:
+    """Ranks that wait for the slowest, in steps of one length."""
+    return {
+        rank: {"compute": ns, "communication.wait": step - ns}
+        for rank, ns in enumerate(computes)
+        if ns <= step
+    }
+
+
+def test_the_rank_that_became_slow_is_named_though_all_steps_are_longer() -> None:
+    before, after = ranks(90, 90, 90, 90), ranks(90, 90, 140, 90, step=150)
+    found = ranks_apart(before, after, 100, 50)
+    assert found == RanksApart((2,), "compute", 50, 0, 50)
+    back = ranks_apart(after, before, 150, -50)
+    assert back == RanksApart((2,), "compute", -50, 0, -50)
+
+
+def test_of_two_ranks_the_one_that_changed_is_named() -> None:
+    for computes in ((140, 90), (90, 140)):
+        found = ranks_apart(ranks(90, 90), ranks(*computes, step=150), 100, 50)
+        assert found == RanksApart((computes.index(140),), "compute", 50, 0, 50)
+
+
+def test_several_ranks_are_named_together_and_half_of_them_at_most() -> None:
+    before = ranks(90, 90, 90, 90)
+    found = ranks_apart(before, ranks(90, 140, 90, 130, step=150), 100, 50)
+    assert found == RanksApart((1, 3), "compute", 45, 0, 50)
+    assert ranks_apart(before, ranks(90, 140, 140, 140, step=150), 100, 50) is None, "all but one changed"
+
+
+def test_what_all_ranks_change_alike_or_by_little_or_in_waiting_alone_is_no_rank_apart() -> None:
+    before = ranks(90, 90, 90, 90)
+    assert ranks_apart(before, ranks(140, 140, 140, 140, step=150), 100, 50) is None
+    assert ranks_apart(before, ranks(90, 90, 90, 90, step=150), 100, 50) is None  # a slow link
+    assert ranks_apart(before, ranks(90, 90, 94, 90, step=150), 100, 50) is None  # less than a tenth of it
+    assert ranks_apart(before, ranks(90, 90, 96, 90, step=150), 100, 50) is not None
+    assert ranks_apart({0: {"compute": 9}}, {0: {"compute": 18}}, 10, 9) is None
+    assert ranks_apart({}, {}, 0, 0) is None
