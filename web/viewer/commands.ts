@@ -5,7 +5,7 @@ import { toggle } from "./critical";
 import { next, showArea } from "./evidence";
 import { clamp } from "./geometry";
 import { chooseTheme, dark } from "./palette";
-import { byId, lanesOf, pinnedRows, rankHeight, reveal, rows, scrollTo } from "./rows";
+import { byId, lanesOf, pinnedRows, plot, rankHeight, reveal, rows, scrollTo } from "./rows";
 import {
   area, clear, details, drawer, focused, height, look, lookAt, marks, opened, pan, pinned, pointer, run, said, scroll, toggled, view, whole, zoom,
 } from "./state";
@@ -25,6 +25,12 @@ const STEP = 1.35;
 
 function middle(): number {
   return pointer.value ?? (view.value.from + view.value.to) / 2;
+}
+
+// By whole pixels: what stays in view is then moved, not drawn again.
+function sideways(share: number): void {
+  const { width } = plot.value;
+  pan(width ? Math.round(share * width) / width : share);
 }
 
 // Once: it is centred; again: it fills the view.
@@ -87,8 +93,8 @@ function rangeOfView(): void {
 export const COMMANDS: Command[] = [
   { keys: ["w"], shown: "W", does: "zoom in at the pointer", run: () => zoom(1 / STEP, middle()) },
   { keys: ["s"], shown: "S", does: "zoom out", run: () => zoom(STEP, middle()) },
-  { keys: ["a", "ArrowLeft"], shown: "A ←", does: "go left", run: () => pan(-0.15) },
-  { keys: ["d", "ArrowRight"], shown: "D →", does: "go right", run: () => pan(0.15) },
+  { keys: ["a", "ArrowLeft"], shown: "A ←", does: "go left", run: () => sideways(-0.15) },
+  { keys: ["d", "ArrowRight"], shown: "D →", does: "go right", run: () => sideways(0.15) },
   { keys: ["ArrowUp"], shown: "↑", does: "row above", run: () => move(-1) },
   { keys: ["ArrowDown"], shown: "↓", does: "row below", run: () => move(1) },
   { keys: ["PageUp"], shown: "Page ↑", does: "rows above", run: () => scrollTo(scroll.value - 400) },

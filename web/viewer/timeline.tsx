@@ -25,6 +25,7 @@ const MORE = 17; // the steps of the run below
 const above = () => TOP + (beside.value ? MORE : 0);
 const DRAG = 4; // pixels from which on a press is a drag
 const EDGE = 6;
+const AT_ONCE = 8; // ms of a frame after which what was drawn before is stretched, until the next frame
 
 export const shownOf = signal({ shown: 0, total: 0, asked: false, rows: 0, of: 0, coarse: false });
 export const source = signal<Source | null>(null);
@@ -98,7 +99,7 @@ function alive(known: Run, holder: HTMLElement, canvas: HTMLCanvasElement): () =
     const color = `rgb(${colors.paper.map((part) => (part > 128 ? 60 : 150)).join(" ")})`;
     const counters = wanted.length ? countersIn(fetched, wanted, view.value, place.width, color) : null;
     const chosen = area.value;
-    renderer.draw(
+    const isExact = renderer.draw(
       {
         layers: last,
         rows: last.flatMap(({ scene }) => scene.rows),
@@ -122,6 +123,7 @@ function alive(known: Run, holder: HTMLElement, canvas: HTMLCanvasElement): () =
         counters: (counter) => counters?.get(counter) ?? null,
       },
       colors,
+      () => performance.now() - began < AT_ONCE,
     );
     const ranks = own.rows.filter(({ row, pinned }) => row.kind === "rank" && !pinned).length;
     const coarse = last.some(({ scene }) => scene.coarse);
@@ -136,7 +138,8 @@ function alive(known: Run, holder: HTMLElement, canvas: HTMLCanvasElement): () =
     performance.clearMeasures("draw");
     performance.measure("draw", { start: began });
     canvas.dataset.drawn = String(Number(canvas.dataset.drawn ?? 0) + 1);
-    canvas.dataset.complete = String(!coarse && fetched.idle && (!below || below.source.idle));
+    canvas.dataset.complete = String(isExact && !coarse && fetched.idle && (!below || below.source.idle));
+    if (!isExact) waiting ||= requestAnimationFrame(draw);
   }
 
   // Where the pointer is.
@@ -377,6 +380,10 @@ function alive(known: Run, holder: HTMLElement, canvas: HTMLCanvasElement): () =
       void [view.value, rows.value, pinnedRows.value, scroll.value, area.value, picked.value, details.value, arrows.value, collective.value];
       void [marks.value, hits.value, focused.value, opened.value, closed.value, rankHeight.value, plot.value, moved.value, critical.value];
       redraw();
+    }),
+    effect(() => {
+      void [view.value, scroll.value];
+      hide(); // what it says is of what was under the pointer
     }),
     effect(() => {
       if (plot.value.height && total.value && scroll.value > furthest.value) scroll.value = furthest.value;
