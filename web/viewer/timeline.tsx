@@ -4,7 +4,7 @@ import { effect, signal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
 import { exact, time } from "../shared/time";
 import { hide, tip } from "../shared/tip";
-import { beside, moved } from "./beside";
+import { beside, moved, whose } from "./beside";
 import { Canvas2D, firstIn, nameOf, type Highlight, type Layer, type Link, type Steps } from "./canvas";
 import { openRank, pin } from "./commands";
 import { countersIn } from "./counters";
@@ -17,7 +17,7 @@ import type { EventDetails, Range, Run } from "./protocol";
 import { byId, furthest, pinnedHeight, pinnedRows, plot, rankHeight, rowOfLane, rows, scrollTo, total } from "./rows";
 import { api, json, Source } from "./source";
 import {
-  area, closed, details, focused, look, marks, opened, picked, pointer, said, scroll, toggled, view, whole, zoom,
+  area, closed, details, focused, look, marks, opened, picked, pointer, scroll, toggled, view, whole, zoom,
 } from "./state";
 
 const TOP = 34; // the ruler and the steps
@@ -102,7 +102,7 @@ function alive(known: Run, holder: HTMLElement, canvas: HTMLCanvasElement): () =
     const isExact = renderer.draw(
       {
         layers: last,
-        rows: last.flatMap(({ scene }) => scene.rows),
+        rows: inOrder(last),
         run: known,
         view: view.value,
         width: size.width,
@@ -252,20 +252,20 @@ function alive(known: Run, holder: HTMLElement, canvas: HTMLCanvasElement): () =
       if (row.row.kind === "rank") openRank(row.row.id);
       return;
     }
-    if (row.row.other) return void (said.value = "Events of B open where B is opened alone: the Compare panel leads there");
-    void choose(laneAt(row, y), timeOf(scale(), x));
+    void choose(layerOf(row), laneAt(row, y), timeOf(scale(), x), row.row.other);
   };
 
-  const choose = async (lane: DrawnLane | undefined, when: number) => {
+  const choose = async (layer: Layer, lane: DrawnLane | undefined, pointed: number, other: boolean) => {
     if (!lane) return;
-    const i = eventAt(last[0]!, lane, when);
+    const when = other ? pointed - moved.value : pointed;
+    const i = eventAt(layer, lane, when);
     if (i >= 0) {
-      picked.value = { lane: lane.lane, row: last[0]!.scene.events!.row[i]! };
+      picked.value = { lane: lane.lane, row: layer.scene.events!.row[i]!, other };
       return showEvent();
     }
     try {
-      const found = await json<EventDetails>(api(known.id, `/at?time=${Math.round(when)}&lane=${lane.lane}`));
-      picked.value = { lane: found.lane, row: found.row };
+      const found = await json<EventDetails>(api(layer.run.id, `/at?time=${Math.round(when)}&lane=${lane.lane}`));
+      picked.value = { lane: found.lane, row: found.row, other };
       showEvent();
     } catch {
       picked.value = null;
@@ -397,6 +397,12 @@ function alive(known: Run, holder: HTMLElement, canvas: HTMLCanvasElement): () =
   };
 }
 
+// The rows of all layers from the top down, pinned ones first.
+function inOrder(layers: Layer[]): DrawnRow[] {
+  const all = layers.flatMap(({ scene }) => scene.rows);
+  return layers.length < 2 ? all : all.sort((one, two) => Number(two.pinned) - Number(one.pinned) || one.y - two.y);
+}
+
 const kept = new WeakMap<Run, Map<number, Steps>>();
 
 function stepsByRank(of: Run): Map<number, Steps> {
@@ -417,15 +423,20 @@ function titleOf(known: Run, { row }: DrawnRow): string {
 }
 
 // The rows in which something stands: its own where that is shown, else its rank's.
-function shownRow(known: Run, lane: number): string {
-  const { id, rank } = rowOfLane(known, lane);
-  return byId.value.has(id) ? id : `r${rank}`;
+function shownRow(known: Run, lane: number, below?: Run): string {
+  const { id, rank } = rowOfLane(known, lane, below);
+  if (byId.value.has(id)) return id;
+  return below ? `b${below.ranks.rank.indexOf(known.ranks.rank[rank]!)}` : `r${rank}`;
 }
 
 function highlights(known: Run): Highlight[] {
   const made: Highlight[] = [];
-  const put = (lane: number, from: number, to: number, strong: boolean) => {
-    const id = shownRow(known, lane);
+  const other = picked.value?.other ?? false;
+  const of = whose(other);
+  if (!of) return made;
+  const put = (lane: number, start: number, end: number, strong: boolean) => {
+    const [from, to] = [start + of.by, end + of.by];
+    const id = shownRow(known, lane, other ? of.run : undefined);
     const row = byId.value.get(id);
     const index = row?.lanes.indexOf(lane) ?? -1;
     if (!row || index < 0) return void made.push({ row: id, from, to, strong });
@@ -439,10 +450,14 @@ function highlights(known: Run): Highlight[] {
 }
 
 function links(known: Run): Link[] {
+  const other = picked.value?.other ?? false;
+  const of = whose(other);
+  if (!of) return [];
+  const below = other ? of.run : undefined;
   return arrows.value.map(({ kind, from, to }) => ({
     kind,
-    from: { row: shownRow(known, from.lane), time: from.time },
-    to: { row: shownRow(known, to.lane), time: to.time },
+    from: { row: shownRow(known, from.lane, below), time: from.time + of.by },
+    to: { row: shownRow(known, to.lane, below), time: to.time + of.by },
   }));
 }
 
