@@ -151,6 +151,7 @@ def test_an_event_of_the_second_run_opens_by_a_click_and_the_next_one_by_a_key(t
     tab.reload()
     tab.locator(".body h2.name").wait_for()
     assert " of B" in tab.locator(".body").inner_text() and tab.url == link
+    tab.get_by_role("tab", name="Compare").click()
 
 
 COMPUTE = [47, 111, 179]
