@@ -139,7 +139,7 @@ def test_an_event_of_the_second_run_opens_by_a_click_and_the_next_one_by_a_key(t
     tab.keyboard.press("Escape")
     settled()
     tab.wait_for_selector(".timeline canvas[data-complete=true]")
-    # By a click on B's row of rank 0: below A's row and A's stream the third block of lines in which something computes.
+    # By a click on B's row of rank 0: the third block of lines in which something computes.
     box = tab.locator(".timeline canvas").bounding_box()
     starts = _starts(tab)
     y = [y for y, at in enumerate(starts) if at >= 0 and starts[y - 1] < 0][2]
