@@ -107,7 +107,7 @@ def _serving(trace: Path, folder: Path) -> Generator[str]:
         def translate_path(self, path: str) -> str:
             return str(trace) if path.startswith(f"/{NAME}") else super().translate_path(path)
 
-        def log_message(self, format: str, *args: object) -> None:
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=str(folder)))
