@@ -40,6 +40,8 @@ export const said = signal(""); // to a screen reader, and in the status line
 export const trouble = signal("");
 export const pointer = signal<number | null>(null); // the time under the pointer
 
+export const drawn = signal(false); // whether the timeline was whole once
+
 export const whole = computed<Span>(() => {
   const known = run.value;
   return known ? { from: known.zero, to: Math.max(known.end, known.zero + 1) } : { from: 0, to: 1 };

@@ -17,7 +17,7 @@ import type { EventDetails, Range, Run } from "./protocol";
 import { byId, furthest, pinnedHeight, pinnedRows, plot, rankHeight, rowOfLane, rows, scrollTo, total } from "./rows";
 import { api, json, Source } from "./source";
 import {
-  area, closed, details, focused, look, marks, opened, picked, pointer, scroll, toggled, view, whole, zoom,
+  area, closed, details, drawn, focused, look, marks, opened, picked, pointer, scroll, toggled, view, whole, zoom,
 } from "./state";
 
 const TOP = 34; // the ruler and the steps
@@ -139,6 +139,7 @@ function alive(known: Run, holder: HTMLElement, canvas: HTMLCanvasElement): () =
     performance.measure("draw", { start: began });
     canvas.dataset.drawn = String(Number(canvas.dataset.drawn ?? 0) + 1);
     canvas.dataset.complete = String(isExact && !coarse && fetched.idle && (!below || below.source.idle));
+    if (canvas.dataset.complete === "true") drawn.value = true;
     if (!isExact) waiting ||= requestAnimationFrame(draw);
   }
 
