@@ -78,8 +78,8 @@ def browser(repeat: int, big: bool, say: Say) -> Found:
         rows,
         f"{verdict(firsts[1] <= MOST_FIRST, 'first picture of 1,024 ranks in 1.5 s')} "
         f"{verdict(slowest <= MOST_TO_PAINT, 'p95 of 50 ms from a key to its picture')} "
-        f"Of that the page itself works {busiest * 1e3:.0f} ms of processor time (p95): on a machine with "
-        "nothing else to do this is what a key waits for. "
+        f"Of that the page itself works {busiest * 1e3:.0f} ms of processor time (p95); the rest is waiting "
+        "for a frame and for a processor. "
         f"The viewer's script is {script / 1024:.1f} KiB packed. "
         f"{verdict(script <= MOST_SCRIPT, '60 KiB')}",
         f"lostflops {version('lostflops')}, playwright {version('playwright')}",

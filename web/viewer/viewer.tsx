@@ -88,7 +88,7 @@ async function open(id: string, building: (at: Building["building"]) => void): P
 // Findings are much to compute for the server, which draws first; where something cannot be drawn, it is asked all the same.
 function firstPicture(): Promise<void> {
   return new Promise((done) => {
-    setTimeout(done, 10_000);
+    setTimeout(done, 3_000);
     effect(() => void (drawn.value && done()));
   });
 }

@@ -68,7 +68,7 @@ def serve(
         finally:
             timeline.forget()
         if server.told and _computes():
-            # Nobody waits for the answer any more, but Python would: for minutes, with a large job's findings.
+            # Nobody waits for the answer any more, but Python would: for minutes, with many ranks' findings.
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(0)
