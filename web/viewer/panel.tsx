@@ -68,8 +68,10 @@ function Findings() {
   if (!known) return <p class="quiet">Asking every recipe about this run…</p>;
   return (
     <>
-      <p class="verdict">{known.verdict}</p>
-      {!known.findings.length && <p class="quiet">Nothing here is worth a change.</p>}
+      <p class="verdict">
+        <Coded text={known.verdict} />
+      </p>
+      {!known.findings.length && <p class="quiet">No findings.</p>}
       <ol class="findings">
         {known.findings.map((one) => (
           <OneFinding key={one.name} one={one} />
