@@ -19,8 +19,10 @@ from importlib.metadata import version
 from pathlib import Path
 
 import analyses
+import beside_perfetto
 import exports
 import painting
+import reports
 import sections
 import timelines
 import traces
@@ -39,6 +41,8 @@ SECTIONS = (
     exports.exports,
     timelines.viewer,
     painting.browser,
+    beside_perfetto.perfetto,
+    reports.report,
 )
 CORES = 2
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gzip
 import io
+import re
 import shutil
 import signal
 import socket
 import struct
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -485,6 +487,30 @@ def test_the_command_prints_its_address_first_and_ends_at_ctrl_c(run: Path) -> N
         started.send_signal(signal.SIGINT)
         assert started.wait(20) == 0
         assert started.stderr.read() == "" and "Ctrl-C" in started.stdout.read()
+
+
+def test_ctrl_c_gives_up_what_is_still_computed_without_a_word(run: Path) -> None:
+    slow = (
+        "import sys, time; from lostflops.viewer import overview; from lostflops.cli import main; "
+        "overview.findings = lambda timeline: time.sleep(60); sys.exit(main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", slow, "view", str(run), "--no-browser"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as started:
+        assert started.stdout and started.stderr
+        place = started.stdout.readline().strip()
+        import httpx
+
+        with httpx.Client(follow_redirects=True) as browser:
+            page = browser.get(place)
+            number = re.search(r'data-run="(\w+)"', page.text)[1]  # type: ignore[index]
+            origin = place.partition("/?")[0].partition("/run")[0]
+            while browser.get(f"{origin}/api/run/{number}").status_code == 202:
+                pass
+            with suppress(httpx.TimeoutException):
+                browser.get(f"{origin}/api/run/{number}/findings", timeout=0.5)
+            started.send_signal(signal.SIGINT)
+            assert started.wait(20) == 0
+        assert started.stderr.read() == ""
 
 
 def test_a_port_that_is_taken_is_told() -> None:

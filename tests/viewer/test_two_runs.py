@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -93,8 +94,14 @@ def test_the_second_run_is_drawn_below_the_first_from_the_same_place(tab: Any) -
     tab.wait_for_selector("body[data-settled=true]", state="attached")
     tab.wait_for_selector(".timeline canvas[data-complete=true]")
     assert "Step 4 of A" in tab.locator(".verdict").inner_text()
-    # Where in each line of pixels compute begins; -1 in lines without any.
-    starts = tab.evaluate(
+    found = [at for at in _starts(tab) if at >= 0]
+    # From 10 ns of the step on, in both runs: at the same place in their rows.
+    assert len(found) > 30 and max(found) - min(found) <= 10
+
+
+def _starts(tab: Any) -> list[int]:
+    """Where in each line of pixels compute begins; -1 in lines without any."""
+    return tab.evaluate(
         """([wanted, left, top]) => {
             const canvas = document.querySelector('.timeline canvas');
             const wide = canvas.width - left;
@@ -106,9 +113,45 @@ def test_the_second_run_is_drawn_below_the_first_from_the_same_place(tab: Any) -
         }""",
         [COMPUTE, LEFT, TOP],
     )
-    found = [at for at in starts if at >= 0]
-    # From 10 ns of the step on, in both runs: at the same place in their rows.
-    assert len(found) > 30 and max(found) - min(found) <= 10
+
+
+def test_an_event_of_the_second_run_opens_by_a_click_and_the_next_one_by_a_key(tab: Any) -> None:
+    settled = lambda: tab.wait_for_selector("body[data-settled=true]", state="attached")  # noqa: E731
+    tab.locator(".timeline canvas").focus()
+    for _ in range(40):  # down to a stream of B that has an event in the middle of the view
+        tab.keyboard.press("ArrowDown")
+        settled()
+        if "row=u" not in tab.url:
+            continue
+        tab.keyboard.press(".")
+        tab.wait_for_timeout(60)
+        settled()
+        if "event=" in tab.url:
+            break
+    tab.locator(".body h2.name").wait_for()
+    said = tab.locator(".body").inner_text()
+    assert " of B" in said and re.search(r"event=\d+,\d+,b", tab.url)
+    start = int(re.search(r"start\s+([\d,]+) ns after", said)[1].replace(",", ""))  # type: ignore[index]
+    assert start + LATER in {row["start"] for rows in faster().values() for row in rows if "start" in row}
+    tab.keyboard.press("r")
+    settled()
+    assert re.search(r"rows=r\d", tab.url)
+    tab.keyboard.press("Escape")
+    settled()
+    tab.wait_for_selector(".timeline canvas[data-complete=true]")
+    # By a click on B's row of rank 0: the third block of lines in which something computes.
+    box = tab.locator(".timeline canvas").bounding_box()
+    starts = _starts(tab)
+    y = [y for y, at in enumerate(starts) if at >= 0 and starts[y - 1] < 0][2]
+    tab.mouse.click(box["x"] + LEFT + starts[y] + 4, box["y"] + TOP + y + 5)
+    tab.locator(".body h2.name").wait_for()
+    settled()
+    assert " of B" in tab.locator(".body").inner_text() and re.search(r"event=\d+,\d+,b", tab.url)
+    link = tab.url
+    tab.reload()
+    tab.locator(".body h2.name").wait_for()
+    assert " of B" in tab.locator(".body").inner_text() and tab.url == link
+    tab.get_by_role("tab", name="Compare").click()
 
 
 COMPUTE = [47, 111, 179]

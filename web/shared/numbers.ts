@@ -8,8 +8,11 @@ export function brief(name: string): string {
   return name.replace(/^void /, "").replace(/\b(?:[A-Za-z_]\w*::)+/g, "");
 }
 
+const formats: Intl.NumberFormat[] = []; // by decimals: to make one takes longer than to write a thousand numbers
+
 export function fixed(value: number, decimals: number): string {
-  return value.toLocaleString("en-US", { minimumFractionDigits: decimals, maximumFractionDigits: decimals });
+  formats[decimals] ??= new Intl.NumberFormat("en-US", { minimumFractionDigits: decimals, maximumFractionDigits: decimals });
+  return formats[decimals].format(value);
 }
 
 export function fourDigits(value: number): string {

@@ -2,7 +2,7 @@
 
 import { computed, signal } from "@preact/signals";
 import type { Comparison, Run, RunEntry } from "./protocol";
-import { run, view } from "./state";
+import { details, picked, run, view, type Span } from "./state";
 
 export interface Beside {
   run: Run;
@@ -29,4 +29,17 @@ export const moved = computed<number>(() => {
   const both = other?.said.steps[pair.value];
   if (!other) return 0;
   return both ? both.a[0] - both.b[0] : (run.value?.zero ?? 0) - other.run.zero;
+});
+
+// The run that is shown or the one below it, and what is added to its times to have their place on the first one's clock.
+export function whose(other: boolean): { run: Run; by: number } | null {
+  const found = other ? beside.value?.run : run.value;
+  return found ? { run: found, by: other ? moved.value : 0 } : null;
+}
+
+// Where the chosen event is drawn.
+export const chosen = computed<Span | null>(() => {
+  const event = details.value;
+  const of = whose(picked.value?.other ?? false);
+  return event && of && { from: event.start + of.by, to: Math.max(event.end, event.start + 1) + of.by };
 });

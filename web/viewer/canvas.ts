@@ -3,10 +3,11 @@
 import { ruler } from "../shared/time";
 import type { CounterView } from "./counters";
 import { clamp, xOf, type Scale } from "./geometry";
-import type { DrawnLane, DrawnRow, Scene } from "./frame";
+import type { DrawnLane, DrawnRow, Piece, Scene } from "./frame";
 import type { Palette } from "./palette";
 import type { Run } from "./protocol";
-import { dealt, packed, resample, stack, type Pixels } from "./raster";
+import { Lanes } from "./lanes";
+import { dealt, packed } from "./raster";
 import { LEGIBLE } from "./rows";
 import type { Span } from "./state";
 
@@ -56,9 +57,40 @@ export interface Frame {
   counters: (counter: number) => CounterView | null;
 }
 
-// A renderer draws frames; another one, for a GPU, would take this one's place here.
+// A renderer draws frames; another one, for a GPU, would take this one's place here. It says whether all is exact: where
+// `hasTime` said no, something is near enough until the same frame is drawn again.
 export interface Renderer {
-  draw(frame: Frame, colors: Palette): void;
+  draw(frame: Frame, colors: Palette, hasTime: () => boolean): boolean;
+}
+
+interface Pixels {
+  data: Uint32Array; // what an ImageData holds, little-endian RGBA
+  width: number;
+  height: number;
+}
+
+// Lines [top, bottom) of the plot, in which a lane is seen that begins at line y.
+interface Bounds {
+  top: number;
+  bottom: number;
+  y: number;
+  height: number;
+}
+
+// Which bucket of a piece's tile each pixel from `left` on shows.
+interface Picks {
+  left: number;
+  bucket: Uint16Array;
+}
+
+function picksOf(piece: Piece, from: number, perPixel: number, width: number): Picks {
+  const begin = (piece.start - from) / perPixel;
+  const step = perPixel / piece.width;
+  const left = Math.max(0, Math.ceil(begin - 0.5));
+  const right = Math.min(width, Math.ceil(begin + piece.count / step - 0.5));
+  const bucket = new Uint16Array(Math.max(0, right - left));
+  for (let i = 0, at = (left + 0.5 - begin) * step; i < bucket.length; i++, at += step) bucket[i] = piece.first + Math.min(at | 0, piece.count - 1);
+  return { left, bucket };
 }
 
 const LETTER = 6.1; // pixels, about
@@ -67,7 +99,8 @@ const RULER = 17;
 export class Canvas2D implements Renderer {
   private readonly context: CanvasRenderingContext2D;
   private image: ImageData | null = null;
-  private sums = new Float32Array(0);
+  private pixels: Pixels | null = null;
+  private readonly lanes = new Lanes();
   private font = "";
   private readonly dealt = new WeakMap<Uint8Array, { height: number; made: Uint8Array }>();
 
@@ -75,7 +108,7 @@ export class Canvas2D implements Renderer {
     this.context = canvas.getContext("2d", { alpha: false })!;
   }
 
-  draw(frame: Frame, colors: Palette): void {
+  draw(frame: Frame, colors: Palette, hasTime: () => boolean): boolean {
     const ratio = Math.min(devicePixelRatio || 1, 2);
     const [width, height] = [Math.round(frame.width * ratio), Math.round(frame.height * ratio)];
     const { canvas, context } = this;
@@ -87,7 +120,7 @@ export class Canvas2D implements Renderer {
     context.setTransform(1, 0, 0, 1, 0, 0);
     const plotWidth = Math.max(1, width - Math.round(frame.left * ratio));
     const plotHeight = Math.max(1, height - Math.round(frame.top * ratio));
-    this.shares(frame, colors, ratio, plotWidth, plotHeight);
+    const exact = this.shares(frame, colors, ratio, plotWidth, plotHeight, hasTime);
     context.putImageData(this.image!, Math.round(frame.left * ratio), Math.round(frame.top * ratio));
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
     this.font ||= getComputedStyle(canvas).fontFamily;
@@ -99,77 +132,82 @@ export class Canvas2D implements Renderer {
     this.titles(frame, colors);
     this.overlays(frame, colors, scale);
     this.ruler(frame, colors, scale);
+    return exact;
   }
 
-  // All shares of time, in pixels of the device.
-  private shares(frame: Frame, colors: Palette, ratio: number, width: number, height: number): void {
-    if (this.image?.width !== width || this.image.height !== height) this.image = new ImageData(width, height);
-    const pixels: Pixels = { data: new Uint32Array(this.image.data.buffer), width, height };
+  // All shares of time, in pixels of the device. Says whether all are exact: what `hasTime` left no time for is not.
+  private shares(frame: Frame, colors: Palette, ratio: number, width: number, height: number, hasTime: () => boolean): boolean {
+    if (this.image?.width !== width || this.image.height !== height) {
+      this.image = new ImageData(width, height);
+      this.pixels = { data: new Uint32Array(this.image.data.buffer), width, height };
+    }
+    const pixels = this.pixels!;
     pixels.data.fill(packed(colors.paper));
     const floor = Math.round(frame.pinnedHeight * ratio);
-    for (const layer of frame.layers) {
+    let exact = true;
+    frame.layers.forEach((layer, number) => {
       const words = new Uint32Array(256).fill(packed(colors.paper));
       layer.colors.categories.forEach((color, i) => (words[i] = packed(color)));
       const perPixel = (layer.view.to - layer.view.from) / width;
+      const picks = new Map<Piece, Picks>();
       for (const { lanes, pinned } of layer.scene.rows) {
         for (const lane of lanes) {
           const y = Math.round(lane.y * ratio);
           const high = Math.max(1, Math.round((lane.y + lane.height) * ratio) - y);
-          const bounds = { top: pinned ? 0 : floor, y, height: high };
-          if (high < 5) this.low(pixels, lane, words, bounds, layer.view.from, perPixel);
-          else this.high(pixels, layer, lane, bounds, perPixel);
+          const bounds = { top: Math.max(pinned ? 0 : floor, y), bottom: Math.min(height, y + high), y, height: high };
+          if (bounds.top >= bounds.bottom) continue;
+          if (high < 5) this.low(pixels, lane, words, bounds, layer.view.from, perPixel, picks);
+          else if (!this.high(pixels, layer, `${number}/${lane.lane}/${high}`, lane, bounds, hasTime)) exact = false;
         }
       }
-    }
+    });
+    return exact;
   }
 
   private low(
-    pixels: Pixels, lane: DrawnLane, words: Uint32Array, at: { top: number; y: number; height: number }, from: number, perPixel: number,
+    { data, width }: Pixels, lane: DrawnLane, words: Uint32Array, at: Bounds, from: number, perPixel: number, known: Map<Piece, Picks>,
   ): void {
-    const { width, height, data } = pixels;
-    const [top, bottom] = [Math.max(at.top, at.y), Math.min(height, at.y + at.height)];
-    for (const strip of lane.strips) {
-      const { piece } = strip;
-      const { shares, categories } = strip.planes;
+    for (const { piece, planes: { shares, categories } } of lane.strips) {
+      const { buckets } = piece.tile;
       let found = this.dealt.get(shares);
       if (found?.height !== at.height) {
-        found = { height: at.height, made: dealt(shares, categories, piece.tile.buckets, at.height, lane.lane * at.height) };
+        found = { height: at.height, made: dealt(shares, categories, buckets, at.height, lane.lane * at.height) };
         this.dealt.set(shares, found);
       }
-      const begin = (piece.start - from) / perPixel;
-      const step = perPixel / piece.width;
-      const a = Math.max(0, Math.ceil(begin - 0.5));
-      const b = Math.min(width, Math.ceil(begin + piece.count / step - 0.5));
-      for (let y = top; y < bottom; y++) {
-        const picks = (y - at.y) * piece.tile.buckets + piece.first;
-        const line = y * width;
-        const { made } = found;
-        let bucket = (a + 0.5 - begin) * step;
-        for (let x = a; x < b; x++, bucket += step) data[line + x] = words[made[picks + (bucket | 0)]!]!;
+      let picks = known.get(piece);
+      if (!picks) known.set(piece, (picks = picksOf(piece, from, perPixel, width)));
+      const { left, bucket } = picks;
+      const { made } = found;
+      for (let y = at.top; y < at.bottom; y++) {
+        const first = (y - at.y) * buckets;
+        const line = y * width + left;
+        for (let i = 0; i < bucket.length; i++) data[line + i] = words[made[first + bucket[i]!]!]!;
       }
     }
   }
 
-  private high(
-    pixels: Pixels, { run, view, colors }: Layer, lane: DrawnLane, at: { top: number; y: number; height: number }, perPixel: number,
-  ): void {
+  // Copies the lane's picture. Where that is of another view, it is stretched, and what it lacks is drawn.
+  private high(pixels: Pixels, layer: Layer, key: string, lane: DrawnLane, at: Bounds, hasTime: () => boolean): boolean {
+    const { data, width } = pixels;
+    const { run, view, colors } = layer;
     const order = run.lanes.categories[lane.lane] ?? [];
-    const { width } = pixels;
-    const size = order.length * width;
-    if (this.sums.length < size) this.sums = new Float32Array(size);
-    const sums = this.sums.fill(0, 0, size);
-    for (const strip of lane.strips) {
-      const { piece } = strip;
-      const { shares, categories } = strip.planes;
-      const first = (piece.start - view.from) / perPixel;
-      categories.forEach((category, plane) => {
-        const slot = order.indexOf(category);
-        if (slot < 0) return;
-        resample(sums, slot * width, width, shares, plane * piece.tile.buckets + piece.first, piece.count, first, piece.width / perPixel);
-      });
+    const { picture, stretch } = this.lanes.picture(key, lane, order, colors, view, width, at.height, hasTime);
+    const source = picture.data;
+    if (!stretch) {
+      data.set(source.subarray((at.top - at.y) * width, (at.bottom - at.y) * width), at.top * width);
+      return true;
     }
-    const shades = order.map((category) => colors.categories[category]!);
-    stack(pixels, sums, shades, colors.paper, { x: 0, y: at.y, width, height: at.height, top: at.top });
+    const { first, last, take } = stretch;
+    for (let y = at.top; y < at.bottom; y++) {
+      const [from, to] = [(y - at.y) * width, y * width];
+      for (let x = first; x < last; x++) data[to + x] = source[from + take[x]!]!;
+    }
+    for (const [left, right] of [[0, first], [last, width]] as const) {
+      if (left === right) continue;
+      const beside = this.lanes.columns(lane, order, colors, view, width, at.height, left, right);
+      for (let y = at.top; y < at.bottom; y++) data.set(beside.subarray((y - at.y) * width + left, (y - at.y) * width + right), y * width + left);
+    }
+    return false;
   }
 
   // Edges between neighbours, and names where there is room.

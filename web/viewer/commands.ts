@@ -1,13 +1,14 @@
 // What can be done, with the keys that do it: those that users of Perfetto have in their fingers.
 
 import { signal } from "@preact/signals";
+import { chosen } from "./beside";
 import { toggle } from "./critical";
 import { next, showArea } from "./evidence";
 import { clamp } from "./geometry";
 import { chooseTheme, dark } from "./palette";
-import { byId, lanesOf, pinnedRows, rankHeight, reveal, rows, scrollTo } from "./rows";
+import { byId, lanesOf, pinnedRows, plot, rankHeight, reveal, rows, scrollTo } from "./rows";
 import {
-  area, clear, details, drawer, focused, height, look, lookAt, marks, opened, pan, pinned, pointer, run, said, scroll, toggled, view, whole, zoom,
+  area, clear, drawer, focused, height, look, lookAt, marks, opened, pan, pinned, pointer, run, said, scroll, toggled, view, whole, zoom,
 } from "./state";
 
 export const helping = signal(false);
@@ -27,27 +28,35 @@ function middle(): number {
   return pointer.value ?? (view.value.from + view.value.to) / 2;
 }
 
+// By whole pixels: what stays in view is then moved, not drawn again.
+function sideways(share: number): void {
+  const { width } = plot.value;
+  pan(width ? Math.round(share * width) / width : share);
+}
+
 // Once: it is centred; again: it fills the view.
 function fit(): void {
-  const chosen = details.value ? { from: details.value.start, to: Math.max(details.value.end, details.value.start + 1) } : area.value;
-  if (!chosen) return look(whole.value.from, whole.value.to);
+  const span = chosen.value ?? area.value;
+  if (!span) return look(whole.value.from, whole.value.to);
   const { from, to } = view.value;
-  const isCentred = Math.abs((chosen.from + chosen.to - from - to) / 2) < (to - from) / 200;
-  if (isCentred) lookAt(chosen, 0.8);
-  else look((chosen.from + chosen.to - (to - from)) / 2, (chosen.from + chosen.to + (to - from)) / 2);
+  const isCentred = Math.abs((span.from + span.to - from - to) / 2) < (to - from) / 200;
+  if (isCentred) lookAt(span, 0.8);
+  else look((span.from + span.to - (to - from)) / 2, (span.from + span.to + (to - from)) / 2);
   if (focused.value) reveal(focused.value);
 }
 
 function mark(): void {
-  const at = Math.round(details.value?.start ?? area.value?.from ?? middle());
+  const at = Math.round(chosen.value?.from ?? area.value?.from ?? middle());
   marks.value = marks.value.includes(at) ? marks.value.filter((one) => one !== at) : [...marks.value, at].sort((a, b) => a - b);
   said.value = marks.value.includes(at) ? "Marked" : "Mark removed";
 }
 
 function toRange(): void {
-  const event = details.value;
-  if (!event) return;
-  area.value = { from: event.start, to: Math.max(event.end, event.start + 1), rows: focused.value ? [focused.value] : [] };
+  const span = chosen.value;
+  if (!span) return;
+  const row = byId.value.get(focused.value);
+  // A range is of the run that is shown: a row of the one below stands for its rank.
+  area.value = { from: Math.round(span.from), to: Math.round(span.to), rows: row?.other ? [`r${row.rank}`] : focused.value ? [focused.value] : [] };
   showArea();
 }
 
@@ -87,8 +96,8 @@ function rangeOfView(): void {
 export const COMMANDS: Command[] = [
   { keys: ["w"], shown: "W", does: "zoom in at the pointer", run: () => zoom(1 / STEP, middle()) },
   { keys: ["s"], shown: "S", does: "zoom out", run: () => zoom(STEP, middle()) },
-  { keys: ["a", "ArrowLeft"], shown: "A ←", does: "go left", run: () => pan(-0.15) },
-  { keys: ["d", "ArrowRight"], shown: "D →", does: "go right", run: () => pan(0.15) },
+  { keys: ["a", "ArrowLeft"], shown: "A ←", does: "go left", run: () => sideways(-0.15) },
+  { keys: ["d", "ArrowRight"], shown: "D →", does: "go right", run: () => sideways(0.15) },
   { keys: ["ArrowUp"], shown: "↑", does: "row above", run: () => move(-1) },
   { keys: ["ArrowDown"], shown: "↓", does: "row below", run: () => move(1) },
   { keys: ["PageUp"], shown: "Page ↑", does: "rows above", run: () => scrollTo(scroll.value - 400) },

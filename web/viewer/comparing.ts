@@ -5,7 +5,7 @@ import { beside, others, pair, waiting } from "./beside";
 import { failed } from "./evidence";
 import type { Comparison, Ledger, Range, RunEntry } from "./protocol";
 import { api, json, opened } from "./source";
-import { compared, run, said, tab } from "./state";
+import { compared, pick, picked, run, said, tab } from "./state";
 
 export interface Ledgers {
   step: number;
@@ -17,13 +17,16 @@ export const ledgers = signal<Ledgers | null>(null); // of the steps that begin 
 
 export function watchBeside(id: string): void {
   void json<{ runs: RunEntry[] }>("/api/runs").then(({ runs }) => (others.value = runs.filter((one) => one.id !== id)), () => undefined);
+  let linked = tab.peek() !== "findings"; // the address says what the panel shows
   effect(() => {
     const wanted = compared.value;
     if (wanted === (beside.peek()?.run.id ?? "")) return;
+    if (!wanted && picked.peek()?.other) pick(null);
     beside.value = null;
     ledgers.value = null;
     waiting.value = wanted ? "Opening the other run…" : "";
-    if (wanted) void load(id, wanted);
+    if (wanted) void load(id, wanted, linked);
+    linked = false;
   });
   effect(() => {
     const both = beside.value?.said.steps[pair.value];
@@ -32,14 +35,14 @@ export function watchBeside(id: string): void {
   });
 }
 
-async function load(id: string, wanted: string): Promise<void> {
+async function load(id: string, wanted: string, stays: boolean): Promise<void> {
   try {
     const other = await opened(wanted, (at) => (waiting.value = `Adding up the other run: ${at.what}`));
     const found = await json<Comparison>(`/api/compare?a=${id}&b=${wanted}`);
     if (compared.value !== wanted) return;
     beside.value = { run: other, said: found };
     said.value = `${other.title} is drawn below, as B`;
-    tab.value = "compare";
+    if (!stays) tab.value = "compare";
   } catch (error) {
     if (compared.value === wanted) compared.value = "";
     failed(error);

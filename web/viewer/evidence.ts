@@ -2,7 +2,8 @@
 
 import { effect, signal, untracked } from "@preact/signals";
 import { time } from "../shared/time";
-import { laneList, type Arrow, type Collective, type EventDetails, type Finding, type Hits, type Place, type Range, type Window } from "./protocol";
+import { whose } from "./beside";
+import { laneList, type Arrow, type Collective, type EventDetails, type Finding, type Hits, type Place, type Range, type Run, type Window } from "./protocol";
 import { byId, lanesOf, reveal, rowOfLane } from "./rows";
 import { api, json, Refused } from "./source";
 import {
@@ -14,6 +15,9 @@ export const collective = signal<Collective | null>(null);
 export const ranged = signal<Range | null>(null);
 export const hits = signal<Hits | null>(null);
 export const hit = signal(-1); // index into the hits
+
+// A name that would turn the direction of a text turns only itself.
+const isolated = (name: string) => `\u2068${name}\u2069`;
 
 export function failed(error: unknown): void {
   if (error instanceof DOMException && error.name === "AbortError") return;
@@ -36,20 +40,21 @@ function latest<T>(read: () => T | null, delay: number, none: () => void, ask: (
 
 export function watch(id: string): void {
   latest(
-    () => picked.value,
+    () => (picked.value && whose(picked.value.other) ? picked.value : null),
     0,
     () => {
       arrows.value = [];
       collective.value = null;
     },
     async (place, signal) => {
-      const found = await json<EventDetails>(api(id, `/event/${place.lane}/${place.row}`), signal);
+      const of = whose(place.other)!.run;
+      const found = await json<EventDetails>(api(of.id, `/event/${place.lane}/${place.row}`), signal);
       details.value = found;
-      said.value = `${found.name}, ${time(found.end - found.start)}, rank ${found.rank}, ${found.title}`;
+      said.value = `${isolated(found.name)}, ${time(found.end - found.start)}, rank ${found.rank}${place.other ? " of B" : ""}, ${found.title}`;
       arrows.value = [];
       collective.value = null;
-      arrows.value = (await json<{ arrows: Arrow[] }>(api(id, `/arrows/${place.lane}/${place.row}`), signal)).arrows;
-      collective.value = await acrossRanks(id, found, signal);
+      arrows.value = (await json<{ arrows: Arrow[] }>(api(of.id, `/arrows/${place.lane}/${place.row}`), signal)).arrows;
+      collective.value = await acrossRanks(of, found, signal);
     },
   );
   latest(
@@ -89,28 +94,30 @@ export function watch(id: string): void {
 }
 
 // The collective that the event is a part of, where it is one.
-async function acrossRanks(id: string, event: EventDetails, signal: AbortSignal): Promise<Collective | null> {
-  const known = run.value!;
+async function acrossRanks(known: Run, event: EventDetails, signal: AbortSignal): Promise<Collective | null> {
   const kind = known.tracks.kind[event.track];
   if (kind !== "collectives" && !/communication|collective/.test(known.categories[event.category]?.key ?? "")) return null;
   const url = `/collectives?from=${event.start}&to=${Math.max(event.end, event.start + 1)}&limit=200`;
-  const { collectives } = await json<{ collectives: Collective[] }>(api(id, url), signal);
+  const { collectives } = await json<{ collectives: Collective[] }>(api(known.id, url), signal);
   const its = (one: Collective) => one.parts.some(({ lane, row }) => lane === event.lane && row === event.row);
   return collectives.find(its) ?? null;
 }
 
 // Goes
 
-export function goTo(place: Place & { start: number; end: number; rank: number }): void {
+export function goTo(place: Place & { start: number; end: number; rank: number }, other = false): void {
   const known = run.value!;
-  open(known.ranks.rank.indexOf(place.rank), place.lane >= known.ranks.rank.length);
+  const of = whose(other);
+  if (!of) return;
+  open(known.ranks.rank.indexOf(place.rank), place.lane >= of.run.ranks.rank.length);
   const { from, to } = view.value;
-  const length = Math.max(place.end - place.start, 1);
+  const [start, end] = [place.start + of.by, place.end + of.by];
+  const length = Math.max(end - start, 1);
   // What can be seen stays where it is; else the view moves, and comes nearer where the event would be a speck.
-  if (length < (to - from) / 200 || length > to - from) lookAt({ from: place.start, to: place.end }, 0.15);
-  else if (place.end < from || place.start > to) look((place.start + place.end - (to - from)) / 2, (place.start + place.end + (to - from)) / 2);
-  pick({ lane: place.lane, row: place.row });
-  const row = rowOfLane(known, place.lane).id;
+  if (length < (to - from) / 200 || length > to - from) lookAt({ from: start, to: end }, 0.15);
+  else if (end < from || start > to) look((start + end - (to - from)) / 2, (start + end + (to - from)) / 2);
+  pick({ lane: place.lane, row: place.row, other });
+  const row = rowOfLane(known, place.lane, other ? of.run : undefined).id;
   focused.value = row;
   reveal(row);
 }
@@ -121,22 +128,28 @@ function open(rank: number, wanted: boolean): void {
 }
 
 export async function next(direction: 1 | -1): Promise<void> {
-  const known = run.value!;
   const at = details.value;
   if (at) {
+    const other = picked.value?.other ?? false;
+    const of = whose(other);
+    if (!of) return;
     const row = direction > 0 ? at.next : at.previous;
     if (row === null) return void (said.value = direction > 0 ? "This is the last event here" : "This is the first event here");
-    const found = await json<EventDetails>(api(known.id, `/event/${at.lane}/${row}`));
-    return goTo(found);
+    const found = await json<EventDetails>(api(of.run.id, `/event/${at.lane}/${row}`));
+    tab.value = "event";
+    return goTo(found, other);
   }
   const row = byId.value.get(focused.value) ?? byId.value.values().next().value;
   if (!row) return;
   const lane = row.lanes[0];
-  if (lane === undefined || row.other) return;
+  const of = whose(row.other);
+  if (lane === undefined || !of) return;
   const { from, to } = view.value;
-  const found = await json<EventDetails>(api(known.id, `/at?time=${Math.round((from + to) / 2)}&lane=${lane}`)).catch(() => null);
-  if (found) goTo(found);
-  else said.value = "No event is in the middle of this row";
+  const found = await json<EventDetails>(api(of.run.id, `/at?time=${Math.round((from + to) / 2 - of.by)}&lane=${lane}`)).catch(() => null);
+  if (found) {
+    tab.value = "event";
+    goTo(found, row.other);
+  } else said.value = "No event is in the middle of this row";
 }
 
 export async function step(direction: 1 | -1): Promise<void> {
@@ -158,7 +171,7 @@ export async function step(direction: 1 | -1): Promise<void> {
   const all = hits.value!.hits;
   hit.value = (at + all.length) % all.length;
   const found = all[hit.value]!;
-  said.value = `${hit.value + 1} of ${hits.value!.total.toLocaleString("en-US")}: ${found.name}`;
+  said.value = `${hit.value + 1} of ${hits.value!.total.toLocaleString("en-US")}: ${isolated(found.name)}`;
   goTo(found);
 }
 

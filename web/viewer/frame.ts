@@ -25,6 +25,8 @@ export interface DrawnLane {
   y: number;
   height: number;
   strips: LaneStrip[];
+  pieces: readonly Piece[]; // all that its block is seen by; the same array in each lane of the block
+  exact: boolean; // whether no piece is of a coarser tile than it should be
   first: number; // events [first, last) of `events` are its own
   last: number;
 }
@@ -81,7 +83,8 @@ export function scene(
       if (y + high < 0 || y > place.height) return;
       const tall = row.lanes.length > 1 || row.kind === "track" ? high - 1 : high;
       const level = source.level(tall < LOW ? 2 * perPixel : perPixel);
-      one.lanes.push({ lane, y, height: tall, strips: strips(source, lane, level, view, lists), first: 0, last: 0 });
+      const { made, pieces, exact } = strips(source, lane, level, view, lists);
+      one.lanes.push({ lane, y, height: tall, strips: made, pieces, exact, first: 0, last: 0 });
       if (tall >= LEAST_LANE) single.push(lane);
     });
   }
@@ -110,30 +113,37 @@ interface Lists {
   exact: Map<string, Asked>;
   around: Map<string, Asked>;
   missing: boolean;
-  pieces: Map<Block, Map<number, Piece[]>>;
+  pieces: Map<Block, Map<number, Seen>>;
+}
+
+// What is here of a block's tiles over a view, and whether it is all of the level that was asked for.
+interface Seen {
+  pieces: Piece[];
+  exact: boolean;
 }
 
 // Many lanes share a block: its tiles are looked up once a frame.
-function strips(source: Source, lane: number, level: number, view: Span, lists: Lists): LaneStrip[] {
+function strips(source: Source, lane: number, level: number, view: Span, lists: Lists): Seen & { made: LaneStrip[] } {
   const block = source.block(lane);
-  let pieces = lists.pieces.get(block)?.get(level);
-  if (!pieces) {
-    pieces = piecesOf(source, block, level, view, lists);
+  let seen = lists.pieces.get(block)?.get(level);
+  if (!seen) {
+    seen = piecesOf(source, block, level, view, lists);
     if (!lists.pieces.has(block)) lists.pieces.set(block, new Map());
-    lists.pieces.get(block)!.set(level, pieces);
+    lists.pieces.get(block)!.set(level, seen);
   }
   const made: LaneStrip[] = [];
-  for (const piece of pieces) {
+  for (const piece of seen.pieces) {
     const planes = piece.tile.lanes.get(lane);
     if (planes) made.push({ planes, piece });
   }
-  return made;
+  return { ...seen, made };
 }
 
 // What is here of a block's tiles over the view: where one is missing, what is known from coarser ones.
-function piecesOf(source: Source, block: Block, level: number, view: Span, lists: Lists): Piece[] {
+function piecesOf(source: Source, block: Block, level: number, view: Span, lists: Lists): Seen {
   const [first, last] = source.indices(level, view.from, view.to);
   const made: Piece[] = [];
+  let exact = true;
   const span = source.width(level) * source.run.levels.buckets;
   for (let index = first; index <= last; index++) {
     const key = source.key(level, index, block);
@@ -143,6 +153,7 @@ function piecesOf(source: Source, block: Block, level: number, view: Span, lists
       continue;
     }
     lists.missing = true;
+    exact = false;
     lists.exact.set(key, source.wantTile(level, index, block));
     const start = source.run.zero + index * span;
     if (!fallback(made, source, block, level, start, span)) coarse(source, block, level, start, lists);
@@ -152,7 +163,7 @@ function piecesOf(source: Source, block: Block, level: number, view: Span, lists
     const ask = source.wantTile(level, index, block);
     lists.around.set(ask.key, ask);
   }
-  return made;
+  return { pieces: made, exact };
 }
 
 const AHEAD = 2; // levels: a coarser tile holds 16 times the time

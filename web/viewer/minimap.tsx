@@ -5,7 +5,7 @@ import { useEffect, useRef } from "preact/hooks";
 import { ask } from "./carrier";
 import { clamp } from "./geometry";
 import { dark, palette } from "./palette";
-import { resample, stack } from "./raster";
+import { edges, gather, stack } from "./raster";
 import { source, leftOf } from "./timeline";
 import { area, look, marks, view, whole } from "./state";
 import { tile, type Run, type Tile } from "./protocol";
@@ -38,21 +38,19 @@ function alive(known: Run, canvas: HTMLCanvasElement): () => void {
     const ranks = known.ranks.rank.length;
     for (const one of tiles) {
       const bucket = known.levels.base_width * known.levels.factor ** one.level;
-      const mean = new Map<number, Float32Array>();
+      const mean = new Map<number, Float64Array>(); // of each category, running sums over the buckets
       for (const { categories, shares } of one.lanes.values()) {
         categories.forEach((category, plane) => {
-          const into = mean.get(category) ?? new Float32Array(one.buckets);
+          const into = mean.get(category) ?? new Float64Array(one.buckets + 2);
           mean.set(category, into);
-          for (let i = 0; i < one.buckets; i++) into[i]! += shares[plane * one.buckets + i]! / ranks;
+          for (let i = 0, sum = 0; i < one.buckets; i++) into[i + 1]! += (sum += shares[plane * one.buckets + i]!) / ranks;
         });
       }
-      for (const [category, shares] of mean) {
-        resample(sums, category * width, width, shares, 0, one.buckets, (known.zero + one.index * one.buckets * bucket - all.from) / perPixel, bucket / perPixel);
-      }
+      const at = edges(width, 0, one.buckets, (known.zero + one.index * one.buckets * bucket - all.from) / perPixel, bucket / perPixel);
+      for (const [category, sum] of mean) gather(sums, category * width, sum, 0, at, 0, width);
     }
     picture = new ImageData(width, HEIGHT);
-    const pixels = { data: new Uint32Array(picture.data.buffer), width, height: HEIGHT };
-    stack(pixels, sums, colors.categories, colors.paper, { x: 0, y: 0, width, height: HEIGHT, top: 0 });
+    stack(new Uint32Array(picture.data.buffer), sums, colors.categories, colors.paper, width, HEIGHT, 0, width);
   };
 
   const draw = () => {

@@ -3,13 +3,13 @@
 import type { ComponentChildren } from "preact";
 import { fixed } from "../shared/numbers";
 import { exact, time } from "../shared/time";
-import { others } from "./beside";
+import { beside, chosen, others, whose } from "./beside";
 import { Compare } from "./compare";
 import { arrows, collective, failed, goTo, hit, hits, next, ranged, showFinding, step } from "./evidence";
 import { classOf } from "./palette";
 import type { Collective, EventDetails, Finding, Range, Run } from "./protocol";
 import { api, json } from "./source";
-import { area, details, drawer, finding, findings, lookAt, query, run, tab, whole, type Tab } from "./state";
+import { area, details, drawer, finding, findings, lookAt, picked, query, tab, whole, type Tab } from "./state";
 
 const TABS: { key: Tab; title: string }[] = [
   { key: "findings", title: "Findings" },
@@ -22,17 +22,17 @@ const TABS: { key: Tab; title: string }[] = [
 
 export function Panel({ known }: { known: Run }) {
   if (!drawer.value) return null;
-  const chosen = tab.value;
+  const open = tab.value;
   return (
     <aside class="panel" aria-label="Details">
       <div class="tabs" role="tablist">
-        {TABS.filter(({ key }) => key !== "compare" || others.value.length > 0 || chosen === key).map(({ key, title }) => (
+        {TABS.filter(({ key }) => key !== "compare" || others.value.length > 0 || open === key).map(({ key, title }) => (
           <button
             key={key}
             type="button"
             role="tab"
             id={`tab-${key}`}
-            aria-selected={chosen === key}
+            aria-selected={open === key}
             aria-controls="panel"
             onClick={() => (tab.value = key)}
           >
@@ -44,13 +44,13 @@ export function Panel({ known }: { known: Run }) {
           ×
         </button>
       </div>
-      <div class="body" id="panel" role="tabpanel" aria-labelledby={`tab-${chosen}`}>
-        {chosen === "findings" && <Findings />}
-        {chosen === "compare" && <Compare known={known} />}
-        {chosen === "range" && <OfRange known={known} />}
-        {chosen === "event" && <OfEvent known={known} />}
-        {chosen === "search" && <Found />}
-        {chosen === "about" && <About known={known} />}
+      <div class="body" id="panel" role="tabpanel" aria-labelledby={`tab-${open}`}>
+        {open === "findings" && <Findings />}
+        {open === "compare" && <Compare known={known} />}
+        {open === "range" && <OfRange known={known} />}
+        {open === "event" && <OfEvent />}
+        {open === "search" && <Found />}
+        {open === "about" && <About known={known} />}
       </div>
     </aside>
   );
@@ -68,8 +68,10 @@ function Findings() {
   if (!known) return <p class="quiet">Asking every recipe about this run…</p>;
   return (
     <>
-      <p class="verdict">{known.verdict}</p>
-      {!known.findings.length && <p class="quiet">Nothing here is worth a change.</p>}
+      <p class="verdict">
+        <Coded text={known.verdict} />
+      </p>
+      {!known.findings.length && <p class="quiet">No findings.</p>}
       <ol class="findings">
         {known.findings.map((one) => (
           <OneFinding key={one.name} one={one} />
@@ -137,21 +139,21 @@ function OneFinding({ one }: { one: Finding }) {
 function Explain({ recipe, question }: { recipe: string; question: string }) {
   return (
     <p class="explain">
-      {question || "Explain this"}: <code>lostflops explain {recipe.replaceAll("_", "-")}</code>
+      {question || "Explain this:"} <code>lostflops explain {recipe.replaceAll("_", "-")}</code>
     </p>
   );
 }
 
 function OfRange({ known }: { known: Run }) {
-  const chosen = area.value;
-  if (!chosen) return <p class="quiet">Drag over the timeline to select a range of time and rows. R makes the selected event a range, Shift R what is in view.</p>;
+  const range = area.value;
+  if (!range) return <p class="quiet">Drag over the timeline to select a range of time and rows. R makes the selected event a range, Shift R what is in view.</p>;
   const found = ranged.value;
   return (
     <>
-      <h2>{time(chosen.to - chosen.from)} selected</h2>
+      <h2>{time(range.to - range.from)} selected</h2>
       <p class="quiet">
-        {exact(chosen.to - chosen.from)}, from {time(chosen.from - known.zero)} to {time(chosen.to - known.zero)},{" "}
-        {chosen.rows.length ? `${chosen.rows.length} row${chosen.rows.length === 1 ? "" : "s"}` : "all rows"}
+        {exact(range.to - range.from)}, from {time(range.from - known.zero)} to {time(range.to - known.zero)},{" "}
+        {range.rows.length ? `${range.rows.length} row${range.rows.length === 1 ? "" : "s"}` : "all rows"}
       </p>
       {!found ? <p class="quiet">Adding up…</p> : <Sums known={known} found={found} />}
     </>
@@ -257,16 +259,20 @@ function Bars({ title, lines, whole, total }: { title: string; whole: number; to
   );
 }
 
-function OfEvent({ known }: { known: Run }) {
+function OfEvent() {
   const event = details.value;
-  if (!event) return <p class="quiet">Click an event, or choose a row with the arrow keys and press the full stop.</p>;
+  const other = picked.value?.other ?? false;
+  const of = whose(other);
+  if (!event || !of) return <p class="quiet">Click an event, or choose a row with the arrow keys and press the full stop.</p>;
+  const known = of.run;
   const category = known.categories[event.category];
   return (
     <>
       <h2 class="name">{event.name}</h2>
       <p class="quiet">
         {category && <i class={`key ${classOf(category)}`} />}
-        {category?.name} · rank {event.rank} · {event.title}
+        {category?.name} · rank {event.rank}
+        {beside.value && ` of ${other ? "B" : "A"}`} · {event.title}
       </p>
       <table class="facts">
         <tbody>
@@ -286,7 +292,7 @@ function OfEvent({ known }: { known: Run }) {
         <button type="button" onClick={() => void next(1)} disabled={event.next === null}>
           next →
         </button>
-        <button type="button" onClick={() => lookAt({ from: event.start, to: Math.max(event.end, event.start + 1) }, 0.5)}>
+        <button type="button" onClick={() => chosen.value && lookAt(chosen.value, 0.5)}>
           fit
         </button>
       </p>
@@ -296,7 +302,7 @@ function OfEvent({ known }: { known: Run }) {
           <ol class="stack">
             {event.around.map(({ lane, row, name }, i) => (
               <li key={i}>
-                <button type="button" class="link" onClick={() => void jump(lane, row)}>
+                <button type="button" class="link" onClick={() => void jump(lane, row, other)}>
                   {name}
                 </button>
               </li>
@@ -309,11 +315,11 @@ function OfEvent({ known }: { known: Run }) {
           <h3>Linked</h3>
           <ul class="linked">
             {arrows.value.map(({ kind, from, to }, i) => {
-              const other = from.lane === event.lane && from.row === event.row ? to : from;
+              const far = from.lane === event.lane && from.row === event.row ? to : from;
               return (
                 <li key={i}>
-                  <button type="button" class="link" onClick={() => void jump(other.lane, other.row)}>
-                    {kind} {other === to ? "→" : "←"} {time(other.time - known.zero)}
+                  <button type="button" class="link" onClick={() => void jump(far.lane, far.row, other)}>
+                    {kind} {far === to ? "→" : "←"} {time(far.time - known.zero)}
                   </button>
                 </li>
               );
@@ -321,7 +327,7 @@ function OfEvent({ known }: { known: Run }) {
           </ul>
         </>
       )}
-      {collective.value && <OnRanks known={known} one={collective.value} />}
+      {collective.value && <OnRanks of={of} other={other} one={collective.value} />}
       {event.explain.map(({ recipe, question }) => (
         <Explain key={recipe} recipe={recipe} question={question} />
       ))}
@@ -331,7 +337,7 @@ function OfEvent({ known }: { known: Run }) {
 
 const MOST_RANKS = 64;
 
-function OnRanks({ known, one }: { known: Run; one: Collective }) {
+function OnRanks({ of: { run: known, by }, other, one }: { of: { run: Run; by: number }; other: boolean; one: Collective }) {
   const longest = Math.max(1, ...one.parts.map(({ wait_ns }) => wait_ns));
   const parts = [...one.parts].sort((a, b) => a.arrival - b.arrival);
   return (
@@ -344,7 +350,7 @@ function OnRanks({ known, one }: { known: Run; one: Collective }) {
           {parts.slice(0, MOST_RANKS).map(({ rank, lane, row, wait_ns, arrival, end }) => (
             <tr key={rank}>
               <th scope="row">
-                <button type="button" class="link" onClick={() => goTo({ lane, row, rank, start: arrival, end })}>
+                <button type="button" class="link" onClick={() => goTo({ lane, row, rank, start: arrival, end }, other)}>
                   rank {rank}
                 </button>
               </th>
@@ -364,7 +370,7 @@ function OnRanks({ known, one }: { known: Run; one: Collective }) {
         </p>
       )}
       <p>
-        <button type="button" class="link" onClick={() => lookAt({ from: Math.min(...parts.map(({ arrival }) => arrival), one.start), to: one.end })}>
+        <button type="button" class="link" onClick={() => lookAt({ from: Math.min(...parts.map(({ arrival }) => arrival), one.start) + by, to: one.end + by })}>
           see it on all ranks
         </button>{" "}
         <span class="quiet">from {time(one.start - known.zero)}</span>
@@ -373,8 +379,8 @@ function OnRanks({ known, one }: { known: Run; one: Collective }) {
   );
 }
 
-async function jump(lane: number, row: number): Promise<void> {
-  await json<EventDetails>(api(run.value!.id, `/event/${lane}/${row}`)).then(goTo, failed);
+async function jump(lane: number, row: number, other: boolean): Promise<void> {
+  await json<EventDetails>(api(whose(other)!.run.id, `/event/${lane}/${row}`)).then((found) => goTo(found, other), failed);
 }
 
 function Fact({ name, value, meaning }: { name: string; value: string; meaning?: string }) {

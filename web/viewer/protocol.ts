@@ -69,6 +69,11 @@ export interface Place {
   row: number;
 }
 
+// An event that is chosen, of the run that is shown or of the one below it.
+export interface Picked extends Place {
+  other: boolean;
+}
+
 export interface EventDetails extends Place {
   rank: number;
   track: number;

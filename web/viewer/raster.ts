@@ -7,35 +7,61 @@ export type Rgb = readonly [number, number, number];
 // which keeps area equal to time over a few neighbours.
 const PATTERN = [0, 8, 2, 10, 12, 4, 14, 6, 3, 11, 1, 9, 15, 7, 13, 5].map((rank) => (rank + 0.5) / 16);
 
-export interface Pixels {
-  data: Uint32Array; // what an ImageData holds, little-endian RGBA
-  width: number;
-  height: number;
-}
-
 export function packed([r, g, b]: Rgb): number {
   return (0xff000000 | (b << 16) | (g << 8) | r) >>> 0;
 }
 
-// Adds what of some buckets falls into each pixel of [0, width) to `sums`, from `out` on; a full pixel is 255. The first
-// bucket begins at pixel `first`, and each is `scale` pixels wide.
-export function resample(
-  sums: Float32Array, out: number, width: number, shares: ArrayLike<number>, from: number, count: number, first: number, scale: number,
+// Sums of shares up to each bucket, plane by plane: a pixel's share is then the difference of two of them, however many
+// buckets it spans. A plane takes one entry more than it has buckets.
+export function running(shares: ArrayLike<number>, planes: number, buckets: number): Uint16Array {
+  const made = new Uint16Array(planes * (buckets + 1) + 1); // 255 * 256 fits; the last entry is read, times zero
+  for (let plane = 0, from = 0, to = 0; plane < planes; plane++, to++) {
+    for (let i = 0, sum = 0; i < buckets; i++) made[++to] = sum += shares[from++]!;
+  }
+  return made;
+}
+
+// Where in a tile's buckets the edges of pixels [left, right] lie: bucket, and how much of it is before the edge.
+export interface Edges {
+  left: number;
+  right: number;
+  bucket: Uint16Array;
+  part: Float64Array;
+  scale: number; // pixels of a bucket
+}
+
+// Of buckets [from, from + count), of which the first begins at pixel `first` and each is `scale` pixels wide.
+export function edges(width: number, from: number, count: number, first: number, scale: number): Edges {
+  const left = Math.min(width, Math.max(0, Math.floor(first)));
+  const right = Math.max(left, Math.min(width, Math.ceil(first + count * scale)));
+  const bucket = new Uint16Array(right - left + 1);
+  const part = new Float64Array(right - left + 1);
+  for (let i = 0; i < bucket.length; i++) {
+    const at = Math.min(Math.max((left + i - first) / scale, 0), count);
+    const whole = Math.floor(at);
+    bucket[i] = from + whole;
+    part[i] = at - whole;
+  }
+  return { left, right, bucket, part, scale };
+}
+
+// Adds a plane's share of each of the pixels [from, to) to `sums`, of which pixel 0 is at `out`; a full pixel is 255.
+export function gather(
+  sums: Float32Array, out: number, sum: ArrayLike<number>, plane: number, at: Edges, from: number, to: number,
 ): void {
-  const low = Math.max(0, Math.floor(-first / scale));
-  const high = Math.min(count, Math.ceil((width - first) / scale));
-  for (let bucket = low; bucket < high; bucket++) {
-    const share = shares[from + bucket]!;
-    if (!share) continue;
-    const left = first + bucket * scale;
-    const right = left + scale;
-    const a = left > 0 ? left | 0 : 0;
-    if (right <= a + 1) {
-      sums[out + a]! += share * (left > a ? right - left : right - a);
-      continue;
-    }
-    const b = Math.min(width, Math.ceil(right));
-    for (let x = a; x < b; x++) sums[out + x]! += share * (Math.min(right, x + 1) - Math.max(left, x));
+  const { left, right, bucket, part, scale } = at;
+  const first = Math.max(from, left);
+  const last = Math.min(to, right);
+  if (first >= last) return;
+  let place = plane + bucket[first - left]!;
+  let before = sum[place]! + part[first - left]! * (sum[place + 1]! - sum[place]!);
+  for (let x = first; x < last; x++) {
+    const i = x + 1 - left;
+    place = plane + bucket[i]!;
+    const low = sum[place]!;
+    const after = low + part[i]! * (sum[place + 1]! - low);
+    if (after !== before) sums[out + x]! += (after - before) * scale;
+    before = after;
   }
 }
 
@@ -61,72 +87,55 @@ export function dealt(
   return made;
 }
 
-const SPECK = 1e-4; // of a pixel: less is nothing
+const SPECK = 0.02; // of a share of 255: less is nothing
 
-// Draws the sums of a row, the first category at the bottom, into pixels [x, x + width) and [y, y + height). Most of a
-// frame's time is spent here: no array is made and no object is read for a pixel.
+// Draws pixels [from, to) of a row that is `height` pixels high into `data`, the first category at the bottom. `sums` and
+// `data` have `line` entries per category and per line of pixels. Most of a frame's time is spent here: no array is made
+// and no object is read for a pixel.
 export function stack(
-  into: Pixels,
-  sums: Float32Array,
-  colors: readonly Rgb[],
-  back: Rgb,
-  place: { x: number; y: number; width: number; height: number; top: number },
+  data: Uint32Array, sums: Float32Array, colors: readonly Rgb[], back: Rgb, line: number, height: number, from: number, to: number,
 ): void {
-  const { data, width: line } = into;
-  const { width, height, y: ceiling } = place;
-  const top = Math.max(place.top, ceiling);
-  const bottom = Math.min(into.height, ceiling + height);
-  if (top >= bottom) return;
   const count = colors.length;
   const words = Uint32Array.from(colors, packed);
   const parts = Float64Array.from(colors.flat());
   const paper = packed(back);
-  const unit = height / 255;
-  for (let x = 0; x < width; x++) {
-    const column = place.x + x;
-    let y = ceiling + height; // pixels below are drawn; the stack grows upwards
-    let level = y;
-    let mixed = 0; // how much of pixel y - 1 is taken, and by which colour
+  const full = 255 / height; // of a share: what a pixel holds
+  const whole = full - SPECK / height;
+  const each = 1 / full;
+  const bottom = (height - 1) * line;
+  for (let x = from; x < to; x++) {
+    let at = bottom + x; // the pixel that is drawn next; the stack grows upwards
+    let room = full; // of that pixel
     let r = 0;
     let g = 0;
     let b = 0;
-    for (let category = 0; category < count; category++) {
-      const share = sums[category * width + x]!;
+    for (let category = 0, place = x; category < count; category++, place += line) {
+      let share = sums[place]!;
       if (share === 0) continue;
-      level -= share * unit;
-      if (level < ceiling) level = ceiling;
-      if (mixed > 0) {
-        const room = 1 - mixed;
-        const left = y - mixed - level;
-        const part = left < room ? left : room;
-        if (part <= SPECK) continue;
-        r += parts[3 * category]! * part;
-        g += parts[3 * category + 1]! * part;
-        b += parts[3 * category + 2]! * part;
-        mixed += part;
-        if (mixed <= 1 - SPECK) continue;
-        y--;
-        if (y >= top && y < bottom) data[y * line + column] = (0xff000000 | (b << 16) | (g << 8) | r) >>> 0;
-        mixed = r = g = b = 0;
+      const part = 3 * category;
+      if (room < full) {
+        const taken = share < room ? share : room;
+        r += parts[part]! * taken;
+        g += parts[part + 1]! * taken;
+        b += parts[part + 2]! * taken;
+        room -= taken;
+        share -= taken;
+        if (room > SPECK) continue;
+        if (at >= 0) data[at] = 0xff000000 | ((b * each) << 16) | ((g * each) << 8) | (r * each);
+        at -= line;
+        room = full;
       }
-      const stop = y - Math.floor(y - level + SPECK);
-      const word = words[category]!;
-      for (let at = Math.min(y, bottom) - 1, last = Math.max(stop, top); at >= last; at--) data[at * line + column] = word;
-      y = stop;
-      const rest = y - level;
-      if (rest <= SPECK) continue;
-      mixed = rest;
-      r = parts[3 * category]! * rest;
-      g = parts[3 * category + 1]! * rest;
-      b = parts[3 * category + 2]! * rest;
+      for (; share >= whole && at >= 0; at -= line, share -= full) data[at] = words[category]!;
+      if (share <= SPECK) continue;
+      room = full - share;
+      r = parts[part]! * share;
+      g = parts[part + 1]! * share;
+      b = parts[part + 2]! * share;
     }
-    if (mixed > 0) {
-      const rest = 1 - mixed;
-      y--;
-      if (y >= top && y < bottom) {
-        data[y * line + column] = packed([(r + back[0] * rest) | 0, (g + back[1] * rest) | 0, (b + back[2] * rest) | 0]);
-      }
+    if (room < full && at >= 0) {
+      data[at] = packed([((r + back[0] * room) * each) | 0, ((g + back[1] * room) * each) | 0, ((b + back[2] * room) * each) | 0]);
+      at -= line;
     }
-    for (let at = Math.min(y, bottom) - 1; at >= top; at--) data[at * line + column] = paper;
+    for (; at >= 0; at -= line) data[at] = paper;
   }
 }

@@ -198,11 +198,13 @@ export function firstBelow(sorted: Row[], y: number): number {
   return low;
 }
 
-// The row of a lane: its track's where that is shown, else its rank's.
-export function rowOfLane(known: Run, lane: number): { id: string; rank: number } {
-  const track = known.lanes.track[lane] ?? 0;
-  const rank = known.ranks.rank.indexOf(known.tracks.rank[track]!);
-  return lane < known.ranks.rank.length ? { id: `r${lane}`, rank: lane } : { id: `t${track}`, rank };
+// The row of a lane, and which rank of the run that is shown it belongs to: -1 where that has no such rank.
+export function rowOfLane(known: Run, lane: number, below?: Run): { id: string; rank: number } {
+  const of = below ?? known;
+  const track = of.lanes.track[lane] ?? 0;
+  const rank = known.ranks.rank.indexOf(of.tracks.rank[track]!);
+  if (lane < of.ranks.rank.length) return { id: `${below ? "b" : "r"}${lane}`, rank };
+  return { id: `${below ? "u" : "t"}${track}`, rank };
 }
 
 // All lanes that a row stands for: those of its rank where it is folded.

@@ -2,7 +2,7 @@
 
 import { batch, computed, effect, signal } from "@preact/signals";
 import { framed } from "./carrier";
-import type { EventDetails, Finding, Place, Run } from "./protocol";
+import type { EventDetails, Finding, Picked, Run } from "./protocol";
 
 export interface Span {
   from: number;
@@ -26,8 +26,8 @@ export const closed = signal<ReadonlySet<string>>(new Set()); // groups that are
 export const pinned = signal<readonly string[]>([]);
 export const focused = signal(""); // id of the row that keys act on
 export const area = signal<Area | null>(null);
-export const picked = signal<Place | null>(null);
-export const details = signal<EventDetails | null>(null);
+export const picked = signal<Picked | null>(null);
+export const details = signal<EventDetails | null>(null); // in the times of its own run
 export const marks = signal<readonly number[]>([]);
 export const query = signal("");
 export const finding = signal("");
@@ -39,6 +39,8 @@ export const tab = signal<Tab>("findings");
 export const said = signal(""); // to a screen reader, and in the status line
 export const trouble = signal("");
 export const pointer = signal<number | null>(null); // the time under the pointer
+
+export const drawn = signal(false); // whether the timeline was whole once
 
 export const whole = computed<Span>(() => {
   const known = run.value;
@@ -74,7 +76,7 @@ export function lookAt(span: Span, share = 0.6): void {
   look(span.from - room, span.to + room);
 }
 
-export function pick(place: Place | null): void {
+export function pick(place: Picked | null): void {
   picked.value = place;
   if (!place) details.value = null;
 }
@@ -122,7 +124,7 @@ export function written(): string {
     made.set("range", `${Math.round(area.value.from)},${Math.round(area.value.to)}`);
     put("rows", area.value.rows.join(","), "");
   }
-  if (picked.value) made.set("event", `${picked.value.lane},${picked.value.row}`);
+  if (picked.value) made.set("event", `${picked.value.lane},${picked.value.row}${picked.value.other ? ",b" : ""}`);
   put("marks", marks.value.join(","), "");
   put("q", query.value, "");
   put("finding", finding.value, "");
@@ -168,7 +170,7 @@ export function read(hash: string): void {
         ? { from: range[0]!, to: range[1]!, rows: words(given.get("rows")) }
         : null;
     const event = integers(given.get("event"));
-    pick(event.length === 2 ? { lane: event[0]!, row: event[1]! } : null);
+    pick(event.length === 2 ? { lane: event[0]!, row: event[1]!, other: words(given.get("event"))[2] === "b" } : null);
     marks.value = integers(given.get("marks"));
     query.value = given.get("q") ?? "";
     finding.value = given.get("finding") ?? "";

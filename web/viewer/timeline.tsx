@@ -4,7 +4,7 @@ import { effect, signal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
 import { exact, time } from "../shared/time";
 import { hide, tip } from "../shared/tip";
-import { beside, moved } from "./beside";
+import { beside, moved, whose } from "./beside";
 import { Canvas2D, firstIn, nameOf, type Highlight, type Layer, type Link, type Steps } from "./canvas";
 import { openRank, pin } from "./commands";
 import { countersIn } from "./counters";
@@ -17,7 +17,7 @@ import type { EventDetails, Range, Run } from "./protocol";
 import { byId, furthest, pinnedHeight, pinnedRows, plot, rankHeight, rowOfLane, rows, scrollTo, total } from "./rows";
 import { api, json, Source } from "./source";
 import {
-  area, closed, details, focused, look, marks, opened, picked, pointer, said, scroll, toggled, view, whole, zoom,
+  area, closed, details, drawn, focused, look, marks, opened, picked, pointer, scroll, toggled, view, whole, zoom,
 } from "./state";
 
 const TOP = 34; // the ruler and the steps
@@ -25,6 +25,7 @@ const MORE = 17; // the steps of the run below
 const above = () => TOP + (beside.value ? MORE : 0);
 const DRAG = 4; // pixels from which on a press is a drag
 const EDGE = 6;
+const AT_ONCE = 8; // ms of a frame after which what was drawn before is stretched, until the next frame
 
 export const shownOf = signal({ shown: 0, total: 0, asked: false, rows: 0, of: 0, coarse: false });
 export const source = signal<Source | null>(null);
@@ -98,10 +99,10 @@ function alive(known: Run, holder: HTMLElement, canvas: HTMLCanvasElement): () =
     const color = `rgb(${colors.paper.map((part) => (part > 128 ? 60 : 150)).join(" ")})`;
     const counters = wanted.length ? countersIn(fetched, wanted, view.value, place.width, color) : null;
     const chosen = area.value;
-    renderer.draw(
+    const isExact = renderer.draw(
       {
         layers: last,
-        rows: last.flatMap(({ scene }) => scene.rows),
+        rows: inOrder(last),
         run: known,
         view: view.value,
         width: size.width,
@@ -122,6 +123,7 @@ function alive(known: Run, holder: HTMLElement, canvas: HTMLCanvasElement): () =
         counters: (counter) => counters?.get(counter) ?? null,
       },
       colors,
+      () => performance.now() - began < AT_ONCE,
     );
     const ranks = own.rows.filter(({ row, pinned }) => row.kind === "rank" && !pinned).length;
     const coarse = last.some(({ scene }) => scene.coarse);
@@ -136,7 +138,9 @@ function alive(known: Run, holder: HTMLElement, canvas: HTMLCanvasElement): () =
     performance.clearMeasures("draw");
     performance.measure("draw", { start: began });
     canvas.dataset.drawn = String(Number(canvas.dataset.drawn ?? 0) + 1);
-    canvas.dataset.complete = String(!coarse && fetched.idle && (!below || below.source.idle));
+    canvas.dataset.complete = String(isExact && !coarse && fetched.idle && (!below || below.source.idle));
+    if (canvas.dataset.complete === "true") drawn.value = true;
+    if (!isExact) waiting ||= requestAnimationFrame(draw);
   }
 
   // Where the pointer is.
@@ -249,20 +253,20 @@ function alive(known: Run, holder: HTMLElement, canvas: HTMLCanvasElement): () =
       if (row.row.kind === "rank") openRank(row.row.id);
       return;
     }
-    if (row.row.other) return void (said.value = "Events of B open where B is opened alone: the Compare panel leads there");
-    void choose(laneAt(row, y), timeOf(scale(), x));
+    void choose(layerOf(row), laneAt(row, y), timeOf(scale(), x), row.row.other);
   };
 
-  const choose = async (lane: DrawnLane | undefined, when: number) => {
+  const choose = async (layer: Layer, lane: DrawnLane | undefined, pointed: number, other: boolean) => {
     if (!lane) return;
-    const i = eventAt(last[0]!, lane, when);
+    const when = other ? pointed - moved.value : pointed;
+    const i = eventAt(layer, lane, when);
     if (i >= 0) {
-      picked.value = { lane: lane.lane, row: last[0]!.scene.events!.row[i]! };
+      picked.value = { lane: lane.lane, row: layer.scene.events!.row[i]!, other };
       return showEvent();
     }
     try {
-      const found = await json<EventDetails>(api(known.id, `/at?time=${Math.round(when)}&lane=${lane.lane}`));
-      picked.value = { lane: found.lane, row: found.row };
+      const found = await json<EventDetails>(api(layer.run.id, `/at?time=${Math.round(when)}&lane=${lane.lane}`));
+      picked.value = { lane: found.lane, row: found.row, other };
       showEvent();
     } catch {
       picked.value = null;
@@ -379,6 +383,10 @@ function alive(known: Run, holder: HTMLElement, canvas: HTMLCanvasElement): () =
       redraw();
     }),
     effect(() => {
+      void [view.value, scroll.value];
+      hide(); // what it says is of what was under the pointer
+    }),
+    effect(() => {
       if (plot.value.height && total.value && scroll.value > furthest.value) scroll.value = furthest.value;
     }),
   ];
@@ -388,6 +396,12 @@ function alive(known: Run, holder: HTMLElement, canvas: HTMLCanvasElement): () =
     stops.forEach((stop) => stop());
     cancelAnimationFrame(waiting);
   };
+}
+
+// The rows of all layers from the top down, pinned ones first.
+function inOrder(layers: Layer[]): DrawnRow[] {
+  const all = layers.flatMap(({ scene }) => scene.rows);
+  return layers.length < 2 ? all : all.sort((one, two) => Number(two.pinned) - Number(one.pinned) || one.y - two.y);
 }
 
 const kept = new WeakMap<Run, Map<number, Steps>>();
@@ -410,15 +424,20 @@ function titleOf(known: Run, { row }: DrawnRow): string {
 }
 
 // The rows in which something stands: its own where that is shown, else its rank's.
-function shownRow(known: Run, lane: number): string {
-  const { id, rank } = rowOfLane(known, lane);
-  return byId.value.has(id) ? id : `r${rank}`;
+function shownRow(known: Run, lane: number, below?: Run): string {
+  const { id, rank } = rowOfLane(known, lane, below);
+  if (byId.value.has(id)) return id;
+  return below ? `b${below.ranks.rank.indexOf(known.ranks.rank[rank]!)}` : `r${rank}`;
 }
 
 function highlights(known: Run): Highlight[] {
   const made: Highlight[] = [];
-  const put = (lane: number, from: number, to: number, strong: boolean) => {
-    const id = shownRow(known, lane);
+  const other = picked.value?.other ?? false;
+  const of = whose(other);
+  if (!of) return made;
+  const put = (lane: number, start: number, end: number, strong: boolean) => {
+    const [from, to] = [start + of.by, end + of.by];
+    const id = shownRow(known, lane, other ? of.run : undefined);
     const row = byId.value.get(id);
     const index = row?.lanes.indexOf(lane) ?? -1;
     if (!row || index < 0) return void made.push({ row: id, from, to, strong });
@@ -432,10 +451,14 @@ function highlights(known: Run): Highlight[] {
 }
 
 function links(known: Run): Link[] {
+  const other = picked.value?.other ?? false;
+  const of = whose(other);
+  if (!of) return [];
+  const below = other ? of.run : undefined;
   return arrows.value.map(({ kind, from, to }) => ({
     kind,
-    from: { row: shownRow(known, from.lane), time: from.time },
-    to: { row: shownRow(known, to.lane), time: to.time },
+    from: { row: shownRow(known, from.lane, below), time: from.time + of.by },
+    to: { row: shownRow(known, to.lane, below), time: to.time + of.by },
   }));
 }
 

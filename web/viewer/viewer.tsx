@@ -19,7 +19,7 @@ import { Panel } from "./panel";
 import type { Building, Finding, Run, RunEntry } from "./protocol";
 import { sortValues } from "./rows";
 import { api, json, opened, Refused } from "./source";
-import { drawer, findings, follow, read, run, sorting } from "./state";
+import { drawer, drawn, findings, follow, read, run, sorting } from "./state";
 import { Timeline } from "./timeline";
 
 const app = document.getElementById("app")!;
@@ -76,12 +76,21 @@ async function open(id: string, building: (at: Building["building"]) => void): P
       if (sorting.value === by) sortValues.value = values;
     }, failed);
   });
+  await firstPicture();
   findings.value = await json<{ verdict: string; findings: Finding[] }>(api(id, "/findings")).catch((error) => {
     failed(error);
     return { verdict: "The findings could not be computed.", findings: [] };
   });
   followFinding();
   addEventListener("hashchange", followFinding);
+}
+
+// Findings are much to compute for the server, which draws first; where something cannot be drawn, it is asked all the same.
+function firstPicture(): Promise<void> {
+  return new Promise((done) => {
+    setTimeout(done, 3_000);
+    effect(() => void (drawn.value && done()));
+  });
 }
 
 function Trouble({ error }: { error: Error }) {

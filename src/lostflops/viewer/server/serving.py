@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ipaddress
+import logging
+import os
 import socket
 import sys
 import threading
 import webbrowser
 from collections.abc import Callable
 from contextlib import closing, suppress
+from types import FrameType
 
 import uvicorn
 
@@ -58,11 +61,32 @@ def serve(
         if sys.stdin is not None and sys.stdin.isatty():
             again = threading.Thread(target=_print_again, args=(address, say), daemon=True)
             again.start()
+        server = _Server(config)
         try:
             with suppress(KeyboardInterrupt):
-                uvicorn.Server(config).run(sockets=[listening])
+                server.run(sockets=[listening])
         finally:
             timeline.forget()
+        if server.told and _computes():
+            # Nobody waits for the answer any more, but Python would: for minutes, with many ranks' findings.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(0)
+
+
+class _Server(uvicorn.Server):
+    """Gives up what it still computes when it is told to stop, and says nothing of it."""
+
+    told = False
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.told = True
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL + 1)
+        super().handle_exit(sig, frame)
+
+
+def _computes() -> bool:
+    return any(not one.daemon and one is not threading.main_thread() for one in threading.enumerate())
 
 
 def _listening(host: str, port: int) -> socket.socket:
