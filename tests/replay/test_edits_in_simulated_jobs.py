@@ -108,6 +108,19 @@ def test_another_network_takes_what_the_simulator_takes(text: str, folder: Path)
     assert own.predicted_ns == pytest.approx(found.trust.measured_ns, rel=0.02)
 
 
+def test_shared_work_takes_what_it_sends_with_it(folder: Path) -> None:
+    """Longer sequences send more, too: over a slow network that is a good part of what they cost."""
+    job = _job("tp2-dp2", 4, ("steps", 3))
+    network = replace(job.network, node=1)
+    slow = replace(job, given_network=replace(network, near=network.near / 8, far=network.near / 8))
+    place = folder / "uneven"
+    simulate(replace(slow, lengths=0.6), place)
+    truth = simulate(slow, folder / "even")["step"]
+    found = Session(ingest_job.open(place)).replay()
+    close(found.predicted([edit("even-work")]), truth)
+    assert truth < 0.9 * found.trust.measured_ns
+
+
 def test_recomputation_dropped_takes_what_the_job_without_takes(folder: Path) -> None:
     for text in ("ddp", "tp2-dp2"):
         truth = simulate(_job(text, 4), folder / f"kept-{text}")["step"]
