@@ -62,6 +62,7 @@ def close(answer: PredictedStep, truth: float, within: float = CLOSE) -> None:
         ("pp2-m4", "schedule=interleaved-v2", "pp2-interleaved-v2-m4", {}),
         ("pp2-m4", "microbatches=8", "pp2-m8", {"tokens": 4096}),
         ("pp2-m4", "microbatches=2", "pp2-m2", {"tokens": 16384}),
+        ("pp2-m4", "microbatches=8,schedule=zb", "pp2-zb-m8", {"tokens": 4096}),
         ("pp2-zb-m4", "schedule=1f1b", "pp2-m4", {}),
         ("pp2-interleaved-v2-m4", "schedule=gpipe", "pp2-gpipe-m4", {}),
     ],
@@ -69,7 +70,7 @@ def close(answer: PredictedStep, truth: float, within: float = CLOSE) -> None:
 def test_another_order_of_passes_takes_what_the_simulator_takes(
     text: str, asked: str, then: str, knobs: dict[str, Any], folder: Path
 ) -> None:
-    answer = _session(text, 2, folder).replay().predicted([edit(asked)])
+    answer = _session(text, 2, folder).replay().predicted([edit(one) for one in asked.split(",")])
     truth = simulate(_job(then, 2, *knobs.items()), folder / f"{text}-{asked}")
     close(answer, truth["step"])
     assert any("memory" in doubt for doubt in answer.doubts)
@@ -85,6 +86,13 @@ def test_another_order_goes_with_other_edits_and_names_what_it_cannot_do(folder:
     assert both.predicted_ns == again.predicted_ns < alone.predicted_ns
     assert "is the recorded schedule" in found.predicted([edit("schedule=1f1b")]).refused
     assert "have 4 microbatches" in found.predicted([edit("microbatches=4")]).refused
+    dual = found.predicted([edit("schedule=dualpipe")])
+    bubbles = found.predicted([edit("schedule=zb")])
+    assert dual.predicted_ns is not None and bubbles.predicted_ns is not None and dual.bound_ns is not None
+    assert dual.bound_ns <= dual.predicted_ns < bubbles.predicted_ns
+    assert any("weights of two stages" in doubt for doubt in dual.doubts)
+    twice = found.predicted([edit("schedule=zb"), edit("schedule=dualpipe")])
+    assert twice.predicted_ns == dual.predicted_ns
     interleaved = _session("pp2-interleaved-v2-m4", 2, folder).replay()
     assert "whole groups" in interleaved.predicted([edit("microbatches=3")]).refused
     with pytest.raises(Refused, match="nothing says when each kernel would run"):

@@ -14,7 +14,7 @@ from lostflops.store.trace import Trace
 
 from .critical_path import CriticalPath, critical_path
 from .dependencies.edges import BY_GUESS, Edges, Int, joined
-from .edit import REMOVED, Edit, Edited, Known, in_steps
+from .edit import REMOVED, Edit, Edited, Known, as_one, in_steps
 from .graph import NEVER, Graph
 from .modules import module_at
 from .recorded import RecordedJob, recorded
@@ -198,7 +198,7 @@ class Replay:
     def _made(self, lags: Int, edits: Sequence[Edit]) -> str | _Made:
         """The job with all edits made, or why one cannot be."""
         made, removed, doubts, longer = list[Edited](), 0, list[str](), list[Int]()
-        for edit in edits:
+        for edit in as_one(edits):
             one = edit.apply(self.job, lags, self.known)
             if one.refused:
                 return one.refused
