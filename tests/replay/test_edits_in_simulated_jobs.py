@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lab.test_simulated_truth import a_job
-from lostflops.errors import Refused
+from lostflops.errors import BadOption, Refused
 from lostflops.ingest import job as ingest_job
 from lostflops.lab.simulate.job import SimulatedJob
 from lostflops.lab.simulate.writing import simulate
@@ -114,6 +114,36 @@ def test_another_network_takes_what_the_simulator_takes(text: str, folder: Path)
     close(found.predicted([edit(f"network={rate}B/s")]), truth)
     own = found.predicted([edit(f"network={round(network.near / 8)}B/s")])
     assert own.predicted_ns == pytest.approx(found.trust.measured_ns, rel=0.02)
+
+
+def test_gathers_a_layer_ahead_take_what_the_simulator_takes(folder: Path) -> None:
+    job = _job("fsdp2", 2, ("overlap", False))
+    network = replace(job.network, node=1)
+    slow = replace(job, given_network=replace(network, near=network.near / 4, far=network.near / 4))
+    place, then = folder / "gathered", folder / "prefetched"
+    simulate(slow, place)
+    truth = simulate(replace(slow, prefetches=True), then)["step"]
+    found = Session(ingest_job.open(place)).replay()
+    answer, there, back = (
+        found.predicted([edit(text)]) for text in ("prefetch=1", "prefetch:forward=1", "prefetch:backward=1")
+    )
+    close(answer, truth, within=0.005)
+    assert truth < 0.9 * found.trust.measured_ns
+    assert there.predicted_ns is not None and back.predicted_ns is not None
+    gains = [found.trust.measured_ns - each for each in (there.predicted_ns, back.predicted_ns)]
+    assert min(gains) > 0.2 * (found.trust.measured_ns - truth)
+    assert sum(gains) == pytest.approx(found.trust.measured_ns - truth, rel=0.05)
+    assert any("memory" in doubt for doubt in answer.doubts)
+    again = Session(ingest_job.open(then)).replay().predicted([edit("prefetch=1")])
+    close(again, truth, within=0.001)
+
+
+def test_without_gathered_weights_there_is_nothing_to_ask_for_earlier(folder: Path) -> None:
+    answer = _session("ddp", 2, folder).replay().predicted([edit("prefetch=1")])
+    assert "no gather here is awaited" in answer.refused
+    for typed in ("prefetch", "prefetch=0", "prefetch:sideways=1", "prefetch=much"):
+        with pytest.raises(BadOption, match="how many layers ahead"):
+            edit(typed)
 
 
 def test_shared_work_takes_what_it_sends_with_it(folder: Path) -> None:
