@@ -115,13 +115,14 @@ class Replay:
         high = max(measured - gain for gain in gains) + spread
         # Nothing gains more than all that the edit removes, however much steps differ.
         bound = measured - min(measured, removed / max(1, len(steps.step)) * self._ranks_per_step())
+        predicted = max(predicted, bound)
         return PredictedStep(
             text,
             says,
             predicted_ns=round(predicted),
-            low_ns=round(max(low, min(bound, predicted))),
-            high_ns=round(high),
-            bound_ns=round(min(bound, predicted)),
+            low_ns=round(min(max(low, bound), predicted)),
+            high_ns=round(max(high, predicted)),
+            bound_ns=round(bound),
             doubts=tuple(dict.fromkeys(doubts)),
         )
 
