@@ -85,6 +85,7 @@ ASSUMED = "assumed"
 IN_TRACE = "lostflops"
 # Under that key, in a trace of a job that never ran, and what is known of that job.
 SIMULATED = "simulated"
+REPLAYED = "replayed"  # under that key, in a trace made of a replayed run: with which edits
 SIMULATED_EXPORT = "LOSTFLOPS_SIMULATED"  # the same of an Nsight export, among what it says of the capture
 TRUTH, TRUTH_OF_CALLS = "truth.json", "truth-calls.jsonl"
 

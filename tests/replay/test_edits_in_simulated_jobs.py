@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lab.test_simulated_truth import a_job
-from lostflops.errors import Refused
+from lostflops.errors import BadOption, Refused
 from lostflops.ingest import job as ingest_job
 from lostflops.lab.simulate.job import SimulatedJob
 from lostflops.lab.simulate.writing import simulate
@@ -62,6 +62,7 @@ def close(answer: PredictedStep, truth: float, within: float = CLOSE) -> None:
         ("pp2-m4", "schedule=interleaved-v2", "pp2-interleaved-v2-m4", {}),
         ("pp2-m4", "microbatches=8", "pp2-m8", {"tokens": 4096}),
         ("pp2-m4", "microbatches=2", "pp2-m2", {"tokens": 16384}),
+        ("pp2-m4", "microbatches=8,schedule=zb", "pp2-zb-m8", {"tokens": 4096}),
         ("pp2-zb-m4", "schedule=1f1b", "pp2-m4", {}),
         ("pp2-interleaved-v2-m4", "schedule=gpipe", "pp2-gpipe-m4", {}),
     ],
@@ -69,7 +70,7 @@ def close(answer: PredictedStep, truth: float, within: float = CLOSE) -> None:
 def test_another_order_of_passes_takes_what_the_simulator_takes(
     text: str, asked: str, then: str, knobs: dict[str, Any], folder: Path
 ) -> None:
-    answer = _session(text, 2, folder).replay().predicted([edit(asked)])
+    answer = _session(text, 2, folder).replay().predicted([edit(one) for one in asked.split(",")])
     truth = simulate(_job(then, 2, *knobs.items()), folder / f"{text}-{asked}")
     close(answer, truth["step"])
     assert any("memory" in doubt for doubt in answer.doubts)
@@ -85,6 +86,13 @@ def test_another_order_goes_with_other_edits_and_names_what_it_cannot_do(folder:
     assert both.predicted_ns == again.predicted_ns < alone.predicted_ns
     assert "is the recorded schedule" in found.predicted([edit("schedule=1f1b")]).refused
     assert "have 4 microbatches" in found.predicted([edit("microbatches=4")]).refused
+    dual = found.predicted([edit("schedule=dualpipe")])
+    bubbles = found.predicted([edit("schedule=zb")])
+    assert dual.predicted_ns is not None and bubbles.predicted_ns is not None and dual.bound_ns is not None
+    assert dual.bound_ns <= dual.predicted_ns < bubbles.predicted_ns
+    assert any("weights of two stages" in doubt for doubt in dual.doubts)
+    twice = found.predicted([edit("schedule=zb"), edit("schedule=dualpipe")])
+    assert twice.predicted_ns == dual.predicted_ns
     interleaved = _session("pp2-interleaved-v2-m4", 2, folder).replay()
     assert "whole groups" in interleaved.predicted([edit("microbatches=3")]).refused
     with pytest.raises(Refused, match="nothing says when each kernel would run"):
@@ -106,6 +114,49 @@ def test_another_network_takes_what_the_simulator_takes(text: str, folder: Path)
     close(found.predicted([edit(f"network={rate}B/s")]), truth)
     own = found.predicted([edit(f"network={round(network.near / 8)}B/s")])
     assert own.predicted_ns == pytest.approx(found.trust.measured_ns, rel=0.02)
+
+
+def test_gathers_a_layer_ahead_take_what_the_simulator_takes(folder: Path) -> None:
+    job = _job("fsdp2", 2, ("overlap", False))
+    network = replace(job.network, node=1)
+    slow = replace(job, given_network=replace(network, near=network.near / 4, far=network.near / 4))
+    place, then = folder / "gathered", folder / "prefetched"
+    simulate(slow, place)
+    truth = simulate(replace(slow, prefetches=True), then)["step"]
+    found = Session(ingest_job.open(place)).replay()
+    answer, there, back = (
+        found.predicted([edit(text)]) for text in ("prefetch=1", "prefetch:forward=1", "prefetch:backward=1")
+    )
+    close(answer, truth, within=0.005)
+    assert truth < 0.9 * found.trust.measured_ns
+    assert there.predicted_ns is not None and back.predicted_ns is not None
+    gains = [found.trust.measured_ns - each for each in (there.predicted_ns, back.predicted_ns)]
+    assert min(gains) > 0.2 * (found.trust.measured_ns - truth)
+    assert sum(gains) == pytest.approx(found.trust.measured_ns - truth, rel=0.05)
+    assert any("memory" in doubt for doubt in answer.doubts)
+    again = Session(ingest_job.open(then)).replay().predicted([edit("prefetch=1")])
+    close(again, truth, within=0.001)
+
+
+def test_without_gathered_weights_there_is_nothing_to_ask_for_earlier(folder: Path) -> None:
+    answer = _session("ddp", 2, folder).replay().predicted([edit("prefetch=1")])
+    assert "no gather here is awaited" in answer.refused
+    for typed in ("prefetch", "prefetch=0", "prefetch:sideways=1", "prefetch=much"):
+        with pytest.raises(BadOption, match="how many layers ahead"):
+            edit(typed)
+
+
+def test_shared_work_takes_what_it_sends_with_it(folder: Path) -> None:
+    """Longer sequences send more, too: over a slow network that is a good part of what they cost."""
+    job = _job("tp2-dp2", 4, ("steps", 3))
+    network = replace(job.network, node=1)
+    slow = replace(job, given_network=replace(network, near=network.near / 8, far=network.near / 8))
+    place = folder / "uneven"
+    simulate(replace(slow, lengths=0.6), place)
+    truth = simulate(slow, folder / "even")["step"]
+    found = Session(ingest_job.open(place)).replay()
+    close(found.predicted([edit("even-work")]), truth)
+    assert truth < 0.9 * found.trust.measured_ns
 
 
 def test_recomputation_dropped_takes_what_the_job_without_takes(folder: Path) -> None:

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from lostflops.errors import BadOption
+from lostflops.replay.pipeline.both_ways import both_ways_time
+from lostflops.replay.pipeline.schedules.dual_pipe import allowed, order
 from lostflops.replay.pipeline.split import split
 from lostflops.replay.pipeline.step import step_time
 
@@ -33,6 +35,39 @@ def test_chunks_divide_the_bubble(stages: int, microbatches: int, chunks: int) -
 def test_weights_passes_fill_the_zero_bubble_schedule(stages: int, microbatches: int) -> None:
     durations = even(stages, microbatches, F=100, B=100, W=100)
     assert step_time("zb", durations) == microbatches * 300 + (stages - 1) * (100 + 200 - 2 * 100)
+
+
+@pytest.mark.parametrize(("stages", "microbatches"), [(2, 4), (4, 8), (4, 10), (8, 16), (8, 32), (16, 32)])
+def test_dual_pipe_waits_as_its_report_says(stages: int, microbatches: int) -> None:
+    """(p/2 - 1)(F&B + B - 3W), where B is a whole backward pass and F&B takes F + B."""
+    forward = inputs = weights = 100
+    whole = inputs + weights
+    waits = (stages // 2 - 1) * (forward + whole + whole - 3 * weights)
+    durations = even(stages, microbatches, F=forward, B=inputs, W=weights)
+    assert both_ways_time(durations) == microbatches * (forward + whole) + waits
+    assert both_ways_time(durations) < step_time("zb", durations)
+
+
+def test_dual_pipe_goes_each_way_with_half_of_the_microbatches() -> None:
+    for rank in range(6):
+        done = [one for together in order(6, rank, 14) for one in together]
+        kinds = [(one.kind.replace("I", "B"), one.way, one.microbatch) for one in done if one.kind != "W"]
+        assert sorted(kinds) == [(kind, way, n) for kind in "BF" for way in (0, 1) for n in range(7)]
+        assert sum(one.kind == "W" for one in done) == sum(one.kind == "I" for one in done) > 0
+
+
+def test_dual_pipe_evens_out_a_stage_with_the_one_across() -> None:
+    durations = even(2, 8, F=100, B=100, W=100)
+    durations["F"][0] += 60  # each rank has half of the slow stage
+    assert both_ways_time(durations) == pytest.approx(8 * 330, rel=0.06)
+    assert both_ways_time(durations) < step_time("1f1b", even(2, 8, F=160, B=200))
+    assert both_ways_time(even(2, 8, F=100, B=100, W=100), hop=7) > 8 * 300
+
+
+def test_dual_pipe_wants_two_microbatches_a_stage_and_even_numbers() -> None:
+    assert not allowed(4, 8)
+    assert "even number of stages" in allowed(3, 12)
+    assert "at least 8 for 4" in allowed(4, 6) and "even number of microbatches" in allowed(4, 9)
 
 
 def test_a_hop_is_paid_on_the_way_there_and_back() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from test_edits_by_hand import GEMM, REDUCE, Launched, job
 from test_replay_is_not_sure import asked, loop, replay
 
 import lostflops
@@ -74,6 +75,34 @@ def test_shorter_kernels_are_shorter_in_the_run(tmp_path: Path) -> None:
     replayed_run(found, [edit("faster:gemm=2")], trace, tmp_path / "fast")
     rows = kernels(Trace.open(tmp_path / "fast"))
     assert (rows["end"] - rows["start"]).unique().to_list() == [20_000]
+
+
+def test_kernels_that_overtake_others_keep_their_length(tmp_path: Path) -> None:
+    """On a stream of their own reductions run beside the products that came after them."""
+    work = [Launched(GEMM, 100), Launched(REDUCE, 50)] * 10 + [Launched(GEMM, 100)] * 6
+    found = replay(tmp_path, job(work, gap=0))
+    trace = lostflops.open(tmp_path / "rank0.json")
+    replayed_run(found, [edit("own-stream:reduction")], trace, tmp_path / "beside")
+    lengths = [
+        kernels(t).group_by("name").agg((pl.col("end") - pl.col("start")).sum().alias("ns")).sort("name")
+        for t in (trace, Trace.open(tmp_path / "beside"))
+    ]
+    assert lengths[0].equals(lengths[1])
+
+
+def test_a_file_made_of_a_replayed_run_says_so_when_it_is_read_again(tmp_path: Path) -> None:
+    found = replay(tmp_path, loop(loader=1000), loop(loader=1000))
+    trace = lostflops.open([tmp_path / "rank0.json", tmp_path / "rank1.json"])
+    replayed_run(found, [edit("loader=0ms")], trace, tmp_path / "fast")
+    assert (
+        main(["export", str(tmp_path / "fast"), "--to", "chrome", "--output", str(tmp_path / "again")]) == 0
+    )
+    again = lostflops.open(tmp_path / "again")
+    assert {(fact.text, fact.level) for fact in again.manifest.quality if fact.name == REPLAYED} == {
+        ("loader=0ms", "warning")
+    }
+    assert "Predicted: replayed with loader=0ms" in str(lostflops.why(tmp_path / "again"))
+    assert mean_step(again) == pytest.approx(mean_step(Trace.open(tmp_path / "fast")), rel=0.001)
 
 
 def test_what_is_not_predicted_is_not_written(tmp_path: Path) -> None:

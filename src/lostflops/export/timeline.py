@@ -14,6 +14,7 @@ import numpy as np
 import polars as pl
 
 from lostflops.intervals import Int
+from lostflops.store.trace import REPLAYED
 from lostflops.tables import NAME
 
 from . import lanes
@@ -80,13 +81,14 @@ class Drawn:
 
 
 def label(selection: RunPart, rank: int) -> str:
-    """'rank 12 (node 1, GPU 4)': no name of a machine."""
+    """'rank 12 (node 1, GPU 4)', with 'predicted' of a replayed run: no name of a machine."""
     row = selection.recorded
     known = row.filter(pl.col("rank") == rank).select("host", "device").unique().sort("device").collect()
     host = known["host"].drop_nulls()
     devices = known["device"].drop_nulls().to_list()
     said = [f"node {host[0]}"] if len(host) else []
     said += [f"GPU {', '.join(map(str, devices))}"] if devices else []
+    said += ["predicted"] * any(fact.name == REPLAYED for fact in selection.trace.manifest.quality)
     return f"rank {rank}" + (f" ({', '.join(said)})" if said else "")
 
 

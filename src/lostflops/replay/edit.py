@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import polars as pl
@@ -102,6 +102,20 @@ class Edit:
     on_host: bool = False  # whether it takes host time away, which needs to know what that is
     of_communication: bool = False  # whether it changes what passes between ranks, which all have to show
     scales: bool = False  # whether it only makes what was recorded shorter, wherever steps begin and end
+    then: Callable[[Apply, Apply], Apply] | None = None  # makes two that count from the recording one
+
+
+def as_one(edits: Sequence[Edit]) -> list[Edit]:
+    """The edits, with those that would each count from the recording made one after the other."""
+    found = list[Edit]()
+    for edit in edits:
+        like = [n for n, one in enumerate(found) if edit.then is not None and one.then is edit.then]
+        if edit.then is None or not like:
+            found.append(edit)
+        else:
+            earlier = found[like[0]]
+            found[like[0]] = replace(earlier, apply=edit.then(earlier.apply, edit.apply))
+    return found
 
 
 @dataclass(frozen=True, eq=False)

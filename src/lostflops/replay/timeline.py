@@ -36,6 +36,7 @@ MOVED = (
     "ranks", "steps", "kernels", "copies", "launches", "operators", "ranges", "collectives", "frames",
     "allocations",
 )  # fmt: skip
+PLACE = ("stream", "start", "end")
 OF_LAUNCH = ("launch_start", "launch_end")
 OF_HOST = ("host_start", "host_end")
 
@@ -69,14 +70,14 @@ def replayed_run(replay: Replay, edits: Sequence[Edit], trace: Trace, target: Pa
     times = replay.times(edits)
     if isinstance(times, str):
         raise Refused(f"'{what}' is not predicted: {times}", "`lostflops whatif RUN` says what to record")
-    lanes = _lanes(replay, times)
+    lanes, placed = _lanes(replay, times), _placed(replay, times)
     with writing(target) as folder:
         held = [name for name in MOVED if trace.has(name)]
         for name in held:
             frame = trace.table(name)
             assert frame is not None
             for (rank,), rows in frame.collect().group_by("rank", maintain_order=True):
-                moved = _moved(TABLES[name], rows, int(str(rank)), lanes)
+                moved = _moved(TABLES[name], rows, int(str(rank)), lanes, placed)
                 if name == "steps":
                     moved = _steps(replay, moved, times)
                 write_part(folder, name, int(str(rank)), TABLES[name].conform(moved))
@@ -137,7 +138,23 @@ def _of_points(measured: Int, times: Int, operations: Int) -> LaneTimes:
     return LaneTimes(at[first], latest, np.minimum(earliest, latest))
 
 
-def _moved(table: Table, rows: pl.DataFrame, rank: int, lanes: Lanes) -> pl.DataFrame:
+def _placed(replay: Replay, times: Int) -> pl.DataFrame:
+    """When what ran on the device starts and ends in a replay, by where it stands in the recording.
+
+    Such rows may overtake others of their stream, which no time between two of its points tells.
+    """
+    rows = replay.job.operations.filter(pl.col("on_device")).select(
+        "rank", *PLACE, point=2 * pl.col("operation")
+    )
+    point = rows["point"].to_numpy()
+    return (
+        rows.drop("point")
+        .with_columns(_from=pl.Series(times[point]), _to=pl.Series(times[point + 1]))
+        .unique(["rank", *PLACE], keep="first", maintain_order=True)
+    )
+
+
+def _moved(table: Table, rows: pl.DataFrame, rank: int, lanes: Lanes, placed: pl.DataFrame) -> pl.DataFrame:
     """The rows of a rank at their replayed times."""
     nobody = LaneTimes(*[np.zeros(0, np.int64)] * 3)
     usual = lanes.get((rank, "host", None), nobody)
@@ -166,6 +183,12 @@ def _moved(table: Table, rows: pl.DataFrame, rank: int, lanes: Lanes) -> pl.Data
         )
     elif on_host:
         found = found.with_columns(_column(found, name, usual) for name in on_host)
+    if on_device:
+        own = rows.with_columns(rank=pl.lit(rank, pl.Int32)).select("rank", *PLACE)
+        told = own.join(placed, on=["rank", *PLACE], how="left", nulls_equal=True, maintain_order="left")
+        found = found.with_columns(
+            start=told["_from"].fill_null(found["start"]), end=told["_to"].fill_null(found["end"])
+        )
     return found.with_columns(end=pl.max_horizontal("start", "end"))
 
 

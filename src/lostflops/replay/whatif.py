@@ -14,7 +14,7 @@ from lostflops.store.trace import Trace
 
 from .critical_path import CriticalPath, critical_path
 from .dependencies.edges import BY_GUESS, Edges, Int, joined
-from .edit import REMOVED, Edit, Edited, Known, in_steps
+from .edit import REMOVED, Edit, Edited, Known, as_one, in_steps
 from .graph import NEVER, Graph
 from .modules import module_at
 from .recorded import RecordedJob, recorded
@@ -115,13 +115,14 @@ class Replay:
         high = max(measured - gain for gain in gains) + spread
         # Nothing gains more than all that the edit removes, however much steps differ.
         bound = measured - min(measured, removed / max(1, len(steps.step)) * self._ranks_per_step())
+        predicted = max(predicted, bound)
         return PredictedStep(
             text,
             says,
             predicted_ns=round(predicted),
-            low_ns=round(max(low, min(bound, predicted))),
-            high_ns=round(high),
-            bound_ns=round(min(bound, predicted)),
+            low_ns=round(min(max(low, bound), predicted)),
+            high_ns=round(max(high, predicted)),
+            bound_ns=round(bound),
             doubts=tuple(dict.fromkeys(doubts)),
         )
 
@@ -198,7 +199,7 @@ class Replay:
     def _made(self, lags: Int, edits: Sequence[Edit]) -> str | _Made:
         """The job with all edits made, or why one cannot be."""
         made, removed, doubts, longer = list[Edited](), 0, list[str](), list[Int]()
-        for edit in edits:
+        for edit in as_one(edits):
             one = edit.apply(self.job, lags, self.known)
             if one.refused:
                 return one.refused

@@ -162,7 +162,10 @@ class Difference:
             yield f"{why[:1].upper()}{why[1:]}."
         for label, one in (("before", self.before), ("after", self.after)):
             if one.run.replayed:
-                yield f"The run {label} is replayed with {one.run.replayed}: its times were not measured."
+                yield (
+                    f"The run {label} is predicted: replayed with {one.run.replayed}, its times were not "
+                    "measured."
+                )
         if self.is_same:
             yield "Both are the same recording."
         if not self.is_accounted:

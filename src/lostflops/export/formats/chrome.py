@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from lostflops import run_folder
 from lostflops.export import lanes
 from lostflops.export.asked import Exported, ExportRequest
 from lostflops.export.json_text import arguments, microseconds, quoted
@@ -19,6 +20,7 @@ from lostflops.export.writing import compressed, writing, writing_folder
 from lostflops.ingest.kineto.collectives import DTYPE_BYTES
 from lostflops.intervals import innermost
 from lostflops.naming.classification import COLLECTIVE_OF
+from lostflops.store.trace import REPLAYED, SIMULATED
 
 ENDINGS = (".json", ".json.gz")
 OPENED_BY = "open it at https://ui.perfetto.dev or chrome://tracing; HTA and `lostflops why` read it too"
@@ -109,7 +111,12 @@ def _frame(selection: RunPart, rank: int) -> tuple[list[tuple[str, Any]], int]:
         frame.append(("host_name", f"node{known['host']}"))
     versions, packages = _versions(known["versions"] or "")
     frame += versions
-    ours = {"versions": packages, "frameworks": (known["frameworks"] or "").split()}
+    ours: dict[str, Any] = {"versions": packages, "frameworks": (known["frameworks"] or "").split()}
+    # Who reads the file again has to know that nobody measured this.
+    facts = {fact.name: fact.text for fact in manifest.quality}
+    if SIMULATED in facts:
+        ours[run_folder.SIMULATED] = facts[SIMULATED]
+    ours[run_folder.REPLAYED] = facts.get(REPLAYED)
     if any(ours.values()):
         frame.append(("lostflops", {key: value for key, value in ours.items() if value}))
     return frame, base

@@ -62,6 +62,11 @@ class Header:
         """Whether the job never ran."""
         return run_folder.SIMULATED in mapping(self.fields.get(run_folder.IN_TRACE))
 
+    @property
+    def replayed(self) -> str:
+        """With which edits a replay gave its times, or nothing where they were measured."""
+        return text_of(mapping(self.fields.get(run_folder.IN_TRACE)).get(run_folder.REPLAYED))
+
     @cached_property
     def groups(self) -> list[dict[str, Any]]:
         groups: list[dict[str, Any]] = []

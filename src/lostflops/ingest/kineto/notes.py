@@ -13,7 +13,7 @@ from lostflops.ingest.kineto.events import Decoder, Event
 from lostflops.ingest.kineto.header import Header, items
 from lostflops.ingest.kineto.stream import EventStream
 from lostflops.naming.host_causes import captures
-from lostflops.store.trace import DEVICE_UNKNOWN, GPU_WORK_LOST, MADE_UP, SIMULATED, Quality
+from lostflops.store.trace import DEVICE_UNKNOWN, GPU_WORK_LOST, MADE_UP, REPLAYED, SIMULATED, Quality
 
 DROPPED_RECORDS = re.compile(r"(?i)dropped\s+(\d{1,12})\s+activity records")
 # Calls after which a GPU has something to do.
@@ -54,9 +54,11 @@ class Notes:
             )
 
     def origin(self, header: Header) -> None:
-        """That nobody recorded it."""
+        """That nobody recorded it, or not with these times."""
         if header.simulated:
             self.add(SIMULATED, 1, MADE_UP)
+        if header.replayed:
+            self.add(REPLAYED, 1, header.replayed, "warning")
 
     def completeness(self, stream: EventStream[Event], header: Header) -> None:
         """What is missing from the file."""

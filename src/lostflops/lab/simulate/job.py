@@ -73,6 +73,7 @@ class SimulatedJob:
     given_network: Network | None = None
     bucket: int = 128 * MIB  # bytes of gradients that are reduced at once
     overlap: bool = True
+    prefetches: bool = False  # whether sharded weights are gathered while the layer before computes
     trained: float = 1.0  # share of the weights that get gradients
     recomputes: bool = False  # whether every layer is computed again in the backward pass
     offloads: int = 0  # bytes of activations that leave for the host and come back, for each layer

@@ -12,6 +12,7 @@ import numpy as np
 import polars as pl
 
 from ..graph import Int
+from .both_ways import both_ways_time
 from .step import step_time
 
 TRUSTED = 0.05  # of the recorded time: a replay that misses more says nothing of other schedules
@@ -23,6 +24,12 @@ SMALLER = "a microbatch of half the size takes half as long"
 LARGER = "a microbatch of twice the size takes twice as long, and fits into memory"
 APART = "gradients of weights are half of a backward pass's matrix products"
 SAME = "passes take as long as they did"
+BOTH_WAYS = (
+    f"{APART}; two passes side by side take as long as one after the other, so what their overlap hides "
+    "comes on top; each rank holds the weights of two stages"
+)
+DUAL = "dualpipe"
+IN_PARTS = ("zb", DUAL)  # schedules that put off the gradients of weights
 
 
 class Variant(NamedTuple):
@@ -115,9 +122,18 @@ def replayed_variant(times: pl.DataFrame, variant: Variant, hop: int) -> int:
         one = (ns / variant.microbatches).round().cast(pl.Int64).to_numpy()
         return np.repeat(one[:, None], variant.microbatches, axis=1)
 
-    back = times["B"] - times["W"] if variant.schedule == "zb" else times["B"]
+    in_parts = variant.schedule in IN_PARTS
+    back = times["B"] - times["W"] if in_parts else times["B"]
     durations = {"F": each(times["F"]), "B": each(back)}
-    if variant.schedule == "zb":
+    if in_parts:
         durations["W"] = each(times["W"])
     way = round(hop / variant.divided)
+    if variant.schedule == DUAL:
+        return both_ways_time(durations, hop=way)
     return step_time(variant.schedule, durations, hop=way, chunks=variant.chunks)
+
+
+def busiest(times: pl.DataFrame, schedule: str) -> int:
+    """What the busiest rank computes in a step, ns: no order makes a pipeline shorter than that."""
+    each = (times["F"] + times["B"]).to_numpy()
+    return int(np.max((each + each[::-1]) / 2 if schedule == DUAL else each))

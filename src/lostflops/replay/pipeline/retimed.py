@@ -18,7 +18,7 @@ from lostflops.finding import percent
 from ..dependencies.edges import Int
 from ..edit import Edited, Known
 from ..recorded import RecordedJob
-from .predicted import HALF, TRUSTED, Variant, replayed_variant, stage_times
+from .predicted import HALF, TRUSTED, Variant, busiest, replayed_variant, stage_times
 
 MOST_HOP = 3  # interleaved stages send and receive two ways at once: at worst so many times the hop
 MEMORY = "what the passes keep in memory is not looked at"
@@ -63,8 +63,7 @@ def rescheduled(job: RecordedJob, lags: Int, known: Known, asked: Asked) -> Edit
         extremes = (min(likely, free) - abs(missed), max(likely, long) + abs(missed))
         return [np.full(rows, change, np.int64) for change in (likely, *extremes)]
 
-    # No order makes a pipeline shorter than what its busiest stage computes.
-    bubble = max(0, recorded - int(np.max((now["F"] + now["B"]).to_numpy())))
+    bubble = max(0, recorded - busiest(now, other.schedule))
     ranks = max(1, len(np.unique(known.steps.rank)))
     doubts = (other.assumes, MEMORY) if other.assumes else (MEMORY,)
     return Edited(lags, retimed=retimed, removed=bubble * rows // ranks, doubts=doubts)

@@ -162,7 +162,11 @@ def page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], No
         verdict=_verdict(trace, run, spent, skipped, by_name, found),
         notes=(
             *(["Simulated: this job never ran."] if run.simulated else ()),
-            *([f"Replayed with {run.replayed}: these times were not measured."] if run.replayed else ()),
+            *(
+                [f"Predicted: replayed with {run.replayed}. These times were not measured."]
+                if run.replayed
+                else ()
+            ),
             *job_notes(trace, by_name, run),
             *_notes(run, _outside(trace, steps), unclassified, kernel_time),
             *_between(trace, steps),

@@ -119,7 +119,7 @@ def run(given: Namespace) -> None:
         )
     _tell(said, formats.named(to).OPENED_BY)
     if made := next((fact.text for fact in trace.manifest.quality if fact.name == REPLAYED), ""):
-        print(f"replayed with {shown(made)}: these times were not measured")
+        print(f"predicted: replayed with {shown(made)}, these times were not measured")
 
 
 @contextmanager

@@ -10,7 +10,6 @@ import polars as pl
 from lostflops.errors import BadOption, shown
 
 from ...dependencies.edges import Int, Kind
-from ...dependencies.operations import STRETCH
 from ...edit import Edit, Edited, EditKind, Known, Typed, in_steps, step_of
 from ...host_time import within
 from ...recorded import RecordedJob
@@ -104,49 +103,4 @@ EVEN_RANKS = EditKind(
     "What if these ranks, such as 4 or 4+5, or all, were no slower than the median of the others?",
     "even-ranks:5",
     made,
-)
-
-
-def made_of_work(typed: Typed) -> Edit:
-    typed.none()
-
-    def apply(job: RecordedJob, lags: Int, known: Known) -> Edited:
-        if job.operations["rank"].n_unique() < 2:
-            return Edited(lags, refused="one rank has no other to share work with")
-        edges = job.edges
-        step = step_of(job, known.every_step, edges.target)
-        number = np.append(known.every_step.step, -1)[step]
-        operation = job.operation_of(edges.source)
-        on_host = job.operations["what"].eq_missing(STRETCH).to_numpy()[operation]
-        works = (edges.kind == Kind.DEVICE) | ((edges.kind == Kind.OWN) & on_host)
-        computes = works & ~job.communicates[operation] & (step >= 0)
-        # What is as long on all ranks, such as the optimizer's work, is not shared out again.
-        kind = job.operations.select("family", "phase")[operation]
-        frame = pl.DataFrame({"rank": job.ranks[operation], "step": number, "lag": lags}).hstack(kind)
-        # Ranks of other stages of a pipeline have other work, which cannot be shared with them.
-        stage = pl.col("rank").replace_strict(dict(known.stages()), default=-1, return_dtype=pl.Int64)
-        of = ["rank", "step", "family", "phase"]
-        spent = frame.filter(pl.Series(computes)).group_by(of).agg(pl.col("lag").sum())
-        alike = pl.col("lag").mean().over("step", "family", "phase", stage)
-        share = spent.select(*of, share=alike / pl.col("lag"))
-        factor = frame.join(share, on=of, how="left", nulls_equal=True, maintain_order="left")["share"]
-        even = np.where(computes, lags * factor.fill_null(1.0).to_numpy(), lags)
-        evened = np.rint(even).astype(np.int64)
-        less = np.clip(lags - evened, 0, None)[in_steps(job, known.steps, edges.target)]
-        return Edited(evened, removed=int(less.sum()))
-
-    return Edit(
-        typed.text,
-        "every rank computed as long in a step as the mean of those with like work",
-        apply,
-        of_communication=True,
-    )
-
-
-EVEN_WORK = EditKind(
-    "even-work",
-    "even-work",
-    "What if the work of each step were shared evenly over the ranks, or those of each pipeline stage?",
-    "even-work",
-    made_of_work,
 )

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import re
-from functools import partial
+from dataclasses import dataclass
 
 from lostflops.errors import BadOption, shown
 
 from ...dependencies.edges import Int
-from ...edit import Edit, Edited, EditKind, Known, Typed
-from ...pipeline.predicted import APART, HALVES, LARGER, SAME, SMALLER, Variant
+from ...edit import Apply, Edit, Edited, EditKind, Known, Typed
+from ...pipeline.predicted import APART, BOTH_WAYS, DUAL, HALVES, LARGER, SAME, SMALLER, Variant
 from ...pipeline.retimed import Asked, rescheduled
+from ...pipeline.schedules import dual_pipe
 from ...recorded import RecordedJob
 
 MOST = 1_000_000  # microbatches and chunks
-ORDERS = r"(1f1b|gpipe|zb)|interleaved-v([1-9]\d{0,5})"
+ORDERS = r"(1f1b|gpipe|zb|dualpipe)|interleaved-v([1-9]\d{0,5})"
 
 
 def made_of_order(typed: Typed) -> Edit:
@@ -22,7 +23,8 @@ def made_of_order(typed: Typed) -> Edit:
     if typed.selection or not found:
         raise BadOption(
             f"'{shown(typed.text)}' names no schedule.",
-            "write 'schedule=1f1b', 'schedule=gpipe', 'schedule=zb' or 'schedule=interleaved-v2'.",
+            "write 'schedule=1f1b', 'schedule=gpipe', 'schedule=zb', 'schedule=dualpipe' or "
+            "'schedule=interleaved-v2'.",
         )
     name, chunks = found[1] or "interleaved", int(found[2] or 1)
 
@@ -31,11 +33,13 @@ def made_of_order(typed: Typed) -> Edit:
             return f"this is the recorded schedule, {own.schedule}"
         if name == "interleaved" and own.microbatches % stages:
             return _uneven(own.microbatches, stages)
-        assumes = HALVES if chunks > 1 else APART if name == "zb" else SAME
-        return Variant(name, chunks, own.microbatches, 1, assumes)
+        if name == DUAL and (why := dual_pipe.allowed(stages, own.microbatches)):
+            return why
+        assumes = HALVES if chunks > 1 else {"zb": APART, DUAL: BOTH_WAYS}.get(name, SAME)
+        return Variant(name, chunks, own.microbatches, own.divided, assumes)
 
     says = f"the pipeline's stages worked in the order {typed.amount}"
-    return Edit(typed.text, says, partial(_apply, other=other), of_communication=True)
+    return Edit(typed.text, says, Reordered(other), of_communication=True, then=_then)
 
 
 def made_of_number(typed: Typed) -> Edit:
@@ -50,15 +54,39 @@ def made_of_number(typed: Typed) -> Edit:
             return f"the recorded steps have {many} microbatches"
         if own.schedule == "interleaved" and many % stages:
             return _uneven(many, stages)
-        divided = many / own.microbatches
-        return own._replace(microbatches=many, divided=divided, assumes=_scaled(divided))
+        by = many / own.microbatches
+        return own._replace(microbatches=many, divided=by * own.divided, assumes=_scaled(by))
 
     says = f"each step's batch passed the pipeline in {many} microbatches"
-    return Edit(typed.text, says, partial(_apply, other=other), of_communication=True)
+    return Edit(typed.text, says, Reordered(other), of_communication=True, then=_then)
 
 
-def _apply(job: RecordedJob, lags: Int, known: Known, *, other: Asked) -> Edited:
-    return rescheduled(job, lags, known, other)
+@dataclass(frozen=True)
+class Reordered:
+    """Makes an edit of a pipeline: `asked` says what becomes of its order."""
+
+    asked: Asked
+
+    def __call__(self, job: RecordedJob, lags: Int, known: Known) -> Edited:
+        return rescheduled(job, lags, known, self.asked)
+
+
+def _then(first: Apply, second: Apply) -> Apply:
+    assert isinstance(first, Reordered) and isinstance(second, Reordered)
+
+    def both(own: Variant, stages: int) -> Variant | str:
+        between = first.asked(own, stages)
+        if isinstance(between, str):
+            return between
+        found = second.asked(between, stages)
+        if isinstance(found, str):
+            return found
+        told = dict.fromkeys([between.assumes, found.assumes])
+        return found._replace(
+            assumes="; ".join(one for one in told if one and (one != SAME or len(told) == 1))
+        )
+
+    return Reordered(both)
 
 
 def _scaled(divided: float) -> str:
@@ -77,8 +105,8 @@ def _uneven(microbatches: int, stages: int) -> str:
 SCHEDULE = EditKind(
     "schedule",
     "schedule=ORDER",
-    "What if pipeline stages worked in this order: 1f1b, gpipe, zb (zero bubble) or interleaved-vN, which is "
-    "N chunks a stage?",
+    "What if pipeline stages worked in this order: 1f1b, gpipe, zb (zero bubble), dualpipe, or "
+    "interleaved-vN, which is N chunks a stage?",
     "schedule=interleaved-v2",
     made_of_order,
 )

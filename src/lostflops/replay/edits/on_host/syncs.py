@@ -13,6 +13,7 @@ from ...dependencies.edges import Edges, Int, Kind
 from ...edit import REMOVED, Edit, Edited, EditKind, Known, Typed, in_steps
 from ...host_time import copies_within, within
 from ...recorded import RecordedJob
+from ...trust import cpu_only
 
 DEPTH, RETURNS = (
     1_024,
@@ -28,6 +29,8 @@ def made(typed: Typed) -> Edit:
     typed.none()
 
     def apply(job: RecordedJob, lags: Int, known: Known) -> Edited:
+        if cpu_only(job):
+            return Edited(lags, refused="no device was recorded that the host could wait for")
         edges = job.edges
         waits = edges.kind == Kind.SYNC
         if typed.selection:

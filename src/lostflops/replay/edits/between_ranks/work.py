@@ -1,0 +1,100 @@
+"""Work that is shared evenly over the ranks that do the like of it, with the data it sends around."""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+
+from ...dependencies.edges import Int, Kind
+from ...dependencies.operations import STRETCH
+from ...edit import Edit, Edited, EditKind, Known, Typed, in_steps, step_of
+from ...moved_bytes import started, transfers
+from ...recorded import RecordedJob
+
+UNKNOWN = "transfers whose bytes were not recorded stay as long as they were"
+
+
+def made(typed: Typed) -> Edit:
+    typed.none()
+
+    def apply(job: RecordedJob, lags: Int, known: Known) -> Edited:
+        if job.operations["rank"].n_unique() < 2:
+            return Edited(lags, refused="one rank has no other to share work with")
+        edges = job.edges
+        step = step_of(job, known.every_step, edges.target)
+        number = np.append(known.every_step.step, -1)[step]
+        stages = dict(known.stages())
+        even = np.where(step >= 0, lags * _shares_of_work(job, lags, step >= 0, number, stages), lags)
+        evened = np.rint(even).astype(np.int64)
+        moved = transfers(job, lags, known.matched)
+        edge = moved["edge"].to_numpy()
+        moved, edge = moved.filter(pl.Series(step[edge] >= 0)), edge[step[edge] >= 0]
+        share = _shares_of_bytes(job, moved, number[edge], stages)
+        start, more = started(moved)
+        evened[edge] = np.rint(start + (lags[edge] - start) * share).astype(np.int64)
+        # What a transfer takes to start is as long for any number of bytes.
+        longer = np.zeros(len(lags), np.int64)
+        longer[edge] = np.rint(more * (1 - share)).astype(np.int64)
+        told = len(edge) == int(((edges.kind == Kind.TRANSFER) & (step >= 0)).sum())
+        less = np.clip(lags - evened, 0, None)[in_steps(job, known.steps, edges.target)]
+        return Edited(
+            evened,
+            longer=longer if longer.any() else None,
+            removed=int(less.sum()),
+            doubts=() if told else (UNKNOWN,),
+        )
+
+    return Edit(
+        typed.text,
+        "every rank had as much work in a step as the mean of those with like work",
+        apply,
+        of_communication=True,
+    )
+
+
+def _shares_of_work(
+    job: RecordedJob, lags: Int, counts: np.ndarray, number: Int, stages: dict[int, int]
+) -> np.ndarray:
+    """How many times as long each edge takes when its rank computes as long as those with like work."""
+    edges = job.edges
+    operation = job.operation_of(edges.source)
+    on_host = job.operations["what"].eq_missing(STRETCH).to_numpy()[operation]
+    works = (edges.kind == Kind.DEVICE) | ((edges.kind == Kind.OWN) & on_host)
+    computes = works & ~job.communicates[operation] & counts
+    # What is as long on all ranks, such as the optimizer's work, is not shared out again.
+    kind = job.operations.select("family", "phase")[operation]
+    frame = pl.DataFrame({"rank": job.ranks[operation], "step": number, "lag": lags}).hstack(kind)
+    of = ["rank", "step", "family", "phase"]
+    spent = frame.filter(pl.Series(computes)).group_by(of).agg(pl.col("lag").sum())
+    alike = pl.col("lag").mean().over("step", "family", "phase", _stage(stages))
+    share = spent.select(*of, share=alike / pl.col("lag"))
+    factor = frame.join(share, on=of, how="left", nulls_equal=True, maintain_order="left")["share"]
+    return np.where(computes, factor.fill_null(1.0).to_numpy(), 1.0)
+
+
+def _shares_of_bytes(job: RecordedJob, moved: pl.DataFrame, number: Int, stages: dict[int, int]) -> Int:
+    """How many times as many bytes each transfer moves when ranks with like work have as many of them."""
+    operation = moved["operation"].to_numpy()
+    phase = job.operations.select("phase", "stream")[operation]
+    frame = moved.select("kind", "members", "moved").hstack(phase)
+    frame = frame.with_columns(rank=pl.Series(job.ranks[operation]), step=pl.Series(number))
+    of = ["rank", "step", "kind", "members", "phase", "stream"]
+    sent = frame.group_by(of).agg(pl.col("moved").sum())
+    alike = pl.col("moved").mean().over(*of[1:], _stage(stages))
+    share = sent.filter(pl.col("moved") > 0).select(*of, share=alike / pl.col("moved"))
+    joined = frame.join(share, on=of, how="left", nulls_equal=True, maintain_order="left")
+    return joined["share"].fill_null(1.0).to_numpy()
+
+
+def _stage(stages: dict[int, int]) -> pl.Expr:
+    """Ranks of other stages of a pipeline have other work, which cannot be shared with them."""
+    return pl.col("rank").replace_strict(stages, default=-1, return_dtype=pl.Int64)
+
+
+EVEN_WORK = EditKind(
+    "even-work",
+    "even-work",
+    "What if the work of each step were shared evenly over the ranks, or those of each pipeline stage?",
+    "even-work",
+    made,
+)
