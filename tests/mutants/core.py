@@ -62,8 +62,8 @@ CORE: dict[str, tuple[str, ...]] = {
     "lostflops.causes.host": ("tests/causes/test_host_by_hand.py",),
     "lostflops.causes.lateness": (
         "tests/causes/test_lateness.py",
-        "tests/versions/test_untold_order.py",
-        "-k=late",
+        "tests/causes/test_lateness_limits.py",
+        "tests/versions/test_untold_lateness.py",
     ),
     "lostflops.recipes.compute.busiest_stream": (CONTRACT, "-k=busiest_stream"),
     "lostflops.optimize.activations.saved": (
