@@ -1,0 +1,82 @@
+"""What the layers of the ledger and the numbers of its gaps are where a table holds what it seldom does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import polars as pl
+
+from lostflops.recipes import accounting
+from lostflops.tables import COLLECTIVES, COPIES, KERNELS, LAUNCHES, RANKS, STEPS
+from lostflops.testing import example_table
+
+
+def runs(
+    copies: list[dict[str, Any]] | None = None, collectives: pl.LazyFrame | None = None
+) -> list[tuple[int, int, str | None]]:
+    steps = example_table(STEPS, [{"start": 0, "end": 20}])
+    carried = None if copies is None else example_table(COPIES, copies)
+    found = accounting.busy_and_gaps(steps, None, carried, collectives).collect()
+    return found.select("start", "end", "account").rows()
+
+
+def test_a_copy_of_a_collective_is_no_copy_where_the_collectives_are_not_there() -> None:
+    copies = [{"start": 2, "end": 5}, {"start": 7, "end": 11, "communication": True}]
+    assert runs(copies) == [(0, 2, None), (2, 5, "copy"), (5, 20, None)]
+
+
+def test_what_waited_for_is_not_known_is_exposed_and_the_rest_is_not() -> None:
+    rows = [{"start": 2, "end": 9, "arrival": 1}, {"start": 11, "end": 17, "arrival": 10}]
+    waits = pl.Series("wait", [None, 4], pl.Int64)
+    collectives = example_table(COLLECTIVES, rows).collect().with_columns(waits).lazy()
+    busy = [run for run in runs(None, collectives) if run[2]]
+    assert busy == [
+        (2, 9, "communication.exposed"),
+        (11, 14, "communication.wait"),
+        (14, 17, "communication.transfer"),
+    ]
+    unknown = collectives.drop("wait")
+    assert [run for run in runs(None, unknown) if run[2]] == [
+        (2, 9, "communication.exposed"),
+        (11, 17, "communication.exposed"),
+    ]
+
+
+def idle(gaps: list[tuple[int, int, int]], launches: list[dict[str, Any]], kernel: int) -> pl.DataFrame:
+    """Gaps (rank, start, end) by cause. On rank 0 a kernel begins at `kernel`, launched 2 ns before."""
+    work = {
+        "start": kernel,
+        "end": kernel + 9,
+        "thread": 7,
+        "launch_start": kernel - 2,
+        "launch_end": kernel - 1,
+    }
+    ranks = example_table(RANKS, [{"rank": rank, "device_kind": "gpu", "main_thread": 7} for rank in (0, 1)])
+    kernels = example_table(KERNELS, [work])
+    calls = example_table(LAUNCHES, launches)
+    steps = example_table(STEPS, [{"rank": rank, "start": 0, "end": 90} for rank in (0, 1)])
+    holes = pl.LazyFrame(
+        gaps, {"rank": pl.Int32, "start": pl.Int64, "end": pl.Int64}, orient="row"
+    ).with_columns(step=pl.lit(0, dtype=pl.Int32))
+    spans = accounting.host_by_cause(steps, ranks, kernels, None, calls, None, None, None)
+    causes = accounting.idle_by_cause(holes, ranks, kernels, None, calls, spans)
+    return accounting.with_names(causes, calls, None, None, None).collect()
+
+
+def test_gaps_are_numbered_by_rank_and_start_and_one_without_time_is_none() -> None:
+    found = idle([(1, 3, 8), (0, 30, 40), (0, 5, 5), (0, 10, 20)], [], kernel=50)
+    numbers = found.group_by("gap", maintain_order=True).agg(
+        pl.col("rank").first(), pl.col("start").min(), pl.col("end").max()
+    )
+    assert numbers.rows() == [(0, 0, 10, 20), (1, 0, 30, 40), (2, 1, 3, 8)]
+
+
+def test_a_call_without_a_name_is_part_of_the_capture_around_it() -> None:
+    calls: list[dict[str, Any]] = [
+        {"start": 10, "end": 11, "thread": 7, "name": "cudaStreamBeginCapture"},
+        {"start": 14, "end": 16, "thread": 7, "name": None},
+        {"start": 19, "end": 20, "thread": 7, "name": "cudaStreamEndCapture"},
+    ]
+    found = idle([(0, 10, 20)], calls, kernel=40)
+    told = found.select("start", "end", "account", pl.col("name").cast(pl.String)).rows()
+    assert told == [(10, 20, "idle.graph_capture", "cudaStreamBeginCapture")]
