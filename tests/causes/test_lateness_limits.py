@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -365,3 +366,26 @@ def test_kernels_whose_grid_says_nothing_blame_no_device(kernel: str) -> None:
     rows = computing((0,), (0,), (0,))
     told = slower_compute(1, given(rows, [(r, "gemm", kernel, 6, 200 if r == 1 else 100) for r in range(3)]))
     assert told is not None and told[1] is False
+
+
+SAVING = "idle.checkpoint_logging"
+
+
+def test_a_name_without_a_nanosecond_in_a_mean_step_is_not_what_a_rank_does() -> None:
+    spends = [
+        (r, s, a, ns)
+        for r in range(3)
+        for s in range(3)
+        for a, ns in ((SAVING, 60 if r == 1 else 20), (WAIT, 0 if r == 1 else 40))
+    ]
+    names = [(1, SAVING, "torch.save", 90), (1, SAVING, "logging/__init__.py(1529): info", 2)]
+    told = late_rank(given(spends, names=names, communication_imbalance=imbalance(1, 0, 2)))
+    assert told is not None and told.excess.saved_or_logged == "checkpoints"
+
+
+@pytest.mark.parametrize(("mine", "theirs"), [("mm|[[8, 8]]", "mul"), ("mul", "mm|[[8, 8]]")])
+def test_inputs_whose_shapes_one_side_lacks_are_not_compared(mine: str, theirs: str) -> None:
+    work = [(r, "gemm", mine if r == 1 else theirs, 6, 100) for r in range(3)]
+    known = replace(given(computing((0,), (0,), (0,)), work), on_host=True)
+    told = "it runs other or larger operators than they do: it has more work, such as longer sequences"
+    assert slower_compute(1, known) == (told, False)

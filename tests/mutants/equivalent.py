@@ -47,6 +47,7 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
         ("return pl.concat([part.select(columns)", "'start' -> 'end'"): "runs of one account are disjoint",
         ("sought = until.filter(", ">= pl.col('start')"): "a gap holds time",
         ('.sort("rank", "start")', "'start' -> 'end'"): "pieces of a rank are disjoint",
+        ('return pl.concat(parts).lazy().drop("thread")', "'start' -> 'end'"): "stretches are disjoint",
         ("gaps.filter(pl.col(", "'start' -> 'end'"): "gaps of a rank are disjoint",
         ("EXPOSED: collectives.filter(", "-> collectives"): "its transfer and its wait cover it whole",
         ("on_its_way = ended.filter(", "-> ended"): "what has no start is left out afterwards",

@@ -7,7 +7,7 @@ from typing import Any
 import polars as pl
 
 from lostflops.recipes import accounting
-from lostflops.tables import COLLECTIVES, COPIES, KERNELS, LAUNCHES, RANKS, STEPS
+from lostflops.tables import COLLECTIVES, COPIES, KERNELS, LAUNCHES, OPERATORS, RANKS, STEPS
 from lostflops.testing import example_table
 
 
@@ -42,7 +42,12 @@ def test_what_waited_for_is_not_known_is_exposed_and_the_rest_is_not() -> None:
     ]
 
 
-def idle(gaps: list[tuple[int, int, int]], launches: list[dict[str, Any]], kernel: int) -> pl.DataFrame:
+def idle(
+    gaps: list[tuple[int, int, int]],
+    launches: list[dict[str, Any]],
+    kernel: int,
+    operators: list[dict[str, Any]] | None = None,
+) -> pl.DataFrame:
     """Gaps (rank, start, end) by cause. On rank 0 a kernel begins at `kernel`, launched 2 ns before."""
     work = {
         "start": kernel,
@@ -58,9 +63,10 @@ def idle(gaps: list[tuple[int, int, int]], launches: list[dict[str, Any]], kerne
     holes = pl.LazyFrame(
         gaps, {"rank": pl.Int32, "start": pl.Int64, "end": pl.Int64}, orient="row"
     ).with_columns(step=pl.lit(0, dtype=pl.Int32))
-    spans = accounting.host_by_cause(steps, ranks, kernels, None, calls, None, None, None)
-    causes = accounting.idle_by_cause(holes, ranks, kernels, None, calls, spans)
-    return accounting.with_names(causes, calls, None, None, None).collect()
+    rows = None if operators is None else example_table(OPERATORS, operators)
+    spans = accounting.host_by_cause(steps, ranks, kernels, None, calls, rows, None, None)
+    causes = accounting.idle_by_cause(holes, ranks, kernels, None, calls, spans, rows)
+    return accounting.with_names(causes, calls, rows, None, None).collect()
 
 
 def test_gaps_are_numbered_by_rank_and_start_and_one_without_time_is_none() -> None:
@@ -80,3 +86,9 @@ def test_a_call_without_a_name_is_part_of_the_capture_around_it() -> None:
     found = idle([(0, 10, 20)], calls, kernel=40)
     told = found.select("start", "end", "account", pl.col("name").cast(pl.String)).rows()
     assert told == [(10, 20, "idle.graph_capture", "cudaStreamBeginCapture")]
+
+
+def test_of_two_operators_with_the_same_times_the_later_row_is_the_inner_one() -> None:
+    both = [{"start": 10, "end": 20, "thread": 7, "name": name} for name in ("aten::linear", "aten::addmm")]
+    found = idle([(0, 10, 20)], [], kernel=40, operators=both)
+    assert found.select(pl.col("name").cast(pl.String)).rows() == [("aten::addmm",)]

@@ -20,8 +20,8 @@ from lostflops.ingest.formats import Reader, Reading
 from lostflops.ingest.kineto.assembly import Assembly
 from lostflops.ingest.kineto.columns import CoarseTimesError, EventColumns
 from lostflops.ingest.kineto.events import Decoder, Event
-from lostflops.ingest.kineto.parallel import FailedError, PlainPool, Pool
 from lostflops.ingest.kineto.packed import packing
+from lostflops.ingest.kineto.parallel import FailedError, PlainPool, Pool
 from lostflops.ingest.kineto.stream import EventStream
 from lostflops.ingest.part import Part
 from lostflops.ingest.private import Private
