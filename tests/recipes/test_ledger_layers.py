@@ -1,5 +1,6 @@
 """What the layers of the ledger and the numbers of its gaps are where a table holds what it seldom does."""
 
+# pyright: reportPrivateUsage=false
 from __future__ import annotations
 
 from typing import Any
@@ -92,3 +93,58 @@ def test_of_two_operators_with_the_same_times_the_later_row_is_the_inner_one() -
     both = [{"start": 10, "end": 20, "thread": 7, "name": name} for name in ("aten::linear", "aten::addmm")]
     found = idle([(0, 10, 20)], [], kernel=40, operators=both)
     assert found.select(pl.col("name").cast(pl.String)).rows() == [("aten::addmm",)]
+
+
+def test_a_gap_began_where_the_first_of_its_pieces_did_and_no_rank_goes_on_with_another_s() -> None:
+    gaps = pl.DataFrame({"rank": [0, 0, 1], "start": [0, 10, 20], "end": [10, 20, 30]})
+    assert accounting._with_beginnings(gaps)["began"].to_list() == [0, 0, 20]
+
+
+def test_work_without_time_ends_no_gap() -> None:
+    work = accounting._work(example_table(KERNELS, [{"start": 4, "end": 4}, {"start": 5, "end": 6}]), None)
+    assert work is not None and work.collect()["start"].to_list() == [5]
+
+
+def test_a_piece_is_cut_inside_alone() -> None:
+    pieces = pl.DataFrame({"start": [0, 5, 10], "end": [5, 10, 15]})
+    assert accounting._cut(pieces, pl.lit(5, pl.Int64)).sort("start").rows() == [(0, 5), (5, 10), (10, 15)]
+    assert accounting._cut(pieces, pl.lit(7, pl.Int64)).sort("start").rows() == [
+        (0, 5),
+        (5, 7),
+        (7, 10),
+        (10, 15),
+    ]
+
+
+def test_a_long_node_dispatches_where_it_calls_or_runs_something() -> None:
+    ms = accounting.LONG
+    columns = ("rank", "thread", "start", "end", "name")
+    node = {"start": 0, "end": 3 * ms, "thread": 7, "name": f"{accounting.NODE} Mul"}
+    operators = example_table(OPERATORS, [node]).select(columns).collect()
+    call = example_table(LAUNCHES, [{"start": ms, "end": ms + 200, "thread": 7, "name": "cudaLaunchKernel"}])
+    short = {**node, "end": ms - 1}
+
+    def spans(launches: pl.LazyFrame | None, rows: pl.DataFrame = operators) -> list[tuple[int, int]]:
+        return accounting._dispatching(rows, [node["name"]], launches, columns).select("start", "end").rows()
+
+    assert spans(call) == [(ms, ms + 200)]
+    assert spans(None) == []
+    assert spans(None, example_table(OPERATORS, [short]).select(columns).collect()) == [(0, ms - 1)]
+
+
+def test_a_call_as_the_first_step_ends_is_a_later_one() -> None:
+    ms = accounting.LONG
+    steps = example_table(
+        STEPS, [{"step": s, "start": s * 20 * ms, "end": (s + 1) * 20 * ms} for s in (0, 1)]
+    )
+    names = pl.DataFrame({"name": ["cudaMalloc"], "cause": ["memory_allocator"]})
+
+    def first(later: int) -> int:
+        rows = [
+            {"start": start, "end": start + took, "thread": 7, "name": "cudaMalloc"}
+            for start, took in ((0, 10 * ms), (later, 5 * ms))
+        ]
+        return accounting._first_calls(steps, example_table(LAUNCHES, rows).collect(), names).height
+
+    assert first(20 * ms) == 0
+    assert first(20 * ms - 1) == 1
