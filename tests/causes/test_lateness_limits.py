@@ -28,6 +28,7 @@ from lostflops.causes.lateness import (
     slower_compute,
     stages,
 )
+from lostflops.causes.names import EITHER
 
 DATA, WAIT, BUBBLE = "idle.data_loading", "communication.wait", "idle.pipeline_bubble"
 MS = 1_000_000
@@ -378,9 +379,9 @@ def test_a_name_without_a_nanosecond_in_a_mean_step_is_not_what_a_rank_does() ->
         for s in range(3)
         for a, ns in ((SAVING, 60 if r == 1 else 20), (WAIT, 0 if r == 1 else 40))
     ]
-    names = [(1, SAVING, "torch.save", 90), (1, SAVING, "logging/__init__.py(1529): info", 2)]
+    names = [(1, SAVING, "logging/__init__.py(1529): info", 2)]  # of three steps
     told = late_rank(given(spends, names=names, communication_imbalance=imbalance(1, 0, 2)))
-    assert told is not None and told.excess.saved_or_logged == "checkpoints"
+    assert told is not None and told.excess.saved_or_logged == EITHER
 
 
 @pytest.mark.parametrize(("mine", "theirs"), [("mm|[[8, 8]]", "mul"), ("mul", "mm|[[8, 8]]")])
