@@ -122,6 +122,7 @@ REFUSED: dict[str, tuple[bytes, type[LostflopsError], str]] = {
     "metadata only": (trace([META, META]), NothingRecorded, "no event is work"),
     "empty events": (trace([{}, {}]), NothingRecorded, "no event is work"),
     "no usable time": (trace([kernel("x", 3, 1), kernel(None, 4, 2)]), NothingRecorded, "no event is work"),
+    "UTF-32": (GOOD.decode().encode("utf-32"), NotATrace, "its text is UTF-32"),
     "two objects": (GOOD + GOOD, NotATrace, "something else follows where it ends"),
     "an object and a line": (GOOD + b"\nkilled", NotATrace, "something else follows where it ends"),
     "a list and an object": (
@@ -639,6 +640,7 @@ def test_fields_of_any_type_or_none_make_no_wrong_number(key: str, asked: Asked)
     "info",
     [
         [], 3, "x", {"rank": "x"}, {"rank": -1}, {"rank": 2**40}, {"rank": None}, {"rank": [0]},
+        {"rank": True, "world_size": True}, {"rank": False, "pg_config": [{"ranks": [True, False]}]},
         {"rank": 1.5e300}, {"world_size": 2**40}, {"world_size": "many"}, {"world_size": 0},
         {"backend": ["a"]}, {"pg_config": 5},
         {"pg_config": [5, {"ranks": "[0, 1"}, {"ranks": "x"}, {"ranks": [None, -1, 2**40]}, {"pg_name": {}}]},

@@ -6,6 +6,7 @@ CONTRACT = "tests/recipes/test_contract.py"
 # The recipes that are made of the accounts.
 LEDGER = (
     "tests/recipes/test_ledger.py",
+    "tests/recipes/test_ledger_layers.py",
     "tests/recipes/test_first_calls.py",
     CONTRACT,
     # These ask the same of more cases: a quarter of a minute for each mutant that survives the others.
@@ -62,8 +63,8 @@ CORE: dict[str, tuple[str, ...]] = {
     "lostflops.causes.host": ("tests/causes/test_host_by_hand.py",),
     "lostflops.causes.lateness": (
         "tests/causes/test_lateness.py",
-        "tests/versions/test_untold_order.py",
-        "-k=late",
+        "tests/causes/test_lateness_limits.py",
+        "tests/versions/test_untold_lateness.py",
     ),
     "lostflops.recipes.compute.busiest_stream": (CONTRACT, "-k=busiest_stream"),
     "lostflops.optimize.activations.saved": (

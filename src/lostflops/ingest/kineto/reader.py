@@ -20,6 +20,7 @@ from lostflops.ingest.formats import Reader, Reading
 from lostflops.ingest.kineto.assembly import Assembly
 from lostflops.ingest.kineto.columns import CoarseTimesError, EventColumns
 from lostflops.ingest.kineto.events import Decoder, Event
+from lostflops.ingest.kineto.packed import packing
 from lostflops.ingest.kineto.parallel import FailedError, PlainPool, Pool
 from lostflops.ingest.kineto.stream import EventStream
 from lostflops.ingest.part import Part
@@ -39,6 +40,7 @@ def recognises(path: Path, head: bytes) -> bool:
     """Whether a file may be a Kineto trace, from its name and first bytes."""
     name = path.name.lower()
     named = name.endswith((".json", ".json.gz", ".json.tmp", ".json.gz.tmp"))
+    named = named or (".json." in name and packing(head) is not None)  # reading says with what
     begins = head[:2] == b"\x1f\x8b" or head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"[")
     return (named or begins) and not path.is_dir()
 

@@ -44,5 +44,6 @@ def shares(buckets: pl.LazyFrame, pieces: pl.LazyFrame, parts: Mapping[str, pl.E
 
 def power_of_two(amount: pl.Expr) -> pl.Expr:
     """The largest power of two that is not above a whole number; 0 of 0 and null of null."""
-    bits = 63 - amount.cast(pl.Int64).bitwise_leading_zeros().cast(pl.Int64)
+    # Polars 1 raises to this power before it looks whether that is asked for: of 0 it must not be -1.
+    bits = (63 - amount.cast(pl.Int64).bitwise_leading_zeros().cast(pl.Int64)).clip(0)
     return pl.when(amount > 0).then(pl.lit(2, dtype=pl.Int64).pow(bits)).when(amount.is_not_null()).then(0)

@@ -126,9 +126,8 @@ def roofline(
     ]
     schema: dict[str, Any] = {name: column.dtype for name, column in roofline.columns.items()}
     table = pl.DataFrame([r for r in rows if r is not None], schema=schema | {"rank": pl.Int32})
-    return table.lazy().sort(
-        "rank", "time", "name", "shapes", "precision", descending=[False, True] + [False] * 3
-    )
+    order = ("rank", "time", "name", "shapes", "precision", "calls", "bytes")  # types tell in the last alone
+    return table.lazy().sort(*order, descending=[name == "time" for name in order])
 
 
 def _row(

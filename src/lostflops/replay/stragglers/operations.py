@@ -99,7 +99,7 @@ def _dependencies(rows: pl.DataFrame) -> Iterator[pl.DataFrame]:
         computes.join(backward, on=WORKER, suffix="_backward")
         .filter(pl.col("row") < pl.col("row_backward"))
         .group_by(WORKER)
-        .agg(before=pl.col("row").sort(descending=True).get(1, null_on_oob=True))
+        .agg(before=pl.col("row").sort(descending=True).slice(1, 1).first())
         .drop_nulls()
     )
     for kind in ("backward-send", "backward-recv"):

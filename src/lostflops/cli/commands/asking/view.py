@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lostflops.cli.arguments import traces
-from lostflops.errors import BadOption, CannotWrite, MissingExtra, NothingThere, shown
+from lostflops.cli.output import files
+from lostflops.errors import BadOption, MissingExtra, NothingThere, shown
 
 if TYPE_CHECKING:
     from lostflops.store.trace import Trace
@@ -111,9 +112,7 @@ def written(target: Path, paths: Sequence[str]) -> None:
     }  # fmt: skip
     if target.exists():
         raise BadOption(f"'{shown(str(target))}' already exists.", "name another: --notebook FILE.")
-    try:
-        target.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise CannotWrite(target, error) from error
+    with files.replacing(target) as beside:
+        beside.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     print(f"written: {shown(str(target))}")
     print(f"open it with `jupyter lab {shown(str(target))}`; it needs `pip install 'lostflops[notebook]'`")

@@ -54,5 +54,5 @@ def api_call_trace(launches: Launches) -> pl.LazyFrame:
     return (
         launches.with_columns(time=pl.col("end") - pl.col("start"))
         .select(*api_call_trace.columns)
-        .sort("rank", "start", "thread", "end", "name")
+        .sort("rank", "start", "thread", "end", "name", "correlation", "return_code")
     )

@@ -91,7 +91,7 @@ def step_time(steps: Steps, counted_steps: pl.LazyFrame) -> pl.LazyFrame:
             source=pl.col("source").cast(pl.String).drop_nulls().first(),
             recorded=pl.len().cast(pl.Int64),
             longest=length.filter(whole).max(),
-            longest_step=pl.col("step").filter(whole).get(length.filter(whole).arg_max(), null_on_oob=True),
+            longest_step=pl.col("step").filter(whole & (length == length.filter(whole).max())).first(),
             outliers=(whole & (pl.col("left_out") == "outlier").fill_null(False)).sum().cast(pl.Int64),
         )
     )

@@ -46,7 +46,9 @@ def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
 
 
 def run(given: Namespace) -> None:
-    from lostflops.errors import BadOption, OutputExists, suggestion
+    import shutil
+
+    from lostflops.errors import BadOption, CannotWrite, OutputExists, suggestion
     from lostflops.finding import milliseconds
     from lostflops.lab.simulate.faults import faults, with_fault
     from lostflops.lab.simulate.job import SimulatedJob
@@ -79,11 +81,19 @@ def run(given: Namespace) -> None:
     )
     if given.fault and not faults()[given.fault].fits(job.strategy):
         raise BadOption(f"'{given.fault}' cannot happen with --strategy {given.strategy}.")
+    was_there = given.output.exists()
     with waiting() as tell:
         fault = with_fault(job, given.fault) if given.fault else None
-        truth = simulate(
-            job, given.output, fault=fault, format=given.format, packed=not given.plain, progress=tell
-        )
+        try:
+            truth = simulate(
+                job, given.output, fault=fault, format=given.format, packed=not given.plain, progress=tell
+            )
+        except OSError as error:
+            for left in given.output.glob("*"):  # it held nothing before
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
+            if not was_there and given.output.is_dir():
+                given.output.rmdir()
+            raise CannotWrite(given.output, error) from error
     cost = f", {milliseconds(truth['step_without_fault'])} without the fault" if fault else ""
     print(f"simulated {job.ranks} ranks of {job.strategy.name} -> {given.output}")
     print(f"step {milliseconds(truth['step'])}{cost}")

@@ -1,0 +1,45 @@
+"""A trace that is packed with something else than gzip says so, by whatever name it has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lostflops.errors import NotATrace
+from lostflops.ingest import formats
+from lostflops.ingest.kineto import reader as kineto
+from lostflops.ingest.kineto.columns import integers, number
+
+
+@pytest.mark.parametrize(
+    ("head", "name"),
+    [
+        (b"\x28\xb5\x2f\xfd", "zstd"),
+        (b"BZh9", "bzip2"),
+        (b"\xfd7zXZ\0", "xz"),
+        (b"PK\x03\x04", "zip"),
+        (b"\x04\x22\x4d\x18", "LZ4"),
+    ],
+)
+@pytest.mark.parametrize(
+    "file", ["rank0.json", "rank0.json.zst", "RANK0.JSON.BZ2", "rank0.pt.trace.json.packed"]
+)
+def test_what_a_trace_is_packed_with_is_said(tmp_path: Path, head: bytes, name: str, file: str) -> None:
+    path = tmp_path / file
+    path.write_bytes(head + bytes(64))
+    assert formats.reader_of(path) is kineto.READER
+    with pytest.raises(NotATrace, match=f"packed with {name}"):
+        kineto.read(path, tmp_path / "out")
+
+
+def test_what_is_packed_and_named_like_nothing_of_ours_is_no_trace(tmp_path: Path) -> None:
+    (tmp_path / "backup.zip").write_bytes(b"PK\x03\x04" + bytes(64))
+    with pytest.raises(NotATrace, match="match no format"):
+        formats.reader_of(tmp_path / "backup.zip")
+
+
+def test_true_and_false_are_no_numbers() -> None:
+    assert number(True) is number(False) is None
+    assert integers(["7", True, 1, False, 0]).to_list() == [7, None, 1, None, 0]
+    assert integers(["x 3", True, 1]).to_list() == [3, None, 1]
