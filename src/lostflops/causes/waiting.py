@@ -221,7 +221,8 @@ def _slow_link(page: PageFindings, waited: int) -> tuple[int, int]:
     on = {int(rank) for among in links["among"] for rank in among.split(", ")}
     here = given.waited.filter(pl.col("on").is_in(on), pl.col("account") == "communication.transfer")
     late = 1 - 1 / float(links["ratio"][0])
-    held = min(waited, round(late * int(here["time"].sum())) // max(1, given.num_steps))
+    held = round(late * int(here["time"].sum())) // max(1, given.num_steps)
+    held = min(waited, max(held, _waited_beside(given, on, slow.size)))
     held = held if page.reaches(held, WAITING_TOLD) else 0
     # Transfers that have none to be compared with may pass the link too.
     told = replace(slow, ns_per_step=max(slow.ns_per_step, slow.size + held, faster_links_at_most(given)))
@@ -235,6 +236,24 @@ def _slow_link(page: PageFindings, waited: int) -> tuple[int, int]:
         )
     page.replace(slow, told)
     return slow.size, held
+
+
+def _waited_beside(given: Given, on: set[int], lost: int) -> int:
+    """What ranks beside a slow link wait longer than those on it, of a mean step and rank, ns.
+
+    Ranks that keep in step have steps of one length: what one on the link loses there, which is `lost` in the
+    mean of all ranks, one beside it waits for in whatever operation the two meet next.
+    """
+    waits = given.ledger.filter(pl.col("account") == "communication.wait")
+    spent = dict(waits.group_by("rank").agg(pl.col("ns").sum()).iter_rows())
+    waited = {rank: spent.get(rank, 0) // steps for rank, steps in given.steps.items()}
+    here = [ns for rank, ns in waited.items() if rank in on]
+    beside = [ns for rank, ns in waited.items() if rank not in on]
+    if not here or not beside:
+        return 0
+    usual = sum(here) // len(here)
+    longer = sum(max(0, ns - usual) for ns in beside) // len(waited)
+    return min(longer, lost * len(beside) // len(here))
 
 
 def _held_back(page: PageFindings, moving: int) -> int:
