@@ -17,6 +17,7 @@ from lostflops.store.trace import ONE_PER_DEVICE, Trace
 GRADIENTS, SHARDS, TENSOR, STAGES = "gradients", "shards", "tensor", "stages"
 EXPERTS, EXCHANGE = "experts", "exchange"
 BARRIERS, BROADCASTS, REPLICAS, OTHER = "barriers", "broadcasts", "replicas", "other"
+WAIT = "communication.wait"
 # What each is called on the page.
 CALLED: Mapping[str, str] = {
     GRADIENTS: "all-reduces of gradients",
@@ -72,6 +73,9 @@ def exposed_by_purpose(trace: Trace, runs: pl.DataFrame | None, counted: pl.Data
     if rows.is_empty():
         return {}
     alone = runs.filter(pl.col("account").cast(pl.String).str.starts_with("communication"))
+    # What is waited for is no matter of what is sent, where anything is.
+    moving = alone.filter(pl.col("account").cast(pl.String) != WAIT)
+    alone = moving if moving.height else alone
     alone = alone.join(counted, on=["rank", "step"], how="semi").select("rank", "start", "end")
     of = rows.select("rank", "start", "end", purpose=_purposes(trace, rows).fill_null(OTHER))
     cover = intervals.union(alone.lazy(), ["rank"])

@@ -13,6 +13,7 @@ from lostflops.recipes.communication.slow_links import SLOWER
 from lostflops.recipes.communication.wait import ALL_HERE
 
 from .declared import LOGGING
+from .experts import ADVICE, IF_EXPERTS, has_experts, of_experts
 from .given import Given
 from .host import PER_STEP
 from .lateness import (
@@ -126,6 +127,8 @@ def _late(page: PageFindings, late: Late, waits: Finding | None) -> None:
     key = _key(late.cause, device_slow, logged)
     own = given.own_remedy(late.cause)
     remedy, named = own or _remedy(page, late.cause, device_slow, logged), () if own else given.named(key)
+    if shared and of_experts(late.rank, given):
+        remedy, named = ADVICE, ()
     copying = page.of(PAGEABLE) if late.cause == "copy" else None
     if copying is not None and ranks * copying.size <= (1 + MUCH) * late.excess.main:
         page.drop(copying)  # no other rank has them
@@ -307,6 +310,7 @@ def _in_turn(
     label = ACCOUNTS[found.account].label if found.account in ACCOUNTS else found.account
     mostly = label if found.share >= MAIN_SHARE else "no one account"
     key = FINDING_OF.get(found.account, "uneven-work")
+    experts = found.account == "compute" and has_experts(given)
     evener = (
         "Make the ranks' work more even: sequences of like length per rank (length grouping, packing), "
         "experts or stages of one cost. A faster network would not help."
@@ -317,7 +321,7 @@ def _in_turn(
         waits,
         claim=f"Ranks wait {page.share(waited)} for each other: {who}, mostly by {mostly}.",
         evidence=(evidence,),
-        remedy=given.advice(key, evener),
+        remedy=given.advice(key, evener) + (f" {IF_EXPERTS}" if experts else ""),
         named=given.named(key),
         account=found.account,
     )
