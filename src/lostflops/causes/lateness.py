@@ -43,7 +43,7 @@ ALL_OF_IT = 0.995  # of the difference; a rank's share may be more than all
 WAIT = "communication.wait"
 SHAPE = r"\[\d[\d, ]*\]"  # of one tensor, in the text of all of an operator's
 SYNCHRONISING = "idle.host_synchronisation"
-NOT_OWN = (*COMMUNICATION, "idle.pipeline_bubble")
+NOT_OWN = (*COMMUNICATION, "idle.pipeline_bubble", "idle.other_device")
 # What a rank may spend on others beside: its host waits for its device, which waits for them.
 MAY_WAIT = (*NOT_OWN, SYNCHRONISING, "idle.dependency")
 
