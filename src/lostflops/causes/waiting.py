@@ -46,7 +46,12 @@ WAITS = "communication-waits"
 EXPOSED = "communication-exposed"
 SLOW_LINK = "slow-link"
 PAGEABLE = "copies-pageable"
-MUCH = 0.1  # what copies of one rank may cost beyond what that has more of
+MUCH = 0.1  # by how much a rank may copy or launch more than another that does as much
+LAUNCHING = "idle.launch_bound"
+SLOW_HOST = (
+    "Find out why its CPU is slower, for it launches no more than the others: other processes on its cores "
+    "(`top`), a core per process (`torchrun --numa-binding=node`), the clock (`cpupower frequency-info`)."
+)
 CLOCKS = "gpu-clocks-held-down"
 EVEN_WORK = "even-work"  # the edit: ranks that have more to do than others have it in turn
 # Findings about the network are about the time that communication is exposed for.
@@ -129,6 +134,8 @@ def _late(page: PageFindings, late: Late, waits: Finding | None) -> None:
     remedy, named = own or _remedy(page, late.cause, device_slow, logged), () if own else given.named(key)
     if shared and of_experts(late.rank, given):
         remedy, named = ADVICE, ()
+    if late.cause == LAUNCHING and _launches_as_many(late.rank, given):
+        remedy, named = SLOW_HOST, ()
     copying = page.of(PAGEABLE) if late.cause == "copy" else None
     if copying is not None and ranks * copying.size <= (1 + MUCH) * late.excess.main:
         page.drop(copying)  # no other rank has them
@@ -151,6 +158,14 @@ def _late(page: PageFindings, late: Late, waits: Finding | None) -> None:
             edit=EVEN_WORK if shared else "",
         )
     )
+
+
+def _launches_as_many(rank: int, given: Given) -> bool:
+    """Whether the rank runs as many kernels as the others: then its CPU is slower, and not its program."""
+    calls = dict(given.work.group_by("rank").agg(pl.col("calls").sum()).iter_rows())
+    each = {r: calls.get(r, 0) / steps for r, steps in given.steps.items()}
+    beside = pl.Series([each[r] for r in each if r != rank], dtype=pl.Float64).median()
+    return isinstance(beside, float) and beside > 0 and each.get(rank, 0.0) <= (1 + MUCH) * beside
 
 
 def _is_sentence(text: str) -> bool:
