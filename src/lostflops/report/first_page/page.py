@@ -19,7 +19,7 @@ from lostflops.store.trace import GPU_WORK_LOST, Quality, Trace
 from lostflops.tables import STEPS, UNLISTED_GRAPH
 from lostflops.version import __version__
 
-from . import facts, marked_steps, roofs, step_notes
+from . import facts, roofs, step_notes
 from .budget import Budget, budget
 from .moments import Moments, moments
 from .pipeline import Pipeline, pipeline
@@ -166,8 +166,8 @@ def page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], No
             *job_notes(trace, by_name, run),
             *_notes(run, _outside(trace, steps), unclassified, kernel_time),
             *_between(trace, steps),
-            *marked_steps.uncovered(trace, steps),
-            *marked_steps.without_update(trace, steps),
+            *step_notes.uncovered(trace, steps),
+            *step_notes.without_update(trace, steps),
             *step_notes.lengths(steps, counting),
             *step_notes.left_out(run, steps, counting),
             *step_notes.uneven(run, steps, counting),
