@@ -125,3 +125,19 @@ def test_each_purpose_counts_the_time_in_which_nothing_hides_it(tmp_path: Path) 
     assert exposed_by_purpose(trace, runs, counted) == {"exchange": 100, "gradients": 800}
     assert exposed_by_purpose(trace, runs, counted.head(1)) == {"exchange": 100, "gradients": 400}
     assert exposed_by_purpose(trace, None, counted) == {}
+
+
+def test_a_host_that_is_in_the_backward_pass_already_asked_for_it_in_the_forward_pass(tmp_path: Path) -> None:
+    """The host runs ahead by half a step: when the device comes to the operation, autograd runs already."""
+    tables = job("all-reduce")
+    tables["operators"] = []
+    for step in range(STEPS):
+        tables["steps"][step]["host_start"] = step * LONG
+        tables["operators"].append(
+            {"start": step * LONG + 300, "end": step * LONG + 900, "phase": "backward", "thread": 7}
+        )
+    for row in tables["kernels"][1::2]:
+        row |= {"phase": None, "launch_start": row["start"] - 400, "launch_end": row["start"] - 399}
+    page = lostflops.why(made(tmp_path, tables))
+    (finding,) = (f for f in page.findings if f.name == "communication-exposed")
+    assert "all of it: tensor parallelism" in finding.evidence

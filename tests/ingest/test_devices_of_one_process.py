@@ -76,3 +76,23 @@ def test_the_page_says_that_one_process_drives_them_and_advises_a_process_each(r
     (sent,) = (f for f in page.findings if f.name == "communication-exposed")
     assert any("`DataParallel`, which one process sends" in fact for fact in sent.evidence)
     assert "Give each GPU a process" in sent.next and sent.remedies == ("one-process-per-gpu",)
+
+
+def test_a_gpu_whose_process_waits_for_another_gpu_waits_for_that(tmp_path: Path) -> None:
+    """The process waits until the first GPU is done; the second has been idle since it began to wait."""
+    events: list[Event] = []
+    for number in range(4):
+        begin = 1000 + 2000 * number
+        events += [step(number, begin, 2000), *product(begin + 100, 10 * number + 2, 1)]
+        events += [*product(begin + 130, 10 * number + 1, 0), *product(begin + 700, 10 * number + 3, 0)]
+        events += [call(begin + 720, 440, 10 * number + 5, "cudaStreamSynchronize")]
+    devices = [{"id": n, "name": "NVIDIA H100 80GB HBM3", "computeMajor": 9, "numSms": 132} for n in (0, 1)]
+    written(tmp_path / "trace.json", trace(events, head(None, deviceProperties=devices)))
+    run = lostflops.open(tmp_path)
+    ledger = lostflops.ask(run, "step_ledger").group_by("rank", "account").agg(pl.col("ns").sum())
+    spent = {(rank, account): ns for rank, account, ns in ledger.iter_rows()}
+    # In three whole steps and a last one: while the first GPU runs from 730 to 1130 in each.
+    assert spent[1, "idle.other_device"] >= 3 * 400_000
+    assert spent.get((0, "idle.other_device"), 0) == 0
+    (waits,) = (f for f in lostflops.why(run).findings if f.name == "another-gpu-works")
+    assert waits.remedies == ("one-process-per-gpu",) and "another GPU of the same process" in waits.claim

@@ -101,6 +101,18 @@ class Given:
         sums = self.ledger.group_by("account").agg(pl.col("ns").sum())
         return {account: ns // max(1, self.num_steps) for account, ns in sums.iter_rows()}
 
+    def waited_for(self, rank: int) -> int:
+        """What ranks wait for this one in the end, of a mean step and rank, ns.
+
+        Who waits for it comes as much later to its other groups, where further ranks wait for that one.
+        """
+        own = self.waited.filter(~pl.col("account").is_in(COMMUNICATION), pl.col("rank") != rank)
+        sums = own.group_by("rank", "on").agg(pl.col("time").sum())
+        waits = {(by, on): ns for by, on, ns in sums.iter_rows()}
+        late = {by: ns for (by, on), ns in waits.items() if on == rank}
+        passed_on = (min(ns, late.get(on, 0)) for (_, on), ns in waits.items() if on != rank)
+        return (sum(late.values()) + sum(passed_on)) // max(1, self.num_steps)
+
     def own_remedy(self, account: str) -> str:
         """What to do about an account on a CPU, where no framework's spelling says it; empty elsewhere."""
         return ACCOUNTS[account].remedy_on_host if self.on_host and account in ACCOUNTS else ""

@@ -43,7 +43,7 @@ ALL_OF_IT = 0.995  # of the difference; a rank's share may be more than all
 WAIT = "communication.wait"
 SHAPE = r"\[\d[\d, ]*\]"  # of one tensor, in the text of all of an operator's
 SYNCHRONISING = "idle.host_synchronisation"
-NOT_OWN = (*COMMUNICATION, "idle.pipeline_bubble")
+NOT_OWN = (*COMMUNICATION, "idle.pipeline_bubble", "idle.other_device")
 # What a rank may spend on others beside: its host waits for its device, which waits for them.
 MAY_WAIT = (*NOT_OWN, SYNCHRONISING, "idle.dependency")
 
@@ -107,8 +107,7 @@ def late_rank(given: Given) -> Late | None:
 
 def _blamed(given: Given, known: pl.DataFrame) -> Late | None:
     """The rank that most of the waiting is for."""
-    worst = known.row(0, named=True)
-    ranks = known.height
+    worst, ranks = known.row(0, named=True), known.height
     late, waited = worst["at_most"] or 0, (worst["per_step"] or 0) * ranks // (ranks - 1)
     if (
         (worst["blame_share"] or 0) < MORE_THAN_EVEN / ranks
@@ -119,7 +118,8 @@ def _blamed(given: Given, known: pl.DataFrame) -> Late | None:
     excess = _excess(given, worst["rank"])
     if excess is None or excess.ns < OWN_SHARE * late:
         return None
-    return _late(given, worst, late, waited, excess, worst["per_step"] or 0)
+    explains = max(worst["per_step"] or 0, given.waited_for(worst["rank"]))
+    return _late(given, worst, late, max(waited, explains * ranks // (ranks - 1)), excess, explains)
 
 
 def _waits_least(given: Given, known: pl.DataFrame) -> Late | None:

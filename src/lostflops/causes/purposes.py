@@ -17,6 +17,7 @@ from lostflops.store.trace import ONE_PER_DEVICE, Trace
 GRADIENTS, SHARDS, TENSOR, STAGES = "gradients", "shards", "tensor", "stages"
 EXPERTS, EXCHANGE = "experts", "exchange"
 BARRIERS, BROADCASTS, REPLICAS, OTHER = "barriers", "broadcasts", "replicas", "other"
+WAIT = "communication.wait"
 # What each is called on the page.
 CALLED: Mapping[str, str] = {
     GRADIENTS: "all-reduces of gradients",
@@ -72,6 +73,9 @@ def exposed_by_purpose(trace: Trace, runs: pl.DataFrame | None, counted: pl.Data
     if rows.is_empty():
         return {}
     alone = runs.filter(pl.col("account").cast(pl.String).str.starts_with("communication"))
+    # What is waited for is no matter of what is sent, where anything is.
+    moving = alone.filter(pl.col("account").cast(pl.String) != WAIT)
+    alone = moving if moving.height else alone
     alone = alone.join(counted, on=["rank", "step"], how="semi").select("rank", "start", "end")
     of = rows.select("rank", "start", "end", purpose=_purposes(trace, rows).fill_null(OTHER))
     cover = intervals.union(alone.lazy(), ["rank"])
@@ -158,21 +162,24 @@ def _described(trace: Trace) -> dict[str, str]:
 def _in_forward(trace: Trace, rows: pl.DataFrame) -> pl.Series:
     """Whether the forward pass asked for each operation: launched there, or before a step's backward."""
     kernels, steps, operators = (trace.table(t) for t in ("kernels", "steps", "operators"))
-    told = rows.select("rank", "correlation")
+    # The device gets to the forward pass when the host may be in the backward pass already.
+    asked = rows.select("rank", "correlation", asked="arrival")
     if kernels is not None:
-        phases = (
+        launched = (
             kernels.filter(pl.col("family").cast(pl.String) == "communication")
-            .select("rank", "correlation", phase=pl.col("phase").cast(pl.String))
+            .select("rank", "correlation", "launch_start", phase=pl.col("phase").cast(pl.String))
             .drop_nulls("correlation")
             .unique(["rank", "correlation"])
             .collect()
         )
-        found = told.join(phases, on=["rank", "correlation"], how="left", maintain_order="left")["phase"]
-        if found.null_count() < found.len():
-            return (found == "forward").fill_null(False)
+        told = asked.join(launched, on=["rank", "correlation"], how="left", maintain_order="left")
+        if told["phase"].null_count() < told.height:
+            return (told["phase"] == "forward").fill_null(False)
+        asked = told.with_columns(asked=pl.coalesce("launch_start", "asked"))
     nowhere = pl.Series([False] * rows.height)
     if operators is None or steps is None:
         return nowhere
+    begun = pl.coalesce("host_start", "start")
     backward = (
         operators.filter(pl.col("phase").cast(pl.String) == "backward")
         .select("rank", at="start")
@@ -181,16 +188,16 @@ def _in_forward(trace: Trace, rows: pl.DataFrame) -> pl.Series:
     )
     first = (
         backward.join_asof(
-            steps.select("rank", "step", at="start").sort("rank", "at").collect(),
+            steps.select("rank", "step", at=begun).sort("rank", "at").collect(),
             on="at", by="rank", strategy="backward", check_sortedness=False,
         )
         .drop_nulls("step")
         .group_by("rank", "step")
         .agg(backward=pl.col("at").min())
     )  # fmt: skip
-    place = steps.select("rank", "step", "start").sort("rank", "start").collect()
+    place = steps.select("rank", "step", start=begun).sort("rank", "start").collect()
     at = (
-        rows.select("rank", start="arrival")
+        asked.select("rank", start="asked")
         .with_row_index("_row")
         .sort("rank", "start")
         .join_asof(place, on="start", by="rank", strategy="backward", check_sortedness=False)

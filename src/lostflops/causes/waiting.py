@@ -13,6 +13,7 @@ from lostflops.recipes.communication.slow_links import SLOWER
 from lostflops.recipes.communication.wait import ALL_HERE
 
 from .declared import LOGGING
+from .experts import ADVICE, IF_EXPERTS, has_experts, of_experts
 from .given import Given
 from .host import PER_STEP
 from .lateness import (
@@ -45,7 +46,12 @@ WAITS = "communication-waits"
 EXPOSED = "communication-exposed"
 SLOW_LINK = "slow-link"
 PAGEABLE = "copies-pageable"
-MUCH = 0.1  # what copies of one rank may cost beyond what that has more of
+MUCH = 0.1  # by how much a rank may copy or launch more than another that does as much
+LAUNCHING = "idle.launch_bound"
+SLOW_HOST = (
+    "Find out why its CPU is slower, for it launches no more than the others: other processes on its cores "
+    "(`top`), a core per process (`torchrun --numa-binding=node`), the clock (`cpupower frequency-info`)."
+)
 CLOCKS = "gpu-clocks-held-down"
 EVEN_WORK = "even-work"  # the edit: ranks that have more to do than others have it in turn
 # Findings about the network are about the time that communication is exposed for.
@@ -126,6 +132,10 @@ def _late(page: PageFindings, late: Late, waits: Finding | None) -> None:
     key = _key(late.cause, device_slow, logged)
     own = given.own_remedy(late.cause)
     remedy, named = own or _remedy(page, late.cause, device_slow, logged), () if own else given.named(key)
+    if shared and of_experts(late.rank, given):
+        remedy, named = ADVICE, ()
+    if late.cause == LAUNCHING and _launches_as_many(late.rank, given):
+        remedy, named = SLOW_HOST, ()
     copying = page.of(PAGEABLE) if late.cause == "copy" else None
     if copying is not None and ranks * copying.size <= (1 + MUCH) * late.excess.main:
         page.drop(copying)  # no other rank has them
@@ -148,6 +158,14 @@ def _late(page: PageFindings, late: Late, waits: Finding | None) -> None:
             edit=EVEN_WORK if shared else "",
         )
     )
+
+
+def _launches_as_many(rank: int, given: Given) -> bool:
+    """Whether the rank runs as many kernels as the others: then its CPU is slower, and not its program."""
+    calls = dict(given.work.group_by("rank").agg(pl.col("calls").sum()).iter_rows())
+    each = {r: calls.get(r, 0) / steps for r, steps in given.steps.items()}
+    beside = pl.Series([each[r] for r in each if r != rank], dtype=pl.Float64).median()
+    return isinstance(beside, float) and beside > 0 and each.get(rank, 0.0) <= (1 + MUCH) * beside
 
 
 def _is_sentence(text: str) -> bool:
@@ -221,7 +239,8 @@ def _slow_link(page: PageFindings, waited: int) -> tuple[int, int]:
     on = {int(rank) for among in links["among"] for rank in among.split(", ")}
     here = given.waited.filter(pl.col("on").is_in(on), pl.col("account") == "communication.transfer")
     late = 1 - 1 / float(links["ratio"][0])
-    held = min(waited, round(late * int(here["time"].sum())) // max(1, given.num_steps))
+    held = round(late * int(here["time"].sum())) // max(1, given.num_steps)
+    held = min(waited, max(held, _waited_beside(given, on, slow.size)))
     held = held if page.reaches(held, WAITING_TOLD) else 0
     # Transfers that have none to be compared with may pass the link too.
     told = replace(slow, ns_per_step=max(slow.ns_per_step, slow.size + held, faster_links_at_most(given)))
@@ -235,6 +254,24 @@ def _slow_link(page: PageFindings, waited: int) -> tuple[int, int]:
         )
     page.replace(slow, told)
     return slow.size, held
+
+
+def _waited_beside(given: Given, on: set[int], lost: int) -> int:
+    """What ranks beside a slow link wait longer than those on it, of a mean step and rank, ns.
+
+    Ranks that keep in step have steps of one length: what one on the link loses there, which is `lost` in the
+    mean of all ranks, one beside it waits for in whatever operation the two meet next.
+    """
+    waits = given.ledger.filter(pl.col("account") == "communication.wait")
+    spent = dict(waits.group_by("rank").agg(pl.col("ns").sum()).iter_rows())
+    waited = {rank: spent.get(rank, 0) // steps for rank, steps in given.steps.items()}
+    here = [ns for rank, ns in waited.items() if rank in on]
+    beside = [ns for rank, ns in waited.items() if rank not in on]
+    if not here or not beside:
+        return 0
+    usual = sum(here) // len(here)
+    longer = sum(max(0, ns - usual) for ns in beside) // len(waited)
+    return min(longer, lost * len(beside) // len(here))
 
 
 def _held_back(page: PageFindings, moving: int) -> int:
@@ -288,6 +325,7 @@ def _in_turn(
     label = ACCOUNTS[found.account].label if found.account in ACCOUNTS else found.account
     mostly = label if found.share >= MAIN_SHARE else "no one account"
     key = FINDING_OF.get(found.account, "uneven-work")
+    experts = found.account == "compute" and has_experts(given)
     evener = (
         "Make the ranks' work more even: sequences of like length per rank (length grouping, packing), "
         "experts or stages of one cost. A faster network would not help."
@@ -298,7 +336,7 @@ def _in_turn(
         waits,
         claim=f"Ranks wait {page.share(waited)} for each other: {who}, mostly by {mostly}.",
         evidence=(evidence,),
-        remedy=given.advice(key, evener),
+        remedy=given.advice(key, evener) + (f" {IF_EXPERTS}" if experts else ""),
         named=given.named(key),
         account=found.account,
     )

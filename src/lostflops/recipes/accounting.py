@@ -29,6 +29,7 @@ from lostflops.naming.classification import operator_facts
 from lostflops.naming.host_causes import Row, captures, cause_of
 from lostflops.recipes.backward_threads import NODE, engines, with_doers
 from lostflops.recipes.stretch_names import named
+from lostflops.store.trace import ONE_PER_DEVICE
 from lostflops.tables import NAME
 
 COMPUTE = "compute"
@@ -44,6 +45,7 @@ INITIALISATION = "idle.initialisation"
 SYNCHRONISED = "idle.host_synchronisation"
 LONG_CALL = "idle.long_call"
 DEPENDENCY = "idle.dependency"
+OTHER_DEVICE = "idle.other_device"
 OTHER_HOST = "idle.other_host_work"
 UNRECORDED = "idle.unrecorded"
 UNEXPLAINED = "idle.unexplained"
@@ -162,12 +164,38 @@ def idle_by_cause(
         .then(pl.lit(SYNCHRONISED))
         .otherwise(pl.col("account").fill_null(UNEXPLAINED))
     )
+    charged = _in_turn(charged.select(columns), ranks, kernels, copies)
     return (
         pl.concat([part.select(columns) for part in (charged, on_its_way, orphaned)])
         .lazy()
         .filter(pl.col("end") > pl.col("start"))
         .sort("rank", "start")
     )
+
+
+def _in_turn(idle: pl.DataFrame, ranks: pl.LazyFrame, kernels: Frame, copies: Frame) -> pl.DataFrame:
+    """The stretches, those that another device of the process is the reason of in an account of their own.
+
+    A process that drives several devices waits for all of them in one place: a call that waits while this
+    device has long been idle waits for another.
+    """
+    of = ["host", "main_thread"]
+    each = ranks.filter(pl.col("rank_source").cast(pl.String) == ONE_PER_DEVICE).select("rank", *of)
+    facts = each.unique("rank", keep="first").collect()
+    if facts.height < 2:
+        return idle
+    pairs = facts.join(facts.rename({"rank": "beside"}), on=of, nulls_equal=True)
+    others = pairs.filter(pl.col("rank") != pl.col("beside")).select("rank", "beside").lazy()
+    ends = [t.select("rank", "start", "end") for t in (kernels, copies) if t is not None]
+    busy = pl.concat(ends).rename({"rank": "beside"}).join(others, on="beside").select("rank", "start", "end")
+    may = pl.col("account").is_in([SYNCHRONISED, UNEXPLAINED])
+    cut = intervals.paint(
+        idle.filter(may).rename({"account": "own"}).lazy(), {OTHER_DEVICE: busy}, by=["rank"]
+    ).collect()
+    told = cut.with_columns(
+        account=pl.coalesce("account", "own"), thread=pl.when(pl.col("account").is_null()).then("thread")
+    ).select(idle.columns)
+    return pl.concat([idle.filter(~may), told])
 
 
 def with_names(

@@ -68,3 +68,25 @@ DEPENDENCY = Account(
         also=("cuda-graphs",),
     ),
 )
+
+OTHER_DEVICE = Account(
+    "idle.other_device",
+    label="another GPU's turn",
+    noun="waiting for another GPU",
+    meaning="Nothing runs on the GPU while another GPU of the same process works.",
+    found="Where one process drives several GPUs and nothing else names a cause: the process waits for "
+    "another of them, such as the one that alone computes the loss and updates the weights.",
+    remedy="Give each GPU a process of its own (`torchrun`, `DistributedDataParallel`): then none waits for "
+    "the loss, the update and the weights of the first.",
+    order=125,
+    verdict="Held up by another GPU",
+    makes_late="other GPUs of its process make",
+    spent="of waiting for other GPUs of its process",
+    loss=Loss(
+        "another-gpu-works",
+        "while another GPU of the same process works",
+        0.05,
+        removable=False,
+        remedies=("one-process-per-gpu",),
+    ),
+)

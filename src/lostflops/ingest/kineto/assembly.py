@@ -13,7 +13,7 @@ from lostflops.ingest import processes
 from lostflops.ingest.annotations import by_domain
 from lostflops.ingest.attribution import OperatorTree, attribute, main_thread
 from lostflops.ingest.host_compute import host_kernels
-from lostflops.ingest.kineto.collectives import Communication, Found, communication
+from lostflops.ingest.kineto.collectives import Communication, Found, communication, groups_named
 from lostflops.ingest.kineto.columns import KINDS, Columns, EventColumns, product
 from lostflops.ingest.kineto.devices import place
 from lostflops.ingest.kineto.events import Decoder, Event
@@ -66,6 +66,7 @@ class Assembly:
         self.notes.completeness(stream, self.header)
         self.notes.origin(self.header)
         self.rank, self.rank_source, differs = self.header.rank(reader.ranks_named)
+        self.groups = groups_named(reader.parameters, self.header.groups)
         if differs:
             self.notes.add("rank in the file's name", 1, differs, "warning")
 
@@ -161,6 +162,7 @@ class Assembly:
             host=self.header.host,
             facts={
                 **self.header.device_facts(device, gpu),
+                "groups": self.groups,
                 "main_thread": main_thread(calls, tables["operators"], tables["ranges"]),
             },
             quality=(self.notes.rows if first else []) + told,
@@ -208,7 +210,7 @@ class Assembly:
                 shapes=self.reader.shapes.categories(),
                 types=self.reader.types.categories(),
                 concrete=self.reader.concrete.categories(),
-                groups=self.header.groups,
+                groups=self.groups,
                 rank=self.rank,
             )
         )

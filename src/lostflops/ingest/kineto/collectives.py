@@ -92,6 +92,32 @@ def communication(given: Communication) -> Found:
     return Found(kernels, copies, pl.concat(rows).sort("start", maintain_order=True) if rows else None)
 
 
+def groups_named(parameters: list[tuple[Any, ...]], listed: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The process groups that the file's head lists, and those that only operations tell of.
+
+    Torch lists the groups that exist when the profiler starts, and some writers of traces none: then each
+    operation still says what its group is called, what it is for and who is in it.
+    """
+    have = {group["name"] for group in listed}
+    told = (
+        pl.DataFrame(parameters, schema=PARAMETERS, orient="row")
+        .select("group_name", "group_description", "group_ranks")
+        .filter(pl.col("group_description").fill_null("") != "", ~pl.col("group_name").is_in(list(have)))
+        .unique("group_name", keep="first", maintain_order=True)
+    )
+    return [
+        *listed,
+        *(
+            {
+                "name": name,
+                "description": description,
+                "ranks": [r for r in _items(ranks) if isinstance(r, int) and 0 <= r < 2**31],
+            }
+            for name, description, ranks in told.iter_rows()
+        ),
+    ]
+
+
 def _metadata(given: Communication) -> pl.DataFrame:
     """One row per distinct description of a collective, its group and sizes worked out."""
     frame = pl.DataFrame(given.parameters, schema=PARAMETERS, orient="row").with_row_index("meta")

@@ -118,7 +118,6 @@ class Header:
             "num_sms": number(sms),
             "memory_bytes": integer(chosen.get("totalGlobalMem")),
             "backend": text_of(self.distributed.get("backend")) or None,
-            "groups": self.groups,
             "versions": versions or None,
             "frameworks": processes.frameworks(self.fields),
             "source": "kineto",

@@ -170,6 +170,8 @@ def page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], No
             *job_notes(trace, by_name, run),
             *_notes(run, _outside(trace, steps), unclassified, kernel_time),
             *_between(trace, steps),
+            *step_notes.uncovered(trace, steps),
+            *step_notes.without_update(trace, steps),
             *step_notes.lengths(steps, counting),
             *step_notes.left_out(run, steps, counting),
             *step_notes.uneven(run, steps, counting),
@@ -396,8 +398,8 @@ def _notes(run: Run, outside: pl.DataFrame, unclassified: int, kernel_time: int)
         )
     if run.in_one_process:
         yield (
-            f"One process drives {len(run.ranks)} GPUs, each shown as a rank: a GPU that waits for another "
-            "one idles under the name of what the CPU does meanwhile."
+            f"One process drives {len(run.ranks)} GPUs, each shown as a rank: one that idles while "
+            "another works is said to wait for it where nothing else is known to hold it up."
         )
     elif run.world_size is None and len(run.ranks) > 1:
         yield "The recording does not say how many ranks the job has: some may be missing."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from lostflops.errors import BadOption, shown
@@ -14,6 +15,7 @@ from ...edit import Edit, Edited, EditKind, Known, Typed, in_steps, step_of
 from ...host_time import within
 from ...recorded import RecordedJob
 
+Flags = npt.NDArray[np.bool_]
 FEWEST = 3
 
 
@@ -36,8 +38,8 @@ def made(typed: Typed) -> Edit:
         step = step_of(job, known.every_step, job.edges.target)
         number = np.append(known.every_step.step, -1)[step]
         rank = job.ranks[job.operation_of(job.edges.target)]
-        for part in parts(job, lags, known):
-            even -= above(part, rank, number, step >= 0, only)
+        for part, kind in parts(job, lags, known):
+            even -= above(part, rank, number, step >= 0, only, kind)
         evened = np.rint(even).astype(np.int64)
         counts = in_steps(job, known.steps, job.edges.target)
         return Edited(evened, removed=int((lags - evened)[counts].sum()))
@@ -46,55 +48,74 @@ def made(typed: Typed) -> Edit:
     return Edit(typed.text, f"{who} spent no more than the median of all ranks", apply, of_communication=True)
 
 
-def above(part: Int, rank: Int, step: Int, inside: np.ndarray, only: list[int] | None) -> np.ndarray:
+def above(
+    part: Int, rank: Int, step: Int, inside: Flags, only: list[int] | None, kind: Int | None = None
+) -> npt.NDArray[np.float64]:
     """By how much each edge's part has to be less for its rank to come down to the median of a step, ns.
 
-    With `only`, those ranks come down to the median of the others, else all that are above that of all.
+    With `only`, those ranks come down to the median of the others, else all that are above that of all. Each
+    `kind` of work has a median of its own: a rank that is slow in one is to catch up there.
     """
-    spent = (
-        pl.DataFrame({"rank": rank[inside], "step": step[inside], "part": part[inside]})
-        .group_by("rank", "step")
-        .agg(pl.col("part").sum())
-        # Where a rank spends nothing of a kind it has no row of its own.
-        .join(pl.DataFrame({"rank": np.unique(rank)}), on="rank", how="right")
+    at = np.flatnonzero(inside & (part > 0))
+    of = np.zeros(len(part), dtype=np.int64) if kind is None else kind
+    spent = pl.DataFrame({"rank": rank[at], "step": step[at], "kind": of[at], "part": part[at]})
+    own = spent.group_by("rank", "step", "kind").agg(own=pl.col("part").sum())
+    # Where a rank spends nothing of a kind it has no row of its own.
+    every = own.select("step", "kind").unique().join(pl.DataFrame({"rank": np.unique(rank)}), how="cross")
+    others = every if only is None else every.filter(~pl.col("rank").is_in(only))
+    usual = (
+        others.join(own, on=["rank", "step", "kind"], how="left")
+        .group_by("step", "kind")
+        .agg(usual=pl.col("own").fill_null(0).median())
     )
-    wide = spent.drop_nulls("step").pivot("step", index="rank", values="part").fill_null(0)
+    allowed = pl.lit(True) if only is None else pl.col("rank").is_in(only)
+    shares = own.join(usual, on=["step", "kind"]).select(
+        "rank", "step", "kind", less=pl.when(allowed).then(1 - pl.col("usual") / pl.col("own")).otherwise(0)
+    )
+    share = spent.join(shares, on=["rank", "step", "kind"], how="left", maintain_order="left")["less"]
     less = np.zeros(len(part))
-    for name in wide.columns[1:]:
-        others = wide if only is None else wide.filter(~pl.col("rank").is_in(only))
-        usual = float(np.median(others[name].to_numpy()))
-        for number, own in zip(wide["rank"].to_list(), wide[name].to_list(), strict=True):
-            if own > usual and (only is None or number in only):
-                mine = inside & (rank == number) & (step == int(name))
-                less[mine] = part[mine] * (1 - usual / own)
+    less[at] = part[at] * np.clip(share.to_numpy(), 0, None)
     return less
 
 
-def parts(job: RecordedJob, lags: Int, known: Known) -> list[Int]:
-    """Time that ranks may differ by, edge by edge: kernels by family, host time by cause, and the rest of it.
+def parts(job: RecordedJob, lags: Int, known: Known) -> list[tuple[Int, Int | None]]:
+    """Time that ranks may differ by, edge by edge, with its kinds: kernels, host time by cause, and the rest.
 
     No nanosecond is in two of them.
     """
     edges = job.edges
     operation = job.operation_of(edges.source)
     positive = np.maximum(lags, 0)
-    family = job.operations["family"].fill_null("copy")
     is_work = ~job.communicates[operation]
     computes = (edges.kind == Kind.DEVICE) & is_work
-    names = family.to_numpy()[operation]
-    found = [
-        np.where(computes & (names == name), positive, 0)
-        for name in family.unique().sort().to_list()
-        if name != "communication"
+    found: list[tuple[Int, Int | None]] = [
+        (np.where(computes, positive, 0), kinds(job.operations, job.ranks)[operation])
     ]
     left = np.where(np.isin(edges.kind, [Kind.OWN, Kind.PROGRAM]), positive, 0)
     spans = known.host_spans
     for account in [] if spans is None else spans["account"].unique().sort().to_list():
         assert spans is not None
         part = np.minimum(within(job, lags, spans.filter(pl.col("account") == account)), left)
-        found.append(part)
+        found.append((part, None))
         left = left - part
-    return [*found, left]
+    return [*found, (left, None)]
+
+
+def kinds(operations: pl.DataFrame, ranks: Int) -> Int:
+    """Which operations are of one kind: of a family and a phase, and of a name that all ranks run.
+
+    A rank whose forward pass is slow meets the others before its backward pass, and one whose experts are,
+    before its attention: what it has too much in one place is no less for being spread over all.
+    """
+    told = operations.select(
+        pl.col("family").fill_null("copy"), "phase", name="name", rank=pl.Series(ranks)
+    ).with_columns(name=pl.when(pl.col("rank").n_unique().over("name") == len(np.unique(ranks))).then("name"))
+    return (
+        told.select(pl.struct("family", "phase", "name").rank("dense"))
+        .to_series()
+        .to_numpy()
+        .astype(np.int64)
+    )
 
 
 EVEN_RANKS = EditKind(

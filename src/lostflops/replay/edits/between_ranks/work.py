@@ -10,6 +10,7 @@ from ...dependencies.operations import STRETCH
 from ...edit import Edit, Edited, EditKind, Known, Typed, in_steps, step_of
 from ...moved_bytes import started, transfers
 from ...recorded import RecordedJob
+from .ranks import kinds
 
 UNKNOWN = "transfers whose bytes were not recorded stay as long as they were"
 
@@ -62,13 +63,13 @@ def _shares_of_work(
     works = (edges.kind == Kind.DEVICE) | ((edges.kind == Kind.OWN) & on_host)
     computes = works & ~job.communicates[operation] & counts
     # What is as long on all ranks, such as the optimizer's work, is not shared out again.
-    kind = job.operations.select("family", "phase")[operation]
-    frame = pl.DataFrame({"rank": job.ranks[operation], "step": number, "lag": lags}).hstack(kind)
-    of = ["rank", "step", "family", "phase"]
+    kind = kinds(job.operations, job.ranks)[operation]
+    frame = pl.DataFrame({"rank": job.ranks[operation], "step": number, "lag": lags, "kind": kind})
+    of = ["rank", "step", "kind"]
     spent = frame.filter(pl.Series(computes)).group_by(of).agg(pl.col("lag").sum())
-    alike = pl.col("lag").mean().over("step", "family", "phase", _stage(stages))
+    alike = pl.col("lag").mean().over("step", "kind", _stage(stages))
     share = spent.select(*of, share=alike / pl.col("lag"))
-    factor = frame.join(share, on=of, how="left", nulls_equal=True, maintain_order="left")["share"]
+    factor = frame.join(share, on=of, how="left", maintain_order="left")["share"]
     return np.where(computes, factor.fill_null(1.0).to_numpy(), 1.0)
 
 

@@ -1,0 +1,73 @@
+"""Ranks of several groups: who waits in one comes later to the next, and that is the first one's loss."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import lostflops
+from made_runs import made
+
+US = 10_000  # ns: one unit of the times below
+STEPS = 4
+Rows = Sequence[tuple[str, int, int]]
+
+
+def job(folder: Path, work: Sequence[Rows], length: int) -> Any:
+    """The page of ranks in pairs: what each runs in a step is computing or an operation 'tp' or 'dp'.
+
+    Ranks 0 and 1, 2 and 3 are 'tp'; 0 and 2, 1 and 3 are 'dp'.
+    """
+    tables: dict[str, Any] = {"ranks": [], "steps": [], "kernels": [], "collectives": []}
+    for rank, rows in enumerate(work):
+        about = {"device_kind": "gpu", "world_size": 4, "clock_error": 1, "main_thread": 7}
+        tables["ranks"].append({"rank": rank, "end": STEPS * length * US, **about})
+        pairs = {"dp": (rank % 2, rank % 2 + 2), "tp": (rank // 2 * 2, rank // 2 * 2 + 1)}
+        for step in range(STEPS):
+            at = step * length
+            tables["steps"].append({"rank": rank, "step": step, "start": at * US, "end": (at + length) * US})
+            for what, start, end in rows:
+                row = {"rank": rank, "start": (at + start) * US, "end": (at + end) * US}
+                if what not in pairs:
+                    tables["kernels"].append({**row, "family": "gemm", "name": what, "stream": 7})
+                    continue
+                tables["kernels"].append({**row, "family": "communication", "stream": 9})
+                group = f"{what}{pairs[what][0]} {list(pairs[what])}"
+                tables["collectives"].append(
+                    {**row, "arrival": row["start"], "kind": "all-reduce", "bytes_in": 1 << 20, "stream": 9}
+                    | {"group": group, "group_size": 2, "sequence": step}
+                )
+    return lostflops.why(made(folder, tables))
+
+
+def test_waiting_for_the_ranks_on_a_slow_link_is_part_of_its_loss(tmp_path: Path) -> None:
+    """Ranks 1 and 3 exchange gradients for 100 units, 0 and 2 for 10; then each pair meets."""
+    work: list[Rows] = [
+        [
+            ("mm", 0, 500),
+            ("dp", 500, 500 + moves),
+            ("mm", 500 + moves, 550 + moves),
+            ("tp", 550 + moves, 660),
+        ]
+        for moves in (10, 100, 10, 100)
+    ]
+    findings = job(tmp_path, work, 660).findings
+    assert findings[0].name == "slow-link" and findings[0].size == 90 * US
+    assert not any(f.name == "communication-waits" for f in findings)
+
+
+def test_who_waits_for_a_late_rank_passes_its_lateness_on(tmp_path: Path) -> None:
+    """Rank 2 waits for rank 3, and is then waited for by rank 0: all of it is rank 3's."""
+    work: list[Rows] = [
+        [
+            ("mm", 0, 400 if rank == 3 else 300),
+            ("tp", 400 if rank == 3 else 300, 310 + late),
+            ("mm", 310 + late, 510 + late),
+            ("dp", 510 + late, 620),
+        ]
+        for rank, late in enumerate((0, 0, 100, 100))
+    ]
+    findings = job(tmp_path, work, 620).findings
+    assert findings[0].rank == 3 and "the others wait 1.00 ms for it" in findings[0].claim
+    assert [f.name for f in findings] == ["rank-arrives-last"]
