@@ -12,7 +12,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,7 +20,7 @@ import polars as pl
 import pytest
 
 from lostflops import cli, recipes, units
-from lostflops.cli import main
+from lostflops.cli import main, parser
 from lostflops.cli.arguments import traces
 from lostflops.cli.output import files
 from lostflops.cli.output.safe import printable_json
@@ -214,6 +214,7 @@ def test_the_newest_run_is_looked_for_where_recordings_go(tmp_path: Path) -> Non
     ("typed", "offered"),
     [
         ("lostflops wh", {"whatif", "why"}),
+        ("lostflops recipe", {"recipe", "recipes"}),
         ("lostflops why --al", {"--all", "--allow-missing-ranks"}),
         ("lostflops recipe gpu-g", {"gpu-gaps"}),
         ("lostflops recipe kernel-summary x --form", {"--format"}),
@@ -235,6 +236,17 @@ def test_a_shell_completes_commands_options_and_names(typed: str, offered: set[s
     }
     assert child("", env={**os.environ, **asked}).returncode == 0
     assert {word.strip() for word in said.read_text().splitlines()} - {"--help", "-h"} == offered
+
+
+def test_a_command_that_is_typed_makes_its_own_parser_alone() -> None:
+    known = {name: parser([name]) for name in ("why", "lab")}
+    assert [_below(known["why"]), _below(known["lab"])] == [["why"], ["lab"]]
+    for words in ((), ("wh",), ("--help",)):
+        assert {"why", "lab", "record"} <= set(_below(parser(words)))
+
+
+def _below(made: ArgumentParser) -> list[str]:
+    return [name for action in made._actions for name in action.choices or ()]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -105,5 +105,24 @@ def test_compiled_and_as_it_stands_agree(monkeypatch: pytest.MonkeyPatch) -> Non
     lags = random.integers(-5, 100, 4000)
     monkeypatch.setattr(graph, "COMPILED_FROM", 0)
     compiled = Graph.of(1000, source, target).times(lags)
-    monkeypatch.setattr(graph, "COMPILED_FROM", len(source) + 1)
+    monkeypatch.setattr(graph, "COMPILED_FROM", 1 << 62)
     assert (Graph.of(1000, source, target).times(lags) == compiled).all()
+
+
+def test_loops_are_compiled_once_that_costs_no_more_than_going_through_the_edges(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr(graph, "_machine_code", asked.append)  # answers None, as without Numba
+    monkeypatch.setattr(graph._Gone, "through", 0)
+    monkeypatch.setattr(graph, "COMPILED_FROM", 100)
+
+    def swept(edges: int) -> int:
+        source = np.arange(edges)
+        graph._sweep(source, source + 1, np.ones(edges, np.int64), np.zeros(edges + 1, np.int64))
+        return len(asked)
+
+    # 10 edges, six times, and those that were gone through before.
+    assert [swept(10) for _ in range(6)] == [0, 0, 0, 0, 1, 2]
+    monkeypatch.setattr(graph._Gone, "through", 0)
+    assert swept(17) == 3, "a page goes through a graph six times"

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,12 @@ from lostflops.lab.simulate.strategy import strategy
 from lostflops.lab.simulate.writing import simulate
 from lostflops.store import object_store
 
-pytest.importorskip("s3fs", reason="there is no s3fs: `pip install s3fs 'moto[s3]' flask flask-cors`")
-pytest.importorskip("flask_cors", reason="there is no S3 server: `pip install 'moto[s3]' flask flask-cors`")
-moto = pytest.importorskip("moto.server")
+# Not imported before a test needs them: that takes a second, of every process that collects the tests.
+NEEDED = ("s3fs", "flask_cors", "moto")
+if not all(map(find_spec, NEEDED)):
+    pytest.skip(
+        "there is no S3 server: `pip install s3fs 'moto[s3]' flask flask-cors`", allow_module_level=True
+    )
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +39,9 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
-    made: Any = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    made: Any = pytest.importorskip("moto.server").ThreadedMotoServer(
+        ip_address="127.0.0.1", port=0, verbose=False
+    )
     made.start()
     host, port = made.get_host_and_port()
     yield f"http://{host}:{port}"

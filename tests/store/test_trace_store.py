@@ -426,6 +426,25 @@ def test_a_slice_of_ranks_holds_those_ranks_only(tmp_path: Path) -> None:
     assert count(run.select(ranks=frozenset()), "operators") == 0
 
 
+def test_a_small_table_is_read_once_and_a_large_one_where_it_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = made(tmp_path, TWO_RANKS)
+    small, large = Trace.open(path), Trace.open(path)
+    with monkeypatch.context() as patch:
+        patch.setattr("lostflops.store.trace.KEPT_BELOW", 0)
+        scanned = large.table("operators")
+    kept, one = small.table("operators"), small.select(ranks=frozenset({11}))
+    assert kept is not None and scanned is not None and names(one) == ["another rank"]
+    assert_frame_equal(kept.collect(), scanned.collect(), check_row_order=True)
+    for part in (path / "operators").rglob("*.parquet"):
+        part.unlink()
+    assert names(one) == names(one.select(steps=(5, 6))) == ["another rank"]
+    assert names(small) == names(small.select(steps=(5, 7)).whole) == kept.collect()["name"].to_list()
+    with pytest.raises(DamagedStore), large.reading():
+        scanned.collect()
+
+
 def test_a_slice_without_steps_says_which_there_are(tmp_path: Path) -> None:
     run = Trace.open(made(tmp_path / "run", TWO_RANKS))
     with pytest.raises(NoSuchStep, match="no step in '8-9'; it has steps 5 to 7"):

@@ -59,7 +59,7 @@ class _Help(RawDescriptionHelpFormatter):
 
 
 def parser(words: Sequence[str] = ()) -> ArgumentParser:
-    """The whole command line's parser, as far as it depends on what was typed."""
+    """The command line's parser for what was typed: where that begins with a command, no other's is made."""
     top = Parser(
         prog="lostflops",
         description="Find where your GPU hours go, what to change, and prove that it helped.",
@@ -69,7 +69,8 @@ def parser(words: Sequence[str] = ()) -> ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"lostflops {__version__}")
     below = top.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
-    declare(below, commands(), words)
+    known = commands()
+    declare(below, {words[0]: known[words[0]]} if words and words[0] in known else known, words)
     return top
 
 

@@ -32,7 +32,9 @@ NEVER = np.iinfo(np.int64).min // 4
 WIDE = 64
 FEW = 64  # levels that may be narrow
 BLOCK = 1 << 20
-COMPILED_FROM = 50_000  # edges: compiling takes as long as going through these a hundred times
+# Importing Numba and compiling take a second, as long as going through so many edges does without.
+COMPILED_FROM = 3_000_000
+TIMES = 6  # so often at least a page goes through a graph's edges
 
 
 class Circle(LostflopsError):
@@ -228,9 +230,15 @@ def _go_through(source: Any, target: Any, lags: Any, times: Any) -> None:
 
 def _compiled(loop: Callable[..., Any], edges: int) -> tuple[Callable[..., Any], bool]:
     """The loop as machine code where that pays and Numba is installed; else as it stands, which lists serve
-    best."""
-    machine_code = _machine_code(loop) if edges >= COMPILED_FROM else None
+    best. It pays once this process went, or soon will have gone, through as many edges as compiling costs."""
+    pays = _Gone.through + TIMES * edges >= COMPILED_FROM
+    _Gone.through += edges
+    machine_code = _machine_code(loop) if pays else None
     return (loop, False) if machine_code is None else (machine_code, True)
+
+
+class _Gone:
+    through = 0  # edges, by either loop, in this process
 
 
 @cache

@@ -39,6 +39,9 @@ ABANDONED_AFTER = 86_400
 # Checksums of a run of at most so many bytes are compared when it is opened, which takes a fifth of a second;
 # of a larger one each table's when it is first read, which takes longer than comparing.
 COMPARED_AT_ONCE = 256 << 20
+# A table of at most so many bytes is read once and kept: of one so small, opening the parts takes longer than
+# reading them, and a page asks for it a dozen times.
+KEPT_BELOW = 128 << 10
 BLOCK = 1 << 20
 # The manifest's own checksum, in ten digits, taken with zeros in their place.
 OWN_CHECKSUM = re.compile(rb'\A\{\s*"crc32": "(\d{10})",')
@@ -132,6 +135,8 @@ class Trace:
         self._windows: pl.DataFrame | None = None
         self._compared: set[str] = set()  # tables whose checksums were compared
         self._by_rank: dict[str, Mapping[int, list[str]]] = {}  # a table's parts, once they were asked for
+        # Small tables, of these ranks, as they stand on disk; None for one that is not small.
+        self._kept: dict[str, pl.DataFrame | None] = {}
 
     @classmethod
     def open(cls, path: Path, *, just_written: bool = False) -> Trace:
@@ -228,6 +233,8 @@ class Trace:
         )
         chosen._compared, chosen._by_rank = self._compared, self._by_rank
         chosen.given = self.given
+        if chosen.ranks == self.ranks:
+            chosen._kept = self._kept
         if steps is None:
             chosen._windows = self._windows
         else:
@@ -262,6 +269,8 @@ class Trace:
         whole = type(self)(self.path, self.manifest)
         whole._compared = self._compared
         whole.given = self.given
+        if self.ranks is None:
+            whole._kept = self._kept
         return whole
 
     def cut(self, frame: pl.LazyFrame) -> pl.LazyFrame:
@@ -315,15 +324,32 @@ class Trace:
             return None
         self.compare(name)
         table = TABLES[name]
-        # Without globbing, for the run's own path may hold brackets and stars.
-        frame = pl.scan_parquet(
-            files, hive_partitioning=True, hive_schema={"rank": pl.Int32}, glob=False
-        ).select(table.stored)
+        frame = self._read(name, files)
         offsets = {int(rank): ns for rank, ns in self.manifest.offsets.items() if ns}
         shift: pl.Expr = pl.lit(-self.manifest.origin_ns, dtype=pl.Int64)
         if offsets:
             shift = shift + pl.col("rank").replace_strict(offsets, default=0, return_dtype=pl.Int64)
         return frame.with_columns(pl.col(c) + shift for c in table.times)
+
+    def _read(self, name: str, files: Path | list[Path]) -> pl.LazyFrame:
+        """A table as it stands on disk: a small one was read, of a larger one its parts will be."""
+        kept = self._kept.get(name)
+        if kept is not None:
+            return kept.lazy()
+        # Without globbing, for the run's own path may hold brackets and stars.
+        scanned = pl.scan_parquet(
+            files, hive_partitioning=True, hive_schema={"rank": pl.Int32}, glob=False
+        ).select(TABLES[name].stored)
+        if name not in self._kept:
+            with self.reading():
+                self._kept[name] = scanned.collect() if self._is_small(name) else None
+            return self._read(name, files)
+        return scanned
+
+    def _is_small(self, name: str) -> bool:
+        parts = (self.manifest.parts or {}).items()
+        sizes = [part.bytes for path, part in parts if path.startswith(f"{name}/")]
+        return 0 < sum(sizes) <= KEPT_BELOW
 
 
 def _by_rank(table: str, parts: Iterable[str]) -> dict[int, list[str]]:

@@ -46,16 +46,19 @@ def on_example(wanted: Recipe, given: Mapping[str, Rows], **options: Any) -> pl.
 
     A table that is not given is absent: None where the recipe admits that, else empty.
     """
-    known: dict[str, pl.DataFrame] = {}
+    known: dict[str, pl.LazyFrame] = {}
 
     def read(needed: Input) -> pl.LazyFrame | None:
-        if needed.name not in TABLES:
-            if needed.name not in known:
-                known[needed.name] = answer(named(needed.name))
-            return known[needed.name].lazy()
-        if needed.optional and needed.name not in given:
+        table = TABLES.get(needed.name)
+        if table and needed.optional and needed.name not in given:
             return None
-        return example_table(TABLES[needed.name], given.get(needed.name, ()))
+        if needed.name not in known:
+            known[needed.name] = (
+                example_table(table, given.get(needed.name, ()))
+                if table
+                else answer(named(needed.name)).lazy()
+            )
+        return known[needed.name]
 
     def answer(asked: Recipe, **options: Any) -> pl.DataFrame:
         return asked(*map(read, asked.inputs), **options).collect()

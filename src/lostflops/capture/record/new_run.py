@@ -22,7 +22,6 @@ from lostflops import run_folder
 from lostflops.capture.record.membership import Membership
 from lostflops.capture.record.recording import KEEP_FREE, LENGTH, Recording
 from lostflops.errors import BadOption, CannotWrite, OutputExists, shown
-from lostflops.privacy.secrets import REMOVED, without_secrets
 from lostflops.version import __version__
 
 BEING_MADE = f".{run_folder.BOOT}.{{}}{run_folder.UNFINISHED}"  # has its name when it is whole
@@ -36,6 +35,10 @@ def write(recording: Recording, member: Membership | None = None) -> bool:
 
     Raises OutputExists or CannotWrite.
     """
+    from lostflops.privacy.secrets import (
+        without_secrets,
+    )  # dozens of patterns, which reading a run never needs
+
     run = recording.run
     if os.pathsep in str(run):
         raise BadOption(
@@ -140,6 +143,8 @@ def command(paths: Iterable[str | Path]) -> str:
                 with suppress(ValueError):
                     last = json.loads(line).get("command") or last
         if last:
+            from lostflops.privacy.secrets import REMOVED
+
             found.add("" if any(REMOVED in word for word in last) else shlex.join(last))
     return found.pop() if len(found) == 1 else ""
 

@@ -16,7 +16,10 @@ def complete(parser: Callable[[Sequence[str]], ArgumentParser]) -> None:
         argcomplete = import_module("argcomplete")
     except ImportError:
         return
-    typed = os.environ.get("COMP_LINE", "").split()[1:]
+    line = os.environ.get("COMP_LINE", "")
+    typed = line.split()[1:]
+    if len(typed) == 1 and not line[-1:].isspace():  # the command's name may go on
+        typed = []
     try:
         known = parser(typed)
     except LostflopsError:  # the name of a recipe is only half there
