@@ -200,7 +200,7 @@ class Saver:
             return self._stay(now, tensor, reason)
         learner, storage = self._learner, tensor.untyped_storage()
         address, nbytes = cast("Any", storage)._cdata, storage.nbytes()
-        owner = tensor._base if tensor._is_view() else tensor
+        owner = cast("torch.Tensor", tensor._base) if tensor._is_view() else tensor
         if address in learner.own or (type(owner) is not torch.Tensor and _is_own(owner)):
             return self._stay(now, tensor, "parameter or buffer")
         if tensor.numel() == 0:
@@ -305,7 +305,9 @@ class Saver:
         if found is None or found.storage() is None:
             return None
         other = found.owner()
-        return found.entry if other is owner or (other is not None and _count_together(other, owner)) else None
+        return (
+            found.entry if other is owner or (other is not None and _count_together(other, owner)) else None
+        )
 
     def _admit(
         self, now: Watched, key: tuple[Any, ...], tensor: torch.Tensor, owner: torch.Tensor, view: View
@@ -420,8 +422,9 @@ def _is_own(owner: torch.Tensor) -> bool:
 
 
 def _count_together(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether a write to the one is counted as a write to the other, which torch tells nobody: the one's count
-    is another for a moment. Without that, they are taken as apart, which is right and moves bytes twice."""
+    """Whether a write to the one is counted as a write to the other, which torch tells nobody: the one's
+    count is another for a moment. Where that cannot be asked they are taken as apart, which is right, and
+    moves bytes twice."""
     set_versions = getattr(_TORCH._autograd, "_unsafe_set_version_counter", None)
     if set_versions is None or one.is_inference() or other.is_inference():
         return False
