@@ -58,6 +58,27 @@ def interleaved(layer: nn.Linear) -> torch.Tensor:
     return (real @ real.T + imaginary @ imaginary.T + real * imaginary.T).square().mean()
 
 
+def gates_that_count_their_writes_apart(layer: nn.Linear) -> torch.Tensor:
+    """Each is half of the storage, and written in place as the cells of recurrent networks do."""
+    first, second = layer(X[:64]).unsafe_chunk(2)
+    return (first.sigmoid_() * second.tanh_()).square().mean()
+
+
+def a_gate_written_after_all_of_it_was_saved(layer: nn.Linear) -> torch.Tensor:
+    """Both are at version 1, of two counts."""
+    z = layer(X[:64])
+    first = z.unsafe_chunk(2)[0]
+    z.mul_(2)
+    aside = z.cos()
+    return first.mul_(3).sin().square().mean() + 0 * aside.detach().mean()
+
+
+def in_place_through_an_alias(layer: nn.Linear) -> torch.Tensor:
+    """The alias counts with what it is of, and shares its copy."""
+    z = layer(X[:64]).sin()
+    return (z * z.detach()).square().mean()
+
+
 X = torch.randn(256, 256, generator=torch.Generator().manual_seed(0))
 WAYS: dict[str, dict[str, Any]] = {
     "default": {},
@@ -68,7 +89,18 @@ WAYS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("verify", ["first step", None])
-@pytest.mark.parametrize("loss", [square, shared_query_and_key, half_slices, interleaved])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        square,
+        shared_query_and_key,
+        half_slices,
+        interleaved,
+        gates_that_count_their_writes_apart,
+        a_gate_written_after_all_of_it_was_saved,
+        in_place_through_an_alias,
+    ],
+)
 def test_two_views_of_one_size_and_place_are_not_the_same(loss: Any, way: str, verify: Any) -> None:
     torch.manual_seed(0)
     layer = nn.Linear(256, 768)

@@ -339,7 +339,7 @@ def test_a_layer_that_writes_to_a_buffer_is_refused() -> None:
 
     model = nn.Sequential(Counting(), Counting())
     optimize.checkpoint(model, keep=())
-    with pytest.raises(Refused, match="writes to its buffer 'tokens_seen'"):
+    with pytest.raises(Refused, match="writes to its tensor 'tokens_seen'"):
         model(tiny_models.transformer_batch())
     assert "forward" not in model[0].__dict__
 
@@ -561,7 +561,7 @@ class Chance(nn.Module):
     def __init__(self, draws: str) -> None:
         super().__init__()
         self.inner = tiny_models.Block(32, 4)
-        self.draws, self.calls = draws, 0
+        self.draws, self.calls, self.beside = draws, 0, [0]
         self.generator = torch.Generator().manual_seed(3)
         self.own, self.array = random.Random(4), np.random.default_rng(5)
         self.old = np.random.RandomState(6)
@@ -569,6 +569,7 @@ class Chance(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.inner(x)
         self.calls += 1
+        self.beside[0] += 1
         if self.draws == "python's, to skip":
             return y * y if random.random() < 0.5 else y.sin()
         factor: Any = {
@@ -579,6 +580,7 @@ class Chance(nn.Module):
             "its own of numpy": self.array.random,
             "its old one of numpy": self.old.rand,
             "none, but counts": lambda: 1 + self.calls,
+            "none, but counts in a list": lambda: 1 + self.beside[0],
             "none, and counts to no effect": lambda: 2,
         }[self.draws]()
         return (y * y * factor).sin()
@@ -601,6 +603,7 @@ def of_chance(draws: str) -> Any:
         "its own of python",
         "its own of numpy",
         "its old one of numpy",
+        "none, but counts",
         "none, and counts to no effect",
     ],
 )
@@ -618,13 +621,13 @@ def test_random_numbers_of_any_source_come_again_in_the_recomputation(draws: str
 
 @pytest.mark.parametrize("keep", [(), ("inner.mlp.*",)], ids=str)
 def test_a_layer_that_computes_something_else_the_second_time_is_refused_in_its_backward(keep: Any) -> None:
-    model, batch = of_chance("none, but counts"), tiny_models.transformer_batch()
+    model, batch = of_chance("none, but counts in a list"), tiny_models.transformer_batch()
     checkpointed = optimize.checkpoint(model, layers=list(model), keep=keep)
     with pytest.raises(Refused, match="'2' computed something else the second time"):
         gradients_of(model, batch)
     assert "forward" not in model[0].__dict__, "still checkpointed"
     assert checkpointed.recomputed
-    model = of_chance("none, but counts")
+    model = of_chance("none, but counts in a list")
     with optimize.checkpoint(model, layers=list(model), keep=keep, verify=None):
         gradients_of(model, batch)
 
@@ -645,12 +648,12 @@ class Rounds(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.inner, self.calls = tiny_models.Block(32, 4), 0
+        self.inner, self.calls = tiny_models.Block(32, 4), [0]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.calls += 1
+        self.calls[0] += 1
         y = self.inner(x)
-        return (y * (1 + self.calls * torch.finfo(y.dtype).eps)).sin()
+        return (y * (1 + self.calls[0] * torch.finfo(y.dtype).eps)).sin()
 
 
 def test_what_differs_by_rounding_only_is_told_and_not_refused() -> None:

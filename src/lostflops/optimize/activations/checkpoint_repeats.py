@@ -1,7 +1,7 @@
 """Whether a layer computes the same again: what its first forward saves is compared with the recomputation.
 
-torch compares shapes and dtypes. A layer that counts its calls, keeps a running mean in an attribute, or
-draws random numbers from an unknown source would get wrong gradients without an error. Kernels that add up in
+torch compares shapes and dtypes. A layer that reads a count of calls kept elsewhere, or draws random numbers
+from an unknown source, would get wrong gradients without an error. Kernels that add up in
 another order each time are none of that: what differs by rounding only is counted, and told.
 """
 
@@ -59,8 +59,8 @@ class Repeats:
             self._differs()
             raise Refused(
                 f"'{name}' computed something else the second time: the gradients of this backward are wrong",
-                "it counts its calls, keeps a value from one forward to the next, or draws random numbers "
-                "from an unknown source; do not checkpoint it: layers=...",
+                "it reads what changes from call to call (a count in a list or in another module), or draws "
+                "random numbers from an unknown source; do not checkpoint it: layers=...",
             )
         self.rounded.add(name)
         return True

@@ -35,6 +35,7 @@ from lostflops.optimize.activations.checkpoint_measured import (
     state_put_back,
 )
 from lostflops.optimize.activations.checkpoint_repeats import Repeats
+from lostflops.optimize.activations.layer_state import Before, LayerState, state_tensors
 from lostflops.optimize.activations.random_numbers import RandomNumbers
 from lostflops.optimize.amounts import written
 from lostflops.optimize.device import peak
@@ -81,8 +82,13 @@ def checkpoint(
     in its first forward, and everything undone. With something kept, a graph allows one backward.
 
     With `verify`, a layer's first backward compares what it computes again with what the forward had saved. A
-    layer that counts its calls, say, would get wrong gradients: `backward()` itself raises Refused, before an
-    optimizer sees them, and everything is undone. Later steps pay nothing.
+    layer that reads a count of calls kept elsewhere, say, would get wrong gradients: `backward()` itself
+    raises Refused, before an optimizer sees them, and everything is undone. Later steps pay nothing.
+
+    Each recomputation sees the numbers, `training` and replaced tensors that its modules had as attributes
+    in the forward, and the attention backends and default dtype then chosen; afterwards they are as before
+    it, so that counts and loads are not added up twice. Refused: a layer that writes to a tensor of its own
+    in place, and a weight or buffer that is written between the forward and the backward.
     """
     if every < 1:
         raise Refused(f"every={every} takes no layer", "every=1 takes all of them, every=2 every second one")
@@ -137,7 +143,8 @@ class Checkpointed(AppliedRemedy):
         self._running = threading.local()  # which modules named in keep are running
         self._forwards = Forwards()
         self._repeats = Repeats(self.undo) if verify else None
-        self._random: dict[int, RandomNumbers] = {}  # by the id of a layer that has run
+        # By the id of a layer that has run.
+        self._drawn_on: dict[int, tuple[RandomNumbers, LayerState]] = {}
         for layer in self.layers:
             _refuse_layer(self._name(layer), layer, self._unchecked)
         for layer in self.layers:
@@ -289,25 +296,33 @@ class Checkpointed(AppliedRemedy):
         if layer.training and getattr(layer, "gradient_checkpointing", False):
             raise _Impossible(f"'{self._name(layer)}' meanwhile checkpoints by itself", _SWITCH_OFF)
         names, count = list(kwargs), len(args)
-        first, again = id(layer) in self._unchecked, False
+        first = id(layer) in self._unchecked
         self.forwards += 1
         if first:
-            self._random[id(layer)] = RandomNumbers(layer)
-        numbers = self._random.get(id(layer)) or RandomNumbers(layer)  # of a copy of the model, each time
+            self._drawn_on[id(layer)] = RandomNumbers(layer), LayerState(layer, self._name(layer))
+        if id(layer) in self._drawn_on:
+            numbers, state = self._drawn_on[id(layer)]
+        else:  # of a copy of the model, each time
+            numbers, state = RandomNumbers(layer), LayerState(layer, self._name(layer))
         states = numbers.states()
+        before: Before | None = None
 
         # Every tensor is handed over by position: torch looks there, and nowhere else, for the devices whose
         # random numbers it has to bring back, and transformers passes most by name.
         def run(*values: Any) -> Any:
-            nonlocal again
-            if again:
-                self.recomputed += 1
-            around = nullcontext() if not first else _Check(self._name(layer), layer)
-            if again:
-                around = numbers.as_they_were(states)
-            again = True
-            with around:
-                return forward(layer, *values[:count], **dict(zip(names, values[count:], strict=True)))
+            nonlocal before
+            named_values = dict(zip(names, values[count:], strict=True))
+            if before is None:
+                check = _Check(self._name(layer), layer) if first else nullcontext()
+                with check, state.forward() as before:
+                    return forward(layer, *values[:count], **named_values)
+            self.recomputed += 1
+            try:
+                with numbers.as_they_were(states), state.again(before):
+                    return forward(layer, *values[:count], **named_values)
+            except Refused:
+                self.undo()
+                raise
 
         more: dict[str, Any] = {"context_fn": self._contexts} if self.keep else {}
         comparing = self._repeats.comparing(self._name(layer)) if self._repeats else nullcontext(more)
@@ -412,9 +427,7 @@ class _Check(TorchDispatchMode):
     def __init__(self, name: str, layer: torch.nn.Module) -> None:
         super().__init__()  # pyright: ignore[reportUnknownMemberType]
         self._name = name
-        self._buffers = {
-            name: (buffer, _version(buffer)) for name, buffer in cast("Any", layer).named_buffers()
-        }
+        self._state = {name: (tensor, _version(tensor)) for name, tensor in state_tensors(layer).items()}
         self._hooks = _top_hooks()
 
     def __torch_dispatch__(
@@ -432,10 +445,10 @@ class _Check(TorchDispatchMode):
         super().__exit__(kind, value, traceback)  # pyright: ignore[reportUnknownMemberType]
         if kind is not None:
             return
-        for name, (buffer, version) in self._buffers.items():
-            if _version(buffer) != version:
+        for name, (tensor, version) in self._state.items():
+            if _version(tensor) != version:
                 raise _Impossible(
-                    f"the forward of '{self._name}' writes to its buffer '{name}': recomputing would write"
+                    f"the forward of '{self._name}' writes to its tensor '{name}': recomputing would write"
                     " twice",
                     "do not checkpoint this layer: layers=..., or keep the statistic outside of it",
                 )

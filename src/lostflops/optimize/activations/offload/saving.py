@@ -113,6 +113,15 @@ class _Given:
     version: claims.Version
 
 
+@dataclass(eq=False, slots=True)
+class _Open:
+    """An entry that others may share who have the same memory, at the same version of the same counter."""
+
+    entry: Entry
+    storage: weakref.ref[torch.UntypedStorage]
+    owner: weakref.ref[torch.Tensor]  # of the counter
+
+
 class Saver:
     """`claim` is asked for each tensor that autograd saves.
 
@@ -144,7 +153,7 @@ class Saver:
         self._tally = tally
         self._lock = lock
         self._dropped: deque[Handle | Entry] = deque()
-        self._open: dict[tuple[Any, ...], tuple[Entry, weakref.ref[torch.UntypedStorage]]] = {}
+        self._open: dict[tuple[Any, ...], _Open] = {}
         self.known: dict[Entry, tuple[tuple[Any, ...], Watched]] = {}  # entries that somebody may ask for
         self._given: dict[Entry, list[_Given]] = {}
 
@@ -191,7 +200,8 @@ class Saver:
             return self._stay(now, tensor, reason)
         learner, storage = self._learner, tensor.untyped_storage()
         address, nbytes = cast("Any", storage)._cdata, storage.nbytes()
-        if address in learner.own or _is_own(tensor):
+        owner = cast("torch.Tensor", tensor._base) if tensor._is_view() else tensor
+        if address in learner.own or (type(owner) is not torch.Tensor and _is_own(owner)):
             return self._stay(now, tensor, "parameter or buffer")
         if tensor.numel() == 0:
             return self._stay(now, tensor, "empty")
@@ -203,20 +213,20 @@ class Saver:
             return self._stay(now, tensor, "below the threshold")
         version = None if tensor.is_inference() else tensor._version
         key = (address, storage.data_ptr(), nbytes, version)
-        entry, view = self._find(key), None
+        entry, view = self._find(key, owner), None
         if entry is None:
             view = view_of(tensor)
             if view is not None:
                 key = (*key, *view.key)
-                entry = self._find(key)
+                entry = self._find(key, owner)
         if entry is not None:
             self._tally.shared_bytes += tensor.numel() * tensor.element_size()
         elif _backward() != -1:
             return self._stay(now, tensor, "saved during the backward")
         elif view is None and learner.phase is Phase.MOVING and not self._sender.sends(len(now.entries)):
-            return self._remain(now, key, storage, tensor)
+            return self._remain(now, key, storage, tensor, owner)
         else:
-            entry = self._admit(now, key, tensor, view or whole_view(tensor))
+            entry = self._admit(now, key, tensor, owner, view or whole_view(tensor))
         microbatch = self.known[entry][1]
         if view is None and entry.state is StorageState.KEPT:
             entry.handles += 1
@@ -226,12 +236,17 @@ class Saver:
         return _Travels(self, microbatch, handle, tensor, view or whole_view(tensor), print_)
 
     def _remain(
-        self, now: Watched, key: tuple[Any, ...], storage: torch.UntypedStorage, tensor: torch.Tensor
+        self,
+        now: Watched,
+        key: tuple[Any, ...],
+        storage: torch.UntypedStorage,
+        tensor: torch.Tensor,
+        owner: torch.Tensor,
     ) -> _Remains:
         """What is neither to move nor to be timed is admitted without what that would take."""
         because = self._sender.kept_because
         entry = self._schedule.stays(now, tensor.detach(), key[2], because)
-        self._open[key] = entry, weakref.ref(storage)
+        self._open[key] = _Open(entry, weakref.ref(storage), weakref.ref(owner))
         self.known[entry] = key, now
         now.live += 1
         self._tally.keeps(because, key[2])
@@ -282,17 +297,25 @@ class Saver:
         paths = self._learner.paths
         return tensor_class(paths.innermost if paths else "", operator_of(tensor))
 
-    def _find(self, key: tuple[Any, ...]) -> Entry | None:
+    def _find(self, key: tuple[Any, ...], owner: torch.Tensor) -> Entry | None:
         """An entry of the same memory and version. A storage whose reference is dead is another one, at an
-        address that is used again."""
+        address that is used again. Two tensors of one storage may count their writes apart, as those of
+        `unsafe_chunk` do: then equal versions say nothing."""
         found = self._open.get(key)
-        return None if found is None or found[1]() is None else found[0]
+        if found is None or found.storage() is None:
+            return None
+        other = found.owner()
+        return (
+            found.entry if other is owner or (other is not None and _count_together(other, owner)) else None
+        )
 
-    def _admit(self, now: Watched, key: tuple[Any, ...], tensor: torch.Tensor, view: View) -> Entry:
+    def _admit(
+        self, now: Watched, key: tuple[Any, ...], tensor: torch.Tensor, owner: torch.Tensor, view: View
+    ) -> Entry:
         if self._torch_device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             raise Refused("a CUDA graph is being captured", "capture outside of the engine")
         entry = self._schedule.admit(now, saved_views.bytes_of(tensor, view))
-        self._open[key] = entry, weakref.ref(tensor.untyped_storage())
+        self._open[key] = _Open(entry, weakref.ref(tensor.untyped_storage()), weakref.ref(owner))
         self.known[entry] = key, now
         now.live += 1
         self._sender.saved(now, entry, None if self._learner.learned else self._class_of(tensor))
@@ -388,12 +411,28 @@ class Saver:
                 key, microbatch = self.known.pop(entry)
                 self._given.pop(entry, None)
                 found = self._open.get(key)
-                if found is not None and found[0] is entry:
+                if found is not None and found.entry is entry:
                     self._open.pop(key, None)
                 microbatch.live -= 1
 
 
-def _is_own(tensor: torch.Tensor) -> bool:
-    """A parameter that the model does not list, or a view of one: a weight gathered by FSDP."""
-    whose = tensor._base if tensor._is_view() else tensor
-    return type(whose) is not torch.Tensor and isinstance(whose, torch.nn.Parameter)
+def _is_own(owner: torch.Tensor) -> bool:
+    """A parameter that the model does not list: a weight gathered by FSDP."""
+    return isinstance(owner, torch.nn.Parameter)
+
+
+def _count_together(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether a write to the one is counted as a write to the other, which torch tells nobody: the one's
+    count is another for a moment. Where that cannot be asked they are taken as apart, which is right, and
+    moves bytes twice."""
+    set_versions = getattr(_TORCH._autograd, "_unsafe_set_version_counter", None)
+    if set_versions is None or one.is_inference() or other.is_inference():
+        return False
+    version = one._version
+    if other._version != version:
+        return False
+    try:
+        set_versions((one,), (version + 1,))
+        return other._version != version
+    finally:
+        set_versions((one,), (version,))

@@ -1,0 +1,197 @@
+"""What a layer's forward reads and leaves behind besides its result: brought back when it is computed again.
+
+A recomputation is to see what the forward saw, and to leave nothing behind. A layer that counts its calls, a
+load that a router adds up, dropout after `model.eval()`, an attention backend chosen around the forward: each
+is as it was, and afterwards as it is. What cannot be brought back is refused: a weight or a tensor that was
+written in place.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from operator import is_
+from typing import Any, cast
+
+import torch
+
+from lostflops.optimize.model_parts import named
+from lostflops.optimize.refused import Refused
+
+_C: Any = torch._C  # pyright: ignore[reportPrivateUsage]
+_MISSING: Any = object()
+_PLAIN = (bool, int, float, complex, str, type(None))
+_CONTAINERS = (list, dict, set, deque)
+_TORCHS = frozenset(vars(torch.nn.Module()))  # its own bookkeeping
+# How torch chooses a kernel, or a dtype: how to read it, and how to set it.
+_CHOICES: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
+    (_C._get_flash_sdp_enabled, _C._set_sdp_use_flash),
+    (_C._get_mem_efficient_sdp_enabled, _C._set_sdp_use_mem_efficient),
+    (_C._get_math_sdp_enabled, _C._set_sdp_use_math),
+    (_C._get_cudnn_sdp_enabled, _C._set_sdp_use_cudnn),
+    (torch.get_default_dtype, torch.set_default_dtype),
+)
+
+Place = dict[str, Any]
+
+
+@dataclass(slots=True)
+class Before:
+    """As it was when a forward began. Holds no tensor of a graph: that would hold the graph, and itself."""
+
+    plain: list[Any]
+    weights: list[tuple[torch.Tensor, int]]  # and buffers, with their versions
+    choices: list[Any]
+    written: list[tuple[Place, str, Any]] = field(default_factory=list[tuple[Place, str, Any]])
+
+
+class LayerState:
+    """Of one layer, whose modules are found when it is made."""
+
+    def __init__(self, layer: torch.nn.Module, name: str) -> None:
+        self._name = name
+        modules = list(layer.modules())
+        self._attributes: list[Place] = [vars(module) for module in modules]
+        self._places: list[Place] = [*self._attributes, *(place["_buffers"] for place in self._attributes)]
+        self._plain = [
+            (place, key)
+            for place in self._attributes
+            for key, value in place.items()
+            if isinstance(value, _PLAIN)
+        ]
+
+    @contextmanager
+    def forward(self) -> Generator[Before]:
+        """Notes what is there before a forward, and what of it the forward replaces."""
+        had = [place.copy() for place in self._places]
+        before = Before(
+            [place.get(key, _MISSING) for place, key in self._plain],
+            [
+                (weight, _version(weight))
+                for place in self._attributes
+                for kind in ("_parameters", "_buffers")
+                for weight in place[kind].values()
+                if weight is not None
+            ],
+            [read() for read, _ in _CHOICES],
+        )
+        yield before
+        for place, were in zip(self._places, had, strict=True):
+            for key in _replaced(place, were):
+                value = _without_graph(were.get(key, _MISSING))
+                if value is not None:
+                    before.written.append((place, key, *value))
+
+    @contextmanager
+    def again(self, before: Before) -> Generator[None]:
+        """Inside it is as it was before the forward, and afterwards as it is now."""
+        self._refuse_written_weights(before)
+        had = [place.copy() for place in self._places]
+        tensors = [
+            (key, value, _version(value))
+            for place in self._places
+            for key, value in place.items()
+            if isinstance(value, torch.Tensor)
+        ]
+        containers: list[Any] = [
+            value
+            for place in self._attributes
+            for key, value in place.items()
+            if type(value) in _CONTAINERS and key not in _TORCHS
+        ]
+        held = [(each, each.copy()) for each in containers]
+        choices = [read() for read, _ in _CHOICES]
+        _choose(before.choices)
+        for (place, key), value in zip(self._plain, before.plain, strict=True):
+            _put(place, key, value)
+        for place, key, value in before.written:
+            _put(place, key, value)
+        try:
+            yield
+        finally:
+            _choose(choices)
+            for place, were in zip(self._places, had, strict=True):
+                for key in _replaced(place, were):
+                    _put(place, key, were.get(key, _MISSING))
+            for each, were in held:
+                _fill(each, were)
+            for key, tensor, version in tensors:
+                if _version(tensor) != version:
+                    raise _written_twice(self._name, key)
+
+    def _refuse_written_weights(self, before: Before) -> None:
+        for weight, version in before.weights:
+            if _version(weight) != version:
+                raise Refused(
+                    f"a weight or buffer of '{self._name}' (shape {list(weight.shape)}) was written between "
+                    "the forward and the backward, which would compute the layer again with another one",
+                    "step the optimizer after the backward, or do not checkpoint this layer: layers=...",
+                )
+
+
+def state_tensors(layer: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Buffers, and tensors that are attributes: what a forward may write to. By their names."""
+    found: dict[str, torch.Tensor] = dict(cast("Any", layer).named_buffers())
+    for name, module in named(layer):
+        attributes: Place = vars(module)
+        for key, value in attributes.items():
+            if isinstance(value, torch.Tensor):
+                found[f"{name}.{key}".lstrip(".")] = value
+    return found
+
+
+def _written_twice(name: str, key: str) -> Refused:
+    return Refused(
+        f"the forward of '{name}' writes to its tensor '{key}': recomputing writes twice",
+        "do not checkpoint this layer: layers=..., or keep the statistic outside of it",
+    )
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _replaced(place: Place, had: Place) -> list[str]:
+    if len(place) == len(had) and all(map(is_, place.values(), had.values())):
+        return []
+    return [key for key in {**had, **place} if place.get(key, _MISSING) is not had.get(key, _MISSING)]
+
+
+def _without_graph(value: Any) -> tuple[Any] | None:
+    """What can be held for as long as a graph lives; None for what cannot be brought back."""
+    if value is _MISSING or isinstance(value, _PLAIN):
+        return (value,)
+    if isinstance(value, torch.Tensor):
+        plain = value.detach()
+        return (plain.requires_grad_() if value.requires_grad else plain,)
+    return None
+
+
+def _put(place: Place, key: str, value: Any) -> None:
+    if value is _MISSING:
+        place.pop(key, None)
+    elif place.get(key, _MISSING) is not value:
+        place[key] = value
+
+
+def _fill(container: Any, had: Any) -> None:
+    if type(container) is dict:
+        now, then = cast("Place", container), cast("Place", had)
+        if _replaced(now, then):
+            now.clear()
+            now.update(then)
+    elif type(container) is set:
+        members = cast("set[Any]", container)
+        members.intersection_update(had)
+        members.update(had)
+    elif len(container) != len(had) or not all(map(is_, container, had)):
+        container.clear()
+        container.extend(had)
+
+
+def _choose(choices: list[Any]) -> None:
+    for (read, choose), value in zip(_CHOICES, choices, strict=True):
+        if read() != value:
+            choose(value)

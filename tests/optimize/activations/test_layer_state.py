@@ -1,0 +1,203 @@
+"""A layer that is computed again sees what its forward saw, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from lostflops import optimize
+from lostflops.optimize.refused import Refused
+
+torch.set_num_threads(1)
+
+SIDE = 16
+
+
+class Layer(nn.Module):
+    """`forward` leaves behind a count, a load, an appended value, and a rate that depends on `training`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(SIDE, 2 * SIDE), nn.Linear(2 * SIDE, SIDE)
+        self.calls, self.temperature = 0, 1.0
+        self.load = torch.zeros(2 * SIDE)
+        self.register_buffer("mean", torch.zeros(2 * SIDE))
+        self.register_buffer("scale", torch.ones(2 * SIDE))
+        self.seen: list[float] = []
+        self.by_size: dict[str, int] = {}
+        self.sizes = {0}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        self.later = getattr(self, "later", 0) + 2
+        wide = self.first(x).sigmoid() * self.scale
+        self.load = self.load + (wide.detach() > 0.5).sum(0)
+        self.mean = 0.9 * self.mean + 0.1 * wide.detach().mean(0)
+        self.seen.append(float(wide.detach().sum()))
+        self.by_size["all"] = self.by_size.get("all", 0) + len(x)
+        self.sizes.add(self.calls)
+        self.balance = wide.square().mean()
+        wide = wide * (self.temperature if self.training else 0.5) * (1 + 0.1 * self.calls) + self.mean
+        return x + self.second(functional.dropout(wide.sin(), 0.2, self.training))
+
+
+class Model(nn.Module):
+    def __init__(self, layer: Callable[[], nn.Module] = Layer) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        layers = [layer() for _ in range(3)]
+        self.layers = nn.ModuleList([*layers, layers[0]])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def left_behind(model: Model) -> Any:
+    return [
+        (
+            layer.calls,
+            layer.later,
+            layer.load.tolist(),
+            layer.mean.tolist(),
+            list(layer.seen),
+            dict(layer.by_size),
+            set(layer.sizes),
+            layer.training,
+            layer.temperature,
+        )
+        for layer in model.layers
+        if isinstance(layer, Layer)
+    ]
+
+
+def trained(model: Model, steps: int = 4) -> Any:
+    """What is left behind is part of what is trained: a bias follows the load."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    rows = []
+    for step in range(steps):
+        model.train()
+        loss = model(torch.randn(8, SIDE, generator=torch.Generator().manual_seed(step))).square().mean()
+        loss = loss + sum(layer.balance for layer in model.layers)  # type: ignore[misc]
+        model.eval()
+        for layer in model.layers:
+            layer.temperature *= 0.9  # type: ignore[operator]
+        loss.backward()
+        gradients = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.no_grad():
+            for layer in model.layers:
+                layer.first.bias -= 0.001 * layer.load.sign() * layer.calls  # type: ignore[union-attr,operator]
+        rows.append((loss.item(), [g.tolist() for g in gradients], left_behind(model)))
+    return rows
+
+
+@pytest.mark.parametrize("verify", ["first step", None])
+def test_what_a_layer_counts_is_counted_once_and_read_as_it_was(verify: Any) -> None:
+    expected = trained(Model())
+    model = Model()
+    with optimize.checkpoint(model, layers=list(model.layers)[:3], keep=(), verify=verify) as checkpointed:
+        assert trained(model) == expected
+    assert checkpointed.recomputed == 16
+
+
+class Attends(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.all = nn.Linear(SIDE, 3 * SIDE)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.all(x[None]).unflatten(-1, (3, 2, SIDE // 2)).permute(2, 0, 3, 1, 4)
+        y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return x + y.transpose(1, 2).flatten(-2)[0] * torch.tensor([1 / 3]).to(x.dtype)
+
+
+def test_backends_and_dtypes_chosen_around_the_forward_are_those_of_the_recomputation() -> None:
+    def gradients(model: Model) -> Any:
+        torch.set_default_dtype(torch.float64)
+        try:
+            with sdpa_kernel(SDPBackend.MATH):
+                loss = model(torch.ones(8, SIDE, dtype=torch.float32).cumsum(0)).square().mean()
+        finally:
+            torch.set_default_dtype(torch.float32)
+        loss.backward()
+        assert torch.backends.cuda.flash_sdp_enabled() and torch.get_default_dtype() == torch.float32
+        return [p.grad.tolist() for p in model.parameters() if p.grad is not None]
+
+    expected, model = gradients(Model(Attends)), Model(Attends)
+    with optimize.checkpoint(model, layers=list(model.layers)[:3], keep=()):
+        assert gradients(model) == expected
+
+
+@pytest.mark.parametrize("which", ["bias", "buffer"])
+def test_a_weight_written_before_the_backward_is_refused_and_everything_undone(which: str) -> None:
+    """Without checkpointing nobody saved it, and the gradient is right."""
+    model = Model()
+    optimize.checkpoint(model, layers=list(model.layers)[:3], keep=())
+    loss = model(torch.ones(8, SIDE)).square().mean()
+    layer: Any = model.layers[1]
+    with torch.no_grad():
+        (layer.first.bias if which == "bias" else layer.scale).mul_(0.5)
+    with pytest.raises(Refused, match=r"of 'layers\.1' .* was written between the forward"):
+        loss.backward()
+    assert "forward" not in vars(layer)
+
+
+class WritesItsOwn(Layer):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.load.add_(x.detach().sum())
+        return super().forward(x)
+
+
+class WritesLater(Layer):
+    """Not in its first forward."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.calls > 1:
+            self.total.add_(1)
+        else:
+            self.total = torch.zeros(())
+        return super().forward(x)
+
+
+def test_a_tensor_attribute_that_is_written_in_place_is_refused() -> None:
+    model = Model(WritesItsOwn)
+    optimize.checkpoint(model, layers=list(model.layers)[1:3], keep=())
+    with pytest.raises(Refused, match="writes to its tensor 'load'"):
+        model(torch.ones(8, SIDE))
+    model = Model(WritesLater)
+    optimize.checkpoint(model, layers=list(model.layers)[1:3], keep=())
+    for _ in range(2):
+        model(torch.ones(8, SIDE)).sum().backward()
+    loss = model(torch.ones(8, SIDE)).sum()
+    with pytest.raises(Refused, match="writes to its tensor 'total'"):
+        loss.backward()
+
+
+def test_no_graph_is_held_by_what_is_brought_back() -> None:
+    """`balance` has a graph, which has the recomputation, which has what it brings back."""
+    model = Model()
+    with optimize.checkpoint(model, layers=list(model.layers)[:3], keep=()):
+        gc.disable()
+        try:
+            gone = []
+            for _ in range(3):
+                x = torch.ones(8, SIDE)
+                gone.append(weakref.ref(x))
+                (model(x).sum() + sum(layer.balance for layer in model.layers)).backward()  # type: ignore[misc]
+                del x
+                for layer in model.layers:
+                    layer.balance = None  # type: ignore[assignment]
+            assert [one() for one in gone] == [None] * 3
+        finally:
+            gc.enable()
