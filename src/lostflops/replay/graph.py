@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from importlib import import_module
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -65,7 +65,8 @@ class Graph:
     def of(cls, points: int, source: npt.ArrayLike, target: npt.ArrayLike) -> Graph:
         """The graph of these edges; `Circle` when they lead back to where they came from."""
         sources, targets = np.asarray(source, np.int32), np.asarray(target, np.int32)
-        depth = _depths(points, sources, targets)
+        # Machine code goes through edges one by one in less time than NumPy takes to find the levels.
+        depth = None if _is_compiled(len(sources)) else _depths(points, sources, targets)
         if depth is None:
             edge = np.argsort(_positions(points, sources, targets)[targets], kind="stable")
             return cls(points, sources[edge], targets[edge], edge)
@@ -89,6 +90,10 @@ class Graph:
             self._by_level(self.levels, ordered, found)
         elif not variants:
             _sweep(self.source, self.target, ordered, found)
+        elif _is_compiled(len(self.edge)):
+            sweep, _ = _compiled(_go_through_variants, len(self.edge))
+            flat = np.ascontiguousarray(ordered.reshape(len(ordered), -1))
+            sweep(self.source, self.target, flat, found.reshape(self.points, -1))
         else:
             for variant in np.ndindex(*variants):
                 column = np.ascontiguousarray(found[:, *variant])
@@ -122,13 +127,43 @@ class Graph:
             point = int(came_from[edge])
         return np.array(edges[::-1], np.int64)
 
+    @cached_property
+    def _held(self) -> _Held:
+        """The points that each level brings."""
+        assert self.levels is not None
+        # A point is in one level only, so that where targets change a point begins, whatever its level.
+        first = np.flatnonzero(_changes(self.target))
+        bounds = np.searchsorted(first, self.levels)
+        level = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
+        return _Held(self.target[first], first - self.levels[level], bounds.tolist())
+
     def _by_level(self, levels: Int, lags: Int, found: Int) -> None:
-        for begin, end in zip(levels[:-1].tolist(), levels[1:].tolist(), strict=True):
-            held = self.target[begin:end]
-            first = np.flatnonzero(np.r_[True, held[1:] != held[:-1]])
-            reached = np.maximum.reduceat(found[self.source[begin:end]] + lags[begin:end], first)
-            points = held[first]
+        held, source, edges = self._held, self.source, levels.tolist()
+        for level in range(len(edges) - 1):
+            begin, end = edges[level], edges[level + 1]
+            low, high = held.bounds[level], held.bounds[level + 1]
+            reached = found[source[begin:end]]
+            reached += lags[begin:end]
+            if high - low < end - begin:
+                reached = np.maximum.reduceat(reached, held.first[low:high])
+            points = held.points[low:high]
             found[points] = np.maximum(found[points], reached)
+
+
+class _Held(NamedTuple):
+    """The targets of all levels, each once: `points`, where the edges of each begin in its level, and from
+    which to which a level holds."""
+
+    points: Index
+    first: Int
+    bounds: list[int]
+
+
+def _changes(ordered: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Which values differ from the one before them; the first does."""
+    changes = np.ones(len(ordered), bool)
+    changes[1:] = ordered[1:] != ordered[:-1]
+    return changes
 
 
 def _depths(points: int, source: Index, target: Index) -> Index | None:
@@ -145,9 +180,8 @@ def _depths(points: int, source: Index, target: Index) -> Index | None:
         if level * WIDE > done + WIDE * FEW:
             return None
         freed = outgoing[_spans(first[ready], first[ready + 1])]
-        waiting, times = np.unique(freed, return_counts=True)
-        waits[waiting] -= times
-        ready = waiting[waits[waiting] == 0]
+        np.subtract.at(waits, freed, 1)
+        ready = np.unique(freed[waits[freed] == 0])
     if done < points:
         raise Circle(np.flatnonzero(waits > 0))
     return depth
@@ -164,8 +198,9 @@ def _spans(begin: Int, end: Int) -> Int:
 def _outgoing(points: int, source: Index, target: Index) -> tuple[Int, Int]:
     """The targets of each point's edges, one point after the other, and where each point's begin."""
     outgoing = np.argsort(source, kind="stable")
-    first = np.searchsorted(source[outgoing], np.arange(points + 1))
-    return target[outgoing].astype(np.int64), first.astype(np.int64)
+    first = np.zeros(points + 1, np.int64)
+    np.cumsum(np.bincount(source, minlength=points), out=first[1:])
+    return target[outgoing].astype(np.int64), first
 
 
 def _positions(points: int, source: Index, target: Index) -> Index:
@@ -226,6 +261,20 @@ def _go_through(source: Any, target: Any, lags: Any, times: Any) -> None:
             times[target[edge]] = reached
 
 
+def _go_through_variants(source: Any, target: Any, lags: Any, times: Any) -> None:
+    for edge in range(len(source)):
+        begin, end = source[edge], target[edge]
+        for variant in range(lags.shape[1]):
+            reached = times[begin, variant] + lags[edge, variant]
+            if reached > times[end, variant]:
+                times[end, variant] = reached
+
+
+def _is_compiled(edges: int) -> bool:
+    """Whether loops over so many edges run as machine code."""
+    return edges >= COMPILED_FROM and _machine_code(_go_through) is not None
+
+
 def _compiled(loop: Callable[..., Any], edges: int) -> tuple[Callable[..., Any], bool]:
     """The loop as machine code where that pays and Numba is installed; else as it stands, which lists serve
     best."""
@@ -239,4 +288,7 @@ def _machine_code(loop: Callable[..., Any]) -> Callable[..., Any] | None:
         njit = cast(Any, import_module("numba")).njit
     except ImportError:
         return None
-    return njit(cache=False)(loop)
+    try:
+        return njit(cache=True)(loop)  # kept beside this file's bytecode, or in the user's cache folder
+    except RuntimeError:  # neither can be written
+        return njit(loop)
