@@ -33,6 +33,7 @@ WIDE = 64
 FEW = 64  # levels that may be narrow
 BLOCK = 1 << 20
 COMPILED_FROM = 50_000  # edges: compiling takes as long as going through these a hundred times
+WORTH = 32  # lags of variants, done by level, that take as long as one edge by itself
 
 
 class Circle(LostflopsError):
@@ -62,11 +63,14 @@ class Graph:
     levels: Int | None = None
 
     @classmethod
-    def of(cls, points: int, source: npt.ArrayLike, target: npt.ArrayLike) -> Graph:
-        """The graph of these edges; `Circle` when they lead back to where they came from."""
+    def of(cls, points: int, source: npt.ArrayLike, target: npt.ArrayLike, *, variants: int = 1) -> Graph:
+        """The graph of these edges; `Circle` when they lead back to where they came from.
+
+        `variants` is about how many sets of lags it will be asked about at once: levels then are wider.
+        """
         sources, targets = np.asarray(source, np.int32), np.asarray(target, np.int32)
         # Machine code goes through edges one by one in less time than NumPy takes to find the levels.
-        depth = None if _is_compiled(len(sources)) else _depths(points, sources, targets)
+        depth = None if _is_compiled(len(sources)) else _depths(points, sources, targets, variants)
         if depth is None:
             edge = np.argsort(_positions(points, sources, targets)[targets], kind="stable")
             return cls(points, sources[edge], targets[edge], edge)
@@ -85,15 +89,15 @@ class Graph:
         found = np.empty((self.points, *variants), np.int64)
         each = np.asarray(earliest, np.int64)
         found[...] = each.reshape(each.shape + (1,) * len(variants)) if each.ndim == 1 else each
-        ordered = lags[self.edge]
-        if self.levels is not None:
+        ordered = lags.take(self.edge, axis=0)
+        if variants and _is_compiled(ordered.size // WORTH):
+            sweep = cast(Any, _machine_code(_go_through_variants))
+            flat = np.ascontiguousarray(ordered.reshape(len(ordered), -1))
+            sweep(self.source, self.target, flat, found.reshape(self.points, -1))
+        elif self.levels is not None:
             self._by_level(self.levels, ordered, found)
         elif not variants:
             _sweep(self.source, self.target, ordered, found)
-        elif _is_compiled(len(self.edge)):
-            sweep, _ = _compiled(_go_through_variants, len(self.edge))
-            flat = np.ascontiguousarray(ordered.reshape(len(ordered), -1))
-            sweep(self.source, self.target, flat, found.reshape(self.points, -1))
         else:
             for variant in np.ndindex(*variants):
                 column = np.ascontiguousarray(found[:, *variant])
@@ -142,12 +146,12 @@ class Graph:
         for level in range(len(edges) - 1):
             begin, end = edges[level], edges[level + 1]
             low, high = held.bounds[level], held.bounds[level + 1]
-            reached = found[source[begin:end]]
+            reached = found.take(source[begin:end], axis=0)
             reached += lags[begin:end]
             if high - low < end - begin:
                 reached = np.maximum.reduceat(reached, held.first[low:high])
             points = held.points[low:high]
-            found[points] = np.maximum(found[points], reached)
+            found[points] = np.maximum(found.take(points, axis=0), reached)
 
 
 class _Held(NamedTuple):
@@ -166,7 +170,7 @@ def _changes(ordered: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     return changes
 
 
-def _depths(points: int, source: Index, target: Index) -> Index | None:
+def _depths(points: int, source: Index, target: Index, variants: int) -> Index | None:
     """The edges on the longest way to each point, found a level at a time; None where levels are narrow."""
     outgoing, first = _outgoing(points, source, target)
     waits = np.bincount(target, minlength=points)
@@ -177,7 +181,7 @@ def _depths(points: int, source: Index, target: Index) -> Index | None:
         depth[ready] = level
         done += len(ready)
         level += 1
-        if level * WIDE > done + WIDE * FEW:
+        if level * WIDE > done * variants + WIDE * FEW:
             return None
         freed = outgoing[_spans(first[ready], first[ready + 1])]
         np.subtract.at(waits, freed, 1)
