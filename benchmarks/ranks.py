@@ -2,7 +2,7 @@
 
     .venv/bin/python benchmarks/ranks.py --ranks 8 64 256 1024 [--steps 4] [--layers 8] [--jobs FOLDER]
 
-Jobs of two tensor-parallel ranks, four stages and replicas are simulated, a trace a rank; that is not counted.
+Jobs of two tensor-parallel ranks, four stages and replicas are simulated, a trace per rank; that is not
 Each is asked for its page from an empty store, then again from what was kept. Processor time is that of the
 command with all processes that it starts: a busy machine changes it least. Memory is added up over the
 processes that live at one time. With `--jobs`, simulated jobs are kept in that folder, and taken from there.

@@ -51,8 +51,9 @@ class Given:
     `in_long_pauses` how much of the host's other work comes in stretches of a millisecond or more, ns.
     `purposes` says what exposed communication is for, ns, and `waited` what the ranks that others wait for
     do meanwhile, as the recipe `communication_waited_for` does; `held_back` is how much exposed communication
-    began late because the host waited for its device, ns. `advice` puts a remedy into the words of the
-    framework that the job uses, and `left` are those of some remedies that it could still make.
+    began late because the host waited for its device, ns. `clocks_apart` is by how much the clocks of two
+    ranks may still differ, ns. `advice` puts a remedy into the words of the framework that the job uses, and
+    `left` are those of some remedies that it could still make.
     """
 
     answers: Mapping[str, Answer]
@@ -64,6 +65,7 @@ class Given:
     purposes: Mapping[str, int] = field(default_factory=dict[str, int])
     waited: pl.DataFrame = field(default_factory=WAITED.to_frame)
     held_back: int = 0
+    clocks_apart: int = 0
     on_host: bool = False
     missing_ranks: bool = False
     advice: Callable[[str, str], str] = _plain
@@ -101,6 +103,16 @@ class Given:
         sums = self.ledger.group_by("account").agg(pl.col("ns").sum())
         return {account: ns // max(1, self.num_steps) for account, ns in sums.iter_rows()}
 
+    @cached_property
+    def longest_wait(self) -> int:
+        """What a mean step of the rank that waits most holds of waiting, ns."""
+        waits = (
+            self.ledger.filter(pl.col("account") == COMMUNICATION[0]).group_by("rank").agg(pl.col("ns").sum())
+        )
+        return max(
+            (ns // self.steps[rank] for rank, ns in waits.iter_rows() if rank in self.steps), default=0
+        )
+
     def own_remedy(self, account: str) -> str:
         """What to do about an account on a CPU, where no framework's spelling says it; empty elsewhere."""
         return ACCOUNTS[account].remedy_on_host if self.on_host and account in ACCOUNTS else ""
@@ -134,12 +146,19 @@ def gather(
         purposes=exposed_by_purpose(trace, _table(session, "device_runs"), counted),
         waited=_waited(session, counted) if ranks > 1 else WAITED.to_frame(),
         held_back=_held_back(session, counted) if "communication_exposed" in answers else 0,
+        clocks_apart=_clocks_apart(trace) if ranks > 1 else 0,
         on_host=on_host,
         missing_ranks=world_size is not None and ranks < world_size,
         advice=advice,
         left=left,
         units=units,
     )
+
+
+def _clocks_apart(trace: Trace) -> int:
+    ranks = trace.table("ranks")
+    error = None if ranks is None else ranks.select(pl.col("clock_error").max()).collect().item()
+    return 2 * int(error or 0)
 
 
 def _table(session: Session, recipe: str) -> pl.DataFrame | None:

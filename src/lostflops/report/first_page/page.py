@@ -19,7 +19,7 @@ from lostflops.store.trace import GPU_WORK_LOST, Quality, Trace
 from lostflops.tables import STEPS, UNLISTED_GRAPH
 from lostflops.version import __version__
 
-from . import facts, roofs, step_notes
+from . import clock_note, facts, roofs, step_notes
 from .budget import Budget, budget
 from .moments import Moments, moments
 from .pipeline import Pipeline, pipeline
@@ -166,6 +166,7 @@ def page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], No
             *job_notes(trace, by_name, run),
             *_notes(run, _outside(trace, steps), unclassified, kernel_time),
             *_between(trace, steps),
+            *_clocks(trace, by_name, run),
             *step_notes.lengths(steps, counting),
             *step_notes.left_out(run, steps, counting),
             *step_notes.uneven(run, steps, counting),
@@ -297,6 +298,14 @@ def _unseen(run: Run) -> str:
     if run.lost.name == GPU_WORK_LOST:
         return f"the CPU launched GPU work and copies {run.lost.count:,} times, but none of it was recorded"
     return f"{run.lost.count:,} rows look like work of a device that lostflops does not know"
+
+
+def _clocks(trace: Trace, by_name: Mapping[str, Answer], run: Run) -> Iterator[str]:
+    """What the clocks leave open of the waiting."""
+    ranks, waits = trace.table("ranks"), by_name.get("communication_wait")
+    if ranks is not None and waits is not None and len(run.ranks) > 1:
+        told = ranks.select("rank", "clock_offset", "clock_error").collect()
+        yield from clock_note.clocks(told, waits.table, run.num_windows)
 
 
 def _outside(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
