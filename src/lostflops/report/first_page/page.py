@@ -220,7 +220,16 @@ def _passes(session: Session, by_name: Mapping[str, Answer]) -> pl.DataFrame | N
     bubble = by_name.get("pipeline_bubble")
     if bubble is None or bubble.table.is_empty():
         return None
-    return next((answer.table for answer in _asked(session, "pipeline_passes").values()), None)
+
+    def passes() -> pl.DataFrame:
+        said = session.run("pipeline_passes")
+        return said.table if isinstance(said, Answer) else pl.DataFrame()
+
+    try:
+        told = session.folded("page_passes", passes)
+    except LostflopsError:
+        return None
+    return told if told.width else None
 
 
 def _gravity(fact: Quality) -> tuple[bool, int, str]:
