@@ -11,7 +11,7 @@ from lab.held_to_truth import steps
 from lostflops.lab.simulate.job import HostClock, SimulatedJob
 from lostflops.lab.simulate.strategy import strategy
 from lostflops.lab.simulate.writing import simulate
-from lostflops.report.first_page.clock_note import clocks
+from lostflops.report.first_page.quality import clocks
 
 MS = 1_000_000
 SKEWED = {1: HostClock(offset=3 * MS + 7, drift=20_000)}
@@ -48,8 +48,8 @@ def test_each_rank_is_named_with_its_own_error() -> None:
     (note,) = clocks(_ranks(12_000, 40_000, 12_000, moved=-5 * MS), _waits(1 * MS, 600_000), steps=4)
     assert note == (
         "Clocks were up to 5.00 ms apart; aligned, they are right to within 40.0 µs (rank 1), 12.0 µs (ranks "
-        "0,2): the 1.00 ms of waiting per step may be off by 300 µs, and a wait of less than 80.0 µs is not "
-        "told from clock error."
+        "0,2): the 1.00 ms of waiting per step may be off by 300 µs, and a wait of less than 80.0 µs is "
+        "within their error."
     )
 
 

@@ -19,7 +19,7 @@ from lostflops.store.trace import GPU_WORK_LOST, Quality, Trace
 from lostflops.tables import STEPS, UNLISTED_GRAPH
 from lostflops.version import __version__
 
-from . import clock_note, facts, roofs, step_notes
+from . import facts, quality, roofs, step_notes
 from .budget import Budget, budget
 from .moments import Moments, moments
 from .pipeline import Pipeline, pipeline
@@ -314,7 +314,7 @@ def _clocks(trace: Trace, by_name: Mapping[str, Answer], run: Run) -> Iterator[s
     ranks, waits = trace.table("ranks"), by_name.get("communication_wait")
     if ranks is not None and waits is not None and len(run.ranks) > 1:
         told = ranks.select("rank", "clock_offset", "clock_error").collect()
-        yield from clock_note.clocks(told, waits.table, run.num_windows)
+        yield from quality.clocks(told, waits.table, run.num_windows)
 
 
 def _outside(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
