@@ -84,15 +84,19 @@ def say(what: str) -> None:
 def as_text(found: sections.Found, repeat: int, load: float) -> str:
     align = ["---"] + ["---:"] * (len(found.header) - 1)
     table = "\n".join("| " + " | ".join(row) + " |" for row in (found.header, align, *found.rows))
+    return f"{table}\n\n{found.summary}\n\n*{machine(repeat, load, found.versions)}*"
+
+
+def machine(repeat: int, load: float, versions: str = "") -> str:
+    """When, on what and with which versions something was measured."""
     turns = f"{repeat} turn{'s' * (repeat != 1)}"
     cores = len(os.sched_getaffinity(0))
     gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    machine = (
+    return (
         f"{datetime.now(UTC):%Y-%m-%d}, {turns}, {cores} cores of {_processor()} with {gib:.0f} GiB, "
-        f"{platform.system()}, Python {platform.python_version()}, {found.versions or _versions()}; "
+        f"{platform.system()}, Python {platform.python_version()}, {versions or _versions()}; "
         f"load of the machine before: {load:.1f}."
     )
-    return f"{table}\n\n{found.summary}\n\n*{machine}*"
 
 
 def _versions() -> str:

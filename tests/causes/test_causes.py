@@ -268,6 +268,15 @@ def test_the_clocks_doubt_and_missing_ranks_are_told(why, tmp_path: Path) -> Non
     assert "clocks are not aligned well enough" in first(doubted).doubt
 
 
+def test_waits_that_the_clocks_alone_may_make_are_not_reported(why) -> None:
+    told = why(late(loads=10), Job(clock_error=4 * MS, transfer=5))
+    untold = why(late(loads=10), Job(clock_error=5 * MS, transfer=5))
+    assert names(told)[0] == "rank-arrives-last"
+    assert sorted(names(untold)) == ["communication-exposed", "data-loading-starves-device"]
+    (exposed,) = [f for f in untold.findings if f.name == "communication-exposed"]
+    assert "5.00 ms of it looks like waiting, which clocks known to 5.00 ms cannot tell" in exposed.doubt
+
+
 def test_a_healthy_job_is_left_in_peace(why) -> None:
     steps = [[Work(computes=100 + (s * 7 + r * 3) % 4 / 4, loads=0.5) for r in range(4)] for s in range(6)]
     page = why(steps, Job(transfer=1))

@@ -101,12 +101,19 @@ def test_compiled_and_as_it_stands_agree(monkeypatch: pytest.MonkeyPatch) -> Non
     pytest.importorskip("numba")
     random = np.random.default_rng(7)
     source = random.integers(0, 900, 4000)
-    target = source + random.integers(1, 90, 4000)
+    target = source + random.integers(60, 100, 4000)  # few levels
     lags = random.integers(-5, 100, 4000)
     monkeypatch.setattr(graph, "COMPILED_FROM", 0)
-    compiled = Graph.of(1000, source, target).times(lags)
+    variants = np.stack([lags, lags - 3, 2 * lags], axis=1)
+    earliest = random.integers(0, 50, 1000)
+    compiled = Graph.of(1000, source, target)
+    assert compiled.levels is None
+    found = compiled.times(lags, earliest), compiled.times(variants, earliest)
     monkeypatch.setattr(graph, "COMPILED_FROM", 1 << 62)
-    assert (Graph.of(1000, source, target).times(lags) == compiled).all()
+    as_it_stands = Graph.of(1000, source, target)
+    assert as_it_stands.levels is not None
+    assert (as_it_stands.times(lags, earliest) == found[0]).all()
+    assert (as_it_stands.times(variants, earliest) == found[1]).all()
 
 
 def test_loops_are_compiled_once_that_costs_no_more_than_going_through_the_edges(
@@ -126,3 +133,18 @@ def test_loops_are_compiled_once_that_costs_no_more_than_going_through_the_edges
     assert [swept(10) for _ in range(6)] == [0, 0, 0, 0, 1, 2]
     monkeypatch.setattr(graph._Gone, "through", 0)
     assert swept(17) == 3, "a page goes through a graph six times"
+
+
+def test_compiled_loops_need_no_place_to_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    numba = pytest.importorskip("numba")
+    asked = list[bool]()
+
+    def njit(*loops: Any, cache: bool = False) -> Any:
+        asked.append(cache)
+        if cache:
+            raise RuntimeError("cannot cache function: no locator available")
+        return loops[0]
+
+    monkeypatch.setattr(numba, "njit", njit)
+    assert graph._machine_code.__wrapped__(naive) is naive  # pyright: ignore[reportPrivateUsage]
+    assert asked == [True, False]

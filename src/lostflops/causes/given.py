@@ -26,6 +26,7 @@ WORK = pl.Schema(
 WAITED = pl.Schema(
     {"rank": pl.Int32, "on": pl.Int32, "account": pl.String, "in_pair": pl.Boolean, "time": pl.Int64}
 )
+PURPOSES, TOTAL = pl.Schema({"purpose": pl.String, "ns": pl.Int64}), pl.Schema({"ns": pl.Int64})
 CHECKPOINT = "idle.checkpoint_logging"
 OTHER_HOST = "idle.other_host_work"
 LONG = 1_000_000  # ns: a framework takes microseconds between two operators
@@ -51,8 +52,9 @@ class Given:
     `in_long_pauses` how much of the host's other work comes in stretches of a millisecond or more, ns.
     `purposes` says what exposed communication is for, ns, and `waited` what the ranks that others wait for
     do meanwhile, as the recipe `communication_waited_for` does; `held_back` is how much exposed communication
-    began late because the host waited for its device, ns. `advice` puts a remedy into the words of the
-    framework that the job uses, and `left` are those of some remedies that it could still make.
+    began late because the host waited for its device, ns. `clocks_apart` is by how much the clocks of two
+    ranks may still differ, ns. `advice` puts a remedy into the words of the framework that the job uses, and
+    `left` are those of some remedies that it could still make.
     """
 
     answers: Mapping[str, Answer]
@@ -64,6 +66,7 @@ class Given:
     purposes: Mapping[str, int] = field(default_factory=dict[str, int])
     waited: pl.DataFrame = field(default_factory=WAITED.to_frame)
     held_back: int = 0
+    clocks_apart: int = 0
     on_host: bool = False
     missing_ranks: bool = False
     advice: Callable[[str, str], str] = _plain
@@ -113,6 +116,16 @@ class Given:
         passed_on = (min(ns, late.get(on, 0)) for (_, on), ns in waits.items() if on != rank)
         return (sum(late.values()) + sum(passed_on)) // max(1, self.num_steps)
 
+    @cached_property
+    def longest_wait(self) -> int:
+        """What a mean step of the rank that waits most holds of waiting, ns."""
+        waits = (
+            self.ledger.filter(pl.col("account") == COMMUNICATION[0]).group_by("rank").agg(pl.col("ns").sum())
+        )
+        return max(
+            (ns // self.steps[rank] for rank, ns in waits.iter_rows() if rank in self.steps), default=0
+        )
+
     def own_remedy(self, account: str) -> str:
         """What to do about an account on a CPU, where no framework's spelling says it; empty elsewhere."""
         return ACCOUNTS[account].remedy_on_host if self.on_host and account in ACCOUNTS else ""
@@ -136,16 +149,33 @@ def gather(
     """What a page has for the joining of its findings; `ledger` is of the steps that count."""
     counted = ledger.select("rank", "step").unique()
     ranks = counted["rank"].n_unique()
+    many = ranks > 1
+
+    def purposes() -> pl.DataFrame:
+        told = exposed_by_purpose(trace, _table(session, "device_runs"), counted)
+        return pl.DataFrame({"purpose": [*told], "ns": [*told.values()]}, schema=PURPOSES)
+
+    def folded(name: str, empty: pl.Schema, fold: Callable[[], pl.DataFrame]) -> pl.DataFrame:
+        try:
+            return session.folded(f"page_{name}", fold)
+        except LostflopsError:  # what one recipe cannot answer must not cost the reader the page
+            return empty.to_frame()
+
+    def total(name: str, fold: Callable[[Session, pl.DataFrame], int]) -> int:
+        made = folded(name, TOTAL, lambda: pl.DataFrame({"ns": [fold(session, counted)]}, schema=TOTAL))
+        return int(made["ns"].sum())
+
     return Given(
         answers=answers,
         ledger=ledger,
-        names=_names(session, counted),
-        work=_work(trace, on_host, ledger) if ranks > 1 else WORK.to_frame(),
-        in_checkpoints=_in_checkpoints(session, counted) if "copy_summary_by_time" in answers else 0,
-        in_long_pauses=_in_long_pauses(session, counted),
-        purposes=exposed_by_purpose(trace, _table(session, "device_runs"), counted),
-        waited=_waited(session, counted) if ranks > 1 else WAITED.to_frame(),
-        held_back=_held_back(session, counted) if "communication_exposed" in answers else 0,
+        names=folded("names", NAMES, lambda: _names(session, counted)),
+        work=folded("work", WORK, lambda: _work(trace, on_host, ledger)) if many else WORK.to_frame(),
+        in_checkpoints=total("in_checkpoints", _in_checkpoints) if "copy_summary_by_time" in answers else 0,
+        in_long_pauses=total("in_long_pauses", _in_long_pauses),
+        purposes=dict(folded("purposes", PURPOSES, purposes).iter_rows()),
+        waited=folded("waited", WAITED, lambda: _waited(session, counted)) if many else WAITED.to_frame(),
+        held_back=total("held_back", _held_back) if "communication_exposed" in answers else 0,
+        clocks_apart=_clocks_apart(trace) if many else 0,
         on_host=on_host,
         missing_ranks=world_size is not None and ranks < world_size,
         advice=advice,
@@ -154,11 +184,15 @@ def gather(
     )
 
 
+def _clocks_apart(trace: Trace) -> int:
+    ranks = trace.table("ranks")
+    error = None if ranks is None else ranks.select(pl.col("clock_error").max()).collect().item()
+    return 2 * int(error or 0)
+
+
 def _table(session: Session, recipe: str) -> pl.DataFrame | None:
-    try:
-        answer = session.run(recipe)
-    except LostflopsError:  # what one recipe cannot answer must not cost the reader the page
-        return None
+    """The recipe's table, or None where the trace lacks what it needs. Raises what the recipe does."""
+    answer = session.run(recipe)
     return None if isinstance(answer, Skipped) else answer.table
 
 

@@ -72,6 +72,16 @@ def join_waiting(page: PageFindings) -> None:
     found = page.take(ARRIVES, WAITS, EXPOSED)
     spent = given.accounts
     left = spent.get("communication.wait", 0)
+    if left and given.longest_wait <= given.clocks_apart:
+        # The clocks alone may make it: only that communication is exposed is known.
+        moving = left + spent.get("communication.transfer", 0) + spent.get("communication.exposed", 0)
+        if page.reaches(moving, EXPOSED_FROM) and found:
+            error = milliseconds(given.clocks_apart // 2)
+            doubt = (
+                f"{milliseconds(left)} of it looks like waiting, which clocks known to {error} cannot tell."
+            )
+            _exposed(page, replace(exposed or found[-1], doubt=doubt), moving, 0)
+        return
     late = late_rank(given)
     if late is not None and page.about(late.cause) and pauses_elsewhere(given, late.rank, late.cause):
         late = None

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from importlib import import_module
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +35,7 @@ BLOCK = 1 << 20
 # Importing Numba and compiling take a second, as long as going through so many edges does without.
 COMPILED_FROM = 3_000_000
 TIMES = 6  # so often at least a page goes through a graph's edges
+WORTH = 32  # lags of variants, done by level, that take as long as one edge by itself
 
 
 class Circle(LostflopsError):
@@ -64,10 +65,14 @@ class Graph:
     levels: Int | None = None
 
     @classmethod
-    def of(cls, points: int, source: npt.ArrayLike, target: npt.ArrayLike) -> Graph:
-        """The graph of these edges; `Circle` when they lead back to where they came from."""
+    def of(cls, points: int, source: npt.ArrayLike, target: npt.ArrayLike, *, variants: int = 1) -> Graph:
+        """The graph of these edges; `Circle` when they lead back to where they came from.
+
+        `variants` is about how many sets of lags it will be asked about at once: levels then are wider.
+        """
         sources, targets = np.asarray(source, np.int32), np.asarray(target, np.int32)
-        depth = _depths(points, sources, targets)
+        # Machine code goes through edges one by one in less time than NumPy takes to find the levels.
+        depth = None if _is_compiled(len(sources)) else _depths(points, sources, targets, variants)
         if depth is None:
             edge = np.argsort(_positions(points, sources, targets)[targets], kind="stable")
             return cls(points, sources[edge], targets[edge], edge)
@@ -86,8 +91,12 @@ class Graph:
         found = np.empty((self.points, *variants), np.int64)
         each = np.asarray(earliest, np.int64)
         found[...] = each.reshape(each.shape + (1,) * len(variants)) if each.ndim == 1 else each
-        ordered = lags[self.edge]
-        if self.levels is not None:
+        ordered = lags.take(self.edge, axis=0)
+        if variants and _is_compiled(ordered.size // WORTH):
+            sweep = cast(Any, _machine_code(_go_through_variants))
+            flat = np.ascontiguousarray(ordered.reshape(len(ordered), -1))
+            sweep(self.source, self.target, flat, found.reshape(self.points, -1))
+        elif self.levels is not None:
             self._by_level(self.levels, ordered, found)
         elif not variants:
             _sweep(self.source, self.target, ordered, found)
@@ -124,16 +133,46 @@ class Graph:
             point = int(came_from[edge])
         return np.array(edges[::-1], np.int64)
 
+    @cached_property
+    def _held(self) -> _Held:
+        """The points that each level brings."""
+        assert self.levels is not None
+        # A point is in one level only, so that where targets change a point begins, whatever its level.
+        first = np.flatnonzero(_changes(self.target))
+        bounds = np.searchsorted(first, self.levels)
+        level = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
+        return _Held(self.target[first], first - self.levels[level], bounds.tolist())
+
     def _by_level(self, levels: Int, lags: Int, found: Int) -> None:
-        for begin, end in zip(levels[:-1].tolist(), levels[1:].tolist(), strict=True):
-            held = self.target[begin:end]
-            first = np.flatnonzero(np.r_[True, held[1:] != held[:-1]])
-            reached = np.maximum.reduceat(found[self.source[begin:end]] + lags[begin:end], first)
-            points = held[first]
-            found[points] = np.maximum(found[points], reached)
+        held, source, edges = self._held, self.source, levels.tolist()
+        for level in range(len(edges) - 1):
+            begin, end = edges[level], edges[level + 1]
+            low, high = held.bounds[level], held.bounds[level + 1]
+            reached = found.take(source[begin:end], axis=0)
+            reached += lags[begin:end]
+            if high - low < end - begin:
+                reached = np.maximum.reduceat(reached, held.first[low:high])
+            points = held.points[low:high]
+            found[points] = np.maximum(found.take(points, axis=0), reached)
 
 
-def _depths(points: int, source: Index, target: Index) -> Index | None:
+class _Held(NamedTuple):
+    """The targets of all levels, each once: `points`, where the edges of each begin in its level, and from
+    which to which a level holds."""
+
+    points: Index
+    first: Int
+    bounds: list[int]
+
+
+def _changes(ordered: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Which values differ from the one before them; the first does."""
+    changes = np.ones(len(ordered), bool)
+    changes[1:] = ordered[1:] != ordered[:-1]
+    return changes
+
+
+def _depths(points: int, source: Index, target: Index, variants: int) -> Index | None:
     """The edges on the longest way to each point, found a level at a time; None where levels are narrow."""
     outgoing, first = _outgoing(points, source, target)
     waits = np.bincount(target, minlength=points)
@@ -144,12 +183,11 @@ def _depths(points: int, source: Index, target: Index) -> Index | None:
         depth[ready] = level
         done += len(ready)
         level += 1
-        if level * WIDE > done + WIDE * FEW:
+        if level * WIDE > done * variants + WIDE * FEW:
             return None
         freed = outgoing[_spans(first[ready], first[ready + 1])]
-        waiting, times = np.unique(freed, return_counts=True)
-        waits[waiting] -= times
-        ready = waiting[waits[waiting] == 0]
+        np.subtract.at(waits, freed, 1)
+        ready = np.unique(freed[waits[freed] == 0])
     if done < points:
         raise Circle(np.flatnonzero(waits > 0))
     return depth
@@ -166,8 +204,9 @@ def _spans(begin: Int, end: Int) -> Int:
 def _outgoing(points: int, source: Index, target: Index) -> tuple[Int, Int]:
     """The targets of each point's edges, one point after the other, and where each point's begin."""
     outgoing = np.argsort(source, kind="stable")
-    first = np.searchsorted(source[outgoing], np.arange(points + 1))
-    return target[outgoing].astype(np.int64), first.astype(np.int64)
+    first = np.zeros(points + 1, np.int64)
+    np.cumsum(np.bincount(source, minlength=points), out=first[1:])
+    return target[outgoing].astype(np.int64), first
 
 
 def _positions(points: int, source: Index, target: Index) -> Index:
@@ -228,12 +267,30 @@ def _go_through(source: Any, target: Any, lags: Any, times: Any) -> None:
             times[target[edge]] = reached
 
 
+def _go_through_variants(source: Any, target: Any, lags: Any, times: Any) -> None:
+    for edge in range(len(source)):
+        begin, end = source[edge], target[edge]
+        for variant in range(lags.shape[1]):
+            reached = times[begin, variant] + lags[edge, variant]
+            if reached > times[end, variant]:
+                times[end, variant] = reached
+
+
+def _pays(edges: int) -> bool:
+    """Whether this process went, or soon will have gone, through as many edges as compiling costs."""
+    return _Gone.through + TIMES * edges >= COMPILED_FROM
+
+
+def _is_compiled(edges: int) -> bool:
+    """Whether loops over so many edges run as machine code."""
+    return _pays(edges) and _machine_code(_go_through) is not None
+
+
 def _compiled(loop: Callable[..., Any], edges: int) -> tuple[Callable[..., Any], bool]:
     """The loop as machine code where that pays and Numba is installed; else as it stands, which lists serve
-    best. It pays once this process went, or soon will have gone, through as many edges as compiling costs."""
-    pays = _Gone.through + TIMES * edges >= COMPILED_FROM
+    best."""
+    machine_code = _machine_code(loop) if _pays(edges) else None
     _Gone.through += edges
-    machine_code = _machine_code(loop) if pays else None
     return (loop, False) if machine_code is None else (machine_code, True)
 
 
@@ -247,4 +304,7 @@ def _machine_code(loop: Callable[..., Any]) -> Callable[..., Any] | None:
         njit = cast(Any, import_module("numba")).njit
     except ImportError:
         return None
-    return njit(cache=False)(loop)
+    try:
+        return njit(cache=True)(loop)  # kept beside this file's bytecode, or in the user's cache folder
+    except RuntimeError:  # neither can be written
+        return njit(loop)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -108,6 +108,18 @@ class Session:
         return pl.DataFrame(map(asdict, rows), schema=GAINS).with_columns(
             edit=pl.Series(edits, dtype=pl.String)
         )
+
+    def folded(self, name: str, fold: Callable[[], pl.DataFrame]) -> pl.DataFrame:
+        """What `fold` makes of answers, kept beside the run like an answer.
+
+        Where it is kept, answers that a page only adds up need not be given again. The trace alone must
+        determine it, and `name` be that of no other. Nothing is kept when `fold` raises.
+        """
+        table = self._answers.read(name, {})
+        if table is None:
+            table = fold()
+            self._answers.keep(name, {}, table)
+        return table
 
     def _asked_by_name(self, name: str) -> pl.DataFrame | None:
         return self._asked(named(name))

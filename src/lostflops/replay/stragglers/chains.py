@@ -32,6 +32,7 @@ START, GAPS, EARLY = "start", "gaps", "not waited for"
 FIXED = (EARLY,)
 """Kinds that stay as they are, whatever is asked."""
 P2P = "send and receive"
+USUAL_VARIANTS = 16  # of the lags: one for each kind, stage and pipeline, and two for most
 AT_ONCE = 1 << 24  # lags held at once when many variants are replayed
 
 
@@ -444,7 +445,7 @@ def _graph(
         parts=parts.sort("edge", "kind"),
         segments=segments,
         operations=operations,
-        graph=Graph.of(origin + 1, source, target),
+        graph=Graph.of(origin + 1, source, target, variants=USUAL_VARIANTS),
         fixed=fixed,
         first=ends["first"].to_numpy(),
         last=ends["last"].to_numpy(),

@@ -19,7 +19,7 @@ from lostflops.store.trace import GPU_WORK_LOST, Quality, Trace
 from lostflops.tables import STEPS, UNLISTED_GRAPH
 from lostflops.version import __version__
 
-from . import facts, roofs, step_notes
+from . import facts, quality, roofs, step_notes
 from .budget import Budget, budget
 from .moments import Moments, moments
 from .pipeline import Pipeline, pipeline
@@ -172,6 +172,7 @@ def page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], No
             *_between(trace, steps),
             *step_notes.uncovered(trace, steps),
             *step_notes.without_update(trace, steps),
+            *_clocks(trace, by_name, run),
             *step_notes.lengths(steps, counting),
             *step_notes.left_out(run, steps, counting),
             *step_notes.uneven(run, steps, counting),
@@ -225,7 +226,16 @@ def _passes(session: Session, by_name: Mapping[str, Answer]) -> pl.DataFrame | N
     bubble = by_name.get("pipeline_bubble")
     if bubble is None or bubble.table.is_empty():
         return None
-    return next((answer.table for answer in _asked(session, "pipeline_passes").values()), None)
+
+    def passes() -> pl.DataFrame:
+        said = session.run("pipeline_passes")
+        return said.table if isinstance(said, Answer) else pl.DataFrame()
+
+    try:
+        told = session.folded("page_passes", passes)
+    except LostflopsError:
+        return None
+    return told if told.width else None
 
 
 def _gravity(fact: Quality) -> tuple[bool, int, str]:
@@ -303,6 +313,14 @@ def _unseen(run: Run) -> str:
     if run.lost.name == GPU_WORK_LOST:
         return f"the CPU launched GPU work and copies {run.lost.count:,} times, but none of it was recorded"
     return f"{run.lost.count:,} rows look like work of a device that lostflops does not know"
+
+
+def _clocks(trace: Trace, by_name: Mapping[str, Answer], run: Run) -> Iterator[str]:
+    """What the clocks leave open of the waiting."""
+    ranks, waits = trace.table("ranks"), by_name.get("communication_wait")
+    if ranks is not None and waits is not None and len(run.ranks) > 1:
+        told = ranks.select("rank", "clock_offset", "clock_error").collect()
+        yield from quality.clocks(told, waits.table, run.num_windows)
 
 
 def _outside(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:

@@ -18,7 +18,7 @@ from lostflops.lab.simulate.running.recorder import NONE, TraceRows
 from lostflops.naming.cards import CARDS
 
 BASE = 1_790_857_026_000_000_000
-EARLIEST = 4_359_013_347_061_697_000  # ns after the base at which jobs begin
+EARLIEST = 4_359_013_347_061_697  # ns after the base at which jobs begin
 AT_ONCE = 4096  # events
 LAUNCHES = ("cuda_runtime", "cuda_driver")
 DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
