@@ -39,6 +39,9 @@ ABANDONED_AFTER = 86_400
 # Checksums of a run of at most so many bytes are compared when it is opened, which takes a fifth of a second;
 # of a larger one each table's when it is first read, which takes longer than comparing.
 COMPARED_AT_ONCE = 256 << 20
+# A table of at most so many bytes on disk stays in memory once it was asked for twice: opening its parts
+# again takes longer than most questions about it.
+KEPT_AT_MOST = 4 << 20
 BLOCK = 1 << 20
 # The manifest's own checksum, in ten digits, taken with zeros in their place.
 OWN_CHECKSUM = re.compile(rb'\A\{\s*"crc32": "(\d{10})",')
@@ -132,6 +135,7 @@ class Trace:
         self._windows: pl.DataFrame | None = None
         self._compared: set[str] = set()  # tables whose checksums were compared
         self._by_rank: dict[str, Mapping[int, list[str]]] = {}  # a table's parts, once they were asked for
+        self._small: dict[str, pl.DataFrame | None] = {}  # small tables: None where it was asked for once
 
     @classmethod
     def open(cls, path: Path, *, just_written: bool = False) -> Trace:
@@ -226,7 +230,7 @@ class Trace:
             self.ranks if ranks is None else ranks,
             self.steps if steps is None else steps,
         )
-        chosen._compared, chosen._by_rank = self._compared, self._by_rank
+        chosen._compared, chosen._by_rank, chosen._small = self._compared, self._by_rank, self._small
         chosen.given = self.given
         if steps is None:
             chosen._windows = self._windows
@@ -260,7 +264,7 @@ class Trace:
         if self.ranks is None and self.steps is None:
             return self
         whole = type(self)(self.path, self.manifest)
-        whole._compared = self._compared
+        whole._compared, whole._small = self._compared, self._small
         whole.given = self.given
         return whole
 
@@ -313,7 +317,24 @@ class Trace:
     def _whole(self, name: str, files: Path | list[Path]) -> pl.LazyFrame | None:
         if name not in self.manifest.tables:
             return None
+        kept = self._small.get(name)
+        if kept is not None:
+            return kept.lazy()
         self.compare(name)
+        if name in self._small:
+            with self.reading():
+                self._small[name] = kept = self._scanned(name, self.path / name).collect()
+            return kept.lazy()
+        if self._is_small(name):
+            self._small[name] = None
+        return self._scanned(name, files)
+
+    def _is_small(self, name: str) -> bool:
+        parts = self.manifest.parts or {}
+        sizes = [part.bytes for path, part in parts.items() if path.startswith(f"{name}/")]
+        return 0 < sum(sizes) <= KEPT_AT_MOST
+
+    def _scanned(self, name: str, files: Path | list[Path]) -> pl.LazyFrame:
         table = TABLES[name]
         # Without globbing, for the run's own path may hold brackets and stars.
         frame = pl.scan_parquet(
