@@ -145,7 +145,7 @@ dx12_mem_ops | Suspicious Direct3D 12 operations | none: {GRAPHICS}
 
 HTA = _of("""
 TraceAnalysis(…) | Load all ranks | lostflops import
-get_temporal_breakdown | How much is compute, other work, idle? | step_ledger
+get_temporal_breakdown | How much is compute, other work, idle? | gpu_overlap, step_ledger
 get_idle_time_breakdown | Why is the GPU idle? | idle_summary, gpu_gaps, idle_names
 get_comm_comp_overlap | How much communication is hidden? | communication_exposed
 get_gpu_kernel_breakdown | Which kernels take time? | kernel_summary, kernel_families, kernel_overlap

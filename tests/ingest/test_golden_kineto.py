@@ -337,6 +337,51 @@ def test_each_step_is_accounted_for(name: str, opened: Opened) -> None:
     assert set(table(session, "steps")["source"].cast(pl.String)) == {"profiler"}
 
 
+# The same between the markers on the host, whatever was launched in them: they check the intervals.
+MARKED: dict[str, dict[int, tuple[int, ...]]] = {
+    "deepseek/train": {1: (112202000, 108971000, 2202000, 15000, 1014000)},
+    "h100__Qwen": {6: (47151395, 43071901, 0, 203049, 3876445)},
+    "mi300__resnet": {
+        15: (16819343, 4786431, 9116155, 634912, 2281845),
+        16: (15968298, 4059485, 11246291, 579113, 83409),
+        17: (15887029, 4061235, 11791448, 8775, 25571),
+    },
+    "dlrm8/worker1_": {10: (19901000, 1246000, 11056000, 19000, 7580000)},
+    "dlrm8/worker3_": {10: (19313000, 1240000, 9450000, 18000, 8605000)},
+}
+
+
+@pytest.mark.parametrize("name", MARKED)
+def test_the_time_between_markers_is_accounted_for(name: str, opened: Opened) -> None:
+    session = opened(name)
+    marks = table(session, "ranges").with_columns(pl.col("name").cast(pl.String))
+    marks = marks.filter(pl.col("name").str.starts_with("ProfilerStep#")).unique(["start", "name"])
+    marks = marks.sort("start").select(
+        "rank",
+        "start",
+        end=pl.coalesce(pl.col("start").shift(-1), "end"),
+        step=pl.col("name").str.extract(r"#(\d+)").cast(pl.Int64),
+    )
+    kernels, copies = table(session, "kernels"), table(session, "copies")
+    talks = pl.col("family") == "communication"
+    layers = {
+        "compute": kernels.filter(~talks).lazy(),
+        "communication": kernels.filter(talks).lazy(),
+        "copies": copies.lazy(),
+    }
+    painted = intervals.paint(marks.lazy(), layers, ["rank"]).collect()
+    length = pl.col("end") - pl.col("start")
+    spent = {
+        (step, account or "idle"): ns
+        for step, account, ns in painted.group_by("step", "account").agg(length.sum()).iter_rows()
+    }
+    names = ("compute", "communication", "copies", "idle")
+    whole = dict(marks.select("step", length).iter_rows())
+    assert {step: (whole[step], *(spent.get((step, name), 0) for name in names)) for step in whole} == MARKED[
+        name
+    ]
+
+
 def test_one_rank_alone_claims_neither_wait_nor_transfer(opened: Opened) -> None:
     for name in ("nccl_data", "df_index_resolver", "deepseek/train", "mi300__resnet"):
         claimed = set(ask(opened(name), "step_ledger")["account"])
@@ -399,6 +444,14 @@ def test_every_collective_of_eight_ranks_is_matched_and_split(opened: Opened) ->
     wait, transfer = talk["wait"].sum(), talk["transfer"].sum()
     assert (wait, transfer) == (46_843_000, 1_699_000)
     assert round(wait / (wait + transfer), 3) == 0.965
+    stays = dict(
+        talk.group_by("rank").agg((pl.col("end") - pl.col("arrival")).sum() // 1000).sort("rank").iter_rows()
+    )
+    assert sum(stays.values()) == 48_542
+    assert (min(stays.items(), key=lambda s: s[1]), max(stays.items(), key=lambda s: s[1])) == (
+        (7, 1_746),
+        (1, 11_336),
+    )
 
 
 def test_the_blame_for_waiting_goes_to_who_came_last(opened: Opened) -> None:
@@ -531,6 +584,33 @@ def test_data_loading_costs_what_no_gpu_work_hides(
     assert spent.pop("idle.data_loading") == loading
     assert set(spent) <= {"idle.dependency", "idle.unrecorded"}
     assert sum(spent.values()) < 0.006 * whole
+
+
+@pytest.mark.parametrize(
+    ("name", "step_ms", "loading", "starved", "busy"),
+    [
+        ("worker0.1623143089861", 174.83, 39.6, 33.9, 56.0),
+        ("worker0.1623143566756", 152.96, 29.7, 23.2, 64.4),
+        ("worker0.1623212756351", 139.69, 1.0, 0.85, 72.4),
+        ("older_resnet50", 154.75, 30.1, 20.3, 70.4),
+    ],
+)
+def test_the_loader_of_the_markers_spans_is_as_published(
+    name: str, step_ms: float, loading: float, starved: float, busy: float, opened: Opened
+) -> None:
+    session = opened(name)
+    ranges = table(session, "ranges").with_columns(pl.col("name").cast(pl.String))
+    steps = ranges.filter(pl.col("name").str.starts_with("ProfilerStep#")).unique(["start", "name"]).lazy()
+    loader = ranges.filter(pl.col("name").str.starts_with("enumerate(")).lazy()
+    work = pl.concat([table(session, t).select("rank", "start", "end") for t in ("kernels", "copies")]).lazy()
+    pieces = intervals.overlay({"loads": loader, "works": work}, by=["rank"])
+    loads, works = pl.col("loads") > 0, pl.col("works") > 0
+    parts = {"loading": loads, "starved": loads & ~works, "busy": works}
+    spent = intervals.inside(steps.select("rank", "start", "end"), pieces, parts).collect()
+    whole = (spent["end"] - spent["start"]).sum()
+    assert spent.height == 6 and whole / 6e6 == pytest.approx(step_ms, abs=0.005)
+    told = [100 * spent[c].sum() / whole for c in parts]
+    assert told == pytest.approx([loading, starved, busy], abs=0.051)
 
 
 # --- quirks

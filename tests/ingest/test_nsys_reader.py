@@ -153,6 +153,29 @@ def test_gpu_active_and_gpu_useful_are_those_of_paraver(
         assert (work["end"] - work["start"]).sum() - computing == twice
 
 
+def test_the_copies_of_a_real_export_are_exact(real: Callable[[str], list[Part]]) -> None:
+    copies = table(real(SP2)[0], "copies").with_columns(pl.col("direction", "host_memory").cast(pl.String))
+    into = copies.filter(pl.col("direction") == "host to device")
+    taken = (into["end"] - into["start"]).sum()
+    assert (into.height, into["bytes"].sum(), taken) == (225, 25_475_253_792, 920_872_841)
+    assert round(into["bytes"].sum() / taken, 2) == 27.66
+    assert into.filter(pl.col("host_memory") == "pinned").height == 223
+
+
+def test_two_windows_of_one_length_hold_different_work(real: Callable[[str], list[Part]]) -> None:
+    """Sums of kernel times over them prove nothing: there are fewer kernels, and they take as long."""
+    sides: list[tuple[int, int, float]] = []
+    for name in (BEFORE, AFTER):
+        kernels = pl.concat([table(part, "kernels") for part in real(name)])
+        copies = pl.concat([table(part, "copies") for part in real(name)])
+        between = copies.filter(pl.col("direction").cast(pl.String) == "device to device")
+        attention = pl.col("family").cast(pl.String) == "attention"
+        times = kernels.filter(attention).select(t=pl.col("end") - pl.col("start"), n=pl.col("name"))
+        middle = times.group_by("n").agg(pl.col("t").median(), sum=pl.col("t").sum()).sort("sum")["t"][-1]
+        sides.append((kernels.height, between["bytes"].sum(), round(middle / 1e6, 3)))
+    assert sides == [(4010, 8_046_134_272, 3.978), (3587, 7_195_376_640, 4.011)]
+
+
 @pytest.mark.parametrize(
     ("name", "matched", "all_kernels"), [(BEFORE, 3986, 4010), (AFTER, 3577, 3587), (SP2, 1632, 3442)]
 )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lostflops.recipes.steps.log_pauses import ordinal, pauses, step_log_pauses
+from lostflops.recipes.steps.log_pauses import ordinal, step_log_pauses
+from lostflops.recipes.steps.pauses import pauses
 from lostflops.testing import on_example
 
 MS = 1_000_000

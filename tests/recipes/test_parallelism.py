@@ -37,6 +37,9 @@ SIMULATED = {
     "pp4-gpipe": {"pipeline": ("PP, gpipe", 4)},
     "pp4-interleaved-v2": {"pipeline": ("PP, interleaved with 2 chunks", 4)},
     "pp4-zb": {"pipeline": ("PP, zb", 4)},
+    "fsdp2-pp2": {"data": ("FSDP2", 2), "pipeline": ("PP, 1f1b", 2)},
+    "zero2-pp2-m4": {"data": ("ZeRO-2", 2), "pipeline": ("PP, 1f1b", 2)},
+    "pp2-interleaved-v2": {"data": ("DDP", 2), "pipeline": ("PP, interleaved with 2 chunks", 2)},
 }
 
 
@@ -44,12 +47,13 @@ SIMULATED = {
 def test_simulated_jobs_are_what_they_were_made_as(strategy: str, tmp_path: Path) -> None:
     place = tmp_path / "job"
     asked = ["lab", "simulate", "--output", str(place), "--ranks", "4", "--steps", "2", "--layers"]
-    many = "8" if "interleaved" in strategy else "4" if "pp4" in strategy else "2"
+    many = "8" if "interleaved" in strategy else "4" if "pp4" in strategy or "fsdp2-pp" in strategy else "2"
     assert main([*asked, many, "--strategy", strategy]) == 0
     rows = told(place)
     assert {name: (row["strategy"], row["degree"]) for name, row in rows.items()} == SIMULATED[strategy]
     for name, row in rows.items():
         assert row["excess"] == (None if name == "expert" else 0), name
+        assert row["ranks"] == 4
 
 
 @real

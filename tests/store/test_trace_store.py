@@ -656,3 +656,40 @@ def test_a_rank_beyond_all_jobs_is_numbered_anew(tmp_path: Path) -> None:
 def test_nothing_read_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(LostflopsError, match="a holds nothing to analyse"):
         assembly.assemble([(Source("a", 1, "a", "nsys"), [])], [], tmp_path)
+
+
+def test_a_small_table_is_read_once_and_a_large_one_each_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = job.open([traced(tmp_path / "a.json", [*one_step(), step(2, 600, 900)])])
+    scanned: list[str] = []
+    scan = pl.scan_parquet
+
+    def counting(files: Any, **options: Any) -> pl.LazyFrame:
+        scanned.append(str(files))
+        return scan(files, **options)
+
+    monkeypatch.setattr(pl, "scan_parquet", counting)
+
+    def asked(trace: Trace) -> pl.DataFrame:
+        found = trace.table("kernels")
+        assert found is not None
+        return found.collect()
+
+    once = Trace.open(run.path)
+    assert_frame_equal(asked(once), asked(once))
+    assert len(scanned) == 1  # a very small one
+    scanned.clear()
+    monkeypatch.setattr("lostflops.store.trace.KEPT_AT_ONCE", 1)
+    fresh = Trace.open(run.path)
+    first, second, third = asked(fresh), asked(fresh), asked(fresh)
+    assert len(scanned) == 2  # once as a scan, once to keep
+    assert_frame_equal(first, second)
+    assert_frame_equal(first, third)
+    assert asked(fresh.select(ranks=frozenset({99}))).is_empty()  # a slice cuts the rows that are kept
+    assert len(scanned) == 2
+
+    monkeypatch.setattr("lostflops.store.trace.KEPT_AT_MOST", 1)
+    large = Trace.open(run.path)
+    assert_frame_equal(asked(large), asked(large))
+    assert len(scanned) == 4

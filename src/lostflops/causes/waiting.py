@@ -10,7 +10,7 @@ import polars as pl
 from lostflops.accounts import ACCOUNTS
 from lostflops.finding import Finding, milliseconds, percent
 from lostflops.recipes.communication.slow_links import SLOWER
-from lostflops.recipes.communication.wait import ALL_HERE
+from lostflops.recipes.communication.split import ALL_HERE
 
 from .declared import LOGGING
 from .experts import ADVICE, IF_EXPERTS, has_experts, of_experts

@@ -23,7 +23,7 @@ class OpenedRun(Trace):
         """The run, with these methods."""
         opened = cls(trace.path, trace.manifest, trace.ranks, trace.steps)
         opened.given = trace.given
-        opened._compared, opened._kept = trace._compared, trace._kept
+        opened._compared, opened._small = trace._compared, trace._small
         return opened
 
     def why(self) -> ShownPage:

@@ -39,9 +39,11 @@ ABANDONED_AFTER = 86_400
 # Checksums of a run of at most so many bytes are compared when it is opened, which takes a fifth of a second;
 # of a larger one each table's when it is first read, which takes longer than comparing.
 COMPARED_AT_ONCE = 256 << 20
-# A table of at most so many bytes is read once and kept: of one so small, opening the parts takes longer than
-# reading them, and a page asks for it a dozen times.
-KEPT_BELOW = 128 << 10
+# A table of at most so many bytes on disk stays in memory once it was asked for twice: opening its parts
+# again takes longer than most questions about it. A page asks for a very small one a dozen times: it is read
+# as a whole at once.
+KEPT_AT_MOST = 4 << 20
+KEPT_AT_ONCE = 128 << 10
 BLOCK = 1 << 20
 # The manifest's own checksum, in ten digits, taken with zeros in their place.
 OWN_CHECKSUM = re.compile(rb'\A\{\s*"crc32": "(\d{10})",')
@@ -135,8 +137,7 @@ class Trace:
         self._windows: pl.DataFrame | None = None
         self._compared: set[str] = set()  # tables whose checksums were compared
         self._by_rank: dict[str, Mapping[int, list[str]]] = {}  # a table's parts, once they were asked for
-        # Small tables, of these ranks, as they stand on disk; None for one that is not small.
-        self._kept: dict[str, pl.DataFrame | None] = {}
+        self._small: dict[str, pl.DataFrame | None] = {}  # small tables: None where it was asked for once
 
     @classmethod
     def open(cls, path: Path, *, just_written: bool = False) -> Trace:
@@ -231,10 +232,8 @@ class Trace:
             self.ranks if ranks is None else ranks,
             self.steps if steps is None else steps,
         )
-        chosen._compared, chosen._by_rank = self._compared, self._by_rank
+        chosen._compared, chosen._by_rank, chosen._small = self._compared, self._by_rank, self._small
         chosen.given = self.given
-        if chosen.ranks == self.ranks:
-            chosen._kept = self._kept
         if steps is None:
             chosen._windows = self._windows
         else:
@@ -267,10 +266,8 @@ class Trace:
         if self.ranks is None and self.steps is None:
             return self
         whole = type(self)(self.path, self.manifest)
-        whole._compared = self._compared
+        whole._compared, whole._small = self._compared, self._small
         whole.given = self.given
-        if self.ranks is None:
-            whole._kept = self._kept
         return whole
 
     def cut(self, frame: pl.LazyFrame) -> pl.LazyFrame:
@@ -322,34 +319,35 @@ class Trace:
     def _whole(self, name: str, files: Path | list[Path]) -> pl.LazyFrame | None:
         if name not in self.manifest.tables:
             return None
+        kept = self._small.get(name)
+        if kept is not None:
+            return kept.lazy()
         self.compare(name)
+        size = self._bytes(name)
+        if name in self._small or 0 < size <= KEPT_AT_ONCE:
+            with self.reading():
+                self._small[name] = kept = self._scanned(name, self.path / name).collect()
+            return kept.lazy()
+        if 0 < size <= KEPT_AT_MOST:
+            self._small[name] = None
+        return self._scanned(name, files)
+
+    def _bytes(self, name: str) -> int:
+        """The size of a table on disk; 0 where the manifest does not say."""
+        parts = self.manifest.parts or {}
+        return sum(part.bytes for path, part in parts.items() if path.startswith(f"{name}/"))
+
+    def _scanned(self, name: str, files: Path | list[Path]) -> pl.LazyFrame:
         table = TABLES[name]
-        frame = self._read(name, files)
+        # Without globbing, for the run's own path may hold brackets and stars.
+        frame = pl.scan_parquet(
+            files, hive_partitioning=True, hive_schema={"rank": pl.Int32}, glob=False
+        ).select(table.stored)
         offsets = {int(rank): ns for rank, ns in self.manifest.offsets.items() if ns}
         shift: pl.Expr = pl.lit(-self.manifest.origin_ns, dtype=pl.Int64)
         if offsets:
             shift = shift + pl.col("rank").replace_strict(offsets, default=0, return_dtype=pl.Int64)
         return frame.with_columns(pl.col(c) + shift for c in table.times)
-
-    def _read(self, name: str, files: Path | list[Path]) -> pl.LazyFrame:
-        """A table as it stands on disk: a small one was read, of a larger one its parts will be."""
-        kept = self._kept.get(name)
-        if kept is not None:
-            return kept.lazy()
-        # Without globbing, for the run's own path may hold brackets and stars.
-        scanned = pl.scan_parquet(
-            files, hive_partitioning=True, hive_schema={"rank": pl.Int32}, glob=False
-        ).select(TABLES[name].stored)
-        if name not in self._kept:
-            with self.reading():
-                self._kept[name] = scanned.collect() if self._is_small(name) else None
-            return self._read(name, files)
-        return scanned
-
-    def _is_small(self, name: str) -> bool:
-        parts = (self.manifest.parts or {}).items()
-        sizes = [part.bytes for path, part in parts if path.startswith(f"{name}/")]
-        return 0 < sum(sizes) <= KEPT_BELOW
 
 
 def _by_rank(table: str, parts: Iterable[str]) -> dict[int, list[str]]:

@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 
 from lostflops.errors import NothingThere
-from lostflops.recipes.steps.log_pauses import Pause, cause_of, pauses
+from lostflops.recipes.steps.pauses import Pause, cause_of, pauses
 from lostflops.watch.detection import CHANGE, Detector, LevelChange
 from lostflops.watch.steps import FULL, PARTS, ROWS, StepRing, Whole, middle
 from lostflops.watch.tailing import Tails

@@ -17,7 +17,7 @@ from lostflops import run_folder, units
 from lostflops.errors import BadOption, LostflopsError, Unreadable, shown
 from lostflops.machine.bench.fit import fits
 from lostflops.machine.topology.tools import said
-from lostflops.recipes.communication.summary import bus_factor
+from lostflops.recipes.communication.bandwidth import bus_factor
 from lostflops.tables import BANDWIDTHS
 from lostflops.version import __version__
 

@@ -9,8 +9,9 @@ import polars as pl
 from lostflops.columns import Bytes, Count, Name, Number, Ratio, Text, Time, Typical
 from lostflops.finding import Finding, milliseconds, percent
 from lostflops.recipe import Example, Points, Rows, recipe
-from lostflops.recipes.communication.summary import bus_factor
 from lostflops.tables import Bandwidths, Ranks
+
+from .bandwidth import bus_factor, measured_times
 
 # Slower than this share of the measured bandwidth, for this share of the step, is worth a finding.
 SLOW = 0.8
@@ -142,7 +143,7 @@ def communication_expected(
         )
         .with_row_index("_row")
     )
-    expected = _expected(rows, bandwidths)
+    expected = measured_times(rows, bandwidths)
     reached = pl.col("expected") / pl.col("latency")
     lost = (1 - pl.col("reached_share")).clip(0)
     where = pl.format("{} among {} ranks", "operation", "group_size")
@@ -197,51 +198,6 @@ def _hosts(matches: pl.LazyFrame, ranks: pl.LazyFrame) -> pl.LazyFrame:
             ).then(host.n_unique().cast(pl.Int64))
         )
     )
-
-
-def _expected(rows: pl.LazyFrame, bandwidths: pl.LazyFrame) -> pl.LazyFrame:
-    """The measured time at each row's size, as a real number of ns."""
-    by = ["backend", "operation", "group_size"]
-    points = (
-        bandwidths.filter((pl.col("time") > 0) & (pl.col("bytes") > 0) & pl.col("correct").fill_null(True))
-        .with_columns(pl.col("group_size", "hosts").cast(pl.Int64))
-        # Of several ways to measure the same, the fastest shows what can be reached.
-        .group_by(*by, "hosts", _size="bytes")
-        .agg(_time=pl.col("time").min().cast(pl.Float64), _hosts=pl.col("hosts").first())
-        .drop("hosts")
-    )
-    same_hosts = (
-        pl.col("hosts").is_null() | pl.col("_hosts").is_null() | (pl.col("hosts") == pl.col("_hosts"))
-    )
-    size, time, wanted = pl.col("_size"), pl.col("_time"), pl.col("bytes")
-    low, high = size <= wanted, size >= wanted
-    around = (
-        rows.select("_row", "bytes", "hosts", *by)
-        .join(points, on=by, how="inner")
-        .filter(same_hosts)
-        .group_by("_row", "bytes")
-        .agg(
-            _ambiguous=pl.col("_hosts").n_unique() > 1,
-            _x0=size.filter(low).max().cast(pl.Float64),
-            _t0=time.filter(low).sort_by(size.filter(low)).last(),
-            _x1=size.filter(high).min().cast(pl.Float64),
-            _t1=time.filter(high).sort_by(size.filter(high)).first(),
-        )
-    )
-    x0, x1, t0, t1 = (pl.col(c) for c in ("_x0", "_x1", "_t0", "_t1"))
-    along = (wanted / x0).log() / (x1 / x0).log()
-    expected = (
-        pl.when(pl.col("_ambiguous"))
-        .then(None)
-        .when(x0.is_null())
-        .then(t1)
-        .when(x1.is_null())
-        .then(t0 * wanted / x0)
-        .when(x0 == x1)
-        .then(t0)
-        .otherwise(t0 * (t1 / t0).pow(along))
-    )
-    return around.select("_row", "_ambiguous", expected=expected)
 
 
 @communication_expected.finding(name="communication-slower-than-measured", also=("node-placement",))

@@ -12,7 +12,7 @@ from lostflops.finding import Finding, milliseconds, percent
 from lostflops.intervals.matching import PAIR
 from lostflops.recipe import Bars, Example, recipe
 
-from .wait import ALL_HERE
+from .split import ALL_HERE
 
 # A rank stands out when it causes this much more than its even share of all waiting …
 MORE_THAN_EVEN = 1.5

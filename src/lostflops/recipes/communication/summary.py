@@ -11,44 +11,13 @@ from lostflops.columns import Bytes, Count, Name, Number, Ratio, Text, Time, Typ
 from lostflops.finding import Finding, milliseconds, percent
 from lostflops.recipe import Example, Points, recipe
 
+from .bandwidth import bus_factor, counted_bytes, with_bandwidth
+
 # What counts as small: far below the size from which links reach their bandwidth.
 SMALL_BYTES = 1 << 20
 # How many of them in a step of a rank, and which share of the step, are worth a finding.
 MANY = 10
 WORTH_SAYING = 0.01
-
-
-GATHERS = ["all-gather", "gather"]
-SCATTERS = ["reduce-scatter", "scatter"]
-STRAIGHT = ["broadcast", "reduce", "send", "receive", "send-receive"]
-
-
-def counted_bytes(kind: pl.Expr, size: pl.Expr) -> pl.Expr:
-    """nccl-tests' size of an operation among `size` ranks, from `bytes_in` and `bytes_out`.
-
-    One rank's buffer for all-reduce, and the whole result or input over all ranks where each rank holds only
-    its part of one side.
-    """
-    sent, received = pl.col("bytes_in"), pl.col("bytes_out")
-    return (
-        pl.when(kind.is_in(GATHERS))
-        .then(pl.coalesce(received, sent * size))
-        .when(kind.is_in(SCATTERS))
-        .then(pl.coalesce(sent, received * size))
-        .otherwise(pl.coalesce(sent, received))
-    )
-
-
-def bus_factor(kind: pl.Expr, size: pl.Expr) -> pl.Expr:
-    """nccl-tests' factor from algorithm to bus bandwidth; null for operations that it does not define."""
-    return (
-        pl.when(kind == "all-reduce")
-        .then(2 * (size - 1) / size)
-        .when(kind.is_in([*GATHERS, *SCATTERS, "all-to-all"]))
-        .then((size - 1) / size)
-        .when(kind.is_in(STRAIGHT))
-        .then(1.0)
-    )
 
 
 @recipe(
@@ -217,7 +186,6 @@ def communication_summary(
     kinds = ["group", "kind", "library", "dtype", "bytes", "group_size"]
     totals = step_totals.select(_steps=pl.col("steps").sum(), _time=pl.col("step_time").sum())
     moving = pl.col("transfer").filter(pl.col("_in_steps"))
-    latency, rate = pl.col("latency"), pl.col("algorithm_bandwidth")
     return (
         rows.group_by(kinds)
         .agg(
@@ -226,24 +194,15 @@ def communication_summary(
             time=pl.col("_stay").sum(),
             min_stay=pl.col("_stay").min(),
             median_stay=pl.col("_stay").median().round().cast(pl.Int64),
-            latency=latency.median().round().cast(pl.Int64),
+            latency=pl.col("latency").median().round().cast(pl.Int64),
             _factor=pl.col("_factor").first(),
             _reason=pl.col("reason").filter(~matched).mode().sort().first(),
             _calls=pl.col("_in_steps").sum(),
             _moving=pl.when(moving.is_not_null().any()).then(moving.sum()),
         )
-        .with_columns(algorithm_bandwidth=pl.when(latency > 0).then(pl.col("bytes") / latency))
+        .pipe(with_bandwidth)
         .join(totals, how="cross")
         .with_columns(
-            bus_bandwidth=rate * pl.col("_factor"),
-            no_bandwidth=pl.when(pl.col("bytes").is_null())
-            .then(pl.lit("its size was not recorded"))
-            .when(latency.is_null())
-            .then("_reason")
-            .when(latency <= 0)
-            .then(pl.lit("it takes less time than the clock resolves"))
-            .when(pl.col("_factor").is_null())
-            .then(pl.lit("nccl-tests defines no bus bandwidth for it")),
             calls_per_step=pl.when(pl.col("_steps") > 0).then(pl.col("_calls") / pl.col("_steps")),
             per_step=pl.when(pl.col("_steps") > 0).then(pl.col("_moving") // pl.col("_steps")),
             step_share=pl.when(pl.col("_time") > 0).then(pl.col("_moving") / pl.col("_time")),

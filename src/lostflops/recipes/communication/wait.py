@@ -6,17 +6,13 @@ from collections.abc import Iterator
 
 import polars as pl
 
-from lostflops import intervals
 from lostflops.columns import Count, Id, Share, Text, Time
 from lostflops.finding import Finding, milliseconds, percent
-from lostflops.intervals.matching import PAIR
 from lostflops.recipe import Bars, Example, recipe
 from lostflops.recipes.steps.totals import mean_share, per_step
 
-# What a split rests on where nothing says how many ranks there should be.
-ALL_HERE = "Nothing in the traces says how many ranks the job has: if some are missing here, this is wrong."
-# The clocks' error is worth saying from this share of the time that it splits on.
-WORTH_DOUBTING = 0.1
+from .split import doubts, time_spent
+
 # Below this share of the step, exposed waiting is not worth a finding (XProf lists hosts from 10 % on).
 WORTH_SAYING = 0.03
 
@@ -203,7 +199,7 @@ def communication_wait(
         unmatched_reason=pl.col("reason").filter(~matched).mode().sort().first(),
     )
     whole = (
-        counted.join(_spent(communication_matches, gpu_activity), on="rank", how="left")
+        counted.join(time_spent(communication_matches, gpu_activity), on="rank", how="left")
         .with_columns(pl.col("time", "unmatched_time").fill_null(0))
         .with_columns(
             pl.when(pl.col("matched") > 0).then(pl.col(column).fill_null(0)).alias(column)
@@ -215,44 +211,6 @@ def communication_wait(
         .with_columns(wait_share=pl.when(pl.col("time") > 0).then(pl.col("wait") / pl.col("time")))
     )
     return per_step(whole, step_totals, "in_steps").select(*communication_wait.columns).sort("rank")
-
-
-def _spent(matches: pl.LazyFrame, activity: pl.LazyFrame) -> pl.LazyFrame:
-    """Per rank, its time in waiting, in transfer and in what could not be matched, and what is exposed.
-
-    While one operation transfers another's waiting costs nothing: as in the ledger, that is transfer.
-    """
-    known = matches.filter(pl.col("wait").is_not_null())
-    until = pl.col("arrival") + pl.col("wait")
-    waiting = known.with_columns(end=pl.min_horizontal("end", until))
-    paired = pl.col("kind").cast(pl.String).is_in(PAIR).fill_null(False)
-    pieces = intervals.overlay(
-        {
-            "wait": waiting,
-            "together": waiting.filter(~paired),
-            "transfer": known.with_columns(start=pl.max_horizontal("start", until)),
-            "unmatched": matches.filter(pl.col("wait").is_null()),
-        },
-        by=["rank"],
-    )
-    idle = pl.col("compute") == 0
-    moves = pl.col("transfer") > 0
-    waits = ~moves & (pl.col("wait") > 0)
-    length = pl.col("end") - pl.col("start")
-    return (
-        intervals.inside(pieces, activity, {"_bare": idle, "_in_step": idle & (pl.col("in_step") > 0)})
-        .group_by("rank")
-        .agg(
-            time=length.filter(waits | moves).sum(),
-            transfer=length.filter(moves).sum(),
-            exposed_wait=pl.col("_bare").filter(waits).sum(),
-            exposed_transfer=pl.col("_bare").filter(moves).sum(),
-            in_steps=pl.col("_in_step").filter(waits).sum(),
-            in_pairs=pl.col("_in_step").filter(waits & (pl.col("together") == 0)).sum(),
-            unmatched_time=length.filter(~moves & ~waits).sum(),
-            wait=length.filter(waits).sum(),
-        )
-    )
 
 
 @communication_wait.finding(
@@ -287,15 +245,5 @@ def communication_is_waiting(table: pl.DataFrame) -> Iterator[Finding]:
         evidence=tuple(evidence),
         next="`lostflops recipe communication-imbalance` names the rank that arrives last; shorten that "
         "rank's work before the collective, or even out the ranks' work. A faster network does not help.",
-        doubt=" ".join(_doubts(assumed, uncertain, by_durations)),
+        doubt=" ".join(doubts(assumed, uncertain, by_durations)),
     )
-
-
-def _doubts(assumed: int, uncertain: int, time: int) -> Iterator[str]:
-    if assumed:
-        yield ALL_HERE
-    if uncertain > WORTH_DOUBTING * time:
-        yield (
-            f"The ranks' clocks are not aligned well enough: {percent(uncertain, time)} of the time could be "
-            "waiting or transfer."
-        )

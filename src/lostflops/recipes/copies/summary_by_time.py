@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TypedDict
 
 import polars as pl
 
-from lostflops import intervals
 from lostflops.columns import Bytes, Count, Id, Name, Number, Share, Time
-from lostflops.finding import Finding, Gain, milliseconds, percent
+from lostflops.finding import Finding
 from lostflops.recipe import Bars, Example, recipe
-from lostflops.recipes.steps.totals import added_up, mean_share, nothing_elsewhere, num_ranks, per_step
+from lostflops.recipes.steps.totals import added_up, mean_share, num_ranks, per_step
 from lostflops.tables import Copies
+
+from .beside_work import on_every_rank, summed, with_bound
+from .cost import ADVICE, PINNING, cost, costliest, facts, gain, held, hidden_by_nothing
 
 # Share of the step from which exposed copies are worth a finding (TraceLens: 5 % in one direction).
 WORTH_SAYING = 0.05
@@ -206,39 +207,8 @@ def copy_summary_by_time(
     nothing has one row, without a direction.
     """
     kinds = ["rank", "direction", "host_memory"]
-    moved = _marked(copies.filter(~pl.col("communication")), gpu_activity)
-    summed = moved.group_by(kinds).agg(
-        copies=pl.len().cast(pl.Int64),
-        bytes=_known_bytes(pl.lit(True)),
-        time=_length().sum(),
-        _timed=_length().filter(pl.col("bytes").is_not_null()).sum(),
-        _timed_in_steps=_length().filter(pl.col("bytes").is_not_null() & pl.col("_in_step")).sum(),
-        copies_in_steps=pl.col("_in_step").sum().cast(pl.Int64),
-        bytes_in_steps=_known_bytes(pl.col("_in_step")),
-        _launched=(pl.col("launch_start").is_not_null() | ~pl.col("_in_step")).all(),
-    )
-    alone = (pl.col("compute") == 0) & (pl.col("communication") == 0)
-    inside, idle = pl.col("in_step") > 0, alone & (pl.col("copies") == 0)
-    begin, end = pl.col("launch_start"), pl.col("launch_end")
-    ran = {"hidden": ~alone, "exposed": alone, "hidden_in_steps": ~alone & inside, "in_steps": alone & inside}
-    spans = (
-        (pl.col("start"), pl.col("end"), ran),
-        (begin, pl.max_horizontal(end, "start"), {"idle_in_calls": idle & inside}),
-        (begin, end, {"_busy": ~idle & inside}),
-        # In its own call a copy is exposed, not other work.
-        (pl.max_horizontal(begin, "start"), pl.min_horizontal(end, "end"), {"_own": alone & inside}),
-    )
-    whole = summed
-    for first, last, parts in spans:
-        span = intervals.union(moved.with_columns(start=first, end=last), kinds)
-        sums = intervals.inside(span, gpu_activity, parts).group_by(kinds).agg(pl.col(list(parts)).sum())
-        whole = whole.join(sums, on=kinds, how="left").with_columns(pl.col(list(parts)).fill_null(0))
-    nothing = ("copies", "bytes", "time", "hidden", "exposed", "copies_in_steps", "bytes_in_steps", "held",
-               "hidden_in_steps", "in_steps", "idle_in_calls", "idle_per_step", "at_most")  # fmt: skip
-    bounded = _with_bound(whole, step_totals, busiest_stream)
-    every = nothing_elsewhere(bounded, step_totals, nothing).with_columns(
-        idle_share=pl.when(pl.col("copies") == 0).then(0.0).otherwise("idle_share")
-    )
+    whole = summed(copies.filter(~pl.col("communication")), gpu_activity, kinds)
+    every = on_every_rank(with_bound(whole, step_totals, busiest_stream), step_totals)
     return (
         per_step(every, step_totals, "in_steps")
         .select(*copy_summary_by_time.columns)
@@ -246,72 +216,19 @@ def copy_summary_by_time(
     )
 
 
-def _marked(copies: pl.LazyFrame, activity: pl.LazyFrame) -> pl.LazyFrame:
-    """The copies, and whether each runs inside a step; one of no length is where it starts."""
-    last = pl.max_horizontal("end", pl.col("start") + 1)
-    touched = copies.with_columns(_end=pl.col("end"), end=last)
-    return (
-        intervals.inside(touched, activity, {"_in_step": pl.col("in_step") > 0})
-        .with_columns(pl.col("_in_step") > 0, end=pl.col("_end"))
-        .drop("_end")
-    )
-
-
-def _length() -> pl.Expr:
-    return pl.col("end") - pl.col("start")
-
-
-def _known_bytes(which: pl.Expr) -> pl.Expr:
-    known = which & pl.col("bytes").is_not_null()
-    return pl.when(known.any()).then(pl.col("bytes").filter(known).sum())
-
-
-def _with_bound(whole: pl.LazyFrame, totals: pl.LazyFrame, busiest: pl.LazyFrame) -> pl.LazyFrame:
-    """The rates, and what would be saved if all copies hid and their calls took no time.
-
-    A chain of events that wait for each other gets shorter by no more than the copies and the calls on it,
-    hidden or not: what hides a copy need not be what waits for it. The work of the busiest stream remains.
-    """
-    calls = ("idle_in_calls", "held")
-    return (
-        whole.join(busiest.select("rank", beside="beside_kernels"), on="rank", how="left")
-        .join(totals, on="rank", how="left")
-        .with_columns(
-            bandwidth=pl.when(pl.col("_timed") > 0).then(pl.col("bytes") / pl.col("_timed")),
-            bandwidth_in_steps=pl.when(pl.col("_timed_in_steps") > 0).then(
-                pl.col("bytes_in_steps") / pl.col("_timed_in_steps")
-            ),
-            held=pl.max_horizontal(pl.col("_busy") - pl.col("_own"), 0),
-        )
-        .with_columns(pl.when("_launched").then(pl.col(calls)))
-        .with_columns(
-            idle_share=pl.when(pl.col("step_time") > 0).then(pl.col("idle_in_calls") / pl.col("step_time")),
-            idle_per_step=pl.when(pl.col("steps") > 0).then(pl.col("idle_in_calls") // pl.col("steps")),
-            # Null where the calls are: the least of two numbers would be the other.
-            at_most=pl.when("_launched").then(
-                pl.min_horizontal(
-                    pl.col("in_steps") + pl.col("hidden_in_steps") + pl.col("idle_in_calls") + pl.col("held"),
-                    "beside",
-                )
-            ),
-        )
-        .drop("steps", "step_time")
-    )
-
-
 @copy_summary_by_time.finding(name="copies-exposed", also=("pinned-copies",))
 def copies_cost_step_time(table: pl.DataFrame) -> Iterator[Finding]:
     """One finding for all copies, with advice for the direction that costs most."""
     if mean_share(table, table) >= WORTH_SAYING:
-        most = _costliest(table)
+        most = costliest(table)
         yield Finding(
             name="copies-exposed",
-            claim=f"Copies that nothing hides cost {_cost(table)}, most of it {most}.",
-            evidence=(_hidden_by_nothing(table), *_facts(table), *_held(table), *added_up(table)),
-            next=_ADVICE.get(most, "Overlap the copies with kernels on a second stream, or avoid them."),
+            claim=f"Copies that nothing hides cost {cost(table)}, most of it {most}.",
+            evidence=(hidden_by_nothing(table), *facts(table), *held(table), *added_up(table)),
+            next=ADVICE.get(most, "Overlap the copies with kernels on a second stream, or avoid them."),
             shared=True,
             accounts=("copy",),
-            **_gain(table, table),
+            **gain(table, table),
         )
 
 
@@ -322,101 +239,10 @@ def pageable_copies_cost_step_time(table: pl.DataFrame) -> Iterator[Finding]:
     if mean_share(pageable, table) + idle >= PAGEABLE_WORTH_SAYING:
         yield Finding(
             name="copies-pageable",
-            claim=f"Copies from or to pageable memory cost {_cost(pageable, table)}.",
-            evidence=(_hidden_by_nothing(pageable), *_facts(pageable), *_held(pageable), *added_up(pageable)),
-            next=_PINNING.get(_costliest(pageable), _PINNING["host to device"]),
+            claim=f"Copies from or to pageable memory cost {cost(pageable, table)}.",
+            evidence=(hidden_by_nothing(pageable), *facts(pageable), *held(pageable), *added_up(pageable)),
+            next=PINNING.get(costliest(pageable), PINNING["host to device"]),
             shared=True,
             accounts=("copy",),
-            **_gain(pageable, table),
+            **gain(pageable, table),
         )
-
-
-_PINNING = {
-    "host to device": "Pin the host's memory: `DataLoader(pin_memory=True)` and "
-    "`.to(device, non_blocking=True)`; pageable copies are staged, and make the host wait.",
-    "device to host": "Copy into pinned memory with `non_blocking=True`, and read it once an event says that "
-    "it is there; pageable copies, as of `.item()` and `.cpu()`, make the host wait.",
-}
-
-_ADVICE = {
-    "host to device": "Copy ahead on a second stream from pinned memory (`non_blocking=True`), "
-    "or keep on the device what is copied again in every step.",
-    "device to host": "Look for `.item()`, `.cpu()`, logging or offloading in the step; copy less often, or "
-    "on a second stream into pinned memory.",
-    "memset": "Look for buffers that are zeroed in every step: `torch.zeros`, gradients that are zeroed in "
-    "place for a CUDA graph, a framework's flat gradient buffers.",
-}
-
-
-class _Gain(TypedDict):
-    ns_in_steps: int
-    cost_per_step: int
-    gain: Gain
-    doubt: str
-
-
-def _hidden_by_nothing(rows: pl.DataFrame) -> str:
-    exposed, hidden, copies = rows.select(pl.col("in_steps", "hidden_in_steps", "copies_in_steps").sum()).row(
-        0
-    )
-    whose = f"{copies:,} copies take" if copies > 1 else "one copy takes"
-    said = f"nothing hides {milliseconds(exposed)} of the {milliseconds(exposed + hidden)} that {whose}"
-    idle = int(rows["idle_in_calls"].sum())
-    return f"{said}, and the GPU idles another {milliseconds(idle)} in calls that copy" if idle else said
-
-
-def _cost(rows: pl.DataFrame, table: pl.DataFrame | None = None) -> str:
-    """What the copies cost now, per step of a mean rank and as a share."""
-    ranks = max(1, (rows if table is None else table)["rank"].n_unique())
-    share = (float(rows["step_share"].sum()) + float(rows["idle_share"].sum())) / ranks
-    return f"{milliseconds(_now(rows, ranks))} per step ({percent(min(1.0, share), 1)})"
-
-
-def _now(rows: pl.DataFrame, ranks: int) -> int:
-    """Exposed time and idle time in calls per step, mean of ranks, ns."""
-    return (int(rows["per_step"].sum()) + int(rows["idle_per_step"].sum())) // ranks
-
-
-def _costliest(rows: pl.DataFrame) -> str:
-    """The direction in which copies and their calls cost most inside steps."""
-    by = rows.group_by("direction").agg(pl.col("in_steps").sum() + pl.col("idle_in_calls").sum())
-    return by.sort("in_steps", "direction").row(-1)[0]
-
-
-def _gain(rows: pl.DataFrame, table: pl.DataFrame) -> _Gain:
-    """What these copies cost now, and at most, which only recorded launches tell."""
-    now = _now(rows, num_ranks(table))
-    if rows["at_most"].null_count():
-        doubt = "Launches of some copies were not recorded: the cost of their calls is not known."
-        return {"ns_in_steps": 0, "cost_per_step": now, "gain": "unknown", "doubt": doubt}
-    by_rank = rows.group_by("rank").agg(pl.col("at_most").sum(), pl.col("beside").max())
-    bound = by_rank.select(pl.min_horizontal("at_most", "beside").sum()).item()
-    return {"ns_in_steps": int(bound), "cost_per_step": now, "gain": "at most", "doubt": ""}
-
-
-def _facts(rows: pl.DataFrame) -> tuple[str, ...]:
-    """What was copied inside steps and how fast, a line per direction and kind of memory."""
-    of = "copies_in_steps", "bytes_in_steps", "in_steps", "hidden_in_steps", "_timed"
-    rate = pl.col("bandwidth_in_steps")
-    timed = pl.when(rate > 0).then(pl.col("bytes_in_steps") / rate).alias("_timed")
-    kinds = rows.with_columns(timed).group_by("direction", "host_memory").agg(pl.col(of).sum())
-    facts: list[str] = []
-    shown = kinds.filter(pl.col("copies_in_steps") > 0).sort(
-        pl.col("in_steps") + pl.col("hidden_in_steps"),
-        "direction",
-        "host_memory",
-        descending=[True, False, False],
-    )
-    for row in shown.head(5).to_dicts():
-        fact = f"{row['direction']}, host memory {row['host_memory']}: {row['copies_in_steps']:,} copies"
-        if row["bytes_in_steps"] and row["_timed"]:
-            fact += f", {row['bytes_in_steps']:,} bytes at {row['bytes_in_steps'] / row['_timed']:.2f} GB/s"
-        facts.append(fact)
-    return tuple(facts)
-
-
-def _held(rows: pl.DataFrame) -> Iterator[str]:
-    """What the calls may cost elsewhere."""
-    held = int(rows["held"].sum())
-    if held:
-        yield f"their calls hold the host for {milliseconds(held)} while the device does other work"

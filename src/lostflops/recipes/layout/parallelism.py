@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +17,7 @@ from .seen import Dimension, Groups
 from .strategies import layouts
 
 ORDER = ("data", "tensor", "pipeline", "context", "expert", "unexplained")
+GROUPS = re.compile(r"\[[^]]*\]")
 GROUP = {"group": "0 [0, 1]", "group_size": 2, "dtype": "float"}
 
 
@@ -103,12 +105,14 @@ def parallelism(
     rows = collective_phases.collect()
     given = {} if ranks is None else {r["rank"]: r for r in ranks.collect().iter_rows(named=True)}
     marked = None if ranges is None else _marked(ranges)
+    passes = pl.DataFrame() if pipeline_passes is None else pipeline_passes.collect()
+    microbatches = None if passes.is_empty() else passes["microbatches"].drop_nulls().max()
+    assert microbatches is None or isinstance(microbatches, int)
     found: list[tuple[int, Dimension]] = []
     for (rank,), mine in rows.partition_by("rank", as_dict=True, maintain_order=True).items():
         about = given.get(rank, {})
         groups = Groups(rank, about.get("world_size"), about.get("groups") or [])
-        found += [(rank, each) for each in layouts(mine.to_dicts(), groups, marked)]
-    passes = pl.DataFrame() if pipeline_passes is None else pipeline_passes.collect()
+        found += [(rank, each) for each in layouts(mine.to_dicts(), groups, marked, microbatches)]
     ahead = _sent_ahead(collectives, counted_steps)
     table = [_row(those, passes, ahead) for those in _together(found)]
     schema: dict[str, Any] = {name: column.dtype for name, column in parallelism.columns.items()}
@@ -129,18 +133,18 @@ def _together(found: list[tuple[int, Dimension]]) -> Iterator[list[tuple[int, Di
 
 def _row(those: list[tuple[int, Dimension]], passes: pl.DataFrame, ahead: dict[int, int]) -> dict[str, Any]:
     layouts = [layout for _, layout in those]
-    first, many = layouts[0], len(layouts)
+    first, many = layouts[0], len({rank for rank, _ in those})
     expected = [x.expected for x in layouts if x.expected is not None]
     row: dict[str, Any] = {
         "dimension": first.dimension,
         "strategy": first.strategy,
         "degree": max((x.degree for x in layouts if x.degree), default=None),
-        "groups": ", ".join(sorted({x.ranks for x in layouts if x.ranks})) or None,
+        "groups": ", ".join(sorted({group for x in layouts for group in GROUPS.findall(x.ranks)})) or None,
         "ranks": many,
         "parameters": max((x.parameters for x in layouts if x.parameters), default=None),
         "microbatches": max((x.rounds for x in layouts if x.rounds), default=None),
         "calls": sum(x.calls for x in layouts) / many,
-        "expected": sum(expected) / many if len(expected) == many else None,
+        "expected": sum(expected) / many if len(expected) == len(layouts) else None,
         "seen": sum(x.seen for x in layouts) / many,
         "basis": first.basis,
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .seen import ALIKE, AROUND, Dimension, Traffic
 
+FROZEN = 1.5  # times the gradients: of more weights than these, some have no gradient
 MOST_OF = 0.5  # of the parameters: less that is gathered after the optimizer is something else
 
 
@@ -17,15 +18,21 @@ def sharded(around: Traffic, size: int | None, members: str, basis: str, marked:
     gradient, weight = scattered.element, around.of("all-gather").element
     parameters = scattered.volume / rounds / gradient if gradient and rounds else None
     whole = None if parameters is None or weight is None else parameters * weight  # bytes of all weights
+    frozen = whole is not None and forward.volume > FROZEN * passes * whole
+    if frozen:  # gradients are those of the adapters alone: the forward pass tells how many weights there are
+        whole, parameters = forward.volume / passes, round(forward.volume / passes / (weight or 1))
     seen, calls = (
         around.of("all-gather").volume + scattered.volume,
         around.of("all-gather").calls + scattered.calls,
     )
     if again.rows:
+        near = len({r["group_size"] for r in again.rows} | {r["group_size"] for r in scattered.rows}) > 1
         strategy = "FSDP2" if marked else "ZeRO-3" if marked is False else "FSDP2 or ZeRO-3"
+        strategy = "ZeRO-3 with hpZ" if near else strategy
         # The unit that is whole after the forward pass is not gathered again.
-        kept = (forward.volume + late.volume - again.volume) / passes if whole else 0
-        kept = kept if any(abs(kept - unit) <= ALIKE * unit for unit in forward.sizes) else 0
+        gathers = around.of("all-gather")
+        kept = 2 * whole - gathers.volume / passes if whole else 0
+        kept = kept if any(abs(kept - unit) <= ALIKE * unit for unit in gathers.sizes) else 0
         expected = None if whole is None else passes * (2 * whole - kept) + scattered.volume
         told = "weights gathered for both passes, gradients reduced and scattered"
     else:
@@ -41,7 +48,10 @@ def sharded(around: Traffic, size: int | None, members: str, basis: str, marked:
         expected = None if whole is None else (1 if once else passes) * whole + scattered.volume
         told = "weights gathered for the forward pass alone, gradients reduced and scattered"
     known = whole is not None and abs(forward.volume + late.volume - passes * whole) <= ALIKE * passes * whole
-    sure = "; gathers and reduce-scatters agree on the parameters" if known else ""
+    sure = "; gathers and reduce-scatters agree on the parameters" if known and not frozen else ""
+    if frozen and gradient:
+        trained = round(scattered.volume / (rounds or 1) / gradient)
+        sure = f"; {trained:,} parameters have gradients, the others are frozen"
     return Dimension(
         "data", strategy, size, members, None if parameters is None else round(parameters), rounds,
         expected, seen, calls, f"{basis}{told}{sure}",

@@ -8,13 +8,18 @@ its volume is a multiple of the parameters or of one activation. Counts and volu
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
-from .seen import AROUND, CONTROL, OF_EXPERTS, P2P, Dimension, Groups, Row, Traffic
+from .seen import ALIKE, AROUND, CONTROL, OF_EXPERTS, P2P, Dimension, Groups, Row, Traffic
 from .sharing import gradients_averaged, sharded
 
 
-def layouts(rows: Sequence[Row], groups: Groups, marked: bool | None) -> Iterator[Dimension]:
-    """Every dimension that one rank's communication shows; `marked` says whether FSDP named its units."""
+def layouts(
+    rows: Sequence[Row], groups: Groups, marked: bool | None, microbatches: int | None = None
+) -> Iterator[Dimension]:
+    """Every dimension that one rank's communication shows; `marked` says whether FSDP named its units,
+    `microbatches` how many a pipeline has, where that is known."""
+    rows = _recounted(rows, microbatches)
     large = [r for r in rows if r["bytes"] is None or r["bytes"] >= CONTROL or r["kind"] in OF_EXPERTS]
     messages = Traffic(r for r in large if r["kind"] in P2P)
     if messages.rows:
@@ -27,21 +32,66 @@ def layouts(rows: Sequence[Row], groups: Groups, marked: bool | None) -> Iterato
     by_group = dict[str | None, list[Row]]()
     for row in rest:
         by_group.setdefault(row["group"], []).append(row)
+    second = _second_copies(by_group)
     found = [
-        layout for group, mine in by_group.items() for layout in _of_group(group, mine, groups, peers, marked)
+        layout
+        for group, mine in by_group.items()
+        for layout in _of_group(group, [*mine, *second.get(group, ())], groups, peers, marked)
     ]
-    yield from _hybrid(found)
+    staged = bool(messages.rows) and not _goes_round(messages)
+    for layout in _hybrid(list(_one_average(found))):
+        uncertain = staged and not microbatches and layout.dimension == "data" and (layout.rounds or 0) > 1
+        yield replace(layout, parameters=None, rounds=None, expected=None) if uncertain else layout
+
+
+def _recounted(rows: Sequence[Row], microbatches: int | None) -> Sequence[Row]:
+    """The rows, with a pipeline's microbatches where something is exchanged in each backward pass.
+
+    There backward passes follow each other, and operators do not tell where one ends.
+    """
+    if not microbatches:
+        return rows
+    each = [r["microbatches"] is not None and r["rounds"] == r["microbatches"] > r["steps"] for r in rows]
+    return [
+        {**row, "microbatches": microbatches * row["steps"]}
+        | ({"rounds": microbatches * row["steps"]} if always else {})
+        for row, always in zip(rows, each, strict=True)
+    ]
+
+
+def _second_copies(by_group: dict[str | None, list[Row]]) -> dict[str | None, list[Row]]:
+    """Gathers that a smaller group does for the group that scatters the gradients, taken out of theirs.
+
+    ZeRO++ (hpZ) keeps a second copy of the weights in groups of near ranks: only the first forward pass
+    gathers among all.
+    """
+    moved: dict[str | None, list[Row]] = {}
+    for group, rows in by_group.items():
+        wide = Traffic(rows)
+        size = max((r["group_size"] or 0 for r in rows), default=0)
+        if not wide.of("reduce-scatter", "backward").rows or wide.of("all-gather", "backward").rows:
+            continue
+        for other, mine in list(by_group.items()):
+            near = Traffic(mine)
+            alone = {(r["kind"], (r["group_size"] or size) < size) for r in mine} == {("all-gather", True)}
+            if alone and near.of("all-gather", "backward").sizes <= wide.of("all-gather").sizes:
+                moved.setdefault(group, []).extend(mine)
+                by_group[other] = []
+    return moved
 
 
 def _of_group(
     group: str | None, rows: list[Row], groups: Groups, peers: set[int], marked: bool | None
 ) -> Iterator[Dimension]:
+    if not rows:
+        return
     said = groups.described(group)
-    size = next((r["group_size"] for r in rows if r["group_size"]), None)
+    size = max((r["group_size"] for r in rows if r["group_size"]), default=None)
     members = group.split(" ", 1)[1] if group and " " in group else ""
     if not group and (one := groups.only(peers)) is not None:
         size, members = len(one), str(list(one))
-    basis = "" if size or groups.known or not groups.world else "all ranks of the job assumed; "
+    # Stages of a pipeline share no weights: how many ranks of the job do is not known.
+    basis = "" if size or groups.known or not groups.world or peers else "all ranks of the job assumed; "
     size = size or (groups.world if basis else None)
     exchanged = Traffic(r for r in rows if r["kind"] == "all-to-all")
     if exchanged.rows:
@@ -96,7 +146,7 @@ def _stages(messages: Traffic, groups: Groups) -> Dimension:
     members = groups.with_peer(peers | {groups.rank}) if peers else None
     sent, got = messages.of("send"), messages.of("receive")
     size = next((r["group_size"] for r in messages.rows if r["group_size"]), None)
-    ring = "cp" in groups.described(named).split("_")
+    ring = "cp" in groups.described(named).split("_") or _goes_round(messages)
     ranks = named.split(" ", 1)[1] if named and " " in named else str(list(members)) if members else ""
     return Dimension(
         "context" if ring else "pipeline",
@@ -106,6 +156,26 @@ def _stages(messages: Traffic, groups: Groups) -> Dimension:
         seen=sent.volume,
         calls=sent.calls + got.calls,
         basis="sends and receives",
+    )
+
+
+def _goes_round(messages: Traffic) -> bool:
+    """Whether a rank sends to one neighbour and receives from the other, in both passes: keys and values in a
+    ring. Between stages, gradients go back where activations came from.
+
+    In a ring of two each message that is sent has one that is received, in each pass.
+    """
+
+    def others(kind: str, phase: str) -> set[int]:
+        return {r["peer"] for r in messages.of(kind, phase).rows if r["peer"] is not None}
+
+    to, back = others("send", "forward"), others("send", "backward")
+    got, returned = others("receive", "forward"), others("receive", "backward")
+    if len(to) != 1 or len(got) != 1 or to != back or got != returned:
+        return False
+    return to != got or all(
+        messages.of("send", phase).calls == messages.of("receive", phase).calls
+        for phase in ("forward", "backward")
     )
 
 
@@ -159,11 +229,42 @@ def _data(
         )
 
 
+def _one_average(found: list[Dimension]) -> Iterator[Dimension]:
+    """Gradients that are averaged in several groups, as those of experts in smaller ones, are one layout."""
+    means = [x for x in found if x.dimension == "data" and x.strategy == "DDP"]
+    if len(means) < 2 or any(x.strategy.startswith("FSDP") for x in found):
+        yield from found
+        return
+    widest = max(means, key=lambda x: x.degree or 0)
+    for layout in found:
+        if layout is widest:
+            known = [x.parameters for x in means if x.parameters is not None]
+            sizes = ", ".join(f"{x.parameters:,} among {x.degree}" for x in means if x.parameters)
+            yield replace(
+                widest,
+                ranks=", ".join(x.ranks for x in means if x.ranks),
+                parameters=sum(known) if len(known) == len(means) else None,
+                rounds=max((x.rounds for x in means if x.rounds), default=None),
+                expected=sum(x.expected or 0 for x in means),
+                seen=sum(x.seen for x in means),
+                calls=sum(x.calls for x in means),
+                basis=f"{widest.basis}; in several groups: parameters {sizes}",
+            )
+        elif layout not in means:
+            yield layout
+
+
 def _hybrid(found: list[Dimension]) -> Iterator[Dimension]:
     """Full sharding inside groups, and averages of the shards between them, are one layout."""
     shard = next((x for x in found if x.dimension == "data" and x.strategy.startswith("FSDP")), None)
     means = [x for x in found if x.dimension == "data" and x.strategy == "DDP"]
-    if shard is None or not means or not shard.parameters or not shard.degree:
+    if (
+        shard is None
+        or not means
+        or not shard.parameters
+        or not shard.degree
+        or not _are_shards(means, shard)
+    ):
         yield from found
         return
     for layout in found:
@@ -180,3 +281,10 @@ def _hybrid(found: list[Dimension]) -> Iterator[Dimension]:
             shard.calls + sum(x.calls for x in means),
             f"{shard.basis}; shards of {shard.degree} ranks are averaged among {copies}",
         )  # fmt: skip
+
+
+def _are_shards(means: list[Dimension], shard: Dimension) -> bool:
+    """Whether what is averaged is as large as what each rank keeps of the sharded gradients."""
+    averaged = sum(x.parameters or 0 for x in means)
+    kept = (shard.parameters or 0) / (shard.degree or 1)
+    return abs(averaged - kept) <= ALIKE * kept

@@ -14,6 +14,7 @@ from lostflops.recipe import Bars, Example, recipe
 from lostflops.recipes.accounting import COMPUTE, HOST_ONLY
 from lostflops.tables import Kernels, Ranks, Steps
 
+from .beside_usual import core_waits, num_kernels
 from .log_core_waits import REMEDY as MORE_CORES
 
 MOST_NAMED = 6
@@ -157,8 +158,8 @@ def outlier_steps(
     return (
         out.join(usual, on="rank")
         .join(most, on=["rank", "step"])
-        .join(_kernels(steps, kernels, counted_steps), on=["rank", "step"], how="left")
-        .join(_core_waits(step_log_core_waits, counted_steps), on=["rank", "step"], how="left")
+        .join(num_kernels(steps, kernels, counted_steps), on=["rank", "step"], how="left")
+        .join(core_waits(step_log_core_waits, counted_steps), on=["rank", "step"], how="left")
         .join(ranks.group_by("rank").agg(on_host=HOST_ONLY.all()), on="rank", how="left")
         .with_columns(
             longer=length - pl.col("usual"),
@@ -168,38 +169,6 @@ def outlier_steps(
         )
         .select(*outlier_steps.columns)
         .sort("longer", "rank", "step", descending=[True, False, False])
-    )
-
-
-def _kernels(steps: pl.LazyFrame, kernels: pl.LazyFrame | None, counted: pl.LazyFrame) -> pl.LazyFrame:
-    """How many kernels begin in each step, and in a usual one of its rank."""
-    if kernels is None:
-        return steps.select(
-            "rank", "step", kernels=pl.lit(None, pl.Int64), usual_kernels=pl.lit(None, pl.Int64)
-        )
-    begun = kernels.select("rank", "start").sort("start")
-    windows = steps.select("rank", "step", "start", "end").sort("start")
-    many = (
-        begun.join_asof(windows.rename({"start": "_from"}), left_on="start", right_on="_from", by="rank",
-                        check_sortedness=False)
-        .filter(pl.col("start") < pl.col("end"))
-        .group_by("rank", "step")
-        .agg(kernels=pl.len().cast(pl.Int64))
-    )  # fmt: skip
-    each = windows.join(many, on=["rank", "step"], how="left").with_columns(pl.col("kernels").fill_null(0))
-    usual = each.join(counted.select("rank", "step"), on=["rank", "step"], how="semi")
-    return each.select("rank", "step", "kernels").join(
-        usual.group_by("rank").agg(usual_kernels=pl.col("kernels").median().round().cast(pl.Int64)), on="rank"
-    )
-
-
-def _core_waits(waits: pl.LazyFrame | None, counted: pl.LazyFrame) -> pl.LazyFrame:
-    """How much longer each logged step waited for a core than a usual one of its rank."""
-    if waits is None:
-        return counted.select("rank", "step", core_wait=pl.lit(None, pl.Int64))
-    usual = waits.filter("counted").group_by("rank").agg(usual=pl.col("core_wait").median())
-    return waits.join(usual, on="rank").select(
-        "rank", "step", core_wait=(pl.col("core_wait") - pl.col("usual")).round().cast(pl.Int64).clip(0)
     )
 
 

@@ -9,8 +9,9 @@ from contextlib import suppress
 import polars as pl
 
 from lostflops.finding import milliseconds, percent
-from lostflops.recipes.steps.log_pauses import CAUSES, WORTH_SAYING, ordinal
+from lostflops.recipes.steps.log_pauses import WORTH_SAYING, ordinal
 from lostflops.recipes.steps.log_summary import UNLIKE
+from lostflops.recipes.steps.pauses import CAUSES
 from lostflops.session import Answer
 from lostflops.store.trace import WINDOW_LOST, Quality, Trace
 

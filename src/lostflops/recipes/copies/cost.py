@@ -1,0 +1,101 @@
+"""What copies cost, could save at most and move, in the words of a finding; and what to do about them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TypedDict
+
+import polars as pl
+
+from lostflops.finding import Gain, milliseconds, percent
+from lostflops.recipes.steps.totals import num_ranks
+
+PINNING = {
+    "host to device": "Pin the host's memory: `DataLoader(pin_memory=True)` and "
+    "`.to(device, non_blocking=True)`; pageable copies are staged, and make the host wait.",
+    "device to host": "Copy into pinned memory with `non_blocking=True`, and read it once an event says that "
+    "it is there; pageable copies, as of `.item()` and `.cpu()`, make the host wait.",
+}
+
+ADVICE = {
+    "host to device": "Copy ahead on a second stream from pinned memory (`non_blocking=True`), "
+    "or keep on the device what is copied again in every step.",
+    "device to host": "Look for `.item()`, `.cpu()`, logging or offloading in the step; copy less often, or "
+    "on a second stream into pinned memory.",
+    "memset": "Look for buffers that are zeroed in every step: `torch.zeros`, gradients that are zeroed in "
+    "place for a CUDA graph, a framework's flat gradient buffers.",
+}
+
+
+class _Gain(TypedDict):
+    ns_in_steps: int
+    cost_per_step: int
+    gain: Gain
+    doubt: str
+
+
+def hidden_by_nothing(rows: pl.DataFrame) -> str:
+    exposed, hidden, copies = rows.select(pl.col("in_steps", "hidden_in_steps", "copies_in_steps").sum()).row(
+        0
+    )
+    whose = f"{copies:,} copies take" if copies > 1 else "one copy takes"
+    said = f"nothing hides {milliseconds(exposed)} of the {milliseconds(exposed + hidden)} that {whose}"
+    idle = int(rows["idle_in_calls"].sum())
+    return f"{said}, and the GPU idles another {milliseconds(idle)} in calls that copy" if idle else said
+
+
+def cost(rows: pl.DataFrame, table: pl.DataFrame | None = None) -> str:
+    """What the copies cost now, per step of a mean rank and as a share."""
+    ranks = max(1, (rows if table is None else table)["rank"].n_unique())
+    share = (float(rows["step_share"].sum()) + float(rows["idle_share"].sum())) / ranks
+    return f"{milliseconds(_now(rows, ranks))} per step ({percent(min(1.0, share), 1)})"
+
+
+def _now(rows: pl.DataFrame, ranks: int) -> int:
+    """Exposed time and idle time in calls per step, mean of ranks, ns."""
+    return (int(rows["per_step"].sum()) + int(rows["idle_per_step"].sum())) // ranks
+
+
+def costliest(rows: pl.DataFrame) -> str:
+    """The direction in which copies and their calls cost most inside steps."""
+    by = rows.group_by("direction").agg(pl.col("in_steps").sum() + pl.col("idle_in_calls").sum())
+    return by.sort("in_steps", "direction").row(-1)[0]
+
+
+def gain(rows: pl.DataFrame, table: pl.DataFrame) -> _Gain:
+    """What these copies cost now, and at most, which only recorded launches tell."""
+    now = _now(rows, num_ranks(table))
+    if rows["at_most"].null_count():
+        doubt = "Launches of some copies were not recorded: the cost of their calls is not known."
+        return {"ns_in_steps": 0, "cost_per_step": now, "gain": "unknown", "doubt": doubt}
+    by_rank = rows.group_by("rank").agg(pl.col("at_most").sum(), pl.col("beside").max())
+    bound = by_rank.select(pl.min_horizontal("at_most", "beside").sum()).item()
+    return {"ns_in_steps": int(bound), "cost_per_step": now, "gain": "at most", "doubt": ""}
+
+
+def facts(rows: pl.DataFrame) -> tuple[str, ...]:
+    """What was copied inside steps and how fast, a line per direction and kind of memory."""
+    of = "copies_in_steps", "bytes_in_steps", "in_steps", "hidden_in_steps", "_timed"
+    rate = pl.col("bandwidth_in_steps")
+    timed = pl.when(rate > 0).then(pl.col("bytes_in_steps") / rate).alias("_timed")
+    kinds = rows.with_columns(timed).group_by("direction", "host_memory").agg(pl.col(of).sum())
+    facts: list[str] = []
+    shown = kinds.filter(pl.col("copies_in_steps") > 0).sort(
+        pl.col("in_steps") + pl.col("hidden_in_steps"),
+        "direction",
+        "host_memory",
+        descending=[True, False, False],
+    )
+    for row in shown.head(5).to_dicts():
+        fact = f"{row['direction']}, host memory {row['host_memory']}: {row['copies_in_steps']:,} copies"
+        if row["bytes_in_steps"] and row["_timed"]:
+            fact += f", {row['bytes_in_steps']:,} bytes at {row['bytes_in_steps'] / row['_timed']:.2f} GB/s"
+        facts.append(fact)
+    return tuple(facts)
+
+
+def held(rows: pl.DataFrame) -> Iterator[str]:
+    """What the calls may cost elsewhere."""
+    held = int(rows["held"].sum())
+    if held:
+        yield f"their calls hold the host for {milliseconds(held)} while the device does other work"
