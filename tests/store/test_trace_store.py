@@ -432,7 +432,7 @@ def test_a_small_table_is_read_once_and_a_large_one_where_it_is_asked(
     path = made(tmp_path, TWO_RANKS)
     small, large = Trace.open(path), Trace.open(path)
     with monkeypatch.context() as patch:
-        patch.setattr("lostflops.store.trace.KEPT_BELOW", 0)
+        patch.setattr("lostflops.store.trace.KEPT_AT_ONCE", 0)
         scanned = large.table("operators")
     kept, one = small.table("operators"), small.select(ranks=frozenset({11}))
     assert kept is not None and scanned is not None and names(one) == ["another rank"]

@@ -189,7 +189,7 @@ class Difference:
 
     def _apart(self, apart: RanksApart) -> str:
         label = words(apart.account, self.after.run.on_host).label
-        ranks = called(apart.ranks) if len(apart.ranks) > 1 else f"rank {apart.ranks[0]}"
+        ranks = f"rank {min(apart.ranks)}" if len(apart.ranks) == 1 else called(apart.ranks)
         waited = f"{milliseconds(abs(apart.waited_ns))} {'more' if apart.waited_ns >= 0 else 'less'}"
         return (
             f"What changed is {ranks}: {signed(apart.ns)} of {label} per step, "

@@ -21,7 +21,7 @@ def _check(full: Observed, half: Observed) -> list[Check]:
     (none, of), (some, of_half) = products(full, "Half"), products(half, "Half")
     report = half.truth["remedy"]
     skipped: list[int] = report["skipped_steps"]
-    logged = half.ask("step_log_summary")["steps"].sum()
+    logged = float(half.ask("step_log_summary")["steps"].sum())
     losses = half.truth["losses"]
     return [
         Check("in fp32 no matrix product is fp16", f"{none} of {of}", none == 0 and of > 0),

@@ -9,6 +9,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
+    ParallelStyle,
     PrepareModuleOutput,
     RowwiseParallel,
     parallelize_module,
@@ -25,7 +26,8 @@ def split(model: nn.Module, device: str, shared: bool) -> nn.Module:
     """
     ranks = dist.get_world_size()
     mesh = init_device_mesh(device, (ranks,))
-    plan = {name: ColwiseParallel() for name in COLUMNS} | {name: RowwiseParallel() for name in ROWS}
+    plan: dict[str, ParallelStyle] = {name: ColwiseParallel() for name in COLUMNS}
+    plan |= {name: RowwiseParallel() for name in ROWS}
     if shared:
         whole = {"output_layouts": (Replicate(),), "desired_output_layouts": (Replicate(),)}
         plan |= {norm: PrepareModuleOutput(**whole, use_local_output=False) for norm in ("norm1", "norm2")}
