@@ -242,8 +242,8 @@ def test_idle_time_of_each_stream_is_its_gaps_of_which_the_device_idles_less(
     """It adds up the gaps of every stream, also where another stream works: over its streams that is several
     times what the device idles, which is what ours tells."""
     stream = ["rank", "stream"]
-    tables = [table for name in ("kernels", "copies") if (table := ours.trace.table(name)) is not None]
-    work = pl.concat([table.select(*stream, "start", "end") for table in tables]).sort(*stream, "start")
+    rows = [found for name in ("kernels", "copies") if (found := ours.trace.table(name)) is not None]
+    work = pl.concat([found.select(*stream, "start", "end") for found in rows]).sort(*stream, "start")
     gap = (pl.col("start") - pl.col("end").shift().over(stream)).fill_null(0)
     gaps = {
         (r, s): ns
