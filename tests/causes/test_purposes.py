@@ -141,3 +141,31 @@ def test_a_host_that_is_in_the_backward_pass_already_asked_for_it_in_the_forward
     page = lostflops.why(made(tmp_path, tables))
     (finding,) = (f for f in page.findings if f.name == "communication-exposed")
     assert "all of it: tensor parallelism" in finding.evidence
+
+
+@pytest.mark.parametrize(
+    ("purpose", "named"), [("mesh_dp", "collectives-small"), ("mesh_tp", "communication-exposed")]
+)
+def test_small_operations_are_told_to_be_joined_where_they_can_be(
+    tmp_path: Path, purpose: str, named: str
+) -> None:
+    """Sums of a layer's parts are needed one by one: no bucket holds two of them."""
+    tables = job("all-reduce", description=purpose)
+    for name in ("collectives", "kernels"):
+        rows = tables[name]
+        sent = [row for row in rows if row["end"] - row["start"] == 400]
+        pieces: list[dict[str, Any]] = []
+        for row in sent:
+            for start in range(row["start"], row["end"], 20):
+                arrival = {"arrival": start} if name == "collectives" else {}
+                pieces.append(
+                    {**row, "start": start, "end": start + 20, "correlation": 9_000 + start, **arrival}
+                )
+        tables[name] = [row for row in rows if row not in sent] + pieces
+    both = {name: [{**row, "rank": rank} for row in rows for rank in (0, 1)] for name, rows in tables.items()}
+    page = lostflops.why(made(tmp_path, both))
+    (found,) = (f for f in page.findings if f.name in ("collectives-small", "communication-exposed"))
+    assert found.name == named
+    advice = " ".join([found.next, *found.remedies])
+    assert ("bucket" in advice) == (named == "collectives-small")
+    assert any("20 small all-reduce" in line for line in (found.claim, *found.evidence))

@@ -37,7 +37,7 @@ from .lateness import (
 )
 from .names import LOGGED, bytes_of, contributors
 from .page_findings import PageFindings, joining
-from .purposes import CALLED, STAGES, main_purpose
+from .purposes import CALLED, EXPERTS, STAGES, TENSOR, main_purpose
 from .stages import BUBBLE, WAITS_FROM, join_stages, slowest_stage
 from .waited_for import dearer, join_waited_for, pauses_elsewhere
 
@@ -57,6 +57,8 @@ EVEN_WORK = "even-work"  # the edit: ranks that have more to do than others have
 # Findings about the network are about the time that communication is exposed for.
 SMALL = "collectives-small"
 NETWORK = (SMALL, "communication-slower-than-measured")
+# The next operation needs what each of them brings, so no two can be sent as one.
+NEVER_JOINED = (TENSOR, EXPERTS, STAGES)
 LATE_FROM = 0.01  # of the step: what a late rank costs
 EXPOSED_FROM = 0.05
 WAITING_TOLD = 0.01  # of exposed communication: waiting that is worth a word
@@ -447,7 +449,8 @@ def _exposed(page: PageFindings, base: Finding, moving: int, waited: int) -> Non
     given = page.given
     network = page.take(*NETWORK)
     small = [f for f in network if f.name == SMALL]
-    if small and 2 * sum(f.size for f in small) >= moving + waited:
+    joinable = main_purpose(given.purposes) not in NEVER_JOINED
+    if small and joinable and 2 * sum(f.size for f in small) >= moving + waited:
         # Their number is what costs: the exposure is theirs.
         page.put(
             replace(
