@@ -6,6 +6,7 @@ import csv
 import html
 import io
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -17,7 +18,7 @@ import pytest
 
 import lostflops
 from kineto_files import Event, head, kernel, one_step, span, trace, written
-from lostflops.cli import main
+from lostflops.cli import main, memory_limit
 from lostflops.recipes import recipes
 from lostflops.report import notebook
 from lostflops.report.html import html as html_file
@@ -180,6 +181,17 @@ def test_want_of_memory_is_told(kilobytes: int) -> None:
         megabytes = f"{kilobytes * 1024 / 1e6:,.0f} MB"
         assert done.stderr.startswith(f"Memory ran out: this shell allows {megabytes} a process")
         assert len(done.stderr.splitlines()) == 2
+
+
+def test_what_tries_again_for_good_without_memory_is_ended(capfd: pytest.CaptureFixture[str]) -> None:
+    """As jemalloc does where it finds no room for a thread."""
+
+    def trying() -> int:
+        while True:
+            os.write(2, memory_limit.AGAIN + b" (11)\n")
+
+    assert memory_limit.answered(trying) is None
+    assert capfd.readouterr().err == ""
 
 
 def test_under_a_limit_that_suffices_all_is_as_without_it() -> None:

@@ -32,6 +32,9 @@ LAST_WORDS = re.compile(
     rb"^\s*$|thread '.*panicked|terminate called|<jemalloc>|Polars binary is missing|" + LACK.pattern,
     re.IGNORECASE,
 )
+# Without room for a thread, jemalloc may try again for good, and says so each time.
+AGAIN = b"<jemalloc>: background thread creation failed"
+MOST_AGAIN = 10_000
 CRASHES = (-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS, -signal.SIGKILL)
 
 
@@ -71,9 +74,13 @@ def answered(answer: Callable[[], int]) -> int | None:
         os.close(writing)
         _answer(answer)
     os.close(writing)
-    said = bytearray()
+    said, again = bytearray(), 0
     with os.fdopen(reading, "rb") as lines:
         for line in lines:
+            again += line.startswith(AGAIN)
+            if again == MOST_AGAIN:
+                os.kill(child, signal.SIGKILL)
+                break
             if said or LAST_WORDS.search(line):
                 said += line
             else:
