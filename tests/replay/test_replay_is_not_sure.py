@@ -246,3 +246,10 @@ def test_random_programs_replay_exactly_and_gain_no_more_than_their_bound(
         gains = [gain(found, f"faster:gemm={factor}") for factor in (1.5, 2, 4)]
         assert gains == sorted(gains) and gains[0] >= 0
         assert gains == [gain(mixed, f"faster:gemm={factor}") for factor in (1.5, 2, 4)]
+
+
+def test_a_job_without_a_device_has_none_to_wait_for() -> None:
+    """Its waits are for transfers: without those a step of 665 ms seemed to take 475."""
+    found = Session(lostflops.open(Path(__file__).parents[2] / "examples" / "runs" / "fsdp2")).replay()
+    (answer,) = asked(found, "no-sync")
+    assert answer.predicted_ns is None and "no device was recorded" in answer.refused
