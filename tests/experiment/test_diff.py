@@ -19,9 +19,9 @@ import lostflops
 from kineto_files import Event, call, head, kernel, operator, span, step, trace, written
 from lostflops.cli import main
 from lostflops.experiment.difference import noise
-from lostflops.experiment.difference.amounts import shared
 from lostflops.experiment.difference.compare import Difference
 from lostflops.experiment.difference.pieces import first_running
+from lostflops.experiment.difference.shown.amounts import shared
 
 ROOT = Path(__file__).parents[2]
 RUNS = ROOT / "examples" / "runs"

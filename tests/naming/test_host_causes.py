@@ -50,6 +50,7 @@ TOLD_FROM = {
     "long_call": 0.01,
     "launch_bound": 0.05,
     "dependency": 0.05,
+    "other_device": 0.05,
     "other_host_work": 0.05,
     "unrecorded": 0.05,
     "unexplained": 0.1,
@@ -62,7 +63,7 @@ def test_causes_claim_in_this_order_and_are_told_from_these_shares_on() -> None:
     assert list(found.items()) == list(TOLD_FROM.items())
     # What is no cause that a row proves, or that nothing removes, promises no gain.
     bounds = [a.name for a in ordered if a.loss and not a.loss.removable]
-    assert bounds == ["idle.dependency", "idle.unrecorded", "idle.unexplained"]
+    assert bounds == ["idle.dependency", "idle.other_device", "idle.unrecorded", "idle.unexplained"]
 
 
 # Names that prove a cause, row by row; with the patterns' own examples one for each piece of text that a

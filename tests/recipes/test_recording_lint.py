@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lostflops.recipes import named
-from lostflops.recipes.recording import lint
+from lostflops.recipes.recording import checks
 from lostflops.tables import TABLES
 from lostflops.testing import example_table, on_example
 
@@ -58,7 +58,7 @@ def test_ranges_that_are_said_to_cross_do_and_some_are_when_any_does(
         f"{n}" for n, (start, end) in enumerate(bounds) if any(a < start < b < end for a, b in bounds)
     }
     ranges = example_table(TABLES["ranges"], spans(*bounds)).with_columns(pl.col("name").cast(pl.String))
-    found = set(lint._crossing(ranges.collect())["name"])
+    found = set(checks.crossing(ranges.collect())["name"])
     assert found <= expected and bool(found) == bool(expected)
 
 
@@ -85,7 +85,7 @@ def test_one_open_range_is_no_fault() -> None:
 
 def test_a_first_step_is_slow_beside_all_others_and_not_beside_the_median() -> None:
     assert not rows(steps=steps(36, 10, 11, 30))
-    assert [row["check"] for row in rows(steps=steps(46, 10, 11, 30))] == [lint.SLOW_FIRST]
+    assert [row["check"] for row in rows(steps=steps(46, 10, 11, 30))] == [checks.SLOW_FIRST]
     assert claims(steps=steps(46, 10, 11, 30)) == [
         "The first recorded step of rank 0 takes 46 ns, the median of the 3 whole ones after it 11 ns."
     ]
@@ -152,9 +152,11 @@ def test_a_recording_is_longer_than_needed_when_a_quarter_of_it_says_the_same(
         ],
         schema_overrides={"rank": pl.Int32},
     )
-    found = lint._long(ledger).to_dicts()
-    k, n = max(enough(lengths, work), lint.FEWEST), len(drawn)
-    assert [(row["found"], row["of"]) for row in found] == ([(k, n)] if n >= lint.MANY and 4 * k <= n else [])
+    found = checks.long_enough(ledger).to_dicts()
+    k, n = max(enough(lengths, work), checks.FEWEST), len(drawn)
+    assert [(row["found"], row["of"]) for row in found] == (
+        [(k, n)] if n >= checks.MANY and 4 * k <= n else []
+    )
 
 
 def test_a_long_recording_is_said_with_its_numbers() -> None:

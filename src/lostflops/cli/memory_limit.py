@@ -14,6 +14,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
+from importlib import import_module
 
 from lostflops.errors import LostflopsError
 
@@ -35,7 +36,10 @@ LAST_WORDS = re.compile(
 # Without room for a thread, jemalloc may try again for good, and says so each time.
 AGAIN = b"<jemalloc>: background thread creation failed"
 MOST_AGAIN = 10_000
-CRASHES = (-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS, -signal.SIGKILL)
+CRASHES = (-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS, -signal.SIGKILL, -signal.SIGPROF)
+# CPU time, s, for what takes a fraction of one. Python's interpreter itself may try again for good where an
+# exception finds no memory: no line of Python runs any more, and only a signal's own action ends it.
+MOST_IMPORTING = 10.0
 
 
 class OutOfMemory(LostflopsError):
@@ -94,6 +98,12 @@ def answered(answer: Callable[[], int]) -> int | None:
 
 def _answer(answer: Callable[[], int]) -> None:
     status = 1
+    signal.setitimer(signal.ITIMER_PROF, MOST_IMPORTING)
+    try:
+        import_module("lostflops.session")
+        signal.setitimer(signal.ITIMER_PROF, 0)
+    except BaseException:
+        pass  # `answer` meets the same, and says so
     try:
         status = answer()
     except SystemExit as stop:

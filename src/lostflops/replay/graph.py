@@ -94,8 +94,9 @@ class Graph:
         ordered = lags.take(self.edge, axis=0)
         if variants and _is_compiled(ordered.size // WORTH):
             sweep = cast(Any, _machine_code(_go_through_variants))
-            flat = np.ascontiguousarray(ordered.reshape(len(ordered), -1))
-            sweep(self.source, self.target, flat, found.reshape(self.points, -1))
+            many = int(np.prod(variants))
+            flat = np.ascontiguousarray(ordered.reshape(len(ordered), many))
+            sweep(self.source, self.target, flat, found.reshape(self.points, many))
         elif self.levels is not None:
             self._by_level(self.levels, ordered, found)
         elif not variants:

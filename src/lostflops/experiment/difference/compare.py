@@ -19,9 +19,9 @@ from lostflops.report.words.amounts import apportion
 from lostflops.store.trace import Trace
 
 from .noise import FEWEST, STARTS
-from .outline import signed
 from .ranks_apart import RanksApart, ranks_apart
 from .setup import Mismatch, mismatches, obstacles, setup
+from .shown.outline import signed
 from .side import STEP, Side, same_recording, side
 from .waterfall import Moved, Waterfall, waterfall
 
@@ -260,26 +260,26 @@ class Difference:
 
     def to_json(self) -> dict[str, Any]:
         """All of it; times are ns per step."""
-        from .document import document
+        from .shown.document import document
 
         return document(self)
 
     def show(self, console: Console, everything: bool = False) -> None:
         """Print the page; with `everything` all rows and mismatches."""
-        from .terminal import show
+        from .shown.terminal import show
 
         show(self, console, everything)
 
     def html(self) -> str:
         """The page as one HTML file."""
-        from .html import html
+        from .shown.html import html
 
         return html(self)
 
     def _repr_html_(self) -> str:
         from lostflops.report import notebook
 
-        from .html import html
+        from .shown.html import html
 
         return notebook.framed(html(self, framed=True), self.sentence, str(self))["text/html"]
 

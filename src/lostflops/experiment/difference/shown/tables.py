@@ -12,11 +12,11 @@ from lostflops.recipe import Bars, Plot, Recipe
 from lostflops.report.first_page.answer import Shown
 from lostflops.session import Answer
 
-from .pieces import LEVELS
-from .waterfall import Moved
+from ..pieces import LEVELS
+from ..waterfall import Moved
 
 if TYPE_CHECKING:
-    from .compare import Difference
+    from ..compare import Difference
 
 BEFORE, AFTER = Time("time per step before"), Time("time per step after")
 CHANGE = Time("after - before")

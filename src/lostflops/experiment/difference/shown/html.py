@@ -17,7 +17,7 @@ from .outline import outline, signed
 from .tables import tables
 
 if TYPE_CHECKING:
-    from .compare import Difference
+    from ..compare import Difference
 
 LONG_VERDICT = 110
 MOST_NAME = 90  # characters

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from lostflops.report.words.amounts import Unit, apportion, unit_for
 
-from .waterfall import Moved, Waterfall
+from ..waterfall import Moved, Waterfall
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from .noise import Spread
-from .pieces import LEVELS
-from .side import Side
-from .waterfall import Moved
+from ..noise import Spread
+from ..pieces import LEVELS
+from ..side import Side
+from ..waterfall import Moved
 
 if TYPE_CHECKING:
-    from .compare import Difference
+    from ..compare import Difference
 
 
 def document(found: Difference) -> dict[str, Any]:

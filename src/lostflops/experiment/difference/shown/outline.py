@@ -9,7 +9,7 @@ from lostflops.report.first_page.budget import words
 from lostflops.report.words.safe import one_line
 from lostflops.units import milliseconds
 
-from .waterfall import Moved, Path, Waterfall
+from ..waterfall import Moved, Path, Waterfall
 
 NAMELESS = "launch or name not recorded"
 LEAST = 0.005  # of the step: a change of less is not listed

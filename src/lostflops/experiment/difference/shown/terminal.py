@@ -18,8 +18,8 @@ from .amounts import Shared, shared
 from .outline import outline, signed
 
 if TYPE_CHECKING:
-    from .compare import Difference
-    from .side import Side
+    from ..compare import Difference
+    from ..side import Side
 
 NAME = 64  # characters of a name
 LONGEST_FACT = 36  # of the name of what differs

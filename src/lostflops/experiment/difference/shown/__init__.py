@@ -1,0 +1,1 @@
+"""A difference as a page in a terminal, as one in HTML, and as a document."""
