@@ -67,6 +67,8 @@ check: $(DEV)
 
 bench: $(DEV) .venv-hta/.installed
 	.venv/bin/python benchmarks/run.py
+	cd tests && ../.venv/bin/python -m lab.gains --write
+	cd tests && ../.venv/bin/python -m acceptance.gains --write
 
 docs: $(DEV)
 	.venv/bin/python docs/generate.py
