@@ -266,8 +266,8 @@ def on_another_thread(loss: torch.Tensor, weights: Weights) -> None:
     raised: list[BaseException] = []
 
     def work() -> None:
-        # PyTorch hands its number of threads to a new thread only when it runs something in parallel there, or
-        # is asked. Until then products may be added up in another order, with and without offloading.
+        # A new thread gets PyTorch's number of threads only when it runs something in parallel, or is asked.
+        # Until then products may be added up in another order, with and without offloading.
         torch.get_num_threads()
         try:
             loss.backward()
