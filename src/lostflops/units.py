@@ -12,7 +12,7 @@ of its kind reads back, to the digits that are shown.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from decimal import Decimal
 
 from lostflops.errors import BadOption, Refused, shown
@@ -182,3 +182,8 @@ def written_spans(of: Iterable[int]) -> str:
         else:
             said.append([number, number])
     return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in said)
+
+
+def written_ranks(ranks: Collection[int]) -> str:
+    """[3] as 'rank 3', [0, 1, 2, 8] as 'ranks 0-2,8'."""
+    return f"rank{'s' * (len(ranks) != 1)} {written_spans(ranks)}"

@@ -20,6 +20,7 @@ import polars as pl
 
 from lostflops.accounts import ACCOUNTS
 from lostflops.finding import milliseconds, percent
+from lostflops.recipes.accounting import WAIT
 
 from .given import COMMUNICATION, SIZED, Given
 from .host import BETWEEN, SYNCS
@@ -40,7 +41,6 @@ PASSED_ON = 0.03  # of the step, from which on waiting least tells a late rank t
 ALONE = 0.8  # of what even ranks gain, from which on it is one rank that is late
 VARIES = 1.25  # times its least lateness in a step: that of a rank whose batches are uneven
 ALL_OF_IT = 0.995  # of the difference; a rank's share may be more than all
-WAIT = "communication.wait"
 SHAPE = r"\[\d[\d, ]*\]"  # of one tensor, in the text of all of an operator's
 SYNCHRONISING = "idle.host_synchronisation"
 NOT_OWN = (*COMMUNICATION, "idle.pipeline_bubble", "idle.other_device")
@@ -360,11 +360,12 @@ class LateTogether:
 
 
 def called(ranks: Sequence[int]) -> str:
-    """Ranks in words: 'ranks 0, 2 and 5', 'ranks 0 to 7'."""
+    """Ranks in words: 'rank 3', 'ranks 0, 2 and 5', 'ranks 0 to 7'."""
     if len(ranks) > 3 and list(ranks) == list(range(ranks[0], ranks[0] + len(ranks))):
         return f"ranks {ranks[0]} to {ranks[-1]}"
     numbers = [str(rank) for rank in ranks]
-    return f"ranks {listed(numbers) if len(numbers) <= MOST_NAMED else ', '.join(numbers[:3]) + ', …'}"
+    named = listed(numbers) if len(numbers) <= MOST_NAMED else ", ".join(numbers[:3]) + ", …"
+    return f"rank{'s' * (len(ranks) > 1)} {named}"
 
 
 def late_together(given: Given) -> LateTogether | None:

@@ -12,12 +12,12 @@ from collections.abc import Mapping
 import polars as pl
 
 from lostflops import intervals
+from lostflops.recipes.accounting import WAIT
 from lostflops.store.trace import ONE_PER_DEVICE, Trace
 
 GRADIENTS, SHARDS, TENSOR, STAGES = "gradients", "shards", "tensor", "stages"
 EXPERTS, EXCHANGE = "experts", "exchange"
 BARRIERS, BROADCASTS, REPLICAS, OTHER = "barriers", "broadcasts", "replicas", "other"
-WAIT = "communication.wait"
 # What each is called on the page.
 CALLED: Mapping[str, str] = {
     GRADIENTS: "all-reduces of gradients",

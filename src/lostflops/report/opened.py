@@ -22,8 +22,7 @@ class OpenedRun(Trace):
     def of(cls, trace: Trace) -> OpenedRun:
         """The run, with these methods."""
         opened = cls(trace.path, trace.manifest, trace.ranks, trace.steps)
-        opened.given = trace.given
-        opened._compared, opened._small = trace._compared, trace._small
+        opened._share(trace)
         return opened
 
     def why(self) -> ShownPage:

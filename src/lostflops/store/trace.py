@@ -232,8 +232,7 @@ class Trace:
             self.ranks if ranks is None else ranks,
             self.steps if steps is None else steps,
         )
-        chosen._compared, chosen._by_rank, chosen._small = self._compared, self._by_rank, self._small
-        chosen.given = self.given
+        chosen._share(self)
         if steps is None:
             chosen._windows = self._windows
         else:
@@ -266,9 +265,13 @@ class Trace:
         if self.ranks is None and self.steps is None:
             return self
         whole = type(self)(self.path, self.manifest)
-        whole._compared, whole._small = self._compared, self._small
-        whole.given = self.given
+        whole._share(self)
         return whole
+
+    def _share(self, other: Trace) -> None:
+        """Take over what is known of the run's files, which no slice changes."""
+        self.given = other.given
+        self._compared, self._by_rank, self._small = other._compared, other._by_rank, other._small
 
     def cut(self, frame: pl.LazyFrame) -> pl.LazyFrame:
         """Those rows of a frame with `rank` that lie in this slice, by `step`, or by `start` and `end`.

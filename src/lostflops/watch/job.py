@@ -14,6 +14,7 @@ import polars as pl
 
 from lostflops.errors import NothingThere
 from lostflops.recipes.steps.pauses import Pause, cause_of, pauses
+from lostflops.units import written_ranks
 from lostflops.watch.detection import CHANGE, Detector, LevelChange
 from lostflops.watch.steps import FULL, PARTS, ROWS, StepRing, Whole, middle
 from lostflops.watch.tailing import Tails
@@ -261,7 +262,7 @@ class Watch:
         elif not self.ended and (status := self._command_ended(now)) is not None:
             self.ended, self.status = True, status
             silent = [rank for rank, tail in sorted(tails.items()) if not tail.ended]
-            of = f"; {_listed(silent)} left no last line: killed, or still there" if silent else ""
+            of = f"; {written_ranks(silent)} left no last line: killed, or still there" if silent else ""
             text = f"the command ended with status {status}{of}"
             news.append(Happened("end", text, time.time_ns(), bad=status != 0))
         quiet = self.quiet(now)
@@ -296,7 +297,7 @@ class Watch:
         usual = _ms(_typical(self.steps.job[self.steps.rows(RECENT)]))
         text = f"no rank finished a step for {_long(quiet)} (usual: {usual}); the last was step {furthest:,}"
         if behind and len(behind) < len(last):
-            text += f", which {_listed(behind)} never finished"
+            text += f", which {written_ranks(behind)} never finished"
         return text
 
     def slow(self) -> dict[int | None, float]:
@@ -438,9 +439,3 @@ def _ms(ns: float) -> str:
     from lostflops.finding import milliseconds
 
     return milliseconds(float(ns))
-
-
-def _listed(ranks: Sequence[int]) -> str:
-    from lostflops.units import written_spans
-
-    return f"rank{'s' if len(ranks) != 1 else ''} {written_spans(ranks)}"

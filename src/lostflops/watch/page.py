@@ -11,7 +11,7 @@ from rich.text import Text
 from lostflops.errors import shown
 from lostflops.finding import milliseconds
 from lostflops.recipes.steps.log_pauses import ordinal
-from lostflops.units import written_spans
+from lostflops.units import written_ranks
 from lostflops.watch.job import Happened, Now, RankNow
 
 LABEL = 12
@@ -100,7 +100,7 @@ def behind(now: Now) -> Iterator[str]:
         least, most = _share(min(lost)), _share(max(lost))
         by = most if least == most else f"{least} to {most}"
         whole = len(ranks) > 1 and len(ranks) == sum(rank.node == node for rank in now.ranks)
-        named = f"rank{'s' if len(ranks) > 1 else ''} {written_spans(r.rank for r in ranks)}"
+        named = written_ranks([r.rank for r in ranks])
         who = f"{shown(node)}, all its {named}" if whole else f"{named} ({shown(node)})"
         yield f"{who}: {by} slower than before, against the other ranks"
 

@@ -35,9 +35,8 @@ def write(recording: Recording, member: Membership | None = None) -> bool:
 
     Raises OutputExists or CannotWrite.
     """
-    from lostflops.privacy.secrets import (
-        without_secrets,
-    )  # dozens of patterns, which reading a run never needs
+    # Dozens of patterns, which reading a run never needs.
+    from lostflops.privacy.secrets import without_secrets
 
     run = recording.run
     if os.pathsep in str(run):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import hypot
@@ -189,19 +189,22 @@ class Difference:
 
     def _apart(self, apart: RanksApart) -> str:
         label = words(apart.account, self.after.run.on_host).label
-        ranks = f"rank {min(apart.ranks)}" if len(apart.ranks) == 1 else called(apart.ranks)
         waited = f"{milliseconds(abs(apart.waited_ns))} {'more' if apart.waited_ns >= 0 else 'less'}"
         return (
-            f"What changed is {ranks}: {signed(apart.ns)} of {label} per step, "
+            f"What changed is {called(apart.ranks)}: {signed(apart.ns)} of {label} per step, "
             f"{signed(apart.others_ns)} on the rank in the middle. The others communicate and wait {waited}."
         )
 
     @cached_property
     def apart(self) -> RanksApart | None:
         """The ranks whose own work changed unlike that of the others, if there are any."""
-        first, second = (_accounts_by_rank(side) for side in (self.before, self.after))
         step = self.waterfall.step
-        return ranks_apart(first, second, step.before_ns, step.ns) if self.comparable else None
+        return ranks_apart(*self._accounts, step.before_ns, step.ns) if self.comparable else None
+
+    @cached_property
+    def _accounts(self) -> tuple[Mapping[int, Mapping[str, int]], Mapping[int, Mapping[str, int]]]:
+        """The mean time of each account on each rank, ns, before and after."""
+        return _accounts_by_rank(self.before), _accounts_by_rank(self.after)
 
     def _certain(self) -> Iterator[str]:
         """The account that changed most beyond its own noise, where the step did not."""
@@ -221,10 +224,9 @@ class Difference:
     def ranks(self) -> tuple[ChangeOfRank, ...]:
         """The mean step of every rank, those that changed most first."""
         first, second = (_by_rank(side) for side in (self.before, self.after))
-        accounts = [_accounts_by_rank(side) for side in (self.before, self.after)]
         found: list[ChangeOfRank] = []
         for rank in sorted({*first, *second}):
-            mine, theirs = (of.get(rank, {}) for of in accounts)
+            mine, theirs = (of.get(rank, {}) for of in self._accounts)
             changes = {name: theirs.get(name, 0) - mine.get(name, 0) for name in (*mine, *theirs)}
             most = max(changes, key=lambda name: (abs(changes[name]), name), default="")
             both = rank in first and rank in second

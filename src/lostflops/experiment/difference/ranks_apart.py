@@ -1,7 +1,8 @@
 """Ranks whose own work changed unlike that of the others, which then wait for them longer, or no longer.
 
 Ranks that wait for each other take equally long, whoever is slow: neither the mean of a step nor the steps of
-the ranks tell it. What a rank does of its own does: every account but communication and a pipeline's bubble.
+the ranks tell it. What a rank does of its own does: every account but communication, a
+pipeline's bubble and waiting for another GPU.
 What changed on the rank in the middle (the median; of two the one that changed less) changed for the job as a
 whole.
 """
@@ -12,7 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import fmean, median_high, median_low
 
-WAITING = ("communication", "idle.pipeline_bubble")
+from lostflops.causes.lateness import NOT_OWN
+
 LEAST = 0.01  # of the step before
 LEAST_OF_CHANGE = 0.1  # of what the step changed by
 ALIKE = 0.5  # of the largest: ranks that changed so much are named with it
@@ -42,7 +44,7 @@ def ranks_apart(
     """
     both = sorted({*before} & {*after})
     names = {name for of in (before, after) for rank in both for name in of[rank]}
-    own = sorted(name for name in names if not name.startswith(WAITING))
+    own = sorted(name for name in names if name not in NOT_OWN)
     best: RanksApart | None = None
     for account in own:
         changes = {rank: after[rank].get(account, 0) - before[rank].get(account, 0) for rank in both}
@@ -65,4 +67,4 @@ def _is_like(change: int, most: int) -> bool:
 
 
 def _waited(accounts: Mapping[str, int]) -> int:
-    return sum(ns for name, ns in accounts.items() if name.startswith(WAITING))
+    return sum(ns for name, ns in accounts.items() if name in NOT_OWN)

@@ -10,7 +10,7 @@ import polars as pl
 
 from lostflops.finding import milliseconds
 from lostflops.store.trace import Quality
-from lostflops.units import written_spans
+from lostflops.units import written_ranks
 
 MOST_RANKS = 6
 
@@ -89,9 +89,11 @@ def clocks(ranks: pl.DataFrame, waits: pl.DataFrame, steps: int) -> Iterator[str
     if not waited or uncertain < MATTERS * waited:
         return
     errors = known.group_by("clock_error").agg("rank").sort("clock_error", descending=True)
-    listed = [f"{milliseconds(error)} ({_named(of)})" for error, of in errors.head(MOST_LISTED).iter_rows()]
+    listed = [
+        f"{milliseconds(error)} ({written_ranks(of)})" for error, of in errors.head(MOST_LISTED).iter_rows()
+    ]
     better = errors[MOST_LISTED:]["rank"].explode().to_list()
-    bars = ", ".join([*listed, *([f"less on {_named(better)}"] if better else [])])
+    bars = ", ".join([*listed, *([f"less on {written_ranks(better)}"] if better else [])])
     apart = int(moved.max()) - int(moved.min())  # pyright: ignore[reportArgumentType]
     said = f"Clocks were up to {milliseconds(apart)} apart; aligned," if is_moved else "Clocks agree;"
     least = milliseconds(2 * int(errors["clock_error"][0]))
@@ -99,7 +101,3 @@ def clocks(ranks: pl.DataFrame, waits: pl.DataFrame, steps: int) -> Iterator[str
         f"{said} they are right to within {bars}: the {milliseconds(waited)} of waiting per step may be off "
         f"by {milliseconds(uncertain)}, and a wait of less than {least} is within their error."
     )
-
-
-def _named(ranks: list[int]) -> str:
-    return f"rank{'s' * (len(ranks) > 1)} {written_spans(ranks)}"

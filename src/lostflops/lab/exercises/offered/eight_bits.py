@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 from lostflops.lab.exercises.exercise import Check, Exercise, ExerciseSide, Observed, counted
+from lostflops.lab.exercises.offered.precision import casts
 
 LAYERS, LINEAR = 4, 7  # q, k, v, o, gate, up, down
-
-
-def _casts(seen: Observed) -> int:
-    """Operators that make another type of a tensor, in the recorded steps."""
-    names = seen.table("operators")["name"].cast(str)
-    return int((names == "aten::_to_copy").sum())
 
 
 def _check(bf16: Observed, fp8: Observed) -> list[Check]:
@@ -22,7 +17,7 @@ def _check(bf16: Observed, fp8: Observed) -> list[Check]:
         Check(
             "the output head is left out, with a reason", str(report["skipped"]), "head" in report["skipped"]
         ),
-        Check("casts are added", f"{_casts(bf16)} became {_casts(fp8)}", _casts(fp8) > _casts(bf16)),
+        Check("casts are added", f"{casts(bf16)} became {casts(fp8)}", casts(fp8) > casts(bf16)),
         counted(
             "parameters are as many and as large as before", bf16.truth["parameters"], fp8.truth["parameters"]
         ),

@@ -9,24 +9,24 @@ from lostflops.lab.exercises.exercise import Check, Exercise, ExerciseSide, Obse
 PARAMETERS = 803_968
 
 
-def _matrices(seen: Observed) -> tuple[int, int]:
-    """Matrix products whose first operand is bf16, and all of them."""
+def products(seen: Observed, dtype: str) -> tuple[int, int]:
+    """Matrix products with an operand of that type, and all of them, in the recorded steps."""
     name = pl.col("name").cast(pl.String)
-    products = seen.table("operators").filter(name.is_in(["aten::mm", "aten::addmm", "aten::bmm"]))
-    half = products.filter(pl.col("dtypes").cast(pl.String).str.contains("BFloat16"))
-    return half.height, products.height
+    rows = seen.table("operators").filter(name.is_in(["aten::mm", "aten::addmm", "aten::bmm"]))
+    return rows.filter(pl.col("dtypes").cast(pl.String).str.contains(dtype)).height, rows.height
 
 
-def _casts(seen: Observed) -> int:
+def casts(seen: Observed) -> int:
+    """Operators that make another type of a tensor, in the recorded steps."""
     return seen.table("operators").filter(pl.col("name").cast(pl.String) == "aten::_to_copy").height
 
 
 def _check(full: Observed, half: Observed) -> list[Check]:
-    (none, of), (some, of_half) = _matrices(full), _matrices(half)
+    (none, of), (some, of_half) = products(full, "BFloat16"), products(half, "BFloat16")
     return [
         Check("in fp32 no matrix product is bf16", f"{none} of {of}", none == 0 and of > 0),
         Check("under autocast at least 95 % are", f"{some} of {of_half}", some >= 0.95 * of_half > 0),
-        Check("casts are added", f"{_casts(full)} became {_casts(half)}", _casts(half) > _casts(full)),
+        Check("casts are added", f"{casts(full)} became {casts(half)}", casts(half) > casts(full)),
         counted("elements reduced per step in fp32", PARAMETERS, full.collectives("all-reduce")[1]),
         counted("elements of four bytes under autocast, too", PARAMETERS, half.collectives("all-reduce")[1]),
         Check(

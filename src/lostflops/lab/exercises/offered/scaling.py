@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import polars as pl
-
 from lostflops.lab.exercises.exercise import Check, Exercise, ExerciseSide, Observed, counted
+from lostflops.lab.exercises.offered.precision import products
 
 SCALE = 2.0**40  # far too large, so that the search for a scale can be seen
 STEPS = 44
-
-
-def products(seen: Observed, dtype: str) -> tuple[int, int]:
-    """Matrix products whose first operand is of that type, and all of them."""
-    name = pl.col("name").cast(pl.String)
-    rows = seen.table("operators").filter(name.is_in(["aten::mm", "aten::addmm", "aten::bmm"]))
-    return rows.filter(pl.col("dtypes").cast(pl.String).str.contains(dtype)).height, rows.height
 
 
 def _check(full: Observed, half: Observed) -> list[Check]:
