@@ -15,13 +15,13 @@ from .device import NOT_LAUNCHED, DeviceRows
 from .edges import FoundEdges, Kind, ends, starts
 from .operations import CLOCKS_DIFFER, COPY_RETURNS, NONE, Flags, Int, RankOperations
 from .order import back_from, nearest, running_last
+from .transfer_waits import RETURNS_WITHIN, for_transfers
 
 CLOSE_TO_RETURN = 30_000  # ns before a stream's wait returns that its last row ends at the earliest
 REMAPS = 20_000  # ns from which a call that maps memory may have waited
 NEAR_ITS_END = 50_000
 CANDIDATES = 16
 USUAL_RETURN = 5_000  # ns from the end of work to the return of a call that waited for it (docs/replay.md)
-WAITED_AT_LEAST, RETURNS_WITHIN = 50_000, 500_000  # ns before and after what is waited for ends
 BLOCKED = 100_000  # ns from which a launch may have waited for its place in the queue
 SHALLOWEST = 500  # rows
 FEWEST_BLOCKED = 10
@@ -54,7 +54,7 @@ def host_waits(rank: RankOperations, rows: DeviceRows) -> HostWaits:
     waited_for, before = np.full(n, NONE, np.int64), np.full(n, NONE, np.int64)
     also = np.zeros(0, np.int64), np.zeros(0, np.int64)
     if rank.cpu and len(rows) and n:
-        waited_for, before = _for_transfers(rank, rows)
+        waited_for, before = for_transfers(rank, rows)
     elif len(rows) and n:
         work = _Work(rows)
         device, stream = np.flatnonzero(flags["wait_device"]), np.flatnonzero(flags["wait_stream"])
@@ -134,35 +134,6 @@ def _also(work: _Work, rank: RankOperations, device: Int, stream: Int, waited_fo
     # What ended later than the call was not waited for, whatever the call asked.
     ended = work.rows.end[row] <= rank.host["end"].to_numpy()[call] + CLOCKS_DIFFER
     return call[ended], row[ended]
-
-
-def _for_transfers(rank: RankOperations, rows: DeviceRows) -> tuple[Int, Int]:
-    """On a CPU nothing says that a thread waits for a transfer: a stretch or gap that began well before the
-    transfer ended, and ends right after, did."""
-    thread, start, end = (rank.host[c].to_numpy() for c in ("thread", "start", "end"))
-    inside, before = np.full(len(start), NONE, np.int64), np.full(len(start), NONE, np.int64)
-    order = np.argsort(rows.end, kind="stable")
-    for own in rank.working:
-        begin, stop = np.searchsorted(thread, own), np.searchsorted(thread, own, "right")
-        if begin == stop:
-            continue
-        at = begin + np.searchsorted(start[begin:stop], rows.end[order], "right") - 1
-        known = at >= begin
-        at = np.where(known, at, begin)
-        done = rows.end[order]
-        in_it = (
-            known
-            & (end[at] >= done)
-            & (end[at] <= done + RETURNS_WITHIN)
-            & (start[at] <= done - WAITED_AT_LEAST)
-        )
-        # Later ends overwrite earlier ones: the last transfer is what the stretch waited for.
-        inside[at[in_it]] = order[in_it]
-        follows = known & (end[at] < done) & (at + 1 < stop)
-        then = np.minimum(at + 1, len(start) - 1)
-        in_gap = follows & (start[then] <= done + RETURNS_WITHIN) & (end[at] <= done - WAITED_AT_LEAST)
-        before[then[in_gap]] = order[in_gap]
-    return inside, before
 
 
 def _queued_before(rows: DeviceRows) -> Flags:
