@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from lostflops.viewer.server.guard import Keys
 from viewed import at_work, browsing, stored
@@ -18,6 +20,7 @@ EVENTS, ZERO = 6000, 1 << 45  # nine hours on the run's clock
 LEFT, WIDTH, TOP, HEIGHT = 196, 1000, 34 + 26 + 2, 16  # of the stream's row in the canvas
 # Shares come in 255 parts and a pixel covers up to five buckets; a colour is cut to whole levels.
 NEAR = 4.0  # levels of 255
+WINDOWS = 12
 
 
 def _events() -> tuple[Any, Any, Any]:
@@ -69,22 +72,26 @@ def test_any_pixel_s_colours_are_the_shares_of_the_raw_events(tmp_path: Path) ->
     known = browsing(tmp_path / "base")[1]
     zero, whole = known["zero"], known["end"] - known["zero"]
     keys = Keys(8000)
-    random = np.random.default_rng(2)
-    with playwright.sync_playwright() as running, at_work(keys, tmp_path / "base") as port:
+    with at_work(keys, tmp_path / "base") as port, playwright.sync_playwright() as running:
         opened = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         page = opened.new_page(viewport={"width": LEFT + WIDTH, "height": 600})
         page.set_default_timeout(15_000)
         page.goto(f"http://localhost:{port}/run/{known['id']}?token={keys.token()}#drawer=0&open=0")
         _drawn(page)
         colors = np.array(page.evaluate(COLORS, list(FAMILIES)))
+
         # From pixels of many events to pixels narrower than most: to zoom in reads raw events, not sums.
-        for turn, zoom in enumerate((1.0, 0.7, 0.33, 0.11, 0.05)):
+        @settings(max_examples=WINDOWS, deadline=None, database=None, derandomize=True)
+        @given(st.floats(0.03, 1), st.floats(0, 1), st.booleans())
+        @example(1.0, 0.0, False)
+        @example(0.05, 0.5, True)
+        def shows_what_was_recorded(zoom: float, place: float, moved: bool) -> None:
             span = round(whole * zoom)
-            begin = zero + round(random.random() * (whole - span))
+            begin = zero + round(place * (whole - span))
             page.evaluate("to => { location.hash = to }", f"drawer=0&open=0&from={begin}&to={begin + span}")
             page.wait_for_timeout(30)
             _drawn(page)
-            if turn % 3 == 2:  # moved: most pixels are copied, some are drawn
+            if moved and begin + 1.15 * span <= zero + whole:  # most pixels are copied, some are drawn
                 page.mouse.move(LEFT + 10, TOP + 100)
                 page.keyboard.press("d")
                 page.wait_for_timeout(30)
@@ -98,13 +105,11 @@ def test_any_pixel_s_colours_are_the_shares_of_the_raw_events(tmp_path: Path) ->
             line = _edges(at, begin, span / WIDTH)
             off = np.abs(np.array(pixels) - wanted).max(axis=1)
             off[line] = 0
-            assert off.max() < NEAR, (
-                zoom,
-                int(off.argmax()),
-                pixels[int(off.argmax())],
-                wanted[int(off.argmax())],
-            )
+            worst = int(off.argmax())
+            assert off.max() < NEAR, (worst, pixels[worst], wanted[worst])
             assert line.mean() < 0.5
+
+        shows_what_was_recorded()
         opened.close()
 
 

@@ -59,7 +59,7 @@ def tab(two: tuple[Path, Path]) -> Iterator[Any]:
         pytest.skip("no Chromium here")
     keys = Keys(8000)
     ids = {run["title"]: run["id"] for run in browsing(*two)[0].get("/api/runs").json()["runs"]}
-    with playwright.sync_playwright() as running, at_work(keys, *two) as port:
+    with at_work(keys, *two) as port, playwright.sync_playwright() as running:
         opened = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         page = opened.new_page(viewport={"width": 1400, "height": 800})
         page.set_default_timeout(15_000)
@@ -73,6 +73,18 @@ def tab(two: tuple[Path, Path]) -> Iterator[Any]:
 def test_the_address_of_two_runs_leads_to_both(tab: Any) -> None:
     assert "token" not in tab.url and "with=" in urlsplit(tab.url).fragment
     assert tab.locator(".body h2").inner_text() == "A base beside B new"
+
+
+def test_no_tab_is_cut_off(tab: Any) -> None:
+    whole, shown = tab.evaluate(
+        "() => { const { scrollWidth, clientWidth } = document.querySelector('.tabs');"
+        " return [scrollWidth, clientWidth]; }"
+    )
+    assert whole <= shown
+    panel = tab.locator(".panel").bounding_box()
+    for one in tab.locator(".tabs button").all():
+        box = one.bounding_box()
+        assert panel["x"] <= box["x"] and box["x"] + box["width"] <= panel["x"] + panel["width"]
 
 
 def test_steps_and_accounts_of_both_stand_beside_each_other_and_add_up(tab: Any) -> None:
