@@ -291,16 +291,18 @@ def _directives(job: Job, placed: Launch) -> list[str]:
         "--open-mode=append",  # a requeued job keeps what its first attempt said
         *job.directives,
     ]
-    return [f"#SBATCH {_directive(option)}" for option in options]
+    return [directive(option) for option in options]
 
 
-def _directive(option: str) -> str:
+def directive(option: str) -> str:
+    """An option of sbatch, such as --time=1:00:00, as a line of its script. Raises BadOption where it
+    would end the line."""
     if not option.isprintable():
         raise BadOption(f"'{shown(option)}' holds a character that cannot be printed.")
     name, equals, value = option.partition("=")
     if re.fullmatch(r"[\w.,:;/@%+=\[\]&|*()!-]*", value):
-        return option
-    return f'{name}{equals}"' + re.sub(r'(["\\])', r"\\\1", value) + '"'
+        return f"#SBATCH {option}"
+    return f'#SBATCH {name}{equals}"' + re.sub(r'(["\\])', r"\\\1", value) + '"'
 
 
 def _start(job: Job, placed: Launch) -> list[str]:

@@ -38,6 +38,11 @@ class Ran:
     def passed(self) -> bool:
         return all(check.passed for check in self.checks)
 
+    def to_json(self) -> dict[str, Any]:
+        """The exercise, whether all is as expected, and the checks."""
+        checks = [asdict(check) for check in self.checks]
+        return {"exercise": self.exercise.name, "passed": self.passed, "checks": checks}
+
 
 @dataclass(frozen=True)
 class RunFolders:
@@ -78,8 +83,7 @@ def played(exercise: Exercise, output: Path, device: str, say: Say) -> Ran:
         ]
         ran = Ran(exercise, place.folder, observed, exercise.check(*observed))
     place.folder.mkdir(parents=True, exist_ok=True)
-    result = {"exercise": exercise.name, "passed": ran.passed, "checks": [asdict(c) for c in ran.checks]}
-    _write(place.folder / f"result-{place.stamp}.json", result)
+    _write(place.folder / f"result-{place.stamp}.json", ran.to_json())
     return ran
 
 

@@ -57,6 +57,16 @@ def pages(ran: Ran, console: Console) -> None:
         terminal.show(seen.page, console, paths=as_argument(seen.run))
 
 
+def compared(exercise: Exercise, console: Console) -> None:
+    """What to look at where both sides stand beside each other."""
+    assert exercise.sides is not None
+    console.print(Text(f"{exercise.name}: {exercise.title}", style="bold"))
+    for name, side in zip(SIDES, exercise.sides, strict=True):
+        console.print(Text(f"  {name:8}{side.what}"))
+    console.print(Text(f"fix: {exercise.fix}"))
+    console.print(Text(f"look at {exercise.see}\n"))
+
+
 def checks(ran: Ran, console: Console) -> None:
     """The expected beside the observed, and whether it is so."""
     console.print(Text(f"\n── {ran.exercise.name}: expected and observed", style="bold"))

@@ -60,6 +60,9 @@ def run(given: Namespace) -> None:
         for name, title in EXERCISES.items():
             print(f"{name:13}{title}")
         print("\nlostflops lab 1a          runs an exercise: two minutes at most")
+        print("lostflops lab submit 1a   runs it as a job of Slurm")
+        print("lostflops lab check DIR   holds what it recorded against what must be seen, again")
+        print("lostflops lab compare DIR says what its fix changed")
         print("lostflops lab simulate    writes the traces of a job that never ran")
         return
     if given.action in actions():
@@ -70,7 +73,6 @@ def run(given: Namespace) -> None:
 
 def _play(given: Namespace) -> None:
     import sys
-    from dataclasses import asdict
 
     from rich.console import Console
 
@@ -89,8 +91,7 @@ def _play(given: Namespace) -> None:
     ran = played(exercise, given.output, device, lambda text: console.print(text, markup=False))
     shown.pages(ran, console)
     shown.checks(ran, console)
-    checks = [asdict(check) for check in ran.checks]
     if given.json is not None:
-        files.document(given.json, {"exercise": exercise.name, "passed": ran.passed, "checks": checks})
+        files.document(given.json, ran.to_json())
     if not ran.passed:
         raise Unheld

@@ -17,14 +17,10 @@ import subprocess
 import sys
 import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from lostflops.cli.commands.recording import record
-
-if TYPE_CHECKING:
-    from lostflops.capture.slurm import script as slurm
 
 WITH_VALUE = {  # options of sbatch that most sites want
     "time": ("TIME", "the time limit, as in 1:30:00"),
@@ -107,7 +103,7 @@ def run(given: Namespace) -> None:
     target = output.with_name(f"{named}.sbatch")
     job = slurm.Job(
         command=command,
-        record=[*_lostflops(), "record", *_record_options(given)],
+        record=[*lostflops_here(), "record", *_record_options(given)],
         run=str(output),
         log=re.sub(r"%(?!j)", "%%", f"{output}.out"),
         name=given.job_name or stem,
@@ -123,7 +119,7 @@ def run(given: Namespace) -> None:
         container=given.container,
         runtime=given.container_runtime or slurm.runtime_of(given.container or ""),
         mounts=given.mount,
-        monitor=[*_lostflops(), "monitor"] if given.monitor else [],
+        monitor=[*lostflops_here(), "monitor"] if given.monitor else [],
         again=f"sbatch {shlex.quote(os.path.relpath(target))}",
     )
     text = slurm.script(job)
@@ -137,7 +133,12 @@ def run(given: Namespace) -> None:
         target.write_text(text)
     except OSError as error:
         raise CannotWrite(target, error) from error
-    _submit(given, job, target)
+
+    def then(number: str) -> str:
+        run = os.path.relpath(job.run.replace(slurm.JOB_ID, number))
+        return f"its output goes to {run}.out; when it has ended: lostflops why {shlex.quote(run)}"
+
+    submitted(target, wait=given.wait, then=then)
 
 
 def _check(given: Namespace, command: Sequence[str]) -> None:
@@ -175,7 +176,7 @@ def _unknown_here(name: str) -> bool:
     return shutil.which(name) is None and not Path(name).exists()
 
 
-def _lostflops() -> list[str]:
+def lostflops_here() -> list[str]:
     """This lostflops, as the first node of the job finds it too: by its full path."""
     beside = Path(sys.executable).with_name("lostflops")
     return [str(beside)] if beside.exists() else [sys.executable, "-m", "lostflops"]
@@ -200,29 +201,30 @@ def _absolute(value: object) -> str:
     return str(value.absolute() if isinstance(value, Path) else value)
 
 
-def _submit(given: Namespace, job: slurm.Job, target: Path) -> None:
-    from lostflops.capture.slurm.script import JOB_ID
+def submitted(target: Path, *, wait: bool, then: Callable[[str], str]) -> None:
+    """Submit a script, and say what follows; `then` is given the job's number.
+
+    Raises BadOption where there is no sbatch, NotSubmitted where it refuses, and SystemExit with the job's
+    status where it was waited for and failed.
+    """
     from lostflops.errors import BadOption, NotSubmitted, shown
 
+    again = f"sbatch {shlex.quote(os.path.relpath(target))}"
     if shutil.which("sbatch") is None:
         raise BadOption(
             f"`sbatch` is not on the PATH here; the script was written to {shown(target)}.",
-            f"submit it on a machine of the cluster: `{job.again}`.",
+            f"submit it on a machine of the cluster: `{again}`.",
         )
-    command = ["sbatch", "--parsable", *(["--wait"] if given.wait else []), str(target)]
+    command = ["sbatch", "--parsable", *(["--wait"] if wait else []), str(target)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as sbatch:
         assert sbatch.stdout is not None and sbatch.stderr is not None
         number = sbatch.stdout.readline().strip().partition(";")[0]
         if number:
-            run = os.path.relpath(job.run.replace(JOB_ID, number))
             print(f"submitted job {number}: {os.path.relpath(target)}")
-            print(
-                f"its output goes to {run}.out; when it has ended: lostflops why {shlex.quote(run)}",
-                flush=True,
-            )
+            print(then(number), flush=True)
         said = sbatch.stderr.read()
     if not number:
-        raise NotSubmitted(said, job.again)
+        raise NotSubmitted(said, again)
     print(said, end="", file=sys.stderr)  # what a site has to say of the job
     if sbatch.returncode:
         raise SystemExit(sbatch.returncode)
