@@ -10,8 +10,10 @@ import polars as pl
 
 from lostflops import intervals
 from lostflops.accounts import ACCOUNTS
+from lostflops.accounts.account import Row
 from lostflops.errors import LostflopsError
 from lostflops.finding import Finding
+from lostflops.naming.host_causes import cause_of
 from lostflops.recipes.compute.flops import FLOPS, flops_of
 from lostflops.recipes.compute.work import executions
 from lostflops.session import Answer, Session, Skipped
@@ -27,6 +29,7 @@ WORK = pl.Schema(
 WAITED = pl.Schema(
     {"rank": pl.Int32, "on": pl.Int32, "account": pl.String, "in_pair": pl.Boolean, "time": pl.Int64}
 )
+SAVING = pl.Schema({"rank": pl.Int32, "step": pl.Int64, "ns": pl.Int64, "name": pl.String})
 ASKED = pl.Schema({"rank": pl.Int32, "flops": pl.Float64})
 PURPOSES, TOTAL = pl.Schema({"purpose": pl.String, "ns": pl.Int64}), pl.Schema({"ns": pl.Int64})
 CHECKPOINT = "idle.checkpoint_logging"
@@ -53,11 +56,12 @@ class Given:
     grid in them, `flops` what matrix products and attention ask for in all of them on ranks whose shapes
     tell, `in_checkpoints` how much of the exposed copying was launched inside a checkpoint, ns, and
     `in_long_pauses` how much of the host's other work comes in stretches of a millisecond or more, ns.
-    `purposes` says what exposed communication is for, ns, and `waited` what the ranks that others wait for
-    do meanwhile, as the recipe `communication_waited_for` does; `held_back` is how much exposed communication
-    began late because the host waited for its device, ns. `clocks_apart` is by how much the clocks of two
-    ranks may still differ, ns. `advice` puts a remedy into the words of the framework that the job uses, and
-    `left` are those of some remedies that it could still make.
+    `saving` says for how long of each step a thread that launches nothing saves a checkpoint, and in which
+    row. `purposes` says what exposed communication is for, ns, and `waited` what the ranks that others wait
+    for do meanwhile, as the recipe `communication_waited_for` does; `held_back` is how much exposed
+    communication began late because the host waited for its device, ns. `clocks_apart` is by how much the
+    clocks of two ranks may still differ, ns. `advice` puts a remedy into the words of the framework that the
+    job uses, and `left` are those of some remedies that it could still make.
     """
 
     answers: Mapping[str, Answer]
@@ -67,6 +71,7 @@ class Given:
     flops: Mapping[int, float] = field(default_factory=dict[int, float])
     in_checkpoints: int = 0
     in_long_pauses: int = 0
+    saving: pl.DataFrame = field(default_factory=SAVING.to_frame)
     purposes: Mapping[str, int] = field(default_factory=dict[str, int])
     waited: pl.DataFrame = field(default_factory=WAITED.to_frame)
     held_back: int = 0
@@ -183,6 +188,7 @@ def gather(
         flops=dict(folded("flops", ASKED, lambda: _flops(trace, counted)).iter_rows()) if many else {},
         in_checkpoints=total("in_checkpoints", _in_checkpoints) if "copy_summary_by_time" in answers else 0,
         in_long_pauses=total("in_long_pauses", _in_long_pauses),
+        saving=folded("saving", SAVING, lambda: _saving_beside(trace, session, ledger)),
         purposes=dict(folded("purposes", PURPOSES, purposes).iter_rows()),
         waited=folded("waited", WAITED, lambda: _waited(session, counted)) if many else WAITED.to_frame(),
         held_back=total("held_back", _held_back) if "communication_exposed" in answers else 0,
@@ -232,6 +238,35 @@ def _held_back(session: Session, counted: pl.DataFrame) -> int:
     if gathers is None:
         return 0
     return int(gathers.join(counted, on=["rank", "step"], how="semi")["time"].sum())
+
+
+def _saving_beside(trace: Trace, session: Session, ledger: pl.DataFrame) -> pl.DataFrame:
+    """For how long of each step that counts a thread that neither launches nor is the main one saves."""
+    found: list[pl.DataFrame] = []
+    kinds: tuple[tuple[str, Row], ...] = (("ranges", "range"), ("frames", "frame"))
+    for table, row in kinds:
+        rows = trace.table(table)
+        if rows is None:
+            continue
+        name = pl.col("name").cast(pl.String)
+        causes = cause_of(rows.select(name.unique()).collect()["name"].drop_nulls(), row)
+        saves = causes.filter(pl.col("cause") == CHECKPOINT.removeprefix("idle."))["name"].to_list()
+        found.append(rows.filter(name.is_in(saves)).select("rank", "thread", "start", "end", name).collect())
+    every = pl.concat([rows for rows in found if rows.height]) if any(r.height for r in found) else None
+    if every is None:
+        return SAVING.to_frame()
+    spans = _table(session, "host_spans")
+    if spans is not None:
+        every = every.join(spans.select("rank", "thread").unique(), on=["rank", "thread"], how="anti")
+    windows = ledger.select("rank", "step", "start", "end").unique().lazy()
+    outermost = every.sort("start", pl.col("end"), descending=[False, True])["name"].first()
+    inside = intervals.inside(windows, intervals.union(every.lazy(), ["rank"]), {"ns": pl.lit(True)})
+    return (
+        inside.filter(pl.col("ns") > 0)
+        .with_columns(name=pl.lit(outermost))
+        .select(pl.col(c).cast(t) for c, t in SAVING.items())
+        .collect()
+    )
 
 
 def _in_long_pauses(session: Session, counted: pl.DataFrame) -> int:
