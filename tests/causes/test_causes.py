@@ -250,7 +250,7 @@ def test_a_late_rank_leaves_communication_no_more_than_its_transfer(why) -> None
 
 
 def test_stages_of_a_pipeline_that_wait_for_each_other_are_a_bubble_not_a_late_rank(why) -> None:
-    page = why([[Work(computes=30), Work(computes=40)]] * STEPS, Job(kind="send"))
+    page = why([[Work(computes=30), Work(computes=40, calls=5)]] * STEPS, Job(kind="send"))
     assert "rank-arrives-last" not in names(page)
     assert names(page)[0] == "pipeline-bubble"
     assert first(page).claim.startswith("Rank 1 is the slowest pipeline stage: it computes 40.0 ms per step")

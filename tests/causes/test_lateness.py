@@ -22,10 +22,10 @@ from lostflops.causes.lateness import (
     late_together,
     like_others_at_most,
     says,
-    slower_compute,
     stages,
     turns,
 )
+from lostflops.causes.longer_compute import slower_compute
 
 DATA, PYTHON, WAIT = "idle.data_loading", "idle.other_host_work", "communication.wait"
 MS = 1_000_000

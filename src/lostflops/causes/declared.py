@@ -44,7 +44,13 @@ LOGGING = Made(
     ("log-less",),
     Verdict("Held up by logging", "idle time while the CPU logs"),
 )
-MADE: Mapping[str, Made] = {made.name: made for made in (LOGGING,)}
+SLOWED = Made(
+    "saving-slows-launches",
+    "The GPU idles 9.00 ms per step (18 %) as the CPU is slow while another thread saves a checkpoint.",
+    ("async-checkpoint",),
+    Verdict("Slowed by a checkpoint in the background", "idle time while another thread saves"),
+)
+MADE: Mapping[str, Made] = {made.name: made for made in (LOGGING, SLOWED)}
 # What findings become when it is known what lies behind them: a case, with remedies of its own.
 CASES: Mapping[str, Recommended] = {
     "uneven-work": Recommended(("length-grouping",), ("packing",), of="rank-arrives-last"),

@@ -10,8 +10,11 @@ import polars as pl
 
 from lostflops import intervals
 from lostflops.accounts import ACCOUNTS
+from lostflops.accounts.account import Row
 from lostflops.errors import LostflopsError
 from lostflops.finding import Finding
+from lostflops.naming.host_causes import cause_of
+from lostflops.recipes.compute.flops import FLOPS, flops_of
 from lostflops.recipes.compute.work import executions
 from lostflops.session import Answer, Session, Skipped
 from lostflops.store.trace import Trace
@@ -26,6 +29,8 @@ WORK = pl.Schema(
 WAITED = pl.Schema(
     {"rank": pl.Int32, "on": pl.Int32, "account": pl.String, "in_pair": pl.Boolean, "time": pl.Int64}
 )
+SAVING = pl.Schema({"rank": pl.Int32, "step": pl.Int64, "ns": pl.Int64, "name": pl.String})
+ASKED = pl.Schema({"rank": pl.Int32, "flops": pl.Float64})
 PURPOSES, TOTAL = pl.Schema({"purpose": pl.String, "ns": pl.Int64}), pl.Schema({"ns": pl.Int64})
 CHECKPOINT = "idle.checkpoint_logging"
 OTHER_HOST = "idle.other_host_work"
@@ -48,21 +53,25 @@ class Given:
 
     `ledger` holds the steps that count, with the columns of the recipe `step_ledger`. `names` says how long
     each rank's idle time has each name in those steps, `work` how often each rank runs each kernel of one
-    grid in them, `in_checkpoints` how much of the exposed copying was launched inside a checkpoint, ns, and
+    grid in them, `flops` what matrix products and attention ask for in all of them on ranks whose shapes
+    tell, `in_checkpoints` how much of the exposed copying was launched inside a checkpoint, ns, and
     `in_long_pauses` how much of the host's other work comes in stretches of a millisecond or more, ns.
-    `purposes` says what exposed communication is for, ns, and `waited` what the ranks that others wait for
-    do meanwhile, as the recipe `communication_waited_for` does; `held_back` is how much exposed communication
-    began late because the host waited for its device, ns. `clocks_apart` is by how much the clocks of two
-    ranks may still differ, ns. `advice` puts a remedy into the words of the framework that the job uses, and
-    `left` are those of some remedies that it could still make.
+    `saving` says for how long of each step a thread that launches nothing saves a checkpoint, and in which
+    row. `purposes` says what exposed communication is for, ns, and `waited` what the ranks that others wait
+    for do meanwhile, as the recipe `communication_waited_for` does; `held_back` is how much exposed
+    communication began late because the host waited for its device, ns. `clocks_apart` is by how much the
+    clocks of two ranks may still differ, ns. `advice` puts a remedy into the words of the framework that the
+    job uses, and `left` are those of some remedies that it could still make.
     """
 
     answers: Mapping[str, Answer]
     ledger: pl.DataFrame
     names: pl.DataFrame = field(default_factory=NAMES.to_frame)
     work: pl.DataFrame = field(default_factory=WORK.to_frame)
+    flops: Mapping[int, float] = field(default_factory=dict[int, float])
     in_checkpoints: int = 0
     in_long_pauses: int = 0
+    saving: pl.DataFrame = field(default_factory=SAVING.to_frame)
     purposes: Mapping[str, int] = field(default_factory=dict[str, int])
     waited: pl.DataFrame = field(default_factory=WAITED.to_frame)
     held_back: int = 0
@@ -135,6 +144,12 @@ class Given:
         return None if answer is None else answer.table
 
 
+def has_stages(given: Given) -> bool:
+    """Whether ranks wait in sends and receives: those make a rank late that is not so by itself."""
+    table = given.table("communication_wait")
+    return table is not None and "in_pairs" in table.columns and bool(table["in_pairs"].sum())
+
+
 def gather(
     trace: Trace,
     session: Session,
@@ -170,8 +185,10 @@ def gather(
         ledger=ledger,
         names=folded("names", NAMES, lambda: _names(session, counted)),
         work=folded("work", WORK, lambda: _work(trace, on_host, ledger)) if many else WORK.to_frame(),
+        flops=dict(folded("flops", ASKED, lambda: _flops(trace, counted)).iter_rows()) if many else {},
         in_checkpoints=total("in_checkpoints", _in_checkpoints) if "copy_summary_by_time" in answers else 0,
         in_long_pauses=total("in_long_pauses", _in_long_pauses),
+        saving=folded("saving", SAVING, lambda: _saving_beside(trace, session, ledger)),
         purposes=dict(folded("purposes", PURPOSES, purposes).iter_rows()),
         waited=folded("waited", WAITED, lambda: _waited(session, counted)) if many else WAITED.to_frame(),
         held_back=total("held_back", _held_back) if "communication_exposed" in answers else 0,
@@ -223,6 +240,35 @@ def _held_back(session: Session, counted: pl.DataFrame) -> int:
     return int(gathers.join(counted, on=["rank", "step"], how="semi")["time"].sum())
 
 
+def _saving_beside(trace: Trace, session: Session, ledger: pl.DataFrame) -> pl.DataFrame:
+    """For how long of each step that counts a thread that neither launches nor is the main one saves."""
+    found: list[pl.DataFrame] = []
+    kinds: tuple[tuple[str, Row], ...] = (("ranges", "range"), ("frames", "frame"))
+    for table, row in kinds:
+        rows = trace.table(table)
+        if rows is None:
+            continue
+        name = pl.col("name").cast(pl.String)
+        causes = cause_of(rows.select(name.unique()).collect()["name"].drop_nulls(), row)
+        saves = causes.filter(pl.col("cause") == CHECKPOINT.removeprefix("idle."))["name"].to_list()
+        found.append(rows.filter(name.is_in(saves)).select("rank", "thread", "start", "end", name).collect())
+    every = pl.concat([rows for rows in found if rows.height]) if any(r.height for r in found) else None
+    if every is None:
+        return SAVING.to_frame()
+    spans = _table(session, "host_spans")
+    if spans is not None:
+        every = every.join(spans.select("rank", "thread").unique(), on=["rank", "thread"], how="anti")
+    windows = ledger.select("rank", "step", "start", "end").unique().lazy()
+    outermost = every.sort("start", pl.col("end"), descending=[False, True])["name"].first()
+    inside = intervals.inside(windows, intervals.union(every.lazy(), ["rank"]), {"ns": pl.lit(True)})
+    return (
+        inside.filter(pl.col("ns") > 0)
+        .with_columns(name=pl.lit(outermost))
+        .select(pl.col(c).cast(t) for c, t in SAVING.items())
+        .collect()
+    )
+
+
 def _in_long_pauses(session: Session, counted: pl.DataFrame) -> int:
     stretches = _table(session, "idle_causes")
     if stretches is None:
@@ -259,6 +305,35 @@ def _work(trace: Trace, on_host: bool, ledger: pl.DataFrame) -> pl.DataFrame:
         .agg(calls=executions(), time=(pl.col("end") - pl.col("start")).clip(0).sum())
         .select(pl.col(c).cast(t) for c, t in WORK.items())
         .collect()
+    )
+
+
+def _flops(trace: Trace, counted: pl.DataFrame) -> pl.DataFrame:
+    """FLOPs that operators ask for which the host began in the steps that count; of ranks with all shapes."""
+    steps, operators = trace.table("steps"), trace.table("operators")
+    if steps is None or operators is None:
+        return ASKED.to_frame()
+    here = steps.join(counted.lazy(), on=["rank", "step"], how="semi")
+    windows = here.select(
+        "rank", start=pl.coalesce("host_start", "start"), until=pl.coalesce("host_end", "end")
+    )
+    kinds = (
+        operators.select("rank", "start", pl.col("name", "shapes").cast(pl.String))
+        .filter(pl.col("name").is_in([*FLOPS]))
+        .sort("start")
+        .join_asof(windows.sort("start"), on="start", by="rank", check_sortedness=False)
+        .filter(pl.col("start") < pl.col("until"))
+        .group_by("rank", "name", "shapes")
+        .agg(calls=pl.len())
+        .collect()
+    )
+    each = [flops_of(*row) for row in kinds.select("name", "shapes").iter_rows()]
+    asked = kinds.with_columns(each=pl.Series(each, dtype=pl.Float64))
+    return (
+        asked.filter(pl.col("each").is_not_null().all().over("rank"))
+        .group_by("rank")
+        .agg(flops=(pl.col("each") * pl.col("calls")).sum())
+        .select(pl.col(c).cast(t) for c, t in ASKED.items())
     )
 
 

@@ -11,6 +11,7 @@ import polars as pl
 from lostflops.finding import Finding, milliseconds
 
 from .declared import LOGGING as LOGGING_INSIDE
+from .declared import SLOWED
 from .given import OTHER_HOST, Given
 from .names import SAVED, contributors, listed, saved_or_logged, spoken, stands_still
 from .names import WAITS as WAITS_FOR_OTHERS
@@ -26,6 +27,9 @@ PER_STEP = re.compile(r"([\d.,]+ (?:ns|µs|ms|s) per step) \(([\d.]+ %)\)")
 # Of a CPU's step, from which on what the framework does between operators is worth a finding. Recording
 # lengthens just these pauses.
 BETWEEN_FROM = 0.15
+# Of a step, in which another thread saves: such steps are compared with those in which hardly any does. How
+# many times as long the CPU pauses there, and what of the step that costs, from which on it is the saving's.
+BESIDE, HARDLY, TIMES, SLOWED_FROM = 0.5, 0.1, 2, 0.03
 NAMED_FROM = 0.1  # of an account, which a name must hold to be shown
 SAVES_OR_LOGS, SAVES, LOGS = "saves a checkpoint or logs", "saves a checkpoint", "logs"
 # Ranges that frameworks and scripts draw around whole phases: what to change lies inside.
@@ -45,6 +49,7 @@ def join_host(page: PageFindings) -> None:
     _out_of_memory(page)
     _outside_window(page)
     _synchronised_often(page)
+    _slowed_by_saving(page)
 
 
 def names_of(page: PageFindings, account: str) -> list[tuple[str, int]]:
@@ -247,4 +252,52 @@ def _synchronised_often(page: PageFindings) -> None:
             ),
             accounts=(*joined.accounts, *BETWEEN),
         ),
+    )
+
+
+def _slowed_by_saving(page: PageFindings) -> None:
+    """A thread that saves a checkpoint holds Python's lock: the other launches slowly in just those steps."""
+    given = page.given
+    if given.saving.is_empty():
+        return
+    accounts = (*BETWEEN, OTHER_HOST)
+    pauses = pl.col("ns").filter(pl.col("account").is_in(accounts)).sum()
+    each = (
+        given.ledger.group_by("rank", "step")
+        .agg(pauses=pauses, all=pl.col("ns").sum())
+        .join(given.saving.select("rank", "step", saving="ns"), on=["rank", "step"], how="left")
+        .with_columns(share=pl.col("saving").fill_null(0) / pl.col("all"))
+    )
+    beside, others = each.filter(pl.col("share") >= BESIDE), each.filter(pl.col("share") <= HARDLY)
+    if beside.is_empty() or others.is_empty():
+        return
+    slow, usual = (int(rows["pauses"].sum()) // rows.height for rows in (beside, others))
+    cost = (slow - usual) * beside.height // max(1, given.num_steps)
+    members = [found for account in accounts if (found := page.about(account))]
+    if slow <= TIMES * usual or not members or not page.reaches(cost, SLOWED_FROM):
+        return
+    left = sum(member.size for member in members) - cost
+    for member in members:
+        page.drop(member)
+    largest = max(members, key=lambda member: member.size)
+    if page.reaches(left, SLOWED_FROM):
+        claim = PER_STEP.sub(page.share(left), largest.claim, count=1)
+        page.put(replace(largest, claim=claim, cost_per_step=left))
+    compared = f"{milliseconds(slow)} in a step beside it, {milliseconds(usual)} in the others"
+    page.put(
+        Finding(
+            name=SLOWED.name,
+            claim=f"The GPU idles {page.share(cost)} as the CPU is slow while another thread saves a "
+            "checkpoint.",
+            gain="at most",
+            ns_per_step=max(cost, *(member.ns_per_step for member in members)),
+            cost_per_step=cost,
+            evidence=(
+                f"pauses between launches take {compared}",
+                f"the other thread is in {spoken(given.saving['name'][0])}",
+            ),
+            next="Save in a process of its own, which has its own Python lock, or less often.",
+            recipe="idle_summary",
+            accounts=tuple(dict.fromkeys(account for member in members for account in member.accounts)),
+        )
     )

@@ -22,9 +22,10 @@ from lostflops.accounts import ACCOUNTS
 from lostflops.finding import milliseconds, percent
 from lostflops.recipes.accounting import WAIT
 
-from .given import COMMUNICATION, SIZED, Given
+from .given import COMMUNICATION, Given, has_stages
 from .host import BETWEEN, SYNCS
 from .host import WAITS as SYNCHRONISING_CALLS
+from .longer_compute import ALIKE, slower_compute
 from .names import EITHER, listed, saved_or_logged, spoken
 
 MORE_THAN_EVEN = 1.5  # times its even share of all waiting
@@ -33,15 +34,10 @@ LEAD_SHARE = 1 / 3  # of the waiting for it, by which a culprit comes after the 
 ONCE_SHARE = 0.8  # of all lateness, from which on one step is called the only one
 AS_A_RULE = 0.8  # of the steps, in which ranks are late that are so together
 MOST_NAMED = 8  # ranks
-ALIKE = 0.1  # kernels of two ranks take as long as each other within this share
-SAME_WORK = 0.8  # of a rank's kernel time in kernels that the others run as often
-# Kernels whose grid does not tell how much they are given.
-GROUPED = r"(?i)group(?:ed)?_?(?:gemm|problem|mm)|ptr_?array|\bmoe|_moe"
 PASSED_ON = 0.03  # of the step, from which on waiting least tells a late rank that is not blamed for most
 ALONE = 0.8  # of what even ranks gain, from which on it is one rank that is late
 VARIES = 1.25  # times its least lateness in a step: that of a rank whose batches are uneven
 ALL_OF_IT = 0.995  # of the difference; a rank's share may be more than all
-SHAPE = r"\[\d[\d, ]*\]"  # of one tensor, in the text of all of an operator's
 SYNCHRONISING = "idle.host_synchronisation"
 NOT_OWN = (*COMMUNICATION, "idle.pipeline_bubble", "idle.other_device")
 # What a rank may spend on others beside: its host waits for its device, which waits for them.
@@ -108,18 +104,22 @@ def late_rank(given: Given) -> Late | None:
 def _blamed(given: Given, known: pl.DataFrame) -> Late | None:
     """The rank that most of the waiting is for."""
     worst, ranks = known.row(0, named=True), known.height
-    late, waited = worst["at_most"] or 0, (worst["per_step"] or 0) * ranks // (ranks - 1)
+    lead, waited = worst["at_most"] or 0, (worst["per_step"] or 0) * ranks // (ranks - 1)
     if (
         (worst["blame_share"] or 0) < MORE_THAN_EVEN / ranks
         or worst["unmatched"] > worst["collectives"]
-        or late <= LEAD_SHARE * waited
+        or lead <= LEAD_SHARE * waited
     ):
         return None
     excess = _excess(given, worst["rank"])
-    if excess is None or excess.ns < OWN_SHARE * late:
+    if excess is None or excess.ns < OWN_SHARE * lead:
         return None
+    # Collectives that follow each other on a stream begin together, however early a rank was ready for each:
+    # by how much the last comes after the next to last adds up to more than the ranks' steps can shorten.
+    others = (waiting for rank, (_, waiting) in _spent(given).items() if rank != worst["rank"])
     explains = max(worst["per_step"] or 0, given.waited_for(worst["rank"]))
-    return _late(given, worst, late, max(waited, explains * ranks // (ranks - 1)), excess, explains)
+    most = max(waited, explains * ranks // (ranks - 1))
+    return _late(given, worst, min([lead, *others]), most, excess, explains)
 
 
 def _waits_least(given: Given, known: pl.DataFrame) -> Late | None:
@@ -202,12 +202,6 @@ def stages(given: Given) -> Mapping[int, tuple[int, ...]]:
     return {stage: tuple(ranks) for stage, ranks in known.group_by("stage").agg("rank").iter_rows()}
 
 
-def has_stages(given: Given) -> bool:
-    """Whether ranks wait in sends and receives: those make a rank late that is not so by itself."""
-    table = given.table("communication_wait")
-    return table is not None and "in_pairs" in table.columns and bool(table["in_pairs"].sum())
-
-
 def _late(given: Given, row: Mapping[str, Any], ns: int, waited: int, excess: Excess, explains: int) -> Late:
     return Late(
         rank=row["rank"],
@@ -246,6 +240,16 @@ def shared_at_most(given: Given) -> int:
     """What a mean step can gain at most if all ranks share their work evenly, ns: the mean of it remains."""
     waiting = [waiting for _, waiting in _spent(given).values()]
     return sum(waiting) // max(1, len(waiting))
+
+
+def like_the_least_at_most(given: Given) -> int:
+    """What a mean step can gain at most if all ranks become like the one with least of its own in it, ns."""
+    may_wait = pl.col("ns").filter(pl.col("account").is_in(MAY_WAIT)).sum()
+    each = given.ledger.group_by("rank", "step").agg(may_wait=may_wait, all=pl.col("ns").sum())
+    least = each.group_by("step").agg(
+        own=(pl.col("all") - pl.col("may_wait")).min(), all=pl.col("all").mean()
+    )
+    return int(least.select((pl.col("all") - pl.col("own")).mean()).item() or 0)
 
 
 def faster_links_at_most(given: Given) -> int:
@@ -443,6 +447,18 @@ def turns(given: Given) -> Turns | None:
     return Turns(explained, more["account"][0], more["ns"][0] / more["ns"].sum(), ranks)
 
 
+def takes_turns(late: Late, given: Given) -> bool:
+    """Whether others are late in the steps in which this rank is not, half as much as it in all or more."""
+    own = _own_by_step(given)
+    if own.is_empty() or has_stages(given):
+        return False
+    longest = own.group_by("step").agg(
+        late=pl.col("own").max() - pl.col("own").median(), rank=pl.col("rank").sort_by("own", "rank").last()
+    )
+    mine, whole = longest.select(pl.col("late").filter(rank=late.rank).sum(), all=pl.col("late").sum()).row(0)
+    return bool(2 * (whole - mine) >= mine)
+
+
 def says(late: Late) -> str:
     """What the rank has more of than the others, in words: '142 ms of Python (`f` (a.py:3))'."""
     excess = late.excess
@@ -456,98 +472,6 @@ def says(late: Late) -> str:
     if excess.own - excess.main >= ALIKE * excess.own:
         said += f", against {milliseconds(excess.own - excess.main)} on the others"
     return said
-
-
-def slower_compute(rank: int, given: Given) -> tuple[str, bool] | None:
-    """Why a rank computes longer, in words, and whether its device is to blame.
-
-    The same kernels on the same grids, as often as on the other ranks, are the same work: taking longer they
-    run on a slower device. Others, or more of them, are more work. None where kernels do not tell.
-    """
-    work = given.work
-    mine = work.filter(pl.col("rank") == rank)
-    others = work.filter(pl.col("rank") != rank)
-    if mine.is_empty() or others.is_empty():
-        return None
-    steps, ranks = given.steps, others["rank"].n_unique()
-    usual = (
-        others.group_by("family", "kernel")
-        .agg(pl.col("calls", "time").median(), on=pl.col("rank").n_unique())
-        .filter(2 * pl.col("on") >= ranks)
-        .select("family", "kernel", their_calls="calls", their_time="time")
-    )
-    both = mine.join(usual, on=["family", "kernel"])
-    alike = (pl.col("calls") - pl.col("their_calls")).abs() <= 0.02 * pl.col("their_calls")
-    same = both.filter(alike)
-    calls, theirs = int(mine["calls"].sum()) / steps[rank], _calls(others, steps)
-    kind = "operators" if given.on_host else "kernels"
-    if int(same["time"].sum()) >= SAME_WORK * int(mine["time"].sum()) and same["their_time"].sum():
-        families = (
-            same.group_by("family")
-            .agg(
-                pl.col("time", "their_time").sum(),
-                sized=pl.col("kernel").str.contains(SIZED, literal=True).any(),
-            )
-            .with_columns(
-                more=pl.col("time") - pl.col("their_time"), ratio=pl.col("time") / pl.col("their_time")
-            )
-            .sort("more", "family", descending=[True, False])
-        )
-        most = families.row(0, named=True)
-        if most["ratio"] <= 1 + ALIKE / 2:
-            return None
-        # Without shapes, operators of one name may be of any size.
-        sized = not given.on_host or most["sized"]
-        those = f"the same {kind} there" if sized else f"{kind} of the same names there"
-        said = f"its {most['family']} {kind} take {most['ratio']:.2g} times as long as {those}"
-        return said, _all_slower(same.filter(pl.col("family").eq_missing(most["family"])))
-    if calls > (1 + ALIKE) * theirs:
-        return f"it runs {calls / theirs:.2g} times as many {kind} per step", False
-    inputs = _inputs(work) if given.on_host else {}
-    beside = median([n / steps[r] for r, n in inputs.items() if r != rank] or [0])
-    if rank in inputs and beside:
-        ratio = inputs[rank] / steps[rank] / beside
-        if ratio > 1 + ALIKE:
-            larger = f"the inputs of its operators are {ratio:.2g} times as large as theirs"
-            return f"{larger}: it has more work, such as longer sequences", False
-        return "it takes longer for inputs that are no larger than theirs", True
-    return f"it runs other or larger {kind} than they do: it has more work, such as longer sequences", False
-
-
-def _inputs(work: pl.DataFrame) -> dict[int, float]:
-    """How many elements the inputs of each rank's operators have, where their shapes were recorded."""
-    elements = pl.element().cast(pl.Float64).product()
-    sizes = (
-        work.select(pl.col("kernel").unique())
-        .with_columns(shape=pl.col("kernel").str.split_exact(SIZED, 1).struct[1].str.extract_all(SHAPE))
-        .explode("shape")
-        .drop_nulls("shape")
-        .with_columns(size=pl.col("shape").str.extract_all(r"\d+").list.eval(elements).list.first())
-        .group_by("kernel")
-        .agg(pl.col("size").sum())
-    )
-    by_rank = work.join(sizes, on="kernel").group_by("rank").agg((pl.col("size") * pl.col("calls")).sum())
-    return dict(by_rank.iter_rows())
-
-
-def _all_slower(same: pl.DataFrame) -> bool:
-    """Whether nearly all kernels of a family take longer, as on a slower device.
-
-    Where some keep their pace, the others were given more to do: a grouped matrix product has one grid for
-    any number of tokens.
-    """
-    slower = pl.col("time") > (1 + ALIKE / 2) * pl.col("their_time")
-    fixed = ~pl.col("kernel").str.contains(GROUPED)
-    slow, whole = same.select(
-        pl.col("their_time").filter(slower & fixed).sum(), all=pl.col("their_time").sum()
-    ).row(0)
-    return bool(slow >= SAME_WORK * whole)
-
-
-def _calls(others: pl.DataFrame, steps: Mapping[int, int]) -> float:
-    per_rank = others.group_by("rank").agg(pl.col("calls").sum())
-    each = [calls / steps[rank] for rank, calls in per_rank.iter_rows()]
-    return float(pl.Series(each).median() or 1)  # pyright: ignore[reportArgumentType]
 
 
 def chain(late: Late, given: Given) -> Iterator[str]:

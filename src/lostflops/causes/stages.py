@@ -16,9 +16,9 @@ from .lateness import (
     like_others_at_most,
     replayed_even,
     shared_at_most,
-    slower_compute,
     stages,
 )
+from .longer_compute import mostly, slow_device, slower_compute
 from .page_findings import PageFindings
 
 BUBBLE = "pipeline-bubble"
@@ -71,14 +71,18 @@ def join_stages(
     claim = f"Pipeline stages wait {page.share(cost)} for each other in sends, receives{after}."
     claim = claim if after else claim.replace("sends, receives", "sends and receives")
     evidence = ["receives that spin on the GPU until the other stage sends"] if in_pairs else []
-    bound = ns
+    bound, remedy = ns, ACCOUNTS["idle.pipeline_bubble"].remedy
     if slow is not None:
         claim = f"{slow.says()} Stages wait {page.share(cost)} for each other."
         first, *more = slow.ranks
         why, even = slower_compute(first, given), replayed_even(given)
         facts = [f"rank {first}: {why[0]}" if more else why[0]] if why else []
+        if why and not why[1] and (most := mostly(first, given)):
+            facts.append(most)
         evidence = [*facts, *([in_words(even)] if even else []), *evidence]
         bound = max(bound, shared_at_most(given), like_others_at_most(given, *slow.ranks))
+        if why and why[1]:
+            remedy = f"On {called(slow.ranks)}: {slow_device(given)[0].lower()}{slow_device(given)[1:]}"
     page.take(BUBBLE)
     page.put(
         Finding(
@@ -88,7 +92,7 @@ def join_stages(
             ns_per_step=bound + (on_host.ns_per_step if on_host else 0),
             cost_per_step=cost,
             evidence=tuple(evidence),
-            next=ACCOUNTS["idle.pipeline_bubble"].remedy,
+            next=remedy,
             recipe="communication_wait",
             accounts=("communication.wait", *(on_host.accounts if on_host else ())),
             rank=None if slow is None else slow.ranks[0],

@@ -13,8 +13,7 @@ from lostflops.recipes.communication.slow_links import SLOWER
 from lostflops.recipes.communication.split import ALL_HERE
 
 from .declared import LOGGING
-from .experts import ADVICE, IF_EXPERTS, has_experts, of_experts
-from .given import Given
+from .given import Given, has_stages
 from .host import PER_STEP
 from .lateness import (
     Late,
@@ -23,17 +22,27 @@ from .lateness import (
     chain,
     explained_by_work,
     faster_links_at_most,
-    has_stages,
     in_words,
     late_rank,
     late_together,
+    like_others_at_most,
+    like_the_least_at_most,
     replayed_even,
     says,
     shared_at_most,
     shares_lateness,
-    slower_compute,
     stages,
+    takes_turns,
     turns,
+)
+from .longer_compute import (
+    ADVICE,
+    IF_EXPERTS,
+    device_is_slow,
+    has_experts,
+    of_experts,
+    slow_device,
+    slower_compute,
 )
 from .names import LOGGED, bytes_of, contributors
 from .page_findings import PageFindings, joining
@@ -84,8 +93,10 @@ def join_waiting(page: PageFindings) -> None:
             )
             _exposed(page, replace(exposed or found[-1], doubt=doubt), moving, 0)
         return
-    late = late_rank(given)
+    late, among = late_rank(given), None
     if late is not None and page.about(late.cause) and pauses_elsewhere(given, late.rank, late.cause):
+        late, among = None, late
+    if late is not None and takes_turns(late, given):
         late = None
     uneven = late is not None and shares_lateness(late, given)
     slow = slowest_stage(given) if late is None or _has_more(late, given) else None
@@ -97,6 +108,8 @@ def join_waiting(page: PageFindings) -> None:
         left = max(0, left - late.explains)
     paused, paused_in_pairs = join_waited_for(page, late.rank if late else None)
     left = max(0, left - paused)
+    if among is not None:
+        left -= _most_of_all(page, among, left)
     if given.waited.is_empty() and page.reaches(left, WAITS_FROM):
         # Stages wait for a host that pauses in sends and receives too, and no schedule helps there.
         left -= _in_turn(page, left, waits, pauses=True)
@@ -134,7 +147,7 @@ def _late(page: PageFindings, late: Late, waits: Finding | None) -> None:
         page.replace(same, dearer(page, joined, late.explains, late.at_most))
         return
     members = [same] if same is not None else []
-    device_slow = late.cause == "compute" and (slower_compute(late.rank, given) or ("", False))[1]
+    device_slow = late.cause == "compute" and device_is_slow(late.rank, given)
     shared = late.cause == "compute" and not device_slow and not has_stages(given)
     clocks = page.of(CLOCKS) if late.cause == "compute" else None
     members += [clocks] if clocks and f"rank {late.rank} " in clocks.claim else []
@@ -170,6 +183,26 @@ def _late(page: PageFindings, late: Late, waits: Finding | None) -> None:
             edit=EVEN_WORK if shared else "",
         )
     )
+
+
+def _most_of_all(page: PageFindings, late: Late, waited: int) -> int:
+    """Add to a cause on several ranks what they wait for the one that has most of it: how much that is, ns.
+
+    Such a rank may compute while the others wait, as late as it began to.
+    """
+    given, same = page.given, page.about(late.cause)
+    if same is None or has_stages(given):
+        return 0
+    told = given.waited.filter(pl.col("on") == late.rank, pl.col("account") == late.cause)
+    more = min(waited, late.explains - int(told["time"].sum()) // max(1, given.num_steps))
+    if not page.reaches(more, LATE_FROM):
+        return 0
+    fact = (
+        f"rank {late.rank} has {milliseconds(late.excess.main)} more of it than the others, which wait "
+        f"{milliseconds(late.waited)} per step for it"
+    )
+    page.replace(same, dearer(page, same, more, late.at_most, fact))
+    return more
 
 
 def _launches_as_many(rank: int, given: Given) -> bool:
@@ -210,14 +243,8 @@ def _key(cause: str, device_slow: bool, logged: bool = False) -> str:
 def _advice(page: PageFindings, cause: str, device_slow: bool) -> str:
     if cause in ACCOUNTS and cause != "compute":
         return ACCOUNTS[cause].remedy
-    if page.given.on_host:
-        return "Give each process cores of its own (`torchrun --numa-binding=node`), or less work."
-    if device_slow:
-        return (
-            "Look at GPU clocks, heat and power (`nvidia-smi -q -d PERFORMANCE`), and at what else "
-            "runs on the host; if a swap shows that the slowness stays with the node, leave it out "
-            "(`srun --exclude`)."
-        )
+    if device_slow or page.given.on_host:
+        return slow_device(page.given)
     return (
         "Even out the work: sequences of like length per rank (length grouping, packing), stages of one cost."
     )
@@ -301,7 +328,7 @@ def _held_back(page: PageFindings, moving: int) -> int:
 def asks_for(finding: Finding, given: Given) -> str:
     """The name that remedies know a finding by."""
     if finding.name == BUBBLE and finding.rank is not None:
-        return "uneven-stages"
+        return "slow-device" if device_is_slow(finding.rank, given) else "uneven-stages"
     if finding.name == EXPOSED:
         return f"{EXPOSED}-{purpose}" if (purpose := main_purpose(given.purposes)) else EXPOSED
     return finding.name
@@ -346,6 +373,7 @@ def _in_turn(
     told = _waiting(
         waited,
         waits,
+        at_most=like_the_least_at_most(given),
         claim=f"Ranks wait {page.share(waited)} for each other: {who}, mostly by {mostly}.",
         evidence=(evidence,),
         remedy=given.advice(key, evener) + (f" {IF_EXPERTS}" if experts else ""),
@@ -353,6 +381,9 @@ def _in_turn(
         account=found.account,
     )
     slower = slower_compute(found.ranks[0], given) if found.account == "compute" else None
+    if slower is not None and slower[1] and set(given.flops) >= set(given.steps):
+        told = replace(told, next=slow_device(given), remedies=given.named("slow-device"))
+        told = replace(told, evidence=(f"rank {found.ranks[0]}: {slower[0]}", *told.evidence))
     page.put(told if slower is None or slower[1] else _uneven(told, found.ranks[0], slower[0], given))
     return waited
 
@@ -391,9 +422,11 @@ def _together(page: PageFindings, group: LateTogether, waited: int, waits: Findi
         does = f"have {milliseconds(group.main)} more {account.spent or account.label} than the others"
     slow = bool(slower and slower[1])
     remedy = _remedy(page, group.account, slow)
+    bound = like_others_at_most(given, *group.ranks)
     told = _waiting(
         waited,
         waits,
+        at_most=bound,
         claim=f"Ranks wait {page.share(waited)} for {group.called}, which {does} in nearly every step.",
         evidence=(),
         remedy=f"On {group.called}: {remedy[0].lower()}{remedy[1:]}" if _is_sentence(remedy) else remedy,
@@ -412,6 +445,7 @@ def _waiting(
     waited: int,
     waits: Finding | None,
     *,
+    at_most: int,
     claim: str,
     evidence: tuple[str, ...],
     remedy: str,
@@ -423,7 +457,7 @@ def _waiting(
         name=WAITS,
         claim=claim,
         gain="at most",
-        ns_per_step=max(waited, waits.ns_per_step if waits else 0),
+        ns_per_step=max(waited, waits.ns_per_step if waits else 0, at_most),
         cost_per_step=waited,
         evidence=(*evidence, *(waits.evidence[1:2] if waits else ())),
         next=remedy,

@@ -13,7 +13,7 @@ from lostflops import run_folder
 from lostflops.errors import DifferentJobs, LostflopsError, NothingRecorded, SameRankTwice
 from lostflops.ingest import formats, processes
 from lostflops.ingest.part import Part
-from lostflops.ingest.steps import counted
+from lostflops.ingest.steps import counted, numbering
 from lostflops.ingest.times import clocks
 from lostflops.store.trace import FORMAT, Manifest, Quality, Source, Trace, write_manifest, write_part
 from lostflops.tables import RANKS, TABLES
@@ -80,7 +80,6 @@ def assemble(
                 "rank_source": part.rank_source,
             }
         )
-    _place_steps(folder, steps, (machine or {}).get("step_log"))
     offsets = {rank: epochs[mine[0]] for rank, mine in recordings.items()}
     known = list(zip(ranks, parts, strict=True))
     parts = [*parts, *_place_beside(folder, _comparable(flat, beside), known, offsets, quality)]
@@ -105,6 +104,7 @@ def assemble(
         spans = _spans(flat, ranks, epochs)
         moved = _align(folder, manifest, rows, spans) if "collectives" in tables else {}
         quality += _different_times(spans, moved)
+    _place_steps(folder, steps, (machine or {}).get("step_log"), manifest, rows)
     write_manifest(folder, manifest)
 
 
@@ -154,11 +154,23 @@ def _place(
     return steps
 
 
-def _place_steps(folder: Path, steps: list[pl.DataFrame], step_log: pl.DataFrame | None) -> None:
+def _place_steps(
+    folder: Path,
+    steps: list[pl.DataFrame],
+    step_log: pl.DataFrame | None,
+    manifest: Manifest,
+    rows: list[dict[str, Any]],
+) -> None:
     """Write the steps of all ranks, and which of them count. Raises StepsOverlap."""
     if not steps:
         return
-    judged = counted.judged(pl.concat(steps), step_log)
+    every = pl.concat(steps)
+    if step_log is None:  # which counts for all ranks
+        compared = [row["rank"] for row in rows if row.get("clock_error") is not None]
+        offsets = {rank: manifest.offsets.get(str(rank), 0) for rank in compared}
+        every, told = numbering.alike(every, offsets)
+        manifest.quality += told
+    judged = counted.judged(every, step_log)
     for (rank, number), mine in judged.partition_by("rank", "recording", as_dict=True).items():
         write_part(folder, "steps", rank, mine.drop("recording"), number)
 

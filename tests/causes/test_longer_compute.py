@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import polars as pl
 
-from lostflops.causes.experts import has_experts, of_experts
 from lostflops.causes.given import WORK, Given
+from lostflops.causes.longer_compute import has_experts, of_experts
 from lostflops.tables import TABLES
 from lostflops.testing import example_table
 

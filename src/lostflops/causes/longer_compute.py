@@ -1,0 +1,206 @@
+"""Why a rank computes longer than the others: a slower device, more work, or more tokens for its experts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from statistics import median
+
+import polars as pl
+
+from lostflops.finding import milliseconds, percent
+
+from .given import SIZED, Given, has_stages
+
+ALIKE = 0.1  # kernels of two ranks take as long as each other within this share
+SAME_WORK = 0.8  # of a rank's kernel time in kernels that the others run as often
+# Kernels whose grid does not tell how much they are given.
+GROUPED = r"(?i)group(?:ed)?_?(?:gemm|problem|mm)|ptr_?array|\bmoe|_moe"
+SHAPE = r"\[\d[\d, ]*\]"  # of one tensor, in the text of all of an operator's
+RESIZED = 0.1  # of a rank's kernels, that the others run as often on smaller grids
+MOST = 0.5  # of what a rank computes longer, that is in kernels of experts
+ADVICE = (
+    "Even out the tokens per expert: the router's auxiliary loss or bias, a capacity per expert, or busy "
+    "experts on ranks of their own."
+)
+
+IF_EXPERTS = f"Where it is the experts, {ADVICE[0].lower()}{ADVICE[1:]}"
+
+
+def has_experts(given: Given) -> bool:
+    """Whether the ranks run kernels of experts at all."""
+    return bool(given.work["kernel"].str.contains(GROUPED).any())
+
+
+def of_experts(rank: int, given: Given) -> bool:
+    """Whether most of what the rank computes longer than the others is in kernels of its experts.
+
+    Those multiply one matrix per expert, and so for as long as they are given tokens: sequences of one length
+    do not make them even.
+    """
+    steps = given.steps
+    each = pl.col("time") / pl.col("rank").replace_strict(dict(steps), default=1, return_dtype=pl.Int64)
+    spent = given.work.with_columns(each=each, experts=pl.col("kernel").str.contains(GROUPED))
+    beside = [r for r in steps if r != rank]
+    more: dict[bool, float] = {}
+    for experts in (True, False):
+        sums = spent.filter(experts=experts).group_by("rank").agg(pl.col("each").sum())
+        by_rank = dict(sums.iter_rows())
+        usual = pl.Series([by_rank.get(r, 0.0) for r in beside]).median() or 0.0
+        more[experts] = max(0.0, by_rank.get(rank, 0.0) - float(usual))  # pyright: ignore[reportArgumentType]
+    return bool(beside) and more[True] > MOST * sum(more.values())
+
+
+def slower_compute(rank: int, given: Given) -> tuple[str, bool] | None:
+    """Why a rank computes longer, in words, and whether its device is to blame.
+
+    The same kernels on the same grids, as often as on the other ranks, are the same work: taking longer they
+    run on a slower device. Others, or more of them, are more work. So are the same ones where operators ask
+    for more FLOPs or kernels of some names run on other grids, for many kernels have one grid for any amount.
+    None where kernels do not tell.
+    """
+    work = given.work
+    mine = work.filter(pl.col("rank") == rank)
+    others = work.filter(pl.col("rank") != rank)
+    if mine.is_empty() or others.is_empty():
+        return None
+    steps, ranks = given.steps, others["rank"].n_unique()
+    usual = (
+        others.group_by("family", "kernel")
+        .agg(pl.col("calls", "time").median(), on=pl.col("rank").n_unique())
+        .filter(2 * pl.col("on") >= ranks)
+        .select("family", "kernel", their_calls="calls", their_time="time")
+    )
+    both = mine.join(usual, on=["family", "kernel"])
+    alike = (pl.col("calls") - pl.col("their_calls")).abs() <= 0.02 * pl.col("their_calls")
+    same = both.filter(alike)
+    calls, theirs = int(mine["calls"].sum()) / steps[rank], _calls(others, steps)
+    kind = "operators" if given.on_host else "kernels"
+    if int(same["time"].sum()) >= SAME_WORK * int(mine["time"].sum()) and same["their_time"].sum():
+        families = (
+            same.group_by("family")
+            .agg(
+                pl.col("time", "their_time").sum(),
+                sized=pl.col("kernel").str.contains(SIZED, literal=True).any(),
+            )
+            .with_columns(
+                more=pl.col("time") - pl.col("their_time"), ratio=pl.col("time") / pl.col("their_time")
+            )
+            .sort("more", "family", descending=[True, False])
+        )
+        most = families.row(0, named=True)
+        if most["ratio"] <= 1 + ALIKE / 2:
+            return None
+        # Without shapes, operators of one name may be of any size.
+        sized = not given.on_host or most["sized"]
+        those = f"the same {kind} there" if sized else f"{kind} of the same names there"
+        said = f"its {most['family']} {kind} take {most['ratio']:.2g} times as long as {those}"
+        if more := _asks_for_more(rank, given):
+            return f"{said}, {more}: it has more work, such as {_such(given)}", False
+        return said, _all_slower(same.filter(pl.col("family").eq_missing(most["family"])))
+    if calls > (1 + ALIKE) * theirs:
+        return f"it runs {calls / theirs:.2g} times as many {kind} per step", False
+    inputs = _inputs(work) if given.on_host else {}
+    beside = median([n / steps[r] for r, n in inputs.items() if r != rank] or [0])
+    if rank in inputs and beside:
+        ratio = inputs[rank] / steps[rank] / beside
+        if ratio > 1 + ALIKE:
+            larger = f"the inputs of its operators are {ratio:.2g} times as large as theirs"
+            return f"{larger}: it has more work, such as {_such(given)}", False
+        return "it takes longer for inputs that are no larger than theirs", True
+    return f"it runs other or larger {kind} than they do: it has more work, such as {_such(given)}", False
+
+
+def _such(given: Given) -> str:
+    """What may be more on one rank than on the others."""
+    return "more layers, the embedding or the LM head" if has_stages(given) else "longer sequences"
+
+
+def _asks_for_more(rank: int, given: Given) -> str:
+    """How a rank whose kernels seem the others' shows that it has more to do; empty where it does not."""
+    beside = [each / given.steps[r] for r, each in given.flops.items() if r != rank and r in given.steps]
+    if rank in given.flops and rank in given.steps and beside and (usual := median(beside)):
+        ratio = given.flops[rank] / given.steps[rank] / usual
+        if ratio > 1 + ALIKE:
+            return f"and its operators ask for {ratio:.2g} times as many FLOPs"
+    larger = 0.0 if given.on_host else _on_larger_grids(rank, given.work)
+    return f"and {percent(larger, 1)} of its kernels run on larger grids" if larger >= RESIZED else ""
+
+
+def _on_larger_grids(rank: int, work: pl.DataFrame) -> float:
+    """The share of a rank's kernels, by calls, whose name the others run as often on smaller grids."""
+    parts = pl.col("kernel").str.split_exact(SIZED, 1).struct
+    blocks = parts[1].cast(pl.Float64, strict=False) * pl.col("calls")
+    each = work.group_by("rank", name=parts[0]).agg(pl.col("calls").sum(), blocks=blocks.sum())
+    usual = each.filter(pl.col("rank") != rank).group_by("name").agg(pl.col("calls", "blocks").median())
+    mine = each.filter(pl.col("rank") == rank).join(usual, on="name", how="left", suffix="_usual")
+    as_often = (pl.col("calls") - pl.col("calls_usual")).abs() <= 0.02 * pl.col("calls_usual")
+    larger = as_often & (pl.col("blocks") > (1 + ALIKE / 2) * pl.col("blocks_usual"))
+    return mine.select(pl.col("calls").filter(larger.fill_null(False)).sum() / pl.col("calls").sum()).item()
+
+
+def _inputs(work: pl.DataFrame) -> dict[int, float]:
+    """How many elements the inputs of each rank's operators have, where their shapes were recorded."""
+    elements = pl.element().cast(pl.Float64).product()
+    sizes = (
+        work.select(pl.col("kernel").unique())
+        .with_columns(shape=pl.col("kernel").str.split_exact(SIZED, 1).struct[1].str.extract_all(SHAPE))
+        .explode("shape")
+        .drop_nulls("shape")
+        .with_columns(size=pl.col("shape").str.extract_all(r"\d+").list.eval(elements).list.first())
+        .group_by("kernel")
+        .agg(pl.col("size").sum())
+    )
+    by_rank = work.join(sizes, on="kernel").group_by("rank").agg((pl.col("size") * pl.col("calls")).sum())
+    return dict(by_rank.iter_rows())
+
+
+def _all_slower(same: pl.DataFrame) -> bool:
+    """Whether nearly all kernels of a family take longer, as on a slower device.
+
+    Where some keep their pace, the others were given more to do: a grouped matrix product has one grid for
+    any number of tokens.
+    """
+    slower = pl.col("time") > (1 + ALIKE / 2) * pl.col("their_time")
+    fixed = ~pl.col("kernel").str.contains(GROUPED)
+    slow, whole = same.select(
+        pl.col("their_time").filter(slower & fixed).sum(), all=pl.col("their_time").sum()
+    ).row(0)
+    return bool(slow >= SAME_WORK * whole)
+
+
+def _calls(others: pl.DataFrame, steps: Mapping[int, int]) -> float:
+    per_rank = others.group_by("rank").agg(pl.col("calls").sum())
+    each = [calls / steps[rank] for rank, calls in per_rank.iter_rows()]
+    return float(pl.Series(each).median() or 1)  # pyright: ignore[reportArgumentType]
+
+
+def mostly(rank: int, given: Given) -> str:
+    """The kind of kernels in which a rank computes most of what it computes longer; empty where none is."""
+    steps = given.steps
+    sums = given.work.group_by("rank", "family").agg(pl.col("time").sum()).drop_nulls("family")
+    each = {(r, family): time / steps[r] for r, family, time in sums.iter_rows() if r in steps}
+    families, beside = {family for _, family in each}, [r for r in steps if r != rank]
+    if not beside or not families:
+        return ""
+    more = {f: each.get((rank, f), 0.0) - median([each.get((r, f), 0.0) for r in beside]) for f in families}
+    most = max(more, key=lambda family: (more[family], family))
+    if 2 * more[most] <= sum(ns for ns in more.values() if ns > 0):
+        return ""
+    kind = "operators" if given.on_host else "kernels"
+    return f"its {most} {kind} take {milliseconds(round(more[most]))} more per step than the others'"
+
+
+def device_is_slow(rank: int, given: Given) -> bool:
+    """Whether a rank computes longer for its device is slow, and not for it has more to do."""
+    found = slower_compute(rank, given)
+    return found is not None and found[1]
+
+
+def slow_device(given: Given) -> str:
+    """What to do about a rank whose device is slow."""
+    if given.on_host:
+        return "Give each process cores of its own (`torchrun --numa-binding=node`), or less work."
+    return (
+        "Look at GPU clocks, heat and power (`nvidia-smi -q -d PERFORMANCE`), and at what else runs on the "
+        "host; if a swap shows that the slowness stays with the node, leave it out (`srun --exclude`)."
+    )
