@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -126,3 +128,29 @@ def test_inspect_finds_in_names_what_scrub_removes(
     capsys.readouterr()
     assert cli.main(["inspect", str(clean)]) == 0
     assert "found nothing private" in capsys.readouterr().out
+
+
+def test_a_folder_that_cannot_be_listed_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    export(tmp_path / "a.sqlite")
+    (tmp_path / "closed").mkdir()
+    listed = os.scandir
+
+    def closed(path: Any) -> Any:
+        if str(path).endswith("closed"):
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return listed(path)
+
+    monkeypatch.setattr(os, "scandir", closed)
+    for words in (["inspect", str(tmp_path)], ["scrub", str(tmp_path), f"{tmp_path}-clean"]):
+        assert cli.main(words) == 2
+        assert capsys.readouterr().err.startswith("closed could not be read: Permission denied.")
+
+
+def test_why_nothing_could_be_cleaned_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "rank-0.json").write_bytes(b'{"traceEvents": [\0\0\0')
+    assert cli.main(["scrub", str(folder), str(tmp_path / "clean")]) == 2
+    assert "bytes that are no text" in capsys.readouterr().err
