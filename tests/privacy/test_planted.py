@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planted import PLANTED
+from planted import PLANTED as FIRST
+from planted_anew import ANEW
 
 import lostflops
 import nsys_exports
@@ -23,6 +24,7 @@ from lostflops.privacy.text import pieces
 from lostflops.report.document import document
 
 ROOT = Path(__file__).parents[2]
+PLANTED = (*FIRST, *ANEW)
 KINDS = [kind for kind, _, _ in PLANTED]
 
 
@@ -138,6 +140,18 @@ NAMES = (
     "kernel on node a",
     "set token 3",
     "secret_sauce",
+    "aten::_scaled_dot_product_flash_attention_backward/Base64Encoder",
+    "autogradEngineEvaluateFunctionConvolutionBackward0",
+    "50%2 of 100%ab",
+    "%s%d%20s",
+    "ssh keys are read",
+    "fw_backward_kernel_0123456789",
+    "hash=0123456789abcdef&x=1",
+    "[cuda:0] [rank0:1] [stream 7:1234]",
+    "PARTITION_KEY=layer_3_norm_weight",
+    "self.tensors.TransformerEncoderLayer0x",
+    "display=none address=3 uid=0",
+    "x/homepage/users of x",
     "void at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel(at::Tensor&)>",
 )
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 import lostflops
 from kineto_files import Event, call, head, kernel, operator, span, step, trace
+from lostflops.errors import LostflopsError
 from lostflops.report.first_page.page import Page
 
 GEMM = "ampere_bf16_s16816gemm_bf16_128x128"
@@ -141,3 +143,16 @@ def test_what_a_recording_without_steps_costs_is_not_told_per_step(why) -> None:
     said = [text for finding in page.findings for text in (finding.claim, *finding.evidence, finding.doubt)]
     assert not any("per step" in text for text in said)
     assert " per step" not in str(page)
+
+
+@pytest.mark.parametrize("at", [0.0, 5.0])
+def test_work_that_takes_no_time_is_work_in_no_account(why: Callable[..., Page], at: float) -> None:
+    """As where a clock stood still: each event of the recording begins and ends with itself."""
+    device = Device()
+    for number in range(4):
+        device.step(number, 100, 50)
+    still = [{**event, "dur": 0.0, "ts": event["ts"] * (at > 0)} for event in device.events]
+    with suppress(LostflopsError):
+        assert not any("in no account" in note for note in why(still).notes)
+    some = [{**e, "dur": 0.0} if e.get("cat") == "kernel" else e for e in device.events]
+    assert not any("in no account" in note for note in why(some).notes)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from lostflops.errors import CannotWrite, LostflopsError, Unheld, shown
+from lostflops.errors import CannotWrite, LostflopsError, Unheld, Unreadable, shown
 from lostflops.ingest import freed_memory
 from lostflops.version import __version__
 
@@ -25,6 +25,11 @@ CANNOT_ANSWER = 2  # also what argparse exits with
 OUR_FAULT = 70  # EX_SOFTWARE of sysexits.h
 INTERRUPTED = 130  # 128 + SIGINT
 NOBODY_READS = 141  # 128 + SIGPIPE
+# What is wrong with a place that was named, whoever touches it first.
+NOT_OURS = frozenset(
+    {errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EROFS, errno.ESTALE}
+    | {errno.EIO, errno.ENOSPC, errno.EDQUOT}
+)
 # What a write to an open stream fails with when the place behind it takes no more.
 UNWRITABLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF})
 
@@ -118,6 +123,9 @@ def _status(words: Sequence[str]) -> int:
             raise
         if memory_limit.is_lack(error):
             return _ran_out()
+        if isinstance(error, OSError) and error.filename is not None and error.errno in NOT_OURS:
+            _complain(str(Unreadable(Path(os.fsdecode(error.filename)), error)))
+            return CANNOT_ANSWER
         _complain(
             f"lostflops failed because of a fault of its own ({type(error).__name__}: {shown(str(error))}).\n"
             "Hint: please report it with the traceback that LOSTFLOPS_DEBUG=1 shows."

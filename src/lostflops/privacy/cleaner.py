@@ -15,7 +15,8 @@ from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from os.path import commonprefix
 
-from lostflops.privacy import secrets, suspects, values
+from lostflops.privacy import encoded, secrets, suspects
+from lostflops.privacy.patterns import named, values
 from lostflops.privacy.suspects import Suspects, parted, without_overlap
 
 REMOVED = secrets.REMOVED.encode()
@@ -34,7 +35,6 @@ KINDS = {
     JOBS: "names of jobs, as a cluster gives them",
 }
 
-_START = rb"(?:" + values.ESCAPE + rb"|(?<![\w.\\]))"
 _AFTER = rb"(?:" + values.ESCAPE + rb"|(?<![A-Za-z0-9\\]))"
 _NAME = rb"(?:\\u[0-9a-fA-F]{4}|[^\s/\"'\\:;,()<>|*?\[\]{}=&#\x00-\x1f])+"
 # What may stand before a path without a blank: an escaped line break, a compiler's flag, 'file://', dots.
@@ -43,12 +43,14 @@ _BEHIND = rb"(?:(?<![\w/~.]/)|(?<=\\[nrt]/)|(?<=\\u[0-9a-fA-F]{4}/)|(?<=-[IL]/)|
 _PATH = re.compile(rb"/" + _BEHIND + _NAME + rb"(?:/" + _NAME + rb")*/?")
 # A Python frame: its file may have blanks in its name.
 _FRAMES = [re.compile(start + rb"[^\"\\\n]{1,1000}?(?=\(\d+\): )") for start in (rb"\"/", rb"\"\.\./")]
+# All of a string that is a place below a home, which may have blanks.
+_HOME = re.compile(rb"(?<=\")/(?:home|Users|Volumes)/[^\"\\:;,\n]+(?=\\{0,3}\")")
 # As Windows parts folders: once, escaped, and escaped twice; never half of an escaped quote.
-_BACK = rb"(?:\\\\\\\\|\\\\|\\(?![\"u\\])|/)"
+_BACK = rb"(?:(?:\\\\){1,8}|\\(?![\"u\\])|/)"
 # A folder's name may have blanks where another folder follows.
 _WINDOWS_NAME = rb"[^\s\"\\:*?<>|/]+"
 _WINDOWS = re.compile(
-    rb"(?:" + _START + rb"|(?<=\?\\))[A-Za-z]:" + _BACK
+    rb"(?:" + named.START + rb"|(?<=\?\\))[A-Za-z]:" + _BACK
     + rb"(?:" + _WINDOWS_NAME + rb"(?: " + _WINDOWS_NAME + rb"){0,3}" + _BACK + rb")+[^\s\"\\:*?<>|/()]*"
 )  # fmt: skip
 # A folder of another machine, written as Windows and some file systems take it.
@@ -69,104 +71,13 @@ _ROOTS = set(
     b"gscratch pscratch blue orange red cfs fs vast weka wekafs flash bulk archive stornext panfs isilon nas "
     b"san tank zfs lfs hdd hpc hpcwork rwthfs cephyr mimer nobackup lab labs staff students faculty rds "
     b"bigdata disk disks drive efs ebs mounts workspaces dbfs gdrive teamspace studio notebooks "
-    b"uhome gdata cvmfs afs".split()
+    b"gdata cvmfs afs u ccs".split()
 )
 _PEOPLE = re.compile(rb"[\\/](?:home|Users)[\\/]+([^\s/\"'\\:;,()<>]+)")
 _STRING = rb"\"((?:[^\"\\]|\\.)*)\""
-# The same in a text: as a variable, a flag, or an element of what Python prints.
-_QUOTE = rb"(?:\\{0,3}[\"'])?"
-_GIVEN = rb"(?:" + _QUOTE + rb"[ \t]{0,4}(?:=|:(?!:))[ \t]{0,4}" + _QUOTE + rb")"
-_FLAG_GIVEN = rb"(?:=|[ \t]{1,4}|\\{0,3}[\"']\s{0,4},\s{0,4})" + _QUOTE
-_VARIABLE = rb"(?:" + values.ESCAPE + rb"|(?<![A-Za-z0-9\\]))"
-_HOST_NAME = (
-    rb"((?!\\)[A-Za-z0-9][\w.-]*(?:\[[\d,-]+\][\w.-]*)?(?:(?::\d+)?,[A-Za-z][\w.-]*(?:\[[\d,-]+\])?)*)"
-)
-_HOSTS_IN_TEXT = (
-    re.compile(
-        rb"(" + _VARIABLE + rb"(?:[A-Z]+_){0,4}(?:HOST|HOSTNAME|HOSTS|NODENAME|NODELIST|NODE_NAME|MASTER_ADDR"
-        rb"|MASTER_IP|ENDPOINT|POD_NAME|SERVER|HEAD_NODE|PRIMARY_ADDR|TOPOLOGY_ADDR)"
-        + _GIVEN + rb")" + _HOST_NAME
-    ),
-    re.compile(
-        rb"(--(?:master|head|rdzv|main|leader)[_-](?:addr|address|endpoint|ip|node)"
-        + _FLAG_GIVEN + rb")" + _HOST_NAME
-    ),
-    re.compile(rb"(--(?:host|hosts|hostname|nodelist|server|node)" + _FLAG_GIVEN + rb")" + _HOST_NAME),
-    # Of a word that many things are called by, the value must look like a machine.
-    re.compile(
-        rb"(" + _VARIABLE + rb"(?:host|hostname|host_name|nodename|node_name)" + _GIVEN
-        + rb")(?=[a-zA-Z][\w.-]*[\d.-])" + _HOST_NAME
-    ),
-    re.compile(
-        rb"(" + _START + rb"(?:srun|sbatch|salloc|mpirun|mpiexec|prun"
-        rb"|ssh)(?=[\s\"'\\])(?:[^\n;|:}]|:(?![\s\"])){0,300}?(?<=[\s\"'])"
-        rb"(?:-w|-H|-host)" + _FLAG_GIVEN + rb")" + _HOST_NAME
-    ),
-    re.compile(rb"((?:" + values.ESCAPE + rb"|^|(?<=[\s\"])))([A-Za-z][\w.-]*)(?=[ \t]+(?:max_)?slots=\d)"),
-    re.compile(rb"(" + _START + rb"(?i:on|from) (?:host|node|machine) )(?=[\w.-]*[\d.-])([A-Za-z][\w.-]*)"),
-    re.compile(rb"((?:" + values.ESCAPE + rb"|^|(?<=[\s\"]))())([A-Za-z][\w.-]*)(?=:\d+:\d+ \[\d+\] NCCL )"),
-)  # fmt: skip
-_USER_NAME = rb"((?!\\)[A-Za-z_][\w.-]*)"
-_USERS_IN_TEXT = (
-    re.compile(
-        rb"("
-        + _VARIABLE
-        + rb"(?:[A-Z]+_){0,3}(?:USER|USERNAME|USER_NAME|LOGNAME|OWNER)="
-        + _QUOTE
-        + rb")"
-        + _USER_NAME
-    ),
-    re.compile(
-        rb"(" + _VARIABLE + rb"(?:user|username|user_name|login|owner)=" + _QUOTE + rb")" + _USER_NAME
-    ),
-    re.compile(
-        rb"((?<=['\"])(?i:(?:[a-z]+_){0,3}(?:user|username|logname|owner|login))"
-        rb"\\{0,3}['\"][ ]?:[ ]?\\{0,3}['\"])" + _USER_NAME
-    ),
-    re.compile(rb"(--(?:user|username|owner|login)" + _FLAG_GIVEN + rb")" + _USER_NAME),
-    re.compile(
-        rb"((?:^|(?<=\n)|(?<=\\[nr]))(?:user|username|owner|login)[ \t]{0,9}[=:][ \t]{0,9})" + _USER_NAME
-    ),
-    re.compile(rb"([ug]id=\d+\()" + _USER_NAME),
-    re.compile(rb"((?:" + values.ESCAPE + rb"|(?<![\w/\\]))~)" + _USER_NAME + rb"(?=/)"),
-)
-_AUTHOR = values.assignment(rb"GIT_(?:AUTHOR|COMMITTER)_NAME")
-_LSF = re.compile(rb"(?<=LSB_HOSTS=)" + _QUOTE + rb"[\w.-]+(?: [\w.-]+(?!=))*")
-_AT_HOST = re.compile(
-    rb"("
-    + _START
-    + rb"(?:ssh|scp|sftp|rsync|mosh|autossh)(?=[\s\"'\\])(?:[^\n;|:}]|:(?![\s\"])){0,300}?(?<=[\s\"']))"
-    rb"([A-Za-z_][\w.-]*)@([A-Za-z][\w.-]*)"
-)
-_JOBS_IN_TEXT = (
-    values.assignment(
-        rb"(?:[A-Z]+_){0,3}(?:JOB_NAME|JOBNAME|JOB_ACCOUNT|JOB_PARTITION|JOB_QOS|JOB_COMMENT"
-        rb"|JOB_RESERVATION|CLUSTER_NAME|WANDB_(?:PROJECT|NAME|ENTITY|RUN_GROUP|RUN_ID|TAGS|NOTES)"
-        rb"|EXPERIMENT_NAME|RUN_NAME|POD_NAMESPACE|PROJECT_NAME|COMET_WORKSPACE|NEPTUNE_PROJECT)"
-        rb"|(?<=\")(?:job_name|run_name|experiment_name|project_name|project_id|wandb_project|project"
-        rb"|experiment|entity)"
-    ),
-    values.flagged(
-        rb"job[_-]name|run[_-]name|experiment(?:[_-]name)?|project(?:[_-]name)?|wandb[_-][\w-]{1,40}"
-        rb"|entity|account"
-        rb"|partition|qos|reservation"
-    ),
-    values.flagged(
-        rb"A|p|J|q", behind=_START + rb"(?:srun|sbatch|salloc)(?=[\s\"'\\])(?:[^\n;|:}]|:(?![\s\"])){0,300}?"
-    ),
-)
-_IN_TEXT_WORDS = (
-    b"HOST", b"NODE", b"POD_NAME", b"ADDR", b"ENDPOINT", b"SERVER", b"MASTER_IP", b"host", b"node", b"--",
-    b" NCCL ", b"srun", b"prun", b"sbatch", b"salloc", b"mpi", b"slots=", b"machine", b"ssh",
-)  # fmt: skip
-_USER_WORDS = (b"USER", b"LOGNAME", b"OWNER", b"user", b"login", b"owner", b"id=", b"~")
-_JOB_WORDS = (
-    b"JOB_", b"JOBNAME", b"WANDB_", b"_NAME", b"_NAMESPACE", b"PROJECT", b"WORKSPACE", b"--", b"srun",
-    b"sbatch", b"salloc", b'"run_name', b'"job_name', b'"experiment', b'"project', b'"wandb_', b'"entity',
-)  # fmt: skip
 # A machine's whole name: at least three parts, the last one a network's.
 _DOMAIN = re.compile(
-    _START + rb"(?<![\w.+-]@)(?<!\w-)(?:[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?\.){2,}"
+    named.START + rb"(?<![\w.+-]@)(?<!\w-)(?:[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?\.){2,}"
     rb"(?:com|org|edu|gov|local|internal|lan|corp|intra|intranet|cluster|home|arpa|example|localdomain"
     rb"|compute)"
     rb"(?![\w(]|\.\w|-)"
@@ -179,10 +90,10 @@ _MADE = re.compile(
 )
 _FOLDER_GIVEN = re.compile(
     rb"((?:--[\w-]*(?:dir|path|folder|root|file|ckpt|checkpoint|cache|home)"
-    + _FLAG_GIVEN
+    + named.FLAG_GIVEN
     + rb")|(?:(?:[A-Z]+_){0,4}"
-    rb"(?:PWD|HOME|DIR|PATH|ROOT|TMPDIR|FOLDER|CACHE)="
-    + _QUOTE
+    rb"(?:PWD|HOME|DIR|PATH|ROOT|TMPDIR|FOLDER|CACHE|ENV|PREFIX|WORKDIR)="
+    + named.QUOTE
     + rb"))(/"
     + _NAME
     + rb"(?:/"
@@ -214,15 +125,15 @@ _OCTET = rb"(?:25[0-5]|2[0-4]\d|1?\d?\d)"
 _DOTS = re.compile(rb"\.\d{1,3}\.\d{1,3}\.\d")
 _END = re.compile(rb",\s*\"|\n")
 _NO_MORE = rb"(?!\w|\.\w)"
-_IPV4 = re.compile(_START + rb"(?:" + _OCTET + rb"\.){3}" + _OCTET + _NO_MORE)
+_IPV4 = re.compile(named.START + rb"(?:" + _OCTET + rb"\.){3}" + _OCTET + _NO_MORE)
 # Within a name, where a version could stand too, only an address of a private net is told.
 _PRIVATE = re.compile(
     rb"(?<=_)(?:10\.\d{1,3}|192\.168|172\.(?:1[6-9]|2\d|3[01]))\.\d{1,3}\.\d{1,3}(?!\d|\.\w)"
 )
-_AS_A_HOST = re.compile(_START + rb"ip(?:-\d{1,3}){4}(?![\w-])")
+_AS_A_HOST = re.compile(named.START + rb"ip(?:-\d{1,3}){4}(?![\w-])")
 _COLONS = re.compile(suspects.COLONS, re.IGNORECASE)
 _LINK = re.compile(
-    _START + rb"(?:(?:[0-9a-fA-F]{2}:){5}[0-9a-fA-F]{2}|(?:[0-9a-fA-F]{4}:){3,7}[0-9a-fA-F]{4}"
+    named.START + rb"(?:(?:[0-9a-fA-F]{2}:){5}[0-9a-fA-F]{2}|(?:[0-9a-fA-F]{4}:){3,7}[0-9a-fA-F]{4}"
     rb"|(?:[0-9a-fA-F]{1,4}:){7}[0-9a-fA-F]{1,4}|fe80:(?::[0-9a-fA-F]{1,4}){1,4}|::ffff:[0-9a-fA-F]{1,4}:[0-9a-fA-F]{1,4}"
     # Shortened: the first group is that of an address of the Internet or of a private net.
     rb"|(?:[23][0-9a-fA-F]{3}|f[cdef][0-9a-fA-F]{2})(?::[0-9a-fA-F]{1,4}){0,6}::(?:[0-9a-fA-F]{1,4}(?::[0-9a-fA-F]{1,4}){0,6})?)"
@@ -231,22 +142,24 @@ _LINK = re.compile(
 # The number of a network card in other ways of writing it. What has no letter is a date.
 _DASHES = re.compile(rb"-[0-9a-fA-F]{2}-[0-9a-fA-F]{2}-|\.[0-9a-fA-F]{4}\.[0-9a-fA-F]{4}")
 _CARD = re.compile(
-    _START + rb"(?=[0-9.-]{0,16}[a-fA-F])(?:(?:[0-9a-fA-F]{2}-){5}[0-9a-fA-F]{2}"
+    named.START + rb"(?=[0-9.-]{0,16}[a-fA-F])(?:(?:[0-9a-fA-F]{2}-){5}[0-9a-fA-F]{2}"
     rb"|(?=[a-fA-F.]{0,13}\d)[0-9a-fA-F]{4}(?:\.[0-9a-fA-F]{4}){2})(?![\w.-])"
 )
 _IDENTITIES = values.assignment(
-    _VARIABLE + rb"(?i:(?:uuid|serial(?:[_ ]?(?:no|number))?|board[_ ]?(?:id|serial)|service[_ ]?tag))",
+    _AFTER + rb"(?i:(?:uuid|serial(?:[_ ]?(?:no|number))?|board[_ ]?(?:id|serial)|service[_ ]?tag))",
     least=8,
     word=rb"(?=[^\s\"'\\]{0,40}\d)",
 )
 _IDENTITY_WORDS = (b"uuid", b"serial", b"board", b"service")
-_DEVICE = re.compile(_START + rb"(GPU|MIG|DLA)-[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}\b")
+_DEVICE = re.compile(named.START + rb"(GPU|MIG|DLA)-[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}\b")
 # Shorter texts are looked into as they are.
 SMALL = 2048
 _APART = b"\n\0\n"
 _OWN = (b"localhost", b"127.", b"0.0.0.0", b"::1")
 # A name like these is told from a word; others are taken out only where a field says what they are.
 _TELLING = re.compile(rb"[\d.-]")
+
+Spelling = Callable[[bytes], bytes]
 
 
 class Cleaner:
@@ -384,6 +297,7 @@ class Cleaner:
 
     def whole(self, text: bytes) -> bytes:
         """The same as `text`, but every expression looks at all of it: slow."""
+        text = encoded.plainly(text)
         if SECRETS not in self._keep:
             text = secrets.without(text, partial(self.removed, SECRETS), self._sub)
         if b"://" in text:
@@ -408,28 +322,54 @@ class Cleaner:
             text = self._sub(
                 _IDENTITIES, lambda m: secrets.replaced(m, partial(self.removed, HARDWARE)), text
             )
+        if b"\\u00" in text:
+            text = self._spelled(encoded.ESCAPED, encoded.unescaped, encoded.escaped, text)
+        if b"%" in text:
+            text = self._spelled(encoded.PERCENT, encoded.unquoted, encoded.quoted, text)
+        if SECRETS not in self._keep:
+            text = self._sub(encoded.BASE64, self._base64, text)
         return text
+
+    def _spelled(self, words: re.Pattern[bytes], read: Spelling, write: Spelling, text: bytes) -> bytes:
+        """Words cleaned as what they stand for, and spelled again where that changed them."""
+
+        def made(match: re.Match[bytes]) -> bytes:
+            meant = read(match[0])
+            if meant == match[0]:
+                return meant
+            notes, at = self._notes, self._at
+            self._notes = [[]]
+            try:
+                clean, found = self.whole(meant), self._notes[0]
+            finally:
+                self._notes, self._at = notes, at
+            for kind, value in found:
+                self._note(kind, value)
+            return match[0] if clean == meant else write(clean)
+
+        return self._sub(words, made, text)
+
+    def _base64(self, match: re.Match[bytes]) -> bytes:
+        return self.removed(SECRETS, match[0]) if encoded.hides(match[0]) else match[0]
 
     def _without_variables(self, text: bytes) -> bytes:
         """Without machines, people, jobs and folders that a variable or a flag names."""
-        if _any(_IN_TEXT_WORDS, text):
-            for pattern in _HOSTS_IN_TEXT:
+        if _any(named.HOST_WORDS, text):
+            for pattern in named.HOSTS:
                 text = self._sub(pattern, lambda m: m[1] + self._host(m[m.lastindex or 0]), text)
-        if _any(_USER_WORDS, text):
-            for pattern in _USERS_IN_TEXT:
+        if _any(named.USER_WORDS, text):
+            for pattern in named.USERS:
                 text = self._sub(pattern, lambda m: m[1] + self._named(USERS, m[2], "user"), text)
         if USERS not in self._keep and b"GIT_" in text:
-            text = self._sub(_AUTHOR, lambda m: secrets.replaced(m, partial(self.removed, USERS)), text)
-        if b"LSB_HOSTS=" in text:
-            text = self._sub(_LSF, lambda m: b" ".join(map(self._host, m[0].split(b" "))), text)
+            text = self._sub(named.AUTHOR, lambda m: secrets.replaced(m, partial(self.removed, USERS)), text)
+        if b"HOSTS=" in text:
+            text = self._sub(named.LSF, lambda m: named.LSF_HOST.sub(lambda h: self._host(h[0]), m[0]), text)
         if b"@" in text:
             text = self._sub(_COPIED, self._copied, text)
         if b"@" in text:
-            text = self._sub(
-                _AT_HOST, lambda m: m[1] + self._named(USERS, m[2], "user") + b"@" + self._host(m[3]), text
-            )
-        if JOBS not in self._keep and _any(_JOB_WORDS, text):
-            for pattern in _JOBS_IN_TEXT:
+            text = self._sub(named.TO_HOSTS, lambda m: named.AT_HOST.sub(self._at_host, m[0]), text)
+        if JOBS not in self._keep and _any(named.JOB_WORDS, text):
+            for pattern in named.JOBS:
                 text = self._sub(pattern, lambda m: secrets.replaced(m, partial(self.removed, JOBS)), text)
         if PATHS not in self._keep and b"/" in text:
             text = self._sub(_FOLDER_GIVEN, self._folder_given, text)
@@ -438,6 +378,9 @@ class Cleaner:
         if _any(_DOMAINS, text):
             text = self._sub(_DOMAIN, lambda m: self._host(m[0]), text)
         return text
+
+    def _at_host(self, match: re.Match[bytes]) -> bytes:
+        return self._named(USERS, match[1], "user") + b"@" + self._host(match[2])
 
     def _copied(self, match: re.Match[bytes]) -> bytes:
         """`user@machine:folder`, as scp and git take it."""
@@ -481,6 +424,8 @@ class Cleaner:
             if b"): " in text:
                 for frame in _FRAMES:
                     text = self._sub(frame, self._frame, text)
+            if b'"/' in text:
+                text = self._sub(_HOME, lambda m: self.path(m[0]), text)
             if b"//" in text:
                 text = self._sub(_ELSEWHERE, self._elsewhere, text)
             text = self._sub(_PATH, self._path, text)
@@ -502,7 +447,10 @@ class Cleaner:
             return path
         telling = len(parts) >= 4 or (len(parts) > 1 and bool(_FILE.fullmatch(parts[-1])))
         telling = telling or (len(parts) > 1 and parts[-1].startswith(b"id_"))
-        rooted = len(parts) > 1 and parts[0].lower().rstrip(b"0123456789") in _ROOTS
+        folders = [part.lower().rstrip(b"0123456789") for part in parts[:-1]]
+        rooted = any(folders) and (
+            folders[0] in _ROOTS or any(f.endswith((b"home", b"users")) for f in folders)
+        )
         return self.path(path) if telling or rooted else path
 
     def _without_addresses(self, text: bytes) -> bytes:

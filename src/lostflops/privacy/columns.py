@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -62,8 +63,13 @@ def clean(
                 )
             elif (replaced := _replaced(frame, column, dtype, cleaner)) is not None:
                 made.append(replaced)
+        names = {name: _cleaned(name, cleaner) for name in schema}
         if target is not None:
-            _write(frame.with_columns(made), path, target)
+            renamed = {old: new for old, new in names.items() if old != new}
+            # What two columns would be called stands as it is called in the order of the file.
+            taken = Counter(names.values())
+            renamed = {o: n if taken[n] == 1 else f"{n}-{at}" for at, (o, n) in enumerate(renamed.items())}
+            _write(frame.with_columns(made).rename(renamed), path, target)
     except (pl.exceptions.PolarsError, OSError) as error:
         raise NotATrace(path, "it is damaged.", "make it again from what it was made of.") from error
 
@@ -76,10 +82,7 @@ def _replaced(frame: pl.LazyFrame, column: str, dtype: pl.DataType, cleaner: Cle
     elif isinstance(dtype, (pl.String, pl.Categorical, pl.Enum)):
         values, change = pl.col(column).cast(pl.String), partial(_cleaned, cleaner=cleaner)
     else:
-        inner = dtype.inner if isinstance(dtype, pl.List) else dtype
-        if isinstance(inner, (pl.Struct, pl.String)):
-            return _nested(frame, column, dtype, cleaner)
-        return None
+        return _nested(frame, column, dtype, cleaner) if dtype.is_nested() else None
     distinct: list[Any] = frame.select(values.unique()).collect()[column].drop_nulls().to_list()
     changed = {value: new for value in distinct if (new := change(value)) != value}
     if not changed:
@@ -93,13 +96,32 @@ def _nested(frame: pl.LazyFrame, column: str, dtype: pl.DataType, cleaner: Clean
     def deep(value: Any) -> Any:
         if isinstance(value, str):
             return _cleaned(value, cleaner)
+        if isinstance(value, bytes):
+            return cleaner.blob(value)
         if isinstance(value, Mapping):
-            return {key: deep(inner) for key, inner in value.items()}  # pyright: ignore[reportUnknownVariableType]
+            return {_cleaned(key, cleaner): deep(inner) for key, inner in value.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
         return [deep(inner) for inner in value] if isinstance(value, list) else value  # pyright: ignore[reportUnknownVariableType]
 
     values = frame.select(column).collect()[column].to_list()
     made = [deep(value) for value in values]
-    return None if made == values else pl.lit(pl.Series(column, made, dtype=dtype))
+    return None if made == values else pl.lit(pl.Series(column, made, dtype=_named(dtype, cleaner)))
+
+
+def _named(dtype: pl.DataType, cleaner: Cleaner) -> pl.DataType:
+    """The same type with clean names of fields, and texts for what was one of a few."""
+    if isinstance(dtype, pl.Struct):
+        return pl.Struct(
+            {_cleaned(f.name, cleaner): _named(_instance(f.dtype), cleaner) for f in dtype.fields}
+        )
+    if isinstance(dtype, pl.List):
+        return pl.List(_named(_instance(dtype.inner), cleaner))
+    if isinstance(dtype, pl.Array):
+        return pl.Array(_named(_instance(dtype.inner), cleaner), dtype.size)
+    return pl.String() if isinstance(dtype, (pl.Categorical, pl.Enum)) else dtype
+
+
+def _instance(dtype: Any) -> pl.DataType:
+    return dtype if isinstance(dtype, pl.DataType) else dtype()
 
 
 def _cleaned(text: str, cleaner: Cleaner) -> str:

@@ -107,6 +107,8 @@ def _scrubbed(path: Path, output: Path, cleaner: Cleaner, apart: Apart) -> list[
                 left_out.append(looked)
                 shutil.rmtree(target) if target.is_dir() else target.unlink(missing_ok=True)
         if not any(p.is_file() for p in (beside, *beside.rglob("*"))):
+            if left_out and all(looked.problem for looked in left_out):
+                raise CannotClean(path, left_out[0].problem)
             raise NoTraces(path, ("something that can be cleaned",))
         (beside / "whole").replace(output)
         return left_out
@@ -135,16 +137,21 @@ def _listed(path: Path) -> list[Path]:
         return [path]
     found: list[Path] = []
     try:
-        for folder, inside, files in os.walk(path):
+        for folder, inside, files in os.walk(path, onerror=_refused):
             exports = [name for name in inside if is_export(name)]
             inside[:] = sorted(name for name in inside if name not in exports)
             here = [Path(folder, name) for name in (*exports, *files)]
             found += [p for p in here if not p.is_symlink() and (p.is_file() or p.is_dir())]
     except OSError as error:
-        raise Unreadable(path, error) from error
+        raise Unreadable(Path(os.fsdecode(error.filename or path)), error) from error
     if not found:
         raise NoTraces(path, ("any file",))
     return sorted(found)
+
+
+def _refused(error: OSError) -> None:
+    """A folder that cannot be listed may hold anything: it is not passed over."""
+    raise error
 
 
 @contextmanager

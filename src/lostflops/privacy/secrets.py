@@ -15,8 +15,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache
 
-from lostflops.privacy.spellings import ONE_VALUE
-from lostflops.privacy.values import ESCAPE, LINE, NEW, NO_NUMBER, QUOTED, assignment, flagged
+from lostflops.privacy.patterns.spellings import ONE_VALUE
+from lostflops.privacy.patterns.values import ESCAPE, LINE, NEW, NO_NUMBER, QUOTED, assignment, flagged
 
 REMOVED = "<removed>"
 Removed = Callable[[bytes], bytes]
@@ -37,7 +37,8 @@ _SHAPES: tuple[tuple[tuple[str, ...], str], ...] = (
                 b"api_org_ nvapi- npm_ pypi- sk- glsa_ lin_api_ figd_ xai- gsk_ pplx- tgp_v1_ wandb_v1_ "
                 b"KGAT_ rubygems_ CLOJARS_ PMAK- NRAK- sntrys_ sntryu_ tskey- HRKU- ATATT3 ATCTT3 whsec_ "
                 b"GOCSPX- dp.pt. dp.st. dckr_pat_ dckr_oat_ pscale_tkn_ pscale_pw_ LTAI AKID ops_eyJ "
-                b"AGE-SECRET-KEY-1 dt0c01. shpat_ shpss_ shpca_ shppa_"
+                b"AGE-SECRET-KEY-1 dt0c01. shpat_ shpss_ shpca_ shppa_ lsv2_pt_ lsv2_sk_ pk-lf- csk- "
+                b"ATBB pcsk_ fo1_ fm2_ sb_secret_ CCIPAT_ CCIPRJ_ NRII- NRJS-"
             ).split()
         ),
         r"[\w.+/=~-]{8,}",
@@ -45,8 +46,11 @@ _SHAPES: tuple[tuple[tuple[str, ...], str], ...] = (
     (("FlyV1 ",), r"[\w.+/=~-]{8,}"),
     (("hf_",), r"(?!transfer(?![a-z]))[\w.+/=~-]{8,}"),
     # Names of kernels begin like these too.
-    (("secret_",), r"[\w-]{1,40}_[0-9a-f]{32}[\w.]*"),
-    (("r8_", "sbp_", "glc_", "ntn_", "rpa_"), r"[A-Za-z0-9]{24,}[\w.+/=-]*"),
+    (("secret_",), r"(?:[\w-]{1,40}_[0-9a-f]{32}[\w.]*|[A-Za-z0-9]{43})"),
+    (("r8_", "sbp_", "glc_", "ntn_", "rpa_", "fw_", "nfp_", "nfc_", "vcp_", "vci_"),
+     r"[A-Za-z0-9]{22,}[\w.+/=-]*"),
+    (("pul-", "bkua_", "bkpat_"), r"[0-9a-f]{32,}"),
+    (("SSWS ",), r"[\w-]{20,}"),
     (("ghp_", "gho_", "ghs_", "ghu_", "ghr_", "github_pat_"), r"[\w.-]{8,}"),
     (("glpat-", "gldt-", "glptt-", "glrt-", "glcbt-", "glft-", "glsoat-", "glimt-", "glagent-", "gloas-",
       "GR1348941"),
@@ -67,7 +71,7 @@ _SHAPES: tuple[tuple[tuple[str, ...], str], ...] = (
     (("AKC",), r"[A-Za-z0-9]{10,}"),
     (("EAA",), r"[A-Za-z0-9]{40,}"),
 )  # fmt: skip
-_BOUND = rb"(?:" + ESCAPE + rb"|(?<![A-Za-z0-9\\]))"
+BOUND = rb"(?:" + ESCAPE + rb"|(?<=%[0-9a-fA-F]{2})|(?<![A-Za-z0-9\\]))"
 
 
 @cache
@@ -79,22 +83,32 @@ def _shape(prefix: bytes, rest: bytes) -> re.Pattern[bytes]:
     """
     begins = re.escape(prefix)
     before = (rb"(?<=\\[nrtbf]%s)(?<!\\\\[nrtbf]%s)|(?<=\\u[0-9a-fA-F]{4}%s)|(?<=\\\\%s)(?<!\\\\\\%s)"
-              rb"|(?<![A-Za-z0-9\\]%s)") % ((begins,) * 6)  # fmt: skip
+              rb"|(?<=%%[0-9a-fA-F]{2}%s)|(?<![A-Za-z0-9\\]%s)") % ((begins,) * 7)  # fmt: skip
     return re.compile(begins + rb"(?:" + before + rb")" + rest)
 
 
 SHAPES = [(prefix.encode(), rest.encode()) for prefixes, rest in _SHAPES for prefix in prefixes]
 # Values without a beginning of their own: Twilio's, Telegram's, Discord's, Mailchimp's, Azure's, Terraform's.
 _OTHERS: tuple[tuple[bytes, re.Pattern[bytes]], ...] = (
-    (b":AA", re.compile(_BOUND + rb"(?:bot)?\d{8,10}:AA[\w-]{32,}")),
-    (b"-us", re.compile(_BOUND + rb"[0-9a-f]{32}-us\d{1,2}(?!\w)")),
-    (b"8Q~", re.compile(_BOUND + rb"[\w~.-]{3,20}?8Q~[\w~.-]{20,}")),
-    (b".atlasv1.", re.compile(_BOUND + rb"\w{10,}\.atlasv1\.[\w-]{20,}")),
+    (b":AA", re.compile(BOUND + rb"(?:bot)?\d{6,12}:AA[\w-]{32,}")),
+    (b"-us", re.compile(BOUND + rb"[0-9a-f]{32}-us\d{1,2}(?!\w)")),
+    (b"8Q~", re.compile(BOUND + rb"[\w~.-]{3,20}?8Q~[\w~.-]{20,}")),
+    (b".atlasv1.", re.compile(BOUND + rb"\w{10,}\.atlasv1\.[\w-]{20,}")),
+    # Vault's of before 1.10.
+    (
+        b"s.",
+        re.compile(
+            rb"(?:"
+            + ESCAPE
+            + rb"|(?<![\w.\\]))s\.(?=[A-Za-z0-9]{0,23}\d)(?=[A-Za-z0-9]{0,23}[A-Z])(?=[A-Za-z0-9]{0,23}[a-z])"
+            rb"[A-Za-z0-9]{24}(?![\w.(])"
+        ),
+    ),
     (
         b"/",
         re.compile(
-            _BOUND
-            + rb"(?:hooks\.slack\.com/(?:services|workflows|triggers)|discord(?:app)?\.com/api/webhooks"
+            BOUND + rb"(?:hooks\.slack(?:-gov)?\.com/(?:services|workflows|triggers)"
+            rb"|(?:\w+\.)?discord(?:app)?\.com/api/(?:v\d+/)?webhooks"
             rb"|[\w.-]*webhook\.office\.com)/[^\s\"'\\<>]+"
         ),
     ),
@@ -106,9 +120,9 @@ _OTHERS: tuple[tuple[bytes, re.Pattern[bytes]], ...] = (
             rb"|scrypt)\$[\w./$=,+-]{12,}"
         ),
     ),
-    (b".apps.googleusercontent.com", re.compile(_BOUND + rb"[\w-]+\.apps\.googleusercontent\.com")),
+    (b".apps.googleusercontent.com", re.compile(BOUND + rb"[\w-]+\.apps\.googleusercontent\.com")),
 )
-_DISCORD = re.compile(_BOUND + rb"[MNO][\w-]{23,27}\.[\w-]{6}\.[\w-]{27,}")
+_DISCORD = re.compile(BOUND + rb"[MNO][\w-]{23,27}\.[\w-]{6}\.[\w-]{27,}")
 # Keys and certificates as files hold them; without an end, as far as the text looks like one.
 PEM = re.compile(
     rb"-----BEGIN (?:[^-]{1,40})-----(?:[^\"\\]|\\.){0,20000}?-----END [^-]{1,40}-----"
@@ -138,7 +152,7 @@ STRONG = assignment(
     rb"|storage|client"
     rb"|service|deploy|webhook|consumer|application)[_-]?key(?!s)|secret(?!s)|passw(?:or)?ds?|passphrase"
     rb"|passcode"
-    rb"|(?<![a-z])(?:my)?pwd(?!=/)|(?-i:_PASS)|[_-]pass(?==)|credentials?|connection[_-]?string"
+    rb"|(?<![a-z])(?:my)?pwd(?!=/)|(?-i:_PASS|_PAT)|[_-]pass(?==)|credentials?|connection[_-]?string"
     rb"|(?<![a-z])dsn|(?:(?<=\\[nrt])|(?<![a-z]))_auth(?![a-z])|(?:(?<=\\[nrt])|(?<![a-z]))psk(?![a-z])"
     rb"|pre-?shared_?key"
     rb"|samlresponse|passwort|mot de passe|contrase(?:\xc3\xb1|\\{1,3}u00f1)a|wachtwoord|senha|parola"
@@ -198,7 +212,7 @@ _RARE = ((b"digest", DIGEST), (b": |", BLOCK), (b": >", BLOCK), (b"</", ELEMENT)
 ASSIGNING = (
     *b"key secret passw passphrase passcode pwd pass token bearer basic credential cookie dsn sess".split(),
     *b"authorization connection csrf xsrf signature sig webhook otp auth digest psk samlresponse".split(),
-    *b"wachtwoord senha parola contrase certificate- \\u5bc6 \xe5\xaf\x86".split(),
+    *b'_pat= _pat" wachtwoord senha parola contrase certificate- \\u5bc6 \xe5\xaf\x86'.split(),
     b"mot de passe",
 )
 LONG, RANDOM = 32, 4.2  # characters, and bits of entropy in each

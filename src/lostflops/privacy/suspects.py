@@ -40,13 +40,14 @@ _MANY = re.compile(
     rb"sshpass|mysql|mariadb|mongo|docker|podman|nerdctl|helm|oras|redis-cli|ldap|zip[ \"']|0z|openssl"
     rb"|creds|curl"
     rb"|smbclient|lftp|sqlplus|machine(?!\w)|default(?:\s|\\)|alias set|xauth|netrc|wpa_|echo |ssh|sftp|rsync"
+    rb"|https?[ \"']|xhs?[ \"']|sqlcmd|bcp|[it]sql|pdsh|clush|horovodrun|deepspeed"
     rb"|srun|sbatch|salloc|mpirun|mpiexec|setx|set -|setenv"
 )
 _NEXT = re.compile(rb"(?:host|host_?name|node_?name|user_?name|user|owner|mail|login|account)\"\s*(?::|$)")
 _WORDS = (
     b"//", b"@", b"ssh ", b" nccl ", b"lsb_hosts=", b" aaaa", b"machine", b"-----begin ", b":aa", b"0q~",
     b".atlasv0.", b"webhook", b"hooks.slack", b"discord", b".apps.googleusercontent", b":\\", b"\\\\",
-    b"%00",
+    b"\\u00", b"ssws ",
 )  # fmt: skip
 _SHAPES = [
     (form(prefix), re.compile(re.escape(form(prefix)) + rest.lower())) for prefix, rest in secrets.SHAPES
@@ -69,7 +70,12 @@ _LOOKS = re.compile(
     rb"|" + COLONS + rb"|(?:gpu|mig|dla)-[0-9a-f]{8}-"
     # Values without a beginning of their own.
     rb"|(?:pw|pin)[=: ]|[0-9a-f]{32}|</user|slots=|(?:on|from) (?:host|node|machine)|-us0|\$[\w-]{1,9}\$"
-    rb"|\.[\w-]{6}\.[\w-]{27}"
+    rb"|\.[\w-]{6}\.[\w-]{27}|s\.[a-z0-9]{24}|[?&;](?:code|state|jwt|sid|hash|api)="
+    # In another spelling.
+    rb"|%[0-9a-f]{2}|[a-z0-9+/]{20}"
+    # Machines and people in logs and in variables.
+    rb"|\[[a-z][\w.-]*:\d{4,7}\]|_comm_id|process_ip|display=|address|jobid|_hosts=|user id|uid=|--include"
+    rb"|(?:slurm|sbatch|salloc|srun|pbs|lsb|sge|cobalt)_|_cluster|/home/|/users/|(?:_env|_prefix)="
 )  # fmt: skip
 
 

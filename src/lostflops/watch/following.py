@@ -150,7 +150,7 @@ class Follower:
         except (OSError, OverflowError) as error:
             why = getattr(error, "strerror", None) or str(error)
             raise BadOption(f"{address}:{port} cannot be used: {why}.", "choose another --port.") from error
-        print(f"metrics: http://{address}:{used}/metrics", file=sys.stderr, flush=True)
+        print(f"metrics: {openmetrics.url(address, used)}", file=sys.stderr, flush=True)
 
 
 def status(now: Now) -> str:

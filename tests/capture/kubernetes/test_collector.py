@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from lostflops.capture.kubernetes import collector
-from lostflops.capture.kubernetes.collector import ResultsFolder, writing
+from lostflops.capture.kubernetes.collector import ResultsFolder, reading, writing
 from lostflops.capture.kubernetes.tls import Server
 
 LIMIT = 100_000
@@ -126,3 +126,71 @@ def test_of_two_that_send_the_same_file_the_first_to_end_is_kept(running: Runnin
         assert b" 409 " in connection.recv(1000)
     assert running.left() == {"run/trace": b"first"}
     assert running.store.used == 5
+
+
+def asked(server: Server, request: bytes) -> bytes:
+    """All that a server answers before it closes."""
+    with socket.create_connection(server.server_address[:2], timeout=3) as connection:
+        connection.sendall(request)
+        said = b""
+        try:
+            while more := connection.recv(1 << 16):
+                said += more
+        except TimeoutError:
+            pass
+        return said
+
+
+HEAD = b" HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer t\r\n"
+HIDDEN = b"PUT /run/hidden" + HEAD + b"Content-Length: 1\r\n\r\nx"
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        b"PUT /run/log" + HEAD + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"PUT /run/log" + HEAD + b"Content-Length: 1\r\nContent-Length: %d\r\n\r\nx" % (len(HIDDEN) + 1),
+        b"GET /healthz" + HEAD + b"Content-Length: %d\r\n\r\n" % len(HIDDEN),
+        b"HEAD /run/log" + HEAD + b"Content-Length: %d\r\n\r\n" % len(HIDDEN),
+        b"DELETE /run/log" + HEAD + b"Content-Length: %d\r\n\r\n" % len(HIDDEN),
+    ],
+    ids=["chunked, too", "two lengths", "GET", "HEAD", "another method"],
+)
+def test_no_request_hides_in_the_body_of_another(running: Running, first: bytes) -> None:
+    asked(running.server, first + HIDDEN)
+    assert "run/hidden" not in running.left()
+
+
+def test_requests_may_follow_each_other_on_a_connection(running: Running) -> None:
+    one = b"PUT /run/%d" + HEAD + b"Content-Length: 1\r\n%s\r\nx"
+    said = asked(running.server, one % (1, b"") + one % (2, b"Connection: close\r\n"))
+    assert said.count(b" 200 ") == 2
+    assert running.left() == {"run/1": b"x", "run/2": b"x"}
+
+
+def test_a_request_line_that_is_too_long_is_answered(running: Running) -> None:
+    assert b" 414 " in asked(running.server, b"PUT /" + b"a" * 70_000 + HEAD + b"\r\n")
+
+
+def test_a_file_is_no_folder_and_a_folder_no_file(running: Running) -> None:
+    assert running.put("/run/log", b"x") == 200
+    assert running.put("/run/log/more", b"x") == 400
+    assert running.put("/run", b"x", 0) == 400
+    assert running.left() == {"run/log": b"x"}
+    assert running.store.used == 1
+
+
+def test_no_link_leads_out_of_the_folder(running: Running, tmp_path: Path) -> None:
+    folder = running.store.folder
+    folder.mkdir(exist_ok=True)
+    (folder / "link").symlink_to(tmp_path / "token")
+    (folder / "out").symlink_to(tmp_path)
+    reader = Server(("127.0.0.1", 0), reading(running.store), None)
+    threading.Thread(target=reader.serve_forever, args=(0.05,), daemon=True).start()
+    for path in (b"/link", b"/out/token"):
+        assert b" 404 " in asked(reader, b"GET " + path + b" HTTP/1.1\r\nConnection: close\r\n\r\n")
+    assert running.put("/out/new", b"x") == 400
+    assert not (tmp_path / "new").exists()
+    assert running.store.listing() == []
+    reader.shutdown()
+    reader.server_close()

@@ -441,3 +441,13 @@ def test_a_pod_of_thousands_of_containers_is_answered_over_tls_within_the_deadli
     said = client.ask(question(pod))["response"]
     assert time.monotonic() - began < 5
     assert said["allowed"] and "patch" not in said
+
+
+def test_a_pod_that_no_cluster_could_keep_is_admitted_untouched_at_once(client: Client) -> None:
+    pod = question()["request"]["object"]
+    pod["spec"]["containers"][0]["env"] = [{"name": f"E{n}", "value": "v"} for n in range(90_000)]
+    began = time.monotonic()
+    said = client.ask(question(pod))["response"]
+    assert time.monotonic() - began < 5
+    assert said["allowed"] and "patch" not in said
+    assert "bytes, more than 1,572,864" in said["warnings"][0]

@@ -35,11 +35,12 @@ OWNERS = (
 ASKED = ("steps", "ranks", "what", "every", "duration")  # annotations by which a pod says what to record
 # A pod of training has a few. To look at thousands takes longer than the API server waits.
 MOST_CONTAINERS = 200
+MOST_BYTES = 3 << 19  # what etcd takes of one object: a pod that is larger cannot be kept anyway
 LONGEST_WARNING = 250  # the API server cuts off what is longer
 
 
-def review(document: Any, wish: Wish, own_namespace: str = "") -> dict[str, Any]:
-    """The answer to an AdmissionReview. Raises BadManifest for a document that is none."""
+def review(document: Any, wish: Wish, own_namespace: str = "", size: int = 0) -> dict[str, Any]:
+    """The answer to an AdmissionReview of so many bytes. Raises BadManifest for a document that is none."""
     if not isinstance(document, Mapping):
         raise BadManifest("not an AdmissionReview")
     asked: Mapping[str, Any] = document  # pyright: ignore[reportUnknownVariableType]
@@ -52,6 +53,8 @@ def review(document: Any, wish: Wish, own_namespace: str = "") -> dict[str, Any]
     response: dict[str, Any] = {"uid": uid, "allowed": True}
     warnings: list[str] = []
     try:
+        if size > MOST_BYTES:
+            raise BadManifest(f"the pod has {size:,} bytes, more than {MOST_BYTES:,}")
         change = list(_changes(request, wish, own_namespace, warnings))
         if change:
             response["patchType"] = "JSONPatch"

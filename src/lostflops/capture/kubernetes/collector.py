@@ -52,7 +52,9 @@ class ResultsFolder:
         parts = unquote(path).lstrip("/").split("/")
         if len(parts) > DEPTH or not all(PART.fullmatch(part) for part in parts):
             return None
-        return self.folder.joinpath(*parts)
+        # A link could lead out of the folder: none is followed.
+        whole = self.folder.resolve().joinpath(*parts)
+        return self.folder.joinpath(*parts) if whole.resolve() == whole else None
 
     def take(self, size: int) -> bool:
         with self.lock:
@@ -69,7 +71,7 @@ class ResultsFolder:
         return [
             {"path": str(file.relative_to(self.folder)), "size": file.stat().st_size}
             for file in sorted(self.folder.rglob("*"))
-            if file.is_file() and not file.name.startswith(".")
+            if file.is_file() and not file.is_symlink() and not file.name.startswith(".")
         ]
 
 
@@ -101,6 +103,10 @@ def writing(store: ResultsFolder, token: Path) -> type[Handler]:
                 with self._spooled(place, length) as spool:
                     if spool is not None:
                         status, size = self._kept(place, spool, offset)
+            except (FileExistsError, NotADirectoryError, IsADirectoryError):
+                store.give_back(length)
+                self.answer(400, b"a file cannot be a folder, too\n")
+                return
             except OSError as error:
                 store.give_back(length)
                 self.answer(507, f"{error.strerror}\n".encode())

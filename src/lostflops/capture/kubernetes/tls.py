@@ -146,13 +146,23 @@ class Handler(BaseHTTPRequestHandler):
         super().handle_one_request()
 
     def parse_request(self) -> bool:
-        parsed = super().parse_request()
+        parsed = super().parse_request() and self._framed()
         given = self.headers.get("Content-Length", "") if parsed else ""
         if given.isascii() and given.isdigit() and 0 < len(given) <= 15 and int(given):
             self.server.awaits(self.client_address, PATIENCE + int(given) / SLOWEST)
         else:
             self.server.has(self.client_address)
         return parsed
+
+    def _framed(self) -> bool:
+        """Whether it is plain where the request ends: what follows must be nothing but the next one."""
+        lengths = self.headers.get_all("Content-Length", [])
+        if "Transfer-Encoding" in self.headers or len(lengths) > 1:
+            self.answer(411, b"one Content-Length is needed\n")
+            return False
+        if self.command not in ("POST", "PUT") and lengths not in ([], ["0"]):
+            self.close_connection = True  # nobody reads the body
+        return True
 
     def answer(self, status: int, body: bytes = b"", kind: str = "text/plain", **headers: str) -> None:
         self.server.has(self.client_address)
@@ -187,5 +197,6 @@ class Handler(BaseHTTPRequestHandler):
             self.answer(404)
 
     def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
-        if self.path != "/healthz":
+        # Of a request line that is too long there is no path.
+        if getattr(self, "path", "") != "/healthz":
             super().log_request(code, size)

@@ -44,7 +44,7 @@ def answering(wish: Wish, own_namespace: str) -> type[Handler]:
             self.server.has(self.client_address)
             try:
                 document: Any = json.loads(body)
-                answer = review(document, wish, own_namespace)
+                answer = review(document, wish, own_namespace, length)
             except (ValueError, RecursionError, LostflopsError) as error:
                 self.answer(400, f"{error}\n".encode(errors="replace"))
                 return

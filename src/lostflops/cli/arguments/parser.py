@@ -34,6 +34,12 @@ class Parser(ArgumentParser):
             asked.refuse(_unexpected(asked, left[0]))
         return given
 
+    def _get_values(self, action: Action, arg_strings: list[str]) -> Any:
+        # argparse takes the '--' of `--days=--` for the end of the options, and gives a list.
+        if action.option_strings and action.nargs is None and arg_strings == ["--"]:
+            self.error(f"argument {_name(action)}: expected one argument")
+        return super()._get_values(action, arg_strings)
+
     def _check_value(self, action: Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
             self.refuse(_unknown(self, action, value))

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import math
+import socket
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from lostflops.machine.monitor.metrics import METRICS, Metric, MetricValue
 from lostflops.version import __version__
 
 CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 LOOPBACK = "127.0.0.1"
+AT_ONCE, PATIENCE = 64, 10.0  # connections, and seconds for each
 # Prometheus wants base units, written out. Unit: its name there, and what to multiply with.
 UNITS: dict[str | None, tuple[str, float]] = {
     None: ("", 1),
@@ -66,11 +71,54 @@ def escaped(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
+class _Server(ThreadingHTTPServer):
+    """Stands beside a job, of which no client may take threads: a few at once, each with a deadline.
+
+    Where all are taken, the oldest makes room: a scraper's question is answered long before that.
+    """
+
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        self._since: dict[Any, float] = {}  # connections, the oldest first
+        self._lock = threading.Lock()
+        super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._lock:
+            if len(self._since) >= AT_ONCE:
+                self._end(next(iter(self._since)))
+            self._since[request] = time.monotonic()
+        super().process_request(request, client_address)
+
+    def service_actions(self) -> None:
+        with self._lock:
+            for request, since in list(self._since.items()):
+                if time.monotonic() - since > PATIENCE:
+                    self._end(request)
+
+    def _end(self, request: Any) -> None:
+        """Have its thread's reading and writing fail."""
+        del self._since[request]
+        with suppress(OSError):
+            request.shutdown(socket.SHUT_RDWR)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._since.pop(request, None)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that went away is nothing that the job's terminal has to show."""
+
+
 def serve(address: str, port: int, text: Callable[[], str]) -> int:
     """Answer with a text at that address in the background, and say at which port. Raises OSError."""
 
     class Answer(BaseHTTPRequestHandler):
-        timeout = 10
+        timeout = PATIENCE
 
         def do_GET(self) -> None:
             if self.path.partition("?")[0] not in ("/", "/metrics"):
@@ -89,10 +137,13 @@ def serve(address: str, port: int, text: Callable[[], str]) -> int:
         def version_string(self) -> str:
             return "lostflops"
 
-    server = ThreadingHTTPServer((address, port), Answer)
-    server.daemon_threads = True
+    server = _Server((address, port), Answer)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     return server.server_address[1]
+
+
+def url(address: str, port: int) -> str:
+    return f"http://{f'[{address}]' if ':' in address else address}:{port}/metrics"
 
 
 def replace(textfile: Path, text: str) -> None:

@@ -244,6 +244,8 @@ def uncovered(trace: Trace, steps: pl.DataFrame) -> Iterator[str]:
         )
         .sort(pl.col("before") + pl.col("after"), "rank", descending=[True, False])
     )
+    if by_rank.is_empty():  # no work of theirs takes any time
+        return
     rank, whole, before, after = by_rank.row(0)
     if before + after < WORTH_TELLING * whole:
         return

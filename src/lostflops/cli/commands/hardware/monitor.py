@@ -75,6 +75,7 @@ def run(given: Namespace) -> None:
 def _sample(given: Namespace) -> None:
     from lostflops.capture.record import job_process, recording
     from lostflops.errors import LostflopsError, as_argument, shown
+    from lostflops.machine.monitor import openmetrics
     from lostflops.machine.monitor import process as monitor
 
     command: list[str] = given.job[1:] if given.job[:1] == ["--"] else given.job
@@ -98,7 +99,7 @@ def _sample(given: Namespace) -> None:
         for text in sampler.beginning["missing"]:
             _say(f"monitor: {text}")
         if port is not None:
-            _say(f"metrics: http://{address}:{sampler.beginning['port']}/metrics")
+            _say(f"metrics: {openmetrics.url(address, sampler.beginning['port'])}")
         if command:
             status = job_process.run(command, os.environ)
         else:

@@ -7,8 +7,11 @@ step time without it. The traces are marked as simulated, and `lostflops why` sa
 
 from __future__ import annotations
 
+import os
+import shutil
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from lostflops.cli.output.waiting import waiting
@@ -46,9 +49,7 @@ def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
 
 
 def run(given: Namespace) -> None:
-    import shutil
-
-    from lostflops.errors import BadOption, CannotWrite, OutputExists, suggestion
+    from lostflops.errors import BadOption, OutputExists, suggestion
     from lostflops.finding import milliseconds
     from lostflops.lab.simulate.faults import faults, with_fault
     from lostflops.lab.simulate.job import SimulatedJob
@@ -81,20 +82,35 @@ def run(given: Namespace) -> None:
     )
     if given.fault and not faults()[given.fault].fits(job.strategy):
         raise BadOption(f"'{given.fault}' cannot happen with --strategy {given.strategy}.")
-    was_there = given.output.exists()
     with waiting() as tell:
         fault = with_fault(job, given.fault) if given.fault else None
-        try:
+        with _whole(given.output) as place:
             truth = simulate(
-                job, given.output, fault=fault, format=given.format, packed=not given.plain, progress=tell
+                job, place, fault=fault, format=given.format, packed=not given.plain, progress=tell
             )
-        except OSError as error:
-            for left in given.output.glob("*"):  # it held nothing before
-                shutil.rmtree(left) if left.is_dir() else left.unlink()
-            if not was_there and given.output.is_dir():
-                given.output.rmdir()
-            raise CannotWrite(given.output, error) from error
     cost = f", {milliseconds(truth['step_without_fault'])} without the fault" if fault else ""
     print(f"simulated {job.ranks} ranks of {job.strategy.name} -> {given.output}")
     print(f"step {milliseconds(truth['step'])}{cost}")
     print(f"{truth['events']:,} events; the truth is in {given.output / 'truth.json'}")
+
+
+@contextmanager
+def _whole(output: Path) -> Generator[Path]:
+    """A hidden folder to fill; what is in it becomes `output` when the block ends without an error."""
+    from lostflops.errors import CannotWrite
+
+    was_there = output.exists()
+    # Beside it, or inside of what is there: another file system may begin between the two.
+    place = (output if was_there else output.parent) / f".{output.name[:100]}.{os.getpid()}.tmp"
+    try:
+        place.mkdir(parents=True)
+        yield place
+        if not was_there:
+            place.replace(output)
+            return
+        for made in place.iterdir():
+            made.replace(output / made.name)
+    except OSError as error:
+        raise CannotWrite(output, error) from error
+    finally:
+        shutil.rmtree(place, ignore_errors=True)

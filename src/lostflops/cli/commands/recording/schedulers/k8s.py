@@ -143,7 +143,21 @@ def run(given: Namespace) -> None:
         "serve": _serve,
         "status": _status,
     }
+    _check_namespace(getattr(given, "namespace", None))
     actions[given.action](given)
+
+
+def _check_namespace(name: str | None) -> None:
+    """Raises BadOption for what Kubernetes would not take, before a certificate is made for it."""
+    import re
+
+    from lostflops.errors import BadOption, shown
+
+    if name is not None and not re.fullmatch(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?", name):
+        raise BadOption(
+            f"'{shown(name)}' cannot be a namespace: it takes small letters, digits and '-'.",
+            "`kubectl get namespaces` lists those there are.",
+        )
 
 
 def _patch(given: Namespace) -> None:

@@ -130,7 +130,7 @@ def run(given: Namespace) -> None:
         raise OutputExists(output)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(text)
+        target.write_text(text, errors="surrogateescape")
     except OSError as error:
         raise CannotWrite(target, error) from error
 

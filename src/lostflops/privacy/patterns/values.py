@@ -30,13 +30,13 @@ QUOTED = (
 )
 # A word: an opening bracket or blank that was escaped may stand before it, and punctuation ends it only where
 # something else begins behind it.
-_BEFORE = rb"(?:\\[bfnrt/\\]|\\u[0-9a-fA-F]{4}|\\(?![bfnrtu/\\\"'])){0,4}+"
+_BEFORE = rb"(?:(?!\\+u003cremoved)(?:\\[bfnrt/\\]|\\u[0-9a-fA-F]{4}|\\(?![bfnrtu/\\\"']))){0,4}+"
 _WORD = (
     rb"(?!=\d)(?P<pw>(?:[^\s\"'\\<>,;&)}\]]|[,;&)}\]](?![\s\"'\\,;&)}\]]|$|[\w.-]+\s?[=:])"
     rb"|\\\\(?![\"nrt])|\\u[0-9a-fA-F]{4}){%d,})"
 )
 NO_NUMBER = rb"(?!\d+(?![\w.+/=-]))"
-NEW = rb"(?!<removed>)"
+NEW = rb"(?!<removed>|%3Cremoved%3E|\\+u003cremoved)"
 # Behind a name without quotes: the quote that ends the JSON string that it stands in, and no value.
 _NO_END = rb"(?(plain)(?!\\{0,3}\"(?:[,:}\]\s]|$)))"
 _IS = rb"[ \t]{0,9}(?:=>?|:(?!:)|%3[dD])[ \t]{0,9}"
@@ -48,7 +48,7 @@ def assignment(names: bytes, *, least: int = 1, word: bytes = b"") -> re.Pattern
     return re.compile(
         rb"(?P<before>(?:" + names + rb")(?:"
         # "name": "value" and {"name": "x", "value": "y"}: what is not quoted there is a number.
-        + quote + rb"(?:" + _IS + rb"|\s{0,9},(?:\s|\\{1,3}[nrt]){0,9}" + quote + rb"value" + quote + _IS
+        + quote + rb"(?:\]?" + _IS + rb"|\s{0,9},(?:\s|\\{1,3}[nrt]){0,9}" + quote + rb"value" + quote + _IS
         + rb")"
         + rb"(?=[bBrR]?" + quote + rb")"
         + rb"|(?P<plain>" + _IS + _BEFORE + rb")))"

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 
-from lostflops.privacy.values import ESCAPE, NEW, QUOTED, SECRET_NAME, flagged
+from lostflops.privacy.patterns.values import ESCAPE, NEW, QUOTED, SECRET_NAME, flagged
 
 _BEGIN = rb"(?:" + ESCAPE + rb"|(?<![\w.\\-]))"
+_WORD = rb"(?:" + ESCAPE + rb"|(?<![A-Za-z0-9\\]))"
 _TO = rb"(?=[\s\"'\\])(?:[^\n;|:}]|:(?![\s\"])){0,300}?"
 _BLANK = rb"(?:[ \t]|\\{1,3}n|\n)"
 _MIXED = rb"(?=[^\s\"'\\]{0,60}\d)(?=[^\s\"'\\]{0,60}[A-Za-z])"
@@ -36,6 +37,7 @@ _GOES_ON = (
     rb"|expired|now|read|stored|given|needed|optional|used|being|sent|asked|only|also|for|of|to|by"
     rb"|from)(?![\w-]))"
 )
+_SQL = rb"sqlcmd|bcp|isql|tsql|osql"
 _WORDS = rb"[^\s\"'\\=:]{1,200}(?: [^\s\"'\\=:-][^\s\"'\\=:]{0,200}){1,20}(?=$|[\"\n\\])"
 
 ONE_VALUE: tuple[tuple[bytes, re.Pattern[bytes]], ...] = (
@@ -49,7 +51,7 @@ ONE_VALUE: tuple[tuple[bytes, re.Pattern[bytes]], ...] = (
         b"-p",
         _found(
             _BEGIN + rb"(?:mysql\w*|mariadb[\w-]*|7z\w?)" + _TO + rb"(?<=[\s\"'])-p",
-            rb"(?!ass)(?P<pw>[^\s\"'\\]{2,200})",
+            rb"(?:" + QUOTED + rb"|(?!ass)(?P<pw>[^\s\"'\\]{2,200}))",
         ),
     ),
     (b"-u", _found(_BEGIN + rb"(?:mysql\w*|mariadb[\w-]*)" + _TO + rb"(?<=[\s\"'])-u",
@@ -61,9 +63,15 @@ ONE_VALUE: tuple[tuple[bytes, re.Pattern[bytes]], ...] = (
     (b"ldap", _given(rb"ldap\w+", rb"w")),
     (b"zip", _given(rb"zip|unzip", rb"P")),
     (b"openssl", _given(rb"openssl", rb"k|K")),
+    (b"-p", _given(_SQL, rb"P")),
+    (b"-u", _given(_SQL, rb"U")),
+    (b"-p", _found(_BEGIN + rb"(?:" + _SQL + rb")" + _TO + rb"(?<=[\s\"'])-P",
+    rb"(?P<pw>[^\s\"'\\]{3,200})")),
+    (b"-a", _given(rb"https?|xhs?", rb"a|auth")),
     (b"creds", flagged(rb"(?:src-|dest-)?creds")),
     (b"curl", _given(rb"curl", rb"b|cookie")),
-    (b"curl", _found(_BEGIN + rb"curl" + _TO + rb"(?<=[\s\"'])-u",
+    (b"curl", _given(rb"curl", rb"E|cert|proxy-cert")),
+    (b"curl", _found(_BEGIN + rb"curl" + _TO + rb"(?<=[\s\"'])-[a-zA-Z]{0,9}[uU][ \t]?(?:\\{0,3}[\"'])?",
     rb"(?P<pw>[\w.@+-]{1,99}:[^\s\"'\\]{1,200})")),
     (b"smbclient", _found(_BEGIN + rb"smbclient" + _TO + rb"(?<=[\s\"'])-U[ \t]?",
     rb"(?P<pw>[^\s\"'\\]{1,200})")),
@@ -93,8 +101,28 @@ ONE_VALUE: tuple[tuple[bytes, re.Pattern[bytes]], ...] = (
     (b"login", _found(
         rb"(?:machine" + _BLANK + rb"{1,9}[^\s\"\\]{1,200}|default)" + _BLANK + rb"{1,9}login" + _BLANK
         + rb"{1,9}",
-        rb"(?P<pw>[^\s\"\\]{1,200}" + _BLANK + rb"{1,9}password" + _BLANK + rb"{1,9}[^\s\"\\]{1,200})",
+        rb"(?P<pw>[^\s\"\\]{1,200}(?:" + _BLANK + rb"{1,9}account" + _BLANK + rb"{1,9}[^\s\"\\]{1,200})?"
+        + _BLANK + rb"{1,9}password" + _BLANK + rb"{1,9}[^\s\"\\]{1,200})",
     )),
+    # As drivers of databases take it.
+    (b"={", _found(rb"(?i:password|pwd)=",
+    rb"(?P<pw>\{(?:[^}\n\"]|\}\}){1,200}\}(?:[^;\s\"'\\]{0,200}\})?)(?=;|$|[\"'\s\\])")),
+    # A login without '//' before it.
+    (b"@", _found(_BEGIN, rb"(?P<pw>[A-Za-z][\w.-]{0,63}:" + _MIXED
+    + rb"[^\s\"'\\:@/,;<>(){}\[\]]{4,200})(?=@[A-Za-z][\w.-]{0,200}(?::\d{2,5}(?!\d)|\.[a-z]{2,}))")),
+    # In the query of a URL.
+    (b"=", _found(rb"(?<=[?&;])(?:key|auth|code|state|pw|pass|jwt|sid|hash|apikey|api)=", _MIXED
+    + rb"(?P<pw>[\w.~%+/=-]{16,2000})")),
+    # A variable of the environment, where the value looks like no word.
+    (b"_key", _found(_WORD + rb"[A-Z][A-Z0-9_]{1,40}_KEY[ ]?=[ ]?\\{0,3}[\"']?", rb"(?=[^\s\"'\\]{0,60}\d)"
+    rb"(?:(?=[^\s\"'\\]{0,60}[A-Z])(?=[^\s\"'\\]{0,60}[a-z])|(?=[0-9a-f]{16}))"
+    rb"(?P<pw>[\w+/=.~-]{16,400})")),
+    (b"key", _found(rb"\\{0,3}[\"']key\\{0,3}[\"'][ ]?:[ ]?\\{0,3}[\"']",
+    rb"(?P<pw>[0-9a-f]{32,128})(?=\\{0,3}[\"'])")),
+    (b"wandb", _found(rb"\\{0,3}[\"']wandb\w{0,20}\\{0,3}[\"'][ ]?:[ ]?\\{0,3}[\"']",
+    rb"(?P<pw>[0-9a-f]{32,128})(?=\\{0,3}[\"'])")),
+    (b"secret", _found(rb"[\"']key\\{0,3}[\"'][ ]?:[ ]?"
+    rb"(?=\\{0,3}[\"'][^\"'\\\n]{1,200}\\{0,3}[\"'],[ ]?\\{0,3}[\"']secret)", QUOTED)),
     (b"password", _found(rb"type=\\{0,3}[\"']?password\\{0,3}[\"']?[^\n<>]{0,80}?value=")),
     (b"</user", re.compile(rb"(?P<before>(?i:<user(?:_?name)?>))" + NEW + rb"(?P<pw>[^<\s\"]{1,200})(?=</)")),
     (b"secretstr(", _found(rb"Secret(?:Str|Bytes)\(", QUOTED)),

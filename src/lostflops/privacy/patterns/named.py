@@ -1,0 +1,136 @@
+"""How machines, people and jobs stand in variables, flags, commands and logs.
+
+Of each kind: the expressions, and words of which a text must hold one for them to find anything.
+"""
+
+from __future__ import annotations
+
+import re
+
+from lostflops.privacy.patterns import values
+
+START = rb"(?:" + values.ESCAPE + rb"|(?<![\w.\\]))"
+# The same in a text: as a variable, a flag, or an element of what Python prints.
+QUOTE = rb"(?:\\{0,3}[\"'])?"
+_GIVEN = rb"(?:" + QUOTE + rb"[ \t]{0,4}(?:=|:(?!:))[ \t]{0,4}" + QUOTE + rb")"
+FLAG_GIVEN = rb"(?:=|[ \t]{1,4}|\\{0,3}[\"']\s{0,4},\s{0,4})" + QUOTE
+_VARIABLE = rb"(?:" + values.ESCAPE + rb"|(?<![A-Za-z0-9\\]))"
+_HOST_NAME = (
+    rb"((?!\\)[A-Za-z0-9][\w.-]*(?:\[[\d,-]+\][\w.-]*)?(?:(?::\d+)?,[A-Za-z][\w.-]*(?:\[[\d,-]+\])?)*)"
+)
+HOSTS = (
+    re.compile(
+        rb"(" + _VARIABLE + rb"(?:[A-Z]+_){0,4}(?:HOST|HOSTNAME|HOSTS|NODENAME|NODELIST|NODE_NAME|MASTER_ADDR"
+        rb"|MASTER_IP|ENDPOINT|POD_NAME|SERVER|HEAD_NODE|PRIMARY_ADDR|TOPOLOGY_ADDR|COMM_ID)"
+        + _GIVEN + rb")" + _HOST_NAME
+    ),
+    re.compile(
+        rb"(--(?:master|head|rdzv|main|leader)[_-](?:addr|address|endpoint|ip|node)"
+        + FLAG_GIVEN + rb")" + _HOST_NAME
+    ),
+    re.compile(rb"(--(?:host|hosts|hostname|nodelist|server|node)" + FLAG_GIVEN + rb")" + _HOST_NAME),
+    # Of a word that many things are called by, the value must look like a machine.
+    re.compile(
+        rb"(" + _VARIABLE + rb"(?:host|hostname|host_name|nodename|node_name)" + _GIVEN
+        + rb")(?=[a-zA-Z][\w.-]*[\d.-])" + _HOST_NAME
+    ),
+    re.compile(
+        rb"(" + START + rb"(?:srun|sbatch|salloc|mpirun|mpiexec|prun|horovodrun|pdsh|clush|dsh|pssh|jsrun"
+        rb"|ssh)(?=[\s\"'\\])(?:[^\n;|:}]|:(?![\s\"])){0,300}?(?<=[\s\"'])"
+        rb"(?:-w|-H|-host)" + FLAG_GIVEN + rb")" + _HOST_NAME
+    ),
+    # What else is called an address is often none: the value must look like a machine.
+    re.compile(
+        rb"(" + _VARIABLE + rb"(?:(?:[A-Z]+_){0,4}ADDRESS=|DISPLAY=|(?:main|master)_process_ip:[ ]?"
+        rb"|PBS_JOBID=\d+(?:\[\d*\])?\.|--(?:[\w-]{1,20}-)?address" + FLAG_GIVEN + rb")"
+        + QUOTE + rb")(?=[a-zA-Z][\w.-]*[\d.-])" + _HOST_NAME
+    ),
+    re.compile(rb"(--include" + FLAG_GIVEN + rb")(?=[a-zA-Z][\w.-]*\d)([A-Za-z][\w.-]*)(?=[:@])"),
+    re.compile(rb"(--include" + FLAG_GIVEN + rb"[\w.:,-]{1,200}@)([A-Za-z][\w.-]*)"),
+    # Open MPI's log, and where ssh goes.
+    re.compile(rb"(\[)(?=[\w.-]*\d)([A-Za-z][\w.-]*)(?=:\d{4,7}\] )"),
+    re.compile(
+        rb"(" + START + rb"ssh(?:[ \t]{1,4}-(?:[46AaCfGgKkMNnqsTtVvXxYy]{1,9}|[BbcDEeFIiJLlmOopQRSWw]"
+        rb"[ \t]{0,4}(?:'[^'\n]{0,200}'|[^\s\"'-][^\s\"']{0,200}))){0,9}[ \t]{1,4})"
+        rb"(?=[a-zA-Z][\w.-]*[\d.-])([A-Za-z][\w.-]*)(?![\w.@-])"
+    ),
+    re.compile(rb"((?:" + values.ESCAPE + rb"|^|(?<=[\s\"])))([A-Za-z][\w.-]*)(?=[ \t]+(?:max_)?slots=\d)"),
+    re.compile(rb"(" + START + rb"(?i:on|from) (?:host|node|machine) )(?=[\w.-]*[\d.-])([A-Za-z][\w.-]*)"),
+    re.compile(rb"((?:" + values.ESCAPE + rb"|^|(?<=[\s\"]))())([A-Za-z][\w.-]*)(?=:\d+:\d+ \[\d+\] NCCL )"),
+)  # fmt: skip
+_USER_NAME = rb"((?!\\)[A-Za-z_][\w.-]*)"
+USERS = (
+    re.compile(
+        rb"("
+        + _VARIABLE
+        + rb"(?:[A-Z]+_){0,3}(?:USER|USERNAME|USER_NAME|LOGNAME|OWNER)="
+        + QUOTE
+        + rb")"
+        + _USER_NAME
+    ),
+    re.compile(rb"(" + _VARIABLE + rb"(?:user|username|user_name|login|owner)=" + QUOTE + rb")" + _USER_NAME),
+    re.compile(
+        rb"((?<=['\"])(?i:(?:[a-z]+_){0,3}(?:user|username|logname|owner|login))"
+        rb"\\{0,3}['\"][ ]?:[ ]?\\{0,3}['\"])" + _USER_NAME
+    ),
+    re.compile(rb"(--(?:user|username|owner|login)" + FLAG_GIVEN + rb")" + _USER_NAME),
+    re.compile(
+        rb"((?:^|(?<=\n)|(?<=\\[nr]))(?:user|username|owner|login)[ \t]{0,9}[=:][ \t]{0,9})" + _USER_NAME
+    ),
+    re.compile(rb"([ug]id=\d+\()" + _USER_NAME),
+    re.compile(rb"((?:^|(?<=[;:\"']))[ ]?(?:User ?I[Dd]|UID|Uid)[ ]?=[ ]?)" + _USER_NAME),
+    re.compile(rb"(" + START + rb"ssh(?=[ \t])[^\n;|\"]{0,200}?[ \t]-l[ \t]{0,4})" + _USER_NAME),
+    re.compile(rb"(" + _VARIABLE + rb"LSFUSER=)" + _USER_NAME),
+    re.compile(rb"((?:" + values.ESCAPE + rb"|(?<![\w/\\]))~)" + _USER_NAME + rb"(?=/)"),
+)
+AUTHOR = values.assignment(rb"GIT_(?:AUTHOR|COMMITTER)_NAME")
+LSF = re.compile(rb"(?<=HOSTS=)" + QUOTE + rb"[\w.-]+(?: [\w.-]+(?!=))*")
+LSF_HOST = re.compile(rb"[A-Za-z][\w.-]*")
+# All of a command that goes to other machines, and the prompt of a shell.
+TO_HOSTS = re.compile(
+    START + rb"(?:ssh|scp|sftp|rsync|mosh|autossh)(?=[\s\"'\\])(?:[^\n;|:}]|:(?![\s\"])){0,300}"
+    rb"|\[[A-Za-z_][\w.-]*@[A-Za-z][\w.-]*(?= )"
+)
+AT_HOST = re.compile(rb"(?<=[\s\"'\[,])([A-Za-z_][\w.-]*)@([A-Za-z][\w.-]*)")
+JOBS = (
+    values.assignment(
+        rb"(?:[A-Z]+_){0,3}(?:JOB_NAME|JOBNAME|JOB_ACCOUNT|JOB_PARTITION|JOB_QOS|JOB_COMMENT"
+        rb"|JOB_RESERVATION|JOB_GROUP|CLUSTER_NAME|WORKING_CLUSTER|WANDB_(?:PROJECT|NAME|ENTITY|RUN_GROUP|RUN_ID|TAGS|NOTES)"
+        rb"|EXPERIMENT_NAME|RUN_NAME|POD_NAMESPACE|PROJECT_NAME|COMET_WORKSPACE|NEPTUNE_PROJECT)"
+        rb"|(?:SLURM|SBATCH|SALLOC|SRUN|PBS|LSB|SGE|COBALT)_(?:ACCOUNT|PARTITION|PARTNAME|QOS|QUEUE"
+        rb"|RESERVATION|PROJECT|WCKEY|COMMENT)"
+        rb"|(?<=\")(?:job_name|run_name|experiment_name|project_name|project_id|wandb_project|project"
+        rb"|experiment|entity)"
+    ),
+    values.flagged(
+        rb"job[_-]name|run[_-]name|experiment(?:[_-]name)?|project(?:[_-]name)?|wandb[_-][\w-]{1,40}"
+        rb"|entity|account"
+        rb"|partition|qos|reservation"
+    ),
+    values.flagged(
+        rb"A|p|J|q", behind=START + rb"(?:srun|sbatch|salloc)(?=[\s\"'\\])(?:[^\n;|:}]|:(?![\s\"])){0,300}?"
+    ),
+)
+HOST_WORDS = (
+    b"HOST", b"NODE", b"POD_NAME", b"ADDR", b"ENDPOINT", b"SERVER", b"MASTER_IP", b"host", b"node", b"--",
+    b" NCCL ", b"COMM_ID", b"process_ip", b"DISPLAY", b"JOBID", b"dsh", b"clush", b"horovodrun", b"]",
+    b"srun", b"prun", b"sbatch", b"salloc", b"mpi", b"slots=", b"machine", b"ssh",
+)  # fmt: skip
+USER_WORDS = (
+    b"USER",
+    b"User",
+    b"UID",
+    b"ssh",
+    b"LOGNAME",
+    b"OWNER",
+    b"user",
+    b"login",
+    b"owner",
+    b"id=",
+    b"~",
+)
+JOB_WORDS = (
+    b"JOB_", b"JOBNAME", b"SLURM_", b"SBATCH_", b"SALLOC_", b"SRUN_", b"PBS_", b"LSB_", b"SGE_", b"COBALT_",
+    b"WORKING_CLUSTER", b"WANDB_", b"_NAME", b"_NAMESPACE", b"PROJECT", b"WORKSPACE", b"--", b"srun",
+    b"sbatch", b"salloc", b'"run_name', b'"job_name', b'"experiment', b'"project', b'"wandb_', b'"entity',
+)  # fmt: skip
