@@ -101,6 +101,29 @@ def test_several_nodes_are_told_where_to_meet() -> None:
     assert "$HEAD" not in of("HF Trainer", on_eight("zero-3")).command
 
 
+@pytest.mark.parametrize(
+    ("gpu", "gpus", "nodes"),
+    [("h100", 20, 4), ("a10", 7, 7), ("gb200", 72, 18), ("h100", 12, 2), ("h100", 7, 1)],
+)
+def test_as_many_processes_start_as_there_are_gpus(gpu: str, gpus: int, nodes: int) -> None:
+    """Every host starts as many, and none more than it has: a rack of GB200 is 18 hosts of four."""
+    asked = job(gpu=gpu, layout=Layout(gpus=gpus, sharding="zero-3"))
+    words = of("HF Trainer", asked).command.split()
+    each = int(words[words.index("--nproc-per-node") + 1])
+    assert each * nodes == gpus and each <= asked.gpu.on_host
+    assert ("--nnodes" in words) == (nodes > 1) and (nodes == 1 or f"--nnodes {nodes} " in " ".join(words))
+    assert f"--num_processes {gpus} " in of("Accelerate", asked).command
+    assert f"--num_gpus {each} " in of("DeepSpeed", asked).command
+
+
+def test_deepspeed_offloads_nothing_without_zero() -> None:
+    """Stage 0 makes no ZeRO optimizer, and what `offload_optimizer` says is then not read."""
+    asked = job(optimizer_away=True)
+    assert of("DeepSpeed", asked).files["ds.json"]["zero_optimization"]["stage"] == 1
+    assert of("HF Trainer", asked).files["ds.json"]["zero_optimization"]["stage"] == 1
+    assert "--zero_stage 1 " in of("Accelerate", asked).command
+
+
 def test_accumulation_by_accelerate_is_the_scripts_own() -> None:
     said = of("Accelerate", on_eight("fsdp2", optimizer=OPTIMIZERS["adam-8bit"], microbatches=4)).besides
     assert "make it with Accelerator(gradient_accumulation_steps=4)" in said

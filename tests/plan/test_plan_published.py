@@ -120,6 +120,8 @@ def test_vtrain_s_measured_steps_are_met_and_its_fastest_layouts_found() -> None
     assert [row["median_error"] for row in kept] == pytest.approx([row["median_error"] for row in found])
 
 
+FEW: dict[str, Any] = {"num_hidden_layers": 2, "num_key_value_heads": 2}
+BIASES: dict[str, Any] = {"attention_bias": True, "mlp_bias": True}
 # As transformers counts them: configuration class, its changes, model class.
 CLASSES = [
     ("GPT2Config", {}, "GPT2LMHeadModel"),
@@ -133,6 +135,13 @@ CLASSES = [
     ("GemmaConfig", {}, "GemmaForCausalLM"),
     ("Gemma2Config", {}, "Gemma2ForCausalLM"),
     ("Gemma3TextConfig", {}, "Gemma3ForCausalLM"),
+    ("Phi3Config", FEW, "Phi3ForCausalLM"),
+    ("GraniteConfig", FEW | BIASES, "GraniteForCausalLM"),
+    ("SmolLM3Config", FEW, "SmolLM3ForCausalLM"),
+    ("LlamaConfig", FEW | BIASES, "LlamaForCausalLM"),
+    ("Qwen3Config", FEW | BIASES, "Qwen3ForCausalLM"),
+    ("GemmaConfig", FEW | BIASES, "GemmaForCausalLM"),
+    ("MistralConfig", FEW | BIASES, "MistralForCausalLM"),  # which does not heed them
 ]
 
 
@@ -160,5 +169,8 @@ def test_models_have_the_published_number_of_parameters() -> None:
         "gemma-7b": 8_537_680_896,
         "gemma-2-9b": 9_241_705_984,
         "gemma-3-1b": 999_885_952,
+        "gemma-3-4b": 671_252_480 + 3_209_010_688,  # Gemma 3's report: 3,209M without the embedding
+        "gemma-3-12b": 1_006_878_720 + 10_759_155_456,  # 10,759M
+        "gemma-3-27b": 1_409_630_208 + 25_599_716_096,  # 25,600M
     }
     assert {name: named(name).parameters() for name in published} == published

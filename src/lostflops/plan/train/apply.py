@@ -63,7 +63,9 @@ def _by_fsdp(training: Training) -> bool:
 
 
 def _nodes(training: Training) -> int:
-    return -(-training.layout.gpus // training.gpu.node)
+    """The fewest hosts that have as many GPUs each: launchers start as many processes on every one."""
+    gpus, most = training.layout.gpus, training.gpu.on_host
+    return next(nodes for nodes in range(-(-gpus // most), gpus + 1) if gpus % nodes == 0)
 
 
 def _launch(training: Training) -> str:
@@ -130,7 +132,7 @@ def _accelerate(training: Training) -> FrameworkSettings:
         if t.checkpointing == "full":
             words.append("--fsdp_activation_checkpointing true")
     elif t.layout.stage or t.optimizer_away:
-        words += ["--use_deepspeed", f"--zero_stage {t.layout.stage}"]
+        words += ["--use_deepspeed", f"--zero_stage {_zero_stage(t)}"]
         words.append(f"--gradient_accumulation_steps {t.microbatches}")
         if t.optimizer_away:
             words.append("--offload_optimizer_device cpu")
@@ -154,10 +156,15 @@ def _accelerate(training: Training) -> FrameworkSettings:
     return FrameworkSettings("Accelerate", " ".join([*words, SCRIPT]), {}, (*more, *_besides(t)))
 
 
+def _zero_stage(training: Training) -> int:
+    """DeepSpeed offloads nothing without ZeRO: on one GPU its stage 1 shards nothing, and offloads."""
+    return max(training.layout.stage, int(training.optimizer_away))
+
+
 def _zero(training: Training) -> dict[str, Any]:
     """What DeepSpeed reads; `auto` is the Trainer's own setting."""
     t = training
-    zero: dict[str, Any] = {"stage": t.layout.stage}
+    zero: dict[str, Any] = {"stage": _zero_stage(t)}
     if t.optimizer_away:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
     return {

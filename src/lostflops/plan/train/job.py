@@ -459,7 +459,8 @@ def _reduction(training: Training, stage: int) -> Iterator[TimePart]:
         done = _work(t, number)
         reduced += layer_time.reduced_seconds(done, t.gpu, t.layout)
         reduced += layer_time.gathered_once_seconds(done, t.gpu, t.layout)
-        hidden += layer_time.backward(done, t.gpu, t.layout, fp8=t.fp8, fine=t.fine, reduces=False).compute
+        back = layer_time.backward(done, t.gpu, t.layout, fp8=t.fp8, fine=t.fine, reduces=False)
+        hidden += max(back.compute, back.memory)
     hidden *= t.overlapped
     # The first layer's gradients come last and hide behind nothing.
     layers = len(layout.stage_layers(t.shape, t.layout, stage))
