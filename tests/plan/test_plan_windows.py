@@ -17,6 +17,7 @@ from lostflops.plan.train.activation_memory import Kernels
 from lostflops.plan.train.job import Prediction
 from lostflops.plan.train.layer_time import attention_operations, layer_attention
 from lostflops.plan.train.layout import Layout
+from lostflops.plan.train.static_memory import parts
 from planned import job
 
 # Five layers, of which the second and the fourth see everything; the others three tokens.
@@ -152,6 +153,21 @@ def test_a_larger_batch_never_gets_its_tokens_sooner(model: str) -> None:
         for batch in range(1, 40)
     ]
     assert times == sorted(times)
+
+
+def test_a_rank_of_dualpipe_has_a_stage_from_either_end() -> None:
+    """Weights and gradients twice; states once, because twice as many ranks share them."""
+    plain = job(layout=Layout(16, pipeline=4, sharding="zero-1"), microbatches=16)
+    both = replace(plain, layout=replace(plain.layout, schedule="dualpipe"))
+    sizes = [
+        {part.name: part.bytes for part in parts(asked.shape, asked.layout, 0, asked.optimizer)}
+        for asked in (plain, both)
+    ]
+    ends = [parts(plain.shape, plain.layout, stage, plain.optimizer) for stage in (0, 3)]
+    for name in ("weights", "gradients"):
+        assert sizes[1][name] == sum(p.bytes for held in ends for p in held if p.name == name)
+    states = [p.bytes for held in ends for p in held if p.name == "optimizer states"]
+    assert sizes[1]["optimizer states"] == sum(states) // 2
 
 
 def test_a_longer_sequence_never_shortens_the_step() -> None:

@@ -300,7 +300,7 @@ def _away_with_optimizer(training: Training) -> tuple[str, ...]:
 def _updated(training: Training, stage: int) -> int:
     """Parameters that one rank updates."""
     t = training
-    own = t.layout.replicas if t.layout.stage >= 1 else 1
+    own = t.layout.replicas * t.layout.copies if t.layout.stage >= 1 else 1
     return -(-elements(static_memory.trained(t.shape, t.layout, stage, t.lora)) // own)
 
 
