@@ -132,7 +132,7 @@ def frameworks(**more: Any) -> list[str]:
 
 
 def test_frameworks_that_refuse_the_microbatches_are_left_out() -> None:
-    """PyTorch's 1F1B takes no fewer than stages; Megatron weaves whole groups of them, PyTorch even rounds."""
+    """PyTorch's 1F1B takes no fewer than stages; Megatron weaves whole groups, PyTorch even rounds."""
     titan, megatron = "torchtitan", "Megatron-LM"
     assert frameworks(microbatches=3, sharding="fsdp2") == []
     assert frameworks(microbatches=4, sharding="fsdp2") == [titan]

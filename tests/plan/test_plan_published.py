@@ -107,6 +107,23 @@ def driver() -> Any:
     return module
 
 
+def test_the_table_of_published_numbers_is_up_to_date_and_within_its_limits() -> None:
+    """But for the peaks of 405B's pipelines, and tensors of which the source does not say what they are."""
+    benchmark = driver()
+    rows = benchmark.published()
+    kept = json.loads((ROOT / "benchmarks" / "planner.json").read_text())
+    assert [row["deviation"] for row in kept["published"]] == pytest.approx(
+        [row["deviation"] for row in rows]
+    )
+    for row in rows:
+        if row["deviation"] is None:
+            assert row["table"].startswith("MoE temporaries")
+        elif abs(row["deviation"]) > row["limit"]:
+            assert row["name"].startswith("llama-3.1-405b, 512 GPUs") and row["unit"] == "GiB"
+    text = (ROOT / "benchmarks" / "README.md").read_text()
+    assert "\n".join(benchmark.tables(kept["published"], kept["models"])) in text
+
+
 def test_vtrain_s_measured_steps_are_met_and_its_fastest_layouts_found() -> None:
     if VTRAIN is None:
         pytest.skip("vTrain's measurements are not on this machine")
@@ -123,7 +140,7 @@ def test_vtrain_s_measured_steps_are_met_and_its_fastest_layouts_found() -> None
 FEW: dict[str, Any] = {"num_hidden_layers": 2, "num_key_value_heads": 2}
 BIASES: dict[str, Any] = {"attention_bias": True, "mlp_bias": True}
 # As transformers counts them: configuration class, its changes, model class.
-CLASSES = [
+CLASSES: list[tuple[str, dict[str, Any], str]] = [
     ("GPT2Config", {}, "GPT2LMHeadModel"),
     ("T5Config", {}, "T5ForConditionalGeneration"),
     (
