@@ -16,6 +16,7 @@ from lostflops.plan.models import named
 from lostflops.plan.train.activation_memory import Kernels, layer_bytes
 from lostflops.plan.train.job import CONTEXT, Prediction
 from lostflops.plan.train.layout import Layout
+from lostflops.plan.train.static_memory import OPTIMIZERS, communication
 from planned import job
 from test_plan_by_hand import SMALL
 
@@ -97,6 +98,15 @@ def test_a_pipeline_of_pytorch_keeps_all_logits_and_gradients_of_one_piece() -> 
     ]
     gathered = 6_240_059_392 * 4
     assert buffers[0] - buffers[1] == gathered // 2 and buffers[2] == buffers[0]
+
+
+def test_megatron_s_measured_peaks_are_met_and_its_gradients_need_no_bucket() -> None:
+    rows = [row for row in published_tables.rows() if "Megatron-LM" in row.table]
+    assert len(rows) == 4 and all(abs(row.difference or 1) < 0.04 for row in rows)
+    layout = Layout(8, sharding="zero-1")
+    for kind, buckets in (("adam", 2 * 500_000_000 * 2), ("adam-fp32-gradients", 0)):
+        kept = communication(named("llama-3-8b"), layout, 0, OPTIMIZERS[kind], 4096)
+        assert kept.bytes == buckets
 
 
 def driver() -> Any:

@@ -221,7 +221,8 @@ def communication(
             if layout.by_pytorch:  # what no layer has is one group, which stays gathered
                 total += 2 * elements(ends(shape, layout))
                 said.append("embedding and head")
-        elif layout.stage:
+        elif layout.stage > 1 or (layout.stage and optimizer.gradients < 4):
+            # Megatron's distributed optimizer reduces fp32 gradients where they lie.
             total += 2 * min(BUCKET, elements(trained(shape, layout, stage, lora))) * optimizer.gradients
             said.append("two buckets of at most 5e8 elements")
     if layout.tensor > 1 and layout.sequence_parallel:
