@@ -38,6 +38,7 @@ SAID = {
     "NVIDIA L4": ("l4", 121),
     "NVIDIA L40S": ("l40s", 362),
     "NVIDIA GeForce RTX 4090": ("rtx-4090", 165.2),
+    "AMD Instinct MI210": ("mi210", 181),
     "AMD Instinct MI250X": ("mi250x", 191.5),
     "AMD Instinct MI300A": ("mi300a", 980.6),
     "AMD Instinct MI300X": ("mi300x", 1307.4),

@@ -101,6 +101,62 @@ def test_several_nodes_are_told_where_to_meet() -> None:
     assert "$HEAD" not in of("HF Trainer", on_eight("zero-3")).command
 
 
+@pytest.mark.parametrize(
+    ("gpu", "gpus", "nodes"),
+    [("h100", 20, 4), ("a10", 7, 7), ("gb200", 72, 18), ("h100", 12, 2), ("h100", 7, 1)],
+)
+def test_as_many_processes_start_as_there_are_gpus(gpu: str, gpus: int, nodes: int) -> None:
+    """Every host starts as many, and none more than it has: a rack of GB200 is 18 hosts of four."""
+    asked = job(gpu=gpu, layout=Layout(gpus=gpus, sharding="zero-3"))
+    words = of("HF Trainer", asked).command.split()
+    each = int(words[words.index("--nproc-per-node") + 1])
+    assert each * nodes == gpus and each <= asked.gpu.on_host
+    assert ("--nnodes" in words) == (nodes > 1) and (nodes == 1 or f"--nnodes {nodes} " in " ".join(words))
+    assert f"--num_processes {gpus} " in of("Accelerate", asked).command
+    assert f"--num_gpus {each} " in of("DeepSpeed", asked).command
+
+
+def test_deepspeed_offloads_nothing_without_zero() -> None:
+    """Stage 0 makes no ZeRO optimizer, and what `offload_optimizer` says is then not read."""
+    asked = job(optimizer_away=True)
+    assert of("DeepSpeed", asked).files["ds.json"]["zero_optimization"]["stage"] == 1
+    assert of("HF Trainer", asked).files["ds.json"]["zero_optimization"]["stage"] == 1
+    assert "--zero_stage 1 " in of("Accelerate", asked).command
+
+
+def frameworks(**more: Any) -> list[str]:
+    sizes = {"gpus": 16, "pipeline": 4, "sharding": "zero-1"} | more
+    count = sizes.pop("microbatches")
+    asked = replace(job(layout=Layout(**sizes)), microbatches=count)  # pyright: ignore[reportArgumentType]
+    return [found.framework for found in apply.settings(asked)]
+
+
+def test_frameworks_that_refuse_the_microbatches_are_left_out() -> None:
+    """PyTorch's 1F1B takes no fewer than stages; Megatron weaves whole groups, PyTorch even rounds."""
+    titan, megatron = "torchtitan", "Megatron-LM"
+    assert frameworks(microbatches=3, sharding="fsdp2") == []
+    assert frameworks(microbatches=4, sharding="fsdp2") == [titan]
+    assert frameworks(microbatches=3) == [megatron]
+    woven = {"schedule": "interleaved", "chunks": 2}
+    assert frameworks(microbatches=8, **woven) == [megatron]
+    assert frameworks(microbatches=6, **woven) == []
+    assert frameworks(microbatches=6, sharding="fsdp2", **woven) == [titan]
+    assert frameworks(microbatches=9, sharding="fsdp2", **woven) == []
+    assert frameworks(microbatches=7, sharding="fsdp2", schedule="dualpipe") == []
+    assert frameworks(microbatches=8, sharding="fsdp2", schedule="dualpipe") == [titan]
+
+
+def test_an_interleaved_pipeline_has_pieces_in_every_framework() -> None:
+    """Of 32 layers torchtitan makes 34 with embedding and head: 12 pieces of three, 17 of two, none of 16."""
+    woven = Layout(gpus=4, pipeline=4, schedule="interleaved", chunks=3, sharding="fsdp2")
+    three = replace(job(layout=woven), microbatches=4)
+    assert "--parallelism.pipeline_parallel_layers_per_stage=3" in of("torchtitan", three).command
+    assert not apply.settings(replace(three, layout=replace(woven, chunks=4)))
+    two = of("torchtitan", replace(three, layout=replace(woven, chunks=2))).command
+    assert "schedule=Interleaved1F1B" in two and "layers_per_stage" not in two
+    assert "schedule=1F1B" in of("torchtitan", replace(three, layout=replace(woven, chunks=1))).command
+
+
 def test_accumulation_by_accelerate_is_the_scripts_own() -> None:
     said = of("Accelerate", on_eight("fsdp2", optimizer=OPTIMIZERS["adam-8bit"], microbatches=4)).besides
     assert "make it with Accelerator(gradient_accumulation_steps=4)" in said
@@ -132,7 +188,8 @@ def test_what_is_kept_is_named_and_torchtitan_keeps_it_by_itself() -> None:
 
 
 def test_a_framework_without_the_layout_is_left_out() -> None:
-    asked = job("llama-3.1-405b", layout=Layout(gpus=128, tensor=8, pipeline=16, sharding="fsdp2"))
+    layout = Layout(gpus=128, tensor=8, pipeline=16, sharding="fsdp2")
+    asked = job("llama-3.1-405b", layout=layout, microbatches=16)
     assert [found.framework for found in apply.settings(asked)] == ["torchtitan"]
     command = of("torchtitan", asked).command
     assert "--parallelism.tensor_parallel_degree=8" in command

@@ -69,10 +69,12 @@ CARDS: Mapping[str, Card] = {
         Card("b300", r"B300(?: SXM6(?: AC)?)?", BLACKWELL, 275040, 8.0),
         Card("gb200", "GB200", GRACE_BLACKWELL, 189471, 8.0),
         Card("gb300", "GB300", GRACE_BLACKWELL),
-        Card("l4", "L4", _peaks(121, fp32=30.3, tf32=60, fp8=242)),
+        Card("l4", "L4", _peaks(121, fp32=30.3, tf32=60, fp8=242), 23034, 0.3),
         Card("l40s", "L40S", _peaks(362, fp32=91.6, tf32=183, fp8=733), 46068, 0.864),
         Card("rtx-4090", "GeForce RTX 4090", _peaks(165.2, fp32=82.6, tf32=82.6, fp8=330.3), 24564, 1.008),
-        Card("mi250x", "Instinct MI250X", _peaks(191.5, fp32=47.9)),  # of a die, which is a device
+        Card("mi210", "Instinct MI210", _peaks(181, fp32=45.3), 65520, 1.6384),
+        # Of a die, which is a device: a card has two.
+        Card("mi250x", "Instinct MI250X", _peaks(191.5, fp32=47.9), 65520, 1.6384),
         Card("mi300a", "Instinct MI300A", _peaks(980.6, fp32=122.6, tf32=490.3, fp8=1961.2)),
         Card("mi300x", f"Instinct MI300X{WHOLE}", CDNA3, 196592, 5.3),
         Card("mi325x", f"Instinct MI325X{WHOLE}", CDNA3, 262128, 6.0),
@@ -84,7 +86,7 @@ CARDS: Mapping[str, Card] = {
 # runs for days clocks fall with the power limit, and not every product is large.
 ACHIEVABLE = {
     "a100": 0.869, "h100": 0.803, "h800": 0.803, "h200": 0.803, "gh200": 0.838, "b200": 0.776, "b300": 0.786,
-    "gb200": 0.729, "mi300x": 0.511, "mi325x": 0.600, "mi355x": 0.622,
+    "gb200": 0.729, "mi250x": 0.767, "mi300x": 0.511, "mi325x": 0.600, "mi355x": 0.622,
 }  # fmt: skip
 
 

@@ -60,6 +60,12 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     attention: Rate | None = None
     # Nanoseconds of a decoding layer's kernels that read nothing: starts, small operations, gaps.
     layer_ns: Annotated[int, msgspec.Meta(ge=0, le=10**9)] = 55_000
+    host: Annotated[int, msgspec.Meta(ge=1, le=100_000)] | None = None  # GPUs of a host, where not `node`
+
+    @property
+    def on_host(self) -> int:
+        """GPUs of one host, on which a launcher starts processes."""
+        return self.host or self.node
 
     @property
     def provenance(self) -> str:
@@ -85,7 +91,15 @@ class LinkCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return Link(self.out, self.into, self.latency_ns)
 
 
-def _gpu(name: str, node: tuple[int, float], network: float, link: str, host: float) -> Gpu:
+def _gpu(
+    name: str,
+    node: tuple[int, float],
+    network: float,
+    link: str,
+    host: float,
+    on_host: int | None = None,
+    more: str = "",
+) -> Gpu:
     """A card, in its usual node: GPUs and GB/s within it, GB/s out of it, GB of host memory for a GPU."""
     card = CARDS[name]
     assert card.mib and card.bandwidth
@@ -102,11 +116,12 @@ def _gpu(name: str, node: tuple[int, float], network: float, link: str, host: fl
         link=link,
         host_memory=int(host * 1e9),
         fp8_gain=1.5 if "fp8" in card.tera else None,
-        status="specification",
+        status=f"specification{more}",
         assumed=(SUSTAINED_RATE, "network", "host memory", "FP8 gain"),
         matmul=peak * ACHIEVABLE.get(name, USUAL) * TRAINED,
         attention=peak * FLASH.get(name, FLASH_USUAL),
         layer_ns=LAYER_NS["amd" if name.startswith("mi") else "nvidia"],
+        host=on_host,
     )
 
 
@@ -132,10 +147,13 @@ GPUS = {
         _gpu("gh200", (4, 450), 50, "c2c", 480),
         _gpu("b200", (8, 900), 50, "pcie5", 256),
         _gpu("b300", (8, 900), 100, "pcie5", 256),
-        _gpu("gb200", (72, 900), 50, "c2c-gb200", 240),
+        _gpu("gb200", (72, 900), 50, "c2c-gb200", 240, on_host=4),
+        _gpu("mi210", (4, 150), 12.5, "pcie4", 128),
+        _gpu("mi250x", (8, 100), 12.5, "pcie4", 64, more=" of one of its two dies, which is a device"),
         _gpu("mi300x", (8, 448), 50, "pcie5", 256),
         _gpu("mi325x", (8, 448), 50, "pcie5", 256),
         _gpu("mi355x", (8, 537), 50, "pcie5", 256),
+        _gpu("l4", (8, 25), 12.5, "pcie4", 64),
         _gpu("l40s", (8, 25), 25, "pcie4", 128),
         _gpu("a10", (4, 25), 12.5, "pcie4", 64),
         _gpu("rtx-4090", (8, 25), 12.5, "pcie4", 64),

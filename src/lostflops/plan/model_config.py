@@ -22,6 +22,9 @@ FAMILIES = (
     "gemma",
     "gemma2",
     "gemma3_text",
+    "phi3",
+    "granite",
+    "smollm3",
     "gpt2",
     "t5",
     "vit",
@@ -44,6 +47,7 @@ class Config(msgspec.Struct):
     head_dim: Count | None = None
     tie_word_embeddings: bool = False
     attention_bias: bool = False
+    mlp_bias: bool = False
     num_local_experts: Perhaps | None = None
     num_experts: Perhaps | None = None
     n_routed_experts: Perhaps | None = None
@@ -63,6 +67,11 @@ class Config(msgspec.Struct):
     topk_group: Perhaps | None = None
     num_nextn_predict_layers: Perhaps | None = None
     max_position_embeddings: Perhaps | None = None
+    sliding_window: Perhaps | None = None
+    sliding_window_pattern: Perhaps | None = None
+    use_sliding_window: bool = False
+    max_window_layers: Perhaps | None = None
+    layer_types: list[str] | None = None
     num_decoder_layers: Perhaps | None = None
     feed_forward_proj: str = "relu"
     relative_attention_num_buckets: Perhaps = 32
@@ -84,19 +93,29 @@ ALIASES = {
         "num_heads": "num_attention_heads", "d_kv": "head_dim", "n_positions": "max_position_embeddings",
     },
 }  # fmt: skip
-TIED = ("gemma", "gemma2", "gemma3_text", "gpt2", "t5")  # unless the configuration says otherwise
+TIED = ("gemma", "gemma2", "gemma3_text", "smollm3", "gpt2", "t5")  # unless the configuration says otherwise
+# Families that heed `attention_bias`, at the output as well, and those that do not, as transformers has them.
+BIASED = ("llama", "granite", "smollm3", "qwen3", "qwen3_moe", "gemma", "gemma2", "gemma3_text")
+UNBIASED = ("mistral", "mixtral", "phi3")
+# What published configurations of Gemma 3 leave out, as transformers fills it in.
+GEMMA_3 = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 262208}
 
 
 def _known_names(written: dict[str, Any]) -> dict[str, Any]:
     kind = written.get("model_type")
+    if kind == "gemma3" and isinstance(text := written.get("text_config"), dict):
+        kind = "gemma3_text"  # images are left out
+        written = {**msgspec.convert(text, dict[str, Any]), "model_type": kind}
     aliases = ALIASES.get(kind, {}) if isinstance(kind, str) else {}
-    found = {aliases.get(name, name): value for name, value in written.items()}
+    found: dict[str, Any] = {aliases.get(name, name): value for name, value in written.items()}
     if kind in TIED:
         found.setdefault("tie_word_embeddings", True)
     if kind == "gpt2" and isinstance(found.get("hidden_size"), int):
         found["intermediate_size"] = found.get("intermediate_size") or 4 * found["hidden_size"]
     if kind == "t5" and found.get("num_hidden_layers") is not None:
         found["num_decoder_layers"] = found.get("num_decoder_layers") or found["num_hidden_layers"]
+    if kind == "gemma3_text":
+        found = GEMMA_3 | found
     if kind == "vit":
         found["vocab_size"] = len(found.get("id2label") or "no") or 2
     return found
@@ -105,12 +124,15 @@ def _known_names(written: dict[str, Any]) -> dict[str, Any]:
 def from_config(content: bytes, name: str) -> Shape:
     """The model that a Hugging Face `config.json` describes."""
     try:
-        config = msgspec.convert(_known_names(msgspec.json.decode(content, type=dict[str, Any])), Config)
+        written = _known_names(msgspec.json.decode(content, type=dict[str, Any]))
+        # A family that is not known names its sizes as it likes: that comes before what is missing.
+        kind = written.get("model_type")
+        if isinstance(kind, str) and kind not in FAMILIES:
+            raise BadModel(name, f"its model_type is '{shown(kind)}', and this knows {', '.join(FAMILIES)}")
+        config = msgspec.convert(written, Config)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise BadModel(name, str(error)) from error
     kind = config.model_type
-    if kind not in FAMILIES:
-        raise BadModel(name, f"its model_type is '{shown(kind)}', and this knows {', '.join(FAMILIES)}")
     if config.head_dim is None and config.kv_lora_rank is None:
         _divides(name, "num_attention_heads", config.num_attention_heads, "hidden_size", config.hidden_size)
     kv = config.num_key_value_heads or config.num_attention_heads
@@ -147,6 +169,27 @@ def _as_gpt(config: Config, kind: str, name: str) -> Shape:
     )
 
 
+def whole_every(every: int, layers: int) -> tuple[int, ...]:
+    """Layers that see everything, where all others have a window: the last of each `every`."""
+    return tuple(range(every - 1, layers, every))
+
+
+def _window(config: Config, kind: str) -> tuple[int, tuple[int, ...]]:
+    """Tokens that attention sees, and the layers that see everything all the same."""
+    layers, window = config.num_hidden_layers, config.sliding_window or 0
+    if not window or (kind.startswith("qwen") and not config.use_sliding_window):
+        return 0, ()
+    if config.layer_types:
+        kinds = enumerate(config.layer_types[:layers])
+        return window, tuple(number for number, kind in kinds if kind != "sliding_attention")
+    if kind.startswith("qwen"):
+        first = config.max_window_layers
+        return window, tuple(range(min(layers, 28 if first is None else first)))
+    if kind in ("gemma2", "gemma3_text"):
+        return window, whole_every(config.sliding_window_pattern or (2 if kind == "gemma2" else 6), layers)
+    return window, ()
+
+
 def _divides(name: str, a: str, few: int, b: str, many: int) -> None:
     if many % few:
         raise BadModel(name, f"its {b} ({many}) is not divisible by its {a} ({few})")
@@ -169,6 +212,7 @@ def _shape(config: Config, kind: str, name: str, kv: int) -> Shape:
     if kind in ("gpt2", "vit"):
         return _as_gpt(config, kind, name)
     decoder = config.num_decoder_layers or 0
+    window, unwindowed = _window(config, kind)
     return Shape(
         name=name,
         hidden=config.hidden_size,
@@ -179,8 +223,9 @@ def _shape(config: Config, kind: str, name: str, kv: int) -> Shape:
         head_size=config.head_dim or config.hidden_size // config.num_attention_heads,
         vocabulary=config.vocab_size,
         tied=config.tie_word_embeddings,
-        attention_bias=config.attention_bias or kind in ("qwen2", "qwen2_moe"),
-        output_bias=config.attention_bias and kind == "llama",
+        attention_bias=(config.attention_bias and kind not in UNBIASED) or kind in ("qwen2", "qwen2_moe"),
+        output_bias=config.attention_bias and kind in BIASED,
+        mlp_bias=config.mlp_bias and kind in ("llama", "granite", "smollm3"),
         query_key_norm=kind in ("qwen3", "qwen3_moe", "gemma3_text"),
         norms=4 if kind in ("gemma2", "gemma3_text") else 2,
         gated=kind != "t5" or config.feed_forward_proj.startswith("gated"),
@@ -201,4 +246,6 @@ def _shape(config: Config, kind: str, name: str, kv: int) -> Shape:
         dense_layers=min(config.first_k_dense_replace or 0, config.num_hidden_layers) if experts else 0,
         router_bias=kind == "deepseek_v3" and experts > 0,
         latent=latent,
+        window=window,
+        unwindowed=unwindowed,
     )

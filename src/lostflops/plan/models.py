@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lostflops.errors import NoSuchModel, Unreadable
-from lostflops.plan.model_config import from_config
+from lostflops.plan.model_config import from_config, whole_every
 from lostflops.plan.shape import Latent, Shape
 
 
@@ -41,7 +41,17 @@ def _vit(name: str, h: int, layers: int, heads: int, patch: int, image: int) -> 
 
 def _gemma(name: str, h: int, f: int, layers: int, heads: int, kv: int, size: int, **more: Any) -> Shape:
     vocabulary = int(more.pop("vocabulary", 256000))
+    if every := int(more.pop("whole_every", 0)):
+        more["unwindowed"] = whole_every(every, layers)
     return Shape(name, h, f, layers, heads, kv, size, vocabulary, tied=True, **more)
+
+
+def _gemma3(
+    name: str, h: int, f: int, layers: int, heads: int, kv: int, size: int, vocabulary: int, **more: Any
+) -> Shape:
+    """The text part: every sixth layer sees everything, the others a window."""
+    usual = {"norms": 4, "query_key_norm": True, "whole_every": 6, "window": 1024, "longest": 131072}
+    return _gemma(name, h, f, layers, heads, kv, size, vocabulary=vocabulary, **(usual | more))
 
 
 def _llama(
@@ -91,6 +101,8 @@ LONGEST = {
     "deepseek-v3": 163840,
 }  # fmt: skip
 
+ALTERNATING: dict[str, int] = {"window": 4096, "whole_every": 2}  # layers of Gemma 2
+
 KNOWN = {
     shape.name: replace(shape, longest=LONGEST.get(shape.name, shape.longest))
     for shape in (
@@ -112,22 +124,13 @@ KNOWN = {
         _vit("vit-huge", 1280, 32, 16, 14, 224),
         _gemma("gemma-2b", 2048, 16384, 18, 8, 1, 256, longest=8192),
         _gemma("gemma-7b", 3072, 24576, 28, 16, 16, 256, longest=8192),
-        _gemma("gemma-2-2b", 2304, 9216, 26, 8, 4, 256, norms=4, longest=8192),
-        _gemma("gemma-2-9b", 3584, 14336, 42, 16, 8, 256, norms=4, longest=8192),
-        _gemma("gemma-2-27b", 4608, 36864, 46, 32, 16, 128, norms=4, longest=8192),
-        _gemma(
-            "gemma-3-1b",
-            1152,
-            6912,
-            26,
-            4,
-            1,
-            256,
-            norms=4,
-            query_key_norm=True,
-            vocabulary=262144,
-            longest=32768,
-        ),
+        _gemma("gemma-2-2b", 2304, 9216, 26, 8, 4, 256, norms=4, longest=8192, **ALTERNATING),
+        _gemma("gemma-2-9b", 3584, 14336, 42, 16, 8, 256, norms=4, longest=8192, **ALTERNATING),
+        _gemma("gemma-2-27b", 4608, 36864, 46, 32, 16, 128, norms=4, longest=8192, **ALTERNATING),
+        _gemma3("gemma-3-1b", 1152, 6912, 26, 4, 1, 256, 262144, longest=32768, window=512),
+        _gemma3("gemma-3-4b", 2560, 10240, 34, 8, 4, 256, 262208),
+        _gemma3("gemma-3-12b", 3840, 15360, 48, 16, 8, 256, 262208),
+        _gemma3("gemma-3-27b", 5376, 21504, 62, 32, 16, 128, 262208),
         _llama("llama-2-7b", 4096, 11008, 32, 32, 32, 32000),
         _llama("llama-2-13b", 5120, 13824, 40, 40, 40, 32000),
         _llama("llama-2-70b", 8192, 28672, 80, 64, 8, 32000),

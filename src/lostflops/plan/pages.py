@@ -208,7 +208,7 @@ def _serving(found: Sequence[ServingOption], verdict: str) -> Iterator[str]:
 def _prefix(now: Served) -> tuple[int, int]:
     """Nanoseconds to bring one prompt's cache back, and to compute it again."""
     s = now.serving
-    reload = s.prompt * now.cache_per_token / s.link.into * 1e9
+    reload = now.cached(s.prompt) / s.link.into * 1e9
     return round(reload), now.paces[0].ns // s.batch
 
 

@@ -243,9 +243,7 @@ PROMPT, GENERATED = 5, 200  # tokens: its prompt, and its default
 def _decoding() -> Iterator[Speed]:
     for model, bits, gpus, published, calibrates in DECODED:
         yield _decoded(hardware.gpu("a100"), model, bits, gpus, published, calibrates)
-    half = msgspec.structs.replace(
-        hardware.gpu("mi300x"), name="mi250x", memory=64 * GIB, memory_bandwidth=1.6384e12
-    )
+    half = hardware.gpu("mi250x")
     for bits, published, calibrates in ON_AMD:
         yield _decoded(half, "llama-2-7b", bits, 1, published, calibrates)
 

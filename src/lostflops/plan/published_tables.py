@@ -7,10 +7,12 @@ that. A None stands for what could not be reproduced.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from . import models, published_speeds, shape
+from . import hardware, models, published_speeds, shape
+from .published_speeds import GIB
 from .train.activation_memory import Kernels, kept_bytes, layer_bytes
+from .train.job import CUDA_CONTEXT, Prediction, Training
 from .train.layout import Layout
 from .train.static_memory import OPTIMIZERS, Lora, states
 
@@ -43,6 +45,7 @@ def rows() -> tuple[PublishedNumber, ...]:
         *_zero(),
         *_estimators(),
         *_korthikanti(),
+        *_megatron(),
         *_llama(),
         *_mistral(),
         *_mixture(),
@@ -167,6 +170,44 @@ def _korthikanti() -> Iterator[PublishedNumber]:
         yield PublishedNumber(
             table, name, published / 1e6, computed, "sbh (10 + 24/t + 5as/ht), sbh 34/t", statistics, "MB"
         )
+
+
+# Data-parallel, pipeline and tensor ranks, sequences of a microbatch and of a step; GiB.
+MEASURED = (
+    (8, 1, 1, 2, 2048, 69.1),
+    (4, 1, 2, 4, 512, 55.7),
+    (4, 2, 1, 2, 2048, 49.8),
+    (1, 1, 8, 4, 128, 28.8),
+)
+
+
+def _megatron() -> Iterator[PublishedNumber]:
+    """Measured: `torch.cuda.max_memory_allocated`, which has no context of CUDA in it."""
+    table = "Llama-2-7B in Megatron-LM on eight H800, measured (NVIDIA/Megatron-LM#482)"
+    model = replace(models.named("llama-2-7b"), layer_norm=True, dropout=True)
+    card = hardware.gpu("h800")
+    for data, pipeline, tensor, batch, whole, published in MEASURED:
+        here = Layout(8, tensor, pipeline=pipeline, sharding="zero-1")
+        peak = Prediction(
+            Training(
+                model,
+                card,
+                hardware.link(card.link),
+                here,
+                OPTIMIZERS["adam-fp32-gradients"],
+                2048,
+                batch,
+                whole // (batch * data),
+            )
+        ).peak
+        allocated = sum(part.bytes for part in peak.parts if part.name != CUDA_CONTEXT)
+        how = (
+            "its distributed optimizer and flash attention; LayerNorm, dropout and a SwiGLU in PyTorch's own "
+            "kernels, as its flags were; 2,048 tokens, as in its example"
+        )
+        name = f"data {data}, pipeline {pipeline}, tensor {tensor}, microbatch {batch}"
+        why = "what kernels take for as long as they run, such as gradients of activations, is left out"
+        yield PublishedNumber(table, name, published, allocated / GIB, how, why, "GiB")
 
 
 def _torchtitan() -> Iterator[PublishedNumber]:

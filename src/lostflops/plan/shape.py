@@ -89,6 +89,8 @@ class Shape:
     patch: int = 0  # of an image: numbers in a patch, which the embedding multiplies
     buckets: int = 0  # of relative positions, per head, in the first layer of each stack
     final_norms: int = 1
+    window: int = 0  # tokens back that a layer's attention sees; 0 where all layers see all of them
+    unwindowed: tuple[int, ...] = ()  # of a model with a window: layers that see everything
     ahead: int = 0  # tokens beyond the next that training predicts, each with a layer and a pass of the head
 
     @property
@@ -109,6 +111,11 @@ class Shape:
     def crosses(self, layer: int) -> bool:
         """Whether a layer reads an encoder's states."""
         return 0 < self.encoder_layers <= layer
+
+    def seen(self, tokens: int) -> int:
+        """How many of the last `tokens` the attention of all layers sees, added up over layers."""
+        near = min(tokens, self.window or tokens)
+        return near * self.layers + (tokens - near) * len(self.unwindowed)
 
     def like(self, layer: int) -> int:
         """The first layer or the last, whichever has the weights of this one: there are two kinds at most."""
@@ -213,10 +220,12 @@ def _mlp_of(shape: Shape) -> Iterator[Weight]:
     h, f = shape.hidden, shape.feed_forward
     if shape.gated:
         yield from _mlp(f, h)
-        return
-    yield Weight("up", f, h, "outputs")
-    yield Weight("down", h, f, "inputs")
+    else:
+        yield Weight("up", f, h, "outputs")
+        yield Weight("down", h, f, "inputs")
     if shape.mlp_bias:
+        if shape.gated:
+            yield Weight("gate.bias", f, 0, "outputs")
         yield Weight("up.bias", f, 0, "outputs")
         yield Weight("down.bias", h)
 

@@ -86,6 +86,11 @@ class Served:
         # Latent attention keeps one compressed state, which every tensor rank needs whole.
         return whole if s.shape.latent else -(-whole // min(s.layout.tensor, s.shape.kv_heads))
 
+    def cached(self, tokens: int) -> int:
+        """Bytes of one sequence's keys and values on a rank: layers with a window keep no more than that."""
+        shape = self.serving.shape
+        return -(-self.cache_per_token * shape.seen(tokens) // shape.layers)
+
     @property
     def cached_tokens(self) -> int:
         return self.serving.batch * (self.serving.prompt + self.serving.generated)
@@ -100,13 +105,17 @@ class Served:
         width = max(s.shape.feed_forward, routed)
         working = tokens * (per_token + 3 * 2 * width // s.layout.tensor)
         logits = 6 * s.batch * s.shape.vocabulary // s.layout.tensor
+        cached = f"{self.cached_tokens:,} tokens of {self.cache_per_token:,} bytes"
+        if s.shape.window and s.prompt + s.generated > s.shape.window:
+            few = s.shape.layers - len(s.shape.unwindowed)
+            cached += f"; {few} of {s.shape.layers} layers keep the last {s.shape.window:,}"
         streamed = f", {s.streamed / 1e9:.2f} GB more in host memory" if s.streamed else ""
         return (
             MemoryPart("weights", self.weight_bytes - s.streamed, f"{s.weight_bits} bits{streamed}"),
             MemoryPart(
                 "KV cache",
-                self.cached_tokens * self.cache_per_token,
-                f"{self.cached_tokens:,} tokens of {self.cache_per_token:,} bytes",
+                s.batch * self.cached(s.prompt + s.generated),
+                cached,
             ),
             MemoryPart("working memory", working + logits, f"{tokens:,} tokens at a time, and logits"),
             MemoryPart("CUDA context and libraries", CONTEXT, "assumed"),
@@ -161,8 +170,9 @@ class Served:
         active = sum(s.shape.active(number) for number in layers)
         square = s.shape.layers * attention_operations(s.shape, s.prompt, s.batch)
         first = seconds(2 * active * s.batch * s.prompt + 2 * head * s.batch, square, s.gpu, fp8=False)
-        cached = self.cached_tokens * self.cache_per_token
-        context = 2 * (s.shape.query_width + s.shape.value_width) * s.shape.layers * self.cached_tokens
+        longest = s.prompt + s.generated
+        cached = s.batch * self.cached(longest)
+        context = 2 * (s.shape.query_width + s.shape.value_width) * s.batch * s.shape.seen(longest)
         each = seconds(2 * (active + head) * s.batch, context, s.gpu, fp8=False)
         waits = s.gpu.layer_ns / 1e9 * s.shape.layers
         return (
@@ -181,7 +191,7 @@ class Served:
         experts = _bytes([w for w in weights if w.expert], s.weight_bits, s.group)
         others = [w for w in weights if not w.expert and (w.name != "embedding" or s.shape.tied)]
         plain = _bytes(others, s.weight_bits, s.group)
-        picked = experts * touched(s.shape, tokens) / (PICKED if touched(s.shape, tokens) < 0.9 else 1.0)
+        picked = experts * min(touched(s.shape, tokens) / PICKED, 1.0)  # all of them come in one piece
         return (plain + picked) / UNPACKING[s.weight_bits]
 
     @property

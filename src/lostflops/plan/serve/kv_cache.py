@@ -6,7 +6,10 @@ from lostflops.plan.shape import Shape
 
 
 def per_token(shape: Shape, bytes_each: int = 2) -> int:
-    """Bytes that one token takes in all layers; latent attention keeps the compressed form once."""
+    """Bytes that one token takes in all layers; latent attention keeps the compressed form once.
+
+    Layers with a window let go of tokens behind it: `Shape.seen` counts those that are kept.
+    """
     if shape.latent:
         return shape.layers * (shape.latent.key_value + shape.latent.rotary) * bytes_each
     return 2 * shape.layers * shape.kv_heads * shape.head_size * bytes_each

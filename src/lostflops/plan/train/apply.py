@@ -45,13 +45,34 @@ def settings(training: Training) -> tuple[FrameworkSettings, ...]:
         if not _by_fsdp(training):
             found.append(_deepspeed(training))
     replicated = layout.stage in (1, 2)  # torchtitan shards weights too: it has no ZeRO stage 1 or 2
-    if training.lora is None and training.shape.gated and not training.optimizer_away and not replicated:
+    runs = training.lora is None and training.shape.gated and not training.optimizer_away
+    if runs and not replicated and _pytorch_schedules(training):
         found.append(_torchtitan(training))
     if apply_megatron.has(training):
         command, besides = apply_megatron.pretrain(training)
         launched = f"{_launch(training)} pretrain_gpt.py {command}"
         found.append(FrameworkSettings("Megatron-LM", launched, {}, (*_on_each_node(training), *besides)))
     return tuple(found)
+
+
+def _pytorch_schedules(training: Training) -> bool:
+    """Whether torch.distributed.pipelining takes the microbatches: its own checks, schedule by schedule."""
+    here, count = training.layout, training.microbatches
+    if here.pipeline == 1 or here.schedule == "gpipe":
+        return True
+    if here.schedule == "dualpipe":
+        return count >= 2 * here.pipeline
+    if here.chunks > 1:
+        cut = here.chunks == 2 or _layers_of_a_piece(training)
+        return bool(cut) and count % max(1, count // here.pipeline) == 0
+    return count >= here.pipeline
+
+
+def _layers_of_a_piece(training: Training) -> int:
+    """What makes torchtitan cut as many pieces, embedding and head counted as a layer each; 0 if nothing."""
+    pieces, layers = training.layout.pipeline * training.layout.chunks, training.shape.layers + 2
+    size = -(-layers // pieces)
+    return size if -(-layers // size) == pieces else 0
 
 
 def _by_fsdp(training: Training) -> bool:
@@ -63,7 +84,9 @@ def _by_fsdp(training: Training) -> bool:
 
 
 def _nodes(training: Training) -> int:
-    return -(-training.layout.gpus // training.gpu.node)
+    """The fewest hosts that have as many GPUs each: launchers start as many processes on every one."""
+    gpus, most = training.layout.gpus, training.gpu.on_host
+    return next(nodes for nodes in range(-(-gpus // most), gpus + 1) if gpus % nodes == 0)
 
 
 def _launch(training: Training) -> str:
@@ -130,7 +153,7 @@ def _accelerate(training: Training) -> FrameworkSettings:
         if t.checkpointing == "full":
             words.append("--fsdp_activation_checkpointing true")
     elif t.layout.stage or t.optimizer_away:
-        words += ["--use_deepspeed", f"--zero_stage {t.layout.stage}"]
+        words += ["--use_deepspeed", f"--zero_stage {_zero_stage(t)}"]
         words.append(f"--gradient_accumulation_steps {t.microbatches}")
         if t.optimizer_away:
             words.append("--offload_optimizer_device cpu")
@@ -154,10 +177,15 @@ def _accelerate(training: Training) -> FrameworkSettings:
     return FrameworkSettings("Accelerate", " ".join([*words, SCRIPT]), {}, (*more, *_besides(t)))
 
 
+def _zero_stage(training: Training) -> int:
+    """DeepSpeed offloads nothing without ZeRO: on one GPU its stage 1 shards nothing, and offloads."""
+    return max(training.layout.stage, int(training.optimizer_away))
+
+
 def _zero(training: Training) -> dict[str, Any]:
     """What DeepSpeed reads; `auto` is the Trainer's own setting."""
     t = training
-    zero: dict[str, Any] = {"stage": t.layout.stage}
+    zero: dict[str, Any] = {"stage": _zero_stage(t)}
     if t.optimizer_away:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
     return {
@@ -206,8 +234,8 @@ def _torchtitan(training: Training) -> FrameworkSettings:
         names = {
             "1f1b": "1F1B",
             "gpipe": "GPipe",
-            "interleaved": "Interleaved1F1B",
-            "dualpipe": "ZBVZeroBubble",
+            "interleaved": "Interleaved1F1B" if here.chunks > 1 else "1F1B",
+            "dualpipe": "DualPipeV",
         }
         flags["parallelism.pipeline_parallel_schedule"] = names[here.schedule]
         flags["parallelism.pipeline_parallel_microbatch_size"] = t.microbatch
@@ -218,6 +246,10 @@ def _torchtitan(training: Training) -> FrameworkSettings:
     more: list[str] = []
     if t.checkpointing == "selective":
         more.append("its selective mode also keeps every second matrix product, which takes more memory")
+    if here.copies > 1:
+        more.append("DualPipeV folds the pipeline: each stage is there once, not twice as planned")
+    if here.chunks > 2:  # by default it makes two
+        flags["parallelism.pipeline_parallel_layers_per_stage"] = _layers_of_a_piece(t)
     if t.microbatches > 1 and here.pipeline == 1:
         flags["training.local_batch_size"] = t.microbatch
         flags["training.global_batch_size"] = t.microbatch * t.microbatches * here.data

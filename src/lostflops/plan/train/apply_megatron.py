@@ -23,6 +23,7 @@ def has(training: Training) -> bool:
         splits and decoder and here.stage <= 1 and here.schedule in ("1f1b", "interleaved")
         and t.lora is None and t.optimizer.master == 4 and not t.optimizer_away and not t.offloaded
         and t.checkpointing in ("none", "full")
+        and (here.chunks == 1 or t.microbatches % here.pipeline == 0)  # a rest waits for a full group
     )  # fmt: skip
 
 

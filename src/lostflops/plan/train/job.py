@@ -300,7 +300,7 @@ def _away_with_optimizer(training: Training) -> tuple[str, ...]:
 def _updated(training: Training, stage: int) -> int:
     """Parameters that one rank updates."""
     t = training
-    own = t.layout.replicas if t.layout.stage >= 1 else 1
+    own = t.layout.replicas * t.layout.copies if t.layout.stage >= 1 else 1
     return -(-elements(static_memory.trained(t.shape, t.layout, stage, t.lora)) // own)
 
 
@@ -459,7 +459,8 @@ def _reduction(training: Training, stage: int) -> Iterator[TimePart]:
         done = _work(t, number)
         reduced += layer_time.reduced_seconds(done, t.gpu, t.layout)
         reduced += layer_time.gathered_once_seconds(done, t.gpu, t.layout)
-        hidden += layer_time.backward(done, t.gpu, t.layout, fp8=t.fp8, fine=t.fine, reduces=False).compute
+        back = layer_time.backward(done, t.gpu, t.layout, fp8=t.fp8, fine=t.fine, reduces=False)
+        hidden += max(back.compute, back.memory)
     hidden *= t.overlapped
     # The first layer's gradients come last and hide behind nothing.
     layers = len(layout.stage_layers(t.shape, t.layout, stage))

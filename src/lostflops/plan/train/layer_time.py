@@ -79,16 +79,24 @@ def linear_operations(shape: Shape, number: int, tokens: int) -> int:
 
 
 def attention_operations(shape: Shape, sequence: int, sequences: int) -> int:
-    """Of scores and weighted values over whole sequences, forward: causal ones need half of the square."""
+    """Of scores and weighted values over whole sequences, forward: causal ones need half of the square.
+
+    Of the mean layer, where some see a window only: of the triangle a band is left.
+    """
     half = 1 if shape.causal else 2
-    return half * sequence * sequence * sequences * (shape.query_width + shape.value_width)
+    square = half * sequence * sequence
+    if shape.window and sequence > shape.window:
+        beyond = (sequence - shape.window) ** 2 * (shape.layers - len(shape.unwindowed))
+        square -= half * beyond // shape.layers
+    return square * sequences * (shape.query_width + shape.value_width)
 
 
 def layer_attention(shape: Shape, number: int, sequence: int, sequences: int, kernels: Kernels) -> float:
     """Of one layer. Kept scores are the whole square; an encoder and its decoder see each other whole."""
-    once = attention_operations(shape, sequence, sequences)
     if kernels.scores and shape.causal:
-        once *= 2
+        once = 2 * attention_operations(replace(shape, window=0), sequence, sequences)
+    else:
+        once = attention_operations(shape, sequence, sequences)
     if shape.crosses(number):
         return 3 * once  # its own half, and all of the encoder's
     return 2 * once if shape.encoder_layers else once

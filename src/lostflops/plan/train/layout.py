@@ -48,6 +48,11 @@ class Layout:
         return self.replicas // self.expert
 
     @property
+    def copies(self) -> int:
+        """Of each stage among its replicas: DualPipe has every stage twice in a pipeline."""
+        return 2 if self.schedule == "dualpipe" and self.pipeline > 1 else 1
+
+    @property
     def keeps_gathered(self) -> bool:
         """Whether sharded weights are gathered once per step: pipelines keep them for all microbatches."""
         return self.stage >= 3 and self.pipeline > 1
@@ -142,7 +147,16 @@ def stage_sizes(layers: int, stages: int) -> tuple[int, ...]:
 
 
 def stage_weights(shape: Shape, layout: Layout, stage: int) -> Iterator[Weight]:
-    """What one rank of a pipeline stage holds before ZeRO or FSDP shards it."""
+    """What one rank of a pipeline stage holds before ZeRO or FSDP shards it.
+
+    DualPipe fills the pipeline from both ends: a rank has the stage at its place from either end.
+    """
+    yield from _of_stage(shape, layout, stage)
+    if layout.schedule == "dualpipe" and layout.pipeline > 1:
+        yield from _of_stage(shape, layout, layout.pipeline - 1 - stage)
+
+
+def _of_stage(shape: Shape, layout: Layout, stage: int) -> Iterator[Weight]:
     last = stage == layout.pipeline - 1
     if stage == 0 or (last and shape.tied):
         yield from (held(weight, layout.tensor, layout.expert) for weight in shape.before())

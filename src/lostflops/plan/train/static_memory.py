@@ -147,7 +147,8 @@ def parts(
     frozen = list(stage_weights(shape, layout, stage)) if lora else []
     training = trained(shape, layout, stage, lora)
     weights = gradients = moments = base = 0
-    for of_experts, ranks in ((False, layout.replicas), (True, layout.expert_replicas)):
+    for of_experts, own in ((False, layout.replicas), (True, layout.expert_replicas)):
+        ranks = own * layout.copies
         some = [w for w in training if w.expert == of_experts]
         w, g, m = _of(some, optimizer, layout, ranks, lora)
         weights, gradients, moments = weights + w, gradients + g, moments + m
@@ -174,7 +175,8 @@ def _meaning(optimizer: Optimizer, lora: Lora | None) -> str:
 
 
 def _over(layout: Layout, from_stage: int) -> str:
-    return f", over {layout.replicas}" if layout.stage >= from_stage and layout.replicas > 1 else ""
+    ranks = layout.replicas * layout.copies
+    return f", over {ranks}" if layout.stage >= from_stage and ranks > 1 else ""
 
 
 def _of(
@@ -219,7 +221,8 @@ def communication(
             if layout.by_pytorch:  # what no layer has is one group, which stays gathered
                 total += 2 * elements(ends(shape, layout))
                 said.append("embedding and head")
-        elif layout.stage:
+        elif layout.stage > 1 or (layout.stage and optimizer.gradients < 4):
+            # Megatron's distributed optimizer reduces fp32 gradients where they lie.
             total += 2 * min(BUCKET, elements(trained(shape, layout, stage, lora))) * optimizer.gradients
             said.append("two buckets of at most 5e8 elements")
     if layout.tensor > 1 and layout.sequence_parallel:

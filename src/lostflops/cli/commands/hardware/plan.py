@@ -118,7 +118,7 @@ def _train(parser: ArgumentParser) -> None:
         default="1f1b",
         help="of the pipeline",
     )
-    _count(say, "--chunks", metavar="N", default=1, help="pieces per stage, if interleaved")
+    _count(say, "--chunks", metavar="N", help="pieces per stage, if interleaved (default 2 then)")
     _count(say, "--expert", metavar="N", default=1, help="ranks that share the experts (default 1)")
     _count(say, "--context", metavar="N", default=1, help="ranks that share a sequence (default 1)")
     say(
@@ -273,7 +273,7 @@ def _training(given: Namespace) -> Training:
             sequence_parallel=given.sequence_parallel,
             pipeline=given.pipeline,
             schedule=given.schedule,
-            chunks=given.chunks,
+            chunks=given.chunks or (2 if given.schedule == "interleaved" and given.pipeline > 1 else 1),
             expert=given.expert,
             context=given.context,
             sharding=given.sharding,
