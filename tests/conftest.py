@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -16,3 +19,26 @@ if settings.get_current_profile_name() == "default":  # the mutants have one of 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """One worker more than there are cores: some tests sleep, or wait for jobs that do."""
     return (os.cpu_count() or 1) + 1
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Each worker begins with other modules of tests, so that no two compile the same ones.
+
+    In a fresh clone pytest compiles assertions with their explanations, which costs more than all else of
+    collecting, and keeps the result for whoever comes next.
+    """
+    worker = getattr(session.config, "workerinput", None)  # absent without pytest-xdist
+    if worker is None or session.config.args != session.config.getini("testpaths"):
+        return
+    files = sorted(Path(__file__).parent.rglob("test_*.py"))
+    number, of = int(worker["workerid"].removeprefix("gw")), worker["workercount"]
+    for file in files[len(files) * number // of : len(files) * (number + 1) // of]:
+        with suppress(Exception, pytest.skip.Exception):  # told when it is collected
+            _ = pytest.Module.from_parent(session, path=file).obj  # pyright: ignore[reportUnknownMemberType]
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays: the garbage collector need not look at it again."""
+    gc.collect()
+    gc.freeze()

@@ -7,10 +7,11 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from functools import cache
 from itertools import groupby, pairwise
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 from zipfile import ZipFile
 
 import house
@@ -67,14 +68,29 @@ BESIDE = {
 }
 
 
-def imports() -> Iterator[tuple[Path, str]]:
-    """Every import of every file, those inside functions too."""
-    for file in sorted(SOURCE.rglob("*.py")):
-        for node in ast.walk(ast.parse(file.read_text())):
+class Seen(NamedTuple):
+    """What the tests ask of all files, which are parsed once."""
+
+    imports: list[tuple[Path, str]]  # those inside functions too
+    public_classes: list[str]
+    lengths: list[int]  # of functions
+
+
+@cache
+def seen() -> Seen:
+    found = Seen([], [], [])
+    for path in sorted(SOURCE.rglob("*.py")):
+        file, tree = path.relative_to(SOURCE), ast.parse(path.read_text())
+        top = (node.name for node in tree.body if isinstance(node, ast.ClassDef))
+        found.public_classes.extend(name for name in top if not name.startswith("_"))
+        for node in ast.walk(tree):
             if isinstance(node, ast.Import):
-                yield from ((file.relative_to(SOURCE), alias.name) for alias in node.names)
+                found.imports.extend((file, alias.name) for alias in node.names)
             elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
-                yield file.relative_to(SOURCE), node.module
+                found.imports.append((file, node.module))
+            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                found.lengths.append((node.end_lineno or 0) - node.lineno + 1)
+    return found
 
 
 def floor(file: Path) -> str:
@@ -82,7 +98,7 @@ def floor(file: Path) -> str:
 
 
 def test_a_floor_takes_from_outside_only_what_it_is_allowed() -> None:
-    for file, name in imports():
+    for file, name in seen().imports:
         package = name.partition(".")[0]
         if package == "lostflops" or package in sys.stdlib_module_names:
             continue
@@ -91,14 +107,14 @@ def test_a_floor_takes_from_outside_only_what_it_is_allowed() -> None:
 
 
 def test_what_stands_beside_the_stack_knows_nothing_of_it() -> None:
-    for file, name in imports():
+    for file, name in seen().imports:
         package, _, rest = name.partition(".")
         if package == "lostflops" and floor(file) in BESIDE:
             assert rest.partition(".")[0] in BESIDE[floor(file)], f"{file} imports {name}"
 
 
 def test_only_callbacks_for_frameworks_turn_remedies_on() -> None:
-    for file, name in imports():
+    for file, name in seen().imports:
         if name.startswith("lostflops.optimize"):
             assert floor(file) in ("optimize", "integrations"), f"{file} imports {name}"
 
@@ -121,12 +137,7 @@ def test_a_module_can_be_read_in_one_sitting() -> None:
 
 
 def test_no_two_public_classes_have_one_name() -> None:
-    places = Counter(
-        node.name
-        for file in SOURCE.rglob("*.py")
-        for node in ast.parse(file.read_text()).body
-        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
-    )
+    places = Counter(seen().public_classes)
     twice = {name for name, times in places.items() if times > 1}
     assert not twice, f"{twice}"
 
@@ -140,12 +151,7 @@ def test_no_two_modules_of_tests_have_one_name() -> None:
 
 
 def test_functions_fit_in_a_glance() -> None:
-    lengths = [
-        (node.end_lineno or 0) - node.lineno + 1
-        for file in SOURCE.rglob("*.py")
-        for node in ast.walk(ast.parse(file.read_text()))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    ]
+    lengths = seen().lengths
     long = sum(length > LONGEST_FUNCTION for length in lengths)
     assert long <= FUNCTIONS_ABOVE * len(lengths), f"{long} of {len(lengths)} functions"
 

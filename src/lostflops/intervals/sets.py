@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import polars as pl
 
-from lostflops.intervals.order import Int, row_order
+from lostflops.intervals.order import Int, changes, row_order
 
 
 def union(frame: pl.LazyFrame, by: Sequence[str] = ()) -> pl.LazyFrame:
@@ -19,20 +19,15 @@ def union(frame: pl.LazyFrame, by: Sequence[str] = ()) -> pl.LazyFrame:
             return rows
         rows = rows[row_order(rows, [*keys, "start"])]
         start, reach = rows["start"].to_numpy(), rows["end"].to_numpy().copy()
-        opens = np.zeros(len(start), dtype=bool)
-        opens[0] = True
-        if keys:
-            opens[1:] = rows.select(
-                pl.any_horizontal(pl.col(keys).ne_missing(pl.col(keys).shift()))
-            ).to_series()[1:]
+        opens = changes(rows, keys)
         groups = np.flatnonzero(opens)
         # In the order of their starts, an interval opens a new one when none before it reaches its start.
-        for first, last in zip(groups, np.r_[groups[1:], len(start)], strict=True):
+        for first, last in zip(groups, np.append(groups[1:], len(start)), strict=True):
             np.maximum.accumulate(reach[first:last], out=reach[first:last])
         opens[1:] |= start[1:] > reach[:-1]
         at = np.flatnonzero(opens)
-        closes = np.r_[at[1:], len(start)] - 1
-        return rows[at].with_columns(end=reach[closes])
+        closes = np.append(at[1:], len(start)) - 1
+        return rows[at].replace_column(rows.width - 1, pl.Series("end", reach[closes]))
 
     return (
         frame.filter(pl.col("end") > pl.col("start"))
@@ -70,7 +65,7 @@ def paint(
     # One window of a group is open at a time, so the running sum of their numbers is its number. All counts
     # return to zero after a group's last edge, so one running sum serves all groups.
     window = np.cumsum(sign * np.where(row < under.height, row + 1, 0))
-    layer = np.r_[np.full(under.height, -1), over["_layer"].to_numpy()][row]
+    layer = np.concatenate([np.full(under.height, -1), over["_layer"].to_numpy()])[row]
     code = np.full(len(at), len(names))
     for i in np.unique(over["_layer"].to_numpy())[::-1]:
         code[np.cumsum(sign * (layer == i)) > 0] = i
@@ -170,7 +165,7 @@ def inside(
         at_start, at_end = (np.searchsorted(last, t[mine], side="right") for t in (start, end))
         for name, share in shares.items():
             counted = cover[f"_{name}"].to_numpy()[ours]
-            before = np.r_[0, np.cumsum((last - first) * counted)]
+            before = np.concatenate([[0], np.cumsum((last - first) * counted)])
             rise = before[at_end] - before[at_start]
             for sign, t, at in ((1, end[mine], at_end), (-1, start[mine], at_start)):
                 within = np.minimum(at, len(first) - 1)

@@ -220,8 +220,9 @@ def parted(text: str, finding: Finding) -> list[tuple[str, bool]]:
     """Some of a claim, parted where it says what the finding costs per step; whether each part says it."""
     if finding.size <= 0:
         return [(text, False)]
-    now = re.escape(milliseconds(finding.size))
-    parts = re.split(rf"((?<![\d.,]){now}(?!\w))", text, maxsplit=1)
+    now = milliseconds(finding.size)
+    # Looking for the words alone first costs a claim of a million characters nothing.
+    parts = re.split(rf"((?<![\d.,]){re.escape(now)}(?!\w))", text, maxsplit=1) if now in text else [text]
     return [(part, i % 2 == 1) for i, part in enumerate(parts) if part]
 
 
