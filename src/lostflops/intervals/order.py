@@ -34,3 +34,22 @@ def group_ids(frame: pl.DataFrame, by: Sequence[str]) -> Int:
         return np.zeros(frame.height, dtype=np.int64)
     ids: Any = frame.select(pl.struct(list(by)).rank("dense")).to_series().cast(pl.Int64).to_numpy()
     return ids
+
+
+def one_axis(*sides: tuple[Int, Int]) -> list[Int]:
+    """Instants of many groups on one axis, on which all of a group lie behind all of the group before.
+
+    Each side is a column of groups, integers in which order counts, and one of instants. On the axis one
+    binary search serves all groups, and groups never meet.
+    """
+    groups, instants = (np.concatenate([side[n] for side in sides]) for n in (0, 1))
+    if not len(groups):
+        return [side[1] for side in sides]
+    known = np.unique(groups)
+    low, high = int(instants.min()), int(instants.max())
+    width = high - low + 1
+    if width * len(known) < np.iinfo(np.int64).max:
+        return [np.searchsorted(known, group) * width + (at - low) for group, at in sides]
+    # Too long for one axis of nanoseconds: their order is enough to search by.
+    places = np.unique(instants)
+    return [np.searchsorted(known, g) * len(places) + np.searchsorted(places, at) for g, at in sides]
