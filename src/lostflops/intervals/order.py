@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,8 +16,8 @@ Int = npt.NDArray[np.int64]
 def row_order(rows: pl.DataFrame, by: list[str]) -> Int:
     """The positions of rows sorted by some columns; equal rows stay in the order in which they stand.
 
-    Starts and ends are mostly in order already. NumPy's sort merges such runs, in a fifth of the time that
-    Polars takes for several keys.
+    Starts and ends are mostly in order already within their group. NumPy's sort merges such runs: key by key
+    in a fifth of the time that Polars takes, by one number that holds all keys in a fifth of that.
     """
     columns = [rows[c] for c in reversed(by)]
     if any(
@@ -25,7 +26,25 @@ def row_order(rows: pl.DataFrame, by: list[str]) -> Int:
     ):
         position = pl.int_range(pl.len(), dtype=pl.Int64).sort_by(by, maintain_order=True)
         return rows.select(position).to_series().to_numpy()
-    return np.lexsort([c.to_physical().to_numpy() for c in columns])
+    keys = [c.to_physical().to_numpy() for c in columns]
+    key = _one_key(keys[::-1])
+    return np.lexsort(keys) if key is None else np.argsort(key, kind="stable")
+
+
+def _one_key(keys: Sequence[npt.NDArray[Any]]) -> Int | None:
+    """One number for each row, in the order of its keys, the first of which counts most; None where no 63
+    bits hold them."""
+    if not len(keys[0]) or any(each.dtype == np.uint64 for each in keys):
+        return None
+    lowest = [int(each.min()) for each in keys]
+    widths = [int(each.max()) - low + 1 for each, low in zip(keys, lowest, strict=True)]
+    if math.prod(widths) > np.iinfo(np.int64).max:
+        return None
+    whole = np.zeros(len(keys[0]), np.int64)
+    for each, low, width in zip(keys, lowest, widths, strict=True):
+        whole *= width
+        whole += each.astype(np.int64) - low
+    return whole
 
 
 def group_ids(frame: pl.DataFrame, by: Sequence[str]) -> Int:
