@@ -2,11 +2,11 @@
 
     .venv/bin/python benchmarks/ranks.py --ranks 8 64 256 1024 [--steps 4] [--layers 8] [--jobs FOLDER]
 
-Jobs of two tensor-parallel ranks, four stages and replicas are simulated, a trace per rank; that is not
-Each is asked for its page from an empty store, then again from what was kept. Processor time is that of the
-command with all processes that it starts: a busy machine changes it least. Memory is added up over the
-processes that live at one time. With `--jobs`, simulated jobs are kept in that folder, and taken from there.
-`--write` puts the table into benchmarks/README.md.
+Jobs of two tensor-parallel ranks, four stages and replicas are simulated, a trace per rank; simulating them
+is not measured. Each is asked for its page from an empty store, then again from what was kept. Processor time
+is that of the command with all processes that it starts: a busy machine changes it least. Memory is added up
+over the processes that live at one time. With `--jobs`, simulated jobs are kept in that folder, and taken
+from there. `--write` puts the table into benchmarks/README.md.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ Frames have int64 columns `start` and `end`; intervals with `end <= start` hold 
 from __future__ import annotations
 
 from lostflops.intervals.nesting import Forest, innermost, innermost_at, less_children, nest, self_pieces
-from lostflops.intervals.order import Int, group_ids
+from lostflops.intervals.order import Int, group_ids, one_axis
 from lostflops.intervals.sets import coverage, cut, inside, overlay, paint, union
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "inside",
     "less_children",
     "nest",
+    "one_axis",
     "overlay",
     "paint",
     "self_pieces",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,15 +17,16 @@ Bool = npt.NDArray[np.bool_]
 def row_order(rows: pl.DataFrame, by: list[str]) -> Int:
     """The positions of rows sorted by some columns; equal rows stay in the order in which they stand.
 
-    Starts and ends are mostly in order already. NumPy's sort merges such runs, in a fifth of the time that
-    Polars takes for several keys.
+    Starts and ends are mostly in order already within their group. NumPy's sort merges such runs: key by key
+    in a fifth of the time that Polars takes, by one number that holds all keys in a fifth of that.
     """
     keys = [plain(rows[c]) for c in reversed(by)]
     known = [key for key in keys if key is not None]
     if len(known) < len(keys):
         position = pl.int_range(pl.len(), dtype=pl.Int64).sort_by(by, maintain_order=True)
         return rows.select(position).to_series().to_numpy()
-    return np.lexsort(known)
+    key = _one_key(known[::-1])
+    return np.lexsort(known) if key is None else np.argsort(key, kind="stable")
 
 
 def changes(rows: pl.DataFrame, by: Sequence[str]) -> Bool:
@@ -55,9 +57,44 @@ def plain(column: pl.Series) -> npt.NDArray[Any] | None:
     return None
 
 
+def _one_key(keys: Sequence[npt.NDArray[Any]]) -> Int | None:
+    """One number for each row, in the order of its keys, the first of which counts most; None where no 63
+    bits hold them."""
+    if not len(keys[0]) or any(each.dtype == np.uint64 for each in keys):
+        return None
+    lowest = [int(each.min()) for each in keys]
+    widths = [int(each.max()) - low + 1 for each, low in zip(keys, lowest, strict=True)]
+    if math.prod(widths) > np.iinfo(np.int64).max:
+        return None
+    whole = np.zeros(len(keys[0]), np.int64)
+    for each, low, width in zip(keys, lowest, widths, strict=True):
+        whole *= width
+        whole += each.astype(np.int64) - low
+    return whole
+
+
 def group_ids(frame: pl.DataFrame, by: Sequence[str]) -> Int:
     """A dense integer per distinct combination of `by`, in no particular order."""
     if not by:
         return np.zeros(frame.height, dtype=np.int64)
     ids: Any = frame.select(pl.struct(list(by)).rank("dense")).to_series().cast(pl.Int64).to_numpy()
     return ids
+
+
+def one_axis(*sides: tuple[Int, Int]) -> list[Int]:
+    """Instants of many groups on one axis, on which all of a group lie behind all of the group before.
+
+    Each side is a column of groups, integers in which order counts, and one of instants. On the axis one
+    binary search serves all groups, and groups never meet.
+    """
+    groups, instants = (np.concatenate([side[n] for side in sides]) for n in (0, 1))
+    if not len(groups):
+        return [side[1] for side in sides]
+    known = np.unique(groups)
+    low, high = int(instants.min()), int(instants.max())
+    width = high - low + 1
+    if width * len(known) < np.iinfo(np.int64).max:
+        return [np.searchsorted(known, group) * width + (at - low) for group, at in sides]
+    # Too long for one axis of nanoseconds: their order is enough to search by.
+    places = np.unique(instants)
+    return [np.searchsorted(known, g) * len(places) + np.searchsorted(places, at) for g, at in sides]

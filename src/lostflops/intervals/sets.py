@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import polars as pl
 
-from lostflops.intervals.order import Int, changes, row_order
+from lostflops.intervals.order import Int, changes, one_axis, row_order
 
 
 def union(frame: pl.LazyFrame, by: Sequence[str] = ()) -> pl.LazyFrame:
@@ -154,26 +154,28 @@ def inside(
     """
     chosen = pieces.select(by, "start", "end", **{f"_{name}": part for name, part in parts.items()})
     rows, cover = pl.collect_all([frame, chosen])
+    # Neighbours ask about neighbours, which memory serves faster.
     order = np.argsort(rows[by].to_numpy(), kind="stable")
     group, start, end = (rows[c].to_numpy()[order] for c in (by, "start", "end"))
     of, opens, closes = (cover[c].to_numpy() for c in (by, "start", "end"))
-    shares = {name: np.zeros(rows.height, dtype=np.int64) for name in parts}
-    for value in np.intersect1d(of, group):
-        mine = slice(*np.searchsorted(group, [value, value + 1]))
-        ours = slice(*np.searchsorted(of, [value, value + 1]))
-        first, last = opens[ours], closes[ours]
-        at_start, at_end = (np.searchsorted(last, t[mine], side="right") for t in (start, end))
-        for name, share in shares.items():
-            counted = cover[f"_{name}"].to_numpy()[ours]
-            before = np.concatenate([[0], np.cumsum((last - first) * counted)])
-            rise = before[at_end] - before[at_start]
-            for sign, t, at in ((1, end[mine], at_end), (-1, start[mine], at_start)):
-                within = np.minimum(at, len(first) - 1)
-                rise += sign * np.where(
-                    at < len(first), np.maximum(t - first[within], 0) * counted[within], 0
-                )
-            share[order[mine]] = np.maximum(rise, 0)
-    return rows.with_columns(pl.Series(name, share) for name, share in shares.items()).lazy()
+    begins, stops, ended = one_axis((group, start), (group, end), (of, closes))
+    meets = [
+        (sign, t, np.searchsorted(ended, key, side="right"))
+        for sign, t, key in ((1, end, stops), (-1, start, begins))
+    ]
+    shares = {name: np.zeros(rows.height, dtype=np.int64) for name in parts if len(opens)}
+    for name, share in shares.items():
+        counted = cover[f"_{name}"].to_numpy()
+        before = np.r_[0, np.cumsum((closes - opens) * counted)]
+        rise = np.zeros(len(order), np.int64)
+        for sign, t, at in meets:
+            piece = np.minimum(at, len(opens) - 1)
+            begun = np.where(of[piece] == group, np.maximum(t - opens[piece], 0) * counted[piece], 0)
+            rise += sign * (before[at] + np.where(at < len(opens), begun, 0))
+        share[order] = np.maximum(rise, 0)
+    return rows.with_columns(
+        pl.Series(name, shares.get(name, np.zeros(rows.height, np.int64))) for name in parts
+    ).lazy()
 
 
 def cut(rows: pl.DataFrame, pieces: pl.DataFrame, by: str) -> pl.DataFrame:
@@ -185,22 +187,22 @@ def cut(rows: pl.DataFrame, pieces: pl.DataFrame, by: str) -> pl.DataFrame:
     """
     pieces = pieces.sort(by, "start")
     own = [c for c in pieces.columns if c not in rows.columns]
-    met: list[pl.DataFrame] = []
-    for (group,), mine in rows.partition_by(by, as_dict=True, maintain_order=True).items():
-        here = pieces.filter(pl.col(by) == group)
-        first = np.searchsorted(here["end"].to_numpy(), mine["start"].to_numpy(), side="right")
-        last = np.searchsorted(here["start"].to_numpy(), mine["end"].to_numpy(), side="left")
-        many = np.maximum(last - first, 0)
-        each = np.repeat(np.arange(mine.height), many)
-        # Each row's pieces, counted on from its first.
-        at: Int = np.arange(len(each)) - np.repeat(np.cumsum(many) - many - first, many)
-        piece = here[at]
-        met.append(
-            mine[each].with_columns(
-                piece.select(own),
-                start=pl.Series(np.maximum(mine["start"].to_numpy()[each], piece["start"].to_numpy())),
-                end=pl.Series(np.minimum(mine["end"].to_numpy()[each], piece["end"].to_numpy())),
-            )
-        )
-    empty = rows.clear().with_columns(pieces.clear().select(own))
-    return pl.concat([empty, *met]).filter(pl.col("end") > pl.col("start"))
+    # Groups in the order in which they first appear.
+    appears = pl.int_range(pl.len()).first().over(by)
+    rows = rows[np.argsort(rows.select(appears).to_series().to_numpy(), kind="stable")]
+    group, of = rows[by].to_numpy(), pieces[by].to_numpy()
+    begins, stops, opens, closes = one_axis(
+        (group, rows["start"].to_numpy()), (group, rows["end"].to_numpy()),
+        (of, pieces["start"].to_numpy()), (of, pieces["end"].to_numpy()),
+    )  # fmt: skip
+    first = np.searchsorted(closes, begins, side="right")
+    many = np.maximum(np.searchsorted(opens, stops, side="left") - first, 0)
+    each = np.repeat(np.arange(rows.height), many)
+    # Each row's pieces, counted on from its first.
+    at: Int = np.arange(len(each)) - np.repeat(np.cumsum(many) - many - first, many)
+    met, piece = rows[each], pieces[at]
+    return met.with_columns(
+        piece.select(own),
+        start=pl.max_horizontal("start", piece["start"]),
+        end=pl.min_horizontal("end", piece["end"]),
+    ).filter(pl.col("end") > pl.col("start"))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import polars as pl
 
+from lostflops import intervals
 from lostflops.errors import BadOption, shown
 
 from .dependencies.edges import Edges, Int
@@ -135,16 +136,19 @@ def in_steps(job: RecordedJob, steps: StepPoints, points: Int) -> np.ndarray:
     On the device that is from the begin of the first to the end of the last; the host begins earlier, for
     what it launches for a step runs later.
     """
-    first, last = np.full(len(points), -NEVER), np.full(len(points), NEVER)
+    if not len(steps.rank):
+        return np.zeros(len(points), bool)
+    ranks, of = np.unique(steps.rank, return_inverse=True)
+    begin, host, end = (np.full(len(ranks), far) for far in (-NEVER, -NEVER, NEVER))
+    np.minimum.at(begin, of, steps.begins(job.measured))
+    np.minimum.at(host, of, np.minimum(steps.begins(job.measured), steps.host_begin))
+    np.maximum.at(end, of, steps.ends(job.measured))
     operation = job.operation_of(points)
-    rank, on_device = job.ranks[operation], job.on_device[operation]
-    for number in np.unique(steps.rank):
-        mine, own = rank == number, steps.rank == number
-        begin = steps.begins(job.measured)[own].min()
-        first[mine] = np.where(on_device[mine], begin, min(begin, int(steps.host_begin[own].min())))
-        last[mine] = steps.ends(job.measured)[own].max()
+    rank = job.ranks[operation]
+    place = np.minimum(np.searchsorted(ranks, rank), len(ranks) - 1)
+    first = np.where(job.on_device[operation], begin[place], host[place])
     at = job.measured[points]
-    return (at >= first) & (at <= last)
+    return (ranks[place] == rank) & (at >= first) & (at <= end[place])
 
 
 def step_of(job: RecordedJob, steps: StepPoints, points: Int) -> Int:
@@ -156,12 +160,17 @@ def step_of(job: RecordedJob, steps: StepPoints, points: Int) -> Int:
     operation, at = job.operation_of(points), job.measured[points]
     rank, on_device = job.ranks[operation], job.on_device[operation]
     begins, ends = steps.begins(job.measured), steps.ends(job.measured)
-    for number in np.unique(steps.rank):
-        rows = np.flatnonzero(steps.rank == number)
-        rows = rows[np.argsort(begins[rows])]
-        for device, since in ((True, begins[rows]), (False, np.maximum.accumulate(steps.host_begin[rows]))):
-            mine = np.flatnonzero((rank == number) & (on_device == device))
-            place = np.searchsorted(since, at[mine], "right") - 1
-            inside = (place >= 0) & (at[mine] <= ends[rows[np.maximum(place, 0)]])
-            found[mine] = np.where(inside, rows[np.maximum(place, 0)], -1)
+    if not len(steps.rank):
+        return found
+    rows = np.lexsort((begins, steps.rank))
+    hosts = np.empty(len(rows), np.int64)
+    for own in np.split(np.arange(len(rows)), np.flatnonzero(np.diff(steps.rank[rows])) + 1):
+        hosts[own] = np.maximum.accumulate(steps.host_begin[rows[own]])
+    for device, since in ((True, begins[rows]), (False, hosts)):
+        mine = np.flatnonzero(on_device == device)
+        sought, asked = intervals.one_axis((steps.rank[rows], since), (rank[mine], at[mine]))
+        place = np.searchsorted(sought, asked, "right") - 1
+        row = rows[np.maximum(place, 0)]
+        inside = (place >= 0) & (steps.rank[row] == rank[mine]) & (at[mine] <= ends[row])
+        found[mine] = np.where(inside, row, -1)
     return found

@@ -29,9 +29,12 @@ def within(job: RecordedJob, lags: Int, spans: pl.DataFrame) -> Int:
     rank = job.ranks[operation]
     thread = job.operations["thread"].fill_null(-1).to_numpy()[operation]
     disjoint = union(spans.lazy(), by=["rank", "thread"]).collect()
-    for (number, own), held in disjoint.group_by("rank", "thread", maintain_order=True):
-        mine = np.flatnonzero((rank == number) & (thread == own))
-        if not len(mine):
+    order = np.lexsort((thread, rank))
+    cuts = np.flatnonzero((np.diff(rank[order]) != 0) | (np.diff(thread[order]) != 0)) + 1
+    lanes = {(int(rank[mine[0]]), int(thread[mine[0]])): mine for mine in np.split(order, cuts) if len(mine)}
+    for key, held in disjoint.partition_by("rank", "thread", as_dict=True).items():
+        mine = lanes.get(key)
+        if mine is None:
             continue
         start, end = (held[c].to_numpy() for c in ("start", "end"))
         found[host[mine]] = _covered(start, end, until[mine]) - _covered(start, end, since[mine])

@@ -6,8 +6,10 @@ nothing. Without the residuals, which are what no rule explains, it is a test of
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 
 import numpy as np
 import polars as pl
@@ -21,6 +23,7 @@ from .dependencies.operations import NONE, Flags, RankOperations, operations
 from .dependencies.waits import HostWaits, edges_of, host_waits
 from .graph import NEVER, Graph
 
+EVENTS = 1_000_000  # that are read at a time, if not a rank alone has more
 SMALL = 20_000
 """ns up to which a residual is taken for a usual lag that came out longer."""
 
@@ -65,6 +68,12 @@ class RecordedJob:
         return self.operations["rank"].to_numpy()
 
     @cached_property
+    def of_rank(self) -> dict[int, Int]:
+        """The operations of each rank, which are numbered rank by rank."""
+        own = np.split(np.arange(len(self.ranks)), np.flatnonzero(np.diff(self.ranks)) + 1)
+        return {int(self.ranks[mine[0]]): mine for mine in own if len(mine)}
+
+    @cached_property
     def communicates(self) -> Flags:
         """Which operations are communication; one flag each."""
         return self.operations["communication"].fill_null(False).to_numpy()
@@ -81,17 +90,14 @@ class RecordedJob:
     def _launched(self) -> dict[int, tuple[Int, Int, Int]]:
         device = self.operations.filter(pl.col("on_device") & pl.col("call").is_not_null())
         called = self.measured[2 * device["call"].to_numpy()]
-        rows = device.select("rank", "operation", lane=pl.struct("device", "stream").rank("dense"))
-        found = dict[int, tuple[Int, Int, Int]]()
-        for number in device["rank"].unique().to_list():
-            mine = np.flatnonzero(rows["rank"].to_numpy() == number)
-            mine = mine[np.argsort(called[mine], kind="stable")]
-            found[number] = (
-                rows["operation"].to_numpy()[mine], called[mine], rows["lane"].to_numpy()[mine]
-            )  # fmt: skip
+        rank, operation = device["rank"].to_numpy(), device["operation"].to_numpy()
+        lane = device.select(pl.struct("device", "stream").rank("dense")).to_series().to_numpy()
         nothing = np.zeros(0, np.int64)
-        for number in self.operations["rank"].unique().to_list():
-            found.setdefault(number, (nothing, nothing, nothing))
+        found = dict.fromkeys(self.of_rank, (nothing, nothing, nothing))
+        order = np.lexsort((called, rank))
+        for mine in np.split(order, np.flatnonzero(np.diff(rank[order])) + 1):
+            if len(mine):
+                found[int(rank[mine[0]])] = operation[mine], called[mine], lane[mine]
         return found
 
     def lags(self, *, above: int | None = None) -> Int:
@@ -134,8 +140,8 @@ def recorded(trace: Trace, matched: pl.DataFrame | None) -> RecordedJob:
     frames, parts, steps = list[pl.DataFrame](), list[Edges](), list[pl.DataFrame]()
     usual, depth, unexplained = dict[int, UsualLags](), dict[int, int | None](), list[Flags]()
     first = 0
-    for number, kind in known.iter_rows():
-        rank = operations(trace, number, cpu=kind == "cpu")
+    for rank in _ranks(trace, known):
+        number = rank.rank
         rows, waits, lags, edges = _of_rank(rank)
         parts.append(edges.moved(2 * first))
         frames.append(_columns(rank, first))
@@ -162,6 +168,15 @@ def recorded(trace: Trace, matched: pl.DataFrame | None) -> RecordedJob:
     return RecordedJob(
         every, whole, residual, measured, pl.concat(steps), usual, depth, np.concatenate(unexplained)
     )
+
+
+def _ranks(trace: Trace, known: pl.DataFrame) -> Iterator[RankOperations]:
+    """The operations of every rank in turn, read for some ranks at a time."""
+    each = max(1, trace.manifest.num_events // max(1, known.height))
+    for is_cpu, alike in groupby(known.iter_rows(), lambda row: row[1] == "cpu"):
+        numbers, size = [number for number, _ in alike], max(1, EVENTS // each)
+        for at in range(0, len(numbers), size):
+            yield from operations(trace, numbers[at : at + size], cpu=is_cpu)
 
 
 def _with_kinds(operations: pl.DataFrame, matched: pl.DataFrame | None) -> pl.DataFrame:

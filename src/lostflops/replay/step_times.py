@@ -98,17 +98,14 @@ def _launched_before(job: RecordedJob, rank: int, instant: int) -> list[int]:
 
 def _points(job: RecordedJob) -> dict[int, tuple[Int, Int]]:
     """Each rank's points and their times, in order; of those at one instant the most telling comes last."""
-    operations = job.operations
-    rank, on_device = operations["rank"].to_numpy(), operations["on_device"].to_numpy()
     found = dict[int, tuple[Int, Int]]()
-    for number in np.unique(rank):
-        mine = np.flatnonzero(rank == number)
+    for number, mine in job.of_rank.items():
         point = np.concatenate([2 * mine, 2 * mine + 1])
-        device = on_device[mine]
+        device = job.on_device[mine]
         telling = np.concatenate([np.where(device, DEVICE_START, HOST), np.where(device, DEVICE_END, HOST)])
         at = job.measured[point]
         order = np.lexsort((point, telling, at))
-        found[int(number)] = point[order], at[order]
+        found[number] = point[order], at[order]
     return found
 
 

@@ -7,6 +7,7 @@ Threads that only ask whether work is done, such as NCCL's watchdog, take no par
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -90,47 +91,93 @@ DEVICE = {
     "copy": pl.Boolean,
     "communication": pl.Boolean,
 }
+STEPS = ("step", "start", "end", "host_start", "host_end", "source")
+TEXTS = ("name", "operator", "family", "precision", "phase", "direction", "host_memory", "source")
+THREAD = ["rank", "thread"]
+NUMBER = pl.int_range(pl.len(), dtype=pl.Int64).over("rank")
+"""The place of each row among those of its rank."""
 
 
-def operations(trace: Trace, rank: int, *, cpu: bool) -> RankOperations:
-    """What one rank did, as far as the trace holds it."""
+def operations(trace: Trace, ranks: Sequence[int], *, cpu: bool) -> Iterator[RankOperations]:
+    """What some ranks did, as far as the trace holds it, rank by rank.
 
-    def rows(name: str) -> pl.DataFrame | None:
-        frame = trace.table(name)
-        return None if frame is None else frame.filter(pl.col("rank") == rank).collect()
+    Their rows are put together in one go: a small rank takes less than planning its queries does.
+    """
+    seen = trace.select(frozenset(ranks))
 
-    launches, operators, steps = rows("launches"), rows("operators"), rows("steps")
-    stretches = rows("kernels") if cpu else None
+    def rows(name: str, *columns: str) -> pl.DataFrame | None:
+        frame = seen.table(name)
+        if frame is None:
+            return None
+        known = frame.collect_schema()
+        return frame.select(
+            "rank",
+            *(
+                pl.col(column).cast(pl.String) if column in TEXTS else column
+                for column in columns
+                if column in known
+            ),
+        ).collect()
+
+    operators, steps = rows("operators", "thread", "start", "end", "name"), rows("steps", *STEPS)
+    kernels = rows("kernels", *DEVICE)
+    stretches = kernels if cpu else None
     device = _device(
-        _transfers(rows("collectives"), operators) if cpu else rows("kernels"),
-        None if cpu else rows("copies"),
+        _transfers(rows("collectives", *DEVICE), operators) if cpu else kernels,
+        None if cpu else rows("copies", *DEVICE),
     )
-    calls = _calls(launches)
+    calls = _calls(rows("launches", "start", "end", "thread", "name", "correlation"))
     working = _working(calls, device, operators, stretches)
     if cpu:  # what a thread does that carries transfers is part of them
-        carries = device.filter(pl.col("name").str.starts_with("gloo:"))["stream"].drop_nulls().to_list()
-        working -= set(carries) - _main_threads(trace, rank)
-    host = _host(calls, operators, _step_marks(trace, rank, steps), stretches, working)
+        carries = device.filter(pl.col("name").str.starts_with("gloo:")).select("rank", thread="stream")
+        carries = carries.join(_main_threads(trace), on=THREAD, how="anti")
+        working = working.join(carries, on=THREAD, how="anti")
+    host = _host(
+        calls, operators, _step_marks(rows("ranges", "thread", "start", "end"), steps), stretches, working
+    )
     called = _with_starts(device, host) if cpu else _with_calls(device, host)
-    return RankOperations(rank, cpu, host, called, _steps(steps), tuple(sorted(working)))
+    parts = [_by_rank(frame) for frame in (host, called, _steps(steps), working.sort(THREAD))]
+    for rank in ranks:
+        of_host, of_device, of_steps, threads = (part(rank) for part in parts)
+        yield RankOperations(rank, cpu, of_host, of_device, of_steps, tuple(threads["thread"].to_list()))
+
+
+def _by_rank(frame: pl.DataFrame) -> Callable[[int], pl.DataFrame]:
+    """What gives each rank's rows of a frame."""
+    parts = frame.partition_by("rank", as_dict=True, include_key=False, maintain_order=True)
+    nothing = frame.clear().drop("rank")
+    return lambda rank: parts.get((rank,), nothing)
 
 
 def _transfers(collectives: pl.DataFrame | None, operators: pl.DataFrame | None) -> pl.DataFrame | None:
-    """What a CPU's communication threads carried, as rows of a device, each with the operator that asked.
+    """What CPUs' communication threads carried, as rows of a device, each with the operator that asked.
 
-    The k-th transfer belongs to the k-th operator of `c10d`, where there are as many of both.
+    The k-th transfer of a rank belongs to its k-th operator of `c10d`, where there are as many of both.
     """
     if collectives is None or not collectives.height:
         return None
-    rows = collectives.sort("start", "end").with_columns(family=pl.lit("communication"))
+    rows = collectives.sort("rank", "start", "end", maintain_order=True).with_columns(
+        family=pl.lit("communication")
+    )
     if operators is None:
         return rows
-    asked = operators.filter(pl.col("name").cast(pl.String).str.starts_with("c10d::")).sort("start")
-    if asked.height != rows.height:
-        return rows
-    begins = asked["start"].to_numpy()
-    possible = bool((begins <= rows["start"].to_numpy()).all())
-    return rows.with_columns(launch_start=pl.Series(begins), thread=asked["thread"]) if possible else rows
+    number = pl.int_range(pl.len()).over("rank")
+    asked = operators.filter(pl.col("name").str.starts_with("c10d::")).sort(
+        "rank", "start", maintain_order=True
+    )
+    asked = asked.select(
+        "rank", launch_start="start", thread="thread", _number=number, _asked=pl.len().over("rank")
+    )
+    # Each transfer has its operator, none is left over, and none was carried before it was asked for.
+    fits = (pl.len() == pl.col("_asked")) & (pl.col("launch_start") <= pl.col("start"))
+    return (
+        rows.drop("launch_start", "thread", strict=False)
+        .with_columns(_number=number)
+        .join(asked, on=["rank", "_number"], how="left", maintain_order="left")
+        .with_columns(_fits=fits.fill_null(False).all().over("rank"))
+        .with_columns(pl.when("_fits").then(pl.col("launch_start", "thread")))
+        .drop("_number", "_asked", "_fits")
+    )
 
 
 def _device(kernels: pl.DataFrame | None, copies: pl.DataFrame | None) -> pl.DataFrame:
@@ -142,20 +189,25 @@ def _device(kernels: pl.DataFrame | None, copies: pl.DataFrame | None) -> pl.Dat
         held = frame.with_columns(copy=pl.lit(copy), communication=is_communication)
         frames.append(
             held.select(
-                (pl.col(name) if name in held.columns else pl.lit(None)).cast(dtype).alias(name)
-                for name, dtype in DEVICE.items()
+                "rank",
+                *(
+                    (pl.col(name) if name in held.columns else pl.lit(None)).cast(dtype).alias(name)
+                    for name, dtype in DEVICE.items()
+                ),
             )
         )
     if not frames:
-        return pl.DataFrame(schema={**DEVICE, "lane": pl.Int64})
-    every = pl.concat(frames).sort("start", "end", "device", "stream", maintain_order=True)
-    return every.with_columns(lane=pl.struct("device", "stream").rank("dense").cast(pl.Int64) - 1)
+        return pl.DataFrame(schema={"rank": pl.Int32, **DEVICE, "lane": pl.Int64})
+    every = pl.concat(frames).sort("rank", "start", "end", "device", "stream", maintain_order=True)
+    lane = pl.struct("device", "stream").rank("dense").over("rank")
+    return every.with_columns(lane=lane.cast(pl.Int64) - 1)
 
 
 def _calls(launches: pl.DataFrame | None) -> pl.DataFrame:
     if launches is None:
         launches = pl.DataFrame(
             schema={
+                "rank": pl.Int32,
                 "start": pl.Int64,
                 "end": pl.Int64,
                 "thread": pl.Int64,
@@ -163,16 +215,15 @@ def _calls(launches: pl.DataFrame | None) -> pl.DataFrame:
                 "correlation": pl.Int64,
             }
         )
-    name = pl.col("name").cast(pl.String)
-    frame = launches.select("start", "end", "thread", name, "correlation")
+    name = pl.col("name")
     # A name is looked at once, however often it was called.
-    kinds = frame.select(pl.col("name").unique()).with_columns(
+    kinds = launches.select(name.unique()).with_columns(
         record=name.str.contains(RECORD),
         stream_wait=name.str.contains(STREAM_WAIT),
         **{f"wait_{what}": name.str.contains(pattern) for what, pattern in WAITS_FOR.items()},
         mapping=name.str.contains(MAPPING) & ~name.str.contains(LAUNCH_OR_COPY),
     )
-    return frame.join(kinds, on="name", how="left", maintain_order="left", nulls_equal=True)
+    return launches.join(kinds, on="name", how="left", maintain_order="left", nulls_equal=True)
 
 
 def _working(
@@ -180,50 +231,49 @@ def _working(
     device: pl.DataFrame,
     operators: pl.DataFrame | None,
     stretches: pl.DataFrame | None,
-) -> set[int]:
-    """Threads that launch work or run operators."""
-    found = set[int](device["thread"].drop_nulls().to_list())
-    started = calls.filter(pl.col("correlation").is_in(device["correlation"].drop_nulls().unique().implode()))
-    found |= set(started["thread"].drop_nulls().to_list())
+) -> pl.DataFrame:
+    """Threads that launch work or run operators: rank, thread."""
+    found = [
+        device.select(THREAD),
+        calls.join(device, on=["rank", "correlation"], how="semi").select(THREAD),
+    ]
     if operators is not None:
-        found |= set(operators["thread"].drop_nulls().to_list())
+        found.append(operators.select(THREAD))
     if stretches is not None:
-        found |= set(stretches["stream"].drop_nulls().to_list())
-    return found
+        found.append(stretches.select("rank", thread="stream"))
+    return pl.concat(found, how="vertical_relaxed").drop_nulls().unique()
 
 
-def _main_threads(trace: Trace, rank: int) -> set[int]:
-    """The thread that runs the job's script, if it is known: where it carries transfers, it also computes."""
+def _main_threads(trace: Trace) -> pl.DataFrame:
+    """The threads that run the job's script, where known: where they carry transfers, they also compute."""
     ranks = trace.table("ranks")
     assert ranks is not None
-    known = ranks.filter(pl.col("rank") == rank).select("main_thread").collect()["main_thread"]
-    return set(known.drop_nulls().to_list())
+    return ranks.select("rank", thread="main_thread").drop_nulls().collect()
 
 
-def _step_marks(trace: Trace, rank: int, steps: pl.DataFrame | None) -> pl.DataFrame | None:
+def _step_marks(ranges: pl.DataFrame | None, steps: pl.DataFrame | None) -> pl.DataFrame | None:
     """When the host began and left its steps, on the thread that said so: that of the ranges which mark them.
 
     A mark on another thread would look like a wait of that thread.
     """
-    ranges = trace.table("ranges")
     if steps is None or ranges is None:
         return None
-    begun = steps.select("host_start").drop_nulls().unique()
-    if not begun.height:
-        return None
-    marks = (
-        ranges.filter(pl.col("rank") == rank, pl.col("start").is_in(begun["host_start"].implode()))
-        .select("thread", "start", "end")
-        .collect()
-    )
+    begun = steps.select("rank", "host_end", start="host_start").drop_nulls("start")
+    at = ["rank", "start"]
     # Of ranges that begin together the longest is the step's.
-    longest = marks.sort("end", descending=True).unique("start", keep="first")
-    of_steps = longest.group_by("thread").len().sort("len", "thread", descending=[True, False])
-    if not of_steps.height:
-        return None
-    own = longest.filter(pl.col("thread") == of_steps["thread"][0])
-    found = own.join(steps.select("host_start", "host_end"), left_on="start", right_on="host_start")
-    return found.select("thread", "start", end="host_end", name=pl.lit("step"))
+    longest = (
+        ranges.join(begun, on=at, how="semi")
+        .sort("end", descending=True, maintain_order=True)
+        .unique(at, keep="first", maintain_order=True)
+    )
+    says = (
+        longest.group_by(THREAD)
+        .len()
+        .sort("rank", "len", "thread", descending=[False, True, False])
+        .unique("rank", keep="first", maintain_order=True)
+    )
+    found = longest.join(says, on=THREAD, how="semi").join(begun, on=at)
+    return found.select("rank", "thread", "start", end="host_end", name=pl.lit("step"))
 
 
 def _host(
@@ -231,7 +281,7 @@ def _host(
     operators: pl.DataFrame | None,
     steps: pl.DataFrame | None,
     stretches: pl.DataFrame | None,
-    working: set[int],
+    working: pl.DataFrame,
 ) -> pl.DataFrame:
     """What the working threads did, in their order. At one instant what ends comes before what begins."""
     flags = [pl.lit(False).alias(kind) for kind in KINDS_OF_CALL]
@@ -239,11 +289,12 @@ def _host(
 
     def marks(frame: pl.DataFrame, at: str, what: int, order: int) -> pl.DataFrame:
         return frame.filter(pl.col(at).is_not_null()).select(
+            "rank",
             "thread",
             pl.col(at).alias("start"),
             pl.col(at).alias("end"),
             pl.lit(what).alias("what"),
-            pl.col("name").cast(pl.String),
+            "name",
             nothing,
             *flags,
             pl.lit(order).alias("order"),
@@ -251,8 +302,8 @@ def _host(
 
     held = [
         calls.select(
-            "thread", "start", "end", pl.lit(CALL).alias("what"), "name", "correlation", *KINDS_OF_CALL,
-            pl.lit(3).alias("order"),
+            "rank", "thread", "start", "end", pl.lit(CALL).alias("what"), "name", "correlation",
+            *KINDS_OF_CALL, pl.lit(3).alias("order"),
         )
     ]  # fmt: skip
     if operators is not None and stretches is None:
@@ -261,16 +312,15 @@ def _host(
     if stretches is not None:
         held.append(
             stretches.select(
-                pl.col("stream").alias("thread"), "start", "end", pl.lit(STRETCH).alias("what"),
-                pl.col("name").cast(pl.String), nothing, *flags, pl.lit(3).alias("order"),
-                pl.col("family").cast(pl.String), pl.col("phase").cast(pl.String),
+                "rank", pl.col("stream").alias("thread"), "start", "end", pl.lit(STRETCH).alias("what"),
+                "name", nothing, *flags, pl.lit(3).alias("order"), "family", "phase",
             )
         )  # fmt: skip
         if operators is not None:  # asking for communication takes the host's time, too
-            asked = operators.filter(pl.col("name").cast(pl.String).str.starts_with("c10d::"))
+            asked = operators.filter(pl.col("name").str.starts_with("c10d::"))
             held.append(
                 asked.select(
-                    "thread", "start", "end", pl.lit(STRETCH).alias("what"), pl.col("name").cast(pl.String),
+                    "rank", "thread", "start", "end", pl.lit(STRETCH).alias("what"), "name",
                     nothing, *flags, pl.lit(2).alias("order"),
                 )
             )  # fmt: skip
@@ -278,29 +328,29 @@ def _host(
         held += [marks(steps, "start", STEP, 1), marks(steps, "end", STEP, 1)]
     return (
         pl.concat(held, how="diagonal_relaxed")
-        .filter(pl.col("thread").is_in(sorted(working)))
-        .sort("thread", "start", "order", "end", maintain_order=True)
+        .join(working, on=THREAD, how="semi")
+        .sort("rank", "thread", "start", "order", "end", maintain_order=True)
     )
 
 
 def _outermost(operators: pl.DataFrame) -> pl.DataFrame:
-    ordered = operators.select("thread", "start", "end", "name").sort(
-        "thread", "start", "end", descending=[False, False, True], maintain_order=True
+    ordered = operators.sort(
+        "rank", "thread", "start", "end", descending=[False, False, False, True], maintain_order=True
     )
-    before = pl.col("end").cum_max().shift(1).over("thread")
+    before = pl.col("end").cum_max().shift(1).over(THREAD)
     return ordered.filter((before <= pl.col("start")).fill_null(True))
 
 
 def _with_calls(device: pl.DataFrame, host: pl.DataFrame) -> pl.DataFrame:
-    """The device's rows, each with the outermost call that launched it."""
+    """The device's rows, each with the outermost call of its rank that launched it."""
     calls = (
-        host.with_row_index("call")
+        host.with_columns(call=NUMBER)
         .filter((pl.col("what") == CALL) & pl.col("correlation").is_not_null())
-        .sort("start", "call")
-        .unique("correlation", keep="first", maintain_order=True)
-        .select("correlation", pl.col("call").cast(pl.Int64), _called="start")
+        .sort("start", "call", maintain_order=True)
+        .unique(["rank", "correlation"], keep="first", maintain_order=True)
+        .select("rank", "correlation", "call", _called="start")
     )
-    found = device.join(calls, on="correlation", how="left", maintain_order="left")
+    found = device.join(calls, on=["rank", "correlation"], how="left", maintain_order="left")
     # Numbers come again in long recordings: what began before it was called was not started by that call.
     is_its = pl.col("_called").is_not_null() & (pl.col("_called") <= pl.col("start") + CLOCKS_DIFFER)
     return found.with_columns(
@@ -310,20 +360,22 @@ def _with_calls(device: pl.DataFrame, host: pl.DataFrame) -> pl.DataFrame:
 
 
 def _with_starts(device: pl.DataFrame, host: pl.DataFrame) -> pl.DataFrame:
-    """A CPU's transfers, each with the stretch in which its operator began."""
+    """CPUs' transfers, each with the stretch in which its operator began."""
     begun = (
-        host.with_row_index("call")
+        host.with_columns(call=NUMBER)
         .filter(pl.col("what") == STRETCH)
-        .select("thread", launch_start="start", call=pl.col("call").cast(pl.Int64))
-        .unique(["thread", "launch_start"], keep="first", maintain_order=True)
+        .select("rank", "thread", "call", launch_start="start")
+        .unique(["rank", "thread", "launch_start"], keep="first", maintain_order=True)
     )
-    found = device.join(begun, on=["thread", "launch_start"], how="left", maintain_order="left")
+    found = device.join(begun, on=["rank", "thread", "launch_start"], how="left", maintain_order="left")
     return found.with_columns(pl.col("call").fill_null(NONE)).drop("correlation", "thread")
 
 
 def _steps(steps: pl.DataFrame | None) -> pl.DataFrame:
     if steps is None:
         return pl.DataFrame(
-            schema={"step": pl.Int64, "start": pl.Int64, "end": pl.Int64, "source": pl.String}
-        )
-    return steps.select("step", "start", "end", "host_start", "host_end", pl.col("source").cast(pl.String))
+            schema={
+                "rank": pl.Int32, "step": pl.Int64, "start": pl.Int64, "end": pl.Int64, "source": pl.String
+            }
+        )  # fmt: skip
+    return steps

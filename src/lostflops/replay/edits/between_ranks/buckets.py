@@ -13,6 +13,7 @@ from collections.abc import Mapping
 import numpy as np
 import polars as pl
 
+from lostflops import intervals
 from lostflops.copies.link_card import line
 from lostflops.errors import BadOption, shown
 from lostflops.units import size as bytes_in_text
@@ -100,13 +101,12 @@ def _passes(job: RecordedJob, rows: pl.DataFrame) -> Int:
 
     No bucket holds gradients of two passes.
     """
-    forward = job.operations.filter(pl.col("on_device") & (pl.col("phase") == "forward"))
-    found = np.zeros(rows.height, np.int64)
-    rank, start = rows["rank"].to_numpy(), rows["start"].to_numpy()
-    for number in np.unique(rank):
-        begun = np.sort(forward.filter(pl.col("rank") == number)["start"].to_numpy())
-        found[rank == number] = np.searchsorted(begun, start[rank == number], "right")
-    return found
+    forward = job.operations.filter(pl.col("on_device") & (pl.col("phase") == "forward")).sort(
+        "rank", "start"
+    )
+    ranks, rank = forward["rank"].to_numpy(), rows["rank"].to_numpy()
+    begun, asked = intervals.one_axis((ranks, forward["start"].to_numpy()), (rank, rows["start"].to_numpy()))
+    return np.searchsorted(begun, asked, "right") - np.searchsorted(ranks, rank, "left")
 
 
 def _merged(rows: pl.DataFrame, most: int) -> pl.DataFrame:
