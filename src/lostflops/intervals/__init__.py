@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from lostflops.intervals.nesting import Forest, innermost, innermost_at, less_children, nest, self_pieces
 from lostflops.intervals.order import Int, group_ids
-from lostflops.intervals.sets import coverage, cut, inside, overlay, paint, union
+from lostflops.intervals.sets import coverage, cut, inside, overlay, paint, paint_stacked, union
 
 __all__ = [
     "Forest",
@@ -28,6 +28,7 @@ __all__ = [
     "nest",
     "overlay",
     "paint",
+    "paint_stacked",
     "self_pieces",
     "union",
 ]

@@ -46,7 +46,7 @@ COMPARED_AT_ONCE = 256 << 20
 # again takes longer than most questions about it. A page asks for a very small one a dozen times: it is read
 # as a whole at once.
 KEPT_AT_MOST = 4 << 20
-KEPT_AT_ONCE = 128 << 10
+KEPT_AT_ONCE = 256 << 10
 # The manifest's own checksum, in ten digits, taken with zeros in their place.
 OWN_CHECKSUM = re.compile(rb'\A\{\s*"crc32": "(\d{10})",')
 # How Polars words an error of the operating system.
