@@ -14,7 +14,8 @@ import polars as pl
 from processes import lostflops
 from sections import Found, Say, spread, verdict
 
-from lostflops.store.trace import FORMAT, Manifest, write_manifest, write_part
+from lostflops.store.parts import write_part
+from lostflops.store.trace import FORMAT, Manifest, write_manifest
 from lostflops.tables import TABLES
 from lostflops.version import __version__
 

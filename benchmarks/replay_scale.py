@@ -27,7 +27,8 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from lostflops.replay.graph import Graph  # noqa: E402
 from lostflops.replay.recorded import recorded  # noqa: E402
-from lostflops.store.trace import FORMAT, Manifest, Trace, write_manifest, write_part, writing  # noqa: E402
+from lostflops.store.parts import write_part  # noqa: E402
+from lostflops.store.trace import FORMAT, Manifest, Trace, write_manifest, writing  # noqa: E402
 from lostflops.tables import TABLES  # noqa: E402
 
 KERNELS, COLLECTIVES, EVERY = 1_000, 20, 50

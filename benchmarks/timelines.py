@@ -24,7 +24,8 @@ import polars as pl
 from sections import Found, Say, verdict
 
 from lostflops.session import Session
-from lostflops.store.trace import FORMAT, Manifest, Trace, write_manifest, write_part
+from lostflops.store.parts import write_part
+from lostflops.store.trace import FORMAT, Manifest, Trace, write_manifest
 from lostflops.tables import TABLES
 from lostflops.version import __version__
 from lostflops.viewer import timeline

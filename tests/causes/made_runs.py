@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from lostflops.recipe import Rows
-from lostflops.store.trace import FORMAT, Manifest, Trace, write_manifest, write_part
+from lostflops.store.parts import write_part
+from lostflops.store.trace import FORMAT, Manifest, Trace, write_manifest
 from lostflops.tables import TABLES
 from lostflops.testing import example_table
 

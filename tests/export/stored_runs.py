@@ -8,7 +8,8 @@ from typing import Any
 
 import polars as pl
 
-from lostflops.store.trace import FORMAT, Manifest, Trace, write_manifest, write_part
+from lostflops.store.parts import write_part
+from lostflops.store.trace import FORMAT, Manifest, Trace, write_manifest
 from lostflops.tables import TABLES
 from lostflops.version import __version__
 

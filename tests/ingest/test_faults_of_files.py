@@ -21,7 +21,7 @@ from lostflops.cli.output import files
 from lostflops.errors import BadOption, CannotWrite, DamagedStore, NotATrace, Unreadable
 from lostflops.ingest import assembly, job
 from lostflops.session import Answer, Session
-from lostflops.store import answers
+from lostflops.store import answers, parts
 from lostflops.store import trace as store
 from lostflops.store.trace import MANIFEST, Trace
 
@@ -156,7 +156,15 @@ def flip(file: Path, where: float) -> None:
     file.write_bytes(content)
 
 
-DAMAGES: dict[str, Callable[[Path], object]] = {
+@pytest.fixture
+def small(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether tables are small, which makes one part of those of the ranks."""
+    if not request.param:
+        monkeypatch.setattr(parts, "JOINED_AT_MOST", 0)
+    return request.param
+
+
+PARTS_OF_RANKS: dict[str, Callable[[Path], object]] = {
     "a rank's part is gone": lambda run: shutil.rmtree(run / "kernels" / "rank=0"),
     "a rank is gone": lambda run: shutil.rmtree(run / "ranks" / "rank=1"),
     "bytes changed": lambda run: flip(run / "kernels" / "rank=1" / "part-0.parquet", 0.1),
@@ -168,18 +176,33 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
         run / "kernels" / "rank=0" / "part-0.parquet", run / "kernels" / "rank=0" / "part-1.parquet"
     ),
 }
+ONE_PART: dict[str, Callable[[Path], object]] = {
+    "the part is gone": lambda run: (run / "kernels" / "part-0.parquet").unlink(),
+    "all ranks are gone": lambda run: shutil.rmtree(run / "ranks"),
+    "bytes changed": lambda run: flip(run / "kernels" / "part-0.parquet", 0.1),
+    "the footer changed": lambda run: flip(run / "kernels" / "part-0.parquet", 0.9),
+    "another table's part": lambda run: shutil.copy(
+        run / "steps" / "part-0.parquet", run / "kernels" / "part-0.parquet"
+    ),
+    "one part too many": lambda run: shutil.copy(
+        run / "kernels" / "part-0.parquet", run / "kernels" / "part-1.parquet"
+    ),
+}
+DAMAGES = {False: PARTS_OF_RANKS, True: ONE_PART}
 
 
 @pytest.mark.parametrize("large", [False, True])
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize(
+    ("small", "damage"), [(s, name) for s, known in DAMAGES.items() for name in known], indirect=["small"]
+)
 def test_a_damaged_run_is_refused_and_a_damaged_cache_is_made_anew(
-    damage: str, large: bool, traces: Path, run: Path, monkeypatch: pytest.MonkeyPatch
+    small: bool, damage: str, large: bool, traces: Path, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = ledger(Trace.open(run))
     cached = job.open(traces).path
     for place in (run, cached):
         shutil.rmtree(place / answers.FOLDER, ignore_errors=True)
-        DAMAGES[damage](place)
+        DAMAGES[small][damage](place)
     assert_frame_equal(ledger(job.open(traces)), whole)
     if large:  # then a table is compared when it is first read
         monkeypatch.setattr(store, "COMPARED_AT_ONCE", 0)

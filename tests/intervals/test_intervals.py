@@ -114,6 +114,19 @@ def test_paint_gives_every_instant_of_a_window_to_the_first_layer_that_covers_it
 
 
 @exact
+@given(DRAWN, DRAWN, DRAWN)
+def test_layers_in_one_frame_are_painted_as_if_each_stood_alone(windows: Drawn, a: Drawn, b: Drawn) -> None:
+    layers = {"a": frame(a), "b": frame(b)}
+    stacked = pl.concat([rows.with_columns(account=pl.lit(name)) for name, rows in layers.items()])
+    stacked = pl.concat([stacked, frame(a).with_columns(account=pl.lit("another"))])
+    under = frame(disjoint(windows))
+    assert_frame_equal(
+        intervals.paint_stacked(under, stacked, ["b", "a"], by=BY).collect(),
+        intervals.paint(under, {"b": layers["b"], "a": layers["a"]}, by=BY).collect(),
+    )
+
+
+@exact
 @given(DRAWN, DRAWN)
 def test_paint_without_groups_lets_all_rows_meet(windows: Drawn, a: Drawn) -> None:
     windows = disjoint([(0, 0, start, length) for _, _, start, length in windows])

@@ -16,6 +16,7 @@ from lostflops.recipes import recipes
 from lostflops.report.document import document
 from lostflops.report.first_page.page import page
 from lostflops.session import Session, Skipped, batches
+from lostflops.store import parts
 from lostflops.store.trace import Trace
 from lostflops.testing.promises import divides_alike
 
@@ -26,7 +27,9 @@ RANKS = 6
 def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
     folder = tmp_path_factory.mktemp("job")
     simulate(SimulatedJob(strategy("tp2-pp3", RANKS), steps=3, seed=5), folder / "traces")
-    return job.open(folder / "traces", output=folder / "run")
+    with pytest.MonkeyPatch.context() as small:
+        small.setattr(parts, "JOINED_AT_MOST", 0)  # as those of a job that is large
+        return job.open(folder / "traces", output=folder / "run")
 
 
 @pytest.fixture
@@ -56,8 +59,8 @@ def test_every_recipe_of_ranks_gives_the_same_bytes(
     request.getfixturevalue("in_pairs")
     apart = [[told(part, name) for name in asked] for part in sliced]
     some = 0
-    for all_of_them, parts in zip(once, apart, strict=True):
-        for name, one, other in zip(asked, all_of_them, parts, strict=True):
+    for all_of_them, some_of_them in zip(once, apart, strict=True):
+        for name, one, other in zip(asked, all_of_them, some_of_them, strict=True):
             assert (one is None) == (other is None), name
             if one is not None and other is not None:
                 assert one.schema == other.schema, name

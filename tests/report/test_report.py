@@ -44,6 +44,7 @@ from lostflops.report.html import html
 from lostflops.report.words.amounts import apportion, unit_for
 from lostflops.report.words.cells import cells
 from lostflops.session import Answer, Session, Skipped
+from lostflops.store.parts import write_part
 from lostflops.store.trace import (
     DEVICE_UNKNOWN,
     FORMAT,
@@ -53,7 +54,6 @@ from lostflops.store.trace import (
     Source,
     Trace,
     write_manifest,
-    write_part,
 )
 from lostflops.tables import TABLES, Ranks, Steps
 

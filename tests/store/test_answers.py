@@ -11,7 +11,8 @@ from polars.testing import assert_frame_equal
 from lostflops import recipes
 from lostflops.session import Answer, Session, Skipped
 from lostflops.store import answers
-from lostflops.store.trace import FORMAT, Manifest, Trace, write_manifest, write_part
+from lostflops.store.parts import write_part
+from lostflops.store.trace import FORMAT, Manifest, Trace, write_manifest
 from lostflops.tables import TABLES
 from lostflops.testing import example_table
 

@@ -36,6 +36,8 @@ from lostflops.errors import (
 from lostflops.ingest import assembly, job, sources
 from lostflops.ingest.part import Part, write_table
 from lostflops.session import Session, Skipped
+from lostflops.store import parts
+from lostflops.store.parts import write_part
 from lostflops.store.trace import (
     ABANDONED_AFTER,
     FORMAT,
@@ -44,7 +46,6 @@ from lostflops.store.trace import (
     Source,
     Trace,
     write_manifest,
-    write_part,
     writing,
 )
 from lostflops.tables import TABLES
@@ -139,8 +140,8 @@ def test_an_import_that_fails_leaves_nothing_and_the_next_one_does_it(
 KILLED = """
 import os, signal, sys
 from lostflops.ingest import job
-from lostflops.store import trace
-write = trace.write_part
+from lostflops.store import parts
+write = parts.write_part
 def killed(*given, **more):
     write(*given, **more)
     os.kill(os.getpid(), signal.SIGKILL)
@@ -319,6 +320,31 @@ def test_a_later_format_is_named_whatever_its_checksum_is(tmp_path: Path) -> Non
     (run / MANIFEST).write_text(json.dumps(later))  # as it is written, a checksum that is not ours
     with pytest.raises(NewerStore, match=f"this lostflops reads format {FORMAT}"):
         job.open(run)
+
+
+# -- small tables are one file -------------------------------------------------------------------------------
+
+
+def test_small_tables_of_ranks_are_one_part_with_the_same_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = {
+        "kernels": [{"rank": rank, "start": rank, "end": 20 + at} for rank in (0, 3, 11) for at in (5, 4)],
+        "ranks": [{"rank": rank} for rank in (0, 3, 11)],
+    }
+    joined = Trace.open(made(tmp_path / "joined", rows, origin_ns=7, offsets={"3": 100}))
+    monkeypatch.setattr(parts, "JOINED_AT_MOST", 0)
+    apart = Trace.open(made(tmp_path / "apart", rows, origin_ns=7, offsets={"3": 100}))
+    assert joined.files("kernels") == ["kernels/part-0.parquet"]
+    assert [part.partition("/p")[0] for part in apart.files("kernels")] == [
+        f"kernels/rank={rank}" for rank in (0, 11, 3)
+    ]
+    for ranks in (None, frozenset({3}), frozenset({0, 11}), frozenset({5})):
+        one, other = (trace if ranks is None else trace.select(ranks) for trace in (joined, apart))
+        for name in rows:
+            first, second = one.table(name), other.table(name)
+            assert first is not None and second is not None
+            assert_frame_equal(first.collect(), second.collect())
 
 
 # -- which store --------------------------------------------------------------------------------------------

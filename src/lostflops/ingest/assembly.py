@@ -15,7 +15,8 @@ from lostflops.ingest import formats, processes
 from lostflops.ingest.part import Part
 from lostflops.ingest.steps import counted, numbering
 from lostflops.ingest.times import clocks
-from lostflops.store.trace import FORMAT, Manifest, Quality, Source, Trace, write_manifest, write_part
+from lostflops.store.parts import write_part
+from lostflops.store.trace import FORMAT, Manifest, Quality, Source, Trace, write_manifest
 from lostflops.tables import RANKS, TABLES
 from lostflops.version import __version__
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from lostflops.intervals.nesting import Forest, innermost, innermost_at, less_children, nest, self_pieces
 from lostflops.intervals.order import Int, group_ids, one_axis
-from lostflops.intervals.sets import coverage, cut, inside, overlay, paint, union
+from lostflops.intervals.sets import coverage, cut, inside, overlay, paint, paint_stacked, union
 
 __all__ = [
     "Forest",
@@ -29,6 +29,7 @@ __all__ = [
     "one_axis",
     "overlay",
     "paint",
+    "paint_stacked",
     "self_pieces",
     "union",
 ]

@@ -148,11 +148,8 @@ def idle_by_cause(
     sought = until.filter(~pl.col("orphan") & (pl.col("end") > pl.col("start"))).select(
         "rank", "thread", "start", "end", "step", "gap", "refilled"
     )
-    painted = intervals.paint(
-        with_doers(sought, engines(operators, ranges), launches, operators, ranges, frames).lazy(),
-        {account: spans.filter(pl.col("account") == account) for account in CLAIMING},
-        by=["rank", "thread"],
-    ).collect()
+    doers = with_doers(sought, engines(operators, ranges), launches, operators, ranges, frames)
+    painted = intervals.paint_stacked(doers.lazy(), spans, CLAIMING, by=["rank", "thread"]).collect()
     # The queue was empty because the host had waited for the device: what it does next to refill the queue,
     # unless that has a name of its own, is the price of the wait. A frame or a range that runs for long and
     # calls nothing is no part of that: it would idle the device as long if nobody had waited.
@@ -259,15 +256,21 @@ def host_by_cause(
     pairs = engines(operators, ranges)
     threads += [pairs.lazy().select("rank", thread=role) for role in ("caller", "engine")]
     near = pl.concat(threads, how="vertical_relaxed").drop_nulls().unique().collect()
-    claims = {
-        account: intervals.union(rows.lazy(), lanes)
-        for account, rows in _host_rows(steps, ranks, launches, operators, ranges, frames, near).items()
-    }
-    windows = near.lazy().join(steps.select("rank", "start", "end"), on="rank")
-    parts = [intervals.paint(windows, claims, by=lanes).filter(pl.col("account").is_in(UNNAMED))]
-    parts += [rows.with_columns(account=pl.lit(a)) for a, rows in claims.items() if a not in UNNAMED]
     columns = (*lanes, "account", "start", "end")
-    return pl.concat([part.select(columns) for part in parts]).sort(*lanes, "account", "start")
+    rows = [
+        some.select(*lanes, "start", "end", _claim=pl.lit(CLAIMING.index(account), dtype=pl.Int16))
+        for account, some in _host_rows(steps, ranks, launches, operators, ranges, frames, near).items()
+    ]
+    zero = pl.lit(0, dtype=pl.Int64)
+    none = near.clear().with_columns(start=zero, end=zero, _claim=pl.lit(0, dtype=pl.Int16))
+    name = pl.col("_claim").replace_strict(dict(enumerate(CLAIMING)), return_dtype=pl.String)
+    united = intervals.union(pl.concat([none, *rows], how="vertical_relaxed").lazy(), [*lanes, "_claim"])
+    claims = united.select(*lanes, "start", "end", account=name).collect().lazy()
+    windows = near.lazy().join(steps.select("rank", "start", "end"), on="rank")
+    named = claims.filter(~pl.col("account").is_in(UNNAMED))
+    rest = intervals.paint_stacked(windows, claims, CLAIMING, by=lanes)
+    unnamed = rest.filter(pl.col("account").is_in(UNNAMED))
+    return pl.concat([part.select(columns) for part in (unnamed, named)]).sort(*lanes, "account", "start")
 
 
 def _with_beginnings(gaps: pl.DataFrame) -> pl.DataFrame:

@@ -1,8 +1,17 @@
-"""Means weighted by time, the same to the last digit in whatever order the rows come."""
+"""Quotients and means weighted by time, the same to the last digit in whatever order the rows come."""
 
 from __future__ import annotations
 
 import polars as pl
+
+
+def quotient(part: pl.Expr, whole: pl.Expr) -> pl.Expr:
+    """`part / whole` of integers, where `whole` was joined or added up.
+
+    Where one number stands for all rows of it, as of one rank alone, Polars may multiply by its reciprocal,
+    and the last digit would tell how many ranks there are. So each row gets a number of its own.
+    """
+    return part / (whole + 0 * part)
 
 
 def weighted_mean(value: pl.Expr, weight: pl.Expr, where: pl.Expr | None = None) -> pl.Expr:

@@ -16,16 +16,8 @@ import numpy as np
 import polars as pl
 
 from lostflops.errors import Refused
-from lostflops.store.trace import (
-    REPLAYED,
-    Manifest,
-    Quality,
-    Source,
-    Trace,
-    write_manifest,
-    write_part,
-    writing,
-)
+from lostflops.store.parts import write_part
+from lostflops.store.trace import REPLAYED, Manifest, Quality, Source, Trace, write_manifest, writing
 from lostflops.tables import TABLES, Table
 
 from .dependencies.edges import Int

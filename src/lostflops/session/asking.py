@@ -21,6 +21,7 @@ from lostflops.store.trace import Trace
 from lostflops.tables import TABLES
 
 from .batches import Given, answered, groups
+from .engine import engine_for
 
 
 @dataclass(frozen=True)
@@ -75,16 +76,17 @@ class Session:
         unknown = sorted(set(options) - {o.name for o in wanted.options})
         if unknown:
             raise BadOption(f"'{wanted.name}' has no option '{shown(unknown[0])}'.")
-        table = self._table(wanted, options)
-        if isinstance(table, Skipped):
-            return Skipped(wanted.name, table.reason)
-        found = tuple(wanted.findings(table))
-        return Answer(wanted, table, tuple(self._sized(wanted, f) for f in found))
+        with engine_for(self.trace):
+            table = self._table(wanted, options)
+            if isinstance(table, Skipped):
+                return Skipped(wanted.name, table.reason)
+            found = tuple(wanted.findings(table))
+            return Answer(wanted, table, tuple(self._sized(wanted, f) for f in found))
 
     def replay(self) -> Replay:
         """The trace as a graph of what waits for what, which says what a change would gain."""
         if self._replay is None:
-            with self.trace.reading():
+            with self.trace.reading(), engine_for(self.trace):
                 self._replay = Replay.of(self.trace, self._asked_by_name)
         return self._replay
 

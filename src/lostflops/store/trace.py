@@ -1,7 +1,7 @@
 """One job's tables on disk: a folder of Parquet files, opened lazily, sliced by rank and step.
 
     RUN/run.json                     what was imported, from what, and how good it is
-    RUN/<table>/rank=<r>/part-*.parquet
+    RUN/<table>/rank=<r>/part-*.parquet, or RUN/<table>/part-0.parquet where a table is small
 
 The manifest begins with a checksum of itself and lists every part with its size and checksum: a run that lost
 one, or whose bytes changed, is damaged, and says so instead of answering.
@@ -19,7 +19,7 @@ import shutil
 import tempfile
 import time
 import zlib
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Self
@@ -32,6 +32,9 @@ from lostflops.errors import CannotWrite, DamagedStore, NewerStore, NoSuchStep, 
 from lostflops.run_folder import MANIFEST
 from lostflops.tables import TABLES
 
+from . import parts
+from .parts import StoredPart
+
 FORMAT = 5
 # A folder that is being filled. One that has not been touched for a day is what a killed import left.
 UNFINISHED = ".importing-"
@@ -43,8 +46,7 @@ COMPARED_AT_ONCE = 256 << 20
 # again takes longer than most questions about it. A page asks for a very small one a dozen times: it is read
 # as a whole at once.
 KEPT_AT_MOST = 4 << 20
-KEPT_AT_ONCE = 128 << 10
-BLOCK = 1 << 20
+KEPT_AT_ONCE = 256 << 10
 # The manifest's own checksum, in ten digits, taken with zeros in their place.
 OWN_CHECKSUM = re.compile(rb'\A\{\s*"crc32": "(\d{10})",')
 # How Polars words an error of the operating system.
@@ -90,13 +92,6 @@ class Source(msgspec.Struct, frozen=True):
     format: str
 
 
-class StoredPart(msgspec.Struct, frozen=True):
-    """One part as it was written."""
-
-    bytes: int
-    crc32: int
-
-
 class Manifest(msgspec.Struct):
     """What `run.json` holds."""
 
@@ -136,6 +131,7 @@ class Trace:
         self.given: tuple[str, ...] = ()  # the paths that the user named, where somebody did
         self._windows: pl.DataFrame | None = None
         self._compared: set[str] = set()  # tables whose checksums were compared
+        self._parts = parts.by_table(manifest.parts or {})
         self._by_rank: dict[str, Mapping[int, list[str]]] = {}  # a table's parts, once they were asked for
         self._small: dict[str, pl.DataFrame | None] = {}  # small tables: None where it was asked for once
 
@@ -182,17 +178,15 @@ class Trace:
     def _require_parts(self) -> None:
         """Raise DamagedStore unless exactly the parts that were written are there, as long as they were."""
         written = self.manifest.parts
-        try:
-            present = {
-                str(file.relative_to(self.path)): file.stat().st_size
-                for name in self.manifest.tables
-                for file in (self.path / name).rglob("*.parquet")
-            }
-        except OSError as error:
-            raise DamagedStore(self.path, f"it cannot be read ({error.strerror}).") from error
+        present: dict[str, int] = {}
         for name in self.manifest.tables:
-            if name not in TABLES or not any(part.startswith(f"{name}/") for part in present):
+            try:
+                found = parts.sizes(self.path, name) if name in TABLES else {}
+            except OSError as error:
+                raise DamagedStore(self.path, f"it cannot be read ({error.strerror}).") from error
+            if not found:
                 raise DamagedStore(self.path, f"its table '{name}' is missing.")
+            present |= found
         if written is None:
             return
         for part in sorted({*present, *written}):
@@ -207,8 +201,8 @@ class Trace:
         """Raise DamagedStore when a part of the table is not what was written."""
         if name in self._compared:
             return
-        for part, written in (self.manifest.parts or {}).items():
-            if part.startswith(f"{name}/") and _stored(self.path / part) != written:
+        for part, written in self._parts.get(name, {}).items():
+            if parts.as_stored(self.path / part) != written:
                 raise DamagedStore(self.path, f"'{part}' is not what was written.")
         self._compared.add(name)
 
@@ -247,7 +241,7 @@ class Trace:
 
     def files(self, name: str) -> list[str]:
         """The parts of a table by their paths below the run; `compare` says whether they are whole."""
-        return sorted(str(file.relative_to(self.path)) for file in (self.path / name).rglob("*.parquet"))
+        return sorted(parts.sizes(self.path, name))
 
     def table(self, name: str) -> pl.LazyFrame | None:
         frame = self._whole(name, self._files(name))
@@ -311,10 +305,10 @@ class Trace:
 
     def _files(self, name: str) -> Path | list[Path]:
         """The folder of a table, or its files that hold the chosen ranks: others are not even opened."""
-        if self.ranks is None or not self.manifest.parts or not TABLES[name].times:
+        if self.ranks is None or not self._parts or not TABLES[name].times:
             return self.path / name
         if name not in self._by_rank:
-            self._by_rank[name] = _by_rank(name, self.manifest.parts)
+            self._by_rank[name] = parts.by_rank(name, self._parts.get(name, ()))
         known = self._by_rank[name]
         files = [self.path / file for rank in sorted(self.ranks) for file in known.get(rank, ())]
         return files or self.path / name
@@ -337,15 +331,11 @@ class Trace:
 
     def _bytes(self, name: str) -> int:
         """The size of a table on disk; 0 where the manifest does not say."""
-        parts = self.manifest.parts or {}
-        return sum(part.bytes for path, part in parts.items() if path.startswith(f"{name}/"))
+        return sum(part.bytes for part in self._parts.get(name, {}).values())
 
     def _scanned(self, name: str, files: Path | list[Path]) -> pl.LazyFrame:
         table = TABLES[name]
-        # Without globbing, for the run's own path may hold brackets and stars.
-        frame = pl.scan_parquet(
-            files, hive_partitioning=True, hive_schema={"rank": pl.Int32}, glob=False
-        ).select(table.stored)
+        frame = parts.scanned(files, parts.is_joined(name, self._parts.get(name, ()))).select(table.stored)
         offsets = {int(rank): ns for rank, ns in self.manifest.offsets.items() if ns}
         shift: pl.Expr = pl.lit(-self.manifest.origin_ns, dtype=pl.Int64)
         if offsets:
@@ -353,34 +343,10 @@ class Trace:
         return frame.with_columns(pl.col(c) + shift for c in table.times)
 
 
-def _by_rank(table: str, parts: Iterable[str]) -> dict[int, list[str]]:
-    """The parts of a table by their rank, as 3 for 'kernels/rank=3/part-0.parquet'."""
-    found: dict[int, list[str]] = {}
-    for part in sorted(parts):
-        inside = part.removeprefix(f"{table}/rank=")
-        rank = inside.partition("/")[0]
-        if inside != part and rank.isdecimal():
-            found.setdefault(int(rank), []).append(part)
-    return found
-
-
 def _is_as_written(raw: bytes) -> bool:
     """Whether a manifest is what its checksum says. One of an earlier lostflops has none."""
     own = OWN_CHECKSUM.match(raw)
     return own is None or int(own[1]) == zlib.crc32(raw[: own.start(1)] + b"0" * 10 + raw[own.end(1) :])
-
-
-def _stored(file: Path) -> StoredPart:
-    """Size and checksum of a part. What cannot be read has none of its own: -1."""
-    size = crc = 0
-    try:
-        with file.open("rb") as content:
-            while block := content.read(BLOCK):
-                size += len(block)
-                crc = zlib.crc32(block, crc)
-    except OSError:
-        return StoredPart(-1, 0)
-    return StoredPart(size, crc)
 
 
 @contextmanager
@@ -460,20 +426,17 @@ def _sweep(place: Path) -> None:
                 shutil.rmtree(left, ignore_errors=True)
 
 
-def write_part(folder: Path, table: str, rank: int, frame: pl.DataFrame, part: int = 0) -> None:
-    """Write some rows of one rank's table into a run that is being made."""
-    place = folder / table / f"rank={rank}"
-    place.mkdir(parents=True, exist_ok=True)
-    frame.drop("rank", strict=False).write_parquet(
-        place / f"part-{part}.parquet", compression="lz4", statistics=False
-    )
-
-
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write `run.json`, the last file of a run, with a list of the parts that are there."""
-    parts = {str(file.relative_to(folder)): _stored(file)
-             for name in manifest.tables for file in sorted((folder / name).rglob("*.parquet"))}  # fmt: skip
-    manifest = msgspec.structs.replace(manifest, parts=parts)
+    """Write `run.json`, the last file of a run, with a list of the parts that are there; small ones become
+    one before."""
+    for name in manifest.tables:
+        parts.join(folder, name)
+    written = {
+        part: parts.as_stored(folder / part)
+        for name in manifest.tables
+        for part in sorted(parts.sizes(folder, name))
+    }
+    manifest = msgspec.structs.replace(manifest, parts=written)
     text = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
     blank = b'{\n "crc32": "%010d",' % 0 + text[1:]
     data = blank.replace(b"0" * 10, b"%010d" % zlib.crc32(blank), 1)

@@ -11,6 +11,7 @@ from lostflops.columns import Count, Id, Share, Time
 from lostflops.finding import Finding, milliseconds, percent
 from lostflops.intervals.matching import PAIR
 from lostflops.recipe import Bars, Example, recipe
+from lostflops.recipes.means import quotient
 
 from .split import ALL_HERE
 
@@ -175,10 +176,10 @@ def communication_imbalance(
         .with_columns(collectives=pl.coalesce("collectives", "last"), _all=pl.col("blame").sum())
         .join(totals, how="cross")
         .with_columns(
-            late_share=pl.col("last") / pl.col("collectives"),
-            blame_share=pl.when(pl.col("_all") > 0).then(pl.col("blame") / pl.col("_all")),
+            late_share=quotient(pl.col("last"), pl.col("collectives")),
+            blame_share=pl.when(pl.col("_all") > 0).then(quotient(pl.col("blame"), pl.col("_all"))),
             per_step=pl.when(pl.col("_steps") > 0).then(pl.col("_bare") // pl.col("_steps")),
-            step_share=pl.when(pl.col("_time") > 0).then(pl.col("_bare") / pl.col("_time")),
+            step_share=pl.when(pl.col("_time") > 0).then(quotient(pl.col("_bare"), pl.col("_time"))),
             at_most=pl.when(pl.col("_steps") > 0).then("at_most"),
         )
         .select(*communication_imbalance.columns)

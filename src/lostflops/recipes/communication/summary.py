@@ -10,6 +10,7 @@ from lostflops import intervals
 from lostflops.columns import Bytes, Count, Name, Number, Ratio, Text, Time, Typical
 from lostflops.finding import Finding, milliseconds, percent
 from lostflops.recipe import Example, Points, recipe
+from lostflops.recipes.means import quotient
 
 from .bandwidth import bus_factor, counted_bytes, with_bandwidth
 
@@ -203,9 +204,9 @@ def communication_summary(
         .pipe(with_bandwidth)
         .join(totals, how="cross")
         .with_columns(
-            calls_per_step=pl.when(pl.col("_steps") > 0).then(pl.col("_calls") / pl.col("_steps")),
+            calls_per_step=pl.when(pl.col("_steps") > 0).then(quotient(pl.col("_calls"), pl.col("_steps"))),
             per_step=pl.when(pl.col("_steps") > 0).then(pl.col("_moving") // pl.col("_steps")),
-            step_share=pl.when(pl.col("_time") > 0).then(pl.col("_moving") / pl.col("_time")),
+            step_share=pl.when(pl.col("_time") > 0).then(quotient(pl.col("_moving"), pl.col("_time"))),
         )
         .select(*communication_summary.columns)
         .sort("time", *kinds, descending=[True] + [False] * len(kinds))

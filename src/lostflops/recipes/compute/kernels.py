@@ -6,6 +6,7 @@ import polars as pl
 
 from lostflops.columns import Count, Id, Name, Ratio, Time, Typical
 from lostflops.recipe import Bars, Example, recipe
+from lostflops.recipes.means import quotient
 from lostflops.recipes.steps.totals import per_step
 from lostflops.tables import Kernels
 
@@ -126,7 +127,7 @@ def kernel_summary(
         .with_columns(
             # A slice of the trace may hold only the later stretches of an operator.
             mean=pl.when(pl.col("calls") > 0).then((pl.col("time") / pl.col("calls")).round().cast(pl.Int64)),
-            busy_share=pl.col("time") / pl.col("_busy"),
+            busy_share=quotient(pl.col("time"), pl.col("_busy")),
         )
     )
     return (

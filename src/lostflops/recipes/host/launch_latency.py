@@ -10,6 +10,7 @@ from lostflops import intervals
 from lostflops.columns import Count, Flag, Id, Number, Share, Time, Typical
 from lostflops.finding import Finding, milliseconds, percent
 from lostflops.recipe import Bars, Example, recipe
+from lostflops.recipes.means import quotient
 from lostflops.tables import Kernels, Launches, Ranks, Steps
 
 GRAPH_LAUNCH = r"^(?:cuda|hip|cu)GraphLaunch"
@@ -130,7 +131,7 @@ def launch_latency(kernels: Kernels, launches: Launches, ranks: Ranks, steps: St
     of a graph share one call, so their queue includes the kernels before them. The recording's time is that
     of the steps that were asked for, where some were.
     """
-    lanes = ["rank", "stream", "graph"]
+    lanes, recorded = ["rank", "stream", "graph"], pl.col("_recorded")
     graphs = launches.filter(pl.col("name").cast(pl.String).str.contains(GRAPH_LAUNCH)).select(
         "rank", "correlation", by_graph=pl.lit(True)
     )
@@ -182,8 +183,8 @@ def launch_latency(kernels: Kernels, launches: Launches, ranks: Ranks, steps: St
         .join(windows.select("rank", _recorded=pl.col("_to") - pl.col("_from")), on="rank", how="left")
         .with_columns(pl.col("max_depth", "_waits", "_ahead").fill_null(0))
         .with_columns(
-            mean_depth=pl.when(pl.col("_recorded") > 0).then(pl.col("_waits") / pl.col("_recorded")),
-            ahead_share=pl.when(pl.col("_recorded") > 0).then(pl.col("_ahead") / pl.col("_recorded")),
+            mean_depth=pl.when(recorded > 0).then(quotient(pl.col("_waits"), recorded)),
+            ahead_share=pl.when(recorded > 0).then(quotient(pl.col("_ahead"), recorded)),
         )
         .select(*launch_latency.columns)
         .sort("rank", "kernels", "stream", "graph", descending=[False, True, False, False])

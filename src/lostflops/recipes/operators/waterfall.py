@@ -8,6 +8,7 @@ from lostflops import intervals
 from lostflops.columns import Count, Id, Name, Share, Time
 from lostflops.recipe import Bars, Example, recipe
 from lostflops.recipes.compute.flops import MATRIX_WORK
+from lostflops.recipes.means import quotient
 from lostflops.recipes.operators.model_flops import BF16, PRODUCT, WORK
 from lostflops.tables import Kernels
 
@@ -130,7 +131,7 @@ def mfu_waterfall(
             ),
             time="time",
             per_step=pl.col("time") // pl.col("steps"),
-            share=pl.col("time") / pl.col("step_time"),
+            share=quotient(pl.col("time"), pl.col("step_time")),
         )
         .sort("rank", "order")
     )

@@ -8,6 +8,7 @@ import polars as pl
 
 from lostflops.columns import Count, Id, Time
 from lostflops.recipe import Example, recipe
+from lostflops.recipes.means import quotient
 
 
 @recipe(
@@ -47,7 +48,7 @@ def per_step(frame: pl.LazyFrame, totals: pl.LazyFrame, in_steps: str) -> pl.Laz
         frame.join(totals, on="rank", how="left", maintain_order="left")
         .with_columns(
             per_step=pl.col(in_steps) // pl.col("steps"),
-            step_share=pl.when(pl.col("step_time") > 0).then(pl.col(in_steps) / pl.col("step_time")),
+            step_share=pl.when(pl.col("step_time") > 0).then(quotient(pl.col(in_steps), pl.col("step_time"))),
         )
         .drop("steps", "step_time")
     )
@@ -73,15 +74,15 @@ def shares(frame: pl.LazyFrame, *also: str, **of: str) -> pl.LazyFrame:
 
     Takes the columns by what their shares are called: `time_share="time"`.
     """
-    # Joined, not summed over a window: of one rank alone that would be one number, by which Polars divides in
-    # another way, and the last digit would tell how many ranks there are.
     among = ["rank", *also]
     sums = {f"_all_{share}": pl.col(column).sum() for share, column in of.items()}
     whole = frame.group_by(among).agg(**sums)
     joined = frame.join(whole, on=among, how="left", nulls_equal=True, maintain_order="left")
     return joined.with_columns(
         **{
-            share: pl.when(pl.col(f"_all_{share}") > 0).then(pl.col(column) / pl.col(f"_all_{share}"))
+            share: pl.when(pl.col(f"_all_{share}") > 0).then(
+                quotient(pl.col(column), pl.col(f"_all_{share}"))
+            )
             for share, column in of.items()
         }
     ).drop(sums)

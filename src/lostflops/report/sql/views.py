@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from lostflops.store import parts
 from lostflops.store.trace import Trace
 from lostflops.tables import TABLES
 
@@ -54,9 +55,11 @@ def _view(trace: Trace, name: str, files: Sequence[str]) -> str:
     if has_duration(name):
         columns.append(f'(stored."end" - stored."start") AS {DURATION}')
     joined = f"LEFT JOIN {_values(offsets.items())} AS moved(rank, ns) USING (rank)" if offsets else ""
+    # Ranks stand in the paths, or, where one part holds all of them, in a column.
+    paths = "false" if parts.is_joined(name, trace.files(name)) else "true, hive_types = {'rank': INTEGER}"
     source = (
-        f"SELECT {', '.join(columns)} FROM read_parquet({listed(files)}, hive_partitioning = true, "
-        f"hive_types = {{'rank': INTEGER}}) AS stored {joined}"
+        f"SELECT {', '.join(columns)} FROM read_parquet({listed(files)}, hive_partitioning = {paths}) "
+        f"AS stored {joined}"
     )
     return f"CREATE VIEW {quoted(name)} AS {_sliced(trace, name, source)}"
 
