@@ -155,7 +155,7 @@ class Cast(Layer):
 
 
 class Writes(Layer):
-    """Writes its own weight in its forward: in place, a view of it, through `.data`, or binds other memory."""
+    """Writes its own weight in its forward: in place, a view of it, through `.data`, or binds memory."""
 
     def __init__(self, way: str) -> None:
         super().__init__()
@@ -293,7 +293,7 @@ class Life:
         *(("second", 1), ("thread", 1), ("two_graphs", 2), ("copied", 1), ("saved", 1), ("loaded", 1)),
         *(("written", 2), ("bound", 1), ("frozen", 1), ("again", 2), ("more", 1), ("hooked", 1)),
         *(("recomputed", 1), ("forward_mode", 1), ("called", 1), ("pickled", 1), ("looked", 1)),
-        *(("mapped", 1), ("left", 1), ("kept_outputs", 1), ("backed_by_parts", 1)),
+        *(("mapped", 1), ("left", 1), ("kept_outputs", 1), ("backed_by_parts", 1), ("threads", 1)),
     )
 
     def next(self) -> Any:
@@ -326,6 +326,9 @@ class Life:
     def _loss(self, more: torch.Tensor | None = None, model: Any = None) -> torch.Tensor:
         ids = batch(self._choice.randrange(1000), self._choice.choice([2, 2, 3]))
         return (self.model if model is None else model)(ids, more).square().mean()
+
+    def _has(self, *kinds: type[Layer]) -> bool:
+        return any(isinstance(layer, kinds) for layer in self.model.layers)
 
     def _input(self) -> torch.Tensor:
         return torch.randn(1, 5, SIDE).requires_grad_()
@@ -404,6 +407,31 @@ class Life:
         for error in raised:
             raise error
         return of_bits(more.grad)
+
+    def threads(self) -> Any:
+        """Each evaluates the model, all at once."""
+        if self._has(Writes):
+            return None
+        found = dict[int, Any]()
+
+        def work(number: int) -> None:
+            try:
+                with torch.no_grad():
+                    found[number] = [of_bits(self.model(batch(number + n))) for n in range(2)]
+            except BaseException as error:
+                found[number] = error
+
+        self.model.eval()
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.model.train()
+        for each in found.values():
+            if isinstance(each, BaseException):
+                raise each
+        return sorted(found.items())
 
     def two_graphs(self) -> Any:
         inputs = [self._input(), self._input()]
@@ -520,7 +548,7 @@ class Life:
         return of_bits(loss), of_bits(more.grad)
 
     def forward_mode(self) -> Any:
-        if any(isinstance(layer, Writes | Views) for layer in self.model.layers):  # torch does not know how
+        if self._has(Writes, Views, Odd):  # torch does not know how
             return None
         ids = batch(self._choice.randrange(1000))
         self.model.eval()
@@ -532,7 +560,7 @@ class Life:
             self.model.train()
 
     def mapped(self) -> Any:
-        if any(isinstance(layer, Writes | Views) for layer in self.model.layers):  # torch does not know how
+        if self._has(Writes, Views, Odd):  # torch does not know how
             return None
         ids = batch(self._choice.randrange(1000))
         self.model.eval()
@@ -593,6 +621,50 @@ class Life:
         first = torch.autograd.grad(loss, some, retain_graph=True, allow_unused=True)
         loss.backward(inputs=[more])
         return [of_bits(each) for each in first], of_bits(more.grad)
+
+
+class Serving(Life):
+    """The same without gradients."""
+
+    THINGS = (
+        *(("evaluate", 6), ("order", 2), ("fail", 1), ("copied", 1), ("saved", 1), ("loaded", 1)),
+        *(("written", 2), ("bound", 1), ("again", 2), ("pickled", 1), ("looked", 1), ("threads", 2)),
+        *(("forward_mode", 1), ("mapped", 1), ("kept_outputs", 1)),
+    )
+
+    def next(self) -> Any:
+        with torch.no_grad():
+            return super().next()
+
+    def train(self) -> Any:
+        return of_bits(self._loss())
+
+    def copied(self) -> Any:
+        return of_bits(self._loss(model=copy.deepcopy(self.model)))
+
+    def fail(self) -> Any:
+        self.model.fails_at = self._choice.randrange(4)
+        with suppress(Failure):
+            self._loss()
+        self.model.fails_at = None
+        return self.train()
+
+    def written(self) -> Any:
+        weight = self._some_weight()
+        if weight is not None:
+            weight[:1].mul_(0.9)
+        return self.train()
+
+    def kept_outputs(self) -> Any:
+        kept: list[torch.Tensor] = []
+        handles = [
+            layer.register_forward_hook(lambda _, args, y: kept.extend([args[0], y]))
+            for layer in dict.fromkeys(self.model.layers)
+        ]
+        self._loss()
+        for handle in handles:
+            handle.remove()
+        return [of_bits(each) for each in kept]
 
 
 def _adds(layer: Any, args: Any, y: torch.Tensor) -> torch.Tensor:

@@ -329,9 +329,9 @@ class Streaming(AppliedRemedy):
         def around(forward: Callable[..., Any], module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
             if module is not own or self._slots is None:  # a copy of the model; after the end
                 return forward(module, *args, **kwargs)
-            inside = layer.forwards > 0 and layer.thread == get_ident()
-            if torch.compiler.is_compiling() and inside:  # a part of a layer that is compiled
+            if torch.compiler.is_compiling() and layer.forwards:  # a part of a layer that is compiled
                 return forward(module, *args, **kwargs)
+            inside = layer.forwards > 0 and layer.thread == get_ident()
             if inside:
                 self._slots.join(layer.number)
             if inside and asked_first(self._claim):
