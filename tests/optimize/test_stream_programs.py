@@ -47,8 +47,7 @@ def lived(kind: Any, seed: int, apply: Any) -> tuple[list[Any], str | None]:
     found: list[Any] = []
     try:
         life = kind(seed, apply)
-        for _ in range(EVENTS):
-            found.append(life.next())
+        found.extend(life.next() for _ in range(EVENTS))  # keeps those before the one that raises
         found.append(life.end())
     except Refused as refused:
         return found, str(refused)
