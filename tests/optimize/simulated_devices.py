@@ -65,7 +65,7 @@ class Simulated:
 
     def __init__(self) -> None:
         self._numbers = iter(range(1, 1 << 60))
-        self._host: set[int] = set()
+        self._host: dict[int, tuple[int, int]] = {}  # where each begins and ends
         self._inside = 0  # our own operators are not the program's
         self._mode = _Operators(self)
         self.compute = self.new_stream()
@@ -99,19 +99,27 @@ class Simulated:
             self._current = stream
 
     def is_host(self, tensor: torch.Tensor) -> bool:
-        return address_of(tensor.untyped_storage()) in self._host
+        return self._host_of(tensor.untyped_storage()) is not None
+
+    def _host_of(self, storage: torch.UntypedStorage) -> int | None:
+        """The host memory that a storage is, or is a part of."""
+        address = address_of(storage)
+        if address in self._host:
+            return address
+        at = storage.data_ptr()
+        return next((n for n, (start, end) in self._host.items() if start <= at < end), None)
 
     def host_memory(self, nbytes: int) -> torch.Tensor:
         with self.unseen():
             memory = torch.zeros(nbytes, dtype=torch.uint8)
         peak.is_host_memory(memory)
         storage = memory.untyped_storage()
-        self._host.add(address_of(storage))
+        self._host[address_of(storage)] = (storage.data_ptr(), storage.data_ptr() + nbytes)
         weakref.finalize(storage, self._host_freed, address_of(storage)).atexit = False
         return memory
 
     def _host_freed(self, address: int) -> None:
-        self._host.discard(address)
+        self._host.pop(address, None)
 
     def before_reuse(self, memory: torch.Tensor, stream: Stream) -> None: ...
 
@@ -363,11 +371,12 @@ class RaceDevice(Simulated):
     def _memory(self, tensor: torch.Tensor) -> set[int]:
         found: set[int] = set()
         for storage in storages_of(tensor):
-            address = address_of(storage)
-            if address not in self._host:
+            address = self._host_of(storage)
+            if address is None:
                 found.add(self._block(storage))
                 continue
-            start = tensor.storage_offset() * tensor.element_size()
+            start = storage.data_ptr() - self._host[address][0]
+            start += tensor.storage_offset() * tensor.element_size()
             end = start + tensor.numel() * tensor.element_size()
             for granule in range(start // GRANULE, -(-end // GRANULE)):
                 key = address, granule

@@ -38,6 +38,17 @@ def is_host_memory(memory: torch.Tensor) -> None:
         meter.forget(address)
 
 
+def part_of_host_memory(memory: torch.Tensor, first: int, nbytes: int) -> torch.Tensor:
+    """uint8[nbytes] of the memory with a storage of its own, which keeps all of it. Tensors of several dtypes
+    in one storage cannot be saved."""
+    start = int(memory.storage_offset()) + first
+    part: Any = cast("Any", memory.untyped_storage())[start : start + nbytes]
+    found = torch.empty(0, dtype=torch.uint8, device=memory.device).set_(part)  # pyright: ignore[reportUnknownMemberType]
+    if address_of(memory.untyped_storage()) in _HOST:
+        is_host_memory(found)
+    return found
+
+
 def host_memory(nbytes: int) -> torch.Tensor:
     """uint8[nbytes] of zeros that stand for host memory."""
     memory = torch.zeros(nbytes, dtype=torch.uint8)

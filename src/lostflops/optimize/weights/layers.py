@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
 
 from lostflops.optimize.amounts import written
+from lostflops.optimize.device import peak
 from lostflops.optimize.device.devices import Device
 from lostflops.optimize.memory_layout import aligned, dense, parts_of, view_of
 from lostflops.optimize.refused import Refused
@@ -49,6 +51,9 @@ class Layer:
     number: int = -1  # among those that travel
     memory: torch.Tensor | None = None
     forwards: int = 0  # of it, or of a part of it by itself, that run now
+    thread: int = 0  # on which they run
+    watched: set[tuple[bool, bool]] = field(default_factory=set[tuple[bool, bool]])  # kinds of forwards
+    writes_unseen: bool = False  # to its own weights, in a forward
 
     def version(self) -> int:
         return sum(leaf.version() for leaf in self.leaves)
@@ -199,6 +204,14 @@ def placed(
     )
 
 
+@contextmanager
+def plainly() -> Generator[None]:
+    """Tensors made and written inside are plain ones, also in inference mode and in torch.func's transforms:
+    a weight whose memory were a transform's wrapper would crash the process afterwards."""
+    with torch.inference_mode(False), torch.no_grad(), cast("Any", torch)._C._DisableFuncTorch():
+        yield
+
+
 def send_to_host(
     layer: Layer, device: Device, read: Callable[[Layer, torch.Tensor], int] | None = None
 ) -> int:
@@ -207,9 +220,10 @@ def send_to_host(
     layer.memory = device.host_memory(layer.nbytes)
     if read is not None:
         read(layer, layer.memory)
-    with torch.inference_mode(False), torch.no_grad():
+    with plainly():
         for leaf in layer.leaves:
-            host = leaf.seen_in(layer.memory)
+            part = peak.part_of_host_memory(layer.memory, leaf.offset, leaf.nbytes)
+            host = view_of(part, 0, leaf.tensor.dtype, leaf.tensor.shape, leaf.tensor.stride())
             if read is None:
                 host.copy_(leaf.tensor.data)
             leaf.home, leaf.host = leaf.tensor.device, host
@@ -225,7 +239,7 @@ def stay_in_files(layer: Layer) -> None:
 
 def bring_home(layer: Layer, device: Device) -> None:
     """The layer's weights are on the device that they came from, and its host memory is let go."""
-    with torch.inference_mode(False), torch.no_grad():
+    with plainly():
         for leaf in layer.leaves:
             host, leaf.host = leaf.host, None
             if layer.memory is None:  # it is a view of a file

@@ -45,7 +45,7 @@ class StreamingReport(Report):
     layers_in_files: int = 0  # of those that travel: read anew each time
     read_bytes: int = 0
     read_waited_ns: int = 0  # by the host, for reads that were not done when they were needed
-    bytes_out: int = 0  # nothing copies weights back: the host's copy stays
+    bytes_out: int = 0  # of layers that wrote to their own weights: nothing else copies weights back
 
     @property
     def hidden_share(self) -> float | None:

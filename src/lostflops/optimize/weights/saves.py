@@ -18,19 +18,21 @@ from lostflops.optimize.memory_layout import view_of
 from lostflops.optimize.subclasses import Rebuilt, apart
 from lostflops.optimize.weights.layers import Layer, Leaf
 
+Bring = Callable[[Layer, Callable[[torch.Tensor], torch.Tensor]], torch.Tensor | None]
+
 
 class SavedWeight:
     """A saved view of a weight: which layer's, and how it looked at it.
 
-    `bring(layer)` is the memory that the layer lies in, from then on; None when its weights are back in the
-    model.
+    `bring(layer, look)` is what `look` sees in the memory that the layer lies in, from then on; None when its
+    weights are back in the model.
     """
 
     __slots__ = ("_at", "_bring", "_dtype", "_layer", "_leaf", "_shape", "_stride", "_version")
 
     def __init__(
         self,
-        bring: Callable[[Layer], torch.Tensor | None],
+        bring: Bring,
         layer: Layer,
         leaf: Leaf,
         at: int,
@@ -48,12 +50,18 @@ class SavedWeight:
                 f"operation: '{leaf.name}' is at version {leaf.version()}; "
                 f"expected version {self._version} instead."
             )
-        memory, at = self._bring(self._layer), self._at
-        if memory is None:
-            memory = leaf.tensor.data
-        else:
-            at += leaf.offset
-        return view_of(memory, at, self._dtype, self._shape, self._stride)
+        found = self._bring(self._layer, self._look)
+        return self._seen(leaf.tensor.data, 0) if found is None else found
+
+    def _look(self, memory: torch.Tensor) -> torch.Tensor:
+        if not torch.is_grad_enabled():
+            return self._seen(memory, self._leaf.offset)
+        # A backward that is itself differentiated: its operations save what they are given, for later.
+        first = self._leaf.offset
+        return self._seen(memory[first : first + self._leaf.nbytes].clone(), 0)
+
+    def _seen(self, memory: torch.Tensor, offset: int) -> torch.Tensor:
+        return view_of(memory, offset + self._at, self._dtype, self._shape, self._stride)
 
 
 def rebuilt(tensor: torch.Tensor, claim: claims.Claim) -> Rebuilt | None:

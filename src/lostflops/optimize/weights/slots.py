@@ -16,11 +16,12 @@ asked for ahead is copied while the compute stream waits, and counted.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from typing import Any, Literal, NoReturn, cast
 
 import torch
 
@@ -178,13 +179,28 @@ class Slots:
         self._latest: dict[Any, LayerSlot] = {}  # one at most
         self.bytes_in = 0
         self.used = [0] * len(sources)  # how often each layer's turn came
+        self.lock = threading.RLock()  # autograd's threads bring layers, too
 
     def at(self, tensor: torch.Tensor) -> LayerSlot | None:
         """The slot that a plain tensor's memory is part of."""
         return self._by_address.get(tensor.untyped_storage().data_ptr())
 
     def use(self, layer: int) -> LayerSlot:
-        """The slot that holds the layer, for what the current stream runs from now on. Asks for the next."""
+        """The slot that holds the layer, for what the current stream runs from now on. Asks for the next.
+
+        It may be given away as soon as the lock is let go, unless it is pinned or looked at by then.
+        """
+        with self.lock:
+            return self._used_now(layer)
+
+    def join(self, layer: int) -> None:
+        """A part of the layer runs, maybe on another stream than the layer around it."""
+        with self.lock:
+            slot, stream = self._held(layer), self._device.current_stream()
+            if slot is not None and _key(stream) not in slot.streams:
+                self._wait(slot, stream)
+
+    def _used_now(self, layer: int) -> LayerSlot:
         mode = _mode()
         stream = self._device.current_stream()
         slot = self._latest.get((layer, mode, _key(stream)))
@@ -196,6 +212,8 @@ class Slots:
         self._order.saw(layer, mode)
         slot = self._held(layer)
         if slot is None or slot.version != self._version(layer):
+            if slot is not None and self._seen(slot):  # by somebody who does not see what was written
+                self._refuse_seen()
             slot = self._fetch(layer, "first use" if first else "order missed", slot)
             slot.asked = None
         slot.used = self._clock
@@ -296,6 +314,7 @@ class Slots:
         slot.streams.clear()
         source = self._sources.get(layer)
         nbytes = source.numel()
+        slot.holds = None  # should the copy fail
         slot.started = self._device.record(self._copies)
         self._device.copy(slot.memory[:nbytes], source, self._copies)
         slot.ready = self._device.record(self._copies)
@@ -360,6 +379,9 @@ class Slots:
                 f"{len(self.slots)} layers run inside one another, and there are {len(self.slots)} slots",
                 "raise look_ahead, or stream the outer or the inner layers only (layers=...)",
             )
+        return self._refuse_seen()
+
+    def _refuse_seen(self) -> NoReturn:
         raise Refused(
             "the memory of a layer's weights is still looked at after its forward, and would be overwritten: "
             "a function keeps a weight, not by save_for_backward (on `ctx`, or in an attribute)",

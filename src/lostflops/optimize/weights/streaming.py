@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from threading import RLock, get_ident
 from types import MethodType
 from typing import Any, cast
 from weakref import WeakMethod, finalize
@@ -31,11 +32,13 @@ from lostflops.optimize.weights.layers import (
     bring_home,
     layers_of,
     placed,
+    plainly,
     repeated,
     send_to_host,
     stay_in_files,
 )
 from lostflops.optimize.weights.moves import brings_back, buffers_of, guarded, moved
+from lostflops.optimize.weights.own_writes import OwnWrites
 from lostflops.optimize.weights.report import StreamingReport
 from lostflops.optimize.weights.safetensors_files import FileModel
 from lostflops.optimize.weights.saves import SavedWeight, asked_first, asking, rebuilt
@@ -51,6 +54,7 @@ class Technique:
     frozen_only: bool  # else all weights travel, and no gradients can be asked for
 
 
+PATIENCE = 60  # seconds, for another thread's turn
 TRAINING = Technique("frozen weights in training", "resident", frozen_only=True)
 INFERENCE = Technique("weights in inference", "budget", frozen_only=False)
 
@@ -102,6 +106,7 @@ class Streaming(AppliedRemedy):
         host: int | None,
     ) -> None:
         model, technique = self.model, self._technique
+        self._turns, self._process = RLock(), os.getpid()
         self._link = rate(link, "host_to_device") if link is not None else None
         check_model(model, self._device, technique.frozen_only)
         in_parts = self._modules_of_experts
@@ -167,6 +172,7 @@ class Streaming(AppliedRemedy):
             ),
             pinned_held_bytes=self._held,
             bytes_in=self._bytes_in,
+            bytes_out=self._bytes_out,
             copies=waits.copies if waits else 0,
             copied_bytes=waits.copied_bytes if waits else 0,
             copying_ns=waits.copying if waits else 0,
@@ -202,7 +208,7 @@ class Streaming(AppliedRemedy):
             self._files.undo()
 
     _last_waits: Any = None
-    _bytes_in = 0
+    _bytes_in = _bytes_out = 0
 
     def _start(self) -> None:
         travels = {id(leaf.parameter) for layer in self._travelling for leaf in layer.leaves}
@@ -210,6 +216,12 @@ class Streaming(AppliedRemedy):
         finalize(self, claims.travelling.difference_update, travels)
         self._undoing.append(lambda: claims.travelling.difference_update(travels))
         self._used = [0] * len(self._travelling)
+        self._leaves = {
+            id(leaf.parameter): (layer, leaf)
+            for layer in self._travelling
+            for leaf in layer.leaves
+            if leaf.tensor is leaf.parameter
+        }
         for number, layer in enumerate(self._travelling):
             layer.number = number
             STREAMED.add(layer.module)
@@ -319,11 +331,14 @@ class Streaming(AppliedRemedy):
                 return forward(module, *args, **kwargs)
             if torch.compiler.is_compiling() and layer.forwards:  # a part of a layer that is compiled
                 return forward(module, *args, **kwargs)
-            if layer.forwards and asked_first(self._claim):
+            inside = layer.forwards > 0 and layer.thread == get_ident()
+            if inside:
+                self._slots.join(layer.number)
+            if inside and asked_first(self._claim):
                 return forward(module, *args, **kwargs)
             experts = self._experts.get(layer.number)
             wanted = experts.chosen(module, args, kwargs) if experts and module is layer.module else None
-            with nullcontext() if layer.forwards else self._in_slot(layer, wanted), asking(self._claim):
+            with nullcontext() if inside else self._in_slot(layer, wanted), asking(self._claim):
                 return forward(module, *args, **kwargs)
 
         return around
@@ -333,22 +348,51 @@ class Streaming(AppliedRemedy):
         """The layer's weights are views of a slot meanwhile; of experts, only those that are wanted."""
         slots = cast("Slots", self._slots)
         check_not_recorded(self._device)
-        self._adopt(layer, slots)
-        slot = slots.use(layer.number) if wanted is None else slots.use_parts(layer.number, wanted)
-        slot.pins += 1
-        layer.forwards += 1
+        with self._turn():
+            self._adopt(layer)
+            number = layer.number
+            with slots.lock:
+                slot = slots.use(number) if wanted is None else slots.use_parts(number, wanted)
+                slot.pins += 1
+            layer.forwards, layer.thread = layer.forwards + 1, get_ident()
+            own: OwnWrites | None = None
+            try:
+                with plainly():
+                    for leaf in layer.leaves:
+                        leaf.tensor.data = leaf.seen_in(slot.memory)
+                    own = OwnWrites(layer, slot.memory)
+                yield
+            finally:
+                try:
+                    if own is not None and own.taken(whole=wanted is None):
+                        self._bytes_out += layer.nbytes
+                        self._changed(layer)
+                finally:
+                    with plainly():
+                        for leaf in layer.leaves:
+                            leaf.tensor.data = cast("torch.Tensor", leaf.host)
+                    layer.forwards -= 1
+                    slot.pins -= 1
+
+    @contextmanager
+    def _turn(self) -> Generator[None]:
+        """One thread at a time runs a layer: all of them see its weights where they lie then."""
+        if os.getpid() != self._process:
+            raise Refused(
+                "a model whose weights are streamed runs in a process that was forked meanwhile",
+                "use it in the process that streams it, or fork (start the loader's workers) before",
+            )
+        if not self._turns.acquire(timeout=PATIENCE):
+            raise Refused(
+                f"another thread has been in a streamed layer for {PATIENCE} s",
+                "run the model on one thread at a time",
+            )
         try:
-            with torch.inference_mode(False):
-                for leaf in layer.leaves:
-                    leaf.tensor.data = leaf.seen_in(slot.memory)
             yield
         finally:
-            layer.forwards -= 1
-            slot.pins -= 1
-            for leaf in layer.leaves:
-                leaf.tensor.data = cast("torch.Tensor", leaf.host)
+            self._turns.release()
 
-    def _adopt(self, layer: Layer, slots: Slots) -> None:
+    def _adopt(self, layer: Layer) -> None:
         """A weight that was given other memory meanwhile (`weight.data = ...`) has that value from now on."""
         for leaf in layer.leaves:
             host = cast("torch.Tensor", leaf.host)
@@ -372,9 +416,9 @@ class Streaming(AppliedRemedy):
                     f"{leaf.tensor.dtype}{list(leaf.tensor.shape)} meanwhile",
                     "close the streaming, change the model, and stream it again",
                 )
-            with torch.no_grad():
+            with plainly():
                 host.copy_(leaf.tensor.data)
-            leaf.tensor.data = host
+                leaf.tensor.data = host
             self._changed(layer)
 
     def _claim(self, tensor: torch.Tensor) -> claims.Packed | None:
@@ -385,6 +429,8 @@ class Streaming(AppliedRemedy):
             return rebuilt(tensor, self._claim)
         if tensor.layout != torch.strided or not tensor.numel():
             return None
+        if (known := self._leaves.get(id(tensor))) is not None:  # wherever it lies now
+            return SavedWeight(self._bring, *known, 0, tensor)
         slot = self._slots.at(tensor)
         if slot is None or slot.holds is None:
             return None
@@ -395,9 +441,13 @@ class Streaming(AppliedRemedy):
         leaf = max((leaf for leaf in layer.leaves if leaf.offset <= at), key=lambda leaf: leaf.offset)
         return SavedWeight(self._bring, layer, leaf, at - leaf.offset, tensor)
 
-    def _bring(self, layer: Layer) -> torch.Tensor | None:
-        """The memory of the slot that holds the layer now; None when its weights are back in the model."""
-        return self._slots.use(layer.number).memory if self._slots else None
+    def _bring(self, layer: Layer, look: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor | None:
+        """What `look` sees in the slot that holds the layer now; None when its weights are back in the
+        model."""
+        if self._slots is None:
+            return None
+        with self._slots.lock:  # until it is looked at, nobody else is to be given the slot
+            return look(self._slots.use(layer.number).memory)
 
     def _keep_in_place(self, layer: Layer) -> None:
         """`model.to(...)` and the like do not reach the layer's weights; another dtype is refused."""
