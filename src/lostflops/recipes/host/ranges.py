@@ -84,6 +84,7 @@ def range_summary(ranges: Ranges, counted_steps: pl.LazyFrame, step_totals: pl.L
     """Add up each rank's ranges by domain and text, the most time first.
 
     A range inside another of the same text counts in both; `self_time` counts each instant of a thread once.
+    Ranges of several threads that run at one time all count: `step_share` may be above 1.
     Host time says little about the GPU's: see range_gpu_projection.
     """
     kinds = ["rank", "domain", "name"]

@@ -74,6 +74,22 @@ MM = {"name": "aten::mm", "thread": 7, "shapes": "[[7, 5],\n [5, 3]]", "dtypes":
                 | {"precision": "bf16"},
             ],
         ),
+        Example(
+            "an operator that outlasts the one around it has own time up to that end: none is below zero",
+            given={
+                "operators": [
+                    {"start": 0, "end": 10, "name": "outer", "thread": 7},
+                    {"start": 1, "end": 6, "name": "inner", "thread": 7},
+                    {"start": 5, "end": 13, "name": "late", "thread": 7},
+                ],
+                "steps": [{"start": 0, "end": 40}],
+            },
+            expect=[
+                {"name": "inner", "calls": 1, "host_self": 4, "host_total": 5},
+                {"name": "late", "calls": 1, "host_self": 1, "host_total": 8},
+                {"name": "outer", "calls": 1, "host_self": 5, "host_total": 10},
+            ],
+        ),
     ],
 )  # fmt: skip
 def operator_times(
@@ -99,16 +115,18 @@ def operator_times(
     work = numbered(launched(kernels, copies, steps), lanes)
     once = _once(forest, rows["name"].to_physical().to_numpy())
     deepest = intervals.innermost_at(forest, work["launch_start"].to_numpy(), work["lane"].to_numpy())
-    at, parent = (np.where(p >= 0, once[p], -1) for p in (deepest, forest.parent))
+    at = np.where(deepest >= 0, once[deepest], -1)
     device, inside = (added(at, work[name].to_numpy(), rows.height) for name in ("time", "in_steps"))
-    host, kept = rows["length"].to_numpy(), once == np.arange(rows.height)
+    kept = once == np.arange(rows.height)
+    # By pieces, not as length less children: an operator may end after the one around it.
+    piece, begins, stops = intervals.self_pieces(forest)
     known = pl.lit(False) if ranks is None else pl.col("rank").is_in(with_device(ranks))
     each = (
         intervals.inside(rows.lazy(), steps, {"host_inside": pl.lit(True)})
         .collect()
         .with_columns(
             _callers(rows, frames),
-            host_self=pl.Series(host - added(parent, np.where(kept, host, 0), rows.height)),
+            host_self=pl.Series(added(once[piece], stops - begins, rows.height)),
             device_self=pl.when(known).then(pl.Series(device)),
             device_total=pl.when(known).then(pl.Series(with_children(forest, device))),
             in_steps=pl.when(known).then(pl.Series(with_children(forest, inside))).otherwise("host_inside"),
