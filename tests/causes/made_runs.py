@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +23,7 @@ def made(folder: Path, tables: Mapping[str, Rows]) -> Trace:
     """A run on disk that holds these rows; what they leave out is neutral, as in a recipe's examples."""
     for name, rows in tables.items():
         table = example_table(TABLES[name], rows).collect()
+        shutil.rmtree(folder / name, ignore_errors=True)  # of a run that was made here before
         for rank, part in table.partition_by("rank", as_dict=True).items():
             write_part(folder, name, 0 if rank[0] is None else int(rank[0]), part)
     write_manifest(

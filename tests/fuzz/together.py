@@ -11,6 +11,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+import polars as pl
+
+from lostflops.store.parts import write_part
 from lostflops.store.trace import FORMAT, Manifest, Trace
 
 
@@ -20,14 +23,20 @@ def together(runs: Sequence[Trace], folder: Path) -> Trace:
     tables: set[str] = set()
     for run in runs:
         parts = [part for name in run.manifest.tables for part in (run.path / name).rglob("*.parquet")]
-        owners = sorted({int(part.parent.name.removeprefix("rank=")) for part in parts})
-        numbers = {rank: len(offsets) + n for n, rank in enumerate(owners)}
+        of_one = [part for part in parts if part.parent.name.startswith("rank=")]
+        of_many = {part: pl.read_parquet(part) for part in parts if part not in of_one}
+        owners = {int(part.parent.name.removeprefix("rank=")) for part in of_one}
+        owners |= {rank for rows in of_many.values() for rank in rows["rank"].to_list()}
+        numbers = {rank: len(offsets) + n for n, rank in enumerate(sorted(owners))}
         for rank, number in numbers.items():
             offsets[str(number)] = run.manifest.offsets.get(str(rank), 0) - run.manifest.origin_ns
-        for part in parts:
+        for part in of_one:
             number = numbers[int(part.parent.name.removeprefix("rank="))]
             place = folder / part.parent.parent.relative_to(run.path) / f"rank={number}"
             place.mkdir(parents=True, exist_ok=True)
             os.link(part, place / part.name)
+        for part, rows in of_many.items():
+            for (rank,), some in rows.partition_by("rank", as_dict=True).items():
+                write_part(folder, part.parent.name, numbers[rank], some)
         tables.update(run.manifest.tables)
     return Trace(folder, Manifest(FORMAT, "", "", 0, [], sorted(tables), 0, [], offsets))

@@ -15,7 +15,7 @@ from lostflops import cli
 from lostflops.errors import LostflopsError
 from lostflops.lab.exercises import kept
 from lostflops.lab.exercises.exercise import Check, Observed
-from lostflops.lab.exercises.kept import Kept
+from lostflops.lab.exercises.kept import KeptExercise
 from lostflops.lab.exercises.listed import exercises
 
 RUNS = Path(__file__).parents[2] / "examples" / "runs"
@@ -91,15 +91,15 @@ def test_what_is_no_run_of_an_exercise_is_refused(left: Path, spoilt: Any, said:
     about = newest(left, "faulty") / "run.json"
     about.write_text("{" if spoilt is None else json.dumps(spoilt))
     with pytest.raises(LostflopsError, match=said):
-        Kept.at(about.parent)
+        KeptExercise.at(about.parent)
 
 
 def test_a_side_that_is_missing_is_told(left: Path) -> None:
     shutil.rmtree(newest(left, "fixed"))
     with pytest.raises(LostflopsError, match="The fixed side is missing"):
-        Kept.at(newest(left, "faulty"))
+        KeptExercise.at(newest(left, "faulty"))
     with pytest.raises(LostflopsError, match="holds no run of an exercise with two sides"):
-        Kept.at(left.parent)
+        KeptExercise.at(left.parent)
 
 
 def test_submit_writes_a_job_that_runs_the_exercise(

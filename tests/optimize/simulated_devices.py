@@ -106,7 +106,10 @@ class Simulated:
         address = address_of(storage)
         if address in self._host:
             return address
-        at = storage.data_ptr()
+        try:
+            at = storage.data_ptr()
+        except RuntimeError:  # that of a wrapper, as of a DTensor: its parts come by themselves
+            return None
         return next((n for n, (start, end) in self._host.items() if start <= at < end), None)
 
     def host_memory(self, nbytes: int) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 import struct
 import threading
@@ -124,6 +125,7 @@ def stored(folder: Path, tables: Mapping[str, Rows] | None = None) -> Trace:
     tables = job() if tables is None else tables
     for name, rows in tables.items():
         table = TABLES[name]
+        shutil.rmtree(folder / name, ignore_errors=True)  # of a run that was stored here before
         full = [{column: row.get(column) for column in table.stored} for row in rows]
         schema = {column: table.schema[column] for column in table.stored}
         for (rank,), some in pl.DataFrame(full, schema=schema).partition_by("rank", as_dict=True).items():

@@ -12,11 +12,11 @@ from lostflops.errors import LostflopsError, shown
 
 from .exercise import Exercise, Observed
 from .listed import exercises
-from .running import SIDES, Ran
+from .running import ABOUT, SIDES, Ran
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptExercise:
     """Both sides of one run of an exercise, in the order of SIDES, and the folder of all its runs."""
 
     exercise: Exercise
@@ -24,7 +24,7 @@ class Kept:
     observed: tuple[Observed, Observed]
 
     @classmethod
-    def at(cls, folder: Path) -> Kept:
+    def at(cls, folder: Path) -> KeptExercise:
         """The newest run in an exercise's folder, or the one to which a side's folder belongs.
 
         Raises LostflopsError where there is none, where a side is missing, or where it was not written by an
@@ -33,9 +33,9 @@ class Kept:
         side = _side(folder)
         places = {name: side.with_name(side.name.rpartition("-")[0] + f"-{name}") for name in SIDES}
         for name, place in places.items():
-            if not (place / "run.json").is_file():
+            if not (place / ABOUT).is_file():
                 raise LostflopsError(
-                    f"The {name} side is missing: {shown(place)} holds no run.json.",
+                    f"The {name} side is missing: {shown(place)} holds no {ABOUT}.",
                     "run the exercise again.",
                 )
         told = [_told(place) for place in places.values()]
@@ -58,26 +58,26 @@ class Kept:
 
 def _side(folder: Path) -> Path:
     """The folder of a side: the one given, or the newest below an exercise's."""
-    if (folder / "run.json").is_file() and folder.name.endswith(tuple(f"-{name}" for name in SIDES)):
+    if (folder / ABOUT).is_file() and folder.name.endswith(tuple(f"-{name}" for name in SIDES)):
         return folder.absolute()
-    found = [path.parent for path in folder.glob(f"profiler/*-{SIDES[0]}/run.json")]
+    found = [path.parent for path in folder.glob(f"profiler/*-{SIDES[0]}/{ABOUT}")]
     if not found:
         raise LostflopsError(
             f"'{shown(folder)}' holds no run of an exercise with two sides.",
             "give the exercise's folder, such as lab-runs/1a, or one in its profiler/.",
         )
-    return max(found, key=lambda path: (path / "run.json").stat().st_mtime_ns).absolute()
+    return max(found, key=lambda path: (path / ABOUT).stat().st_mtime_ns).absolute()
 
 
 def _told(side: Path) -> Mapping[str, Any]:
     try:
-        told: Any = json.loads((side / "run.json").read_text(encoding="utf-8"))
+        told: Any = json.loads((side / ABOUT).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise LostflopsError(
-            f"'{shown(side / 'run.json')}' cannot be read: {shown(str(error))}.", "run the exercise again."
+            f"'{shown(side / ABOUT)}' cannot be read: {shown(str(error))}.", "run the exercise again."
         ) from error
     if not isinstance(told, dict) or not isinstance(cast(Mapping[str, Any], told).get("truth"), dict):
         raise LostflopsError(
-            f"'{shown(side / 'run.json')}' does not say what is true of the run.", "run the exercise again."
+            f"'{shown(side / ABOUT)}' does not say what is true of the run.", "run the exercise again."
         )
     return cast(Mapping[str, Any], told)

@@ -21,6 +21,7 @@ SCRIPTS = "lostflops.lab.exercises.scripts"
 LONGEST = 300.0  # s for one side
 LAST = 3  # lines of a log that an error shows
 SIDES = ("faulty", "fixed")
+ABOUT = "run.json"  # beside the recording of a side
 
 Say = Callable[[str], None]
 
@@ -113,7 +114,7 @@ def recorded(
     _ours(record, logs)
     said: Mapping[str, Any] = json.loads(truth.read_text().splitlines()[-1])
     about = {"exercise": exercise.name, "side": name, "what": side.what, "command": words, "truth": said}
-    _write(profiler / "run.json", {"lostflops": __version__, **about})
+    _write(profiler / ABOUT, {"lostflops": __version__, **about})
     observed = Observed(run, said)
     (profiler / "findings.json").write_bytes(document(observed.page))
     return observed

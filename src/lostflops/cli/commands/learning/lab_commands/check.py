@@ -25,10 +25,10 @@ def run(given: Namespace) -> None:
     from lostflops.cli.output import files
     from lostflops.errors import Unheld
     from lostflops.lab.exercises import shown
-    from lostflops.lab.exercises.kept import Kept
+    from lostflops.lab.exercises.kept import KeptExercise
 
     files.check_document(given.json, [])
-    ran = Kept.at(given.folder).checked()
+    ran = KeptExercise.at(given.folder).checked()
     if not files.document(given.json, ran.to_json()):
         console = Console()
         shown.pages(ran, console)

@@ -22,9 +22,9 @@ def run(given: Namespace) -> None:
 
     from lostflops.experiment.difference.compare import difference
     from lostflops.lab.exercises import shown
-    from lostflops.lab.exercises.kept import Kept
+    from lostflops.lab.exercises.kept import KeptExercise
 
-    kept = Kept.at(given.folder)
+    kept = KeptExercise.at(given.folder)
     faulty, fixed = kept.observed
     found = difference(faulty.trace, fixed.trace, (str(faulty.run), str(fixed.run)))
     console = Console()
