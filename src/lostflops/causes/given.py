@@ -251,10 +251,13 @@ def _saving_beside(trace: Trace, session: Session, ledger: pl.DataFrame) -> pl.D
         name = pl.col("name").cast(pl.String)
         causes = cause_of(rows.select(name.unique()).collect()["name"].drop_nulls(), row)
         saves = causes.filter(pl.col("cause") == CHECKPOINT.removeprefix("idle."))["name"].to_list()
-        found.append(rows.filter(name.is_in(saves)).select("rank", "thread", "start", "end", name).collect())
-    every = pl.concat([rows for rows in found if rows.height]) if any(r.height for r in found) else None
-    if every is None:
+        if saves:
+            found.append(
+                rows.filter(name.is_in(saves)).select("rank", "thread", "start", "end", name).collect()
+            )
+    if not found:
         return SAVING.to_frame()
+    every = pl.concat(found)
     spans = _table(session, "host_spans")
     if spans is not None:
         every = every.join(spans.select("rank", "thread").unique(), on=["rank", "thread"], how="anti")

@@ -74,6 +74,12 @@ def contributors(parts: Iterable[tuple[str, int]], at_least: int = 0) -> tuple[s
     return tuple(f"{name} {milliseconds(ns)}" for name, ns in largest if ns > 0 and ns >= at_least)
 
 
+def on_ranks(called: str, remedy: str) -> str:
+    """The remedy where it is for some ranks only, as "On rank 3: look at …"; a command stays as it is."""
+    is_sentence = remedy[:1].isupper() and remedy[1:2].islower()
+    return f"On {called}: {remedy[0].lower()}{remedy[1:]}" if is_sentence else remedy
+
+
 def bytes_of(size: int) -> str:
     """An amount of bytes with three digits."""
     for unit, one in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):

@@ -19,6 +19,7 @@ from .lateness import (
     stages,
 )
 from .longer_compute import mostly, slow_device, slower_compute
+from .names import on_ranks
 from .page_findings import PageFindings
 
 BUBBLE = "pipeline-bubble"
@@ -82,7 +83,7 @@ def join_stages(
         evidence = [*facts, *([in_words(even)] if even else []), *evidence]
         bound = max(bound, shared_at_most(given), like_others_at_most(given, *slow.ranks))
         if why and why[1]:
-            remedy = f"On {called(slow.ranks)}: {slow_device(given)[0].lower()}{slow_device(given)[1:]}"
+            remedy = on_ranks(called(slow.ranks), slow_device(given))
     page.take(BUBBLE)
     page.put(
         Finding(

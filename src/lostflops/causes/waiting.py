@@ -44,7 +44,7 @@ from .longer_compute import (
     slow_device,
     slower_compute,
 )
-from .names import LOGGED, bytes_of, contributors
+from .names import LOGGED, bytes_of, contributors, on_ranks
 from .page_findings import PageFindings, joining
 from .purposes import CALLED, EXPERTS, STAGES, TENSOR, main_purpose
 from .stages import BUBBLE, WAITS_FROM, join_stages, slowest_stage
@@ -173,7 +173,7 @@ def _late(page: PageFindings, late: Late, waits: Finding | None) -> None:
             ns_per_step=max(late.at_most, shared_at_most(given)) if shared else late.at_most,
             cost_per_step=late.ns,
             evidence=(*chain(late, given), *(c.claim.rstrip(".") for c in members if c in (clocks, copying))),
-            next=f"On rank {late.rank}: {remedy[0].lower()}{remedy[1:]}" if _is_sentence(remedy) else remedy,
+            next=on_ranks(f"rank {late.rank}", remedy),
             recipe="communication_imbalance",
             doubt=" ".join(_doubts(page, late, waits)),
             contributors=contributors(late.excess.parts),
@@ -211,10 +211,6 @@ def _launches_as_many(rank: int, given: Given) -> bool:
     each = {r: calls.get(r, 0) / steps for r, steps in given.steps.items()}
     beside = pl.Series([each[r] for r in each if r != rank], dtype=pl.Float64).median()
     return isinstance(beside, float) and beside > 0 and each.get(rank, 0.0) <= (1 + MUCH) * beside
-
-
-def _is_sentence(text: str) -> bool:
-    return text[:1].isupper() and text[1:2].islower()
 
 
 def _claim(page: PageFindings, late: Late) -> str:
@@ -429,7 +425,7 @@ def _together(page: PageFindings, group: LateTogether, waited: int, waits: Findi
         at_most=bound,
         claim=f"Ranks wait {page.share(waited)} for {group.called}, which {does} in nearly every step.",
         evidence=(),
-        remedy=f"On {group.called}: {remedy[0].lower()}{remedy[1:]}" if _is_sentence(remedy) else remedy,
+        remedy=on_ranks(group.called, remedy),
         named=given.named(_key(group.account, slow)),
         account=group.account,
     )

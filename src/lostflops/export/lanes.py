@@ -10,7 +10,7 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from lostflops.intervals import Int, nest
+from lostflops.intervals import Int, nest, running_most
 
 # So many lanes are found in columns; what needs more is put into lanes row by row.
 MOST_ROUNDS = 64
@@ -27,7 +27,7 @@ def flat(start: Int, end: Int, group: Int) -> Int:
     start, end, group = start[order], end[order], group[order]
     # A crowd is a run of rows that overlap; all its rows but one need other lanes than the first.
     alone = np.ones(len(start), np.bool_)
-    alone[1:] = (group[1:] != group[:-1]) | (start[1:] >= _reach(end, group)[:-1])
+    alone[1:] = (group[1:] != group[:-1]) | (start[1:] >= running_most(end, group)[:-1])
     crowd = np.cumsum(alone) - 1
     left = np.flatnonzero(np.bincount(crowd)[crowd] > 1)
     start, end = _on_one_axis(start[left], end[left], crowd[left])
@@ -66,14 +66,6 @@ def nested(start: Int, end: Int, group: Int) -> Int:
         lane[left] = number + 1
     lane[left] = MOST_ROUNDS + flat(start[left], end[left], group[left])
     return lane
-
-
-def _reach(end: Int, group: Int) -> Int:
-    """The latest end so far in each row's group; rows stand group by group."""
-    reach = end.copy()
-    for rows in np.split(np.arange(len(end)), np.flatnonzero(np.diff(group)) + 1):
-        reach[rows] = np.maximum.accumulate(end[rows])
-    return reach
 
 
 def _on_one_axis(start: Int, end: Int, crowd: Int) -> tuple[Int, Int]:

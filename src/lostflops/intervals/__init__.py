@@ -12,7 +12,7 @@ Frames have int64 columns `start` and `end`; intervals with `end <= start` hold 
 from __future__ import annotations
 
 from lostflops.intervals.nesting import Forest, innermost, innermost_at, less_children, nest, self_pieces
-from lostflops.intervals.order import Int, group_ids, one_axis
+from lostflops.intervals.order import Int, group_ids, one_axis, running_most, runs
 from lostflops.intervals.sets import coverage, cut, inside, overlay, paint, paint_stacked, union
 
 __all__ = [
@@ -30,6 +30,8 @@ __all__ = [
     "overlay",
     "paint",
     "paint_stacked",
+    "running_most",
+    "runs",
     "self_pieces",
     "union",
 ]

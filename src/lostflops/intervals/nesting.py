@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from lostflops.intervals.order import Int
+from lostflops.intervals.order import Int, running_most
 
 SHORT = 2**15  # above all integers of 16 bits
 MANY_GROUPS = 1000  # above which they are ranked together, not one after the other
@@ -62,8 +62,7 @@ def nest(start: Int, end: Int, group: Int) -> Forest:
 def _reach_before(end: Int, group: Int) -> Int:
     """For each row the latest end of those before it in its group; rows stand group by group."""
     reach = np.full(len(end), np.iinfo(np.int64).min)
-    for rows in np.split(np.arange(len(end)), np.flatnonzero(np.diff(group)) + 1):
-        reach[rows[1:]] = np.maximum.accumulate(end[rows])[:-1]
+    reach[1:] = np.where(group[1:] == group[:-1], running_most(end, group)[:-1], reach[1:])
     return reach
 
 

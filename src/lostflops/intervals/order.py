@@ -81,6 +81,22 @@ def group_ids(frame: pl.DataFrame, by: Sequence[str]) -> Int:
     return ids
 
 
+def runs(*keys: Int) -> list[Int]:
+    """The positions of each run of rows that have the same keys, in order; none where there are no rows."""
+    if not len(keys[0]):
+        return []
+    begins = np.any([key[1:] != key[:-1] for key in keys], axis=0)
+    return np.split(np.arange(len(keys[0])), np.flatnonzero(begins) + 1)
+
+
+def running_most(values: Int, group: Int) -> Int:
+    """The largest value so far in each row's group; rows stand group by group."""
+    most = values.copy()
+    for rows in runs(group):
+        most[rows] = np.maximum.accumulate(values[rows])
+    return most
+
+
 def one_axis(*sides: tuple[Int, Int]) -> list[Int]:
     """Instants of many groups on one axis, on which all of a group lie behind all of the group before.
 

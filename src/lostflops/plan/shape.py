@@ -112,6 +112,11 @@ class Shape:
         """Whether a layer reads an encoder's states."""
         return 0 < self.encoder_layers <= layer
 
+    @property
+    def windowed(self) -> int:
+        """How many layers see a window only."""
+        return self.layers - len(self.unwindowed) if self.window else 0
+
     def seen(self, tokens: int) -> int:
         """How many of the last `tokens` the attention of all layers sees, added up over layers."""
         near = min(tokens, self.window or tokens)

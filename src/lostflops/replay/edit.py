@@ -163,9 +163,7 @@ def step_of(job: RecordedJob, steps: StepPoints, points: Int) -> Int:
     if not len(steps.rank):
         return found
     rows = np.lexsort((begins, steps.rank))
-    hosts = np.empty(len(rows), np.int64)
-    for own in np.split(np.arange(len(rows)), np.flatnonzero(np.diff(steps.rank[rows])) + 1):
-        hosts[own] = np.maximum.accumulate(steps.host_begin[rows[own]])
+    hosts = intervals.running_most(steps.host_begin[rows], steps.rank[rows])
     for device, since in ((True, begins[rows]), (False, hosts)):
         mine = np.flatnonzero(on_device == device)
         sought, asked = intervals.one_axis((steps.rank[rows], since), (rank[mine], at[mine]))

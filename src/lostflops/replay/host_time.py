@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from lostflops.intervals import union
+from lostflops.intervals import runs, union
 
 from .dependencies.edges import Int, Kind
 from .edit import in_steps
@@ -30,8 +30,8 @@ def within(job: RecordedJob, lags: Int, spans: pl.DataFrame) -> Int:
     thread = job.operations["thread"].fill_null(-1).to_numpy()[operation]
     disjoint = union(spans.lazy(), by=["rank", "thread"]).collect()
     order = np.lexsort((thread, rank))
-    cuts = np.flatnonzero((np.diff(rank[order]) != 0) | (np.diff(thread[order]) != 0)) + 1
-    lanes = {(int(rank[mine[0]]), int(thread[mine[0]])): mine for mine in np.split(order, cuts) if len(mine)}
+    own = (order[at] for at in runs(rank[order], thread[order]))
+    lanes = {(int(rank[mine[0]]), int(thread[mine[0]])): mine for mine in own}
     for key, held in disjoint.partition_by("rank", "thread", as_dict=True).items():
         mine = lanes.get(key)
         if mine is None:

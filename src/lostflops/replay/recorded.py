@@ -14,6 +14,7 @@ from itertools import groupby
 import numpy as np
 import polars as pl
 
+from lostflops.intervals import runs
 from lostflops.store.trace import Trace
 
 from .dependencies import events, host, joins
@@ -70,8 +71,7 @@ class RecordedJob:
     @cached_property
     def of_rank(self) -> dict[int, Int]:
         """The operations of each rank, which are numbered rank by rank."""
-        own = np.split(np.arange(len(self.ranks)), np.flatnonzero(np.diff(self.ranks)) + 1)
-        return {int(self.ranks[mine[0]]): mine for mine in own if len(mine)}
+        return {int(self.ranks[mine[0]]): mine for mine in runs(self.ranks)}
 
     @cached_property
     def communicates(self) -> Flags:
@@ -95,9 +95,9 @@ class RecordedJob:
         nothing = np.zeros(0, np.int64)
         found = dict.fromkeys(self.of_rank, (nothing, nothing, nothing))
         order = np.lexsort((called, rank))
-        for mine in np.split(order, np.flatnonzero(np.diff(rank[order])) + 1):
-            if len(mine):
-                found[int(rank[mine[0]])] = operation[mine], called[mine], lane[mine]
+        for at in runs(rank[order]):
+            mine = order[at]
+            found[int(rank[mine[0]])] = operation[mine], called[mine], lane[mine]
         return found
 
     def lags(self, *, above: int | None = None) -> Int:

@@ -25,9 +25,7 @@ def alike(steps: pl.DataFrame, offsets: Mapping[int, int]) -> tuple[pl.DataFrame
     ranks = sorted(set(steps["rank"]) & set(offsets))
     if len(ranks) < 2:
         return steps, ()
-    first, *others = (_of(steps, rank, offsets[rank]) for rank in ranks)
-    further = {rank: _further(first, mine) for rank, mine in zip(ranks[1:], others, strict=True)}
-    renumbered = {rank: by for rank, by in further.items() if by}
+    renumbered = _further(_on_one_clock(steps, {rank: offsets[rank] for rank in ranks}), ranks[0])
     if not renumbered:
         return steps, ()
     more = pl.col("rank").replace_strict(renumbered, default=0, return_dtype=pl.Int64)
@@ -44,26 +42,34 @@ def alike(steps: pl.DataFrame, offsets: Mapping[int, int]) -> tuple[pl.DataFrame
     return steps.with_columns((pl.col("step") + more).cast(steps.schema["step"])), told
 
 
-def _of(steps: pl.DataFrame, rank: int, offset: int) -> pl.DataFrame:
-    mine = steps.filter(rank=rank).sort("start")
-    return mine.select("step", pl.col("start", "end").cast(pl.Int64) + offset)
+def _on_one_clock(steps: pl.DataFrame, offsets: Mapping[int, int]) -> pl.DataFrame:
+    """The steps of the ranks whose offsets are known, in the order of their starts."""
+    offset = pl.col("rank").replace_strict(dict(offsets), return_dtype=pl.Int64)
+    known = steps.filter(pl.col("rank").is_in(list(offsets)))
+    return known.select("rank", "step", pl.col("start", "end").cast(pl.Int64) + offset).sort("start")
 
 
-def _further(first: pl.DataFrame, mine: pl.DataFrame) -> int:
-    """What to add to the numbers of a rank's steps to have the first rank's; 0 where nothing shows it."""
+def _further(steps: pl.DataFrame, first: int) -> dict[int, int]:
+    """What to add to the numbers of each rank's steps to have the first rank's, where something shows it."""
     middle = pl.col("start") + (pl.col("end") - pl.col("start")) // 2  # a sum of two moments may overflow
-    theirs = first.select("step", their_start="start", their_end="end")
-    there = mine.with_columns(_at=middle).join_asof(
-        theirs.rename({"step": "their_step"}),
-        left_on="_at",
-        right_on="their_start",
+    theirs = steps.filter(rank=first).select(their_step="step", their_start="start", their_end="end")
+    mine = steps.filter(pl.col("rank") != first)
+    there = (
+        mine.with_columns(_at=middle)
+        .sort("_at")
+        .join_asof(theirs, left_on="_at", right_on="their_start")
+        .filter(_both() >= SAME_TIME * _shorter())
     )
-    together = there.drop_nulls("their_step").filter(_both() >= SAME_TIME * _shorter())
-    apart = together.select(pl.col("their_step") - pl.col("step")).to_series()
-    if together.height < FEWEST or apart.n_unique() != 1:
-        return 0
-    same = mine.join(theirs, on="step").filter(_both() > OTHER_TIME * _shorter())
-    return 0 if same.height else int(apart[0])
+    same = mine.join(theirs, left_on="step", right_on="their_step").filter(_both() > OTHER_TIME * _shorter())
+    apart = pl.col("their_step") - pl.col("step")
+    further = (
+        there.join(same, on="rank", how="anti")
+        .group_by("rank")
+        .agg(many=pl.len(), distances=apart.n_unique(), by=apart.first())
+        .filter(pl.col("many") >= FEWEST, pl.col("distances") == 1, pl.col("by") != 0)
+        .sort("rank")
+    )
+    return dict(further.select("rank", "by").iter_rows())
 
 
 def _both() -> pl.Expr:

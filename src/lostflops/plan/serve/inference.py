@@ -107,8 +107,7 @@ class Served:
         logits = 6 * s.batch * s.shape.vocabulary // s.layout.tensor
         cached = f"{self.cached_tokens:,} tokens of {self.cache_per_token:,} bytes"
         if s.shape.window and s.prompt + s.generated > s.shape.window:
-            few = s.shape.layers - len(s.shape.unwindowed)
-            cached += f"; {few} of {s.shape.layers} layers keep the last {s.shape.window:,}"
+            cached += f"; {s.shape.windowed} of {s.shape.layers} layers keep the last {s.shape.window:,}"
         streamed = f", {s.streamed / 1e9:.2f} GB more in host memory" if s.streamed else ""
         return (
             MemoryPart("weights", self.weight_bytes - s.streamed, f"{s.weight_bits} bits{streamed}"),

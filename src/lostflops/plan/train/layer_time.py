@@ -86,7 +86,7 @@ def attention_operations(shape: Shape, sequence: int, sequences: int) -> int:
     half = 1 if shape.causal else 2
     square = half * sequence * sequence
     if shape.window and sequence > shape.window:
-        beyond = (sequence - shape.window) ** 2 * (shape.layers - len(shape.unwindowed))
+        beyond = (sequence - shape.window) ** 2 * shape.windowed
         square -= half * beyond // shape.layers
     return square * sequences * (shape.query_width + shape.value_width)
 

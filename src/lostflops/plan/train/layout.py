@@ -152,7 +152,7 @@ def stage_weights(shape: Shape, layout: Layout, stage: int) -> Iterator[Weight]:
     DualPipe fills the pipeline from both ends: a rank has the stage at its place from either end.
     """
     yield from _of_stage(shape, layout, stage)
-    if layout.schedule == "dualpipe" and layout.pipeline > 1:
+    if layout.copies == 2:
         yield from _of_stage(shape, layout, layout.pipeline - 1 - stage)
 
 

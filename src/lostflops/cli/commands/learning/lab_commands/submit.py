@@ -13,7 +13,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
-from lostflops.cli.commands.recording.schedulers.slurm import WITH_VALUE, lostflops_here, submitted
+from lostflops.cli.commands.recording.schedulers import slurm
 
 
 def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
@@ -29,19 +29,9 @@ def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
     add = parser.add_argument_group("the job").add_argument
     add("--gpus", metavar="N", type=int, default=0, help="how many GPUs to ask for (default none)")
     add("--cpus", metavar="N", type=int, help="how many CPU cores to ask for")
-    for name, (metavar, meaning) in WITH_VALUE.items():
-        add(f"--{name}", metavar=metavar, help=meaning)
-    add("--sbatch", metavar="OPTION", action="append", default=[], help="any other option of sbatch")
-    add(
-        "--setup",
-        metavar="LINE",
-        action="append",
-        default=[],
-        help="a line of shell to run first, as in --setup 'source venv/bin/activate'; may be repeated",
-    )
-    add = parser.add_argument_group("submitting").add_argument
-    add("--dry-run", action="store_true", help="print the script and submit nothing")
-    add("--wait", action="store_true", help="return when the job has ended, with its exit status")
+    slurm.add_site_options(add)
+    slurm.add_setup(add)
+    slurm.add_submitting(parser)
 
 
 def run(given: Namespace) -> None:
@@ -49,7 +39,7 @@ def run(given: Namespace) -> None:
     import shlex
     import time
 
-    from lostflops.errors import BadOption, CannotWrite, suggestion
+    from lostflops.errors import BadOption, suggestion
     from lostflops.lab.exercises.job_script import ExerciseJob
     from lostflops.lab.exercises.listed import exercises
 
@@ -72,16 +62,13 @@ def run(given: Namespace) -> None:
     job = ExerciseJob(
         exercise=exercise.name,
         command=[
-            *lostflops_here(), "lab", exercise.name, "--output", str(output),
+            *slurm.lostflops_here(), "lab", exercise.name, "--output", str(output),
             *(["--device", given.device] if given.device else []),
         ],
         logs=output / exercise.name / "logs" / "nodes-1",
         gpus=given.gpus,
         cpus=given.cpus,
-        directives=[
-            *(f"--{name}={value}" for name in WITH_VALUE if (value := getattr(given, name)) is not None),
-            *given.sbatch,
-        ],
+        directives=slurm.directives(given),
         setup=given.setup,
     )  # fmt: skip
     script = job.script()
@@ -89,13 +76,9 @@ def run(given: Namespace) -> None:
         print(script, end="")
         return
     target = job.logs / f"{time.strftime('%Y%m%d-%H%M%S')}.sbatch"
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(script, encoding="utf-8")
-    except OSError as error:
-        raise CannotWrite(target, error) from error
     folder = shlex.quote(os.path.relpath(str(output / exercise.name)))
-    submitted(
+    slurm.submit(
+        script,
         target,
         wait=given.wait,
         then=lambda number: (

@@ -50,25 +50,11 @@ def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
         help="srun tasks per node, instead of what the command needs",
     )
     add("--cpus-per-task", metavar="N", type=int, help="CPU cores of each task")
-    for name, (metavar, meaning) in WITH_VALUE.items():
-        add(f"--{name}", metavar=metavar, help=meaning)
     add("--job-name", metavar="NAME", help="the job's name (default that of the script)")
-    add(
-        "--sbatch",
-        metavar="OPTION",
-        action="append",
-        default=[],
-        help="any other option of sbatch, as in --sbatch=--exclusive; may be repeated",
-    )
+    add_site_options(add)
     add = parser.add_argument_group("on the nodes").add_argument
     add("--module", metavar="NAME", action="append", default=[], help="load this module; may be repeated")
-    add(
-        "--setup",
-        metavar="LINE",
-        action="append",
-        default=[],
-        help="a line of shell to run first, as in --setup 'source venv/bin/activate'; may be repeated",
-    )
+    add_setup(add)
     add("--container", metavar="IMAGE", help="run the command in this image")
     add(
         "--container-runtime",
@@ -84,14 +70,49 @@ def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
         default=[],
         help="a folder to mount in the container, or FROM:TO; working folder and run are always mounted",
     )
+    add_submitting(parser, ", as --print does")
+
+
+def add_site_options(add: Callable[..., object]) -> None:
+    """Declare what sites want to know of a job; `directives` makes sbatch's options of it."""
+    for name, (metavar, meaning) in WITH_VALUE.items():
+        add(f"--{name}", metavar=metavar, help=meaning)
+    add(
+        "--sbatch",
+        metavar="OPTION",
+        action="append",
+        default=[],
+        help="any other option of sbatch, as in --sbatch=--exclusive; may be repeated",
+    )
+
+
+def directives(given: Namespace) -> list[str]:
+    """Options of sbatch, as they were asked for with those of `add_site_options`."""
+    asked = (f"--{name}={value}" for name in WITH_VALUE if (value := getattr(given, name)) is not None)
+    return [*asked, *given.sbatch]
+
+
+def add_setup(add: Callable[..., object]) -> None:
+    """Declare what the job's script runs first."""
+    add(
+        "--setup",
+        metavar="LINE",
+        action="append",
+        default=[],
+        help="a line of shell to run first, as in --setup 'source venv/bin/activate'; may be repeated",
+    )
+
+
+def add_submitting(parser: ArgumentParser, also: str = "") -> None:
+    """Declare whether a script is submitted, and whether its job is waited for."""
     add = parser.add_argument_group("submitting").add_argument
-    add("--dry-run", action="store_true", help="print the script and submit nothing, as --print does")
+    add("--dry-run", action="store_true", help=f"print the script and submit nothing{also}")
     add("--wait", action="store_true", help="return when the job has ended, with its exit status")
 
 
 def run(given: Namespace) -> None:
     from lostflops.capture.slurm import script as slurm
-    from lostflops.errors import CannotWrite, OutputExists
+    from lostflops.errors import OutputExists
 
     command: list[str] = given.job[1:] if given.job[:1] == ["--"] else given.job
     _check(given, command)
@@ -111,16 +132,13 @@ def run(given: Namespace) -> None:
         gpus=given.gpus_per_node,
         tasks=given.tasks_per_node,
         cpus=given.cpus_per_task,
-        directives=[
-            *(f"--{name}={value}" for name in WITH_VALUE if (value := getattr(given, name)) is not None),
-            *given.sbatch,
-        ],
+        directives=directives(given),
         setup=[*(f"module load {shlex.quote(name)}" for name in given.module), *given.setup],
         container=given.container,
         runtime=given.container_runtime or slurm.runtime_of(given.container or ""),
         mounts=given.mount,
         monitor=[*lostflops_here(), "monitor"] if given.monitor else [],
-        again=f"sbatch {shlex.quote(os.path.relpath(target))}",
+        again=_again(target),
     )
     text = slurm.script(job)
     if given.dry_run or given.print:
@@ -128,17 +146,12 @@ def run(given: Namespace) -> None:
         return
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise OutputExists(output)
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(text, errors="surrogateescape")
-    except OSError as error:
-        raise CannotWrite(target, error) from error
 
     def then(number: str) -> str:
         run = os.path.relpath(job.run.replace(slurm.JOB_ID, number))
         return f"its output goes to {run}.out; when it has ended: lostflops why {shlex.quote(run)}"
 
-    submitted(target, wait=given.wait, then=then)
+    submit(text, target, wait=given.wait, then=then)
 
 
 def _check(given: Namespace, command: Sequence[str]) -> None:
@@ -201,15 +214,25 @@ def _absolute(value: object) -> str:
     return str(value.absolute() if isinstance(value, Path) else value)
 
 
-def submitted(target: Path, *, wait: bool, then: Callable[[str], str]) -> None:
-    """Submit a script, and say what follows; `then` is given the job's number.
+def _again(target: Path) -> str:
+    """How to submit a script once more."""
+    return f"sbatch {shlex.quote(os.path.relpath(target))}"
 
-    Raises BadOption where there is no sbatch, NotSubmitted where it refuses, and SystemExit with the job's
-    status where it was waited for and failed.
+
+def submit(script: str, target: Path, *, wait: bool, then: Callable[[str], str]) -> None:
+    """Write a script to `target` and submit it, and say what follows; `then` is given the job's number.
+
+    Raises CannotWrite, BadOption where there is no sbatch, NotSubmitted where it refuses, and SystemExit with
+    the job's status where it was waited for and failed.
     """
-    from lostflops.errors import BadOption, NotSubmitted, shown
+    from lostflops.errors import BadOption, CannotWrite, NotSubmitted, shown
 
-    again = f"sbatch {shlex.quote(os.path.relpath(target))}"
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(script, errors="surrogateescape")
+    except OSError as error:
+        raise CannotWrite(target, error) from error
+    again = _again(target)
     if shutil.which("sbatch") is None:
         raise BadOption(
             f"`sbatch` is not on the PATH here; the script was written to {shown(target)}.",
