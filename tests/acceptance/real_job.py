@@ -95,7 +95,10 @@ class Job:
             gc.collect()
         elif self.fault == "save":
             # One file, as the last checkpoint is: to delete a file takes longer here than to write it.
+            until = time.perf_counter() + ms / 1000
             torch.save(self.model.state_dict(), self.kept)
+            while time.perf_counter() < until:
+                torch.save(self.model.state_dict(), self.kept)
         elif self.fault == "logging":
             for number in range(int(8 * ms)):
                 logging.info("step %d, loss %f", number, ms)
