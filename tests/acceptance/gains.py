@@ -27,8 +27,8 @@ from .real import Ran, RealCase, recorded
 CLOSE = 0.25
 NOTHING = Truth("", quiet=True)
 NAMED = ("--function", "augment")
-# A job with a fault, its options, the edit that removes it, and how many ranks it has. Each fault takes 100 ms of
-# a step or more: the rest, 30 to 40 ms, varies by 5 ms from one job to the next on a machine that others use.
+# A job with a fault, its options, the edit that removes it, and how many ranks it has. Each fault takes
+# 100 ms of a step or more: the rest, 30 to 40 ms, varies by 5 ms from job to job on a shared machine.
 JOBS = (
     ("slow dataset, no workers", ("--fault", "loader", "--ms", "120"), "loader=0ms", 1),
     ("time.sleep in each step", ("--fault", "sleep", "--ms", "120", *NAMED), "range:augment=0ms", 1),
