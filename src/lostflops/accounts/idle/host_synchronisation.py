@@ -13,7 +13,7 @@ HOST_SYNCHRONISATION = Account(
     "calls of communication (`wait_tensor`, `c10d::…`) while no recorded communication runs.",
     remedy="Move `.item()`, `.cpu()` and prints of GPU values out of the step, or do them every hundredth "
     "step.",
-    remedy_on_host="Communicate in fewer and larger calls (a larger `bucket_cap_mb`, no barrier in the "
+    remedy_on_host="Communicate in fewer and larger calls (DDP: a larger `bucket_cap_mb`; no barrier in the "
     "step), and leave cores free for the threads that communicate.",
     order=90,
     verdict="Synchronisation-bound",
