@@ -155,4 +155,6 @@ ANEW: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("anew: clush", "clush -w rackbox77 x", ("rackbox77",)),
     ("anew: escaped letters", f"password\\u003d{S}\\u0026x\\u003d1", (S,)),
     ("anew: all letters escaped", "".join(f"\\u00{ord(c):02x}" for c in f"token={S}"), ("\\u005a\\u0071",)),
+    ("anew: firebase", f"AAAAabcdefg:APA91b{S}{S}{S}", (f"APA91b{S}",)),
+    ("anew: lambda", f"secret_train_0123456789abcdef0123456789abcdef.{S}", (S, "0123456789abcdef")),
 )

@@ -46,7 +46,7 @@ _SHAPES: tuple[tuple[tuple[str, ...], str], ...] = (
     (("FlyV1 ",), r"[\w.+/=~-]{8,}"),
     (("hf_",), r"(?!transfer(?![a-z]))[\w.+/=~-]{8,}"),
     # Names of kernels begin like these too.
-    (("secret_",), r"(?:[\w-]{1,40}_[0-9a-f]{32}[\w.]*|[A-Za-z0-9]{43})"),
+    (("secret_",), r"(?:[\w-]{1,40}_[0-9a-f]{16,32}(?:\.[\w.]+|(?<=[0-9a-f]{32})[\w.]*)|[A-Za-z0-9]{43})"),
     (("r8_", "sbp_", "glc_", "ntn_", "rpa_", "fw_", "nfp_", "nfc_", "vcp_", "vci_"),
      r"[A-Za-z0-9]{22,}[\w.+/=-]*"),
     (("pul-", "bkua_", "bkpat_"), r"[0-9a-f]{32,}"),
@@ -91,6 +91,7 @@ SHAPES = [(prefix.encode(), rest.encode()) for prefixes, rest in _SHAPES for pre
 # Values without a beginning of their own: Twilio's, Telegram's, Discord's, Mailchimp's, Azure's, Terraform's.
 _OTHERS: tuple[tuple[bytes, re.Pattern[bytes]], ...] = (
     (b":AA", re.compile(BOUND + rb"(?:bot)?\d{6,12}:AA[\w-]{32,}")),
+    (b":APA91b", re.compile(BOUND + rb"[\w-]{11,}:APA91b[\w-]{20,}")),  # Firebase's
     (b"-us", re.compile(BOUND + rb"[0-9a-f]{32}-us\d{1,2}(?!\w)")),
     (b"8Q~", re.compile(BOUND + rb"[\w~.-]{3,20}?8Q~[\w~.-]{20,}")),
     (b".atlasv1.", re.compile(BOUND + rb"\w{10,}\.atlasv1\.[\w-]{20,}")),
