@@ -20,7 +20,7 @@ from lostflops.session import Answer, Session, Skipped
 from lostflops.store.trace import Trace
 
 from .declared import remedies
-from .purposes import exposed_by_purpose
+from .purposes import exposed_by_operation, exposed_by_purpose
 
 NAMES = pl.Schema({"rank": pl.Int32, "account": pl.String, "name": pl.String, "ns": pl.Int64})
 WORK = pl.Schema(
@@ -57,7 +57,8 @@ class Given:
     tell, `in_checkpoints` how much of the exposed copying was launched inside a checkpoint, ns, and
     `in_long_pauses` how much of the host's other work comes in stretches of a millisecond or more, ns.
     `saving` says for how long of each step a thread that launches nothing saves a checkpoint, and in which
-    row. `purposes` says what exposed communication is for, ns, and `waited` what the ranks that others wait
+    row. `purposes` says what exposed communication is for, `operations` in which kinds of operations of one
+    size it is, ns, and `waited` what the ranks that others wait
     for do meanwhile, as the recipe `communication_waited_for` does; `held_back` is how much exposed
     communication began late because the host waited for its device, ns. `clocks_apart` is by how much the
     clocks of two ranks may still differ, ns. `advice` puts a remedy into the words of the framework that the
@@ -73,6 +74,7 @@ class Given:
     in_long_pauses: int = 0
     saving: pl.DataFrame = field(default_factory=SAVING.to_frame)
     purposes: Mapping[str, int] = field(default_factory=dict[str, int])
+    operations: Mapping[str, int] = field(default_factory=dict[str, int])
     waited: pl.DataFrame = field(default_factory=WAITED.to_frame)
     held_back: int = 0
     clocks_apart: int = 0
@@ -166,8 +168,8 @@ def gather(
     ranks = counted["rank"].n_unique()
     many = ranks > 1
 
-    def purposes() -> pl.DataFrame:
-        told = exposed_by_purpose(trace, _table(session, "device_runs"), counted)
+    def exposed(by: Callable[[Trace, pl.DataFrame | None, pl.DataFrame], dict[str, int]]) -> pl.DataFrame:
+        told = by(trace, _table(session, "device_runs"), counted)
         return pl.DataFrame({"purpose": [*told], "ns": [*told.values()]}, schema=PURPOSES)
 
     def folded(name: str, empty: pl.Schema, fold: Callable[[], pl.DataFrame]) -> pl.DataFrame:
@@ -189,7 +191,8 @@ def gather(
         in_checkpoints=total("in_checkpoints", _in_checkpoints) if "copy_summary_by_time" in answers else 0,
         in_long_pauses=total("in_long_pauses", _in_long_pauses),
         saving=folded("saving", SAVING, lambda: _saving_beside(trace, session, ledger)),
-        purposes=dict(folded("purposes", PURPOSES, purposes).iter_rows()),
+        purposes=dict(folded("purposes", PURPOSES, lambda: exposed(exposed_by_purpose)).iter_rows()),
+        operations=dict(folded("operations", PURPOSES, lambda: exposed(exposed_by_operation)).iter_rows()),
         waited=folded("waited", WAITED, lambda: _waited(session, counted)) if many else WAITED.to_frame(),
         held_back=total("held_back", _held_back) if "communication_exposed" in answers else 0,
         clocks_apart=_clocks_apart(trace) if many else 0,

@@ -13,7 +13,7 @@ from lostflops.finding import Finding, milliseconds
 from .declared import LOGGING as LOGGING_INSIDE
 from .declared import SLOWED
 from .given import OTHER_HOST, Given
-from .names import SAVED, contributors, listed, saved_or_logged, spoken, stands_still
+from .names import NAMED_FROM, SAVED, listed, made_of, saved_or_logged, spoken, stands_still
 from .names import WAITS as WAITS_FOR_OTHERS
 from .page_findings import PageFindings
 
@@ -30,7 +30,6 @@ BETWEEN_FROM = 0.15
 # Of a step, in which another thread saves: such steps are compared with those in which hardly any does. How
 # many times as long the CPU pauses there, and what of the step that costs, from which on it is the saving's.
 BESIDE, HARDLY, TIMES, SLOWED_FROM = 0.5, 0.1, 2, 0.03
-NAMED_FROM = 0.1  # of an account, which a name must hold to be shown
 SAVES_OR_LOGS, SAVES, LOGS = "saves a checkpoint or logs", "saves a checkpoint", "logs"
 # Ranges that frameworks and scripts draw around whole phases: what to change lies inside.
 PHASE = re.compile(
@@ -67,11 +66,10 @@ def names_of(page: PageFindings, account: str) -> list[tuple[str, int]]:
 
 def _named(page: PageFindings, finding: Finding) -> Finding:
     parts = [part for account in finding.accounts for part in names_of(page, account)]
-    told = contributors(((spoken(name), ns) for name, ns in parts), at_least=round(NAMED_FROM * finding.size))
-    named = replace(finding, contributors=told, rank=_alone(page, finding))
+    named = made_of(replace(finding, rank=_alone(page, finding)), ((spoken(name), ns) for name, ns in parts))
     if SAVES_OR_LOGS in finding.claim and parts:
         return _saving_or_logging(named, parts)
-    if finding.name != BY_NAME or not told:
+    if finding.name != BY_NAME or not named.contributors:
         return named
     largest = [(spoken(name), ns) for name, ns in parts[:2] if ns >= NAMED_FROM * finding.size]
     what = [f"{name.partition(' (')[0]} ({milliseconds(ns)})" for name, ns in largest]

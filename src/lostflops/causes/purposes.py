@@ -7,7 +7,7 @@ all-reduce is of gradients, unless the forward pass makes it: then it adds up wh
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import polars as pl
 
@@ -53,6 +53,8 @@ BY_KIND_ALONE = (STAGES, BARRIERS, BROADCASTS)
 # Of a group's bytes that all-reduces move, from which on those of the forward pass make it tensor parallel:
 # statistics and flags that a forward pass reduces are small.
 IN_FORWARD = 0.1
+SIZED = "|"  # between an operation's kind and its bytes
+MOST_OPERATIONS = 8
 
 
 def main_purpose(purposes: Mapping[str, int]) -> str:
@@ -66,6 +68,30 @@ def exposed_by_purpose(trace: Trace, runs: pl.DataFrame | None, counted: pl.Data
 
     `runs` says what the device did when, as the recipe `device_runs` does.
     """
+    return _exposed(trace, runs, counted, lambda rows: _purposes(trace, rows).fill_null(OTHER))
+
+
+def exposed_by_operation(trace: Trace, runs: pl.DataFrame | None, counted: pl.DataFrame) -> dict[str, int]:
+    """The same for each kind of operation on as many bytes, of those that take most time."""
+
+    def operations(rows: pl.DataFrame) -> pl.Series:
+        size = pl.col("bytes_in").cast(pl.Int64).fill_null(0)
+        named = pl.concat_str(pl.col("kind").cast(pl.String).fill_null(OTHER), size, separator=SIZED)
+        told = rows.select(named.alias("name"), time=pl.col("end") - pl.col("start"))
+        longest = told.group_by("name").agg(pl.col("time").sum()).sort("time", "name", descending=[True, False])
+        return told["name"].replace_strict(
+            longest["name"].head(MOST_OPERATIONS), longest["name"].head(MOST_OPERATIONS), default=OTHER
+        )
+
+    return _exposed(trace, runs, counted, operations)
+
+
+def _exposed(
+    trace: Trace,
+    runs: pl.DataFrame | None,
+    counted: pl.DataFrame,
+    named: Callable[[pl.DataFrame], pl.Series],
+) -> dict[str, int]:
     table = trace.table("collectives")
     if table is None or runs is None or counted.is_empty():
         return {}
@@ -77,18 +103,18 @@ def exposed_by_purpose(trace: Trace, runs: pl.DataFrame | None, counted: pl.Data
     moving = alone.filter(pl.col("account").cast(pl.String) != WAIT)
     alone = moving if moving.height else alone
     alone = alone.join(counted, on=["rank", "step"], how="semi").select("rank", "start", "end")
-    of = rows.select("rank", "start", "end", purpose=_purposes(trace, rows).fill_null(OTHER))
+    of = rows.select("rank", "start", "end", name=named(rows))
     cover = intervals.union(alone.lazy(), ["rank"])
-    # Two operations at a time share what is exposed: each purpose counts its own union.
-    lanes = {purpose: of.filter(pl.col("purpose") == purpose) for purpose in of["purpose"].unique().sort()}
+    # Two operations at a time share what is exposed: each name counts its own union.
+    lanes = {name: of.filter(pl.col("name") == name) for name in of["name"].unique().sort()}
     return {
-        purpose: int(
+        name: int(
             intervals.inside(intervals.union(mine.lazy(), ["rank"]), cover, {"exposed": pl.lit(True)})
             .select(pl.col("exposed").sum())
             .collect()
             .item()
         )
-        for purpose, mine in lanes.items()
+        for name, mine in lanes.items()
     }
 
 

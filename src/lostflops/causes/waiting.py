@@ -18,6 +18,7 @@ from .host import PER_STEP
 from .lateness import (
     Late,
     LateTogether,
+    also,
     called,
     chain,
     explained_by_work,
@@ -25,6 +26,7 @@ from .lateness import (
     in_words,
     late_rank,
     late_together,
+    late_when,
     like_others_at_most,
     like_the_least_at_most,
     replayed_even,
@@ -44,9 +46,9 @@ from .longer_compute import (
     slow_device,
     slower_compute,
 )
-from .names import LOGGED, bytes_of, contributors, on_ranks
+from .names import LOGGED, bytes_of, made_of, on_ranks
 from .page_findings import PageFindings, joining
-from .purposes import CALLED, EXPERTS, STAGES, TENSOR, main_purpose
+from .purposes import CALLED, EXPERTS, SIZED, STAGES, TENSOR, main_purpose
 from .stages import BUBBLE, WAITS_FROM, join_stages, slowest_stage
 from .waited_for import dearer, join_waited_for, pauses_elsewhere
 
@@ -165,7 +167,8 @@ def _late(page: PageFindings, late: Late, waits: Finding | None) -> None:
     if copying is not None and ranks * copying.size <= (1 + MUCH) * late.excess.main:
         page.drop(copying)  # no other rank has them
         members, remedy, named = [*members, copying], copying.next, given.named(PAGEABLE)
-    page.put(
+    second = also(late)
+    told = made_of(
         Finding(
             name=ARRIVES,
             claim=_claim(page, late),
@@ -176,13 +179,14 @@ def _late(page: PageFindings, late: Late, waits: Finding | None) -> None:
             next=on_ranks(f"rank {late.rank}", remedy),
             recipe="communication_imbalance",
             doubt=" ".join(_doubts(page, late, waits)),
-            contributors=contributors(late.excess.parts),
-            accounts=(late.cause, "communication.wait"),
+            accounts=(late.cause, "communication.wait", *((second,) if second else ())),
             rank=late.rank,
             remedies=named,
             edit=EVEN_WORK if shared else "",
-        )
+        ),
+        late.excess.parts,
     )
+    page.put(told)
 
 
 def _most_of_all(page: PageFindings, late: Late, waited: int) -> int:
@@ -220,7 +224,10 @@ def _claim(page: PageFindings, late: Late) -> str:
     if late.only_step is not None:
         once = f"Rank {late.rank} is {milliseconds(late.ns * late.steps)} late once, in step {late.only_step}"
         return f"{once}. Spread over all steps: {why}."
-    return f"Rank {late.rank} is {milliseconds(late.ns)} late per step ({share}): {why}."
+    said = f"Rank {late.rank} is {milliseconds(late.ns)} late per step ({share})"
+    if when := late_when(late, given):
+        return f"{said}, {when}. Spread over all steps: {why}."
+    return f"{said}: {why}."
 
 
 def _remedy(page: PageFindings, cause: str, device_slow: bool, logged: bool = False) -> str:
@@ -482,14 +489,12 @@ def _exposed(page: PageFindings, base: Finding, moving: int, waited: int) -> Non
     joinable = main_purpose(given.purposes) not in NEVER_JOINED
     if small and joinable and 2 * sum(f.size for f in small) >= moving + waited:
         # Their number is what costs: the exposure is theirs.
-        page.put(
-            replace(
-                joining(small[0], [base, *network[1:]]),
-                cost_per_step=moving + waited,
-                contributors=_collectives(page),
-                accounts=("communication.transfer", "communication.exposed"),
-            )
+        told = replace(
+            joining(small[0], [base, *network[1:]]),
+            cost_per_step=moving + waited,
+            accounts=("communication.transfer", "communication.exposed"),
         )
+        page.put(made_of(told, _collectives(given)))
         return
     worth = waited >= WAITING_TOLD * (moving + waited)
     waiting = f", {milliseconds(waited)} of it waiting" if worth else ""
@@ -500,7 +505,7 @@ def _exposed(page: PageFindings, base: Finding, moving: int, waited: int) -> Non
     if some_missing and main_purpose(given.purposes) == STAGES and 2 * unknown >= moving:
         _between_stages(page, base, moving + waited, unknown)
         return
-    page.put(
+    told = made_of(
         replace(
             base,
             name=EXPOSED,
@@ -516,16 +521,17 @@ def _exposed(page: PageFindings, base: Finding, moving: int, waited: int) -> Non
             ),
             next=base.next,
             accounts=("communication.transfer", "communication.exposed"),
-            contributors=_collectives(page),
-        )
+        ),
+        _collectives(given),
     )
+    page.put(told)
 
 
 def _between_stages(page: PageFindings, base: Finding, cost: int, unknown: int) -> None:
     """Sends and receives that wait or transfer; which of both is not known, as some ranks are missing."""
     waiting = page.take(BUBBLE)
     waits = sum(f.size for f in waiting)
-    page.put(
+    told = made_of(
         replace(
             base,
             name=BUBBLE,
@@ -538,9 +544,10 @@ def _between_stages(page: PageFindings, base: Finding, cost: int, unknown: int) 
             ),
             next=ACCOUNTS["idle.pipeline_bubble"].remedy,
             accounts=("communication.exposed", "communication.wait", "communication.transfer"),
-            contributors=_collectives(page),
-        )
+        ),
+        _collectives(page.given),
     )
+    page.put(told)
 
 
 def _for_what(given: Given) -> Iterator[str]:
@@ -570,14 +577,10 @@ def _transfer(page: PageFindings, base: Finding) -> int:
     return max(each, default=base.ns_per_step)
 
 
-def _collectives(page: PageFindings) -> tuple[str, ...]:
-    """The operations that take most time in a step, hidden or not."""
-    table = page.given.table("communication_summary")
-    if table is None:
-        return ()
-    rows = table.select("kind", "bytes", "per_step").drop_nulls("per_step").iter_rows()
-    sized = (
-        (f"{kind} of {bytes_of(size)}" if size and kind != "barrier" else f"{kind}", ns)
-        for kind, size, ns in rows
-    )
-    return contributors(sized)
+def _collectives(given: Given) -> Iterator[tuple[str, int]]:
+    """The operations by how long nothing hides them in a mean step, ns."""
+    for name, ns in given.operations.items():
+        kind, _, size = name.partition(SIZED)
+        if size:
+            sized = f" of {bytes_of(int(size))}" if int(size) and kind != "barrier" else ""
+            yield f"{kind}{sized}", ns // max(1, given.num_steps)

@@ -131,7 +131,7 @@ def _share(first: Finding, budget: Budget) -> str:
 
 def _noun(first: Finding) -> str:
     """What a finding is about; empty where it has neither an account nor words of its own."""
-    if first.rank is not None and first.accounts[1:] == ("communication.wait",):
+    if first.rank is not None and first.accounts[1:2] == ("communication.wait",):
         return f"waiting for rank {first.rank}"
     own = verdicts().get(first.name)
     if own is not None:
@@ -149,6 +149,8 @@ def _late(first: Finding, budget: Budget, length: str) -> str:
     one = re.search(r"\bof (checkpoints|logging)\b(?! or)", first.claim)
     if one:
         what = "its checkpoints make" if one[1] == "checkpoints" else "its logging makes"
+    if len(first.accounts) > 2:  # another account makes it late as well
+        what = f"mostly {what or 'its own work makes'}"
     return (
         f"Waiting for rank {first.rank}: {what or 'its own work makes'} it {milliseconds(first.size)} late "
         f"in the {length} ({percent(first.size, budget.mean)})."
