@@ -9,6 +9,7 @@ from dataclasses import replace
 import polars as pl
 
 from lostflops.finding import Finding, milliseconds
+from lostflops.recipes.idle.gaps import over_steps
 
 from .declared import LOGGING as LOGGING_INSIDE
 from .declared import SLOWED
@@ -158,10 +159,26 @@ def told_once(finding: Finding, given: Given) -> Finding:
     steps = given.ledger["step"].n_unique()
     amount = PER_STEP.search(finding.claim)
     whole = int(by_step["ns"].sum())
-    if steps < FEWEST_FOR_ONCE or amount is None or by_step["ns"][0] < ONCE * whole:
+    if steps < FEWEST_FOR_ONCE or amount is None:
         return finding
-    once = f"{milliseconds(by_step['most'][0])} once in {steps} steps, in step {by_step['step'][0]}"
+    if by_step["ns"][0] >= ONCE * whole:
+        lasts, where = by_step["most"][0], f"step {by_step['step'][0]}"
+    else:
+        first, last = _one_pause(given)
+        both = each.filter(pl.col("step").is_between(first, last))
+        lasts = int(both.group_by("rank").agg(pl.col("ns").sum())["ns"].max() or 0)  # pyright: ignore[reportArgumentType]
+        where = f"steps {first} {'and' if last == first + 1 else 'to'} {last}"
+        if first == last or int(both["ns"].sum()) < ONCE * whole:
+            return finding
+    once = f"{milliseconds(lasts)} once in {steps} steps, in {where}"
     return replace(finding, claim=finding.claim.replace(amount[0], f"{once} ({amount[1]}, {amount[2]}),", 1))
+
+
+def _one_pause(given: Given) -> tuple[int, int]:
+    """The first and the last step of the longest gap: the end of a step may part it."""
+    gaps = given.table("gpu_gaps")
+    longest = None if gaps is None or gaps.is_empty() else over_steps(gaps).row(0, named=True)
+    return (longest["step"], longest["last_step"]) if longest else (0, 0)
 
 
 def _alone(page: PageFindings, finding: Finding) -> int | None:

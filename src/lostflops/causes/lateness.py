@@ -369,6 +369,8 @@ class LateTogether:
     more: int  # ns beyond the median of the others
     account: str
     main: int  # how much of that is in the account, ns
+    # Each rank's own account with most beyond the others, and how much that is, ns; where these differ.
+    apart: tuple[tuple[int, str, int], ...] = ()
 
     @property
     def called(self) -> str:
@@ -405,12 +407,16 @@ def late_together(given: Given) -> LateTogether | None:
         .agg(pl.col("ns").sum())
     )
     beyond: dict[str, list[int]] = {}
-    for rank in ranks[:many]:
+    each: dict[int, dict[str, int]] = {}
+    for rank in sorted(ranks[:many]):
         beside = spent.filter((pl.col("rank") == rank) | pl.col("rank").is_in(ranks[many:]))
-        for account, ns in _beyond(beside, "account", rank, given.steps).items():
+        each[rank] = _beyond(beside, "account", rank, given.steps)
+        for account, ns in each[rank].items():
             beyond.setdefault(account, []).append(ns)
     account, most = max(beyond.items(), key=lambda part: (sum(part[1]), part[0]))
-    return LateTogether(tuple(sorted(ranks[:many])), round(gap), account, sum(most) // many)
+    own_most = tuple((rank, *max(parts.items(), key=lambda p: (p[1], p[0]))) for rank, parts in each.items())
+    apart = own_most if len({name for _, name, _ in own_most}) > 1 else ()
+    return LateTogether(tuple(sorted(ranks[:many])), round(gap), account, sum(most) // many, apart)
 
 
 @dataclass(frozen=True)
@@ -514,7 +520,9 @@ def _mainly(late: Late) -> str:
     spent = (account.spent or account.label).replace(EITHER, excess.saved_or_logged)
     said = f"{milliseconds(excess.own)} {spent}"
     if excess.waits:
-        said = f"its CPU waits for the GPU {excess.waits} times per step, which costs {milliseconds(excess.own)}"
+        said = (
+            f"its CPU waits for the GPU {excess.waits} times per step, which costs {milliseconds(excess.own)}"
+        )
     elif excess.parts and 2 * excess.parts[0][1] >= excess.main and " (" in excess.parts[0][0]:
         said += f", {excess.parts[0][0]}"
     if excess.own - excess.main >= ALIKE * excess.own:

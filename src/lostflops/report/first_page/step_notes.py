@@ -157,7 +157,8 @@ def _joined(texts: list[str]) -> str:
 def uneven(run: Run, steps: pl.DataFrame, counted: pl.DataFrame) -> Iterator[str]:
     """Which counted steps are far longer than the others, and no outliers as they come back or do more."""
     length = (pl.col("end") - pl.col("start")).alias("length")
-    mine = steps.join(counted, on=["rank", "step"], how="semi").group_by("step").agg(length.max())
+    each = steps.join(counted, on=["rank", "step"], how="semi").select("rank", "step", length)
+    mine = each.group_by("step").agg(pl.col("length").max())
     usual = mine["length"].median()
     if run.is_whole or mine.height < FEWEST_UNEVEN or not isinstance(usual, float):
         return
@@ -169,10 +170,28 @@ def uneven(run: Run, steps: pl.DataFrame, counted: pl.DataFrame) -> Iterator[str
     assert isinstance(low, int) and isinstance(high, int)
     took = milliseconds(high) if high < 1.1 * low else f"{milliseconds(low)} to {milliseconds(high)}"
     which, one = _numbers(long["step"].to_list()), long.height == 1
+    if apart := _on_ranks(each.filter(pl.col("length") > MUCH_LONGER * usual)):
+        yield (
+            f"A step takes {took} that is {milliseconds(usual)} otherwise (median): {apart}. It counts in "
+            "the mean: it does more, or may come back."
+        )
+        return
     yield (
         f"{which[:1].upper()}{which[1:]} take{'s' * one} {took}, the others {milliseconds(usual)} (median). "
         f"{'It counts' if one else 'They count'} in the mean: {'it does' if one else 'they do'} more, or may "
         "come back."
+    )
+
+
+def _on_ranks(long: pl.DataFrame) -> str:
+    """Which ranks have which of some long steps, where each has one: 'step 6 on rank 0, step 7 on ranks 1
+    and 2'. One pause lengthens the step that ends after it, which need not be one number on all ranks."""
+    if long["rank"].is_duplicated().any() or long["step"].n_unique() < 2:
+        return ""
+    by_step = long.sort("step", "rank").group_by("step", maintain_order=True).agg("rank")
+    return ", ".join(
+        f"step {step} on rank{'s' * (len(ranks) > 1)} {_joined(list(map(str, ranks)))}"
+        for step, ranks in by_step.iter_rows()
     )
 
 
