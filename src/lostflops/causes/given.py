@@ -20,7 +20,7 @@ from lostflops.session import Answer, Session, Skipped
 from lostflops.store.trace import Trace
 
 from .declared import remedies
-from .purposes import RING, STAGES, exposed_by_operation, exposed_by_purpose
+from .purposes import RING, STAGES, exposed_by_operation, exposed_by_purpose, in_one_process
 from .surely_waited import surely_waited
 
 NAMES = pl.Schema({"rank": pl.Int32, "account": pl.String, "name": pl.String, "ns": pl.Int64})
@@ -81,6 +81,7 @@ class Given:
     held_back: int = 0
     surely_waited: int = 0
     clocks_apart: int = 0
+    data_parallel: bool = True
     on_host: bool = False
     missing_ranks: bool = False
     advice: Callable[[str, str], str] = _plain
@@ -207,6 +208,7 @@ def gather(
         held_back=total("held_back", _held_back) if "communication_exposed" in answers else 0,
         surely_waited=total("surely_waited", sure) if many and missing else 0,
         clocks_apart=_clocks_apart(trace) if many else 0,
+        data_parallel=in_one_process(trace),
         on_host=on_host,
         missing_ranks=missing,
         advice=advice,

@@ -125,7 +125,7 @@ def _exposed(
 
 def _purposes(trace: Trace, rows: pl.DataFrame) -> pl.Series:
     """What each operation is for; null where nothing tells."""
-    if _in_one_process(trace):
+    if in_one_process(trace):
         return pl.Series([REPLICAS] * rows.height, dtype=pl.String)
     kind, group = pl.col("kind").cast(pl.String), pl.col("group").cast(pl.String)
     described = _described(trace)
@@ -172,7 +172,7 @@ def _in_rings(rows: pl.DataFrame) -> pl.Expr:
     return pl.col("group").is_in(rings.implode())
 
 
-def _in_one_process(trace: Trace) -> bool:
+def in_one_process(trace: Trace) -> bool:
     """Whether one process trains on several devices with `DataParallel`."""
     ranks = trace.table("ranks")
     if ranks is None or (
