@@ -91,9 +91,9 @@ def _advised(finding: Finding, given: Given) -> Finding:
             "a thread while the GPU computes.",
             remedies=(),
         )
-    if finding.name == OTHER_GPU and not given.data_parallel:
-        return replace(finding, next=TURNS, remedies=())
     key = asks_for(finding, given)
+    if finding.name == OTHER_GPU and not given.data_parallel:
+        return replace(finding, next=TURNS, remedies=given.named(key))
     named = given.named(key) if finding.remedies is None else given.left(finding.remedies)
     return replace(finding, next=given.advice(key, finding.next), remedies=named)
 

@@ -185,7 +185,7 @@ def _in_turn(idle: pl.DataFrame, ranks: pl.LazyFrame, kernels: Frame, copies: Fr
     others = pairs.filter(pl.col("rank") != pl.col("beside")).select("rank", "beside").lazy()
     ends = [t.select("rank", "start", "end") for t in (kernels, copies) if t is not None]
     busy = pl.concat(ends).rename({"rank": "beside"}).join(others, on="beside").select("rank", "start", "end")
-    may = pl.col("account").is_in([SYNCHRONISED, UNEXPLAINED, DEPENDENCY, UNRECORDED])
+    may = pl.col("account").is_in([SYNCHRONISED, UNEXPLAINED, UNRECORDED])
     cut = intervals.paint(
         idle.filter(may).rename({"account": "own"}).lazy(), {OTHER_DEVICE: busy}, by=["rank"]
     ).collect()
