@@ -222,7 +222,7 @@ def test_who_waits_for_a_rank_that_is_here_waits_whoever_is_missing() -> None:
 def test_copies_that_wait_for_work_that_was_not_recorded_are_not_dear() -> None:
     """Of 100 ns the GPU idles 60 for it and 3 otherwise; the copies' own calls last as long."""
     rows = [(0, 0, "idle.unrecorded", 60), (0, 0, DATA, 3), (0, 0, "copy", 2), (0, 0, COMPUTE, 35)]
-    claim = "Copies from or to pageable memory cost 33.0 ns per step (33.0 %)."
+    claim = "Copies from or to pageable memory cost 33 ns per step (33.0 %)."
     alone = "nothing hides 2 ns of the 4 ns that 2 copies take"
     fact = f"{alone}, and the GPU idles another 31 ns in calls that copy"
     costly = finding(
@@ -293,3 +293,13 @@ def test_layers_on_several_gpus_of_a_process_are_not_told_of_data_parallel() -> 
     known.answers["x"].findings = (idle,)  # pyright: ignore[reportAttributeAccessIssue]
     (told,) = findings(replace(known, data_parallel=False))
     assert "torch.distributed.pipelining" in told.next and "DataParallel" not in told.next
+
+
+def test_copies_that_are_joined_cost_in_their_sentence_what_they_cost() -> None:
+    page = PageFindings(given([(0, 0, "copy", 40 * MS), (0, 0, COMPUTE, 60 * MS)], {"x": pl.DataFrame()}))
+    claim = "Copies from or to pageable memory cost 33.0 ms per step (33.0 %)."
+    page.put(finding(name="copies-pageable", claim=claim, cost_per_step=33 * MS, accounts=("copy",)))
+    page.put(finding(name="copies-exposed", claim="Copies cost.", cost_per_step=40 * MS, accounts=("copy",)))
+    join_copies(page)
+    (told,) = page.all()
+    assert told.claim == "Copies from or to pageable memory cost 40.0 ms per step (40.0 %)."

@@ -36,6 +36,9 @@ def join_copies(page: PageFindings) -> None:
         largest = max(found, key=lambda f: f.size)
         cause = page.absorb(cause, [f for f in found if f is not cause], largest.size - cause.size)
     _calls(page, cause)
+    for finding in [f for f in page.all() if f.name in COPIES]:  # what was joined is in the sentence too
+        claim = PER_STEP.sub(page.share(finding.size), finding.claim, count=1)
+        page.replace(finding, replace(finding, claim=claim))
 
 
 def _in_checkpoints(page: PageFindings) -> None:

@@ -22,6 +22,8 @@ BY_NAME = "host-busy-elsewhere"
 BETWEEN = ("idle.launch_bound", "idle.unexplained")  # what a host that runs ahead hides
 WAITS = "(?i)synchronize"  # calls that wait for the device
 SYNCS = 4  # waits per step, from which on they come from inside it
+# What is true of the idle time of one account alone.
+OF_IDLE = re.compile(r"of all step time, over|^upper limit:")
 ALONE = 0.9  # of the time on all ranks
 ONCE, FEWEST_FOR_ONCE = 0.8, 3  # of the time, in one step of at least so many: it happens once
 PER_STEP = re.compile(r"([\d.,]+ (?:ns|µs|ms|s) per step) \(([\d.]+ %)\)")
@@ -250,22 +252,27 @@ def _synchronised_often(page: PageFindings) -> None:
         return
     members = [finding for account in BETWEEN if (finding := page.about(account))]
     cost = waits.size + between
+    told = tuple(fact for fact in waits.evidence if not OF_IDLE.search(fact))
     joined = page.absorb(waits, [])
     for member in members:
         page.drop(member)
+    parts = [part for account in (*joined.accounts, *BETWEEN) for part in names_of(page, account)]
     page.replace(
         joined,
-        replace(
-            joined,
-            cost_per_step=cost,
-            ns_per_step=max(joined.ns_per_step, *(m.ns_per_step for m in members), 0),
-            claim=f"The GPU idles {page.share(cost)} because the CPU waits for it "
-            f"{often // given.num_steps:,} times per step, and then has to refill its queue.",
-            evidence=(
-                *joined.evidence,
-                f"{milliseconds(between)} of it is launches and Python that a CPU that runs ahead hides",
+        made_of(
+            replace(
+                joined,
+                cost_per_step=cost,
+                ns_per_step=max(joined.ns_per_step, *(m.ns_per_step for m in members), 0),
+                claim=f"The GPU idles {page.share(cost)} because the CPU waits for it "
+                f"{often // given.num_steps:,} times per step, and then has to refill its queue.",
+                evidence=(
+                    *told,
+                    f"{milliseconds(between)} of it is launches and Python that a CPU that runs ahead hides",
+                ),
+                accounts=(*joined.accounts, *BETWEEN),
             ),
-            accounts=(*joined.accounts, *BETWEEN),
+            ((spoken(name), ns) for name, ns in parts),
         ),
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 import polars as pl
@@ -11,14 +10,12 @@ from lostflops.finding import Finding, milliseconds
 from lostflops.intervals.matching import PAIR
 
 from .given import Given
-from .host import PER_STEP, waits_per_step
+from .host import OF_IDLE, PER_STEP, waits_per_step
 from .page_findings import PageFindings
 
 IDLES, LOSES = "The GPU idles ", "The GPU loses "
 SYNCHRONISING = "idle.host_synchronisation"
 NOT_OWN = ("communication.wait", "communication.exposed", "idle.pipeline_bubble")
-# What is true of the idle time alone, and not of the waiting for it.
-OF_IDLE = re.compile(r"of all step time, over|^upper limit:")
 WORTH_SAYING = 0.01  # of the step, from which on waiting is added to what is waited for
 
 

@@ -274,6 +274,20 @@ def uncovered(trace: Trace, steps: pl.DataFrame) -> Iterator[str]:
     yield f"The GPU{of} works {said} ({percent(before + after, whole)} of its work): that is in no account."
 
 
+def _gradients(trace: Trace, windows: pl.DataFrame) -> int:
+    """How many operators of a backward pass begin in these host windows of a rank."""
+    operators = trace.table("operators")
+    if operators is None:
+        return 0
+    backward = operators.filter(pl.col("phase").cast(pl.String) == "backward").select("rank", at="start")
+    inside = (
+        backward.sort("at")
+        .join_asof(windows.lazy().sort("at"), on="at", by="rank", strategy="backward", check_sortedness=False)
+        .filter(pl.col("at") < pl.col("host_end"))
+    )
+    return int(inside.select(pl.len()).collect().item())
+
+
 def without_update(trace: Trace, steps: pl.DataFrame) -> Iterator[str]:
     """That most marked steps hold no optimizer step, as where each micro-batch is marked."""
     ranges = trace.table("ranges")
@@ -299,7 +313,15 @@ def without_update(trace: Trace, steps: pl.DataFrame) -> Iterator[str]:
     of_rank = with_one.join(many, on="rank").filter(pl.col("many") >= FEWEST)
     if of_rank.is_empty() or of_rank.select((pl.col("len") > AT_MOST * pl.col("many")).any()).item():
         return
-    _, updated, of = of_rank.sort("rank").row(0)
+    rank, updated, of = of_rank.sort("rank").row(0)
+    mine = windows.filter(pl.col("rank") == rank)
+    without, having = (mine.join(hit, on=["rank", "step"], how=how) for how in ("anti", "semi"))
+    if _gradients(trace, having) and not _gradients(trace, without):
+        yield (
+            f"{of - updated} of {of} marked steps update nothing and compute no gradients, as evaluations "
+            "do. They count in the mean."
+        )
+        return
     yield (
         f"The optimizer runs in {updated} of {of} marked steps: what the page calls a step is a part of an "
         "optimizer step, such as a micro-batch."
