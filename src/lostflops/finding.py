@@ -55,6 +55,7 @@ class Finding:
     recipe: str = ""  # filled in by the runner
     doubt: str = ""  # why this may be wrong, when it may
     contributors: tuple[str, ...] = ()  # what it is made of, by name and with its time, the largest first
+    is_mostly_these: bool = True  # whether those are more than half of what it costs
     accounts: tuple[str, ...] = ()  # accounts of the ledger whose time it is about
     rank: int | None = None  # the rank that it blames, where it blames one
     # Remedies by name, the best first; None: those that its declaration names.

@@ -290,3 +290,26 @@ def test_ranks_that_share_no_collective_are_absent() -> None:
     loose = Job(2)
     loose.run((0, 1), "broadcast")
     assert told(loose.tables()) == {}
+
+
+@pytest.mark.parametrize(
+    ("apart", "numbered", "offset"),
+    [(5_000_000, True, -5_000_000), (100_001, True, -100_001), (100_000, True, 0), (5_000_000, False, 0)],
+)
+def test_ranks_of_one_host_whose_numbered_collectives_end_apart_have_clocks_of_their_own(
+    apart: int, numbered: bool, offset: int
+) -> None:
+    """Containers may share a host's name. Without numbers, a clock may seem off by a step."""
+    calls = [
+        {"rank": rank, "group": "g [0, 1, 2]", "kind": "all-reduce", "bytes_in": 8}
+        | {"sequence": n if numbered else None}
+        | {"start": end - 40_000, "arrival": end - 40_000, "end": end}
+        for rank in range(3)
+        for n in range(1, 6)
+        for end in [9_000_000 * n + (apart if rank == 1 else 0)]
+    ]
+    ranks = [{"rank": rank, "world_size": 3, "host": 5} for rank in range(3)]
+    found = told((example_table(COLLECTIVES, calls), example_table(RANKS, ranks)))
+    assert found[1][0] == offset and found[0][0] == found[2][0] == 0
+    if not offset:
+        assert {error for _, error in found.values()} == {SAME_HOST_ERROR}

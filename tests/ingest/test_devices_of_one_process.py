@@ -96,3 +96,22 @@ def test_a_gpu_whose_process_waits_for_another_gpu_waits_for_that(tmp_path: Path
     assert spent.get((0, "idle.other_device"), 0) == 0
     (waits,) = (f for f in lostflops.why(run).findings if f.name == "another-gpu-works")
     assert waits.remedies == ("one-process-per-gpu",) and "another GPU of the same process" in waits.claim
+
+
+def test_work_that_was_launched_for_one_gpu_and_waits_for_another_is_that_ones_turn(tmp_path: Path) -> None:
+    """The layers lie on two GPUs: the second works while the first's next kernel, long launched, waits."""
+    events: list[Event] = []
+    for number in range(4):
+        begin = 1000 + 6000 * number
+        events += [step(number, begin, 6000)]
+        for place, (at, device) in enumerate(((100, 0), (3100, 0), (600, 1))):
+            events += [call(begin + 10 * place, 5, 10 * number + place + 1)]
+            long = 2400 if device else 400
+            one = kernel(begin + at, long, 10 * number + place + 1, GEMM, device=device)
+            events.append({**one, "pid": device})
+    devices = [{"id": n, "name": "NVIDIA H100 80GB HBM3", "computeMajor": 9, "numSms": 132} for n in (0, 1)]
+    written(tmp_path / "trace.json", trace(events, head(None, deviceProperties=devices)))
+    ledger = lostflops.ask(lostflops.open(tmp_path), "step_ledger").filter(pl.col("rank") == 0)
+    spent = dict(ledger.group_by("account").agg(pl.col("ns").sum()).iter_rows())
+    assert spent["idle.other_device"] >= 3 * 2_400_000
+    assert spent.get("idle.unrecorded", 0) < 4 * 300_000

@@ -20,6 +20,7 @@ from lostflops.errors import ExportFailed, LostflopsError, NotATrace, NsysNotFou
 from lostflops.ingest import job
 from lostflops.ingest.nsys import reader as nsys
 from lostflops.ingest.part import Part
+from lostflops.store.trace import ONE_PER_DEVICE
 from lostflops.tables import TABLES
 from nsys_exports import DEFINITIONS, STRINGS, call, columns, copy, folder, kernel, process, push, sqlite
 
@@ -440,6 +441,21 @@ def test_a_process_that_keeps_two_devices_busy_becomes_two_ranks(made: Made) -> 
     assert (first.num_events > 0, second.num_events) == (True, 0)
     assert notes(first)["devices with little work"] == 1
     assert "launches" in first.tables and "launches" in second.tables
+    assert {first.rank_source, second.rank_source} == {ONE_PER_DEVICE}
+
+
+def test_calls_that_launch_on_one_device_are_not_the_others(made: Made) -> None:
+    tables = {
+        KERNEL: [kernel(100, 150, correlationId=1), kernel(100, 170, deviceId=1, correlationId=2)],
+        RUNTIME: [
+            call(90, 91, correlationId=1),
+            call(92, 93, correlationId=2),
+            call(94, 95, correlationId=3),
+        ],
+    }
+    first, second = made(tables)
+    assert rows(first, "launches", "start") == [(90,), (94,)]
+    assert rows(second, "launches", "start") == [(92,), (94,)]
 
 
 def test_ranks_follow_the_machines_devices_where_every_process_sees_its_own_as_device_0(made: Made) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import polars as pl
 
-from lostflops.replay.edits.between_ranks.ranks import above, kinds
+from lostflops.replay.dependencies.edges import Kind
+from lostflops.replay.edits.between_ranks.ranks import above, kinds, waits_beyond
 
 
 def test_a_rank_comes_down_to_the_others_where_it_is_above_them() -> None:
@@ -36,3 +40,18 @@ def test_a_kernel_that_not_all_ranks_run_is_one_of_its_family() -> None:
     )
     found = kinds(rows, np.array([0, 0, 1, 1, 0])).tolist()
     assert found[0] == found[2] != found[1] == found[3] and len(set(found)) == 3
+
+
+def test_a_rank_that_is_even_waits_for_its_device_as_often_as_the_others() -> None:
+    """Rank 1 waits in three calls of step 0 and once in step 1, the others once in each: two of them go."""
+    rank = np.array([0, 0, 2, 2, 1, 1, 1, 1, 1])
+    step = np.array([0, 1, 0, 1, 0, 0, 0, 1, 0])
+    edges = SimpleNamespace(kind=np.full(9, Kind.SYNC), target=np.array([2, 4, 6, 8, 10, 12, 14, 16, 14]))
+    job: Any = SimpleNamespace(edges=edges)
+    inside = np.ones(9, dtype=bool)
+    beyond = [False, False, False, False, True, True, False, False, False]
+    assert waits_beyond(job, rank, step, inside, [1]).tolist() == beyond
+    assert not waits_beyond(job, rank, step, inside, None).any()
+    assert not waits_beyond(job, rank, step, inside, [0]).any()
+    edges.kind[:] = Kind.OWN
+    assert not waits_beyond(job, rank, step, inside, [1]).any()

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import polars as pl
 import pytest
 
 import lostflops
 from kineto_files import Event, call, head, kernel, operator, span, step, trace
 from lostflops.errors import LostflopsError
 from lostflops.report.first_page.page import Page
+from lostflops.report.first_page.step_notes import uneven
 
 GEMM = "ampere_bf16_s16816gemm_bf16_128x128"
 ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
@@ -156,3 +160,23 @@ def test_work_that_takes_no_time_is_work_in_no_account(why: Callable[..., Page],
         assert not any("in no account" in note for note in why(still).notes)
     some = [{**e, "dur": 0.0} if e.get("cat") == "kernel" else e for e in device.events]
     assert not any("in no account" in note for note in why(some).notes)
+
+
+def test_one_pause_that_ends_in_another_step_on_another_rank_is_not_two_long_steps() -> None:
+    """Rank 0 pauses at the end of step 2, so that the others' step 3 is long."""
+    rows = [
+        {"rank": rank, "step": step, "start": 1000 * step, "end": 1000 * step + (400 if long else 100)}
+        for rank in range(3)
+        for step in range(5)
+        for long in [step == (3 if rank else 2)]
+    ]
+    steps = pl.DataFrame(rows)
+    marked: Any = SimpleNamespace(is_whole=False)
+    (told,) = uneven(marked, steps, steps.select("rank", "step"))
+    assert told == (
+        "A step takes 400 ns that is 100 ns otherwise (median): step 2 on rank 0, step 3 on ranks 1 and 2. "
+        "It counts in the mean: it does more, or may come back."
+    )
+    one = steps.with_columns(end=pl.col("start") + pl.when(pl.col("step") == 2).then(400).otherwise(100))
+    (said,) = uneven(marked, one, one.select("rank", "step"))
+    assert said.startswith("Step 2 takes 400 ns")

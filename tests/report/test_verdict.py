@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import polars as pl
@@ -221,3 +222,20 @@ def test_a_pause_outside_the_recorded_steps_is_no_share_of_them() -> None:
         "Held up outside the recorded steps: pauses that the recorded steps lack add 1.40 µs per step to the "
         "1.00 µs step."
     )
+
+
+def test_a_schedule_that_is_most_of_what_is_exposed_is_not_called_late_ranks() -> None:
+    found = spent(compute=836, communication__wait=145, communication__transfer=19)
+    waits = replace(about("communication.wait", cost=145), name="pipeline-bubble")
+    assert verdict(found, first=waits) == (
+        "Bubble-bound: 14.5 % of the 1.00 µs step is waiting between pipeline stages."
+    )
+
+
+def test_a_pause_that_others_wait_for_is_not_said_to_make_its_rank_late() -> None:
+    """Another rank may be nearly as late: what the pause alone costs is not known."""
+    found = spent(compute=500, communication__wait=250, idle__data_loading=250)
+    paused = replace(
+        about("idle.data_loading", "communication.wait", cost=450, rank=7), recipe="idle_summary"
+    )
+    assert "late" not in verdict(found, first=paused)

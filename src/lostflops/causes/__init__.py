@@ -51,6 +51,11 @@ ABOUT_THE_RECORDING = {
 # What tells how far to believe the page stands above its numbers, and is nothing to mend in the job.
 SAID_IN_NOTES = ("recorded-steps-unlike-others",)
 LOADING = "data-loading-starves-device"
+OTHER_GPU = "another-gpu-works"
+TURNS = (
+    "Where the layers lie on several GPUs, let these work on different micro-batches at a time "
+    "(`torch.distributed.pipelining`), or give each a process of its own and shard the model (FSDP2)."
+)
 HANDING_OVER = 500_000  # ns: a queue between processes, and the pinning of a batch
 FAULT_FROM = 0.03  # of the step, from which on a fault comes before waiting that has no cause of its own
 
@@ -87,6 +92,8 @@ def _advised(finding: Finding, given: Given) -> Finding:
             remedies=(),
         )
     key = asks_for(finding, given)
+    if finding.name == OTHER_GPU and not given.data_parallel:
+        return replace(finding, next=TURNS, remedies=given.named(key))
     named = given.named(key) if finding.remedies is None else given.left(finding.remedies)
     return replace(finding, next=given.advice(key, finding.next), remedies=named)
 

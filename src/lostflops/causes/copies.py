@@ -9,7 +9,7 @@ import polars as pl
 from lostflops.accounts import ACCOUNTS
 from lostflops.finding import Finding, percent
 
-from .host import names_of
+from .host import PER_STEP, names_of
 from .page_findings import PageFindings
 
 COPIES = ("copies-exposed", "copies-pageable")
@@ -18,12 +18,16 @@ IN_CALLS = ("idle.long_call", "idle.host_synchronisation", "idle.launch_bound")
 HALF = 0.5
 CHECKPOINT = "idle.checkpoint_logging"
 WORTH_SAYING = 0.01
+# Idle time after work was launched: what it waits for, and a call that blocks with it, is no copy's doing.
+NOT_OWN = ("idle.unrecorded", "idle.dependency")
+IDLES_TOO = ", and the GPU idles another"
 VALUE_BYTES = 64 << 10  # copies of more bring data, not values
 
 
 def join_copies(page: PageFindings) -> None:
     """Leave copies to the checkpoint or the synchronisation that makes them, else join them into one."""
     _in_checkpoints(page)
+    _waiting_for_unrecorded_work(page)
     found = [f for f in page.all() if f.name in COPIES]
     if not found:
         return
@@ -32,6 +36,9 @@ def join_copies(page: PageFindings) -> None:
         largest = max(found, key=lambda f: f.size)
         cause = page.absorb(cause, [f for f in found if f is not cause], largest.size - cause.size)
     _calls(page, cause)
+    for finding in [f for f in page.all() if f.name in COPIES]:  # what was joined is in the sentence too
+        claim = PER_STEP.sub(page.share(finding.size), finding.claim, count=1)
+        page.replace(finding, replace(finding, claim=claim))
 
 
 def _in_checkpoints(page: PageFindings) -> None:
@@ -74,6 +81,28 @@ def _in_checkpoints(page: PageFindings) -> None:
             accounts=(*joined.accounts, "copy"),
         ),
     )
+
+
+def _waiting_for_unrecorded_work(page: PageFindings) -> None:
+    """Leave to what was not recorded the idle time in which a copy waits for it, in a call that blocks."""
+    given = page.given
+    own = sum(
+        ns for account, ns in given.accounts.items() if account.startswith("idle.") and account not in NOT_OWN
+    )
+    table = given.table("copy_summary_by_time")
+    for finding in [f for f in page.all() if f.name in COPIES]:
+        copied = given.accounts.get("copy", 0)
+        if table is not None and finding.name == "copies-pageable":
+            pageable = table.filter(pl.col("host_memory") == "pageable")["per_step"]
+            copied = min(copied, int(pageable.sum() or 0) // max(1, len(given.steps)))
+        most = own + copied
+        if not any(given.accounts.get(account) for account in NOT_OWN) or finding.size <= most:
+            continue
+        page.drop(finding)
+        if page.reaches(most, WORTH_SAYING):
+            claim = PER_STEP.sub(page.share(most), finding.claim, count=1)
+            facts = (fact.partition(IDLES_TOO)[0] for fact in finding.evidence)
+            page.put(replace(finding, claim=claim, cost_per_step=most, evidence=tuple(facts)))
 
 
 def _calls(page: PageFindings, cause: Finding) -> None:

@@ -73,6 +73,7 @@ CASES: Mapping[str, Recommended] = {
             ("experts", ("expert-overlap",), ()),
             ("exchange", ("earlier-exchange",), ()),
             ("stages", ("pipeline-microbatches", "pipeline-schedule"), ()),
+            ("ring", ("earlier-exchange",), ()),
             ("barriers", ("fewer-barriers",), ()),
             ("broadcasts", ("fewer-broadcasts",), ()),
             ("replicas", ("one-process-per-gpu",), ()),

@@ -20,7 +20,8 @@ from lostflops.session import Answer, Session, Skipped
 from lostflops.store.trace import Trace
 
 from .declared import remedies
-from .purposes import exposed_by_purpose
+from .purposes import RING, STAGES, exposed_by_operation, exposed_by_purpose, in_one_process
+from .surely_waited import surely_waited
 
 NAMES = pl.Schema({"rank": pl.Int32, "account": pl.String, "name": pl.String, "ns": pl.Int64})
 WORK = pl.Schema(
@@ -57,9 +58,11 @@ class Given:
     tell, `in_checkpoints` how much of the exposed copying was launched inside a checkpoint, ns, and
     `in_long_pauses` how much of the host's other work comes in stretches of a millisecond or more, ns.
     `saving` says for how long of each step a thread that launches nothing saves a checkpoint, and in which
-    row. `purposes` says what exposed communication is for, ns, and `waited` what the ranks that others wait
+    row. `purposes` says what exposed communication is for, `operations` in which kinds of operations of one
+    size it is, ns, and `waited` what the ranks that others wait
     for do meanwhile, as the recipe `communication_waited_for` does; `held_back` is how much exposed
-    communication began late because the host waited for its device, ns. `clocks_apart` is by how much the
+    communication began late because the host waited for its device, ns, and `surely_waited` how much of
+    what may be waiting or transfer is waiting for ranks that are here, ns. `clocks_apart` is by how much the
     clocks of two ranks may still differ, ns. `advice` puts a remedy into the words of the framework that the
     job uses, and `left` are those of some remedies that it could still make.
     """
@@ -73,9 +76,12 @@ class Given:
     in_long_pauses: int = 0
     saving: pl.DataFrame = field(default_factory=SAVING.to_frame)
     purposes: Mapping[str, int] = field(default_factory=dict[str, int])
+    operations: Mapping[str, int] = field(default_factory=dict[str, int])
     waited: pl.DataFrame = field(default_factory=WAITED.to_frame)
     held_back: int = 0
+    surely_waited: int = 0
     clocks_apart: int = 0
+    data_parallel: bool = True
     on_host: bool = False
     missing_ranks: bool = False
     advice: Callable[[str, str], str] = _plain
@@ -145,7 +151,9 @@ class Given:
 
 
 def has_stages(given: Given) -> bool:
-    """Whether ranks wait in sends and receives: those make a rank late that is not so by itself."""
+    """Whether ranks wait in sends and receives of stages: those make a rank late that is not so by itself."""
+    if given.purposes.get(RING, 0) > given.purposes.get(STAGES, 0):
+        return False
     table = given.table("communication_wait")
     return table is not None and "in_pairs" in table.columns and bool(table["in_pairs"].sum())
 
@@ -165,10 +173,15 @@ def gather(
     counted = ledger.select("rank", "step").unique()
     ranks = counted["rank"].n_unique()
     many = ranks > 1
+    missing = world_size is not None and ranks < world_size
 
-    def purposes() -> pl.DataFrame:
-        told = exposed_by_purpose(trace, _table(session, "device_runs"), counted)
+    def exposed(by: Callable[[Trace, pl.DataFrame | None, pl.DataFrame], dict[str, int]]) -> pl.DataFrame:
+        told = by(trace, _table(session, "device_runs"), counted)
         return pl.DataFrame({"purpose": [*told], "ns": [*told.values()]}, schema=PURPOSES)
+
+    def sure(session: Session, counted: pl.DataFrame) -> int:
+        matches, runs = _table(session, "communication_matches"), _table(session, "device_runs")
+        return 0 if matches is None or runs is None else surely_waited(matches, runs, counted)
 
     def folded(name: str, empty: pl.Schema, fold: Callable[[], pl.DataFrame]) -> pl.DataFrame:
         try:
@@ -189,12 +202,15 @@ def gather(
         in_checkpoints=total("in_checkpoints", _in_checkpoints) if "copy_summary_by_time" in answers else 0,
         in_long_pauses=total("in_long_pauses", _in_long_pauses),
         saving=folded("saving", SAVING, lambda: _saving_beside(trace, session, ledger)),
-        purposes=dict(folded("purposes", PURPOSES, purposes).iter_rows()),
+        purposes=dict(folded("purposes", PURPOSES, lambda: exposed(exposed_by_purpose)).iter_rows()),
+        operations=dict(folded("operations", PURPOSES, lambda: exposed(exposed_by_operation)).iter_rows()),
         waited=folded("waited", WAITED, lambda: _waited(session, counted)) if many else WAITED.to_frame(),
         held_back=total("held_back", _held_back) if "communication_exposed" in answers else 0,
+        surely_waited=total("surely_waited", sure) if many and missing else 0,
         clocks_apart=_clocks_apart(trace) if many else 0,
+        data_parallel=in_one_process(trace),
         on_host=on_host,
-        missing_ranks=world_size is not None and ranks < world_size,
+        missing_ranks=missing,
         advice=advice,
         left=left,
         units=units,

@@ -9,11 +9,12 @@ from dataclasses import replace
 import polars as pl
 
 from lostflops.finding import Finding, milliseconds
+from lostflops.recipes.idle.gaps import over_steps
 
 from .declared import LOGGING as LOGGING_INSIDE
 from .declared import SLOWED
 from .given import OTHER_HOST, Given
-from .names import SAVED, contributors, listed, saved_or_logged, spoken, stands_still
+from .names import NAMED_FROM, SAVED, listed, made_of, saved_or_logged, spoken, stands_still
 from .names import WAITS as WAITS_FOR_OTHERS
 from .page_findings import PageFindings
 
@@ -21,6 +22,8 @@ BY_NAME = "host-busy-elsewhere"
 BETWEEN = ("idle.launch_bound", "idle.unexplained")  # what a host that runs ahead hides
 WAITS = "(?i)synchronize"  # calls that wait for the device
 SYNCS = 4  # waits per step, from which on they come from inside it
+# What is true of the idle time of one account alone.
+OF_IDLE = re.compile(r"of all step time, over|^upper limit:")
 ALONE = 0.9  # of the time on all ranks
 ONCE, FEWEST_FOR_ONCE = 0.8, 3  # of the time, in one step of at least so many: it happens once
 PER_STEP = re.compile(r"([\d.,]+ (?:ns|µs|ms|s) per step) \(([\d.]+ %)\)")
@@ -30,7 +33,6 @@ BETWEEN_FROM = 0.15
 # Of a step, in which another thread saves: such steps are compared with those in which hardly any does. How
 # many times as long the CPU pauses there, and what of the step that costs, from which on it is the saving's.
 BESIDE, HARDLY, TIMES, SLOWED_FROM = 0.5, 0.1, 2, 0.03
-NAMED_FROM = 0.1  # of an account, which a name must hold to be shown
 SAVES_OR_LOGS, SAVES, LOGS = "saves a checkpoint or logs", "saves a checkpoint", "logs"
 # Ranges that frameworks and scripts draw around whole phases: what to change lies inside.
 PHASE = re.compile(
@@ -67,11 +69,10 @@ def names_of(page: PageFindings, account: str) -> list[tuple[str, int]]:
 
 def _named(page: PageFindings, finding: Finding) -> Finding:
     parts = [part for account in finding.accounts for part in names_of(page, account)]
-    told = contributors(((spoken(name), ns) for name, ns in parts), at_least=round(NAMED_FROM * finding.size))
-    named = replace(finding, contributors=told, rank=_alone(page, finding))
+    named = made_of(replace(finding, rank=_alone(page, finding)), ((spoken(name), ns) for name, ns in parts))
     if SAVES_OR_LOGS in finding.claim and parts:
         return _saving_or_logging(named, parts)
-    if finding.name != BY_NAME or not told:
+    if finding.name != BY_NAME or not named.contributors:
         return named
     largest = [(spoken(name), ns) for name, ns in parts[:2] if ns >= NAMED_FROM * finding.size]
     what = [f"{name.partition(' (')[0]} ({milliseconds(ns)})" for name, ns in largest]
@@ -160,10 +161,26 @@ def told_once(finding: Finding, given: Given) -> Finding:
     steps = given.ledger["step"].n_unique()
     amount = PER_STEP.search(finding.claim)
     whole = int(by_step["ns"].sum())
-    if steps < FEWEST_FOR_ONCE or amount is None or by_step["ns"][0] < ONCE * whole:
+    if steps < FEWEST_FOR_ONCE or amount is None:
         return finding
-    once = f"{milliseconds(by_step['most'][0])} once in {steps} steps, in step {by_step['step'][0]}"
+    if by_step["ns"][0] >= ONCE * whole:
+        lasts, where = by_step["most"][0], f"step {by_step['step'][0]}"
+    else:
+        first, last = _one_pause(given)
+        both = each.filter(pl.col("step").is_between(first, last))
+        lasts = int(both.group_by("rank").agg(pl.col("ns").sum())["ns"].max() or 0)  # pyright: ignore[reportArgumentType]
+        where = f"steps {first} {'and' if last == first + 1 else 'to'} {last}"
+        if first == last or int(both["ns"].sum()) < ONCE * whole:
+            return finding
+    once = f"{milliseconds(lasts)} once in {steps} steps, in {where}"
     return replace(finding, claim=finding.claim.replace(amount[0], f"{once} ({amount[1]}, {amount[2]}),", 1))
+
+
+def _one_pause(given: Given) -> tuple[int, int]:
+    """The first and the last step of the longest gap: the end of a step may part it."""
+    gaps = given.table("gpu_gaps")
+    longest = None if gaps is None or gaps.is_empty() else over_steps(gaps).row(0, named=True)
+    return (longest["step"], longest["last_step"]) if longest else (0, 0)
 
 
 def _alone(page: PageFindings, finding: Finding) -> int | None:
@@ -235,22 +252,27 @@ def _synchronised_often(page: PageFindings) -> None:
         return
     members = [finding for account in BETWEEN if (finding := page.about(account))]
     cost = waits.size + between
+    told = tuple(fact for fact in waits.evidence if not OF_IDLE.search(fact))
     joined = page.absorb(waits, [])
     for member in members:
         page.drop(member)
+    parts = [part for account in (*joined.accounts, *BETWEEN) for part in names_of(page, account)]
     page.replace(
         joined,
-        replace(
-            joined,
-            cost_per_step=cost,
-            ns_per_step=max(joined.ns_per_step, *(m.ns_per_step for m in members), 0),
-            claim=f"The GPU idles {page.share(cost)} because the CPU waits for it "
-            f"{often // given.num_steps:,} times per step, and then has to refill its queue.",
-            evidence=(
-                *joined.evidence,
-                f"{milliseconds(between)} of it is launches and Python that a CPU that runs ahead hides",
+        made_of(
+            replace(
+                joined,
+                cost_per_step=cost,
+                ns_per_step=max(joined.ns_per_step, *(m.ns_per_step for m in members), 0),
+                claim=f"The GPU idles {page.share(cost)} because the CPU waits for it "
+                f"{often // given.num_steps:,} times per step, and then has to refill its queue.",
+                evidence=(
+                    *told,
+                    f"{milliseconds(between)} of it is launches and Python that a CPU that runs ahead hides",
+                ),
+                accounts=(*joined.accounts, *BETWEEN),
             ),
-            accounts=(*joined.accounts, *BETWEEN),
+            ((spoken(name), ns) for name, ns in parts),
         ),
     )
 

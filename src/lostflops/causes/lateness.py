@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from statistics import median
 from typing import Any
 
@@ -37,6 +38,10 @@ MOST_NAMED = 8  # ranks
 PASSED_ON = 0.03  # of the step, from which on waiting least tells a late rank that is not blamed for most
 ALONE = 0.8  # of what even ranks gain, from which on it is one rank that is late
 VARIES = 1.25  # times its least lateness in a step: that of a rank whose batches are uneven
+FIRST_ALONE, SECOND_TOO = 0.8, 0.2  # of its lateness: what one account explains, and another beside it
+# Late since a step, or up to one: in how many at least, what of its mean lateness it has in each of them, and
+# at most in a mean one of the others.
+IN_A_ROW, STEADY, BEFORE = 3, 0.5, 0.1
 ALL_OF_IT = 0.995  # of the difference; a rank's share may be more than all
 SYNCHRONISING = "idle.host_synchronisation"
 NOT_OWN = (*COMMUNICATION, "idle.pipeline_bubble", "idle.other_device")
@@ -53,6 +58,7 @@ class Excess:
     parts: tuple[tuple[str, int], ...]  # the names in the largest account, ns beyond the others' in each
     own: int  # what the rank has of the largest account, ns
     saved_or_logged: str = EITHER  # which of both, where that is the largest account
+    waits: int = 0  # how often per step its host waits for its device, where that keeps it from running ahead
 
     @property
     def account(self) -> str:
@@ -274,7 +280,8 @@ def _excess(given: Given, rank: int) -> Excess | None:
     if rank not in steps or not others:
         return None
     own = given.ledger.filter(~pl.col("account").is_in(NOT_OWN))
-    if _waits_often(given, rank):  # its launches and its Python show because it never runs ahead
+    waits = _waits_often(given, rank)
+    if waits:  # its launches and its Python show because it never runs ahead
         refilling = pl.when(pl.col("account").is_in(BETWEEN)).then(pl.lit(SYNCHRONISING)).otherwise("account")
         own = own.with_columns(account=refilling)
     beyond = _beyond(own.group_by("rank", "account").agg(pl.col("ns").sum()), "account", rank, steps)
@@ -282,19 +289,23 @@ def _excess(given: Given, rank: int) -> Excess | None:
     if not ordered or next(iter(ordered.values())) <= 0:
         return None
     main = next(iter(ordered))
-    mine = given.names.filter(pl.col("account") == main).drop_nulls("name")
+    refills = waits and main == SYNCHRONISING
+    of_main = (main, *BETWEEN) if refills else (main,)
+    mine = given.names.filter(pl.col("account").is_in(of_main)).drop_nulls("name")
     parts = _beyond(mine.group_by("rank", "name").agg(pl.col("ns").sum()), "name", rank, steps)
     named = sorted(((spoken(name), ns) for name, ns in parts.items()), key=lambda p: (-p[1], p[0]))
     kind = saved_or_logged([part for part in parts.items() if part[1] > 0])
     held = int(own.filter((pl.col("rank") == rank) & (pl.col("account") == main))["ns"].sum()) // steps[rank]
-    return Excess(rank, ordered, tuple(part for part in named if part[1] > 0), held, kind)
+    told = tuple(part for part in named if part[1] > 0)
+    return Excess(rank, ordered, told, held, kind, waits if refills else 0)
 
 
-def _waits_often(given: Given, rank: int) -> bool:
-    """Whether the rank's host waits for its device several times per step more often than the others'."""
+def _waits_often(given: Given, rank: int) -> int:
+    """How often per step the rank's host waits for its device, where that is several times more often than
+    the others' do; else 0."""
     calls = given.table("api_call_summary")
     if calls is None:
-        return False
+        return 0
     waits = calls.filter(pl.col("name").cast(pl.String).str.contains(SYNCHRONISING_CALLS))
     often = {
         r: n / given.steps[r]
@@ -302,7 +313,8 @@ def _waits_often(given: Given, rank: int) -> bool:
         if r in given.steps
     }
     others = [often.get(r, 0.0) for r in given.steps if r != rank]
-    return bool(others) and often.get(rank, 0.0) >= median(others) + SYNCS
+    mine = often.get(rank, 0.0)
+    return round(mine) if others and mine >= median(others) + SYNCS else 0
 
 
 def _beyond(sums: pl.DataFrame, key: str, rank: int, steps: Mapping[int, int]) -> dict[str, int]:
@@ -357,6 +369,8 @@ class LateTogether:
     more: int  # ns beyond the median of the others
     account: str
     main: int  # how much of that is in the account, ns
+    # Each rank's own account with most beyond the others, and how much that is, ns; where these differ.
+    apart: tuple[tuple[int, str, int], ...] = ()
 
     @property
     def called(self) -> str:
@@ -393,12 +407,16 @@ def late_together(given: Given) -> LateTogether | None:
         .agg(pl.col("ns").sum())
     )
     beyond: dict[str, list[int]] = {}
-    for rank in ranks[:many]:
+    each: dict[int, dict[str, int]] = {}
+    for rank in sorted(ranks[:many]):
         beside = spent.filter((pl.col("rank") == rank) | pl.col("rank").is_in(ranks[many:]))
-        for account, ns in _beyond(beside, "account", rank, given.steps).items():
+        each[rank] = _beyond(beside, "account", rank, given.steps)
+        for account, ns in each[rank].items():
             beyond.setdefault(account, []).append(ns)
     account, most = max(beyond.items(), key=lambda part: (sum(part[1]), part[0]))
-    return LateTogether(tuple(sorted(ranks[:many])), round(gap), account, sum(most) // many)
+    own_most = tuple((rank, *max(parts.items(), key=lambda p: (p[1], p[0]))) for rank, parts in each.items())
+    apart = own_most if len({name for _, name, _ in own_most}) > 1 else ()
+    return LateTogether(tuple(sorted(ranks[:many])), round(gap), account, sum(most) // many, apart)
 
 
 @dataclass(frozen=True)
@@ -459,15 +477,53 @@ def takes_turns(late: Late, given: Given) -> bool:
     return bool(2 * (whole - mine) >= mine)
 
 
+def late_when(late: Late, given: Given) -> str:
+    """In which of the steps the rank is late, where it is so since one or up to one; else empty."""
+    ordered = _beyond_by_step(late.rank, given).sort("step")
+    steps, each = ordered["step"].to_list(), [int(ns) for ns in ordered["late"]]
+    for one in range(1, len(each) - IN_A_ROW + 1):
+        for most, rest, when in (
+            (each[one:], each[:one], f"since step {steps[one]}"),
+            (each[:-one], each[-one:], f"up to step {steps[-one - 1]}"),
+        ):
+            mean = sum(most) / len(most)
+            if mean and min(most) >= STEADY * mean and sum(rest) <= BEFORE * mean * len(rest):
+                whole = sum(rest) <= (1 - ALL_OF_IT) * sum(each)
+                return f"{'all' if whole else 'nearly all'} of it {when}"
+    return ""
+
+
 def says(late: Late) -> str:
     """What the rank has more of than the others, in words: '142 ms of Python (`f` (a.py:3))'."""
+    second = also(late)
+    if second is None:
+        return _mainly(late)
+    more = f"{milliseconds(late.excess.by_account[second])} "
+    more += "more of computing" if second == "compute" else ACCOUNTS[second].spent or ACCOUNTS[second].label
+    return f"{_mainly(late)}, and {more}"
+
+
+def also(late: Late) -> str | None:
+    """The second account that makes the rank late, where the first alone does not."""
+    excess = late.excess
+    second = next(islice(excess.by_account.items(), 1, None), None)
+    if second is None or second[0] not in ACCOUNTS or excess.main >= FIRST_ALONE * late.ns:
+        return None
+    return second[0] if second[1] >= SECOND_TOO * late.ns else None
+
+
+def _mainly(late: Late) -> str:
     excess = late.excess
     if late.cause == "compute":
         return f"it computes {milliseconds(excess.main)} longer than the others"
     account = ACCOUNTS[late.cause]
     spent = (account.spent or account.label).replace(EITHER, excess.saved_or_logged)
     said = f"{milliseconds(excess.own)} {spent}"
-    if excess.parts and 2 * excess.parts[0][1] >= excess.main and " (" in excess.parts[0][0]:
+    if excess.waits:
+        said = (
+            f"its CPU waits for the GPU {excess.waits} times per step, which costs {milliseconds(excess.own)}"
+        )
+    elif excess.parts and 2 * excess.parts[0][1] >= excess.main and " (" in excess.parts[0][0]:
         said += f", {excess.parts[0][0]}"
     if excess.own - excess.main >= ALIKE * excess.own:
         said += f", against {milliseconds(excess.own - excess.main)} on the others"
@@ -499,7 +555,7 @@ def _replayed(late: Late, given: Given) -> Iterator[str]:
     whole = "all" if share > ALL_OF_IT else percent(share, 1)
     yield f"{in_words(steps)}: rank {late.rank} alone is {whole} of the difference"
     mine = table.filter(part="rank", rank=late.rank)
-    if mine["since"].count():
+    if mine["since"].count() and not late_when(late, given):
         yield f"it is late since step {mine['since'][0]}"
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
-from lostflops.finding import milliseconds
+from lostflops.finding import Finding, milliseconds
 
 MOST = 3  # names that a finding shows
+NAMED_FROM = 0.1  # of what a finding costs, which a name must hold to be shown
 LONGEST = 60
 _FRAME = re.compile(r"^(?P<file>.+)\((?P<line>\d+)\): (?P<function>.+)$")
 _INSIDE = re.compile(r"^(?P<what>.+?) in (?P<frame>\S+\(\d+\): .+)$")
@@ -51,7 +53,7 @@ def spoken(name: str) -> str:
     """A host row's name as a finding shows it: a Python frame as its function and place."""
     inside = _INSIDE.match(name)
     if inside:
-        return f"`{_short(inside['what'])}` in {spoken(inside['frame'])}"
+        return f"{spoken(inside['what'])} in {spoken(inside['frame'])}"
     frame = _FRAME.match(name)
     if frame:
         file = frame["file"].replace("\\", "/").rpartition("/")[2]
@@ -67,11 +69,25 @@ def _short(text: str) -> str:
 
 def contributors(parts: Iterable[tuple[str, int]], at_least: int = 0) -> tuple[str, ...]:
     """The largest parts by name, each with its time, ns. What is below `at_least` says nothing."""
+    return tuple(f"{name} {milliseconds(ns)}" for name, ns in _largest(parts, at_least))
+
+
+def made_of(finding: Finding, parts: Iterable[tuple[str, int]]) -> Finding:
+    """The finding with the largest of its parts: those from a tenth of what it costs on."""
+    told = _largest(parts, round(NAMED_FROM * finding.size))
+    return replace(
+        finding,
+        contributors=contributors(told),
+        is_mostly_these=2 * sum(ns for _, ns in told) > finding.size,
+    )
+
+
+def _largest(parts: Iterable[tuple[str, int]], at_least: int) -> list[tuple[str, int]]:
     named: dict[str, int] = {}
     for name, ns in parts:
         named[name] = named.get(name, 0) + ns
     largest = sorted(named.items(), key=lambda part: (-part[1], part[0]))[:MOST]
-    return tuple(f"{name} {milliseconds(ns)}" for name, ns in largest if ns > 0 and ns >= at_least)
+    return [(name, ns) for name, ns in largest if ns > 0 and ns >= at_least]
 
 
 def on_ranks(called: str, remedy: str) -> str:

@@ -7,7 +7,7 @@ all-reduce is of gradients, unless the forward pass makes it: then it adds up wh
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import polars as pl
 
@@ -17,6 +17,7 @@ from lostflops.store.trace import ONE_PER_DEVICE, Trace
 
 GRADIENTS, SHARDS, TENSOR, STAGES = "gradients", "shards", "tensor", "stages"
 EXPERTS, EXCHANGE = "experts", "exchange"
+RING = "ring"
 BARRIERS, BROADCASTS, REPLICAS, OTHER = "barriers", "broadcasts", "replicas", "other"
 # What each is called on the page.
 CALLED: Mapping[str, str] = {
@@ -26,6 +27,7 @@ CALLED: Mapping[str, str] = {
     EXPERTS: "all-to-all exchanges between experts",
     EXCHANGE: "all-to-all exchanges",
     STAGES: "sends and receives between pipeline stages",
+    RING: "sends and receives around a ring, as of context parallelism",
     BARRIERS: "barriers",
     BROADCASTS: "broadcasts",
     REPLICAS: "weights and gradients of `DataParallel`, which one process sends between its GPUs",
@@ -53,6 +55,9 @@ BY_KIND_ALONE = (STAGES, BARRIERS, BROADCASTS)
 # Of a group's bytes that all-reduces move, from which on those of the forward pass make it tensor parallel:
 # statistics and flags that a forward pass reduces are small.
 IN_FORWARD = 0.1
+LATEST = 2**62
+SIZED = "|"  # between an operation's kind and its bytes
+MOST_OPERATIONS = 8
 
 
 def main_purpose(purposes: Mapping[str, int]) -> str:
@@ -66,6 +71,32 @@ def exposed_by_purpose(trace: Trace, runs: pl.DataFrame | None, counted: pl.Data
 
     `runs` says what the device did when, as the recipe `device_runs` does.
     """
+    return _exposed(trace, runs, counted, lambda rows: _purposes(trace, rows).fill_null(OTHER))
+
+
+def exposed_by_operation(trace: Trace, runs: pl.DataFrame | None, counted: pl.DataFrame) -> dict[str, int]:
+    """The same for each kind of operation on as many bytes, of those that take most time."""
+
+    def operations(rows: pl.DataFrame) -> pl.Series:
+        size = pl.col("bytes_in").cast(pl.Int64).fill_null(0)
+        named = pl.concat_str(pl.col("kind").cast(pl.String).fill_null(OTHER), size, separator=SIZED)
+        told = rows.select(named.alias("name"), time=pl.col("end") - pl.col("start"))
+        longest = (
+            told.group_by("name").agg(pl.col("time").sum()).sort("time", "name", descending=[True, False])
+        )
+        return told["name"].replace_strict(
+            longest["name"].head(MOST_OPERATIONS), longest["name"].head(MOST_OPERATIONS), default=OTHER
+        )
+
+    return _exposed(trace, runs, counted, operations)
+
+
+def _exposed(
+    trace: Trace,
+    runs: pl.DataFrame | None,
+    counted: pl.DataFrame,
+    named: Callable[[pl.DataFrame], pl.Series],
+) -> dict[str, int]:
     table = trace.table("collectives")
     if table is None or runs is None or counted.is_empty():
         return {}
@@ -77,24 +108,24 @@ def exposed_by_purpose(trace: Trace, runs: pl.DataFrame | None, counted: pl.Data
     moving = alone.filter(pl.col("account").cast(pl.String) != WAIT)
     alone = moving if moving.height else alone
     alone = alone.join(counted, on=["rank", "step"], how="semi").select("rank", "start", "end")
-    of = rows.select("rank", "start", "end", purpose=_purposes(trace, rows).fill_null(OTHER))
+    of = rows.select("rank", "start", "end", name=named(rows))
     cover = intervals.union(alone.lazy(), ["rank"])
-    # Two operations at a time share what is exposed: each purpose counts its own union.
-    lanes = {purpose: of.filter(pl.col("purpose") == purpose) for purpose in of["purpose"].unique().sort()}
+    # Two operations at a time share what is exposed: each name counts its own union.
+    lanes = {name: of.filter(pl.col("name") == name) for name in of["name"].unique().sort()}
     return {
-        purpose: int(
+        name: int(
             intervals.inside(intervals.union(mine.lazy(), ["rank"]), cover, {"exposed": pl.lit(True)})
             .select(pl.col("exposed").sum())
             .collect()
             .item()
         )
-        for purpose, mine in lanes.items()
+        for name, mine in lanes.items()
     }
 
 
 def _purposes(trace: Trace, rows: pl.DataFrame) -> pl.Series:
     """What each operation is for; null where nothing tells."""
-    if _in_one_process(trace):
+    if in_one_process(trace):
         return pl.Series([REPLICAS] * rows.height, dtype=pl.String)
     kind, group = pl.col("kind").cast(pl.String), pl.col("group").cast(pl.String)
     described = _described(trace)
@@ -113,16 +144,35 @@ def _purposes(trace: Trace, rows: pl.DataFrame) -> pl.Series:
     share = (forward.sum() / moved.sum()).over("rank", "group").fill_nan(0).fill_null(0)
     tensor = pl.col("reduces") & (share >= IN_FORWARD)
     moves = pl.col("kind").is_in(BY_KIND_ALONE)
+    rings = (pl.col("kind") == STAGES) & (_in_rings(rows) | (pl.col("said") == TENSOR))
     # Groups of ranks that share data also bring each other the shards of weights and of gradients.
     brings = (pl.col("said") == GRADIENTS) & (pl.col("kind") == SHARDS)
     return known.select(
-        pl.when(moves | brings).then("kind").when(tensor & pl.col("said").is_null()).then(pl.lit(TENSOR))
+        pl.when(rings).then(pl.lit(RING)).when(moves | brings).then("kind")
+        .when(tensor & pl.col("said").is_null()).then(pl.lit(TENSOR))
         .otherwise(pl.coalesce("said", "kind"))
         .alias("purpose")
     ).to_series()  # fmt: skip
 
 
-def _in_one_process(trace: Trace) -> bool:
+def _in_rings(rows: pl.DataFrame) -> pl.Expr:
+    """Whether a send or receive is of a group in which every rank sends to one and receives from another.
+
+    Between stages of a pipeline activations go one way and gradients the other.
+    """
+    ends = rows.select("rank", "peer", pl.col("group").cast(pl.String), kind=pl.col("kind").cast(pl.String))
+    sends, receives = (pl.col("kind") == kind for kind in ("send", "receive"))
+    to, of = (pl.col("peer").filter(which).drop_nulls() for which in (sends, receives))
+    each = ends.group_by("rank", "group").agg(
+        ring=(to.n_unique() == 1) & (of.n_unique() == 1) & (to.first() != of.first()),
+        pairs=(sends | receives).any(),
+    )
+    whole = each.filter("pairs").group_by("group").agg(pl.col("ring").all())
+    rings = whole.filter("ring")["group"]
+    return pl.col("group").is_in(rings.implode())
+
+
+def in_one_process(trace: Trace) -> bool:
     """Whether one process trains on several devices with `DataParallel`."""
     ranks = trace.table("ranks")
     if ranks is None or (
@@ -175,7 +225,8 @@ def _in_forward(trace: Trace, rows: pl.DataFrame) -> pl.Series:
         told = asked.join(launched, on=["rank", "correlation"], how="left", maintain_order="left")
         if told["phase"].null_count() < told.height:
             return (told["phase"] == "forward").fill_null(False)
-        asked = told.with_columns(asked=pl.coalesce("launch_start", "asked"))
+        # What was launched before the recording says nothing of the pass that it is of.
+        asked = told.with_columns(asked=pl.coalesce("launch_start", pl.lit(LATEST)))
     nowhere = pl.Series([False] * rows.height)
     if operators is None or steps is None:
         return nowhere

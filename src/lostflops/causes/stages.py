@@ -9,7 +9,7 @@ import polars as pl
 from lostflops.accounts import ACCOUNTS
 from lostflops.finding import Finding, milliseconds
 
-from .given import Given
+from .given import Given, has_stages
 from .lateness import (
     called,
     in_words,
@@ -46,23 +46,32 @@ class SlowStage:
 
 
 def join_stages(
-    page: PageFindings, waited: int, paused: int, slow: SlowStage | None, of_stage: int, *, alone: bool
+    page: PageFindings,
+    waited: int,
+    paused: int,
+    slow: SlowStage | None,
+    of_stage: int,
+    sure: int = 0,
+    *,
+    alone: bool,
 ) -> int:
     """Waiting between stages of a pipeline, which the schedule forces: how much that is of `waited`, ns.
 
     `paused` ns of what they wait in sends and receives have another cause, and are not in `waited` either;
     `of_stage` ns beside those are for a stage that has more to do. Stages that have no more to do wait in the
     collective that ends the step. Where nothing else makes ranks wait (`alone`), and all wait alike, that is
-    the schedule's as well.
+    the schedule's as well; and so are `sure` ns of `waited` where some ranks are missing.
     """
     given = page.given
     table = given.table("communication_wait")
-    if table is None or "in_pairs" not in table.columns:
+    if table is None or "in_pairs" not in table.columns or not has_stages(given):
         return 0
     ns = max(0, int(table["in_pairs"].sum() or 0) // max(1, given.num_steps) - paused)
     in_pairs = min(waited, ns)
     ns = min(waited, ns + of_stage)
-    in_the_end = waited - ns if ns and alone and _all_wait_alike(table) else 0
+    in_the_end = 0
+    if ns and alone:
+        in_the_end = waited - ns if _all_wait_alike(table) else min(sure, waited - ns)
     ns += in_the_end
     on_host = page.of(BUBBLE)
     cost = ns + (on_host.size if on_host else 0)

@@ -10,7 +10,7 @@ from lostflops.finding import Finding, milliseconds
 from lostflops.intervals.matching import PAIR
 
 from .given import Given
-from .host import PER_STEP, waits_per_step
+from .host import OF_IDLE, PER_STEP, waits_per_step
 from .page_findings import PageFindings
 
 IDLES, LOSES = "The GPU idles ", "The GPU loses "
@@ -35,9 +35,22 @@ def join_waited_for(page: PageFindings, apart: int | None) -> tuple[int, int]:
             every, pairs = _in_every_turn(page, finding, every, pairs)
         if page.reaches(every, WORTH_SAYING):
             fact = f"{milliseconds(every)} of it waiting for other ranks where that happens"
+            if (lead := _leads_by(page.given, finding.rank, every)) is not None:
+                another = f"another rank comes {milliseconds(lead)} before rank {finding.rank}"
+                fact += f"; but {another}: both have to change"
             page.replace(finding, dearer(page, finding, every, fact=fact))
             given_away, in_pairs = given_away + every, in_pairs + pairs
     return given_away, in_pairs
+
+
+def _leads_by(given: Given, rank: int | None, waited: int) -> int | None:
+    """By how much a rank comes after the next to last in a mean step, ns, where ranks would wait for that one
+    for most of what they wait for it; else None."""
+    table = given.table("communication_imbalance")
+    if rank is None or table is None or len(given.steps) < 3:
+        return None
+    leads = table.filter(pl.col("rank") == rank)["at_most"].drop_nulls()
+    return int(leads[0]) if len(leads) and 2 * leads[0] < waited else None
 
 
 def dearer(page: PageFindings, finding: Finding, more: int, gain: int = 0, fact: str = "") -> Finding:
@@ -52,7 +65,11 @@ def dearer(page: PageFindings, finding: Finding, more: int, gain: int = 0, fact:
         cost_per_step=cost,
         # The cause gone, nothing remains of the waiting for it.
         ns_per_step=max(finding.ns_per_step, gain, cost) if known else 0,
-        evidence=(*((fact,) if fact else ()), *finding.evidence),
+        evidence=(
+            *((fact,) if fact else ()),
+            *(told for told in finding.evidence if not OF_IDLE.search(told)),
+        ),
+        is_mostly_these=finding.is_mostly_these and 2 * finding.size > cost,
         accounts=tuple(dict.fromkeys((*finding.accounts, "communication.wait"))),
     )
 

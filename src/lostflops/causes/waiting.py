@@ -18,6 +18,7 @@ from .host import PER_STEP
 from .lateness import (
     Late,
     LateTogether,
+    also,
     called,
     chain,
     explained_by_work,
@@ -25,6 +26,7 @@ from .lateness import (
     in_words,
     late_rank,
     late_together,
+    late_when,
     like_others_at_most,
     like_the_least_at_most,
     replayed_even,
@@ -44,9 +46,9 @@ from .longer_compute import (
     slow_device,
     slower_compute,
 )
-from .names import LOGGED, bytes_of, contributors, on_ranks
+from .names import LOGGED, bytes_of, listed, made_of, on_ranks
 from .page_findings import PageFindings, joining
-from .purposes import CALLED, EXPERTS, STAGES, TENSOR, main_purpose
+from .purposes import CALLED, EXPERTS, SIZED, STAGES, TENSOR, main_purpose
 from .stages import BUBBLE, WAITS_FROM, join_stages, slowest_stage
 from .waited_for import dearer, join_waited_for, pauses_elsewhere
 
@@ -72,6 +74,8 @@ LATE_FROM = 0.01  # of the step: what a late rank costs
 EXPOSED_FROM = 0.05
 WAITING_TOLD = 0.01  # of exposed communication: waiting that is worth a word
 EXPLAINED = 0.5  # of the waiting, that ranks' own work explains
+NEARLY_ALL = 0.8  # of the time on all ranks, that is one's
+MOST_ADVISED = 3  # ranks that are late for causes of their own
 MAIN_SHARE = 0.5  # of a rank's lateness, that one account holds
 FINDING_OF = {name: account.loss.finding for name, account in ACCOUNTS.items() if account.loss}
 
@@ -118,10 +122,13 @@ def join_waiting(page: PageFindings) -> None:
     moving, left = max(0, moving - moved), left - held
     moving -= _held_back(page, moving)
     slow = None if uneven else slow
-    alone = late is None and not uneven
+    alone = (late is None or not page.reaches(late.ns, LATE_FROM)) and not uneven
     # Stages pass lateness on: the schedule has what uneven work does not explain.
     by_work = min(left, explained_by_work(given)) if uneven and has_stages(given) else 0
-    left -= join_stages(page, left - by_work, paused_in_pairs, slow, of_stage, alone=alone)
+    sure = min(moving, given.surely_waited // max(1, given.num_steps)) if has_stages(given) else 0
+    told = join_stages(page, left - by_work + sure, paused_in_pairs, slow, of_stage, sure, alone=alone)
+    # Operations whose members are not all here are no waiting in the ledger.
+    moving, left = moving - max(0, told - left), max(0, left - told)
     if page.reaches(left, WAITS_FROM):
         left -= _in_turn(page, left, waits, even=by_work)
     if left > moving and waits is not None and page.reaches(left, WAITS_FROM):
@@ -143,7 +150,7 @@ def _late(page: PageFindings, late: Late, waits: Finding | None) -> None:
             f"rank {late.rank} has {milliseconds(late.excess.main)} more of it than the others, which wait "
             f"{milliseconds(late.waited)} per step for it"
         )
-        joined = page.absorb(replace(same, evidence=(*same.evidence, fact)), [])
+        joined = page.absorb(replace(same, evidence=(fact, *same.evidence)), [])
         page.replace(same, dearer(page, joined, late.explains, late.at_most))
         return
     members = [same] if same is not None else []
@@ -165,7 +172,8 @@ def _late(page: PageFindings, late: Late, waits: Finding | None) -> None:
     if copying is not None and ranks * copying.size <= (1 + MUCH) * late.excess.main:
         page.drop(copying)  # no other rank has them
         members, remedy, named = [*members, copying], copying.next, given.named(PAGEABLE)
-    page.put(
+    second = also(late)
+    told = made_of(
         Finding(
             name=ARRIVES,
             claim=_claim(page, late),
@@ -176,13 +184,14 @@ def _late(page: PageFindings, late: Late, waits: Finding | None) -> None:
             next=on_ranks(f"rank {late.rank}", remedy),
             recipe="communication_imbalance",
             doubt=" ".join(_doubts(page, late, waits)),
-            contributors=contributors(late.excess.parts),
-            accounts=(late.cause, "communication.wait"),
+            accounts=(late.cause, "communication.wait", *((second,) if second else ())),
             rank=late.rank,
             remedies=named,
             edit=EVEN_WORK if shared else "",
-        )
+        ),
+        late.excess.parts,
     )
+    page.put(told)
 
 
 def _most_of_all(page: PageFindings, late: Late, waited: int) -> int:
@@ -220,7 +229,10 @@ def _claim(page: PageFindings, late: Late) -> str:
     if late.only_step is not None:
         once = f"Rank {late.rank} is {milliseconds(late.ns * late.steps)} late once, in step {late.only_step}"
         return f"{once}. Spread over all steps: {why}."
-    return f"Rank {late.rank} is {milliseconds(late.ns)} late per step ({share}): {why}."
+    said = f"Rank {late.rank} is {milliseconds(late.ns)} late per step ({share})"
+    if when := late_when(late, given):
+        return f"{said}, {when}. Spread over all steps: {why}."
+    return f"{said}: {why}."
 
 
 def _remedy(page: PageFindings, cause: str, device_slow: bool, logged: bool = False) -> str:
@@ -354,7 +366,7 @@ def _in_turn(
     who = f"{called(found.ranks)} take turns being late"
     if same is not None:
         fact = f"{who} because of it: ranks wait {milliseconds(waited)} per step for each other"
-        told = replace(same, evidence=(*same.evidence, fact))
+        told = replace(same, evidence=(fact, *same.evidence))
         page.replace(same, dearer(page, told, waited, waits.ns_per_step if waits else 0))
         return waited
     label = ACCOUNTS[found.account].label if found.account in ACCOUNTS else found.account
@@ -399,13 +411,16 @@ def _uneven(found: Finding, rank: int, why: str, given: Given) -> Finding:
 def _together(page: PageFindings, group: LateTogether, waited: int, waits: Finding | None) -> None:
     """Several ranks are late in every step, such as those of one node."""
     given = page.given
+    if group.apart:
+        _together_apart(page, group, waited, waits)
+        return
     same = page.about(group.account)
     if same is not None:
         fact = (
             f"{group.called} have {milliseconds(group.main)} more of it than the others in nearly every "
             f"step: ranks wait {milliseconds(waited)} per step for them"
         )
-        told = replace(same, evidence=(*same.evidence, fact))
+        told = replace(same, evidence=(fact, *same.evidence))
         page.replace(same, dearer(page, told, waited, waits.ns_per_step if waits else 0))
         return
     alone = given.work.filter(~pl.col("rank").is_in(group.ranks[1:]))
@@ -435,6 +450,39 @@ def _together(page: PageFindings, group: LateTogether, waited: int, waits: Findi
         page.put(replace(told, evidence=(f"rank {group.ranks[0]}: {slower[0]}", *told.evidence)))
     else:
         page.put(_uneven(told, group.ranks[0], slower[0], given))
+
+
+def _together_apart(page: PageFindings, group: LateTogether, waited: int, waits: Finding | None) -> None:
+    """Several ranks are late in every step, each for a cause of its own: to mend one alone gains little."""
+    given = page.given
+    for _, account, ns in group.apart:
+        member = page.about(account)
+        if member is not None and ns >= NEARLY_ALL * member.size * len(given.steps):
+            page.drop(member)
+    told = [f"rank {rank} has {milliseconds(ns)} {_more_of(account)}" for rank, account, ns in group.apart]
+    remedies = [
+        on_ranks(f"rank {rank}", _remedy(page, account, account == "compute" and device_is_slow(rank, given)))
+        for rank, account, _ in group.apart[:MOST_ADVISED]
+    ]
+    found = _waiting(
+        waited,
+        waits,
+        at_most=like_others_at_most(given, *group.ranks),
+        claim=f"Ranks wait {page.share(waited)} for {group.called}, which have more of their own to do in "
+        f"nearly every step: {listed(told[:MOST_ADVISED])}.",
+        evidence=("as long as one of them is late, the others gain nothing",),
+        remedy=" ".join(remedies),
+        named=(),
+        account=group.apart[0][1],
+    )
+    page.put(replace(found, edit=f"even-ranks:{'+'.join(map(str, group.ranks))}"))
+
+
+def _more_of(account: str) -> str:
+    """What a rank has more of than the others, after its amount."""
+    if account == "compute":
+        return "more of computing"
+    return ACCOUNTS[account].spent or f"of {ACCOUNTS[account].label}"
 
 
 def _waiting(
@@ -482,25 +530,23 @@ def _exposed(page: PageFindings, base: Finding, moving: int, waited: int) -> Non
     joinable = main_purpose(given.purposes) not in NEVER_JOINED
     if small and joinable and 2 * sum(f.size for f in small) >= moving + waited:
         # Their number is what costs: the exposure is theirs.
-        page.put(
-            replace(
-                joining(small[0], [base, *network[1:]]),
-                cost_per_step=moving + waited,
-                contributors=_collectives(page),
-                accounts=("communication.transfer", "communication.exposed"),
-            )
+        told = replace(
+            joining(small[0], [base, *network[1:]]),
+            cost_per_step=moving + waited,
+            accounts=("communication.transfer", "communication.exposed"),
         )
+        page.put(made_of(told, _collectives(given)))
         return
     worth = waited >= WAITING_TOLD * (moving + waited)
     waiting = f", {milliseconds(waited)} of it waiting" if worth else ""
     elsewhere = given.accounts.get("communication.wait", 0) - waited >= WAITING_TOLD * (moving + waited)
-    unknown = given.accounts.get("communication.exposed", 0)
+    unknown = min(moving, given.accounts.get("communication.exposed", 0))
     untold = f"{milliseconds(unknown)} of it may be waiting for other ranks" if unknown else ""
     some_missing = given.missing_ranks and len(given.steps) > 1
     if some_missing and main_purpose(given.purposes) == STAGES and 2 * unknown >= moving:
         _between_stages(page, base, moving + waited, unknown)
         return
-    page.put(
+    told = made_of(
         replace(
             base,
             name=EXPOSED,
@@ -516,16 +562,17 @@ def _exposed(page: PageFindings, base: Finding, moving: int, waited: int) -> Non
             ),
             next=base.next,
             accounts=("communication.transfer", "communication.exposed"),
-            contributors=_collectives(page),
-        )
+        ),
+        _collectives(given),
     )
+    page.put(told)
 
 
 def _between_stages(page: PageFindings, base: Finding, cost: int, unknown: int) -> None:
     """Sends and receives that wait or transfer; which of both is not known, as some ranks are missing."""
     waiting = page.take(BUBBLE)
     waits = sum(f.size for f in waiting)
-    page.put(
+    told = made_of(
         replace(
             base,
             name=BUBBLE,
@@ -538,9 +585,10 @@ def _between_stages(page: PageFindings, base: Finding, cost: int, unknown: int) 
             ),
             next=ACCOUNTS["idle.pipeline_bubble"].remedy,
             accounts=("communication.exposed", "communication.wait", "communication.transfer"),
-            contributors=_collectives(page),
-        )
+        ),
+        _collectives(page.given),
     )
+    page.put(told)
 
 
 def _for_what(given: Given) -> Iterator[str]:
@@ -570,14 +618,10 @@ def _transfer(page: PageFindings, base: Finding) -> int:
     return max(each, default=base.ns_per_step)
 
 
-def _collectives(page: PageFindings) -> tuple[str, ...]:
-    """The operations that take most time in a step, hidden or not."""
-    table = page.given.table("communication_summary")
-    if table is None:
-        return ()
-    rows = table.select("kind", "bytes", "per_step").drop_nulls("per_step").iter_rows()
-    sized = (
-        (f"{kind} of {bytes_of(size)}" if size and kind != "barrier" else f"{kind}", ns)
-        for kind, size, ns in rows
-    )
-    return contributors(sized)
+def _collectives(given: Given) -> Iterator[tuple[str, int]]:
+    """The operations by how long nothing hides them in a mean step, ns."""
+    for name, ns in given.operations.items():
+        kind, _, size = name.partition(SIZED)
+        if size:
+            sized = f" of {bytes_of(int(size))}" if int(size) and kind != "barrier" else ""
+            yield f"{kind}{sized}", ns // max(1, given.num_steps)

@@ -161,9 +161,9 @@ def idle_by_cause(
         .then(pl.lit(SYNCHRONISED))
         .otherwise(pl.col("account").fill_null(UNEXPLAINED))
     )
-    charged = _in_turn(charged.select(columns), ranks, kernels, copies)
+    every = pl.concat([part.select(columns) for part in (charged, on_its_way, orphaned)])
     return (
-        pl.concat([part.select(columns) for part in (charged, on_its_way, orphaned)])
+        _in_turn(every, ranks, kernels, copies)
         .lazy()
         .filter(pl.col("end") > pl.col("start"))
         .sort("rank", "start")
@@ -174,7 +174,7 @@ def _in_turn(idle: pl.DataFrame, ranks: pl.LazyFrame, kernels: Frame, copies: Fr
     """The stretches, those that another device of the process is the reason of in an account of their own.
 
     A process that drives several devices waits for all of them in one place: a call that waits while this
-    device has long been idle waits for another.
+    device has long been idle waits for another. And so does work that was launched and does not begin.
     """
     of = ["host", "main_thread"]
     each = ranks.filter(pl.col("rank_source").cast(pl.String) == ONE_PER_DEVICE).select("rank", *of)
@@ -185,7 +185,7 @@ def _in_turn(idle: pl.DataFrame, ranks: pl.LazyFrame, kernels: Frame, copies: Fr
     others = pairs.filter(pl.col("rank") != pl.col("beside")).select("rank", "beside").lazy()
     ends = [t.select("rank", "start", "end") for t in (kernels, copies) if t is not None]
     busy = pl.concat(ends).rename({"rank": "beside"}).join(others, on="beside").select("rank", "start", "end")
-    may = pl.col("account").is_in([SYNCHRONISED, UNEXPLAINED])
+    may = pl.col("account").is_in([SYNCHRONISED, UNEXPLAINED, UNRECORDED])
     cut = intervals.paint(
         idle.filter(may).rename({"account": "own"}).lazy(), {OTHER_DEVICE: busy}, by=["rank"]
     ).collect()

@@ -228,7 +228,8 @@ def parted(text: str, finding: Finding) -> list[tuple[str, bool]]:
 
 def _contributors(finding: Finding) -> str:
     """What the finding is made of, the largest first."""
-    return "mostly " + ", ".join(finding.contributors[:MOST_CONTRIBUTORS])
+    told = ", ".join(finding.contributors[:MOST_CONTRIBUTORS])
+    return f"mostly {told}" if finding.is_mostly_these else f"partly {told}"
 
 
 def _facts(told: Sequence[FactLine], width: int) -> Table:

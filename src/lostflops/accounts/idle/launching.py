@@ -74,8 +74,9 @@ OTHER_DEVICE = Account(
     label="another GPU's turn",
     noun="waiting for another GPU",
     meaning="Nothing runs on the GPU while another GPU of the same process works.",
-    found="Where one process drives several GPUs and nothing else names a cause: the process waits for "
-    "another of them, such as the one that alone computes the loss and updates the weights.",
+    found="Where one process drives several GPUs and nothing else names a cause: the process, or work that "
+    "was launched already, waits for another of them, such as the one that alone computes the loss and "
+    "updates the weights, or that runs the layers before.",
     remedy="Give each GPU a process of its own (`torchrun`, `DistributedDataParallel`): then none waits for "
     "the loss, the update and the weights of the first.",
     order=125,

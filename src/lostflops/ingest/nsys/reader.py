@@ -30,10 +30,11 @@ from lostflops.ingest.nsys.nvtx import Nvtx, nvtx
 from lostflops.ingest.nsys.private import PRIVATE
 from lostflops.ingest.nsys.rows import fitting, near
 from lostflops.ingest.nsys.target import Devices, NsysRecording, TargetGpu, mpi_ranks, recording
+from lostflops.ingest.one_of_several import of_device
 from lostflops.ingest.part import Part, write_table
 from lostflops.ingest.steps.marks import find_steps, outside
 from lostflops.naming.classification import kernel_facts
-from lostflops.store.trace import Quality
+from lostflops.store.trace import ONE_PER_DEVICE, Quality
 from lostflops.tables import FAMILY, NAME, TABLES
 
 __all__ = ["read", "recognises"]
@@ -267,13 +268,14 @@ class _Process:
             self._note(
                 "devices of one process",
                 len(home.devices),
-                "each is a rank; what the process's host threads did is repeated for each of them",
+                "each is a rank; what the process's host threads did is repeated for each of them, but for "
+                "calls that launch on another",
             )
 
     def part(self, folder: Path, device: int | None, gpu: TargetGpu, samples: pl.DataFrame | None) -> Part:
         """Write the tables of one device of this process, and tell about it."""
         first = device == self.home.devices[0]
-        mine = {name: self._of_device(name, table, device) for name, table in self.tables.items()}
+        mine = self._of_device(device)
         start, end = _extent(mine)
         work, beside = mine["kernels"], list[Quality]()
         # What was not recorded, or is another's for all we know, must not pass for idle.
@@ -326,13 +328,12 @@ class _Process:
             absent=self._absent(set(written)),
         )
 
-    def _of_device(self, name: str, table: pl.DataFrame, device: int | None) -> pl.DataFrame:
-        if len(self.home.devices) == 1 or name not in ("kernels", "copies", "collectives"):
-            return table
-        chosen = pl.col("device").eq_missing(device)
-        if device == self.home.main:
-            chosen = chosen | ~pl.col("device").is_in(self.home.devices, nulls_equal=True)
-        return table.filter(chosen)
+    def _of_device(self, device: int | None) -> dict[str, pl.DataFrame]:
+        devices = self.home.devices
+        if len(devices) == 1:
+            return dict(self.tables)
+        found = of_device(self.tables, device, devices, self.home.main)
+        return {name: table for name, table in found.items() if table is not None}
 
     def _rank(self, device: int | None) -> tuple[int | None, str, int | None]:
         """The rank of this process, where it was read, and the size of its world, as far as the export
@@ -347,7 +348,7 @@ class _Process:
         ranks = joined["rank"].unique()
         if ranks.len() == 1:
             return ranks[0], "NCCL communicator", joined["size"][0]
-        return None, "device order", None
+        return None, ONE_PER_DEVICE if len(self.home.devices) > 1 else "device order", None
 
     def _absent(self, written: set[str]) -> dict[str, str]:
         told = self.machine.told

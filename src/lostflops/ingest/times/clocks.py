@@ -19,6 +19,8 @@ SMALLEST_OFFSET = 20_000
 OFFSET_OVER_ERROR = 5
 # Processes of one host read one clock. Profilers convert it in each process, to within microseconds.
 SAME_HOST_ERROR = 10_000
+# Ranks of one host that leave collectives further apart than this, as far each time, have no clock in common.
+ONE_CLOCK = 100_000
 # The spread of few values is underestimated more often than not: with fewer than FEW the largest deviation
 # stands for it, which covers the truth in 19 of 20 cases from 4 on (tests/ingest/test_clocks.py).
 FEW, FEWEST = 12, 4
@@ -28,7 +30,8 @@ def clock_offsets(collectives: pl.LazyFrame, ranks: pl.LazyFrame) -> pl.DataFram
     """Per rank, the ns to add to its times, and the error that remains: rank, offset, error.
 
     An offset is given only where no scatter explains it; else the error covers it. Ranks of one host share a
-    clock. Ranks without matched collectives are absent, and those that no groups connect are aligned apart.
+    clock, unless numbered collectives show that they do not. Ranks without matched collectives are absent,
+    and those that no groups connect are aligned apart.
     """
     who = (
         ranks.unique("rank", keep="first")
@@ -41,17 +44,20 @@ def clock_offsets(collectives: pl.LazyFrame, ranks: pl.LazyFrame) -> pl.DataFram
         )
         .collect()
     )
-    if who["_clock"].n_unique() == 1 and who["_clock"][0].startswith("host"):
-        return who.select("rank", offset=pl.lit(0, pl.Int64), error=pl.lit(SAME_HOST_ERROR, pl.Int64))
     ends = (
         matches(collectives, ranks, trust_clocks=False)
         .filter(pl.col("instance").is_not_null() & pl.col("kind").cast(pl.String).is_in(SYNCHRONISING))
-        .join(who, on="rank")
-        .filter(pl.col("_clock").n_unique().over("instance") > 1)
         .select(
-            "instance", "end", "latency", "_clock", _group=pl.col("group").cast(pl.String).fill_null(WORLD)
+            "rank", "instance", "end", "latency", "sequence",
+            _group=pl.col("group").cast(pl.String).fill_null(WORLD),
         )
-    )
+    )  # fmt: skip
+    apart = _hosts_of_several_clocks(ends, who)
+    alone = pl.format("rank {}", "rank")
+    who = who.with_columns(_clock=pl.when(pl.col("_clock").is_in(apart)).then(alone).otherwise("_clock"))
+    if who["_clock"].n_unique() == 1 and who["_clock"][0].startswith("host"):
+        return who.select("rank", offset=pl.lit(0, pl.Int64), error=pl.lit(SAME_HOST_ERROR, pl.Int64))
+    ends = ends.join(who, on="rank").filter(pl.col("_clock").n_unique().over("instance") > 1)
     offsets: dict[str, int] = dict.fromkeys(ends["_clock"].unique().to_list(), 0)
     errors: dict[str, int] = {}
     # The middle of clocks that are far apart is a middle of few; once they are aligned it is that of all.
@@ -68,6 +74,30 @@ def clock_offsets(collectives: pl.LazyFrame, ranks: pl.LazyFrame) -> pl.DataFram
             told.append((rank, 0, max(error, abs(offset))))
     schema = {"rank": pl.Int32, "offset": pl.Int64, "error": pl.Int64}
     return pl.DataFrame(told, schema=schema, orient="row")
+
+
+def _hosts_of_several_clocks(ends: pl.DataFrame, who: pl.DataFrame) -> list[str]:
+    """Hosts whose ranks leave numbered collectives as far apart each time as no ranks of one clock do.
+
+    Those are containers that share a name, or a profiler converts the clock wrongly.
+    """
+    on_one = ends.filter(pl.col("sequence").is_not_null()).join(who, on="rank")
+    among = ["_clock", "instance"]
+    middle = pl.col("end").median().over(among)
+    told = (
+        on_one.filter(pl.col("_clock").str.starts_with("host"), pl.len().over(among) > 1)
+        .with_columns(_apart=pl.col("end") - middle)
+        .group_by("_clock", "rank")
+        .agg(
+            pl.len(),
+            off=pl.col("_apart").median().abs(),
+            scatter=(pl.col("_apart") - pl.col("_apart").median()).abs().max(),
+        )
+    )
+    wrong = (pl.col("len") >= FEWEST) & (
+        pl.col("off") > pl.max_horizontal(pl.lit(ONE_CLOCK), OFFSET_OVER_ERROR * pl.col("scatter"))
+    )
+    return told.filter(wrong)["_clock"].unique().to_list()
 
 
 def _links(ends: pl.DataFrame) -> pl.DataFrame:

@@ -117,23 +117,46 @@ def gpu_gaps(
     )
 
 
+def over_steps(gaps: pl.DataFrame) -> pl.DataFrame:
+    """Gaps with those joined that the end of a step parts, the longest first, and `last_step` of each.
+
+    Of joined ones the cause is that of the part that has most of it.
+    """
+    ordered = gaps.sort("rank", "start")
+    goes_on = (pl.col("start") == pl.col("end").shift()) & (pl.col("rank") == pl.col("rank").shift())
+    summed = pl.col("ns", "cause_ns", "step_ns").sum()
+    return (
+        ordered.with_columns(_gap=(~goes_on.fill_null(False)).cum_sum())
+        .group_by("_gap", maintain_order=True)
+        .agg(
+            pl.col("rank", "step", "start", "idle_ns", "steps_ns", "counted").first(),
+            pl.col("end").last(),
+            pl.col("cause").sort_by("cause_ns").last(),
+            summed,
+            last_step=pl.col("step").last(),
+        )
+        .sort("ns", "rank", "start", descending=[True, False, False])
+    )
+
+
 @gpu_gaps.finding(
     name="one-gap-is-most", none_known="A pause that came once: look at what the host does there."
 )
 def one_gap_is_most(table: pl.DataFrame) -> Iterator[Finding]:
     """A pause that came once is another thing than a pattern that comes back in every step."""
-    for gap in table.filter("counted").head(1).iter_rows(named=True):
+    for gap in over_steps(table.filter("counted")).head(1).iter_rows(named=True):
         ns, step_ns, idle_ns = gap["ns"], gap["step_ns"], gap["idle_ns"]
         if ns < max(SHARE_OF_STEP * step_ns, SHARE_OF_IDLE * idle_ns, SHARE_OF_ALL * gap["steps_ns"]):
             return
         known = gap["cause"] != "idle.unrecorded"
+        several, last = ("s", f" to {gap['last_step']}") if gap["last_step"] > gap["step"] else ("", "")
         yield Finding(
             name="one-gap-is-most",
             claim=f"The GPU of rank {gap['rank']} idles once for {milliseconds(ns)}, "
             f"{percent(ns, idle_ns)} of all its idle time.",
             gain="unknown",
             evidence=(
-                f"{percent(ns, step_ns)} of step {gap['step']} of that rank",
+                f"{percent(ns, step_ns)} of step{several} {gap['step']}{last} of that rank",
                 f"{percent(gap['cause_ns'], ns)} of it: {ACCOUNTS[gap['cause']].label}",
             ),
             next="This is a pause, not a pattern: see what the host and the other streams do there before "

@@ -157,7 +157,8 @@ def _joined(texts: list[str]) -> str:
 def uneven(run: Run, steps: pl.DataFrame, counted: pl.DataFrame) -> Iterator[str]:
     """Which counted steps are far longer than the others, and no outliers as they come back or do more."""
     length = (pl.col("end") - pl.col("start")).alias("length")
-    mine = steps.join(counted, on=["rank", "step"], how="semi").group_by("step").agg(length.max())
+    each = steps.join(counted, on=["rank", "step"], how="semi").select("rank", "step", length)
+    mine = each.group_by("step").agg(pl.col("length").max())
     usual = mine["length"].median()
     if run.is_whole or mine.height < FEWEST_UNEVEN or not isinstance(usual, float):
         return
@@ -169,10 +170,28 @@ def uneven(run: Run, steps: pl.DataFrame, counted: pl.DataFrame) -> Iterator[str
     assert isinstance(low, int) and isinstance(high, int)
     took = milliseconds(high) if high < 1.1 * low else f"{milliseconds(low)} to {milliseconds(high)}"
     which, one = _numbers(long["step"].to_list()), long.height == 1
+    if apart := _on_ranks(each.filter(pl.col("length") > MUCH_LONGER * usual)):
+        yield (
+            f"A step takes {took} that is {milliseconds(usual)} otherwise (median): {apart}. It counts in "
+            "the mean: it does more, or may come back."
+        )
+        return
     yield (
         f"{which[:1].upper()}{which[1:]} take{'s' * one} {took}, the others {milliseconds(usual)} (median). "
         f"{'It counts' if one else 'They count'} in the mean: {'it does' if one else 'they do'} more, or may "
         "come back."
+    )
+
+
+def _on_ranks(long: pl.DataFrame) -> str:
+    """Which ranks have which of some long steps, where each has one: 'step 6 on rank 0, step 7 on ranks 1
+    and 2'. One pause lengthens the step that ends after it, which need not be one number on all ranks."""
+    if long["rank"].is_duplicated().any() or long["step"].n_unique() < 2:
+        return ""
+    by_step = long.sort("step", "rank").group_by("step", maintain_order=True).agg("rank")
+    return ", ".join(
+        f"step {step} on rank{'s' * (len(ranks) > 1)} {_joined(list(map(str, ranks)))}"
+        for step, ranks in by_step.iter_rows()
     )
 
 
@@ -255,6 +274,20 @@ def uncovered(trace: Trace, steps: pl.DataFrame) -> Iterator[str]:
     yield f"The GPU{of} works {said} ({percent(before + after, whole)} of its work): that is in no account."
 
 
+def _gradients(trace: Trace, windows: pl.DataFrame) -> int:
+    """How many operators of a backward pass begin in these host windows of a rank."""
+    operators = trace.table("operators")
+    if operators is None:
+        return 0
+    backward = operators.filter(pl.col("phase").cast(pl.String) == "backward").select("rank", at="start")
+    inside = (
+        backward.sort("at")
+        .join_asof(windows.lazy().sort("at"), on="at", by="rank", strategy="backward", check_sortedness=False)
+        .filter(pl.col("at") < pl.col("host_end"))
+    )
+    return int(inside.select(pl.len()).collect().item())
+
+
 def without_update(trace: Trace, steps: pl.DataFrame) -> Iterator[str]:
     """That most marked steps hold no optimizer step, as where each micro-batch is marked."""
     ranges = trace.table("ranges")
@@ -280,7 +313,15 @@ def without_update(trace: Trace, steps: pl.DataFrame) -> Iterator[str]:
     of_rank = with_one.join(many, on="rank").filter(pl.col("many") >= FEWEST)
     if of_rank.is_empty() or of_rank.select((pl.col("len") > AT_MOST * pl.col("many")).any()).item():
         return
-    _, updated, of = of_rank.sort("rank").row(0)
+    rank, updated, of = of_rank.sort("rank").row(0)
+    mine = windows.filter(pl.col("rank") == rank)
+    without, having = (mine.join(hit, on=["rank", "step"], how=how) for how in ("anti", "semi"))
+    if _gradients(trace, having) and not _gradients(trace, without):
+        yield (
+            f"{of - updated} of {of} marked steps update nothing and compute no gradients, as evaluations "
+            "do. They count in the mean."
+        )
+        return
     yield (
         f"The optimizer runs in {updated} of {of} marked steps: what the page calls a step is a part of an "
         "optimizer step, such as a micro-batch."

@@ -59,6 +59,10 @@ def verdict(
     if first is not None and bounds(first, budget) and not _is_dwarfed(first, large, budget):
         return _bound_by(first, budget, on_host, length)
     cause = f"; the largest cause is {_noun(first)}, {_share(first, budget)}" if first is not None else ""
+    if large and first is not None and first.name in verdicts() and _is_main(large[0], budget, first):
+        own = verdicts()[first.name]
+        if not own.outside:
+            return f"{own.job}: {_share(first, budget)} of the {length} is {own.time}."
     if large:
         name, named = _sized(large[0], budget, first)
         return f"{name}: {_loss(large[0], on_host, length)}{'' if named else cause}."
@@ -116,6 +120,12 @@ def _sized(loss: Line, budget: Budget, first: Finding | None) -> tuple[str, bool
     return _loss_name(loss, budget), False
 
 
+def _is_main(loss: Line, budget: Budget, first: Finding) -> bool:
+    """Whether a finding is about what is most of a loss."""
+    main = _main(loss, budget)
+    return bool(main) and first.accounts[:1] == (main,)
+
+
 def _loss_name(loss: Line, budget: Budget) -> str:
     if loss.account == "idle":
         return "Mostly idle" if 2 * loss.ns >= budget.ns else "Partly idle"
@@ -131,7 +141,7 @@ def _share(first: Finding, budget: Budget) -> str:
 
 def _noun(first: Finding) -> str:
     """What a finding is about; empty where it has neither an account nor words of its own."""
-    if first.rank is not None and first.accounts[1:] == ("communication.wait",):
+    if first.rank is not None and first.accounts[1:2] == ("communication.wait",):
         return f"waiting for rank {first.rank}"
     own = verdicts().get(first.name)
     if own is not None:
@@ -142,13 +152,17 @@ def _noun(first: Finding) -> str:
 
 def _late(first: Finding, budget: Budget, length: str) -> str:
     """The verdict where one rank holds the job up; empty where the finding is of another kind."""
-    if first.rank is None or "communication.wait" not in first.accounts[1:] or first.name in verdicts():
+    if first.rank is None or "communication.wait" not in first.accounts[1:]:
+        return ""
+    if first.recipe == "idle_summary" or first.name in verdicts():  # it idles, and others may be as late
         return ""
     cause = first.accounts[0]
     what = ACCOUNTS[cause].makes_late if cause in ACCOUNTS else ""
     one = re.search(r"\bof (checkpoints|logging)\b(?! or)", first.claim)
     if one:
         what = "its checkpoints make" if one[1] == "checkpoints" else "its logging makes"
+    if len(first.accounts) > 2:  # another account makes it late as well
+        what = f"mostly {what or 'its own work makes'}"
     return (
         f"Waiting for rank {first.rank}: {what or 'its own work makes'} it {milliseconds(first.size)} late "
         f"in the {length} ({percent(first.size, budget.mean)})."

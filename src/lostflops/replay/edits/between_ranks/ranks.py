@@ -11,9 +11,10 @@ import polars as pl
 from lostflops.errors import BadOption, shown
 
 from ...dependencies.edges import Int, Kind
-from ...edit import Edit, Edited, EditKind, Known, Typed, in_steps, step_of
+from ...edit import REMOVED, Edit, Edited, EditKind, Known, Typed, in_steps, step_of
 from ...host_time import within
 from ...recorded import RecordedJob
+from ..on_host.syncs import NEEDED, queue
 
 Flags = npt.NDArray[np.bool_]
 FEWEST = 3
@@ -42,7 +43,15 @@ def made(typed: Typed) -> Edit:
             even -= above(part, rank, number, step >= 0, only, kind)
         evened = np.rint(even).astype(np.int64)
         counts = in_steps(job, known.steps, job.edges.target)
-        return Edited(evened, removed=int((lags - evened)[counts].sum()))
+        removed = int((lags - evened)[counts].sum())
+        waits = waits_beyond(job, rank, number, step >= 0, only)
+        if not waits.any():
+            return Edited(evened, removed=removed)
+        call = np.unique(job.edges.target[waits & counts] // 2)
+        start, end = (job.operations[c].to_numpy()[call] for c in ("start", "end"))
+        evened[waits] = REMOVED
+        # A host that does not wait runs ahead until its queue is full.
+        return Edited(evened, (queue(job),), removed=removed + int((end - start).sum()), doubts=(NEEDED,))
 
     who = f"rank {' and '.join(map(str, only))}" if only is not None else "every rank"
     return Edit(typed.text, f"{who} spent no more than the median of all ranks", apply, of_communication=True)
@@ -76,6 +85,34 @@ def above(
     less = np.zeros(len(part))
     less[at] = part[at] * np.clip(share.to_numpy(), 0, None)
     return less
+
+
+def waits_beyond(
+    job: RecordedJob, rank: Int, step: Int, inside: Flags, only: list[int] | None
+) -> npt.NDArray[np.bool_]:
+    """Edges by which the hosts of `only` wait for their devices more often in a step than the others' do.
+
+    Of a step's waits the last stay: what all ranks read, such as the loss, they read when its work is done.
+    """
+    beyond = np.zeros(len(rank), bool)
+    at = np.flatnonzero(inside & (job.edges.kind == Kind.SYNC))
+    if only is None or not len(at):
+        return beyond
+    waits = pl.DataFrame({"rank": rank[at], "step": step[at], "call": job.edges.target[at]}).with_columns(
+        back=pl.col("call").rank("dense", descending=True).over("rank", "step")
+    )
+    often = waits.group_by("rank", "step").agg(often=pl.col("back").max())
+    usual = (
+        often.select("step").unique()
+        .join(pl.DataFrame({"rank": np.setdiff1d(np.unique(rank), only)}), how="cross")
+        .join(often, on=["rank", "step"], how="left")
+        .group_by("step")
+        .agg(usual=pl.col("often").fill_null(0).median())
+    )  # fmt: skip
+    told = waits.join(usual, on="step", how="left", maintain_order="left")
+    more = pl.col("rank").is_in(only) & (pl.col("back") > pl.col("usual"))
+    beyond[at] = told.select(more.fill_null(False)).to_series().to_numpy()
+    return beyond
 
 
 def parts(job: RecordedJob, lags: Int, known: Known) -> list[tuple[Int, Int | None]]:

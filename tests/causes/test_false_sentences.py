@@ -1,0 +1,305 @@
+"""Sentences of the page that were false: of late ranks, of one pause in two steps, of copies, of a ring."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import polars as pl
+import pytest
+
+import lostflops
+from lostflops.causes import findings
+from lostflops.causes.copies import join_copies
+from lostflops.causes.given import NAMES, Given, has_stages
+from lostflops.causes.host import told_once
+from lostflops.causes.lateness import Excess, Late, also, late_together, late_when, says
+from lostflops.causes.names import made_of, spoken
+from lostflops.causes.page_findings import PageFindings
+from lostflops.causes.surely_waited import surely_waited
+from lostflops.causes.waited_for import dearer
+from lostflops.finding import Finding
+from lostflops.recipes.idle.gaps import over_steps
+from made_runs import Job, Work, made
+
+MS = 1_000_000
+COMPUTE, DATA, PYTHON, WAIT = "compute", "idle.data_loading", "idle.other_host_work", "communication.wait"
+SYNC, SAVING = "idle.host_synchronisation", "idle.checkpoint_logging"
+Row = tuple[int, int, str, int]
+
+
+def given(rows: list[Row], tables: dict[str, pl.DataFrame] | None = None, **of: Any) -> Given:
+    schema = {"rank": pl.Int64, "step": pl.Int64, "account": pl.String, "ns": pl.Int64}
+    answers = {name: SimpleNamespace(table=t, findings=()) for name, t in (tables or {}).items()}
+    return Given(
+        answers=answers,  # pyright: ignore[reportArgumentType]
+        ledger=pl.DataFrame(rows, schema, orient="row").with_columns(start=1000 * pl.col("step")),
+        **of,
+    )
+
+
+def late(
+    by_account: dict[str, int], ns: int, parts: tuple[tuple[str, int], ...] = (), waits: int = 0
+) -> Late:
+    first = next(iter(by_account.values()))
+    return Late(1, ns, ns, Excess(1, by_account, parts, first, waits=waits), None, 8, 0, False, {}, ns, ns)
+
+
+def steps_of(*late_by: int, first: int = 3) -> list[Row]:
+    """Rank 1 computes so much more than ranks 0 and 2 in these steps."""
+    return [
+        (rank, step, COMPUTE, 100 * MS + (more if rank == 1 else 0))
+        for step, more in enumerate(late_by, first)
+        for rank in range(3)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("late_by", "said"),
+    [
+        ((0, 0, 0, 0, 20, 22, 18, 21), "all of it since step 7"),
+        ((20, 22, 18, 21, 0, 0), "all of it up to step 6"),
+        ((1, 0, 20, 22, 21), "nearly all of it since step 5"),
+        ((20, 22, 18, 21), ""),
+        ((0, 0, 0, 20, 22), ""),  # two steps may come by chance
+        ((0, 20, 1, 22, 21), ""),
+        ((0, 0, 0, 0), ""),
+    ],
+)
+def test_a_rank_says_in_which_steps_it_is_late(late_by: tuple[int, ...], said: str) -> None:
+    assert late_when(late({COMPUTE: 10}, 10), given(steps_of(*(ms * MS for ms in late_by)))) == said
+
+
+def test_a_rank_that_is_late_since_a_step_says_so_on_the_page(tmp_path: Path) -> None:
+    """Rank 1 loads 20 ms longer from step 2 on: 12 in a mean step of five, 20 in each of those three."""
+    slow = [[Work(), Work(loads=20 if step >= 2 else 0), Work()] for step in range(5)]
+    job = Job().run(slow)
+    page = lostflops.why(made(tmp_path, job))
+    assert page.findings[0].claim.startswith(
+        "Rank 1 is 12.0 ms late per step (22.2 %), all of it since step 2."
+    )
+
+
+def test_a_rank_names_the_second_cause_that_makes_it_late() -> None:
+    two = late({DATA: 6 * MS, PYTHON: 4 * MS}, 10 * MS)
+    assert says(two) == "6.00 ms of data loading, and 4.00 ms of Python and other CPU work"
+    assert also(two) == PYTHON
+    assert also(late({DATA: 9 * MS, PYTHON: 4 * MS}, 10 * MS)) is None  # the first alone explains it
+    assert also(late({DATA: 6 * MS, PYTHON: 1 * MS}, 10 * MS)) is None
+    assert says(late({DATA: 6 * MS, COMPUTE: 4 * MS}, 10 * MS)).endswith("and 4.00 ms more of computing")
+
+
+def test_readings_of_one_rank_are_counted_and_are_not_all_waiting() -> None:
+    told = says(late({SYNC: 1_250_000}, MS, parts=(("`cudaStreamSynchronize`", 144_000),), waits=17))
+    assert told == "its CPU waits for the GPU 17 times per step, which costs 1.25 ms"
+
+
+def finding(**of: Any) -> Finding:
+    told: dict[str, Any] = {"name": "n", "claim": "c", "gain": "at most", "evidence": (), "next": "n"}
+    return Finding(**(told | of))
+
+
+def test_what_a_finding_is_mostly_made_of_is_more_than_half_of_it() -> None:
+    whole = finding(cost_per_step=1_040_000)
+    some = made_of(whole, [("a", 144_000), ("b", 114_000), ("c", 40)])
+    assert (some.contributors, some.is_mostly_these) == (("a 144 µs", "b 114 µs"), False)
+    assert made_of(whole, [("a", 600_000)]).is_mostly_these
+
+
+def test_a_function_inside_another_is_spoken_as_both() -> None:
+    inner = "wandb/sdk/wandb_run.py(9): log in train.py(1): main"
+    assert spoken(inner) == "`log` (wandb_run.py:9) in `main` (train.py:1)"
+    loader = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__ in train.py(1): main"
+    assert spoken(loader) == "`_MultiProcessingDataLoaderIter.__next__` in `main` (train.py:1)"
+
+
+def gaps(*rows: tuple[int, int, int, int]) -> pl.DataFrame:
+    """Gaps of rank 0: step, start, end and the share of it that its cause has, in per cent."""
+    return pl.DataFrame(
+        {
+            "rank": 0, "step": step, "start": start, "end": end, "ns": end - start, "cause": f"cause {step}",
+            "cause_ns": (end - start) * share // 100, "step_ns": 1000, "idle_ns": 500, "steps_ns": 9000,
+            "counted": True,
+        }
+        for step, start, end, share in rows
+    )  # fmt: skip
+
+
+def test_a_gap_that_the_end_of_a_step_parts_is_one() -> None:
+    joined = over_steps(gaps((6, 200, 260, 100), (5, 160, 200, 50), (8, 300, 320, 100)))
+    columns = ["step", "last_step", "start", "end", "ns", "cause", "step_ns"]
+    assert joined.select(columns).rows() == [
+        (5, 6, 160, 260, 100, "cause 6", 2000),
+        (8, 8, 300, 320, 20, "cause 8", 1000),
+    ]
+
+
+def test_a_pause_in_two_steps_comes_once() -> None:
+    rows = [(0, step, account, ns) for step in range(8) for account, ns in ((COMPUTE, 20 * MS), (SAVING, 0))]
+    rows += [(0, 5, SAVING, 40 * MS), (0, 6, SAVING, 60 * MS)]
+    claim = "The GPU idles 12.5 ms per step (38.5 %) while the CPU saves a checkpoint."
+    told = finding(claim=claim, accounts=(SAVING,))
+    one = {"gpu_gaps": gaps((5, 160, 200, 100), (6, 200, 260, 100))}
+    two = {"gpu_gaps": gaps((5, 160, 199, 100), (6, 200, 260, 100))}
+    assert told_once(told, given(rows, one)).claim == (
+        "The GPU idles 100 ms once in 8 steps, in steps 5 and 6 (12.5 ms per step, 38.5 %), while the CPU "
+        "saves a checkpoint."
+    )
+    assert told_once(told, given(rows, two)).claim == claim
+
+
+def test_a_finding_that_costs_waiting_as_well_has_no_limit_of_the_cpus_time() -> None:
+    evidence = (
+        "11.7 % of all step time, over 32 steps of the ranks here",
+        "the most on rank 1: 9.00 ms per step",
+        "upper limit: the CPU spends 4.99 ms per step on this, part of it hidden today",
+    )
+    idle = finding(cost_per_step=5 * MS, evidence=evidence)
+    page = PageFindings(given([(0, 0, COMPUTE, 40 * MS)]))
+    more = dearer(page, idle, 15 * MS, fact="15.0 ms of it waiting")
+    assert more.evidence == ("15.0 ms of it waiting", evidence[1])
+    assert (more.size, more.is_mostly_these) == (20 * MS, False)
+
+
+def test_ranks_late_for_causes_of_their_own_are_not_late_for_one() -> None:
+    """Rank 1 loads for 6 ns more and rank 3 runs Python for 7 more: to mend one alone gains hardly any."""
+    own = {1: (DATA, 6), 3: (PYTHON, 7)}
+    rows: list[Row] = []
+    for step in range(4):
+        for rank in range(4):
+            rows += [(rank, step, COMPUTE, 100), (rank, step, WAIT, 0 if rank in own else 6)]
+            rows += [(rank, step, *own[rank])] if rank in own else []
+    group = late_together(given(rows))
+    assert group is not None
+    assert (group.ranks, group.apart) == ((1, 3), ((1, DATA, 6), (3, PYTHON, 7)))
+    same = [(rank, step, DATA if account == PYTHON else account, ns) for rank, step, account, ns in rows]
+    together = late_together(given(same))
+    assert together is not None and (together.account, together.apart) == (DATA, ())
+
+
+def test_two_late_ranks_are_told_with_both_of_their_causes(tmp_path: Path) -> None:
+    one, other = Work(loads=6), Work(python=6.5)
+    page = lostflops.why(made(tmp_path, Job().run([[Work(), one, Work(), other]] * 4)))
+    first = page.findings[0]
+    assert first.claim.endswith(
+        "for ranks 1 and 3, which have more of their own to do in nearly every step: rank 1 has 6.00 ms of "
+        "data loading and rank 3 has 6.50 ms of Python and other CPU work."
+    )
+    assert "On rank 1: " in first.next and first.edit == "even-ranks:1+3"
+    assert "ranks 1 and 3 have" not in str(page) and "makes it" not in page.verdict
+
+
+RUNS = {"rank": pl.Int32, "step": pl.Int64, "start": pl.Int64, "end": pl.Int64, "account": pl.String}
+
+
+def test_who_waits_for_a_rank_that_is_here_waits_whoever_is_missing() -> None:
+    """Ranks 0 and 1 of three are here: 1 comes 30 ns after 0, and nothing hides the first 20 of those."""
+    calls = [
+        (rank, at + 30 * rank, at + 50, number, kind)
+        for at, number, kind in ((100, 4, "all-reduce"), (200, 5, "broadcast"), (300, None, "all-reduce"))
+        for rank in range(2)
+    ]
+    matches = pl.DataFrame(
+        [
+            {"rank": rank, "arrival": start, "end": end, "sequence": number, "kind": kind}
+            | {"group": "g [0, 1, 2]", "wait": None, "reason": "ranks 2 of its group are not here"}
+            for rank, start, end, number, kind in calls
+        ],
+        schema_overrides={"rank": pl.Int32, "wait": pl.Int64},
+    )  # fmt: skip
+    bare = "communication.exposed"
+    rows = [(0, 7, 110, 150, bare), (1, 7, 130, 150, bare), (0, 7, 200, 350, bare), (0, 7, 90, 110, COMPUTE)]
+    runs = pl.DataFrame(rows, RUNS, orient="row")
+    counted = pl.DataFrame({"rank": [0, 1], "step": [7, 7]}, {"rank": pl.Int32, "step": pl.Int64})
+    assert surely_waited(matches, runs, counted) == 20
+    assert surely_waited(matches, runs, counted.with_columns(step=pl.lit(8, pl.Int64))) == 0
+    here = matches.with_columns(reason=pl.lit("the ranks' collectives differ in kind, bytes or order"))
+    assert surely_waited(here, runs, counted) == 0
+
+
+def test_copies_that_wait_for_work_that_was_not_recorded_are_not_dear() -> None:
+    """Of 100 ns the GPU idles 60 for it and 3 otherwise; the copies' own calls last as long."""
+    rows = [(0, 0, "idle.unrecorded", 60), (0, 0, DATA, 3), (0, 0, "copy", 2), (0, 0, COMPUTE, 35)]
+    claim = "Copies from or to pageable memory cost 33 ns per step (33.0 %)."
+    alone = "nothing hides 2 ns of the 4 ns that 2 copies take"
+    fact = f"{alone}, and the GPU idles another 31 ns in calls that copy"
+    costly = finding(
+        name="copies-pageable", claim=claim, cost_per_step=33, evidence=(fact,), accounts=("copy",)
+    )
+    page = PageFindings(given(rows, {"x": pl.DataFrame()}))
+    page.put(costly)
+    join_copies(page)
+    (told,) = page.all()
+    assert (told.claim, told.size) == ("Copies from or to pageable memory cost 5 ns per step (5.0 %).", 5)
+    assert told.evidence == (alone,)
+    recorded = PageFindings(given([(r, s, DATA if a == "idle.unrecorded" else a, n) for r, s, a, n in rows]))
+    recorded.put(costly)
+    join_copies(recorded)
+    assert list(recorded.all()) == [costly]
+
+
+def ring(peers: dict[int, tuple[int, int]]) -> dict[str, list[dict[str, Any]]]:
+    """Ranks that send to one and receive from another; nothing hides the last 400 of each 1,000 ns."""
+    tables: dict[str, list[dict[str, Any]]] = {"ranks": [], "steps": [], "kernels": [], "collectives": []}
+    for rank, (to, of) in peers.items():
+        tables["ranks"].append({"rank": rank, "end": 4000, "device_kind": "gpu", "world_size": len(peers)})
+        for step in range(4):
+            at = 1000 * step
+            tables["steps"].append({"rank": rank, "step": step, "start": at, "end": at + 1000})
+            tables["kernels"].append({"rank": rank, "start": at, "end": at + 600, "family": "gemm"})
+            for kind, peer in (("send", to), ("receive", of)):
+                span = {"rank": rank, "start": at + 600, "end": at + 1000, "stream": 9}
+                tables["kernels"].append({**span, "family": "communication"})
+                tables["collectives"].append(
+                    {
+                        **span,
+                        "arrival": at + 600,
+                        "kind": kind,
+                        "peer": peer,
+                        "bytes_in": 64,
+                        "group": "cp [0, 1, 2]",
+                    }
+                )
+    return tables
+
+
+def test_a_ring_is_no_pipeline(tmp_path: Path) -> None:
+    page = lostflops.why(made(tmp_path, ring({0: (1, 2), 1: (2, 0), 2: (0, 1)})))
+    (found,) = (f for f in page.findings if f.name == "communication-exposed")
+    assert "all of it: sends and receives around a ring, as of context parallelism" in found.evidence
+    assert "microbatches" not in found.next and found.remedies == ("earlier-exchange",)
+    assert not has_stages(given([], purposes={"ring": 5}))
+
+
+def test_what_exposed_communication_is_made_of_is_no_longer_than_it(tmp_path: Path) -> None:
+    """Of 400 ns of an all-reduce computing hides 100."""
+    tables = ring({0: (1, 2), 1: (2, 0), 2: (0, 1)})
+    for row in tables["kernels"]:
+        row["end"] += 100 if row["family"] == "gemm" else 0
+    (found,) = (
+        f for f in lostflops.why(made(tmp_path, tables)).findings if f.name == "communication-exposed"
+    )
+    assert found.size == 300
+    assert found.contributors == ("receive of 64 bytes 300 ns", "send of 64 bytes 300 ns")
+
+
+def test_layers_on_several_gpus_of_a_process_are_not_told_of_data_parallel() -> None:
+    idle = finding(
+        name="another-gpu-works", claim="The GPU idles.", accounts=("idle.other_device",), cost_per_step=9
+    )
+    known = given([(0, 0, "idle.other_device", 9)], {"x": pl.DataFrame()}, names=NAMES.to_frame())
+    known.answers["x"].findings = (idle,)  # pyright: ignore[reportAttributeAccessIssue]
+    (told,) = findings(replace(known, data_parallel=False))
+    assert "torch.distributed.pipelining" in told.next and "DataParallel" not in told.next
+
+
+def test_copies_that_are_joined_cost_in_their_sentence_what_they_cost() -> None:
+    page = PageFindings(given([(0, 0, "copy", 40 * MS), (0, 0, COMPUTE, 60 * MS)], {"x": pl.DataFrame()}))
+    claim = "Copies from or to pageable memory cost 33.0 ms per step (33.0 %)."
+    page.put(finding(name="copies-pageable", claim=claim, cost_per_step=33 * MS, accounts=("copy",)))
+    page.put(finding(name="copies-exposed", claim="Copies cost.", cost_per_step=40 * MS, accounts=("copy",)))
+    join_copies(page)
+    (told,) = page.all()
+    assert told.claim == "Copies from or to pageable memory cost 40.0 ms per step (40.0 %)."
