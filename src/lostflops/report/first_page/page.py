@@ -12,6 +12,7 @@ import polars as pl
 from lostflops import causes, frameworks, intervals, recipes
 from lostflops.errors import LostflopsError
 from lostflops.finding import Finding, milliseconds, percent
+from lostflops.recipes.replayed_steps import replayed_once
 from lostflops.remedies import advice, left
 from lostflops.report.words.safe import one_line, typed
 from lostflops.session import Answer, Session, Skipped
@@ -119,6 +120,11 @@ class Page:
 
 def page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], None] | None = None) -> Page:
     """Ask every recipe that belongs on the page. `on_recipe(name, done, of)` is called before each."""
+    with replayed_once():
+        return _page(trace, session, on_recipe)
+
+
+def _page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], None] | None) -> Page:
     names = sorted(name for name, known in recipes.of_the_page().items() if known.page)
     session.begin(names)
     answers: list[Answer] = []
