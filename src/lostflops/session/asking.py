@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -41,6 +42,7 @@ class Answer:
     findings: tuple[Finding, ...]
 
 
+AT_ONCE = 2  # parts of a job, so that memory does not grow with the cores
 PREDICTED = "predicted_gains"
 GAINS = pl.Schema(
     {
@@ -166,8 +168,12 @@ class Session:
                 found = []
             given[needed.name] = found
         parts = groups(self.trace) if wanted.scope == "rank" else [None]
-        said = [answered(wanted, self.trace, given, group, options) for group in parts]
-        return said[0] if len(said) == 1 else pl.concat(said, rechunk=True)
+        if len(parts) == 1:
+            return answered(wanted, self.trace, given, parts[0], options)
+        # While one part waits for Python, another computes.
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            said = pool.map(lambda group: answered(wanted, self.trace, given, group, options), parts)
+            return pl.concat(said, rechunk=True)
 
     def _input(self, name: str) -> list[pl.DataFrame] | Skipped | None:
         """What a recipe reads of another one; None for a table, which is read where it is asked."""
