@@ -423,7 +423,7 @@ class EventColumns:
     def _described(self, a: Args) -> int:
         if a.rank is not None and (rank := number(a.rank)) is not None:
             self.ranks_named.add(rank)
-        # A job says much the same of all its operations. What is equal may still be written otherwise: 1, 1.0.
+        # A job says much the same of all its operations; but 1 and 1.0 are equal, and not the same text.
         texts = (a.collective, a.dtype, a.group_name, a.group_id, a.group_ranks, a.group_description)
         numbers = (a.in_elements, a.out_elements, a.group_size, a.source_rank, a.destination_rank)
         said = (*map(type, texts), *texts, *numbers)
