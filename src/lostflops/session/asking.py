@@ -159,6 +159,9 @@ class Session:
 
     def _made(self, wanted: Recipe, options: Mapping[str, Any]) -> pl.DataFrame | Skipped:
         """The recipe's table, computed now."""
+        lacking = self._lacking(wanted)
+        if lacking is not None:
+            return lacking
         given: Given = {}
         for needed in wanted.inputs:
             found = self._input(needed.name)
@@ -174,6 +177,21 @@ class Session:
         with ThreadPoolExecutor(AT_ONCE) as pool:
             said = pool.map(lambda group: answered(wanted, self.trace, given, group, options), parts)
             return pl.concat(said, rechunk=True)
+
+    def _lacking(self, wanted: Recipe) -> Skipped | None:
+        """Why the recipe cannot be answered, where tables that it or what it reads needs are not there.
+
+        Asked before anything is computed: what is skipped is not kept, and would cost its other inputs again.
+        """
+        for needed in wanted.inputs:
+            if needed.optional:
+                continue
+            if needed.name in TABLES:
+                if not self.trace.has(needed.name):
+                    return Skipped("", self.trace.absence(needed.name))
+            elif (lacking := self._lacking(named(needed.name))) is not None:
+                return lacking
+        return None
 
     def _input(self, name: str) -> list[pl.DataFrame] | Skipped | None:
         """What a recipe reads of another one; None for a table, which is read where it is asked."""
