@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 import types
 from importlib.metadata import EntryPoint
@@ -152,6 +153,19 @@ def test_a_report_whose_export_lies_beside_it_is_left_out(tmp_path: Path) -> Non
     for name in ("a.nsys-rep", "a.sqlite", "b.nsys-rep"):
         (tmp_path / name).touch()
     assert [path.name for path in job.find([tmp_path])] == ["a.sqlite", "b.nsys-rep"]
+
+
+@pytest.mark.parametrize(("words", "kept"), [(["why", "--help"], True), (["record", "--help"], False)])
+def test_commands_that_start_no_job_have_polars_keep_freed_memory(
+    words: list[str], kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(freed_memory.COLUMNS, raising=False)
+    monkeypatch.setattr(sys, "argv", ["lostflops", *words])
+    monkeypatch.setattr(freed_memory, "_ours", False)
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert (freed_memory.COLUMNS in os.environ) == kept
+    os.environ.pop(freed_memory.COLUMNS, None)
 
 
 def test_only_processes_of_ours_keep_freed_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,10 +12,11 @@ from lostflops.ingest import job
 from lostflops.lab.simulate.job import SimulatedJob
 from lostflops.lab.simulate.strategy import strategy
 from lostflops.lab.simulate.writing import simulate
-from lostflops.recipes import recipes
+from lostflops.recipes import recipes, replayed_steps
+from lostflops.replay.stragglers.chains import RankChains
 from lostflops.report.document import document
 from lostflops.report.first_page.page import page
-from lostflops.session import Session, Skipped, batches
+from lostflops.session import Answer, Session, Skipped, batches
 from lostflops.store import parts
 from lostflops.store.trace import Trace
 from lostflops.testing.promises import divides_alike
@@ -108,3 +109,25 @@ def test_small_jobs_and_single_ranks_are_one_part(trace: Trace, tmp_path: Path) 
     assert batches.groups(trace) == [None]
     assert batches.split([3, 5, 9], 2) == [(3, 5), (9,)]
     assert batches.split([], 2) == [()]
+
+
+def test_two_recipes_of_a_pipeline_replay_its_steps_once_on_a_page(
+    trace: Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+    chains = replayed_steps.chains
+
+    def counted(*given: pl.DataFrame) -> RankChains | None:
+        made.append(given[0].height)
+        return chains(*given)
+
+    monkeypatch.setattr(replayed_steps, "chains", counted)
+    session = unkept(trace)
+    with replayed_steps.replayed_once():
+        told = [session.run(name) for name in ("stragglers", "pipeline_passes")]
+    assert len(made) == 1
+    apart = [unkept(trace).run(name) for name in ("stragglers", "pipeline_passes")]
+    assert len(made) == 3  # nothing is remembered behind the page
+    for one, other in zip(told, apart, strict=True):
+        assert isinstance(one, Answer) and isinstance(other, Answer)
+        assert one.table.height and one.table.equals(other.table)

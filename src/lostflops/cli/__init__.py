@@ -82,15 +82,18 @@ def parser(words: Sequence[str] = ()) -> ArgumentParser:
 def main(words: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit status."""
     ours = words is None  # nothing else runs in this process
+    words = list(sys.argv[1:] if words is None else words)
+    reads = bool(words) and words[0] in memory_limit.READING
     if ours:
         freed_memory.process_is_ours()
-    words = list(sys.argv[1:] if words is None else words)
+    if ours and reads and memory_limit.limit() is None:
+        freed_memory.keep_columns()
     _open_streams()
     if "_ARGCOMPLETE" in os.environ:  # a shell asks what could be typed next
         from .arguments.completing import complete
 
         complete(parser)
-    if ours and memory_limit.limit() is not None and words[:1] and words[0] in memory_limit.READING:
+    if ours and reads and memory_limit.limit() is not None:
         status = memory_limit.answered(lambda: _status(words))
         return _ran_out() if status is None else status
     return _status(words)

@@ -8,7 +8,7 @@ framework is unknown.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import polars as pl
 
@@ -41,15 +41,26 @@ OTHERS = (
     r"(?:^|/)(?:vllm|sglang|composer|fairseq2?|mmengine|detectron2|fastai|torchtune|colossalai|xfuser|keras"
     r"|llamafactory|nanotron|olmo_core|levanter|maxtext|ray/train|tensorrt_llm)/"
 )
+Kept = Callable[[str, Callable[[], pl.DataFrame]], pl.DataFrame]
 PYTHON = re.compile(r"\.py\(\d+\): ")
 VERSION = re.compile(r"\b(torch|transformers|accelerate|deepspeed|lightning|torchtitan) (\d+(?:\.\d+){1,2})")
 # A job that imports one of them trains with it; others are also imported for their models or their tools.
 IMPORTED = ("torchtitan", "lightning")
 
 
-def setting(trace: Trace) -> Setting:
-    """How the job trains, as far as its recording and its run folder tell."""
-    hosts = [name for table in ("frames", "ranges", "operators") for name in names.of(trace, table)]
+def _anew(name: str, made: Callable[[], pl.DataFrame]) -> pl.DataFrame:
+    return made()
+
+
+def setting(trace: Trace, kept: Kept = _anew) -> Setting:
+    """How the job trains, as far as its recording and its run folder tell.
+
+    `kept` gives what was made of the recording before under a name, or makes it and keeps it.
+    """
+    told = kept("page_all_names", lambda: names.of(trace))
+    named = {str(table): rows["name"].to_list() for (table,), rows in told.group_by("table")}
+    hosts = [name for table in ("frames", "ranges", "operators") for name in named.get(table, ())]
+    once = kept("page_sends_once", lambda: pl.DataFrame({"once": [effects.sends_once(trace)]})).item()
     gpu, versions = _installed(trace)
     found = _found(trace, hosts, versions)
     first, told_by = next(iter(found.items()), (UNKNOWN, ""))
@@ -61,7 +72,7 @@ def setting(trace: Trace) -> Setting:
         else "ddp"
         if names.any_has(REPLICATED, hosts)
         else "",
-        on=effects.on(trace, hosts),
+        on=effects.on(named, hosts, once),
         units=matrix_units(gpu),
         versions=versions,
         told_by=told_by,

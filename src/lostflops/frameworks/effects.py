@@ -22,21 +22,19 @@ FORWARD = r"^DistributedDataParallel\.forward$|^FSDP::root_pre_forward|FullyShar
 EARLY = 0.1
 
 
-def on(trace: Trace, hosts: Sequence[str]) -> frozenset[str]:
-    """The effects that show; `hosts` are the names of what ran on the host."""
-    found = {
-        effect for effect, (table, mark) in EFFECTS.items() if names.any_has(mark, names.of(trace, table))
-    }
+def on(named: Mapping[str, Sequence[str]], hosts: Sequence[str], sends_once: bool) -> frozenset[str]:
+    """The effects that show; `named` are the names in each table, `hosts` those of what ran on the host."""
+    found = {effect for effect, (table, mark) in EFFECTS.items() if names.any_has(mark, named.get(table, ()))}
     if names.any_has(r"_fused_(?:adamw?|sgd|adagrad)_?$", hosts):
         found.add("fused optimizer")
     if names.any_has(r"CompiledFunction|Torch-Compiled Region", hosts):
         found.add("compiled")
-    if _sends_once(trace):
+    if sends_once:
         found.add("no_sync")
     return frozenset(found)
 
 
-def _sends_once(trace: Trace) -> bool:
+def sends_once(trace: Trace) -> bool:
     """Whether steps have several micro-batches, of which only the last sends gradients.
 
     Then no gradient is reduced before the last call of the wrapped model's forward pass.

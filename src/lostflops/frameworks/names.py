@@ -10,15 +10,18 @@ import polars as pl
 from lostflops.store.trace import Trace
 
 LONGEST = 400
+TOLD = ("frames", "ranges", "operators", "kernels", "launches")
 
 
-def of(trace: Trace, table: str) -> list[str]:
-    """The names in a table, each once; none where the trace lacks it."""
-    rows = trace.table(table)
-    if rows is None or "name" not in rows.collect_schema().names():
-        return []
-    found = rows.select(pl.col("name").unique().cast(pl.String)).collect()["name"]
-    return [name[:LONGEST] for name in found.drop_nulls()]
+def of(trace: Trace) -> pl.DataFrame:
+    """The names in each table that has some: table, name, each once."""
+    found = [pl.DataFrame(schema={"table": pl.String, "name": pl.String})]
+    for table in TOLD:
+        rows = trace.table(table)
+        if rows is not None and "name" in rows.collect_schema().names():
+            name = pl.col("name").unique().cast(pl.String).drop_nulls().str.slice(0, LONGEST)
+            found.append(rows.select(name).collect().select(pl.lit(table).alias("table"), "name"))
+    return pl.concat(found)
 
 
 def any_has(mark: str, names: Iterable[str]) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from lostflops.intervals.order import Int, running_most
+from lostflops.intervals.order import Int, one_axis, running_most, sorted_by
 
 SHORT = 2**15  # above all integers of 16 bits
 MANY_GROUPS = 1000  # above which they are ranked together, not one after the other
@@ -41,7 +41,7 @@ def nest(start: Int, end: Int, group: Int) -> Forest:
     traces have a few such among proper trees.
     """
     # Sorting by (group, start, -end) puts every parent before its children.
-    order = np.lexsort((-end, start, group)).astype(np.int64, copy=False)
+    order = sorted_by(group, start, -end)
     group, start, end = group[order], start[order], end[order].copy()
     end = np.maximum(end, start)
     repaired = 0
@@ -131,7 +131,7 @@ def _ended(start: Int, end: Int, group: Int) -> Int:
     """For each row, how many of earlier groups, and of its own those that end by its start."""
     bounds = np.r_[0, np.flatnonzero(np.diff(group)) + 1, len(group)]
     if len(bounds) > MANY_GROUPS:
-        closes = np.lexsort((end, group))
+        closes = sorted_by(group, end)
         return _count_at_most(end[closes], group[closes], start, group)
     ended = np.empty(len(start), dtype=np.int64)
     for first, last in pairwise(bounds.tolist()):
@@ -141,20 +141,14 @@ def _ended(start: Int, end: Int, group: Int) -> Int:
 
 
 def _count_at_most(values: Int, value_group: Int, query: Int, query_group: Int) -> Int:
-    """For each query, how many values of all earlier groups, and of its own up to and including it."""
-    merged = np.lexsort(
-        (
-            np.r_[np.zeros(len(values), np.int8), np.ones(len(query), np.int8)],
-            np.r_[values, query],
-            np.r_[value_group, query_group],
-        )
-    )
-    is_value = merged < len(values)
-    running = np.cumsum(is_value)
-    counts = np.empty(len(query), dtype=np.int64)
-    asked = ~is_value
-    counts[merged[asked] - len(values)] = running[asked]
-    return counts
+    """For each query, how many values of all earlier groups, and of its own up to and including it.
+
+    Values stand in the order of their groups and within a group in their own.
+    """
+    if not len(values):
+        return np.zeros(len(query), dtype=np.int64)
+    known, asked = one_axis((value_group, values), (query_group, query))
+    return np.searchsorted(known, asked, side="right")
 
 
 def innermost_at(forest: Forest, point: Int, group: Int) -> Int:
@@ -186,7 +180,7 @@ def innermost(points: pl.DataFrame, rows: pl.DataFrame, by: Sequence[str], colum
     groups = points.select(keys).unique().with_row_index("_group")
     group = points.join(groups, on=keys, how="left", maintain_order="left")["_group"].to_numpy()
     rows = rows.join(groups, on=keys)
-    order = np.lexsort([-rows["end"].to_numpy(), *(rows[c].to_numpy() for c in ("start", "_group"))])
+    order = sorted_by(*(rows[c].to_numpy() for c in ("_group", "start")), -rows["end"].to_numpy())
     of, start, end = (rows[c].to_numpy()[order] for c in ("_group", "start", "end"))
     at, found = points["start"].to_numpy(), np.full(points.height, -1, dtype=np.int64)
     first = np.searchsorted(of, np.arange(groups.height + 1))
@@ -250,7 +244,7 @@ def self_pieces(forest: Forest) -> tuple[Int, Int, Int]:
     keep = np.r_[~empty, ~empty]
     at, owner, group, closing = at[keep], owner[keep], group[keep], closing[keep]
     level: Int = np.r_[forest.depth, forest.depth][keep]
-    order = np.lexsort((np.where(closing, -level, level), ~closing, at, group))
+    order = sorted_by(group, at, ~closing, np.where(closing, -level, level))
     at, owner, group = at[order], owner[order], group[order]
     begin, stop, owner = at[:-1], at[1:], owner[:-1]
     good = (stop > begin) & (group[1:] == group[:-1]) & (owner >= 0)

@@ -10,6 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+# Rows of a group that stand so many in a row are found in memory as fast as all of them in a row.
+IN_ROWS = 64
+
 Int = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]
 
@@ -25,20 +28,28 @@ def row_order(rows: pl.DataFrame, by: list[str]) -> Int:
     if len(known) < len(keys):
         position = pl.int_range(pl.len(), dtype=pl.Int64).sort_by(by, maintain_order=True)
         return rows.select(position).to_series().to_numpy()
-    key = _one_key(known[::-1])
-    return np.lexsort(known) if key is None else np.argsort(key, kind="stable")
+    return sorted_by(*known[::-1])
 
 
-def changes(rows: pl.DataFrame, by: Sequence[str]) -> Bool:
-    """Where a row begins another group than the row before it; the first row begins one."""
+def sorted_by(*keys: npt.NDArray[Any]) -> Int:
+    """The positions of rows sorted by keys, the first of which counts most; equal rows stay as they stand."""
+    key = _one_key(keys)
+    return np.lexsort(keys[::-1]) if key is None else np.argsort(key, kind="stable")
+
+
+def changes(rows: pl.DataFrame, by: Sequence[str], order: Int | None = None) -> Bool:
+    """Where a row begins another group than the row before it; the first row begins one. With `order`, of the
+    rows in that order."""
     begins = np.zeros(rows.height, dtype=np.bool_)
     begins[:1] = True
     for name in by:
         column = rows[name]
         key = plain(column)
         if key is None:
+            column = column if order is None else column.gather(order)
             begins[1:] |= column.ne_missing(column.shift()).to_numpy()[1:]
         else:
+            key = key if order is None else key[order]
             begins[1:] |= key[1:] != key[:-1]
     return begins
 
@@ -66,7 +77,7 @@ def _one_key(keys: Sequence[npt.NDArray[Any]]) -> Int | None:
     widths = [int(each.max()) - low + 1 for each, low in zip(keys, lowest, strict=True)]
     if math.prod(widths) > np.iinfo(np.int64).max:
         return None
-    whole = np.zeros(len(keys[0]), np.int64)
+    whole: Int = np.zeros(len(keys[0]), np.int64)
     for each, low, width in zip(keys, lowest, widths, strict=True):
         whole *= width
         whole += each.astype(np.int64) - low
@@ -89,8 +100,22 @@ def runs(*keys: Int) -> list[Int]:
     return np.split(np.arange(len(keys[0])), np.flatnonzero(begins) + 1)
 
 
+def scattered(group: Int) -> bool:
+    """Whether the rows of a group stand apart."""
+    return np.count_nonzero(group[1:] != group[:-1]) > len(group) // IN_ROWS
+
+
 def running_most(values: Int, group: Int) -> Int:
     """The largest value so far in each row's group; rows stand group by group."""
+    if not len(values):
+        return values.copy()
+    begins = np.r_[True, group[1:] != group[:-1]]
+    low = int(values.min())
+    width = int(values.max()) - low + 1
+    if width * np.count_nonzero(begins) < np.iinfo(np.int64).max:
+        # Group behind group on one axis, one running maximum serves all.
+        place = (np.cumsum(begins) - 1) * width
+        return np.maximum.accumulate(values - low + place) - place + low
     most = values.copy()
     for rows in runs(group):
         most[rows] = np.maximum.accumulate(values[rows])
@@ -103,12 +128,16 @@ def one_axis(*sides: tuple[Int, Int]) -> list[Int]:
     Each side is a column of groups, integers in which order counts, and one of instants. On the axis one
     binary search serves all groups, and groups never meet.
     """
-    groups, instants = (np.concatenate([side[n] for side in sides]) for n in (0, 1))
-    if not len(groups):
+    filled = [side for side in sides if len(side[0])]
+    if not filled:
         return [side[1] for side in sides]
-    known = np.unique(groups)
-    low, high = int(instants.min()), int(instants.max())
+    least, low = (min(int(side[n].min()) for side in filled) for n in (0, 1))
+    most, high = (max(int(side[n].max()) for side in filled) for n in (0, 1))
     width = high - low + 1
+    if width * (most - least + 1) < np.iinfo(np.int64).max:
+        return [(group.astype(np.int64) - least) * width + (at - low) for group, at in sides]
+    groups, instants = (np.concatenate([side[n] for side in sides]) for n in (0, 1))
+    known = np.unique(groups)
     if width * len(known) < np.iinfo(np.int64).max:
         return [np.searchsorted(known, group) * width + (at - low) for group, at in sides]
     # Too long for one axis of nanoseconds: their order is enough to search by.

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import polars as pl
 
-from lostflops.intervals.order import Int, changes, one_axis, row_order
+from lostflops.intervals.order import Int, changes, one_axis, row_order, running_most, scattered
 
 
 def union(frame: pl.LazyFrame, by: Sequence[str] = ()) -> pl.LazyFrame:
@@ -17,17 +17,15 @@ def union(frame: pl.LazyFrame, by: Sequence[str] = ()) -> pl.LazyFrame:
     def united(rows: pl.DataFrame) -> pl.DataFrame:
         if rows.is_empty():
             return rows
-        rows = rows[row_order(rows, [*keys, "start"])]
-        start, reach = rows["start"].to_numpy(), rows["end"].to_numpy().copy()
-        opens = changes(rows, keys)
-        groups = np.flatnonzero(opens)
+        order = row_order(rows, [*keys, "start"])
+        start, reach = rows["start"].to_numpy()[order], rows["end"].to_numpy()[order]
+        opens = changes(rows, keys, order)
         # In the order of their starts, an interval opens a new one when none before it reaches its start.
-        for first, last in zip(groups, np.append(groups[1:], len(start)), strict=True):
-            np.maximum.accumulate(reach[first:last], out=reach[first:last])
+        reach = running_most(reach, np.cumsum(opens))
         opens[1:] |= start[1:] > reach[:-1]
         at = np.flatnonzero(opens)
         closes = np.append(at[1:], len(start)) - 1
-        return rows[at].replace_column(rows.width - 1, pl.Series("end", reach[closes]))
+        return rows[order[at]].replace_column(rows.width - 1, pl.Series("end", reach[closes]))
 
     return (
         frame.filter(pl.col("end") > pl.col("start"))
@@ -171,28 +169,34 @@ def inside(
     """
     chosen = pieces.select(by, "start", "end", **{f"_{name}": part for name, part in parts.items()})
     rows, cover = pl.collect_all([frame, chosen])
+    group, start, end = (rows[c].to_numpy() for c in (by, "start", "end"))
     # Neighbours ask about neighbours, which memory serves faster.
-    order = np.argsort(rows[by].to_numpy(), kind="stable")
-    group, start, end = (rows[c].to_numpy()[order] for c in (by, "start", "end"))
+    order = np.argsort(group, kind="stable") if scattered(group) else None
+    if order is not None:
+        group, start, end = group[order], start[order], end[order]
     of, opens, closes = (cover[c].to_numpy() for c in (by, "start", "end"))
+    if not len(opens):
+        return rows.with_columns(pl.lit(0, dtype=pl.Int64).alias(name) for name in parts).lazy()
     begins, stops, ended = one_axis((group, start), (group, end), (of, closes))
-    meets = [
-        (sign, t, np.searchsorted(ended, key, side="right"))
-        for sign, t, key in ((1, end, stops), (-1, start, begins))
-    ]
-    shares = {name: np.zeros(rows.height, dtype=np.int64) for name in parts if len(opens)}
-    for name, share in shares.items():
+    # For each end of a row: how many pieces end before it, the next one, and how far it lies in that.
+    meets: list[tuple[int, Int, Int, Int]] = []
+    for sign, t, key in ((1, end, stops), (-1, start, begins)):
+        at = np.searchsorted(ended, key, side="right")
+        piece = np.minimum(at, len(opens) - 1)
+        begun = (of[piece] == group) & (at < len(opens))
+        meets.append((sign, at, piece, np.where(begun, np.maximum(t - opens[piece], 0), 0)))
+    shares: list[pl.Series] = []
+    for name in parts:
         counted = cover[f"_{name}"].to_numpy()
         before = np.r_[0, np.cumsum((closes - opens) * counted)]
-        rise = np.zeros(len(order), np.int64)
-        for sign, t, at in meets:
-            piece = np.minimum(at, len(opens) - 1)
-            begun = np.where(of[piece] == group, np.maximum(t - opens[piece], 0) * counted[piece], 0)
-            rise += sign * (before[at] + np.where(at < len(opens), begun, 0))
-        share[order] = np.maximum(rise, 0)
-    return rows.with_columns(
-        pl.Series(name, shares.get(name, np.zeros(rows.height, np.int64))) for name in parts
-    ).lazy()
+        rise = np.zeros(len(group), np.int64)
+        for sign, at, piece, begun in meets:
+            rise += sign * (before[at] + begun * counted[piece])
+        share = np.maximum(rise, 0)
+        if order is not None:
+            share[order] = share.copy()
+        shares.append(pl.Series(name, share))
+    return rows.with_columns(shares).lazy()
 
 
 def cut(rows: pl.DataFrame, pieces: pl.DataFrame, by: str) -> pl.DataFrame:

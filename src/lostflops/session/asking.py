@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -41,6 +42,7 @@ class Answer:
     findings: tuple[Finding, ...]
 
 
+AT_ONCE = 2  # parts of a job, so that memory does not grow with the cores
 PREDICTED = "predicted_gains"
 GAINS = pl.Schema(
     {
@@ -157,6 +159,9 @@ class Session:
 
     def _made(self, wanted: Recipe, options: Mapping[str, Any]) -> pl.DataFrame | Skipped:
         """The recipe's table, computed now."""
+        lacking = self._lacking(wanted)
+        if lacking is not None:
+            return lacking
         given: Given = {}
         for needed in wanted.inputs:
             found = self._input(needed.name)
@@ -166,8 +171,27 @@ class Session:
                 found = []
             given[needed.name] = found
         parts = groups(self.trace) if wanted.scope == "rank" else [None]
-        said = [answered(wanted, self.trace, given, group, options) for group in parts]
-        return said[0] if len(said) == 1 else pl.concat(said, rechunk=True)
+        if len(parts) == 1:
+            return answered(wanted, self.trace, given, parts[0], options)
+        # While one part waits for Python, another computes.
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            said = pool.map(lambda group: answered(wanted, self.trace, given, group, options), parts)
+            return pl.concat(said, rechunk=True)
+
+    def _lacking(self, wanted: Recipe) -> Skipped | None:
+        """Why the recipe cannot be answered, where tables that it or what it reads needs are not there.
+
+        Asked before anything is computed: what is skipped is not kept, and would cost its other inputs again.
+        """
+        for needed in wanted.inputs:
+            if needed.optional:
+                continue
+            if needed.name in TABLES:
+                if not self.trace.has(needed.name):
+                    return Skipped("", self.trace.absence(needed.name))
+            elif (lacking := self._lacking(named(needed.name))) is not None:
+                return lacking
+        return None
 
     def _input(self, name: str) -> list[pl.DataFrame] | Skipped | None:
         """What a recipe reads of another one; None for a table, which is read where it is asked."""

@@ -13,7 +13,7 @@ from lostflops.ingest import processes
 from lostflops.ingest.annotations import by_domain
 from lostflops.ingest.attribution import OperatorTree, attribute, main_thread
 from lostflops.ingest.host_compute import host_kernels
-from lostflops.ingest.kineto.collectives import Communication, Found, communication, groups_named
+from lostflops.ingest.kineto.collectives import Communication, Found, communication, described, groups_named
 from lostflops.ingest.kineto.columns import KINDS, Columns, EventColumns, product
 from lostflops.ingest.kineto.devices import place
 from lostflops.ingest.kineto.events import Decoder, Event
@@ -66,7 +66,8 @@ class Assembly:
         self.notes.completeness(stream, self.header)
         self.notes.origin(self.header)
         self.rank, self.rank_source, differs = self.header.rank(reader.ranks_named)
-        self.groups = groups_named(reader.parameters, self.header.groups)
+        self.parameters = described(reader.parameters)
+        self.groups = groups_named(self.parameters, self.header.groups)
         if differs:
             self.notes.add("rank in the file's name", 1, differs, "warning")
 
@@ -206,7 +207,7 @@ class Assembly:
                 copies=copies,
                 operators=operators,
                 ranges=ranges,
-                parameters=self.reader.parameters,
+                parameters=self.parameters,
                 shapes=self.reader.shapes.categories(),
                 types=self.reader.types.categories(),
                 concrete=self.reader.concrete.categories(),

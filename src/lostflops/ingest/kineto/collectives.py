@@ -57,7 +57,7 @@ class Communication:
     copies: pl.DataFrame | None
     operators: pl.DataFrame | None
     ranges: pl.DataFrame | None
-    parameters: list[tuple[Any, ...]]
+    parameters: pl.DataFrame
     shapes: pl.Series
     types: pl.Series
     concrete: pl.Series
@@ -92,7 +92,13 @@ def communication(given: Communication) -> Found:
     return Found(kernels, copies, pl.concat(rows).sort("start", maintain_order=True) if rows else None)
 
 
-def groups_named(parameters: list[tuple[Any, ...]], listed: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def described(parameters: list[tuple[Any, ...]]) -> pl.DataFrame:
+    """What operations say of themselves, a row each."""
+    columns = zip(*parameters, strict=True) if parameters else [()] * len(PARAMETERS)
+    return pl.DataFrame(dict(zip(PARAMETERS, columns, strict=True)), schema=PARAMETERS)
+
+
+def groups_named(parameters: pl.DataFrame, listed: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The process groups that the file's head lists, and those that only operations tell of.
 
     Torch lists the groups that exist when the profiler starts, and some writers of traces none: then each
@@ -100,8 +106,7 @@ def groups_named(parameters: list[tuple[Any, ...]], listed: list[dict[str, Any]]
     """
     have = {group["name"] for group in listed}
     told = (
-        pl.DataFrame(parameters, schema=PARAMETERS, orient="row")
-        .select("group_name", "group_description", "group_ranks")
+        parameters.select("group_name", "group_description", "group_ranks")
         .filter(pl.col("group_description").fill_null("") != "", ~pl.col("group_name").is_in(list(have)))
         .unique("group_name", keep="first", maintain_order=True)
     )
@@ -120,7 +125,7 @@ def groups_named(parameters: list[tuple[Any, ...]], listed: list[dict[str, Any]]
 
 def _metadata(given: Communication) -> pl.DataFrame:
     """One row per distinct description of a collective, its group and sizes worked out."""
-    frame = pl.DataFrame(given.parameters, schema=PARAMETERS, orient="row").with_row_index("meta")
+    frame = given.parameters.with_row_index("meta")
     known = {g["name"]: g["ranks"] for g in given.groups if g["ranks"]}
     size = pl.col("dtype").str.to_lowercase().replace_strict(DTYPE_BYTES, default=None, return_dtype=pl.Int64)
     names = frame["collective"].unique().to_list()

@@ -241,6 +241,22 @@ class FrameCodes(Codes):
         return code
 
 
+def _description(a: Args) -> tuple[Any, ...]:
+    """What an operation says of itself, without its number in its group."""
+    return (
+        text_of(a.collective),
+        number(a.in_elements, MOST_BYTES),
+        number(a.out_elements, MOST_BYTES),
+        text_of(a.dtype),
+        number(a.group_size),
+        None if a.group_name is None and a.group_id is None else text_of(a.group_name or a.group_id),
+        None if a.group_ranks is None else text_of(a.group_ranks),
+        None if a.group_description is None else text_of(a.group_description),
+        number(a.source_rank),
+        number(a.destination_rank),
+    )
+
+
 class EventColumns:
     """Collects the events of one file into columns. With `exact`, events carry times as decimals."""
 
@@ -270,10 +286,12 @@ class EventColumns:
         self._names_seen = 0
         self._prefixed: list[int] = []
         self._frames_named = FrameCodes(self.names)
+        self._told: dict[tuple[Any, ...], tuple[Any, ...]] = {}  # what descriptions say, by how they say it
 
     def save(self, folder: Path) -> None:
         """Put the rows into files, so that the rest can be handed to another process."""
         self._frames_named.clear()  # paths stay behind
+        self._told.clear()
         for kind in KINDS:
             rows = getattr(self, kind).take()
             if rows is not None:
@@ -405,21 +423,14 @@ class EventColumns:
     def _described(self, a: Args) -> int:
         if a.rank is not None and (rank := number(a.rank)) is not None:
             self.ranks_named.add(rank)
-        self.parameters.append(
-            (
-                text_of(a.collective),
-                number(a.in_elements, MOST_BYTES),
-                number(a.out_elements, MOST_BYTES),
-                text_of(a.dtype),
-                number(a.group_size),
-                None if a.group_name is None and a.group_id is None else text_of(a.group_name or a.group_id),
-                None if a.group_ranks is None else text_of(a.group_ranks),
-                None if a.group_description is None else text_of(a.group_description),
-                integer(a.sequence_in_group),
-                number(a.source_rank),
-                number(a.destination_rank),
-            )
-        )
+        # A job says much the same of all its operations; but 1 and 1.0 are equal, and not the same text.
+        texts = (a.collective, a.dtype, a.group_name, a.group_id, a.group_ranks, a.group_description)
+        numbers = (a.in_elements, a.out_elements, a.group_size, a.source_rank, a.destination_rank)
+        said = (*map(type, texts), *texts, *numbers)
+        told = self._told.get(said)
+        if told is None:
+            told = self._told[said] = _description(a)
+        self.parameters.append((*told[:8], integer(a.sequence_in_group), *told[8:]))
         return len(self.parameters) - 1
 
     def _add_copies(self, rows: list[Event], *, is_set: bool) -> None:

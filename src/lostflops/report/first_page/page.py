@@ -12,6 +12,7 @@ import polars as pl
 from lostflops import causes, frameworks, intervals, recipes
 from lostflops.errors import LostflopsError
 from lostflops.finding import Finding, milliseconds, percent
+from lostflops.recipes.replayed_steps import replayed_once
 from lostflops.remedies import advice, left
 from lostflops.report.words.safe import one_line, typed
 from lostflops.session import Answer, Session, Skipped
@@ -119,6 +120,11 @@ class Page:
 
 def page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], None] | None = None) -> Page:
     """Ask every recipe that belongs on the page. `on_recipe(name, done, of)` is called before each."""
+    with replayed_once():
+        return _page(trace, session, on_recipe)
+
+
+def _page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], None] | None) -> Page:
     names = sorted(name for name, known in recipes.of_the_page().items() if known.page)
     session.begin(names)
     answers: list[Answer] = []
@@ -141,8 +147,8 @@ def page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], No
     windows = counted.select("rank", "step", "start", "end").unique(maintain_order=True)
     run = recorded(trace, steps, counted)
     spent = budget(counted, run.on_host)
-    unclassified, kernel_time = _unclassified(trace)
-    job, asked = frameworks.setting(trace), causes.remedies()
+    unclassified, kernel_time = session.folded("page_unclassified", lambda: _unclassified(trace)).row(0)
+    job, asked = frameworks.setting(trace, session.folded), causes.remedies()
     given = causes.gather(
         trace,
         session,
@@ -170,7 +176,7 @@ def page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], No
             *job_notes(trace, by_name, run),
             *_notes(run, _outside(trace, steps), unclassified, kernel_time),
             *_between(trace, steps),
-            *step_notes.uncovered(trace, steps),
+            *_kept_notes(session, "page_uncovered", partial(step_notes.uncovered, trace, steps)),
             *step_notes.without_update(trace, steps),
             *_clocks(trace, by_name, run),
             *step_notes.lengths(steps, counting),
@@ -191,6 +197,13 @@ def page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], No
         given=trace.given,
         moments=partial(_moments, trace, session, counted, found),
     )
+
+
+def _kept_notes(session: Session, name: str, told: Callable[[], Iterator[str]]) -> list[str]:
+    """What is said about a recording, for which all of its rows were read."""
+    return session.folded(name, lambda: pl.DataFrame({"note": pl.Series([*told()], dtype=pl.String)}))[
+        "note"
+    ].to_list()
 
 
 def _moments(trace: Trace, session: Session, ledger: pl.DataFrame, found: Sequence[Finding]) -> Moments:
@@ -242,27 +255,21 @@ def _gravity(fact: Quality) -> tuple[bool, int, str]:
     return (fact.level != "warning", -1 if fact.rank is None else fact.rank, fact.name)
 
 
-def _unclassified(trace: Trace) -> tuple[int, int]:
-    """Summed duration of the kernels whose family is not known, and of all kernels, ns.
+def _unclassified(trace: Trace) -> pl.DataFrame:
+    """Summed duration of the kernels whose family is not known, and of all kernels, ns: a row.
 
     Graphs that were recorded as a whole are told by themselves.
     """
     kernels = trace.table("kernels")
     if kernels is None:
-        return 0, 0
+        return pl.DataFrame({"unclassified": 0, "all": 0})
     length = (pl.col("end") - pl.col("start")).clip(0)
-    return (
-        kernels.select(
-            length.filter(
-                pl.col("family") == "unclassified", pl.col("name").cast(pl.String) != UNLISTED_GRAPH
-            )
-            .sum()
-            .alias("unclassified"),
-            length.sum().alias("all"),
-        )
-        .collect()
-        .row(0)
-    )
+    return kernels.select(
+        length.filter(pl.col("family") == "unclassified", pl.col("name").cast(pl.String) != UNLISTED_GRAPH)
+        .sum()
+        .alias("unclassified"),
+        length.sum().alias("all"),
+    ).collect()
 
 
 def _rows(trace: Trace, *tables: str) -> int:
