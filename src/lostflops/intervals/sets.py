@@ -66,12 +66,30 @@ def paint_stacked(
     return _painted(windows, union(numbered, [*keys, "_layer"]), list(names), keys, "account")
 
 
+def paint_numbered(
+    windows: pl.LazyFrame, layers: pl.DataFrame, count: int, by: Sequence[str]
+) -> tuple[pl.DataFrame, Int]:
+    """What `paint` gives, of layers that `_layer` numbers up to `count`, each united: the runs without their
+    account, and the number of each run's layer, or `count`."""
+    return _pieces(_in_windows(windows, list(by)).collect(), layers, count, list(by))
+
+
+def _in_windows(windows: pl.LazyFrame, keys: list[str]) -> pl.LazyFrame:
+    return windows.filter(pl.col("end") > pl.col("start")).sort(*keys, "start")
+
+
 def _painted(
     windows: pl.LazyFrame, layers: pl.LazyFrame, names: list[str], keys: list[str], account: str
 ) -> pl.LazyFrame:
     """`windows` painted with the union of each layer, which `_layer` numbers."""
-    in_order = windows.filter(pl.col("end") > pl.col("start")).sort(*keys, "start")
-    under, over = pl.collect_all([in_order, layers])
+    under, over = pl.collect_all([_in_windows(windows, keys), layers])
+    pieces, code = _pieces(under, over, len(names), keys)
+    named = pl.Series(account, [*names, None], dtype=pl.String).gather(code)
+    return pieces.insert_column(2, named).lazy()
+
+
+def _pieces(under: pl.DataFrame, over: pl.DataFrame, count: int, keys: list[str]) -> tuple[pl.DataFrame, Int]:
+    """The windows `under` cut into runs, start and end before their other columns, and each run's layer."""
     # The edges of the windows, then those of the layers: both open, then both close.
     rows = pl.concat([under.select(*keys, "start", "end"), over.select(*keys, "start", "end")])
     edges = pl.concat([rows.select(*keys, _at="start"), rows.select(*keys, _at="end")])
@@ -83,7 +101,7 @@ def _painted(
     # return to zero after a group's last edge, so one running sum serves all groups.
     window = np.cumsum(sign * np.where(row < under.height, row + 1, 0))
     layer = np.concatenate([np.full(under.height, -1), over["_layer"].to_numpy()])[row]
-    code = np.full(len(at), len(names))
+    code = np.full(len(at), count)
     for i in np.unique(over["_layer"].to_numpy())[::-1]:
         code[np.cumsum(sign * (layer == i)) > 0] = i
     # Only the last of the edges at one instant has a piece after it, and by then all of them are counted.
@@ -92,8 +110,7 @@ def _painted(
     begins = np.r_[True, (window[1:] != window[:-1]) | (code[1:] != code[:-1])][: len(pieces)]
     ends = np.r_[begins[1:], True][: len(pieces)]
     runs = pl.DataFrame({"start": start[begins], "end": end[ends]})
-    named = pl.Series(account, [*names, None], dtype=pl.String).gather(code[begins])
-    return runs.with_columns(named).hstack(under.drop("start", "end")[window[begins] - 1]).lazy()
+    return runs.hstack(under.drop("start", "end")[window[begins] - 1]), code[begins]
 
 
 def _stacked(layers: Mapping[str, pl.LazyFrame], windows: pl.LazyFrame, keys: list[str]) -> pl.LazyFrame:

@@ -22,11 +22,14 @@ there are calls of communication, in which the thread waits, and the framework's
 
 from __future__ import annotations
 
+import numpy as np
 import polars as pl
 
 from lostflops import accounts, intervals
+from lostflops.intervals import Int
 from lostflops.naming.classification import operator_facts
-from lostflops.naming.host_causes import Row, captures, cause_of
+from lostflops.naming.host_causes import CAPTURE as CAPTURE_CALL
+from lostflops.naming.host_causes import Row, captures, cause_of, causes_of
 from lostflops.recipes.backward_threads import NODE, engines, with_doers
 from lostflops.recipes.stretch_names import named
 from lostflops.store.trace import ONE_PER_DEVICE
@@ -256,21 +259,22 @@ def host_by_cause(
     pairs = engines(operators, ranges)
     threads += [pairs.lazy().select("rank", thread=role) for role in ("caller", "engine")]
     near = pl.concat(threads, how="vertical_relaxed").drop_nulls().unique().collect()
-    columns = (*lanes, "account", "start", "end")
-    rows = [
-        some.select(*lanes, "start", "end", _claim=pl.lit(CLAIMING.index(account), dtype=pl.Int16))
-        for account, some in _host_rows(steps, ranks, launches, operators, ranges, frames, near).items()
-    ]
-    zero = pl.lit(0, dtype=pl.Int64)
-    none = near.clear().with_columns(start=zero, end=zero, _claim=pl.lit(0, dtype=pl.Int16))
-    name = pl.col("_claim").replace_strict(dict(enumerate(CLAIMING)), return_dtype=pl.String)
-    united = intervals.union(pl.concat([none, *rows], how="vertical_relaxed").lazy(), [*lanes, "_claim"])
-    claims = united.select(*lanes, "start", "end", account=name).collect().lazy()
+    claims = intervals.union(
+        _host_claims(steps, ranks, launches, operators, ranges, frames, near).lazy(), [*lanes, "_layer"]
+    ).collect()
     windows = near.lazy().join(steps.select("rank", "start", "end"), on="rank")
-    named = claims.filter(~pl.col("account").is_in(UNNAMED))
-    rest = intervals.paint_stacked(windows, claims, CLAIMING, by=lanes)
-    unnamed = rest.filter(pl.col("account").is_in(UNNAMED))
-    return pl.concat([part.select(columns) for part in (unnamed, named)]).sort(*lanes, "account", "start")
+    unnamed, left = intervals.paint_numbered(windows, claims, len(CLAIMING), by=lanes)
+    first = CLAIMING.index(UNNAMED[0])
+    rest, nameless = (left >= first) & (left < len(CLAIMING)), claims["_layer"].to_numpy() >= first
+    columns = (*lanes, "start", "end")
+    parts = (unnamed, np.flatnonzero(rest)), (claims, np.flatnonzero(~nameless))
+    rows = pl.concat([some.select(columns)[which] for some, which in parts])
+    code = np.concatenate((left[rest], claims["_layer"].to_numpy()[~nameless]))
+    alphabetical = np.argsort(np.argsort(np.array(CLAIMING)))
+    keys = ("start", alphabetical[code], "thread", "rank")
+    order = np.lexsort([rows[key].to_numpy() if isinstance(key, str) else key for key in keys])
+    account = pl.Series("account", CLAIMING, dtype=pl.String).gather(code[order])
+    return rows[order].insert_column(2, account).lazy()
 
 
 def _with_beginnings(gaps: pl.DataFrame) -> pl.DataFrame:
@@ -372,18 +376,16 @@ def _cut(pieces: pl.DataFrame, at: pl.Expr) -> pl.DataFrame:
     return pl.concat([pieces.filter(~inside), cut.with_columns(end=at), cut.with_columns(start=at)])
 
 
-def _dispatching(
-    operators: pl.DataFrame, names: list[str], launches: Frame, columns: tuple[str, ...]
-) -> pl.DataFrame:
+def _dispatching(operators: pl.DataFrame, names: list[str], launches: Frame) -> pl.DataFrame:
     """The operators, without the time in which a node of autograd runs none and no call, for `LONG` or more.
 
     A node takes microseconds around what it runs. What takes longer is a hook, or a wait.
     """
     nodes = [name for name in names if name.startswith(NODE)]
-    around = operators.filter(pl.col("name").is_in(nodes))
-    rest = operators.filter(~pl.col("name").is_in(nodes)) if nodes else operators
-    if around.filter(pl.col("end") - pl.col("start") >= LONG).is_empty():
+    is_node, long = pl.col("name").is_in(nodes), pl.col("end") - pl.col("start") >= LONG
+    if not nodes or operators.filter(is_node & long).is_empty():
         return operators
+    around, rest = operators.filter(is_node), operators.filter(~is_node)
     lane = ["rank", "thread"]
     inner = [rest.lazy(), *([] if launches is None else [launches])]
     within = pl.concat([rows.select(*lane, "start", "end") for rows in inner])
@@ -391,7 +393,7 @@ def _dispatching(
     short = pieces.filter(
         pl.col("account").is_not_null() | (pl.col("end") - pl.col("start") < LONG)
     ).with_columns(name=pl.lit(None, dtype=NAME))
-    return pl.concat([rest, short.select(columns)])
+    return pl.concat([rest, short.select(rest.columns)])
 
 
 def _first_calls(steps: pl.LazyFrame, calls: pl.DataFrame, names: pl.DataFrame) -> pl.DataFrame:
@@ -432,7 +434,7 @@ def _first_calls(steps: pl.LazyFrame, calls: pl.DataFrame, names: pl.DataFrame) 
     )
 
 
-def _host_rows(
+def _host_claims(
     steps: pl.LazyFrame,
     ranks: pl.LazyFrame,
     launches: Frame,
@@ -440,43 +442,63 @@ def _host_rows(
     ranges: Frame,
     frames: Frame,
     threads: pl.DataFrame,
-) -> dict[str, pl.DataFrame]:
-    """What these host threads did, by account: rank, thread, start, end, name; one row may be in several.
+) -> pl.DataFrame:
+    """What these host threads did: rank, thread, start, end and `_layer`, the place of the account in
+    `CLAIMING`; one row of the host may be in several."""
+    parts: list[pl.DataFrame] = []
+    codes: list[Int] = []
 
-    Accounts stand in the order in which they claim an instant.
-    """
-    claims: dict[str, list[pl.DataFrame]] = {account: [] for account in CLAIMING}
-    columns = ("rank", "thread", "start", "end", "name")
-    host_only = ranks.unique("rank", keep="first").filter(HOST_ONLY).select("rank").collect()
-    tables: tuple[tuple[Frame, Row], ...] = (
-        (ranges, "range"),
-        (operators, "operator"),
-        (frames, "frame"),
-        (launches, "launch"),
+    def claim(account: str, some: pl.DataFrame) -> None:
+        parts.append(some.select(columns))
+        codes.append(np.full(some.height, CLAIMING.index(account), np.int16))
+
+    columns = ("rank", "thread", "start", "end")
+    tables: dict[Row, Frame] = {"range": ranges, "operator": operators, "frame": frames, "launch": launches}
+    known: dict[Row, pl.LazyFrame] = {row: table for row, table in tables.items() if table is not None}
+    lanes = threads.lazy()
+    on_host, *found = pl.collect_all(
+        [
+            ranks.unique("rank", keep="first").filter(HOST_ONLY).select("rank"),
+            *(
+                t.select(*columns, "name").join(lanes, on=["rank", "thread"], how="semi")
+                for t in known.values()
+            ),
+        ]
     )
-    for table, row in tables:
-        if table is None:
-            continue
-        here = table.select(columns).join(threads.lazy(), on=["rank", "thread"], how="semi").collect()
-        names = here["name"].unique().cast(pl.String).drop_nulls().to_list()
-        causes = cause_of(names, row)
-        by_cause = causes.filter(pl.col("cause").is_not_null()).group_by("cause").agg("name")
-        for cause, proving in by_cause.iter_rows():
-            claims[f"idle.{cause}"].append(here.filter(pl.col("name").is_in(proving)))
+    for row, here in zip(known, found, strict=True):
+        times, length = here.drop("name"), (here["end"] - here["start"]).to_numpy()
+        names, named = _by_name(here)
+        causes = causes_of(names, row)
+        of = np.array([CLAIMING.index(f"idle.{cause}") if cause else -1 for cause in causes], np.int16)[named]
+        proven = np.flatnonzero(of >= 0)
+        parts.append(times[proven])
+        codes.append(of[proven])
         if row == "launch":
-            claims[INITIALISATION].append(_first_calls(steps, here, causes))
-            claims[CAPTURE].append(captures(here.lazy(), names).select(columns).collect())
-            claims[LONG_CALL].append(here.filter(pl.col("end") - pl.col("start") >= LONG))
-            claims[LAUNCH_BOUND].append(here)
+            if (length >= FIRST_CALL).any():
+                claim(INITIALISATION, _first_calls(steps, here, cause_of(names, row)))
+            if any(map(CAPTURE_CALL.match, names)):
+                claim(CAPTURE, captures(here.lazy(), names).collect())
+            claim(LONG_CALL, times[np.flatnonzero(length >= LONG)])
+            claim(LAUNCH_BOUND, times)
         elif row == "operator":
-            on_device = here.join(host_only, on="rank", how="anti")
-            claims[LAUNCH_BOUND].append(_dispatching(on_device, names, launches, columns))
-            if host_only.height:
-                on_host = here.join(host_only, on="rank", how="semi")
+            on_device = here.join(on_host, on="rank", how="anti") if on_host.height else here
+            claim(LAUNCH_BOUND, _dispatching(on_device, names, launches))
+            if on_host.height:
+                served = here.join(on_host, on="rank", how="semi")
                 talk = operator_facts(names).filter(pl.col("family") == "communication")["name"].to_list()
-                claims[SYNCHRONISED].append(on_host.filter(pl.col("name").is_in(talk)))
-                claims[OTHER_HOST].append(on_host)
+                claim(SYNCHRONISED, served.filter(pl.col("name").is_in(talk)))
+                claim(OTHER_HOST, served)
         else:
-            marks = [name for name in names if name.startswith("ProfilerStep")]
-            claims[OTHER_HOST].append(here.filter(~pl.col("name").is_in(marks)) if marks else here)
-    return {account: pl.concat(some) for account, some in claims.items() if some}
+            marks = np.array([name.startswith("ProfilerStep") for name in names], np.bool_)
+            claim(OTHER_HOST, times[np.flatnonzero(~marks[named])] if marks.any() else times)
+    zero = pl.lit(0, dtype=pl.Int64)
+    parts.append(threads.clear().with_columns(start=zero, end=zero))
+    numbered = pl.Series("_layer", np.concatenate([*codes, np.zeros(0, np.int16)]))
+    return pl.concat(parts, how="vertical_relaxed").with_columns(numbered)
+
+
+def _by_name(rows: pl.DataFrame) -> tuple[list[str], Int]:
+    """The distinct names of rows, and for each row which it has."""
+    code = rows["name"].to_physical().to_numpy()
+    _, first, which = np.unique(code, return_index=True, return_inverse=True)
+    return [name or "" for name in rows["name"][first].cast(pl.String).to_list()], which
