@@ -22,6 +22,9 @@ there are calls of communication, in which the thread waits, and the framework's
 
 from __future__ import annotations
 
+from functools import cache
+from typing import NamedTuple
+
 import numpy as np
 import polars as pl
 
@@ -135,45 +138,81 @@ def idle_by_cause(
         empty = numbered.lazy().with_columns(account=pl.lit("", dtype=pl.String), thread=nowhere)
         return empty.select(columns)
     began = _with_beginnings(numbered)
-    ended = _drained(_ended_by(began, ranks, kernels, copies), launches, _work(kernels, copies))
-    # Until the call that launches has returned the host is late; after it the work is.
-    returned = pl.max_horizontal("launch_start", "launch_end")
-    launch = returned.clip(pl.col("start"), pl.col("end"))
-    waited = pl.col("_begins") - pl.max_horizontal(returned, "began")
-    on_its_way = ended.filter(returned.is_not_null()).with_columns(
-        start=launch,
-        account=pl.when(waited < LONG).then(pl.lit(DEPENDENCY)).otherwise(pl.lit(UNRECORDED)),
-        thread=nowhere,
-    )
-    # Work whose launch is not in the trace tells nothing of the host, nor does a trace without the host.
-    until = ended.with_columns(end=launch.fill_null(pl.col("end")))
-    orphaned = until.filter("orphan").with_columns(account=pl.lit(UNRECORDED), thread=nowhere)
-    sought = until.filter(~pl.col("orphan") & (pl.col("end") > pl.col("start"))).select(
-        "rank", "thread", "start", "end", "step", "gap", "refilled"
+    ended = _drained(_ended_by(began.lazy(), ranks, kernels, copies), launches, _work(kernels, copies))
+    moment = _ends_of_gaps()
+    on_its_way, orphaned, sought = pl.collect_all(
+        [
+            (found := ended.collect().lazy()).with_columns(*moment.on_its_way).filter(moment.launched),
+            found.with_columns(moment.until).filter("orphan").with_columns(*moment.orphaned),
+            found.with_columns(moment.until)
+            .filter(~pl.col("orphan") & (pl.col("end") > pl.col("start")))
+            .select("rank", "thread", "start", "end", "step", "gap", "refilled"),
+        ]
     )
     doers = with_doers(sought, engines(operators, ranges), launches, operators, ranges, frames)
-    painted = intervals.paint_stacked(doers.lazy(), spans, CLAIMING, by=["rank", "thread"]).collect()
-    # The queue was empty because the host had waited for the device: what it does next to refill the queue,
-    # unless that has a name of its own, is the price of the wait. A frame or a range that runs for long and
-    # calls nothing is no part of that: it would idle the device as long if nobody had waited.
-    other_work = (pl.col("account") == OTHER_HOST) & (pl.col("end") - pl.col("start") >= LONG)
-    refills = pl.col("account").is_in(REFILLING) & ~other_work
-    nameless = pl.col("account").is_null() | refills
-    charged = _cut(painted, pl.when(nameless).then("refilled")).with_columns(
-        account=pl.when(nameless & (pl.col("end") <= pl.col("refilled")))
-        .then(pl.lit(SYNCHRONISED))
-        .otherwise(pl.col("account").fill_null(UNEXPLAINED))
-    )
+    painted = intervals.paint_stacked(doers.lazy(), spans, CLAIMING, by=["rank", "thread"])
+    refills = _refills()
+    charged = _cut(painted, refills.until).with_columns(refills.account)
     charged = _in_turn(charged.select(columns), ranks, kernels, copies)
     return (
-        pl.concat([part.select(columns) for part in (charged, on_its_way, orphaned)])
-        .lazy()
+        pl.concat([part.select(columns) for part in (charged, on_its_way.lazy(), orphaned.lazy())])
         .filter(pl.col("end") > pl.col("start"))
         .sort("rank", "start")
     )
 
 
-def _in_turn(idle: pl.DataFrame, ranks: pl.LazyFrame, kernels: Frame, copies: Frame) -> pl.DataFrame:
+class _EndsOfGaps(NamedTuple):
+    """Expressions on gaps with what ends them."""
+
+    launched: pl.Expr
+    on_its_way: tuple[pl.Expr, ...]
+    until: pl.Expr
+    orphaned: tuple[pl.Expr, ...]
+
+
+@cache
+def _ends_of_gaps() -> _EndsOfGaps:
+    nowhere = pl.lit(None, dtype=pl.Int64).alias("thread")
+    # Until the call that launches has returned the host is late; after it the work is.
+    returned = pl.max_horizontal("launch_start", "launch_end")
+    launch = returned.clip(pl.col("start"), pl.col("end"))
+    waited = pl.col("_begins") - pl.max_horizontal(returned, "began")
+    account = pl.when(waited < LONG).then(pl.lit(DEPENDENCY)).otherwise(pl.lit(UNRECORDED))
+    return _EndsOfGaps(
+        launched=returned.is_not_null(),
+        on_its_way=(launch.alias("start"), account.alias("account"), nowhere),
+        # Work whose launch is not in the trace tells nothing of the host, nor does a trace without the host.
+        until=launch.fill_null(pl.col("end")).alias("end"),
+        orphaned=(pl.lit(UNRECORDED).alias("account"), nowhere),
+    )
+
+
+class _Refills(NamedTuple):
+    """Expressions on stretches with the account that the host's rows give them."""
+
+    until: pl.Expr
+    account: pl.Expr
+
+
+@cache
+def _refills() -> _Refills:
+    """Until when a stretch is the price of a wait, and its account then.
+
+    The queue was empty because the host had waited for the device: what it does next to refill the queue,
+    unless that has a name of its own, is the price of the wait. A frame or a range that runs for long and
+    calls nothing is no part of that: it would idle the device as long if nobody had waited.
+    """
+    other_work = (pl.col("account") == OTHER_HOST) & (pl.col("end") - pl.col("start") >= LONG)
+    nameless = pl.col("account").is_null() | (pl.col("account").is_in(REFILLING) & ~other_work)
+    account = (
+        pl.when(nameless & (pl.col("end") <= pl.col("refilled")))
+        .then(pl.lit(SYNCHRONISED))
+        .otherwise(pl.col("account").fill_null(UNEXPLAINED))
+    )
+    return _Refills(pl.when(nameless).then("refilled"), account.alias("account"))
+
+
+def _in_turn(idle: pl.LazyFrame, ranks: pl.LazyFrame, kernels: Frame, copies: Frame) -> pl.LazyFrame:
     """The stretches, those that another device of the process is the reason of in an account of their own.
 
     A process that drives several devices waits for all of them in one place: a call that waits while this
@@ -184,17 +223,17 @@ def _in_turn(idle: pl.DataFrame, ranks: pl.LazyFrame, kernels: Frame, copies: Fr
     facts = each.unique("rank", keep="first").collect()
     if facts.height < 2:
         return idle
+    idle = idle.collect().lazy()
     pairs = facts.join(facts.rename({"rank": "beside"}), on=of, nulls_equal=True)
     others = pairs.filter(pl.col("rank") != pl.col("beside")).select("rank", "beside").lazy()
     ends = [t.select("rank", "start", "end") for t in (kernels, copies) if t is not None]
     busy = pl.concat(ends).rename({"rank": "beside"}).join(others, on="beside").select("rank", "start", "end")
     may = pl.col("account").is_in([SYNCHRONISED, UNEXPLAINED])
-    cut = intervals.paint(
-        idle.filter(may).rename({"account": "own"}).lazy(), {OTHER_DEVICE: busy}, by=["rank"]
-    ).collect()
+    own = idle.filter(may).rename({"account": "own"})
+    cut = intervals.paint(own, {OTHER_DEVICE: busy}, by=["rank"])
     told = cut.with_columns(
         account=pl.coalesce("account", "own"), thread=pl.when(pl.col("account").is_null()).then("thread")
-    ).select(idle.columns)
+    ).select(idle.collect_schema().names())
     return pl.concat([idle.filter(~may), told])
 
 
@@ -279,19 +318,20 @@ def host_by_cause(
 
 def _with_beginnings(gaps: pl.DataFrame) -> pl.DataFrame:
     """Gaps sorted by rank and start, with `began`: where the first piece began of one cut by steps' ends."""
-    new = (pl.col("start") != pl.col("end").shift(1)) | (pl.col("rank") != pl.col("rank").shift(1))
-    run = new.fill_null(True).cum_sum()
-    return gaps.with_columns(began=pl.col("start").first().over(run))
+    rank, start, end = (gaps[c].to_numpy() for c in ("rank", "start", "end"))
+    opens = np.r_[True, (start[1:] != end[:-1]) | (rank[1:] != rank[:-1])][: len(start)]
+    began = start[np.maximum.accumulate(np.where(opens, np.arange(len(start)), 0))]
+    return gaps.with_columns(pl.Series("began", began))
 
 
-def _ended_by(gaps: pl.DataFrame, ranks: pl.LazyFrame, kernels: Frame, copies: Frame) -> pl.DataFrame:
+def _ended_by(gaps: pl.LazyFrame, ranks: pl.LazyFrame, kernels: Frame, copies: Frame) -> pl.LazyFrame:
     """Each gap with the launch of the work that ends it: launch_start, launch_end, thread, orphan, host_only.
 
     `_begins` is when that work begins. Where nothing follows, or host operators stand in for kernels
     (`host_only`), the launch is null and the thread is the one that works next, or the rank's main thread.
     `orphan` says that work follows whose launch was not recorded, or that no thread is known.
     """
-    facts = ranks.select("rank", "main_thread", host_only=HOST_ONLY).unique("rank", keep="first").collect()
+    facts = ranks.select("rank", "main_thread", host_only=HOST_ONLY).unique("rank", keep="first")
     work = _work(kernels, copies)
     none = pl.lit(None, dtype=pl.Int64)
     if work is None:
@@ -301,7 +341,6 @@ def _ended_by(gaps: pl.DataFrame, ranks: pl.LazyFrame, kernels: Frame, copies: F
             work.rename({"start": "_begins"})
             .sort("_begins", "rank", "launch_start", "launch_end", "thread", nulls_last=True)
             .unique(["rank", "_begins"], keep="first", maintain_order=True)
-            .collect()
         )
         gaps = gaps.sort("end").join_asof(
             following,
@@ -334,7 +373,7 @@ def _work(kernels: Frame, copies: Frame) -> Frame:
     return pl.concat(work) if work else None
 
 
-def _drained(gaps: pl.DataFrame, launches: Frame, work: Frame) -> pl.DataFrame:
+def _drained(gaps: pl.LazyFrame, launches: Frame, work: Frame) -> pl.LazyFrame:
     """Each gap with `refilled`: until when the host may refill the queue at the expense of having waited.
 
     That is the case where a thread that launches was inside a call that waits for the device when the gap
@@ -344,7 +383,8 @@ def _drained(gaps: pl.DataFrame, launches: Frame, work: Frame) -> pl.DataFrame:
     if launches is None or work is None:
         return gaps.with_columns(refilled=pl.lit(None, dtype=pl.Int64))
     names = launches.select(pl.col("name").unique()).collect()["name"].cast(pl.String).drop_nulls().to_list()
-    waits = cause_of(names, "launch").filter(pl.col("cause") == "host_synchronisation")["name"].to_list()
+    proven = zip(names, causes_of(names, "launch"), strict=True)
+    waits = [name for name, cause in proven if cause == "host_synchronisation"]
     feeding = work.select("rank", "thread").unique()
     calls = (
         intervals.union(
@@ -353,7 +393,6 @@ def _drained(gaps: pl.DataFrame, launches: Frame, work: Frame) -> pl.DataFrame:
         )
         .select("rank", _called=pl.col("start"), _returned=pl.col("end"))
         .sort("_called")
-        .collect()
     )
     return (
         gaps.sort("began")
@@ -369,8 +408,9 @@ def _drained(gaps: pl.DataFrame, launches: Frame, work: Frame) -> pl.DataFrame:
     )
 
 
-def _cut(pieces: pl.DataFrame, at: pl.Expr) -> pl.DataFrame:
+def _cut(pieces: pl.LazyFrame, at: pl.Expr) -> pl.LazyFrame:
     """The pieces, those in two that hold the instant `at`."""
+    pieces = pieces.collect().lazy()
     inside = ((pl.col("start") < at) & (at < pl.col("end"))).fill_null(False)
     cut = pieces.filter(inside)
     return pl.concat([pieces.filter(~inside), cut.with_columns(end=at), cut.with_columns(start=at)])
