@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
-from lostflops.intervals.order import Int, changes, one_axis, row_order
+from lostflops.intervals.order import Int, changes, one_axis, plain, positions, row_order
 
 
 def union(frame: pl.LazyFrame, by: Sequence[str] = ()) -> pl.LazyFrame:
@@ -91,12 +93,16 @@ def _painted(
 def _pieces(under: pl.DataFrame, over: pl.DataFrame, count: int, keys: list[str]) -> tuple[pl.DataFrame, Int]:
     """The windows `under` cut into runs, start and end before their other columns, and each run's layer."""
     # The edges of the windows, then those of the layers: both open, then both close.
-    rows = pl.concat([under.select(*keys, "start", "end"), over.select(*keys, "start", "end")])
-    edges = pl.concat([rows.select(*keys, _at="start"), rows.select(*keys, _at="end")])
-    order = row_order(edges, [*keys, "_at"])
-    at = edges["_at"].to_numpy()[order]
-    sign = np.where(order < rows.height, 1, -1)
-    row = order % rows.height if rows.height else order
+    start, end = (np.concatenate([side[c].to_numpy() for side in (under, over)]) for c in ("start", "end"))
+    edges, height = np.concatenate((start, end)), len(start)
+    groups = [_both(under[key], over[key]) for key in keys]
+    order = positions([*(None if group is None else np.tile(group, 2) for group in groups), edges])
+    if order is None:
+        rows = pl.concat([side.select(keys) for side in (under, over)])
+        order = row_order(pl.concat([rows, rows]).with_columns(pl.Series("_at", edges)), [*keys, "_at"])
+    at = edges[order]
+    sign = np.where(order < height, 1, -1)
+    row = order % height if height else order
     # One window of a group is open at a time, so the running sum of their numbers is its number. All counts
     # return to zero after a group's last edge, so one running sum serves all groups.
     window = np.cumsum(sign * np.where(row < under.height, row + 1, 0))
@@ -111,6 +117,12 @@ def _pieces(under: pl.DataFrame, over: pl.DataFrame, count: int, keys: list[str]
     ends = np.r_[begins[1:], True][: len(pieces)]
     runs = pl.DataFrame({"start": start[begins], "end": end[ends]})
     return runs.hstack(under.drop("start", "end")[window[begins] - 1]), code[begins]
+
+
+def _both(one: pl.Series, other: pl.Series) -> npt.NDArray[Any] | None:
+    """The numbers that stand for the values of two columns alike; None where `plain` has none."""
+    first, second = plain(one), plain(other)
+    return None if first is None or second is None else np.concatenate((first, second))
 
 
 def _stacked(layers: Mapping[str, pl.LazyFrame], windows: pl.LazyFrame, keys: list[str]) -> pl.LazyFrame:
@@ -207,9 +219,8 @@ def inside(
             begun = np.where(of[piece] == group, np.maximum(t - opens[piece], 0) * counted[piece], 0)
             rise += sign * (before[at] + np.where(at < len(opens), begun, 0))
         share[order] = np.maximum(rise, 0)
-    return rows.with_columns(
-        pl.Series(name, shares.get(name, np.zeros(rows.height, np.int64))) for name in parts
-    ).lazy()
+    nothing = np.zeros(rows.height, np.int64)
+    return rows.hstack([pl.Series(name, shares.get(name, nothing)) for name in parts]).lazy()
 
 
 def cut(rows: pl.DataFrame, pieces: pl.DataFrame, by: str) -> pl.DataFrame:

@@ -120,6 +120,7 @@ def communication_imbalance(
     in a pipeline one side waits for the other by design.
     """
     known = communication_matches.filter(~pl.col("kind").cast(pl.String).is_in(PAIR).fill_null(False))
+    known = known.collect().lazy()
     matched = known.filter(pl.col("wait").is_not_null())
     until = pl.min_horizontal("end", pl.col("arrival") + pl.col("wait"))
     waits = matched.select(
@@ -153,7 +154,7 @@ def communication_imbalance(
     moving = matched.select(
         "rank", "end", start=pl.max_horizontal("start", pl.col("arrival") + pl.col("wait"))
     )
-    free = intervals.overlay({"idle": idle, "moving": moving}, by=["rank"])
+    free = intervals.overlay({"idle": idle, "moving": moving}, by=["rank"]).collect().lazy()
     in_lead = waits.with_columns(
         start=pl.max_horizontal("start", pl.col("last_arrival") - pl.col("lead"))
     ).filter(pl.col("rank") != pl.col("last_rank"))
