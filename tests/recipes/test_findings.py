@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import polars as pl
 import pytest
 
 from lostflops.finding import Finding
@@ -139,3 +140,18 @@ def test_the_gain_of_pageable_copies_is_unknown_without_their_launches() -> None
     finding = pageable()
     assert (finding.gain, finding.ns_in_steps) == ("unknown", 0)
     assert finding.doubt.startswith("Launches of some copies were not recorded")
+
+
+def test_ranks_of_a_slice_wait_for_one_that_is_not_among_them() -> None:
+    known = named("communication_imbalance")
+    blamed = {"collectives": 3, "last": 3, "blame_share": 1.0, "step_share": 0.2, "lead": 9, "at_most": 5}
+    of_others = {"collectives": 3, "last": 0, "blame": 0, "unmatched": 0, "assumed": 0}
+    rows = [
+        {"rank": 5, "blame": 50, "per_step": 8, **blamed},
+        *({"rank": rank, "own_wait": own, **of_others} for rank, own in ((1, 20), (3, 30))),
+    ]
+    table = pl.DataFrame(rows, schema={c: holds.dtype for c, holds in known.columns.items()})
+    (finding,) = known.findings(table)
+    claim = "Rank 5 arrives last in 3 of the collectives of these ranks; 100.0 % of all waiting is for it."
+    assert finding.claim == claim
+    assert finding.evidence[2:] == ("the others wait 20 ns to 30 ns each",)

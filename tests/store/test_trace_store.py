@@ -452,6 +452,15 @@ def test_a_slice_of_ranks_holds_those_ranks_only(tmp_path: Path) -> None:
     assert count(run.select(ranks=frozenset()), "operators") == 0
 
 
+def test_a_slice_keeps_what_is_about_all_ranks_or_steps_together(tmp_path: Path) -> None:
+    eleven = Trace.open(made(tmp_path, TWO_RANKS)).select(ranks=frozenset({11}))
+    together = pl.DataFrame({"pipeline": [0, 1], "length": [7, 9]})
+    assert_frame_equal(eleven.cut(together.lazy()).collect(), together)
+    assert_frame_equal(eleven.select(steps=(6, 6)).cut(together.lazy()).collect(), together)
+    of_steps = together.with_columns(step=pl.Series([5, 6]))
+    assert_frame_equal(eleven.select(steps=(6, 6)).cut(of_steps.lazy()).collect(), of_steps[1:])
+
+
 def test_a_small_table_is_read_once_and_a_large_one_where_it_is_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -513,6 +522,7 @@ def test_a_step_has_the_same_ledger_alone_as_among_others(example: str) -> None:
     if example == "fsdp2":
         one = whole.select(ranks=frozenset({1}))
         assert_frame_equal(of(one, "step_ledger"), full.filter(pl.col("rank") == 1))
+        assert of(one, "pipeline_bubble").is_empty()  # of all ranks together: it has no column `rank`
 
 
 # -- which sources ------------------------------------------------------------------------------------------

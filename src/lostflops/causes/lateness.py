@@ -113,7 +113,7 @@ def _blamed(given: Given, known: pl.DataFrame) -> Late | None:
     lead, waited = worst["at_most"] or 0, (worst["per_step"] or 0) * ranks // (ranks - 1)
     if (
         (worst["blame_share"] or 0) < MORE_THAN_EVEN / ranks
-        or worst["unmatched"] > worst["collectives"]
+        or (worst["unmatched"] or 0) > worst["collectives"]  # null of a rank outside of the slice
         or lead <= LEAD_SHARE * waited
     ):
         return None

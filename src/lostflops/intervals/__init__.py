@@ -13,7 +13,16 @@ from __future__ import annotations
 
 from lostflops.intervals.nesting import Forest, innermost, innermost_at, less_children, nest, self_pieces
 from lostflops.intervals.order import Int, group_ids, one_axis, running_most, runs
-from lostflops.intervals.sets import coverage, cut, inside, overlay, paint, paint_stacked, union
+from lostflops.intervals.sets import (
+    coverage,
+    cut,
+    inside,
+    overlay,
+    paint,
+    paint_numbered,
+    paint_stacked,
+    union,
+)
 
 __all__ = [
     "Forest",
@@ -29,6 +38,7 @@ __all__ = [
     "one_axis",
     "overlay",
     "paint",
+    "paint_numbered",
     "paint_stacked",
     "running_most",
     "runs",

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
-from lostflops.intervals.order import Int, changes, one_axis, row_order, running_most, scattered
+from lostflops.intervals.order import (
+    Int,
+    changes,
+    one_axis,
+    plain,
+    positions,
+    row_order,
+    running_most,
+    scattered,
+)
 
 
 def union(frame: pl.LazyFrame, by: Sequence[str] = ()) -> pl.LazyFrame:
@@ -64,24 +75,46 @@ def paint_stacked(
     return _painted(windows, union(numbered, [*keys, "_layer"]), list(names), keys, "account")
 
 
+def paint_numbered(
+    windows: pl.LazyFrame, layers: pl.DataFrame, count: int, by: Sequence[str]
+) -> tuple[pl.DataFrame, Int]:
+    """What `paint` gives, of layers that `_layer` numbers up to `count`, each united: the runs without their
+    account, and the number of each run's layer, or `count`."""
+    return _pieces(_in_windows(windows, list(by)).collect(), layers, count, list(by))
+
+
+def _in_windows(windows: pl.LazyFrame, keys: list[str]) -> pl.LazyFrame:
+    return windows.filter(pl.col("end") > pl.col("start")).sort(*keys, "start")
+
+
 def _painted(
     windows: pl.LazyFrame, layers: pl.LazyFrame, names: list[str], keys: list[str], account: str
 ) -> pl.LazyFrame:
     """`windows` painted with the union of each layer, which `_layer` numbers."""
-    in_order = windows.filter(pl.col("end") > pl.col("start")).sort(*keys, "start")
-    under, over = pl.collect_all([in_order, layers])
+    under, over = pl.collect_all([_in_windows(windows, keys), layers])
+    pieces, code = _pieces(under, over, len(names), keys)
+    named = pl.Series(account, [*names, None], dtype=pl.String).gather(code)
+    return pieces.insert_column(2, named).lazy()
+
+
+def _pieces(under: pl.DataFrame, over: pl.DataFrame, count: int, keys: list[str]) -> tuple[pl.DataFrame, Int]:
+    """The windows `under` cut into runs, start and end before their other columns, and each run's layer."""
     # The edges of the windows, then those of the layers: both open, then both close.
-    rows = pl.concat([under.select(*keys, "start", "end"), over.select(*keys, "start", "end")])
-    edges = pl.concat([rows.select(*keys, _at="start"), rows.select(*keys, _at="end")])
-    order = row_order(edges, [*keys, "_at"])
-    at = edges["_at"].to_numpy()[order]
-    sign = np.where(order < rows.height, 1, -1)
-    row = order % rows.height if rows.height else order
+    start, end = (np.concatenate([side[c].to_numpy() for side in (under, over)]) for c in ("start", "end"))
+    edges, height = np.concatenate((start, end)), len(start)
+    groups = [_both(under[key], over[key]) for key in keys]
+    order = positions([*(None if group is None else np.tile(group, 2) for group in groups), edges])
+    if order is None:
+        rows = pl.concat([side.select(keys) for side in (under, over)])
+        order = row_order(pl.concat([rows, rows]).with_columns(pl.Series("_at", edges)), [*keys, "_at"])
+    at = edges[order]
+    sign = np.where(order < height, 1, -1)
+    row = order % height if height else order
     # One window of a group is open at a time, so the running sum of their numbers is its number. All counts
     # return to zero after a group's last edge, so one running sum serves all groups.
     window = np.cumsum(sign * np.where(row < under.height, row + 1, 0))
     layer = np.concatenate([np.full(under.height, -1), over["_layer"].to_numpy()])[row]
-    code = np.full(len(at), len(names))
+    code = np.full(len(at), count)
     for i in np.unique(over["_layer"].to_numpy())[::-1]:
         code[np.cumsum(sign * (layer == i)) > 0] = i
     # Only the last of the edges at one instant has a piece after it, and by then all of them are counted.
@@ -90,8 +123,13 @@ def _painted(
     begins = np.r_[True, (window[1:] != window[:-1]) | (code[1:] != code[:-1])][: len(pieces)]
     ends = np.r_[begins[1:], True][: len(pieces)]
     runs = pl.DataFrame({"start": start[begins], "end": end[ends]})
-    named = pl.Series(account, [*names, None], dtype=pl.String).gather(code[begins])
-    return runs.with_columns(named).hstack(under.drop("start", "end")[window[begins] - 1]).lazy()
+    return runs.hstack(under.drop("start", "end")[window[begins] - 1]), code[begins]
+
+
+def _both(one: pl.Series, other: pl.Series) -> npt.NDArray[Any] | None:
+    """The numbers that stand for the values of two columns alike; None where `plain` has none."""
+    first, second = plain(one), plain(other)
+    return None if first is None or second is None else np.concatenate((first, second))
 
 
 def _stacked(layers: Mapping[str, pl.LazyFrame], windows: pl.LazyFrame, keys: list[str]) -> pl.LazyFrame:

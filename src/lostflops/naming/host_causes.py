@@ -52,13 +52,17 @@ def cause_of(names: Iterable[str], row: Row) -> pl.DataFrame:
     Python frames, or API calls.
     """
     distinct = list(dict.fromkeys(names))
-    suffix = _SUFFIX.get(row)
-    texts = [suffix.sub("", name[:LONGEST]) for name in distinct] if suffix else distinct
-    found = _RECOGNISERS[row].first(texts)
     return pl.DataFrame(
-        {"name": distinct, "cause": [pattern.cause if pattern else None for pattern in found]},
+        {"name": distinct, "cause": causes_of(distinct, row)},
         schema={"name": pl.String(), "cause": pl.String()},
     )
+
+
+def causes_of(names: Sequence[str], row: Row) -> list[str | None]:
+    """The cause of idleness that each name proves, as `cause_of` says it."""
+    suffix = _SUFFIX.get(row)
+    texts = [suffix.sub("", name[:LONGEST]) for name in names] if suffix else names
+    return [pattern.cause if pattern else None for pattern in _RECOGNISERS[row].first(texts)]
 
 
 # What runs code that was compiled before, also inside what compiles.
@@ -67,7 +71,7 @@ COMPILED = (
     r"|^## Call CompiledFxGraph"
 )
 
-_CAPTURE = re.compile(r"^(?:cuda|cu|hip)Stream(Begin|End)Capture")
+CAPTURE = re.compile(r"^(?:cuda|cu|hip)Stream(Begin|End)Capture")
 
 
 def captures(
@@ -78,7 +82,7 @@ def captures(
     Between the two calls whatever the thread launches becomes part of the graph, and none of it runs. A call
     without its counterpart on its thread proves no capture. `names` are the names in `calls`, each once.
     """
-    role = {name: found[1] for name in names if (found := _CAPTURE.match(name))}
+    role = {name: found[1] for name in names if (found := CAPTURE.match(name))}
     lane = list(by)
     begins = pl.col("name").is_in([name for name, which in role.items() if which == "Begin"])
     depth, level = pl.col("_depth"), [*lane, "_level"]

@@ -18,6 +18,8 @@ import polars as pl
 # A C++ or Triton name says what it is near its front; what stands further back is template arguments.
 # The bound also keeps a regular expression on hostile text from taking long.
 LONGEST = 1000
+# The same names come with every question about a run: so many are known from the last time.
+REMEMBERED = 10_000
 
 
 class Pattern(Protocol):
@@ -51,12 +53,20 @@ class Recogniser(Generic[P]):
         for number, pattern in enumerate(self.patterns):
             for piece in pattern.contains:
                 self._of_piece.setdefault(piece, []).append(number)
+        self._known: dict[str, P | None] = {}
 
     def first(self, names: Sequence[str]) -> list[P | None]:
         """For each name the first pattern that recognises it, or None."""
         bounded = [name[:LONGEST] for name in names]
-        found = pl.Series(bounded, dtype=pl.String).str.extract_many(list(self._of_piece), overlapping=True)
-        return [self._first(name, pieces) for name, pieces in zip(bounded, found.to_list(), strict=True)]
+        known = self._known
+        if len(known) > REMEMBERED:  # another thread may still read the old ones
+            self._known = known = {}
+        new = [name for name in dict.fromkeys(bounded) if name not in known]
+        if new:
+            found = pl.Series(new, dtype=pl.String).str.extract_many(list(self._of_piece), overlapping=True)
+            for name, pieces in zip(new, found.to_list(), strict=True):
+                known[name] = self._first(name, pieces)
+        return [known[name] for name in bounded]
 
     def _first(self, name: str, pieces: list[str]) -> P | None:
         for number in sorted({number for piece in set(pieces) for number in self._of_piece[piece]}):

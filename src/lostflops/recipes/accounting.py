@@ -22,11 +22,17 @@ there are calls of communication, in which the thread waits, and the framework's
 
 from __future__ import annotations
 
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
 import polars as pl
 
 from lostflops import accounts, intervals
+from lostflops.intervals import Int
 from lostflops.naming.classification import operator_facts
-from lostflops.naming.host_causes import Row, captures, cause_of
+from lostflops.naming.host_causes import CAPTURE as CAPTURE_CALL
+from lostflops.naming.host_causes import Row, captures, cause_of, causes_of
 from lostflops.recipes.backward_threads import NODE, engines, with_doers
 from lostflops.recipes.stretch_names import named
 from lostflops.store.trace import ONE_PER_DEVICE
@@ -132,45 +138,79 @@ def idle_by_cause(
         empty = numbered.lazy().with_columns(account=pl.lit("", dtype=pl.String), thread=nowhere)
         return empty.select(columns)
     began = _with_beginnings(numbered)
-    ended = _drained(_ended_by(began, ranks, kernels, copies), launches, _work(kernels, copies))
+    ended = _drained(_ended_by(began.lazy(), ranks, kernels, copies), launches, _work(kernels, copies))
+    moment = _ends_of_gaps()
+    on_its_way, orphaned, sought = pl.collect_all(
+        [
+            (found := ended.collect().lazy()).with_columns(*moment.on_its_way).filter(moment.launched),
+            found.with_columns(moment.until).filter("orphan").with_columns(*moment.orphaned),
+            found.with_columns(moment.until)
+            .filter(~pl.col("orphan") & (pl.col("end") > pl.col("start")))
+            .select("rank", "thread", "start", "end", "step", "gap", "refilled"),
+        ]
+    )
+    doers = with_doers(sought, engines(operators, ranges), launches, operators, ranges, frames)
+    painted = intervals.paint_stacked(doers.lazy(), spans, CLAIMING, by=["rank", "thread"])
+    refills = _refills()
+    charged = _cut(painted, refills.until).with_columns(refills.account)
+    every = pl.concat([part.select(columns) for part in (charged, on_its_way.lazy(), orphaned.lazy())])
+    return (
+        _in_turn(every, ranks, kernels, copies).filter(pl.col("end") > pl.col("start")).sort("rank", "start")
+    )
+
+
+class _EndsOfGaps(NamedTuple):
+    """Expressions on gaps with what ends them."""
+
+    launched: pl.Expr
+    on_its_way: tuple[pl.Expr, ...]
+    until: pl.Expr
+    orphaned: tuple[pl.Expr, ...]
+
+
+@cache
+def _ends_of_gaps() -> _EndsOfGaps:
+    nowhere = pl.lit(None, dtype=pl.Int64).alias("thread")
     # Until the call that launches has returned the host is late; after it the work is.
     returned = pl.max_horizontal("launch_start", "launch_end")
     launch = returned.clip(pl.col("start"), pl.col("end"))
     waited = pl.col("_begins") - pl.max_horizontal(returned, "began")
-    on_its_way = ended.filter(returned.is_not_null()).with_columns(
-        start=launch,
-        account=pl.when(waited < LONG).then(pl.lit(DEPENDENCY)).otherwise(pl.lit(UNRECORDED)),
-        thread=nowhere,
+    account = pl.when(waited < LONG).then(pl.lit(DEPENDENCY)).otherwise(pl.lit(UNRECORDED))
+    return _EndsOfGaps(
+        launched=returned.is_not_null(),
+        on_its_way=(launch.alias("start"), account.alias("account"), nowhere),
+        # Work whose launch is not in the trace tells nothing of the host, nor does a trace without the host.
+        until=launch.fill_null(pl.col("end")).alias("end"),
+        orphaned=(pl.lit(UNRECORDED).alias("account"), nowhere),
     )
-    # Work whose launch is not in the trace tells nothing of the host, nor does a trace without the host.
-    until = ended.with_columns(end=launch.fill_null(pl.col("end")))
-    orphaned = until.filter("orphan").with_columns(account=pl.lit(UNRECORDED), thread=nowhere)
-    sought = until.filter(~pl.col("orphan") & (pl.col("end") > pl.col("start"))).select(
-        "rank", "thread", "start", "end", "step", "gap", "refilled"
-    )
-    doers = with_doers(sought, engines(operators, ranges), launches, operators, ranges, frames)
-    painted = intervals.paint_stacked(doers.lazy(), spans, CLAIMING, by=["rank", "thread"]).collect()
-    # The queue was empty because the host had waited for the device: what it does next to refill the queue,
-    # unless that has a name of its own, is the price of the wait. A frame or a range that runs for long and
-    # calls nothing is no part of that: it would idle the device as long if nobody had waited.
+
+
+class _Refills(NamedTuple):
+    """Expressions on stretches with the account that the host's rows give them."""
+
+    until: pl.Expr
+    account: pl.Expr
+
+
+@cache
+def _refills() -> _Refills:
+    """Until when a stretch is the price of a wait, and its account then.
+
+    The queue was empty because the host had waited for the device: what it does next to refill the queue,
+    unless that has a name of its own, is the price of the wait. A frame or a range that runs for long and
+    calls nothing is no part of that: it would idle the device as long if nobody had waited.
+    """
     other_work = (pl.col("account") == OTHER_HOST) & (pl.col("end") - pl.col("start") >= LONG)
-    refills = pl.col("account").is_in(REFILLING) & ~other_work
-    nameless = pl.col("account").is_null() | refills
-    charged = _cut(painted, pl.when(nameless).then("refilled")).with_columns(
-        account=pl.when(nameless & (pl.col("end") <= pl.col("refilled")))
+    nameless = pl.col("account").is_null() | (pl.col("account").is_in(REFILLING) & ~other_work)
+    account = (
+        pl.when(nameless & (pl.col("end") <= pl.col("refilled")))
         .then(pl.lit(SYNCHRONISED))
         .otherwise(pl.col("account").fill_null(UNEXPLAINED))
     )
-    every = pl.concat([part.select(columns) for part in (charged, on_its_way, orphaned)])
-    return (
-        _in_turn(every, ranks, kernels, copies)
-        .lazy()
-        .filter(pl.col("end") > pl.col("start"))
-        .sort("rank", "start")
-    )
+    return _Refills(pl.when(nameless).then("refilled"), account.alias("account"))
 
 
-def _in_turn(idle: pl.DataFrame, ranks: pl.LazyFrame, kernels: Frame, copies: Frame) -> pl.DataFrame:
+def _in_turn(idle: pl.LazyFrame, ranks: pl.LazyFrame, kernels: Frame, copies: Frame) -> pl.LazyFrame:
     """The stretches, those that another device of the process is the reason of in an account of their own.
 
     A process that drives several devices waits for all of them in one place: a call that waits while this
@@ -181,17 +221,17 @@ def _in_turn(idle: pl.DataFrame, ranks: pl.LazyFrame, kernels: Frame, copies: Fr
     facts = each.unique("rank", keep="first").collect()
     if facts.height < 2:
         return idle
+    idle = idle.collect().lazy()
     pairs = facts.join(facts.rename({"rank": "beside"}), on=of, nulls_equal=True)
     others = pairs.filter(pl.col("rank") != pl.col("beside")).select("rank", "beside").lazy()
     ends = [t.select("rank", "start", "end") for t in (kernels, copies) if t is not None]
     busy = pl.concat(ends).rename({"rank": "beside"}).join(others, on="beside").select("rank", "start", "end")
     may = pl.col("account").is_in([SYNCHRONISED, UNEXPLAINED, UNRECORDED])
-    cut = intervals.paint(
-        idle.filter(may).rename({"account": "own"}).lazy(), {OTHER_DEVICE: busy}, by=["rank"]
-    ).collect()
+    own = idle.filter(may).rename({"account": "own"})
+    cut = intervals.paint(own, {OTHER_DEVICE: busy}, by=["rank"])
     told = cut.with_columns(
         account=pl.coalesce("account", "own"), thread=pl.when(pl.col("account").is_null()).then("thread")
-    ).select(idle.columns)
+    ).select(idle.collect_schema().names())
     return pl.concat([idle.filter(~may), told])
 
 
@@ -256,38 +296,40 @@ def host_by_cause(
     pairs = engines(operators, ranges)
     threads += [pairs.lazy().select("rank", thread=role) for role in ("caller", "engine")]
     near = pl.concat(threads, how="vertical_relaxed").drop_nulls().unique().collect()
-    columns = (*lanes, "account", "start", "end")
-    rows = [
-        some.select(*lanes, "start", "end", _claim=pl.lit(CLAIMING.index(account), dtype=pl.Int16))
-        for account, some in _host_rows(steps, ranks, launches, operators, ranges, frames, near).items()
-    ]
-    zero = pl.lit(0, dtype=pl.Int64)
-    none = near.clear().with_columns(start=zero, end=zero, _claim=pl.lit(0, dtype=pl.Int16))
-    name = pl.col("_claim").replace_strict(dict(enumerate(CLAIMING)), return_dtype=pl.String)
-    united = intervals.union(pl.concat([none, *rows], how="vertical_relaxed").lazy(), [*lanes, "_claim"])
-    claims = united.select(*lanes, "start", "end", account=name).collect().lazy()
+    claims = intervals.union(
+        _host_claims(steps, ranks, launches, operators, ranges, frames, near).lazy(), [*lanes, "_layer"]
+    ).collect()
     windows = near.lazy().join(steps.select("rank", "start", "end"), on="rank")
-    named = claims.filter(~pl.col("account").is_in(UNNAMED))
-    rest = intervals.paint_stacked(windows, claims, CLAIMING, by=lanes)
-    unnamed = rest.filter(pl.col("account").is_in(UNNAMED))
-    return pl.concat([part.select(columns) for part in (unnamed, named)]).sort(*lanes, "account", "start")
+    unnamed, left = intervals.paint_numbered(windows, claims, len(CLAIMING), by=lanes)
+    first = CLAIMING.index(UNNAMED[0])
+    rest, nameless = (left >= first) & (left < len(CLAIMING)), claims["_layer"].to_numpy() >= first
+    columns = (*lanes, "start", "end")
+    parts = (unnamed, np.flatnonzero(rest)), (claims, np.flatnonzero(~nameless))
+    rows = pl.concat([some.select(columns)[which] for some, which in parts])
+    code = np.concatenate((left[rest], claims["_layer"].to_numpy()[~nameless]))
+    alphabetical = np.argsort(np.argsort(np.array(CLAIMING)))
+    keys = ("start", alphabetical[code], "thread", "rank")
+    order = np.lexsort([rows[key].to_numpy() if isinstance(key, str) else key for key in keys])
+    account = pl.Series("account", CLAIMING, dtype=pl.String).gather(code[order])
+    return rows[order].insert_column(2, account).lazy()
 
 
 def _with_beginnings(gaps: pl.DataFrame) -> pl.DataFrame:
     """Gaps sorted by rank and start, with `began`: where the first piece began of one cut by steps' ends."""
-    new = (pl.col("start") != pl.col("end").shift(1)) | (pl.col("rank") != pl.col("rank").shift(1))
-    run = new.fill_null(True).cum_sum()
-    return gaps.with_columns(began=pl.col("start").first().over(run))
+    rank, start, end = (gaps[c].to_numpy() for c in ("rank", "start", "end"))
+    opens = np.r_[True, (start[1:] != end[:-1]) | (rank[1:] != rank[:-1])][: len(start)]
+    began = start[np.maximum.accumulate(np.where(opens, np.arange(len(start)), 0))]
+    return gaps.with_columns(pl.Series("began", began))
 
 
-def _ended_by(gaps: pl.DataFrame, ranks: pl.LazyFrame, kernels: Frame, copies: Frame) -> pl.DataFrame:
+def _ended_by(gaps: pl.LazyFrame, ranks: pl.LazyFrame, kernels: Frame, copies: Frame) -> pl.LazyFrame:
     """Each gap with the launch of the work that ends it: launch_start, launch_end, thread, orphan, host_only.
 
     `_begins` is when that work begins. Where nothing follows, or host operators stand in for kernels
     (`host_only`), the launch is null and the thread is the one that works next, or the rank's main thread.
     `orphan` says that work follows whose launch was not recorded, or that no thread is known.
     """
-    facts = ranks.select("rank", "main_thread", host_only=HOST_ONLY).unique("rank", keep="first").collect()
+    facts = ranks.select("rank", "main_thread", host_only=HOST_ONLY).unique("rank", keep="first")
     work = _work(kernels, copies)
     none = pl.lit(None, dtype=pl.Int64)
     if work is None:
@@ -297,7 +339,6 @@ def _ended_by(gaps: pl.DataFrame, ranks: pl.LazyFrame, kernels: Frame, copies: F
             work.rename({"start": "_begins"})
             .sort("_begins", "rank", "launch_start", "launch_end", "thread", nulls_last=True)
             .unique(["rank", "_begins"], keep="first", maintain_order=True)
-            .collect()
         )
         gaps = gaps.sort("end").join_asof(
             following,
@@ -330,7 +371,7 @@ def _work(kernels: Frame, copies: Frame) -> Frame:
     return pl.concat(work) if work else None
 
 
-def _drained(gaps: pl.DataFrame, launches: Frame, work: Frame) -> pl.DataFrame:
+def _drained(gaps: pl.LazyFrame, launches: Frame, work: Frame) -> pl.LazyFrame:
     """Each gap with `refilled`: until when the host may refill the queue at the expense of having waited.
 
     That is the case where a thread that launches was inside a call that waits for the device when the gap
@@ -340,7 +381,8 @@ def _drained(gaps: pl.DataFrame, launches: Frame, work: Frame) -> pl.DataFrame:
     if launches is None or work is None:
         return gaps.with_columns(refilled=pl.lit(None, dtype=pl.Int64))
     names = launches.select(pl.col("name").unique()).collect()["name"].cast(pl.String).drop_nulls().to_list()
-    waits = cause_of(names, "launch").filter(pl.col("cause") == "host_synchronisation")["name"].to_list()
+    proven = zip(names, causes_of(names, "launch"), strict=True)
+    waits = [name for name, cause in proven if cause == "host_synchronisation"]
     feeding = work.select("rank", "thread").unique()
     calls = (
         intervals.union(
@@ -349,7 +391,6 @@ def _drained(gaps: pl.DataFrame, launches: Frame, work: Frame) -> pl.DataFrame:
         )
         .select("rank", _called=pl.col("start"), _returned=pl.col("end"))
         .sort("_called")
-        .collect()
     )
     return (
         gaps.sort("began")
@@ -365,25 +406,24 @@ def _drained(gaps: pl.DataFrame, launches: Frame, work: Frame) -> pl.DataFrame:
     )
 
 
-def _cut(pieces: pl.DataFrame, at: pl.Expr) -> pl.DataFrame:
+def _cut(pieces: pl.LazyFrame, at: pl.Expr) -> pl.LazyFrame:
     """The pieces, those in two that hold the instant `at`."""
+    pieces = pieces.collect().lazy()
     inside = ((pl.col("start") < at) & (at < pl.col("end"))).fill_null(False)
     cut = pieces.filter(inside)
     return pl.concat([pieces.filter(~inside), cut.with_columns(end=at), cut.with_columns(start=at)])
 
 
-def _dispatching(
-    operators: pl.DataFrame, names: list[str], launches: Frame, columns: tuple[str, ...]
-) -> pl.DataFrame:
+def _dispatching(operators: pl.DataFrame, names: list[str], launches: Frame) -> pl.DataFrame:
     """The operators, without the time in which a node of autograd runs none and no call, for `LONG` or more.
 
     A node takes microseconds around what it runs. What takes longer is a hook, or a wait.
     """
     nodes = [name for name in names if name.startswith(NODE)]
-    around = operators.filter(pl.col("name").is_in(nodes))
-    rest = operators.filter(~pl.col("name").is_in(nodes)) if nodes else operators
-    if around.filter(pl.col("end") - pl.col("start") >= LONG).is_empty():
+    is_node, long = pl.col("name").is_in(nodes), pl.col("end") - pl.col("start") >= LONG
+    if not nodes or operators.filter(is_node & long).is_empty():
         return operators
+    around, rest = operators.filter(is_node), operators.filter(~is_node)
     lane = ["rank", "thread"]
     inner = [rest.lazy(), *([] if launches is None else [launches])]
     within = pl.concat([rows.select(*lane, "start", "end") for rows in inner])
@@ -391,7 +431,7 @@ def _dispatching(
     short = pieces.filter(
         pl.col("account").is_not_null() | (pl.col("end") - pl.col("start") < LONG)
     ).with_columns(name=pl.lit(None, dtype=NAME))
-    return pl.concat([rest, short.select(columns)])
+    return pl.concat([rest, short.select(rest.columns)])
 
 
 def _first_calls(steps: pl.LazyFrame, calls: pl.DataFrame, names: pl.DataFrame) -> pl.DataFrame:
@@ -432,7 +472,7 @@ def _first_calls(steps: pl.LazyFrame, calls: pl.DataFrame, names: pl.DataFrame) 
     )
 
 
-def _host_rows(
+def _host_claims(
     steps: pl.LazyFrame,
     ranks: pl.LazyFrame,
     launches: Frame,
@@ -440,43 +480,63 @@ def _host_rows(
     ranges: Frame,
     frames: Frame,
     threads: pl.DataFrame,
-) -> dict[str, pl.DataFrame]:
-    """What these host threads did, by account: rank, thread, start, end, name; one row may be in several.
+) -> pl.DataFrame:
+    """What these host threads did: rank, thread, start, end and `_layer`, the place of the account in
+    `CLAIMING`; one row of the host may be in several."""
+    parts: list[pl.DataFrame] = []
+    codes: list[Int] = []
 
-    Accounts stand in the order in which they claim an instant.
-    """
-    claims: dict[str, list[pl.DataFrame]] = {account: [] for account in CLAIMING}
-    columns = ("rank", "thread", "start", "end", "name")
-    host_only = ranks.unique("rank", keep="first").filter(HOST_ONLY).select("rank").collect()
-    tables: tuple[tuple[Frame, Row], ...] = (
-        (ranges, "range"),
-        (operators, "operator"),
-        (frames, "frame"),
-        (launches, "launch"),
+    def claim(account: str, some: pl.DataFrame) -> None:
+        parts.append(some.select(columns))
+        codes.append(np.full(some.height, CLAIMING.index(account), np.int16))
+
+    columns = ("rank", "thread", "start", "end")
+    tables: dict[Row, Frame] = {"range": ranges, "operator": operators, "frame": frames, "launch": launches}
+    known: dict[Row, pl.LazyFrame] = {row: table for row, table in tables.items() if table is not None}
+    lanes = threads.lazy()
+    on_host, *found = pl.collect_all(
+        [
+            ranks.unique("rank", keep="first").filter(HOST_ONLY).select("rank"),
+            *(
+                t.select(*columns, "name").join(lanes, on=["rank", "thread"], how="semi")
+                for t in known.values()
+            ),
+        ]
     )
-    for table, row in tables:
-        if table is None:
-            continue
-        here = table.select(columns).join(threads.lazy(), on=["rank", "thread"], how="semi").collect()
-        names = here["name"].unique().cast(pl.String).drop_nulls().to_list()
-        causes = cause_of(names, row)
-        by_cause = causes.filter(pl.col("cause").is_not_null()).group_by("cause").agg("name")
-        for cause, proving in by_cause.iter_rows():
-            claims[f"idle.{cause}"].append(here.filter(pl.col("name").is_in(proving)))
+    for row, here in zip(known, found, strict=True):
+        times, length = here.drop("name"), (here["end"] - here["start"]).to_numpy()
+        names, named = _by_name(here)
+        causes = causes_of(names, row)
+        of = np.array([CLAIMING.index(f"idle.{cause}") if cause else -1 for cause in causes], np.int16)[named]
+        proven = np.flatnonzero(of >= 0)
+        parts.append(times[proven])
+        codes.append(of[proven])
         if row == "launch":
-            claims[INITIALISATION].append(_first_calls(steps, here, causes))
-            claims[CAPTURE].append(captures(here.lazy(), names).select(columns).collect())
-            claims[LONG_CALL].append(here.filter(pl.col("end") - pl.col("start") >= LONG))
-            claims[LAUNCH_BOUND].append(here)
+            if (length >= FIRST_CALL).any():
+                claim(INITIALISATION, _first_calls(steps, here, cause_of(names, row)))
+            if any(map(CAPTURE_CALL.match, names)):
+                claim(CAPTURE, captures(here.lazy(), names).collect())
+            claim(LONG_CALL, times[np.flatnonzero(length >= LONG)])
+            claim(LAUNCH_BOUND, times)
         elif row == "operator":
-            on_device = here.join(host_only, on="rank", how="anti")
-            claims[LAUNCH_BOUND].append(_dispatching(on_device, names, launches, columns))
-            if host_only.height:
-                on_host = here.join(host_only, on="rank", how="semi")
+            on_device = here.join(on_host, on="rank", how="anti") if on_host.height else here
+            claim(LAUNCH_BOUND, _dispatching(on_device, names, launches))
+            if on_host.height:
+                served = here.join(on_host, on="rank", how="semi")
                 talk = operator_facts(names).filter(pl.col("family") == "communication")["name"].to_list()
-                claims[SYNCHRONISED].append(on_host.filter(pl.col("name").is_in(talk)))
-                claims[OTHER_HOST].append(on_host)
+                claim(SYNCHRONISED, served.filter(pl.col("name").is_in(talk)))
+                claim(OTHER_HOST, served)
         else:
-            marks = [name for name in names if name.startswith("ProfilerStep")]
-            claims[OTHER_HOST].append(here.filter(~pl.col("name").is_in(marks)) if marks else here)
-    return {account: pl.concat(some) for account, some in claims.items() if some}
+            marks = np.array([name.startswith("ProfilerStep") for name in names], np.bool_)
+            claim(OTHER_HOST, times[np.flatnonzero(~marks[named])] if marks.any() else times)
+    zero = pl.lit(0, dtype=pl.Int64)
+    parts.append(threads.clear().with_columns(start=zero, end=zero))
+    numbered = pl.Series("_layer", np.concatenate([*codes, np.zeros(0, np.int16)]))
+    return pl.concat(parts, how="vertical_relaxed").with_columns(numbered)
+
+
+def _by_name(rows: pl.DataFrame) -> tuple[list[str], Int]:
+    """The distinct names of rows, and for each row which it has."""
+    code = rows["name"].to_physical().to_numpy()
+    _, first, which = np.unique(code, return_index=True, return_inverse=True)
+    return [name or "" for name in rows["name"][first].cast(pl.String).to_list()], which

@@ -9,10 +9,12 @@ the next batch. On a CPU-only rank the caller runs backward itself.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 import polars as pl
 
 from lostflops import intervals
+from lostflops.tables import NAME
 
 Frame = pl.LazyFrame | None
 LANE = ("rank", "thread")
@@ -32,44 +34,42 @@ def engines(operators: Frame, ranges: Frame) -> pl.DataFrame:
     schema = {"rank": pl.Int32, "caller": pl.Int64, "engine": pl.Int64, "place": pl.UInt32}
     if operators is None or "phase" not in operators.collect_schema().names():
         return pl.DataFrame(schema=schema)
-    names = operators.select(pl.col("name").unique()).collect()["name"].cast(pl.String).drop_nulls()
-    nodes = names.filter(names.str.starts_with(NODE)).to_list()
-    if not nodes:
+    threads = operators.filter(pl.col("thread").is_not_null()).group_by(LANE).agg(*_of_a_thread())
+    marks = operators.clear() if ranges is None else ranges
+    marks = marks.filter(pl.col("name").cast(NAME).cat.starts_with("ProfilerStep"))
+    found, marking = pl.collect_all([threads, marks.select(LANE).drop_nulls().unique()])
+    if not found["nodes"].sum():
         return pl.DataFrame(schema=schema)
-    threads = (
-        operators.filter(pl.col("thread").is_not_null())
-        .group_by(LANE)
-        .agg(
-            nodes=pl.col("name").is_in(nodes).sum(),
-            backward=pl.col("phase").is_in(["backward", "recompute"]).fill_null(False).mean(),
-            operators=pl.len(),
-        )
-        .collect()
-        .with_columns(steps=pl.lit(False))
-    )
-    if ranges is not None:
-        marks = ranges.select(pl.col("name").unique()).collect()["name"].cast(pl.String).drop_nulls()
-        marks = marks.filter(marks.str.starts_with("ProfilerStep")).to_list()
-        marking = ranges.filter(pl.col("name").is_in(marks)).select(LANE).drop_nulls().unique().collect()
-        threads = threads.drop("steps").join(
-            marking.with_columns(steps=True), on=LANE, how="full", coalesce=True
-        )
-    threads = threads.with_columns(
+    steps = marking.with_columns(steps=pl.lit(True)).lazy()
+    known = found.lazy().join(steps, on=LANE, how="full", coalesce=True)
+    known = known.with_columns(
         pl.col("nodes", "backward", "operators").fill_null(0), pl.col("steps").fill_null(False)
     ).with_columns(engine=(pl.col("nodes") > 0) & (pl.col("backward") >= MOSTLY) & ~pl.col("steps"))
     callers = (
-        threads.filter(~pl.col("engine"))
+        known.filter(~pl.col("engine"))
         .sort("rank", "steps", "operators", "thread", descending=[False, True, True, False])
         .unique("rank", keep="first", maintain_order=True)
         .select("rank", caller="thread")
     )
     return (
-        threads.filter("engine")
+        known.filter("engine")
         .sort("rank", "nodes", "thread", descending=[False, True, False])
         .join(callers, on="rank", how="inner", maintain_order="left")
         .select("rank", "caller", engine="thread")
         .with_columns(place=pl.int_range(pl.len(), dtype=pl.UInt32).over("rank"))
         .select(*schema)
+        .collect()
+    )
+
+
+@cache
+def _of_a_thread() -> tuple[pl.Expr, ...]:
+    """How many nodes of autograd a thread's operators are, which share belongs to backward, and how many."""
+    backward = pl.col("phase").is_in(["backward", "recompute"]).fill_null(False)
+    return (
+        pl.col("name").cast(NAME).cat.starts_with(NODE).sum().alias("nodes"),
+        backward.mean().alias("backward"),
+        pl.len().alias("operators"),
     )
 
 

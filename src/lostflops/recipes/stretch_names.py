@@ -127,13 +127,10 @@ def named(stretches: pl.DataFrame, rows: Sequence[pl.DataFrame]) -> pl.DataFrame
         .sort("_asked", "start")
     )
     same = ["_asked", "name"]
-    runs = pl.any_horizontal(pl.col(same).ne_missing(pl.col(same).shift()))
-    return (
-        cut.with_columns(_run=runs.fill_null(True).cum_sum())
-        .group_by("_run", maintain_order=True)
-        .agg(pl.exclude("end").first(), pl.col("end").last())
-        .select(*stretches.columns, pl.col("name").cast(NAME))
-    )
+    begins = pl.any_horizontal(pl.col(same).ne_missing(pl.col(same).shift())).fill_null(True)
+    first = np.flatnonzero(cut.select(begins).to_series().to_numpy())
+    last = np.r_[first[1:] - 1, cut.height - 1][: len(first)]
+    return cut[first].with_columns(end=cut["end"][last]).select(*stretches.columns, pl.col("name").cast(NAME))
 
 
 def _text_of(did: _Rows, row: Int) -> Int:
@@ -195,8 +192,8 @@ def _rows(
         )
         start, end, lane, text = (here[c].to_numpy() for c in ("start", "end", "_lane", "_text"))
         # The first stretch that has not ended when a row begins, and the last begun when it ends.
-        one = _up_to(last, of, start, lane)
-        other = _up_to(first, of, end - 1, lane) - 1
+        one = _positions(last, of, start, lane)
+        other = _positions(first, of, end - 1, lane) - 1
         over = np.flatnonzero(one <= other)
         start, end, lane, text, one, other = (a[over] for a in (start, end, lane, text, one, other))
         tells = other - one >= 2
@@ -206,16 +203,6 @@ def _rows(
         kept.append([start, end, lane, text, tells])
     empty: Sequence[npt.NDArray[Any]] = (*[np.zeros(0, np.int64)] * 4, np.zeros(0, np.bool_))
     return _Rows(*(np.concatenate(some) for some in zip(empty, *kept, strict=True))), list(texts)
-
-
-def _up_to(values: Int, of: Int, query: Int, lane: Int) -> Int:
-    """For each query the position behind the last value of its lane at or below it; values stand in order."""
-    found = np.zeros(len(query), dtype=np.int64)
-    for value in np.unique(lane):
-        mine = np.flatnonzero(lane == value)
-        low, high = np.searchsorted(of, [value, value + 1])
-        found[mine] = low + np.searchsorted(values[low:high], query[mine], side="right")
-    return found
 
 
 def _parts(asked: pl.DataFrame, rows: _Rows, users: Bool) -> _Parts:
@@ -252,8 +239,8 @@ def _parts(asked: pl.DataFrame, rows: _Rows, users: Bool) -> _Parts:
     bare = np.flatnonzero(every.node < 0)
     bare = bare[np.lexsort((every.start[bare], every.lane[bare]))]
     number, lane, start, end, node = (values[bare] for values in every)
-    first = _up_to(end, lane, rows.start, rows.lane)
-    last = _up_to(start, lane, rows.end - 1, rows.lane) - 1
+    first = _positions(end, lane, rows.start, rows.lane)
+    last = _positions(start, lane, rows.end - 1, rows.lane) - 1
     small = _Tree(rows, np.flatnonzero(first <= last))
     inner, outer = small.children(start, end, node, lane, all_of_them=True).cut(
         np.ones(len(number), np.bool_)
@@ -406,16 +393,9 @@ class _Tree:
 
 
 def _positions(values: Int, keys: Int, query: Int, key: Int) -> Int:
-    """How many pairs of a key and a value, sorted, stand at or below each pair of a key and a query."""
-    merged = np.lexsort(
-        (
-            np.r_[np.zeros(len(values), np.int8), np.ones(len(query), np.int8)],
-            np.r_[values, query],
-            np.r_[keys, key],
-        )
-    )
-    is_value = merged < len(values)
-    running = np.cumsum(is_value)
-    found = np.empty(len(query), dtype=np.int64)
-    found[merged[~is_value] - len(values)] = running[~is_value]
-    return found
+    """How many pairs of a key and a value stand at or below each pair of a key and a query.
+
+    The pairs stand in order: by key, then by value.
+    """
+    known, asked = intervals.one_axis((keys, values), (key, query))
+    return np.searchsorted(known, asked, side="right")

@@ -268,9 +268,9 @@ class Trace:
         self._compared, self._by_rank, self._small = other._compared, other._by_rank, other._small
 
     def cut(self, frame: pl.LazyFrame) -> pl.LazyFrame:
-        """Those rows of a frame with `rank` that lie in this slice, by `step`, or by `start` and `end`.
+        """Those rows of a frame that lie in this slice: by `rank`, by `step`, or by `start` and `end`.
 
-        Rows with none of these are about all steps together, and stay.
+        Rows with none of these are about all ranks or all steps together, and stay.
         """
         frame = self._of_ranks(frame)
         if self.steps is None:
@@ -288,7 +288,9 @@ class Trace:
         )
 
     def _of_ranks(self, frame: pl.LazyFrame) -> pl.LazyFrame:
-        return frame if self.ranks is None else frame.filter(pl.col("rank").is_in(sorted(self.ranks)))
+        if self.ranks is None or "rank" not in frame.collect_schema().names():  # of all ranks together
+            return frame
+        return frame.filter(pl.col("rank").is_in(sorted(self.ranks)))
 
     def extent(self) -> pl.DataFrame:
         """From where to where the chosen steps go on each rank: `rank`, `_from` and `_to`."""

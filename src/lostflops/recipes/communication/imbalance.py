@@ -120,6 +120,7 @@ def communication_imbalance(
     in a pipeline one side waits for the other by design.
     """
     known = communication_matches.filter(~pl.col("kind").cast(pl.String).is_in(PAIR).fill_null(False))
+    known = known.collect().lazy()
     matched = known.filter(pl.col("wait").is_not_null())
     until = pl.min_horizontal("end", pl.col("arrival") + pl.col("wait"))
     waits = matched.select(
@@ -153,7 +154,7 @@ def communication_imbalance(
     moving = matched.select(
         "rank", "end", start=pl.max_horizontal("start", pl.col("arrival") + pl.col("wait"))
     )
-    free = intervals.overlay({"idle": idle, "moving": moving}, by=["rank"])
+    free = intervals.overlay({"idle": idle, "moving": moving}, by=["rank"]).collect().lazy()
     in_lead = waits.with_columns(
         start=pl.max_horizontal("start", pl.col("last_arrival") - pl.col("lead"))
     ).filter(pl.col("rank") != pl.col("last_rank"))
@@ -206,23 +207,27 @@ def a_rank_arrives_last(table: pl.DataFrame) -> Iterator[Finding]:
     even = 1 / known.height
     if (worst["blame_share"] or 0) < MORE_THAN_EVEN * even or (worst["step_share"] or 0) < WORTH_SAYING:
         return
-    if worst["unmatched"] > worst["collectives"]:  # who is last in a few says nothing of the rest
+    # The ranks of a slice may wait for another, of which nothing else is known then.
+    if (worst["unmatched"] or 0) > worst["collectives"]:  # who is last in a few says nothing of the rest
         return
-    others = known.filter(pl.col("rank") != worst["rank"])["own_wait"].sort()
+    others = known.filter(pl.col("rank") != worst["rank"])["own_wait"].drop_nulls().sort()
     own_waits = list(dict.fromkeys((milliseconds(others[0]), milliseconds(others[-1]))))
     own = worst["own_wait"]
-    waits = f"it waits {milliseconds(own)} itself" if own else "it never waits"
+    waits = "" if own is None else f"it waits {milliseconds(own)} itself; " if own else "it never waits; "
     evidence = [
         f"on average the ranks wait {milliseconds(worst['per_step'])} per step for it with nothing computed",
         f"on average it arrives {milliseconds(worst['lead'] // worst['last'])} after the second to last",
-        f"{waits}; the others wait {' to '.join(own_waits)} each",
+        f"{waits}the others wait {' to '.join(own_waits)} each",
     ]
     if worst["unmatched"]:
         evidence.append(f"left out: {worst['unmatched']:,} of its collectives that could not be matched")
+    all_of_them = "the collectives of these ranks"
+    if own is not None:
+        all_of_them = f"its {worst['collectives']:,} collectives"
     yield Finding(
         name="rank-arrives-last",
-        claim=f"Rank {worst['rank']} arrives last in {worst['last']:,} of its {worst['collectives']:,} "
-        f"collectives; {percent(worst['blame_share'], 1)} of all waiting is for it.",
+        claim=f"Rank {worst['rank']} arrives last in {worst['last']:,} of {all_of_them}; "
+        f"{percent(worst['blame_share'], 1)} of all waiting is for it.",
         ns_per_step=worst["at_most"],
         cost_per_step=worst["per_step"] or 0,
         gain="at most",

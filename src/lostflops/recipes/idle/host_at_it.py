@@ -32,6 +32,8 @@ def host_at_it(
             asked,
         )
     )
+    spans, asked = pl.collect_all([spans, steps])
+    spans, steps = spans.lazy(), asked.lazy()
     here = intervals.inside(steps, intervals.union(spans, ["_lane"]), {"host": pl.lit(True)}, by="_lane")
     unknown = _unrecorded(ranks).join(steps.select("_code").unique(), how="cross")
     anywhere = pl.concat([frame.select("_code", "start", "end") for frame in (spans, unknown)])
