@@ -1008,6 +1008,18 @@ def test_training_between_turns_makes_it_another_model() -> None:
         cache.resume("a")
 
 
+def test_weights_written_behind_the_back_of_autograd_make_it_another_model() -> None:
+    """As swaps for averaged weights do: `parameter.data.copy_(...)` counts as no write."""
+    model = tiny_models.lora().eval()
+    cache, ids = for_model(model=model), questions(1, 9)
+    cache.suspend("a", model(ids, use_cache=True).past_key_values, ids)
+    for name, parameter in model.named_parameters():
+        if "lora" in name:
+            parameter.data.mul_(1.01)
+    with pytest.raises(Refused, match="another model"):
+        cache.resume("a")
+
+
 def test_a_name_stands_for_a_model_whose_weights_are_streamed() -> None:
     model = tiny_models.llama().eval()
     size = sum(parameter.numel() * 4 for parameter in model.parameters())

@@ -104,10 +104,17 @@ class Adapters(AppliedRemedy):
 
     def _take_back(self) -> None:
         """The model as it was: no adapters, and trainable what was trainable. What the adapters learnt is
-        lost."""
+        lost. What PEFT itself has merged is taken out of the weights again, but for rounding."""
         if self._traces.is_adapted():
+            self._unmerge()
             self.model.unload()
         self._traces.remove()
+
+    def _unmerge(self) -> None:
+        for _, module in named(self.model):
+            layer = cast("Any", module)
+            if getattr(layer, "merged_adapters", None):
+                layer.unmerge()
 
     def saved_bytes_per_token(self, fused_dropout: bool | None = None) -> int:
         """What autograd saves for the adapters beyond the frozen model, predicted, for one token.
@@ -168,6 +175,7 @@ class Adapters(AppliedRemedy):
         """
         if not self._traces.is_adapted():
             raise Refused("the adapters are gone", "merge before undo(), and once")
+        self._unmerge()  # what PEFT itself has merged: no weight is to count twice
         limit = 8 * torch.finfo(self.base_dtype).eps if tolerance is None else tolerance
         layers = [cast("Any", self.base.get_submodule(name)) for name in self.targets]
         weights = [layer.base_layer.weight.detach().to("cpu", copy=True) for layer in layers]

@@ -115,9 +115,11 @@ class Fp8(AppliedRemedy):
             swap.converted.train(swap.original.training)
 
     def _take_back(self) -> None:
-        """The layers that were there, with the parameters as trained."""
+        """The layers that were there, with the parameters as trained, and those that were bound anew."""
         for swap in self._swaps:
             swap.original.train(swap.converted.training)
+            had, now = (each.__dict__["_parameters"] for each in (swap.original, swap.converted))
+            had.update({name: now[name] for name in had if name in now})
             modules = swap.parent.__dict__["_modules"]
             if modules.get(swap.name) is swap.converted:
                 modules[swap.name] = swap.original
