@@ -305,6 +305,16 @@ def test_fp8_swaps_layers_keeps_parameters_and_is_undone(recipe: str) -> None:
     assert torch.equal(tiny_models.loss_of(model, batch), plain)
 
 
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_fp8_computes_the_same_in_inference_mode(recipe: str) -> None:
+    model = nn.Sequential(nn.Linear(16, 16), nn.GELU())
+    optimize.to_fp8(model, recipe, emulate=True, small=True)
+    x = tiny_models.transformer_batch(hidden=16)
+    with torch.inference_mode():
+        found = model(x)
+    assert torch.equal(found, model(x))
+
+
 def test_undoing_fp8_takes_the_parameters_that_were_bound_anew_meanwhile() -> None:
     model = nn.Sequential(nn.Linear(16, 16), nn.GELU())
     with optimize.to_fp8(model, emulate=True, small=True):

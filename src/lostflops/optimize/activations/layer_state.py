@@ -133,8 +133,9 @@ class LayerState:
         for weight, version in before.weights:
             if version_of(weight) != version:
                 raise Refused(
-                    f"a weight, buffer or other tensor of '{self._name}' (shape {list(weight.shape)}) was written between "
-                    "the forward and the backward, which would compute the layer again with another one",
+                    f"a weight, buffer or other tensor of '{self._name}' (shape {list(weight.shape)}) was "
+                    "written between the forward and the backward, which would compute the layer again with "
+                    "another one",
                     "step the optimizer after the backward, or do not checkpoint this layer: layers=...",
                 )
 

@@ -73,7 +73,12 @@ def _digest(model: nn.Module) -> str:
     refuse_changing_keys(config)
     digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
     samples: list[torch.Tensor] = []
-    for name, parameter in model.named_parameters():
+    for name, module in model.named_modules():
+        kind = type(module).__name__  # an FP8 layer has the parameters of the one that it stands for
+        if kind != "OptimizedModule":  # of torch.compile
+            where = ".".join(part for part in name.split(".") if part != "_orig_mod")
+            digest.update(f"{where} {kind};".encode())
+    for name, parameter in _tensors(model):
         name = name.replace("_orig_mod.", "")  # of torch.compile
         digest.update(f"{name} {list(parameter.shape)} {parameter.dtype};".encode())
         if _is_plain(parameter):
@@ -90,7 +95,8 @@ def _digest(model: nn.Module) -> str:
 def _marks(model: nn.Module) -> Iterator[Any]:
     """What changes when a parameter is replaced or written, or an adapter is switched."""
     yield id(model)
-    for parameter in model.parameters():
+    yield from (type(module) for module in model.modules())
+    for _, parameter in _tensors(model):
         yield parameter.data_ptr() if type(parameter) in (nn.Parameter, torch.Tensor) else id(parameter)
         yield 0 if parameter.is_inference() else parameter._version
     yield from _watched(model)
@@ -100,7 +106,7 @@ def _marks(model: nn.Module) -> Iterator[Any]:
 def _watched(model: nn.Module) -> Iterator[float]:
     """An element of each of some parameters, spread unevenly over the model: in even steps adapters, say,
     could be left out."""
-    plain = [parameter for parameter in model.parameters() if _is_plain(parameter)]
+    plain = [parameter for _, parameter in _tensors(model) if _is_plain(parameter)]
     chosen = sorted(range(len(plain)), key=lambda n: (n * 0.6180339887498949) % 1)[:WATCHED]
     by_device: dict[torch.device, list[torch.Tensor]] = {}
     for number in chosen:
@@ -112,7 +118,15 @@ def _watched(model: nn.Module) -> Iterator[float]:
         yield from torch.stack(some).tolist()
 
 
-def _is_plain(parameter: nn.Parameter) -> bool:
+def _tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Parameters, and buffers of floating point, such as rotary frequencies: others count, or are masks."""
+    yield from model.named_parameters()
+    for name, buffer in model.named_buffers():
+        if buffer.is_floating_point():
+            yield name, buffer
+
+
+def _is_plain(parameter: torch.Tensor) -> bool:
     """Whether its elements can be read here."""
     known = type(parameter) in (nn.Parameter, torch.Tensor)
     return known and parameter.device.type != "meta" and parameter.numel() > 0
