@@ -271,6 +271,13 @@ def test_a_merge_that_fails_puts_the_weights_back_to_the_bit(
     assert all(torch.equal(one, other) for one, other in zip(model.parameters(), weights, strict=True))
 
 
+def test_gradients_that_would_go_on_to_change_frozen_weights_are_refused() -> None:
+    model = llama()
+    tiny_models.loss_of(model, tiny_models.llama_batch()).backward()
+    with pytest.raises(Refused, match="has a gradient"):
+        optimize.lora(model)
+
+
 def test_what_peft_has_merged_is_taken_out_again_and_counts_once() -> None:
     model = llama()
     ids = tiny_models.llama_batch()["input_ids"]

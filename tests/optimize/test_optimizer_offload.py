@@ -239,7 +239,9 @@ def test_sparse_gradients_step_as_without_and_sparse_states_stay(kind: Any) -> N
             model(batch(number)).square().sum().backward()
             optimizer.step()
             optimizer.zero_grad()
-        dense = [v.to_dense() for each in optimizer.state.values() for v in each.values() if hasattr(v, "dim")]
+        dense = [
+            v.to_dense() for each in optimizer.state.values() for v in each.values() if hasattr(v, "dim")
+        ]
         found.append(([p.tolist() for p in model.parameters()], [value.tolist() for value in dense]))
     assert found[0] == found[1]
     assert ("sparse" in offloaded.report().kept_bytes) == (kind is torch.optim.SGD)

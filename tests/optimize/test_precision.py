@@ -255,6 +255,20 @@ def test_churn_is_counted_after_the_warm_up() -> None:
     assert again.skipped == scaled.skipped and again.scale == scaled.scale == 65536 / 2**8
 
 
+def test_the_optimizers_own_step_is_refused_where_gradients_are_scaled() -> None:
+    model, optimizer, scaled = fp16()
+    weights = [parameter.clone() for parameter in model.parameters()]
+    scaled.backward(model(tiny_models.mlp_batch(4, 8)).float().square().mean())
+    with pytest.raises(Refused, match="65,536 times too large"):
+        optimizer.step()
+    assert all(torch.equal(one, other) for one, other in zip(model.parameters(), weights, strict=True))
+    assert scaled.step()
+    optimizer.zero_grad()
+    scaled.undo()
+    model(tiny_models.mlp_batch(4, 8)).square().mean().backward()
+    optimizer.step()
+
+
 def test_a_loss_that_is_not_finite_skips_every_step_and_the_scheduler_for_good() -> None:
     """The scale is halved until it is 0, from which it cannot fall."""
     _, optimizer, scaled = fp16(scale=2.0**-140)

@@ -220,7 +220,9 @@ def _classes() -> dict[str, Any]:
 
     def reduce(self: Any) -> Any:
         """Pickled, and copied, as a layer of transformers whose keys and values are there."""
-        state = {name: value for name, value in vars(self).items() if name not in ("arrive", "_keys", "_values")}
+        state = {
+            name: value for name, value in vars(self).items() if name not in ("arrive", "_keys", "_values")
+        }
         return _arrived, (type(self).__base__, state | {"keys": self.keys, "values": self.values})
 
     both: dict[str, Any] = {"arrive": None, "keys": arriving("keys"), "values": arriving("values")}

@@ -45,7 +45,7 @@ def lora(
     the base's unless given; `torch.float32` on a 16-bit base is PEFT's default, and its price is in the
     report. Checkpointing needs nothing more: `optimize.checkpoint` runs with a frozen embedding as it is.
 
-    Refuses a model with adapters, targets that are not there, and those whose forward nobody calls (inside
+    Refuses a model with adapters or gradients, targets that are not there, and those whose forward nobody calls (inside
     torch's MultiheadAttention), where adapters would silently do nothing. Needs peft.
     """
     try:
@@ -56,6 +56,11 @@ def lora(
         raise Refused(f"rank={rank} and dropout={dropout} make no adapters", "rank >= 1 and 0 <= dropout < 1")
     if isinstance(model, peft.PeftModel) or hasattr(model, "peft_config"):
         raise Refused("the model has adapters already", "unload() or merge() them first")
+    if held := next((name for name, weight in model.named_parameters() if weight.grad is not None), None):
+        raise Refused(
+            f"'{held}' has a gradient, by which an optimizer would go on to change it, frozen or not",
+            "optimizer.zero_grad(set_to_none=True) first",
+        )
     chosen = _chosen(model, targets)
     base = {module.weight.dtype for module in chosen.values()}
     if len(base) > 1 or not next(iter(base)).is_floating_point:

@@ -211,10 +211,21 @@ class Fp16(AppliedRemedy):
         self.steps = 0  # asked for, skipped ones included
         self.skipped: list[int] = []  # their numbers
         self._backwards = 0
+        self._watching = optimizer.register_step_pre_hook(self._before_step)
 
     def _take_back(self) -> None:
         """The model computes in fp32 again."""
+        self._watching.remove()
         self._autocast.undo()
+
+    def _before_step(self, *_: Any) -> None:
+        """Its own step counts as one only after `unscale_`, or where a fused one gets the scale from the scaler."""
+        stage = self.scaler._per_optimizer_states[id(self.optimizer)]["stage"].name
+        if self._backwards and stage == "READY" and not hasattr(self.optimizer, "grad_scale"):
+            raise Refused(
+                f"optimizer.step() would step by gradients that are {self.scale:,.0f} times too large",
+                "call step() of what to_fp16 returned instead: it unscales them, and steps the scheduler",
+            )
 
     def backward(self, loss: torch.Tensor) -> None:
         """Of the scaled loss. Divide by the number of microbatches yourself."""
