@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from lostflops.copies.kv_resume import config_of as config_of
+from lostflops.optimize.model_parts import named
 from lostflops.optimize.refused import Refused
 
 SAMPLES = 8  # elements of every parameter
@@ -73,7 +74,7 @@ def _digest(model: nn.Module) -> str:
     refuse_changing_keys(config)
     digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
     samples: list[torch.Tensor] = []
-    for name, module in model.named_modules():
+    for name, module in named(model):
         kind = type(module).__name__  # an FP8 layer has the parameters of the one that it stands for
         if kind != "OptimizedModule":  # of torch.compile
             where = ".".join(part for part in name.split(".") if part != "_orig_mod")
@@ -115,7 +116,7 @@ def _watched(model: nn.Module) -> Iterator[float]:
             element = element[element.shape[0] // 2]
         by_device.setdefault(element.device, []).append(element.to(torch.float32))
     for some in by_device.values():
-        yield from torch.stack(some).tolist()
+        yield from cast("list[float]", cast("Any", torch.stack(some)).tolist())
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
