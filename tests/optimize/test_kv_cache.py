@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import json
+import pickle
 import re
 import stat
+import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -1006,6 +1008,90 @@ def test_training_between_turns_makes_it_another_model() -> None:
     optimizer.step()
     with pytest.raises(Refused, match="another model"):
         cache.resume("a")
+
+
+def test_weights_written_behind_the_back_of_autograd_make_it_another_model() -> None:
+    """As swaps for averaged weights do: `parameter.data.copy_(...)` counts as no write."""
+    model = tiny_models.lora().eval()
+    cache, ids = for_model(model=model), questions(1, 9)
+    cache.suspend("a", model(ids, use_cache=True).past_key_values, ids)
+    for name, parameter in model.named_parameters():
+        if "lora" in name:
+            parameter.data.mul_(1.01)
+    with pytest.raises(Refused, match="another model"):
+        cache.resume("a")
+
+
+class OptimizedModule(torch.nn.Module):
+    """As torch.compile wraps a model."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self._orig_mod = model
+
+    def __getattr__(self, name: str) -> Any:
+        return super().__getattr__(name) if name == "_orig_mod" else getattr(self._orig_mod, name)
+
+
+@pytest.mark.parametrize("what", ["a buffer", "FP8"])
+def test_buffers_and_kinds_of_layers_are_the_models_too(what: str) -> None:
+    model = tiny_models.llama().eval()
+    cache, ids = for_model(model=model), questions(1, 9)
+    cache.suspend("a", model(ids, use_cache=True).past_key_values, ids)
+    assert cache.resume("a", model=OptimizedModule(model)) is not None, "the same one, compiled"
+    if what == "FP8":
+        optimize.to_fp8(model, emulate=True, small=True)
+    else:
+        model.model.rotary_emb.inv_freq.mul_(0.5)
+    with pytest.raises(Refused, match="another model"):
+        cache.resume("a")
+
+
+def test_threads_take_turns() -> None:
+    """Of many dialogues, which evict one another: what comes back is right, or gone."""
+    cache, wrong = small(12, device=ThreadedDevice()), list[str]()
+
+    def use(number: int) -> None:
+        tokens = [number]
+        try:
+            for turn in range(12):
+                tokens = [*tokens, turn, number]
+                cache.suspend(str(number), made_up(tokens), tokens)
+                found = cache.resume(str(number))
+                if found is None:
+                    continue
+                expected = made_up(tokens[: found.get_seq_length()])
+                if not all(
+                    torch.equal(layer.keys, keys) and torch.equal(layer.values, values)
+                    for layer, (keys, values) in zip(found.layers, expected, strict=True)
+                ):
+                    wrong.append(f"{number} in turn {turn}")
+        except BaseException as error:
+            wrong.append(repr(error))
+
+    threads = [threading.Thread(target=use, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_what_is_resumed_can_be_copied_and_pickled(llama: Any) -> None:
+    cache, ids = for_model(model=llama), questions(1, 9)
+    cache.suspend("a", llama(ids, use_cache=True).past_key_values, ids)
+    past = cache.resume("a")
+    others = copy.deepcopy(cache.resume("a")), pickle.loads(pickle.dumps(cache.resume("a")))
+    logits = [llama(ids[:, :2], past_key_values=each, use_cache=True).logits for each in (past, *others)]
+    assert torch.equal(logits[0], logits[1]) and torch.equal(logits[0], logits[2])
+
+
+def test_what_was_undone_is_refused_before_anything_is_computed(llama: Any) -> None:
+    cache = for_model()
+    cache.undo()
+    for use in (lambda: cache.resume("a"), lambda: cache.generate(None, questions(1, 9), "a")):
+        with pytest.raises(Refused, match="has been undone"):
+            use()
 
 
 def test_a_name_stands_for_a_model_whose_weights_are_streamed() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -202,6 +204,30 @@ def test_cropped_rows_are_not_written_over_while_they_are_read() -> None:
         assert bool(device.races) == forgets
 
 
+def test_a_copy_of_the_cache_goes_its_own_way() -> None:
+    """On the device, as assisted and contrastive generation copy it; by pickle, too."""
+    model = llama()
+    offloaded, plain = optimize.kv_offload(model, 0, device=ThreadedDevice()), plain_cache(model)
+    found: list[list[bytes]] = []
+    for past in (plain, offloaded.past):
+        logits = decode(model, past, 3)
+        for other in (copy.deepcopy(past), pickle.loads(pickle.dumps(past)), past):
+            logits += decode(model, other, 2, 3)
+        found.append(logits)
+    assert found[0] == found[1] and offloaded.past.layers[0].rows is not None
+
+
+def test_inference_mode_may_come_and_go() -> None:
+    model = llama()
+    expected = decode(model, plain_cache(model), 4)
+    offloaded = optimize.kv_offload(model, 0, device=ThreadedDevice())
+    found: list[bytes] = []
+    for step in range(4):
+        with torch.inference_mode(step % 2 == 0):
+            found += decode(model, offloaded.past, 1, step)
+    assert found == expected
+
+
 def test_undone_in_the_middle_the_generation_goes_on() -> None:
     model = llama()
     expected = decode(model, plain_cache(model), 12)
@@ -237,9 +263,12 @@ def test_what_cannot_be_done_is_refused_in_words(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     with pytest.raises(Refused, match="is being compiled"), torch.no_grad():
         offloaded.past.update(torch.ones(1, 2, 1, 8), torch.ones(1, 2, 1, 8), 0)
-    from transformers import MistralConfig, MistralForCausalLM
+    from transformers import MistralConfig, MistralForCausalLM, T5Config, T5ForConditionalGeneration
 
     monkeypatch.undo()
+    config = T5Config(vocab_size=61, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)
+    with pytest.raises(Refused, match="keys of its encoder's output"):
+        optimize.kv_offload(T5ForConditionalGeneration(config), 0, device=device)
     config = MistralConfig(
         vocab_size=61, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, sliding_window=4
     )

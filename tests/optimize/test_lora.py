@@ -271,6 +271,30 @@ def test_a_merge_that_fails_puts_the_weights_back_to_the_bit(
     assert all(torch.equal(one, other) for one, other in zip(model.parameters(), weights, strict=True))
 
 
+def test_gradients_that_would_go_on_to_change_frozen_weights_are_refused() -> None:
+    model = llama()
+    tiny_models.loss_of(model, tiny_models.llama_batch()).backward()
+    with pytest.raises(Refused, match="has a gradient"):
+        optimize.lora(model)
+
+
+def test_what_peft_has_merged_is_taken_out_again_and_counts_once() -> None:
+    model = llama()
+    ids = tiny_models.llama_batch()["input_ids"]
+    weights = [parameter.clone() for parameter in model.parameters()]
+    adapters = optimize.lora(model)
+    random_b(adapters)
+    adapters.model.merge_adapter()
+    adapters.undo()
+    for one, other in zip(model.parameters(), weights, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
+    adapters = optimize.lora(model)
+    random_b(adapters)
+    wanted = model(ids).logits
+    adapters.model.merge_adapter()
+    torch.testing.assert_close(adapters.merge(lambda: model(ids).logits)(ids).logits, wanted)
+
+
 @pytest.mark.parametrize("reentrant", [True, False, "ours"])
 def test_the_first_layers_adapters_learn_with_checkpointing_and_a_frozen_embedding(reentrant: Any) -> None:
     """Reentrant checkpointing gives no gradients at all when its input needs none."""

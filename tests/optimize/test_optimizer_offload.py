@@ -226,6 +226,27 @@ def test_an_optimizer_that_has_stepped_is_taken_over_and_given_back() -> None:
     assert all_of(model, optimizer) == plain
 
 
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.SparseAdam], ids=lambda kind: kind.__name__)
+def test_sparse_gradients_step_as_without_and_sparse_states_stay(kind: Any) -> None:
+    found: list[Any] = []
+    for offload in (False, True):
+        torch.manual_seed(0)
+        model = nn.EmbeddingBag(20, 6, sparse=True)
+        optimizer = kind(model.parameters(), lr=0.1, **({"momentum": 0.9} if kind is torch.optim.SGD else {}))
+        if offload:
+            offloaded = optimize.optimizer_offload(optimizer, device=ThreadedDevice(), **WAY)
+        for number in range(4):
+            model(batch(number)).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        dense = [
+            v.to_dense() for each in optimizer.state.values() for v in each.values() if hasattr(v, "dim")
+        ]
+        found.append(([p.tolist() for p in model.parameters()], [value.tolist() for value in dense]))
+    assert found[0] == found[1]
+    assert ("sparse" in offloaded.report().kept_bytes) == (kind is torch.optim.SGD)
+
+
 def test_state_dicts_are_saved_and_loaded_both_ways() -> None:
     plain = expected("AdamW", 6)
     saved: list[bytes] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import inspect
 import random
 import sys
@@ -93,6 +94,30 @@ def test_undoing_bf16_keeps_what_was_trained_meanwhile_and_what_somebody_cast_th
         converted.apply()
 
 
+class Averages(nn.Module):
+    """A buffer that each forward binds anew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.linear(x)
+        self.mean = self.mean * 0.9 + y.mean(0) * 0.1
+        return y
+
+
+def test_undoing_bf16_takes_what_was_bound_anew_meanwhile() -> None:
+    model = Averages()
+    with optimize.to_bf16(model):
+        weight = model.linear.weight.detach().clone()
+        model.load_state_dict(copy.deepcopy(model.state_dict()), assign=True)
+        model(torch.ones(2, 4, dtype=torch.bfloat16))
+    assert {tensor.dtype for tensor in model.state_dict().values()} == {torch.float32}
+    assert torch.equal(model.linear.weight, weight.float()) and model.mean.any()
+
+
 def test_tied_weights_stay_tied_and_batch_norm_stays_fp32() -> None:
     model = tiny_models.llama(tie_word_embeddings=True)
     with optimize.to_bf16(model):
@@ -134,6 +159,14 @@ def test_autocast_computes_in_bf16_and_keeps_weights_and_signature() -> None:
     assert not torch.equal(plain, wanted)
     assert torch.equal(tiny_models.loss_of(model, batch), plain) and "forward" not in model.__dict__
     assert all(parameter.grad.dtype == torch.float32 for parameter in model.parameters())
+
+
+def test_autocast_follows_a_model_that_moves() -> None:
+    with torch.device("meta"):
+        model = nn.Linear(4, 4)
+    optimize.autocast(model)
+    model.to_empty(device="cpu")
+    assert model(torch.ones(2, 4)).dtype == torch.bfloat16
 
 
 def test_autocast_refuses_fp16_and_16_bit_weights() -> None:
@@ -222,6 +255,33 @@ def test_churn_is_counted_after_the_warm_up() -> None:
     assert again.skipped == scaled.skipped and again.scale == scaled.scale == 65536 / 2**8
 
 
+def test_the_optimizers_own_step_is_refused_where_gradients_are_scaled() -> None:
+    model, optimizer, scaled = fp16()
+    weights = [parameter.clone() for parameter in model.parameters()]
+    scaled.backward(model(tiny_models.mlp_batch(4, 8)).float().square().mean())
+    with pytest.raises(Refused, match="65,536 times too large"):
+        optimizer.step()
+    assert all(torch.equal(one, other) for one, other in zip(model.parameters(), weights, strict=True))
+    assert scaled.step()
+    optimizer.zero_grad()
+    scaled.undo()
+    model(tiny_models.mlp_batch(4, 8)).square().mean().backward()
+    optimizer.step()
+
+
+def test_a_loss_that_is_not_finite_skips_every_step_and_the_scheduler_for_good() -> None:
+    """The scale is halved until it is 0, from which it cannot fall."""
+    _, optimizer, scaled = fp16(scale=2.0**-140)
+    weight, rate = nn.Parameter(torch.ones(1)), optimizer.param_groups[0]["lr"]
+    optimizer.add_param_group({"params": [weight]})
+    for _ in range(15):
+        scaled.backward((weight * float("nan")).sum())
+        assert not scaled.step()
+        optimizer.zero_grad()
+    assert scaled.scale == 0 and len(scaled.skipped) == 15
+    assert optimizer.param_groups[0]["lr"] == rate and weight == 1
+
+
 def test_fp16_refuses_fp16_weights_and_a_step_without_gradients() -> None:
     model = tiny_models.mlp(2, 8).half()
     with pytest.raises(Refused, match="fp32"):
@@ -257,6 +317,24 @@ def test_fp8_swaps_layers_keeps_parameters_and_is_undone(recipe: str) -> None:
     assert all(one is other for one, other in zip(model.modules(), modules, strict=True))
     assert not any(module.training for module in model.modules())
     assert torch.equal(tiny_models.loss_of(model, batch), plain)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_fp8_computes_the_same_in_inference_mode(recipe: str) -> None:
+    model = nn.Sequential(nn.Linear(16, 16), nn.GELU())
+    optimize.to_fp8(model, recipe, emulate=True, small=True)
+    x = tiny_models.transformer_batch(hidden=16)
+    with torch.inference_mode():
+        found = model(x)
+    assert torch.equal(found, model(x))
+
+
+def test_undoing_fp8_takes_the_parameters_that_were_bound_anew_meanwhile() -> None:
+    model = nn.Sequential(nn.Linear(16, 16), nn.GELU())
+    with optimize.to_fp8(model, emulate=True, small=True):
+        loaded = {name: torch.full_like(value, 3) for name, value in model.state_dict().items()}
+        model.load_state_dict(loaded, assign=True)
+    assert type(model[0]) is nn.Linear and all(bool((p == 3).all()) for p in model.parameters())
 
 
 def test_fp8_says_why_a_layer_is_left_out() -> None:

@@ -28,7 +28,7 @@ class Layer(nn.Module):
         super().__init__()
         self.first, self.second = nn.Linear(SIDE, 2 * SIDE), nn.Linear(2 * SIDE, SIDE)
         self.calls, self.temperature = 0, 1.0
-        self.load = torch.zeros(2 * SIDE)
+        self.load, self.mask = torch.zeros(2 * SIDE), torch.ones(2 * SIDE)
         self.register_buffer("mean", torch.zeros(2 * SIDE))
         self.register_buffer("scale", torch.ones(2 * SIDE))
         self.seen: list[float] = []
@@ -139,7 +139,7 @@ def test_backends_and_dtypes_chosen_around_the_forward_are_those_of_the_recomput
         assert gradients(model) == expected
 
 
-@pytest.mark.parametrize("which", ["bias", "buffer"])
+@pytest.mark.parametrize("which", ["bias", "buffer", "attribute"])
 def test_a_weight_written_before_the_backward_is_refused_and_everything_undone(which: str) -> None:
     """Without checkpointing nobody saved it, and the gradient is right."""
     model = Model()
@@ -147,10 +147,67 @@ def test_a_weight_written_before_the_backward_is_refused_and_everything_undone(w
     loss = model(torch.ones(8, SIDE)).square().mean()
     layer: Any = model.layers[1]
     with torch.no_grad():
-        (layer.first.bias if which == "bias" else layer.scale).mul_(0.5)
+        {"bias": layer.first.bias, "buffer": layer.scale, "attribute": layer.mask}[which].mul_(0.5)
     with pytest.raises(Refused, match=r"of 'layers\.1' .* was written between the forward"):
         loss.backward()
     assert "forward" not in vars(layer)
+
+
+class Given(nn.Module):
+    """Reads a mask in a dictionary, and the mean of what the layers before it have put into a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.mask = nn.Linear(SIDE, SIDE), torch.ones(SIDE)
+
+    def forward(self, x: torch.Tensor, given: dict[str, Any]) -> torch.Tensor:
+        y = self.linear(x) * self.mask + given["mask"]
+        given["seen"].append(y)
+        return torch.stack(given["seen"]).mean(0).softmax(-1) * x
+
+
+class GivenTo(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(Given() for _ in range(3))
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        given = {"mask": mask, "seen": []}
+        for layer in self.layers:
+            x = layer(x, given)
+        given["seen"].clear()
+        return x.square().sum()
+
+
+def test_a_layer_is_given_again_what_lists_and_dictionaries_held_and_reads_the_tensor_that_was_there() -> (
+    None
+):
+    def gradients(model: GivenTo) -> list[Any]:
+        found: list[Any] = []
+        for step in range(3):
+            model.zero_grad()
+            loss = model(torch.linspace(-1, 1, SIDE).repeat(4, 1), torch.full((SIDE,), float(step)))
+            for layer in model.layers:
+                layer.mask = layer.mask * 1.5  # another tensor
+            loss.backward()
+            found += [p.grad.tolist() for p in model.parameters() if p.grad is not None]
+        return found
+
+    expected, model = gradients(GivenTo()), GivenTo()
+    with optimize.checkpoint(model, layers="layers.*", keep=()) as checkpointed:
+        assert gradients(model) == expected
+    assert checkpointed.recomputed == 9
+
+
+def test_a_tensor_given_in_a_dictionary_and_written_before_the_backward_is_refused() -> None:
+    """Nobody saves a mask that is added, so without checkpointing the gradient is right."""
+    model, mask = GivenTo(), torch.zeros(SIDE)
+    optimize.checkpoint(model, layers="layers.*", keep=(), verify=None)
+    loss = model(torch.ones(4, SIDE), mask)
+    mask.fill_(9)
+    with pytest.raises(Refused, match=r"'layers\.2' was given in a list or the like .* was written between"):
+        loss.backward()
 
 
 class WritesItsOwn(Layer):

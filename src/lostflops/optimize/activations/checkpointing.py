@@ -35,6 +35,7 @@ from lostflops.optimize.activations.checkpoint_measured import (
     state_put_back,
 )
 from lostflops.optimize.activations.checkpoint_repeats import Repeats
+from lostflops.optimize.activations.layer_arguments import LayerArguments
 from lostflops.optimize.activations.layer_state import Before, LayerState, state_tensors
 from lostflops.optimize.activations.random_numbers import RandomNumbers
 from lostflops.optimize.amounts import written
@@ -86,9 +87,10 @@ def checkpoint(
     raises Refused, before an optimizer sees them, and everything is undone. Later steps pay nothing.
 
     Each recomputation sees the numbers, `training` and replaced tensors that its modules had as attributes
-    in the forward, and the attention backends and default dtype then chosen; afterwards they are as before
-    it, so that counts and loads are not added up twice. Refused: a layer that writes to a tensor of its own
-    in place, and a weight or buffer that is written between the forward and the backward.
+    in the forward, lists and dictionaries as it was given them, and the attention backends and default dtype
+    then chosen; afterwards they are as before it, so that counts and loads are not added up twice. Refused: a
+    layer that writes to a tensor of its own in place, and a weight, buffer or other tensor of it, or one that
+    it is given in a list or dictionary, that is written between the forward and the backward.
     """
     if every < 1:
         raise Refused(f"every={every} takes no layer", "every=1 takes all of them, every=2 every second one")
@@ -305,6 +307,7 @@ class Checkpointed(AppliedRemedy):
         else:  # of a copy of the model, each time
             numbers, state = RandomNumbers(layer), LayerState(layer, self._name(layer))
         states = numbers.states()
+        given = LayerArguments((*args, *kwargs.values()), self._name(layer))
         before: Before | None = None
 
         # Every tensor is handed over by position: torch looks there, and nowhere else, for the devices whose
@@ -318,7 +321,7 @@ class Checkpointed(AppliedRemedy):
                     return forward(layer, *values[:count], **named_values)
             self.recomputed += 1
             try:
-                with numbers.as_they_were(states), state.again(before):
+                with numbers.as_they_were(states), given.again(), state.again(before):
                     return forward(layer, *values[:count], **named_values)
             except Refused:
                 self.undo()

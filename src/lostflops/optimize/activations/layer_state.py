@@ -42,8 +42,11 @@ class Before:
     """As it was when a forward began. Holds no tensor of a graph: that would hold the graph, and itself."""
 
     plain: list[Any]
-    weights: list[tuple[torch.Tensor, int]]  # and buffers, with their versions
+    weights: list[tuple[torch.Tensor, int]]  # and buffers and other tensors, with their versions
     choices: list[Any]
+    tensors: list[tuple[Place, str, torch.Tensor]] = field(
+        default_factory=list[tuple[Place, str, torch.Tensor]]
+    )  # attributes and buffers
     written: list[tuple[Place, str, Any]] = field(default_factory=list[tuple[Place, str, Any]])
 
 
@@ -69,15 +72,20 @@ class LayerState:
         before = Before(
             [place.get(key, _MISSING) for place, key in self._plain],
             [
-                (weight, _version(weight))
+                (weight, version_of(weight))
                 for place in self._attributes
-                for kind in ("_parameters", "_buffers")
-                for weight in place[kind].values()
+                for weight in place["_parameters"].values()
                 if weight is not None
             ],
             [read() for read, _ in _CHOICES],
         )
+        for place, were in zip(self._places, had, strict=True):
+            for key, value in were.items():
+                if isinstance(value, torch.Tensor) and value.grad_fn is None:
+                    before.tensors.append((place, key, value))
         yield before
+        # What the forward itself writes in place is found when it writes a second time.
+        before.weights += [(tensor, version_of(tensor)) for _, _, tensor in before.tensors]
         for place, were in zip(self._places, had, strict=True):
             for key in _replaced(place, were):
                 value = _without_graph(were.get(key, _MISSING))
@@ -90,7 +98,7 @@ class LayerState:
         self._refuse_written_weights(before)
         had = [place.copy() for place in self._places]
         tensors = [
-            (key, value, _version(value))
+            (key, value, version_of(value))
             for place in self._places
             for key, value in place.items()
             if isinstance(value, torch.Tensor)
@@ -106,7 +114,7 @@ class LayerState:
         _choose(before.choices)
         for (place, key), value in zip(self._plain, before.plain, strict=True):
             _put(place, key, value)
-        for place, key, value in before.written:
+        for place, key, value in (*before.tensors, *before.written):
             _put(place, key, value)
         try:
             yield
@@ -116,17 +124,18 @@ class LayerState:
                 for key in _replaced(place, were):
                     _put(place, key, were.get(key, _MISSING))
             for each, were in held:
-                _fill(each, were)
+                fill(each, were)
             for key, tensor, version in tensors:
-                if _version(tensor) != version:
+                if version_of(tensor) != version:
                     raise _written_twice(self._name, key)
 
     def _refuse_written_weights(self, before: Before) -> None:
         for weight, version in before.weights:
-            if _version(weight) != version:
+            if version_of(weight) != version:
                 raise Refused(
-                    f"a weight or buffer of '{self._name}' (shape {list(weight.shape)}) was written between "
-                    "the forward and the backward, which would compute the layer again with another one",
+                    f"a weight, buffer or other tensor of '{self._name}' (shape {list(weight.shape)}) was "
+                    "written between the forward and the backward, which would compute the layer again with "
+                    "another one",
                     "step the optimizer after the backward, or do not checkpoint this layer: layers=...",
                 )
 
@@ -149,7 +158,7 @@ def _written_twice(name: str, key: str) -> Refused:
     )
 
 
-def _version(tensor: torch.Tensor) -> int:
+def version_of(tensor: torch.Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
@@ -176,7 +185,7 @@ def _put(place: Place, key: str, value: Any) -> None:
         place[key] = value
 
 
-def _fill(container: Any, had: Any) -> None:
+def fill(container: Any, had: Any) -> None:
     if type(container) is dict:
         now, then = cast("Place", container), cast("Place", had)
         if _replaced(now, then):

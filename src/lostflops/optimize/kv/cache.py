@@ -13,15 +13,17 @@ the model's own rounding differs between a prefill and token-by-token decoding, 
 Compute waits for a layer's load when it first touches that layer, so that the first layers run while the last
 ones are under way; `kv_store` says who else waits for whom. On CUDA not verified on a GPU yet.
 
-One model, one device, one thread. For serving many users at once, see `kv_gain.ALTERNATIVES`.
+One model and one device; threads take turns. For serving many users at once, see `kv_gain.ALTERNATIVES`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import torch
 from torch import nn
@@ -40,6 +42,19 @@ from lostflops.optimize.refused import Refused
 from lostflops.optimize.remedy import AppliedRemedy
 
 Tokens = torch.Tensor | Sequence[int]
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _in_turn(call: Callable[Concatenate[DialogueCache, P], R]) -> Callable[Concatenate[DialogueCache, P], R]:
+    """One thread at a time."""
+
+    @wraps(call)
+    def called(self: DialogueCache, *args: P.args, **kwargs: P.kwargs) -> R:
+        with self._lock:  # pyright: ignore[reportPrivateUsage]
+            return call(self, *args, **kwargs)
+
+    return called
 
 
 @dataclass(frozen=True)
@@ -86,7 +101,9 @@ class DialogueCache(AppliedRemedy):
         self._store: Store | None = None
         self._tally = CacheTally()
         self._told: KvReport | None = None  # since it was undone
+        self._lock = threading.RLock()
 
+    @_in_turn
     def _take_back(self) -> None:
         """Drops all dialogues, and gives their host memory back once no copy uses it any more."""
         self._told = self.report()
@@ -95,6 +112,7 @@ class DialogueCache(AppliedRemedy):
 
     # What users call.
 
+    @_in_turn
     @plain_tensors
     def suspend(
         self, key: str, past: Any, tokens: Tokens, *, model: nn.Module | str | None = None
@@ -135,6 +153,7 @@ class DialogueCache(AppliedRemedy):
         self._tally.shared_bytes += plan.shared * store.layout.token_bytes
         return Suspended(len(ids), fresh, plan.kept, plan.shared, copied)
 
+    @_in_turn
     @plain_tensors
     def resume(
         self,
@@ -152,6 +171,7 @@ class DialogueCache(AppliedRemedy):
         use it, change it. `plain` gives a list of (keys, values), strided, instead of a DynamicCache.
         """
         _refuse_while_recorded()
+        self.apply()
         if key is not None:
             self._is_key(key)
         if key is None and tokens is None:
@@ -200,6 +220,7 @@ class DialogueCache(AppliedRemedy):
         Refuses what generates several sequences, or from more than tokens. An answer that grows beyond the
         budget is stored as far as it fits, and the report counts the rest.
         """
+        self.apply()
         _refuse_unlike_dialogue(model, input_ids, kwargs)
         self._is_key(key)
         if self._device is None:
@@ -214,19 +235,25 @@ class DialogueCache(AppliedRemedy):
             kwargs["attention_mask"] = torch.ones_like(input_ids)
         output = model.generate(input_ids, past_key_values=past, **kwargs)
         ids = token_ids(output if isinstance(output, torch.Tensor) else output.sequences)
+        self._suspend_what_fits(key, past, ids, named)
+        return output
+
+    @_in_turn
+    def _suspend_what_fits(self, key: str, past: Any, ids: tuple[int, ...], model: Any) -> None:
         layers, seen = kv_past.layers_of(past)
         self._bind(layers)
         room = self._blocks.slots * self._blocks.size
         self._tally.left_out_tokens += max(0, min(seen, len(ids)) - room)
-        self.suspend(key, past, ids[:room], model=named)
-        return output
+        self.suspend(key, past, ids[:room], model=model)
 
+    @_in_turn
     def forget(self, key: str) -> int:
         """Drops a dialogue, and returns how many of its tokens no other one holds. Its bytes are not
         wiped.
         """
         return self._blocks.forget(key) if self._store else 0
 
+    @_in_turn
     def clear(self) -> None:
         """Drops all dialogues; the memory stays, for the same model with other weights too."""
         for key in self.dialogues:
@@ -245,11 +272,13 @@ class DialogueCache(AppliedRemedy):
         """Of one dialogue alone; None before the first suspend."""
         return self._blocks.slots * self._blocks.size if self._store else None
 
+    @_in_turn
     def flush(self) -> None:
         """Waits until compute and every copy under way are done."""
         if self._store is not None:
             self._store.flush()
 
+    @_in_turn
     def report(self) -> KvReport:
         """What moved, what that saved, and what it cost, so far. Waits as `flush` does."""
         if self._store is None:
@@ -271,6 +300,7 @@ class DialogueCache(AppliedRemedy):
         coherent = self._device is not None and self._device.coherent
         return advice(self.report(), spare, coherent)
 
+    @_in_turn
     def save(self, folder: str | Path) -> None:
         """Writes all dialogues into a folder, or nothing: what was there before stays valid until all is
         written.
@@ -385,7 +415,7 @@ class DialogueCache(AppliedRemedy):
                 f"give host='{-(-slot_bytes // (1 << 20))} MiB' or more, or fewer block_tokens",
             )
         self._blocks = Blocks(layout.block_tokens, slots, self._model or "")
-        self._store = Store(device, layout, slots, self._tally, self.verify)
+        self._store = Store(device, layout, slots, self._tally, self.verify, self._lock)
         return self._store
 
 

@@ -27,6 +27,7 @@ from lostflops.optimize.activations.offload.report import OneWay
 from lostflops.optimize.amounts import bytes_of, written
 from lostflops.optimize.device import host_share
 from lostflops.optimize.device.devices import Device, Event, device_of
+from lostflops.optimize.kv.store import plain_tensors
 from lostflops.optimize.memory_layout import view_of
 from lostflops.optimize.refused import Refused, needs
 from lostflops.optimize.remedy import AppliedRemedy, Report
@@ -53,6 +54,11 @@ def kv_offload(
         raise Refused(
             f"a {type(model).__name__} has no configuration of Hugging Face's",
             "give a model of transformers",
+        )
+    if getattr(config, "is_encoder_decoder", False):
+        raise Refused(
+            f"a {type(model).__name__} keeps keys of its encoder's output too, in a cache of their own",
+            "generate as it is, or use a decoder-only model",
         )
     on = device_of(model) if device is None else device
     if on.coherent:
@@ -214,6 +220,12 @@ class KvOffload(AppliedRemedy):
             raise Refused("a cache that is offloaded is being compiled", "generate without compiling")
         if torch.is_grad_enabled() and (keys.requires_grad or values.requires_grad):
             raise Refused("keys are to be trained through an offloaded cache", "run it under torch.no_grad()")
+        return self._updated(layer, plain, keys, values)
+
+    @plain_tensors
+    def _updated(
+        self, layer: Any, plain: Callable[..., Any], keys: torch.Tensor, values: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         if layer.rows is not None and layer.rows.row != _row_of(keys, values):
             self.bring_home(layer)  # other sequences: torch says what does not fit
         if layer.rows is None:
@@ -229,6 +241,7 @@ class KvOffload(AppliedRemedy):
             self._make_room()
         return cast("tuple[torch.Tensor, torch.Tensor]", whole)
 
+    @plain_tensors
     def load(self, layer: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Its keys and values on the device, for whoever looks at them."""
         keys, values = (_joined(one, None) for one in self._arrive(layer))
@@ -394,6 +407,12 @@ def _joined(old: torch.Tensor, new: torch.Tensor | None) -> torch.Tensor:
     return whole
 
 
+def _plain_layer(state: dict[str, Any]) -> Any:
+    layer = _classes()["DynamicLayer"]()
+    layer.__dict__.update(state)
+    return layer
+
+
 @cache
 def _classes() -> dict[str, Any]:
     try:
@@ -437,5 +456,11 @@ def _classes() -> dict[str, Any]:
                 return
             self.offload_engine.stale(self.rows)
             self.rows.tokens = max(0, self.rows.tokens - abs(tokens_to_remove))
+
+        def __reduce__(self) -> Any:
+            """A copy is a layer of its own, on the device: it has no part in the budget."""
+            own = ("_keys", "_values", "rows", "offload_engine")
+            state = {name: value for name, value in self.__dict__.items() if name not in own}
+            return _plain_layer, (state | {"keys": self.keys, "values": self.values},)
 
     return {"DynamicCache": DynamicCache, "DynamicLayer": DynamicLayer, "Offloaded": OffloadedLayer}

@@ -15,9 +15,11 @@ import torch
 from torch import nn
 
 from lostflops.copies.kv_resume import config_of as config_of
+from lostflops.optimize.model_parts import named
 from lostflops.optimize.refused import Refused
 
 SAMPLES = 8  # elements of every parameter
+WATCHED = 64  # parameters, of which one element is read at each turn
 # These say where a model came from, or how it is run, and not what it computes.
 NEUTRAL = (
     "_name_or_path",
@@ -32,7 +34,10 @@ CHANGING_ROPE = ("dynamic", "longrope")
 
 
 class Identity:
-    """Names a model, and notices when it changes, without reading its weights anew each time."""
+    """Names a model, and notices when it changes, without reading all its weights anew each time.
+
+    Writes to `parameter.data` count as none; so an element of some parameters is read, too.
+    """
 
     def __init__(self) -> None:
         self._model: Any = None
@@ -69,11 +74,15 @@ def _digest(model: nn.Module) -> str:
     refuse_changing_keys(config)
     digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
     samples: list[torch.Tensor] = []
-    for name, parameter in model.named_parameters():
+    for name, module in named(model):
+        kind = type(module).__name__  # an FP8 layer has the parameters of the one that it stands for
+        if kind != "OptimizedModule":  # of torch.compile
+            where = ".".join(part for part in name.split(".") if part != "_orig_mod")
+            digest.update(f"{where} {kind};".encode())
+    for name, parameter in _tensors(model):
         name = name.replace("_orig_mod.", "")  # of torch.compile
         digest.update(f"{name} {list(parameter.shape)} {parameter.dtype};".encode())
-        plain = type(parameter) in (nn.Parameter, torch.Tensor) and parameter.device.type != "meta"
-        if plain and parameter.numel():
+        if _is_plain(parameter):
             flat = parameter.detach().flatten()
             step = max(1, flat.numel() // SAMPLES)
             samples.append(flat[::step][:SAMPLES].to(torch.float32))
@@ -87,10 +96,41 @@ def _digest(model: nn.Module) -> str:
 def _marks(model: nn.Module) -> Iterator[Any]:
     """What changes when a parameter is replaced or written, or an adapter is switched."""
     yield id(model)
-    for parameter in model.parameters():
+    yield from (type(module) for module in model.modules())
+    for _, parameter in _tensors(model):
         yield parameter.data_ptr() if type(parameter) in (nn.Parameter, torch.Tensor) else id(parameter)
         yield 0 if parameter.is_inference() else parameter._version
+    yield from _watched(model)
     yield from _adapters(model)
+
+
+def _watched(model: nn.Module) -> Iterator[float]:
+    """An element of each of some parameters, spread unevenly over the model: in even steps adapters, say,
+    could be left out."""
+    plain = [parameter for _, parameter in _tensors(model) if _is_plain(parameter)]
+    chosen = sorted(range(len(plain)), key=lambda n: (n * 0.6180339887498949) % 1)[:WATCHED]
+    by_device: dict[torch.device, list[torch.Tensor]] = {}
+    for number in chosen:
+        element = plain[number].detach()
+        while element.ndim:
+            element = element[element.shape[0] // 2]
+        by_device.setdefault(element.device, []).append(element.to(torch.float32))
+    for some in by_device.values():
+        yield from cast("list[float]", cast("Any", torch.stack(some)).tolist())
+
+
+def _tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Parameters, and buffers of floating point, such as rotary frequencies: others count, or are masks."""
+    yield from model.named_parameters()
+    for name, buffer in model.named_buffers():
+        if buffer.is_floating_point():
+            yield name, buffer
+
+
+def _is_plain(parameter: torch.Tensor) -> bool:
+    """Whether its elements can be read here."""
+    known = type(parameter) in (nn.Parameter, torch.Tensor)
+    return known and parameter.device.type != "meta" and parameter.numel() > 0
 
 
 def _adapters(model: nn.Module) -> Iterator[str]:

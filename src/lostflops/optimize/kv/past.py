@@ -177,6 +177,12 @@ def _one_dialogue(layers: Sequence[KeysAndValues | None]) -> None:
         )
 
 
+def _arrived(kind: Any, state: dict[str, Any]) -> Any:
+    layer = kind.__new__(kind)
+    layer.__dict__.update(state)
+    return layer
+
+
 @cache
 def _classes() -> dict[str, Any]:
     """Those of transformers, and two of ours: layers whose contents may still be on their way."""
@@ -212,7 +218,15 @@ def _classes() -> dict[str, Any]:
 
         return property(get, put)
 
+    def reduce(self: Any) -> Any:
+        """Pickled, and copied, as a layer of transformers whose keys and values are there."""
+        state = {
+            name: value for name, value in vars(self).items() if name not in ("arrive", "_keys", "_values")
+        }
+        return _arrived, (type(self).__base__, state | {"keys": self.keys, "values": self.values})
+
     both: dict[str, Any] = {"arrive": None, "keys": arriving("keys"), "values": arriving("values")}
+    both["__reduce__"] = reduce
     found["Full"] = type("ResumedLayer", (found["DynamicLayer"],), dict(both))
     found["Window"] = type("ResumedSlidingWindowLayer", (found["DynamicSlidingWindowLayer"],), dict(both))
     return found

@@ -12,6 +12,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar, cast
@@ -95,7 +96,16 @@ class Store:
     """So many blocks of a layout in host memory, which is taken in pieces, as blocks come to be used."""
 
     @plain_tensors
-    def __init__(self, on: Device, layout: BlockLayout, slots: int, tally: CacheTally, verify: bool) -> None:
+    def __init__(
+        self,
+        on: Device,
+        layout: BlockLayout,
+        slots: int,
+        tally: CacheTally,
+        verify: bool,
+        lock: AbstractContextManager[Any],
+    ) -> None:
+        self._lock = lock
         self.on, self.layout, self.verify = on, layout, verify
         self._tally = tally
         self._offsets = layout.offsets
@@ -265,6 +275,10 @@ class Store:
         waited: list[Stream] = []
 
         def arrive() -> bool:
+            with self._lock:
+                return arrived()
+
+        def arrived() -> bool:
             stream = self.on.current_stream()
             if not self.on.is_done(done) and stream not in waited:
                 self._stall(done, stream, "copy-in late")

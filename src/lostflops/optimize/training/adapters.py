@@ -45,7 +45,7 @@ def lora(
     the base's unless given; `torch.float32` on a 16-bit base is PEFT's default, and its price is in the
     report. Checkpointing needs nothing more: `optimize.checkpoint` runs with a frozen embedding as it is.
 
-    Refuses a model with adapters, targets that are not there, and those whose forward nobody calls (inside
+    Refuses a model with adapters or gradients, targets that are not there, and those whose forward nobody calls (inside
     torch's MultiheadAttention), where adapters would silently do nothing. Needs peft.
     """
     try:
@@ -56,6 +56,11 @@ def lora(
         raise Refused(f"rank={rank} and dropout={dropout} make no adapters", "rank >= 1 and 0 <= dropout < 1")
     if isinstance(model, peft.PeftModel) or hasattr(model, "peft_config"):
         raise Refused("the model has adapters already", "unload() or merge() them first")
+    if held := next((name for name, weight in model.named_parameters() if weight.grad is not None), None):
+        raise Refused(
+            f"'{held}' has a gradient, by which an optimizer would go on to change it, frozen or not",
+            "optimizer.zero_grad(set_to_none=True) first",
+        )
     chosen = _chosen(model, targets)
     base = {module.weight.dtype for module in chosen.values()}
     if len(base) > 1 or not next(iter(base)).is_floating_point:
@@ -104,10 +109,17 @@ class Adapters(AppliedRemedy):
 
     def _take_back(self) -> None:
         """The model as it was: no adapters, and trainable what was trainable. What the adapters learnt is
-        lost."""
+        lost. What PEFT itself has merged is taken out of the weights again, but for rounding."""
         if self._traces.is_adapted():
+            self._unmerge()
             self.model.unload()
         self._traces.remove()
+
+    def _unmerge(self) -> None:
+        for _, module in named(self.model):
+            layer = cast("Any", module)
+            if getattr(layer, "merged_adapters", None):
+                layer.unmerge()
 
     def saved_bytes_per_token(self, fused_dropout: bool | None = None) -> int:
         """What autograd saves for the adapters beyond the frozen model, predicted, for one token.
@@ -168,6 +180,7 @@ class Adapters(AppliedRemedy):
         """
         if not self._traces.is_adapted():
             raise Refused("the adapters are gone", "merge before undo(), and once")
+        self._unmerge()  # what PEFT itself has merged: no weight is to count twice
         limit = 8 * torch.finfo(self.base_dtype).eps if tolerance is None else tolerance
         layers = [cast("Any", self.base.get_submodule(name)) for name in self.targets]
         weights = [layer.base_layer.weight.detach().to("cpu", copy=True) for layer in layers]

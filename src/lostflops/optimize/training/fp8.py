@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from lostflops.optimize.forwards import Forwards
 from lostflops.optimize.model_parts import ends_like, is_output_head, named
 from lostflops.optimize.refused import Refused, needs
 from lostflops.optimize.remedy import AppliedRemedy, TextReport
@@ -115,9 +116,11 @@ class Fp8(AppliedRemedy):
             swap.converted.train(swap.original.training)
 
     def _take_back(self) -> None:
-        """The layers that were there, with the parameters as trained."""
+        """The layers that were there, with the parameters as trained, and those that were bound anew."""
         for swap in self._swaps:
             swap.original.train(swap.converted.training)
+            had, now = (each.__dict__["_parameters"] for each in (swap.original, swap.converted))
+            had.update({name: now[name] for name in had if name in now})
             modules = swap.parent.__dict__["_modules"]
             if modules.get(swap.name) is swap.converted:
                 modules[swap.name] = swap.original
@@ -239,9 +242,21 @@ def _torchao(recipe: str, emulate: str | bool | None) -> _Converter:
         formats["products for weights' gradients"] = "in the model's precision"
 
     def convert(linear: torch.nn.Module) -> torch.nn.Module:
-        return cast("Any", convert_to_float8_training)(linear, config=config)
+        made = cast("Any", convert_to_float8_training)(linear, config=config)
+        Forwards().replace(made, _outside_of_inference_mode)
+        return made
 
     return convert, formats, ("as asked" if emulate is True else emulate or None)
+
+
+def _outside_of_inference_mode(
+    forward: Callable[..., Any], module: torch.nn.Module, /, *args: Any, **kwargs: Any
+) -> Any:
+    """In inference mode torch takes no operator apart, and torchao's rows of scales know few operators."""
+    if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled():
+        return forward(module, *args, **kwargs)
+    with torch.inference_mode(False), torch.no_grad():
+        return forward(module, *args, **kwargs)
 
 
 def _transformer_engine(model: torch.nn.Module, recipe: str, emulate: bool | None) -> _Converter:
@@ -267,8 +282,6 @@ def _transformer_engine(model: torch.nn.Module, recipe: str, emulate: bool | Non
             return forward(module, *args, **kwargs)
 
     def convert(linear: torch.nn.Module) -> torch.nn.Module:
-        from lostflops.optimize.forwards import Forwards
-
         given = cast("torch.nn.Linear", linear)
         made: torch.nn.Module = library.Linear(
             given.in_features,

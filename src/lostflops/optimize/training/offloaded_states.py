@@ -189,7 +189,10 @@ class OffloadedStates:
         for parameter, values in self._optimizer.state.items():
             for key, value in _tensors(values):
                 if (id(parameter), key) not in travels:
-                    nbytes = sum(part.nbytes for _, part in parts_of(value))
+                    if value.layout == torch.strided:
+                        nbytes = sum(part.nbytes for _, part in parts_of(value))
+                    else:
+                        nbytes = sum(storage.nbytes() for storage in storages_of(value))
                     reason = self._why_it_stays(value, shared) or self.no_memory or "not stepped yet"
                     found[reason] += nbytes
         return dict(found)
@@ -417,6 +420,8 @@ class OffloadedStates:
         self._optimizer.state[state.parameter][state.key] = value
 
     def _why_it_stays(self, value: torch.Tensor, shared: set[int]) -> str | None:
+        if value.layout != torch.strided:
+            return "sparse"
         parts = [part for _, part in parts_of(value)]
         nbytes = sum(part.nbytes for part in parts)
         if nbytes < self.least:

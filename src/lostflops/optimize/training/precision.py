@@ -54,6 +54,7 @@ class Bf16(AppliedRemedy):
         self.model = model
         self.kept: list[str] = []
         self._converted: list[torch.Tensor] = []
+        self._places: list[tuple[dict[str, Any], str]] = []  # of each, in its module
         apart = {
             f"{name}.{tensor_name}"
             for name, module in named(model)
@@ -69,6 +70,11 @@ class Bf16(AppliedRemedy):
                 self.kept.append(name)
             else:
                 self._converted.append(tensor)
+        converted = {id(tensor) for tensor in self._converted}
+        for _, module in named(model):
+            for kind in ("_parameters", "_buffers"):
+                held = module.__dict__[kind]
+                self._places += [(held, key) for key, tensor in held.items() if id(tensor) in converted]
         if not self._converted:
             raise Refused("the model has no fp32 weights", "it may be in bf16 already: see its dtypes")
         for tensor in self._converted:
@@ -77,11 +83,20 @@ class Bf16(AppliedRemedy):
 
     def _take_back(self) -> None:
         """fp32 again, with the values that they have now. Gradients are dropped: they are bf16."""
+        for held, key in self._places:
+            found = held.get(key)
+            if found is None or found.dtype != torch.bfloat16:
+                continue
+            if found.is_leaf:  # maybe another one than at first: a forward, or a state dict, bound it anew
+                self._converted.append(found)
+            else:
+                held[key] = found.to(torch.float32)
         for tensor in self._converted:
             if tensor.dtype == torch.bfloat16:
                 tensor.grad = None
                 tensor.data = tensor.data.to(torch.float32)
         self._converted.clear()
+        self._places.clear()
 
     def report(self) -> TextReport:
         """Bytes before and after, what was left out, and what it means for the optimizer."""
@@ -123,10 +138,14 @@ class Autocast(AppliedRemedy):
             )
         self.model = model
         self.dtype = dtype
-        self.device_type = next(model.parameters()).device.type
         self._weights = fp32
         self._forwards = Forwards()
         self._forwards.replace(model, self._run)
+
+    @property
+    def device_type(self) -> str:
+        """Of the device that the model is on now: it may move, or be made on "meta" first."""
+        return next(self.model.parameters()).device.type
 
     def _run(self, forward: Callable[..., Any], model: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         with torch.autocast(self.device_type, self.dtype):
@@ -192,10 +211,21 @@ class Fp16(AppliedRemedy):
         self.steps = 0  # asked for, skipped ones included
         self.skipped: list[int] = []  # their numbers
         self._backwards = 0
+        self._watching = optimizer.register_step_pre_hook(self._before_step)
 
     def _take_back(self) -> None:
         """The model computes in fp32 again."""
+        self._watching.remove()
         self._autocast.undo()
+
+    def _before_step(self, *_: Any) -> None:
+        """Its own step counts as one only after `unscale_`, or where a fused one gets the scale from the scaler."""
+        stage = self.scaler._per_optimizer_states[id(self.optimizer)]["stage"].name
+        if self._backwards and stage == "READY" and not hasattr(self.optimizer, "grad_scale"):
+            raise Refused(
+                f"optimizer.step() would step by gradients that are {self.scale:,.0f} times too large",
+                "call step() of what to_fp16 returned instead: it unscales them, and steps the scheduler",
+            )
 
     def backward(self, loss: torch.Tensor) -> None:
         """Of the scaled loss. Divide by the number of microbatches yourself."""
@@ -221,7 +251,8 @@ class Fp16(AppliedRemedy):
         before, self.scale = self.scale, self.scaler.get_scale()
         self.lowest_scale = min(self.lowest_scale, self.scale)
         self.steps += 1
-        if self.scale < before:  # it falls at an overflow, and only then
+        # It falls at an overflow, and only then; at 0, where a loss that is not finite drives it, it stays.
+        if self.scale < before or not before:
             self.skipped.append(self.steps)
             return False
         if self.scheduler is not None:

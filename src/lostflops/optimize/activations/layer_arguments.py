@@ -1,0 +1,71 @@
+"""What a layer is given in lists, dictionaries and the like: as it was, when the layer is computed again.
+
+torch keeps the tensors that a layer is given themselves, and raises when one was written since. What lies
+inside of a container it passes on as it is then: a list that the layer, or one after it, has added to, a
+mask in a dictionary that was written for the next microbatch.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
+from dataclasses import is_dataclass
+from typing import Any, cast
+
+import torch
+
+from lostflops.optimize.activations.layer_state import fill, version_of
+from lostflops.optimize.refused import Refused
+
+_CONTAINERS = (list, dict, set, deque)
+
+
+class LayerArguments:
+    """Of one forward, when it begins."""
+
+    def __init__(self, values: Iterable[Any], name: str) -> None:
+        self._name = name
+        self._held: list[tuple[Any, Any]] = []  # containers, and copies of them
+        self._tensors: list[tuple[torch.Tensor, int]] = []
+        seen: set[int] = set()
+        for value in values:
+            if not isinstance(value, torch.Tensor):
+                self._look_into(value, seen)
+
+    def _look_into(self, value: Any, seen: set[int]) -> None:
+        if isinstance(value, torch.Tensor):
+            self._tensors.append((value, version_of(value)))
+            return
+        inside: Any = value
+        if is_dataclass(value) and not isinstance(value, type) and hasattr(value, "__dict__"):
+            inside = vars(value)
+        elif not isinstance(value, (*_CONTAINERS, tuple)):
+            return
+        if id(value) in seen:
+            return
+        seen.add(id(value))
+        if type(inside) in _CONTAINERS:
+            self._held.append((inside, inside.copy()))
+        for each in cast("Any", inside.values() if isinstance(inside, dict) else inside):
+            self._look_into(each, seen)
+
+    @contextmanager
+    def again(self) -> Generator[None]:
+        """Inside containers hold what they held at the forward, and afterwards what they hold now."""
+        for tensor, version in self._tensors:
+            if version_of(tensor) != version:
+                raise Refused(
+                    f"a tensor that '{self._name}' was given in a list or the like (shape "
+                    f"{list(tensor.shape)}) was written between the forward and the backward, which would "
+                    "compute the layer again with another one",
+                    "make a new tensor instead of writing to it, or do not checkpoint this layer: layers=...",
+                )
+        now = [(each, each.copy()) for each, _ in self._held]
+        for each, were in self._held:
+            fill(each, were)
+        try:
+            yield
+        finally:
+            for each, were in now:
+                fill(each, were)
