@@ -61,7 +61,7 @@ def run(given: Namespace) -> None:
             print(f"{name:13}{title}")
         print("\nlostflops lab 1a          runs an exercise: two minutes at most")
         print("lostflops lab submit 1a   runs it as a job of Slurm")
-        print("lostflops lab check DIR   holds what it recorded against what must be seen, again")
+        print("lostflops lab check DIR   compares what an exercise recorded with what it expects")
         print("lostflops lab compare DIR says what its fix changed")
         print("lostflops lab simulate    writes the traces of a job that never ran")
         return
