@@ -27,10 +27,17 @@ EXERCISES = {
     "2b": "Communication without overlap",
     "3a": "The bubble of a pipeline",
     "3a-tensor": "Tensor parallelism",
+    "3a-tp-pp": "Tensor and pipeline parallelism together",
+    "dialogue": "A dialogue with and without a persistent KV cache",
     "g1": "LoRA and loader workers",
     "g2": "Activation offload",
+    "g3": "Unified memory: LoRA against full fine-tuning",
     "g4": "fp16 and its loss scale",
     "g5": "FP8",
+    "queries": "Queries over data in host memory",
+    "recommender": "A recommender of three processes",
+    "services": "Three services, and a replica that drifts",
+    "streaming": "Weight streaming over budgets",
 }
 
 

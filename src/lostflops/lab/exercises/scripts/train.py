@@ -11,7 +11,7 @@ import json
 import os
 import sys
 import time
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,7 @@ def options(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--parallel", default="ddp", choices=("ddp", "fsdp2", "tensor"))
     parser.add_argument("--own-inputs", action="store_true", help="each projection reduces alone (tensor)")
     parser.add_argument("--offload", action="store_true", help="saved tensors wait in host memory")
+    parser.add_argument("--managed", action="store_true", help="on a GPU: all of it in unified memory")
     parser.add_argument("--bucket-mb", type=float, default=1.0)
     parser.add_argument("--no-overlap", action="store_true")
     parser.add_argument("--stage2", action="store_true", help="keep gathered weights until after backward")
@@ -120,6 +121,12 @@ class TrainingJob:
         self.given = given
         shape = MODELS[given.model]
         torch.manual_seed(0)
+        self.managed: Any = None
+        self.memory = ExitStack()  # what is allocated until it is closed lies in unified memory, if asked for
+        if given.managed and given.device == "cuda":
+            from lostflops import optimize
+
+            self.managed = self.memory.enter_context(optimize.managed(prefer="gpu"))
         model = Transformer(shape, given.layer_ms).to(given.device)
         if given.lora:
             add_lora(model)
@@ -143,7 +150,7 @@ class TrainingJob:
         return nullcontext() if self.given.no_ranges else record_function(name)
 
     def train(self) -> None:
-        with self.remedy if self.given.offload else nullcontext():
+        with self.memory, self.remedy if self.given.offload else nullcontext():
             self.steps()
 
     def steps(self) -> None:
@@ -179,6 +186,16 @@ class TrainingJob:
             (self.remedy.backward(loss) if self.given.mixed_precision == "fp16" else loss.backward())
         return waited
 
+    def states(self) -> dict[str, int]:
+        """Bytes that live from step to step: of weights, their gradients, and what the optimizer keeps."""
+        kept = [one for state in self.optimizer.state.values() for one in state.values()]
+        weights = list(self.model.parameters())
+        return {
+            "weights": sum(p.nbytes for p in weights),
+            "gradients": sum(p.grad.nbytes for p in weights if p.grad is not None),
+            "optimizer": sum(t.nbytes for t in kept if t.numel() > 1),  # without its count of steps
+        }
+
     def truth(self) -> dict[str, object]:
         """What is true of this run: sizes, options, and medians of the steps after the first two."""
         middle = sorted(range(2, len(self.step_s)), key=lambda step: self.step_s[step])
@@ -193,6 +210,8 @@ class TrainingJob:
             "python": sys.version.split()[0],
             "world": dist.get_world_size() if dist.is_initialized() else 1,
             "losses": [float(loss) for loss in self.losses],
+            "states": self.states() if self.given.parallel == "ddp" else None,
+            "managed": self.managed.report().to_json() if self.managed is not None else None,
             "remedy": self.remedy.report().to_json() if self.remedy is not None else None,
         }
 
