@@ -23,7 +23,7 @@ EXERCISES = {
     "1a-annotate": "Annotate your own ranges (optional)",
     "1b": "fp32 against bf16",
     "1c": "Gradient accumulation",
-    "2a": "ZeRO-2 against ZeRO-3, with FSDP2",
+    "2a": "ZeRO-2 against ZeRO-3",
     "2b": "Communication without overlap",
     "3a": "The bubble of a pipeline",
     "3a-tensor": "Tensor parallelism",

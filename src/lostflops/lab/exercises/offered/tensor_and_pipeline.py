@@ -41,9 +41,9 @@ def _check(few: Observed, many: Observed) -> list[Check]:
         ),
         *(
             Check(
-                f"with {count} microbatches stages idle or communicate for at least {formula(count):.1%} of a "
-                "step, by the formula",
-                f"{bubble(seen):.1%} by the job's clock",
+                f"with {count} microbatches a stage works for no more than the formula's "
+                f"{1 - formula(count):.1%} of a step",
+                f"{1 - bubble(seen):.1%} by the job's clock",
                 bubble(seen) >= formula(count) - 0.01,
             )
             for count, seen in ((FEW, few), (MANY, many))

@@ -22,7 +22,7 @@ def _held(seen: Observed) -> int:
 def _moved(seen: Observed) -> tuple[str, bool]:
     """What the recording says of pages that move: nothing, where it is torch's."""
     try:
-        rows = seen.ask("managed_memory_migrations")
+        rows = seen.ask("managed_memory_faults")
     except CannotAnswer as error:
         return error.message, True
     return f"{rows.height} rows", False
@@ -42,8 +42,8 @@ def _check(full: Observed, lora: Observed) -> list[Check]:
             _held(lora),
         ),
         Check(
-            f"a 7B model has {FULL_GB:.1f} GB of states, {LORA_GB:.1f} GB with LoRA (formula): too many for the "
-            "first of these memories",
+            f"a 7B model has {FULL_GB:.1f} GB of states, {LORA_GB:.1f} GB with LoRA (formula): only LoRA fits "
+            "into the first of these memories",
             "; ".join(over),
             FULL_GB > MEMORIES["96 GB of a GH200"] > LORA_GB,
         ),
@@ -53,7 +53,7 @@ def _check(full: Observed, lora: Observed) -> list[Check]:
             unknown,
         ),
         Check(
-            "where a GPU is there, all of it lies in unified memory; without one nothing can migrate: not graded",
+            "on a GPU all of it lies in unified memory; elsewhere nothing can move: not graded",
             "no GPU" if managed is None else str(managed),
             passed=True,
         ),
@@ -67,8 +67,10 @@ EXERCISE = Exercise(
     see="bytes of weights, gradients and moments; under nsys, page faults and migrations",
     expected=(
         f"{WHOLE} bytes per trained parameter, {FROZEN} per frozen one: LoRA fits where full training spills",
-        "torch's profiler records no unified memory: `nsys profile --cuda-um-gpu-page-faults=true "
-        "--cuda-um-cpu-page-faults=true` does, and `lostflops why` reads its export",
+        (
+            "torch's profiler records no unified memory: `nsys profile --cuda-um-gpu-page-faults=true "
+            "--cuda-um-cpu-page-faults=true` does, and `lostflops why` reads its export"
+        ),
         "on a GH200 migrations were 1.1 % of memory operations with LoRA, 9.8 % in full (published)",
     ),
     fix="LoRA; or lostflops.optimize.offload and stream_frozen, which copy before a kernel waits",

@@ -57,7 +57,7 @@ def options(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--layer-ms", type=float, default=0.0, help="time of a layer forward; twice backward")
     parser.add_argument("--mixed-precision", default="no", choices=PRECISIONS)
     parser.add_argument("--loss-scale", type=float, default=65536.0, help="where fp16's search begins")
-    parser.add_argument("--parallel", default="ddp", choices=("ddp", "fsdp2", "tensor"))
+    parser.add_argument("--parallel", default="ddp", choices=("ddp", "fsdp2", "deepspeed", "tensor"))
     parser.add_argument("--own-inputs", action="store_true", help="each projection reduces alone (tensor)")
     parser.add_argument("--offload", action="store_true", help="saved tensors wait in host memory")
     parser.add_argument("--managed", action="store_true", help="on a GPU: all of it in unified memory")
@@ -86,6 +86,8 @@ def wrapped(model: nn.Module, given: argparse.Namespace) -> nn.Module:
         from lostflops.lab.exercises.scripts.tensor import split
 
         return split(model, given.device, not given.own_inputs)
+    if given.parallel == "deepspeed":
+        return model  # its engine needs the optimizer
     if given.parallel == "fsdp2":
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
@@ -136,6 +138,11 @@ class TrainingJob:
             model.bfloat16()
         self.model = wrapped(model, given)
         self.optimizer = torch.optim.AdamW([p for p in self.model.parameters() if p.requires_grad], lr=1e-5)
+        self.engine: Any = None
+        if given.parallel == "deepspeed":
+            from lostflops.lab.exercises.scripts.zero import engine
+
+            self.model = self.engine = engine(model, self.optimizer, given)
         samples = MadeUpSamples(shape.vocabulary, given.seq, given.input_ms, not given.no_ranges)
         workers = given.dataloader_workers
         self.batches = iter(
@@ -161,7 +168,8 @@ class TrainingJob:
             for micro in range(self.given.gradient_accumulation_steps):
                 waited += self.microbatch(last=micro + 1 == self.given.gradient_accumulation_steps)
             # `lostflops record` marks steps and the optimizer, at whose end a step ends.
-            (self.remedy if self.given.mixed_precision == "fp16" else self.optimizer).step()
+            scaled = self.remedy if self.given.mixed_precision == "fp16" else None
+            (self.engine or scaled or self.optimizer).step()
             self.input_s.append(waited)
             self.step_s.append(time.perf_counter() - began)
 
@@ -183,7 +191,10 @@ class TrainingJob:
                 loss = functional.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
             self.losses.append(loss.detach())
             # `lostflops record` marks the backward.
-            (self.remedy.backward(loss) if self.given.mixed_precision == "fp16" else loss.backward())
+            if self.engine is not None:
+                self.engine.backward(loss)
+            else:
+                (self.remedy.backward(loss) if self.given.mixed_precision == "fp16" else loss.backward())
         return waited
 
     def states(self) -> dict[str, int]:

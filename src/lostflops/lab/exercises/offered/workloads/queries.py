@@ -34,7 +34,10 @@ def _against_links(row: dict[str, Any]) -> str:
 def _check(whole: Observed, needed: Observed) -> list[Check]:
     rows: list[dict[str, Any]] = [*whole.truth["queries"], *needed.truth["queries"]]
     same = sum(bool(row["same"]) for row in rows)
-    equal = [a["result"] == b["result"] for a, b in zip(whole.truth["queries"], needed.truth["queries"])]
+    equal = [
+        a["result"] == b["result"]
+        for a, b in zip(whole.truth["queries"], needed.truth["queries"], strict=True)
+    ]
     least = sum(ROW[column] for columns in NEEDED.values() for column in columns)
     return [
         Check("Polars and DuckDB agree in every row", f"{same} of {len(rows)} queries", same == len(rows)),
@@ -51,7 +54,7 @@ def _check(whole: Observed, needed: Observed) -> list[Check]:
 EXERCISE = Exercise(
     name="queries",
     title="Queries over data in host memory",
-    question="A table lies in host memory: how much of it must each query move, and what does a link take for that?",
+    question="A table lies in host memory: how much of it must each query move over the link?",
     see="bytes per query, the rate at which engines read them here, and the time that links take for them",
     expected=(
         f"a row has {sum(ROW.values())} bytes, of which queries need 12 to 26",

@@ -57,9 +57,12 @@ EXERCISE = Exercise(
     see="bytes per pass by budget, and the share of the copies that computation hides",
     expected=(
         "each layer that is not resident travels once per pass, however many tokens the pass has",
-        f"100 GB that travel take {TRAVELS / PCIE5:.1f} s over PCIe 5, {TRAVELS / C2C:.2f} s over NVLink-C2C (formula)",
+        (
+            f"100 GB that travel take {TRAVELS / PCIE5:.1f} s over PCIe 5, "
+            f"{TRAVELS / C2C:.2f} s over NVLink-C2C (formula)"
+        ),
     ),
-    fix="a larger budget=..., or more sequences per pass: lostflops.optimize.stream_weights(model, budget=...)",
+    fix="lostflops.optimize.stream_weights(model, budget=...): more of it, or more sequences per pass",
     script="workloads.streaming",
     sides=(
         ExerciseSide("the least budget that works", ("--budgets", "0")),

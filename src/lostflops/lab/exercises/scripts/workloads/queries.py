@@ -1,5 +1,5 @@
 # pyright: basic
-"""Queries over a table in host memory: what each needs of it, how fast it runs, and how long a link would take.
+"""Queries over a table in host memory: the bytes that each needs of it, and the time that it takes.
 
 python -m lostflops.lab.exercises.scripts.workloads.queries --rows 1000000 --columns needed
 """
@@ -49,8 +49,8 @@ QUERIES: dict[str, Query] = {
             sales.filter(pl.col("day") < 90, pl.col("discount").is_between(5, 7), pl.col("amount") < 24)
             .select(cost=(pl.col("price") * pl.col("discount")).sum())
         ),
-        "select sum(price * discount)::bigint as cost from sales "
-        "where day < 90 and discount between 5 and 7 and amount < 24",
+        ("select sum(price * discount)::bigint as cost from sales "
+        "where day < 90 and discount between 5 and 7 and amount < 24"),
     ),
     "sums by state": (
         ("state", "amount", "price", "tax"),
@@ -63,8 +63,8 @@ QUERIES: dict[str, Query] = {
             )
             .sort("state")
         ),
-        "select state, sum(amount)::bigint as amount, sum(price * (100 + tax))::bigint as paid, "
-        "count(*) as sales from sales group by state order by state",
+        ("select state, sum(amount)::bigint as amount, sum(price * (100 + tax))::bigint as paid, "
+        "count(*) as sales from sales group by state order by state"),
     ),
     "sums by region": (
         ("customer", "price"),
@@ -74,8 +74,8 @@ QUERIES: dict[str, Query] = {
             .agg(paid=pl.col("price").sum())
             .sort("region")
         ),
-        "select region, sum(price)::bigint as paid from sales join customers using (customer) "
-        "group by region order by region",
+        ("select region, sum(price)::bigint as paid from sales join customers using (customer) "
+        "group by region order by region"),
     ),
 }  # fmt: skip
 

@@ -47,7 +47,7 @@ class RequestLog:
 
 
 def model(given: Any, replica: int, source: Any, target: Any, run: Path) -> None:
-    """Answers requests: some linear algebra, and a fixed time; longer from request to request where it drifts."""
+    """Answers requests in a fixed time, which grows from request to request where it drifts."""
     weights = np.random.default_rng(0).standard_normal((WIDTH, WIDTH))
     log = RequestLog(run, replica, given.replicas)
     number = 0
