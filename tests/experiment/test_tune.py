@@ -9,7 +9,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from lostflops.capture.record.recording import StepOn
 from lostflops.cli import main
 from lostflops.experiment import journal
 from lostflops.experiment.proof.proven import Proven
+from lostflops.experiment.proof.running import command
 from lostflops.experiment.proof.running import folder as proofs
 from lostflops.experiment.proof.running import loop as proving
 from lostflops.experiment.proof.running.command import Ended, TimeIsUp
@@ -326,6 +327,78 @@ def test_a_job_that_fails_by_itself_is_said(tmp_path: Path) -> None:
     folder = state.made(tmp_path / "out", state.TunePlan(COMMAND))
     with pytest.raises(CannotTune, match="status 3, after it printed: no such data set"):
         loop.run(folder, COMMAND, lambda _: None, Hands(fails, fails, world.look, world.prove))
+
+
+def failing(at: int, world: World) -> Hands:
+    """A job that fails in its proof, as it is, when so many pairs are finished."""
+
+    def prove(folder: proofs.ProofFolder, say: Callable[[str], None], until: float) -> Proven:
+
+        def run(line: str, place: Path, *_: Any, **__: Any) -> Ended:
+            fails = len(folder.pairs) >= at and not world.made(line)
+            place.mkdir(parents=True)
+            (place / run_folder.OUTPUT).write_text("lost the data server\n")
+            if not fails:
+                run_logs.run(place, [100 - 40.0 * bool(world.made(line)) + len(folder.pairs)] * STEPS)
+            return Ended(place, 5 if fails else 0, 1.0)
+
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(proving.command, "run", run)
+            return hands.prove(folder, say, until)
+
+    return Hands(world.start, world.start, world.look, prove)
+
+
+@pytest.mark.parametrize("at", [0, 1], ids=["before the first pair", "after a pair"])
+def test_a_job_that_fails_without_the_change_ends_the_loop_and_not_the_change(
+    at: int, tmp_path: Path
+) -> None:
+    world = World()
+    folder = state.made(tmp_path / "out", state.TunePlan(COMMAND, pairs=3))
+    found = loop.run(folder, COMMAND, lambda _: None, failing(at, world))
+    assert found.headline.startswith("Nothing was changed, and not all was tried: ")
+    assert "The command before the change ended with status 5, after it printed: lost the" in found.headline
+    assert not found.folder.decided and found.folder.pending is not None
+    # When it runs again, the proof goes on.
+    again = loop.run(state.read(tmp_path / "out"), COMMAND, lambda _: None, world.hands)
+    assert [trial.change.remedy for trial in again.kept] == ["loader-workers"]
+
+
+def test_a_disk_that_is_full_during_a_proof_takes_no_change_back(tmp_path: Path) -> None:
+    world = World()
+
+    def full(folder: proofs.ProofFolder, say: Callable[[str], None], until: float) -> Proven:
+        stopped = "Stopped after 0 pairs: 'x' could not be written: No space left on device"
+        return Proven("cannot tell", None, None, "", stopped=stopped, hindered=True)
+
+    folder = state.made(tmp_path / "out", state.TunePlan(COMMAND, pairs=3))
+    found = loop.run(folder, COMMAND, lambda _: None, Hands(world.start, world.start, world.look, full))
+    assert found.ended.endswith("No space left on device") and not found.folder.decided
+    again = loop.run(state.read(tmp_path / "out"), COMMAND, lambda _: None, world.hands)
+    assert [trial.change.remedy for trial in again.kept] == ["loader-workers"]
+
+
+def test_a_job_that_diverges_by_itself_is_said_once(tmp_path: Path) -> None:
+    world = two_faults()
+    world.losses["loader-workers"] = 0.0
+    real = world.prove
+
+    def prove(folder: proofs.ProofFolder, say: Callable[[str], None], until: float) -> Proven:
+        found = real(folder, say, until)
+        return replace(found, loss=replace(found.loss, parity="not finite", first=28))
+
+    folder = state.made(tmp_path / "out", state.TunePlan(COMMAND, pairs=3))
+    found = loop.run(folder, COMMAND, lambda _: None, Hands(world.start, world.start, world.look, prove))
+    assert len(found.folder.trials) == 1 and not found.kept
+    assert found.headline == (
+        "Nothing was changed, and not all was tried: the job diverges by itself, its loss is not finite "
+        "from step 28 on."
+    )
+
+
+def test_what_python_underlines_is_not_quoted(tmp_path: Path) -> None:
+    (tmp_path / "output.txt").write_text("  File 'x.py'\n    f(1)\n    ~^^^\nRuntimeError: no shard\n\n")
+    assert command.last_lines(tmp_path / "output.txt") == "File 'x.py' / f(1) / RuntimeError: no shard"
 
 
 def test_a_job_without_steps_is_told_from_one_without_a_trace(tmp_path: Path) -> None:
