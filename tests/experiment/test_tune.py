@@ -411,6 +411,16 @@ def test_a_job_without_steps_is_told_from_one_without_a_trace(tmp_path: Path) ->
         hands.look(tmp_path / "b", ())
 
 
+def test_a_recording_that_a_full_disk_lost_says_so(tmp_path: Path) -> None:
+    run = run_logs.run(tmp_path / "run", [10.0] * STEPS)
+    (log,) = run.glob(run_folder.STEP_LOGS_OF_RUN)
+    lost = {"kind": "window", "number": 0, "state": "lost", "reason": "only 39 MB are free on the disk"}
+    log.write_text(log.read_text() + json.dumps({**lost, "code": "disk_full"}) + "\n")
+    with pytest.raises(CannotTune, match="were not recorded: only 39 MB are free on the disk") as said:
+        hands.look(run, ())
+    assert said.value.hint == "free some space, or choose an --output on another disk."
+
+
 def test_too_few_workers_are_doubled_up_to_twice_the_cores() -> None:
     workers = changes.CHANGES["loader-workers"].options
     facts = JobFacts(cores=8, ranks=2, loading=2.5)

@@ -42,8 +42,8 @@ def _check(full: Observed, lora: Observed) -> list[Check]:
             _held(lora),
         ),
         Check(
-            f"a 7B model has {FULL_GB:.1f} GB of states, {LORA_GB:.1f} GB with LoRA (formula): only LoRA fits "
-            "into the first of these memories",
+            f"a 7B model has {FULL_GB:.1f} GB of states, {LORA_GB:.1f} GB with LoRA (formula): only "
+            "that fits into the first of these memories",
             "; ".join(over),
             FULL_GB > MEMORIES["96 GB of a GH200"] > LORA_GB,
         ),
