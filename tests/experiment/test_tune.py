@@ -414,6 +414,7 @@ def test_a_job_without_steps_is_told_from_one_without_a_trace(tmp_path: Path) ->
 def test_a_recording_that_a_full_disk_lost_says_so(tmp_path: Path) -> None:
     run = run_logs.run(tmp_path / "run", [10.0] * STEPS)
     (log,) = run.glob(run_folder.STEP_LOGS_OF_RUN)
+    (log.parent / ".window-00000-a0-w000.pt.trace.json.tmp.tmp").write_text('{"traceEvents": [')
     lost = {"kind": "window", "number": 0, "state": "lost", "reason": "only 39 MB are free on the disk"}
     log.write_text(log.read_text() + json.dumps({**lost, "code": "disk_full"}) + "\n")
     with pytest.raises(CannotTune, match="were not recorded: only 39 MB are free on the disk") as said:

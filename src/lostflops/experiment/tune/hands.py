@@ -72,7 +72,7 @@ def prove(folder: ProofFolder, say: Callable[[str], None], until: float) -> Prov
 
 def look(run: Path, words: tuple[str, ...]) -> SeenRun:
     """The first page of a recording, as the loop needs it."""
-    if not list(run.glob(f"{run_folder.NODES}/*.pt.trace.json*")):
+    if not list(run.glob(f"{run_folder.NODES}/[!.]*.pt.trace.json*")):
         raise _unseen(run)
     trace = job.open(run)
     session = Session(trace)
@@ -80,7 +80,7 @@ def look(run: Path, words: tuple[str, ...]) -> SeenRun:
         found = page(trace, session)
         typed = _typed(found, trace)
     if found.budget is None:
-        raise CannotTune(*UNSEEN)
+        raise _unseen(run)
     return SeenRun(found.findings, round(found.budget.mean), found.verdict, _facts(found, run, words), typed)
 
 
