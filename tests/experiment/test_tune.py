@@ -151,7 +151,8 @@ def test_a_starved_job_ends_with_workers_proven(tmp_path: Path) -> None:
     assert found.headline.startswith("40.") or found.headline.startswith("39.")
     assert not found.ended and found.folder.runs == world.starts == 2 + 1 + 6
     text = "\n".join(line for _, line in found.lines())
-    assert "predicted 42.0 % less time (loader=0ms)" in text and "num_workers=4" in text
+    # What to type has the number that was proven, not the example's.
+    assert "predicted 42.0 % less time (loader=0ms)" in text and "num_workers=2" in text
     assert "tokenise-ahead" not in {trial.change.remedy for trial in found.folder.trials}
     shim = found.folder.path / "trial-1" / "shim"
     assert found.command == f'PYTHONPATH={shim}"${{PYTHONPATH:+:$PYTHONPATH}}" {shlex.join(COMMAND)}'
@@ -429,6 +430,19 @@ def test_too_few_workers_are_doubled_up_to_twice_the_cores() -> None:
     assert workers(facts, {"workers": 4}) == {"workers": 8}
     assert workers(facts, {"workers": 8}) is None
     assert workers(JobFacts(cores=1, loading=9.0), {}) == {"workers": 2}
+
+
+def test_what_to_type_has_the_numbers_that_were_proven() -> None:
+    told = changes.with_its_numbers
+    threads = AppliedChange("cpu-threads", {"threads": 3})
+    assert told(threads, "OMP_NUM_THREADS=4 torchrun --nproc-per-node=8\ntorch.set_num_threads(4)") == (
+        "OMP_NUM_THREADS=3 torchrun --nproc-per-node=8\ntorch.set_num_threads(3)"
+    )
+    bucket = AppliedChange("bucket-size", {"mb": 100})
+    assert told(bucket, "DDP(model, bucket_cap_mb=50, x=5)") == "DDP(model, bucket_cap_mb=100, x=5)"
+    workers = AppliedChange("loader-workers", {"workers": 2})
+    assert told(workers, "dataloader_num_workers=4, x=4") == "dataloader_num_workers=2, x=4"
+    assert told(AppliedChange("gc-freeze"), "collect(4)") == "collect(4)"
 
 
 def test_a_launcher_gets_its_option(tmp_path: Path) -> None:

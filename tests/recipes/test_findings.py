@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import polars as pl
 import pytest
 
 from lostflops.finding import Finding
@@ -139,3 +140,19 @@ def test_the_gain_of_pageable_copies_is_unknown_without_their_launches() -> None
     finding = pageable()
     assert (finding.gain, finding.ns_in_steps) == ("unknown", 0)
     assert finding.doubt.startswith("Launches of some copies were not recorded")
+
+
+@pytest.mark.parametrize(
+    ("share", "said"),
+    [
+        (0.25, "cost 25.0 ms of transfer per step (25.0 %)."),
+        (36.9, "queue up: 37 of them are under way at any time."),
+    ],
+)
+def test_small_operations_whose_times_overlap_are_said_to_queue(share: float, said: str) -> None:
+    rows = {
+        "group": ["0"], "kind": ["all-reduce"], "bytes": [16_600], "calls_per_step": [100.0],
+        "per_step": [round(share * 100_000_000)], "step_share": [share],
+    }  # fmt: skip
+    (one,) = named("communication_summary").findings(pl.DataFrame(rows))
+    assert one.claim == f"100 small all-reduce operations of at most 16,600 bytes in group 0 {said}"
