@@ -52,6 +52,7 @@ fuzz: $(DEV)
 acceptance: $(DEV)
 	cd tests && ../.venv/bin/python -m acceptance.run $(ACCEPTANCE)
 	cd tests && ../.venv/bin/python -m acceptance.proved $(PROVED)
+	cd tests && ../.venv/bin/python -m acceptance.tuned --output ../build/tuned $(TUNED)
 
 simulated: $(DEV)
 	cd tests && ../.venv/bin/python -m lab.run $(SIMULATED)

@@ -236,7 +236,8 @@ def _exercises() -> Iterator[str]:
         if one.sides is not None:
             first, second = one.sides
             ranks = f"{one.ranks} rank{'s' if one.ranks > 1 else ''}"
-            yield f"- **It runs:** {first.what}; then {second.what}. {ranks}, {one.steps} steps."
+            size = f"{ranks}, {one.steps} steps." if one.recorded else "It measures itself."
+            yield f"- **It runs:** {first.what}; then {second.what}. {size}"
         yield f"- **Look at:** {one.see}."
         for line in one.expected:
             yield f"- **Expected:** {line}."

@@ -3,8 +3,6 @@
 python real_job.py --fault sleep --times times.json
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import json
@@ -12,26 +10,33 @@ import logging
 import os
 import random
 import time
+from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.utils.checkpoint import checkpoint
+
+import lostflops
+from lostflops.lab.exercises.scripts.model import Wait
 
 STEPS = 22
 OUTLIER = 12
+THREADS = 16  # more than the cores
 EACH_STEP = ("sleep", "loop", "gc", "save", "logging")
 
 
 class Samples(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
     """Random samples; making one takes `ms` of Python."""
 
-    def __init__(self, shape: tuple[int, ...], ms: float) -> None:
-        self.shape, self.ms = shape, ms
+    def __init__(self, shape: tuple[int, ...], ms: float, steps: int) -> None:
+        self.shape, self.ms, self.steps = shape, ms, steps
 
     def __len__(self) -> int:
-        return 8 * STEPS + 8
+        return 8 * self.steps + 8
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         spin(self.ms)
@@ -53,6 +58,46 @@ def mlp(width: int = 1024) -> tuple[nn.Module, tuple[int, ...]]:
     return nn.Sequential(*layers, nn.Linear(width, 10)), (width,)
 
 
+class Again(nn.Module):
+    """A block whose activations are not kept: its forward pass runs again in the backward pass."""
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.block = block
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(self.block, x, use_reentrant=False)  # pyright: ignore
+
+
+def deep(layers: int = 100, width: int = 64) -> tuple[nn.Module, tuple[int, ...]]:
+    """Many small layers: gradients in many small pieces."""
+    body = [layer for _ in range(layers) for layer in (nn.Linear(width, width), nn.GELU())]
+    return nn.Sequential(*body, nn.Linear(width, 10)), (width,)
+
+
+def steady(ms: float, layers: int = 4, width: int = 768) -> tuple[nn.Module, tuple[int, ...]]:
+    """Layers that take a fixed time each, on a machine of any speed and load; twice that backward."""
+    body = [layer for _ in range(layers) for layer in (nn.Linear(width, width), Steady(ms))]
+    return nn.Sequential(*body, nn.Linear(width, 10)), (width,)
+
+
+class Steady(nn.Module):
+    def __init__(self, ms: float) -> None:
+        super().__init__()
+        self.ms = ms
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return Wait.apply(torch.tanh(x), self.ms, 2 * self.ms)  # pyright: ignore
+
+
+def waits_at_once(group: object, bucket: torch.distributed.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Reduces a bucket and waits for it, so that nothing runs beside it."""
+    torch.distributed.all_reduce(bucket.buffer())
+    done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    done.set_result(bucket.buffer().div_(torch.distributed.get_world_size()))
+    return done
+
+
 def cnn() -> tuple[nn.Module, tuple[int, ...]]:
     channels = (3, 24, 32, 32)
     layers: list[nn.Module] = []
@@ -66,8 +111,11 @@ class Job:
 
     def __init__(self, given: argparse.Namespace) -> None:
         self.fault: str = given.fault
+        self.steps: int = given.steps
         self.rank = int(os.environ.get("RANK", 0))
         self.faulty = given.rank is None or given.rank == self.rank
+        if given.fault == "none":
+            self.faulty = False
         self.name: str = given.function
         self.ends: list[float] = []
         self.busy: list[float] = []  # processor time and planned sleep so far, at each step's end
@@ -106,7 +154,10 @@ class Job:
     def train(self, given: argparse.Namespace) -> None:
         torch.manual_seed(0)
         random.seed(0)
-        self.model, shape = cnn() if given.model == "cnn" else mlp()
+        made = {"cnn": cnn, "mlp": mlp, "deep": deep, "steady": lambda: steady(given.layer_ms)}
+        self.model, shape = made[given.model]()
+        if self.fault == "recompute":
+            self.model = nn.Sequential(*(Again(block) for block in self.model))
         if self.fault == "gc":
             self.heap = [{"number": [n]} for n in range(150_000)]
         log = Path(given.times).with_suffix(".log")
@@ -114,7 +165,10 @@ class Job:
         wrapped: nn.Module = self.model
         if "WORLD_SIZE" in os.environ:
             torch.distributed.init_process_group("gloo")
-            wrapped = nn.parallel.DistributedDataParallel(self.model)
+            bucket = 0.01 if self.fault == "buckets" else 1.0 if self.fault == "no-overlap" else None
+            wrapped = nn.parallel.DistributedDataParallel(self.model, bucket_cap_mb=bucket)
+            if self.fault == "no-overlap":
+                wrapped.register_comm_hook(None, waits_at_once)
         if self.fault == "compile":
             torch._dynamo.config.recompile_limit = 1000
             torch._dynamo.config.accumulated_recompile_limit = 1000
@@ -122,36 +176,64 @@ class Job:
         optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-4)
         slow = given.ms if self.fault == "loader" and self.faulty else 0.0
         batch = 8
-        data = torch.utils.data.DataLoader(Samples(shape, slow / batch), batch_size=batch)
+        data = torch.utils.data.DataLoader(Samples(shape, slow / batch, self.steps), batch_size=batch)
         for step, (inputs, labels) in enumerate(data):
-            if step == STEPS:
+            if step == self.steps:
                 break
-            if given.model == "mlp":
+            if given.model == "mlp" and given.micro == 1:
                 inputs, labels = inputs.repeat(12, 1), labels.repeat(12)
             if self.fault == "compile":
                 inputs, labels = inputs[: 96 - step], labels[: 96 - step]
             if self.faulty and (self.fault in EACH_STEP or (self.fault == "outlier" and step == OUTLIER)):
                 self.planted(given.ms)
             optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(wrapped(inputs), labels)
-            loss.backward()
+            for micro in range(given.micro):
+                quiet = nullcontext()
+                if self.fault != "sync-all" and micro + 1 < given.micro and wrapped is not self.model:
+                    quiet = wrapped.no_sync()  # pyright: ignore
+                with quiet:
+                    loss = nn.functional.cross_entropy(wrapped(inputs), labels) / given.micro
+                    loss.backward()
             optimizer.step()
-            self.ends.append(time.perf_counter())
-            self.busy.append(time.process_time() + self.slept)
+            lostflops.log(loss=loss)
+            self.ended()
+
+    def ended(self) -> None:
+        self.ends.append(time.perf_counter())
+        self.busy.append(time.process_time() + self.slept)
+
+    def stages(self, given: argparse.Namespace) -> None:
+        """Two stages of a pipeline, 1F1B; with the fault the last one takes twice as long as the first."""
+        torch.distributed.init_process_group("gloo")
+        module = nn.Sequential(nn.Linear(64, 64), Steady(given.layer_ms * (1 + self.faulty)))
+        device = torch.device("cpu")
+        stage = PipelineStage(module, self.rank, torch.distributed.get_world_size(), device)
+        schedule = Schedule1F1B(stage, given.micro, loss_fn=nn.functional.mse_loss)
+        optimizer = torch.optim.SGD(module.parameters(), lr=1e-4)
+        for _ in range(self.steps):
+            x = torch.ones(2 * given.micro, 64)
+            last = self.rank + 1 == torch.distributed.get_world_size()
+            schedule.step(*(() if self.rank else (x,)), **({"target": x} if last else {}))
+            optimizer.step()
+            optimizer.zero_grad()
+            self.ended()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--fault", default="none")
-    parser.add_argument("--model", default="mlp", choices=("mlp", "cnn"))
+    parser.add_argument("--model", default="mlp", choices=("mlp", "cnn", "deep", "steady", "stages"))
+    parser.add_argument("--layer-ms", type=float, default=5.0, help="forward, of a layer of `steady`")
+    parser.add_argument("--micro", type=int, default=1, help="micro-batches of a step")
+    parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--ms", type=float, default=60.0)
     parser.add_argument("--rank", type=int, help="the only rank with the fault")
     parser.add_argument("--function", default="teach")
     parser.add_argument("--times", required=True, help="where each rank writes what its steps took")
     given = parser.parse_args()
-    torch.set_num_threads(1)
+    torch.set_num_threads(THREADS if given.fault == "threads" else 1)
     job = Job(given)
-    job.train(given)
+    (job.stages if given.model == "stages" else job.train)(given)
     took = {"ends": job.ends, "lost": job.lost, "busy": job.busy}
     Path(f"{given.times}.{job.rank}").write_text(json.dumps(took))
     if torch.distributed.is_available() and torch.distributed.is_initialized():

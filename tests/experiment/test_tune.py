@@ -9,7 +9,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from lostflops.capture.record.recording import StepOn
 from lostflops.cli import main
 from lostflops.experiment import journal
 from lostflops.experiment.proof.proven import Proven
+from lostflops.experiment.proof.running import command
 from lostflops.experiment.proof.running import folder as proofs
 from lostflops.experiment.proof.running import loop as proving
 from lostflops.experiment.proof.running.command import Ended, TimeIsUp
@@ -150,7 +151,8 @@ def test_a_starved_job_ends_with_workers_proven(tmp_path: Path) -> None:
     assert found.headline.startswith("40.") or found.headline.startswith("39.")
     assert not found.ended and found.folder.runs == world.starts == 2 + 1 + 6
     text = "\n".join(line for _, line in found.lines())
-    assert "predicted 42.0 % less time (loader=0ms)" in text and "num_workers=4" in text
+    # What to type has the number that was proven, not the example's.
+    assert "predicted 42.0 % less time (loader=0ms)" in text and "num_workers=2" in text
     assert "tokenise-ahead" not in {trial.change.remedy for trial in found.folder.trials}
     shim = found.folder.path / "trial-1" / "shim"
     assert found.command == f'PYTHONPATH={shim}"${{PYTHONPATH:+:$PYTHONPATH}}" {shlex.join(COMMAND)}'
@@ -328,6 +330,78 @@ def test_a_job_that_fails_by_itself_is_said(tmp_path: Path) -> None:
         loop.run(folder, COMMAND, lambda _: None, Hands(fails, fails, world.look, world.prove))
 
 
+def failing(at: int, world: World) -> Hands:
+    """A job that fails in its proof, as it is, when so many pairs are finished."""
+
+    def prove(folder: proofs.ProofFolder, say: Callable[[str], None], until: float) -> Proven:
+
+        def run(line: str, place: Path, *_: Any, **__: Any) -> Ended:
+            fails = len(folder.pairs) >= at and not world.made(line)
+            place.mkdir(parents=True)
+            (place / run_folder.OUTPUT).write_text("lost the data server\n")
+            if not fails:
+                run_logs.run(place, [100 - 40.0 * bool(world.made(line)) + len(folder.pairs)] * STEPS)
+            return Ended(place, 5 if fails else 0, 1.0)
+
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(proving.command, "run", run)
+            return hands.prove(folder, say, until)
+
+    return Hands(world.start, world.start, world.look, prove)
+
+
+@pytest.mark.parametrize("at", [0, 1], ids=["before the first pair", "after a pair"])
+def test_a_job_that_fails_without_the_change_ends_the_loop_and_not_the_change(
+    at: int, tmp_path: Path
+) -> None:
+    world = World()
+    folder = state.made(tmp_path / "out", state.TunePlan(COMMAND, pairs=3))
+    found = loop.run(folder, COMMAND, lambda _: None, failing(at, world))
+    assert found.headline.startswith("Nothing was changed, and not all was tried: ")
+    assert "The command before the change ended with status 5, after it printed: lost the" in found.headline
+    assert not found.folder.decided and found.folder.pending is not None
+    # When it runs again, the proof goes on.
+    again = loop.run(state.read(tmp_path / "out"), COMMAND, lambda _: None, world.hands)
+    assert [trial.change.remedy for trial in again.kept] == ["loader-workers"]
+
+
+def test_a_disk_that_is_full_during_a_proof_takes_no_change_back(tmp_path: Path) -> None:
+    world = World()
+
+    def full(folder: proofs.ProofFolder, say: Callable[[str], None], until: float) -> Proven:
+        stopped = "Stopped after 0 pairs: 'x' could not be written: No space left on device"
+        return Proven("cannot tell", None, None, "", stopped=stopped, hindered=True)
+
+    folder = state.made(tmp_path / "out", state.TunePlan(COMMAND, pairs=3))
+    found = loop.run(folder, COMMAND, lambda _: None, Hands(world.start, world.start, world.look, full))
+    assert found.ended.endswith("No space left on device") and not found.folder.decided
+    again = loop.run(state.read(tmp_path / "out"), COMMAND, lambda _: None, world.hands)
+    assert [trial.change.remedy for trial in again.kept] == ["loader-workers"]
+
+
+def test_a_job_that_diverges_by_itself_is_said_once(tmp_path: Path) -> None:
+    world = two_faults()
+    world.losses["loader-workers"] = 0.0
+    real = world.prove
+
+    def prove(folder: proofs.ProofFolder, say: Callable[[str], None], until: float) -> Proven:
+        found = real(folder, say, until)
+        return replace(found, loss=replace(found.loss, parity="not finite", first=28))
+
+    folder = state.made(tmp_path / "out", state.TunePlan(COMMAND, pairs=3))
+    found = loop.run(folder, COMMAND, lambda _: None, Hands(world.start, world.start, world.look, prove))
+    assert len(found.folder.trials) == 1 and not found.kept
+    assert found.headline == (
+        "Nothing was changed, and not all was tried: the job diverges by itself, its loss is not finite "
+        "from step 28 on."
+    )
+
+
+def test_what_python_underlines_is_not_quoted(tmp_path: Path) -> None:
+    (tmp_path / "output.txt").write_text("  File 'x.py'\n    f(1)\n    ~^^^\nRuntimeError: no shard\n\n")
+    assert command.last_lines(tmp_path / "output.txt") == "File 'x.py' / f(1) / RuntimeError: no shard"
+
+
 def test_a_job_without_steps_is_told_from_one_without_a_trace(tmp_path: Path) -> None:
     until = time.monotonic() + 60
     with pytest.raises(CannotTune, match="No step of the command was seen") as said:
@@ -338,6 +412,17 @@ def test_a_job_without_steps_is_told_from_one_without_a_trace(tmp_path: Path) ->
         hands.look(tmp_path / "b", ())
 
 
+def test_a_recording_that_a_full_disk_lost_says_so(tmp_path: Path) -> None:
+    run = run_logs.run(tmp_path / "run", [10.0] * STEPS)
+    (log,) = run.glob(run_folder.STEP_LOGS_OF_RUN)
+    (log.parent / ".window-00000-a0-w000.pt.trace.json.tmp.tmp").write_text('{"traceEvents": [')
+    lost = {"kind": "window", "number": 0, "state": "lost", "reason": "only 39 MB are free on the disk"}
+    log.write_text(log.read_text() + json.dumps({**lost, "code": "disk_full"}) + "\n")
+    with pytest.raises(CannotTune, match="were not recorded: only 39 MB are free on the disk") as said:
+        hands.look(run, ())
+    assert said.value.hint == "free some space, or choose an --output on another disk."
+
+
 def test_too_few_workers_are_doubled_up_to_twice_the_cores() -> None:
     workers = changes.CHANGES["loader-workers"].options
     facts = JobFacts(cores=8, ranks=2, loading=2.5)
@@ -345,6 +430,19 @@ def test_too_few_workers_are_doubled_up_to_twice_the_cores() -> None:
     assert workers(facts, {"workers": 4}) == {"workers": 8}
     assert workers(facts, {"workers": 8}) is None
     assert workers(JobFacts(cores=1, loading=9.0), {}) == {"workers": 2}
+
+
+def test_what_to_type_has_the_numbers_that_were_proven() -> None:
+    told = changes.with_its_numbers
+    threads = AppliedChange("cpu-threads", {"threads": 3})
+    assert told(threads, "OMP_NUM_THREADS=4 torchrun --nproc-per-node=8\ntorch.set_num_threads(4)") == (
+        "OMP_NUM_THREADS=3 torchrun --nproc-per-node=8\ntorch.set_num_threads(3)"
+    )
+    bucket = AppliedChange("bucket-size", {"mb": 100})
+    assert told(bucket, "DDP(model, bucket_cap_mb=50, x=5)") == "DDP(model, bucket_cap_mb=100, x=5)"
+    workers = AppliedChange("loader-workers", {"workers": 2})
+    assert told(workers, "dataloader_num_workers=4, x=4") == "dataloader_num_workers=2, x=4"
+    assert told(AppliedChange("gc-freeze"), "collect(4)") == "collect(4)"
 
 
 def test_a_launcher_gets_its_option(tmp_path: Path) -> None:

@@ -155,3 +155,19 @@ def test_ranks_of_a_slice_wait_for_one_that_is_not_among_them() -> None:
     claim = "Rank 5 arrives last in 3 of the collectives of these ranks; 100.0 % of all waiting is for it."
     assert finding.claim == claim
     assert finding.evidence[2:] == ("the others wait 20 ns to 30 ns each",)
+
+
+@pytest.mark.parametrize(
+    ("share", "said"),
+    [
+        (0.25, "cost 25.0 ms of transfer per step (25.0 %)."),
+        (36.9, "queue up: 37 of them are under way at any time."),
+    ],
+)
+def test_small_operations_whose_times_overlap_are_said_to_queue(share: float, said: str) -> None:
+    rows = {
+        "group": ["0"], "kind": ["all-reduce"], "bytes": [16_600], "calls_per_step": [100.0],
+        "per_step": [round(share * 100_000_000)], "step_share": [share],
+    }  # fmt: skip
+    (one,) = named("communication_summary").findings(pl.DataFrame(rows))
+    assert one.claim == f"100 small all-reduce operations of at most 16,600 bytes in group 0 {said}"

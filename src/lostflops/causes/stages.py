@@ -80,7 +80,7 @@ def join_stages(
     after = " and the collectives after them" if in_the_end else ""
     claim = f"Pipeline stages wait {page.share(cost)} for each other in sends, receives{after}."
     claim = claim if after else claim.replace("sends, receives", "sends and receives")
-    evidence = ["receives that spin on the GPU until the other stage sends"] if in_pairs else []
+    evidence = ["receives that last until the other stage sends"] if in_pairs else []
     bound, remedy = ns, ACCOUNTS["idle.pipeline_bubble"].remedy
     if slow is not None:
         claim = f"{slow.says()} Stages wait {page.share(cost)} for each other."

@@ -215,6 +215,8 @@ def test_a_disk_that_is_full_has_its_code_whoever_notices_it() -> None:
     assert reason.of(OSError(errno.ENOSPC, "No space left on device")).code == "disk_full"
     assert reason.of(reason.Lost(reason.DISK_FULL, "only 3 MB are free")).code == "disk_full"
     assert reason.of(OSError(errno.EIO, "Input/output error")).code == "not_written"
+    unfinished = reason.of(FileNotFoundError(errno.ENOENT, "No such file or directory", ".window.tmp"))
+    assert unfinished.code == "not_written" and "the disk is full, or a quota" in unfinished.text
     assert reason.of(RuntimeError("No space left on device")).code == "not_written"
 
 

@@ -46,6 +46,7 @@ class Proven:
     stopped: str = ""  # why there are fewer pairs than planned, where that was no choice
     notes: tuple[str, ...] = ()
     interrupted: bool = False  # by somebody, just now
+    hindered: bool = False  # stopped by what would have stopped it without the change, too
 
     @property
     def ratio(self) -> float | None:

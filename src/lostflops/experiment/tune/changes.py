@@ -8,6 +8,7 @@ step changes no batch.
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -78,6 +79,8 @@ class TunedChange:
     otherwise: str = "it is made already"
     environment: Mapping[str, str] = field(default_factory=dict[str, str])  # `{name}` is an option
     launcher: tuple[str, ...] = ()  # options of torchrun
+    # How a user's code writes an option's number: what stands before it.
+    typed: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
 
     @property
     def is_inside(self) -> bool:
@@ -116,6 +119,7 @@ CHANGES: Mapping[str, TunedChange] = {
         "bit-identical",
         _workers,
         otherwise="more workers than twice the cores do not help",
+        typed={"workers": (r"num_workers\W+", r"num-workers\W+")},
     ),
     "pinned-copies": TunedChange("`DataLoader(pin_memory=True)` inside the process", "bit-identical"),
     "gc-freeze": TunedChange("`gc.freeze()` and `gc.disable()` inside the process", "bit-identical"),
@@ -136,6 +140,7 @@ CHANGES: Mapping[str, TunedChange] = {
         "numerically close",
         _threads,
         environment={"OMP_NUM_THREADS": "{threads}", "MKL_NUM_THREADS": "{threads}"},
+        typed={"threads": (r"OMP_NUM_THREADS=", r"set_num_threads\(")},
     ),
     "gradient-accumulation": TunedChange(
         "DDP sends gradients in the last of {passes} micro-batches, inside the process",
@@ -144,7 +149,10 @@ CHANGES: Mapping[str, TunedChange] = {
         otherwise="a step is one micro-batch, or steps differ in their number",
     ),
     "bucket-size": TunedChange(
-        "`DistributedDataParallel(bucket_cap_mb={mb})` inside the process", "numerically close", _bucket
+        "`DistributedDataParallel(bucket_cap_mb={mb})` inside the process",
+        "numerically close",
+        _bucket,
+        typed={"mb": (r"bucket_cap_mb\W+",)},
     ),
     "fused-optimizer": TunedChange("`fused=True` inside the process", "numerically close"),
     "bf16": TunedChange("`torch.autocast` to bf16 inside the process", "numerically close"),
@@ -161,6 +169,14 @@ def allowed(safety: Safety, most: Safety) -> bool:
 
 def made_how(change: AppliedChange) -> str:
     return CHANGES[change.remedy].how.format(**change.options)
+
+
+def with_its_numbers(change: AppliedChange, text: str) -> str:
+    """What a user types for a remedy, with the numbers that were proven in the place of an example's."""
+    for option, before in CHANGES[change.remedy].typed.items():
+        for pattern in before:
+            text = re.sub(rf"({pattern})\d+", rf"\g<1>{change.options[option]}", text)
+    return text
 
 
 def joined(changes: Sequence[AppliedChange], one: AppliedChange) -> tuple[AppliedChange, ...]:

@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from lostflops import run_folder
+from lostflops.capture.record import outcome
 from lostflops.capture.record.recording import StepOn
-from lostflops.errors import LostflopsError
+from lostflops.errors import LostflopsError, shown
 from lostflops.experiment.proof import starts
 from lostflops.experiment.proof.proven import Proven
 from lostflops.experiment.proof.running import command, loop
@@ -71,16 +72,29 @@ def prove(folder: ProofFolder, say: Callable[[str], None], until: float) -> Prov
 
 def look(run: Path, words: tuple[str, ...]) -> SeenRun:
     """The first page of a recording, as the loop needs it."""
-    if not list(run.glob(f"{run_folder.NODES}/*.pt.trace.json*")):
-        raise CannotTune(*UNSEEN)
+    if not list(run.glob(f"{run_folder.NODES}/[!.]*.pt.trace.json*")):
+        raise _unseen(run)
     trace = job.open(run)
     session = Session(trace)
     with trace.reading():
         found = page(trace, session)
         typed = _typed(found, trace)
     if found.budget is None:
-        raise CannotTune(*UNSEEN)
+        raise _unseen(run)
     return SeenRun(found.findings, round(found.budget.mean), found.verdict, _facts(found, run, words), typed)
+
+
+def _unseen(run: Path) -> CannotTune:
+    """Why nothing was recorded in full, as the first rank that lost it says."""
+    for log in map(outcome.read_log, sorted(run.glob(run_folder.STEP_LOGS_OF_RUN))):
+        for window in log.windows:
+            if not window.get("file"):
+                hint = outcome.WHAT_TO_DO.get(str(window.get("code")), "").removeprefix("Hint: ")
+                why = shown(str(window.get("reason")))
+                return CannotTune(
+                    f"The steps to look at were not recorded: {why}.", f"{hint}." if hint else ""
+                )
+    return CannotTune(*UNSEEN)
 
 
 def _typed(found: Page, trace: Trace) -> dict[str, str]:

@@ -16,7 +16,7 @@ from lostflops.errors import CannotWrite, LostflopsError
 from lostflops.experiment.proof.proven import Proven
 from lostflops.experiment.proof.running import folder as proofs
 from lostflops.experiment.proof.running.command import Ended, TimeIsUp
-from lostflops.experiment.proof.running.loop import Interrupted, interruptible, proven
+from lostflops.experiment.proof.running.loop import Interrupted, JobFails, interruptible, proven
 from lostflops.units import milliseconds
 
 from . import changes
@@ -156,15 +156,22 @@ class _Loop:
         if found.stopped and len(proof.pairs) < proof.plan.pairs and time.monotonic() >= self.until - 1:
             raise _Enough(_time(self.folder))
         kept, why = decided(found, self.folder.plan.safety)
+        if found.hindered and not kept:  # `--resume` goes on with this proof
+            raise _Enough(found.stopped.rstrip("."))
         if found.stopped and not kept:
             why = f"{why}. {found.stopped.rstrip('.')}"
-        return self._said(
+        stays = self._said(
             Decided(
                 trial.number, kept, why, found.verdict, found.ratio, found.low, found.high, found.pairs,
                 found.loss.parity, made or changes.taken_up(place / SHIM).get(trial.change.remedy, []),
                 2 * len(proof.pairs),
             )
         )  # fmt: skip
+        if found.loss.parity == "not finite":  # no change can be checked by such a loss
+            raise _Enough(
+                f"the job diverges by itself, its loss is not finite from step {found.loss.first} on"
+            )
+        return stays
 
     def _said(self, one: Decided) -> bool:
         self.folder.decide(one)
@@ -214,7 +221,8 @@ class _Loop:
         except LostflopsError as error:
             if isinstance(error, CannotWrite):
                 raise
-            return proof, Proven("cannot tell", None, None, "", stopped=error.message)
+            hindered = isinstance(error, JobFails)
+            return proof, Proven("cannot tell", None, None, "", stopped=error.message, hindered=hindered)
 
     def _prove_whole(self) -> None:
         """All changes together against the job as it was: one proof tells it where one change was kept."""

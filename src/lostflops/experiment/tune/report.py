@@ -129,7 +129,7 @@ class TuneReport:
             },
             "made": [] if one is None else one.made,
             "folder": trial.folder,
-            "typed": self._typed(trial.change.remedy),
+            "typed": changes.with_its_numbers(trial.change, self._typed(trial.change.remedy)),
         }
 
     def _typed(self, remedy: str) -> str:
@@ -171,7 +171,7 @@ class TuneReport:
     def _typed_of(self, trial: Trial) -> str:
         found = self._typed(trial.change.remedy)
         if found:
-            return found
+            return changes.with_its_numbers(trial.change, found)
         run = as_argument(self.folder.path / self.folder.recorded[0].run)
         return f"lostflops remedy {trial.change.remedy} {run}"
 

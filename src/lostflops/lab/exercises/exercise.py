@@ -135,6 +135,7 @@ class Exercise:
     commands: Sequence[tuple[str, ...]] = ()
     check_documents: Callable[[Sequence[Any]], list[Check]] | None = None
     steps: int = STEPS
+    recorded: bool = True  # False: the script measures itself, and nothing records it
     needs: tuple[str, ...] = ()  # packages besides torch
 
 

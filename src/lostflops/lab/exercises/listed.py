@@ -1,4 +1,4 @@
-"""All exercises, found in the files of `offered/`."""
+"""All exercises, found in the files of `offered/` and of its folders."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from .exercise import Exercise
 
 def exercises() -> Mapping[str, Exercise]:
     """All exercises by name, in their order."""
-    modules = (import_module(f"{offered.__name__}.{m.name}") for m in pkgutil.iter_modules(offered.__path__))
+    below = pkgutil.walk_packages(offered.__path__, f"{offered.__name__}.")
+    modules = (import_module(module.name) for module in below if not module.ispkg)
     found: list[Exercise] = [module.EXERCISE for module in modules]
     return {one.name: one for one in sorted(found, key=lambda one: one.name)}

@@ -21,6 +21,7 @@ SCRIPTS = "lostflops.lab.exercises.scripts"
 LONGEST = 300.0  # s for one side
 LAST = 3  # lines of a log that an error shows
 SIDES = ("faulty", "fixed")
+OURS = (sys.executable, "-m", "lostflops")
 ABOUT = "run.json"  # beside the recording of a side
 
 Say = Callable[[str], None]
@@ -95,7 +96,7 @@ def command(exercise: Exercise, side: ExerciseSide, device: str, truth: Path | N
         start += ["torch.distributed.run", "--nproc-per-node", str(exercise.ranks), "-m"]
     of_device = ["--device", device] if exercise.script == "train" else []
     told = [] if truth is None else ["--truth", str(truth)]
-    steps = ["--steps", str(exercise.steps)]
+    steps = ["--steps", str(exercise.steps)] if exercise.recorded else []
     return [*start, f"{SCRIPTS}.{exercise.script}", *exercise.words, *side.words, *of_device, *steps, *told]
 
 
@@ -107,16 +108,21 @@ def recorded(
     logs.mkdir(parents=True, exist_ok=True)
     profiler.mkdir(parents=True, exist_ok=True)
     run, truth = profiler / "recording", profiler / "truth.jsonl"
-    first, last = WINDOW
     words = command(exercise, side, device, truth)
-    say(f"recording {side.what}")
-    record = ["record", "--steps", f"{first}-{last}", "--output", str(run), "--", *words]
-    _ours(record, logs)
+    if exercise.recorded:
+        first, last = WINDOW
+        say(f"recording {side.what}")
+        record = ["record", "--steps", f"{first}-{last}", "--output", str(run), "--", *words]
+        _printed([*OURS, *record], logs)
+    else:
+        say(f"running {side.what}")
+        _printed(words, logs)
     said: Mapping[str, Any] = json.loads(truth.read_text().splitlines()[-1])
     about = {"exercise": exercise.name, "side": name, "what": side.what, "command": words, "truth": said}
     _write(profiler / ABOUT, {"lostflops": __version__, **about})
     observed = Observed(run, said)
-    (profiler / "findings.json").write_bytes(document(observed.page))
+    if exercise.recorded:
+        (profiler / "findings.json").write_bytes(document(observed.page))
     return observed
 
 
@@ -130,7 +136,7 @@ def _commands(exercise: Exercise, place: RunFolders, say: Say) -> list[Check]:
         say(f"lostflops {' '.join(words)}")
         target = logs / f"{words[0]}.json"
         writes = words[0] == "bench"
-        printed = _ours([*words, *(["--json", str(target)] if writes else [])], logs)
+        printed = _printed([*OURS, *words, *(["--json", str(target)] if writes else [])], logs)
         if writes:
             documents.append(json.loads(target.read_text()))
         else:
@@ -138,14 +144,13 @@ def _commands(exercise: Exercise, place: RunFolders, say: Say) -> list[Check]:
     return exercise.check_documents(documents)
 
 
-def _ours(words: Sequence[str], logs: Path) -> str:
-    """Run a command of lostflops; what it printed, which is kept in the logs, too."""
+def _printed(words: Sequence[str], logs: Path) -> str:
+    """Run a command; what it printed, which is kept in the logs, too."""
     with (logs / "log.out").open("a+") as out, (logs / "log.err").open("a+") as err:
         at = out.tell()
         try:
             done = subprocess.run(
-                [sys.executable, "-m", "lostflops", *words], stdout=out, stderr=err, check=False,
-                stdin=subprocess.DEVNULL, timeout=LONGEST,
+                list(words), stdout=out, stderr=err, check=False, stdin=subprocess.DEVNULL, timeout=LONGEST
             )  # fmt: skip
         except subprocess.TimeoutExpired as error:
             raise LostflopsError(

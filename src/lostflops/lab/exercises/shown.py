@@ -23,9 +23,12 @@ def device(exercise: Exercise, asked: str | None) -> str:
         gpus = 0
     only_here = exercise.script != "train"
     if asked == "cuda" and (only_here or gpus < exercise.ranks):
-        why = "sleeps in its stages, which a GPU would not see" if only_here else (
-            f"needs {exercise.ranks} GPU{'s' if exercise.ranks > 1 else ''}; this machine has {gpus}"
-        )  # fmt: skip
+        if not exercise.recorded:
+            why = "is about the host"
+        elif only_here:
+            why = "sleeps in its stages, which a GPU would not see"
+        else:
+            why = f"needs {exercise.ranks} GPU{'s' if exercise.ranks > 1 else ''}; this machine has {gpus}"
         raise BadOption(f"Exercise {exercise.name} {why}.", "leave out --device: it runs on the processor.")
     return asked or ("cuda" if gpus >= exercise.ranks and not only_here and exercise.sides else "cpu")
 
@@ -36,9 +39,8 @@ def introduction(exercise: Exercise, device: str, console: Console) -> None:
     console.print(Text(exercise.question))
     if exercise.sides is not None:
         ranks = f"{exercise.ranks} rank{'s' if exercise.ranks > 1 else ''}"
-        console.print(
-            Text(f"\n{ranks} on {device}, {exercise.steps} steps, of which 5 are recorded in full:")
-        )
+        how = f"{ranks} on {device}, {exercise.steps} steps, of which 5 are recorded in full"
+        console.print(Text(f"\n{how if exercise.recorded else 'it measures itself, twice'}:"))
         for label, side in zip(("first", "then"), exercise.sides, strict=True):
             console.print(Text(f"  {label:6}{side.what}"))
     console.print(Text("\nexpected"))
@@ -49,6 +51,9 @@ def introduction(exercise: Exercise, device: str, console: Console) -> None:
 
 def pages(ran: Ran, console: Console) -> None:
     """The first page of each side, and the fix between them."""
+    if not ran.exercise.recorded:
+        console.print(Text(f"\nfix: {ran.exercise.fix}", style="bold"))
+        return
     for number, seen in enumerate(ran.observed):
         if number:
             console.print(Text(f"\nfix: {ran.exercise.fix}", style="bold"))
@@ -74,7 +79,8 @@ def checks(ran: Ran, console: Console) -> None:
         word, style = ("pass", "green") if check.passed else ("FAIL", "bold red")
         console.print(Text.assemble((f"{word}  ", style), check.expected))
         console.print(Text(f"      {check.observed}", style="dim"))
-    busy = next((seen.core_wait for seen in ran.observed if seen.core_wait), "")
+    recorded = ran.observed if ran.exercise.recorded else ()
+    busy = next((seen.core_wait for seen in recorded if seen.core_wait), "")
     if busy:
         console.print(Text(f"\nThis machine was busy; times are not to be trusted: {busy}", style="yellow"))
     good = sum(check.passed for check in ran.checks)

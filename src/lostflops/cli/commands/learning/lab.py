@@ -23,14 +23,21 @@ EXERCISES = {
     "1a-annotate": "Annotate your own ranges (optional)",
     "1b": "fp32 against bf16",
     "1c": "Gradient accumulation",
-    "2a": "ZeRO-2 against ZeRO-3, with FSDP2",
+    "2a": "ZeRO-2 against ZeRO-3",
     "2b": "Communication without overlap",
     "3a": "The bubble of a pipeline",
     "3a-tensor": "Tensor parallelism",
+    "3a-tp-pp": "Tensor and pipeline parallelism together",
+    "dialogue": "A dialogue with and without a persistent KV cache",
     "g1": "LoRA and loader workers",
     "g2": "Activation offload",
+    "g3": "Unified memory: LoRA against full fine-tuning",
     "g4": "fp16 and its loss scale",
     "g5": "FP8",
+    "queries": "Queries over data in host memory",
+    "recommender": "A recommender of three processes",
+    "services": "Three services, and a replica that drifts",
+    "streaming": "Weight streaming over budgets",
 }
 
 
@@ -61,7 +68,7 @@ def run(given: Namespace) -> None:
             print(f"{name:13}{title}")
         print("\nlostflops lab 1a          runs an exercise: two minutes at most")
         print("lostflops lab submit 1a   runs it as a job of Slurm")
-        print("lostflops lab check DIR   holds what it recorded against what must be seen, again")
+        print("lostflops lab check DIR   compares what an exercise recorded with what it expects")
         print("lostflops lab compare DIR says what its fix changed")
         print("lostflops lab simulate    writes the traces of a job that never ran")
         return

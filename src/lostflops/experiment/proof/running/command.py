@@ -163,7 +163,8 @@ def last_lines(path: Path) -> str:
             lines = file.read().decode(errors="replace").splitlines()
     except OSError:
         return ""
-    told = [line.strip() for line in lines if line.strip()]
+    # Python underlines what it quotes of a program: a line of marks alone says nothing.
+    told = [line.strip() for line in lines if line.strip(" ^~\t")]
     return " / ".join(shown(line) for line in told[-LAST_LINES:])
 
 

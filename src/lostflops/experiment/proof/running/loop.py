@@ -32,6 +32,10 @@ class CannotMeasure(LostflopsError):
     """A command that does not run, or whose steps cannot be seen."""
 
 
+class JobFails(CannotMeasure):
+    """The command before the change does not run."""
+
+
 class Interrupted(Exception):
     """Somebody ends the experiment: what is known is to be said."""
 
@@ -51,20 +55,22 @@ def run(folder: ProofFolder, say: Say, rehearse: bool = True, until: float | Non
 
     Raises CannotMeasure when a command fails in its rehearsal or before the first pair is whole.
     """
-    stopped, interrupted = "", False
+    stopped, interrupted, hindered = "", False, False
     try:
         with interruptible():
             if rehearse and not folder.pairs:
                 _rehearse(folder, say)
-            stopped = _run_pairs(folder, say, until)
+            stopped, hindered = _run_pairs(folder, say, until)
     except (KeyboardInterrupt, Interrupted) as error:
         interrupted = True
         stopped = f"Interrupted{f' by {error}' if str(error) else ''} after {_pairs(len(folder.pairs))}."
     except TimeIsUp:
         stopped = f"Stopped after {_pairs(len(folder.pairs))}: the time was up."
     except CannotWrite as error:
-        stopped = f"Stopped after {_pairs(len(folder.pairs))}: {error.message}"
-    found = replace(proven(folder, stopped, ended=True), folder=folder.path, interrupted=interrupted)
+        stopped, hindered = f"Stopped after {_pairs(len(folder.pairs))}: {error.message}", True
+    found = replace(
+        proven(folder, stopped, ended=True), folder=folder.path, interrupted=interrupted, hindered=hindered
+    )
     try:
         folder.end(stopped, found.to_json())
     except CannotWrite as error:
@@ -126,8 +132,11 @@ def _measured(folder: ProofFolder, look: Look) -> _Measured:
     return _Measured(before, after, found, estimate)
 
 
-def _run_pairs(folder: ProofFolder, say: Say, until: float | None) -> str:
-    """Run pairs up to the end of the plan, or until a look says stop; why it stopped before, if it did."""
+def _run_pairs(folder: ProofFolder, say: Say, until: float | None) -> tuple[str, bool]:
+    """Run pairs up to the end of the plan, or until a look says stop.
+
+    Why it stopped before, if it did, and whether it was the command before the change that failed.
+    """
     plan = folder.paired
     looks = {look.pairs: look for look in plan.looks}
     extended = plan.pairs + sum(plan.more)
@@ -139,8 +148,9 @@ def _run_pairs(folder: ProofFolder, say: Say, until: float | None) -> str:
             if ended.failed:
                 why = f"The command {_named(side)} {ended.said()}"
                 if not folder.pairs:
-                    raise CannotMeasure(f"{why}.", f"{shown(ended.run)} holds what it printed.")
-                return f"Stopped after {_pairs(len(folder.pairs))}. {why}."
+                    kind = JobFails if side == SIDES[0] else CannotMeasure
+                    raise kind(f"{why}.", f"{shown(ended.run)} holds what it printed.")
+                return f"Stopped after {_pairs(len(folder.pairs))}. {why}.", side == SIDES[0]
             if not folder.pairs:
                 _seen(ended, side, folder)
             runs[side] = ended.run
@@ -151,14 +161,15 @@ def _run_pairs(folder: ProofFolder, say: Say, until: float | None) -> str:
         except LostflopsError as error:
             if not folder.pairs:
                 raise
-            return f"Stopped after {_pairs(len(folder.pairs))}. Pair {number} is not whole: {error.message}"
+            why = f"Pair {number} is not whole: {error.message}"
+            return f"Stopped after {_pairs(len(folder.pairs))}. {why}", False
         look = looks.get(len(folder.pairs))
         if look and not plan.more and len(folder.pairs) < plan.pairs:
             found = _measured(folder, look).estimate
             if paired.stops(found, plan.see):
                 say(f"sure after {_pairs(len(folder.pairs))}")
                 break
-    return ""
+    return "", False
 
 
 def _keep(folder: ProofFolder, number: int, runs: dict[str, Path], say: Say) -> None:

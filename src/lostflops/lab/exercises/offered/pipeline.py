@@ -12,7 +12,7 @@ def formula(microbatches: int) -> float:
     return (STAGES - 1) / (microbatches + STAGES - 1)
 
 
-def _bubble(seen: Observed) -> float:
+def bubble(seen: Observed) -> float:
     """The same as the job measured it: what of its step its own stage does not work."""
     return 1 - seen.truth["work_ms"] / seen.truth["step_ms"]
 
@@ -27,8 +27,8 @@ def _check(few: Observed, many: Observed) -> list[Check]:
     return [
         Check(
             f"with {FEW} microbatches stages idle for at least {formula(FEW):.0%} of a step, by the formula",
-            f"{_bubble(few):.1%} by the job's clock",
-            _bubble(few) >= formula(FEW) - 0.01,
+            f"{bubble(few):.1%} by the job's clock",
+            bubble(few) >= formula(FEW) - 0.01,
         ),
         Check(
             "the first finding is that stages wait for each other",

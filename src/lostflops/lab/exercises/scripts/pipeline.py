@@ -1,7 +1,9 @@
 # pyright: basic
-"""A model in two stages, one a rank, with microbatches in the order 1F1B: the bubble can be seen and counted.
+"""A model in two stages with microbatches in the order 1F1B: the bubble can be seen and counted.
 
 torchrun --nproc-per-node 2 -m lostflops.lab.exercises.scripts.pipeline --microbatches 4
+
+With `--tp 2`, on four ranks, each stage has layers that are split over two ranks.
 """
 
 from __future__ import annotations
@@ -16,11 +18,14 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
-from lostflops.lab.exercises.scripts.model import Wait
+from lostflops.lab.exercises.scripts.model import MODELS, Block, Wait
+from lostflops.lab.exercises.scripts.tensor import split_blocks
 
 WIDTH = 64
+SHAPE, LENGTH, LAYERS = MODELS["llama-tiny"], 32, 2  # of a stage whose layers are split
 
 
 class Stage(nn.Module):
@@ -34,9 +39,24 @@ class Stage(nn.Module):
         return Wait.apply(torch.tanh(self.linear(x)), self.ms, 2 * self.ms)  # pyright: ignore
 
 
+class SplitStage(nn.Module):
+    """Some layers of a Transformer over the ranks of a mesh, and a fixed time as in `Stage`."""
+
+    def __init__(self, mesh: DeviceMesh, ms: float) -> None:
+        super().__init__()
+        self.blocks, self.ms = nn.ModuleList(Block(SHAPE, 0.0) for _ in range(LAYERS)), ms
+        split_blocks(self.blocks, mesh, shared=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return Wait.apply(x, self.ms, 2 * self.ms)  # pyright: ignore
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--microbatches", type=int, default=4)
+    parser.add_argument("--tp", type=int, default=1, help="ranks of each stage")
     parser.add_argument("--stage-ms", type=float, default=15.0)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--truth", type=Path)
@@ -44,16 +64,20 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     dist.init_process_group("gloo")
-    rank, world = dist.get_rank(), dist.get_world_size()
-    module = Stage(given.stage_ms)
-    stage = PipelineStage(module, rank, world, torch.device("cpu"))
+    rank, stages = dist.get_rank(), dist.get_world_size() // given.tp
+    mesh = init_device_mesh("cpu", (stages, given.tp), mesh_dim_names=("pp", "tp"))
+    at = mesh.get_local_rank("pp")
+    module = SplitStage(mesh["tp"], given.stage_ms) if given.tp > 1 else Stage(given.stage_ms)
+    group = mesh["pp"].get_group() if given.tp > 1 else None
+    stage = PipelineStage(module, at, stages, torch.device("cpu"), group=group)
+    of_one = (LENGTH, SHAPE.hidden) if given.tp > 1 else (WIDTH,)
     schedule = Schedule1F1B(stage, given.microbatches, loss_fn=nn.functional.mse_loss)
     optimizer = torch.optim.SGD(module.parameters(), lr=1e-3)
     times: list[float] = []
     for _ in range(given.steps):
         began = time.perf_counter()
-        x = torch.randn(2 * given.microbatches, WIDTH)
-        first, last = rank == 0, rank == world - 1
+        x = torch.randn(2 * given.microbatches, *of_one)
+        first, last = at == 0, at == stages - 1
         given_to_last = {"target": torch.zeros_like(x)} if last else {}
         schedule.step(*((x,) if first else ()), **given_to_last)  # pyright: ignore
         optimizer.step()
@@ -62,7 +86,7 @@ def main() -> None:
     if given.truth is not None and rank == 0:
         steps = sorted(times[2:])
         said = {
-            "world": world,
+            "world": dist.get_world_size(),
             "microbatches": given.microbatches,
             "work_ms": 3 * given.stage_ms * given.microbatches,
             "step_ms": 1000 * steps[len(steps) // 2],

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -24,14 +24,18 @@ def split(model: nn.Module, device: str, shared: bool) -> nn.Module:
     Embedding, norms and head stay whole. `shared`: the projections of one input add their gradients up before
     they are reduced. Otherwise each reduces its own: 5 all-reduces in the backward of a layer for 2.
     """
-    ranks = dist.get_world_size()
-    mesh = init_device_mesh(device, (ranks,))
+    blocks: nn.Module = model.blocks  # pyright: ignore
+    split_blocks(blocks, init_device_mesh(device, (dist.get_world_size(),)), shared)
+    return model
+
+
+def split_blocks(blocks: nn.Module, mesh: DeviceMesh, shared: bool) -> None:
+    """Split each of these blocks over the ranks of a mesh."""
     plan: dict[str, ParallelStyle] = {name: ColwiseParallel() for name in COLUMNS}
     plan |= {name: RowwiseParallel() for name in ROWS}
     if shared:
         whole = {"output_layouts": (Replicate(),), "desired_output_layouts": (Replicate(),)}
         plan |= {norm: PrepareModuleOutput(**whole, use_local_output=False) for norm in ("norm1", "norm2")}
-    for block in model.blocks:  # pyright: ignore
-        block.heads, block.kv_heads = block.heads // ranks, block.kv_heads // ranks
+    for block in blocks.children():
+        block.heads, block.kv_heads = block.heads // mesh.size(), block.kv_heads // mesh.size()  # pyright: ignore
         parallelize_module(block, mesh, plan)
-    return model

@@ -11,7 +11,7 @@ import json
 import os
 import sys
 import time
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -57,9 +57,10 @@ def options(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--layer-ms", type=float, default=0.0, help="time of a layer forward; twice backward")
     parser.add_argument("--mixed-precision", default="no", choices=PRECISIONS)
     parser.add_argument("--loss-scale", type=float, default=65536.0, help="where fp16's search begins")
-    parser.add_argument("--parallel", default="ddp", choices=("ddp", "fsdp2", "tensor"))
+    parser.add_argument("--parallel", default="ddp", choices=("ddp", "fsdp2", "deepspeed", "tensor"))
     parser.add_argument("--own-inputs", action="store_true", help="each projection reduces alone (tensor)")
     parser.add_argument("--offload", action="store_true", help="saved tensors wait in host memory")
+    parser.add_argument("--managed", action="store_true", help="on a GPU: all of it in unified memory")
     parser.add_argument("--bucket-mb", type=float, default=1.0)
     parser.add_argument("--no-overlap", action="store_true")
     parser.add_argument("--stage2", action="store_true", help="keep gathered weights until after backward")
@@ -85,6 +86,8 @@ def wrapped(model: nn.Module, given: argparse.Namespace) -> nn.Module:
         from lostflops.lab.exercises.scripts.tensor import split
 
         return split(model, given.device, not given.own_inputs)
+    if given.parallel == "deepspeed":
+        return model  # its engine needs the optimizer
     if given.parallel == "fsdp2":
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
@@ -120,6 +123,12 @@ class TrainingJob:
         self.given = given
         shape = MODELS[given.model]
         torch.manual_seed(0)
+        self.managed: Any = None
+        self.memory = ExitStack()  # what is allocated until it is closed lies in unified memory, if asked for
+        if given.managed and given.device == "cuda":
+            from lostflops import optimize
+
+            self.managed = self.memory.enter_context(optimize.managed(prefer="gpu"))
         model = Transformer(shape, given.layer_ms).to(given.device)
         if given.lora:
             add_lora(model)
@@ -129,6 +138,11 @@ class TrainingJob:
             model.bfloat16()
         self.model = wrapped(model, given)
         self.optimizer = torch.optim.AdamW([p for p in self.model.parameters() if p.requires_grad], lr=1e-5)
+        self.engine: Any = None
+        if given.parallel == "deepspeed":
+            from lostflops.lab.exercises.scripts.zero import engine
+
+            self.model = self.engine = engine(model, self.optimizer, given)
         samples = MadeUpSamples(shape.vocabulary, given.seq, given.input_ms, not given.no_ranges)
         workers = given.dataloader_workers
         self.batches = iter(
@@ -143,7 +157,7 @@ class TrainingJob:
         return nullcontext() if self.given.no_ranges else record_function(name)
 
     def train(self) -> None:
-        with self.remedy if self.given.offload else nullcontext():
+        with self.memory, self.remedy if self.given.offload else nullcontext():
             self.steps()
 
     def steps(self) -> None:
@@ -154,7 +168,8 @@ class TrainingJob:
             for micro in range(self.given.gradient_accumulation_steps):
                 waited += self.microbatch(last=micro + 1 == self.given.gradient_accumulation_steps)
             # `lostflops record` marks steps and the optimizer, at whose end a step ends.
-            (self.remedy if self.given.mixed_precision == "fp16" else self.optimizer).step()
+            scaled = self.remedy if self.given.mixed_precision == "fp16" else None
+            (self.engine or scaled or self.optimizer).step()
             self.input_s.append(waited)
             self.step_s.append(time.perf_counter() - began)
 
@@ -176,8 +191,21 @@ class TrainingJob:
                 loss = functional.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
             self.losses.append(loss.detach())
             # `lostflops record` marks the backward.
-            (self.remedy.backward(loss) if self.given.mixed_precision == "fp16" else loss.backward())
+            if self.engine is not None:
+                self.engine.backward(loss)
+            else:
+                (self.remedy.backward(loss) if self.given.mixed_precision == "fp16" else loss.backward())
         return waited
+
+    def states(self) -> dict[str, int]:
+        """Bytes that live from step to step: of weights, their gradients, and what the optimizer keeps."""
+        kept = [one for state in self.optimizer.state.values() for one in state.values()]
+        weights = list(self.model.parameters())
+        return {
+            "weights": sum(p.nbytes for p in weights),
+            "gradients": sum(p.grad.nbytes for p in weights if p.grad is not None),
+            "optimizer": sum(t.nbytes for t in kept if t.numel() > 1),  # without its count of steps
+        }
 
     def truth(self) -> dict[str, object]:
         """What is true of this run: sizes, options, and medians of the steps after the first two."""
@@ -193,6 +221,8 @@ class TrainingJob:
             "python": sys.version.split()[0],
             "world": dist.get_world_size() if dist.is_initialized() else 1,
             "losses": [float(loss) for loss in self.losses],
+            "states": self.states() if self.given.parallel == "ddp" else None,
+            "managed": self.managed.report().to_json() if self.managed is not None else None,
             "remedy": self.remedy.report().to_json() if self.remedy is not None else None,
         }
 

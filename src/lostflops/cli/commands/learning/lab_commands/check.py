@@ -1,4 +1,4 @@
-"""Hold what an exercise recorded against what it expects, once more.
+"""Compare what an exercise recorded with what it expects.
 
     lostflops lab check lab-runs/1a
 

@@ -20,11 +20,17 @@ def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
 def run(given: Namespace) -> None:
     from rich.console import Console
 
+    from lostflops.errors import BadOption
     from lostflops.experiment.difference.compare import difference
     from lostflops.lab.exercises import shown
     from lostflops.lab.exercises.kept import KeptExercise
 
     kept = KeptExercise.at(given.folder)
+    if not kept.exercise.recorded:
+        raise BadOption(
+            f"Exercise {kept.exercise.name} measures itself: there are no recordings to compare.",
+            "`lostflops lab check` shows both sides.",
+        )
     faulty, fixed = kept.observed
     found = difference(faulty.trace, fixed.trace, (str(faulty.run), str(fixed.run)))
     console = Console()

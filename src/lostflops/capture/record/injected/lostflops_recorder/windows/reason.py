@@ -15,6 +15,9 @@ OTHER_WINDOW = "other_window"
 JOB_ENDED = "job_ended"  # a window is lost by it when no step of it was whole
 MEMORY = "memory"  # the process grew too much while it was recorded
 DISK_FULL = "disk_full"
+UNFINISHED = (
+    "PyTorch's profiler did not finish its file: the disk is full, or a quota or a limit on files is reached"
+)
 NOT_WRITTEN = "not_written"
 NSYS = "nsys"  # nsys was started for fewer windows, or did not answer
 FAULT = "fault"  # of ours
@@ -49,5 +52,7 @@ def of(error: Exception) -> Reason:
     """Of what went wrong as a window was written."""
     if isinstance(error, Lost):
         return error.reason
+    if isinstance(error, FileNotFoundError):  # it leaves a part under another name, and raises nothing
+        return Reason(NOT_WRITTEN, UNFINISHED)
     full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
     return Reason(DISK_FULL if full else NOT_WRITTEN, str(error))

@@ -1,0 +1,1 @@
+"""Exercises with workloads beside training: one file each."""

@@ -1,0 +1,1 @@
+"""Small workloads beside training: a script each, which writes what is true of its run."""

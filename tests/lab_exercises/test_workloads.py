@@ -1,0 +1,148 @@
+"""The lab's workloads beside training: their checks hold for the real scripts, and fail where they must."""
+
+from __future__ import annotations
+
+import json
+import sys
+from copy import deepcopy
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lostflops.errors import LostflopsError
+from lostflops.lab.exercises import running, shown
+from lostflops.lab.exercises.exercise import Observed
+from lostflops.lab.exercises.listed import exercises
+from lostflops.lab.exercises.offered.workloads import dialogue, queries, recommender, services, streaming
+
+
+def ran(name: str, place: Path, *words: str) -> Observed:
+    """What the script of an exercise says of itself, run in this process."""
+    place.mkdir(parents=True, exist_ok=True)
+    truth = place / "truth.jsonl"
+    module = import_module(f"{running.SCRIPTS}.workloads.{name}")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(sys, "argv", [name, *words, "--truth", str(truth)])
+        module.main()
+    return Observed(place / "recording", json.loads(truth.read_text()))
+
+
+def passed(name: str, *sides: Observed) -> list[bool]:
+    check = exercises()[name].check
+    assert check is not None
+    return [one.passed for one in check(*sides)]
+
+
+def but(seen: Observed, **truth: Any) -> Observed:
+    return Observed(seen.run, {**deepcopy(dict(seen.truth)), **truth})
+
+
+def test_a_resumed_dialogue_computes_what_is_new_in_it_and_answers_the_same(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    again, kept = (
+        ran("dialogue", tmp_path / name, *words) for name, words in (("again", ()), ("kept", ("--keep",)))
+    )
+    assert passed("dialogue", again, kept) == [True] * 6
+    assert dialogue.KEPT * 6 < dialogue.ALONE
+    # A cache that is never asked computes everything, and other answers are no answers.
+    report = {**kept.truth["cache"], "shared_bytes": 0, "evicted_bytes": 1}
+    wrong = but(kept, turns=again.truth["turns"], dialogues={}, cache=report)
+    assert passed("dialogue", again, wrong) == [False, True, False, False, False, True]
+
+
+def test_a_streamed_model_moves_what_is_not_resident_once_per_pass(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    least = ran("streaming", tmp_path / "least", "--budgets", "0", "--passes", "3")
+    more = ran("streaming", tmp_path / "more", "--budgets", "0.5,0.75,1", "--passes", "3")
+    assert passed("streaming", least, more) == [True] * 6
+    twice = deepcopy(least.truth["budgets"])
+    twice[0]["report"]["bytes_in"] *= 2
+    twice[0]["same"] = False
+    assert passed("streaming", but(least, budgets=twice), more)[:2] == [False, False]
+    assert not passed("streaming", more, least)[-1]
+    assert streaming.EXERCISE.recorded is False
+
+
+def test_queries_move_the_bytes_of_their_columns_and_two_engines_agree(tmp_path: Path) -> None:
+    pytest.importorskip("duckdb")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(queries, "ROWS", 5_000)
+        words = ("--rows", "5000", "--repeats", "1")
+        whole = ran("queries", tmp_path / "all", *words, "--columns", "all")
+        needed = ran("queries", tmp_path / "needed", *words)
+        assert passed("queries", whole, needed) == [True] * 7
+        wrong = deepcopy(needed.truth["queries"])
+        wrong[0] |= {"same": False, "result": [[1]]}
+        assert passed("queries", needed, but(whole, queries=wrong))[:4] == [False, False, False, True]
+        assert not any(passed("queries", needed, whole)[2:4])
+
+
+def waits(candidates: list[float], worked: float) -> Observed:
+    """Requests that wait so long in front of the second stage, and nowhere else."""
+    count = len(candidates)
+    other = {"waited": [0.1] * count, "worked": [5.0] * count}
+    stages = {
+        "features": other,
+        "candidates": {"waited": candidates, "worked": [worked] * count},
+        "ranking": other,
+    }
+    return Observed(
+        Path(), {"stages": stages, "whole": [w + worked for w in candidates], "ranked": [[1]] * count}
+    )
+
+
+def test_a_stage_slower_than_requests_arrive_is_found_by_their_waits(tmp_path: Path) -> None:
+    count = recommender.REQUESTS
+    scan = waits([5.0 * n for n in range(count)], 30.0)
+    index = waits([1.0] * count, 10.0)
+    assert passed("recommender", scan, index) == [True] * 5
+    assert passed("recommender", but(index, ranked=[]), scan) == [True, False, True, False, False]
+    assert [recommender.percentile([3.0, 1.0, 2.0, 4.0], share) for share in (0.5, 0.51, 1.0)] == [2, 3, 4]
+    # The processes pass each request on, in order, and all three answer it.
+    real = ran("recommender", tmp_path, "--requests", "8", "--every-ms", "2", "--stage-ms", "0,6,0")
+    assert len(real.truth["whole"]) == 8 and all(len(best) == 5 for best in real.truth["ranked"])
+    assert recommender.slowest(real) == "candidates"
+
+
+def test_the_watch_names_the_replica_that_drifts(tmp_path: Path) -> None:
+    words = ("--replicas", "3", "--ms", "4")
+    drifting = ran("services", tmp_path / "drift", *words, "--drift", "2")
+    found = services.watched(drifting)
+    assert found and {one.rank for one in found} == {services.DRIFTS}
+    assert found[0].step is not None and 110 <= found[0].step <= 150
+    assert len(drifting.truth["answers"]) == 600
+    # With itself for the healthy side, the last check fails: a replica is named there, too.
+    assert passed("services", drifting, drifting) == [True, True, True, True, False]
+
+
+def test_an_exercise_that_measures_itself_runs_is_checked_again_and_has_nothing_to_compare(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from lostflops import cli
+
+    truths = iter(("all", "needed"))
+
+    def printed(words: list[str], logs: Path) -> str:
+        at = Path(words[words.index("--truth") + 1])
+        rows = [
+            {"query": name, "bytes": queries.ROWS * sum(queries.ROW[c] for c in columns), "polars_s": 1.0}
+            | {"duckdb_s": 2.0, "same": True, "result": [[1]]}
+            for name, columns in queries.NEEDED.items()
+        ]
+        if next(truths) == "all":
+            rows = [{**row, "bytes": queries.ROWS * sum(queries.ROW.values())} for row in rows]
+        at.write_text(json.dumps({"queries": rows}) + "\n")
+        return ""
+
+    monkeypatch.setattr(running, "_printed", printed)
+    monkeypatch.setattr(running, "find_spec", lambda name: name)
+    assert cli.main(["lab", "queries", "--output", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert "it measures itself, twice" in said and "7 of 7 observations are as expected" in said
+    assert cli.main(["lab", "check", str(tmp_path / "queries")]) == 0
+    assert cli.main(["lab", "compare", str(tmp_path / "queries")]) == 2
+    assert "measures itself: there are no recordings to compare" in capsys.readouterr().err
+    with pytest.raises(LostflopsError, match="is about the host"):
+        shown.device(exercises()["services"], "cuda")
