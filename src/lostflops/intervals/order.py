@@ -102,7 +102,7 @@ def runs(*keys: Int) -> list[Int]:
 
 def scattered(group: Int) -> bool:
     """Whether the rows of a group stand apart."""
-    return np.count_nonzero(group[1:] != group[:-1]) > len(group) // IN_ROWS
+    return bool(np.count_nonzero(group[1:] != group[:-1]) > len(group) // IN_ROWS)
 
 
 def running_most(values: Int, group: Int) -> Int:
