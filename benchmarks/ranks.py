@@ -1,12 +1,13 @@
 """How what `lostflops why` takes grows with the ranks of a job.
 
-    .venv/bin/python benchmarks/ranks.py --ranks 8 64 256 1024 [--steps 4] [--layers 8] [--jobs FOLDER]
+    .venv/bin/python benchmarks/ranks.py --ranks 8 64 256 1024 [--steps 15] [--layers 8] [--jobs FOLDER]
 
-Jobs of two tensor-parallel ranks, four stages and replicas are simulated, a trace per rank; simulating them
-is not measured. Each is asked for its page from an empty store, then again from what was kept. Processor time
-is that of the command with all processes that it starts: a busy machine changes it least. Memory is added up
-over the processes that live at one time. With `--jobs`, simulated jobs are kept in that folder, and taken
-from there. `--write` puts the table into benchmarks/README.md.
+Jobs of two tensor-parallel ranks, four stages and replicas are simulated, a trace of about 100,000 events per
+rank. That takes about a second of processor time a rank, and is not measured. Each job is asked for its page
+from an empty store, then again from what was kept. Processor time is that of the command with all processes
+that it starts: a busy machine changes it least. Memory is added up over the processes that live at one time.
+With `--jobs`, simulated jobs are kept in that folder, and taken from there. `--write` puts the table into
+benchmarks/README.md.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ def summary(found: list[Measured], whole: Measured | None) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--ranks", type=int, nargs="+", default=[8, 64, 256], help="multiples of 8")
-    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=15, help="15: about 100,000 events a rank")
     parser.add_argument("--layers", type=int, default=8, help="of the model")
     parser.add_argument("--jobs", type=Path, help="keep simulated jobs here")
     parser.add_argument("--write", action="store_true", help="put the table into benchmarks/README.md")
@@ -113,6 +114,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as passing:
         folder: Path = given.jobs or Path(passing)
         folder.mkdir(parents=True, exist_ok=True)
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # what is installed has its bytecode
         lostflops("--help")  # the first start meets code that is not compiled yet
         found = list[Measured]()
         for ranks in sorted(given.ranks):

@@ -15,7 +15,7 @@ KEPT_BYTES = 64 << 20  # of freed memory, at most
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # mallopt's names for them, in <malloc.h>
 
 # Polars' allocator reads this when Polars is loaded.
-COLUMNS, FOR_SECONDS = "_RJEM_MALLOC_CONF", 10
+COLUMNS, FOR_SECONDS = "_RJEM_MALLOC_CONF", 3
 
 _ours = False
 

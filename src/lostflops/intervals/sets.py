@@ -32,7 +32,7 @@ def union(frame: pl.LazyFrame, by: Sequence[str] = ()) -> pl.LazyFrame:
         start, reach = rows["start"].to_numpy()[order], rows["end"].to_numpy()[order]
         opens = changes(rows, keys, order)
         # In the order of their starts, an interval opens a new one when none before it reaches its start.
-        reach = running_most(reach, np.cumsum(opens))
+        reach = running_most(reach, np.cumsum(opens, dtype=np.int64))
         opens[1:] |= start[1:] > reach[:-1]
         at = np.flatnonzero(opens)
         closes = np.append(at[1:], len(start)) - 1

@@ -21,7 +21,7 @@ from lostflops.store.answers import Answers
 from lostflops.store.trace import Trace
 from lostflops.tables import TABLES
 
-from .batches import Given, answered, groups
+from .batches import Given, Group, answered, groups
 from .engine import engine_for
 
 
@@ -173,10 +173,13 @@ class Session:
         parts = groups(self.trace) if wanted.scope == "rank" else [None]
         if len(parts) == 1:
             return answered(wanted, self.trace, given, parts[0], options)
+
+        def said(group: Group | None) -> pl.DataFrame:
+            return answered(wanted, self.trace, given, group, options)
+
         # While one part waits for Python, another computes.
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            said = pool.map(lambda group: answered(wanted, self.trace, given, group, options), parts)
-            return pl.concat(said, rechunk=True)
+            return pl.concat(pool.map(said, parts), rechunk=True)
 
     def _lacking(self, wanted: Recipe) -> Skipped | None:
         """Why the recipe cannot be answered, where tables that it or what it reads needs are not there.
