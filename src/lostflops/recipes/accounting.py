@@ -26,6 +26,7 @@ from functools import cache
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from lostflops import accounts, intervals
@@ -486,7 +487,7 @@ def _host_claims(
     """What these host threads did: rank, thread, start, end and `_layer`, the place of the account in
     `CLAIMING`; one row of the host may be in several."""
     parts: list[pl.DataFrame] = []
-    codes: list[Int] = []
+    codes: list[npt.NDArray[np.int16]] = []
 
     def claim(account: str, some: pl.DataFrame) -> None:
         parts.append(some.select(columns))
