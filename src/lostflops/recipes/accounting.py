@@ -23,7 +23,7 @@ there are calls of communication, in which the thread waits, and the framework's
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -485,7 +485,7 @@ def _host_claims(
     """What these host threads did: rank, thread, start, end and `_layer`, the place of the account in
     `CLAIMING`; one row of the host may be in several."""
     parts: list[pl.DataFrame] = []
-    codes: list[npt.NDArray[Any]] = []
+    codes: list[npt.NDArray[np.int16]] = []
 
     def claim(account: str, some: pl.DataFrame) -> None:
         parts.append(some.select(columns))

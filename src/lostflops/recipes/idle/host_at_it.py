@@ -32,8 +32,7 @@ def host_at_it(
             asked,
         )
     )
-    spans, asked = pl.collect_all([spans, steps])
-    spans, steps = spans.lazy(), asked.lazy()
+    spans, steps = (frame.lazy() for frame in pl.collect_all([spans, steps]))
     here = intervals.inside(steps, intervals.union(spans, ["_lane"]), {"host": pl.lit(True)}, by="_lane")
     unknown = _unrecorded(ranks).join(steps.select("_code").unique(), how="cross")
     anywhere = pl.concat([frame.select("_code", "start", "end") for frame in (spans, unknown)])
