@@ -43,7 +43,7 @@ class LayerArguments:
         seen.add(id(inside))
         if type(inside) in _CONTAINERS:
             self._held.append((inside, inside.copy()))
-        for each in inside.values() if isinstance(inside, dict) else inside:
+        for each in cast("Any", inside.values() if hasattr(inside, "values") else inside):
             self._look_into(each, seen)
 
     @contextmanager
@@ -70,5 +70,5 @@ class LayerArguments:
 def _inside(value: Any) -> Any:
     """What holds the parts of a value; None for what has none."""
     if is_dataclass(value) and hasattr(value, "__dict__"):
-        return None if isinstance(value, type) else vars(cast("Any", value))
-    return value if isinstance(value, (*_CONTAINERS, tuple)) else None
+        return None if isinstance(value, type) else cast("Any", vars(cast("Any", value)))
+    return cast("Any", value) if isinstance(value, (*_CONTAINERS, tuple)) else None
