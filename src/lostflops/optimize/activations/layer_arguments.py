@@ -43,7 +43,7 @@ class LayerArguments:
         seen.add(id(inside))
         if type(inside) in _CONTAINERS:
             self._held.append((inside, inside.copy()))
-        for each in inside.values() if hasattr(inside, "values") else inside:
+        for each in inside.values() if issubclass(type(inside), dict) else inside:
             self._look_into(each, seen)
 
     @contextmanager
