@@ -37,17 +37,13 @@ class LayerArguments:
         if isinstance(value, torch.Tensor):
             self._tensors.append((value, version_of(value)))
             return
-        inside: Any = value
-        if is_dataclass(value) and not isinstance(value, type) and hasattr(value, "__dict__"):
-            inside = vars(value)
-        elif not isinstance(value, (*_CONTAINERS, tuple)):
+        inside = _inside(value)
+        if inside is None or id(inside) in seen:
             return
-        if id(value) in seen:
-            return
-        seen.add(id(value))
+        seen.add(id(inside))
         if type(inside) in _CONTAINERS:
             self._held.append((inside, inside.copy()))
-        for each in cast("Any", inside.values() if isinstance(inside, dict) else inside):
+        for each in inside.values() if issubclass(type(inside), dict) else inside:
             self._look_into(each, seen)
 
     @contextmanager
@@ -69,3 +65,10 @@ class LayerArguments:
         finally:
             for each, were in now:
                 fill(each, were)
+
+
+def _inside(value: Any) -> Any:
+    """What holds the parts of a value; None for what has none."""
+    if is_dataclass(value) and hasattr(value, "__dict__"):
+        return None if isinstance(value, type) else cast("Any", vars(cast("Any", value)))
+    return cast("Any", value) if isinstance(value, (*_CONTAINERS, tuple)) else None

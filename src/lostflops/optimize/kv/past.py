@@ -220,9 +220,8 @@ def _classes() -> dict[str, Any]:
 
     def reduce(self: Any) -> Any:
         """Pickled, and copied, as a layer of transformers whose keys and values are there."""
-        state = {
-            name: value for name, value in vars(self).items() if name not in ("arrive", "_keys", "_values")
-        }
+        held = cast("dict[str, Any]", vars(self))
+        state = {key: value for key, value in held.items() if key not in ("arrive", "_keys", "_values")}
         return _arrived, (type(self).__base__, state | {"keys": self.keys, "values": self.values})
 
     both: dict[str, Any] = {"arrive": None, "keys": arriving("keys"), "values": arriving("values")}

@@ -45,8 +45,8 @@ def lora(
     the base's unless given; `torch.float32` on a 16-bit base is PEFT's default, and its price is in the
     report. Checkpointing needs nothing more: `optimize.checkpoint` runs with a frozen embedding as it is.
 
-    Refuses a model with adapters or gradients, targets that are not there, and those whose forward nobody calls (inside
-    torch's MultiheadAttention), where adapters would silently do nothing. Needs peft.
+    Refuses a model with adapters or gradients, targets that are not there, and those whose forward nobody
+    calls (inside torch's MultiheadAttention), where adapters would silently do nothing. Needs peft.
     """
     try:
         import peft

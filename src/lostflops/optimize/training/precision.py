@@ -219,7 +219,7 @@ class Fp16(AppliedRemedy):
         self._autocast.undo()
 
     def _before_step(self, *_: Any) -> None:
-        """Its own step counts as one only after `unscale_`, or where a fused one gets the scale from the scaler."""
+        """After `unscale_` it may step; a fused one unscales by itself, with a scale from the scaler."""
         stage = self.scaler._per_optimizer_states[id(self.optimizer)]["stage"].name
         if self._backwards and stage == "READY" and not hasattr(self.optimizer, "grad_scale"):
             raise Refused(
