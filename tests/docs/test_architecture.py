@@ -57,7 +57,7 @@ MORE = {
     "capture/record/injected": {"lostflops_recorder", "nvtx"},
     "experiment/tune/injected": {"lostflops_tuner"},
     "machine/bench/scripts": {"torch"},
-    "lab/exercises/scripts": {"torch"},
+    "lab/exercises/scripts": {"deepspeed", "duckdb", "numpy", "torch", "transformers"},
 }
 MOST_UP = 3  # calls upward, of the ways that `docs/house.py` draws
 # Floors beside the stack, and all that they know of it.

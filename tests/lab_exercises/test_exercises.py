@@ -16,19 +16,8 @@ from lostflops.errors import BadOption, CannotAnswer, LostflopsError
 from lostflops.lab.exercises import running, shown
 from lostflops.lab.exercises.exercise import WINDOW, Observed
 from lostflops.lab.exercises.listed import exercises
-from lostflops.lab.exercises.offered import (
-    accumulation,
-    lora,
-    offloading,
-    overlap,
-    pipeline,
-    precision,
-    scaling,
-    sharding,
-    tensor,
-    topology,
-    unified,
-)
+from lostflops.lab.exercises.offered import lora, offloading, precision, scaling, topology, unified
+from lostflops.lab.exercises.offered.parallel import accumulation, overlap, pipeline, sharding, tensor
 
 
 def test_lab_lists_the_exercises(capsys: pytest.CaptureFixture[str]) -> None:

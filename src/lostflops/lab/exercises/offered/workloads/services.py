@@ -2,22 +2,44 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
 from statistics import median
+from typing import NamedTuple
 
+from lostflops.errors import LostflopsError, shown
 from lostflops.lab.exercises.exercise import Check, Exercise, ExerciseSide, Observed
-from lostflops.watch.job import Happened, Watch
 
 DRIFTS = 2
 
 
-def watched(seen: Observed) -> list[Happened]:
-    """What a watch tells of the replicas' logs: which of them became slower."""
-    watch = Watch(Path(seen.run))
-    return [one for one in watch.look() + watch.finish() if one.kind in ("rank", "job") and one.bad]
+class BecameSlower(NamedTuple):
+    """A change that the watch tells of: whose, from which request on, and in its words."""
+
+    replica: int | None  # None: of all together
+    request: int
+    text: str
 
 
-def _told(found: list[Happened]) -> str:
+def watched(seen: Observed) -> list[BecameSlower]:
+    """What `lostflops watch` tells of the replicas' logs: which of them became slower."""
+    done = subprocess.run(
+        [sys.executable, "-m", "lostflops", "watch", str(seen.run), "--once"],
+        capture_output=True, text=True, check=False, env={**os.environ, "COLUMNS": "200"},
+    )  # fmt: skip
+    if done.returncode > 1:
+        raise LostflopsError(f"`lostflops watch` failed: {shown(done.stderr.strip())}")
+    found = re.finditer(r"(?:rank (\d+) \(|the job).* slower since step ([\d,]+).*", done.stdout)
+    return [
+        BecameSlower(int(one[1]) if one[1] else None, int(one[2].replace(",", "")), one[0].rstrip())
+        for one in found
+    ]
+
+
+def _told(found: Sequence[BecameSlower]) -> str:
     return "; ".join(one.text for one in found) or "nothing"
 
 
@@ -32,12 +54,12 @@ def _check(drifting: Observed, steady: Observed) -> list[Check]:
         Check(
             f"`lostflops watch` names replica {DRIFTS} and no other",
             _told(found),
-            bool(found) and {one.rank for one in found} == {DRIFTS},
+            bool(found) and {one.replica for one in found} == {DRIFTS},
         ),
         Check(
             f"it dates the change within 40 requests of {since}, from which on each takes longer",
-            "nothing found" if first is None else f"request {first.step}",
-            first is not None and first.step is not None and since <= first.step <= since + 40,
+            "nothing found" if first is None else f"request {first.request}",
+            first is not None and since <= first.request <= since + 40,
         ),
         Check(
             "its last 20 requests take a good third longer than its first 100 (medians)",

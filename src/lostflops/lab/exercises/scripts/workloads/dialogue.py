@@ -59,7 +59,8 @@ def main() -> None:
             if cache is not None:
                 ids = cache.generate(model, ids, user, **how)
             else:
-                ids = model.generate(ids, attention_mask=torch.ones_like(ids), **how)
+                mask = torch.ones_like(ids)
+                ids = model.generate(ids, attention_mask=mask, **how)  # pyright: ignore
             turns.append(
                 {
                     "turn": turn, "user": user, "tokens": ids.shape[1], "computed": computed,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lostflops.lab.exercises.exercise import Check, Exercise, ExerciseSide, Observed, counted
-from lostflops.lab.exercises.offered.pipeline import FEW, MANY, bubble, formula
+from lostflops.lab.exercises.offered.parallel.pipeline import FEW, MANY, bubble, formula
 
 LAYERS = 2  # of a stage
 PER_LAYER = 4  # all-reduces of a layer and microbatch

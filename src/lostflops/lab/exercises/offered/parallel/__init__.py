@@ -1,0 +1,1 @@
+"""Exercises with a model that several ranks share: one file each."""
