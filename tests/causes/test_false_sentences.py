@@ -18,7 +18,7 @@ from lostflops.causes.host import told_once
 from lostflops.causes.lateness import Excess, Late, also, late_together, late_when, says
 from lostflops.causes.names import made_of, spoken
 from lostflops.causes.page_findings import PageFindings
-from lostflops.causes.surely_waited import surely_waited
+from lostflops.causes.purposes import surely_waited
 from lostflops.causes.waited_for import dearer
 from lostflops.finding import Finding
 from lostflops.recipes.idle.gaps import over_steps

@@ -82,6 +82,6 @@ def test_marked_steps_that_compute_no_gradients_are_evaluations(tmp_path: Path, 
         assert said.startswith("The optimizer runs in 3 of 6 marked steps")
     else:
         assert said == (
-            "3 of 6 marked steps update nothing and compute no gradients, as evaluations do. They count in the "
-            "mean."
+            "3 of 6 marked steps update nothing and compute no gradients, as evaluations do. They count in "
+            "the mean."
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -12,7 +12,7 @@ from lostflops import intervals
 from lostflops.accounts import ACCOUNTS
 from lostflops.accounts.account import Row
 from lostflops.errors import LostflopsError
-from lostflops.finding import Finding
+from lostflops.finding import Finding, percent
 from lostflops.naming.host_causes import cause_of
 from lostflops.recipes.compute.flops import FLOPS, flops_of
 from lostflops.recipes.compute.work import executions
@@ -20,8 +20,18 @@ from lostflops.session import Answer, Session, Skipped
 from lostflops.store.trace import Trace
 
 from .declared import remedies
-from .purposes import RING, STAGES, exposed_by_operation, exposed_by_purpose, in_one_process
-from .surely_waited import surely_waited
+from .names import bytes_of
+from .purposes import (
+    CALLED,
+    RING,
+    STAGES,
+    exposed_by_operation,
+    exposed_by_purpose,
+    in_one_process,
+    main_purpose,
+    surely_waited,
+)
+from .purposes import SIZED as OF_SIZE
 
 NAMES = pl.Schema({"rank": pl.Int32, "account": pl.String, "name": pl.String, "ns": pl.Int64})
 WORK = pl.Schema(
@@ -156,6 +166,23 @@ def has_stages(given: Given) -> bool:
         return False
     table = given.table("communication_wait")
     return table is not None and "in_pairs" in table.columns and bool(table["in_pairs"].sum())
+
+
+def exposed_for(given: Given) -> Iterator[str]:
+    """What the exposed communication is for, where there is more than one thing that it could be."""
+    purpose, whole = main_purpose(given.purposes), sum(given.purposes.values())
+    if purpose:
+        share = "all" if given.purposes[purpose] == whole else percent(given.purposes[purpose], whole)
+        yield f"{share} of it: {CALLED[purpose]}"
+
+
+def exposed_operations(given: Given) -> Iterator[tuple[str, int]]:
+    """The operations by how long nothing hides them in a mean step, ns."""
+    for name, ns in given.operations.items():
+        kind, _, size = name.partition(OF_SIZE)
+        if size:
+            sized = f" of {bytes_of(int(size))}" if int(size) and kind != "barrier" else ""
+            yield f"{kind}{sized}", ns // max(1, given.num_steps)
 
 
 def gather(

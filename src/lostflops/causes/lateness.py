@@ -499,7 +499,7 @@ def says(late: Late) -> str:
     if second is None:
         return _mainly(late)
     more = f"{milliseconds(late.excess.by_account[second])} "
-    more += "more of computing" if second == "compute" else ACCOUNTS[second].spent or ACCOUNTS[second].label
+    more += more_of(second)
     return f"{_mainly(late)}, and {more}"
 
 
@@ -578,3 +578,10 @@ def _without_core(late: Late, given: Given) -> Iterator[str]:
     more = by_rank[late.rank] - median(others)
     if 2 * more >= late.ns:
         yield f"its thread waits {milliseconds(more)} per step longer for a processor core than the others"
+
+
+def more_of(account: str) -> str:
+    """What a rank has more of than the others, after its amount."""
+    if account == "compute":
+        return "more of computing"
+    return ACCOUNTS[account].spent or f"of {ACCOUNTS[account].label}"

@@ -17,6 +17,7 @@ SAME_WORK = 0.8  # of a rank's kernel time in kernels that the others run as oft
 GROUPED = r"(?i)group(?:ed)?_?(?:gemm|problem|mm)|ptr_?array|\bmoe|_moe"
 SHAPE = r"\[\d[\d, ]*\]"  # of one tensor, in the text of all of an operator's
 RESIZED = 0.1  # of a rank's kernels, that the others run as often on smaller grids
+MUCH = 0.1  # by how much a rank may launch more than another that does as much
 MOST = 0.5  # of what a rank computes longer, that is in kernels of experts
 ADVICE = (
     "Even out the tokens per expert: the router's auxiliary loss or bias, a capacity per expert, or busy "
@@ -204,3 +205,11 @@ def slow_device(given: Given) -> str:
         "Look at GPU clocks, heat and power (`nvidia-smi -q -d PERFORMANCE`), and at what else runs on the "
         "host; if a swap shows that the slowness stays with the node, leave it out (`srun --exclude`)."
     )
+
+
+def launches_as_many(rank: int, given: Given) -> bool:
+    """Whether the rank runs as many kernels as the others: then its CPU is slower, and not its program."""
+    calls = dict(given.work.group_by("rank").agg(pl.col("calls").sum()).iter_rows())
+    each = {r: calls.get(r, 0) / steps for r, steps in given.steps.items()}
+    beside = pl.Series([each[r] for r in each if r != rank], dtype=pl.Float64).median()
+    return isinstance(beside, float) and beside > 0 and each.get(rank, 0.0) <= (1 + MUCH) * beside

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 import polars as pl
 
 from lostflops import intervals
+from lostflops.intervals.matching import SYNCHRONISING
 from lostflops.recipes.accounting import WAIT
 from lostflops.store.trace import ONE_PER_DEVICE, Trace
 
@@ -56,6 +57,7 @@ BY_KIND_ALONE = (STAGES, BARRIERS, BROADCASTS)
 # statistics and flags that a forward pass reduces are small.
 IN_FORWARD = 0.1
 LATEST = 2**62
+ABSENT = "of its group are not here"  # what the reason of an operation whose members lack ends with
 SIZED = "|"  # between an operation's kind and its bytes
 MOST_OPERATIONS = 8
 
@@ -256,3 +258,35 @@ def _in_forward(trace: Trace, rows: pl.DataFrame) -> pl.Series:
         .sort("_row")
     )
     return at.select((pl.col("start") < pl.col("backward")).fill_null(False)).to_series()
+
+
+def surely_waited(matches: pl.DataFrame, runs: pl.DataFrame, counted: pl.DataFrame) -> int:
+    """For how long ranks wait in such operations inside counted steps while nothing hides it, ns.
+
+    `matches` and `runs` are as the recipes `communication_matches` and `device_runs` have them. Operations
+    are told by the source's numbers; where it has none, nothing is certain.
+
+    Nobody leaves a synchronising collective before everybody has come: what a rank spends in one before the
+    last of those that are here is waiting, whoever is missing.
+    """
+    one = ["group", "kind", "sequence"]
+    rows = matches.filter(
+        pl.col("wait").is_null(),
+        pl.col("reason").cast(pl.String).str.ends_with(ABSENT),
+        pl.col("kind").cast(pl.String).is_in(SYNCHRONISING),
+        pl.col("sequence").is_not_null(),
+    ).filter(pl.len().over(one) == pl.col("rank").n_unique().over(one))
+    waits = rows.select(
+        "rank", start="arrival", end=pl.min_horizontal("end", pl.col("arrival").max().over(one))
+    ).filter(pl.col("end") > pl.col("start"))
+    bare = (
+        runs.filter(pl.col("account").cast(pl.String) == "communication.exposed")
+        .join(counted, on=["rank", "step"], how="semi")
+        .select("rank", "start", "end")
+    )
+    if waits.is_empty() or bare.is_empty():
+        return 0
+    inside = intervals.inside(
+        intervals.union(waits.lazy(), ["rank"]), intervals.union(bare.lazy(), ["rank"]), {"ns": pl.lit(True)}
+    )
+    return int(inside.select(pl.col("ns").sum()).collect().item())

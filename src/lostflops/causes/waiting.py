@@ -13,7 +13,7 @@ from lostflops.recipes.communication.slow_links import SLOWER
 from lostflops.recipes.communication.split import ALL_HERE
 
 from .declared import LOGGING
-from .given import Given, has_stages
+from .given import Given, exposed_for, exposed_operations, has_stages
 from .host import PER_STEP
 from .lateness import (
     Late,
@@ -29,6 +29,7 @@ from .lateness import (
     late_when,
     like_others_at_most,
     like_the_least_at_most,
+    more_of,
     replayed_even,
     says,
     shared_at_most,
@@ -42,13 +43,14 @@ from .longer_compute import (
     IF_EXPERTS,
     device_is_slow,
     has_experts,
+    launches_as_many,
     of_experts,
     slow_device,
     slower_compute,
 )
-from .names import LOGGED, bytes_of, listed, made_of, on_ranks
+from .names import LOGGED, listed, made_of, on_ranks
 from .page_findings import PageFindings, joining
-from .purposes import CALLED, EXPERTS, SIZED, STAGES, TENSOR, main_purpose
+from .purposes import EXPERTS, STAGES, TENSOR, main_purpose
 from .stages import BUBBLE, WAITS_FROM, join_stages, slowest_stage
 from .waited_for import dearer, join_waited_for, pauses_elsewhere
 
@@ -57,7 +59,7 @@ WAITS = "communication-waits"
 EXPOSED = "communication-exposed"
 SLOW_LINK = "slow-link"
 PAGEABLE = "copies-pageable"
-MUCH = 0.1  # by how much a rank may copy or launch more than another that does as much
+MUCH = 0.1  # by how much a rank may copy more than another that does as much
 LAUNCHING = "idle.launch_bound"
 SLOW_HOST = (
     "Find out why its CPU is slower, for it launches no more than the others: other processes on its cores "
@@ -166,7 +168,7 @@ def _late(page: PageFindings, late: Late, waits: Finding | None) -> None:
     remedy, named = own or _remedy(page, late.cause, device_slow, logged), () if own else given.named(key)
     if shared and of_experts(late.rank, given):
         remedy, named = ADVICE, ()
-    if late.cause == LAUNCHING and _launches_as_many(late.rank, given):
+    if late.cause == LAUNCHING and launches_as_many(late.rank, given):
         remedy, named = SLOW_HOST, ()
     copying = page.of(PAGEABLE) if late.cause == "copy" else None
     if copying is not None and ranks * copying.size <= (1 + MUCH) * late.excess.main:
@@ -212,14 +214,6 @@ def _most_of_all(page: PageFindings, late: Late, waited: int) -> int:
     )
     page.replace(same, dearer(page, same, more, late.at_most, fact))
     return more
-
-
-def _launches_as_many(rank: int, given: Given) -> bool:
-    """Whether the rank runs as many kernels as the others: then its CPU is slower, and not its program."""
-    calls = dict(given.work.group_by("rank").agg(pl.col("calls").sum()).iter_rows())
-    each = {r: calls.get(r, 0) / steps for r, steps in given.steps.items()}
-    beside = pl.Series([each[r] for r in each if r != rank], dtype=pl.Float64).median()
-    return isinstance(beside, float) and beside > 0 and each.get(rank, 0.0) <= (1 + MUCH) * beside
 
 
 def _claim(page: PageFindings, late: Late) -> str:
@@ -459,7 +453,7 @@ def _together_apart(page: PageFindings, group: LateTogether, waited: int, waits:
         member = page.about(account)
         if member is not None and ns >= NEARLY_ALL * member.size * len(given.steps):
             page.drop(member)
-    told = [f"rank {rank} has {milliseconds(ns)} {_more_of(account)}" for rank, account, ns in group.apart]
+    told = [f"rank {rank} has {milliseconds(ns)} {more_of(account)}" for rank, account, ns in group.apart]
     remedies = [
         on_ranks(f"rank {rank}", _remedy(page, account, account == "compute" and device_is_slow(rank, given)))
         for rank, account, _ in group.apart[:MOST_ADVISED]
@@ -476,13 +470,6 @@ def _together_apart(page: PageFindings, group: LateTogether, waited: int, waits:
         account=group.apart[0][1],
     )
     page.put(replace(found, edit=f"even-ranks:{'+'.join(map(str, group.ranks))}"))
-
-
-def _more_of(account: str) -> str:
-    """What a rank has more of than the others, after its amount."""
-    if account == "compute":
-        return "more of computing"
-    return ACCOUNTS[account].spent or f"of {ACCOUNTS[account].label}"
 
 
 def _waiting(
@@ -535,7 +522,7 @@ def _exposed(page: PageFindings, base: Finding, moving: int, waited: int) -> Non
             cost_per_step=moving + waited,
             accounts=("communication.transfer", "communication.exposed"),
         )
-        page.put(made_of(told, _collectives(given)))
+        page.put(made_of(told, exposed_operations(given)))
         return
     worth = waited >= WAITING_TOLD * (moving + waited)
     waiting = f", {milliseconds(waited)} of it waiting" if worth else ""
@@ -555,7 +542,7 @@ def _exposed(page: PageFindings, base: Finding, moving: int, waited: int) -> Non
             ns_per_step=min(base.ns_per_step, _transfer(page, base) + waited),
             evidence=(
                 # These count the waiting that has a finding of its own.
-                *_for_what(given),
+                *exposed_for(given),
                 *((untold,) if untold else ()),
                 *(() if elsewhere else base.evidence),
                 *(f.claim.rstrip(".") for f in network[:2]),
@@ -563,7 +550,7 @@ def _exposed(page: PageFindings, base: Finding, moving: int, waited: int) -> Non
             next=base.next,
             accounts=("communication.transfer", "communication.exposed"),
         ),
-        _collectives(given),
+        exposed_operations(given),
     )
     page.put(told)
 
@@ -581,22 +568,14 @@ def _between_stages(page: PageFindings, base: Finding, cost: int, unknown: int) 
             ns_per_step=max(base.ns_per_step, cost + waits),
             evidence=(
                 f"{milliseconds(unknown)} of it may be either: the other ends were not recorded",
-                *_for_what(page.given),
+                *exposed_for(page.given),
             ),
             next=ACCOUNTS["idle.pipeline_bubble"].remedy,
             accounts=("communication.exposed", "communication.wait", "communication.transfer"),
         ),
-        _collectives(page.given),
+        exposed_operations(page.given),
     )
     page.put(told)
-
-
-def _for_what(given: Given) -> Iterator[str]:
-    """What the exposed communication is for, where there is more than one thing that it could be."""
-    purpose, whole = main_purpose(given.purposes), sum(given.purposes.values())
-    if purpose:
-        share = "all" if given.purposes[purpose] == whole else percent(given.purposes[purpose], whole)
-        yield f"{share} of it: {CALLED[purpose]}"
 
 
 def _transfer(page: PageFindings, base: Finding) -> int:
@@ -616,12 +595,3 @@ def _transfer(page: PageFindings, base: Finding) -> int:
         for rank, ns in total.select("rank", "total_in_steps").iter_rows()
     )
     return max(each, default=base.ns_per_step)
-
-
-def _collectives(given: Given) -> Iterator[tuple[str, int]]:
-    """The operations by how long nothing hides them in a mean step, ns."""
-    for name, ns in given.operations.items():
-        kind, _, size = name.partition(SIZED)
-        if size:
-            sized = f" of {bytes_of(int(size))}" if int(size) and kind != "barrier" else ""
-            yield f"{kind}{sized}", ns // max(1, given.num_steps)
