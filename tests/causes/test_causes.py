@@ -58,6 +58,13 @@ def test_a_late_ranks_loader_is_the_first_and_only_finding(why) -> None:
     assert page.verdict.startswith("Waiting for rank 1: its data loader makes it 30.0 ms late")
 
 
+def test_the_page_of_some_ranks_that_wait_for_another_blames_none_of_them(tmp_path: Path) -> None:
+    run = made(tmp_path, Job().run(late(loads=30, ranks=3)))
+    page = lostflops.why(run.select(frozenset({0, 1})))
+    assert all(finding.rank not in (0, 1) for finding in page.findings)
+    assert not any("NaN" in fact or "None" in fact for f in page.findings for fact in (f.claim, *f.evidence))
+
+
 def test_the_function_that_makes_a_rank_late_is_named(why) -> None:
     finding = first(why(late(python=25, ranks=3)))
     assert finding.name == "rank-arrives-last"
