@@ -106,14 +106,13 @@ def test_work_without_time_ends_no_gap() -> None:
 
 
 def test_a_piece_is_cut_inside_alone() -> None:
-    pieces = pl.DataFrame({"start": [0, 5, 10], "end": [5, 10, 15]})
-    assert accounting._cut(pieces, pl.lit(5, pl.Int64)).sort("start").rows() == [(0, 5), (5, 10), (10, 15)]
-    assert accounting._cut(pieces, pl.lit(7, pl.Int64)).sort("start").rows() == [
-        (0, 5),
-        (5, 7),
-        (7, 10),
-        (10, 15),
-    ]
+    pieces = pl.DataFrame({"start": [0, 5, 10], "end": [5, 10, 15]}).lazy()
+
+    def cut(at: int) -> list[tuple[int, int]]:
+        return accounting._cut(pieces, pl.lit(at, pl.Int64)).sort("start").collect().rows()
+
+    assert cut(5) == [(0, 5), (5, 10), (10, 15)]
+    assert cut(7) == [(0, 5), (5, 7), (7, 10), (10, 15)]
 
 
 def test_a_long_node_dispatches_where_it_calls_or_runs_something() -> None:
@@ -125,7 +124,7 @@ def test_a_long_node_dispatches_where_it_calls_or_runs_something() -> None:
     short = {**node, "end": ms - 1}
 
     def spans(launches: pl.LazyFrame | None, rows: pl.DataFrame = operators) -> list[tuple[int, int]]:
-        return accounting._dispatching(rows, [node["name"]], launches, columns).select("start", "end").rows()
+        return accounting._dispatching(rows, [node["name"]], launches).select("start", "end").rows()
 
     assert spans(call) == [(ms, ms + 200)]
     assert spans(None) == []

@@ -251,7 +251,8 @@ class Trace:
             return frame
         if name == "steps":
             frame = frame.with_columns(chosen=pl.lit(self.steps is not None))
-        return self._of_ranks(frame) if name == "ranks" else self.cut(frame)
+        with self.reading():  # the columns of a slice are looked at
+            return self._of_ranks(frame) if name == "ranks" else self.cut(frame)
 
     @property
     def whole(self) -> Self:
