@@ -108,9 +108,9 @@ def judged(
 
 
 def shown_step(page: Page) -> float | None:
-    """The length of a step on the page, ns: the line above the ledger."""
+    """The length of a step on the page, ns: the line above the ledger, whose columns stand apart."""
     for line in page.text.splitlines():
-        found = re.match(rf"^\s*(?:(?:mean|median|typical|usual) )?step\s+.*?{AMOUNT}", line)
+        found = re.match(rf"^\s*(?:(?:mean|median|typical|usual) )?step\s{{2,}}{AMOUNT}", line)
         if found:
             return float(found[1].replace(",", "")) * UNITS[found[2]]
     return None
