@@ -122,35 +122,37 @@ def _groups(rows: pl.DataFrame) -> pl.DataFrame:
 
     A member ends a transfer after the last member is ready; the transfer is what was measured.
     """
-    step = pl.format("{}", "step")
-    chunk = pl.col("chunk").fill_null(-1)
     nth = pl.col("row").rank("ordinal").over([*WORKER, "type"])
-    kind = pl.col("type").cast(pl.String)
+    kind, nobody = pl.col("type").cast(pl.String), pl.lit(-1)
     direction = kind.str.split("-").list.first()
-    forward = direction == "forward"
-    sender = (
-        pl.when(kind.str.ends_with("send"))
+    sends, moves = kind.str.ends_with("-send"), kind.str.ends_with("-send") | kind.str.ends_with("-recv")
+    before = pl.when(direction == "forward").then(1).otherwise(-1)
+    sender = pl.when(sends).then("stage").otherwise(pl.col("stage") - before)
+    sharded = kind.is_in([GATHER, SCATTER])
+    together = sharded | kind.is_in([EMBEDDING, CLIP])
+    key = {
+        "step": pl.col("step"),
+        "what": pl.when(moves).then(direction).when(together).then(kind).cast(pl.Categorical),
+        "where": pl.when(moves | (kind == EMBEDDING))
+        .then("dp_rank")
+        .when(sharded)
         .then("stage")
-        .otherwise(pl.col("stage") - pl.when(forward).then(1).otherwise(-1))
-    )
-    key = (
-        pl.when(kind.str.ends_with("-send") | kind.str.ends_with("-recv"))
-        .then(pl.format("{} {} {} {} {}", direction, step, "dp_rank", sender, nth))
-        .when(kind == EMBEDDING)
-        .then(pl.format("{} {} {} {}", kind, step, "dp_rank", nth))
-        .when(kind == CLIP)
-        .then(pl.format("{} {} {}", kind, step, nth))
-        .when(kind.is_in([GATHER, SCATTER]))
-        .then(pl.format("{} {} {} {} {}", kind, step, "stage", chunk, nth))
-    )
+        .otherwise(nobody),
+        "which": pl.when(moves)
+        .then(sender)
+        .when(sharded)
+        .then(pl.col("chunk").fill_null(-1))
+        .otherwise(nobody),
+        "nth": nth,
+    }
     end = pl.col("start") + pl.col("duration")
     return (
-        rows.select("row", "start", "duration", key=key)
-        .drop_nulls("key")
-        .with_columns(
-            group=pl.col("key").rank("dense").cast(pl.Int64) - 1,
-            transfer=end - pl.col("start").max().over("key"),
-        )
+        rows.select("row", "start", "duration", **key)
+        .drop_nulls("what")
+        .with_columns(pl.col("what").to_physical())
+        .sort(list(key))
+        .with_columns(group=pl.struct(list(key)).rle_id().cast(pl.Int64))
+        .with_columns(transfer=end - pl.col("start").max().over("group"))
         .select("row", "group", transfer=pl.when(pl.col("transfer") > LOST).then("transfer").otherwise(0))
     )
 

@@ -74,19 +74,14 @@ def slowdown(job: Operations) -> Slowdown:
     """The slowdown of a job, its parts by type, data-parallel rank and stage, and M_W and M_S."""
     own = job.rows["lag"].to_numpy()
     ideal = _ideal(job.rows)
-    types = job.rows["type"].cast(pl.String).replace(TOGETHER).to_numpy()
-    ranks, stages = (job.rows[c].to_numpy() for c in ("dp_rank", "stage"))
-    sets = [
-        *((types == one) for one in np.unique(types)),
-        *((ranks == one) for one in np.unique(ranks)),
-        *((stages == one) for one in np.unique(stages)),
-    ]
+    parts = [job.rows["type"].cast(pl.String).replace(TOGETHER), job.rows["dp_rank"], job.rows["stage"]]
+    values = [part.unique().sort().to_list() for part in parts]
+    sets = [(part == one).to_numpy() for part, known in zip(parts, values, strict=True) for one in known]
     times = _means(job, [own, ideal, *(np.where(kept, own, ideal) for kept in sets)])
     replayed, best = times[:2]
-    ratios = iter(times[2:] / best)
-    by_type = {str(one): float(next(ratios)) for one in np.unique(types)}
-    by_rank = {int(one): float(next(ratios)) for one in np.unique(ranks)}
-    by_stage = {int(one): float(next(ratios)) for one in np.unique(stages)}
+    ratios = iter((times[2:] / best).tolist())
+    by_type, by_rank, by_stage = ({one: next(ratios) for one in known} for known in values)
+    ranks, stages = (part.to_numpy() for part in parts[1:])
     workers = sorted(
         ((rank, stage) for rank in by_rank for stage in by_stage),
         key=lambda worker: -min(by_rank[worker[0]], by_stage[worker[1]]),
