@@ -110,7 +110,8 @@ def test_the_watch_names_the_replica_that_drifts(tmp_path: Path) -> None:
     words = ("--replicas", "3", "--ms", "4")
     drifting = ran("services", tmp_path / "drift", *words, "--drift", "2")
     found = services.watched(drifting)
-    assert found and {one.replica for one in found} == {services.DRIFTS}
+    # As one replica slows, so does the job as a whole, which may be told too.
+    assert found and {one.replica for one in found} - {None} == {services.DRIFTS}
     assert 110 <= found[0].request <= 150
     assert len(drifting.truth["answers"]) == 600
     # With itself for the healthy side, the last check fails: a replica is named there, too.

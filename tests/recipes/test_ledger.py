@@ -202,7 +202,9 @@ def capturing(launches: Rows, t: int) -> bool:
     return any(start <= t < end for start, end in pairs)
 
 
-def idle_at(tables: Tables, gap: tuple[int, int, int], began: int, t: int, long: int) -> str:
+def idle_at(
+    tables: Tables, gap: tuple[int, int, int], began: int, t: int, long: int, refills: bool = True
+) -> str:
     """The cause of an instant inside a gap (rank, start, end) whose first piece began at `began`."""
     rank, _, end = gap
 
@@ -269,7 +271,16 @@ def idle_at(tables: Tables, gap: tuple[int, int, int], began: int, t: int, long:
         if start <= returned and end >= called:
             called, returned = min(called, start), max(returned, end)
     paid = t < began + (returned - called)
-    return "idle.host_synchronisation" if drained and paid else answer
+    if not (refills and drained and paid):
+        return answer
+    if answer == "idle.other_host_work":  # what runs for long refills no queue
+        alike = [idle_at(tables, gap, began, i, long, refills=False) == answer for i in range(*gap[1:])]
+        at = t - gap[1]
+        before = next((n for n, same in enumerate(reversed(alike[:at])) if not same), at)
+        after = next((n for n, same in enumerate(alike[at:]) if not same), len(alike) - at)
+        if before + after >= long:
+            return answer
+    return "idle.host_synchronisation"
 
 
 def painted(tables: Tables, scale: int = 1) -> Spent:
