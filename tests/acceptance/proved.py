@@ -21,7 +21,7 @@ from typing import Any
 
 from .benchmark_page import put
 from .grading import Page
-from .real import SCRIPT, RealCase, examined_for_real, real_cases
+from .real import RealCase, examined_for_real, real_cases, started
 
 CLOSE = 0.25
 LONGEST = 900  # s for one proof
@@ -64,9 +64,7 @@ def promised(page: Page) -> tuple[float | None, str]:
 
 
 def command(case: RealCase, options: Sequence[str], times: Path) -> str:
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(case.ranks)]
-    start = [sys.executable, *(launcher if case.ranks > 1 else []), str(SCRIPT)]
-    return shlex.join([*start, *options, "--times", str(times)])
+    return shlex.join([*started(case.ranks), *options, "--times", str(times)])
 
 
 def measured(case: RealCase, pairs: int, folder: Path) -> Measured:

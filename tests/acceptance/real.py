@@ -89,13 +89,18 @@ class Ran:
     undisturbed: bool  # whether it had a processor nearly all the time
 
 
+def started(ranks: int) -> list[str]:
+    """What starts the job on so many ranks, before its options."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    return [sys.executable, *(launcher if ranks > 1 else []), str(SCRIPT)]
+
+
 def recorded(case: RealCase, folder: Path) -> Ran:
     """Run the job under `lostflops record`."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     times = folder / "times"
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(case.ranks)]
-    program = [sys.executable, *(launcher if case.ranks > 1 else []), str(SCRIPT), *case.options]
+    program = [*started(case.ranks), *case.options]
     what = ["--what", "cuda,shapes,python"] if case.stacks else []
     record = [sys.executable, "-m", "lostflops", "record", "--output", str(folder / "run"), *what]
     done = subprocess.run(

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from .benchmark_page import put
-from .real import SCRIPT
+from .real import started
 
 STEPS = 400  # more than any start of a proof makes
 MINUTES = 15.0
@@ -52,9 +52,7 @@ CASES = (
 
 
 def command(case: TuneCase, times: Path) -> list[str]:
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(case.ranks)]
-    start = [sys.executable, *(launcher if case.ranks > 1 else []), str(SCRIPT), *case.options]
-    return [*start, "--steps", str(STEPS), "--times", str(times)]
+    return [*started(case.ranks), *case.options, "--steps", str(STEPS), "--times", str(times)]
 
 
 def tuned(case: TuneCase, output: Path, minutes: float) -> Mapping[str, Any]:

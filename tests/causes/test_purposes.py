@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 import lostflops
-from lostflops.causes.purposes import exposed_by_purpose
+from lostflops.causes.purposes import Exposed
 from lostflops.finding import Finding
 from made_runs import made
 
@@ -122,9 +122,9 @@ def test_each_purpose_counts_the_time_in_which_nothing_hides_it(tmp_path: Path) 
         schema_overrides={"rank": pl.Int32},
     )
     counted = pl.DataFrame({"rank": [0, 0], "step": [0, 1]}, schema_overrides={"rank": pl.Int32})
-    assert exposed_by_purpose(trace, runs, counted) == {"exchange": 100, "gradients": 800}
-    assert exposed_by_purpose(trace, runs, counted.head(1)) == {"exchange": 100, "gradients": 400}
-    assert exposed_by_purpose(trace, None, counted) == {}
+    assert Exposed(trace, runs, counted).by_purpose() == {"exchange": 100, "gradients": 800}
+    assert Exposed(trace, runs, counted.head(1)).by_purpose() == {"exchange": 100, "gradients": 400}
+    assert Exposed(trace, None, counted).by_purpose() == {}
 
 
 def test_a_host_that_is_in_the_backward_pass_already_asked_for_it_in_the_forward_pass(tmp_path: Path) -> None:

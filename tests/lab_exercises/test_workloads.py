@@ -108,10 +108,12 @@ def test_a_stage_slower_than_requests_arrive_is_found_by_their_waits(tmp_path: P
 
 def test_the_watch_names_the_replica_that_drifts(tmp_path: Path) -> None:
     words = ("--replicas", "3", "--ms", "4")
-    drifting = ran("services", tmp_path / "drift", *words, "--drift", "2")
-    found = services.watched(drifting)
-    # As one replica slows, so does the job as a whole, which may be told too.
-    assert found and {one.replica for one in found} - {None} == {services.DRIFTS}
+    for turn in range(3):  # the last one counts
+        drifting = ran("services", tmp_path / f"drift-{turn}", *words, "--drift", "2")
+        found = services.watched(drifting)
+        if None not in {one.replica for one in found}:
+            break  # else the machine was busy: all replicas became slower
+    assert found and {one.replica for one in found} == {services.DRIFTS}
     assert 110 <= found[0].request <= 150
     assert len(drifting.truth["answers"]) == 600
     # With itself for the healthy side, the last check fails: a replica is named there, too.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 
 import polars as pl
 
@@ -25,8 +25,7 @@ from .purposes import (
     CALLED,
     RING,
     STAGES,
-    exposed_by_operation,
-    exposed_by_purpose,
+    Exposed,
     in_one_process,
     main_purpose,
     surely_waited,
@@ -202,9 +201,15 @@ def gather(
     many = ranks > 1
     missing = world_size is not None and ranks < world_size
 
-    def exposed(by: Callable[[Trace, pl.DataFrame | None, pl.DataFrame], dict[str, int]]) -> pl.DataFrame:
-        told = by(trace, _table(session, "device_runs"), counted)
-        return pl.DataFrame({"purpose": [*told], "ns": [*told.values()]}, schema=PURPOSES)
+    @cache
+    def exposed() -> Exposed:
+        return Exposed(trace, _table(session, "device_runs"), counted)
+
+    def parts(name: str, told: Callable[[], dict[str, int]]) -> dict[str, int]:
+        def fold() -> pl.DataFrame:
+            return pl.DataFrame(list(told().items()), schema=PURPOSES, orient="row")
+
+        return dict(folded(name, PURPOSES, fold).iter_rows())
 
     def sure(session: Session, counted: pl.DataFrame) -> int:
         matches, runs = _table(session, "communication_matches"), _table(session, "device_runs")
@@ -229,8 +234,8 @@ def gather(
         in_checkpoints=total("in_checkpoints", _in_checkpoints) if "copy_summary_by_time" in answers else 0,
         in_long_pauses=total("in_long_pauses", _in_long_pauses),
         saving=folded("saving", SAVING, lambda: _saving_beside(trace, session, ledger)),
-        purposes=dict(folded("purposes", PURPOSES, lambda: exposed(exposed_by_purpose)).iter_rows()),
-        operations=dict(folded("operations", PURPOSES, lambda: exposed(exposed_by_operation)).iter_rows()),
+        purposes=parts("purposes", lambda: exposed().by_purpose()),
+        operations=parts("operations", lambda: exposed().by_operation()),
         waited=folded("waited", WAITED, lambda: _waited(session, counted)) if many else WAITED.to_frame(),
         held_back=total("held_back", _held_back) if "communication_exposed" in answers else 0,
         surely_waited=total("surely_waited", sure) if many and missing else 0,

@@ -498,9 +498,7 @@ def says(late: Late) -> str:
     second = also(late)
     if second is None:
         return _mainly(late)
-    more = f"{milliseconds(late.excess.by_account[second])} "
-    more += more_of(second)
-    return f"{_mainly(late)}, and {more}"
+    return f"{_mainly(late)}, and {milliseconds(late.excess.by_account[second])} {more_of(second)}"
 
 
 def also(late: Late) -> str | None:

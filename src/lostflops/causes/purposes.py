@@ -8,6 +8,8 @@ all-reduce is of gradients, unless the forward pass makes it: then it adds up wh
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 
 import polars as pl
 
@@ -68,61 +70,67 @@ def main_purpose(purposes: Mapping[str, int]) -> str:
     return most if most in CALLED and 2 * purposes[most] > sum(purposes.values()) else ""
 
 
-def exposed_by_purpose(trace: Trace, runs: pl.DataFrame | None, counted: pl.DataFrame) -> dict[str, int]:
-    """For how long inside counted steps each purpose is communicated for while nothing hides it, ns.
+@dataclass(frozen=True, eq=False)
+class Exposed:
+    """Communication inside counted steps that nothing hides.
 
     `runs` says what the device did when, as the recipe `device_runs` does.
     """
-    return _exposed(trace, runs, counted, lambda rows: _purposes(trace, rows).fill_null(OTHER))
+
+    trace: Trace
+    runs: pl.DataFrame | None
+    counted: pl.DataFrame
+
+    def by_purpose(self) -> dict[str, int]:
+        """For how long each purpose is communicated for, ns."""
+        return self._by(lambda rows: _purposes(self.trace, rows).fill_null(OTHER))
+
+    def by_operation(self) -> dict[str, int]:
+        """The same for each kind of operation on as many bytes, of those that take most time."""
+        return self._by(_operations)
+
+    @cached_property
+    def _operations_and_cover(self) -> tuple[pl.DataFrame, pl.LazyFrame] | None:
+        """All operations, and when one of them is exposed; None where there is nothing to tell."""
+        table = self.trace.table("collectives")
+        if table is None or self.runs is None or self.counted.is_empty():
+            return None
+        rows = table.collect()
+        if rows.is_empty():
+            return None
+        alone = self.runs.filter(pl.col("account").cast(pl.String).str.starts_with("communication"))
+        # What is waited for is no matter of what is sent, where anything is.
+        moving = alone.filter(pl.col("account").cast(pl.String) != WAIT)
+        alone = moving if moving.height else alone
+        alone = alone.join(self.counted, on=["rank", "step"], how="semi").select("rank", "start", "end")
+        return rows, intervals.union(alone.lazy(), ["rank"]).collect().lazy()
+
+    def _by(self, named: Callable[[pl.DataFrame], pl.Series]) -> dict[str, int]:
+        if self._operations_and_cover is None:
+            return {}
+        rows, cover = self._operations_and_cover
+        of = rows.select("rank", "start", "end", name=named(rows))
+        # Two operations at a time share what is exposed: each name counts its own union.
+        lanes = {name: of.filter(pl.col("name") == name) for name in of["name"].unique().sort()}
+        return {
+            name: int(
+                intervals.inside(intervals.union(mine.lazy(), ["rank"]), cover, {"exposed": pl.lit(True)})
+                .select(pl.col("exposed").sum())
+                .collect()
+                .item()
+            )
+            for name, mine in lanes.items()
+        }
 
 
-def exposed_by_operation(trace: Trace, runs: pl.DataFrame | None, counted: pl.DataFrame) -> dict[str, int]:
-    """The same for each kind of operation on as many bytes, of those that take most time."""
-
-    def operations(rows: pl.DataFrame) -> pl.Series:
-        size = pl.col("bytes_in").cast(pl.Int64).fill_null(0)
-        named = pl.concat_str(pl.col("kind").cast(pl.String).fill_null(OTHER), size, separator=SIZED)
-        told = rows.select(named.alias("name"), time=pl.col("end") - pl.col("start"))
-        longest = (
-            told.group_by("name").agg(pl.col("time").sum()).sort("time", "name", descending=[True, False])
-        )
-        return told["name"].replace_strict(
-            longest["name"].head(MOST_OPERATIONS), longest["name"].head(MOST_OPERATIONS), default=OTHER
-        )
-
-    return _exposed(trace, runs, counted, operations)
-
-
-def _exposed(
-    trace: Trace,
-    runs: pl.DataFrame | None,
-    counted: pl.DataFrame,
-    named: Callable[[pl.DataFrame], pl.Series],
-) -> dict[str, int]:
-    table = trace.table("collectives")
-    if table is None or runs is None or counted.is_empty():
-        return {}
-    rows = table.collect()
-    if rows.is_empty():
-        return {}
-    alone = runs.filter(pl.col("account").cast(pl.String).str.starts_with("communication"))
-    # What is waited for is no matter of what is sent, where anything is.
-    moving = alone.filter(pl.col("account").cast(pl.String) != WAIT)
-    alone = moving if moving.height else alone
-    alone = alone.join(counted, on=["rank", "step"], how="semi").select("rank", "start", "end")
-    of = rows.select("rank", "start", "end", name=named(rows))
-    cover = intervals.union(alone.lazy(), ["rank"])
-    # Two operations at a time share what is exposed: each name counts its own union.
-    lanes = {name: of.filter(pl.col("name") == name) for name in of["name"].unique().sort()}
-    return {
-        name: int(
-            intervals.inside(intervals.union(mine.lazy(), ["rank"]), cover, {"exposed": pl.lit(True)})
-            .select(pl.col("exposed").sum())
-            .collect()
-            .item()
-        )
-        for name, mine in lanes.items()
-    }
+def _operations(rows: pl.DataFrame) -> pl.Series:
+    """The kind and the bytes of each operation, where those like it are among the longest."""
+    size = pl.col("bytes_in").cast(pl.Int64).fill_null(0)
+    named = pl.concat_str(pl.col("kind").cast(pl.String).fill_null(OTHER), size, separator=SIZED)
+    told = rows.select(named.alias("name"), time=pl.col("end") - pl.col("start"))
+    sums = told.group_by("name").agg(pl.col("time").sum())
+    longest = sums.sort("time", "name", descending=[True, False])["name"].head(MOST_OPERATIONS)
+    return told["name"].replace_strict(longest, longest, default=OTHER)
 
 
 def _purposes(trace: Trace, rows: pl.DataFrame) -> pl.Series:

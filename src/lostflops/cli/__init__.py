@@ -83,17 +83,18 @@ def main(words: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit status."""
     ours = words is None  # nothing else runs in this process
     words = list(sys.argv[1:] if words is None else words)
-    reads = bool(words) and words[0] in memory_limit.READING
+    reads = ours and bool(words) and words[0] in memory_limit.READING
+    limited = reads and memory_limit.limit() is not None
     if ours:
         freed_memory.process_is_ours()
-    if ours and reads and memory_limit.limit() is None:
+    if reads and not limited:
         freed_memory.keep_columns()
     _open_streams()
     if "_ARGCOMPLETE" in os.environ:  # a shell asks what could be typed next
         from .arguments.completing import complete
 
         complete(parser)
-    if ours and reads and memory_limit.limit() is not None:
+    if limited:
         status = memory_limit.answered(lambda: _status(words))
         return _ran_out() if status is None else status
     return _status(words)

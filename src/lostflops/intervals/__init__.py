@@ -12,7 +12,7 @@ Frames have int64 columns `start` and `end`; intervals with `end <= start` hold 
 from __future__ import annotations
 
 from lostflops.intervals.nesting import Forest, innermost, innermost_at, less_children, nest, self_pieces
-from lostflops.intervals.order import Int, group_ids, one_axis, running_most, runs
+from lostflops.intervals.order import Int, at_most, group_ids, one_axis, running_most, runs
 from lostflops.intervals.sets import (
     coverage,
     cut,
@@ -27,6 +27,7 @@ from lostflops.intervals.sets import (
 __all__ = [
     "Forest",
     "Int",
+    "at_most",
     "coverage",
     "cut",
     "group_ids",

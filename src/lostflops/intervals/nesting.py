@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from lostflops.intervals.order import Int, one_axis, running_most, sorted_by
+from lostflops.intervals.order import Int, at_most, running_most, sorted_by
 
 SHORT = 2**15  # above all integers of 16 bits
 MANY_GROUPS = 1000  # above which they are ranked together, not one after the other
@@ -132,23 +132,12 @@ def _ended(start: Int, end: Int, group: Int) -> Int:
     bounds = np.r_[0, np.flatnonzero(np.diff(group)) + 1, len(group)]
     if len(bounds) > MANY_GROUPS:
         closes = sorted_by(group, end)
-        return _count_at_most(end[closes], group[closes], start, group)
+        return at_most(group[closes], end[closes], group, start)
     ended = np.empty(len(start), dtype=np.int64)
     for first, last in pairwise(bounds.tolist()):
         ends = np.sort(end[first:last], kind="stable")
         ended[first:last] = first + np.searchsorted(ends, start[first:last], side="right")
     return ended
-
-
-def _count_at_most(values: Int, value_group: Int, query: Int, query_group: Int) -> Int:
-    """For each query, how many values of all earlier groups, and of its own up to and including it.
-
-    Values stand in the order of their groups and within a group in their own.
-    """
-    if not len(values):
-        return np.zeros(len(query), dtype=np.int64)
-    known, asked = one_axis((value_group, values), (query_group, query))
-    return np.searchsorted(known, asked, side="right")
 
 
 def innermost_at(forest: Forest, point: Int, group: Int) -> Int:
@@ -159,7 +148,7 @@ def innermost_at(forest: Forest, point: Int, group: Int) -> Int:
     n = len(forest.start)
     if n == 0 or len(point) == 0:
         return np.full(len(point), -1, dtype=np.int64)
-    at = _count_at_most(forest.start, forest.group, point, group) - 1
+    at = at_most(forest.group, forest.start, group, point) - 1
     at[forest.group[np.maximum(at, 0)] != group] = -1
     active = np.flatnonzero(at >= 0)
     while len(active):

@@ -150,3 +150,12 @@ def one_axis(*sides: tuple[Int, Int]) -> list[Int]:
     # Too long for one axis of nanoseconds: their order is enough to search by.
     places = np.unique(instants)
     return [np.searchsorted(known, g) * len(places) + np.searchsorted(places, at) for g, at in sides]
+
+
+def at_most(groups: Int, values: Int, group: Int, query: Int) -> Int:
+    """How many pairs of a group and a value stand at or below each pair of a group and a query.
+
+    The pairs stand in order: by group, then by value.
+    """
+    known, asked = one_axis((groups, values), (group, query))
+    return np.searchsorted(known, asked, side="right")

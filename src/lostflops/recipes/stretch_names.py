@@ -192,8 +192,8 @@ def _rows(
         )
         start, end, lane, text = (here[c].to_numpy() for c in ("start", "end", "_lane", "_text"))
         # The first stretch that has not ended when a row begins, and the last begun when it ends.
-        one = _positions(last, of, start, lane)
-        other = _positions(first, of, end - 1, lane) - 1
+        one = intervals.at_most(of, last, lane, start)
+        other = intervals.at_most(of, first, lane, end - 1) - 1
         over = np.flatnonzero(one <= other)
         start, end, lane, text, one, other = (a[over] for a in (start, end, lane, text, one, other))
         tells = other - one >= 2
@@ -239,8 +239,8 @@ def _parts(asked: pl.DataFrame, rows: _Rows, users: Bool) -> _Parts:
     bare = np.flatnonzero(every.node < 0)
     bare = bare[np.lexsort((every.start[bare], every.lane[bare]))]
     number, lane, start, end, node = (values[bare] for values in every)
-    first = _positions(end, lane, rows.start, rows.lane)
-    last = _positions(start, lane, rows.end - 1, rows.lane) - 1
+    first = intervals.at_most(lane, end, rows.lane, rows.start)
+    last = intervals.at_most(lane, start, rows.lane, rows.end - 1) - 1
     small = _Tree(rows, np.flatnonzero(first <= last))
     inner, outer = small.children(start, end, node, lane, all_of_them=True).cut(
         np.ones(len(number), np.bool_)
@@ -377,8 +377,8 @@ class _Tree:
     def children(self, start: Int, end: Int, node: Int, lane: Int, *, all_of_them: bool = False) -> _Children:
         """The rows right below `node`, or the outermost where it is -1, that overlap each piece."""
         key = np.where(node >= 0, node, self.count + lane)
-        low = _positions(self.end, self.parent, start, key)
-        high = _positions(self.start, self.parent, end - 1, key)
+        low = intervals.at_most(self.parent, self.end, key, start)
+        high = intervals.at_most(self.parent, self.start, key, end - 1)
         many = np.maximum(high - low, 0)
         piece = np.repeat(np.arange(len(start)), many)
         within = np.arange(len(piece)) - np.repeat(np.cumsum(many) - many, many)
@@ -390,12 +390,3 @@ class _Tree:
         return _Children(
             start, end, piece[keep], self.order[row[keep]].astype(np.int64), begin[keep], stop[keep]
         )
-
-
-def _positions(values: Int, keys: Int, query: Int, key: Int) -> Int:
-    """How many pairs of a key and a value stand at or below each pair of a key and a query.
-
-    The pairs stand in order: by key, then by value.
-    """
-    known, asked = intervals.one_axis((keys, values), (key, query))
-    return np.searchsorted(known, asked, side="right")

@@ -44,6 +44,9 @@ def clock_offsets(collectives: pl.LazyFrame, ranks: pl.LazyFrame) -> pl.DataFram
         )
         .collect()
     )
+    alike = who.select("rank", offset=pl.lit(0, pl.Int64), error=pl.lit(SAME_HOST_ERROR, pl.Int64))
+    if _on_one_host(who) and not (who.height > 1 and _are_numbered(collectives)):
+        return alike
     ends = (
         matches(collectives, ranks, trust_clocks=False)
         .filter(pl.col("instance").is_not_null() & pl.col("kind").cast(pl.String).is_in(SYNCHRONISING))
@@ -55,8 +58,8 @@ def clock_offsets(collectives: pl.LazyFrame, ranks: pl.LazyFrame) -> pl.DataFram
     apart = _hosts_of_several_clocks(ends, who)
     alone = pl.format("rank {}", "rank")
     who = who.with_columns(_clock=pl.when(pl.col("_clock").is_in(apart)).then(alone).otherwise("_clock"))
-    if who["_clock"].n_unique() == 1 and who["_clock"][0].startswith("host"):
-        return who.select("rank", offset=pl.lit(0, pl.Int64), error=pl.lit(SAME_HOST_ERROR, pl.Int64))
+    if _on_one_host(who):
+        return alike
     ends = ends.join(who, on="rank").filter(pl.col("_clock").n_unique().over("instance") > 1)
     offsets: dict[str, int] = dict.fromkeys(ends["_clock"].unique().to_list(), 0)
     errors: dict[str, int] = {}
@@ -74,6 +77,15 @@ def clock_offsets(collectives: pl.LazyFrame, ranks: pl.LazyFrame) -> pl.DataFram
             told.append((rank, 0, max(error, abs(offset))))
     schema = {"rank": pl.Int32, "offset": pl.Int64, "error": pl.Int64}
     return pl.DataFrame(told, schema=schema, orient="row")
+
+
+def _on_one_host(who: pl.DataFrame) -> bool:
+    return who["_clock"].n_unique() == 1 and who["_clock"][0].startswith("host")
+
+
+def _are_numbered(collectives: pl.LazyFrame) -> bool:
+    """Whether the source tells which collectives of several ranks are one."""
+    return bool(collectives.select(pl.col("sequence").count()).collect().item())
 
 
 def _hosts_of_several_clocks(ends: pl.DataFrame, who: pl.DataFrame) -> list[str]:

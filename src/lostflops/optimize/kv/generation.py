@@ -27,6 +27,7 @@ from lostflops.optimize.activations.offload.report import OneWay
 from lostflops.optimize.amounts import bytes_of, written
 from lostflops.optimize.device import host_share
 from lostflops.optimize.device.devices import Device, Event, device_of
+from lostflops.optimize.kv.past import as_plain
 from lostflops.optimize.kv.store import plain_tensors
 from lostflops.optimize.memory_layout import view_of
 from lostflops.optimize.refused import Refused, needs
@@ -407,12 +408,6 @@ def _joined(old: torch.Tensor, new: torch.Tensor | None) -> torch.Tensor:
     return whole
 
 
-def _plain_layer(state: dict[str, Any]) -> Any:
-    layer = _classes()["DynamicLayer"]()
-    layer.__dict__.update(state)
-    return layer
-
-
 @cache
 def _classes() -> dict[str, Any]:
     try:
@@ -459,8 +454,6 @@ def _classes() -> dict[str, Any]:
 
         def __reduce__(self) -> Any:
             """A copy is a layer of its own, on the device: it has no part in the budget."""
-            own = ("_keys", "_values", "rows", "offload_engine")
-            state = {name: value for name, value in self.__dict__.items() if name not in own}
-            return _plain_layer, (state | {"keys": self.keys, "values": self.values},)
+            return as_plain(self, DynamicLayer, ("_keys", "_values", "rows", "offload_engine"))
 
     return {"DynamicCache": DynamicCache, "DynamicLayer": DynamicLayer, "Offloaded": OffloadedLayer}

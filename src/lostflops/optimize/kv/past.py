@@ -177,7 +177,14 @@ def _one_dialogue(layers: Sequence[KeysAndValues | None]) -> None:
         )
 
 
-def _arrived(kind: Any, state: dict[str, Any]) -> Any:
+def as_plain(layer: Any, kind: Any, own: Sequence[str]) -> Any:
+    """For pickle and copy: a layer of transformers whose keys and values are there, without what is `own`."""
+    held = cast("dict[str, Any]", vars(layer))
+    state = {key: value for key, value in held.items() if key not in own}
+    return _plain_layer, (kind, state | {"keys": layer.keys, "values": layer.values})
+
+
+def _plain_layer(kind: Any, state: dict[str, Any]) -> Any:
     layer = kind.__new__(kind)
     layer.__dict__.update(state)
     return layer
@@ -219,10 +226,7 @@ def _classes() -> dict[str, Any]:
         return property(get, put)
 
     def reduce(self: Any) -> Any:
-        """Pickled, and copied, as a layer of transformers whose keys and values are there."""
-        held = cast("dict[str, Any]", vars(self))
-        state = {key: value for key, value in held.items() if key not in ("arrive", "_keys", "_values")}
-        return _arrived, (type(self).__base__, state | {"keys": self.keys, "values": self.values})
+        return as_plain(self, type(self).__base__, ("arrive", "_keys", "_values"))
 
     both: dict[str, Any] = {"arrive": None, "keys": arriving("keys"), "values": arriving("values")}
     both["__reduce__"] = reduce

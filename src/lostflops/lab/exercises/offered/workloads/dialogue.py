@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from statistics import median
 from typing import Any
 
 from lostflops.lab.exercises.exercise import Check, Exercise, ExerciseSide, Observed, counted
@@ -19,8 +20,7 @@ def _computed(seen: Observed) -> int:
 
 
 def _last_turn_ms(seen: Observed) -> float:
-    times = sorted(turn["ms"] for turn in seen.truth["turns"] if turn["turn"] == TURNS - 1)
-    return times[len(times) // 2]
+    return median(turn["ms"] for turn in seen.truth["turns"] if turn["turn"] == TURNS - 1)
 
 
 def _check(again: Observed, kept: Observed) -> list[Check]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lostflops.lab.exercises.exercise import Check, Exercise, ExerciseSide, Observed, counted
+from lostflops.plan.hardware import link
 
 ROWS = 1_000_000
 # Bytes of a row: all columns of `sales`, and those that each query needs.
@@ -14,7 +15,7 @@ NEEDED = {
     "sums by state": ("state", "amount", "price", "tax"),
     "sums by region": ("customer", "price"),
 }
-LINKS = {"PCIe 5": 55e9, "NVLink-C2C": 375e9}
+LINKS = {"PCIe 5": link("pcie5").into, "NVLink-C2C": link("c2c").into}
 
 
 def _bytes(seen: Observed) -> int:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from lostflops.lab.exercises.exercise import Check, Exercise, ExerciseSide, Observed, counted, near
 
 REQUESTS, EVERY_MS = 120, 25.0
@@ -12,8 +14,7 @@ REQUESTS, EVERY_MS = 120, 25.0
 
 def percentile(values: Sequence[float], share: float) -> float:
     """The smallest value that at least that share does not exceed."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, max(0, -int(-share * len(ordered) // 1) - 1))]
+    return float(np.quantile(values, share, method="inverted_cdf"))
 
 
 def slowest(seen: Observed) -> str:

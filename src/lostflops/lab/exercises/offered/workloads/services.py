@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Sequence
 from statistics import median
 from typing import NamedTuple
 
 from lostflops.errors import LostflopsError, shown
 from lostflops.lab.exercises.exercise import Check, Exercise, ExerciseSide, Observed
+from lostflops.lab.exercises.running import OURS
 
 DRIFTS = 2
 
@@ -27,7 +27,7 @@ class BecameSlower(NamedTuple):
 def watched(seen: Observed) -> list[BecameSlower]:
     """What `lostflops watch` tells of the replicas' logs: which of them became slower."""
     done = subprocess.run(
-        [sys.executable, "-m", "lostflops", "watch", str(seen.run), "--once"],
+        [*OURS, "watch", str(seen.run), "--once"],
         capture_output=True, text=True, check=False, env={**os.environ, "COLUMNS": "200"},
     )  # fmt: skip
     if done.returncode > 1:

@@ -34,9 +34,8 @@ class Resettable(Metered, Protocol):
 def static_bytes(model: torch.nn.Module) -> int:
     """Parameters, buffers and gradients. Optimizer states are not among them: nobody here knows them."""
     own: list[torch.Tensor] = [*model.parameters(), *model.buffers()]
-    leaves = [
-        parameter for parameter in model.parameters() if parameter.is_leaf
-    ]  # FSDP1 has views in between
+    # FSDP1 has views in between, whose gradients torch does not keep.
+    leaves = [parameter for parameter in model.parameters() if parameter.is_leaf]
     own += [leaf.grad for leaf in leaves if leaf.grad is not None]
     return sum({address_of(s): s.nbytes() for tensor in own for s in storages_of(tensor)}.values())
 
