@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from decimal import Decimal
 from functools import lru_cache
-from itertools import groupby, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -331,8 +331,8 @@ class EventColumns:
     def add(self, events: list[Event]) -> None:
         """Sort a chunk of events by what they are, and keep their columns."""
         by: defaultdict[type, list[Event]] = defaultdict(list)
-        for kind, run in groupby(events, type):
-            by[kind].extend(run)
+        for event in events:
+            by[type(event)].append(event)
         for kind, rows in by.items():
             if kind in CATEGORY:
                 self._add(CATEGORY[kind], rows)

@@ -44,6 +44,8 @@ FAST: Any = importlib.import_module("isal.isal_zlib") if importlib.util.find_spe
 
 CHUNK = 4 << 20
 BLOCK = 1 << 20
+# What has no category stands first, and looking through a chunk for it costs as much as decoding the chunk.
+FIRST_CHUNK = 64 << 10
 # A head or tail beyond this is no profiler's: metadata of ten thousand ranks takes some megabytes. Decoded, a
 # byte of it may take twenty.
 LARGEST_FRAME = 32 << 20
@@ -255,6 +257,7 @@ class EventStream(Generic[Event]):
         self._offset = 0  # uncompressed bytes before the buffer
         self._buffer = b""
         self._ended = False
+        self._begun = False  # a chunk was cut
         self._layout: Separator | None = None
         self._bare = False
 
@@ -387,6 +390,7 @@ class EventStream(Generic[Event]):
             self._close_array()
             return None
         cut = self._last_separator()
+        self._begun = True
         if cut > 0:
             array = b"".join((b"[", memoryview(self._buffer)[:cut], b"]"))
             if self._ship and self._only_events(array):
@@ -415,7 +419,9 @@ class EventStream(Generic[Event]):
             if self._layout is None:
                 self._layout = layout_of(self._buffer)
             if self._layout is not None:
-                at = self._buffer.rfind(self._layout.separator)
+                at = self._buffer.rfind(self._layout.separator, 0, None if self._begun else FIRST_CHUNK)
+                if at <= 0 and not self._begun:
+                    at = self._buffer.rfind(self._layout.separator)
                 if at > 0:
                     return at + self._layout.brace
             if self._ended or len(self._buffer) > LARGEST_EVENT:
