@@ -107,6 +107,17 @@ def runs(*keys: Int) -> list[Int]:
     return np.split(np.arange(len(keys[0])), np.flatnonzero(begins) + 1)
 
 
+def each_of(low: Int, high: Int) -> tuple[Int, Int]:
+    """Every place from `low` up to `high` of each row, one behind the other: the row, and the place.
+
+    >>> [column.tolist() for column in each_of(np.array([4, 9]), np.array([6, 10]))]
+    [[0, 0, 1], [4, 5, 9]]
+    """
+    many = np.maximum(high - low, 0)
+    row = np.repeat(np.arange(len(many)), many)
+    return row, np.arange(len(row)) - np.repeat(np.cumsum(many) - many - low, many)
+
+
 def scattered(group: Int) -> bool:
     """Whether the rows of a group stand apart."""
     return bool(np.count_nonzero(group[1:] != group[:-1]) > len(group) // IN_ROWS)
