@@ -92,16 +92,9 @@ def by_name(column: pl.Series) -> tuple[list[str], Int]:
 def lanes(*frames: pl.DataFrame) -> tuple[Int, Int, list[Int]]:
     """The distinct threads of these frames, in order: their ranks, the threads, and which each row is of."""
     rank, thread = (np.concatenate([frame[c].to_numpy() for frame in frames]) for c in LANE)
-    # One thread has many rows in a row.
-    begins = np.r_[True, (rank[1:] != rank[:-1]) | (thread[1:] != thread[:-1])][: len(rank)]
-    rank, thread, run = rank[begins].astype(np.int64), thread[begins], np.cumsum(begins) - 1
-    order = np.lexsort((thread, rank))
-    rank, thread = rank[order], thread[order]
-    begins = np.r_[True, (rank[1:] != rank[:-1]) | (thread[1:] != thread[:-1])][: len(rank)]
-    lane = np.zeros(len(order), np.int64)
-    lane[order] = np.cumsum(begins) - 1
+    first, lane = intervals.numbered(rank, thread)
     ends = np.cumsum([frame.height for frame in frames])[:-1]
-    return rank[begins], thread[begins], np.split(lane[run], ends)
+    return rank[first].astype(np.int64), thread[first], np.split(lane, ends)
 
 
 def with_doers(
