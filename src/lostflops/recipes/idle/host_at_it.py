@@ -67,7 +67,8 @@ class _Spans(NamedTuple):
     def of(cls, rows: pl.DataFrame) -> Self:
         code = _codes(rows)
         held = code >= 0
-        return cls(*(rows[c].to_numpy()[held].astype(np.int64) for c in TIMES), code[held])
+        rank, start, end = (rows[c].to_numpy()[held].astype(np.int64) for c in TIMES)
+        return cls(rank, start, end, code[held])
 
 
 def _covered(rows: tuple[Int, Int, Int], spans: tuple[Int, Int, Int]) -> Int:
@@ -82,7 +83,9 @@ def _compared(ranks: pl.DataFrame) -> bool:
     """Whether all ranks are here, and their clocks can be compared."""
     num = ranks["rank"].n_unique()
     world = ranks["world_size"].max()
-    return world is not None and num >= world and (num == 1 or ranks["clock_error"].null_count() == 0)
+    if not isinstance(world, int) or num < world:
+        return False
+    return num == 1 or ranks["clock_error"].null_count() == 0
 
 
 def _unrecorded(ranks: pl.DataFrame) -> tuple[Int, Int]:
