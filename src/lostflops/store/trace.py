@@ -326,7 +326,7 @@ class Trace:
         size = self._bytes(name)
         if name in self._small or 0 < size <= KEPT_AT_ONCE:
             with self.reading():
-                self._small[name] = kept = self._read(name)
+                self._small[name] = kept = self._scanned(name, self.path / name).collect()
             return kept.lazy()
         if 0 < size <= KEPT_AT_MOST:
             self._small[name] = None
@@ -338,28 +338,12 @@ class Trace:
 
     def _scanned(self, name: str, files: Path | list[Path]) -> pl.LazyFrame:
         table = TABLES[name]
-        frame = self._as_stored(name, files).select(table.stored)
+        frame = parts.scanned(files, parts.is_joined(name, self._parts.get(name, ()))).select(table.stored)
+        offsets = {int(rank): ns for rank, ns in self.manifest.offsets.items() if ns}
         shift: pl.Expr = pl.lit(-self.manifest.origin_ns, dtype=pl.Int64)
-        if offsets := self._offsets():
+        if offsets:
             shift = shift + pl.col("rank").replace_strict(offsets, default=0, return_dtype=pl.Int64)
         return frame.with_columns(pl.col(c) + shift for c in table.times)
-
-    def _read(self, name: str) -> pl.DataFrame:
-        """What `_scanned` gives of a small table, at once: planning that takes as long as reading it."""
-        table = TABLES[name]
-        frame = self._as_stored(name, self.path / name).collect().select(table.stored)
-        shift: pl.Series | int = -self.manifest.origin_ns
-        if offsets := self._offsets():
-            shift = frame["rank"].replace_strict(offsets, default=0, return_dtype=pl.Int64) + shift
-        for column in table.times:
-            frame.replace_column(frame.get_column_index(column), frame[column] + shift)
-        return frame
-
-    def _as_stored(self, name: str, files: Path | list[Path]) -> pl.LazyFrame:
-        return parts.scanned(files, parts.is_joined(name, self._parts.get(name, ())))
-
-    def _offsets(self) -> dict[int, int]:
-        return {int(rank): ns for rank, ns in self.manifest.offsets.items() if ns}
 
 
 def _is_as_written(raw: bytes) -> bool:
