@@ -35,6 +35,10 @@ def frame(drawn: Drawn, origin: int = 0) -> pl.LazyFrame:
     return pl.DataFrame(rows, schema=SCHEMA, orient="row").lazy()
 
 
+def columns(rows: pl.LazyFrame) -> list[intervals.Int]:
+    return [column.to_numpy() for column in rows.collect().iter_columns()]
+
+
 def instants(drawn: Drawn, origin: int = 0) -> list[Instant]:
     """Every nanosecond of every interval, once for each interval that covers it."""
     return [
@@ -75,6 +79,10 @@ def test_a_union_holds_each_covered_instant_once_in_the_fewest_pieces(drawn: Dra
     assert pieces.rows() == sorted(pieces.rows())
     ends = {(rank, thread, end) for rank, thread, _, end in pieces.iter_rows()}
     assert not any((rank, thread, start) in ends for rank, thread, start, _ in pieces.iter_rows())
+    rank, thread, start, end = columns(frame(drawn, origin))
+    first, reach = intervals.united((rank, thread), start, end)
+    at_once = zip(*(column[first].tolist() for column in (rank, thread, start)), reach.tolist(), strict=True)
+    assert list(at_once) == pieces.rows()
 
 
 @exact
@@ -122,8 +130,17 @@ def test_layers_in_one_frame_are_painted_as_if_each_stood_alone(windows: Drawn, 
     under = frame(disjoint(windows))
     assert_frame_equal(
         intervals.paint_stacked(under, stacked, ["b", "a"], by=BY).collect(),
-        intervals.paint(under, {"b": layers["b"], "a": layers["a"]}, by=BY).collect(),
+        (runs := intervals.paint(under, {"b": layers["b"], "a": layers["a"]}, by=BY).collect()),
     )
+    below, above = columns(under), columns(pl.concat([layers["b"], layers["a"]]))
+    of = np.repeat([0, 1], [len(b), len(a)])
+    first, reach = intervals.united((*above[:2], of), *above[2:])
+    over = [*(column[first] for column in above[:3]), reach]
+    found = intervals.painted(below, over, of[first], 2)
+    names = [("b", "a", None)[layer] for layer in found.layer]
+    lanes = (column[found.window] for column in below[:2])
+    at_once = zip(found.start, found.end, names, *lanes, strict=True)
+    assert list(at_once) == runs.select("start", "end", "account", *BY).rows()
 
 
 @exact
@@ -425,6 +442,14 @@ def test_rows_are_ordered_by_group_and_time_and_equal_ones_stay_as_they_stand() 
     assert row_order(flags, ["rank", "start"]).tolist() == [3, 1, 4, 0, 2]
     floats = whole.with_columns(start=pl.Series([0.5, 0.25, 0.5, -1.0, 0.25]))
     assert row_order(floats, ["rank", "start"]).tolist() == [3, 1, 4, 0, 2]
+
+
+def test_combinations_are_numbered_in_order_and_none_of_none() -> None:
+    keys = np.array([7, 7, 3, 7, 3]), np.array([2, 1, 9, 2, 9])
+    first, of = intervals.numbered(*keys)
+    assert [tuple(int(key[row]) for key in keys) for row in first] == [(3, 9), (7, 1), (7, 2)]
+    assert of.tolist() == [2, 1, 0, 2, 0]
+    assert [len(column) for column in intervals.numbered(np.zeros(0, np.int64))] == [0, 0]
 
 
 def test_group_ids_number_the_combinations_densely() -> None:

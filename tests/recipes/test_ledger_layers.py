@@ -5,11 +5,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import polars as pl
 
 from lostflops.recipes import accounting
 from lostflops.tables import COLLECTIVES, COPIES, KERNELS, LAUNCHES, OPERATORS, RANKS, STEPS
 from lostflops.testing import example_table
+
+NO_SPANS = pl.DataFrame(
+    schema={"rank": pl.Int32, "thread": pl.Int64, "account": pl.String, "start": pl.Int64, "end": pl.Int64}
+)
 
 
 def runs(
@@ -96,8 +101,8 @@ def test_of_two_operators_with_the_same_times_the_later_row_is_the_inner_one() -
 
 
 def test_a_gap_began_where_the_first_of_its_pieces_did_and_no_rank_goes_on_with_another_s() -> None:
-    gaps = pl.DataFrame({"rank": [0, 0, 1], "start": [0, 10, 20], "end": [10, 20, 30]})
-    assert accounting._with_beginnings(gaps)["began"].to_list() == [0, 0, 20]
+    rank, start, end = np.array([0, 0, 1]), np.array([0, 10, 20]), np.array([10, 20, 30])
+    assert accounting._beginnings(rank, start, end).tolist() == [0, 0, 20]
 
 
 def test_work_without_time_ends_no_gap() -> None:
@@ -106,10 +111,12 @@ def test_work_without_time_ends_no_gap() -> None:
 
 
 def test_a_piece_is_cut_inside_alone() -> None:
-    pieces = pl.DataFrame({"start": [0, 5, 10], "end": [5, 10, 15]}).lazy()
+    lane = {"rank": [0, 0, 0], "thread": [7, 7, 7]}
+    doers = pl.DataFrame({**lane, "start": [0, 5, 10], "end": [5, 10, 15], "gap": [0, 1, 2]})
 
     def cut(at: int) -> list[tuple[int, int]]:
-        return accounting._cut(pieces, pl.lit(at, pl.Int64)).sort("start").collect().rows()
+        charged = accounting._charged(doers, NO_SPANS, np.full(3, at))
+        return sorted(zip(charged.start.tolist(), charged.end.tolist(), strict=True))
 
     assert cut(5) == [(0, 5), (5, 10), (10, 15)]
     assert cut(7) == [(0, 5), (5, 7), (7, 10), (10, 15)]

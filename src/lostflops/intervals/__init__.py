@@ -12,16 +12,28 @@ Frames have int64 columns `start` and `end`; intervals with `end <= start` hold 
 from __future__ import annotations
 
 from lostflops.intervals.nesting import Forest, innermost, innermost_at, less_children, nest, self_pieces
-from lostflops.intervals.order import Int, at_most, group_ids, one_axis, running_most, runs
+from lostflops.intervals.order import (
+    Int,
+    at_most,
+    each_of,
+    group_ids,
+    numbered,
+    one_axis,
+    running_most,
+    runs,
+    sorted_by,
+)
 from lostflops.intervals.sets import (
     coverage,
     cut,
     inside,
     overlay,
     paint,
-    paint_numbered,
     paint_stacked,
+    painted,
     union,
+    united,
+    within,
 )
 
 __all__ = [
@@ -30,19 +42,24 @@ __all__ = [
     "at_most",
     "coverage",
     "cut",
+    "each_of",
     "group_ids",
     "innermost",
     "innermost_at",
     "inside",
     "less_children",
     "nest",
+    "numbered",
     "one_axis",
     "overlay",
     "paint",
-    "paint_numbered",
     "paint_stacked",
+    "painted",
     "running_most",
     "runs",
     "self_pieces",
+    "sorted_by",
     "union",
+    "united",
+    "within",
 ]

@@ -103,8 +103,41 @@ def runs(*keys: Int) -> list[Int]:
     """The positions of each run of rows that have the same keys, in order; none where there are no rows."""
     if not len(keys[0]):
         return []
-    begins = np.any([key[1:] != key[:-1] for key in keys], axis=0)
-    return np.split(np.arange(len(keys[0])), np.flatnonzero(begins) + 1)
+    return np.split(np.arange(len(keys[0])), np.flatnonzero(_begins(keys))[1:])
+
+
+def numbered(*keys: npt.NDArray[Any]) -> tuple[Int, Int]:
+    """The distinct combinations of keys, in order: a row that has each, and which of them each row has.
+
+    >>> [column.tolist() for column in numbered(np.array([7, 3, 7]), np.array([1, 2, 1]))]
+    [[1, 0], [1, 0, 1]]
+    """
+    # Rows of one combination stand in a row: few of them are sorted.
+    begins = _begins(keys)
+    run = np.flatnonzero(begins)
+    order = sorted_by(*(key[run] for key in keys))
+    opens = _begins([key[run[order]] for key in keys])
+    of = np.zeros(len(order), np.int64)
+    of[order] = np.cumsum(opens) - 1
+    return run[order[opens]], of[np.cumsum(begins) - 1]
+
+
+def _begins(keys: Sequence[npt.NDArray[Any]]) -> Bool:
+    """Where a row has other keys than the row before it."""
+    begins = np.ones(len(keys[0]), np.bool_)
+    begins[1:] = np.any([key[1:] != key[:-1] for key in keys], axis=0)
+    return begins
+
+
+def each_of(low: Int, high: Int) -> tuple[Int, Int]:
+    """Every place from `low` up to `high` of each row, one behind the other: the row, and the place.
+
+    >>> [column.tolist() for column in each_of(np.array([4, 9]), np.array([6, 10]))]
+    [[0, 0, 1], [4, 5, 9]]
+    """
+    many = np.maximum(high - low, 0)
+    row = np.repeat(np.arange(len(many)), many)
+    return row, np.arange(len(row)) - np.repeat(np.cumsum(many) - many - low, many)
 
 
 def scattered(group: Int) -> bool:

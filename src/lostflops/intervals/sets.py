@@ -3,46 +3,70 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
 from lostflops.intervals.order import (
+    Bool,
     Int,
     changes,
+    each_of,
     one_axis,
     plain,
     positions,
     row_order,
     running_most,
     scattered,
+    sorted_by,
 )
 
 
 def union(frame: pl.LazyFrame, by: Sequence[str] = ()) -> pl.LazyFrame:
     """The instants covered by any interval, as disjoint intervals that do not touch, sorted."""
     keys = list(by)
-
-    def united(rows: pl.DataFrame) -> pl.DataFrame:
-        if rows.is_empty():
-            return rows
-        order = row_order(rows, [*keys, "start"])
-        start, reach = rows["start"].to_numpy()[order], rows["end"].to_numpy()[order]
-        opens = changes(rows, keys, order)
-        # In the order of their starts, an interval opens a new one when none before it reaches its start.
-        reach = running_most(reach, np.cumsum(opens, dtype=np.int64))
-        opens[1:] |= start[1:] > reach[:-1]
-        at = np.flatnonzero(opens)
-        closes = np.append(at[1:], len(start)) - 1
-        return rows[order[at]].replace_column(rows.width - 1, pl.Series("end", reach[closes]))
-
     return (
         frame.filter(pl.col("end") > pl.col("start"))
         .select(*keys, "start", "end")
-        .map_batches(united, predicate_pushdown=False, projection_pushdown=False)
+        .map_batches(lambda rows: _united(rows, keys), predicate_pushdown=False, projection_pushdown=False)
     )
+
+
+def _united(rows: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
+    if rows.is_empty():
+        return rows
+    order = row_order(rows, [*keys, "start"])
+    start, end = rows["start"].to_numpy()[order], rows["end"].to_numpy()[order]
+    first, reach = _joined(start, end, changes(rows, keys, order))
+    return rows[order[first]].replace_column(rows.width - 1, pl.Series("end", reach))
+
+
+def united(keys: Sequence[Int], start: Int, end: Int) -> tuple[Int, Int]:
+    """What `union` gives, of columns: for each interval a row that begins it, and its end."""
+    held = np.flatnonzero(end > start)
+    keys, start, end = [key[held] for key in keys], start[held], end[held]
+    if not len(held):
+        return held, end
+    order = sorted_by(*keys, start)
+    opens = np.r_[True, np.zeros(len(order) - 1, np.bool_)]
+    for key in keys:
+        opens[1:] |= np.diff(key[order]) != 0
+    first, reach = _joined(start[order], end[order], opens)
+    return held[order[first]], reach
+
+
+def _joined(start: Int, end: Int, opens: Bool) -> tuple[Int, Int]:
+    """The first rows of intervals that touch none before them, and where they end.
+
+    Rows stand in the order of their starts, and `opens` says where a group begins.
+    """
+    # In the order of their starts, an interval opens a new one when none before it reaches its start.
+    reach = running_most(end, np.cumsum(opens, dtype=np.int64))
+    opens[1:] |= start[1:] > reach[:-1]
+    at = np.flatnonzero(opens)
+    return at, reach[np.append(at[1:], len(start)) - 1]
 
 
 def paint(
@@ -75,14 +99,6 @@ def paint_stacked(
     return _painted(windows, union(numbered, [*keys, "_layer"]), list(names), keys, "account")
 
 
-def paint_numbered(
-    windows: pl.LazyFrame, layers: pl.DataFrame, count: int, by: Sequence[str]
-) -> tuple[pl.DataFrame, Int]:
-    """What `paint` gives, of layers that `_layer` numbers up to `count`, each united: the runs without their
-    account, and the number of each run's layer, or `count`."""
-    return _pieces(_in_windows(windows, list(by)).collect(), layers, count, list(by))
-
-
 def _in_windows(windows: pl.LazyFrame, keys: list[str]) -> pl.LazyFrame:
     return windows.filter(pl.col("end") > pl.col("start")).sort(*keys, "start")
 
@@ -91,39 +107,70 @@ def _painted(
     windows: pl.LazyFrame, layers: pl.LazyFrame, names: list[str], keys: list[str], account: str
 ) -> pl.LazyFrame:
     """`windows` painted with the union of each layer, which `_layer` numbers."""
-    under, over = pl.collect_all([_in_windows(windows, keys), layers])
-    pieces, code = _pieces(under, over, len(names), keys)
+    pieces, code = _pieces(_in_windows(windows, keys).collect(), layers.collect(), len(names), keys)
     named = pl.Series(account, [*names, None], dtype=pl.String).gather(code)
     return pieces.insert_column(2, named).lazy()
 
 
 def _pieces(under: pl.DataFrame, over: pl.DataFrame, count: int, keys: list[str]) -> tuple[pl.DataFrame, Int]:
     """The windows `under` cut into runs, start and end before their other columns, and each run's layer."""
-    # The edges of the windows, then those of the layers: both open, then both close.
-    start, end = (np.concatenate([side[c].to_numpy() for side in (under, over)]) for c in ("start", "end"))
-    edges, height = np.concatenate((start, end)), len(start)
+    sides = (under, over)
+    start, end = (np.concatenate([side[c].to_numpy() for side in sides]) for c in ("start", "end"))
+    edges = np.concatenate((start, end))
     groups = [_both(under[key], over[key]) for key in keys]
     order = positions([*(None if group is None else np.tile(group, 2) for group in groups), edges])
     if order is None:
-        rows = pl.concat([side.select(keys) for side in (under, over)])
+        rows = pl.concat([side.select(keys) for side in sides])
         order = row_order(pl.concat([rows, rows]).with_columns(pl.Series("_at", edges)), [*keys, "_at"])
+    painted = _runs(edges, order, under.height, over["_layer"].to_numpy(), count)
+    runs = pl.DataFrame({"start": painted.start, "end": painted.end})
+    return runs.hstack(under.drop("start", "end")[painted.window]), painted.layer
+
+
+class Runs(NamedTuple):
+    """Maximal runs of windows by the first layer that covers them: from where to where, in which window, and
+    of which layer."""
+
+    start: Int
+    end: Int
+    window: Int
+    layer: Int
+
+
+def painted(windows: Sequence[Int], layers: Sequence[Int], of: Int, count: int) -> Runs:
+    """What `paint` gives, of columns: those that group, the start and the end.
+
+    `of` numbers the layers, up to `count`, which is the number of runs that none covers. Rows of one layer
+    are united. Windows that hold no time have no runs.
+    """
+    held = np.flatnonzero(windows[-1] > windows[-2])
+    windows = [column[held] for column in windows]
+    *keys, start, end = (np.concatenate(both) for both in zip(windows, layers, strict=True))
+    edges = np.concatenate((start, end))
+    order = sorted_by(*(np.tile(key, 2) for key in keys), edges)
+    runs = _runs(edges, order, len(held), of, count)
+    return runs._replace(window=held[runs.window])
+
+
+def _runs(edges: Int, order: Int, windows: int, of: npt.NDArray[Any], count: int) -> Runs:
+    """`edges` are those of so many windows, then those of the layers: both open, then both close."""
     at = edges[order]
+    height = len(order) // 2
     sign = np.where(order < height, 1, -1)
     row = order % height if height else order
     # One window of a group is open at a time, so the running sum of their numbers is its number. All counts
     # return to zero after a group's last edge, so one running sum serves all groups.
-    window = np.cumsum(sign * np.where(row < under.height, row + 1, 0))
-    layer = np.concatenate([np.full(under.height, -1), over["_layer"].to_numpy()])[row]
+    window = np.cumsum(sign * np.where(row < windows, row + 1, 0))
+    layer = np.concatenate([np.full(windows, -1), of])[row]
     code = np.full(len(at), count)
-    for i in np.unique(over["_layer"].to_numpy())[::-1]:
+    for i in np.unique(of)[::-1]:
         code[np.cumsum(sign * (layer == i)) > 0] = i
     # Only the last of the edges at one instant has a piece after it, and by then all of them are counted.
     pieces = np.flatnonzero((window[:-1] > 0) & (at[1:] > at[:-1]))
     window, code, start, end = window[pieces], code[pieces], at[pieces], at[pieces + 1]
     begins = np.r_[True, (window[1:] != window[:-1]) | (code[1:] != code[:-1])][: len(pieces)]
     ends = np.r_[begins[1:], True][: len(pieces)]
-    runs = pl.DataFrame({"start": start[begins], "end": end[ends]})
-    return runs.hstack(under.drop("start", "end")[window[begins] - 1]), code[begins]
+    return Runs(start[begins], end[ends], window[begins] - 1, code[begins])
 
 
 def _both(one: pl.Series, other: pl.Series) -> npt.NDArray[Any] | None:
@@ -207,14 +254,21 @@ def inside(
     """
     chosen = pieces.select(by, "start", "end", **{f"_{name}": part for name, part in parts.items()})
     rows, cover = pl.collect_all([frame, chosen])
-    group, start, end = (rows[c].to_numpy() for c in (by, "start", "end"))
+    asked, known = ([side[c].to_numpy() for c in (by, "start", "end")] for side in (rows, cover))
+    shares = within(asked, known, [cover[f"_{name}"].to_numpy() for name in parts])
+    return rows.with_columns(map(pl.Series, parts, shares)).lazy()
+
+
+def within(rows: Sequence[Int], pieces: Sequence[Int], parts: Sequence[Bool] | None = None) -> list[Int]:
+    """What `inside` gives, of columns: group, start and end. Without `parts` all pieces are one."""
+    (group, start, end), (of, opens, closes) = rows, pieces
+    parts = [np.ones(len(of), np.bool_)] if parts is None else parts
+    if not len(opens):
+        return [np.zeros(len(group), np.int64) for _ in parts]
     # Neighbours ask about neighbours, which memory serves faster.
     order = np.argsort(group, kind="stable") if scattered(group) else None
     if order is not None:
         group, start, end = group[order], start[order], end[order]
-    of, opens, closes = (cover[c].to_numpy() for c in (by, "start", "end"))
-    if not len(opens):
-        return rows.with_columns(pl.lit(0, dtype=pl.Int64).alias(name) for name in parts).lazy()
     begins, stops, ended = one_axis((group, start), (group, end), (of, closes))
     # For each end of a row: how many pieces end before it, the next one, and how far it lies in that.
     meets: list[tuple[int, Int, Int, Int]] = []
@@ -223,9 +277,8 @@ def inside(
         piece = np.minimum(at, len(opens) - 1)
         begun = (of[piece] == group) & (at < len(opens))
         meets.append((sign, at, piece, np.where(begun, np.maximum(t - opens[piece], 0), 0)))
-    shares: list[pl.Series] = []
-    for name in parts:
-        counted = cover[f"_{name}"].to_numpy()
+    shares: list[Int] = []
+    for counted in parts:
         before = np.r_[0, np.cumsum((closes - opens) * counted)]
         rise = np.zeros(len(group), np.int64)
         for sign, at, piece, begun in meets:
@@ -233,8 +286,8 @@ def inside(
         share = np.maximum(rise, 0)
         if order is not None:
             share[order] = share.copy()
-        shares.append(pl.Series(name, share))
-    return rows.with_columns(shares).lazy()
+        shares.append(share)
+    return shares
 
 
 def cut(rows: pl.DataFrame, pieces: pl.DataFrame, by: str) -> pl.DataFrame:
@@ -255,10 +308,8 @@ def cut(rows: pl.DataFrame, pieces: pl.DataFrame, by: str) -> pl.DataFrame:
         (of, pieces["start"].to_numpy()), (of, pieces["end"].to_numpy()),
     )  # fmt: skip
     first = np.searchsorted(closes, begins, side="right")
-    many = np.maximum(np.searchsorted(opens, stops, side="left") - first, 0)
-    each = np.repeat(np.arange(rows.height), many)
     # Each row's pieces, counted on from its first.
-    at: Int = np.arange(len(each)) - np.repeat(np.cumsum(many) - many - first, many)
+    each, at = each_of(first, np.searchsorted(opens, stops, side="left"))
     met, piece = rows[each], pieces[at]
     return met.with_columns(
         piece.select(own),

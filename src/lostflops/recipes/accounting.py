@@ -22,7 +22,7 @@ there are calls of communication, in which the thread waits, and the framework's
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -34,7 +34,7 @@ from lostflops.intervals import Int
 from lostflops.naming.classification import operator_facts
 from lostflops.naming.host_causes import CAPTURE as CAPTURE_CALL
 from lostflops.naming.host_causes import Row, captures, cause_of, causes_of
-from lostflops.recipes.backward_threads import NODE, engines, with_doers
+from lostflops.recipes.backward_threads import NODE, by_name, engines, lanes, with_doers
 from lostflops.recipes.stretch_names import named
 from lostflops.store.trace import ONE_PER_DEVICE
 from lostflops.tables import NAME
@@ -130,85 +130,111 @@ def idle_by_cause(
     that ends with its step is ended by the next work after it. `thread` is the one that the cause was sought
     on, null where none was: the one that launched the work, or that does its work in a backward pass.
     """
-    numbered = (
-        gaps.filter(pl.col("end") > pl.col("start")).sort("rank", "start").with_row_index("gap").collect()
-    )
-    columns = ("rank", "step", "start", "end", "account", "gap", "thread")
-    nowhere = pl.lit(None, dtype=pl.Int64)
-    if numbered.is_empty():
-        empty = numbered.lazy().with_columns(account=pl.lit("", dtype=pl.String), thread=nowhere)
-        return empty.select(columns)
-    began = _with_beginnings(numbered)
-    ended = _drained(_ended_by(began.lazy(), ranks, kernels, copies), launches, _work(kernels, copies))
-    moment = _ends_of_gaps()
-    on_its_way, orphaned, sought = pl.collect_all(
-        [
-            (found := ended.collect().lazy()).with_columns(*moment.on_its_way).filter(moment.launched),
-            found.with_columns(moment.until).filter("orphan").with_columns(*moment.orphaned),
-            found.with_columns(moment.until)
-            .filter(~pl.col("orphan") & (pl.col("end") > pl.col("start")))
-            .select("rank", "thread", "start", "end", "step", "gap", "refilled"),
-        ]
-    )
-    doers = with_doers(sought, engines(operators, ranges), launches, operators, ranges, frames)
-    painted = intervals.paint_stacked(doers.lazy(), spans, CLAIMING, by=["rank", "thread"])
-    refills = _refills()
-    charged = _cut(painted, refills.until).with_columns(refills.account)
-    every = pl.concat([part.select(columns) for part in (charged, on_its_way.lazy(), orphaned.lazy())])
-    return (
-        _in_turn(every, ranks, kernels, copies).filter(pl.col("end") > pl.col("start")).sort("rank", "start")
-    )
-
-
-class _EndsOfGaps(NamedTuple):
-    """Expressions on gaps with what ends them."""
-
-    launched: pl.Expr
-    on_its_way: tuple[pl.Expr, ...]
-    until: pl.Expr
-    orphaned: tuple[pl.Expr, ...]
-
-
-@cache
-def _ends_of_gaps() -> _EndsOfGaps:
-    nowhere = pl.lit(None, dtype=pl.Int64).alias("thread")
+    known = gaps.select("rank", "step", "start", "end").collect()
+    rank, start, end = (known[c].to_numpy() for c in ("rank", "start", "end"))
+    held = np.flatnonzero(end > start)
+    order = held[intervals.sorted_by(rank[held], start[held])]
+    rank, start, end = rank[order], start[order], end[order]
+    work = _work(kernels, copies)
+    done = None if work is None else work.collect()
+    ended = _ended_by(rank, end, ranks, done)
+    began = _beginnings(rank, start, end)
+    refilled = _refilled(rank, began, launches, done)
     # Until the call that launches has returned the host is late; after it the work is.
-    returned = pl.max_horizontal("launch_start", "launch_end")
-    launch = returned.clip(pl.col("start"), pl.col("end"))
-    waited = pl.col("_begins") - pl.max_horizontal(returned, "began")
-    account = pl.when(waited < LONG).then(pl.lit(DEPENDENCY)).otherwise(pl.lit(UNRECORDED))
-    return _EndsOfGaps(
-        launched=returned.is_not_null(),
-        on_its_way=(launch.alias("start"), account.alias("account"), nowhere),
-        # Work whose launch is not in the trace tells nothing of the host, nor does a trace without the host.
-        until=launch.fill_null(pl.col("end")).alias("end"),
-        orphaned=(pl.lit(UNRECORDED).alias("account"), nowhere),
+    returned = np.maximum(ended.launch_start, ended.launch_end)
+    launched, orphaned = np.flatnonzero(returned > NEVER), np.flatnonzero(ended.orphan)
+    waited = ended.begins[launched] - np.maximum(returned, began)[launched]
+    late = np.where(waited < LONG, NAMED.index(DEPENDENCY), NAMED.index(UNRECORDED))
+    # Work whose launch is not in the trace tells nothing of the host, nor does a trace without the host.
+    launch = np.clip(returned, start, end)
+    until = np.where(returned > NEVER, launch, end)
+    sought = np.flatnonzero(~ended.orphan & (until > start))
+    asked = {
+        "rank": rank[sought].astype(np.int32),
+        "thread": ended.thread[sought],
+        "start": start[sought],
+        "end": until[sought],
+        "gap": sought,
+    }
+    doers = with_doers(pl.DataFrame(asked), engines(operators, ranges), launches, operators, ranges, frames)
+    charged = _charged(doers, spans.collect(), refilled)
+    gap, start, end, account = (
+        np.concatenate(parts)
+        for parts in (
+            (charged.gap, launched, orphaned),
+            (charged.start, launch[launched], start[orphaned]),
+            (charged.end, end[launched], until[orphaned]),
+            (charged.account, late, np.full(len(orphaned), NAMED.index(UNRECORDED))),
+        )
     )
+    nobody = pl.repeat(None, len(launched) + len(orphaned), dtype=pl.Int64, eager=True)
+    held = np.flatnonzero(end > start)
+    rows = held[intervals.sorted_by(rank[gap[held]], start[held])]
+    every = {
+        "rank": rank[gap[rows]],
+        "step": known["step"].gather(order[gap[rows]]),
+        "start": start[rows],
+        "end": end[rows],
+        "account": pl.Series(NAMED, dtype=pl.String).gather(account[rows]),
+        "gap": gap[rows].astype(np.uint32),
+        "thread": pl.concat([pl.Series(charged.thread), nobody]).gather(rows),
+    }
+    return _in_turn(pl.LazyFrame(every), ranks, kernels, copies)
 
 
-class _Refills(NamedTuple):
-    """Expressions on stretches with the account that the host's rows give them."""
+NEVER = -(2**63)  # in place of an instant, or of a thread, that is not known
+LAST = 2**63 - 1
+# What a stretch may be charged to, numbered: what host rows claim, then the rest.
+NAMED = (*CLAIMING, UNEXPLAINED, DEPENDENCY, UNRECORDED)
 
-    until: pl.Expr
-    account: pl.Expr
+
+def _known(column: pl.Series) -> Int:
+    return (column.fill_null(NEVER) if column.null_count() else column).to_numpy()
 
 
-@cache
-def _refills() -> _Refills:
-    """Until when a stretch is the price of a wait, and its account then.
+class _Charged(NamedTuple):
+    """Stretches with the account that the host's rows give them, as its place in `NAMED`."""
+
+    gap: Int
+    thread: Int
+    start: Int
+    end: Int
+    account: Int
+
+
+def _charged(doers: pl.DataFrame, spans: pl.DataFrame, refilled: Int) -> _Charged:
+    """What the threads of these stretches did in them.
 
     The queue was empty because the host had waited for the device: what it does next to refill the queue,
     unless that has a name of its own, is the price of the wait. A frame or a range that runs for long and
     calls nothing is no part of that: it would idle the device as long if nobody had waited.
     """
-    other_work = (pl.col("account") == OTHER_HOST) & (pl.col("end") - pl.col("start") >= LONG)
-    nameless = pl.col("account").is_null() | (pl.col("account").is_in(REFILLING) & ~other_work)
-    account = (
-        pl.when(nameless & (pl.col("end") <= pl.col("refilled")))
-        .then(pl.lit(SYNCHRONISED))
-        .otherwise(pl.col("account").fill_null(UNEXPLAINED))
-    )
-    return _Refills(pl.when(nameless).then("refilled"), account.alias("account"))
+    claims = {account: code for code, account in enumerate(CLAIMING)}
+    code = spans["account"].replace_strict(claims, default=None, return_dtype=pl.Int64)
+    spans = spans if not code.null_count() else spans.filter(code.is_not_null())
+    rank, thread, start, end = (spans[c].to_numpy() for c in TIMES)
+    layer = code.drop_nulls().to_numpy()
+    first, reach = intervals.united((rank, thread, layer), start, end)
+    layers = (rank[first], thread[first], start[first], reach)
+    runs = intervals.painted([doers[c].to_numpy() for c in TIMES], layers, layer[first], len(CLAIMING))
+    gap, thread = (doers[c].to_numpy()[runs.window] for c in ("gap", "thread"))
+    start, end, account = runs.start, runs.end, runs.layer
+    at = refilled[gap]
+    cut = np.flatnonzero(_nameless(account, end - start) & (start < at) & (at < end))
+    # The first part of what is cut stays in its place.
+    gap, thread, account = (np.r_[column, column[cut]] for column in (gap, thread, account))
+    start, end = np.r_[start, at[cut]], np.r_[end, end[cut]]
+    end[cut] = at[cut]
+    waited = _nameless(account, end - start) & (end <= refilled[gap])
+    account = np.where(waited, NAMED.index(SYNCHRONISED), account)
+    return _Charged(gap, thread, start, end, account)
+
+
+def _nameless(account: Int, length: Int) -> npt.NDArray[np.bool_]:
+    """Whether stretches charged to these accounts have no name of their own."""
+    refilling = np.isin(account, [NAMED.index(name) for name in REFILLING])
+    long = (account == NAMED.index(OTHER_HOST)) & (length >= LONG)
+    return (account == NAMED.index(UNEXPLAINED)) | (refilling & ~long)
 
 
 def _in_turn(idle: pl.LazyFrame, ranks: pl.LazyFrame, kernels: Frame, copies: Frame) -> pl.LazyFrame:
@@ -218,11 +244,11 @@ def _in_turn(idle: pl.LazyFrame, ranks: pl.LazyFrame, kernels: Frame, copies: Fr
     device has long been idle waits for another. And so does work that was launched and does not begin.
     """
     of = ["host", "main_thread"]
-    each = ranks.filter(pl.col("rank_source").cast(pl.String) == ONE_PER_DEVICE).select("rank", *of)
-    facts = each.unique("rank", keep="first").collect()
+    source = pl.col("rank_source").cast(pl.String)
+    facts = ranks.filter(source == ONE_PER_DEVICE).select("rank", *of).collect()
+    facts = facts.unique("rank", keep="first") if facts.height else facts
     if facts.height < 2:
         return idle
-    idle = idle.collect().lazy()
     pairs = facts.join(facts.rename({"rank": "beside"}), on=of, nulls_equal=True)
     others = pairs.filter(pl.col("rank") != pl.col("beside")).select("rank", "beside").lazy()
     ends = [t.select("rank", "start", "end") for t in (kernels, copies) if t is not None]
@@ -233,7 +259,7 @@ def _in_turn(idle: pl.LazyFrame, ranks: pl.LazyFrame, kernels: Frame, copies: Fr
     told = cut.with_columns(
         account=pl.coalesce("account", "own"), thread=pl.when(pl.col("account").is_null()).then("thread")
     ).select(idle.collect_schema().names())
-    return pl.concat([idle.filter(~may), told])
+    return pl.concat([idle.filter(~may), told]).sort("rank", "start")
 
 
 def with_names(
@@ -289,79 +315,136 @@ def host_by_cause(
     dispatching and other work, which have no name, are what the others leave of steps, the first of the three
     that applies.
     """
-    lanes = ["rank", "thread"]
-    threads = [ranks.select("rank", thread="main_thread")]
-    work = _work(kernels, copies)
-    if work is not None:
-        threads.append(work.select(lanes))
+    threads = [ranks.select("rank", thread="main_thread").collect()]
+    if (work := _work(kernels, copies)) is not None:
+        threads.append(work.select("rank", "thread").collect())
     pairs = engines(operators, ranges)
-    threads += [pairs.lazy().select("rank", thread=role) for role in ("caller", "engine")]
-    near = pl.concat(threads, how="vertical_relaxed").drop_nulls().unique().collect()
-    claims = intervals.union(
-        _host_claims(steps, ranks, launches, operators, ranges, frames, near).lazy(), [*lanes, "_layer"]
-    ).collect()
-    windows = near.lazy().join(steps.select("rank", "start", "end"), on="rank")
-    unnamed, left = intervals.paint_numbered(windows, claims, len(CLAIMING), by=lanes)
-    first = CLAIMING.index(UNNAMED[0])
-    rest, nameless = (left >= first) & (left < len(CLAIMING)), claims["_layer"].to_numpy() >= first
-    columns = (*lanes, "start", "end")
-    parts = (unnamed, np.flatnonzero(rest)), (claims, np.flatnonzero(~nameless))
-    rows = pl.concat([some.select(columns)[which] for some, which in parts])
-    code = np.concatenate((left[rest], claims["_layer"].to_numpy()[~nameless]))
-    alphabetical = np.argsort(np.argsort(np.array(CLAIMING)))
-    keys = ("start", alphabetical[code], "thread", "rank")
-    order = np.lexsort([rows[key].to_numpy() if isinstance(key, str) else key for key in keys])
-    account = pl.Series("account", CLAIMING, dtype=pl.String).gather(code[order])
-    return rows[order].insert_column(2, account).lazy()
-
-
-def _with_beginnings(gaps: pl.DataFrame) -> pl.DataFrame:
-    """Gaps sorted by rank and start, with `began`: where the first piece began of one cut by steps' ends."""
-    rank, start, end = (gaps[c].to_numpy() for c in ("rank", "start", "end"))
-    opens = np.r_[True, (start[1:] != end[:-1]) | (rank[1:] != rank[:-1])][: len(start)]
-    began = start[np.maximum.accumulate(np.where(opens, np.arange(len(start)), 0))]
-    return gaps.with_columns(pl.Series("began", began))
-
-
-def _ended_by(gaps: pl.LazyFrame, ranks: pl.LazyFrame, kernels: Frame, copies: Frame) -> pl.LazyFrame:
-    """Each gap with the launch of the work that ends it: launch_start, launch_end, thread, orphan, host_only.
-
-    `_begins` is when that work begins. Where nothing follows, or host operators stand in for kernels
-    (`host_only`), the launch is null and the thread is the one that works next, or the rank's main thread.
-    `orphan` says that work follows whose launch was not recorded, or that no thread is known.
-    """
-    facts = ranks.select("rank", "main_thread", host_only=HOST_ONLY).unique("rank", keep="first")
-    work = _work(kernels, copies)
-    none = pl.lit(None, dtype=pl.Int64)
-    if work is None:
-        gaps = gaps.with_columns(_begins=none, launch_start=none, launch_end=none, thread=none)
-    else:
-        following = (
-            work.rename({"start": "_begins"})
-            .sort("_begins", "rank", "launch_start", "launch_end", "thread", nulls_last=True)
-            .unique(["rank", "_begins"], keep="first", maintain_order=True)
-        )
-        gaps = gaps.sort("end").join_asof(
-            following,
-            left_on="end",
-            right_on="_begins",
-            by="rank",
-            strategy="forward",
-            check_sortedness=False,
-        )
-    return (
-        gaps.join(facts, on="rank", how="left", maintain_order="left")
-        .with_columns(pl.col("host_only").fill_null(False))
-        .with_columns(thread=pl.coalesce("thread", "main_thread"))
-        .with_columns(
-            orphan=(
-                pl.col("thread").is_null()
-                | (pl.col("_begins").is_not_null() & pl.col("launch_start").is_null())
-            )
-            & ~pl.col("host_only"),
-            thread=pl.col("thread").fill_null(-1),
+    near = _lanes(*threads, *(pairs.select("rank", thread=role) for role in ("caller", "engine")))
+    tables: dict[Row, Frame] = {"range": ranges, "operator": operators, "frame": frames, "launch": launches}
+    *claims, layer = _host_claims(steps, ranks, tables, near)
+    rank, thread, start, end = claims
+    first, reach = intervals.united((rank, thread, layer), start, end)
+    rank, thread, start, layer = (column[first] for column in (rank, thread, start, layer))
+    windows = _windows(steps, near)
+    runs = intervals.painted(windows, (rank, thread, start, reach), layer, len(CLAIMING))
+    unnamed = CLAIMING.index(UNNAMED[0])
+    rest, named = (runs.layer >= unnamed) & (runs.layer < len(CLAIMING)), layer < unnamed
+    of = runs.window[rest]
+    rank, thread, start, end, code = (
+        np.concatenate(both)
+        for both in (
+            (windows[0][of], rank[named]),
+            (windows[1][of], thread[named]),
+            (runs.start[rest], start[named]),
+            (runs.end[rest], reach[named]),
+            (runs.layer[rest], layer[named]),
         )
     )
+    alphabetical = np.argsort(np.argsort(np.array(CLAIMING)))
+    order = np.lexsort((start, alphabetical[code], thread, rank))
+    account = pl.Series(CLAIMING, dtype=pl.String).gather(code[order])
+    return pl.LazyFrame(
+        {
+            "rank": rank[order].astype(np.int32),
+            "thread": thread[order],
+            "account": account,
+            "start": start[order],
+            "end": end[order],
+        }
+    )
+
+
+def _lanes(*some: pl.DataFrame) -> tuple[Int, Int]:
+    """The distinct threads of these frames, in order: their ranks and the threads."""
+    rank, thread, _ = lanes(
+        *(frame.drop_nulls() if frame["thread"].null_count() else frame for frame in some)
+    )
+    return rank, thread
+
+
+def _windows(steps: pl.LazyFrame, lanes: tuple[Int, Int]) -> tuple[Int, Int, Int, Int]:
+    """The steps of each thread: rank, thread, start, end."""
+    known = steps.select("rank", "start", "end").collect()
+    rank, start, end = (known[c].to_numpy() for c in known.columns)
+    of = np.argsort(rank, kind="stable")
+    low, high = (np.searchsorted(rank[of], lanes[0], side=side) for side in ("left", "right"))
+    lane, at = intervals.each_of(low, high)
+    return lanes[0][lane], lanes[1][lane], start[of[at]], end[of[at]]
+
+
+def _beginnings(rank: Int, start: Int, end: Int) -> Int:
+    """Where the first piece began of each gap, which steps' ends may have cut; sorted by rank and start."""
+    opens = np.r_[True, (start[1:] != end[:-1]) | (rank[1:] != rank[:-1])][: len(start)]
+    return start[np.maximum.accumulate(np.where(opens, np.arange(len(start)), 0))]
+
+
+class _Ended(NamedTuple):
+    """The launch of the work that ends each gap; `NEVER` is what is not known."""
+
+    begins: Int  # when that work begins
+    launch_start: Int
+    launch_end: Int
+    thread: Int
+    orphan: npt.NDArray[np.bool_]
+
+
+def _ended_by(rank: Int, end: Int, ranks: pl.LazyFrame, work: pl.DataFrame | None) -> _Ended:
+    """What ends each gap of a rank.
+
+    Where nothing follows, or host operators stand in for kernels, the launch is not known and the thread is
+    the one that works next, or the rank's main thread. `orphan` says that work follows whose launch was not
+    recorded, or that no thread is known.
+    """
+    facts = ranks.select("rank", "main_thread", host_only=HOST_ONLY).collect()
+    main_thread, begins, launch_start, launch_end, thread = (np.full(len(rank), NEVER) for _ in range(5))
+    host_only = np.zeros(len(rank), np.bool_)
+    if facts.height:
+        known, first = np.unique(facts["rank"].to_numpy(), return_index=True)
+        place, there = _found(np.searchsorted(known, rank), known, rank)
+        main_thread = np.where(there, _known(facts["main_thread"])[first[place]], NEVER)
+        host_only = there & facts["host_only"].to_numpy()[first[place]]
+    if work is not None and work.height:
+        times = [_known(work[c]) for c in ("start", "launch_start", "launch_end", "thread")]
+        of = work["rank"].to_numpy()
+        order = intervals.sorted_by(of, *(np.where(column == NEVER, LAST, column) for column in times))
+        of, times = of[order], [column[order] for column in times]
+        starts, ends = intervals.one_axis((of, times[0]), (rank, end))
+        place, there = _found(np.searchsorted(starts, ends), of, rank)
+        begins, launch_start, launch_end, thread = (np.where(there, c[place], NEVER) for c in times)
+    thread = np.where(thread == NEVER, main_thread, thread)
+    orphan = ((thread == NEVER) | ((begins > NEVER) & (launch_start == NEVER))) & ~host_only
+    return _Ended(begins, launch_start, launch_end, np.where(thread == NEVER, -1, thread), orphan)
+
+
+def _found(place: Int, groups: Int, group: Int) -> tuple[Int, npt.NDArray[np.bool_]]:
+    """Places among the rows of `groups`, those outside moved to an end, and which hold a row of the group."""
+    inside = np.clip(place, 0, len(groups) - 1)
+    return inside, (inside == place) & (groups[inside] == group)
+
+
+def _refilled(rank: Int, began: Int, launches: Frame, work: pl.DataFrame | None) -> Int:
+    """Until when the host may refill the queue at the expense of having waited, for each gap.
+
+    That is the case where a thread that launches was inside a call that waits for the device when the gap
+    began. Without the call the host would have been there sooner by as long as the call took, so no more of
+    the gap is due to it than that. `NEVER` where no call waited.
+    """
+    never = np.full(len(rank), NEVER)
+    if launches is None or work is None:
+        return never
+    calls = launches.select(*TIMES, "name").collect()
+    names, named = by_name(calls["name"])
+    waits = np.array([cause == "host_synchronisation" for cause in causes_of(names, "launch")], np.bool_)
+    calls = calls.select(TIMES).filter(waits[named])
+    calls = _of_lanes(calls, _lanes(work.select("rank", "thread")))
+    of, called, returned = (calls[c].to_numpy() for c in ("rank", "start", "end"))
+    first, returned = intervals.united((of,), called, returned)
+    of, called = of[first], called[first]
+    if not len(of):
+        return never
+    starts, at = intervals.one_axis((of, called), (rank, began))
+    call, there = _found(np.searchsorted(starts, at, side="right") - 1, of, rank)
+    return np.where(there & (returned[call] >= began), began + returned[call] - called[call], NEVER)
 
 
 def _work(kernels: Frame, copies: Frame) -> Frame:
@@ -370,49 +453,6 @@ def _work(kernels: Frame, copies: Frame) -> Frame:
     holding = pl.col("end") > pl.col("start")
     work = [table.filter(holding).select(columns) for table in (kernels, copies) if table is not None]
     return pl.concat(work) if work else None
-
-
-def _drained(gaps: pl.LazyFrame, launches: Frame, work: Frame) -> pl.LazyFrame:
-    """Each gap with `refilled`: until when the host may refill the queue at the expense of having waited.
-
-    That is the case where a thread that launches was inside a call that waits for the device when the gap
-    began. Without the call the host would have been there sooner by as long as the call took, so no more of
-    the gap is due to it than that. Null where no call waited.
-    """
-    if launches is None or work is None:
-        return gaps.with_columns(refilled=pl.lit(None, dtype=pl.Int64))
-    names = launches.select(pl.col("name").unique()).collect()["name"].cast(pl.String).drop_nulls().to_list()
-    proven = zip(names, causes_of(names, "launch"), strict=True)
-    waits = [name for name, cause in proven if cause == "host_synchronisation"]
-    feeding = work.select("rank", "thread").unique()
-    calls = (
-        intervals.union(
-            launches.filter(pl.col("name").is_in(waits)).join(feeding, on=["rank", "thread"], how="semi"),
-            by=["rank"],
-        )
-        .select("rank", _called=pl.col("start"), _returned=pl.col("end"))
-        .sort("_called")
-    )
-    return (
-        gaps.sort("began")
-        .join_asof(
-            calls, left_on="began", right_on="_called", by="rank", strategy="backward", check_sortedness=False
-        )
-        .with_columns(
-            refilled=pl.when(pl.col("_returned") >= pl.col("began")).then(
-                pl.col("began") + pl.col("_returned") - pl.col("_called")
-            )
-        )
-        .drop("_called", "_returned")
-    )
-
-
-def _cut(pieces: pl.LazyFrame, at: pl.Expr) -> pl.LazyFrame:
-    """The pieces, those in two that hold the instant `at`."""
-    pieces = pieces.collect().lazy()
-    inside = ((pl.col("start") < at) & (at < pl.col("end"))).fill_null(False)
-    cut = pieces.filter(inside)
-    return pl.concat([pieces.filter(~inside), cut.with_columns(end=at), cut.with_columns(start=at)])
 
 
 def _dispatching(operators: pl.DataFrame, names: list[str], launches: Frame) -> pl.DataFrame:
@@ -474,70 +514,69 @@ def _first_calls(steps: pl.LazyFrame, calls: pl.DataFrame, names: pl.DataFrame) 
 
 
 def _host_claims(
-    steps: pl.LazyFrame,
-    ranks: pl.LazyFrame,
-    launches: Frame,
-    operators: Frame,
-    ranges: Frame,
-    frames: Frame,
-    threads: pl.DataFrame,
-) -> pl.DataFrame:
-    """What these host threads did: rank, thread, start, end and `_layer`, the place of the account in
-    `CLAIMING`; one row of the host may be in several."""
-    parts: list[pl.DataFrame] = []
-    codes: list[npt.NDArray[np.int16]] = []
+    steps: pl.LazyFrame, ranks: pl.LazyFrame, tables: Mapping[Row, Frame], lanes: tuple[Int, Int]
+) -> tuple[Int, ...]:
+    """What these host threads did: rank, thread, start, end, and the place of the account in `CLAIMING`; one
+    row of the host may be in several."""
+    parts: list[tuple[Int, ...]] = []
 
-    def claim(account: str, some: pl.DataFrame) -> None:
-        parts.append(some.select(columns))
-        codes.append(np.full(some.height, CLAIMING.index(account), np.int16))
+    def claim(code: str | Int, rows: Sequence[Int]) -> None:
+        of = np.full(len(rows[0]), CLAIMING.index(code)) if isinstance(code, str) else code
+        parts.append((*rows, of))
 
-    columns = ("rank", "thread", "start", "end")
-    tables: dict[Row, Frame] = {"range": ranges, "operator": operators, "frame": frames, "launch": launches}
-    known: dict[Row, pl.LazyFrame] = {row: table for row, table in tables.items() if table is not None}
-    lanes = threads.lazy()
-    on_host, *found = pl.collect_all(
-        [
-            ranks.unique("rank", keep="first").filter(HOST_ONLY).select("rank"),
-            *(
-                t.select(*columns, "name").join(lanes, on=["rank", "thread"], how="semi")
-                for t in known.values()
-            ),
-        ]
-    )
-    for row, here in zip(known, found, strict=True):
-        times, length = here.drop("name"), (here["end"] - here["start"]).to_numpy()
-        names, named = _by_name(here)
+    def claim_rows(account: str, some: pl.DataFrame) -> None:
+        claim(account, [some[c].to_numpy() for c in TIMES])
+
+    facts = ranks.select("rank", host_only=HOST_ONLY).collect()
+    known, first = np.unique(facts["rank"].to_numpy(), return_index=True)
+    hosts = known[facts["host_only"].to_numpy()[first]]
+    launches = tables["launch"]
+    for row, table in tables.items():
+        if table is None:
+            continue
+        here = _of_lanes(table.select(*TIMES, "name").collect(), lanes)
+        times = [here[c].to_numpy() for c in TIMES]
+        length = times[3] - times[2]
+        names, named = by_name(here["name"])
         causes = causes_of(names, row)
-        of = np.array([CLAIMING.index(f"idle.{cause}") if cause else -1 for cause in causes], np.int16)[named]
+        of = np.array([CLAIMING.index(f"idle.{cause}") if cause else -1 for cause in causes], np.int64)[named]
         proven = np.flatnonzero(of >= 0)
-        parts.append(times[proven])
-        codes.append(of[proven])
+        claim(of[proven], [column[proven] for column in times])
         if row == "launch":
             if (length >= FIRST_CALL).any():
-                claim(INITIALISATION, _first_calls(steps, here, cause_of(names, row)))
+                claim_rows(INITIALISATION, _first_calls(steps, here, cause_of(names, row)))
             if any(map(CAPTURE_CALL.match, names)):
-                claim(CAPTURE, captures(here.lazy(), names).collect())
-            claim(LONG_CALL, times[np.flatnonzero(length >= LONG)])
+                claim_rows(CAPTURE, captures(here.lazy(), names).collect())
+            claim(LONG_CALL, [column[length >= LONG] for column in times])
             claim(LAUNCH_BOUND, times)
         elif row == "operator":
-            on_device = here.join(on_host, on="rank", how="anti") if on_host.height else here
-            claim(LAUNCH_BOUND, _dispatching(on_device, names, launches))
-            if on_host.height:
-                served = here.join(on_host, on="rank", how="semi")
+            served = np.isin(times[0], hosts)
+            nodes = np.array([name.startswith(NODE) for name in names], np.bool_)[named]
+            if (nodes & (length >= LONG) & ~served).any():
+                claim_rows(LAUNCH_BOUND, _dispatching(here.filter(~served), names, launches))
+            else:
+                claim(LAUNCH_BOUND, [column[~served] for column in times])
+            if served.any():
                 talk = operator_facts(names).filter(pl.col("family") == "communication")["name"].to_list()
-                claim(SYNCHRONISED, served.filter(pl.col("name").is_in(talk)))
-                claim(OTHER_HOST, served)
+                talks = np.array([name in talk for name in names])[named] & served
+                claim(SYNCHRONISED, [column[talks] for column in times])
+                claim(OTHER_HOST, [column[served] for column in times])
         else:
-            marks = np.array([name.startswith("ProfilerStep") for name in names], np.bool_)
-            claim(OTHER_HOST, times[np.flatnonzero(~marks[named])] if marks.any() else times)
-    zero = pl.lit(0, dtype=pl.Int64)
-    parts.append(threads.clear().with_columns(start=zero, end=zero))
-    numbered = pl.Series("_layer", np.concatenate([*codes, np.zeros(0, np.int16)]))
-    return pl.concat(parts, how="vertical_relaxed").with_columns(numbered)
+            marks = np.array([name.startswith("ProfilerStep") for name in names], np.bool_)[named]
+            claim(OTHER_HOST, [column[~marks] for column in times])
+    nothing = (np.zeros(0, np.int64),) * (len(TIMES) + 1)
+    return tuple(np.concatenate(columns) for columns in zip(nothing, *parts, strict=True))
 
 
-def _by_name(rows: pl.DataFrame) -> tuple[list[str], Int]:
-    """The distinct names of rows, and for each row which it has."""
-    code = rows["name"].to_physical().to_numpy()
-    _, first, which = np.unique(code, return_index=True, return_inverse=True)
-    return [name or "" for name in rows["name"][first].cast(pl.String).to_list()], which
+TIMES = ("rank", "thread", "start", "end")
+
+
+def _of_lanes(rows: pl.DataFrame, lanes: tuple[Int, Int]) -> pl.DataFrame:
+    """The rows of these threads."""
+    if rows["thread"].null_count():
+        rows = rows.filter(pl.col("thread").is_not_null())
+    columns = [rows[c].to_numpy() for c in ("rank", "thread")]
+    among, asked = intervals.one_axis(lanes, (columns[0], columns[1]))
+    place = np.searchsorted(among, asked)
+    there = among.take(place, mode="clip") == asked if len(among) else np.zeros(rows.height, np.bool_)
+    return rows if there.all() else rows.filter(there)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import polars as pl
 
 from lostflops import intervals
 from lostflops.columns import Count, Id, Share, Time
 from lostflops.finding import Finding, milliseconds, percent
+from lostflops.intervals import Int
 from lostflops.intervals.matching import PAIR
 from lostflops.recipe import Bars, Example, recipe
 from lostflops.recipes.means import quotient
@@ -120,30 +122,29 @@ def communication_imbalance(
     in a pipeline one side waits for the other by design.
     """
     known = communication_matches.filter(~pl.col("kind").cast(pl.String).is_in(PAIR).fill_null(False))
-    known = known.collect().lazy()
+    known = known.collect()
     matched = known.filter(pl.col("wait").is_not_null())
     until = pl.min_horizontal("end", pl.col("arrival") + pl.col("wait"))
     waits = matched.select(
         "rank", "start", "last_arrival", "lead", end=until, last_rank=pl.col("last_rank").fill_null(-1)
     )
     length = pl.col("end") - pl.col("start")
+    own_wait = intervals.union(waits.lazy(), ["rank"]).group_by("rank").agg(own_wait=length.sum())
     per_rank = (
-        known.group_by("rank")
+        known.lazy()
+        .group_by("rank")
         .agg(
             collectives=pl.col("instance").filter(pl.col("wait").is_not_null()).n_unique().cast(pl.Int64),
             unmatched=pl.col("wait").is_null().sum().cast(pl.Int64),
             assumed=pl.col("assumed").fill_null(False).sum().cast(pl.Int64),
         )
         .filter(pl.col("collectives") > 0)
-        .join(
-            intervals.union(waits, ["rank"]).group_by("rank").agg(own_wait=length.sum()),
-            on="rank",
-            how="left",
-        )
+        .join(own_wait, on="rank", how="left")
         .with_columns(pl.col("own_wait").fill_null(0))
     )
     blamed = (
-        matched.group_by("instance")
+        matched.lazy()
+        .group_by("instance")
         .agg(rank=pl.col("last_rank").first(), wait=pl.col("wait").sum(), lead=pl.col("lead").first())
         .group_by("rank")
         .agg(last=pl.len().cast(pl.Int64), blame=pl.col("wait").sum(), lead=pl.col("lead").sum())
@@ -154,7 +155,7 @@ def communication_imbalance(
     moving = matched.select(
         "rank", "end", start=pl.max_horizontal("start", pl.col("arrival") + pl.col("wait"))
     )
-    free = intervals.overlay({"idle": idle, "moving": moving}, by=["rank"]).collect().lazy()
+    free = _outside(idle.select("rank", "start", "end").collect(), moving)
     in_lead = waits.with_columns(
         start=pl.max_horizontal("start", pl.col("last_arrival") - pl.col("lead"))
     ).filter(pl.col("rank") != pl.col("last_rank"))
@@ -188,14 +189,23 @@ def communication_imbalance(
     )
 
 
-def _bare(waits: pl.LazyFrame, free: pl.LazyFrame) -> pl.LazyFrame:
+def _columns(rows: pl.DataFrame) -> list[Int]:
+    return [rows[c].to_numpy() for c in ("rank", "start", "end")]
+
+
+def _outside(idle: pl.DataFrame, moving: pl.DataFrame) -> tuple[Int, Int, Int]:
+    """The parts of these disjoint pieces in which nothing moves: rank, start, end."""
+    pieces, layers = _columns(idle), _columns(intervals.union(moving.lazy(), ["rank"]).collect())
+    runs = intervals.painted(pieces, layers, np.zeros(len(layers[0]), np.int64), 1)
+    free = runs.layer == 1
+    return pieces[0][runs.window[free]], runs.start[free], runs.end[free]
+
+
+def _bare(waits: pl.DataFrame, free: tuple[Int, Int, Int]) -> pl.LazyFrame:
     """How long each rank waits for each other in steps, with nothing computed or transferred meanwhile."""
-    each = intervals.inside(
-        intervals.union(waits, ["rank", "last_rank"]),
-        free,
-        {"_bare": (pl.col("idle") > 0) & (pl.col("moving") == 0)},
-    )
-    return each.group_by("rank", "last_rank").agg(pl.col("_bare").sum())
+    each = intervals.union(waits.lazy(), ["rank", "last_rank"]).collect()
+    (bare,) = intervals.within(_columns(each), free)
+    return each.lazy().with_columns(_bare=bare).group_by("rank", "last_rank").agg(pl.col("_bare").sum())
 
 
 @communication_imbalance.finding(name="rank-arrives-last", also=("length-grouping", "rank-exclusion"))

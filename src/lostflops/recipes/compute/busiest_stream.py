@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import polars as pl
 
 from lostflops import intervals
 from lostflops.columns import Id, Time
+from lostflops.intervals import Int
 from lostflops.recipe import Example, recipe
 from lostflops.tables import Copies, Kernels
 
@@ -71,30 +73,45 @@ def busiest_stream(
     A stream does one thing after the other, so no change that leaves its work as it is makes the steps
     shorter than that. Communication does not count as work, because it may be waiting.
     """
-    computing = None if kernels is None else kernels.filter(pl.col("family") != "communication")
-    copying = None if copies is None else copies.filter(~pl.col("communication"))
-    every = _beside(counted_steps, [table for table in (computing, copying) if table is not None])
-    alone = _beside(counted_steps, [] if computing is None else [computing])
-    return every.join(alone.rename({"beside": "beside_kernels"}), on="rank").sort("rank")
+    computing = None if kernels is None else _rows(kernels.filter(pl.col("family") != "communication"))
+    copying = None if copies is None else _rows(copies.filter(~pl.col("communication")))
+    steps = counted_steps.collect()
+    every = _beside(steps, [rows for rows in (computing, copying) if rows is not None])
+    alone = _beside(steps, [] if computing is None else [computing])
+    ranks = np.unique(steps["rank"].to_numpy())
+    return pl.LazyFrame({"rank": ranks, "beside": every, "beside_kernels": alone})
 
 
-def _beside(counted: pl.LazyFrame, work: list[pl.LazyFrame]) -> pl.LazyFrame:
-    """How long in all its steps each rank's busiest stream does not work: rank, `beside`."""
-    stream = ["rank", "device", "stream"]
-    length = pl.col("end") - pl.col("start")
-    if not work:
-        return counted.group_by("rank").agg(beside=length.sum())
-    rows = pl.concat([table.select(*stream, "start", "end") for table in work])
-    lanes = rows.select(stream).unique().sort(stream).with_row_index("_lane").collect().lazy()
-    lanes = lanes.with_columns(pl.col("_lane").cast(pl.Int64))
-    busy = intervals.union(rows.join(lanes, on=stream, nulls_equal=True), ["_lane"])
-    asked = counted.join(lanes.select("rank", "_lane"), on="rank", how="left").with_columns(
-        pl.col("_lane").fill_null(-1)
-    )
-    return (
-        intervals.inside(asked, busy, {"busy": pl.lit(True)}, by="_lane")
-        .group_by("rank", "_lane")
-        .agg(beside=(length - pl.col("busy")).sum())
-        .group_by("rank")
-        .agg(pl.col("beside").min())
-    )
+STREAM = ("rank", "device", "stream")
+NONE = -(2**63)  # in place of null
+
+
+def _rows(table: pl.LazyFrame) -> list[Int]:
+    """The columns that make a stream, then start and end."""
+    rows = table.select(*STREAM, "start", "end").collect()
+    return [
+        (c.fill_null(NONE) if c.null_count() else c).to_numpy() for c in rows.cast(pl.Int64).iter_columns()
+    ]
+
+
+def _beside(steps: pl.DataFrame, work: list[list[Int]]) -> Int:
+    """How long in all its steps the busiest stream of each rank does not work, in the order of ranks."""
+    rank, start, end = (steps[c].to_numpy() for c in ("rank", "start", "end"))
+    ranks, of = np.unique(rank, return_inverse=True)
+    nothing = [np.zeros(0, np.int64)] * (len(STREAM) + 2)
+    *stream, begins, ends = (np.concatenate(columns) for columns in zip(nothing, *work, strict=True))
+    first, lane = intervals.numbered(*stream)
+    lane_of = stream[0][first]
+    busy, until = intervals.united((lane,), begins, ends)
+    # Each step with each stream of its rank; with none, where its rank has none.
+    low, high = (np.searchsorted(lane_of, rank, side=side) for side in ("left", "right"))
+    step, at = intervals.each_of(low, np.maximum(high, low + 1))
+    at = np.where(at < high[step], at, -1)
+    asked = at, start[step], end[step]
+    (held,) = intervals.within(asked, (lane[busy], begins[busy], until))
+    pair, each = intervals.numbered(of[step], at)
+    free = np.zeros(len(pair), np.int64)
+    np.add.at(free, each, (end - start)[step] - held)
+    beside = np.full(len(ranks), np.iinfo(np.int64).max)
+    np.minimum.at(beside, of[step[pair]], free)
+    return beside

@@ -2,68 +2,108 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple, Self
+
+import numpy as np
 import polars as pl
 
 from lostflops import intervals
 from lostflops.accounts import IDLE
+from lostflops.intervals import Int
 from lostflops.recipes.accounting import LAUNCH_BOUND, REFILLING
+from lostflops.recipes.backward_threads import lanes
 
 
 def host_at_it(
-    asked: pl.LazyFrame, idle_stretches: pl.LazyFrame, host_spans: pl.LazyFrame, ranks: pl.LazyFrame
-) -> pl.LazyFrame:
+    asked: pl.DataFrame, idle_stretches: pl.DataFrame, host_spans: pl.DataFrame, ranks: pl.DataFrame
+) -> pl.DataFrame:
     """Each step and account with how long its rank's host is at it, and how long any rank's of the job.
 
     The device being idle for a cause counts as the host being at it. What a rank did while others were
     recorded and it was not may have been anything, and they may have waited for it. `anywhere` is null where
     ranks are missing or their clocks cannot be compared.
     """
-    compared = ranks.select(
-        known=(pl.col("rank").n_unique() >= pl.col("world_size").max().fill_null(pl.lit(2**31)))
-        & ((pl.col("rank").n_unique() == 1) | pl.col("clock_error").is_not_null().all()),
+    rank, start, end = (asked[c].to_numpy() for c in TIMES)
+    of = _codes(asked)
+    by_host = _Spans.of(host_spans)
+    spans = _Spans(*map(np.concatenate, zip(_Spans.of(idle_stretches), by_host, strict=True)))
+    lane, lanes_of = rank * len(CODES) + of, spans.rank * len(CODES) + spans.cause
+    host = _covered((lane, start, end), (lanes_of, spans.start, spans.end))
+    some, (unknown_start, unknown_end) = np.unique(of), _unrecorded(ranks)
+    anywhere = _covered(
+        (of, start, end),
+        (
+            np.r_[spans.cause, np.tile(some, len(unknown_start))],
+            np.r_[spans.start, np.repeat(unknown_start, len(some))],
+            np.r_[spans.end, np.repeat(unknown_end, len(some))],
+        ),
     )
-    causes = {name: code for code, name in enumerate(account.name for account in IDLE)}
-    code = pl.col("account").replace_strict(causes, default=None, return_dtype=pl.Int64)
-    lane = pl.col("rank").cast(pl.Int64) * len(causes) + code
-    spans, steps = (
-        frame.with_columns(_code=code, _lane=lane)
-        for frame in (
-            pl.concat([f.select("rank", "start", "end", "account") for f in (idle_stretches, host_spans)]),
-            asked,
-        )
-    )
-    spans, steps = (frame.lazy() for frame in pl.collect_all([spans, steps]))
-    here = intervals.inside(steps, intervals.union(spans, ["_lane"]), {"host": pl.lit(True)}, by="_lane")
-    unknown = _unrecorded(ranks).join(steps.select("_code").unique(), how="cross")
-    anywhere = pl.concat([frame.select("_code", "start", "end") for frame in (spans, unknown)])
-    found = intervals.inside(
-        here, intervals.union(anywhere, ["_code"]), {"anywhere": pl.lit(True)}, by="_code"
-    )
-    launching = pl.col("account") == LAUNCH_BOUND
-    return (
-        intervals.inside(found, _named(host_spans), {"_named": pl.lit(True)})
-        .join(compared, how="cross")
-        .with_columns(
-            host=pl.when(launching)
-            .then(pl.max_horizontal("host", pl.col("end") - pl.col("start") - pl.col("_named")))
-            .otherwise("host"),
-            anywhere=pl.when(pl.col("known") & ~launching).then("anywhere"),
-        )
-    )
+    named = _covered((rank, start, end), _named(host_spans, by_host))
+    launching = of == CODES[LAUNCH_BOUND]
+    host = np.where(launching, np.maximum(host, end - start - named), host)
+    told = pl.Series(~launching & _compared(ranks))
+    nowhere = pl.repeat(None, len(of), dtype=pl.Int64, eager=True)
+    return asked.hstack([pl.Series("host", host), pl.Series("anywhere", anywhere).zip_with(told, nowhere)])
 
 
-def _unrecorded(ranks: pl.LazyFrame) -> pl.LazyFrame:
-    """When others were recorded and a rank not yet, or no more; columns start and end."""
+TIMES = ("rank", "start", "end")
+CODES = {account.name: code for code, account in enumerate(IDLE)}
+
+
+def _codes(rows: pl.DataFrame) -> Int:
+    """The place of each row's account among those of idle time; -1 for one that is none of them."""
+    return rows["account"].replace_strict(CODES, default=-1, return_dtype=pl.Int64).to_numpy()
+
+
+class _Spans(NamedTuple):
+    """When hosts were at causes of idle time, those as their places in `CODES`."""
+
+    rank: Int
+    start: Int
+    end: Int
+    cause: Int
+
+    @classmethod
+    def of(cls, rows: pl.DataFrame) -> Self:
+        code = _codes(rows)
+        held = code >= 0
+        rank, start, end = (rows[c].to_numpy()[held].astype(np.int64) for c in TIMES)
+        return cls(rank, start, end, code[held])
+
+
+def _covered(rows: tuple[Int, Int, Int], spans: tuple[Int, Int, Int]) -> Int:
+    """How much of each row (group, start, end) any span of its group covers."""
+    group, start, end = spans
+    first, reach = intervals.united((group,), start, end)
+    (covered,) = intervals.within(rows, (group[first], start[first], reach))
+    return covered
+
+
+def _compared(ranks: pl.DataFrame) -> bool:
+    """Whether all ranks are here, and their clocks can be compared."""
+    num = ranks["rank"].n_unique()
+    world = ranks["world_size"].max()
+    if not isinstance(world, int) or num < world:
+        return False
+    return num == 1 or ranks["clock_error"].null_count() == 0
+
+
+def _unrecorded(ranks: pl.DataFrame) -> tuple[Int, Int]:
+    """When others were recorded and a rank not yet, or no more: the starts and the ends."""
     held = ranks.filter(pl.col("end") > pl.col("start"))
-    before = held.select(pl.col("start").min(), end=pl.col("start").max())
-    return pl.concat([before, held.select(start=pl.col("end").min(), end=pl.col("end").max())])
+    start, end = (held[c].to_numpy() for c in ("start", "end"))
+    if held.is_empty():
+        return start, end
+    return np.array([start.min(), end.min()]), np.array([start.max(), end.max()])
 
 
-def _named(host_spans: pl.LazyFrame) -> pl.LazyFrame:
+def _named(host_spans: pl.DataFrame, spans: _Spans) -> tuple[Int, Int, Int]:
     """When the host of each rank is at a cause that launching is no part of, on all of its threads.
 
     Of several threads the others may launch meanwhile; only a rank with one thread is known not to.
     """
-    named = host_spans.filter(~pl.col("account").is_in(REFILLING))
-    alone = host_spans.group_by("rank").agg(pl.col("thread").n_unique()).filter(pl.col("thread") == 1)
-    return intervals.union(named.join(alone, on="rank", how="semi"), ["rank"])
+    ranks, _, _ = lanes(host_spans)
+    distinct, num = np.unique(ranks, return_counts=True)
+    held = np.isin(spans.rank, distinct[num == 1])
+    held &= ~np.isin(spans.cause, [CODES[account] for account in REFILLING])
+    return spans.rank[held], spans.start[held], spans.end[held]

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
+import numpy as np
 import polars as pl
 
 from lostflops import intervals
@@ -16,7 +17,7 @@ from lostflops.recipe import Bars, Example, Shows, recipe
 from lostflops.recipes.accounting import HOST_ONLY
 from lostflops.tables import Ranks
 
-from .host_at_it import host_at_it
+from .host_at_it import TIMES, host_at_it
 
 
 @recipe(
@@ -119,13 +120,15 @@ def idle_summary(
     )
     removable = [account.name for account in IDLE if account.loss and account.loss.removable]
     bound = pl.min_horizontal(pl.col("host") + pl.col("waits"), "anywhere", "beside")
-    asked = counted.join(own.select("account").unique(), how="cross")
+    asked = counted.collect()
+    asked = asked.hstack([_waits(asked, communication_matches)]).lazy()
+    asked = asked.join(own.select("account").unique(), how="cross").collect()
     each = (
-        host_at_it(asked, idle_stretches, host_spans, ranks)
+        host_at_it(asked, idle_stretches.collect(), host_spans.collect(), ranks.collect())
+        .lazy()
         .join(own, on=[*window, "account"], how="left")
-        .join(_waits(counted, communication_matches), on=window, how="left")
         .join(bubble, on=window, how="left")
-        .with_columns(pl.col("own", "waits", "bubble").fill_null(0), whole=pl.col("end") - pl.col("start"))
+        .with_columns(pl.col("own", "bubble").fill_null(0), whole=pl.col("end") - pl.col("start"))
         .with_columns(
             waits=pl.col("waits") + pl.when(pl.col("account").is_in(WAITING)).then(0).otherwise("bubble")
         )
@@ -160,17 +163,20 @@ def idle_summary(
     )
 
 
-def _waits(steps: pl.LazyFrame, matches: pl.LazyFrame | None) -> pl.LazyFrame:
+def _waits(steps: pl.DataFrame, matches: pl.LazyFrame | None) -> pl.Series:
     """How long of each step a collective of its rank waits for others, or may: what is hidden counts as well.
 
     Where its last participant comes earlier it ends earlier, and the computation that hid the wait hides the
     transfer.
     """
     if matches is None:
-        return steps.select("rank", "step", waits=pl.lit(0, pl.Int64))
+        return pl.Series("waits", np.zeros(steps.height, np.int64))
     until = pl.min_horizontal("end", pl.col("arrival") + pl.col("wait"))
-    waiting = intervals.union(matches.select("rank", "start", end=until), ["rank"])
-    return intervals.inside(steps, waiting, {"waits": pl.lit(True)}).select("rank", "step", "waits")
+    waiting = matches.select("rank", "start", end=until).collect()
+    (rank, start, end), of = ([rows[c].to_numpy() for c in TIMES] for rows in (waiting, steps))
+    first, reach = intervals.united((rank,), start, end)
+    (waits,) = intervals.within(of, (rank[first], start[first], reach))
+    return pl.Series("waits", waits)
 
 
 MS = 1_000_000  # ns
