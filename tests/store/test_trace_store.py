@@ -141,11 +141,11 @@ KILLED = """
 import os, signal, sys
 from lostflops.ingest import job
 from lostflops.store import parts
-write = parts.write_part
+write = parts.write_parts
 def killed(*given, **more):
     write(*given, **more)
     os.kill(os.getpid(), signal.SIGKILL)
-job.assemble.__globals__["write_part"] = killed
+job.assemble.__globals__["write_parts"] = killed
 job.open(sys.argv[1])
 """
 
