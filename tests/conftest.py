@@ -31,6 +31,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     worker = getattr(session.config, "workerinput", None)  # absent without pytest-xdist
     if worker is None or session.config.args != session.config.getini("testpaths"):
         return
+    gc.disable()  # until all is collected: most of it stays, and would be gone through dozens of times
     files = sorted(Path(__file__).parent.rglob("test_*.py"))
     number, of = int(worker["workerid"].removeprefix("gw")), worker["workercount"]
     for file in files[len(files) * number // of : len(files) * (number + 1) // of]:
@@ -40,5 +41,6 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 def pytest_collection_finish() -> None:
     """What was imported and collected stays: the garbage collector need not look at it again."""
+    gc.enable()
     gc.collect()
     gc.freeze()

@@ -145,23 +145,25 @@ def test_a_table_without_rows_is_written_as_its_columns(tmp_path: Path) -> None:
 def test_an_export_that_is_terminated_leaves_nothing(tmp_path: Path) -> None:
     trace = small(tmp_path / "run")
     (tmp_path / "out").mkdir()
-    # The export stops at a place that is known: where it has begun to write.
+    # The export stops at a place that is known, where it has begun to write, and goes on by a line from us:
+    # it ends when the block that is being made is there.
     code = f"""
-import sys, time
+import sys
 from lostflops.export.formats import perfetto
 from lostflops.cli import main
 def blocks(*_):
     yield b"x" * 100
     print("now", flush=True)
-    time.sleep(60)
+    sys.stdin.readline()
 perfetto._packets = blocks
 sys.exit(main(["export", {str(trace.path)!r}, "--bare", "--output", {str(tmp_path / "out" / "x.pftrace")!r}]))
 """
     words = [sys.executable, "-c", code]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
     assert process.stdout is not None and process.stdout.readline() == "now\n"
     process.send_signal(signal.SIGTERM)
-    _, said = process.communicate(timeout=90)
+    _, said = process.communicate("\n", timeout=90)
     assert (process.returncode, said) == (130, "Interrupted.\n")
     assert list((tmp_path / "out").iterdir()) == []
 

@@ -141,11 +141,11 @@ KILLED = """
 import os, signal, sys
 from lostflops.ingest import job
 from lostflops.store import parts
-write = parts.write_part
+write = parts.write_parts
 def killed(*given, **more):
     write(*given, **more)
     os.kill(os.getpid(), signal.SIGKILL)
-job.assemble.__globals__["write_part"] = killed
+job.assemble.__globals__["write_parts"] = killed
 job.open(sys.argv[1])
 """
 
@@ -345,6 +345,31 @@ def test_small_tables_of_ranks_are_one_part_with_the_same_rows(
             first, second = one.table(name), other.table(name)
             assert first is not None and second is not None
             assert_frame_equal(first.collect(), second.collect())
+
+
+@pytest.mark.parametrize("held", [0, 1500])
+def test_tables_held_in_memory_are_stored_as_those_that_files_held(
+    held: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None is held, or only those of the ranks with fewer events; twelve, for '10' stands before '2'."""
+    files = [
+        traced(
+            tmp_path / f"rank-{n}.json", [event for m in range(n + 1) for event in one_step(m)], **of_rank(n)
+        )
+        for n in range(12)
+    ]
+    whole = job.open(files, output=tmp_path / "held").path
+    monkeypatch.setattr("lostflops.ingest.part.HELD_AT_MOST", held)
+    apart = job.open(files, output=tmp_path / "written").path
+    for name in Trace.open(whole).manifest.tables:
+        assert_frame_equal(*(pl.read_parquet(run / name / "part-0.parquet") for run in (whole, apart)))
+    one, other = (json.loads((run / MANIFEST).read_text()) for run in (whole, apart))
+    assert one["parts"].keys() == other["parts"].keys()
+    assert one | {"crc32": 0, "parts": 0} == other | {"crc32": 0, "parts": 0}
+
+
+def of_rank(number: int) -> dict[str, Any]:
+    return {"distributedInfo": {"backend": "nccl", "rank": number, "world_size": 12}}
 
 
 # -- which store --------------------------------------------------------------------------------------------

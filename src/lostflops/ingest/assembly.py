@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,10 @@ import polars as pl
 from lostflops import run_folder
 from lostflops.errors import DifferentJobs, LostflopsError, NothingRecorded, SameRankTwice
 from lostflops.ingest import formats, processes
-from lostflops.ingest.part import Part
+from lostflops.ingest.part import Part, held_table
 from lostflops.ingest.steps import counted, numbering
 from lostflops.ingest.times import clocks
-from lostflops.store.parts import write_part
+from lostflops.store.parts import write_part, write_parts
 from lostflops.store.trace import FORMAT, Manifest, Quality, Source, Trace, write_manifest
 from lostflops.tables import RANKS, TABLES
 from lostflops.version import __version__
@@ -30,6 +31,8 @@ LARGEST_DRIFT, LARGEST_SCATTER = 1e-4, 50_000
 
 # Per rank its recordings: on which clock, from when to when.
 Spans = Mapping[int, Sequence[tuple[str, int, int]]]
+# By table its rows that no file holds yet: rank, number of the recording, and the rows.
+Held = dict[str, list[tuple[int, int, pl.DataFrame]]]
 
 
 def assemble(
@@ -63,12 +66,13 @@ def assemble(
         recordings.setdefault(ranks[number], []).append(number)
     rows: list[dict[str, Any]] = []
     steps: list[pl.DataFrame] = []
+    held: Held = {}
     for rank in dict.fromkeys(ranks):
         mine = recordings[rank]
         # A run moves the times of a rank by one offset, that of its first recording.
         shifts = [epochs[n] - epochs[mine[0]] for n in mine]
         recorded = [(parts[n], shift) for n, shift in zip(mine, shifts, strict=True)]
-        steps += _place(folder, rank, recorded, quality)
+        steps += _place(folder, rank, recorded, held, quality)
         part = parts[mine[0]]
         rows.append(
             {
@@ -84,10 +88,12 @@ def assemble(
     offsets = {rank: epochs[mine[0]] for rank, mine in recordings.items()}
     known = list(zip(ranks, parts, strict=True))
     parts = [*parts, *_place_beside(folder, _comparable(flat, beside), known, offsets, quality)]
+    for name, frames in held.items():
+        write_parts(folder, name, frames)
     tables = {"ranks", *(table for part in parts for table in part.tables), *(machine or {})}
     for name, frame in (machine or {}).items():
-        for (rank,), rows_of_rank in frame.partition_by("rank", as_dict=True).items():
-            write_part(folder, name, rank, rows_of_rank)
+        by_rank = frame.partition_by("rank", as_dict=True).items()
+        write_parts(folder, name, [(rank, 0, rows_of_rank) for (rank,), rows_of_rank in by_rank])
     manifest = Manifest(
         format=FORMAT,
         lostflops=__version__,
@@ -125,21 +131,28 @@ def _epochs(flat: list[tuple[Source, Part]], quality: list[Quality]) -> list[int
 
 
 def _place(
-    folder: Path, rank: int, recordings: list[tuple[Part, int]], quality: list[Quality]
+    folder: Path, rank: int, recordings: list[tuple[Part, int]], held: Held, quality: list[Quality]
 ) -> list[pl.DataFrame]:
-    """Move the tables of a rank's recordings into the run, their times shifted; their steps, numbered on, are
-    given back: which of them count is known when those of all ranks are."""
+    """Move the tables of a rank's recordings into the run, or to those `held` in memory, their times shifted.
+
+    Their steps, numbered on, are given back: which of them count is known when those of all ranks are.
+    """
     last_step: int | None = None
     steps: list[pl.DataFrame] = []
     for number, (part, shift) in enumerate(recordings):
         for name in part.tables:
-            written = Path(part.folder) / f"{name}.parquet"
+            written, frame = Path(part.folder) / f"{name}.parquet", held_table(part, name)
             if name != "steps" and not shift:
+                if frame is not None:
+                    held.setdefault(name, []).append((rank, number, frame))
+                    continue
                 place = folder / name / f"rank={rank}"
                 place.mkdir(parents=True, exist_ok=True)
                 written.rename(place / f"part-{number}.parquet")
                 continue
-            frame = pl.read_parquet(written, glob=False).with_columns(pl.col(TABLES[name].times) + shift)
+            large = frame is None
+            frame = pl.read_parquet(written, glob=False) if frame is None else frame
+            frame = frame.with_columns(pl.col(TABLES[name].times) + shift)
             if name == "steps" and frame.height:
                 lowest = int(frame["step"].min())  # pyright: ignore[reportArgumentType]
                 if last_step is not None and lowest <= last_step:
@@ -149,8 +162,10 @@ def _place(
                 last_step = int(frame["step"].max())  # pyright: ignore[reportArgumentType]
             if name == "steps":
                 steps.append(frame.with_columns(rank=pl.lit(rank, pl.Int32), recording=number))
-            else:
+            elif large:
                 write_part(folder, name, rank, frame, number)
+            else:
+                held.setdefault(name, []).append((rank, number, frame))
         quality += [msgspec.structs.replace(fact, rank=rank) for fact in part.quality]
     return steps
 
@@ -172,8 +187,8 @@ def _place_steps(
         every, told = numbering.alike(every, offsets)
         manifest.quality += told
     judged = counted.judged(every, step_log)
-    for (rank, number), mine in judged.partition_by("rank", "recording", as_dict=True).items():
-        write_part(folder, "steps", rank, mine.drop("recording"), number)
+    apart = judged.partition_by("rank", "recording", as_dict=True).items()
+    write_parts(folder, "steps", [(rank, number, mine.drop("recording")) for (rank, number), mine in apart])
 
 
 def _comparable(flat: list[tuple[Source, Part]], beside: list[Part]) -> list[Part]:
@@ -223,9 +238,12 @@ def _place_beside(
 
 def _write_ranks(folder: Path, rows: list[dict[str, Any]]) -> None:
     schema: Any = RANKS.schema
+    shutil.rmtree(folder / "ranks", ignore_errors=True)
+    told: list[tuple[int, int, pl.DataFrame]] = []
     for row in rows:
         full = {name: _fitting(row.get(name), dtype) for name, dtype in schema.items()}
-        write_part(folder, "ranks", row["rank"], pl.DataFrame([full], schema=schema, strict=False))
+        told.append((row["rank"], 0, pl.DataFrame([full], schema=schema, strict=False)))
+    write_parts(folder, "ranks", told)
 
 
 def _fitting(value: Any, dtype: Any) -> Any:

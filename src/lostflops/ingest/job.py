@@ -28,6 +28,7 @@ from lostflops.errors import (
 )
 from lostflops.ingest import formats
 from lostflops.ingest.assembly import assemble
+from lostflops.ingest.part import holding
 from lostflops.ingest.sources import ReadAll, read_all
 from lostflops.ingest.step_log import attempts
 from lostflops.run_folder import MANIFEST
@@ -74,7 +75,7 @@ def open(  # noqa: A001 - the public name
             raise
         except LostflopsError:
             _discard(stored)
-    with _named_store(output), writing(stored, replace=output is not None) as folder:
+    with _named_store(output), holding(), writing(stored, replace=output is not None) as folder:
         optional = {source for source in readers if source not in given}
         outcomes = (read_with or read_all)(
             readers, folder / "parts", salvage=salvage, optional=optional, progress=progress

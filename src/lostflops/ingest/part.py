@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +59,77 @@ class Part(msgspec.Struct):
     process: Process | None = None
 
 
+WRITERS = 2  # large tables at a time
+# So many bytes of one table, and of all, wait in memory until the job is put together.
+HELD_AT_MOST, ALL_HELD_AT_MOST = 1 << 20, 64 << 20
+
+
+@dataclass
+class _Held:
+    tables: dict[Path, pl.DataFrame] = field(default_factory=dict[Path, pl.DataFrame])
+    size: int = 0
+
+
+_holding: ContextVar[_Held | None] = ContextVar("_holding", default=None)
+
+
+@contextmanager
+def holding() -> Generator[None]:
+    """In this block small tables that are read in this process stay in memory: what is written in a file of
+    its own would be read again and written anew where the ranks are put together."""
+    before = _holding.set(_Held())
+    try:
+        yield
+    finally:
+        _holding.reset(before)
+
+
 def write_table(folder: Path, name: str, frame: pl.DataFrame) -> None:
     """Write one table of a part, with the columns that `tables.py` documents."""
     folder.mkdir(parents=True, exist_ok=True)
-    full = TABLES[name].conform(frame).drop("rank")
-    full.write_parquet(folder / f"{name}.parquet", compression="lz4", statistics=False)
+    _write(_place(folder, name), _conformed(name, frame))
+
+
+def write_tables(folder: Path, tables: Mapping[str, pl.DataFrame]) -> None:
+    """Write several tables of a part, or hold them where they are small."""
+    folder.mkdir(parents=True, exist_ok=True)
+    held, large = _holding.get(), dict[Path, pl.DataFrame]()
+    for name, frame in tables.items():
+        place, full = _place(folder, name), _conformed(name, frame)
+        if held is None or not _holds(held, place, full):
+            large[place] = full
+    if len(large) < 2:
+        for place, full in large.items():
+            _write(place, full)
+        return
+    with ThreadPoolExecutor(WRITERS) as pool:
+        for done in [pool.submit(_write, *one) for one in large.items()]:
+            done.result()
+
+
+def held_table(part: Part, name: str) -> pl.DataFrame | None:
+    """A part's table where it is held in memory; else it lies in a file."""
+    held = _holding.get()
+    return None if held is None else held.tables.get(_place(Path(part.folder), name))
+
+
+def _holds(held: _Held, place: Path, full: pl.DataFrame) -> bool:
+    held.tables.pop(place, None)  # of an attempt at reading that was given up
+    size = int(full.estimated_size())
+    if size > HELD_AT_MOST or held.size + size > ALL_HELD_AT_MOST:
+        return False
+    held.tables[place] = full
+    held.size += size
+    return True
+
+
+def _place(folder: Path, name: str) -> Path:
+    return folder / f"{name}.parquet"
+
+
+def _conformed(name: str, frame: pl.DataFrame) -> pl.DataFrame:
+    return TABLES[name].conform(frame).drop("rank")
+
+
+def _write(place: Path, full: pl.DataFrame) -> None:
+    full.write_parquet(place, compression="lz4", statistics=False)

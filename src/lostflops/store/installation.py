@@ -1,6 +1,8 @@
 """Which lostflops this is, to the last edit: what one has stored, another must not take for its own."""
 
 import hashlib
+import os
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -10,6 +12,18 @@ from lostflops.version import __version__
 @cache
 def fingerprint() -> str:
     """The version, and its files as far as their sizes and times of change tell."""
-    stats = [file.stat() for file in sorted(Path(__file__).parents[1].rglob("*.py"))]
-    text = f"{__version__}|{[(s.st_size, s.st_mtime_ns) for s in stats]}"
+    known = sorted(_sources(str(Path(__file__).parents[1])))
+    text = f"{__version__}|{[tell for _, *tell in known]}"
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def _sources(folder: str) -> Iterator[tuple[str, int, int]]:
+    """Each file of Python below a folder, with its size and time of change."""
+    # Every process that opens a trace asks: paths as text cost a third of what `Path.rglob` does.
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.endswith(".py"):
+                stat = entry.stat()
+                yield entry.path, stat.st_size, stat.st_mtime_ns
+            elif entry.name != "__pycache__" and entry.is_dir():
+                yield from _sources(entry.path)

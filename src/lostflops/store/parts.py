@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import shutil
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -37,6 +37,26 @@ def write_part(folder: Path, table: str, rank: int, frame: pl.DataFrame, part: i
     place = folder / table / f"rank={rank}"
     place.mkdir(parents=True, exist_ok=True)
     _write(frame.drop("rank", strict=False), place / f"part-{part}{ENDING}")
+
+
+def write_parts(folder: Path, table: str, given: Sequence[tuple[int, int, pl.DataFrame]]) -> None:
+    """Write rows of one table, a frame for each rank and part, into a run that is being made.
+
+    Where they are small and all that the run has of the table, they are one file from the first.
+    """
+    small = sum(frame.estimated_size() for *_, frame in given) <= JOINED_AT_MOST
+    if len(given) < 2 or not small or (folder / table).exists():
+        for rank, part, frame in given:
+            write_part(folder, table, rank, frame, part)
+        return
+    (folder / table).mkdir(parents=True)
+    # In the order in which files of their own are read.
+    ordered = sorted(given, key=lambda one: f"rank={one[0]}/part-{one[1]}{ENDING}")
+    rows = [
+        frame.drop("rank", strict=False).with_columns(rank=pl.lit(rank, dtype=pl.Int32))
+        for rank, _, frame in ordered
+    ]
+    _write(pl.concat(rows, rechunk=True), folder / table / JOINED)
 
 
 def join(run: Path, table: str) -> None:

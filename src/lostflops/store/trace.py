@@ -338,7 +338,9 @@ class Trace:
 
     def _scanned(self, name: str, files: Path | list[Path]) -> pl.LazyFrame:
         table = TABLES[name]
-        frame = parts.scanned(files, parts.is_joined(name, self._parts.get(name, ()))).select(table.stored)
+        # Of a run that is being made the manifest does not say.
+        known = self._parts.get(name) or parts.sizes(self.path, name)
+        frame = parts.scanned(files, parts.is_joined(name, known)).select(table.stored)
         offsets = {int(rank): ns for rank, ns in self.manifest.offsets.items() if ns}
         shift: pl.Expr = pl.lit(-self.manifest.origin_ns, dtype=pl.Int64)
         if offsets:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import polars as pl
@@ -22,7 +21,7 @@ from lostflops.ingest.kineto.notes import Notes, without_length
 from lostflops.ingest.kineto.phases import phases
 from lostflops.ingest.kineto.stream import EventStream
 from lostflops.ingest.one_of_several import of_device
-from lostflops.ingest.part import Part, write_table
+from lostflops.ingest.part import Part, write_tables
 from lostflops.ingest.steps.marks import find_steps, outside
 from lostflops.ingest.times.broken_times import surroundings
 from lostflops.naming.classification import copy_facts, kernel_facts
@@ -37,9 +36,6 @@ ANNOTATION = (
 
 # A device that a process merely touches is no rank of its own.
 SECOND_DEVICE_SHARE = 0.05
-
-# So many tables are written at a time; most are small.
-WRITERS = 2
 
 # No GPU runs larger blocks.
 MOST_THREADS = 1024
@@ -148,9 +144,7 @@ class Assembly:
             for name, table in mine.items()
             if table is not None and (table.height or name in ("kernels", "operators"))
         }
-        with ThreadPoolExecutor(WRITERS) as pool:
-            for done in [pool.submit(write_table, folder, *one) for one in found.items()]:
-                done.result()
+        write_tables(folder, found)
         return Part(
             folder=str(folder),
             rank=self.rank,

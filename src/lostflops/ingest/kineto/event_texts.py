@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import msgspec
@@ -18,6 +19,7 @@ DEEPEST = 1_000_000
 KINETO = b"\n  },\n  {"
 KINETO_END = b"\n  ]"
 BLANK = b" \t\r\n,"
+QUOTE, BRACKETS = ord(b'"'), (b"{", b"}", b"[", b"]")
 # The name, and the bracket that opens its array.
 ARRAY_BEGINS = re.compile(rb'"traceEvents"\s*:\s*\[')
 # What `ExecutionTraceObserver` writes, with Chakra's schema or an older one; no profiler trace has "schema".
@@ -34,7 +36,13 @@ _BRACKET = rb"(?=\s*,?\s*\]\s*(?:,\s*\"|\}|\Z))"
 ARRAY_ENDS = re.compile(rb"\}" + _BRACKET)
 # Possessive: a string without an end must not be tried again from each of its characters.
 _SCALAR = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[^\s,\[\]{}"]+', re.DOTALL)
-_TOKENS = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[\]{}]', re.DOTALL)
+# A string, the quote of one without an end, or a bracket.
+_TOKENS = re.compile(rb'"(?:[^"\\]++|\\.)*+"|["\[\]{}]', re.DOTALL)
+_BRACKETS = re.compile(rb"[\[\]{}]")
+
+
+class TooDeep(Exception):
+    """More than `DEEPEST` brackets are open within each other."""
 
 
 @dataclass
@@ -66,11 +74,12 @@ class Separator:
         return [text + closing for text in texts[:-1]] + texts[-1:]
 
 
-def layout_of(text: bytes) -> Separator | None:
-    """How the events of this file are separated: as Kineto does it, or as between the first two."""
+def layout_of(text: bytes, *, ends: bool = True) -> Separator | None:
+    """How the events of this file are separated: as Kineto does it, or as between the first two, where the
+    first may end. Raises TooDeep where it does not, however much follows."""
     if KINETO in text:
         return Separator(KINETO)
-    end = event_end(text, 0)
+    end = _end(text, 0) if ends else None
     if end is None or text[end - 1 : end] != b"}":  # a list among the events separates nothing
         return None
     following = re.compile(rb"\s*,\s*\{").match(text, end)
@@ -83,28 +92,47 @@ def layout_of(text: bytes) -> Separator | None:
 
 
 def event_end(text: bytes, start: int) -> int | None:
+    try:
+        return _end(text, start)
+    except TooDeep:
+        return None
+
+
+def _end(text: bytes, start: int) -> int | None:
     depth = 0
-    for token in _TOKENS.finditer(text, start):
-        first = text[token.start()]
-        if first in b"{[":
+    for at in _brackets(text, start):
+        if text[at] in b"{[":
             depth += 1
             if depth > DEEPEST:
-                return None
-        elif first in b"}]":
+                raise TooDeep
+        else:
             depth -= 1
             if depth <= 0:
-                return token.end()
+                return at + 1
     return None
 
 
 def is_too_deep(text: bytes) -> bool:
     """Whether so many brackets are open within each other that nobody looks for the end."""
     depth = 0
-    for token in _TOKENS.finditer(text):
-        depth += 1 if text[token.start()] in b"{[" else -1 if text[token.start()] in b"}]" else 0
+    for at in _brackets(text, 0):
+        depth += 1 if text[at] in b"{[" else -1
         if depth > DEEPEST:
             return True
     return False
+
+
+def _brackets(text: bytes, start: int) -> Iterator[int]:
+    """Where brackets stand outside strings. Of a string without an end, its brackets count as well."""
+    for token in _TOKENS.finditer(text, start):
+        at = token.start()
+        if text[at] != QUOTE:
+            yield at
+        elif token.end() == at + 1:
+            # No quote behind it ends a string either, and each would be followed to the end of the text.
+            first = min((n for n in (text.find(sign, at) for sign in BRACKETS) if n > 0), default=len(text))
+            yield from (bracket.start() for bracket in _BRACKETS.finditer(text, first))
+            return
 
 
 def is_object(text: bytes) -> bool:

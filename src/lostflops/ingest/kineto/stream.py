@@ -30,6 +30,7 @@ from lostflops.ingest.kineto.event_texts import (
     NO_TIMES,
     UNDECODABLE,
     Separator,
+    TooDeep,
     event_end,
     is_object,
     is_too_deep,
@@ -415,9 +416,13 @@ class EventStream(Generic[Event]):
 
     def _last_separator(self) -> int:
         """Where the last event that is followed by another ends, reading on until there is one; else 0."""
+        ends = True
         while True:
             if self._layout is None:
-                self._layout = layout_of(self._buffer)
+                try:
+                    self._layout = layout_of(self._buffer, ends=ends)
+                except TooDeep:
+                    ends = False
             if self._layout is not None:
                 at = self._buffer.rfind(self._layout.separator, 0, None if self._begun else FIRST_CHUNK)
                 if at <= 0 and not self._begun:

@@ -31,7 +31,7 @@ from lostflops.ingest.nsys.private import PRIVATE
 from lostflops.ingest.nsys.rows import fitting, near
 from lostflops.ingest.nsys.target import Devices, NsysRecording, TargetGpu, mpi_ranks, recording
 from lostflops.ingest.one_of_several import of_device
-from lostflops.ingest.part import Part, write_table
+from lostflops.ingest.part import Part, write_tables
 from lostflops.ingest.steps.marks import find_steps, outside
 from lostflops.naming.classification import kernel_facts
 from lostflops.store.trace import ONE_PER_DEVICE, Quality
@@ -288,12 +288,8 @@ class _Process:
             beside_gpu = [mine["counters"]] if samples is not None else []
             mine["counters"] = pl.concat([*beside_gpu, self.machine.network], how="diagonal_relaxed")
             self.machine.network = self.machine.network.clear()
-        folder.mkdir(parents=True, exist_ok=True)
-        written: list[str] = []
-        for name, table in mine.items():
-            if table.height:
-                write_table(folder, name, fitting(table, name))
-                written.append(name)
+        written = {name: fitting(table, name) for name, table in mine.items() if table.height}
+        write_tables(folder, written)
         told = self.machine.told
         rank, rank_source, world_size = self._rank(device)
         return Part(
@@ -303,7 +299,7 @@ class _Process:
             start=start,
             end=end,
             num_events=sum(t.height for t in self.tables.values()) if first else 0,
-            tables=written,
+            tables=list(written),
             epoch_ns=told.epoch_ns,
             world_size=world_size,
             host=told.host,

@@ -20,7 +20,7 @@ from lostflops.errors import Damaged, NotATrace, NothingRecorded, Truncated, Unr
 from lostflops.ingest.attribution import OperatorTree, attribute
 from lostflops.ingest.formats import Reader, Reading
 from lostflops.ingest.host_compute import host_kernels
-from lostflops.ingest.part import Part, write_table
+from lostflops.ingest.part import Part, write_tables
 from lostflops.ingest.perfetto.slices import RankEvents, decoded, first_note
 from lostflops.ingest.perfetto.wire import PACKET, WireError
 from lostflops.tables import TABLES
@@ -134,8 +134,7 @@ def _part(events: RankEvents, run: Mapping[str, Any], folder: Path) -> Part:
     if samples.height and (counters := _counters(samples, events.about, origin)) is not None:
         tables["counters"] = counters
     _attributed(tables, str(events.facts.get("device_kind")))
-    for name, rows in tables.items():
-        write_table(folder, name, rows)
+    write_tables(folder, tables)
     starts = [int(rows["start"].min()) for rows in tables.values()]  # pyright: ignore[reportArgumentType]
     ends = [int(rows["end"].max()) for rows in tables.values()]  # pyright: ignore[reportArgumentType]
     facts = events.facts
