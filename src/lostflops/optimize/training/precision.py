@@ -126,21 +126,21 @@ def autocast(model: torch.nn.Module, dtype: torch.dtype = torch.bfloat16) -> Aut
     return Autocast(model, dtype)
 
 
-_SAID = "_lostflops_autocast"
+SAID = "_lostflops_autocast"
 
 
 class _NotInFiles:
     """Among the model's attributes: says that a file of the model has its own forward."""
 
     def __init__(self, dtype: torch.dtype) -> None:
-        self._dtype = str(dtype).removeprefix("torch.")
+        self.dtype = str(dtype).removeprefix("torch.")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _NotInFiles:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
         warnings.warn(
-            f"the model computes in {self._dtype} by optimize, and what is saved or sent of it does not: "
+            f"the model computes in {self.dtype} by optimize, and what is saved or sent of it does not: "
             "apply it again to what is loaded",
             stacklevel=2,
         )
@@ -163,7 +163,7 @@ class Autocast(AppliedRemedy):
         self._weights = fp32
         self._forwards = Forwards()
         self._forwards.replace(model, self._run)
-        model.__dict__[_SAID] = _NotInFiles(dtype)
+        model.__dict__[SAID] = _NotInFiles(dtype)
 
     @property
     def device_type(self) -> str:
@@ -176,7 +176,7 @@ class Autocast(AppliedRemedy):
 
     def _take_back(self) -> None:
         self._forwards.restore()
-        self.model.__dict__.pop(_SAID, None)
+        self.model.__dict__.pop(SAID, None)
 
     def report(self) -> TextReport:
         kind, copies = str(self.dtype).removeprefix("torch."), 2 * self._weights
