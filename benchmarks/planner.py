@@ -104,7 +104,7 @@ def summary(runs: pl.DataFrame) -> list[dict[str, float]]:
 def published() -> list[dict[str, Any]]:
     """Every published number beside the planner's, with the limit of its kind."""
     sizes = [
-        (row.table, row.name, row.published, row.computed, row.unit, MEMORY)
+        (row.table, row.name, row.published, row.computed, row.unit, MEMORY, row.why)
         for row in published_tables.rows()
     ]
     speeds = [
@@ -115,6 +115,7 @@ def published() -> list[dict[str, Any]]:
             row.predicted,
             "",
             DECODING if row.table == published_speeds.DECODING else TRAINING,
+            "",
         )
         for row in published_speeds.rows()
     ]
@@ -127,8 +128,9 @@ def published() -> list[dict[str, Any]]:
             "unit": unit,
             "deviation": None if ours is None else ours / said - 1,
             "limit": limit,
+            "why": why,
         }
-        for table, name, said, ours, unit, limit in (*sizes, *speeds)
+        for table, name, said, ours, unit, limit, why in (*sizes, *speeds)
     ]
 
 
@@ -167,8 +169,8 @@ def tables(rows: list[dict[str, Any]], models: list[dict[str, Any]]) -> Iterator
 def _line(row: Mapping[str, Any]) -> str:
     said = f"{row['published']:,.6g} {row['unit']}".strip()
     if row["deviation"] is None:
-        return f"| {row['table']} | {row['name']} | {said} | not reproduced | |"
-    late = "" if abs(row["deviation"]) <= row["limit"] else " (over)"
+        return f"| {row['table']} | {row['name']} | {said} | | {row['why']} |"
+    late = "" if abs(row["deviation"]) <= row["limit"] else f" (over): {row['why']}"
     deviation = f"{row['deviation']:+.1%}{late}"
     return f"| {row['table']} | {row['name']} | {said} | {row['predicted']:,.4g} | {deviation} |"
 

@@ -118,10 +118,17 @@ def _mixture() -> Iterator[PublishedNumber]:
     table = "MoE temporaries, 675 tensors (Grace Hopper talk, 2024)"
     tokens, hidden, layers = 8 * 8192, 7680, 15
     state = 2 * tokens * hidden  # one 16-bit hidden state
-    unknown = "not reproduced: the source does not say what these tensors are"
-    yield PublishedNumber(table, "below 100 MB, 270 tensors", 0.2, None, "", unknown)
-    yield PublishedNumber(table, "100-499 MB, 195 tensors", 51.7, None, "", unknown)
-    yield PublishedNumber(table, "500-999 MB, 60 tensors", 33.3, None, "", unknown)
+    for name, published, count in (
+        ("below 100 MB, 270 tensors", 0.2, 18),
+        ("100-499 MB, 195 tensors", 51.7, 13),
+        ("500-999 MB, 60 tensors", 33.3, 4),
+    ):
+        share = published * 1e9 / count / layers / state
+        unknown = (
+            f"not comparable: {count} tensors a layer of {share:.2g} hidden states, and the talk says neither "
+            "what they are nor how many tokens each expert gets"
+        )
+        yield PublishedNumber(table, name, published, None, "", unknown)
     nine = 9 * layers * state / 1e9
     yield PublishedNumber(table, "1000-1999 MB, 135 tensors", 135.9, nine, "nine hidden states in each layer")
     yield PublishedNumber(
