@@ -125,8 +125,8 @@ def _mixture() -> Iterator[PublishedNumber]:
     ):
         share = published * 1e9 / count / layers / state
         unknown = (
-            f"not comparable: {count} tensors a layer of {share:.2g} hidden states, and the talk says neither "
-            "what they are nor how many tokens each expert gets"
+            f"not comparable: {count} tensors a layer of {share:.2g} hidden states, and the talk says "
+            "neither what they are nor how many tokens each expert gets"
         )
         yield PublishedNumber(table, name, published, None, "", unknown)
     nine = 9 * layers * state / 1e9

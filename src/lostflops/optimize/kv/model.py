@@ -151,7 +151,7 @@ def _changed_forwards(model: nn.Module) -> Iterator[str]:
     A hook is told from others in this process only: what it does may depend on what it refers to. So a
     model with hooks resumes nothing of another process.
     """
-    for name, module in model.named_modules():
+    for name, module in named(model):
         for kind in ("_forward_pre_hooks", "_forward_hooks"):
             for hook in module.__dict__.get(kind, {}).values():
                 if not isinstance(hook, OwnHook):

@@ -75,8 +75,8 @@ REMEDY = Remedy(
     when="Cores are free. Where all are busy already, `tokenise-ahead` helps and more workers do not.",
     safe="Random augmentation draws other numbers, one seed per worker. A data set that counts or has random "
     "numbers of its own begins anew in each worker. An `IterableDataset` has to shard by `get_worker_info`, "
-    "or it repeats its data, and comes in another order. `persistent_workers=True` saves the start of workers "
-    "in each epoch, and shuffles otherwise from the second on: torch draws one number less.",
+    "or it repeats its data, and comes in another order. `persistent_workers=True` saves the start of "
+    "workers in each epoch, and shuffles otherwise from the second on: torch draws one number less.",
     costs="As many cores as workers, memory for as many copies of the data set's Python objects, and "
     "`prefetch_factor` (2) batches per worker in `/dev/shm`.",
     limits="`persistent_workers` and `prefetch_factor` raise without workers.",

@@ -13,8 +13,8 @@ Note = Callable[[str], None]
 def workers(module: Any, note: Note, workers: int) -> None:
     """Loaders of a data set with an order get so many worker processes, where they have fewer.
 
-    The others are left alone: an `IterableDataset` that does not shard by worker would repeat its data. Workers
-    start in each epoch: where they live on, torch draws one number less and shuffles otherwise.
+    The others are left alone: an `IterableDataset` that does not shard by worker would repeat its data.
+    Workers start in each epoch: where they live on, torch draws one number less and shuffles otherwise.
     """
 
     def change(dataset: Any, given: dict[str, Any]) -> None:
