@@ -37,13 +37,20 @@ from lostflops.optimize.loader.batches import (
     plain,
     random_numbers_kept,
 )
+from lostflops.optimize.loader.load_time import (
+    WORTH,
+    LoadTime,
+    load_time,
+    ms,
+    predicted_seconds,
+    workers_wanted,
+)
 from lostflops.optimize.loader.probe import Failed, Probe, Seen, WorkerStart, as_it_is
 from lostflops.optimize.refused import Refused
 from lostflops.optimize.remedy import Report
 
 ROUNDS = 3  # how often each candidate is measured
 CLOSE = 0.05  # fewer workers are preferred when they are no slower than this share
-WORTH = 0.03  # share of a step below which loading is not worth a worker
 UNEVEN = 0.5  # standard deviation of a batch's time, as a share of its mean, from which on times vary
 MOST_MEMORY = 0.8  # of the host memory that is left, for workers and what they hold ready
 HELD_READY = 2  # batches per worker: torch's own default
@@ -52,22 +59,6 @@ LEAST_PROBED, MOST_PROBED = 8, 24  # batches
 LONG = 0.3  # seconds for a batch that a worker is not waited for
 PROBING = 0.2  # share of the time given
 LEAST_TIMED, LEAST_TIMED_SECONDS = 16, 0.1  # batches of a run, if there is time; as many as take so long
-
-
-@dataclass(frozen=True)
-class LoadTime:
-    """What making one batch takes in one worker, with nothing beside it. Means over `batches`."""
-
-    batches: int
-    batch_seconds: float
-    batch_spread: float  # standard deviation / mean
-    sample_seconds: float
-    slowest_sample_seconds: float
-    collate_seconds: float
-    receive_seconds: float  # for the training process to take over a batch that is ready
-    cpu_share: float  # of the batch's time; above 1 where several threads work, small where it waits
-    batch_bytes: int
-    worker_bytes: int  # the memory of one worker that it shares with nobody
 
 
 @dataclass(frozen=True)
@@ -135,8 +126,8 @@ class LoaderSetting(Report):
         load = self.load
         lines = [
             f"DataLoader(..., {said})",
-            f"  a batch: {_ms(load.batch_seconds)} in a worker (±{load.batch_spread:.0%}, n={load.batches})",
-            f"  taking it over: {_ms(load.receive_seconds)}; a step: {_ms(self.step_seconds)}",
+            f"  a batch: {ms(load.batch_seconds)} in a worker (±{load.batch_spread:.0%}, n={load.batches})",
+            f"  taking it over: {ms(load.receive_seconds)}; a step: {ms(self.step_seconds)}",
             f"  {self.workers_wanted} workers wanted, {self.workers_possible} possible",
             "  workers   predicted   measured            (ms per step)",
         ]
@@ -148,26 +139,6 @@ class LoaderSetting(Report):
             chosen = "  <-" if row.workers == self.workers else ""
             lines.append(f"  {row.workers:7}   {1000 * row.predicted_seconds:9.1f}   {seen}{chosen}")
         return "\n".join([*lines, *(f"  {note}" for note in self.notes)])
-
-
-def predicted_seconds(
-    workers: int, step_seconds: float, batch_seconds: float, receive_seconds: float = 0.0
-) -> float:
-    """Seconds per step: t_step + t_load without workers, else max(t_step + t_receive, t_load / W)."""
-    if not workers:
-        return step_seconds + batch_seconds
-    return max(step_seconds + receive_seconds, batch_seconds / workers)
-
-
-def workers_wanted(
-    step_seconds: float, batch_seconds: float, receive_seconds: float = 0.0, most: int = 1024
-) -> int:
-    """ceil(t_load / (t_step + t_receive)), at most `most`; 0 where loading is too short for a worker."""
-    beside = step_seconds + receive_seconds
-    if batch_seconds < WORTH * beside:
-        return 0
-    # A last worker for a hundredth of a batch is none.
-    return most if batch_seconds >= most * beside else math.ceil(batch_seconds / beside - 0.01)
 
 
 def tune_loader(
@@ -238,7 +209,7 @@ class _Tuning:
         self.pin = self.loader.pin_memory
         if _has_accelerator():
             self.pin = not any(one.devices - {"cpu"} for one in seen)
-        load = _load_time(seen, self._receive_seconds(seen) if most else 0.0)
+        load = load_time(seen, self._receive_seconds(seen) if most else 0.0)
         self.uneven = load.batch_spread > UNEVEN
         if step_seconds is None:
             assert step is not None
@@ -540,7 +511,7 @@ class _Tuning:
         elif chosen == most and chosen * beside < 0.9 * load.batch_seconds:
             say(
                 f"loading stays the limit: {chosen} workers make a batch every "
-                f"{_ms(load.batch_seconds / max(chosen, 1))}, a step takes {_ms(step_seconds)}"
+                f"{ms(load.batch_seconds / max(chosen, 1))}, a step takes {ms(step_seconds)}"
             )
             if load.cpu_share < 0.5:
                 say(
@@ -577,7 +548,7 @@ class _Tuning:
         started = next((row.start_seconds for row in rows if row.workers == chosen), None)
         if chosen and started and self.keep_order and not self._stays_persistent():
             say(
-                f"workers take {_ms(started)} to start, in every epoch: persistent_workers=True saves that, "
+                f"workers take {ms(started)} to start, in every epoch: persistent_workers=True saves that, "
                 "but changes how torch shuffles from the second epoch on; keep_order=False allows it"
             )
         unmeasured = [str(row.workers) for row in rows if not row.runs and (row.workers or self.reads_here)]
@@ -600,25 +571,3 @@ def _wait(seconds: float, batch: Any) -> None:
     """Stands for a step on a GPU: the host waits."""
     if seconds:
         time.sleep(seconds)
-
-
-def _load_time(seen: Sequence[Seen], receive_seconds: float) -> LoadTime:
-    batches = [one.seconds for one in seen]
-    samples = [seconds for one in seen for seconds in one.sample_seconds]
-    mean = statistics.fmean(batches)
-    return LoadTime(
-        batches=len(seen),
-        batch_seconds=mean,
-        batch_spread=statistics.pstdev(batches) / mean if mean else 0.0,
-        sample_seconds=statistics.fmean(samples),
-        slowest_sample_seconds=max(samples),
-        collate_seconds=statistics.fmean(one.collate_seconds for one in seen),
-        receive_seconds=receive_seconds,
-        cpu_share=sum(one.cpu_seconds for one in seen) / sum(batches) if mean else 0.0,
-        batch_bytes=max(one.batch_bytes for one in seen),
-        worker_bytes=max(one.private_bytes for one in seen),
-    )
-
-
-def _ms(seconds: float) -> str:
-    return f"{1000 * seconds:.1f} ms" if seconds >= 0.0005 else f"{1e6 * seconds:.0f} µs"
