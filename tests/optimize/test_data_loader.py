@@ -130,7 +130,7 @@ def test_workers_that_start_in_every_short_epoch_are_paid_for() -> None:
     rows = [Candidate(0, 9.0, 9.0, 9.0, 9.0, 0.0, 2), Candidate(2, 4.0, 4.0, 4.0, 4.0, 40.0, 2)]
     assert tuning._chosen(rows, 2) == 0  # 4 + 40/5 > 9
     assert tuning._chosen(rows, 2, starting=False) == 2
-    load = data_loader._load_time([data_loader.Seen((8.0,), 0.1, 1.0, 4, 5, frozenset(), False, False)], 0.0)
+    load = data_loader.load_time([data_loader.Seen((8.0,), 0.1, 1.0, 4, 5, frozenset(), False, False)], 0.0)
     tuning._say([], load, 3.0, rows, 0, 4)
     assert any("an epoch of 5 batches is too short for 2 workers" in note for note in tuning.notes)
     tuning.length = 50
