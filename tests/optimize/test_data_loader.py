@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+import itertools
 import json
 import multiprocessing
 import os
@@ -29,7 +32,8 @@ from torch.utils.data import (
 from lostflops import optimize
 from lostflops.optimize.device import host_share
 from lostflops.optimize.loader import workers as data_loader
-from lostflops.optimize.loader.batches import made
+from lostflops.optimize.loader.batches import SampleOrder, made
+from lostflops.optimize.loader.own_state import changed, own_state
 from lostflops.optimize.loader.workers import Candidate, predicted_seconds, workers_wanted
 
 torch.set_num_threads(1)
@@ -126,7 +130,7 @@ def test_workers_that_start_in_every_short_epoch_are_paid_for() -> None:
     rows = [Candidate(0, 9.0, 9.0, 9.0, 9.0, 0.0, 2), Candidate(2, 4.0, 4.0, 4.0, 4.0, 40.0, 2)]
     assert tuning._chosen(rows, 2) == 0  # 4 + 40/5 > 9
     assert tuning._chosen(rows, 2, starting=False) == 2
-    load = data_loader._load_time([data_loader.Seen((8.0,), 0.1, 1.0, 4, 5, frozenset(), False, False)], 0.0)
+    load = data_loader.load_time([data_loader.Seen((8.0,), 0.1, 1.0, 4, 5, frozenset(), False, False)], 0.0)
     tuning._say([], load, 3.0, rows, 0, 4)
     assert any("an epoch of 5 batches is too short for 2 workers" in note for note in tuning.notes)
     tuning.length = 50
@@ -232,6 +236,115 @@ def test_measuring_leaves_no_trace() -> None:
     assert loader.num_workers == 0 and loader._iterator is None
     if setting.workers:
         assert any("draws random numbers" in note for note in setting.notes)
+
+
+class InPlace(Counting):
+    """Shuffles the list that it holds, by samplers in a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.order = list(range(40))
+        self.parts = [RandomSampler(Drawing(), generator=torch.Generator().manual_seed(n)) for n in (1, 2)]
+
+    def __iter__(self) -> Iterator[int]:
+        self.random.shuffle(self.order)
+        return itertools.chain(list(self.order), *self.parts)
+
+    def state(self) -> tuple[Any, ...]:
+        return list(self.order), [part.generator.get_state().tolist() for part in self.parts]
+
+
+class Beside(Counting):
+    """Draws for each sample when it is asked for."""
+
+    def __iter__(self) -> Iterator[int]:
+        for _ in range(41):
+            yield int(torch.randint(40, ()))
+
+
+def test_a_sampler_is_copied_with_all_that_it_holds_but_datasets() -> None:
+    sampler = InPlace()
+    before, wanted = sampler.state(), list(copy.deepcopy(sampler))
+    order = SampleOrder(DataLoader(Drawing(), 4, sampler=sampler))
+    assert list(itertools.chain(*order.next(30))) == wanted and sampler.state() == before and not order.draws
+    assert order._sampler.sampler.parts[0].data_source is sampler.parts[0].data_source
+    sampler.parts.append(n for n in range(3))  # pyright: ignore[reportArgumentType]
+    with pytest.raises(optimize.Refused, match="sampler cannot be copied"):
+        SampleOrder(DataLoader(Drawing(), 4, sampler=sampler))
+
+
+@exactly
+def test_a_sampler_that_draws_beside_the_steps_keeps_its_workers() -> None:
+    for sampler, draws in ((Beside(), True), (RandomSampler(Drawing()), False)):
+        order = SampleOrder(DataLoader(Drawing(), 4, sampler=sampler))
+        order.next(25)  # into the third epoch
+        assert order.draws is draws
+    setting = tuned(DataLoader(Sleeping(0.01), 4, sampler=Beside()))
+    assert setting.workers == 0 and any("beside those of the steps" in note for note in setting.notes)
+
+
+class Keeping(Sleeping):
+    """Has random numbers of its own, opens a file once and remembers."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        super().__init__(seconds)
+        self.random, self.seen, self.file = np.random.default_rng(0), {}, None
+        self.mean, self.counts = torch.zeros(2), {"read": 0}
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self.file = self.file or object()
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize(
+    ("change", "where", "next_differs"),
+    [
+        (lambda data: data.random.integers(9), "dataset.random", True),
+        (lambda data: data.counts.update(read=1), "dataset.counts['read']", True),
+        (lambda data: data.mean.add_(1), "dataset.mean", True),
+        (lambda data: data.seen.update({3: "page"}), "dataset.seen", False),
+        (lambda data: data[0], "dataset.file", False),
+        (lambda data: None, "", False),
+    ],
+)
+def test_what_making_a_batch_changes_is_found(change: Any, where: str, next_differs: bool) -> None:
+    data, number = Keeping(), 0
+    masks = functools.partial(lambda generator, batch: (number, batch), torch.Generator())
+    before = own_state(dataset=data, collate_fn=masks)
+    change(data)
+    assert changed(before, dataset=data, collate_fn=masks) == (where, where if next_differs else "")
+    before = own_state(dataset=data, collate_fn=masks)
+    torch.randint(9, (), generator=masks.args[0])
+    found = changed(before, dataset=data, collate_fn=masks)
+    assert found == ("collate_fn.args[0]", "collate_fn.args[0]")
+    before = own_state(dataset=data, collate_fn=masks)
+    number += 1  # which the function closes over
+    assert changed(before, dataset=data, collate_fn=masks)[1] == "collate_fn.func.number"
+
+
+class Masking:
+    def __init__(self) -> None:
+        self.random = random.Random(4)
+
+    def __call__(self, batch: list[Any]) -> torch.Tensor:
+        return torch.stack(batch) * self.random.randrange(2)
+
+
+@exactly
+def test_what_reading_changes_is_read_in_workers_only() -> None:
+    data, masks = Keeping(0.01), Masking()
+    before = own_state(dataset=data, collate_fn=masks)
+    loader = DataLoader(data, 4, collate_fn=masks, pin_memory=True)
+    setting = optimize.tune_loader(loader, lambda batch: None, cores=4, seconds=0.8)
+    assert changed(before, dataset=data, collate_fn=masks) == ("", "")
+    # Each worker would draw the same, and what one draws is another's with another number of them.
+    assert setting.workers == 0 and setting.workers_wanted > 1 and setting.arguments["pin_memory"]
+    assert any("stays at 0: making a batch changes collate_fn.random" in note for note in setting.notes)
+    setting = tuned(loader, step_seconds=0.001, keep_order=False)
+    assert setting.workers > 1 and any("give the same random numbers" in note for note in setting.notes)
+    cached = tuned(DataLoader(data, 4), step_seconds=0.001)  # which changes no sample
+    assert cached.workers > 1
+    assert changed(before, dataset=data, collate_fn=masks) == ("", "")
 
 
 def test_a_running_random_sampler_is_not_disturbed() -> None:
@@ -358,8 +471,11 @@ def test_an_iterable_dataset_gets_several_workers_only_when_it_shares_its_sample
     assert setting.workers_possible == 1 and setting.workers <= 1
     assert any("get_worker_info" in note for note in setting.notes)
     assert any("gives each sample 2 times" in note for note in setting.notes)
+    setting = tuned(DataLoader(Stream(True), drop_last=True), step_seconds=0.001)
+    assert setting.workers_possible == 1, "several would give another order"
+    assert any("each would drop a last batch: keep_order=False" in note for note in setting.notes)
     for loader in (DataLoader(Stream(True)), DataLoader(Stream(False), worker_init_fn=share)):
-        setting = tuned(loader, step_seconds=0.001, seconds=2)
+        setting = tuned(loader, step_seconds=0.001, seconds=2, keep_order=False)
         assert setting.workers_possible == 4 and setting.workers > 1, setting
         got = [int(x) for batch in setting.apply(loader) for x in batch]
         assert sorted(got) == list(range(60))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import pickle
 import re
@@ -1125,6 +1126,35 @@ def test_switching_an_adapter_off_makes_it_another_model() -> None:
     with pytest.raises(Refused, match="another model"), model.disable_adapter():
         answered(model, cache, ids, "a")
     assert cache.resume("a", model=model).get_seq_length() == 13
+
+
+def test_hooks_and_forwards_that_are_replaced_make_it_another_model() -> None:
+    """A steering vector, say: the same weights compute other keys and values."""
+    model, ids = tiny_models.llama().eval(), questions(1, 9)
+    cache, layer = for_model(), model.model.layers[0]
+    answered(model, cache, ids, "a")
+
+    def shifted(x: torch.Tensor) -> torch.Tensor:
+        return type(layer.mlp).forward(layer.mlp, x) + 0.1
+
+    def twice(*given: Any) -> Any:
+        return None if len(given) == 2 else given[2] * 2
+
+    for change in (
+        lambda: layer.mlp.register_forward_hook(twice).remove,
+        lambda: layer.mlp.register_forward_hook(functools.partial(twice)).remove,
+        lambda: layer.mlp.register_forward_pre_hook(twice).remove,
+        lambda: (setattr(layer.mlp, "forward", shifted), lambda: delattr(layer.mlp, "forward"))[1],
+        lambda: optimize.autocast(model).undo,
+    ):
+        back = change()
+        with pytest.raises(Refused, match="another model"):
+            answered(model, cache, ids, "a")
+        back()
+        assert cache.resume("a", model=model).get_seq_length() == 13
+    engine = optimize.offload(model, plan="everything", threshold=1, device=ThreadedDevice())
+    with engine:  # whose hooks only look
+        assert cache.resume("a", model=model).get_seq_length() == 13
 
 
 def test_what_is_not_one_dialogue_of_tokens_is_refused_before_it_is_computed(llama: Any) -> None:

@@ -284,6 +284,28 @@ def test_what_is_written_through_data_is_as_saved_where_it_moves_and_as_written_
     assert ended["plain"] and ended["tells apart"]
 
 
+@pytest.mark.parametrize("way", ["claims", "engine"])
+def test_a_weight_that_is_given_other_memory_has_it_in_the_backward(way: str) -> None:
+    """As without hooks: autograd saves the weight itself, and not the memory that it had."""
+    layer = nn.Module()
+    layer.weight = nn.Parameter(torch.arange(4.0))
+    engine = optimize.offload(layer, plan="everything", threshold=0, device=ThreadedDevice())
+    with claims.hooks() if way == "claims" else engine:
+        for step in range(3):
+            x = torch.ones(4, requires_grad=True)
+            loss = (x * layer.weight).sum()
+            layer.weight.data = torch.full((4,), 5.0 + step)
+            (first,) = torch.autograd.grad(loss, x, create_graph=True)
+            assert first.tolist() == [5.0 + step] * 4
+            (second,) = torch.autograd.grad(first.sum(), layer.weight)
+            assert second.tolist() == [1.0] * 4
+            loss = (x * layer.weight).sum()
+            with torch.no_grad():
+                layer.weight.mul_(2)
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                loss.backward()
+
+
 def test_inside_a_checkpointed_function_the_engine_is_refused_or_changes_nothing() -> None:
     """Refused where it would switch checkpointing off; the other kind computes without hooks."""
     ended = Counter[str]()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import io
 import json
+import pickle
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -85,6 +88,42 @@ def test_what_is_undone_is_as_if_it_had_never_been(name: str) -> None:
     assert {n: type(m) for n, m in model.named_modules()} == {n: type(m) for n, m in plain.named_modules()}
     made.undo()  # once is enough, and twice no harm
     assert behaviour(model) == expected
+
+
+@pytest.mark.parametrize("name", ["offload", "checkpoint", "stream_frozen", "stream_weights", "autocast"])
+@pytest.mark.filterwarnings("ignore:the model computes in")
+def test_a_file_of_the_model_is_without_the_remedy_and_needs_nothing_of_ours(name: str) -> None:
+    make, remedy = REMEDIES[name]
+    torch.manual_seed(0)
+    model: Any = make()
+    plain = copy.deepcopy(model)
+    if name == "stream_weights":
+        plain.eval()
+    expected = behaviour(plain)
+    file, late = io.BytesIO(), io.BytesIO()
+    with remedy(model):
+        torch.save(model, file)
+        with torch.no_grad():
+            in_force = model(**tiny_models.llama_batch()).loss
+            torch.save(model, late)
+            assert torch.equal(model(**tiny_models.llama_batch()).loss, in_force), "the model goes on"
+    for each in (file, late):
+        assert b"lostflops" not in each.getvalue().replace(b"_lostflops_autocast", b"")
+        assert behaviour(torch.load(io.BytesIO(each.getvalue()), weights_only=False)) == expected
+
+
+def test_a_file_of_a_model_under_autocast_is_said_to_compute_in_fp32() -> None:
+    model = nn.Linear(4, 4)
+    remedy = optimize.autocast(model)
+    with pytest.warns(UserWarning, match="computes in bfloat16 by optimize, and what is saved or sent"):
+        pickle.dumps(model)
+    twin = copy.deepcopy(model)  # which computes in bf16 as well, and says so
+    assert twin(torch.ones(4)).dtype == torch.bfloat16
+    with pytest.warns(UserWarning, match="apply it again"):
+        pickle.dumps(twin)
+    remedy.undo()
+    with warnings.catch_warnings(action="error"):
+        pickle.dumps(model)
 
 
 @pytest.mark.parametrize("name", REMEDIES)

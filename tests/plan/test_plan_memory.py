@@ -292,6 +292,15 @@ def test_parts_add_up_and_memory_grows_with_sequence_and_batch(
     assert Prediction(replace(asked, offloaded=0)).peak.bytes >= now.peak.bytes
 
 
+def test_attention_that_was_kept_is_not_brought_back_again() -> None:
+    """Llama-3-8B: 4,096 tokens of 32 heads of 128, in 16 bits, and a log-sum-exp in fp32."""
+    model, here = named("llama-3-8b"), Layout()
+    kept, all_of_it = (
+        activation_memory.recomputed_bytes(model, 0, 4096, here, None, how) for how in ("selective", "full")
+    )
+    assert all_of_it - kept == 4096 * (2 * 32 * 128 + 4 * 32)
+
+
 def test_checkpointing_keeps_inputs_and_one_live_layer() -> None:
     asked = job("llama-2-70b", lora=Lora(), checkpointing="full")
     parts = {

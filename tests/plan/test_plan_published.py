@@ -13,6 +13,7 @@ import pytest
 from lostflops.plan import published_speeds, published_tables
 from lostflops.plan.model_config import from_config
 from lostflops.plan.models import named
+from lostflops.plan.train import fragments, layer_time
 from lostflops.plan.train.activation_memory import Kernels, layer_bytes
 from lostflops.plan.train.job import CONTEXT, Prediction
 from lostflops.plan.train.layout import Layout
@@ -44,12 +45,25 @@ def test_a_published_size_is_met() -> None:
             assert abs(row.difference) <= 0.05, row
     # What an allocator reserved is no less than what is allocated.
     titan = [row for row in published_tables.rows() if row.table.startswith("torchtitan")]
-    assert len(titan) == 18 and max(row.difference or 0.0 for row in titan) <= 0.01
-    one_stage = [row for row in titan if "pipeline" not in row.recipe]
-    assert len(one_stage) == 12 and all(abs(row.difference or 0.0) <= 0.05 for row in one_stage)
-    # What the others lack is not published; their rows say how much it is.
-    assert all(abs(row.difference or 0.0) <= 0.20 for row in titan)
-    assert all("GiB are not accounted for" in row.why for row in titan if row not in one_stage)
+    assert len(titan) == 18 and max(row.difference or 0.0 for row in titan) <= 0.02
+    off = [row for row in titan if abs(row.difference or 0.0) > 0.05]
+    # What these two lack is not published; their rows say how much it is.
+    assert [row.published for row in off] == [82.5, 84.9]
+    assert all(abs(row.difference or 0.0) <= 0.10 and "GiB are not accounted for" in row.why for row in off)
+
+
+def test_pytorch_s_pipeline_has_buffers_for_all_microbatches_and_joins_their_logits() -> None:
+    """Llama-3-8B on 4 stages of 8 layers: 8 microbatches of 4,096 x 4,096 in 16 bits, 33.6 MB each."""
+    here = Layout(gpus=8, pipeline=4, sharding="fsdp2")
+    asked = job(layout=here, microbatches=8, checkpointing="full")
+    state = 2 * 4096 * 4096
+    # Of 8 that come forward 4, 3, 2 and 1 microbatches are alive; 8 come backward, but to the last stage.
+    for stage, alive, buffers in ((0, 4, 8), (1, 3, 8 - 3 + 8), (3, 1, 8 - 1)):
+        assert fragments.received(asked, stage, 4096, alive * 8) == buffers * state
+    assert fragments.joined(asked, 3, 4096) == 2 * 8 * 4096 * 128_256
+    assert fragments.joined(asked, 2, 4096) == 0
+    without = Prediction(replace(asked, layout=replace(here, sharding="zero-3")))
+    assert Prediction(asked)._pipelined(3) == 7 * state + 2 * 8 * 4096 * 128_256 and not without._pipelined(3)
 
 
 def test_what_freed_gradients_leave_stays_reserved() -> None:
@@ -118,7 +132,7 @@ def driver() -> Any:
 
 
 def test_the_table_of_published_numbers_is_up_to_date_and_within_its_limits() -> None:
-    """But for the peaks of 405B's pipelines, and tensors of which the source does not say what they are."""
+    """But for two peaks of 405B's pipelines, and tensors of which the source does not say what they are."""
     benchmark = driver()
     rows = benchmark.published()
     kept = json.loads((ROOT / "benchmarks" / "planner.json").read_text())
@@ -129,7 +143,7 @@ def test_the_table_of_published_numbers_is_up_to_date_and_within_its_limits() ->
         if row["deviation"] is None:
             assert row["table"].startswith("MoE temporaries")
         elif abs(row["deviation"]) > row["limit"]:
-            assert row["name"].startswith("llama-3.1-405b, 512 GPUs") and row["unit"] == "GiB"
+            assert row["published"] in (82.5, 84.9) and row["unit"] == "GiB"
     text = (ROOT / "benchmarks" / "README.md").read_text()
     assert "\n".join(benchmark.tables(kept["published"], kept["models"])) in text
 
@@ -139,7 +153,10 @@ def test_vtrain_s_measured_steps_are_met_and_its_fastest_layouts_found() -> None
         pytest.skip("vTrain's measurements are not on this machine")
     benchmark = driver()
     found = benchmark.summary(benchmark.predicted(VTRAIN))
-    assert found[-1]["runs"] == 109 and found[-1]["median_error"] <= 0.10
+    assert found[-1]["runs"] == 109 and found[-1]["median_error"] <= 0.06
+    rate, starts = benchmark.one_node(VTRAIN.with_name(benchmark.ONE_NODE))
+    assert rate == pytest.approx(published_speeds.VTRAIN_MATMUL, rel=0.01)
+    assert starts == pytest.approx(layer_time.STARTS, rel=0.01)
     slower = {row["billions"]: row["picked_slower"] for row in found[:-1]}
     # Of 18.4e9 the planner takes tensor 4, pipeline 2, which was measured 4.5 % slower than the fastest.
     assert max(slower[size] for size in (3.6, 39.1, 175.0)) <= 0.03 and slower[18.4] <= 0.05

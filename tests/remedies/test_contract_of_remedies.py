@@ -54,6 +54,15 @@ def test_every_finding_has_a_remedy_or_says_why_none_is_known() -> None:
         assert set(asked.all) <= set(REMEDIES), name
 
 
+def test_workers_that_are_typed_shuffle_as_before() -> None:
+    """Workers that live on draw one random number less: from the second epoch on the order is another."""
+    remedy = REMEDIES["loader-workers"]
+    assert remedy.safety == "bit-identical" and "shuffles otherwise from the second" in remedy.safe
+    for change in remedy.changes.values():
+        assert "persistent" not in change.says
+        assert not any("persistent" in snippet.text for snippet in change.snippets)
+
+
 def test_every_remedy_is_recommended_by_something() -> None:
     for remedy in REMEDIES.values():
         recommend = (*asking_for(remedy.name), *shortened_by(remedy.name))

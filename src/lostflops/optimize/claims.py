@@ -113,7 +113,9 @@ class Kept:
     __slots__ = ("_at_save", "_tensor")
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        self._tensor = tensor.detach()  # shares the counter of in-place writes
+        # A leaf is given other memory by `weight.data = ...`, and autograd then reads that. Of others only
+        # what is detached may be held: it shares the counter of in-place writes.
+        self._tensor = tensor if tensor.is_leaf else tensor.detach()
         self._at_save = -1 if tensor.is_inference() else self._tensor._version
 
     def unpack(self) -> torch.Tensor:

@@ -208,7 +208,8 @@ def named(name: str) -> Shape:
         path /= "config.json"
     if path.is_file() or path.suffix == ".json":
         try:
-            return from_config(path.read_bytes(), path.parent.name or path.stem)
+            name = path.parent.name if path.name == "config.json" else path.stem
+            return from_config(path.read_bytes(), name or path.stem)
         except OSError as error:
             raise Unreadable(path, error) from error
     short = name.rpartition("/")[2].lower().removeprefix("meta-").replace("_", "-")

@@ -16,7 +16,7 @@ from .train.ranking import Ranking, Way
 from .train.static_memory import MemoryPart
 
 BAR = 24
-SHORT = 200_000  # ns of a layer: some forty kernels take 5 us each to start
+SHORT = 1_000_000  # ns: no layer's forward was faster where Megatron started its kernels one by one (vTrain)
 LONG = 0.25  # attention's share above which one sustained rate was seen to be too fast
 
 
@@ -77,8 +77,8 @@ def _training(ranking: Ranking) -> Iterator[str]:
     each = now.spans[0].ns * t.layout.pipeline // (t.microbatches * t.shape.layers)
     if each < SHORT:
         yield (
-            f"  the forward of a layer takes {milliseconds(each)}: starting its kernels may take longer, "
-            "which is not counted; larger microbatches or a compiled model help"
+            f"  the forward of a layer takes {milliseconds(each)}: a host that starts its kernels one by one "
+            f"may take {milliseconds(SHORT)}, which is not counted; larger microbatches or CUDA graphs help"
         )
     if now.attention_share > LONG and not t.gpu.attention:
         yield (

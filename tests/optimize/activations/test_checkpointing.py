@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import random
+import sys
 import warnings
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import nn
 import tiny_models
 from lostflops import optimize
 from lostflops.optimize import Refused
+from lostflops.optimize.activations.random_numbers import RandomNumbers
 from lostflops.optimize.model_parts import repeated_layers
 
 torch.set_num_threads(1)
@@ -591,6 +593,22 @@ def of_chance(draws: str) -> Any:
     random.seed(1)
     np.random.seed(2)
     return nn.Sequential(*[Chance(draws) for _ in range(3)])
+
+
+def test_numpy_s_random_numbers_may_be_imported_between_forward_and_backward(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As the backward does that imports torch._dynamo, in a program that did not ask numpy for any."""
+    block = Chance("its own of numpy")
+    numbers = RandomNumbers(block)
+    with monkeypatch.context() as before:
+        before.delitem(sys.modules, "numpy")
+        states = numbers.states()
+    drawn: list[float] = []
+    for _ in range(2):
+        with numbers.as_they_were(states):
+            drawn.append(block.array.random())
+    assert drawn[0] == drawn[1]
 
 
 @pytest.mark.parametrize(

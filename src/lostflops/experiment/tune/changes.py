@@ -115,7 +115,7 @@ def _torchrun(facts: JobFacts, before: Mapping[str, int]) -> dict[str, int] | No
 
 CHANGES: Mapping[str, TunedChange] = {
     "loader-workers": TunedChange(
-        "`DataLoader(num_workers={workers}, persistent_workers=True)` inside the process",
+        "`DataLoader(num_workers={workers})` inside the process",
         "bit-identical",
         _workers,
         otherwise="more workers than twice the cores do not help",

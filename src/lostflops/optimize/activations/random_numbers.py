@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+State = tuple["Callable[[Any], Any]", Any]  # what to write it with: numpy may be imported in between
+
 
 class RandomNumbers:
     """All that a module can draw from, found when it is made; an attribute may get another value later."""
@@ -26,30 +28,32 @@ class RandomNumbers:
             if _ways_of(value) is not None
         ]
 
-    def states(self) -> list[Any]:
-        return [read() for read, _ in self._ways()]
+    def states(self) -> list[State]:
+        return [(write, read()) for read, write in self._ways()]
 
     @contextmanager
-    def as_they_were(self, states: list[Any]) -> Generator[None]:
+    def as_they_were(self, states: list[State]) -> Generator[None]:
         """Inside they come again from `states` on; afterwards they go on from where they are now."""
         now = self.states()
-        self._bring_back(states)
+        _bring_back(states)
         try:
             yield
         finally:
-            self._bring_back(now)
-
-    def _bring_back(self, states: list[Any]) -> None:
-        for (_, write), state in zip(self._ways(), states, strict=True):
-            write(state)
+            _bring_back(now)
 
     def _ways(self) -> list[tuple[Callable[[], Any], Callable[[Any], Any]]]:
-        numpy: Any = sys.modules.get("numpy.random")
+        # numpy imports its random numbers when they are first asked for: now, and not within a forward.
+        numpy: Any = getattr(sys.modules.get("numpy"), "random", None)
         ways = [(random.getstate, random.setstate)]
         if numpy is not None:
             ways.append((numpy.get_state, numpy.set_state))
         owned = [_ways_of(getattr(owner, key, None)) for owner, key in self._owned]
         return [*ways, *(each or (_nothing, _nothing) for each in owned)]
+
+
+def _bring_back(states: list[State]) -> None:
+    for write, state in states:
+        write(state)
 
 
 def _nothing(_: Any = None) -> None: ...

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from lostflops.optimize.own_hooks import OwnHook
+
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
@@ -57,8 +59,8 @@ class ModulePaths:
 
     def __enter__(self) -> ModulePaths:
         for path, module in self._modules:
-            self._handles.append(module.register_forward_pre_hook(self._pre_hook(path)))
-            self._handles.append(module.register_forward_hook(self._hook, always_call=True))
+            self._handles.append(module.register_forward_pre_hook(OwnHook(self._pre_hook(path))))
+            self._handles.append(module.register_forward_hook(OwnHook(self._hook), always_call=True))
         return self
 
     def __exit__(self, *exception: object) -> None:

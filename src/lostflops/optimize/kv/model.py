@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import uuid
 import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
@@ -16,7 +17,9 @@ from torch import nn
 
 from lostflops.copies.kv_resume import config_of as config_of
 from lostflops.optimize.model_parts import named
+from lostflops.optimize.own_hooks import OwnHook
 from lostflops.optimize.refused import Refused
+from lostflops.optimize.training.precision import SAID
 
 SAMPLES = 8  # elements of every parameter
 WATCHED = 64  # parameters, of which one element is read at each turn
@@ -89,7 +92,7 @@ def _digest(model: nn.Module) -> str:
     for device in sorted({str(sample.device) for sample in samples}):
         together = torch.cat([sample for sample in samples if str(sample.device) == device])
         digest.update(cast("Any", together.cpu()).numpy().tobytes())
-    digest.update(repr(list(_adapters(model))).encode())
+    digest.update(repr([*_adapters(model), *_changed_forwards(model)]).encode())
     return digest.hexdigest()
 
 
@@ -102,6 +105,7 @@ def _marks(model: nn.Module) -> Iterator[Any]:
         yield 0 if parameter.is_inference() else parameter._version
     yield from _watched(model)
     yield from _adapters(model)
+    yield from _changed_forwards(model)
 
 
 def _watched(model: nn.Module) -> Iterator[float]:
@@ -139,6 +143,38 @@ def _adapters(model: nn.Module) -> Iterator[str]:
             layer = cast("Any", module)
             scaling = getattr(layer, "scaling", "")
             yield f"{layer.active_adapters} {layer.disable_adapters} {layer.merged_adapters} {scaling}"
+
+
+def _changed_forwards(model: nn.Module) -> Iterator[str]:
+    """What runs in place of a module's forward, or before and after it, and may change what comes out.
+
+    A hook is told from others in this process only: what it does may depend on what it refers to. So a
+    model with hooks resumes nothing of another process.
+    """
+    for name, module in named(model):
+        for kind in ("_forward_pre_hooks", "_forward_hooks"):
+            for hook in module.__dict__.get(kind, {}).values():
+                if not isinstance(hook, OwnHook):
+                    yield f"{name} {kind} {_token(hook)}"
+        replaced = module.__dict__.get("forward")
+        if replaced is not None:  # wrapped, by us or by Accelerate, it has the name of what it wraps
+            yield f"{name} {getattr(replaced, '__module__', '')}.{getattr(replaced, '__qualname__', '')}"
+        if said := module.__dict__.get(SAID):
+            yield f"{name} {said.dtype}"
+
+
+_tokens: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+
+
+def _token(hook: Any) -> str:
+    """Of this hook alone, for as long as it lives."""
+    owner = getattr(hook, "__self__", None)  # a method is made anew whenever it is asked for
+    if owner is not None:
+        return f"{getattr(hook, '__qualname__', '')} of {_token(owner)}"
+    try:
+        return _tokens.setdefault(hook, uuid.uuid4().hex)
+    except TypeError:  # nobody can refer to it weakly, or compare it
+        return uuid.uuid4().hex
 
 
 def _rope_types(value: Any) -> Iterator[str]:

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, cast
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset, Sampler
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from lostflops.optimize.refused import Refused
 
@@ -30,37 +30,62 @@ class SampleOrder:
                 "the sampler is its own iterator: measuring would take batches from it",
                 "give the loader a sampler that begins anew, such as a list",
             )
-        self._sampler = _copied(sampler)
+        self._sampler = _copied(sampler, loader.dataset)
         self._iterator: Iterator[Any] = iter(self._sampler)
+        self._begins = True
+        self.draws = False  # from Python's, NumPy's or torch's random numbers, behind an epoch's first batch
         self.length: int | None = None
         with suppress(TypeError, NotImplementedError):
             self.length = len(sampler)
 
     def next(self, number: int) -> list[Any]:
-        found = list(itertools.islice(self._iterator, number))
+        found = self._taken(number)
         while len(found) < number:
-            self._iterator = iter(self._sampler)
-            more = list(itertools.islice(self._iterator, number - len(found)))
+            self._iterator, self._begins = iter(self._sampler), True
+            more = self._taken(number - len(found))
             if not more:
                 break
             found += more
         return found
 
-
-def _copied(thing: Any) -> Any:
-    """A sampler with its own state and random numbers; data that it holds is shared."""
-    new = copy.copy(thing)
-    held: dict[str, Any] = getattr(new, "__dict__", {})
-    for name, value in list(held.items()):
-        if isinstance(value, Sampler):
-            held[name] = _copied(value)
-        elif isinstance(value, (torch.Generator, random.Random)) or _draws_in_numpy(value):
-            held[name] = copy.deepcopy(value)
-    return new
+    def _taken(self, number: int) -> list[Any]:
+        """So many of this epoch. A shuffle draws with its first item; what draws later draws beside steps."""
+        first = list(itertools.islice(self._iterator, 1)) if self._begins else []
+        self._begins = False
+        before = random_state()
+        found = [*first, *itertools.islice(self._iterator, number - len(first))]
+        self.draws |= random_state() != before
+        return found
 
 
-def _draws_in_numpy(value: Any) -> bool:
-    return cast("type[Any]", type(value)).__module__.startswith("numpy.random")
+def _copied(sampler: Any, dataset: Any) -> Any:
+    """A sampler with its own state and random numbers, also in what it holds; datasets are shared."""
+    shared = {id(held): held for held in (dataset, *_datasets(sampler))}
+    try:
+        return copy.deepcopy(sampler, shared)
+    except Exception as error:
+        raise Refused(
+            f"the sampler cannot be copied, and measuring would take batches from it: {_said(error)}",
+            "give the loader a sampler that holds no iterator, file or lock",
+        ) from error
+
+
+def _datasets(thing: Any) -> Iterator[Any]:
+    """Datasets that a sampler holds, or a sampler in it: they may be large."""
+    held: dict[str, Any] = getattr(thing, "__dict__", {})
+    for value in held.values():
+        for one in cast("list[Any]", value) if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(one, Dataset):
+                yield one
+            elif isinstance(one, Sampler):
+                yield from _datasets(one)
+
+
+def random_state() -> tuple[Any, ...]:
+    """Of Python, torch and, where it is imported, NumPy: to compare."""
+    numpy: Any = sys.modules.get("numpy")
+    others = () if numpy is None else (numpy.random.get_state()[1].tobytes(), numpy.random.get_state()[2])
+    return random.getstate(), torch.get_rng_state().numpy().tobytes(), *others
 
 
 class Batches:

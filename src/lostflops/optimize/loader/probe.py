@@ -7,8 +7,6 @@ for itself changes in the worker alone.
 
 from __future__ import annotations
 
-import random
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -19,6 +17,10 @@ from torch.utils.data import IterableDataset
 from torch.utils.data._utils import worker as torch_worker
 
 from lostflops.optimize.device import host_share
+from lostflops.optimize.loader.batches import random_state
+from lostflops.optimize.loader.own_state import changed, own_state
+
+WATCHED = 3  # batches whose making is watched for what it changes
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,8 @@ class Seen:
     devices: frozenset[str]  # where its tensors lie
     drew: bool  # from Python's, NumPy's or torch's random numbers
     asked_which_worker: bool  # the dataset or worker_init_fn looked at the worker's number
+    changed: str = ""  # what of the dataset or collate_fn making the batch changed
+    counted: str = ""  # likewise, where it is a number, random numbers or a tensor: the next batch may differ
 
     @property
     def seconds(self) -> float:
@@ -91,7 +95,8 @@ class Probe:
         return len(self.batches)
 
     def __getitem__(self, number: int) -> Seen | Failed | None:
-        before = _random_state()
+        state = own_state(dataset=self.dataset, collate_fn=self.collate) if number < WATCHED else None
+        before = random_state()
         cpu = time.process_time()
         samples: list[Any] = []
         times: list[float] = []
@@ -122,8 +127,9 @@ class Probe:
             sum(tensor.nbytes for tensor in tensors),
             host_share.private_memory(),
             frozenset(str(tensor.device) for tensor in tensors),
-            before != _random_state(),
+            before != random_state(),
             _asked,
+            *(() if state is None else changed(state, dataset=self.dataset, collate_fn=self.collate)),
         )
 
     def _takes(self, wanted: Any) -> Iterator[tuple[str, Callable[[], Any]]]:
@@ -155,13 +161,6 @@ def as_it_is(item: Any) -> Any:
 
 def _said(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
-
-
-def _random_state() -> tuple[Any, ...]:
-    """To compare. NumPy's global state only where NumPy is."""
-    numpy: Any = sys.modules.get("numpy")
-    others = () if numpy is None else (numpy.random.get_state()[1].tobytes(), numpy.random.get_state()[2])
-    return random.getstate(), torch.get_rng_state().numpy().tobytes(), *others
 
 
 def _tensors(batch: Any) -> Iterator[torch.Tensor]:

@@ -20,7 +20,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -37,13 +37,20 @@ from lostflops.optimize.loader.batches import (
     plain,
     random_numbers_kept,
 )
+from lostflops.optimize.loader.load_time import (
+    WORTH,
+    LoadTime,
+    load_time,
+    ms,
+    predicted_seconds,
+    workers_wanted,
+)
 from lostflops.optimize.loader.probe import Failed, Probe, Seen, WorkerStart, as_it_is
 from lostflops.optimize.refused import Refused
 from lostflops.optimize.remedy import Report
 
 ROUNDS = 3  # how often each candidate is measured
 CLOSE = 0.05  # fewer workers are preferred when they are no slower than this share
-WORTH = 0.03  # share of a step below which loading is not worth a worker
 UNEVEN = 0.5  # standard deviation of a batch's time, as a share of its mean, from which on times vary
 MOST_MEMORY = 0.8  # of the host memory that is left, for workers and what they hold ready
 HELD_READY = 2  # batches per worker: torch's own default
@@ -52,22 +59,6 @@ LEAST_PROBED, MOST_PROBED = 8, 24  # batches
 LONG = 0.3  # seconds for a batch that a worker is not waited for
 PROBING = 0.2  # share of the time given
 LEAST_TIMED, LEAST_TIMED_SECONDS = 16, 0.1  # batches of a run, if there is time; as many as take so long
-
-
-@dataclass(frozen=True)
-class LoadTime:
-    """What making one batch takes in one worker, with nothing beside it. Means over `batches`."""
-
-    batches: int
-    batch_seconds: float
-    batch_spread: float  # standard deviation / mean
-    sample_seconds: float
-    slowest_sample_seconds: float
-    collate_seconds: float
-    receive_seconds: float  # for the training process to take over a batch that is ready
-    cpu_share: float  # of the batch's time; above 1 where several threads work, small where it waits
-    batch_bytes: int
-    worker_bytes: int  # the memory of one worker that it shares with nobody
 
 
 @dataclass(frozen=True)
@@ -135,8 +126,8 @@ class LoaderSetting(Report):
         load = self.load
         lines = [
             f"DataLoader(..., {said})",
-            f"  a batch: {_ms(load.batch_seconds)} in a worker (±{load.batch_spread:.0%}, n={load.batches})",
-            f"  taking it over: {_ms(load.receive_seconds)}; a step: {_ms(self.step_seconds)}",
+            f"  a batch: {ms(load.batch_seconds)} in a worker (±{load.batch_spread:.0%}, n={load.batches})",
+            f"  taking it over: {ms(load.receive_seconds)}; a step: {ms(self.step_seconds)}",
             f"  {self.workers_wanted} workers wanted, {self.workers_possible} possible",
             "  workers   predicted   measured            (ms per step)",
         ]
@@ -148,26 +139,6 @@ class LoaderSetting(Report):
             chosen = "  <-" if row.workers == self.workers else ""
             lines.append(f"  {row.workers:7}   {1000 * row.predicted_seconds:9.1f}   {seen}{chosen}")
         return "\n".join([*lines, *(f"  {note}" for note in self.notes)])
-
-
-def predicted_seconds(
-    workers: int, step_seconds: float, batch_seconds: float, receive_seconds: float = 0.0
-) -> float:
-    """Seconds per step: t_step + t_load without workers, else max(t_step + t_receive, t_load / W)."""
-    if not workers:
-        return step_seconds + batch_seconds
-    return max(step_seconds + receive_seconds, batch_seconds / workers)
-
-
-def workers_wanted(
-    step_seconds: float, batch_seconds: float, receive_seconds: float = 0.0, most: int = 1024
-) -> int:
-    """ceil(t_load / (t_step + t_receive)), at most `most`; 0 where loading is too short for a worker."""
-    beside = step_seconds + receive_seconds
-    if batch_seconds < WORTH * beside:
-        return 0
-    # A last worker for a hundredth of a batch is none.
-    return most if batch_seconds >= most * beside else math.ceil(batch_seconds / beside - 0.01)
 
 
 def tune_loader(
@@ -186,12 +157,14 @@ def tune_loader(
     run on. Takes about `seconds` at most; `took_seconds` says how long it was.
 
     The samples and their order stay as they are. `keep_order=False` also allows what changes it: batches out
-    of order where their times vary, and workers that live on after an epoch (torch then draws one random
-    number less per epoch, so later epochs are shuffled differently).
+    of order where their times vary, workers that live on after an epoch (torch then draws one random
+    number less per epoch, so later epochs are shuffled differently), several workers for an iterable dataset,
+    and another number of them where the dataset, `collate_fn` or sampler has a state that batches depend on.
 
     The loader is not iterated: its sampler is copied, and Python's, NumPy's and torch's random numbers are
-    afterwards as before. Refuses a loader whose class is not `DataLoader` itself, and a dataset that fails,
-    hangs, cannot be sent to a worker, or whose samples would be used up.
+    afterwards as before. A dataset or `collate_fn` that making a batch changes is read in workers only.
+    Refuses a loader whose class is not `DataLoader` itself, and a dataset that fails, hangs, cannot be sent
+    to a worker, or whose samples would be used up.
     """
     began = time.perf_counter()
     plain(loader)
@@ -219,6 +192,8 @@ class _Tuning:
         self.length = self.order.length if self.order else None  # batches of an epoch
         self.start_seconds = 0.3  # of a worker
         self.uneven = self.pin = False
+        self.reads_here = True  # making a batch changes nothing that the next one may depend on
+        self.stays = ""  # why the number of workers stays as it is
         self.ready = HELD_READY  # batches that a worker makes ahead
         self.notes: list[str] = []
 
@@ -228,20 +203,25 @@ class _Tuning:
     def setting(self, step: Callable[[Any], Any] | None, step_seconds: float | None) -> LoaderSetting:
         seen = self._probed()
         most = self._most_workers(seen)
-        self.pin = _has_accelerator() and not any(one.devices - {"cpu"} for one in seen)
-        load = _load_time(seen, self._receive_seconds(seen) if most else 0.0)
+        self.reads_here = not any(one.changed for one in seen)
+        if self.keep_order:
+            self.stays = self._depends_on_workers(seen)
+        self.pin = self.loader.pin_memory
+        if _has_accelerator():
+            self.pin = not any(one.devices - {"cpu"} for one in seen)
+        load = load_time(seen, self._receive_seconds(seen) if most else 0.0)
         self.uneven = load.batch_spread > UNEVEN
         if step_seconds is None:
             assert step is not None
-            step_seconds = self._step_seconds(step)
+            step_seconds = self._step_seconds(step, most)
         else:
             step = functools.partial(_wait, step_seconds)
         wanted = workers_wanted(step_seconds, load.batch_seconds, load.receive_seconds)
         floor = 1 if self._stays_persistent() and most else 0
-        derived = max(min(wanted, most), floor)
+        derived = self.loader.num_workers if self.stays else max(min(wanted, most), floor)
         self._look_ahead(derived + 1, load)
-        nearby = (derived, 0, derived - 1, derived + 1)
-        tried = [n for n in dict.fromkeys(nearby) if floor <= n <= most]
+        nearby = (derived,) if self.stays else (derived, 0, derived - 1, derived + 1)
+        tried = [n for n in dict.fromkeys(nearby) if self.stays or floor <= n <= most]
         measured = self._measured(tried, step, step_seconds, load)
         chosen = self._chosen(measured, derived)
         self._say(seen, load, step_seconds, measured, chosen, most)
@@ -292,8 +272,26 @@ class _Tuning:
                 found.end_at_once()
         if not seen:
             raise Refused("the dataset gives no batch", "give a loader with samples in it")
+        if len(seen) < 3:
+            return seen
         # The first batch opens files and imports modules, once per worker.
-        return seen[1:] if len(seen) > 2 else seen
+        once, *others = seen
+        others[0] = replace(others[0], changed=once.changed or others[0].changed)
+        return others
+
+    def _depends_on_workers(self, seen: Sequence[Seen]) -> str:
+        """Why another number of workers would give other batches, or another order; empty if it would not."""
+        now = self.loader.num_workers
+        if self.order is not None and self.order.draws:
+            return (
+                "the sampler draws random numbers for each sample, beside those of the steps: batches that "
+                "workers ask for ahead would be others"
+            )
+        if what := self._counts(seen):
+            return f"{what}, so another number of them gives other samples"
+        if self.order is None and now > 1 and any(one.asked_which_worker for one in seen):
+            return "the samples of an iterable dataset come in the order of its workers"
+        return ""
 
     def _receive_seconds(self, seen: Sequence[Seen]) -> float:
         """Median time to take over a batch that a worker has ready; 0 where that takes too long to see."""
@@ -311,9 +309,10 @@ class _Tuning:
                 took.append(time.perf_counter() - began)
         return statistics.median(took) if took else 0.0
 
-    def _step_seconds(self, step: Callable[[Any], Any]) -> float:
+    def _step_seconds(self, step: Callable[[Any], Any], most: int) -> float:
         """Median time of a step by itself, on two batches in turn."""
-        with closing(self._batches(0, 2)) as found:
+        # What reading changes in the dataset is to change in a worker only.
+        with closing(self._batches(0 if self.reads_here or not most else 1, 2)) as found:
             batches = list(found)
         times: list[float] = []
         until = time.perf_counter() + 0.15 * self.seconds
@@ -359,7 +358,21 @@ class _Tuning:
                 self.notes.append(
                     f"as it is now, this loader gives each sample {self.loader.num_workers} times"
                 )
+        if self.order is None and self.keep_order and most > 1 and self.loader.num_workers < 2:
+            most = 1
+            self.notes.append(
+                "several workers would give the samples of an iterable dataset in another order"
+                f"{', and each would drop a last batch' if self.loader.drop_last else ''}: "
+                "keep_order=False allows them"
+            )
         return most
+
+    def _counts(self, seen: Sequence[Seen]) -> str:
+        """What the next batch depends on and a worker has a copy of, if the user's code does not seed it."""
+        what = next((one.counted for one in seen if one.counted), "")
+        if not what or self.loader.worker_init_fn is not None:
+            return ""
+        return f"making a batch changes {what}: each worker has a copy, which begins anew in every epoch"
 
     def _measured(
         self, tried: Sequence[int], step: Callable[[Any], Any], step_seconds: float, load: LoadTime
@@ -373,6 +386,8 @@ class _Tuning:
         for turn in range(ROUNDS):
             for place, workers in enumerate(tried if turn % 2 == 0 else tried[::-1]):
                 runs_left = (ROUNDS - turn) * len(tried) - place
+                if not workers and not self.reads_here:
+                    continue
                 known = min(starts[workers], default=self.start_seconds if workers else 0.0)
                 before, counted = self._lengths(workers, seconds[workers], self.left() / runs_left - known)
                 need = known + (before + counted) * seconds[workers]
@@ -446,6 +461,9 @@ class _Tuning:
 
     def _look_ahead(self, workers: int, load: LoadTime) -> None:
         """Batches that each worker makes ahead: more of them where batches' times vary and memory allows."""
+        if self.stays and self.loader.prefetch_factor:
+            self.ready = self.loader.prefetch_factor
+            return
         wanted = max(self.loader.prefetch_factor or 0, HELD_READY_UNEVEN if self.uneven else HELD_READY)
         held = workers * (load.worker_bytes + wanted * load.batch_bytes)
         self.ready = wanted if held <= MOST_MEMORY * host_share.memory() else HELD_READY
@@ -493,7 +511,7 @@ class _Tuning:
         elif chosen == most and chosen * beside < 0.9 * load.batch_seconds:
             say(
                 f"loading stays the limit: {chosen} workers make a batch every "
-                f"{_ms(load.batch_seconds / max(chosen, 1))}, a step takes {_ms(step_seconds)}"
+                f"{ms(load.batch_seconds / max(chosen, 1))}, a step takes {ms(step_seconds)}"
             )
             if load.cpu_share < 0.5:
                 say(
@@ -512,6 +530,15 @@ class _Tuning:
                 f"batches' times vary by {load.batch_spread:.0%}: in_order=False would not wait for the slow "
                 "ones; keep_order=False allows it"
             )
+        if self.stays:
+            say(f"the number of workers stays at {chosen}: {self.stays}; keep_order=False allows others")
+        elif not self.reads_here:
+            what = next(one.changed for one in seen if one.changed)
+            say(
+                f"making a batch changes {what}: it was done in workers only, and 0 workers were not measured"
+            )
+        if chosen > 1 and not self.stays and (what := self._counts(seen)):
+            say(f"{what}, so {chosen} workers give the same random numbers. Seed it in worker_init_fn")
         longer = self._chosen(rows, chosen, starting=False)
         if longer > chosen:
             say(
@@ -521,10 +548,10 @@ class _Tuning:
         started = next((row.start_seconds for row in rows if row.workers == chosen), None)
         if chosen and started and self.keep_order and not self._stays_persistent():
             say(
-                f"workers take {_ms(started)} to start, in every epoch: persistent_workers=True saves that, "
+                f"workers take {ms(started)} to start, in every epoch: persistent_workers=True saves that, "
                 "but changes how torch shuffles from the second epoch on; keep_order=False allows it"
             )
-        unmeasured = [str(row.workers) for row in rows if not row.runs]
+        unmeasured = [str(row.workers) for row in rows if not row.runs and (row.workers or self.reads_here)]
         if unmeasured:
             several = ", ".join(unmeasured)
             say(f"{self.seconds:g} s were too short to measure {several} workers: give more seconds")
@@ -544,25 +571,3 @@ def _wait(seconds: float, batch: Any) -> None:
     """Stands for a step on a GPU: the host waits."""
     if seconds:
         time.sleep(seconds)
-
-
-def _load_time(seen: Sequence[Seen], receive_seconds: float) -> LoadTime:
-    batches = [one.seconds for one in seen]
-    samples = [seconds for one in seen for seconds in one.sample_seconds]
-    mean = statistics.fmean(batches)
-    return LoadTime(
-        batches=len(seen),
-        batch_seconds=mean,
-        batch_spread=statistics.pstdev(batches) / mean if mean else 0.0,
-        sample_seconds=statistics.fmean(samples),
-        slowest_sample_seconds=max(samples),
-        collate_seconds=statistics.fmean(one.collate_seconds for one in seen),
-        receive_seconds=receive_seconds,
-        cpu_share=sum(one.cpu_seconds for one in seen) / sum(batches) if mean else 0.0,
-        batch_bytes=max(one.batch_bytes for one in seen),
-        worker_bytes=max(one.private_bytes for one in seen),
-    )
-
-
-def _ms(seconds: float) -> str:
-    return f"{1000 * seconds:.1f} ms" if seconds >= 0.0005 else f"{1e6 * seconds:.0f} µs"

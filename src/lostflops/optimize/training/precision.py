@@ -12,6 +12,7 @@ so its loss is scaled up, and steps whose gradients overflow are skipped.
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -125,6 +126,27 @@ def autocast(model: torch.nn.Module, dtype: torch.dtype = torch.bfloat16) -> Aut
     return Autocast(model, dtype)
 
 
+SAID = "_lostflops_autocast"
+
+
+class _NotInFiles:
+    """Among the model's attributes: says that a file of the model has its own forward."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = str(dtype).removeprefix("torch.")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _NotInFiles:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        warnings.warn(
+            f"the model computes in {self.dtype} by optimize, and what is saved or sent of it does not: "
+            "apply it again to what is loaded",
+            stacklevel=2,
+        )
+        return str, ()
+
+
 class Autocast(AppliedRemedy):
     """A model that computes in 16 bits, until `undo()` or the end of the `with` block."""
 
@@ -141,6 +163,7 @@ class Autocast(AppliedRemedy):
         self._weights = fp32
         self._forwards = Forwards()
         self._forwards.replace(model, self._run)
+        model.__dict__[SAID] = _NotInFiles(dtype)
 
     @property
     def device_type(self) -> str:
@@ -153,6 +176,7 @@ class Autocast(AppliedRemedy):
 
     def _take_back(self) -> None:
         self._forwards.restore()
+        self.model.__dict__.pop(SAID, None)
 
     def report(self) -> TextReport:
         kind, copies = str(self.dtype).removeprefix("torch."), 2 * self._weights

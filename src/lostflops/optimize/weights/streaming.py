@@ -24,6 +24,7 @@ from lostflops.optimize import claims
 from lostflops.optimize.amounts import bytes_of, written
 from lostflops.optimize.device.devices import CudaDevice, Device, device_named, device_of
 from lostflops.optimize.forwards import Forwards
+from lostflops.optimize.own_hooks import OwnHook
 from lostflops.optimize.refused import Refused
 from lostflops.optimize.remedy import AppliedRemedy
 from lostflops.optimize.weights.experts import Experts, Parts, modules_of_experts
@@ -251,7 +252,7 @@ class Streaming(AppliedRemedy):
             for module in _inside(layer.module, modules):
                 self._forwards.replace(module, self._around(layer, module))
             self._keep_in_place(layer)
-        self._undoing.append(self.model.register_forward_hook(_ran(self.model, self._slots)).remove)
+        self._undoing.append(self.model.register_forward_hook(OwnHook(_ran(self.model, self._slots))).remove)
 
     def _layers_in_files(self, host: int | None) -> list[Layer]:
         """Of those that travel, the ones that host memory has no room for, evenly between the others."""

@@ -244,14 +244,21 @@ class ServingOption:
         return ("lostflops.optimize.stream_weights",) if self.name == "stream weights" else ()
 
 
+def _in_bits(serving: Serving, bits: int) -> Serving:
+    """Fewer bits a weight; of streamed weights as large a part is streamed as before."""
+    fewer = replace(serving, weight_bits=bits)
+    streamed = serving.streamed * Served(fewer).weight_bytes // Served(serving).weight_bytes
+    return replace(fewer, streamed=streamed)
+
+
 def options(serving: Serving) -> tuple[ServingOption, ...]:
     """As asked, and the ways to need less, each alone."""
     asked = Served(serving)
     found = [ServingOption("as asked", asked)]
     if serving.weight_bits > 8:
-        found.append(ServingOption("8-bit weights", Served(replace(serving, weight_bits=8)), OTHER_NUMBERS))
+        found.append(ServingOption("8-bit weights", Served(_in_bits(serving, 8)), OTHER_NUMBERS))
     if serving.weight_bits > 4:
-        found.append(ServingOption("4-bit weights", Served(replace(serving, weight_bits=4)), OTHER_NUMBERS))
+        found.append(ServingOption("4-bit weights", Served(_in_bits(serving, 4)), OTHER_NUMBERS))
     if serving.cache_bits > 8:
         found.append(ServingOption("8-bit KV cache", Served(replace(serving, cache_bits=8)), OTHER_NUMBERS))
     batch = asked.largest_batch
@@ -281,7 +288,7 @@ def verdict(found: tuple[ServingOption, ...]) -> str:
     if not fitting:
         return "Nothing that was tried makes it fit: more GPUs with `--tensor` would."
     best = max(fitting, key=lambda option: option.served.tokens_per_second)
-    said = f"It does not fit as it is: {asked.excess / 1e9:.1f} GB over. The fastest way: {best.name}"
+    said = f"It does not fit as it is: {asked.excess / 1e9:,.1f} GB over. The fastest way: {best.name}"
     same = [option for option in fitting if option.remark != OTHER_NUMBERS]
     if best.remark != OTHER_NUMBERS or not same:
         return f"{said}."

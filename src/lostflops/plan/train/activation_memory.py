@@ -195,7 +195,7 @@ def kept_bytes(
         return layer_bytes(shape, number, tokens, layout, lora, kernels)
     kept = _local(2 * shape.hidden, tokens, layout, split=False)
     if checkpointing != "full":
-        kept += _local(2 * shape.value_width + 4 * shape.heads, tokens, layout, split=True)
+        kept += _attended(shape, tokens, layout)
     if checkpointing == "alternate":
         # Of the last one a backward reads nothing: a compiler leaves it out, eager layers keep it.
         for weight in _alternate(shape, number):
@@ -204,6 +204,11 @@ def kept_bytes(
             if not (kernels.fused and weight.name.rpartition(".")[2] == "down"):
                 kept += _local(2 * weight.outputs * each, tokens, layout, split=split)
     return kept
+
+
+def _attended(shape: Shape, tokens: int, layout: Layout) -> int:
+    """Attention's output and its log-sum-exp."""
+    return _local(2 * shape.value_width + 4 * shape.heads, tokens, layout, split=True)
 
 
 def _alternate(shape: Shape, number: int) -> list[Weight]:
@@ -226,8 +231,11 @@ def recomputed_bytes(
     checkpointing: Checkpointing,
     kernels: Kernels = EAGER,
 ) -> int:
-    """What one layer's backward brings back for as long as it lasts."""
-    return 0 if checkpointing == "none" else layer_bytes(shape, number, tokens, layout, lora, kernels)
+    """What one layer's backward brings back for as long as it lasts: what was kept is there already."""
+    if checkpointing == "none":
+        return 0
+    there = _attended(shape, tokens, layout) if checkpointing == "selective" else 0
+    return layer_bytes(shape, number, tokens, layout, lora, kernels) - there
 
 
 def head_saved(shape: Shape, tokens: int, layout: Layout) -> int:

@@ -25,6 +25,8 @@ FUSED_LOSS = "use a fused loss, such as LigerFusedLinearCrossEntropyLoss of lige
 # Every second matrix product of a layer, which torchtitan's selective mode keeps.
 ALTERNATE = ("attention", "q_proj", "v_proj", "gate_proj", "down_proj")
 
+FRAMEWORKS = ("HF Trainer", "Accelerate", "DeepSpeed", "torchtitan", "Megatron-LM")
+
 
 @dataclass(frozen=True)
 class FrameworkSettings:
@@ -303,7 +305,10 @@ def _calls(training: Training, checkpoints: bool = True) -> Iterator[str]:
 
 def lines(training: Training) -> Iterator[str]:
     """The settings for a terminal."""
-    for found in settings(training):
+    all_of_them = settings(training)
+    if not all_of_them:
+        yield f"  none of {', '.join(FRAMEWORKS)} is known to have all of it together"
+    for found in all_of_them:
         yield f"  {found.framework}"
         for name, content in found.files.items():
             yield f"    echo '{json.dumps(content)}' > {name}"

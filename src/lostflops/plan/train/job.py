@@ -132,14 +132,23 @@ class Prediction:
         """Bytes that PyTorch's allocator holds at least: all but the context, which is not its own.
 
         Gradients that were freed before the peak are in it: between weights and states they leave holes
-        that are smaller than activations, which nothing fills. So are a forward's temporaries at the loss.
+        that are smaller than activations, which nothing fills. So are a forward's temporaries at the loss,
+        and what PyTorch's pipeline takes for all microbatches.
         """
         return max(
             sum(part.bytes for part in moment.parts if part.name != CUDA_CONTEXT)
             + self._freed(moment)
             + fragments.bytes_of(self.training, moment.name, local_tokens(self.training))
+            + self._pipelined(moment.stage)
             for moment in self.moments
         )
+
+    def _pipelined(self, stage: int) -> int:
+        """What PyTorch's pipeline takes and another one need not: it is in no moment."""
+        t, tokens = self.training, local_tokens(self.training)
+        if not t.layout.by_pytorch or t.layout.pipeline == 1:
+            return 0
+        return fragments.joined(t, stage, tokens) + fragments.received(t, stage, tokens, _alive(t, stage))
 
     def _freed(self, moment: Moment) -> int:
         if any(part.name == "gradients" for part in moment.parts):
@@ -336,7 +345,7 @@ def _moments(training: Training, stage: int) -> Iterator[Moment]:
     early = static if t.microbatches > 1 else tuple(p for p in static if p.name != "gradients")
     saved = _saved(t, stage)
     if t.layout.by_pytorch and t.layout.pipeline > 1 and stage == t.layout.pipeline - 1:
-        outputs = 2 * tokens * (t.microbatches - 1) * t.shape.vocabulary // t.layout.tensor
+        outputs = fragments.logits(t, tokens) * (t.microbatches - 1) // t.microbatches
         always.append(
             MemoryPart("logits of other microbatches", outputs, "PyTorch's pipeline returns them all")
         )

@@ -3,7 +3,8 @@
 Operations are counted exactly, attention causally, so half of the square. On a card that knows them apart,
 matrix products and attention each take their operations over their own rate, and what lies between them
 takes the bytes that its kernels read and write over the memory's bandwidth: eager kernels several times what
-fused ones move. On a card with one rate, a measured one, everything of a layer is in that rate.
+fused ones move. A pass has a fixed part as well, which makes many small microbatches slower than few large
+ones. On a card with one rate, a measured one, everything of a layer is in that rate.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ SCORES_BACKWARD = 2.0  # where they are kept
 FINE = 0.34  # of FP8's gain is left with a scale per row or block: +10 against +25 % of a step (torchao)
 EXPERT_SMS = 20 / 132  # of the processors move tokens to experts while the others compute (DeepSeek-V3)
 RING = 0.37  # more time for blocks of attention that come round the ring (torchtitan's context parallelism)
+# Seconds of a layer's forward in which its kernels start and end and small products leave processors idle,
+# whatever the microbatch; twice that backward. Calibrated: GPT of width 2,048 on one node of A100 (vTrain).
+STARTS = 316e-6
 DEQUANTISED = 3  # bytes written and read again for each weight of a 4-bit base, in 16 bits, beside its half
 
 
@@ -217,6 +221,11 @@ def between(bytes_moved: float, gpu: Gpu) -> float:
     return bytes_moved / (STREAMED * gpu.memory_bandwidth) if gpu.matmul else 0.0
 
 
+def starts(gpu: Gpu) -> float:
+    """Seconds of a layer's forward that no microbatch makes longer; in one rate for everything they are."""
+    return STARTS if gpu.matmul else 0.0
+
+
 def unpacked(done: LayerWork, gpu: Gpu) -> float:
     """Seconds to make 16-bit weights of 4-bit ones, which each pass does before it multiplies."""
     return done.dequantised / (STREAMED * gpu.memory_bandwidth)
@@ -243,7 +252,7 @@ def forward(work: LayerWork, gpu: Gpu, layout: Layout, *, fp8: bool, fine: bool 
     """Of one layer and microbatch."""
     compute = seconds(work.linear, _attention(work, gpu), gpu, fp8=fp8, fine=fine)
     compute += between(work.moved, gpu) + unpacked(work, gpu)
-    compute /= _computing(work, layout)
+    compute = compute / _computing(work, layout) + starts(gpu)
     return Cost(
         compute,
         work.memory / gpu.memory_bandwidth,
@@ -259,7 +268,7 @@ def backward(
     times = SCORES_BACKWARD if work.scores else FLASH_BACKWARD
     compute = seconds(work.linear_backward, times * _attention(work, gpu), gpu, fp8=fp8, fine=fine)
     compute += 2 * between(work.moved, gpu) + unpacked(work, gpu)
-    compute /= _computing(work, layout)
+    compute = compute / _computing(work, layout) + 2 * starts(gpu)
     return Cost(
         compute,
         2 * work.memory / gpu.memory_bandwidth,

@@ -171,8 +171,11 @@ def _choices(training: Training) -> list[dict[str, Change]]:
         offload = {"offload activations": {"offloaded": "all"}, "offload what is free": {"offloaded": "free"}}
     sharding: dict[str, Change] = {}
     if t.layout.replicas > 1:
+        here = t.layout
+        split = here.tensor * here.pipeline * here.context * here.expert > 1
         for name, stage in (("zero-1", 1), ("zero-2", 2), ("zero-3", 3)):
-            if stage > t.layout.stage:
+            # Megatron shards states, torchtitan weights too; neither shards gradients alone.
+            if stage > here.stage and not (split and stage == 2):
                 sharding[f"ZeRO stage {stage}"] = {"layout": replace(t.layout, sharding=name)}
     batch: dict[str, Change] = {}
     size = t.microbatch
@@ -198,7 +201,7 @@ def _others(training: Training) -> dict[str, Change]:
     found: dict[str, Change] = {}
     if not training.unified:
         found["unified memory"] = {"unified": True}
-    if training.gpu.fp8_gain and not training.fp8:
+    if training.gpu.fp8_gain and not training.fp8 and not (training.lora and training.lora.base_bits == 4):
         found["FP8"] = {"fp8": True}
     if training.kernels == "eager" and training.gpu.matmul:
         found["compile the layers"] = {"kernels": "fused"}

@@ -8,48 +8,35 @@ REMEDY = Remedy(
     does="Worker processes prepare the next batches while the GPU computes.",
     changes={
         "pytorch": Change(
-            "Give the loader worker processes: `DataLoader(num_workers=4, "
-            "persistent_workers=True)` (the default is 0).",
+            "Give the loader worker processes: `DataLoader(num_workers=4)` (the default is 0).",
             snippets=(
                 python(
                     "-loader = DataLoader(dataset, batch_size=8)",
-                    "+loader = DataLoader(",
-                    "+    dataset, batch_size=8, num_workers=4, persistent_workers=True",
-                    "+)",
+                    "+loader = DataLoader(dataset, batch_size=8, num_workers=4)",
                 ),
             ),
         ),
         "hf": Change(
-            "Give the loader worker processes: `dataloader_num_workers=4` and "
-            "`dataloader_persistent_workers=True` in `TrainingArguments` (the default is 0).",
-            snippets=(
-                python(
-                    "TrainingArguments(",
-                    "    dataloader_num_workers=4, dataloader_persistent_workers=True",
-                    ")",
-                ),
-            ),
+            "Give the loader worker processes: `dataloader_num_workers=4` in `TrainingArguments` "
+            "(the default is 0).",
+            snippets=(python("TrainingArguments(dataloader_num_workers=4)"),),
         ),
         "lightning": Change(
-            "Give the loader worker processes: `DataLoader(num_workers=4, "
-            "persistent_workers=True)` in the data module (the default is 0).",
+            "Give the loader worker processes: `DataLoader(num_workers=4)` in the data module "
+            "(the default is 0).",
             snippets=(
                 python(
                     "def train_dataloader(self):",
-                    "    return DataLoader(",
-                    "        self.dataset, batch_size=8, num_workers=4, persistent_workers=True",
-                    "    )",
+                    "    return DataLoader(self.dataset, batch_size=8, num_workers=4)",
                 ),
             ),
         ),
         "accelerate": Change(
-            "Give the loader worker processes: `DataLoader(num_workers=4, "
-            "persistent_workers=True)` before `accelerator.prepare`, which keeps them.",
+            "Give the loader worker processes: `DataLoader(num_workers=4)` before "
+            "`accelerator.prepare`, which keeps them.",
             snippets=(
                 python(
-                    "loader = DataLoader(",
-                    "    dataset, batch_size=8, num_workers=4, persistent_workers=True",
-                    ")",
+                    "loader = DataLoader(dataset, batch_size=8, num_workers=4)",
                     "loader = accelerator.prepare(loader)",
                 ),
             ),
@@ -60,9 +47,7 @@ REMEDY = Remedy(
             snippets=(
                 python(
                     "-loader = DataLoader(dataset, batch_size=8)",
-                    "+loader = DataLoader(",
-                    "+    dataset, batch_size=8, num_workers=4, persistent_workers=True",
-                    "+)",
+                    "+loader = DataLoader(dataset, batch_size=8, num_workers=4)",
                 ),
             ),
             note="Data that `deepspeed.initialize(training_data=…)` is given has workers already: two "
@@ -82,17 +67,16 @@ REMEDY = Remedy(
             ),
         ),
         "torchtitan": Change(
-            "Give the loader worker processes: `config.dataloader.num_workers = 4` and "
-            "`persistent_workers = True` (the default is 0).",
-            snippets=(
-                python("config.dataloader.num_workers = 4", "config.dataloader.persistent_workers = True"),
-            ),
+            "Give the loader worker processes: `config.dataloader.num_workers = 4` (the default is 0).",
+            snippets=(python("config.dataloader.num_workers = 4"),),
         ),
     },
     safety="bit-identical",
     when="Cores are free. Where all are busy already, `tokenise-ahead` helps and more workers do not.",
-    safe="Random augmentation draws other numbers, one seed per worker. An `IterableDataset` has to "
-    "shard by `get_worker_info`, or it repeats its data.",
+    safe="Random augmentation draws other numbers, one seed per worker. A data set that counts or has random "
+    "numbers of its own begins anew in each worker. An `IterableDataset` has to shard by `get_worker_info`, "
+    "or it repeats its data, and comes in another order. `persistent_workers=True` saves the start of "
+    "workers in each epoch, and shuffles otherwise from the second on: torch draws one number less.",
     costs="As many cores as workers, memory for as many copies of the data set's Python objects, and "
     "`prefetch_factor` (2) batches per worker in `/dev/shm`.",
     limits="`persistent_workers` and `prefetch_factor` raise without workers.",

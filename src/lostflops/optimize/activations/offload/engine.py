@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any, Literal, cast
 
@@ -50,6 +50,7 @@ from lostflops.optimize.amounts import written
 from lostflops.optimize.device.devices import Device, device_named, device_of
 from lostflops.optimize.device.disk import Slab
 from lostflops.optimize.device.disk_blocks import DiskBlocks
+from lostflops.optimize.own_hooks import OwnHook
 from lostflops.optimize.refused import Refused
 from lostflops.optimize.remedy import AppliedRemedy
 
@@ -96,15 +97,6 @@ def offload(
     return Engine(model, wanted, device_named(device) if named else device or device_of(model))
 
 
-def _calling(begins: Callable[[], None]) -> Callable[..., None]:
-    """A hook of a module. A copy of the model has the same function, where of a method it had a copy."""
-
-    def hook(*_: Any) -> None:
-        begins()
-
-    return hook
-
-
 # Hooks see what all models save, so one engine at a time.
 _entered: list[Engine] = []
 
@@ -143,7 +135,9 @@ class Engine(AppliedRemedy):
         try:
             if self._learner.learned is None:
                 self._learner.paths = stack.enter_context(ModulePaths(self.model))
-            stack.callback(self.model.register_forward_pre_hook(_calling(self._forward_begins)).remove)
+            stack.callback(
+                self.model.register_forward_pre_hook(OwnHook(lambda *_: self._forward_begins())).remove
+            )
             stack.callback(claims.register(self._saver.claim, last=True))
             stack.enter_context(claims.hooks())
         except RuntimeError as error:

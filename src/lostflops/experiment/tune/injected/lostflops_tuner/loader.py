@@ -14,6 +14,7 @@ def workers(module: Any, note: Note, workers: int) -> None:
     """Loaders of a data set with an order get so many worker processes, where they have fewer.
 
     The others are left alone: an `IterableDataset` that does not shard by worker would repeat its data.
+    Workers start in each epoch: where they live on, torch draws one number less and shuffles otherwise.
     """
 
     def change(dataset: Any, given: dict[str, Any]) -> None:
@@ -21,7 +22,6 @@ def workers(module: Any, note: Note, workers: int) -> None:
         if isinstance(dataset, module.IterableDataset) or has >= workers:
             return
         given["num_workers"] = workers
-        given.setdefault("persistent_workers", True)
         note(f"num_workers {has} -> {workers}")
 
     _changed(module, change)
