@@ -6,7 +6,7 @@ from __future__ import annotations
 import polars as pl
 
 from lostflops.columns import Id, Name, Ratio, Text, Time
-from lostflops.recipe import Example, Rows, recipe
+from lostflops.recipe import Bars, Example, Rows, recipe
 from lostflops.recipes.pipeline.made_pipeline import two_stages
 from lostflops.recipes.replayed_steps import replayed_steps
 from lostflops.replay.stragglers.blame import SCHEMA, blame
@@ -61,6 +61,7 @@ def _two_ranks() -> dict[str, Rows]:
         ),
         "since": Id("step from which on it has that; null when it did in the first step already"),
     },
+    plot=Bars(x="name", y=("slowdown",)),
     examples=[
         Example(
             "in step 2 rank 1 computes 60 ms instead of 20: at the mean, 30, steps take 35 ms and not 45",

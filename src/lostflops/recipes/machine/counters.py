@@ -7,7 +7,7 @@ from typing import Annotated
 import polars as pl
 
 from lostflops.columns import Count, Id, Name, Number
-from lostflops.recipe import Example, recipe
+from lostflops.recipe import Bars, Example, recipe
 from lostflops.recipes.means import weighted_mean
 from lostflops.tables import Counters
 
@@ -30,6 +30,7 @@ from lostflops.tables import Counters
         "most": Number("most of a single sample, of what is added per second"),
         "total": Number("all that was added; null for levels"),
     },
+    plot=Bars(x="metric", y=("mean",)),
     examples=[
         Example(
             "a temperature is a level, bytes of two interfaces are added",

@@ -9,7 +9,7 @@ import polars as pl
 
 from lostflops.columns import Count, Id, Instant, Name, Time
 from lostflops.finding import Finding, milliseconds, percent
-from lostflops.recipe import Example, Shows, recipe
+from lostflops.recipe import Bars, Example, Shows, recipe
 from lostflops.recipes.steps.counted import FEWEST
 from lostflops.tables import Ranges, Steps
 
@@ -69,6 +69,7 @@ def _range(name: str, start: int, end: int, complete: bool = True) -> dict[str, 
             label="beside time",
         ),
     },
+    plot=Bars(x="check", y=("found",)),
     examples=[
         Example(
             "two whole steps, and one that the recording cuts",

@@ -9,7 +9,7 @@ import polars as pl
 
 from lostflops.columns import Count, Id, Name, Share, Time, Typical
 from lostflops.finding import Finding, Verdict, milliseconds, percent
-from lostflops.recipe import Example, recipe
+from lostflops.recipe import Bars, Example, recipe
 from lostflops.tables import StepLog
 
 from .log_summary import WARM_UP
@@ -51,6 +51,7 @@ def _log(pause: int) -> list[Any]:
         "recorded_steps": Count("how many steps were recorded in full"),
         "last_step": Id("the last step that was logged with it"),
     },
+    plot=Bars(x="period", y=("per_step",)),
     examples=[
         Example(
             "every 6th step saves a checkpoint for 60 ns; steps 6 to 8 were recorded",

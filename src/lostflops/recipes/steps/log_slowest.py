@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import polars as pl
 
 from lostflops.columns import Flag, Id, Name, Time
-from lostflops.recipe import Example, recipe
+from lostflops.recipe import Bars, Example, recipe
 from lostflops.tables import StepLog
 
 from .log_summary import WARM_UP
@@ -37,6 +37,7 @@ def _step(number: int, duration: int | None, data: int = 7, saving: int = 0, **m
         "cause": Name("which of the four grew by at least half of what the step took longer; null for none"),
         "recorded": Flag("it was recorded in full"),
     },
+    plot=Bars(x="step", y=("data", "checkpoint", "garbage", "optimizer"), stacked=True),
     examples=[
         Example(
             "step 6 waits for data, step 8 saves a checkpoint, step 9 is slow for no logged reason",
