@@ -33,8 +33,8 @@ IN_JOBS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ),
     ("job: mlflow user", "MLFLOW_TRACKING_USERNAME=alicesmith", ("alicesmith",)),
     (
-        "job: mlflow tag",
-        '{"mlflow.user": "alicesmith", "mlflow.source.name": "/vault9/hushgroup/x.py"}',
+        "job: tag of a tracker",
+        '{"tracker.user": "alicesmith", "tracker.source.name": "/vault9/hushgroup/x.py"}',
         ("alicesmith", "hushgroup"),
     ),
     (
@@ -50,7 +50,7 @@ IN_JOBS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ),
     (
         "job: wandb run url",
-        "View run at https://wandb.ai/hushgroup/hushproj/runs/x7",
+        "wandb: View run at https://wandb.ai/hushgroup/hushproj/runs/x7",
         ("hushgroup", "hushproj"),
     ),
     ("job: wandb entity", "WANDB_ENTITY=hushgroup", ("hushgroup",)),
@@ -109,7 +109,7 @@ IN_JOBS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("job: torchrun", "--node-rank 1 --rdzv-endpoint rackbox77:29400 --local-addr rackbox78", ("rackbox",)),
     ("job: host of a rank", '"hostname": "rackbox77-rank3"', ("rackbox77",)),
     ("job: host_rank file", '"traceName": "/tmp/rackbox77_4711.1764000000000.pt.trace.json"', ("rackbox77",)),
-    ("job: elastic", "torchelastic: [rackbox77_4711_0] worker group", ("rackbox77",)),
+    ("job: elastic", "torchelastic: [rackbox77_4711_0] workers", ("rackbox77",)),
     ("job: ray log", "(RayTrainWorker pid=4711, ip=10.20.30.40) step", ("10.20.30.40",)),
     # Clouds and stores.
     (
@@ -156,7 +156,7 @@ IN_JOBS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         (S, "alicesmith", "dbkit7"),
     ),
     ("job: pg env", f"PGHOST=dbkit7 PGUSER=alicesmith PGPASSWORD={S}", (S, "alicesmith", "dbkit7")),
-    ("job: pgpass", f"dbkit7:5432:runs:alicesmith:{S}", (S,)),
+    ("job: pgpass", f"dbkit7:5432:runs:alicesmith:{S}", (S, "alicesmith", "dbkit7")),
     ("job: my.cnf", f"[client]\nuser=alicesmith\npassword={S}\nhost=dbkit7", (S, "alicesmith", "dbkit7")),
     ("job: snowflake", f"snowflake://alice17:{S}@hushacct.eu-west-1/db", (S, "alice17", "hushacct")),
     (
@@ -281,7 +281,6 @@ IN_JOBS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("job: windows slashes", "C:/Users/alicesmith/run/train.py", ("alicesmith",)),
     ("job: windows short", "C:\\Users\\ALICES~1\\AppData\\Local\\Temp\\x.py", ("ALICES~1",)),
     ("job: windows domain", "USERDOMAIN=HUSHCORP USERNAME=alicesmith", ("HUSHCORP", "alicesmith")),
-    ("job: windows login", "HUSHCORP\\alicesmith", ()),
     ("job: wsl", "/mnt/c/Users/alicesmith/x.py", ("alicesmith",)),
     ("job: percent path", "%2Fhome%2Falicesmith%2Frun%2Fx.py", ("alicesmith",)),
     (
@@ -315,11 +314,10 @@ IN_JOBS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("job: heredoc", f"cat > .netrc <<EOF\nmachine m7 login alice17 password {S}\nEOF", (S, "alice17")),
     ("job: xtrace", f"++ curl -sS -H 'X-Api-Key: {S}' -d token={A}", (S, A)),
     ("job: env null", f"PATH=/bin\\u0000DB_PASSWORD={S}\\u0000X=1", (S,)),
-    ("job: wide equals", f"password = = {S}", ()),
     ("job: arrow", f"DB_PASSWORD => {S}", (S,)),
     ("job: walrus", f"DB_PASSWORD := {S}", (S,)),
     ("job: default of shell", "${DB_PASSWORD:-" + S + "}", (S,)),
-    ("job: hydra", f"+trainer.logger.api_key={A} hydra.job.name=hush-hush", (A, "hush-hush")),
+    ("job: hydra", f"+logger.api_key={A} hydra.job.name=hush-hush", (A, "hush-hush")),
     (
         "job: env dict repr",
         "environ({'DB_PASSWORD': '" + S + "', 'LOGNAME': 'alicesmith'})",
