@@ -211,6 +211,24 @@ def test_buffers_of_communication() -> None:
     assert large.bytes == 2 * 500_000_000 * 2
 
 
+@pytest.mark.parametrize(("width", "largest"), [(32, 12_288 + 128 + 4 * 64 + 24_576), (16, 36_992)])
+def test_the_largest_layer_is_gathered_be_it_the_first_or_the_last(width: int, largest: int) -> None:
+    """The first layer is dense, the others have four experts: 4 x 3 x 64 x 32 weights, or half as many."""
+    mixed = replace(EXPERTS, dense_layers=1, expert_width=width)
+    here = Layout(gpus=2, sharding="zero-3")
+    found = static_memory.communication(mixed, here, 0, OPTIMIZERS["adam"], 16)
+    assert found.bytes == 3 * 2 * largest
+
+
+def test_a_frozen_base_says_in_how_many_bits() -> None:
+    whys = [
+        static_memory.parts(SMALL, Layout(), 0, OPTIMIZERS["adam"], Lora(base_bits=bits))[0].why
+        for bits in (16, 4)
+    ]
+    in_four = "234,304 in 4 bits and scales; embedding, head, norms in 16"
+    assert whys == ["234,304 in 16 bits", in_four]
+
+
 def test_the_lines_say_over_how_many_ranks() -> None:
     def said(sharding: layout.Sharding, gpus: int = 2) -> list[bool]:
         parts = static_memory.parts(SMALL, Layout(gpus=gpus, sharding=sharding), 0, OPTIMIZERS["adam"])
@@ -402,6 +420,16 @@ def test_four_bit_groups_have_a_scale_and_a_zero() -> None:
     matrices = COUNT - 6_144 - 6 * 128 - 64
     now = served(weight_bits=4, group=32)
     assert now.weight_bytes == 2 * (6_144 + 6 * 128 + 64) + matrices // 2 + 4 * (matrices // 32)
+
+
+def test_tensor_ranks_share_what_is_computed() -> None:
+    """Only products take time, and the twelve all-reduces of two ranks."""
+    slow = msgspec.structs.replace(FAST, matmul=1e9)
+    alone, two = (served(gpus=n, tensor=n, gpu=slow).paces for n in (1, 2))
+    assert [pace.bound for pace in (*alone, *two)] == ["compute"] * 4
+    for one, half in zip(alone, two, strict=True):
+        assert one.ns > 10**6
+        assert half.ns == pytest.approx(one.ns / 2 + 12 * 5_000, abs=1)
 
 
 def test_all_reduces_cost_a_latency_each() -> None:
