@@ -21,6 +21,9 @@ ONE_END = "it has one of each at most"
 A_HINT = "Polars pushes nothing through here either way"
 
 EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
+    "lostflops.plan.train.static_memory": {
+        ("largest = 0", "0 ->"): "every layer has more than one weight",
+    },
     PLAN: {
         ("MANY = 1 << 24", "24 -> 25"): "a bound of a search, beyond every number of sequences",
         ("MANY = 1 << 24", "24 -> 23"): "the same",
@@ -50,7 +53,10 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
         ('return pl.concat(parts).lazy().drop("thread")', "'start' -> 'end'"): "stretches are disjoint",
         ("gaps.filter(pl.col(", "'start' -> 'end'"): "gaps of a rank are disjoint",
         ("EXPOSED: collectives.filter(", "-> collectives"): "its transfer and its wait cover it whole",
-        ("on_its_way = ended.filter(", "-> ended"): "what has no start is left out afterwards",
+        ("(found := ended.collect()", "-> lumns"): "what has no start is left out afterwards",
+        ('facts = each.unique("rank"', "-> each"): "a rank has one row",
+        ("if facts.height < 2", "2 -> 1"): "one rank has none beside it",
+        ('others = pairs.filter(pl.col("rank")', "-> pairs"): "a device is not busy in its own gaps",
     },
     SETS: {
         (".map_batches(united,", "predicate_pushdown=False"): A_HINT,

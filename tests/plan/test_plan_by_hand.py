@@ -218,6 +218,8 @@ def test_the_largest_layer_is_gathered_be_it_the_first_or_the_last(width: int, l
     here = Layout(gpus=2, sharding="zero-3")
     found = static_memory.communication(mixed, here, 0, OPTIMIZERS["adam"], 16)
     assert found.bytes == 3 * 2 * largest
+    single = static_memory.communication(replace(SMALL, layers=1), here, 0, OPTIMIZERS["adam"], 16)
+    assert single.bytes == 3 * 2 * 36_992
 
 
 def test_a_frozen_base_says_in_how_many_bits() -> None:
@@ -227,6 +229,11 @@ def test_a_frozen_base_says_in_how_many_bits() -> None:
     ]
     in_four = "234,304 in 4 bits and scales; embedding, head, norms in 16"
     assert whys == ["234,304 in 16 bits", in_four]
+    sharded = [
+        static_memory.parts(SMALL, Layout(gpus=2, sharding=sharding), 0, OPTIMIZERS["adam"], Lora())[0].why
+        for sharding in ("zero-2", "zero-3")
+    ]
+    assert sharded == ["234,304 in 16 bits", "234,304 in 16 bits, over 2"]
 
 
 def test_the_lines_say_over_how_many_ranks() -> None:

@@ -178,7 +178,7 @@ IN_JOBS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ),
     (
         "job: dockerconfigjson",
-        f".dockerconfigjson: {b64(json.dumps({'auths': {'r7': {'username': 'alice17', 'password': S}}}))}",
+        f"data:\n  .dockerconfigjson: {b64(json.dumps({'auths': {'r7': {'username': 'alice17', 'password': S}}}))}",
         (b64(json.dumps({"auths": {"r7": {"username": "alice17", "password": S}}}))[20:44],),
     ),
     ("job: X-Registry-Auth", f"X-Registry-Auth: {AUTH}", (AUTH,)),
