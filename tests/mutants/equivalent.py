@@ -21,8 +21,15 @@ ONE_END = "it has one of each at most"
 A_HINT = "Polars pushes nothing through here either way"
 
 EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
+    "lostflops.ingest.steps.marks": {
+        ('launching = kernels["thread"]', ".unique() ->"): "asked only whether a thread is among them",
+        ("names = names.filter(names.str.contains(OPTIMIZER_RANGE)", "fill_null"): "a filter drops nulls",
+    },
     "lostflops.plan.train.static_memory": {
         ("largest = 0", "0 ->"): "every layer has more than one weight",
+        ("return _sharded((4 * count, 4 * count, moments), 3", "3 -> 4"): "from 3 on all is shared",
+        ("microbatches: int = 1", "1 ->"): "a pipeline has two stages at least, so no piece waits either way",
+        ("elif layout.stage > 1 or", "4 -> 3"): "gradients take 2 or 4 bytes",
     },
     PLAN: {
         ("MANY = 1 << 24", "24 -> 25"): "a bound of a search, beyond every number of sequences",

@@ -222,6 +222,35 @@ def test_the_largest_layer_is_gathered_be_it_the_first_or_the_last(width: int, l
     assert single.bytes == 3 * 2 * 36_992
 
 
+def test_only_half_gradients_are_reduced_in_buckets_before_they_are_sharded() -> None:
+    """fp32 gradients of ZeRO's stage 1 are reduced where they lie."""
+    assert buffers("adam-fp32-gradients", gpus=2, sharding="zero-1").bytes == 0
+    assert buffers(gpus=1, sequence_parallel=True).bytes == 0
+
+
+def test_fsdp2_keeps_what_no_layer_has_gathered() -> None:
+    """Embedding, head and last norm, as a tensor rank holds them: the norm whole."""
+    one = buffers(gpus=2, sharding="fsdp2")
+    assert one.bytes == 3 * 2 * 36_992 + 2 * (2 * 6_144 + 64)
+    assert one.why == "two gathered layers and one layer's gradients, embedding and head"
+    assert buffers(gpus=4, tensor=2, sharding="fsdp2").bytes == 3 * 2 * HELD[2] + 2 * (6_144 + 64)
+    adapted = buffers(lora=Lora(rank=2), gpus=2, sharding="fsdp2")
+    assert adapted.why == "two gathered layers, embedding and head"
+
+
+@pytest.mark.parametrize(("microbatches", "pieces", "one"), [(2, 2, " of one piece"), (3, 1, "")])
+def test_gradients_of_a_piece_are_reduced_before_the_next_piece_s(
+    microbatches: int, pieces: int, one: str
+) -> None:
+    """With no more microbatches than stages; the first of two stages has three layers and the embedding."""
+    here = Layout(gpus=4, pipeline=2, schedule="interleaved", chunks=2, sharding="zero-3")
+    found = static_memory.communication(SMALL, here, 0, OPTIMIZERS["adam"], 16, None, microbatches)
+    held = 3 * 36_992 + 6_144
+    assert found.bytes == 2 * held + 4 * held // pieces + 2 * 2 * 16 * 64
+    gathered = f"all gathered layers, and fp32 gradients{one} until they are reduced"
+    assert found.why == f"{gathered}, a sent and a received hidden state"
+
+
 def test_a_frozen_base_says_in_how_many_bits() -> None:
     whys = [
         static_memory.parts(SMALL, Layout(), 0, OPTIMIZERS["adam"], Lora(base_bits=bits))[0].why

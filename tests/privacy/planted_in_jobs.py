@@ -188,7 +188,7 @@ IN_JOBS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         f"PIP_INDEX_URL=https://alice17:{S}@pypi.corp.example/simple",
         (S, "alice17", "pypi.corp"),
     ),
-    ("job: uv index", f"UV_INDEX_CORP_PASSWORD={S} UV_INDEX_CORP_USERNAME=alicesmith", (S, "alicesmith")),
+    ("job: uv index", f"UV_INDEX_CORP_USERNAME=alicesmith UV_INDEX_CORP_PASSWORD={S}", (S, "alicesmith")),
     ("job: npmrc", f"//npm.corp.example/:_auth={AUTH}\nemail=alicesmith@corp.example", (AUTH, "alicesmith")),
     ("job: conda", f"channels:\n  - https://conda.corp.example/t/{A}/main", (A, "conda.corp")),
     ("job: git user url", "https://alicesmith@bitbucket.org/hushgroup/x.git", ("alicesmith", "hushgroup")),

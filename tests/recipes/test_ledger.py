@@ -889,16 +889,20 @@ def test_a_wait_while_another_device_of_the_process_works_is_for_that_one() -> N
         (60, 77, "idle.unexplained"),
         (77, 90, "idle.dependency"),
     ]
-    assert found() == found(main=None) == [
-        (20, 30, "idle.unexplained"),
-        (30, 35, "idle.host_synchronisation"),
-        (35, 50, "idle.other_device"),
-        (50, 60, "idle.host_synchronisation"),
-        (60, 62, "idle.unexplained"),
-        (62, 65, "idle.other_device"),
-        (65, 77, "idle.unexplained"),
-        (77, 90, "idle.dependency"),
-    ]
+    assert (
+        found()
+        == found(main=None)
+        == [
+            (20, 30, "idle.unexplained"),
+            (30, 35, "idle.host_synchronisation"),
+            (35, 50, "idle.other_device"),
+            (50, 60, "idle.host_synchronisation"),
+            (60, 62, "idle.unexplained"),
+            (62, 65, "idle.other_device"),
+            (65, 77, "idle.unexplained"),
+            (77, 90, "idle.dependency"),
+        ]
+    )
     assert found(host=2) == found(main_thread=8) == found(rank_source="metadata") == alone
 
 
