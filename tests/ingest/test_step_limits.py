@@ -529,6 +529,29 @@ def test_step_numbers_are_counted_where_one_comes_twice() -> None:
     assert found("step 3", "train_step", "step 9") == [0, 1, 2]
 
 
+def test_of_threads_with_marks_the_one_with_most_time_then_most_marks_then_the_first_has_them() -> None:
+    def thread(*rows: tuple[int | None, int], launching: list[int] | None = None) -> int | None:
+        table = pl.DataFrame(
+            {
+                "thread": pl.Series([of for of, _ in rows], dtype=pl.Int64),
+                "start": [100 * k for k in range(len(rows))],
+                "end": [100 * k + long for k, (_, long) in enumerate(rows)],
+            }
+        )
+        kept = marks._of_one_thread(table, launching or [])  # pyright: ignore[reportPrivateUsage]
+        (only,) = kept["thread"].unique().to_list()
+        assert kept.height == sum(of == only for of, _ in rows)
+        return only
+
+    assert thread((2, 10), (1, 30), (2, 10)) == 1
+    assert thread((1, 20), (2, 10), (2, 10)) == 2
+    assert thread((3, 20), (2, 20)) == 2
+    assert thread((None, 20), (5, 20)) == 5
+    assert thread((None, 21), (5, 20)) is None
+    assert thread((1, 30), (4, 10), launching=[4, 6]) == 4
+    assert thread((1, 30), (4, 10), launching=[6]) == 1
+
+
 def test_the_last_step_that_the_device_reaches_hangs_when_the_host_has_launched_another() -> None:
     """Of three steps the host issues ten operators each, then some of a fourth that the device never runs."""
 

@@ -32,6 +32,7 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
         ("elif layout.stage > 1 or", "4 -> 3"): "gradients take 2 or 4 bytes",
     },
     PLAN: {
+        ("hidden = 2 * 2 * tokens", "2 * 2 -> 2 + 2"): "both are 4",
         ("MANY = 1 << 24", "24 -> 25"): "a bound of a search, beyond every number of sequences",
         ("MANY = 1 << 24", "24 -> 23"): "the same",
         ("while high < MANY", "high < MANY -> high <= MANY"): "the same bound",

@@ -476,6 +476,8 @@ def test_all_reduces_cost_a_latency_each() -> None:
     alone, two = (served(gpus=n, tensor=n, gpu=fast).paces[1].ns for n in (1, 2))
     assert alone == 6 * 55_000
     assert two - alone == 12 * 5_000
+    pairs = msgspec.structs.replace(fast, node=2)
+    assert served(gpus=2, tensor=2, gpu=pairs).paces[1].ns == two
     small_nodes = msgspec.structs.replace(fast, node=1, network=1e18)
     far = served(gpus=2, tensor=2, gpu=small_nodes).paces[1].ns
     assert far - alone == 12 * 30_000

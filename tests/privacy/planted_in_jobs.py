@@ -24,6 +24,8 @@ def b64(text: str) -> str:
 AUTH = b64(f"alice17:{S}")
 CERTIFICATE = "LS0tLS1CRUdJTiBDRVJUSUZJQ0FURS0tLS0tCk" + A
 
+PULL = b64(json.dumps({"auths": {"r7": {"username": "alice17", "password": S}}}))
+
 IN_JOBS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     # Trackers of experiments.
     (
@@ -178,7 +180,7 @@ IN_JOBS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ),
     (
         "job: dockerconfigjson",
-        f"data:\n  .dockerconfigjson: {b64(json.dumps({'auths': {'r7': {'username': 'alice17', 'password': S}}}))}",
+        f"data:\n  .dockerconfigjson: {PULL}",
         (b64(json.dumps({"auths": {"r7": {"username": "alice17", "password": S}}}))[20:44],),
     ),
     ("job: X-Registry-Auth", f"X-Registry-Auth: {AUTH}", (AUTH,)),

@@ -57,7 +57,7 @@ FLOPS: Mapping[str, Callable[[Shapes], int]] = {
 
 FLASH = "aten::_flash_attention_forward"
 
-# FLOPs, or bytes, of a call: minutes on any GPU, so shapes that say more are damaged. Sums stay within 64 bits.
+# FLOPs, or bytes, of a call: minutes on any GPU, so shapes that say more are damaged. Sums fit in 64 bits.
 MOST = 10**17
 
 
