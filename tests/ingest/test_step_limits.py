@@ -146,6 +146,13 @@ def test_a_device_is_behind_by_what_was_launched_before_the_first_step_and_not_i
     assert moved(50, -5) == [(50, 100, False), (100, 200, False)]
 
 
+def test_what_is_launched_at_the_first_mark_is_not_launched_before_it() -> None:
+    rows = ((0, 20, 7, -5, "gemm"), (20, 50, 7, 0, "gemm"), (50, 80, 7, 10, "gemm"))
+    done = on_device.work(device_rows(*rows), None)
+    ends = [on_device._launched_end(done, host) for host in (-5, 0, 1)]  # pyright: ignore[reportPrivateUsage]
+    assert ends == [on_device.EARLIEST, 20, 50]
+
+
 def test_a_step_whose_beginning_was_not_recorded_begins_with_the_recording() -> None:
     steps = pl.DataFrame({"start": [0, 100], "end": [100, 200], "begins": [False, True]})
     ran = device_rows((0, 50, 7, None, "gemm"), (50, 80, 7, 10, "gemm"), (110, 150, 7, 105, "gemm"))

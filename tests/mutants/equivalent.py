@@ -121,7 +121,7 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
             "0 -> -1",
         ): "where the usual is 0, what is longer is all of the time",
     },
-    ON_DEVICE: {("EARLIEST = ", "62 -> 61"): "earlier than any recording either way"},
+    ON_DEVICE: {("EARLIEST, LATEST = ", "62 -> 61"): "earlier than any recording either way"},
     "lostflops.optimize.activations.saved_views": {
         ("if 2 * tensor.nbytes", "2 -> 1"): "a shortcut: the general case below says the same",
     },
