@@ -146,6 +146,13 @@ def test_a_device_is_behind_by_what_was_launched_before_the_first_step_and_not_i
     assert moved(50, -5) == [(50, 100, False), (100, 200, False)]
 
 
+def test_what_is_launched_at_the_first_mark_is_not_launched_before_it() -> None:
+    rows = ((0, 20, 7, -5, "gemm"), (20, 50, 7, 0, "gemm"), (50, 80, 7, 10, "gemm"))
+    done = on_device.work(device_rows(*rows), None)
+    ends = [on_device._launched_end(done, host) for host in (-5, 0, 1)]  # pyright: ignore[reportPrivateUsage]
+    assert ends == [on_device.EARLIEST, 20, 50]
+
+
 def test_a_step_whose_beginning_was_not_recorded_begins_with_the_recording() -> None:
     steps = pl.DataFrame({"start": [0, 100], "end": [100, 200], "begins": [False, True]})
     ran = device_rows((0, 50, 7, None, "gemm"), (50, 80, 7, 10, "gemm"), (110, 150, 7, 105, "gemm"))
@@ -527,6 +534,29 @@ def test_step_numbers_are_counted_where_one_comes_twice() -> None:
     assert found("step 3", "step 5", "step 4") == [0, 1, 2]
     assert found("step 3", "step 5", "step 9") == [3, 5, 9]
     assert found("step 3", "train_step", "step 9") == [0, 1, 2]
+
+
+def test_of_threads_with_marks_the_one_with_most_time_then_most_marks_then_the_first_has_them() -> None:
+    def thread(*rows: tuple[int | None, int], launching: list[int] | None = None) -> int | None:
+        table = pl.DataFrame(
+            {
+                "thread": pl.Series([of for of, _ in rows], dtype=pl.Int64),
+                "start": [100 * k for k in range(len(rows))],
+                "end": [100 * k + long for k, (_, long) in enumerate(rows)],
+            }
+        )
+        kept = marks._of_one_thread(table, launching or [])  # pyright: ignore[reportPrivateUsage]
+        (only,) = kept["thread"].unique().to_list()
+        assert kept.height == sum(of == only for of, _ in rows)
+        return only
+
+    assert thread((2, 10), (1, 30), (2, 10)) == 1
+    assert thread((1, 20), (2, 10), (2, 10)) == 2
+    assert thread((3, 20), (2, 20)) == 2
+    assert thread((None, 20), (5, 20)) == 5
+    assert thread((None, 21), (5, 20)) is None
+    assert thread((1, 30), (4, 10), launching=[4, 6]) == 4
+    assert thread((1, 30), (4, 10), launching=[6]) == 1
 
 
 def test_the_last_step_that_the_device_reaches_hangs_when_the_host_has_launched_another() -> None:

@@ -284,6 +284,8 @@ def test_an_optimizer_that_calls_its_parents_step_ends_one_step() -> None:
     mine = "Optimizer.step#Mine.step"
     nested = [(mine, 80, 100), (UPDATE, 82, 97), (mine, 180, 200), (UPDATE, 182, 197)]
     assert ends(*nested) == [100, 200, 300]
+    twice = [(UPDATE, 80, 100), (UPDATE, 82, 88), (UPDATE, 90, 97), (UPDATE, 180, 200)]
+    assert ends(*twice) == [100, 200, 300]
 
 
 def test_updates_that_cross_or_have_one_name_or_no_length_end_one_step_each() -> None:

@@ -21,7 +21,18 @@ ONE_END = "it has one of each at most"
 A_HINT = "Polars pushes nothing through here either way"
 
 EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
+    "lostflops.ingest.steps.marks": {
+        ('launching = kernels["thread"]', ".unique() ->"): "asked only whether a thread is among them",
+        ("names = names.filter(names.str.contains(OPTIMIZER_RANGE)", "fill_null"): "a filter drops nulls",
+    },
+    "lostflops.plan.train.static_memory": {
+        ("largest = 0", "0 ->"): "every layer has more than one weight",
+        ("return _sharded((4 * count, 4 * count, moments), 3", "3 -> 4"): "from 3 on all is shared",
+        ("microbatches: int = 1", "1 ->"): "a pipeline has two stages at least, so no piece waits either way",
+        ("elif layout.stage > 1 or", "4 -> 3"): "gradients take 2 or 4 bytes",
+    },
     PLAN: {
+        ("hidden = 2 * 2 * tokens", "2 * 2 -> 2 + 2"): "both are 4",
         ("MANY = 1 << 24", "24 -> 25"): "a bound of a search, beyond every number of sequences",
         ("MANY = 1 << 24", "24 -> 23"): "the same",
         ("while high < MANY", "high < MANY -> high <= MANY"): "the same bound",
@@ -50,7 +61,10 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
         ('return pl.concat(parts).lazy().drop("thread")', "'start' -> 'end'"): "stretches are disjoint",
         ("gaps.filter(pl.col(", "'start' -> 'end'"): "gaps of a rank are disjoint",
         ("EXPOSED: collectives.filter(", "-> collectives"): "its transfer and its wait cover it whole",
-        ("on_its_way = ended.filter(", "-> ended"): "what has no start is left out afterwards",
+        ("(found := ended.collect()", "-> lumns"): "what has no start is left out afterwards",
+        ('facts = each.unique("rank"', "-> each"): "a rank has one row",
+        ("if facts.height < 2", "2 -> 1"): "one rank has none beside it",
+        ('others = pairs.filter(pl.col("rank")', "-> pairs"): "a device is not busy in its own gaps",
     },
     SETS: {
         (".map_batches(united,", "predicate_pushdown=False"): A_HINT,
@@ -107,7 +121,7 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
             "0 -> -1",
         ): "where the usual is 0, what is longer is all of the time",
     },
-    ON_DEVICE: {("EARLIEST = ", "62 -> 61"): "earlier than any recording either way"},
+    ON_DEVICE: {("EARLIEST, LATEST = ", "62 -> 61"): "earlier than any recording either way"},
     "lostflops.optimize.activations.saved_views": {
         ("if 2 * tensor.nbytes", "2 -> 1"): "a shortcut: the general case below says the same",
     },

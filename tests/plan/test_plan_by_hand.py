@@ -213,6 +213,60 @@ def test_buffers_of_communication() -> None:
     assert large.bytes == 2 * 500_000_000 * 2
 
 
+@pytest.mark.parametrize(("width", "largest"), [(32, 12_288 + 128 + 4 * 64 + 24_576), (16, 36_992)])
+def test_the_largest_layer_is_gathered_be_it_the_first_or_the_last(width: int, largest: int) -> None:
+    """The first layer is dense, the others have four experts: 4 x 3 x 64 x 32 weights, or half as many."""
+    mixed = replace(EXPERTS, dense_layers=1, expert_width=width)
+    here = Layout(gpus=2, sharding="zero-3")
+    found = static_memory.communication(mixed, here, 0, OPTIMIZERS["adam"], 16)
+    assert found.bytes == 3 * 2 * largest
+    single = static_memory.communication(replace(SMALL, layers=1), here, 0, OPTIMIZERS["adam"], 16)
+    assert single.bytes == 3 * 2 * 36_992
+
+
+def test_only_half_gradients_are_reduced_in_buckets_before_they_are_sharded() -> None:
+    """fp32 gradients of ZeRO's stage 1 are reduced where they lie."""
+    assert buffers("adam-fp32-gradients", gpus=2, sharding="zero-1").bytes == 0
+    assert buffers(gpus=1, sequence_parallel=True).bytes == 0
+
+
+def test_fsdp2_keeps_what_no_layer_has_gathered() -> None:
+    """Embedding, head and last norm, as a tensor rank holds them: the norm whole."""
+    one = buffers(gpus=2, sharding="fsdp2")
+    assert one.bytes == 3 * 2 * 36_992 + 2 * (2 * 6_144 + 64)
+    assert one.why == "two gathered layers and one layer's gradients, embedding and head"
+    assert buffers(gpus=4, tensor=2, sharding="fsdp2").bytes == 3 * 2 * HELD[2] + 2 * (6_144 + 64)
+    adapted = buffers(lora=Lora(rank=2), gpus=2, sharding="fsdp2")
+    assert adapted.why == "two gathered layers, embedding and head"
+
+
+@pytest.mark.parametrize(("microbatches", "pieces", "one"), [(2, 2, " of one piece"), (3, 1, "")])
+def test_gradients_of_a_piece_are_reduced_before_the_next_piece_s(
+    microbatches: int, pieces: int, one: str
+) -> None:
+    """With no more microbatches than stages; the first of two stages has three layers and the embedding."""
+    here = Layout(gpus=4, pipeline=2, schedule="interleaved", chunks=2, sharding="zero-3")
+    found = static_memory.communication(SMALL, here, 0, OPTIMIZERS["adam"], 16, None, microbatches)
+    held = 3 * 36_992 + 6_144
+    assert found.bytes == 2 * held + 4 * held // pieces + 2 * 2 * 16 * 64
+    gathered = f"all gathered layers, and fp32 gradients{one} until they are reduced"
+    assert found.why == f"{gathered}, a sent and a received hidden state"
+
+
+def test_a_frozen_base_says_in_how_many_bits() -> None:
+    whys = [
+        static_memory.parts(SMALL, Layout(), 0, OPTIMIZERS["adam"], Lora(base_bits=bits))[0].why
+        for bits in (16, 4)
+    ]
+    in_four = "234,304 in 4 bits and scales; embedding, head, norms in 16"
+    assert whys == ["234,304 in 16 bits", in_four]
+    sharded = [
+        static_memory.parts(SMALL, Layout(gpus=2, sharding=sharding), 0, OPTIMIZERS["adam"], Lora())[0].why
+        for sharding in ("zero-2", "zero-3")
+    ]
+    assert sharded == ["234,304 in 16 bits", "234,304 in 16 bits, over 2"]
+
+
 def test_the_lines_say_over_how_many_ranks() -> None:
     def said(sharding: layout.Sharding, gpus: int = 2) -> list[bool]:
         parts = static_memory.parts(SMALL, Layout(gpus=gpus, sharding=sharding), 0, OPTIMIZERS["adam"])
@@ -406,6 +460,16 @@ def test_four_bit_groups_have_a_scale_and_a_zero() -> None:
     assert now.weight_bytes == 2 * (6_144 + 6 * 128 + 64) + matrices // 2 + 4 * (matrices // 32)
 
 
+def test_tensor_ranks_share_what_is_computed() -> None:
+    """Only products take time, and the twelve all-reduces of two ranks."""
+    slow = msgspec.structs.replace(FAST, matmul=1e9)
+    alone, two = (served(gpus=n, tensor=n, gpu=slow).paces for n in (1, 2))
+    assert [pace.bound for pace in (*alone, *two)] == ["compute"] * 4
+    for one, half in zip(alone, two, strict=True):
+        assert one.ns > 10**6
+        assert half.ns == pytest.approx(one.ns / 2 + 12 * 5_000, abs=1)
+
+
 def test_all_reduces_cost_a_latency_each() -> None:
     """With a wire and a memory that cost nothing, twelve all-reduces and six layers are left."""
     fast = msgspec.structs.replace(
@@ -414,6 +478,8 @@ def test_all_reduces_cost_a_latency_each() -> None:
     alone, two = (served(gpus=n, tensor=n, gpu=fast).paces[1].ns for n in (1, 2))
     assert alone == 6 * 55_000
     assert two - alone == 12 * 5_000
+    pairs = msgspec.structs.replace(fast, node=2)
+    assert served(gpus=2, tensor=2, gpu=pairs).paces[1].ns == two
     small_nodes = msgspec.structs.replace(fast, node=1, network=1e18)
     far = served(gpus=2, tensor=2, gpu=small_nodes).paces[1].ns
     assert far - alone == 12 * 30_000

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planted import PLANTED as FIRST
 from planted_anew import ANEW
+from planted_in_jobs import IN_JOBS
 
 import lostflops
 import nsys_exports
@@ -24,7 +25,7 @@ from lostflops.privacy.text import pieces
 from lostflops.report.document import document
 
 ROOT = Path(__file__).parents[2]
-PLANTED = (*FIRST, *ANEW)
+PLANTED = (*FIRST, *ANEW, *IN_JOBS)
 KINDS = [kind for kind, _, _ in PLANTED]
 
 

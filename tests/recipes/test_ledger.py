@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from lostflops.accounts import ACCOUNTS as DOCUMENTED
 from lostflops.intervals.matching import matches
 from lostflops.recipes import accounting, named
+from lostflops.store.trace import ONE_PER_DEVICE
 from lostflops.tables import COPIES, FRAMES, KERNELS, RANKS, STEPS, TABLES
 from lostflops.testing import example_table, on_example
 
@@ -861,6 +862,48 @@ def test_a_rank_without_any_work_is_idle_throughout() -> None:
     assert causes(kernels=[], ranks=[]) == [(0, 100, "idle.unrecorded")]
     nobody = [{"device_kind": "cpu"}]
     assert causes(kernels=[], ranks=nobody) == [(0, 100, "idle.unexplained")]
+
+
+def test_a_wait_while_another_device_of_the_process_works_is_for_that_one() -> None:
+    """Where both devices are one process's, on one host and thread; what is on its way stays so."""
+    tables: dict[str, Rows] = {
+        "steps": [{"rank": 0, "step": 1, "start": 0, "end": 100}],
+        "kernels": [
+            {"rank": 0, "start": 0, "end": 20, "launch_start": -9, "thread": 7},
+            {"rank": 0, "start": 90, "end": 100, "launch_start": 77, "thread": 7},
+            {"rank": 1, "start": 35, "end": 50},
+            {"rank": 1, "start": 80, "end": 85},
+        ],
+        "copies": [{"rank": 1, "start": 62, "end": 65}],
+        "launches": [{"rank": 0, **host(30, 60, "cudaStreamSynchronize")}],
+    }
+
+    def found(main: int | None = 7, **second: Any) -> list[tuple[int, int, str]]:
+        one = {"device_kind": "gpu", "main_thread": main, "host": 1, "rank_source": ONE_PER_DEVICE}
+        given = {**tables, "ranks": [{"rank": 0, **one}, {"rank": 1, **one, **second}]}
+        return on_example(named("idle_causes"), given).select("start", "end", "account").rows()
+
+    alone = [
+        (20, 30, "idle.unexplained"),
+        (30, 60, "idle.host_synchronisation"),
+        (60, 77, "idle.unexplained"),
+        (77, 90, "idle.dependency"),
+    ]
+    assert (
+        found()
+        == found(main=None)
+        == [
+            (20, 30, "idle.unexplained"),
+            (30, 35, "idle.host_synchronisation"),
+            (35, 50, "idle.other_device"),
+            (50, 60, "idle.host_synchronisation"),
+            (60, 62, "idle.unexplained"),
+            (62, 65, "idle.other_device"),
+            (65, 77, "idle.unexplained"),
+            (77, 90, "idle.dependency"),
+        ]
+    )
+    assert found(host=2) == found(main_thread=8) == found(rank_source="metadata") == alone
 
 
 def test_rows_without_a_thread_claim_nothing() -> None:

@@ -11,7 +11,8 @@ import pytest
 
 import lostflops
 from lostflops.recipes import named
-from lostflops.recipes.operators.traffic import bytes_of
+from lostflops.recipes.compute.flops import flops_of
+from lostflops.recipes.operators.traffic import bytes_of, precision_of
 from lostflops.session import Answer, Session
 from lostflops.testing.examples import on_example
 
@@ -137,7 +138,31 @@ def test_a_share_above_the_peak_is_refused() -> None:
         ("mine::gemm", "[[2,3],[3,5]]", '["float","float"]', None),
         ("aten::_scaled_dot_product_flash_attention", "[[1,2,3,4],[1,2,5,4],[1,2,5,6],[]]",
          '["c10::Half","c10::Half","c10::Half","Scalar"]', 2 * (24 + 40 + 60 + 36)),
+        # What a damaged trace says: a type that is a list, and more than any call moves.
+        ("aten::mm", "[[2,3],[3,5]]", '[["x"],{}]', None),
+        ("aten::copy_", "[[25000000000000000]]", '["float"]', 10**17),
+        ("aten::copy_", "[[25000000000000001]]", '["float"]', None),
     ],
 )  # fmt: skip
 def test_bytes_are_inputs_and_outputs(name: str, shapes: str, dtypes: str, amount: int | None) -> None:
     assert bytes_of(name, shapes, dtypes) == amount
+
+
+@pytest.mark.parametrize(
+    ("shapes", "flops"),
+    [
+        ("[[1000000,50000],[50000,1000000]]", 10**17),
+        ("[[1000000,50001],[50001,1000000]]", None),
+        ("[[9223372036854775807,9223372036854775807],[9223372036854775807,2]]", None),
+        ("[[-2,3],[3,5]]", None),
+        ("[[Infinity,3],[3,5]]", None),
+        ("[" * 100_000, None),
+        ('[["x",3],[3,5]]', None),
+    ],
+)
+def test_flops_beyond_what_a_call_can_ask_for_are_not_told(shapes: str, flops: float | None) -> None:
+    assert flops_of("aten::mm", shapes) == flops
+
+
+def test_a_type_that_is_no_text_has_no_precision() -> None:
+    assert precision_of('[["x"], {}, "c10::Half"]') == precision_of('["c10::Half"]') is not None

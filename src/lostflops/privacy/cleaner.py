@@ -92,20 +92,15 @@ _FOLDER_GIVEN = re.compile(
     rb"((?:--[\w-]*(?:dir|path|folder|root|file|ckpt|checkpoint|cache|home)"
     + named.FLAG_GIVEN
     + rb")|(?:(?:[A-Z]+_){0,4}"
-    rb"(?:PWD|HOME|DIR|PATH|ROOT|TMPDIR|FOLDER|CACHE|ENV|PREFIX|WORKDIR)="
-    + named.QUOTE
-    + rb"))(/"
-    + _NAME
-    + rb"(?:/"
-    + _NAME
-    + rb")*/?)"
+    rb"(?:PWD|HOME|DIR|PATH|ROOT|TMPDIR|FOLDER|CACHE|ENV|PREFIX|WORKDIR|ASKPASS|COMMAND|WorkDir|Command"
+    rb"|StdOut|StdErr)=" + named.QUOTE + rb"))(/" + _NAME + rb"(?:/" + _NAME + rb")*/?)"
 )
 _SHARE = re.compile(
     rb"(?:" + values.ESCAPE + rb"|(?<![\w\\:]))(?:\\\\){1,4}[A-Za-z][\w.-]+(?:" + _BACK + rb"[\w.$ -]+)+"
 )
 _HOST_KEY = re.compile(rb"(\"(?:\w*_)?(?:host_?name|node_?name|host)\"\s*:\s*)" + _STRING, re.IGNORECASE)
 _USER_KEY = re.compile(
-    rb"(\"(?:\w*_)?(?:user_?name|user|owner|e?mail|login|account)\"\s*:\s*)" + _STRING, re.IGNORECASE
+    rb"(\"(?:[\w.]*[_.])?(?:user_?name|user|owner|e?mail|login|account)\"\s*:\s*)" + _STRING, re.IGNORECASE
 )
 _JOB_KEY = re.compile(
     rb"(\"(?:(?:PT_PROFILER|tw|mast|slurm|k8s)_\w+|cluster)\"\s*:\s*)" + _STRING, re.IGNORECASE
@@ -116,6 +111,12 @@ _USER_KEYS = (b'username"', b'user_name"', b'user"', b'owner"', b'mail"', b'logi
 _JOB_KEYS = (b'"pt_profiler_', b'"tw_', b'"mast_', b'"slurm_', b'"k8s_', b'"cluster"')
 _SERVER = re.compile(
     rb"(?<=://)((?:<removed>@)?)([A-Za-z0-9][\w.-]*|\[[0-9a-fA-F:.]+\])(:\d+)?([/?#][^\s\"'\\<>]*)?"
+)
+# A container's image in a registry of one's own.
+_REGISTRIES = (b".amazonaws.com/", b"gcr.io/", b".pkg.dev/", b".azurecr.io/", b"ghcr.io/")
+_IMAGE = re.compile(
+    named.START + rb"(?:\d{6,20}\.dkr\.ecr\.[\w-]+\.amazonaws\.com|(?:[a-z]{2,9}\.)?gcr\.io|[\w-]+\.pkg\.dev"
+    rb"|[\w-]+\.azurecr\.io|ghcr\.io)/[\w./-]+(?::[\w.-]+)?"
 )
 _AT = re.compile(rb"(?:@|%40)[\w-]+\.[A-Za-z]")
 _MAIL = re.compile(
@@ -302,6 +303,8 @@ class Cleaner:
             text = secrets.without(text, partial(self.removed, SECRETS), self._sub)
         if b"://" in text:
             text = self._sub(_SERVER, self._server, text)
+        if ADDRESSES not in self._keep and _any(_REGISTRIES, text):
+            text = self._sub(_IMAGE, lambda m: self._named(ADDRESSES, m[0], "server"), text)
         text = self._without_variables(text)
         lower = text.lower()
         if _any(_HOST_KEYS, lower):

@@ -19,7 +19,8 @@ _ADDRESS = re.compile(rb":\\+/\\+/[^\s\"'<>]*")
 _SLASH = re.compile(rb"\\+/")
 _MARKUP = re.compile(rb"[<>&]")
 ESCAPED = re.compile(rb"[^\s\"]*\\u00[2-7][0-9a-fA-F][^\s\"]*")
-PERCENT = re.compile(rb"[^\s\"'\\<>]*%[0-9a-fA-F]{2}[^\s\"'\\<>]*")
+# It does not begin with the letter of an escaped line break.
+PERCENT = re.compile(rb"(?!(?<=\\)[nrt]%)[^\s\"'\\<>]*%[0-9a-fA-F]{2}[^\s\"'\\<>]*")
 # 15 letters at least: less is no secret that tells itself. No name that is decoded by chance gives a text.
 BASE64 = re.compile(BOUND + rb"[A-Za-z0-9+/]{20,}={0,2}(?![A-Za-z0-9+/=])")
 _TEXT = re.compile(rb"[\t\n\r -~]+")

@@ -70,6 +70,10 @@ _SHAPES: tuple[tuple[tuple[str, ...], str], ...] = (
     (("eyJ",), r"[\w-]{8,}(?:\.[\w=-]+)*"),
     (("AKC",), r"[A-Za-z0-9]{10,}"),
     (("EAA",), r"[A-Za-z0-9]{40,}"),
+    (("age1",), r"[a-z0-9]{40,}"),
+    (("MUNGE:",), r"[\w+/=]{20,}:?"),
+    (("SHA256:",), r"[\w+/]{43}=?"),
+    (("|1|",), r"[\w+/]{27}=\|[\w+/]{27}="),
 )  # fmt: skip
 BOUND = rb"(?:" + ESCAPE + rb"|(?<=%[0-9a-fA-F]{2})|(?<![A-Za-z0-9\\]))"
 
@@ -82,8 +86,8 @@ def _shape(prefix: bytes, rest: bytes) -> re.Pattern[bytes]:
     letter is found much faster.
     """
     begins = re.escape(prefix)
-    before = (rb"(?<=\\[nrtbf]%s)(?<!\\\\[nrtbf]%s)|(?<=\\u[0-9a-fA-F]{4}%s)|(?<=\\\\%s)(?<!\\\\\\%s)"
-              rb"|(?<=%%[0-9a-fA-F]{2}%s)|(?<![A-Za-z0-9\\]%s)") % ((begins,) * 7)  # fmt: skip
+    before = (rb"(?<=\\[nrtbf]%s)|(?<=\\u[0-9a-fA-F]{4}%s)|(?<=\\\\%s)(?<!\\\\\\%s)"
+              rb"|(?<=%%[0-9a-fA-F]{2}%s)|(?<![A-Za-z0-9\\]%s)") % ((begins,) * 6)  # fmt: skip
     return re.compile(begins + rb"(?:" + before + rb")" + rest)
 
 
@@ -138,9 +142,19 @@ _FILES = (
             rb"PuTTY-User-Key-File-(?:[^\"\\]|\\.){0,20000}?Private-(?:MAC|Hash): [0-9a-f]+", re.DOTALL
         ),
     ),
+    (
+        b"---- BEGIN SSH2 ",
+        re.compile(
+            rb"(?<!-)---- BEGIN SSH2 (?:[^\"\\]|\\.){0,20000}?---- END SSH2 [^-]{1,40} ----", re.DOTALL
+        ),
+    ),
     (b"$ANSIBLE_VAULT;", re.compile(rb"\$ANSIBLE_VAULT;[\w.;-]+(?:" + LINE + rb"[ \t]*[0-9a-f]+)+")),
 )
+# The machines of a known one stand before it.
 SSH = re.compile(
+    rb"(?:(?:"
+    + ESCAPE
+    + rb"|(?<![^\s\"]))(?=[^\s\"'\\=]{0,400}[\d.,\[])(?:[\w.,:\[\]-]|%\w){2,400}[ \t]{1,4})?"
     rb"(?:ssh-(?:rsa|dss|ed25519)|ecdsa-sha2-[\w-]+|sk-ssh-[\w@.-]+) +AAAA[\w+/=]+(?: [\w.+-]+@[\w.-]+)?"
 )
 # Who logs in at a server: all up to the last '@' of the word. A password may hold a slash.
@@ -162,7 +176,7 @@ STRONG = assignment(
     rb"|(?:tls|ssl|server|client)\.key|session[_-]?(?:id|key)"
     rb"|j?sessionid|phpsessid|csrf\w{0,10}|xsrf\w{0,10}|x-amz-(?:signature|credential|security-token)"
     rb"|signature"
-    rb"|(?<![a-z])sig|webhook(?:[_-]?url)?|(?<![a-z])otp|authkey|x-auth-key|(?<=[\"'])auth(?=\\{0,3}[\"']))"
+    rb"|(?<![a-z])sig|key-pair-id|webhook(?:[_-]?url)?|(?<![a-z])otp|authkey|x-auth-key|(?<=[\"'])auth(?=\\{0,3}[\"']))"
     + _ENDS,
     least=1,
     word=rb"(?![\[{(]|[|>][+-]?\d?[ \t]*(?:\\|[\r\n])|None\b|null\b|true\b|false\b)",

@@ -18,7 +18,17 @@ MANY = 12  # words of a command or a file between its name and its secret
 # Forms and pieces are forgotten when there are so many: memory stays bounded.
 MOST = 1 << 17
 # What goes on for many lines, or holds what ends a piece: such a text is taken as a whole.
-_LONG = (b"\0", b"-----BEGIN ", b"PuTTY-User-Key", b"$ANSIBLE_VAULT", b'"""', b"'''", b": |", b": >")
+_LONG = (
+    b"\0",
+    b"-----BEGIN ",
+    b"---- BEGIN ",
+    b"PuTTY-User-Key",
+    b"$ANSIBLE_VAULT",
+    b'"""',
+    b"'''",
+    b": |",
+    b": >",
+)
 
 
 def form(text: bytes) -> bytes:
@@ -33,6 +43,7 @@ _NEXT_WORDS = (
     b'"entity',
     b"requirepass", b"bindpw", b"rootpw", b"guid", b"client_id", b"wandb", b"thin:", b"value:",
     b"uuid", b"serial", b"board", b"service",
+    b"- name:", b"hydra.job", b"serviceaccount", b"namespace", b"jobname",
     b'"pt_profiler_', b'"tw_', b'"mast_', b'"slurm_', b'"k0s_', b'"cluster"',
 )  # fmt: skip
 # Commands and files whose secret stands a few words behind.
@@ -47,7 +58,9 @@ _NEXT = re.compile(rb"(?:host|host_?name|node_?name|user_?name|user|owner|mail|l
 _WORDS = (
     b"//", b"@", b"ssh ", b" nccl ", b"lsb_hosts=", b" aaaa", b"machine", b"-----begin ", b":aa", b"0q~",
     b".atlasv0.", b"webhook", b"hooks.slack", b"discord", b".apps.googleusercontent", b":\\", b"\\\\",
-    b"\\u00", b"ssws ",
+    b"\\u00", b"ssws ", b"---- begin ", b"hostname ", b"addresses of (", b".pt.trace", b"arn:aws", b"account",
+    b"hwaddr", b"link/", b"list=", b"batchhost", b"nodename", b"nodeaddr", b"userdomain", b"computername",
+    b"logonserver", b":000", b"userid=", b"groupid=", b"user.name", b"workdir=", b"command=", b"askpass=",
 )  # fmt: skip
 _SHAPES = [
     (form(prefix), re.compile(re.escape(form(prefix)) + rest.lower())) for prefix, rest in secrets.SHAPES
@@ -75,6 +88,9 @@ _LOOKS = re.compile(
     rb"|%[0-9a-f]{2}|[a-z0-9+/]{20}"
     # Machines and people in logs and in variables.
     rb"|\[[a-z][\w.-]*:\d{4,7}\]|_comm_id|process_ip|display=|address|jobid|_hosts=|user id|uid=|--include"
+    rb"|\[[a-z][\w.-]*\]:0|\[[a-z][\w.-]*_0{3,8}_0{1,4}\]|(?:^|\\[nr]|\")[ \t]{0,40}user[ \t]|user_id"
+    rb"|:[x*!]?:0{1,10}:0{1,10}:|[-dlcbps][rwxst-]{9}[.+@]?[ \t]{1,9}0|(?: |u003c|&lt;)<?[\w.+-]{1,99}@"
+    rb"|(?:^|\\[nr]|\")[ \t]{0,40}(?:author|commit|committer|from|to|cc|[a-z-]{1,25}-by):"
     rb"|(?:slurm|sbatch|salloc|srun|pbs|lsb|sge|cobalt)_|_cluster|/home/|/users/|(?:_env|_prefix)="
 )  # fmt: skip
 

@@ -15,23 +15,26 @@ QUOTE = rb"(?:\\{0,3}[\"'])?"
 _GIVEN = rb"(?:" + QUOTE + rb"[ \t]{0,4}(?:=|:(?!:))[ \t]{0,4}" + QUOTE + rb")"
 FLAG_GIVEN = rb"(?:=|[ \t]{1,4}|\\{0,3}[\"']\s{0,4},\s{0,4})" + QUOTE
 _VARIABLE = rb"(?:" + values.ESCAPE + rb"|(?<![A-Za-z0-9\\]))"
+_LINE_BEGINS = rb"(?:^|(?<=\n)|(?<=\\[nr])|(?<=\"))[ \t]{0,40}"
 _HOST_NAME = (
     rb"((?!\\)[A-Za-z0-9][\w.-]*(?:\[[\d,-]+\][\w.-]*)?(?:(?::\d+)?,[A-Za-z][\w.-]*(?:\[[\d,-]+\])?)*)"
 )
 HOSTS = (
     re.compile(
-        rb"(" + _VARIABLE + rb"(?:[A-Z]+_){0,4}(?:HOST|HOSTNAME|HOSTS|NODENAME|NODELIST|NODE_NAME|MASTER_ADDR"
-        rb"|MASTER_IP|ENDPOINT|POD_NAME|SERVER|HEAD_NODE|PRIMARY_ADDR|TOPOLOGY_ADDR|COMM_ID)"
+        rb"(" + _VARIABLE + rb"(?:[A-Z]+_){0,4}(?:(?:PG)?HOST|HOSTNAME|HOSTS|NODENAME|NODELIST|NODE_NAME"
+        rb"|MASTER_ADDR|MASTER_IP|ENDPOINT|POD_NAME|SERVER|HEAD_NODE|PRIMARY_ADDR|TOPOLOGY_ADDR|COMM_ID"
+        rb"|USERDOMAIN|COMPUTERNAME|LOGONSERVER)"
         + _GIVEN + rb")" + _HOST_NAME
     ),
     re.compile(
-        rb"(--(?:master|head|rdzv|main|leader)[_-](?:addr|address|endpoint|ip|node)"
+        rb"(--(?:master|head|rdzv|main|leader|local)[_-](?:addr|address|endpoint|ip|node)"
         + FLAG_GIVEN + rb")" + _HOST_NAME
     ),
     re.compile(rb"(--(?:host|hosts|hostname|nodelist|server|node)" + FLAG_GIVEN + rb")" + _HOST_NAME),
     # Of a word that many things are called by, the value must look like a machine.
     re.compile(
-        rb"(" + _VARIABLE + rb"(?:host|hostname|host_name|nodename|node_name)" + _GIVEN
+        # Behind two backslashes and 'n' a line may begin, in JSON that stands in JSON.
+        rb"((?:" + _VARIABLE + rb"|(?<=\\\\[nr]))(?:host|hostname|host_name|nodename|node_name)" + _GIVEN
         + rb")(?=[a-zA-Z][\w.-]*[\d.-])" + _HOST_NAME
     ),
     re.compile(
@@ -47,6 +50,20 @@ HOSTS = (
     ),
     re.compile(rb"(--include" + FLAG_GIVEN + rb")(?=[a-zA-Z][\w.-]*\d)([A-Za-z][\w.-]*)(?=[:@])"),
     re.compile(rb"(--include" + FLAG_GIVEN + rb"[\w.:,-]{1,200}@)([A-Za-z][\w.-]*)"),
+    # Slurm's `scontrol`, ssh's and Kubernetes' files, and what a trace is called by PyTorch's handler.
+    re.compile(
+        rb"(" + _VARIABLE + rb"(?:(?:Req|Exc|Sched)?NodeList|BatchHost|NodeName|NodeAddr)=)" + _HOST_NAME
+    ),
+    re.compile(rb"(" + _LINE_BEGINS + rb"HostName[ \t=]{1,9})" + _HOST_NAME),
+    re.compile(rb"(" + _LINE_BEGINS + rb"(?:- )?nodeName:[ \t]{0,9}" + QUOTE + rb")" + _HOST_NAME),
+    re.compile(
+        rb"((?:" + values.ESCAPE + rb"|^|(?<=[\s\"'/])))([A-Za-z][\w.-]*?)"
+        rb"(?=_\d{1,9}\.\d{10,20}\.pt\.trace)"
+    ),
+    # Logs of torchelastic, Gloo and c10d.
+    re.compile(rb"(\[)(?=[\w.-]*\d)([A-Za-z][\w.-]*?)(?=_\d{3,8}_\d{1,4}\])"),
+    re.compile(rb"(\[)(?=[\w.-]*[\d.-])([A-Za-z][\w.-]*)(?=\]:\d)"),
+    re.compile(rb"((?i:addresses? of) \()([A-Za-z][\w.-]*)(?=, \d{1,5}\))"),
     # Open MPI's log, and where ssh goes.
     re.compile(rb"(\[)(?=[\w.-]*\d)([A-Za-z][\w.-]*)(?=:\d{4,7}\] )"),
     re.compile(
@@ -59,6 +76,8 @@ HOSTS = (
     re.compile(rb"((?:" + values.ESCAPE + rb"|^|(?<=[\s\"]))())([A-Za-z][\w.-]*)(?=:\d+:\d+ \[\d+\] NCCL )"),
 )  # fmt: skip
 _USER_NAME = rb"((?!\\)[A-Za-z_][\w.-]*)"
+_PERSON = rb"((?!\\)[^\s<>\"'\\=,:;()]{1,60}(?: [^\s<>\"'\\=,:;()]{1,60}){0,4})"
+_RIGHTS = rb"[-dlcbps][rwxsStT-]{9}[.+@]?[ \t]{1,9}\d{1,9}[ \t]{1,9}"  # as `ls -l` writes them
 USERS = (
     re.compile(
         rb"("
@@ -70,13 +89,37 @@ USERS = (
     ),
     re.compile(rb"(" + _VARIABLE + rb"(?:user|username|user_name|login|owner)=" + QUOTE + rb")" + _USER_NAME),
     re.compile(
-        rb"((?<=['\"])(?i:(?:[a-z]+_){0,3}(?:user|username|logname|owner|login))"
+        rb"((?<=['\"])(?i:(?:[a-z]+[_.]){0,3}(?:user|username|logname|owner|login))"
         rb"\\{0,3}['\"][ ]?:[ ]?\\{0,3}['\"])" + _USER_NAME
     ),
     re.compile(rb"(--(?:user|username|owner|login)" + FLAG_GIVEN + rb")" + _USER_NAME),
     re.compile(
-        rb"((?:^|(?<=\n)|(?<=\\[nr]))(?:user|username|owner|login)[ \t]{0,9}[=:][ \t]{0,9})" + _USER_NAME
+        rb"((?:^|(?<=\n)|(?<=\\[nr]))(?:user|username|user_id|owner|login)[ \t]{0,9}[=:][ \t]{0,9})"
+        + _USER_NAME
     ),
+    re.compile(rb"(" + _VARIABLE + rb"(?:PGUSER=|(?:UserId|GroupId)=))" + _USER_NAME),
+    # Files of ssh and of Kubernetes, lists of accounts and of files, and git's.
+    re.compile(rb"(" + _LINE_BEGINS + rb"User[ \t]{1,9})" + _USER_NAME + rb"(?=[\s\"\\]|$)"),
+    re.compile(
+        rb"("
+        + _LINE_BEGINS
+        + rb"- name:[ \t]{1,9})"
+        + _USER_NAME
+        + rb"(?="
+        + values.LINE
+        + rb"[ \t]{1,40}user:)"
+    ),
+    re.compile(
+        rb"((?:" + values.ESCAPE + rb"|^|(?<=[\s\"])))" + _USER_NAME + rb"(?=:[x*!]?:\d{1,10}:\d{1,10}:)"
+    ),
+    re.compile(rb"(:[x*!]?:\d{1,10}:\d{1,10}:)" + _PERSON + rb"(?=:)"),
+    re.compile(rb"(" + _RIGHTS + rb")" + _USER_NAME + rb"(?=[ \t])"),
+    re.compile(rb"(" + _RIGHTS + rb"[\w.-]{1,60}[ \t]{1,9})" + _USER_NAME + rb"(?=[ \t])"),
+    re.compile(
+        rb"(" + _LINE_BEGINS + rb"(?i:author|commit|committer|from|to|cc|[a-z]{1,12}(?:-[a-z]{1,12})?-by):"
+        rb"[ \t]{1,9})" + _PERSON + rb"(?= ?(?:<|\\+u003c|&lt;))"
+    ),
+    re.compile(rb"(" + _VARIABLE + rb"user\.name[ =]{1,3}" + QUOTE + rb")" + _PERSON),
     re.compile(rb"([ug]id=\d+\()" + _USER_NAME),
     re.compile(rb"((?:^|(?<=[;:\"']))[ ]?(?:User ?I[Dd]|UID|Uid)[ ]?=[ ]?)" + _USER_NAME),
     re.compile(rb"(" + START + rb"ssh(?=[ \t])[^\n;|\"]{0,200}?[ \t]-l[ \t]{0,4})" + _USER_NAME),
@@ -97,6 +140,9 @@ JOBS = (
         rb"(?:[A-Z]+_){0,3}(?:JOB_NAME|JOBNAME|JOB_ACCOUNT|JOB_PARTITION|JOB_QOS|JOB_COMMENT"
         rb"|JOB_RESERVATION|JOB_GROUP|CLUSTER_NAME|WORKING_CLUSTER|WANDB_(?:PROJECT|NAME|ENTITY|RUN_GROUP|RUN_ID|TAGS|NOTES)"
         rb"|EXPERIMENT_NAME|RUN_NAME|POD_NAMESPACE|PROJECT_NAME|COMET_WORKSPACE|NEPTUNE_PROJECT)"
+        rb"|JobName(?==)|hydra\.job\.name"
+        rb"|(?:serviceAccount(?:Name)?|(?<=[ \n\"'])namespace|^namespace|(?<=\\[nr])namespace)"
+        rb"(?=\\{0,3}[\"']?:)"
         rb"|(?:SLURM|SBATCH|SALLOC|SRUN|PBS|LSB|SGE|COBALT)_(?:ACCOUNT|PARTITION|PARTNAME|QOS|QUEUE"
         rb"|RESERVATION|PROJECT|WCKEY|COMMENT)"
         rb"|(?<=\")(?:job_name|run_name|experiment_name|project_name|project_id|wandb_project|project"
@@ -114,7 +160,9 @@ JOBS = (
 HOST_WORDS = (
     b"HOST", b"NODE", b"POD_NAME", b"ADDR", b"ENDPOINT", b"SERVER", b"MASTER_IP", b"host", b"node", b"--",
     b" NCCL ", b"COMM_ID", b"process_ip", b"DISPLAY", b"JOBID", b"dsh", b"clush", b"horovodrun", b"]",
-    b"srun", b"prun", b"sbatch", b"salloc", b"mpi", b"slots=", b"machine", b"ssh",
+    b"HostName", b"nodeName", b"List=", b"BatchHost", b".pt.trace", b"addresses of", b"USERDOMAIN",
+    b"COMPUTERNAME", b"LOGONSERVER", b"srun", b"prun", b"sbatch", b"salloc",
+    b"mpi", b"slots=", b"machine", b"ssh",
 )  # fmt: skip
 USER_WORDS = (
     b"USER",
@@ -127,10 +175,17 @@ USER_WORDS = (
     b"login",
     b"owner",
     b"id=",
+    b"Id=",
+    b"- name:",
+    b":",
+    b"rwx",
+    b"rw-",
+    b"r-",
     b"~",
 )
 JOB_WORDS = (
     b"JOB_", b"JOBNAME", b"SLURM_", b"SBATCH_", b"SALLOC_", b"SRUN_", b"PBS_", b"LSB_", b"SGE_", b"COBALT_",
     b"WORKING_CLUSTER", b"WANDB_", b"_NAME", b"_NAMESPACE", b"PROJECT", b"WORKSPACE", b"--", b"srun",
     b"sbatch", b"salloc", b'"run_name', b'"job_name', b'"experiment', b'"project', b'"wandb_', b'"entity',
+    b"JobName=", b"hydra.job", b"serviceAccount", b"namespace",
 )  # fmt: skip

@@ -37,6 +37,14 @@ _GOES_ON = (
     rb"|expired|now|read|stored|given|needed|optional|used|being|sent|asked|only|also|for|of|to|by"
     rb"|from)(?![\w-]))"
 )
+_LINE_BEGINS = rb"(?:^|(?<=\n)|(?<=\\[nr])|(?<=\"))[ \t]{0,40}"
+_WHOLE = rb"(?P<pw>[^\s\"'\\]{4,400})"
+# A name at the end of its line: of a shell that goes on, and of YAML.
+_BELOW = (
+    rb"(?i:passw(?:or)?d|passphrase|secret|token|api_?key|authorization)\w{0,20}"
+    rb"(?:[:=][ \t]{0,9}(?:\\+[rn]|\\?[\r\n])|[ \t]{1,9}(?:\\\\+[rn]|\\[\r\n]))[ \t]{1,40}"
+    rb"(?:(?i:basic|bearer|token)[ \t]{1,9})?"
+)
 _SQL = rb"sqlcmd|bcp|isql|tsql|osql"
 _WORDS = rb"[^\s\"'\\=:]{1,200}(?: [^\s\"'\\=:-][^\s\"'\\=:]{0,200}){1,20}(?=$|[\"\n\\])"
 
@@ -92,7 +100,27 @@ ONE_VALUE: tuple[tuple[bytes, re.Pattern[bytes]], ...] = (
             rb"(?:" + QUOTED + rb"|(?P<pw>[^\s\"'\\]{4,400}))",
         ),
     ),
+    # A program that refuses what it was given, and a line that goes on below.
+    (b"':", _found(rb"--?[\w-]{0,40}(?:token|key|secret|passw(?:or)?d|pass)\\{0,3}[\"']:[ ]", _WHOLE)),
+    (b"\":", _found(rb"--?[\w-]{0,40}(?:token|key|secret|passw(?:or)?d|pass)\\{0,3}\":[ ]", _WHOLE)),
+    (b"", _found(_BELOW, rb"(?![\w.-]{1,99}[:=])" + _MIXED + rb"(?P<pw>[^\s\"'\\]{6,400})")),
+    # In JSON that stands in JSON in JSON, quotes have more backslashes than elsewhere.
+    (b'\\\\\\\\"', re.compile(
+        rb"(?P<before>(?P<deep>\\{4,63}\")" + SECRET_NAME + rb"(?P=deep)[ ]?:[ ]?(?P=deep))" + NEW
+        + rb"(?P<pw>[^\n]{1,4000}?)(?=(?<!\\)(?P=deep))"
+    )),
     # Files.
+    (b":543", _found(_LINE_BEGINS, rb"(?P<pw>[\w.*-]{1,200}:(?:543\d|\*):[\w*-]{1,64}:[\w.*-]{1,64}:"
+    rb"[^\s\"'\\]{1,200})")),
+    (b"\":", _found(rb"(?<!\\)\\{0,3}\"(?:d|p|q|dp|dq|qi|k)\\{0,3}\"[ ]?:[ ]?\\{0,3}\"", _MIXED
+    + rb"(?P<pw>[\w-]{20,4000})(?=\\{0,3}\")")),
+    (b"hwaddr", _found(rb"(?i:hwaddr)[ \t:=]{1,9}", rb"(?P<pw>[0-9a-fA-F]{12})(?!\w)")),
+    (b"link/", _found(rb"link/[a-z]{2,12}[ \t]{1,9}", rb"(?P<pw>(?:[0-9a-fA-F]{2}:){19}[0-9a-fA-F]{2})")),
+    # Accounts of a cloud.
+    (b"arn:", _found(_WORD + rb"arn:aws[\w-]{0,12}:[\w-]{0,40}:[\w-]{0,40}:",
+    rb"(?P<pw>[\w:/.@*+=,-]{2,400})")),
+    (b"account", _found(rb"(?i:account_?id)\\{0,3}[\"']?[ ]?[:=][ ]?\\{0,3}[\"']?",
+    rb"(?P<pw>\d{12})(?!\w)")),
     (b"requirepass", _found(rb"(?:requirepass|masterauth|bindpw|rootpw)[ \t]+")),
     (b"bindpw", _found(rb"(?:bindpw|rootpw)[ \t]+")),
     (b"value:", _found(

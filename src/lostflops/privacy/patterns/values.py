@@ -39,7 +39,7 @@ NO_NUMBER = rb"(?!\d+(?![\w.+/=-]))"
 NEW = rb"(?!<removed>|%3Cremoved%3E|\\+u003cremoved)"
 # Behind a name without quotes: the quote that ends the JSON string that it stands in, and no value.
 _NO_END = rb"(?(plain)(?!\\{0,3}\"(?:[,:}\]\s]|$)))"
-_IS = rb"[ \t]{0,9}(?:=>?|:(?!:)|%3[dD])[ \t]{0,9}"
+_IS = rb"[ \t]{0,9}(?::?=>?|:(?![:=])|%3[dD])[ \t]{0,9}"
 
 
 def assignment(names: bytes, *, least: int = 1, word: bytes = b"") -> re.Pattern[bytes]:

@@ -57,6 +57,9 @@ FLOPS: Mapping[str, Callable[[Shapes], int]] = {
 
 FLASH = "aten::_flash_attention_forward"
 
+# FLOPs, or bytes, of a call: minutes on any GPU, so shapes that say more are damaged. Sums fit in 64 bits.
+MOST = 10**17
+
 
 def _operators() -> list[Any]:
     mm = {"name": "aten::mm", "shapes": "[[7, 5], [5, 3]]"}
@@ -158,6 +161,7 @@ def launch_counted(calls: Mapping[str, int]) -> list[str]:
 def flops_of(name: str, shapes: str | None) -> float | None:
     """FLOPs of one call; None for another operator, and where its shapes do not tell."""
     try:
-        return float(FLOPS[name](json.loads(shapes or "[]")))
-    except (KeyError, ValueError, IndexError, TypeError, OverflowError):
+        found = float(FLOPS[name](json.loads(shapes or "[]")))
+    except (KeyError, ValueError, IndexError, TypeError, OverflowError, RecursionError):
         return None
+    return found if 0 <= found <= MOST else None

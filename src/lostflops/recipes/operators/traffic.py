@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any, cast
 
-from lostflops.recipes.compute.flops import BACKWARD, FLOPS
+from lostflops.recipes.compute.flops import BACKWARD, FLOPS, MOST
 
 SIZES = {
     "float": 4, "double": 8, "c10::Half": 2, "c10::BFloat16": 2, "long int": 8, "long": 8, "int": 4,
@@ -40,29 +40,34 @@ def bytes_of(name: str, shapes: str | None, dtypes: str | None) -> int | None:
     tensors = _tensors(shapes, dtypes)
     if not tensors:
         return None
-    read = sum(prod(shape) * size for shape, size in tensors)
-    wide = max(size for _, size in tensors)
     try:
-        if name in READS:
-            return read
-        if name in ELEMENTWISE:
-            return read + prod(_broadcast([shape for shape, _ in tensors])) * wide
-        if name in BACKWARD:  # what it gives back is as large as queries, keys and values
-            return read + sum(prod(shape) * size for shape, size in tensors[1:4])
-        if name in ATTENTION:
-            (query, size), _, (value, _) = tensors[:3]
-            return read + prod(query[:-1]) * value[-1] * size
-        (one, size), (other, _) = tensors[-2:] if name.endswith("addmm") else tensors[:2]
-        return read + prod(one[:-1]) * other[-1] * size
+        moved = _moved(name, tensors)
     except (IndexError, ValueError):
         return None
+    return moved if moved <= MOST else None
+
+
+def _moved(name: str, tensors: Tensors) -> int:
+    read = sum(prod(shape) * size for shape, size in tensors)
+    wide = max(size for _, size in tensors)
+    if name in READS:
+        return read
+    if name in ELEMENTWISE:
+        return read + prod(_broadcast([shape for shape, _ in tensors])) * wide
+    if name in BACKWARD:  # what it gives back is as large as queries, keys and values
+        return read + sum(prod(shape) * size for shape, size in tensors[1:4])
+    if name in ATTENTION:
+        (query, size), _, (value, _) = tensors[:3]
+        return read + prod(query[:-1]) * value[-1] * size
+    (one, size), (other, _) = tensors[-2:] if name.endswith("addmm") else tensors[:2]
+    return read + prod(one[:-1]) * other[-1] * size
 
 
 def precision_of(dtypes: str | None) -> str | None:
     """The precision of a product of matrices of these types; None where they do not tell."""
     for name in _list(dtypes):
-        if name in SIZES:
-            return PRECISIONS.get(str(name))
+        if isinstance(name, str) and name in SIZES:
+            return PRECISIONS.get(name)
     return None
 
 
@@ -81,9 +86,10 @@ def _tensors(shapes: str | None, dtypes: str | None) -> Tensors:
         if dtype in ("", "Scalar", "ScalarList") or not isinstance(shape, list):
             continue
         extents = cast("list[Any]", shape)
-        if dtype not in SIZES or not all(isinstance(n, int) and n >= 0 for n in extents):
+        told = isinstance(dtype, str) and dtype in SIZES
+        if not told or not all(isinstance(n, int) and n >= 0 for n in extents):
             return []
-        found.append((extents, SIZES[str(dtype)]))
+        found.append((extents, SIZES[dtype]))
     return found
 
 
