@@ -11,7 +11,7 @@ for most of the waiting, and the late one is told by waiting least.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 from statistics import median
@@ -90,6 +90,7 @@ class Late:
     table: Mapping[str, Any]
     explains: int = 0  # waiting that it causes, of a mean step and rank, ns
     at_most: int = 0  # what its being like the others could gain, of a mean step and rank, ns
+    seen: str = ""  # what tells that it is late, where not all members of collectives are here
 
     @cached_property
     def cause(self) -> str:
@@ -153,6 +154,15 @@ def _waits_least(given: Given, known: pl.DataFrame) -> Late | None:
     led = worst["at_most"] or 0
     late = led if 2 * led >= less else min(less, excess.ns)
     return _late(given, worst, late, less, excess, less * (ranks - 1) // ranks)
+
+
+def late_by_own(given: Given, rank: int, *, lead: int, waited: int, explains: int, seen: str) -> Late | None:
+    """The rank as late by `lead`, where that much is left of it and work of its own explains it."""
+    excess = _excess(given, rank)
+    if lead <= LEAD_SHARE * waited or excess is None or excess.ns < OWN_SHARE * lead:
+        return None
+    row = {"rank": rank, "unmatched": 0, "assumed": False}
+    return replace(_late(given, row, lead, waited, excess, explains), seen=seen)
 
 
 def shares_lateness(late: Late, given: Given) -> bool:
@@ -531,7 +541,7 @@ def _mainly(late: Late) -> str:
 def chain(late: Late, given: Given) -> Iterator[str]:
     """The evidence: who waits for whom, how often, and what the rank has more of."""
     table = late.table
-    yield f"it arrives last in {table['last']:,} of {table['collectives']:,} collectives"
+    yield late.seen or f"it arrives last in {table['last']:,} of {table['collectives']:,} collectives"
     if late.cause == "compute":
         slower = slower_compute(late.rank, given)
         if slower:

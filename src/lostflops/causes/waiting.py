@@ -13,6 +13,7 @@ from lostflops.recipes.communication.slow_links import SLOWER
 from lostflops.recipes.communication.split import ALL_HERE
 
 from .declared import LOGGING
+from .few_ranks import late_among_few
 from .given import Given, exposed_for, exposed_operations, has_stages
 from .host import PER_STEP
 from .lateness import (
@@ -99,7 +100,7 @@ def join_waiting(page: PageFindings) -> None:
             )
             _exposed(page, replace(exposed or found[-1], doubt=doubt), moving, 0)
         return
-    late, among = late_rank(given), None
+    late, among = late_rank(given) or late_among_few(given), None
     if late is not None and page.about(late.cause) and pauses_elsewhere(given, late.rank, late.cause):
         late, among = None, late
     if late is not None and takes_turns(late, given):
@@ -119,7 +120,10 @@ def join_waiting(page: PageFindings) -> None:
     if given.waited.is_empty() and page.reaches(left, WAITS_FROM):
         # Stages wait for a host that pauses in sends and receives too, and no schedule helps there.
         left -= _in_turn(page, left, waits, pauses=True)
-    moving = spent.get("communication.transfer", 0) + spent.get("communication.exposed", 0)
+    untold = spent.get("communication.exposed", 0)
+    if late is not None and late.seen:
+        untold -= min(untold, late.explains)  # known to be waiting, though not all members are here
+    moving = spent.get("communication.transfer", 0) + untold
     moved, held = _slow_link(page, left)
     moving, left = max(0, moving - moved), left - held
     moving -= _held_back(page, moving)
@@ -219,7 +223,8 @@ def _most_of_all(page: PageFindings, late: Late, waited: int) -> int:
 def _claim(page: PageFindings, late: Late) -> str:
     given = page.given
     share = percent(late.ns, given.mean_step)
-    why = f"{says(late)}; the others wait {milliseconds(late.waited)} for it"
+    others = "the others here" if late.seen else "the others"
+    why = f"{says(late)}; {others} wait {milliseconds(late.waited)} for it"
     if late.only_step is not None:
         once = f"Rank {late.rank} is {milliseconds(late.ns * late.steps)} late once, in step {late.only_step}"
         return f"{once}. Spread over all steps: {why}."
@@ -257,7 +262,9 @@ def _doubts(page: PageFindings, late: Late, waits: Finding | None) -> Iterator[s
         yield waits.doubt
     elif late.assumed:
         yield ALL_HERE
-    if page.given.missing_ranks:
+    if late.seen:
+        yield "Ranks of the job that were not recorded may be later still."
+    elif page.given.missing_ranks:
         yield "Some ranks of the job are not in this recording."
 
 

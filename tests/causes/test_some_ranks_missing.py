@@ -1,0 +1,48 @@
+"""What the page says of a late rank where other ranks of the job were not recorded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import lostflops
+from lostflops.report.first_page.page import Page
+from made_runs import Job, Work, made
+
+
+def page_of(folder: Path, *ranks: Work, world_size: int = 4, steps: int = 4) -> Page:
+    return lostflops.why(made(folder, Job(world_size=world_size).run([list(ranks)] * steps)))
+
+
+@pytest.mark.parametrize("others", [1, 2, 3])
+def test_a_late_rank_is_named_though_another_was_not_recorded(tmp_path: Path, others: int) -> None:
+    page = page_of(tmp_path, Work(), Work(loads=25), *[Work()] * (others - 1), world_size=5)
+    first = page.findings[0]
+    assert first.rank == 1
+    assert first.claim == (
+        "Rank 1 is 25.0 ms late per step (37.3 %): 25.0 ms of data loading; the others here wait 25.0 ms for "
+        "it."
+    )
+    assert "its steps hold 2.00 ms of exposed communication, those of the others here 27.0 ms" in (
+        first.evidence
+    )
+    assert first.doubt == "Ranks of the job that were not recorded may be later still."
+    rest = [f for f in page.findings if f.name == "communication-exposed"]
+    assert [f.size for f in rest] in ([], [2_000_000])
+    assert page.verdict.startswith("Waiting for rank 1")
+
+
+def test_ranks_that_were_recorded_are_not_late_for_one_that_was_not(tmp_path: Path) -> None:
+    page = page_of(tmp_path, Work(computes=40), Work(computes=40.3), Work(computes=40))
+    assert not any(f.rank is not None for f in page.findings)
+
+
+def test_a_rank_that_hides_more_of_the_transfer_is_not_late(tmp_path: Path) -> None:
+    """All are in the all-reduce for as long; rank 1 computes 20 ms of it away."""
+    tables = Job(world_size=4, transfer=30).run([[Work()] * 3] * 4)
+    for row in [row for row in tables["kernels"] if row["rank"] == 1 and row["stream"] == 20]:
+        longer = {"end": row["start"] + 20_000_000, "family": "gemm", "name": "sm90_gemm", "stream": 7}
+        tables["kernels"].append(row | longer)
+    page = lostflops.why(made(tmp_path, tables))
+    assert [f.name for f in page.findings] == ["communication-exposed"]
