@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import accumulate
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ import lostflops
 from kineto_files import Event, call, head, kernel, operator, span, step, trace
 from lostflops.errors import LostflopsError
 from lostflops.report.first_page.page import Page
+from lostflops.report.first_page.step_kinds import of_two_kinds
 from lostflops.report.first_page.step_notes import uneven
 
 GEMM = "ampere_bf16_s16816gemm_bf16_128x128"
@@ -180,3 +182,36 @@ def test_one_pause_that_ends_in_another_step_on_another_rank_is_not_two_long_ste
     one = steps.with_columns(end=pl.col("start") + pl.when(pl.col("step") == 2).then(400).otherwise(100))
     (said,) = uneven(marked, one, one.select("rank", "step"))
     assert said.startswith("Step 2 takes 400 ns")
+
+
+def kinds(*lengths: int, kernels: tuple[int, ...] = ()) -> list[str]:
+    """What is said of steps of these lengths, ns; `kernels` begin in each."""
+    ends = list(accumulate(lengths))
+    steps = pl.DataFrame(
+        {"rank": 0, "step": n, "start": end - long, "end": end}
+        for n, (end, long) in enumerate(zip(ends, lengths, strict=True), 4)
+    )
+    starts = [s for s, n in zip(steps["start"], kernels, strict=False) for s in range(s, s + n)]
+    table = pl.LazyFrame({"rank": 0, "start": starts}, {"rank": pl.Int64, "start": pl.Int64})
+    trace: Any = SimpleNamespace(table=lambda _: table if kernels else None)
+    run: Any = SimpleNamespace(is_whole=False, on_host=False)
+    return [*of_two_kinds(trace, run, steps, steps.select("rank", "step"))]
+
+
+def test_steps_of_two_kinds_are_told_by_number_length_and_work() -> None:
+    (accumulates,) = kinds(100, 102, 99, 150, 101, 98, 100, 151, kernels=(40, 40, 40, 61, 40, 40, 40, 61))
+    assert accumulates == (
+        "Steps are of two kinds: steps 7 and 11 take 150 ns for 61 kernels, the others 100 ns for 40 "
+        "kernels. The mean is over both kinds."
+    )
+    (turns,) = kinds(100, 130, 101, 131)
+    assert turns.startswith("Steps are of two kinds: steps 5 and 7 take 130 ns, the others 100 ns. ")
+    (one,) = kinds(100, 102, 99, 150, kernels=(40, 40, 40, 61))
+    assert one.startswith("Steps are of two kinds: step 7 takes 150 ns for 61 kernels")
+
+
+def test_steps_that_vary_are_of_one_kind() -> None:
+    assert kinds(100, 110, 120, 130, 105, 125) == []
+    assert kinds(100, 101, 99, 150, kernels=(40, 40, 40, 40)) == []  # slow once
+    assert kinds(100, 101, 150) == []
+    assert kinds(100, 101, 112, 113) == []

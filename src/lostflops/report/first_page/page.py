@@ -26,6 +26,7 @@ from .moments import Moments, moments
 from .pipeline import Pipeline, pipeline
 from .run import Run, recorded
 from .sentences import job_notes
+from .step_kinds import of_two_kinds
 from .verdict import bounds, verdict
 
 LEDGER = pl.Schema(
@@ -182,6 +183,7 @@ def _page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], N
             *step_notes.lengths(steps, counting),
             *step_notes.left_out(run, steps, counting),
             *step_notes.uneven(run, steps, counting),
+            *_kept_notes(session, "page_step_kinds", partial(of_two_kinds, trace, run, steps, counting)),
         ),
         figures=tuple(_figures(run, counted, spent, by_name, unclassified, kernel_time)),
         facts=replace(told, roofs=tuple(roofs.lines(run, spent, by_name))),

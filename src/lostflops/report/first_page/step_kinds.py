@@ -1,0 +1,63 @@
+"""Steps of two lengths, as where every fourth one updates weights or evaluates: a mean is of neither."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import polars as pl
+
+from lostflops.finding import milliseconds
+from lostflops.recipes.steps.beside_usual import num_kernels
+from lostflops.store.trace import Trace
+
+from .run import Run
+from .step_notes import MUCH_LONGER, numbers
+
+FEWEST = 4  # steps
+LONGER = 1.15  # times the longest of the shorter kind: the shortest of the longer one
+WITHIN = 0.5  # of the distance between both kinds: how far steps of one are apart
+OTHER_WORK = 1.05  # times as many kernels
+
+
+def of_two_kinds(trace: Trace, run: Run, steps: pl.DataFrame, counted: pl.DataFrame) -> Iterator[str]:
+    """That counted steps are of two lengths, where one is at most twice the other: which, and what they do.
+
+    A single step of another length is of another kind only if it does more or less than the others.
+    """
+    length = (pl.col("end") - pl.col("start")).alias("length")
+    mine = steps.join(counted, on=["rank", "step"], how="semi").select("rank", "step", "start", "end", length)
+    each = mine.group_by("step").agg(pl.col("length").mean()).sort("length", "step")
+    if run.is_whole or each.height < FEWEST:
+        return
+    lengths: list[float] = each["length"].to_list()
+    at = max(range(1, len(lengths)), key=lambda n: (lengths[n] - lengths[n - 1], n))
+    short, long = each.head(at), each.tail(each.height - at)
+    gap = lengths[at] - lengths[at - 1]
+    apart = max(lengths[at - 1] - lengths[0], lengths[-1] - lengths[at])
+    usual = float(each["length"].median() or 0)  # pyright: ignore[reportArgumentType]
+    if lengths[at] < LONGER * lengths[at - 1] or apart > WITHIN * gap or lengths[-1] > MUCH_LONGER * usual:
+        return
+    kernels = trace.table("kernels")
+    many = num_kernels(mine.lazy(), kernels, counted.lazy()).group_by("step").agg(pl.col("kernels").mean())
+    work = {step: n or 0.0 for step, n in many.collect().iter_rows()}
+    least, most = sorted(_mean([work.get(n, 0.0) for n in kind["step"]]) for kind in (short, long))
+    differ = kernels is not None and most >= OTHER_WORK * least and most >= least + 1
+    if not differ and min(short.height, long.height) < 2:
+        return
+    few, others = (short, long) if short.height < long.height else (long, short)
+    which, one = numbers(few["step"].sort().to_list()), few.height == 1
+    did = ["", ""]
+    if differ:
+        what = "operators" if run.on_host else "kernels"
+        did = [
+            f" for {_mean([work.get(n, 0.0) for n in kind['step']]):,.0f} {what}" for kind in (few, others)
+        ]
+    yield (
+        f"Steps are of two kinds: {which} take{'s' * one} {milliseconds(_mean(few['length'].to_list()))}"
+        f"{did[0]}, the others {milliseconds(_mean(others['length'].to_list()))}{did[1]}. "
+        "The mean is over both kinds."
+    )
+
+
+def _mean(of: list[float]) -> float:
+    return sum(of) / max(1, len(of))
