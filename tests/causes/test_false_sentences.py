@@ -273,6 +273,27 @@ def test_a_ring_is_no_pipeline(tmp_path: Path) -> None:
     assert not has_stages(given([], purposes={"ring": 5}))
 
 
+@pytest.mark.parametrize("coalesced", [False, True])
+def test_a_ring_of_two_is_no_pipeline(tmp_path: Path, coalesced: bool) -> None:
+    """Both compute before they exchange; coalesced, no peer is known. A second stage receives first."""
+    tables = ring({0: (1, 1), 1: (0, 0)})
+    for row in tables["collectives"] if coalesced else ():
+        row |= {"kind": "send-receive", "peer": None, "group": None}
+    for row in tables["collectives"]:
+        row["group"] = None
+    (found,) = (
+        f for f in lostflops.why(made(tmp_path, tables)).findings if f.name == "communication-exposed"
+    )
+    assert "all of it: sends and receives around a ring, as of context parallelism" in found.evidence
+    for row in [r for r in tables["kernels"] if r["rank"] == 1 and r["family"] == "gemm"]:
+        row |= {"start": row["end"] + 400, "end": row["end"] + 1000}
+    for name in ("steps", "ranks"):
+        for row in tables[name]:
+            row["end"] += 1000 * (row["rank"] == 1 and name == "ranks")
+    pipeline = lostflops.why(made(tmp_path, tables))
+    assert not any("around a ring" in fact for f in pipeline.findings for fact in f.evidence)
+
+
 def test_what_exposed_communication_is_made_of_is_no_longer_than_it(tmp_path: Path) -> None:
     """Of 400 ns of an all-reduce computing hides 100."""
     tables = ring({0: (1, 2), 1: (2, 0), 2: (0, 1)})
