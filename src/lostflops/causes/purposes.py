@@ -194,6 +194,9 @@ def _multiplies_first(trace: Trace, rows: pl.DataFrame) -> bool:
     messages = rows.filter(pl.col("kind").cast(pl.String).replace_strict(dict(BY_KIND), default="") == STAGES)
     if kernels is None or steps is None or ranks is None or messages["rank"].n_unique() < 2:
         return False
+    kinds = messages.group_by("rank").agg(pl.col("kind").cast(pl.String).unique())["kind"]
+    if any("send-receive" not in those and those.len() < 2 for those in kinds):
+        return False  # one of them only sends, or only receives
     here, world = ranks.select(pl.col("rank").n_unique(), world=pl.col("world_size").max()).collect().row(0)
     if world is not None and here < world:
         return False

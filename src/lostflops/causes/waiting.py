@@ -67,6 +67,7 @@ SLOW_HOST = (
     "(`top`), a core per process (`torchrun --numa-binding=node`), the clock (`cpupower frequency-info`)."
 )
 CLOCKS = "gpu-clocks-held-down"
+UNEVEN = "uneven-work"  # what remedies know it by that ranks have unlike amounts to do: it is for all of them
 EVEN_WORK = "even-work"  # the edit: ranks that have more to do than others have it in turn
 # Findings about the network are about the time that communication is exposed for.
 SMALL = "collectives-small"
@@ -187,7 +188,7 @@ def _late(page: PageFindings, late: Late, waits: Finding | None) -> None:
             ns_per_step=max(late.at_most, shared_at_most(given)) if shared else late.at_most,
             cost_per_step=late.ns,
             evidence=(*chain(late, given), *(c.claim.rstrip(".") for c in members if c in (clocks, copying))),
-            next=on_ranks(f"rank {late.rank}", remedy),
+            next=remedy if key == UNEVEN else on_ranks(f"rank {late.rank}", remedy),
             recipe="communication_imbalance",
             doubt=" ".join(_doubts(page, late, waits)),
             accounts=(late.cause, "communication.wait", *((second,) if second else ())),
@@ -244,7 +245,7 @@ def _key(cause: str, device_slow: bool, logged: bool = False) -> str:
     """The name that remedies know such lateness by."""
     if logged:
         return LOGGING.name
-    return FINDING_OF.get(cause, "slow-device" if device_slow else "uneven-work")
+    return FINDING_OF.get(cause, "slow-device" if device_slow else UNEVEN)
 
 
 def _advice(page: PageFindings, cause: str, device_slow: bool) -> str:
@@ -372,7 +373,7 @@ def _in_turn(
         return waited
     label = ACCOUNTS[found.account].label if found.account in ACCOUNTS else found.account
     mostly = label if found.share >= MAIN_SHARE else "no one account"
-    key = FINDING_OF.get(found.account, "uneven-work")
+    key = FINDING_OF.get(found.account, UNEVEN)
     experts = found.account == "compute" and has_experts(given)
     evener = (
         "Make the ranks' work more even: sequences of like length per rank (length grouping, packing), "
@@ -433,7 +434,7 @@ def _together(page: PageFindings, group: LateTogether, waited: int, waits: Findi
         account = ACCOUNTS[group.account]
         does = f"have {milliseconds(group.main)} more {account.spent or account.label} than the others"
     slow = bool(slower and slower[1])
-    remedy = _remedy(page, group.account, slow)
+    remedy, key = _remedy(page, group.account, slow), _key(group.account, slow)
     bound = like_others_at_most(given, *group.ranks)
     told = _waiting(
         waited,
@@ -441,8 +442,8 @@ def _together(page: PageFindings, group: LateTogether, waited: int, waits: Findi
         at_most=bound,
         claim=f"Ranks wait {page.share(waited)} for {group.called}, which {does} in nearly every step.",
         evidence=(),
-        remedy=on_ranks(group.called, remedy),
-        named=given.named(_key(group.account, slow)),
+        remedy=remedy if key == UNEVEN else on_ranks(group.called, remedy),
+        named=given.named(key),
         account=group.account,
     )
     if slower is None:
