@@ -324,3 +324,10 @@ def test_copies_that_are_joined_cost_in_their_sentence_what_they_cost() -> None:
     join_copies(page)
     (told,) = page.all()
     assert told.claim == "Copies from or to pageable memory cost 40.0 ms per step (40.0 %)."
+
+
+def test_a_remedy_for_all_ranks_is_not_told_to_one(tmp_path: Path) -> None:
+    """Rank 1 has half as many kernels more to run: it is the ranks' shares that have to change."""
+    more = Work(computes=60, calls=6)
+    (first, *_) = lostflops.why(made(tmp_path, Job().run([[Work(), more, Work()]] * 4))).findings
+    assert first.rank == 1 and "On rank 1" not in first.next

@@ -162,6 +162,7 @@ def _late(page: PageFindings, late: Late, waits: Finding | None) -> None:
         return
     members = [same] if same is not None else []
     device_slow = late.cause == "compute" and device_is_slow(late.rank, given)
+    uneven = late.cause == "compute" and not device_slow and not given.on_host
     shared = late.cause == "compute" and not device_slow and not has_stages(given)
     clocks = page.of(CLOCKS) if late.cause == "compute" else None
     members += [clocks] if clocks and f"rank {late.rank} " in clocks.claim else []
@@ -188,7 +189,7 @@ def _late(page: PageFindings, late: Late, waits: Finding | None) -> None:
             ns_per_step=max(late.at_most, shared_at_most(given)) if shared else late.at_most,
             cost_per_step=late.ns,
             evidence=(*chain(late, given), *(c.claim.rstrip(".") for c in members if c in (clocks, copying))),
-            next=remedy if key == UNEVEN else on_ranks(f"rank {late.rank}", remedy),
+            next=remedy if uneven else on_ranks(f"rank {late.rank}", remedy),
             recipe="communication_imbalance",
             doubt=" ".join(_doubts(page, late, waits)),
             accounts=(late.cause, "communication.wait", *((second,) if second else ())),
@@ -442,7 +443,7 @@ def _together(page: PageFindings, group: LateTogether, waited: int, waits: Findi
         at_most=bound,
         claim=f"Ranks wait {page.share(waited)} for {group.called}, which {does} in nearly every step.",
         evidence=(),
-        remedy=remedy if key == UNEVEN else on_ranks(group.called, remedy),
+        remedy=remedy if key == UNEVEN and group.account == "compute" else on_ranks(group.called, remedy),
         named=given.named(key),
         account=group.account,
     )
