@@ -331,3 +331,24 @@ def test_a_remedy_for_all_ranks_is_not_told_to_one(tmp_path: Path) -> None:
     more = Work(computes=60, calls=6)
     (first, *_) = lostflops.why(made(tmp_path, Job().run([[Work(), more, Work()]] * 4))).findings
     assert first.rank == 1 and "On rank 1" not in first.next
+
+
+@pytest.mark.parametrize(
+    ("inside", "does"),
+    [
+        ("<built-in function print>", "while the CPU logs"),
+        ("torch/serialization.py(943): save", "saves a checkpoint"),
+    ],
+)
+def test_a_function_that_prints_in_pieces_saves_no_checkpoint(tmp_path: Path, inside: str, does: str) -> None:
+    """Of 20 ms in `report`, which proves nothing, 14 are in pieces of 2 that do."""
+    work = Work(python=20, frame="train.py(150): report")
+    tables = Job(transfer=0).run([[work]] * 4)
+    tables["frames"] += [
+        row
+        | {"start": row["start"] + (3 * n + 1) * MS, "end": row["start"] + (3 * n + 3) * MS, "name": inside}
+        for row in list(tables["frames"])
+        for n in range(6)
+    ]
+    (first, *_) = lostflops.why(made(tmp_path, tables)).findings
+    assert does in first.claim and any("in `report` (train.py:150)" in part for part in first.contributors)

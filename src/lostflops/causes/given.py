@@ -13,9 +13,10 @@ from lostflops.accounts import ACCOUNTS
 from lostflops.accounts.account import Row
 from lostflops.errors import LostflopsError
 from lostflops.finding import Finding, percent
-from lostflops.naming.host_causes import cause_of
+from lostflops.naming.host_causes import cause_of, causes_of
 from lostflops.recipes.compute.flops import FLOPS, flops_of
 from lostflops.recipes.compute.work import executions
+from lostflops.recipes.stretch_names import spoken as row_in_words
 from lostflops.session import Answer, Session, Skipped
 from lostflops.store.trace import Trace
 
@@ -46,6 +47,7 @@ CHECKPOINT = "idle.checkpoint_logging"
 OTHER_HOST = "idle.other_host_work"
 LONG = 1_000_000  # ns: a framework takes microseconds between two operators
 SIZED = "|"  # between a kernel's name and its size
+MOST_PROOFS = 5  # names of one kind that are looked at
 COMMUNICATION = ("communication.wait", "communication.transfer", "communication.exposed")
 
 
@@ -228,7 +230,7 @@ def gather(
     return Given(
         answers=answers,
         ledger=ledger,
-        names=folded("names", NAMES, lambda: _names(session, counted)),
+        names=folded("names", NAMES, lambda: _names(trace, session, counted)),
         work=folded("work", WORK, lambda: _work(trace, on_host, ledger)) if many else WORK.to_frame(),
         flops=dict(folded("flops", ASKED, lambda: _flops(trace, counted)).iter_rows()) if many else {},
         in_checkpoints=total("in_checkpoints", _in_checkpoints) if "copy_summary_by_time" in answers else 0,
@@ -261,16 +263,58 @@ def _table(session: Session, recipe: str) -> pl.DataFrame | None:
     return None if isinstance(answer, Skipped) else answer.table
 
 
-def _names(session: Session, counted: pl.DataFrame) -> pl.DataFrame:
+def _names(trace: Trace, session: Session, counted: pl.DataFrame) -> pl.DataFrame:
     stretches = _table(session, "idle_causes")
     if stretches is None:
         return NAMES.to_frame()
+    here = stretches.join(counted, on=["rank", "step"], how="semi").with_columns(
+        pl.col("name").cast(pl.String)
+    )
     return (
-        stretches.join(counted, on=["rank", "step"], how="semi")
+        pl.concat(
+            [
+                here.filter(account=CHECKPOINT).pipe(_proven, trace),
+                here.filter(pl.col("account") != CHECKPOINT),
+            ]
+        )
         .group_by("rank", "account", "name")
         .agg(ns=(pl.col("end") - pl.col("start")).sum())
         .select(pl.col(c).cast(t) for c, t in NAMES.items())
     )
+
+
+def _proven(stretches: pl.DataFrame, trace: Trace) -> pl.DataFrame:
+    """Stretches of saving or logging, with what proves that in their names, where it is a row inside of what
+    names them: 'print in train.py(150): report'."""
+    frame = pl.col("name").str.extract(r"(?:^| in )(\S+\(\d+\): .+)$")
+    named = stretches["name"].unique().drop_nulls().to_list()
+    bare = [name for name in named if set(causes_of([name, name.partition(" in ")[0]], "frame")) == {None}]
+    here = stretches.filter(pl.col("name").is_in(bare))
+    if here.is_empty():
+        return stretches
+    spans = here.select("rank", "name", "start", "end")
+    found = [spans.select("rank", "name").unique().with_columns(proof=pl.lit(None, pl.String), ns=pl.lit(0))]
+    for _, rows in _saving_rows(trace):
+        by_name = rows.partition_by("name", as_dict=True)
+        longest = sorted(by_name.items(), key=lambda of: (-_length(of[1]), of[0]))[:MOST_PROOFS]
+        for (name,), mine in longest:
+            cover = intervals.union(mine.lazy(), ["rank"])
+            meets = intervals.inside(spans.lazy(), cover, {"ns": pl.lit(True)}).collect()
+            sums = meets.group_by("rank", "name").agg(pl.col("ns").sum())
+            found.append(sums.select("rank", "name", proof=pl.lit(row_in_words(str(name))), ns="ns"))
+    proofs = (
+        pl.concat(found, how="vertical_relaxed")
+        .filter(pl.col("ns") > 0)
+        .sort("ns", "proof", descending=[True, False])
+        .unique(["rank", "name"], keep="first", maintain_order=True)
+    )
+    told = pl.format("{} in {}", "proof", frame)
+    joined = stretches.join(proofs.select("rank", "name", "proof"), on=["rank", "name"], how="left")
+    return joined.with_columns(name=pl.coalesce(told, "name")).drop("proof")
+
+
+def _length(rows: pl.DataFrame) -> int:
+    return int((rows["end"] - rows["start"]).sum())
 
 
 def _waited(session: Session, counted: pl.DataFrame) -> pl.DataFrame:
@@ -288,9 +332,8 @@ def _held_back(session: Session, counted: pl.DataFrame) -> int:
     return int(gathers.join(counted, on=["rank", "step"], how="semi")["time"].sum())
 
 
-def _saving_beside(trace: Trace, session: Session, ledger: pl.DataFrame) -> pl.DataFrame:
-    """For how long of each step that counts a thread that neither launches nor is the main one saves."""
-    found: list[pl.DataFrame] = []
+def _saving_rows(trace: Trace) -> Iterator[tuple[Row, pl.DataFrame]]:
+    """The ranges and frames that prove saving or logging: rank, thread, start, end, name."""
     kinds: tuple[tuple[str, Row], ...] = (("ranges", "range"), ("frames", "frame"))
     for table, row in kinds:
         rows = trace.table(table)
@@ -300,9 +343,12 @@ def _saving_beside(trace: Trace, session: Session, ledger: pl.DataFrame) -> pl.D
         causes = cause_of(rows.select(name.unique()).collect()["name"].drop_nulls(), row)
         saves = causes.filter(pl.col("cause") == CHECKPOINT.removeprefix("idle."))["name"].to_list()
         if saves:
-            found.append(
-                rows.filter(name.is_in(saves)).select("rank", "thread", "start", "end", name).collect()
-            )
+            yield row, rows.filter(name.is_in(saves)).select("rank", "thread", "start", "end", name).collect()
+
+
+def _saving_beside(trace: Trace, session: Session, ledger: pl.DataFrame) -> pl.DataFrame:
+    """For how long of each step that counts a thread that neither launches nor is the main one saves."""
+    found = [rows for _, rows in _saving_rows(trace)]
     if not found:
         return SAVING.to_frame()
     every = pl.concat(found)
