@@ -63,7 +63,11 @@ def steps_of(*late_by: int, first: int = 3) -> list[Row]:
         ((20, 22, 18, 21, 0, 0), "all of it up to step 6"),
         ((1, 0, 20, 22, 21), "nearly all of it since step 5"),
         ((20, 22, 18, 21), ""),
-        ((0, 0, 0, 20, 22), ""),  # two steps may come by chance
+        ((0, 0, 0, 20, 22), "all of it in steps 6 and 7"),
+        ((20, 0, 0, 21, 0, 0), "all of it in steps 3 and 6"),
+        ((20, 1, 0, 21, 0, 0), "nearly all of it in steps 3 and 6"),
+        ((20, 0, 18, 21, 0), ""),  # in most
+        ((20, 8, 0, 21, 8, 0), ""),
         ((0, 20, 1, 22, 21), ""),
         ((0, 0, 0, 0), ""),
     ],

@@ -205,7 +205,10 @@ def test_steps_of_two_kinds_are_told_by_number_length_and_work() -> None:
         "kernels. The mean is over both kinds."
     )
     (turns,) = kinds(100, 130, 101, 131)
-    assert turns.startswith("Steps are of two kinds: steps 5 and 7 take 130 ns, the others 100 ns. ")
+    assert (
+        turns
+        == "Steps have two lengths: steps 5 and 7 take 130 ns, the others 100 ns. The mean is over both."
+    )
     (one,) = kinds(100, 102, 99, 150, kernels=(40, 40, 40, 61))
     assert one.startswith("Steps are of two kinds: step 7 takes 150 ns for 61 kernels")
 

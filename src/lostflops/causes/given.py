@@ -97,6 +97,7 @@ class Given:
     missing_ranks: bool = False
     advice: Callable[[str, str], str] = _plain
     left: Callable[[Sequence[str]], tuple[str, ...]] = _none
+    gpus: Mapping[int, str] = field(default_factory=dict[int, str])  # of each rank, as its driver names it
     units: frozenset[str] | None = None  # precisions of the GPU's matrix units; None where not known
 
     def named(self, finding: str) -> tuple[str, ...]:
@@ -242,6 +243,7 @@ def gather(
         held_back=total("held_back", _held_back) if "communication_exposed" in answers else 0,
         surely_waited=total("surely_waited", sure) if many and missing else 0,
         clocks_apart=_clocks_apart(trace) if many else 0,
+        gpus=_gpus(trace) if many else {},
         data_parallel=in_one_process(trace),
         on_host=on_host,
         missing_ranks=missing,
@@ -255,6 +257,14 @@ def _clocks_apart(trace: Trace) -> int:
     ranks = trace.table("ranks")
     error = None if ranks is None else ranks.select(pl.col("clock_error").max()).collect().item()
     return 2 * int(error or 0)
+
+
+def _gpus(trace: Trace) -> dict[int, str]:
+    ranks = trace.table("ranks")
+    if ranks is None:
+        return {}
+    known = ranks.select("rank", pl.col("gpu").cast(pl.String)).drop_nulls().unique("rank", keep="first")
+    return dict(known.collect().iter_rows())
 
 
 def _table(session: Session, recipe: str) -> pl.DataFrame | None:

@@ -488,7 +488,7 @@ def takes_turns(late: Late, given: Given) -> bool:
 
 
 def late_when(late: Late, given: Given) -> str:
-    """In which of the steps the rank is late, where it is so since one or up to one; else empty."""
+    """In which of the steps the rank is late, where it is so since one, up to one or in some; else empty."""
     ordered = _beyond_by_step(late.rank, given).sort("step")
     steps, each = ordered["step"].to_list(), [int(ns) for ns in ordered["late"]]
     for one in range(1, len(each) - IN_A_ROW + 1):
@@ -500,7 +500,21 @@ def late_when(late: Late, given: Given) -> str:
             if mean and min(most) >= STEADY * mean and sum(rest) <= BEFORE * mean * len(rest):
                 whole = sum(rest) <= (1 - ALL_OF_IT) * sum(each)
                 return f"{'all' if whole else 'nearly all'} of it {when}"
-    return ""
+    return _in_some(steps, each)
+
+
+def _in_some(steps: Sequence[int], each: Sequence[int]) -> str:
+    """The steps, no more than half of all, in which a rank is late that is not so in the others."""
+    mean = sum(each) / max(1, len(each))
+    late = [(step, ns) for step, ns in zip(steps, each, strict=True) if ns > mean]
+    rest = sum(each) - sum(ns for _, ns in late)
+    if not 2 <= len(late) <= min(MOST_NAMED, len(each) // 2):
+        return ""
+    own = sum(ns for _, ns in late) / len(late)
+    if min(ns for _, ns in late) < STEADY * own or rest > BEFORE * own * (len(each) - len(late)):
+        return ""
+    whole = rest <= (1 - ALL_OF_IT) * sum(each)
+    return f"{'all' if whole else 'nearly all'} of it in steps {listed([str(step) for step, _ in late])}"
 
 
 def says(late: Late) -> str:

@@ -52,10 +52,11 @@ def of_two_kinds(trace: Trace, run: Run, steps: pl.DataFrame, counted: pl.DataFr
         did = [
             f" for {_mean([work.get(n, 0.0) for n in kind['step']]):,.0f} {what}" for kind in (few, others)
         ]
+    many = "are of two kinds" if differ else "have two lengths"
+    took, otherwise = (milliseconds(_mean(kind["length"].to_list())) for kind in (few, others))
     yield (
-        f"Steps are of two kinds: {which} take{'s' * one} {milliseconds(_mean(few['length'].to_list()))}"
-        f"{did[0]}, the others {milliseconds(_mean(others['length'].to_list()))}{did[1]}. "
-        "The mean is over both kinds."
+        f"Steps {many}: {which} take{'s' * one} {took}{did[0]}, the others {otherwise}{did[1]}. "
+        f"The mean is over both{' kinds' if differ else ''}."
     )
 
 
