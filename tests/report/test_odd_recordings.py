@@ -218,3 +218,17 @@ def test_steps_that_vary_are_of_one_kind() -> None:
     assert kinds(100, 101, 99, 150, kernels=(40, 40, 40, 40)) == []  # slow once
     assert kinds(100, 101, 150) == []
     assert kinds(100, 101, 112, 113) == []
+
+
+def test_kernels_that_the_profiler_lost_are_told_and_idle_time_is_doubted(why) -> None:
+    device = Device()
+    for number in range(4, 9):
+        device.step(number, *[400] * 12)
+    kernels = [event for event in device.events if event["cat"] == "kernel"]
+    assert not any("work was lost" in note for note in why(device.events).notes)
+    lost = [event for event in device.events if event not in kernels[2::4]]
+    page = why(lost)
+    (told,) = (note for note in page.notes if "work was lost" in note)
+    assert told.startswith("15 of 60 kernel launches in the steps (25.0 %) have no kernel in the recording")
+    idle = [f for f in page.findings if f.accounts[:1] and f.accounts[0].startswith("idle.")]
+    assert idle and all("kernels of some launches were not recorded" in f.doubt for f in idle)

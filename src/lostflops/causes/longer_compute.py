@@ -219,8 +219,8 @@ def slow_device(given: Given, rank: int | None = None) -> str:
     """What to do about a rank whose device is slow."""
     if rank is not None and len({*given.gpus.values()}) > 1:
         return (
-            "Use GPUs of one kind, or give the slower ones less to do (smaller batches there, with gradients "
-            "weighted by tokens): data-parallel ranks are as fast as the slowest."
+            "Give the slower GPUs less to do (smaller batches, with gradients weighted by tokens), or run "
+            "the job on GPUs of one kind: data-parallel ranks are as fast as the slowest."
         )
     if given.on_host:
         return "Give each process cores of its own (`torchrun --numa-binding=node`), or less work."

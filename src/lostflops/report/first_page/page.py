@@ -22,6 +22,7 @@ from lostflops.version import __version__
 
 from . import facts, quality, roofs, step_notes
 from .budget import Budget, budget
+from .lost_work import doubted, lost_work
 from .moments import Moments, moments
 from .pipeline import Pipeline, pipeline
 from .run import Run, recorded
@@ -162,6 +163,8 @@ def _page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], N
         job.units,
     )
     found = causes.predicted(causes.findings(given), session, given.mean_step)
+    lost = _kept_notes(session, "page_lost_work", partial(lost_work, trace, steps))
+    found = tuple(map(doubted, found)) if lost else found
     told = facts.known(trace, run, spent, windows, by_name, step_notes.tell_the_period(steps, counting))
     return Page(
         lostflops=__version__,
@@ -176,6 +179,7 @@ def _page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], N
             ),
             *job_notes(trace, by_name, run),
             *_notes(run, _outside(trace, steps), unclassified, kernel_time),
+            *lost,
             *_between(trace, steps),
             *_kept_notes(session, "page_uncovered", partial(step_notes.uncovered, trace, steps)),
             *step_notes.without_update(trace, steps),
