@@ -46,3 +46,20 @@ def test_a_rank_that_hides_more_of_the_transfer_is_not_late(tmp_path: Path) -> N
         tables["kernels"].append(row | longer)
     page = lostflops.why(made(tmp_path, tables))
     assert [f.name for f in page.findings] == ["communication-exposed"]
+
+
+def test_a_late_rank_is_named_though_no_step_was_recorded_on_all(tmp_path: Path) -> None:
+    """Rank 0 recorded steps 0 to 3, ranks 1 and 2 steps 4 to 7."""
+    tables = Job().run([[Work(), Work(loads=25), Work()]] * 8)
+    middle = tables["steps"][4 * 3]["start"]
+    for name in ("steps", "kernels", "collectives", "ranges"):
+        tables[name] = [r for r in tables[name] if (r["start"] < middle) == (r["rank"] == 0)]
+    page = lostflops.why(made(tmp_path, tables))
+    first = page.findings[0]
+    assert first.rank == 1 and first.claim.endswith(
+        "25.0 ms of data loading; the others wait 25.0 ms for it."
+    )
+    assert first.doubt == "Most collectives could not be matched: ranks recorded other steps."
+    assert page.notes[-1].startswith(
+        "No step was recorded on all ranks: rank 0 steps 0 to 3 and ranks 1 and 2 steps 4 to 7."
+    )

@@ -1,4 +1,4 @@
-"""A late rank where others of the job were not recorded: what those that are here tell by themselves.
+"""A late rank where others of the job, or their steps, were not recorded: what the ranks tell by themselves.
 
 Then no collective has all of its members, and what ranks spend in one may be waiting or transfer. But ranks
 that keep in step have steps of one length. Where one of them has more of its own to do and spends as much
@@ -24,8 +24,8 @@ ALIKE = 0.1  # of what a rank communicates less: by how much its steps may be sh
 
 
 def late_among_few(given: Given) -> Late | None:
-    """The rank that the others here wait for, where ranks of the job are missing."""
-    if not given.missing_ranks or main_purpose(given.purposes) == STAGES or len(given.steps) < 2:
+    """The rank that the others here wait for, where members of most collectives are missing."""
+    if main_purpose(given.purposes) == STAGES or len(given.steps) < 2 or not _members_lack(given):
         return None
     bare = _per_step(given, pl.col("account").is_in(COMMUNICATION))
     long = _per_step(given, pl.lit(True))
@@ -36,7 +36,8 @@ def late_among_few(given: Given) -> Late | None:
         return None
     if abs(long[rank] - median(ns for each, ns in long.items() if each != rank)) > ALIKE * less:
         return None  # other steps of the job
-    said = f"its steps hold {milliseconds(bare[rank])} of exposed communication, those of the others here "
+    said = f"its steps hold {milliseconds(bare[rank])} of exposed communication, those of the others "
+    said += "here " * given.missing_ranks
     return late_by_own(
         given,
         rank,
@@ -45,6 +46,20 @@ def late_among_few(given: Given) -> Late | None:
         explains=sum(ns - bare[rank] for ns in others) // len(bare),
         seen=said + milliseconds(round(median(others))),
     )
+
+
+def _members_lack(given: Given) -> bool:
+    """Whether ranks of the job are not here, or did not record the same steps."""
+    if given.missing_ranks:
+        return True
+    table = given.table("communication_imbalance")
+    if table is None or table.is_empty():
+        matched = given.accounts.get("communication.wait", 0) + given.accounts.get(
+            "communication.transfer", 0
+        )
+        return not matched and given.accounts.get("communication.exposed", 0) > 0
+    of_ranks = table.filter(pl.col("rank").is_in(list(given.steps)))
+    return bool(of_ranks.select((pl.col("unmatched") > pl.col("collectives")).any()).item())
 
 
 def _stays_shorter(given: Given, rank: int) -> float:

@@ -101,7 +101,7 @@ def join_waiting(page: PageFindings) -> None:
             )
             _exposed(page, replace(exposed or found[-1], doubt=doubt), moving, 0)
         return
-    late, among = late_rank(given) or late_among_few(given), None
+    late, among, unsplit = late_rank(given) or late_among_few(given), None, 0
     if late is not None and page.about(late.cause) and pauses_elsewhere(given, late.rank, late.cause):
         late, among = None, late
     if late is not None and takes_turns(late, given):
@@ -113,6 +113,8 @@ def join_waiting(page: PageFindings) -> None:
     late = None if uneven or of_stage else late
     if late is not None and page.reaches(late.ns, LATE_FROM):
         _late(page, late, waits)
+        # Waiting is not known as such where not all members of collectives are here.
+        unsplit = max(0, late.explains - left) if late.seen else 0
         left = max(0, left - late.explains)
     paused, paused_in_pairs = join_waited_for(page, late.rank if late else None)
     left = max(0, left - paused)
@@ -122,9 +124,7 @@ def join_waiting(page: PageFindings) -> None:
         # Stages wait for a host that pauses in sends and receives too, and no schedule helps there.
         left -= _in_turn(page, left, waits, pauses=True)
     untold = spent.get("communication.exposed", 0)
-    if late is not None and late.seen:
-        untold -= min(untold, late.explains)  # known to be waiting, though not all members are here
-    moving = spent.get("communication.transfer", 0) + untold
+    moving = spent.get("communication.transfer", 0) + untold - min(untold, unsplit)
     moved, held = _slow_link(page, left)
     moving, left = max(0, moving - moved), left - held
     moving -= _held_back(page, moving)
@@ -228,7 +228,7 @@ def _most_of_all(page: PageFindings, late: Late, waited: int) -> int:
 def _claim(page: PageFindings, late: Late) -> str:
     given = page.given
     share = percent(late.ns, given.mean_step)
-    others = "the others here" if late.seen else "the others"
+    others = "the others here" if late.seen and given.missing_ranks else "the others"
     why = f"{says(late)}; {others} wait {milliseconds(late.waited)} for it"
     if late.only_step is not None:
         once = f"Rank {late.rank} is {milliseconds(late.ns * late.steps)} late once, in step {late.only_step}"
@@ -268,7 +268,11 @@ def _doubts(page: PageFindings, late: Late, waits: Finding | None) -> Iterator[s
     elif late.assumed:
         yield ALL_HERE
     if late.seen:
-        yield "Ranks of the job that were not recorded may be later still."
+        yield (
+            "Ranks of the job that were not recorded may be later still."
+            if page.given.missing_ranks
+            else "Most collectives could not be matched: ranks recorded other steps."
+        )
     elif page.given.missing_ranks:
         yield "Some ranks of the job are not in this recording."
 

@@ -154,6 +154,23 @@ def _joined(texts: list[str]) -> str:
     return ", ".join(texts[:-1]) + " and " + texts[-1] if len(texts) > 1 else texts[0]
 
 
+def apart(run: Run, counted: pl.DataFrame) -> Iterator[str]:
+    """That ranks recorded other steps than others did, so that what they wait for each other is not known."""
+    numbered = counted.group_by("rank").agg(pl.col("step").unique().sort()).sort("rank")
+    common = set.intersection(*(set(those) for those in numbered["step"])) if numbered.height else {0}
+    if run.is_whole or numbered.height < 2 or common:
+        return
+    groups = numbered.group_by("step", maintain_order=True).agg("rank")
+    told = [
+        f"rank{'s' * (len(ranks) > 1)} {_joined(list(map(str, ranks)))} {numbers(those)}"
+        for those, ranks in groups.iter_rows()
+    ]
+    yield (
+        f"No step was recorded on all ranks: {_joined(told)}. How long ranks wait for each other is then not "
+        "known: record the same steps on all."
+    )
+
+
 def uneven(run: Run, steps: pl.DataFrame, counted: pl.DataFrame) -> Iterator[str]:
     """Which counted steps are far longer than the others, and no outliers as they come back or do more."""
     length = (pl.col("end") - pl.col("start")).alias("length")
