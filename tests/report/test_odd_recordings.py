@@ -232,3 +232,17 @@ def test_kernels_that_the_profiler_lost_are_told_and_idle_time_is_doubted(why) -
     assert told.startswith("15 of 60 kernel launches in the steps (25.0 %) have no kernel in the recording")
     idle = [f for f in page.findings if f.accounts[:1] and f.accounts[0].startswith("idle.")]
     assert idle and all("kernels of some launches were not recorded" in f.doubt for f in idle)
+
+
+def test_a_mark_that_holds_no_work_marks_no_step(why) -> None:
+    """As where `step()` is called once, before the loop: the optimizer shows the steps."""
+    device = Device()
+    device.at += 100
+    for _ in range(6):
+        for _ in range(4):
+            device.work(2000)
+        device.update()
+        device.wait()
+    page = why([step(0, 1000, 5), *device.events])
+    assert set(page.steps["source"].to_list()) == {"optimizer"}
+    assert milliseconds_of_a_step(page) == pytest.approx(8.2, rel=0.02)
