@@ -63,3 +63,18 @@ def test_a_late_rank_is_named_though_no_step_was_recorded_on_all(tmp_path: Path)
     assert page.notes[-1].startswith(
         "No step was recorded on all ranks: rank 0 steps 0 to 3 and ranks 1 and 2 steps 4 to 7."
     )
+
+
+@pytest.mark.parametrize(("late", "doubted"), [(25, True), (0, False)])
+def test_waiting_for_a_rank_that_is_not_here_is_doubted_to_be_transfer(
+    tmp_path: Path, late: float, doubted: bool
+) -> None:
+    """Rank 0 alone was recorded; in every other step another comes 25 ms after it. Alike they take 6 ms."""
+    tables = Job(world_size=2, transfer=6).run(
+        [[Work(), Work(loads=late if step % 2 else 0)] for step in range(8)]
+    )
+    for name in tables:
+        tables[name] = [row for row in tables[name] if row["rank"] == 0]
+    page = lostflops.why(made(tmp_path, tables))
+    (exposed,) = (f for f in page.findings if f.name == "communication-exposed")
+    assert ("12.5 ms of it is longer than the same takes at its fastest" in exposed.doubt) == doubted

@@ -73,7 +73,9 @@ class Given:
     size it is, ns, and `waited` what the ranks that others wait
     for do meanwhile, as the recipe `communication_waited_for` does; `held_back` is how much exposed
     communication began late because the host waited for its device, ns, and `surely_waited` how much of
-    what may be waiting or transfer is waiting for ranks that are here, ns. `clocks_apart` is by how much the
+    what may be waiting or transfer is waiting for ranks that are here, ns. `beyond_fastest` is how much
+    longer exposed communication lasts than the same does at its fastest, where ranks are missing.
+    `clocks_apart` is by how much the
     clocks of two ranks may still differ, ns. `advice` puts a remedy into the words of the framework that the
     job uses, and `left` are those of some remedies that it could still make.
     """
@@ -91,6 +93,7 @@ class Given:
     waited: pl.DataFrame = field(default_factory=WAITED.to_frame)
     held_back: int = 0
     surely_waited: int = 0
+    beyond_fastest: int = 0
     clocks_apart: int = 0
     data_parallel: bool = True
     on_host: bool = False
@@ -242,6 +245,7 @@ def gather(
         waited=folded("waited", WAITED, lambda: _waited(session, counted)) if many else WAITED.to_frame(),
         held_back=total("held_back", _held_back) if "communication_exposed" in answers else 0,
         surely_waited=total("surely_waited", sure) if many and missing else 0,
+        beyond_fastest=total("beyond_fastest", lambda *_: exposed().beyond_fastest()) if missing else 0,
         clocks_apart=_clocks_apart(trace) if many else 0,
         gpus=_gpus(trace) if many else {},
         data_parallel=in_one_process(trace),

@@ -62,6 +62,7 @@ LATEST = 2**62
 ABSENT = "of its group are not here"  # what the reason of an operation whose members lack ends with
 SIZED = "|"  # between an operation's kind and its bytes
 MOST_OPERATIONS = 8
+SOME, LARGE, SLACK = 4, 1 << 20, 1.5  # like operations; bytes that tell a link's speed, and by how far
 
 
 def main_purpose(purposes: Mapping[str, int]) -> str:
@@ -88,6 +89,31 @@ class Exposed:
     def by_operation(self) -> dict[str, int]:
         """The same for each kind of operation on as many bytes, of those that take most time."""
         return self._by(_operations)
+
+    def beyond_fastest(self) -> int:
+        """For how long operations last beyond what those like them take at their fastest, ns.
+
+        Those like one are of its kind, group and size; larger ones are no slower for each byte, by half.
+        """
+        if self._operations_and_cover is None:
+            return 0
+        rows, cover = self._operations_and_cover
+        size = pl.max_horizontal("bytes_in", "bytes_out").cast(pl.Int64)
+        took, of = pl.col("end") - pl.col("start"), ["rank", "kind", "group"]
+        large = pl.col("size").fill_null(0) >= LARGE
+        each = rows.with_columns(size=size).filter(took > 0).with_columns(
+            like=pl.when(pl.len().over(*of, "size") >= SOME).then(took.min().over(*of, "size")),
+            a_byte=pl.when(large).then(took / pl.col("size")).min().over(of),
+        )  # fmt: skip
+        by_bytes = pl.when(large).then((SLACK * pl.col("a_byte") * pl.col("size")).cast(pl.Int64))
+        longer = each.with_columns(end=pl.col("end") - pl.min_horizontal("like", by_bytes)).filter(
+            pl.col("end") > pl.col("start")
+        )
+        if longer.is_empty():
+            return 0
+        here = intervals.union(longer.select("rank", "start", "end").lazy(), ["rank"])
+        bare = intervals.inside(here, cover, {"exposed": pl.lit(True)})
+        return int(bare.select(pl.col("exposed").sum()).collect().item())
 
     @cached_property
     def _operations_and_cover(self) -> tuple[pl.DataFrame, pl.LazyFrame] | None:

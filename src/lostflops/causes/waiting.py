@@ -69,6 +69,7 @@ SLOW_HOST = (
 CLOCKS = "gpu-clocks-held-down"
 UNEVEN = "uneven-work"  # what remedies know it by that ranks have unlike amounts to do: it is for all of them
 EVEN_WORK = "even-work"  # the edit: ranks that have more to do than others have it in turn
+NOT_HERE = "ranks that were not recorded may be late. Record all before making communication faster."
 # Findings about the network are about the time that communication is exposed for.
 SMALL = "collectives-small"
 NETWORK = (SMALL, "communication-slower-than-measured")
@@ -551,6 +552,10 @@ def _exposed(page: PageFindings, base: Finding, moving: int, waited: int) -> Non
     if some_missing and main_purpose(given.purposes) == STAGES and 2 * unknown >= moving:
         _between_stages(page, base, moving + waited, unknown)
         return
+    longer = min(unknown, given.beyond_fastest // max(1, given.num_steps))
+    if 2 * longer >= moving + waited:
+        late = f"{milliseconds(longer)} of it is longer than the same takes at its fastest: {NOT_HERE}"
+        base = replace(base, doubt=" ".join(filter(None, (base.doubt, late))))
     told = made_of(
         replace(
             base,
