@@ -356,3 +356,12 @@ def test_a_function_that_prints_in_pieces_saves_no_checkpoint(tmp_path: Path, in
     ]
     (first, *_) = lostflops.why(made(tmp_path, tables)).findings
     assert does in first.claim and any("in `report` (train.py:150)" in part for part in first.contributors)
+
+
+def test_what_a_rank_alone_does_in_some_steps_is_no_uneven_share(tmp_path: Path) -> None:
+    """Rank 0 evaluates in two steps of six: twice as many kernels, for 30 ms more."""
+    steps = [[Work(computes=70, calls=8) if n in (1, 4) else Work(), Work(), Work()] for n in range(6)]
+    (first, *_) = lostflops.why(made(tmp_path, Job().run(steps))).findings
+    assert first.rank == 0 and "all of it in steps 1 and 4" in first.claim
+    assert first.edit == "even-ranks:0" and "such as an evaluation" in first.next
+    assert "sequence" not in first.next

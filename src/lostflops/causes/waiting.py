@@ -68,6 +68,10 @@ SLOW_HOST = (
 )
 CLOCKS = "gpu-clocks-held-down"
 UNEVEN = "uneven-work"  # what remedies know it by that ranks have unlike amounts to do: it is for all of them
+OWN_WORK = (
+    "In those steps it does what the others do not, such as an evaluation: share that among all ranks, do it "
+    "less often, or in a job of its own."
+)
 EVEN_WORK = "even-work"  # the edit: ranks that have more to do than others have it in turn
 NOT_HERE = "ranks that were not recorded may be late. Record all before making communication faster."
 # Findings about the network are about the time that communication is exposed for.
@@ -164,7 +168,9 @@ def _late(page: PageFindings, late: Late, waits: Finding | None) -> None:
     members = [same] if same is not None else []
     device_slow = late.cause == "compute" and device_is_slow(late.rank, given)
     uneven = late.cause == "compute" and not device_slow and not given.on_host
-    shared = late.cause == "compute" and not device_slow and not has_stages(given)
+    # What a rank alone does in some steps is no uneven share of what all do.
+    alone = uneven and " in steps " in late_when(late, given) and not launches_as_many(late.rank, given)
+    shared = late.cause == "compute" and not device_slow and not has_stages(given) and not alone
     clocks = page.of(CLOCKS) if late.cause == "compute" else None
     members += [clocks] if clocks and f"rank {late.rank} " in clocks.claim else []
     for member in members:
@@ -178,6 +184,8 @@ def _late(page: PageFindings, late: Late, waits: Finding | None) -> None:
     )
     if shared and of_experts(late.rank, given):
         remedy, named = ADVICE, ()
+    if alone:
+        remedy, named = OWN_WORK, ()
     if late.cause == LAUNCHING and launches_as_many(late.rank, given):
         remedy, named = SLOW_HOST, ()
     copying = page.of(PAGEABLE) if late.cause == "copy" else None
