@@ -245,7 +245,9 @@ def gather(
         waited=folded("waited", WAITED, lambda: _waited(session, counted)) if many else WAITED.to_frame(),
         held_back=total("held_back", _held_back) if "communication_exposed" in answers else 0,
         surely_waited=total("surely_waited", sure) if many and missing else 0,
-        beyond_fastest=total("beyond_fastest", lambda *_: exposed().beyond_fastest()) if missing else 0,
+        beyond_fastest=total("beyond_fastest", lambda session, counted: exposed().beyond_fastest())
+        if missing
+        else 0,
         clocks_apart=_clocks_apart(trace) if many else 0,
         gpus=_gpus(trace) if many else {},
         data_parallel=in_one_process(trace),

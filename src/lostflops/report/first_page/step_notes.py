@@ -157,8 +157,8 @@ def _joined(texts: list[str]) -> str:
 def apart(run: Run, counted: pl.DataFrame) -> Iterator[str]:
     """That ranks recorded other steps than others did, so that what they wait for each other is not known."""
     numbered = counted.group_by("rank").agg(pl.col("step").unique().sort()).sort("rank")
-    common = set.intersection(*(set(those) for those in numbered["step"])) if numbered.height else {0}
-    if run.is_whole or numbered.height < 2 or common:
+    ranks_of = counted.group_by("step").agg(pl.col("rank").n_unique())["rank"]
+    if run.is_whole or numbered.height < 2 or (ranks_of == numbered.height).any():
         return
     groups = numbered.group_by("step", maintain_order=True).agg("rank")
     told = [
