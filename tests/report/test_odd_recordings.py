@@ -204,10 +204,10 @@ def test_steps_of_two_kinds_are_told_by_number_length_and_work() -> None:
         "Steps are of two kinds: steps 7 and 11 take 150 ns for 61 kernels, the others 100 ns for 40 "
         "kernels. The mean is over both kinds."
     )
-    (turns,) = kinds(100, 130, 101, 131)
+    (turns,) = kinds(100, 130, 101, 131, 99, 130)
     assert (
         turns
-        == "Steps have two lengths: steps 5 and 7 take 130 ns, the others 100 ns. The mean is over both."
+        == "Steps have two lengths: steps 5, 7 and 9 take 130 ns, the others 100 ns. The mean is over both."
     )
     (one,) = kinds(100, 102, 99, 150, kernels=(40, 40, 40, 61))
     assert one.startswith("Steps are of two kinds: step 7 takes 150 ns for 61 kernels")
@@ -218,6 +218,7 @@ def test_steps_that_vary_are_of_one_kind() -> None:
     assert kinds(100, 101, 99, 150, kernels=(40, 40, 40, 40)) == []  # slow once
     assert kinds(100, 101, 150) == []
     assert kinds(100, 101, 112, 113) == []
+    assert kinds(100, 130, 101, 131) == kinds(100, 101, 130, 131, 130, 100, 99, 100) == []
 
 
 def test_kernels_that_the_profiler_lost_are_told_and_idle_time_is_doubted(why) -> None:

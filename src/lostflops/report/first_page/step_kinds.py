@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 import polars as pl
 
@@ -16,13 +17,15 @@ from .step_notes import MUCH_LONGER, numbers
 FEWEST = 4  # steps
 LONGER = 1.15  # times the longest of the shorter kind: the shortest of the longer one
 WITHIN = 0.5  # of the distance between both kinds: how far steps of one are apart
+LEAST_TURNS = 3  # of a kind that does no more or less than the others
 OTHER_WORK = 1.05  # times as many kernels
 
 
 def of_two_kinds(trace: Trace, run: Run, steps: pl.DataFrame, counted: pl.DataFrame) -> Iterator[str]:
     """That counted steps are of two lengths, where one is at most twice the other: which, and what they do.
 
-    A single step of another length is of another kind only if it does more or less than the others.
+    Steps that do as much as the others are of another kind only if they come back after as many others, or
+    every machine that is busy with something else would make two kinds.
     """
     length = (pl.col("end") - pl.col("start")).alias("length")
     mine = steps.join(counted, on=["rank", "step"], how="semi").select("rank", "step", "start", "end", length)
@@ -42,9 +45,9 @@ def of_two_kinds(trace: Trace, run: Run, steps: pl.DataFrame, counted: pl.DataFr
     work = {step: n or 0.0 for step, n in many.collect().iter_rows()}
     least, most = sorted(_mean([work.get(n, 0.0) for n in kind["step"]]) for kind in (short, long))
     differ = kernels is not None and most >= OTHER_WORK * least and most >= least + 1
-    if not differ and min(short.height, long.height) < 2:
-        return
     few, others = (short, long) if short.height < long.height else (long, short)
+    if not differ and not _returns(few["step"].sort().to_list(), each["step"].to_list()):
+        return
     which, one = numbers(few["step"].sort().to_list()), few.height == 1
     did = ["", ""]
     if differ:
@@ -58,6 +61,15 @@ def of_two_kinds(trace: Trace, run: Run, steps: pl.DataFrame, counted: pl.DataFr
         f"Steps {many}: {which} take{'s' * one} {took}{did[0]}, the others {otherwise}{did[1]}. "
         f"The mean is over both{' kinds' if differ else ''}."
     )
+
+
+def _returns(few: list[int], every: list[int]) -> bool:
+    """Whether `few` come back after as many others each time, throughout a recording."""
+    apart = {b - a for a, b in pairwise(few)}
+    if len(few) < LEAST_TURNS or len(apart) != 1:
+        return False
+    (period,) = apart
+    return period > 1 and few[0] - min(every) < period and max(every) - few[-1] < period
 
 
 def _mean(of: list[float]) -> float:
