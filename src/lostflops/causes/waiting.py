@@ -167,7 +167,7 @@ def _late(page: PageFindings, late: Late, waits: Finding | None) -> None:
         return
     members = [same] if same is not None else []
     device_slow = late.cause == "compute" and device_is_slow(late.rank, given)
-    uneven = late.cause == "compute" and not device_slow and not given.on_host
+    uneven = late.cause == "compute" and not device_slow
     # What a rank alone does in some steps is no uneven share of what all do.
     alone = uneven and " in steps " in late_when(late, given) and not launches_as_many(late.rank, given)
     shared = late.cause == "compute" and not device_slow and not has_stages(given) and not alone
@@ -201,7 +201,7 @@ def _late(page: PageFindings, late: Late, waits: Finding | None) -> None:
             ns_per_step=max(late.at_most, shared_at_most(given)) if shared else late.at_most,
             cost_per_step=late.ns,
             evidence=(*chain(late, given), *(c.claim.rstrip(".") for c in members if c in (clocks, copying))),
-            next=remedy if uneven else on_ranks(f"rank {late.rank}", remedy),
+            next=remedy if uneven and remedy != slow_device(given) else on_ranks(f"rank {late.rank}", remedy),
             recipe="communication_imbalance",
             doubt=" ".join(_doubts(page, late, waits)),
             accounts=(late.cause, "communication.wait", *((second,) if second else ())),
