@@ -73,7 +73,8 @@ def _stays_shorter(given: Given, rank: int) -> float:
         if at in given.steps
     }
     others = [ns for at, ns in stays.items() if at != rank]
-    return median(others) - stays[rank] if rank in stays and others else 0
+    # One that takes no part in what the others do is not late for it.
+    return median(others) - stays[rank] if stays.get(rank) and others else 0
 
 
 def _per_step(given: Given, which: pl.Expr) -> dict[int, int]:
