@@ -15,8 +15,8 @@ import pytest
 import lostflops
 from kineto_files import Event, call, head, kernel, operator, span, step, trace
 from lostflops.errors import LostflopsError
+from lostflops.report.first_page.notes.step_kinds import of_two_kinds
 from lostflops.report.first_page.page import Page
-from lostflops.report.first_page.step_kinds import of_two_kinds
 from lostflops.report.first_page.step_notes import uneven
 
 GEMM = "ampere_bf16_s16816gemm_bf16_128x128"

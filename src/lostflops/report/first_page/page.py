@@ -22,12 +22,12 @@ from lostflops.version import __version__
 
 from . import facts, quality, roofs, step_notes
 from .budget import Budget, budget
-from .lost_work import doubted, lost_work
 from .moments import Moments, moments
+from .notes.lost_work import doubted, lost_work
+from .notes.step_kinds import of_two_kinds
 from .pipeline import Pipeline, pipeline
 from .run import Run, recorded
 from .sentences import job_notes
-from .step_kinds import of_two_kinds
 from .verdict import bounds, verdict
 
 LEDGER = pl.Schema(

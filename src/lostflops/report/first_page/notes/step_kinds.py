@@ -9,10 +9,9 @@ import polars as pl
 
 from lostflops.finding import milliseconds
 from lostflops.recipes.steps.beside_usual import num_kernels
+from lostflops.report.first_page.run import Run
+from lostflops.report.first_page.step_notes import MUCH_LONGER, numbers
 from lostflops.store.trace import Trace
-
-from .run import Run
-from .step_notes import MUCH_LONGER, numbers
 
 FEWEST = 4  # steps
 LONGER = 1.15  # times the longest of the shorter kind: the shortest of the longer one
