@@ -23,6 +23,7 @@ from lostflops.accounts import ACCOUNTS
 from lostflops.finding import milliseconds, percent
 from lostflops.recipes.accounting import WAIT
 
+from .between_ranks.some_steps import ALL_OF_IT, BEFORE, IN_A_ROW, MOST_NAMED, STEADY, in_some
 from .given import COMMUNICATION, Given, has_stages
 from .host import BETWEEN, SYNCS
 from .host import WAITS as SYNCHRONISING_CALLS
@@ -34,15 +35,10 @@ OWN_SHARE = 0.5  # of its lateness, which a rank's own work has to explain
 LEAD_SHARE = 1 / 3  # of the waiting for it, by which a culprit comes after the next to last
 ONCE_SHARE = 0.8  # of all lateness, from which on one step is called the only one
 AS_A_RULE = 0.8  # of the steps, in which ranks are late that are so together
-MOST_NAMED = 8  # ranks
 PASSED_ON = 0.03  # of the step, from which on waiting least tells a late rank that is not blamed for most
 ALONE = 0.8  # of what even ranks gain, from which on it is one rank that is late
 VARIES = 1.25  # times its least lateness in a step: that of a rank whose batches are uneven
 FIRST_ALONE, SECOND_TOO = 0.8, 0.2  # of its lateness: what one account explains, and another beside it
-# Late since a step, or up to one: in how many at least, what of its mean lateness it has in each of them, and
-# at most in a mean one of the others.
-IN_A_ROW, STEADY, BEFORE = 3, 0.5, 0.1
-ALL_OF_IT = 0.995  # of the difference; a rank's share may be more than all
 SYNCHRONISING = "idle.host_synchronisation"
 NOT_OWN = (*COMMUNICATION, "idle.pipeline_bubble", "idle.other_device")
 # What a rank may spend on others beside: its host waits for its device, which waits for them.
@@ -500,21 +496,7 @@ def late_when(late: Late, given: Given) -> str:
             if mean and min(most) >= STEADY * mean and sum(rest) <= BEFORE * mean * len(rest):
                 whole = sum(rest) <= (1 - ALL_OF_IT) * sum(each)
                 return f"{'all' if whole else 'nearly all'} of it {when}"
-    return _in_some(steps, each)
-
-
-def _in_some(steps: Sequence[int], each: Sequence[int]) -> str:
-    """The steps, no more than half of all, in which a rank is late that is not so in the others."""
-    mean = sum(each) / max(1, len(each))
-    late = [(step, ns) for step, ns in zip(steps, each, strict=True) if ns > mean]
-    rest = sum(each) - sum(ns for _, ns in late)
-    if not 2 <= len(late) <= min(MOST_NAMED, len(each) // 2):
-        return ""
-    own = sum(ns for _, ns in late) / len(late)
-    if min(ns for _, ns in late) < STEADY * own or rest > BEFORE * own * (len(each) - len(late)):
-        return ""
-    whole = rest <= (1 - ALL_OF_IT) * sum(each)
-    return f"{'all' if whole else 'nearly all'} of it in steps {listed([str(step) for step, _ in late])}"
+    return in_some(steps, each)
 
 
 def says(late: Late) -> str:

@@ -12,9 +12,10 @@ from lostflops.finding import Finding, milliseconds, percent
 from lostflops.recipes.communication.slow_links import SLOWER
 from lostflops.recipes.communication.split import ALL_HERE
 
+from .between_ranks.exposed import EXPOSED, WAITING_TOLD, exposed_communication
+from .between_ranks.few_ranks import late_among_few
 from .declared import LOGGING
-from .few_ranks import late_among_few
-from .given import Given, exposed_for, exposed_operations, has_stages
+from .given import Given, has_stages
 from .host import PER_STEP
 from .lateness import (
     Late,
@@ -50,14 +51,13 @@ from .longer_compute import (
     slower_compute,
 )
 from .names import LOGGED, listed, made_of, on_ranks
-from .page_findings import PageFindings, joining
-from .purposes import EXPERTS, STAGES, TENSOR, main_purpose
+from .page_findings import PageFindings
+from .purposes import main_purpose
 from .stages import BUBBLE, WAITS_FROM, join_stages, slowest_stage
 from .waited_for import dearer, join_waited_for, pauses_elsewhere
 
 ARRIVES = "rank-arrives-last"
 WAITS = "communication-waits"
-EXPOSED = "communication-exposed"
 SLOW_LINK = "slow-link"
 PAGEABLE = "copies-pageable"
 MUCH = 0.1  # by how much a rank may copy more than another that does as much
@@ -73,15 +73,9 @@ OWN_WORK = (
     "less often, or in a job of its own."
 )
 EVEN_WORK = "even-work"  # the edit: ranks that have more to do than others have it in turn
-NOT_HERE = "ranks that were not recorded may be late. Record all before making communication faster."
 # Findings about the network are about the time that communication is exposed for.
-SMALL = "collectives-small"
-NETWORK = (SMALL, "communication-slower-than-measured")
-# The next operation needs what each of them brings, so no two can be sent as one.
-NEVER_JOINED = (TENSOR, EXPERTS, STAGES)
 LATE_FROM = 0.01  # of the step: what a late rank costs
 EXPOSED_FROM = 0.05
-WAITING_TOLD = 0.01  # of exposed communication: waiting that is worth a word
 EXPLAINED = 0.5  # of the waiting, that ranks' own work explains
 NEARLY_ALL = 0.8  # of the time on all ranks, that is one's
 MOST_ADVISED = 3  # ranks that are late for causes of their own
@@ -104,7 +98,7 @@ def join_waiting(page: PageFindings) -> None:
             doubt = (
                 f"{milliseconds(left)} of it looks like waiting, which clocks known to {error} cannot tell."
             )
-            _exposed(page, replace(exposed or found[-1], doubt=doubt), moving, 0)
+            exposed_communication(page, replace(exposed or found[-1], doubt=doubt), moving, 0)
         return
     late, among, unsplit = late_rank(given) or late_among_few(given), None, 0
     if late is not None and page.about(late.cause) and pauses_elsewhere(given, late.rank, late.cause):
@@ -148,7 +142,7 @@ def join_waiting(page: PageFindings) -> None:
         left = 0
     if page.reaches(moving + left, EXPOSED_FROM) and (exposed is not None or found):
         base = exposed or found[-1]
-        _exposed(page, base, moving, left)
+        exposed_communication(page, base, moving, left)
 
 
 def _late(page: PageFindings, late: Late, waits: Finding | None) -> None:
@@ -534,95 +528,3 @@ def _unexplained(page: PageFindings, waits: Finding, left: int) -> Finding:
         accounts=("communication.wait",),
         doubt=" ".join(filter(None, (waits.doubt, "The ranks' own work does not explain the waiting."))),
     )
-
-
-def _exposed(page: PageFindings, base: Finding, moving: int, waited: int) -> None:
-    """What communication itself costs, with what is known about the network as evidence."""
-    given = page.given
-    network = page.take(*NETWORK)
-    small = [f for f in network if f.name == SMALL]
-    joinable = main_purpose(given.purposes) not in NEVER_JOINED
-    if small and joinable and 2 * sum(f.size for f in small) >= moving + waited:
-        # Their number is what costs: the exposure is theirs.
-        told = replace(
-            joining(small[0], [base, *network[1:]]),
-            cost_per_step=moving + waited,
-            accounts=("communication.transfer", "communication.exposed"),
-        )
-        page.put(made_of(told, exposed_operations(given)))
-        return
-    worth = waited >= WAITING_TOLD * (moving + waited)
-    waiting = f", {milliseconds(waited)} of it waiting" if worth else ""
-    elsewhere = given.accounts.get("communication.wait", 0) - waited >= WAITING_TOLD * (moving + waited)
-    unknown = min(moving, given.accounts.get("communication.exposed", 0))
-    untold = f"{milliseconds(unknown)} of it may be waiting for other ranks" if unknown else ""
-    some_missing = given.missing_ranks and len(given.steps) > 1
-    if some_missing and main_purpose(given.purposes) == STAGES and 2 * unknown >= moving:
-        _between_stages(page, base, moving + waited, unknown)
-        return
-    longer = min(unknown, given.beyond_fastest // max(1, given.num_steps))
-    if 2 * longer >= moving + waited:
-        late = f"{milliseconds(longer)} of it is longer than the same takes at its fastest: {NOT_HERE}"
-        base = replace(base, doubt=" ".join(filter(None, (base.doubt, late))))
-    told = made_of(
-        replace(
-            base,
-            name=EXPOSED,
-            claim=f"Communication that no computation hides costs {page.share(moving + waited)}{waiting}.",
-            cost_per_step=moving + waited,
-            ns_per_step=min(base.ns_per_step, _transfer(page, base) + waited),
-            evidence=(
-                # These count the waiting that has a finding of its own.
-                *exposed_for(given),
-                *((untold,) if untold else ()),
-                *(() if elsewhere else base.evidence),
-                *(f.claim.rstrip(".") for f in network[:2]),
-            ),
-            next=base.next,
-            accounts=("communication.transfer", "communication.exposed"),
-        ),
-        exposed_operations(given),
-    )
-    page.put(told)
-
-
-def _between_stages(page: PageFindings, base: Finding, cost: int, unknown: int) -> None:
-    """Sends and receives that wait or transfer; which of both is not known, as some ranks are missing."""
-    waiting = page.take(BUBBLE)
-    waits = sum(f.size for f in waiting)
-    told = made_of(
-        replace(
-            base,
-            name=BUBBLE,
-            claim=f"Pipeline stages wait or transfer {page.share(cost + waits)} with nothing computed.",
-            cost_per_step=cost + waits,
-            ns_per_step=max(base.ns_per_step, cost + waits),
-            evidence=(
-                f"{milliseconds(unknown)} of it may be either: the other ends were not recorded",
-                *exposed_for(page.given),
-            ),
-            next=ACCOUNTS["idle.pipeline_bubble"].remedy,
-            accounts=("communication.exposed", "communication.wait", "communication.transfer"),
-        ),
-        exposed_operations(page.given),
-    )
-    page.put(told)
-
-
-def _transfer(page: PageFindings, base: Finding) -> int:
-    """The most that communication can cost a step without the waiting that has a finding of its own, ns.
-
-    Ranks that keep in step all gain what the one gains that the others wait for; which that is may change.
-    """
-    total, waits = (
-        page.given.table("communication_exposed"),
-        page.given.table("communication_wait"),
-    )
-    if total is None or waits is None:
-        return base.ns_per_step
-    waited = {rank: ns or 0 for rank, ns in waits.select("rank", "in_steps").iter_rows()}
-    each = (
-        (ns - waited.get(rank, 0)) // max(1, page.given.steps.get(rank, 1))
-        for rank, ns in total.select("rank", "total_in_steps").iter_rows()
-    )
-    return max(each, default=base.ns_per_step)

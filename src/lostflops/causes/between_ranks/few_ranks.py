@@ -13,11 +13,10 @@ from statistics import median
 
 import polars as pl
 
+from lostflops.causes.given import COMMUNICATION, Given
+from lostflops.causes.lateness import Late, late_by_own
+from lostflops.causes.purposes import STAGES, main_purpose
 from lostflops.finding import milliseconds
-
-from .given import COMMUNICATION, Given
-from .lateness import Late, late_by_own
-from .purposes import STAGES, main_purpose
 
 STAYS = 0.5  # of what it communicates less in the open: by how much its stay in collectives is shorter
 ALIKE = 0.1  # of what a rank communicates less: by how much its steps may be shorter or longer
