@@ -23,12 +23,22 @@ from lostflops.accounts import ACCOUNTS
 from lostflops.finding import milliseconds, percent
 from lostflops.recipes.accounting import WAIT
 
-from .between_ranks.some_steps import ALL_OF_IT, BEFORE, IN_A_ROW, MOST_NAMED, STEADY, in_some
 from .given import COMMUNICATION, Given, has_stages
 from .host import BETWEEN, SYNCS
 from .host import WAITS as SYNCHRONISING_CALLS
 from .longer_compute import ALIKE, slower_compute
-from .names import EITHER, listed, saved_or_logged, spoken
+from .names import (
+    ALL_OF_IT,
+    BEFORE,
+    EITHER,
+    IN_A_ROW,
+    MOST_NAMED,
+    STEADY,
+    in_some,
+    listed,
+    saved_or_logged,
+    spoken,
+)
 
 MORE_THAN_EVEN = 1.5  # times its even share of all waiting
 OWN_SHARE = 0.5  # of its lateness, which a rank's own work has to explain
