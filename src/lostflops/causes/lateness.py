@@ -10,7 +10,7 @@ for most of the waiting, and the late one is told by waiting least.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
@@ -32,10 +32,9 @@ from .names import (
     BEFORE,
     EITHER,
     IN_A_ROW,
-    MOST_NAMED,
     STEADY,
+    called,
     in_some,
-    listed,
     saved_or_logged,
     spoken,
 )
@@ -391,15 +390,6 @@ class LateTogether:
     @property
     def called(self) -> str:
         return called(self.ranks)
-
-
-def called(ranks: Sequence[int]) -> str:
-    """Ranks in words: 'rank 3', 'ranks 0, 2 and 5', 'ranks 0 to 7'."""
-    if len(ranks) > 3 and list(ranks) == list(range(ranks[0], ranks[0] + len(ranks))):
-        return f"ranks {ranks[0]} to {ranks[-1]}"
-    numbers = [str(rank) for rank in ranks]
-    named = listed(numbers) if len(numbers) <= MOST_NAMED else ", ".join(numbers[:3]) + ", …"
-    return f"rank{'s' * (len(ranks) > 1)} {named}"
 
 
 def late_together(given: Given) -> LateTogether | None:

@@ -128,3 +128,12 @@ def in_some(steps: Sequence[int], each: Sequence[int]) -> str:
         return ""
     whole = rest <= (1 - ALL_OF_IT) * sum(each)
     return f"{'all' if whole else 'nearly all'} of it in steps {listed([str(step) for step, _ in late])}"
+
+
+def called(ranks: Sequence[int]) -> str:
+    """Ranks in words: 'rank 3', 'ranks 0, 2 and 5', 'ranks 0 to 7'."""
+    if len(ranks) > 3 and list(ranks) == list(range(ranks[0], ranks[0] + len(ranks))):
+        return f"ranks {ranks[0]} to {ranks[-1]}"
+    numbers = [str(rank) for rank in ranks]
+    named = listed(numbers) if len(numbers) <= MOST_NAMED else ", ".join(numbers[:3]) + ", …"
+    return f"rank{'s' * (len(ranks) > 1)} {named}"

@@ -21,7 +21,6 @@ from .lateness import (
     Late,
     LateTogether,
     also,
-    called,
     chain,
     explained_by_work,
     faster_links_at_most,
@@ -50,7 +49,7 @@ from .longer_compute import (
     slow_device,
     slower_compute,
 )
-from .names import LOGGED, listed, made_of, on_ranks
+from .names import LOGGED, called, listed, made_of, on_ranks
 from .page_findings import PageFindings
 from .purposes import main_purpose
 from .stages import BUBBLE, WAITS_FROM, join_stages, slowest_stage
